@@ -1,0 +1,3 @@
+//! The guest agent.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Annex layout and trampolines.

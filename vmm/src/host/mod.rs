@@ -1,0 +1,1 @@
+//! Is KVM usable here? The emulated host otherwise.

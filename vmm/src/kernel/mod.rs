@@ -1,0 +1,1 @@
+//! Understanding a kernel image; no KVM, no I/O but reading.

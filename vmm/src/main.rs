@@ -1,0 +1,3 @@
+//! The `vmtrace` binary: everything is in the library.
+
+fn main() {}

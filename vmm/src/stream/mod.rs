@@ -1,0 +1,1 @@
+//! The trace stream: wire format, writer, reader.

@@ -1,0 +1,1 @@
+//! Plan, annex, patching, rings: knows guest memory and a pause, never KVM.
