@@ -43,11 +43,11 @@ debian_mirror() {
     esac
     [[ -n $override ]] && printf '%s\n' "$override" && return
     if grep -qs '^ID=debian$' /etc/os-release; then
-        # RELEASE is the suite as the sources name it; it is known without any downloaded list. A third-party
-        # archive may use Debian's suite names too, and keeps Debian's directory name only if it is a mirror.
+        # RELEASE is the suite as the sources name it, known without any downloaded list. Third-party archives
+        # use Debian's suite names too; a mirror also has Debian's directory name.
         # shellcheck disable=SC2016 # the fields are apt's, not the shell's
-        uri=$(apt-get indextargets --format '$(RELEASE) $(REPO_URI) $(ORIGIN)' 'Created-By: Packages' 2>/dev/null |
-            grep -E "$pattern" | grep -E ' [a-z+]+://?[^ ]*/debian(-security)?/? ' | grep -v ' cdrom:' |
+        uri=$(apt-get indextargets --format '$(RELEASE) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
+            grep -E "$pattern" | grep -E '/debian(-security)?/?$' | grep -v ' cdrom:' |
             awk 'NR == 1 { print $2 }') || true
     fi
     printf '%s\n' "${uri:-$default}"
@@ -59,10 +59,11 @@ apt_private() {
     local dir=$1 arch=$2 status=$3 suite keyring
     shift 3
     keyring=$(debian_keyring)
-    # A mirror's address or a proxy may carry a password.
-    (umask 077 && mkdir -p "$dir") || die "cannot create $dir" "check its owner and free space, or set VMTRACE_CACHE"
-    mkdir -p "$dir/lists/partial" "$dir/archives/partial"
+    mkdir -p "$dir/lists/partial" "$dir/archives/partial" ||
+        die "cannot create $dir" "check its owner and free space, or set VMTRACE_CACHE"
     : >"$dir/empty"
+    # A mirror's address or a proxy may carry a password.
+    (umask 077 && : >>"$dir/debian.sources" && : >>"$dir/apt.conf")
     for suite; do
         printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nArchitectures: %s\nTargets: Packages\nSigned-By: %s\n\n' \
             "$(debian_mirror "$suite")" "$suite" "$arch" "$keyring"
@@ -76,7 +77,7 @@ Acquire::AllowWeakRepositories "false";
 Acquire::AllowDowngradeToInsecureRepositories "false";
 #clear Acquire::Languages;
 Acquire::Languages { "none"; };
-Acquire::Retries "2";
+Acquire::Retries "1";
 APT::Architecture "$arch";
 #clear APT::Architectures;
 APT::Architectures { "$arch"; };
@@ -111,7 +112,7 @@ apt_cause() {
         printf 'the disk is full\nfree some space or set VMTRACE_CACHE to another disk\n'
     elif grep -qE 'NO_PUBKEY|EXPKEYSIG|Missing key' "$log"; then
         printf 'the archive is signed with a key that %s lacks\nupgrade the package debian-archive-keyring\n' "$(debian_keyring)"
-    elif grep -qE 'BADSIG|REVKEYSIG|ERRSIG|NODATA|is not signed|not valid: (BAD|NOSPLIT)|Clearsigned file|Hash Sum mismatch|verify.*signature' "$log"; then
+    elif grep -qE 'BADSIG|REVKEYSIG|ERRSIG|NODATA|is (not|no longer) signed|not valid: (BAD|NOSPLIT)|Clearsigned file|Hash Sum mismatch|verify.*signature' "$log"; then
         printf 'what the mirror sent does not match its signature\nuse another mirror: set VMTRACE_DEBIAN_MIRROR and VMTRACE_DEBIAN_SECURITY_MIRROR\n'
     elif grep -qE 'is not valid yet|is expired|Not live until' "$log"; then
         printf 'the archive index is out of date by this clock\ncheck the clock (date), or use another mirror: set VMTRACE_DEBIAN_MIRROR\n'
