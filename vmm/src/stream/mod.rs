@@ -1,1 +1,43 @@
-//! The trace stream: wire format, writer, reader.
+//! The trace stream: one framing for files, unix sockets and vsock.
+//!
+//! `docs/stream.md` specifies the bytes; this module is the library for both ends:
+//!
+//! - [`Writer`] turns what the relay drained into frames;
+//! - [`Reader`] (pull) and [`Decoder`] (push) turn bytes back into [`Frame`]s and verify
+//!   them: check values, frame numbers, positions and the totals of the last frame;
+//! - [`Dictionaries`] is what both ends know of names, and what a late joiner is sent;
+//! - [`Merger`] puts the records of all vCPUs into one order.
+//!
+//! Nothing that is read is trusted: a reader returns a [`StreamError`] or a frame, never
+//! panics, and holds no more memory than the limits of the format allow.
+
+mod check;
+mod decode;
+mod dictionary;
+mod error;
+mod frame;
+mod header;
+mod mark;
+mod merge;
+mod reader;
+mod record;
+mod summary;
+#[cfg(test)]
+mod tests;
+mod wire;
+mod writer;
+
+pub use decode::{Decoder, Progress};
+pub use dictionary::{AddressSet, Dictionaries, DictionaryFull, Symbol, Task};
+pub use error::{Remedy, StreamError};
+pub use frame::{Frame, Loss, RawSymbol, SymbolList, TaskList};
+pub use header::Header;
+pub use mark::{LossReason, Mark, MarkKind};
+pub use merge::Merger;
+pub use reader::Reader;
+pub use record::{Batch, EntryRecord, Record, RecordHead, Records};
+pub use summary::{Exit, Pauses, Sites, Skipped, Summary, VcpuTotals};
+pub use wire::{
+    MAGIC, MAX_NAME, MAX_PAYLOAD, MAX_PID, MAX_SYMBOLS, MAX_VCPUS, VERSION_MAJOR, VERSION_MINOR,
+};
+pub use writer::{Writer, consumer_loss};

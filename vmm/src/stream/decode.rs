@@ -1,0 +1,244 @@
+//! Bytes in, frames out: the state machine behind every reader.
+
+use std::ops::Range;
+
+use zerocopy::FromBytes;
+
+use super::check::Check;
+use super::error::{Remedy, StreamError};
+use super::frame::{Frame, PayloadError};
+use super::header::Header;
+use super::wire::{ALIGN, FrameHead, HEAD, MAGIC, MAX_PAYLOAD, Prologue, VERSION_MAJOR, kind};
+
+/// What [`Decoder::advance`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// A frame is ready: [`Decoder::frame`] gives it.
+    Frame,
+    /// The next frame is not complete: feed more bytes.
+    NeedMore,
+    /// The end frame was given; nothing follows.
+    Ended,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Prologue,
+    Header,
+    Frames,
+    Ended,
+    Failed,
+}
+
+#[derive(Clone, Debug)]
+struct Current {
+    kind: u16,
+    flags: u16,
+    payload: Range<usize>,
+}
+
+/// Bytes in, verified frames out.
+///
+/// Holds at most one incomplete frame beside what it was fed.
+#[derive(Debug)]
+pub struct Decoder {
+    buffer: Vec<u8>,
+    /// The undecoded bytes of `buffer`.
+    pending: Range<usize>,
+    /// Place of the first undecoded byte in the stream.
+    offset: u64,
+    state: State,
+    current: Option<Current>,
+    header: Option<Box<Header>>,
+    check: Check,
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Self {
+            buffer: Vec::new(),
+            pending: 0..0,
+            offset: 0,
+            state: State::Prologue,
+            current: None,
+            header: None,
+            check: Check::default(),
+        }
+    }
+}
+
+impl Decoder {
+    /// A decoder at the start of a stream.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The header, once its frame was given.
+    #[must_use]
+    pub fn header(&self) -> Option<&Header> {
+        self.header.as_deref()
+    }
+
+    /// Bytes of the stream that were decoded.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Adds bytes of the stream.
+    pub fn feed(&mut self, bytes: &[u8]) {
+        self.spare(bytes.len())[..bytes.len()].copy_from_slice(bytes);
+        self.filled(bytes.len());
+    }
+
+    /// Room for at least `length` further bytes, to be declared by [`Decoder::filled`].
+    pub(super) fn spare(&mut self, length: usize) -> &mut [u8] {
+        self.current = None;
+        if self.buffer.len() - self.pending.end < length {
+            self.buffer.copy_within(self.pending.clone(), 0);
+            self.pending = 0..self.pending.len();
+            let needed = self.pending.end + length;
+            if self.buffer.len() < needed {
+                self.buffer.resize(needed, 0);
+            }
+        }
+        &mut self.buffer[self.pending.end..]
+    }
+
+    /// Declares that so many bytes of [`Decoder::spare`] are of the stream.
+    pub(super) fn filled(&mut self, length: usize) {
+        self.pending.end = self.buffer.len().min(self.pending.end + length);
+    }
+
+    /// Decodes the next frame.
+    ///
+    /// # Errors
+    /// When the stream is not one, is damaged, or needs a newer reader. After an error
+    /// nothing more is decoded.
+    pub fn advance(&mut self) -> Result<Progress, StreamError> {
+        let progress = self.step();
+        if progress.is_err() {
+            self.state = State::Failed;
+        }
+        progress
+    }
+
+    /// The frame that [`Decoder::advance`] announced, until the next call of it.
+    #[must_use]
+    pub fn frame(&self) -> Option<Frame<'_>> {
+        let current = self.current.as_ref()?;
+        let payload = self.buffer.get(current.payload.clone())?;
+        Frame::parse(current.kind, current.flags, payload).ok()
+    }
+
+    /// To be called when no more bytes come.
+    ///
+    /// # Errors
+    /// When the end frame was not reached.
+    pub fn finish(&self) -> Result<(), StreamError> {
+        let place = match (self.state, self.pending.is_empty()) {
+            (State::Ended | State::Failed, _) => return Ok(()),
+            (State::Prologue, true) => "before it began",
+            (State::Prologue, false) => "inside the first 16 bytes",
+            (_, true) => "between two frames, before the end frame",
+            (_, false) => "inside a frame",
+        };
+        let rest = u64::try_from(self.pending.len()).unwrap_or(0);
+        Err(StreamError::Torn { offset: self.offset + rest, place })
+    }
+
+    fn step(&mut self) -> Result<Progress, StreamError> {
+        self.current = None;
+        match self.state {
+            State::Ended | State::Failed => return Ok(Progress::Ended),
+            State::Prologue => {
+                if !self.prologue()? {
+                    return Ok(Progress::NeedMore);
+                }
+                self.state = State::Header;
+            }
+            State::Header | State::Frames => {}
+        }
+        let bytes = &self.buffer[self.pending.clone()];
+        let Ok((head, rest)) = FrameHead::read_from_prefix(bytes) else {
+            return Ok(Progress::NeedMore);
+        };
+        let length = head.length.get();
+        let size = usize::try_from(length).unwrap_or(usize::MAX);
+        if length > MAX_PAYLOAD || !size.is_multiple_of(ALIGN) {
+            return Err(self.damaged(
+                format!(
+                    "a frame of {length} bytes; frames are multiples of {ALIGN} up to {MAX_PAYLOAD}"
+                ),
+                Remedy::Copy,
+            ));
+        }
+        let Some(payload) = rest.get(..size) else { return Ok(Progress::NeedMore) };
+        let found = head.expected_check(payload);
+        if found != head.check.get() {
+            let cause = format!("check value {found:#010x} instead of {:#010x}", head.check.get());
+            return Err(self.damaged(cause, Remedy::Copy));
+        }
+        let (kind, flags) = (head.kind.get(), head.flags.get());
+        if (self.state == State::Header) != (kind == kind::HEADER) {
+            let cause = format!("a frame of type {kind} where the header must or must not be");
+            return Err(self.damaged(cause, Remedy::Writer));
+        }
+        let frame = match Frame::parse(kind, flags, payload) {
+            Ok(frame) => frame,
+            Err(PayloadError::Malformed(cause)) => {
+                let cause = format!("the frame of type {kind}: {cause}");
+                return Err(self.damaged(cause, Remedy::Writer));
+            }
+            Err(PayloadError::UnknownType(kind)) => {
+                let cause = format!("frame type {kind} is not known to this vmtrace");
+                return Err(self.damaged(cause, Remedy::Upgrade));
+            }
+        };
+        if let Err(PayloadError::Malformed(cause)) = frame.verify() {
+            let cause = format!("the frame of type {kind}: {cause}");
+            return Err(self.damaged(cause, Remedy::Writer));
+        }
+        if let Err(cause) = self.check.frame(&head, &frame) {
+            return Err(self.damaged(cause, Remedy::Writer));
+        }
+        self.state = if kind == kind::END { State::Ended } else { State::Frames };
+        if let Frame::Header(header) = frame {
+            self.header = Some(header);
+        }
+        let start = self.pending.start + HEAD;
+        self.current = Some(Current { kind, flags, payload: start..start + size });
+        self.consume(HEAD + size);
+        Ok(Progress::Frame)
+    }
+
+    /// Whether the prologue is complete; it is then consumed.
+    fn prologue(&mut self) -> Result<bool, StreamError> {
+        let bytes = &self.buffer[self.pending.clone()];
+        let known = bytes.len().min(MAGIC.len());
+        if bytes[..known] != MAGIC[..known] {
+            return Err(StreamError::NotAStream { found: bytes[..known].to_vec() });
+        }
+        let Ok((prologue, _)) = Prologue::ref_from_prefix(bytes) else { return Ok(false) };
+        if prologue.check.get() != prologue.expected_check() {
+            let cause = "the version has a wrong check value".into();
+            return Err(self.damaged(cause, Remedy::Copy));
+        }
+        let (major, minor) = (prologue.major.get(), prologue.minor.get());
+        if major != VERSION_MAJOR {
+            return Err(StreamError::Version { major, minor });
+        }
+        self.consume(size_of::<Prologue>());
+        Ok(true)
+    }
+
+    fn consume(&mut self, length: usize) {
+        self.pending.start += length;
+        self.offset += u64::try_from(length).unwrap_or(0);
+    }
+
+    fn damaged(&self, cause: String, remedy: Remedy) -> StreamError {
+        StreamError::Damaged { offset: self.offset, cause, remedy }
+    }
+}

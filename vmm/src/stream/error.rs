@@ -1,0 +1,86 @@
+//! What can be wrong with a stream.
+
+use std::fmt;
+use std::io;
+
+use super::wire::{VERSION_MAJOR, VERSION_MINOR};
+
+/// What can be wrong with a stream. Every variant but `Io` says where (in bytes from the
+/// start of the stream), what, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// The source failed.
+    #[error("reading the stream: {0}")]
+    Io(#[from] io::Error),
+    /// The first bytes are something else.
+    #[error(
+        "not a vmtrace stream: it begins with {found:02x?}; \
+         {}",
+        Remedy::Source
+    )]
+    NotAStream {
+        /// First bytes.
+        found: Vec<u8>,
+    },
+    /// Another major version.
+    #[error(
+        "stream format {major}.{minor}, but this vmtrace reads \
+         {VERSION_MAJOR}.0 to {VERSION_MAJOR}.{VERSION_MINOR} and later {VERSION_MAJOR}.x; {}",
+        Remedy::Upgrade
+    )]
+    Version {
+        /// Major version.
+        major: u16,
+        /// Minor version.
+        minor: u16,
+    },
+    /// The stream stops before its end frame.
+    #[error("torn stream: it stops at byte {offset}, {place}; {}", Remedy::Torn)]
+    Torn {
+        /// Where the bytes end.
+        offset: u64,
+        /// Between or inside which part.
+        place: &'static str,
+    },
+    /// Bytes are not what was written.
+    #[error("damaged stream at byte {offset}: {cause}; {remedy}")]
+    Damaged {
+        /// Where the damaged part begins.
+        offset: u64,
+        /// What is wrong.
+        cause: String,
+        /// What to do.
+        remedy: Remedy,
+    },
+}
+
+/// What a user can do about a [`StreamError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// Something else was given.
+    Source,
+    /// A newer format.
+    Upgrade,
+    /// The writer or the transport stopped early.
+    Torn,
+    /// The bytes changed on their way.
+    Copy,
+    /// The writer broke the rules.
+    Writer,
+}
+
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Source => "give a file written by `vmtrace boot -o` or a vmtrace socket",
+            Self::Upgrade => "use a vmtrace at least as new as the one that wrote it",
+            Self::Torn => {
+                "what came before is whole: the writer was killed, still writes, or the disk was \
+                 full"
+            }
+            Self::Copy => "what came before is whole: copy or transfer the rest again",
+            Self::Writer => "what came before is whole: please report this with the file",
+        })
+    }
+}

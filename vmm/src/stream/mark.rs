@@ -1,0 +1,93 @@
+//! Marks and reasons of loss.
+
+use std::fmt;
+
+/// Something that happened beside the records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// When, in clock ticks.
+    pub ticks: u64,
+    /// What.
+    pub kind: MarkKind,
+    /// How long it took, in nanoseconds of the host; zero for a point in time.
+    pub duration_ns: u64,
+    /// Details for people.
+    pub text: String,
+}
+
+macro_rules! numbered {
+    ($(#[$meta:meta])* $name:ident { $($(#[$about:meta])* $variant:ident = $number:literal $text:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $name {
+            $($(#[$about])* $variant,)*
+            /// A number that this version has no name for.
+            Other(u32),
+        }
+
+        impl From<u32> for $name {
+            fn from(number: u32) -> Self {
+                match number {
+                    $($number => Self::$variant,)*
+                    other => Self::Other(other),
+                }
+            }
+        }
+
+        impl From<$name> for u32 {
+            fn from(value: $name) -> Self {
+                match value {
+                    $($name::$variant => $number,)*
+                    $name::Other(other) => other,
+                }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    $(Self::$variant => f.write_str($text),)*
+                    Self::Other(other) => write!(f, "unknown-{other}"),
+                }
+            }
+        }
+    };
+}
+
+numbered! {
+    /// What a [`Mark`] marks.
+    MarkKind {
+        /// Tracing began: sites were patched.
+        Attach = 1 "attach",
+        /// All vCPUs were paused; the duration is the pause's.
+        Pause = 2 "pause",
+        /// The guest runs again.
+        Resume = 3 "resume",
+        /// The set of traced functions changed.
+        Filter = 4 "filter",
+        /// Tracing ended: sites were restored.
+        Detach = 5 "detach",
+        /// The guest ended.
+        Exit = 6 "exit",
+        /// Written by the guest's agent or a user of the control socket.
+        Agent = 7 "agent",
+        /// Anything that vmtrace wants to be known.
+        Note = 8 "note",
+    }
+}
+
+numbered! {
+    /// Why records are missing.
+    LossReason {
+        /// The ring was full and the policy is to drop.
+        Full = 1 "ring-full",
+        /// The policy is to overwrite the oldest.
+        Overwritten = 2 "overwritten",
+        /// The consumer was too slow; others may have received the records.
+        Consumer = 3 "consumer-slow",
+        /// The ring held what cannot be a record (the guest can write to it).
+        Invalid = 4 "invalid",
+        /// Begun but not finished when the guest ended.
+        Unfinished = 5 "unfinished",
+    }
+}

@@ -1,0 +1,114 @@
+//! One order for the records of all vCPUs.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+/// Merges queues that are ordered in themselves (one per vCPU) by time.
+///
+/// Nothing is ever dropped, and the order inside a queue is never changed: an item whose
+/// time goes back takes the time of its predecessor. Equal times are given in the order of
+/// the queues. Items are held until [`Merger::drain`] is told that no earlier ones can come.
+#[derive(Debug)]
+pub struct Merger<T> {
+    queues: Vec<Queue<T>>,
+    held: usize,
+}
+
+#[derive(Debug)]
+struct Queue<T> {
+    items: VecDeque<(u64, T)>,
+    /// Time of the last item that came in.
+    last: u64,
+}
+
+impl<T> Merger<T> {
+    /// A merger of so many queues.
+    #[must_use]
+    pub fn new(queues: usize) -> Self {
+        let queues = (0..queues).map(|_| Queue { items: VecDeque::new(), last: 0 }).collect();
+        Self { queues, held: 0 }
+    }
+
+    /// Items that wait.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    /// The items that wait, in no useful order.
+    pub fn items(&self) -> impl Iterator<Item = &T> {
+        self.queues.iter().flat_map(|queue| queue.items.iter().map(|(_, item)| item))
+    }
+
+    /// Adds an item to a queue; `None` for a queue that does not exist.
+    pub fn push(&mut self, queue: usize, time: u64, item: T) -> Option<()> {
+        let queue = self.queues.get_mut(queue)?;
+        queue.last = queue.last.max(time);
+        queue.items.push_back((queue.last, item));
+        self.held += 1;
+        Some(())
+    }
+
+    /// Adds an item at the time of the queue's last one; `None` for a queue that does not
+    /// exist.
+    pub fn push_now(&mut self, queue: usize, item: T) -> Option<()> {
+        self.push(queue, 0, item)
+    }
+
+    /// Gives every item up to and with the time `until`, in order.
+    ///
+    /// # Errors
+    /// Stops at the first error of `give`, and returns it.
+    pub fn drain<E>(
+        &mut self,
+        until: u64,
+        give: impl FnMut(usize, T) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.give(until, usize::MAX, give)
+    }
+
+    /// Gives the earliest items, whatever may still come, until no more than `keep` wait.
+    ///
+    /// # Errors
+    /// Stops at the first error of `give`, and returns it.
+    pub fn shrink<E>(
+        &mut self,
+        keep: usize,
+        give: impl FnMut(usize, T) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.give(u64::MAX, self.held.saturating_sub(keep), give)
+    }
+
+    fn give<E>(
+        &mut self,
+        until: u64,
+        mut count: usize,
+        mut give: impl FnMut(usize, T) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let heads = self.queues.iter().enumerate().filter_map(|(index, queue)| {
+            queue.items.front().map(|(time, _)| Reverse((*time, index)))
+        });
+        let mut heads: BinaryHeap<_> = heads.collect();
+        while let Some(Reverse((_, index))) = heads.pop() {
+            // This queue goes on until another one is earlier.
+            let limit = heads.peek().map_or((u64::MAX, usize::MAX), |Reverse(next)| *next);
+            let queue = &mut self.queues[index];
+            while let Some((time, _)) = queue.items.front() {
+                let time = *time;
+                if time > until || count == 0 {
+                    break;
+                }
+                if (time, index) > limit {
+                    heads.push(Reverse((time, index)));
+                    break;
+                }
+                if let Some((_, item)) = queue.items.pop_front() {
+                    self.held -= 1;
+                    count -= 1;
+                    give(index, item)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,86 @@
+//! A stream from anything that can be read.
+
+use std::io::{ErrorKind, Read};
+
+use super::decode::{Decoder, Progress};
+use super::error::StreamError;
+use super::frame::Frame;
+use super::header::Header;
+
+/// Bytes asked for at once.
+const CHUNK: usize = 256 << 10;
+
+/// A stream from anything that can be read.
+///
+/// ```no_run
+/// use vmtrace::stream::{Frame, Reader};
+///
+/// let mut reader = Reader::new(std::fs::File::open("boot.vmt")?)?;
+/// println!("kernel {}", reader.header().release);
+/// while let Some(frame) = reader.next_frame()? {
+///     if let Frame::Records(batch) = frame {
+///         println!("{} records of vCPU {}", batch.count, batch.vcpu);
+///     }
+/// }
+/// # Ok::<(), vmtrace::stream::StreamError>(())
+/// ```
+#[derive(Debug)]
+pub struct Reader<R> {
+    source: R,
+    decoder: Decoder,
+    header: Header,
+}
+
+impl<R: Read> Reader<R> {
+    /// Reads up to and with the header.
+    ///
+    /// # Errors
+    /// When the source fails or does not begin a stream.
+    pub fn new(source: R) -> Result<Self, StreamError> {
+        let mut reader = Self { source, decoder: Decoder::new(), header: Header::default() };
+        reader.ready()?;
+        reader.header = reader.decoder.header().cloned().unwrap_or_default();
+        Ok(reader)
+    }
+
+    /// The header.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Bytes of the stream that the frames so far took.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.decoder.offset()
+    }
+
+    /// The next frame after the header; `None` after the end frame.
+    ///
+    /// # Errors
+    /// When the source fails, or the stream is torn or damaged. An error of the source
+    /// (such as a timeout) loses nothing: the call may be repeated.
+    pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, StreamError> {
+        Ok(if self.ready()? { self.decoder.frame() } else { None })
+    }
+
+    /// Reads until a frame is ready (`true`) or the stream has ended.
+    fn ready(&mut self) -> Result<bool, StreamError> {
+        loop {
+            match self.decoder.advance()? {
+                Progress::Frame => return Ok(true),
+                Progress::Ended => return Ok(false),
+                Progress::NeedMore => {}
+            }
+            match self.source.read(self.decoder.spare(CHUNK)) {
+                Ok(0) => {
+                    self.decoder.finish()?;
+                    return Ok(false);
+                }
+                Ok(length) => self.decoder.filled(length),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The closing summary: text of the last frame.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The closing summary of a trace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Summary {
+    /// Call sites.
+    pub sites: Sites,
+    /// Records and losses; filled in by the writer, which counts them.
+    pub vcpus: Vec<VcpuTotals>,
+    /// Pauses of all vCPUs.
+    pub pauses: Pauses,
+    /// Time spent patching, in nanoseconds.
+    pub patch_ns: u64,
+    /// How the run ended.
+    pub exit: Exit,
+    /// Exit status of `--run`.
+    pub run_status: Option<i32>,
+    /// Anything else that the user should know.
+    pub notes: Vec<String>,
+}
+
+/// What became of the call sites.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sites {
+    /// Matched by the filters.
+    pub matched: u64,
+    /// Patched at least once.
+    pub patched: u64,
+    /// Left alone, by reason.
+    pub skipped: Vec<Skipped>,
+}
+
+/// Sites left alone for one reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Skipped {
+    /// The reason.
+    pub reason: String,
+    /// How many.
+    pub count: u64,
+    /// Names of some of them.
+    pub examples: Vec<String>,
+}
+
+/// Totals of one vCPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VcpuTotals {
+    /// Records in the stream.
+    pub records: u64,
+    /// Records lost before the stream.
+    pub lost: u64,
+    /// The lost ones by the name of their reason.
+    pub lost_by_reason: BTreeMap<String, u64>,
+}
+
+/// Pauses of all vCPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Pauses {
+    /// How many.
+    pub count: u64,
+    /// Their sum in nanoseconds.
+    pub total_ns: u64,
+    /// The longest in nanoseconds.
+    pub max_ns: u64,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Exit {
+    /// The guest powered off.
+    Poweroff,
+    /// The guest reset itself.
+    Reset,
+    /// The guest's kernel panicked.
+    Panic,
+    /// A fault inside the handling of a double fault.
+    TripleFault,
+    /// `--timeout` passed.
+    Timeout,
+    /// The user stopped it.
+    Stopped,
+    /// Not known, or a reason of a later version.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+impl Exit {
+    /// A few words for people; also what the summary line says.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Poweroff => "poweroff",
+            Self::Reset => "reset",
+            Self::Panic => "panic",
+            Self::TripleFault => "triple fault",
+            Self::Timeout => "timeout",
+            Self::Stopped => "stopped",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl Summary {
+    /// Records of all vCPUs.
+    #[must_use]
+    pub fn records(&self) -> u64 {
+        self.vcpus.iter().fold(0, |sum, vcpu| sum.saturating_add(vcpu.records))
+    }
+
+    /// Lost records of all vCPUs.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.vcpus.iter().fold(0, |sum, vcpu| sum.saturating_add(vcpu.lost))
+    }
+}

@@ -1,0 +1,154 @@
+//! A stream as it is meant to be: written, read, joined late.
+
+use super::*;
+
+fn header() -> Header {
+    Header {
+        arch: "x86_64".into(),
+        clock: "x86-tsc".into(),
+        clock_hz: 2_000_000_000,
+        clock_start: 1_000,
+        release: "6.12.0".into(),
+        vcpus: 2,
+        slide: 0x100_0000,
+        address_base: Header::TOP_4_GIB,
+        vmtrace_version: "0.1.0".into(),
+        extra: vec![("flavour".into(), "cloud".into())],
+    }
+}
+
+fn mark() -> Mark {
+    Mark { ticks: 1500, kind: MarkKind::Pause, duration_ns: 70_000, text: "patched 2 sites".into() }
+}
+
+fn summary() -> Summary {
+    let skipped = Skipped { reason: "busy".into(), count: 1, examples: vec!["schedule".into()] };
+    Summary {
+        sites: Sites { matched: 3, patched: 2, skipped: vec![skipped] },
+        pauses: Pauses { count: 1, total_ns: 70_000, max_ns: 70_000 },
+        exit: Exit::TripleFault,
+        run_status: Some(-1),
+        notes: vec!["nothing else".into()],
+        ..Summary::default()
+    }
+}
+
+fn records(from: u64, count: u64) -> Vec<EntryRecord> {
+    (from..from + count).map(|at| EntryRecord::new(at, 0x8100_0000, 0x8100_0105, 7)).collect()
+}
+
+/// One line per frame, for comparing.
+fn trace(bytes: &[u8]) -> Result<Vec<String>, StreamError> {
+    let mut reader = Reader::new(bytes)?;
+    let mut lines = Vec::new();
+    while let Some(frame) = reader.next_frame()? {
+        lines.push(match frame {
+            Frame::Symbols(symbols) => symbols
+                .map(|symbol| {
+                    symbol.with_text(|text| {
+                        format!("{:x}+{} {}[{}]", text.address, text.size, text.name, text.module)
+                    })
+                })
+                .collect::<Vec<_>>()
+                .join(","),
+            Frame::Tasks(tasks) => tasks
+                .map(|task| format!("{}={}", task.pid, String::from_utf8_lossy(task.comm())))
+                .collect::<Vec<_>>()
+                .join(","),
+            Frame::Records(batch) => {
+                let times = batch.records().map(|record| record.head().timestamp.get());
+                format!("records {} {} {:?}", batch.vcpu, batch.first, times.collect::<Vec<_>>())
+            }
+            frame => format!("{frame:?}"),
+        });
+    }
+    Ok(lines)
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+    writer.functions(&[(0xffff_ffff_8100_0000, "vfs_read")]).expect("functions");
+    let caller = Symbol { address: 0xffff_ffff_8100_0100, size: 64, name: "f", module: "ext4" };
+    writer.symbols([caller, caller]).expect("symbols");
+    writer.task(Task::new(7, 7, b"cat")).expect("task");
+    writer.task(Task::new(7, 7, b"cat")).expect("task");
+    writer.records(1, &records(2000, 3)).expect("records");
+    writer.records(1, &[]).expect("no records");
+    writer.loss(1, 5, LossReason::Full).expect("loss");
+    writer.records(1, &records(3000, 1)).expect("records");
+    writer.mark(&mark()).expect("mark");
+    writer.watermark(3000).expect("watermark");
+    let summary = writer.end(&summary()).expect("end");
+    assert_eq!((summary.records(), summary.lost()), (4, 5));
+    assert!(writer.watermark(4000).is_err(), "the stream has ended");
+    let bytes = writer.into_inner().expect("bytes");
+
+    let reader = Reader::new(&*bytes).expect("a stream");
+    assert_eq!(reader.header(), &header());
+    let loss = Loss { vcpu: 1, count: 5, reason: LossReason::Full, total: 5 };
+    let expected = [
+        "ffffffff81000000+0 vfs_read[]".to_owned(),
+        "ffffffff81000100+64 f[ext4]".to_owned(),
+        "7=cat".to_owned(),
+        "records 1 0 [2000, 2001, 2002]".to_owned(),
+        format!("{:?}", Frame::Loss(loss)),
+        "records 1 3 [3000]".to_owned(),
+        format!("{:?}", Frame::Mark(mark())),
+        format!("{:?}", Frame::Watermark(3000)),
+        format!("{:?}", Frame::End(Box::new(summary))),
+    ];
+    assert_eq!(trace(&bytes).expect("whole"), expected);
+}
+
+#[test]
+fn impossible_input_is_refused() {
+    assert!(Writer::new(Vec::new(), &Header::default()).is_err());
+    assert!(Writer::new(Vec::new(), &Header { vcpus: MAX_VCPUS + 1, ..header() }).is_err());
+    let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+    assert!(writer.records(2, &records(0, 1)).is_err());
+    assert!(writer.loss(0, 1, LossReason::Consumer).is_err());
+    writer.task(Task::new(MAX_PID, 0, b"impossible")).expect("ignored");
+    writer.end(&Summary::default()).expect("end");
+    let bytes = writer.into_inner().expect("bytes");
+    assert_eq!(trace(&bytes).expect("whole").len(), 1);
+}
+
+#[test]
+fn a_late_joiner_gets_names_and_positions_first() {
+    let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+    writer.functions(&[(0xffff_ffff_8100_0000, "vfs_read")]).expect("functions");
+    writer.task(Task::new(7, 7, b"cat")).expect("task");
+    writer.records(0, &records(2000, 30)).expect("records");
+    writer.loss(0, 2, LossReason::Overwritten).expect("loss");
+    let mut joined = writer.join().expect("join");
+    let begin = writer.get_mut().len();
+    writer.records(0, &records(3000, 1)).expect("records");
+    writer.end(&Summary::default()).expect("end");
+    let bytes = writer.into_inner().expect("bytes");
+    joined.extend_from_slice(&bytes[begin..]);
+    let lines = trace(&joined).expect("whole");
+    assert_eq!(lines[0], "Join([(30, 2), (0, 0)])");
+    assert_eq!(lines[1..3], ["ffffffff81000000+0 vfs_read[]", "7=cat"]);
+    assert_eq!(lines[3], "records 0 30 [3000]");
+    assert_eq!(lines.len(), 5);
+}
+
+#[test]
+fn a_slow_consumer_is_told_what_it_missed() {
+    let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+    writer.flush().expect("flush");
+    let mut consumer = writer.get_mut().clone();
+    writer.records(0, &records(2000, 30)).expect("records");
+    writer.flush().expect("flush");
+    let begin = writer.get_mut().len();
+    writer.end(&Summary::default()).expect("end");
+    let end = writer.into_inner().expect("bytes")[begin..].to_vec();
+
+    let silent = [&*consumer, &*end].concat();
+    let error = trace(&silent).expect_err("records are missing").to_string();
+    assert!(error.contains("frame 2 where frame 1 should be"), "{error}");
+    consumer.extend_from_slice(&consumer_loss(0, 30, 30, 2));
+    consumer.extend_from_slice(&end);
+    assert_eq!(trace(&consumer).expect("announced").len(), 2);
+}

@@ -1,0 +1,395 @@
+//! Frames out.
+
+use std::collections::BTreeMap;
+use std::io::{Error, ErrorKind, Result, Write};
+
+use zerocopy::IntoBytes;
+
+use super::dictionary::{Dictionaries, Symbol, Task, cut};
+use super::header::Header;
+use super::mark::{LossReason, Mark};
+use super::record::EntryRecord;
+use super::summary::{Summary, VcpuTotals};
+use super::wire::{
+    ALIGN, BatchHead, FrameHead, HEAD, ListHead, LossFixed, MAX_PAYLOAD, MAX_PID, MarkFixed,
+    Prologue, TotalEntry, TotalsHead, WatermarkFixed, flag, kind,
+};
+
+/// Bytes gathered before they are handed on.
+const GATHER: usize = 256 << 10;
+/// Payload of the larger frames: small enough that consumers see them soon.
+const BATCH: usize = 192 << 10;
+/// Longest text of a mark or note.
+const MAX_TEXT: usize = 64 << 10;
+
+/// Makes a stream.
+///
+/// The sink is only ever given whole frames. Bytes are gathered: [`Writer::watermark`],
+/// [`Writer::flush`] and [`Writer::end`] hand them on. A writer that is dropped without
+/// [`Writer::end`] leaves a torn stream, and that is what readers say.
+#[derive(Debug)]
+pub struct Writer<W> {
+    sink: W,
+    frames: Frames,
+    header: Header,
+    names: Dictionaries,
+    totals: Vec<VcpuTotals>,
+    ended: bool,
+}
+
+impl<W: Write> Writer<W> {
+    /// Begins a stream with its header.
+    ///
+    /// # Errors
+    /// When the header is impossible (rate or vCPUs of zero, for example).
+    pub fn new(sink: W, header: &Header) -> Result<Self> {
+        if let Some(fault) = header.fault() {
+            return Err(invalid(fault));
+        }
+        let mut frames = Frames::default();
+        frames.bytes.extend_from_slice(Prologue::current().as_bytes());
+        frames.push(kind::HEADER, 0, |out| header.encode(out));
+        let vcpus = usize::try_from(header.vcpus).unwrap_or(0);
+        Ok(Self {
+            sink,
+            frames,
+            header: header.clone(),
+            names: Dictionaries::new(),
+            totals: vec![VcpuTotals::default(); vcpus],
+            ended: false,
+        })
+    }
+
+    /// The header.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Records and losses so far, by vCPU.
+    pub fn totals(&self) -> &[VcpuTotals] {
+        &self.totals
+    }
+
+    /// The names sent so far.
+    pub fn names(&self) -> &Dictionaries {
+        &self.names
+    }
+
+    /// The sink.
+    pub fn get_mut(&mut self) -> &mut W {
+        &mut self.sink
+    }
+
+    /// Names functions by their entry addresses: for traced functions, before their first
+    /// record. Their sizes may follow with [`Writer::symbols`].
+    ///
+    /// # Errors
+    /// When the sink fails or there are more names than a stream may have.
+    pub fn functions(&mut self, functions: &[(u64, &str)]) -> Result<()> {
+        self.symbols(functions.iter().map(|(address, name)| Symbol::new(*address, 0, name)))
+    }
+
+    /// Names kernel text: traced functions and the callers in records. What was sent before
+    /// is left out.
+    ///
+    /// # Errors
+    /// When the sink fails or there are more names than a stream may have.
+    pub fn symbols<'a>(&mut self, symbols: impl IntoIterator<Item = Symbol<'a>>) -> Result<()> {
+        let names = &mut self.names;
+        let mut full = None;
+        let mut fresh = symbols.into_iter().filter_map(|symbol| {
+            let known = names.insert_symbol(symbol);
+            let new = known.unwrap_or_else(|error| {
+                full = Some(error);
+                false
+            });
+            new.then(|| Symbol { name: cut(symbol.name), module: cut(symbol.module), ..symbol })
+        });
+        self.frames.symbols(0, &mut fresh);
+        drop(fresh);
+        match full {
+            Some(error) => Err(Error::other(error)),
+            None => self.hand_on(GATHER),
+        }
+    }
+
+    /// Names a task, for the records that follow. What is known already is left out, and so
+    /// are process ids that cannot be.
+    ///
+    /// # Errors
+    /// When the sink fails.
+    pub fn task(&mut self, task: Task) -> Result<()> {
+        if task.pid >= MAX_PID || !self.names.insert_task(task) {
+            return Ok(());
+        }
+        self.frames.tasks(0, &mut std::iter::once(&task));
+        self.hand_on(GATHER)
+    }
+
+    /// Writes records of one vCPU, in their order.
+    ///
+    /// # Errors
+    /// When the sink fails or there is no such vCPU.
+    pub fn records(&mut self, vcpu: u32, records: &[EntryRecord]) -> Result<()> {
+        self.total(vcpu)?;
+        for batch in records.chunks(BATCH / size_of::<EntryRecord>()) {
+            let total = self.total(vcpu)?;
+            let first = total.records;
+            let count = u32::try_from(batch.len()).unwrap_or(u32::MAX);
+            total.records += u64::from(count);
+            self.frames.push(kind::RECORDS, 0, |out| {
+                let head =
+                    BatchHead { vcpu: vcpu.into(), count: count.into(), first: first.into() };
+                out.extend_from_slice(head.as_bytes());
+                out.extend_from_slice(batch.as_bytes());
+            });
+            self.hand_on(GATHER)?;
+        }
+        Ok(())
+    }
+
+    /// Says that records are missing at this place.
+    ///
+    /// # Errors
+    /// When the sink fails, there is no such vCPU, or the reason is a consumer's.
+    pub fn loss(&mut self, vcpu: u32, count: u64, reason: LossReason) -> Result<()> {
+        if reason == LossReason::Consumer {
+            return Err(invalid("a loss of one consumer is not one of the trace".into()));
+        }
+        let total = self.total(vcpu)?;
+        if count == 0 {
+            return Ok(());
+        }
+        total.lost = total.lost.saturating_add(count);
+        let by_reason = total.lost_by_reason.entry(reason.to_string()).or_default();
+        *by_reason = by_reason.saturating_add(count);
+        let total = total.lost;
+        self.frames.loss(0, vcpu, reason, count, total);
+        self.hand_on(GATHER)
+    }
+
+    /// Marks something that happened.
+    ///
+    /// # Errors
+    /// When the sink fails.
+    pub fn mark(&mut self, mark: &Mark) -> Result<()> {
+        self.frames.push(kind::MARK, 0, |out| {
+            let text = &mark.text[..mark.text.floor_char_boundary(MAX_TEXT)];
+            let fixed = MarkFixed {
+                ticks: mark.ticks.into(),
+                duration_ns: mark.duration_ns.into(),
+                kind: u32::from(mark.kind).into(),
+                text: u32::try_from(text.len()).unwrap_or(0).into(),
+            };
+            out.extend_from_slice(fixed.as_bytes());
+            out.extend_from_slice(text.as_bytes());
+        });
+        self.hand_on(GATHER)
+    }
+
+    /// Says that every record up to `ticks`, of every vCPU, has been written, and hands all
+    /// gathered bytes on.
+    ///
+    /// # Errors
+    /// When the sink fails.
+    pub fn watermark(&mut self, ticks: u64) -> Result<()> {
+        self.frames.push(kind::WATERMARK, 0, |out| {
+            out.extend_from_slice(WatermarkFixed { ticks: ticks.into() }.as_bytes());
+        });
+        self.flush()
+    }
+
+    /// Hands all gathered bytes on.
+    ///
+    /// # Errors
+    /// When the sink fails.
+    pub fn flush(&mut self) -> Result<()> {
+        self.hand_on(0)?;
+        self.sink.flush()
+    }
+
+    /// Ends the stream. Returns the summary as it was written: with the totals that this
+    /// writer counted.
+    ///
+    /// # Errors
+    /// When the sink fails or the stream has ended before.
+    pub fn end(&mut self, summary: &Summary) -> Result<Summary> {
+        let summary = Summary { vcpus: self.totals.clone(), ..summary.clone() };
+        let json = summary_json(&summary)?;
+        self.frames.push(kind::END, 0, |out| totals(out, &self.totals, &json));
+        self.flush()?;
+        self.ended = true;
+        Ok(summary)
+    }
+
+    /// What a consumer must be sent that joins now, before the frames to come: prologue,
+    /// header, names and totals so far. Hands all gathered bytes on before.
+    ///
+    /// # Errors
+    /// When the sink fails.
+    pub fn join(&mut self) -> Result<Vec<u8>> {
+        self.flush()?;
+        let mut frames = Frames { bytes: Vec::new(), sequence: self.frames.sequence };
+        frames.bytes.extend_from_slice(Prologue::current().as_bytes());
+        frames.push(kind::HEADER, flag::LOCAL, |out| self.header.encode(out));
+        frames.push(kind::JOIN, flag::LOCAL, |out| totals(out, &self.totals, ""));
+        frames.symbols(flag::LOCAL, &mut self.names.symbols());
+        frames.tasks(flag::LOCAL, &mut self.names.tasks());
+        Ok(frames.bytes)
+    }
+
+    /// Hands gathered bytes on and returns the sink.
+    ///
+    /// # Errors
+    /// When the sink fails.
+    pub fn into_inner(mut self) -> Result<W> {
+        self.flush()?;
+        Ok(self.sink)
+    }
+
+    fn total(&mut self, vcpu: u32) -> Result<&mut VcpuTotals> {
+        let vcpus = self.header.vcpus;
+        let total = usize::try_from(vcpu).ok().and_then(|index| self.totals.get_mut(index));
+        total.ok_or_else(|| invalid(format!("vCPU {vcpu}, but the header announced {vcpus}")))
+    }
+
+    /// Gives the sink what was gathered when it is over `limit`.
+    fn hand_on(&mut self, limit: usize) -> Result<()> {
+        if self.ended && !self.frames.bytes.is_empty() {
+            self.frames.bytes.clear();
+            return Err(invalid("the stream has ended".into()));
+        }
+        if self.frames.bytes.len() > limit {
+            let written = self.sink.write_all(&self.frames.bytes);
+            // After an error the stream is torn at this place; nothing is sent twice.
+            self.frames.bytes.clear();
+            written?;
+        }
+        Ok(())
+    }
+}
+
+/// The frame that one slow consumer is sent in the place of `count` records of a vCPU that
+/// were left out for it. `total` is all that it missed of this vCPU, and `sequence` the
+/// number of the next frame of the trace that it will get.
+#[must_use]
+pub fn consumer_loss(vcpu: u32, count: u64, total: u64, sequence: u32) -> Vec<u8> {
+    let mut frames = Frames { bytes: Vec::new(), sequence };
+    frames.loss(flag::LOCAL, vcpu, LossReason::Consumer, count, total);
+    frames.bytes
+}
+
+fn invalid(cause: String) -> Error {
+    Error::new(ErrorKind::InvalidInput, cause)
+}
+
+fn totals(out: &mut Vec<u8>, totals: &[VcpuTotals], json: &str) {
+    let head = TotalsHead {
+        vcpus: u32::try_from(totals.len()).unwrap_or(0).into(),
+        json: u32::try_from(json.len()).unwrap_or(0).into(),
+    };
+    out.extend_from_slice(head.as_bytes());
+    for total in totals {
+        let entry = TotalEntry { records: total.records.into(), lost: total.lost.into() };
+        out.extend_from_slice(entry.as_bytes());
+    }
+    out.extend_from_slice(json.as_bytes());
+}
+
+/// The summary as text; what is only nice to have is left out when it is too long.
+fn summary_json(summary: &Summary) -> Result<String> {
+    let json = serde_json::to_string(summary)?;
+    if json.len() <= BATCH {
+        return Ok(json);
+    }
+    let mut short = summary.clone();
+    short.notes.truncate(16);
+    for note in &mut short.notes {
+        note.truncate(note.floor_char_boundary(1024));
+    }
+    short.sites.skipped.truncate(64);
+    for skipped in &mut short.sites.skipped {
+        skipped.reason.truncate(skipped.reason.floor_char_boundary(256));
+        skipped.examples.clear();
+    }
+    for vcpu in &mut short.vcpus {
+        vcpu.lost_by_reason = BTreeMap::new();
+    }
+    Ok(serde_json::to_string(&short)?)
+}
+
+/// Frames one after the other.
+#[derive(Debug, Default)]
+struct Frames {
+    bytes: Vec<u8>,
+    sequence: u32,
+}
+
+impl Frames {
+    /// Adds a frame with the payload that `fill` appends.
+    fn push(&mut self, kind: u16, flags: u16, fill: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.bytes.len();
+        self.bytes.resize(start + HEAD, 0);
+        fill(&mut self.bytes);
+        let length = self.bytes.len() - start - HEAD;
+        self.bytes.resize(start + HEAD + length.next_multiple_of(ALIGN), 0);
+        let (head, payload) = self.bytes[start..].split_at_mut(HEAD);
+        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        debug_assert!(length <= MAX_PAYLOAD);
+        let mut filled = FrameHead {
+            kind: kind.into(),
+            flags: flags.into(),
+            length: length.into(),
+            sequence: self.sequence.into(),
+            check: 0.into(),
+        };
+        filled.check = filled.expected_check(payload).into();
+        head.copy_from_slice(filled.as_bytes());
+        if flags & flag::LOCAL == 0 {
+            self.sequence = self.sequence.wrapping_add(1);
+        }
+    }
+
+    /// Adds list frames, as many as the entries need; none for no entries.
+    fn list<T>(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        entries: &mut dyn Iterator<Item = T>,
+        mut encode: impl FnMut(T, &mut Vec<u8>),
+    ) {
+        let mut entries = entries.peekable();
+        while entries.peek().is_some() {
+            self.push(kind, flags, |out| {
+                let start = out.len();
+                out.extend_from_slice(ListHead { count: 0.into(), reserved: 0.into() }.as_bytes());
+                let mut count = 0u32;
+                while out.len() - start < BATCH
+                    && let Some(entry) = entries.next()
+                {
+                    encode(entry, out);
+                    count += 1;
+                }
+                out[start..start + 4].copy_from_slice(&count.to_le_bytes());
+            });
+        }
+    }
+
+    fn symbols<'a>(&mut self, flags: u16, symbols: &mut dyn Iterator<Item = Symbol<'a>>) {
+        self.list(kind::SYMBOLS, flags, symbols, |symbol, out| symbol.encode(out));
+    }
+
+    fn tasks(&mut self, flags: u16, tasks: &mut dyn Iterator<Item = &Task>) {
+        self.list(kind::TASKS, flags, tasks, Task::encode);
+    }
+
+    fn loss(&mut self, flags: u16, vcpu: u32, reason: LossReason, count: u64, total: u64) {
+        let loss = LossFixed {
+            vcpu: vcpu.into(),
+            reason: u32::from(reason).into(),
+            count: count.into(),
+            total: total.into(),
+        };
+        self.push(kind::LOSS, flags, |out| out.extend_from_slice(loss.as_bytes()));
+    }
+}
