@@ -1,1 +1,48 @@
 //! Emulated devices.
+//!
+//! Devices are driven by the guest: every offset, length and value they get is untrusted. They
+//! know neither KVM nor an architecture; an interrupt is an [`IrqLine`].
+
+mod bus;
+mod i8042;
+mod output;
+mod panic_watch;
+mod power;
+mod serial;
+
+pub use bus::{Bus, Overlap};
+pub use i8042::I8042;
+pub use output::{OutputPump, PumpWriter};
+pub use panic_watch::PanicWatch;
+pub use power::{PowerControl, ResetControl};
+pub use serial::SerialPort;
+
+/// A device on a [`Bus`]. Called by vCPU threads, several at a time.
+pub trait Device: Send + Sync {
+    /// The guest reads `data.len()` bytes at `offset` from the device's base. `data` holds ones.
+    fn read(&self, offset: u64, data: &mut [u8]);
+
+    /// The guest writes `data` at `offset` from the device's base.
+    fn write(&self, offset: u64, data: &[u8]) -> Outcome;
+}
+
+/// What a write to a device means to the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing; the guest goes on.
+    Continue,
+    /// The guest powers itself off.
+    PowerOff,
+    /// The guest resets itself.
+    Reset,
+    /// The guest's kernel has panicked and halted for good.
+    Panicked,
+}
+
+/// An interrupt line of a device.
+pub trait IrqLine: Send + Sync {
+    /// The device wants attention.
+    fn assert(&self);
+    /// The guest has seen to it. Means nothing to an edge-triggered line.
+    fn deassert(&self);
+}

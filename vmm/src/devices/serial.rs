@@ -1,0 +1,233 @@
+//! A serial port (8250 family).
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vm_superio::serial::NoEvents;
+use vm_superio::{Serial, Trigger};
+
+use super::{Device, IrqLine, Outcome, PanicWatch};
+
+/// Input that is kept for a guest that does not read, in bytes.
+const INPUT_CAPACITY: usize = 64 << 10;
+
+struct Irq(Arc<dyn IrqLine>);
+
+impl Trigger for Irq {
+    type E = Infallible;
+
+    fn trigger(&self) -> Result<(), Infallible> {
+        self.0.assert();
+        Ok(())
+    }
+}
+
+/// One port: what the guest sends goes to a writer, input is kept until the guest reads it.
+pub struct SerialPort {
+    inner: Mutex<Inner>,
+    watch: Option<Arc<PanicWatch>>,
+}
+
+/// Output that is read along.
+struct Watched {
+    watch: Arc<PanicWatch>,
+    out: Box<dyn Write + Send>,
+}
+
+impl Write for Watched {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.watch.feed(bytes);
+        self.out.write_all(bytes).map(|()| bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+struct Inner {
+    uart: Serial<Irq, NoEvents, Box<dyn Write + Send>>,
+    /// Input that is not in the UART's FIFO yet.
+    input: VecDeque<u8>,
+}
+
+impl SerialPort {
+    /// Number of its registers, a byte each.
+    pub const LENGTH: u64 = 8;
+
+    /// A port whose output goes to `out`, and first to `watch` if it is a console.
+    #[must_use]
+    pub fn new(
+        irq: Arc<dyn IrqLine>,
+        out: Box<dyn Write + Send>,
+        watch: Option<Arc<PanicWatch>>,
+    ) -> SerialPort {
+        let out: Box<dyn Write + Send> = match &watch {
+            Some(watch) => Box::new(Watched { watch: Arc::clone(watch), out }),
+            None => out,
+        };
+        let inner = Inner { uart: Serial::new(Irq(irq), out), input: VecDeque::new() };
+        SerialPort { inner: Mutex::new(inner), watch }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends bytes to the guest; returns how many are kept for it or in its FIFO already.
+    pub fn push(&self, bytes: &[u8]) -> usize {
+        let mut inner = self.lock();
+        let taken = bytes.len().min(INPUT_CAPACITY - inner.input.len());
+        inner.input.extend(&bytes[..taken]);
+        inner.refill();
+        taken
+    }
+}
+
+impl Inner {
+    /// Moves input to the FIFO as far as it fits, with an interrupt if the guest wants any.
+    fn refill(&mut self) {
+        let count = self.uart.fifo_capacity().min(self.input.len());
+        if count == 0 {
+            return;
+        }
+        let bytes: Vec<u8> = self.input.iter().take(count).copied().collect();
+        // In loopback mode nothing is taken.
+        let taken = self.uart.enqueue_raw_bytes(&bytes).unwrap_or(0);
+        self.input.drain(..taken);
+    }
+}
+
+impl Device for SerialPort {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let Ok(offset) = u8::try_from(offset) else { return };
+        let mut inner = self.lock();
+        // More than one byte is a string instruction: all of them from one register.
+        for byte in data {
+            *byte = inner.uart.read(offset);
+            if offset == 0 {
+                inner.refill();
+            }
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Outcome {
+        let Ok(offset) = u8::try_from(offset) else { return Outcome::Continue };
+        let mut inner = self.lock();
+        for &byte in data {
+            // Only the writer can fail, and then there is nobody to tell.
+            let _ = inner.uart.write(offset, byte);
+        }
+        // The end of loopback mode may let input in.
+        inner.refill();
+        drop(inner);
+        let ended = self.watch.as_ref().is_some_and(|watch| watch.ended());
+        if ended { Outcome::Panicked } else { Outcome::Continue }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Counter(AtomicUsize);
+
+    impl IrqLine for Counter {
+        fn assert(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        fn deassert(&self) {}
+    }
+
+    #[derive(Clone, Default)]
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn port() -> (SerialPort, Arc<Counter>, Sink) {
+        let (irq, sink) = (Arc::new(Counter::default()), Sink::default());
+        (SerialPort::new(irq.clone(), Box::new(sink.clone()), None), irq, sink)
+    }
+
+    fn read(port: &SerialPort, offset: u64) -> u8 {
+        let mut data = [0xff];
+        port.read(offset, &mut data);
+        data[0]
+    }
+
+    #[test]
+    fn output_goes_out() {
+        let (port, _, sink) = port();
+        assert_eq!(port.write(0, b"h"), Outcome::Continue);
+        assert_eq!(port.write(0, b"ello"), Outcome::Continue);
+        assert_eq!(*sink.0.lock().unwrap(), b"hello");
+    }
+
+    #[test]
+    fn more_input_than_the_fifo_holds_comes_in_order() {
+        let (port, irq, _) = port();
+        port.write(1, &[1]); // interrupt on received data
+        let bytes: Vec<u8> = (0..1000_u32).map(|i| (i % 251) as u8).collect();
+        assert_eq!(port.push(&bytes), 1000);
+        assert!(irq.0.load(Ordering::Relaxed) > 0);
+        let mut seen = Vec::new();
+        while read(&port, 5) & 1 != 0 {
+            seen.push(read(&port, 0));
+        }
+        assert_eq!(seen, bytes);
+    }
+
+    #[test]
+    fn input_is_bounded() {
+        let (port, _, _) = port();
+        let bytes = vec![1; INPUT_CAPACITY * 2];
+        assert!(port.push(&bytes) <= INPUT_CAPACITY);
+        port.push(&bytes);
+        assert_eq!(port.push(&bytes), 0);
+    }
+
+    #[test]
+    fn loopback_keeps_input_for_later() {
+        let (port, _, _) = port();
+        port.write(4, &[0x10]);
+        assert_eq!(port.push(b"x"), 1);
+        assert_eq!(read(&port, 5) & 1, 0);
+        port.write(4, &[0]);
+        assert_eq!(read(&port, 0), b'x');
+    }
+
+    #[test]
+    fn a_halted_kernel_is_told() {
+        let watch = Arc::new(PanicWatch::default());
+        let port = SerialPort::new(Arc::new(Counter::default()), Box::new(io::sink()), Some(watch));
+        for line in ["Kernel panic - not syncing: x\n", "---[ end Kernel panic - not syncing: x ]"]
+        {
+            assert_eq!(port.write(0, line.as_bytes()), Outcome::Continue);
+        }
+        assert_eq!(port.write(0, b"\n"), Outcome::Panicked);
+    }
+
+    #[test]
+    fn odd_registers_do_no_harm() {
+        let (port, _, _) = port();
+        for offset in [7, 8, 255, 256, u64::MAX] {
+            port.write(offset, &[0xff; 16]);
+            port.read(offset, &mut [0; 16]);
+        }
+        port.read(0, &mut []);
+        port.write(0, &[]);
+    }
+}
