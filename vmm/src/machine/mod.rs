@@ -1,1 +1,27 @@
-//! The virtual machine: memory, vCPUs, pause.
+//! The virtual machine: memory, vCPUs, boot, pause.
+//!
+//! A [`Machine`] boots an unmodified kernel on KVM and tells its owner, the controller, what it
+//! must know through [`Event`]s. The controller can stop all vCPUs with [`Machine::pause`], read
+//! registers and change guest memory while they are stopped, and let them go again.
+//!
+//! Nothing here knows about tracing. Per-architecture code is in `arch`, with the same item names
+//! for every architecture.
+
+mod arch;
+mod config;
+mod control;
+mod error;
+mod event;
+mod memory;
+mod pause;
+mod signal;
+mod vcpu;
+mod vm;
+
+pub use arch::{BootImage, DEFAULT_CMDLINE, MAX_ANNEX, Registers, TRAP_INSTRUCTION};
+pub use config::{AgentSink, Config, ConsoleSinks, ImageBytes, MIN_MEMORY};
+pub use error::MachineError;
+pub use event::{Event, ExitReason};
+pub use memory::Annex;
+pub use pause::Paused;
+pub use vm::{Machine, SerialInput, Waker};

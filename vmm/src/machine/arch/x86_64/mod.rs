@@ -1,0 +1,28 @@
+//! x86-64: a PC without PCI, booted without firmware.
+
+mod kvm;
+mod layout;
+mod load;
+mod platform;
+mod vcpu;
+
+pub use layout::MAX_ANNEX;
+pub use load::BootImage;
+pub use vcpu::Registers;
+
+pub(in crate::machine) use kvm::open_kvm;
+pub(in crate::machine) use layout::{ANNEX_BASE, ram_ranges};
+pub(in crate::machine) use load::load;
+pub(in crate::machine) use platform::Platform;
+pub(in crate::machine) use vcpu::{
+    clock, clock_hz, create_vcpu, paused, registers, run, set_program_counter, trap_address,
+};
+
+/// The instruction that a controller writes as a trap: `out 0xea, al`.
+///
+/// The port is one that no PC has, and the second byte is an invalid instruction in 64-bit mode,
+/// so that nobody gets anywhere by jumping to it.
+pub const TRAP_INSTRUCTION: [u8; 2] = [0xe6, layout::TRAP_PORT];
+
+/// A command line for guests that have no wish of their own.
+pub const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1";

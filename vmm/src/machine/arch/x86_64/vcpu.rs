@@ -1,0 +1,211 @@
+//! vCPUs: their registers and their exits.
+
+use kvm_bindings::{Msrs, kvm_msr_entry, kvm_regs, kvm_sregs};
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+
+use super::load::Boot;
+use super::{Platform, layout};
+use crate::devices::Outcome;
+use crate::machine::vcpu::Step;
+use crate::machine::{ExitReason, MachineError};
+
+const MSR_TSC: u32 = 0x10;
+
+/// Registers of a stopped vCPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Registers {
+    pub rax: u64,
+    pub rbx: u64,
+    pub rcx: u64,
+    pub rdx: u64,
+    pub rsi: u64,
+    pub rdi: u64,
+    pub rbp: u64,
+    pub rsp: u64,
+    pub r8: u64,
+    pub r9: u64,
+    pub r10: u64,
+    pub r11: u64,
+    pub r12: u64,
+    pub r13: u64,
+    pub r14: u64,
+    pub r15: u64,
+    pub rip: u64,
+    pub rflags: u64,
+    pub cr0: u64,
+    pub cr2: u64,
+    pub cr3: u64,
+    pub cr4: u64,
+    pub efer: u64,
+    /// Base of the GS segment: per-CPU data while in the kernel.
+    pub gs_base: u64,
+    pub fs_base: u64,
+    /// Interrupt descriptor table.
+    pub idt_base: u64,
+    /// Its last byte's offset.
+    pub idt_limit: u16,
+    pub gdt_base: u64,
+    pub cs: u16,
+    pub ss: u16,
+}
+
+impl Registers {
+    fn new(regs: &kvm_regs, sregs: &kvm_sregs) -> Registers {
+        Registers {
+            rax: regs.rax,
+            rbx: regs.rbx,
+            rcx: regs.rcx,
+            rdx: regs.rdx,
+            rsi: regs.rsi,
+            rdi: regs.rdi,
+            rbp: regs.rbp,
+            rsp: regs.rsp,
+            r8: regs.r8,
+            r9: regs.r9,
+            r10: regs.r10,
+            r11: regs.r11,
+            r12: regs.r12,
+            r13: regs.r13,
+            r14: regs.r14,
+            r15: regs.r15,
+            rip: regs.rip,
+            rflags: regs.rflags,
+            cr0: sregs.cr0,
+            cr2: sregs.cr2,
+            cr3: sregs.cr3,
+            cr4: sregs.cr4,
+            efer: sregs.efer,
+            gs_base: sregs.gs.base,
+            fs_base: sregs.fs.base,
+            idt_base: sregs.idt.base,
+            idt_limit: sregs.idt.limit,
+            gdt_base: sregs.gdt.base,
+            cs: sregs.cs.selector,
+            ss: sregs.ss.selector,
+        }
+    }
+}
+
+/// Reads all registers. The vCPU must be stopped.
+pub(in crate::machine) fn registers(fd: &VcpuFd) -> Result<Registers, MachineError> {
+    let regs = fd.get_regs().map_err(MachineError::kvm("read registers"))?;
+    let sregs = fd.get_sregs().map_err(MachineError::kvm("read system registers"))?;
+    Ok(Registers::new(&regs, &sregs))
+}
+
+/// Moves a stopped vCPU to another instruction.
+pub(in crate::machine) fn set_program_counter(
+    fd: &VcpuFd,
+    address: u64,
+) -> Result<(), MachineError> {
+    let mut regs = fd.get_regs().map_err(MachineError::kvm("read registers"))?;
+    regs.rip = address;
+    fd.set_regs(&regs).map_err(MachineError::kvm("set registers"))
+}
+
+/// Where the trap instruction is that the vCPU has just completed, if it was one.
+pub(in crate::machine) fn trap_address(fd: &VcpuFd) -> Option<u64> {
+    let length = super::TRAP_INSTRUCTION.len() as u64;
+    fd.get_regs().ok().map(|regs| regs.rip.wrapping_sub(length))
+}
+
+/// What the guest would read from its time stamp counter.
+pub(in crate::machine) fn clock(fd: &VcpuFd) -> Result<u64, MachineError> {
+    let entry = kvm_msr_entry { index: MSR_TSC, ..Default::default() };
+    let mut msrs = Msrs::from_entries(&[entry]).map_err(|_| MachineError::NoClock)?;
+    let count = fd.get_msrs(&mut msrs).map_err(MachineError::kvm("read the clock"))?;
+    match msrs.as_slice() {
+        [entry] if count == 1 => Ok(entry.data),
+        _ => Err(MachineError::NoClock),
+    }
+}
+
+/// Rate of the time stamp counter in Hz.
+pub(in crate::machine) fn clock_hz(fd: &VcpuFd) -> Result<u64, MachineError> {
+    let khz = fd.get_tsc_khz().map_err(MachineError::kvm("tell the rate of the clock"))?;
+    Ok(u64::from(khz) * 1000)
+}
+
+/// Tells the guest that it was stopped, so that its watchdogs do not blame it.
+pub(in crate::machine) fn paused(fd: &VcpuFd) -> Result<(), MachineError> {
+    match fd.kvmclock_ctrl() {
+        // The guest has no kvmclock (yet).
+        Err(e) if e.errno() == libc::EINVAL => Ok(()),
+        result => result.map_err(MachineError::kvm("tell the guest of a pause")),
+    }
+}
+
+/// Makes vCPU `id` of `count`.
+pub(in crate::machine) fn create_vcpu(
+    _kvm: &Kvm,
+    vm: &VmFd,
+    id: u8,
+    _count: u8,
+    boot: &Boot,
+) -> Result<VcpuFd, MachineError> {
+    let _ = boot.entry;
+    vm.create_vcpu(u64::from(id)).map_err(MachineError::kvm("make a vCPU"))
+}
+
+/// What an exit leaves to do once the vCPU can be used again.
+enum Todo {
+    Step(Step),
+    Write { index: u32, value: u64 },
+    Died(String),
+}
+
+/// Enters the guest and does what it wants of its devices.
+pub(in crate::machine) fn run(fd: &mut VcpuFd, platform: &Platform) -> Step {
+    let outcome = |outcome| match outcome {
+        Outcome::Continue => Step::Continue,
+        Outcome::PowerOff => Step::Exit(ExitReason::PowerOff),
+        Outcome::Reset => Step::Exit(ExitReason::Reset),
+        Outcome::Panicked => Step::Exit(ExitReason::Panic { message: String::new() }),
+    };
+    let todo = match fd.run() {
+        Ok(VcpuExit::IoOut(port, &[_])) if port == u16::from(layout::TRAP_PORT) => {
+            Todo::Step(Step::Trap)
+        }
+        Ok(VcpuExit::IoOut(port, data)) => {
+            Todo::Step(outcome(platform.ports.write(u64::from(port), data)))
+        }
+        Ok(VcpuExit::IoIn(port, data)) => {
+            platform.ports.read(u64::from(port), data);
+            Todo::Step(Step::Continue)
+        }
+        Ok(VcpuExit::MmioWrite(address, data)) => {
+            Todo::Step(outcome(platform.registers.write(address, data)))
+        }
+        Ok(VcpuExit::MmioRead(address, data)) => {
+            platform.registers.read(address, data);
+            Todo::Step(Step::Continue)
+        }
+        Ok(VcpuExit::X86Wrmsr(exit)) => Todo::Write { index: exit.index, value: exit.data },
+        Ok(VcpuExit::Intr | VcpuExit::IrqWindowOpen) => Todo::Step(Step::Continue),
+        Ok(VcpuExit::Shutdown) => Todo::Step(Step::Exit(ExitReason::TripleFault)),
+        Ok(other) => Todo::Died(format!("KVM exit {other:?}")),
+        Err(e) if e.errno() == libc::EINTR => Todo::Step(Step::Interrupted),
+        // A vCPU that has just been started by another one.
+        Err(e) if e.errno() == libc::EAGAIN => Todo::Step(Step::Continue),
+        Err(e) => Todo::Died(format!("KVM_RUN failed: {e}")),
+    };
+    match todo {
+        Todo::Step(step) => step,
+        Todo::Write { index, value } => write_register(fd, index, value),
+        Todo::Died(what) => {
+            let registers = registers(fd).map_or_else(|e| e.to_string(), |r| format!("{r:x?}"));
+            Step::Exit(ExitReason::InternalError(format!("{what}; {registers}")))
+        }
+    }
+}
+
+/// Does the register write that KVM has left to us.
+fn write_register(fd: &mut VcpuFd, index: u32, value: u64) -> Step {
+    let entry = kvm_msr_entry { index, data: value, ..Default::default() };
+    let done = Msrs::from_entries(&[entry])
+        .is_ok_and(|msrs| fd.set_msrs(&msrs).is_ok_and(|count| count == 1));
+    // Otherwise the guest gets the fault that it would have got.
+    fd.get_kvm_run().__bindgen_anon_1.msr.error = u8::from(!done);
+    if done { Step::MsrWrite { index, value } } else { Step::Continue }
+}

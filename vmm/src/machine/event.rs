@@ -1,0 +1,72 @@
+//! What the machine tells its controller.
+
+use std::fmt;
+
+/// Something the controller must see.
+///
+/// [`Event::Trap`] and [`Event::MsrWrite`] leave their vCPU parked: it counts as stopped in every
+/// pause and goes on only after [`Machine::release`](super::Machine::release).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A vCPU executed an armed trap instruction. Its program counter is at `address` again, so
+    /// that after the original bytes are back it runs them.
+    ///
+    /// Several vCPUs can hit one trap before it is disarmed: each sends its own event, so an
+    /// event can name a trap that is disarmed by the time it is read. Releasing the vCPU is then
+    /// all there is to do.
+    Trap {
+        /// The vCPU, counted from 0.
+        vcpu: usize,
+        /// Guest-virtual address of the trap instruction.
+        address: u64,
+    },
+    /// The first write to the register named by
+    /// [`Config::watch_msr`](super::Config::watch_msr); the write has already taken effect and the
+    /// watch is over.
+    MsrWrite {
+        /// The vCPU, counted from 0.
+        vcpu: usize,
+        /// Number of the model-specific register.
+        index: u32,
+        /// What was written.
+        value: u64,
+    },
+    /// The guest is gone: no vCPU will run again. Memory and registers can still be read.
+    /// Sent once.
+    Exit(ExitReason),
+    /// Somebody called [`Waker::wake`](super::Waker::wake).
+    Wake,
+}
+
+/// Why a guest is gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExitReason {
+    /// The guest powered itself off.
+    PowerOff,
+    /// The guest asked for a reset.
+    Reset,
+    /// The guest faulted while delivering a double fault (or reset itself this way).
+    TripleFault,
+    /// The guest kernel panicked, and then halted, reset or powered off.
+    ///
+    /// Recognised by the kernel's message on the console; a console that does not show it
+    /// (`quiet` does) makes this a reset or nothing.
+    Panic {
+        /// The reason the kernel gave.
+        message: String,
+    },
+    /// KVM or this program could not go on, with registers of the vCPU where there are any.
+    InternalError(String),
+}
+
+impl fmt::Display for ExitReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ExitReason::PowerOff => write!(f, "power-off"),
+            ExitReason::Reset => write!(f, "reset"),
+            ExitReason::TripleFault => write!(f, "triple fault"),
+            ExitReason::Panic { message } => write!(f, "kernel panic: {message}"),
+            ExitReason::InternalError(what) => write!(f, "internal error: {what}"),
+        }
+    }
+}

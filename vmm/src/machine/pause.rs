@@ -1,0 +1,106 @@
+//! A machine whose vCPUs are all stopped.
+
+use std::time::{Duration, Instant};
+
+use super::vcpu::lock;
+use super::{Machine, MachineError, Registers, arch};
+
+/// All vCPUs are out of guest mode, their I/O is complete, and they stay so until this is dropped
+/// or [`Paused::resume`]d.
+///
+/// Registers can be read and changed, guest memory and code be changed without the guest seeing
+/// an intermediate state. vCPUs parked on an event stay parked after the pause, too, until they are
+/// released.
+pub struct Paused<'a> {
+    machine: &'a Machine,
+    entered: Instant,
+    stopped: Instant,
+}
+
+impl<'a> Paused<'a> {
+    pub(super) fn new(machine: &'a Machine) -> Result<Paused<'a>, MachineError> {
+        let entered = Instant::now();
+        machine.control.pause()?;
+        // From here on, dropping it resumes.
+        let paused = Paused { machine, entered, stopped: Instant::now() };
+        for vcpu in &machine.vcpus {
+            arch::paused(&lock(vcpu).fd)?;
+        }
+        Ok(paused)
+    }
+
+    /// When the pause was asked for.
+    #[must_use]
+    pub fn entered_at(&self) -> Instant {
+        self.entered
+    }
+
+    /// How long it took until all vCPUs had stopped.
+    #[must_use]
+    pub fn latency(&self) -> Duration {
+        self.stopped.duration_since(self.entered)
+    }
+
+    /// Time since the pause was asked for.
+    #[must_use]
+    pub fn duration(&self) -> Duration {
+        self.entered.elapsed()
+    }
+
+    /// Number of vCPUs.
+    #[must_use]
+    pub fn vcpus(&self) -> usize {
+        self.machine.vcpus.len()
+    }
+
+    fn with<T>(
+        &self,
+        vcpu: usize,
+        f: impl FnOnce(&kvm_ioctls::VcpuFd) -> Result<T, MachineError>,
+    ) -> Result<T, MachineError> {
+        f(&lock(self.machine.vcpus.get(vcpu).ok_or(MachineError::NoVcpu(vcpu))?).fd)
+    }
+
+    /// Registers of a vCPU. One that the guest has not started shows those of a reset.
+    pub fn registers(&self, vcpu: usize) -> Result<Registers, MachineError> {
+        self.with(vcpu, arch::registers)
+    }
+
+    /// Moves a vCPU to another instruction.
+    pub fn set_rip(&self, vcpu: usize, address: u64) -> Result<(), MachineError> {
+        self.with(vcpu, |fd| arch::set_program_counter(fd, address))
+    }
+
+    /// The vCPU's clock now, in units of 1/[`Machine::clock_hz`] s: what the guest would read.
+    /// It goes on during a pause.
+    pub fn tsc(&self, vcpu: usize) -> Result<u64, MachineError> {
+        self.with(vcpu, arch::clock)
+    }
+
+    /// Makes the instruction at this guest-virtual address a trap. The caller writes
+    /// [`TRAP_INSTRUCTION`](super::TRAP_INSTRUCTION) there, before or after, within this pause.
+    /// False if it is one already.
+    pub fn arm_trap(&self, address: u64) -> bool {
+        self.machine.control.set_trap(address, true)
+    }
+
+    /// The instruction at this guest-virtual address is a trap no longer. The caller puts the
+    /// original bytes back within this pause. False if it was none.
+    ///
+    /// vCPUs that hit the trap before are parked on their events with the program counter at
+    /// `address`: once released they run the original instruction.
+    pub fn disarm_trap(&self, address: u64) -> bool {
+        self.machine.control.set_trap(address, false)
+    }
+
+    /// Ends the pause; returns how long it was.
+    pub fn resume(self) -> Duration {
+        self.duration()
+    }
+}
+
+impl Drop for Paused<'_> {
+    fn drop(&mut self) {
+        self.machine.control.resume();
+    }
+}

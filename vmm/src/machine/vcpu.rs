@@ -1,0 +1,139 @@
+//! A vCPU and the loop of its thread.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kvm_ioctls::VcpuFd;
+
+use super::arch::{self, Platform};
+use super::control::{Control, Go};
+use super::signal::{self, ImmediateExit};
+use super::{Event, ExitReason};
+
+/// How many exits completing one instruction's I/O may take; more is a bug of somebody's.
+const MAX_COMPLETIONS: usize = 10_000;
+
+/// What came of one entry into the guest.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// What there was to do is done.
+    Continue,
+    /// The thread was kicked; no I/O is pending.
+    Interrupted,
+    /// The guest executed what may be a trap instruction.
+    Trap,
+    /// The guest wrote a watched register; the write is done.
+    MsrWrite {
+        /// Which.
+        index: u32,
+        /// What.
+        value: u64,
+    },
+    /// The guest is gone.
+    Exit(ExitReason),
+}
+
+/// A vCPU. Its thread holds the lock while it runs and not while it is parked.
+pub(super) struct Vcpu {
+    pub(super) fd: VcpuFd,
+    pub(super) immediate_exit: ImmediateExit,
+}
+
+impl Vcpu {
+    pub(super) fn new(mut fd: VcpuFd) -> Vcpu {
+        let immediate_exit = ImmediateExit::new(&mut fd);
+        Vcpu { fd, immediate_exit }
+    }
+
+    /// Completes the I/O of the last exit without running guest code. `None` when that is all,
+    /// otherwise what else must be dealt with first.
+    fn complete(&mut self, platform: &Platform) -> Option<Step> {
+        for _ in 0..MAX_COMPLETIONS {
+            self.immediate_exit.set(true);
+            match arch::run(&mut self.fd, platform) {
+                Step::Continue => {}
+                Step::Interrupted => return None,
+                step => return Some(step),
+            }
+        }
+        Some(Step::Exit(ExitReason::InternalError("the I/O of an instruction does not end".into())))
+    }
+}
+
+/// Takes a lock; a thread that panicked holding it left nothing that others could not use.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The thread of vCPU `id`.
+pub(super) fn run(id: usize, vcpu: &Arc<Mutex<Vcpu>>, control: &Control, platform: &Platform) {
+    let registration = control.register(id);
+    let kickable = signal::receive_kicks(vcpu);
+    let mut go = Go::Run;
+    while go == Go::Run {
+        go = match turn(id, &mut lock(vcpu), control, platform) {
+            Turn::Again => Go::Run,
+            Turn::Checkpoint => control.checkpoint(id),
+            Turn::Event(event) => {
+                control.hold(id, event);
+                control.checkpoint(id)
+            }
+            Turn::Exit(reason) => {
+                if control.exit() {
+                    control.announce(platform.last_words(reason));
+                }
+                control.checkpoint(id)
+            }
+        };
+    }
+    drop(kickable);
+    registration.finish();
+}
+
+/// What the thread does next, without the vCPU's lock.
+enum Turn {
+    Again,
+    Checkpoint,
+    Event(Event),
+    Exit(ExitReason),
+}
+
+/// Enters the guest once, or makes the vCPU ready to be looked at.
+fn turn(id: usize, this: &mut Vcpu, control: &Control, platform: &Platform) -> Turn {
+    // This order: a kick that comes in between is seen at the look or by KVM_RUN.
+    this.immediate_exit.set(false);
+    let step = if control.attention() {
+        match this.complete(platform) {
+            Some(step) => step,
+            None => return Turn::Checkpoint,
+        }
+    } else {
+        arch::run(&mut this.fd, platform)
+    };
+    let event = match step {
+        Step::Continue | Step::Interrupted => return Turn::Again,
+        Step::Exit(reason) => return Turn::Exit(reason),
+        Step::Trap => {
+            // First the instruction must be over, or KVM would later skip what is then there.
+            if let Some(Step::Exit(reason)) = this.complete(platform) {
+                return Turn::Exit(reason);
+            }
+            let armed = arch::trap_address(&this.fd).filter(|address| control.is_armed(*address));
+            let Some(address) = armed else { return Turn::Again };
+            if let Err(e) = arch::set_program_counter(&this.fd, address) {
+                return Turn::Exit(ExitReason::InternalError(e.to_string()));
+            }
+            Event::Trap { vcpu: id, address }
+        }
+        Step::MsrWrite { index, value } => {
+            if let Some(Step::Exit(reason)) = this.complete(platform) {
+                return Turn::Exit(reason);
+            }
+            if !control.take_watch() {
+                return Turn::Again;
+            }
+            platform.end_watch();
+            Event::MsrWrite { vcpu: id, index, value }
+        }
+    };
+    Turn::Event(event)
+}

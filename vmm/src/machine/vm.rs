@@ -1,0 +1,198 @@
+//! The machine itself.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use kvm_ioctls::VmFd;
+use vm_memory::GuestMemoryMmap;
+
+use super::arch::{self, Platform};
+use super::control::Control;
+use super::vcpu::{self, Vcpu};
+use super::{Annex, Config, ConsoleSinks, Event, MachineError, Paused, memory, signal};
+use crate::devices::SerialPort;
+
+/// A virtual machine: made, started, paused as often as its controller wants, stopped.
+///
+/// Dropping it stops it.
+pub struct Machine {
+    threads: Vec<JoinHandle<()>>,
+    started: bool,
+    pub(super) vcpus: Vec<Arc<Mutex<Vcpu>>>,
+    pub(super) control: Arc<Control>,
+    platform: Arc<Platform>,
+    events: Receiver<Event>,
+    clock_hz: u64,
+    // Below what is needed by everything above: dropped last.
+    _vm: Arc<VmFd>,
+    memory: GuestMemoryMmap,
+    annex: Option<Annex>,
+}
+
+impl Machine {
+    /// Makes a machine with its kernel loaded and everything ready to start.
+    pub fn new(config: Config, sinks: ConsoleSinks) -> Result<Machine, MachineError> {
+        signal::install()?;
+        let kvm = arch::open_kvm()?;
+        let max = kvm.get_max_vcpus();
+        if config.cpus == 0 || usize::from(config.cpus) > max {
+            return Err(MachineError::Cpus { asked: config.cpus, max });
+        }
+        let memory = memory::create_ram(config.memory)?;
+        let annex = memory::create_annex(config.annex)?;
+        let vm = Arc::new(kvm.create_vm().map_err(MachineError::kvm("create a machine"))?);
+        memory::register(&vm, &memory, annex.as_ref())?;
+        let platform = Arc::new(Platform::new(&vm, &memory, annex.as_ref(), sinks)?);
+        let boot = arch::load(&config, &memory, annex.as_ref(), &platform)?;
+        let (cpus, watch_msr) = (config.cpus, config.watch_msr);
+        // The images can be large, and are in guest memory now.
+        drop(config);
+        let mut vcpus = Vec::new();
+        for id in 0..cpus {
+            let fd = arch::create_vcpu(&kvm, &vm, id, cpus, &boot)?;
+            vcpus.push(Arc::new(Mutex::new(Vcpu::new(fd))));
+        }
+        if let Some(index) = watch_msr {
+            platform.watch(index)?;
+        }
+        let clock_hz = arch::clock_hz(&vcpu::lock(&vcpus[0]).fd)?;
+        let (sender, events) = channel();
+        let control = Arc::new(Control::new(vcpus.len(), watch_msr.is_some(), sender));
+        Ok(Machine {
+            threads: Vec::new(),
+            started: false,
+            vcpus,
+            control,
+            platform,
+            events,
+            clock_hz,
+            _vm: vm,
+            memory,
+            annex,
+        })
+    }
+
+    /// The guest's RAM, without the annex. The guest may write to it at any time.
+    #[must_use]
+    pub fn memory(&self) -> &GuestMemoryMmap {
+        &self.memory
+    }
+
+    /// The annex, if the machine has one.
+    #[must_use]
+    pub fn annex(&self) -> Option<&Annex> {
+        self.annex.as_ref()
+    }
+
+    /// Number of vCPUs.
+    #[must_use]
+    pub fn vcpus(&self) -> usize {
+        self.vcpus.len()
+    }
+
+    /// Rate of the clock that the guest reads (and [`Paused::tsc`] returns), in Hz.
+    #[must_use]
+    pub fn clock_hz(&self) -> u64 {
+        self.clock_hz
+    }
+
+    /// Starts the vCPUs.
+    pub fn start(&mut self) -> Result<(), MachineError> {
+        if std::mem::replace(&mut self.started, true) {
+            return Err(MachineError::AlreadyStarted);
+        }
+        for (id, vcpu) in self.vcpus.iter().enumerate() {
+            let (vcpu, control, platform) =
+                (Arc::clone(vcpu), Arc::clone(&self.control), Arc::clone(&self.platform));
+            let thread = std::thread::Builder::new()
+                .name(format!("vcpu{id}"))
+                .spawn(move || vcpu::run(id, &vcpu, &control, &platform))
+                .map_err(|source| MachineError::System { what: "start a vCPU's thread", source })?;
+            self.threads.push(thread);
+        }
+        Ok(())
+    }
+
+    /// What the controller must see, in order.
+    #[must_use]
+    pub fn events(&self) -> &Receiver<Event> {
+        &self.events
+    }
+
+    /// A handle that puts [`Event::Wake`] among the events, from any thread.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        Waker(Arc::clone(&self.control))
+    }
+
+    /// Stops all vCPUs out of guest mode with their I/O complete.
+    ///
+    /// Takes as long as the slowest vCPU needs to leave the guest, at most 10 s. Works before the
+    /// start and after the guest's exit as well. Fails while another pause is held.
+    pub fn pause(&self) -> Result<Paused<'_>, MachineError> {
+        Paused::new(self)
+    }
+
+    /// Lets a vCPU go on that is parked on an event. Inside a pause it goes on when that ends.
+    pub fn release(&self, vcpu: usize) -> Result<(), MachineError> {
+        self.control.release(vcpu)
+    }
+
+    /// What is typed at the guest's console (ttyS0).
+    #[must_use]
+    pub fn serial_input(&self) -> SerialInput {
+        SerialInput(self.platform.console())
+    }
+
+    /// The way in to the agent: the guest's second serial port (ttyS1).
+    #[must_use]
+    pub fn agent_input(&self) -> SerialInput {
+        SerialInput(self.platform.agent())
+    }
+
+    /// Stops the machine and waits for its threads. What the guest has written to its console has
+    /// reached the sink then, unless that is slow.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let stuck = self.control.stop();
+        for (id, thread) in self.threads.drain(..).enumerate() {
+            if stuck.contains(&id) {
+                // It holds its own references to all it uses: let it be.
+                log::error!("vCPU {id} does not stop; its thread is left behind");
+            } else if thread.join().is_err() {
+                log::error!("the thread of vCPU {id} panicked");
+            }
+        }
+        self.platform.flush();
+    }
+}
+
+/// Wakes a controller that waits for events.
+#[derive(Clone)]
+pub struct Waker(Arc<Control>);
+
+impl Waker {
+    /// Puts an [`Event::Wake`] among the events.
+    pub fn wake(&self) {
+        self.0.wake();
+    }
+}
+
+/// The receiving side of a serial port of the guest.
+#[derive(Clone)]
+pub struct SerialInput(Arc<SerialPort>);
+
+impl SerialInput {
+    /// Sends bytes to the guest; returns how many were taken. The guest reads at its own pace;
+    /// 64 KiB are kept for it, what does not fit is not taken.
+    #[must_use]
+    pub fn push(&self, bytes: &[u8]) -> usize {
+        self.0.push(bytes)
+    }
+}
