@@ -1,0 +1,144 @@
+//! Process 1: makes a system to run one command line in, runs it, reports, powers off. Never returns.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::kmod::{ModuleInitFlags, finit_module};
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::{RebootMode, reboot};
+
+use crate::channel::Channel;
+use crate::command::{self, Status};
+
+/// The command line to run; absent: none was asked for.
+const RUN: &str = "/vmtrace/run";
+/// Modules to load, in the order of their names.
+const MODULES: &str = "/vmtrace/modules";
+
+struct Mount {
+    kind: &'static str,
+    target: &'static str,
+    data: &'static str,
+    /// A kernel may be built without it.
+    optional: bool,
+}
+
+const MOUNTS: [Mount; 6] = [
+    Mount { kind: "devtmpfs", target: "/dev", data: "mode=755", optional: false },
+    Mount { kind: "proc", target: "/proc", data: "", optional: false },
+    Mount { kind: "sysfs", target: "/sys", data: "", optional: false },
+    Mount { kind: "tmpfs", target: "/run", data: "mode=755", optional: false },
+    Mount { kind: "tmpfs", target: "/tmp", data: "mode=1777", optional: false },
+    Mount { kind: "tracefs", target: "/sys/kernel/tracing", data: "", optional: true },
+];
+
+/// The life of process 1.
+pub(crate) fn main() -> ! {
+    let mount_errors = mount_all();
+    let console_error = use_console().err();
+    let mut channel = Channel::open();
+    report_panics();
+    channel.hello();
+    for error in mount_errors {
+        channel.error(&error);
+    }
+    if let Some(e) = console_error {
+        channel.error(&format!("/dev/console: {e}"));
+    }
+    for error in load_modules(Path::new(MODULES)) {
+        channel.error(&error);
+    }
+    let result = match fs::read(RUN) {
+        Ok(line) => Some(command::run(&command::line_of(&line))),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => command::has_shell().then(command::shell),
+        Err(e) => Some(Err(format!("{RUN}: {e}"))),
+    };
+    match result {
+        Some(Ok(Status::Exited(code))) => channel.exited(code),
+        Some(Ok(Status::Signaled(signal))) => channel.signaled(signal),
+        Some(Err(error)) => channel.error(&error),
+        None => {}
+    }
+    power_off(&mut channel)
+}
+
+fn mount_all() -> Vec<String> {
+    let mut errors = Vec::new();
+    for m in MOUNTS {
+        // /sys/kernel/tracing is sysfs's to make; the others may be missing in somebody else's initramfs.
+        if !Path::new(m.target).exists() {
+            let _ = fs::DirBuilder::new().recursive(true).mode(0o755).create(m.target);
+        }
+        let flags = if m.kind == "devtmpfs" {
+            MsFlags::MS_NOSUID
+        } else {
+            MsFlags::MS_NOSUID | MsFlags::MS_NODEV
+        };
+        match mount(Some(m.kind), m.target, Some(m.kind), flags, Some(m.data)) {
+            Ok(()) | Err(nix::Error::EBUSY) => {}
+            Err(_) if m.optional => {}
+            Err(e) => errors.push(format!("cannot mount {} at {}: {e}", m.kind, m.target)),
+        }
+    }
+    errors
+}
+
+/// The kernel gives process 1 its console only if the initramfs has a node for it.
+fn use_console() -> io::Result<()> {
+    let console = OpenOptions::new().read(true).write(true).open("/dev/console");
+    let (file, error) = match console {
+        Ok(file) => (file, None),
+        // Without any console there must still be a standard input and output.
+        Err(e) => (OpenOptions::new().read(true).write(true).open("/dev/null")?, Some(e)),
+    };
+    nix::unistd::dup2_stdin(&file)?;
+    nix::unistd::dup2_stdout(&file)?;
+    nix::unistd::dup2_stderr(&file)?;
+    error.map_or(Ok(()), Err)
+}
+
+fn load_modules(dir: &Path) -> Vec<String> {
+    let mut files: Vec<PathBuf> = match fs::read_dir(dir) {
+        Ok(entries) => entries.flatten().map(|e| e.path()).collect(),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Vec::new(),
+        Err(e) => return vec![format!("{}: {e}", dir.display())],
+    };
+    files.sort();
+    files
+        .iter()
+        .filter_map(|file| load_module(file).err().map(|e| format!("module {}: {e}", name(file))))
+        .collect()
+}
+
+fn load_module(path: &Path) -> io::Result<()> {
+    match finit_module(File::open(path)?, c"", ModuleInitFlags::empty()) {
+        Ok(()) | Err(nix::Error::EEXIST) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn name(file: &Path) -> String {
+    file.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The end of process 1 is a kernel panic, so a defect of ours must end in a power-off instead.
+fn report_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        let mut channel = Channel::open();
+        channel.error(&format!("defect in the agent: {info}"));
+        power_off(&mut channel);
+    }));
+}
+
+fn power_off(channel: &mut Channel) -> ! {
+    channel.drain();
+    nix::unistd::sync();
+    let _ = reboot(RebootMode::RB_POWER_OFF);
+    // A machine that cannot be powered off: be idle rather than end.
+    loop {
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+}

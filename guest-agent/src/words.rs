@@ -1,0 +1,159 @@
+//! Splits a command line the way a shell would, as far as that goes without one.
+
+use std::fmt;
+
+/// One command of a command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// Program and arguments; never empty.
+    pub(crate) words: Vec<String>,
+    /// Runs only if the step before it succeeded (`&&`).
+    pub(crate) after_success: bool,
+}
+
+/// Why a command line cannot be run without a shell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Error {
+    /// A quote without its end.
+    Unterminated(char),
+    /// Something that only a shell can do.
+    NeedsShell(char),
+    /// `&&` without a command before or after it.
+    NoCommand,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unterminated(quote) => write!(f, "the command line lacks a closing {quote}"),
+            Self::NeedsShell(c) => {
+                write!(f, "'{c}' in the command line needs a shell: quote it, or add a /bin/sh")
+            }
+            Self::NoCommand => write!(f, "the command line has '&&' without a command beside it"),
+        }
+    }
+}
+
+/// Words, quotes (`'`, `"`, `\`), `;` or a line end, and `&&`. Anything else that a shell would treat
+/// specially is refused rather than passed on as text.
+pub(crate) fn split(line: &str) -> Result<Vec<Step>, Error> {
+    let mut out = Splitter::default();
+    let mut chars = line.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\'' => loop {
+                match chars.next().ok_or(Error::Unterminated('\''))? {
+                    '\'' => break out.open_word(),
+                    c => out.push(c),
+                }
+            },
+            '"' => loop {
+                match chars.next().ok_or(Error::Unterminated('"'))? {
+                    '"' => break out.open_word(),
+                    '\\' => match chars.next().ok_or(Error::Unterminated('"'))? {
+                        c @ ('"' | '\\' | '$' | '`') => out.push(c),
+                        c => {
+                            out.push('\\');
+                            out.push(c);
+                        }
+                    },
+                    c @ ('$' | '`') => return Err(Error::NeedsShell(c)),
+                    c => out.push(c),
+                }
+            },
+            '\\' => out.push(chars.next().ok_or(Error::Unterminated('\\'))?),
+            ';' | '\n' => out.end_step(false)?,
+            '&' if chars.peek() == Some(&'&') => {
+                chars.next();
+                out.end_step(true)?;
+            }
+            '|' | '<' | '>' | '&' | '(' | ')' | '$' | '`' | '*' | '?' | '[' => {
+                return Err(Error::NeedsShell(c));
+            }
+            c if c.is_whitespace() => out.end_word(),
+            c => out.push(c),
+        }
+    }
+    out.end_step(false)?;
+    if out.and { Err(Error::NoCommand) } else { Ok(out.steps) }
+}
+
+#[derive(Default)]
+struct Splitter {
+    steps: Vec<Step>,
+    words: Vec<String>,
+    word: Option<String>,
+    and: bool,
+}
+
+impl Splitter {
+    fn open_word(&mut self) {
+        self.word.get_or_insert_default();
+    }
+
+    fn push(&mut self, c: char) {
+        self.word.get_or_insert_default().push(c);
+    }
+
+    fn end_word(&mut self) {
+        self.words.extend(self.word.take());
+    }
+
+    fn end_step(&mut self, and: bool) -> Result<(), Error> {
+        self.end_word();
+        if self.words.is_empty() {
+            return if and || self.and { Err(Error::NoCommand) } else { Ok(()) };
+        }
+        let words = std::mem::take(&mut self.words);
+        self.steps.push(Step { words, after_success: self.and });
+        self.and = and;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<(bool, Vec<String>)> {
+        split(line).unwrap().into_iter().map(|s| (s.after_success, s.words)).collect()
+    }
+
+    fn step(after: bool, words: &[&str]) -> (bool, Vec<String>) {
+        (after, words.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn words_and_quotes() {
+        assert_eq!(words("ls  /"), [step(false, &["ls", "/"])]);
+        assert_eq!(
+            words(r#"echo 'a b' "c \"d\" $x"#.replace("$x", "e\"").as_str()),
+            [step(false, &["echo", "a b", "c \"d\" e"])]
+        );
+        assert_eq!(words(r"echo a\ b '' x''y"), [step(false, &["echo", "a b", "", "xy"])]);
+        assert_eq!(words(r#"echo "a\n" '*?$|'"#), [step(false, &["echo", r"a\n", "*?$|"])]);
+        assert_eq!(words("  "), []);
+    }
+
+    #[test]
+    fn sequences() {
+        assert_eq!(
+            words("a;b\nc && d;"),
+            [step(false, &["a"]), step(false, &["b"]), step(false, &["c"]), step(true, &["d"]),]
+        );
+        assert_eq!(words("a ; ; b"), [step(false, &["a"]), step(false, &["b"])]);
+    }
+
+    #[test]
+    fn refusals() {
+        assert_eq!(split("a | b"), Err(Error::NeedsShell('|')));
+        assert_eq!(split("a & b"), Err(Error::NeedsShell('&')));
+        assert_eq!(split("echo $HOME"), Err(Error::NeedsShell('$')));
+        assert_eq!(split("echo \"$HOME\""), Err(Error::NeedsShell('$')));
+        assert_eq!(split("a &&"), Err(Error::NoCommand));
+        assert_eq!(split("&& a"), Err(Error::NoCommand));
+        assert_eq!(split("a && ; b"), Err(Error::NoCommand));
+        assert_eq!(split("echo 'a"), Err(Error::Unterminated('\'')));
+        assert_eq!(split("echo \\"), Err(Error::Unterminated('\\')));
+    }
+}
