@@ -13,6 +13,9 @@ use crate::words::{self, Step};
 /// Where commands are looked for, in this order: `/` first, since that is where added files are.
 pub(crate) const PATH: &str = "/:/bin:/sbin:/usr/bin:/usr/sbin:/usr/local/bin";
 
+/// The status of a command line that could not be run at all.
+pub(crate) const CANNOT_RUN: u8 = 125;
+
 const SHELL: &str = "/bin/sh";
 
 /// How a command line ended.
@@ -49,7 +52,7 @@ pub(crate) fn run_as_process(line: &OsStr) -> ExitCode {
         Ok(Status::Signaled(signal)) => ExitCode::from(u8::try_from(128 + signal).unwrap_or(255)),
         Err(e) => {
             eprintln!("vmtrace-agent: {e}");
-            ExitCode::from(125)
+            ExitCode::from(CANNOT_RUN)
         }
     }
 }

@@ -59,7 +59,10 @@ pub(crate) fn main() -> ! {
     match result {
         Some(Ok(Status::Exited(code))) => channel.exited(code),
         Some(Ok(Status::Signaled(signal))) => channel.signaled(signal),
-        Some(Err(error)) => channel.error(&error),
+        Some(Err(error)) => {
+            channel.error(&error);
+            channel.exited(command::CANNOT_RUN.into());
+        }
         None => {}
     }
     power_off(&mut channel)

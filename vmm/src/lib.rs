@@ -2,10 +2,12 @@
 //!
 //! The way of a record is described in `docs/architecture.md`.
 
+pub mod agent_channel;
 pub mod cli;
 pub mod devices;
 pub mod export;
 pub mod host;
+pub mod initramfs;
 pub mod kernel;
 pub mod machine;
 pub mod stream;

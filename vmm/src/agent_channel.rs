@@ -1,0 +1,131 @@
+//! What the guest agent says over its serial port: lines as `guest-agent/README.md` has them.
+//!
+//! Any program in the guest can write to that port, so everything here is bounded and nothing is trusted
+//! beyond being shown or counted.
+
+/// A longer line is none of the agent's.
+const LINE_MAX: usize = 256;
+const PREFIX: &str = "vmtrace-agent 1 ";
+
+/// A message of the agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AgentMessage {
+    /// The agent runs; its version.
+    Hello(String),
+    /// The command line exited with this status.
+    Exit(u8),
+    /// This signal ended the command line.
+    Signal(u8),
+    /// Something went wrong in the agent.
+    Error(String),
+}
+
+/// Takes bytes as they come and gives messages. What is no message is dropped.
+#[derive(Debug, Default)]
+pub struct AgentParser {
+    line: Vec<u8>,
+    /// The line is too long already; wait for its end.
+    skip: bool,
+}
+
+impl AgentParser {
+    /// A parser at the start of a line.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes one byte; the one that ends a line may complete a message.
+    pub fn push(&mut self, byte: u8) -> Option<AgentMessage> {
+        if byte != b'\n' {
+            self.skip |= self.line.len() == LINE_MAX;
+            if !self.skip {
+                self.line.push(byte);
+            }
+            return None;
+        }
+        let message = if self.skip { None } else { parse(&self.line) };
+        self.line.clear();
+        self.skip = false;
+        message
+    }
+
+    /// Takes several bytes.
+    pub fn extend<'a>(&'a mut self, bytes: &'a [u8]) -> impl Iterator<Item = AgentMessage> + 'a {
+        bytes.iter().filter_map(|byte| self.push(*byte))
+    }
+}
+
+fn parse(line: &[u8]) -> Option<AgentMessage> {
+    let line = std::str::from_utf8(line).ok()?;
+    let line = line.strip_suffix('\r').unwrap_or(line);
+    if line.chars().any(char::is_control) {
+        return None;
+    }
+    let (kind, value) = line.strip_prefix(PREFIX)?.split_once(' ')?;
+    Some(match kind {
+        "hello" => AgentMessage::Hello(value.to_owned()),
+        "exit" => AgentMessage::Exit(value.parse().ok()?),
+        "signal" => AgentMessage::Signal(value.parse().ok()?),
+        "error" => AgentMessage::Error(value.to_owned()),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn all(bytes: &[u8]) -> Vec<AgentMessage> {
+        AgentParser::new().extend(bytes).collect()
+    }
+
+    #[test]
+    fn messages() {
+        let text = b"vmtrace-agent 1 hello 0.1.0\nvmtrace-agent 1 error a: b c\r\nnoise\n\
+            vmtrace-agent 1 new thing\nvmtrace-agent 2 exit 1\nvmtrace-agent 1 signal 9\nvmtrace-agent 1 exit 255\n";
+        assert_eq!(
+            all(text),
+            [
+                AgentMessage::Hello("0.1.0".into()),
+                AgentMessage::Error("a: b c".into()),
+                AgentMessage::Signal(9),
+                AgentMessage::Exit(255),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_the_guest_may_try() {
+        let long = format!("vmtrace-agent 1 error {}\nvmtrace-agent 1 exit 0\n", "x".repeat(5000));
+        assert_eq!(all(long.as_bytes()), [AgentMessage::Exit(0)]);
+        for line in ["exit 256", "exit -1", "exit", "exit  1", "error a\x1b[2Jb", "signal \u{663}"]
+        {
+            assert_eq!(all(format!("vmtrace-agent 1 {line}\n").as_bytes()), [], "{line}");
+        }
+        assert_eq!(all(b"vmtrace-agent 1 error \xff\n"), []);
+        assert_eq!(all(b"vmtrace-agent 1 exit 0"), [], "a line must end");
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_do_not_matter(text in "(vmtrace-agent 1 (exit|signal|error|hello) [0-9a-z]{0,4}\r?\n|\\PC{0,20}\n){0,8}",
+                                cut in any::<prop::sample::Index>()) {
+            let bytes = text.as_bytes();
+            let (a, b) = bytes.split_at(cut.index(bytes.len() + 1));
+            let mut parser = AgentParser::new();
+            let mut pieces: Vec<_> = parser.extend(a).collect();
+            pieces.extend(parser.extend(b));
+            prop_assert_eq!(pieces, all(bytes));
+        }
+
+        #[test]
+        fn memory_is_bounded(bytes in prop::collection::vec(any::<u8>(), 0..4000)) {
+            let mut parser = AgentParser::new();
+            for byte in bytes {
+                parser.push(byte);
+                prop_assert!(parser.line.len() <= LINE_MAX);
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Initial RAM file systems, made in memory: the guest's built-in one with the agent as `/init`, and the
+//! archive format that the emulated host's one is made of too.
+
+mod archive;
+mod modules;
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+pub(crate) use archive::Archive;
+pub use modules::{LoadedModule, Modules};
+
+/// The agent for guests of the architecture that vmtrace is built for.
+pub static AGENT: &[u8] = include_bytes!(env!("VMTRACE_AGENT"));
+
+/// The agent's applets; each has a link in `/bin`.
+const APPLETS: [&str; 7] = ["cat", "echo", "false", "ls", "sleep", "true", "write"];
+
+/// Why an initramfs cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An input file cannot be opened.
+    #[error("cannot read {}: {source}", .path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// An input file failed while it was copied.
+    #[error("cannot copy {path} into the initramfs: {source}")]
+    Read {
+        /// Its name in the initramfs.
+        path: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// An input file changed its size while it was copied.
+    #[error("the file for /{0} changed while it was copied into the initramfs")]
+    Changed(String),
+    /// Not a regular file.
+    #[error("{} is not a regular file; only single files can be added to the initramfs", .0.display())]
+    NotAFile(PathBuf),
+    /// A path without a usable file name.
+    #[error("{} has no name that can be used in the initramfs (UTF-8)", .0.display())]
+    NoName(PathBuf),
+    /// Two things with one name.
+    #[error("/{0} would be in the initramfs twice: rename one of the files")]
+    Duplicate(String),
+    /// Beyond what the format can hold.
+    #[error("/{0} is too large for an initramfs (4 GiB)")]
+    TooLarge(String),
+    /// The archive cannot be written.
+    #[error("cannot write the initramfs: {0}")]
+    Write(#[source] io::Error),
+    /// A directory without modules.
+    #[error(
+        "{} has no kernel modules; it should be like the content of /lib/modules/RELEASE",
+        .0.display()
+    )]
+    NoModules(PathBuf),
+    /// No such module.
+    #[error("there is no module {name} in {}", .dir.display())]
+    NoModule {
+        /// The module.
+        name: String,
+        /// Where it was looked for.
+        dir: PathBuf,
+    },
+    /// Modules that need each other.
+    #[error("the modules that {0} needs need {0} themselves")]
+    Circular(String),
+    /// A module file that cannot be decompressed or is none.
+    #[error("the module file {} is damaged: {reason}", .path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// The built-in initramfs: agent, added files, modules, and the command line to run.
+#[derive(Debug, Default)]
+pub struct Builder {
+    run: Option<String>,
+    files: Vec<PathBuf>,
+    modules: Vec<LoadedModule>,
+}
+
+impl Builder {
+    /// An initramfs whose agent has nothing to run.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The command line that the agent runs.
+    #[must_use]
+    pub fn run(mut self, line: Option<impl Into<String>>) -> Self {
+        self.run = line.map(Into::into);
+        self
+    }
+
+    /// Puts a file at `/NAME`, executable if it is so here.
+    #[must_use]
+    pub fn add_file(mut self, file: impl Into<PathBuf>) -> Self {
+        self.files.push(file.into());
+        self
+    }
+
+    /// Modules for the agent to load, in this order; see [`Modules::resolve`].
+    #[must_use]
+    pub fn modules(mut self, modules: Vec<LoadedModule>) -> Self {
+        self.modules.extend(modules);
+        self
+    }
+
+    /// Makes the archive (uncompressed newc).
+    pub fn build(&self) -> Result<Vec<u8>, Error> {
+        let mut archive = Archive::new(Vec::new());
+        for dir in ["dev", "proc", "sys", "run", "tmp", "bin", "vmtrace"] {
+            archive.directory(dir, 0o755)?;
+        }
+        // The kernel opens it for process 1 before anything is mounted.
+        archive.char_device("dev/console", 0o600, (5, 1))?;
+        bytes(&mut archive, "init", 0o755, AGENT)?;
+        for file in &self.files {
+            add(&mut archive, file)?;
+        }
+        for applet in APPLETS {
+            archive.link(&format!("bin/{applet}"), "../init")?;
+        }
+        for (n, module) in self.modules.iter().enumerate() {
+            bytes(
+                &mut archive,
+                &format!("vmtrace/modules/{n:03}-{}.ko", module.name),
+                0o644,
+                &module.content,
+            )?;
+        }
+        if let Some(run) = &self.run {
+            bytes(&mut archive, "vmtrace/run", 0o644, run.as_bytes())?;
+        }
+        archive.finish()
+    }
+}
+
+fn bytes(
+    archive: &mut Archive<Vec<u8>>,
+    path: &str,
+    mode: u32,
+    content: &[u8],
+) -> Result<(), Error> {
+    archive.file(path, mode, u64::try_from(content.len()).unwrap_or(u64::MAX), content)
+}
+
+fn add(archive: &mut Archive<Vec<u8>>, path: &Path) -> Result<(), Error> {
+    let name =
+        path.file_name().and_then(|n| n.to_str()).ok_or_else(|| Error::NoName(path.to_owned()))?;
+    let open = |source| Error::Open { path: path.to_owned(), source };
+    let file = File::open(path).map_err(open)?;
+    let metadata = file.metadata().map_err(open)?;
+    if !metadata.is_file() {
+        return Err(Error::NotAFile(path.to_owned()));
+    }
+    let mode = if metadata.permissions().mode() & 0o111 == 0 { 0o644 } else { 0o755 };
+    archive.file(name, mode, metadata.len(), file)
+}
+
+#[cfg(test)]
+mod tests;

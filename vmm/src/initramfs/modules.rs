@@ -1,0 +1,252 @@
+//! Kernel modules: which files a module needs, in which order, and their plain content.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use object::{Object, ObjectSection};
+
+use super::Error;
+
+/// Modules do not get near this; a decompressor must end somewhere.
+const SIZE_MAX: u64 = 256 << 20;
+
+const SUFFIXES: [&str; 4] = [".ko", ".ko.xz", ".ko.gz", ".ko.zst"];
+
+/// The modules of a directory, with what each depends on.
+#[derive(Debug)]
+pub struct Modules {
+    dir: PathBuf,
+    /// By name, as `modinfo` has it: underscores only.
+    by_name: BTreeMap<String, Module>,
+    /// Names of those that are part of the kernel itself.
+    builtin: BTreeSet<String>,
+}
+
+#[derive(Debug)]
+struct Module {
+    file: PathBuf,
+    needs: Vec<String>,
+}
+
+/// A module ready to be loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoadedModule {
+    /// Its name, underscores only.
+    pub name: String,
+    /// The ELF file, decompressed.
+    pub content: Vec<u8>,
+}
+
+impl Modules {
+    /// Reads a directory like the content of `/lib/modules/RELEASE`. Without a `modules.dep`, the modules below
+    /// it are asked themselves.
+    pub fn open(dir: &Path) -> Result<Self, Error> {
+        let dep = dir.join("modules.dep");
+        let mut modules =
+            Self { dir: dir.to_owned(), by_name: BTreeMap::new(), builtin: BTreeSet::new() };
+        match fs::read_to_string(&dep) {
+            Ok(text) => modules.parse_dep(&text),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => modules.scan()?,
+            Err(source) => return Err(Error::Open { path: dep, source }),
+        }
+        if modules.by_name.is_empty() {
+            return Err(Error::NoModules(dir.to_owned()));
+        }
+        if let Ok(text) = fs::read_to_string(dir.join("modules.builtin")) {
+            modules.builtin = text.lines().filter_map(module_name).collect();
+        }
+        Ok(modules)
+    }
+
+    /// All names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.by_name.keys().map(String::as_str)
+    }
+
+    /// The named modules and all they need, dependencies first, each once. What is built into the kernel is
+    /// left out.
+    pub fn resolve(&self, names: &[&str]) -> Result<Vec<LoadedModule>, Error> {
+        let mut order = Vec::new();
+        for name in names {
+            self.visit(&name.replace('-', "_"), &mut order, &mut Vec::new())?;
+        }
+        order
+            .into_iter()
+            .map(|name| Ok(LoadedModule { content: self.read(name)?, name: name.to_owned() }))
+            .collect()
+    }
+
+    fn visit<'a>(
+        &'a self,
+        name: &str,
+        order: &mut Vec<&'a str>,
+        above: &mut Vec<String>,
+    ) -> Result<(), Error> {
+        if order.contains(&name) || self.builtin.contains(name) {
+            return Ok(());
+        }
+        let missing = || Error::NoModule { name: name.to_owned(), dir: self.dir.clone() };
+        let (key, module) = self.by_name.get_key_value(name).ok_or_else(missing)?;
+        if above.iter().any(|n| n == name) {
+            return Err(Error::Circular(name.to_owned()));
+        }
+        above.push(name.to_owned());
+        for need in &module.needs {
+            self.visit(need, order, above)?;
+        }
+        above.pop();
+        order.push(key);
+        Ok(())
+    }
+
+    fn read(&self, name: &str) -> Result<Vec<u8>, Error> {
+        let module = self.by_name.get(name);
+        let path = module.map(|m| self.dir.join(&m.file)).unwrap_or_default();
+        read_module(&path)
+    }
+
+    fn parse_dep(&mut self, text: &str) {
+        for line in text.lines() {
+            let Some((file, needs)) = line.split_once(':') else { continue };
+            let Some(name) = module_name(file) else { continue };
+            // In modules.dep the list is already complete, outermost first.
+            let needs = needs.split_whitespace().rev().filter_map(module_name).collect();
+            self.by_name.insert(name, Module { file: PathBuf::from(file), needs });
+        }
+    }
+
+    fn scan(&mut self) -> Result<(), Error> {
+        let mut todo = vec![self.dir.clone()];
+        while let Some(dir) = todo.pop() {
+            let open = |source| Error::Open { path: dir.clone(), source };
+            for entry in fs::read_dir(&dir).map_err(open)? {
+                let entry = entry.map_err(open)?;
+                let path = entry.path();
+                if entry.file_type().is_ok_and(|t| t.is_dir()) {
+                    todo.push(path);
+                } else if let Some(name) = path.to_str().and_then(module_name) {
+                    let needs = depends(&read_module(&path)?);
+                    self.by_name.insert(name, Module { file: path, needs });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `kernel/net/a-b.ko.xz` is `a_b`; anything else is no module.
+fn module_name(path: &str) -> Option<String> {
+    let file = path.rsplit('/').next()?;
+    let stem = SUFFIXES.iter().find_map(|suffix| file.strip_suffix(suffix))?;
+    Some(stem.replace('-', "_"))
+}
+
+/// The file, decompressed if its name says that it is compressed.
+fn read_module(path: &Path) -> Result<Vec<u8>, Error> {
+    let open = |source| Error::Open { path: path.to_owned(), source };
+    let data = fs::read(path).map_err(open)?;
+    let damaged = |reason: String| Error::Damaged { path: path.to_owned(), reason };
+    let content = match path.extension().and_then(|e| e.to_str()) {
+        Some("xz") => unpack(lzma_rust2::XzReader::new(data.as_slice(), true)),
+        Some("gz") => unpack(flate2::read::GzDecoder::new(data.as_slice())),
+        Some("zst") => match ruzstd::decoding::StreamingDecoder::new(data.as_slice()) {
+            Ok(decoder) => unpack(decoder),
+            Err(e) => Err(io::Error::other(e)),
+        },
+        _ => Ok(data),
+    };
+    let content = content.map_err(|e| damaged(e.to_string()))?;
+    if content.starts_with(b"\x7fELF") {
+        Ok(content)
+    } else {
+        Err(damaged("it is not an ELF file".to_owned()))
+    }
+}
+
+fn unpack(from: impl Read) -> io::Result<Vec<u8>> {
+    let mut out = Vec::new();
+    let read = from.take(SIZE_MAX).read_to_end(&mut out)?;
+    if u64::try_from(read).is_ok_and(|n| n == SIZE_MAX) {
+        return Err(io::Error::other("it is far too large"));
+    }
+    Ok(out)
+}
+
+/// The `depends=` line of a module's `.modinfo`.
+fn depends(content: &[u8]) -> Vec<String> {
+    let info = object::File::parse(content)
+        .ok()
+        .and_then(|elf| {
+            elf.section_by_name(".modinfo").and_then(|s| s.data().ok().map(<[u8]>::to_vec))
+        })
+        .unwrap_or_default();
+    info.split(|b| *b == 0)
+        .filter_map(|entry| std::str::from_utf8(entry).ok()?.strip_prefix("depends="))
+        .flat_map(|list| list.split(','))
+        .filter(|name| !name.is_empty())
+        .map(|name| name.replace('-', "_"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn elf() -> Vec<u8> {
+        b"\x7fELF not really".to_vec()
+    }
+
+    fn dir() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("kernel/net")).unwrap();
+        let dep = "kernel/net/top.ko: kernel/net/mid-dle.ko.gz kernel/base.ko\n\
+                   kernel/net/mid-dle.ko.gz: kernel/base.ko\nkernel/base.ko:\n";
+        fs::write(dir.path().join("modules.dep"), dep).unwrap();
+        fs::write(dir.path().join("modules.builtin"), "kernel/drivers/in-side.ko\n").unwrap();
+        fs::write(dir.path().join("kernel/base.ko"), elf()).unwrap();
+        fs::write(dir.path().join("kernel/net/top.ko"), elf()).unwrap();
+        let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gz.write_all(&elf()).unwrap();
+        fs::write(dir.path().join("kernel/net/mid-dle.ko.gz"), gz.finish().unwrap()).unwrap();
+        dir
+    }
+
+    #[test]
+    fn dependencies_come_first_and_once() {
+        let dir = dir();
+        let modules = Modules::open(dir.path()).unwrap();
+        assert_eq!(modules.names().collect::<Vec<_>>(), ["base", "mid_dle", "top"]);
+        let loaded = modules.resolve(&["top", "mid-dle", "in_side"]).unwrap();
+        assert_eq!(
+            loaded.iter().map(|m| m.name.as_str()).collect::<Vec<_>>(),
+            ["base", "mid_dle", "top"]
+        );
+        assert!(loaded.iter().all(|m| m.content == elf()));
+    }
+
+    #[test]
+    fn what_is_missing_or_damaged_is_named() {
+        let dir = dir();
+        let modules = Modules::open(dir.path()).unwrap();
+        assert!(
+            matches!(modules.resolve(&["nothing"]), Err(Error::NoModule { name, .. }) if name == "nothing")
+        );
+        fs::write(dir.path().join("kernel/net/mid-dle.ko.gz"), "no gzip").unwrap();
+        assert!(matches!(modules.resolve(&["top"]), Err(Error::Damaged { .. })));
+        fs::remove_file(dir.path().join("kernel/base.ko")).unwrap();
+        assert!(matches!(modules.resolve(&["base"]), Err(Error::Open { .. })));
+        let empty = tempfile::tempdir().unwrap();
+        assert!(matches!(Modules::open(empty.path()), Err(Error::NoModules(_))));
+    }
+
+    #[test]
+    fn a_circle_is_an_error() {
+        let dir = dir();
+        fs::write(dir.path().join("modules.dep"), "a.ko: b.ko\nb.ko: a.ko\n").unwrap();
+        let modules = Modules::open(dir.path()).unwrap();
+        assert!(matches!(modules.resolve(&["a"]), Err(Error::Circular(_))));
+    }
+}

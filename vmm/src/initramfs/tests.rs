@@ -1,0 +1,81 @@
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+/// Path to mode and content.
+fn unpack(mut rest: &[u8]) -> BTreeMap<String, (u32, Vec<u8>)> {
+    let mut files = BTreeMap::new();
+    loop {
+        let mut reader = cpio::newc::Reader::new(rest).unwrap();
+        if reader.entry().is_trailer() {
+            return files;
+        }
+        let mut content = Vec::new();
+        reader.read_to_end(&mut content).unwrap();
+        files.insert(reader.entry().name().to_owned(), (reader.entry().mode(), content));
+        rest = reader.finish().unwrap();
+    }
+}
+
+#[test]
+fn round_trip() {
+    let dir = tempfile::tempdir().unwrap();
+    let (program, data) = (dir.path().join("program"), dir.path().join("data.txt"));
+    fs::write(&program, "#!/init").unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(&data, "data").unwrap();
+    let module =
+        |name: &str| LoadedModule { name: name.to_owned(), content: name.as_bytes().to_vec() };
+
+    let archive = Builder::new()
+        .run(Some("ls /"))
+        .add_file(&program)
+        .add_file(&data)
+        .modules(vec![module("base"), module("top")])
+        .build()
+        .unwrap();
+    let files = unpack(&archive);
+    assert_eq!(files["program"], (0o100_755, b"#!/init".to_vec()));
+    assert_eq!(files["data.txt"], (0o100_644, b"data".to_vec()));
+    assert_eq!(files["init"].0, 0o100_755);
+    assert_eq!(files["init"].1, AGENT);
+    assert_eq!(files["dev/console"].0, 0o020_600);
+    assert_eq!(files["bin/ls"], (0o120_777, b"../init".to_vec()));
+    assert_eq!(files["vmtrace/run"].1, b"ls /");
+    assert_eq!(files["vmtrace/modules/000-base.ko"].1, b"base");
+    assert_eq!(files["vmtrace/modules/001-top.ko"].1, b"top");
+    assert!(!unpack(&Builder::new().build().unwrap()).contains_key("vmtrace/run"));
+}
+
+#[test]
+fn every_applet_has_its_link() {
+    for applet in APPLETS {
+        let code = include_str!("../../../guest-agent/src/applets.rs");
+        assert!(code.contains(&format!("\"{applet}\" =>")), "{applet} is not the agent's");
+    }
+}
+
+#[test]
+fn what_cannot_be_added_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (dir.path().join("name"), dir.path().join("sub/name"));
+    fs::create_dir(dir.path().join("sub")).unwrap();
+    fs::write(&a, "").unwrap();
+    fs::write(&b, "").unwrap();
+    let message = |builder: Builder| builder.build().unwrap_err().to_string();
+    assert!(
+        message(Builder::new().add_file(&a).add_file(&b))
+            .contains("/name would be in the initramfs twice")
+    );
+    assert!(message(Builder::new().add_file(dir.path())).contains("is not a regular file"));
+    assert!(
+        message(Builder::new().add_file(dir.path().join("nothing")))
+            .contains("nothing: No such file")
+    );
+    let init = dir.path().join("init");
+    fs::write(&init, "").unwrap();
+    assert!(message(Builder::new().add_file(&init)).contains("/init would be"));
+}
