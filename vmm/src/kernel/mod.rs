@@ -1,1 +1,245 @@
 //! Understanding a kernel image; no KVM, no I/O but reading.
+//!
+//! From a file to what tracing needs: `image` takes off containers and compression, `kallsyms`
+//! finds the symbols in the image itself, `sites` the places that can be traced, `btf` the layout
+//! of the kernel's structures. Every byte is untrusted: reads are bounds-checked, sizes capped,
+//! and a damaged image ends in a [`KernelError`].
+
+use std::io::Read as _;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::OnceLock;
+
+mod btf;
+mod compression;
+mod elf;
+mod error;
+mod glob;
+mod image;
+mod kallsyms;
+mod read;
+mod select;
+mod sites;
+mod space;
+mod symbols;
+
+pub use btf::Btf;
+pub use compression::Compression;
+pub use error::KernelError;
+pub use image::Container;
+pub use select::Selection;
+pub use sites::{FtraceKind, Site, SiteSection, SiteStats};
+pub use symbols::{Symbol, Symbols};
+
+use image::Image;
+use read::{index, wide};
+use sites::Sites;
+
+/// A guest architecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arch {
+    /// 64-bit x86.
+    X86_64,
+    /// 64-bit RISC-V.
+    Riscv64,
+}
+
+impl Arch {
+    /// The name that Linux and Rust use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64",
+            Self::Riscv64 => "riscv64",
+        }
+    }
+}
+
+/// A kernel image with everything that tracing needs to know of it.
+pub struct Kernel {
+    image: Image,
+    banner: String,
+    symbols: Symbols,
+    sites: Sites,
+    btf: OnceLock<Btf>,
+}
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kernel")
+            .field("arch", &self.image.arch)
+            .field("banner", &self.banner)
+            .field("symbols", &self.symbols.len())
+            .field("sites", &self.sites.stats)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Kernel {
+    /// Reads a kernel: a bzImage, a vmlinux, or a riscv64 Image, plain, compressed or as EFI
+    /// zboot image.
+    pub fn open(path: &Path) -> Result<Self, KernelError> {
+        Self::open_with(path, None)
+    }
+
+    /// The same, with the symbols taken from a System.map of the same build.
+    pub fn open_with(path: &Path, system_map: Option<&Path>) -> Result<Self, KernelError> {
+        let symbols = system_map.map(Symbols::from_system_map).transpose()?;
+        let image = Image::unpack(read_file(path)?)?;
+        if let (Some(symbols), Some(map)) = (&symbols, system_map) {
+            check_system_map(&image, symbols, map)?;
+        }
+        Self::new(image, symbols)
+    }
+
+    /// A kernel from the bytes of its file.
+    pub fn parse(bytes: Vec<u8>) -> Result<Self, KernelError> {
+        Self::new(Image::unpack(bytes)?, None)
+    }
+
+    fn new(image: Image, symbols: Option<Symbols>) -> Result<Self, KernelError> {
+        let symbols = match symbols {
+            Some(symbols) => symbols,
+            None => find_symbols(&image)?,
+        };
+        let banner =
+            kallsyms::banner(&image.data, &image.space, Some(&symbols)).unwrap_or_default();
+        let sites = Sites::find(&image.data, &image.space, image.arch, &symbols)?;
+        Ok(Self { image, banner, symbols, sites, btf: OnceLock::new() })
+    }
+
+    /// The architecture it runs on.
+    pub fn arch(&self) -> Arch {
+        self.image.arch
+    }
+
+    /// What `uname -r` says in it; empty if the image has no banner.
+    pub fn release(&self) -> &str {
+        let after = self.banner.strip_prefix("Linux version ").unwrap_or_default();
+        after.split_ascii_whitespace().next().unwrap_or_default()
+    }
+
+    /// The line that the kernel begins its log with: release, builder, compiler, version.
+    pub fn banner(&self) -> &str {
+        &self.banner
+    }
+
+    /// The kernel itself, out of its container: an ELF file (x86; the build's relocation list may
+    /// follow it) or a flat image (riscv64).
+    pub fn vmlinux(&self) -> &[u8] {
+        &self.image.data
+    }
+
+    /// The file as given, if it was a bzImage.
+    pub fn bzimage(&self) -> Option<&[u8]> {
+        self.image.bzimage.as_deref()
+    }
+
+    /// What the file was.
+    pub fn container(&self) -> Container {
+        self.image.container
+    }
+
+    /// How it was compressed.
+    pub fn compression(&self) -> Option<Compression> {
+        self.image.compression
+    }
+
+    /// Whether the file as given can be loaded elsewhere than at its link address, as KASLR does.
+    pub fn relocatable(&self) -> bool {
+        self.image.relocatable
+    }
+
+    /// What the file holds at a link address; none outside the image and in bss.
+    pub fn bytes(&self, address: u64, len: usize) -> Option<&[u8]> {
+        self.image.space.bytes(&self.image.data, address, len)
+    }
+
+    /// All symbols.
+    pub fn symbols(&self) -> &Symbols {
+        &self.symbols
+    }
+
+    /// All call sites, by location.
+    pub fn sites(&self) -> &[Site] {
+        &self.sites.list
+    }
+
+    /// What the call sites come from.
+    pub fn site_stats(&self) -> SiteStats {
+        self.sites.stats
+    }
+
+    /// The name that the kernel would print for a site; none for overridden weak functions.
+    pub fn site_name(&self, site: &Site) -> Option<&str> {
+        self.symbols.primary_at(site.entry)
+    }
+
+    /// How sites look in this kernel.
+    pub fn ftrace_kind(&self) -> FtraceKind {
+        self.sites.kind
+    }
+
+    /// The size of the type information, zero without any.
+    pub fn btf_len(&self) -> usize {
+        self.btf_range().map_or(0, |range| range.len())
+    }
+
+    /// The type information, read when first asked for.
+    pub fn btf(&self) -> Result<&Btf, KernelError> {
+        if let Some(btf) = self.btf.get() {
+            return Ok(btf);
+        }
+        let range = self.btf_range().ok_or(KernelError::NoBtf)?;
+        let btf = Btf::parse(self.image.data[range].to_vec())?;
+        Ok(self.btf.get_or_init(|| btf))
+    }
+
+    fn btf_range(&self) -> Option<Range<usize>> {
+        let symbols = self.symbols.address("__start_BTF").zip(self.symbols.address("__stop_BTF"));
+        let by_symbols = symbols.and_then(|(start, stop)| {
+            let len = index(stop.checked_sub(start)?);
+            let (offset, room) = self.image.space.offset(start)?;
+            (len > 0 && len <= room).then_some(offset..offset + len)
+        });
+        by_symbols.or_else(|| self.image.btf.clone())
+    }
+}
+
+fn find_symbols(image: &Image) -> Result<Symbols, KernelError> {
+    let unknown = match kallsyms::read(&image.data, &image.space, image.arch) {
+        Ok(Some(symbols)) => return Ok(symbols),
+        Ok(None) => KernelError::NoSymbols,
+        Err(error) => error,
+    };
+    let table = (image.container != Container::Flat).then(|| elf::symbols(&image.data)).flatten();
+    table.ok_or(unknown)
+}
+
+/// A System.map of another build would put every hook in the wrong place.
+fn check_system_map(image: &Image, symbols: &Symbols, path: &Path) -> Result<(), KernelError> {
+    let reason = match symbols.address("linux_banner") {
+        None => "it does not name linux_banner, and so cannot be checked against the image",
+        Some(address) => {
+            let text = image.space.bytes(&image.data, address, kallsyms::BANNER.len());
+            if text == Some(kallsyms::BANNER) {
+                return Ok(());
+            }
+            "it belongs to another kernel: linux_banner is not where it says"
+        }
+    };
+    Err(KernelError::SystemMap { path: path.to_owned(), reason: reason.to_owned() })
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, KernelError> {
+    /// An unstripped vmlinux with debug information of the largest configurations.
+    const LIMIT: u64 = 2 << 30;
+    let error = |source| KernelError::Read { path: path.to_owned(), source };
+    let file = std::fs::File::open(path).map_err(error)?;
+    let size = file.metadata().map_err(error)?.len();
+    let mut bytes = Vec::with_capacity(index(size.min(LIMIT)) + 1);
+    file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(error)?;
+    if wide(bytes.len()) > LIMIT {
+        return Err(KernelError::TooLarge { what: "the file", limit: LIMIT >> 20 });
+    }
+    Ok(bytes)
+}

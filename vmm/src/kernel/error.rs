@@ -1,0 +1,116 @@
+//! What can be wrong with a kernel image, each with a way out.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why an image cannot be used, or a part of it is missing.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// The file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// More bytes than any kernel has.
+    #[error("{what} is larger than {limit} MiB, which no kernel image is")]
+    TooLarge {
+        /// The file or the payload.
+        what: &'static str,
+        /// The limit, in MiB.
+        limit: u64,
+    },
+    /// No known container.
+    #[error(
+        "not a Linux kernel image: {found}; give a bzImage (the vmlinuz of a distribution), a \
+         vmlinux ELF file, or a riscv64 Image"
+    )]
+    NotAKernel {
+        /// What it looks like instead.
+        found: String,
+    },
+    /// A kernel that vmtrace does not know how to trace.
+    #[error("a kernel for {found}; vmtrace traces x86-64 and riscv64 kernels")]
+    Architecture {
+        /// The architecture.
+        found: String,
+    },
+    /// The file ends before what its header promises.
+    #[error("{what} is cut off: {need} bytes needed, {have} found; fetch the file again")]
+    Truncated {
+        /// The part that is cut.
+        what: &'static str,
+        /// How many bytes its header promises.
+        need: u64,
+        /// How many there are.
+        have: u64,
+    },
+    /// The payload does not decompress.
+    #[error(
+        "the {format} payload does not decompress ({reason}); the file is damaged, fetch it again"
+    )]
+    Decompress {
+        /// The compression.
+        format: &'static str,
+        /// What the decompressor said.
+        reason: String,
+    },
+    /// A header that contradicts itself.
+    #[error("damaged kernel image: {0}; fetch the file again")]
+    Damaged(String),
+    /// No symbol names anywhere.
+    #[error(
+        "no symbols: the image has no kallsyms tables (built without CONFIG_KALLSYMS?) and no ELF \
+         symbol table; give a System.map of this very build, or a kernel with CONFIG_KALLSYMS=y"
+    )]
+    NoSymbols,
+    /// kallsyms tables whose addresses fit none of the known encodings.
+    #[error(
+        "the image has kallsyms tables in a layout vmtrace does not know; give a System.map of \
+         this very build, and please report the kernel version"
+    )]
+    UnknownKallsyms,
+    /// The System.map cannot be used.
+    #[error("System.map {}: {reason}", path.display())]
+    SystemMap {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Nothing can be traced.
+    #[error(
+        "no call sites: the image has no __mcount_loc table (built without \
+         CONFIG_DYNAMIC_FTRACE?); use a kernel with CONFIG_FUNCTION_TRACER=y and \
+         CONFIG_DYNAMIC_FTRACE=y"
+    )]
+    NoSites,
+    /// No type information.
+    #[error(
+        "no BTF type information in the image (built without CONFIG_DEBUG_INFO_BTF?); offsets of \
+         kernel structures are not known without it"
+    )]
+    NoBtf,
+    /// Type information that contradicts itself.
+    #[error("the BTF type information is damaged: {0}")]
+    BadBtf(String),
+    /// Filters that leave nothing to trace.
+    #[error("{}", no_match(globs))]
+    NoMatch {
+        /// The filters that match no function.
+        globs: Vec<String>,
+    },
+}
+
+fn no_match(globs: &[String]) -> String {
+    if globs.is_empty() {
+        return "every function that the filters match is excluded again by --notrace".to_owned();
+    }
+    let list: Vec<String> = globs.iter().map(|g| format!("'{g}'")).collect();
+    format!(
+        "no traceable function matches {}; `vmtrace functions KERNEL` lists them all",
+        list.join(", ")
+    )
+}
