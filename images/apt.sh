@@ -112,7 +112,7 @@ apt_cause() {
         printf 'the disk is full\nfree some space or set VMTRACE_CACHE to another disk\n'
     elif grep -qE 'NO_PUBKEY|EXPKEYSIG|Missing key' "$log"; then
         printf 'the archive is signed with a key that %s lacks\nupgrade the package debian-archive-keyring\n' "$(debian_keyring)"
-    elif grep -qE 'BADSIG|REVKEYSIG|ERRSIG|NODATA|is (not|no longer) signed|not valid: (BAD|NOSPLIT)|Clearsigned file|Hash Sum mismatch|verify.*signature' "$log"; then
+    elif grep -qE 'BADSIG|REVKEYSIG|ERRSIG|NODATA|is (not|no longer) signed|not valid: (BAD|NOSPLIT)|Clearsigned file|Hash Sum mismatch|signature verification|Message has been manipulated' "$log"; then
         printf 'what the mirror sent does not match its signature\nuse another mirror: set VMTRACE_DEBIAN_MIRROR and VMTRACE_DEBIAN_SECURITY_MIRROR\n'
     elif grep -qE 'unexpected size|Mirror sync' "$log"; then
         printf 'what the mirror sent has not the signed size (it may be in the middle of an update)\ntry again in some minutes, or set VMTRACE_DEBIAN_MIRROR and VMTRACE_DEBIAN_SECURITY_MIRROR\n'
