@@ -108,6 +108,12 @@ pub enum MachineError {
     /// Two devices at one address: a mistake of this program.
     #[error("two devices want the same {0}")]
     Overlap(&'static str),
+    /// More CPUID leaves or registers than KVM's interface takes.
+    #[error("this CPU has more CPUID leaves than KVM's interface takes")]
+    TooManyLeaves,
+    /// KVM does not have a model-specific register that every x86-64 CPU has.
+    #[error("KVM refused to set model-specific register {0:#x}")]
+    NoMsr(u32),
     /// KVM does not tell the clock.
     #[error("KVM does not tell the guest's clock")]
     NoClock,

@@ -13,8 +13,6 @@
 //! 0x1_0000_0000  RAM: what does not fit below 3 GiB
 //! ```
 
-#![allow(dead_code)] // until kernels are loaded
-
 /// Global descriptor table for the first instruction.
 pub(super) const GDT: u64 = 0x500;
 /// The `boot_params` of the Linux boot protocol.
@@ -27,6 +25,8 @@ pub(super) const PAGE_TABLES: u64 = 0x9000;
 pub(super) const CMDLINE: u64 = 0x2_0000;
 /// End of the RAM below 640 KiB.
 pub(super) const LOW_RAM_END: u64 = 0x9_fc00;
+/// Where legacy video memory begins.
+pub(super) const LEGACY_HOLE: u64 = 0xa_0000;
 /// ACPI tables, where firmware has them: the root pointer is found here even by who is not told.
 pub(super) const ACPI: u64 = 0xe_0000;
 /// End of the area for ACPI tables and of the legacy hole.
@@ -47,8 +47,6 @@ pub const MAX_ANNEX: u64 = VIRTIO_MMIO - ANNEX_BASE;
 pub(super) const VIRTIO_MMIO: u64 = 0xf000_0000;
 /// Address space of each virtio device.
 pub(super) const VIRTIO_MMIO_SIZE: u64 = 0x1000;
-/// Interrupt of the first virtio device: the I/O APIC's pins that the legacy PIC does not have.
-pub(super) const VIRTIO_GSI: u32 = 16;
 
 /// The I/O APIC's registers.
 pub(super) const IO_APIC: u32 = 0xfec0_0000;
@@ -58,6 +56,8 @@ pub(super) const LOCAL_APIC: u32 = 0xfee0_0000;
 pub(super) const KVM_IDENTITY_MAP: u64 = 0xfffb_c000;
 /// Three pages for KVM: task state segment for the same.
 pub(super) const KVM_TSS: u64 = KVM_IDENTITY_MAP + 0x1000;
+/// End of these.
+pub(super) const KVM_END: u64 = KVM_TSS + 0x3000;
 
 /// First serial port: the console.
 pub(super) const COM1: u16 = 0x3f8;

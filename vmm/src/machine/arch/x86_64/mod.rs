@@ -1,9 +1,14 @@
 //! x86-64: a PC without PCI, booted without firmware.
 
+mod acpi;
+mod cpuid;
+mod e820;
 mod kvm;
 mod layout;
 mod load;
 mod platform;
+mod setup;
+mod tables;
 mod vcpu;
 
 pub use layout::MAX_ANNEX;
@@ -14,8 +19,9 @@ pub(in crate::machine) use kvm::open_kvm;
 pub(in crate::machine) use layout::{ANNEX_BASE, ram_ranges};
 pub(in crate::machine) use load::load;
 pub(in crate::machine) use platform::Platform;
+pub(in crate::machine) use setup::create_vcpu;
 pub(in crate::machine) use vcpu::{
-    clock, clock_hz, create_vcpu, paused, registers, run, set_program_counter, trap_address,
+    clock, clock_hz, paused, registers, run, set_program_counter, trap_address,
 };
 
 /// The instruction that a controller writes as a trap: `out 0xea, al`.

@@ -11,6 +11,7 @@ use kvm_ioctls::{
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use super::acpi::VirtioSlot;
 use super::layout;
 use crate::devices::{
     Bus, Device, I8042, IrqLine, OutputPump, PanicWatch, PowerControl, ResetControl, SerialPort,
@@ -27,6 +28,7 @@ pub(in crate::machine) struct Platform {
     vm: Arc<VmFd>,
     console: Arc<SerialPort>,
     agent: Arc<SerialPort>,
+    virtio: Vec<VirtioSlot>,
     output: OutputPump,
     panic: Arc<PanicWatch>,
     /// What the guest runs in stays mapped while a vCPU thread may run it.
@@ -72,6 +74,7 @@ impl Platform {
             vm: Arc::clone(vm),
             console,
             agent,
+            virtio: Vec::new(),
             output,
             panic,
             _memory: (memory.clone(), annex.cloned()),
@@ -84,6 +87,11 @@ impl Platform {
 
     pub(in crate::machine) fn agent(&self) -> Arc<SerialPort> {
         Arc::clone(&self.agent)
+    }
+
+    /// The virtio devices, for those who announce them.
+    pub(super) fn virtio(&self) -> &[VirtioSlot] {
+        &self.virtio
     }
 
     /// Waits until the console's sink has what the guest wrote.

@@ -1,9 +1,8 @@
 //! vCPUs: their registers and their exits.
 
 use kvm_bindings::{Msrs, kvm_msr_entry, kvm_regs, kvm_sregs};
-use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use kvm_ioctls::{VcpuExit, VcpuFd};
 
-use super::load::Boot;
 use super::{Platform, layout};
 use crate::devices::Outcome;
 use crate::machine::vcpu::Step;
@@ -134,18 +133,6 @@ pub(in crate::machine) fn paused(fd: &VcpuFd) -> Result<(), MachineError> {
         Err(e) if e.errno() == libc::EINVAL => Ok(()),
         result => result.map_err(MachineError::kvm("tell the guest of a pause")),
     }
-}
-
-/// Makes vCPU `id` of `count`.
-pub(in crate::machine) fn create_vcpu(
-    _kvm: &Kvm,
-    vm: &VmFd,
-    id: u8,
-    _count: u8,
-    boot: &Boot,
-) -> Result<VcpuFd, MachineError> {
-    let _ = boot.entry;
-    vm.create_vcpu(u64::from(id)).map_err(MachineError::kvm("make a vCPU"))
 }
 
 /// What an exit leaves to do once the vCPU can be used again.
