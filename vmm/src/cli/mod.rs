@@ -1,1 +1,3 @@
 //! Command line: a file per subcommand.
+
+pub mod report;

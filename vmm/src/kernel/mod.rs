@@ -14,7 +14,7 @@ mod btf;
 mod compression;
 mod elf;
 mod error;
-mod glob;
+pub(crate) mod glob;
 mod image;
 mod kallsyms;
 mod read;

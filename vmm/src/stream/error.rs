@@ -11,7 +11,7 @@ use super::wire::{VERSION_MAJOR, VERSION_MINOR};
 #[non_exhaustive]
 pub enum StreamError {
     /// The source failed.
-    #[error("reading the stream: {0}")]
+    #[error("reading the stream")]
     Io(#[from] io::Error),
     /// The first bytes are something else.
     #[error(

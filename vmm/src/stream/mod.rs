@@ -21,6 +21,8 @@ mod mark;
 mod merge;
 mod reader;
 mod record;
+#[cfg(test)]
+pub(crate) mod sample;
 mod summary;
 #[cfg(test)]
 mod tests;

@@ -35,7 +35,8 @@ pub struct EntryRecord {
     pub head: RecordHead,
     /// Entry address of the function, less the stream's address base.
     pub function: U32,
-    /// Address that the function returns to, less the stream's address base.
+    /// Address that the function returns to, less the stream's address base; zero when not
+    /// known.
     pub caller: U32,
 }
 

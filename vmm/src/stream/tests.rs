@@ -1,37 +1,7 @@
 //! A stream as it is meant to be: written, read, joined late.
 
+use super::sample::{header, mark, summary};
 use super::*;
-
-fn header() -> Header {
-    Header {
-        arch: "x86_64".into(),
-        clock: "x86-tsc".into(),
-        clock_hz: 2_000_000_000,
-        clock_start: 1_000,
-        release: "6.12.0".into(),
-        vcpus: 2,
-        slide: 0x100_0000,
-        address_base: Header::TOP_4_GIB,
-        vmtrace_version: "0.1.0".into(),
-        extra: vec![("flavour".into(), "cloud".into())],
-    }
-}
-
-fn mark() -> Mark {
-    Mark { ticks: 1500, kind: MarkKind::Pause, duration_ns: 70_000, text: "patched 2 sites".into() }
-}
-
-fn summary() -> Summary {
-    let skipped = Skipped { reason: "busy".into(), count: 1, examples: vec!["schedule".into()] };
-    Summary {
-        sites: Sites { matched: 3, patched: 2, skipped: vec![skipped] },
-        pauses: Pauses { count: 1, total_ns: 70_000, max_ns: 70_000 },
-        exit: Exit::TripleFault,
-        run_status: Some(-1),
-        notes: vec!["nothing else".into()],
-        ..Summary::default()
-    }
-}
 
 fn records(from: u64, count: u64) -> Vec<EntryRecord> {
     (from..from + count).map(|at| EntryRecord::new(at, 0x8100_0000, 0x8100_0105, 7)).collect()

@@ -1,0 +1,244 @@
+//! `vmtrace report`: prints a trace file.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+use crate::export::{Event, Export, Json, PlayError, Player, Stats, Text, write_summary};
+use crate::kernel::glob;
+use crate::stream::{Header, StreamError, Summary};
+
+/// Bytes read at once.
+const CHUNK: usize = 256 << 10;
+
+/// Print a trace file.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// File written by `vmtrace boot -o`; `-` reads standard input.
+    file: PathBuf,
+    /// How to print it.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+    /// Print only functions whose name matches (repeatable).
+    #[arg(short, long = "filter", value_name = "GLOB")]
+    filter: Vec<String>,
+    /// Print only the closing summary.
+    #[arg(long, conflicts_with_all = ["stats", "filter"])]
+    summary: bool,
+    /// Print how often each function was entered, the most frequent first.
+    #[arg(long)]
+    stats: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    /// As ftrace's function tracer.
+    Text,
+    /// One JSON object per line and event.
+    Json,
+    /// Header and closing summary as one JSON object.
+    RawSummary,
+}
+
+/// Prints the file to standard output.
+///
+/// # Errors
+/// When the file cannot be read or is not a whole stream (what is whole has been printed
+/// then), or the output fails.
+pub fn run(args: Args) -> Result<u8> {
+    let mut out = io::stdout().lock();
+    match args.print(&mut out) {
+        // Whoever read the output has seen enough.
+        Err(error) if is_broken_pipe(&error) => Ok(0),
+        done => done,
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        kind == Some(ErrorKind::BrokenPipe)
+    })
+}
+
+impl Args {
+    fn print(self, mut out: &mut dyn Write) -> Result<u8> {
+        let only_summary = self.summary || self.format == Format::RawSummary;
+        let export: Box<dyn Export + '_> = match self.format {
+            _ if only_summary => Box::new(Nothing),
+            _ if self.stats => Box::new(Stats::new(&mut *out)),
+            Format::Json => Box::new(Json::new(&mut *out)),
+            _ => Box::new(Text::new(&mut *out)),
+        };
+        let mut player = Player::new(export);
+        if !self.filter.is_empty() {
+            let globs = self.filter;
+            player = player
+                .with_filter(move |name| globs.iter().any(|pattern| glob::matches(pattern, name)));
+        }
+        let played = match &*self.file.to_string_lossy() {
+            "-" => play(&mut io::stdin().lock(), &mut player).context("standard input"),
+            name => {
+                let opened = File::open(&self.file);
+                let mut file = opened.with_context(|| format!("cannot open {name}"))?;
+                play(&mut file, &mut player).with_context(|| name.to_owned())
+            }
+        };
+        if player.unknown_records() > 0 {
+            log::warn!(
+                "{} records of kinds that this vmtrace does not know were skipped",
+                player.unknown_records()
+            );
+        }
+        if player.disordered() > 0 {
+            log::warn!(
+                "the order of up to {} events of different vCPUs is not certain: the stream has \
+                 too few watermarks",
+                player.disordered()
+            );
+        }
+        let header = player.header().cloned();
+        let summary = player.summary().cloned();
+        drop(player);
+        played?;
+        let (Some(header), Some(summary)) = (header, summary) else { bail!("no summary") };
+        if self.format == Format::RawSummary {
+            raw_summary(&mut out, &header, &summary)?;
+        } else if self.summary {
+            write_summary(&mut out, &summary)?;
+        }
+        out.flush()?;
+        Ok(0)
+    }
+}
+
+/// Plays all that is whole, and then says what is not.
+fn play(source: &mut dyn Read, player: &mut Player<Box<dyn Export + '_>>) -> Result<(), PlayError> {
+    let mut chunk = vec![0; CHUNK];
+    let fed = loop {
+        match source.read(&mut chunk) {
+            Ok(0) => break Ok(()),
+            Ok(length) => {
+                if let Err(error) = player.push(&chunk[..length]) {
+                    break Err(error);
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => break Err(StreamError::from(error).into()),
+        }
+    };
+    match fed {
+        Err(PlayError::Output(_)) => fed,
+        fed => {
+            let finished = player.finish().map(|_| ());
+            fed.and(finished)
+        }
+    }
+}
+
+fn raw_summary(out: &mut dyn Write, header: &Header, summary: &Summary) -> Result<()> {
+    let whole = serde_json::json!({
+        "arch": header.arch,
+        "clock": header.clock,
+        "clock_hz": header.clock_hz,
+        "clock_start": header.clock_start,
+        "release": header.release,
+        "vcpus": header.vcpus,
+        "slide": format!("{:#x}", header.slide),
+        "vmtrace": header.vmtrace_version,
+        "summary": summary,
+    });
+    serde_json::to_writer_pretty(&mut *out, &whole)?;
+    writeln!(out)?;
+    Ok(())
+}
+
+/// Prints no events.
+struct Nothing;
+
+impl Export for Nothing {
+    fn begin(&mut self, _: &Header) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn event(&mut self, _: &Event<'_>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::stream::sample;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn report(stream: &[u8], options: &[&str]) -> (String, Result<u8>) {
+        let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+        file.write_all(stream).expect("room");
+        let path = file.path().to_str().expect("UTF-8");
+        let cli = Cli::try_parse_from(["report", path].iter().chain(options)).expect("options");
+        let mut out = Vec::new();
+        let status = cli.args.print(&mut out);
+        (String::from_utf8(out).expect("UTF-8"), status)
+    }
+
+    #[test]
+    fn prints_only_matching_functions() {
+        let (text, status) = report(&sample::stream(), &["-f", "ext4_*", "-f", "0x*"]);
+        assert_eq!(status.expect("whole"), 0);
+        let records = text.lines().filter(|line| !line.starts_with('#'));
+        let functions: Vec<_> =
+            records.filter_map(|line| line.split_once(": ")?.1.split(' ').next()).collect();
+        assert_eq!(functions, ["ext4_open", "ext4_open", "0xffffffffc00fffff"]);
+    }
+
+    #[test]
+    fn prints_the_summary_alone() {
+        let (text, status) = report(&sample::stream(), &["--summary"]);
+        assert_eq!(status.expect("whole"), 0);
+        assert!(text.starts_with("vmtrace: sites matched 3, patched 2, skipped 1\n"), "{text}");
+        let (text, status) = report(&sample::stream(), &["--format", "raw-summary"]);
+        assert_eq!(status.expect("whole"), 0);
+        let whole: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(whole["summary"]["vcpus"][0]["records"], 4);
+        assert_eq!(whole["clock_hz"], 2_000_000_000u64);
+    }
+
+    #[test]
+    fn a_torn_file_is_printed_and_then_refused() {
+        let stream = sample::stream();
+        let (text, status) = report(&stream[..stream.len() - 1], &[]);
+        assert!(text.contains("vfs_read <-ksys_read"));
+        let error = format!("{:#}", status.expect_err("torn"));
+        assert!(error.contains("torn stream"), "{error}");
+        let (text, status) = report(b"\x7fELF and so on", &[]);
+        assert_eq!(text, "");
+        let error = format!("{:#}", status.expect_err("another file"));
+        assert!(error.contains("not a vmtrace stream"), "{error}");
+    }
+
+    #[test]
+    fn a_closed_pipe_is_no_error() {
+        let error = PlayError::Output(ErrorKind::BrokenPipe.into());
+        assert!(is_broken_pipe(&anyhow::Error::from(error).context("file")));
+        let error = PlayError::Output(ErrorKind::StorageFull.into());
+        assert!(!is_broken_pipe(&error.into()));
+    }
+}

@@ -1,0 +1,143 @@
+//! One JSON object per line and event.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::stream::{Header, Summary};
+
+use super::{Entry, Event, Export, Name};
+
+/// One JSON object per line and event; `docs/stream.md` lists the keys.
+#[derive(Debug)]
+pub struct Json<W: Write> {
+    out: io::BufWriter<W>,
+    header: Header,
+}
+
+impl<W: Write> Json<W> {
+    /// JSON to `out`, which needs no buffer of its own.
+    pub fn new(out: W) -> Self {
+        Self { out: io::BufWriter::with_capacity(64 << 10, out), header: Header::default() }
+    }
+
+    fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
+        serde_json::to_writer(&mut self.out, line)?;
+        self.out.write_all(b"\n")
+    }
+
+    fn entry(&mut self, entry: &Entry<'_>) -> io::Result<()> {
+        let (function, module) = texts(&entry.function);
+        let (caller, caller_module) = entry.caller.as_ref().map(texts).unzip();
+        let line = Line::Entry {
+            ns: self.header.nanoseconds(entry.timestamp),
+            cpu: entry.vcpu,
+            pid: entry.pid,
+            comm: entry.comm,
+            function: &function,
+            module,
+            caller: caller.as_deref(),
+            caller_module: caller_module.flatten(),
+        };
+        self.line(&line)
+    }
+}
+
+/// What a line is made of.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+enum Line<'a> {
+    Header {
+        arch: &'a str,
+        clock: &'a str,
+        clock_hz: u64,
+        clock_start: u64,
+        release: &'a str,
+        vcpus: u32,
+        slide: String,
+        vmtrace: &'a str,
+    },
+    Entry {
+        ns: i128,
+        cpu: u32,
+        pid: u32,
+        comm: Option<&'a str>,
+        function: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        module: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        caller: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        caller_module: Option<&'a str>,
+    },
+    Loss {
+        cpu: u32,
+        count: u64,
+        reason: String,
+    },
+    Mark {
+        ns: i128,
+        kind: String,
+        duration_ns: u64,
+        text: &'a str,
+    },
+    End {
+        summary: &'a Summary,
+    },
+}
+
+/// Name, or address without one, and module.
+fn texts<'a>(name: &Name<'a>) -> (std::borrow::Cow<'a, str>, Option<&'a str>) {
+    match name.symbol {
+        Some((symbol, module)) => (symbol.into(), Some(module).filter(|it| !it.is_empty())),
+        None => (format!("{:#x}", name.address).into(), None),
+    }
+}
+
+impl<W: Write> Export for Json<W> {
+    fn begin(&mut self, header: &Header) -> io::Result<()> {
+        self.header = header.clone();
+        let line = Line::Header {
+            arch: &header.arch,
+            clock: &header.clock,
+            clock_hz: header.clock_hz,
+            clock_start: header.clock_start,
+            release: &header.release,
+            vcpus: header.vcpus,
+            slide: format!("{:#x}", header.slide),
+            vmtrace: &header.vmtrace_version,
+        };
+        self.line(&line)
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
+        match event {
+            Event::Entry(entry) => self.entry(entry),
+            Event::Loss(loss) => self.line(&Line::Loss {
+                cpu: loss.vcpu,
+                count: loss.count,
+                reason: loss.reason.to_string(),
+            }),
+            Event::Mark(mark) => {
+                let ns = self.header.nanoseconds(mark.ticks);
+                self.line(&Line::Mark {
+                    ns,
+                    kind: mark.kind.to_string(),
+                    duration_ns: mark.duration_ns,
+                    text: &mark.text,
+                })
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+
+    fn end(&mut self, summary: Option<&Summary>) -> io::Result<()> {
+        if let Some(summary) = summary {
+            self.line(&Line::End { summary })?;
+        }
+        self.flush()
+    }
+}

@@ -1,0 +1,209 @@
+//! Names for events: looked up once per address and once per task, not once per record.
+
+use std::collections::HashMap;
+
+use crate::stream::{Dictionaries, DictionaryFull, Header, RawSymbol, Task};
+
+use super::{Name, printable};
+
+/// Symbols by 32-bit address, with a cache before the ordered table.
+#[derive(Debug)]
+pub(super) struct Symbols {
+    table: Dictionaries,
+    /// Printable name and module by index.
+    names: Vec<(Box<str>, Box<str>)>,
+    /// Index by the symbol's address.
+    index: HashMap<u64, u32>,
+    cache: Box<[Cached]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Cached {
+    address: u32,
+    /// [`EMPTY`], [`UNKNOWN`] or an index of `names`.
+    index: u32,
+}
+
+const EMPTY: u32 = u32::MAX;
+const UNKNOWN: u32 = u32::MAX - 1;
+const CACHE: usize = 1 << 14;
+const NOT_CACHED: Cached = Cached { address: 0, index: EMPTY };
+
+impl Symbols {
+    pub(super) fn new() -> Self {
+        Self {
+            table: Dictionaries::new(),
+            names: Vec::new(),
+            index: HashMap::new(),
+            cache: vec![NOT_CACHED; CACHE].into(),
+        }
+    }
+
+    /// Whether the symbol gives another name to an address that has one.
+    pub(super) fn renames(&self, symbol: &RawSymbol<'_>) -> bool {
+        symbol.with_text(|new| {
+            let old = self.table.symbol(new.address).filter(|old| old.address == new.address);
+            old.is_some_and(|old| (old.name, old.module) != (new.name, new.module))
+        })
+    }
+
+    pub(super) fn extend<'a>(
+        &mut self,
+        symbols: impl Iterator<Item = RawSymbol<'a>>,
+    ) -> Result<(), DictionaryFull> {
+        // An address may have been unknown, or found in another symbol.
+        self.cache.fill(NOT_CACHED);
+        for symbol in symbols {
+            self.insert(&symbol)?;
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, symbol: &RawSymbol<'_>) -> Result<(), DictionaryFull> {
+        symbol.with_text(|symbol| {
+            if self.table.insert_symbol(symbol)? {
+                let name = (printable(symbol.name).into(), printable(symbol.module).into());
+                let next = u32::try_from(self.names.len()).map_err(|_| DictionaryFull)?;
+                let index = *self.index.entry(symbol.address).or_insert(next);
+                if index == next {
+                    self.names.push(name);
+                } else if let Some(known) = self.names.get_mut(position(index)) {
+                    *known = name;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The index of the symbol that an address is in, for [`Symbols::name`].
+    #[inline]
+    pub(super) fn index(&mut self, header: &Header, address: u32) -> u32 {
+        let slot = position(address.wrapping_mul(0x9e37_79b1) >> 18) & (CACHE - 1);
+        let cached = self.cache[slot];
+        if cached.address == address && cached.index != EMPTY {
+            return cached.index;
+        }
+        let symbol = self.table.symbol(header.address(address));
+        let index = symbol.and_then(|symbol| self.index.get(&symbol.address));
+        let index = index.copied().unwrap_or(UNKNOWN);
+        self.cache[slot] = Cached { address, index };
+        index
+    }
+
+    #[inline]
+    pub(super) fn name(&self, header: &Header, address: u32, index: u32) -> Name<'_> {
+        let symbol = self.names.get(position(index));
+        Name {
+            address: header.address(address),
+            symbol: symbol.map(|(name, module)| (&**name, &**module)),
+        }
+    }
+}
+
+fn position(index: u32) -> usize {
+    usize::try_from(index).unwrap_or(usize::MAX)
+}
+
+/// Names of tasks. A record is given its task when it is read, because the task may have
+/// another name by the time that the record is printed.
+#[derive(Debug, Default)]
+pub(super) struct Tasks {
+    current: HashMap<u32, u32>,
+    slots: Vec<Option<Box<str>>>,
+    free: Vec<u32>,
+    last: Option<(u32, u32)>,
+}
+
+/// The slot of tasks without a name.
+const NAMELESS: u32 = u32::MAX;
+
+impl Tasks {
+    pub(super) fn insert(&mut self, task: &Task) {
+        let comm = printable(&String::from_utf8_lossy(task.comm()));
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            u32::try_from(self.slots.len() - 1).unwrap_or(NAMELESS)
+        });
+        if let Some(free) = self.slots.get_mut(position(slot)) {
+            *free = Some(comm.into());
+        }
+        self.current.insert(task.pid, slot);
+        self.last = None;
+    }
+
+    /// Where the present name of a process is.
+    #[inline]
+    pub(super) fn slot(&mut self, pid: u32) -> u32 {
+        match self.last {
+            Some((last, slot)) if last == pid => slot,
+            _ => {
+                let slot = self.current.get(&pid).copied().unwrap_or(NAMELESS);
+                self.last = Some((pid, slot));
+                slot
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn comm(&self, pid: u32, slot: u32) -> Option<&str> {
+        // As ftrace does; the idle tasks of all CPUs share this pid.
+        if pid == 0 {
+            return Some("<idle>");
+        }
+        self.slots.get(position(slot))?.as_deref()
+    }
+
+    /// Whether [`Tasks::sweep`] is worth its cost.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.slots.len() - self.free.len() > 2 * self.current.len() + 4096
+    }
+
+    /// Frees the slots that are neither current nor in use by one of the records.
+    pub(super) fn sweep(&mut self, in_use: impl Iterator<Item = u32>) {
+        let mut keep = vec![false; self.slots.len()];
+        for slot in in_use.chain(self.current.values().copied()) {
+            if let Some(keep) = keep.get_mut(position(slot)) {
+                *keep = true;
+            }
+        }
+        for (index, (slot, keep)) in self.slots.iter_mut().zip(keep).enumerate() {
+            if !keep && slot.take().is_some() {
+                self.free.extend(u32::try_from(index));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_renamed_task_keeps_its_old_name_for_older_records() {
+        let mut tasks = Tasks::default();
+        tasks.insert(&Task::new(5, 5, b"sh"));
+        let old = tasks.slot(5);
+        tasks.insert(&Task::new(5, 5, b"ls\x1b[2J"));
+        assert_eq!(tasks.comm(5, old), Some("sh"));
+        assert_eq!(tasks.comm(5, tasks.current[&5]), Some("ls?[2J"));
+        assert_eq!(tasks.comm(6, NAMELESS), None);
+        assert_eq!(tasks.comm(0, NAMELESS), Some("<idle>"));
+        tasks.sweep(std::iter::once(old));
+        assert_eq!(tasks.comm(5, old), Some("sh"));
+        tasks.sweep(std::iter::empty());
+        assert_eq!(tasks.comm(5, old), None);
+        assert_eq!(tasks.free, [old]);
+    }
+
+    #[test]
+    fn renaming_for_ever_needs_no_more_memory() {
+        let mut tasks = Tasks::default();
+        for round in 0..100_000u32 {
+            tasks.insert(&Task::new(round % 3, 0, round.to_string().as_bytes()));
+            if tasks.is_crowded() {
+                tasks.sweep(std::iter::empty());
+            }
+        }
+        assert!(tasks.slots.len() < 10_000);
+    }
+}

@@ -1,0 +1,87 @@
+//! How often each function was entered.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use crate::stream::{Header, Summary};
+
+use super::{Event, Export};
+
+/// Most functions that are told apart: more than any kernel has.
+const FUNCTIONS: usize = 1 << 20;
+
+/// How often each function was entered: a list, the most frequent first.
+#[derive(Debug)]
+pub struct Stats<W> {
+    out: W,
+    counts: HashMap<u64, Count>,
+    total: u64,
+    others: u64,
+    lost: u64,
+}
+
+#[derive(Debug)]
+struct Count {
+    name: String,
+    entries: u64,
+}
+
+impl<W: Write> Stats<W> {
+    /// Statistics to `out`, when the stream has ended.
+    pub fn new(out: W) -> Self {
+        Self { out, counts: HashMap::new(), total: 0, others: 0, lost: 0 }
+    }
+}
+
+impl<W: Write> Export for Stats<W> {
+    fn begin(&mut self, _: &Header) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
+        match event {
+            Event::Entry(entry) => {
+                let function = entry.function;
+                self.total += 1;
+                if self.counts.len() >= FUNCTIONS && !self.counts.contains_key(&function.address) {
+                    self.others += 1;
+                    return Ok(());
+                }
+                let count = self.counts.entry(function.address).or_insert_with(|| Count {
+                    name: match function.symbol {
+                        Some((name, "")) => name.to_owned(),
+                        Some((name, module)) => format!("{name} [{module}]"),
+                        None => format!("{:#x}", function.address),
+                    },
+                    entries: 0,
+                });
+                count.entries += 1;
+            }
+            Event::Loss(loss) => self.lost = self.lost.saturating_add(loss.count),
+            Event::Mark(_) => {}
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
+        let Self { out, counts, total, others, lost } = self;
+        let mut counts: Vec<_> = counts.values().collect();
+        counts.sort_by(|a, b| b.entries.cmp(&a.entries).then_with(|| a.name.cmp(&b.name)));
+        let functions = counts.len();
+        writeln!(out, "# {total} entries of {functions} functions, {lost} lost")?;
+        writeln!(out, "#  entries   share  function")?;
+        for Count { name, entries } in counts {
+            let permille = u128::from(*entries) * 1000 / u128::from(*total).max(1);
+            let (percent, tenth) = (permille / 10, permille % 10);
+            writeln!(out, "{entries:>10} {percent:>4}.{tenth}%  {name}")?;
+        }
+        if *others > 0 {
+            writeln!(out, "{others:>10}         others")?;
+        }
+        out.flush()
+    }
+}

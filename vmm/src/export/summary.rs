@@ -1,0 +1,65 @@
+//! The closing summary for people, and for scripts that search it.
+
+use std::io::{self, Write};
+
+use crate::stream::Summary;
+
+use super::printable;
+use super::text::milliseconds;
+
+/// Prints the closing summary. The beginning of every line is stable; the lines that are
+/// always there are `sites`, `records`, `pauses` and `guest`.
+///
+/// # Errors
+/// When the output fails.
+pub fn write_summary(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
+    let Summary { sites, vcpus, pauses, patch_ns, exit, run_status, notes } = summary;
+    let skipped: u64 = sites.skipped.iter().fold(0, |sum, skip| sum.saturating_add(skip.count));
+    writeln!(
+        out,
+        "vmtrace: sites matched {}, patched {}, skipped {skipped}",
+        sites.matched, sites.patched
+    )?;
+    for skip in &sites.skipped {
+        let examples = if skip.examples.is_empty() {
+            String::new()
+        } else {
+            format!(" (such as {})", skip.examples.join(", "))
+        };
+        let line = format!("{} {}{examples}", skip.count, skip.reason);
+        writeln!(out, "vmtrace: skipped {}", printable(&line))?;
+    }
+    let by_vcpu = |count: &dyn Fn(usize) -> u64| {
+        let list: Vec<_> = (0..vcpus.len()).map(|id| format!("vcpu{id} {}", count(id))).collect();
+        list.join(", ")
+    };
+    writeln!(
+        out,
+        "vmtrace: records {} ({}), lost {} ({})",
+        summary.records(),
+        by_vcpu(&|id| vcpus[id].records),
+        summary.lost(),
+        by_vcpu(&|id| vcpus[id].lost),
+    )?;
+    for (id, vcpu) in vcpus.iter().enumerate() {
+        for (reason, count) in &vcpu.lost_by_reason {
+            writeln!(out, "vmtrace: lost vcpu{id} {count} {}", printable(reason))?;
+        }
+    }
+    writeln!(
+        out,
+        "vmtrace: pauses {}, total {}, longest {}, patching {}",
+        pauses.count,
+        milliseconds(pauses.total_ns),
+        milliseconds(pauses.max_ns),
+        milliseconds(*patch_ns)
+    )?;
+    writeln!(out, "vmtrace: guest {}", exit.as_str())?;
+    if let Some(status) = run_status {
+        writeln!(out, "vmtrace: run status {status}")?;
+    }
+    for note in notes {
+        writeln!(out, "vmtrace: note {}", printable(note))?;
+    }
+    Ok(())
+}

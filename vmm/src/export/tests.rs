@@ -1,0 +1,159 @@
+//! What every format makes of the sample.
+
+use std::io::Write;
+
+use crate::stream::{Summary, Writer, sample};
+
+use super::{Export, Json, PlayError, Player, Stats, Text, write_summary};
+
+/// Plays a stream in pieces of `step` bytes.
+fn play<E: Export>(stream: &[u8], step: usize, export: E) -> (E, Result<(), PlayError>) {
+    let mut player = Player::new(export);
+    let pushed = stream.chunks(step).try_for_each(|piece| player.push(piece));
+    let finished = player.finish().map(|_| ());
+    (player.into_export(), pushed.and(finished))
+}
+
+const TEXT: &str = "\
+# tracer: function
+#
+# vmtrace 0.1.0: Linux 6.12.0-test (x86_64), 2 vCPUs, clock x86-tsc at 2000000000 Hz
+#
+#           TASK-PID     CPU#     TIMESTAMP  FUNCTION
+#              | |         |         |         |
+#                                    0.000001: pause 0.070 ms: 2 sites
+             cat-7       [001]      0.000010: vfs_read <-ksys_read
+worker with spac-123456  [000]      0.000020: ext4_open [ext4] <-0xffffffff81100001
+           <...>-99      [000]      0.000030: vfs_read <-ksys_read
+             cat-7       [001]      0.000030: vfs_read <-ksys_read
+CPU:1 [LOST 5 EVENTS]
+          <idle>-0       [001]      0.000050: vfs_read <-ksys_read
+        re?named-7       [000]      1.500000: ext4_open [ext4]
+        re?named-7       [000]      1.500001: 0xffffffffc00fffff <-0xffffffffdeadbeef
+";
+
+#[test]
+fn text_looks_like_ftrace() {
+    for step in [1, 7, 1 << 20] {
+        let mut out = Vec::new();
+        play(&sample::stream(), step, Text::new(&mut out)).1.expect("whole");
+        assert_eq!(String::from_utf8_lossy(&out), TEXT);
+    }
+}
+
+#[test]
+fn live_text_is_the_same() {
+    let player = Player::new(Text::new(Vec::new()));
+    let mut writer = Writer::new(player, &sample::header()).expect("header");
+    sample::fill(&mut writer).expect("memory");
+    writer.end(&sample::summary()).expect("memory");
+    let player = writer.into_inner().expect("memory");
+    assert_eq!(String::from_utf8_lossy(&player.into_export().into_inner()), TEXT);
+}
+
+#[test]
+fn a_torn_stream_is_printed_as_far_as_it_goes() {
+    let stream = sample::stream();
+    let whole_lines = TEXT.lines().count();
+    let mut lines = 0;
+    for end in 0..stream.len() {
+        let mut out = Vec::new();
+        let played = play(&stream[..end], 64, Text::new(&mut out)).1;
+        let error = played.expect_err("torn").to_string();
+        assert!(error.starts_with(&format!("torn stream: it stops at byte {end}, ")), "{error}");
+        let text = String::from_utf8_lossy(&out);
+        let mut all = TEXT.lines();
+        assert!(text.lines().all(|line| all.any(|other| other == line)), "{end}: {text}");
+        assert!(text.lines().count() >= lines, "{end}: a longer stream prints less");
+        lines = text.lines().count();
+    }
+    assert_eq!(lines, whole_lines, "only the end is missing");
+}
+
+#[test]
+fn json_has_one_object_per_line() {
+    let mut out = Vec::new();
+    play(&sample::stream(), 1 << 20, Json::new(&mut out)).1.expect("whole");
+    let text = String::from_utf8(out).expect("UTF-8");
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(
+        lines[0],
+        r#"{"event":"header","arch":"x86_64","clock":"x86-tsc","clock_hz":2000000000,"clock_start":1000,"release":"6.12.0-test","vcpus":2,"slide":"0x1000000","vmtrace":"0.1.0"}"#
+    );
+    assert_eq!(
+        lines[1],
+        r#"{"event":"mark","ns":1000,"kind":"pause","duration_ns":70000,"text":"2 sites"}"#
+    );
+    assert_eq!(
+        lines[3],
+        r#"{"event":"entry","ns":20000,"cpu":0,"pid":123456,"comm":"worker with spac","function":"ext4_open","module":"ext4","caller":"0xffffffff81100001"}"#
+    );
+    assert_eq!(
+        lines[4],
+        r#"{"event":"entry","ns":30000,"cpu":0,"pid":99,"comm":null,"function":"vfs_read","caller":"ksys_read"}"#
+    );
+    assert_eq!(lines[6], r#"{"event":"loss","cpu":1,"count":5,"reason":"ring-full"}"#);
+    let end: serde_json::Value = serde_json::from_str(lines[lines.len() - 1]).expect("JSON");
+    assert_eq!(end["event"], "end");
+    assert_eq!(end["summary"]["vcpus"][1]["records"], 3);
+    assert_eq!(end["summary"]["exit"], "triple-fault");
+}
+
+#[test]
+fn statistics_count_every_function() {
+    let mut out = Vec::new();
+    play(&sample::stream(), 1 << 20, Stats::new(&mut out)).1.expect("whole");
+    let expected = "\
+# 7 entries of 3 functions, 5 lost
+#  entries   share  function
+         4   57.1%  vfs_read
+         2   28.5%  ext4_open [ext4]
+         1   14.2%  0xffffffffc00fffff
+";
+    assert_eq!(String::from_utf8_lossy(&out), expected);
+}
+
+#[test]
+fn the_summary_has_stable_lines() {
+    let mut writer = Writer::new(Vec::new(), &sample::header()).expect("header");
+    sample::fill(&mut writer).expect("memory");
+    let summary = writer.end(&sample::summary()).expect("memory");
+    let print = |summary: &Summary| {
+        let mut out = Vec::new();
+        write_summary(&mut out, summary).expect("memory");
+        String::from_utf8(out).expect("UTF-8")
+    };
+    let expected = "\
+vmtrace: sites matched 3, patched 2, skipped 1
+vmtrace: skipped 1 busy (such as schedule)
+vmtrace: records 7 (vcpu0 4, vcpu1 3), lost 5 (vcpu0 0, vcpu1 5)
+vmtrace: lost vcpu1 5 ring-full
+vmtrace: pauses 1, total 0.070 ms, longest 0.070 ms, patching 0.012 ms
+vmtrace: guest triple fault
+vmtrace: run status -1
+vmtrace: note nothing else
+";
+    assert_eq!(print(&summary), expected);
+    let empty = "\
+vmtrace: sites matched 0, patched 0, skipped 0
+vmtrace: records 0 (), lost 0 ()
+vmtrace: pauses 0, total 0.000 ms, longest 0.000 ms, patching 0.000 ms
+vmtrace: guest unknown
+";
+    assert_eq!(print(&Summary::default()), empty);
+}
+
+#[test]
+fn an_output_that_fails_stops_the_player() {
+    struct Full;
+    impl Write for Full {
+        fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+            Err(std::io::ErrorKind::BrokenPipe.into())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let error = play(&sample::stream(), 1 << 20, Text::new(Full)).1.expect_err("closed");
+    assert!(matches!(error, PlayError::Output(_)));
+}

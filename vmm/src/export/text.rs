@@ -1,0 +1,234 @@
+//! Text as ftrace's function tracer prints it.
+//!
+//! The layout is that of a kernel with `noirq-info` set in `trace_options`, since the context
+//! flags of that column are not recorded.
+
+use std::io::{self, Write};
+
+use crate::stream::{Header, Loss, Mark, Summary};
+
+use super::{Entry, Event, Export, Name, printable};
+
+/// Bytes gathered before they are written.
+const GATHER: usize = 64 << 10;
+/// Column of the time stamps.
+const TIME_COLUMN: usize = 33;
+
+/// Text as ftrace's function tracer prints it.
+#[derive(Debug)]
+pub struct Text<W> {
+    out: W,
+    line: Vec<u8>,
+    clock: Clock,
+}
+
+impl<W: Write> Text<W> {
+    /// Text to `out`, which needs no buffer of its own.
+    pub fn new(out: W) -> Self {
+        let clock = Clock { start: 0, hz: 1 };
+        Self { out, line: Vec::with_capacity(GATHER + 4096), clock }
+    }
+
+    /// The output.
+    pub fn into_inner(self) -> W {
+        self.out
+    }
+
+    fn entry(&mut self, entry: &Entry<'_>) {
+        let line = &mut self.line;
+        let comm = entry.comm.unwrap_or("<...>");
+        pad(line, 16usize.saturating_sub(comm.len()));
+        line.extend_from_slice(comm.as_bytes());
+        line.push(b'-');
+        let length = decimal(line, u64::from(entry.pid), 0, b' ');
+        pad(line, 7usize.saturating_sub(length));
+        line.extend_from_slice(b" [");
+        decimal(line, u64::from(entry.vcpu), 3, b'0');
+        line.extend_from_slice(b"]  ");
+        self.clock.write(line, entry.timestamp);
+        line.extend_from_slice(b": ");
+        name(line, &entry.function);
+        if let Some(caller) = &entry.caller {
+            line.extend_from_slice(b" <-");
+            name(line, caller);
+        }
+        line.push(b'\n');
+    }
+
+    fn loss(&mut self, loss: &Loss) {
+        self.line.extend_from_slice(b"CPU:");
+        decimal(&mut self.line, u64::from(loss.vcpu), 0, b' ');
+        self.line.extend_from_slice(b" [LOST ");
+        decimal(&mut self.line, loss.count, 0, b' ');
+        self.line.extend_from_slice(b" EVENTS]\n");
+    }
+
+    fn mark(&mut self, mark: &Mark) {
+        self.line.push(b'#');
+        pad(&mut self.line, TIME_COLUMN - 1);
+        self.clock.write(&mut self.line, mark.ticks);
+        self.line.extend_from_slice(format!(": {}", mark.kind).as_bytes());
+        if mark.duration_ns > 0 {
+            self.line.push(b' ');
+            self.line.extend_from_slice(milliseconds(mark.duration_ns).as_bytes());
+        }
+        if !mark.text.is_empty() {
+            self.line.extend_from_slice(b": ");
+            self.line.extend_from_slice(printable(&mark.text).as_bytes());
+        }
+        self.line.push(b'\n');
+    }
+
+    fn hand_on(&mut self) -> io::Result<()> {
+        let written = self.out.write_all(&self.line);
+        self.line.clear();
+        written
+    }
+}
+
+impl<W: Write> Export for Text<W> {
+    fn begin(&mut self, header: &Header) -> io::Result<()> {
+        self.clock = Clock { start: header.clock_start, hz: header.clock_hz.max(1) };
+        let Header { arch, clock, clock_hz, release, vcpus, vmtrace_version, .. } = header;
+        let [arch, clock, release, version] =
+            [arch, clock, release, vmtrace_version].map(|text| printable(text));
+        let plural = if *vcpus == 1 { "" } else { "s" };
+        write!(
+            self.line,
+            "# tracer: function\n\
+             #\n\
+             # vmtrace {version}: Linux {release} ({arch}), {vcpus} vCPU{plural}, \
+             clock {clock} at {clock_hz} Hz\n\
+             #\n\
+             #           TASK-PID     CPU#     TIMESTAMP  FUNCTION\n\
+             #              | |         |         |         |\n"
+        )
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
+        match event {
+            Event::Entry(entry) => self.entry(entry),
+            Event::Loss(loss) => self.loss(loss),
+            Event::Mark(mark) => self.mark(mark),
+        }
+        if self.line.len() >= GATHER { self.hand_on() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.hand_on()?;
+        self.out.flush()
+    }
+
+    fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
+        self.flush()
+    }
+}
+
+/// Ticks to seconds.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    start: u64,
+    hz: u64,
+}
+
+impl Clock {
+    /// Writes seconds with six digits after the point, rounded to the nearest as ftrace does.
+    fn write(self, out: &mut Vec<u8>, ticks: u64) {
+        let since = ticks.abs_diff(self.start);
+        let (mut seconds, rest) = (since / self.hz, since % self.hz);
+        let hz = u128::from(self.hz);
+        // The rest is below one second, so that this fits whatever the rate is.
+        let micros = match rest.checked_mul(1_000_000) {
+            Some(product) if self.hz < 1 << 40 => (product + self.hz / 2) / self.hz,
+            _ => u64::try_from((u128::from(rest) * 1_000_000 + hz / 2) / hz).unwrap_or(0),
+        };
+        seconds += micros / 1_000_000;
+        if ticks < self.start {
+            // Before the clock's start: rare, and never seen from a kernel.
+            let text = format!("-{seconds}");
+            pad(out, 5usize.saturating_sub(text.len()));
+            out.extend_from_slice(text.as_bytes());
+        } else {
+            decimal(out, seconds, 5, b' ');
+        }
+        out.push(b'.');
+        decimal(out, micros % 1_000_000, 6, b'0');
+    }
+}
+
+fn pad(out: &mut Vec<u8>, width: usize) {
+    out.resize(out.len() + width, b' ');
+}
+
+/// Writes a number, filled from the left to `width`; returns its length.
+fn decimal(out: &mut Vec<u8>, mut number: u64, width: usize, fill: u8) -> usize {
+    let mut digits = [fill; 20];
+    let mut start = digits.len();
+    loop {
+        start -= 1;
+        digits[start] = b'0' + u8::try_from(number % 10).unwrap_or(0);
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    let length = digits.len() - start;
+    let shown = length.max(width.min(digits.len()));
+    out.extend_from_slice(&digits[digits.len() - shown..]);
+    shown
+}
+
+fn name(out: &mut Vec<u8>, name: &Name<'_>) {
+    match name.symbol {
+        Some((symbol, module)) => {
+            out.extend_from_slice(symbol.as_bytes());
+            if !module.is_empty() {
+                out.extend_from_slice(b" [");
+                out.extend_from_slice(module.as_bytes());
+                out.push(b']');
+            }
+        }
+        None => out.extend_from_slice(format!("{:#x}", name.address).as_bytes()),
+    }
+}
+
+/// Nanoseconds as milliseconds with three digits, rounded to the nearest.
+pub(super) fn milliseconds(nanoseconds: u64) -> String {
+    let micros = nanoseconds / 1000 + u64::from(nanoseconds % 1000 >= 500);
+    format!("{}.{:03} ms", micros / 1000, micros % 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn time(start: u64, hz: u64, ticks: u64) -> String {
+        let mut out = Vec::new();
+        Clock { start, hz }.write(&mut out, ticks);
+        String::from_utf8(out).expect("ASCII")
+    }
+
+    #[test]
+    fn ticks_become_seconds_exactly() {
+        assert_eq!(time(0, 2_000_000_000, 0), "    0.000000");
+        assert_eq!(time(0, 2_000_000_000, 999), "    0.000000");
+        assert_eq!(time(0, 2_000_000_000, 1000), "    0.000001");
+        assert_eq!(time(0, 2_000_000_000, 1_999_999_999), "    1.000000");
+        assert_eq!(time(0, 3, 1), "    0.333333");
+        assert_eq!(time(0, 3, 2), "    0.666667");
+        assert_eq!(time(5, 1, 123_461), "123456.000000");
+        assert_eq!(time(1000, 1000, 0), "   -1.000000");
+        assert_eq!(time(1000, 1000, 999), "   -0.001000");
+        assert_eq!(time(0, u64::MAX, u64::MAX - 1), "    1.000000");
+        assert_eq!(time(0, 1, u64::MAX), format!("{}.000000", u64::MAX));
+        assert_eq!(time(0, 24_000_000, 24_000_000 * 60 + 12), "   60.000001");
+    }
+
+    #[test]
+    fn durations_are_rounded() {
+        assert_eq!(milliseconds(0), "0.000 ms");
+        assert_eq!(milliseconds(1_234_499), "1.234 ms");
+        assert_eq!(milliseconds(1_234_500), "1.235 ms");
+        assert_eq!(milliseconds(u64::MAX), "18446744073709.552 ms");
+    }
+}
