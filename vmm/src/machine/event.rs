@@ -49,8 +49,8 @@ pub enum ExitReason {
     TripleFault,
     /// The guest kernel panicked, and then halted, reset or powered off.
     ///
-    /// Recognised by the kernel's message on the console; a console that does not show it
-    /// (`quiet` does) makes this a reset or nothing.
+    /// Recognised by the kernel's message on the console, which it shows whatever the log level
+    /// is. Without a console on ttyS0 a panic is a reset or nothing.
     Panic {
         /// The reason the kernel gave.
         message: String,

@@ -70,7 +70,9 @@ pub(super) fn run(id: usize, vcpu: &Arc<Mutex<Vcpu>>, control: &Control, platfor
     let kickable = signal::receive_kicks(vcpu);
     let mut go = Go::Run;
     while go == Go::Run {
-        go = match turn(id, &mut lock(vcpu), control, platform) {
+        // A statement of its own: the lock is not held over what follows.
+        let turn = turn(id, &mut lock(vcpu), control, platform);
+        go = match turn {
             Turn::Again => Go::Run,
             Turn::Checkpoint => control.checkpoint(id),
             Turn::Event(event) => {

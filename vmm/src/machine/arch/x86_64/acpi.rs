@@ -186,7 +186,7 @@ mod tests {
         let slots = [VirtioSlot { base: 0xf000_0000, gsi: 16 }];
         for (cpus, virtio) in [(1, &[][..]), (8, &slots), (255, &slots)] {
             let bytes = tables(cpus, virtio);
-            assert!(bytes.len() as u64 <= layout::ACPI_END - layout::ACPI);
+            assert!(bytes.len() as u64 <= layout::RESET_VECTOR - layout::ACPI);
             assert_eq!(&bytes[..8], b"RSD PTR ");
             assert_eq!((sum(&bytes[..20]), sum(&bytes[..36])), (0, 0));
             let xsdt = table(&bytes, word(&bytes, 24));

@@ -3,7 +3,8 @@
 //! ```text
 //! 0x0000_0000  RAM: GDT, zero page, page tables, command line (below)
 //! 0x0009_fc00  end of low RAM; extended BIOS data area, empty
-//! 0x000e_0000  ACPI tables, up to 0x000f_ffff
+//! 0x000e_0000  ACPI tables
+//! 0x000f_fff0  real-mode code that resets the machine
 //! 0x0010_0000  RAM: kernel, initrd as high as it may be
 //! 0xc000_0000  annex: no RAM, reserved in e820 as far as it goes
 //! 0xf000_0000  virtio-mmio devices, 4 KiB each
@@ -29,6 +30,8 @@ pub(super) const LOW_RAM_END: u64 = 0x9_fc00;
 pub(super) const LEGACY_HOLE: u64 = 0xa_0000;
 /// ACPI tables, where firmware has them: the root pointer is found here even by who is not told.
 pub(super) const ACPI: u64 = 0xe_0000;
+/// Where a CPU is sent that shall start over, F000:FFF0.
+pub(super) const RESET_VECTOR: u64 = 0xf_fff0;
 /// End of the area for ACPI tables and of the legacy hole.
 pub(super) const ACPI_END: u64 = 0x10_0000;
 /// RAM from 1 MiB on.

@@ -58,6 +58,18 @@ const ENTRY_64: u64 = 0x200;
 /// Memory that a kernel wants beyond itself and its initrd before it can say that it has none.
 const SLACK: u64 = 16 << 20;
 
+/// What firmware has at its reset vector, in real mode: a pulse on the CPU's reset line.
+///
+/// Kernels with hardware-reduced ACPI but without EFI reset themselves by jumping there, since
+/// `efi_reboot_required` makes them ignore ACPI's reset register.
+#[rustfmt::skip]
+const RESET_CODE: [u8; 7] = [
+    0xb0, 0xfe, // mov al, 0xfe
+    0xe6, 0x64, // out 0x64, al
+    0xf4,       // hlt
+    0xeb, 0xfd, // jmp to the hlt
+];
+
 /// Fills memory with everything that vCPU 0 needs.
 pub(in crate::machine) fn load(
     config: &Config,
@@ -93,6 +105,7 @@ pub(in crate::machine) fn load(
     write("command line", &cmdline, layout::CMDLINE)?;
     let acpi = acpi::tables(config.cpus, platform.virtio());
     write("ACPI tables", &acpi, layout::ACPI)?;
+    write("reset code", &RESET_CODE, layout::RESET_VECTOR)?;
     tables::write(memory)?;
 
     let mut params = boot_params { hdr: kernel.header, ..Default::default() };
