@@ -98,7 +98,7 @@ fn kind(data: &[u8]) -> Kind {
         () if at(0x38, b"RSC\x05") || at(0x30, b"RISCV\0\0\0") => Kind::RiscvFlat,
         () if at(0x38, b"ARM\x64") => Kind::Foreign("aarch64"),
         () if at(0x24, &0x016f_2818_u32.to_le_bytes()) => Kind::Foreign("32-bit Arm"),
-        () if at(0x38, &0x8182_23cd_u32.to_le_bytes()) && at(8, &[0; 8]) => {
+        () if at(0x38, &0x8182_23cd_u32.to_le_bytes()) => {
             Kind::Foreign("another architecture (an EFI image that is neither x86 nor RISC-V)")
         }
         () if data.is_empty() => Kind::Other("an empty file"),

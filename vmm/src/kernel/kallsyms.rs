@@ -22,13 +22,18 @@ const STRIDE: usize = 256;
 pub(super) fn read(data: &[u8], space: &Space, arch: Arch) -> Result<Option<Symbols>, KernelError> {
     // The digits occur in symbol names, and so each is its own token: this is in every table.
     const DIGITS: &[u8] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\0";
+    /// There is one place in a real kernel; damaged images must not cost more than this.
+    const TRIALS: usize = 64;
     let mut found_tables = false;
-    for zero in memchr::memmem::find_iter(data, DIGITS) {
+    for zero in memchr::memmem::find_iter(data, DIGITS).take(TRIALS) {
         let Some(tokens) = Tokens::around(data, zero) else { continue };
         let Some(names) = Names::before(data, tokens.start) else { continue };
         let Some(builder) = names.expand(data, &tokens) else { continue };
         found_tables = true;
-        let tables = Tables { data, space, arch, after: tokens.end, count_at: names.count_at };
+        // The number of symbols fills its place up to the next label.
+        let alignment = names.start - names.count_at;
+        let after = tokens.end.next_multiple_of(alignment);
+        let tables = Tables { data, space, arch, after, count_at: names.count_at, alignment };
         if let Some(symbols) = tables.with_addresses(builder) {
             return Ok(Some(symbols));
         }
@@ -121,8 +126,8 @@ impl Names {
     fn before(data: &[u8], end: usize) -> Option<Self> {
         /// Room for two million symbols.
         const REACH: usize = 8 << 20;
-        /// False trails in a damaged image must not cost more than this.
-        const TRIALS: usize = 64;
+        /// What merely looks like markers is rare.
+        const TRIALS: usize = 16;
         let lowest = end.saturating_sub(REACH);
         let mut trials = TRIALS;
         let mut position = end & !3;
@@ -237,7 +242,7 @@ enum Encoding {
     AbsolutePerCpu(u64),
     /// 32-bit unsigned offsets from the base.
     Base(u64),
-    /// 32-bit signed distances from the word itself (since 7.0 or so).
+    /// 32-bit signed distances from the word itself (7.2).
     Relative,
 }
 
@@ -246,10 +251,12 @@ struct Tables<'a> {
     data: &'a [u8],
     space: &'a Space,
     arch: Arch,
-    /// Offset behind `token_index`, where they stand since 6.4.
+    /// Offset of the label behind `token_index`, where they stand since 6.4.
     after: usize,
     /// Offset of `num_syms`, before which they stood until then.
     count_at: usize,
+    /// Of labels: 8, and 4 in the newest kernels. A reading that is a word off looks right too.
+    alignment: usize,
 }
 
 impl Tables<'_> {
@@ -288,7 +295,7 @@ impl Tables<'_> {
             }
         };
         // Offsets, padding, base, number of symbols.
-        let size = (4 * count).next_multiple_of(8);
+        let size = (4 * count).next_multiple_of(self.alignment);
         if let Some(base_at) = self.count_at.checked_sub(8)
             && let Some(offset) = base_at.checked_sub(size)
             && let Some(base) = u64_at(self.data, base_at)
@@ -296,13 +303,11 @@ impl Tables<'_> {
             with_base(offset, base);
         }
         // Token index, offsets, padding, base.
-        let offset = self.after.next_multiple_of(8);
-        if let Some(base) = u64_at(self.data, (offset + 4 * count).next_multiple_of(8)) {
-            with_base(offset, base);
+        if let Some(base) = u64_at(self.data, self.after + size) {
+            with_base(self.after, base);
         }
         // Token index, distances.
-        candidates.push((self.after.next_multiple_of(4), Encoding::Relative));
-        candidates.push((self.after.next_multiple_of(8), Encoding::Relative));
+        candidates.push((self.after, Encoding::Relative));
         candidates
     }
 

@@ -96,7 +96,7 @@ impl Kernel {
         Self::new(Image::unpack(bytes)?, None)
     }
 
-    fn new(image: Image, symbols: Option<Symbols>) -> Result<Self, KernelError> {
+    fn new(mut image: Image, symbols: Option<Symbols>) -> Result<Self, KernelError> {
         let symbols = match symbols {
             Some(symbols) => symbols,
             None => find_symbols(&image)?,
@@ -104,6 +104,9 @@ impl Kernel {
         let banner =
             kallsyms::banner(&image.data, &image.space, Some(&symbols)).unwrap_or_default();
         let sites = Sites::find(&image.data, &image.space, image.arch, &symbols)?;
+        if image.container == Container::Flat {
+            image.relocatable = !sites::relocations(&image.data, &image.space, &symbols).is_empty();
+        }
         Ok(Self { image, banner, symbols, sites, btf: OnceLock::new() })
     }
 

@@ -103,21 +103,24 @@ impl Sites {
         };
         let mut cursor = Cursor::new(symbols.addresses_slice());
         for &location in &table.locations {
-            if space.offset(location).is_none() {
+            if !space.is_code(location) {
                 return Err(KernelError::Damaged(format!(
                     "__mcount_loc names {location:#x}, where the kernel has no code"
                 )));
             }
             let (entry, symbol) = match kind {
                 // As the kernel does: a function may begin with endbr64, before the call.
-                FtraceKind::Fentry => match cursor.exactly(&[location, location - 4]) {
+                FtraceKind::Fentry => match cursor.exactly(&[location, location.wrapping_sub(4)]) {
                     Some(found) => found,
-                    None if starts_with_endbr(data, space, location) => (location - 4, UNNAMED),
+                    None if starts_with_endbr(data, space, location) => {
+                        (location.wrapping_sub(4), UNNAMED)
+                    }
                     None => (location, UNNAMED),
                 },
                 FtraceKind::Patchable => cursor.exactly(&[location]).unwrap_or((location, UNNAMED)),
                 FtraceKind::CallOps => {
-                    cursor.exactly(&[location + 8]).unwrap_or((location + 8, UNNAMED))
+                    let entry = location.wrapping_add(8);
+                    cursor.exactly(&[entry]).unwrap_or((entry, UNNAMED))
                 }
             };
             let in_init = init.is_some_and(|(start, end)| (start..end).contains(&location));
@@ -134,7 +137,7 @@ impl Sites {
 }
 
 fn starts_with_endbr(data: &[u8], space: &Space, location: u64) -> bool {
-    space.array(data, location - 4) == Some([0xf3, 0x0f, 0x1e, 0xfa])
+    space.array(data, location.wrapping_sub(4)) == Some([0xf3, 0x0f, 0x1e, 0xfa])
 }
 
 /// Finds symbols for ascending addresses in one pass over both.
@@ -228,29 +231,35 @@ impl Table {
             .map(|s| s.address..s.address + wide(s.len))
             .collect();
         let (low, high) = (code.iter().map(|r| r.start).min()?, code.iter().map(|r| r.end).max()?);
+        let pointer = |word: &[u8; 8]| {
+            let address = u64::from_le_bytes(*word);
+            (low..high).contains(&address).then_some(address)
+        };
         let mut best: &[[u8; 8]] = &[];
         for segment in space.segments() {
-            let skip = (segment.address.next_multiple_of(8) - segment.address).min(7);
+            let skip = segment.address.next_multiple_of(8) - segment.address;
             let bytes = &data[segment.offset..segment.offset + segment.len];
-            let words = bytes.get(index(skip)..).unwrap_or_default().as_chunks::<8>().0;
-            let mut start = 0;
-            let mut previous = 0;
-            for (i, &word) in words.iter().enumerate() {
-                let word = u64::from_le_bytes(word);
-                if word <= previous || word < low || word >= high {
-                    start = i + usize::from(word < low || word >= high);
-                }
-                previous = word;
-                let run = &words[start.min(i + 1)..=i];
-                let ends = words.get(i + 1).is_none_or(|&next| u64::from_le_bytes(next) <= word);
-                if ends && run.len() > best.len() && run.len() >= FEWEST {
-                    let sites = run
-                        .iter()
-                        .filter(|&&w| patchable(data, space, arch, u64::from_le_bytes(w)))
-                        .count();
-                    if sites * 10 >= run.len() * 9 {
-                        best = run;
+            let mut rest = bytes.get(index(skip)..).unwrap_or_default().as_chunks::<8>().0;
+            while let Some(start) = rest.iter().position(|word| pointer(word).is_some()) {
+                rest = &rest[start..];
+                let mut previous = 0;
+                let run = rest.iter().take_while(|&word| match pointer(word) {
+                    Some(address) if address > previous => {
+                        previous = address;
+                        true
                     }
+                    _ => false,
+                });
+                let (run, after) = rest.split_at(run.count());
+                rest = after;
+                if run.len() < FEWEST.max(best.len() + 1) {
+                    continue;
+                }
+                let at_site = |word: &&[u8; 8]| {
+                    pointer(word).is_some_and(|address| patchable(data, space, arch, address))
+                };
+                if run.iter().filter(at_site).count() * 10 >= run.len() * 9 {
+                    best = run;
                 }
             }
         }
@@ -302,17 +311,7 @@ fn patchable(data: &[u8], space: &Space, arch: Arch, location: u64) -> bool {
 /// are zero, and the values stand in `.rela.dyn`.
 fn relocate(data: &[u8], space: &Space, symbols: &Symbols, start: u64, words: &mut [u64]) {
     const RELATIVE: u64 = 3;
-    let (Some(first), Some(last)) =
-        (symbols.address("__rela_dyn_start"), symbols.address("__rela_dyn_end"))
-    else {
-        return;
-    };
-    let Some(entries) =
-        last.checked_sub(first).and_then(|len| space.bytes(data, first, index(len)))
-    else {
-        return;
-    };
-    for entry in entries.as_chunks::<24>().0 {
+    for entry in relocations(data, space, symbols) {
         let (Some(place), Some(RELATIVE), Some(value)) =
             (u64_at(entry, 0), u64_at(entry, 8), u64_at(entry, 16))
         else {
@@ -323,4 +322,14 @@ fn relocate(data: &[u8], space: &Space, symbols: &Symbols, start: u64, words: &m
             *word = value;
         }
     }
+}
+
+/// What a relocatable RISC-V kernel relocates itself with; empty for others.
+pub(super) fn relocations<'a>(data: &'a [u8], space: &Space, symbols: &Symbols) -> &'a [[u8; 24]] {
+    let bounds = symbols.address("__rela_dyn_start").zip(symbols.address("__rela_dyn_end"));
+    let bytes = bounds.and_then(|(start, end)| {
+        let len = index(end.checked_sub(start)?);
+        space.bytes(data, start, len)
+    });
+    bytes.unwrap_or_default().as_chunks().0
 }

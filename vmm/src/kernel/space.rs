@@ -41,6 +41,13 @@ impl Space {
         })
     }
 
+    /// Whether `address` is in a segment that the kernel runs code from.
+    pub(super) fn is_code(&self, address: u64) -> bool {
+        self.segments.iter().any(|s| {
+            s.executable && address.checked_sub(s.address).is_some_and(|into| into < wide(s.len))
+        })
+    }
+
     /// The link address of the byte at `offset`.
     pub(super) fn address(&self, offset: usize) -> Option<u64> {
         self.segments.iter().find_map(|s| {

@@ -62,7 +62,8 @@ impl Symbols {
     /// The names at exactly this address, the one that the kernel prints first.
     pub fn names_at(&self, address: u64) -> impl Iterator<Item = &str> {
         let first = self.addresses.partition_point(|&a| a < address);
-        self.names_from(first)
+        let found = self.addresses.get(first) == Some(&address);
+        self.names_from(if found { first } else { self.len() })
     }
 
     /// The symbol that covers an address: its primary name and where it starts.
