@@ -81,6 +81,12 @@ impl Symbols {
         self.primary_at(start).map(|name| (name, start))
     }
 
+    /// The address of the next symbol: where one that starts at `address` ends.
+    pub fn next_after(&self, address: u64) -> Option<u64> {
+        let after = self.addresses.partition_point(|&a| a <= address);
+        self.addresses.get(after).copied()
+    }
+
     /// The name at exactly this address that the kernel would print.
     pub fn primary_at(&self, address: u64) -> Option<&str> {
         let mut names = self.names_at(address).peekable();

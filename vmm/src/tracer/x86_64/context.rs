@@ -1,0 +1,67 @@
+//! Where the running kernel keeps what a trampoline needs.
+
+use crate::kernel::Kernel;
+use crate::tracer::guest::{Guest, GuestError, Image};
+use crate::tracer::trace::TraceError;
+
+/// Places a trampoline reads, relative to the gs base or in a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Context {
+    /// Offset of `current` from the gs base.
+    pub(crate) current: u64,
+    /// Offset of the CPU number from the gs base.
+    pub(crate) cpu_number: u64,
+    /// Offset of `pid` in `struct task_struct`.
+    pub(crate) pid: u64,
+    /// Offset of `comm` in `struct task_struct`.
+    pub(crate) comm: u64,
+}
+
+impl Context {
+    /// From symbols and BTF. 6.2 to 6.14 keep both words in `pcpu_hot`, others
+    /// in variables of their own.
+    pub(crate) fn find(kernel: &Kernel, image: &Image) -> Result<Self, TraceError> {
+        let btf = kernel.btf().map_err(|error| TraceError::Kernel(error.to_string()))?;
+        let member = |strukt: &'static str, name: &'static str| {
+            btf.member_offset(strukt, name).map(u64::from).ok_or(TraceError::NoMember(strukt, name))
+        };
+        let symbols = kernel.symbols();
+        // Per-CPU symbols are offsets from 0 up to 6.14, link addresses later.
+        let per_cpu = |address: u64| {
+            if address >> 63 == 0 { address } else { image.runtime(address) }
+        };
+        let (current, cpu_number) = if let Some(hot) = symbols.address("pcpu_hot") {
+            (
+                per_cpu(hot) + member("pcpu_hot", "current_task")?,
+                per_cpu(hot) + member("pcpu_hot", "cpu_number")?,
+            )
+        } else {
+            let variable =
+                |name| symbols.address(name).map(per_cpu).ok_or(TraceError::NoSymbol(name));
+            (variable("current_task")?, variable("cpu_number")?)
+        };
+        Ok(Self {
+            current,
+            cpu_number,
+            pid: member("task_struct", "pid")?,
+            comm: member("task_struct", "comm")?,
+        })
+    }
+}
+
+/// The gs base of each of the first `cpus` CPUs (`__per_cpu_offset`).
+pub(crate) fn gs_bases(
+    guest: &dyn Guest,
+    kernel: &Kernel,
+    image: &Image,
+    cpus: u64,
+) -> Result<Vec<u64>, TraceError> {
+    let table = kernel
+        .symbols()
+        .address("__per_cpu_offset")
+        .ok_or(TraceError::NoSymbol("__per_cpu_offset"))?;
+    (0..cpus)
+        .map(|cpu| guest.read_u64(image.physical_of(table) + 8 * cpu))
+        .collect::<Result<_, GuestError>>()
+        .map_err(TraceError::Guest)
+}

@@ -1,0 +1,39 @@
+//! The instruction at a call site.
+
+/// Bytes of a site.
+pub(crate) const LEN: usize = 5;
+
+/// What a disabled site holds once the kernel has run `ftrace_init`
+/// (arch/x86/kernel/alternative.c, `x86_nops[5]`).
+pub(crate) const DISABLED: [u8; LEN] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+
+/// A call from a site at run-time address `site` to `target`; `None` when out of
+/// reach.
+pub(crate) fn call(site: u64, target: u64) -> Option<[u8; LEN]> {
+    let distance = target.wrapping_sub(site.wrapping_add(LEN as u64)).cast_signed();
+    let [a, b, c, d] = i32::try_from(distance).ok()?.to_le_bytes();
+    Some([0xe8, a, b, c, d])
+}
+
+/// What foreign bytes at a site most likely are.
+pub(crate) fn describe(bytes: [u8; LEN]) -> &'static str {
+    match bytes[0] {
+        0xe8 => "a call",
+        0xe9 => "a jump",
+        0xcc => "a breakpoint",
+        _ => "other bytes",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_reach_both_ways_and_no_further() {
+        let base = 0xffff_ffff_8000_0000;
+        assert_eq!(call(base, base + 5), Some([0xe8, 0, 0, 0, 0]));
+        assert_eq!(call(base + 0x100_0000, base), Some([0xe8, 0xfb, 0xff, 0xff, 0xfe]));
+        assert_eq!(call(0x1000, base - (1 << 32)), None);
+    }
+}
