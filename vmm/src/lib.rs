@@ -10,5 +10,12 @@ pub mod host;
 pub mod initramfs;
 pub mod kernel;
 pub mod machine;
+pub mod session;
 pub mod stream;
 pub mod tracer;
+
+/// The whole program; returns the exit code.
+#[must_use]
+pub fn main() -> u8 {
+    cli::main()
+}

@@ -1,3 +1,7 @@
 //! The `vmtrace` binary: everything is in the library.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    vmtrace::main().into()
+}

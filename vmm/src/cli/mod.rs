@@ -1,3 +1,57 @@
-//! Command line: a file per subcommand.
+//! Command line: a file per subcommand, which parses, calls and prints.
 
+pub mod boot;
+pub mod functions;
+pub mod inspect;
 pub mod report;
+
+use clap::{Parser, Subcommand};
+
+/// Trace functions of an unmodified guest kernel, from the hypervisor.
+#[derive(Debug, Parser)]
+#[command(name = "vmtrace", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Boot a kernel and trace it
+    Boot(Box<boot::Args>),
+    /// List the functions of a kernel that can be traced
+    Functions(functions::Args),
+    /// Show what vmtrace sees in a kernel image
+    Inspect(inspect::Args),
+    /// Print a trace file
+    Report(report::Args),
+}
+
+/// What the process exits with.
+pub mod exit {
+    /// Done.
+    pub const DONE: u8 = 0;
+    /// vmtrace failed.
+    pub const FAILED: u8 = 1;
+    /// The guest died of a panic or a triple fault; the trace is complete.
+    pub const GUEST_DIED: u8 = 3;
+    /// The command of `--run` failed.
+    pub const RUN_FAILED: u8 = 4;
+}
+
+/// Parses the command line and runs it. Returns the exit code; usage errors exit
+/// with 2 in here.
+#[must_use]
+pub fn main() -> u8 {
+    let cli = Cli::parse();
+    let result = match cli.command {
+        Command::Boot(args) => boot::run(&args),
+        Command::Functions(args) => functions::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Report(args) => report::run(args),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("vmtrace: error: {error:#}");
+        exit::FAILED
+    })
+}

@@ -1,0 +1,394 @@
+//! The controller: when to attach, what to hold, when to let go.
+//!
+//! ```text
+//! boot ─ write of MSR_LSTAR ─► the slide is known; tripwire on early_trace_init
+//!      ─ early_trace_init ───► ftrace_init is done: annex, sites (or, with --from,
+//!                              a tripwire on that function); tripwire on
+//!                              ftrace_free_init_mem
+//!      ─ ftrace_free_init_mem► sites of .init.text are given back
+//!      ─ end ────────────────► all sites are given back
+//! ```
+//!
+//! Whatever goes wrong with tracing is a note, not an end: the guest lives on.
+
+use super::guest::{AnnexMemory, Ram};
+use super::relay::{Relay, Setup};
+use super::{SessionError, Tracing, mark};
+use crate::kernel::{Kernel, SiteSection};
+use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
+use crate::stream::{Exit, Header, MarkKind, Skipped, Summary};
+use crate::tracer::{Attachment, Image, Options, PageTables, Skip, Tripwire};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// `MSR_LSTAR`: written once a boot with the address of `entry_SYSCALL_64`, after
+/// `setup_arch` and before `ftrace_init` (arch/x86/kernel/cpu/common.c).
+pub(super) const WATCHED_MSR: u32 = 0xc000_0082;
+const WATCHED_SYMBOL: &str = "entry_SYSCALL_64";
+/// Called right after `ftrace_init` (init/main.c).
+const AFTER_FTRACE_INIT: &str = "early_trace_init";
+/// Called before `.init.text` is freed (init/main.c, `kernel_init`), the best first.
+const BEFORE_FREE_INIT: [&str; 2] = ["ftrace_free_init_mem", "free_initmem"];
+/// Names of skipped sites that a summary shows for a reason.
+const EXAMPLES: usize = 3;
+
+enum Stage {
+    /// The kernel has not said where it is.
+    Unknown,
+    /// Where it is is known; stops at the tripwire after `ftrace_init`.
+    Located { image: Image, wire: Tripwire },
+    /// Attached; sites are (or, with `from`, are not yet) ours.
+    Attached { attachment: Box<Attachment>, from: Option<From>, init: Option<Tripwire> },
+    /// Not tracing any more, or never.
+    Off,
+}
+
+/// The tripwire of `--from`, on a site.
+struct From {
+    site: usize,
+    address: u64,
+}
+
+pub(super) struct Controller {
+    kernel: Arc<Kernel>,
+    tracing: Tracing,
+    stage: Stage,
+    /// Until there is a relay that has it.
+    stream: Option<Box<dyn Write + Send>>,
+    relay: Option<Relay>,
+    summary: Summary,
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Controller {
+    pub(super) fn new(
+        kernel: Arc<Kernel>,
+        tracing: Tracing,
+        stream: Box<dyn Write + Send>,
+    ) -> Self {
+        let mut summary = Summary::default();
+        summary.sites.matched = tracing.sites.len() as u64;
+        let stage = Stage::Unknown;
+        Self { kernel, tracing, stage, stream: Some(stream), relay: None, summary }
+    }
+
+    fn note(&mut self, text: String) {
+        log::warn!("{text}");
+        self.summary.notes.push(text);
+    }
+
+    fn name(&self, site: usize) -> String {
+        let site = self.kernel.sites().get(site);
+        site.and_then(|site| self.kernel.site_name(site)).unwrap_or("a site").to_owned()
+    }
+
+    /// Gives up tracing; the guest goes on.
+    fn give_up(&mut self, why: &dyn std::fmt::Display) {
+        self.note(format!("not traced: {why}"));
+        self.stage = Stage::Off;
+    }
+
+    /// A pause ends: count it, and put it into the stream.
+    fn account(&mut self, machine: &Machine, paused: Paused<'_>, kind: MarkKind, text: String) {
+        let ticks = paused.tsc(0).unwrap_or(0);
+        let duration = paused.resume();
+        let pauses = &mut self.summary.pauses;
+        pauses.count += 1;
+        pauses.total_ns += nanoseconds(duration);
+        pauses.max_ns = pauses.max_ns.max(nanoseconds(duration));
+        let _ = machine;
+        if let Some(relay) = &self.relay {
+            relay.mark(mark(ticks, kind, duration, text));
+        }
+    }
+
+    /// The guest has told where one of its symbols is.
+    pub(super) fn entry_known(&mut self, machine: &Machine, vcpu: usize, address: u64) {
+        if !matches!(self.stage, Stage::Unknown) || self.tracing.sites.is_empty() {
+            return;
+        }
+        match self.locate(machine, vcpu, address) {
+            Ok((image, wire)) => self.stage = Stage::Located { image, wire },
+            Err(error) => self.give_up(&error),
+        }
+    }
+
+    fn locate(
+        &mut self,
+        machine: &Machine,
+        vcpu: usize,
+        address: u64,
+    ) -> anyhow::Result<(Image, Tripwire)> {
+        let paused = machine.pause()?;
+        let registers = paused.registers(vcpu)?;
+        let tables = PageTables::from_registers(registers.cr3, registers.cr4);
+        let ram = Ram(machine.memory());
+        let image = Image::locate(&ram, &self.kernel, WATCHED_SYMBOL, address, tables)?;
+        let wire = Tripwire::on_function(
+            &ram,
+            &image,
+            &self.kernel,
+            AFTER_FTRACE_INIT,
+            TRAP_INSTRUCTION[1],
+        )?;
+        paused.arm_trap(wire.address());
+        self.account(machine, paused, MarkKind::Pause, "kernel located".into());
+        Ok((image, wire))
+    }
+
+    /// A tripwire was hit; the vCPU stands at it.
+    pub(super) fn trapped(&mut self, machine: &Machine, address: u64) -> Result<(), SessionError> {
+        let stage = std::mem::replace(&mut self.stage, Stage::Off);
+        match stage {
+            Stage::Located { image, wire } if wire.address() == address => {
+                let paused = machine.pause()?;
+                self.disarm(machine, &paused, wire);
+                match self.attach(machine, &paused, image) {
+                    Ok(stage) => self.stage = stage,
+                    Err(error) => self.give_up(&error),
+                }
+                let text = format!("{} sites", self.summary.sites.patched);
+                self.account(machine, paused, MarkKind::Attach, text);
+            }
+            Stage::Attached { mut attachment, from: Some(from), init }
+                if from.address == address =>
+            {
+                let paused = machine.pause()?;
+                paused.disarm_trap(address);
+                let enabled = attachment
+                    .disarm(&Ram(machine.memory()), from.site)
+                    .map_err(anyhow::Error::from)
+                    .and_then(|()| self.enable(machine, &mut attachment));
+                self.stage = Stage::Attached { attachment, from: None, init };
+                if let Err(error) = enabled {
+                    self.note(format!("not traced: {error}"));
+                }
+                let text = format!("{} sites", self.summary.sites.patched);
+                self.account(machine, paused, MarkKind::Attach, text);
+            }
+            Stage::Attached { mut attachment, from, init: Some(wire) }
+                if wire.address() == address =>
+            {
+                let paused = machine.pause()?;
+                self.disarm(machine, &paused, wire);
+                let text = match attachment.release_init(&Ram(machine.memory())) {
+                    Ok(restored) => format!("{} sites of .init.text given back", restored.sites),
+                    Err(error) => {
+                        self.note(error.to_string());
+                        String::new()
+                    }
+                };
+                self.stage = Stage::Attached { attachment, from, init: None };
+                self.account(machine, paused, MarkKind::Filter, text);
+            }
+            // A second vCPU was at the same tripwire: it goes on with the original.
+            other => self.stage = other,
+        }
+        Ok(())
+    }
+
+    fn disarm(&mut self, machine: &Machine, paused: &Paused<'_>, wire: Tripwire) {
+        paused.disarm_trap(wire.address());
+        if let Err(error) = wire.disarm(&Ram(machine.memory())) {
+            self.note(error.to_string());
+        }
+    }
+
+    fn attach(
+        &mut self,
+        machine: &Machine,
+        paused: &Paused<'_>,
+        image: Image,
+    ) -> anyhow::Result<Stage> {
+        let ram = Ram(machine.memory());
+        let annex = machine.annex().ok_or_else(|| anyhow::anyhow!("the machine has no annex"))?;
+        let options = Options { overflow: self.tracing.overflow, cpus: machine.vcpus() as u64 };
+        let memory = Arc::new(AnnexMemory(annex.clone()));
+        let mut attachment = Attachment::new(&ram, &self.kernel, image, memory, options)?;
+        let relay = Relay::start(Setup {
+            header: self.header(machine, image.slide),
+            stream: self.stream.take().ok_or_else(|| anyhow::anyhow!("attached twice"))?,
+            readers: attachment.readers(),
+            tasks: attachment.tasks(),
+            memory: machine.memory().clone(),
+            kernel: Arc::clone(&self.kernel),
+            sites: self.tracing.sites.clone(),
+            ticks: paused.tsc(0)?,
+        })?;
+        self.relay = Some(relay);
+        let port = TRAP_INSTRUCTION[1];
+        let from = match self.tracing.from {
+            None => {
+                self.enable(machine, &mut attachment)?;
+                None
+            }
+            Some(site) => match attachment.arm(&ram, &self.kernel, site, TRAP_INSTRUCTION)? {
+                Ok(address) => {
+                    paused.arm_trap(address);
+                    Some(From { site, address })
+                }
+                Err(reason) => anyhow::bail!("--from {}: {reason}", self.name(site)),
+            },
+        };
+        let sites = self.kernel.sites();
+        let any_init = self
+            .tracing
+            .sites
+            .iter()
+            .chain(&self.tracing.from)
+            .any(|&index| sites.get(index).is_some_and(|s| s.section == SiteSection::InitText));
+        let init = if any_init {
+            let wire = BEFORE_FREE_INIT.iter().find_map(|name| {
+                Tripwire::on_function(&ram, &image, &self.kernel, name, port).ok()
+            });
+            match wire {
+                Some(wire) => {
+                    paused.arm_trap(wire.address());
+                    Some(wire)
+                }
+                None => {
+                    // Without it we could not know when that memory is gone.
+                    attachment.release_init(&ram)?;
+                    self.note("functions of .init.text are not traced: no tripwire".into());
+                    None
+                }
+            }
+        } else {
+            None
+        };
+        Ok(Stage::Attached { attachment: Box::new(attachment), from, init })
+    }
+
+    fn header(&self, machine: &Machine, slide: u64) -> Header {
+        Header {
+            arch: std::env::consts::ARCH.to_owned(),
+            clock: "x86-tsc".to_owned(),
+            clock_hz: machine.clock_hz(),
+            // A guest's TSC starts at 0 with the machine.
+            clock_start: 0,
+            release: self.kernel.release().to_owned(),
+            vcpus: u32::try_from(machine.vcpus()).unwrap_or(0),
+            slide,
+            address_base: Header::TOP_4_GIB,
+            vmtrace_version: env!("CARGO_PKG_VERSION").to_owned(),
+            extra: Vec::new(),
+        }
+    }
+
+    fn enable(&mut self, machine: &Machine, attachment: &mut Attachment) -> anyhow::Result<()> {
+        let ram = Ram(machine.memory());
+        let report = attachment.enable(&ram, &self.kernel, &self.tracing.sites)?;
+        self.summary.sites.patched = report.patched as u64;
+        self.summary.patch_ns = nanoseconds(report.patch_time);
+        self.summary.sites.skipped = self.skipped(&report.skipped);
+        Ok(())
+    }
+
+    fn skipped(&self, skips: &[Skip]) -> Vec<Skipped> {
+        let mut reasons: BTreeMap<String, Skipped> = BTreeMap::new();
+        for skip in skips {
+            let reason = skip.reason.to_string();
+            let entry = reasons
+                .entry(reason.clone())
+                .or_insert_with(|| Skipped { reason, ..Skipped::default() });
+            entry.count += 1;
+            if entry.examples.len() < EXAMPLES {
+                entry.examples.push(self.name(skip.site));
+            }
+        }
+        reasons.into_values().collect()
+    }
+
+    /// The error of a relay that cannot write any more.
+    pub(super) fn relay_error(&mut self) -> Option<std::io::Error> {
+        self.relay.as_mut()?.error()
+    }
+
+    pub(super) fn mark(&self, machine: &Machine, kind: MarkKind, duration: Duration, text: String) {
+        let ticks = machine.pause().ok().and_then(|paused| paused.tsc(0).ok()).unwrap_or(0);
+        if let Some(relay) = &self.relay {
+            relay.mark(mark(ticks, kind, duration, text));
+        }
+    }
+
+    /// Gives every site back, whether the guest lives or is gone.
+    pub(super) fn detach(&mut self, machine: &Machine) {
+        let stage = std::mem::replace(&mut self.stage, Stage::Off);
+        let paused = match machine.pause() {
+            Ok(paused) => paused,
+            Err(error) => {
+                self.note(format!("sites were not given back: {error}"));
+                return;
+            }
+        };
+        match stage {
+            Stage::Unknown if !self.tracing.sites.is_empty() => {
+                self.note(format!(
+                    "not traced: the guest ended before it wrote MSR_LSTAR \
+                     ({WATCHED_SYMBOL}), so before ftrace_init"
+                ));
+            }
+            Stage::Located { wire, .. } => {
+                self.disarm(machine, &paused, wire);
+                self.note(format!("not traced: the guest ended before {AFTER_FTRACE_INIT}"));
+            }
+            Stage::Attached { mut attachment, from, init } => {
+                if let Some(from) = from {
+                    paused.disarm_trap(from.address);
+                    let name = self.name(from.site);
+                    self.note(format!("not traced: {name} was never called"));
+                }
+                if let Some(wire) = init {
+                    self.disarm(machine, &paused, wire);
+                }
+                match attachment.release_all(&Ram(machine.memory()), &self.kernel) {
+                    Ok(restored) => {
+                        for site in restored.foreign {
+                            let name = self.name(site);
+                            self.note(format!(
+                                "{name} did not hold our call any more and was left alone"
+                            ));
+                        }
+                        let text = format!("{} sites given back", restored.sites);
+                        self.account(machine, paused, MarkKind::Detach, text);
+                    }
+                    Err(error) => self.note(format!("sites were not given back: {error}")),
+                }
+            }
+            Stage::Unknown | Stage::Off => {}
+        }
+    }
+
+    /// Drains what is left and ends the stream.
+    pub(super) fn finish(
+        mut self,
+        machine: &Machine,
+        exit: Exit,
+        run_status: Option<i32>,
+    ) -> Result<Summary, SessionError> {
+        self.summary.exit = exit;
+        self.summary.run_status = run_status;
+        let relay = match (self.relay.take(), self.stream.take()) {
+            (Some(relay), _) => relay,
+            // Never attached: the stream still says so.
+            (None, Some(stream)) => Relay::start(Setup {
+                header: self.header(machine, 0),
+                stream,
+                readers: Vec::new(),
+                tasks: crate::tracer::Tasks::none(),
+                memory: machine.memory().clone(),
+                kernel: Arc::clone(&self.kernel),
+                sites: Vec::new(),
+                ticks: 0,
+            })
+            .map_err(SessionError::Thread)?,
+            (None, None) => return Ok(self.summary),
+        };
+        relay.finish(self.summary).map_err(SessionError::Stream)
+    }
+}

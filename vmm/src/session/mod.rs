@@ -1,0 +1,174 @@
+//! One run: boots a machine, attaches the tracer, relays the records.
+//!
+//! This is where [`crate::machine`] and [`crate::tracer`] meet; neither knows the
+//! other. The controller below is a small state machine over the machine's
+//! events; the [`relay`] has a thread of its own.
+
+mod attach;
+mod guest;
+mod names;
+mod relay;
+
+use crate::kernel::{Kernel, KernelError};
+use crate::machine::{Config, ConsoleSinks, Event, ExitReason, Machine, MachineError};
+use crate::stream::{Exit, Mark, MarkKind, Summary};
+use attach::Controller;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+use vmtrace_trampolines::x86_64::Overflow;
+
+/// What to trace.
+#[derive(Clone, Debug)]
+pub struct Tracing {
+    /// Sites, indices into [`Kernel::sites`].
+    pub sites: Vec<usize>,
+    /// Begin when this site is first hit instead of right after `ftrace_init`.
+    pub from: Option<usize>,
+    /// What happens when a ring is full.
+    pub overflow: Overflow,
+}
+
+/// Gets bytes of the guest in pieces of any size.
+pub type Listener = Box<dyn FnMut(&[u8]) + Send>;
+
+/// One run.
+pub struct Request {
+    /// The kernel that the machine boots.
+    pub kernel: Arc<Kernel>,
+    /// The machine; the annex and the watched register are filled in.
+    pub machine: Config,
+    /// Where the guest's console goes.
+    pub console: Box<dyn Write + Send>,
+    /// Gets what the agent says, in pieces.
+    pub agent: Listener,
+    /// What to trace.
+    pub tracing: Tracing,
+    /// Where the trace stream goes.
+    pub stream: Box<dyn Write + Send>,
+    /// Give up after this long.
+    pub timeout: Option<Duration>,
+    /// Asked at the end: the exit status of the command that the agent ran.
+    pub run_status: Box<dyn Fn() -> Option<i32> + Send>,
+}
+
+/// How a run went.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// As in the stream's last frame.
+    pub summary: Summary,
+    /// Why the guest is gone; `None` when it was stopped from outside.
+    pub exit: Option<ExitReason>,
+}
+
+/// Why a run could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The machine failed.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    /// The kernel is unusable.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The trace could not be written.
+    #[error("the trace cannot be written")]
+    Stream(#[source] std::io::Error),
+    /// A thread could not be started.
+    #[error("no thread for the relay")]
+    Thread(#[source] std::io::Error),
+}
+
+/// Handles of a run that is under way, for other threads.
+pub struct Handles {
+    /// Wakes the controller.
+    pub waker: crate::machine::Waker,
+    /// The guest's console input.
+    pub console: crate::machine::SerialInput,
+    /// The agent's input.
+    pub agent: crate::machine::SerialInput,
+}
+
+/// Boots, traces, and returns when the guest is gone, `stop` says so at a wake-up,
+/// or the time is up. `started` gets handles for other threads once the machine
+/// exists.
+///
+/// # Errors
+/// When the machine cannot be made or the trace not be written. What goes wrong
+/// with tracing alone lets the guest live and is a note in the summary.
+pub fn run(
+    request: Request,
+    started: impl FnOnce(Handles),
+    mut stop: impl FnMut() -> bool,
+) -> Result<Outcome, SessionError> {
+    let Request { kernel, machine, console, agent, tracing, stream, timeout, run_status } = request;
+    // Parsed now: later the guest would wait for it.
+    kernel.btf()?;
+    let config = Config {
+        annex: crate::tracer::annex::SIZE,
+        watch_msr: Some(attach::WATCHED_MSR),
+        ..machine
+    };
+    let mut machine = Machine::new(config, ConsoleSinks { console, agent })?;
+    started(Handles {
+        waker: machine.waker(),
+        console: machine.serial_input(),
+        agent: machine.agent_input(),
+    });
+    machine.start()?;
+    let deadline = timeout.map(|timeout| Instant::now() + timeout);
+    let mut controller = Controller::new(Arc::clone(&kernel), tracing, stream);
+    let mut exit = None;
+    let end = loop {
+        let wait = deadline.map_or(Duration::from_secs(3600), |deadline| {
+            deadline.saturating_duration_since(Instant::now())
+        });
+        match machine.events().recv_timeout(wait) {
+            Ok(Event::MsrWrite { vcpu, value, .. }) => {
+                controller.entry_known(&machine, vcpu, value);
+                let _ = machine.release(vcpu);
+            }
+            Ok(Event::Trap { vcpu, address }) => {
+                controller.trapped(&machine, address)?;
+                let _ = machine.release(vcpu);
+            }
+            Ok(Event::Exit(reason)) => {
+                let end = match reason {
+                    ExitReason::PowerOff => Exit::Poweroff,
+                    ExitReason::Reset => Exit::Reset,
+                    ExitReason::TripleFault => Exit::TripleFault,
+                    ExitReason::Panic { .. } => Exit::Panic,
+                    ExitReason::InternalError(_) => Exit::Unknown,
+                };
+                exit = Some(reason);
+                break end;
+            }
+            Ok(Event::Wake) => {
+                if stop() {
+                    break Exit::Stopped;
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                    break Exit::Timeout;
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => break Exit::Unknown,
+        }
+        if let Some(error) = controller.relay_error() {
+            controller.detach(&machine);
+            return Err(SessionError::Stream(error));
+        }
+    };
+    controller.detach(&machine);
+    let text = exit.as_ref().map_or_else(|| end.as_str().to_owned(), ToString::to_string);
+    controller.mark(&machine, MarkKind::Exit, Duration::ZERO, text);
+    let summary = controller.finish(&machine, end, run_status())?;
+    machine.stop();
+    Ok(Outcome { summary, exit })
+}
+
+fn mark(ticks: u64, kind: MarkKind, duration: Duration, text: String) -> Mark {
+    let duration_ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+    Mark { ticks, kind, duration_ns, text }
+}

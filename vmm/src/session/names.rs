@@ -1,0 +1,95 @@
+//! From addresses in records to names in the stream.
+
+use crate::kernel::Kernel;
+use crate::stream::{AddressSet, Header, Symbol};
+
+/// What a trampoline wrote for a function: the low half of site + 5.
+const SITE_LEN: u64 = 5;
+
+/// Traced functions by what trampolines write for them.
+#[derive(Debug)]
+pub(super) struct Functions {
+    first: u32,
+    /// For each byte from `first` on: entry = what was written - this; 0: no site.
+    back: Vec<u8>,
+}
+
+impl Functions {
+    /// Of the sites with these indices in a kernel that runs at `slide`.
+    pub(super) fn new(kernel: &Kernel, sites: &[usize], slide: u64) -> Self {
+        let base = Header::TOP_4_GIB;
+        let written: Vec<(u32, u8)> = sites
+            .iter()
+            .filter_map(|&index| {
+                let site = kernel.sites().get(index)?;
+                let at = site.location.wrapping_add(SITE_LEN);
+                let key = u32::try_from(at.wrapping_add(slide).wrapping_sub(base)).ok()?;
+                let back = u8::try_from(at.wrapping_sub(site.entry)).ok()?;
+                Some((key, back))
+            })
+            .collect();
+        let first = written.iter().map(|&(key, _)| key).min().unwrap_or(0);
+        let last = written.iter().map(|&(key, _)| key).max().unwrap_or(0);
+        let mut back = vec![0; (last - first) as usize + 1];
+        for (key, distance) in written {
+            if let Some(slot) = back.get_mut((key - first) as usize) {
+                *slot = distance;
+            }
+        }
+        Self { first, back }
+    }
+
+    /// The low half of the entry address; `None` for what no site writes.
+    pub(super) fn entry(&self, written: u32) -> Option<u32> {
+        let index = written.checked_sub(self.first)?;
+        match self.back.get(index as usize) {
+            None | Some(0) => None,
+            Some(&back) => Some(written - u32::from(back)),
+        }
+    }
+}
+
+/// Names callers as they turn up.
+#[derive(Debug)]
+pub(super) struct Callers {
+    seen: AddressSet,
+    slide: u64,
+}
+
+impl Callers {
+    pub(super) fn new(slide: u64) -> Self {
+        Self { seen: AddressSet::default(), slide }
+    }
+
+    /// The symbol that contains return address `caller` (low half), at its first
+    /// call for that address.
+    pub(super) fn name<'a>(&mut self, kernel: &'a Kernel, caller: u32) -> Option<Symbol<'a>> {
+        if !self.seen.insert(caller) {
+            return None;
+        }
+        let address = Header::TOP_4_GIB | u64::from(caller);
+        let link = address.wrapping_sub(self.slide);
+        // The instruction before: a call at the very end of a function returns
+        // behind it.
+        let (name, start) = kernel.symbols().lookup(link.wrapping_sub(1))?;
+        let end = kernel.symbols().next_after(start).unwrap_or(start);
+        let size = u32::try_from(end - start).unwrap_or(0);
+        Some(Symbol::new(start.wrapping_add(self.slide), size, name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Only what a site writes may become a record: rings are guest-writable.
+    #[test]
+    fn only_what_sites_write_is_a_function() {
+        let functions = Functions { first: 0x1005, back: vec![5, 0, 0, 9] };
+        assert_eq!(functions.entry(0x1005), Some(0x1000));
+        assert_eq!(functions.entry(0x1008), Some(0xfff));
+        for other in [0, 0x1004, 0x1006, 0x1009, u32::MAX] {
+            assert_eq!(functions.entry(other), None, "{other:#x}");
+        }
+    }
+}

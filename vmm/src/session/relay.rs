@@ -1,0 +1,258 @@
+//! Drains the rings while the guest runs, and writes the stream.
+
+use super::guest::Ram;
+use super::names::{Callers, Functions};
+use crate::kernel::Kernel;
+use crate::stream::{EntryRecord, Header, LossReason, Mark, Summary, Task, Writer};
+use crate::tracer::Tasks;
+use crate::tracer::ring::RingReader;
+use std::collections::HashSet;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use vm_memory::GuestMemoryMmap;
+use vmtrace_trampolines::layout::Record;
+
+/// Records taken from one ring at a time.
+const BATCH: usize = 8192;
+/// Rest between two passes while records come, and while none do. A ring of 4 MiB
+/// takes 5 ms to fill at 25 million records a second.
+const BUSY_REST: Duration = Duration::from_micros(500);
+const IDLE_REST: Duration = Duration::from_millis(3);
+/// A record can be this late: its writer was interrupted before it committed.
+const LATE: Duration = Duration::from_millis(2);
+
+/// Everything a relay needs.
+pub(super) struct Setup {
+    pub(super) header: Header,
+    pub(super) stream: Box<dyn Write + Send>,
+    pub(super) readers: Vec<RingReader>,
+    pub(super) tasks: Tasks,
+    pub(super) memory: GuestMemoryMmap,
+    pub(super) kernel: Arc<Kernel>,
+    /// Sites that may be traced.
+    pub(super) sites: Vec<usize>,
+    /// The guest's clock now.
+    pub(super) ticks: u64,
+}
+
+enum Command {
+    Mark(Mark),
+    Finish(Box<Summary>),
+}
+
+/// The relay's thread.
+pub(super) struct Relay {
+    commands: Sender<Command>,
+    thread: Option<JoinHandle<io::Result<Summary>>>,
+}
+
+impl Relay {
+    pub(super) fn start(setup: Setup) -> io::Result<Self> {
+        let (commands, receiver) = channel();
+        let thread = std::thread::Builder::new()
+            .name("relay".into())
+            .spawn(move || Worker::new(setup)?.run(&receiver))?;
+        Ok(Self { commands, thread: Some(thread) })
+    }
+
+    pub(super) fn mark(&self, mark: Mark) {
+        // A relay that has failed says so at the next look.
+        let _ = self.commands.send(Command::Mark(mark));
+    }
+
+    /// The error with which the thread has ended early.
+    pub(super) fn error(&mut self) -> Option<io::Error> {
+        if !self.thread.as_ref()?.is_finished() {
+            return None;
+        }
+        self.join(Summary::default()).err()
+    }
+
+    /// Drains the rest and writes the end.
+    pub(super) fn finish(mut self, summary: Summary) -> io::Result<Summary> {
+        self.join(summary)
+    }
+
+    fn join(&mut self, summary: Summary) -> io::Result<Summary> {
+        let _ = self.commands.send(Command::Finish(Box::new(summary)));
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(result)) => result,
+            Some(Err(_)) => Err(io::Error::other("the relay's thread panicked")),
+            None => Err(io::Error::other("the relay has ended")),
+        }
+    }
+}
+
+struct Worker {
+    writer: Writer<Box<dyn Write + Send>>,
+    readers: Vec<RingReader>,
+    tasks: Tasks,
+    memory: GuestMemoryMmap,
+    kernel: Arc<Kernel>,
+    functions: Functions,
+    callers: Callers,
+    clock_hz: u64,
+    started: (Instant, u64),
+    raw: Vec<Record>,
+    batch: Vec<EntryRecord>,
+    fresh_tasks: HashSet<u64>,
+    invalid: Vec<u64>,
+}
+
+impl Worker {
+    fn new(setup: Setup) -> io::Result<Self> {
+        let Setup { header, stream, readers, tasks, memory, kernel, sites, ticks } = setup;
+        let mut writer = Writer::new(stream, &header)?;
+        let names: Vec<(u64, &str)> = sites
+            .iter()
+            .filter_map(|&index| {
+                let site = kernel.sites().get(index)?;
+                Some((site.entry.wrapping_add(header.slide), kernel.site_name(site)?))
+            })
+            .collect();
+        writer.functions(&names)?;
+        writer.flush()?;
+        Ok(Self {
+            writer,
+            functions: Functions::new(&kernel, &sites, header.slide),
+            callers: Callers::new(header.slide),
+            invalid: vec![0; readers.len()],
+            readers,
+            tasks,
+            memory,
+            kernel,
+            clock_hz: header.clock_hz,
+            started: (Instant::now(), ticks),
+            raw: Vec::with_capacity(BATCH),
+            batch: Vec::with_capacity(BATCH),
+            fresh_tasks: HashSet::new(),
+        })
+    }
+
+    fn run(mut self, commands: &Receiver<Command>) -> io::Result<Summary> {
+        loop {
+            let busy = self.pass()?;
+            let rest = if busy { BUSY_REST } else { IDLE_REST };
+            match commands.recv_timeout(rest) {
+                Ok(Command::Mark(mark)) => self.writer.mark(&mark)?,
+                Ok(Command::Finish(summary)) => return self.finish(*summary),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(io::Error::other("the controller is gone"));
+                }
+            }
+        }
+    }
+
+    /// The guest's clock, at most as late as it is.
+    fn ticks(&self, margin: Duration) -> u64 {
+        let (instant, ticks) = self.started;
+        let passed = instant.elapsed().saturating_sub(margin).as_nanos();
+        let passed = passed * u128::from(self.clock_hz) / 1_000_000_000;
+        ticks.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
+    }
+
+    /// Takes from every ring until each was seen empty. Whether there was anything.
+    fn pass(&mut self) -> io::Result<bool> {
+        let until = self.ticks(LATE);
+        self.fresh_tasks.clear();
+        let mut any = false;
+        for vcpu in 0..self.readers.len() {
+            // A vCPU that outruns the relay must not starve the others.
+            for _ in 0..16 {
+                self.raw.clear();
+                let Some(reader) = self.readers.get_mut(vcpu) else { break };
+                let lost = reader.drain(&mut self.raw);
+                let full = self.raw.len() == self.raw.capacity();
+                any |= !self.raw.is_empty();
+                self.write(vcpu)?;
+                self.lost(vcpu, lost, LossReason::Full)?;
+                if !full {
+                    break;
+                }
+            }
+        }
+        self.writer.watermark(until)?;
+        Ok(any)
+    }
+
+    fn lost(&mut self, vcpu: usize, count: u64, reason: LossReason) -> io::Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        self.writer.loss(u32::try_from(vcpu).unwrap_or(u32::MAX), count, reason)
+    }
+
+    /// Writes the raw records of one vCPU, with the names they need before them.
+    fn write(&mut self, vcpu: usize) -> io::Result<()> {
+        self.batch.clear();
+        let mut invalid = 0;
+        let mut last_task = 0;
+        let mut callers = Vec::new();
+        for record in &self.raw {
+            let Some(function) = self.functions.entry(record.function) else {
+                // Only the guest itself can have put this there.
+                invalid += 1;
+                continue;
+            };
+            callers.extend(self.callers.name(&self.kernel, record.caller));
+            if record.task != last_task {
+                last_task = record.task;
+                if self.fresh_tasks.insert(record.task)
+                    && let Some(comm) =
+                        self.tasks.refresh(&Ram(&self.memory), record.task, record.pid)
+                {
+                    self.writer.task(Task::new(record.pid, record.pid, comm.as_bytes()))?;
+                }
+            }
+            self.batch.push(EntryRecord::new(
+                record.timestamp,
+                function,
+                record.caller,
+                record.pid,
+            ));
+        }
+        if !callers.is_empty() {
+            self.writer.symbols(callers)?;
+        }
+        if !self.batch.is_empty() {
+            self.writer.records(u32::try_from(vcpu).unwrap_or(u32::MAX), &self.batch)?;
+        }
+        if let Some(total) = self.invalid.get_mut(vcpu) {
+            *total += invalid;
+        }
+        self.lost(vcpu, invalid, LossReason::Invalid)
+    }
+
+    /// The guest is at rest for good: takes everything.
+    fn finish(mut self, mut summary: Summary) -> io::Result<Summary> {
+        while self.pass()? {}
+        for vcpu in 0..self.readers.len() {
+            self.raw.clear();
+            let Some(reader) = self.readers.get_mut(vcpu) else { break };
+            let before = reader.totals();
+            let lost = reader.finish(&mut self.raw);
+            let torn = reader.totals().torn - before.torn;
+            let corrupt = reader.corrupt();
+            let reason =
+                if reader.overwrites() { LossReason::Overwritten } else { LossReason::Full };
+            self.lost(vcpu, lost, reason)?;
+            self.lost(vcpu, torn, LossReason::Unfinished)?;
+            self.write(vcpu)?;
+            summary.notes.extend(corrupt.map(|corrupt| corrupt.to_string()));
+            if let Some(&count) = self.invalid.get(vcpu).filter(|&&count| count > 0) {
+                summary.notes.push(format!(
+                    "the ring of vCPU {vcpu} held {count} records of no traced function: \
+                     the guest wrote to it"
+                ));
+            }
+        }
+        self.writer.watermark(u64::MAX)?;
+        let summary = self.writer.end(&summary)?;
+        self.writer.flush()?;
+        Ok(summary)
+    }
+}
