@@ -100,7 +100,13 @@ fn stress(addressing: Addressing) {
                 }
             }));
         }
-        let end = Instant::now() + Duration::from_secs(5);
+        let start = Instant::now();
+        // A machine under load sends fewer signals a second.
+        let enough = || {
+            let (signals, migrations) =
+                (SIGNALS.load(Ordering::Relaxed), MIGRATIONS.load(Ordering::Relaxed));
+            start.elapsed() > Duration::from_secs(4) && signals > 2000 && migrations > 200
+        };
         let mut tails: Vec<_> =
             guest.rings.iter().map(vmtrace_trampolines::layout::Ring::start).collect();
         let drain = |tails: &mut Vec<u64>, records: &mut HashMap<u32, u64>, drained: &mut u64| {
@@ -111,7 +117,7 @@ fn stress(addressing: Addressing) {
                 });
             }
         };
-        while Instant::now() < end {
+        while !enough() && start.elapsed() < Duration::from_secs(60) {
             for &thread in SENDER.lock().unwrap().iter() {
                 // SAFETY: these threads live until SENDING is false.
                 unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
