@@ -19,8 +19,6 @@ mod frame;
 mod header;
 mod mark;
 mod merge;
-#[cfg(test)]
-mod properties;
 mod reader;
 mod record;
 #[cfg(test)]

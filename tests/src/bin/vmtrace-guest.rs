@@ -1,0 +1,196 @@
+//! The program that tests and benchmarks run inside guests; static, no shell.
+//!
+//! ```text
+//! vmtrace-guest getppid N CPU...       N calls on each CPU in turn, pinned
+//! vmtrace-guest files                  a fixed file workload
+//! vmtrace-guest ftrace GLOB files      the same under the guest's own function tracer;
+//!                                      prints `ftrace-function NAME` for each seen
+//! vmtrace-guest refused FUNCTION       prints what the guest's ftrace says to that filter
+//! vmtrace-guest ftrace-all files       the guest's tracer on all functions, then off
+//! vmtrace-guest bench                  instructions an event, under icount
+//! vmtrace-guest crash                  panics the kernel (sysrq)
+//! vmtrace-guest uptime                 CLOCK_BOOTTIME in nanoseconds
+//! ```
+#![allow(unsafe_code, reason = "system calls and a loop of known length")]
+
+use anyhow::{Context, Result, bail};
+use std::collections::BTreeSet;
+use std::fs;
+
+const TRACING: &str = "/sys/kernel/tracing";
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args.as_slice() {
+        ["getppid", count, cpus @ ..] => getppid(count.parse()?, cpus),
+        ["files"] => files(),
+        ["ftrace", glob, "files"] => ftrace(glob),
+        ["ftrace-all", "files"] => ftrace_all(),
+        ["refused", function] => refused(function),
+        ["bench"] => bench(),
+        ["crash"] => Ok(fs::write("/proc/sysrq-trigger", "c")?),
+        ["uptime"] => {
+            println!("uptime {}", now(libc::CLOCK_BOOTTIME));
+            Ok(())
+        }
+        _ => bail!("unknown arguments {args:?}"),
+    }
+}
+
+fn set(file: &str, text: &str) -> Result<()> {
+    fs::write(format!("{TRACING}/{file}"), text).with_context(|| format!("{file} <- {text:?}"))
+}
+
+fn pin(cpu: usize) -> Result<()> {
+    // SAFETY: a zeroed cpu_set_t is an empty set.
+    let mut mask: libc::cpu_set_t = unsafe { core::mem::zeroed() };
+    // SAFETY: the macro checks the index against the set's size.
+    unsafe { libc::CPU_SET(cpu, &mut mask) };
+    // SAFETY: a valid set for the calling thread.
+    let result = unsafe { libc::sched_setaffinity(0, size_of_val(&mask), &raw const mask) };
+    if result != 0 {
+        bail!("no CPU {cpu}: {}", std::io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+fn call_getppid() {
+    // SAFETY: no arguments, always succeeds.
+    unsafe { libc::syscall(libc::SYS_getppid) };
+}
+
+fn getppid(count: u64, cpus: &[&str]) -> Result<()> {
+    println!("pid {}", std::process::id());
+    for cpu in cpus {
+        pin(cpu.parse()?)?;
+        for _ in 0..count {
+            call_getppid();
+        }
+    }
+    Ok(())
+}
+
+fn files() -> Result<()> {
+    println!("pid {}", std::process::id());
+    let path = "/tmp/vmtrace-workload";
+    for round in 0..20 {
+        fs::write(path, vec![round; 5000])?;
+        assert_eq!(fs::read(path)?.len(), 5000);
+        fs::metadata(path)?;
+        fs::rename(path, "/tmp/vmtrace-workload-2")?;
+        fs::create_dir("/tmp/vmtrace-dir")?;
+        assert!(fs::read_dir("/tmp")?.count() >= 2);
+        fs::remove_dir("/tmp/vmtrace-dir")?;
+        fs::remove_file("/tmp/vmtrace-workload-2")?;
+    }
+    Ok(())
+}
+
+fn ftrace(glob: &str) -> Result<()> {
+    set("current_tracer", "nop")?;
+    set("set_ftrace_filter", glob)?;
+    set("set_ftrace_pid", &std::process::id().to_string())?;
+    set("trace", "")?;
+    set("current_tracer", "function")?;
+    files()?;
+    // Switching tracers clears the buffer: stop and read before.
+    set("tracing_on", "0")?;
+    let trace = fs::read_to_string(format!("{TRACING}/trace"))?;
+    set("current_tracer", "nop")?;
+    for function in functions_in(&trace) {
+        println!("ftrace-function {function}");
+    }
+    Ok(())
+}
+
+fn ftrace_all() -> Result<()> {
+    set("set_ftrace_filter", "")?;
+    set("current_tracer", "function")?;
+    files()?;
+    set("current_tracer", "nop")?;
+    println!("ftrace-enabled {}", fs::read_to_string("/proc/sys/kernel/ftrace_enabled")?.trim());
+    Ok(())
+}
+
+fn refused(function: &str) -> Result<()> {
+    match fs::write(format!("{TRACING}/set_ftrace_filter"), function) {
+        Ok(()) => println!("ftrace-filter accepted"),
+        Err(error) => println!("ftrace-filter refused {}", error.raw_os_error().unwrap_or(0)),
+    }
+    Ok(())
+}
+
+/// Nanoseconds.
+fn now(clock: libc::clockid_t) -> i64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a valid timespec.
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
+    time.tv_sec * 1_000_000_000 + time.tv_nsec
+}
+
+/// Nanoseconds of `body`, the median of many runs: the relay and interrupts take
+/// some of them.
+fn median(mut body: impl FnMut()) -> f64 {
+    let mut figures: Vec<i64> = (0..301)
+        .map(|_| {
+            let start = now(libc::CLOCK_MONOTONIC);
+            body();
+            now(libc::CLOCK_MONOTONIC) - start
+        })
+        .collect();
+    figures.sort_unstable();
+    f64::from(i32::try_from(figures[figures.len() / 2]).unwrap_or(i32::MAX))
+}
+
+fn bench() -> Result<()> {
+    const CALLS: u32 = 1000;
+    const LOOP: u32 = 100_000;
+    let calls = || (0..CALLS).for_each(|_| call_getppid());
+    // Two instructions a round: how long is one?
+    let instruction = median(|| {
+        // SAFETY: touches nothing but a register.
+        unsafe {
+            core::arch::asm!(
+                "2:", "dec {counter:e}", "jnz 2b",
+                counter = inout(reg) LOOP => _,
+                options(nomem, nostack)
+            );
+        }
+    }) / f64::from(2 * LOOP);
+    let per_call = || median(calls) / f64::from(CALLS) / instruction;
+    let name = "__x64_sys_getppid";
+    let untraced = per_call();
+
+    set("set_ftrace_filter", name)?;
+    set("current_tracer", "function")?;
+    let function = per_call();
+    set("current_tracer", "nop")?;
+    set("set_ftrace_filter", "")?;
+
+    set("kprobe_events", &format!("p:vmtrace_bench {name}"))?;
+    set("events/kprobes/vmtrace_bench/enable", "1")?;
+    let kprobe = per_call();
+    set("events/kprobes/vmtrace_bench/enable", "0")?;
+    set("kprobe_events", "")?;
+    let again = per_call();
+
+    // vmtrace waits for this call: --from __x64_sys_getpgid
+    // SAFETY: no pointers.
+    unsafe { libc::syscall(libc::SYS_getpgid, 0) };
+    let vmtrace = per_call();
+    println!("bench untraced {untraced:.1}");
+    println!("bench untraced-again {again:.1}");
+    println!("bench function {:.1}", function - untraced);
+    println!("bench kprobe {:.1}", kprobe - untraced);
+    println!("bench vmtrace {:.1}", vmtrace - again);
+    Ok(())
+}
+
+fn functions_in(trace: &str) -> BTreeSet<&str> {
+    trace
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split_once(": ")?.1.split(' ').next())
+        .collect()
+}
