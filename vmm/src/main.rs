@@ -3,5 +3,9 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    // The emulated host runs this very binary as its process 1.
+    if vmtrace::host::init::wanted() {
+        return vmtrace::host::init::main();
+    }
     vmtrace::main().into()
 }

@@ -151,10 +151,7 @@ fn read_module(path: &Path) -> Result<Vec<u8>, Error> {
     let content = match path.extension().and_then(|e| e.to_str()) {
         Some("xz") => unpack(lzma_rust2::XzReader::new(data.as_slice(), true)),
         Some("gz") => unpack(flate2::read::GzDecoder::new(data.as_slice())),
-        Some("zst") => match ruzstd::decoding::StreamingDecoder::new(data.as_slice()) {
-            Ok(decoder) => unpack(decoder),
-            Err(e) => Err(io::Error::other(e)),
-        },
+        Some("zst") => zstd::stream::read::Decoder::new(data.as_slice()).and_then(unpack),
         _ => Ok(data),
     };
     let content = content.map_err(|e| damaged(e.to_string()))?;

@@ -74,6 +74,12 @@ impl std::fmt::Debug for Kernel {
     }
 }
 
+/// A kernel out of its container and decompressed, without a look at what is in it; see
+/// [`Kernel::vmlinux`].
+pub fn unpack(path: &Path) -> Result<Vec<u8>, KernelError> {
+    Ok(Image::unpack(read_file(path)?)?.data)
+}
+
 impl Kernel {
     /// Reads a kernel: a bzImage, a vmlinux, or a riscv64 Image, plain, compressed or as EFI
     /// zboot image.

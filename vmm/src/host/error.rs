@@ -1,0 +1,152 @@
+//! What can go wrong with an emulated host.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Why there is no emulated host, or why it did not do its job.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// No QEMU.
+    #[error(
+        "{program} is not installed; run scripts/setup, or install {package} (QEMU {minimum} or newer)"
+    )]
+    NoQemu {
+        /// The program looked for.
+        program: String,
+        /// Debian's package with it.
+        package: &'static str,
+        /// The oldest version that will do.
+        minimum: &'static str,
+    },
+    /// QEMU does not even tell its version.
+    #[error("{program} does not run: {reason}")]
+    BadQemu {
+        /// The program.
+        program: String,
+        /// What it said.
+        reason: String,
+    },
+    /// A QEMU without what is needed.
+    #[error("{program} is version {version}, {minimum} or newer is needed; run scripts/setup")]
+    OldQemu {
+        /// The program.
+        program: String,
+        /// Its version.
+        version: String,
+        /// The oldest version that will do.
+        minimum: &'static str,
+    },
+    /// Nowhere to look for kernels.
+    #[error("there is no cache directory: set HOME, XDG_CACHE_HOME or VMTRACE_CACHE")]
+    NoCache,
+    /// No kernel for the emulated host.
+    #[error("there is no host kernel at {}; run scripts/setup (or images/fetch host-{arch})", .path.display())]
+    NoKernel {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// The host's architecture.
+        arch: &'static str,
+    },
+    /// A kernel that cannot be used.
+    #[error("the host kernel {} cannot be used: {reason}", .path.display())]
+    BadKernel {
+        /// Its file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The host's initramfs cannot be made.
+    #[error("cannot prepare the emulated host: {0}")]
+    Initramfs(#[from] crate::initramfs::Error),
+    /// A system call that hardly ever fails.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// It was not up in time.
+    #[error("the emulated host was not up after {} s{log}", .after.as_secs())]
+    StartTimeout {
+        /// How long it was waited for.
+        after: Duration,
+        /// The end of its log.
+        log: LogTail,
+    },
+    /// It is gone.
+    #[error("the emulated host died ({how}){log}")]
+    Died {
+        /// How QEMU ended.
+        how: String,
+        /// The end of its log.
+        log: LogTail,
+    },
+    /// It came up without KVM.
+    #[error("the emulated host has no usable KVM: {reason}{log}")]
+    NoKvm {
+        /// Why.
+        reason: String,
+        /// The end of its log.
+        log: LogTail,
+    },
+    /// A job that does not end although it was killed.
+    #[error("the job in the emulated host does not end, not even by SIGKILL{0}")]
+    Stuck(LogTail),
+    /// The user does not want to wait.
+    #[error("interrupted")]
+    Interrupted,
+    /// The other side answered with an error.
+    #[error("the emulated host cannot {what}: {reason}")]
+    Failed {
+        /// What was asked for.
+        what: String,
+        /// Its answer.
+        reason: String,
+    },
+    /// An input of a job.
+    #[error("cannot read {what}: {source}")]
+    Input {
+        /// Which.
+        what: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// An output of a job.
+    #[error("cannot write {what}: {source}")]
+    Output {
+        /// Which.
+        what: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The connection does not work as it should.
+    #[error("{0}")]
+    Protocol(String),
+}
+
+/// The last lines of a log, as they are shown below an error.
+#[derive(Debug, Clone, Default)]
+pub struct LogTail(pub(super) Vec<String>);
+
+impl std::fmt::Display for LogTail {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        write!(f, "; the end of its log:")?;
+        self.0.iter().try_for_each(|line| write!(f, "\n  {line}"))
+    }
+}
+
+/// Names what failed, for [`HostError::System`].
+pub(super) trait Context<T> {
+    fn context(self, what: &'static str) -> Result<T, HostError>;
+}
+
+impl<T, E: Into<io::Error>> Context<T> for Result<T, E> {
+    fn context(self, what: &'static str) -> Result<T, HostError> {
+        self.map_err(|e| HostError::System { what, source: e.into() })
+    }
+}

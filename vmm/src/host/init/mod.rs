@@ -1,0 +1,32 @@
+//! Process 1 of the emulated host: the same vmtrace, so that the host needs no userland at all.
+
+mod jobs;
+mod port;
+mod serve;
+mod system;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use super::image::MARKER;
+
+/// Whether this process is the `/init` of an emulated host. `main` asks before anything else.
+pub fn wanted() -> bool {
+    std::process::id() == 1 && Path::new(MARKER).exists()
+}
+
+/// Sets the system up and serves jobs until the outer vmtrace is gone. Returning ends the emulated host: the
+/// kernel panics when process 1 exits, and is told to reboot then, which ends QEMU.
+pub fn main() -> ExitCode {
+    let notes = system::mount_all();
+    let (kvm_error, module_notes) = system::load_modules();
+    let notes = notes.into_iter().chain(module_notes).collect();
+    let error = match port::open() {
+        Ok(port) => serve::serve(port, kvm_error, notes),
+        Err(e) => Err(e),
+    };
+    if let Err(e) = error {
+        eprintln!("vmtrace: the emulated host cannot go on: {e}");
+    }
+    ExitCode::FAILURE
+}

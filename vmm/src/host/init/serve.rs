@@ -1,0 +1,288 @@
+//! The loop of process 1: frames from the outer side, output of jobs, ended children. One thread, nothing blocks.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use super::jobs::{self, Job, Sink, Source};
+use super::port::Port;
+use crate::host::wire::{Decoder, Frame, Hello, Kind, PROTOCOL, ProtocolError, Put, Run};
+
+/// Nothing is read from jobs while this much waits for the port.
+const OUT_MAX: usize = 512 << 10;
+
+struct Server {
+    port: Port,
+    decoder: Decoder,
+    out: Out,
+    jobs: Vec<Job>,
+    sources: Vec<Source>,
+    sinks: Vec<Sink>,
+}
+
+/// Serves until the outer side is gone.
+pub(super) fn serve(port: Port, kvm_error: Option<String>, notes: Vec<String>) -> io::Result<()> {
+    let mut children = SigSet::empty();
+    children.add(Signal::SIGCHLD);
+    children.thread_block()?;
+    let children = SignalFd::with_flags(&children, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+    let mut server = Server {
+        port,
+        decoder: Decoder::default(),
+        out: Out::default(),
+        jobs: Vec::new(),
+        sources: Vec::new(),
+        sinks: Vec::new(),
+    };
+    let release =
+        std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
+    let hello = Hello { protocol: PROTOCOL, release, kvm_error, notes };
+    server.send(&Frame::json(Kind::Hello, 0, &hello).map_err(io::Error::other)?);
+    while server.turn(&children)? {}
+    Ok(())
+}
+
+impl Server {
+    /// Waits for something and deals with it; false: the end.
+    fn turn(&mut self, children: &SignalFd) -> io::Result<bool> {
+        let ready = self.wait(children)?;
+        if ready.children {
+            while children.read_signal()?.is_some() {}
+            self.reap();
+        }
+        if ready.port_in && !self.receive()? {
+            return Ok(false);
+        }
+        // By id: the lists may have changed since they were polled.
+        for id in ready.sources {
+            self.forward(id);
+        }
+        for id in ready.sinks {
+            self.write(id);
+        }
+        self.out.flush(&mut self.port)?;
+        Ok(true)
+    }
+
+    fn wait(&self, children: &SignalFd) -> io::Result<Ready> {
+        let read = PollFlags::POLLIN;
+        let port = if self.out.len == 0 { read } else { read | PollFlags::POLLOUT };
+        let sources: Vec<&Source> =
+            self.sources.iter().filter(|s| s.credit > 0 && self.out.len < OUT_MAX).collect();
+        let sinks: Vec<&Sink> = self.sinks.iter().filter(|s| s.pending()).collect();
+        let mut fds =
+            vec![PollFd::new(self.port.as_fd(), port), PollFd::new(children.as_fd(), read)];
+        fds.extend(sources.iter().map(|s| PollFd::new(s.as_fd(), read)));
+        fds.extend(sinks.iter().map(|s| PollFd::new(s.as_fd(), PollFlags::POLLOUT)));
+        match poll(&mut fds, PollTimeout::NONE) {
+            Ok(_) | Err(nix::Error::EINTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let mut any = fds.iter().map(|fd| fd.revents().is_some_and(|r| !r.is_empty()));
+        let port_in = fds
+            .first()
+            .and_then(PollFd::revents)
+            .is_some_and(|r| r != PollFlags::POLLOUT && !r.is_empty());
+        let (_, children) = (any.next(), any.next().unwrap_or_default());
+        let pick = |ids: Vec<u32>, any: &mut dyn Iterator<Item = bool>| {
+            ids.into_iter().zip(any).filter_map(|(id, any)| any.then_some(id)).collect()
+        };
+        let sources = pick(sources.iter().map(|s| s.id).collect(), &mut any);
+        let sinks = pick(sinks.iter().map(|s| s.id).collect(), &mut any);
+        Ok(Ready { port_in, children, sources, sinks })
+    }
+
+    fn send(&mut self, frame: &Frame) {
+        self.out.push(frame.to_bytes());
+    }
+
+    fn receive(&mut self) -> io::Result<bool> {
+        let mut buffer = [0; 4096];
+        while let Some(n) = self.port.read(&mut buffer)? {
+            if n == 0 {
+                return Ok(false);
+            }
+            self.decoder.push(buffer.get(..n).unwrap_or_default());
+            while let Some(frame) = self.decoder.frame().map_err(io::Error::other)? {
+                self.take(&frame).map_err(io::Error::other)?;
+            }
+            // Requests wait while answers to earlier ones do.
+            if self.out.len > OUT_MAX {
+                break;
+            }
+        }
+        Ok(true)
+    }
+
+    fn take(&mut self, frame: &Frame) -> Result<(), ProtocolError> {
+        let id = frame.stream;
+        match frame.kind {
+            Kind::Run => {
+                let run: Run = frame.as_json()?;
+                match jobs::start(id, &run) {
+                    Ok((job, sources, sink)) => {
+                        self.jobs.push(job);
+                        self.sources.extend(sources);
+                        self.sinks.extend(sink);
+                    }
+                    Err(e) => {
+                        self.send(&Frame::with(Kind::Failed, id, e.to_string()));
+                        for stream in [run.stdout, run.stderr]
+                            .into_iter()
+                            .chain(run.outputs.iter().map(|o| o.1))
+                        {
+                            self.send(&Frame::new(Kind::Close, stream));
+                        }
+                    }
+                }
+            }
+            Kind::Signal => {
+                let number = frame.as_number()?;
+                self.jobs.iter().filter(|job| job.id == id).for_each(|job| job.signal(number));
+            }
+            Kind::Put => match Sink::put(id, &frame.as_json::<Put>()?) {
+                Ok(sink) => self.sinks.push(sink),
+                Err(e) => {
+                    self.send(&Frame::with(Kind::Failed, id, e.to_string()));
+                    self.send(&Frame::new(Kind::Stop, id));
+                }
+            },
+            Kind::Data => {
+                // A stream that ended here may still have data under way.
+                if let Some(sink) = self.sinks.iter_mut().find(|s| s.id == id) {
+                    if !sink.push(&frame.payload) {
+                        return Err(ProtocolError("more data than allowed"));
+                    }
+                    self.write(id);
+                }
+            }
+            Kind::Close => {
+                if let Some(sink) = self.sinks.iter_mut().find(|s| s.id == id) {
+                    sink.closing = true;
+                    self.write(id);
+                }
+            }
+            Kind::Credit => {
+                let more = frame.as_number()?;
+                for source in self.sources.iter_mut().filter(|s| s.id == id) {
+                    source.credit = source.credit.saturating_add(more);
+                }
+            }
+            // Closing the pipe is how a job learns it.
+            Kind::Stop => self.close_source(id),
+            Kind::Hello | Kind::Exited | Kind::Done | Kind::Failed => {
+                return Err(ProtocolError("unexpected answer"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what a job wrote.
+    fn forward(&mut self, id: u32) {
+        let Some(source) = self.sources.iter_mut().find(|s| s.id == id) else { return };
+        match source.read() {
+            Ok(None) => {}
+            Ok(Some(frame)) if !frame.is_empty() => self.out.push(frame),
+            Ok(Some(_)) | Err(_) => self.close_source(id),
+        }
+    }
+
+    fn close_source(&mut self, id: u32) {
+        let before = self.sources.len();
+        self.sources.retain(|s| s.id != id);
+        if self.sources.len() != before {
+            self.send(&Frame::new(Kind::Close, id));
+        }
+    }
+
+    /// Writes to a file or a job's input, and ends that when all of it came.
+    fn write(&mut self, id: u32) {
+        let Some(sink) = self.sinks.iter_mut().find(|s| s.id == id) else { return };
+        let written = sink.write();
+        let end = if sink.is_put {
+            // The answer comes when the sender is through, whatever happened.
+            sink.closing.then(|| match &sink.error {
+                None => Frame::new(Kind::Done, id),
+                Some(e) => Frame::with(Kind::Failed, id, e.to_string()),
+            })
+        } else if sink.error.is_some() {
+            Some(Frame::new(Kind::Stop, id))
+        } else {
+            (sink.closing && !sink.pending()).then(|| Frame::new(Kind::Close, id))
+        };
+        if written > 0 {
+            self.send(&Frame::number(Kind::Credit, id, written));
+        }
+        if let Some(frame) = end {
+            self.sinks.retain(|s| s.id != id);
+            self.send(&frame);
+        }
+    }
+
+    /// Takes note of every child that ended, jobs or what they left behind.
+    fn reap(&mut self) {
+        while let Some((pid, status)) = wait_any() {
+            if let Some(n) = self.jobs.iter().position(|job| job.is(pid)) {
+                let job = self.jobs.swap_remove(n);
+                let id = job.id;
+                if let Ok(frame) = Frame::json(Kind::Exited, id, &job.ended(status)) {
+                    self.send(&frame);
+                }
+            }
+        }
+    }
+}
+
+/// Frames on their way to the port.
+#[derive(Default)]
+struct Out {
+    frames: VecDeque<Vec<u8>>,
+    /// So much of the first one is gone already.
+    start: usize,
+    len: usize,
+}
+
+impl Out {
+    fn push(&mut self, frame: Vec<u8>) {
+        self.len += frame.len();
+        self.frames.push_back(frame);
+    }
+
+    /// Writes what the port takes.
+    fn flush(&mut self, port: &mut Port) -> io::Result<()> {
+        while let Some(frame) = self.frames.front() {
+            let rest = frame.get(self.start..).unwrap_or_default();
+            let Some(n) = port.write(rest)? else { break };
+            self.len -= n;
+            self.start += n;
+            if n == rest.len() {
+                self.start = 0;
+                self.frames.pop_front();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What `poll` found.
+struct Ready {
+    port_in: bool,
+    children: bool,
+    sources: Vec<u32>,
+    sinks: Vec<u32>,
+}
+
+/// A child that ended, if there is one. (nix's `waitpid` fails on real-time signals.)
+#[allow(unsafe_code)]
+fn wait_any() -> Option<(libc::pid_t, ExitStatus)> {
+    let mut status = 0;
+    // SAFETY: waitpid writes one int through the pointer, which is valid for it.
+    let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
+    (pid > 0).then(|| (pid, ExitStatus::from_raw(status)))
+}

@@ -1,0 +1,249 @@
+//! Jobs: a vmtrace (or another program) run in the emulated host as if it ran here.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::emulated::{EmulatedHost, TICK};
+use super::error::HostError;
+use super::interrupts::Interrupts;
+use super::link::{Event, Link};
+use super::wire::{Exited, Frame, Kind, Run};
+
+/// How long a job may take to stop when it was asked to.
+const STOP_TIME: Duration = Duration::from_secs(10);
+/// How long a killed job may take to be gone.
+const KILL_TIME: Duration = Duration::from_secs(10);
+
+/// A job's standard input.
+pub enum Stdin {
+    /// `/dev/null`.
+    Empty,
+    /// Whatever can be read there; a thread does it, until its end or the job's.
+    Reader(Box<dyn Read + Send>),
+}
+
+/// A place for output.
+pub type Output<'a> = &'a mut (dyn Write + Send);
+
+/// What to run, and where its output goes as it comes.
+pub struct Job<'a> {
+    /// Path of the program in the host; none: vmtrace.
+    pub program: Option<String>,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Its environment, besides `PATH` and `HOME`.
+    pub env: BTreeMap<String, String>,
+    /// Its standard input.
+    pub stdin: Stdin,
+    /// Its standard output.
+    pub stdout: Output<'a>,
+    /// Its standard error.
+    pub stderr: Output<'a>,
+    /// Paths that the job writes to from beginning to end (they are FIFOs), and where that goes.
+    pub outputs: Vec<(String, Output<'a>)>,
+    /// It is stopped after this time.
+    pub timeout: Option<Duration>,
+    /// The user's signals: the first stops the job, the second ends everything.
+    pub interrupts: Option<Arc<Interrupts>>,
+}
+
+impl<'a> Job<'a> {
+    /// Runs vmtrace with `args`.
+    pub fn new<S: Into<String>>(
+        args: impl IntoIterator<Item = S>,
+        stdout: Output<'a>,
+        stderr: Output<'a>,
+    ) -> Self {
+        Self {
+            program: None,
+            args: args.into_iter().map(Into::into).collect(),
+            env: BTreeMap::new(),
+            stdin: Stdin::Empty,
+            stdout,
+            stderr,
+            outputs: Vec::new(),
+            timeout: None,
+            interrupts: None,
+        }
+    }
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobEnd {
+    /// Its exit code; none: a signal ended it.
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// Why it was told to stop, if it was.
+    pub stopped: Option<Stopped>,
+}
+
+/// Why a job was told to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// It took longer than its timeout.
+    Timeout,
+    /// The user's signal.
+    Interrupt,
+}
+
+impl JobEnd {
+    /// The exit code for a process that stands for the job, as a shell would have it.
+    pub fn exit_code(&self) -> u8 {
+        let code = self.code.or(self.signal.map(|s| 128 + s));
+        code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+    }
+}
+
+impl EmulatedHost {
+    /// Runs a job to its end. Other jobs can follow unless the host itself failed.
+    pub fn run(&mut self, job: Job<'_>) -> Result<JobEnd, HostError> {
+        let link = self.link.clone();
+        let number = link.number();
+        let mut run = Run { program: job.program, args: job.args, env: job.env, ..Run::default() };
+        let mut outputs: Vec<(String, u32, mpsc::Receiver<Vec<u8>>, Output<'_>)> = Vec::new();
+        for (what, out) in [("standard output", job.stdout), ("standard error", job.stderr)] {
+            let (stream, data) = link.open_read();
+            outputs.push((what.to_owned(), stream, data, out));
+        }
+        for (path, out) in job.outputs {
+            let (stream, data) = link.open_read();
+            run.outputs.push((path.clone(), stream));
+            outputs.push((path, stream, data, out));
+        }
+        let streams: Vec<u32> = outputs.iter().map(|o| o.1).collect();
+        if let [stdout, stderr, ..] = streams.as_slice() {
+            (run.stdout, run.stderr) = (*stdout, *stderr);
+        }
+        let stdin = match job.stdin {
+            Stdin::Empty => None,
+            Stdin::Reader(reader) => Some((link.open_write(), reader)),
+        };
+        run.stdin = stdin.as_ref().map(|(stream, _)| *stream);
+        let request =
+            Frame::json(Kind::Run, number, &run).map_err(|e| HostError::Protocol(e.to_string()))?;
+
+        let limits = Limits { timeout: job.timeout, interrupts: job.interrupts.as_deref() };
+        thread::scope(|scope| {
+            let writers: Vec<_> = outputs
+                .into_iter()
+                .map(|(what, stream, data, out)| {
+                    let link = &link;
+                    (what, scope.spawn(move || forward(link, stream, &data, out)))
+                })
+                .collect();
+            let end = self.send(&request).and_then(|()| {
+                if let Some((stream, reader)) = stdin {
+                    let link = link.clone();
+                    // Not scoped: it may wait for input that never comes.
+                    thread::spawn(move || link.copy(stream, reader));
+                }
+                self.wait(number, &run, limits)
+            });
+            if end.is_err() {
+                // Without an end nobody closes the streams, and the writers would wait for ever.
+                streams.iter().for_each(|stream| link.abandon(*stream));
+            }
+            let mut failed = None;
+            for (what, writer) in writers {
+                match writer.join() {
+                    Ok(Ok(())) => {}
+                    // Whoever read it has enough; the job was told so.
+                    Ok(Err(e)) if e.kind() == io::ErrorKind::BrokenPipe => {}
+                    Ok(Err(source)) => failed = failed.or(Some(HostError::Output { what, source })),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            end.and_then(|end| failed.map_or(Ok(end), Err))
+        })
+    }
+
+    fn wait(&mut self, job: u32, run: &Run, limits: Limits<'_>) -> Result<JobEnd, HostError> {
+        let begin = Instant::now();
+        let before = limits.count();
+        let mut stopped = None;
+        let mut deadline: Option<(Instant, i32)> = None;
+        loop {
+            match self.event(TICK)? {
+                Some(Event::Exited(id, exited)) if id == job => {
+                    let (code, signal) = match exited {
+                        Exited::Code(code) => (Some(code), None),
+                        Exited::Signal(signal) => (None, Some(signal)),
+                    };
+                    return Ok(JobEnd { code, signal, stopped });
+                }
+                Some(Event::Failed(id, reason)) if id == job => {
+                    let program = run.program.as_deref().unwrap_or("vmtrace");
+                    return Err(HostError::Failed { what: format!("run {program}"), reason });
+                }
+                _ => {}
+            }
+            let interrupts = limits.count() - before;
+            if interrupts > 1 {
+                // Output may be stuck in a pipe that nobody reads; a third signal is not to be waited for.
+                limits.interrupts.iter().for_each(|i| i.give_up());
+                self.kill();
+                return Err(HostError::Interrupted);
+            }
+            if stopped.is_none() {
+                if interrupts > 0 {
+                    stopped = Some(Stopped::Interrupt);
+                } else if limits.timeout.is_some_and(|timeout| begin.elapsed() > timeout) {
+                    stopped = Some(Stopped::Timeout);
+                }
+                if stopped.is_some() {
+                    self.signal(job, libc::SIGINT)?;
+                    deadline = Some((Instant::now() + STOP_TIME, libc::SIGKILL));
+                }
+            }
+            match deadline {
+                Some((time, signal)) if Instant::now() > time => {
+                    if signal != libc::SIGKILL {
+                        self.kill();
+                        return Err(HostError::Stuck(self.log.tail()));
+                    }
+                    self.signal(job, signal)?;
+                    deadline = Some((Instant::now() + KILL_TIME, 0));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn signal(&self, job: u32, signal: i32) -> Result<(), HostError> {
+        self.send(&Frame::number(Kind::Signal, job, signal.unsigned_abs()))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Limits<'a> {
+    timeout: Option<Duration>,
+    interrupts: Option<&'a Interrupts>,
+}
+
+impl Limits<'_> {
+    fn count(&self) -> usize {
+        self.interrupts.map_or(0, Interrupts::count)
+    }
+}
+
+/// Writes a stream out as it comes, and lets more come only then.
+fn forward(
+    link: &Link,
+    stream: u32,
+    data: &mpsc::Receiver<Vec<u8>>,
+    out: Output<'_>,
+) -> io::Result<()> {
+    for bytes in data {
+        if let Err(e) = out.write_all(&bytes).and_then(|()| out.flush()) {
+            let _ = link.stop(stream);
+            return Err(e);
+        }
+        let _ = link.grant(stream, bytes.len());
+    }
+    Ok(())
+}
