@@ -1,1 +1,132 @@
-//! End-to-end tests.
+//! End-to-end tests: real kernels in the emulated host.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use vmtrace::host::{EmulatedHost, HostError, HostOptions, Job, JobEnd};
+
+/// A job that takes longer is stopped; emulation on a busy machine is slow.
+const JOB_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The vmtrace binary of this very source, in the profile that the tests are built with.
+pub fn vmtrace() -> Result<PathBuf> {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(path) = PATH.get() {
+        return Ok(path.clone());
+    }
+    let path = match std::env::var_os("VMTRACE_EXE") {
+        Some(path) => path.into(),
+        None => build()?,
+    };
+    Ok(PATH.get_or_init(|| path).clone())
+}
+
+/// A test depends on the library alone, so that cargo does not build the binary for it.
+fn build() -> Result<PathBuf> {
+    let me = std::env::current_exe().context("where am I?")?;
+    // PROFILE/deps/test-0123456789abcdef or PROFILE/program
+    let dir =
+        me.ancestors().skip(1).find(|dir| !dir.ends_with("deps")).context("no target directory")?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--locked", "--package", "vmtrace", "--bin", "vmtrace"]);
+    command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    if dir.ends_with("release") {
+        command.arg("--release");
+    }
+    let status = command.status().context("cannot run cargo")?;
+    ensure!(status.success(), "cargo build of vmtrace: {status}");
+    Ok(dir.join("vmtrace"))
+}
+
+/// A job's end and everything it wrote.
+#[derive(Debug)]
+pub struct Finished {
+    /// How it ended.
+    pub end: JobEnd,
+    /// Its standard output.
+    pub stdout: Vec<u8>,
+    /// Its standard error.
+    pub stderr: Vec<u8>,
+    /// Its outputs, in the order they were asked for.
+    pub outputs: Vec<Vec<u8>>,
+}
+
+impl Finished {
+    /// Standard output as text.
+    pub fn out(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+
+    /// Standard error as text.
+    pub fn err(&self) -> String {
+        String::from_utf8_lossy(&self.stderr).into_owned()
+    }
+}
+
+/// An emulated host for all tests of a test binary, booted when the first one needs it and again if it broke.
+/// It ends with the process.
+#[derive(Debug)]
+pub struct SharedHost {
+    options: fn() -> Result<HostOptions>,
+    host: Mutex<Option<EmulatedHost>>,
+}
+
+impl SharedHost {
+    /// For a `static`.
+    pub const fn new(options: fn() -> Result<HostOptions>) -> Self {
+        Self { options, host: Mutex::new(None) }
+    }
+
+    /// Uses the host; tests that want it meanwhile wait.
+    pub fn with<T>(&self, f: impl FnOnce(&mut EmulatedHost) -> Result<T, HostError>) -> Result<T> {
+        // A test that failed while it had the host does not spoil it for others.
+        let mut slot = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        let host = match slot.take() {
+            Some(host) => host,
+            None => EmulatedHost::start(&(self.options)()?)?,
+        };
+        let host = slot.insert(host);
+        let result = f(host);
+        let broken = matches!(
+            result,
+            Err(HostError::Died { .. }
+                | HostError::Stuck(_)
+                | HostError::Interrupted
+                | HostError::Protocol(_))
+        );
+        if broken {
+            *slot = None;
+        }
+        Ok(result?)
+    }
+
+    /// Runs vmtrace with `args`; what it writes to `outputs` is kept.
+    pub fn vmtrace(&self, args: &[&str], outputs: &[&str]) -> Result<Finished> {
+        self.run(None, args, outputs, |_| {})
+    }
+
+    /// Runs a program of the host (none: vmtrace), after `change` had its way with the job.
+    pub fn run(
+        &self,
+        program: Option<&str>,
+        args: &[&str],
+        outputs: &[&str],
+        change: impl FnOnce(&mut Job<'_>),
+    ) -> Result<Finished> {
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let mut written: Vec<Vec<u8>> = outputs.iter().map(|_| Vec::new()).collect();
+        let mut job = Job::new(args.iter().copied(), &mut stdout, &mut stderr);
+        job.program = program.map(str::to_owned);
+        job.timeout = Some(JOB_TIMEOUT);
+        for (path, out) in outputs.iter().zip(&mut written) {
+            job.outputs.push(((*path).to_owned(), out));
+        }
+        change(&mut job);
+        let end = self.with(|host| host.run(job))?;
+        Ok(Finished { end, stdout, stderr, outputs: written })
+    }
+}

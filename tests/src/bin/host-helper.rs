@@ -1,0 +1,77 @@
+//! A program for the tests of jobs: it runs inside the emulated host and does what its arguments say.
+
+use std::io::Write;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args.as_slice() {
+        ["exit", code] => return ExitCode::from(number::<u8>(code)),
+        ["say", out, err] => {
+            println!("{out}");
+            eprintln!("{err}");
+        }
+        ["env", name] => println!("{}", std::env::var(name).unwrap_or_default()),
+        ["cat"] => drop(std::io::copy(&mut std::io::stdin(), &mut std::io::stdout())),
+        ["read", path] => {
+            print!("{}", std::fs::read_to_string(path).unwrap_or_else(|e| e.to_string()));
+        }
+        ["run", path] => {
+            println!("{:?}", Command::new(path).args(["exit", "9"]).status().map(|s| s.code()));
+        }
+        ["write", path, text] => std::fs::write(path, text).unwrap(),
+        ["abort"] => std::process::abort(),
+        ["sleep", ms] => std::thread::sleep(Duration::from_millis(number(ms))),
+        // Writes until nobody reads them any more; says so on standard error.
+        ["flood", bytes] => {
+            let mut left: u64 = number(bytes);
+            let block: Vec<u8> = (0..=255).cycle().take(1 << 16).collect();
+            let mut out = std::io::stdout();
+            while left > 0 {
+                let n = usize::try_from(left).unwrap_or(usize::MAX).min(block.len());
+                if let Err(e) = out.write_all(&block[..n]) {
+                    eprintln!("{:?}", e.kind());
+                    return ExitCode::from(3);
+                }
+                left -= n as u64;
+            }
+        }
+        ["flood-and-say", text] => {
+            let say = (*text).to_owned();
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(300));
+                eprintln!("{say}");
+            });
+            // Blocks: the reader takes nothing until it saw the text.
+            std::io::stdout().write_all(&vec![b'x'; 8 << 20]).unwrap();
+        }
+        // Leaves a child behind that holds the output open.
+        ["leave"] => {
+            let me = std::env::current_exe().unwrap();
+            drop(Command::new(me).args(["sleep", "600000"]).stdin(Stdio::null()).spawn());
+            println!("left");
+        }
+        ["ignore-sigint"] => {
+            let _taken = vmtrace::host::Interrupts::install();
+            println!("ready");
+            std::thread::sleep(Duration::from_secs(600));
+        }
+        ["processes"] => {
+            for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+                if entry.file_name().to_string_lossy().parse::<u32>().is_ok()
+                    && let Ok(name) = std::fs::read_to_string(entry.path().join("comm"))
+                {
+                    print!("{name}");
+                }
+            }
+        }
+        _ => return ExitCode::from(99),
+    }
+    ExitCode::SUCCESS
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> T {
+    text.parse().unwrap_or_else(|_| panic!("{text} is no number"))
+}
