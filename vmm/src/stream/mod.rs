@@ -19,6 +19,8 @@ mod frame;
 mod header;
 mod mark;
 mod merge;
+#[cfg(test)]
+mod properties;
 mod reader;
 mod record;
 #[cfg(test)]

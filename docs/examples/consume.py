@@ -1,0 +1,325 @@
+#!/usr/bin/env python3
+"""Reads a vmtrace stream from a file or a unix socket; needs nothing but Python.
+
+Prints the records as `vmtrace report` does, or counts them per function
+(--counts). Everything that docs/stream.md lets a consumer verify is verified:
+a stream that is torn, damaged or incomplete ends in an error and exit code 1.
+"""
+
+import argparse
+import bisect
+import collections
+import heapq
+import json
+import os
+import socket
+import stat
+import struct
+import sys
+import unicodedata
+import zlib
+
+MAGIC = b"\xf5vmtr\r\n\0"
+MAX_PAYLOAD = 1 << 20
+LOCAL, OPTIONAL = 1, 2
+HEADER, SYMBOLS, TASKS, RECORDS, LOSS, MARK, WATERMARK, JOIN, END = range(1, 10)
+MARKS = ["attach", "pause", "resume", "filter", "detach", "exit", "agent", "note"]
+CONSUMER_SLOW = 3
+ENTRY = 1
+
+
+class StreamError(Exception):
+    pass
+
+
+def padded(length):
+    return (length + 7) // 8 * 8
+
+
+def text(raw):
+    """Names come from the guest: nothing in them may reach a terminal's controls."""
+    decoded = bytes(raw).decode("utf-8", "replace")
+    return "".join("?" if unicodedata.category(c) == "Cc" else c for c in decoded)
+
+
+class Frames:
+    """Frames of a stream, as (type, flags, payload), verified one by one."""
+
+    def __init__(self, source):
+        self.source = source
+        self.offset = 0
+
+    def take(self, length, place):
+        data = b""
+        while len(data) < length:
+            more = self.source.read(length - len(data))
+            if not more:
+                where = self.offset + len(data)
+                raise StreamError(f"torn stream: it stops at byte {where}, {place}")
+            data += more
+        self.offset += length
+        return data
+
+    def __iter__(self):
+        prologue = self.take(16, "inside the first 16 bytes")
+        magic, major, _minor, check = struct.unpack("<8sHHI", prologue)
+        if magic != MAGIC:
+            raise StreamError("not a vmtrace stream")
+        if zlib.crc32(prologue[:12]) != check:
+            raise StreamError("the version is damaged")
+        if major != 1:
+            raise StreamError(f"stream format {major} is not known, only 1")
+        expected = None
+        frame_type = None
+        while frame_type != END:
+            start = self.offset
+            head = self.take(16, "before the end frame")
+            frame_type, flags, length, sequence, check = struct.unpack("<HHIII", head)
+            if length > MAX_PAYLOAD or length % 8:
+                raise StreamError(f"frame at byte {start}: impossible length {length}")
+            payload = self.take(length, "inside a frame")
+            if zlib.crc32(payload, zlib.crc32(head[:12])) != check:
+                raise StreamError(f"frame at byte {start}: wrong check value")
+            local = flags & LOCAL
+            if expected is None and frame_type != HEADER:
+                raise StreamError("the first frame is not a header")
+            if expected is None or (local and frame_type == LOSS):
+                expected = sequence
+            if sequence != expected:
+                raise StreamError(f"frame at byte {start}: number {sequence}, not {expected}")
+            if not local:
+                expected = (expected + 1) & 0xFFFFFFFF
+            yield frame_type, flags, payload
+
+
+class Merger:
+    """Events of all vCPUs in one order; nothing is dropped, no vCPU is reordered."""
+
+    def __init__(self, queues):
+        self.queues = [collections.deque() for _ in range(queues)]
+        self.last = [0] * queues
+
+    def push(self, queue, ticks, event):
+        self.last[queue] = max(self.last[queue], ticks)
+        self.queues[queue].append((self.last[queue], event))
+
+    def drain(self, until=float("inf")):
+        heads = [(queue[0][0], number) for number, queue in enumerate(self.queues) if queue]
+        heapq.heapify(heads)
+        while heads and heads[0][0] <= until:
+            number = heads[0][1]
+            yield self.queues[number].popleft()[1]
+            if self.queues[number]:
+                heapq.heapreplace(heads, (self.queues[number][0][0], number))
+            else:
+                heapq.heappop(heads)
+
+
+class Trace:
+    """What a consumer knows of a trace while it reads."""
+
+    def __init__(self):
+        self.symbols = {}  # address: (size, name)
+        self.starts = None  # their addresses in order, made when needed
+        self.tasks = {}  # pid: name
+        self.found = {}  # address: name, the answers of symbol()
+
+    def header(self, payload):
+        fixed = struct.unpack_from("<QQQQII", payload)
+        self.clock_hz, self.clock_start, self.base, self.slide, self.vcpus, pairs = fixed
+        self.about, at = {}, 40
+        for _ in range(pairs):
+            key, value = struct.unpack_from("<HH", payload, at)
+            texts = payload[at + 4 : at + 4 + key + value]
+            self.about[text(texts[:key])] = text(texts[key:])
+            at += padded(4 + key + value)
+        self.records = [0] * self.vcpus
+        self.lost = [0] * self.vcpus
+        self.missed = [0] * self.vcpus
+        self.merger = Merger(self.vcpus + 1)  # the last queue is for marks
+
+    def add_symbols(self, payload):
+        count, at = struct.unpack_from("<I", payload)[0], 8
+        for _ in range(count):
+            address, size, name, module = struct.unpack_from("<QIHH", payload, at)
+            texts = payload[at + 16 : at + 16 + name + module]
+            shown = text(texts[:name])
+            if module:
+                shown += f" [{text(texts[name:])}]"
+            self.symbols[address] = (size, shown)
+            at += 16 + padded(name + module)
+        self.starts, self.found = None, {}
+
+    def add_tasks(self, payload):
+        count = struct.unpack_from("<I", payload)[0]
+        for pid, _tgid, comm in struct.iter_unpack("<II16s", payload[8 : 8 + 24 * count]):
+            self.tasks[pid] = text(comm.split(b"\0")[0])
+
+    def symbol(self, address):
+        """The name of the symbol that an address is in."""
+        if address not in self.found:
+            if self.starts is None:
+                self.starts = sorted(self.symbols)
+            index = bisect.bisect_right(self.starts, address) - 1
+            name = f"{address:#x}"
+            if index >= 0:
+                size, known = self.symbols[self.starts[index]]
+                if address - self.starts[index] < max(size, 1):
+                    name = known
+            self.found[address] = name
+        return self.found[address]
+
+    def add_records(self, payload):
+        vcpu, count, first = struct.unpack_from("<IIQ", payload)
+        if first != self.records[vcpu]:
+            raise StreamError(f"vCPU {vcpu}: record {first} follows {self.records[vcpu]}")
+        self.records[vcpu] += count
+        at = 16
+        for _ in range(count):
+            ticks, kind, words, _context, pid = struct.unpack_from("<QBBHI", payload, at)
+            if kind == ENTRY:
+                function, caller = struct.unpack_from("<II", payload, at + 16)
+                task = "<idle>" if pid == 0 else self.tasks.get(pid, "<...>")
+                self.merger.push(vcpu, ticks, ("entry", vcpu, ticks, task, pid, function, caller))
+            at += 8 * words  # other kinds are of later versions: skipped
+        if at != len(payload):
+            raise StreamError(f"vCPU {vcpu}: a batch of {len(payload)} bytes ends at {at}")
+
+    def add_loss(self, payload):
+        vcpu, reason, count, total = struct.unpack_from("<IIQQ", payload)
+        if reason == CONSUMER_SLOW:
+            self.records[vcpu] += count
+            totals = self.missed
+        else:
+            totals = self.lost
+        totals[vcpu] += count
+        if totals[vcpu] != total:
+            raise StreamError(f"vCPU {vcpu}: {totals[vcpu]} lost, but the frame says {total}")
+        self.merger.push(vcpu, 0, ("loss", vcpu, count))
+
+    def add_mark(self, payload):
+        ticks, duration, kind, length = struct.unpack_from("<QQII", payload)
+        name = MARKS[kind - 1] if 1 <= kind <= len(MARKS) else f"unknown-{kind}"
+        self.merger.push(self.vcpus, ticks, ("mark", ticks, duration, name, payload[24 : 24 + length]))
+
+    def totals(self, payload):
+        """Totals per vCPU, and the text after them."""
+        vcpus, length = struct.unpack_from("<II", payload)
+        if vcpus != self.vcpus:
+            raise StreamError(f"totals of {vcpus} vCPUs, but there are {self.vcpus}")
+        end = 8 + 16 * vcpus
+        pairs = list(struct.iter_unpack("<QQ", payload[8:end]))
+        return [list(column) for column in zip(*pairs)], payload[end : end + length]
+
+    def verify(self, payload):
+        (records, lost), summary = self.totals(payload)
+        if (records, lost) != (self.records, self.lost):
+            raise StreamError(
+                f"seen {self.records} records and {self.lost} lost, "
+                f"the totals say {records} and {lost}"
+            )
+        return json.loads(summary)
+
+    def seconds(self, ticks):
+        since = abs(ticks - self.clock_start)
+        micros = (since * 1_000_000 + self.clock_hz // 2) // self.clock_hz
+        whole = f"{'-' if ticks < self.clock_start else ''}{micros // 1_000_000}"
+        return f"{whole:>5}.{micros % 1_000_000:06}"
+
+    def line(self, event):
+        """One event as ftrace prints it."""
+        if event[0] == "loss":
+            return f"CPU:{event[1]} [LOST {event[2]} EVENTS]"
+        if event[0] == "mark":
+            _, ticks, duration, kind, details = event
+            line = f"#{'':32}{self.seconds(ticks)}: {kind}"
+            if duration:
+                micros = (duration + 500) // 1000
+                line += f" {micros // 1000}.{micros % 1000:03} ms"
+            return line + (f": {text(details)}" if details else "")
+        _, vcpu, ticks, task, pid, function, caller = event
+        line = " " * (16 - len(task.encode())) + f"{task}-{pid:<7} [{vcpu:03}]  {self.seconds(ticks)}: "
+        line += self.symbol(self.base + function)
+        return line + (f" <-{self.symbol(self.base + caller)}" if caller else "")
+
+
+def open_source(path):
+    if stat.S_ISSOCK(os.stat(path).st_mode):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(path)
+        connection.sendall(b"raw\n")
+        return connection.makefile("rb")
+    return open(path, "rb")
+
+
+def consume(source, show):
+    """Reads a stream to its end; returns the trace and its summary."""
+    trace = Trace()
+    add = {
+        SYMBOLS: trace.add_symbols,
+        TASKS: trace.add_tasks,
+        RECORDS: trace.add_records,
+        LOSS: trace.add_loss,
+        MARK: trace.add_mark,
+    }
+    summary = None
+    try:
+        for frame_type, flags, payload in Frames(source):
+            if frame_type == HEADER:
+                trace.header(payload)
+            elif frame_type == JOIN:
+                trace.records, trace.lost = trace.totals(payload)[0]
+            elif frame_type == WATERMARK:
+                for event in trace.merger.drain(struct.unpack_from("<Q", payload)[0]):
+                    show(trace, event)
+            elif frame_type == END:
+                summary = trace.verify(payload)
+            elif frame_type in add:
+                add[frame_type](payload)
+            elif not flags & OPTIONAL:
+                raise StreamError(f"frame type {frame_type} needs a newer consumer")
+    finally:
+        # Also of a torn stream: what is whole is shown.
+        if hasattr(trace, "merger"):
+            for event in trace.merger.drain():
+                show(trace, event)
+    return trace, summary
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("source", help="file or unix socket")
+    parser.add_argument("--counts", action="store_true", help="count entries per function")
+    options = parser.parse_args()
+    counts = collections.Counter()
+
+    def count(trace, event):
+        if event[0] == "entry":
+            counts[trace.symbol(trace.base + event[5])] += 1
+
+    def show(trace, event):
+        print(trace.line(event))
+
+    try:
+        with open_source(options.source) as source:
+            trace, summary = consume(source, count if options.counts else show)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (StreamError, OSError) as error:
+        sys.stdout.flush()
+        print(f"{options.source}: {error}", file=sys.stderr)
+        return 1
+    finally:
+        for name, number in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+            print(f"{number:>10} {name}")
+    print(
+        f"{sum(trace.records)} records, {sum(trace.lost)} lost, "
+        f"{sum(trace.missed)} missed; guest: {summary['exit']}",
+        file=sys.stderr,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

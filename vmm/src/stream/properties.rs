@@ -1,0 +1,361 @@
+//! What must hold for every stream, whole or not.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::sample;
+use super::wire::{FrameHead, HEAD, Prologue, crc32};
+use super::*;
+
+/// One call of a writer.
+#[derive(Clone, Debug)]
+enum Step {
+    Symbol(u64, u32, String, String),
+    Task(u32, u32, Vec<u8>),
+    Records(u32, Vec<(u64, u32, u32, u32)>),
+    Loss(u32, u64, u32),
+    Mark(u64, u32, u64, String),
+    Watermark(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let comm = vec(1..=u8::MAX, 0..=16);
+    prop_oneof![
+        (any::<u64>(), any::<u32>(), ".{0,40}", ".{0,9}")
+            .prop_map(|(address, size, name, module)| Step::Symbol(address, size, name, module)),
+        (0..MAX_PID, any::<u32>(), comm).prop_map(|(pid, tgid, comm)| Step::Task(pid, tgid, comm)),
+        (0..2u32, vec(any::<(u64, u32, u32, u32)>(), 0..50))
+            .prop_map(|(vcpu, records)| Step::Records(vcpu, records)),
+        (0..2u32, 0..u64::from(u32::MAX), any::<u32>())
+            .prop_map(|(vcpu, count, reason)| Step::Loss(vcpu, count, reason)),
+        (any::<u64>(), any::<u32>(), any::<u64>(), ".{0,40}")
+            .prop_map(|(ticks, kind, duration, text)| Step::Mark(ticks, kind, duration, text)),
+        any::<u64>().prop_map(Step::Watermark),
+    ]
+}
+
+fn entries(records: &[(u64, u32, u32, u32)]) -> Vec<EntryRecord> {
+    records.iter().map(|(at, to, from, pid)| EntryRecord::new(*at, *to, *from, *pid)).collect()
+}
+
+/// Writes the steps and returns what a reader must find.
+fn write(steps: &[Step]) -> (Vec<u8>, Vec<String>) {
+    let mut writer = Writer::new(Vec::new(), &sample::header()).expect("header");
+    let mut expected = Vec::new();
+    let mut names = Dictionaries::new();
+    let mut positions = [0u64; 2];
+    let mut lost = [0u64; 2];
+    for step in steps {
+        match step {
+            Step::Symbol(address, size, name, module) => {
+                let symbol = Symbol { address: *address, size: *size, name, module };
+                writer.symbols([symbol]).expect("room");
+                if names.insert_symbol(symbol).expect("room") {
+                    expected.push(format!("{address} {size} {name} {module}"));
+                }
+            }
+            Step::Task(pid, tgid, comm) => {
+                let task = Task::new(*pid, *tgid, comm);
+                writer.task(task).expect("memory");
+                if names.insert_task(task) {
+                    expected.push(format!("{task:?}"));
+                }
+            }
+            Step::Records(vcpu, records) => {
+                let records = entries(records);
+                writer.records(*vcpu, &records).expect("vCPU");
+                let index = usize::try_from(*vcpu).expect("small");
+                if !records.is_empty() {
+                    expected.push(format!("{vcpu} {} {records:?}", positions[index]));
+                    positions[index] += records.len() as u64;
+                }
+            }
+            Step::Loss(vcpu, count, reason) => {
+                let reason = LossReason::from(*reason);
+                let written = writer.loss(*vcpu, *count, reason);
+                assert_eq!(written.is_err(), reason == LossReason::Consumer);
+                let index = usize::try_from(*vcpu).expect("small");
+                if written.is_ok() && *count > 0 {
+                    lost[index] += count;
+                    let loss = Loss { vcpu: *vcpu, count: *count, reason, total: lost[index] };
+                    expected.push(format!("{loss:?}"));
+                }
+            }
+            Step::Mark(ticks, kind, duration_ns, text) => {
+                let (ticks, kind, duration_ns) = (*ticks, MarkKind::from(*kind), *duration_ns);
+                let mark = Mark { ticks, kind, duration_ns, text: text.clone() };
+                writer.mark(&mark).expect("memory");
+                expected.push(format!("{mark:?}"));
+            }
+            Step::Watermark(ticks) => {
+                writer.watermark(*ticks).expect("memory");
+                expected.push(format!("{ticks}"));
+            }
+        }
+    }
+    let summary = writer.end(&sample::summary()).expect("memory");
+    expected.push(format!("{summary:?}"));
+    (writer.into_inner().expect("memory"), expected)
+}
+
+fn read(bytes: &[u8]) -> Result<Vec<String>, StreamError> {
+    let mut reader = Reader::new(bytes)?;
+    let mut found = Vec::new();
+    while let Some(frame) = reader.next_frame()? {
+        match frame {
+            Frame::Symbols(symbols) => found.extend(symbols.map(|symbol| {
+                symbol
+                    .with_text(|it| format!("{} {} {} {}", it.address, it.size, it.name, it.module))
+            })),
+            Frame::Tasks(tasks) => found.extend(tasks.map(|task| format!("{task:?}"))),
+            Frame::Records(batch) => {
+                let records = batch.entries().map_or_else(Vec::new, <[EntryRecord]>::to_vec);
+                found.push(format!("{} {} {records:?}", batch.vcpu, batch.first));
+            }
+            Frame::Loss(loss) => found.push(format!("{loss:?}")),
+            Frame::Mark(mark) => found.push(format!("{mark:?}")),
+            Frame::Watermark(ticks) => found.push(format!("{ticks}")),
+            Frame::End(summary) => found.push(format!("{summary:?}")),
+            other => found.push(format!("{other:?}")),
+        }
+    }
+    Ok(found)
+}
+
+proptest! {
+    #[test]
+    fn every_stream_is_read_as_it_was_written(steps in vec(step(), 0..20)) {
+        let (bytes, expected) = write(&steps);
+        prop_assert_eq!(read(&bytes).expect("whole"), expected);
+    }
+
+    #[test]
+    fn pieces_make_no_difference(steps in vec(step(), 0..20), size in 1..100usize) {
+        let (bytes, _) = write(&steps);
+        let mut decoder = Decoder::new();
+        let mut frames = 0;
+        for piece in bytes.chunks(size) {
+            decoder.feed(piece);
+            while decoder.advance().expect("whole") == Progress::Frame {
+                frames += 1;
+                prop_assert!(decoder.frame().is_some());
+            }
+        }
+        prop_assert!(decoder.finish().is_ok());
+        prop_assert_eq!(decoder.offset(), bytes.len() as u64);
+        let mut reader = Reader::new(&*bytes).expect("header");
+        let mut again = 1;
+        while reader.next_frame().expect("whole").is_some() {
+            again += 1;
+        }
+        prop_assert_eq!(frames, again);
+    }
+
+    #[test]
+    fn any_bytes_are_an_error_or_a_stream(bytes in vec(any::<u8>(), 0..300)) {
+        prop_assert!(read(&bytes).is_err());
+        let begun = [&sample::stream()[..16], &bytes].concat();
+        prop_assert!(read(&begun).is_err());
+    }
+
+    /// Damage that the check values do not show, because whoever did it made them fit.
+    #[test]
+    fn hostile_frames_are_an_error_or_a_stream(
+        frame in any::<prop::sample::Index>(),
+        damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let mut bytes = sample::stream();
+        let starts = frame_starts(&bytes);
+        let start = *frame.get(&starts);
+        let length = FrameHead::read_from_prefix(&bytes[start..]).expect("a frame").0.length.get();
+        let end = start + HEAD + usize::try_from(length).expect("small");
+        for (place, value) in damage {
+            let place = place.index(end - start - 4);
+            // All but the check value.
+            let place = if place < 12 { place } else { place + 4 };
+            bytes[start + place] = value;
+        }
+        seal(&mut bytes[start..end]);
+        if let Ok(frames) = read(&bytes) {
+            prop_assert!(!frames.is_empty());
+        }
+    }
+
+    #[test]
+    fn merging_keeps_all_and_every_queue_in_order(
+        pushes in vec((0..4usize, 0..100u64, prop::option::weighted(0.2, 0..100u64)), 0..200),
+        keep in 0..20usize,
+    ) {
+        let mut merger = Merger::new(4);
+        let mut given = Vec::new();
+        let mut give = |queue, item: (u64, usize)| {
+            given.push((queue, item));
+            Ok::<_, ()>(())
+        };
+        for (number, (queue, time, drain)) in pushes.iter().enumerate() {
+            prop_assert_eq!(merger.push(*queue, *time, (*time, number)), Some(()));
+            if let Some(until) = drain {
+                merger.drain(*until, &mut give).expect("never fails");
+            }
+        }
+        merger.shrink(keep, &mut give).expect("never fails");
+        prop_assert!(merger.held() <= keep);
+        merger.drain(u64::MAX, &mut give).expect("never fails");
+        prop_assert_eq!(merger.held(), 0);
+        prop_assert_eq!(given.len(), pushes.len());
+        for queue in 0..4 {
+            let numbers = given.iter().filter(|(from, _)| *from == queue).map(|(_, item)| item.1);
+            prop_assert!(numbers.is_sorted());
+        }
+    }
+
+    #[test]
+    fn merging_ordered_queues_gives_one_order(
+        queues in vec(vec(0..1000u64, 0..50), 1..5),
+        until in 0..1000u64,
+    ) {
+        let mut merger = Merger::new(queues.len());
+        let mut expected = Vec::new();
+        for (queue, mut times) in queues.into_iter().enumerate() {
+            times.sort_unstable();
+            for time in times {
+                merger.push(queue, time, time);
+                expected.push((time, queue));
+            }
+        }
+        expected.sort_unstable();
+        let mut given = Vec::new();
+        let mut give = |queue, time| {
+            given.push((time, queue));
+            Ok::<_, ()>(())
+        };
+        merger.drain(until, &mut give).expect("never fails");
+        let late = expected.iter().filter(|(time, _)| *time > until).count();
+        prop_assert_eq!(merger.held(), late);
+        merger.drain(u64::MAX, &mut give).expect("never fails");
+        prop_assert_eq!(given, expected);
+    }
+}
+
+fn frame_starts(bytes: &[u8]) -> Vec<usize> {
+    let mut starts = Vec::new();
+    let mut at = size_of::<Prologue>();
+    while let Ok((head, _)) = FrameHead::read_from_prefix(&bytes[at..]) {
+        starts.push(at);
+        at += HEAD + usize::try_from(head.length.get()).expect("small");
+    }
+    starts
+}
+
+/// Makes the check value of a frame fit.
+fn seal(frame: &mut [u8]) {
+    let (mut head, payload) = FrameHead::read_from_prefix(&*frame).expect("a frame");
+    head.check = head.expected_check(payload).into();
+    frame[..HEAD].copy_from_slice(head.as_bytes());
+}
+
+#[test]
+fn every_torn_stream_is_recognised() {
+    let stream = sample::stream();
+    for end in 0..stream.len() {
+        let torn = read(&stream[..end]).expect_err("torn");
+        let StreamError::Torn { offset, .. } = torn else { panic!("{end}: {torn}") };
+        assert_eq!(offset, end as u64);
+    }
+    assert!(read(&stream).is_ok());
+}
+
+#[test]
+fn every_flipped_bit_is_recognised() {
+    let mut stream = sample::stream();
+    for place in 0..stream.len() {
+        for bit in 0..8 {
+            stream[place] ^= 1 << bit;
+            assert!(read(&stream).is_err(), "bit {bit} of byte {place}");
+            stream[place] ^= 1 << bit;
+        }
+    }
+}
+
+#[test]
+fn every_missing_or_repeated_frame_is_recognised() {
+    let stream = sample::stream();
+    let starts = frame_starts(&stream);
+    for pair in starts.windows(2) {
+        let [start, end] = [pair[0], pair[1]];
+        let missing = [&stream[..start], &stream[end..]].concat();
+        assert!(read(&missing).is_err(), "without the frame at {start}");
+        let repeated = [&stream[..end], &stream[start..]].concat();
+        assert!(read(&repeated).is_err(), "with the frame at {start} twice");
+    }
+}
+
+/// Replaces the frame at `index` and returns the error.
+fn refused(index: usize, change: impl FnOnce(&mut FrameHead, &mut [u8])) -> String {
+    let mut stream = sample::stream();
+    let starts = frame_starts(&stream);
+    let (start, end) = (starts[index], starts.get(index + 1).copied().unwrap_or(stream.len()));
+    let (head, payload) = stream[start..end].split_at_mut(HEAD);
+    let mut changed = FrameHead::read_from_bytes(head).expect("a frame");
+    change(&mut changed, payload);
+    head.copy_from_slice(changed.as_bytes());
+    seal(&mut stream[start..end]);
+    read(&stream).expect_err("refused").to_string()
+}
+
+#[test]
+fn errors_name_place_cause_and_remedy() {
+    let mut newer = sample::stream();
+    newer[8] = 2;
+    let check = crc32(&[&newer[..12]]);
+    newer[12..16].copy_from_slice(&check.to_le_bytes());
+    let error = read(&newer).expect_err("newer").to_string();
+    assert!(error.contains("stream format 2.0"), "{error}");
+    assert!(error.contains("use a vmtrace at least as new"), "{error}");
+
+    let error = read(b"#!/bin/sh\n").expect_err("a script").to_string();
+    assert!(error.contains("not a vmtrace stream: it begins with [23, 21"), "{error}");
+
+    let first = 16;
+    let error = refused(0, |head, _| head.length = (MAX_PAYLOAD + 8).into());
+    assert!(error.starts_with(&format!("damaged stream at byte {first}: a frame of 1048584 ")));
+    let error = refused(3, |head, _| head.kind = 77.into());
+    assert!(error.contains("frame type 77 is not known to this vmtrace; use a"), "{error}");
+    let error = refused(0, |head, _| head.kind = 2.into());
+    assert!(error.contains("type 2 where the header must"), "{error}");
+    let error = refused(0, |_, payload| payload[..8].fill(0));
+    assert!(error.contains("the clock's rate is zero"), "{error}");
+
+    let mut optional = sample::stream();
+    let starts = frame_starts(&optional);
+    optional[starts[3]] = 77;
+    optional[starts[3] + 2] = 2;
+    seal(&mut optional[starts[3]..starts[4]]);
+    let frames = read(&optional).expect("optional frames may be unknown");
+    assert!(frames.contains(&"Skipped(77)".to_owned()), "{frames:?}");
+}
+
+#[test]
+fn records_of_unknown_kinds_are_given_as_they_are() {
+    let entry = EntryRecord::new(5, 6, 7, 8);
+    let mut later = EntryRecord::new(9, 10, 11, 12).as_bytes().to_vec();
+    later[8] = 200;
+    later[9] = 4;
+    later.extend_from_slice(&[0xaa; 8]);
+    let mut grown = entry.as_bytes().to_vec();
+    grown[9] = 4;
+    grown.extend_from_slice(&[0xbb; 8]);
+    let bytes = [entry.as_bytes(), &later, &grown].concat();
+    let batch = Batch::new(0, 0, 3, &bytes);
+    assert!(batch.is_well_formed());
+    assert!(batch.entries().is_none());
+    let records: Vec<_> = batch.records().collect();
+    assert_eq!(records[0], Record::Entry(&entry));
+    let Record::Other(head, whole) = records[1] else { panic!("an unknown kind") };
+    assert_eq!((head.timestamp.get(), whole), (9, &*later));
+    assert!(matches!(records[2], Record::Entry(grown) if grown.caller == entry.caller));
+    assert!(!Batch::new(0, 0, 2, &bytes).is_well_formed());
+    assert!(!Batch::new(0, 0, 4, &bytes).is_well_formed());
+    assert!(!Batch::new(0, 0, 3, &bytes[..bytes.len() - 8]).is_well_formed());
+}

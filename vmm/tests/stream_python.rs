@@ -1,0 +1,202 @@
+//! The example consumer in Python understands what the Rust writer writes, from the page
+//! `docs/stream.md` alone: it shares no code with the library.
+
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use vmtrace::export::{Player, Text};
+use vmtrace::stream::{
+    EntryRecord, Exit, Header, LossReason, Mark, MarkKind, Summary, Symbol, Task, Writer,
+    consumer_loss,
+};
+
+const TEXT: u64 = 0xffff_ffff_8100_0000;
+
+fn header() -> Header {
+    Header {
+        arch: "riscv64".into(),
+        clock: "riscv-time".into(),
+        clock_hz: 10_000_000,
+        clock_start: 123_456_789,
+        release: "6.12.0-€".into(),
+        vcpus: 3,
+        address_base: Header::TOP_4_GIB,
+        vmtrace_version: "0.1.0".into(),
+        ..Header::default()
+    }
+}
+
+fn begin() -> Writer<Vec<u8>> {
+    let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+    let names: Vec<_> = (0..100).map(|number| format!("function_{number}")).collect();
+    let symbol = |(number, name): (u64, _)| Symbol::new(TEXT + number * 64, 48, name);
+    writer.symbols((0..).zip(names.iter().map(String::as_str)).map(symbol)).expect("room");
+    let module = Symbol { address: TEXT + 0x4000_0000, size: 9, name: "f", module: "m\x1b" };
+    writer.symbols([module]).expect("room");
+    writer.task(Task::new(1, 1, b"init")).expect("memory");
+    writer
+}
+
+/// A record with a function, a caller and a task that depend on `number`, some without names.
+fn record(at: u64, number: u32) -> EntryRecord {
+    let spread = number.wrapping_mul(2_654_435_761) >> 8;
+    let function =
+        if number.is_multiple_of(90) { 0xc100_0000 } else { 0x8100_0000 + spread % 120 * 64 };
+    let caller = if number.is_multiple_of(50) { 0 } else { 0x8100_0000 + spread / 7 % 7000 };
+    let pid = match spread % 4 {
+        3 => 4_000_000_000,
+        2 => 42,
+        pid => pid,
+    };
+    EntryRecord::new(at, function, caller, pid)
+}
+
+/// Three vCPUs, drained in rounds, with marks, losses and a task that gets other names.
+fn fill(writer: &mut Writer<Vec<u8>>) {
+    let mut at = 123_456_000u64;
+    for round in 0..20u32 {
+        let comm: &[u8] = if round % 2 == 0 { b"sh" } else { "näme\u{7}\u{85}".as_bytes() };
+        writer.task(Task::new(42, 42, comm)).expect("memory");
+        for vcpu in 0..3u32 {
+            let time = |number: u32| at + u64::from(number * 31 + vcpu * 7);
+            let records = (0..200 - vcpu).map(|number| record(time(number), number));
+            writer.records(vcpu, &records.collect::<Vec<_>>()).expect("vCPU");
+            if (round + vcpu) % 5 == 0 {
+                writer.loss(vcpu, u64::from(round) + 1, LossReason::Full).expect("vCPU");
+            }
+        }
+        if round % 4 == 0 {
+            let kind = if round == 8 { MarkKind::Other(99) } else { MarkKind::Pause };
+            let text = format!("round {round}\n");
+            let mark = Mark { ticks: at + 3_000, kind, duration_ns: 1_499_500, text };
+            writer.mark(&mark).expect("memory");
+        }
+        at += 7_000;
+        if round % 3 == 0 {
+            writer.watermark(at).expect("memory");
+        }
+    }
+}
+
+fn stream() -> Vec<u8> {
+    let mut writer = begin();
+    fill(&mut writer);
+    writer.end(&Summary { exit: Exit::Poweroff, ..Summary::default() }).expect("memory");
+    writer.into_inner().expect("memory")
+}
+
+/// The lines of the events: the example does not print the header's.
+fn rust_lines(stream: &[u8]) -> Vec<String> {
+    let mut player = Player::new(Text::new(Vec::new()));
+    player.push(stream).expect("a stream");
+    player.finish().expect("whole");
+    let text = String::from_utf8(player.into_export().into_inner()).expect("UTF-8");
+    text.lines().skip(6).map(str::to_owned).collect()
+}
+
+fn python(source: &Path, options: &[&str]) -> Option<Output> {
+    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/examples/consume.py");
+    let mut command = Command::new("python3");
+    command.arg(script).arg(source).args(options).env("PYTHONIOENCODING", "utf-8");
+    let output = command.output();
+    if output.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+        eprintln!("skipped: there is no python3");
+        return None;
+    }
+    Some(output.expect("python3 runs"))
+}
+
+fn python_file(stream: &[u8], options: &[&str]) -> Option<Output> {
+    let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+    file.write_all(stream).expect("room");
+    python(file.path(), options)
+}
+
+#[test]
+fn prints_the_same_text() {
+    let stream = stream();
+    let Some(output) = python_file(&stream, &[]) else { return };
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let expected = rust_lines(&stream);
+    assert_eq!(expected.len(), 20 * (200 + 199 + 198) + 12 + 5);
+    for (number, (found, expected)) in text.lines().zip(&expected).enumerate() {
+        assert_eq!(found, *expected, "line {number}");
+    }
+    assert_eq!(text.lines().count(), expected.len());
+    assert_eq!(errors, "11940 records, 130 lost, 0 missed; guest: poweroff\n");
+}
+
+#[test]
+fn counts_functions() {
+    let Some(output) = python_file(&stream(), &["--counts"]) else { return };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let counts =
+        text.lines().filter_map(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    assert_eq!(counts.sum::<u64>(), 11_940);
+    assert!(text.contains(" f [m?]\n"), "{text}");
+}
+
+#[test]
+fn reads_a_socket_and_joins_late() {
+    let mut writer = begin();
+    fill(&mut writer);
+    let mut joined = writer.join().expect("memory");
+    let from = writer.get_mut().len();
+    let record = EntryRecord::new(200_000_000, 0x8100_0000, 0, 1);
+    writer.records(1, &[record]).expect("vCPU");
+    writer.flush().expect("memory");
+    // The consumer is too slow for the next batch, and is told so.
+    let to = writer.get_mut().len();
+    writer.records(2, &[record]).expect("vCPU");
+    writer.flush().expect("memory");
+    let end = writer.get_mut().len();
+    writer.end(&Summary::default()).expect("memory");
+    let all = writer.into_inner().expect("memory");
+    let next = u32::from_le_bytes(all[end + 8..end + 12].try_into().expect("four bytes"));
+    joined.extend_from_slice(&all[from..to]);
+    joined.extend_from_slice(&consumer_loss(2, 1, 1, next));
+    joined.extend_from_slice(&all[end..]);
+
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("socket");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    let served = std::thread::spawn(move || {
+        let (mut connection, _) = listener.accept().expect("a consumer");
+        let mut line = String::new();
+        BufReader::new(&connection).read_line(&mut line).expect("a line");
+        connection.write_all(&joined).expect("the consumer reads");
+        line
+    });
+    let Some(output) = python(&path, &[]) else { return };
+    assert_eq!(served.join().expect("no panic"), "raw\n");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(errors, "11942 records, 130 lost, 1 missed; guest: unknown\n");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut lines: Vec<_> = text.lines().collect();
+    lines.sort_unstable();
+    let expected =
+        ["            init-1       [001]      7.654321: function_0", "CPU:2 [LOST 1 EVENTS]"];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn refuses_what_is_not_whole() {
+    let stream = stream();
+    let flipped = [&stream[..4000], &[stream[4000] ^ 1], &stream[4001..]].concat();
+    let cases: [(&[u8], &str); 4] = [
+        (&stream[..stream.len() - 1], "torn stream: it stops at byte"),
+        (&stream[..9000], "torn stream: it stops at byte 9000, inside a frame"),
+        (&flipped, "wrong check value"),
+        (b"#!/bin/sh\necho something else\n", "not a vmtrace stream"),
+    ];
+    for (bytes, message) in cases {
+        let Some(output) = python_file(bytes, &[]) else { return };
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(errors.contains(message), "{errors}");
+    }
+}
