@@ -15,6 +15,8 @@ use super::{Entry, Event, Export};
 
 /// Most events that wait for their order; see [`Player::disordered`].
 const HELD: usize = 1 << 20;
+/// Most bytes of text that wait in marks.
+const HELD_TEXT: usize = 16 << 20;
 /// Most answers of a filter that are remembered.
 const KNOWN: usize = 1 << 20;
 
@@ -57,6 +59,7 @@ pub struct Player<E> {
     header: Header,
     summary: Option<Summary>,
     filter: Option<Filter>,
+    held_text: usize,
     unknown_records: u64,
     disordered: u64,
     begun: bool,
@@ -117,6 +120,7 @@ impl<E: Export> Player<E> {
             header: Header::default(),
             summary: None,
             filter: None,
+            held_text: 0,
             unknown_records: 0,
             disordered: 0,
             begun: false,
@@ -177,6 +181,11 @@ impl<E: Export> Player<E> {
         self.disordered
     }
 
+    /// Events that wait for their order.
+    pub fn held(&self) -> usize {
+        self.merger.held()
+    }
+
     /// Returns the export.
     pub fn into_export(self) -> E {
         self.stage.export
@@ -225,6 +234,7 @@ impl<E: Export> Player<E> {
                 self.relieve()
             }
             Some(Frame::Mark(mark)) => {
+                self.held_text += mark.text.len();
                 self.merger.push(marks, mark.ticks, Item::Mark(Box::new(mark)));
                 self.relieve()
             }
@@ -245,18 +255,27 @@ impl<E: Export> Player<E> {
     }
 
     fn play(&mut self, until: u64) -> Result<(), PlayError> {
-        self.stage.drain(&mut self.merger, &self.header, until)
+        self.stage.drain(&mut self.merger, &self.header, until)?;
+        if self.merger.held() == 0 {
+            self.held_text = 0;
+        }
+        Ok(())
     }
 
     /// Keeps the memory bounded when the watermarks stay away.
     fn relieve(&mut self) -> Result<(), PlayError> {
         let held = self.merger.held();
-        if held > HELD {
-            self.disordered += u64::try_from(held - HELD / 2).unwrap_or(0);
-            let (stage, header) = (&mut self.stage, &self.header);
-            self.merger.shrink(HELD / 2, |queue, item| stage.give(header, queue, &item))?;
+        let keep = match self.held_text {
+            text if text > HELD_TEXT => 0,
+            _ if held > HELD => HELD / 2,
+            _ => return Ok(()),
+        };
+        if keep == 0 {
+            self.held_text = 0;
         }
-        Ok(())
+        self.disordered += u64::try_from(held - keep).unwrap_or(0);
+        let (stage, header) = (&mut self.stage, &self.header);
+        self.merger.shrink(keep, |queue, item| stage.give(header, queue, &item))
     }
 }
 

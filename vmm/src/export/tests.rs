@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
-use crate::stream::{Summary, Writer, sample};
+use crate::stream::{EntryRecord, Header, Mark, Summary, Writer, sample};
 
-use super::{Export, Json, PlayError, Player, Stats, Text, write_summary};
+use super::{Event, Export, Json, PlayError, Player, Stats, Text, write_summary};
 
 /// Plays a stream in pieces of `step` bytes.
 fn play<E: Export>(stream: &[u8], step: usize, export: E) -> (E, Result<(), PlayError>) {
@@ -156,4 +156,74 @@ fn an_output_that_fails_stops_the_player() {
     }
     let error = play(&sample::stream(), 1 << 20, Text::new(Full)).1.expect_err("closed");
     assert!(matches!(error, PlayError::Output(_)));
+}
+
+/// Counts, and checks the order inside each vCPU.
+#[derive(Default)]
+struct Counts {
+    entries: usize,
+    marks: usize,
+    last: [u64; 2],
+}
+
+impl Export for Counts {
+    fn begin(&mut self, _: &Header) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> std::io::Result<()> {
+        match event {
+            Event::Entry(entry) => {
+                let last = &mut self.last[usize::try_from(entry.vcpu).expect("two")];
+                assert!(*last < entry.timestamp);
+                *last = entry.timestamp;
+                self.entries += 1;
+            }
+            Event::Mark(_) => self.marks += 1,
+            Event::Loss(_) => {}
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn end(&mut self, _: Option<&Summary>) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn without_watermarks_memory_stays_bounded_and_nothing_is_dropped() {
+    let mut writer =
+        Writer::new(Player::new(Counts::default()), &sample::header()).expect("header");
+    for round in 0..60 {
+        for vcpu in 0..2 {
+            let time = |at| u64::from(round * 10_000 + at + 1);
+            let records: Vec<_> =
+                (0..10_000u32).map(|at| EntryRecord::new(time(at), 1, 2, 3)).collect();
+            writer.records(vcpu, &records).expect("no failure");
+        }
+    }
+    writer.flush().expect("no failure");
+    assert!(writer.get_mut().held() <= 1 << 20);
+    writer.end(&Summary::default()).expect("no failure");
+    let player = writer.into_inner().expect("no failure");
+    assert!(player.disordered() > 0);
+    assert_eq!(player.into_export().entries, 1_200_000);
+}
+
+#[test]
+fn long_marks_do_not_pile_up() {
+    let mut writer =
+        Writer::new(Player::new(Counts::default()), &sample::header()).expect("header");
+    let mark = Mark { text: "x".repeat(60_000), ..sample::mark() };
+    for _ in 0..1000 {
+        writer.mark(&mark).expect("no failure");
+    }
+    writer.flush().expect("no failure");
+    assert!(writer.get_mut().held() < 300);
+    writer.end(&Summary::default()).expect("no failure");
+    assert_eq!(writer.into_inner().expect("no failure").into_export().marks, 1000);
 }

@@ -46,6 +46,7 @@ fn write(steps: &[Step]) -> (Vec<u8>, Vec<String>) {
     let mut names = Dictionaries::new();
     let mut positions = [0u64; 2];
     let mut lost = [0u64; 2];
+    let mut held = None;
     for step in steps {
         match step {
             Step::Symbol(address, size, name, module) => {
@@ -69,6 +70,7 @@ fn write(steps: &[Step]) -> (Vec<u8>, Vec<String>) {
                 if !records.is_empty() {
                     expected.push(format!("{vcpu} {} {records:?}", positions[index]));
                     positions[index] += records.len() as u64;
+                    held = held.max(records.iter().map(EntryRecord::timestamp).max());
                 }
             }
             Step::Loss(vcpu, count, reason) => {
@@ -78,6 +80,7 @@ fn write(steps: &[Step]) -> (Vec<u8>, Vec<String>) {
                 let index = usize::try_from(*vcpu).expect("small");
                 if written.is_ok() && *count > 0 {
                     lost[index] += count;
+                    held = held.max(Some(0));
                     let loss = Loss { vcpu: *vcpu, count: *count, reason, total: lost[index] };
                     expected.push(format!("{loss:?}"));
                 }
@@ -86,11 +89,14 @@ fn write(steps: &[Step]) -> (Vec<u8>, Vec<String>) {
                 let (ticks, kind, duration_ns) = (*ticks, MarkKind::from(*kind), *duration_ns);
                 let mark = Mark { ticks, kind, duration_ns, text: text.clone() };
                 writer.mark(&mark).expect("memory");
+                held = held.max(Some(mark.ticks));
                 expected.push(format!("{mark:?}"));
             }
             Step::Watermark(ticks) => {
                 writer.watermark(*ticks).expect("memory");
-                expected.push(format!("{ticks}"));
+                if held.take_if(|held| *held <= *ticks).is_some() || held.is_some() {
+                    expected.push(format!("{ticks}"));
+                }
             }
         }
     }

@@ -51,7 +51,7 @@ fn what_is_written_is_read() {
     writer.watermark(3000).expect("watermark");
     let summary = writer.end(&summary()).expect("end");
     assert_eq!((summary.records(), summary.lost()), (4, 5));
-    assert!(writer.watermark(4000).is_err(), "the stream has ended");
+    assert!(writer.mark(&mark()).is_err(), "the stream has ended");
     let bytes = writer.into_inner().expect("bytes");
 
     let reader = Reader::new(&*bytes).expect("a stream");
@@ -121,4 +121,27 @@ fn a_slow_consumer_is_told_what_it_missed() {
     consumer.extend_from_slice(&consumer_loss(0, 30, 30, 2));
     consumer.extend_from_slice(&end);
     assert_eq!(trace(&consumer).expect("announced").len(), 2);
+}
+
+#[test]
+fn an_idle_trace_does_not_grow() {
+    let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+    writer.watermark(1).expect("watermark");
+    let mut size = writer.get_mut().len();
+    let mut grows = |writer: &mut Writer<Vec<u8>>, ticks| {
+        writer.watermark(ticks).expect("watermark");
+        std::mem::replace(&mut size, writer.get_mut().len()) != writer.get_mut().len()
+    };
+    assert!(!grows(&mut writer, 2));
+    writer.records(0, &records(10, 3)).expect("records");
+    assert!(grows(&mut writer, 11), "one record is still held");
+    assert!(grows(&mut writer, 12));
+    assert!(!grows(&mut writer, 13));
+    writer.loss(0, 1, LossReason::Full).expect("loss");
+    assert!(grows(&mut writer, 14));
+    assert!(!grows(&mut writer, 15));
+    writer.mark(&mark()).expect("mark");
+    assert!(grows(&mut writer, 16));
+    assert!(grows(&mut writer, mark().ticks));
+    assert!(!grows(&mut writer, u64::MAX));
 }

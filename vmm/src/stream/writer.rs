@@ -34,6 +34,8 @@ pub struct Writer<W> {
     header: Header,
     names: Dictionaries,
     totals: Vec<VcpuTotals>,
+    /// The highest time that a consumer may still hold back, until a watermark covers it.
+    held: Option<u64>,
     ended: bool,
 }
 
@@ -56,6 +58,7 @@ impl<W: Write> Writer<W> {
             header: header.clone(),
             names: Dictionaries::new(),
             totals: vec![VcpuTotals::default(); vcpus],
+            held: None,
             ended: false,
         })
     }
@@ -137,6 +140,9 @@ impl<W: Write> Writer<W> {
             let first = total.records;
             let count = u32::try_from(batch.len()).unwrap_or(u32::MAX);
             total.records += u64::from(count);
+            // The last one is the newest, but for records that an interrupt came in between.
+            let newest = batch.iter().map(EntryRecord::timestamp).max();
+            self.held = self.held.max(newest);
             self.frames.push(kind::RECORDS, 0, |out| {
                 let head =
                     BatchHead { vcpu: vcpu.into(), count: count.into(), first: first.into() };
@@ -164,6 +170,8 @@ impl<W: Write> Writer<W> {
         let by_reason = total.lost_by_reason.entry(reason.to_string()).or_default();
         *by_reason = by_reason.saturating_add(count);
         let total = total.lost;
+        // A loss has the time of the record before it, which may have been covered already.
+        self.held = self.held.max(Some(0));
         self.frames.loss(0, vcpu, reason, count, total);
         self.hand_on(GATHER)
     }
@@ -173,6 +181,7 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// When the sink fails.
     pub fn mark(&mut self, mark: &Mark) -> Result<()> {
+        self.held = self.held.max(Some(mark.ticks));
         self.frames.push(kind::MARK, 0, |out| {
             let text = &mark.text[..mark.text.floor_char_boundary(MAX_TEXT)];
             let fixed = MarkFixed {
@@ -188,11 +197,16 @@ impl<W: Write> Writer<W> {
     }
 
     /// Says that every record up to `ticks`, of every vCPU, has been written, and hands all
-    /// gathered bytes on.
+    /// gathered bytes on. Nothing is written when no consumer can be waiting for it: an idle
+    /// trace does not grow.
     ///
     /// # Errors
     /// When the sink fails.
     pub fn watermark(&mut self, ticks: u64) -> Result<()> {
+        let Some(held) = self.held else { return self.flush() };
+        if held <= ticks {
+            self.held = None;
+        }
         self.frames.push(kind::WATERMARK, 0, |out| {
             out.extend_from_slice(WatermarkFixed { ticks: ticks.into() }.as_bytes());
         });
