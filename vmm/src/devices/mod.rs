@@ -9,6 +9,7 @@ mod output;
 mod panic_watch;
 mod power;
 mod serial;
+pub mod virtio;
 
 pub use bus::{Bus, Overlap};
 pub use i8042::I8042;

@@ -15,6 +15,7 @@ use acpi_tables::{Aml, aml};
 
 use super::layout;
 use crate::devices::PowerControl;
+use crate::devices::virtio::MmioTransport;
 
 const OEM_ID: [u8; 6] = *b"VMTRAC";
 const OEM_TABLE_ID: [u8; 8] = *b"VMTRACE ";
@@ -142,8 +143,6 @@ fn serial(sink: &mut Vec<u8>, path: &str, uid: u8, port: u16, gsi: u32) {
 }
 
 fn virtio_mmio(sink: &mut Vec<u8>, index: u8, slot: VirtioSlot) {
-    #[expect(clippy::cast_possible_truncation, reason = "4096")]
-    let size = layout::VIRTIO_MMIO_SIZE as u32;
     aml::Device::new(
         format!("_SB_.V{index:03}").as_str().into(),
         vec![
@@ -154,7 +153,7 @@ fn virtio_mmio(sink: &mut Vec<u8>, index: u8, slot: VirtioSlot) {
             &aml::Name::new(
                 "_CRS".into(),
                 &aml::ResourceTemplate::new(vec![
-                    &aml::Memory32Fixed::new(true, slot.base, size),
+                    &aml::Memory32Fixed::new(true, slot.base, MmioTransport::LENGTH),
                     &interrupt(slot.gsi),
                 ]),
             ),

@@ -44,12 +44,12 @@ pub(super) const GAP_END: u64 = 0x1_0000_0000;
 /// Guest-physical address of the annex.
 pub(in crate::machine) const ANNEX_BASE: u64 = GAP;
 /// The largest annex in bytes: up to the first device.
-pub const MAX_ANNEX: u64 = VIRTIO_MMIO - ANNEX_BASE;
+pub const MAX_ANNEX: u64 = VIRTIO_MMIO as u64 - ANNEX_BASE;
 
 /// Registers of the first virtio device.
-pub(super) const VIRTIO_MMIO: u64 = 0xf000_0000;
-/// Address space of each virtio device.
-pub(super) const VIRTIO_MMIO_SIZE: u64 = 0x1000;
+pub(super) const VIRTIO_MMIO: u32 = 0xf000_0000;
+/// Interrupt of the first virtio device: the I/O APIC's pins that the legacy PIC does not have.
+pub(super) const VIRTIO_GSI: u32 = 16;
 
 /// The I/O APIC's registers.
 pub(super) const IO_APIC: u32 = 0xfec0_0000;

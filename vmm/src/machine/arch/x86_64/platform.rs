@@ -1,5 +1,6 @@
 //! Devices of the machine and everything else that is one per machine.
 
+use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::acpi::VirtioSlot;
 use super::layout;
+use crate::devices::virtio::{MmioTransport, Rng, VirtioDevice};
 use crate::devices::{
     Bus, Device, I8042, IrqLine, OutputPump, PanicWatch, PowerControl, ResetControl, SerialPort,
 };
@@ -68,13 +70,14 @@ impl Platform {
         port(layout::I8042, layout::I8042_LENGTH, Arc::new(I8042))?;
         port(layout::POWER, PowerControl::LENGTH, Arc::new(PowerControl))?;
         port(layout::RESET_CONTROL, 1, Arc::new(ResetControl))?;
+        let (registers, virtio) = virtio_devices(vm, memory)?;
         Ok(Platform {
             ports,
-            registers: Bus::new(),
+            registers,
             vm: Arc::clone(vm),
             console,
             agent,
-            virtio: Vec::new(),
+            virtio,
             output,
             panic,
             _memory: (memory.clone(), annex.cloned()),
@@ -147,6 +150,29 @@ fn create_interrupt_controllers(vm: &VmFd) -> Result<(), MachineError> {
     vm.create_irq_chip().map_err(MachineError::kvm("make interrupt controllers"))?;
     let pit = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
     vm.create_pit2(pit).map_err(MachineError::kvm("make a timer"))
+}
+
+/// Virtio devices, each with the next range of registers and the next interrupt.
+fn virtio_devices(
+    vm: &VmFd,
+    memory: &GuestMemoryMmap,
+) -> Result<(Bus, Vec<VirtioSlot>), MachineError> {
+    let entropy = File::open("/dev/urandom")
+        .map_err(|source| MachineError::System { what: "open /dev/urandom", source })?;
+    let devices: [Box<dyn VirtioDevice>; 1] = [Box::new(Rng::new(Box::new(entropy)))];
+    let mut registers = Bus::new();
+    let mut slots = Vec::new();
+    for (index, device) in (0..).zip(devices) {
+        let base = layout::VIRTIO_MMIO + index * MmioTransport::LENGTH;
+        let gsi = layout::VIRTIO_GSI + index;
+        let irq = Arc::new(EdgeIrq::new(vm, gsi)?);
+        let transport = MmioTransport::new(device, memory.clone(), irq);
+        registers
+            .insert(base.into(), MmioTransport::LENGTH.into(), Arc::new(transport))
+            .map_err(|_| MachineError::Overlap("device registers"))?;
+        slots.push(VirtioSlot { base, gsi });
+    }
+    Ok((registers, slots))
 }
 
 /// An edge-triggered interrupt line, by an event descriptor that KVM listens to.

@@ -1,0 +1,116 @@
+//! Virtio devices (virtio 1.2), without the legacy interface.
+//!
+//! A device implements [`VirtioDevice`]; [`MmioTransport`] makes the guest find it. Rings and
+//! everything in them belong to the guest: whatever is read from there is checked by
+//! `virtio-queue` or by the device.
+
+mod mmio;
+mod rng;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use virtio_bindings::virtio_mmio::{VIRTIO_MMIO_INT_CONFIG, VIRTIO_MMIO_INT_VRING};
+use virtio_queue::Queue;
+use vm_memory::GuestMemoryMmap;
+
+pub use mmio::MmioTransport;
+pub use rng::Rng;
+
+use super::IrqLine;
+
+/// A device behind a transport. Called under the transport's lock, by vCPU threads.
+pub trait VirtioDevice: Send {
+    /// The kind of device (virtio 1.2, section 5).
+    fn device_id(&self) -> u32;
+
+    /// Feature bits of this kind of device. The transport adds what every device here has:
+    /// `VERSION_1`, event indices, indirect descriptors.
+    fn features(&self) -> u64 {
+        0
+    }
+
+    /// The most descriptors that each of its queues can have, powers of two.
+    fn queue_sizes(&self) -> &[u16];
+
+    /// Reads its configuration; what it does not have stays zero.
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let _ = (offset, data);
+    }
+
+    /// Writes its configuration.
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        let _ = (offset, data);
+    }
+
+    /// The driver is ready: from now on, until [`VirtioDevice::reset`], the queues are the
+    /// device's.
+    fn activate(&mut self, active: Activation) -> Result<(), Broken>;
+
+    /// The driver has put something into this queue. Only called while the device is active.
+    fn notify(&mut self, queue: usize) -> Result<(), Broken>;
+
+    /// Forgets everything since it was made. When this returns, the queues are touched no more.
+    fn reset(&mut self);
+}
+
+/// What a device gets when its driver is ready.
+pub struct Activation {
+    /// The guest's RAM.
+    pub memory: GuestMemoryMmap,
+    /// A queue for each size, `None` where the driver has set none up. Valid, that is within RAM.
+    pub queues: Vec<Option<Queue>>,
+    /// The negotiated feature bits.
+    pub features: u64,
+    /// How the device tells its driver.
+    pub interrupt: Arc<Interrupt>,
+}
+
+/// The device cannot go on because of what its driver did; only a reset helps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the driver did something from which only a reset helps")]
+pub struct Broken;
+
+impl From<virtio_queue::Error> for Broken {
+    fn from(error: virtio_queue::Error) -> Broken {
+        log::debug!("virtio: {error}");
+        Broken
+    }
+}
+
+/// A device's interrupt and what it stands for.
+pub struct Interrupt {
+    status: AtomicU32,
+    line: Arc<dyn IrqLine>,
+}
+
+impl Interrupt {
+    fn new(line: Arc<dyn IrqLine>) -> Interrupt {
+        Interrupt { status: AtomicU32::new(0), line }
+    }
+
+    /// Buffers of some queue have been used.
+    pub fn used_buffers(&self) {
+        self.raise(VIRTIO_MMIO_INT_VRING);
+    }
+
+    /// The configuration has changed.
+    pub fn config_changed(&self) {
+        self.raise(VIRTIO_MMIO_INT_CONFIG);
+    }
+
+    fn raise(&self, bit: u32) {
+        self.status.fetch_or(bit, Ordering::SeqCst);
+        self.line.assert();
+    }
+
+    fn status(&self) -> u32 {
+        self.status.load(Ordering::SeqCst)
+    }
+
+    fn acknowledge(&self, bits: u32) {
+        if self.status.fetch_and(!bits, Ordering::SeqCst) & !bits == 0 {
+            self.line.deassert();
+        }
+    }
+}
