@@ -3,6 +3,7 @@
 //! Parsing records where each type stands; names are compared as numbers, because the string
 //! table holds every string once.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::KernelError;
@@ -24,8 +25,12 @@ const VOLATILE: u32 = 9;
 const CONST: u32 = 10;
 const TYPE_TAG: u32 = 18;
 
-/// Types nest and refer to each other; damaged ones do so without end.
+/// Types refer to each other, damaged ones without end.
 const DEPTH: usize = 32;
+
+/// Unnamed types looked into for one member. The largest structures have a few dozen; damaged
+/// ones hold each other, twice, and so on.
+const UNNAMED: usize = 1000;
 
 /// The fixed part of a type.
 #[derive(Clone, Copy)]
@@ -120,7 +125,7 @@ impl Btf {
         let mut bits = 0_u32;
         let mut path = member.split('.').peekable();
         while let Some(name) = path.next() {
-            let (offset, number) = self.member(compound, self.string_offset(name)?, DEPTH)?;
+            let (offset, number) = self.member(compound, self.string_offset(name)?)?;
             bits = bits.checked_add(offset)?;
             if path.peek().is_some() {
                 compound = self.resolve(number)?;
@@ -145,21 +150,22 @@ impl Btf {
     }
 
     /// Finds a member by name; its offset in bits, and its type.
-    fn member(&self, compound: Type, name: u32, depth: usize) -> Option<(u32, u32)> {
-        let mut inner = Vec::new();
-        for member in self.members(compound) {
-            if member.name == name {
-                return Some((member.bits, member.number));
-            }
-            if member.name == 0 {
-                inner.push(member);
+    fn member(&self, compound: Type, name: u32) -> Option<(u32, u32)> {
+        // Breadth first: a member of the outer type comes before any further in.
+        let mut queue = VecDeque::from([(0_u32, compound)]);
+        for _ in 0..UNNAMED {
+            let (base, compound) = queue.pop_front()?;
+            for member in self.members(compound) {
+                let Some(bits) = base.checked_add(member.bits) else { continue };
+                if member.name == name {
+                    return Some((bits, member.number));
+                }
+                if member.name == 0 && queue.len() < UNNAMED {
+                    queue.extend(self.resolve(member.number).map(|inner| (bits, inner)));
+                }
             }
         }
-        let depth = depth.checked_sub(1)?;
-        inner.into_iter().find_map(|outer| {
-            let (bits, number) = self.member(self.resolve(outer.number)?, name, depth)?;
-            Some((outer.bits.checked_add(bits)?, number))
-        })
+        None
     }
 
     fn members(&self, compound: Type) -> impl Iterator<Item = Member> {

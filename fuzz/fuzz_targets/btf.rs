@@ -1,0 +1,24 @@
+//! Type information: the input as it is, or damage to a small whole one.
+#![no_main]
+
+mod common;
+
+use libfuzzer_sys::fuzz_target;
+use vmtrace::kernel::Btf;
+
+fuzz_target!(|input: &[u8]| {
+    let Some((&choice, rest)) = input.split_first() else { return };
+    let mut bytes = rest.to_vec();
+    if choice & 1 == 1 {
+        bytes = common::synthetic::btf();
+        common::damage(&mut bytes, 0, rest);
+    }
+    let Ok(btf) = Btf::parse(bytes) else { return };
+    for member in ["pid", "comm", "in.z", "in.in.x", "nothing"] {
+        btf.member_offset("task_struct", member);
+    }
+    btf.struct_size("inner");
+    for number in (0..).take(btf.len()) {
+        btf.type_name(number);
+    }
+});
