@@ -1,6 +1,6 @@
 //! Call sites: the entries of `__mcount_loc` and the functions they belong to.
 
-use super::read::{index, u64_at, wide};
+use super::read::{index, u64_at};
 use super::space::Space;
 use super::symbols::Symbols;
 use super::{Arch, KernelError};
@@ -224,16 +224,10 @@ impl Table {
     pub(super) fn by_content(data: &[u8], space: &Space, arch: Arch) -> Option<Self> {
         /// A kernel with function tracing has tens of thousands.
         const FEWEST: usize = 64;
-        let code: Vec<_> = space
-            .segments()
-            .iter()
-            .filter(|s| s.executable)
-            .map(|s| s.address..s.address + wide(s.len))
-            .collect();
-        let (low, high) = (code.iter().map(|r| r.start).min()?, code.iter().map(|r| r.end).max()?);
+        let code = space.code_bounds()?;
         let pointer = |word: &[u8; 8]| {
             let address = u64::from_le_bytes(*word);
-            (low..high).contains(&address).then_some(address)
+            code.contains(&address).then_some(address)
         };
         let mut best: &[[u8; 8]] = &[];
         for segment in space.segments() {

@@ -1,5 +1,7 @@
 //! Where link addresses lie in the image.
 
+use std::ops::Range;
+
 use super::read::{array_at, index, wide};
 
 /// One contiguous piece of the kernel: file bytes and the address they are linked at.
@@ -41,11 +43,19 @@ impl Space {
         })
     }
 
-    /// Whether `address` is in a segment that the kernel runs code from.
+    /// Whether code may be at `address`. The segments' flags do not tell: in 7.2 start-up code is
+    /// in one that is not executable. Only the per-CPU segment of older kernels, linked at zero,
+    /// is certain to have none.
     pub(super) fn is_code(&self, address: u64) -> bool {
-        self.segments.iter().any(|s| {
-            s.executable && address.checked_sub(s.address).is_some_and(|into| into < wide(s.len))
-        })
+        self.code_bounds().is_some_and(|code| code.contains(&address))
+            && self.offset(address).is_some()
+    }
+
+    /// The lowest and the highest address where code may be.
+    pub(super) fn code_bounds(&self) -> Option<Range<u64>> {
+        let first = self.segments.iter().filter(|s| s.executable).map(|s| s.address).min()?;
+        let end = self.segments.iter().map(|s| s.address + wide(s.len)).max()?;
+        Some(first..end)
     }
 
     /// The link address of the byte at `offset`.

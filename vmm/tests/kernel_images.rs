@@ -1,0 +1,249 @@
+//! What vmtrace understands of the real kernels that scripts/setup puts into the cache. Their
+//! versions move, so that nothing here depends on one build's numbers.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use vmtrace::kernel::{Arch, Container, FtraceKind, Kernel, KernelError, SiteSection};
+
+/// A kernel of the cache.
+struct Cached {
+    folder: PathBuf,
+    name: String,
+    kernel: Kernel,
+}
+
+impl Cached {
+    fn open(name: &str) -> Self {
+        let folder = kernels().join(name);
+        let image = folder.join("vmlinuz");
+        assert!(image.exists(), "{} is missing: run scripts/setup", image.display());
+        let kernel = Kernel::open(&image).unwrap_or_else(|e| panic!("{name}: {e}"));
+        Self { folder, name: name.to_owned(), kernel }
+    }
+
+    fn config(&self, option: &str) -> bool {
+        let config = self.text("config");
+        config.lines().any(|line| line.strip_prefix(option) == Some("=y"))
+    }
+
+    fn text(&self, file: &str) -> String {
+        std::fs::read_to_string(self.folder.join(file)).unwrap()
+    }
+}
+
+fn kernels() -> PathBuf {
+    let cache = std::env::var_os("VMTRACE_CACHE").map(PathBuf::from).unwrap_or_else(|| {
+        Path::new(&std::env::var_os("HOME").expect("HOME")).join(".cache/vmtrace")
+    });
+    cache.join("kernels")
+}
+
+/// The kernels that must be there, and those for riscv64 if they are (scripts/setup --riscv64).
+fn each(mut check: impl FnMut(&Cached)) {
+    let mut names = ["x86_64-6.1", "x86_64-6.12", "x86_64-7"].map(str::to_owned).to_vec();
+    for entry in std::fs::read_dir(kernels()).expect("no kernels in the cache: run scripts/setup") {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        if name.starts_with("riscv64-") && kernels().join(&name).join("vmlinuz").exists() {
+            names.push(name);
+        }
+    }
+    for name in names {
+        check(&Cached::open(&name));
+    }
+}
+
+#[test]
+fn each_kernel_tells_what_it_is() {
+    each(|cached| {
+        let kernel = &cached.kernel;
+        assert_eq!(kernel.release(), cached.text("release").trim());
+        assert!(kernel.banner().starts_with("Linux version "));
+        let (arch, container) = match cached.name.split_once('-').unwrap().0 {
+            "x86_64" => (Arch::X86_64, Container::BzImage),
+            _ => (Arch::Riscv64, Container::Flat),
+        };
+        assert_eq!((kernel.arch(), kernel.container()), (arch, container));
+        assert_eq!(kernel.relocatable(), cached.config("CONFIG_RELOCATABLE"), "{}", cached.name);
+        let kind = match arch {
+            Arch::X86_64 => FtraceKind::Fentry,
+            Arch::Riscv64 if cached.config("CONFIG_DYNAMIC_FTRACE_WITH_CALL_OPS") => {
+                FtraceKind::CallOps
+            }
+            Arch::Riscv64 => FtraceKind::Patchable,
+        };
+        assert_eq!(kernel.ftrace_kind(), kind, "{}", cached.name);
+    });
+}
+
+#[test]
+fn symbols_are_where_the_image_says() {
+    each(|cached| {
+        let symbols = cached.kernel.symbols();
+        assert!(symbols.len() > 50_000, "{}: {}", cached.name, symbols.len());
+        assert!(symbols.iter().map(|s| s.address).is_sorted());
+        assert!(symbols.iter().all(|s| s.kind.is_ascii_alphabetic() && !s.name.is_empty()));
+        let address = |name: &str| {
+            symbols.address(name).unwrap_or_else(|| panic!("{}: no {name}", cached.name))
+        };
+        let order = ["_text", "_etext", "_sinittext", "_einittext", "_end"].map(address);
+        assert!(order.is_sorted(), "{}: {order:x?}", cached.name);
+        let banner = cached.kernel.banner();
+        let bytes = cached.kernel.bytes(address("linux_banner"), banner.len()).unwrap();
+        assert_eq!(bytes, banner.as_bytes());
+        // Every symbol finds itself, by name and by address.
+        for symbol in symbols.iter() {
+            assert!(symbols.addresses(symbol.name).any(|a| a == symbol.address));
+            assert!(symbols.names_at(symbol.address).any(|name| name == symbol.name));
+        }
+    });
+}
+
+#[test]
+fn sites_are_what_the_compiler_left_for_ftrace() {
+    each(|cached| {
+        let kernel = &cached.kernel;
+        let name = &cached.name;
+        let stats = kernel.site_stats();
+        assert_eq!(stats.entries, stats.zero + stats.sites, "{name}");
+        assert_eq!(stats.sites, stats.text + stats.init_text, "{name}");
+        assert_eq!(stats.sites, kernel.sites().len(), "{name}");
+        assert!(stats.text > 30_000 && stats.init_text > 1000, "{name}: {stats:?}");
+        assert!(stats.unnamed * 50 < stats.sites, "{name}: {stats:?}");
+        let weak_are_zeroed = stats.zero > 0;
+        assert!(!weak_are_zeroed || stats.unnamed == 0, "{name}: {stats:?}");
+
+        let symbols = kernel.symbols();
+        let fentry = symbols.address("__fentry__");
+        for site in kernel.sites() {
+            let location = site.location;
+            match kernel.ftrace_kind() {
+                FtraceKind::Fentry => {
+                    let code: [u8; 5] = kernel.bytes(location, 5).unwrap().try_into().unwrap();
+                    let [0xe8, a, b, c, d] = code else { panic!("{name}: {location:#x}") };
+                    let distance = i64::from(i32::from_le_bytes([a, b, c, d]));
+                    assert_eq!(Some((location + 5).wrapping_add_signed(distance)), fentry);
+                    assert!([0, 4].contains(&(location - site.entry)), "{name}: {site:x?}");
+                }
+                FtraceKind::Patchable => {
+                    assert_eq!(kernel.bytes(location, 8), Some(&[1, 0, 1, 0, 1, 0, 1, 0][..]));
+                    assert_eq!(location, site.entry);
+                }
+                FtraceKind::CallOps => {
+                    assert_eq!(kernel.bytes(location, 16).unwrap(), [1, 0].repeat(8));
+                    assert_eq!((location + 8, location % 8), (site.entry, 0));
+                }
+            }
+        }
+        assert!(kernel.sites().is_sorted_by_key(|s| s.location));
+        let named = kernel.sites().iter().filter(|s| kernel.site_name(s).is_some()).count();
+        assert_eq!(named, stats.sites - stats.unnamed, "{name}");
+    });
+}
+
+#[test]
+fn filters_find_what_every_kernel_has() {
+    each(|cached| {
+        let kernel = &cached.kernel;
+        let select = |filter: &str| kernel.select(&[filter.to_owned()], &[]);
+        let only = |name: &str| {
+            let sites = select(name).unwrap_or_else(|e| panic!("{}: {e}", cached.name));
+            assert_eq!(sites.len(), 1, "{}: {name}", cached.name);
+            kernel.sites()[sites[0]]
+        };
+        for name in ["vfs_read", "vfs_write", "do_exit", "schedule", "kernel_clone"] {
+            let site = only(name);
+            assert_eq!(kernel.symbols().address(name), Some(site.entry));
+            assert_eq!(site.section, SiteSection::Text);
+            assert_eq!(kernel.site_name(&site), Some(name));
+        }
+        assert_eq!(only("vfs_caches_init").section, SiteSection::InitText);
+        let count = select("vfs_*").unwrap().len();
+        assert!((60..150).contains(&count), "{}: {count}", cached.name);
+        // Entry code and what must not be traced has no site.
+        for name in ["do_syscall_64", "handle_exception", "__schedule", "ftrace_caller"] {
+            let result = select(name);
+            assert!(matches!(result, Err(KernelError::NoMatch { .. })), "{}: {name}", cached.name);
+        }
+        let all = kernel.select(&[], &[]).unwrap().len();
+        let without = kernel.select(&[], &["vfs_*".to_owned()]).unwrap().len();
+        assert_eq!(all - count, without);
+    });
+}
+
+#[test]
+fn types_agree_with_the_image() {
+    each(|cached| {
+        let kernel = &cached.kernel;
+        let btf = kernel.btf().unwrap();
+        assert_eq!(btf.bytes().len(), kernel.btf_len());
+        let offset = |strukt: &str, member: &str| {
+            let found = btf.member_offset(strukt, member);
+            u64::from(found.unwrap_or_else(|| panic!("{}: {strukt}.{member}", cached.name)))
+        };
+        // The first task is built into the image: pid 0, and its name is known.
+        let init_task = kernel.symbols().address("init_task").unwrap();
+        let comm = init_task + offset("task_struct", "comm");
+        assert_eq!(kernel.bytes(comm, 8), Some(&b"swapper\0"[..]));
+        assert_eq!(kernel.bytes(init_task + offset("task_struct", "pid"), 4), Some(&[0; 4][..]));
+        let tracepoint = kernel.symbols().address("__tracepoint_sched_switch").unwrap();
+        let name = kernel.bytes(tracepoint + offset("tracepoint", "name"), 8).unwrap();
+        let name = u64::from_le_bytes(name.try_into().unwrap());
+        assert_eq!(kernel.bytes(name, 13), Some(&b"sched_switch\0"[..]));
+        assert!(btf.struct_size("task_struct").is_some_and(|size| size > 2000));
+        offset("dyn_ftrace", "flags");
+        offset("ftrace_ops", "func");
+    });
+}
+
+#[test]
+fn a_vmlinux_is_as_good_as_the_bzimage_around_it() {
+    let cached = Cached::open("x86_64-7");
+    let kernel = Kernel::parse(cached.kernel.vmlinux().to_vec()).unwrap();
+    assert_eq!(kernel.container(), Container::Vmlinux);
+    assert_eq!(kernel.sites(), cached.kernel.sites());
+    assert_eq!(kernel.symbols().len(), cached.kernel.symbols().len());
+    assert_eq!(kernel.btf_len(), cached.kernel.btf_len());
+    assert!(!kernel.relocatable(), "nothing moves it");
+}
+
+proptest! {
+    // Each case copies 60 MB, and there is time for more in the fuzz targets.
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_damaged_kernel_gets_an_answer_soon(
+        places in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..200),
+        keep in prop::option::weighted(0.3, any::<prop::sample::Index>()),
+    ) {
+        use std::sync::OnceLock;
+        static VMLINUX: OnceLock<Vec<u8>> = OnceLock::new();
+        let vmlinux = VMLINUX.get_or_init(|| Cached::open("x86_64-6.12").kernel.vmlinux().to_vec());
+        let mut damaged = vmlinux.clone();
+        for (place, byte) in places {
+            let i = place.index(damaged.len());
+            damaged[i] = byte;
+        }
+        if let Some(keep) = keep {
+            damaged.truncate(keep.index(damaged.len()));
+        }
+        let start = Instant::now();
+        if let Ok(kernel) = Kernel::parse(damaged) {
+            let _ = kernel.btf().map(|btf| btf.member_offset("task_struct", "comm"));
+            kernel.select_with_report(&["vfs_*".to_owned()], &[]);
+        }
+        // Debug builds on a busy machine take a second.
+        prop_assert!(start.elapsed() < Duration::from_secs(20));
+    }
+}
+
+#[test]
+fn a_truncated_bzimage_is_told_so() {
+    let path = kernels().join("x86_64-6.12/vmlinuz");
+    let mut bytes =
+        std::fs::read(&path).unwrap_or_else(|e| panic!("{e}: run scripts/setup ({path:?})"));
+    bytes.truncate(bytes.len() / 2);
+    let error = Kernel::parse(bytes).unwrap_err();
+    assert!(matches!(error, KernelError::Truncated { .. }), "{error}");
+}
