@@ -1,6 +1,7 @@
 //! Command line: a file per subcommand, which parses, calls and prints.
 
 pub mod boot;
+pub mod doctor;
 pub mod functions;
 pub mod inspect;
 pub mod report;
@@ -19,6 +20,8 @@ struct Cli {
 enum Command {
     /// Boot a kernel and trace it
     Boot(Box<boot::Args>),
+    /// Show what this machine can do, and how to get the rest
+    Doctor(doctor::Args),
     /// List the functions of a kernel that can be traced
     Functions(functions::Args),
     /// Show what vmtrace sees in a kernel image
@@ -46,6 +49,7 @@ pub fn main() -> u8 {
     let cli = Cli::parse();
     let result = match cli.command {
         Command::Boot(args) => boot::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Functions(args) => functions::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Report(args) => report::run(args),

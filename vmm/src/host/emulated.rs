@@ -56,7 +56,7 @@ impl Default for HostOptions {
             memory: 2048,
             icount: false,
             files: Vec::new(),
-            vmtrace: PathBuf::from("/proc/self/exe"),
+            vmtrace: PathBuf::from(super::THIS_PROGRAM),
             verbose: false,
             progress: false,
             start_timeout: Duration::from_secs(120),

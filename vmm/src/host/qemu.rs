@@ -65,6 +65,15 @@ impl Qemu {
         }
         Ok(Self { program: name, version })
     }
+
+    /// Whether it can emulate at all; some are built for KVM alone.
+    pub(super) fn has_tcg(&self) -> bool {
+        let output =
+            Command::new(&self.program).args(["-accel", "help"]).stdin(Stdio::null()).output();
+        output.is_ok_and(|o| {
+            String::from_utf8_lossy(&o.stdout).lines().any(|line| line.trim() == "tcg")
+        })
+    }
 }
 
 /// `QEMU emulator version 10.0.2 (Debian ...)`.

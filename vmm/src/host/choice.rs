@@ -1,0 +1,47 @@
+//! KVM here, or an emulated host?
+
+use std::fmt;
+use std::path::Path;
+
+use super::probe;
+
+/// Where the user wants jobs to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HostMode {
+    /// On this machine's KVM if that is usable.
+    #[default]
+    Auto,
+    /// On this machine's KVM whatever it is like.
+    Kvm,
+    /// In an emulated host.
+    Emulated,
+}
+
+/// Where jobs run, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// In an emulated host.
+    pub emulated: bool,
+    /// Why, in one line.
+    pub reason: String,
+}
+
+/// Decides; `vmtrace` is the program that can look at KVM (see [`probe::probe`]).
+pub fn choose(mode: HostMode, vmtrace: &Path) -> Choice {
+    let (emulated, reason) = match mode {
+        HostMode::Kvm => (false, "as asked for".to_owned()),
+        HostMode::Emulated => (true, "as asked for".to_owned()),
+        HostMode::Auto => match probe::probe(vmtrace).problem() {
+            None => (false, "all checks of it passed".to_owned()),
+            Some(problem) => (true, format!("KVM is not usable here ({problem})")),
+        },
+    };
+    Choice { emulated, reason }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = if self.emulated { "in an emulated host" } else { "on this machine's KVM" };
+        write!(f, "running {place}: {}", self.reason)
+    }
+}
