@@ -217,3 +217,21 @@ fn a_host_that_dies_is_an_error_with_its_log() {
         "{error}"
     );
 }
+
+#[test]
+fn kvm_is_usable_in_the_emulated_host() {
+    let done = HOST.vmtrace(&["doctor", "--json"], &[]).unwrap();
+    let inside: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!((done.end.code, &inside["kvm"]["usable"]), (Some(0), &true.into()), "{inside:#}");
+
+    // The outer machine may be any; it has an emulated host at least.
+    let outside = std::process::Command::new(vmtrace_tests::vmtrace().unwrap())
+        .args(["doctor", "--json"])
+        .output()
+        .unwrap();
+    assert!(outside.status.success());
+    let outside: serde_json::Value = serde_json::from_slice(&outside.stdout).unwrap();
+    assert_eq!(outside["emulated_host"]["usable"], true);
+    let checks = outside["kvm"]["checks"].as_array().unwrap();
+    assert_eq!(outside["kvm"]["usable"], checks.iter().all(|check| check["ok"] == true));
+}

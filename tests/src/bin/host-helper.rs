@@ -13,6 +13,10 @@ fn main() -> ExitCode {
             println!("{out}");
             eprintln!("{err}");
         }
+        ["say-and-sleep", text] => {
+            println!("{text}");
+            std::thread::sleep(Duration::from_secs(600));
+        }
         ["env", name] => println!("{}", std::env::var(name).unwrap_or_default()),
         ["cat"] => drop(std::io::copy(&mut std::io::stdin(), &mut std::io::stdout())),
         ["read", path] => {
