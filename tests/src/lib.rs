@@ -1,5 +1,7 @@
 //! End-to-end tests: real kernels in the emulated host.
 
+pub mod trace;
+
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};

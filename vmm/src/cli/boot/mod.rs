@@ -1,20 +1,19 @@
 //! `vmtrace boot`: boots a kernel and traces it.
 
-use super::exit;
-use crate::agent_channel::{AgentMessage, AgentParser};
-use crate::export::{PlayError, Player, Text, write_summary};
+mod emulated;
+mod here;
+
+use crate::export::{PlayError, Player, Text};
+use crate::host::{HostMode, choose};
 use crate::initramfs;
 use crate::kernel::Kernel;
-use crate::machine::{BootImage, Config, DEFAULT_CMDLINE, ExitReason};
-use crate::session::{self, Handles, Outcome, Request, SessionError, Tracing};
-use crate::stream::Exit;
+use crate::machine::DEFAULT_CMDLINE;
+use crate::session::Tracing;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use std::io::{Read, Write};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use vmtrace_trampolines::x86_64::Overflow;
 
 /// Arguments of `vmtrace boot`.
@@ -74,6 +73,9 @@ pub struct Args {
     /// Boot this bzImage, which KERNEL (a vmlinux) was taken from
     #[arg(long, value_name = "FILE", hide = true)]
     pub boot_image: Option<PathBuf>,
+    /// The initial RAM disk given runs a command, whose end the agent reports
+    #[arg(long, hide = true)]
+    pub expect_run: bool,
     /// Run the emulated host with one CPU whose clock counts instructions
     #[arg(long, hide = true)]
     pub icount: bool,
@@ -115,6 +117,12 @@ fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 impl Args {
+    /// Whether the agent in the guest has a command to run.
+    #[must_use]
+    pub fn expects_run(&self) -> bool {
+        self.run.is_some() || self.expect_run
+    }
+
     /// The guest's whole command line.
     #[must_use]
     pub fn guest_cmdline(&self) -> String {
@@ -159,52 +167,11 @@ fn find(kernel: &Kernel, name: &str) -> Result<usize> {
     }
 }
 
-/// Runs the subcommand; returns the exit code.
-///
-/// # Errors
-/// When vmtrace itself fails.
-pub fn run(args: &Args) -> Result<u8> {
-    run_here(args)
-}
-
-/// A kernel as the machine loads it.
-struct Vmlinux(Arc<Kernel>);
-
-impl AsRef<[u8]> for Vmlinux {
-    fn as_ref(&self) -> &[u8] {
-        self.0.vmlinux()
-    }
-}
-
-struct BzImage(Arc<Kernel>);
-
-impl AsRef<[u8]> for BzImage {
-    fn as_ref(&self) -> &[u8] {
-        self.0.bzimage().unwrap_or_default()
-    }
-}
-
-fn boot_image(args: &Args, kernel: &Arc<Kernel>) -> Result<BootImage> {
-    if !args.kaslr {
-        return Ok(BootImage::Elf(Arc::new(Vmlinux(Arc::clone(kernel)))));
-    }
-    if let Some(path) = &args.boot_image {
-        let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-        return Ok(BootImage::BzImage(Arc::new(bytes)));
-    }
-    if kernel.bzimage().is_none() {
-        bail!(
-            "--kaslr needs a bzImage, whose decompressor chooses the addresses; {} is none",
-            args.kernel.display()
-        );
-    }
-    Ok(BootImage::BzImage(Arc::new(BzImage(Arc::clone(kernel)))))
-}
-
 /// Modules of the built-in initramfs that make virtio devices work, as far as a
 /// kernel has them.
 const MODULES: [&str; 3] = ["virtio_mmio", "virtio_rng", "vmw_vsock_virtio_transport"];
 
+/// The guest's initial RAM disk.
 fn initrd(args: &Args) -> Result<Vec<u8>> {
     if let Some(path) = &args.initrd {
         return std::fs::read(path).with_context(|| path.display().to_string());
@@ -220,14 +187,6 @@ fn initrd(args: &Args) -> Result<Vec<u8>> {
         builder = builder.modules(modules.resolve(&names)?);
     }
     Ok(builder.build()?)
-}
-
-fn console(args: &Args) -> Result<Box<dyn Write + Send>> {
-    Ok(match args.console.as_str() {
-        "stderr" => Box::new(std::io::stderr()),
-        "none" => Box::new(std::io::sink()),
-        path => Box::new(std::fs::File::create(path).with_context(|| path.to_owned())?),
-    })
 }
 
 /// A stream in, text on stdout.
@@ -248,7 +207,7 @@ impl Write for TextOut {
 }
 
 /// Where the trace stream of a run goes.
-pub(super) fn trace_output(args: &Args) -> Result<Box<dyn Write + Send>> {
+fn trace_output(args: &Args) -> Result<Box<dyn Write + Send>> {
     Ok(match &args.output {
         Some(path) => {
             Box::new(std::fs::File::create(path).with_context(|| path.display().to_string())?)
@@ -257,141 +216,35 @@ pub(super) fn trace_output(args: &Args) -> Result<Box<dyn Write + Send>> {
     })
 }
 
-fn run_here(args: &Args) -> Result<u8> {
+/// Runs the subcommand; returns the exit code.
+///
+/// # Errors
+/// When vmtrace itself fails.
+pub fn run(args: &Args) -> Result<u8> {
+    // What is wrong with the kernel or the filters is said before anything boots.
     let kernel =
         Arc::new(Kernel::open(&args.kernel).with_context(|| args.kernel.display().to_string())?);
     let tracing = args.tracing(&kernel)?;
-    let machine = Config {
-        cpus: args.cpus,
-        memory: args.memory,
-        kernel: boot_image(args, &kernel)?,
-        initrd: Some(initrd(args)?),
-        cmdline: args.guest_cmdline(),
-        annex: 0,
-        watch_msr: None,
-    };
-    let said = Arc::new(Mutex::new(Said::default()));
-    let agent = Arc::clone(&said);
-    let mut parser = AgentParser::new();
-    let request = Request {
-        kernel,
-        machine,
-        console: console(args)?,
-        agent: Box::new(move |bytes| {
-            let mut said = agent.lock().unwrap_or_else(PoisonError::into_inner);
-            parser.extend(bytes).for_each(|message| said.take(message));
-        }),
-        tracing,
-        stream: trace_output(args)?,
-        timeout: args.timeout.map(Duration::from_secs),
-        run_status: Box::new({
-            let said = Arc::clone(&said);
-            move || said.lock().unwrap_or_else(PoisonError::into_inner).status
-        }),
-    };
-    let stop = Arc::new(AtomicBool::new(false));
-    let outcome = {
-        let stopped = Arc::clone(&stop);
-        let interactive = args.console == "stderr";
-        session::run(
-            request,
-            move |handles| start_helpers(handles, &stop, interactive),
-            move || stopped.load(Ordering::Relaxed),
-        )
-    };
-    let outcome = match outcome {
-        Err(SessionError::Stream(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-            return Ok(exit::DONE);
-        }
-        outcome => outcome?,
-    };
-    let mut text = Vec::new();
-    let said = said.lock().unwrap_or_else(PoisonError::into_inner);
-    write_summary(&mut text, &outcome.summary)?;
-    std::io::stderr().write_all(&text)?;
-    for error in &said.errors {
-        eprintln!("vmtrace: agent: {error}");
+    if args.kaslr && args.boot_image.is_none() && kernel.bzimage().is_none() {
+        bail!(
+            "--kaslr needs a bzImage, whose decompressor chooses the addresses; {} is none",
+            args.kernel.display()
+        );
     }
-    exit_code(args, &outcome)
-}
-
-fn exit_code(args: &Args, outcome: &Outcome) -> Result<u8> {
-    let unfinished = args.run.is_some() && outcome.summary.run_status.is_none();
-    Ok(match &outcome.exit {
-        Some(ExitReason::Panic { .. } | ExitReason::TripleFault) => exit::GUEST_DIED,
-        Some(ExitReason::InternalError(what)) => bail!("the machine failed: {what}"),
-        None if outcome.summary.exit == Exit::Timeout && unfinished => {
-            bail!("the time was up before --run had finished: see --timeout")
-        }
-        _ if outcome.summary.run_status.is_some_and(|status| status != 0) => exit::RUN_FAILED,
-        _ if unfinished && outcome.exit.is_some() => {
-            bail!("the guest ended without saying how --run had ended")
-        }
-        _ => exit::DONE,
-    })
-}
-
-/// What the agent has said.
-#[derive(Default)]
-struct Said {
-    status: Option<i32>,
-    errors: Vec<String>,
-}
-
-impl Said {
-    /// A hostile guest may say any number of things.
-    const MAX_ERRORS: usize = 20;
-
-    fn take(&mut self, message: AgentMessage) {
-        match message {
-            AgentMessage::Exit(status) => self.status = Some(status.into()),
-            // As shells have it.
-            AgentMessage::Signal(signal) => self.status = Some(128 + i32::from(signal)),
-            AgentMessage::Error(text) if self.errors.len() < Self::MAX_ERRORS => {
-                self.errors.push(text);
-            }
-            _ => {}
-        }
+    let initrd = initrd(args)?;
+    let mode = match args.host {
+        HostArg::Auto => HostMode::Auto,
+        HostArg::Kvm => HostMode::Kvm,
+        HostArg::Emulated => HostMode::Emulated,
+    };
+    let choice = choose(mode, Path::new("/proc/self/exe"));
+    if args.host == HostArg::Auto {
+        eprintln!("vmtrace: {choice}");
     }
-}
-
-/// Threads beside the run: console input, and the signals that end it.
-fn start_helpers(handles: Handles, stop: &Arc<AtomicBool>, interactive: bool) {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    let Handles { waker, console, .. } = handles;
-    if interactive {
-        // Ends with the process: a read from a terminal cannot be interrupted.
-        std::thread::spawn(move || {
-            let mut bytes = [0; 1024];
-            while let Ok(len @ 1..) = std::io::stdin().read(&mut bytes) {
-                let mut rest = bytes.get(..len).unwrap_or_default();
-                while !rest.is_empty() {
-                    let taken = console.push(rest);
-                    rest = rest.get(taken..).unwrap_or_default();
-                    if !rest.is_empty() {
-                        std::thread::sleep(Duration::from_millis(10));
-                    }
-                }
-            }
-        });
-    }
-    let stop = Arc::clone(stop);
-    match signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]) {
-        Ok(mut signals) => {
-            std::thread::spawn(move || {
-                let mut seen = 0;
-                for _ in &mut signals {
-                    stop.store(true, Ordering::Relaxed);
-                    waker.wake();
-                    seen += 1;
-                    if seen > 2 {
-                        // The orderly end hangs: the user insists.
-                        std::process::exit(i32::from(exit::FAILED));
-                    }
-                }
-            });
-        }
-        Err(error) => log::warn!("signals are not handled: {error}"),
+    if choice.emulated {
+        emulated::run(args, &kernel, initrd)
+    } else {
+        here::run(args, kernel, tracing, initrd)
     }
 }
 

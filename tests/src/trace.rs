@@ -1,0 +1,128 @@
+//! Guests that are booted and traced in a shared emulated host.
+
+use crate::{Finished, SharedHost};
+use anyhow::{Context, Result, ensure};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use vmtrace::host::{FileSource, HostOptions, cache_dir};
+use vmtrace::kernel::Kernel;
+use vmtrace::stream::{Frame, Header, Reader, Summary};
+
+/// The guest kernels, by the names of their places in the cache.
+pub const KERNELS: [&str; 3] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7"];
+const TRACE: &str = "/out/trace";
+/// Where the workload program is in the host and in guests.
+pub const WORKLOAD: &str = "/vmtrace-guest";
+
+/// A kernel of the cache.
+pub fn kernel(name: &str) -> Result<Kernel> {
+    let path = cache_dir().context("no cache directory")?.join("kernels").join(name);
+    let path = path.join("vmlinuz");
+    Kernel::open(&path).with_context(|| format!("{}: run scripts/setup", path.display()))
+}
+
+/// A host that has all kernels and the workload program; kernels are decompressed
+/// here, where that is cheap.
+pub fn options(workload: &str) -> Result<HostOptions> {
+    let program = FileSource::Path(workload.into());
+    let mut files = vec![(WORKLOAD.to_owned(), program)];
+    for name in KERNELS {
+        let kernel = kernel(name)?;
+        let image = kernel.bzimage().context("a distribution's kernel is a bzImage")?;
+        files.push((format!("/k/{name}.bz"), FileSource::Bytes(image.to_vec())));
+        files.push((format!("/k/{name}"), FileSource::Bytes(kernel.vmlinux().to_vec())));
+    }
+    Ok(HostOptions { vmtrace: crate::vmtrace()?, files, memory: 4096, ..HostOptions::default() })
+}
+
+/// One record with its function's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// vCPU.
+    pub vcpu: u32,
+    /// Clock ticks.
+    pub timestamp: u64,
+    /// Process.
+    pub pid: u32,
+    /// All of one function share it.
+    pub function: Arc<str>,
+}
+
+/// A whole trace.
+#[derive(Debug)]
+pub struct Trace {
+    /// Its header.
+    pub header: Header,
+    /// Records in the order of the stream: that of time on each vCPU.
+    pub entries: Vec<Entry>,
+    /// Its last frame.
+    pub summary: Summary,
+}
+
+impl Trace {
+    /// Reads a stream to its end, which must be whole.
+    pub fn read(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new(bytes)?;
+        let header = reader.header().clone();
+        let mut names: BTreeMap<u64, Arc<str>> = BTreeMap::new();
+        let mut entries = Vec::new();
+        let mut summary = None;
+        while let Some(frame) = reader.next_frame()? {
+            match frame {
+                Frame::Symbols(list) => {
+                    for symbol in list {
+                        symbol.with_text(|s| names.insert(s.address, s.name.into()));
+                    }
+                }
+                Frame::Records(batch) => {
+                    for record in batch.entries().context("records of another kind")? {
+                        let address = header.address(record.function.get());
+                        let function = names.get(&address).context("a function without name")?;
+                        entries.push(Entry {
+                            vcpu: batch.vcpu,
+                            timestamp: record.timestamp(),
+                            pid: record.pid(),
+                            function: Arc::clone(function),
+                        });
+                    }
+                }
+                Frame::End(end) => summary = Some(*end),
+                _ => {}
+            }
+        }
+        let summary = summary.context("the trace has no end")?;
+        ensure!(summary.records() == entries.len() as u64, "the totals are wrong");
+        Ok(Self { header, entries, summary })
+    }
+
+    /// Names of the functions in the records of one process.
+    pub fn functions(&self, pid: u32) -> BTreeSet<&str> {
+        self.entries.iter().filter(|e| e.pid == pid).map(|e| &*e.function).collect()
+    }
+
+    /// Fails unless records of each vCPU are in the order of time.
+    pub fn check_order(&self) -> Result<()> {
+        let mut last: BTreeMap<u32, u64> = BTreeMap::new();
+        for entry in &self.entries {
+            let last = last.entry(entry.vcpu).or_default();
+            ensure!(*last <= entry.timestamp, "vCPU {}: {last} {entry:?}", entry.vcpu);
+            *last = entry.timestamp;
+        }
+        Ok(())
+    }
+}
+
+/// Boots `kernel` with `args`; the console and the summary are its standard error.
+pub fn boot(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<(Finished, Trace)> {
+    let kernel = format!("/k/{kernel}");
+    let mut all = vec!["boot", &kernel, "--host", "kvm", "-o", TRACE];
+    if !args.contains(&"--timeout") {
+        all.extend(["--timeout", "240"]);
+    }
+    all.extend(args);
+    let mut finished = host.vmtrace(&all, &[TRACE])?;
+    let trace = finished.outputs.pop().context("no output")?;
+    let trace = Trace::read(&trace)
+        .with_context(|| format!("{all:?}: {:?}\n{}", finished.end, finished.err()))?;
+    Ok((finished, trace))
+}

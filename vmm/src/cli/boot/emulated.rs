@@ -1,0 +1,113 @@
+//! A run in the emulated host: the same run as one job there, with files, console and
+//! trace passed through. Images are decompressed and records printed here, where
+//! instructions are cheap.
+
+use super::{Args, OverflowArg, trace_output};
+use crate::host::{EmulatedHost, FileSource, HostOptions, Interrupts, Job, Stdin};
+use crate::kernel::Kernel;
+use anyhow::{Context, Result};
+use std::io::Write;
+use std::sync::Arc;
+
+const VMLINUX: &str = "/job/vmlinux";
+const BZIMAGE: &str = "/job/bzImage";
+const INITRD: &str = "/job/initrd";
+const TRACE: &str = "/job/trace";
+const CONSOLE: &str = "/job/console";
+
+/// Memory of the host beside that of the guest and the files, MiB.
+const HOST_MEMORY: u64 = 1024;
+
+/// Boots an emulated host and runs the guest there; returns the exit code.
+pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
+    let interrupts = Arc::new(Interrupts::install().context("cannot handle signals")?);
+    let files = files(args, kernel, initrd);
+    // Each file is there twice while the initramfs is unpacked, and once in vmtrace.
+    let content: u64 = files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+    let memory = HOST_MEMORY + (args.memory + 3 * content) / (1 << 20);
+    let defaults = HostOptions::default();
+    let options = HostOptions {
+        cpus: if args.icount { 1 } else { defaults.cpus },
+        memory: u32::try_from(memory).context("--memory: too much for an emulated host")?,
+        icount: args.icount,
+        files: files
+            .into_iter()
+            .map(|(name, bytes)| (name.to_owned(), FileSource::Bytes(bytes)))
+            .collect(),
+        progress: true,
+        interrupts: Some(Arc::clone(&interrupts)),
+        ..defaults
+    };
+    let mut host = EmulatedHost::start(&options)?;
+    let mut trace = trace_output(args)?;
+    let mut console: Box<dyn Write + Send> = match args.console.as_str() {
+        "stderr" | "none" => Box::new(std::io::sink()),
+        path => Box::new(std::fs::File::create(path).with_context(|| path.to_owned())?),
+    };
+    let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
+    let mut job = Job::new(job_args(args), &mut stdout, &mut stderr);
+    if args.console == "stderr" {
+        job.stdin = Stdin::Reader(Box::new(std::io::stdin()));
+    }
+    job.outputs.push((TRACE.to_owned(), &mut *trace));
+    job.outputs.push((CONSOLE.to_owned(), &mut *console));
+    job.interrupts = Some(interrupts);
+    if let Ok(level) = std::env::var("RUST_LOG") {
+        job.env.insert("RUST_LOG".to_owned(), level);
+    }
+    let end = host.run(job)?;
+    Ok(end.exit_code())
+}
+
+fn files(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Vec<(&'static str, Vec<u8>)> {
+    let mut files = vec![(VMLINUX, kernel.vmlinux().to_vec()), (INITRD, initrd)];
+    if let Some(image) = kernel.bzimage().filter(|_| args.kaslr) {
+        files.push((BZIMAGE, image.to_vec()));
+    }
+    files
+}
+
+/// The command line of the vmtrace in the host.
+fn job_args(args: &Args) -> Vec<String> {
+    let console = match args.console.as_str() {
+        same @ ("stderr" | "none") => same,
+        _ => CONSOLE,
+    };
+    let overflow = match args.overflow {
+        OverflowArg::Drop => "drop",
+        OverflowArg::Overwrite => "overwrite",
+    };
+    let (cpus, memory) = (args.cpus.to_string(), args.memory.to_string());
+    let mut job: Vec<String> = [
+        "boot",
+        VMLINUX,
+        "--host",
+        "kvm",
+        "--initrd",
+        INITRD,
+        "-o",
+        TRACE,
+        "--console",
+        console,
+        "--overflow",
+        overflow,
+        "--cpus",
+        &cpus,
+        "--memory",
+        &memory,
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    job.push(format!("--cmdline={}", args.cmdline));
+    job.extend(args.filter.iter().map(|glob| format!("--filter={glob}")));
+    job.extend(args.notrace.iter().map(|glob| format!("--notrace={glob}")));
+    job.extend(args.from.iter().map(|name| format!("--from={name}")));
+    job.extend(args.timeout.iter().map(|seconds| format!("--timeout={seconds}")));
+    if args.kaslr {
+        job.extend(["--kaslr".to_owned(), format!("--boot-image={BZIMAGE}")]);
+    }
+    if args.expects_run() {
+        job.push("--expect-run".to_owned());
+    }
+    job
+}

@@ -1,0 +1,192 @@
+//! A run on the KVM of this machine.
+
+use super::{Args, trace_output};
+use crate::agent_channel::{AgentMessage, AgentParser};
+use crate::cli::exit;
+use crate::export::write_summary;
+use crate::kernel::Kernel;
+use crate::machine::{BootImage, Config, ExitReason};
+use crate::session::{self, Handles, Outcome, Request, SessionError, Tracing};
+use crate::stream::Exit;
+use anyhow::{Context, Result, bail};
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// A kernel as the machine loads it.
+struct Vmlinux(Arc<Kernel>);
+
+impl AsRef<[u8]> for Vmlinux {
+    fn as_ref(&self) -> &[u8] {
+        self.0.vmlinux()
+    }
+}
+
+struct BzImage(Arc<Kernel>);
+
+impl AsRef<[u8]> for BzImage {
+    fn as_ref(&self) -> &[u8] {
+        self.0.bzimage().unwrap_or_default()
+    }
+}
+
+fn boot_image(args: &Args, kernel: &Arc<Kernel>) -> Result<BootImage> {
+    if !args.kaslr {
+        return Ok(BootImage::Elf(Arc::new(Vmlinux(Arc::clone(kernel)))));
+    }
+    if let Some(path) = &args.boot_image {
+        let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
+        return Ok(BootImage::BzImage(Arc::new(bytes)));
+    }
+    Ok(BootImage::BzImage(Arc::new(BzImage(Arc::clone(kernel)))))
+}
+
+fn console(args: &Args) -> Result<Box<dyn Write + Send>> {
+    Ok(match args.console.as_str() {
+        "stderr" => Box::new(std::io::stderr()),
+        "none" => Box::new(std::io::sink()),
+        path => Box::new(std::fs::File::create(path).with_context(|| path.to_owned())?),
+    })
+}
+
+/// Runs the guest on the KVM of this machine; returns the exit code.
+pub(super) fn run(
+    args: &Args,
+    kernel: Arc<Kernel>,
+    tracing: Tracing,
+    initrd: Vec<u8>,
+) -> Result<u8> {
+    let machine = Config {
+        cpus: args.cpus,
+        memory: args.memory,
+        kernel: boot_image(args, &kernel)?,
+        initrd: Some(initrd),
+        cmdline: args.guest_cmdline(),
+        annex: 0,
+        watch_msr: None,
+    };
+    let said = Arc::new(Mutex::new(Said::default()));
+    let agent = Arc::clone(&said);
+    let mut parser = AgentParser::new();
+    let request = Request {
+        kernel,
+        machine,
+        console: console(args)?,
+        agent: Box::new(move |bytes| {
+            let mut said = agent.lock().unwrap_or_else(PoisonError::into_inner);
+            parser.extend(bytes).for_each(|message| said.take(message));
+        }),
+        tracing,
+        stream: trace_output(args)?,
+        timeout: args.timeout.map(Duration::from_secs),
+        run_status: Box::new({
+            let said = Arc::clone(&said);
+            move || said.lock().unwrap_or_else(PoisonError::into_inner).status
+        }),
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    let outcome = {
+        let stopped = Arc::clone(&stop);
+        let interactive = args.console == "stderr";
+        session::run(
+            request,
+            move |handles| start_helpers(handles, &stop, interactive),
+            move || stopped.load(Ordering::Relaxed),
+        )
+    };
+    let outcome = match outcome {
+        Err(SessionError::Stream(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+            return Ok(exit::DONE);
+        }
+        outcome => outcome?,
+    };
+    let mut text = Vec::new();
+    let said = said.lock().unwrap_or_else(PoisonError::into_inner);
+    write_summary(&mut text, &outcome.summary)?;
+    std::io::stderr().write_all(&text)?;
+    for error in &said.errors {
+        eprintln!("vmtrace: agent: {error}");
+    }
+    exit_code(args, &outcome)
+}
+
+fn exit_code(args: &Args, outcome: &Outcome) -> Result<u8> {
+    let unfinished = args.expects_run() && outcome.summary.run_status.is_none();
+    Ok(match &outcome.exit {
+        Some(ExitReason::Panic { .. } | ExitReason::TripleFault) => exit::GUEST_DIED,
+        Some(ExitReason::InternalError(what)) => bail!("the machine failed: {what}"),
+        None if outcome.summary.exit == Exit::Timeout && unfinished => {
+            bail!("the time was up before --run had finished: see --timeout")
+        }
+        _ if outcome.summary.run_status.is_some_and(|status| status != 0) => exit::RUN_FAILED,
+        _ if unfinished && outcome.exit.is_some() => {
+            bail!("the guest ended without saying how --run had ended")
+        }
+        _ => exit::DONE,
+    })
+}
+
+/// What the agent has said.
+#[derive(Default)]
+struct Said {
+    status: Option<i32>,
+    errors: Vec<String>,
+}
+
+impl Said {
+    /// A hostile guest may say any number of things.
+    const MAX_ERRORS: usize = 20;
+
+    fn take(&mut self, message: AgentMessage) {
+        match message {
+            AgentMessage::Exit(status) => self.status = Some(status.into()),
+            // As shells have it.
+            AgentMessage::Signal(signal) => self.status = Some(128 + i32::from(signal)),
+            AgentMessage::Error(text) if self.errors.len() < Self::MAX_ERRORS => {
+                self.errors.push(text);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Threads beside the run: console input, and the signals that end it.
+fn start_helpers(handles: Handles, stop: &Arc<AtomicBool>, interactive: bool) {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let Handles { waker, console, .. } = handles;
+    if interactive {
+        // Ends with the process: a read from a terminal cannot be interrupted.
+        std::thread::spawn(move || {
+            let mut bytes = [0; 1024];
+            while let Ok(len @ 1..) = std::io::stdin().read(&mut bytes) {
+                let mut rest = bytes.get(..len).unwrap_or_default();
+                while !rest.is_empty() {
+                    let taken = console.push(rest);
+                    rest = rest.get(taken..).unwrap_or_default();
+                    if !rest.is_empty() {
+                        std::thread::sleep(Duration::from_millis(10));
+                    }
+                }
+            }
+        });
+    }
+    let stop = Arc::clone(stop);
+    match signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]) {
+        Ok(mut signals) => {
+            std::thread::spawn(move || {
+                let mut seen = 0;
+                for _ in &mut signals {
+                    stop.store(true, Ordering::Relaxed);
+                    waker.wake();
+                    seen += 1;
+                    if seen > 2 {
+                        // The orderly end hangs: the user insists.
+                        std::process::exit(i32::from(exit::FAILED));
+                    }
+                }
+            });
+        }
+        Err(error) => log::warn!("signals are not handled: {error}"),
+    }
+}
