@@ -155,8 +155,7 @@ fn ends_are_told_apart() {
     assert_eq!((finished.end.code, trace.summary.exit), (Some(3), Exit::Panic));
     assert!(trace.entries.iter().any(|e| &*e.function == "vfs_write"));
 
-    let (finished, trace) =
-        boot(&HOST, "x86_64-6.12", &["-f", "vfs_*", "--run", "false"]).unwrap();
+    let (finished, trace) = boot(&HOST, "x86_64-6.12", &["-f", "vfs_*", "--run", "false"]).unwrap();
     assert_eq!(finished.end.code, Some(4), "{}", finished.err());
     assert_eq!((trace.summary.run_status, trace.summary.exit), (Some(1), Exit::Poweroff));
 
