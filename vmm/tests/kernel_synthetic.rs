@@ -6,6 +6,7 @@
 
 mod synthetic;
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -101,6 +102,37 @@ fn a_relocatable_riscv_kernel_has_its_words_in_rela_dyn() {
         assert_eq!(locations, expected, "{machine:?} {layout:?}");
         assert!(kernel.relocatable());
     }
+}
+
+#[test]
+fn an_unstripped_vmlinux_may_do_without_kallsyms() {
+    let mut built = build(&Options { kallsyms: false, ..x86() });
+    synthetic::add_sections(&mut built.image, &built.symbols, None);
+    let kernel = Kernel::parse(built.image).unwrap();
+    assert_eq!(kernel.symbols().len(), built.symbols.len());
+    assert_eq!(kernel.symbols().address("vfs_read"), Some(built.functions[10].entry));
+    assert_eq!(kernel.site_stats().sites, 1000);
+}
+
+#[test]
+fn a_section_has_the_types_where_no_symbol_tells() {
+    let mut built = build(&Options { all_symbols: false, ..x86() });
+    let btf = synthetic::btf();
+    let start = built.image.windows(btf.len()).position(|window| window == btf).unwrap();
+    assert_eq!(Kernel::parse(built.image.clone()).unwrap().btf_len(), 0);
+    synthetic::add_sections(&mut built.image, &[], Some(start..start + btf.len()));
+    let kernel = Kernel::parse(built.image).unwrap();
+    assert_eq!(kernel.btf().unwrap().member_offset("task_struct", "comm"), Some(8));
+}
+
+#[test]
+fn a_riscv_vmlinux_is_as_good_as_the_flat_image() {
+    let flat = build(&options(Machine::RiscvCallOps, Layout::Relative));
+    let elf = synthetic::wrap_elf(&flat.image, 0xffff_ffff_8000_0000, 243);
+    let (flat, elf) = (Kernel::parse(flat.image).unwrap(), Kernel::parse(elf).unwrap());
+    assert_eq!(elf.arch(), Arch::Riscv64);
+    assert_eq!(elf.sites(), flat.sites());
+    assert_eq!(elf.ftrace_kind(), FtraceKind::CallOps);
 }
 
 #[test]
@@ -367,8 +399,15 @@ fn survives(bytes: Vec<u8>) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-fn kind() -> impl Strategy<Value = (Machine, Layout)> {
-    prop::sample::select(&KINDS[..])
+fn kind() -> impl Strategy<Value = usize> {
+    0..KINDS.len()
+}
+
+/// A copy of one of the kernels, to be damaged.
+fn whole(kind: usize) -> Vec<u8> {
+    static IMAGES: [OnceLock<Vec<u8>>; KINDS.len()] = [const { OnceLock::new() }; KINDS.len()];
+    let (machine, layout) = KINDS[kind];
+    IMAGES[kind].get_or_init(|| build(&options(machine, layout)).image).clone()
 }
 
 /// Overwritten bytes: where, relative to the whole, and with what.
@@ -395,14 +434,14 @@ proptest! {
 
     #[test]
     fn a_truncated_image_is_no_problem(kind in kind(), at in any::<prop::sample::Index>()) {
-        let mut image = build(&options(kind.0, kind.1)).image;
+        let mut image = whole(kind);
         image.truncate(at.index(image.len()));
         survives(image)?;
     }
 
     #[test]
     fn a_damaged_image_is_no_problem(kind in kind(), damage in damage()) {
-        let mut image = build(&options(kind.0, kind.1)).image;
+        let mut image = whole(kind);
         let whole = 0..image.len();
         apply(&mut image, whole, damage);
         survives(image)?;
@@ -410,7 +449,7 @@ proptest! {
 
     #[test]
     fn damaged_headers_are_no_problem(kind in kind(), damage in damage(), boxed in any::<bool>()) {
-        let mut image = build(&options(kind.0, kind.1)).image;
+        let mut image = whole(kind);
         if boxed {
             let size = image.len();
             image = synthetic::bzimage(&zstd::bulk::compress(&image, 1).unwrap(), Some(size));
@@ -424,7 +463,7 @@ proptest! {
     #[test]
     fn damaged_tables_are_no_problem(kind in kind(), damage in damage()) {
         // The tables are in the last third, behind code and sites.
-        let mut image = build(&options(kind.0, kind.1)).image;
+        let mut image = whole(kind);
         let tables = image.len() * 2 / 3..image.len();
         apply(&mut image, tables, damage);
         survives(image)?;

@@ -408,6 +408,58 @@ fn flat_header() -> Vec<u8> {
     header
 }
 
+/// Gives an ELF file of [`wrap_elf`] sections: a symbol table, and `.BTF` for a piece of it.
+pub fn add_sections(
+    file: &mut Vec<u8>,
+    symbols: &[(u64, u8, String)],
+    btf: Option<std::ops::Range<usize>>,
+) {
+    let mut strings = vec![0];
+    let mut table = vec![0; 24];
+    for (address, kind, name) in symbols {
+        table.extend((strings.len() as u32).to_le_bytes());
+        // Global, function or object, in a section.
+        table.extend([if kind.eq_ignore_ascii_case(&b't') { 0x12 } else { 0x11 }, 0, 1, 0]);
+        table.extend([address.to_le_bytes(), [0; 8]].concat());
+        strings.extend(name.as_bytes());
+        strings.push(0);
+    }
+    let names = b"\0.symtab\0.strtab\0.BTF\0";
+    let mut place = |bytes: &[u8]| {
+        let start = file.len().next_multiple_of(8);
+        file.resize(start, 0);
+        file.extend(bytes);
+        start..file.len()
+    };
+    let (table, strings, names) = (place(&table), place(&strings), place(names));
+    // Name, type, range, link, information, size of an entry.
+    let headers = [
+        (0, 0, 0..0, 0, 0, 0),
+        (1, 2, table, 2, 1, 24),
+        (9, 3, strings, 0, 0, 0),
+        (9, 3, names, 0, 0, 0),
+        (17, 1, btf.unwrap_or(0..0), 0, 0, 0),
+    ];
+    let start = file.len().next_multiple_of(8);
+    file.resize(start, 0);
+    for (name, kind, range, link, information, entry) in headers {
+        for word in [name, kind] {
+            file.extend(u32::to_le_bytes(word));
+        }
+        for word in [0, 0, range.start as u64, range.len() as u64] {
+            file.extend(word.to_le_bytes());
+        }
+        for word in [link, information] {
+            file.extend(u32::to_le_bytes(word));
+        }
+        for word in [8_u64, entry] {
+            file.extend(word.to_le_bytes());
+        }
+    }
+    file[40..48].copy_from_slice(&(start as u64).to_le_bytes());
+    file[60..64].copy_from_slice(&[5, 0, 3, 0]);
+}
+
 /// A bzImage around a compressed payload, with the uncompressed size that the build appends to
 /// all but gzip.
 pub fn bzimage(payload: &[u8], appended: Option<usize>) -> Vec<u8> {
