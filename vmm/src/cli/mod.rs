@@ -30,6 +30,23 @@ enum Command {
     Report(report::Args),
 }
 
+/// What happens inside, for those who look: `VMTRACE_LOG` is error, warn, info, debug
+/// or trace. What users must know is in errors and in the summary.
+struct Stderr;
+
+impl log::Log for Stderr {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let level = record.level().as_str().to_ascii_lowercase();
+        eprintln!("vmtrace: {level}: {}: {}", record.target(), record.args());
+    }
+
+    fn flush(&self) {}
+}
+
 /// What the process exits with.
 pub mod exit {
     /// Done.
@@ -47,6 +64,10 @@ pub mod exit {
 #[must_use]
 pub fn main() -> u8 {
     let cli = Cli::parse();
+    if log::set_logger(&Stderr).is_ok() {
+        let level = std::env::var("VMTRACE_LOG").ok().and_then(|level| level.parse().ok());
+        log::set_max_level(level.unwrap_or(log::LevelFilter::Error));
+    }
     let result = match cli.command {
         Command::Boot(args) => boot::run(&args),
         Command::Doctor(args) => doctor::run(&args),

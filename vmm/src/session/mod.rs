@@ -7,6 +7,7 @@
 mod attach;
 mod guest;
 mod names;
+mod priority;
 mod relay;
 
 use crate::kernel::{Kernel, KernelError};

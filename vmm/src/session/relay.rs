@@ -52,9 +52,10 @@ pub(super) struct Relay {
 impl Relay {
     pub(super) fn start(setup: Setup) -> io::Result<Self> {
         let (commands, receiver) = channel();
-        let thread = std::thread::Builder::new()
-            .name("relay".into())
-            .spawn(move || Worker::new(setup)?.run(&receiver))?;
+        let thread = std::thread::Builder::new().name("relay".into()).spawn(move || {
+            super::priority::raise();
+            Worker::new(setup)?.run(&receiver)
+        })?;
         Ok(Self { commands, thread: Some(thread) })
     }
 

@@ -3,7 +3,7 @@
 use super::annex::{Layout, Memory};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
+use vm_memory::{VolatileMemory, VolatileSlice};
 use vmtrace_trampolines::layout::{LAP, RECORD_SIZE, Record, Ring, header, record};
 
 /// What a ring has come to.
@@ -26,6 +26,32 @@ pub struct Corrupt {
     /// What was found for a head.
     pub head: u64,
 }
+
+/// A slot as it is copied out of guest memory.
+type Slot = [u64; RECORD_SIZE / 8];
+
+/// The fields of a slot; the layout is asserted below.
+#[allow(clippy::cast_possible_truncation, reason = "each half of a word is a field")]
+fn decode(slot: Slot) -> Record {
+    let [timestamp, function_caller, task, pid_lap] = slot.map(u64::from_le);
+    Record {
+        timestamp,
+        function: function_caller as u32,
+        caller: (function_caller >> 32) as u32,
+        task,
+        pid: pid_lap as u32,
+        lap: (pid_lap >> 32) as u32,
+    }
+}
+
+const _: () = assert!(
+    record::TIMESTAMP == 0
+        && record::FUNCTION == 8
+        && record::CALLER == 12
+        && record::TASK == 16
+        && record::PID == 24
+        && record::LAP == 28
+);
 
 /// Takes records out of the ring of one vCPU.
 pub struct RingReader {
@@ -147,7 +173,7 @@ impl RingReader {
         lost
     }
 
-    /// Copies the committed front of `run` slots from position `start`.
+    /// Copies the committed front of `run` slots of one chunk, from position `start`.
     fn take(
         &mut self,
         memory: &VolatileSlice<'_>,
@@ -155,43 +181,36 @@ impl RingReader {
         run: u64,
         out: &mut Vec<Record>,
     ) -> u64 {
-        let slot = |index: u64| start + index * RECORD_SIZE as u64;
+        let Some((at, run)) = self.slots_at(start, run) else { return 0 };
+        let word = |index: usize| {
+            memory.get_atomic_ref::<AtomicU32>(at + index * RECORD_SIZE + record::FUNCTION).ok()
+        };
         // Commit words first: a record is whole once its word was seen set.
         let committed = (0..run)
-            .take_while(|&index| {
-                self.commit(memory, slot(index))
-                    .is_some_and(|word| word.load(Ordering::Acquire) != 0)
-            })
-            .count() as u64;
+            .take_while(|&index| word(index).is_some_and(|w| w.load(Ordering::Acquire) != 0))
+            .count();
+        let Ok(slots) = memory.get_array_ref::<Slot>(at, committed) else { return 0 };
+        out.extend((0..committed).map(|index| decode(slots.load(index))));
         for index in 0..committed {
-            out.push(self.record(memory, slot(index)));
-        }
-        for index in 0..committed {
-            if let Some(word) = self.commit(memory, slot(index)) {
+            if let Some(word) = word(index) {
                 word.store(0, Ordering::Relaxed);
             }
         }
-        self.totals.records += committed;
-        committed
+        self.totals.records += committed as u64;
+        committed as u64
     }
 
+    /// Where the slots from `position` on are in the annex; all of them are in it.
+    fn slots_at(&self, position: u64, count: u64) -> Option<(usize, usize)> {
+        let at = self.start.checked_add(usize::try_from(self.ring.offset(position)).ok()?)?;
+        Some((at, usize::try_from(count).ok()?))
+    }
+
+    /// The record in a slot. Zeroes, which are no record, where there is none.
     fn record(&self, memory: &VolatileSlice<'_>, position: u64) -> Record {
-        let at = usize::try_from(self.ring.offset(position)).unwrap_or(usize::MAX);
-        let mut bytes = [0_u8; RECORD_SIZE];
-        // In bounds: a slot of the ring. Zeroes would be an uncommitted record.
-        let _ = memory.read_slice(&mut bytes, self.start.saturating_add(at));
-        let u64_at =
-            |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
-        let u32_at =
-            |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or_default());
-        Record {
-            timestamp: u64_at(record::TIMESTAMP),
-            function: u32_at(record::FUNCTION),
-            caller: u32_at(record::CALLER),
-            task: u64_at(record::TASK),
-            pid: u32_at(record::PID),
-            lap: u32_at(record::LAP),
-        }
+        self.slots_at(position, 1)
+            .and_then(|(at, count)| memory.get_array_ref::<Slot>(at, count).ok())
+            .map_or_else(Record::default, |slots| decode(slots.load(0)))
     }
 
     /// Takes all that is left once the guest is gone or no site calls any more.

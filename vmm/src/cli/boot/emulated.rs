@@ -52,8 +52,8 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
     job.outputs.push((TRACE.to_owned(), &mut *trace));
     job.outputs.push((CONSOLE.to_owned(), &mut *console));
     job.interrupts = Some(interrupts);
-    if let Ok(level) = std::env::var("RUST_LOG") {
-        job.env.insert("RUST_LOG".to_owned(), level);
+    if let Ok(level) = std::env::var("VMTRACE_LOG") {
+        job.env.insert("VMTRACE_LOG".to_owned(), level);
     }
     let end = host.run(job)?;
     Ok(end.exit_code())

@@ -1,0 +1,101 @@
+//! What tracing costs, in instructions, beside the guest's own tracers: everything
+//! from one boot of an emulated host whose clock counts instructions (icount).
+//!
+//! `scripts/bench` runs it. The figures repeat from run to run.
+
+use anyhow::{Context, Result, ensure};
+use vmtrace::host::HostOptions;
+use vmtrace_tests::SharedHost;
+use vmtrace_tests::trace::{Trace, WORKLOAD, boot, options};
+
+const KERNEL: &str = "x86_64-6.12";
+/// Under `-icount shift=1` an instruction takes 2 ns of emulated time.
+const NANOSECONDS: f64 = 2.0;
+
+static HOST: SharedHost = SharedHost::new(host);
+
+fn host() -> Result<HostOptions> {
+    let me = std::env::current_exe()?;
+    let workload = me.with_file_name("vmtrace-guest");
+    let options = options(workload.to_str().context("a path that is no UTF-8")?)?;
+    Ok(HostOptions { icount: true, cpus: 1, progress: true, ..options })
+}
+
+fn main() -> Result<()> {
+    events()?;
+    boots()
+}
+
+fn run(workload: &str, args: &[&str]) -> Result<(String, Trace)> {
+    let command = format!("{WORKLOAD} {workload}");
+    let mut all = vec!["--add", WORKLOAD, "--run", &command, "--timeout", "1200"];
+    all.extend(args);
+    let (finished, trace) = boot(&HOST, KERNEL, &all)?;
+    ensure!(finished.end.code == Some(0), "{:?}\n{}", finished.end, finished.err());
+    Ok((finished.err(), trace))
+}
+
+fn value(text: &str, key: &str) -> Result<f64> {
+    let rest = text.lines().find_map(|line| line.trim().strip_prefix(key));
+    Ok(rest.with_context(|| format!("no {key:?} in {text}"))?.trim().parse()?)
+}
+
+fn events() -> Result<()> {
+    let args = ["-f", "__x64_sys_getppid", "--from", "__x64_sys_getpgid"];
+    let (text, trace) = run("bench", &args)?;
+    ensure!(trace.summary.lost() == 0, "records were lost: {:?}", trace.summary);
+    let (untraced, again) =
+        (value(&text, "bench untraced ")?, value(&text, "bench untraced-again ")?);
+    println!("instructions an event: getppid on {}, one boot", trace.header.release);
+    println!("  no tracing                    {untraced:8.1}  (the whole system call)");
+    println!("  no tracing, after the others  {again:8.1}");
+    for (name, key) in [
+        ("guest ftrace function", "bench function "),
+        ("guest kprobe", "bench kprobe "),
+        ("vmtrace entry record", "bench vmtrace "),
+    ] {
+        println!("  {name:<28}  {:8.1}", value(&text, key)?);
+    }
+    Ok(())
+}
+
+/// Instructions from power-on to the first program, by the guest's clock.
+fn boot_cost(args: &[&str]) -> Result<(f64, Trace)> {
+    let (text, trace) = run("uptime", args)?;
+    Ok((value(&text, "uptime ")? / NANOSECONDS / 1e9, trace))
+}
+
+fn boots() -> Result<()> {
+    // A function that no boot calls: the tracer is attached, nothing is hit.
+    let none = ["-f", "__x64_sys_getpgid"];
+    let (untraced, _) = boot_cost(&none)?;
+    println!("\nboot to init, 10^9 instructions (everything on one CPU, the relay too)");
+    println!("  untraced                        {untraced:6.2}");
+    let print = |name: &str, cost: f64, trace: &Trace| {
+        println!(
+            "  {name:<30}  {cost:6.2}  {:5.2} times, {} records, {} lost or overwritten",
+            cost / untraced,
+            trace.summary.records(),
+            trace.summary.lost()
+        );
+    };
+    let (cost, trace) = boot_cost(&["--overflow", "overwrite"])?;
+    print("vmtrace, all, flight recorder", cost, &trace);
+    let (cost, trace) = boot_cost(&[])?;
+    print("vmtrace, all, relayed", cost, &trace);
+    let (sites, patch) = (trace.summary.sites.patched, trace.summary.patch_ns);
+    let pause = trace.summary.pauses.max_ns;
+    let (cost, trace) = boot_cost(&[&none[..], &["--cmdline", "ftrace=function"]].concat())?;
+    print("guest ftrace=function", cost, &trace);
+    println!(
+        "\npatching {sites} sites: {:.1} million instructions, {:.0} a site; longest pause {:.1} million",
+        patch_millions(patch),
+        patch_millions(patch) * 1e6 / f64::from(u32::try_from(sites).unwrap_or(u32::MAX)),
+        patch_millions(pause),
+    );
+    Ok(())
+}
+
+fn patch_millions(nanoseconds: u64) -> f64 {
+    f64::from(u32::try_from(nanoseconds / 1000).unwrap_or(u32::MAX)) / 1000.0 / NANOSECONDS
+}
