@@ -1,0 +1,110 @@
+//! `vmtrace report` as a user runs it.
+
+use std::io::{Read, Write};
+use std::process::{Command, Output, Stdio};
+
+use tempfile::NamedTempFile;
+use vmtrace::stream::{EntryRecord, Exit, Header, Summary, Symbol, Task, Writer};
+
+const RECORDS: usize = 50_000;
+
+fn stream() -> Vec<u8> {
+    let header = Header {
+        arch: "x86_64".into(),
+        clock: "x86-tsc".into(),
+        clock_hz: 1_000_000_000,
+        release: "6.12.0".into(),
+        vcpus: 1,
+        address_base: Header::TOP_4_GIB,
+        vmtrace_version: "0.1.0".into(),
+        ..Header::default()
+    };
+    let mut writer = Writer::new(Vec::new(), &header).expect("header");
+    writer.symbols([Symbol::new(0xffff_ffff_8100_0000, 16, "vfs_read")]).expect("room");
+    writer.task(Task::new(1, 1, b"init")).expect("memory");
+    let record = |at| EntryRecord::new(at, 0x8100_0000, 0, 1);
+    let records: Vec<_> = (0u64..).map(record).take(RECORDS).collect();
+    writer.records(0, &records).expect("vCPU");
+    writer.end(&Summary { exit: Exit::Poweroff, ..Summary::default() }).expect("memory");
+    writer.into_inner().expect("memory")
+}
+
+fn file(bytes: &[u8]) -> NamedTempFile {
+    let mut file = NamedTempFile::new().expect("a temporary file");
+    file.write_all(bytes).expect("room");
+    file
+}
+
+fn vmtrace(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vmtrace"));
+    command.args(arguments);
+    command
+}
+
+fn report(bytes: &[u8], options: &[&str]) -> Output {
+    let file = file(bytes);
+    let path = file.path().to_str().expect("UTF-8");
+    vmtrace(&["report", path]).args(options).output().expect("vmtrace runs")
+}
+
+fn lines(output: &Output) -> usize {
+    output.stdout.iter().filter(|byte| **byte == b'\n').count()
+}
+
+#[test]
+fn prints_a_whole_file() {
+    let stream = stream();
+    let text = report(&stream, &[]);
+    assert_eq!(text.status.code(), Some(0));
+    assert_eq!(lines(&text), RECORDS + 6);
+    assert_eq!(lines(&report(&stream, &["--format", "json"])), RECORDS + 2);
+    let stats = report(&stream, &["--stats", "-f", "vfs_*"]);
+    assert!(String::from_utf8_lossy(&stats.stdout).contains("50000  100.0%  vfs_read"));
+    let summary = report(&stream, &["--summary"]);
+    let text = String::from_utf8_lossy(&summary.stdout);
+    assert!(text.contains("vmtrace: records 50000 (vcpu0 50000), lost 0 (vcpu0 0)\n"), "{text}");
+}
+
+#[test]
+fn says_what_is_wrong_with_a_file() {
+    let stream = stream();
+    let torn = report(&stream[..stream.len() - 1], &[]);
+    assert_eq!(torn.status.code(), Some(1));
+    assert_eq!(lines(&torn), RECORDS + 6);
+    let errors = String::from_utf8_lossy(&torn.stderr);
+    assert!(errors.contains("torn stream: it stops at byte"), "{errors}");
+
+    let missing = vmtrace(&["report", "no such file"]).output().expect("vmtrace runs");
+    assert_eq!(missing.status.code(), Some(1));
+    let errors = String::from_utf8_lossy(&missing.stderr);
+    assert!(errors.contains("no such file") && errors.contains("No such file"), "{errors}");
+
+    let usage = vmtrace(&["report", "file", "--format", "gif"]).output().expect("vmtrace runs");
+    assert_eq!(usage.status.code(), Some(2));
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    let file = file(&stream());
+    let path = file.path().to_str().expect("UTF-8");
+    let mut command = vmtrace(&["report", path]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("vmtrace runs");
+    let mut stdout = child.stdout.take().expect("a pipe");
+    stdout.read_exact(&mut [0; 100]).expect("some text");
+    drop(stdout);
+    let output = child.wait_with_output().expect("vmtrace ends");
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+#[test]
+fn reads_standard_input() {
+    let mut command = vmtrace(&["report", "-", "--summary"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("vmtrace runs");
+    child.stdin.take().expect("a pipe").write_all(&stream()).expect("vmtrace reads");
+    let output = child.wait_with_output().expect("vmtrace ends");
+    assert_eq!(output.status.code(), Some(0));
+    assert!(output.stdout.starts_with(b"vmtrace: sites matched 0"));
+}
