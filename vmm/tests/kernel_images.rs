@@ -247,3 +247,113 @@ fn a_truncated_bzimage_is_told_so() {
     let error = Kernel::parse(bytes).unwrap_err();
     assert!(matches!(error, KernelError::Truncated { .. }), "{error}");
 }
+
+/// The program on an image, as a user runs it.
+fn vmtrace(arguments: &[&str], image: &Path) -> assert_cmd::Command {
+    let mut command = assert_cmd::Command::new(assert_cmd::cargo::cargo_bin!("vmtrace"));
+    command.arg(arguments[0]).arg(image).args(&arguments[1..]);
+    command
+}
+
+fn image(name: &str) -> PathBuf {
+    kernels().join(name).join("vmlinuz")
+}
+
+#[test]
+fn functions_prints_a_sorted_line_for_each_site() {
+    let cached = Cached::open("x86_64-6.12");
+    let output = vmtrace(&["functions"], &image("x86_64-6.12")).assert().success();
+    let text = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+    let lines: Vec<(&str, u64)> = text
+        .lines()
+        .map(|line| {
+            let (name, address) = line.split_once("\t0x").unwrap();
+            assert_eq!(address.len(), 16, "{line}");
+            (name, u64::from_str_radix(address, 16).unwrap())
+        })
+        .collect();
+    assert!(lines.is_sorted());
+    let mut expected: Vec<(&str, u64)> = cached
+        .kernel
+        .sites()
+        .iter()
+        .filter_map(|site| Some((cached.kernel.site_name(site)?, site.location)))
+        .collect();
+    expected.sort_unstable();
+    assert_eq!(lines, expected);
+
+    let some = &["functions", "-f", "vfs_*", "-f", "ksys_*", "-n", "*_read"];
+    let output = vmtrace(some, &image("x86_64-6.12")).assert().success();
+    let text = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+    let names: Vec<&str> = text.lines().map(|line| line.split('\t').next().unwrap()).collect();
+    assert!(names.contains(&"vfs_write") && names.contains(&"ksys_write"), "{names:?}");
+    assert!(names.iter().all(|n| !n.ends_with("_read")), "{names:?}");
+
+    let count = ["functions", "--count", "--filter", "vfs_read", "--filter", "not_there"];
+    vmtrace(&count, &image("x86_64-6.12"))
+        .assert()
+        .success()
+        .stdout("1\n")
+        .stderr("vmtrace: warning: no traceable function matches 'not_there'\n");
+}
+
+#[test]
+fn a_reader_that_stops_early_is_no_failure() {
+    let vmtrace = assert_cmd::cargo::cargo_bin!("vmtrace");
+    let script = r#""$0" functions "$1" | head -n 1 >/dev/null; exit "${PIPESTATUS[0]}""#;
+    assert_cmd::Command::new("bash")
+        .args(["-c", script])
+        .arg(vmtrace)
+        .arg(image("x86_64-6.1"))
+        .assert()
+        .success()
+        .stderr("");
+}
+
+#[test]
+fn inspect_tells_people_and_programs() {
+    let cached = Cached::open("x86_64-6.12");
+    let output = vmtrace(&["inspect", "--json"], &image("x86_64-6.12")).assert().success();
+    let report: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    let stats = cached.kernel.site_stats();
+    let expected = serde_json::json!({
+        "release": cached.kernel.release(),
+        "arch": "x86_64",
+        "symbols": cached.kernel.symbols().len(),
+        "mcount": {
+            "entries": stats.entries,
+            "zero": stats.zero,
+            "sites": stats.sites,
+            "text": stats.text,
+            "init_text": stats.init_text,
+            "unnamed": stats.unnamed,
+        },
+        "ftrace": "fentry",
+        "btf_bytes": cached.kernel.btf_len(),
+        "relocatable": true,
+    });
+    assert_eq!(report, expected);
+
+    let output = vmtrace(&["inspect"], &image("x86_64-6.12")).assert().success();
+    let text = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+    for part in [cached.kernel.release(), "bzImage", "traceable", &stats.zero.to_string()] {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+}
+
+#[test]
+fn what_is_no_kernel_gets_one_line_and_exit_code_1() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    for (file, reason) in [
+        (here.as_path(), "not a Linux kernel image: unknown data (5b 70 61"),
+        (Path::new("/nothing/there"), "cannot be read: No such file or directory"),
+        (Path::new("/proc/self"), "cannot be read: "),
+    ] {
+        for command in ["inspect", "functions"] {
+            let failed = vmtrace(&[command], file).assert().code(1).stdout("");
+            let text = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
+            let begin = format!("vmtrace: error: {}: {reason}", file.display());
+            assert!(text.starts_with(&begin) && text.lines().count() == 1, "{text}");
+        }
+    }
+}

@@ -380,7 +380,9 @@ fn a_system_map_replaces_the_symbols_if_it_belongs_to_the_kernel() {
     assert!(open("what is this\n".to_owned()).unwrap_err().contains("line 1"));
     assert!(open(String::new()).unwrap_err().contains("no symbols"));
     let missing = Kernel::open(&folder.path().join("nothing")).unwrap_err().to_string();
-    assert!(missing.contains("cannot read") && missing.contains("nothing"), "{missing}");
+    assert!(missing.starts_with("cannot be read: No such file"), "{missing}");
+    let missing = Kernel::open_with(&image, Some(&folder.path().join("map"))).unwrap_err();
+    assert!(missing.to_string().contains("System.map"), "{missing}");
 }
 
 /// Whatever is done to an image: an answer, soon. The limit is far above what any of them takes,

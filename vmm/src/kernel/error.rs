@@ -6,14 +6,9 @@ use std::path::PathBuf;
 /// Why an image cannot be used, or a part of it is missing.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// The file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    /// The file cannot be read. Like the others it leaves it to the caller to name the image.
+    #[error("cannot be read: {0}")]
+    Read(io::Error),
     /// More bytes than any kernel has.
     #[error("{what} is larger than {limit} MiB, which no kernel image is")]
     TooLarge {

@@ -242,11 +242,10 @@ fn check_system_map(image: &Image, symbols: &Symbols, path: &Path) -> Result<(),
 fn read_file(path: &Path) -> Result<Vec<u8>, KernelError> {
     /// An unstripped vmlinux with debug information of the largest configurations.
     const LIMIT: u64 = 2 << 30;
-    let error = |source| KernelError::Read { path: path.to_owned(), source };
-    let file = std::fs::File::open(path).map_err(error)?;
-    let size = file.metadata().map_err(error)?.len();
+    let file = std::fs::File::open(path).map_err(KernelError::Read)?;
+    let size = file.metadata().map_err(KernelError::Read)?.len();
     let mut bytes = Vec::with_capacity(index(size.min(LIMIT)) + 1);
-    file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(error)?;
+    file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(KernelError::Read)?;
     if wide(bytes.len()) > LIMIT {
         return Err(KernelError::TooLarge { what: "the file", limit: LIMIT >> 20 });
     }

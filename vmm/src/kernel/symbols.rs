@@ -119,8 +119,8 @@ impl Symbols {
     pub(super) fn from_system_map(path: &Path) -> Result<Self, KernelError> {
         /// Ten times what the largest distribution kernels have.
         const LIMIT: u64 = 128 << 20;
-        let read = |source| KernelError::Read { path: path.to_owned(), source };
         let bad = |reason: String| KernelError::SystemMap { path: path.to_owned(), reason };
+        let read = |error: std::io::Error| bad(error.to_string());
         if std::fs::metadata(path).map_err(read)?.len() > LIMIT {
             return Err(KernelError::TooLarge { what: "the System.map", limit: LIMIT >> 20 });
         }
