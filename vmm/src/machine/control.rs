@@ -15,7 +15,7 @@ use super::vcpu::lock;
 use super::{Event, ExitReason, MachineError};
 
 /// How long vCPUs are given to stop. Far above what any needs, even emulated.
-const STOP_LIMIT: Duration = Duration::from_secs(10);
+pub(super) const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// When vCPUs that have not stopped are kicked again.
 const KICK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -69,6 +69,8 @@ pub(super) struct Control {
     resumed: Condvar,
     /// Some vCPU should look at the state: a copy of it that costs nothing to read.
     attention: AtomicBool,
+    /// How long vCPUs are given to stop.
+    limit: Duration,
 }
 
 impl State {
@@ -96,7 +98,12 @@ impl State {
 }
 
 impl Control {
-    pub(super) fn new(vcpus: usize, watching: bool, events: Sender<Event>) -> Control {
+    pub(super) fn new(
+        vcpus: usize,
+        watching: bool,
+        events: Sender<Event>,
+        limit: Duration,
+    ) -> Control {
         let vcpus = (0..vcpus).map(|_| VcpuState { phase: Phase::New, held: false }).collect();
         let state = State {
             vcpus,
@@ -112,6 +119,7 @@ impl Control {
             stopped: Condvar::new(),
             resumed: Condvar::new(),
             attention: AtomicBool::new(false),
+            limit,
         }
     }
 
@@ -210,7 +218,7 @@ impl Control {
         let error = match died {
             Some(id) => MachineError::VcpuDied(id),
             None if running.is_empty() => return Ok(()),
-            None => MachineError::PauseTimeout { vcpus: running, seconds: STOP_LIMIT.as_secs() },
+            None => MachineError::PauseTimeout { vcpus: running, seconds: self.limit.as_secs() },
         };
         self.unpause(&mut state);
         Err(error)
@@ -249,7 +257,7 @@ impl Control {
         state.stopping = true;
         self.update_attention(&state);
         self.resumed.notify_all();
-        let limit = Instant::now() + STOP_LIMIT;
+        let limit = Instant::now() + self.limit;
         let left = |state: &State| {
             let alive = |v: &VcpuState| matches!(v.phase, Phase::Running(_) | Phase::Parked(_));
             let ids = (0..state.vcpus.len()).filter(|id| alive(&state.vcpus[*id]));
@@ -267,7 +275,7 @@ impl Control {
         &'a self,
         mut state: MutexGuard<'a, State>,
     ) -> (MutexGuard<'a, State>, Vec<usize>) {
-        let limit = Instant::now() + STOP_LIMIT;
+        let limit = Instant::now() + self.limit;
         state.kick_running();
         let mut kick = Instant::now() + KICK_AGAIN;
         loop {
@@ -324,3 +332,7 @@ fn wait_for<'a, T>(
 ) -> MutexGuard<'a, T> {
     condition.wait_timeout(guard, time).unwrap_or_else(std::sync::PoisonError::into_inner).0
 }
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;

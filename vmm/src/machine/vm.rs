@@ -8,7 +8,7 @@ use kvm_ioctls::VmFd;
 use vm_memory::GuestMemoryMmap;
 
 use super::arch::{self, Platform};
-use super::control::Control;
+use super::control::{Control, STOP_LIMIT};
 use super::vcpu::{self, Vcpu};
 use super::{Annex, Config, ConsoleSinks, Event, MachineError, Paused, memory, signal};
 use crate::devices::SerialPort;
@@ -58,7 +58,7 @@ impl Machine {
         }
         let clock_hz = arch::clock_hz(&vcpu::lock(&vcpus[0]).fd)?;
         let (sender, events) = channel();
-        let control = Arc::new(Control::new(vcpus.len(), watch_msr.is_some(), sender));
+        let control = Arc::new(Control::new(vcpus.len(), watch_msr.is_some(), sender, STOP_LIMIT));
         Ok(Machine {
             threads: Vec::new(),
             started: false,

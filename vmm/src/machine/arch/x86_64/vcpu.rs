@@ -1,6 +1,10 @@
 //! vCPUs: their registers and their exits.
+#![allow(unsafe_code)]
 
-use kvm_bindings::{Msrs, kvm_msr_entry, kvm_regs, kvm_sregs};
+use kvm_bindings::{
+    KVM_INTERNAL_ERROR_DELIVERY_EV, KVM_INTERNAL_ERROR_EMULATION, Msrs, kvm_msr_entry, kvm_regs,
+    kvm_sregs,
+};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use super::{Platform, layout};
@@ -140,6 +144,7 @@ enum Todo {
     Step(Step),
     Write { index: u32, value: u64 },
     Died(String),
+    InternalError,
 }
 
 /// Enters the guest and does what it wants of its devices.
@@ -171,6 +176,7 @@ pub(in crate::machine) fn run(fd: &mut VcpuFd, platform: &Platform) -> Step {
         Ok(VcpuExit::X86Wrmsr(exit)) => Todo::Write { index: exit.index, value: exit.data },
         Ok(VcpuExit::Intr | VcpuExit::IrqWindowOpen) => Todo::Step(Step::Continue),
         Ok(VcpuExit::Shutdown) => Todo::Step(Step::Exit(ExitReason::TripleFault)),
+        Ok(VcpuExit::InternalError) => Todo::InternalError,
         Ok(other) => Todo::Died(format!("KVM exit {other:?}")),
         Err(e) if e.errno() == libc::EINTR => Todo::Step(Step::Interrupted),
         // A vCPU that has just been started by another one.
@@ -180,11 +186,32 @@ pub(in crate::machine) fn run(fd: &mut VcpuFd, platform: &Platform) -> Step {
     match todo {
         Todo::Step(step) => step,
         Todo::Write { index, value } => write_register(fd, index, value),
-        Todo::Died(what) => {
-            let registers = registers(fd).map_or_else(|e| e.to_string(), |r| format!("{r:x?}"));
-            Step::Exit(ExitReason::InternalError(format!("{what}; {registers}")))
+        Todo::Died(what) => died(fd, &what),
+        Todo::InternalError => {
+            let what = internal_error(fd);
+            died(fd, &what)
         }
     }
+}
+
+fn died(fd: &VcpuFd, what: &str) -> Step {
+    let registers = registers(fd).map_or_else(|e| e.to_string(), |r| format!("{r:x?}"));
+    Step::Exit(ExitReason::InternalError(format!("{what}; {registers}")))
+}
+
+/// What KVM says about an exit for an internal error.
+fn internal_error(fd: &mut VcpuFd) -> String {
+    // SAFETY: the exit was for KVM_EXIT_INTERNAL_ERROR, with which KVM fills this member; any bits
+    // are valid for it.
+    let internal = unsafe { fd.get_kvm_run().__bindgen_anon_1.internal };
+    let kind = match internal.suberror {
+        KVM_INTERNAL_ERROR_EMULATION => "it cannot emulate an instruction",
+        KVM_INTERNAL_ERROR_DELIVERY_EV => "it cannot deliver an event",
+        _ => "no further kind",
+    };
+    let count = usize::try_from(internal.ndata).map_or(0, |n| n.min(internal.data.len()));
+    let data = &internal.data[..count];
+    format!("KVM internal error {} ({kind}), data {data:x?}", internal.suberror)
 }
 
 /// Does the register write that KVM has left to us.
