@@ -196,3 +196,18 @@ impl SerialInput {
         self.0.push(bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_and_their_handles_can_change_threads() {
+        fn send<T: Send>() {}
+        fn share<T: Send + Sync + Clone>() {}
+        send::<Machine>();
+        share::<Waker>();
+        share::<SerialInput>();
+        share::<Annex>();
+    }
+}
