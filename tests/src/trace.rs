@@ -100,7 +100,9 @@ impl Trace {
         self.entries.iter().filter(|e| e.pid == pid).map(|e| &*e.function).collect()
     }
 
-    /// Fails unless records of each vCPU are in the order of time.
+    /// Fails unless records of each vCPU are in the order of time. They need not be where an
+    /// interrupt can come between a record's reservation and its look at the clock, and hits
+    /// sites itself.
     pub fn check_order(&self) -> Result<()> {
         let mut last: BTreeMap<u32, u64> = BTreeMap::new();
         for entry in &self.entries {

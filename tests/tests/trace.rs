@@ -72,7 +72,6 @@ fn every_function_can_be_traced_from_boot_to_power_off() {
         let init = kernel.sites().iter().filter(|s| s.section == SiteSection::InitText);
         let init = init.filter_map(|s| kernel.site_name(s)).filter(|name| seen.contains(name));
         assert!(init.count() > 300, "{name}: hardly any function of .init.text");
-        trace.check_order().unwrap();
     }
 }
 
@@ -97,7 +96,7 @@ fn the_same_functions_as_the_guests_own_ftrace() {
         let (finished, trace) = run(name, "files", &["-f", "vfs_*"]);
         let ours = trace.functions(value(&finished, "pid "));
         // A filter that leaves the vfs_* sites to the guest.
-        let (finished, _) = run(name, "ftrace vfs_* files", &["-f", "__x64_sys_getppid"]);
+        let (finished, _) = run(name, "ftrace 'vfs_*' files", &["-f", "__x64_sys_getppid"]);
         let err = finished.err();
         let theirs: BTreeSet<&str> =
             err.lines().filter_map(|line| line.trim().strip_prefix("ftrace-function ")).collect();

@@ -343,6 +343,8 @@ fn traps_replace_two_bytes_and_leave() {
     let mut bytes = [0; 2];
     fake.read(wire.address() - MAP, &mut bytes).unwrap();
     assert_eq!(bytes, [0xe6, 0xe7]);
+    // This kernel has IBT: the endbr64 before it must stay, or the kernel warns.
+    assert_eq!(wire.address(), fake.kernel.symbols().address("early_trace_init").unwrap() + 4);
     let again = Tripwire::on_function(&fake, &image, &fake.kernel, "early_trace_init", 0xe7);
     assert!(again.is_err(), "what a tripwire replaces is verified");
     wire.disarm(&fake).unwrap();

@@ -114,7 +114,8 @@ fn ftrace_all() -> Result<()> {
 }
 
 fn refused(function: &str) -> Result<()> {
-    match fs::write(format!("{TRACING}/set_ftrace_filter"), function) {
+    // A word that no space ends is only looked at when the file is closed, unheard.
+    match fs::write(format!("{TRACING}/set_ftrace_filter"), format!("{function}\n")) {
         Ok(()) => println!("ftrace-filter accepted"),
         Err(error) => println!("ftrace-filter refused {}", error.raw_os_error().unwrap_or(0)),
     }

@@ -69,9 +69,8 @@ impl Callers {
         }
         let address = Header::TOP_4_GIB | u64::from(caller);
         let link = address.wrapping_sub(self.slide);
-        // The instruction before: a call at the very end of a function returns
-        // behind it.
-        let (name, start) = kernel.symbols().lookup(link.wrapping_sub(1))?;
+        // Of the return address itself, as ftrace has it.
+        let (name, start) = kernel.symbols().lookup(link)?;
         let end = kernel.symbols().next_after(start).unwrap_or(start);
         let size = u32::try_from(end - start).unwrap_or(0);
         Some(Symbol::new(start.wrapping_add(self.slide), size, name))

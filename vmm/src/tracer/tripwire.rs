@@ -1,6 +1,7 @@
 //! Stopping the guest at a chosen instruction: an `out` to a private port in its
 //! place, which exits on every KVM (a breakpoint does not).
 
+use super::arch::site as arch;
 use super::guest::{Guest, GuestError, Image};
 use crate::kernel::Kernel;
 
@@ -40,7 +41,8 @@ impl Tripwire {
     }
 
     /// Puts a tripwire on the first instruction of a function, as it is in the
-    /// image.
+    /// image; behind an `endbr64`, which the kernel verifies when it seals functions
+    /// that are never called indirectly (arch/x86/kernel/alternative.c).
     ///
     /// # Errors
     /// As [`Tripwire::arm`]; or the image has no such function.
@@ -54,6 +56,8 @@ impl Tripwire {
         let link = kernel.symbols().address(name).ok_or_else(|| {
             GuestError::Mismatch(format!("the kernel image has no function {name}"))
         })?;
+        let sealable = kernel.bytes(link, 4) == Some(&arch::ENDBR);
+        let link = if sealable { link + arch::ENDBR.len() as u64 } else { link };
         let expected = kernel
             .bytes(link, 2)
             .and_then(|bytes| bytes.try_into().ok())

@@ -2,8 +2,9 @@
 
 mod emulated;
 mod here;
+mod spool;
 
-use crate::export::{PlayError, Player, Text};
+use crate::export::{Player, Text};
 use crate::host::{HostMode, choose};
 use crate::initramfs;
 use crate::kernel::Kernel;
@@ -11,6 +12,7 @@ use crate::machine::DEFAULT_CMDLINE;
 use crate::session::Tracing;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use spool::Spool;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -189,30 +191,13 @@ fn initrd(args: &Args) -> Result<Vec<u8>> {
     Ok(builder.build()?)
 }
 
-/// A stream in, text on stdout.
-struct TextOut(Player<Text<std::io::Stdout>>);
-
-impl Write for TextOut {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        match self.0.push(bytes) {
-            Ok(()) => Ok(bytes.len()),
-            Err(PlayError::Output(error)) => Err(error),
-            Err(error) => Err(std::io::Error::other(error)),
-        }
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 /// Where the trace stream of a run goes.
 fn trace_output(args: &Args) -> Result<Box<dyn Write + Send>> {
     Ok(match &args.output {
         Some(path) => {
             Box::new(std::fs::File::create(path).with_context(|| path.display().to_string())?)
         }
-        None => Box::new(TextOut(Player::new(Text::new(std::io::stdout())))),
+        None => Box::new(Spool::new(Player::new(Text::new(std::io::stdout())))),
     })
 }
 

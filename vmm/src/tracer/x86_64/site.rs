@@ -7,6 +7,9 @@ pub(crate) const LEN: usize = 5;
 /// (arch/x86/kernel/alternative.c, `x86_nops[5]`).
 pub(crate) const DISABLED: [u8; LEN] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
 
+/// `endbr64`: where indirect calls may arrive.
+pub(crate) const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+
 /// A call from a site at run-time address `site` to `target`; `None` when out of
 /// reach.
 pub(crate) fn call(site: u64, target: u64) -> Option<[u8; LEN]> {

@@ -1,0 +1,104 @@
+//! Printing beside the relay: a slow terminal must not keep rings from being drained.
+
+use std::io::{Error, Result, Write};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+/// Pieces that may wait; the relay hands on up to 256 KiB at once.
+const PIECES: usize = 256;
+
+/// Hands what is written to another thread, which writes it to the sink. Ends, and
+/// waits for the sink, when it is dropped.
+#[derive(Debug)]
+pub(super) struct Spool {
+    pieces: Option<SyncSender<Vec<u8>>>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+impl Spool {
+    pub(super) fn new(mut sink: impl Write + Send + 'static) -> Self {
+        let (sender, receiver) = sync_channel::<Vec<u8>>(PIECES);
+        let thread = std::thread::spawn(move || {
+            receiver.into_iter().try_for_each(|piece| sink.write_all(&piece))?;
+            sink.flush()
+        });
+        Self { pieces: Some(sender), thread: Some(thread) }
+    }
+
+    /// Why the thread takes no more.
+    fn error(&mut self) -> Error {
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(Err(error))) => error,
+            _ => Error::other("the printing thread has ended"),
+        }
+    }
+}
+
+impl Write for Spool {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        let sent = self.pieces.as_ref().is_some_and(|to| to.send(bytes.to_vec()).is_ok());
+        if sent { Ok(bytes.len()) } else { Err(self.error()) }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Spool {
+    fn drop(&mut self) {
+        self.pieces = None;
+        if let Some(thread) = self.thread.take() {
+            // Nobody is left to tell of an error.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind;
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    struct Closed;
+
+    impl Write for Closed {
+        fn write(&mut self, _: &[u8]) -> Result<usize> {
+            Err(ErrorKind::BrokenPipe.into())
+        }
+        fn flush(&mut self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn everything_is_written_before_it_is_gone() {
+        let sink = Shared::default();
+        let mut spool = Spool::new(sink.clone());
+        (0..100_u8).for_each(|byte| spool.write_all(&[byte]).unwrap());
+        drop(spool);
+        assert_eq!(*sink.0.lock().unwrap(), (0..100).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn an_error_of_the_sink_comes_back() {
+        let mut spool = Spool::new(Closed);
+        let error = (0..100_000).find_map(|_| spool.write_all(b"x").err()).unwrap();
+        assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+    }
+}
