@@ -1,34 +1,38 @@
 //! However a vmtrace with an emulated host ends, no process and no file of it stays.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 struct Run {
     child: Child,
-    output: BufReader<std::process::ChildStdout>,
+    output: Box<dyn BufRead>,
     temp: tempfile::TempDir,
     qemu: u32,
 }
 
 /// A program that waits in an emulated host.
 fn start() -> Run {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_in-host"));
+    command.args(["--", env!("CARGO_BIN_EXE_host-helper"), "say-and-sleep", "ready"]);
+    command.env("VMTRACE_EXE", vmtrace_tests::vmtrace().unwrap());
+    start_command(command.stdout(Stdio::piped()))
+}
+
+/// Starts a command with an emulated host, and waits for the line `ready` on its piped output.
+fn start_command(command: &mut Command) -> Run {
     let temp = tempfile::tempdir().unwrap();
-    let vmtrace = vmtrace_tests::vmtrace().unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_in-host"))
-        .args(["--", env!("CARGO_BIN_EXE_host-helper"), "say-and-sleep", "ready"])
-        .env("TMPDIR", temp.path())
-        .env("VMTRACE_EXE", vmtrace)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut output = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    output.read_line(&mut line).unwrap();
-    assert_eq!(line, "ready\n");
+    let mut child = command.env("TMPDIR", temp.path()).stdin(Stdio::null()).spawn().unwrap();
+    let mut output: Box<dyn BufRead> = match (child.stdout.take(), child.stderr.take()) {
+        (Some(stdout), _) => Box::new(BufReader::new(stdout)),
+        (None, stderr) => Box::new(BufReader::new(stderr.unwrap())),
+    };
+    let mut seen = String::new();
+    while !seen.ends_with("ready\n") && !seen.ends_with("ready\r\n") {
+        assert!(output.read_line(&mut seen).unwrap() > 0, "it ended: {seen}");
+    }
     let qemu = qemu_of(child.id()).expect("a running QEMU");
     Run { child, output, temp, qemu }
 }
@@ -108,13 +112,30 @@ fn after_sigkill() {
 #[test]
 fn after_the_end_of_the_reader() {
     let mut run = start();
-    drop(std::mem::replace(&mut run.output, BufReader::new(pipe_end())));
+    run.output = Box::new(std::io::empty());
     signal(run.child.id(), libc::SIGINT);
     wait(&mut run);
     nothing_stays(&run);
 }
 
-/// Any other output, so that the one it stands for is closed.
-fn pipe_end() -> std::process::ChildStdout {
-    Command::new("true").stdout(Stdio::piped()).spawn().unwrap().stdout.unwrap()
+/// The first Ctrl-C ends the guest, and the trace is whole.
+#[test]
+fn after_ctrl_c_of_a_traced_guest() {
+    let kernel = vmtrace::host::cache_dir().unwrap().join("kernels/x86_64-6.12/vmlinuz");
+    let files = tempfile::tempdir().unwrap();
+    let trace = files.path().join("trace.vmt");
+    let mut command = Command::new(vmtrace_tests::vmtrace().unwrap());
+    command.arg("boot").arg(kernel).arg("-o").arg(&trace);
+    command.args(["--host", "emulated", "--filter", "vfs_*", "--run", "echo ready; sleep 600"]);
+    let mut run = start_command(command.stdout(Stdio::null()).stderr(Stdio::piped()));
+    signal(run.child.id(), libc::SIGINT);
+    assert_eq!(wait(&mut run).code(), Some(0));
+    nothing_stays(&run);
+    let mut rest = String::new();
+    run.output.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("vmtrace: guest stopped"), "{rest}");
+    let report =
+        Command::new(vmtrace_tests::vmtrace().unwrap()).arg("report").arg(&trace).output().unwrap();
+    assert!(report.status.success());
+    assert!(String::from_utf8_lossy(&report.stdout).contains("exit: stopped"));
 }
