@@ -111,7 +111,7 @@ pub enum MachineError {
     /// More CPUID leaves or registers than KVM's interface takes.
     #[error("this CPU has more CPUID leaves than KVM's interface takes")]
     TooManyLeaves,
-    /// KVM does not have a model-specific register that every x86-64 CPU has.
+    /// KVM does not have a model-specific register that every CPU of this kind has.
     #[error("KVM refused to set model-specific register {0:#x}")]
     NoMsr(u32),
     /// KVM does not tell the clock.
