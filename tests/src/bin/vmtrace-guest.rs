@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! vmtrace-guest getppid N CPU...       N calls on each CPU in turn, pinned
-//! vmtrace-guest files                  a fixed file workload
+//! vmtrace-guest files                  a fixed file workload between two calls of getpgid
 //! vmtrace-guest ftrace GLOB files      the same under the guest's own function tracer;
 //!                                      prints `ftrace-function NAME` for each seen
 //! vmtrace-guest refused FUNCTION       prints what the guest's ftrace says to that filter
@@ -71,7 +71,13 @@ fn getppid(count: u64, cpus: &[&str]) -> Result<()> {
     Ok(())
 }
 
+fn mark() {
+    // SAFETY: no pointers.
+    unsafe { libc::syscall(libc::SYS_getpgid, 0) };
+}
+
 fn files() -> Result<()> {
+    mark();
     println!("pid {}", std::process::id());
     let path = "/tmp/vmtrace-workload";
     for round in 0..20 {
@@ -84,6 +90,7 @@ fn files() -> Result<()> {
         fs::remove_dir("/tmp/vmtrace-dir")?;
         fs::remove_file("/tmp/vmtrace-workload-2")?;
     }
+    mark();
     Ok(())
 }
 
@@ -177,8 +184,7 @@ fn bench() -> Result<()> {
     let again = per_call();
 
     // vmtrace waits for this call: --from __x64_sys_getpgid
-    // SAFETY: no pointers.
-    unsafe { libc::syscall(libc::SYS_getpgid, 0) };
+    mark();
     let vmtrace = per_call();
     println!("bench untraced {untraced:.1}");
     println!("bench untraced-again {again:.1}");
