@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use vmtrace::host::{EmulatedHost, HostError, HostOptions, Job, JobEnd};
 
 /// A job that takes longer is stopped; emulation on a busy machine is slow.
-const JOB_TIMEOUT: Duration = Duration::from_secs(300);
+const JOB_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// The vmtrace binary of this very source, in the profile that the tests are built with.
 pub fn vmtrace() -> Result<PathBuf> {

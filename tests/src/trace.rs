@@ -4,6 +4,7 @@ use crate::{Finished, SharedHost};
 use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use vmtrace::cli::boot::EMULATED_CMDLINE;
 use vmtrace::host::{FileSource, HostOptions, cache_dir};
 use vmtrace::kernel::Kernel;
 use vmtrace::stream::{Frame, Header, Reader, Summary};
@@ -120,6 +121,9 @@ pub fn boot(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<(Finished,
     let mut all = vec!["boot", &kernel, "--host", "kvm", "-o", TRACE];
     if !args.contains(&"--timeout") {
         all.extend(["--timeout", "240"]);
+    }
+    if !args.contains(&"--cmdline") {
+        all.extend(["--cmdline", EMULATED_CMDLINE]);
     }
     all.extend(args);
     let mut finished = host.vmtrace(&all, &[TRACE])?;

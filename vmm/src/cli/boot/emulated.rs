@@ -2,7 +2,7 @@
 //! trace passed through. Images are decompressed and records printed here, where
 //! instructions are cheap.
 
-use super::{Args, OverflowArg, trace_output};
+use super::{Args, EMULATED_CMDLINE, OverflowArg, trace_output};
 use crate::host::{EmulatedHost, FileSource, HostOptions, Interrupts, Job, Stdin};
 use crate::kernel::Kernel;
 use anyhow::{Context, Result};
@@ -98,7 +98,7 @@ fn job_args(args: &Args) -> Vec<String> {
     ]
     .map(str::to_owned)
     .to_vec();
-    job.push(format!("--cmdline={}", args.cmdline));
+    job.push(format!("--cmdline={EMULATED_CMDLINE} {}", args.cmdline));
     job.extend(args.filter.iter().map(|glob| format!("--filter={glob}")));
     job.extend(args.notrace.iter().map(|glob| format!("--notrace={glob}")));
     job.extend(args.from.iter().map(|name| format!("--from={name}")));

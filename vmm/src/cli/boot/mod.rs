@@ -18,6 +18,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vmtrace_trampolines::x86_64::Overflow;
 
+/// What a guest in the emulated host is told beside the rest; `--cmdline` comes later
+/// and can take it back. Clocks are as good as the emulation, whatever a watchdog
+/// finds (that of 7.2 can hang on them); crypto self-tests are a third of the boot.
+pub const EMULATED_CMDLINE: &str = "tsc=reliable cryptomgr.notests";
+
 /// Arguments of `vmtrace boot`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
