@@ -144,6 +144,7 @@ impl EmulatedHost {
                 }
                 self.wait(number, &run, limits)
             });
+            run.stdin.into_iter().for_each(|stream| link.abandon(stream));
             if end.is_err() {
                 // Without an end nobody closes the streams, and the writers would wait for ever.
                 streams.iter().for_each(|stream| link.abandon(*stream));

@@ -24,6 +24,8 @@ const PIPE_SIZE: libc::c_int = 256 << 10;
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) id: u32,
+    /// The stream of its standard input.
+    pub(super) stdin: Option<u32>,
     pid: Pid,
     /// Keeps the FIFOs from looking closed before the job opened them.
     _writers: Vec<File>,
@@ -86,7 +88,7 @@ pub(super) fn start(id: u32, run: &Run) -> io::Result<(Job, Vec<Source>, Option<
         .stderr(stderr_job)
         .spawn()?;
     let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-    Ok((Job { id, pid, _writers: writers }, sources, sink))
+    Ok((Job { id, stdin: run.stdin, pid, _writers: writers }, sources, sink))
 }
 
 fn pipe() -> io::Result<(File, io::PipeWriter)> {

@@ -230,9 +230,14 @@ impl Server {
         while let Some((pid, status)) = wait_any() {
             if let Some(n) = self.jobs.iter().position(|job| job.is(pid)) {
                 let job = self.jobs.swap_remove(n);
-                let id = job.id;
+                let (id, stdin) = (job.id, job.stdin);
                 if let Ok(frame) = Frame::json(Kind::Exited, id, &job.ended(status)) {
                     self.send(&frame);
+                }
+                // Nobody reads its input any more.
+                if let Some(stdin) = stdin.filter(|id| self.sinks.iter().any(|s| s.id == *id)) {
+                    self.sinks.retain(|s| s.id != stdin);
+                    self.send(&Frame::new(Kind::Stop, stdin));
                 }
             }
         }
