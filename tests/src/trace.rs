@@ -23,12 +23,12 @@ pub fn kernel(name: &str) -> Result<Kernel> {
     Kernel::open(&path).with_context(|| format!("{}: run scripts/setup", path.display()))
 }
 
-/// A host that has all kernels and the workload program; kernels are decompressed
+/// A host that has these kernels and the workload program; kernels are decompressed
 /// here, where that is cheap.
-pub fn options(workload: &str) -> Result<HostOptions> {
+pub fn options(workload: &str, kernels: &[&str]) -> Result<HostOptions> {
     let program = FileSource::Path(workload.into());
     let mut files = vec![(WORKLOAD.to_owned(), program)];
-    for name in KERNELS {
+    for name in kernels {
         let kernel = kernel(name)?;
         let image = kernel.bzimage().context("a distribution's kernel is a bzImage")?;
         files.push((format!("/k/{name}.bz"), FileSource::Bytes(image.to_vec())));

@@ -7,7 +7,8 @@ use vmtrace::stream::Exit;
 use vmtrace_tests::trace::{KERNELS, Trace, WORKLOAD, boot, kernel, options};
 use vmtrace_tests::{Finished, SharedHost};
 
-static HOST: SharedHost = SharedHost::new(|| options(env!("CARGO_BIN_EXE_vmtrace-guest")));
+static HOST: SharedHost =
+    SharedHost::new(|| options(env!("CARGO_BIN_EXE_vmtrace-guest"), &KERNELS));
 
 /// Boots a kernel of the cache and runs a command line of the workload program.
 fn run(name: &str, workload: &str, args: &[&str]) -> (Finished, Trace) {

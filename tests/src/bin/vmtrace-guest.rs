@@ -140,7 +140,7 @@ fn now(clock: libc::clockid_t) -> i64 {
 /// Nanoseconds of `body`, the median of many runs: the relay and interrupts take
 /// some of them.
 fn median(mut body: impl FnMut()) -> f64 {
-    let mut figures: Vec<i64> = (0..301)
+    let mut figures: Vec<i64> = (0..51)
         .map(|_| {
             let start = now(libc::CLOCK_MONOTONIC);
             body();
@@ -152,8 +152,8 @@ fn median(mut body: impl FnMut()) -> f64 {
 }
 
 fn bench() -> Result<()> {
-    const CALLS: u32 = 1000;
-    const LOOP: u32 = 100_000;
+    const CALLS: u32 = 200;
+    const LOOP: u32 = 10_000;
     let calls = || (0..CALLS).for_each(|_| call_getppid());
     // Two instructions a round: how long is one?
     let instruction = median(|| {
