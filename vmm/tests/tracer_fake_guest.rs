@@ -4,7 +4,6 @@
 
 use object::{Object, ObjectSegment};
 use std::cell::RefCell;
-use std::path::PathBuf;
 use std::sync::Arc;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 use vmtrace::kernel::{Kernel, SiteSection};
@@ -61,14 +60,7 @@ impl Guest for Fake {
 }
 
 fn kernel(name: &str) -> Arc<Kernel> {
-    let cache = std::env::var_os("VMTRACE_CACHE").map_or_else(
-        || {
-            let home = PathBuf::from(std::env::var_os("HOME").unwrap());
-            let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-            base.unwrap_or_else(|| home.join(".cache")).join("vmtrace")
-        },
-        PathBuf::from,
-    );
+    let cache = vmtrace::host::cache_dir().expect("no cache directory");
     let path = cache.join("kernels").join(name).join("vmlinuz");
     let kernel = Kernel::open(&path);
     Arc::new(kernel.unwrap_or_else(|e| panic!("{}: {e}: run scripts/setup", path.display())))

@@ -94,14 +94,13 @@ impl Controller {
     }
 
     /// A pause ends: count it, and put it into the stream.
-    fn account(&mut self, machine: &Machine, paused: Paused<'_>, kind: MarkKind, text: String) {
+    fn account(&mut self, paused: Paused<'_>, kind: MarkKind, text: String) {
         let ticks = paused.tsc(0).unwrap_or(0);
         let duration = paused.resume();
         let pauses = &mut self.summary.pauses;
         pauses.count += 1;
         pauses.total_ns += nanoseconds(duration);
         pauses.max_ns = pauses.max_ns.max(nanoseconds(duration));
-        let _ = machine;
         if let Some(relay) = &self.relay {
             relay.mark(mark(ticks, kind, duration, text));
         }
@@ -137,7 +136,7 @@ impl Controller {
             TRAP_INSTRUCTION[1],
         )?;
         paused.arm_trap(wire.address());
-        self.account(machine, paused, MarkKind::Pause, "kernel located".into());
+        self.account(paused, MarkKind::Pause, "kernel located".into());
         Ok((image, wire))
     }
 
@@ -153,7 +152,7 @@ impl Controller {
                     Err(error) => self.give_up(&error),
                 }
                 let text = format!("{} sites", self.summary.sites.patched);
-                self.account(machine, paused, MarkKind::Attach, text);
+                self.account(paused, MarkKind::Attach, text);
             }
             Stage::Attached { mut attachment, from: Some(from), init }
                 if from.address == address =>
@@ -169,7 +168,7 @@ impl Controller {
                     self.note(format!("not traced: {error}"));
                 }
                 let text = format!("{} sites", self.summary.sites.patched);
-                self.account(machine, paused, MarkKind::Attach, text);
+                self.account(paused, MarkKind::Attach, text);
             }
             Stage::Attached { mut attachment, from, init: Some(wire) }
                 if wire.address() == address =>
@@ -184,7 +183,7 @@ impl Controller {
                     }
                 };
                 self.stage = Stage::Attached { attachment, from, init: None };
-                self.account(machine, paused, MarkKind::Filter, text);
+                self.account(paused, MarkKind::Filter, text);
             }
             // A second vCPU was at the same tripwire: it goes on with the original.
             other => self.stage = other,
@@ -355,7 +354,7 @@ impl Controller {
                             ));
                         }
                         let text = format!("{} sites given back", restored.sites);
-                        self.account(machine, paused, MarkKind::Detach, text);
+                        self.account(paused, MarkKind::Detach, text);
                     }
                     Err(error) => self.note(format!("sites were not given back: {error}")),
                 }

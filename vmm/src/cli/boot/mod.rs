@@ -7,7 +7,7 @@ mod spool;
 use crate::export::{Player, Text};
 use crate::host::{HostMode, choose};
 use crate::initramfs;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, KernelError};
 use crate::machine::DEFAULT_CMDLINE;
 use crate::session::Tracing;
 use anyhow::{Context, Result, bail};
@@ -141,8 +141,10 @@ impl Args {
     /// # Errors
     /// When no function matches, or that of `--from` cannot be traced.
     pub fn tracing(&self, kernel: &Kernel) -> Result<Tracing> {
-        let sites = kernel.select(&self.filter, &self.notrace)?;
         let selection = kernel.select_with_report(&self.filter, &self.notrace);
+        if selection.sites.is_empty() {
+            return Err(KernelError::NoMatch { globs: selection.unmatched }.into());
+        }
         for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
             eprintln!("vmtrace: warning: no function matches {glob:?}");
         }
@@ -154,7 +156,7 @@ impl Args {
             OverflowArg::Drop => Overflow::Drop,
             OverflowArg::Overwrite => Overflow::Overwrite,
         };
-        Ok(Tracing { sites, from, overflow })
+        Ok(Tracing { sites: selection.sites, from, overflow })
     }
 }
 
