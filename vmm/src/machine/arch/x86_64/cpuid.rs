@@ -14,13 +14,38 @@ pub(super) fn leaves(kvm: &Kvm, id: u8, count: u8) -> Result<CpuId, MachineError
     let supported =
         kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(MachineError::kvm(what))?;
     let deadline = kvm.check_extension(Cap::TscDeadlineTimer);
-    let leaves = adapt(supported.as_slice(), id, count, deadline);
+    let mut leaves = adapt(supported.as_slice(), id, count, deadline);
+    if is_tcg() {
+        hide_pv_eoi(&mut leaves);
+    }
     CpuId::from_entries(&leaves).map_err(|_| MachineError::TooManyLeaves)
 }
 
 fn set_bits(register: &mut u32, from: u32, count: u32, value: u32) {
     let mask = (1_u32 << count) - 1;
     *register = *register & !(mask << from) | (value & mask) << from;
+}
+
+/// Whether the CPU here is emulated by QEMU (it says so in its hypervisor leaf).
+fn is_tcg() -> bool {
+    const HYPERVISOR: u32 = 0x4000_0000;
+    let leaf = core::arch::x86_64::__cpuid(HYPERVISOR);
+    [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes).as_flattened() == b"TCGTCGTCGTCG"
+}
+
+/// Makes guests end interrupts by an exit (KVM_FEATURE_PV_EOI, Documentation/virt/kvm/x86/cpuid.rst).
+///
+/// QEMU's `VMRUN` leaves the vector that it injects in `exception_index`, up to the next exit or
+/// exception of the guest. When the CPU is kicked or its instruction budget ends before that, the
+/// interrupt is delivered a second time, whatever the guest's IF says (seen in QEMU 10.0: handlers
+/// nested in themselves, which deadlock on their own locks). An exit soon after every delivery
+/// leaves little time for that.
+fn hide_pv_eoi(leaves: &mut [kvm_cpuid_entry2]) {
+    const KVM_FEATURES: u32 = 0x4000_0001;
+    const PV_EOI: u32 = 6;
+    for leaf in leaves.iter_mut().filter(|leaf| leaf.function == KVM_FEATURES) {
+        set_bits(&mut leaf.eax, PV_EOI, 1, 0);
+    }
 }
 
 fn adapt(
@@ -156,6 +181,17 @@ mod tests {
         assert_eq!(find(&leaves, 1, 0).edx & 1 << 28, 0);
         assert_eq!(find(&leaves, 0x8000_001f, 0).eax, 0);
         assert_eq!(find(&adapt(&supported(), 0, 1, true), 1, 0).ecx & 1 << 24, 1 << 24);
+    }
+
+    #[test]
+    fn interrupts_end_by_an_exit() {
+        let mut leaves = vec![kvm_cpuid_entry2 {
+            function: 0x4000_0001,
+            eax: 0xffff_ffff,
+            ..Default::default()
+        }];
+        hide_pv_eoi(&mut leaves);
+        assert_eq!(leaves[0].eax, 0xffff_ffbf);
     }
 
     #[test]
