@@ -11,8 +11,12 @@ const SITE_LEN: u64 = 5;
 pub(super) struct Functions {
     first: u32,
     /// For each byte from `first` on: entry = what was written - this; 0: no site.
+    /// With [`UNNAMED`] until its name is in the stream.
     back: Vec<u8>,
+    slide: u64,
 }
+
+const UNNAMED: u8 = 0x80;
 
 impl Functions {
     /// Of the sites with these indices in a kernel that runs at `slide`.
@@ -25,7 +29,7 @@ impl Functions {
                 let at = site.location.wrapping_add(SITE_LEN);
                 let key = u32::try_from(at.wrapping_add(slide).wrapping_sub(base)).ok()?;
                 let back = u8::try_from(at.wrapping_sub(site.entry)).ok()?;
-                Some((key, back))
+                (back < UNNAMED).then_some((key, back | UNNAMED))
             })
             .collect();
         let first = written.iter().map(|&(key, _)| key).min().unwrap_or(0);
@@ -36,17 +40,32 @@ impl Functions {
                 *slot = distance;
             }
         }
-        Self { first, back }
+        Self { first, back, slide }
     }
 
-    /// The low half of the entry address; `None` for what no site writes.
-    pub(super) fn entry(&self, written: u32) -> Option<u32> {
+    /// The low half of the entry address, and whether the stream has no name for it
+    /// yet; `None` for what no site writes.
+    pub(super) fn entry(&mut self, written: u32) -> Option<(u32, bool)> {
         let index = written.checked_sub(self.first)?;
-        match self.back.get(index as usize) {
-            None | Some(0) => None,
-            Some(&back) => Some(written - u32::from(back)),
-        }
+        let back = self.back.get_mut(index as usize).filter(|back| **back != 0)?;
+        let fresh = *back & UNNAMED != 0;
+        *back &= !UNNAMED;
+        Some((written - u32::from(*back), fresh))
     }
+
+    /// The symbol of a function by the low half of its entry address.
+    pub(super) fn symbol<'a>(&self, kernel: &'a Kernel, entry: u32) -> Option<Symbol<'a>> {
+        let address = Header::TOP_4_GIB | u64::from(entry);
+        let link = address.wrapping_sub(self.slide);
+        let name = kernel.symbols().primary_at(link)?;
+        Some(Symbol::new(address, size(kernel, link), name))
+    }
+}
+
+/// Bytes up to the next symbol.
+fn size(kernel: &Kernel, start: u64) -> u32 {
+    let end = kernel.symbols().next_after(start).unwrap_or(start);
+    u32::try_from(end - start).unwrap_or(0)
 }
 
 /// Names callers as they turn up.
@@ -71,9 +90,7 @@ impl Callers {
         let link = address.wrapping_sub(self.slide);
         // Of the return address itself, as ftrace has it.
         let (name, start) = kernel.symbols().lookup(link)?;
-        let end = kernel.symbols().next_after(start).unwrap_or(start);
-        let size = u32::try_from(end - start).unwrap_or(0);
-        Some(Symbol::new(start.wrapping_add(self.slide), size, name))
+        Some(Symbol::new(start.wrapping_add(self.slide), size(kernel, start), name))
     }
 }
 
@@ -84,9 +101,11 @@ mod tests {
     // Only what a site writes may become a record: rings are guest-writable.
     #[test]
     fn only_what_sites_write_is_a_function() {
-        let functions = Functions { first: 0x1005, back: vec![5, 0, 0, 9] };
-        assert_eq!(functions.entry(0x1005), Some(0x1000));
-        assert_eq!(functions.entry(0x1008), Some(0xfff));
+        let back = vec![5 | UNNAMED, 0, 0, 9 | UNNAMED];
+        let mut functions = Functions { first: 0x1005, back, slide: 0 };
+        assert_eq!(functions.entry(0x1005), Some((0x1000, true)));
+        assert_eq!(functions.entry(0x1008), Some((0xfff, true)));
+        assert_eq!(functions.entry(0x1005), Some((0x1000, false)));
         for other in [0, 0x1004, 0x1006, 0x1009, u32::MAX] {
             assert_eq!(functions.entry(other), None, "{other:#x}");
         }

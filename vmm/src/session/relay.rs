@@ -21,6 +21,8 @@ const BATCH: usize = 8192;
 /// takes 5 ms to fill at 25 million records a second.
 const BUSY_REST: Duration = Duration::from_micros(500);
 const IDLE_REST: Duration = Duration::from_millis(3);
+/// A flight recorder is read at the end; until then only marks come.
+const RECORDER_REST: Duration = Duration::from_secs(1);
 /// A record can be this late: its writer was interrupted before it committed.
 const LATE: Duration = Duration::from_millis(2);
 
@@ -101,26 +103,21 @@ struct Worker {
     batch: Vec<EntryRecord>,
     fresh_tasks: HashSet<u64>,
     invalid: Vec<u64>,
+    /// Whether records are taken out before the end.
+    live: bool,
 }
 
 impl Worker {
     fn new(setup: Setup) -> io::Result<Self> {
         let Setup { header, stream, readers, tasks, memory, kernel, sites, ticks } = setup;
         let mut writer = Writer::new(stream, &header)?;
-        let names: Vec<(u64, &str)> = sites
-            .iter()
-            .filter_map(|&index| {
-                let site = kernel.sites().get(index)?;
-                Some((site.entry.wrapping_add(header.slide), kernel.site_name(site)?))
-            })
-            .collect();
-        writer.functions(&names)?;
         writer.flush()?;
         Ok(Self {
             writer,
             functions: Functions::new(&kernel, &sites, header.slide),
             callers: Callers::new(header.slide),
             invalid: vec![0; readers.len()],
+            live: readers.iter().any(|reader| !reader.overwrites()),
             readers,
             tasks,
             memory,
@@ -136,7 +133,11 @@ impl Worker {
     fn run(mut self, commands: &Receiver<Command>) -> io::Result<Summary> {
         loop {
             let busy = self.pass()?;
-            let rest = if busy { BUSY_REST } else { IDLE_REST };
+            let rest = match (busy, self.live) {
+                (true, _) => BUSY_REST,
+                (false, true) => IDLE_REST,
+                (false, false) => RECORDER_REST,
+            };
             match commands.recv_timeout(rest) {
                 Ok(Command::Mark(mark)) => self.writer.mark(&mark)?,
                 Ok(Command::Finish(summary)) => return self.finish(*summary),
@@ -192,14 +193,19 @@ impl Worker {
         self.batch.clear();
         let mut invalid = 0;
         let mut last_task = 0;
-        let mut callers = Vec::new();
+        let mut symbols = Vec::new();
         for record in &self.raw {
-            let Some(function) = self.functions.entry(record.function) else {
+            let Some((function, fresh)) = self.functions.entry(record.function) else {
                 // Only the guest itself can have put this there.
                 invalid += 1;
                 continue;
             };
-            callers.extend(self.callers.name(&self.kernel, record.caller));
+            // Most of the functions that are traced are never called: those that are get
+            // their names now.
+            if fresh {
+                symbols.extend(self.functions.symbol(&self.kernel, function));
+            }
+            symbols.extend(self.callers.name(&self.kernel, record.caller));
             if record.task != last_task {
                 last_task = record.task;
                 if self.fresh_tasks.insert(record.task)
@@ -216,8 +222,8 @@ impl Worker {
                 record.pid,
             ));
         }
-        if !callers.is_empty() {
-            self.writer.symbols(callers)?;
+        if !symbols.is_empty() {
+            self.writer.symbols(symbols)?;
         }
         if !self.batch.is_empty() {
             self.writer.records(u32::try_from(vcpu).unwrap_or(u32::MAX), &self.batch)?;
