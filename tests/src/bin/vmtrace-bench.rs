@@ -87,9 +87,8 @@ fn boots() -> Result<()> {
     print("vmtrace, all, relayed", cost, &trace);
     let (sites, patch) = (trace.summary.sites.patched, trace.summary.patch_ns);
     let pause = trace.summary.pauses.max_ns;
-    let (cost, trace) = boot_cost(
-        &[&none[..2], &["--cmdline", "cryptomgr.notests=0 ftrace=function"]].concat(),
-    )?;
+    let (cost, trace) =
+        boot_cost(&[&none[..2], &["--cmdline", "cryptomgr.notests=0 ftrace=function"]].concat())?;
     print("guest ftrace=function", cost, &trace);
     println!(
         "\npatching {sites} sites: {:.1} million instructions, {:.0} a site; longest pause {:.1} million",

@@ -3,7 +3,8 @@
 use crate::machine::Annex;
 use crate::tracer::{Guest, GuestError, annex};
 use vm_memory::{
-    GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory, VolatileSlice,
+    GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory,
+    VolatileSlice,
 };
 
 /// The RAM of a machine.
