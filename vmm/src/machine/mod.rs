@@ -8,6 +8,7 @@
 //! for every architecture.
 
 mod arch;
+mod board;
 mod config;
 mod control;
 mod error;

@@ -81,7 +81,7 @@ pub(super) fn run(id: usize, vcpu: &Arc<Mutex<Vcpu>>, control: &Control, platfor
             }
             Turn::Exit(reason) => {
                 if control.exit() {
-                    control.announce(platform.last_words(reason));
+                    control.announce(platform.board().last_words(reason));
                 }
                 control.checkpoint(id)
             }

@@ -44,15 +44,15 @@ impl Machine {
         let vm = Arc::new(kvm.create_vm().map_err(MachineError::kvm("create a machine"))?);
         memory::register(&vm, &memory, annex.as_ref())?;
         let platform = Arc::new(Platform::new(&vm, &memory, annex.as_ref(), sinks)?);
-        let boot = arch::load(&config, &memory, annex.as_ref(), &platform)?;
         let (cpus, watch_msr) = (config.cpus, config.watch_msr);
+        let fds = (0..cpus)
+            .map(|id| arch::create_vcpu(&kvm, &vm, id, cpus))
+            .collect::<Result<Vec<_>, _>>()?;
+        let boot = arch::load(&config, &memory, annex.as_ref(), &platform, &fds)?;
         // The images can be large, and are in guest memory now.
         drop(config);
-        let mut vcpus = Vec::new();
-        for id in 0..cpus {
-            let fd = arch::create_vcpu(&kvm, &vm, id, cpus, &boot)?;
-            vcpus.push(Arc::new(Mutex::new(Vcpu::new(fd))));
-        }
+        arch::start_at(&fds[0], &boot)?;
+        let vcpus: Vec<_> = fds.into_iter().map(|fd| Arc::new(Mutex::new(Vcpu::new(fd)))).collect();
         if let Some(index) = watch_msr {
             platform.watch(index)?;
         }
@@ -142,13 +142,13 @@ impl Machine {
     /// What is typed at the guest's console (ttyS0).
     #[must_use]
     pub fn serial_input(&self) -> SerialInput {
-        SerialInput(self.platform.console())
+        SerialInput(self.platform.board().console())
     }
 
     /// The way in to the agent: the guest's second serial port (ttyS1).
     #[must_use]
     pub fn agent_input(&self) -> SerialInput {
-        SerialInput(self.platform.agent())
+        SerialInput(self.platform.board().agent())
     }
 
     /// Stops the machine and waits for its threads. What the guest has written to its console has
@@ -169,7 +169,7 @@ impl Drop for Machine {
                 log::error!("the thread of vCPU {id} panicked");
             }
         }
-        self.platform.flush();
+        self.platform.board().flush();
     }
 }
 

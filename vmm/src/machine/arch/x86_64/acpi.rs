@@ -16,6 +16,7 @@ use acpi_tables::{Aml, aml};
 use super::layout;
 use crate::devices::PowerControl;
 use crate::devices::virtio::MmioTransport;
+use crate::machine::board::VirtioSlot;
 
 const OEM_ID: [u8; 6] = *b"VMTRAC";
 const OEM_TABLE_ID: [u8; 8] = *b"VMTRACE ";
@@ -27,15 +28,6 @@ const HEADER: u32 = 36;
 
 /// `IAPC_BOOT_ARCH`: no VGA to probe, no CMOS clock. That bit 1 is clear says: no 8042.
 const BOOT_ARCH: u16 = 1 << 2 | 1 << 5;
-
-/// A virtio device, as the guest finds it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct VirtioSlot {
-    /// Guest-physical address of its registers.
-    pub(super) base: u32,
-    /// Its interrupt.
-    pub(super) gsi: u32,
-}
 
 /// All tables as they are put at [`layout::ACPI`], the root pointer first.
 pub(super) fn tables(cpus: u8, virtio: &[VirtioSlot]) -> Vec<u8> {
@@ -154,7 +146,7 @@ fn virtio_mmio(sink: &mut Vec<u8>, index: u8, slot: VirtioSlot) {
                 "_CRS".into(),
                 &aml::ResourceTemplate::new(vec![
                     &aml::Memory32Fixed::new(true, slot.base, MmioTransport::LENGTH),
-                    &interrupt(slot.gsi),
+                    &interrupt(slot.irq),
                 ]),
             ),
         ],
@@ -182,7 +174,7 @@ mod tests {
 
     #[test]
     fn every_table_is_found_and_sums_to_zero() {
-        let slots = [VirtioSlot { base: 0xf000_0000, gsi: 16 }];
+        let slots = [VirtioSlot { base: 0xf000_0000, irq: 16 }];
         for (cpus, virtio) in [(1, &[][..]), (8, &slots), (255, &slots)] {
             let bytes = tables(cpus, virtio);
             assert!(bytes.len() as u64 <= layout::RESET_VECTOR - layout::ACPI);

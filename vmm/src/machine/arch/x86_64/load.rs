@@ -6,6 +6,7 @@
 
 use std::io::Cursor;
 
+use kvm_ioctls::VcpuFd;
 use linux_loader::configurator::{BootConfigurator, BootParams, linux::LinuxBootConfigurator};
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params, setup_header};
 use linux_loader::loader::{BzImage, Elf, KernelLoader};
@@ -76,6 +77,7 @@ pub(in crate::machine) fn load(
     memory: &GuestMemoryMmap,
     annex: Option<&Annex>,
     platform: &Platform,
+    _: &[VcpuFd],
 ) -> Result<Boot, MachineError> {
     let kernel = match &config.kernel {
         BootImage::Elf(image) => inspect_elf((**image).as_ref())?,

@@ -19,7 +19,7 @@ pub(in crate::machine) use kvm::open_kvm;
 pub(in crate::machine) use layout::{ANNEX_BASE, ram_ranges};
 pub(in crate::machine) use load::load;
 pub(in crate::machine) use platform::Platform;
-pub(in crate::machine) use setup::create_vcpu;
+pub(in crate::machine) use setup::{create_vcpu, start_at};
 pub(in crate::machine) use vcpu::{
     clock, clock_hz, paused, registers, run, set_program_counter, trap_address,
 };

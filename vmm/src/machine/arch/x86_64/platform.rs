@@ -1,9 +1,6 @@
 //! Devices of the machine and everything else that is one per machine.
 
-use std::fs::File;
-use std::io::{self, Write};
 use std::sync::Arc;
-use std::time::Duration;
 
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config};
 use kvm_ioctls::{
@@ -12,27 +9,18 @@ use kvm_ioctls::{
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::acpi::VirtioSlot;
 use super::layout;
-use crate::devices::virtio::{MmioTransport, Rng, VirtioDevice};
-use crate::devices::{
-    Bus, Device, I8042, IrqLine, OutputPump, PanicWatch, PowerControl, ResetControl, SerialPort,
-};
-use crate::machine::{AgentSink, Annex, ConsoleSinks, ExitReason, MachineError};
-
-/// How long a slow console may keep an exit from being reported.
-const FLUSH_LIMIT: Duration = Duration::from_secs(2);
+use crate::devices::{Bus, Device, I8042, IrqLine, PowerControl, ResetControl, SerialPort};
+use crate::machine::board::{self, Board, VirtioSlot};
+use crate::machine::{Annex, ConsoleSinks, MachineError};
 
 /// See the module. Kept by every vCPU thread.
 pub(in crate::machine) struct Platform {
     pub(super) ports: Bus,
     pub(super) registers: Bus,
     vm: Arc<VmFd>,
-    console: Arc<SerialPort>,
-    agent: Arc<SerialPort>,
+    board: Board,
     virtio: Vec<VirtioSlot>,
-    output: OutputPump,
-    panic: Arc<PanicWatch>,
     /// What the guest runs in stays mapped while a vCPU thread may run it.
     _memory: (GuestMemoryMmap, Option<Annex>),
 }
@@ -45,70 +33,38 @@ impl Platform {
         sinks: ConsoleSinks,
     ) -> Result<Platform, MachineError> {
         create_interrupt_controllers(vm)?;
-        let panic = Arc::new(PanicWatch::default());
-        let output = OutputPump::new(sinks.console).map_err(|source| MachineError::System {
-            what: "start the console's thread",
-            source,
-        })?;
-        let console = Arc::new(SerialPort::new(
-            Arc::new(EdgeIrq::new(vm, layout::COM1_GSI)?),
-            Box::new(output.writer()),
-            Some(Arc::clone(&panic)),
-        ));
-        let agent = Arc::new(SerialPort::new(
-            Arc::new(EdgeIrq::new(vm, layout::COM2_GSI)?),
-            Box::new(AgentWriter(sinks.agent)),
-            None,
-        ));
+        let line = |gsi| EdgeIrq::new(vm, gsi).map(|line| -> Arc<dyn IrqLine> { Arc::new(line) });
+        let board = Board::new(sinks, line(layout::COM1_GSI)?, line(layout::COM2_GSI)?)?;
         let mut ports = Bus::new();
         let mut port = |base: u16, length, device: Arc<dyn Device>| {
             let overlap = || MachineError::Overlap("I/O ports");
             ports.insert(u64::from(base), length, device).map_err(|_| overlap())
         };
-        port(layout::COM1, SerialPort::LENGTH, console.clone())?;
-        port(layout::COM2, SerialPort::LENGTH, agent.clone())?;
+        port(layout::COM1, SerialPort::LENGTH, board.console())?;
+        port(layout::COM2, SerialPort::LENGTH, board.agent())?;
         port(layout::I8042, layout::I8042_LENGTH, Arc::new(I8042))?;
         port(layout::POWER, PowerControl::LENGTH, Arc::new(PowerControl))?;
         port(layout::RESET_CONTROL, 1, Arc::new(ResetControl))?;
-        let (registers, virtio) = virtio_devices(vm, memory)?;
+        let mut registers = Bus::new();
+        let first = VirtioSlot { base: layout::VIRTIO_MMIO, irq: layout::VIRTIO_GSI };
+        let virtio = board::virtio_devices(&mut registers, memory, first, line)?;
         Ok(Platform {
             ports,
             registers,
             vm: Arc::clone(vm),
-            console,
-            agent,
+            board,
             virtio,
-            output,
-            panic,
             _memory: (memory.clone(), annex.cloned()),
         })
     }
 
-    pub(in crate::machine) fn console(&self) -> Arc<SerialPort> {
-        Arc::clone(&self.console)
-    }
-
-    pub(in crate::machine) fn agent(&self) -> Arc<SerialPort> {
-        Arc::clone(&self.agent)
+    pub(in crate::machine) fn board(&self) -> &Board {
+        &self.board
     }
 
     /// The virtio devices, for those who announce them.
     pub(super) fn virtio(&self) -> &[VirtioSlot] {
         &self.virtio
-    }
-
-    /// Waits until the console's sink has what the guest wrote.
-    pub(in crate::machine) fn flush(&self) {
-        self.output.flush(FLUSH_LIMIT);
-    }
-
-    /// The true reason of an exit, once everything the guest said about it has arrived.
-    pub(in crate::machine) fn last_words(&self, reason: ExitReason) -> ExitReason {
-        self.flush();
-        match (reason, self.panic.message()) {
-            (reason @ ExitReason::InternalError(_), _) | (reason, None) => reason,
-            (_, Some(message)) => ExitReason::Panic { message },
-        }
     }
 
     /// Makes KVM stop vCPUs that write this model-specific register.
@@ -152,29 +108,6 @@ fn create_interrupt_controllers(vm: &VmFd) -> Result<(), MachineError> {
     vm.create_pit2(pit).map_err(MachineError::kvm("make a timer"))
 }
 
-/// Virtio devices, each with the next range of registers and the next interrupt.
-fn virtio_devices(
-    vm: &VmFd,
-    memory: &GuestMemoryMmap,
-) -> Result<(Bus, Vec<VirtioSlot>), MachineError> {
-    let entropy = File::open("/dev/urandom")
-        .map_err(|source| MachineError::System { what: "open /dev/urandom", source })?;
-    let devices: [Box<dyn VirtioDevice>; 1] = [Box::new(Rng::new(Box::new(entropy)))];
-    let mut registers = Bus::new();
-    let mut slots = Vec::new();
-    for (index, device) in (0..).zip(devices) {
-        let base = layout::VIRTIO_MMIO + index * MmioTransport::LENGTH;
-        let gsi = layout::VIRTIO_GSI + index;
-        let irq = Arc::new(EdgeIrq::new(vm, gsi)?);
-        let transport = MmioTransport::new(device, memory.clone(), irq);
-        registers
-            .insert(base.into(), MmioTransport::LENGTH.into(), Arc::new(transport))
-            .map_err(|_| MachineError::Overlap("device registers"))?;
-        slots.push(VirtioSlot { base, gsi });
-    }
-    Ok((registers, slots))
-}
-
 /// An edge-triggered interrupt line, by an event descriptor that KVM listens to.
 struct EdgeIrq(EventFd);
 
@@ -194,17 +127,4 @@ impl IrqLine for EdgeIrq {
     }
 
     fn deassert(&self) {}
-}
-
-struct AgentWriter(AgentSink);
-
-impl Write for AgentWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        (self.0)(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

@@ -32,34 +32,35 @@ const DELIVERY_EXTERNAL: u8 = 7;
 /// Flags register: nothing but the bit that is always set.
 const RFLAGS: u64 = 2;
 
-/// Makes vCPU `id` of `count`. The first is ready to boot, the others wait for it to start them.
+/// Makes vCPU `id` of `count`. All but the first wait for it to start them.
 pub(in crate::machine) fn create_vcpu(
     kvm: &Kvm,
     vm: &VmFd,
     id: u8,
     count: u8,
-    boot: &Boot,
 ) -> Result<VcpuFd, MachineError> {
     let fd = vm.create_vcpu(u64::from(id)).map_err(MachineError::kvm("make a vCPU"))?;
     let leaves = cpuid::leaves(kvm, id, count)?;
     fd.set_cpuid2(&leaves).map_err(MachineError::kvm("make the kind of CPU it offers"))?;
     set_msrs(&fd)?;
     set_local_interrupts(&fd)?;
-    if id == 0 {
-        let mut sregs = fd.get_sregs().map_err(MachineError::kvm("read system registers"))?;
-        tables::use_them(&mut sregs);
-        fd.set_sregs(&sregs).map_err(MachineError::kvm("set system registers"))?;
-        let regs = kvm_regs {
-            rflags: RFLAGS,
-            rip: boot.entry,
-            rsp: layout::BOOT_STACK,
-            rbp: layout::BOOT_STACK,
-            rsi: layout::ZERO_PAGE,
-            ..Default::default()
-        };
-        fd.set_regs(&regs).map_err(MachineError::kvm("set registers"))?;
-    }
     Ok(fd)
+}
+
+/// Makes the first vCPU ready to boot.
+pub(in crate::machine) fn start_at(fd: &VcpuFd, boot: &Boot) -> Result<(), MachineError> {
+    let mut sregs = fd.get_sregs().map_err(MachineError::kvm("read system registers"))?;
+    tables::use_them(&mut sregs);
+    fd.set_sregs(&sregs).map_err(MachineError::kvm("set system registers"))?;
+    let regs = kvm_regs {
+        rflags: RFLAGS,
+        rip: boot.entry,
+        rsp: layout::BOOT_STACK,
+        rbp: layout::BOOT_STACK,
+        rsi: layout::ZERO_PAGE,
+        ..Default::default()
+    };
+    fd.set_regs(&regs).map_err(MachineError::kvm("set registers"))
 }
 
 fn set_msrs(fd: &VcpuFd) -> Result<(), MachineError> {

@@ -1,0 +1,111 @@
+//! What every machine has, whatever its architecture: serial ports, virtio devices, and the
+//! judgement why a guest is gone.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use vm_memory::GuestMemoryMmap;
+
+use super::{AgentSink, ConsoleSinks, ExitReason, MachineError};
+use crate::devices::virtio::{MmioTransport, Rng, VirtioDevice};
+use crate::devices::{Bus, IrqLine, OutputPump, PanicWatch, SerialPort};
+
+/// How long a slow console may keep an exit from being reported.
+const FLUSH_LIMIT: Duration = Duration::from_secs(2);
+
+/// Serial ports and what is behind them.
+pub(super) struct Board {
+    console: Arc<SerialPort>,
+    agent: Arc<SerialPort>,
+    output: OutputPump,
+    panic: Arc<PanicWatch>,
+}
+
+impl Board {
+    /// A console and the agent's port, with their interrupts.
+    pub(super) fn new(
+        sinks: ConsoleSinks,
+        console_irq: Arc<dyn IrqLine>,
+        agent_irq: Arc<dyn IrqLine>,
+    ) -> Result<Board, MachineError> {
+        let panic = Arc::new(PanicWatch::default());
+        let output = OutputPump::new(sinks.console).map_err(|source| MachineError::System {
+            what: "start the console's thread",
+            source,
+        })?;
+        let out = Box::new(output.writer());
+        let console = Arc::new(SerialPort::new(console_irq, out, Some(Arc::clone(&panic))));
+        let agent = Arc::new(SerialPort::new(agent_irq, Box::new(AgentWriter(sinks.agent)), None));
+        Ok(Board { console, agent, output, panic })
+    }
+
+    pub(super) fn console(&self) -> Arc<SerialPort> {
+        Arc::clone(&self.console)
+    }
+
+    pub(super) fn agent(&self) -> Arc<SerialPort> {
+        Arc::clone(&self.agent)
+    }
+
+    /// Waits until the console's sink has what the guest wrote.
+    pub(super) fn flush(&self) {
+        self.output.flush(FLUSH_LIMIT);
+    }
+
+    /// The true reason of an exit, once everything the guest said about it has arrived.
+    pub(super) fn last_words(&self, reason: ExitReason) -> ExitReason {
+        self.flush();
+        match (reason, self.panic.message()) {
+            (reason @ ExitReason::InternalError(_), _) | (reason, None) => reason,
+            (_, Some(message)) => ExitReason::Panic { message },
+        }
+    }
+}
+
+/// A virtio device, as the guest finds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct VirtioSlot {
+    /// Guest-physical address of its registers.
+    pub(super) base: u32,
+    /// Its interrupt.
+    pub(super) irq: u32,
+}
+
+/// Virtio devices, each with the next range of registers and the next interrupt from `first` on;
+/// `line` makes the line of an interrupt.
+pub(super) fn virtio_devices(
+    registers: &mut Bus,
+    memory: &GuestMemoryMmap,
+    first: VirtioSlot,
+    line: impl Fn(u32) -> Result<Arc<dyn IrqLine>, MachineError>,
+) -> Result<Vec<VirtioSlot>, MachineError> {
+    let entropy = File::open("/dev/urandom")
+        .map_err(|source| MachineError::System { what: "open /dev/urandom", source })?;
+    let devices: [Box<dyn VirtioDevice>; 1] = [Box::new(Rng::new(Box::new(entropy)))];
+    let mut slots = Vec::new();
+    for (index, device) in (0..).zip(devices) {
+        let base = first.base + index * MmioTransport::LENGTH;
+        let irq = first.irq + index;
+        let transport = MmioTransport::new(device, memory.clone(), line(irq)?);
+        registers
+            .insert(base.into(), MmioTransport::LENGTH.into(), Arc::new(transport))
+            .map_err(|_| MachineError::Overlap("device registers"))?;
+        slots.push(VirtioSlot { base, irq });
+    }
+    Ok(slots)
+}
+
+struct AgentWriter(AgentSink);
+
+impl Write for AgentWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (self.0)(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
