@@ -10,6 +10,7 @@ pub mod host;
 pub mod initramfs;
 pub mod kernel;
 pub mod machine;
+pub mod private_socket;
 pub mod session;
 pub mod stream;
 pub mod tracer;
