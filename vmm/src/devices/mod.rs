@@ -4,6 +4,7 @@
 //! know neither KVM nor an architecture; an interrupt is an [`IrqLine`].
 
 mod bus;
+mod gate;
 mod i8042;
 mod output;
 mod panic_watch;
@@ -12,6 +13,7 @@ mod serial;
 pub mod virtio;
 
 pub use bus::{Bus, Overlap};
+pub use gate::{Gate, Pass};
 pub use i8042::I8042;
 pub use output::{OutputPump, PumpWriter};
 pub use panic_watch::PanicWatch;

@@ -6,11 +6,14 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvm_ioctls::{IoEventAddress, VmFd};
+use virtio_bindings::virtio_mmio::VIRTIO_MMIO_QUEUE_NOTIFY;
 use vm_memory::GuestMemoryMmap;
 
 use super::{AgentSink, ConsoleSinks, ExitReason, MachineError};
+use crate::devices::virtio::vsock::Vsock;
 use crate::devices::virtio::{MmioTransport, Rng, VirtioDevice};
-use crate::devices::{Bus, IrqLine, OutputPump, PanicWatch, SerialPort};
+use crate::devices::{Bus, Gate, IrqLine, OutputPump, PanicWatch, SerialPort};
 
 /// How long a slow console may keep an exit from being reported.
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
@@ -73,28 +76,50 @@ pub(super) struct VirtioSlot {
     pub(super) irq: u32,
 }
 
+/// Virtio devices beside those that every machine has, and what they share.
+pub(super) struct VirtioSet {
+    pub(super) gate: Arc<Gate>,
+    pub(super) vsock: Option<Vsock>,
+}
+
 /// Virtio devices, each with the next range of registers and the next interrupt from `first` on;
 /// `line` makes the line of an interrupt.
 pub(super) fn virtio_devices(
+    vm: &VmFd,
     registers: &mut Bus,
     memory: &GuestMemoryMmap,
+    set: VirtioSet,
     first: VirtioSlot,
     line: impl Fn(u32) -> Result<Arc<dyn IrqLine>, MachineError>,
 ) -> Result<Vec<VirtioSlot>, MachineError> {
     let entropy = File::open("/dev/urandom")
         .map_err(|source| MachineError::System { what: "open /dev/urandom", source })?;
-    let devices: [Box<dyn VirtioDevice>; 1] = [Box::new(Rng::new(Box::new(entropy)))];
+    let mut devices: Vec<Box<dyn VirtioDevice>> = vec![Box::new(Rng::new(Box::new(entropy)))];
+    devices.extend(set.vsock.map(|device| -> Box<dyn VirtioDevice> { Box::new(device) }));
     let mut slots = Vec::new();
     for (index, device) in (0..).zip(devices) {
         let base = first.base + index * MmioTransport::LENGTH;
         let irq = first.irq + index;
-        let transport = MmioTransport::new(device, memory.clone(), line(irq)?);
+        connect_doorbell(vm, &*device, base)?;
+        let gate = Arc::clone(&set.gate);
+        let transport = MmioTransport::new(device, memory.clone(), gate, line(irq)?);
         registers
             .insert(base.into(), MmioTransport::LENGTH.into(), Arc::new(transport))
             .map_err(|_| MachineError::Overlap("device registers"))?;
         slots.push(VirtioSlot { base, irq });
     }
     Ok(slots)
+}
+
+/// Has KVM ring a device's bell where the vCPU would have to exit for it otherwise.
+fn connect_doorbell(vm: &VmFd, device: &dyn VirtioDevice, base: u32) -> Result<(), MachineError> {
+    let Some(bell) = device.doorbell() else { return Ok(()) };
+    let register = IoEventAddress::Mmio(u64::from(base + VIRTIO_MMIO_QUEUE_NOTIFY));
+    for (queue, _) in (0_u32..).zip(device.queue_sizes()) {
+        vm.register_ioevent(bell, &register, queue)
+            .map_err(MachineError::kvm("connect a device's queue"))?;
+    }
+    Ok(())
 }
 
 struct AgentWriter(AgentSink);

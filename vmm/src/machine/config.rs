@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use super::arch::BootImage;
+use crate::devices::virtio::vsock::Vsock;
 
 /// Bytes of a kernel image, shared with whoever else reads it (an `Arc<Vec<u8>>` coerces).
 pub type ImageBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
@@ -30,6 +31,8 @@ pub struct Config {
     /// Stop the guest once, at the first write to this model-specific register:
     /// [`Event::MsrWrite`](super::Event::MsrWrite).
     pub watch_msr: Option<u32>,
+    /// The socket device, if there shall be one.
+    pub vsock: Option<Vsock>,
 }
 
 /// Gets bytes that the guest sends to the agent's port.

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use super::vcpu::lock;
 use super::{Machine, MachineError, Registers, arch};
 
-/// All vCPUs are out of guest mode, their I/O is complete, and they stay so until this is dropped
-/// or [`Paused::resume`]d.
+/// All vCPUs are out of guest mode, their I/O is complete, no device touches guest memory, and that
+/// stays so until this is dropped or [`Paused::resume`]d.
 ///
 /// Registers can be read and changed, guest memory and code be changed without the guest seeing
 /// an intermediate state. vCPUs parked on an event stay parked after the pause, too, until they are
@@ -23,6 +23,8 @@ impl<'a> Paused<'a> {
         machine.control.pause()?;
         // From here on, dropping it resumes.
         let paused = Paused { machine, entered, stopped: Instant::now() };
+        // Now that no vCPU can be waiting for a device any more.
+        machine.gate.close();
         for vcpu in &machine.vcpus {
             arch::paused(&lock(vcpu).fd)?;
         }
@@ -101,6 +103,7 @@ impl<'a> Paused<'a> {
 
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
+        self.machine.gate.open();
         self.machine.control.resume();
     }
 }

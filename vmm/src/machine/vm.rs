@@ -8,10 +8,11 @@ use kvm_ioctls::VmFd;
 use vm_memory::GuestMemoryMmap;
 
 use super::arch::{self, Platform};
+use super::board::VirtioSet;
 use super::control::{Control, STOP_LIMIT};
 use super::vcpu::{self, Vcpu};
 use super::{Annex, Config, ConsoleSinks, Event, MachineError, Paused, memory, signal};
-use crate::devices::SerialPort;
+use crate::devices::{Gate, SerialPort};
 
 /// A virtual machine: made, started, paused as often as its controller wants, stopped.
 ///
@@ -22,6 +23,7 @@ pub struct Machine {
     pub(super) vcpus: Vec<Arc<Mutex<Vcpu>>>,
     pub(super) control: Arc<Control>,
     platform: Arc<Platform>,
+    pub(super) gate: Arc<Gate>,
     events: Receiver<Event>,
     clock_hz: u64,
     // Below what is needed by everything above: dropped last.
@@ -32,7 +34,7 @@ pub struct Machine {
 
 impl Machine {
     /// Makes a machine with its kernel loaded and everything ready to start.
-    pub fn new(config: Config, sinks: ConsoleSinks) -> Result<Machine, MachineError> {
+    pub fn new(mut config: Config, sinks: ConsoleSinks) -> Result<Machine, MachineError> {
         signal::install()?;
         let kvm = arch::open_kvm()?;
         let max = kvm.get_max_vcpus();
@@ -43,7 +45,9 @@ impl Machine {
         let annex = memory::create_annex(config.annex)?;
         let vm = Arc::new(kvm.create_vm().map_err(MachineError::kvm("create a machine"))?);
         memory::register(&vm, &memory, annex.as_ref())?;
-        let platform = Arc::new(Platform::new(&vm, &memory, annex.as_ref(), sinks)?);
+        let gate = Arc::new(Gate::default());
+        let virtio = VirtioSet { gate: Arc::clone(&gate), vsock: config.vsock.take() };
+        let platform = Arc::new(Platform::new(&vm, &memory, annex.as_ref(), sinks, virtio)?);
         let (cpus, watch_msr) = (config.cpus, config.watch_msr);
         let fds = (0..cpus)
             .map(|id| arch::create_vcpu(&kvm, &vm, id, cpus))
@@ -65,6 +69,7 @@ impl Machine {
             vcpus,
             control,
             platform,
+            gate,
             events,
             clock_hz,
             _vm: vm,

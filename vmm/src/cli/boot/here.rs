@@ -65,6 +65,7 @@ pub(super) fn run(
         cmdline: args.guest_cmdline(),
         annex: 0,
         watch_msr: None,
+        vsock: None,
     };
     let said = Arc::new(Mutex::new(Said::default()));
     let agent = Arc::clone(&said);

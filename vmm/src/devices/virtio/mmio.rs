@@ -13,7 +13,7 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use super::{Activation, Broken, Interrupt, VirtioDevice};
-use crate::devices::{Device, IrqLine, Outcome};
+use crate::devices::{Device, Gate, IrqLine, Outcome};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"virt");
 const VERSION: u32 = 2;
@@ -30,6 +30,7 @@ const TRANSPORT_FEATURES: u64 =
 pub struct MmioTransport {
     interrupt: Arc<Interrupt>,
     memory: GuestMemoryMmap,
+    gate: Arc<Gate>,
     state: Mutex<State>,
 }
 
@@ -57,11 +58,12 @@ impl MmioTransport {
     /// Length of the registers and the configuration behind them, in bytes.
     pub const LENGTH: u32 = 0x1000;
 
-    /// A transport for `device`, whose queues are in `memory`.
+    /// A transport for `device`, whose queues are in `memory`, which is guarded by `gate`.
     #[must_use]
     pub fn new(
         device: Box<dyn VirtioDevice>,
         memory: GuestMemoryMmap,
+        gate: Arc<Gate>,
         irq: Arc<dyn IrqLine>,
     ) -> MmioTransport {
         let mut state = State {
@@ -74,7 +76,8 @@ impl MmioTransport {
             queues: Vec::new(),
         };
         state.forget();
-        MmioTransport { interrupt: Arc::new(Interrupt::new(irq)), memory, state: Mutex::new(state) }
+        let interrupt = Arc::new(Interrupt::new(irq));
+        MmioTransport { interrupt, memory, gate, state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -94,6 +97,9 @@ impl MmioTransport {
             reg::VIRTIO_MMIO_QUEUE_NUM_MAX => state.max_size().map_or(0, u32::from),
             reg::VIRTIO_MMIO_QUEUE_READY => state.queue().map_or(0, |queue| queue.ready.into()),
             reg::VIRTIO_MMIO_INTERRUPT_STATUS => self.interrupt.status(),
+            reg::VIRTIO_MMIO_STATUS if self.interrupt.is_broken() => {
+                state.status | VIRTIO_CONFIG_S_NEEDS_RESET
+            }
             reg::VIRTIO_MMIO_STATUS => state.status,
             // There is no shared memory: a length of -1 says so.
             reg::VIRTIO_MMIO_SHM_LEN_LOW
@@ -134,7 +140,7 @@ impl MmioTransport {
             reg::VIRTIO_MMIO_INTERRUPT_ACK => self.interrupt.acknowledge(value),
             reg::VIRTIO_MMIO_STATUS if value == 0 => {
                 state.forget();
-                self.interrupt.acknowledge(u32::MAX);
+                self.interrupt.forget();
             }
             reg::VIRTIO_MMIO_STATUS => self.advance(&mut state, value),
             _ => {}
@@ -168,8 +174,9 @@ impl MmioTransport {
             let queue = setup.ready.then(|| setup.queue(*max, features, &self.memory));
             queues.push(queue.transpose()?);
         }
-        let (memory, interrupt) = (self.memory.clone(), Arc::clone(&self.interrupt));
-        state.device.activate(Activation { memory, queues, features, interrupt })
+        let (memory, gate) = (self.memory.clone(), Arc::clone(&self.gate));
+        let interrupt = Arc::clone(&self.interrupt);
+        state.device.activate(Activation { memory, queues, features, interrupt, gate })
     }
 
     fn check(&self, state: &mut State, result: Result<(), Broken>) {

@@ -39,7 +39,7 @@ impl Guest {
         let line = Arc::new(Line::default());
         let bytes: Vec<u8> = (1..=250).cycle().take(100_000).collect();
         let device = Box::new(Rng::new(Box::new(Cursor::new(bytes))));
-        let transport = MmioTransport::new(device, memory.clone(), line.clone());
+        let transport = MmioTransport::new(device, memory.clone(), Arc::default(), line.clone());
         Guest { transport, memory, line }
     }
 

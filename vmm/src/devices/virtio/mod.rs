@@ -6,18 +6,20 @@
 
 mod mmio;
 mod rng;
+pub mod vsock;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use virtio_bindings::virtio_mmio::{VIRTIO_MMIO_INT_CONFIG, VIRTIO_MMIO_INT_VRING};
 use virtio_queue::Queue;
 use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
 
 pub use mmio::MmioTransport;
 pub use rng::Rng;
 
-use super::IrqLine;
+use super::{Gate, IrqLine};
 
 /// A device behind a transport. Called under the transport's lock, by vCPU threads.
 pub trait VirtioDevice: Send {
@@ -50,6 +52,12 @@ pub trait VirtioDevice: Send {
     /// The driver has put something into this queue. Only called while the device is active.
     fn notify(&mut self, queue: usize) -> Result<(), Broken>;
 
+    /// An event that may be signalled instead of [`VirtioDevice::notify`], for any queue and at
+    /// any time, so that KVM can do it without the vCPU's leaving the guest for long.
+    fn doorbell(&self) -> Option<&EventFd> {
+        None
+    }
+
     /// Forgets everything since it was made. When this returns, the queues are touched no more.
     fn reset(&mut self);
 }
@@ -64,6 +72,9 @@ pub struct Activation {
     pub features: u64,
     /// How the device tells its driver.
     pub interrupt: Arc<Interrupt>,
+    /// Where a thread of the device's own must enter before it touches the memory. vCPU threads
+    /// must not.
+    pub gate: Arc<Gate>,
 }
 
 /// The device cannot go on because of what its driver did; only a reset helps.
@@ -80,13 +91,16 @@ impl From<virtio_queue::Error> for Broken {
 
 /// A device's interrupt and what it stands for.
 pub struct Interrupt {
-    status: AtomicU32,
+    /// Locked while the line changes, too: a device's thread may raise what a vCPU acknowledges.
+    status: Mutex<u32>,
+    needs_reset: AtomicBool,
     line: Arc<dyn IrqLine>,
 }
 
 impl Interrupt {
     fn new(line: Arc<dyn IrqLine>) -> Interrupt {
-        Interrupt { status: AtomicU32::new(0), line }
+        let needs_reset = AtomicBool::new(false);
+        Interrupt { status: Mutex::new(0), needs_reset, line }
     }
 
     /// Buffers of some queue have been used.
@@ -99,17 +113,40 @@ impl Interrupt {
         self.raise(VIRTIO_MMIO_INT_CONFIG);
     }
 
+    /// The device is broken: what [`Broken`] is to a caller, for a thread of the device's own.
+    pub fn needs_reset(&self) {
+        self.needs_reset.store(true, Ordering::SeqCst);
+        self.config_changed();
+    }
+
+    fn is_broken(&self) -> bool {
+        self.needs_reset.load(Ordering::SeqCst)
+    }
+
+    /// The driver has reset the device.
+    fn forget(&self) {
+        self.needs_reset.store(false, Ordering::SeqCst);
+        self.acknowledge(u32::MAX);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, u32> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn raise(&self, bit: u32) {
-        self.status.fetch_or(bit, Ordering::SeqCst);
+        let mut status = self.lock();
+        *status |= bit;
         self.line.assert();
     }
 
     fn status(&self) -> u32 {
-        self.status.load(Ordering::SeqCst)
+        *self.lock()
     }
 
     fn acknowledge(&self, bits: u32) {
-        if self.status.fetch_and(!bits, Ordering::SeqCst) & !bits == 0 {
+        let mut status = self.lock();
+        *status &= !bits;
+        if *status == 0 {
             self.line.deassert();
         }
     }

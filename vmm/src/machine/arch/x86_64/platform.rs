@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::layout;
 use crate::devices::{Bus, Device, I8042, IrqLine, PowerControl, ResetControl, SerialPort};
-use crate::machine::board::{self, Board, VirtioSlot};
+use crate::machine::board::{self, Board, VirtioSet, VirtioSlot};
 use crate::machine::{Annex, ConsoleSinks, MachineError};
 
 /// See the module. Kept by every vCPU thread.
@@ -31,6 +31,7 @@ impl Platform {
         memory: &GuestMemoryMmap,
         annex: Option<&Annex>,
         sinks: ConsoleSinks,
+        virtio: VirtioSet,
     ) -> Result<Platform, MachineError> {
         create_interrupt_controllers(vm)?;
         let line = |gsi| EdgeIrq::new(vm, gsi).map(|line| -> Arc<dyn IrqLine> { Arc::new(line) });
@@ -47,7 +48,7 @@ impl Platform {
         port(layout::RESET_CONTROL, 1, Arc::new(ResetControl))?;
         let mut registers = Bus::new();
         let first = VirtioSlot { base: layout::VIRTIO_MMIO, irq: layout::VIRTIO_GSI };
-        let virtio = board::virtio_devices(&mut registers, memory, first, line)?;
+        let virtio = board::virtio_devices(vm, &mut registers, memory, virtio, first, line)?;
         Ok(Platform {
             ports,
             registers,

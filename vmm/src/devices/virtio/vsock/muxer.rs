@@ -1,0 +1,388 @@
+//! All connections of the device, and who gets the next packet.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+use super::clients::Clients;
+use super::connection::{Aborted, Connection, Fate, Key, Requester};
+use super::packet::{HOST_CID, Header, TYPE_STREAM, op};
+use super::rings::{Slot, Span};
+use super::{ConnectError, Incoming, Limits};
+use crate::private_socket::{PrivateListener, connect_now};
+
+/// Resets for what is no connection that wait for the guest's buffers. With more than that the
+/// guest's packets have to wait.
+const MAX_REPLIES: usize = 256;
+/// First of the ports that the host's side of its own connections gets, as in Firecracker.
+const FIRST_PORT: u32 = 1 << 30;
+/// Ports from here on are no connections': their tokens are those of everything else.
+pub(super) const RESERVED_PORTS: u32 = u32::MAX - 2;
+
+/// What an event of epoll is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Token {
+    /// The queues, or somebody in this process.
+    Bell,
+    /// The host's socket.
+    Listener,
+    /// Somebody who has connected there and not said where to.
+    Client(u32),
+    /// The rest of a connection.
+    Rest(u32),
+    Connection(Key),
+}
+
+impl Token {
+    pub(super) fn pack(self) -> u64 {
+        let (high, low) = match self {
+            Token::Bell => (u32::MAX, 0),
+            Token::Listener => (u32::MAX, 1),
+            Token::Client(id) => (u32::MAX - 1, id),
+            Token::Rest(id) => (RESERVED_PORTS, id),
+            Token::Connection(key) => (key.local, key.guest),
+        };
+        u64::from(high) << 32 | u64::from(low)
+    }
+
+    pub(super) fn unpack(token: u64) -> Token {
+        #[expect(clippy::cast_possible_truncation, reason = "two halves")]
+        let (high, low) = ((token >> 32) as u32, token as u32);
+        match high {
+            u32::MAX if low == 0 => Token::Bell,
+            u32::MAX => Token::Listener,
+            _ if high == u32::MAX - 1 => Token::Client(low),
+            RESERVED_PORTS => Token::Rest(low),
+            local => Token::Connection(Key { local, guest: low }),
+        }
+    }
+}
+
+/// Somebody in this process who takes connections to a port.
+pub(super) type Service = Arc<Mutex<dyn FnMut(Incoming) + Send>>;
+
+/// See the module.
+pub(super) struct Muxer {
+    guest_cid: u64,
+    pub(super) limits: Limits,
+    epoll: Arc<Epoll>,
+    connections: HashMap<Key, Connection>,
+    /// Those that have something for the guest, each once.
+    ready: VecDeque<Key>,
+    /// Resets for the guest.
+    replies: VecDeque<Header>,
+    /// Connections that the guest's side has left, with bytes for the host's side.
+    rests: HashMap<u32, Connection>,
+    next_rest: u32,
+    next_port: u32,
+    services: HashMap<u32, Service>,
+    /// Calls to make when nobody holds a lock.
+    pub(super) calls: Vec<(Service, Incoming)>,
+    pub(super) clients: Clients,
+    /// Where the guest's connections go, the port appended.
+    socket: Option<PathBuf>,
+    /// When some deadline will have passed, or earlier.
+    next_deadline: Option<Instant>,
+}
+
+impl Muxer {
+    pub(super) fn new(
+        guest_cid: u32,
+        listener: Option<PrivateListener>,
+        limits: Limits,
+        epoll: Arc<Epoll>,
+    ) -> io::Result<Muxer> {
+        let socket = listener.as_ref().map(|listener| listener.path().to_owned());
+        Ok(Muxer {
+            guest_cid: guest_cid.into(),
+            limits,
+            clients: Clients::new(listener, Arc::clone(&epoll))?,
+            epoll,
+            connections: HashMap::new(),
+            ready: VecDeque::new(),
+            replies: VecDeque::new(),
+            rests: HashMap::new(),
+            next_rest: 0,
+            next_port: FIRST_PORT,
+            services: HashMap::new(),
+            calls: Vec::new(),
+            socket,
+            next_deadline: None,
+        })
+    }
+
+    /// Connections, and everything else that takes up a descriptor.
+    pub(super) fn load(&self) -> usize {
+        self.connections.len() + self.rests.len() + self.clients.len()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.load() >= self.limits.connections
+    }
+
+    /// Has connections to `port` go to `service`; whether nobody had it.
+    pub(super) fn serve(&mut self, port: u32, service: Service) -> bool {
+        if self.services.contains_key(&port) || port >= RESERVED_PORTS {
+            return false;
+        }
+        self.services.insert(port, service);
+        true
+    }
+
+    // --- the guest's packets ---
+
+    /// Whether a packet of the guest can be taken now.
+    pub(super) fn takes_packets(&self) -> bool {
+        self.replies.len() < MAX_REPLIES
+    }
+
+    /// Takes a packet of the guest.
+    pub(super) fn take(&mut self, header: &Header, payload: Span<'_>) {
+        if header.src_cid.get() != self.guest_cid {
+            // Forged; an answer would go to somebody else.
+            return;
+        }
+        let key = Key { local: header.dst_port.get(), guest: header.src_port.get() };
+        let operation = header.op.get();
+        let known = header.dst_cid.get() == HOST_CID && header.kind.get() == TYPE_STREAM;
+        match self.connections.get_mut(&key).filter(|_| known) {
+            Some(_) if operation == op::RST => self.forget(key, ConnectError::Refused),
+            Some(connection) => match connection.take(header, payload) {
+                Fate::Keep => self.attend(key),
+                Fate::Reset => self.reset(key, ConnectError::Refused),
+            },
+            None if operation == op::RST => {}
+            None if known && operation == op::REQUEST => match self.reach(key) {
+                Some(stream) => {
+                    let connection = Connection::accepted(header, key, stream, &self.limits);
+                    self.insert(key, connection);
+                }
+                None => self.replies.push_back(header.reset()),
+            },
+            None => self.replies.push_back(header.reset()),
+        }
+    }
+
+    /// The host's end of a connection of the guest to this port, if anybody takes it.
+    fn reach(&mut self, Key { local: port, guest: guest_port }: Key) -> Option<UnixStream> {
+        if self.is_full() || port >= RESERVED_PORTS {
+            return None;
+        }
+        if let Some(service) = self.services.get(&port) {
+            let (ours, stream) = pair().ok()?;
+            self.calls.push((Arc::clone(service), Incoming { stream, port, guest_port }));
+            return Some(ours);
+        }
+        let mut path = self.socket.clone()?.into_os_string();
+        path.push(format!("_{port}"));
+        match connect_now(path.as_ref()) {
+            Ok(fd) => Some(UnixStream::from(fd)),
+            Err(errno) => {
+                log::debug!("vsock: {}: {errno}", path.display());
+                None
+            }
+        }
+    }
+
+    // --- the host's connections ---
+
+    /// Asks the guest for a connection to `port`.
+    pub(super) fn request(&mut self, port: u32, stream: UnixStream, requester: Requester) {
+        let key = Key { local: self.free_port(port), guest: port };
+        let connection =
+            Connection::requested(key, self.guest_cid, stream, requester, &self.limits);
+        self.insert(key, connection);
+    }
+
+    /// A port of the host's that is in no connection to this port of the guest's.
+    fn free_port(&mut self, guest: u32) -> u32 {
+        loop {
+            let local = self.next_port;
+            // Half of all ports, far more than there can be connections.
+            self.next_port = ((local + 1) % (1 << 31)) | FIRST_PORT;
+            if !self.connections.contains_key(&Key { local, guest }) {
+                return local;
+            }
+        }
+    }
+
+    // --- connections come and go ---
+
+    fn insert(&mut self, key: Key, connection: Connection) {
+        let events = EventSet::IN | EventSet::READ_HANG_UP | EventSet::EDGE_TRIGGERED;
+        let event = EpollEvent::new(events, Token::Connection(key).pack());
+        let fd = connection.stream().as_raw_fd();
+        self.note_deadline(connection.deadline);
+        self.connections.insert(key, connection);
+        match self.epoll.ctl(ControlOperation::Add, fd, event) {
+            Ok(()) => self.attend(key),
+            Err(_) => self.reset(key, ConnectError::Refused),
+        }
+    }
+
+    /// Something about the connection has changed.
+    fn attend(&mut self, key: Key) {
+        let Some(connection) = self.connections.get_mut(&key) else { return };
+        if connection.has_packet() && !connection.queued {
+            connection.queued = true;
+            self.ready.push_back(key);
+        }
+        watch_writes(&self.epoll, connection, Token::Connection(key));
+    }
+
+    /// The guest knows that the connection is over.
+    fn forget(&mut self, key: Key, reason: ConnectError) {
+        let Some(connection) = self.connections.remove(&key) else { return };
+        let Some(mut rest) = connection.into_rest(reason, &self.limits) else { return };
+        let id = self.next_rest;
+        self.next_rest = id.wrapping_add(1);
+        self.note_deadline(rest.deadline);
+        let token = Token::Rest(id);
+        rest.watched = false;
+        watch_writes(&self.epoll, &mut rest, token);
+        self.rests.insert(id, rest);
+    }
+
+    /// The connection is over; the guest gets to know.
+    fn reset(&mut self, key: Key, reason: ConnectError) {
+        if let Some(connection) = self.connections.get_mut(&key) {
+            self.replies.extend(connection.reset());
+            self.forget(key, reason);
+        }
+    }
+
+    /// The driver has forgotten all connections.
+    pub(super) fn forget_all(&mut self) {
+        let keys: Vec<_> = self.connections.keys().copied().collect();
+        for key in keys {
+            self.forget(key, ConnectError::NoDriver);
+        }
+        self.ready.clear();
+        self.replies.clear();
+    }
+
+    /// The device is gone, and with it everything that it had of the host.
+    pub(super) fn close(&mut self) {
+        self.forget_all();
+        self.rests.clear();
+        self.services.clear();
+        self.calls.clear();
+        self.clients.close();
+    }
+
+    // --- what happens on the host's side ---
+
+    pub(super) fn on_connection(&mut self, key: Key, events: EventSet) {
+        let Some(connection) = self.connections.get_mut(&key) else { return };
+        if events.contains(EventSet::OUT) {
+            connection.flush();
+        }
+        let fate = connection.readable(events.intersects(EventSet::HANG_UP | EventSet::ERROR));
+        match fate {
+            Fate::Keep => self.attend(key),
+            Fate::Reset => self.reset(key, ConnectError::Refused),
+        }
+    }
+
+    pub(super) fn on_rest(&mut self, id: u32) {
+        let Some(rest) = self.rests.get_mut(&id) else { return };
+        if rest.flush() > 0 {
+            rest.deadline = Some(Instant::now() + self.limits.linger_time);
+        }
+        if rest.is_over() {
+            self.rests.remove(&id);
+        }
+    }
+
+    pub(super) fn note_deadline(&mut self, deadline: Option<Instant>) {
+        self.next_deadline = [self.next_deadline, deadline].into_iter().flatten().min();
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.next_deadline
+    }
+
+    /// Ends what has taken too long.
+    pub(super) fn check_deadlines(&mut self, now: Instant) {
+        if self.next_deadline.is_none_or(|next| next > now) {
+            return;
+        }
+        let late = |deadline: Option<Instant>| deadline.is_some_and(|deadline| deadline <= now);
+        let over = self.connections.iter().filter(|(_, connection)| late(connection.deadline));
+        let over: Vec<_> = over.map(|(key, _)| *key).collect();
+        for key in over {
+            self.reset(key, ConnectError::TimedOut);
+        }
+        self.rests.retain(|_, rest| !late(rest.deadline));
+        self.clients.check_deadlines(now);
+        let connections = self.connections.values().chain(self.rests.values());
+        let deadlines = connections.filter_map(|connection| connection.deadline);
+        self.next_deadline = deadlines.chain(self.clients.deadlines()).min();
+    }
+
+    // --- packets for the guest ---
+
+    pub(super) fn has_packets(&self) -> bool {
+        !self.replies.is_empty() || !self.ready.is_empty()
+    }
+
+    /// Fills a buffer of the driver's; with how many bytes, if there was anything for it.
+    pub(super) fn fill(&mut self, slot: &mut Slot<'_>) -> Option<u32> {
+        let header = self.next_packet(&mut slot.payload)?;
+        slot.header.write(zerocopy::IntoBytes::as_bytes(&header));
+        Some(header.len.get() + u32::try_from(Header::LENGTH).unwrap_or_default())
+    }
+
+    fn next_packet(&mut self, payload: &mut Span<'_>) -> Option<Header> {
+        loop {
+            if let Some(reply) = self.replies.pop_front() {
+                return Some(reply);
+            }
+            let key = self.ready.pop_front()?;
+            let Some(connection) = self.connections.get_mut(&key) else { continue };
+            connection.queued = false;
+            let packet = connection.next_packet(payload, &self.limits);
+            let deadline = connection.deadline;
+            match packet {
+                Ok(packet) => {
+                    self.note_deadline(deadline);
+                    // To the end of the queue: everyone's turn comes.
+                    self.attend(key);
+                    if packet.is_some() {
+                        return packet;
+                    }
+                }
+                Err(Aborted) => self.reset(key, ConnectError::Refused),
+            }
+        }
+    }
+}
+
+/// Has epoll tell of room to write exactly while there is something to write.
+fn watch_writes(epoll: &Epoll, connection: &mut Connection, token: Token) {
+    if connection.watched == connection.has_output() {
+        return;
+    }
+    connection.watched = !connection.watched;
+    let mut events = EventSet::IN | EventSet::READ_HANG_UP | EventSet::EDGE_TRIGGERED;
+    events.set(EventSet::OUT, connection.watched);
+    let event = EpollEvent::new(events, token.pack());
+    let fd = connection.stream().as_raw_fd();
+    if let Err(error) = epoll.ctl(ControlOperation::Modify, fd, event) {
+        // It is registered: this cannot fail but for want of memory.
+        log::warn!("vsock: {error}");
+    }
+}
+
+/// Two ends: ours, which never blocks, and the consumer's.
+pub(super) fn pair() -> io::Result<(UnixStream, UnixStream)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    Ok((ours, theirs))
+}

@@ -1,0 +1,258 @@
+//! Who gets connected to whom.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use super::driver::{Driver, data, header};
+use super::*;
+use vmtrace::devices::virtio::vsock::packet::op;
+use vmtrace::devices::virtio::vsock::{ConnectError, PortTaken, Vsock, VsockError};
+use vmtrace::private_socket::SocketError;
+
+fn with_socket() -> (tempfile::TempDir, Driver) {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = Some(directory.path().join("v.sock"));
+    (directory, started(&Options { socket, ..Options::default() }))
+}
+
+#[test]
+fn the_guest_reads_its_cid() {
+    let driver = started(&Options { cid: 77, ..Options::default() });
+    let mut config = [0; 8];
+    driver.read_config(0, &mut config);
+    assert_eq!(u64::from_le_bytes(config), 77);
+    driver.read_config(4, &mut config);
+    assert_eq!(config, [0; 8]);
+    driver.read_config(u64::MAX - 0x100, &mut config);
+    assert_eq!(config, [0; 8]);
+    for cid in [0, 1, 2, u32::MAX] {
+        let result = Vsock::new(&Options { cid, ..Options::default() });
+        assert!(matches!(result, Err(VsockError::Cid(_))));
+    }
+}
+
+#[test]
+fn a_host_client_reaches_a_port_of_the_guest() {
+    let (directory, mut driver) = with_socket();
+    let path = directory.path().join("v.sock");
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let mut client = UnixStream::connect(&path).unwrap();
+    // What follows the line belongs to the connection.
+    client.write_all(b"CONNECT 52\nhello").unwrap();
+    let request = driver.expect(op::REQUEST).header;
+    assert_eq!((request.src_port.get(), request.dst_port.get()), (1 << 30, 52));
+    assert_eq!(request.buf_alloc.get(), Limits::default().buffer);
+    // Nothing is sent to a guest that has not accepted.
+    driver.expect_nothing();
+    driver.send(header(op::RESPONSE, 52, 1 << 30), &[]);
+    assert_eq!(driver.expect(op::RW).data, b"hello");
+    driver.send(data(52, 1 << 30, 2), b"ok");
+    let mut answer = [0; 16];
+    driver.turn();
+    client.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"OK 1073741824\nok");
+}
+
+#[test]
+fn a_client_that_the_guest_refuses_is_closed() {
+    let (directory, mut driver) = with_socket();
+    let path = directory.path().join("v.sock");
+    let mut client = UnixStream::connect(&path).unwrap();
+    client.write_all(b"connect 52\n").unwrap();
+    let request = driver.expect(op::REQUEST).header;
+    driver.send(request.reset(), &[]);
+    driver.turn();
+    assert_eq!(client.read(&mut [0]).unwrap(), 0);
+    // And one that asks for nothing sensible, or is gone.
+    for line in ["HELLO\n", "CONNECT x\n", &"C".repeat(100)] {
+        let mut client = UnixStream::connect(&path).unwrap();
+        client.write_all(line.as_bytes()).unwrap();
+        driver.expect_nothing();
+        assert!(matches!(client.read(&mut [0]), Ok(0) | Err(_)), "{line}");
+    }
+    drop(UnixStream::connect(&path).unwrap());
+    driver.expect_nothing();
+    assert_eq!(driver.host.connections(), 0);
+}
+
+#[test]
+fn a_client_that_leaves_before_the_answer_is_forgotten() {
+    let (directory, mut driver) = with_socket();
+    let path = directory.path().join("v.sock");
+    let mut client = UnixStream::connect(&path).unwrap();
+    client.write_all(b"CONNECT 52\n").unwrap();
+    let request = driver.expect(op::REQUEST).header;
+    drop(client);
+    assert_eq!(driver.expect(op::RST).header.dst_port.get(), 52);
+    assert_eq!(driver.host.connections(), 0);
+    // The guest's answer comes too late.
+    driver.send(header(op::RESPONSE, 52, request.src_port.get()), &[]);
+    driver.expect(op::RST);
+}
+
+#[test]
+fn the_guest_reaches_sockets_of_the_host() {
+    let (directory, mut driver) = with_socket();
+    let listener = UnixListener::bind(directory.path().join("v.sock_7777")).unwrap();
+    let response = driver.connect(7777, 99);
+    assert_eq!(response.op(), op::RESPONSE);
+    assert_eq!(response.header.buf_alloc.get(), Limits::default().buffer);
+    let (mut peer, _) = listener.accept().unwrap();
+    driver.send(data(99, 7777, 5), b"hello");
+    driver.turn();
+    let mut bytes = [0; 5];
+    peer.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"hello");
+    peer.write_all(b"world").unwrap();
+    assert_eq!(driver.expect(op::RW).data, b"world");
+    // Nobody listens there.
+    for port in [7778, 0, u32::MAX, u32::MAX - 1, u32::MAX - 2] {
+        assert_eq!(driver.connect(port, 99).op(), op::RST, "{port}");
+    }
+    drop(listener);
+    assert_eq!(driver.connect(7777, 98).op(), op::RST);
+}
+
+#[test]
+fn services_come_before_sockets() {
+    let (directory, mut driver) = with_socket();
+    let listener = UnixListener::bind(directory.path().join("v.sock_1024")).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let service = served(&driver);
+    assert_eq!(driver.host.listen(PORT, drop), Err(PortTaken(PORT)));
+    connected(&mut driver, &service, 5);
+    assert!(listener.accept().is_err());
+}
+
+#[test]
+fn a_live_socket_is_not_taken_over_and_a_dead_one_is() {
+    let (directory, driver) = with_socket();
+    let socket = directory.path().join("v.sock");
+    let options = Options { socket: Some(socket.clone()), ..Options::default() };
+    let result = Vsock::new(&options);
+    assert!(matches!(result, Err(VsockError::Socket(SocketError::InUse(_)))));
+    // Removed with the device, even though someone still has its host's side.
+    let host = driver.finish();
+    assert!(!socket.exists());
+    assert_eq!(host.connect(1, SECOND).unwrap_err(), ConnectError::Ended);
+    drop(UnixListener::bind(&socket).unwrap());
+    Vsock::new(&options).unwrap();
+}
+
+#[test]
+fn this_process_reaches_a_port_of_the_guest() {
+    let mut driver = plain();
+    let host = driver.host.clone();
+    let connecting = std::thread::spawn(move || host.connect(52, 10 * SECOND));
+    let request = driver.expect(op::REQUEST).header;
+    driver.send(header(op::RESPONSE, 52, request.src_port.get()), &[]);
+    driver.turn();
+    let mut stream = connecting.join().unwrap().unwrap();
+    stream.write_all(b"mark").unwrap();
+    assert_eq!(driver.expect(op::RW).data, b"mark");
+    driver.send(data(52, request.src_port.get(), 4), b"done");
+    driver.turn();
+    let mut bytes = [0; 4];
+    stream.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"done");
+}
+
+#[test]
+fn this_process_learns_why_the_guest_cannot_be_reached() {
+    let mut idle = Driver::new(&Options::default());
+    assert_eq!(idle.host.connect(52, SECOND).unwrap_err(), ConnectError::NoDriver);
+    idle.start();
+    assert_eq!(
+        idle.host.connect(52, Duration::from_millis(1)).unwrap_err(),
+        ConnectError::TimedOut
+    );
+    let request = idle.expect(op::REQUEST).header;
+    // Nobody waits for it any more.
+    idle.send(header(op::RESPONSE, 52, request.src_port.get()), &[]);
+    idle.expect(op::RST);
+    let asked = |driver: &mut Driver, then: fn(&mut Driver)| {
+        let host = driver.host.clone();
+        let connecting = std::thread::spawn(move || host.connect(52, 10 * SECOND));
+        driver.expect(op::REQUEST);
+        then(driver);
+        connecting.join().unwrap().unwrap_err()
+    };
+    let refuse = |driver: &mut Driver| {
+        driver.send(header(op::RST, 52, (1 << 30) + 1), &[]);
+        driver.turn();
+    };
+    assert_eq!(asked(&mut idle, refuse), ConnectError::Refused);
+    assert_eq!(asked(&mut idle, Driver::reset), ConnectError::NoDriver);
+    let limits = Limits { connect_time: Duration::from_millis(50), ..Limits::default() };
+    let mut driver = with_limits(limits);
+    let wait = |driver: &mut Driver| {
+        driver.expect(op::RST);
+    };
+    assert_eq!(asked(&mut driver, wait), ConnectError::TimedOut);
+    let mut full = with_limits(Limits { connections: 0, ..Limits::default() });
+    assert_eq!(full.host.connect(52, SECOND).unwrap_err(), ConnectError::TooMany);
+    full.expect_nothing();
+}
+
+#[test]
+fn a_thousand_connections_in_each_direction_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("v.sock");
+    let mut driver = started(&Options { socket: Some(path.clone()), ..Options::default() });
+    let service = served(&driver);
+    let mut streams = Vec::new();
+    for guest_port in 0..1000 {
+        streams.push((guest_port, PORT, connected(&mut driver, &service, guest_port)));
+    }
+    for guest_port in 0..1000 {
+        let mut client = UnixStream::connect(&path).unwrap();
+        writeln!(client, "CONNECT {guest_port}").unwrap();
+        let local = driver.expect(op::REQUEST).header.src_port.get();
+        driver.send(header(op::RESPONSE, guest_port, local), &[]);
+        driver.turn();
+        let mut line = vec![0; format!("OK {local}\n").len()];
+        client.read_exact(&mut line).unwrap();
+        streams.push((guest_port, local, client));
+    }
+    assert_eq!(driver.host.connections(), 2000);
+    // Everyone gets what is theirs.
+    for (guest_port, local, stream) in &mut streams {
+        write!(stream, "from {guest_port} {local}").unwrap();
+    }
+    for _ in 0..streams.len() {
+        let packet = driver.expect(op::RW);
+        let (guest, local) = (packet.header.dst_port.get(), packet.header.src_port.get());
+        assert_eq!(packet.data, format!("from {guest} {local}").as_bytes());
+        driver.send(data(guest, local, packet.data.len()), &packet.data);
+    }
+    driver.turn();
+    for (guest_port, local, stream) in &mut streams {
+        let mut bytes = vec![0; format!("from {guest_port} {local}").len()];
+        stream.read_exact(&mut bytes).unwrap();
+        assert_eq!(bytes, format!("from {guest_port} {local}").as_bytes());
+    }
+}
+
+#[test]
+fn more_connections_than_allowed_are_refused_until_some_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("v.sock");
+    let limits = Limits { connections: 3, ..Limits::default() };
+    let mut driver = started(&Options { socket: Some(path.clone()), limits, ..Options::default() });
+    let service = served(&driver);
+    let streams: Vec<_> = (0..3).map(|port| connected(&mut driver, &service, port)).collect();
+    assert_eq!(driver.connect(PORT, 3).op(), op::RST);
+    // A client waits in the socket's queue.
+    let mut client = UnixStream::connect(&path).unwrap();
+    client.write_all(b"CONNECT 52\n").unwrap();
+    driver.expect_nothing();
+    // It costs nothing meanwhile.
+    let before = Instant::now();
+    driver.send(header(op::RST, 0, PORT), &[]);
+    driver.expect(op::REQUEST);
+    assert!(before.elapsed() < 5 * SECOND);
+    assert_eq!(driver.connect(PORT, 3).op(), op::RST);
+    drop(streams);
+}
