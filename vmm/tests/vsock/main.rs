@@ -1,6 +1,8 @@
 //! The socket device, with the driver's part played here.
 
 mod driver;
+mod flow;
+mod hostile;
 mod opening;
 
 use std::os::unix::net::UnixStream;
