@@ -1,7 +1,5 @@
 //! Templates of machine code and how they are made concrete.
 
-#![allow(unsafe_code, reason = "a slice over assembled code")]
-
 use core::fmt;
 
 /// Kinds of holes.
@@ -53,6 +51,8 @@ pub enum TemplateError {
     Missing(Fixup),
     /// A value does not fit its hole.
     Range(Fixup, u64),
+    /// This build has no such trampoline.
+    Absent,
     /// The output is shorter than the code.
     Space {
         /// Bytes needed.
@@ -67,6 +67,7 @@ impl fmt::Display for TemplateError {
             Self::Range(hole, value) => {
                 write!(f, "trampoline: {value:#x} does not fit {hole:?}")
             }
+            Self::Absent => f.write_str("trampoline: not in a build for another architecture"),
             Self::Space { needed } => write!(f, "trampoline: {needed} bytes needed"),
         }
     }
@@ -83,24 +84,6 @@ pub struct Template {
 }
 
 impl Template {
-    /// The code in `[start, end)` and its table of holes.
-    ///
-    /// # Safety
-    /// `start..end` is one run of initialised, immutable, static bytes, and
-    /// `holes` points to an aligned, immutable, static table.
-    pub(crate) unsafe fn from_symbols(
-        start: *const u8,
-        end: *const u8,
-        holes: *const [u32; HOLES],
-    ) -> Self {
-        let len = end.addr() - start.addr();
-        // SAFETY: by the contract of this function.
-        let code = unsafe { core::slice::from_raw_parts(start, len) };
-        // SAFETY: by the contract of this function.
-        let holes = unsafe { &*holes };
-        Self { code, holes }
-    }
-
     /// The code, holes unfilled.
     #[must_use]
     pub const fn code(&self) -> &'static [u8] {
@@ -111,7 +94,7 @@ impl Template {
     /// length of the code.
     ///
     /// # Errors
-    /// When a hole has no value in `values`, a value does not fit, or `out` is
+    /// When there is no code, a hole has no value in `values`, a value does not fit, or `out` is
     /// too short; `out` is then unusable.
     pub fn instantiate(
         &self,
@@ -119,6 +102,9 @@ impl Template {
         values: &[(Fixup, u64)],
     ) -> Result<usize, TemplateError> {
         let needed = self.code.len();
+        if needed == 0 {
+            return Err(TemplateError::Absent);
+        }
         let out = out.get_mut(..needed).ok_or(TemplateError::Space { needed })?;
         out.copy_from_slice(self.code);
         for (hole, &offset) in Fixup::ALL.into_iter().zip(self.holes) {

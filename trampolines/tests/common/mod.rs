@@ -1,21 +1,25 @@
-//! A fake guest: per-CPU areas, rings and sites in the low 2 GiB of a process.
+//! A fake guest: CPUs, tasks, rings and sites in the low 2 GiB of a process.
 #![allow(unsafe_code, reason = "runs machine code in this process")]
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use vmtrace_trampolines::Overflow;
 use vmtrace_trampolines::layout::{Control, Header, RECORD_SIZE, Record, Ring};
-use vmtrace_trampolines::{
-    Fixup,
-    x86_64::{Addressing, Overflow, entry},
-};
 
-/// Offsets in a fake per-CPU area.
-const CURRENT: u64 = 0;
-const CPU_NUMBER: u64 = 8;
-const CONTROL: u64 = 64;
+#[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
+#[cfg_attr(target_arch = "riscv64", path = "riscv64.rs")]
+pub(crate) mod arch;
+
+use arch::Addressing;
+
+/// Bytes of what belongs to a CPU, and of all tasks.
 const AREA: u64 = 4096;
 /// Offset of `pid` in a fake task.
 const PID: u64 = 40;
+/// Offset of the trampoline in the code page; sites are before it.
+const TRAMPOLINE: usize = 1024;
+/// Bytes from a site to the next.
+const SITE: usize = 16;
 
 pub(crate) struct FakeGuest {
     pub(crate) cpus: u64,
@@ -26,27 +30,23 @@ pub(crate) struct FakeGuest {
 }
 
 fn map(len: u64, align: u64, protection: i32) -> u64 {
-    let wanted = usize::try_from(len + align).unwrap();
+    // Addresses must survive a sign extension from 32 bits; not every
+    // architecture has MAP_32BIT.
+    static NEXT: AtomicU64 = AtomicU64::new(0x3000_0000);
+    let address = NEXT.fetch_add(len + align, Ordering::Relaxed).next_multiple_of(align);
     // SAFETY: a new anonymous mapping, nothing existing is replaced.
-    let address = unsafe {
+    let mapped = unsafe {
         libc::mmap(
-            core::ptr::null_mut(),
-            wanted,
+            at(address),
+            usize::try_from(len).unwrap(),
             protection,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_32BIT,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
             -1,
             0,
         )
     };
-    assert_ne!(address, libc::MAP_FAILED, "no memory in the low 2 GiB");
-    (address.addr() as u64).next_multiple_of(align)
-}
-
-pub(crate) fn set_gs(base: u64) {
-    const ARCH_SET_GS: i32 = 0x1001;
-    // SAFETY: gs is unused by Rust and glibc on x86-64.
-    let result = unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_SET_GS, base) };
-    assert_eq!(result, 0);
+    assert_eq!(mapped.addr() as u64, address, "no memory in the low 2 GiB");
+    address
 }
 
 fn at<T>(address: u64) -> *mut T {
@@ -59,71 +59,39 @@ impl FakeGuest {
     pub(crate) fn new(cpus: u64, stride: u64, addressing: Addressing, overflow: Overflow) -> Self {
         let rw = libc::PROT_READ | libc::PROT_WRITE;
         let per_cpu = map(AREA * cpus, 4096, rw);
-        let tasks = map(4096, 4096, rw);
+        let tasks = map(AREA, 4096, rw);
         let memory = map(stride * cpus, stride, rw);
         let code = map(4096, 4096, rw | libc::PROT_EXEC);
         let rings: Vec<_> =
             (0..cpus).map(|cpu| Ring::new(memory + cpu * stride, stride).unwrap()).collect();
-        let table = per_cpu + CONTROL + 64;
         for (cpu, ring) in (0..cpus).zip(&rings) {
-            let area = per_cpu + cpu * AREA;
-            // SAFETY: all inside the mappings made above, aligned, not shared yet.
+            // SAFETY: inside the mappings made above, aligned, not shared yet.
             unsafe {
-                at::<Control>(area + CONTROL).write(ring.control());
+                at::<Control>(arch::control(per_cpu, cpu)).write(ring.control());
                 at::<Header>(ring.address()).write(ring.header());
-                at::<u64>(area + CURRENT).write(tasks);
-                at::<u64>(area + CPU_NUMBER).write(cpu);
-                at::<u64>(table + 8 * cpu).write(area + CONTROL);
             }
         }
-        let values = [
-            // gs is the area's address; the block lies CONTROL bytes into it.
-            (Fixup::ControlFromGs, CONTROL),
-            (Fixup::Current, CURRENT),
-            (Fixup::Pid, PID),
-            (Fixup::RingMask, stride.wrapping_neg()),
-            (Fixup::CpuNumber, CPU_NUMBER),
-            (Fixup::CpuCount, cpus),
-            (Fixup::ControlTable, table),
-        ];
-        let mut text = vec![0xcc_u8; 4096];
-        entry(addressing, overflow).instantiate(&mut text[1024..], &values).unwrap();
-        for site in 0..Self::SITES {
-            // call stub; ret
-            let offset = usize::try_from(site * 16).unwrap();
-            let relative = i32::try_from(1024 - (offset + 5)).unwrap();
-            text[offset] = 0xe8;
-            text[offset + 1..offset + 5].copy_from_slice(&relative.to_le_bytes());
-            text[offset + 5] = 0xc3;
+        let guest = Self { cpus, rings, per_cpu, tasks, code };
+        let mut text = guest.trampoline(addressing, overflow, stride);
+        text.resize(4096 - TRAMPOLINE, 0);
+        let mut page = vec![0; TRAMPOLINE];
+        for site in 0..usize::try_from(Self::SITES).unwrap() {
+            let code = arch::site(TRAMPOLINE - site * SITE);
+            page[site * SITE..][..code.len()].copy_from_slice(&code);
         }
+        page.extend(text);
         // SAFETY: `code` is 4096 writable bytes.
-        unsafe { core::ptr::copy_nonoverlapping(text.as_ptr(), at(code), text.len()) };
-        Self { cpus, rings, per_cpu, tasks, code }
-    }
-
-    /// What gs holds on `cpu`.
-    pub(crate) fn gs(&self, cpu: u64) -> u64 {
-        self.per_cpu + cpu * AREA
-    }
-
-    pub(crate) fn set_current(&self, cpu: u64, pid: u32) -> u64 {
-        let task = self.tasks + u64::from(pid) % 16 * 64;
-        // SAFETY: inside the mappings of `new`.
-        unsafe { at::<u32>(task + PID).write_volatile(pid) };
-        // SAFETY: as above.
-        unsafe { at::<u64>(self.gs(cpu) + CURRENT).write_volatile(task) };
-        task
+        unsafe { core::ptr::copy_nonoverlapping(page.as_ptr(), at(code), page.len()) };
+        guest
     }
 
     pub(crate) fn site(&self, site: u64) -> u64 {
-        self.code + site % Self::SITES * 16
+        self.code + site % Self::SITES * SITE as u64
     }
 
-    /// Calls the traced function `site` on the CPU whose gs is set.
-    pub(crate) fn hit(&self, site: u64) {
-        // SAFETY: a C ABI function without arguments was written there.
-        let function: extern "C" fn() = unsafe { core::mem::transmute(at::<u8>(self.site(site))) };
-        function();
+    /// What the record of a hit has for a function.
+    pub(crate) fn function(&self, site: u64) -> u32 {
+        u32::try_from(self.site(site) + arch::SITE_RETURN).unwrap()
     }
 
     fn word(&self, address: u64) -> &AtomicU64 {
@@ -132,7 +100,7 @@ impl FakeGuest {
     }
 
     pub(crate) fn head(&self, cpu: u64) -> u64 {
-        self.word(self.gs(cpu) + CONTROL).load(Ordering::Acquire)
+        self.word(arch::control(self.per_cpu, cpu)).load(Ordering::Acquire)
     }
 
     pub(crate) fn dropped(&self, cpu: u64) -> u64 {

@@ -1,21 +1,21 @@
 //! Tasks, interrupts, preemption and migration against one another, for real.
 //!
-//! A "CPU" is a gs base. Threads that share one are pinned to one processor, so
-//! that they preempt each other at any instruction as tasks do, and a timer
-//! signal comes as an interrupt: it hits sites itself (nesting), and it moves
-//! the interrupted thread to the other CPU in the middle of a trampoline.
-#![cfg(target_arch = "x86_64")]
+//! Threads that share a fake CPU are pinned to one processor, so that they preempt
+//! each other at any instruction as tasks do, and a signal comes as an interrupt:
+//! it hits sites itself (nesting), and it moves the interrupted thread to the
+//! other CPU in the middle of a trampoline.
 #![allow(unsafe_code, reason = "signals, affinity, gs")]
 
 mod common;
 
-use common::{FakeGuest, set_gs};
+use common::FakeGuest;
+use common::arch::{ADDRESSINGS, Addressing, handler};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use vmtrace_trampolines::x86_64::{Addressing, Overflow};
+use vmtrace_trampolines::Overflow;
 
 static GUEST: OnceLock<FakeGuest> = OnceLock::new();
 static HITS: AtomicU64 = AtomicU64::new(0);
@@ -46,9 +46,9 @@ fn run_on(cpu: u64) {
     // SAFETY: a valid set for the calling thread.
     let result = unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) };
     assert_eq!(result, 0);
-    // Only now is this thread on that processor: gs and the processor change
-    // together as far as anyone else on either of them can tell.
-    set_gs(GUEST.get().unwrap().gs(cpu));
+    // Only now is this thread on that processor: what it takes for its CPU and the
+    // processor change together as far as anyone else on either of them can tell.
+    GUEST.get().unwrap().run_on(cpu);
     CPU.set(cpu);
 }
 
@@ -72,7 +72,7 @@ fn stress(addressing: Addressing) {
     // and async-signal-safe system calls.
     unsafe {
         let mut action: libc::sigaction = core::mem::zeroed();
-        action.sa_sigaction = interrupt as *const () as usize;
+        action.sa_sigaction = handler(interrupt);
         action.sa_flags = libc::SA_RESTART;
         libc::sigaction(libc::SIGUSR1, &raw const action, core::ptr::null_mut());
     }
@@ -145,8 +145,7 @@ fn stress(addressing: Addressing) {
     );
     assert!(signals > 1000 && migrations > 100, "the test did not test");
     assert_eq!(drained + dropped, hits, "a record was lost or made twice");
-    let known: Vec<_> =
-        (0..FakeGuest::SITES).map(|site| u32::try_from(guest.site(site) + 5).unwrap()).collect();
+    let known: Vec<_> = (0..FakeGuest::SITES).map(|site| guest.function(site)).collect();
     assert!(records.keys().all(|function| known.contains(function)), "a torn record");
 }
 
@@ -155,5 +154,5 @@ static SENDING: AtomicBool = AtomicBool::new(true);
 
 #[test]
 fn nothing_is_lost_or_torn_under_interrupts_preemption_and_migration() {
-    stress(Addressing::PerCpu);
+    stress(ADDRESSINGS[0]);
 }

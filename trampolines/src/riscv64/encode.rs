@@ -1,0 +1,282 @@
+//! The instructions of RV64 that trampolines and patched sites are made of, in
+//! their 4-byte forms (The RISC-V Instruction Set Manual, volume I, chapter 37).
+//!
+//! Encoded here and not by the assembler, so that an x86-64 build can make and
+//! test them as well. The test that runs on riscv64 compares with the assembler.
+
+/// An integer register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Register(u32);
+
+#[allow(missing_docs)]
+pub mod register {
+    use super::Register;
+    pub const ZERO: Register = Register(0);
+    pub const RA: Register = Register(1);
+    pub const SP: Register = Register(2);
+    pub const TP: Register = Register(4);
+    pub const T0: Register = Register(5);
+    pub const T1: Register = Register(6);
+    pub const T2: Register = Register(7);
+    pub const T3: Register = Register(28);
+    pub const T4: Register = Register(29);
+    pub const T5: Register = Register(30);
+    pub const T6: Register = Register(31);
+    pub const A7: Register = Register(17);
+}
+use register::ZERO;
+
+/// `nop`
+pub const NOP: u32 = addi(ZERO, ZERO, 0);
+/// `ecall`
+pub const ECALL: u32 = 0x0000_0073;
+/// `fence.i`
+pub const FENCE_I: u32 = 0x0000_100f;
+/// `fence w, w`
+pub const FENCE_W_W: u32 = 0x0110_000f;
+/// `sfence.vma`: all addresses, all address spaces.
+pub const SFENCE_VMA: u32 = 0x1200_0073;
+
+const fn i_type(opcode: u32, funct3: u32, rd: Register, rs1: Register, imm: i32) -> u32 {
+    debug_assert!(imm >= -2048 && imm < 2048);
+    opcode | rd.0 << 7 | funct3 << 12 | rs1.0 << 15 | (imm.cast_unsigned() & 0xfff) << 20
+}
+
+const fn r_type(funct7: u32, funct3: u32, rd: Register, rs1: Register, rs2: Register) -> u32 {
+    0x33 | rd.0 << 7 | funct3 << 12 | rs1.0 << 15 | rs2.0 << 20 | funct7 << 25
+}
+
+const fn s_type(funct3: u32, base: Register, source: Register, imm: i32) -> u32 {
+    debug_assert!(imm >= -2048 && imm < 2048);
+    let imm = imm.cast_unsigned();
+    0x23 | (imm & 0x1f) << 7
+        | funct3 << 12
+        | base.0 << 15
+        | source.0 << 20
+        | (imm >> 5 & 0x7f) << 25
+}
+
+const fn b_type(funct3: u32, rs1: Register, rs2: Register, distance: i32) -> u32 {
+    debug_assert!(distance >= -4096 && distance < 4096 && distance % 2 == 0);
+    let d = distance.cast_unsigned();
+    0x63 | (d >> 11 & 1) << 7
+        | (d >> 1 & 0xf) << 8
+        | funct3 << 12
+        | rs1.0 << 15
+        | rs2.0 << 20
+        | (d >> 5 & 0x3f) << 25
+        | (d >> 12 & 1) << 31
+}
+
+const fn amo(funct5: u32, rd: Register, address: Register, source: Register) -> u32 {
+    0x2f | rd.0 << 7 | 3 << 12 | address.0 << 15 | source.0 << 20 | funct5 << 27
+}
+
+/// `lui rd, upper`: the low 20 bits of `upper` become bits 12 to 31.
+#[must_use]
+pub const fn lui(rd: Register, upper: u32) -> u32 {
+    0x37 | rd.0 << 7 | upper << 12
+}
+
+/// `auipc rd, upper`
+#[must_use]
+pub const fn auipc(rd: Register, upper: u32) -> u32 {
+    0x17 | rd.0 << 7 | upper << 12
+}
+
+/// `addi rd, rs, imm`
+#[must_use]
+pub const fn addi(rd: Register, rs: Register, imm: i32) -> u32 {
+    i_type(0x13, 0, rd, rs, imm)
+}
+
+/// `mv rd, rs`
+#[must_use]
+pub const fn mv(rd: Register, rs: Register) -> u32 {
+    addi(rd, rs, 0)
+}
+
+/// `sext.w rd, rs`
+#[must_use]
+pub const fn sext_w(rd: Register, rs: Register) -> u32 {
+    i_type(0x1b, 0, rd, rs, 0)
+}
+
+/// `slli rd, rs, bits`
+#[must_use]
+pub const fn slli(rd: Register, rs: Register, bits: i32) -> u32 {
+    i_type(0x13, 1, rd, rs, bits)
+}
+
+/// `srli rd, rs, bits`
+#[must_use]
+pub const fn srli(rd: Register, rs: Register, bits: i32) -> u32 {
+    i_type(0x13, 5, rd, rs, bits)
+}
+
+/// `add rd, a, b`
+#[must_use]
+pub const fn add(rd: Register, a: Register, b: Register) -> u32 {
+    r_type(0, 0, rd, a, b)
+}
+
+/// `or rd, a, b`
+#[must_use]
+pub const fn or(rd: Register, a: Register, b: Register) -> u32 {
+    r_type(0, 6, rd, a, b)
+}
+
+/// `and rd, a, b`
+#[must_use]
+pub const fn and(rd: Register, a: Register, b: Register) -> u32 {
+    r_type(0, 7, rd, a, b)
+}
+
+/// `lw rd, offset(base)`
+#[must_use]
+pub const fn lw(rd: Register, base: Register, offset: i32) -> u32 {
+    i_type(0x03, 2, rd, base, offset)
+}
+
+/// `ld rd, offset(base)`
+#[must_use]
+pub const fn ld(rd: Register, base: Register, offset: i32) -> u32 {
+    i_type(0x03, 3, rd, base, offset)
+}
+
+/// `sw source, offset(base)`
+#[must_use]
+pub const fn sw(source: Register, base: Register, offset: i32) -> u32 {
+    s_type(2, base, source, offset)
+}
+
+/// `sd source, offset(base)`
+#[must_use]
+pub const fn sd(source: Register, base: Register, offset: i32) -> u32 {
+    s_type(3, base, source, offset)
+}
+
+/// `beq a, b, . + distance`
+#[must_use]
+pub const fn beq(a: Register, b: Register, distance: i32) -> u32 {
+    b_type(0, a, b, distance)
+}
+
+/// `bne a, b, . + distance`
+#[must_use]
+pub const fn bne(a: Register, b: Register, distance: i32) -> u32 {
+    b_type(1, a, b, distance)
+}
+
+/// `bgeu a, b, . + distance`
+#[must_use]
+pub const fn bgeu(a: Register, b: Register, distance: i32) -> u32 {
+    b_type(7, a, b, distance)
+}
+
+/// `jal rd, . + distance`
+#[must_use]
+pub const fn jal(rd: Register, distance: i32) -> u32 {
+    debug_assert!(distance >= -(1 << 20) && distance < 1 << 20 && distance % 2 == 0);
+    let d = distance.cast_unsigned();
+    0x6f | rd.0 << 7
+        | (d >> 12 & 0xff) << 12
+        | (d >> 11 & 1) << 20
+        | (d >> 1 & 0x3ff) << 21
+        | (d >> 20 & 1) << 31
+}
+
+/// `j . + distance`
+#[must_use]
+pub const fn j(distance: i32) -> u32 {
+    jal(ZERO, distance)
+}
+
+/// `jalr rd, offset(base)`
+#[must_use]
+pub const fn jalr(rd: Register, base: Register, offset: i32) -> u32 {
+    i_type(0x67, 0, rd, base, offset)
+}
+
+/// `jr base`
+#[must_use]
+pub const fn jr(base: Register) -> u32 {
+    jalr(ZERO, base, 0)
+}
+
+/// `lr.d rd, (address)`
+#[must_use]
+pub const fn lr_d(rd: Register, address: Register) -> u32 {
+    amo(0b00010, rd, address, ZERO)
+}
+
+/// `sc.d rd, source, (address)`
+#[must_use]
+pub const fn sc_d(rd: Register, source: Register, address: Register) -> u32 {
+    amo(0b00011, rd, address, source)
+}
+
+/// `amoadd.d rd, source, (address)`
+#[must_use]
+pub const fn amoadd_d(rd: Register, source: Register, address: Register) -> u32 {
+    amo(0, rd, address, source)
+}
+
+/// `rdtime rd`
+#[must_use]
+pub const fn rdtime(rd: Register) -> u32 {
+    0x73 | rd.0 << 7 | 2 << 12 | 0xc01 << 20
+}
+
+/// The immediates of `auipc` or `lui` (20 bits) and of the instruction after it
+/// (12 bits, signed) that add up to `distance`. `None` beyond 2 GiB.
+#[must_use]
+pub const fn split(distance: i64) -> Option<(u32, i32)> {
+    let upper = (distance + 0x800) >> 12;
+    if upper < -(1 << 19) || upper >= 1 << 19 {
+        return None;
+    }
+    #[allow(clippy::cast_possible_truncation, reason = "20 and 12 bits, checked above")]
+    let (upper, lower) = (upper as i32, (distance - (upper << 12)) as i32);
+    Some((upper.cast_unsigned() & 0xf_ffff, lower))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::register::*;
+    use super::*;
+    use proptest::prelude::*;
+
+    // From `riscv64-linux-gnu-objdump` of Debian kernels, and of GNU as.
+    #[test]
+    fn encodings_are_those_of_the_assembler() {
+        assert_eq!(NOP, 0x0000_0013);
+        assert_eq!(ld(T1, T0, -16), 0xff02_b303);
+        assert_eq!(ld(T1, T1, 192), 0x0c03_3303);
+        assert_eq!(bne(T1, ZERO, 0x58), 0x0403_1c63);
+        assert_eq!(addi(T1, T0, -8), 0xff82_8313);
+        assert_eq!(jr(T0), 0x0002_8067);
+        assert_eq!(jalr(T0, T0, 0), 0x0002_82e7);
+        assert_eq!(lr_d(T2, T1), 0x1003_33af);
+        assert_eq!(sc_d(T3, T3, T1), 0x19c3_3e2f);
+        assert_eq!(amoadd_d(ZERO, T4, T3), 0x01de_302f);
+        assert_eq!(rdtime(T3), 0xc010_2e73);
+        assert_eq!(j(-4), 0xffdf_f06f);
+        assert_eq!(lui(A7, 0x0976d), 0x0976_d8b7);
+    }
+
+    proptest! {
+        #[test]
+        fn split_adds_up(distance in -(1_i64 << 31)..(1 << 31) - 0x800) {
+            let (upper, lower) = split(distance).unwrap();
+            prop_assert!((-2048..2048).contains(&lower));
+            let upper = i64::from((upper << 12).cast_signed());
+            prop_assert_eq!(upper + i64::from(lower), distance);
+        }
+
+        #[test]
+        fn split_refuses_what_is_out_of_reach(distance in (1_i64 << 31)..(1 << 40)) {
+            prop_assert!(split(distance).is_none() && split(-distance - 0x1000).is_none());
+        }
+    }
+}
