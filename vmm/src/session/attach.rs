@@ -125,7 +125,7 @@ impl Controller {
     ) -> anyhow::Result<(Image, Tripwire)> {
         let paused = machine.pause()?;
         let registers = paused.registers(vcpu)?;
-        let tables = PageTables::from_registers(registers.cr3, registers.cr4);
+        let tables = PageTables::x86_64(registers.cr3, registers.cr4);
         let ram = Ram(machine.memory());
         let image = Image::locate(&ram, &self.kernel, WATCHED_SYMBOL, address, tables)?;
         let wire = Tripwire::on_function(
@@ -133,7 +133,7 @@ impl Controller {
             &image,
             &self.kernel,
             AFTER_FTRACE_INIT,
-            TRAP_INSTRUCTION[1],
+            &TRAP_INSTRUCTION,
         )?;
         paused.arm_trap(wire.address());
         self.account(paused, MarkKind::Pause, "kernel located".into());
@@ -220,13 +220,12 @@ impl Controller {
             ticks: paused.tsc(0)?,
         })?;
         self.relay = Some(relay);
-        let port = TRAP_INSTRUCTION[1];
         let from = match self.tracing.from {
             None => {
                 self.enable(machine, &mut attachment)?;
                 None
             }
-            Some(site) => match attachment.arm(&ram, &self.kernel, site, TRAP_INSTRUCTION)? {
+            Some(site) => match attachment.arm(&ram, &self.kernel, site, &TRAP_INSTRUCTION)? {
                 Ok(address) => {
                     paused.arm_trap(address);
                     Some(From { site, address })
@@ -243,7 +242,7 @@ impl Controller {
             .any(|&index| sites.get(index).is_some_and(|s| s.section == SiteSection::InitText));
         let init = if any_init {
             let wire = BEFORE_FREE_INIT.iter().find_map(|name| {
-                Tripwire::on_function(&ram, &image, &self.kernel, name, port).ok()
+                Tripwire::on_function(&ram, &image, &self.kernel, name, &TRAP_INSTRUCTION).ok()
             });
             match wire {
                 Some(wire) => {

@@ -18,7 +18,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
-use vmtrace_trampolines::x86_64::Overflow;
+use vmtrace_trampolines::Overflow;
 
 /// What to trace.
 #[derive(Clone, Debug)]

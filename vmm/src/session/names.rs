@@ -2,9 +2,7 @@
 
 use crate::kernel::Kernel;
 use crate::stream::{AddressSet, Header, Symbol};
-
-/// What a trampoline wrote for a function: the low half of site + 5.
-const SITE_LEN: u64 = 5;
+use crate::tracer::return_address;
 
 /// Traced functions by what trampolines write for them.
 #[derive(Debug)]
@@ -26,7 +24,7 @@ impl Functions {
             .iter()
             .filter_map(|&index| {
                 let site = kernel.sites().get(index)?;
-                let at = site.location.wrapping_add(SITE_LEN);
+                let at = return_address(kernel, site);
                 let key = u32::try_from(at.wrapping_add(slide).wrapping_sub(base)).ok()?;
                 let back = u8::try_from(at.wrapping_sub(site.entry)).ok()?;
                 (back < UNNAMED).then_some((key, back | UNNAMED))

@@ -1,27 +1,32 @@
 //! The annex: memory outside the guest's RAM map for code, controls and rings.
 //!
 //! ```text
-//! …80000000  code: trampoline, table of control blocks     read-execute
-//! …80200000  control blocks, spaced as the gs bases are    read-write
-//! …80400000  rings, at multiples of their stride           read-write
-//! …81000000
+//!  0 MiB  code: trampoline, table of control blocks (x86-64)  read-execute
+//!  2 MiB  control blocks                                      read-write
+//!  4 MiB  rings, at multiples of their stride                 read-write
+//! 16 MiB
 //! ```
+//!
+//! Where the guest has it is for the architecture to say; on riscv64 the first
+//! 2 MiB are not mapped.
 
-use super::arch::map;
+use super::paging::PMD_SIZE;
 use super::trace::TraceError;
 use vm_memory::{Bytes, VolatileSlice};
 use vmtrace_trampolines::layout::{CHUNK_SIZE, CONTROL_SIZE, Control, Header, Ring, header};
 
 /// Guest-physical bytes that the annex needs; a multiple of 2 MiB.
-pub const SIZE: u64 = map::SIZE;
+pub const SIZE: u64 = 16 << 20;
+/// Bytes at its front that are code and constants; the rest is data.
+pub(super) const CODE: u64 = PMD_SIZE;
 /// Most CPUs for which the annex has rings.
 pub const MAX_CPUS: u64 = 64;
 
-const CONTROLS: u64 = map::CODE;
+const CONTROLS: u64 = CODE;
 const CONTROLS_SIZE: u64 = 2 << 20;
 const RINGS: u64 = CONTROLS + CONTROLS_SIZE;
 /// Of the table of control blocks in the code area; trampolines lie before it.
-const TABLE: u64 = map::CODE - 4096;
+const TABLE: u64 = CODE - 4096;
 
 /// The annex as the VMM has it mapped; shared with the running guest.
 pub trait Memory: Send + Sync {
@@ -38,11 +43,15 @@ pub enum Addressing {
     PerCpu(u64),
     /// By CPU number, through the table at this guest virtual address.
     Table(u64),
+    /// By CPU number: the blocks lie side by side from this guest virtual address on.
+    Array(u64),
 }
 
 /// What lies where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
+    /// Guest virtual address of the annex.
+    pub address: u64,
     /// One ring for each CPU.
     pub rings: Vec<Ring>,
     /// Offset in the annex of each CPU's control block.
@@ -52,16 +61,13 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// For CPUs with these gs bases.
+    /// For CPUs with these gs bases, in an annex at this guest virtual address.
     ///
     /// # Errors
     /// With no CPU, or more than [`MAX_CPUS`].
-    pub fn new(gs_bases: &[u64]) -> Result<Self, TraceError> {
+    pub fn per_cpu(address: u64, gs_bases: &[u64]) -> Result<Self, TraceError> {
         let cpus = gs_bases.len() as u64;
-        if cpus == 0 || cpus > MAX_CPUS {
-            return Err(TraceError::Cpus(cpus));
-        }
-        let rings = rings(cpus).ok_or(TraceError::Cpus(cpus))?;
+        let rings = rings(address, cpus)?;
         // One constant must lead from every gs base to a block of its own.
         let lowest = gs_bases.iter().copied().min().unwrap_or(0);
         let mut offsets: Vec<_> = gs_bases.iter().map(|base| base - lowest).collect();
@@ -73,22 +79,40 @@ impl Layout {
         unique.sort_unstable();
         unique.dedup();
         let addressing = if sound && unique.len() == offsets.len() {
-            Addressing::PerCpu((map::ADDRESS + CONTROLS).wrapping_sub(lowest))
+            Addressing::PerCpu((address + CONTROLS).wrapping_sub(lowest))
         } else {
-            offsets = (0..cpus).map(|cpu| cpu * CONTROL_SIZE as u64).collect();
-            Addressing::Table(map::ADDRESS + TABLE)
+            offsets = array(cpus);
+            Addressing::Table(address + TABLE)
         };
         let controls = offsets.into_iter().map(|offset| CONTROLS + offset).collect();
-        Ok(Self { rings, controls, addressing })
+        Ok(Self { address, rings, controls, addressing })
+    }
+
+    /// For CPUs that are told by their number, in an annex at this guest virtual
+    /// address.
+    ///
+    /// # Errors
+    /// With no CPU, or more than [`MAX_CPUS`].
+    pub fn numbered(address: u64, cpus: u64) -> Result<Self, TraceError> {
+        let rings = rings(address, cpus)?;
+        let controls = array(cpus).into_iter().map(|offset| CONTROLS + offset).collect();
+        let addressing = Addressing::Array(address + CONTROLS);
+        Ok(Self { address, rings, controls, addressing })
     }
 
     /// Offset in the annex of `ring`.
     #[must_use]
-    pub fn offset(ring: &Ring) -> u64 {
-        ring.address() - map::ADDRESS
+    pub fn offset(&self, ring: &Ring) -> u64 {
+        ring.address() - self.address
     }
 
-    /// Writes headers, control blocks, the table and `code` into a fresh annex.
+    /// Bytes from a ring to the next.
+    #[must_use]
+    pub fn stride(&self) -> u64 {
+        self.rings.first().map_or(0, Ring::stride)
+    }
+
+    /// Writes headers, control blocks, the table and `code`, if any, into a fresh annex.
     ///
     /// # Errors
     /// When the memory is too small, or the code too long.
@@ -103,58 +127,71 @@ impl Layout {
         write(0, code)?;
         for ((cpu, ring), &control) in (0..).zip(&self.rings).zip(&self.controls) {
             let Header { base, end, room, .. } = ring.header();
-            let start = Self::offset(ring);
+            let start = self.offset(ring);
             write(start + header::BASE as u64, &base.to_le_bytes())?;
             write(start + header::END as u64, &end.to_le_bytes())?;
             write(start + header::DROPPED as u64, &[0; 8])?;
             write(start + header::ROOM as u64, &room.to_le_bytes())?;
             let Control { head, .. } = ring.control();
             write(control, &head.to_le_bytes())?;
-            write(TABLE + 8 * cpu, &(map::ADDRESS + control).to_le_bytes())?;
+            if let Addressing::Table(_) = self.addressing {
+                write(TABLE + 8 * cpu, &(self.address + control).to_le_bytes())?;
+            }
         }
         Ok(())
     }
 }
 
-/// The largest equal rings that fit.
-fn rings(cpus: u64) -> Option<Vec<Ring>> {
-    let (start, end) = (map::ADDRESS + RINGS, map::ADDRESS + SIZE);
+/// Offsets of blocks side by side.
+fn array(cpus: u64) -> Vec<u64> {
+    (0..cpus).map(|cpu| cpu * CONTROL_SIZE as u64).collect()
+}
+
+/// The largest equal rings that fit into an annex at `address`.
+fn rings(address: u64, cpus: u64) -> Result<Vec<Ring>, TraceError> {
+    if cpus == 0 || cpus > MAX_CPUS {
+        return Err(TraceError::Cpus(cpus));
+    }
+    let (start, end) = (address + RINGS, address + SIZE);
     let mut stride = (SIZE - RINGS).next_power_of_two();
     while stride >= 2 * CHUNK_SIZE as u64 {
         let first = start.next_multiple_of(stride);
         if first + cpus * stride <= end {
-            return (0..cpus).map(|cpu| Ring::new(first + cpu * stride, stride)).collect();
+            let ring = |cpu| Ring::new(first + cpu * stride, stride);
+            return (0..cpus).map(ring).collect::<Option<_>>().ok_or(TraceError::Annex);
         }
         stride /= 2;
     }
-    None
+    Err(TraceError::Cpus(cpus))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const ADDRESS: u64 = 0xffff_ffff_8000_0000;
+
     // Overlapping rings or blocks would mix the records of two CPUs.
     #[test]
     fn every_cpu_count_gets_rings_of_its_own() {
         for cpus in 1..=MAX_CPUS {
             let bases: Vec<_> = (0..cpus).map(|cpu| 0xffff_8880_3fc0_0000 + (cpu << 15)).collect();
-            let layout = Layout::new(&bases).unwrap();
+            let layout = Layout::per_cpu(ADDRESS, &bases).unwrap();
             assert!(matches!(layout.addressing, Addressing::PerCpu(_)), "{cpus}");
             let mut end = RINGS;
             for ring in &layout.rings {
-                assert!(Layout::offset(ring) >= end, "{cpus}");
-                end = Layout::offset(ring) + ring.stride();
+                assert!(layout.offset(ring) >= end, "{cpus}");
+                end = layout.offset(ring) + ring.stride();
             }
             assert!(end <= SIZE, "{cpus}");
         }
-        assert!(Layout::new(&[]).is_err());
-        assert!(Layout::new(&[0; 65]).is_err());
+        assert!(Layout::per_cpu(ADDRESS, &[]).is_err());
+        assert!(Layout::per_cpu(ADDRESS, &[0; 65]).is_err());
     }
 
     #[test]
     fn the_usual_counts_get_large_rings() {
-        let stride = |cpus| rings(cpus).unwrap()[0].stride();
+        let stride = |cpus| rings(ADDRESS, cpus).unwrap()[0].stride();
         assert_eq!(
             (stride(1), stride(2), stride(4), stride(8)),
             (8 << 20, 4 << 20, 2 << 20, 1 << 20)
@@ -164,19 +201,34 @@ mod tests {
     #[test]
     fn gs_bases_lead_to_their_blocks() {
         let bases = [0xffff_8880_7dc0_0000, 0xffff_8880_7dd0_0000];
-        let layout = Layout::new(&bases).unwrap();
+        let layout = Layout::per_cpu(ADDRESS, &bases).unwrap();
         let Addressing::PerCpu(distance) = layout.addressing else { panic!() };
         for (base, control) in bases.iter().zip(&layout.controls) {
-            assert_eq!(base.wrapping_add(distance), map::ADDRESS + control);
+            assert_eq!(base.wrapping_add(distance), ADDRESS + control);
         }
     }
 
     #[test]
     fn bases_that_no_constant_serves_go_through_the_table() {
         for bases in [[0x1000, 0x1000], [0x1000, 0x1008], [0x1000, 0x4000_0000]] {
-            let layout = Layout::new(&bases).unwrap();
+            let layout = Layout::per_cpu(ADDRESS, &bases).unwrap();
             assert!(matches!(layout.addressing, Addressing::Table(_)), "{bases:x?}");
             assert_ne!(layout.controls[0], layout.controls[1]);
+        }
+    }
+
+    // The kernels' images end anywhere: rings must fit behind each.
+    #[test]
+    fn rings_fit_wherever_the_annex_begins() {
+        for address in (0..64).map(|pmd| 0xffff_ffff_8200_0000 + pmd * PMD_SIZE) {
+            for cpus in [1, 2, 3, 8, MAX_CPUS] {
+                let layout = Layout::numbered(address, cpus).unwrap();
+                let first = layout.rings.first().unwrap();
+                let last = layout.rings.last().unwrap();
+                assert!(layout.offset(first) >= RINGS);
+                assert!(layout.offset(last) + last.stride() <= SIZE);
+                assert!(cpus > 2 || layout.stride() >= 4 << 20, "{address:#x} {cpus}");
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! A guest at rest, and its kernel image in memory.
 
-use super::arch::paging::{PageTables, WalkError};
+use super::arch;
+use super::paging::{PageTables, WalkError};
 use crate::kernel::Kernel;
 
 /// Guest-physical memory of a guest that is paused.
@@ -18,6 +19,15 @@ pub trait Guest {
     /// # Errors
     /// When any byte of it is no RAM; then nothing is promised about the rest.
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), GuestError>;
+
+    /// Writes an aligned little-endian word at guest-physical `address`, in one store
+    /// where that matters: a guest that looks sees the old word or the new one.
+    ///
+    /// # Errors
+    /// As [`Guest::write`].
+    fn write_u64(&self, address: u64, word: u64) -> Result<(), GuestError> {
+        self.write(address, &word.to_le_bytes())
+    }
 
     /// A little-endian word at guest-physical `address`.
     ///
@@ -64,6 +74,19 @@ pub struct Image {
 }
 
 impl Image {
+    /// The image of a kernel that is loaded at guest-physical `address` and has not
+    /// run yet. It is taken to run where it is linked.
+    ///
+    /// # Errors
+    /// When the image does not say where it begins.
+    pub fn loaded(kernel: &Kernel, address: u64) -> Result<Self, GuestError> {
+        let start = kernel.symbols().address("_start").ok_or_else(|| {
+            GuestError::Mismatch("the kernel image has no symbol _start".to_owned())
+        })?;
+        let tables = PageTables::none(kernel.arch());
+        Ok(Self { slide: 0, physical: address.wrapping_sub(start), tables })
+    }
+
     /// Recognises the kernel in memory: `entry_address` is where the running
     /// kernel says one of its symbols is, found under the page table `root`.
     ///
@@ -84,7 +107,8 @@ impl Image {
                 .ok_or_else(|| mismatch(format!("the kernel image has no symbol {name}")))
         };
         let slide = address.wrapping_sub(required(symbol)?);
-        if !super::arch::is_slide(slide) {
+        let arch = arch::of(kernel.arch());
+        if !arch.is_slide(slide) {
             return Err(mismatch(format!(
                 "the guest runs another kernel than the image given: {symbol} is at {address:#x}"
             )));
@@ -104,7 +128,7 @@ impl Image {
         let physical = physical.wrapping_sub(runtime);
         let image = Self { slide, physical, tables };
         // From here on the kernel's own tables, which every process shares.
-        let root = image.physical_of(required(super::arch::KERNEL_ROOT)?);
+        let root = image.physical_of(required(arch.kernel_root())?);
         Ok(Self { tables: tables.with_root(root), ..image })
     }
 

@@ -4,25 +4,21 @@
 //! on while it is used. Unit tests and fuzzing use plain memory.
 
 pub mod annex;
+mod arch;
 mod ftrace;
 mod guest;
+mod paging;
 pub mod patch;
 pub mod ring;
+mod riscv64;
 mod tasks;
 mod trace;
 mod tripwire;
-
-#[cfg(target_arch = "x86_64")]
 mod x86_64;
-#[cfg(target_arch = "x86_64")]
-use x86_64 as arch;
 
-#[cfg(not(target_arch = "x86_64"))]
-compile_error!("vmtrace traces x86-64 guests only as yet");
-
-pub use arch::paging::PageTables;
 pub use guest::{Guest, GuestError, Image};
+pub use paging::{PageTables, WalkError};
 pub use patch::{Skip, SkipReason};
 pub use tasks::Tasks;
-pub use trace::{AttachReport, Attachment, Options, TraceError};
+pub use trace::{AttachReport, Attachment, Ops, Options, TraceError, return_address};
 pub use tripwire::Tripwire;

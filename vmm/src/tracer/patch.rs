@@ -1,6 +1,6 @@
 //! Rewriting sites: verify, write, read back, remember, restore.
 
-use super::arch::site;
+use super::arch::{GuestCode, Hook};
 use super::ftrace::{self, Records};
 use super::guest::{Guest, GuestError, Image};
 use crate::kernel::{Kernel, Site, SiteSection};
@@ -15,6 +15,9 @@ pub enum SkipReason {
     GuestEnabled,
     /// The guest has disabled it for good (`FTRACE_FL_DISABLED`).
     GuestDisabled,
+    /// It lost what was prepared when tracing began, and it is not safe to prepare
+    /// it again while the guest runs.
+    Unprepared,
     /// The guest's ftrace does not know it.
     Unknown,
     /// It is in memory of `.init.text` that the guest has freed.
@@ -33,6 +36,7 @@ impl std::fmt::Display for SkipReason {
             Self::GuestOwned(what) => write!(f, "owner: guest (holds {what})"),
             Self::GuestEnabled => f.write_str("owner: guest (its ftrace is active)"),
             Self::GuestDisabled => f.write_str("disabled by the guest"),
+            Self::Unprepared => f.write_str("the guest's ftrace has used it since tracing began"),
             Self::Unknown => f.write_str("unknown to the guest's ftrace"),
             Self::Freed => f.write_str("in freed .init.text"),
             Self::OutOfReach => f.write_str("out of reach of a call"),
@@ -51,14 +55,48 @@ pub struct Skip {
     pub reason: SkipReason,
 }
 
-/// A site that holds our call.
+/// A few bytes of guest memory, before and after. No context of the guest can stand
+/// inside of them.
 #[derive(Clone, Copy, Debug)]
+pub(super) struct Edit {
+    physical: u64,
+    len: usize,
+    original: [u8; 8],
+    ours: [u8; 8],
+}
+
+impl Edit {
+    /// `None` unless both are of one length, up to 8.
+    pub(super) fn new(physical: u64, original: &[u8], ours: &[u8]) -> Option<Self> {
+        let len = original.len();
+        let mut edit = Self { physical, len, original: [0; 8], ours: [0; 8] };
+        edit.original.get_mut(..len)?.copy_from_slice(original);
+        (ours.len() == len).then(|| edit.ours[..len].copy_from_slice(ours))?;
+        Some(edit)
+    }
+
+    fn holds(&self, guest: &dyn Guest, bytes: &[u8; 8]) -> Result<bool, GuestError> {
+        let mut now = [0; 8];
+        guest.read(self.physical, &mut now[..self.len])?;
+        Ok(now == *bytes)
+    }
+
+    fn write(&self, guest: &dyn Guest, bytes: &[u8; 8]) -> Result<(), GuestError> {
+        if self.len == 8 && self.physical.is_multiple_of(8) {
+            guest.write_u64(self.physical, u64::from_le_bytes(*bytes))
+        } else {
+            guest.write(self.physical, &bytes[..self.len])
+        }
+    }
+}
+
+/// A site that holds our call.
+#[derive(Clone, Debug)]
 struct Held {
     site: usize,
     init: bool,
-    physical: u64,
-    original: [u8; site::LEN],
-    ours: [u8; site::LEN],
+    /// In the order in which they are written.
+    edits: Vec<Edit>,
     flags_at: u64,
 }
 
@@ -80,26 +118,12 @@ pub struct Patcher {
     freed: bool,
 }
 
-/// What a held site is to contain.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Patch {
-    /// A call to this address.
-    Call(u64),
-    /// An instruction that exits to the VMM, as short as the site or shorter.
-    Trap([u8; 2]),
-}
-
-impl Patch {
-    fn bytes(self, address: u64, original: [u8; site::LEN]) -> Option<[u8; site::LEN]> {
-        match self {
-            Self::Call(target) => site::call(address, target),
-            Self::Trap(trap) => {
-                let mut bytes = original;
-                bytes.get_mut(..trap.len())?.copy_from_slice(&trap);
-                Some(bytes)
-            }
-        }
-    }
+/// A guest at rest, what is known of it, and the code in it.
+pub(super) struct Place<'a> {
+    pub(super) guest: &'a dyn Guest,
+    pub(super) image: &'a Image,
+    pub(super) kernel: &'a Kernel,
+    pub(super) code: &'a dyn GuestCode,
 }
 
 impl Patcher {
@@ -120,7 +144,7 @@ impl Patcher {
         self.held.iter().map(|held| held.site)
     }
 
-    /// Puts `patch` on `sites` (indices into `kernel.sites()`). All vCPUs are
+    /// Lets `sites` (indices into `kernel.sites()`) do what `hook` says. All vCPUs are
     /// paused. Returns what was skipped.
     ///
     /// # Errors
@@ -128,39 +152,35 @@ impl Patcher {
     /// first.
     pub(super) fn hold(
         &mut self,
-        guest: &dyn Guest,
-        image: &Image,
-        kernel: &Kernel,
+        place: &Place<'_>,
         records: &Records,
         sites: &[usize],
-        patch: Patch,
+        hook: Hook<'_>,
     ) -> Result<Vec<Skip>, GuestError> {
+        let guest = place.guest;
         let before = self.held.len();
         let mut skipped = Vec::new();
         for &index in sites {
-            let Some(site) = kernel.sites().get(index) else { continue };
-            match self.check(guest, image, records, index, site, patch) {
+            let Some(site) = place.kernel.sites().get(index) else { continue };
+            match self.check(place, records, index, site, hook) {
                 Err(reason) => skipped.push(Skip { site: index, reason }),
-                Ok(held) => {
-                    let written = write(guest, &held);
-                    match written {
-                        Ok(true) => {
-                            self.flagged.insert(index);
-                            self.held.push(held);
-                        }
-                        Ok(false) => {
-                            undo(guest, &held)?;
-                            skipped.push(Skip { site: index, reason: SkipReason::ReadBack });
-                        }
-                        Err(error) => {
-                            let _ = undo(guest, &held);
-                            for held in self.held.split_off(before) {
-                                let _ = undo(guest, &held);
-                            }
-                            return Err(error);
-                        }
+                Ok(held) => match held.write(guest) {
+                    Ok(true) => {
+                        self.flagged.insert(index);
+                        self.held.push(held);
                     }
-                }
+                    Ok(false) => {
+                        held.undo(guest)?;
+                        skipped.push(Skip { site: index, reason: SkipReason::ReadBack });
+                    }
+                    Err(error) => {
+                        let _ = held.undo(guest);
+                        for held in self.held.split_off(before) {
+                            let _ = held.undo(guest);
+                        }
+                        return Err(error);
+                    }
+                },
             }
         }
         Ok(skipped)
@@ -168,81 +188,84 @@ impl Patcher {
 
     fn check(
         &self,
-        guest: &dyn Guest,
-        image: &Image,
+        place: &Place<'_>,
         records: &Records,
         index: usize,
         site: &Site,
-        patch: Patch,
+        hook: Hook<'_>,
     ) -> Result<Held, SkipReason> {
         let init = site.section == SiteSection::InitText;
         if init && self.freed {
             return Err(SkipReason::Freed);
         }
-        let address = image.runtime(site.location);
-        let physical = image.physical_of(site.location);
-        let mut original = [0; site::LEN];
-        guest.read(physical, &mut original).map_err(|_| SkipReason::NoRam)?;
-        if original != site::DISABLED {
-            return Err(SkipReason::GuestOwned(site::describe(original)));
-        }
-        let record = records.find(address).ok_or(SkipReason::Unknown)?;
+        let edits = place.code.edits(place.guest, place.image, site, hook)?;
+        let record = records
+            .find(place.image.runtime(place.code.record(site)))
+            .ok_or(SkipReason::Unknown)?;
         if record.flags & ftrace::ENABLED != 0 {
             return Err(SkipReason::GuestEnabled);
         }
         if record.flags & ftrace::DISABLED != 0 && !self.flagged.contains(&index) {
             return Err(SkipReason::GuestDisabled);
         }
-        let ours = patch.bytes(address, original).ok_or(SkipReason::OutOfReach)?;
-        Ok(Held { site: index, init, physical, original, ours, flags_at: record.flags_at })
+        Ok(Held { site: index, init, edits, flags_at: record.flags_at })
+    }
+
+    /// Whether the guest has freed `.init.text`.
+    pub(super) fn freed(&self) -> bool {
+        self.freed
     }
 
     /// Gives every held site of `.init.text` back, before the guest frees that
-    /// memory; none of it is written ever after.
+    /// memory; none of it is written ever after. The guest drops its records of
+    /// these sites next: no flag to clear.
     ///
     /// # Errors
     /// When guest memory cannot be written.
     pub fn release_init(&mut self, guest: &dyn Guest) -> Result<Restored, GuestError> {
         self.freed = true;
-        // The guest drops its records of these sites next: no flag to clear.
-        self.release(guest, false, |held| held.init)
+        self.release(guest, |held| held.init)
     }
 
-    /// Gives every held site back. With `flags` the guest may use the sites
-    /// itself again: only while none of its tracers is active, since it does its
-    /// books by that flag.
+    /// Gives back the held sites for which `wanted` (of an index) is true. The guest
+    /// keeps refusing them, so that they can be held again at any time.
     ///
     /// # Errors
     /// When guest memory cannot be written.
-    pub(super) fn release_all(
+    pub(super) fn release_if(
         &mut self,
         guest: &dyn Guest,
-        flags: bool,
+        wanted: impl Fn(usize) -> bool,
     ) -> Result<Restored, GuestError> {
-        self.release(guest, flags, |_| true)
+        self.release(guest, |held| wanted(held.site))
     }
 
-    /// Gives one site back, if it is held. The guest keeps refusing it, so that it
-    /// can be held again at any time.
+    /// Lets the guest use all sites itself again that are not held: only while none
+    /// of its tracers is active, since it does its books by that flag.
     ///
     /// # Errors
     /// When guest memory cannot be written.
-    pub(super) fn release_one(
+    pub(super) fn forget(
         &mut self,
-        guest: &dyn Guest,
-        site: usize,
-    ) -> Result<Restored, GuestError> {
-        self.release(guest, false, |held| held.site == site)
+        place: &Place<'_>,
+        records: &Records,
+    ) -> Result<(), GuestError> {
+        for index in std::mem::take(&mut self.flagged) {
+            let Some(site) = place.kernel.sites().get(index) else { continue };
+            if site.section == SiteSection::InitText && self.freed {
+                continue;
+            }
+            if let Some(record) = records.find(place.image.runtime(place.code.record(site))) {
+                set_flag(place.guest, record.flags_at, false)?;
+            }
+        }
+        self.flagged = self.sites().collect();
+        Ok(())
     }
 
-    /// Gives back the held sites for which `wanted` is true.
-    ///
-    /// # Errors
-    /// When guest memory cannot be written.
     fn release(
         &mut self,
         guest: &dyn Guest,
-        flags: bool,
         wanted: impl Fn(&Held) -> bool,
     ) -> Result<Restored, GuestError> {
         let mut restored = Restored::default();
@@ -250,38 +273,59 @@ impl Patcher {
         self.held = kept;
         let out: Vec<Held> = out;
         for held in out {
-            let mut now = [0; site::LEN];
-            guest.read(held.physical, &mut now)?;
-            if now == held.ours {
-                guest.write(held.physical, &held.original)?;
-                guest.read(held.physical, &mut now)?;
-            }
-            if now == held.original {
+            if held.restore(guest)? {
                 restored.sites += 1;
             } else {
                 restored.foreign.push(held.site);
-            }
-            if flags {
-                set_flag(guest, held.flags_at, false)?;
-                self.flagged.remove(&held.site);
             }
         }
         Ok(restored)
     }
 }
 
-/// Marks the site in the guest's books, patches it, reads both back.
-fn write(guest: &dyn Guest, held: &Held) -> Result<bool, GuestError> {
-    set_flag(guest, held.flags_at, true)?;
-    guest.write(held.physical, &held.ours)?;
-    let mut now = [0; site::LEN];
-    guest.read(held.physical, &mut now)?;
-    Ok(now == held.ours && guest.read_u64(held.flags_at)? & ftrace::DISABLED != 0)
-}
+impl Held {
+    /// Marks the site in the guest's books, patches it, reads all back.
+    fn write(&self, guest: &dyn Guest) -> Result<bool, GuestError> {
+        set_flag(guest, self.flags_at, true)?;
+        for edit in &self.edits {
+            edit.write(guest, &edit.ours)?;
+            if !edit.holds(guest, &edit.ours)? {
+                return Ok(false);
+            }
+        }
+        Ok(guest.read_u64(self.flags_at)? & ftrace::DISABLED != 0)
+    }
 
-fn undo(guest: &dyn Guest, held: &Held) -> Result<(), GuestError> {
-    guest.write(held.physical, &held.original)?;
-    set_flag(guest, held.flags_at, false)
+    fn undo(&self, guest: &dyn Guest) -> Result<(), GuestError> {
+        for edit in self.edits.iter().rev() {
+            edit.write(guest, &edit.original)?;
+        }
+        set_flag(guest, self.flags_at, false)
+    }
+
+    /// Puts the site back if all of it is still ours; else leaves it alone. Whether
+    /// it is as it was.
+    fn restore(&self, guest: &dyn Guest) -> Result<bool, GuestError> {
+        if self.all(guest, |edit| &edit.ours)? {
+            for edit in self.edits.iter().rev() {
+                edit.write(guest, &edit.original)?;
+            }
+        }
+        self.all(guest, |edit| &edit.original)
+    }
+
+    fn all(
+        &self,
+        guest: &dyn Guest,
+        bytes: impl Fn(&Edit) -> &[u8; 8],
+    ) -> Result<bool, GuestError> {
+        for edit in &self.edits {
+            if !edit.holds(guest, bytes(edit))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
 }
 
 fn set_flag(guest: &dyn Guest, flags_at: u64, set: bool) -> Result<(), GuestError> {

@@ -82,7 +82,7 @@ impl RingReader {
                 cpu,
                 ring,
                 control: usize::try_from(control).unwrap_or(usize::MAX),
-                start: usize::try_from(Layout::offset(&ring)).unwrap_or(usize::MAX),
+                start: usize::try_from(layout.offset(&ring)).unwrap_or(usize::MAX),
                 tail: ring.start(),
                 overwrite,
                 totals: Totals::default(),

@@ -1,17 +1,17 @@
 //! An attachment: the annex in a guest, the trampoline, the sites that call it.
 
 use super::annex::{Addressing, Layout, Memory};
-use super::arch::{context, context::Context, map};
+use super::arch::{self, GuestCode, Hook, Installed};
 use super::ftrace::{self, Records};
 use super::guest::{Guest, GuestError, Image};
-use super::patch::{Patch, Patcher, Restored, Skip, SkipReason};
+use super::patch::{Patcher, Place, Restored, Skip, SkipReason};
 use super::ring::RingReader;
 use super::tasks::Tasks;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Site};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vmtrace_trampolines::Fixup;
-use vmtrace_trampolines::x86_64::{self as trampoline, Overflow};
+use vmtrace_trampolines::Overflow;
 
 /// What to write and how.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,37 @@ pub struct Options {
     pub overflow: Overflow,
     /// vCPUs of the guest.
     pub cpus: u64,
+}
+
+/// A tracer in the sense of the guest's ftrace: every site that is held has one.
+///
+/// On riscv64 a site names its ops by itself, so that sites with distinct ops cost
+/// nothing to each other. On x86-64 all are the same, as yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ops(u8);
+
+impl Ops {
+    /// How many there are.
+    pub const COUNT: u8 = u8::MAX;
+
+    /// The one with this number, below [`Ops::COUNT`].
+    #[must_use]
+    pub fn new(number: u8) -> Option<Self> {
+        (number < Self::COUNT).then_some(Self(number))
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        self.0
+    }
+}
+
+/// What a trampoline writes for the function of `site` (link address): where it
+/// returns to.
+#[must_use]
+pub fn return_address(kernel: &Kernel, site: &Site) -> u64 {
+    arch::of(kernel.arch()).return_address(site)
 }
 
 /// Why a guest cannot be traced, or not any more.
@@ -43,6 +74,9 @@ pub enum TraceError {
     /// The annex memory is unusable.
     #[error("the annex memory is too small")]
     Annex,
+    /// The kernel has no place for trampolines.
+    #[error("no place for trampolines in the guest's kernel: {0}")]
+    Code(&'static str),
     /// The guest's own ftrace is not as expected.
     #[error("the guest's ftrace cannot be understood: {0}")]
     Ftrace(&'static str),
@@ -69,15 +103,15 @@ pub struct Attachment {
     image: Image,
     layout: Layout,
     memory: Arc<dyn Memory>,
-    context: Context,
+    code: Box<dyn GuestCode>,
+    comm: u64,
     options: Options,
-    target: u64,
     patcher: Patcher,
 }
 
 impl Attachment {
     /// Puts the annex into the guest's kernel half: right after `ftrace_init`,
-    /// when the kernel has finished its own page tables. No site is touched.
+    /// when the kernel has finished its own page tables. No site is held yet.
     ///
     /// # Errors
     /// When anything is not as it should be; the guest is then unchanged.
@@ -88,14 +122,21 @@ impl Attachment {
         memory: Arc<dyn Memory>,
         options: Options,
     ) -> Result<Self, TraceError> {
-        let context = Context::find(kernel, &image)?;
-        let layout = Layout::new(&context::gs_bases(guest, kernel, &image, options.cpus)?)?;
-        let code = trampoline_code(&layout, &context, options)?;
-        layout.install(&memory.slice(), &code)?;
-        let text = kernel.symbols().address("_text").ok_or(TraceError::NoSymbol("_text"))?;
-        map::map(guest, &image, image.runtime(text), memory.guest_address())?;
+        let target = arch::of(kernel.arch());
+        let Installed { layout, comm, code } =
+            target.install(guest, kernel, &image, &memory, options)?;
         let patcher = Patcher::default();
-        Ok(Self { image, layout, memory, context, options, target: map::ADDRESS, patcher })
+        Ok(Self { image, layout, memory, code, comm, options, patcher })
+    }
+
+    /// From where a vCPU that stands at run-time `address`, at the entry of a
+    /// function without arguments, must go on after [`Attachment::new`] so that it
+    /// sees the annex. No other CPU may have been started.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    pub fn resume(&self, guest: &dyn Guest, address: u64) -> Result<u64, TraceError> {
+        Ok(self.code.resume(guest, address)?)
     }
 
     /// One reader for each vCPU's ring. To be called once.
@@ -107,7 +148,7 @@ impl Attachment {
     /// A reader of task names.
     #[must_use]
     pub fn tasks(&self) -> Tasks {
-        Tasks::new(self.image, self.context.comm)
+        Tasks::new(self.image, self.comm)
     }
 
     /// The running kernel.
@@ -122,8 +163,8 @@ impl Attachment {
         self.layout.addressing
     }
 
-    /// Lets `sites` (indices into `kernel.sites()`) call the trampoline. All
-    /// vCPUs are paused.
+    /// Lets `sites` (indices into `kernel.sites()`) write records. All vCPUs are
+    /// paused.
     ///
     /// # Errors
     /// When guest memory cannot be used half-way; the sites are then as before.
@@ -133,18 +174,23 @@ impl Attachment {
         kernel: &Kernel,
         sites: &[usize],
     ) -> Result<AttachReport, TraceError> {
+        self.enable_for(guest, kernel, sites, Ops::default())
+    }
+
+    /// The same, on account of `ops`.
+    ///
+    /// # Errors
+    /// As [`Attachment::enable`].
+    pub fn enable_for(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        sites: &[usize],
+        ops: Ops,
+    ) -> Result<AttachReport, TraceError> {
         let start = Instant::now();
-        let records = Records::read(guest, &self.image, kernel)?;
-        log::debug!("the guest's ftrace knows {} sites", records.len());
         let before = self.patcher.len();
-        let skipped = self.patcher.hold(
-            guest,
-            &self.image,
-            kernel,
-            &records,
-            sites,
-            Patch::Call(self.target),
-        )?;
+        let skipped = self.hold(guest, kernel, sites, Hook::Call(ops))?;
         Ok(AttachReport {
             matched: sites.len(),
             patched: self.patcher.len() - before,
@@ -153,9 +199,32 @@ impl Attachment {
         })
     }
 
-    /// Puts a trap instruction on a site: the guest stops when the function is
-    /// first called. Returns the run-time address of the trap, or why there is
-    /// none. All vCPUs are paused.
+    fn hold(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        sites: &[usize],
+        hook: Hook<'_>,
+    ) -> Result<Vec<Skip>, TraceError> {
+        let records = Records::read(guest, &self.image, kernel)?;
+        log::debug!("the guest's ftrace knows {} sites", records.len());
+        let place = Place { guest, image: &self.image, kernel, code: &*self.code };
+        Ok(self.patcher.hold(&place, &records, sites, hook)?)
+    }
+
+    /// Gives `sites` back; they can be enabled again at any time. All vCPUs are
+    /// paused.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    pub fn disable(&mut self, guest: &dyn Guest, sites: &[usize]) -> Result<Restored, TraceError> {
+        let sites: BTreeSet<_> = sites.iter().copied().collect();
+        Ok(self.patcher.release_if(guest, |site| sites.contains(&site))?)
+    }
+
+    /// Puts a trap (instructions that exit to the VMM) on a site: the guest stops
+    /// when the function is first called. Returns the run-time address of the trap,
+    /// or why there is none. All vCPUs are paused.
     ///
     /// # Errors
     /// When guest memory cannot be used.
@@ -164,13 +233,11 @@ impl Attachment {
         guest: &dyn Guest,
         kernel: &Kernel,
         site: usize,
-        trap: [u8; 2],
+        trap: &[u8],
     ) -> Result<Result<u64, SkipReason>, TraceError> {
-        let records = Records::read(guest, &self.image, kernel)?;
-        let patch = Patch::Trap(trap);
-        let skipped = self.patcher.hold(guest, &self.image, kernel, &records, &[site], patch)?;
+        let skipped = self.hold(guest, kernel, &[site], Hook::Trap(trap))?;
         Ok(match (skipped.first(), kernel.sites().get(site)) {
-            (None, Some(site)) => Ok(self.image.runtime(site.location)),
+            (None, Some(site)) => Ok(self.code.trap(&self.image, site)),
             (Some(skip), _) => Err(skip.reason),
             (None, None) => Err(SkipReason::Unknown),
         })
@@ -181,7 +248,7 @@ impl Attachment {
     /// # Errors
     /// When guest memory cannot be used.
     pub fn disarm(&mut self, guest: &dyn Guest, site: usize) -> Result<(), TraceError> {
-        self.patcher.release_one(guest, site)?;
+        self.disable(guest, &[site])?;
         Ok(())
     }
 
@@ -200,8 +267,8 @@ impl Attachment {
         Ok(self.patcher.release_init(guest)?)
     }
 
-    /// Gives every site back. The trampoline and the rings stay mapped: a task
-    /// may be interrupted in them. All vCPUs are paused.
+    /// Gives every site back, for good. The trampoline and the rings stay mapped: a
+    /// task may be interrupted in them. All vCPUs are paused.
     ///
     /// # Errors
     /// When guest memory cannot be used.
@@ -210,36 +277,13 @@ impl Attachment {
         guest: &dyn Guest,
         kernel: &Kernel,
     ) -> Result<Restored, TraceError> {
-        let idle = ftrace::is_idle(guest, &self.image, kernel);
-        Ok(self.patcher.release_all(guest, idle)?)
+        let restored = self.patcher.release_if(guest, |_| true)?;
+        self.code.remove(guest, &self.image, kernel, self.patcher.freed())?;
+        if ftrace::is_idle(guest, &self.image, kernel) {
+            let records = Records::read(guest, &self.image, kernel)?;
+            let place = Place { guest, image: &self.image, kernel, code: &*self.code };
+            self.patcher.forget(&place, &records)?;
+        }
+        Ok(restored)
     }
-}
-
-fn trampoline_code(
-    layout: &Layout,
-    context: &Context,
-    options: Options,
-) -> Result<Vec<u8>, TraceError> {
-    let stride = layout.rings.first().map_or(0, vmtrace_trampolines::layout::Ring::stride);
-    let mut values = vec![
-        (Fixup::Current, context.current),
-        (Fixup::Pid, context.pid),
-        (Fixup::RingMask, stride.wrapping_neg()),
-        (Fixup::CpuNumber, context.cpu_number),
-        (Fixup::CpuCount, layout.rings.len() as u64),
-    ];
-    let addressing = match layout.addressing {
-        Addressing::PerCpu(distance) => {
-            values.push((Fixup::ControlFromGs, distance));
-            trampoline::Addressing::PerCpu
-        }
-        Addressing::Table(address) => {
-            values.push((Fixup::ControlTable, address));
-            trampoline::Addressing::Shared
-        }
-    };
-    let template = trampoline::entry(addressing, options.overflow);
-    let mut code = vec![0; template.code().len()];
-    template.instantiate(&mut code, &values)?;
-    Ok(code)
 }

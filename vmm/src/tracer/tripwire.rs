@@ -1,21 +1,25 @@
-//! Stopping the guest at a chosen instruction: an `out` to a private port in its
-//! place, which exits on every KVM (a breakpoint does not).
+//! Stopping the guest at a chosen instruction: in its place something that exits on
+//! every KVM (a breakpoint does not), an `out` to a private port or a call of the SBI.
 
-use super::arch::site as arch;
+use super::arch;
 use super::guest::{Guest, GuestError, Image};
 use crate::kernel::Kernel;
 
-/// Two bytes of guest code replaced by `out imm8, al`.
+/// Most bytes of a trap.
+const MAX: usize = 8;
+
+/// Guest code replaced by a trap.
 #[derive(Clone, Copy, Debug)]
 pub struct Tripwire {
     address: u64,
     physical: u64,
-    original: [u8; 2],
-    ours: [u8; 2],
+    len: usize,
+    original: [u8; MAX],
+    ours: [u8; MAX],
 }
 
 impl Tripwire {
-    /// Puts a tripwire on the instruction at link address `link`, which must hold
+    /// Puts `trap` on the instructions at link address `link`, which must hold
     /// `expected`. All vCPUs are paused.
     ///
     /// # Errors
@@ -24,25 +28,29 @@ impl Tripwire {
         guest: &dyn Guest,
         image: &Image,
         link: u64,
-        expected: [u8; 2],
-        port: u8,
+        expected: &[u8],
+        trap: &[u8],
     ) -> Result<Self, GuestError> {
         let (address, physical) = (image.runtime(link), image.physical_of(link));
-        let mut original = [0; 2];
-        guest.read(physical, &mut original)?;
+        let len = trap.len();
+        let mut wire = Self { address, physical, len, original: [0; MAX], ours: [0; MAX] };
+        let (Some(original), Some(ours)) = (wire.original.get_mut(..len), wire.ours.get_mut(..len))
+        else {
+            return Err(GuestError::Mismatch(format!("a trap of {len} bytes is too long")));
+        };
+        ours.copy_from_slice(trap);
+        guest.read(physical, original)?;
         if original != expected {
             return Err(GuestError::Mismatch(format!(
                 "no tripwire at {address:#x}: it holds {original:02x?}, not {expected:02x?}"
             )));
         }
-        let ours = [0xe6, port];
-        guest.write(physical, &ours)?;
-        Ok(Self { address, physical, original, ours })
+        guest.write(physical, trap)?;
+        Ok(wire)
     }
 
-    /// Puts a tripwire on the first instruction of a function, as it is in the
-    /// image; behind an `endbr64`, which the kernel verifies when it seals functions
-    /// that are never called indirectly (arch/x86/kernel/alternative.c).
+    /// Puts a tripwire on the first instruction of a function that the kernel does
+    /// not write itself. Its bytes must be those of the image.
     ///
     /// # Errors
     /// As [`Tripwire::arm`]; or the image has no such function.
@@ -51,18 +59,16 @@ impl Tripwire {
         image: &Image,
         kernel: &Kernel,
         name: &str,
-        port: u8,
+        trap: &[u8],
     ) -> Result<Self, GuestError> {
-        let link = kernel.symbols().address(name).ok_or_else(|| {
+        let entry = kernel.symbols().address(name).ok_or_else(|| {
             GuestError::Mismatch(format!("the kernel image has no function {name}"))
         })?;
-        let sealable = kernel.bytes(link, 4) == Some(&arch::ENDBR);
-        let link = if sealable { link + arch::ENDBR.len() as u64 } else { link };
+        let link = arch::of(kernel.arch()).tripwire(kernel, entry);
         let expected = kernel
-            .bytes(link, 2)
-            .and_then(|bytes| bytes.try_into().ok())
+            .bytes(link, trap.len())
             .ok_or_else(|| GuestError::Mismatch(format!("{name} is not in the kernel's file")))?;
-        Self::arm(guest, image, link, expected, port)
+        Self::arm(guest, image, link, expected, trap)
     }
 
     /// Run-time address of the instruction.
@@ -76,14 +82,15 @@ impl Tripwire {
     /// # Errors
     /// When it is no RAM, or the guest has overwritten the tripwire.
     pub fn disarm(self, guest: &dyn Guest) -> Result<(), GuestError> {
-        let mut now = [0; 2];
-        guest.read(self.physical, &mut now)?;
-        if now != self.ours {
+        let mut now = [0; MAX];
+        let now = &mut now[..self.len];
+        guest.read(self.physical, now)?;
+        if now != &self.ours[..self.len] {
             return Err(GuestError::Mismatch(format!(
                 "the tripwire at {:#x} was overwritten by the guest ({now:02x?})",
                 self.address
             )));
         }
-        guest.write(self.physical, &self.original)
+        guest.write(self.physical, &self.original[..self.len])
     }
 }

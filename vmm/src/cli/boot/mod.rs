@@ -16,7 +16,7 @@ use spool::Spool;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use vmtrace_trampolines::x86_64::Overflow;
+use vmtrace_trampolines::Overflow;
 
 /// What a guest in the emulated host is told beside the rest; `--cmdline` comes later
 /// and can take it back. Clocks are as good as the emulation, whatever a watchdog

@@ -6,15 +6,12 @@
 //! under KASLR, shared by every process, and in reach of a call from all kernel
 //! and module text.
 
+use crate::tracer::annex::{CODE, SIZE};
 use crate::tracer::guest::{Guest, GuestError, Image};
-use crate::tracer::x86_64::paging::PMD_SIZE;
+use crate::tracer::paging::PMD_SIZE;
 
 /// Where the annex begins in guest virtual memory.
 pub(crate) const ADDRESS: u64 = 0xffff_ffff_8000_0000;
-/// Bytes of the annex.
-pub(crate) const SIZE: u64 = 16 << 20;
-/// Bytes at its front that are code and constants; the rest is data.
-pub(crate) const CODE: u64 = PMD_SIZE;
 
 const PRESENT: u64 = 1;
 const WRITABLE: u64 = 1 << 1;

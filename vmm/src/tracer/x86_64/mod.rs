@@ -1,15 +1,62 @@
 //! x86-64: sites are 5-byte nops or calls, the annex is mapped by 2 MiB entries.
 
 pub(super) mod context;
+mod install;
 pub(super) mod map;
 pub(super) mod paging;
 pub(super) mod site;
 
-/// The kernel's own top-level page table.
-pub(super) const KERNEL_ROOT: &str = "init_top_pgt";
+use super::annex::Memory;
+use super::arch::{Installed, Target};
+use super::guest::{Guest, Image};
+use super::trace::{Options, TraceError};
+use crate::kernel::{Kernel, Site};
+use std::sync::Arc;
 
-/// Whether a kernel can have been moved by this much: upwards, by whole 2 MiB
-/// pages, inside the 1 GiB of `KERNEL_IMAGE_SIZE`.
-pub(super) fn is_slide(slide: u64) -> bool {
-    slide < 1 << 30 && slide.is_multiple_of(2 << 20)
+/// See the module.
+pub(super) struct X86_64;
+
+impl Target for X86_64 {
+    fn kernel_root(&self) -> &'static str {
+        "init_top_pgt"
+    }
+
+    /// Upwards, by whole 2 MiB pages, inside the 1 GiB of `KERNEL_IMAGE_SIZE`.
+    fn is_slide(&self, slide: u64) -> bool {
+        slide < 1 << 30 && slide.is_multiple_of(2 << 20)
+    }
+
+    fn is_present(&self, entry: u64) -> bool {
+        paging::is_present(entry)
+    }
+
+    fn is_leaf(&self, entry: u64, level: u32) -> bool {
+        paging::is_leaf(entry, level)
+    }
+
+    fn address(&self, entry: u64) -> u64 {
+        paging::address(entry)
+    }
+
+    fn return_address(&self, site: &Site) -> u64 {
+        site.location.wrapping_add(site::LEN as u64)
+    }
+
+    /// Behind an `endbr64`, which the kernel verifies when it seals functions that
+    /// are never called indirectly (arch/x86/kernel/alternative.c).
+    fn tripwire(&self, kernel: &Kernel, entry: u64) -> u64 {
+        let sealable = kernel.bytes(entry, site::ENDBR.len()) == Some(&site::ENDBR);
+        if sealable { entry + site::ENDBR.len() as u64 } else { entry }
+    }
+
+    fn install(
+        &self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        image: &Image,
+        memory: &Arc<dyn Memory>,
+        options: Options,
+    ) -> Result<Installed, TraceError> {
+        install::install(guest, kernel, image, memory, options)
+    }
 }

@@ -1,0 +1,105 @@
+//! What differs between architectures. Chosen by the kernel at hand and not by the
+//! build: all of it is memory and numbers, and so is tested on any machine.
+
+use super::annex::{Layout, Memory};
+use super::guest::{Guest, GuestError, Image};
+use super::patch::{Edit, SkipReason};
+use super::trace::{Ops, Options, TraceError};
+use super::{riscv64, x86_64};
+use crate::kernel::{Arch, Kernel, Site};
+use std::sync::Arc;
+
+/// An architecture.
+pub(super) trait Target: Sync {
+    /// The symbol of the kernel's own top-level page table.
+    fn kernel_root(&self) -> &'static str;
+
+    /// Whether a kernel can have been moved by this much.
+    fn is_slide(&self, slide: u64) -> bool;
+
+    /// Whether an entry of a page table is in use.
+    fn is_present(&self, entry: u64) -> bool;
+
+    /// Whether a present entry of this level maps memory and not a table.
+    fn is_leaf(&self, entry: u64, level: u32) -> bool;
+
+    /// The guest-physical address in an entry.
+    fn address(&self, entry: u64) -> u64;
+
+    /// Where a trampoline returns to (link address): what its records have for the
+    /// function of a site.
+    fn return_address(&self, site: &Site) -> u64;
+
+    /// Where in the function at link address `entry` a tripwire can be: behind what
+    /// the kernel itself writes or verifies there.
+    fn tripwire(&self, kernel: &Kernel, entry: u64) -> u64;
+
+    /// Puts the annex and the trampolines into a guest that has just run
+    /// `ftrace_init`.
+    fn install(
+        &self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        image: &Image,
+        memory: &Arc<dyn Memory>,
+        options: Options,
+    ) -> Result<Installed, TraceError>;
+}
+
+/// The architecture of a kernel.
+pub(super) fn of(arch: Arch) -> &'static dyn Target {
+    match arch {
+        Arch::X86_64 => &x86_64::X86_64,
+        Arch::Riscv64 => &riscv64::Riscv64,
+    }
+}
+
+/// What [`Target::install`] has put into a guest.
+pub(super) struct Installed {
+    pub(super) layout: Layout,
+    /// Offset of `comm` in a task.
+    pub(super) comm: u64,
+    pub(super) code: Box<dyn GuestCode>,
+}
+
+/// What a site is to do.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Hook<'a> {
+    /// Write a record.
+    Call(Ops),
+    /// Exit to the VMM by this instruction sequence.
+    Trap(&'a [u8]),
+}
+
+/// Trampolines in a guest, and how sites come to call them.
+pub(super) trait GuestCode: Send {
+    /// What the guest's `dyn_ftrace` has for the site (link address).
+    fn record(&self, site: &Site) -> u64;
+
+    /// What is to be written for a disabled site to do what `hook` says: in this
+    /// order, and back in the opposite one. Verifies that it is disabled.
+    fn edits(
+        &self,
+        guest: &dyn Guest,
+        image: &Image,
+        site: &Site,
+        hook: Hook<'_>,
+    ) -> Result<Vec<Edit>, SkipReason>;
+
+    /// Where a vCPU stands (run-time address) when [`Hook::Trap`] at the site exits.
+    fn trap(&self, image: &Image, site: &Site) -> u64;
+
+    /// From where a vCPU that stands at `address`, at the entry of a function, must
+    /// go on to see the annex.
+    fn resume(&self, guest: &dyn Guest, address: u64) -> Result<u64, GuestError>;
+
+    /// Takes back what was written beside the edits, when no site is held; `freed`
+    /// tells whether the guest has freed `.init.text`.
+    fn remove(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        freed: bool,
+    ) -> Result<(), GuestError>;
+}

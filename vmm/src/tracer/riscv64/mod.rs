@@ -1,0 +1,66 @@
+//! riscv64: sites are two instructions, in newer kernels (CALL_OPS) with a pointer to
+//! an ops before the function; code lies in a gap of the kernel's own mapping, rings
+//! are mapped behind its end.
+
+mod context;
+mod gap;
+mod install;
+mod map;
+pub(super) mod paging;
+mod site;
+
+use super::annex::Memory;
+use super::arch::{Installed, Target};
+use super::guest::{Guest, Image};
+use super::trace::{Options, TraceError};
+use crate::kernel::{Kernel, Site};
+use std::sync::Arc;
+
+/// See the module.
+pub(super) struct Riscv64;
+
+impl Target for Riscv64 {
+    fn kernel_root(&self) -> &'static str {
+        "swapper_pg_dir"
+    }
+
+    /// Upwards, by whole 2 MiB pages, within the 2 GiB of kernel and modules.
+    fn is_slide(&self, slide: u64) -> bool {
+        slide < 1 << 31 && slide.is_multiple_of(2 << 20)
+    }
+
+    fn is_present(&self, entry: u64) -> bool {
+        paging::is_present(entry)
+    }
+
+    fn is_leaf(&self, entry: u64, level: u32) -> bool {
+        paging::is_leaf(entry, level)
+    }
+
+    fn address(&self, entry: u64) -> u64 {
+        paging::address(entry)
+    }
+
+    fn return_address(&self, site: &Site) -> u64 {
+        site.entry.wrapping_add(site::LEN as u64)
+    }
+
+    /// Behind the site, if the function has one: `ftrace_init` writes that without a
+    /// look.
+    fn tripwire(&self, kernel: &Kernel, entry: u64) -> u64 {
+        let sites = kernel.sites();
+        let is_site = sites.binary_search_by_key(&entry, |site| site.entry).is_ok();
+        if is_site { entry + site::LEN as u64 } else { entry }
+    }
+
+    fn install(
+        &self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        image: &Image,
+        memory: &Arc<dyn Memory>,
+        options: Options,
+    ) -> Result<Installed, TraceError> {
+        install::install(guest, kernel, image, memory, options)
+    }
+}

@@ -1,0 +1,295 @@
+//! Plain memory that looks like a guest right after `ftrace_init`: a real kernel's
+//! image and page tables, disabled sites, `ftrace_page`s made here. Needs the kernels
+//! of `scripts/setup`.
+#![allow(dead_code, reason = "not every test binary uses all of it")]
+
+mod riscv64;
+mod x86_64;
+
+use std::cell::{OnceCell, RefCell};
+use std::sync::Arc;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
+use vmtrace::kernel::{Arch, FtraceKind, Kernel};
+use vmtrace::tracer::annex;
+use vmtrace::tracer::{Attachment, Guest, GuestError, Image, Options};
+use vmtrace_trampolines::Overflow;
+
+pub(crate) const X86: [&str; 3] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7"];
+pub(crate) const RISCV: [&str; 2] = ["riscv64-6.12", "riscv64-7"];
+/// Where kernels of both architectures are linked, but for the last 2 GiB's start.
+pub(crate) const MAP: u64 = 0xffff_ffff_8000_0000;
+pub(crate) const DISABLED: u64 = 1 << 25;
+pub(crate) const ENABLED: u64 = 1 << 31;
+pub(crate) const ANNEX: u64 = 0x2_c000_0000;
+
+/// Guest-physical bytes of RAM.
+const RAM: usize = 256 << 20;
+/// From the start of RAM to what the fake kernel has allocated, beyond any image.
+const HEAP: u64 = 0x0a00_0000;
+
+pub(crate) fn kernels() -> impl Iterator<Item = &'static str> {
+    X86.into_iter().chain(RISCV)
+}
+
+pub(crate) struct Fake {
+    pub(crate) kernel: Arc<Kernel>,
+    memory: GuestMemoryMmap,
+    pub(crate) annex: Arc<FakeAnnex>,
+    /// Makes every write from the nth on fail.
+    pub(crate) fail_after: RefCell<Option<usize>>,
+    /// Every write: where, and what.
+    pub(crate) log: RefCell<Vec<(u64, Vec<u8>)>>,
+    /// Guest-physical start of RAM.
+    base: u64,
+    /// Guest-physical address of the kernel's link address [`MAP`].
+    pub(crate) load: u64,
+    /// Virtual address of the heap.
+    heap: u64,
+    /// Of page tables.
+    pub(crate) levels: u32,
+    /// Offsets in `struct ftrace_ops`, once looked up.
+    ops: OnceCell<(u64, u64)>,
+}
+
+pub(crate) struct FakeAnnex(GuestMemoryMmap);
+
+impl FakeAnnex {
+    fn new() -> Self {
+        let size = usize::try_from(annex::SIZE).unwrap();
+        Self(GuestMemoryMmap::from_ranges(&[(GuestAddress(ANNEX), size)]).unwrap())
+    }
+}
+
+impl annex::Memory for FakeAnnex {
+    fn slice(&self) -> VolatileSlice<'_> {
+        self.0.get_slice(GuestAddress(ANNEX), usize::try_from(annex::SIZE).unwrap()).unwrap()
+    }
+    fn guest_address(&self) -> u64 {
+        ANNEX
+    }
+}
+
+impl Guest for Fake {
+    fn read(&self, address: u64, out: &mut [u8]) -> Result<(), GuestError> {
+        self.memory.read_slice(out, GuestAddress(address)).map_err(|_| GuestError::NoRam(address))
+    }
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), GuestError> {
+        if let Some(left) = self.fail_after.borrow_mut().as_mut() {
+            if *left == 0 {
+                return Err(GuestError::NoRam(address));
+            }
+            *left -= 1;
+        }
+        self.log.borrow_mut().push((address, bytes.to_vec()));
+        self.memory
+            .write_slice(bytes, GuestAddress(address))
+            .map_err(|_| GuestError::NoRam(address))
+    }
+}
+
+fn kernel(name: &str) -> Arc<Kernel> {
+    let cache = vmtrace::host::cache_dir().expect("no cache directory");
+    let path = cache.join("kernels").join(name).join("vmlinuz");
+    let kernel = Kernel::open(&path);
+    Arc::new(kernel.unwrap_or_else(|e| panic!("{}: {e}: run scripts/setup", path.display())))
+}
+
+impl Fake {
+    pub(crate) fn new(name: &str) -> Self {
+        Self::with_levels(name, 4)
+    }
+
+    /// With so many levels of page tables.
+    pub(crate) fn with_levels(name: &str, levels: u32) -> Self {
+        let kernel = kernel(name);
+        let (base, load, heap) = match kernel.arch() {
+            Arch::X86_64 => (0, 0, MAP + HEAP),
+            Arch::Riscv64 => (0x8000_0000, 0x8020_0000, 0xffff_ffff_a000_0000),
+        };
+        let fake = Self {
+            memory: GuestMemoryMmap::from_ranges(&[(GuestAddress(base), RAM)]).unwrap(),
+            annex: Arc::new(FakeAnnex::new()),
+            fail_after: RefCell::new(None),
+            log: RefCell::new(Vec::new()),
+            base,
+            load,
+            heap,
+            levels,
+            ops: OnceCell::new(),
+            kernel,
+        };
+        match fake.kernel.arch() {
+            Arch::X86_64 => x86_64::load(&fake),
+            Arch::Riscv64 => riscv64::load(&fake),
+        }
+        fake.books();
+        fake.log.borrow_mut().clear();
+        fake
+    }
+
+    /// Guest-physical address of the heap.
+    pub(crate) fn heap(&self) -> u64 {
+        self.base + HEAP
+    }
+
+    /// One `ftrace_page` with all records; layouts are alike in all kernels.
+    fn books(&self) {
+        let (page, records) = (self.heap(), self.records());
+        for index in 0..self.kernel.sites().len() {
+            let at = records + 16 * index as u64;
+            self.write(at, &self.record(index).to_le_bytes()).unwrap();
+            self.write(at + 8, &0_u64.to_le_bytes()).unwrap();
+        }
+        let count = u32::try_from(self.kernel.sites().len()).unwrap();
+        self.write(page, &0_u64.to_le_bytes()).unwrap();
+        self.write(page + 8, &(self.heap + 4096).to_le_bytes()).unwrap();
+        self.write(page + 16, &count.to_le_bytes()).unwrap();
+        self.write(self.symbol("ftrace_pages_start"), &self.heap.to_le_bytes()).unwrap();
+        self.write(self.symbol("ftrace_ops_list"), &self.link("ftrace_list_end").to_le_bytes())
+            .unwrap();
+    }
+
+    /// Virtual address of the `ftrace_page`.
+    pub(crate) fn page(&self) -> u64 {
+        self.heap
+    }
+
+    /// Guest-physical address of the records.
+    pub(crate) fn records(&self) -> u64 {
+        self.heap() + 4096
+    }
+
+    /// Guest-physical address of a link address.
+    pub(crate) fn at(&self, link: u64) -> u64 {
+        link - MAP + self.load
+    }
+
+    pub(crate) fn link(&self, name: &str) -> u64 {
+        self.kernel.symbols().address(name).unwrap_or_else(|| panic!("{name}"))
+    }
+
+    /// Guest-physical address of a symbol.
+    pub(crate) fn symbol(&self, name: &str) -> u64 {
+        self.at(self.link(name))
+    }
+
+    pub(crate) fn read_vec(&self, address: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.read(address, &mut bytes).unwrap();
+        bytes
+    }
+
+    pub(crate) fn word(&self, address: u64) -> u32 {
+        u32::from_le_bytes(self.read_vec(address, 4).try_into().unwrap())
+    }
+
+    /// `dyn_ftrace.ip` of a site.
+    pub(crate) fn record(&self, site: usize) -> u64 {
+        let site = &self.kernel.sites()[site];
+        match self.kernel.ftrace_kind() {
+            FtraceKind::Fentry => site.location,
+            FtraceKind::Patchable => site.entry,
+            FtraceKind::CallOps => site.entry + 4,
+        }
+    }
+
+    /// Link address and length of all that a site is.
+    pub(crate) fn extent(&self, site: usize) -> (u64, usize) {
+        let location = self.kernel.sites()[site].location;
+        match self.kernel.ftrace_kind() {
+            FtraceKind::Fentry => (location, 5),
+            FtraceKind::Patchable => (location, 8),
+            FtraceKind::CallOps => (location, 16),
+        }
+    }
+
+    pub(crate) fn bytes(&self, site: usize) -> Vec<u8> {
+        let (link, len) = self.extent(site);
+        self.read_vec(self.at(link), len)
+    }
+
+    /// What the guest's own ftrace would leave in a site for a tracer of its own.
+    pub(crate) fn foreign(&self, site: usize) -> Vec<u8> {
+        match self.kernel.arch() {
+            Arch::X86_64 => vec![0xe8, 1, 2, 3, 4],
+            Arch::Riscv64 => riscv64::foreign(self, site),
+        }
+    }
+
+    /// Where a call from the site ends up; panics unless it is a sound call.
+    pub(crate) fn target(&self, site: usize) -> u64 {
+        match self.kernel.arch() {
+            Arch::X86_64 => x86_64::target(self, site),
+            Arch::Riscv64 => riscv64::target(self, site),
+        }
+    }
+
+    /// Where the trampoline is.
+    pub(crate) fn trampoline(&self) -> u64 {
+        match self.kernel.arch() {
+            Arch::X86_64 => MAP,
+            Arch::Riscv64 => riscv64::gap(self) + 0x1000,
+        }
+    }
+
+    pub(crate) fn image(&self) -> Image {
+        self.locate(0).unwrap()
+    }
+
+    /// Recognises the kernel where it would be if it had been moved by `slide`.
+    pub(crate) fn locate(&self, slide: u64) -> Result<Image, GuestError> {
+        let (symbol, tables) = match self.kernel.arch() {
+            Arch::X86_64 => x86_64::tables(self),
+            Arch::Riscv64 => riscv64::tables(self),
+        };
+        let address = self.link(symbol).wrapping_add(slide);
+        Image::locate(self, &self.kernel, symbol, address, tables)
+    }
+
+    pub(crate) fn attach(&self) -> Attachment {
+        self.try_attach().unwrap()
+    }
+
+    pub(crate) fn try_attach(&self) -> Result<Attachment, vmtrace::tracer::TraceError> {
+        let options = Options { overflow: Overflow::Drop, cpus: 2 };
+        let annex = Arc::clone(&self.annex) as Arc<dyn annex::Memory>;
+        Attachment::new(self, &self.kernel, self.image(), annex, options)
+    }
+
+    pub(crate) fn flags(&self, site: usize) -> u64 {
+        self.read_u64(self.records() + 16 * site as u64 + 8).unwrap()
+    }
+
+    pub(crate) fn set_flags(&self, site: usize, flags: u64) {
+        let at = self.records() + 16 * site as u64 + 8;
+        self.write(at, &flags.to_le_bytes()).unwrap();
+    }
+
+    pub(crate) fn all(&self) -> Vec<usize> {
+        self.kernel.select(&[], &[]).unwrap()
+    }
+
+    /// The whole image, but for what stays: the annex in the page tables and, on
+    /// riscv64, the code.
+    pub(crate) fn text(&self) -> Vec<u8> {
+        let (start, end) = (self.symbol("_text"), self.symbol("_end"));
+        let mut bytes = self.read_vec(start, usize::try_from(end - start).unwrap());
+        let mut forget = |link: u64, len: usize| {
+            let at = usize::try_from(self.at(link) - start).unwrap();
+            bytes[at..at + len].fill(0);
+        };
+        match self.kernel.arch() {
+            Arch::X86_64 => forget(self.link("level2_kernel_pgt"), 4096),
+            Arch::Riscv64 => forget(riscv64::gap(self), 0x12000),
+        }
+        bytes
+    }
+
+    /// Guest-physical address of the entry that maps the nth 2 MiB of the annex.
+    pub(crate) fn entry(&self, number: u64) -> u64 {
+        match self.kernel.arch() {
+            Arch::X86_64 => self.symbol("level2_kernel_pgt") + 8 * number,
+            Arch::Riscv64 => riscv64::entry(self, number),
+        }
+    }
+}
