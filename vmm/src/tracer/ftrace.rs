@@ -32,8 +32,8 @@ pub(super) struct Record {
 #[derive(Debug)]
 pub(super) struct Records(Vec<Record>);
 
-/// Offsets in the guest's structures, from BTF.
-struct Offsets {
+/// Offsets in the guest's structures, from BTF, in which a search takes milliseconds.
+pub(super) struct Offsets {
     next: u64,
     records: u64,
     index: u64,
@@ -43,7 +43,7 @@ struct Offsets {
 }
 
 impl Offsets {
-    fn find(kernel: &Kernel) -> Result<Self, TraceError> {
+    pub(super) fn find(kernel: &Kernel) -> Result<Self, TraceError> {
         let btf = kernel.btf().map_err(|error| TraceError::Kernel(error.to_string()))?;
         let member = |strukt: &'static str, name: &'static str| {
             btf.member_offset(strukt, name).map(u64::from).ok_or(TraceError::NoMember(strukt, name))
@@ -68,12 +68,12 @@ impl Records {
         guest: &dyn Guest,
         image: &Image,
         kernel: &Kernel,
+        offsets: &Offsets,
     ) -> Result<Self, TraceError> {
         let start = kernel
             .symbols()
             .address("ftrace_pages_start")
             .ok_or(TraceError::NoSymbol("ftrace_pages_start"))?;
-        let offsets = Offsets::find(kernel)?;
         let mut found = Vec::with_capacity(kernel.sites().len());
         let mut group = guest.read_u64(image.physical_of(start))?;
         let mut groups = 0;
@@ -89,7 +89,7 @@ impl Records {
             if found.len() + count as usize > MAX_RECORDS {
                 return Err(TraceError::Ftrace("its list of sites is absurdly long"));
             }
-            read_group(guest, image, &offsets, records, u64::from(count), &mut found)?;
+            read_group(guest, image, offsets, records, u64::from(count), &mut found)?;
             group = image.read_u64(guest, group.wrapping_add(offsets.next))?;
         }
         found.sort_by_key(|record| record.ip);

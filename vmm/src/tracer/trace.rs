@@ -2,7 +2,7 @@
 
 use super::annex::{Addressing, Layout, Memory};
 use super::arch::{self, GuestCode, Hook, Installed};
-use super::ftrace::{self, Records};
+use super::ftrace::{self, Offsets, Records};
 use super::guest::{Guest, GuestError, Image};
 use super::patch::{Patcher, Place, Restored, Skip, SkipReason};
 use super::ring::RingReader;
@@ -106,6 +106,7 @@ pub struct Attachment {
     code: Box<dyn GuestCode>,
     comm: u64,
     options: Options,
+    books: Offsets,
     patcher: Patcher,
 }
 
@@ -122,11 +123,12 @@ impl Attachment {
         memory: Arc<dyn Memory>,
         options: Options,
     ) -> Result<Self, TraceError> {
+        let books = Offsets::find(kernel)?;
         let target = arch::of(kernel.arch());
         let Installed { layout, comm, code } =
             target.install(guest, kernel, &image, &memory, options)?;
         let patcher = Patcher::default();
-        Ok(Self { image, layout, memory, code, comm, options, patcher })
+        Ok(Self { image, layout, memory, code, comm, options, books, patcher })
     }
 
     /// From where a vCPU that stands at run-time `address`, at the entry of a
@@ -206,7 +208,7 @@ impl Attachment {
         sites: &[usize],
         hook: Hook<'_>,
     ) -> Result<Vec<Skip>, TraceError> {
-        let records = Records::read(guest, &self.image, kernel)?;
+        let records = Records::read(guest, &self.image, kernel, &self.books)?;
         log::debug!("the guest's ftrace knows {} sites", records.len());
         let place = Place { guest, image: &self.image, kernel, code: &*self.code };
         Ok(self.patcher.hold(&place, &records, sites, hook)?)
@@ -280,7 +282,7 @@ impl Attachment {
         let restored = self.patcher.release_if(guest, |_| true)?;
         self.code.remove(guest, &self.image, kernel, self.patcher.freed())?;
         if ftrace::is_idle(guest, &self.image, kernel) {
-            let records = Records::read(guest, &self.image, kernel)?;
+            let records = Records::read(guest, &self.image, kernel, &self.books)?;
             let place = Place { guest, image: &self.image, kernel, code: &*self.code };
             self.patcher.forget(&place, &records)?;
         }

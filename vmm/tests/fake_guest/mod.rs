@@ -3,7 +3,7 @@
 //! of `scripts/setup`.
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
-mod riscv64;
+pub(crate) mod riscv64;
 mod x86_64;
 
 use std::cell::{OnceCell, RefCell};

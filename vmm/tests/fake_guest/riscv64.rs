@@ -11,7 +11,7 @@ const TABLE: u64 = 1;
 const LEAF: u64 = 0xef;
 
 /// Where code can be put: behind the text.
-pub(super) fn gap(fake: &Fake) -> u64 {
+pub(crate) fn gap(fake: &Fake) -> u64 {
     fake.link("_etext").next_multiple_of(4096)
 }
 
@@ -24,12 +24,12 @@ fn pmds(fake: &Fake) -> u64 {
     fake.heap() - (1 << 20)
 }
 
-pub(super) fn entry(fake: &Fake, number: u64) -> u64 {
+pub(crate) fn entry(fake: &Fake, number: u64) -> u64 {
     let annex = fake.link("_end").next_multiple_of(2 << 20) - (2 << 20);
     pmds(fake) + 8 * index(annex + (number << 21), 2)
 }
 
-pub(super) fn load(fake: &Fake) {
+pub(crate) fn load(fake: &Fake) {
     fake.memory.write_slice(fake.kernel.vmlinux(), GuestAddress(fake.load)).unwrap();
     let put = |at: u64, physical: u64, flags: u64| {
         fake.write(at, &(physical >> 12 << 10 | flags).to_le_bytes()).unwrap();
@@ -56,7 +56,7 @@ pub(super) fn load(fake: &Fake) {
 }
 
 /// As the kernel's `ftrace_init` leaves a site.
-pub(super) fn disabled(fake: &Fake, site: usize) -> Vec<u8> {
+pub(crate) fn disabled(fake: &Fake, site: usize) -> Vec<u8> {
     if fake.kernel.ftrace_kind() == FtraceKind::Patchable {
         return [NOP, NOP].map(u32::to_le_bytes).concat();
     }
@@ -67,7 +67,7 @@ pub(super) fn disabled(fake: &Fake, site: usize) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn foreign(fake: &Fake, site: usize) -> Vec<u8> {
+pub(crate) fn foreign(fake: &Fake, site: usize) -> Vec<u8> {
     let entry = fake.kernel.sites()[site].entry;
     let distance = fake.link("ftrace_caller").wrapping_sub(entry).cast_signed();
     let (upper, lower) = split(distance).unwrap();
@@ -79,13 +79,13 @@ pub(super) fn foreign(fake: &Fake, site: usize) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn tables(fake: &Fake) -> (&'static str, PageTables) {
+pub(crate) fn tables(fake: &Fake) -> (&'static str, PageTables) {
     let mode = u64::from(fake.levels) + 5;
     ("early_trace_init", PageTables::riscv64(mode << 60 | fake.symbol("swapper_pg_dir") >> 12))
 }
 
 /// Where `auipc t0` and `jalr t0` at `entry` lead; `None` if they are something else.
-pub(super) fn call(entry: u64, first: u32, second: u32) -> Option<u64> {
+pub(crate) fn call(entry: u64, first: u32, second: u32) -> Option<u64> {
     if first & 0xfff != auipc(T0, 0) || second & 0xf_ffff != jalr(T0, T0, 0) {
         return None;
     }
@@ -95,7 +95,7 @@ pub(super) fn call(entry: u64, first: u32, second: u32) -> Option<u64> {
 }
 
 /// Where a jump at `address` leads.
-pub(super) fn jump(fake: &Fake, address: u64) -> u64 {
+pub(crate) fn jump(fake: &Fake, address: u64) -> u64 {
     let word = fake.word(fake.at(address));
     assert_eq!(word & 0xfff, 0x6f, "no jump at {address:#x}");
     let bits = |from: u32, count: u32| word >> from & ((1 << count) - 1);
@@ -103,7 +103,7 @@ pub(super) fn jump(fake: &Fake, address: u64) -> u64 {
     address.wrapping_add_signed(i64::from((distance << 11).cast_signed() >> 11))
 }
 
-pub(super) fn target(fake: &Fake, site: usize) -> u64 {
+pub(crate) fn target(fake: &Fake, site: usize) -> u64 {
     let entry = fake.kernel.sites()[site].entry;
     let at = fake.at(entry);
     let target = call(entry, fake.word(at), fake.word(at + 4)).expect("no call");
