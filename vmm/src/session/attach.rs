@@ -1,7 +1,8 @@
 //! The controller: when to attach, what to hold, when to let go.
 //!
 //! ```text
-//! boot ─ write of MSR_LSTAR ─► the slide is known; tripwire on early_trace_init
+//! boot ─ (x86-64: write of MSR_LSTAR) ─► it is known where the kernel is; tripwire
+//!                              on early_trace_init
 //!      ─ early_trace_init ───► ftrace_init is done: annex, sites (or, with --from,
 //!                              a tripwire on that function); tripwire on
 //!                              ftrace_free_init_mem
@@ -11,22 +12,19 @@
 //!
 //! Whatever goes wrong with tracing is a note, not an end: the guest lives on.
 
+use super::arch;
 use super::guest::{AnnexMemory, Ram};
 use super::relay::{Relay, Setup};
 use super::{SessionError, Tracing, mark};
 use crate::kernel::{Kernel, SiteSection};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::stream::{Exit, Header, MarkKind, Skipped, Summary};
-use crate::tracer::{Attachment, Image, Options, PageTables, Skip, Tripwire};
+use crate::tracer::{Attachment, Image, Options, Skip, Tripwire};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// `MSR_LSTAR`: written once a boot with the address of `entry_SYSCALL_64`, after
-/// `setup_arch` and before `ftrace_init` (arch/x86/kernel/cpu/common.c).
-pub(super) const WATCHED_MSR: u32 = 0xc000_0082;
-const WATCHED_SYMBOL: &str = "entry_SYSCALL_64";
 /// Called right after `ftrace_init` (init/main.c).
 const AFTER_FTRACE_INIT: &str = "early_trace_init";
 /// Called before `.init.text` is freed (init/main.c, `kernel_init`), the best first.
@@ -96,6 +94,7 @@ impl Controller {
     /// A pause ends: count it, and put it into the stream.
     fn account(&mut self, paused: Paused<'_>, kind: MarkKind, text: String) {
         let ticks = paused.tsc(0).unwrap_or(0);
+        arch::code_changed();
         let duration = paused.resume();
         let pauses = &mut self.summary.pauses;
         pauses.count += 1;
@@ -106,48 +105,75 @@ impl Controller {
         }
     }
 
+    /// The kernel is in memory, and no vCPU has run.
+    pub(super) fn loaded(&mut self, machine: &Machine) {
+        if self.tracing.sites.is_empty() {
+            return;
+        }
+        let located = machine.pause().map_err(anyhow::Error::from).and_then(|paused| {
+            let image = arch::loaded(&self.kernel, &paused.registers(0)?)?;
+            let stage = image.map(|image| self.wait(machine, &paused, image)).transpose();
+            arch::code_changed();
+            stage
+        });
+        match located {
+            Ok(Some(stage)) => self.stage = stage,
+            Ok(None) => {}
+            Err(error) => self.give_up(&error),
+        }
+    }
+
     /// The guest has told where one of its symbols is.
     pub(super) fn entry_known(&mut self, machine: &Machine, vcpu: usize, address: u64) {
         if !matches!(self.stage, Stage::Unknown) || self.tracing.sites.is_empty() {
             return;
         }
-        match self.locate(machine, vcpu, address) {
-            Ok((image, wire)) => self.stage = Stage::Located { image, wire },
+        let located = machine.pause().map_err(anyhow::Error::from).and_then(|paused| {
+            let image = self.locate(machine, &paused, vcpu, arch::WATCHED_SYMBOL, address)?;
+            let stage = self.wait(machine, &paused, image)?;
+            self.account(paused, MarkKind::Pause, "kernel located".into());
+            Ok(stage)
+        });
+        match located {
+            Ok(stage) => self.stage = stage,
             Err(error) => self.give_up(&error),
         }
     }
 
     fn locate(
+        &self,
+        machine: &Machine,
+        paused: &Paused<'_>,
+        vcpu: usize,
+        symbol: &str,
+        address: u64,
+    ) -> anyhow::Result<Image> {
+        let tables = arch::tables(&paused.registers(vcpu)?);
+        Ok(Image::locate(&Ram(machine.memory()), &self.kernel, symbol, address, tables)?)
+    }
+
+    /// Makes the guest stop after `ftrace_init`.
+    fn wait(&self, machine: &Machine, paused: &Paused<'_>, image: Image) -> anyhow::Result<Stage> {
+        let ram = Ram(machine.memory());
+        let name = AFTER_FTRACE_INIT;
+        let wire = Tripwire::on_function(&ram, &image, &self.kernel, name, &TRAP_INSTRUCTION)?;
+        paused.arm_trap(wire.address());
+        Ok(Stage::Located { image, wire })
+    }
+
+    /// A tripwire was hit; the vCPU stands at it.
+    pub(super) fn trapped(
         &mut self,
         machine: &Machine,
         vcpu: usize,
         address: u64,
-    ) -> anyhow::Result<(Image, Tripwire)> {
-        let paused = machine.pause()?;
-        let registers = paused.registers(vcpu)?;
-        let tables = PageTables::x86_64(registers.cr3, registers.cr4);
-        let ram = Ram(machine.memory());
-        let image = Image::locate(&ram, &self.kernel, WATCHED_SYMBOL, address, tables)?;
-        let wire = Tripwire::on_function(
-            &ram,
-            &image,
-            &self.kernel,
-            AFTER_FTRACE_INIT,
-            &TRAP_INSTRUCTION,
-        )?;
-        paused.arm_trap(wire.address());
-        self.account(paused, MarkKind::Pause, "kernel located".into());
-        Ok((image, wire))
-    }
-
-    /// A tripwire was hit; the vCPU stands at it.
-    pub(super) fn trapped(&mut self, machine: &Machine, address: u64) -> Result<(), SessionError> {
+    ) -> Result<(), SessionError> {
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
         match stage {
             Stage::Located { image, wire } if wire.address() == address => {
                 let paused = machine.pause()?;
                 self.disarm(machine, &paused, wire);
-                match self.attach(machine, &paused, image) {
+                match self.attach(machine, &paused, vcpu, image, address) {
                     Ok(stage) => self.stage = stage,
                     Err(error) => self.give_up(&error),
                 }
@@ -202,13 +228,20 @@ impl Controller {
         &mut self,
         machine: &Machine,
         paused: &Paused<'_>,
+        vcpu: usize,
         image: Image,
+        stopped: u64,
     ) -> anyhow::Result<Stage> {
         let ram = Ram(machine.memory());
+        // By now the kernel has its own page tables.
+        let entry = self.kernel.symbols().address(AFTER_FTRACE_INIT).unwrap_or(0);
+        let entry = image.runtime(entry);
+        let image = self.locate(machine, paused, vcpu, AFTER_FTRACE_INIT, entry)?;
         let annex = machine.annex().ok_or_else(|| anyhow::anyhow!("the machine has no annex"))?;
         let options = Options { overflow: self.tracing.overflow, cpus: machine.vcpus() as u64 };
         let memory = Arc::new(AnnexMemory(annex.clone()));
         let mut attachment = Attachment::new(&ram, &self.kernel, image, memory, options)?;
+        paused.set_rip(vcpu, attachment.resume(&ram, stopped)?)?;
         let relay = Relay::start(Setup {
             header: self.header(machine, image.slide),
             stream: self.stream.take().ok_or_else(|| anyhow::anyhow!("attached twice"))?,
@@ -265,9 +298,9 @@ impl Controller {
     fn header(&self, machine: &Machine, slide: u64) -> Header {
         Header {
             arch: std::env::consts::ARCH.to_owned(),
-            clock: "x86-tsc".to_owned(),
+            clock: arch::CLOCK.to_owned(),
             clock_hz: machine.clock_hz(),
-            // A guest's TSC starts at 0 with the machine.
+            // A guest's clock starts at 0 with the machine.
             clock_start: 0,
             release: self.kernel.release().to_owned(),
             vcpus: u32::try_from(machine.vcpus()).unwrap_or(0),
@@ -326,9 +359,10 @@ impl Controller {
         };
         match stage {
             Stage::Unknown if !self.tracing.sites.is_empty() => {
+                let symbol = arch::WATCHED_SYMBOL;
                 self.note(format!(
-                    "not traced: the guest ended before it wrote MSR_LSTAR \
-                     ({WATCHED_SYMBOL}), so before ftrace_init"
+                    "not traced: the guest ended before it said where it is ({symbol}), so \
+                     before ftrace_init"
                 ));
             }
             Stage::Located { wire, .. } => {

@@ -2,6 +2,7 @@
 
 use crate::machine::Annex;
 use crate::tracer::{Guest, GuestError, annex};
+use std::sync::atomic::{AtomicU64, Ordering};
 use vm_memory::{
     GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory,
     VolatileSlice,
@@ -33,6 +34,13 @@ impl Guest for Ram<'_> {
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), GuestError> {
         self.slice(address, bytes.len())?.copy_from(bytes);
+        Ok(())
+    }
+
+    fn write_u64(&self, address: u64, word: u64) -> Result<(), GuestError> {
+        let slice = self.slice(address, 8)?;
+        let cell = slice.get_atomic_ref::<AtomicU64>(0).map_err(|_| GuestError::NoRam(address))?;
+        cell.store(word.to_le(), Ordering::Release);
         Ok(())
     }
 }

@@ -4,6 +4,7 @@
 //! other. The controller below is a small state machine over the machine's
 //! events; the [`relay`] has a thread of its own.
 
+mod arch;
 mod attach;
 mod guest;
 mod names;
@@ -105,20 +106,18 @@ pub fn run(
     let Request { kernel, machine, console, agent, tracing, stream, timeout, run_status } = request;
     // Parsed now: later the guest would wait for it.
     kernel.btf()?;
-    let config = Config {
-        annex: crate::tracer::annex::SIZE,
-        watch_msr: Some(attach::WATCHED_MSR),
-        ..machine
-    };
+    let config =
+        Config { annex: crate::tracer::annex::SIZE, watch_msr: arch::WATCHED_MSR, ..machine };
     let mut machine = Machine::new(config, ConsoleSinks { console, agent })?;
     started(Handles {
         waker: machine.waker(),
         console: machine.serial_input(),
         agent: machine.agent_input(),
     });
+    let mut controller = Controller::new(Arc::clone(&kernel), tracing, stream);
+    controller.loaded(&machine);
     machine.start()?;
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
-    let mut controller = Controller::new(Arc::clone(&kernel), tracing, stream);
     let mut exit = None;
     let end = loop {
         let wait = deadline.map_or(Duration::from_secs(3600), |deadline| {
@@ -130,7 +129,7 @@ pub fn run(
                 let _ = machine.release(vcpu);
             }
             Ok(Event::Trap { vcpu, address }) => {
-                controller.trapped(&machine, address)?;
+                controller.trapped(&machine, vcpu, address)?;
                 let _ = machine.release(vcpu);
             }
             Ok(Event::Exit(reason)) => {

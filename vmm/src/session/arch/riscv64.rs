@@ -1,0 +1,47 @@
+//! riscv64: a kernel runs where it is linked (it moves itself only by a seed that
+//! firmware gives, and ours gives none), and lies where it is entered.
+
+#![allow(unsafe_code, reason = "a system call that libc does not wrap")]
+
+use crate::kernel::Kernel;
+use crate::machine::Registers;
+use crate::tracer::{GuestError, Image, PageTables};
+
+/// None is needed.
+pub(in crate::session) const WATCHED_MSR: Option<u32> = None;
+/// See [`WATCHED_MSR`].
+pub(in crate::session) const WATCHED_SYMBOL: &str = "_start";
+/// The clock in records.
+pub(in crate::session) const CLOCK: &str = "riscv-time";
+
+/// The image before its first instruction, where that is known.
+///
+/// # Errors
+/// When the image does not say where it begins.
+pub(in crate::session) fn loaded(
+    kernel: &Kernel,
+    registers: &Registers,
+) -> Result<Option<Image>, GuestError> {
+    Image::loaded(kernel, registers.pc).map(Some)
+}
+
+/// The page tables of a vCPU.
+pub(in crate::session) fn tables(registers: &Registers) -> PageTables {
+    PageTables::riscv64(registers.satp)
+}
+
+/// Lets every vCPU fetch what was written into guest code. To be called before a
+/// pause ends.
+///
+/// A hart may fetch what was there before until it executes `fence.i`, and guest
+/// harts are harts of this machine. `riscv_flush_icache` makes each of them do so
+/// before it next runs a thread of this process, such as a vCPU's: those that run one
+/// now get an interrupt, the others are marked (arch/riscv/mm/cacheflush.c).
+pub(in crate::session) fn code_changed() {
+    const ALL_THREADS: usize = 0;
+    // SAFETY: takes no pointers that it reads or writes through.
+    let result = unsafe { libc::syscall(libc::SYS_riscv_flush_icache, 0, 0, ALL_THREADS) };
+    if result != 0 {
+        log::warn!("riscv_flush_icache: {}", std::io::Error::last_os_error());
+    }
+}
