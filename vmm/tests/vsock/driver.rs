@@ -4,7 +4,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_mmio as reg;
@@ -45,6 +45,8 @@ pub struct Ring {
     pub used: u64,
     pub buffers: u64,
     pub offered: u16,
+    /// What had been offered when the device was last notified.
+    notified: u16,
     seen: u16,
     pub free: Vec<u16>,
 }
@@ -59,6 +61,7 @@ impl Ring {
             used: base + 0x8000,
             buffers: 0x10_0000 + u64::from(number) * TX_BUFFER * u64::from(SIZE),
             offered: 0,
+            notified: 0,
             seen: 0,
             free: (0..SIZE).rev().collect(),
         }
@@ -195,7 +198,7 @@ impl Driver {
             self.descriptor(self.rx.descriptors, index, address, self.rx_buffer, WRITE, 0);
             self.offer(0, index);
         }
-        self.notify(0);
+        self.kick(0);
     }
 
     pub fn descriptor(&self, table: u64, index: u16, at: u64, length: u32, flags: u16, next: u16) {
@@ -221,6 +224,28 @@ impl Driver {
         self.memory.store(offered, GuestAddress(available + 2), Ordering::SeqCst).unwrap();
     }
 
+    /// Notifies the device if it asks for it.
+    fn kick(&mut self, number: u32) {
+        let event_idx = self.features & EVENT_IDX != 0;
+        let ring = self.ring(number);
+        let (used, offered, notified) = (ring.used, ring.offered, ring.notified);
+        ring.notified = offered;
+        fence(Ordering::SeqCst);
+        let load = |offset| -> u16 {
+            self.memory.load(GuestAddress(used + offset), Ordering::SeqCst).unwrap()
+        };
+        let wanted = if event_idx {
+            let event = load(4 + u64::from(SIZE) * 8);
+            offered.wrapping_sub(event).wrapping_sub(1) < offered.wrapping_sub(notified)
+        } else {
+            load(0) & 1 == 0
+        };
+        if wanted {
+            self.notify(number);
+        }
+    }
+
+    /// Notifies the device, whether it asks for it or not.
     pub fn notify(&self, number: u32) {
         self.write(reg::VIRTIO_MMIO_QUEUE_NOTIFY, number);
     }
@@ -249,7 +274,7 @@ impl Driver {
         let bytes = [header.as_bytes(), data].concat();
         let head = self.tx_chain(&bytes, lengths);
         self.offer(1, head);
-        self.notify(1);
+        self.kick(1);
     }
 
     fn tx_chain(&mut self, bytes: &[u8], lengths: &[usize]) -> u16 {
@@ -285,7 +310,7 @@ impl Driver {
         let length = u32::try_from(Header::LENGTH).unwrap() + header.len.get();
         self.descriptor(self.tx.descriptors, index, address, length, 0, 0);
         self.offer(1, index);
-        self.notify(1);
+        self.kick(1);
     }
 
     /// Takes back descriptors that the device has used.
