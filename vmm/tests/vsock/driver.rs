@@ -251,7 +251,7 @@ impl Driver {
     }
 
     /// The next used entry of a queue: head and bytes.
-    fn next_used(&mut self, number: u32) -> Option<(u16, u32)> {
+    pub fn next_used(&mut self, number: u32) -> Option<(u16, u32)> {
         let ring = self.ring(number);
         let (used, seen) = (ring.used, ring.seen);
         let index: u16 = self.memory.load(GuestAddress(used + 2), Ordering::SeqCst).unwrap();
@@ -266,7 +266,7 @@ impl Driver {
         let available = self.ring(number).available;
         let at = GuestAddress(available + 4 + u64::from(SIZE) * 2);
         self.memory.store(next, at, Ordering::SeqCst).unwrap();
-        Some((u16::try_from(head).unwrap(), bytes))
+        Some((u16::try_from(head & 0xffff).unwrap(), bytes))
     }
 
     /// Sends a packet in descriptors of these lengths (the rest in the last).
