@@ -3,6 +3,7 @@
 use super::{Args, trace_output};
 use crate::agent_channel::{AgentMessage, AgentParser};
 use crate::cli::exit;
+use crate::devices::virtio::vsock::{Options, Vsock};
 use crate::export::write_summary;
 use crate::kernel::Kernel;
 use crate::machine::{BootImage, Config, ExitReason};
@@ -42,6 +43,14 @@ fn boot_image(args: &Args, kernel: &Arc<Kernel>) -> Result<BootImage> {
     Ok(BootImage::BzImage(Arc::new(BzImage(Arc::clone(kernel)))))
 }
 
+/// The socket device that was asked for.
+fn vsock(args: &Args) -> Result<Option<Vsock>> {
+    let Some(path) = &args.vsock else { return Ok(None) };
+    let options = Options { cid: args.cid, socket: Some(path.clone()), ..Options::default() };
+    let (device, _) = Vsock::new(&options).context("--vsock")?;
+    Ok(Some(device))
+}
+
 fn console(args: &Args) -> Result<Box<dyn Write + Send>> {
     Ok(match args.console.as_str() {
         "stderr" => Box::new(std::io::stderr()),
@@ -65,7 +74,7 @@ pub(super) fn run(
         cmdline: args.guest_cmdline(),
         annex: 0,
         watch_msr: None,
-        vsock: None,
+        vsock: vsock(args)?,
     };
     let said = Arc::new(Mutex::new(Said::default()));
     let agent = Arc::clone(&said);

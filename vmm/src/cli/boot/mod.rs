@@ -4,6 +4,7 @@ mod emulated;
 mod here;
 mod spool;
 
+use crate::devices::virtio::vsock::GUEST_CID;
 use crate::export::{Player, Text};
 use crate::host::{HostMode, choose};
 use crate::initramfs;
@@ -74,6 +75,13 @@ pub struct Args {
     /// Where to run: on this machine's KVM or in an emulated host
     #[arg(long, value_enum, default_value_t = HostArg::Auto)]
     pub host: HostArg,
+    /// Give the guest a socket device whose host side is this Unix socket: a client writes
+    /// CONNECT PORT; connections of the guest to the host's port P go to PATH_P. Needs KVM here
+    #[arg(long, value_name = "PATH")]
+    pub vsock: Option<PathBuf>,
+    /// The guest's context identifier (CID), with --vsock
+    #[arg(long, value_name = "N", default_value_t = GUEST_CID, requires = "vsock")]
+    pub cid: u32,
     /// Stop after so many seconds
     #[arg(long, value_name = "SECS")]
     pub timeout: Option<u64>,
@@ -234,6 +242,12 @@ pub fn run(args: &Args) -> Result<u8> {
         eprintln!("vmtrace: {choice}");
     }
     if choice.emulated {
+        if args.vsock.is_some() {
+            bail!(
+                "--vsock needs KVM on this machine: the socket's processes are here, and the \
+                 guest would be in an emulated host"
+            );
+        }
         emulated::run(args, &kernel, initrd)
     } else {
         here::run(args, kernel, tracing, initrd)
