@@ -7,6 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use nix::sys::reboot::{RebootMode, reboot};
+
 /// An applet: arguments without its name, exit code.
 pub(crate) type Applet = fn(&[OsString]) -> ExitCode;
 
@@ -17,6 +19,8 @@ pub(crate) fn find(name: &OsStr) -> Option<Applet> {
         "echo" => echo,
         "false" => |_| ExitCode::FAILURE,
         "ls" => ls,
+        "mark" => crate::mark::mark,
+        "poweroff" => poweroff,
         "sleep" => sleep,
         "true" => |_| ExitCode::SUCCESS,
         "write" => write,
@@ -72,6 +76,16 @@ fn ls(args: &[OsString]) -> ExitCode {
         return each("ls", &[OsString::from(".")], list);
     }
     each("ls", args, list)
+}
+
+/// `poweroff`: at once, as there is nobody else to ask.
+fn poweroff(args: &[OsString]) -> ExitCode {
+    if !args.is_empty() {
+        return usage("poweroff");
+    }
+    nix::unistd::sync();
+    let Err(error) = reboot(RebootMode::RB_POWER_OFF);
+    finish("poweroff", Err(error.into()))
 }
 
 /// `sleep SECONDS`, with a fraction if wanted.

@@ -49,6 +49,17 @@ impl Channel {
         self.line(&format!("signal {signal}"));
     }
 
+    /// Why the host cannot connect.
+    pub(crate) fn no_vsock(&mut self, reason: &str) {
+        self.line(&format!("novsock {reason}"));
+    }
+
+    /// `false`: there is no such port.
+    pub(crate) fn mark(&mut self, ticks: u64, text: &str) -> bool {
+        self.line(&format!("mark {ticks} {text}"));
+        self.0.is_some()
+    }
+
     /// To the VMM, and to the console for whoever watches it.
     pub(crate) fn error(&mut self, text: &str) {
         eprintln!("vmtrace-agent: {text}");

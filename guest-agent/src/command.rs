@@ -1,13 +1,14 @@
 //! Runs a command line: by `/bin/sh` where there is one, step by step otherwise.
 
 use std::ffi::{OsStr, OsString};
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
 
+use crate::reaper::Reaper;
 use crate::words::{self, Step};
 
 /// Where commands are looked for, in this order: `/` first, since that is where added files are.
@@ -15,6 +16,12 @@ pub(crate) const PATH: &str = "/:/bin:/sbin:/usr/bin:/usr/sbin:/usr/local/bin";
 
 /// The status of a command line that could not be run at all.
 pub(crate) const CANNOT_RUN: u8 = 125;
+
+/// The status of a program that does not exist.
+pub(crate) const NOT_FOUND: i32 = 127;
+
+/// The status of a program that cannot be started.
+pub(crate) const NOT_EXECUTABLE: i32 = 126;
 
 const SHELL: &str = "/bin/sh";
 
@@ -30,24 +37,32 @@ pub(crate) fn has_shell() -> bool {
     Path::new(SHELL).exists()
 }
 
-/// Runs `line` to its end and reaps whatever else ends meanwhile.
-pub(crate) fn run(line: &OsStr) -> Result<Status, String> {
+/// Runs `line` to its end.
+pub(crate) fn run(reaper: &Arc<Reaper>, line: &OsStr) -> Result<Status, String> {
     if has_shell() {
-        return spawn(Path::new(SHELL), &["-c".as_ref(), line]);
+        return spawn(reaper, Path::new(SHELL), &["-c".as_ref(), line]);
     }
     let line = line.to_str().ok_or("the command line is not UTF-8, and there is no /bin/sh")?;
     let mut last = Status::Exited(0);
     for step in words::split(line).map_err(|e| e.to_string())? {
         if !step.after_success || last == Status::Exited(0) {
-            last = run_step(&step)?;
+            last = run_step(reaper, &step)?;
         }
     }
     Ok(last)
 }
 
+/// A process that does the same: a shell, or this program again.
+pub(crate) fn of_line(line: &OsStr) -> Command {
+    let (program, option) = if has_shell() { (SHELL, "-c") } else { ("/proc/self/exe", "run") };
+    let mut command = Command::new(program);
+    command.arg(option).arg(line);
+    command
+}
+
 /// `vmtrace-agent run LINE`: the same, in a system that has a process 1 already.
 pub(crate) fn run_as_process(line: &OsStr) -> ExitCode {
-    match run(line) {
+    match run(&Reaper::new(), line) {
         Ok(Status::Exited(code)) => ExitCode::from(u8::try_from(code).unwrap_or(255)),
         Ok(Status::Signaled(signal)) => ExitCode::from(u8::try_from(128 + signal).unwrap_or(255)),
         Err(e) => {
@@ -58,78 +73,58 @@ pub(crate) fn run_as_process(line: &OsStr) -> ExitCode {
 }
 
 /// Starts a shell on the console.
-pub(crate) fn shell() -> Result<Status, String> {
-    spawn(Path::new(SHELL), &[])
+pub(crate) fn shell(reaper: &Arc<Reaper>) -> Result<Status, String> {
+    spawn(reaper, Path::new(SHELL), &[])
 }
 
-fn run_step(step: &Step) -> Result<Status, String> {
+fn run_step(reaper: &Arc<Reaper>, step: &Step) -> Result<Status, String> {
     let Some((name, args)) = step.words.split_first() else { return Ok(Status::Exited(0)) };
-    match find(name) {
+    match find(name.as_ref(), PATH.as_ref()) {
         Ok(path) => {
             let args: Vec<&OsStr> = args.iter().map(OsStr::new).collect();
             // Like a shell: a program that cannot be started is the command's failure, not ours.
-            spawn(&path, &args).or_else(|e| {
+            spawn(reaper, &path, &args).or_else(|e| {
                 eprintln!("vmtrace-agent: {e}");
-                Ok(Status::Exited(126))
+                Ok(Status::Exited(NOT_EXECUTABLE))
             })
         }
         Err(code) => {
-            let why = if code == 127 { "command not found" } else { "not an executable file" };
-            eprintln!("vmtrace-agent: {name}: {why}");
+            eprintln!("vmtrace-agent: {name}: {}", why(code));
             Ok(Status::Exited(code))
         }
     }
 }
 
-fn find(name: &str) -> Result<PathBuf, i32> {
+/// Why [`find`] gave this status.
+pub(crate) fn why(status: i32) -> &'static str {
+    if status == NOT_FOUND { "command not found" } else { "not an executable file" }
+}
+
+/// The program of that name, looked for in the directories of `path`; or the status that a shell would give.
+pub(crate) fn find(name: &OsStr, path: &OsStr) -> Result<PathBuf, i32> {
     let executable = |path: &Path| {
         path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
     };
-    let candidates: Vec<PathBuf> = if name.contains('/') {
+    let candidates: Vec<PathBuf> = if name.as_bytes().contains(&b'/') {
         vec![PathBuf::from(name)]
     } else {
-        PATH.split(':').map(|dir| Path::new(dir).join(name)).collect()
+        std::env::split_paths(path).map(|dir| dir.join(name)).collect()
     };
     if let Some(found) = candidates.iter().find(|p| executable(p)) {
         return Ok(found.clone());
     }
-    Err(if candidates.iter().any(|p| p.exists()) { 126 } else { 127 })
+    Err(if candidates.iter().any(|p| p.exists()) { NOT_EXECUTABLE } else { NOT_FOUND })
 }
 
-fn spawn(program: &Path, args: &[&OsStr]) -> Result<Status, String> {
-    let child = Command::new(program)
-        .args(args)
-        .env("PATH", PATH)
-        .spawn()
-        .map_err(|e| format!("{}: {e}", program.display()))?;
-    loop {
-        // Process 1 also gets the children of those that ended.
-        let (pid, status) =
-            wait_any().map_err(|e| format!("waiting for {}: {e}", program.display()))?;
-        if u32::try_from(pid) == Ok(child.id()) {
-            return Ok(match (status.code(), status.signal()) {
-                (Some(code), _) => Status::Exited(code),
-                (None, signal) => Status::Signaled(signal.unwrap_or_default()),
-            });
-        }
-    }
-}
-
-/// Waits for any child. (nix's `waitpid` fails on real-time signals.)
-#[allow(unsafe_code)]
-fn wait_any() -> io::Result<(libc::pid_t, ExitStatus)> {
-    loop {
-        let mut status = 0;
-        // SAFETY: waitpid writes one int through the pointer, which is valid for it.
-        let pid = unsafe { libc::waitpid(-1, &raw mut status, 0) };
-        if pid > 0 {
-            return Ok((pid, ExitStatus::from_raw(status)));
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
+fn spawn(reaper: &Arc<Reaper>, program: &Path, args: &[&OsStr]) -> Result<Status, String> {
+    let text = |e: std::io::Error| format!("{}: {e}", program.display());
+    let mut child =
+        reaper.spawn(Command::new(program).args(args).env("PATH", PATH)).map_err(text)?;
+    let status = child.wait().map_err(text)?;
+    Ok(match (status.code(), status.signal()) {
+        (Some(code), _) => Status::Exited(code),
+        (None, signal) => Status::Signaled(signal.unwrap_or_default()),
+    })
 }
 
 /// A file's content as a command line: without the line end that editors add.

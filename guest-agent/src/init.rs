@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::kmod::{ModuleInitFlags, finit_module};
@@ -12,6 +13,9 @@ use nix::sys::reboot::{RebootMode, reboot};
 
 use crate::channel::Channel;
 use crate::command::{self, Status};
+use crate::protocol::AGENT_PORT;
+use crate::reaper::{Reaper, start_thread};
+use crate::server::{Listener, Server};
 
 /// The command line to run; absent: none was asked for.
 const RUN: &str = "/vmtrace/run";
@@ -51,9 +55,28 @@ pub(crate) fn main() -> ! {
     for error in load_modules(Path::new(MODULES)) {
         channel.error(&error);
     }
+    let reaper = match Reaper::of_everything() {
+        Ok(reaper) => reaper,
+        Err(e) => {
+            channel.error(&format!("no thread: {e}"));
+            power_off(&mut channel);
+        }
+    };
+    let serves = match serve(&reaper) {
+        Ok(()) => true,
+        Err(reason) => {
+            channel.no_vsock(&reason);
+            false
+        }
+    };
     let result = match fs::read(RUN) {
-        Ok(line) => Some(command::run(&command::line_of(&line))),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => command::has_shell().then(command::shell),
+        Ok(line) => Some(command::run(&reaper, &command::line_of(&line))),
+        Err(e) if e.kind() == io::ErrorKind::NotFound && command::has_shell() => {
+            Some(command::shell(&reaper))
+        }
+        // Whoever connects says what happens, until the machine is stopped or `poweroff` was run.
+        Err(e) if e.kind() == io::ErrorKind::NotFound && serves => idle(),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
         Err(e) => Some(Err(format!("{RUN}: {e}"))),
     };
     match result {
@@ -66,6 +89,17 @@ pub(crate) fn main() -> ! {
         None => {}
     }
     power_off(&mut channel)
+}
+
+/// Serves the host over vsock, if the guest has it, beside everything else.
+fn serve(reaper: &Arc<Reaper>) -> Result<(), String> {
+    let listener = Listener::bind(AGENT_PORT)?;
+    let server = Server::new(Arc::clone(reaper));
+    let thread = start_thread("vsock", move || {
+        let error = listener.serve(&server);
+        Channel::open().error(&format!("vsock: {error}"));
+    });
+    thread.map_err(|e| format!("no thread: {e}"))
 }
 
 fn mount_all() -> Vec<String> {
@@ -141,6 +175,10 @@ fn power_off(channel: &mut Channel) -> ! {
     nix::unistd::sync();
     let _ = reboot(RebootMode::RB_POWER_OFF);
     // A machine that cannot be powered off: be idle rather than end.
+    idle()
+}
+
+fn idle() -> ! {
     loop {
         std::thread::sleep(Duration::from_secs(3600));
     }

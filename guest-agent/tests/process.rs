@@ -40,3 +40,19 @@ fn applets() {
     assert_eq!(missing.status.code(), Some(1));
     assert!(text(&missing.stderr).contains("/no/such/file"));
 }
+
+#[test]
+fn serving_has_no_other_options() {
+    for options in [&["serve", "--port"][..], &["serve", "--port", "x"], &["serve", "1025"]] {
+        assert_eq!(agent(options).status.code(), Some(2), "{options:?}");
+    }
+}
+
+#[test]
+fn marks_are_one_line() {
+    for text in ["", "a\nb", &"x".repeat(201)] {
+        let out = agent(&["mark", text]);
+        assert_eq!(out.status.code(), Some(1), "{text:?}");
+        assert!(text.len() < 200 || self::text(&out.stderr).contains("201 bytes, 200 are allowed"));
+    }
+}

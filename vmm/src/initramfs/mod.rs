@@ -16,7 +16,8 @@ pub use modules::{LoadedModule, Modules};
 pub static AGENT: &[u8] = include_bytes!(env!("VMTRACE_AGENT"));
 
 /// The agent's applets; each has a link in `/bin`.
-const APPLETS: [&str; 7] = ["cat", "echo", "false", "ls", "sleep", "true", "write"];
+const APPLETS: [&str; 9] =
+    ["cat", "echo", "false", "ls", "mark", "poweroff", "sleep", "true", "write"];
 
 /// Why an initramfs cannot be made.
 #[derive(Debug, thiserror::Error)]

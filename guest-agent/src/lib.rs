@@ -1,0 +1,76 @@
+//! The guest agent: `/init` of the built-in initramfs, or an ordinary service in any system.
+//!
+//! As process 1 it makes a minimal system, loads the modules it was given, serves the host over vsock, runs one
+//! command line, reports over the agent channel (see `README.md`) and powers off. Called by the name of an applet
+//! (`ls`, `cat`, ...) it is that applet, so that a command line can do something where there is no userland at all.
+//!
+//! The VMM uses [`protocol`]; the rest is public for tests.
+
+mod applets;
+mod channel;
+mod clock;
+mod command;
+mod init;
+mod mark;
+pub mod protocol;
+pub mod reaper;
+pub mod server;
+mod words;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+const USAGE: &str = "usage: vmtrace-agent serve [--port N] | mark TEXT | run 'COMMAND LINE' \
+                     | applet NAME [ARGUMENT]... | --version";
+
+/// The whole program.
+pub fn main() -> ExitCode {
+    if std::process::id() == 1 {
+        init::main();
+    }
+    let mut args = std::env::args_os();
+    let name = args.next().unwrap_or_default();
+    let name = std::path::Path::new(&name).file_name().unwrap_or_default();
+    if let Some(applet) = applets::find(name) {
+        return applet(&args.collect::<Vec<_>>());
+    }
+    let args: Vec<_> = args.collect();
+    match (args.first().and_then(|a| a.to_str()), args.get(1..).unwrap_or_default()) {
+        (Some("serve"), options) => serve(options),
+        (Some("mark"), words) => mark::mark(words),
+        (Some("run"), [line]) => command::run_as_process(line),
+        (Some("applet"), [name, rest @ ..]) => match applets::find(name) {
+            Some(applet) => applet(rest),
+            None => fail(&format!("no applet {}", name.to_string_lossy())),
+        },
+        (Some("--version"), []) => {
+            println!("{}", server::SOFTWARE);
+            ExitCode::SUCCESS
+        }
+        _ => fail(USAGE),
+    }
+}
+
+/// `vmtrace-agent serve [--port N]`, until it is killed.
+fn serve(options: &[OsString]) -> ExitCode {
+    let port = match options {
+        [] => Some(protocol::AGENT_PORT),
+        [option, port] if option == "--port" => port.to_str().and_then(|port| port.parse().ok()),
+        _ => None,
+    };
+    let Some(port) = port else { return fail(USAGE) };
+    let error = match server::Listener::bind(port) {
+        Ok(listener) => {
+            let server = server::Server::new(reaper::Reaper::new());
+            format!("vsock port {port}: {}", listener.serve(&server))
+        }
+        Err(error) => error,
+    };
+    eprintln!("vmtrace-agent: {error}");
+    ExitCode::FAILURE
+}
+
+fn fail(message: &str) -> ExitCode {
+    eprintln!("vmtrace-agent: {message}");
+    ExitCode::from(2)
+}

@@ -1,0 +1,54 @@
+//! What the agent and the host say to each other over a byte stream; `README.md` has it in words.
+//!
+//! Both sides are made of this module, and neither trusts the other: everything has a bound, and what does not
+//! fit is a [`ProtocolError`], never a panic.
+
+mod fields;
+mod frame;
+mod hello;
+mod request;
+#[cfg(test)]
+mod tests;
+
+pub use frame::{Decoder, Frame, Stream};
+pub use hello::{Hello, VERSIONS};
+pub use request::{Command, Entry, Exit, Failure, LoadedModule, Reason, Request, Run};
+
+/// The agent listens on this port of `AF_VSOCK`.
+pub const AGENT_PORT: u32 = 1025;
+
+/// The VMM listens on this port of the host (CID 2), for marks among other things.
+pub const TRACE_PORT: u32 = 1024;
+
+/// What may be under way on one stream of a command: sent, and not granted again by a credit.
+pub const WINDOW: u32 = 256 << 10;
+
+/// Length and kind.
+pub const HEADER: usize = 5;
+
+/// Most bytes in one data frame: such a frame fits into one packet of 32 KiB.
+pub const DATA_MAX: usize = (32 << 10) - HEADER - 1;
+
+/// The longest payload; only a [`Run`] comes near.
+pub const PAYLOAD_MAX: usize = 256 << 10;
+
+/// The longest text of a mark, in bytes: its line fits the serial port's channel as well.
+pub const MARK_MAX: usize = 200;
+
+/// The other side does not keep to the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProtocolError(pub &'static str);
+
+impl std::fmt::Display for ProtocolError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the other side does not speak the agent protocol: {}", self.0)
+    }
+}
+
+impl std::error::Error for ProtocolError {}
+
+impl From<ProtocolError> for std::io::Error {
+    fn from(error: ProtocolError) -> Self {
+        Self::new(std::io::ErrorKind::InvalidData, error)
+    }
+}
