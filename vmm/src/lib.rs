@@ -2,7 +2,7 @@
 //!
 //! The way of a record is described in `docs/architecture.md`.
 
-pub mod agent_channel;
+pub mod agent;
 pub mod cli;
 pub mod devices;
 pub mod export;

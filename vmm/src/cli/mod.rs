@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod functions;
 pub mod inspect;
 pub mod report;
+pub mod run;
 
 use clap::{Parser, Subcommand};
 
@@ -28,6 +29,8 @@ enum Command {
     Inspect(inspect::Args),
     /// Print a trace file
     Report(report::Args),
+    /// Run a command in a guest, or look at its files and modules, by its agent
+    Run(Box<run::Args>),
 }
 
 /// What happens inside, for those who look: `VMTRACE_LOG` is error, warn, info, debug
@@ -74,6 +77,7 @@ pub fn main() -> u8 {
         Command::Functions(args) => functions::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Report(args) => report::run(args),
+        Command::Run(args) => run::run(*args),
     };
     result.unwrap_or_else(|error| {
         eprintln!("vmtrace: error: {error:#}");

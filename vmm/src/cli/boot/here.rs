@@ -1,7 +1,7 @@
 //! A run on the KVM of this machine.
 
 use super::{Args, trace_output};
-use crate::agent_channel::{AgentMessage, AgentParser};
+use crate::agent::{AgentMessage, AgentParser};
 use crate::cli::exit;
 use crate::devices::virtio::vsock::{Options, Vsock};
 use crate::export::write_summary;

@@ -3,9 +3,33 @@
 //! Any program in the guest can write to that port, so everything here is bounded and nothing is trusted
 //! beyond being shown or counted.
 
+use vmtrace_agent::protocol::MARK_MAX;
+
 /// A longer line is none of the agent's.
 const LINE_MAX: usize = 256;
 const PREFIX: &str = "vmtrace-agent 1 ";
+
+/// A point in time that somebody in the guest wants to find in the trace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentMark {
+    /// The clock of the records.
+    pub ticks: u64,
+    /// At most [`MARK_MAX`] bytes, no control characters.
+    pub text: String,
+}
+
+impl AgentMark {
+    /// From `TICKS TEXT`, which is what follows `mark ` on the serial port and on the trace port.
+    pub fn parse(line: &str) -> Option<Self> {
+        let (ticks, text) = line.split_once(' ')?;
+        let sound =
+            !text.is_empty() && text.len() <= MARK_MAX && !text.chars().any(char::is_control);
+        // `parse` takes a sign as well.
+        let digits = ticks.bytes().all(|byte| byte.is_ascii_digit());
+        let ticks = ticks.parse().ok().filter(|_| digits && sound)?;
+        Some(Self { ticks, text: text.to_owned() })
+    }
+}
 
 /// A message of the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +42,10 @@ pub enum AgentMessage {
     Signal(u8),
     /// Something went wrong in the agent.
     Error(String),
+    /// Put this into the trace.
+    Mark(AgentMark),
+    /// Why the host cannot connect to the agent by vsock.
+    NoVsock(String),
 }
 
 /// Takes bytes as they come and gives messages. What is no message is dropped.
@@ -67,6 +95,8 @@ fn parse(line: &[u8]) -> Option<AgentMessage> {
         "exit" => AgentMessage::Exit(value.parse().ok()?),
         "signal" => AgentMessage::Signal(value.parse().ok()?),
         "error" => AgentMessage::Error(value.to_owned()),
+        "mark" => AgentMessage::Mark(AgentMark::parse(value)?),
+        "novsock" => AgentMessage::NoVsock(value.to_owned()),
         _ => return None,
     })
 }
@@ -93,6 +123,22 @@ mod tests {
                 AgentMessage::Exit(255),
             ]
         );
+    }
+
+    #[test]
+    fn marks() {
+        let mark = |ticks, text: &str| AgentMark { ticks, text: text.to_owned() };
+        let longest = "x".repeat(MARK_MAX);
+        assert_eq!(AgentMark::parse("0 a  b "), Some(mark(0, "a  b ")));
+        assert_eq!(AgentMark::parse(&format!("5 {longest}")), Some(mark(5, &longest)));
+        let largest = format!("vmtrace-agent 1 mark {} {longest}\n", u64::MAX);
+        assert_eq!(all(largest.as_bytes()), [AgentMessage::Mark(mark(u64::MAX, &longest))]);
+        for line in ["", "1", "1 ", "x y", "-1 a", "+1 a", "18446744073709551616 a", "1 a\x07"] {
+            assert_eq!(AgentMark::parse(line), None, "{line:?}");
+        }
+        assert_eq!(AgentMark::parse(&format!("5 {longest}x")), None);
+        let reason = AgentMessage::NoVsock("the kernel has no AF_VSOCK".into());
+        assert_eq!(all(b"vmtrace-agent 1 novsock the kernel has no AF_VSOCK\n"), [reason]);
     }
 
     #[test]
