@@ -255,7 +255,6 @@ fn a_host_that_will_not_receive_says_so() {
     let service = served(&driver);
     let mut stream = connected(&mut driver, &service, 9);
     stream.shutdown(Shutdown::Read).unwrap();
-    send_bytes(&mut driver, 9, b"x");
     assert_eq!(driver.expect(op::SHUTDOWN).header.flags.get(), SHUTDOWN_RECEIVE);
     stream.write_all(b"still sending").unwrap();
     assert_eq!(driver.expect(op::RW).data, b"still sending");

@@ -3,9 +3,13 @@
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Write};
 use std::net::Shutdown;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, send};
 
 use super::credit::Credit;
 use super::packet::{
@@ -71,8 +75,6 @@ pub(super) struct Connection {
     tell: bool,
     /// In the queue of those that have something for the guest.
     pub(super) queued: bool,
-    /// Whether it is watched for room to write.
-    pub(super) watched: bool,
     /// When it is reset if nothing happens.
     pub(super) deadline: Option<Instant>,
 }
@@ -96,7 +98,6 @@ impl Connection {
             asked: false,
             tell: false,
             queued: false,
-            watched: false,
             deadline: None,
         }
     }
@@ -230,11 +231,23 @@ impl Connection {
     }
 
     /// The host's side may have something to read, or is gone.
-    pub(super) fn readable(&mut self, hung_up: bool) -> Fate {
-        self.readable = true;
+    pub(super) fn readable(&mut self, readable: bool, hung_up: bool) -> Fate {
+        self.readable |= readable || hung_up;
         self.hung_up |= hung_up;
         // Nobody is left to hear that the guest accepts.
         if self.requester.is_some() && self.hung_up { Fate::Reset } else { Fate::Keep }
+    }
+
+    /// The host's side may have room, or does not want anything any more.
+    pub(super) fn writable(&mut self) {
+        self.flush();
+        let open = self.requester.is_none() && self.guest_done & SHUTDOWN_SEND == 0 && !self.deaf;
+        if open && self.to_host.is_empty() {
+            // Nothing tells the two apart but an attempt to write.
+            let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+            let nothing = send(self.stream.as_raw_fd(), &[], flags);
+            self.deaf = matches!(nothing, Err(Errno::EPIPE | Errno::ECONNRESET));
+        }
     }
 
     /// Writes to the host's side what it takes; returns how many bytes.

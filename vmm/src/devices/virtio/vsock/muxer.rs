@@ -215,14 +215,12 @@ impl Muxer {
     // --- connections come and go ---
 
     fn insert(&mut self, key: Key, connection: Connection) {
-        let events = EventSet::IN | EventSet::READ_HANG_UP | EventSet::EDGE_TRIGGERED;
-        let event = EpollEvent::new(events, Token::Connection(key).pack());
-        let fd = connection.stream().as_raw_fd();
+        let watched = self.watch(ControlOperation::Add, &connection, Token::Connection(key));
         self.note_deadline(connection.deadline);
         self.connections.insert(key, connection);
-        match self.epoll.ctl(ControlOperation::Add, fd, event) {
+        match watched {
             Ok(()) => self.attend(key),
-            Err(_) => self.reset(key, ConnectError::Refused),
+            Err(_) => self.reset(key, ConnectError::Host),
         }
     }
 
@@ -233,20 +231,32 @@ impl Muxer {
             connection.queued = true;
             self.ready.push_back(key);
         }
-        watch_writes(&self.epoll, connection, Token::Connection(key));
     }
 
     /// The guest knows that the connection is over.
     fn forget(&mut self, key: Key, reason: ConnectError) {
         let Some(connection) = self.connections.remove(&key) else { return };
-        let Some(mut rest) = connection.into_rest(reason, &self.limits) else { return };
+        let Some(rest) = connection.into_rest(reason, &self.limits) else { return };
         let id = self.next_rest;
         self.next_rest = id.wrapping_add(1);
         self.note_deadline(rest.deadline);
-        let token = Token::Rest(id);
-        rest.watched = false;
-        watch_writes(&self.epoll, &mut rest, token);
+        // It is registered: this fails only for want of memory, and then its time will run out.
+        let _ = self.watch(ControlOperation::Modify, &rest, Token::Rest(id));
         self.rests.insert(id, rest);
+    }
+
+    /// Has epoll tell of everything that happens to the socket. By edges, so that it never has to
+    /// be told what is of interest just now. Room to write is always among it: it is also how
+    /// the other end's wish to receive no more is noticed.
+    fn watch(
+        &self,
+        operation: ControlOperation,
+        connection: &Connection,
+        token: Token,
+    ) -> io::Result<()> {
+        let events = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP;
+        let event = EpollEvent::new(events | EventSet::EDGE_TRIGGERED, token.pack());
+        self.epoll.ctl(operation, connection.stream().as_raw_fd(), event)
     }
 
     /// The connection is over; the guest gets to know.
@@ -281,9 +291,11 @@ impl Muxer {
     pub(super) fn on_connection(&mut self, key: Key, events: EventSet) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
         if events.contains(EventSet::OUT) {
-            connection.flush();
+            connection.writable();
         }
-        let fate = connection.readable(events.intersects(EventSet::HANG_UP | EventSet::ERROR));
+        let readable = events.intersects(EventSet::IN | EventSet::READ_HANG_UP);
+        let hung_up = events.intersects(EventSet::HANG_UP | EventSet::ERROR);
+        let fate = connection.readable(readable, hung_up);
         match fate {
             Fate::Keep => self.attend(key),
             Fate::Reset => self.reset(key, ConnectError::Refused),
@@ -361,22 +373,6 @@ impl Muxer {
                 Err(Aborted) => self.reset(key, ConnectError::Refused),
             }
         }
-    }
-}
-
-/// Has epoll tell of room to write exactly while there is something to write.
-fn watch_writes(epoll: &Epoll, connection: &mut Connection, token: Token) {
-    if connection.watched == connection.has_output() {
-        return;
-    }
-    connection.watched = !connection.watched;
-    let mut events = EventSet::IN | EventSet::READ_HANG_UP | EventSet::EDGE_TRIGGERED;
-    events.set(EventSet::OUT, connection.watched);
-    let event = EpollEvent::new(events, token.pack());
-    let fd = connection.stream().as_raw_fd();
-    if let Err(error) = epoll.ctl(ControlOperation::Modify, fd, event) {
-        // It is registered: this cannot fail but for want of memory.
-        log::warn!("vsock: {error}");
     }
 }
 
