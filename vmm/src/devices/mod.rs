@@ -8,6 +8,7 @@ mod gate;
 mod i8042;
 mod output;
 mod panic_watch;
+mod plic;
 mod power;
 mod serial;
 pub mod virtio;
@@ -17,6 +18,7 @@ pub use gate::{Gate, Pass};
 pub use i8042::I8042;
 pub use output::{OutputPump, PumpWriter};
 pub use panic_watch::PanicWatch;
+pub use plic::{Harts, Plic, PlicLine};
 pub use power::{PowerControl, ResetControl};
 pub use serial::SerialPort;
 
@@ -46,6 +48,7 @@ pub enum Outcome {
 pub trait IrqLine: Send + Sync {
     /// The device wants attention.
     fn assert(&self);
-    /// The guest has seen to it. Means nothing to an edge-triggered line.
+    /// The guest has seen to it. Means nothing to an edge-triggered line, but a level-triggered one
+    /// interrupts until then.
     fn deassert(&self);
 }

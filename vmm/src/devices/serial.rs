@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vm_superio::serial::NoEvents;
@@ -13,13 +14,18 @@ use super::{Device, IrqLine, Outcome, PanicWatch};
 /// Input that is kept for a guest that does not read, in bytes.
 const INPUT_CAPACITY: usize = 64 << 10;
 
-struct Irq(Arc<dyn IrqLine>);
+// Bits of the interrupt enable register and their interrupts in the identification register.
+const INTERRUPTS: [(u8, u8); 2] = [(1, 4), (2, 2)];
 
-impl Trigger for Irq {
+/// The UART's word that an interrupt has begun.
+#[derive(Clone, Default)]
+struct Begun(Arc<AtomicBool>);
+
+impl Trigger for Begun {
     type E = Infallible;
 
     fn trigger(&self) -> Result<(), Infallible> {
-        self.0.assert();
+        self.0.store(true, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -48,7 +54,11 @@ impl Write for Watched {
 }
 
 struct Inner {
-    uart: Serial<Irq, NoEvents, Box<dyn Write + Send>>,
+    uart: Serial<Begun, NoEvents, Box<dyn Write + Send>>,
+    begun: Begun,
+    line: Arc<dyn IrqLine>,
+    /// The line is asserted.
+    asserted: bool,
     /// Input that is not in the UART's FIFO yet.
     input: VecDeque<u8>,
 }
@@ -68,12 +78,26 @@ impl SerialPort {
             Some(watch) => Box::new(Watched { watch: Arc::clone(watch), out }),
             None => out,
         };
-        let inner = Inner { uart: Serial::new(Irq(irq), out), input: VecDeque::new() };
+        let begun = Begun::default();
+        let uart = Serial::new(begun.clone(), out);
+        let inner = Inner { uart, begun, line: irq, asserted: false, input: VecDeque::new() };
         SerialPort { inner: Mutex::new(inner), watch }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The guest sends bytes by another way than the registers.
+    pub fn print(&self, bytes: &[u8]) -> Outcome {
+        // Only the writer can fail, and then there is nobody to tell.
+        let _ = self.lock().uart.writer_mut().write_all(bytes);
+        self.outcome()
+    }
+
+    fn outcome(&self) -> Outcome {
+        let ended = self.watch.as_ref().is_some_and(|watch| watch.ended());
+        if ended { Outcome::Panicked } else { Outcome::Continue }
     }
 
     /// Sends bytes to the guest; returns how many are kept for it or in its FIFO already.
@@ -82,11 +106,29 @@ impl SerialPort {
         let taken = bytes.len().min(INPUT_CAPACITY - inner.input.len());
         inner.input.extend(&bytes[..taken]);
         inner.refill();
+        inner.settle();
         taken
     }
 }
 
 impl Inner {
+    /// Brings the line to what the registers say. A line that stays asserted is asserted again for
+    /// an interrupt that has begun, for the sake of edges.
+    fn settle(&mut self) {
+        let begun = self.begun.0.swap(false, Ordering::Relaxed);
+        let state = self.uart.state();
+        let interrupts = |(enable, identification): &(u8, u8)| {
+            state.interrupt_enable & enable != 0
+                && state.interrupt_identification & identification != 0
+        };
+        let was = std::mem::replace(&mut self.asserted, INTERRUPTS.iter().any(interrupts));
+        match (was, self.asserted) {
+            (was, true) if begun || !was => self.line.assert(),
+            (true, false) => self.line.deassert(),
+            _ => {}
+        }
+    }
+
     /// Moves input to the FIFO as far as it fits, with an interrupt if the guest wants any.
     fn refill(&mut self) {
         let count = self.uart.fifo_capacity().min(self.input.len());
@@ -111,6 +153,7 @@ impl Device for SerialPort {
                 inner.refill();
             }
         }
+        inner.settle();
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Outcome {
@@ -122,15 +165,15 @@ impl Device for SerialPort {
         }
         // The end of loopback mode may let input in.
         inner.refill();
+        inner.settle();
         drop(inner);
-        let ended = self.watch.as_ref().is_some_and(|watch| watch.ended());
-        if ended { Outcome::Panicked } else { Outcome::Continue }
+        self.outcome()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     use super::*;
 
@@ -173,7 +216,8 @@ mod tests {
         let (port, _, sink) = port();
         assert_eq!(port.write(0, b"h"), Outcome::Continue);
         assert_eq!(port.write(0, b"ello"), Outcome::Continue);
-        assert_eq!(*sink.0.lock().unwrap(), b"hello");
+        assert_eq!(port.print(b" you"), Outcome::Continue);
+        assert_eq!(*sink.0.lock().unwrap(), b"hello you");
     }
 
     #[test]
@@ -188,6 +232,43 @@ mod tests {
             seen.push(read(&port, 0));
         }
         assert_eq!(seen, bytes);
+    }
+
+    #[derive(Default)]
+    struct Level(AtomicBool);
+
+    impl IrqLine for Level {
+        fn assert(&self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+        fn deassert(&self) {
+            self.0.store(false, Ordering::Relaxed);
+        }
+    }
+
+    // A level-triggered line that stays high is an interrupt without end, one that stays low a
+    // console without input.
+    #[test]
+    fn the_line_follows_the_registers() {
+        let line = Arc::new(Level::default());
+        let port = SerialPort::new(line.clone(), Box::new(io::sink()), None);
+        let high = || line.0.load(Ordering::Relaxed);
+        port.push(b"x");
+        assert!(!high(), "nothing is enabled");
+        port.write(1, &[1]);
+        assert!(high());
+        // As the console does while it writes.
+        port.write(1, &[0]);
+        assert!(!high());
+        port.write(1, &[1]);
+        assert!(high());
+        assert_eq!((read(&port, 2) & 0xf, high()), (4, false));
+        assert_eq!((read(&port, 0), high()), (b'x', false));
+        port.write(1, &[2]);
+        assert!(high(), "there is always room for output");
+        assert_eq!((read(&port, 2) & 0xf, high()), (2, false));
+        port.write(0, b"y");
+        assert!(high());
     }
 
     #[test]
@@ -218,6 +299,7 @@ mod tests {
             assert_eq!(port.write(0, line.as_bytes()), Outcome::Continue);
         }
         assert_eq!(port.write(0, b"\n"), Outcome::Panicked);
+        assert_eq!(port.print(b"\n"), Outcome::Panicked);
     }
 
     #[test]
