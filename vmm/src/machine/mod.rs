@@ -19,7 +19,7 @@ mod signal;
 mod vcpu;
 mod vm;
 
-pub use arch::{BootImage, DEFAULT_CMDLINE, FAST_CMDLINE, MAX_ANNEX, Registers, TRAP_INSTRUCTION};
+pub use arch::{BootImage, DEFAULT_CMDLINE, MAX_ANNEX, Registers, TRAP_INSTRUCTION};
 pub use config::{AgentSink, Config, ConsoleSinks, ImageBytes, MIN_MEMORY};
 pub use error::MachineError;
 pub use event::{Event, ExitReason};

@@ -22,6 +22,7 @@ pub(super) enum Step {
     /// The guest executed what may be a trap instruction.
     Trap,
     /// The guest wrote a watched register; the write is done.
+    #[allow(dead_code, reason = "not every architecture has such registers")]
     MsrWrite {
         /// Which.
         index: u32,
@@ -120,11 +121,15 @@ fn turn(id: usize, this: &mut Vcpu, control: &Control, platform: &Platform) -> T
                 return Turn::Exit(reason);
             }
             let armed = arch::trap_address(&this.fd).filter(|address| control.is_armed(*address));
-            let Some(address) = armed else { return Turn::Again };
-            if let Err(e) = arch::set_program_counter(&this.fd, address) {
-                return Turn::Exit(ExitReason::InternalError(e.to_string()));
+            let done = match armed {
+                Some(address) => arch::set_program_counter(&this.fd, address),
+                None => arch::refuse_trap(&this.fd),
+            };
+            match (done, armed) {
+                (Err(e), _) => return Turn::Exit(ExitReason::InternalError(e.to_string())),
+                (Ok(()), None) => return Turn::Again,
+                (Ok(()), Some(address)) => Event::Trap { vcpu: id, address },
             }
-            Event::Trap { vcpu: id, address }
         }
         Step::MsrWrite { index, value } => {
             if let Some(Step::Exit(reason)) = this.complete(platform) {

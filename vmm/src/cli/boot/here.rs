@@ -6,7 +6,7 @@ use crate::cli::exit;
 use crate::devices::virtio::vsock::{Options, Vsock};
 use crate::export::write_summary;
 use crate::kernel::Kernel;
-use crate::machine::{BootImage, Config, ExitReason};
+use crate::machine::{BootImage, Config, ExitReason, ImageBytes};
 use crate::session::{self, Handles, Outcome, Request, SessionError, Tracing};
 use crate::stream::Exit;
 use anyhow::{Context, Result, bail};
@@ -34,13 +34,14 @@ impl AsRef<[u8]> for BzImage {
 
 fn boot_image(args: &Args, kernel: &Arc<Kernel>) -> Result<BootImage> {
     if !args.kaslr {
-        return Ok(BootImage::Elf(Arc::new(Vmlinux(Arc::clone(kernel)))));
+        return Ok(BootImage::unpacked(Arc::new(Vmlinux(Arc::clone(kernel)))));
     }
-    if let Some(path) = &args.boot_image {
-        let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-        return Ok(BootImage::BzImage(Arc::new(bytes)));
-    }
-    Ok(BootImage::BzImage(Arc::new(BzImage(Arc::clone(kernel)))))
+    let image: ImageBytes = match &args.boot_image {
+        Some(path) => Arc::new(std::fs::read(path).with_context(|| path.display().to_string())?),
+        None => Arc::new(BzImage(Arc::clone(kernel))),
+    };
+    BootImage::self_unpacking(image)
+        .context("--kaslr: kernels of this architecture have no decompressor that could move them")
 }
 
 /// The socket device that was asked for.

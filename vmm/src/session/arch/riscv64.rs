@@ -38,9 +38,11 @@ pub(in crate::session) fn tables(registers: &Registers) -> PageTables {
 /// before it next runs a thread of this process, such as a vCPU's: those that run one
 /// now get an interrupt, the others are marked (arch/riscv/mm/cacheflush.c).
 pub(in crate::session) fn code_changed() {
+    // arch/riscv/include/uapi/asm/unistd.h
+    const RISCV_FLUSH_ICACHE: libc::c_long = 259;
     const ALL_THREADS: usize = 0;
     // SAFETY: takes no pointers that it reads or writes through.
-    let result = unsafe { libc::syscall(libc::SYS_riscv_flush_icache, 0, 0, ALL_THREADS) };
+    let result = unsafe { libc::syscall(RISCV_FLUSH_ICACHE, 0, 0, ALL_THREADS) };
     if result != 0 {
         log::warn!("riscv_flush_icache: {}", std::io::Error::last_os_error());
     }

@@ -28,6 +28,20 @@ pub enum BootImage {
     BzImage(ImageBytes),
 }
 
+impl BootImage {
+    /// A kernel out of its container.
+    #[must_use]
+    pub fn unpacked(image: ImageBytes) -> BootImage {
+        BootImage::Elf(image)
+    }
+
+    /// A kernel that unpacks itself, and may move itself; `None` where there is no such thing.
+    #[must_use]
+    pub fn self_unpacking(image: ImageBytes) -> Option<BootImage> {
+        Some(BootImage::BzImage(image))
+    }
+}
+
 /// Where vCPU 0 starts.
 pub(in crate::machine) struct Boot {
     /// Guest-physical address of the first instruction.

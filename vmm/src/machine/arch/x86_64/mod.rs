@@ -21,7 +21,7 @@ pub(in crate::machine) use load::load;
 pub(in crate::machine) use platform::Platform;
 pub(in crate::machine) use setup::{create_vcpu, start_at};
 pub(in crate::machine) use vcpu::{
-    clock, clock_hz, paused, registers, run, set_program_counter, trap_address,
+    clock, clock_hz, paused, refuse_trap, registers, run, set_program_counter, trap_address,
 };
 
 /// The instruction that a controller writes as a trap: `out 0xea, al`.
@@ -37,15 +37,3 @@ pub const TRAP_INSTRUCTION: [u8; 2] = [0xe6, layout::TRAP_PORT];
 /// `pci=off`, `no_timer_check`) changes nothing measurable: ACPI has already told the kernel not to
 /// look, and kvmclock tells the clock's rate.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1";
-
-/// What helps where the CPU is emulated, to be appended to [`DEFAULT_CMDLINE`].
-///
-/// `tsc=reliable` keeps Linux 7.2 from a deadlock: before kvmclock takes over, its watchdog of
-/// clocks can wait with interrupts off for a CPU that waits in `stop_machine` for this one, and the
-/// watchdog's time limit is then counted in jiffies, which stand still. Seen once in four boots of
-/// 8 vCPUs on two overcommitted CPUs.
-///
-/// The others save time. Of the 1.53 G instructions that Debian's 6.12 cloud kernel takes from its first to power-off
-/// through a small init, the crypto self-tests are 0.54 G and console output 0.17 G (QEMU icount,
-/// AMD-V, 1 vCPU; output costs more than its instructions where each byte is two world switches).
-pub const FAST_CMDLINE: &str = "quiet cryptomgr.notests tsc=reliable";
