@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use vmtrace::cli::boot::EMULATED_CMDLINE;
+use vmtrace::host::HostArch;
 use vmtrace::host::{FileSource, HostOptions, cache_dir};
 use vmtrace::kernel::Kernel;
 use vmtrace::stream::{Exit, Frame, Header, Reader, Summary};
@@ -147,7 +147,7 @@ fn boot_once(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<(Finished
         all.extend(["--timeout", "240"]);
     }
     if !args.contains(&"--cmdline") {
-        all.extend(["--cmdline", EMULATED_CMDLINE]);
+        all.extend(["--cmdline", HostArch::native().guest_cmdline()]);
     }
     all.extend(args);
     let mut finished = host.vmtrace(&all, &[TRACE])?;

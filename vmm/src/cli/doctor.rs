@@ -35,7 +35,7 @@ pub fn run(args: &Args) -> Result<u8> {
         return Ok(exit::DONE);
     }
     let kvm = probe::probe(Path::new(THIS_PROGRAM));
-    let mut emulated = emulated_host_checks(HostArch::default());
+    let mut emulated = emulated_host_checks(HostArch::native());
     if args.boot && usable(&emulated) {
         emulated.push(boot());
     }

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::path::Path;
 
-use super::probe;
+use super::arch::HostArch;
+use super::{HostError, probe};
 
 /// Where the user wants jobs to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -26,9 +27,20 @@ pub struct Choice {
     pub reason: String,
 }
 
-/// Decides; `vmtrace` is the program that can look at KVM (see [`probe::probe`]).
-pub fn choose(mode: HostMode, vmtrace: &Path) -> Choice {
+/// Decides for guests of architecture `guest`; `vmtrace` is the program that can look at KVM (see
+/// [`probe::probe`]).
+///
+/// # Errors
+/// When a KVM is asked for that cannot have such guests.
+pub fn choose(mode: HostMode, guest: HostArch, vmtrace: &Path) -> Result<Choice, HostError> {
+    let (native, name) = (HostArch::native().name(), guest.name());
     let (emulated, reason) = match mode {
+        HostMode::Kvm if !guest.is_native() => {
+            return Err(HostError::ForeignKvm { native, guest: name });
+        }
+        HostMode::Auto if !guest.is_native() => {
+            (true, format!("the kernel is for {name}, this machine is {native}"))
+        }
         HostMode::Kvm => (false, "as asked for".to_owned()),
         HostMode::Emulated => (true, "as asked for".to_owned()),
         HostMode::Auto => match probe::probe(vmtrace).problem() {
@@ -36,7 +48,7 @@ pub fn choose(mode: HostMode, vmtrace: &Path) -> Choice {
             Some(problem) => (true, format!("KVM is not usable here ({problem})")),
         },
     };
-    Choice { emulated, reason }
+    Ok(Choice { emulated, reason })
 }
 
 impl fmt::Display for Choice {

@@ -47,11 +47,22 @@ pub struct HostOptions {
     pub interrupts: Option<Arc<Interrupts>>,
 }
 
+impl HostOptions {
+    /// What is usual, for an architecture.
+    ///
+    /// # Errors
+    /// When there is no vmtrace that could run there.
+    pub fn new(arch: HostArch) -> Result<Self, HostError> {
+        Ok(Self { arch, vmtrace: super::program(arch)?, ..Self::default() })
+    }
+}
+
+/// What is usual, for the architecture of this machine.
 impl Default for HostOptions {
     fn default() -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get().min(4));
         Self {
-            arch: HostArch::default(),
+            arch: HostArch::native(),
             cpus: u32::try_from(cpus).unwrap_or(1),
             memory: 2048,
             icount: false,

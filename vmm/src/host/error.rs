@@ -48,6 +48,29 @@ pub enum HostError {
         /// The host's architecture.
         arch: &'static str,
     },
+    /// No vmtrace to run in the emulated host.
+    #[error(
+        "there is no vmtrace for {arch} hosts ({}); run scripts/setup, or: cargo build --release --target {target} --package vmtrace",
+        .places.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    NoProgram {
+        /// The architecture.
+        arch: &'static str,
+        /// As Rust calls it.
+        target: &'static str,
+        /// Where it was looked for.
+        places: Vec<PathBuf>,
+    },
+    /// A guest that KVM of this machine cannot have.
+    #[error(
+        "KVM of this machine runs {native} guests, and the kernel is for {guest}; leave out --host to run it in an emulated host"
+    )]
+    ForeignKvm {
+        /// This machine's architecture.
+        native: &'static str,
+        /// The kernel's.
+        guest: &'static str,
+    },
     /// A kernel that cannot be used.
     #[error("the host kernel {} cannot be used: {reason}", .path.display())]
     BadKernel {

@@ -12,6 +12,7 @@ mod inventory;
 mod job;
 mod link;
 pub mod probe;
+mod program;
 mod qemu;
 mod wire;
 
@@ -24,6 +25,7 @@ pub use image::FileSource;
 pub use interrupts::Interrupts;
 pub use inventory::emulated_host_checks;
 pub use job::{Job, JobEnd, Output, Stdin, Stopped};
+pub use program::program;
 pub use qemu::Qemu;
 
 /// This very program, wherever its file is by now.

@@ -57,6 +57,11 @@ impl<W: Write> Archive<W> {
         self.entry(relative(path), ModeFileType::Char, mode, number, 0, io::empty())
     }
 
+    /// Nothing may have this name: it is in another archive.
+    pub(crate) fn reserve(&mut self, path: &str) {
+        self.names.insert(relative(path).to_owned());
+    }
+
     /// Ends the archive.
     pub(crate) fn finish(self) -> Result<W, Error> {
         newc::trailer(self.out).map_err(Error::Write)

@@ -89,6 +89,27 @@ pub struct Builder {
     run: Option<String>,
     files: Vec<PathBuf>,
     modules: Vec<LoadedModule>,
+    without_agent: bool,
+}
+
+/// Puts the agent into an initramfs that was made [`Builder::without_agent`]. The kernel takes
+/// several archives, one behind the other.
+pub fn add_agent(initramfs: &[u8]) -> Result<Vec<u8>, Error> {
+    let mut archive = Archive::new(Vec::new());
+    agent(&mut archive)?;
+    let mut bytes = archive.finish()?;
+    // It looks for the next one at multiples of 4.
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes.extend_from_slice(initramfs);
+    Ok(bytes)
+}
+
+fn agent(archive: &mut Archive<Vec<u8>>) -> Result<(), Error> {
+    bytes(archive, "init", 0o755, AGENT)?;
+    for applet in APPLETS {
+        archive.link(&format!("bin/{applet}"), "../init")?;
+    }
+    Ok(())
 }
 
 impl Builder {
@@ -118,6 +139,13 @@ impl Builder {
         self
     }
 
+    /// The agent is added later, by [`add_agent`] of a vmtrace for the guest's architecture.
+    #[must_use]
+    pub fn without_agent(mut self) -> Self {
+        self.without_agent = true;
+        self
+    }
+
     /// Makes the archive (uncompressed newc).
     pub fn build(&self) -> Result<Vec<u8>, Error> {
         let mut archive = Archive::new(Vec::new());
@@ -126,12 +154,13 @@ impl Builder {
         }
         // The kernel opens it for process 1 before anything is mounted.
         archive.char_device("dev/console", 0o600, (5, 1))?;
-        bytes(&mut archive, "init", 0o755, AGENT)?;
+        if self.without_agent {
+            archive.reserve("init");
+        } else {
+            agent(&mut archive)?;
+        }
         for file in &self.files {
             add(&mut archive, file)?;
-        }
-        for applet in APPLETS {
-            archive.link(&format!("bin/{applet}"), "../init")?;
         }
         for (n, module) in self.modules.iter().enumerate() {
             bytes(

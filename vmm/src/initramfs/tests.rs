@@ -50,6 +50,25 @@ fn round_trip() {
     assert!(!unpack(&Builder::new().build().unwrap()).contains_key("vmtrace/run"));
 }
 
+// A guest of another architecture gets its agent from a vmtrace that was built for it.
+#[test]
+fn the_agent_can_come_later() {
+    let builder = || Builder::new().run(Some("ls /")).without_agent();
+    let rest = builder().build().unwrap();
+    assert!(!unpack(&rest).contains_key("init"));
+    let whole = add_agent(&rest).unwrap();
+    assert_eq!(unpack(&whole)["init"].1, AGENT);
+    assert_eq!(unpack(&whole)["bin/ls"].0, 0o120_777);
+    let second = whole.len() - rest.len();
+    assert!(second.is_multiple_of(4) && unpack(&whole[second..]).contains_key("vmtrace/run"));
+
+    let dir = tempfile::tempdir().unwrap();
+    let init = dir.path().join("init");
+    fs::write(&init, "").unwrap();
+    let error = builder().add_file(&init).build().unwrap_err();
+    assert!(error.to_string().contains("/init would be"));
+}
+
 #[test]
 fn every_applet_has_its_link() {
     for applet in APPLETS {

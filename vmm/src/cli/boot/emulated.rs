@@ -2,8 +2,8 @@
 //! trace passed through. Images are decompressed and records printed here, where
 //! instructions are cheap.
 
-use super::{Args, EMULATED_CMDLINE, OverflowArg, trace_output};
-use crate::host::{EmulatedHost, FileSource, HostOptions, Interrupts, Job, Stdin};
+use super::{Args, OverflowArg, trace_output};
+use crate::host::{EmulatedHost, FileSource, HostArch, HostOptions, Interrupts, Job, Stdin};
 use crate::kernel::Kernel;
 use anyhow::{Context, Result};
 use std::io::Write;
@@ -25,7 +25,8 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
     // Each file is there twice while the initramfs is unpacked, and once in vmtrace.
     let content: u64 = files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
     let memory = HOST_MEMORY + (args.memory + 3 * content) / (1 << 20);
-    let defaults = HostOptions::default();
+    let arch = HostArch::of(kernel.arch());
+    let defaults = HostOptions::new(arch)?;
     let options = HostOptions {
         cpus: if args.icount { 1 } else { defaults.cpus },
         memory: u32::try_from(memory).context("--memory: too much for an emulated host")?,
@@ -45,7 +46,7 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
         path => Box::new(std::fs::File::create(path).with_context(|| path.to_owned())?),
     };
     let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
-    let mut job = Job::new(job_args(args), &mut stdout, &mut stderr);
+    let mut job = Job::new(job_args(args, arch), &mut stdout, &mut stderr);
     if args.console == "stderr" {
         job.stdin = Stdin::Reader(Box::new(std::io::stdin()));
     }
@@ -68,7 +69,7 @@ fn files(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Vec<(&'static str, Ve
 }
 
 /// The command line of the vmtrace in the host.
-fn job_args(args: &Args) -> Vec<String> {
+fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     let console = match args.console.as_str() {
         same @ ("stderr" | "none") => same,
         _ => CONSOLE,
@@ -98,13 +99,16 @@ fn job_args(args: &Args) -> Vec<String> {
     ]
     .map(str::to_owned)
     .to_vec();
-    job.push(format!("--cmdline={EMULATED_CMDLINE} {}", args.cmdline));
+    job.push(format!("--cmdline={} {}", arch.guest_cmdline(), args.cmdline));
     job.extend(args.filter.iter().map(|glob| format!("--filter={glob}")));
     job.extend(args.notrace.iter().map(|glob| format!("--notrace={glob}")));
     job.extend(args.from.iter().map(|name| format!("--from={name}")));
     job.extend(args.timeout.iter().map(|seconds| format!("--timeout={seconds}")));
     if args.kaslr {
         job.extend(["--kaslr".to_owned(), format!("--boot-image={BZIMAGE}")]);
+    }
+    if args.initrd.is_none() && !arch.is_native() {
+        job.push("--add-agent".to_owned());
     }
     if args.expects_run() {
         job.push("--expect-run".to_owned());

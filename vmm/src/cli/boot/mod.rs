@@ -6,7 +6,7 @@ mod spool;
 
 use crate::devices::virtio::vsock::GUEST_CID;
 use crate::export::{Player, Text};
-use crate::host::{HostMode, choose};
+use crate::host::{HostArch, HostMode, THIS_PROGRAM, choose};
 use crate::initramfs;
 use crate::kernel::{Kernel, KernelError};
 use crate::machine::DEFAULT_CMDLINE;
@@ -19,15 +19,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vmtrace_trampolines::Overflow;
 
-/// What a guest in the emulated host is told beside the rest; `--cmdline` comes later
-/// and can take it back. Clocks are as good as the emulation, whatever a watchdog
-/// finds (that of 7.2 can hang on them); crypto self-tests are a third of the boot.
-pub const EMULATED_CMDLINE: &str = "tsc=reliable cryptomgr.notests";
-
 /// Arguments of `vmtrace boot`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Kernel: bzImage or vmlinux
+    /// Kernel: bzImage, vmlinux, or riscv64 Image, plain, compressed or as EFI zboot image
     pub kernel: PathBuf,
     /// Initial RAM disk instead of the built-in one
     #[arg(long, value_name = "FILE", conflicts_with_all = ["run", "add", "modules"])]
@@ -91,6 +86,9 @@ pub struct Args {
     /// The initial RAM disk given runs a command, whose end the agent reports
     #[arg(long, hide = true)]
     pub expect_run: bool,
+    /// The initial RAM disk given lacks the agent: add it
+    #[arg(long, hide = true, requires = "initrd")]
+    pub add_agent: bool,
     /// Run the emulated host with one CPU whose clock counts instructions
     #[arg(long, hide = true)]
     pub icount: bool,
@@ -188,12 +186,16 @@ fn find(kernel: &Kernel, name: &str) -> Result<usize> {
 /// kernel has them.
 const MODULES: [&str; 3] = ["virtio_mmio", "virtio_rng", "vmw_vsock_virtio_transport"];
 
-/// The guest's initial RAM disk.
-fn initrd(args: &Args) -> Result<Vec<u8>> {
+/// The guest's initial RAM disk; one for another architecture lacks the agent.
+fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
     if let Some(path) = &args.initrd {
-        return std::fs::read(path).with_context(|| path.display().to_string());
+        let content = std::fs::read(path).with_context(|| path.display().to_string())?;
+        return Ok(if args.add_agent { initramfs::add_agent(&content)? } else { content });
     }
     let mut builder = initramfs::Builder::new().run(args.run.as_deref());
+    if !guest.is_native() {
+        builder = builder.without_agent();
+    }
     for file in &args.add {
         builder = builder.add_file(file);
     }
@@ -231,13 +233,14 @@ pub fn run(args: &Args) -> Result<u8> {
             args.kernel.display()
         );
     }
-    let initrd = initrd(args)?;
+    let guest = HostArch::of(kernel.arch());
+    let initrd = initrd(args, guest)?;
     let mode = match args.host {
         HostArg::Auto => HostMode::Auto,
         HostArg::Kvm => HostMode::Kvm,
         HostArg::Emulated => HostMode::Emulated,
     };
-    let choice = choose(mode, Path::new("/proc/self/exe"));
+    let choice = choose(mode, guest, Path::new(THIS_PROGRAM))?;
     if args.host == HostArg::Auto {
         eprintln!("vmtrace: {choice}");
     }

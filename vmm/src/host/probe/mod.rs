@@ -7,6 +7,10 @@
 //! KVM is called in a process of its own, which is given up on after [`TIMEOUT`]: whatever it does, finding it
 //! out cannot hang.
 
+#[cfg(target_arch = "riscv64")]
+mod riscv64;
+#[cfg(target_arch = "riscv64")]
+use riscv64 as native;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 #[cfg(target_arch = "x86_64")]

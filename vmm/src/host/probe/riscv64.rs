@@ -1,0 +1,310 @@
+//! The checks on riscv64, and the few instructions that the virtual machine executes.
+#![allow(unsafe_code)]
+
+use std::arch::global_asm;
+use std::io::{self, Write};
+use std::time::Instant;
+
+use kvm_bindings::{
+    KVM_REG_RISCV, KVM_REG_RISCV_CORE, KVM_REG_RISCV_TIMER, KVM_REG_SIZE_U64,
+    kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+
+use super::{Failed, Reporter};
+
+const NEEDED: [(Cap, &str); 4] = [
+    (Cap::UserMemory, "USER_MEMORY"),
+    (Cap::OneReg, "ONE_REG"),
+    (Cap::MpState, "MP_STATE"),
+    (Cap::ImmediateExit, "IMMEDIATE_EXIT"),
+];
+
+// Where things are in the virtual machine's memory.
+const BASE: u64 = 0x8000_0000;
+const MEMORY: usize = 2 << 20;
+/// No memory: stores to it are words to us.
+const WORDS: u64 = 0x1000_0000;
+
+const WRONG: u32 = 0x100;
+const DONE: u32 = 0x101;
+
+const STEPS: [&str; 5] = [
+    "supervisor mode",
+    "atomic instructions",
+    "traps into the virtual machine",
+    "virtual memory",
+    "calls of the SBI",
+];
+
+/// Iterations of the loop at the end, two instructions each.
+const LOOPS: u32 = 1_000_000;
+
+/// A vendor's call of the SBI, which KVM must hand to its user.
+const CALL: u64 = 0x0976_d000;
+
+global_asm!(
+    r#"
+    .pushsection .rodata.vmtrace_probe, "a"
+    .balign 4
+    .option push
+    .option arch, rv64imac_zicsr_zifencei
+    .global vmtrace_probe_start
+    .global vmtrace_probe_end
+vmtrace_probe_start:
+    li      s0, {words}
+    sw      zero, 0(s0)
+
+    # lr, sc, amo: every lock
+    li      t0, 1
+    sw      t0, 0(s0)
+    auipc   s1, 0x10
+    li      t1, 0x11
+    sd      t1, 0(s1)
+1:  lr.d    t2, (s1)
+    addi    t2, t2, 0x22
+    sc.d    t3, t2, (s1)
+    bnez    t3, 1b
+    amoadd.d t2, t1, (s1)
+    ld      t2, 0(s1)
+    li      t3, 0x44
+    bne     t2, t3, 9f
+
+    # ebreak goes to the virtual machine itself
+    li      t0, 2
+    sw      t0, 0(s0)
+    la      t1, 2f
+    csrw    stvec, t1
+    ebreak
+    j       9f
+    .balign 4
+2:  csrr    t1, scause
+    li      t2, 3
+    bne     t1, t2, 9f
+
+    # Sv39: 1 GiB pages, where they are
+    li      t0, 3
+    sw      t0, 0(s0)
+    auipc   s2, 0x20
+    srli    s2, s2, 12
+    slli    s2, s2, 12
+    li      t1, 0x200000cf
+    sd      t1, 16(s2)
+    li      t1, 0xcf
+    sd      t1, 0(s2)
+    srli    t1, s2, 12
+    li      t2, 8
+    slli    t2, t2, 60
+    or      t1, t1, t2
+    csrw    satp, t1
+    sfence.vma
+    ld      t2, 0(s1)
+    bne     t2, t3, 9f
+    fence.i
+    csrw    satp, zero
+    sfence.vma
+
+    # a call for our ears; its answer comes from us
+    li      t0, 4
+    sw      t0, 0(s0)
+    li      a7, {call}
+    li      a0, 7
+    ecall
+    li      t1, 8
+    bne     a0, t1, 9f
+
+    li      t0, 5
+    sw      t0, 0(s0)
+    li      t1, {loops}
+6:  addi    t1, t1, -1
+    bnez    t1, 6b
+    li      t0, {done}
+    sw      t0, 0(s0)
+7:  j       7b
+9:  li      t0, {wrong}
+    sw      t0, 0(s0)
+    j       7b
+vmtrace_probe_end:
+    .option pop
+    .popsection
+    "#,
+    words = const WORDS,
+    call = const CALL,
+    loops = const LOOPS,
+    done = const DONE,
+    wrong = const WRONG,
+);
+
+unsafe extern "C" {
+    static vmtrace_probe_start: u8;
+    static vmtrace_probe_end: u8;
+}
+
+/// The instructions.
+fn code() -> &'static [u8] {
+    let start = &raw const vmtrace_probe_start;
+    let length = (&raw const vmtrace_probe_end).addr() - start.addr();
+    // SAFETY: the assembler made these bytes between the two symbols, in a section that is never written.
+    unsafe { std::slice::from_raw_parts(start, length) }
+}
+
+/// All checks, in the order in which they make sense.
+pub(super) fn checks<W: Write>(report: &mut Reporter<W>) -> Result<(), Failed> {
+    let kvm = report.check("/dev/kvm", open)?;
+    report.check("capabilities", || capabilities(&kvm))?;
+    let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(BASE), MEMORY)]);
+    let (vm, mut vcpu) = report.check("a virtual machine", || {
+        let memory = memory.as_ref().map_err(ToString::to_string)?;
+        machine(&kvm, memory).map(|machine| (machine, "one vCPU".to_owned()))
+    })?;
+    report.check("interrupt controllers", || {
+        let found = if kvm.check_extension(Cap::Irqchip) {
+            "the host's (AIA)"
+        } else {
+            "none in KVM; ours (PLIC) will do"
+        };
+        Ok(((), found.to_owned()))
+    })?;
+    report.check("clock", || {
+        let hz = register(&vcpu, KVM_REG_RISCV_TIMER)?;
+        Ok(((), format!("{hz} Hz")))
+    })?;
+    report.check("immediate exit", || immediate_exit(&mut vcpu))?;
+    let mut reached = None;
+    for (n, name) in STEPS.iter().enumerate() {
+        report.check(name, || {
+            while reached.is_none_or(|step| step <= n) {
+                match step(&mut vcpu)? {
+                    Step::Reached(step) => reached = Some(step),
+                    Step::Wrong => return Err("wrong result".to_owned()),
+                    Step::Done => return Err("ended early".to_owned()),
+                }
+            }
+            Ok(((), "works".to_owned()))
+        })?;
+    }
+    report.check("speed", || {
+        let begin = Instant::now();
+        match step(&mut vcpu)? {
+            Step::Done => {
+                let rate = f64::from(2 * LOOPS) / begin.elapsed().as_secs_f64() / 1e6;
+                Ok(((), format!("{rate:.0} million instructions/s")))
+            }
+            _ => Err("did not end".to_owned()),
+        }
+    })?;
+    drop(vm);
+    Ok(())
+}
+
+fn open() -> Result<(Kvm, String), String> {
+    let kvm = Kvm::new().map_err(|e| match e.errno() {
+        libc::ENOENT | libc::ENODEV | libc::ENXIO => "there is none".to_owned(),
+        libc::EACCES | libc::EPERM => {
+            "no permission to open it (is this user in the group kvm?)".to_owned()
+        }
+        code => io::Error::from_raw_os_error(code).to_string(),
+    })?;
+    match kvm.get_api_version() {
+        12 => Ok((kvm, "KVM API 12".to_owned())),
+        other => Err(format!("KVM API {other}, 12 is needed")),
+    }
+}
+
+fn capabilities(kvm: &Kvm) -> Result<((), String), String> {
+    let missing: Vec<_> = NEEDED
+        .iter()
+        .filter(|(cap, _)| !kvm.check_extension(*cap))
+        .map(|(_, name)| *name)
+        .collect();
+    if missing.is_empty() {
+        Ok(((), "all that are needed".to_owned()))
+    } else {
+        Err(format!("no {}", missing.join(", ")))
+    }
+}
+
+fn machine(kvm: &Kvm, memory: &GuestMemoryMmap<()>) -> Result<(VmFd, VcpuFd), String> {
+    let error = |what: &'static str| move |e: kvm_ioctls::Error| format!("cannot {what}: {e}");
+    memory.write_slice(code(), GuestAddress(BASE)).map_err(|e| e.to_string())?;
+    let vm = kvm.create_vm().map_err(error("make it"))?;
+    let host = memory.get_host_address(GuestAddress(BASE)).map_err(|e| e.to_string())?;
+    let region = kvm_userspace_memory_region {
+        slot: 0,
+        flags: 0,
+        guest_phys_addr: BASE,
+        memory_size: MEMORY as u64,
+        userspace_addr: host as u64,
+    };
+    // SAFETY: the range is the whole of `memory`, which the caller keeps longer than the virtual machine, and
+    // which is only accessed as guest memory.
+    unsafe { vm.set_user_memory_region(region) }.map_err(error("give it memory"))?;
+    let vcpu = vm.create_vcpu(0).map_err(error("make a vCPU"))?;
+    let pc = KVM_REG_RISCV.cast_unsigned() | KVM_REG_SIZE_U64 | u64::from(KVM_REG_RISCV_CORE);
+    vcpu.set_one_reg(pc, &BASE.to_le_bytes()).map_err(error("set registers"))?;
+    Ok((vm, vcpu))
+}
+
+/// The first register of a kind.
+fn register(vcpu: &VcpuFd, kind: u32) -> Result<u64, String> {
+    let mut bytes = [0; 8];
+    let id = KVM_REG_RISCV.cast_unsigned() | KVM_REG_SIZE_U64 | u64::from(kind);
+    vcpu.get_one_reg(id, &mut bytes).map_err(|e| e.to_string())?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn immediate_exit(vcpu: &mut VcpuFd) -> Result<((), String), String> {
+    vcpu.set_kvm_immediate_exit(1);
+    let result = match vcpu.run() {
+        Err(e) if e.errno() == libc::EINTR => Ok(((), "works".to_owned())),
+        Err(e) => Err(e.to_string()),
+        Ok(exit) => Err(format!("it ran instead ({exit:?})")),
+    };
+    vcpu.set_kvm_immediate_exit(0);
+    result
+}
+
+enum Step {
+    Reached(usize),
+    Wrong,
+    Done,
+}
+
+/// Runs to the next word of the virtual machine.
+fn step(vcpu: &mut VcpuFd) -> Result<Step, String> {
+    loop {
+        match vcpu.run() {
+            Ok(VcpuExit::MmioWrite(WORDS, data)) => {
+                let word = <[u8; 4]>::try_from(data).map_or(WRONG, u32::from_le_bytes);
+                return Ok(match word {
+                    DONE => Step::Done,
+                    WRONG => Step::Wrong,
+                    step => Step::Reached(usize::try_from(step).unwrap_or(0)),
+                });
+            }
+            Ok(VcpuExit::Unsupported(kvm_bindings::KVM_EXIT_RISCV_SBI)) => {
+                // SAFETY: the exit was for KVM_EXIT_RISCV_SBI, with which KVM fills this member; any bits
+                // are valid for it.
+                let call = unsafe { &mut vcpu.get_kvm_run().__bindgen_anon_1.riscv_sbi };
+                if call.extension_id != CALL {
+                    return Err(format!("a call of {:#x} instead", call.extension_id));
+                }
+                call.ret = [call.args[0] + 1, 0];
+            }
+            Ok(exit) => return Err(format!("unexpected exit ({exit:?})")),
+            Err(e) if e.errno() == libc::EINTR => {}
+            Err(e) => return Err(e.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_code_fits() {
+        assert!((64..0x1000).contains(&code().len()));
+    }
+}
