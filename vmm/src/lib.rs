@@ -11,6 +11,7 @@ pub mod initramfs;
 pub mod kernel;
 pub mod machine;
 pub mod private_socket;
+pub mod serve;
 pub mod session;
 pub mod stream;
 pub mod tracer;

@@ -25,6 +25,7 @@ mod reader;
 mod record;
 #[cfg(test)]
 pub(crate) mod sample;
+mod span;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -40,6 +41,7 @@ pub use mark::{LossReason, Mark, MarkKind};
 pub use merge::Merger;
 pub use reader::Reader;
 pub use record::{Batch, EntryRecord, Record, RecordHead, Records};
+pub use span::{FrameSpan, frame_spans};
 pub use summary::{Exit, Pauses, Sites, Skipped, Summary, VcpuTotals};
 pub use wire::{
     MAGIC, MAX_NAME, MAX_PAYLOAD, MAX_PID, MAX_SYMBOLS, MAX_VCPUS, VERSION_MAJOR, VERSION_MINOR,

@@ -176,6 +176,19 @@ impl<W: Write> Writer<W> {
         self.hand_on(GATHER)
     }
 
+    /// Says that this consumer was too slow for records of a vCPU: for a writer whose stream
+    /// is made of one that has such losses. `total` is all that it missed of the vCPU.
+    ///
+    /// # Errors
+    /// When the sink fails or there is no such vCPU.
+    pub fn missed(&mut self, vcpu: u32, count: u64, total: u64) -> Result<()> {
+        let records = &mut self.total(vcpu)?.records;
+        *records = records.saturating_add(count);
+        self.held = self.held.max(Some(0));
+        self.frames.loss(flag::LOCAL, vcpu, LossReason::Consumer, count, total);
+        self.hand_on(GATHER)
+    }
+
     /// Marks something that happened.
     ///
     /// # Errors

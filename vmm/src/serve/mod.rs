@@ -1,0 +1,20 @@
+//! The running trace for other programs: consumers of the stream, and control.
+//!
+//! One connection is one request, made in its first line (docs/stream.md, "Asking for a
+//! stream"). The [`Server`] accepts connections and reads that line; the [`Hub`] is where the
+//! relay's stream writer ends, and gives every consumer its copy. Every consumer has a queue
+//! and a thread of its own, so that a slow one loses its own records and nobody else's.
+
+mod consumer;
+mod hub;
+mod queue;
+mod refilter;
+mod request;
+mod server;
+#[cfg(test)]
+mod tests;
+
+pub use consumer::Join;
+pub use hub::Hub;
+pub use request::{Control, Format, Globs, Origin, Request, RequestError, StreamRequest};
+pub use server::{Answer, ControlRequest, OpenAgent, Server, Services};

@@ -1,0 +1,264 @@
+//! The first line of a connection.
+
+use crate::kernel::glob;
+use std::fmt;
+
+/// Longest first line, its end included; bytes.
+pub(super) const LINE_MAX: usize = 16 << 10;
+/// Longest text of a mark; bytes.
+const MARK_MAX: usize = 256;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A process of the host that may open our socket: it may do anything.
+    Host,
+    /// Any process of the guest: it may read the trace and mark it.
+    Guest,
+}
+
+/// How a consumer wants the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// The binary format.
+    Raw,
+    /// As ftrace's function tracer.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Functions by name, as `set_ftrace_filter` and `set_ftrace_notrace` have them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Globs {
+    /// One of these must match; none: all do.
+    pub filter: Vec<String>,
+    /// None of these may match.
+    pub notrace: Vec<String>,
+}
+
+impl Globs {
+    /// Whether all functions are meant.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.filter.is_empty() && self.notrace.is_empty()
+    }
+
+    /// Whether a function of this name is meant.
+    #[must_use]
+    pub fn accepts(&self, name: &str) -> bool {
+        let matches = |globs: &[String]| globs.iter().any(|pattern| glob::matches(pattern, name));
+        (self.filter.is_empty() || matches(&self.filter)) && !matches(&self.notrace)
+    }
+
+    /// `-f GLOB` and `-n GLOB`, any number of them.
+    fn parse<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Self, RequestError> {
+        let mut globs = Self::default();
+        while let Some(option) = words.next() {
+            let list = match option {
+                "-f" => &mut globs.filter,
+                "-n" => &mut globs.notrace,
+                other => return Err(RequestError::Option(cut(other))),
+            };
+            let glob = words.next().ok_or_else(|| RequestError::NoGlob(option.to_owned()))?;
+            list.push(glob.to_owned());
+        }
+        Ok(globs)
+    }
+}
+
+impl fmt::Display for Globs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let options = self.filter.iter().map(|glob| ("-f", glob));
+        let options = options.chain(self.notrace.iter().map(|glob| ("-n", glob)));
+        for (index, (option, glob)) in options.enumerate() {
+            let space = if index == 0 { "" } else { " " };
+            write!(f, "{space}{option} {glob}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What a consumer wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamRequest {
+    /// How.
+    pub format: Format,
+    /// Records of which functions.
+    pub globs: Globs,
+}
+
+/// A command to the running trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// Tell how it goes.
+    Status,
+    /// Trace these functions from now on.
+    Filter(Globs),
+    /// Give all sites back until `Resume`.
+    Pause,
+    /// Go on after `Pause`.
+    Resume,
+    /// End the trace; the guest lives on.
+    Stop,
+    /// Forget the records that no consumer has been given yet.
+    Clear,
+    /// Put a mark into the trace.
+    Mark {
+        /// When, in the clock of the records; `None`: now.
+        ticks: Option<u64>,
+        /// What to show.
+        text: String,
+    },
+}
+
+/// What a connection is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// The stream.
+    Stream(StreamRequest),
+    /// A command.
+    Control(Control),
+    /// A connection to the agent in the guest.
+    Agent,
+}
+
+/// Why a first line is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// Nothing known.
+    #[error("unknown request {0:?}: say raw, text or json, then -f GLOB or -n GLOB if wanted")]
+    Unknown(String),
+    /// A guest asks for what is the host's.
+    #[error("{0:?} is for processes of the host only")]
+    HostOnly(String),
+    /// Not a command.
+    #[error("unknown command {0:?}: say status, filter, pause, resume, stop, clear or mark")]
+    Command(String),
+    /// Not an option.
+    #[error("unknown option {0:?}: say -f GLOB or -n GLOB")]
+    Option(String),
+    /// An option without its value.
+    #[error("{0} without a glob")]
+    NoGlob(String),
+    /// A mark that cannot be.
+    #[error("a mark is `mark TICKS TEXT`, with at most {MARK_MAX} bytes of text")]
+    Mark,
+}
+
+/// Not more of a stranger's text than an error should repeat.
+fn cut(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(40).collect()
+}
+
+impl Request {
+    /// Reads a first line, given without its end.
+    ///
+    /// # Errors
+    /// When it is none, or not for this origin.
+    pub fn parse(line: &str, origin: Origin) -> Result<Self, RequestError> {
+        let mut words = line.split_ascii_whitespace();
+        let verb = words.next().unwrap_or_default();
+        let format = match verb {
+            "raw" => Format::Raw,
+            "text" => Format::Text,
+            "json" => Format::Json,
+            "mark" => return mark(line).map(Self::Control),
+            "ctl" | "agent" if origin == Origin::Guest => {
+                return Err(RequestError::HostOnly(verb.to_owned()));
+            }
+            "ctl" => return command(line, words).map(Self::Control),
+            "agent" => return Ok(Self::Agent),
+            other => return Err(RequestError::Unknown(cut(other))),
+        };
+        Ok(Self::Stream(StreamRequest { format, globs: Globs::parse(words)? }))
+    }
+}
+
+fn command<'a>(
+    line: &str,
+    mut words: impl Iterator<Item = &'a str>,
+) -> Result<Control, RequestError> {
+    Ok(match words.next().unwrap_or_default() {
+        "status" => Control::Status,
+        "filter" => Control::Filter(Globs::parse(words)?),
+        "pause" => Control::Pause,
+        "resume" => Control::Resume,
+        "stop" => Control::Stop,
+        "clear" => Control::Clear,
+        "mark" => {
+            let text = line.split_once("mark").map_or("", |(_, text)| text.trim());
+            Control::Mark { ticks: None, text: mark_text(text)? }
+        }
+        other => return Err(RequestError::Command(cut(other))),
+    })
+}
+
+/// `mark TICKS TEXT`
+fn mark(line: &str) -> Result<Control, RequestError> {
+    let mut parts = line.trim_start().splitn(3, ' ').skip(1);
+    let ticks = parts.next().and_then(|ticks| ticks.parse().ok()).ok_or(RequestError::Mark)?;
+    let text = mark_text(parts.next().unwrap_or_default())?;
+    Ok(Control::Mark { ticks: Some(ticks), text })
+}
+
+fn mark_text(text: &str) -> Result<String, RequestError> {
+    let text = text.trim();
+    if text.is_empty() || text.len() > MARK_MAX {
+        return Err(RequestError::Mark);
+    }
+    Ok(text.chars().map(|c| if c.is_control() { '?' } else { c }).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(line: &str) -> Result<Request, RequestError> {
+        Request::parse(line, Origin::Host)
+    }
+
+    #[test]
+    fn streams() {
+        let Ok(Request::Stream(request)) = host("text -f vfs_* -n *_read -f ksys_read") else {
+            panic!("refused");
+        };
+        assert_eq!(request.format, Format::Text);
+        assert_eq!(request.globs.to_string(), "-f vfs_* -f ksys_read -n *_read");
+        assert!(request.globs.accepts("vfs_write") && !request.globs.accepts("vfs_read"));
+        assert!(!request.globs.accepts("schedule"));
+        let Ok(Request::Stream(all)) = Request::parse("raw\r", Origin::Guest) else {
+            panic!("refused");
+        };
+        assert!(all.globs.is_empty() && all.globs.accepts("schedule"));
+    }
+
+    #[test]
+    fn commands() {
+        assert_eq!(host("ctl status"), Ok(Request::Control(Control::Status)));
+        let mark = |ticks, text: &str| Request::Control(Control::Mark { ticks, text: text.into() });
+        assert_eq!(host("ctl mark a b"), Ok(mark(None, "a b")));
+        assert_eq!(host("mark 17 a b\u{7}"), Ok(mark(Some(17), "a b?")));
+        assert_eq!(host("agent"), Ok(Request::Agent));
+    }
+
+    // A guest process must not steer the trace of its own guest.
+    #[test]
+    fn guests_only_read_and_mark() {
+        for line in ["ctl stop", "ctl status", "agent"] {
+            let error = Request::parse(line, Origin::Guest).unwrap_err();
+            assert!(matches!(error, RequestError::HostOnly(_)), "{line}");
+        }
+        assert!(Request::parse("mark 1 x", Origin::Guest).is_ok());
+    }
+
+    #[test]
+    fn nonsense() {
+        for line in
+            ["", "get", "raw -f", "raw vfs_*", "ctl", "ctl go", "mark", "mark x y", "mark 1"]
+        {
+            assert!(host(line).is_err(), "{line}");
+        }
+        assert!(host(&format!("mark 1 {}", "x".repeat(MARK_MAX + 1))).is_err());
+    }
+}

@@ -1,0 +1,224 @@
+//! Consumers against a writer, without a guest.
+
+use super::*;
+use crate::stream::{EntryRecord, Frame, Reader, Writer, sample};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+const FUNCTION: u64 = 0xffff_ffff_8100_0000;
+
+fn request(line: &str) -> StreamRequest {
+    match Request::parse(line, Origin::Host) {
+        Ok(Request::Stream(request)) => request,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn join(line: &str) -> (Join, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    (Join { stream: ours, request: request(line), origin: Origin::Host }, theirs)
+}
+
+/// Lets a consumer join the stream as the relay does.
+fn add(writer: &mut Writer<Hub>, join: Join) {
+    let first = writer.join().unwrap();
+    writer.get_mut().add(first, join).unwrap();
+}
+
+fn writer(capacity: usize) -> Writer<Hub> {
+    let hub = Hub::new(Box::new(std::io::sink()), 2).with_capacity(capacity);
+    Writer::new(hub, &sample::header()).unwrap()
+}
+
+fn everything(mut from: UnixStream) -> std::thread::JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        from.read_to_end(&mut bytes).unwrap();
+        bytes
+    })
+}
+
+/// Records and consumer losses by vCPU of a stream that its reader finds whole.
+fn counts(stream: &[u8]) -> (Vec<u64>, Vec<u64>) {
+    let mut reader = Reader::new(stream).unwrap();
+    let vcpus = usize::try_from(reader.header().vcpus).unwrap();
+    let (mut records, mut missed) = (vec![0; vcpus], vec![0; vcpus]);
+    while let Some(frame) = reader.next_frame().unwrap() {
+        match frame {
+            Frame::Records(batch) => records[batch.vcpu as usize] += u64::from(batch.count),
+            Frame::Loss(loss) if loss.reason == crate::stream::LossReason::Consumer => {
+                missed[loss.vcpu as usize] += loss.count;
+            }
+            _ => {}
+        }
+    }
+    (records, missed)
+}
+
+fn some_records(count: u64) -> Vec<EntryRecord> {
+    (0..count).map(|at| sample::entry(at, FUNCTION, FUNCTION + 9, 7)).collect()
+}
+
+#[test]
+fn consumers_from_the_start_and_late_ones_get_whole_streams() {
+    let mut writer = writer(1 << 20);
+    let (early, early_end) = join("raw");
+    add(&mut writer, early);
+    let early = everything(early_end);
+    sample::fill(&mut writer).unwrap();
+    let (late, late_end) = join("raw");
+    add(&mut writer, late);
+    let late = everything(late_end);
+    writer.records(0, &some_records(10)).unwrap();
+    writer.end(&sample::summary()).unwrap();
+    drop(writer);
+    assert_eq!(counts(&early.join().unwrap()), (vec![14, 3], vec![0, 0]));
+    assert_eq!(counts(&late.join().unwrap()), (vec![10, 0], vec![0, 0]));
+}
+
+// Its own records, counted, and nobody else's: the promise to every other consumer.
+#[test]
+fn a_stuck_consumer_loses_its_own_records_only() {
+    let mut writer = writer(1 << 20);
+    let (stuck, stuck_end) = join("raw");
+    let (quick, quick_end) = join("raw");
+    add(&mut writer, stuck);
+    add(&mut writer, quick);
+    let quick = everything(quick_end);
+    let records = some_records(1000);
+    let start = Instant::now();
+    for round in 0..500 {
+        writer.records(round % 2, &records).unwrap();
+        writer.flush().unwrap();
+        // The quick one shall keep up, whatever the machine does meanwhile.
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    assert!(start.elapsed() < Duration::from_secs(20), "the writer was held up");
+    let slow = everything(stuck_end);
+    // Space again: the stream goes on for it.
+    std::thread::sleep(Duration::from_millis(200));
+    writer.records(0, &records).unwrap();
+    writer.end(&sample::summary()).unwrap();
+    drop(writer);
+    let (records, missed) = counts(&slow.join().unwrap());
+    assert!(missed.iter().all(|&count| count > 0), "{missed:?}");
+    assert_eq!([records[0] + missed[0], records[1] + missed[1]], [251_000, 250_000]);
+    assert_eq!(counts(&quick.join().unwrap()).0, [251_000, 250_000]);
+}
+
+#[test]
+fn a_consumer_that_leaves_is_forgotten() {
+    let mut writer = writer(1 << 20);
+    let (leaving, end) = join("text");
+    add(&mut writer, leaving);
+    drop(end);
+    let begin = Instant::now();
+    while writer.get_mut().consumers() > 0 {
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    sample::fill(&mut writer).unwrap();
+    writer.end(&sample::summary()).unwrap();
+}
+
+#[test]
+fn a_consumer_that_never_reads_does_not_hold_up_the_end() {
+    let mut writer = writer(8 << 20);
+    let (stuck, _end) = join("raw");
+    add(&mut writer, stuck);
+    for _ in 0..200 {
+        writer.records(0, &some_records(1000)).unwrap();
+    }
+    writer.end(&sample::summary()).unwrap();
+    let start = Instant::now();
+    drop(writer);
+    assert!(start.elapsed() < Duration::from_secs(15));
+}
+
+#[test]
+fn formats_and_filters() {
+    let ask = |line: &str| {
+        let mut writer = writer(1 << 20);
+        let (asking, end) = join(line);
+        add(&mut writer, asking);
+        let got = everything(end);
+        sample::fill(&mut writer).unwrap();
+        writer.end(&sample::summary()).unwrap();
+        drop(writer);
+        got.join().unwrap()
+    };
+    let text = String::from_utf8(ask("text -f vfs_*")).unwrap();
+    assert!(text.contains("vfs_read <-ksys_read") && !text.contains("ext4_open"), "{text}");
+    let json = String::from_utf8(ask("json -n vfs_*")).unwrap();
+    let entries: Vec<&str> = json.lines().filter(|l| l.contains("\"entry\"")).collect();
+    assert!(!entries.is_empty() && entries.iter().all(|l| !l.contains("vfs_read\"")), "{json}");
+    assert!(json.lines().last().unwrap().contains("\"end\""));
+    // A stream of some functions is a whole stream: the reader verifies totals and positions.
+    assert_eq!(counts(&ask("raw -f ext4_open")), (vec![2, 0], vec![0, 0]));
+    assert_eq!(counts(&ask("raw -n ext4_open")), (vec![2, 3], vec![0, 0]));
+}
+
+fn server() -> (tempfile::TempDir, Server, std::sync::mpsc::Receiver<ControlRequest>) {
+    let directory = tempfile::tempdir().unwrap();
+    let (joins, joined) = channel();
+    let (control, requests) = channel();
+    drop(joined);
+    let mut services = Services::new(joins, control, Arc::new(|| ()));
+    services.agent = Some(Arc::new(|| {
+        let (ours, mut theirs) = UnixStream::pair().map_err(|error| error.to_string())?;
+        std::thread::spawn(move || {
+            let mut said = String::new();
+            theirs.read_to_string(&mut said).unwrap();
+            theirs.write_all(said.to_uppercase().as_bytes()).unwrap();
+        });
+        Ok(ours)
+    }));
+    let server = Server::listen(&directory.path().join("socket"), services).unwrap();
+    (directory, server, requests)
+}
+
+fn say(directory: &tempfile::TempDir, line: &str) -> String {
+    let mut stream = UnixStream::connect(directory.path().join("socket")).unwrap();
+    stream.write_all(line.as_bytes()).unwrap();
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn requests_over_the_socket() {
+    let (directory, server, requests) = server();
+    let controller = std::thread::spawn(move || {
+        for request in requests.iter().take(2) {
+            let answer = match request.command {
+                Control::Status => Ok("fine".to_owned()),
+                other => Err(format!("no {other:?}")),
+            };
+            request.answer.send(answer).unwrap();
+        }
+    });
+    assert_eq!(say(&directory, "ctl status\n"), "OK fine\n");
+    assert_eq!(say(&directory, "ctl pause\n"), "ERR no Pause\n");
+    controller.join().unwrap();
+    assert_eq!(say(&directory, "ctl status\n"), "ERR the trace has ended\n");
+    assert_eq!(say(&directory, "raw\n"), "ERR the trace has ended\n");
+    assert!(say(&directory, "hello\n").starts_with("ERR unknown request \"hello\""));
+    let long = "x".repeat(20_000) + "\n";
+    assert_eq!(say(&directory, &long), "ERR the first line is too long\n");
+    drop(server);
+    assert!(!directory.path().join("socket").exists());
+}
+
+#[test]
+fn the_agent_gets_every_byte_behind_the_first_line() {
+    let (directory, _server, _requests) = server();
+    let mut stream = UnixStream::connect(directory.path().join("socket")).unwrap();
+    stream.write_all(b"agent\nhello agent").unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "OK\nHELLO AGENT");
+}
