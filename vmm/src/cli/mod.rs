@@ -1,11 +1,13 @@
 //! Command line: a file per subcommand, which parses, calls and prints.
 
 pub mod boot;
+pub mod ctl;
 pub mod doctor;
 pub mod functions;
 pub mod inspect;
 pub mod report;
 pub mod run;
+pub mod stream;
 
 use clap::{Parser, Subcommand};
 
@@ -21,6 +23,8 @@ struct Cli {
 enum Command {
     /// Boot a kernel and trace it
     Boot(Box<boot::Args>),
+    /// Control a running trace
+    Ctl(ctl::Args),
     /// Show what this machine can do, and how to get the rest
     Doctor(doctor::Args),
     /// List the functions of a kernel that can be traced
@@ -31,6 +35,8 @@ enum Command {
     Report(report::Args),
     /// Run a command in a guest, or look at its files and modules, by its agent
     Run(Box<run::Args>),
+    /// Follow a running trace
+    Stream(stream::Args),
 }
 
 /// What happens inside, for those who look: `VMTRACE_LOG` is error, warn, info, debug
@@ -62,6 +68,17 @@ pub mod exit {
     pub const RUN_FAILED: u8 = 4;
 }
 
+/// Globs that go into a line of words.
+fn check_globs<'a>(globs: impl IntoIterator<Item = &'a String>) -> anyhow::Result<()> {
+    for glob in globs {
+        anyhow::ensure!(
+            !glob.is_empty() && !glob.contains(char::is_whitespace),
+            "{glob:?} is no glob: names of functions have no spaces"
+        );
+    }
+    Ok(())
+}
+
 /// Parses the command line and runs it. Returns the exit code; usage errors exit
 /// with 2 in here.
 #[must_use]
@@ -73,11 +90,13 @@ pub fn main() -> u8 {
     }
     let result = match cli.command {
         Command::Boot(args) => boot::run(&args),
+        Command::Ctl(args) => ctl::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Functions(args) => functions::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Report(args) => report::run(args),
         Command::Run(args) => run::run(*args),
+        Command::Stream(args) => stream::run(args),
     };
     result.unwrap_or_else(|error| {
         eprintln!("vmtrace: error: {error:#}");

@@ -56,7 +56,7 @@ pub fn run(args: Args) -> Result<u8> {
     }
 }
 
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
+pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
         kind == Some(ErrorKind::BrokenPipe)
@@ -78,31 +78,14 @@ impl Args {
             player = player
                 .with_filter(move |name| globs.iter().any(|pattern| glob::matches(pattern, name)));
         }
-        let played = match &*self.file.to_string_lossy() {
-            "-" => play(&mut io::stdin().lock(), &mut player).context("standard input"),
+        let Played { header, summary } = match &*self.file.to_string_lossy() {
+            "-" => play(&mut io::stdin().lock(), player).context("standard input"),
             name => {
                 let opened = File::open(&self.file);
                 let mut file = opened.with_context(|| format!("cannot open {name}"))?;
-                play(&mut file, &mut player).with_context(|| name.to_owned())
+                play(&mut file, player).with_context(|| name.to_owned())
             }
-        };
-        if player.unknown_records() > 0 {
-            log::warn!(
-                "{} records of kinds that this vmtrace does not know were skipped",
-                player.unknown_records()
-            );
-        }
-        if player.disordered() > 0 {
-            log::warn!(
-                "the order of up to {} events of different vCPUs is not certain: the stream has \
-                 too few watermarks",
-                player.disordered()
-            );
-        }
-        let header = player.header().cloned();
-        let summary = player.summary().cloned();
-        drop(player);
-        played?;
+        }?;
         let (Some(header), Some(summary)) = (header, summary) else { bail!("no summary") };
         if self.format == Format::RawSummary {
             raw_summary(&mut out, &header, &summary)?;
@@ -114,8 +97,17 @@ impl Args {
     }
 }
 
+/// What a whole stream has besides events.
+pub(super) struct Played {
+    pub(super) header: Option<Header>,
+    pub(super) summary: Option<Summary>,
+}
+
 /// Plays all that is whole, and then says what is not.
-fn play(source: &mut dyn Read, player: &mut Player<Box<dyn Export + '_>>) -> Result<(), PlayError> {
+pub(super) fn play(
+    source: &mut dyn Read,
+    mut player: Player<Box<dyn Export + '_>>,
+) -> Result<Played, PlayError> {
     let mut chunk = vec![0; CHUNK];
     let fed = loop {
         match source.read(&mut chunk) {
@@ -129,13 +121,28 @@ fn play(source: &mut dyn Read, player: &mut Player<Box<dyn Export + '_>>) -> Res
             Err(error) => break Err(StreamError::from(error).into()),
         }
     };
-    match fed {
+    let played = match fed {
         Err(PlayError::Output(_)) => fed,
         fed => {
             let finished = player.finish().map(|_| ());
             fed.and(finished)
         }
+    };
+    if player.unknown_records() > 0 {
+        log::warn!(
+            "{} records of kinds that this vmtrace does not know were skipped",
+            player.unknown_records()
+        );
     }
+    if player.disordered() > 0 {
+        log::warn!(
+            "the order of up to {} events of different vCPUs is not certain: the stream has too few \
+             watermarks",
+            player.disordered()
+        );
+    }
+    let (header, summary) = (player.header().cloned(), player.summary().cloned());
+    played.map(|()| Played { header, summary })
 }
 
 fn raw_summary(out: &mut dyn Write, header: &Header, summary: &Summary) -> Result<()> {

@@ -5,6 +5,7 @@
 //! relay's stream writer ends, and gives every consumer its copy. Every consumer has a queue
 //! and a thread of its own, so that a slow one loses its own records and nobody else's.
 
+mod client;
 mod consumer;
 mod hub;
 mod queue;
@@ -14,6 +15,7 @@ mod server;
 #[cfg(test)]
 mod tests;
 
+pub use client::{Source, accepted, ask_stream, command};
 pub use consumer::Join;
 pub use hub::Hub;
 pub use request::{Control, Format, Globs, Origin, Request, RequestError, StreamRequest};

@@ -18,11 +18,13 @@ use super::relay::{Relay, Setup};
 use super::{SessionError, Tracing, mark};
 use crate::kernel::{Kernel, SiteSection};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
+use crate::serve::{Hub, Join};
 use crate::stream::{Exit, Header, MarkKind, Skipped, Summary};
 use crate::tracer::{Attachment, Image, Options, Skip, Tripwire};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 /// Called right after `ftrace_init` (init/main.c).
@@ -32,7 +34,7 @@ const BEFORE_FREE_INIT: [&str; 2] = ["ftrace_free_init_mem", "free_initmem"];
 /// Names of skipped sites that a summary shows for a reason.
 const EXAMPLES: usize = 3;
 
-enum Stage {
+pub(super) enum Stage {
     /// The kernel has not said where it is.
     Unknown,
     /// Where it is is known; stops at the tripwire after `ftrace_init`.
@@ -44,38 +46,52 @@ enum Stage {
 }
 
 /// The tripwire of `--from`, on a site.
-struct From {
+pub(super) struct From {
     site: usize,
     address: u64,
 }
 
-pub(super) struct Controller {
-    kernel: Arc<Kernel>,
-    tracing: Tracing,
-    stage: Stage,
-    /// Until there is a relay that has it.
-    stream: Option<Box<dyn Write + Send>>,
-    relay: Option<Relay>,
-    summary: Summary,
+/// Where the stream goes, until there is a relay that has it.
+pub(super) struct Output {
+    pub(super) primary: Box<dyn Write + Send>,
+    pub(super) joins: Receiver<Join>,
 }
 
-fn nanoseconds(duration: Duration) -> u64 {
+pub(super) struct Controller {
+    pub(super) kernel: Arc<Kernel>,
+    pub(super) tracing: Tracing,
+    pub(super) stage: Stage,
+    stream: Option<Output>,
+    pub(super) relay: Option<Relay>,
+    pub(super) summary: Summary,
+    /// No site is ours, by command.
+    pub(super) held_back: bool,
+    /// The trace was ended before the guest.
+    pub(super) ended: bool,
+}
+
+pub(super) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Controller {
-    pub(super) fn new(
-        kernel: Arc<Kernel>,
-        tracing: Tracing,
-        stream: Box<dyn Write + Send>,
-    ) -> Self {
+    pub(super) fn new(kernel: Arc<Kernel>, tracing: Tracing, stream: Output) -> Self {
         let mut summary = Summary::default();
         summary.sites.matched = tracing.sites.len() as u64;
         let stage = Stage::Unknown;
-        Self { kernel, tracing, stage, stream: Some(stream), relay: None, summary }
+        Self {
+            kernel,
+            tracing,
+            stage,
+            stream: Some(stream),
+            relay: None,
+            summary,
+            held_back: false,
+            ended: false,
+        }
     }
 
-    fn note(&mut self, text: String) {
+    pub(super) fn note(&mut self, text: String) {
         log::warn!("{text}");
         self.summary.notes.push(text);
     }
@@ -92,7 +108,7 @@ impl Controller {
     }
 
     /// A pause ends: count it, and put it into the stream.
-    fn account(&mut self, paused: Paused<'_>, kind: MarkKind, text: String) {
+    pub(super) fn account(&mut self, paused: Paused<'_>, kind: MarkKind, text: String) {
         let ticks = paused.tsc(0).unwrap_or(0);
         arch::code_changed();
         let duration = paused.resume();
@@ -242,9 +258,12 @@ impl Controller {
         let memory = Arc::new(AnnexMemory(annex.clone()));
         let mut attachment = Attachment::new(&ram, &self.kernel, image, memory, options)?;
         paused.set_rip(vcpu, attachment.resume(&ram, stopped)?)?;
+        let Output { primary, joins } =
+            self.stream.take().ok_or_else(|| anyhow::anyhow!("attached twice"))?;
         let relay = Relay::start(Setup {
             header: self.header(machine, image.slide),
-            stream: self.stream.take().ok_or_else(|| anyhow::anyhow!("attached twice"))?,
+            stream: Hub::new(primary, machine.vcpus()),
+            joins,
             readers: attachment.readers(),
             tasks: attachment.tasks(),
             memory: machine.memory().clone(),
@@ -312,6 +331,9 @@ impl Controller {
     }
 
     fn enable(&mut self, machine: &Machine, attachment: &mut Attachment) -> anyhow::Result<()> {
+        if self.held_back {
+            return Ok(());
+        }
         let ram = Ram(machine.memory());
         let report = attachment.enable(&ram, &self.kernel, &self.tracing.sites)?;
         self.summary.sites.patched = report.patched as u64;
@@ -320,7 +342,7 @@ impl Controller {
         Ok(())
     }
 
-    fn skipped(&self, skips: &[Skip]) -> Vec<Skipped> {
+    pub(super) fn skipped(&self, skips: &[Skip]) -> Vec<Skipped> {
         let mut reasons: BTreeMap<String, Skipped> = BTreeMap::new();
         for skip in skips {
             let reason = skip.reason.to_string();
@@ -396,21 +418,19 @@ impl Controller {
         }
     }
 
-    /// Drains what is left and ends the stream.
-    pub(super) fn finish(
-        mut self,
-        machine: &Machine,
-        exit: Exit,
-        run_status: Option<i32>,
-    ) -> Result<Summary, SessionError> {
+    /// Drains what is left and ends the stream, once.
+    pub(super) fn end(&mut self, machine: &Machine, exit: Exit) -> Result<(), SessionError> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Ok(());
+        }
         self.summary.exit = exit;
-        self.summary.run_status = run_status;
         let relay = match (self.relay.take(), self.stream.take()) {
             (Some(relay), _) => relay,
             // Never attached: the stream still says so.
-            (None, Some(stream)) => Relay::start(Setup {
+            (None, Some(Output { primary, joins })) => Relay::start(Setup {
                 header: self.header(machine, 0),
-                stream,
+                stream: Hub::new(primary, machine.vcpus()),
+                joins,
                 readers: Vec::new(),
                 tasks: crate::tracer::Tasks::none(),
                 memory: machine.memory().clone(),
@@ -419,8 +439,22 @@ impl Controller {
                 ticks: 0,
             })
             .map_err(SessionError::Thread)?,
-            (None, None) => return Ok(self.summary),
+            (None, None) => return Ok(()),
         };
-        relay.finish(self.summary).map_err(SessionError::Stream)
+        self.summary = relay.finish(self.summary.clone()).map_err(SessionError::Stream)?;
+        Ok(())
+    }
+
+    /// Ends the stream if it has not ended, and tells how the run went.
+    pub(super) fn finish(
+        mut self,
+        machine: &Machine,
+        exit: Exit,
+        run_status: Option<i32>,
+    ) -> Result<Summary, SessionError> {
+        self.summary.run_status = run_status;
+        self.end(machine, exit)?;
+        // A trace that was stopped has ended earlier than the guest.
+        Ok(Summary { exit, run_status, ..self.summary })
     }
 }

@@ -6,6 +6,7 @@
 
 mod arch;
 mod attach;
+mod control;
 mod guest;
 mod names;
 mod priority;
@@ -13,11 +14,12 @@ mod relay;
 
 use crate::kernel::{Kernel, KernelError};
 use crate::machine::{Config, ConsoleSinks, Event, ExitReason, Machine, MachineError};
+use crate::serve::{ControlRequest, Join};
 use crate::stream::{Exit, Mark, MarkKind, Summary};
-use attach::Controller;
+use attach::{Controller, Output};
 use std::io::Write;
 use std::sync::Arc;
-use std::sync::mpsc::RecvTimeoutError;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use vmtrace_trampolines::Overflow;
 
@@ -47,8 +49,12 @@ pub struct Request {
     pub agent: Listener,
     /// What to trace.
     pub tracing: Tracing,
-    /// Where the trace stream goes.
+    /// Where the trace stream goes in any case.
     pub stream: Box<dyn Write + Send>,
+    /// Consumers that come while it runs.
+    pub joins: Receiver<Join>,
+    /// Commands that come while it runs; the sender wakes the run after each.
+    pub control: Receiver<ControlRequest>,
     /// Give up after this long.
     pub timeout: Option<Duration>,
     /// Asked at the end: the exit status of the command that the agent ran.
@@ -103,7 +109,8 @@ pub fn run(
     started: impl FnOnce(Handles),
     mut stop: impl FnMut() -> bool,
 ) -> Result<Outcome, SessionError> {
-    let Request { kernel, machine, console, agent, tracing, stream, timeout, run_status } = request;
+    let Request { kernel, machine, console, agent, tracing, .. } = request;
+    let Request { stream, joins, control, timeout, run_status, .. } = request;
     // Parsed now: later the guest would wait for it.
     kernel.btf()?;
     let config =
@@ -114,7 +121,8 @@ pub fn run(
         console: machine.serial_input(),
         agent: machine.agent_input(),
     });
-    let mut controller = Controller::new(Arc::clone(&kernel), tracing, stream);
+    let mut controller =
+        Controller::new(Arc::clone(&kernel), tracing, Output { primary: stream, joins });
     controller.loaded(&machine);
     machine.start()?;
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
@@ -144,6 +152,10 @@ pub fn run(
                 break end;
             }
             Ok(Event::Wake) => {
+                for ControlRequest { command, answer } in control.try_iter() {
+                    // Who asked may have gone.
+                    let _ = answer.send(controller.control(&machine, command));
+                }
                 if stop() {
                     break Exit::Stopped;
                 }

@@ -17,28 +17,41 @@ pub(super) struct Functions {
 const UNNAMED: u8 = 0x80;
 
 impl Functions {
-    /// Of the sites with these indices in a kernel that runs at `slide`.
-    pub(super) fn new(kernel: &Kernel, sites: &[usize], slide: u64) -> Self {
+    /// Of no sites, in a kernel that runs at `slide`.
+    pub(super) fn new(slide: u64) -> Self {
+        Self { first: 0, back: Vec::new(), slide }
+    }
+
+    /// Adds the sites with these indices.
+    pub(super) fn add(&mut self, kernel: &Kernel, sites: &[usize]) {
         let base = Header::TOP_4_GIB;
         let written: Vec<(u32, u8)> = sites
             .iter()
             .filter_map(|&index| {
                 let site = kernel.sites().get(index)?;
                 let at = return_address(kernel, site);
-                let key = u32::try_from(at.wrapping_add(slide).wrapping_sub(base)).ok()?;
+                let key = u32::try_from(at.wrapping_add(self.slide).wrapping_sub(base)).ok()?;
                 let back = u8::try_from(at.wrapping_sub(site.entry)).ok()?;
                 (back < UNNAMED).then_some((key, back | UNNAMED))
             })
             .collect();
-        let first = written.iter().map(|&(key, _)| key).min().unwrap_or(0);
-        let last = written.iter().map(|&(key, _)| key).max().unwrap_or(0);
+        let keys = || written.iter().map(|&(key, _)| key);
+        let (Some(mut first), Some(mut last)) = (keys().min(), keys().max()) else { return };
+        if let Some(above) = u32::try_from(self.back.len()).ok().and_then(|len| len.checked_sub(1))
+        {
+            (first, last) = (first.min(self.first), last.max(self.first + above));
+        }
         let mut back = vec![0; (last - first) as usize + 1];
+        let old = (self.first.max(first) - first) as usize;
+        if let Some(place) = back.get_mut(old..old + self.back.len()) {
+            place.copy_from_slice(&self.back);
+        }
         for (key, distance) in written {
-            if let Some(slot) = back.get_mut((key - first) as usize) {
+            if let Some(slot) = back.get_mut((key - first) as usize).filter(|slot| **slot == 0) {
                 *slot = distance;
             }
         }
-        Self { first, back, slide }
+        (self.first, self.back) = (first, back);
     }
 
     /// The low half of the entry address, and whether the stream has no name for it

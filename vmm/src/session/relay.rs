@@ -3,11 +3,12 @@
 use super::guest::Ram;
 use super::names::{Callers, Functions};
 use crate::kernel::Kernel;
-use crate::stream::{EntryRecord, Header, LossReason, Mark, Summary, Task, Writer};
+use crate::serve::{Hub, Join};
+use crate::stream::{EntryRecord, Header, LossReason, Mark, Summary, Task, VcpuTotals, Writer};
 use crate::tracer::Tasks;
 use crate::tracer::ring::RingReader;
 use std::collections::HashSet;
-use std::io::{self, Write};
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -21,15 +22,17 @@ const BATCH: usize = 8192;
 /// takes 5 ms to fill at 25 million records a second.
 const BUSY_REST: Duration = Duration::from_micros(500);
 const IDLE_REST: Duration = Duration::from_millis(3);
-/// A flight recorder is read at the end; until then only marks come.
-const RECORDER_REST: Duration = Duration::from_secs(1);
+/// A flight recorder is read at the end; until then only marks and consumers come.
+const RECORDER_REST: Duration = Duration::from_millis(50);
 /// A record can be this late: its writer was interrupted before it committed.
 const LATE: Duration = Duration::from_millis(2);
 
 /// Everything a relay needs.
 pub(super) struct Setup {
     pub(super) header: Header,
-    pub(super) stream: Box<dyn Write + Send>,
+    pub(super) stream: Hub,
+    /// Consumers that come.
+    pub(super) joins: Receiver<Join>,
     pub(super) readers: Vec<RingReader>,
     pub(super) tasks: Tasks,
     pub(super) memory: GuestMemoryMmap,
@@ -42,11 +45,44 @@ pub(super) struct Setup {
 
 enum Command {
     Mark(Mark),
+    /// These may write records from now on.
+    Functions(Vec<usize>),
+    Status(Sender<Status>),
+    Clear(Sender<u64>),
     Finish(Box<Summary>),
+}
+
+/// The guest's clock by the host's: good enough for what is not a record.
+#[derive(Clone, Copy)]
+struct Clock {
+    hz: u64,
+    started: (Instant, u64),
+}
+
+impl Clock {
+    /// A clock that shows `ticks` now.
+    fn new(hz: u64, ticks: u64) -> Self {
+        Self { hz, started: (Instant::now(), ticks) }
+    }
+
+    /// What it showed `margin` ago.
+    fn ticks(&self, margin: Duration) -> u64 {
+        let (instant, ticks) = self.started;
+        let passed = instant.elapsed().saturating_sub(margin).as_nanos();
+        let passed = passed * u128::from(self.hz) / 1_000_000_000;
+        ticks.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
+    }
+}
+
+/// What a relay tells of itself.
+pub(super) struct Status {
+    pub(super) vcpus: Vec<VcpuTotals>,
+    pub(super) consumers: usize,
 }
 
 /// The relay's thread.
 pub(super) struct Relay {
+    clock: Clock,
     commands: Sender<Command>,
     thread: Option<JoinHandle<io::Result<Summary>>>,
 }
@@ -54,16 +90,41 @@ pub(super) struct Relay {
 impl Relay {
     pub(super) fn start(setup: Setup) -> io::Result<Self> {
         let (commands, receiver) = channel();
+        let clock = Clock::new(setup.header.clock_hz, setup.ticks);
         let thread = std::thread::Builder::new().name("relay".into()).spawn(move || {
             super::priority::raise();
-            Worker::new(setup)?.run(&receiver)
+            Worker::new(setup, clock)?.run(&receiver)
         })?;
-        Ok(Self { commands, thread: Some(thread) })
+        Ok(Self { clock, commands, thread: Some(thread) })
     }
 
     pub(super) fn mark(&self, mark: Mark) {
         // A relay that has failed says so at the next look.
         let _ = self.commands.send(Command::Mark(mark));
+    }
+
+    /// The guest's clock, about.
+    pub(super) fn now(&self) -> u64 {
+        self.clock.ticks(Duration::ZERO)
+    }
+
+    /// To be called before sites (indices) are enabled beside the first.
+    pub(super) fn functions(&self, sites: Vec<usize>) {
+        let _ = self.commands.send(Command::Functions(sites));
+    }
+
+    /// Totals of what was relayed so far; `None` when the relay has failed.
+    pub(super) fn status(&self) -> Option<Status> {
+        let (sender, receiver) = channel();
+        self.commands.send(Command::Status(sender)).ok()?;
+        receiver.recv().ok()
+    }
+
+    /// Forgets what is in the rings; returns how many records.
+    pub(super) fn clear(&self) -> Option<u64> {
+        let (sender, receiver) = channel();
+        self.commands.send(Command::Clear(sender)).ok()?;
+        receiver.recv().ok()
     }
 
     /// The error with which the thread has ended early.
@@ -90,15 +151,15 @@ impl Relay {
 }
 
 struct Worker {
-    writer: Writer<Box<dyn Write + Send>>,
+    writer: Writer<Hub>,
+    joins: Receiver<Join>,
     readers: Vec<RingReader>,
     tasks: Tasks,
     memory: GuestMemoryMmap,
     kernel: Arc<Kernel>,
     functions: Functions,
     callers: Callers,
-    clock_hz: u64,
-    started: (Instant, u64),
+    clock: Clock,
     raw: Vec<Record>,
     batch: Vec<EntryRecord>,
     fresh_tasks: HashSet<u64>,
@@ -108,13 +169,16 @@ struct Worker {
 }
 
 impl Worker {
-    fn new(setup: Setup) -> io::Result<Self> {
-        let Setup { header, stream, readers, tasks, memory, kernel, sites, ticks } = setup;
+    fn new(setup: Setup, clock: Clock) -> io::Result<Self> {
+        let Setup { header, stream, joins, readers, tasks, memory, kernel, sites, .. } = setup;
         let mut writer = Writer::new(stream, &header)?;
         writer.flush()?;
+        let mut functions = Functions::new(header.slide);
+        functions.add(&kernel, &sites);
         Ok(Self {
             writer,
-            functions: Functions::new(&kernel, &sites, header.slide),
+            joins,
+            functions,
             callers: Callers::new(header.slide),
             invalid: vec![0; readers.len()],
             live: readers.iter().any(|reader| !reader.overwrites()),
@@ -122,8 +186,7 @@ impl Worker {
             tasks,
             memory,
             kernel,
-            clock_hz: header.clock_hz,
-            started: (Instant::now(), ticks),
+            clock,
             raw: Vec::with_capacity(BATCH),
             batch: Vec::with_capacity(BATCH),
             fresh_tasks: HashSet::new(),
@@ -132,6 +195,7 @@ impl Worker {
 
     fn run(mut self, commands: &Receiver<Command>) -> io::Result<Summary> {
         loop {
+            self.join()?;
             let busy = self.pass()?;
             let rest = match (busy, self.live) {
                 (true, _) => BUSY_REST,
@@ -140,6 +204,17 @@ impl Worker {
             };
             match commands.recv_timeout(rest) {
                 Ok(Command::Mark(mark)) => self.writer.mark(&mark)?,
+                Ok(Command::Functions(sites)) => self.functions.add(&self.kernel, &sites),
+                Ok(Command::Status(answer)) => {
+                    let vcpus = self.writer.totals().to_vec();
+                    let consumers = self.writer.get_mut().consumers();
+                    // Who asked may have given up.
+                    let _ = answer.send(Status { vcpus, consumers });
+                }
+                Ok(Command::Clear(answer)) => {
+                    let cleared = self.clear()?;
+                    let _ = answer.send(cleared);
+                }
                 Ok(Command::Finish(summary)) => return self.finish(*summary),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
@@ -149,17 +224,33 @@ impl Worker {
         }
     }
 
-    /// The guest's clock, at most as late as it is.
-    fn ticks(&self, margin: Duration) -> u64 {
-        let (instant, ticks) = self.started;
-        let passed = instant.elapsed().saturating_sub(margin).as_nanos();
-        let passed = passed * u128::from(self.clock_hz) / 1_000_000_000;
-        ticks.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
+    /// Lets those in who wait.
+    fn join(&mut self) -> io::Result<()> {
+        while let Ok(join) = self.joins.try_recv() {
+            let first = self.writer.join()?;
+            if let Err(error) = self.writer.get_mut().add(first, join) {
+                log::warn!("a consumer is not served: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets what is in the rings.
+    fn clear(&mut self) -> io::Result<u64> {
+        let mut total = 0;
+        for vcpu in 0..self.readers.len() {
+            let Some(reader) = self.readers.get_mut(vcpu) else { break };
+            let overwrites = reader.overwrites();
+            let (cleared, lost) = reader.clear();
+            total += cleared;
+            self.lost(vcpu, lost, reason(overwrites))?;
+        }
+        Ok(total)
     }
 
     /// Takes from every ring until each was seen empty. Whether there was anything.
     fn pass(&mut self) -> io::Result<bool> {
-        let until = self.ticks(LATE);
+        let until = self.clock.ticks(LATE);
         self.fresh_tasks.clear();
         let mut any = false;
         for vcpu in 0..self.readers.len() {
@@ -244,8 +335,7 @@ impl Worker {
             let lost = reader.finish(&mut self.raw);
             let torn = reader.totals().torn - before.torn;
             let corrupt = reader.corrupt();
-            let reason =
-                if reader.overwrites() { LossReason::Overwritten } else { LossReason::Full };
+            let reason = reason(reader.overwrites());
             self.lost(vcpu, lost, reason)?;
             self.lost(vcpu, torn, LossReason::Unfinished)?;
             self.write(vcpu)?;
@@ -258,8 +348,15 @@ impl Worker {
             }
         }
         self.writer.watermark(u64::MAX)?;
+        // Whoever asked in time gets at least the end.
+        self.join()?;
         let summary = self.writer.end(&summary)?;
         self.writer.flush()?;
+        self.writer.get_mut().finish();
         Ok(summary)
     }
+}
+
+fn reason(overwrites: bool) -> LossReason {
+    if overwrites { LossReason::Overwritten } else { LossReason::Full }
 }

@@ -63,6 +63,8 @@ pub struct RingReader {
     start: usize,
     /// Position of the next record to take.
     tail: u64,
+    /// Records before this count are accounted for: see [`RingReader::clear`].
+    base: u64,
     overwrite: bool,
     totals: Totals,
     corrupt: Option<Corrupt>,
@@ -84,6 +86,7 @@ impl RingReader {
                 control: usize::try_from(control).unwrap_or(usize::MAX),
                 start: usize::try_from(layout.offset(&ring)).unwrap_or(usize::MAX),
                 tail: ring.start(),
+                base: 0,
                 overwrite,
                 totals: Totals::default(),
                 corrupt: None,
@@ -213,6 +216,28 @@ impl RingReader {
             .map_or_else(Record::default, |slots| decode(slots.load(0)))
     }
 
+    /// Forgets the records in the ring, while the guest runs. Returns how many were
+    /// forgotten, and how many were newly found overwritten before.
+    pub fn clear(&mut self) -> (u64, u64) {
+        let shared = Arc::clone(&self.memory);
+        let memory = shared.slice();
+        let Some(head) = self.head(&memory) else { return (0, 0) };
+        let end = self.ring.count(head);
+        let from = self.ring.count(self.ring.slot(self.tail));
+        if !self.overwrite {
+            let mut dropped = Vec::with_capacity(usize::try_from(end - from).unwrap_or(0));
+            let lost = self.drain(&mut dropped);
+            let cleared = dropped.len() as u64;
+            self.totals.records -= cleared;
+            return (cleared, lost);
+        }
+        let oldest = end.saturating_sub(self.ring.slots()).max(self.base);
+        let lost = oldest - self.base;
+        self.totals.lost += lost;
+        (self.tail, self.base) = (self.ring.slot(head), end);
+        (end - oldest, lost)
+    }
+
     /// Takes all that is left once the guest is gone or no site calls any more.
     /// Slots that were never completed are counted as torn. Returns how many
     /// records were newly found lost.
@@ -227,8 +252,8 @@ impl RingReader {
         if self.overwrite {
             // Everything older than one lap is gone.
             let oldest = end.saturating_sub(self.ring.slots());
-            lost = lost.max(oldest);
-            if oldest > 0 {
+            lost = lost.max(oldest.saturating_sub(self.base));
+            if oldest > self.base {
                 let here = self.ring.slot(head);
                 position = (here & (LAP - 1)) | ((here >> 32).saturating_sub(1) << 32);
             }

@@ -254,7 +254,12 @@ impl Attachment {
         Ok(())
     }
 
-    /// Sites that are ours.
+    /// Indices of the sites that are ours.
+    pub fn sites(&self) -> impl Iterator<Item = usize> {
+        self.patcher.sites()
+    }
+
+    /// How many sites are ours.
     #[must_use]
     pub fn held(&self) -> usize {
         self.patcher.len()

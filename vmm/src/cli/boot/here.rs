@@ -6,13 +6,15 @@ use crate::cli::exit;
 use crate::devices::virtio::vsock::{Options, Vsock};
 use crate::export::write_summary;
 use crate::kernel::Kernel;
-use crate::machine::{BootImage, Config, ExitReason, ImageBytes};
+use crate::machine::{BootImage, Config, ExitReason, ImageBytes, Waker};
+use crate::serve::{Server, Services};
 use crate::session::{self, Handles, Outcome, Request, SessionError, Tracing};
 use crate::stream::Exit;
 use anyhow::{Context, Result, bail};
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// A kernel as the machine loads it.
@@ -80,6 +82,18 @@ pub(super) fn run(
     let said = Arc::new(Mutex::new(Said::default()));
     let agent = Arc::clone(&said);
     let mut parser = AgentParser::new();
+    let (joining, joins) = channel();
+    let (commands, control) = channel();
+    let waker = Arc::new(OnceLock::<Waker>::new());
+    let services = Services::new(joining, commands, {
+        let waker = Arc::clone(&waker);
+        Arc::new(move || {
+            if let Some(waker) = waker.get() {
+                waker.wake();
+            }
+        })
+    });
+    let server = args.socket.as_deref().map(|path| Server::listen(path, services)).transpose()?;
     let request = Request {
         kernel,
         machine,
@@ -90,6 +104,8 @@ pub(super) fn run(
         }),
         tracing,
         stream: trace_output(args)?,
+        joins,
+        control,
         timeout: args.timeout.map(Duration::from_secs),
         run_status: Box::new({
             let said = Arc::clone(&said);
@@ -102,10 +118,17 @@ pub(super) fn run(
         let interactive = args.console == "stderr";
         session::run(
             request,
-            move |handles| start_helpers(handles, &stop, interactive),
+            move |handles| {
+                let _ = waker.set(handles.waker.clone());
+                // A command may have come before there was anybody to wake.
+                handles.waker.wake();
+                start_helpers(handles, &stop, interactive);
+            },
             move || stopped.load(Ordering::Relaxed),
         )
     };
+    // Nobody is let in any more.
+    drop(server);
     let outcome = match outcome {
         Err(SessionError::Stream(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => {
             return Ok(exit::DONE);

@@ -61,6 +61,9 @@ pub struct Args {
     /// Write the trace to this file instead of printing it
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// Serve the running trace on this unix socket: see `vmtrace stream` and `vmtrace ctl`
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
     /// Where the guest's console goes: stderr, none, or a file
     #[arg(long, value_name = "WHERE", default_value = "stderr")]
     pub console: String,

@@ -1,0 +1,132 @@
+//! `vmtrace ctl`: commands to a running trace.
+
+use crate::serve::{self, Control, Globs, Source};
+use anyhow::{Context, Result, bail};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Control a running trace.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Socket of `vmtrace boot --socket`
+    socket: PathBuf,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Show how it goes
+    Status {
+        /// As one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Trace other functions from now on; without a glob all
+    Filter {
+        /// Functions to trace
+        #[arg(value_name = "GLOB")]
+        globs: Vec<String>,
+        /// Functions to trace, as an option
+        #[arg(short, long, value_name = "GLOB")]
+        filter: Vec<String>,
+        /// Functions not to trace
+        #[arg(short, long, value_name = "GLOB")]
+        notrace: Vec<String>,
+    },
+    /// Give all sites back until `resume`
+    Pause,
+    /// Go on after `pause`
+    Resume,
+    /// End the trace; the guest lives on
+    Stop,
+    /// Forget the records that nobody was given yet (all of a flight recorder)
+    Clear,
+    /// Put a mark into the trace
+    Mark {
+        /// What it shows
+        #[arg(required = true)]
+        text: Vec<String>,
+    },
+}
+
+/// Gives the command, prints the answer.
+///
+/// # Errors
+/// When there is no trace, or it refuses.
+pub fn run(args: Args) -> Result<u8> {
+    let json = matches!(args.command, Command::Status { json: true });
+    let status = matches!(args.command, Command::Status { .. });
+    let command = args.command.into_control()?;
+    let name = args.socket.display().to_string();
+    let stream = Source::Unix(args.socket).connect(Duration::ZERO).with_context(|| {
+        format!("{name}: no running trace can be reached there; see vmtrace boot --socket")
+    })?;
+    let answer = serve::command(&stream, &command).with_context(|| name)?;
+    if status && !json {
+        print!("{}", table(&answer)?);
+    } else if !answer.is_empty() {
+        println!("{answer}");
+    }
+    Ok(0)
+}
+
+impl Command {
+    fn into_control(self) -> Result<Control> {
+        Ok(match self {
+            Self::Status { .. } => Control::Status,
+            Self::Filter { globs, mut filter, notrace } => {
+                filter.splice(0..0, globs);
+                super::check_globs(filter.iter().chain(&notrace))?;
+                Control::Filter(Globs { filter, notrace })
+            }
+            Self::Pause => Control::Pause,
+            Self::Resume => Control::Resume,
+            Self::Stop => Control::Stop,
+            Self::Clear => Control::Clear,
+            Self::Mark { text } => {
+                let text = text.join(" ");
+                if text.contains('\n') {
+                    bail!("a mark is one line");
+                }
+                Control::Mark { ticks: None, text }
+            }
+        })
+    }
+}
+
+/// The status for people: a line for each key.
+fn table(json: &str) -> Result<String> {
+    let status: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(json).context("the answer is not JSON: it is another vmtrace")?;
+    let mut text = String::new();
+    for (key, value) in &status {
+        let value = match value {
+            serde_json::Value::String(value) => value.clone(),
+            serde_json::Value::Object(map) => {
+                let pairs: Vec<_> =
+                    map.iter().map(|(key, value)| format!("{key} {value}")).collect();
+                pairs.join(", ")
+            }
+            serde_json::Value::Array(list) => {
+                let list: Vec<_> = list.iter().map(ToString::to_string).collect();
+                list.join(" ")
+            }
+            other => other.to_string(),
+        };
+        text.push_str(&format!("{key:<10} {value}\n"));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_a_table() {
+        let text = table(r#"{"state":"tracing","records":[1,2],"sites":{"matched":3}}"#).unwrap();
+        assert_eq!(text, "records    1 2\nsites      matched 3\nstate      tracing\n");
+        assert!(table("fine").is_err());
+    }
+}

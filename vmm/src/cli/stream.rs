@@ -1,0 +1,116 @@
+//! `vmtrace stream`: follows a running trace.
+
+use super::report::{self, Played};
+use crate::export::{Export, Json, Player, Stats, Text, write_summary};
+use crate::serve::{self, Format, Globs, Source, StreamRequest};
+use crate::stream::{Decoder, Progress, StreamError};
+use anyhow::{Context, Result};
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Follow a running trace.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Socket of `vmtrace boot --socket`, or vsock:CID:PORT inside a guest
+    source: Source,
+    /// How to print it
+    #[arg(long, value_enum, default_value_t = FormatArg::Text)]
+    format: FormatArg,
+    /// Only functions that match this glob; may be repeated
+    #[arg(short, long, value_name = "GLOB")]
+    filter: Vec<String>,
+    /// No functions that match this glob; may be repeated
+    #[arg(short, long, value_name = "GLOB")]
+    notrace: Vec<String>,
+    /// Write to this file instead of standard output
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Wait up to so many seconds for the trace to begin to serve
+    #[arg(long, value_name = "SECS", default_value_t = 0)]
+    wait: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum FormatArg {
+    /// As ftrace's function tracer
+    Text,
+    /// One JSON object a line
+    Json,
+    /// How often each function was entered, at the end
+    Stats,
+    /// The stream itself, for `vmtrace report`
+    Raw,
+}
+
+/// Follows the trace to its end.
+///
+/// # Errors
+/// When there is no trace, it is torn, or the output fails.
+pub fn run(args: Args) -> Result<u8> {
+    match args.follow() {
+        Err(error) if report::is_broken_pipe(&error) => Ok(0),
+        done => done,
+    }
+}
+
+impl Args {
+    fn follow(self) -> Result<u8> {
+        let name = self.source.to_string();
+        super::check_globs(self.filter.iter().chain(&self.notrace))?;
+        let mut out: Box<dyn Write> = match &self.output {
+            None => Box::new(io::stdout().lock()),
+            Some(path) => Box::new(
+                std::fs::File::create(path)
+                    .with_context(|| format!("cannot make {}", path.display()))?,
+            ),
+        };
+        let stream = self.source.connect(Duration::from_secs(self.wait)).with_context(|| {
+            format!("{name}: no running trace can be reached there; see vmtrace boot --socket")
+        })?;
+        // The binary stream in any case: only it can be verified.
+        let globs = Globs { filter: self.filter, notrace: self.notrace };
+        let request = StreamRequest { format: Format::Raw, globs };
+        serve::ask_stream(&stream, &request).with_context(|| name.clone())?;
+        let mut source = serve::accepted(stream).with_context(|| name.clone())?;
+        if self.format == FormatArg::Raw {
+            copy(&mut source, &mut out).with_context(|| name)?;
+            return Ok(0);
+        }
+        let export: Box<dyn Export + '_> = match self.format {
+            FormatArg::Json => Box::new(Json::new(&mut out)),
+            FormatArg::Stats => Box::new(Stats::new(&mut out)),
+            _ => Box::new(Text::new(&mut out)),
+        };
+        let Played { summary, .. } =
+            report::play(&mut source, Player::new(export)).with_context(|| name)?;
+        out.flush()?;
+        if let Some(summary) = summary {
+            let mut text = Vec::new();
+            write_summary(&mut text, &summary)?;
+            io::stderr().write_all(&text)?;
+        }
+        Ok(0)
+    }
+}
+
+/// Passes the bytes on, and verifies them beside that.
+fn copy(source: &mut dyn Read, out: &mut dyn Write) -> Result<()> {
+    let mut decoder = Decoder::new();
+    let mut chunk = vec![0; 256 << 10];
+    loop {
+        match source.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(length) => {
+                let bytes = chunk.get(..length).unwrap_or_default();
+                out.write_all(bytes)?;
+                decoder.feed(bytes);
+                while decoder.advance()? == Progress::Frame {}
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(StreamError::from(error).into()),
+        }
+    }
+    out.flush()?;
+    Ok(decoder.finish()?)
+}

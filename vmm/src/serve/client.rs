@@ -1,0 +1,151 @@
+//! The other end: asks a running trace for something.
+
+use super::request::StreamRequest;
+use super::{Control, Format};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr, connect, socket};
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+/// Where a running trace can be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The socket of `vmtrace boot --socket`.
+    Unix(PathBuf),
+    /// From inside the guest.
+    Vsock {
+        /// Context id; 2 is the VMM.
+        cid: u32,
+        /// Port.
+        port: u32,
+    },
+}
+
+impl FromStr for Source {
+    type Err = String;
+
+    /// A path, or `vsock:CID:PORT`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(address) = text.strip_prefix("vsock:") else { return Ok(Self::Unix(text.into())) };
+        address
+            .split_once(':')
+            .and_then(|(cid, port)| {
+                Some(Self::Vsock { cid: cid.parse().ok()?, port: port.parse().ok()? })
+            })
+            .ok_or_else(|| format!("{text:?} is no address: say vsock:CID:PORT, or a path"))
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => path.display().fmt(f),
+            Self::Vsock { cid, port } => write!(f, "vsock:{cid}:{port}"),
+        }
+    }
+}
+
+/// How long a client waits between two tries.
+const RETRY: Duration = Duration::from_millis(50);
+
+impl Source {
+    /// Connects; tries for so long.
+    ///
+    /// # Errors
+    /// When nobody is there.
+    pub fn connect(&self, wait: Duration) -> io::Result<UnixStream> {
+        let end = Instant::now() + wait;
+        loop {
+            match self.connect_once() {
+                Err(_) if Instant::now() < end => std::thread::sleep(RETRY),
+                done => return done,
+            }
+        }
+    }
+
+    fn connect_once(&self) -> io::Result<UnixStream> {
+        match self {
+            Self::Unix(path) => UnixStream::connect(path),
+            Self::Vsock { cid, port } => {
+                let flags = SockFlag::SOCK_CLOEXEC;
+                let fd: OwnedFd = socket(AddressFamily::Vsock, SockType::Stream, flags, None)?;
+                connect(fd.as_raw_fd(), &VsockAddr::new(*cid, *port))?;
+                // A stream socket like any other: nothing that is used here looks at its family.
+                Ok(fd.into())
+            }
+        }
+    }
+}
+
+/// Asks for a stream; what can be read from then on is it, or `ERR` and why not.
+///
+/// # Errors
+/// When the connection fails.
+pub fn ask_stream(mut stream: &UnixStream, request: &StreamRequest) -> io::Result<()> {
+    let format = match request.format {
+        Format::Raw => "raw",
+        Format::Text => "text",
+        Format::Json => "json",
+    };
+    let globs = &request.globs;
+    let space = if globs.is_empty() { "" } else { " " };
+    stream.write_all(format!("{format}{space}{globs}\n").as_bytes())
+}
+
+/// Gives a command and waits for its answer.
+///
+/// # Errors
+/// When the connection fails, or with the reason of a refusal.
+pub fn command(mut stream: &UnixStream, command: &Control) -> io::Result<String> {
+    let words = match command {
+        Control::Status => "status".to_owned(),
+        Control::Filter(globs) => format!("filter {globs}"),
+        Control::Pause => "pause".to_owned(),
+        Control::Resume => "resume".to_owned(),
+        Control::Stop => "stop".to_owned(),
+        Control::Clear => "clear".to_owned(),
+        Control::Mark { text, .. } => format!("mark {text}"),
+    };
+    stream.write_all(format!("ctl {words}\n").as_bytes())?;
+    let mut line = String::new();
+    BufReader::new(stream.take(1 << 20)).read_line(&mut line)?;
+    let line = line.trim_end();
+    match (line.strip_prefix("OK"), line.strip_prefix("ERR ")) {
+        (Some(answer), _) => Ok(answer.trim_start().to_owned()),
+        (_, Some(reason)) => Err(io::Error::other(reason.to_owned())),
+        _ => Err(io::Error::other("no answer: it is no vmtrace, or it has just ended")),
+    }
+}
+
+/// Puts what was read first back before the rest, unless it is a refusal.
+///
+/// # Errors
+/// With the reason of a refusal.
+pub fn accepted(mut stream: UnixStream) -> io::Result<impl Read> {
+    const REFUSAL: &[u8] = b"ERR ";
+    let mut first = Vec::new();
+    (&mut stream).take(REFUSAL.len() as u64).read_to_end(&mut first)?;
+    if first == REFUSAL {
+        let mut reason = String::new();
+        BufReader::new((&mut stream).take(4096)).read_line(&mut reason)?;
+        return Err(io::Error::other(reason.trim_end().to_owned()));
+    }
+    Ok(io::Cursor::new(first).chain(stream))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources() {
+        assert_eq!("vsock:2:1024".parse(), Ok(Source::Vsock { cid: 2, port: 1024 }));
+        assert_eq!("/run/t".parse(), Ok(Source::Unix("/run/t".into())));
+        assert!("vsock:2".parse::<Source>().is_err());
+        assert!("vsock:x:1".parse::<Source>().is_err());
+    }
+}
