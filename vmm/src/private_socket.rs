@@ -2,14 +2,16 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket,
 };
@@ -20,6 +22,8 @@ const BACKLOG: i32 = 128;
 /// How often, and how long between, the directory's lock is tried for: 2 s in all.
 const LOCK_TRIES: u32 = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// After a connection that could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A listening socket in the file system that only its owner (and root) can connect to.
 ///
@@ -100,6 +104,69 @@ impl Drop for PrivateListener {
     }
 }
 
+/// Takes connections at a [`PrivateListener`] in a thread of its own, as long as it lives.
+#[derive(Debug)]
+pub struct Acceptor {
+    /// Dropped to end the thread.
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Acceptor {
+    /// Listens at `path` and gives every connection, blocking, to `take`, which should return
+    /// soon.
+    ///
+    /// # Errors
+    /// As [`PrivateListener::bind`], or when there is no thread for it.
+    pub fn start(
+        path: &Path,
+        take: impl FnMut(UnixStream) + Send + 'static,
+    ) -> Result<Acceptor, SocketError> {
+        let listener = PrivateListener::bind(path)?;
+        let system = |source| SocketError::System { path: path.to_owned(), source };
+        let (stop, stopped) = UnixStream::pair().map_err(system)?;
+        let thread = std::thread::Builder::new()
+            .name("socket".into())
+            .spawn(move || accept(&listener, &stopped, take))
+            .map_err(system)?;
+        Ok(Acceptor { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn accept(listener: &PrivateListener, stopped: &UnixStream, mut take: impl FnMut(UnixStream)) {
+    loop {
+        let mut fds = [
+            PollFd::new(listener.listener().as_fd(), PollFlags::POLLIN),
+            PollFd::new(stopped.as_fd(), PollFlags::POLLIN),
+        ];
+        let polled = poll(&mut fds, PollTimeout::NONE);
+        let ready = |fd: &PollFd<'_>| fd.revents().is_some_and(|found| !found.is_empty());
+        match (polled, fds.map(|fd| ready(&fd))) {
+            (Err(nix::Error::EINTR), _) => {}
+            (Err(_), _) | (_, [_, true]) => return,
+            (Ok(_), _) => match listener.listener().accept() {
+                Ok((stream, _)) => {
+                    if stream.set_nonblocking(false).is_ok() {
+                        take(stream);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // Out of descriptors, most likely: not a reason to burn a CPU.
+                Err(_) => std::thread::sleep(ACCEPT_PAUSE),
+            },
+        }
+    }
+}
+
 /// Keeps other vmtrace processes from making or removing sockets beside `path`.
 fn lock_directory(path: &Path) -> io::Result<Flock<File>> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -142,8 +209,6 @@ pub(crate) fn connect_now(path: &Path) -> nix::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixStream;
-
     use super::*;
 
     #[test]

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
-use super::wire::{DATA_MAX, Decoder, Exited, Frame, Hello, Kind, ProtocolError, WINDOW};
+use super::wire::{Connect, DATA_MAX, Decoder, Exited, Frame, Hello, Kind, ProtocolError, WINDOW};
 
 /// What the host has to say besides data.
 #[derive(Debug)]
@@ -38,6 +39,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     streams: HashMap<u32, Stream>,
+    /// Who waits for a connection, by the number of the request.
+    connects: HashMap<u32, mpsc::Sender<Result<(), String>>>,
     next: u32,
     lost: bool,
 }
@@ -52,6 +55,15 @@ struct Stream {
     credit: u32,
     /// The host reads no more.
     stopped: bool,
+}
+
+/// Why there is no tunnel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum TunnelError {
+    /// Nobody listens there.
+    Refused(String),
+    /// The host is gone.
+    Lost,
 }
 
 impl Link {
@@ -149,6 +161,47 @@ impl Link {
         self.send(&Frame::new(Kind::Close, stream)).and(result)
     }
 
+    /// Connects `local` to the unix socket at `path` in the host, and passes bytes on in both
+    /// directions until both are through.
+    pub(super) fn tunnel(&self, path: &str, local: &UnixStream) -> Result<(), TunnelError> {
+        let lost = || TunnelError::Lost;
+        let (output, data) = self.open_read();
+        let input = self.open_write();
+        let request = self.number();
+        let (sender, answer) = mpsc::channel();
+        {
+            let mut state = self.state();
+            if state.lost {
+                return Err(TunnelError::Lost);
+            }
+            state.connects.insert(request, sender);
+        }
+        let connect = Connect { path: path.to_owned(), input, output };
+        let frame = Frame::json(Kind::Connect, request, &connect).map_err(|_| lost())?;
+        self.send(&frame).map_err(|_| lost())?;
+        if let Err(reason) = answer.recv().map_err(|_| lost())? {
+            self.abandon(output);
+            self.abandon(input);
+            return Err(TunnelError::Refused(reason));
+        }
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let _ = self.copy(input, local);
+            });
+            let mut out = local;
+            for bytes in data {
+                if out.write_all(&bytes).is_err() {
+                    let _ = self.stop(output);
+                    break;
+                }
+                let _ = self.grant(output, bytes.len());
+            }
+            // The other direction ends as well: nobody is left to answer.
+            let _ = local.shutdown(Shutdown::Both);
+        });
+        Ok(())
+    }
+
     /// Waits until something may be sent; 0: never again.
     fn wait_credit(&self, stream: u32, most: usize) -> usize {
         let mut state = self.state();
@@ -193,12 +246,16 @@ impl Link {
         match frame.kind {
             Kind::Hello => return Ok(Some(Event::Hello(frame.as_json()?))),
             Kind::Exited => return Ok(Some(Event::Exited(id, frame.as_json()?))),
-            Kind::Done => return Ok(Some(Event::Done(id))),
+            Kind::Done => match state.connects.remove(&id) {
+                Some(waiting) => drop(waiting.send(Ok(()))),
+                None => return Ok(Some(Event::Done(id))),
+            },
             Kind::Failed => {
-                return Ok(Some(Event::Failed(
-                    id,
-                    String::from_utf8_lossy(&frame.payload).into_owned(),
-                )));
+                let reason = String::from_utf8_lossy(&frame.payload).into_owned();
+                match state.connects.remove(&id) {
+                    Some(waiting) => drop(waiting.send(Err(reason))),
+                    None => return Ok(Some(Event::Failed(id, reason))),
+                }
             }
             Kind::Data => {
                 // A stream that is gone here may still have data under way.
@@ -226,7 +283,7 @@ impl Link {
                 }
                 self.shared.changed.notify_all();
             }
-            Kind::Run | Kind::Signal | Kind::Put => {
+            Kind::Run | Kind::Signal | Kind::Put | Kind::Connect => {
                 return Err(ProtocolError("unexpected request"));
             }
         }
@@ -238,6 +295,7 @@ impl Link {
         let mut state = self.state();
         state.lost = true;
         state.streams.clear();
+        state.connects.clear();
         self.shared.changed.notify_all();
     }
 

@@ -14,6 +14,7 @@ mod link;
 pub mod probe;
 mod program;
 mod qemu;
+mod tunnel;
 mod wire;
 
 pub use arch::HostArch;
@@ -27,6 +28,7 @@ pub use inventory::emulated_host_checks;
 pub use job::{Job, JobEnd, Output, Stdin, Stopped};
 pub use program::program;
 pub use qemu::Qemu;
+pub use tunnel::Tunnel;
 
 /// This very program, wherever its file is by now.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";

@@ -26,6 +26,7 @@
 //! | 8 `PUT` | outer | new | JSON [`Put`]; then `DATA` and `CLOSE`; answered by `DONE` or `FAILED` |
 //! | 9 `DONE` | host | that of the request | none |
 //! | 10 `FAILED` | host | that of the request | text |
+//! | 11 `CONNECT` | outer | new | JSON [`Connect`]; answered by `DONE` or `FAILED` |
 //!
 //! `FAILED` answers a `RUN` that could not be started as well.
 
@@ -35,7 +36,7 @@ use serde::{Deserialize, Serialize};
 
 /// Changes whenever the two sides would not understand each other. (They are the same binary unless somebody
 /// mixes them.)
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
 
 /// What may be under way in one direction of a stream.
 pub(super) const WINDOW: u32 = 1 << 20;
@@ -65,9 +66,10 @@ pub(super) enum Kind {
     Put,
     Done,
     Failed,
+    Connect,
 }
 
-const KINDS: [Kind; 11] = [
+const KINDS: [Kind; 12] = [
     Kind::Hello,
     Kind::Run,
     Kind::Signal,
@@ -79,6 +81,7 @@ const KINDS: [Kind; 11] = [
     Kind::Put,
     Kind::Done,
     Kind::Failed,
+    Kind::Connect,
 ];
 
 /// The host is up.
@@ -121,6 +124,16 @@ pub(super) enum Exited {
 pub(super) struct Put {
     pub(super) path: String,
     pub(super) mode: u32,
+}
+
+/// Connects to a unix socket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Connect {
+    pub(super) path: String,
+    /// The stream of what goes to the socket.
+    pub(super) input: u32,
+    /// The stream of what comes from it.
+    pub(super) output: u32,
 }
 
 /// One message.

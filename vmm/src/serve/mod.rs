@@ -1,7 +1,7 @@
 //! The running trace for other programs: consumers of the stream, and control.
 //!
 //! One connection is one request, made in its first line (docs/stream.md, "Asking for a
-//! stream"). The [`Server`] accepts connections and reads that line; the [`Hub`] is where the
+//! stream"). [`Services`] reads that line of every connection; the [`Hub`] is where the
 //! relay's stream writer ends, and gives every consumer its copy. Every consumer has a queue
 //! and a thread of its own, so that a slow one loses its own records and nobody else's.
 
@@ -19,4 +19,4 @@ pub use client::{Source, accepted, ask_stream, command};
 pub use consumer::Join;
 pub use hub::Hub;
 pub use request::{Control, Format, Globs, Origin, Request, RequestError, StreamRequest};
-pub use server::{Answer, ControlRequest, OpenAgent, Server, Services};
+pub use server::{Answer, ControlRequest, OpenAgent, Services};

@@ -2,17 +2,14 @@
 
 use super::consumer::Join;
 use super::request::{Control, LINE_MAX, Origin, Request};
-use crate::private_socket::{PrivateListener, SocketError};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use crate::private_socket::{Acceptor, SocketError};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// A connection that asks for nothing is closed after this time.
@@ -71,6 +68,15 @@ impl Services {
         Self { joins, control, wake, agent: None, connections: Default::default() }
     }
 
+    /// Serves processes of the host on a unix socket at `path`, for the owner of this process
+    /// alone.
+    ///
+    /// # Errors
+    /// When there cannot be a socket.
+    pub fn listen(self, path: &Path) -> Result<Acceptor, SocketError> {
+        Acceptor::start(path, move |stream| self.take(stream, Origin::Host))
+    }
+
     /// Deals with a new connection in a thread of its own.
     pub fn take(&self, stream: UnixStream, origin: Origin) {
         let count = match origin {
@@ -120,7 +126,16 @@ impl Services {
         }
     }
 
-    /// Has the controller do something.
+    /// Tells the controller what to do, and returns where its answer will be; `None` when the
+    /// trace has ended.
+    pub fn request(&self, command: Control) -> Option<Receiver<Answer>> {
+        let (sender, receiver) = channel();
+        self.control.send(ControlRequest { command, answer: sender }).ok()?;
+        (self.wake)();
+        Some(receiver)
+    }
+
+    /// Has the controller do something, and waits for it.
     ///
     /// # Errors
     /// Why it cannot be done.
@@ -180,63 +195,4 @@ fn splice(one: &UnixStream, other: &UnixStream) {
         scope.spawn(|| copy(other, one));
         copy(one, other);
     });
-}
-
-/// Listens on a unix socket as long as it lives.
-#[derive(Debug)]
-pub struct Server {
-    /// Dropped to end the thread.
-    stop: Option<UnixStream>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Server {
-    /// Listens at `path`, for the owner of the process alone.
-    ///
-    /// # Errors
-    /// When there cannot be a socket.
-    pub fn listen(path: &Path, services: Services) -> Result<Self, SocketError> {
-        let listener = PrivateListener::bind(path)?;
-        let system = |source| SocketError::System { path: path.to_owned(), source };
-        let (stop, stopped) = UnixStream::pair().map_err(system)?;
-        let thread = std::thread::Builder::new()
-            .name("socket".into())
-            .spawn(move || accept(&listener, &stopped, &services))
-            .map_err(system)?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn accept(listener: &PrivateListener, stopped: &UnixStream, services: &Services) {
-    loop {
-        let mut fds = [
-            PollFd::new(listener.listener().as_fd(), PollFlags::POLLIN),
-            PollFd::new(stopped.as_fd(), PollFlags::POLLIN),
-        ];
-        let polled = poll(&mut fds, PollTimeout::NONE);
-        let ready = |fd: &PollFd<'_>| fd.revents().is_some_and(|found| !found.is_empty());
-        match (polled, fds.map(|fd| ready(&fd))) {
-            (Err(nix::Error::EINTR), _) => {}
-            (Err(_), _) | (_, [_, true]) => return,
-            (Ok(_), _) => match listener.listener().accept() {
-                Ok((stream, _)) => {
-                    if stream.set_nonblocking(false).is_ok() {
-                        services.take(stream, Origin::Host);
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // Out of descriptors, most likely: not a reason to burn a CPU.
-                Err(_) => std::thread::sleep(Duration::from_millis(50)),
-            },
-        }
-    }
 }

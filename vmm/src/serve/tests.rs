@@ -1,6 +1,7 @@
 //! Consumers against a writer, without a guest.
 
 use super::*;
+use crate::private_socket::Acceptor;
 use crate::stream::{EntryRecord, Frame, Reader, Writer, sample};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -161,7 +162,7 @@ fn formats_and_filters() {
     assert_eq!(counts(&ask("raw -n ext4_open")), (vec![2, 3], vec![0, 0]));
 }
 
-fn server() -> (tempfile::TempDir, Server, std::sync::mpsc::Receiver<ControlRequest>) {
+fn server() -> (tempfile::TempDir, Acceptor, std::sync::mpsc::Receiver<ControlRequest>) {
     let directory = tempfile::tempdir().unwrap();
     let (joins, joined) = channel();
     let (control, requests) = channel();
@@ -176,7 +177,7 @@ fn server() -> (tempfile::TempDir, Server, std::sync::mpsc::Receiver<ControlRequ
         });
         Ok(ours)
     }));
-    let server = Server::listen(&directory.path().join("socket"), services).unwrap();
+    let server = services.listen(&directory.path().join("socket")).unwrap();
     (directory, server, requests)
 }
 

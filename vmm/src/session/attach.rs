@@ -15,7 +15,7 @@
 use super::arch;
 use super::guest::{AnnexMemory, Ram};
 use super::relay::{Relay, Setup};
-use super::{SessionError, Tracing, mark};
+use super::{Closing, SessionError, Tracing, mark};
 use crate::kernel::{Kernel, SiteSection};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::serve::{Hub, Join};
@@ -450,9 +450,11 @@ impl Controller {
         mut self,
         machine: &Machine,
         exit: Exit,
-        run_status: Option<i32>,
+        closing: Closing,
     ) -> Result<Summary, SessionError> {
+        let Closing { run_status, notes } = closing;
         self.summary.run_status = run_status;
+        self.summary.notes.extend(notes);
         self.end(machine, exit)?;
         // A trace that was stopped has ended earlier than the guest.
         Ok(Summary { exit, run_status, ..self.summary })

@@ -57,8 +57,17 @@ pub struct Request {
     pub control: Receiver<ControlRequest>,
     /// Give up after this long.
     pub timeout: Option<Duration>,
-    /// Asked at the end: the exit status of the command that the agent ran.
-    pub run_status: Box<dyn Fn() -> Option<i32> + Send>,
+    /// Asked at the end.
+    pub closing: Box<dyn Fn() -> Closing + Send>,
+}
+
+/// What only others know of how a run went.
+#[derive(Clone, Debug, Default)]
+pub struct Closing {
+    /// The exit status of the command that the agent ran.
+    pub run_status: Option<i32>,
+    /// For the summary.
+    pub notes: Vec<String>,
 }
 
 /// How a run went.
@@ -110,7 +119,7 @@ pub fn run(
     mut stop: impl FnMut() -> bool,
 ) -> Result<Outcome, SessionError> {
     let Request { kernel, machine, console, agent, tracing, .. } = request;
-    let Request { stream, joins, control, timeout, run_status, .. } = request;
+    let Request { stream, joins, control, timeout, closing, .. } = request;
     // Parsed now: later the guest would wait for it.
     kernel.btf()?;
     let config =
@@ -175,7 +184,7 @@ pub fn run(
     controller.detach(&machine);
     let text = exit.as_ref().map_or_else(|| end.as_str().to_owned(), ToString::to_string);
     controller.mark(&machine, MarkKind::Exit, Duration::ZERO, text);
-    let summary = controller.finish(&machine, end, run_status())?;
+    let summary = controller.finish(&machine, end, closing())?;
     machine.stop();
     Ok(Outcome { summary, exit })
 }

@@ -7,6 +7,7 @@ use crate::host::{EmulatedHost, FileSource, HostArch, HostOptions, Interrupts, J
 use crate::kernel::Kernel;
 use anyhow::{Context, Result};
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 const VMLINUX: &str = "/job/vmlinux";
@@ -14,6 +15,8 @@ const BZIMAGE: &str = "/job/bzImage";
 const INITRD: &str = "/job/initrd";
 const TRACE: &str = "/job/trace";
 const CONSOLE: &str = "/job/console";
+const SOCKET: &str = "/job/socket";
+const VSOCK: &str = "/job/vsock";
 
 /// Memory of the host beside that of the guest and the files, MiB.
 const HOST_MEMORY: u64 = 1024;
@@ -40,6 +43,10 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
         ..defaults
     };
     let mut host = EmulatedHost::start(&options)?;
+    let tunnel = |here: &Option<PathBuf>, there| {
+        here.as_deref().map(|here| host.tunnel(here, there)).transpose()
+    };
+    let _tunnels = (tunnel(&args.socket, SOCKET)?, tunnel(&args.vsock, VSOCK)?);
     let mut trace = trace_output(args)?;
     let mut console: Box<dyn Write + Send> = match args.console.as_str() {
         "stderr" | "none" => Box::new(std::io::sink()),
@@ -104,6 +111,16 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     job.extend(args.notrace.iter().map(|glob| format!("--notrace={glob}")));
     job.extend(args.from.iter().map(|name| format!("--from={name}")));
     job.extend(args.timeout.iter().map(|seconds| format!("--timeout={seconds}")));
+    if args.socket.is_some() {
+        job.push(format!("--socket={SOCKET}"));
+    }
+    if args.vsock.is_some() {
+        job.push(format!("--vsock={VSOCK}"));
+    }
+    job.push(format!("--cid={}", args.cid));
+    if args.modules.is_some() {
+        job.push("--with-modules".to_owned());
+    }
     if args.kaslr {
         job.extend(["--kaslr".to_owned(), format!("--boot-image={BZIMAGE}")]);
     }

@@ -1,14 +1,15 @@
 //! A run on the KVM of this machine.
 
 use super::{Args, trace_output};
+use crate::agent::protocol::AGENT_PORT;
 use crate::agent::{AgentMessage, AgentParser};
 use crate::cli::exit;
-use crate::devices::virtio::vsock::{Options, Vsock};
+use crate::devices::virtio::vsock::{self, Vsock};
 use crate::export::write_summary;
 use crate::kernel::Kernel;
 use crate::machine::{BootImage, Config, ExitReason, ImageBytes, Waker};
-use crate::serve::{Server, Services};
-use crate::session::{self, Handles, Outcome, Request, SessionError, Tracing};
+use crate::serve::{Control, Origin, Services};
+use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tracing};
 use crate::stream::Exit;
 use anyhow::{Context, Result, bail};
 use std::io::{Read, Write};
@@ -16,6 +17,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
+
+/// How long the agent may take to accept a connection.
+const AGENT_TIME: Duration = Duration::from_secs(5);
+const NO_DRIVER: &str = "no vsock in the guest, so neither consumers nor an agent there: its kernel \
+                         has started no driver for it (--modules DIR gives it the modules)";
 
 /// A kernel as the machine loads it.
 struct Vmlinux(Arc<Kernel>);
@@ -46,14 +52,6 @@ fn boot_image(args: &Args, kernel: &Arc<Kernel>) -> Result<BootImage> {
         .context("--kaslr: kernels of this architecture have no decompressor that could move them")
 }
 
-/// The socket device that was asked for.
-fn vsock(args: &Args) -> Result<Option<Vsock>> {
-    let Some(path) = &args.vsock else { return Ok(None) };
-    let options = Options { cid: args.cid, socket: Some(path.clone()), ..Options::default() };
-    let (device, _) = Vsock::new(&options).context("--vsock")?;
-    Ok(Some(device))
-}
-
 fn console(args: &Args) -> Result<Box<dyn Write + Send>> {
     Ok(match args.console.as_str() {
         "stderr" => Box::new(std::io::stderr()),
@@ -69,6 +67,34 @@ pub(super) fn run(
     tracing: Tracing,
     initrd: Vec<u8>,
 ) -> Result<u8> {
+    let (joining, joins) = channel();
+    let (commands, control) = channel();
+    let waker = Arc::new(OnceLock::<Waker>::new());
+    let mut services = Services::new(joining, commands, {
+        let waker = Arc::clone(&waker);
+        Arc::new(move || {
+            if let Some(waker) = waker.get() {
+                waker.wake();
+            }
+        })
+    });
+    let options =
+        vsock::Options { cid: args.cid, socket: args.vsock.clone(), ..vsock::Options::default() };
+    let (device, sockets) = Vsock::new(&options)?;
+    let sockets = Arc::new(sockets);
+    services.agent = Some({
+        let sockets = Arc::clone(&sockets);
+        Arc::new(move || {
+            sockets.connect(AGENT_PORT, AGENT_TIME).map_err(|error| {
+                format!("no agent in the guest: {error} (--modules gives the guest a driver)")
+            })
+        })
+    });
+    let (guests, marks) = (services.clone(), services.clone());
+    sockets.listen(vsock::TRACE_PORT, move |incoming| {
+        guests.take(incoming.stream, Origin::Guest);
+    })?;
+    let server = args.socket.as_deref().map(|path| services.listen(path)).transpose()?;
     let machine = Config {
         cpus: args.cpus,
         memory: args.memory,
@@ -77,39 +103,41 @@ pub(super) fn run(
         cmdline: args.guest_cmdline(),
         annex: 0,
         watch_msr: None,
-        vsock: vsock(args)?,
+        vsock: Some(device),
     };
     let said = Arc::new(Mutex::new(Said::default()));
     let agent = Arc::clone(&said);
     let mut parser = AgentParser::new();
-    let (joining, joins) = channel();
-    let (commands, control) = channel();
-    let waker = Arc::new(OnceLock::<Waker>::new());
-    let services = Services::new(joining, commands, {
-        let waker = Arc::clone(&waker);
-        Arc::new(move || {
-            if let Some(waker) = waker.get() {
-                waker.wake();
-            }
-        })
-    });
-    let server = args.socket.as_deref().map(|path| Server::listen(path, services)).transpose()?;
     let request = Request {
         kernel,
         machine,
         console: console(args)?,
         agent: Box::new(move |bytes| {
             let mut said = agent.lock().unwrap_or_else(PoisonError::into_inner);
-            parser.extend(bytes).for_each(|message| said.take(message));
+            parser.extend(bytes).for_each(|message| match message {
+                // Nobody waits for the answer: a vCPU is calling.
+                AgentMessage::Mark(mark) => {
+                    drop(marks.request(Control::Mark { ticks: Some(mark.ticks), text: mark.text }))
+                }
+                message => said.take(message),
+            });
         }),
         tracing,
         stream: trace_output(args)?,
         joins,
         control,
         timeout: args.timeout.map(Duration::from_secs),
-        run_status: Box::new({
+        closing: Box::new({
             let said = Arc::clone(&said);
-            move || said.lock().unwrap_or_else(PoisonError::into_inner).status
+            let wanted = args.wants_vsock();
+            move || {
+                let said = said.lock().unwrap_or_else(PoisonError::into_inner);
+                let missing = (wanted && !sockets.driver_seen()).then(|| match &said.no_vsock {
+                    Some(reason) => format!("{NO_DRIVER}; the agent says: {reason}"),
+                    None => NO_DRIVER.to_owned(),
+                });
+                Closing { run_status: said.status, notes: missing.into_iter().collect() }
+            }
         }),
     };
     let stop = Arc::new(AtomicBool::new(false));
@@ -166,6 +194,7 @@ fn exit_code(args: &Args, outcome: &Outcome) -> Result<u8> {
 struct Said {
     status: Option<i32>,
     errors: Vec<String>,
+    no_vsock: Option<String>,
 }
 
 impl Said {
@@ -177,6 +206,7 @@ impl Said {
             AgentMessage::Exit(status) => self.status = Some(status.into()),
             // As shells have it.
             AgentMessage::Signal(signal) => self.status = Some(128 + i32::from(signal)),
+            AgentMessage::NoVsock(reason) => self.no_vsock = Some(reason),
             AgentMessage::Error(text) if self.errors.len() < Self::MAX_ERRORS => {
                 self.errors.push(text);
             }

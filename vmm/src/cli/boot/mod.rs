@@ -4,7 +4,7 @@ mod emulated;
 mod here;
 mod spool;
 
-use crate::devices::virtio::vsock::GUEST_CID;
+use crate::devices::virtio::vsock;
 use crate::export::{Player, Text};
 use crate::host::{HostArch, HostMode, THIS_PROGRAM, choose};
 use crate::initramfs;
@@ -73,12 +73,12 @@ pub struct Args {
     /// Where to run: on this machine's KVM or in an emulated host
     #[arg(long, value_enum, default_value_t = HostArg::Auto)]
     pub host: HostArg,
-    /// Give the guest a socket device whose host side is this Unix socket: a client writes
-    /// CONNECT PORT; connections of the guest to the host's port P go to PATH_P. Needs KVM here
+    /// Unix socket for connections to the guest's vsock ports: a client writes CONNECT PORT.
+    /// Connections of the guest to the host's port P go to PATH_P (with KVM here only)
     #[arg(long, value_name = "PATH")]
     pub vsock: Option<PathBuf>,
-    /// The guest's context identifier (CID), with --vsock
-    #[arg(long, value_name = "N", default_value_t = GUEST_CID, requires = "vsock")]
+    /// The guest's context identifier (CID)
+    #[arg(long, value_name = "N", default_value_t = vsock::GUEST_CID)]
     pub cid: u32,
     /// Stop after so many seconds
     #[arg(long, value_name = "SECS")]
@@ -92,6 +92,9 @@ pub struct Args {
     /// The initial RAM disk given lacks the agent: add it
     #[arg(long, hide = true, requires = "initrd")]
     pub add_agent: bool,
+    /// The initial RAM disk given has the modules for vsock
+    #[arg(long, hide = true)]
+    pub with_modules: bool,
     /// Run the emulated host with one CPU whose clock counts instructions
     #[arg(long, hide = true)]
     pub icount: bool,
@@ -137,6 +140,13 @@ impl Args {
     #[must_use]
     pub fn expects_run(&self) -> bool {
         self.run.is_some() || self.expect_run
+    }
+
+    /// Whether the user cares for sockets in the guest.
+    #[must_use]
+    pub fn wants_vsock(&self) -> bool {
+        let modules = self.modules.is_some() || self.with_modules;
+        modules || self.vsock.is_some() || self.socket.is_some()
     }
 
     /// The guest's whole command line.
@@ -248,12 +258,6 @@ pub fn run(args: &Args) -> Result<u8> {
         eprintln!("vmtrace: {choice}");
     }
     if choice.emulated {
-        if args.vsock.is_some() {
-            bail!(
-                "--vsock needs KVM on this machine: the socket's processes are here, and the \
-                 guest would be in an emulated host"
-            );
-        }
         emulated::run(args, &kernel, initrd)
     } else {
         here::run(args, kernel, tracing, initrd)

@@ -3,8 +3,10 @@
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
@@ -15,7 +17,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
 
 use super::port::ready;
-use crate::host::wire::{DATA_MAX, Exited, HEADER, Kind, Put, Run, WINDOW, header};
+use crate::host::wire::{Connect, DATA_MAX, Exited, HEADER, Kind, Put, Run, WINDOW, header};
 
 /// Fewer, larger pieces for the port.
 const PIPE_SIZE: libc::c_int = 256 << 10;
@@ -50,6 +52,8 @@ pub(super) struct Sink {
     pub(super) is_put: bool,
     pub(super) closing: bool,
     pub(super) error: Option<io::Error>,
+    /// The socket to be shut down at its end.
+    socket: Option<UnixStream>,
 }
 
 /// Starts a job.
@@ -175,7 +179,16 @@ impl AsFd for Source {
 
 impl Sink {
     fn new(id: u32, to: File, is_put: bool) -> Self {
-        Self { id, to, queue: VecDeque::new(), window: WINDOW, is_put, closing: false, error: None }
+        Self {
+            id,
+            to,
+            queue: VecDeque::new(),
+            window: WINDOW,
+            is_put,
+            closing: false,
+            error: None,
+            socket: None,
+        }
     }
 
     /// A file to be filled.
@@ -188,6 +201,16 @@ impl Sink {
         }
         let to = OpenOptions::new().write(true).create_new(true).mode(put.mode).open(path)?;
         Ok(Self::new(id, to, true))
+    }
+
+    /// A connection to a unix socket: both directions.
+    pub(super) fn connect(connect: &Connect) -> io::Result<(Self, Source)> {
+        let socket = UnixStream::connect(&connect.path)?;
+        let file = |socket: &UnixStream| socket.try_clone().map(|s| File::from(OwnedFd::from(s)));
+        let source = Source::new(connect.output, file(&socket)?)?;
+        let mut sink = Self::new(connect.input, file(&socket)?, false);
+        sink.socket = Some(socket);
+        Ok((sink, source))
     }
 
     /// Takes bytes from the outer side; false: more than it may send.
@@ -225,6 +248,15 @@ impl Sink {
         }
         self.window = self.window.saturating_add(written);
         written
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        if let Some(socket) = &self.socket {
+            // The peer may have been quicker.
+            let _ = socket.shutdown(Shutdown::Write);
+        }
     }
 }
 

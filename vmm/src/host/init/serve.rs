@@ -12,7 +12,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::jobs::{self, Job, Sink, Source};
 use super::port::Port;
-use crate::host::wire::{Decoder, Frame, Hello, Kind, PROTOCOL, ProtocolError, Put, Run};
+use crate::host::wire::{Connect, Decoder, Frame, Hello, Kind, PROTOCOL, ProtocolError, Put, Run};
 
 /// Nothing is read from jobs while this much waits for the port.
 const OUT_MAX: usize = 512 << 10;
@@ -153,6 +153,17 @@ impl Server {
                     self.send(&Frame::new(Kind::Stop, id));
                 }
             },
+            Kind::Connect => {
+                let connect: Connect = frame.as_json()?;
+                match Sink::connect(&connect) {
+                    Ok((sink, source)) => {
+                        self.sinks.push(sink);
+                        self.sources.push(source);
+                        self.send(&Frame::new(Kind::Done, id));
+                    }
+                    Err(e) => self.send(&Frame::with(Kind::Failed, id, e.to_string())),
+                }
+            }
             Kind::Data => {
                 // A stream that ended here may still have data under way.
                 if let Some(sink) = self.sinks.iter_mut().find(|s| s.id == id) {

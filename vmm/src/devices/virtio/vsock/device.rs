@@ -91,7 +91,10 @@ impl VirtioDevice for Vsock {
     fn activate(&mut self, active: Activation) -> Result<(), Broken> {
         let gate = Arc::clone(&active.gate);
         let rings = Rings::new(active)?;
-        self.shared.lock().driver = Some(Driver { rings, gate });
+        let mut core = self.shared.lock();
+        core.driver = Some(Driver { rings, gate });
+        core.driver_seen = true;
+        drop(core);
         // There may be packets already.
         self.shared.ring();
         Ok(())
@@ -175,6 +178,12 @@ impl Host {
             Err(RecvTimeoutError::Timeout) => Err(ConnectError::TimedOut),
             Err(RecvTimeoutError::Disconnected) => Err(ConnectError::Ended),
         }
+    }
+
+    /// Whether the guest has ever had a driver for the device.
+    #[must_use]
+    pub fn driver_seen(&self) -> bool {
+        self.shared.lock().driver_seen
     }
 
     /// Connections at present, with those that are being opened or closed.

@@ -37,6 +37,8 @@ pub(super) struct Core {
     pub(super) muxer: Muxer,
     /// While there is a driver.
     pub(super) driver: Option<Driver>,
+    /// There has been a driver.
+    pub(super) driver_seen: bool,
     /// The device is gone.
     pub(super) ended: bool,
 }
@@ -63,7 +65,7 @@ impl Shared {
             .map_err(system("wait for events"))?;
         let muxer = Muxer::new(cid, listener, limits, Arc::clone(&epoll))
             .map_err(system("wait for clients"))?;
-        let core = Mutex::new(Core { muxer, driver: None, ended: false });
+        let core = Mutex::new(Core { muxer, driver: None, driver_seen: false, ended: false });
         Ok(Shared { epoll, bell, core })
     }
 
