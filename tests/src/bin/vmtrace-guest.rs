@@ -7,6 +7,8 @@
 //!                                      prints `ftrace-function NAME` for each seen
 //! vmtrace-guest refused FUNCTION       prints what the guest's ftrace says to that filter
 //! vmtrace-guest ftrace-all files       the guest's tracer on all functions, then off
+//! vmtrace-guest consume N              N calls of getppid, and as a consumer of the live trace
+//!                                      over vsock waits until it has seen all of them
 //! vmtrace-guest bench                  instructions an event, under icount
 //! vmtrace-guest crash                  panics the kernel (sysrq)
 //! vmtrace-guest uptime                 CLOCK_BOOTTIME in nanoseconds
@@ -16,6 +18,10 @@
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::time::Duration;
+use vmtrace::devices::virtio::vsock::TRACE_PORT;
+use vmtrace::serve::{Format, Globs, Source, StreamRequest, ask_stream};
 
 const TRACING: &str = "/sys/kernel/tracing";
 
@@ -28,6 +34,7 @@ fn main() -> Result<()> {
         ["ftrace", glob, "files"] => ftrace(glob),
         ["ftrace-all", "files"] => ftrace_all(),
         ["refused", function] => refused(function),
+        ["consume", count] => consume(count.parse()?),
         ["bench"] => bench(),
         ["crash"] => Ok(fs::write("/proc/sysrq-trigger", "c")?),
         ["uptime"] => {
@@ -68,6 +75,27 @@ fn getppid(count: u64, cpus: &[&str]) -> Result<()> {
             call_getppid();
         }
     }
+    Ok(())
+}
+
+fn consume(count: u64) -> Result<()> {
+    let source = Source::Vsock { cid: 2, port: TRACE_PORT };
+    let stream = source.connect(Duration::from_secs(20)).context("no trace port")?;
+    let globs = Globs { filter: vec!["__x64_sys_getppid".into()], notrace: Vec::new() };
+    ask_stream(&stream, &StreamRequest { format: Format::Json, globs })?;
+    let mut lines = BufReader::new(stream).lines();
+    let first = lines.next().context("no stream")??;
+    println!("consume {first}");
+    (0..count).for_each(|_| call_getppid());
+    let mut seen = 0;
+    while seen < count {
+        let line = lines.next().context("the stream ended early")??;
+        if line.contains("\"loss\"") {
+            bail!("{line}");
+        }
+        seen += u64::from(line.contains("\"entry\""));
+    }
+    println!("consumed {seen}");
     Ok(())
 }
 

@@ -53,7 +53,8 @@ impl Hub {
     }
 
     /// Adds a consumer, or refuses it when there are too many; `first` is what
-    /// [`Writer::join`](crate::stream::Writer::join) gave.
+    /// [`Writer::join`](crate::stream::Writer::join) gave, or nothing before the first byte of
+    /// the stream.
     ///
     /// # Errors
     /// When there is no thread for it.

@@ -75,9 +75,7 @@ impl Queue {
 
     /// Adds what the consumer must have whatever its size: the frames it joins with.
     pub(super) fn push_first(&self, chunk: Chunk) {
-        let mut inner = self.lock();
-        inner.bytes += chunk.len();
-        inner.chunks.push_back(chunk);
+        self.lock().append(chunk);
         self.changed.notify_all();
     }
 

@@ -172,6 +172,10 @@ impl Worker {
     fn new(setup: Setup, clock: Clock) -> io::Result<Self> {
         let Setup { header, stream, joins, readers, tasks, memory, kernel, sites, .. } = setup;
         let mut writer = Writer::new(stream, &header)?;
+        // Who waits already gets the very bytes that a file gets.
+        while let Ok(join) = joins.try_recv() {
+            add(&mut writer, Vec::new(), join);
+        }
         writer.flush()?;
         let mut functions = Functions::new(header.slide);
         functions.add(&kernel, &sites);
@@ -228,9 +232,7 @@ impl Worker {
     fn join(&mut self) -> io::Result<()> {
         while let Ok(join) = self.joins.try_recv() {
             let first = self.writer.join()?;
-            if let Err(error) = self.writer.get_mut().add(first, join) {
-                log::warn!("a consumer is not served: {error}");
-            }
+            add(&mut self.writer, first, join);
         }
         Ok(())
     }
@@ -354,6 +356,12 @@ impl Worker {
         self.writer.flush()?;
         self.writer.get_mut().finish();
         Ok(summary)
+    }
+}
+
+fn add(writer: &mut Writer<Hub>, first: Vec<u8>, join: Join) {
+    if let Err(error) = writer.get_mut().add(first, join) {
+        log::warn!("a consumer is not served: {error}");
     }
 }
 

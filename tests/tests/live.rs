@@ -1,0 +1,155 @@
+//! Consumers of a running trace, and control, through the emulated host.
+
+use serde_json::Value;
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use vmtrace::host::cache_dir;
+use vmtrace_tests::trace::Trace;
+
+const KERNEL: &str = "x86_64-6.12";
+
+fn vmtrace() -> Command {
+    let mut command = Command::new(vmtrace_tests::vmtrace().unwrap());
+    command.stdin(Stdio::null());
+    command
+}
+
+fn ctl(socket: &Path, args: &[&str]) -> Output {
+    vmtrace().arg("ctl").arg(socket).args(args).output().unwrap()
+}
+
+fn status(socket: &Path) -> Option<Value> {
+    let out = ctl(socket, &["status", "--json"]);
+    out.status.success().then(|| serde_json::from_slice(&out.stdout).unwrap())
+}
+
+/// Waits until the trace is in this state.
+fn wait_for(socket: &Path, boot: &mut Child, wanted: impl Fn(&Value) -> bool) {
+    let end = Instant::now() + Duration::from_secs(150);
+    loop {
+        if status(socket).is_some_and(|status| wanted(&status)) {
+            return;
+        }
+        assert!(boot.try_wait().unwrap().is_none(), "the run has ended");
+        assert!(Instant::now() < end, "{:?}", status(socket));
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+fn boot(directory: &Path, run: &str) -> Child {
+    let kernel = cache_dir().unwrap().join("kernels").join(KERNEL);
+    let mut command = vmtrace();
+    command.args(["boot", "--cpus", "2", "--timeout", "240", "--host", "emulated"]);
+    command.arg(kernel.join("vmlinuz")).arg("--modules").arg(kernel.join("modules"));
+    command.args(["--add", env!("CARGO_BIN_EXE_vmtrace-guest"), "--run", run]);
+    command.arg("--socket").arg(directory.join("socket"));
+    command.arg("-o").arg(directory.join("file.vmt"));
+    command.args(["-f", "__x64_sys_getppid", "-f", "vfs_*"]);
+    command.stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn stream(socket: &Path, to: &Path, args: &[&str]) -> Child {
+    let mut command = vmtrace();
+    command.arg("stream").arg(socket).args(["--wait", "60", "-o"]).arg(to).args(args);
+    command.stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// A consumer that asks and never reads.
+fn stuck(socket: &Path) -> UnixStream {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.write_all(b"raw\n").unwrap();
+    stream
+}
+
+// The promises of the stream: a consumer that keeps up has what the file has, byte for byte,
+// whatever the others do; late ones and those in the guest get their share.
+#[test]
+fn every_consumer_gets_what_it_should() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| -> PathBuf { directory.path().join(name) };
+    let socket = at("socket");
+    let mut boot = boot(directory.path(), "/vmtrace-guest consume 20000 && sleep 20");
+    let raw = stream(&socket, &at("live.vmt"), &["--format", "raw"]);
+    let mut killed = stream(&socket, &at("killed"), &["--format", "raw"]);
+    wait_for(&socket, &mut boot, |status| status["state"] == "tracing");
+    let stuck = stuck(&socket);
+    let late = stream(&socket, &at("late.txt"), &["-f", "__x64_sys_getppid"]);
+    wait_for(&socket, &mut boot, |status| status["records"][0].as_u64() > Some(0));
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let ended = boot.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(0), "{said}");
+    assert!(said.contains("consumed 20000"), "{said}");
+    assert!(!socket.exists());
+    for child in [raw, late] {
+        let out = child.wait_with_output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    }
+    let file = fs::read(at("file.vmt")).unwrap();
+    assert!(file == fs::read(at("live.vmt")).unwrap(), "the live stream is not the file");
+    let trace = Trace::read(&file).unwrap();
+    let calls = trace.entries.iter().filter(|e| &*e.function == "__x64_sys_getppid").count();
+    assert!(calls >= 20_000 && trace.summary.lost() == 0, "{:?}", trace.summary);
+    let late = fs::read_to_string(at("late.txt")).unwrap();
+    let lines = late.lines().filter(|line| !line.starts_with('#')).count();
+    assert!(lines >= 20_000 && !late.contains(": vfs_"), "{lines} lines");
+    drop(stuck);
+}
+
+// What is traced changes while the guest runs, and the stream tells of each change.
+#[test]
+fn a_running_trace_is_controlled() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("socket");
+    let mut boot = boot(directory.path(), "/vmtrace-guest getppid 1000 && sleep 600");
+    wait_for(&socket, &mut boot, |status| {
+        let records = status["records"].as_array().unwrap();
+        records.iter().filter_map(Value::as_u64).sum::<u64>() >= 1000
+    });
+    let ok = |args: &[&str]| {
+        let out = ctl(&socket, args);
+        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let refused = |args: &[&str]| {
+        let out = ctl(&socket, args);
+        assert_eq!(out.status.code(), Some(1), "{args:?}");
+        String::from_utf8(out.stderr).unwrap()
+    };
+    assert!(ok(&["filter", "ksys_*", "-n", "*write"]).contains(" sites"));
+    assert!(refused(&["filter", "no_such_function"]).contains("no function"));
+    ok(&["mark", "half", "way"]);
+    assert!(ok(&["pause"]).contains("0 sites"));
+    assert_eq!(status(&socket).unwrap()["state"], "paused");
+    assert!(refused(&["pause"]).contains("already"));
+    ok(&["resume"]);
+    assert_eq!(status(&socket).unwrap()["state"], "tracing");
+    ok(&["clear"]);
+    // A guest process must not have these.
+    let mut stream = UnixStream::connect(&socket).unwrap();
+    stream.write_all(b"nonsense\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("ERR unknown request"), "{answer}");
+    ok(&["stop"]);
+    assert_eq!(status(&socket).unwrap()["state"], "ended");
+    // The trace is whole though the guest lives.
+    let trace = fs::read(directory.path().join("file.vmt")).unwrap();
+    let trace = Trace::read(&trace).unwrap();
+    assert!(trace.summary.pauses.count >= 6, "{:?}", trace.summary);
+    assert!(boot.try_wait().unwrap().is_none(), "the guest has ended as well");
+    let report = vmtrace().arg("report").arg(directory.path().join("file.vmt")).output().unwrap();
+    let text = String::from_utf8(report.stdout).unwrap();
+    for mark in ["filter ", "agent: half way", "tracing paused", "tracing resumed", "detach "] {
+        assert!(text.contains(mark), "no {mark:?} in\n{text}");
+    }
+    Command::new("kill").arg("-INT").arg(boot.id().to_string()).status().unwrap();
+    let ended = boot.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(said.contains("vmtrace: records "), "{said}");
+}
