@@ -93,7 +93,7 @@ fn every_consumer_gets_what_it_should() {
     let file = fs::read(at("file.vmt")).unwrap();
     assert!(file == fs::read(at("live.vmt")).unwrap(), "the live stream is not the file");
     let trace = Trace::read(&file).unwrap();
-    let calls = trace.entries.iter().filter(|e| &*e.function == "__x64_sys_getppid").count();
+    let calls = trace.entries.iter().filter(|e| e.function.ends_with("sys_getppid")).count();
     assert!(calls >= 20_000 && trace.summary.lost() == 0, "{:?}", trace.summary);
     let late = fs::read_to_string(at("late.txt")).unwrap();
     let lines = late.lines().filter(|line| !line.starts_with('#')).count();

@@ -2,12 +2,14 @@
 
 use super::queue::{Popped, Queue};
 use super::refilter::Refilter;
-use super::request::{Format, Origin, StreamRequest};
+use super::request::{Format, Globs, Origin, StreamRequest};
 use crate::export::{Json, Player, Text};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::collections::HashSet;
 use std::io::{self, BufWriter, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Somebody who wants the stream.
@@ -21,14 +23,18 @@ pub struct Join {
     pub origin: Origin,
 }
 
+/// From globs to functions as records name them: low halves of entry addresses. Only who knows
+/// the kernel knows all names of a function.
+pub type Resolve = Arc<dyn Fn(&Globs) -> HashSet<u32> + Send + Sync>;
+
 /// How often an idle consumer is looked after.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Sends what is in the queue until its end, or until the consumer is gone.
-pub(super) fn feed(queue: &Queue, join: Join) {
+pub(super) fn feed(queue: &Queue, join: Join, resolve: &Resolve) {
     let Join { stream, request, .. } = join;
     // An error is the consumer's leaving; there is nobody to tell.
-    let _ = sink(&stream, request).and_then(|mut sink| {
+    let _ = sink(&stream, &request, resolve).and_then(|mut sink| {
         loop {
             match queue.pop(LOOK) {
                 Popped::Chunk(chunk) => {
@@ -44,24 +50,21 @@ pub(super) fn feed(queue: &Queue, join: Join) {
     queue.leave();
 }
 
-fn sink(stream: &UnixStream, request: StreamRequest) -> io::Result<Box<dyn Write>> {
+fn sink(
+    stream: &UnixStream,
+    request: &StreamRequest,
+    resolve: &Resolve,
+) -> io::Result<Box<dyn Write>> {
     let out = stream.try_clone()?;
-    let StreamRequest { format, globs } = request;
-    let all = globs.is_empty();
-    Ok(match format {
-        Format::Raw if all => Box::new(out),
-        Format::Raw => Box::new(Refilter::new(out, globs)),
-        Format::Text => {
-            Box::new(Player::new(Text::new(BufWriter::new(out))).with_filter(accepting(all, globs)))
-        }
-        Format::Json => {
-            Box::new(Player::new(Json::new(BufWriter::new(out))).with_filter(accepting(all, globs)))
-        }
-    })
-}
-
-fn accepting(all: bool, globs: super::Globs) -> impl Fn(&str) -> bool + Send + 'static {
-    move |name| all || globs.accepts(name)
+    let out: Box<dyn Write> = match request.format {
+        Format::Raw => Box::new(out),
+        Format::Text => Box::new(Player::new(Text::new(BufWriter::new(out)))),
+        Format::Json => Box::new(Player::new(Json::new(BufWriter::new(out)))),
+    };
+    if request.globs.is_empty() {
+        return Ok(out);
+    }
+    Ok(Box::new(Refilter::new(out, resolve(&request.globs))))
 }
 
 /// Whether the peer has closed both directions. (One that only sends no more may still read.)

@@ -1,6 +1,6 @@
 //! Where the relay's stream ends: the primary output, and any number of consumers.
 
-use super::consumer::{self, Join};
+use super::consumer::{self, Join, Resolve};
 use super::queue::{Chunk, Queue};
 use super::request::Origin;
 use super::server::refuse;
@@ -29,6 +29,7 @@ pub struct Hub {
     consumers: Vec<Consumer>,
     vcpus: usize,
     capacity: usize,
+    resolve: Resolve,
 }
 
 struct Consumer {
@@ -41,8 +42,8 @@ struct Consumer {
 impl Hub {
     /// A hub for the stream of a machine with so many vCPUs.
     #[must_use]
-    pub fn new(primary: Box<dyn Write + Send>, vcpus: usize) -> Self {
-        Self { primary, consumers: Vec::new(), vcpus, capacity: QUEUE }
+    pub fn new(primary: Box<dyn Write + Send>, vcpus: usize, resolve: Resolve) -> Self {
+        Self { primary, consumers: Vec::new(), vcpus, capacity: QUEUE, resolve }
     }
 
     /// The same with another limit for what consumers may be behind by, in bytes.
@@ -73,8 +74,8 @@ impl Hub {
         queue.push_first(first.into());
         let stream = join.stream.try_clone()?;
         let thread = std::thread::Builder::new().name("consumer".into()).spawn({
-            let queue = Arc::clone(&queue);
-            move || consumer::feed(&queue, join)
+            let (queue, resolve) = (Arc::clone(&queue), Arc::clone(&self.resolve));
+            move || consumer::feed(&queue, join, &resolve)
         })?;
         self.consumers.push(Consumer { queue, stream, origin, thread });
         Ok(())

@@ -16,7 +16,7 @@ mod server;
 mod tests;
 
 pub use client::{Source, accepted, ask_stream, command};
-pub use consumer::Join;
+pub use consumer::{Join, Resolve};
 pub use hub::Hub;
 pub use request::{Control, Format, Globs, Origin, Request, RequestError, StreamRequest};
 pub use server::{Answer, ControlRequest, OpenAgent, Services};

@@ -1,18 +1,15 @@
 //! A stream of some functions out of a stream of all: a stream of its own, with its own
 //! numbers and totals.
 
-use super::request::Globs;
 use crate::stream::{Decoder, EntryRecord, Frame, LossReason, Progress, Record, Writer};
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::io::{Error, ErrorKind, Result, Write};
 
 /// Takes the bytes of one stream, writes another into `sink`.
 pub(super) struct Refilter<W> {
     decoder: Decoder,
     out: Out<W>,
-    globs: Globs,
-    /// Answers by address, until the names change.
-    known: HashMap<u32, bool>,
+    functions: HashSet<u32>,
     kept: Vec<EntryRecord>,
 }
 
@@ -23,18 +20,10 @@ enum Out<W> {
     Failed,
 }
 
-/// Most answers of a filter that are remembered: one a function.
-const KNOWN: usize = 1 << 20;
-
 impl<W: Write> Refilter<W> {
-    pub(super) fn new(sink: W, globs: Globs) -> Self {
-        Self {
-            decoder: Decoder::new(),
-            out: Out::Sink(sink),
-            globs,
-            known: HashMap::new(),
-            kept: Vec::new(),
-        }
+    /// Keeps the records of `functions`, as records name them.
+    pub(super) fn new(sink: W, functions: HashSet<u32>) -> Self {
+        Self { decoder: Decoder::new(), out: Out::Sink(sink), functions, kept: Vec::new() }
     }
 
     fn frame(&mut self) -> Result<()> {
@@ -49,32 +38,18 @@ impl<W: Write> Refilter<W> {
             return Err(Error::from(ErrorKind::BrokenPipe));
         };
         match frame {
-            Frame::Symbols(list) => {
-                self.known.clear();
-                list.into_iter()
-                    .try_for_each(|symbol| symbol.with_text(|symbol| writer.symbols([symbol])))
+            Frame::Symbols(mut list) => {
+                list.try_for_each(|symbol| symbol.with_text(|symbol| writer.symbols([symbol])))
             }
             Frame::Tasks(mut list) => list.try_for_each(|task| writer.task(task)),
             Frame::Records(batch) => {
                 self.kept.clear();
-                if self.known.len() > KNOWN {
-                    self.known.clear();
-                }
-                let base = writer.header().address_base;
-                for record in batch.records() {
-                    let Record::Entry(entry) = record else { continue };
-                    let function = entry.function.get();
-                    let accepted = *self.known.entry(function).or_insert_with(|| {
-                        let address = base.wrapping_add(function.into());
-                        match writer.names().symbol(address) {
-                            Some(symbol) => self.globs.accepts(symbol.name),
-                            None => self.globs.accepts(&format!("{address:#x}")),
-                        }
-                    });
-                    if accepted {
-                        self.kept.push(*entry);
+                self.kept.extend(batch.records().filter_map(|record| match record {
+                    Record::Entry(entry) => {
+                        self.functions.contains(&entry.function.get()).then_some(*entry)
                     }
-                }
+                    _ => None,
+                }));
                 writer.records(batch.vcpu, &self.kept)
             }
             Frame::Loss(loss) if loss.reason == LossReason::Consumer => {

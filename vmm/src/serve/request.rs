@@ -1,6 +1,5 @@
 //! The first line of a connection.
 
-use crate::kernel::glob;
 use std::fmt;
 
 /// Longest first line, its end included; bytes.
@@ -42,13 +41,6 @@ impl Globs {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.filter.is_empty() && self.notrace.is_empty()
-    }
-
-    /// Whether a function of this name is meant.
-    #[must_use]
-    pub fn accepts(&self, name: &str) -> bool {
-        let matches = |globs: &[String]| globs.iter().any(|pattern| glob::matches(pattern, name));
-        (self.filter.is_empty() || matches(&self.filter)) && !matches(&self.notrace)
     }
 
     /// `-f GLOB` and `-n GLOB`, any number of them.
@@ -225,12 +217,10 @@ mod tests {
         };
         assert_eq!(request.format, Format::Text);
         assert_eq!(request.globs.to_string(), "-f vfs_* -f ksys_read -n *_read");
-        assert!(request.globs.accepts("vfs_write") && !request.globs.accepts("vfs_read"));
-        assert!(!request.globs.accepts("schedule"));
         let Ok(Request::Stream(all)) = Request::parse("raw\r", Origin::Guest) else {
             panic!("refused");
         };
-        assert!(all.globs.is_empty() && all.globs.accepts("schedule"));
+        assert!(all.globs.is_empty());
     }
 
     #[test]

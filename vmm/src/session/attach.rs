@@ -14,6 +14,7 @@
 
 use super::arch;
 use super::guest::{AnnexMemory, Ram};
+use super::names;
 use super::relay::{Relay, Setup};
 use super::{Closing, SessionError, Tracing, mark};
 use crate::kernel::{Kernel, SiteSection};
@@ -262,7 +263,7 @@ impl Controller {
             self.stream.take().ok_or_else(|| anyhow::anyhow!("attached twice"))?;
         let relay = Relay::start(Setup {
             header: self.header(machine, image.slide),
-            stream: Hub::new(primary, machine.vcpus()),
+            stream: Hub::new(primary, machine.vcpus(), names::resolver(&self.kernel, image.slide)),
             joins,
             readers: attachment.readers(),
             tasks: attachment.tasks(),
@@ -429,7 +430,7 @@ impl Controller {
             // Never attached: the stream still says so.
             (None, Some(Output { primary, joins })) => Relay::start(Setup {
                 header: self.header(machine, 0),
-                stream: Hub::new(primary, machine.vcpus()),
+                stream: Hub::new(primary, machine.vcpus(), names::resolver(&self.kernel, 0)),
                 joins,
                 readers: Vec::new(),
                 tasks: crate::tracer::Tasks::none(),

@@ -1,8 +1,10 @@
 //! From addresses in records to names in the stream.
 
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Site};
+use crate::serve::{Globs, Resolve};
 use crate::stream::{AddressSet, Header, Symbol};
 use crate::tracer::return_address;
+use std::sync::Arc;
 
 /// Traced functions by what trampolines write for them.
 #[derive(Debug)]
@@ -71,6 +73,20 @@ impl Functions {
         let name = kernel.symbols().primary_at(link)?;
         Some(Symbol::new(address, size(kernel, link), name))
     }
+}
+
+/// From globs to functions of a kernel that runs at `slide`, by any of their names.
+pub(super) fn resolver(kernel: &Arc<Kernel>, slide: u64) -> Resolve {
+    let kernel = Arc::clone(kernel);
+    Arc::new(move |globs: &Globs| {
+        let selection = kernel.select_with_report(&globs.filter, &globs.notrace);
+        let sites = selection.sites.iter().filter_map(|&index| kernel.sites().get(index));
+        let low = |site: &Site| {
+            let address = site.entry.wrapping_add(slide).wrapping_sub(Header::TOP_4_GIB);
+            u32::try_from(address).ok()
+        };
+        sites.filter_map(low).collect()
+    })
 }
 
 /// Bytes up to the next symbol.

@@ -117,7 +117,7 @@ pub(super) fn run(
             parser.extend(bytes).for_each(|message| match message {
                 // Nobody waits for the answer: a vCPU is calling.
                 AgentMessage::Mark(mark) => {
-                    drop(marks.request(Control::Mark { ticks: Some(mark.ticks), text: mark.text }))
+                    drop(marks.request(Control::Mark { ticks: Some(mark.ticks), text: mark.text }));
                 }
                 message => said.take(message),
             });
