@@ -17,7 +17,7 @@ pub use request::{Command, Entry, Exit, Failure, LoadedModule, Reason, Request, 
 /// The agent listens on this port of `AF_VSOCK`.
 pub const AGENT_PORT: u32 = 1025;
 
-/// The VMM listens on this port of the host (CID 2), for marks among other things.
+/// The VMM listens on this port of the host (CID 2): for consumers of the trace, and for marks.
 pub const TRACE_PORT: u32 = 1024;
 
 /// What may be under way on one stream of a command: sent, and not granted again by a credit.

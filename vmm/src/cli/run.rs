@@ -49,7 +49,7 @@ pub struct Args {
     #[arg(long, value_name = "PATH", group = "what")]
     fetch: Option<OsString>,
     /// Write the file of --fetch here
-    #[arg(short, long, value_name = "FILE", requires = "fetch")]
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["command", "command_line", "modules", "list"])]
     output: Option<PathBuf>,
     /// SOCKET is that of a vsock device; otherwise that is found out
     #[arg(long)]

@@ -37,7 +37,7 @@ pub use worker::Worker;
 pub const GUEST_CID: u32 = 3;
 
 /// The port where vmtrace serves the trace: a consumer in the guest connects to CID 2 there.
-pub const TRACE_PORT: u32 = 1024;
+pub use vmtrace_agent::protocol::TRACE_PORT;
 
 /// What a device is made of.
 #[derive(Debug, Clone)]
