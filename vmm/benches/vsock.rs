@@ -19,7 +19,7 @@ use vmtrace::devices::virtio::vsock::packet::{Header, op};
 const PORT: u32 = 1024;
 const TOTAL: u32 = 256 << 20;
 const PIECE: usize = 64 << 10;
-const CREDIT: u32 = 128 << 10;
+const CREDIT: u32 = 256 << 10;
 
 fn main() {
     divan::main();

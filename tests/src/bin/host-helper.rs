@@ -57,6 +57,8 @@ fn main() -> ExitCode {
             drop(Command::new(me).args(["sleep", "600000"]).stdin(Stdio::null()).spawn());
             println!("left");
         }
+        // Two programs at a time, each with its arguments; both must succeed.
+        ["beside", both @ ..] => return beside(both),
         ["ignore-sigint"] => {
             let _taken = vmtrace::host::Interrupts::install();
             println!("ready");
@@ -74,6 +76,32 @@ fn main() -> ExitCode {
         _ => return ExitCode::from(99),
     }
     ExitCode::SUCCESS
+}
+
+fn beside(both: &[&str]) -> ExitCode {
+    let mut halves = both.split(|arg| *arg == "--");
+    let (Some([first, first_args @ ..]), Some([second, second_args @ ..]), None) =
+        (halves.next(), halves.next(), halves.next())
+    else {
+        return ExitCode::from(99);
+    };
+    let start = |name: &str, args: &[&str]| Command::new(name).args(args).spawn().unwrap();
+    let mut running = [start(first, first_args), start(second, second_args)];
+    loop {
+        let ends: Vec<_> = running.iter_mut().map(|child| child.try_wait().unwrap()).collect();
+        if let Some(status) = ends.iter().flatten().find(|status| !status.success()) {
+            eprintln!("a program beside another failed: {status}");
+            for child in &mut running {
+                let _ = child.kill();
+                child.wait().unwrap();
+            }
+            return ExitCode::FAILURE;
+        }
+        if ends.iter().all(Option::is_some) {
+            return ExitCode::SUCCESS;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> T {

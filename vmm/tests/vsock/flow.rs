@@ -11,7 +11,7 @@ use vmtrace::devices::virtio::vsock::packet::{
     Header, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, op,
 };
 
-const BUFFER: usize = 128 << 10;
+const BUFFER: usize = 256 << 10;
 
 fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|i| u8::try_from((i * 31 + i / 251) % 256).unwrap()).collect()

@@ -217,6 +217,10 @@ fn a_thousand_connections_in_each_direction_at_once() {
         streams.push((guest_port, local, client));
     }
     assert_eq!(driver.host.connections(), 2000);
+    // Later ones get less memory.
+    driver.send(header(op::CREDIT_REQUEST, 999, PORT), &[]);
+    let update = driver.expect(op::CREDIT_UPDATE).header;
+    assert_eq!(update.buf_alloc.get(), Limits::default().buffer / 4);
     // Everyone gets what is theirs.
     for (guest_port, local, stream) in &mut streams {
         write!(stream, "from {guest_port} {local}").unwrap();

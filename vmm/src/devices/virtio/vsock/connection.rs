@@ -80,13 +80,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    fn new(key: Key, guest_cid: u64, stream: UnixStream, opening: u16, limits: &Limits) -> Self {
+    fn new(key: Key, guest_cid: u64, stream: UnixStream, opening: u16, buffer: u32) -> Self {
         Connection {
             key,
             guest_cid,
             stream,
             requester: None,
-            credit: Credit::new(limits.buffer),
+            credit: Credit::new(buffer),
             to_host: VecDeque::new(),
             opening: Some(opening),
             readable: false,
@@ -103,14 +103,9 @@ impl Connection {
     }
 
     /// The guest has asked for it with this packet.
-    pub(super) fn accepted(
-        request: &Header,
-        key: Key,
-        stream: UnixStream,
-        limits: &Limits,
-    ) -> Connection {
-        let mut connection =
-            Connection::new(key, request.src_cid.get(), stream, op::RESPONSE, limits);
+    pub(super) fn accepted(request: &Header, key: Key, stream: UnixStream, buffer: u32) -> Self {
+        let guest_cid = request.src_cid.get();
+        let mut connection = Connection::new(key, guest_cid, stream, op::RESPONSE, buffer);
         connection.credit.guest_says(request);
         connection
     }
@@ -121,12 +116,16 @@ impl Connection {
         guest_cid: u64,
         stream: UnixStream,
         requester: Requester,
-        limits: &Limits,
+        buffer: u32,
     ) -> Connection {
-        let mut connection = Connection::new(key, guest_cid, stream, op::REQUEST, limits);
+        let mut connection = Connection::new(key, guest_cid, stream, op::REQUEST, buffer);
         connection.requester = Some(requester);
-        connection.deadline = Some(Instant::now() + limits.connect_time);
         connection
+    }
+
+    /// Whether the guest has not accepted yet.
+    pub(super) fn is_requested(&self) -> bool {
+        self.requester.is_some()
     }
 
     pub(super) fn stream(&self) -> &UnixStream {

@@ -61,7 +61,8 @@ impl Default for Options {
 pub struct Limits {
     /// Connections at a time, with those that are being opened or closed. More are refused.
     pub connections: usize,
-    /// Bytes of the guest that are kept for one connection while its reader is slow.
+    /// Bytes of the guest that are kept for one connection while its reader is slow. Those made
+    /// while there are 256 others get a quarter.
     pub buffer: u32,
     /// How long the guest may take to answer to a connection of the host.
     pub connect_time: Duration,
@@ -75,7 +76,8 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             connections: 2048,
-            buffer: 128 << 10,
+            // As Linux has it, and expects it.
+            buffer: 256 << 10,
             connect_time: Duration::from_secs(10),
             close_time: Duration::from_secs(8),
             linger_time: Duration::from_secs(60),

@@ -20,6 +20,9 @@ use crate::private_socket::{PrivateListener, connect_now};
 /// Resets for what is no connection that wait for the guest's buffers. With more than that the
 /// guest's packets have to wait.
 const MAX_REPLIES: usize = 256;
+/// With so many connections, further ones get smaller buffers: each is bounded, but so should be
+/// their sum.
+const MANY_CONNECTIONS: usize = 256;
 /// First of the ports that the host's side of its own connections gets, as in Firecracker.
 const FIRST_PORT: u32 = 1 << 30;
 /// Ports from here on are no connections': their tokens are those of everything else.
@@ -160,7 +163,7 @@ impl Muxer {
             None if operation == op::RST => {}
             None if known && operation == op::REQUEST => match self.reach(key) {
                 Some(stream) => {
-                    let connection = Connection::accepted(header, key, stream, &self.limits);
+                    let connection = Connection::accepted(header, key, stream, self.buffer());
                     self.insert(key, connection);
                 }
                 None => self.replies.push_back(header.reset()),
@@ -196,7 +199,7 @@ impl Muxer {
     pub(super) fn request(&mut self, port: u32, stream: UnixStream, requester: Requester) {
         let key = Key { local: self.free_port(port), guest: port };
         let connection =
-            Connection::requested(key, self.guest_cid, stream, requester, &self.limits);
+            Connection::requested(key, self.guest_cid, stream, requester, self.buffer());
         self.insert(key, connection);
     }
 
@@ -214,7 +217,16 @@ impl Muxer {
 
     // --- connections come and go ---
 
-    fn insert(&mut self, key: Key, connection: Connection) {
+    /// Bytes that may be kept for a new connection.
+    fn buffer(&self) -> u32 {
+        let many = self.load() >= MANY_CONNECTIONS;
+        if many { self.limits.buffer / 4 } else { self.limits.buffer }
+    }
+
+    fn insert(&mut self, key: Key, mut connection: Connection) {
+        if connection.is_requested() {
+            connection.deadline = Some(Instant::now() + self.limits.connect_time);
+        }
         let watched = self.watch(ControlOperation::Add, &connection, Token::Connection(key));
         self.note_deadline(connection.deadline);
         self.connections.insert(key, connection);
