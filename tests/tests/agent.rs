@@ -1,0 +1,124 @@
+//! The agent in a guest of the emulated host, and `vmtrace run` on this side of it.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vmtrace::host::cache_dir;
+use vmtrace::stream::{Frame, MarkKind, Reader};
+
+fn vmtrace() -> Command {
+    let mut command = Command::new(vmtrace_tests::vmtrace().unwrap());
+    command.stdin(Stdio::null());
+    command
+}
+
+fn boot(name: &str, directory: &Path, extra: &[&str]) -> Child {
+    let kernel = cache_dir().unwrap().join("kernels").join(name);
+    let mut command = vmtrace();
+    command.args(["boot", "--timeout", "400", "--host", "emulated", "-f", "__x64_sys_getppid"]);
+    command.arg(kernel.join("vmlinuz")).arg("--modules").arg(kernel.join("modules"));
+    command.arg("--socket").arg(directory.join("socket"));
+    command.arg("--vsock").arg(directory.join("vsock"));
+    command.arg("-o").arg(directory.join("trace")).args(extra);
+    command.stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn run(socket: &Path, args: &[&str]) -> Output {
+    vmtrace().arg("run").arg(socket).args(args).output().unwrap()
+}
+
+/// Waits until the agent answers.
+fn wait(socket: &Path, boot: &mut Child) {
+    let end = Instant::now() + Duration::from_secs(200);
+    loop {
+        let out = run(socket, &["true"]);
+        if out.status.success() {
+            return;
+        }
+        assert!(boot.try_wait().unwrap().is_none(), "the run has ended");
+        assert!(Instant::now() < end, "{}", String::from_utf8_lossy(&out.stderr));
+        thread::sleep(Duration::from_millis(300));
+    }
+}
+
+// What a user has a guest without any userland for: commands with all their streams, files, modules, and marks that
+// are found in the trace.
+#[test]
+fn a_guest_is_used_from_outside() {
+    for name in ["x86_64-6.1", "x86_64-7"] {
+        let directory = tempfile::tempdir().unwrap();
+        let (socket, vsock) = (directory.path().join("socket"), directory.path().join("vsock"));
+        let mut boot = boot(name, directory.path(), &[]);
+        wait(&socket, &mut boot);
+        for way in [&socket, &vsock] {
+            let out = run(way, &["-c", "echo out && cat /no/such"]);
+            assert_eq!((out.status.code(), &*out.stdout), (Some(1), &b"out\n"[..]), "{out:?}");
+            assert!(String::from_utf8_lossy(&out.stderr).contains("No such file"), "{out:?}");
+        }
+        assert_eq!(run(&socket, &["no-such-program"]).status.code(), Some(127));
+
+        let input: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
+        let mut command = vmtrace();
+        command.arg("run").arg(&socket).arg("cat").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut cat = command.spawn().unwrap();
+        let mut stdin = cat.stdin.take().unwrap();
+        let out = thread::scope(|scope| {
+            scope.spawn(|| {
+                stdin.write_all(&input).unwrap();
+                drop(stdin);
+            });
+            cat.wait_with_output().unwrap()
+        });
+        assert!(out.status.success() && out.stdout == input, "{} bytes", out.stdout.len());
+
+        let modules = run(&socket, &["--modules"]);
+        let text = String::from_utf8_lossy(&modules.stdout);
+        assert!(text.contains("vmw_vsock_virtio_transport ") && text.contains(" Live "), "{text}");
+        let list = run(&socket, &["--list", "/vmtrace/modules"]);
+        assert!(String::from_utf8_lossy(&list.stdout).contains("-virtio_mmio.ko\n"), "{list:?}");
+        let agent = run(&socket, &["--fetch", "/init"]);
+        assert!(agent.stdout == vmtrace::initramfs::AGENT);
+
+        let many: Vec<_> = (0..20)
+            .map(|n| {
+                let socket = socket.clone();
+                thread::spawn(move || run(&socket, &["echo", &n.to_string()]).stdout)
+            })
+            .collect();
+        for (n, out) in many.into_iter().enumerate() {
+            assert_eq!(out.join().unwrap(), format!("{n}\n").into_bytes());
+        }
+
+        let marked = run(&socket, &["mark", "half way"]);
+        assert!(marked.status.success(), "{marked:?}");
+        // The connection ends with the guest.
+        assert_eq!(run(&socket, &["poweroff"]).status.code(), Some(125));
+        let ended = boot.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(0), "{name}: {said}");
+        assert_eq!(marks(directory.path()), ["half way"], "{name}: {said}");
+    }
+}
+
+/// The guest's marks, which lie in the time of the trace.
+fn marks(directory: &Path) -> Vec<String> {
+    let trace = std::fs::read(directory.join("trace")).unwrap();
+    let mut reader = Reader::new(&*trace).unwrap();
+    let (mut all, mut agent) = (Vec::new(), Vec::new());
+    while let Some(frame) = reader.next_frame().unwrap() {
+        if let Frame::Mark(mark) = frame {
+            all.push((mark.ticks, mark.kind));
+            if mark.kind == MarkKind::Agent {
+                agent.push(mark.text);
+            }
+        }
+    }
+    let at = |kind| all.iter().find(|mark| mark.1 == kind).map(|mark| mark.0);
+    let (first, last) = (at(MarkKind::Attach).unwrap(), at(MarkKind::Detach).unwrap());
+    let agent_ticks = all.iter().filter(|mark| mark.1 == MarkKind::Agent).map(|mark| mark.0);
+    agent_ticks.for_each(|ticks| assert!((first..last).contains(&ticks), "{all:?}"));
+    agent
+}
