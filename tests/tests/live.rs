@@ -29,7 +29,7 @@ fn status(socket: &Path) -> Option<Value> {
 
 /// Waits until the trace is in this state.
 fn wait_for(socket: &Path, boot: &mut Child, wanted: impl Fn(&Value) -> bool) {
-    let end = Instant::now() + Duration::from_secs(150);
+    let end = Instant::now() + Duration::from_secs(300);
     loop {
         if status(socket).is_some_and(|status| wanted(&status)) {
             return;
@@ -43,7 +43,7 @@ fn wait_for(socket: &Path, boot: &mut Child, wanted: impl Fn(&Value) -> bool) {
 fn boot(directory: &Path, run: &str) -> Child {
     let kernel = cache_dir().unwrap().join("kernels").join(KERNEL);
     let mut command = vmtrace();
-    command.args(["boot", "--cpus", "2", "--timeout", "240", "--host", "emulated"]);
+    command.args(["boot", "--cpus", "2", "--timeout", "600", "--host", "emulated"]);
     command.arg(kernel.join("vmlinuz")).arg("--modules").arg(kernel.join("modules"));
     command.args(["--add", env!("CARGO_BIN_EXE_vmtrace-guest"), "--run", run]);
     command.arg("--socket").arg(directory.join("socket"));
