@@ -106,7 +106,7 @@ fn every_consumer_gets_what_it_should() {
 fn a_running_trace_is_controlled() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
-    let mut boot = boot(directory.path(), "/vmtrace-guest getppid 1000 && sleep 600");
+    let mut boot = boot(directory.path(), "/vmtrace-guest getppid 1000 0 && sleep 600");
     wait_for(&socket, &mut boot, |status| {
         let records = status["records"].as_array().unwrap();
         records.iter().filter_map(Value::as_u64).sum::<u64>() >= 1000
