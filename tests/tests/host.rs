@@ -231,7 +231,8 @@ fn kvm_is_usable_in_the_emulated_host() {
         .unwrap();
     assert!(outside.status.success());
     let outside: serde_json::Value = serde_json::from_slice(&outside.stdout).unwrap();
-    assert_eq!(outside["emulated_host"]["usable"], true);
+    let arch = outside["arch"].as_str().unwrap();
+    assert_eq!(outside["emulated_hosts"][arch]["usable"], true);
     let checks = outside["kvm"]["checks"].as_array().unwrap();
     assert_eq!(outside["kvm"]["usable"], checks.iter().all(|check| check["ok"] == true));
 }

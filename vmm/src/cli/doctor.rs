@@ -13,7 +13,7 @@ use crate::host::{EmulatedHost, HostArch, HostOptions, Job, THIS_PROGRAM, emulat
 /// Arguments of `vmtrace doctor`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Also start the emulated host and look at the KVM in it
+    /// Also start the emulated hosts and look at the KVM in them
     #[arg(long)]
     boot: bool,
     /// Print JSON
@@ -35,27 +35,49 @@ pub fn run(args: &Args) -> Result<u8> {
         return Ok(exit::DONE);
     }
     let kvm = probe::probe(Path::new(THIS_PROGRAM));
-    let mut emulated = emulated_host_checks(HostArch::native());
-    if args.boot && usable(&emulated) {
-        emulated.push(boot());
-    }
+    let look = |arch: HostArch| {
+        let mut checks = emulated_host_checks(arch);
+        if args.boot && usable(&checks) {
+            checks.push(boot(arch));
+        }
+        Emulated { arch, checks }
+    };
+    let native = look(HostArch::native());
+    let others = HostArch::ALL.into_iter().filter(|arch| !arch.is_native());
+    let hosts: Vec<Emulated> = std::iter::once(native).chain(others.map(look)).collect();
     if args.json {
+        let hosts = hosts.iter().map(|host| {
+            let usable = usable(&host.checks);
+            (
+                host.arch.name().to_owned(),
+                serde_json::json!({ "usable": usable, "checks": host.checks }),
+            )
+        });
+        let hosts: serde_json::Map<_, _> = hosts.collect();
         let json = serde_json::json!({
+            "arch": HostArch::native().name(),
             "kvm": { "usable": kvm.usable, "checks": kvm.checks },
-            "emulated_host": { "usable": usable(&emulated), "checks": emulated },
+            "emulated_hosts": hosts,
         });
         writeln!(out, "{json:#}")?;
     } else {
-        out.write_all(report(kvm.usable, &kvm.checks, &emulated).as_bytes())?;
+        out.write_all(report(kvm.usable, &kvm.checks, &hosts).as_bytes())?;
     }
-    Ok(if kvm.usable || usable(&emulated) { exit::DONE } else { exit::FAILED })
+    Ok(if kvm.usable || usable(&hosts[0].checks) { exit::DONE } else { exit::FAILED })
+}
+
+/// What an emulated host needs.
+struct Emulated {
+    arch: HostArch,
+    checks: Vec<Check>,
 }
 
 fn usable(checks: &[Check]) -> bool {
     checks.iter().all(|check| check.ok)
 }
 
-fn report(kvm_usable: bool, kvm: &[Check], emulated: &[Check]) -> String {
+/// The first of the emulated hosts is that of this machine's architecture.
+fn report(kvm_usable: bool, kvm: &[Check], emulated: &[Emulated]) -> String {
     let mut text = String::new();
     let mut section = |title: &str, usable: bool, checks: &[Check]| {
         let _ = writeln!(text, "{title}: {}", if usable { "usable" } else { "not usable" });
@@ -64,12 +86,16 @@ fn report(kvm_usable: bool, kvm: &[Check], emulated: &[Check]) -> String {
         }
     };
     section("KVM on this machine", kvm_usable, kvm);
-    section("Emulated host", usable(emulated), emulated);
-    text.push_str(match (kvm_usable, usable(emulated)) {
-        (true, _) => "Guests run on this machine's KVM.\n",
+    for host in emulated {
+        let title = format!("Emulated host for {} guests", host.arch.name());
+        section(&title, usable(&host.checks), &host.checks);
+    }
+    let native = emulated.first().is_some_and(|host| usable(&host.checks));
+    text.push_str(match (kvm_usable, native) {
+        (true, _) => "Guests of this machine's architecture run on its KVM.\n",
         (false, true) => {
-            "Guests run in an emulated host, much slower than on KVM. For KVM: a machine with VT-x or AMD-V, bare or with\n\
-             nested virtualisation, with the module kvm_intel or kvm_amd loaded and /dev/kvm accessible.\n"
+            "Guests run in an emulated host, much slower than on KVM. For KVM: a machine with hardware virtualisation\n\
+             (VT-x, AMD-V, the H extension), bare or nested, with its KVM module loaded and /dev/kvm accessible.\n"
         }
         (false, false) => {
             "Guests cannot run here. scripts/setup installs what the emulated host needs; with a usable KVM it is not\n\
@@ -79,10 +105,11 @@ fn report(kvm_usable: bool, kvm: &[Check], emulated: &[Check]) -> String {
     text
 }
 
-fn boot() -> Check {
+fn boot(arch: HostArch) -> Check {
     let check = |ok, detail| Check { name: "start".to_owned(), ok, detail };
-    let options = HostOptions { progress: true, ..HostOptions::default() };
-    let mut host = match EmulatedHost::start(&options) {
+    let options = HostOptions::new(arch);
+    let host = options.and_then(|o| EmulatedHost::start(&HostOptions { progress: true, ..o }));
+    let mut host = match host {
         Ok(host) => host,
         Err(e) => return check(false, e.to_string()),
     };
@@ -106,11 +133,15 @@ mod tests {
     #[test]
     fn the_report_names_what_failed() {
         let check = |ok| Check { name: "thing".to_owned(), ok, detail: "because".to_owned() };
-        let text = report(false, &[check(true), check(false)], &[check(true)]);
+        let emulated = |arch, ok| Emulated { arch, checks: vec![check(true), check(ok)] };
+        let (x86, riscv) = (HostArch::X86_64, HostArch::Riscv64);
+        let hosts = [emulated(x86, true), emulated(riscv, false)];
+        let text = report(false, &[check(true), check(false)], &hosts);
         assert!(text.starts_with(
             "KVM on this machine: not usable\n  ok    thing: because\n  FAIL  thing: because\n"
         ));
-        assert!(text.contains("Emulated host: usable"), "{text}");
-        assert!(report(false, &[], &[check(false)]).contains("scripts/setup"));
+        assert!(text.contains("Emulated host for x86_64 guests: usable"), "{text}");
+        assert!(text.contains("Emulated host for riscv64 guests: not usable"), "{text}");
+        assert!(report(false, &[], &[emulated(x86, false)]).contains("scripts/setup"));
     }
 }

@@ -51,12 +51,16 @@ pub fn emulated_host_checks(arch: HostArch) -> Vec<Check> {
                 .map_err(Clone::clone),
         ),
     ];
+    if !arch.is_native() {
+        let program = super::program(arch).map(|path| path.display().to_string());
+        checks.push(check("its vmtrace", program.map_err(|e| e.to_string())));
+    }
     // What depends on something that is missing is not worth a line of its own.
     if qemu.is_ok() {
         checks.insert(1, check("accelerator", accelerator));
     }
     if kernel.is_ok() {
-        checks.push(check("its modules", modules));
+        checks.insert(checks.len().min(3), check("its modules", modules));
     }
     checks
 }
