@@ -7,7 +7,7 @@ pub(super) static MACHINE: Machine = Machine {
     target: "riscv64gc-unknown-linux-gnu",
     virtualization: "RISC-V with the H extension",
     qemu: "qemu-system-riscv64",
-    qemu_package: "qemu-system-misc (Debian 12) or qemu-system-riscv (Debian 13)",
+    qemu_package: "qemu-system-riscv",
     // An IMSIC has room for so many guests' interrupts; KVM emulates those of further vCPUs.
     machine: "virt,aia=aplic-imsic,aia-guests=3",
     // 5-level paging makes every emulated page walk longer, guests' most of all.
