@@ -1,9 +1,12 @@
 //! Builds the guest agent for the same target, as a small static program, so that the library can embed it.
 //!
-//! The path of the result is in `VMTRACE_AGENT` at compile time.
+//! The path of the result is in `VMTRACE_AGENT` at compile time, and in `VMTRACE_SOURCE` what tells builds of
+//! different sources apart.
 
 use std::env;
-use std::path::PathBuf;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 const PACKAGE: &str = "vmtrace-agent";
@@ -19,6 +22,12 @@ const PROFILE: &[&str] = &[
 ];
 
 fn main() -> ExitCode {
+    if let Ok(package) = env::var("CARGO_MANIFEST_DIR") {
+        println!(
+            "cargo::rustc-env=VMTRACE_SOURCE={:016x}",
+            fingerprint(&Path::new(&package).join(".."))
+        );
+    }
     match build() {
         Ok(agent) => {
             println!("cargo::rustc-env=VMTRACE_AGENT={}", agent.display());
@@ -31,10 +40,33 @@ fn main() -> ExitCode {
     }
 }
 
+/// Of everything that a vmtrace is made from.
+fn fingerprint(root: &Path) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let mut todo: Vec<PathBuf> = ["Cargo.lock", "vmm/src", "trampolines/src", "guest-agent/src"]
+        .map(|p| root.join(p))
+        .into();
+    while let Some(path) = todo.pop() {
+        println!("cargo::rerun-if-changed={}", path.display());
+        match fs::read_dir(&path) {
+            Ok(entries) => {
+                let mut entries: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+                entries.sort();
+                todo.extend(entries);
+            }
+            Err(_) => {
+                path.file_name().hash(&mut hasher);
+                fs::read(&path).unwrap_or_default().hash(&mut hasher);
+            }
+        }
+    }
+    hasher.finish()
+}
+
 fn build() -> Result<PathBuf, String> {
     let var = |name: &str| env::var(name).map_err(|e| format!("{name}: {e}"));
     let root = PathBuf::from(var("CARGO_MANIFEST_DIR")?).join("..");
-    for input in ["guest-agent/src", "guest-agent/Cargo.toml", "Cargo.toml", "Cargo.lock"] {
+    for input in ["guest-agent/Cargo.toml", "Cargo.toml"] {
         println!("cargo::rerun-if-changed={}", root.join(input).display());
     }
     let target = var("TARGET")?;

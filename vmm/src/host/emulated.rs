@@ -118,8 +118,7 @@ impl EmulatedHost {
             vec![image.into(), initramfs.into(), control_qemu.into(), console_qemu.into()];
         let process = Process::start(command, fds, on_exit)?;
         let link = Link::start(control, sender).context("start a thread")?;
-        let hello =
-            Hello { protocol: 0, release: kernel.release, kvm_error: None, notes: Vec::new() };
+        let hello = Hello { release: kernel.release, ..Hello::default() };
         let mut host = Self { process, link, events, log, hello, start_time: Duration::ZERO };
         host.hello = host.wait_hello(options, machine, begin)?;
         host.start_time = begin.elapsed();
@@ -209,6 +208,14 @@ impl EmulatedHost {
                     return Err(HostError::Protocol(
                         "the emulated host runs another vmtrace".to_owned(),
                     ));
+                }
+                if hello.source != wire::SOURCE {
+                    eprintln!(
+                        "vmtrace: warning: {} was built from other sources than this program; build it again: cargo \
+                         build --release --target {} --package vmtrace",
+                        options.vmtrace.display(),
+                        machine.target
+                    );
                 }
                 return match hello.kvm_error {
                     Some(reason) => Err(HostError::NoKvm { reason, log: self.log.tail() }),

@@ -85,7 +85,7 @@ const KINDS: [Kind; 12] = [
 ];
 
 /// The host is up.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) protocol: u32,
     /// The host kernel's release.
@@ -94,7 +94,13 @@ pub(super) struct Hello {
     pub(super) kvm_error: Option<String>,
     /// What went wrong without being fatal.
     pub(super) notes: Vec<String>,
+    /// Which sources its vmtrace was built from.
+    #[serde(default)]
+    pub(super) source: String,
 }
+
+/// Which sources this vmtrace was built from.
+pub(super) const SOURCE: &str = env!("VMTRACE_SOURCE");
 
 /// Starts a job.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -12,7 +12,9 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::jobs::{self, Job, Sink, Source};
 use super::port::Port;
-use crate::host::wire::{Connect, Decoder, Frame, Hello, Kind, PROTOCOL, ProtocolError, Put, Run};
+use crate::host::wire::{
+    Connect, Decoder, Frame, Hello, Kind, PROTOCOL, ProtocolError, Put, Run, SOURCE,
+};
 
 /// Nothing is read from jobs while this much waits for the port.
 const OUT_MAX: usize = 512 << 10;
@@ -42,7 +44,7 @@ pub(super) fn serve(port: Port, kvm_error: Option<String>, notes: Vec<String>) -
     };
     let release =
         std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
-    let hello = Hello { protocol: PROTOCOL, release, kvm_error, notes };
+    let hello = Hello { protocol: PROTOCOL, release, kvm_error, notes, source: SOURCE.to_owned() };
     server.send(&Frame::json(Kind::Hello, 0, &hello).map_err(io::Error::other)?);
     while server.turn(&children)? {}
     Ok(())

@@ -50,6 +50,7 @@ global_asm!(
     .balign 4
     .option push
     .option arch, rv64imac_zicsr_zifencei
+    .option norelax
     .global vmtrace_probe_start
     .global vmtrace_probe_end
 vmtrace_probe_start:
@@ -60,6 +61,7 @@ vmtrace_probe_start:
     li      t0, 1
     sw      t0, 0(s0)
     auipc   s1, 0x10
+    andi    s1, s1, -8
     li      t1, 0x11
     sd      t1, 0(s1)
 1:  lr.d    t2, (s1)
@@ -74,7 +76,7 @@ vmtrace_probe_start:
     # ebreak goes to the virtual machine itself
     li      t0, 2
     sw      t0, 0(s0)
-    la      t1, 2f
+    lla     t1, 2f
     csrw    stvec, t1
     ebreak
     j       9f
