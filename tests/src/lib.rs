@@ -1,5 +1,7 @@
 //! End-to-end tests: real kernels in the emulated host.
 
+pub mod arch;
+pub mod cases;
 pub mod trace;
 
 use std::path::PathBuf;

@@ -13,7 +13,7 @@
 //! vmtrace-guest crash                  panics the kernel (sysrq)
 //! vmtrace-guest uptime                 CLOCK_BOOTTIME in nanoseconds
 //! ```
-#![allow(unsafe_code, reason = "system calls and a loop of known length")]
+#![allow(unsafe_code, reason = "system calls")]
 
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
@@ -22,6 +22,7 @@ use std::io::{BufRead, BufReader};
 use std::time::Duration;
 use vmtrace::devices::virtio::vsock::TRACE_PORT;
 use vmtrace::serve::{Format, Globs, Source, StreamRequest, ask_stream};
+use vmtrace_tests::arch::{SYSCALL, spin};
 
 const TRACING: &str = "/sys/kernel/tracing";
 
@@ -184,18 +185,9 @@ fn bench() -> Result<()> {
     const LOOP: u32 = 10_000;
     let calls = || (0..CALLS).for_each(|_| call_getppid());
     // Two instructions a round: how long is one?
-    let instruction = median(|| {
-        // SAFETY: touches nothing but a register.
-        unsafe {
-            core::arch::asm!(
-                "2:", "dec {counter:e}", "jnz 2b",
-                counter = inout(reg) LOOP => _,
-                options(nomem, nostack)
-            );
-        }
-    }) / f64::from(2 * LOOP);
+    let instruction = median(|| spin(LOOP)) / f64::from(2 * LOOP);
     let per_call = || median(calls) / f64::from(CALLS) / instruction;
-    let name = "__x64_sys_getppid";
+    let name = format!("{SYSCALL}getppid");
     let untraced = per_call();
 
     // Small, and filled once before anything is measured: the first touch of a page of
@@ -218,7 +210,7 @@ fn bench() -> Result<()> {
     set("kprobe_events", "")?;
     let again = per_call();
 
-    // vmtrace waits for this call: --from __x64_sys_getpgid
+    // vmtrace waits for this call: --from the function of getpgid
     mark();
     per_call();
     let vmtrace = per_call();

@@ -1,0 +1,149 @@
+//! What must hold for the guests of every architecture, whatever boots them.
+
+use std::collections::BTreeSet;
+
+use vmtrace::kernel::SiteSection;
+use vmtrace::stream::Exit;
+
+use crate::trace::{Trace, WORKLOAD, boot, kernel};
+use crate::{Finished, SharedHost};
+
+/// Guest kernels of one architecture in an emulated host.
+#[derive(Debug)]
+pub struct Guests {
+    /// Where they are booted.
+    pub host: SharedHost,
+    /// Their names in the cache.
+    pub kernels: &'static [&'static str],
+    /// What the names of system calls' functions begin with.
+    pub syscall: &'static str,
+}
+
+/// The value after `key` on a line of the console.
+pub fn value(finished: &Finished, key: &str) -> u32 {
+    let err = finished.err();
+    let lines = err.lines().filter_map(|line| line.trim().strip_prefix(key));
+    let value = lines.filter_map(|rest| rest.trim().parse().ok()).next();
+    value.unwrap_or_else(|| panic!("no {key} in {err}"))
+}
+
+impl Guests {
+    /// Boots a kernel of the cache and runs a command line of the workload program.
+    pub fn run(&self, name: &str, workload: &str, args: &[&str]) -> (Finished, Trace) {
+        let command = format!("{WORKLOAD} {workload}");
+        let mut all = vec!["--add", WORKLOAD, "--run", &command];
+        all.extend(args);
+        let (finished, trace) = boot(&self.host, name, &all).unwrap();
+        let err = finished.err();
+        assert_eq!(finished.end.code, Some(0), "{err}");
+        assert!(!err.contains("WARNING:") && !err.contains("BUG:"), "{err}");
+        (finished, trace)
+    }
+
+    /// The function of a system call.
+    pub fn function(&self, call: &str) -> String {
+        format!("{}{call}", self.syscall)
+    }
+
+    /// A record lost, doubled or invented is what this tool must not do.
+    pub fn a_hundred_thousand_calls_are_a_hundred_thousand_records(&self, name: &str) {
+        for (cpus, places) in [("1", "0"), ("2", "0 1")] {
+            let (finished, trace) = self.run(
+                name,
+                &format!("getppid 100000 {places}"),
+                &["-f", &self.function("getppid"), "--cpus", cpus],
+            );
+            let pid = value(&finished, "pid ");
+            for vcpu in 0..cpus.parse().unwrap() {
+                let mine = trace.entries.iter().filter(|e| e.vcpu == vcpu && e.pid == pid);
+                assert_eq!(mine.count(), 100_000, "vCPU {vcpu} of {cpus}");
+            }
+            assert_eq!(trace.summary.lost(), 0);
+            trace.check_order().unwrap();
+        }
+    }
+
+    /// From ftrace_init to power-off, with every function that can be traced: no oops,
+    /// no W+X page, nothing skipped, everything given back.
+    pub fn every_function_can_be_traced_from_boot_to_power_off(&self) {
+        for &name in self.kernels {
+            let (finished, trace) =
+                boot(&self.host, name, &["--cpus", "2", "--run", "true"]).unwrap();
+            let (err, summary) = (finished.err(), &trace.summary);
+            assert_eq!(finished.end.code, Some(0), "{name}: {err}");
+            for bad in ["WARNING:", "BUG:", "W+X", "Oops", "rcu_sched self-detected"] {
+                let found = err.lines().find(|line| line.contains(bad) && !line.contains("passed"));
+                assert_eq!(found, None, "{name}");
+            }
+            assert_eq!(summary.sites.patched, summary.sites.matched, "{name}: {summary:?}");
+            assert!(summary.sites.patched > 30_000, "{name}");
+            assert_eq!(summary.exit, Exit::Poweroff, "{name}");
+            assert_eq!(summary.notes, [] as [&str; 0], "{name}");
+            assert!(trace.entries.len() > 1_000_000, "{name}: {}", trace.entries.len());
+            assert!(trace.entries.iter().any(|e| e.vcpu == 1), "{name}: no record of vCPU 1");
+            // Nothing of .init.text before it is freed is missed, and nothing comes after.
+            let seen: BTreeSet<&str> = trace.entries.iter().map(|e| &*e.function).collect();
+            let kernel = kernel(name).unwrap();
+            let init = kernel.sites().iter().filter(|s| s.section == SiteSection::InitText);
+            let init = init.filter_map(|s| kernel.site_name(s)).filter(|name| seen.contains(name));
+            assert!(init.count() > 300, "{name}: hardly any function of .init.text");
+        }
+    }
+
+    /// The reference is the guest's own function tracer under the same workload.
+    pub fn the_same_functions_as_the_guests_own_ftrace(&self, names: &[&str]) {
+        for &name in names {
+            let (finished, trace) =
+                self.run(name, "files", &["-f", "vfs_*", "-f", &self.function("getpgid")]);
+            let pid = value(&finished, "pid ");
+            let mine: Vec<&str> =
+                trace.entries.iter().filter(|e| e.pid == pid).map(|e| &*e.function).collect();
+            // The workload itself is between two calls of getpgid.
+            let marks: Vec<usize> =
+                (0..mine.len()).filter(|&i| mine[i].contains("getpgid")).collect();
+            let [start, end] = marks[..] else { panic!("{name}: {marks:?}") };
+            let ours: BTreeSet<&str> = mine[start + 1..end].iter().copied().collect();
+            // A filter that leaves the vfs_* sites to the guest.
+            let (finished, _) =
+                self.run(name, "ftrace 'vfs_*' files", &["-f", &self.function("getppid")]);
+            let err = finished.err();
+            let theirs: BTreeSet<&str> = err
+                .lines()
+                .filter_map(|line| line.trim().strip_prefix("ftrace-function "))
+                .collect();
+            assert!(theirs.len() >= 8, "{name}: {err}");
+            assert_eq!(ours, theirs, "{name}: vmtrace on the left, ftrace on the right");
+        }
+    }
+
+    /// A site that is ours must be refused (EINVAL), not break the guest's ftrace.
+    pub fn the_guests_ftrace_keeps_working_beside_us(&self) {
+        for &name in self.kernels {
+            let (finished, _) = self.run(name, "refused vfs_read", &["-f", "vfs_*"]);
+            let err = finished.err();
+            assert!(err.contains("ftrace-filter refused 22"), "{name}: {err}");
+            let (finished, trace) = self.run(name, "ftrace-all files", &["-f", "vfs_*"]);
+            assert_eq!(value(&finished, "ftrace-enabled "), 1, "{name}");
+            assert!(!trace.functions(value(&finished, "pid ")).is_empty(), "{name}");
+            assert_eq!(trace.summary.notes, [] as [&str; 0], "{name}");
+        }
+    }
+
+    /// Records begin with the function that was asked for.
+    pub fn from_begins_at_the_first_call(&self, name: &str) {
+        let args = ["-f", "vfs_*", "--from", "vfs_rename"];
+        let (finished, trace) = self.run(name, "files", &args);
+        let first = trace.entries.iter().find(|e| e.pid == value(&finished, "pid ")).unwrap();
+        assert_eq!(&*first.function, "vfs_rename");
+        assert_eq!(&*trace.entries[0].function, "vfs_rename", "nothing before it");
+    }
+
+    /// A flight recorder keeps the newest and knows how many it has overwritten.
+    pub fn overwrite_keeps_the_newest_and_counts_the_rest(&self, name: &str) {
+        let args = ["-f", &self.function("getppid"), "--overflow", "overwrite"];
+        let (_, trace) = self.run(name, "getppid 600000 0", &args);
+        assert_eq!(trace.summary.records() + trace.summary.lost(), 600_000);
+        assert!(trace.summary.lost() > 100_000 && trace.entries.len() > 100_000);
+        trace.check_order().unwrap();
+    }
+}
