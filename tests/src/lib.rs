@@ -10,7 +10,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use vmtrace::host::{EmulatedHost, HostError, HostOptions, Job, JobEnd};
+use vmtrace::host::{EmulatedHost, HostArch, HostError, HostOptions, Job, JobEnd};
 
 /// A job that takes longer is stopped; emulation on a busy machine is slow.
 const JOB_TIMEOUT: Duration = Duration::from_secs(900);
@@ -44,6 +44,32 @@ fn build() -> Result<PathBuf> {
     let status = command.status().context("cannot run cargo")?;
     ensure!(status.success(), "cargo build of vmtrace: {status}");
     Ok(dir.join("vmtrace"))
+}
+
+/// The vmtrace for emulated hosts of an architecture.
+pub fn vmtrace_for(arch: HostArch) -> Result<PathBuf> {
+    if arch.is_native() { vmtrace() } else { cross("vmtrace", "vmtrace", arch) }
+}
+
+/// A program of this very source for another architecture, optimised: it runs emulated.
+pub fn cross(package: &str, program: &str, arch: HostArch) -> Result<PathBuf> {
+    let target = match arch {
+        HostArch::X86_64 => "x86_64-unknown-linux-gnu",
+        HostArch::Riscv64 => "riscv64gc-unknown-linux-gnu",
+    };
+    let me = std::env::current_exe().context("where am I?")?;
+    // DIRECTORY/TARGET/PROFILE/deps/test-0123456789abcdef
+    let directory = me.ancestors().nth(4).context("no target directory")?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--locked", "--release", "--target", target]);
+    command.args(["--package", package, "--bin", program, "--target-dir"]).arg(directory);
+    let status = command
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "cargo build of {program} for {target}: {status}");
+    Ok(directory.join(target).join("release").join(program))
 }
 
 /// A job's end and everything it wrote.

@@ -12,6 +12,8 @@ use vmtrace::stream::{Exit, Frame, Header, Reader, Summary};
 
 /// The guest kernels, by the names of their places in the cache.
 pub const KERNELS: [&str; 3] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7"];
+/// Those for riscv64: without CALL_OPS, and with.
+pub const RISCV_KERNELS: [&str; 2] = ["riscv64-6.12", "riscv64-7"];
 const TRACE: &str = "/out/trace";
 /// Where the workload program is in the host and in guests.
 pub const WORKLOAD: &str = "/vmtrace-guest";
@@ -23,18 +25,27 @@ pub fn kernel(name: &str) -> Result<Kernel> {
     Kernel::open(&path).with_context(|| format!("{}: run scripts/setup", path.display()))
 }
 
-/// A host that has these kernels and the workload program; kernels are decompressed
-/// here, where that is cheap.
+/// A host that has these kernels, which are of its architecture, and the workload
+/// program; kernels are decompressed here, where that is cheap.
 pub fn options(workload: &str, kernels: &[&str]) -> Result<HostOptions> {
+    let arch = arch_of(kernels.first().context("no kernel")?)?;
     let program = FileSource::Path(workload.into());
     let mut files = vec![(WORKLOAD.to_owned(), program)];
     for name in kernels {
         let kernel = kernel(name)?;
-        let image = kernel.bzimage().context("a distribution's kernel is a bzImage")?;
-        files.push((format!("/k/{name}.bz"), FileSource::Bytes(image.to_vec())));
+        if let Some(image) = kernel.bzimage() {
+            files.push((format!("/k/{name}.bz"), FileSource::Bytes(image.to_vec())));
+        }
         files.push((format!("/k/{name}"), FileSource::Bytes(kernel.vmlinux().to_vec())));
     }
-    Ok(HostOptions { vmtrace: crate::vmtrace()?, files, memory: 4096, ..HostOptions::default() })
+    let vmtrace = crate::vmtrace_for(arch)?;
+    Ok(HostOptions { arch, vmtrace, files, memory: 4096, ..HostOptions::default() })
+}
+
+/// Kernels' names begin with it.
+fn arch_of(kernel: &str) -> Result<HostArch> {
+    let arch = HostArch::ALL.into_iter().find(|arch| kernel.starts_with(arch.name()));
+    arch.context("a kernel of no known architecture")
 }
 
 /// One record with its function's name.
@@ -141,13 +152,14 @@ pub fn boot(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<(Finished,
 }
 
 fn boot_once(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<(Finished, Trace)> {
+    let arch = arch_of(kernel)?;
     let kernel = format!("/k/{kernel}");
     let mut all = vec!["boot", &kernel, "--host", "kvm", "-o", TRACE];
     if !args.contains(&"--timeout") {
         all.extend(["--timeout", "240"]);
     }
     if !args.contains(&"--cmdline") {
-        all.extend(["--cmdline", HostArch::native().guest_cmdline()]);
+        all.extend(["--cmdline", arch.guest_cmdline()]);
     }
     all.extend(args);
     let mut finished = host.vmtrace(&all, &[TRACE])?;

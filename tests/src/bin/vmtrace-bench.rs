@@ -17,7 +17,8 @@ static HOST: SharedHost = SharedHost::new(host);
 fn host() -> Result<HostOptions> {
     let me = std::env::current_exe()?;
     let workload = me.with_file_name("vmtrace-guest");
-    let options = options(workload.to_str().context("a path that is no UTF-8")?, &[KERNEL])?;
+    let workload = workload.to_str().context("a path that is no UTF-8")?;
+    let options = options(workload, &[KERNEL])?;
     Ok(HostOptions { icount: true, cpus: 1, progress: true, ..options })
 }
 

@@ -1,0 +1,50 @@
+//! Real riscv64 kernels, without CALL_OPS and with, booted and traced in the emulated
+//! host: held to what those of x86-64 are.
+
+use vmtrace::host::HostArch;
+use vmtrace_tests::cases::Guests;
+use vmtrace_tests::trace::{RISCV_KERNELS, options};
+use vmtrace_tests::{SharedHost, cross};
+
+static GUESTS: Guests = Guests {
+    host: SharedHost::new(|| {
+        let workload = cross("vmtrace-tests", "vmtrace-guest", HostArch::Riscv64)?;
+        options(&workload.to_string_lossy(), &RISCV_KERNELS)
+    }),
+    kernels: &RISCV_KERNELS,
+    syscall: "__riscv_sys_",
+};
+
+#[test]
+fn a_hundred_thousand_calls_are_a_hundred_thousand_records() {
+    for name in RISCV_KERNELS {
+        GUESTS.a_hundred_thousand_calls_are_a_hundred_thousand_records(name);
+    }
+}
+
+#[test]
+fn every_function_can_be_traced_from_boot_to_power_off() {
+    GUESTS.every_function_can_be_traced_from_boot_to_power_off();
+}
+
+#[test]
+fn the_same_functions_as_the_guests_own_ftrace() {
+    GUESTS.the_same_functions_as_the_guests_own_ftrace(&RISCV_KERNELS);
+}
+
+#[test]
+fn the_guests_ftrace_keeps_working_beside_us() {
+    GUESTS.the_guests_ftrace_keeps_working_beside_us();
+}
+
+#[test]
+fn from_begins_at_the_first_call() {
+    for name in RISCV_KERNELS {
+        GUESTS.from_begins_at_the_first_call(name);
+    }
+}
+
+#[test]
+fn overwrite_keeps_the_newest_and_counts_the_rest() {
+    GUESTS.overwrite_keeps_the_newest_and_counts_the_rest("riscv64-7");
+}
