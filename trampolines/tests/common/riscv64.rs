@@ -3,6 +3,7 @@
 use super::{AREA, FakeGuest, PID, at};
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::cell::Cell;
+use std::sync::Once;
 use vmtrace_trampolines::Overflow;
 use vmtrace_trampolines::layout::CONTROL_SIZE;
 use vmtrace_trampolines::riscv64::encode::register::{RA, T0};
@@ -29,6 +30,7 @@ thread_local! {
 
 /// Where tasks are: what `tp` points to while a function is called.
 static TASKS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+static FIRST: Once = Once::new();
 /// Tasks handed out, in bytes.
 static USED: AtomicU64 = AtomicU64::new(0);
 
@@ -100,10 +102,11 @@ fn current() -> u64 {
 
 impl FakeGuest {
     pub(super) fn trampoline(&self, _: Addressing, overflow: Overflow, stride: u64) -> Vec<u8> {
-        // The first guest's tasks serve all.
-        if TASKS[0].compare_exchange(0, self.tasks, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+        // The first guest's tasks serve all, also guests of tests in other threads.
+        FIRST.call_once(|| {
+            TASKS[0].store(self.tasks, Ordering::Relaxed);
             TASKS[1].store(self.tasks + AREA, Ordering::Relaxed);
-        }
+        });
         let values = Values { cpu: CPU, pid: PID, controls: self.per_cpu, cpus: self.cpus, stride };
         entry(overflow, &values).unwrap().bytes().collect()
     }
