@@ -10,6 +10,21 @@ use vmtrace_trampolines::Overflow;
 use vmtrace_trampolines::riscv64::encode::register::*;
 use vmtrace_trampolines::riscv64::encode::*;
 
+// The sc.d of an interrupted trampoline would store its older position: records
+// that came in between would be written over.
+#[test]
+fn no_reservation_outlives_a_hit() {
+    for overflow in [Overflow::Drop, Overflow::Overwrite] {
+        let guest = FakeGuest::new(1, 1 << 15, Addressing, overflow);
+        guest.set_current(0, 1);
+        // The last ones find the ring full.
+        for hit in 0..2 * guest.rings[0].slots() {
+            assert!(!guest.hit_inside_a_reservation(hit, 0), "{overflow:?}, hit {hit}");
+        }
+        assert_eq!(guest.dropped(0) != 0, overflow == Overflow::Drop);
+    }
+}
+
 // A clobbered argument register would make the traced kernel function misbehave.
 #[test]
 fn all_registers_but_temporaries_survive() {

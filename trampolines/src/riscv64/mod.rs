@@ -10,8 +10,10 @@
 //! needed, since the pair is atomic between harts: a task that was migrated
 //! after it looked up its CPU reserves in the ring of the CPU on which its
 //! function was entered, beside that CPU's own tasks. An interrupt in between
-//! makes the pair fail (a nested trampoline by its own `sc.d`, the kernel by the
-//! one with which it leaves an exception), as does any other hart's reservation.
+//! makes the pair fail, as does any other hart's reservation: a trampoline always
+//! ends with an `sc.d`, so that none that was nested leaves a reservation with
+//! which the `sc.d` of the outer one could store its older position. (Kernels end
+//! reservations when they return from an exception, too.)
 //!
 //! Code is generated and not assembled, so that offsets take the shortest form
 //! and an x86-64 build can test it.
@@ -209,6 +211,8 @@ pub fn entry(overflow: Overflow, values: &Values) -> Result<Code, TemplateError>
     code.put(j(distance(code.len, reserve)));
     if let Some(full) = full {
         code.land(full, |d| bgeu(T5, T4, d));
+        // Ends the reservation; if it succeeds, head stays what it was.
+        code.put(sc_d(ZERO, T2, T1));
         code.put(addi(T3, T3, imm(header::DROPPED)));
         code.put(addi(T4, ZERO, 1));
         code.put(amoadd_d(ZERO, T4, T3));

@@ -144,4 +144,31 @@ impl FakeGuest {
             );
         }
     }
+
+    /// Calls `site` while this thread has a reservation on the head of `cpu`, as an
+    /// interrupt of a trampoline does. Whether the reservation outlived that.
+    pub(crate) fn hit_inside_a_reservation(&self, site: u64, cpu: u64) -> bool {
+        let failed: u64;
+        // SAFETY: as in `hit`; the word at `head` is an aligned one of the mappings,
+        // and at most gets the value that it has.
+        unsafe {
+            core::arch::asm!(
+                "mv {saved}, tp",
+                "mv tp, {task}",
+                "lr.d {value}, ({head})",
+                "jalr ra, 0({function})",
+                "mv tp, {saved}",
+                "sc.d {failed}, {value}, ({head})",
+                saved = out(reg) _,
+                value = out(reg) _,
+                failed = out(reg) failed,
+                head = in(reg) control(self.per_cpu, cpu),
+                task = in(reg) current(),
+                function = in(reg) self.site(site),
+                out("ra") _, out("t0") _, out("t1") _, out("t2") _, out("t3") _, out("t4") _,
+                out("t5") _, out("t6") _,
+            );
+        }
+        failed == 0
+    }
 }
