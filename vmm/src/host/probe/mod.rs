@@ -7,6 +7,7 @@
 //! KVM is called in a process of its own, which is given up on after [`TIMEOUT`]: whatever it does, finding it
 //! out cannot hang.
 
+mod checks;
 #[cfg(target_arch = "riscv64")]
 mod riscv64;
 #[cfg(target_arch = "riscv64")]
@@ -113,7 +114,7 @@ impl<W: Write> Reporter<W> {
 pub fn worker(out: impl Write) {
     nix::unistd::alarm::set(u32::try_from(TIMEOUT.as_secs()).unwrap_or(10));
     let mut reporter = Reporter(out);
-    if native::checks(&mut reporter).is_ok() {
+    if checks::all(&mut reporter).is_ok() {
         reporter.line(&Line::Done);
     }
 }

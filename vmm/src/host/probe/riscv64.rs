@@ -2,8 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::arch::global_asm;
-use std::io::{self, Write};
-use std::time::Instant;
+use std::io::Write;
 
 use kvm_bindings::{
     KVM_REG_RISCV, KVM_REG_RISCV_CORE, KVM_REG_RISCV_TIMER, KVM_REG_SIZE_U64,
@@ -12,9 +11,10 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
+use super::checks::Step;
 use super::{Failed, Reporter};
 
-const NEEDED: [(Cap, &str); 4] = [
+pub(super) const NEEDED: [(Cap, &str); 4] = [
     (Cap::UserMemory, "USER_MEMORY"),
     (Cap::OneReg, "ONE_REG"),
     (Cap::MpState, "MP_STATE"),
@@ -22,15 +22,15 @@ const NEEDED: [(Cap, &str); 4] = [
 ];
 
 // Where things are in the virtual machine's memory.
-const BASE: u64 = 0x8000_0000;
-const MEMORY: usize = 2 << 20;
+pub(super) const BASE: u64 = 0x8000_0000;
+pub(super) const MEMORY: usize = 2 << 20;
 /// No memory: stores to it are words to us.
 const WORDS: u64 = 0x1000_0000;
 
 const WRONG: u32 = 0x100;
 const DONE: u32 = 0x101;
 
-const STEPS: [&str; 5] = [
+pub(super) const STEPS: [&str; 5] = [
     "supervisor mode",
     "atomic instructions",
     "traps into the virtual machine",
@@ -39,7 +39,7 @@ const STEPS: [&str; 5] = [
 ];
 
 /// Iterations of the loop at the end, two instructions each.
-const LOOPS: u32 = 1_000_000;
+pub(super) const LOOPS: u32 = 1_000_000;
 
 /// A vendor's call of the SBI, which KVM must hand to its user.
 const CALL: u64 = 0x0976_d000;
@@ -151,15 +151,12 @@ fn code() -> &'static [u8] {
     unsafe { std::slice::from_raw_parts(start, length) }
 }
 
-/// All checks, in the order in which they make sense.
-pub(super) fn checks<W: Write>(report: &mut Reporter<W>) -> Result<(), Failed> {
-    let kvm = report.check("/dev/kvm", open)?;
-    report.check("capabilities", || capabilities(&kvm))?;
-    let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(BASE), MEMORY)]);
-    let (vm, mut vcpu) = report.check("a virtual machine", || {
-        let memory = memory.as_ref().map_err(ToString::to_string)?;
-        machine(&kvm, memory).map(|machine| (machine, "one vCPU".to_owned()))
-    })?;
+/// What KVM has for it.
+pub(super) fn devices<W: Write>(
+    report: &mut Reporter<W>,
+    kvm: &Kvm,
+    vcpu: &VcpuFd,
+) -> Result<(), Failed> {
     report.check("interrupt controllers", || {
         let found = if kvm.check_extension(Cap::Irqchip) {
             "the host's (AIA)"
@@ -169,65 +166,16 @@ pub(super) fn checks<W: Write>(report: &mut Reporter<W>) -> Result<(), Failed> {
         Ok(((), found.to_owned()))
     })?;
     report.check("clock", || {
-        let hz = register(&vcpu, KVM_REG_RISCV_TIMER)?;
+        let hz = register(vcpu, KVM_REG_RISCV_TIMER)?;
         Ok(((), format!("{hz} Hz")))
-    })?;
-    report.check("immediate exit", || immediate_exit(&mut vcpu))?;
-    let mut reached = None;
-    for (n, name) in STEPS.iter().enumerate() {
-        report.check(name, || {
-            while reached.is_none_or(|step| step <= n) {
-                match step(&mut vcpu)? {
-                    Step::Reached(step) => reached = Some(step),
-                    Step::Wrong => return Err("wrong result".to_owned()),
-                    Step::Done => return Err("ended early".to_owned()),
-                }
-            }
-            Ok(((), "works".to_owned()))
-        })?;
-    }
-    report.check("speed", || {
-        let begin = Instant::now();
-        match step(&mut vcpu)? {
-            Step::Done => {
-                let rate = f64::from(2 * LOOPS) / begin.elapsed().as_secs_f64() / 1e6;
-                Ok(((), format!("{rate:.0} million instructions/s")))
-            }
-            _ => Err("did not end".to_owned()),
-        }
-    })?;
-    drop(vm);
-    Ok(())
+    })
 }
 
-fn open() -> Result<(Kvm, String), String> {
-    let kvm = Kvm::new().map_err(|e| match e.errno() {
-        libc::ENOENT | libc::ENODEV | libc::ENXIO => "there is none".to_owned(),
-        libc::EACCES | libc::EPERM => {
-            "no permission to open it (is this user in the group kvm?)".to_owned()
-        }
-        code => io::Error::from_raw_os_error(code).to_string(),
-    })?;
-    match kvm.get_api_version() {
-        12 => Ok((kvm, "KVM API 12".to_owned())),
-        other => Err(format!("KVM API {other}, 12 is needed")),
-    }
-}
-
-fn capabilities(kvm: &Kvm) -> Result<((), String), String> {
-    let missing: Vec<_> = NEEDED
-        .iter()
-        .filter(|(cap, _)| !kvm.check_extension(*cap))
-        .map(|(_, name)| *name)
-        .collect();
-    if missing.is_empty() {
-        Ok(((), "all that are needed".to_owned()))
-    } else {
-        Err(format!("no {}", missing.join(", ")))
-    }
-}
-
-fn machine(kvm: &Kvm, memory: &GuestMemoryMmap<()>) -> Result<(VmFd, VcpuFd), String> {
+/// The virtual machine, ready to run, and what it has. `memory` is all of its memory.
+pub(super) fn machine(
+    kvm: &Kvm,
+    memory: &GuestMemoryMmap<()>,
+) -> Result<((VmFd, VcpuFd), String), String> {
     let error = |what: &'static str| move |e: kvm_ioctls::Error| format!("cannot {what}: {e}");
     memory.write_slice(code(), GuestAddress(BASE)).map_err(|e| e.to_string())?;
     let vm = kvm.create_vm().map_err(error("make it"))?;
@@ -245,7 +193,7 @@ fn machine(kvm: &Kvm, memory: &GuestMemoryMmap<()>) -> Result<(VmFd, VcpuFd), St
     let vcpu = vm.create_vcpu(0).map_err(error("make a vCPU"))?;
     let pc = KVM_REG_RISCV.cast_unsigned() | KVM_REG_SIZE_U64 | u64::from(KVM_REG_RISCV_CORE);
     vcpu.set_one_reg(pc, &BASE.to_le_bytes()).map_err(error("set registers"))?;
-    Ok((vm, vcpu))
+    Ok(((vm, vcpu), "one vCPU".to_owned()))
 }
 
 /// The first register of a kind.
@@ -256,25 +204,8 @@ fn register(vcpu: &VcpuFd, kind: u32) -> Result<u64, String> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-fn immediate_exit(vcpu: &mut VcpuFd) -> Result<((), String), String> {
-    vcpu.set_kvm_immediate_exit(1);
-    let result = match vcpu.run() {
-        Err(e) if e.errno() == libc::EINTR => Ok(((), "works".to_owned())),
-        Err(e) => Err(e.to_string()),
-        Ok(exit) => Err(format!("it ran instead ({exit:?})")),
-    };
-    vcpu.set_kvm_immediate_exit(0);
-    result
-}
-
-enum Step {
-    Reached(usize),
-    Wrong,
-    Done,
-}
-
 /// Runs to the next word of the virtual machine.
-fn step(vcpu: &mut VcpuFd) -> Result<Step, String> {
+pub(super) fn step(vcpu: &mut VcpuFd) -> Result<Step, String> {
     loop {
         match vcpu.run() {
             Ok(VcpuExit::MmioWrite(WORDS, data)) => {

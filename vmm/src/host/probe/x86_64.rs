@@ -2,16 +2,16 @@
 #![allow(unsafe_code)]
 
 use std::arch::global_asm;
-use std::io::{self, Write};
-use std::time::Instant;
+use std::io::Write;
 
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
+use super::checks::Step;
 use super::{Failed, Reporter};
 
-const NEEDED: [(Cap, &str); 11] = [
+pub(super) const NEEDED: [(Cap, &str); 11] = [
     (Cap::UserMemory, "USER_MEMORY"),
     (Cap::Irqchip, "IRQCHIP"),
     (Cap::Pit2, "PIT2"),
@@ -26,7 +26,8 @@ const NEEDED: [(Cap, &str); 11] = [
 ];
 
 // Where things are in the virtual machine's memory.
-const MEMORY: usize = 2 << 20;
+pub(super) const BASE: u64 = 0;
+pub(super) const MEMORY: usize = 2 << 20;
 const PML4: u64 = 0x1000;
 const PDPT: u64 = 0x2000;
 const PD: u64 = 0x3000;
@@ -41,7 +42,7 @@ const PORT_STEP: u16 = 0xf0;
 const PORT_DONE: u16 = 0xf1;
 const PORT_WRONG: u16 = 0xf2;
 
-const STEPS: [&str; 5] = [
+pub(super) const STEPS: [&str; 5] = [
     "64-bit ring 0",
     "lock cmpxchg16b",
     "int3 through the IDT",
@@ -50,7 +51,7 @@ const STEPS: [&str; 5] = [
 ];
 
 /// Iterations of the loop at the end, two instructions each.
-const LOOPS: u32 = 1_000_000;
+pub(super) const LOOPS: u32 = 1_000_000;
 
 global_asm!(
     r#"
@@ -173,72 +174,16 @@ fn code() -> (&'static [u8], usize) {
     (unsafe { std::slice::from_raw_parts(start, length) }, handler)
 }
 
-/// All checks, in the order in which they make sense.
-pub(super) fn checks<W: Write>(report: &mut Reporter<W>) -> Result<(), Failed> {
-    let kvm = report.check("/dev/kvm", open)?;
-    report.check("capabilities", || capabilities(&kvm))?;
-    let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]);
-    let (vm, mut vcpu) = report.check("a virtual machine", || {
-        let memory = memory.as_ref().map_err(ToString::to_string)?;
-        let (vm, vcpu) = machine(&kvm, memory)?;
-        Ok(((vm, vcpu), "interrupt controllers, one vCPU".to_owned()))
-    })?;
-    report.check("immediate exit", || immediate_exit(&mut vcpu))?;
-    let mut reached = None;
-    for (n, name) in STEPS.iter().enumerate() {
-        report.check(name, || {
-            while reached.is_none_or(|step| step <= n) {
-                match step(&mut vcpu)? {
-                    Step::Reached(step) => reached = Some(usize::from(step)),
-                    Step::Wrong => return Err("wrong result".to_owned()),
-                    Step::Done => return Err("ended early".to_owned()),
-                }
-            }
-            Ok(((), "works".to_owned()))
-        })?;
-    }
-    report.check("speed in ring 0", || {
-        let begin = Instant::now();
-        match step(&mut vcpu)? {
-            Step::Done => {
-                let rate = f64::from(2 * LOOPS) / begin.elapsed().as_secs_f64() / 1e6;
-                Ok(((), format!("{rate:.0} million instructions/s")))
-            }
-            _ => Err("did not end".to_owned()),
-        }
-    })?;
-    drop(vm);
+/// What KVM has for it: x86-64 has all that there is from the start.
+pub(super) fn devices<W: Write>(_: &mut Reporter<W>, _: &Kvm, _: &VcpuFd) -> Result<(), Failed> {
     Ok(())
 }
 
-fn open() -> Result<(Kvm, String), String> {
-    let kvm = Kvm::new().map_err(|e| match e.errno() {
-        libc::ENOENT | libc::ENODEV | libc::ENXIO => "there is none".to_owned(),
-        libc::EACCES | libc::EPERM => {
-            "no permission to open it (is this user in the group kvm?)".to_owned()
-        }
-        code => io::Error::from_raw_os_error(code).to_string(),
-    })?;
-    match kvm.get_api_version() {
-        12 => Ok((kvm, "KVM API 12".to_owned())),
-        other => Err(format!("KVM API {other}, 12 is needed")),
-    }
-}
-
-fn capabilities(kvm: &Kvm) -> Result<((), String), String> {
-    let missing: Vec<_> = NEEDED
-        .iter()
-        .filter(|(cap, _)| !kvm.check_extension(*cap))
-        .map(|(_, name)| *name)
-        .collect();
-    if missing.is_empty() {
-        Ok(((), "all that are needed".to_owned()))
-    } else {
-        Err(format!("no {}", missing.join(", ")))
-    }
-}
-
-fn machine(kvm: &Kvm, memory: &GuestMemoryMmap<()>) -> Result<(VmFd, VcpuFd), String> {
+/// The virtual machine, ready to run, and what it has. `memory` is all of its memory.
+pub(super) fn machine(
+    kvm: &Kvm,
+    memory: &GuestMemoryMmap<()>,
+) -> Result<((VmFd, VcpuFd), String), String> {
     let error = |what: &'static str| move |e: kvm_ioctls::Error| format!("cannot {what}: {e}");
     let write =
         |at: u64, value: u64| memory.write_obj(value, GuestAddress(at)).map_err(|e| e.to_string());
@@ -258,11 +203,11 @@ fn machine(kvm: &Kvm, memory: &GuestMemoryMmap<()>) -> Result<(VmFd, VcpuFd), St
     let vm = kvm.create_vm().map_err(error("make it"))?;
     vm.set_tss_address(TSS).map_err(error("place its task state segment"))?;
     vm.create_irq_chip().map_err(error("make interrupt controllers"))?;
-    let host = memory.get_host_address(GuestAddress(0)).map_err(|e| e.to_string())?;
+    let host = memory.get_host_address(GuestAddress(BASE)).map_err(|e| e.to_string())?;
     let region = kvm_userspace_memory_region {
         slot: 0,
         flags: 0,
-        guest_phys_addr: 0,
+        guest_phys_addr: BASE,
         memory_size: MEMORY as u64,
         userspace_addr: host as u64,
     };
@@ -273,7 +218,7 @@ fn machine(kvm: &Kvm, memory: &GuestMemoryMmap<()>) -> Result<(VmFd, VcpuFd), St
     let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(error("read CPUID"))?;
     vcpu.set_cpuid2(&cpuid).map_err(error("set CPUID"))?;
     registers(&vcpu).map_err(error("set registers"))?;
-    Ok((vm, vcpu))
+    Ok(((vm, vcpu), "interrupt controllers, one vCPU".to_owned()))
 }
 
 /// 64-bit mode, ring 0, interrupts off.
@@ -309,28 +254,11 @@ fn registers(vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
     vcpu.set_regs(&regs)
 }
 
-fn immediate_exit(vcpu: &mut VcpuFd) -> Result<((), String), String> {
-    vcpu.set_kvm_immediate_exit(1);
-    let result = match vcpu.run() {
-        Err(e) if e.errno() == libc::EINTR => Ok(((), "works".to_owned())),
-        Err(e) => Err(e.to_string()),
-        Ok(exit) => Err(format!("it ran instead ({exit:?})")),
-    };
-    vcpu.set_kvm_immediate_exit(0);
-    result
-}
-
-enum Step {
-    Reached(u8),
-    Wrong,
-    Done,
-}
-
 /// Runs to the next word of the virtual machine.
-fn step(vcpu: &mut VcpuFd) -> Result<Step, String> {
+pub(super) fn step(vcpu: &mut VcpuFd) -> Result<Step, String> {
     loop {
         return match vcpu.run() {
-            Ok(VcpuExit::IoOut(PORT_STEP, &[step])) => Ok(Step::Reached(step)),
+            Ok(VcpuExit::IoOut(PORT_STEP, &[step])) => Ok(Step::Reached(step.into())),
             Ok(VcpuExit::IoOut(PORT_WRONG, _)) => Ok(Step::Wrong),
             Ok(VcpuExit::IoOut(PORT_DONE, _)) => Ok(Step::Done),
             Ok(VcpuExit::InternalError) => Err("KVM cannot execute it (internal error)".to_owned()),
