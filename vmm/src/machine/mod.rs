@@ -13,6 +13,7 @@ mod config;
 mod control;
 mod error;
 mod event;
+mod kvm;
 mod memory;
 mod pause;
 mod signal;

@@ -11,7 +11,7 @@ use super::arch::{self, Platform};
 use super::board::VirtioSet;
 use super::control::{Control, STOP_LIMIT};
 use super::vcpu::{self, Vcpu};
-use super::{Annex, Config, ConsoleSinks, Event, MachineError, Paused, memory, signal};
+use super::{Annex, Config, ConsoleSinks, Event, MachineError, Paused, kvm, memory, signal};
 use crate::devices::{Gate, SerialPort};
 
 /// A virtual machine: made, started, paused as often as its controller wants, stopped.
@@ -36,7 +36,7 @@ impl Machine {
     /// Makes a machine with its kernel loaded and everything ready to start.
     pub fn new(mut config: Config, sinks: ConsoleSinks) -> Result<Machine, MachineError> {
         signal::install()?;
-        let kvm = arch::open_kvm()?;
+        let kvm = kvm::open_kvm()?;
         let max = kvm.get_max_vcpus();
         if config.cpus == 0 || usize::from(config.cpus) > max {
             return Err(MachineError::Cpus { asked: config.cpus, max });

@@ -1,13 +1,9 @@
-//! Is KVM here, and can it do what is needed?
+//! What KVM must be able to do.
 
-use std::io;
-
-use kvm_ioctls::{Cap, Kvm};
-
-use crate::machine::MachineError;
+use kvm_ioctls::Cap;
 
 /// What is needed, with names for error messages.
-const NEEDED: [(Cap, &str); 8] = [
+pub(in crate::machine) const NEEDED_CAPABILITIES: &[(Cap, &str)] = &[
     (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
     (Cap::Irqchip, "KVM_CAP_IRQCHIP (interrupt controllers in the kernel)"),
     (Cap::Pit2, "KVM_CAP_PIT2"),
@@ -17,22 +13,3 @@ const NEEDED: [(Cap, &str); 8] = [
     (Cap::GetTscKhz, "KVM_CAP_GET_TSC_KHZ"),
     (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT (Linux 4.12)"),
 ];
-
-/// Opens `/dev/kvm` and checks what it offers.
-pub(in crate::machine) fn open_kvm() -> Result<Kvm, MachineError> {
-    let kvm = Kvm::new().map_err(|e| match e.errno() {
-        libc::ENOENT | libc::ENODEV | libc::ENXIO => MachineError::NoKvm,
-        libc::EACCES | libc::EPERM => MachineError::KvmPermission,
-        code => MachineError::KvmOpen(io::Error::from_raw_os_error(code)),
-    })?;
-    let version = kvm.get_api_version();
-    if version != 12 {
-        return Err(MachineError::KvmApi(version));
-    }
-    for (cap, name) in NEEDED {
-        if !kvm.check_extension(cap) {
-            return Err(MachineError::KvmCapability(name));
-        }
-    }
-    Ok(kvm)
-}

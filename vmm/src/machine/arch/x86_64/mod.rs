@@ -15,7 +15,7 @@ pub use layout::MAX_ANNEX;
 pub use load::BootImage;
 pub use vcpu::Registers;
 
-pub(in crate::machine) use kvm::open_kvm;
+pub(in crate::machine) use kvm::NEEDED_CAPABILITIES;
 pub(in crate::machine) use layout::{ANNEX_BASE, ram_ranges};
 pub(in crate::machine) use load::load;
 pub(in crate::machine) use platform::Platform;
