@@ -7,6 +7,7 @@ pub mod cli;
 pub mod devices;
 pub mod export;
 pub mod host;
+mod host_vsock;
 pub mod initramfs;
 pub mod kernel;
 pub mod machine;

@@ -22,12 +22,15 @@ impl AgentMark {
     /// From `TICKS TEXT`, which is what follows `mark ` on the serial port and on the trace port.
     pub fn parse(line: &str) -> Option<Self> {
         let (ticks, text) = line.split_once(' ')?;
-        let sound =
-            !text.is_empty() && text.len() <= MARK_MAX && !text.chars().any(char::is_control);
         // `parse` takes a sign as well.
         let digits = ticks.bytes().all(|byte| byte.is_ascii_digit());
-        let ticks = ticks.parse().ok().filter(|_| digits && sound)?;
+        let ticks = ticks.parse().ok().filter(|_| digits && Self::is_text(text))?;
         Some(Self { ticks, text: text.to_owned() })
+    }
+
+    /// Whether a mark can have this text.
+    pub fn is_text(text: &str) -> bool {
+        !text.is_empty() && text.len() <= MARK_MAX && !text.chars().any(char::is_control)
     }
 }
 

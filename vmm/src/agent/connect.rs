@@ -1,14 +1,13 @@
 //! Ways to an agent.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, VsockAddr};
-
 use super::client::{AgentError, Connection, TIMEOUT, set_timeout};
 use super::protocol::AGENT_PORT;
+use crate::host_vsock;
 
 /// A longer line is no answer to a connection.
 const LINE_MAX: u64 = 256;
@@ -65,7 +64,7 @@ impl Endpoint {
         let socket = match self {
             Self::Vsock { cid, port } => {
                 let to = || format!("vsock port {port} of guest {cid}");
-                vsock(*cid, *port).map_err(|error| failed(to(), error.into()))?
+                host_vsock::connect_to(*cid, *port).map_err(|error| failed(to(), error))?
             }
             Self::Unix { path, port, vsock } => unix(path, *port, *vsock)?,
         };
@@ -75,13 +74,6 @@ impl Endpoint {
 
 fn failed(to: String, source: io::Error) -> AgentError {
     AgentError::Connect { to, source }
-}
-
-fn vsock(cid: u32, port: u32) -> nix::Result<OwnedFd> {
-    let (kind, flags) = (SockType::Stream, SockFlag::SOCK_CLOEXEC);
-    let socket = socket::socket(AddressFamily::Vsock, kind, flags, None)?;
-    socket::connect(socket.as_raw_fd(), &VsockAddr::new(cid, port))?;
-    Ok(socket)
 }
 
 fn unix(path: &Path, port: u32, vsock: bool) -> Result<OwnedFd, AgentError> {

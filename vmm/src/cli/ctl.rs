@@ -59,9 +59,7 @@ pub fn run(args: Args) -> Result<u8> {
     let status = matches!(args.command, Command::Status { .. });
     let command = args.command.into_control()?;
     let name = args.socket.display().to_string();
-    let stream = Source::Unix(args.socket).connect(Duration::ZERO).with_context(|| {
-        format!("{name}: no running trace can be reached there; see vmtrace boot --socket")
-    })?;
+    let stream = super::reach(&Source::Unix(args.socket), Duration::ZERO)?;
     let answer = serve::command(&stream, &command).with_context(|| name)?;
     if status && !json {
         print!("{}", table(&answer)?);

@@ -9,7 +9,11 @@ pub mod report;
 pub mod run;
 pub mod stream;
 
+use crate::serve::Source;
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 /// Trace functions of an unmodified guest kernel, from the hypervisor.
 #[derive(Debug, Parser)]
@@ -66,6 +70,13 @@ pub mod exit {
     pub const GUEST_DIED: u8 = 3;
     /// The command of `--run` failed.
     pub const RUN_FAILED: u8 = 4;
+}
+
+/// Connects to a running trace; tries for so long.
+fn reach(source: &Source, wait: Duration) -> anyhow::Result<UnixStream> {
+    source.connect(wait).with_context(|| {
+        format!("{source}: no running trace can be reached there; see vmtrace boot --socket")
+    })
 }
 
 /// Globs that go into a line of words.

@@ -65,9 +65,7 @@ impl Args {
                     .with_context(|| format!("cannot make {}", path.display()))?,
             ),
         };
-        let stream = self.source.connect(Duration::from_secs(self.wait)).with_context(|| {
-            format!("{name}: no running trace can be reached there; see vmtrace boot --socket")
-        })?;
+        let stream = super::reach(&self.source, Duration::from_secs(self.wait))?;
         // The binary stream in any case: only it can be verified.
         let globs = Globs { filter: self.filter, notrace: self.notrace };
         let request = StreamRequest { format: Format::Raw, globs };

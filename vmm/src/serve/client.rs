@@ -2,10 +2,9 @@
 
 use super::request::StreamRequest;
 use super::{Control, Format};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr, connect, socket};
+use crate::host_vsock;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -71,11 +70,8 @@ impl Source {
         match self {
             Self::Unix(path) => UnixStream::connect(path),
             Self::Vsock { cid, port } => {
-                let flags = SockFlag::SOCK_CLOEXEC;
-                let fd: OwnedFd = socket(AddressFamily::Vsock, SockType::Stream, flags, None)?;
-                connect(fd.as_raw_fd(), &VsockAddr::new(*cid, *port))?;
                 // A stream socket like any other: nothing that is used here looks at its family.
-                Ok(fd.into())
+                Ok(host_vsock::connect_to(*cid, *port)?.into())
             }
         }
     }

@@ -1,11 +1,11 @@
 //! The first line of a connection.
 
+use crate::agent::AgentMark;
 use std::fmt;
+use vmtrace_agent::protocol::MARK_MAX;
 
 /// Longest first line, its end included; bytes.
 pub(super) const LINE_MAX: usize = 16 << 10;
-/// Longest text of a mark; bytes.
-const MARK_MAX: usize = 256;
 
 /// Who asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +134,9 @@ pub enum RequestError {
     #[error("{0} without a glob")]
     NoGlob(String),
     /// A mark that cannot be.
-    #[error("a mark is `mark TICKS TEXT`, with at most {MARK_MAX} bytes of text")]
+    #[error(
+        "a mark is `mark TICKS TEXT`, with 1 to {MARK_MAX} bytes of text without control characters"
+    )]
     Mark,
 }
 
@@ -180,7 +182,8 @@ fn command<'a>(
         "clear" => Control::Clear,
         "mark" => {
             let text = line.split_once("mark").map_or("", |(_, text)| text.trim());
-            Control::Mark { ticks: None, text: mark_text(text)? }
+            let text = AgentMark::is_text(text).then(|| text.to_owned());
+            Control::Mark { ticks: None, text: text.ok_or(RequestError::Mark)? }
         }
         other => return Err(RequestError::Command(cut(other))),
     })
@@ -188,18 +191,9 @@ fn command<'a>(
 
 /// `mark TICKS TEXT`
 fn mark(line: &str) -> Result<Control, RequestError> {
-    let mut parts = line.trim_start().splitn(3, ' ').skip(1);
-    let ticks = parts.next().and_then(|ticks| ticks.parse().ok()).ok_or(RequestError::Mark)?;
-    let text = mark_text(parts.next().unwrap_or_default())?;
+    let rest = line.trim().split_once(' ').map_or("", |(_, rest)| rest);
+    let AgentMark { ticks, text } = AgentMark::parse(rest).ok_or(RequestError::Mark)?;
     Ok(Control::Mark { ticks: Some(ticks), text })
-}
-
-fn mark_text(text: &str) -> Result<String, RequestError> {
-    let text = text.trim();
-    if text.is_empty() || text.len() > MARK_MAX {
-        return Err(RequestError::Mark);
-    }
-    Ok(text.chars().map(|c| if c.is_control() { '?' } else { c }).collect())
 }
 
 #[cfg(test)]
@@ -228,7 +222,7 @@ mod tests {
         assert_eq!(host("ctl status"), Ok(Request::Control(Control::Status)));
         let mark = |ticks, text: &str| Request::Control(Control::Mark { ticks, text: text.into() });
         assert_eq!(host("ctl mark a b"), Ok(mark(None, "a b")));
-        assert_eq!(host("mark 17 a b\u{7}"), Ok(mark(Some(17), "a b?")));
+        assert_eq!(host("mark 17 a b"), Ok(mark(Some(17), "a b")));
         assert_eq!(host("agent"), Ok(Request::Agent));
     }
 
@@ -244,9 +238,18 @@ mod tests {
 
     #[test]
     fn nonsense() {
-        for line in
-            ["", "get", "raw -f", "raw vfs_*", "ctl", "ctl go", "mark", "mark x y", "mark 1"]
-        {
+        for line in [
+            "",
+            "get",
+            "raw -f",
+            "raw vfs_*",
+            "ctl",
+            "ctl go",
+            "mark",
+            "mark x y",
+            "mark 1",
+            "mark 1 a\u{7}",
+        ] {
             assert!(host(line).is_err(), "{line}");
         }
         assert!(host(&format!("mark 1 {}", "x".repeat(MARK_MAX + 1))).is_err());
