@@ -130,7 +130,7 @@ fn a_running_trace_is_controlled() {
     ok(&["resume"]);
     assert_eq!(status(&socket).unwrap()["state"], "tracing");
     ok(&["clear"]);
-    // A guest process must not have these.
+    // Whoever says something else is told so.
     let mut stream = UnixStream::connect(&socket).unwrap();
     stream.write_all(b"nonsense\n").unwrap();
     let mut answer = String::new();

@@ -107,10 +107,9 @@ impl Controller {
             }
         };
         let ram = Ram(machine.memory());
-        let changed = attachment.disable(&ram, &leave).and_then(|_| {
-            let kernel = std::sync::Arc::clone(&self.kernel);
-            attachment.enable(&ram, &kernel, &take)
-        });
+        let changed = attachment
+            .disable(&ram, &leave)
+            .and_then(|_| attachment.enable(&ram, &self.kernel, &take));
         let count = attachment.held();
         self.summary.sites.patched = count as u64;
         self.stage = Stage::Attached { attachment, from: None, init };

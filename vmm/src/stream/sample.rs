@@ -47,7 +47,7 @@ pub(crate) fn entry(microseconds: u64, function: u64, caller: u64, pid: u32) -> 
 
 /// Writes the sample into `writer`, but for its end.
 pub(crate) fn fill<W: std::io::Write>(writer: &mut Writer<W>) -> std::io::Result<()> {
-    writer.functions(&[(READ, "vfs_read")])?;
+    writer.symbols([Symbol::new(READ, 0, "vfs_read")])?;
     writer.symbols([
         Symbol { address: OPEN, size: 64, name: "ext4_open", module: "ext4" },
         Symbol::new(CALLER, 0x100, "ksys_read"),

@@ -38,7 +38,7 @@ fn trace(bytes: &[u8]) -> Result<Vec<String>, StreamError> {
 #[test]
 fn what_is_written_is_read() {
     let mut writer = Writer::new(Vec::new(), &header()).expect("header");
-    writer.functions(&[(0xffff_ffff_8100_0000, "vfs_read")]).expect("functions");
+    writer.symbols([Symbol::new(0xffff_ffff_8100_0000, 0, "vfs_read")]).expect("symbols");
     let caller = Symbol { address: 0xffff_ffff_8100_0100, size: 64, name: "f", module: "ext4" };
     writer.symbols([caller, caller]).expect("symbols");
     writer.task(Task::new(7, 7, b"cat")).expect("task");
@@ -87,7 +87,7 @@ fn impossible_input_is_refused() {
 #[test]
 fn a_late_joiner_gets_names_and_positions_first() {
     let mut writer = Writer::new(Vec::new(), &header()).expect("header");
-    writer.functions(&[(0xffff_ffff_8100_0000, "vfs_read")]).expect("functions");
+    writer.symbols([Symbol::new(0xffff_ffff_8100_0000, 0, "vfs_read")]).expect("symbols");
     writer.task(Task::new(7, 7, b"cat")).expect("task");
     writer.records(0, &records(2000, 30)).expect("records");
     writer.loss(0, 2, LossReason::Overwritten).expect("loss");

@@ -83,15 +83,6 @@ impl<W: Write> Writer<W> {
         &mut self.sink
     }
 
-    /// Names functions by their entry addresses: for traced functions, before their first
-    /// record. Their sizes may follow with [`Writer::symbols`].
-    ///
-    /// # Errors
-    /// When the sink fails or there are more names than a stream may have.
-    pub fn functions(&mut self, functions: &[(u64, &str)]) -> Result<()> {
-        self.symbols(functions.iter().map(|(address, name)| Symbol::new(*address, 0, name)))
-    }
-
     /// Names kernel text: traced functions and the callers in records. What was sent before
     /// is left out.
     ///
