@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use vmtrace::kernel::SiteSection;
 use vmtrace::stream::Exit;
 
-use crate::trace::{Trace, WORKLOAD, boot, kernel};
+use crate::trace::{Trace, WORKLOAD, boot, kernel, syscall};
 use crate::{Finished, SharedHost};
 
 /// Guest kernels of one architecture in an emulated host.
@@ -15,8 +15,6 @@ pub struct Guests {
     pub host: SharedHost,
     /// Their names in the cache.
     pub kernels: &'static [&'static str],
-    /// What the names of system calls' functions begin with.
-    pub syscall: &'static str,
 }
 
 /// The value after `key` on a line of the console.
@@ -25,6 +23,10 @@ pub fn value(finished: &Finished, key: &str) -> u32 {
     let lines = err.lines().filter_map(|line| line.trim().strip_prefix(key));
     let value = lines.filter_map(|rest| rest.trim().parse().ok()).next();
     value.unwrap_or_else(|| panic!("no {key} in {err}"))
+}
+
+fn function(kernel: &str, call: &str) -> String {
+    syscall(kernel, call).unwrap()
 }
 
 impl Guests {
@@ -40,18 +42,13 @@ impl Guests {
         (finished, trace)
     }
 
-    /// The function of a system call.
-    pub fn function(&self, call: &str) -> String {
-        format!("{}{call}", self.syscall)
-    }
-
     /// A record lost, doubled or invented is what this tool must not do.
     pub fn a_hundred_thousand_calls_are_a_hundred_thousand_records(&self, name: &str) {
         for (cpus, places) in [("1", "0"), ("2", "0 1")] {
             let (finished, trace) = self.run(
                 name,
                 &format!("getppid 100000 {places}"),
-                &["-f", &self.function("getppid"), "--cpus", cpus],
+                &["-f", &function(name, "getppid"), "--cpus", cpus],
             );
             let pid = value(&finished, "pid ");
             for vcpu in 0..cpus.parse().unwrap() {
@@ -94,7 +91,7 @@ impl Guests {
     pub fn the_same_functions_as_the_guests_own_ftrace(&self, names: &[&str]) {
         for &name in names {
             let (finished, trace) =
-                self.run(name, "files", &["-f", "vfs_*", "-f", &self.function("getpgid")]);
+                self.run(name, "files", &["-f", "vfs_*", "-f", &function(name, "getpgid")]);
             let pid = value(&finished, "pid ");
             let mine: Vec<&str> =
                 trace.entries.iter().filter(|e| e.pid == pid).map(|e| &*e.function).collect();
@@ -105,7 +102,7 @@ impl Guests {
             let ours: BTreeSet<&str> = mine[start + 1..end].iter().copied().collect();
             // A filter that leaves the vfs_* sites to the guest.
             let (finished, _) =
-                self.run(name, "ftrace 'vfs_*' files", &["-f", &self.function("getppid")]);
+                self.run(name, "ftrace 'vfs_*' files", &["-f", &function(name, "getppid")]);
             let err = finished.err();
             let theirs: BTreeSet<&str> = err
                 .lines()
@@ -140,7 +137,7 @@ impl Guests {
 
     /// A flight recorder keeps the newest and knows how many it has overwritten.
     pub fn overwrite_keeps_the_newest_and_counts_the_rest(&self, name: &str) {
-        let args = ["-f", &self.function("getppid"), "--overflow", "overwrite"];
+        let args = ["-f", &function(name, "getppid"), "--overflow", "overwrite"];
         let (_, trace) = self.run(name, "getppid 600000 0", &args);
         assert_eq!(trace.summary.records() + trace.summary.lost(), 600_000);
         assert!(trace.summary.lost() > 100_000 && trace.entries.len() > 100_000);

@@ -51,6 +51,21 @@ pub fn vmtrace_for(arch: HostArch) -> Result<PathBuf> {
     if arch.is_native() { vmtrace() } else { cross("vmtrace", "vmtrace", arch) }
 }
 
+/// The workload program for guests of an architecture.
+pub fn workload(arch: HostArch) -> Result<PathBuf> {
+    cross("vmtrace-tests", "vmtrace-guest", arch)
+}
+
+/// `vmtrace` as a user runs it, with programs of this very source for all hosts.
+pub fn command() -> Result<Command> {
+    let mut command = Command::new(vmtrace()?);
+    for arch in HostArch::ALL.into_iter().filter(|arch| !arch.is_native()) {
+        // Wherever an older one may lie.
+        command.env(format!("VMTRACE_PROGRAM_{}", arch.name()), vmtrace_for(arch)?);
+    }
+    Ok(command)
+}
+
 /// A program of this very source for another architecture, optimised: it runs emulated.
 pub fn cross(package: &str, program: &str, arch: HostArch) -> Result<PathBuf> {
     let target = match arch {

@@ -43,9 +43,18 @@ pub fn options(workload: &str, kernels: &[&str]) -> Result<HostOptions> {
 }
 
 /// Kernels' names begin with it.
-fn arch_of(kernel: &str) -> Result<HostArch> {
+pub fn arch_of(kernel: &str) -> Result<HostArch> {
     let arch = HostArch::ALL.into_iter().find(|arch| kernel.starts_with(arch.name()));
     arch.context("a kernel of no known architecture")
+}
+
+/// The function of a system call in a kernel of the cache.
+pub fn syscall(kernel: &str, call: &str) -> Result<String> {
+    let prefix = match arch_of(kernel)? {
+        HostArch::X86_64 => "__x64_sys_",
+        HostArch::Riscv64 => "__riscv_sys_",
+    };
+    Ok(format!("{prefix}{call}"))
 }
 
 /// One record with its function's name.

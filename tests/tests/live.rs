@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use vmtrace::host::cache_dir;
-use vmtrace_tests::trace::Trace;
+use vmtrace_tests::trace::{Trace, arch_of, syscall};
+use vmtrace_tests::workload;
 
-const KERNEL: &str = "x86_64-6.12";
+/// One of each architecture.
+const KERNELS: [&str; 2] = ["x86_64-6.12", "riscv64-7"];
 
 fn vmtrace() -> Command {
-    let mut command = Command::new(vmtrace_tests::vmtrace().unwrap());
+    let mut command = vmtrace_tests::command().unwrap();
     command.stdin(Stdio::null());
     command
 }
@@ -40,15 +42,16 @@ fn wait_for(socket: &Path, boot: &mut Child, wanted: impl Fn(&Value) -> bool) {
     }
 }
 
-fn boot(directory: &Path, run: &str) -> Child {
-    let kernel = cache_dir().unwrap().join("kernels").join(KERNEL);
+fn boot(name: &str, directory: &Path, run: &str) -> Child {
+    let kernel = cache_dir().unwrap().join("kernels").join(name);
+    let workload = workload(arch_of(name).unwrap()).unwrap();
     let mut command = vmtrace();
     command.args(["boot", "--cpus", "2", "--timeout", "600", "--host", "emulated"]);
     command.arg(kernel.join("vmlinuz")).arg("--modules").arg(kernel.join("modules"));
-    command.args(["--add", env!("CARGO_BIN_EXE_vmtrace-guest"), "--run", run]);
+    command.arg("--add").arg(workload).args(["--run", run]);
     command.arg("--socket").arg(directory.join("socket"));
     command.arg("-o").arg(directory.join("file.vmt"));
-    command.args(["-f", "__x64_sys_getppid", "-f", "vfs_*"]);
+    command.args(["-f", &syscall(name, "getppid").unwrap(), "-f", "vfs_*"]);
     command.stderr(Stdio::piped()).spawn().unwrap()
 }
 
@@ -69,15 +72,19 @@ fn stuck(socket: &Path) -> UnixStream {
 // whatever the others do; late ones and those in the guest get their share.
 #[test]
 fn every_consumer_gets_what_it_should() {
+    KERNELS.into_iter().for_each(consumers);
+}
+
+fn consumers(kernel: &str) {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| -> PathBuf { directory.path().join(name) };
     let socket = at("socket");
-    let mut boot = boot(directory.path(), "/vmtrace-guest consume 20000 && sleep 20");
+    let mut boot = boot(kernel, directory.path(), "/vmtrace-guest consume 20000 && sleep 20");
     let raw = stream(&socket, &at("live.vmt"), &["--format", "raw"]);
     let mut killed = stream(&socket, &at("killed"), &["--format", "raw"]);
     wait_for(&socket, &mut boot, |status| status["state"] == "tracing");
     let stuck = stuck(&socket);
-    let late = stream(&socket, &at("late.txt"), &["-f", "__x64_sys_getppid"]);
+    let late = stream(&socket, &at("late.txt"), &["-f", &syscall(kernel, "getppid").unwrap()]);
     wait_for(&socket, &mut boot, |status| status["records"][0].as_u64() > Some(0));
     killed.kill().unwrap();
     killed.wait().unwrap();
@@ -104,9 +111,13 @@ fn every_consumer_gets_what_it_should() {
 // What is traced changes while the guest runs, and the stream tells of each change.
 #[test]
 fn a_running_trace_is_controlled() {
+    KERNELS.into_iter().for_each(control);
+}
+
+fn control(kernel: &str) {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
-    let mut boot = boot(directory.path(), "/vmtrace-guest getppid 1000 0 && sleep 600");
+    let mut boot = boot(kernel, directory.path(), "/vmtrace-guest getppid 1000 0 && sleep 600");
     wait_for(&socket, &mut boot, |status| {
         let records = status["records"].as_array().unwrap();
         records.iter().filter_map(Value::as_u64).sum::<u64>() >= 1000

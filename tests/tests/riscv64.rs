@@ -18,10 +18,7 @@ fn kernel(name: &str) -> (PathBuf, PathBuf) {
 }
 
 fn vmtrace(args: &[&str]) -> Command {
-    let mut command = Command::new(vmtrace_tests::vmtrace().unwrap());
-    // Built from this very source, wherever an older one may lie.
-    let program = vmtrace_tests::vmtrace_for(HostArch::Riscv64).unwrap();
-    command.env("VMTRACE_PROGRAM_riscv64", program);
+    let mut command = vmtrace_tests::command().unwrap();
     command.args(args);
     command
 }

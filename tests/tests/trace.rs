@@ -10,7 +10,6 @@ use vmtrace_tests::trace::{KERNELS, WORKLOAD, boot, options};
 static GUESTS: Guests = Guests {
     host: SharedHost::new(|| options(env!("CARGO_BIN_EXE_vmtrace-guest"), &KERNELS)),
     kernels: &KERNELS,
-    syscall: "__x64_sys_",
 };
 
 #[test]

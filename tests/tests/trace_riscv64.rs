@@ -4,15 +4,13 @@
 use vmtrace::host::HostArch;
 use vmtrace_tests::cases::Guests;
 use vmtrace_tests::trace::{RISCV_KERNELS, options};
-use vmtrace_tests::{SharedHost, cross};
+use vmtrace_tests::{SharedHost, workload};
 
 static GUESTS: Guests = Guests {
     host: SharedHost::new(|| {
-        let workload = cross("vmtrace-tests", "vmtrace-guest", HostArch::Riscv64)?;
-        options(&workload.to_string_lossy(), &RISCV_KERNELS)
+        options(&workload(HostArch::Riscv64)?.to_string_lossy(), &RISCV_KERNELS)
     }),
     kernels: &RISCV_KERNELS,
-    syscall: "__riscv_sys_",
 };
 
 #[test]
