@@ -2,6 +2,7 @@
 
 pub mod arch;
 pub mod cases;
+pub mod live;
 pub mod trace;
 
 use std::path::PathBuf;

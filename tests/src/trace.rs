@@ -142,6 +142,14 @@ impl Trace {
 const LOST_GUESTS: usize = 3;
 static LOST: AtomicUsize = AtomicUsize::new(0);
 
+/// Counts a guest that the emulation has lost; fails when that are too many.
+pub fn lost(how: &str) -> Result<()> {
+    let lost = LOST.fetch_add(1, Ordering::Relaxed) + 1;
+    eprintln!("guest {lost} lost by the emulation: {how}");
+    ensure!(lost <= LOST_GUESTS, "too many guests are lost: {how}");
+    Ok(())
+}
+
 /// Boots `kernel` with `args`; the console and the summary are its standard error.
 pub fn boot(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<(Finished, Trace)> {
     loop {
@@ -156,9 +164,7 @@ pub fn boot(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<(Finished,
             Err(error) if host_panicked(&error) => error.to_string(),
             Err(error) => return Err(error),
         };
-        let lost = LOST.fetch_add(1, Ordering::Relaxed) + 1;
-        eprintln!("guest {lost} lost by the emulation: {kernel} {args:?}: {how}");
-        ensure!(lost <= LOST_GUESTS, "too many guests are lost: {how}");
+        lost(&format!("{kernel} {args:?}: {how}"))?;
     }
 }
 

@@ -2,115 +2,85 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
 
-use vmtrace::host::cache_dir;
 use vmtrace::stream::{Frame, MarkKind, Reader};
-use vmtrace_tests::trace::{arch_of, syscall};
-
-fn vmtrace() -> Command {
-    let mut command = vmtrace_tests::command().unwrap();
-    command.stdin(Stdio::null());
-    command
-}
-
-fn boot(name: &str, directory: &Path, extra: &[&str]) -> Child {
-    let kernel = cache_dir().unwrap().join("kernels").join(name);
-    let mut command = vmtrace();
-    command.args(["boot", "--timeout", "400", "--host", "emulated"]);
-    command.args(["-f", &syscall(name, "getppid").unwrap()]);
-    command.arg(kernel.join("vmlinuz")).arg("--modules").arg(kernel.join("modules"));
-    command.arg("--socket").arg(directory.join("socket"));
-    command.arg("--vsock").arg(directory.join("vsock"));
-    command.arg("-o").arg(directory.join("trace")).args(extra);
-    command.stderr(Stdio::piped()).spawn().unwrap()
-}
+use vmtrace_tests::command;
+use vmtrace_tests::live::{LiveGuest, unless_lost, vmtrace};
+use vmtrace_tests::trace::arch_of;
 
 fn run(socket: &Path, args: &[&str]) -> Output {
-    vmtrace().arg("run").arg(socket).args(args).output().unwrap()
-}
-
-/// Waits until the agent answers.
-fn wait(socket: &Path, boot: &mut Child) {
-    let end = Instant::now() + Duration::from_secs(200);
-    loop {
-        let out = run(socket, &["true"]);
-        if out.status.success() {
-            return;
-        }
-        assert!(boot.try_wait().unwrap().is_none(), "the run has ended");
-        assert!(Instant::now() < end, "{}", String::from_utf8_lossy(&out.stderr));
-        thread::sleep(Duration::from_millis(300));
-    }
+    vmtrace("run", socket, args)
 }
 
 // What a user has a guest without any userland for: commands with all their streams, files, modules, and marks that
 // are found in the trace.
 #[test]
 fn a_guest_is_used_from_outside() {
-    for name in ["x86_64-6.1", "x86_64-7", "riscv64-6.12"] {
-        let directory = tempfile::tempdir().unwrap();
-        let (socket, vsock) = (directory.path().join("socket"), directory.path().join("vsock"));
-        let mut boot = boot(name, directory.path(), &[]);
-        wait(&socket, &mut boot);
-        for way in [&socket, &vsock] {
-            let out = run(way, &["-c", "echo out && cat /no/such"]);
-            assert_eq!((out.status.code(), &*out.stdout), (Some(1), &b"out\n"[..]), "{out:?}");
-            assert!(String::from_utf8_lossy(&out.stderr).contains("No such file"), "{out:?}");
-        }
-        assert_eq!(run(&socket, &["no-such-program"]).status.code(), Some(127));
-
-        let input: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
-        let mut command = vmtrace();
-        command.arg("run").arg(&socket).arg("cat").stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut cat = command.spawn().unwrap();
-        let mut stdin = cat.stdin.take().unwrap();
-        let out = thread::scope(|scope| {
-            scope.spawn(|| {
-                stdin.write_all(&input).unwrap();
-                drop(stdin);
-            });
-            cat.wait_with_output().unwrap()
-        });
-        assert!(out.status.success() && out.stdout == input, "{} bytes", out.stdout.len());
-
-        let modules = run(&socket, &["--modules"]);
-        let text = String::from_utf8_lossy(&modules.stdout);
-        assert!(text.contains("vmw_vsock_virtio_transport ") && text.contains(" Live "), "{text}");
-        let list = run(&socket, &["--list", "/vmtrace/modules"]);
-        assert!(String::from_utf8_lossy(&list.stdout).contains("-virtio_mmio.ko\n"), "{list:?}");
-        let agent = run(&socket, &["--fetch", "/init"]);
-        if arch_of(name).unwrap().is_native() {
-            assert!(agent.stdout == vmtrace::initramfs::AGENT);
-        }
-        assert!(agent.stdout.starts_with(b"\x7fELF"), "{agent:?}");
-
-        let many: Vec<_> = (0..20)
-            .map(|n| {
-                let socket = socket.clone();
-                thread::spawn(move || run(&socket, &["echo", &n.to_string()]).stdout)
-            })
-            .collect();
-        for (n, out) in many.into_iter().enumerate() {
-            assert_eq!(out.join().unwrap(), format!("{n}\n").into_bytes());
-        }
-
-        let marked = run(&socket, &["mark", "half way"]);
-        assert!(marked.status.success(), "{marked:?}");
-        // The connection ends with the guest.
-        assert_eq!(run(&socket, &["poweroff"]).status.code(), Some(125));
-        let ended = boot.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&ended.stderr);
-        assert_eq!(ended.status.code(), Some(0), "{name}: {said}");
-        assert_eq!(marks(directory.path()), ["half way"], "{name}: {said}");
+    for kernel in ["x86_64-6.1", "x86_64-7", "riscv64-6.12"] {
+        unless_lost(|| from_outside(kernel));
     }
 }
 
+fn from_outside(name: &str) {
+    let mut guest = LiveGuest::boot(name, &[]);
+    let (socket, vsock) = (guest.at("socket"), guest.at("vsock"));
+    guest.wait_until(|| run(&socket, &["true"]).status.success());
+    for way in [&socket, &vsock] {
+        let out = run(way, &["-c", "echo out && cat /no/such"]);
+        assert_eq!((out.status.code(), &*out.stdout), (Some(1), &b"out\n"[..]), "{out:?}");
+        assert!(String::from_utf8_lossy(&out.stderr).contains("No such file"), "{out:?}");
+    }
+    assert_eq!(run(&socket, &["no-such-program"]).status.code(), Some(127));
+
+    let input: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
+    let mut command = command().unwrap();
+    command.arg("run").arg(&socket).arg("cat").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut cat = command.spawn().unwrap();
+    let mut stdin = cat.stdin.take().unwrap();
+    let out = thread::scope(|scope| {
+        scope.spawn(|| {
+            stdin.write_all(&input).unwrap();
+            drop(stdin);
+        });
+        cat.wait_with_output().unwrap()
+    });
+    assert!(out.status.success() && out.stdout == input, "{} bytes", out.stdout.len());
+
+    let modules = run(&socket, &["--modules"]);
+    let text = String::from_utf8_lossy(&modules.stdout);
+    assert!(text.contains("vmw_vsock_virtio_transport ") && text.contains(" Live "), "{text}");
+    let list = run(&socket, &["--list", "/vmtrace/modules"]);
+    assert!(String::from_utf8_lossy(&list.stdout).contains("-virtio_mmio.ko\n"), "{list:?}");
+    let agent = run(&socket, &["--fetch", "/init"]);
+    if arch_of(name).unwrap().is_native() {
+        assert!(agent.stdout == vmtrace::initramfs::AGENT);
+    }
+    assert!(agent.stdout.starts_with(b"\x7fELF"), "{agent:?}");
+
+    let many: Vec<_> = (0..20)
+        .map(|n| {
+            let socket = socket.clone();
+            thread::spawn(move || run(&socket, &["echo", &n.to_string()]).stdout)
+        })
+        .collect();
+    for (n, out) in many.into_iter().enumerate() {
+        assert_eq!(out.join().unwrap(), format!("{n}\n").into_bytes());
+    }
+
+    let marked = run(&socket, &["mark", "half way"]);
+    assert!(marked.status.success(), "{marked:?}");
+    // The connection ends with the guest.
+    assert_eq!(run(&socket, &["poweroff"]).status.code(), Some(125));
+    let (ended, said) = guest.end();
+    assert_eq!(ended.code(), Some(0), "{name}: {said}");
+    assert_eq!(marks(&guest.at("trace")), ["half way"], "{name}: {said}");
+}
+
 /// The guest's marks, which lie in the time of the trace.
-fn marks(directory: &Path) -> Vec<String> {
-    let trace = std::fs::read(directory.join("trace")).unwrap();
+fn marks(trace: &Path) -> Vec<String> {
+    let trace = std::fs::read(trace).unwrap();
     let mut reader = Reader::new(&*trace).unwrap();
     let (mut all, mut agent) = (Vec::new(), Vec::new());
     while let Some(frame) = reader.next_frame().unwrap() {

@@ -4,60 +4,42 @@ use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
-use vmtrace::host::cache_dir;
+use vmtrace_tests::live::{LiveGuest, unless_lost, vmtrace};
 use vmtrace_tests::trace::{Trace, arch_of, syscall};
-use vmtrace_tests::workload;
+use vmtrace_tests::{command, workload};
 
 /// One of each architecture.
 const KERNELS: [&str; 2] = ["x86_64-6.12", "riscv64-7"];
 
-fn vmtrace() -> Command {
-    let mut command = vmtrace_tests::command().unwrap();
-    command.stdin(Stdio::null());
-    command
-}
-
-fn ctl(socket: &Path, args: &[&str]) -> Output {
-    vmtrace().arg("ctl").arg(socket).args(args).output().unwrap()
-}
-
 fn status(socket: &Path) -> Option<Value> {
-    let out = ctl(socket, &["status", "--json"]);
+    let out = vmtrace("ctl", socket, &["status", "--json"]);
     out.status.success().then(|| serde_json::from_slice(&out.stdout).unwrap())
 }
 
 /// Waits until the trace is in this state.
-fn wait_for(socket: &Path, boot: &mut Child, wanted: impl Fn(&Value) -> bool) {
-    let end = Instant::now() + Duration::from_secs(300);
-    loop {
-        if status(socket).is_some_and(|status| wanted(&status)) {
-            return;
-        }
-        assert!(boot.try_wait().unwrap().is_none(), "the run has ended");
-        assert!(Instant::now() < end, "{:?}", status(socket));
-        std::thread::sleep(Duration::from_millis(200));
-    }
+fn wait_for(guest: &mut LiveGuest, wanted: impl Fn(&Value) -> bool) {
+    let socket = guest.at("socket");
+    guest.wait_until(|| status(&socket).is_some_and(|status| wanted(&status)));
 }
 
-fn boot(name: &str, directory: &Path, run: &str) -> Child {
-    let kernel = cache_dir().unwrap().join("kernels").join(name);
-    let workload = workload(arch_of(name).unwrap()).unwrap();
-    let mut command = vmtrace();
-    command.args(["boot", "--cpus", "2", "--timeout", "600", "--host", "emulated"]);
-    command.arg(kernel.join("vmlinuz")).arg("--modules").arg(kernel.join("modules"));
-    command.arg("--add").arg(workload).args(["--run", run]);
-    command.arg("--socket").arg(directory.join("socket"));
-    command.arg("-o").arg(directory.join("file.vmt"));
-    command.args(["-f", &syscall(name, "getppid").unwrap(), "-f", "vfs_*"]);
-    command.stderr(Stdio::piped()).spawn().unwrap()
+fn boot(kernel: &str, run: &str) -> LiveGuest {
+    let workload = workload(arch_of(kernel).unwrap()).unwrap();
+    let workload = workload.to_str().unwrap();
+    LiveGuest::boot(kernel, &["--cpus", "2", "-f", "vfs_*", "--add", workload, "--run", run])
 }
 
 fn stream(socket: &Path, to: &Path, args: &[&str]) -> Child {
-    let mut command = vmtrace();
-    command.arg("stream").arg(socket).args(["--wait", "60", "-o"]).arg(to).args(args);
+    let mut command = command().unwrap();
+    command
+        .stdin(Stdio::null())
+        .arg("stream")
+        .arg(socket)
+        .args(["--wait", "60", "-o"])
+        .arg(to)
+        .args(args);
     command.stderr(Stdio::piped()).spawn().unwrap()
 }
 
@@ -72,37 +54,37 @@ fn stuck(socket: &Path) -> UnixStream {
 // whatever the others do; late ones and those in the guest get their share.
 #[test]
 fn every_consumer_gets_what_it_should() {
-    KERNELS.into_iter().for_each(consumers);
+    for kernel in KERNELS {
+        unless_lost(|| consumers(kernel));
+    }
 }
 
 fn consumers(kernel: &str) {
-    let directory = tempfile::tempdir().unwrap();
-    let at = |name: &str| -> PathBuf { directory.path().join(name) };
-    let socket = at("socket");
-    let mut boot = boot(kernel, directory.path(), "/vmtrace-guest consume 20000 && sleep 20");
-    let raw = stream(&socket, &at("live.vmt"), &["--format", "raw"]);
-    let mut killed = stream(&socket, &at("killed"), &["--format", "raw"]);
-    wait_for(&socket, &mut boot, |status| status["state"] == "tracing");
+    let mut guest = boot(kernel, "/vmtrace-guest consume 20000 && sleep 20");
+    let socket = guest.at("socket");
+    let raw = stream(&socket, &guest.at("live.vmt"), &["--format", "raw"]);
+    let mut killed = stream(&socket, &guest.at("killed"), &["--format", "raw"]);
+    wait_for(&mut guest, |status| status["state"] == "tracing");
     let stuck = stuck(&socket);
-    let late = stream(&socket, &at("late.txt"), &["-f", &syscall(kernel, "getppid").unwrap()]);
-    wait_for(&socket, &mut boot, |status| status["records"][0].as_u64() > Some(0));
+    let late =
+        stream(&socket, &guest.at("late.txt"), &["-f", &syscall(kernel, "getppid").unwrap()]);
+    wait_for(&mut guest, |status| status["records"][0].as_u64() > Some(0));
     killed.kill().unwrap();
     killed.wait().unwrap();
-    let ended = boot.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert_eq!(ended.status.code(), Some(0), "{said}");
+    let (ended, said) = guest.end();
+    assert_eq!(ended.code(), Some(0), "{said}");
     assert!(said.contains("consumed 20000"), "{said}");
     assert!(!socket.exists());
     for child in [raw, late] {
         let out = child.wait_with_output().unwrap();
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     }
-    let file = fs::read(at("file.vmt")).unwrap();
-    assert!(file == fs::read(at("live.vmt")).unwrap(), "the live stream is not the file");
+    let file = fs::read(guest.at("trace")).unwrap();
+    assert!(file == fs::read(guest.at("live.vmt")).unwrap(), "the live stream is not the file");
     let trace = Trace::read(&file).unwrap();
     let calls = trace.entries.iter().filter(|e| e.function.ends_with("sys_getppid")).count();
     assert!(calls >= 20_000 && trace.summary.lost() == 0, "{:?}", trace.summary);
-    let late = fs::read_to_string(at("late.txt")).unwrap();
+    let late = fs::read_to_string(guest.at("late.txt")).unwrap();
     let lines = late.lines().filter(|line| !line.starts_with('#')).count();
     assert!(lines >= 20_000 && !late.contains(": vfs_"), "{lines} lines");
     drop(stuck);
@@ -111,24 +93,25 @@ fn consumers(kernel: &str) {
 // What is traced changes while the guest runs, and the stream tells of each change.
 #[test]
 fn a_running_trace_is_controlled() {
-    KERNELS.into_iter().for_each(control);
+    for kernel in KERNELS {
+        unless_lost(|| control(kernel));
+    }
 }
 
 fn control(kernel: &str) {
-    let directory = tempfile::tempdir().unwrap();
-    let socket = directory.path().join("socket");
-    let mut boot = boot(kernel, directory.path(), "/vmtrace-guest getppid 1000 0 && sleep 600");
-    wait_for(&socket, &mut boot, |status| {
+    let mut guest = boot(kernel, "/vmtrace-guest getppid 1000 0 && sleep 600");
+    let socket = guest.at("socket");
+    wait_for(&mut guest, |status| {
         let records = status["records"].as_array().unwrap();
         records.iter().filter_map(Value::as_u64).sum::<u64>() >= 1000
     });
     let ok = |args: &[&str]| {
-        let out = ctl(&socket, args);
+        let out = vmtrace("ctl", &socket, args);
         assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
         String::from_utf8(out.stdout).unwrap()
     };
     let refused = |args: &[&str]| {
-        let out = ctl(&socket, args);
+        let out = vmtrace("ctl", &socket, args);
         assert_eq!(out.status.code(), Some(1), "{args:?}");
         String::from_utf8(out.stderr).unwrap()
     };
@@ -153,21 +136,20 @@ fn control(kernel: &str) {
     let end = Instant::now() + Duration::from_secs(20);
     let trace = loop {
         // Its last bytes may still be on their way out of the emulated host.
-        match Trace::read(&fs::read(directory.path().join("file.vmt")).unwrap()) {
+        match Trace::read(&fs::read(guest.at("trace")).unwrap()) {
             Ok(trace) => break trace,
             Err(error) => assert!(Instant::now() < end, "{error:#}"),
         }
         std::thread::sleep(Duration::from_millis(100));
     };
     assert!(trace.summary.pauses.count >= 6, "{:?}", trace.summary);
-    assert!(boot.try_wait().unwrap().is_none(), "the guest has ended as well");
-    let report = vmtrace().arg("report").arg(directory.path().join("file.vmt")).output().unwrap();
+    assert!(guest.runs(), "the guest has ended as well");
+    let report = vmtrace("report", &guest.at("trace"), &[]);
     let text = String::from_utf8(report.stdout).unwrap();
     for mark in ["filter ", "agent: half way", "tracing paused", "tracing resumed", "detach "] {
         assert!(text.contains(mark), "no {mark:?} in\n{text}");
     }
-    Command::new("kill").arg("-INT").arg(boot.id().to_string()).status().unwrap();
-    let ended = boot.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
+    guest.interrupt();
+    let (_, said) = guest.end();
     assert!(said.contains("vmtrace: records "), "{said}");
 }

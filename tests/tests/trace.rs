@@ -1,10 +1,11 @@
 //! Real kernels, booted and traced in the emulated host.
 
 use std::collections::BTreeSet;
-use std::process::{Command, Stdio};
+use vmtrace::host::cache_dir;
 use vmtrace::stream::Exit;
 use vmtrace_tests::SharedHost;
 use vmtrace_tests::cases::Guests;
+use vmtrace_tests::live::{unless_lost, vmtrace};
 use vmtrace_tests::trace::{KERNELS, WORKLOAD, boot, options};
 
 static GUESTS: Guests = Guests {
@@ -88,25 +89,15 @@ fn eight_vcpus_and_memory_above_4_gib() {
 // The command as a user types it, on whatever this machine is.
 #[test]
 fn the_command_line_works_end_to_end() {
-    let vmlinuz = vmtrace::host::cache_dir().unwrap().join("kernels/x86_64-6.12/vmlinuz");
-    let run = || {
-        Command::new(vmtrace_tests::vmtrace().unwrap())
-            .arg("boot")
-            .arg(&vmlinuz)
-            .args(["--filter", "vfs_*", "--run", "ls /", "--timeout", "240"])
-            .stdin(Stdio::null())
-            .output()
-            .unwrap()
-    };
-    // Once more if the emulation loses the guest; see `vmtrace_tests::trace::boot`.
-    let mut output = run();
-    if output.status.code() == Some(3) {
-        output = run();
-    }
-    let (out, err) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(0), "{err}");
-    assert!(out.starts_with("# tracer: function\n"), "{out}");
-    assert!(out.contains("vfs_open <-"), "{out}");
-    assert!(err.contains("vmtrace: run status 0"), "{err}");
+    unless_lost(|| {
+        let vmlinuz = cache_dir().unwrap().join("kernels/x86_64-6.12/vmlinuz");
+        let args = ["--filter", "vfs_*", "--run", "ls /", "--timeout", "240"];
+        let output = vmtrace("boot", &vmlinuz, &args);
+        let (out, err) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(0), "{err}");
+        assert!(out.starts_with("# tracer: function\n"), "{out}");
+        assert!(out.contains("vfs_open <-"), "{out}");
+        assert!(err.contains("vmtrace: run status 0"), "{err}");
+    });
 }

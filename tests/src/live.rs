@@ -1,0 +1,120 @@
+//! Guests that `vmtrace boot` runs as a user would, and that are used while they run.
+
+use std::io::Read;
+use std::panic::{RefUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use vmtrace::host::cache_dir;
+
+use crate::command;
+use crate::trace::{lost, syscall};
+
+/// A run of `vmtrace boot` in an emulated host; killed when it is dropped.
+#[derive(Debug)]
+pub struct LiveGuest {
+    directory: tempfile::TempDir,
+    child: Option<Child>,
+    said: Option<JoinHandle<String>>,
+}
+
+/// What the runs of this test said that have ended.
+static SAID: Mutex<String> = Mutex::new(String::new());
+
+impl LiveGuest {
+    /// Boots a kernel of the cache with its modules; `getppid` and what `args` say is traced into
+    /// the file `trace`. The run serves on `socket` and, where that is asked for, on `vsock`.
+    pub fn boot(kernel: &str, args: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let cached = cache_dir().unwrap().join("kernels").join(kernel);
+        let mut command = command().unwrap();
+        command.args(["boot", "--host", "emulated", "--timeout", "400"]);
+        command.args(["-f", &syscall(kernel, "getppid").unwrap()]);
+        command.arg(cached.join("vmlinuz")).arg("--modules").arg(cached.join("modules"));
+        for option in ["socket", "vsock"] {
+            command.arg(format!("--{option}")).arg(directory.path().join(option));
+        }
+        command.arg("-o").arg(directory.path().join("trace")).args(args);
+        command.stdin(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut stderr = child.stderr.take().unwrap();
+        let said = thread::spawn(move || {
+            let mut said = Vec::new();
+            let _ = stderr.read_to_end(&mut said);
+            String::from_utf8_lossy(&said).into_owned()
+        });
+        Self { directory, child: Some(child), said: Some(said) }
+    }
+
+    /// A file beside the trace.
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Waits until `ready` for at most 300 s; the run must go on meanwhile.
+    pub fn wait_until(&mut self, ready: impl Fn() -> bool) {
+        let end = Instant::now() + Duration::from_secs(300);
+        while !ready() {
+            assert!(self.runs(), "the run has ended: {}", self.end().1);
+            assert!(Instant::now() < end, "{HANGS}");
+            thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Whether the run goes on.
+    pub fn runs(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| child.try_wait().unwrap().is_none())
+    }
+
+    /// What Ctrl-C does.
+    pub fn interrupt(&self) {
+        let id = self.child.as_ref().unwrap().id().to_string();
+        Command::new("kill").args(["-INT", &id]).status().unwrap();
+    }
+
+    /// Waits for the end of the run: its status, and what it said.
+    pub fn end(&mut self) -> (ExitStatus, String) {
+        let status = self.child.take().unwrap().wait().unwrap();
+        let said = self.said.take().unwrap().join().unwrap();
+        SAID.lock().unwrap_or_else(PoisonError::into_inner).push_str(&said);
+        (status, said)
+    }
+}
+
+impl Drop for LiveGuest {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            self.end();
+        }
+    }
+}
+
+/// Runs a subcommand of `vmtrace` with a socket or a file, and more.
+pub fn vmtrace(subcommand: &str, path: &Path, args: &[&str]) -> Output {
+    let mut command = command().unwrap();
+    command.stdin(Stdio::null()).arg(subcommand).arg(path).args(args).output().unwrap()
+}
+
+const HANGS: &str = "the guest hangs";
+/// What a guest says at its end, or of it, that the emulation has lost; see [`lost`].
+const LOST: [&str; 4] = [HANGS, "guest triple fault", "guest timeout", "the emulated host died"];
+
+/// Runs a test, and once more each time that the emulation loses its guest.
+pub fn unless_lost(test: impl Fn() + RefUnwindSafe) {
+    loop {
+        SAID.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let Err(panic) = catch_unwind(&test) else { return };
+        let mut why = SAID.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        why.extend(panic.downcast_ref::<String>().map(String::as_str));
+        let Some(how) = LOST.into_iter().find(|how| why.contains(how)) else {
+            resume_unwind(panic)
+        };
+        if lost(how).is_err() {
+            resume_unwind(panic);
+        }
+    }
+}
