@@ -39,13 +39,8 @@ fn kaslr_kernels_are_traced_where_they_are() {
 }
 
 #[test]
-fn the_same_functions_as_the_guests_own_ftrace() {
-    GUESTS.the_same_functions_as_the_guests_own_ftrace(&["x86_64-6.1", "x86_64-7"]);
-}
-
-#[test]
-fn the_guests_ftrace_keeps_working_beside_us() {
-    GUESTS.the_guests_ftrace_keeps_working_beside_us();
+fn the_guests_own_ftrace_sees_the_same_and_keeps_working() {
+    GUESTS.the_guests_own_ftrace_sees_the_same_and_keeps_working();
 }
 
 #[test]

@@ -26,13 +26,8 @@ fn every_function_can_be_traced_from_boot_to_power_off() {
 }
 
 #[test]
-fn the_same_functions_as_the_guests_own_ftrace() {
-    GUESTS.the_same_functions_as_the_guests_own_ftrace(&RISCV_KERNELS);
-}
-
-#[test]
-fn the_guests_ftrace_keeps_working_beside_us() {
-    GUESTS.the_guests_ftrace_keeps_working_beside_us();
+fn the_guests_own_ftrace_sees_the_same_and_keeps_working() {
+    GUESTS.the_guests_own_ftrace_sees_the_same_and_keeps_working();
 }
 
 #[test]
