@@ -83,6 +83,7 @@ fn poweroff(args: &[OsString]) -> ExitCode {
     if !args.is_empty() {
         return usage("poweroff");
     }
+    crate::init::drain_console();
     nix::unistd::sync();
     let Err(error) = reboot(RebootMode::RB_POWER_OFF);
     finish("poweroff", Err(error.into()))

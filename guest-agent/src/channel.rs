@@ -85,11 +85,17 @@ impl Channel {
 
     /// Waits until the VMM has every byte, but not for ever.
     pub(crate) fn drain(&mut self) {
-        let Some(port) = &self.0 else { return };
-        let end = Instant::now() + DRAIN_TIMEOUT;
-        while Instant::now() < end && waiting(port) > 0 {
-            std::thread::sleep(Duration::from_millis(1));
+        if let Some(port) = &self.0 {
+            drain(port);
         }
+    }
+}
+
+/// Waits until a terminal has taken what was written, but not for long: nobody may take it.
+pub(crate) fn drain(terminal: &File) {
+    let end = Instant::now() + DRAIN_TIMEOUT;
+    while Instant::now() < end && waiting(terminal) > 0 {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -11,7 +11,7 @@ use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 
-use crate::channel::Channel;
+use crate::channel::{Channel, drain};
 use crate::command::{self, Status};
 use crate::protocol::AGENT_PORT;
 use crate::reaper::{Reaper, start_thread};
@@ -172,10 +172,19 @@ fn report_panics() {
 
 fn power_off(channel: &mut Channel) -> ! {
     channel.drain();
+    drain_console();
     nix::unistd::sync();
     let _ = reboot(RebootMode::RB_POWER_OFF);
     // A machine that cannot be powered off: be idle rather than end.
     idle()
+}
+
+/// Waits for the UART to take what was written: the kernel's last message does not, and the
+/// power goes with the rest.
+pub(crate) fn drain_console() {
+    if let Ok(console) = File::options().write(true).open("/dev/console") {
+        drain(&console);
+    }
 }
 
 fn idle() -> ! {
