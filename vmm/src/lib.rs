@@ -12,6 +12,7 @@ pub mod initramfs;
 pub mod kernel;
 pub mod machine;
 pub mod private_socket;
+pub mod relay;
 pub mod serve;
 pub mod session;
 pub mod stream;

@@ -14,11 +14,10 @@
 
 use super::arch;
 use super::guest::{AnnexMemory, Ram};
-use super::names;
-use super::relay::{Relay, Setup};
 use super::{Closing, SessionError, Tracing, mark};
 use crate::kernel::{Kernel, SiteSection};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
+use crate::relay::{self, Relay, Setup};
 use crate::serve::{Hub, Join};
 use crate::stream::{Exit, Header, MarkKind, Skipped, Summary};
 use crate::tracer::{Attachment, Image, Options, Skip, Tripwire};
@@ -263,11 +262,11 @@ impl Controller {
             self.stream.take().ok_or_else(|| anyhow::anyhow!("attached twice"))?;
         let relay = Relay::start(Setup {
             header: self.header(machine, image.slide),
-            stream: Hub::new(primary, machine.vcpus(), names::resolver(&self.kernel, image.slide)),
+            stream: Hub::new(primary, machine.vcpus(), relay::resolver(&self.kernel, image.slide)),
             joins,
             readers: attachment.readers(),
             tasks: attachment.tasks(),
-            memory: machine.memory().clone(),
+            memory: Box::new(Ram(machine.memory().clone())),
             kernel: Arc::clone(&self.kernel),
             sites: self.tracing.sites.clone(),
             ticks: paused.tsc(0)?,
@@ -430,11 +429,11 @@ impl Controller {
             // Never attached: the stream still says so.
             (None, Some(Output { primary, joins })) => Relay::start(Setup {
                 header: self.header(machine, 0),
-                stream: Hub::new(primary, machine.vcpus(), names::resolver(&self.kernel, 0)),
+                stream: Hub::new(primary, machine.vcpus(), relay::resolver(&self.kernel, 0)),
                 joins,
                 readers: Vec::new(),
                 tasks: crate::tracer::Tasks::none(),
-                memory: machine.memory().clone(),
+                memory: Box::new(Ram(machine.memory().clone())),
                 kernel: Arc::clone(&self.kernel),
                 sites: Vec::new(),
                 ticks: 0,

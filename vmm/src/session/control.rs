@@ -142,7 +142,7 @@ impl Controller {
             Stage::Attached { .. } => "tracing",
             Stage::Off => "off",
         };
-        let status = self.relay.as_ref().and_then(super::relay::Relay::status);
+        let status = self.relay.as_ref().and_then(crate::relay::Relay::status);
         let (vcpus, consumers) = status.map_or_else(
             || (self.summary.vcpus.clone(), 0),
             |status| (status.vcpus, status.consumers),

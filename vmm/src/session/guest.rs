@@ -2,21 +2,22 @@
 
 use crate::machine::Annex;
 use crate::tracer::{Guest, GuestError, annex};
+use std::borrow::Borrow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use vm_memory::{
     GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory,
     VolatileSlice,
 };
 
-/// The RAM of a machine.
-pub(super) struct Ram<'a>(pub(super) &'a GuestMemoryMmap);
+/// The RAM of a machine, borrowed or not.
+pub(super) struct Ram<M>(pub(super) M);
 
-impl Ram<'_> {
+impl<M: Borrow<GuestMemoryMmap>> Ram<M> {
     /// So many bytes from guest-physical `address`, of one region. (The generic accessors
     /// of guest memory, which may cross regions, take ten times the instructions: patching
     /// every site is 250,000 accesses.)
     fn slice(&self, address: u64, len: usize) -> Result<VolatileSlice<'_>, GuestError> {
-        let region = self.0.find_region(GuestAddress(address));
+        let region = self.0.borrow().find_region(GuestAddress(address));
         region
             .and_then(|region| {
                 let offset = usize::try_from(address - region.start_addr().0).ok()?;
@@ -26,7 +27,7 @@ impl Ram<'_> {
     }
 }
 
-impl Guest for Ram<'_> {
+impl<M: Borrow<GuestMemoryMmap>> Guest for Ram<M> {
     fn read(&self, address: u64, out: &mut [u8]) -> Result<(), GuestError> {
         self.slice(address, out.len())?.copy_to(out);
         Ok(())

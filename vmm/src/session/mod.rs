@@ -2,15 +2,12 @@
 //!
 //! This is where [`crate::machine`] and [`crate::tracer`] meet; neither knows the
 //! other. The controller below is a small state machine over the machine's
-//! events; the [`relay`] has a thread of its own.
+//! events; the [`relay`](crate::relay) has a thread of its own.
 
 mod arch;
 mod attach;
 mod control;
 mod guest;
-mod names;
-mod priority;
-mod relay;
 
 use crate::kernel::{Kernel, KernelError};
 use crate::machine::{Config, ConsoleSinks, Event, ExitReason, Machine, MachineError};

@@ -1,19 +1,17 @@
-//! Drains the rings while the guest runs, and writes the stream.
+//! From the rings to the stream.
 
-use super::guest::Ram;
 use super::names::{Callers, Functions};
+use super::{Clock, Command, Setup, Status};
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
-use crate::stream::{EntryRecord, Header, LossReason, Mark, Summary, Task, VcpuTotals, Writer};
-use crate::tracer::Tasks;
+use crate::stream::{EntryRecord, LossReason, Summary, Task, Writer};
 use crate::tracer::ring::RingReader;
+use crate::tracer::{Guest, Tasks};
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-use vm_memory::GuestMemoryMmap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
 use vmtrace_trampolines::layout::Record;
 
 /// Records taken from one ring at a time.
@@ -27,135 +25,13 @@ const RECORDER_REST: Duration = Duration::from_millis(50);
 /// A record can be this late: its writer was interrupted before it committed.
 const LATE: Duration = Duration::from_millis(2);
 
-/// Everything a relay needs.
-pub(super) struct Setup {
-    pub(super) header: Header,
-    pub(super) stream: Hub,
-    /// Consumers that come.
-    pub(super) joins: Receiver<Join>,
-    pub(super) readers: Vec<RingReader>,
-    pub(super) tasks: Tasks,
-    pub(super) memory: GuestMemoryMmap,
-    pub(super) kernel: Arc<Kernel>,
-    /// Sites that may be traced.
-    pub(super) sites: Vec<usize>,
-    /// The guest's clock now.
-    pub(super) ticks: u64,
-}
-
-enum Command {
-    Mark(Mark),
-    /// These may write records from now on.
-    Functions(Vec<usize>),
-    Status(Sender<Status>),
-    Clear(Sender<u64>),
-    Finish(Box<Summary>),
-}
-
-/// The guest's clock by the host's: good enough for what is not a record.
-#[derive(Clone, Copy)]
-struct Clock {
-    hz: u64,
-    started: (Instant, u64),
-}
-
-impl Clock {
-    /// A clock that shows `ticks` now.
-    fn new(hz: u64, ticks: u64) -> Self {
-        Self { hz, started: (Instant::now(), ticks) }
-    }
-
-    /// What it showed `margin` ago.
-    fn ticks(&self, margin: Duration) -> u64 {
-        let (instant, ticks) = self.started;
-        let passed = instant.elapsed().saturating_sub(margin).as_nanos();
-        let passed = passed * u128::from(self.hz) / 1_000_000_000;
-        ticks.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
-    }
-}
-
-/// What a relay tells of itself.
-pub(super) struct Status {
-    pub(super) vcpus: Vec<VcpuTotals>,
-    pub(super) consumers: usize,
-}
-
-/// The relay's thread.
-pub(super) struct Relay {
-    clock: Clock,
-    commands: Sender<Command>,
-    thread: Option<JoinHandle<io::Result<Summary>>>,
-}
-
-impl Relay {
-    pub(super) fn start(setup: Setup) -> io::Result<Self> {
-        let (commands, receiver) = channel();
-        let clock = Clock::new(setup.header.clock_hz, setup.ticks);
-        let thread = std::thread::Builder::new().name("relay".into()).spawn(move || {
-            super::priority::raise();
-            Worker::new(setup, clock)?.run(&receiver)
-        })?;
-        Ok(Self { clock, commands, thread: Some(thread) })
-    }
-
-    pub(super) fn mark(&self, mark: Mark) {
-        // A relay that has failed says so at the next look.
-        let _ = self.commands.send(Command::Mark(mark));
-    }
-
-    /// The guest's clock, about.
-    pub(super) fn now(&self) -> u64 {
-        self.clock.ticks(Duration::ZERO)
-    }
-
-    /// To be called before sites (indices) are enabled beside the first.
-    pub(super) fn functions(&self, sites: Vec<usize>) {
-        let _ = self.commands.send(Command::Functions(sites));
-    }
-
-    /// Totals of what was relayed so far; `None` when the relay has failed.
-    pub(super) fn status(&self) -> Option<Status> {
-        let (sender, receiver) = channel();
-        self.commands.send(Command::Status(sender)).ok()?;
-        receiver.recv().ok()
-    }
-
-    /// Forgets what is in the rings; returns how many records.
-    pub(super) fn clear(&self) -> Option<u64> {
-        let (sender, receiver) = channel();
-        self.commands.send(Command::Clear(sender)).ok()?;
-        receiver.recv().ok()
-    }
-
-    /// The error with which the thread has ended early.
-    pub(super) fn error(&mut self) -> Option<io::Error> {
-        if !self.thread.as_ref()?.is_finished() {
-            return None;
-        }
-        self.join(Summary::default()).err()
-    }
-
-    /// Drains the rest and writes the end.
-    pub(super) fn finish(mut self, summary: Summary) -> io::Result<Summary> {
-        self.join(summary)
-    }
-
-    fn join(&mut self, summary: Summary) -> io::Result<Summary> {
-        let _ = self.commands.send(Command::Finish(Box::new(summary)));
-        match self.thread.take().map(JoinHandle::join) {
-            Some(Ok(result)) => result,
-            Some(Err(_)) => Err(io::Error::other("the relay's thread panicked")),
-            None => Err(io::Error::other("the relay has ended")),
-        }
-    }
-}
-
-struct Worker {
+/// What the relay's thread does, for those who do it themselves: tests and benchmarks.
+pub struct Drain {
     writer: Writer<Hub>,
     joins: Receiver<Join>,
     readers: Vec<RingReader>,
     tasks: Tasks,
-    memory: GuestMemoryMmap,
+    memory: Box<dyn Guest + Send>,
     kernel: Arc<Kernel>,
     functions: Functions,
     callers: Callers,
@@ -168,8 +44,17 @@ struct Worker {
     live: bool,
 }
 
-impl Worker {
-    fn new(setup: Setup, clock: Clock) -> io::Result<Self> {
+impl Drain {
+    /// Begins the stream.
+    ///
+    /// # Errors
+    /// When the primary output fails.
+    pub fn start(setup: Setup) -> io::Result<Self> {
+        let clock = Clock::of(&setup);
+        Self::new(setup, clock)
+    }
+
+    pub(super) fn new(setup: Setup, clock: Clock) -> io::Result<Self> {
         let Setup { header, stream, joins, readers, tasks, memory, kernel, sites, .. } = setup;
         let mut writer = Writer::new(stream, &header)?;
         // Who waits already gets the very bytes that a file gets.
@@ -197,7 +82,8 @@ impl Worker {
         })
     }
 
-    fn run(mut self, commands: &Receiver<Command>) -> io::Result<Summary> {
+    /// Drains until it is told to finish.
+    pub(super) fn run(mut self, commands: &Receiver<Command>) -> io::Result<Summary> {
         loop {
             self.join()?;
             let busy = self.pass()?;
@@ -251,7 +137,10 @@ impl Worker {
     }
 
     /// Takes from every ring until each was seen empty. Whether there was anything.
-    fn pass(&mut self) -> io::Result<bool> {
+    ///
+    /// # Errors
+    /// When the primary output fails.
+    pub fn pass(&mut self) -> io::Result<bool> {
         let until = self.clock.ticks(LATE);
         self.fresh_tasks.clear();
         let mut any = false;
@@ -302,8 +191,7 @@ impl Worker {
             if record.task != last_task {
                 last_task = record.task;
                 if self.fresh_tasks.insert(record.task)
-                    && let Some(comm) =
-                        self.tasks.refresh(&Ram(&self.memory), record.task, record.pid)
+                    && let Some(comm) = self.tasks.refresh(&*self.memory, record.task, record.pid)
                 {
                     self.writer.task(Task::new(record.pid, record.pid, comm.as_bytes()))?;
                 }
@@ -327,8 +215,11 @@ impl Worker {
         self.lost(vcpu, invalid, LossReason::Invalid)
     }
 
-    /// The guest is at rest for good: takes everything.
-    fn finish(mut self, mut summary: Summary) -> io::Result<Summary> {
+    /// The guest is at rest for good: takes everything, and ends the stream.
+    ///
+    /// # Errors
+    /// When the primary output fails.
+    pub fn finish(mut self, mut summary: Summary) -> io::Result<Summary> {
         while self.pass()? {}
         for vcpu in 0..self.readers.len() {
             self.raw.clear();

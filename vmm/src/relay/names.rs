@@ -76,7 +76,8 @@ impl Functions {
 }
 
 /// From globs to functions of a kernel that runs at `slide`, by any of their names.
-pub(super) fn resolver(kernel: &Arc<Kernel>, slide: u64) -> Resolve {
+#[must_use]
+pub fn resolver(kernel: &Arc<Kernel>, slide: u64) -> Resolve {
     let kernel = Arc::clone(kernel);
     Arc::new(move |globs: &Globs| {
         let selection = kernel.select_with_report(&globs.filter, &globs.notrace);
