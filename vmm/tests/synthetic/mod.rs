@@ -3,6 +3,8 @@
 
 // Each user needs a part of it.
 #![allow(dead_code, unreachable_pub, missing_docs)]
+// Numbers are cut to what an image has room for.
+#![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)]
 
 /// What machine and what kind of call sites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,194 @@
+//! Rings that are filled as trampolines fill them, by the same layout, without a guest.
+
+// Test and benchmark need a part of it each.
+#![allow(dead_code, unreachable_pub)]
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory, VolatileSlice};
+use vmtrace::kernel::Kernel;
+use vmtrace::relay::{Setup, resolver};
+use vmtrace::serve::{Hub, Join};
+use vmtrace::stream::Header;
+use vmtrace::tracer::annex::{self, Layout, Memory};
+use vmtrace::tracer::ring::RingReader;
+use vmtrace::tracer::{Guest, GuestError, Tasks, return_address};
+use vmtrace_trampolines::layout::{CHUNK_SIZE, RECORD_SIZE, Record, control, header, record};
+
+use crate::synthetic::{self, Machine};
+
+const ANNEX: u64 = 0xffff_ffff_8000_0000;
+const FUNCTIONS: usize = 2000;
+/// Records of one task, one after the other.
+const SLICE: u64 = 500;
+const TASKS: u64 = 50;
+
+struct Annex(GuestMemoryMmap);
+
+impl Memory for Annex {
+    fn slice(&self) -> VolatileSlice<'_> {
+        self.0.get_slice(GuestAddress(0), usize::try_from(annex::SIZE).unwrap()).unwrap()
+    }
+    fn guest_address(&self) -> u64 {
+        0
+    }
+}
+
+/// No memory at all: tasks have no names here.
+struct NoGuest;
+
+impl Guest for NoGuest {
+    fn read(&self, address: u64, _: &mut [u8]) -> Result<(), GuestError> {
+        Err(GuestError::NoRam(address))
+    }
+    fn write(&self, address: u64, _: &[u8]) -> Result<(), GuestError> {
+        Err(GuestError::NoRam(address))
+    }
+}
+
+/// An annex, and a kernel whose functions are in the records.
+pub struct Rings {
+    memory: Arc<dyn Memory>,
+    layout: Layout,
+    kernel: Arc<Kernel>,
+    /// What trampolines write for the functions of the kernel, and entry addresses by that.
+    written: Vec<u32>,
+    pub entries: HashMap<u32, u32>,
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "records have the low halves of addresses")]
+fn low(address: u64) -> u32 {
+    address as u32
+}
+
+impl Rings {
+    pub fn new(cpus: u64) -> Rings {
+        let options = synthetic::Options {
+            functions: FUNCTIONS,
+            ..synthetic::Options::new(Machine::X86, synthetic::Layout::Relative)
+        };
+        let kernel = Kernel::parse(synthetic::build(&options).image).unwrap();
+        let bases: Vec<_> = (0..cpus).map(|cpu| 0xffff_8880_3fc0_0000 + (cpu << 15)).collect();
+        let layout = Layout::per_cpu(ANNEX, &bases).unwrap();
+        let size = usize::try_from(annex::SIZE).unwrap();
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)]).unwrap();
+        let memory: Arc<dyn Memory> = Arc::new(Annex(memory));
+        layout.install(&memory.slice(), &[]).unwrap();
+        let sites = kernel.sites().iter();
+        let pairs = sites.map(|site| (low(return_address(&kernel, site)), low(site.entry)));
+        let (written, entries) = (pairs.clone().map(|pair| pair.0).collect(), pairs.collect());
+        Rings { memory, layout, kernel: Arc::new(kernel), written, entries }
+    }
+
+    /// What a relay of them needs, and where consumers join.
+    pub fn setup(&self, primary: Box<dyn std::io::Write + Send>) -> (Setup, Sender<Join>) {
+        let (joining, joins): (_, Receiver<Join>) = channel();
+        let vcpus = self.layout.rings.len();
+        let header = Header {
+            arch: "x86_64".into(),
+            clock: "x86-tsc".into(),
+            clock_hz: 2_000_000_000,
+            vcpus: u32::try_from(vcpus).unwrap(),
+            address_base: Header::TOP_4_GIB,
+            ..Header::default()
+        };
+        let setup = Setup {
+            header,
+            stream: Hub::new(primary, vcpus, resolver(&self.kernel, 0)),
+            joins,
+            readers: RingReader::all(&self.layout, &self.memory, false),
+            tasks: Tasks::none(),
+            memory: Box::new(NoGuest),
+            kernel: Arc::clone(&self.kernel),
+            sites: (0..self.kernel.sites().len()).collect(),
+            ticks: 0,
+        };
+        (setup, joining)
+    }
+
+    /// Bytes of the slots of every ring, in the memory that guests write to.
+    pub fn slots(&self, mut each: impl FnMut(&VolatileSlice<'_>)) {
+        let memory = self.memory.slice();
+        for ring in &self.layout.rings {
+            let start = usize::try_from(self.layout.offset(ring)).unwrap();
+            let size = usize::try_from(ring.stride()).unwrap();
+            each(&memory.subslice(start, size).unwrap());
+        }
+    }
+
+    /// Writes records until the rings are full; says how many.
+    pub fn fill(&self, from: u64) -> u64 {
+        let mut count = 0;
+        for cpu in 0..self.layout.rings.len() {
+            while self.write(cpu, self.record(from + count)) {
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// The record with this number: several functions, callers and tasks.
+    pub fn record(&self, number: u64) -> Record {
+        let function = |number: u64| {
+            let index = number.wrapping_mul(7) % self.written.len() as u64;
+            self.written[usize::try_from(index).unwrap()]
+        };
+        let task = number / SLICE % TASKS;
+        Record {
+            timestamp: number * 100,
+            function: function(number),
+            caller: function(number / 3),
+            task: 0xffff_8880_0000_0000 + (task << 13),
+            pid: low(task),
+            lap: 0,
+        }
+    }
+
+    /// What a trampoline does on this CPU.
+    pub fn hit(&self, cpu: usize, record: Record) {
+        if !self.write(cpu, record) {
+            let memory = self.memory.slice();
+            word(&memory, self.start(cpu) + header::DROPPED).fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Where the ring of this CPU is in the annex.
+    fn start(&self, cpu: usize) -> usize {
+        usize::try_from(self.layout.offset(&self.layout.rings[cpu])).unwrap()
+    }
+
+    /// Reserves a slot, fills it and commits it; false when the ring is full.
+    fn write(&self, cpu: usize, record: Record) -> bool {
+        let (ring, start, memory) = (&self.layout.rings[cpu], self.start(cpu), self.memory.slice());
+        let control = usize::try_from(self.layout.controls[cpu]).unwrap();
+        let head = word(&memory, control + control::HEAD);
+        let position = head.load(Ordering::Relaxed);
+        let slot = ring.slot(position);
+        // At a chunk's end only: is the next one free?
+        let room = || word(&memory, start + header::ROOM).load(Ordering::Acquire);
+        if slot != position && slot & !(CHUNK_SIZE as u64 - 1) >= room() {
+            return false;
+        }
+        head.store(slot + RECORD_SIZE as u64, Ordering::Relaxed);
+        let at = start + usize::try_from(ring.offset(slot)).unwrap();
+        let half = |offset: usize, value: u32, order: Ordering| {
+            memory.get_atomic_ref::<AtomicU32>(at + offset).unwrap().store(value.to_le(), order);
+        };
+        let whole = |offset: usize, value: u64| {
+            word(&memory, at + offset).store(value.to_le(), Ordering::Relaxed);
+        };
+        whole(record::TIMESTAMP, record.timestamp);
+        half(record::CALLER, record.caller, Ordering::Relaxed);
+        whole(record::TASK, record.task);
+        half(record::PID, record.pid, Ordering::Relaxed);
+        half(record::FUNCTION, record.function, Ordering::Release);
+        true
+    }
+}
+
+fn word<'a>(memory: &'a VolatileSlice<'_>, offset: usize) -> &'a AtomicU64 {
+    memory.get_atomic_ref(offset).unwrap()
+}
