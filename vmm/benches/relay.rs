@@ -1,0 +1,183 @@
+//! Records per second through the relay: out of full rings, as trampolines leave them, to where
+//! the stream goes. Everything has one core: consumers are fed and read on it as well.
+//!
+//! `cargo bench -p vmtrace --bench relay`; an item is a record, bytes are those of the stream (of
+//! the rings for `copy`, the floor: their bytes copied to somewhere else).
+
+#[path = "../tests/relay/rings.rs"]
+mod rings;
+#[path = "../tests/synthetic/mod.rs"]
+mod synthetic;
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::hint::black_box;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use divan::Bencher;
+use divan::counter::{BytesCount, ItemsCount};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+use rings::Rings;
+use vmtrace::relay::Drain;
+use vmtrace::serve::{Format, Globs, Join, Origin, StreamRequest};
+use vmtrace::stream::{EntryRecord, Header, Summary, Writer};
+
+/// Bytes of a record in a ring.
+const SLOT: u64 = vmtrace_trampolines::layout::RECORD_SIZE as u64;
+
+fn main() {
+    one_core();
+    divan::main();
+}
+
+fn one_core() {
+    let this = Pid::from_raw(0);
+    let allowed = sched_getaffinity(this).expect("a set of CPUs");
+    let core = (0..CpuSet::count()).find(|&core| allowed.is_set(core) == Ok(true));
+    let mut set = CpuSet::new();
+    set.set(core.expect("a CPU")).expect("a number of a CPU");
+    sched_setaffinity(this, &set).expect("one of the CPUs");
+}
+
+/// Counts what it is given on the way.
+struct Counted<W>(W, Arc<AtomicU64>);
+
+impl<W: Write> Write for Counted<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.0.write(bytes)?;
+        self.1.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Rings and their relay.
+struct Relayed {
+    rings: Rings,
+    drain: Drain,
+    /// Bytes of the stream so far.
+    written: Arc<AtomicU64>,
+    records: u64,
+}
+
+impl Relayed {
+    fn new(cpus: u64, primary: impl Write + Send + 'static, join: Option<Join>) -> Relayed {
+        let rings = Rings::new(cpus);
+        let written = Arc::new(AtomicU64::new(0));
+        let (setup, joining) = rings.setup(Box::new(Counted(primary, Arc::clone(&written))));
+        join.into_iter().for_each(|join| joining.send(join).expect("there is a receiver"));
+        let drain = Drain::start(setup).expect("a stream");
+        Relayed { rings, drain, written, records: 0 }
+    }
+
+    fn fill(&mut self) -> u64 {
+        let count = self.rings.fill(self.records);
+        self.records += count;
+        count
+    }
+
+    /// The bytes that this has given.
+    fn pass(&mut self) -> u64 {
+        let before = self.written.load(Ordering::Relaxed);
+        assert!(self.drain.pass().expect("written"), "the rings were full");
+        self.written.load(Ordering::Relaxed) - before
+    }
+
+    /// Records and bytes of full rings.
+    fn size(&mut self) -> (u64, u64) {
+        // With the names of functions, the first time.
+        for _ in 0..2 {
+            self.fill();
+            self.pass();
+        }
+        (self.fill(), self.pass())
+    }
+}
+
+/// `after` gets the bytes of the stream so far.
+fn bench(bencher: Bencher<'_, '_>, mut relayed: Relayed, mut after: impl FnMut(u64)) {
+    let (records, bytes) = relayed.size();
+    let relayed = RefCell::new(relayed);
+    bencher
+        .counter(ItemsCount::new(records))
+        .counter(BytesCount::new(bytes))
+        .with_inputs(|| relayed.borrow_mut().fill())
+        .bench_local_values(|filled| {
+            assert_eq!(filled, records, "the rings were not empty");
+            let mut relayed = relayed.borrow_mut();
+            relayed.pass();
+            after(relayed.written.load(Ordering::Relaxed));
+        });
+    let relayed = relayed.into_inner();
+    let summary = relayed.drain.finish(Summary::default()).expect("written");
+    assert_eq!((summary.records(), summary.lost()), (relayed.records, 0));
+}
+
+/// To a sink that counts.
+#[divan::bench(sample_count = 40, sample_size = 1, args = [1, 2])]
+fn sink(bencher: Bencher<'_, '_>, rings: u64) {
+    bench(bencher, Relayed::new(rings, io::sink(), None), |_| ());
+}
+
+/// To a file.
+#[divan::bench(sample_count = 40, sample_size = 1, args = [1, 2])]
+fn file(bencher: Bencher<'_, '_>, rings: u64) {
+    let file: File = tempfile::tempfile().expect("a temporary file");
+    bench(bencher, Relayed::new(rings, file, None), |_| ());
+}
+
+/// To a consumer at a Unix socket, who reads all of it.
+#[divan::bench(sample_count = 40, sample_size = 1, args = [1, 2])]
+fn consumer(bencher: Bencher<'_, '_>, rings: u64) {
+    let (stream, mut theirs) = UnixStream::pair().expect("sockets");
+    let request = StreamRequest { format: Format::Raw, globs: Globs::default() };
+    let join = Join { stream, request, origin: Origin::Host };
+    let mut buffer = vec![0; 256 << 10];
+    let mut read = 0;
+    bench(bencher, Relayed::new(rings, io::sink(), Some(join)), |written| {
+        while read < written {
+            let count = theirs.read(&mut buffer).expect("a stream");
+            assert_ne!(count, 0, "the consumer was cut off");
+            read += count as u64;
+        }
+    });
+}
+
+/// The stream's writer alone, with as many records: the second half of the way.
+#[divan::bench(sample_count = 40, sample_size = 1, args = [1, 2])]
+fn writer_alone(bencher: Bencher<'_, '_>, rings: u64) {
+    let mut relayed = Relayed::new(rings, io::sink(), None);
+    let (records, bytes) = relayed.size();
+    let record = |number: u64| {
+        let record = relayed.rings.record(number);
+        EntryRecord::new(record.timestamp, record.function, record.caller, record.pid)
+    };
+    let batch: Vec<_> = (0..records).map(record).collect();
+    let header = Header { clock_hz: 1, vcpus: 1, ..Header::default() };
+    let mut writer = Writer::new(io::sink(), &header).expect("a header");
+    bencher
+        .counter(ItemsCount::new(records))
+        .counter(BytesCount::new(bytes))
+        .bench_local(|| writer.records(0, black_box(&batch)).and_then(|()| writer.flush()));
+}
+
+/// The rings' memory, copied to somewhere else.
+#[divan::bench(sample_count = 40, sample_size = 1, args = [1, 2])]
+fn copy(bencher: Bencher<'_, '_>, rings: u64) {
+    let mut relayed = Relayed::new(rings, io::sink(), None);
+    let records = relayed.fill();
+    let mut to = vec![0_u8; 8 << 20];
+    bencher.counter(ItemsCount::new(records)).counter(BytesCount::new(records * SLOT)).bench_local(
+        || {
+            relayed.rings.slots(|slots| {
+                slots.copy_to(black_box(&mut to[..slots.len()]));
+            });
+        },
+    );
+}
