@@ -115,6 +115,66 @@ fn the_guest_reaches_sockets_of_the_host() {
     assert_eq!(driver.connect(7777, 98).op(), op::RST);
 }
 
+/// The gateway's end of what the guest has asked for.
+fn asked(driver: &mut Driver, gateway: &UnixListener, guest_port: u32) -> UnixStream {
+    driver.send(header(op::REQUEST, guest_port, 7777), &[]);
+    driver.turn();
+    let (mut peer, _) = gateway.accept().unwrap();
+    let mut line = [0; 13];
+    peer.read_exact(&mut line).unwrap();
+    assert_eq!(&line, b"CONNECT 7777\n");
+    // The guest waits.
+    driver.expect_nothing();
+    peer
+}
+
+#[test]
+fn a_gateway_is_asked_for_ports_of_the_host() {
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = UnixListener::bind(directory.path().join("gateway")).unwrap();
+    let path = Some(directory.path().join("gateway"));
+    let mut driver = started(&Options { gateway: path, ..Options::default() });
+    let service = served(&driver);
+    let _served = connected(&mut driver, &service, 5);
+
+    let mut peer = asked(&mut driver, &gateway, 9);
+    // What follows the line belongs to the connection.
+    peer.write_all(b"OK\nhello").unwrap();
+    driver.expect(op::RESPONSE);
+    assert_eq!(driver.expect(op::RW).data, b"hello");
+    driver.send(data(9, 7777, 5), b"world");
+    driver.turn();
+    let mut bytes = [0; 5];
+    peer.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"world");
+
+    for answer in ["", "NO\n", "OK", "OK 5\n"] {
+        let mut peer = asked(&mut driver, &gateway, 10);
+        peer.write_all(answer.as_bytes()).unwrap();
+        drop(peer);
+        assert_eq!(driver.expect(op::RST).header.dst_port.get(), 10, "{answer}");
+    }
+    // A guest that asks twice has one connection.
+    let mut twice = [11, 11].map(|port| asked(&mut driver, &gateway, port));
+    twice.iter_mut().for_each(|peer| peer.write_all(b"OK\n").unwrap());
+    driver.expect(op::RESPONSE);
+    driver.expect_nothing();
+    let closed = twice.iter_mut().map(|peer| {
+        peer.set_nonblocking(true).unwrap();
+        usize::from(matches!(peer.read(&mut [0]), Ok(0)))
+    });
+    assert_eq!(closed.sum::<usize>(), 1);
+
+    // One that begins again does not wait for answers any more.
+    let mut peer = asked(&mut driver, &gateway, 12);
+    driver.reset();
+    driver.start();
+    driver.turn();
+    assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+    drop(gateway);
+    assert_eq!(driver.connect(7777, 13).op(), op::RST);
+}
+
 #[test]
 fn services_come_before_sockets() {
     let (directory, mut driver) = with_socket();

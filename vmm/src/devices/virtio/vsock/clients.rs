@@ -1,7 +1,8 @@
-//! Those who have connected to the host's socket and not yet said to which port they want.
+//! Those who have still to say a line: clients of the host's socket to which port they want, and
+//! the gateway whether there is somebody for the guest.
 
 use std::collections::HashMap;
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -10,19 +11,31 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::muxer::Token;
+use super::packet::Header;
 use crate::private_socket::PrivateListener;
 
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long nobody is accepted after the system had no descriptors left.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The longest request: `CONNECT 4294967295`, and some spaces.
+/// The longest line: `CONNECT 4294967295`, and some spaces.
 const MAX_LINE: usize = 32;
 
 struct Client {
     stream: UnixStream,
     line: Vec<u8>,
     deadline: Instant,
+    /// It is the gateway, which was asked for this.
+    asked: Option<Header>,
+}
+
+/// What a line says.
+pub(super) enum Said {
+    /// A client wants to this port of the guest.
+    Wants(u32, UnixStream),
+    /// The gateway has somebody for this request of the guest, or not.
+    Accepts(Header, UnixStream),
+    Refuses(Header),
 }
 
 /// See the module.
@@ -73,21 +86,13 @@ impl Clients {
     /// Accepts clients while there is room for some; the time by which the last of them must have
     /// said what it wants.
     pub(super) fn accept(&mut self, mut room: usize) -> Option<Instant> {
-        let listener = self.listener.as_ref()?;
         let mut deadline = None;
         while room > 0 {
-            match listener.listener().accept() {
+            match self.listener.as_ref()?.listener().accept() {
                 Ok((stream, _)) => {
-                    let due = Instant::now() + PATIENCE;
-                    let id = self.next;
-                    let event = EpollEvent::new(EventSet::IN, Token::Client(id).pack());
-                    let fd = stream.as_raw_fd();
                     if stream.set_nonblocking(true).is_ok()
-                        && self.epoll.ctl(ControlOperation::Add, fd, event).is_ok()
+                        && let Ok(due) = self.wait(stream, None)
                     {
-                        self.next = id.wrapping_add(1);
-                        let client = Client { stream, line: Vec::new(), deadline: due };
-                        self.waiting.insert(id, client);
                         deadline = Some(due);
                         room -= 1;
                     }
@@ -107,6 +112,34 @@ impl Clients {
         deadline.into_iter().chain(self.pause).min()
     }
 
+    /// Waits for a line; until when.
+    fn wait(&mut self, stream: UnixStream, asked: Option<Header>) -> std::io::Result<Instant> {
+        let id = self.next;
+        let event = EpollEvent::new(EventSet::IN, Token::Client(id).pack());
+        self.epoll.ctl(ControlOperation::Add, stream.as_raw_fd(), event)?;
+        self.next = id.wrapping_add(1);
+        let deadline = Instant::now() + PATIENCE;
+        self.waiting.insert(id, Client { stream, line: Vec::new(), deadline, asked });
+        Ok(deadline)
+    }
+
+    /// Asks the gateway at the other end for what the guest has requested; until when it may
+    /// answer.
+    pub(super) fn ask(
+        &mut self,
+        mut stream: UnixStream,
+        request: &Header,
+    ) -> std::io::Result<Instant> {
+        // The socket is new: there is room for a line.
+        stream.write_all(format!("CONNECT {}\n", request.dst_port).as_bytes())?;
+        self.wait(stream, Some(*request))
+    }
+
+    /// Nobody waits any more for what the gateway was asked for.
+    pub(super) fn forget_asked(&mut self) {
+        self.waiting.retain(|_, client| client.asked.is_none());
+    }
+
     /// There is room, or was all the time.
     pub(super) fn resume(&mut self) {
         if !self.listening && self.pause.is_none() && self.listen(true).is_err() {
@@ -114,30 +147,37 @@ impl Clients {
         }
     }
 
-    /// A client has said something. When it has said it all: where it wants to.
+    /// Somebody has said something. When it is the whole line: what it says.
     ///
     /// Not a byte behind the line is read: that belongs to the connection.
-    pub(super) fn read(&mut self, id: u32) -> Option<(u32, UnixStream)> {
+    pub(super) fn read(&mut self, id: u32) -> Option<Said> {
         let client = self.waiting.get_mut(&id)?;
-        let done = loop {
+        let whole = loop {
             let mut byte = [0];
             match (&client.stream).read(&mut byte) {
-                Ok(1) if byte[0] == b'\n' => break parse(&client.line),
+                Ok(1) if byte[0] == b'\n' => break true,
                 Ok(1) if client.line.len() < MAX_LINE => client.line.push(byte[0]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                _ => break None,
+                _ => break false,
             }
         };
-        let stream = self.waiting.remove(&id)?.stream;
+        let Client { stream, line, asked, .. } = self.waiting.remove(&id)?;
         let event = EpollEvent::default();
-        self.epoll.ctl(ControlOperation::Delete, stream.as_raw_fd(), event).ok()?;
-        Some((done?, stream))
+        let deleted = self.epoll.ctl(ControlOperation::Delete, stream.as_raw_fd(), event);
+        let whole = whole && deleted.is_ok();
+        match asked {
+            Some(request) if whole && line == b"OK" => Some(Said::Accepts(request, stream)),
+            Some(request) => Some(Said::Refuses(request)),
+            None => Some(Said::Wants(requested_port(&line).filter(|_| whole)?, stream)),
+        }
     }
 
-    pub(super) fn check_deadlines(&mut self, now: Instant) {
-        self.waiting.retain(|_, client| client.deadline > now);
+    /// Gives up those who have waited too long; requests of the guest among them are returned.
+    pub(super) fn check_deadlines(&mut self, now: Instant) -> Vec<Header> {
         self.pause = self.pause.filter(|pause| *pause > now);
+        let late = self.waiting.extract_if(|_, client| client.deadline <= now);
+        late.filter_map(|(_, client)| client.asked).collect()
     }
 
     pub(super) fn deadlines(&self) -> impl Iterator<Item = Instant> {
@@ -151,7 +191,7 @@ impl Clients {
 }
 
 /// The port of a request: `CONNECT` in any case, and a number.
-fn parse(line: &[u8]) -> Option<u32> {
+pub(crate) fn requested_port(line: &[u8]) -> Option<u32> {
     let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
     let (command, port, rest) = (words.next()?, words.next()?, words.next());
     if !command.eq_ignore_ascii_case("CONNECT") || rest.is_some() || port.starts_with('+') {
@@ -177,8 +217,8 @@ mod tests {
             ("GET / HTTP/1.1", None),
             ("", None),
         ] {
-            assert_eq!(parse(line.as_bytes()), port, "{line}");
+            assert_eq!(requested_port(line.as_bytes()), port, "{line}");
         }
-        assert_eq!(parse(b"CONNECT \xff"), None);
+        assert_eq!(requested_port(b"CONNECT \xff"), None);
     }
 }

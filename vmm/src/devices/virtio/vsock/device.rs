@@ -11,7 +11,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::connection::Requester;
-use super::muxer::pair;
+use super::muxer::{Reach, pair};
 use super::rings::Rings;
 use super::worker::{Driver, Shared, Worker};
 use super::{ConnectError, GUEST_CID, Incoming, Options, PortTaken, VsockError};
@@ -55,13 +55,14 @@ impl Vsock {
     /// # Errors
     /// As [`Vsock::new`].
     pub fn without_thread(options: &Options) -> Result<(Vsock, Host, Worker), VsockError> {
-        let Options { cid, socket, limits } = options;
+        let Options { cid, socket, gateway, limits } = options;
         if !(GUEST_CID..u32::MAX).contains(cid) {
             return Err(VsockError::Cid(*cid));
         }
         raise_descriptor_limit();
         let listener = socket.as_deref().map(PrivateListener::bind).transpose()?;
-        let shared = Arc::new(Shared::new(*cid, listener, limits.clone())?);
+        let reach = Reach { gateway: gateway.clone(), socket: socket.clone() };
+        let shared = Arc::new(Shared::new(*cid, listener, reach, limits.clone())?);
         let device = Vsock { cid: *cid, shared: Arc::clone(&shared), thread: None };
         Ok((device, Host { shared: Arc::clone(&shared) }, Worker::new(shared)))
     }
@@ -194,7 +195,7 @@ impl Host {
 }
 
 /// Every connection takes a descriptor or two, and many systems begin with 1024.
-fn raise_descriptor_limit() {
+pub(crate) fn raise_descriptor_limit() {
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && soft < hard
         && let Err(errno) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)

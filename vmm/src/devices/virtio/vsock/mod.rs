@@ -6,7 +6,8 @@
 //!   writes `CONNECT PORT` and a newline, and reads `OK HOSTPORT` and a newline once the guest has
 //!   accepted; if it does not accept, the connection is closed. A connection of the guest to CID 2
 //!   and port P goes to the socket whose path is that one with `_P` appended; if nobody listens
-//!   there, it is refused.
+//!   there, it is refused. Where those sockets are not to be reached from here, a gateway knows
+//!   them: see [`Options::gateway`].
 //! - **Services** of this process: see [`Host`]. They come before sockets with the same port.
 //!
 //! A thread of its own moves the bytes, through non-blocking sockets only. Each connection has its
@@ -33,6 +34,10 @@ pub use device::{Host, Vsock};
 
 pub use worker::Worker;
 
+pub(crate) use clients::requested_port;
+pub(crate) use device::raise_descriptor_limit;
+pub(crate) use muxer::beside;
+
 /// The guest's CID if nothing else is said.
 pub const GUEST_CID: u32 = 3;
 
@@ -46,13 +51,18 @@ pub struct Options {
     pub cid: u32,
     /// Path of the host's socket. Its file is made for the owner alone and removed at the end.
     pub socket: Option<PathBuf>,
+    /// A Unix socket to ask for the host's ports, instead of the paths that `socket` gives them:
+    /// for each connection of the guest it is connected to and sent `CONNECT PORT` and a newline.
+    /// If it answers with `OK` and a newline, it is that port from then on. If it closes the
+    /// connection, the guest's is refused.
+    pub gateway: Option<PathBuf>,
     /// How much of everything.
     pub limits: Limits,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { cid: GUEST_CID, socket: None, limits: Limits::default() }
+        Options { cid: GUEST_CID, socket: None, gateway: None, limits: Limits::default() }
     }
 }
 

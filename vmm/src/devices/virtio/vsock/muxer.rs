@@ -4,13 +4,13 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use super::clients::Clients;
+use super::clients::{Clients, Said};
 use super::connection::{Aborted, Connection, Fate, Key, Requester};
 use super::packet::{HOST_CID, Header, TYPE_STREAM, op};
 use super::rings::{Slot, Span};
@@ -70,6 +70,14 @@ impl Token {
 /// Somebody in this process who takes connections to a port.
 pub(super) type Service = Arc<Mutex<dyn FnMut(Incoming) + Send>>;
 
+/// Where the host's ports are that are no services.
+pub(super) struct Reach {
+    /// Asked for all of them.
+    pub(super) gateway: Option<PathBuf>,
+    /// Without a gateway: their paths are this one with the port appended.
+    pub(super) socket: Option<PathBuf>,
+}
+
 /// See the module.
 pub(super) struct Muxer {
     guest_cid: u64,
@@ -88,8 +96,7 @@ pub(super) struct Muxer {
     /// Calls to make when nobody holds a lock.
     pub(super) calls: Vec<(Service, Incoming)>,
     pub(super) clients: Clients,
-    /// Where the guest's connections go, the port appended.
-    socket: Option<PathBuf>,
+    reach: Reach,
     /// When some deadline will have passed, or earlier.
     next_deadline: Option<Instant>,
 }
@@ -98,10 +105,10 @@ impl Muxer {
     pub(super) fn new(
         guest_cid: u32,
         listener: Option<PrivateListener>,
+        reach: Reach,
         limits: Limits,
         epoll: Arc<Epoll>,
     ) -> io::Result<Muxer> {
-        let socket = listener.as_ref().map(|listener| listener.path().to_owned());
         Ok(Muxer {
             guest_cid: guest_cid.into(),
             limits,
@@ -115,7 +122,7 @@ impl Muxer {
             next_port: FIRST_PORT,
             services: HashMap::new(),
             calls: Vec::new(),
-            socket,
+            reach,
             next_deadline: None,
         })
     }
@@ -161,34 +168,53 @@ impl Muxer {
                 Fate::Reset => self.reset(key, ConnectError::Refused),
             },
             None if operation == op::RST => {}
-            None if known && operation == op::REQUEST => match self.reach(key) {
-                Some(stream) => {
-                    let connection = Connection::accepted(header, key, stream, self.buffer());
-                    self.insert(key, connection);
-                }
-                None => self.replies.push_back(header.reset()),
+            None if known && operation == op::REQUEST => match self.reach(key, header) {
+                Reached::Host(stream) => self.accept(header, stream),
+                Reached::Asked => {}
+                Reached::Nobody => self.replies.push_back(header.reset()),
             },
             None => self.replies.push_back(header.reset()),
         }
     }
 
-    /// The host's end of a connection of the guest to this port, if anybody takes it.
-    fn reach(&mut self, Key { local: port, guest: guest_port }: Key) -> Option<UnixStream> {
+    /// The guest's request has got to somebody.
+    fn accept(&mut self, request: &Header, stream: UnixStream) {
+        let key = Key { local: request.dst_port.get(), guest: request.src_port.get() };
+        let connection = Connection::accepted(request, key, stream, self.buffer());
+        self.insert(key, connection);
+    }
+
+    /// The host's end of a connection of the guest, if anybody takes it.
+    fn reach(&mut self, key: Key, request: &Header) -> Reached {
+        let Key { local: port, guest: guest_port } = key;
         if self.is_full() || port >= RESERVED_PORTS {
-            return None;
+            return Reached::Nobody;
         }
         if let Some(service) = self.services.get(&port) {
-            let (ours, stream) = pair().ok()?;
+            let Ok((ours, stream)) = pair() else { return Reached::Nobody };
             self.calls.push((Arc::clone(service), Incoming { stream, port, guest_port }));
-            return Some(ours);
+            return Reached::Host(ours);
         }
-        let mut path = self.socket.clone()?.into_os_string();
-        path.push(format!("_{port}"));
-        match connect_now(path.as_ref()) {
-            Ok(fd) => Some(UnixStream::from(fd)),
+        let Reach { gateway, socket } = &self.reach;
+        let Some(path) = gateway.clone().or(socket.as_deref().map(|socket| beside(socket, port)))
+        else {
+            return Reached::Nobody;
+        };
+        match connect_now(&path).map(UnixStream::from) {
+            Ok(stream) if gateway.is_some() => match self.clients.ask(stream, request) {
+                Ok(deadline) => {
+                    self.note_deadline(Some(deadline));
+                    Reached::Asked
+                }
+                Err(error) => {
+                    log::warn!("vsock: {}: {error}", path.display());
+                    Reached::Nobody
+                }
+            },
+            Ok(stream) => Reached::Host(stream),
             Err(errno) => {
                 log::debug!("vsock: {}: {errno}", path.display());
-                None
+                Reached::Nobody
             }
         }
     }
@@ -211,6 +237,21 @@ impl Muxer {
             self.next_port = ((local + 1) % (1 << 31)) | FIRST_PORT;
             if !self.connections.contains_key(&Key { local, guest }) {
                 return local;
+            }
+        }
+    }
+
+    /// A client has said what it wants, or the gateway what it has.
+    pub(super) fn on_said(&mut self, said: Said) {
+        match said {
+            Said::Wants(port, stream) => self.request(port, stream, Requester::Client),
+            Said::Refuses(request) => self.replies.push_back(request.reset()),
+            Said::Accepts(request, stream) => {
+                let key = Key { local: request.dst_port.get(), guest: request.src_port.get() };
+                // A guest that asks twice has one connection, and not another under its feet.
+                if !self.connections.contains_key(&key) {
+                    self.accept(&request, stream);
+                }
             }
         }
     }
@@ -287,6 +328,7 @@ impl Muxer {
         }
         self.ready.clear();
         self.replies.clear();
+        self.clients.forget_asked();
     }
 
     /// The device is gone, and with it everything that it had of the host.
@@ -344,7 +386,8 @@ impl Muxer {
             self.reset(key, ConnectError::TimedOut);
         }
         self.rests.retain(|_, rest| !late(rest.deadline));
-        self.clients.check_deadlines(now);
+        let unanswered = self.clients.check_deadlines(now);
+        self.replies.extend(unanswered.iter().map(Header::reset));
         let connections = self.connections.values().chain(self.rests.values());
         let deadlines = connections.filter_map(|connection| connection.deadline);
         self.next_deadline = deadlines.chain(self.clients.deadlines()).min();
@@ -386,6 +429,21 @@ impl Muxer {
             }
         }
     }
+}
+
+/// What became of a request of the guest.
+enum Reached {
+    Host(UnixStream),
+    /// The gateway will answer.
+    Asked,
+    Nobody,
+}
+
+/// The path of a port's socket, by Firecracker's convention.
+pub(crate) fn beside(socket: &Path, port: u32) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(format!("_{port}"));
+    path.into()
 }
 
 /// Two ends: ours, which never blocks, and the consumer's.

@@ -9,8 +9,7 @@ use nix::sys::signal::{SigSet, Signal};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::connection::Requester;
-use super::muxer::{Muxer, Token};
+use super::muxer::{Muxer, Reach, Token};
 use super::rings::Rings;
 use super::{Limits, VsockError};
 use crate::devices::Gate;
@@ -52,6 +51,7 @@ impl Shared {
     pub(super) fn new(
         cid: u32,
         listener: Option<PrivateListener>,
+        reach: Reach,
         limits: Limits,
     ) -> Result<Shared, VsockError> {
         let system = |what| move |source: io::Error| VsockError::System { what, source };
@@ -63,7 +63,7 @@ impl Shared {
         epoll
             .ctl(ControlOperation::Add, bell.as_raw_fd(), event)
             .map_err(system("wait for events"))?;
-        let muxer = Muxer::new(cid, listener, limits, Arc::clone(&epoll))
+        let muxer = Muxer::new(cid, listener, reach, limits, Arc::clone(&epoll))
             .map_err(system("wait for clients"))?;
         let core = Mutex::new(Core { muxer, driver: None, driver_seen: false, ended: false });
         Ok(Shared { epoll, bell, core })
@@ -193,10 +193,10 @@ impl Core {
                 self.muxer.note_deadline(deadline);
             }
             Token::Client(id) => {
-                if let Some((port, stream)) = self.muxer.clients.read(id)
+                if let Some(said) = self.muxer.clients.read(id)
                     && self.driver.is_some()
                 {
-                    self.muxer.request(port, stream, Requester::Client);
+                    self.muxer.on_said(said);
                 }
             }
             Token::Rest(id) => self.muxer.on_rest(id),
