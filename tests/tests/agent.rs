@@ -1,17 +1,58 @@
 //! The agent in a guest of the emulated host, and `vmtrace run` on this side of it.
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Output, Stdio};
 use std::thread;
 
 use vmtrace::stream::{Frame, MarkKind, Reader};
-use vmtrace_tests::command;
 use vmtrace_tests::live::{LiveGuest, unless_lost, vmtrace};
 use vmtrace_tests::trace::arch_of;
+use vmtrace_tests::{command, workload};
 
 fn run(socket: &Path, args: &[&str]) -> Output {
     vmtrace("run", socket, args)
+}
+
+/// The same with something to read.
+fn pipe(socket: &Path, args: &[&str], input: &[u8]) -> Output {
+    let mut command = command().unwrap();
+    command.arg("run").arg(socket).args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || stdin.write_all(input).unwrap());
+        child.wait_with_output().unwrap()
+    })
+}
+
+/// The guest connects to sockets here, though its VMM is in the emulated host: what it sends
+/// comes back, after it has said that it sends no more.
+fn ports_of_the_host(socket: &Path, port_5001: &Path) {
+    let listener = UnixListener::bind(port_5001).unwrap();
+    let echo = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).unwrap();
+        stream.write_all(&bytes).unwrap();
+        drop(stream);
+        // And one that closes at once.
+        drop(listener.accept().unwrap());
+    });
+    let input: Vec<u8> = (0..500_000_u32).flat_map(u32::to_le_bytes).collect();
+    let out = pipe(socket, &["/vmtrace-guest", "call", "5001"], &input);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(out.stdout == input, "{} bytes", out.stdout.len());
+    let out = run(socket, &["/vmtrace-guest", "call", "5001"]);
+    assert!(out.status.success() && out.stdout.is_empty(), "{out:?}");
+    echo.join().unwrap();
+    // One that nobody listens at any more, and one that nobody ever has.
+    for port in ["5001", "5002"] {
+        let out = run(socket, &["/vmtrace-guest", "call", port]);
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(!out.status.success() && said.contains("reset"), "{port}: {said}");
+    }
 }
 
 // What a user has a guest without any userland for: commands with all their streams, files, modules, and marks that
@@ -24,7 +65,8 @@ fn a_guest_is_used_from_outside() {
 }
 
 fn from_outside(name: &str) {
-    let mut guest = LiveGuest::boot(name, &[]);
+    let workload = workload(arch_of(name).unwrap()).unwrap();
+    let mut guest = LiveGuest::boot(name, &["--add", workload.to_str().unwrap()]);
     let (socket, vsock) = (guest.at("socket"), guest.at("vsock"));
     guest.wait_until(|| run(&socket, &["true"]).status.success());
     for way in [&socket, &vsock] {
@@ -35,18 +77,9 @@ fn from_outside(name: &str) {
     assert_eq!(run(&socket, &["no-such-program"]).status.code(), Some(127));
 
     let input: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
-    let mut command = command().unwrap();
-    command.arg("run").arg(&socket).arg("cat").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut cat = command.spawn().unwrap();
-    let mut stdin = cat.stdin.take().unwrap();
-    let out = thread::scope(|scope| {
-        scope.spawn(|| {
-            stdin.write_all(&input).unwrap();
-            drop(stdin);
-        });
-        cat.wait_with_output().unwrap()
-    });
+    let out = pipe(&socket, &["cat"], &input);
     assert!(out.status.success() && out.stdout == input, "{} bytes", out.stdout.len());
+    ports_of_the_host(&socket, &guest.at("vsock_5001"));
 
     let modules = run(&socket, &["--modules"]);
     let text = String::from_utf8_lossy(&modules.stdout);

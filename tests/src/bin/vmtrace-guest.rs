@@ -9,6 +9,10 @@
 //! vmtrace-guest ftrace-all files       the guest's tracer on all functions, then off
 //! vmtrace-guest consume N              N calls of getppid, and as a consumer of the live trace
 //!                                      over vsock waits until it has seen all of them
+//! vmtrace-guest call PORT              standard input to the host's vsock port, and what comes
+//!                                      from there to standard output
+//! vmtrace-guest bytes PORT N CONSOLE   sends N bytes to that port and gets N; then writes so
+//!                                      many to the console and tells how long that took
 //! vmtrace-guest bench                  instructions an event, under icount
 //! vmtrace-guest crash                  panics the kernel (sysrq)
 //! vmtrace-guest uptime                 CLOCK_BOOTTIME in nanoseconds
@@ -18,12 +22,17 @@
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use vmtrace::devices::virtio::vsock::TRACE_PORT;
 use vmtrace::serve::{Format, Globs, Source, StreamRequest, ask_stream};
 use vmtrace_tests::arch::{SYSCALL, spin};
 
+/// Bytes moved at a time.
+const BLOCK: usize = 64 << 10;
 const TRACING: &str = "/sys/kernel/tracing";
 
 fn main() -> Result<()> {
@@ -36,6 +45,8 @@ fn main() -> Result<()> {
         ["ftrace-all", "files"] => ftrace_all(),
         ["refused", function] => refused(function),
         ["consume", count] => consume(count.parse()?),
+        ["call", port] => call(port.parse()?),
+        ["bytes", port, count, console] => bytes(port.parse()?, count.parse()?, console.parse()?),
         ["bench"] => bench(),
         ["crash"] => Ok(fs::write("/proc/sysrq-trigger", "c")?),
         ["uptime"] => {
@@ -58,7 +69,7 @@ fn pin(cpu: usize) -> Result<()> {
     // SAFETY: a valid set for the calling thread.
     let result = unsafe { libc::sched_setaffinity(0, size_of_val(&mask), &raw const mask) };
     if result != 0 {
-        bail!("no CPU {cpu}: {}", std::io::Error::last_os_error());
+        bail!("no CPU {cpu}: {}", io::Error::last_os_error());
     }
     Ok(())
 }
@@ -97,6 +108,52 @@ fn consume(count: u64) -> Result<()> {
         seen += u64::from(line.contains("\"entry\""));
     }
     println!("consumed {seen}");
+    Ok(())
+}
+
+fn host_port(port: u32) -> Result<UnixStream> {
+    let source = Source::Vsock { cid: 2, port };
+    source.connect(Duration::ZERO).with_context(|| format!("the host's port {port}"))
+}
+
+fn call(port: u32) -> Result<()> {
+    let stream = host_port(port)?;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            copy(&mut io::stdin(), &mut &stream)?;
+            stream.shutdown(Shutdown::Write)
+        });
+        copy(&mut &stream, &mut io::stdout())
+    })?;
+    Ok(())
+}
+
+/// By read and write: `splice` from a socket keeps the pipe locked while it waits, and whoever
+/// is at its other end.
+fn copy(from: &mut dyn Read, to: &mut dyn Write) -> io::Result<u64> {
+    io::copy(from, to)
+}
+
+fn bytes(port: u32, count: u64, console: usize) -> Result<()> {
+    // The peer measures: from when it is connected until it has seen the other's end.
+    let stream = host_port(port)?;
+    let mut zeros = BufReader::with_capacity(BLOCK, io::repeat(0).take(count));
+    io::copy(&mut zeros, &mut &stream)?;
+    drop(stream);
+    let stream = host_port(port)?;
+    let got = io::copy(&mut BufReader::with_capacity(BLOCK, stream), &mut io::sink())?;
+    if got != count {
+        bail!("{got} of {count} bytes");
+    }
+    let line = [[b'.'; 63].as_slice(), b"\n"].concat();
+    let mut out = fs::OpenOptions::new().write(true).open("/dev/console")?;
+    let start = now(libc::CLOCK_MONOTONIC);
+    for _ in 0..console / line.len() {
+        out.write_all(&line)?;
+    }
+    // SAFETY: a file descriptor.
+    unsafe { libc::tcdrain(out.as_raw_fd()) };
+    println!("\nconsole-nanoseconds {}", now(libc::CLOCK_MONOTONIC) - start);
     Ok(())
 }
 

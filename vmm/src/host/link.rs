@@ -2,12 +2,20 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
+use std::iter;
 use std::net::Shutdown;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
-use super::wire::{Connect, DATA_MAX, Decoder, Exited, Frame, Hello, Kind, ProtocolError, WINDOW};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::Serialize;
+
+use super::wire::{
+    Accepted, Connect, DATA_MAX, Decoder, Exited, Frame, Hello, Kind, Listen, ProtocolError, WINDOW,
+};
 
 /// What the host has to say besides data.
 #[derive(Debug)]
@@ -39,8 +47,10 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     streams: HashMap<u32, Stream>,
-    /// Who waits for a connection, by the number of the request.
-    connects: HashMap<u32, mpsc::Sender<Result<(), String>>>,
+    /// Who waits for the answer to a request, by its number.
+    asking: HashMap<u32, mpsc::Sender<Result<(), String>>>,
+    /// Who takes the connections to a socket in the host.
+    listeners: HashMap<u32, mpsc::Sender<Connection>>,
     next: u32,
     lost: bool,
 }
@@ -55,6 +65,29 @@ struct Stream {
     credit: u32,
     /// The host reads no more.
     stopped: bool,
+    /// What is sent into it comes from here.
+    source: Option<Source>,
+}
+
+/// A socket that somebody may be waiting to read from. When that is for nothing, it ends.
+#[derive(Debug)]
+struct Source(UnixStream);
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        // Fails when there is no peer any more, which is another end.
+        let _ = self.0.shutdown(Shutdown::Read);
+    }
+}
+
+/// The two streams of a connection to a socket in the host.
+#[derive(Debug)]
+pub(super) struct Connection {
+    /// To the socket.
+    pub(super) input: u32,
+    /// From there, and what comes.
+    pub(super) output: u32,
+    pub(super) data: mpsc::Receiver<Vec<u8>>,
 }
 
 /// Why there is no tunnel.
@@ -161,45 +194,99 @@ impl Link {
         self.send(&Frame::new(Kind::Close, stream)).and(result)
     }
 
-    /// Connects `local` to the unix socket at `path` in the host, and passes bytes on in both
-    /// directions until both are through.
-    pub(super) fn tunnel(&self, path: &str, local: &UnixStream) -> Result<(), TunnelError> {
+    /// Sends a request and waits for its answer.
+    fn ask(&self, kind: Kind, number: u32, request: &impl Serialize) -> Result<(), TunnelError> {
         let lost = || TunnelError::Lost;
-        let (output, data) = self.open_read();
-        let input = self.open_write();
-        let request = self.number();
         let (sender, answer) = mpsc::channel();
         {
             let mut state = self.state();
             if state.lost {
                 return Err(TunnelError::Lost);
             }
-            state.connects.insert(request, sender);
+            state.asking.insert(number, sender);
         }
-        let connect = Connect { path: path.to_owned(), input, output };
-        let frame = Frame::json(Kind::Connect, request, &connect).map_err(|_| lost())?;
+        let frame = Frame::json(kind, number, request).map_err(|_| lost())?;
         self.send(&frame).map_err(|_| lost())?;
-        if let Err(reason) = answer.recv().map_err(|_| lost())? {
+        answer.recv().map_err(|_| lost())?.map_err(TunnelError::Refused)
+    }
+
+    /// Connects `local` to the unix socket at `path` in the host, and passes bytes on in both
+    /// directions until both are through.
+    pub(super) fn tunnel(&self, path: &str, local: &UnixStream) -> Result<(), TunnelError> {
+        let (output, data) = self.open_read();
+        let input = self.open_write();
+        let connect = Connect { path: path.to_owned(), input, output };
+        if let Err(error) = self.ask(Kind::Connect, self.number(), &connect) {
             self.abandon(output);
             self.abandon(input);
-            return Err(TunnelError::Refused(reason));
+            return Err(error);
+        }
+        self.pass(Connection { input, output, data }, local, &[], Vec::new());
+        Ok(())
+    }
+
+    /// Has the host listen at `path`. The connections that come are received with the number
+    /// that [`Link::unlisten`] wants.
+    pub(super) fn listen(
+        &self,
+        path: &str,
+    ) -> Result<(u32, mpsc::Receiver<Connection>), TunnelError> {
+        let (sender, connections) = mpsc::channel();
+        let number = self.number();
+        self.state().listeners.insert(number, sender);
+        let asked = self.ask(Kind::Listen, number, &Listen { path: path.to_owned() });
+        if asked.is_err() {
+            self.state().listeners.remove(&number);
+        }
+        asked.map(|()| (number, connections))
+    }
+
+    /// Ends that.
+    pub(super) fn unlisten(&self, number: u32) {
+        self.state().listeners.remove(&number);
+        let _ = self.stop(number);
+    }
+
+    /// Ends a connection of the host's.
+    pub(super) fn refuse(&self, connection: &Connection) {
+        self.abandon(connection.output);
+        self.abandon(connection.input);
+        let _ = self.stop(connection.output);
+        let _ = self.send(&Frame::new(Kind::Close, connection.input));
+    }
+
+    /// Passes bytes on between the host and `local` until both directions are through; those of
+    /// `to_host` and `to_local` come first.
+    pub(super) fn pass(
+        &self,
+        connection: Connection,
+        local: &UnixStream,
+        to_host: &[u8],
+        to_local: Vec<u8>,
+    ) {
+        let Connection { input, output, data } = connection;
+        if let Some(stream) = self.state().streams.get_mut(&input) {
+            stream.source = local.try_clone().ok().map(Source);
         }
         thread::scope(|scope| {
             scope.spawn(|| {
-                let _ = self.copy(input, local);
+                let _ = self.copy(input, to_host.chain(local));
+                // Only sends no more, or is gone? Both directions have an end, and so has this.
+                let mut fds = [PollFd::new(local.as_fd(), PollFlags::empty())];
+                while poll(&mut fds, PollTimeout::NONE) == Err(Errno::EINTR) {}
+                let _ = self.stop(output);
             });
             let mut out = local;
-            for bytes in data {
+            for bytes in iter::once(to_local).chain(data) {
                 if out.write_all(&bytes).is_err() {
                     let _ = self.stop(output);
                     break;
                 }
                 let _ = self.grant(output, bytes.len());
             }
-            // The other direction ends as well: nobody is left to answer.
-            let _ = local.shutdown(Shutdown::Both);
+            // The peer may still have something to say, until nobody is left to hear it.
+            let _ = local.shutdown(Shutdown::Write);
         });
-        Ok(())
     }
 
     /// Waits until something may be sent; 0: never again.
@@ -246,13 +333,13 @@ impl Link {
         match frame.kind {
             Kind::Hello => return Ok(Some(Event::Hello(frame.as_json()?))),
             Kind::Exited => return Ok(Some(Event::Exited(id, frame.as_json()?))),
-            Kind::Done => match state.connects.remove(&id) {
+            Kind::Done => match state.asking.remove(&id) {
                 Some(waiting) => drop(waiting.send(Ok(()))),
                 None => return Ok(Some(Event::Done(id))),
             },
             Kind::Failed => {
                 let reason = String::from_utf8_lossy(&frame.payload).into_owned();
-                match state.connects.remove(&id) {
+                match state.asking.remove(&id) {
                     Some(waiting) => drop(waiting.send(Err(reason))),
                     None => return Ok(Some(Event::Failed(id, reason))),
                 }
@@ -280,10 +367,24 @@ impl Link {
             Kind::Stop => {
                 if let Some(stream) = state.streams.get_mut(&id) {
                     stream.stopped = true;
+                    stream.source = None;
                 }
                 self.shared.changed.notify_all();
             }
-            Kind::Run | Kind::Signal | Kind::Put | Kind::Connect => {
+            Kind::Accepted => {
+                let Accepted { input, output } = frame.as_json()?;
+                // Nobody takes connections any more: the job that makes them is at its end.
+                let Some(listener) = state.listeners.get(&id) else { return Ok(None) };
+                let (sender, data) = mpsc::channel();
+                if listener.send(Connection { input, output, data }).is_ok() {
+                    // Here, since data may be in the very next frame.
+                    let reader =
+                        Stream { reader: Some(sender), window: WINDOW, ..Stream::default() };
+                    state.streams.insert(output, reader);
+                    state.streams.insert(input, Stream { credit: WINDOW, ..Stream::default() });
+                }
+            }
+            Kind::Run | Kind::Signal | Kind::Put | Kind::Connect | Kind::Listen => {
                 return Err(ProtocolError("unexpected request"));
             }
         }
@@ -295,7 +396,8 @@ impl Link {
         let mut state = self.state();
         state.lost = true;
         state.streams.clear();
-        state.connects.clear();
+        state.asking.clear();
+        state.listeners.clear();
         self.shared.changed.notify_all();
     }
 

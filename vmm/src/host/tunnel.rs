@@ -1,24 +1,31 @@
-//! Unix sockets here whose other ends are unix sockets in the emulated host.
+//! Unix sockets here whose other ends are unix sockets in the emulated host, and the other way round.
 
+use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::emulated::EmulatedHost;
-use super::link::{Link, TunnelError};
-use crate::private_socket::{Acceptor, SocketError};
+use super::error::HostError;
+use super::link::{Connection, Link, TunnelError};
+use crate::devices::virtio::vsock::{beside, requested_port};
+use crate::private_socket::{Acceptor, SocketError, connect_now};
 
 /// Between two tries to reach a socket that is not there yet.
 const RETRY: Duration = Duration::from_millis(100);
+/// The longest request.
+const MAX_LINE: usize = 64;
 /// How long the last bytes of connections may take.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
 
-/// A socket here, as long as it lives.
+/// A socket, here or in the host, as long as it lives.
 #[derive(Debug)]
 pub struct Tunnel {
     acceptor: Option<Acceptor>,
+    /// A socket in the host, by its number.
+    listening: Option<(Link, u32)>,
     closed: Arc<AtomicBool>,
     /// One clone for every connection.
     connections: Arc<()>,
@@ -46,7 +53,84 @@ impl EmulatedHost {
                 log::warn!("a connection is not served: {error}");
             }
         })?;
-        Ok(Tunnel { acceptor: Some(acceptor), closed, connections })
+        Ok(Tunnel { acceptor: Some(acceptor), listening: None, closed, connections })
+    }
+
+    /// Listens at `there` in the host as a vsock device's gateway (see
+    /// [`Options::gateway`](crate::devices::virtio::vsock::Options::gateway)) to the sockets here
+    /// whose paths are `here` with the port appended.
+    ///
+    /// # Errors
+    /// When the host cannot listen there.
+    pub fn gateway(&self, there: &str, here: &Path) -> Result<Tunnel, HostError> {
+        Tunnel::gateway(&self.link, there, here)
+    }
+}
+
+impl Tunnel {
+    fn gateway(link: &Link, there: &str, here: &Path) -> Result<Tunnel, HostError> {
+        let (number, incoming) = link.listen(there).map_err(|error| {
+            let reason = match error {
+                TunnelError::Refused(reason) => reason,
+                TunnelError::Lost => "it is gone".to_owned(),
+            };
+            HostError::Failed { what: format!("listen at {there}"), reason }
+        })?;
+        let connections = Arc::new(());
+        let listening = Some((link.clone(), number));
+        let (link, here, count) = (link.clone(), here.to_owned(), Arc::clone(&connections));
+        let spawn = move |connection| {
+            let (link, here, counted) = (link.clone(), here.clone(), Arc::clone(&count));
+            std::thread::Builder::new().name("gateway".into()).spawn(move || {
+                reach(&link, connection, &here);
+                drop(counted);
+            })
+        };
+        // It ends with the listening.
+        let accept = move || {
+            for connection in incoming {
+                if let Err(error) = spawn(connection) {
+                    log::warn!("a connection of the guest is not served: {error}");
+                }
+            }
+        };
+        let started = std::thread::Builder::new().name("gateway".into()).spawn(accept);
+        started.map_err(|error| HostError::Failed {
+            what: "start a thread".to_owned(),
+            reason: error.to_string(),
+        })?;
+        Ok(Tunnel { acceptor: None, listening, closed: Arc::default(), connections })
+    }
+}
+
+/// Connects the guest to the port that the first line asks for.
+fn reach(link: &Link, connection: Connection, here: &Path) {
+    let Some((port, rest)) = request(link, &connection) else { return link.refuse(&connection) };
+    let path: PathBuf = beside(here, port);
+    let connected = connect_now(&path).map(UnixStream::from).map_err(io::Error::from);
+    let local = connected.and_then(|local| local.set_nonblocking(false).map(|()| local));
+    match local {
+        Ok(local) => link.pass(connection, &local, b"OK\n", rest),
+        Err(error) => {
+            log::debug!("vsock: {}: {error}", path.display());
+            link.refuse(&connection);
+        }
+    }
+}
+
+/// The port, and what came behind the line.
+fn request(link: &Link, connection: &Connection) -> Option<(u32, Vec<u8>)> {
+    let mut line = Vec::new();
+    loop {
+        line.extend(connection.data.recv().ok()?);
+        if let Some(end) = line.iter().position(|byte| *byte == b'\n') {
+            let rest = line.split_off(end + 1);
+            let _ = link.grant(connection.output, line.len());
+            return Some((requested_port(line.trim_ascii_end())?, rest));
+        }
+        if line.len() > MAX_LINE {
+            return None;
+        }
     }
 }
 
@@ -65,11 +149,85 @@ fn connect(link: &Link, there: &str, stream: &UnixStream, closed: &AtomicBool) {
 impl Drop for Tunnel {
     fn drop(&mut self) {
         self.acceptor = None;
+        if let Some((link, number)) = self.listening.take() {
+            link.unlisten(number);
+        }
         self.closed.store(true, Ordering::Relaxed);
         // What the job wrote last may still be on its way; a peer that does not read is left.
         let end = Instant::now() + DRAIN_TIME;
         while Arc::strong_count(&self.connections) > 1 && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::init::tests::server;
+    use std::io::{Read, Write};
+    use std::net::Shutdown;
+    use std::os::unix::net::UnixListener;
+
+    /// What a device does for a connection of its guest.
+    fn ask(gateway: &Path, port: u32) -> UnixStream {
+        let mut stream = UnixStream::connect(gateway).unwrap();
+        writeln!(stream, "CONNECT {port}").unwrap();
+        stream
+    }
+
+    fn everything(mut stream: &UnixStream) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).unwrap();
+        bytes
+    }
+
+    // Half of a connection must not end with the other, nothing may be lost or wait for ever, and
+    // a port that nobody listens at is refused.
+    #[test]
+    fn a_guest_reaches_sockets_on_the_outer_side() {
+        let directory = tempfile::tempdir().unwrap();
+        let (link, _server) = server();
+        let (there, here) = (directory.path().join("gateway"), directory.path().join("vsock"));
+        let tunnel = Tunnel::gateway(&link, there.to_str().unwrap(), &here).unwrap();
+        let listener = UnixListener::bind(beside(&here, 5001)).unwrap();
+        let input: Vec<u8> = (0..2_000_000_u32).flat_map(u32::to_le_bytes).collect();
+
+        let guest = ask(&there, 5001);
+        let (mut peer, _) = listener.accept().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (&guest).write_all(&input).unwrap();
+                guest.shutdown(Shutdown::Write).unwrap();
+            });
+            let got = everything(&peer);
+            assert!(got == input, "{} bytes", got.len());
+            scope.spawn(move || peer.write_all(&got).unwrap());
+            let got = everything(&guest);
+            assert!(got.strip_prefix(b"OK\n") == Some(&input), "{} bytes", got.len());
+        });
+
+        // Both sides know when the other is gone.
+        let guest = ask(&there, 5001);
+        let (peer, _) = listener.accept().unwrap();
+        drop(guest);
+        assert_eq!(everything(&peer), b"");
+        let guest = ask(&there, 5001);
+        drop(listener.accept().unwrap());
+        assert_eq!(everything(&guest), b"OK\n");
+        assert!((0..500).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            (&guest).write(b"x").is_err()
+        }));
+
+        drop(listener);
+        for request in ["CONNECT 5001\n", "CONNECT 5002\n", "nonsense\n", &"x".repeat(100)] {
+            let mut guest = UnixStream::connect(&there).unwrap();
+            guest.write_all(request.as_bytes()).unwrap();
+            assert!(matches!(guest.read(&mut [0]), Ok(0) | Err(_)), "{request}");
+        }
+        let begin = Instant::now();
+        drop(tunnel);
+        assert!(begin.elapsed() < DRAIN_TIME, "connections are left");
     }
 }

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A *stream* is a byte stream of its own inside the connection. The outer side gives the numbers (from 1); a
-//! stream is opened by being named in a request and is gone when it was closed. Both directions of it are
+//! stream is opened by being named in a request and is gone when it was closed. (Connections to sockets in the host
+//! begin there: the host gives the numbers of their streams, from [`FIRST_ACCEPTED`] on.) Both directions of it are
 //! independent. For each direction the receiver grants *credit*: the sender may have at most [`WINDOW`] bytes
 //! under way that were not granted again by `CREDIT`. So a slow reader of one stream (a full pipe behind a
 //! job's standard output) stops that stream alone; requests, signals and the other streams pass it by, and
@@ -22,11 +23,13 @@
 //! | 4 `DATA` | both | any | bytes |
 //! | 5 `CREDIT` | both | any | u32 number of bytes |
 //! | 6 `CLOSE` | both | any | none: the sender sends no more |
-//! | 7 `STOP` | both | any | none: the sender reads no more; what is still sent is dropped |
+//! | 7 `STOP` | both | any | none: the sender reads no more; what is still sent is dropped. Ends a `LISTEN` as well |
 //! | 8 `PUT` | outer | new | JSON [`Put`]; then `DATA` and `CLOSE`; answered by `DONE` or `FAILED` |
 //! | 9 `DONE` | host | that of the request | none |
 //! | 10 `FAILED` | host | that of the request | text |
 //! | 11 `CONNECT` | outer | new | JSON [`Connect`]; answered by `DONE` or `FAILED` |
+//! | 12 `LISTEN` | outer | new | JSON [`Listen`]; answered by `DONE` or `FAILED` |
+//! | 13 `ACCEPTED` | host | that of the `LISTEN` | JSON [`Accepted`]: somebody has connected there |
 //!
 //! `FAILED` answers a `RUN` that could not be started as well.
 
@@ -36,7 +39,7 @@ use serde::{Deserialize, Serialize};
 
 /// Changes whenever the two sides would not understand each other. (They are the same binary unless somebody
 /// mixes them.)
-pub(super) const PROTOCOL: u32 = 2;
+pub(super) const PROTOCOL: u32 = 3;
 
 /// What may be under way in one direction of a stream.
 pub(super) const WINDOW: u32 = 1 << 20;
@@ -67,9 +70,11 @@ pub(super) enum Kind {
     Done,
     Failed,
     Connect,
+    Listen,
+    Accepted,
 }
 
-const KINDS: [Kind; 12] = [
+const KINDS: [Kind; 14] = [
     Kind::Hello,
     Kind::Run,
     Kind::Signal,
@@ -82,6 +87,8 @@ const KINDS: [Kind; 12] = [
     Kind::Done,
     Kind::Failed,
     Kind::Connect,
+    Kind::Listen,
+    Kind::Accepted,
 ];
 
 /// The host is up.
@@ -141,6 +148,24 @@ pub(super) struct Connect {
     /// The stream of what comes from it.
     pub(super) output: u32,
 }
+
+/// Listens at a unix socket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Listen {
+    pub(super) path: String,
+}
+
+/// A connection to such a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Accepted {
+    /// The stream of what goes to whoever has connected.
+    pub(super) input: u32,
+    /// The stream of what comes from there.
+    pub(super) output: u32,
+}
+
+/// The first number of the host's own streams.
+pub(super) const FIRST_ACCEPTED: u32 = 1 << 31;
 
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]

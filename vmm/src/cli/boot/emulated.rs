@@ -17,6 +17,7 @@ const TRACE: &str = "/job/trace";
 const CONSOLE: &str = "/job/console";
 const SOCKET: &str = "/job/socket";
 const VSOCK: &str = "/job/vsock";
+const GATEWAY: &str = "/job/vsock-gateway";
 
 /// Memory of the host beside that of the guest and the files, MiB.
 const HOST_MEMORY: u64 = 1024;
@@ -47,6 +48,7 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
         here.as_deref().map(|here| host.tunnel(here, there)).transpose()
     };
     let _tunnels = (tunnel(&args.socket, SOCKET)?, tunnel(&args.vsock, VSOCK)?);
+    let _gateway = args.vsock.as_deref().map(|here| host.gateway(GATEWAY, here)).transpose()?;
     let mut trace = trace_output(args)?;
     let mut console: Box<dyn Write + Send> = match args.console.as_str() {
         "stderr" | "none" => Box::new(std::io::sink()),
@@ -116,6 +118,7 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     }
     if args.vsock.is_some() {
         job.push(format!("--vsock={VSOCK}"));
+        job.push(format!("--vsock-gateway={GATEWAY}"));
     }
     job.push(format!("--cid={}", args.cid));
     if args.modules.is_some() {

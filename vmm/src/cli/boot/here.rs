@@ -78,8 +78,12 @@ pub(super) fn run(
             }
         })
     });
-    let options =
-        vsock::Options { cid: args.cid, socket: args.vsock.clone(), ..vsock::Options::default() };
+    let options = vsock::Options {
+        cid: args.cid,
+        socket: args.vsock.clone(),
+        gateway: args.vsock_gateway.clone(),
+        ..vsock::Options::default()
+    };
     let (device, sockets) = Vsock::new(&options)?;
     let sockets = Arc::new(sockets);
     services.agent = Some({

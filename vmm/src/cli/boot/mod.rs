@@ -74,7 +74,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = HostArg::Auto)]
     pub host: HostArg,
     /// Unix socket for connections to the guest's vsock ports: a client writes CONNECT PORT.
-    /// Connections of the guest to the host's port P go to PATH_P (with KVM here only)
+    /// Connections of the guest to the host's port P go to PATH_P
     #[arg(long, value_name = "PATH")]
     pub vsock: Option<PathBuf>,
     /// The guest's context identifier (CID)
@@ -86,6 +86,9 @@ pub struct Args {
     /// Boot this bzImage, which KERNEL (a vmlinux) was taken from
     #[arg(long, value_name = "FILE", hide = true)]
     pub boot_image: Option<PathBuf>,
+    /// Ask there for the host's ports instead
+    #[arg(long, hide = true, value_name = "PATH")]
+    pub vsock_gateway: Option<PathBuf>,
     /// The initial RAM disk given runs a command, whose end the agent reports
     #[arg(long, hide = true)]
     pub expect_run: bool,

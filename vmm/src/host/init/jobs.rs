@@ -17,7 +17,10 @@ use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
 
 use super::port::ready;
-use crate::host::wire::{Connect, DATA_MAX, Exited, HEADER, Kind, Put, Run, WINDOW, header};
+use crate::host::wire::{
+    Accepted, Connect, DATA_MAX, Exited, HEADER, Kind, Listen, Put, Run, WINDOW, header,
+};
+use crate::private_socket::PrivateListener;
 
 /// Fewer, larger pieces for the port.
 const PIPE_SIZE: libc::c_int = 256 << 10;
@@ -31,6 +34,36 @@ pub(super) struct Job {
     pid: Pid,
     /// Keeps the FIFOs from looking closed before the job opened them.
     _writers: Vec<File>,
+}
+
+/// A unix socket, for connections to the outer side.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) id: u32,
+    listener: PrivateListener,
+}
+
+impl Listener {
+    pub(super) fn new(id: u32, listen: &Listen) -> io::Result<Self> {
+        let path = Path::new(&listen.path);
+        make_parents(path)?;
+        Ok(Self { id, listener: PrivateListener::bind(path).map_err(io::Error::other)? })
+    }
+
+    /// Somebody who has connected; `None`: nobody now.
+    pub(super) fn accept(&self) -> io::Result<Option<UnixStream>> {
+        match self.listener.listener().accept() {
+            Ok((stream, _)) => Ok(Some(stream)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.listener().as_fd()
+    }
 }
 
 /// Bytes on their way out of a job.
@@ -205,12 +238,28 @@ impl Sink {
 
     /// A connection to a unix socket: both directions.
     pub(super) fn connect(connect: &Connect) -> io::Result<(Self, Source)> {
-        let socket = UnixStream::connect(&connect.path)?;
+        let &Connect { input, output, ref path } = connect;
+        Self::socket(UnixStream::connect(path)?, Accepted { input, output })
+    }
+
+    /// Both directions of a socket.
+    pub(super) fn socket(socket: UnixStream, numbers: Accepted) -> io::Result<(Self, Source)> {
         let file = |socket: &UnixStream| socket.try_clone().map(|s| File::from(OwnedFd::from(s)));
-        let source = Source::new(connect.output, file(&socket)?)?;
-        let mut sink = Self::new(connect.input, file(&socket)?, false);
+        let source = Source::new(numbers.output, file(&socket)?)?;
+        let mut sink = Self::new(numbers.input, file(&socket)?, false);
         sink.socket = Some(socket);
         Ok((sink, source))
+    }
+
+    /// Whether its end is worth knowing before anything is written: the other direction may be
+    /// over already, and nothing else would tell.
+    pub(super) fn is_socket(&self) -> bool {
+        self.socket.is_some()
+    }
+
+    /// Nobody reads it any more.
+    pub(super) fn hang_up(&mut self) {
+        self.error = Some(io::ErrorKind::BrokenPipe.into());
     }
 
     /// Takes bytes from the outer side; false: more than it may send.

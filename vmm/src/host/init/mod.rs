@@ -5,10 +5,14 @@ mod port;
 mod serve;
 mod system;
 
+#[cfg(test)]
+pub(super) mod tests;
+
 use std::path::Path;
 use std::process::ExitCode;
 
 use super::image::MARKER;
+use crate::devices::virtio::vsock::raise_descriptor_limit;
 
 /// Whether this process is the `/init` of an emulated host. `main` asks before anything else.
 pub fn wanted() -> bool {
@@ -19,6 +23,8 @@ pub fn wanted() -> bool {
 /// kernel panics when process 1 exits, and is told to reboot then, which ends QEMU.
 pub fn main() -> ExitCode {
     let notes = system::mount_all();
+    // Connections take several each.
+    raise_descriptor_limit();
     let (kvm_error, module_notes) = system::load_modules();
     let notes = notes.into_iter().chain(module_notes).collect();
     let error = match port::open() {

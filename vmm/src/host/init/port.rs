@@ -44,6 +44,12 @@ fn find() -> Option<String> {
 }
 
 impl Port {
+    /// One that is open already.
+    #[cfg(test)]
+    pub(super) fn of(file: File) -> Self {
+        Self(file)
+    }
+
     /// Bytes that are there; `None`: nothing now. No bytes: the outer side is gone.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         ready(self.0.read(buffer))

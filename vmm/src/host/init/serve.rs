@@ -10,10 +10,11 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use super::jobs::{self, Job, Sink, Source};
+use super::jobs::{self, Job, Listener, Sink, Source};
 use super::port::Port;
 use crate::host::wire::{
-    Connect, Decoder, Frame, Hello, Kind, PROTOCOL, ProtocolError, Put, Run, SOURCE,
+    Accepted, Connect, Decoder, FIRST_ACCEPTED, Frame, Hello, Kind, PROTOCOL, ProtocolError, Put,
+    Run, SOURCE,
 };
 
 /// Nothing is read from jobs while this much waits for the port.
@@ -26,6 +27,11 @@ struct Server {
     jobs: Vec<Job>,
     sources: Vec<Source>,
     sinks: Vec<Sink>,
+    listeners: Vec<Listener>,
+    /// Nobody is accepted until something has ended: there are no descriptors left.
+    full: bool,
+    /// The number of the next stream of our own.
+    next: u32,
 }
 
 /// Serves until the outer side is gone.
@@ -41,6 +47,9 @@ pub(super) fn serve(port: Port, kvm_error: Option<String>, notes: Vec<String>) -
         jobs: Vec::new(),
         sources: Vec::new(),
         sinks: Vec::new(),
+        listeners: Vec::new(),
+        full: false,
+        next: FIRST_ACCEPTED,
     };
     let release =
         std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
@@ -65,8 +74,14 @@ impl Server {
         for id in ready.sources {
             self.forward(id);
         }
+        for id in ready.hung_up {
+            self.sinks.iter_mut().filter(|s| s.id == id && s.is_socket()).for_each(Sink::hang_up);
+        }
         for id in ready.sinks {
             self.write(id);
+        }
+        for id in ready.listeners {
+            self.accept(id);
         }
         self.out.flush(&mut self.port)?;
         Ok(true)
@@ -77,11 +92,18 @@ impl Server {
         let port = if self.out.len == 0 { read } else { read | PollFlags::POLLOUT };
         let sources: Vec<&Source> =
             self.sources.iter().filter(|s| s.credit > 0 && self.out.len < OUT_MAX).collect();
-        let sinks: Vec<&Sink> = self.sinks.iter().filter(|s| s.pending()).collect();
+        let sinks: Vec<&Sink> =
+            self.sinks.iter().filter(|s| s.pending() || s.is_socket()).collect();
+        let listeners: Vec<&Listener> = self.listeners.iter().filter(|_| !self.full).collect();
         let mut fds =
             vec![PollFd::new(self.port.as_fd(), port), PollFd::new(children.as_fd(), read)];
         fds.extend(sources.iter().map(|s| PollFd::new(s.as_fd(), read)));
-        fds.extend(sinks.iter().map(|s| PollFd::new(s.as_fd(), PollFlags::POLLOUT)));
+        fds.extend(sinks.iter().map(|s| {
+            // An end is always told.
+            let wanted = if s.pending() { PollFlags::POLLOUT } else { PollFlags::empty() };
+            PollFd::new(s.as_fd(), wanted)
+        }));
+        fds.extend(listeners.iter().map(|l| PollFd::new(l.as_fd(), read)));
         match poll(&mut fds, PollTimeout::NONE) {
             Ok(_) | Err(nix::Error::EINTR) => {}
             Err(e) => return Err(e.into()),
@@ -92,12 +114,19 @@ impl Server {
             .and_then(PollFd::revents)
             .is_some_and(|r| r != PollFlags::POLLOUT && !r.is_empty());
         let (_, children) = (any.next(), any.next().unwrap_or_default());
-        let pick = |ids: Vec<u32>, any: &mut dyn Iterator<Item = bool>| {
+        let pick = |ids: Vec<u32>, any: &mut dyn Iterator<Item = bool>| -> Vec<u32> {
             ids.into_iter().zip(any).filter_map(|(id, any)| any.then_some(id)).collect()
         };
+        let gone = PollFlags::POLLHUP | PollFlags::POLLERR;
+        let first = 2 + sources.len();
+        let mut hung_up =
+            fds.iter().skip(first).map(|fd| fd.revents().is_some_and(|r| r.intersects(gone)));
         let sources = pick(sources.iter().map(|s| s.id).collect(), &mut any);
-        let sinks = pick(sinks.iter().map(|s| s.id).collect(), &mut any);
-        Ok(Ready { port_in, children, sources, sinks })
+        let ids: Vec<u32> = sinks.iter().map(|s| s.id).collect();
+        let hung_up = pick(ids.clone(), &mut hung_up);
+        let sinks = pick(ids, &mut any);
+        let listeners = pick(listeners.iter().map(|l| l.id).collect(), &mut any);
+        Ok(Ready { port_in, children, sources, sinks, hung_up, listeners })
     }
 
     fn send(&mut self, frame: &Frame) {
@@ -187,13 +216,48 @@ impl Server {
                     source.credit = source.credit.saturating_add(more);
                 }
             }
+            Kind::Listen => match Listener::new(id, &frame.as_json()?) {
+                Ok(listener) => {
+                    self.listeners.push(listener);
+                    self.send(&Frame::new(Kind::Done, id));
+                }
+                Err(e) => self.send(&Frame::with(Kind::Failed, id, e.to_string())),
+            },
             // Closing the pipe is how a job learns it.
-            Kind::Stop => self.close_source(id),
-            Kind::Hello | Kind::Exited | Kind::Done | Kind::Failed => {
+            Kind::Stop => {
+                self.listeners.retain(|l| l.id != id);
+                self.close_source(id);
+            }
+            Kind::Hello | Kind::Exited | Kind::Done | Kind::Failed | Kind::Accepted => {
                 return Err(ProtocolError("unexpected answer"));
             }
         }
         Ok(())
+    }
+
+    /// Tells the outer side of everybody who has connected.
+    fn accept(&mut self, id: u32) {
+        while let Some(listener) = self.listeners.iter().find(|l| l.id == id) {
+            let numbers = Accepted { input: self.next, output: self.next.wrapping_add(1) };
+            let accepted = listener
+                .accept()
+                .and_then(|socket| socket.map(|socket| Sink::socket(socket, numbers)).transpose());
+            match accepted {
+                Ok(None) => return,
+                Ok(Some((sink, source))) => {
+                    self.next = self.next.wrapping_add(2) | FIRST_ACCEPTED;
+                    self.sinks.push(sink);
+                    self.sources.push(source);
+                    if let Ok(frame) = Frame::json(Kind::Accepted, id, &numbers) {
+                        self.send(&frame);
+                    }
+                }
+                Err(_) => {
+                    self.full = true;
+                    return;
+                }
+            }
+        }
     }
 
     /// Sends what a job wrote.
@@ -210,6 +274,7 @@ impl Server {
         let before = self.sources.len();
         self.sources.retain(|s| s.id != id);
         if self.sources.len() != before {
+            self.full = false;
             self.send(&Frame::new(Kind::Close, id));
         }
     }
@@ -234,6 +299,7 @@ impl Server {
         }
         if let Some(frame) = end {
             self.sinks.retain(|s| s.id != id);
+            self.full = false;
             self.send(&frame);
         }
     }
@@ -294,6 +360,9 @@ struct Ready {
     children: bool,
     sources: Vec<u32>,
     sinks: Vec<u32>,
+    /// Those of the sinks that nobody reads.
+    hung_up: Vec<u32>,
+    listeners: Vec<u32>,
 }
 
 /// A child that ended, if there is one. (nix's `waitpid` fails on real-time signals.)
