@@ -24,6 +24,8 @@ use vmtrace::devices::virtio::vsock::{Incoming, Limits, Options};
 const SERVICE: u32 = 1024;
 const SOCKET: u32 = 2000;
 const CLOSE_TIME: Duration = Duration::from_millis(300);
+/// What may come and go, KiB: buffers of 300 connections.
+const MEMORY: u64 = 128 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Random enough, and the same for the same seed (xorshift).
@@ -40,6 +42,13 @@ impl Dice {
 
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Resident memory of this process, KiB.
+fn memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse().unwrap()
 }
 
 /// A host process with a connection: does something with it and leaves.
@@ -288,7 +297,12 @@ fn storms_leave_nothing_behind() {
             });
             service
         });
-        guest.run(Duration::from_secs(seconds));
+        // By the end of the first half everything has been as large as it gets.
+        guest.run(Duration::from_secs(seconds) / 2);
+        let half = memory();
+        guest.run(Duration::from_secs(seconds) / 2);
+        println!("{half} KiB of memory after one half, {} after the other", memory());
+        assert!(memory() < half + MEMORY, "memory leaks");
         stop.store(true, Ordering::Relaxed);
         // The consumers leave, and then nobody takes the guest's connections any more.
         while !consumer.is_finished() {
