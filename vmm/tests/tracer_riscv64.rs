@@ -72,9 +72,9 @@ fn every_site_has_the_ops_that_it_was_given() {
         let ops = |site: usize| Ops::new(CHOSEN[site % 5]).unwrap();
         let mut found: BTreeMap<u8, u64> = BTreeMap::new();
         for chosen in CHOSEN {
-            let sites: Vec<_> =
-                sites.iter().copied().filter(|&s| ops(s).number() == chosen).collect();
-            let report = attachment.enable_for(&fake, &fake.kernel, &sites, ops(sites[0])).unwrap();
+            let sites = sites.iter().map(|&s| (s, ops(s)));
+            let sites: Vec<_> = sites.filter(|(_, ops)| ops.number() == chosen).collect();
+            let report = attachment.enable_for(&fake, &fake.kernel, &sites).unwrap();
             assert_eq!(report.patched, sites.len());
         }
         for &site in &sites {
@@ -246,7 +246,8 @@ fn no_context_ever_executes_a_torn_pair() {
             let some = &sites[from..(from + 1 + random() % 4).min(40)];
             if random() % 2 == 0 {
                 let ops = Ops::new(u8::try_from(random() % 255).unwrap()).unwrap();
-                attachment.enable_for(&fake, &fake.kernel, some, ops).unwrap();
+                let some: Vec<_> = some.iter().map(|&site| (site, ops)).collect();
+                attachment.enable_for(&fake, &fake.kernel, &some).unwrap();
             } else {
                 attachment.disable(&fake, some).unwrap();
             }

@@ -29,6 +29,15 @@ pub fn write_summary(out: &mut impl Write, summary: &Summary) -> io::Result<()> 
         let line = format!("{} {}{examples}", skip.count, skip.reason);
         writeln!(out, "vmtrace: skipped {}", printable(&line))?;
     }
+    if !sites.tracers.is_empty() {
+        let list: Vec<_> = sites
+            .tracers
+            .iter()
+            .enumerate()
+            .map(|(id, count)| format!("tracer{id} {count}"))
+            .collect();
+        writeln!(out, "vmtrace: tracers {} ({})", list.len(), list.join(", "))?;
+    }
     let by_vcpu = |count: &dyn Fn(usize) -> u64| {
         let list: Vec<_> = (0..vcpus.len()).map(|id| format!("vcpu{id} {}", count(id))).collect();
         list.join(", ")

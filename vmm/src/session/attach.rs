@@ -77,7 +77,7 @@ pub(super) fn nanoseconds(duration: Duration) -> u64 {
 impl Controller {
     pub(super) fn new(kernel: Arc<Kernel>, tracing: Tracing, stream: Output) -> Self {
         let mut summary = Summary::default();
-        summary.sites.matched = tracing.sites.len() as u64;
+        summary.sites.matched = tracing.sites().len() as u64;
         let stage = Stage::Unknown;
         Self {
             kernel,
@@ -123,7 +123,7 @@ impl Controller {
 
     /// The kernel is in memory, and no vCPU has run.
     pub(super) fn loaded(&mut self, machine: &Machine) {
-        if self.tracing.sites.is_empty() {
+        if self.tracing.is_empty() {
             return;
         }
         let located = machine.pause().map_err(anyhow::Error::from).and_then(|paused| {
@@ -141,7 +141,7 @@ impl Controller {
 
     /// The guest has told where one of its symbols is.
     pub(super) fn entry_known(&mut self, machine: &Machine, vcpu: usize, address: u64) {
-        if !matches!(self.stage, Stage::Unknown) || self.tracing.sites.is_empty() {
+        if !matches!(self.stage, Stage::Unknown) || self.tracing.is_empty() {
             return;
         }
         let located = machine.pause().map_err(anyhow::Error::from).and_then(|paused| {
@@ -268,7 +268,7 @@ impl Controller {
             tasks: attachment.tasks(),
             memory: Box::new(Ram(machine.memory().clone())),
             kernel: Arc::clone(&self.kernel),
-            sites: self.tracing.sites.clone(),
+            sites: self.tracing.sites().into_keys().collect(),
             ticks: paused.tsc(0)?,
         })?;
         self.relay = Some(relay);
@@ -288,10 +288,10 @@ impl Controller {
         let sites = self.kernel.sites();
         let any_init = self
             .tracing
-            .sites
-            .iter()
-            .chain(&self.tracing.from)
-            .any(|&index| sites.get(index).is_some_and(|s| s.section == SiteSection::InitText));
+            .sites()
+            .into_keys()
+            .chain(self.tracing.from)
+            .any(|index| sites.get(index).is_some_and(|s| s.section == SiteSection::InitText));
         let init = if any_init {
             let wire = BEFORE_FREE_INIT.iter().find_map(|name| {
                 Tripwire::on_function(&ram, &image, &self.kernel, name, &TRAP_INSTRUCTION).ok()
@@ -335,11 +335,21 @@ impl Controller {
             return Ok(());
         }
         let ram = Ram(machine.memory());
-        let report = attachment.enable(&ram, &self.kernel, &self.tracing.sites)?;
-        self.summary.sites.patched = report.patched as u64;
+        let sites: Vec<_> = self.tracing.sites().into_iter().collect();
+        let report = attachment.enable_for(&ram, &self.kernel, &sites)?;
+        self.count(attachment);
         self.summary.patch_ns = nanoseconds(report.patch_time);
         self.summary.sites.skipped = self.skipped(&report.skipped);
         Ok(())
+    }
+
+    /// Puts the sites that are ours into the summary.
+    pub(super) fn count(&mut self, attachment: &Attachment) {
+        let sites = &mut self.summary.sites;
+        sites.patched = attachment.held() as u64;
+        if self.tracing.tracers.len() > 1 {
+            sites.tracers = self.tracing.counts(attachment.sites());
+        }
     }
 
     pub(super) fn skipped(&self, skips: &[Skip]) -> Vec<Skipped> {
@@ -380,7 +390,7 @@ impl Controller {
             }
         };
         match stage {
-            Stage::Unknown if !self.tracing.sites.is_empty() => {
+            Stage::Unknown if !self.tracing.is_empty() => {
                 let symbol = arch::WATCHED_SYMBOL;
                 self.note(format!(
                     "not traced: the guest ended before it said where it is ({symbol}), so \

@@ -7,7 +7,6 @@ use super::mark;
 use crate::machine::Machine;
 use crate::serve::{Answer, Control, Globs};
 use crate::stream::{Exit, MarkKind};
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 impl Controller {
@@ -71,8 +70,12 @@ impl Controller {
                 if globs.is_empty() { "it".to_owned() } else { globs.to_string() }
             ));
         }
-        self.summary.sites.matched = selection.sites.len() as u64;
-        self.tracing.sites = selection.sites;
+        // What the others have beside it stays theirs.
+        match self.tracing.tracers.first_mut() {
+            Some(first) => *first = selection.sites,
+            None => self.tracing.tracers.push(selection.sites),
+        }
+        self.summary.sites.matched = self.tracing.sites().len() as u64;
         let text = if globs.is_empty() { "all functions".to_owned() } else { globs.to_string() };
         let mut done = self.retarget(machine, MarkKind::Filter, &text)?;
         for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
@@ -89,15 +92,12 @@ impl Controller {
             self.stage = stage;
             return Ok(format!("{what}, from when tracing begins"));
         };
-        let wanted: BTreeSet<usize> = match self.held_back {
-            true => BTreeSet::new(),
-            false => self.tracing.sites.iter().copied().collect(),
+        let (leave, take) = match self.held_back {
+            true => (attachment.sites().map(|(site, _)| site).collect(), Vec::new()),
+            false => self.tracing.changes(attachment.sites()),
         };
-        let held: BTreeSet<usize> = attachment.sites().collect();
-        let leave: Vec<usize> = held.difference(&wanted).copied().collect();
-        let take: Vec<usize> = wanted.difference(&held).copied().collect();
         if let Some(relay) = &self.relay {
-            relay.functions(take.clone());
+            relay.functions(take.iter().map(|&(site, _)| site).collect());
         }
         let paused = match machine.pause() {
             Ok(paused) => paused,
@@ -109,9 +109,9 @@ impl Controller {
         let ram = Ram(machine.memory());
         let changed = attachment
             .disable(&ram, &leave)
-            .and_then(|_| attachment.enable(&ram, &self.kernel, &take));
+            .and_then(|_| attachment.enable_for(&ram, &self.kernel, &take));
         let count = attachment.held();
-        self.summary.sites.patched = count as u64;
+        self.count(&attachment);
         self.stage = Stage::Attached { attachment, from: None, init };
         let text = format!("{what}: {count} sites");
         let text = match &changed {

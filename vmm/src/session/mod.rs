@@ -8,6 +8,7 @@ mod arch;
 mod attach;
 mod control;
 mod guest;
+mod tracing;
 
 use crate::kernel::{Kernel, KernelError};
 use crate::machine::{Config, ConsoleSinks, Event, ExitReason, Machine, MachineError};
@@ -18,18 +19,8 @@ use std::io::Write;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
-use vmtrace_trampolines::Overflow;
 
-/// What to trace.
-#[derive(Clone, Debug)]
-pub struct Tracing {
-    /// Sites, indices into [`Kernel::sites`].
-    pub sites: Vec<usize>,
-    /// Begin when this site is first hit instead of right after `ftrace_init`.
-    pub from: Option<usize>,
-    /// What happens when a ring is full.
-    pub overflow: Overflow,
-}
+pub use tracing::Tracing;
 
 /// Gets bytes of the guest in pieces of any size.
 pub type Listener = Box<dyn FnMut(&[u8]) + Send>;

@@ -32,6 +32,9 @@ pub struct Sites {
     pub matched: u64,
     /// Patched at least once.
     pub patched: u64,
+    /// The same by tracer, if there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tracers: Vec<u64>,
     /// Left alone, by reason.
     pub skipped: Vec<Skipped>,
 }

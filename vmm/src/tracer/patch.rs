@@ -3,6 +3,7 @@
 use super::arch::{GuestCode, Hook};
 use super::ftrace::{self, Records};
 use super::guest::{Guest, GuestError, Image};
+use super::trace::Ops;
 use crate::kernel::{Kernel, Site, SiteSection};
 use std::collections::BTreeSet;
 
@@ -94,6 +95,8 @@ impl Edit {
 #[derive(Clone, Debug)]
 struct Held {
     site: usize,
+    /// `None`: a trap.
+    ops: Option<Ops>,
     init: bool,
     /// In the order in which they are written.
     edits: Vec<Edit>,
@@ -144,23 +147,27 @@ impl Patcher {
         self.held.iter().map(|held| held.site)
     }
 
-    /// Lets `sites` (indices into `kernel.sites()`) do what `hook` says. All vCPUs are
-    /// paused. Returns what was skipped.
+    /// The same with what each has.
+    pub(super) fn sites_with_ops(&self) -> impl Iterator<Item = (usize, Ops)> {
+        self.held.iter().filter_map(|held| Some((held.site, held.ops?)))
+    }
+
+    /// Lets sites (indices into `kernel.sites()`) do what the hook beside each says. All
+    /// vCPUs are paused. Returns what was skipped.
     ///
     /// # Errors
     /// When a write fails half-way; every site touched by this call is put back
     /// first.
-    pub(super) fn hold(
+    pub(super) fn hold<'a>(
         &mut self,
         place: &Place<'_>,
         records: &Records,
-        sites: &[usize],
-        hook: Hook<'_>,
+        sites: impl IntoIterator<Item = (usize, Hook<'a>)>,
     ) -> Result<Vec<Skip>, GuestError> {
         let guest = place.guest;
         let before = self.held.len();
         let mut skipped = Vec::new();
-        for &index in sites {
+        for (index, hook) in sites {
             let Some(site) = place.kernel.sites().get(index) else { continue };
             match self.check(place, records, index, site, hook) {
                 Err(reason) => skipped.push(Skip { site: index, reason }),
@@ -208,7 +215,11 @@ impl Patcher {
         if record.flags & ftrace::DISABLED != 0 && !self.flagged.contains(&index) {
             return Err(SkipReason::GuestDisabled);
         }
-        Ok(Held { site: index, init, edits, flags_at: record.flags_at })
+        let ops = match hook {
+            Hook::Call(ops) => Some(ops),
+            Hook::Trap(_) => None,
+        };
+        Ok(Held { site: index, ops, init, edits, flags_at: record.flags_at })
     }
 
     /// Whether the guest has freed `.init.text`.

@@ -26,7 +26,7 @@ pub struct Options {
 ///
 /// On riscv64 a site names its ops by itself, so that sites with distinct ops cost
 /// nothing to each other. On x86-64 all are the same, as yet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ops(u8);
 
 impl Ops {
@@ -176,10 +176,11 @@ impl Attachment {
         kernel: &Kernel,
         sites: &[usize],
     ) -> Result<AttachReport, TraceError> {
-        self.enable_for(guest, kernel, sites, Ops::default())
+        let sites: Vec<_> = sites.iter().map(|&site| (site, Ops::default())).collect();
+        self.enable_for(guest, kernel, &sites)
     }
 
-    /// The same, on account of `ops`.
+    /// The same, each on account of the ops beside it.
     ///
     /// # Errors
     /// As [`Attachment::enable`].
@@ -187,12 +188,12 @@ impl Attachment {
         &mut self,
         guest: &dyn Guest,
         kernel: &Kernel,
-        sites: &[usize],
-        ops: Ops,
+        sites: &[(usize, Ops)],
     ) -> Result<AttachReport, TraceError> {
         let start = Instant::now();
         let before = self.patcher.len();
-        let skipped = self.hold(guest, kernel, sites, Hook::Call(ops))?;
+        let hooks = sites.iter().map(|&(site, ops)| (site, Hook::Call(ops)));
+        let skipped = self.hold(guest, kernel, hooks)?;
         Ok(AttachReport {
             matched: sites.len(),
             patched: self.patcher.len() - before,
@@ -201,17 +202,16 @@ impl Attachment {
         })
     }
 
-    fn hold(
+    fn hold<'a>(
         &mut self,
         guest: &dyn Guest,
         kernel: &Kernel,
-        sites: &[usize],
-        hook: Hook<'_>,
+        sites: impl IntoIterator<Item = (usize, Hook<'a>)>,
     ) -> Result<Vec<Skip>, TraceError> {
         let records = Records::read(guest, &self.image, kernel, &self.books)?;
         log::debug!("the guest's ftrace knows {} sites", records.len());
         let place = Place { guest, image: &self.image, kernel, code: &*self.code };
-        Ok(self.patcher.hold(&place, &records, sites, hook)?)
+        Ok(self.patcher.hold(&place, &records, sites)?)
     }
 
     /// Gives `sites` back; they can be enabled again at any time. All vCPUs are
@@ -237,7 +237,7 @@ impl Attachment {
         site: usize,
         trap: &[u8],
     ) -> Result<Result<u64, SkipReason>, TraceError> {
-        let skipped = self.hold(guest, kernel, &[site], Hook::Trap(trap))?;
+        let skipped = self.hold(guest, kernel, [(site, Hook::Trap(trap))])?;
         Ok(match (skipped.first(), kernel.sites().get(site)) {
             (None, Some(site)) => Ok(self.code.trap(&self.image, site)),
             (Some(skip), _) => Err(skip.reason),
@@ -254,9 +254,9 @@ impl Attachment {
         Ok(())
     }
 
-    /// Indices of the sites that are ours.
-    pub fn sites(&self) -> impl Iterator<Item = usize> {
-        self.patcher.sites()
+    /// The sites (indices) that write records, with the ops of each.
+    pub fn sites(&self) -> impl Iterator<Item = (usize, Ops)> {
+        self.patcher.sites_with_ops()
     }
 
     /// How many sites are ours.

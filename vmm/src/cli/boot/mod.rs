@@ -4,6 +4,7 @@ mod emulated;
 mod here;
 mod spool;
 
+use crate::cli::check_globs;
 use crate::devices::virtio::vsock;
 use crate::export::{Player, Text};
 use crate::host::{HostArch, HostMode, THIS_PROGRAM, choose};
@@ -49,6 +50,12 @@ pub struct Args {
     /// Do not trace functions that match this glob; may be repeated
     #[arg(short, long, value_name = "GLOB")]
     pub notrace: Vec<String>,
+    /// Trace functions that match one of these globs on account of a tracer of their own; may be
+    /// repeated. Tracers cost nothing to each other's functions where the kernel has
+    /// CALL_OPS (riscv64). -f is the tracer before these, and nothing if absent; a function that
+    /// several match belongs to the first
+    #[arg(long, value_name = "GLOB[,GLOB...]", value_parser = parse_globs)]
+    pub tracer: Vec<TracerArg>,
     /// Begin to trace when this function is first called
     #[arg(long, value_name = "FUNCTION")]
     pub from: Option<String>,
@@ -123,6 +130,22 @@ pub enum HostArg {
     Emulated,
 }
 
+/// `--tracer`: its globs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TracerArg(Vec<String>);
+
+impl std::fmt::Display for TracerArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0.join(","))
+    }
+}
+
+fn parse_globs(text: &str) -> Result<TracerArg, String> {
+    let globs: Vec<String> = text.split(',').map(str::to_owned).collect();
+    check_globs(&globs).map_err(|error| error.to_string())?;
+    Ok(TracerArg(globs))
+}
+
 fn parse_size(text: &str) -> Result<u64, String> {
     let unit = match text.chars().last() {
         Some('k' | 'K') => 1 << 10,
@@ -163,12 +186,22 @@ impl Args {
     /// # Errors
     /// When no function matches, or that of `--from` cannot be traced.
     pub fn tracing(&self, kernel: &Kernel) -> Result<Tracing> {
-        let selection = kernel.select_with_report(&self.filter, &self.notrace);
-        if selection.sites.is_empty() {
-            return Err(KernelError::NoMatch { globs: selection.unmatched }.into());
+        let none = self.filter.is_empty() && !self.tracer.is_empty();
+        let filters = std::iter::once(&self.filter).chain(self.tracer.iter().map(|arg| &arg.0));
+        let (mut tracers, mut unmatched, mut unmatched_notrace) = (vec![], vec![], vec![]);
+        for (number, globs) in filters.enumerate() {
+            if number == 0 && none {
+                tracers.push(Vec::new());
+                continue;
+            }
+            let selection = kernel.select_with_report(globs, &self.notrace);
+            tracers.push(selection.sites);
+            unmatched.extend(selection.unmatched);
+            // The same for each.
+            unmatched_notrace = selection.unmatched_notrace;
         }
-        for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
-            eprintln!("vmtrace: warning: no function matches {glob:?}");
+        if tracers.len() > Tracing::MAX_TRACERS {
+            bail!("--tracer: there can be {} at most", Tracing::MAX_TRACERS - 1);
         }
         let from = match &self.from {
             None => None,
@@ -178,7 +211,20 @@ impl Args {
             OverflowArg::Drop => Overflow::Drop,
             OverflowArg::Overwrite => Overflow::Overwrite,
         };
-        Ok(Tracing { sites: selection.sites, from, overflow })
+        let tracing = Tracing { tracers, from, overflow };
+        let sites = tracing.sites();
+        if sites.is_empty() {
+            return Err(KernelError::NoMatch { globs: unmatched }.into());
+        }
+        for glob in unmatched.iter().chain(&unmatched_notrace) {
+            eprintln!("vmtrace: warning: no function matches {glob:?}");
+        }
+        for (count, arg) in tracing.counts(sites).into_iter().skip(1).zip(&self.tracer) {
+            if count == 0 {
+                eprintln!("vmtrace: warning: --tracer {arg} has no function of its own");
+            }
+        }
+        Ok(tracing)
     }
 }
 
@@ -270,6 +316,29 @@ pub fn run(args: &Args) -> Result<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn args(line: &str) -> Result<Args, clap::Error> {
+        let words = ["boot", "vmlinuz"].into_iter().chain(line.split_whitespace());
+        <Line as clap::Parser>::try_parse_from(words).map(|line| line.args)
+    }
+
+    // An emulated host gets the options as they were given here.
+    #[test]
+    fn tracers_are_lists_of_globs() {
+        let args = args("--tracer vfs_*,ksys_read --tracer tcp_*").unwrap();
+        let tracers: Vec<_> = args.tracer.iter().map(ToString::to_string).collect();
+        assert_eq!(tracers, ["vfs_*,ksys_read", "tcp_*"]);
+        assert_eq!(args.tracer[0], TracerArg(vec!["vfs_*".into(), "ksys_read".into()]));
+        for bad in ["", "a,", ",a", "a,,b"] {
+            assert!(parse_globs(bad).is_err(), "{bad:?}");
+        }
+    }
 
     #[test]
     fn sizes() {
