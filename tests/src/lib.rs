@@ -3,6 +3,7 @@
 pub mod arch;
 pub mod cases;
 pub mod live;
+pub mod stress;
 pub mod trace;
 
 use std::path::PathBuf;
@@ -29,12 +30,17 @@ pub fn vmtrace() -> Result<PathBuf> {
     Ok(PATH.get_or_init(|| path).clone())
 }
 
-/// A test depends on the library alone, so that cargo does not build the binary for it.
-fn build() -> Result<PathBuf> {
+/// The directory of programs that this one was built into.
+fn profile() -> Result<PathBuf> {
     let me = std::env::current_exe().context("where am I?")?;
     // PROFILE/deps/test-0123456789abcdef or PROFILE/program
-    let dir =
-        me.ancestors().skip(1).find(|dir| !dir.ends_with("deps")).context("no target directory")?;
+    let dir = me.ancestors().skip(1).find(|dir| !dir.ends_with("deps"));
+    Ok(dir.context("no target directory")?.to_owned())
+}
+
+/// A test depends on the library alone, so that cargo does not build the binary for it.
+fn build() -> Result<PathBuf> {
+    let dir = profile()?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(["build", "--quiet", "--locked", "--package", "vmtrace", "--bin", "vmtrace"]);
@@ -73,13 +79,12 @@ pub fn cross(package: &str, program: &str, arch: HostArch) -> Result<PathBuf> {
         HostArch::X86_64 => "x86_64-unknown-linux-gnu",
         HostArch::Riscv64 => "riscv64gc-unknown-linux-gnu",
     };
-    let me = std::env::current_exe().context("where am I?")?;
-    // DIRECTORY/TARGET/PROFILE/deps/test-0123456789abcdef
-    let directory = me.ancestors().nth(4).context("no target directory")?;
+    // DIRECTORY/TARGET/PROFILE
+    let directory = profile()?.ancestors().nth(2).context("no target directory")?.to_owned();
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(["build", "--quiet", "--locked", "--release", "--target", target]);
-    command.args(["--package", package, "--bin", program, "--target-dir"]).arg(directory);
+    command.args(["--package", package, "--bin", program, "--target-dir"]).arg(&directory);
     let status = command
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
         .status()

@@ -142,14 +142,6 @@ impl Trace {
 const LOST_GUESTS: usize = 3;
 static LOST: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts a guest that the emulation has lost; fails when that are too many.
-pub fn lost(how: &str) -> Result<()> {
-    let lost = LOST.fetch_add(1, Ordering::Relaxed) + 1;
-    eprintln!("guest {lost} lost by the emulation: {how}");
-    ensure!(lost <= LOST_GUESTS, "too many guests are lost: {how}");
-    Ok(())
-}
-
 /// Boots `kernel` with `args`; the console and the summary are its standard error.
 pub fn boot(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<(Finished, Trace)> {
     loop {
@@ -178,6 +170,14 @@ fn host_panicked(error: &Error) -> bool {
         }
         _ => false,
     }
+}
+
+/// Counts a guest that the emulation has lost; fails when that are too many.
+pub fn lost(how: &str) -> Result<()> {
+    let lost = LOST.fetch_add(1, Ordering::Relaxed) + 1;
+    eprintln!("guest {lost} lost by the emulation: {}", how.lines().next().unwrap_or_default());
+    ensure!(lost <= LOST_GUESTS, "too many guests are lost: {how}");
+    Ok(())
 }
 
 fn boot_once(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<(Finished, Trace)> {

@@ -96,3 +96,8 @@ fn the_command_line_works_end_to_end() {
         assert!(err.contains("vmtrace: run status 0"), "{err}");
     });
 }
+
+#[test]
+fn random_changes_leave_no_trace() {
+    GUESTS.random_changes_leave_no_trace(&["x86_64-6.12", "x86_64-7"]);
+}

@@ -41,3 +41,8 @@ fn from_begins_at_the_first_call() {
 fn overwrite_keeps_the_newest_and_counts_the_rest() {
     GUESTS.overwrite_keeps_the_newest_and_counts_the_rest("riscv64-7");
 }
+
+#[test]
+fn random_changes_leave_no_trace() {
+    GUESTS.random_changes_leave_no_trace(&RISCV_KERNELS);
+}

@@ -14,10 +14,15 @@
 //! vmtrace-guest bytes PORT N CONSOLE   sends N bytes to that port and gets N; then writes so
 //!                                      many to the console and tells how long that took
 //! vmtrace-guest bench                  instructions an event, under icount
+//! vmtrace-guest stress CPUS            forks and files until standard input says `end`; tells there
+//!                                      where the kernel's code differs from what it was
 //! vmtrace-guest crash                  panics the kernel (sysrq)
 //! vmtrace-guest uptime                 CLOCK_BOOTTIME in nanoseconds
 //! ```
 #![allow(unsafe_code, reason = "system calls")]
+
+mod bench;
+mod stress;
 
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
@@ -29,7 +34,6 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use vmtrace::devices::virtio::vsock::TRACE_PORT;
 use vmtrace::serve::{Format, Globs, Source, StreamRequest, ask_stream};
-use vmtrace_tests::arch::{SYSCALL, spin};
 
 /// Bytes moved at a time.
 const BLOCK: usize = 64 << 10;
@@ -47,7 +51,8 @@ fn main() -> Result<()> {
         ["consume", count] => consume(count.parse()?),
         ["call", port] => call(port.parse()?),
         ["bytes", port, count, console] => bytes(port.parse()?, count.parse()?, console.parse()?),
-        ["bench"] => bench(),
+        ["bench"] => bench::bench(),
+        ["stress", cpus] => stress::stress(cpus.parse()?),
         ["crash"] => Ok(fs::write("/proc/sysrq-trigger", "c")?),
         ["uptime"] => {
             println!("uptime {}", now(libc::CLOCK_BOOTTIME));
@@ -221,62 +226,6 @@ fn now(clock: libc::clockid_t) -> i64 {
     // SAFETY: a valid timespec.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
     time.tv_sec * 1_000_000_000 + time.tv_nsec
-}
-
-/// Nanoseconds of `body`, the median of many runs: the relay and interrupts take
-/// some of them.
-fn median(mut body: impl FnMut()) -> f64 {
-    let mut figures: Vec<i64> = (0..51)
-        .map(|_| {
-            let start = now(libc::CLOCK_MONOTONIC);
-            body();
-            now(libc::CLOCK_MONOTONIC) - start
-        })
-        .collect();
-    figures.sort_unstable();
-    f64::from(i32::try_from(figures[figures.len() / 2]).unwrap_or(i32::MAX))
-}
-
-fn bench() -> Result<()> {
-    const CALLS: u32 = 200;
-    const LOOP: u32 = 10_000;
-    let calls = || (0..CALLS).for_each(|_| call_getppid());
-    // Two instructions a round: how long is one?
-    let instruction = median(|| spin(LOOP)) / f64::from(2 * LOOP);
-    let per_call = || median(calls) / f64::from(CALLS) / instruction;
-    let name = format!("{SYSCALL}getppid");
-    let untraced = per_call();
-
-    // Small, and filled once before anything is measured: the first touch of a page of
-    // its buffer is a fault in the hypervisor, no cost of the tracer.
-    set("buffer_size_kb", "64")?;
-    // ftrace knows a function by one of its names only, whichever that is, and tells of a
-    // wrong one only when a newline ends it.
-    set("set_ftrace_filter", "*sys_getppid\n")?;
-    set("current_tracer", "function")?;
-    per_call();
-    let function = per_call();
-    set("current_tracer", "nop")?;
-    set("set_ftrace_filter", "")?;
-
-    set("kprobe_events", &format!("p:vmtrace_bench {name}"))?;
-    set("events/kprobes/vmtrace_bench/enable", "1")?;
-    per_call();
-    let kprobe = per_call();
-    set("events/kprobes/vmtrace_bench/enable", "0")?;
-    set("kprobe_events", "")?;
-    let again = per_call();
-
-    // vmtrace waits for this call: --from the function of getpgid
-    mark();
-    per_call();
-    let vmtrace = per_call();
-    println!("bench untraced {untraced:.1}");
-    println!("bench untraced-again {again:.1}");
-    println!("bench function {:.1}", function - untraced);
-    println!("bench kprobe {:.1}", kprobe - untraced);
-    println!("bench vmtrace {:.1}", vmtrace - again);
-    Ok(())
 }
 
 fn functions_in(trace: &str) -> BTreeSet<&str> {

@@ -1,0 +1,135 @@
+//! Work for the guest while its sites change, and its own look at its code.
+
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::io::{BufRead, Write};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Forks and files on every CPU until standard input says `end`. At `keep` a copy of the
+/// kernel's code is made; at `compare` it is told where that differs now.
+pub(crate) fn stress(cpus: usize) -> Result<()> {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stop = &stop;
+        let workers: Vec<_> = (0..cpus).map(|cpu| scope.spawn(move || work(cpu, stop))).collect();
+        let obeyed = obey();
+        stop.store(true, Ordering::Relaxed);
+        for worker in workers {
+            println!("worked {}", worker.join().map_err(|_| anyhow::anyhow!("a panic"))??);
+        }
+        obeyed
+    })
+}
+
+fn obey() -> Result<()> {
+    let mut kept = Vec::new();
+    println!("stress ready");
+    for line in std::io::stdin().lock().lines() {
+        match line?.trim() {
+            "keep" => {
+                kept = text()?;
+                println!("kept {}", kept.len());
+            }
+            "compare" => {
+                let now = text()?;
+                let mut out = String::new();
+                let mut count = 0;
+                for (start, end) in differences(&kept, &now) {
+                    out += &format!("differs {start:x} {end:x}\n");
+                    count += 1;
+                }
+                out += &format!("compared {count}\n");
+                std::io::stdout().lock().write_all(out.as_bytes())?;
+            }
+            "end" => break,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Rounds of what one process on one CPU does: processes and files come and go.
+fn work(cpu: usize, stop: &AtomicBool) -> Result<u64> {
+    super::pin(cpu)?;
+    let (path, other) = (format!("/tmp/stress-{cpu}"), format!("/tmp/stress-{cpu}-renamed"));
+    let mut rounds = 0;
+    while !stop.load(Ordering::Relaxed) {
+        // SAFETY: the child makes one system call and is gone.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends the process, runs nothing of it.
+            unsafe { libc::_exit(7) };
+        }
+        let mut status = 0;
+        // SAFETY: a child of ours, a valid place for its status.
+        if child < 0 || unsafe { libc::waitpid(child, &raw mut status, 0) } != child {
+            bail!("fork: {}", std::io::Error::last_os_error());
+        }
+        if !libc::WIFEXITED(status) || libc::WEXITSTATUS(status) != 7 {
+            bail!("a child died: status {status:#x}");
+        }
+        let content = rounds.to_string().repeat(1000);
+        fs::write(&path, &content)?;
+        fs::rename(&path, &other)?;
+        if fs::read_to_string(&other)? != content {
+            bail!("a file has changed");
+        }
+        fs::remove_file(&other)?;
+        rounds += 1;
+    }
+    Ok(rounds)
+}
+
+/// The kernel's code as it is, through `/proc/kcore`.
+fn text() -> Result<Vec<u8>> {
+    let iomem = fs::read_to_string("/proc/iomem")?;
+    let line = iomem.lines().find_map(|line| line.trim().strip_suffix(" : Kernel code"));
+    let (start, last) = line.and_then(|range| range.split_once('-')).context("no kernel code")?;
+    let (start, last) = (u64::from_str_radix(start, 16)?, u64::from_str_radix(last, 16)?);
+    let len = usize::try_from(last - start + 1)?;
+
+    let kcore = fs::File::open("/proc/kcore")?;
+    let mut header = [0; 64];
+    kcore.read_exact_at(&mut header, 0)?;
+    let field = |bytes: &[u8], at: usize, len: usize| -> u64 {
+        bytes[at..at + len].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
+    };
+    let (table, count) = (field(&header, 32, 8), field(&header, 56, 2));
+    for index in 0..count {
+        let mut program = [0; 56];
+        kcore.read_exact_at(&mut program, table + 56 * index)?;
+        let (offset, size) = (field(&program, 8, 8), field(&program, 32, 8));
+        // Memory has a physical address, other segments have -1.
+        let Some(before) = start.checked_sub(field(&program, 24, 8)) else { continue };
+        if field(&program, 0, 4) == 1 && before + len as u64 <= size {
+            let mut text = vec![0; len];
+            kcore.read_exact_at(&mut text, offset + before)?;
+            return Ok(text);
+        }
+    }
+    bail!("no kernel code in /proc/kcore")
+}
+
+/// Ranges of bytes that are not the same.
+fn differences(old: &[u8], new: &[u8]) -> Vec<(usize, usize)> {
+    if old.len() != new.len() {
+        return vec![(0, old.len().max(new.len()))];
+    }
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    // Most blocks are equal, and comparing those at once is fast.
+    const BLOCK: usize = 4096;
+    for (number, (old, new)) in old.chunks(BLOCK).zip(new.chunks(BLOCK)).enumerate() {
+        if old == new {
+            continue;
+        }
+        for (at, _) in old.iter().zip(new).enumerate().filter(|(_, (old, new))| old != new) {
+            let at = number * BLOCK + at;
+            match ranges.last_mut() {
+                Some((_, end)) if *end == at => *end += 1,
+                _ => ranges.push((at, at + 1)),
+            }
+        }
+    }
+    ranges
+}

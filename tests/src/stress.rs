@@ -1,0 +1,291 @@
+//! Random changes of what is traced while the guest works: whatever is changed when,
+//! the guest must not notice, and must have its code back at the end.
+
+use crate::SharedHost;
+use crate::cases::trouble;
+use crate::trace::{WORKLOAD, arch_of, kernel, lost};
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeSet;
+use std::io::{PipeWriter, Write};
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+use vmtrace::host::{Job, JobEnd, Stdin};
+use vmtrace::kernel::{Arch, Kernel, SiteSection};
+use vmtrace::serve::{Control, Globs, Source, command};
+use vmtrace::session::Tracing;
+use vmtrace_trampolines::Overflow;
+
+/// How many rounds, unless `VMTRACE_STRESS_ROUNDS` says it.
+const ROUNDS: u64 = 20;
+const CPUS: usize = 2;
+/// Tracers beside that of the filter, whose sites it takes and gives back.
+const TRACERS: [&str; 2] = ["vfs_r*", "do_sys_*"];
+/// In the host.
+const SOCKET: &str = "/stress.socket";
+/// For one answer of the guest or of vmtrace.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A guest's console as it comes: what came, and whether it has ended.
+#[derive(Clone, Default)]
+struct Console(Arc<Shared>);
+
+type Shared = (Mutex<(Vec<u8>, bool)>, Condvar);
+
+impl Console {
+    /// The complete lines from `from` on, once one of them begins with `key`; and where
+    /// the next begin.
+    fn wait(&self, from: usize, key: &str) -> Result<(String, usize)> {
+        let end = Instant::now() + PATIENCE;
+        let (state, changed) = &*self.0;
+        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let new = &state.0[from..];
+            let complete = new.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+            let text = String::from_utf8_lossy(&new[..complete]);
+            if text.lines().any(|line| line.trim().starts_with(key)) {
+                return Ok((text.into_owned(), from + complete));
+            }
+            ensure!(!state.1, "the guest ended before it said {key:?}");
+            let left = end.saturating_duration_since(Instant::now());
+            ensure!(!left.is_zero(), "the guest does not say {key:?}");
+            state = changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn end(&self) {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
+        self.0.1.notify_all();
+    }
+
+    fn text(&self) -> String {
+        let state = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&state.0).into_owned()
+    }
+}
+
+impl Write for Console {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).0.extend(bytes);
+        self.0.1.notify_all();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The same numbers for the same seed (xorshift).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 16).unwrap_or(0) % bound
+    }
+}
+
+/// Who changes what is traced, and asks the guest.
+struct Driver<'a> {
+    kernel: &'a Kernel,
+    socket: &'a Path,
+    console: Console,
+    input: PipeWriter,
+    /// How much of the console has been read.
+    read: usize,
+    /// The sites of the tracers beside the filter's.
+    others: Vec<Vec<usize>>,
+}
+
+impl Driver<'_> {
+    fn ask(&mut self, request: &str, answer: &str) -> Result<String> {
+        writeln!(self.input, "{request}")?;
+        let (text, read) = self.console.wait(self.read, answer)?;
+        self.read = read;
+        Ok(text)
+    }
+
+    /// Gives a command that changes what is traced; returns how many sites then are.
+    fn control(&self, control: &Control) -> Result<usize> {
+        let stream = Source::Unix(self.socket.into()).connect(PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let answer = command(&stream, control)?;
+        let sites = answer.strip_suffix(" sites").and_then(|text| text.rsplit_once(": "));
+        sites.and_then(|(_, count)| count.parse().ok()).with_context(|| answer.clone())
+    }
+
+    /// Sites that hold a call with this filter: all of it and of the other tracers that
+    /// the guest has not freed.
+    fn expected(&self, globs: &Globs) -> BTreeSet<usize> {
+        let first = self.kernel.select_with_report(&globs.filter, &globs.notrace).sites;
+        let tracers = std::iter::once(first).chain(self.others.iter().cloned()).collect();
+        let tracing = Tracing { tracers, from: None, overflow: Overflow::Drop };
+        let sites = self.kernel.sites();
+        let kept = |&site: &usize| sites[site].section == SiteSection::Text;
+        tracing.sites().into_keys().filter(kept).collect()
+    }
+
+    /// Sites (indices) whose bytes are not as they were kept, by the guest's own look.
+    fn changed(&mut self) -> Result<BTreeSet<usize>> {
+        let said = self.ask("compare", "compared ")?;
+        let base = self.kernel.symbols().address("_text").context("no _text")?;
+        let sites = self.kernel.sites();
+        let after = match self.kernel.arch() {
+            Arch::X86_64 => |site: &vmtrace::kernel::Site| site.location + 5,
+            Arch::Riscv64 => |site: &vmtrace::kernel::Site| site.entry + 8,
+        };
+        let mut changed = BTreeSet::new();
+        for range in said.lines().filter_map(|line| line.trim().strip_prefix("differs ")) {
+            let (start, end) = range.split_once(' ').context("no range")?;
+            let start = base + u64::from_str_radix(start, 16)?;
+            let end = base + u64::from_str_radix(end, 16)?;
+            let first = sites.partition_point(|site| after(site) <= start);
+            // What lies in no site is the kernel's own: it switches static branches.
+            changed.extend((first..sites.len()).take_while(|&site| sites[site].location < end));
+        }
+        Ok(changed)
+    }
+
+    fn drive(&mut self, seed: u64, rounds: u64) -> Result<()> {
+        self.read = self.console.wait(0, "stress ready")?.1;
+        ensure!(self.control(&Control::Pause)? == 0, "a pause gives all back");
+        self.ask("keep", "kept ")?;
+        self.control(&Control::Resume)?;
+        // A comparison that sees nothing would prove nothing.
+        let globs = Globs { filter: vec!["vfs_*".into()], notrace: Vec::new() };
+        let expected = self.expected(&globs);
+        ensure!(self.control(&Control::Filter(globs))? == expected.len(), "sites are missing");
+        let changed = self.changed()?;
+        ensure!(changed == expected && changed.len() > 50, "{changed:?} are not {expected:?}");
+
+        let mut random = Random(seed);
+        let kernel = self.kernel;
+        let kept = kernel.sites().iter().filter(|site| site.section == SiteSection::Text);
+        let named: Vec<&str> = kept.filter_map(|site| kernel.site_name(site)).collect();
+        for round in 0..rounds {
+            let globs = random_globs(&mut random, &named);
+            let expected = self.expected(&globs).len();
+            let text = globs.to_string();
+            let held = self.control(&Control::Filter(globs)).with_context(|| text.clone())?;
+            ensure!(held == expected, "round {round}: {held} sites of {expected}: {text}");
+            if random.below(10) == 0 {
+                let held = self.control(&Control::Pause)?;
+                ensure!(held == 0, "round {round}: {held} sites in a pause");
+                let held = self.control(&Control::Resume)?;
+                ensure!(held == expected, "round {round}: {held} sites of {expected} again");
+            }
+        }
+
+        ensure!(self.control(&Control::Pause)? == 0, "a pause gives all back");
+        let changed = self.changed()?;
+        let names = changed.iter().filter_map(|&site| {
+            let site = self.kernel.sites().get(site)?;
+            self.kernel.site_name(site)
+        });
+        ensure!(changed.is_empty(), "not as before: {:?}", names.collect::<Vec<_>>());
+        Ok(())
+    }
+}
+
+/// Some functions, and in half of all cases those with a common beginning.
+fn random_globs(random: &mut Random, named: &[&str]) -> Globs {
+    let mut one = || named[random.below(named.len())].to_owned();
+    let mut filter: Vec<String> = (0..8).map(|_| one()).collect();
+    filter.truncate(1 + random.below(8));
+    if random.below(2) == 0 {
+        let name = named[random.below(named.len())];
+        let len = 3 + random.below(4);
+        filter.push(format!("{}*", name.get(..len).unwrap_or(name)));
+    }
+    Globs { filter, notrace: Vec::new() }
+}
+
+fn number(variable: &str) -> Result<Option<u64>> {
+    let Ok(text) = std::env::var(variable) else { return Ok(None) };
+    Ok(Some(text.parse().with_context(|| format!("{variable}={text}"))?))
+}
+
+/// A guest forks and files on two vCPUs while what is traced changes at random.
+///
+/// `VMTRACE_STRESS_ROUNDS` says how often, `VMTRACE_STRESS_SEED` repeats a plan (not its
+/// moments).
+pub fn stress(host: &SharedHost, name: &str) -> Result<()> {
+    let rounds = number("VMTRACE_STRESS_ROUNDS")?.unwrap_or(ROUNDS);
+    let now = || UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
+    let seed = number("VMTRACE_STRESS_SEED")?.unwrap_or_else(now).max(1);
+    let kernel = kernel(name)?;
+    loop {
+        let start = Instant::now();
+        let (driven, end, said) = once(host, name, &kernel, seed, rounds)?;
+        let is_lost = said.contains("vmtrace: guest triple fault")
+            || (driven.is_err() && said.contains("vmtrace: guest timeout"));
+        if is_lost {
+            lost(&format!("{name}, stress, seed {seed}: {driven:?}\n{said}"))?;
+            continue;
+        }
+        driven.with_context(|| format!("{name}, seed {seed}\n{said}"))?;
+        ensure!(end.code == Some(0), "{name}, seed {seed}: {end:?}\n{said}");
+        ensure!(trouble(&said).is_none(), "{name}, seed {seed}: {:?}\n{said}", trouble(&said));
+        // The control socket makes vmtrace tell that these guests have no vsock.
+        let mut notes = said.lines().filter(|line| line.starts_with("vmtrace: note"));
+        let note = notes.find(|note| !note.contains("no vsock in the guest"));
+        ensure!(note.is_none(), "{name}, seed {seed}: {note:?}\n{said}");
+        let work = said.lines().filter_map(|line| line.trim().strip_prefix("worked "));
+        let work: Vec<u64> = work.map(str::parse).collect::<Result<_, _>>()?;
+        ensure!(work.len() == CPUS && work.iter().all(|&work| work > 0), "{work:?}\n{said}");
+        println!("{name}: seed {seed}, {rounds} rounds in {:?}, {work:?} of work", start.elapsed());
+        for line in said.lines().filter(|line| line.starts_with("vmtrace: ")) {
+            println!("  {}", line.trim());
+        }
+        return Ok(());
+    }
+}
+
+fn once(
+    host: &SharedHost,
+    name: &str,
+    kernel: &Kernel,
+    seed: u64,
+    rounds: u64,
+) -> Result<(Result<()>, JobEnd, String)> {
+    let directory = tempfile::tempdir()?;
+    let socket = directory.path().join("socket");
+    let console = Console::default();
+    let (reader, input) = std::io::pipe()?;
+    let others = TRACERS.iter().map(|glob| kernel.select(&[(*glob).to_owned()], &[]));
+    let others = others.collect::<Result<_, _>>()?;
+    let mut driver =
+        Driver { kernel, socket: &socket, console: console.clone(), input, read: 0, others };
+    let (image, work) = (format!("/k/{name}"), format!("{WORKLOAD} stress {CPUS}"));
+    let (cpus, timeout) = (CPUS.to_string(), 240 + 3 * rounds);
+    let seconds = timeout.to_string();
+    let mut args = vec!["boot", &image, "--host", "kvm", "-o", "/dev/null", "-f", "vfs_*"];
+    args.extend(["--cpus", &cpus, "--timeout", &seconds, "--socket", SOCKET]);
+    args.extend(["--cmdline", arch_of(name)?.guest_cmdline(), "--add", WORKLOAD, "--run", &work]);
+    args.extend(TRACERS.iter().flat_map(|globs| ["--tracer", globs]));
+    let (mut stdout, mut stderr) = (std::io::sink(), console.clone());
+    let mut job = Job::new(args, &mut stdout, &mut stderr);
+    job.stdin = Stdin::Reader(Box::new(reader));
+    job.timeout = Some(Duration::from_secs(timeout + 60));
+    let (driven, end) = host.with(|host| {
+        let tunnel = host.tunnel(&socket, SOCKET);
+        let mut driven = Ok(());
+        let end = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                driven = tunnel
+                    .map_err(anyhow::Error::from)
+                    .and_then(|_tunnel| driver.drive(seed, rounds));
+                // However it went; the guest may be gone.
+                let _ = writeln!(driver.input, "end");
+            });
+            let end = host.run(job);
+            console.end();
+            end
+        })?;
+        Ok((driven, end))
+    })?;
+    Ok((driven, end, console.text()))
+}
