@@ -3,9 +3,11 @@
 use crate::{Finished, SharedHost};
 use anyhow::{Context, Error, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use vmtrace::host::{FileSource, HostArch, HostError, HostOptions, cache_dir};
+use vmtrace::initramfs::{Builder, Modules};
 use vmtrace::kernel::Kernel;
 use vmtrace::stream::{Exit, Frame, Header, Reader, Summary};
 
@@ -54,6 +56,14 @@ pub fn syscall(kernel: &str, call: &str) -> Result<String> {
         HostArch::Riscv64 => "__riscv_sys_",
     };
     Ok(format!("{prefix}{call}"))
+}
+
+/// An initramfs whose guest has the socket device's driver, and runs `line` with `program`.
+pub fn socket_initrd(kernel: &str, line: &str, program: &Path) -> Result<Vec<u8>> {
+    let cache = cache_dir().context("no cache directory")?;
+    let modules = Modules::open(&cache.join("kernels").join(kernel).join("modules"))?;
+    let modules = modules.resolve(&["virtio_mmio", "vmw_vsock_virtio_transport"])?;
+    Ok(Builder::new().run(Some(line)).add_file(program).modules(modules).build()?)
 }
 
 /// One record with its function's name.

@@ -1,13 +1,13 @@
 //! The kernel's own vsock_test between a guest and the device, in the emulated host.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use vmtrace::host::{FileSource, HostArch, HostOptions, cache_dir};
-use vmtrace::initramfs::{Builder, Modules};
-use vmtrace_tests::SharedHost;
+use vmtrace::host::{FileSource, HostArch, HostOptions};
 use vmtrace_tests::live::unless_lost;
-use vmtrace_tests::trace::{KERNELS, options};
+use vmtrace_tests::trace::{RISCV_KERNELS, options, socket_initrd};
+use vmtrace_tests::{SharedHost, cross};
 
 const HELPER: &str = "/bin/helper";
 const PEER: &str = "/bin/vsock-test";
@@ -16,15 +16,44 @@ const SOCKET: &str = "/run/v.sock";
 const OTHER_SOCKETS: [u8; 9] = [6, 7, 8, 9, 11, 13, 15, 19, 25];
 /// Zero-copy sending, which the host's Unix sockets do not have.
 const ZERO_COPY: [u8; 2] = [18, 20];
+/// What Linux 6.1 itself cannot: the test is that of 6.12. An error for bad buffers, SIGPIPE, zero-copy sending, credit
+/// for SO_RCVLOWAT, SIOCOUTQ.
+const NOT_YET: [u8; 7] = [12, 16, 17, 18, 20, 22, 24];
+const CASES: usize = 17;
 
-static HOST: SharedHost = SharedHost::new(host);
+static USUAL: Guests = Guests {
+    host: SharedHost::new(|| host(HostArch::X86_64, &["x86_64-6.12", "x86_64-7"])),
+    arch: HostArch::X86_64,
+};
+static OTHERS: Guests = Guests {
+    host: SharedHost::new(|| host(HostArch::X86_64, &["x86_64-6.1", "x86_64-7"])),
+    arch: HostArch::X86_64,
+};
+static RISCV: Guests = Guests {
+    host: SharedHost::new(|| host(HostArch::Riscv64, &RISCV_KERNELS)),
+    arch: HostArch::Riscv64,
+};
+
+struct Guests {
+    host: SharedHost,
+    arch: HostArch,
+}
 
 /// The directory of the test's programs.
-fn programs() -> anyhow::Result<PathBuf> {
+fn programs(arch: HostArch) -> anyhow::Result<PathBuf> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../images/vsock-test");
-    let output = Command::new(script).stderr(Stdio::inherit()).output()?;
+    let mut command = Command::new(script);
+    if !arch.is_native() {
+        command.arg(arch.name());
+    }
+    let output = command.stderr(Stdio::inherit()).output()?;
     anyhow::ensure!(output.status.success(), "images/vsock-test: {}", output.status);
     Ok(String::from_utf8(output.stdout)?.trim_end().into())
+}
+
+/// A program of these tests.
+fn program(arch: HostArch, name: &str, native: &str) -> anyhow::Result<PathBuf> {
+    if arch.is_native() { Ok(native.into()) } else { cross("vmtrace-tests", name, arch) }
 }
 
 fn skips(cases: &[u8]) -> Vec<String> {
@@ -32,62 +61,90 @@ fn skips(cases: &[u8]) -> Vec<String> {
 }
 
 /// The guest's part, as its initramfs: `mode` is the guest's.
-fn initrd(kernel: &str, mode: &str) -> anyhow::Result<Vec<u8>> {
-    let cache = cache_dir().ok_or_else(|| anyhow::anyhow!("no cache directory"))?;
-    let modules = Modules::open(&cache.join("kernels").join(kernel).join("modules"))?;
-    let modules = modules.resolve(&["virtio_mmio", "vmw_vsock_virtio_transport"])?;
+fn initrd(arch: HostArch, kernel: &str, mode: &str) -> anyhow::Result<Vec<u8>> {
     let skip = skips(&OTHER_SOCKETS).join(" ");
     let address = if mode == "client" { "--control-host=host " } else { "" };
     let line = format!("/guest --mode={mode} {address}--control-port=9999 --peer-cid=2 {skip}");
-    Ok(Builder::new()
-        .run(Some(line))
-        .add_file(programs()?.join("guest"))
-        .modules(modules)
-        .build()?)
+    socket_initrd(kernel, &line, &programs(arch)?.join("guest"))
 }
 
-fn host() -> anyhow::Result<HostOptions> {
-    let mut options = options(env!("CARGO_BIN_EXE_vmtrace-guest"), &KERNELS[1..2])?;
+fn host(arch: HostArch, kernels: &[&str]) -> anyhow::Result<HostOptions> {
+    let workload = program(arch, "vmtrace-guest", env!("CARGO_BIN_EXE_vmtrace-guest"))?;
+    let helper = program(arch, "host-helper", env!("CARGO_BIN_EXE_host-helper"))?;
+    let mut options = options(&workload.to_string_lossy(), kernels)?;
     let mut add = |name: &str, source| options.files.push((name.to_owned(), source));
-    add(HELPER, FileSource::Path(env!("CARGO_BIN_EXE_host-helper").into()));
-    add(PEER, FileSource::Path(programs()?.join("host")));
-    for kernel in &KERNELS[1..2] {
+    add(HELPER, FileSource::Path(helper));
+    add(PEER, FileSource::Path(programs(arch)?.join("host")));
+    for kernel in kernels {
         for mode in ["client", "server"] {
-            add(&format!("/i/{kernel}-{mode}"), FileSource::Bytes(initrd(kernel, mode)?));
+            add(&format!("/i/{kernel}-{mode}"), FileSource::Bytes(initrd(arch, kernel, mode)?));
         }
     }
     Ok(options)
 }
 
-fn check(kernel: &str, guest: &str, peer: &[&str], skip: &[u8], passed: usize) {
-    let (image, initrd) = (format!("/k/{kernel}"), format!("/i/{kernel}-{guest}"));
-    let mut args: Vec<&str> = vec!["beside", "/init", "boot", &image, "--host", "kvm"];
-    args.extend(["--initrd", &initrd, "--expect-run", "--vsock", SOCKET, "--timeout", "600"]);
-    args.extend(["-f", "__x64_sys_getppid", "-o", "/trace"]);
-    args.extend(["--cmdline", HostArch::native().guest_cmdline(), "--", PEER]);
-    args.extend(peer);
-    let skip = skips(&[&OTHER_SOCKETS, skip].concat());
-    args.extend(skip.iter().map(String::as_str));
-    let change = |job: &mut vmtrace::host::Job<'_>| {
-        job.env.insert("VSOCK_PATH".into(), SOCKET.into());
-    };
-    let done = HOST.run(Some(HELPER), &args, &[], change).unwrap();
-    let (out, err) = (done.out(), done.err());
-    assert_eq!(done.end.code, Some(0), "{kernel}: {out}\n{err}");
-    let ok =
-        out.lines().filter(|line| line.starts_with(char::is_numeric) && line.ends_with("...ok"));
-    assert_eq!(ok.count(), passed, "{out}\n{err}");
+impl Guests {
+    fn check(&self, kernel: &str, guest: &str, peer: &[&str], skip: &[u8]) {
+        let (image, initrd) = (format!("/k/{kernel}"), format!("/i/{kernel}-{guest}"));
+        let mut args: Vec<&str> = vec!["beside", "/init", "boot", &image, "--host", "kvm"];
+        args.extend(["--initrd", &initrd, "--expect-run", "--vsock", SOCKET, "--timeout", "600"]);
+        args.extend(["-f", "vfs_read", "-o", "/trace"]);
+        args.extend(["--cmdline", self.arch.guest_cmdline(), "--", PEER]);
+        args.extend(peer);
+        let lacks: &[u8] = if kernel.ends_with("-6.1") { &NOT_YET } else { &[] };
+        let skip: BTreeSet<u8> = skip.iter().chain(lacks).copied().collect();
+        let passed = CASES - skip.len();
+        let skip = skips(&OTHER_SOCKETS.into_iter().chain(skip).collect::<Vec<_>>());
+        args.extend(skip.iter().map(String::as_str));
+        let change = |job: &mut vmtrace::host::Job<'_>| {
+            job.env.insert("VSOCK_PATH".into(), SOCKET.into());
+        };
+        let done = self.host.run(Some(HELPER), &args, &[], change).unwrap();
+        let (out, err) = (done.out(), done.err());
+        assert_eq!(done.end.code, Some(0), "{kernel}: {out}\n{err}");
+        let ok = out
+            .lines()
+            .filter(|line| line.starts_with(char::is_numeric) && line.ends_with("...ok"));
+        assert_eq!(ok.count(), passed, "{kernel}: {out}\n{err}");
+    }
+
+    fn client(&self, kernel: &str) {
+        let peer = ["--mode=server", "--control-port=9999", "--peer-cid=3"];
+        unless_lost(|| self.check(kernel, "client", &peer, &[]));
+    }
+
+    fn server(&self, kernel: &str) {
+        let peer = ["--mode=client", "--control-host=guest", "--control-port=9999", "--peer-cid=3"];
+        unless_lost(|| self.check(kernel, "server", &peer, &ZERO_COPY));
+    }
 }
 
 // Opening, closing, half closing, credit, splitting: what Linux expects of a peer.
 #[test]
 fn the_kernels_own_test_passes_with_the_guest_as_client() {
-    let peer = ["--mode=server", "--control-port=9999", "--peer-cid=3"];
-    unless_lost(|| check("x86_64-6.12", "client", &peer, &[], 17));
+    USUAL.client("x86_64-6.12");
+    USUAL.client("x86_64-7");
 }
 
 #[test]
 fn the_kernels_own_test_passes_with_the_guest_as_server() {
-    let peer = ["--mode=client", "--control-host=guest", "--control-port=9999", "--peer-cid=3"];
-    unless_lost(|| check("x86_64-6.12", "server", &peer, &ZERO_COPY, 15));
+    USUAL.server("x86_64-6.12");
+}
+
+#[test]
+#[ignore = "another host and four boots: for changes of the device"]
+fn the_kernels_own_test_passes_on_other_kernels() {
+    for kernel in ["x86_64-6.1", "x86_64-7"] {
+        OTHERS.client(kernel);
+        OTHERS.server(kernel);
+    }
+}
+
+#[test]
+#[ignore = "another host and four boots: for changes of the device"]
+fn the_kernels_own_test_passes_on_riscv64() {
+    for kernel in RISCV_KERNELS {
+        RISCV.client(kernel);
+        RISCV.server(kernel);
+    }
 }
