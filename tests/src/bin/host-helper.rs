@@ -1,8 +1,13 @@
 //! A program for the tests of jobs: it runs inside the emulated host and does what its arguments say.
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Bytes moved at a time.
+const BLOCK: usize = 64 << 10;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -18,6 +23,9 @@ fn main() -> ExitCode {
             std::thread::sleep(Duration::from_secs(600));
         }
         ["env", name] => println!("{}", std::env::var(name).unwrap_or_default()),
+        ["drain"] => drop(std::io::copy(&mut std::io::stdin(), &mut std::io::sink())),
+        ["socket-bytes", count] => socket_bytes(number(count)),
+        ["bytes", path, count] => bytes(path, number(count)),
         ["cat"] => drop(std::io::copy(&mut std::io::stdin(), &mut std::io::stdout())),
         ["read", path] => {
             print!("{}", std::fs::read_to_string(path).unwrap_or_else(|e| e.to_string()));
@@ -76,6 +84,49 @@ fn main() -> ExitCode {
         _ => return ExitCode::from(99),
     }
     ExitCode::SUCCESS
+}
+
+fn consume(mut stream: UnixStream) -> u64 {
+    let (mut buffer, mut total) = (vec![0; BLOCK], 0);
+    loop {
+        match stream.read(&mut buffer).unwrap() {
+            0 => return total,
+            count => total += count as u64,
+        }
+    }
+}
+
+fn produce(mut stream: &UnixStream, count: u64) {
+    let block = vec![0; BLOCK];
+    for _ in 0..count / BLOCK as u64 {
+        stream.write_all(&block).unwrap();
+    }
+    stream.shutdown(Shutdown::Write).unwrap();
+}
+
+/// Bytes from a thread to another through a Unix socket, and how long they take.
+fn socket_bytes(count: u64) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let start = Instant::now();
+    let producer = std::thread::spawn(move || produce(&theirs, count));
+    assert_eq!(consume(ours), count);
+    println!("unix-socket-nanoseconds {}", start.elapsed().as_nanos());
+    producer.join().unwrap();
+}
+
+/// Takes so many bytes from the first who connects to the socket and gives them to the second.
+fn bytes(path: &str, count: u64) {
+    let listener = UnixListener::bind(path).unwrap();
+    let (stream, _) = listener.accept().unwrap();
+    let start = Instant::now();
+    assert_eq!(consume(stream), count);
+    println!("guest-to-host-nanoseconds {}", start.elapsed().as_nanos());
+    let (stream, _) = listener.accept().unwrap();
+    let start = Instant::now();
+    produce(&stream, count);
+    // It is closed when all of it was read.
+    consume(stream);
+    println!("host-to-guest-nanoseconds {}", start.elapsed().as_nanos());
 }
 
 fn beside(both: &[&str]) -> ExitCode {
