@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
 use std::io::{PipeWriter, Write};
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 use vmtrace::host::{Job, JobEnd, Stdin};
 use vmtrace::kernel::{Arch, Kernel, SiteSection};
@@ -26,48 +26,61 @@ const SOCKET: &str = "/stress.socket";
 /// For one answer of the guest or of vmtrace.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A guest's console as it comes: what came, and whether it has ended.
+/// A guest's console as it comes.
 #[derive(Clone, Default)]
 struct Console(Arc<Shared>);
 
-type Shared = (Mutex<(Vec<u8>, bool)>, Condvar);
+#[derive(Default)]
+struct Shared {
+    said: Mutex<Said>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Said {
+    text: Vec<u8>,
+    ended: bool,
+}
 
 impl Console {
+    fn said(&self) -> MutexGuard<'_, Said> {
+        self.0.said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The complete lines from `from` on, once one of them begins with `key`; and where
     /// the next begin.
     fn wait(&self, from: usize, key: &str) -> Result<(String, usize)> {
         let end = Instant::now() + PATIENCE;
-        let (state, changed) = &*self.0;
-        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = self.said();
         loop {
-            let new = &state.0[from..];
+            let new = &said.text[from..];
             let complete = new.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
             let text = String::from_utf8_lossy(&new[..complete]);
             if text.lines().any(|line| line.trim().starts_with(key)) {
                 return Ok((text.into_owned(), from + complete));
             }
-            ensure!(!state.1, "the guest ended before it said {key:?}");
+            ensure!(!said.ended, "the guest ended before it said {key:?}");
             let left = end.saturating_duration_since(Instant::now());
             ensure!(!left.is_zero(), "the guest does not say {key:?}");
-            state = changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            said =
+                self.0.changed.wait_timeout(said, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     fn end(&self) {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
-        self.0.1.notify_all();
+        self.said().ended = true;
+        self.0.changed.notify_all();
     }
 
     fn text(&self) -> String {
-        let state = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        String::from_utf8_lossy(&state.0).into_owned()
+        String::from_utf8_lossy(&self.said().text).into_owned()
     }
 }
 
 impl Write for Console {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).0.extend(bytes);
-        self.0.1.notify_all();
+        self.said().text.extend(bytes);
+        self.0.changed.notify_all();
         Ok(bytes.len())
     }
 

@@ -1,8 +1,19 @@
 //! Instructions an event, under icount.
 
-use super::{call_getppid, mark, now, set};
-use anyhow::Result;
+use super::{TRACING, call_getppid, mark, now, set};
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::Duration;
 use vmtrace_tests::arch::{SYSCALL, spin};
+
+/// More records than a ring has, and how many of them at once.
+const RING: u32 = 400_000;
+const STEP: u32 = 20_000;
+/// Instances of the guest's tracing that have nothing to do.
+const IDLE: &str = "idle";
 
 /// Nanoseconds of `body`, the median of many runs: the relay and interrupts take
 /// some of them.
@@ -39,7 +50,9 @@ impl Meter {
     }
 
     fn kprobe(&self) -> Result<f64> {
-        set("kprobe_events", &format!("p:vmtrace_bench {SYSCALL}getppid"))?;
+        // riscv64 before CALL_OPS has none on a site: behind it.
+        let define = |at| set("kprobe_events", &format!("p:vmtrace_bench {SYSCALL}getppid{at}"));
+        define("").or_else(|_| define("+8"))?;
         set("events/kprobes/vmtrace_bench/enable", "1")?;
         self.per_call();
         let kprobe = self.per_call();
@@ -85,4 +98,109 @@ pub(crate) fn bench() -> Result<()> {
     println!("bench kprobe {:.1}", kprobe - untraced);
     println!("bench vmtrace {:.1}", vmtrace - again);
     Ok(())
+}
+
+/// What vmtrace costs. Or with `guest`, a module of the kernel's own benchmark and how many
+/// tracers of other functions are to be beside the one that is measured: the guest's own.
+pub(crate) fn ops(guest: &[&str]) -> Result<()> {
+    let meter = Meter::new();
+    let untraced = meter.per_call();
+    println!("ops untraced {untraced:.1}");
+    if let [module, counts @ ..] = guest {
+        let counts: Vec<usize> = counts.iter().map(|n| n.parse()).collect::<Result<_, _>>()?;
+        small_buffer()?;
+        println!("ops kprobe {:.1}", meter.kprobe()? - untraced);
+        println!("ops module none {:.1}", sample(&meter, module, 0, 0)?);
+        for count in &counts {
+            println!("ops module {count} {:.1}", sample(&meter, module, 1, *count)?);
+        }
+        let mut idle = Idle::new()?;
+        for count in counts {
+            idle.grow(count)?;
+            println!("ops function {count} {:.1}", meter.function()? - untraced);
+        }
+        return idle.end();
+    }
+    let again = meter.per_call();
+    mark();
+    meter.per_call();
+    println!("ops fresh {:.1}", meter.per_call() - again);
+    // As with the guest's buffers: once through the whole ring, so that the hypervisor has
+    // mapped all of its pages. With pauses for the relay, which has the same CPU.
+    for _ in 0..RING.div_ceil(STEP) {
+        (0..STEP).for_each(|_| call_getppid());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    println!("ops vmtrace {:.1}", meter.per_call() - again);
+    Ok(())
+}
+
+/// Instances with a function tracer each, every one on a function that is not called.
+struct Idle {
+    /// Lines of `available_filter_functions`: ftrace takes their numbers, and does not
+    /// look through all of its functions then.
+    lines: Vec<usize>,
+    count: usize,
+}
+
+impl Idle {
+    fn new() -> Result<Self> {
+        let all = fs::read_to_string(format!("{TRACING}/available_filter_functions"))?;
+        let lines = all.lines().enumerate().filter(|(_, name)| name.starts_with("tcp_"));
+        Ok(Self { lines: lines.map(|(line, _)| line + 1).collect(), count: 0 })
+    }
+
+    fn grow(&mut self, count: usize) -> Result<()> {
+        while self.count < count {
+            let line = self.lines.get(self.count).context("too few functions")?;
+            let name = format!("instances/{IDLE}{}", self.count);
+            fs::create_dir(format!("{TRACING}/{name}"))?;
+            set(&format!("{name}/set_ftrace_filter"), &format!("{line}\n"))?;
+            set(&format!("{name}/current_tracer"), "function")?;
+            self.count += 1;
+        }
+        Ok(())
+    }
+
+    fn end(self) -> Result<()> {
+        for number in 0..self.count {
+            set(&format!("instances/{IDLE}{number}/current_tracer"), "nop")?;
+            fs::remove_dir(format!("{TRACING}/instances/{IDLE}{number}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Instructions of a call in the kernel's ftrace-ops.c, which loads, tells and unloads:
+/// with so many ops on the function that it calls, and on one that it does not call.
+fn sample(meter: &Meter, module: &str, relevant: usize, irrelevant: usize) -> Result<f64> {
+    const CALLS: u32 = 10_000;
+    let mut options = fs::OpenOptions::new();
+    let mut messages = options.read(true).custom_flags(libc::O_NONBLOCK).open("/dev/kmsg")?;
+    // SAFETY: a seek to the end.
+    unsafe { libc::lseek(messages.as_raw_fd(), 0, libc::SEEK_END) };
+    let file = fs::File::open(module)?;
+    let parameters = format!(
+        "nr_function_calls={CALLS} nr_ops_relevant={relevant} nr_ops_irrelevant={irrelevant}\0"
+    );
+    // SAFETY: an open file, a text that ends with 0.
+    let result =
+        unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), parameters.as_ptr(), 0) };
+    let error = std::io::Error::last_os_error();
+    // It leaves again by failing.
+    ensure!(result == -1 && error.raw_os_error() == Some(libc::EINVAL), "{module}: {error}");
+    let mut line = [0; 8192];
+    loop {
+        let len = match messages.read(&mut line) {
+            Ok(len) => len,
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => continue,
+            Err(error) => return Err(error).context("no figures of the module"),
+        };
+        let text = String::from_utf8_lossy(&line[..len]);
+        if text.contains("Attempted ") {
+            let period = text.split(" in ").nth(1).and_then(|rest| rest.split("ns").next());
+            let period: u32 = period.context("no period")?.parse()?;
+            return Ok(f64::from(period) / f64::from(CALLS) / meter.instruction);
+        }
+    }
 }

@@ -16,6 +16,8 @@
 //! vmtrace-guest bench                  instructions an event, under icount
 //! vmtrace-guest stress CPUS            forks and files until standard input says `end`; tells there
 //!                                      where the kernel's code differs from what it was
+//! vmtrace-guest bench-ops              the same for vmtrace with tracers that have nothing to do
+//! vmtrace-guest bench-ops MODULE N...  for the guest's tracers beside N that have nothing to do
 //! vmtrace-guest crash                  panics the kernel (sysrq)
 //! vmtrace-guest uptime                 CLOCK_BOOTTIME in nanoseconds
 //! ```
@@ -52,6 +54,7 @@ fn main() -> Result<()> {
         ["call", port] => call(port.parse()?),
         ["bytes", port, count, console] => bytes(port.parse()?, count.parse()?, console.parse()?),
         ["bench"] => bench::bench(),
+        ["bench-ops", which @ ..] => bench::ops(which),
         ["stress", cpus] => stress::stress(cpus.parse()?),
         ["crash"] => Ok(fs::write("/proc/sysrq-trigger", "c")?),
         ["uptime"] => {

@@ -2,12 +2,15 @@
 //! from one boot of an emulated host whose clock counts instructions (icount). And bytes
 //! a second between guest and host, from one boot of an emulated host by the clock.
 //!
-//! `scripts/bench` runs it. The instructions repeat from run to run.
+//! `scripts/bench` runs it; with `ops`, the table for riscv64 alone. The instructions
+//! repeat from run to run.
+
+mod ops;
 
 use std::io::Read;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use vmtrace::host::{FileSource, HostArch, HostOptions, Stdin};
 use vmtrace_tests::SharedHost;
 use vmtrace_tests::trace::{Trace, WORKLOAD, boot, options, socket_initrd};
@@ -27,9 +30,16 @@ fn host() -> Result<HostOptions> {
 }
 
 fn main() -> Result<()> {
-    bytes()?;
-    events()?;
-    boots()
+    match std::env::args().nth(1).as_deref() {
+        None => {
+            bytes()?;
+            events()?;
+            boots()?;
+            ops::run()
+        }
+        Some("ops") => ops::run(),
+        Some(other) => bail!("unknown argument {other:?}: say nothing, or ops"),
+    }
 }
 
 fn run(workload: &str, args: &[&str]) -> Result<(String, Trace)> {

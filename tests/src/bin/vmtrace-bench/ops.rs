@@ -1,0 +1,101 @@
+//! riscv64: what tracers cost that have nothing to do, as the kernel's CALL_OPS were
+//! proposed with: one tracer of a function, and beside it 0 to 200 of others that are not
+//! called. The guest's own tracers in one boot, vmtrace with each number in a boot of its
+//! own: without CALL_OPS it leaves a site alone that the guest has used.
+
+use crate::value;
+use anyhow::{Context, Result, ensure};
+use std::process::{Command, Stdio};
+use vmtrace::host::{FileSource, HostArch, HostOptions};
+use vmtrace::kernel::SiteSection;
+use vmtrace_tests::trace::{RISCV_KERNELS, Trace, WORKLOAD, boot, kernel, options};
+use vmtrace_tests::{SharedHost, cross};
+
+const OTHERS: [usize; 6] = [0, 1, 2, 10, 100, 200];
+/// In the guest.
+const MODULE: &str = "ftrace-ops.ko";
+
+static HOST: SharedHost = SharedHost::new(host);
+
+fn host() -> Result<HostOptions> {
+    let workload = cross("vmtrace-tests", "vmtrace-guest", HostArch::Riscv64)?;
+    let mut options = options(&workload.to_string_lossy(), &RISCV_KERNELS)?;
+    for name in RISCV_KERNELS {
+        let file = FileSource::Path(module(name)?.into());
+        options.files.push((module_path(name), file));
+    }
+    Ok(HostOptions { icount: true, cpus: 1, progress: true, ..options })
+}
+
+/// The kernel's own benchmark, built for a kernel.
+fn module(kernel: &str) -> Result<String> {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../images/ftrace-ops");
+    let output = Command::new(script).arg(kernel).stderr(Stdio::inherit()).output()?;
+    ensure!(output.status.success(), "images/ftrace-ops: {}", output.status);
+    Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
+}
+
+/// Where that is in the host.
+fn module_path(kernel: &str) -> String {
+    format!("/{kernel}/{MODULE}")
+}
+
+/// The table, for both kinds of kernels.
+pub(crate) fn run() -> Result<()> {
+    RISCV_KERNELS.into_iter().rev().try_for_each(table)
+}
+
+fn table(name: &'static str) -> Result<()> {
+    let kernel = kernel(name)?;
+    let sites = kernel.select(&["tcp_*".to_owned()], &[])?;
+    let sites = sites.into_iter().map(|site| &kernel.sites()[site]);
+    let idle = sites.filter(|site| site.section == SiteSection::Text);
+    let idle: Vec<&str> = idle.filter_map(|site| kernel.site_name(site)).collect();
+    let (guest, trace) = measure(name, &[], true)?;
+    let (kind, release) = (kernel.ftrace_kind(), trace.header.release);
+    println!("\ninstructions a call of getppid on {release}, {kind:?}:");
+    println!("  no tracing {:8.1}  (the whole system call)", value(&guest, "ops untraced ")?);
+    println!("  guest kprobe {:6.1}", value(&guest, "ops kprobe ")?);
+    println!("  one tracer, and so many of functions that are not called:");
+    println!(
+        "    others  vmtrace record  in a fresh ring  guest ftrace function  guest ftrace_ops that does nothing"
+    );
+    for count in OTHERS {
+        let (text, _) = measure(name, idle.get(..count).context("too few functions")?, false)?;
+        let module = value(&guest, &format!("ops module {count} "))?;
+        println!(
+            "    {count:6}  {:14.1}  {:15.1}  {:21.1}  {:34.1}",
+            value(&text, "ops vmtrace ")?,
+            value(&text, "ops fresh ")?,
+            value(&guest, &format!("ops function {count} "))?,
+            module - value(&guest, "ops module none ")?
+        );
+    }
+    Ok(())
+}
+
+/// Boots a guest in which vmtrace has so many tracers beside that of getppid, or in which
+/// the guest measures its own.
+fn measure(name: &str, idle: &[&str], guest: bool) -> Result<(String, Trace)> {
+    let mut command = format!("{WORKLOAD} bench-ops");
+    if guest {
+        let counts = OTHERS.map(|count| format!(" {count}")).concat();
+        command.push_str(&format!(" /{MODULE}{counts}"));
+    }
+    // Each of the guest's instances has a buffer of its own.
+    let cmdline = format!("{} trace_buf_size=64k", HostArch::Riscv64.guest_cmdline());
+    let module = module_path(name);
+    let mut args = vec!["--add", WORKLOAD, "--add", &module, "--run", &command];
+    args.extend(["--cmdline", &cmdline, "--timeout", "1200"]);
+    args.extend(["-f", "__riscv_sys_getppid", "--from", "__riscv_sys_getpgid"]);
+    args.extend(idle.iter().flat_map(|name| ["--tracer", *name]));
+    let (finished, trace) = boot(&HOST, name, &args)?;
+    ensure!(finished.end.code == Some(0), "{:?}\n{}", finished.end, finished.err());
+    let summary = &trace.summary;
+    ensure!(summary.lost() == 0, "records were lost: {summary:?}");
+    ensure!(guest || summary.sites.skipped.is_empty(), "{summary:?}");
+    let tracers = &summary.sites.tracers;
+    ensure!(idle.is_empty() || tracers.len() == idle.len() + 1, "{summary:?}");
+    ensure!(tracers.iter().all(|&sites| sites > 0), "{summary:?}");
+    Ok((finished.err(), trace))
+}
