@@ -58,12 +58,15 @@ pub fn syscall(kernel: &str, call: &str) -> Result<String> {
     Ok(format!("{prefix}{call}"))
 }
 
-/// An initramfs whose guest has the socket device's driver, and runs `line` with `program`.
+/// An initramfs whose guest has the socket device's driver, and runs `line` with `program`. One of another architecture
+/// lacks the agent, which the vmtrace there has (`--add-agent`).
 pub fn socket_initrd(kernel: &str, line: &str, program: &Path) -> Result<Vec<u8>> {
     let cache = cache_dir().context("no cache directory")?;
     let modules = Modules::open(&cache.join("kernels").join(kernel).join("modules"))?;
     let modules = modules.resolve(&["virtio_mmio", "vmw_vsock_virtio_transport"])?;
-    Ok(Builder::new().run(Some(line)).add_file(program).modules(modules).build()?)
+    let builder = Builder::new().run(Some(line)).add_file(program).modules(modules);
+    let native = arch_of(kernel)?.is_native();
+    Ok(if native { builder } else { builder.without_agent() }.build()?)
 }
 
 /// One record with its function's name.
