@@ -94,7 +94,10 @@ impl Drain {
             };
             match commands.recv_timeout(rest) {
                 Ok(Command::Mark(mark)) => self.writer.mark(&mark)?,
-                Ok(Command::Functions(sites)) => self.functions.add(&self.kernel, &sites),
+                Ok(Command::Functions(sites, done)) => {
+                    self.functions.add(&self.kernel, &sites);
+                    let _ = done.send(());
+                }
                 Ok(Command::Status(answer)) => {
                     let vcpus = self.writer.totals().to_vec();
                     let consumers = self.writer.get_mut().consumers();

@@ -45,7 +45,7 @@ pub struct Setup {
 enum Command {
     Mark(Mark),
     /// These may write records from now on.
-    Functions(Vec<usize>),
+    Functions(Vec<usize>, Sender<()>),
     Status(Sender<Status>),
     Clear(Sender<u64>),
     Finish(Box<Summary>),
@@ -115,9 +115,15 @@ impl Relay {
         self.clock.ticks(Duration::ZERO)
     }
 
-    /// To be called before sites (indices) are enabled beside the first.
+    /// To be called before sites (indices) are enabled beside the first. Returns when
+    /// their records are known for what they are: the relay may be in the middle of the
+    /// rings, and would take the first for the guest's inventions.
     pub fn functions(&self, sites: Vec<usize>) {
-        let _ = self.commands.send(Command::Functions(sites));
+        let (sender, receiver) = channel();
+        if self.commands.send(Command::Functions(sites, sender)).is_ok() {
+            // A relay that has failed says so at the next look.
+            let _ = receiver.recv();
+        }
     }
 
     /// How it stands; `None` when the relay has failed.
