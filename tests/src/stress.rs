@@ -3,7 +3,7 @@
 
 use crate::SharedHost;
 use crate::cases::trouble;
-use crate::trace::{WORKLOAD, arch_of, kernel, lost};
+use crate::trace::{WORKLOAD, arch_of, kernel, lost, lost_sign};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
 use std::io::{PipeWriter, Write};
@@ -233,7 +233,7 @@ pub fn stress(host: &SharedHost, name: &str) -> Result<()> {
     loop {
         let start = Instant::now();
         let (driven, end, said) = once(host, name, &kernel, seed, rounds)?;
-        let is_lost = said.contains("vmtrace: guest triple fault")
+        let is_lost = lost_sign(&said).is_some()
             || (driven.is_err() && said.contains("vmtrace: guest timeout"));
         if is_lost {
             lost(&format!("{name}, stress, seed {seed}: {driven:?}\n{said}"))?;

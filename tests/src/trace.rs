@@ -149,7 +149,7 @@ impl Trace {
 }
 
 /// QEMU's emulated AMD-V delivers an interrupt twice now and then, to a guest or to its
-/// host: once in some 60 boots a guest hangs or triple-faults (seen without any tracing as
+/// host: once in some 60 boots a guest hangs or dies of nested faults (seen without any tracing as
 /// well), or the host's kernel panics. So many guests may be lost in a test run before it is taken for
 /// a fault of ours.
 const LOST_GUESTS: usize = 3;
@@ -160,11 +160,13 @@ pub fn boot(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<(Finished,
     loop {
         let how = match boot_once(host, kernel, args) {
             Ok((finished, trace)) => {
+                let err = finished.err();
                 let hung = trace.summary.exit == Exit::Timeout && !args.contains(&"--timeout");
-                if !hung && trace.summary.exit != Exit::TripleFault {
-                    return Ok((finished, trace));
+                match lost_sign(&err) {
+                    _ if hung => format!("timeout\n{err}"),
+                    Some(sign) => format!("{sign}\n{err}"),
+                    None => return Ok((finished, trace)),
                 }
-                format!("{}\n{}", trace.summary.exit.as_str(), finished.err())
             }
             Err(error) if host_panicked(&error) => error.to_string(),
             Err(error) => return Err(error),
@@ -183,6 +185,16 @@ fn host_panicked(error: &Error) -> bool {
         }
         _ => false,
     }
+}
+
+/// What says that the emulation has lost a guest: exceptions while it enters an exception,
+/// one within the other, until no stack is left.
+const LOST_SIGNS: [&str; 3] =
+    ["guest triple fault", "stack guard page was hit", "traps: PANIC: double fault"];
+
+/// A sign on a guest's console, and in vmtrace's summary behind it, that it was lost.
+pub fn lost_sign(said: &str) -> Option<&'static str> {
+    LOST_SIGNS.into_iter().find(|sign| said.contains(sign))
 }
 
 /// Counts a guest that the emulation has lost; fails when that are too many.
