@@ -78,7 +78,7 @@ impl GuestCode for Code {
         let physical = image.physical_of(site.location);
         let mut original = [0; site::LEN];
         guest.read(physical, &mut original).map_err(|_| SkipReason::NoRam)?;
-        if original != site::DISABLED {
+        if !site::DISABLED.contains(&original) {
             return Err(SkipReason::GuestOwned(site::describe(original)));
         }
         let edit = match hook {

@@ -3,9 +3,11 @@
 /// Bytes of a site.
 pub(crate) const LEN: usize = 5;
 
-/// What a disabled site holds once the kernel has run `ftrace_init`
-/// (arch/x86/kernel/alternative.c, `x86_nops[5]`).
-pub(crate) const DISABLED: [u8; LEN] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+/// What a disabled site can hold once the kernel has run `ftrace_init`: one instruction.
+/// Before 5.13 kernels chose it by the processor (arch/x86/kernel/alternative.c,
+/// `x86_nops[5]`; before, `ideal_nops[NOP_ATOMIC5]`).
+pub(crate) const DISABLED: [[u8; LEN]; 2] =
+    [[0x0f, 0x1f, 0x44, 0x00, 0x00], [0x66, 0x66, 0x66, 0x66, 0x90]];
 
 /// `endbr64`: where indirect calls may arrive.
 pub(crate) const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
@@ -31,6 +33,15 @@ pub(crate) fn describe(bytes: [u8; LEN]) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Two instructions could have a context between them.
+    #[test]
+    fn a_disabled_site_is_one_instruction() {
+        assert!(DISABLED.iter().all(|bytes| describe(*bytes) == "other bytes"));
+        let ends = |bytes: &[u8; LEN]| bytes.iter().filter(|byte| **byte == 0x90).count();
+        assert_eq!(DISABLED.map(|bytes| ends(&bytes)), [0, 1]);
+        assert_eq!(DISABLED[1][LEN - 1], 0x90);
+    }
 
     #[test]
     fn calls_reach_both_ways_and_no_further() {
