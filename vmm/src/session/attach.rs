@@ -20,7 +20,7 @@ use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::{self, Relay, Setup};
 use crate::serve::{Hub, Join};
 use crate::stream::{Exit, Header, MarkKind, Skipped, Summary};
-use crate::tracer::{Attachment, Image, Options, Skip, Tripwire};
+use crate::tracer::{Attachment, Image, Ops, Options, Skip, Tripwire};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::Arc;
@@ -199,12 +199,13 @@ impl Controller {
             Stage::Attached { mut attachment, from: Some(from), init }
                 if from.address == address =>
             {
+                let plan: Vec<_> = self.tracing.sites().into_iter().collect();
                 let paused = machine.pause()?;
                 paused.disarm_trap(address);
                 let enabled = attachment
                     .disarm(&Ram(machine.memory()), from.site)
                     .map_err(anyhow::Error::from)
-                    .and_then(|()| self.enable(machine, &mut attachment));
+                    .and_then(|()| self.enable(machine, &mut attachment, &plan));
                 self.stage = Stage::Attached { attachment, from: None, init };
                 if let Err(error) = enabled {
                     self.note(format!("not traced: {error}"));
@@ -260,6 +261,7 @@ impl Controller {
         paused.set_rip(vcpu, attachment.resume(&ram, stopped)?)?;
         let Output { primary, joins } =
             self.stream.take().ok_or_else(|| anyhow::anyhow!("attached twice"))?;
+        let plan: Vec<_> = self.tracing.sites().into_iter().collect();
         let relay = Relay::start(Setup {
             header: self.header(machine, image.slide),
             stream: Hub::new(primary, machine.vcpus(), relay::resolver(&self.kernel, image.slide)),
@@ -268,13 +270,13 @@ impl Controller {
             tasks: attachment.tasks(),
             memory: Box::new(Ram(machine.memory().clone())),
             kernel: Arc::clone(&self.kernel),
-            sites: self.tracing.sites().into_keys().collect(),
+            sites: plan.iter().map(|&(site, _)| site).collect(),
             ticks: paused.tsc(0)?,
         })?;
         self.relay = Some(relay);
         let from = match self.tracing.from {
             None => {
-                self.enable(machine, &mut attachment)?;
+                self.enable(machine, &mut attachment, &plan)?;
                 None
             }
             Some(site) => match attachment.arm(&ram, &self.kernel, site, &TRAP_INSTRUCTION)? {
@@ -286,10 +288,9 @@ impl Controller {
             },
         };
         let sites = self.kernel.sites();
-        let any_init = self
-            .tracing
-            .sites()
-            .into_keys()
+        let any_init = plan
+            .iter()
+            .map(|&(site, _)| site)
             .chain(self.tracing.from)
             .any(|index| sites.get(index).is_some_and(|s| s.section == SiteSection::InitText));
         let init = if any_init {
@@ -330,13 +331,17 @@ impl Controller {
         }
     }
 
-    fn enable(&mut self, machine: &Machine, attachment: &mut Attachment) -> anyhow::Result<()> {
+    fn enable(
+        &mut self,
+        machine: &Machine,
+        attachment: &mut Attachment,
+        plan: &[(usize, Ops)],
+    ) -> anyhow::Result<()> {
         if self.held_back {
             return Ok(());
         }
         let ram = Ram(machine.memory());
-        let sites: Vec<_> = self.tracing.sites().into_iter().collect();
-        let report = attachment.enable_for(&ram, &self.kernel, &sites)?;
+        let report = attachment.enable_for(&ram, &self.kernel, plan)?;
         self.count(attachment);
         self.summary.patch_ns = nanoseconds(report.patch_time);
         self.summary.sites.skipped = self.skipped(&report.skipped);
