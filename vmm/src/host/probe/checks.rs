@@ -1,10 +1,12 @@
 //! The checks that are the same everywhere; what the virtual machine executes is the architecture's.
+#![allow(unsafe_code)]
 
 use std::io::{self, Write};
 use std::time::Instant;
 
-use kvm_ioctls::{Kvm, VcpuFd};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use super::{Failed, Reporter, native};
 
@@ -82,6 +84,22 @@ fn capabilities(kvm: &Kvm) -> Result<((), String), String> {
     } else {
         Err(format!("no {}", missing.join(", ")))
     }
+}
+
+/// Lets the virtual machine have its memory, at [`native::BASE`].
+pub(super) fn give_memory(vm: &VmFd, memory: &GuestMemoryMmap<()>) -> Result<(), String> {
+    let base = GuestAddress(native::BASE);
+    let host = memory.get_host_address(base).map_err(|e| e.to_string())?;
+    let region = kvm_userspace_memory_region {
+        slot: 0,
+        flags: 0,
+        guest_phys_addr: base.0,
+        memory_size: native::MEMORY as u64,
+        userspace_addr: host as u64,
+    };
+    // SAFETY: the range is the whole of `memory`, which the caller keeps longer than the virtual machine, and
+    // which is only accessed as guest memory.
+    unsafe { vm.set_user_memory_region(region) }.map_err(|e| format!("cannot give it memory: {e}"))
 }
 
 fn immediate_exit(vcpu: &mut VcpuFd) -> Result<((), String), String> {

@@ -4,14 +4,11 @@
 use std::arch::global_asm;
 use std::io::Write;
 
-use kvm_bindings::{
-    KVM_REG_RISCV, KVM_REG_RISCV_CORE, KVM_REG_RISCV_TIMER, KVM_REG_SIZE_U64,
-    kvm_userspace_memory_region,
-};
+use kvm_bindings::{KVM_REG_RISCV, KVM_REG_RISCV_CORE, KVM_REG_RISCV_TIMER, KVM_REG_SIZE_U64};
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::checks::Step;
+use super::checks::{Step, give_memory};
 use super::{Failed, Reporter};
 
 pub(super) const NEEDED: [(Cap, &str); 4] = [
@@ -179,17 +176,7 @@ pub(super) fn machine(
     let error = |what: &'static str| move |e: kvm_ioctls::Error| format!("cannot {what}: {e}");
     memory.write_slice(code(), GuestAddress(BASE)).map_err(|e| e.to_string())?;
     let vm = kvm.create_vm().map_err(error("make it"))?;
-    let host = memory.get_host_address(GuestAddress(BASE)).map_err(|e| e.to_string())?;
-    let region = kvm_userspace_memory_region {
-        slot: 0,
-        flags: 0,
-        guest_phys_addr: BASE,
-        memory_size: MEMORY as u64,
-        userspace_addr: host as u64,
-    };
-    // SAFETY: the range is the whole of `memory`, which the caller keeps longer than the virtual machine, and
-    // which is only accessed as guest memory.
-    unsafe { vm.set_user_memory_region(region) }.map_err(error("give it memory"))?;
+    give_memory(&vm, memory)?;
     let vcpu = vm.create_vcpu(0).map_err(error("make a vCPU"))?;
     let pc = KVM_REG_RISCV.cast_unsigned() | KVM_REG_SIZE_U64 | u64::from(KVM_REG_RISCV_CORE);
     vcpu.set_one_reg(pc, &BASE.to_le_bytes()).map_err(error("set registers"))?;

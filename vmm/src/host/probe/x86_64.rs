@@ -4,11 +4,11 @@
 use std::arch::global_asm;
 use std::io::Write;
 
-use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_segment, kvm_userspace_memory_region};
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_segment};
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::checks::Step;
+use super::checks::{Step, give_memory};
 use super::{Failed, Reporter};
 
 pub(super) const NEEDED: [(Cap, &str); 11] = [
@@ -203,17 +203,7 @@ pub(super) fn machine(
     let vm = kvm.create_vm().map_err(error("make it"))?;
     vm.set_tss_address(TSS).map_err(error("place its task state segment"))?;
     vm.create_irq_chip().map_err(error("make interrupt controllers"))?;
-    let host = memory.get_host_address(GuestAddress(BASE)).map_err(|e| e.to_string())?;
-    let region = kvm_userspace_memory_region {
-        slot: 0,
-        flags: 0,
-        guest_phys_addr: BASE,
-        memory_size: MEMORY as u64,
-        userspace_addr: host as u64,
-    };
-    // SAFETY: the range is the whole of `memory`, which the caller keeps longer than the virtual machine, and
-    // which is only accessed as guest memory.
-    unsafe { vm.set_user_memory_region(region) }.map_err(error("give it memory"))?;
+    give_memory(&vm, memory)?;
     let vcpu = vm.create_vcpu(0).map_err(error("make a vCPU"))?;
     let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(error("read CPUID"))?;
     vcpu.set_cpuid2(&cpuid).map_err(error("set CPUID"))?;
