@@ -51,11 +51,16 @@ pub fn arch_of(kernel: &str) -> Result<HostArch> {
 
 /// The function of a system call in a kernel of the cache.
 pub fn syscall(kernel: &str, call: &str) -> Result<String> {
-    let prefix = match arch_of(kernel)? {
+    Ok(syscall_of(arch_of(kernel)?, call))
+}
+
+/// That in all kernels of an architecture.
+pub fn syscall_of(arch: HostArch, call: &str) -> String {
+    let prefix = match arch {
         HostArch::X86_64 => "__x64_sys_",
         HostArch::Riscv64 => "__riscv_sys_",
     };
-    Ok(format!("{prefix}{call}"))
+    format!("{prefix}{call}")
 }
 
 /// An initramfs whose guest has the socket device's driver, and runs `line` with `program`. One of another architecture

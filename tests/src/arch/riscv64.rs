@@ -1,9 +1,6 @@
 //! riscv64
 #![allow(unsafe_code, reason = "a loop of known length")]
 
-/// What the names of system calls' functions begin with.
-pub const SYSCALL: &str = "__riscv_sys_";
-
 /// Executes two instructions `rounds` times.
 pub fn spin(rounds: u32) {
     // SAFETY: touches nothing but a register.

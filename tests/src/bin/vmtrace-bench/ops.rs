@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use vmtrace::host::{FileSource, HostArch, HostOptions};
 use vmtrace::kernel::SiteSection;
 use vmtrace_tests::trace::{RISCV_KERNELS, Trace, WORKLOAD, boot, kernel, options};
-use vmtrace_tests::{SharedHost, cross};
+use vmtrace_tests::{SharedHost, workload};
 
 const OTHERS: [usize; 6] = [0, 1, 2, 10, 100, 200];
 /// In the guest.
@@ -18,7 +18,7 @@ const MODULE: &str = "ftrace-ops.ko";
 static HOST: SharedHost = SharedHost::new(host);
 
 fn host() -> Result<HostOptions> {
-    let workload = cross("vmtrace-tests", "vmtrace-guest", HostArch::Riscv64)?;
+    let workload = workload(HostArch::Riscv64)?;
     let mut options = options(&workload.to_string_lossy(), &RISCV_KERNELS)?;
     for name in RISCV_KERNELS {
         let file = FileSource::Path(module(name)?.into());

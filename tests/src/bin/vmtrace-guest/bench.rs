@@ -7,7 +7,9 @@ use std::io::{ErrorKind, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
-use vmtrace_tests::arch::{SYSCALL, spin};
+use vmtrace::host::HostArch;
+use vmtrace_tests::arch::spin;
+use vmtrace_tests::trace::syscall_of;
 
 /// More records than a ring has, and how many of them at once.
 const RING: u32 = 400_000;
@@ -51,7 +53,8 @@ impl Meter {
 
     fn kprobe(&self) -> Result<f64> {
         // riscv64 before CALL_OPS has none on a site: behind it.
-        let define = |at| set("kprobe_events", &format!("p:vmtrace_bench {SYSCALL}getppid{at}"));
+        let function = syscall_of(HostArch::native(), "getppid");
+        let define = |at| set("kprobe_events", &format!("p:vmtrace_bench {function}{at}"));
         define("").or_else(|_| define("+8"))?;
         set("events/kprobes/vmtrace_bench/enable", "1")?;
         self.per_call();

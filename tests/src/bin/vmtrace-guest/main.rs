@@ -35,8 +35,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use vmtrace::devices::virtio::vsock::TRACE_PORT;
+use vmtrace::host::HostArch;
 use vmtrace::serve::{Format, Globs, Source, StreamRequest, ask_stream};
-use vmtrace_tests::arch::SYSCALL;
+use vmtrace_tests::trace::syscall_of;
 
 /// Bytes moved at a time.
 const BLOCK: usize = 64 << 10;
@@ -102,7 +103,8 @@ fn getppid(count: u64, cpus: &[&str]) -> Result<()> {
 fn consume(count: u64) -> Result<()> {
     let source = Source::Vsock { cid: 2, port: TRACE_PORT };
     let stream = source.connect(Duration::from_secs(20)).context("no trace port")?;
-    let globs = Globs { filter: vec![format!("{SYSCALL}getppid")], notrace: Vec::new() };
+    let globs =
+        Globs { filter: vec![syscall_of(HostArch::native(), "getppid")], notrace: Vec::new() };
     ask_stream(&stream, &StreamRequest { format: Format::Json, globs })?;
     let mut lines = BufReader::new(stream).lines();
     let first = lines.next().context("no stream")??;
