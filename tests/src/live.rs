@@ -69,6 +69,17 @@ impl LiveGuest {
         self.child.as_mut().is_some_and(|child| child.try_wait().unwrap().is_none())
     }
 
+    fn ends_within(&mut self, time: Duration) -> bool {
+        let end = Instant::now() + time;
+        while self.runs() {
+            if Instant::now() > end {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(200));
+        }
+        true
+    }
+
     /// What Ctrl-C does.
     pub fn interrupt(&self) {
         let id = self.child.as_ref().unwrap().id().to_string();
@@ -86,6 +97,11 @@ impl LiveGuest {
 
 impl Drop for LiveGuest {
     fn drop(&mut self) {
+        // What has made a test fail may be the end of its guest, and the run is about to say how.
+        if thread::panicking() && !self.ends_within(Duration::from_secs(20)) {
+            self.interrupt();
+            self.ends_within(Duration::from_secs(60));
+        }
         if let Some(child) = &mut self.child {
             let _ = child.kill();
             self.end();

@@ -153,10 +153,9 @@ impl Trace {
     }
 }
 
-/// QEMU's emulated AMD-V delivers an interrupt twice now and then, to a guest or to its
-/// host: once in some 60 boots a guest hangs or dies of nested faults (seen without any tracing as
-/// well), or the host's kernel panics. So many guests may be lost in a test run before it is taken for
-/// a fault of ours.
+/// QEMU's emulated AMD-V has races (docs/architecture.md) by which a guest, or its host, can hang or die of nested
+/// faults, without any tracing as well. They have been got round as far as they are known; so many guests may be
+/// lost in a test run before it is taken for a fault of ours.
 const LOST_GUESTS: usize = 3;
 static LOST: AtomicUsize = AtomicUsize::new(0);
 

@@ -27,7 +27,7 @@ pub(super) const TICK: Duration = Duration::from_millis(50);
 pub struct HostOptions {
     /// Its architecture.
     pub arch: HostArch,
-    /// Number of CPUs.
+    /// Number of CPUs for guests and programs.
     pub cpus: u32,
     /// Memory in MiB; files and guests of its jobs need room in it.
     pub memory: u32,
@@ -264,20 +264,26 @@ fn command(
     arg("-machine", machine.machine);
     arg("-cpu", machine.cpu);
     arg("-m", &format!("{}M", options.memory));
+    let mut cmdline = machine.cmdline.join(" ");
     if options.icount {
         arg("-accel", "tcg,thread=single");
         arg("-icount", "shift=1,sleep=off");
         arg("-smp", "1");
     } else {
+        let apart = u32::from(machine.first_cpu_apart);
+        if apart > 0 {
+            // It gets no process, and so no vCPU's thread.
+            cmdline.push_str(" isolcpus=0");
+        }
         arg("-accel", "tcg,thread=multi");
-        arg("-smp", &options.cpus.max(1).to_string());
+        arg("-smp", &(options.cpus.max(1) + apart).to_string());
     }
     arg("-chardev", &format!("socket,id=control,fd={}", control.as_raw_fd()));
     arg("-device", machine.virtio_serial);
     arg("-device", &format!("virtserialport,chardev=control,name={}", wire::PORT));
     arg("-chardev", &format!("socket,id=console,fd={}", console.as_raw_fd()));
     arg("-serial", "chardev:console");
-    arg("-append", &machine.cmdline.join(" "));
+    arg("-append", &cmdline);
     command.arg("-kernel").arg(fd_path(kernel)).arg("-initrd").arg(fd_path(initramfs));
     command.args([
         "-nodefaults",

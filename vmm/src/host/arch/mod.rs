@@ -23,6 +23,8 @@ pub(super) struct Machine {
     pub(super) modules: &'static [&'static str],
     /// The host kernel's command line.
     pub(super) cmdline: &'static [&'static str],
+    /// Whether nothing may run a guest on the first of several CPUs.
+    pub(super) first_cpu_apart: bool,
     /// What guests are told beside the rest.
     pub(super) guest_cmdline: &'static str,
 }

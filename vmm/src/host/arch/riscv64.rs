@@ -30,5 +30,6 @@ pub(super) static MACHINE: Machine = Machine {
         "mitigations=off",
         "audit=0",
     ],
+    first_cpu_apart: false,
     guest_cmdline: "cryptomgr.notests",
 };
