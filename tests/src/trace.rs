@@ -172,23 +172,18 @@ pub fn boot(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<(Finished,
                     None => return Ok((finished, trace)),
                 }
             }
-            Err(error) if host_panicked(&error) => error.to_string(),
+            Err(error) if host_lost(&error) => error.to_string(),
             Err(error) => return Err(error),
         };
         lost(&format!("{kernel} {args:?}: {how}"))?;
     }
 }
 
-/// The kernel of the emulated host itself, which none of its programs can bring about
-/// (but by the end of the first one, which is ours).
-fn host_panicked(error: &Error) -> bool {
-    match error.downcast_ref() {
-        Some(HostError::Died { log, .. }) => {
-            let log = log.to_string();
-            log.contains("Kernel panic - not syncing") && !log.contains("kill init")
-        }
-        _ => false,
-    }
+/// The emulated host itself, by its kernel's panic or without a word; none of its programs can bring that about
+/// but the first one, which is ours, by its end.
+fn host_lost(error: &Error) -> bool {
+    let Some(HostError::Died { log, .. }) = error.downcast_ref() else { return false };
+    !log.to_string().contains("kill init")
 }
 
 /// What says that the emulation has lost a guest: exceptions while it enters an exception,

@@ -82,6 +82,16 @@ fn files_go_in_and_out() {
     assert!(error.to_string().contains("cannot run /no/such/program"), "{error}");
 }
 
+// A guest on the first CPU could lose its nested paging at any time (docs/architecture.md).
+#[test]
+fn nothing_runs_on_the_first_cpu() {
+    let status = helper(&["read", "/proc/self/status"], |_| {}).out();
+    let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+    let wanted = HostOptions::default().cpus;
+    let all = if wanted == 1 { "1".to_owned() } else { format!("1-{wanted}") };
+    assert_eq!(cpus.trim(), all);
+}
+
 #[test]
 fn standard_input_goes_in() {
     assert_eq!(helper(&["cat"], |_| {}).out(), "", "empty by default");
