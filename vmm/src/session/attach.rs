@@ -187,9 +187,10 @@ impl Controller {
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
         match stage {
             Stage::Located { image, wire } if wire.address() == address => {
+                let plan: Vec<_> = self.tracing.sites().into_iter().collect();
                 let paused = machine.pause()?;
                 self.disarm(machine, &paused, wire);
-                match self.attach(machine, &paused, vcpu, image, address) {
+                match self.attach(machine, &paused, vcpu, image, address, &plan) {
                     Ok(stage) => self.stage = stage,
                     Err(error) => self.give_up(&error),
                 }
@@ -248,6 +249,7 @@ impl Controller {
         vcpu: usize,
         image: Image,
         stopped: u64,
+        plan: &[(usize, Ops)],
     ) -> anyhow::Result<Stage> {
         let ram = Ram(machine.memory());
         // By now the kernel has its own page tables.
@@ -261,7 +263,6 @@ impl Controller {
         paused.set_rip(vcpu, attachment.resume(&ram, stopped)?)?;
         let Output { primary, joins } =
             self.stream.take().ok_or_else(|| anyhow::anyhow!("attached twice"))?;
-        let plan: Vec<_> = self.tracing.sites().into_iter().collect();
         let relay = Relay::start(Setup {
             header: self.header(machine, image.slide),
             stream: Hub::new(primary, machine.vcpus(), relay::resolver(&self.kernel, image.slide)),
@@ -276,7 +277,7 @@ impl Controller {
         self.relay = Some(relay);
         let from = match self.tracing.from {
             None => {
-                self.enable(machine, &mut attachment, &plan)?;
+                self.enable(machine, &mut attachment, plan)?;
                 None
             }
             Some(site) => match attachment.arm(&ram, &self.kernel, site, &TRAP_INSTRUCTION)? {

@@ -37,7 +37,7 @@ pub(super) static MACHINE: Machine = Machine {
     ],
     // QEMU 10 (target/i386/tcg, cpu_clear_ignne): each load of an FPU's state, on any CPU, rewrites the flags of
     // the first CPU and may undo what that one changes at the time: a VMRUN there turns nested paging on, and with
-    // that lost the guest runs in its host's memory. One of ten guests died, hung or took its host along.
+    // that lost the guest runs in its host's memory. One of six guests died, hung or took its host along.
     first_cpu_apart: true,
     // Clocks are as good as the emulation, whatever their watchdog finds; that of Linux 7.2 can wait with interrupts
     // off for a CPU that waits in stop_machine for this one. Self-tests of ciphers are a third of a guest's boot.
