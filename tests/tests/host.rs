@@ -195,11 +195,11 @@ fn a_closed_output_is_closed_for_the_job_too() {
 
 #[test]
 fn a_job_that_takes_too_long_is_stopped() {
-    let limit = |job: &mut Job<'_>| job.timeout = Some(Duration::from_millis(300));
-    let done = helper(&["sleep", "600000"], limit);
+    let limit = |ms| move |job: &mut Job<'_>| job.timeout = Some(Duration::from_millis(ms));
+    let done = helper(&["sleep", "600000"], limit(300));
     assert_eq!((done.end.signal, done.end.stopped), (Some(libc::SIGINT), Some(Stopped::Timeout)));
-    // This one wants to be killed.
-    let done = helper(&["ignore-sigint"], limit);
+    // This one wants to be killed, as soon as it has got so far.
+    let done = helper(&["ignore-sigint"], limit(5000));
     assert_eq!((done.end.signal, done.end.stopped), (Some(libc::SIGKILL), Some(Stopped::Timeout)));
 }
 
