@@ -1,6 +1,9 @@
 //! Jobs in the emulated host: streams, files, exit codes, signals, and what happens when things break.
 
+use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -228,6 +231,47 @@ fn a_host_that_dies_is_an_error_with_its_log() {
     );
 }
 
+/// Runs a program in a host whose QEMU crashes so many times before it starts.
+fn after_crashes(count: u32) -> std::process::Output {
+    let dir = tempfile::tempdir().unwrap();
+    let qemu = dir.path().join("qemu");
+    let script = format!(
+        "#!/bin/bash\n\
+         real=qemu-system-$(uname -m)\n\
+         [[ $1 != --version ]] || exec $real --version\n\
+         echo >>\"$0.starts\"\n\
+         (($(wc -l <\"$0.starts\") > {count})) || kill -ABRT $$\n\
+         exec $real \"$@\"\n"
+    );
+    fs::write(&qemu, script).unwrap();
+    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_in-host"));
+    command.args([
+        "--memory",
+        "1024",
+        "--",
+        env!("CARGO_BIN_EXE_host-helper"),
+        "say",
+        "out",
+        "err",
+    ]);
+    command.env("VMTRACE_EXE", vmtrace_tests::vmtrace().unwrap()).env("VMTRACE_QEMU", &qemu);
+    command.output().unwrap()
+}
+
+// QEMU has races while its CPUs come up; nothing is lost by another try, but it must not try for ever.
+#[test]
+fn a_host_that_crashes_as_it_starts_is_started_again() {
+    for (crashes, code, warnings) in [(1, 0, 1), (9, 1, 2)] {
+        let output = after_crashes(crashes);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert_eq!(said.matches("the emulator crashed as it started").count(), warnings, "{said}");
+        assert_eq!(said.contains("err\n"), code == 0, "{said}");
+        assert_eq!(said.contains("the emulated host died (QEMU: signal: 6"), code == 1, "{said}");
+    }
+}
+
 #[test]
 fn kvm_is_usable_in_the_emulated_host() {
     let done = HOST.vmtrace(&["doctor", "--json"], &[]).unwrap();
@@ -235,7 +279,7 @@ fn kvm_is_usable_in_the_emulated_host() {
     assert_eq!((done.end.code, &inside["kvm"]["usable"]), (Some(0), &true.into()), "{inside:#}");
 
     // The outer machine may be any; it has an emulated host at least.
-    let outside = std::process::Command::new(vmtrace_tests::vmtrace().unwrap())
+    let outside = Command::new(vmtrace_tests::vmtrace().unwrap())
         .args(["doctor", "--json"])
         .output()
         .unwrap();

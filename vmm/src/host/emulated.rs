@@ -21,6 +21,8 @@ use crate::initramfs::Modules;
 
 /// Interrupts and time limits are looked at this often.
 pub(super) const TICK: Duration = Duration::from_millis(50);
+/// So many QEMUs are started at most, should they crash.
+const STARTS: u32 = 3;
 
 /// What an emulated host is like.
 #[derive(Debug)]
@@ -89,8 +91,27 @@ pub struct EmulatedHost {
 }
 
 impl EmulatedHost {
-    /// Boots one and waits until it takes jobs.
+    /// Boots one and waits until it takes jobs. Where QEMU crashes meanwhile, which its several
+    /// CPUs can do to it as they come up (docs/architecture.md), another one is started.
+    ///
+    /// # Errors
+    /// When there cannot be one, or it does not come up.
     pub fn start(options: &HostOptions) -> Result<Self, HostError> {
+        let mut tries = 1;
+        loop {
+            match Self::start_once(options) {
+                Err(HostError::Died { how, crashed: true, .. }) if tries < STARTS => {
+                    eprintln!(
+                        "vmtrace: warning: the emulator crashed as it started ({how}); trying again"
+                    );
+                }
+                result => return result,
+            }
+            tries += 1;
+        }
+    }
+
+    fn start_once(options: &HostOptions) -> Result<Self, HostError> {
         let begin = Instant::now();
         let machine = options.arch.machine();
         let qemu = Qemu::find(machine)?;
@@ -112,7 +133,7 @@ impl EmulatedHost {
         let (sender, events) = mpsc::channel();
         let on_exit = {
             let sender = sender.clone();
-            move |status| drop(sender.send(Event::Died(qemu::describe(status))))
+            move |status| drop(sender.send(Event::Died(status)))
         };
         let fds: Vec<OwnedFd> =
             vec![image.into(), initramfs.into(), control_qemu.into(), console_qemu.into()];
@@ -171,27 +192,31 @@ impl EmulatedHost {
         // A connection that cannot be written ends: why is known when its end arrives as an event.
         match self.link.send(frame) {
             Ok(()) => Ok(()),
-            Err(_) => Err(self.died("the connection broke".to_owned())),
+            Err(_) => Err(self.died("the connection broke".to_owned(), false)),
         }
     }
 
     /// The next event, if one comes soon.
     pub(super) fn event(&self, wait: Duration) -> Result<Option<Event>, HostError> {
         match self.events.recv_timeout(wait) {
-            Ok(Event::Died(how)) => Err(self.died(how)),
+            Ok(Event::Died(status)) => {
+                Err(self.died(qemu::describe(status), qemu::crashed(status)))
+            }
             Ok(Event::Lost(Some(error))) => Err(HostError::Protocol(error.to_string())),
             // QEMU's own end follows and says more.
             Ok(Event::Lost(None)) => Ok(None),
             Ok(event) => Ok(Some(event)),
             Err(mpsc::RecvTimeoutError::Timeout) => Ok(None),
-            Err(mpsc::RecvTimeoutError::Disconnected) => Err(self.died("it is gone".to_owned())),
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                Err(self.died("it is gone".to_owned(), false))
+            }
         }
     }
 
-    fn died(&self, how: String) -> HostError {
+    fn died(&self, how: String, crashed: bool) -> HostError {
         // Its last words may still be under way.
         std::thread::sleep(TICK);
-        HostError::Died { how, log: self.log.tail() }
+        HostError::Died { how, crashed, log: self.log.tail() }
     }
 
     fn wait_hello(

@@ -103,6 +103,8 @@ pub enum HostError {
     Died {
         /// How QEMU ended.
         how: String,
+        /// By a fault of its own.
+        crashed: bool,
         /// The end of its log.
         log: LogTail,
     },

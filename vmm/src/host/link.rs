@@ -6,6 +6,7 @@ use std::iter;
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::process::ExitStatus;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
@@ -27,7 +28,7 @@ pub(super) enum Event {
     /// The connection ended; nothing comes any more.
     Lost(Option<ProtocolError>),
     /// QEMU ended.
-    Died(String),
+    Died(Option<ExitStatus>),
 }
 
 /// Sends frames, from any thread.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::env;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -230,6 +230,14 @@ pub(super) fn describe(status: Option<ExitStatus>) -> String {
     status.map_or_else(|| "QEMU ended".to_owned(), |status| format!("QEMU: {status}"))
 }
 
+/// Whether it was a fault of its own: an assertion that failed, or a processor's exception.
+pub(super) fn crashed(status: Option<ExitStatus>) -> bool {
+    const FAULTS: [Signal; 5] =
+        [Signal::SIGABRT, Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGILL, Signal::SIGFPE];
+    let signal = status.and_then(|status| status.signal());
+    signal.is_some_and(|signal| FAULTS.iter().any(|&fault| fault as i32 == signal))
+}
+
 /// `/proc/self/fd/N`: a name that QEMU can open for a file that has none.
 pub(super) fn fd_path(fd: &impl AsRawFd) -> PathBuf {
     Path::new("/proc/self/fd").join(fd.as_raw_fd().to_string())
@@ -263,6 +271,17 @@ mod tests {
         log.push(b"Kernel panic - why\n");
         (0..100).for_each(|_| log.push(b"stack\n"));
         assert!(log.tail().0.contains(&"Kernel panic - why".to_owned()));
+    }
+
+    #[test]
+    fn crashes_are_told_from_other_ends() {
+        for (signal, crash) in
+            [(libc::SIGABRT, true), (libc::SIGSEGV, true), (libc::SIGKILL, false)]
+        {
+            assert_eq!(crashed(Some(ExitStatus::from_raw(signal))), crash, "{signal}");
+        }
+        assert!(!crashed(Some(ExitStatus::from_raw(libc::SIGABRT << 8))), "a status, no signal");
+        assert!(!crashed(None));
     }
 
     #[test]
