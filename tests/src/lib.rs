@@ -9,13 +9,28 @@ pub mod trace;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use vmtrace::host::{EmulatedHost, HostArch, HostError, HostOptions, Job, JobEnd};
 
 /// A job that takes longer is stopped; emulation on a busy machine is slow.
 const JOB_TIMEOUT: Duration = Duration::from_secs(900);
+
+/// Asks again and again until it is so, for at most this time; whether it was.
+pub fn within(time: Duration, mut so: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + time;
+    loop {
+        if so() {
+            return true;
+        }
+        if Instant::now() > end {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}
 
 /// The vmtrace binary of this very source, in the profile that the tests are built with.
 pub fn vmtrace() -> Result<PathBuf> {

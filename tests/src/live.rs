@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vmtrace::host::cache_dir;
 
-use crate::command;
 use crate::trace::{lost, lost_sign, syscall};
+use crate::{command, within};
 
 /// A run of `vmtrace boot` in an emulated host; killed when it is dropped.
 #[derive(Debug)]
@@ -56,12 +56,14 @@ impl LiveGuest {
 
     /// Waits until `ready` for at most 300 s; the run must go on meanwhile.
     pub fn wait_until(&mut self, ready: impl Fn() -> bool) {
-        let end = Instant::now() + Duration::from_secs(300);
-        while !ready() {
-            assert!(self.runs(), "the run has ended: {}", self.end().1);
-            assert!(Instant::now() < end, "{HANGS}");
-            thread::sleep(Duration::from_millis(200));
-        }
+        let mut is_ready = false;
+        let time = Duration::from_secs(300);
+        let known = within(time, || {
+            is_ready = ready();
+            is_ready || !self.runs()
+        });
+        assert!(known, "{HANGS}");
+        assert!(is_ready, "the run has ended: {}", self.end().1);
     }
 
     /// Whether the run goes on.
@@ -69,15 +71,8 @@ impl LiveGuest {
         self.child.as_mut().is_some_and(|child| child.try_wait().unwrap().is_none())
     }
 
-    fn ends_within(&mut self, time: Duration) -> bool {
-        let end = Instant::now() + time;
-        while self.runs() {
-            if Instant::now() > end {
-                return false;
-            }
-            thread::sleep(Duration::from_millis(200));
-        }
-        true
+    fn ends_within(&mut self, seconds: u64) -> bool {
+        within(Duration::from_secs(seconds), || !self.runs())
     }
 
     /// What Ctrl-C does.
@@ -98,9 +93,9 @@ impl LiveGuest {
 impl Drop for LiveGuest {
     fn drop(&mut self) {
         // What has made a test fail may be the end of its guest, and the run is about to say how.
-        if thread::panicking() && !self.ends_within(Duration::from_secs(20)) {
+        if thread::panicking() && !self.ends_within(20) {
             self.interrupt();
-            self.ends_within(Duration::from_secs(60));
+            self.ends_within(60);
         }
         if let Some(child) = &mut self.child {
             let _ = child.kill();

@@ -3,7 +3,7 @@
 
 use crate::SharedHost;
 use crate::cases::trouble;
-use crate::trace::{WORKLOAD, arch_of, kernel, lost, lost_sign};
+use crate::trace::{WORKLOAD, arch_of, host_lost, kernel, lost, lost_sign};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
 use std::io::{PipeWriter, Write};
@@ -232,7 +232,13 @@ pub fn stress(host: &SharedHost, name: &str) -> Result<()> {
     let kernel = kernel(name)?;
     loop {
         let start = Instant::now();
-        let (driven, end, said) = once(host, name, &kernel, seed, rounds)?;
+        let (driven, end, said) = match once(host, name, &kernel, seed, rounds) {
+            Err(error) if host_lost(&error) => {
+                lost(&format!("{name}, stress, seed {seed}: {error}"))?;
+                continue;
+            }
+            result => result?,
+        };
         let is_lost = lost_sign(&said).is_some()
             || (driven.is_err() && said.contains("vmtrace: guest timeout"));
         if is_lost {

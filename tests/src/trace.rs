@@ -181,7 +181,7 @@ pub fn boot(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<(Finished,
 
 /// The emulated host itself, by its kernel's panic or without a word; none of its programs can bring that about
 /// but the first one, which is ours, by its end.
-fn host_lost(error: &Error) -> bool {
+pub fn host_lost(error: &Error) -> bool {
     let Some(HostError::Died { log, .. }) = error.downcast_ref() else { return false };
     !log.to_string().contains("kill init")
 }

@@ -4,7 +4,9 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use vmtrace_tests::within;
 
 struct Run {
     child: Child,
@@ -61,22 +63,16 @@ fn signal(pid: u32, signal: i32) {
 }
 
 fn wait(run: &mut Run) -> ExitStatus {
-    let end = Instant::now() + Duration::from_secs(60);
-    loop {
-        if let Some(status) = run.child.try_wait().unwrap() {
-            return status;
-        }
-        assert!(Instant::now() < end, "it does not end");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let mut status = None;
+    within(Duration::from_secs(60), || {
+        status = run.child.try_wait().unwrap();
+        status.is_some()
+    });
+    status.expect("it does not end")
 }
 
 fn nothing_stays(run: &Run) {
-    let end = Instant::now() + Duration::from_secs(10);
-    while is_alive(run.qemu) {
-        assert!(Instant::now() < end, "QEMU still runs");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    assert!(within(Duration::from_secs(10), || !is_alive(run.qemu)), "QEMU still runs");
     let files: Vec<_> = fs::read_dir(run.temp.path()).unwrap().flatten().collect();
     assert!(files.is_empty(), "{files:?}");
 }

@@ -6,10 +6,10 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use vmtrace_tests::live::{LiveGuest, unless_lost, vmtrace};
 use vmtrace_tests::trace::{Trace, arch_of, syscall};
-use vmtrace_tests::{command, workload};
+use vmtrace_tests::{command, within, workload};
 
 /// One of each architecture.
 const KERNELS: [&str; 2] = ["x86_64-6.12", "riscv64-7"];
@@ -133,15 +133,10 @@ fn control(kernel: &str) {
     ok(&["stop"]);
     assert_eq!(status(&socket).unwrap()["state"], "ended");
     // The trace is whole though the guest lives.
-    let end = Instant::now() + Duration::from_secs(20);
-    let trace = loop {
-        // Its last bytes may still be on their way out of the emulated host.
-        match Trace::read(&fs::read(guest.at("trace")).unwrap()) {
-            Ok(trace) => break trace,
-            Err(error) => assert!(Instant::now() < end, "{error:#}"),
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    };
+    // Its last bytes may still be on their way out of the emulated host.
+    let read = || Trace::read(&fs::read(guest.at("trace")).unwrap());
+    within(Duration::from_secs(20), || read().is_ok());
+    let trace = read().unwrap();
     assert!(trace.summary.pauses.count >= 6, "{:?}", trace.summary);
     assert!(guest.runs(), "the guest has ended as well");
     let report = vmtrace("report", &guest.at("trace"), &[]);
