@@ -60,7 +60,7 @@ fn every_consumer_gets_what_it_should() {
 }
 
 fn consumers(kernel: &str) {
-    let mut guest = boot(kernel, "/vmtrace-guest consume 20000 && sleep 20");
+    let mut guest = boot(kernel, "/vmtrace-guest consume 20000 && sleep 3");
     let socket = guest.at("socket");
     let raw = stream(&socket, &guest.at("live.vmt"), &["--format", "raw"]);
     let mut killed = stream(&socket, &guest.at("killed"), &["--format", "raw"]);

@@ -67,7 +67,7 @@ fn ends_are_told_apart() {
     assert_eq!(finished.end.code, Some(4), "{}", finished.err());
     assert_eq!((trace.summary.run_status, trace.summary.exit), (Some(1), Exit::Poweroff));
 
-    let args = ["-f", "vfs_*", "--run", "sleep 1000", "--timeout", "45"];
+    let args = ["-f", "vfs_*", "--run", "sleep 1000", "--timeout", "20"];
     let (finished, trace) = boot(&GUESTS.host, "x86_64-6.12", &args).unwrap();
     assert_eq!((finished.end.code, trace.summary.exit), (Some(1), Exit::Timeout));
 }
