@@ -26,6 +26,8 @@ pub fn images() -> &'static [Vec<u8>] {
     IMAGES.get_or_init(|| {
         let build = |(machine, layout)| synthetic::build(&Options::new(machine, layout)).image;
         let mut images: Vec<_> = KINDS.into_iter().map(build).collect();
+        let plain = Options { btf: false, ..Options::new(Machine::X86, Layout::After) };
+        images.push(synthetic::build(&plain).image);
         let x86 = zstd::bulk::compress(&images[2], 1).unwrap();
         let riscv = zstd::bulk::compress(&images[4], 1).unwrap();
         images.push(synthetic::bzimage(&x86, Some(images[2].len())));
@@ -62,7 +64,7 @@ pub fn exercise(bytes: Vec<u8>) {
         assert!(kernel.symbols().addresses(symbol.name).any(|a| a == symbol.address));
         kernel.symbols().lookup(symbol.address.wrapping_add(1));
     }
-    if let Ok(btf) = kernel.btf() {
-        btf.member_offset("task_struct", "in.z");
+    if let Ok(structs) = kernel.structs() {
+        structs.member_offset("task_struct", "in.z");
     }
 }

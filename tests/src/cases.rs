@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use vmtrace::host::{EmulatedHost, FileSource};
 use vmtrace::kernel::SiteSection;
 use vmtrace::stream::Exit;
 
@@ -149,6 +150,28 @@ impl Guests {
         assert_eq!(trace.summary.records() + trace.summary.lost(), 600_000);
         assert!(trace.summary.lost() > 100_000 && trace.entries.len() > 100_000);
         trace.check_order().unwrap();
+    }
+
+    /// Kernels whose type information nobody can read, as those have that are built without.
+    pub fn a_kernel_without_type_information_is_traced(&self, name: &str) {
+        let kernel = kernel(name).unwrap();
+        let mut image = kernel.vmlinux().to_vec();
+        let btf = kernel.btf().unwrap().bytes();
+        let at = image.windows(btf.len()).position(|bytes| bytes == btf).unwrap();
+        image[at] ^= 0xff;
+        let plain = format!("{name}-without-btf");
+        let put = |host: &mut EmulatedHost| {
+            host.put_file(&format!("/k/{plain}"), &FileSource::Bytes(image.clone()))
+        };
+        self.host.with(put).unwrap();
+        let args = ["-f", &function(name, "getppid"), "--cpus", "2"];
+        let (finished, trace) = self.run(&plain, "getppid 1000 0 1", &args);
+        let pid = value(&finished, "pid ");
+        for vcpu in 0..2 {
+            let mine = trace.entries.iter().filter(|e| e.vcpu == vcpu && e.pid == pid);
+            assert_eq!(mine.count(), 1000, "vCPU {vcpu}");
+        }
+        assert_eq!(trace.summary.notes, [] as [&str; 0], "{name}");
     }
 
     /// Sites are given back and taken again under load, without a guest noticing.

@@ -44,6 +44,11 @@ fn the_guests_own_ftrace_sees_the_same_and_keeps_working() {
 }
 
 #[test]
+fn a_kernel_without_type_information_is_traced() {
+    GUESTS.a_kernel_without_type_information_is_traced("x86_64-6.12");
+}
+
+#[test]
 fn from_begins_at_the_first_call() {
     GUESTS.from_begins_at_the_first_call("x86_64-6.12");
 }

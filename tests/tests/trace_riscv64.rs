@@ -31,6 +31,11 @@ fn the_guests_own_ftrace_sees_the_same_and_keeps_working() {
 }
 
 #[test]
+fn a_kernel_without_type_information_is_traced() {
+    GUESTS.a_kernel_without_type_information_is_traced("riscv64-7");
+}
+
+#[test]
 fn from_begins_at_the_first_call() {
     for name in RISCV_KERNELS {
         GUESTS.from_begins_at_the_first_call(name);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use vmtrace::kernel::{Arch, Container, FtraceKind, Kernel, KernelError, SiteSection};
+use vmtrace::kernel::{Arch, Container, FtraceKind, Kernel, KernelError, SiteSection, Structs};
 
 /// A kernel of the cache.
 struct Cached {
@@ -40,12 +40,12 @@ fn kernels() -> PathBuf {
     cache.join("kernels")
 }
 
-/// The kernels that must be there, and those for riscv64 if they are (scripts/setup --riscv64).
+/// The kernels that must be there, and any others that are.
 fn each(mut check: impl FnMut(&Cached)) {
     let mut names = ["x86_64-6.1", "x86_64-6.12", "x86_64-7"].map(str::to_owned).to_vec();
     for entry in std::fs::read_dir(kernels()).expect("no kernels in the cache: run scripts/setup") {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        if name.starts_with("riscv64-") && kernels().join(&name).join("vmlinuz").exists() {
+        if !names.contains(&name) && kernels().join(&name).join("vmlinuz").exists() {
             names.push(name);
         }
     }
@@ -197,6 +197,53 @@ fn types_agree_with_the_image() {
     });
 }
 
+/// The same kernel, but that nobody can read its type information.
+fn without_btf(kernel: &Kernel) -> Kernel {
+    let mut image = kernel.vmlinux().to_vec();
+    let at = memchr::memmem::find(&image, kernel.btf().unwrap().bytes()).unwrap();
+    image[at] ^= 0xff;
+    Kernel::parse(image).unwrap()
+}
+
+// A wrong offset would have trampolines read anything, so that kernels without BTF must be
+// understood exactly or not at all.
+#[test]
+fn structures_are_found_without_type_information() {
+    each(|cached| {
+        let (with, without) = (&cached.kernel, without_btf(&cached.kernel));
+        let (btf, found) = (with.structs().unwrap(), without.structs().unwrap());
+        assert!(matches!((btf, found), (Structs::Btf(_), Structs::Found(_))), "{}", cached.name);
+        let mut members = vec![
+            ("task_struct", "pid"),
+            ("task_struct", "comm"),
+            ("ftrace_page", "next"),
+            ("ftrace_page", "records"),
+            ("ftrace_page", "index"),
+            ("dyn_ftrace", "ip"),
+            ("dyn_ftrace", "flags"),
+            ("ftrace_ops", "func"),
+        ];
+        match with.arch() {
+            Arch::X86_64 if with.symbols().address("pcpu_hot").is_some() => {
+                members.extend([("pcpu_hot", "current_task"), ("pcpu_hot", "cpu_number")]);
+            }
+            Arch::X86_64 => {}
+            Arch::Riscv64 => {
+                members.extend([("task_struct", "thread_info"), ("thread_info", "cpu")]);
+            }
+        }
+        if with.ftrace_kind() == FtraceKind::CallOps {
+            members.push(("ftrace_ops", "direct_call"));
+        }
+        for (strukt, member) in members {
+            let offset = btf.member_offset(strukt, member);
+            assert!(offset.is_some(), "{}: {strukt}.{member}", cached.name);
+            assert_eq!(found.member_offset(strukt, member), offset, "{strukt}.{member}");
+        }
+        assert_eq!(found.size("dyn_ftrace"), btf.size("dyn_ftrace"), "{}", cached.name);
+    });
+}
+
 #[test]
 fn a_vmlinux_is_as_good_as_the_bzimage_around_it() {
     let cached = Cached::open("x86_64-7");
@@ -230,7 +277,7 @@ proptest! {
         }
         let start = Instant::now();
         if let Ok(kernel) = Kernel::parse(damaged) {
-            let _ = kernel.btf().map(|btf| btf.member_offset("task_struct", "comm"));
+            let _ = kernel.structs().map(|structs| structs.member_offset("task_struct", "comm"));
             kernel.select_with_report(&["vfs_*".to_owned()], &[]);
         }
         // Debug builds on a busy machine take a second.
@@ -330,6 +377,7 @@ fn inspect_tells_people_and_programs() {
         },
         "ftrace": "fentry",
         "btf_bytes": cached.kernel.btf_len(),
+        "layout": "btf",
         "relocatable": true,
     });
     assert_eq!(report, expected);

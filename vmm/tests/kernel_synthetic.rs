@@ -216,6 +216,12 @@ fn btf_tells_offsets_through_unnamed_members_and_typedefs() {
     let without = Kernel::parse(build(&Options { btf: false, ..x86() }).image).unwrap();
     assert_eq!(without.btf_len(), 0);
     assert!(matches!(without.btf(), Err(KernelError::NoBtf)));
+    let structs = without.structs().unwrap();
+    let task = ["pid", "comm", "tgid"].map(|member| structs.member_offset("task_struct", member));
+    assert_eq!(task, [Some(8), Some(72), None]);
+    let riscv = Options { btf: false, ..Options::new(Machine::Riscv, Layout::AfterBase) };
+    let error = Kernel::parse(build(&riscv).image).unwrap().structs().unwrap_err().to_string();
+    assert!(error.contains("no BTF") && error.contains("no code shows"), "{error}");
 }
 
 #[test]
@@ -393,8 +399,8 @@ fn survives(bytes: Vec<u8>) -> Result<(), TestCaseError> {
     if let Ok(kernel) = Kernel::parse(bytes) {
         kernel.select_with_report(&["*a*".to_owned()], &["b*".to_owned()]);
         kernel.symbols().lookup(kernel.sites()[0].entry);
-        if let Ok(btf) = kernel.btf() {
-            btf.member_offset("task_struct", "in.z");
+        if let Ok(structs) = kernel.structs() {
+            structs.member_offset("task_struct", "in.z");
         }
     }
     prop_assert!(start.elapsed() < Duration::from_secs(10));

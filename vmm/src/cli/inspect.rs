@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use serde::Serialize;
 
-use crate::kernel::{Container, FtraceKind, Kernel, SiteStats};
+use crate::kernel::{Container, FtraceKind, Kernel, SiteStats, Structs};
 
 /// Arguments of `vmtrace inspect`.
 #[derive(Debug, clap::Args)]
@@ -56,6 +56,7 @@ struct Report<'a> {
     mcount: Mcount,
     ftrace: &'static str,
     btf_bytes: usize,
+    layout: &'static str,
     relocatable: bool,
 }
 
@@ -79,6 +80,11 @@ impl<'a> Report<'a> {
             mcount: Mcount { entries, zero, sites, text, init_text, unnamed },
             ftrace: kernel.ftrace_kind().name(),
             btf_bytes: kernel.btf_len(),
+            layout: match kernel.structs() {
+                Ok(Structs::Btf(_)) => "btf",
+                Ok(Structs::Found(_)) => "image",
+                Err(_) => "unknown",
+            },
             relocatable: kernel.relocatable(),
         }
     }
@@ -102,9 +108,10 @@ fn table(kernel: &Kernel) -> String {
     } else {
         "no: runs where it is linked"
     };
-    let btf = match kernel.btf_len() {
-        0 => "none: offsets of kernel structures are unknown".to_owned(),
-        bytes => format!("{bytes} bytes"),
+    let structures = match kernel.structs() {
+        Ok(Structs::Btf(btf)) => format!("by BTF, {} bytes", btf.bytes().len()),
+        Ok(Structs::Found(_)) => "by init_task and code, as there is no usable BTF".to_owned(),
+        Err(error) => error.to_string(),
     };
     let mut text = String::new();
     let mut row = |name: &str, value: &str| {
@@ -115,7 +122,7 @@ fn table(kernel: &Kernel) -> String {
     row("image", &format!("{container}, {compression}"));
     row("relocatable", relocatable);
     row("symbols", &kernel.symbols().len().to_string());
-    row("types (BTF)", &btf);
+    row("structures", &structures);
     row("call sites", ftrace);
     let mut count = |name: &str, value: usize, note: &str| {
         text.push_str(format!("  {name:<24}{value:>8}  {note}").trim_end());

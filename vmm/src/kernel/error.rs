@@ -83,14 +83,22 @@ pub enum KernelError {
     )]
     NoSites,
     /// No type information.
-    #[error(
-        "no BTF type information in the image (built without CONFIG_DEBUG_INFO_BTF?); offsets of \
-         kernel structures are not known without it"
-    )]
+    #[error("no BTF type information in the image")]
     NoBtf,
     /// Type information that contradicts itself.
     #[error("the BTF type information is damaged: {0}")]
     BadBtf(String),
+    /// Neither type information nor an image that shows what is needed.
+    #[error(
+        "the layout of the kernel's structures is not known: {why}, and {reason}; use a kernel \
+         with CONFIG_DEBUG_INFO_BTF=y"
+    )]
+    NoLayout {
+        /// Why there is no type information.
+        why: String,
+        /// What cannot be told without.
+        reason: &'static str,
+    },
     /// Filters that leave nothing to trace.
     #[error("{}", no_match(globs))]
     NoMatch {

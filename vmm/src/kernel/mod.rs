@@ -1,8 +1,8 @@
 //! Understanding a kernel image; no KVM, no I/O but reading.
 //!
 //! From a file to what tracing needs: `image` takes off containers and compression, `kallsyms`
-//! finds the symbols in the image itself, `sites` the places that can be traced, `btf` the layout
-//! of the kernel's structures. Every byte is untrusted: reads are bounds-checked, sizes capped,
+//! finds the symbols in the image itself, `sites` the places that can be traced, `btf` and
+//! `structs` the layout of the kernel's structures. Every byte is untrusted: reads are bounds-checked, sizes capped,
 //! and a damaged image ends in a [`KernelError`].
 
 use std::io::Read as _;
@@ -21,6 +21,7 @@ mod read;
 mod select;
 mod sites;
 mod space;
+mod structs;
 mod symbols;
 
 pub use btf::Btf;
@@ -29,6 +30,7 @@ pub use error::KernelError;
 pub use image::Container;
 pub use select::Selection;
 pub use sites::{FtraceKind, Site, SiteSection, SiteStats};
+pub use structs::{Found, Structs};
 pub use symbols::{Symbol, Symbols};
 
 use image::Image;
@@ -61,6 +63,7 @@ pub struct Kernel {
     symbols: Symbols,
     sites: Sites,
     btf: OnceLock<Btf>,
+    found: OnceLock<Found>,
 }
 
 impl std::fmt::Debug for Kernel {
@@ -113,7 +116,7 @@ impl Kernel {
         if image.container == Container::Flat {
             image.relocatable = !sites::relocations(&image.data, &image.space, &symbols).is_empty();
         }
-        Ok(Self { image, banner, symbols, sites, btf: OnceLock::new() })
+        Ok(Self { image, banner, symbols, sites, btf: OnceLock::new(), found: OnceLock::new() })
     }
 
     /// The architecture it runs on.
@@ -201,6 +204,21 @@ impl Kernel {
         let range = self.btf_range().ok_or(KernelError::NoBtf)?;
         let btf = Btf::parse(self.image.data[range].to_vec())?;
         Ok(self.btf.get_or_init(|| btf))
+    }
+
+    /// The layout of its structures, by its type information or without; looked into when first
+    /// asked for.
+    pub fn structs(&self) -> Result<Structs<'_>, KernelError> {
+        let why = match self.btf() {
+            Ok(btf) => return Ok(Structs::Btf(btf)),
+            Err(why) => why,
+        };
+        if let Some(found) = self.found.get() {
+            return Ok(Structs::Found(found));
+        }
+        let found = Found::find(&self.image, &self.symbols)
+            .map_err(|reason| KernelError::NoLayout { why: why.to_string(), reason })?;
+        Ok(Structs::Found(self.found.get_or_init(|| found)))
     }
 
     fn btf_range(&self) -> Option<Range<usize>> {

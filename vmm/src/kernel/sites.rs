@@ -303,7 +303,13 @@ fn patchable(data: &[u8], space: &Space, arch: Arch, location: u64) -> bool {
 
 /// Fills in the words that a relocatable RISC-V kernel gets only when it starts: in the file they
 /// are zero, and the values stand in `.rela.dyn`.
-fn relocate(data: &[u8], space: &Space, symbols: &Symbols, start: u64, words: &mut [u64]) {
+pub(super) fn relocate(
+    data: &[u8],
+    space: &Space,
+    symbols: &Symbols,
+    start: u64,
+    words: &mut [u64],
+) {
     const RELATIVE: u64 = 3;
     for entry in relocations(data, space, symbols) {
         let (Some(place), Some(RELATIVE), Some(value)) =

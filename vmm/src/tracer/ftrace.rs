@@ -32,7 +32,7 @@ pub(super) struct Record {
 #[derive(Debug)]
 pub(super) struct Records(Vec<Record>);
 
-/// Offsets in the guest's structures, from BTF, in which a search takes milliseconds.
+/// Offsets in the guest's structures; a search in BTF takes milliseconds.
 pub(super) struct Offsets {
     next: u64,
     records: u64,
@@ -44,18 +44,15 @@ pub(super) struct Offsets {
 
 impl Offsets {
     pub(super) fn find(kernel: &Kernel) -> Result<Self, TraceError> {
-        let btf = kernel.btf().map_err(|error| TraceError::Kernel(error.to_string()))?;
+        let structs = kernel.structs().map_err(|error| TraceError::Kernel(error.to_string()))?;
         let member = |strukt: &'static str, name: &'static str| {
-            btf.member_offset(strukt, name).map(u64::from).ok_or(TraceError::NoMember(strukt, name))
+            structs.member_offset(strukt, name).ok_or(TraceError::NoMember(strukt, name))
         };
         Ok(Self {
             next: member("ftrace_page", "next")?,
             records: member("ftrace_page", "records")?,
             index: member("ftrace_page", "index")?,
-            size: btf
-                .struct_size("dyn_ftrace")
-                .map(u64::from)
-                .ok_or(TraceError::NoMember("dyn_ftrace", "(size)"))?,
+            size: structs.size("dyn_ftrace").ok_or(TraceError::NoMember("dyn_ftrace", "(size)"))?,
             ip: member("dyn_ftrace", "ip")?,
             flags: member("dyn_ftrace", "flags")?,
         })

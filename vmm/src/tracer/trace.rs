@@ -65,8 +65,8 @@ pub enum TraceError {
     /// A symbol is missing.
     #[error("the kernel image has no symbol {0}")]
     NoSymbol(&'static str),
-    /// A structure member is missing from BTF.
-    #[error("the kernel's BTF has no {0}.{1}")]
+    /// A structure lacks a member, or nothing tells where it is.
+    #[error("the kernel has no {0}.{1} that could be found")]
     NoMember(&'static str, &'static str),
     /// The annex has no place for so many rings.
     #[error("no rings for {0} vCPUs: 1 to 64 can be traced")]

@@ -109,6 +109,18 @@ impl Memory {
     }
 }
 
+/// `init_task`: numbers at 8, parents and lists behind them, the name at 72.
+fn first_task(memory: &mut Memory, symbols: &mut Vec<(u64, u8, String)>) {
+    memory.align(16);
+    let task = memory.here();
+    symbols.push((task, b'D', "init_task".to_owned()));
+    let (children, sibling) = (task + 32, task + 48);
+    let name = u64::from_le_bytes(*b"swapper\0");
+    let row = [task, task, children, children, sibling, sibling, task];
+    [&[2, 0][..], &row, &[name, 0]].concat().into_iter().for_each(|word| memory.u64(word));
+    symbols.push((memory.here(), b'D', "after_init_task".to_owned()));
+}
+
 /// Builds a kernel.
 pub fn build(options: &Options) -> Built {
     let x86 = options.machine == Machine::X86;
@@ -128,6 +140,7 @@ pub fn build(options: &Options) -> Built {
     symbols.push((memory.here(), b'D', "linux_banner".to_owned()));
     memory.bytes.extend(BANNER.as_bytes());
     memory.bytes.push(0);
+    first_task(&mut memory, &mut symbols);
 
     let mut relocations = Vec::new();
     if options.mcount {

@@ -15,11 +15,11 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// From BTF.
+    /// From the layout of a task.
     pub(crate) fn find(kernel: &Kernel) -> Result<Self, TraceError> {
-        let btf = kernel.btf().map_err(|error| TraceError::Kernel(error.to_string()))?;
+        let structs = kernel.structs().map_err(|error| TraceError::Kernel(error.to_string()))?;
         let member = |strukt: &'static str, name: &'static str| {
-            btf.member_offset(strukt, name).map(u64::from).ok_or(TraceError::NoMember(strukt, name))
+            structs.member_offset(strukt, name).ok_or(TraceError::NoMember(strukt, name))
         };
         Ok(Self {
             cpu: member("task_struct", "thread_info")? + member("thread_info", "cpu")?,

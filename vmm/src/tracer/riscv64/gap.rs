@@ -49,9 +49,9 @@ pub(super) struct OpsLayout {
 
 impl OpsLayout {
     pub(super) fn find(kernel: &Kernel, image: &Image) -> Result<Self, TraceError> {
-        let btf = kernel.btf().map_err(|error| TraceError::Kernel(error.to_string()))?;
+        let structs = kernel.structs().map_err(|error| TraceError::Kernel(error.to_string()))?;
         let member = |name: &'static str| {
-            let offset = btf.member_offset("ftrace_ops", name).map(u64::from);
+            let offset = structs.member_offset("ftrace_ops", name);
             offset
                 .filter(|&offset| offset <= OPS_SIZE - 8)
                 .ok_or(TraceError::NoMember("ftrace_ops", name))

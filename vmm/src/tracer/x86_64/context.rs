@@ -18,12 +18,12 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// From symbols and BTF. 6.2 to 6.14 keep both words in `pcpu_hot`, others
+    /// From symbols and the layout of structures. 6.2 to 6.14 keep both words in `pcpu_hot`, others
     /// in variables of their own.
     pub(crate) fn find(kernel: &Kernel, image: &Image) -> Result<Self, TraceError> {
-        let btf = kernel.btf().map_err(|error| TraceError::Kernel(error.to_string()))?;
+        let structs = kernel.structs().map_err(|error| TraceError::Kernel(error.to_string()))?;
         let member = |strukt: &'static str, name: &'static str| {
-            btf.member_offset(strukt, name).map(u64::from).ok_or(TraceError::NoMember(strukt, name))
+            structs.member_offset(strukt, name).ok_or(TraceError::NoMember(strukt, name))
         };
         let symbols = kernel.symbols();
         // Per-CPU symbols are offsets from 0 up to 6.14, link addresses later.

@@ -1,0 +1,167 @@
+//! Layout of the kernel's structures: as its BTF tells, or, in a kernel without, as far as the
+//! image itself shows it.
+
+use std::collections::BTreeMap;
+
+use super::image::Image;
+use super::read::{index, u64_at, wide};
+use super::{Arch, Btf, Symbols, sites};
+
+/// Where members lie in the structures that tracing needs.
+#[derive(Clone, Copy, Debug)]
+pub enum Structs<'a> {
+    /// Whatever the type information has.
+    Btf(&'a Btf),
+    /// What was found without any.
+    Found(&'a Found),
+}
+
+impl Structs<'_> {
+    /// The offset of a member of a struct, in bytes.
+    pub fn member_offset(&self, strukt: &str, member: &str) -> Option<u64> {
+        match self {
+            Self::Btf(btf) => btf.member_offset(strukt, member).map(u64::from),
+            Self::Found(found) => found.0.get(&(strukt, member)).copied(),
+        }
+    }
+
+    /// The size of a struct, in bytes.
+    pub fn size(&self, strukt: &str) -> Option<u64> {
+        match self {
+            Self::Btf(btf) => btf.struct_size(strukt).map(u64::from),
+            Self::Found(found) => found.0.get(&(strukt, SIZE)).copied(),
+        }
+    }
+}
+
+/// Stands for a member where a size is meant.
+const SIZE: &str = "";
+
+/// The same in every kernel of 5.10 to 7.2, whatever its configuration
+/// (include/linux/ftrace.h; `pcpu_hot` of 6.2 to 6.14: arch/x86/include/asm/current.h).
+const FIXED: [(&str, &str, u64); 9] = [
+    ("ftrace_page", "next", 0),
+    ("ftrace_page", "records", 8),
+    ("ftrace_page", "index", 16),
+    ("dyn_ftrace", "ip", 0),
+    ("dyn_ftrace", "flags", 8),
+    ("dyn_ftrace", SIZE, 16),
+    ("ftrace_ops", "func", 0),
+    ("pcpu_hot", "current_task", 0),
+    ("pcpu_hot", "cpu_number", 12),
+];
+
+/// What is known of structures without type information.
+#[derive(Debug)]
+pub struct Found(BTreeMap<(&'static str, &'static str), u64>);
+
+impl Found {
+    /// Finds what differs from build to build in the first task, which the image holds
+    /// ready-made, and in code.
+    ///
+    /// # Errors
+    /// What it is that cannot be told.
+    pub(super) fn find(image: &Image, symbols: &Symbols) -> Result<Self, &'static str> {
+        let mut all: BTreeMap<_, _> =
+            FIXED.into_iter().map(|(strukt, member, offset)| ((strukt, member), offset)).collect();
+        let task = Task::find(image, symbols).ok_or("the image has no init_task")?;
+        all.insert(("task_struct", "pid"), task.pid().ok_or("init_task has no known order")?);
+        all.insert(("task_struct", "comm"), task.comm().ok_or("init_task has no name")?);
+        if image.arch == Arch::Riscv64 {
+            all.insert(("task_struct", "thread_info"), 0);
+            let cpu = cpu(image, symbols).ok_or("no code shows where a task's CPU is")?;
+            all.insert(("thread_info", "cpu"), cpu);
+            // Needed, and there, only with CALL_OPS.
+            if let Some(offset) = direct_call(image, symbols) {
+                all.insert(("ftrace_ops", "direct_call"), offset);
+            }
+        }
+        Ok(Self(all))
+    }
+}
+
+/// `init_task`, as init/init_task.c fills it in.
+struct Task {
+    address: u64,
+    words: Vec<u64>,
+    /// A stack canary stands between the task's numbers and its parents.
+    canary: bool,
+}
+
+impl Task {
+    fn find(image: &Image, symbols: &Symbols) -> Option<Self> {
+        /// Larger than any `task_struct`.
+        const MAX: u64 = 64 << 10;
+        let address = symbols.address("init_task")?;
+        let len = symbols.next_after(address)?.checked_sub(address)?.min(MAX);
+        let (_, room) = image.space.offset(address)?;
+        let bytes = image.space.bytes(&image.data, address, index(len).min(room))?;
+        let words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+        let mut words: Vec<u64> = words.collect();
+        sites::relocate(&image.data, &image.space, symbols, address, &mut words);
+        Some(Self { address, words, canary: symbols.address("__stack_chk_fail").is_some() })
+    }
+
+    /// `pid` and `tgid`, the canary, and then a row like no other: `real_parent` and `parent`,
+    /// which are the task itself, `children` and `sibling`, two empty lists, and
+    /// `group_leader`, itself again (include/linux/sched.h).
+    fn pid(&self) -> Option<u64> {
+        let is_row = |&(at, row): &(usize, &[u64])| {
+            let here = |words: usize| self.address.wrapping_add(8 * wide(at + words));
+            let (task, children, sibling) = (self.address, here(2), here(4));
+            row == [task, task, children, children, sibling, sibling, task]
+        };
+        let mut rows = self.words.windows(7).enumerate().filter(is_row);
+        let (at, _) = rows.next()?;
+        if rows.next().is_some() {
+            return None;
+        }
+        let at = at.checked_sub(if self.canary { 2 } else { 1 })?;
+        // Both numbers of the first task are 0.
+        (self.words.get(at) == Some(&0)).then_some(8 * wide(at))
+    }
+
+    fn comm(&self) -> Option<u64> {
+        let name = u64::from_le_bytes(*b"swapper\0");
+        let mut places = self.words.windows(2).enumerate().filter(|(_, pair)| **pair == [name, 0]);
+        let (at, _) = places.next()?;
+        places.next().is_none().then_some(8 * wide(at))
+    }
+}
+
+/// `thread_info.cpu` of riscv64 (arch/riscv/include/asm/thread_info.h), at the head of a task,
+/// which `tp` points to: read as an `int`, and more often than anything else but the count of
+/// preemptions, which stands before it, at 8.
+fn cpu(image: &Image, symbols: &Symbols) -> Option<u64> {
+    /// `lw REGISTER, OFFSET(tp)` without either.
+    const LOAD: u32 = 0x0002_2003;
+    const AFTER_COUNT: u64 = 12;
+    /// The end of `thread_info`'s part that all configurations share.
+    const END: u64 = 48;
+    const OFTEN: usize = 50;
+    let (start, end) =
+        symbols.address("_text").or(symbols.address("_start")).zip(symbols.address("_etext"))?;
+    let text = image.space.bytes(&image.data, start, index(end.checked_sub(start)?))?;
+    let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
+    for code in text.windows(4).step_by(2) {
+        let code = code.try_into().map_or(0, u32::from_le_bytes);
+        if code & 0x000f_f07f == LOAD {
+            *counts.entry(u64::from(code >> 20)).or_default() += 1;
+        }
+    }
+    let (offset, count) =
+        counts.range(AFTER_COUNT..END).max_by_key(|(_, count)| **count).map(|(o, c)| (*o, *c))?;
+    (count >= OFTEN).then_some(offset)
+}
+
+/// `ftrace_ops.direct_call`, which `ftrace_caller` of a kernel with CALL_OPS loads first
+/// (arch/riscv/kernel/mcount-dyn.S): from the literal before the function, `ld t1, -16(t0)` and
+/// `ld t1, OFFSET(t1)`.
+fn direct_call(image: &Image, symbols: &Symbols) -> Option<u64> {
+    const LITERAL: u64 = 0xff02_b303;
+    const LOAD: u64 = 0x0003_3303;
+    let code = image.space.bytes(&image.data, symbols.address("ftrace_caller")?, 8)?;
+    let code = u64_at(code, 0)?;
+    let (literal, load) = (code & 0xffff_ffff, code >> 32);
+    (literal == LITERAL && load & 0x800f_ffff == LOAD).then_some(load >> 20)
+}
