@@ -89,6 +89,9 @@ fn a_kernel_with_function_symbols_only_is_understood_by_its_sites() {
         assert_eq!(kernel.symbols().address("vfs_read"), Some(vfs_read), "{machine:?} {layout:?}");
         assert_eq!(kernel.site_stats().sites, 1000);
         assert_eq!(kernel.release(), "6.99.0-synthetic");
+        // To trace it takes more, as it must be found in memory.
+        let error = kernel.check_traceable().unwrap_err().to_string();
+        assert!(error.contains("CONFIG_KALLSYMS_ALL") && error.contains("--system-map"), "{error}");
     }
 }
 
@@ -106,12 +109,17 @@ fn a_relocatable_riscv_kernel_has_its_words_in_rela_dyn() {
 
 #[test]
 fn an_unstripped_vmlinux_may_do_without_kallsyms() {
-    let mut built = build(&Options { kallsyms: false, ..x86() });
-    synthetic::add_sections(&mut built.image, &built.symbols, None);
-    let kernel = Kernel::parse(built.image).unwrap();
-    assert_eq!(kernel.symbols().len(), built.symbols.len());
-    assert_eq!(kernel.symbols().address("vfs_read"), Some(built.functions[10].entry));
-    assert_eq!(kernel.site_stats().sites, 1000);
+    let nothing = Options { kallsyms: false, ..x86() };
+    let functions = Options { all_symbols: false, ..x86() };
+    for options in [nothing, functions] {
+        let mut built = build(&options);
+        synthetic::add_sections(&mut built.image, &built.symbols, None);
+        let kernel = Kernel::parse(built.image).unwrap();
+        assert_eq!(kernel.symbols().len(), built.symbols.len());
+        assert_eq!(kernel.symbols().address("vfs_read"), Some(built.functions[10].entry));
+        assert_eq!(kernel.site_stats().sites, 1000);
+        kernel.check_traceable().unwrap();
+    }
 }
 
 #[test]

@@ -61,6 +61,12 @@ pub enum KernelError {
          symbol table; give a System.map of this very build, or a kernel with CONFIG_KALLSYMS=y"
     )]
     NoSymbols,
+    /// kallsyms tables with functions only.
+    #[error(
+        "symbols of functions only (built without CONFIG_KALLSYMS_ALL?), and tracing needs those \
+         of data; give the System.map of this very build by --system-map, or its unstripped vmlinux"
+    )]
+    FunctionSymbols,
     /// kallsyms tables whose addresses fit none of the known encodings.
     #[error(
         "the image has kallsyms tables in a layout vmtrace does not know; give a System.map of \

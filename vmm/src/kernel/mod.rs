@@ -206,6 +206,15 @@ impl Kernel {
         Ok(self.btf.get_or_init(|| btf))
     }
 
+    /// Whether all is known of it that tracing needs, beside its sites: where its data are, and
+    /// the layout of its structures.
+    pub fn check_traceable(&self) -> Result<(), KernelError> {
+        if !has_data(&self.symbols) {
+            return Err(KernelError::FunctionSymbols);
+        }
+        self.structs().map(drop)
+    }
+
     /// The layout of its structures, by its type information or without; looked into when first
     /// asked for.
     pub fn structs(&self) -> Result<Structs<'_>, KernelError> {
@@ -234,12 +243,17 @@ impl Kernel {
 
 fn find_symbols(image: &Image) -> Result<Symbols, KernelError> {
     let unknown = match kallsyms::read(&image.data, &image.space, image.arch) {
-        Ok(Some(symbols)) => return Ok(symbols),
-        Ok(None) => KernelError::NoSymbols,
-        Err(error) => error,
+        Ok(Some(symbols)) if has_data(&symbols) => return Ok(symbols),
+        Ok(functions) => functions.ok_or(KernelError::NoSymbols),
+        Err(error) => Err(error),
     };
     let table = (image.container != Container::Flat).then(|| elf::symbols(&image.data)).flatten();
-    table.ok_or(unknown)
+    table.map_or(unknown, Ok)
+}
+
+/// Whether not only functions have symbols.
+fn has_data(symbols: &Symbols) -> bool {
+    symbols.address("linux_banner").is_some()
 }
 
 /// A System.map of another build would put every hook in the wrong place.

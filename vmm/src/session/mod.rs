@@ -109,7 +109,7 @@ pub fn run(
     let Request { kernel, machine, console, agent, tracing, .. } = request;
     let Request { stream, joins, control, timeout, closing, .. } = request;
     // Parsed now: later the guest would wait for it.
-    kernel.structs()?;
+    kernel.check_traceable()?;
     let config =
         Config { annex: crate::tracer::annex::SIZE, watch_msr: arch::WATCHED_MSR, ..machine };
     let mut machine = Machine::new(config, ConsoleSinks { console, agent })?;

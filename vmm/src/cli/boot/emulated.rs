@@ -13,6 +13,7 @@ use std::sync::Arc;
 const VMLINUX: &str = "/job/vmlinux";
 const BZIMAGE: &str = "/job/bzImage";
 const INITRD: &str = "/job/initrd";
+const SYSTEM_MAP: &str = "/job/System.map";
 const TRACE: &str = "/job/trace";
 const CONSOLE: &str = "/job/console";
 const SOCKET: &str = "/job/socket";
@@ -25,7 +26,7 @@ const HOST_MEMORY: u64 = 1024;
 /// Boots an emulated host and runs the guest there; returns the exit code.
 pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
     let interrupts = Arc::new(Interrupts::install().context("cannot handle signals")?);
-    let files = files(args, kernel, initrd);
+    let files = files(args, kernel, initrd)?;
     // Each file is there twice while the initramfs is unpacked, and once in vmtrace.
     let content: u64 = files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
     let memory = HOST_MEMORY + (args.memory + 3 * content) / (1 << 20);
@@ -69,12 +70,16 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
     Ok(end.exit_code())
 }
 
-fn files(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Vec<(&'static str, Vec<u8>)> {
+fn files(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<Vec<(&'static str, Vec<u8>)>> {
     let mut files = vec![(VMLINUX, kernel.vmlinux().to_vec()), (INITRD, initrd)];
     if let Some(image) = kernel.bzimage().filter(|_| args.kaslr) {
         files.push((BZIMAGE, image.to_vec()));
     }
-    files
+    if let Some(path) = &args.system_map {
+        let map = std::fs::read(path).with_context(|| path.display().to_string())?;
+        files.push((SYSTEM_MAP, map));
+    }
+    Ok(files)
 }
 
 /// The command line of the vmtrace in the host.
@@ -124,6 +129,9 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     job.push(format!("--cid={}", args.cid));
     if args.modules.is_some() {
         job.push("--with-modules".to_owned());
+    }
+    if args.system_map.is_some() {
+        job.push(format!("--system-map={SYSTEM_MAP}"));
     }
     if args.kaslr {
         job.extend(["--kaslr".to_owned(), format!("--boot-image={BZIMAGE}")]);

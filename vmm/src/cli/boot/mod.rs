@@ -25,6 +25,10 @@ use vmtrace_trampolines::Overflow;
 pub struct Args {
     /// Kernel: bzImage, vmlinux, or riscv64 Image, plain, compressed or as EFI zboot image
     pub kernel: PathBuf,
+    /// Take the kernel's symbols from this file of the same build: for kernels without
+    /// CONFIG_KALLSYMS_ALL
+    #[arg(long, value_name = "FILE")]
+    pub system_map: Option<PathBuf>,
     /// Initial RAM disk instead of the built-in one
     #[arg(long, value_name = "FILE", conflicts_with_all = ["run", "add", "modules"])]
     pub initrd: Option<PathBuf>,
@@ -286,8 +290,8 @@ fn trace_output(args: &Args) -> Result<Box<dyn Write + Send>> {
 /// When vmtrace itself fails.
 pub fn run(args: &Args) -> Result<u8> {
     // What is wrong with the kernel or the filters is said before anything boots.
-    let kernel =
-        Arc::new(Kernel::open(&args.kernel).with_context(|| args.kernel.display().to_string())?);
+    let kernel = Arc::new(super::inspect::open(&args.kernel, args.system_map.as_deref())?);
+    kernel.check_traceable().with_context(|| args.kernel.display().to_string())?;
     let tracing = args.tracing(&kernel)?;
     if args.kaslr && args.boot_image.is_none() && kernel.bzimage().is_none() {
         bail!(
