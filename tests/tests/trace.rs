@@ -1,12 +1,14 @@
 //! Real kernels, booted and traced in the emulated host.
 
 use std::collections::BTreeSet;
+use std::io::Write;
 use vmtrace::host::cache_dir;
+use vmtrace::kernel::Symbol;
 use vmtrace::stream::Exit;
 use vmtrace_tests::SharedHost;
 use vmtrace_tests::cases::Guests;
 use vmtrace_tests::live::{unless_lost, vmtrace};
-use vmtrace_tests::trace::{KERNELS, WORKLOAD, boot, options};
+use vmtrace_tests::trace::{KERNELS, WORKLOAD, boot, kernel, options};
 
 static GUESTS: Guests = Guests {
     host: SharedHost::new(|| options(env!("CARGO_BIN_EXE_vmtrace-guest"), &KERNELS)),
@@ -86,12 +88,18 @@ fn eight_vcpus_and_memory_above_4_gib() {
     }
 }
 
-// The command as a user types it, on whatever this machine is.
+// The command as a user types it, on whatever this machine is, with files of his own.
 #[test]
 fn the_command_line_works_end_to_end() {
     unless_lost(|| {
         let vmlinuz = cache_dir().unwrap().join("kernels/x86_64-6.12/vmlinuz");
-        let args = ["--filter", "vfs_*", "--run", "ls /", "--timeout", "240"];
+        let mut map = tempfile::NamedTempFile::new().unwrap();
+        for Symbol { address, kind, name } in kernel("x86_64-6.12").unwrap().symbols().iter() {
+            writeln!(map, "{address:016x} {kind} {name}").unwrap();
+        }
+        let map = map.path().to_str().unwrap();
+        let mut args = vec!["--filter", "vfs_*", "--run", "ls /", "--timeout", "240"];
+        args.extend(["--system-map", map]);
         let output = vmtrace("boot", &vmlinuz, &args);
         let (out, err) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
