@@ -218,13 +218,14 @@ impl Kernel {
     /// The layout of its structures, by its type information or without; looked into when first
     /// asked for.
     pub fn structs(&self) -> Result<Structs<'_>, KernelError> {
+        // First, as damaged type information would be read again each time.
+        if let Some(found) = self.found.get() {
+            return Ok(Structs::Found(found));
+        }
         let why = match self.btf() {
             Ok(btf) => return Ok(Structs::Btf(btf)),
             Err(why) => why,
         };
-        if let Some(found) = self.found.get() {
-            return Ok(Structs::Found(found));
-        }
         let found = Found::find(&self.image, &self.symbols)
             .map_err(|reason| KernelError::NoLayout { why: why.to_string(), reason })?;
         Ok(Structs::Found(self.found.get_or_init(|| found)))

@@ -111,11 +111,7 @@ impl Task {
             let (task, children, sibling) = (self.address, here(2), here(4));
             row == [task, task, children, children, sibling, sibling, task]
         };
-        let mut rows = self.words.windows(7).enumerate().filter(is_row);
-        let (at, _) = rows.next()?;
-        if rows.next().is_some() {
-            return None;
-        }
+        let (at, _) = only(self.words.windows(7).enumerate().filter(is_row))?;
         let at = at.checked_sub(if self.canary { 2 } else { 1 })?;
         // Both numbers of the first task are 0.
         (self.words.get(at) == Some(&0)).then_some(8 * wide(at))
@@ -123,10 +119,15 @@ impl Task {
 
     fn comm(&self) -> Option<u64> {
         let name = u64::from_le_bytes(*b"swapper\0");
-        let mut places = self.words.windows(2).enumerate().filter(|(_, pair)| **pair == [name, 0]);
-        let (at, _) = places.next()?;
-        places.next().is_none().then_some(8 * wide(at))
+        let places = self.words.windows(2).enumerate().filter(|(_, pair)| **pair == [name, 0]);
+        only(places).map(|(at, _)| 8 * wide(at))
     }
+}
+
+/// The one item, if there is no other.
+fn only<T>(mut items: impl Iterator<Item = T>) -> Option<T> {
+    let item = items.next()?;
+    items.next().is_none().then_some(item)
 }
 
 /// `thread_info.cpu` of riscv64 (arch/riscv/include/asm/thread_info.h), at the head of a task,
