@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use serde::Serialize;
 
-use crate::kernel::{Container, FtraceKind, Kernel, SiteStats, Structs};
+use crate::kernel::{Container, FtraceKind, Kernel, SiteStats, Source, Structs};
 
 /// Arguments of `vmtrace inspect`.
 #[derive(Debug, clap::Args)]
@@ -80,9 +80,9 @@ impl<'a> Report<'a> {
             mcount: Mcount { entries, zero, sites, text, init_text, unnamed },
             ftrace: kernel.ftrace_kind().name(),
             btf_bytes: kernel.btf_len(),
-            layout: match kernel.structs() {
-                Ok(Structs::Btf(_)) => "btf",
-                Ok(Structs::Found(_)) => "image",
+            layout: match kernel.structs().map(Structs::source) {
+                Ok(Source::Btf) => "btf",
+                Ok(Source::Image) => "image",
                 Err(_) => "unknown",
             },
             relocatable: kernel.relocatable(),
@@ -108,9 +108,9 @@ fn table(kernel: &Kernel) -> String {
     } else {
         "no: runs where it is linked"
     };
-    let structures = match kernel.structs() {
-        Ok(Structs::Btf(btf)) => format!("by BTF, {} bytes", btf.bytes().len()),
-        Ok(Structs::Found(_)) => "by init_task and code, as there is no usable BTF".to_owned(),
+    let structures = match kernel.structs().map(Structs::source) {
+        Ok(Source::Btf) => format!("by BTF, {} bytes", kernel.btf_len()),
+        Ok(Source::Image) => "by init_task and code, as there is no usable BTF".to_owned(),
         Err(error) => error.to_string(),
     };
     let mut text = String::new();

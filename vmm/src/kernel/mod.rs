@@ -30,7 +30,7 @@ pub use error::KernelError;
 pub use image::Container;
 pub use select::Selection;
 pub use sites::{FtraceKind, Site, SiteSection, SiteStats};
-pub use structs::{Found, Structs};
+pub use structs::{Source, Structs};
 pub use symbols::{Symbol, Symbols};
 
 use image::Image;
@@ -63,7 +63,7 @@ pub struct Kernel {
     symbols: Symbols,
     sites: Sites,
     btf: OnceLock<Btf>,
-    found: OnceLock<Found>,
+    structs: OnceLock<Structs>,
 }
 
 impl std::fmt::Debug for Kernel {
@@ -116,7 +116,7 @@ impl Kernel {
         if image.container == Container::Flat {
             image.relocatable = !sites::relocations(&image.data, &image.space, &symbols).is_empty();
         }
-        Ok(Self { image, banner, symbols, sites, btf: OnceLock::new(), found: OnceLock::new() })
+        Ok(Self { image, banner, symbols, sites, btf: OnceLock::new(), structs: OnceLock::new() })
     }
 
     /// The architecture it runs on.
@@ -217,18 +217,16 @@ impl Kernel {
 
     /// The layout of its structures, by its type information or without; looked into when first
     /// asked for.
-    pub fn structs(&self) -> Result<Structs<'_>, KernelError> {
-        // First, as damaged type information would be read again each time.
-        if let Some(found) = self.found.get() {
-            return Ok(Structs::Found(found));
+    pub fn structs(&self) -> Result<&Structs, KernelError> {
+        if let Some(structs) = self.structs.get() {
+            return Ok(structs);
         }
-        let why = match self.btf() {
-            Ok(btf) => return Ok(Structs::Btf(btf)),
-            Err(why) => why,
+        let structs = match self.btf() {
+            Ok(btf) => Structs::from_btf(btf),
+            Err(why) => Structs::find(&self.image, &self.symbols)
+                .map_err(|reason| KernelError::NoLayout { why: why.to_string(), reason })?,
         };
-        let found = Found::find(&self.image, &self.symbols)
-            .map_err(|reason| KernelError::NoLayout { why: why.to_string(), reason })?;
-        Ok(Structs::Found(self.found.get_or_init(|| found)))
+        Ok(self.structs.get_or_init(|| structs))
     }
 
     fn btf_range(&self) -> Option<Range<usize>> {

@@ -7,31 +7,24 @@ use super::image::Image;
 use super::read::{index, u64_at, wide};
 use super::{Arch, Btf, Symbols, sites};
 
-/// Where members lie in the structures that tracing needs.
-#[derive(Clone, Copy, Debug)]
-pub enum Structs<'a> {
-    /// Whatever the type information has.
-    Btf(&'a Btf),
-    /// What was found without any.
-    Found(&'a Found),
+/// Where members lie in the structures that tracing needs, and no others: found once, before a
+/// guest runs, which would wait for it.
+#[derive(Debug)]
+pub struct Structs {
+    source: Source,
+    offsets: BTreeMap<Member, u64>,
 }
 
-impl Structs<'_> {
-    /// The offset of a member of a struct, in bytes.
-    pub fn member_offset(&self, strukt: &str, member: &str) -> Option<u64> {
-        match self {
-            Self::Btf(btf) => btf.member_offset(strukt, member).map(u64::from),
-            Self::Found(found) => found.0.get(&(strukt, member)).copied(),
-        }
-    }
+/// A struct and a member of it.
+type Member = (&'static str, &'static str);
 
-    /// The size of a struct, in bytes.
-    pub fn size(&self, strukt: &str) -> Option<u64> {
-        match self {
-            Self::Btf(btf) => btf.struct_size(strukt).map(u64::from),
-            Self::Found(found) => found.0.get(&(strukt, SIZE)).copied(),
-        }
-    }
+/// What the layout of structures is known from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The kernel's own type information.
+    Btf,
+    /// What the image itself shows.
+    Image,
 }
 
 /// Stands for a member where a size is meant.
@@ -39,44 +32,70 @@ const SIZE: &str = "";
 
 /// The same in every kernel of 5.10 to 7.2, whatever its configuration
 /// (include/linux/ftrace.h; `pcpu_hot` of 6.2 to 6.14: arch/x86/include/asm/current.h).
-const FIXED: [(&str, &str, u64); 9] = [
-    ("ftrace_page", "next", 0),
-    ("ftrace_page", "records", 8),
-    ("ftrace_page", "index", 16),
-    ("dyn_ftrace", "ip", 0),
-    ("dyn_ftrace", "flags", 8),
-    ("dyn_ftrace", SIZE, 16),
-    ("ftrace_ops", "func", 0),
-    ("pcpu_hot", "current_task", 0),
-    ("pcpu_hot", "cpu_number", 12),
+const FIXED: [(Member, u64); 9] = [
+    (("ftrace_page", "next"), 0),
+    (("ftrace_page", "records"), 8),
+    (("ftrace_page", "index"), 16),
+    (("dyn_ftrace", "ip"), 0),
+    (("dyn_ftrace", "flags"), 8),
+    (("dyn_ftrace", SIZE), 16),
+    (("ftrace_ops", "func"), 0),
+    (("pcpu_hot", "current_task"), 0),
+    (("pcpu_hot", "cpu_number"), 12),
 ];
 
-/// What is known of structures without type information.
-#[derive(Debug)]
-pub struct Found(BTreeMap<(&'static str, &'static str), u64>);
+/// What differs from build to build.
+const PID: Member = ("task_struct", "pid");
+const COMM: Member = ("task_struct", "comm");
+const THREAD_INFO: Member = ("task_struct", "thread_info");
+const CPU: Member = ("thread_info", "cpu");
+const DIRECT_CALL: Member = ("ftrace_ops", "direct_call");
 
-impl Found {
+impl Structs {
+    /// From the type information.
+    pub(super) fn from_btf(btf: &Btf) -> Self {
+        let fixed = FIXED.into_iter().map(|(member, _)| member);
+        let all = fixed.chain([PID, COMM, THREAD_INFO, CPU, DIRECT_CALL]);
+        let offset = |(strukt, member): Member| match member {
+            SIZE => btf.struct_size(strukt),
+            member => btf.member_offset(strukt, member),
+        };
+        let offsets = all.filter_map(|member| Some((member, offset(member)?.into())));
+        Self { source: Source::Btf, offsets: offsets.collect() }
+    }
+
     /// Finds what differs from build to build in the first task, which the image holds
     /// ready-made, and in code.
     ///
     /// # Errors
     /// What it is that cannot be told.
     pub(super) fn find(image: &Image, symbols: &Symbols) -> Result<Self, &'static str> {
-        let mut all: BTreeMap<_, _> =
-            FIXED.into_iter().map(|(strukt, member, offset)| ((strukt, member), offset)).collect();
+        let mut offsets = BTreeMap::from(FIXED);
         let task = Task::find(image, symbols).ok_or("the image has no init_task")?;
-        all.insert(("task_struct", "pid"), task.pid().ok_or("init_task has no known order")?);
-        all.insert(("task_struct", "comm"), task.comm().ok_or("init_task has no name")?);
+        offsets.insert(PID, task.pid().ok_or("init_task has no known order")?);
+        offsets.insert(COMM, task.comm().ok_or("init_task has no name")?);
         if image.arch == Arch::Riscv64 {
-            all.insert(("task_struct", "thread_info"), 0);
-            let cpu = cpu(image, symbols).ok_or("no code shows where a task's CPU is")?;
-            all.insert(("thread_info", "cpu"), cpu);
+            offsets.insert(THREAD_INFO, 0);
+            offsets.insert(CPU, cpu(image, symbols).ok_or("no code shows where a task's CPU is")?);
             // Needed, and there, only with CALL_OPS.
-            if let Some(offset) = direct_call(image, symbols) {
-                all.insert(("ftrace_ops", "direct_call"), offset);
-            }
+            offsets.extend(direct_call(image, symbols).map(|offset| (DIRECT_CALL, offset)));
         }
-        Ok(Self(all))
+        Ok(Self { source: Source::Image, offsets })
+    }
+
+    /// What it is known from.
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
+    /// The offset of a member of a struct, in bytes.
+    pub fn member_offset(&self, strukt: &str, member: &str) -> Option<u64> {
+        self.offsets.get(&(strukt, member)).copied()
+    }
+
+    /// The size of a struct, in bytes.
+    pub fn size(&self, strukt: &str) -> Option<u64> {
+        self.member_offset(strukt, SIZE)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Where the running kernel keeps what a trampoline needs.
 
 use crate::kernel::Kernel;
+use crate::tracer::members::Members;
 use crate::tracer::trace::TraceError;
 
 /// Offsets in a task, which `tp` points to in the kernel.
@@ -17,14 +18,12 @@ pub(crate) struct Context {
 impl Context {
     /// From the layout of a task.
     pub(crate) fn find(kernel: &Kernel) -> Result<Self, TraceError> {
-        let structs = kernel.structs().map_err(|error| TraceError::Kernel(error.to_string()))?;
-        let member = |strukt: &'static str, name: &'static str| {
-            structs.member_offset(strukt, name).ok_or(TraceError::NoMember(strukt, name))
-        };
+        let members = Members::of(kernel)?;
         Ok(Self {
-            cpu: member("task_struct", "thread_info")? + member("thread_info", "cpu")?,
-            pid: member("task_struct", "pid")?,
-            comm: member("task_struct", "comm")?,
+            cpu: members.offset("task_struct", "thread_info")?
+                + members.offset("thread_info", "cpu")?,
+            pid: members.offset("task_struct", "pid")?,
+            comm: members.offset("task_struct", "comm")?,
         })
     }
 }

@@ -16,6 +16,7 @@
 use super::site::{COPY, ENTRIES, STEP};
 use crate::kernel::Kernel;
 use crate::tracer::guest::{Guest, GuestError, Image};
+use crate::tracer::members::Members;
 use crate::tracer::trace::TraceError;
 use vmtrace_trampolines::riscv64::Code;
 use vmtrace_trampolines::riscv64::encode::register::{A7, T0, T1, ZERO};
@@ -49,12 +50,11 @@ pub(super) struct OpsLayout {
 
 impl OpsLayout {
     pub(super) fn find(kernel: &Kernel, image: &Image) -> Result<Self, TraceError> {
-        let structs = kernel.structs().map_err(|error| TraceError::Kernel(error.to_string()))?;
+        let members = Members::of(kernel)?;
         let member = |name: &'static str| {
-            let offset = structs.member_offset("ftrace_ops", name);
-            offset
-                .filter(|&offset| offset <= OPS_SIZE - 8)
-                .ok_or(TraceError::NoMember("ftrace_ops", name))
+            let offset = members.offset("ftrace_ops", name)?;
+            let room = offset <= OPS_SIZE - 8;
+            room.then_some(offset).ok_or(TraceError::NoMember("ftrace_ops", name))
         };
         let stub =
             kernel.symbols().address("ftrace_stub").ok_or(TraceError::NoSymbol("ftrace_stub"))?;

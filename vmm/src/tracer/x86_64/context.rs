@@ -2,6 +2,7 @@
 
 use crate::kernel::Kernel;
 use crate::tracer::guest::{Guest, GuestError, Image};
+use crate::tracer::members::Members;
 use crate::tracer::trace::TraceError;
 
 /// Places a trampoline reads, relative to the gs base or in a task.
@@ -21,10 +22,7 @@ impl Context {
     /// From symbols and the layout of structures. 6.2 to 6.14 keep both words in `pcpu_hot`, others
     /// in variables of their own.
     pub(crate) fn find(kernel: &Kernel, image: &Image) -> Result<Self, TraceError> {
-        let structs = kernel.structs().map_err(|error| TraceError::Kernel(error.to_string()))?;
-        let member = |strukt: &'static str, name: &'static str| {
-            structs.member_offset(strukt, name).ok_or(TraceError::NoMember(strukt, name))
-        };
+        let members = Members::of(kernel)?;
         let symbols = kernel.symbols();
         // Per-CPU symbols are offsets from 0 up to 6.14, link addresses later.
         let per_cpu = |address: u64| {
@@ -32,8 +30,8 @@ impl Context {
         };
         let (current, cpu_number) = if let Some(hot) = symbols.address("pcpu_hot") {
             (
-                per_cpu(hot) + member("pcpu_hot", "current_task")?,
-                per_cpu(hot) + member("pcpu_hot", "cpu_number")?,
+                per_cpu(hot) + members.offset("pcpu_hot", "current_task")?,
+                per_cpu(hot) + members.offset("pcpu_hot", "cpu_number")?,
             )
         } else {
             let variable =
@@ -43,8 +41,8 @@ impl Context {
         Ok(Self {
             current,
             cpu_number,
-            pid: member("task_struct", "pid")?,
-            comm: member("task_struct", "comm")?,
+            pid: members.offset("task_struct", "pid")?,
+            comm: members.offset("task_struct", "comm")?,
         })
     }
 }

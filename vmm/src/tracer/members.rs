@@ -1,0 +1,27 @@
+//! Offsets in the guest's structures.
+
+use super::trace::TraceError;
+use crate::kernel::{Kernel, Structs};
+
+/// Where members of the guest's structures are.
+pub(super) struct Members<'a>(&'a Structs);
+
+impl<'a> Members<'a> {
+    pub(super) fn of(kernel: &'a Kernel) -> Result<Self, TraceError> {
+        kernel.structs().map(Self).map_err(|error| TraceError::Kernel(error.to_string()))
+    }
+
+    /// The offset of a member, in bytes.
+    pub(super) fn offset(
+        &self,
+        strukt: &'static str,
+        member: &'static str,
+    ) -> Result<u64, TraceError> {
+        self.0.member_offset(strukt, member).ok_or(TraceError::NoMember(strukt, member))
+    }
+
+    /// The size of a struct, in bytes.
+    pub(super) fn size(&self, strukt: &'static str) -> Result<u64, TraceError> {
+        self.0.size(strukt).ok_or(TraceError::NoMember(strukt, "(size)"))
+    }
+}
