@@ -138,7 +138,7 @@ impl Driver<'_> {
         let tracing = Tracing { tracers, from: None, overflow: Overflow::Drop };
         let sites = self.kernel.sites();
         let kept = |&site: &usize| sites[site].section == SiteSection::Text;
-        tracing.sites().into_keys().filter(kept).collect()
+        tracing.sites().into_iter().map(|(site, _)| site).filter(kept).collect()
     }
 
     /// Sites (indices) whose bytes are not as they were kept, by the guest's own look.

@@ -4,15 +4,15 @@ use crate::kernel::{Kernel, Site};
 use crate::serve::{Globs, Resolve};
 use crate::stream::{AddressSet, Header, Symbol};
 use crate::tracer::return_address;
+use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
 /// Traced functions by what trampolines write for them.
 #[derive(Debug)]
 pub(super) struct Functions {
-    first: u32,
-    /// For each byte from `first` on: entry = what was written - this; 0: no site.
-    /// With [`UNNAMED`] until its name is in the stream.
-    back: Vec<u8>,
+    /// How far behind the entry of its function each of these is, with [`UNNAMED`] until its
+    /// name is in the stream.
+    back: FxHashMap<u32, u8>,
     slide: u64,
 }
 
@@ -21,49 +21,31 @@ const UNNAMED: u8 = 0x80;
 impl Functions {
     /// Of no sites, in a kernel that runs at `slide`.
     pub(super) fn new(slide: u64) -> Self {
-        Self { first: 0, back: Vec::new(), slide }
+        Self { back: FxHashMap::default(), slide }
     }
 
     /// Adds the sites with these indices.
     pub(super) fn add(&mut self, kernel: &Kernel, sites: &[usize]) {
-        let base = Header::TOP_4_GIB;
-        let written: Vec<(u32, u8)> = sites
-            .iter()
-            .filter_map(|&index| {
-                let site = kernel.sites().get(index)?;
-                let at = return_address(kernel, site);
-                let key = u32::try_from(at.wrapping_add(self.slide).wrapping_sub(base)).ok()?;
-                let back = u8::try_from(at.wrapping_sub(site.entry)).ok()?;
-                (back < UNNAMED).then_some((key, back | UNNAMED))
-            })
-            .collect();
-        let keys = || written.iter().map(|&(key, _)| key);
-        let (Some(mut first), Some(mut last)) = (keys().min(), keys().max()) else { return };
-        if let Some(above) = u32::try_from(self.back.len()).ok().and_then(|len| len.checked_sub(1))
-        {
-            (first, last) = (first.min(self.first), last.max(self.first + above));
-        }
-        let mut back = vec![0; (last - first) as usize + 1];
-        let old = (self.first.max(first) - first) as usize;
-        if let Some(place) = back.get_mut(old..old + self.back.len()) {
-            place.copy_from_slice(&self.back);
-        }
-        for (key, distance) in written {
-            if let Some(slot) = back.get_mut((key - first) as usize).filter(|slot| **slot == 0) {
-                *slot = distance;
+        self.back.reserve(sites.len());
+        for site in sites.iter().filter_map(|&index| kernel.sites().get(index)) {
+            let at = return_address(kernel, site);
+            let low = at.wrapping_add(self.slide).wrapping_sub(Header::TOP_4_GIB);
+            let back = u8::try_from(at.wrapping_sub(site.entry)).ok();
+            if let (Ok(written), Some(back)) =
+                (u32::try_from(low), back.filter(|back| (1..UNNAMED).contains(back)))
+            {
+                self.back.entry(written).or_insert(back | UNNAMED);
             }
         }
-        (self.first, self.back) = (first, back);
     }
 
     /// The low half of the entry address, and whether the stream has no name for it
     /// yet; `None` for what no site writes.
     pub(super) fn entry(&mut self, written: u32) -> Option<(u32, bool)> {
-        let index = written.checked_sub(self.first)?;
-        let back = self.back.get_mut(index as usize).filter(|back| **back != 0)?;
+        let back = self.back.get_mut(&written)?;
         let fresh = *back & UNNAMED != 0;
         *back &= !UNNAMED;
-        Some((written - u32::from(*back), fresh))
+        Some((written.wrapping_sub(u32::from(*back)), fresh))
     }
 
     /// The symbol of a function by the low half of its entry address.
@@ -129,8 +111,8 @@ mod tests {
     // Only what a site writes may become a record: rings are guest-writable.
     #[test]
     fn only_what_sites_write_is_a_function() {
-        let back = vec![5 | UNNAMED, 0, 0, 9 | UNNAMED];
-        let mut functions = Functions { first: 0x1005, back, slide: 0 };
+        let back = [(0x1005, 5 | UNNAMED), (0x1008, 9 | UNNAMED)].into_iter().collect();
+        let mut functions = Functions { back, slide: 0 };
         assert_eq!(functions.entry(0x1005), Some((0x1000, true)));
         assert_eq!(functions.entry(0x1008), Some((0xfff, true)));
         assert_eq!(functions.entry(0x1005), Some((0x1000, false)));

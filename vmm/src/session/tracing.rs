@@ -1,7 +1,7 @@
 //! What is to be traced, on account of which tracer.
 
 use crate::tracer::Ops;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use vmtrace_trampolines::Overflow;
 
 /// What to trace.
@@ -21,17 +21,15 @@ impl Tracing {
     /// Most tracers of a trace.
     pub const MAX_TRACERS: usize = Ops::COUNT as usize;
 
-    /// Every site once, with the ops of its tracer. Tracers beyond
+    /// Every site once, in order, with the ops of its tracer. Tracers beyond
     /// [`Tracing::MAX_TRACERS`] have none.
     #[must_use]
-    pub fn sites(&self) -> BTreeMap<usize, Ops> {
-        let mut all = BTreeMap::new();
-        for (number, sites) in self.tracers.iter().enumerate() {
-            let Some(ops) = u8::try_from(number).ok().and_then(Ops::new) else { break };
-            for &site in sites {
-                all.entry(site).or_insert(ops);
-            }
-        }
+    pub fn sites(&self) -> Vec<(usize, Ops)> {
+        let tracers = self.tracers.iter().zip((0..=u8::MAX).map_while(Ops::new));
+        let mut all: Vec<_> =
+            tracers.flat_map(|(sites, ops)| sites.iter().map(move |&site| (site, ops))).collect();
+        all.sort_unstable();
+        all.dedup_by_key(|(site, _)| *site);
         all
     }
 
