@@ -197,10 +197,39 @@ fn a_failure_half_way_is_an_error_and_holds_nothing() {
         let fake = Fake::new(name);
         let sites = &fake.all()[..50];
         let mut attachment = fake.attach();
-        *fake.fail_after.borrow_mut() = Some(61);
+        *fake.failing.borrow_mut() = 61..usize::MAX;
         assert!(attachment.enable(&fake, &fake.kernel, sites).is_err());
-        *fake.fail_after.borrow_mut() = None;
+        *fake.failing.borrow_mut() = 0..0;
         assert_eq!(attachment.held(), 0, "{name}");
+    }
+}
+
+// One bad page must not leave calls behind in all the others.
+#[test]
+fn one_failure_changes_nothing_else() {
+    for name in kernels() {
+        let fake = Fake::new(name);
+        let all = fake.all();
+        let (sites, others) = all.split_at(50);
+        let mut attachment = fake.attach();
+        attachment.enable(&fake, &fake.kernel, &others[..50]).unwrap();
+        let before = (fake.text(), fake.read_vec(fake.records(), 16 * 100));
+        *fake.failing.borrow_mut() = 61..62;
+        assert!(attachment.enable(&fake, &fake.kernel, sites).is_err());
+        let after = (fake.text(), fake.read_vec(fake.records(), 16 * 100));
+        assert!(after == before, "{name}: sites were not put back");
+        assert_eq!(attachment.held(), 50, "{name}");
+
+        let disabled: Vec<_> = sites.iter().map(|&site| fake.bytes(site)).collect();
+        attachment.enable(&fake, &fake.kernel, sites).unwrap();
+        *fake.failing.borrow_mut() = 20..21;
+        assert!(attachment.disable(&fake, sites).is_err());
+        let left =
+            sites.iter().zip(&disabled).filter(|(site, bytes)| fake.bytes(**site) != **bytes);
+        assert_eq!(left.count(), 1, "{name}: one write failed, for one site");
+        assert!(attachment.sites().map(|(site, _)| site).eq(others[..50].iter().copied()));
+        let restored = attachment.release_all(&fake, &fake.kernel).unwrap();
+        assert_eq!((restored.sites, restored.foreign), (50, vec![]), "{name}");
     }
 }
 

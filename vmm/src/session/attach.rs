@@ -13,14 +13,13 @@
 //! Whatever goes wrong with tracing is a note, not an end: the guest lives on.
 
 use super::arch;
-use super::guest::{AnnexMemory, Ram};
 use super::{Closing, SessionError, Tracing, mark};
 use crate::kernel::{Kernel, SiteSection};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::{self, Relay, Setup};
 use crate::serve::{Hub, Join};
 use crate::stream::{Exit, Header, MarkKind, Skipped, Summary};
-use crate::tracer::{Attachment, Image, Ops, Options, Skip, Tripwire};
+use crate::tracer::{Attachment, Image, Ops, Options, Ram, Skip, Tripwire};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::Arc;
@@ -187,7 +186,7 @@ impl Controller {
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
         match stage {
             Stage::Located { image, wire } if wire.address() == address => {
-                let plan: Vec<_> = self.tracing.sites().into_iter().collect();
+                let plan = self.tracing.sites();
                 let paused = machine.pause()?;
                 self.disarm(machine, &paused, wire);
                 match self.attach(machine, &paused, vcpu, image, address, &plan) {
@@ -200,7 +199,7 @@ impl Controller {
             Stage::Attached { mut attachment, from: Some(from), init }
                 if from.address == address =>
             {
-                let plan: Vec<_> = self.tracing.sites().into_iter().collect();
+                let plan = self.tracing.sites();
                 let paused = machine.pause()?;
                 paused.disarm_trap(address);
                 let enabled = attachment
@@ -258,7 +257,7 @@ impl Controller {
         let image = self.locate(machine, paused, vcpu, AFTER_FTRACE_INIT, entry)?;
         let annex = machine.annex().ok_or_else(|| anyhow::anyhow!("the machine has no annex"))?;
         let options = Options { overflow: self.tracing.overflow, cpus: machine.vcpus() as u64 };
-        let memory = Arc::new(AnnexMemory(annex.clone()));
+        let memory = Arc::new(annex.clone());
         let mut attachment = Attachment::new(&ram, &self.kernel, image, memory, options)?;
         paused.set_rip(vcpu, attachment.resume(&ram, stopped)?)?;
         let Output { primary, joins } =

@@ -2,11 +2,11 @@
 //! whose time is in the stream as a mark.
 
 use super::attach::{Controller, Stage, nanoseconds};
-use super::guest::Ram;
 use super::mark;
 use crate::machine::Machine;
 use crate::serve::{Answer, Control, Globs};
 use crate::stream::{Exit, MarkKind};
+use crate::tracer::Ram;
 use std::time::Duration;
 
 impl Controller {

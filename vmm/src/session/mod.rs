@@ -4,10 +4,10 @@
 //! other. The controller below is a small state machine over the machine's
 //! events; the [`relay`](crate::relay) has a thread of its own.
 
+mod annex;
 mod arch;
 mod attach;
 mod control;
-mod guest;
 mod tracing;
 
 use crate::kernel::{Kernel, KernelError};

@@ -76,7 +76,7 @@ pub(super) trait GuestCode: Send {
     /// What the guest's `dyn_ftrace` has for the site (link address).
     fn record(&self, site: &Site) -> u64;
 
-    /// What is to be written for a disabled site to do what `hook` says: in this
+    /// Adds what is to be written for a disabled site to do what `hook` says: in this
     /// order, and back in the opposite one. Verifies that it is disabled.
     fn edits(
         &self,
@@ -84,7 +84,8 @@ pub(super) trait GuestCode: Send {
         image: &Image,
         site: &Site,
         hook: Hook<'_>,
-    ) -> Result<Vec<Edit>, SkipReason>;
+        edits: &mut Vec<Edit>,
+    ) -> Result<(), SkipReason>;
 
     /// Where a vCPU stands (run-time address) when [`Hook::Trap`] at the site exits.
     fn trap(&self, image: &Image, site: &Site) -> u64;

@@ -5,6 +5,7 @@
 //! make it give up ftrace until the next boot (kernel/trace/ftrace.c).
 
 use super::guest::{Guest, Image};
+use super::members::Members;
 use super::trace::TraceError;
 use crate::kernel::Kernel;
 
@@ -32,7 +33,7 @@ pub(super) struct Record {
 #[derive(Debug)]
 pub(super) struct Records(Vec<Record>);
 
-/// Offsets in the guest's structures; a search in BTF takes milliseconds.
+/// Offsets in the guest's structures.
 pub(super) struct Offsets {
     next: u64,
     records: u64,
@@ -44,17 +45,14 @@ pub(super) struct Offsets {
 
 impl Offsets {
     pub(super) fn find(kernel: &Kernel) -> Result<Self, TraceError> {
-        let structs = kernel.structs().map_err(|error| TraceError::Kernel(error.to_string()))?;
-        let member = |strukt: &'static str, name: &'static str| {
-            structs.member_offset(strukt, name).ok_or(TraceError::NoMember(strukt, name))
-        };
+        let members = Members::of(kernel)?;
         Ok(Self {
-            next: member("ftrace_page", "next")?,
-            records: member("ftrace_page", "records")?,
-            index: member("ftrace_page", "index")?,
-            size: structs.size("dyn_ftrace").ok_or(TraceError::NoMember("dyn_ftrace", "(size)"))?,
-            ip: member("dyn_ftrace", "ip")?,
-            flags: member("dyn_ftrace", "flags")?,
+            next: members.offset("ftrace_page", "next")?,
+            records: members.offset("ftrace_page", "records")?,
+            index: members.offset("ftrace_page", "index")?,
+            size: members.size("dyn_ftrace")?,
+            ip: members.offset("dyn_ftrace", "ip")?,
+            flags: members.offset("dyn_ftrace", "flags")?,
         })
     }
 }
@@ -93,13 +91,32 @@ impl Records {
         Ok(Self(found))
     }
 
-    pub(super) fn find(&self, ip: u64) -> Option<&Record> {
-        let index = self.0.binary_search_by_key(&ip, |record| record.ip).ok()?;
-        self.0.get(index)
+    /// To find them one after the other.
+    pub(super) fn cursor(&self) -> Cursor<'_> {
+        Cursor { records: &self.0, next: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
         self.0.len()
+    }
+}
+
+/// Finds records, the next one at once.
+pub(super) struct Cursor<'a> {
+    records: &'a [Record],
+    next: usize,
+}
+
+impl<'a> Cursor<'a> {
+    /// The record of the site at run-time address `ip`.
+    pub(super) fn find(&mut self, ip: u64) -> Option<&'a Record> {
+        let is_next = self.records.get(self.next).is_some_and(|record| record.ip == ip);
+        let index = match is_next {
+            true => self.next,
+            false => self.records.binary_search_by_key(&ip, |record| record.ip).ok()?,
+        };
+        self.next = index + 1;
+        self.records.get(index)
     }
 }
 
@@ -157,4 +174,21 @@ pub(super) fn is_idle(guest: &dyn Guest, image: &Image, kernel: &Kernel) -> bool
         return false;
     };
     guest.read_u64(image.physical_of(list)).is_ok_and(|first| first == image.runtime(end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A record that is not found is a site that is not traced; a wrong one is another's flags.
+    #[test]
+    fn records_are_found_in_any_order() {
+        let record = |ip| Record { ip, flags_at: ip + 8, flags: 0 };
+        let records = Records([0x10, 0x20, 0x30, 0x40].map(record).to_vec());
+        let mut cursor = records.cursor();
+        for ip in [0x10, 0x20, 0x40, 0x40, 0x10, 0x30] {
+            assert_eq!(cursor.find(ip), Some(&record(ip)));
+            assert_eq!(cursor.find(ip + 1), None);
+        }
+    }
 }

@@ -1,11 +1,11 @@
 //! Rewriting sites: verify, write, read back, remember, restore.
 
 use super::arch::{GuestCode, Hook};
-use super::ftrace::{self, Records};
+use super::ftrace::{self, Cursor, Records};
 use super::guest::{Guest, GuestError, Image};
 use super::trace::Ops;
 use crate::kernel::{Kernel, Site, SiteSection};
-use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// Why a site is not traced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -92,15 +92,17 @@ impl Edit {
 }
 
 /// A site that holds our call.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Held {
     site: usize,
+    flags_at: u64,
+    /// Its edits are so many from here on in [`Patcher::edits`], in the order in which they
+    /// are written.
+    first_edit: u32,
+    edits: u8,
     /// `None`: a trap.
     ops: Option<Ops>,
     init: bool,
-    /// In the order in which they are written.
-    edits: Vec<Edit>,
-    flags_at: u64,
 }
 
 /// What giving sites back came to.
@@ -113,12 +115,47 @@ pub struct Restored {
 }
 
 /// All sites that are ours right now.
+///
+/// A guest waits while tens of thousands of them are written: nothing here is allocated for
+/// each, or searched for.
 #[derive(Debug, Default)]
 pub struct Patcher {
     held: Vec<Held>,
-    /// Sites (indices) that the guest refuses on our account, held or not.
-    flagged: BTreeSet<usize>,
+    edits: Vec<Edit>,
+    /// Those that the guest refuses on our account, held or not.
+    flagged: SiteSet,
     freed: bool,
+}
+
+/// Some of the sites of a kernel, by their indices.
+#[derive(Debug, Default)]
+pub(super) struct SiteSet(Vec<bool>);
+
+impl SiteSet {
+    fn insert(&mut self, site: usize) {
+        if site >= self.0.len() {
+            self.0.resize((site + 1).next_power_of_two(), false);
+        }
+        if let Some(is_in) = self.0.get_mut(site) {
+            *is_in = true;
+        }
+    }
+
+    pub(super) fn contains(&self, site: usize) -> bool {
+        self.0.get(site).copied().unwrap_or(false)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().enumerate().filter_map(|(site, &is_in)| is_in.then_some(site))
+    }
+}
+
+impl FromIterator<usize> for SiteSet {
+    fn from_iter<I: IntoIterator<Item = usize>>(sites: I) -> Self {
+        let mut set = Self::default();
+        sites.into_iter().for_each(|site| set.insert(site));
+        set
+    }
 }
 
 /// A guest at rest, what is known of it, and the code in it.
@@ -166,60 +203,76 @@ impl Patcher {
     ) -> Result<Vec<Skip>, GuestError> {
         let guest = place.guest;
         let before = self.held.len();
+        let mut records = records.cursor();
         let mut skipped = Vec::new();
+        let sites = sites.into_iter();
+        self.held.reserve(sites.size_hint().0);
+        self.edits.reserve(sites.size_hint().0);
         for (index, hook) in sites {
             let Some(site) = place.kernel.sites().get(index) else { continue };
-            match self.check(place, records, index, site, hook) {
-                Err(reason) => skipped.push(Skip { site: index, reason }),
-                Ok(held) => match held.write(guest) {
+            let first_edit = self.edits.len();
+            let reason = match self.check(place, &mut records, (index, site), hook) {
+                Err(reason) => reason,
+                Ok((held, flags)) => match held.write(guest, &self.edits, flags) {
                     Ok(true) => {
                         self.flagged.insert(index);
                         self.held.push(held);
+                        continue;
                     }
-                    Ok(false) => {
-                        held.undo(guest)?;
-                        skipped.push(Skip { site: index, reason: SkipReason::ReadBack });
-                    }
+                    Ok(false) => SkipReason::ReadBack,
                     Err(error) => {
-                        let _ = held.undo(guest);
-                        for held in self.held.split_off(before) {
-                            let _ = held.undo(guest);
-                        }
+                        self.held.push(held);
+                        self.undo_from(guest, before);
                         return Err(error);
                     }
                 },
-            }
+            };
+            self.edits.truncate(first_edit);
+            skipped.push(Skip { site: index, reason });
         }
         Ok(skipped)
     }
 
+    /// Puts back all but the first `count` of the sites held, as far as that is possible.
+    fn undo_from(&mut self, guest: &dyn Guest, count: usize) {
+        for held in self.held.drain(count..).rev() {
+            let _ = held.undo(guest, &self.edits);
+        }
+        self.edits.truncate(self.held.iter().map(|held| held.range().end).max().unwrap_or(0));
+    }
+
+    /// What is to be written for a site, with its edits at the end of all; and the flags that
+    /// it has.
     fn check(
-        &self,
+        &mut self,
         place: &Place<'_>,
-        records: &Records,
-        index: usize,
-        site: &Site,
+        records: &mut Cursor<'_>,
+        (index, site): (usize, &Site),
         hook: Hook<'_>,
-    ) -> Result<Held, SkipReason> {
+    ) -> Result<(Held, u64), SkipReason> {
         let init = site.section == SiteSection::InitText;
         if init && self.freed {
             return Err(SkipReason::Freed);
         }
-        let edits = place.code.edits(place.guest, place.image, site, hook)?;
+        let first = self.edits.len();
+        place.code.edits(place.guest, place.image, site, hook, &mut self.edits)?;
         let record = records
             .find(place.image.runtime(place.code.record(site)))
             .ok_or(SkipReason::Unknown)?;
         if record.flags & ftrace::ENABLED != 0 {
             return Err(SkipReason::GuestEnabled);
         }
-        if record.flags & ftrace::DISABLED != 0 && !self.flagged.contains(&index) {
+        if record.flags & ftrace::DISABLED != 0 && !self.flagged.contains(index) {
             return Err(SkipReason::GuestDisabled);
         }
         let ops = match hook {
             Hook::Call(ops) => Some(ops),
             Hook::Trap(_) => None,
         };
-        Ok(Held { site: index, ops, init, edits, flags_at: record.flags_at })
+        let edits = u8::try_from(self.edits.len() - first).map_err(|_| SkipReason::OutOfReach)?;
+        let first_edit = u32::try_from(first).map_err(|_| SkipReason::OutOfReach)?;
+        let held = Held { site: index, flags_at: record.flags_at, first_edit, edits, ops, init };
+        Ok((held, record.flags))
     }
 
     /// Whether the guest has freed `.init.text`.
@@ -261,7 +314,8 @@ impl Patcher {
         place: &Place<'_>,
         records: &Records,
     ) -> Result<(), GuestError> {
-        for index in std::mem::take(&mut self.flagged) {
+        let mut records = records.cursor();
+        for index in std::mem::take(&mut self.flagged).iter() {
             let Some(site) = place.kernel.sites().get(index) else { continue };
             if site.section == SiteSection::InitText && self.freed {
                 continue;
@@ -270,7 +324,8 @@ impl Patcher {
                 set_flag(place.guest, record.flags_at, false)?;
             }
         }
-        self.flagged = self.sites().collect();
+        let held = self.sites().collect();
+        self.flagged = held;
         Ok(())
     }
 
@@ -280,35 +335,60 @@ impl Patcher {
         wanted: impl Fn(&Held) -> bool,
     ) -> Result<Restored, GuestError> {
         let mut restored = Restored::default();
-        let (out, kept) = self.held.drain(..).partition(|held| wanted(held));
-        self.held = kept;
-        let out: Vec<Held> = out;
-        for held in out {
-            if held.restore(guest)? {
-                restored.sites += 1;
-            } else {
-                restored.foreign.push(held.site);
+        let mut failed = Ok(());
+        let mut kept = 0;
+        let all = &mut self.edits;
+        self.held.retain_mut(|held| {
+            let edits = held.range();
+            if !wanted(held) {
+                all.copy_within(edits, kept);
+                held.first_edit = u32::try_from(kept).unwrap_or(held.first_edit);
+                kept += usize::from(held.edits);
+                return true;
             }
-        }
-        Ok(restored)
+            match held.restore(guest, all) {
+                Ok(true) => restored.sites += 1,
+                Ok(false) => restored.foreign.push(held.site),
+                // The others are given back all the same.
+                Err(error) => failed = Err(error),
+            }
+            false
+        });
+        all.truncate(kept);
+        failed.map(|()| restored)
     }
 }
 
 impl Held {
-    /// Marks the site in the guest's books, patches it, reads all back.
-    fn write(&self, guest: &dyn Guest) -> Result<bool, GuestError> {
-        set_flag(guest, self.flags_at, true)?;
-        for edit in &self.edits {
-            edit.write(guest, &edit.ours)?;
-            if !edit.holds(guest, &edit.ours)? {
-                return Ok(false);
-            }
-        }
-        Ok(guest.read_u64(self.flags_at)? & ftrace::DISABLED != 0)
+    /// Where its edits are in [`Patcher::edits`].
+    fn range(&self) -> Range<usize> {
+        let first = usize::try_from(self.first_edit).unwrap_or(usize::MAX);
+        first..first.saturating_add(self.edits.into())
     }
 
-    fn undo(&self, guest: &dyn Guest) -> Result<(), GuestError> {
-        for edit in self.edits.iter().rev() {
+    fn own<'a>(&self, edits: &'a [Edit]) -> &'a [Edit] {
+        edits.get(self.range()).unwrap_or_default()
+    }
+
+    /// Marks the site, which has these flags, in the guest's books, patches it, reads all
+    /// back. If it does not hold, all is put back.
+    fn write(&self, guest: &dyn Guest, edits: &[Edit], flags: u64) -> Result<bool, GuestError> {
+        let flags = flags | ftrace::DISABLED;
+        guest.write_u64(self.flags_at, flags)?;
+        let mut holds = true;
+        for edit in self.own(edits) {
+            edit.write(guest, &edit.ours)?;
+            holds &= edit.holds(guest, &edit.ours)?;
+        }
+        holds &= guest.read_u64(self.flags_at)? == flags;
+        if !holds {
+            self.undo(guest, edits)?;
+        }
+        Ok(holds)
+    }
+
+    fn undo(&self, guest: &dyn Guest, edits: &[Edit]) -> Result<(), GuestError> {
+        for edit in self.own(edits).iter().rev() {
             edit.write(guest, &edit.original)?;
         }
         set_flag(guest, self.flags_at, false)
@@ -316,27 +396,29 @@ impl Held {
 
     /// Puts the site back if all of it is still ours; else leaves it alone. Whether
     /// it is as it was.
-    fn restore(&self, guest: &dyn Guest) -> Result<bool, GuestError> {
-        if self.all(guest, |edit| &edit.ours)? {
-            for edit in self.edits.iter().rev() {
+    fn restore(&self, guest: &dyn Guest, edits: &[Edit]) -> Result<bool, GuestError> {
+        let edits = self.own(edits);
+        if all(guest, edits, |edit| &edit.ours)? {
+            for edit in edits.iter().rev() {
                 edit.write(guest, &edit.original)?;
             }
         }
-        self.all(guest, |edit| &edit.original)
+        all(guest, edits, |edit| &edit.original)
     }
+}
 
-    fn all(
-        &self,
-        guest: &dyn Guest,
-        bytes: impl Fn(&Edit) -> &[u8; 8],
-    ) -> Result<bool, GuestError> {
-        for edit in &self.edits {
-            if !edit.holds(guest, bytes(edit))? {
-                return Ok(false);
-            }
+/// Whether all edits hold these bytes of theirs.
+fn all(
+    guest: &dyn Guest,
+    edits: &[Edit],
+    bytes: impl Fn(&Edit) -> &[u8; 8],
+) -> Result<bool, GuestError> {
+    for edit in edits {
+        if !edit.holds(guest, bytes(edit))? {
+            return Ok(false);
         }
-        Ok(true)
     }
+    Ok(true)
 }
 
 fn set_flag(guest: &dyn Guest, flags_at: u64, set: bool) -> Result<(), GuestError> {

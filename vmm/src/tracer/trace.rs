@@ -4,11 +4,10 @@ use super::annex::{Addressing, Layout, Memory};
 use super::arch::{self, GuestCode, Hook, Installed};
 use super::ftrace::{self, Offsets, Records};
 use super::guest::{Guest, GuestError, Image};
-use super::patch::{Patcher, Place, Restored, Skip, SkipReason};
+use super::patch::{Patcher, Place, Restored, SiteSet, Skip, SkipReason};
 use super::ring::RingReader;
 use super::tasks::Tasks;
 use crate::kernel::{Kernel, Site};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmtrace_trampolines::Overflow;
@@ -220,8 +219,8 @@ impl Attachment {
     /// # Errors
     /// When guest memory cannot be used.
     pub fn disable(&mut self, guest: &dyn Guest, sites: &[usize]) -> Result<Restored, TraceError> {
-        let sites: BTreeSet<_> = sites.iter().copied().collect();
-        Ok(self.patcher.release_if(guest, |site| sites.contains(&site))?)
+        let sites: SiteSet = sites.iter().copied().collect();
+        Ok(self.patcher.release_if(guest, |site| sites.contains(site))?)
     }
 
     /// Puts a trap (instructions that exit to the VMM) on a site: the guest stops

@@ -7,11 +7,12 @@ pub(crate) mod riscv64;
 mod x86_64;
 
 use std::cell::{OnceCell, RefCell};
+use std::ops::Range;
 use std::sync::Arc;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 use vmtrace::kernel::{Arch, FtraceKind, Kernel};
 use vmtrace::tracer::annex;
-use vmtrace::tracer::{Attachment, Guest, GuestError, Image, Options};
+use vmtrace::tracer::{Attachment, Guest, GuestError, Image, Options, Ram};
 use vmtrace_trampolines::Overflow;
 
 pub(crate) const X86: [&str; 3] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7"];
@@ -35,10 +36,12 @@ pub(crate) struct Fake {
     pub(crate) kernel: Arc<Kernel>,
     memory: GuestMemoryMmap,
     pub(crate) annex: Arc<FakeAnnex>,
-    /// Makes every write from the nth on fail.
-    pub(crate) fail_after: RefCell<Option<usize>>,
+    /// Which of the writes to come fail.
+    pub(crate) failing: RefCell<Range<usize>>,
     /// Every write: where, and what.
     pub(crate) log: RefCell<Vec<(u64, Vec<u8>)>>,
+    /// Without that: benchmarks.
+    quiet: bool,
     /// Guest-physical start of RAM.
     base: u64,
     /// Guest-physical address of the kernel's link address [`MAP`].
@@ -71,19 +74,19 @@ impl annex::Memory for FakeAnnex {
 
 impl Guest for Fake {
     fn read(&self, address: u64, out: &mut [u8]) -> Result<(), GuestError> {
-        self.memory.read_slice(out, GuestAddress(address)).map_err(|_| GuestError::NoRam(address))
+        Ram(&self.memory).read(address, out)
     }
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), GuestError> {
-        if let Some(left) = self.fail_after.borrow_mut().as_mut() {
-            if *left == 0 {
-                return Err(GuestError::NoRam(address));
-            }
-            *left -= 1;
+        let mut failing = self.failing.borrow_mut();
+        let fails = failing.contains(&0);
+        *failing = failing.start.saturating_sub(1)..failing.end.saturating_sub(1);
+        if fails {
+            return Err(GuestError::NoRam(address));
         }
-        self.log.borrow_mut().push((address, bytes.to_vec()));
-        self.memory
-            .write_slice(bytes, GuestAddress(address))
-            .map_err(|_| GuestError::NoRam(address))
+        if !self.quiet {
+            self.log.borrow_mut().push((address, bytes.to_vec()));
+        }
+        Ram(&self.memory).write(address, bytes)
     }
 }
 
@@ -99,6 +102,13 @@ impl Fake {
         Self::with_levels(name, 4)
     }
 
+    /// Without a log.
+    pub(crate) fn quiet(name: &str) -> Self {
+        let mut fake = Self::new(name);
+        fake.quiet = true;
+        fake
+    }
+
     /// With so many levels of page tables.
     pub(crate) fn with_levels(name: &str, levels: u32) -> Self {
         let kernel = kernel(name);
@@ -109,8 +119,9 @@ impl Fake {
         let fake = Self {
             memory: GuestMemoryMmap::from_ranges(&[(GuestAddress(base), RAM)]).unwrap(),
             annex: Arc::new(FakeAnnex::new()),
-            fail_after: RefCell::new(None),
+            failing: RefCell::new(0..0),
             log: RefCell::new(Vec::new()),
+            quiet: false,
             base,
             load,
             heap,

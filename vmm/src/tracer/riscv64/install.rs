@@ -130,15 +130,19 @@ impl GuestCode for Code {
         image: &Image,
         site: &Site,
         hook: Hook<'_>,
-    ) -> Result<Vec<Edit>, SkipReason> {
+        edits: &mut Vec<Edit>,
+    ) -> Result<(), SkipReason> {
         let (entry, physical) = (image.runtime(site.entry), image.physical_of(site.entry));
         let found = read(guest, physical).map_err(|_| SkipReason::NoRam)?;
-        let mut edits = Vec::with_capacity(3);
+        let mut add = |physical, original: &[u8], ours: &[u8]| {
+            edits.push(Edit::new(physical, original, ours).ok_or(SkipReason::OutOfReach)?);
+            Ok(())
+        };
         let index = match hook {
             Hook::Call(ops) => ops.number(),
             Hook::Trap(trap) => {
                 let len = trap.len().min(MAX_TRAP);
-                edits.push(Edit::new(self.gap.trap().1, &NO_TRAP[..len], trap));
+                add(self.gap.trap().1, &NO_TRAP[..len], trap)?;
                 TRAP_OPS
             }
         };
@@ -157,7 +161,7 @@ impl GuestCode for Code {
                     return Err(SkipReason::GuestOwned("the ops of another tracer"));
                 }
                 let ours = self.gap.ops(index).to_le_bytes();
-                edits.push(Edit::new(at, &none.to_le_bytes(), &ours));
+                add(at, &none.to_le_bytes(), &ours)?;
                 (first, second)
             }
         };
@@ -165,8 +169,7 @@ impl GuestCode for Code {
             return Err(SkipReason::GuestOwned(site::describe(found)));
         }
         let at = physical + site::SECOND;
-        edits.push(Edit::new(at, &NOP.to_le_bytes(), &second.to_le_bytes()));
-        edits.into_iter().collect::<Option<_>>().ok_or(SkipReason::OutOfReach)
+        add(at, &NOP.to_le_bytes(), &second.to_le_bytes())
     }
 
     fn trap(&self, _: &Image, _: &Site) -> u64 {

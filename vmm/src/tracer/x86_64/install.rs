@@ -74,7 +74,8 @@ impl GuestCode for Code {
         image: &Image,
         site: &Site,
         hook: Hook<'_>,
-    ) -> Result<Vec<Edit>, SkipReason> {
+        edits: &mut Vec<Edit>,
+    ) -> Result<(), SkipReason> {
         let physical = image.physical_of(site.location);
         let mut original = [0; site::LEN];
         guest.read(physical, &mut original).map_err(|_| SkipReason::NoRam)?;
@@ -88,7 +89,8 @@ impl GuestCode for Code {
                 original.get(..trap.len()).and_then(|front| Edit::new(physical, front, trap))
             }
         };
-        Ok(vec![edit.ok_or(SkipReason::OutOfReach)?])
+        edits.push(edit.ok_or(SkipReason::OutOfReach)?);
+        Ok(())
     }
 
     fn trap(&self, image: &Image, site: &Site) -> u64 {

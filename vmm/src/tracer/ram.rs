@@ -1,16 +1,16 @@
-//! The machine's memory as the tracer wants it.
+//! The memory of a machine as the tracer wants it.
 
-use crate::machine::Annex;
-use crate::tracer::{Guest, GuestError, annex};
+use super::guest::{Guest, GuestError};
 use std::borrow::Borrow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use vm_memory::{
     GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory,
-    VolatileSlice,
+    VolatileRef, VolatileSlice,
 };
 
 /// The RAM of a machine, borrowed or not.
-pub(super) struct Ram<M>(pub(super) M);
+#[derive(Clone, Copy, Debug)]
+pub struct Ram<M>(pub M);
 
 impl<M: Borrow<GuestMemoryMmap>> Ram<M> {
     /// So many bytes from guest-physical `address`, of one region. (The generic accessors
@@ -27,14 +27,41 @@ impl<M: Borrow<GuestMemoryMmap>> Ram<M> {
     }
 }
 
+/// The first and the last four of four to eight bytes, which may overlap: a site is copied in two
+/// moves. (Copies of volatile slices that are not aligned go byte by byte.)
+fn half<'a>(slice: &'a VolatileSlice<'_>) -> Option<[VolatileRef<'a, [u8; 4]>; 2]> {
+    let last = slice.len().checked_sub(4).filter(|&last| last <= 4)?;
+    Some([slice.get_ref(0).ok()?, slice.get_ref(last).ok()?])
+}
+
 impl<M: Borrow<GuestMemoryMmap>> Guest for Ram<M> {
     fn read(&self, address: u64, out: &mut [u8]) -> Result<(), GuestError> {
-        self.slice(address, out.len())?.copy_to(out);
+        let slice = self.slice(address, out.len())?;
+        match half(&slice) {
+            None => {
+                slice.copy_to(out);
+            }
+            Some([first, last]) => {
+                if let Some(out) = out.first_chunk_mut() {
+                    *out = first.load();
+                }
+                if let Some(out) = out.last_chunk_mut() {
+                    *out = last.load();
+                }
+            }
+        }
         Ok(())
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), GuestError> {
-        self.slice(address, bytes.len())?.copy_from(bytes);
+        let slice = self.slice(address, bytes.len())?;
+        match half(&slice).zip(bytes.first_chunk().zip(bytes.last_chunk())) {
+            None => slice.copy_from(bytes),
+            Some(([first, last], (&front, &back))) => {
+                first.store(front);
+                last.store(back);
+            }
+        }
         Ok(())
     }
 
@@ -43,18 +70,5 @@ impl<M: Borrow<GuestMemoryMmap>> Guest for Ram<M> {
         let cell = slice.get_atomic_ref::<AtomicU64>(0).map_err(|_| GuestError::NoRam(address))?;
         cell.store(word.to_le(), Ordering::Release);
         Ok(())
-    }
-}
-
-/// The annex of a machine.
-pub(super) struct AnnexMemory(pub(super) Annex);
-
-impl annex::Memory for AnnexMemory {
-    fn slice(&self) -> VolatileSlice<'_> {
-        self.0.slice()
-    }
-
-    fn guest_address(&self) -> u64 {
-        self.0.gpa()
     }
 }

@@ -1,0 +1,15 @@
+//! The annex of a machine as the tracer wants it.
+
+use crate::machine::Annex;
+use crate::tracer::annex;
+use vm_memory::VolatileSlice;
+
+impl annex::Memory for Annex {
+    fn slice(&self) -> VolatileSlice<'_> {
+        self.slice()
+    }
+
+    fn guest_address(&self) -> u64 {
+        self.gpa()
+    }
+}
