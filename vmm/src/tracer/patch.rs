@@ -129,7 +129,7 @@ pub struct Patcher {
 
 /// Some of the sites of a kernel, by their indices.
 #[derive(Debug, Default)]
-pub(super) struct SiteSet(Vec<bool>);
+struct SiteSet(Vec<bool>);
 
 impl SiteSet {
     fn insert(&mut self, site: usize) {
@@ -141,7 +141,7 @@ impl SiteSet {
         }
     }
 
-    pub(super) fn contains(&self, site: usize) -> bool {
+    fn contains(&self, site: usize) -> bool {
         self.0.get(site).copied().unwrap_or(false)
     }
 

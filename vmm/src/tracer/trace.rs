@@ -4,7 +4,7 @@ use super::annex::{Addressing, Layout, Memory};
 use super::arch::{self, GuestCode, Hook, Installed};
 use super::ftrace::{self, Offsets, Records};
 use super::guest::{Guest, GuestError, Image};
-use super::patch::{Patcher, Place, Restored, SiteSet, Skip, SkipReason};
+use super::patch::{Patcher, Place, Restored, Skip, SkipReason};
 use super::ring::RingReader;
 use super::tasks::Tasks;
 use crate::kernel::{Kernel, Site};
@@ -219,8 +219,9 @@ impl Attachment {
     /// # Errors
     /// When guest memory cannot be used.
     pub fn disable(&mut self, guest: &dyn Guest, sites: &[usize]) -> Result<Restored, TraceError> {
-        let sites: SiteSet = sites.iter().copied().collect();
-        Ok(self.patcher.release_if(guest, |site| sites.contains(site))?)
+        let mut sites = sites.to_vec();
+        sites.sort_unstable();
+        Ok(self.patcher.release_if(guest, |site| sites.binary_search(&site).is_ok())?)
     }
 
     /// Puts a trap (instructions that exit to the VMM) on a site: the guest stops

@@ -20,6 +20,9 @@ use std::time::Duration;
 
 /// How long the agent may take to accept a connection.
 const AGENT_TIME: Duration = Duration::from_secs(5);
+/// How long a guest may take to power off once its `--run` has ended: one that cannot (a kernel
+/// without ACPI) halts for good.
+const POWER_OFF_TIME: Duration = Duration::from_secs(60);
 const NO_DRIVER: &str = "no vsock in the guest, so neither consumers nor an agent there: its kernel \
                          has started no driver for it (--modules DIR gives it the modules)";
 
@@ -109,8 +112,21 @@ pub(super) fn run(
         watch_msr: None,
         vsock: Some(device),
     };
+    let stop = Arc::new(AtomicBool::new(false));
     let said = Arc::new(Mutex::new(Said::default()));
     let agent = Arc::clone(&said);
+    let give_up = {
+        let (said, stop, waker) = (Arc::clone(&said), Arc::clone(&stop), Arc::clone(&waker));
+        move || {
+            said.lock().unwrap_or_else(PoisonError::into_inner).stays_on = true;
+            stop.store(true, Ordering::Relaxed);
+            if let Some(waker) = waker.get() {
+                waker.wake();
+            }
+        }
+    };
+    // Of one run.
+    let mut give_up = Some(give_up);
     let mut parser = AgentParser::new();
     let request = Request {
         kernel,
@@ -125,6 +141,9 @@ pub(super) fn run(
                 }
                 message => said.take(message),
             });
+            if let Some(give_up) = said.status.and_then(|_| give_up.take()) {
+                after(POWER_OFF_TIME, give_up);
+            }
         }),
         tracing,
         stream: trace_output(args)?,
@@ -140,11 +159,15 @@ pub(super) fn run(
                     Some(reason) => format!("{NO_DRIVER}; the agent says: {reason}"),
                     None => NO_DRIVER.to_owned(),
                 });
-                Closing { run_status: said.status, notes: missing.into_iter().collect() }
+                let stays_on = said.stays_on.then(|| {
+                    let seconds = POWER_OFF_TIME.as_secs();
+                    format!("{seconds} s after --run the guest had not powered off: stopped")
+                });
+                let notes = missing.into_iter().chain(stays_on).collect();
+                Closing { run_status: said.status, notes }
             }
         }),
     };
-    let stop = Arc::new(AtomicBool::new(false));
     let outcome = {
         let stopped = Arc::clone(&stop);
         let interactive = args.console == "stderr";
@@ -199,6 +222,8 @@ struct Said {
     status: Option<i32>,
     errors: Vec<String>,
     no_vsock: Option<String>,
+    /// The guest has not powered off in time.
+    stays_on: bool,
 }
 
 impl Said {
@@ -216,6 +241,17 @@ impl Said {
             }
             _ => {}
         }
+    }
+}
+
+/// Does something later, unless the process has ended by then.
+fn after(time: Duration, what: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::Builder::new().name("later".into()).spawn(move || {
+        std::thread::sleep(time);
+        what();
+    });
+    if let Err(error) = thread {
+        log::warn!("no thread: {error}");
     }
 }
 
