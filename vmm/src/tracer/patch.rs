@@ -103,6 +103,8 @@ struct Held {
     /// `None`: a trap.
     ops: Option<Ops>,
     init: bool,
+    /// It was ours to refuse before it was held.
+    was_flagged: bool,
 }
 
 /// What giving sites back came to.
@@ -138,6 +140,12 @@ impl SiteSet {
         }
         if let Some(is_in) = self.0.get_mut(site) {
             *is_in = true;
+        }
+    }
+
+    fn remove(&mut self, site: usize) {
+        if let Some(is_in) = self.0.get_mut(site) {
+            *is_in = false;
         }
     }
 
@@ -237,6 +245,9 @@ impl Patcher {
     fn undo_from(&mut self, guest: &dyn Guest, count: usize) {
         for held in self.held.drain(count..).rev() {
             let _ = held.undo(guest, &self.edits);
+            if !held.was_flagged {
+                self.flagged.remove(held.site);
+            }
         }
         self.edits.truncate(self.held.iter().map(|held| held.range().end).max().unwrap_or(0));
     }
@@ -262,7 +273,8 @@ impl Patcher {
         if record.flags & ftrace::ENABLED != 0 {
             return Err(SkipReason::GuestEnabled);
         }
-        if record.flags & ftrace::DISABLED != 0 && !self.flagged.contains(index) {
+        let was_flagged = record.flags & ftrace::DISABLED != 0;
+        if was_flagged && !self.flagged.contains(index) {
             return Err(SkipReason::GuestDisabled);
         }
         let ops = match hook {
@@ -271,7 +283,8 @@ impl Patcher {
         };
         let edits = u8::try_from(self.edits.len() - first).map_err(|_| SkipReason::OutOfReach)?;
         let first_edit = u32::try_from(first).map_err(|_| SkipReason::OutOfReach)?;
-        let held = Held { site: index, flags_at: record.flags_at, first_edit, edits, ops, init };
+        let flags_at = record.flags_at;
+        let held = Held { site: index, flags_at, first_edit, edits, ops, init, was_flagged };
         Ok((held, record.flags))
     }
 
@@ -391,7 +404,7 @@ impl Held {
         for edit in self.own(edits).iter().rev() {
             edit.write(guest, &edit.original)?;
         }
-        set_flag(guest, self.flags_at, false)
+        set_flag(guest, self.flags_at, self.was_flagged)
     }
 
     /// Puts the site back if all of it is still ours; else leaves it alone. Whether
