@@ -216,6 +216,7 @@ fn structures_are_found_without_type_information() {
         assert_eq!(sources, (Source::Btf, Source::Image), "{}", cached.name);
         let mut members = vec![
             ("task_struct", "pid"),
+            ("task_struct", "tgid"),
             ("task_struct", "comm"),
             ("ftrace_page", "next"),
             ("ftrace_page", "records"),
@@ -292,8 +293,12 @@ fn a_truncated_bzimage_is_told_so() {
     let mut bytes =
         std::fs::read(&path).unwrap_or_else(|e| panic!("{e}: run scripts/setup ({path:?})"));
     bytes.truncate(bytes.len() / 2);
-    let error = Kernel::parse(bytes).unwrap_err();
+    let error = Kernel::parse(bytes.clone()).unwrap_err();
     assert!(matches!(error, KernelError::Truncated { .. }), "{error}");
+    for len in [100, 512] {
+        let error = Kernel::parse(bytes[..len].to_vec()).unwrap_err();
+        assert!(error.to_string().contains("cut off"), "{error}");
+    }
 }
 
 /// The program on an image, as a user runs it.

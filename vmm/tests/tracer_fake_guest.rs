@@ -233,6 +233,47 @@ fn one_failure_changes_nothing_else() {
     }
 }
 
+// The guest counts a site that it was refused once more: it must stay so until tracing ends.
+#[test]
+fn a_failure_leaves_sites_refused_that_were() {
+    for name in kernels() {
+        let fake = Fake::new(name);
+        let sites = &fake.all()[..10];
+        let mut attachment = fake.attach();
+        attachment.enable(&fake, &fake.kernel, &sites[..5]).unwrap();
+        attachment.disable(&fake, sites).unwrap();
+        *fake.failing.borrow_mut() = 15..16;
+        assert!(attachment.enable(&fake, &fake.kernel, sites).is_err());
+        let flags: Vec<_> = sites.iter().map(|&site| fake.flags(site)).collect();
+        assert_eq!(flags, [[DISABLED; 5], [0; 5]].concat(), "{name}");
+        attachment.release_all(&fake, &fake.kernel).unwrap();
+        assert!(sites.iter().all(|&site| fake.flags(site) == 0), "{name}");
+    }
+}
+
+// The memory of a task that has ended is soon another's: its records would get that one's name.
+#[test]
+fn a_task_is_named_only_while_it_has_its_pid() {
+    for name in kernels() {
+        let fake = Fake::new(name);
+        let mut tasks = fake.attach().tasks();
+        let structs = fake.kernel.structs().unwrap();
+        let place = |member| structs.member_offset("task_struct", member).unwrap();
+        let task = fake.page() + 0x10_0000;
+        let write = |member, bytes: &[u8]| {
+            fake.write(fake.heap() + 0x10_0000 + place(member), bytes).unwrap();
+        };
+        write("pid", &7_u32.to_le_bytes());
+        write("tgid", &5_u32.to_le_bytes());
+        write("comm", b"worker\0\0\0\0\0\0\0\0\0\0");
+        assert_eq!(tasks.refresh(&fake, task, 6), None, "{name}: of another task");
+        let found = tasks.refresh(&fake, task, 7).unwrap();
+        assert_eq!((found.tgid, &found.comm[..7]), (5, &b"worker\0"[..]), "{name}");
+        assert_eq!(tasks.refresh(&fake, task, 7), None, "{name}: nothing new");
+        assert_eq!(tasks.refresh(&fake, 0x1234, 7), None, "{name}: made up");
+    }
+}
+
 #[test]
 fn traps_replace_instructions_and_leave() {
     // What each architecture's machine takes for a trap.

@@ -88,6 +88,8 @@ enum Kind {
 }
 
 fn kind(data: &[u8]) -> Kind {
+    /// Up to here a bzImage does not even tell that it is one.
+    const SHORTEST: usize = 0x268;
     let at = |offset: usize, magic: &[u8]| {
         data.get(offset..).is_some_and(|tail| tail.starts_with(magic))
     };
@@ -98,6 +100,9 @@ fn kind(data: &[u8]) -> Kind {
         () if at(0x38, b"RSC\x05") || at(0x30, b"RISCV\0\0\0") => Kind::RiscvFlat,
         () if at(0x38, b"ARM\x64") => Kind::Foreign("aarch64"),
         () if at(0x24, &0x016f_2818_u32.to_le_bytes()) => Kind::Foreign("32-bit Arm"),
+        () if at(0, b"MZ") && data.len() < SHORTEST => {
+            Kind::Other("the first bytes of an image that is cut off (get it again)")
+        }
         () if at(0x38, &0x8182_23cd_u32.to_le_bytes()) => {
             Kind::Foreign("another architecture (an EFI image that is neither x86 nor RISC-V)")
         }
@@ -132,7 +137,7 @@ fn unpack(bytes: Vec<u8>, around: Option<Compression>) -> Result<Image, KernelEr
             return unpack(compression.decompress(&bytes, None)?, Some(compression));
         }
         Kind::BzImage | Kind::Zboot | Kind::Compressed(_) => {
-            return not_a_kernel("a container in a container".to_owned());
+            return not_a_kernel("an image that was compressed once more (unpack it)".to_owned());
         }
         Kind::Foreign(found) => return Err(KernelError::Architecture { found: found.to_owned() }),
         Kind::Other(what) => return not_a_kernel(what.to_owned()),

@@ -46,6 +46,7 @@ const FIXED: [(Member, u64); 9] = [
 
 /// What differs from build to build.
 const PID: Member = ("task_struct", "pid");
+const TGID: Member = ("task_struct", "tgid");
 const COMM: Member = ("task_struct", "comm");
 const THREAD_INFO: Member = ("task_struct", "thread_info");
 const CPU: Member = ("thread_info", "cpu");
@@ -55,7 +56,7 @@ impl Structs {
     /// From the type information.
     pub(super) fn from_btf(btf: &Btf) -> Self {
         let fixed = FIXED.into_iter().map(|(member, _)| member);
-        let all = fixed.chain([PID, COMM, THREAD_INFO, CPU, DIRECT_CALL]);
+        let all = fixed.chain([PID, TGID, COMM, THREAD_INFO, CPU, DIRECT_CALL]);
         let offset = |(strukt, member): Member| match member {
             SIZE => btf.struct_size(strukt),
             member => btf.member_offset(strukt, member),
@@ -72,7 +73,8 @@ impl Structs {
     pub(super) fn find(image: &Image, symbols: &Symbols) -> Result<Self, &'static str> {
         let mut offsets = BTreeMap::from(FIXED);
         let task = Task::find(image, symbols).ok_or("the image has no init_task")?;
-        offsets.insert(PID, task.pid().ok_or("init_task has no known order")?);
+        let pid = task.pid().ok_or("init_task has no known order")?;
+        offsets.extend([(PID, pid), (TGID, pid + 4)]);
         offsets.insert(COMM, task.comm().ok_or("init_task has no name")?);
         if image.arch == Arch::Riscv64 {
             offsets.insert(THREAD_INFO, 0);

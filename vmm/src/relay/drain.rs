@@ -38,8 +38,11 @@ pub struct Drain {
     clock: Clock,
     raw: Vec<Record>,
     batch: Vec<EntryRecord>,
-    fresh_tasks: HashSet<u64>,
+    /// Tasks (addresses, pids) that were looked at in this pass.
+    fresh_tasks: HashSet<(u64, u32)>,
     invalid: Vec<u64>,
+    /// The time of each vCPU's last record.
+    last: Vec<u64>,
     /// Whether records are taken out before the end.
     live: bool,
 }
@@ -70,6 +73,7 @@ impl Drain {
             functions,
             callers: Callers::new(header.slide),
             invalid: vec![0; readers.len()],
+            last: vec![0; readers.len()],
             live: readers.iter().any(|reader| !reader.overwrites()),
             readers,
             tasks,
@@ -176,8 +180,11 @@ impl Drain {
     /// Writes the raw records of one vCPU, with the names they need before them.
     fn write(&mut self, vcpu: usize) -> io::Result<()> {
         self.batch.clear();
+        if let Some(last) = self.last.get_mut(vcpu) {
+            order(&mut self.raw, last);
+        }
         let mut invalid = 0;
-        let mut last_task = 0;
+        let mut last_task = (0, 0);
         let mut symbols = Vec::new();
         for record in &self.raw {
             let Some((function, fresh)) = self.functions.entry(record.function) else {
@@ -191,12 +198,12 @@ impl Drain {
                 symbols.extend(self.functions.symbol(&self.kernel, function));
             }
             symbols.extend(self.callers.name(&self.kernel, record.caller));
-            if record.task != last_task {
-                last_task = record.task;
-                if self.fresh_tasks.insert(record.task)
-                    && let Some(comm) = self.tasks.refresh(&*self.memory, record.task, record.pid)
+            if (record.task, record.pid) != last_task {
+                last_task = (record.task, record.pid);
+                if self.fresh_tasks.insert(last_task)
+                    && let Some(task) = self.tasks.refresh(&*self.memory, record.task, record.pid)
                 {
-                    self.writer.task(Task::new(record.pid, record.pid, comm.as_bytes()))?;
+                    self.writer.task(Task::new(record.pid, task.tgid, &task.comm))?;
                 }
             }
             self.batch.push(EntryRecord::new(
@@ -253,6 +260,22 @@ impl Drain {
     }
 }
 
+/// Gives a record whose writer was interrupted, between reserving its slot and reading the clock,
+/// the time of the first that came in between: no later, as its function was entered before.
+/// `last` is the time of the vCPU's record before these, and then of their last.
+fn order(records: &mut [Record], last: &mut u64) {
+    for index in 0..records.len() {
+        let next = records.get(index + 1).map_or(u64::MAX, |next| next.timestamp);
+        if let Some(record) = records.get_mut(index) {
+            // A clock that was set back is behind what came before, too.
+            if record.timestamp > next && next >= *last {
+                record.timestamp = next;
+            }
+            *last = record.timestamp;
+        }
+    }
+}
+
 fn add(writer: &mut Writer<Hub>, first: Vec<u8>, join: Join) {
     if let Err(error) = writer.get_mut().add(first, join) {
         log::warn!("a consumer is not served: {error}");
@@ -261,4 +284,31 @@ fn add(writer: &mut Writer<Hub>, first: Vec<u8>, join: Join) {
 
 fn reason(overwrites: bool) -> LossReason {
     if overwrites { LossReason::Overwritten } else { LossReason::Full }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ordered(times: &[u64], mut last: u64) -> (Vec<u64>, u64) {
+        let mut records: Vec<_> =
+            times.iter().map(|&timestamp| Record { timestamp, ..Record::default() }).collect();
+        order(&mut records, &mut last);
+        (records.into_iter().map(|record| record.timestamp).collect(), last)
+    }
+
+    // Consumers draw the records of a vCPU one after the other.
+    #[test]
+    fn an_interrupted_record_is_no_later_than_what_interrupted_it() {
+        assert_eq!(ordered(&[10, 90, 20, 30, 95], 5), (vec![10, 20, 20, 30, 95], 95));
+        assert_eq!(ordered(&[90, 20], 20), (vec![20, 20], 20));
+        assert_eq!(ordered(&[], 7), (vec![], 7));
+    }
+
+    // A guest can set its clock: that shows, and all before it keeps its time.
+    #[test]
+    fn a_clock_that_was_set_back_stays_so() {
+        assert_eq!(ordered(&[100, 110, 5, 6], 90), (vec![100, 110, 5, 6], 6));
+        assert_eq!(ordered(&[3, 4], 110), (vec![3, 4], 4));
+    }
 }

@@ -57,8 +57,6 @@ pub(super) fn of(arch: Arch) -> &'static dyn Target {
 /// What [`Target::install`] has put into a guest.
 pub(super) struct Installed {
     pub(super) layout: Layout,
-    /// Offset of `comm` in a task.
-    pub(super) comm: u64,
     pub(super) code: Box<dyn GuestCode>,
 }
 

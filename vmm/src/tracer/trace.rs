@@ -6,7 +6,7 @@ use super::ftrace::{self, Offsets, Records};
 use super::guest::{Guest, GuestError, Image};
 use super::patch::{Patcher, Place, Restored, Skip, SkipReason};
 use super::ring::RingReader;
-use super::tasks::Tasks;
+use super::tasks::{self, Tasks};
 use crate::kernel::{Kernel, Site};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -103,7 +103,7 @@ pub struct Attachment {
     layout: Layout,
     memory: Arc<dyn Memory>,
     code: Box<dyn GuestCode>,
-    comm: u64,
+    tasks: tasks::Offsets,
     options: Options,
     books: Offsets,
     patcher: Patcher,
@@ -124,10 +124,10 @@ impl Attachment {
     ) -> Result<Self, TraceError> {
         let books = Offsets::find(kernel)?;
         let target = arch::of(kernel.arch());
-        let Installed { layout, comm, code } =
-            target.install(guest, kernel, &image, &memory, options)?;
+        let tasks = tasks::Offsets::find(kernel)?;
+        let Installed { layout, code } = target.install(guest, kernel, &image, &memory, options)?;
         let patcher = Patcher::default();
-        Ok(Self { image, layout, memory, code, comm, options, books, patcher })
+        Ok(Self { image, layout, memory, code, tasks, options, books, patcher })
     }
 
     /// From where a vCPU that stands at run-time `address`, at the entry of a
@@ -146,10 +146,10 @@ impl Attachment {
         RingReader::all(&self.layout, &self.memory, self.options.overflow == Overflow::Overwrite)
     }
 
-    /// A reader of task names.
+    /// A reader of what tasks say of themselves.
     #[must_use]
     pub fn tasks(&self) -> Tasks {
-        Tasks::new(self.image, self.comm)
+        Tasks::new(self.image, self.tasks)
     }
 
     /// The running kernel.

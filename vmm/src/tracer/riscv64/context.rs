@@ -11,8 +11,6 @@ pub(crate) struct Context {
     pub(crate) cpu: u64,
     /// Of `pid`.
     pub(crate) pid: u64,
-    /// Of `comm`.
-    pub(crate) comm: u64,
 }
 
 impl Context {
@@ -23,7 +21,6 @@ impl Context {
             cpu: members.offset("task_struct", "thread_info")?
                 + members.offset("thread_info", "cpu")?,
             pid: members.offset("task_struct", "pid")?,
-            comm: members.offset("task_struct", "comm")?,
         })
     }
 }

@@ -57,7 +57,7 @@ pub(super) fn install(
         let _ = gap.clear(guest);
         return Err(error);
     }
-    Ok(Installed { layout, comm: context.comm, code: Box::new(code) })
+    Ok(Installed { layout, code: Box::new(code) })
 }
 
 /// How a site finds its way, as the kernel was built.

@@ -14,8 +14,6 @@ pub(crate) struct Context {
     pub(crate) cpu_number: u64,
     /// Offset of `pid` in `struct task_struct`.
     pub(crate) pid: u64,
-    /// Offset of `comm` in `struct task_struct`.
-    pub(crate) comm: u64,
 }
 
 impl Context {
@@ -38,12 +36,7 @@ impl Context {
                 |name| symbols.address(name).map(per_cpu).ok_or(TraceError::NoSymbol(name));
             (variable("current_task")?, variable("cpu_number")?)
         };
-        Ok(Self {
-            current,
-            cpu_number,
-            pid: members.offset("task_struct", "pid")?,
-            comm: members.offset("task_struct", "comm")?,
-        })
+        Ok(Self { current, cpu_number, pid: members.offset("task_struct", "pid")? })
     }
 }
 

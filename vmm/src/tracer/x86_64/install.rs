@@ -27,7 +27,7 @@ pub(super) fn install(
     let text = kernel.symbols().address("_text").ok_or(TraceError::NoSymbol("_text"))?;
     map::map(guest, image, image.runtime(text), memory.guest_address())?;
     let code = Box::new(Code { target: map::ADDRESS });
-    Ok(Installed { layout, comm: context.comm, code })
+    Ok(Installed { layout, code })
 }
 
 fn trampoline_code(
