@@ -14,7 +14,7 @@
 
 use super::arch;
 use super::{Closing, SessionError, Tracing, mark};
-use crate::kernel::{Kernel, SiteSection};
+use crate::kernel::Kernel;
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::{self, Relay, Setup};
 use crate::serve::{Hub, Join};
@@ -287,32 +287,23 @@ impl Controller {
                 Err(reason) => anyhow::bail!("--from {}: {reason}", self.name(site)),
             },
         };
-        let sites = self.kernel.sites();
-        let any_init = plan
-            .iter()
-            .map(|&(site, _)| site)
-            .chain(self.tracing.from)
-            .any(|index| sites.get(index).is_some_and(|s| s.section == SiteSection::InitText));
-        let init = if any_init {
-            let wire = BEFORE_FREE_INIT.iter().find_map(|name| {
-                Tripwire::on_function(&ram, &image, &self.kernel, name, &TRAP_INSTRUCTION).ok()
-            });
-            match wire {
-                Some(wire) => {
-                    paused.arm_trap(wire.address());
-                    Some(wire)
-                }
-                None => {
-                    // Without it we could not know when that memory is gone.
-                    attachment.release_init(&ram)?;
+        // Always: a live filter may want functions of .init.text later.
+        let wire = BEFORE_FREE_INIT.iter().find_map(|name| {
+            Tripwire::on_function(&ram, &image, &self.kernel, name, &TRAP_INSTRUCTION).ok()
+        });
+        match &wire {
+            Some(wire) => {
+                paused.arm_trap(wire.address());
+            }
+            None => {
+                // Without it we could not know when that memory is gone.
+                let restored = attachment.release_init(&ram)?;
+                if restored.sites > 0 {
                     self.note("functions of .init.text are not traced: no tripwire".into());
-                    None
                 }
             }
-        } else {
-            None
-        };
-        Ok(Stage::Attached { attachment: Box::new(attachment), from, init })
+        }
+        Ok(Stage::Attached { attachment: Box::new(attachment), from, init: wire })
     }
 
     fn header(&self, machine: &Machine, slide: u64) -> Header {

@@ -122,7 +122,8 @@ pub fn run(
         Controller::new(Arc::clone(&kernel), tracing, Output { primary: stream, joins });
     controller.loaded(&machine);
     machine.start()?;
-    let deadline = timeout.map(|timeout| Instant::now() + timeout);
+    // Beyond any clock is never.
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let mut exit = None;
     let end = loop {
         let wait = deadline.map_or(Duration::from_secs(3600), |deadline| {
