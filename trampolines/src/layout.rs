@@ -203,6 +203,17 @@ impl Ring {
         (CHUNK - (position & (CHUNK - 1))) / SLOT
     }
 
+    /// The slots of a chunk that have been reserved when the head is at `position` in it, or at
+    /// its end: where the first is, and how many there are.
+    #[must_use]
+    pub const fn reserved_in_chunk(&self, position: u64) -> (u64, u64) {
+        let end = match position & (CHUNK - 1) {
+            0 => CHUNK,
+            end => end,
+        };
+        (position.wrapping_sub(end).wrapping_add(FRONT), end.saturating_sub(FRONT) / SLOT)
+    }
+
     /// What [`Header::room`] is while the next slot to drain is at `tail`.
     #[must_use]
     pub const fn room(&self, tail: u64) -> u64 {
@@ -287,6 +298,9 @@ mod tests {
             for step in 0..steps {
                 prop_assert_eq!(ring.count(position), step);
                 prop_assert!(ring.is_position(position));
+                let (first, count) = ring.reserved_in_chunk(position);
+                prop_assert!(count <= CHUNK_SLOTS);
+                prop_assert_eq!(ring.count(first) + count, step);
                 let slot = ring.slot(position);
                 prop_assert!(ring.offset(slot) + SLOT <= ring.stride());
                 position = slot + SLOT;
@@ -297,6 +311,7 @@ mod tests {
         fn arithmetic_on_hostile_positions_does_not_panic(position: u64) {
             let ring = Ring::new(ADDRESS, 1 << 16).unwrap();
             let _ = (ring.is_position(position), ring.count(position), ring.room(position));
+            prop_assert!(ring.reserved_in_chunk(position).1 <= CHUNK_SLOTS);
             prop_assert!(ring.offset(ring.slot(position)) < ring.stride());
         }
     }

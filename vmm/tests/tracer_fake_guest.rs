@@ -366,6 +366,7 @@ fn rings_that_the_guest_scribbled_over_are_noticed() {
         }
         for reader in &mut readers {
             let mut out: Vec<Record> = Vec::with_capacity(1000);
+            reader.newest(&mut out);
             reader.drain(&mut out);
             reader.finish(&mut out);
             assert!(out.len() < 1 << 19);

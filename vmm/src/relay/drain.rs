@@ -1,13 +1,12 @@
 //! From the rings to the stream.
 
-use super::names::{Callers, Functions};
+use super::names::{Callers, Functions, TaskNames};
 use super::{Clock, Command, Setup, Status};
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
-use crate::stream::{EntryRecord, LossReason, Summary, Task, Writer};
+use crate::stream::{EntryRecord, LossReason, Summary, Writer};
+use crate::tracer::Guest;
 use crate::tracer::ring::RingReader;
-use crate::tracer::{Guest, Tasks};
-use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -20,8 +19,9 @@ const BATCH: usize = 8192;
 /// takes 5 ms to fill at 25 million records a second.
 const BUSY_REST: Duration = Duration::from_micros(500);
 const IDLE_REST: Duration = Duration::from_millis(3);
-/// A flight recorder is read at the end; until then only marks and consumers come.
-const RECORDER_REST: Duration = Duration::from_millis(50);
+/// A flight recorder is read at the end; until then marks and consumers come, and tasks are
+/// looked at.
+const RECORDER_REST: Duration = Duration::from_millis(20);
 /// A record can be this late: its writer was interrupted before it committed.
 const LATE: Duration = Duration::from_millis(2);
 
@@ -30,7 +30,7 @@ pub struct Drain {
     writer: Writer<Hub>,
     joins: Receiver<Join>,
     readers: Vec<RingReader>,
-    tasks: Tasks,
+    tasks: TaskNames,
     memory: Box<dyn Guest + Send>,
     kernel: Arc<Kernel>,
     functions: Functions,
@@ -38,8 +38,6 @@ pub struct Drain {
     clock: Clock,
     raw: Vec<Record>,
     batch: Vec<EntryRecord>,
-    /// Tasks (addresses, pids) that were looked at in this pass.
-    fresh_tasks: HashSet<(u64, u32)>,
     invalid: Vec<u64>,
     /// The time of each vCPU's last record.
     last: Vec<u64>,
@@ -76,13 +74,12 @@ impl Drain {
             last: vec![0; readers.len()],
             live: readers.iter().any(|reader| !reader.overwrites()),
             readers,
-            tasks,
+            tasks: TaskNames::new(tasks),
             memory,
             kernel,
             clock,
             raw: Vec::with_capacity(BATCH),
             batch: Vec::with_capacity(BATCH),
-            fresh_tasks: HashSet::new(),
         })
     }
 
@@ -149,7 +146,10 @@ impl Drain {
     /// When the primary output fails.
     pub fn pass(&mut self) -> io::Result<bool> {
         let until = self.clock.ticks(LATE);
-        self.fresh_tasks.clear();
+        self.tasks.start_pass();
+        if !self.live {
+            self.look()?;
+        }
         let mut any = false;
         for vcpu in 0..self.readers.len() {
             // A vCPU that outruns the relay must not starve the others.
@@ -170,6 +170,21 @@ impl Drain {
         Ok(any)
     }
 
+    /// Has a look at who writes records that are taken out at the end: by then most tasks are
+    /// gone.
+    fn look(&mut self) -> io::Result<()> {
+        for reader in &mut self.readers {
+            self.raw.clear();
+            reader.newest(&mut self.raw);
+            for record in &self.raw {
+                if let Some(task) = self.tasks.of(&*self.memory, record) {
+                    self.writer.task(task)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn lost(&mut self, vcpu: usize, count: u64, reason: LossReason) -> io::Result<()> {
         if count == 0 {
             return Ok(());
@@ -184,7 +199,6 @@ impl Drain {
             order(&mut self.raw, last);
         }
         let mut invalid = 0;
-        let mut last_task = (0, 0);
         let mut symbols = Vec::new();
         for record in &self.raw {
             let Some((function, fresh)) = self.functions.entry(record.function) else {
@@ -198,13 +212,8 @@ impl Drain {
                 symbols.extend(self.functions.symbol(&self.kernel, function));
             }
             symbols.extend(self.callers.name(&self.kernel, record.caller));
-            if (record.task, record.pid) != last_task {
-                last_task = (record.task, record.pid);
-                if self.fresh_tasks.insert(last_task)
-                    && let Some(task) = self.tasks.refresh(&*self.memory, record.task, record.pid)
-                {
-                    self.writer.task(Task::new(record.pid, task.tgid, &task.comm))?;
-                }
+            if let Some(task) = self.tasks.of(&*self.memory, record) {
+                self.writer.task(task)?;
             }
             self.batch.push(EntryRecord::new(
                 record.timestamp,

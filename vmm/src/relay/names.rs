@@ -2,10 +2,12 @@
 
 use crate::kernel::{Kernel, Site};
 use crate::serve::{Globs, Resolve};
-use crate::stream::{AddressSet, Header, Symbol};
-use crate::tracer::return_address;
+use crate::stream::{AddressSet, Header, Symbol, Task};
+use crate::tracer::{Guest, Tasks, return_address};
 use rustc_hash::FxHashMap;
+use std::collections::HashSet;
 use std::sync::Arc;
+use vmtrace_trampolines::layout::Record;
 
 /// Traced functions by what trampolines write for them.
 #[derive(Debug)]
@@ -76,6 +78,41 @@ pub fn resolver(kernel: &Arc<Kernel>, slide: u64) -> Resolve {
 fn size(kernel: &Kernel, start: u64) -> u32 {
     let end = kernel.symbols().next_after(start).unwrap_or(start);
     u32::try_from(end - start).unwrap_or(0)
+}
+
+/// Says of tasks what they say of themselves, while they are there.
+#[derive(Debug)]
+pub(super) struct TaskNames {
+    tasks: Tasks,
+    /// Those (addresses, pids) that were looked at in this pass, and the last of them.
+    seen: HashSet<(u64, u32)>,
+    last: (u64, u32),
+}
+
+impl TaskNames {
+    pub(super) fn new(tasks: Tasks) -> Self {
+        Self { tasks, seen: HashSet::new(), last: (0, 0) }
+    }
+
+    /// Looks at every task again.
+    pub(super) fn start_pass(&mut self) {
+        self.seen.clear();
+        self.last = (0, 0);
+    }
+
+    /// What is new of the task of a record, in this guest.
+    pub(super) fn of(&mut self, guest: &dyn Guest, record: &Record) -> Option<Task> {
+        let task = (record.task, record.pid);
+        if task == self.last {
+            return None;
+        }
+        self.last = task;
+        if !self.seen.insert(task) {
+            return None;
+        }
+        let found = self.tasks.refresh(guest, record.task, record.pid)?;
+        Some(Task::new(record.pid, found.tgid, &found.comm))
+    }
 }
 
 /// Names callers as they turn up.

@@ -65,6 +65,8 @@ pub struct RingReader {
     tail: u64,
     /// Records before this count are accounted for: see [`RingReader::clear`].
     base: u64,
+    /// The head at the last look: see [`RingReader::newest`].
+    looked: u64,
     overwrite: bool,
     totals: Totals,
     corrupt: Option<Corrupt>,
@@ -87,6 +89,7 @@ impl RingReader {
                 start: usize::try_from(layout.offset(&ring)).unwrap_or(usize::MAX),
                 tail: ring.start(),
                 base: 0,
+                looked: ring.start(),
                 overwrite,
                 totals: Totals::default(),
                 corrupt: None,
@@ -214,6 +217,24 @@ impl RingReader {
         self.slots_at(position, 1)
             .and_then(|(at, count)| memory.get_array_ref::<Slot>(at, count).ok())
             .map_or_else(Record::default, |slots| decode(slots.load(0)))
+    }
+
+    /// Adds the newest records since the last time, up to a chunk of them, to `out` and leaves
+    /// them where they are, while the guest runs and may write others there: to be taken for
+    /// hints alone.
+    pub fn newest(&mut self, out: &mut Vec<Record>) {
+        let shared = Arc::clone(&self.memory);
+        let memory = shared.slice();
+        let Some(head) = self.head(&memory) else { return };
+        let (first, count) = self.ring.reserved_in_chunk(head);
+        let known = self.looked.saturating_sub(first) / RECORD_SIZE as u64;
+        let known = if (first..=head).contains(&self.looked) { known.min(count) } else { 0 };
+        let (first, count) = (first + known * RECORD_SIZE as u64, count - known);
+        self.looked = head;
+        let Some((at, count)) = self.slots_at(first, count) else { return };
+        let Ok(slots) = memory.get_array_ref::<Slot>(at, count) else { return };
+        let all = (0..count).map(|index| decode(slots.load(index)));
+        out.extend(all.filter(|record| record.function != 0));
     }
 
     /// Forgets the records in the ring, while the guest runs. Returns how many were

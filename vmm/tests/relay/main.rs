@@ -13,6 +13,7 @@ use rings::Rings;
 use vmtrace::relay::Relay;
 use vmtrace::serve::{Format, Globs, Join, Origin, StreamRequest};
 use vmtrace::stream::{Frame, Reader, Summary};
+use vmtrace_trampolines::layout::CHUNK_SLOTS;
 
 const CPUS: usize = 2;
 const RECORDS: u64 = 400_000;
@@ -101,4 +102,29 @@ fn what_was_drained_reaches_everyone_and_what_was_not_is_counted() {
             _ => {}
         }
     }
+}
+
+// A flight recorder learns from these whose records it holds; with old ones it would look at the
+// memory of tasks that are gone, and with none, know nobody.
+#[test]
+fn a_look_shows_the_newest_records_once() {
+    let rings = Rings::new(1);
+    let (mut setup, _joining) = rings.setup(Box::new(std::io::sink()));
+    let reader = setup.readers.first_mut().unwrap();
+    let mut look = || {
+        let mut records = Vec::new();
+        reader.newest(&mut records);
+        records.iter().map(|record| record.timestamp / 100).collect::<Vec<u64>>()
+    };
+    assert!(look().is_empty());
+    (0..1200).for_each(|n| rings.hit(0, rings.record(n)));
+    assert_eq!(look(), (2 * CHUNK_SLOTS..1200).collect::<Vec<_>>(), "those of the last chunk");
+    assert!(look().is_empty());
+    (1200..1203).for_each(|n| rings.hit(0, rings.record(n)));
+    assert_eq!(look(), [1200, 1201, 1202]);
+    (1203..3 * CHUNK_SLOTS).for_each(|n| rings.hit(0, rings.record(n)));
+    assert_eq!(look().last(), Some(&(3 * CHUNK_SLOTS - 1)), "up to the end of a chunk");
+    let mut all = Vec::with_capacity(4000);
+    reader.drain(&mut all);
+    assert_eq!(all.len() as u64, 3 * CHUNK_SLOTS, "all of them are still there");
 }
