@@ -5,6 +5,7 @@ pub mod ctl;
 pub mod doctor;
 pub mod functions;
 pub mod inspect;
+mod output;
 pub mod report;
 pub mod run;
 pub mod stream;
