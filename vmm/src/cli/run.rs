@@ -11,6 +11,7 @@ use super::exit;
 use super::output::Output;
 use crate::agent::protocol::{Command, Entry, LoadedModule, Reason, Run};
 use crate::agent::{AgentError, Connection, Endpoint, Handle, Streams};
+use crate::say::say;
 
 /// The exit status when the command could not be run, but for reasons that shells have numbers for.
 const CANNOT_RUN: u8 = 125;
@@ -91,7 +92,7 @@ pub fn run(args: Args) -> Result<u8> {
         .map_err(Into::into)
         .and_then(|connection| execute(connection, run))
         .unwrap_or_else(|error| {
-            eprintln!("vmtrace: error: {error:#}");
+            say!("vmtrace: error: {error:#}");
             failure(&error)
         }))
 }

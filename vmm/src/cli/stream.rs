@@ -2,6 +2,7 @@
 
 use super::report::{self, Played};
 use crate::export::{Export, Json, Player, Stats, Text, write_summary};
+use crate::say;
 use crate::serve::{self, Format, Globs, Source, StreamRequest};
 use crate::stream::{Decoder, Progress, StreamError};
 use anyhow::{Context, Result};
@@ -86,7 +87,7 @@ impl Args {
         if let Some(summary) = summary {
             let mut text = Vec::new();
             write_summary(&mut text, &summary)?;
-            io::stderr().write_all(&text)?;
+            say::text(&text);
         }
         Ok(0)
     }

@@ -5,6 +5,7 @@
 use super::{Args, OverflowArg, trace_output};
 use crate::host::{EmulatedHost, FileSource, HostArch, HostOptions, Interrupts, Job, Stdin};
 use crate::kernel::Kernel;
+use crate::say;
 use anyhow::{Context, Result};
 use std::io::Write;
 use std::path::PathBuf;
@@ -22,6 +23,20 @@ const GATEWAY: &str = "/job/vsock-gateway";
 
 /// Memory of the host beside that of the guest and the files, MiB.
 const HOST_MEMORY: u64 = 1024;
+
+/// What the run says there is written here as far as that is possible, as what it says itself.
+struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        say::text(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
 
 /// Boots an emulated host and runs the guest there; returns the exit code.
 pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
@@ -55,7 +70,7 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
         "stderr" | "none" => Box::new(std::io::sink()),
         path => Box::new(std::fs::File::create(path).with_context(|| path.to_owned())?),
     };
-    let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
+    let (mut stdout, mut stderr) = (std::io::stdout(), Stderr);
     let mut job = Job::new(job_args(args, arch), &mut stdout, &mut stderr);
     if args.console == "stderr" {
         job.stdin = Stdin::Reader(Box::new(std::io::stdin()));

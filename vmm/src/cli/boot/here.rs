@@ -8,6 +8,7 @@ use crate::devices::virtio::vsock::{self, Vsock};
 use crate::export::write_summary;
 use crate::kernel::Kernel;
 use crate::machine::{BootImage, Config, ExitReason, ImageBytes, Waker};
+use crate::say::{self, say};
 use crate::serve::{Control, Origin, Services};
 use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tracing};
 use crate::stream::Exit;
@@ -193,9 +194,9 @@ pub(super) fn run(
     let mut text = Vec::new();
     let said = said.lock().unwrap_or_else(PoisonError::into_inner);
     write_summary(&mut text, &outcome.summary)?;
-    std::io::stderr().write_all(&text)?;
+    say::text(&text);
     for error in &said.errors {
-        eprintln!("vmtrace: agent: {error}");
+        say!("vmtrace: agent: {error}");
     }
     exit_code(args, &outcome)
 }

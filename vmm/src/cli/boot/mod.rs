@@ -11,6 +11,7 @@ use crate::host::{HostArch, HostMode, THIS_PROGRAM, choose};
 use crate::initramfs;
 use crate::kernel::{Kernel, KernelError};
 use crate::machine::DEFAULT_CMDLINE;
+use crate::say::say;
 use crate::session::Tracing;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
@@ -221,11 +222,11 @@ impl Args {
             return Err(KernelError::NoMatch { globs: unmatched }.into());
         }
         for glob in unmatched.iter().chain(&unmatched_notrace) {
-            eprintln!("vmtrace: warning: no function matches {glob:?}");
+            say!("vmtrace: warning: no function matches {glob:?}");
         }
         for (count, arg) in tracing.counts(sites).into_iter().skip(1).zip(&self.tracer) {
             if count == 0 {
-                eprintln!("vmtrace: warning: --tracer {arg} has no function of its own");
+                say!("vmtrace: warning: --tracer {arg} has no function of its own");
             }
         }
         Ok(tracing)
@@ -308,7 +309,7 @@ pub fn run(args: &Args) -> Result<u8> {
     };
     let choice = choose(mode, guest, Path::new(THIS_PROGRAM))?;
     if args.host == HostArg::Auto {
-        eprintln!("vmtrace: {choice}");
+        say!("vmtrace: {choice}");
     }
     if choice.emulated {
         emulated::run(args, &kernel, initrd)

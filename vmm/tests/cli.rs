@@ -1,0 +1,66 @@
+//! What all commands have in common, as a user meets it.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+fn vmtrace(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vmtrace"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// A pipe that nobody reads.
+fn closed() -> Stdio {
+    io::pipe().unwrap().1.into()
+}
+
+// Scripts look at the exit code; what they do with the words is their business.
+#[test]
+fn who_cannot_be_told_gets_the_exit_code() {
+    let full = || Stdio::from(File::options().write(true).open("/dev/full").unwrap());
+    for (arguments, code) in [
+        (&["functions", "/nonexistent"][..], 1),
+        (&["boot", "/nonexistent"], 1),
+        (&["ctl", "/nonexistent", "status"], 1),
+        (&["run", "/nonexistent", "true"], 125),
+        (&["boot"], 2),
+    ] {
+        for stderr in [closed(), full()] {
+            let status = vmtrace(arguments).stderr(stderr).status().unwrap();
+            assert_eq!(status.code(), Some(code), "{arguments:?}");
+        }
+    }
+}
+
+/// A running trace that gives everybody the same answer, and its socket.
+fn answering(answer: &'static [u8]) -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("socket");
+    let listener = UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+            // The client may have left.
+            let _ = stream.write_all(answer);
+        }
+    });
+    (directory, socket)
+}
+
+// `vmtrace ctl S status | head -1`
+#[test]
+fn a_reader_of_an_answer_that_has_seen_enough_is_no_failure() {
+    let (_directory, socket) = answering(b"OK {\"state\":\"tracing\"}\n");
+    let socket = socket.to_str().unwrap();
+    for arguments in [&["ctl", socket, "status"][..], &["ctl", socket, "status", "--json"]] {
+        let whole = vmtrace(arguments).output().unwrap();
+        assert!(whole.status.success() && whole.stdout.ends_with(b"\n"), "{whole:?}");
+        let cut = vmtrace(arguments).stdout(closed()).stderr(Stdio::piped()).output().unwrap();
+        assert_eq!((cut.status.code(), cut.stderr.len()), (Some(0), 0), "{cut:?}");
+    }
+}
