@@ -1,8 +1,8 @@
 //! What all commands have in common, as a user meets it.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -35,6 +35,12 @@ fn who_cannot_be_told_gets_the_exit_code() {
     }
 }
 
+fn give(mut stream: UnixStream, answer: &[u8]) {
+    BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+    // The client may have left.
+    let _ = stream.write_all(answer);
+}
+
 /// A running trace that gives everybody the same answer, and its socket.
 fn answering(answer: &'static [u8]) -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
@@ -42,11 +48,7 @@ fn answering(answer: &'static [u8]) -> (tempfile::TempDir, PathBuf) {
     let listener = UnixListener::bind(&socket).unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            let mut line = String::new();
-            BufReader::new(&stream).read_line(&mut line).unwrap();
-            // The client may have left.
-            let _ = stream.write_all(answer);
+            give(stream.unwrap(), answer);
         }
     });
     (directory, socket)
@@ -62,5 +64,22 @@ fn a_reader_of_an_answer_that_has_seen_enough_is_no_failure() {
         assert!(whole.status.success() && whole.stdout.ends_with(b"\n"), "{whole:?}");
         let cut = vmtrace(arguments).stdout(closed()).stderr(Stdio::piped()).output().unwrap();
         assert_eq!((cut.status.code(), cut.stderr.len()), (Some(0), 0), "{cut:?}");
+    }
+}
+
+// The trace of yesterday, given up for a typing error.
+#[test]
+fn a_stream_that_is_not_had_leaves_the_file() {
+    let (directory, refusing) = answering(b"ERR the trace has ended\n");
+    let missing = directory.path().join("missing");
+    let file = directory.path().join("trace");
+    fs::write(&file, "yesterday").unwrap();
+    for source in [&missing, &refusing] {
+        for format in ["raw", "text"] {
+            let mut command = vmtrace(&["stream", "--format", format, "-o"]);
+            let out = command.arg(&file).arg(source).output().unwrap();
+            assert_eq!(out.status.code(), Some(1), "{out:?}");
+            assert_eq!(fs::read_to_string(&file).unwrap(), "yesterday");
+        }
     }
 }

@@ -59,6 +59,13 @@ impl Args {
     fn follow(self) -> Result<u8> {
         let name = self.source.to_string();
         super::check_globs(self.filter.iter().chain(&self.notrace))?;
+        let stream = super::reach(&self.source, Duration::from_secs(self.wait))?;
+        // The binary stream in any case: only it can be verified.
+        let globs = Globs { filter: self.filter, notrace: self.notrace };
+        let request = StreamRequest { format: Format::Raw, globs };
+        serve::ask_stream(&stream, &request).with_context(|| name.clone())?;
+        let mut source = serve::accepted(stream).with_context(|| name.clone())?;
+        // What an older trace is in stays as it is until there is a new one.
         let mut out: Box<dyn Write> = match &self.output {
             None => Box::new(io::stdout().lock()),
             Some(path) => Box::new(
@@ -66,12 +73,6 @@ impl Args {
                     .with_context(|| format!("cannot make {}", path.display()))?,
             ),
         };
-        let stream = super::reach(&self.source, Duration::from_secs(self.wait))?;
-        // The binary stream in any case: only it can be verified.
-        let globs = Globs { filter: self.filter, notrace: self.notrace };
-        let request = StreamRequest { format: Format::Raw, globs };
-        serve::ask_stream(&stream, &request).with_context(|| name.clone())?;
-        let mut source = serve::accepted(stream).with_context(|| name.clone())?;
         if self.format == FormatArg::Raw {
             copy(&mut source, &mut out).with_context(|| name)?;
             return Ok(0);
