@@ -5,6 +5,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 fn vmtrace(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vmtrace"));
@@ -82,4 +83,21 @@ fn a_stream_that_is_not_had_leaves_the_file() {
             assert_eq!(fs::read_to_string(&file).unwrap(), "yesterday");
         }
     }
+}
+
+// For ever is a time to wait for, not an overflow.
+#[test]
+fn any_time_can_be_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let late = directory.path().join("late");
+    let longest = u64::MAX.to_string();
+    let mut command = vmtrace(&["stream", "--wait", &longest]);
+    let child = command.arg(&late).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let listener = UnixListener::bind(&late).unwrap();
+    give(listener.accept().unwrap().0, b"ERR too late\n");
+    let out = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("too late"), "{said}");
 }
