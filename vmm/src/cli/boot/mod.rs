@@ -42,8 +42,8 @@ pub struct Args {
     /// Guest memory: bytes, or with K, M or G
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_size)]
     pub memory: u64,
-    /// Load the modules in this directory's modules.load (or the named NAME@DIR) with the
-    /// built-in initramfs
+    /// Load modules of this directory, which is like /lib/modules/RELEASE, with the built-in
+    /// initramfs: those for virtio devices, sockets to the guest among them, and what they need
     #[arg(long, value_name = "DIR")]
     pub modules: Option<PathBuf>,
     /// Let the kernel choose its addresses (boots through its own decompressor)
