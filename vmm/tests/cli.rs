@@ -101,3 +101,24 @@ fn any_time_can_be_waited_for() {
     assert_eq!(out.status.code(), Some(1), "{said}");
     assert!(said.contains("too late"), "{said}");
 }
+
+// Whatever the host is that the run would have had.
+#[test]
+fn boot_does_not_overwrite_what_it_reads() {
+    let directory = tempfile::tempdir().unwrap();
+    let kernel = directory.path().join("kernel");
+    fs::write(&kernel, "precious").unwrap();
+    for host in ["auto", "kvm", "emulated"] {
+        for option in ["-o", "--console"] {
+            let mut command = vmtrace(&["boot", "--host", host, option]);
+            let out = command.arg(&kernel).arg(&kernel).output().unwrap();
+            let said = String::from_utf8_lossy(&out.stderr);
+            assert_eq!(out.status.code(), Some(1), "{said}");
+            assert!(
+                said.contains("would overwrite the kernel") && said.lines().count() == 1,
+                "{said}"
+            );
+            assert_eq!(fs::read_to_string(&kernel).unwrap(), "precious");
+        }
+    }
+}

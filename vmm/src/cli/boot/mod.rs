@@ -1,6 +1,7 @@
 //! `vmtrace boot`: boots a kernel and traces it.
 
 mod emulated;
+mod files;
 mod here;
 mod spool;
 
@@ -290,6 +291,7 @@ fn trace_output(args: &Args) -> Result<Box<dyn Write + Send>> {
 /// # Errors
 /// When vmtrace itself fails.
 pub fn run(args: &Args) -> Result<u8> {
+    files::check(args)?;
     // What is wrong with the kernel or the filters is said before anything boots.
     let kernel = Arc::new(super::inspect::open(&args.kernel, args.system_map.as_deref())?);
     kernel.check_traceable().with_context(|| args.kernel.display().to_string())?;
