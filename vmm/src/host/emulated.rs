@@ -176,7 +176,7 @@ impl EmulatedHost {
                 _ => {}
             }
         }
-        copied.map_err(|source| HostError::Input { what: format!("the file for {path}"), source })
+        copied.map_err(|reason| HostError::Input { what: format!("the file for {path}"), reason })
     }
 
     /// The end of its log.
