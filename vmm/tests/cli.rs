@@ -5,7 +5,10 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
+
+use vmtrace::stream::{EntryRecord, Header, Summary, Symbol, Task, Writer};
 
 fn vmtrace(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vmtrace"));
@@ -40,6 +43,25 @@ fn give(mut stream: UnixStream, answer: &[u8]) {
     BufReader::new(&stream).read_line(&mut String::new()).unwrap();
     // The client may have left.
     let _ = stream.write_all(answer);
+}
+
+fn stream() -> Vec<u8> {
+    let header = Header {
+        arch: "x86_64".into(),
+        clock: "x86-tsc".into(),
+        clock_hz: 1_000_000_000,
+        release: "6.12.0".into(),
+        vcpus: 1,
+        address_base: Header::TOP_4_GIB,
+        vmtrace_version: "0.1.0".into(),
+        ..Header::default()
+    };
+    let mut writer = Writer::new(Vec::new(), &header).unwrap();
+    writer.symbols([Symbol::new(0xffff_ffff_8100_0000, 16, "vfs_read")]).unwrap();
+    writer.task(Task::new(1, 1, b"init")).unwrap();
+    writer.records(0, &[EntryRecord::new(1, 0x8100_0000, 0, 1)]).unwrap();
+    writer.end(&Summary::default()).unwrap();
+    writer.into_inner().unwrap()
 }
 
 /// A running trace that gives everybody the same answer, and its socket.
@@ -121,4 +143,28 @@ fn boot_does_not_overwrite_what_it_reads() {
             assert_eq!(fs::read_to_string(&kernel).unwrap(), "precious");
         }
     }
+}
+
+// Which of the two is to be looked at: the trace, or the disk?
+#[test]
+fn a_stream_that_cannot_be_written_is_not_the_traces_fault() {
+    static STREAM: OnceLock<Vec<u8>> = OnceLock::new();
+    let (_directory, socket) = answering(STREAM.get_or_init(stream));
+    for format in ["raw", "text", "json", "stats"] {
+        let mut command = vmtrace(&["stream", "--format", format, "-o", "/dev/full"]);
+        let out = command.arg(&socket).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{said}");
+        let expected =
+            "vmtrace: error: cannot write /dev/full: No space left on device (os error 28)\n";
+        assert_eq!(said, expected, "{format}");
+    }
+}
+
+// In one line, and once.
+#[test]
+fn causes_are_said_once() {
+    let out = vmtrace(&["run", "/nonexistent", "--", "ls"]).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(said.matches("No such file").count(), 1, "{said}");
 }
