@@ -3,7 +3,9 @@
 //! instructions are cheap.
 
 use super::{Args, OverflowArg, trace_output};
-use crate::host::{EmulatedHost, FileSource, HostArch, HostOptions, Interrupts, Job, Stdin};
+use crate::host::{
+    EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, Stdin,
+};
 use crate::kernel::Kernel;
 use crate::say;
 use anyhow::{Context, Result};
@@ -81,8 +83,26 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
     if let Ok(level) = std::env::var("VMTRACE_LOG") {
         job.env.insert("VMTRACE_LOG".to_owned(), level);
     }
-    let end = host.run(job)?;
+    let end = host.run(job).map_err(|error| named(error, args))?;
     Ok(end.exit_code())
+}
+
+/// Outputs have the user's names.
+fn named(error: HostError, args: &Args) -> HostError {
+    match error {
+        HostError::Output { what, reason } => {
+            let what = match what.as_str() {
+                TRACE => args.output.as_deref().map_or_else(
+                    || "the trace to standard output".to_owned(),
+                    |path| path.display().to_string(),
+                ),
+                CONSOLE => args.console.clone(),
+                _ => what,
+            };
+            HostError::Output { what, reason }
+        }
+        error => error,
+    }
 }
 
 fn files(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<Vec<(&'static str, Vec<u8>)>> {
@@ -158,4 +178,25 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
         job.push("--expect-run".to_owned());
     }
     job
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::boot::tests::args;
+
+    // The user has never heard of /job/trace.
+    #[test]
+    fn outputs_have_the_users_names() {
+        let said = |options, what: &str| {
+            let reason = std::io::Error::from_raw_os_error(libc::ENOSPC);
+            let error = HostError::Output { what: what.to_owned(), reason };
+            format!("{:#}", anyhow::Error::from(named(error, &args(options).unwrap())))
+        };
+        let full = "No space left on device (os error 28)";
+        assert_eq!(said("-o /disk/t", TRACE), format!("cannot write /disk/t: {full}"));
+        assert_eq!(said("--console c", CONSOLE), format!("cannot write c: {full}"));
+        assert!(said("", TRACE).starts_with("cannot write the trace to standard output: "));
+        assert!(said("", "standard output").starts_with("cannot write standard output: "));
+    }
 }

@@ -69,21 +69,15 @@ pub(super) fn check(args: &Args) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::boot::tests::args;
     use std::os::unix::fs::symlink;
-
-    #[derive(Debug, clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
 
     /// What is wrong with a command line; `@` is the directory.
     fn error(directory: &Path, line: &str) -> Option<String> {
         let at = format!("{}/", directory.display());
-        let words = ["boot", "@kernel"].into_iter().chain(line.split_whitespace());
-        let words = words.map(|word| word.replace('@', &at));
-        let line = <Line as clap::Parser>::try_parse_from(words).unwrap();
-        check(&line.args).err().map(|error| error.to_string().replace(&at, "@"))
+        let args = args(&line.replace('@', &at)).unwrap();
+        let args = Args { kernel: directory.join("kernel"), ..args };
+        check(&args).err().map(|error| error.to_string().replace(&at, "@"))
     }
 
     // The user's kernel was cut to nothing before anybody had read it.

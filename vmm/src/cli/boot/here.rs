@@ -14,6 +14,7 @@ use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tra
 use crate::stream::Exit;
 use anyhow::{Context, Result, bail};
 use std::io::{Read, Write};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -189,6 +190,10 @@ pub(super) fn run(
         Err(SessionError::Stream(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => {
             return Ok(exit::DONE);
         }
+        Err(error @ SessionError::Stream(_)) => {
+            let path = args.output.as_deref().unwrap_or(Path::new("standard output"));
+            return Err(error).with_context(|| path.display().to_string());
+        }
         outcome => outcome?,
     };
     let mut text = Vec::new();
@@ -300,25 +305,18 @@ fn start_helpers(handles: Handles, stop: &Arc<AtomicBool>, interactive: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::boot::tests::args;
     use crate::stream::Summary;
 
-    #[derive(Debug, clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
-
-    fn code(options: &[&str], end: (Exit, Option<ExitReason>), status: Option<i32>) -> Result<u8> {
-        let words = ["boot", "vmlinuz"].iter().chain(options);
-        let line = <Line as clap::Parser>::try_parse_from(words)?;
+    fn code(options: &str, end: (Exit, Option<ExitReason>), status: Option<i32>) -> Result<u8> {
         let summary = Summary { exit: end.0, run_status: status, ..Summary::default() };
-        exit_code(&line.args, &Outcome { summary, exit: end.1 })
+        exit_code(&args(options)?, &Outcome { summary, exit: end.1 })
     }
 
     // Scripts take 0 for a command that has run, and succeeded.
     #[test]
     fn success_is_a_run_that_has_finished() {
-        let run: &[&str] = &["--run", "ls"];
+        let run = "--run ls";
         let off = || (Exit::Poweroff, Some(ExitReason::PowerOff));
         let (stopped, timeout) = ((Exit::Stopped, None), (Exit::Timeout, None));
         assert_eq!(code(run, off(), Some(0)).unwrap(), exit::DONE);
@@ -328,7 +326,7 @@ mod tests {
         let error = |end, options| format!("{:#}", code(options, end, None).unwrap_err());
         assert_eq!(error(stopped.clone(), run), "stopped before --run had finished");
         // What an emulated host has of it.
-        assert!(error(stopped.clone(), &["--expect-run"]).starts_with("stopped before"));
+        assert!(error(stopped.clone(), "--expect-run").starts_with("stopped before"));
         assert!(error(timeout.clone(), run).starts_with("the time was up before"));
         assert!(error(off(), run).contains("without saying how --run had ended"));
         assert!(error((Exit::Unknown, None), run).contains("without saying how --run had ended"));
@@ -337,10 +335,10 @@ mod tests {
     #[test]
     fn without_a_run_any_orderly_end_is_one() {
         for end in [Exit::Stopped, Exit::Timeout] {
-            assert_eq!(code(&[], (end, None), None).unwrap(), exit::DONE);
+            assert_eq!(code("", (end, None), None).unwrap(), exit::DONE);
         }
         let died = || (Exit::TripleFault, Some(ExitReason::TripleFault));
-        assert_eq!(code(&[], died(), None).unwrap(), exit::GUEST_DIED);
-        assert_eq!(code(&["--run", "ls"], died(), None).unwrap(), exit::GUEST_DIED);
+        assert_eq!(code("", died(), None).unwrap(), exit::GUEST_DIED);
+        assert_eq!(code("--run ls", died(), None).unwrap(), exit::GUEST_DIED);
     }
 }

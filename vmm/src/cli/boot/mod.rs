@@ -330,7 +330,7 @@ mod tests {
         args: Args,
     }
 
-    fn args(line: &str) -> Result<Args, clap::Error> {
+    pub(super) fn args(line: &str) -> Result<Args, clap::Error> {
         let words = ["boot", "vmlinuz"].into_iter().chain(line.split_whitespace());
         <Line as clap::Parser>::try_parse_from(words).map(|line| line.args)
     }
