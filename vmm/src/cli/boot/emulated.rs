@@ -46,7 +46,7 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
     let files = files(args, kernel, initrd)?;
     // Each file is there twice while the initramfs is unpacked, and once in vmtrace.
     let content: u64 = files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-    let memory = HOST_MEMORY + (args.memory + 3 * content) / (1 << 20);
+    let memory = HOST_MEMORY + args.memory.saturating_add(content.saturating_mul(3)) / (1 << 20);
     let arch = HostArch::of(kernel.arch());
     let defaults = HostOptions::new(arch)?;
     let options = HostOptions {

@@ -11,7 +11,7 @@ use crate::export::{Player, Text};
 use crate::host::{HostArch, HostMode, THIS_PROGRAM, choose};
 use crate::initramfs;
 use crate::kernel::{Kernel, KernelError};
-use crate::machine::DEFAULT_CMDLINE;
+use crate::machine::{DEFAULT_CMDLINE, MIN_MEMORY};
 use crate::say::say;
 use crate::session::Tracing;
 use anyhow::{Context, Result, bail};
@@ -21,6 +21,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vmtrace_trampolines::Overflow;
+
+/// The most that a machine can have.
+const MAX_MEMORY: u64 = 1 << 40;
 
 /// Arguments of `vmtrace boot`.
 #[derive(Clone, Debug, clap::Args)]
@@ -41,7 +44,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub cpus: u8,
     /// Guest memory: bytes, or with K, M or G
-    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_memory)]
     pub memory: u64,
     /// Load modules of this directory, which is like /lib/modules/RELEASE, with the built-in
     /// initramfs: those for virtio devices, sockets to the guest among them, and what they need
@@ -165,6 +168,15 @@ fn parse_size(text: &str) -> Result<u64, String> {
         .ok()
         .and_then(|number| number.checked_mul(unit))
         .ok_or_else(|| format!("{text:?} is no size; say for example 512M or 2G"))
+}
+
+/// A size that a machine can have.
+fn parse_memory(text: &str) -> Result<u64, String> {
+    let size = parse_size(text)?;
+    if !(MIN_MEMORY..=MAX_MEMORY).contains(&size) || !size.is_multiple_of(4096) {
+        return Err("a guest has 64M to 1024G of memory, in pages of 4K".to_owned());
+    }
+    Ok(size)
 }
 
 impl Args {
@@ -344,6 +356,18 @@ mod tests {
         assert_eq!(args.tracer[0], TracerArg(vec!["vfs_*".into(), "ksys_read".into()]));
         for bad in ["", "a,", ",a", "a,,b"] {
             assert!(parse_globs(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    // An emulated host would boot first, or be given memory that has wrapped around.
+    #[test]
+    fn memory_that_no_machine_has_is_a_usage_error() {
+        for good in ["64M", "67108864", "1G", "1024G"] {
+            assert!(args(&format!("--memory {good}")).is_ok(), "{good}");
+        }
+        for bad in ["0", "1", "63M", "1025G", "67108865", "18446744073709551615"] {
+            let error = args(&format!("--memory {bad}")).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{bad}");
         }
     }
 
