@@ -4,7 +4,7 @@
 mod archive;
 mod modules;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -190,11 +190,12 @@ fn add(archive: &mut Archive<Vec<u8>>, path: &Path) -> Result<(), Error> {
     let name =
         path.file_name().and_then(|n| n.to_str()).ok_or_else(|| Error::NoName(path.to_owned()))?;
     let open = |reason| Error::Open { path: path.to_owned(), reason };
-    let file = File::open(path).map_err(open)?;
-    let metadata = file.metadata().map_err(open)?;
-    if !metadata.is_file() {
+    // Before it is opened: a FIFO would wait for somebody to write, and a device may do anything.
+    if !fs::metadata(path).map_err(open)?.is_file() {
         return Err(Error::NotAFile(path.to_owned()));
     }
+    let file = File::open(path).map_err(open)?;
+    let metadata = file.metadata().map_err(open)?;
     let mode = if metadata.permissions().mode() & 0o111 == 0 { 0o644 } else { 0o755 };
     archive.file(name, mode, metadata.len(), file)
 }

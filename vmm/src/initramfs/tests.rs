@@ -96,6 +96,10 @@ fn what_cannot_be_added_is_named() {
         message(Builder::new().add_file(dir.path().join("nothing")))
             .ends_with("nothing: No such file or directory (os error 2)")
     );
+    // Opened, it would wait for ever.
+    let fifo = dir.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert!(message(Builder::new().add_file(&fifo)).contains("is not a regular file"));
     let init = dir.path().join("init");
     fs::write(&init, "").unwrap();
     assert!(message(Builder::new().add_file(&init)).contains("/init would be"));
