@@ -114,7 +114,7 @@ fn after_the_end_of_the_reader() {
     nothing_stays(&run);
 }
 
-/// The first Ctrl-C ends the guest, and the trace is whole.
+/// The first Ctrl-C ends the guest, and the trace is whole; that its `--run` is not says the exit code.
 #[test]
 fn after_ctrl_c_of_a_traced_guest() {
     let kernel = vmtrace::host::cache_dir().unwrap().join("kernels/x86_64-6.12/vmlinuz");
@@ -125,10 +125,11 @@ fn after_ctrl_c_of_a_traced_guest() {
     command.args(["--host", "emulated", "--filter", "vfs_*", "--run", "echo ready; sleep 600"]);
     let mut run = start_command(command.stdout(Stdio::null()).stderr(Stdio::piped()));
     signal(run.child.id(), libc::SIGINT);
-    assert_eq!(wait(&mut run).code(), Some(0));
+    assert_eq!(wait(&mut run).code(), Some(1));
     nothing_stays(&run);
     let mut rest = String::new();
     run.output.read_to_string(&mut rest).unwrap();
+    assert!(rest.ends_with("vmtrace: error: stopped before --run had finished\n"), "{rest}");
     assert!(rest.contains("vmtrace: guest stopped"), "{rest}");
     let report =
         Command::new(vmtrace_tests::vmtrace().unwrap()).arg("report").arg(&trace).output().unwrap();

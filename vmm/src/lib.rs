@@ -2,6 +2,9 @@
 //!
 //! The way of a record is described in `docs/architecture.md`.
 
+// They panic when nobody can be told: see `say`.
+#![warn(clippy::print_stderr, clippy::print_stdout)]
+
 pub mod agent;
 pub mod cli;
 pub mod devices;
@@ -13,6 +16,7 @@ pub mod kernel;
 pub mod machine;
 pub mod private_socket;
 pub mod relay;
+mod say;
 pub mod serve;
 pub mod session;
 pub mod stream;

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -156,6 +157,18 @@ fn files_of_the_guest() {
     assert!(text(&out.stderr).contains("none: No such file"), "{out:?}");
     assert!(fs::read(at("copy")).unwrap() == content);
     assert_eq!(fs::read_dir(guest.dir.path()).unwrap().count(), 4);
+    // A device (as /dev/null) or a link that became a file would be the user's loss.
+    std::os::unix::fs::symlink("fifo", at("link")).unwrap();
+    nix::unistd::mkfifo(guest.path("fifo").as_path(), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let reader = thread::spawn({
+        let fifo = at("fifo");
+        move || fs::read(fifo).unwrap()
+    });
+    let out = guest.run(&["--fetch", &at("file"), "-o", &at("link")]);
+    assert!(out.status.success(), "{out:?}");
+    assert!(reader.join().unwrap() == content);
+    let is = |name: &str| fs::symlink_metadata(at(name)).unwrap().file_type();
+    assert!(is("link").is_symlink() && is("fifo").is_fifo());
 
     let list = guest.run(&["--list", &at("dir")]);
     let line = text(&list.stdout);

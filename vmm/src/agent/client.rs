@@ -28,12 +28,12 @@ const MODULES_MAX: usize = 1 << 14;
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// Nobody accepts connections.
-    #[error("cannot connect to {to}: {source}; is the guest running?")]
+    #[error("cannot connect to {to}: {reason}; is the guest running?")]
     Connect {
         /// Where.
         to: String,
         /// The system's reason.
-        source: io::Error,
+        reason: io::Error,
     },
     /// The other end of the socket has no way to the agent.
     #[error("{} gives no connection to the guest's agent: {reason}", .socket.display())]

@@ -72,8 +72,8 @@ impl Endpoint {
     }
 }
 
-fn failed(to: String, source: io::Error) -> AgentError {
-    AgentError::Connect { to, source }
+fn failed(to: String, reason: io::Error) -> AgentError {
+    AgentError::Connect { to, reason }
 }
 
 fn unix(path: &Path, port: u32, vsock: bool) -> Result<OwnedFd, AgentError> {

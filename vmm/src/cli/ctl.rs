@@ -2,6 +2,7 @@
 
 use crate::serve::{self, Control, Globs, Source};
 use anyhow::{Context, Result, bail};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -61,11 +62,12 @@ pub fn run(args: Args) -> Result<u8> {
     let name = args.socket.display().to_string();
     let stream = super::reach(&Source::Unix(args.socket), Duration::ZERO)?;
     let answer = serve::command(&stream, &command).with_context(|| name)?;
-    if status && !json {
-        print!("{}", table(&answer)?);
-    } else if !answer.is_empty() {
-        println!("{answer}");
-    }
+    let text = match answer {
+        answer if status && !json => table(&answer)?,
+        answer if answer.is_empty() => answer,
+        answer => answer + "\n",
+    };
+    super::inspect::ignore_closed_pipe(std::io::stdout().write_all(text.as_bytes()))?;
     Ok(0)
 }
 

@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> Result<u8> {
     let native = look(HostArch::native());
     let others = HostArch::ALL.into_iter().filter(|arch| !arch.is_native());
     let hosts: Vec<Emulated> = std::iter::once(native).chain(others.map(look)).collect();
-    if args.json {
+    let text = if args.json {
         let hosts = hosts.iter().map(|host| {
             let usable = usable(&host.checks);
             (
@@ -59,10 +59,11 @@ pub fn run(args: &Args) -> Result<u8> {
             "kvm": { "usable": kvm.usable, "checks": kvm.checks },
             "emulated_hosts": hosts,
         });
-        writeln!(out, "{json:#}")?;
+        format!("{json:#}\n")
     } else {
-        out.write_all(report(kvm.usable, &kvm.checks, &hosts).as_bytes())?;
-    }
+        report(kvm.usable, &kvm.checks, &hosts)
+    };
+    super::inspect::ignore_closed_pipe(out.write_all(text.as_bytes()))?;
     Ok(if kvm.usable || usable(&hosts[0].checks) { exit::DONE } else { exit::FAILED })
 }
 

@@ -4,6 +4,7 @@ use std::io::{BufWriter, Write as _, stdout};
 use std::path::PathBuf;
 
 use crate::kernel::Kernel;
+use crate::say::say;
 
 /// Arguments of `vmtrace functions`.
 #[derive(Debug, clap::Args)]
@@ -30,7 +31,7 @@ pub fn run(args: Args) -> anyhow::Result<u8> {
     let kernel = super::inspect::open(&kernel, system_map.as_deref())?;
     let selection = kernel.select_with_report(&filter, &notrace);
     for pattern in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
-        eprintln!("vmtrace: warning: no traceable function matches '{pattern}'");
+        say!("vmtrace: warning: no traceable function matches '{pattern}'");
     }
     let printed = if count {
         writeln!(stdout(), "{}", selection.sites.len())

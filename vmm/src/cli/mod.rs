@@ -5,10 +5,12 @@ pub mod ctl;
 pub mod doctor;
 pub mod functions;
 pub mod inspect;
+mod output;
 pub mod report;
 pub mod run;
 pub mod stream;
 
+use crate::say::say;
 use crate::serve::Source;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -54,7 +56,7 @@ impl log::Log for Stderr {
 
     fn log(&self, record: &log::Record<'_>) {
         let level = record.level().as_str().to_ascii_lowercase();
-        eprintln!("vmtrace: {level}: {}: {}", record.target(), record.args());
+        say!("vmtrace: {level}: {}: {}", record.target(), record.args());
     }
 
     fn flush(&self) {}
@@ -110,7 +112,7 @@ pub fn main() -> u8 {
         Command::Stream(args) => stream::run(args),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("vmtrace: error: {error:#}");
+        say!("vmtrace: error: {error:#}");
         exit::FAILED
     })
 }

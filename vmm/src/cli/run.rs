@@ -1,17 +1,17 @@
 //! `vmtrace run`: commands, modules and files of a guest, by its agent.
 
 use std::ffi::OsString;
-use std::fs::Permissions;
 use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
 use super::exit;
+use super::output::Output;
 use crate::agent::protocol::{Command, Entry, LoadedModule, Reason, Run};
 use crate::agent::{AgentError, Connection, Endpoint, Handle, Streams};
+use crate::say::say;
 
 /// The exit status when the command could not be run, but for reasons that shells have numbers for.
 const CANNOT_RUN: u8 = 125;
@@ -92,7 +92,7 @@ pub fn run(args: Args) -> Result<u8> {
         .map_err(Into::into)
         .and_then(|connection| execute(connection, run))
         .unwrap_or_else(|error| {
-            eprintln!("vmtrace: error: {error:#}");
+            say!("vmtrace: error: {error:#}");
             failure(&error)
         }))
 }
@@ -143,14 +143,13 @@ fn fetch(connection: Connection, path: &OsString, output: Option<PathBuf>) -> Re
         };
     };
     // An older file is whole until the new one is.
-    let directory = to.parent().filter(|parent| !parent.as_os_str().is_empty());
     let text = || to.display().to_string();
-    let mut file = tempfile::Builder::new()
-        .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(directory.unwrap_or_else(|| ".".as_ref()))
-        .with_context(text)?;
-    connection.fetch(path.as_bytes(), file.as_file_mut())?;
-    file.persist(&to).with_context(text)?;
+    let mut file = Output::open(&to).with_context(text)?;
+    match connection.fetch(path.as_bytes(), file.file()) {
+        Err(error @ AgentError::Output(_)) => return Err(error).with_context(text),
+        done => done?,
+    };
+    file.done().with_context(text)?;
     Ok(exit::DONE)
 }
 

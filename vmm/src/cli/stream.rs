@@ -1,7 +1,8 @@
 //! `vmtrace stream`: follows a running trace.
 
 use super::report::{self, Played};
-use crate::export::{Export, Json, Player, Stats, Text, write_summary};
+use crate::export::{Export, Json, PlayError, Player, Stats, Text, write_summary};
+use crate::say;
 use crate::serve::{self, Format, Globs, Source, StreamRequest};
 use crate::stream::{Decoder, Progress, StreamError};
 use anyhow::{Context, Result};
@@ -57,7 +58,16 @@ pub fn run(args: Args) -> Result<u8> {
 impl Args {
     fn follow(self) -> Result<u8> {
         let name = self.source.to_string();
+        let file = self.output.as_ref().map(|path| path.display().to_string());
+        let unwritten = || format!("cannot write {}", file.as_deref().unwrap_or("standard output"));
         super::check_globs(self.filter.iter().chain(&self.notrace))?;
+        let stream = super::reach(&self.source, Duration::from_secs(self.wait))?;
+        // The binary stream in any case: only it can be verified.
+        let globs = Globs { filter: self.filter, notrace: self.notrace };
+        let request = StreamRequest { format: Format::Raw, globs };
+        serve::ask_stream(&stream, &request).with_context(|| name.clone())?;
+        let mut source = serve::accepted(stream).with_context(|| name.clone())?;
+        // What an older trace is in stays as it is until there is a new one.
         let mut out: Box<dyn Write> = match &self.output {
             None => Box::new(io::stdout().lock()),
             Some(path) => Box::new(
@@ -65,14 +75,11 @@ impl Args {
                     .with_context(|| format!("cannot make {}", path.display()))?,
             ),
         };
-        let stream = super::reach(&self.source, Duration::from_secs(self.wait))?;
-        // The binary stream in any case: only it can be verified.
-        let globs = Globs { filter: self.filter, notrace: self.notrace };
-        let request = StreamRequest { format: Format::Raw, globs };
-        serve::ask_stream(&stream, &request).with_context(|| name.clone())?;
-        let mut source = serve::accepted(stream).with_context(|| name.clone())?;
         if self.format == FormatArg::Raw {
-            copy(&mut source, &mut out).with_context(|| name)?;
+            match copy(&mut source, &mut out) {
+                Err(PlayError::Output(error)) => return Err(error).with_context(unwritten),
+                done => done.with_context(|| name)?,
+            }
             return Ok(0);
         }
         let export: Box<dyn Export + '_> = match self.format {
@@ -80,20 +87,22 @@ impl Args {
             FormatArg::Stats => Box::new(Stats::new(&mut out)),
             _ => Box::new(Text::new(&mut out)),
         };
-        let Played { summary, .. } =
-            report::play(&mut source, Player::new(export)).with_context(|| name)?;
-        out.flush()?;
+        let Played { summary, .. } = match report::play(&mut source, Player::new(export)) {
+            Err(PlayError::Output(error)) => return Err(error).with_context(unwritten),
+            played => played.with_context(|| name)?,
+        };
+        out.flush().with_context(unwritten)?;
         if let Some(summary) = summary {
             let mut text = Vec::new();
             write_summary(&mut text, &summary)?;
-            io::stderr().write_all(&text)?;
+            say::text(&text);
         }
         Ok(0)
     }
 }
 
 /// Passes the bytes on, and verifies them beside that.
-fn copy(source: &mut dyn Read, out: &mut dyn Write) -> Result<()> {
+fn copy(source: &mut dyn Read, out: &mut dyn Write) -> Result<(), PlayError> {
     let mut decoder = Decoder::new();
     let mut chunk = vec![0; 256 << 10];
     loop {
@@ -101,7 +110,7 @@ fn copy(source: &mut dyn Read, out: &mut dyn Write) -> Result<()> {
             Ok(0) => break,
             Ok(length) => {
                 let bytes = chunk.get(..length).unwrap_or_default();
-                out.write_all(bytes)?;
+                out.write_all(bytes).map_err(PlayError::Output)?;
                 decoder.feed(bytes);
                 while decoder.advance()? == Progress::Frame {}
             }
@@ -109,6 +118,6 @@ fn copy(source: &mut dyn Read, out: &mut dyn Write) -> Result<()> {
             Err(error) => return Err(StreamError::from(error).into()),
         }
     }
-    out.flush()?;
+    out.flush().map_err(PlayError::Output)?;
     Ok(decoder.finish()?)
 }

@@ -75,7 +75,8 @@ impl<W: Write> Export for Stats<W> {
         writeln!(out, "# {total} entries of {functions} functions, {lost} lost")?;
         writeln!(out, "#  entries   share  function")?;
         for Count { name, entries } in counts {
-            let permille = u128::from(*entries) * 1000 / u128::from(*total).max(1);
+            let total = u128::from(*total).max(1);
+            let permille = (u128::from(*entries) * 1000 + total / 2) / total;
             let (percent, tenth) = (permille / 10, permille % 10);
             writeln!(out, "{entries:>10} {percent:>4}.{tenth}%  {name}")?;
         }

@@ -107,8 +107,8 @@ fn statistics_count_every_function() {
 # 7 entries of 3 functions, 5 lost
 #  entries   share  function
          4   57.1%  vfs_read
-         2   28.5%  ext4_open [ext4]
-         1   14.2%  0xffffffffc00fffff
+         2   28.6%  ext4_open [ext4]
+         1   14.3%  0xffffffffc00fffff
 ";
     assert_eq!(String::from_utf8_lossy(&out), expected);
 }

@@ -18,6 +18,7 @@ use super::link::{Event, Link};
 use super::qemu::{self, Log, Process, Qemu, fd_path};
 use super::wire::{self, Frame, Hello, Kind, Put};
 use crate::initramfs::Modules;
+use crate::say::say;
 
 /// Interrupts and time limits are looked at this often.
 pub(super) const TICK: Duration = Duration::from_millis(50);
@@ -101,7 +102,7 @@ impl EmulatedHost {
         loop {
             match Self::start_once(options) {
                 Err(HostError::Died { how, crashed: true, .. }) if tries < STARTS => {
-                    eprintln!(
+                    say!(
                         "vmtrace: warning: the emulator crashed as it started ({how}); trying again"
                     );
                 }
@@ -175,7 +176,7 @@ impl EmulatedHost {
                 _ => {}
             }
         }
-        copied.map_err(|source| HostError::Input { what: format!("the file for {path}"), source })
+        copied.map_err(|reason| HostError::Input { what: format!("the file for {path}"), reason })
     }
 
     /// The end of its log.
@@ -235,7 +236,7 @@ impl EmulatedHost {
                     ));
                 }
                 if hello.source != wire::SOURCE {
-                    eprintln!(
+                    say!(
                         "vmtrace: warning: {} was built from other sources than this program; build it again: cargo \
                          build --release --target {} --package vmtrace",
                         options.vmtrace.display(),

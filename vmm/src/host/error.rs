@@ -4,7 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why there is no emulated host, or why it did not do its job.
+/// Why there is no emulated host, or why it did not do its job. The text has the system's reason, so that is no
+/// `source`.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// No QEMU.
@@ -81,14 +82,14 @@ pub enum HostError {
     },
     /// The host's initramfs cannot be made.
     #[error("cannot prepare the emulated host: {0}")]
-    Initramfs(#[from] crate::initramfs::Error),
+    Initramfs(crate::initramfs::Error),
     /// A system call that hardly ever fails.
-    #[error("cannot {what}: {source}")]
+    #[error("cannot {what}: {reason}")]
     System {
         /// What was tried.
         what: &'static str,
         /// The system's reason.
-        source: io::Error,
+        reason: io::Error,
     },
     /// It was not up in time.
     #[error("the emulated host was not up after {} s{log}", .after.as_secs())]
@@ -131,24 +132,30 @@ pub enum HostError {
         reason: String,
     },
     /// An input of a job.
-    #[error("cannot read {what}: {source}")]
+    #[error("cannot read {what}: {reason}")]
     Input {
         /// Which.
         what: String,
         /// The system's reason.
-        source: io::Error,
+        reason: io::Error,
     },
     /// An output of a job.
-    #[error("cannot write {what}: {source}")]
+    #[error("cannot write {what}: {reason}")]
     Output {
         /// Which.
         what: String,
         /// The system's reason.
-        source: io::Error,
+        reason: io::Error,
     },
     /// The connection does not work as it should.
     #[error("{0}")]
     Protocol(String),
+}
+
+impl From<crate::initramfs::Error> for HostError {
+    fn from(error: crate::initramfs::Error) -> Self {
+        Self::Initramfs(error)
+    }
 }
 
 /// The last lines of a log, as they are shown below an error.
@@ -172,6 +179,27 @@ pub(super) trait Context<T> {
 
 impl<T, E: Into<io::Error>> Context<T> for Result<T, E> {
     fn context(self, what: &'static str) -> Result<T, HostError> {
-        self.map_err(|e| HostError::System { what, source: e.into() })
+        self.map_err(|e| HostError::System { what, reason: e.into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // As users see it.
+    #[test]
+    fn causes_are_said_once() {
+        let reason = || io::Error::from_raw_os_error(libc::ENOSPC);
+        let open = crate::initramfs::Error::Open { path: "/file".into(), reason: reason() };
+        for error in [
+            HostError::System { what: "make a pipe", reason: reason() },
+            HostError::Input { what: "/file".to_owned(), reason: reason() },
+            HostError::Output { what: "/file".to_owned(), reason: reason() },
+            open.into(),
+        ] {
+            let text = format!("{:#}", anyhow::Error::from(error));
+            assert_eq!(text.matches("No space left").count(), 1, "{text}");
+        }
     }
 }

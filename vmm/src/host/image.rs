@@ -37,7 +37,7 @@ impl FileSource {
             Self::Bytes(content) => (Box::new(content.as_slice()), bytes(content), 0o644),
             Self::Program(content) => (Box::new(content.as_slice()), bytes(content), 0o755),
             Self::Path(path) => {
-                let open = |source| Error::Open { path: path.clone(), source };
+                let open = |reason| Error::Open { path: path.clone(), reason };
                 let file = File::open(path).map_err(open)?;
                 let metadata = file.metadata().map_err(open)?;
                 if !metadata.is_file() {
@@ -102,7 +102,7 @@ fn unsigned(module: &[u8]) -> &[u8] {
 /// A program without what only debuggers read: a debug build is mostly that, and every byte of it would be
 /// copied by an emulated CPU.
 fn loadable_part(path: &Path) -> Result<(Vec<u8>, u64), HostError> {
-    let input = |source| HostError::Input { what: path.display().to_string(), source };
+    let input = |reason| HostError::Input { what: path.display().to_string(), reason };
     let file = File::open(path).map_err(input)?;
     let size = file.metadata().map_err(input)?.len();
     let mut head = vec![0; 4096];

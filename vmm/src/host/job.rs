@@ -155,7 +155,7 @@ impl EmulatedHost {
                     Ok(Ok(())) => {}
                     // Whoever read it has enough; the job was told so.
                     Ok(Err(e)) if e.kind() == io::ErrorKind::BrokenPipe => {}
-                    Ok(Err(source)) => failed = failed.or(Some(HostError::Output { what, source })),
+                    Ok(Err(reason)) => failed = failed.or(Some(HostError::Output { what, reason })),
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
             }

@@ -97,7 +97,7 @@ impl<W: Write> Archive<W> {
             .write(&mut self.out, size32);
         // Its size is in the archive already: a file that shrinks or grows meanwhile is an error.
         let copied = io::copy(&mut content.take(size + 1), &mut entry)
-            .map_err(|source| Error::Read { path: path.to_owned(), source })?;
+            .map_err(|reason| Error::Read { path: path.to_owned(), reason })?;
         if copied != size {
             return Err(Error::Changed(path.to_owned()));
         }

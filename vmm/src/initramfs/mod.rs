@@ -4,7 +4,7 @@
 mod archive;
 mod modules;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -19,24 +19,24 @@ pub static AGENT: &[u8] = include_bytes!(env!("VMTRACE_AGENT"));
 const APPLETS: [&str; 9] =
     ["cat", "echo", "false", "ls", "mark", "poweroff", "sleep", "true", "write"];
 
-/// Why an initramfs cannot be made.
+/// Why an initramfs cannot be made. The text has the system's reason, so that is no `source`.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An input file cannot be opened.
-    #[error("cannot read {}: {source}", .path.display())]
+    #[error("cannot read {}: {reason}", .path.display())]
     Open {
         /// The file.
         path: PathBuf,
         /// The system's reason.
-        source: io::Error,
+        reason: io::Error,
     },
     /// An input file failed while it was copied.
-    #[error("cannot copy {path} into the initramfs: {source}")]
+    #[error("cannot copy {path} into the initramfs: {reason}")]
     Read {
         /// Its name in the initramfs.
         path: String,
         /// The system's reason.
-        source: io::Error,
+        reason: io::Error,
     },
     /// An input file changed its size while it was copied.
     #[error("the file for /{0} changed while it was copied into the initramfs")]
@@ -55,7 +55,7 @@ pub enum Error {
     TooLarge(String),
     /// The archive cannot be written.
     #[error("cannot write the initramfs: {0}")]
-    Write(#[source] io::Error),
+    Write(io::Error),
     /// A directory without modules.
     #[error(
         "{} has no kernel modules; it should be like the content of /lib/modules/RELEASE",
@@ -189,12 +189,13 @@ fn bytes(
 fn add(archive: &mut Archive<Vec<u8>>, path: &Path) -> Result<(), Error> {
     let name =
         path.file_name().and_then(|n| n.to_str()).ok_or_else(|| Error::NoName(path.to_owned()))?;
-    let open = |source| Error::Open { path: path.to_owned(), source };
-    let file = File::open(path).map_err(open)?;
-    let metadata = file.metadata().map_err(open)?;
-    if !metadata.is_file() {
+    let open = |reason| Error::Open { path: path.to_owned(), reason };
+    // Before it is opened: a FIFO would wait for somebody to write, and a device may do anything.
+    if !fs::metadata(path).map_err(open)?.is_file() {
         return Err(Error::NotAFile(path.to_owned()));
     }
+    let file = File::open(path).map_err(open)?;
+    let metadata = file.metadata().map_err(open)?;
     let mode = if metadata.permissions().mode() & 0o111 == 0 { 0o644 } else { 0o755 };
     archive.file(name, mode, metadata.len(), file)
 }

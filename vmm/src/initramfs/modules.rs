@@ -49,7 +49,7 @@ impl Modules {
         match fs::read_to_string(&dep) {
             Ok(text) => modules.parse_dep(&text),
             Err(e) if e.kind() == io::ErrorKind::NotFound => modules.scan()?,
-            Err(source) => return Err(Error::Open { path: dep, source }),
+            Err(reason) => return Err(Error::Open { path: dep, reason }),
         }
         if modules.by_name.is_empty() {
             return Err(Error::NoModules(dir.to_owned()));
@@ -120,7 +120,7 @@ impl Modules {
     fn scan(&mut self) -> Result<(), Error> {
         let mut todo = vec![self.dir.clone()];
         while let Some(dir) = todo.pop() {
-            let open = |source| Error::Open { path: dir.clone(), source };
+            let open = |reason| Error::Open { path: dir.clone(), reason };
             for entry in fs::read_dir(&dir).map_err(open)? {
                 let entry = entry.map_err(open)?;
                 let path = entry.path();
@@ -145,7 +145,7 @@ fn module_name(path: &str) -> Option<String> {
 
 /// The file, decompressed if its name says that it is compressed.
 fn read_module(path: &Path) -> Result<Vec<u8>, Error> {
-    let open = |source| Error::Open { path: path.to_owned(), source };
+    let open = |reason| Error::Open { path: path.to_owned(), reason };
     let data = fs::read(path).map_err(open)?;
     let damaged = |reason: String| Error::Damaged { path: path.to_owned(), reason };
     let content = match path.extension().and_then(|e| e.to_str()) {

@@ -84,7 +84,9 @@ fn what_cannot_be_added_is_named() {
     fs::create_dir(dir.path().join("sub")).unwrap();
     fs::write(&a, "").unwrap();
     fs::write(&b, "").unwrap();
-    let message = |builder: Builder| builder.build().unwrap_err().to_string();
+    // With all causes, as users see it.
+    let message =
+        |builder: Builder| format!("{:#}", anyhow::Error::from(builder.build().unwrap_err()));
     assert!(
         message(Builder::new().add_file(&a).add_file(&b))
             .contains("/name would be in the initramfs twice")
@@ -92,8 +94,12 @@ fn what_cannot_be_added_is_named() {
     assert!(message(Builder::new().add_file(dir.path())).contains("is not a regular file"));
     assert!(
         message(Builder::new().add_file(dir.path().join("nothing")))
-            .contains("nothing: No such file")
+            .ends_with("nothing: No such file or directory (os error 2)")
     );
+    // Opened, it would wait for ever.
+    let fifo = dir.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert!(message(Builder::new().add_file(&fifo)).contains("is not a regular file"));
     let init = dir.path().join("init");
     fs::write(&init, "").unwrap();
     assert!(message(Builder::new().add_file(&init)).contains("/init would be"));

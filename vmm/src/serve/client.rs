@@ -57,10 +57,11 @@ impl Source {
     /// # Errors
     /// When nobody is there.
     pub fn connect(&self, wait: Duration) -> io::Result<UnixStream> {
-        let end = Instant::now() + wait;
+        // Longer than clocks go is for ever.
+        let begin = Instant::now();
         loop {
             match self.connect_once() {
-                Err(_) if Instant::now() < end => std::thread::sleep(RETRY),
+                Err(_) if begin.elapsed() < wait => std::thread::sleep(RETRY),
                 done => return done,
             }
         }

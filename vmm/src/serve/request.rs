@@ -130,6 +130,14 @@ pub enum RequestError {
     /// Not an option.
     #[error("unknown option {0:?}: say -f GLOB or -n GLOB")]
     Option(String),
+    /// A command has something behind it.
+    #[error("{verb} stands alone, and {more:?} is behind it")]
+    More {
+        /// The command.
+        verb: String,
+        /// What is too much.
+        more: String,
+    },
     /// An option without its value.
     #[error("{0} without a glob")]
     NoGlob(String),
@@ -173,9 +181,10 @@ fn command<'a>(
     line: &str,
     mut words: impl Iterator<Item = &'a str>,
 ) -> Result<Control, RequestError> {
-    Ok(match words.next().unwrap_or_default() {
+    let verb = words.next().unwrap_or_default();
+    let command = match verb {
         "status" => Control::Status,
-        "filter" => Control::Filter(Globs::parse(words)?),
+        "filter" => return Ok(Control::Filter(Globs::parse(words)?)),
         "pause" => Control::Pause,
         "resume" => Control::Resume,
         "stop" => Control::Stop,
@@ -183,10 +192,14 @@ fn command<'a>(
         "mark" => {
             let text = line.split_once("mark").map_or("", |(_, text)| text.trim());
             let text = AgentMark::is_text(text).then(|| text.to_owned());
-            Control::Mark { ticks: None, text: text.ok_or(RequestError::Mark)? }
+            return Ok(Control::Mark { ticks: None, text: text.ok_or(RequestError::Mark)? });
         }
         other => return Err(RequestError::Command(cut(other))),
-    })
+    };
+    match words.next() {
+        None => Ok(command),
+        Some(more) => Err(RequestError::More { verb: verb.to_owned(), more: cut(more) }),
+    }
 }
 
 /// `mark TICKS TEXT`
@@ -245,6 +258,9 @@ mod tests {
             "raw vfs_*",
             "ctl",
             "ctl go",
+            "ctl pause 10",
+            "ctl status --json",
+            "ctl stop vfs_*",
             "mark",
             "mark x y",
             "mark 1",

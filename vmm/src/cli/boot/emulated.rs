@@ -3,8 +3,11 @@
 //! instructions are cheap.
 
 use super::{Args, OverflowArg, trace_output};
-use crate::host::{EmulatedHost, FileSource, HostArch, HostOptions, Interrupts, Job, Stdin};
+use crate::host::{
+    EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, Stdin,
+};
 use crate::kernel::Kernel;
+use crate::say;
 use anyhow::{Context, Result};
 use std::io::Write;
 use std::path::PathBuf;
@@ -23,13 +26,27 @@ const GATEWAY: &str = "/job/vsock-gateway";
 /// Memory of the host beside that of the guest and the files, MiB.
 const HOST_MEMORY: u64 = 1024;
 
+/// What the run says there is written here as far as that is possible, as what it says itself.
+struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        say::text(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Boots an emulated host and runs the guest there; returns the exit code.
 pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
     let interrupts = Arc::new(Interrupts::install().context("cannot handle signals")?);
     let files = files(args, kernel, initrd)?;
     // Each file is there twice while the initramfs is unpacked, and once in vmtrace.
     let content: u64 = files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-    let memory = HOST_MEMORY + (args.memory + 3 * content) / (1 << 20);
+    let memory = HOST_MEMORY + args.memory.saturating_add(content.saturating_mul(3)) / (1 << 20);
     let arch = HostArch::of(kernel.arch());
     let defaults = HostOptions::new(arch)?;
     let options = HostOptions {
@@ -55,7 +72,7 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
         "stderr" | "none" => Box::new(std::io::sink()),
         path => Box::new(std::fs::File::create(path).with_context(|| path.to_owned())?),
     };
-    let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
+    let (mut stdout, mut stderr) = (std::io::stdout(), Stderr);
     let mut job = Job::new(job_args(args, arch), &mut stdout, &mut stderr);
     if args.console == "stderr" {
         job.stdin = Stdin::Reader(Box::new(std::io::stdin()));
@@ -66,8 +83,26 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
     if let Ok(level) = std::env::var("VMTRACE_LOG") {
         job.env.insert("VMTRACE_LOG".to_owned(), level);
     }
-    let end = host.run(job)?;
+    let end = host.run(job).map_err(|error| named(error, args))?;
     Ok(end.exit_code())
+}
+
+/// Outputs have the user's names.
+fn named(error: HostError, args: &Args) -> HostError {
+    match error {
+        HostError::Output { what, reason } => {
+            let what = match what.as_str() {
+                TRACE => args.output.as_deref().map_or_else(
+                    || "the trace to standard output".to_owned(),
+                    |path| path.display().to_string(),
+                ),
+                CONSOLE => args.console.clone(),
+                _ => what,
+            };
+            HostError::Output { what, reason }
+        }
+        error => error,
+    }
 }
 
 fn files(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<Vec<(&'static str, Vec<u8>)>> {
@@ -143,4 +178,25 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
         job.push("--expect-run".to_owned());
     }
     job
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::boot::tests::args;
+
+    // The user has never heard of /job/trace.
+    #[test]
+    fn outputs_have_the_users_names() {
+        let said = |options, what: &str| {
+            let reason = std::io::Error::from_raw_os_error(libc::ENOSPC);
+            let error = HostError::Output { what: what.to_owned(), reason };
+            format!("{:#}", anyhow::Error::from(named(error, &args(options).unwrap())))
+        };
+        let full = "No space left on device (os error 28)";
+        assert_eq!(said("-o /disk/t", TRACE), format!("cannot write /disk/t: {full}"));
+        assert_eq!(said("--console c", CONSOLE), format!("cannot write c: {full}"));
+        assert!(said("", TRACE).starts_with("cannot write the trace to standard output: "));
+        assert!(said("", "standard output").starts_with("cannot write standard output: "));
+    }
 }

@@ -8,11 +8,13 @@ use crate::devices::virtio::vsock::{self, Vsock};
 use crate::export::write_summary;
 use crate::kernel::Kernel;
 use crate::machine::{BootImage, Config, ExitReason, ImageBytes, Waker};
+use crate::say::{self, say};
 use crate::serve::{Control, Origin, Services};
 use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tracing};
 use crate::stream::Exit;
 use anyhow::{Context, Result, bail};
 use std::io::{Read, Write};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -188,14 +190,18 @@ pub(super) fn run(
         Err(SessionError::Stream(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => {
             return Ok(exit::DONE);
         }
+        Err(error @ SessionError::Stream(_)) => {
+            let path = args.output.as_deref().unwrap_or(Path::new("standard output"));
+            return Err(error).with_context(|| path.display().to_string());
+        }
         outcome => outcome?,
     };
     let mut text = Vec::new();
     let said = said.lock().unwrap_or_else(PoisonError::into_inner);
     write_summary(&mut text, &outcome.summary)?;
-    std::io::stderr().write_all(&text)?;
+    say::text(&text);
     for error in &said.errors {
-        eprintln!("vmtrace: agent: {error}");
+        say!("vmtrace: agent: {error}");
     }
     exit_code(args, &outcome)
 }
@@ -209,9 +215,10 @@ fn exit_code(args: &Args, outcome: &Outcome) -> Result<u8> {
             bail!("the time was up before --run had finished: see --timeout")
         }
         _ if outcome.summary.run_status.is_some_and(|status| status != 0) => exit::RUN_FAILED,
-        _ if unfinished && outcome.exit.is_some() => {
-            bail!("the guest ended without saying how --run had ended")
+        None if outcome.summary.exit == Exit::Stopped && unfinished => {
+            bail!("stopped before --run had finished")
         }
+        _ if unfinished => bail!("the guest ended without saying how --run had ended"),
         _ => exit::DONE,
     })
 }
@@ -292,5 +299,46 @@ fn start_helpers(handles: Handles, stop: &Arc<AtomicBool>, interactive: bool) {
             });
         }
         Err(error) => log::warn!("signals are not handled: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::boot::tests::args;
+    use crate::stream::Summary;
+
+    fn code(options: &str, end: (Exit, Option<ExitReason>), status: Option<i32>) -> Result<u8> {
+        let summary = Summary { exit: end.0, run_status: status, ..Summary::default() };
+        exit_code(&args(options)?, &Outcome { summary, exit: end.1 })
+    }
+
+    // Scripts take 0 for a command that has run, and succeeded.
+    #[test]
+    fn success_is_a_run_that_has_finished() {
+        let run = "--run ls";
+        let off = || (Exit::Poweroff, Some(ExitReason::PowerOff));
+        let (stopped, timeout) = ((Exit::Stopped, None), (Exit::Timeout, None));
+        assert_eq!(code(run, off(), Some(0)).unwrap(), exit::DONE);
+        assert_eq!(code(run, off(), Some(1)).unwrap(), exit::RUN_FAILED);
+        assert_eq!(code(run, stopped.clone(), Some(0)).unwrap(), exit::DONE);
+        assert_eq!(code(run, stopped.clone(), Some(1)).unwrap(), exit::RUN_FAILED);
+        let error = |end, options| format!("{:#}", code(options, end, None).unwrap_err());
+        assert_eq!(error(stopped.clone(), run), "stopped before --run had finished");
+        // What an emulated host has of it.
+        assert!(error(stopped.clone(), "--expect-run").starts_with("stopped before"));
+        assert!(error(timeout.clone(), run).starts_with("the time was up before"));
+        assert!(error(off(), run).contains("without saying how --run had ended"));
+        assert!(error((Exit::Unknown, None), run).contains("without saying how --run had ended"));
+    }
+
+    #[test]
+    fn without_a_run_any_orderly_end_is_one() {
+        for end in [Exit::Stopped, Exit::Timeout] {
+            assert_eq!(code("", (end, None), None).unwrap(), exit::DONE);
+        }
+        let died = || (Exit::TripleFault, Some(ExitReason::TripleFault));
+        assert_eq!(code("", died(), None).unwrap(), exit::GUEST_DIED);
+        assert_eq!(code("--run ls", died(), None).unwrap(), exit::GUEST_DIED);
     }
 }

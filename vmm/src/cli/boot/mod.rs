@@ -1,6 +1,7 @@
 //! `vmtrace boot`: boots a kernel and traces it.
 
 mod emulated;
+mod files;
 mod here;
 mod spool;
 
@@ -10,7 +11,8 @@ use crate::export::{Player, Text};
 use crate::host::{HostArch, HostMode, THIS_PROGRAM, choose};
 use crate::initramfs;
 use crate::kernel::{Kernel, KernelError};
-use crate::machine::DEFAULT_CMDLINE;
+use crate::machine::{DEFAULT_CMDLINE, MIN_MEMORY};
+use crate::say::say;
 use crate::session::Tracing;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
@@ -19,6 +21,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vmtrace_trampolines::Overflow;
+
+/// The most that a machine can have.
+const MAX_MEMORY: u64 = 1 << 40;
 
 /// Arguments of `vmtrace boot`.
 #[derive(Clone, Debug, clap::Args)]
@@ -39,10 +44,10 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub cpus: u8,
     /// Guest memory: bytes, or with K, M or G
-    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_memory)]
     pub memory: u64,
-    /// Load the modules in this directory's modules.load (or the named NAME@DIR) with the
-    /// built-in initramfs
+    /// Load modules of this directory, which is like /lib/modules/RELEASE, with the built-in
+    /// initramfs: those for virtio devices, sockets to the guest among them, and what they need
     #[arg(long, value_name = "DIR")]
     pub modules: Option<PathBuf>,
     /// Let the kernel choose its addresses (boots through its own decompressor)
@@ -165,6 +170,15 @@ fn parse_size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is no size; say for example 512M or 2G"))
 }
 
+/// A size that a machine can have.
+fn parse_memory(text: &str) -> Result<u64, String> {
+    let size = parse_size(text)?;
+    if !(MIN_MEMORY..=MAX_MEMORY).contains(&size) || !size.is_multiple_of(4096) {
+        return Err("a guest has 64M to 1024G of memory, in pages of 4K".to_owned());
+    }
+    Ok(size)
+}
+
 impl Args {
     /// Whether the agent in the guest has a command to run.
     #[must_use]
@@ -221,11 +235,11 @@ impl Args {
             return Err(KernelError::NoMatch { globs: unmatched }.into());
         }
         for glob in unmatched.iter().chain(&unmatched_notrace) {
-            eprintln!("vmtrace: warning: no function matches {glob:?}");
+            say!("vmtrace: warning: no function matches {glob:?}");
         }
         for (count, arg) in tracing.counts(sites).into_iter().skip(1).zip(&self.tracer) {
             if count == 0 {
-                eprintln!("vmtrace: warning: --tracer {arg} has no function of its own");
+                say!("vmtrace: warning: --tracer {arg} has no function of its own");
             }
         }
         Ok(tracing)
@@ -289,6 +303,7 @@ fn trace_output(args: &Args) -> Result<Box<dyn Write + Send>> {
 /// # Errors
 /// When vmtrace itself fails.
 pub fn run(args: &Args) -> Result<u8> {
+    files::check(args)?;
     // What is wrong with the kernel or the filters is said before anything boots.
     let kernel = Arc::new(super::inspect::open(&args.kernel, args.system_map.as_deref())?);
     kernel.check_traceable().with_context(|| args.kernel.display().to_string())?;
@@ -308,7 +323,7 @@ pub fn run(args: &Args) -> Result<u8> {
     };
     let choice = choose(mode, guest, Path::new(THIS_PROGRAM))?;
     if args.host == HostArg::Auto {
-        eprintln!("vmtrace: {choice}");
+        say!("vmtrace: {choice}");
     }
     if choice.emulated {
         emulated::run(args, &kernel, initrd)
@@ -327,7 +342,7 @@ mod tests {
         args: Args,
     }
 
-    fn args(line: &str) -> Result<Args, clap::Error> {
+    pub(super) fn args(line: &str) -> Result<Args, clap::Error> {
         let words = ["boot", "vmlinuz"].into_iter().chain(line.split_whitespace());
         <Line as clap::Parser>::try_parse_from(words).map(|line| line.args)
     }
@@ -341,6 +356,18 @@ mod tests {
         assert_eq!(args.tracer[0], TracerArg(vec!["vfs_*".into(), "ksys_read".into()]));
         for bad in ["", "a,", ",a", "a,,b"] {
             assert!(parse_globs(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    // An emulated host would boot first, or be given memory that has wrapped around.
+    #[test]
+    fn memory_that_no_machine_has_is_a_usage_error() {
+        for good in ["64M", "67108864", "1G", "1024G"] {
+            assert!(args(&format!("--memory {good}")).is_ok(), "{good}");
+        }
+        for bad in ["0", "1", "63M", "1025G", "67108865", "18446744073709551615"] {
+            let error = args(&format!("--memory {bad}")).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{bad}");
         }
     }
 

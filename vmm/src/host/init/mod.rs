@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use super::image::MARKER;
 use crate::devices::virtio::vsock::raise_descriptor_limit;
+use crate::say::say;
 
 /// Whether this process is the `/init` of an emulated host. `main` asks before anything else.
 pub fn wanted() -> bool {
@@ -32,7 +33,7 @@ pub fn main() -> ExitCode {
         Err(e) => Err(e),
     };
     if let Err(e) = error {
-        eprintln!("vmtrace: the emulated host cannot go on: {e}");
+        say!("vmtrace: the emulated host cannot go on: {e}");
     }
     ExitCode::FAILURE
 }

@@ -1,0 +1,130 @@
+//! Which files of a run are one and the same.
+
+use super::Args;
+use crate::cli::output;
+use anyhow::{Result, bail};
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// What a file is, whatever it is called.
+#[derive(PartialEq, Eq)]
+enum Identity {
+    /// Device and inode.
+    There(u64, u64),
+    /// Where it would be made.
+    Missing(PathBuf),
+}
+
+/// `None` for what can take any number of outputs (`/dev/null`), and what nobody can make.
+fn identity(path: &Path) -> Option<Identity> {
+    match fs::metadata(path) {
+        Ok(file) if file.file_type().is_char_device() => None,
+        Ok(file) => Some(Identity::There(file.dev(), file.ino())),
+        Err(_) => output::target(path).ok().flatten().map(Identity::Missing),
+    }
+}
+
+/// Refuses outputs that would destroy an input, or each other.
+///
+/// # Errors
+/// With the names of both.
+pub(super) fn check(args: &Args) -> Result<()> {
+    let console = match args.console.as_str() {
+        "stderr" | "none" => None,
+        path => Some(("--console", Path::new(path))),
+    };
+    let trace = args.output.as_deref().map(|path| ("-o", path));
+    let outputs: Vec<_> = trace.into_iter().chain(console).collect();
+    let options = [
+        ("--initrd", &args.initrd),
+        ("--system-map", &args.system_map),
+        ("--boot-image", &args.boot_image),
+    ];
+    let options = options.into_iter().filter_map(|(name, path)| Some((name, path.as_deref()?)));
+    let added = args.add.iter().map(|path| ("--add", path.as_path()));
+    let inputs: Vec<_> = std::iter::once(("the kernel", args.kernel.as_path()))
+        .chain(options)
+        .chain(added)
+        .collect();
+    for (option, path) in &outputs {
+        let Some(file) = identity(path) else { continue };
+        if let Some((input, other)) =
+            inputs.iter().find(|(_, other)| identity(other).as_ref() == Some(&file))
+        {
+            let (path, other) = (path.display(), other.display());
+            bail!("{option} {path} would overwrite {input} ({other}): choose another file");
+        }
+    }
+    if let [(one, path), (other, same)] = outputs.as_slice()
+        && let Some(file) = identity(path)
+        && identity(same) == Some(file)
+    {
+        let (path, same) = (path.display(), same.display());
+        bail!("{one} {path} and {other} {same} are the same file: choose another for one of them");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::boot::tests::args;
+    use std::os::unix::fs::symlink;
+
+    /// What is wrong with a command line; `@` is the directory.
+    fn error(directory: &Path, line: &str) -> Option<String> {
+        let at = format!("{}/", directory.display());
+        let args = args(&line.replace('@', &at)).unwrap();
+        let args = Args { kernel: directory.join("kernel"), ..args };
+        check(&args).err().map(|error| error.to_string().replace(&at, "@"))
+    }
+
+    // The user's kernel was cut to nothing before anybody had read it.
+    #[test]
+    fn no_output_is_an_input() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        for file in ["kernel", "initrd", "map", "added", "other"] {
+            fs::write(at(file), file).unwrap();
+        }
+        symlink("kernel", at("link")).unwrap();
+        fs::hard_link(at("kernel"), at("hard")).unwrap();
+        let error = |line: &str| error(directory.path(), line);
+        for output in ["@kernel", "@./kernel", "@link", "@hard"] {
+            for option in ["-o", "--console"] {
+                let error = error(&format!("{option} {output}")).unwrap();
+                assert!(error.starts_with(option) && error.contains("the kernel"), "{error}");
+            }
+        }
+        assert_eq!(
+            error("--initrd @initrd -o @initrd").unwrap(),
+            "-o @initrd would overwrite --initrd (@initrd): choose another file"
+        );
+        assert!(error("--system-map @map --console @map").unwrap().contains("--system-map"));
+        assert!(error("--add @other --add @added -o @added").unwrap().contains("--add (@added)"));
+        assert_eq!(error("--add @added --system-map @map -o @other --console @new"), None);
+        assert_eq!(error("--add @missing -o @new"), None);
+    }
+
+    // Two writers of one file leave a trace that nobody can read.
+    #[test]
+    fn outputs_are_two_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::write(at("there"), "").unwrap();
+        symlink("new", at("link")).unwrap();
+        symlink(".", at("self")).unwrap();
+        let error = |line: &str| error(directory.path(), line);
+        for (one, other) in
+            [("@there", "@there"), ("@new", "@new"), ("@new", "@link"), ("@self/new", "@link")]
+        {
+            let error = error(&format!("-o {one} --console {other}")).unwrap();
+            assert!(error.contains("are the same file"), "{error}");
+        }
+        assert_eq!(error("-o @there --console @new"), None);
+        assert_eq!(error("-o /dev/null --console /dev/null"), None);
+        assert_eq!(error("-o none --console none"), None);
+        assert_eq!(error("-o @no/where --console @no/where"), None);
+    }
+}

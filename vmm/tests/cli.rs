@@ -1,0 +1,170 @@
+//! What all commands have in common, as a user meets it.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use vmtrace::stream::{EntryRecord, Header, Summary, Symbol, Task, Writer};
+
+fn vmtrace(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vmtrace"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// A pipe that nobody reads.
+fn closed() -> Stdio {
+    io::pipe().unwrap().1.into()
+}
+
+// Scripts look at the exit code; what they do with the words is their business.
+#[test]
+fn who_cannot_be_told_gets_the_exit_code() {
+    let full = || Stdio::from(File::options().write(true).open("/dev/full").unwrap());
+    for (arguments, code) in [
+        (&["functions", "/nonexistent"][..], 1),
+        (&["boot", "/nonexistent"], 1),
+        (&["ctl", "/nonexistent", "status"], 1),
+        (&["run", "/nonexistent", "true"], 125),
+        (&["boot"], 2),
+    ] {
+        for stderr in [closed(), full()] {
+            let status = vmtrace(arguments).stderr(stderr).status().unwrap();
+            assert_eq!(status.code(), Some(code), "{arguments:?}");
+        }
+    }
+}
+
+fn give(mut stream: UnixStream, answer: &[u8]) {
+    BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+    // The client may have left.
+    let _ = stream.write_all(answer);
+}
+
+fn stream() -> Vec<u8> {
+    let header = Header {
+        arch: "x86_64".into(),
+        clock: "x86-tsc".into(),
+        clock_hz: 1_000_000_000,
+        release: "6.12.0".into(),
+        vcpus: 1,
+        address_base: Header::TOP_4_GIB,
+        vmtrace_version: "0.1.0".into(),
+        ..Header::default()
+    };
+    let mut writer = Writer::new(Vec::new(), &header).unwrap();
+    writer.symbols([Symbol::new(0xffff_ffff_8100_0000, 16, "vfs_read")]).unwrap();
+    writer.task(Task::new(1, 1, b"init")).unwrap();
+    writer.records(0, &[EntryRecord::new(1, 0x8100_0000, 0, 1)]).unwrap();
+    writer.end(&Summary::default()).unwrap();
+    writer.into_inner().unwrap()
+}
+
+/// A running trace that gives everybody the same answer, and its socket.
+fn answering(answer: &'static [u8]) -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("socket");
+    let listener = UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            give(stream.unwrap(), answer);
+        }
+    });
+    (directory, socket)
+}
+
+// `vmtrace ctl S status | head -1`
+#[test]
+fn a_reader_of_an_answer_that_has_seen_enough_is_no_failure() {
+    let (_directory, socket) = answering(b"OK {\"state\":\"tracing\"}\n");
+    let socket = socket.to_str().unwrap();
+    for arguments in [&["ctl", socket, "status"][..], &["ctl", socket, "status", "--json"]] {
+        let whole = vmtrace(arguments).output().unwrap();
+        assert!(whole.status.success() && whole.stdout.ends_with(b"\n"), "{whole:?}");
+        let cut = vmtrace(arguments).stdout(closed()).stderr(Stdio::piped()).output().unwrap();
+        assert_eq!((cut.status.code(), cut.stderr.len()), (Some(0), 0), "{cut:?}");
+    }
+}
+
+// The trace of yesterday, given up for a typing error.
+#[test]
+fn a_stream_that_is_not_had_leaves_the_file() {
+    let (directory, refusing) = answering(b"ERR the trace has ended\n");
+    let missing = directory.path().join("missing");
+    let file = directory.path().join("trace");
+    fs::write(&file, "yesterday").unwrap();
+    for source in [&missing, &refusing] {
+        for format in ["raw", "text"] {
+            let mut command = vmtrace(&["stream", "--format", format, "-o"]);
+            let out = command.arg(&file).arg(source).output().unwrap();
+            assert_eq!(out.status.code(), Some(1), "{out:?}");
+            assert_eq!(fs::read_to_string(&file).unwrap(), "yesterday");
+        }
+    }
+}
+
+// For ever is a time to wait for, not an overflow.
+#[test]
+fn any_time_can_be_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let late = directory.path().join("late");
+    let longest = u64::MAX.to_string();
+    let mut command = vmtrace(&["stream", "--wait", &longest]);
+    let child = command.arg(&late).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let listener = UnixListener::bind(&late).unwrap();
+    give(listener.accept().unwrap().0, b"ERR too late\n");
+    let out = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("too late"), "{said}");
+}
+
+// Whatever the host is that the run would have had.
+#[test]
+fn boot_does_not_overwrite_what_it_reads() {
+    let directory = tempfile::tempdir().unwrap();
+    let kernel = directory.path().join("kernel");
+    fs::write(&kernel, "precious").unwrap();
+    for host in ["auto", "kvm", "emulated"] {
+        for option in ["-o", "--console"] {
+            let mut command = vmtrace(&["boot", "--host", host, option]);
+            let out = command.arg(&kernel).arg(&kernel).output().unwrap();
+            let said = String::from_utf8_lossy(&out.stderr);
+            assert_eq!(out.status.code(), Some(1), "{said}");
+            assert!(
+                said.contains("would overwrite the kernel") && said.lines().count() == 1,
+                "{said}"
+            );
+            assert_eq!(fs::read_to_string(&kernel).unwrap(), "precious");
+        }
+    }
+}
+
+// Which of the two is to be looked at: the trace, or the disk?
+#[test]
+fn a_stream_that_cannot_be_written_is_not_the_traces_fault() {
+    static STREAM: OnceLock<Vec<u8>> = OnceLock::new();
+    let (_directory, socket) = answering(STREAM.get_or_init(stream));
+    for format in ["raw", "text", "json", "stats"] {
+        let mut command = vmtrace(&["stream", "--format", format, "-o", "/dev/full"]);
+        let out = command.arg(&socket).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{said}");
+        let expected =
+            "vmtrace: error: cannot write /dev/full: No space left on device (os error 28)\n";
+        assert_eq!(said, expected, "{format}");
+    }
+}
+
+// In one line, and once.
+#[test]
+fn causes_are_said_once() {
+    let out = vmtrace(&["run", "/nonexistent", "--", "ls"]).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(said.matches("No such file").count(), 1, "{said}");
+}
