@@ -2,7 +2,7 @@
 //! trace passed through. Images are decompressed and records printed here, where
 //! instructions are cheap.
 
-use super::{Args, OverflowArg, trace_output};
+use super::{Args, OverflowArg, trace_name, trace_output};
 use crate::host::{
     EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, Stdin,
 };
@@ -67,7 +67,7 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
     };
     let _tunnels = (tunnel(&args.socket, SOCKET)?, tunnel(&args.vsock, VSOCK)?);
     let _gateway = args.vsock.as_deref().map(|here| host.gateway(GATEWAY, here)).transpose()?;
-    let mut trace = trace_output(args)?;
+    let (mut trace, late) = trace_output(args)?;
     let mut console: Box<dyn Write + Send> = match args.console.as_str() {
         "stderr" | "none" => Box::new(std::io::sink()),
         path => Box::new(std::fs::File::create(path).with_context(|| path.to_owned())?),
@@ -84,6 +84,8 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
         job.env.insert("VMTRACE_LOG".to_owned(), level);
     }
     let end = host.run(job).map_err(|error| named(error, args))?;
+    drop(trace);
+    late.check().with_context(|| format!("cannot write {}", trace_name(args)))?;
     Ok(end.exit_code())
 }
 
@@ -92,10 +94,7 @@ fn named(error: HostError, args: &Args) -> HostError {
     match error {
         HostError::Output { what, reason } => {
             let what = match what.as_str() {
-                TRACE => args.output.as_deref().map_or_else(
-                    || "the trace to standard output".to_owned(),
-                    |path| path.display().to_string(),
-                ),
+                TRACE => trace_name(args),
                 CONSOLE => args.console.clone(),
                 _ => what,
             };

@@ -25,7 +25,7 @@ fn identity(path: &Path) -> Option<Identity> {
     }
 }
 
-/// Refuses outputs that would destroy an input, or each other.
+/// Refuses outputs that would destroy an input, or each other, or that nobody can make.
 ///
 /// # Errors
 /// With the names of both.
@@ -48,6 +48,10 @@ pub(super) fn check(args: &Args) -> Result<()> {
         .chain(added)
         .collect();
     for (option, path) in &outputs {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        if let Some(parent) = parent.filter(|parent| !parent.is_dir()) {
+            bail!("{option} {}: there is no directory {}", path.display(), parent.display());
+        }
         let Some(file) = identity(path) else { continue };
         if let Some((input, other)) =
             inputs.iter().find(|(_, other)| identity(other).as_ref() == Some(&file))
@@ -125,6 +129,7 @@ mod tests {
         assert_eq!(error("-o @there --console @new"), None);
         assert_eq!(error("-o /dev/null --console /dev/null"), None);
         assert_eq!(error("-o none --console none"), None);
-        assert_eq!(error("-o @no/where --console @no/where"), None);
+        let nowhere = error("-o @no/where").unwrap();
+        assert_eq!(nowhere, "-o @no/where: there is no directory @no");
     }
 }

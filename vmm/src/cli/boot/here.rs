@@ -1,6 +1,6 @@
 //! A run on the KVM of this machine.
 
-use super::{Args, trace_output};
+use super::{Args, trace_name, trace_output};
 use crate::agent::protocol::AGENT_PORT;
 use crate::agent::{AgentMessage, AgentParser};
 use crate::cli::exit;
@@ -14,7 +14,6 @@ use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tra
 use crate::stream::Exit;
 use anyhow::{Context, Result, bail};
 use std::io::{Read, Write};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -130,6 +129,7 @@ pub(super) fn run(
     // Of one run.
     let mut give_up = Some(give_up);
     let mut parser = AgentParser::new();
+    let (stream, late) = trace_output(args)?;
     let request = Request {
         kernel,
         machine,
@@ -148,7 +148,7 @@ pub(super) fn run(
             }
         }),
         tracing,
-        stream: trace_output(args)?,
+        stream,
         joins,
         control,
         timeout: args.timeout.map(Duration::from_secs),
@@ -191,8 +191,7 @@ pub(super) fn run(
             return Ok(exit::DONE);
         }
         Err(error @ SessionError::Stream(_)) => {
-            let path = args.output.as_deref().unwrap_or(Path::new("standard output"));
-            return Err(error).with_context(|| path.display().to_string());
+            return Err(error).context(trace_name(args));
         }
         outcome => outcome?,
     };
@@ -203,6 +202,7 @@ pub(super) fn run(
     for error in &said.errors {
         say!("vmtrace: agent: {error}");
     }
+    late.check().with_context(|| format!("cannot write {}", trace_name(args)))?;
     exit_code(args, &outcome)
 }
 

@@ -16,7 +16,7 @@ use crate::say::say;
 use crate::session::Tracing;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use spool::Spool;
+use spool::{Late, Spool};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -289,13 +289,23 @@ fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
 }
 
 /// Where the trace stream of a run goes.
-fn trace_output(args: &Args) -> Result<Box<dyn Write + Send>> {
-    Ok(match &args.output {
-        Some(path) => {
-            Box::new(std::fs::File::create(path).with_context(|| path.display().to_string())?)
-        }
-        None => Box::new(Spool::new(Player::new(Text::new(std::io::stdout())))),
-    })
+fn trace_output(args: &Args) -> Result<(Box<dyn Write + Send>, Late)> {
+    if let Some(path) = &args.output {
+        let file = std::fs::File::create(path).with_context(|| path.display().to_string())?;
+        return Ok((Box::new(file), Late::default()));
+    }
+    let spool = Spool::new(Player::new(Text::new(std::io::stdout())));
+    let late = spool.late();
+    Ok((Box::new(spool), late))
+}
+
+/// What an output of the trace is called in errors.
+fn trace_name(args: &Args) -> String {
+    let path = args.output.as_deref();
+    path.map_or_else(
+        || "the trace to standard output".to_owned(),
+        |path| path.display().to_string(),
+    )
 }
 
 /// Runs the subcommand; returns the exit code.

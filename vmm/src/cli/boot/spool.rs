@@ -1,7 +1,8 @@
 //! Printing beside the relay: a slow terminal must not keep rings from being drained.
 
-use std::io::{Error, Result, Write};
+use std::io::{Error, ErrorKind, Result, Write};
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// Pieces that may wait; the relay hands on up to 256 KiB at once.
@@ -13,6 +14,22 @@ const PIECES: usize = 256;
 pub(super) struct Spool {
     pieces: Option<SyncSender<Vec<u8>>>,
     thread: Option<JoinHandle<Result<()>>>,
+    late: Late,
+}
+
+/// What went wrong with the last pieces, when nobody wrote any more.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Late(Arc<Mutex<Option<Error>>>);
+
+impl Late {
+    /// To be asked once the spool is gone.
+    ///
+    /// # Errors
+    /// That of the sink; a reader that has seen enough is none.
+    pub(super) fn check(&self) -> Result<()> {
+        let error = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        error.filter(|error| error.kind() != ErrorKind::BrokenPipe).map_or(Ok(()), Err)
+    }
 }
 
 impl Spool {
@@ -22,7 +39,11 @@ impl Spool {
             receiver.into_iter().try_for_each(|piece| sink.write_all(&piece))?;
             sink.flush()
         });
-        Self { pieces: Some(sender), thread: Some(thread) }
+        Self { pieces: Some(sender), thread: Some(thread), late: Late::default() }
+    }
+
+    pub(super) fn late(&self) -> Late {
+        self.late.clone()
     }
 
     /// Why the thread takes no more.
@@ -49,8 +70,11 @@ impl Drop for Spool {
     fn drop(&mut self) {
         self.pieces = None;
         if let Some(thread) = self.thread.take() {
-            // Nobody is left to tell of an error.
-            let _ = thread.join();
+            let error = match thread.join() {
+                Ok(result) => result.err(),
+                Err(_) => Some(Error::other("the printing thread has panicked")),
+            };
+            *self.late.0.lock().unwrap_or_else(PoisonError::into_inner) = error;
         }
     }
 }
@@ -58,8 +82,6 @@ impl Drop for Spool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::ErrorKind;
-    use std::sync::{Arc, Mutex};
 
     #[derive(Clone, Default)]
     struct Shared(Arc<Mutex<Vec<u8>>>);
@@ -75,11 +97,11 @@ mod tests {
         }
     }
 
-    struct Closed;
+    struct Failing(ErrorKind);
 
-    impl Write for Closed {
+    impl Write for Failing {
         fn write(&mut self, _: &[u8]) -> Result<usize> {
-            Err(ErrorKind::BrokenPipe.into())
+            Err(self.0.into())
         }
         fn flush(&mut self) -> Result<()> {
             Ok(())
@@ -97,8 +119,20 @@ mod tests {
 
     #[test]
     fn an_error_of_the_sink_comes_back() {
-        let mut spool = Spool::new(Closed);
+        let mut spool = Spool::new(Failing(ErrorKind::BrokenPipe));
         let error = (0..100_000).find_map(|_| spool.write_all(b"x").err()).unwrap();
         assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+    }
+
+    // A short trace is all in the spool when the run ends: a full disk must not be a success.
+    #[test]
+    fn an_error_of_the_last_pieces_is_kept() {
+        for (kind, kept) in [(ErrorKind::StorageFull, true), (ErrorKind::BrokenPipe, false)] {
+            let mut spool = Spool::new(Failing(kind));
+            let late = spool.late();
+            spool.write_all(b"x").unwrap();
+            drop(spool);
+            assert_eq!(late.check().is_err(), kept);
+        }
     }
 }
