@@ -11,6 +11,8 @@ pub type ImageBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// The smallest memory a machine is made with, in bytes: less than this boots no Linux kernel.
 pub const MIN_MEMORY: u64 = 64 << 20;
+/// The largest, in bytes.
+pub const MAX_MEMORY: u64 = 1 << 40;
 
 /// Everything [`Machine::new`](super::Machine::new) needs to know.
 pub struct Config {

@@ -11,9 +11,7 @@ use vm_memory::{
     VolatileMemory, VolatileSlice,
 };
 
-use super::{MIN_MEMORY, MachineError, arch};
-
-const MAX_MEMORY: u64 = 1 << 40;
+use super::{MAX_MEMORY, MIN_MEMORY, MachineError, arch};
 
 /// Guest-physical memory outside the guest's RAM map: the guest has it only where its page tables
 /// are made to point to it.

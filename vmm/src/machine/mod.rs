@@ -21,7 +21,7 @@ mod vcpu;
 mod vm;
 
 pub use arch::{BootImage, DEFAULT_CMDLINE, MAX_ANNEX, Registers, TRAP_INSTRUCTION};
-pub use config::{AgentSink, Config, ConsoleSinks, ImageBytes, MIN_MEMORY};
+pub use config::{AgentSink, Config, ConsoleSinks, ImageBytes, MAX_MEMORY, MIN_MEMORY};
 pub use error::MachineError;
 pub use event::{Event, ExitReason};
 pub use memory::Annex;

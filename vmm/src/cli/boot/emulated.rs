@@ -61,7 +61,7 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
         interrupts: Some(Arc::clone(&interrupts)),
         ..defaults
     };
-    let mut host = EmulatedHost::start(&options)?;
+    let mut host = EmulatedHost::start(&options).map_err(|error| enough(error, memory))?;
     let tunnel = |here: &Option<PathBuf>, there| {
         here.as_deref().map(|here| host.tunnel(here, there)).transpose()
     };
@@ -87,6 +87,20 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
     drop(trace);
     late.check().with_context(|| format!("cannot write {}", trace_name(args)))?;
     Ok(end.exit_code())
+}
+
+/// What QEMU says of memory that it does not get names no cause that the user knows.
+fn enough(error: HostError, mebibytes: u64) -> anyhow::Error {
+    let refused = error.to_string().contains("Cannot allocate memory");
+    let error = anyhow::Error::from(error);
+    if refused {
+        error.context(format!(
+            "this machine does not give {mebibytes} MiB to guest and emulated host: give the guest \
+             less (--memory)"
+        ))
+    } else {
+        error
+    }
 }
 
 /// Outputs have the user's names.

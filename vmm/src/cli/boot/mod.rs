@@ -11,7 +11,7 @@ use crate::export::{Player, Text};
 use crate::host::{HostArch, HostMode, THIS_PROGRAM, choose};
 use crate::initramfs;
 use crate::kernel::{Kernel, KernelError};
-use crate::machine::{DEFAULT_CMDLINE, MIN_MEMORY};
+use crate::machine::{DEFAULT_CMDLINE, MAX_MEMORY, MIN_MEMORY};
 use crate::say::say;
 use crate::session::Tracing;
 use anyhow::{Context, Result, bail};
@@ -21,9 +21,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vmtrace_trampolines::Overflow;
-
-/// The most that a machine can have.
-const MAX_MEMORY: u64 = 1 << 40;
 
 /// Arguments of `vmtrace boot`.
 #[derive(Clone, Debug, clap::Args)]
