@@ -225,8 +225,9 @@ fn btf_tells_offsets_through_unnamed_members_and_typedefs() {
     assert_eq!(without.btf_len(), 0);
     assert!(matches!(without.btf(), Err(KernelError::NoBtf)));
     let structs = without.structs().unwrap();
-    let task = ["pid", "comm", "tgid"].map(|member| structs.member_offset("task_struct", member));
-    assert_eq!(task, [Some(8), Some(72), None]);
+    let task =
+        ["pid", "tgid", "comm", "prio"].map(|member| structs.member_offset("task_struct", member));
+    assert_eq!(task, [Some(8), Some(12), Some(72), None]);
     let riscv = Options { btf: false, ..Options::new(Machine::Riscv, Layout::AfterBase) };
     let error = Kernel::parse(build(&riscv).image).unwrap().structs().unwrap_err().to_string();
     assert!(error.contains("no BTF") && error.contains("no code shows"), "{error}");
