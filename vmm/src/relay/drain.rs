@@ -195,12 +195,10 @@ impl Drain {
     /// Writes the raw records of one vCPU, with the names they need before them.
     fn write(&mut self, vcpu: usize) -> io::Result<()> {
         self.batch.clear();
-        if let Some(last) = self.last.get_mut(vcpu) {
-            order(&mut self.raw, last);
-        }
+        let mut last = self.last.get(vcpu).copied().unwrap_or(0);
         let mut invalid = 0;
         let mut symbols = Vec::new();
-        for record in &self.raw {
+        for (index, record) in self.raw.iter().enumerate() {
             let Some((function, fresh)) = self.functions.entry(record.function) else {
                 // Only the guest itself can have put this there.
                 invalid += 1;
@@ -215,18 +213,18 @@ impl Drain {
             if let Some(task) = self.tasks.of(&*self.memory, record) {
                 self.writer.task(task)?;
             }
-            self.batch.push(EntryRecord::new(
-                record.timestamp,
-                function,
-                record.caller,
-                record.pid,
-            ));
+            let next = self.raw.get(index + 1).map_or(u64::MAX, |next| next.timestamp);
+            last = time(record.timestamp, next, last);
+            self.batch.push(EntryRecord::new(last, function, record.caller, record.pid));
         }
         if !symbols.is_empty() {
             self.writer.symbols(symbols)?;
         }
         if !self.batch.is_empty() {
             self.writer.records(u32::try_from(vcpu).unwrap_or(u32::MAX), &self.batch)?;
+        }
+        if let Some(known) = self.last.get_mut(vcpu) {
+            *known = last;
         }
         if let Some(total) = self.invalid.get_mut(vcpu) {
             *total += invalid;
@@ -269,20 +267,12 @@ impl Drain {
     }
 }
 
-/// Gives a record whose writer was interrupted, between reserving its slot and reading the clock,
-/// the time of the first that came in between: no later, as its function was entered before.
-/// `last` is the time of the vCPU's record before these, and then of their last.
-fn order(records: &mut [Record], last: &mut u64) {
-    for index in 0..records.len() {
-        let next = records.get(index + 1).map_or(u64::MAX, |next| next.timestamp);
-        if let Some(record) = records.get_mut(index) {
-            // A clock that was set back is behind what came before, too.
-            if record.timestamp > next && next >= *last {
-                record.timestamp = next;
-            }
-            *last = record.timestamp;
-        }
-    }
+/// When a record was written: its own time, unless it was interrupted between reserving its slot and
+/// reading the clock. Then that of the `next` one, which came in between: no later, as the function
+/// was entered before. `last` is the time of the one before.
+fn time(own: u64, next: u64, last: u64) -> u64 {
+    // A clock that was set back is behind what came before, too.
+    if own > next && next >= last { next } else { own }
 }
 
 fn add(writer: &mut Writer<Hub>, first: Vec<u8>, join: Join) {
@@ -299,25 +289,26 @@ fn reason(overwrites: bool) -> LossReason {
 mod tests {
     use super::*;
 
-    fn ordered(times: &[u64], mut last: u64) -> (Vec<u64>, u64) {
-        let mut records: Vec<_> =
-            times.iter().map(|&timestamp| Record { timestamp, ..Record::default() }).collect();
-        order(&mut records, &mut last);
-        (records.into_iter().map(|record| record.timestamp).collect(), last)
+    fn ordered(times: &[u64], mut last: u64) -> Vec<u64> {
+        let next = |index| times.get(index + 1).copied().unwrap_or(u64::MAX);
+        let mut time = |(index, &own)| {
+            last = time(own, next(index), last);
+            last
+        };
+        times.iter().enumerate().map(&mut time).collect()
     }
 
     // Consumers draw the records of a vCPU one after the other.
     #[test]
     fn an_interrupted_record_is_no_later_than_what_interrupted_it() {
-        assert_eq!(ordered(&[10, 90, 20, 30, 95], 5), (vec![10, 20, 20, 30, 95], 95));
-        assert_eq!(ordered(&[90, 20], 20), (vec![20, 20], 20));
-        assert_eq!(ordered(&[], 7), (vec![], 7));
+        assert_eq!(ordered(&[10, 90, 20, 30, 95], 5), [10, 20, 20, 30, 95]);
+        assert_eq!(ordered(&[90, 20], 20), [20, 20]);
     }
 
     // A guest can set its clock: that shows, and all before it keeps its time.
     #[test]
     fn a_clock_that_was_set_back_stays_so() {
-        assert_eq!(ordered(&[100, 110, 5, 6], 90), (vec![100, 110, 5, 6], 6));
-        assert_eq!(ordered(&[3, 4], 110), (vec![3, 4], 4));
+        assert_eq!(ordered(&[100, 110, 5, 6], 90), [100, 110, 5, 6]);
+        assert_eq!(ordered(&[3, 4], 110), [3, 4]);
     }
 }

@@ -101,17 +101,21 @@ impl TaskNames {
     }
 
     /// What is new of the task of a record, in this guest.
+    #[inline]
     pub(super) fn of(&mut self, guest: &dyn Guest, record: &Record) -> Option<Task> {
+        // Most often the one before goes on.
         let task = (record.task, record.pid);
-        if task == self.last {
+        if task == self.last { None } else { self.look(guest, task) }
+    }
+
+    #[inline(never)]
+    fn look(&mut self, guest: &dyn Guest, (task, pid): (u64, u32)) -> Option<Task> {
+        self.last = (task, pid);
+        if !self.seen.insert((task, pid)) {
             return None;
         }
-        self.last = task;
-        if !self.seen.insert(task) {
-            return None;
-        }
-        let found = self.tasks.refresh(guest, record.task, record.pid)?;
-        Some(Task::new(record.pid, found.tgid, &found.comm))
+        let found = self.tasks.refresh(guest, task, pid)?;
+        Some(Task::new(pid, found.tgid, &found.comm))
     }
 }
 
