@@ -3,7 +3,7 @@
 // Each target needs a part of it.
 #![allow(dead_code)]
 
-#[path = "../../vmm/tests/synthetic/mod.rs"]
+#[path = "../../kernel/tests/builder/mod.rs"]
 pub mod synthetic;
 
 use std::sync::OnceLock;

@@ -6,7 +6,7 @@
 
 #[path = "../tests/relay/rings.rs"]
 mod rings;
-#[path = "../tests/synthetic/mod.rs"]
+#[path = "../../kernel/tests/builder/mod.rs"]
 mod synthetic;
 
 use std::cell::RefCell;

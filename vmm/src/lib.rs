@@ -12,14 +12,14 @@ pub mod export;
 pub mod host;
 mod host_vsock;
 pub mod initramfs;
-pub mod kernel;
+pub use vmtrace_kernel as kernel;
 pub mod machine;
 pub mod private_socket;
 pub mod relay;
 mod say;
 pub mod serve;
 pub mod session;
-pub mod stream;
+pub use vmtrace_stream as stream;
 pub mod tracer;
 
 /// The whole program; returns the exit code.

@@ -1,6 +1,6 @@
 //! The relay between rings that are being filled and consumers.
 
-#[path = "../synthetic/mod.rs"]
+#[path = "../../../kernel/tests/builder/mod.rs"]
 mod synthetic;
 
 mod rings;

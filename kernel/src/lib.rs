@@ -14,7 +14,7 @@ mod btf;
 mod compression;
 mod elf;
 mod error;
-pub(crate) mod glob;
+pub mod glob;
 mod image;
 mod kallsyms;
 mod read;

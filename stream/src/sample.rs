@@ -2,11 +2,11 @@
 
 use super::*;
 
-pub(crate) const READ: u64 = 0xffff_ffff_8110_0000;
-pub(crate) const OPEN: u64 = 0xffff_ffff_c010_0000;
+pub const READ: u64 = 0xffff_ffff_8110_0000;
+pub const OPEN: u64 = 0xffff_ffff_c010_0000;
 const CALLER: u64 = 0xffff_ffff_8120_0000;
 
-pub(crate) fn header() -> Header {
+pub fn header() -> Header {
     Header {
         arch: "x86_64".into(),
         clock: "x86-tsc".into(),
@@ -21,11 +21,11 @@ pub(crate) fn header() -> Header {
     }
 }
 
-pub(crate) fn mark() -> Mark {
+pub fn mark() -> Mark {
     Mark { ticks: 3_000, kind: MarkKind::Pause, duration_ns: 70_000, text: "2 sites".into() }
 }
 
-pub(crate) fn summary() -> Summary {
+pub fn summary() -> Summary {
     let skipped = Skipped { reason: "busy".into(), count: 1, examples: vec!["schedule".into()] };
     Summary {
         sites: Sites { matched: 3, patched: 2, tracers: vec![1, 1], skipped: vec![skipped] },
@@ -38,7 +38,7 @@ pub(crate) fn summary() -> Summary {
     }
 }
 
-pub(crate) fn entry(microseconds: u64, function: u64, caller: u64, pid: u32) -> EntryRecord {
+pub fn entry(microseconds: u64, function: u64, caller: u64, pid: u32) -> EntryRecord {
     let header = header();
     let offset = |address| header.offset(address).expect("an address of the window");
     let ticks = header.clock_start + microseconds * 2_000;
@@ -46,7 +46,7 @@ pub(crate) fn entry(microseconds: u64, function: u64, caller: u64, pid: u32) -> 
 }
 
 /// Writes the sample into `writer`, but for its end.
-pub(crate) fn fill<W: std::io::Write>(writer: &mut Writer<W>) -> std::io::Result<()> {
+pub fn fill<W: std::io::Write>(writer: &mut Writer<W>) -> std::io::Result<()> {
     writer.symbols([Symbol::new(READ, 0, "vfs_read")])?;
     writer.symbols([
         Symbol { address: OPEN, size: 64, name: "ext4_open", module: "ext4" },
@@ -66,7 +66,7 @@ pub(crate) fn fill<W: std::io::Write>(writer: &mut Writer<W>) -> std::io::Result
     writer.records(0, &[entry(1_500_001, OPEN - 1, 0xffff_ffff_dead_beef, 7)])
 }
 
-pub(crate) fn stream() -> Vec<u8> {
+pub fn stream() -> Vec<u8> {
     let mut writer = Writer::new(Vec::new(), &header()).expect("header");
     fill(&mut writer).expect("memory");
     writer.end(&summary()).expect("memory");

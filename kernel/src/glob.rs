@@ -3,7 +3,7 @@
 /// Whether the whole of `text` matches: `*` is any text, `?` any one character, `[a-z]` a class
 /// and `[!a-z]` its opposite, `\` takes the next character as it is. A `[` that is never closed
 /// stands for itself.
-pub(crate) fn matches(pattern: &str, text: &str) -> bool {
+pub fn matches(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
     let (mut p, mut t) = (0, 0);
     // Where to go on when what follows the last star does not fit: one character further.

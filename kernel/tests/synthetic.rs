@@ -4,15 +4,15 @@
 // Small numbers are cut to size all over the place here.
 #![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)]
 
-mod synthetic;
+mod builder;
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use builder::{Layout, Machine, Options, build};
 use proptest::prelude::*;
-use synthetic::{Layout, Machine, Options, build};
-use vmtrace::kernel::{Arch, Btf, Compression, Container, FtraceKind, Kernel, KernelError};
-use vmtrace::kernel::{SiteSection, SiteStats};
+use vmtrace_kernel::{Arch, Btf, Compression, Container, FtraceKind, Kernel, KernelError};
+use vmtrace_kernel::{SiteSection, SiteStats};
 
 const KINDS: [(Machine, Layout); 7] = [
     (Machine::X86, Layout::Before),
@@ -113,7 +113,7 @@ fn an_unstripped_vmlinux_may_do_without_kallsyms() {
     let functions = Options { all_symbols: false, ..x86() };
     for options in [nothing, functions] {
         let mut built = build(&options);
-        synthetic::add_sections(&mut built.image, &built.symbols, None);
+        builder::add_sections(&mut built.image, &built.symbols, None);
         let kernel = Kernel::parse(built.image).unwrap();
         assert_eq!(kernel.symbols().len(), built.symbols.len());
         assert_eq!(kernel.symbols().address("vfs_read"), Some(built.functions[10].entry));
@@ -125,10 +125,10 @@ fn an_unstripped_vmlinux_may_do_without_kallsyms() {
 #[test]
 fn a_section_has_the_types_where_no_symbol_tells() {
     let mut built = build(&Options { all_symbols: false, ..x86() });
-    let btf = synthetic::btf();
+    let btf = builder::btf();
     let start = built.image.windows(btf.len()).position(|window| window == btf).unwrap();
     assert_eq!(Kernel::parse(built.image.clone()).unwrap().btf_len(), 0);
-    synthetic::add_sections(&mut built.image, &[], Some(start..start + btf.len()));
+    builder::add_sections(&mut built.image, &[], Some(start..start + btf.len()));
     let kernel = Kernel::parse(built.image).unwrap();
     assert_eq!(kernel.btf().unwrap().member_offset("task_struct", "comm"), Some(8));
 }
@@ -136,7 +136,7 @@ fn a_section_has_the_types_where_no_symbol_tells() {
 #[test]
 fn a_riscv_vmlinux_is_as_good_as_the_flat_image() {
     let flat = build(&options(Machine::RiscvCallOps, Layout::Relative));
-    let elf = synthetic::wrap_elf(&flat.image, 0xffff_ffff_8000_0000, 243);
+    let elf = builder::wrap_elf(&flat.image, 0xffff_ffff_8000_0000, 243);
     let (flat, elf) = (Kernel::parse(flat.image).unwrap(), Kernel::parse(elf).unwrap());
     assert_eq!(elf.arch(), Arch::Riscv64);
     assert_eq!(elf.sites(), flat.sites());
@@ -199,7 +199,7 @@ fn filters_choose_as_set_ftrace_filter_does() {
 fn btf_tells_offsets_through_unnamed_members_and_typedefs() {
     let kernel = Kernel::parse(build(&x86()).image).unwrap();
     let btf = kernel.btf().unwrap();
-    assert_eq!(btf.bytes(), synthetic::btf());
+    assert_eq!(btf.bytes(), builder::btf());
     assert_eq!(kernel.btf_len(), btf.bytes().len());
     for (member, offset) in [
         ("pid", Some(0)),
@@ -269,7 +269,7 @@ const PAYLOAD: &[u8] = include_bytes!("fixtures/kernel/payload.elf");
 
 fn packed(compression: Compression, payload: &[u8]) -> Vec<u8> {
     let size = (compression != Compression::Gzip).then_some(PAYLOAD.len());
-    synthetic::bzimage(payload, size)
+    builder::bzimage(payload, size)
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn a_bzimage_may_have_any_compression() {
         if compression == Compression::Gzip {
             wrong_size = 0;
         }
-        let file = synthetic::bzimage(&payload[..payload.len() - 4], Some(wrong_size));
+        let file = builder::bzimage(&payload[..payload.len() - 4], Some(wrong_size));
         assert_error(file, &[compression.name(), "does not decompress"]);
     }
 }
@@ -298,10 +298,10 @@ fn a_bzimage_may_have_any_compression() {
 fn a_whole_kernel_comes_out_of_its_containers() {
     let image = build(&x86()).image;
     let plain = Kernel::parse(image.clone()).unwrap();
-    let lz4 = synthetic::lz4_legacy(&lz4_flex::block::compress(&image));
+    let lz4 = builder::lz4_legacy(&lz4_flex::block::compress(&image));
     let zstd = zstd::bulk::compress(&image, 3).unwrap();
     for (compression, payload) in [(Compression::Lz4, &lz4), (Compression::Zstd, &zstd)] {
-        let file = synthetic::bzimage(payload, Some(image.len()));
+        let file = builder::bzimage(payload, Some(image.len()));
         let kernel = Kernel::parse(file.clone()).unwrap();
         assert_eq!(kernel.container(), Container::BzImage);
         assert_eq!(kernel.compression(), Some(compression));
@@ -313,7 +313,7 @@ fn a_whole_kernel_comes_out_of_its_containers() {
 
     let flat = build(&options(Machine::RiscvCallOps, Layout::Relative)).image;
     let zstd = zstd::bulk::compress(&flat, 3).unwrap();
-    for file in [zstd.clone(), synthetic::zboot(&zstd, b"zstd")] {
+    for file in [zstd.clone(), builder::zboot(&zstd, b"zstd")] {
         let kernel = Kernel::parse(file).unwrap();
         assert_eq!(kernel.container(), Container::Flat);
         assert_eq!(kernel.compression(), Some(Compression::Zstd));
@@ -337,7 +337,7 @@ fn errors_name_what_is_missing_and_what_to_do() {
         &["damaged", "0xffffffff00000000"],
     );
 
-    let machine = |number: u16| synthetic::wrap_elf(&[0; 64], 0x1000, number);
+    let machine = |number: u16| builder::wrap_elf(&[0; 64], 0x1000, number);
     assert_error(machine(3), &["i386", "x86-64 and riscv64"]);
     assert_error(machine(183), &["aarch64"]);
     assert_error(machine(40), &["32-bit Arm"]);
@@ -469,7 +469,7 @@ proptest! {
         let mut image = whole(kind);
         if boxed {
             let size = image.len();
-            image = synthetic::bzimage(&zstd::bulk::compress(&image, 1).unwrap(), Some(size));
+            image = builder::bzimage(&zstd::bulk::compress(&image, 1).unwrap(), Some(size));
             apply(&mut image, 0x1f0..0x264, damage);
         } else {
             apply(&mut image, 0..120, damage);
@@ -507,7 +507,7 @@ proptest! {
 
     #[test]
     fn damaged_btf_is_no_problem(damage in damage(), keep in any::<prop::sample::Index>(), cut in any::<bool>()) {
-        let mut bytes = synthetic::btf();
+        let mut bytes = builder::btf();
         if cut {
             bytes.truncate(keep.index(bytes.len()));
         } else {

@@ -23,8 +23,9 @@ mod merge;
 mod properties;
 mod reader;
 mod record;
-#[cfg(test)]
-pub(crate) mod sample;
+#[cfg(any(test, feature = "sample"))]
+#[allow(missing_docs, reason = "for tests")]
+pub mod sample;
 mod span;
 mod summary;
 #[cfg(test)]
