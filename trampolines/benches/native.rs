@@ -15,8 +15,9 @@ fn main() {
 #[cfg(target_arch = "x86_64")]
 fn main() {
     use common::FakeGuest;
+    use common::arch::Addressing;
     use std::time::Instant;
-    use vmtrace_trampolines::x86_64::{Addressing, Overflow};
+    use vmtrace_trampolines::Overflow;
 
     const HITS: u32 = 8000;
     const ROUNDS: usize = 2001;

@@ -1,125 +1,173 @@
 //! Layout of rings and records in the annex.
 //!
-//! A ring is a [`Header`] and a run of [`Record`] slots of one guest CPU; beside
-//! it the CPU has a [`Control`] block, found from its gs base. Positions in a
-//! ring are 64-bit words: the low half is the low half of a slot's guest virtual
-//! address, the high half counts laps. They only grow, they can be compared as
-//! integers, and since two rings share no address, a position also names its
-//! ring. That is what makes a reservation by one compare-and-exchange safe
-//! against interrupts, NMIs, preemption and migration at once.
+//! A ring belongs to one guest CPU and is a run of [`CHUNK_SIZE`] chunks. Each chunk has its own
+//! account, the [`Front`], at its upper end; records fill it **downwards** from there. So the end
+//! of a record is known when it is reserved, whatever its length is, and what is common to all
+//! records lies at fixed places below that end. A chunk is used up when a position in it is below
+//! [`Ring::spent`]: one test of the position alone, and a record of [`MAX_RECORD`] bytes always
+//! fits above it.
 //!
-//! A ring is handed out in chunks. A position at a multiple of the chunk size
-//! means: this chunk is used up, see the ring's header whether the next one is
-//! free. So the common case needs no limit to compare with.
+//! Positions are 64-bit words: the low half is the low half of the address down to which the
+//! chunk is in use, the high half counts laps from 1 on. Two rings share no address and laps only
+//! grow, so that a position never comes back: that makes a reservation by one
+//! compare-and-exchange safe against interrupts, NMIs, preemption and migration at once.
 //!
 //! ```text
-//!  Control (per CPU)                    ring, at a multiple of the stride
-//!  head ── next slot to reserve ───┐    ┌─────────────────┐ base
-//!                                  │    │ Header: base,   │
-//!                                  │    │ end, dropped,   │
-//!                                  │    │ room (by VMM)   │
-//!                                  │    ├─────────────────┤ base + HEADER_SIZE
-//!                                  └──► │ 32-byte slots   │ committed when
-//!                                       │                 │ `function` != 0
-//!                                       ├─────────────────┤ chunk
-//!                                       │ unused          │
-//!                                       ├─────────────────┤ chunk + HEADER_SIZE
-//!                                       │ slots           │
-//!                                       └─────────────────┘ end
+//!  Control (per CPU)               chunk, at a multiple of its size
+//!  head ── in use down to ────┐    ┌──────────────┐ + 0
+//!                             │    │ free         │
+//!                             └──► ├──────────────┤
+//!                                  │ newest       │ each with its length and a word that
+//!                                  │ ...          │ publishes it at its upper end
+//!                                  │ oldest       │
+//!                                  ├──────────────┤ + CHUNK_SIZE - FRONT_SIZE
+//!                                  │ Front        │
+//!                                  └──────────────┘
 //! ```
 
 use core::mem::{offset_of, size_of};
 
-/// Bytes of one record slot.
-pub const RECORD_SIZE: usize = size_of::<Record>();
+/// Bytes that every record has; those of further fields lie below them.
+pub const COMMON_SIZE: usize = size_of::<Common>();
+/// Bytes of the longest record.
+pub const MAX_RECORD: usize = 256;
 /// Bytes of one control block.
 pub const CONTROL_SIZE: usize = size_of::<Control>();
 /// One lap in a position word.
 pub const LAP: u64 = 1 << 32;
+/// Bytes of a chunk.
+pub const CHUNK_SIZE: usize = 16 << 10;
+/// Bytes of a chunk's account, at its upper end.
+pub const FRONT_SIZE: usize = size_of::<Front>();
 
-/// One entry record, written by the trampoline, 32 bytes.
-///
-/// `function` is written last and publishes the record (x86 keeps stores in
-/// order). The reader sets it back to 0 before it hands the slot back.
-#[repr(C, align(32))]
+const CHUNK: u64 = CHUNK_SIZE as u64;
+const TOP: u64 = (CHUNK_SIZE - FRONT_SIZE) as u64;
+
+/// The upper 32 bytes of every record.
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Record {
-    /// Raw clock (x86: TSC) at the hit, in ticks.
-    pub timestamp: u64,
-    /// Low half of the return address into the function, i.e. site + 5 on x86.
-    pub function: u32,
-    /// Low half of the address the function returns to.
-    pub caller: u32,
+pub struct Common {
     /// The guest's `current`, a `task_struct` pointer.
     pub task: u64,
+    /// Low half of the address to which the function returns.
+    pub caller: u32,
     /// `current->pid`.
     pub pid: u32,
-    /// Overwrite policy only: the lap in which the slot was written.
-    pub lap: u32,
+    /// Raw clock (x86: TSC) at the hit, in ticks.
+    pub timestamp: u64,
+    /// Low half of an address that tells the site: for entries where the program returns to.
+    /// Not 0; written last, which publishes the record.
+    pub site: u32,
+    /// See [`Info`]. Written first.
+    pub info: u32,
 }
 
-/// What trampolines exchange to reserve a slot, one per CPU, 64 bytes.
+/// What a record says of itself.
 ///
-/// Everything in here and in [`Header`] is guest-writable: the VMM checks
-/// whatever it reads back.
+/// ```text
+/// bits 0..5   its length in units of 8 bytes, less 1
+/// bits 5..16  number of the program that wrote it
+/// bits 16..24 on account of how many tracers, less 1 (overwrite only)
+/// bits 24..32 overwrite: low bits of the lap; else [`Info::DRAINED`]
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Info(pub u32);
+
+impl Info {
+    /// Highest number of a program.
+    pub const MAX_PROGRAM: u16 = (1 << 11) - 1;
+    /// The tag of records that are drained while the guest runs. As the upper byte of a word it is
+    /// also [`MAX_RECORD`] shifted as trampolines of riscv64 shift a position.
+    pub const DRAINED: u8 = 4;
+
+    /// Of a record of `size` bytes by `program` for `tracers` (1 to 256).
+    #[must_use]
+    pub const fn new(size: usize, program: u16, tracers: u16, tag: u8) -> Self {
+        debug_assert!(size.is_multiple_of(8) && size >= COMMON_SIZE && size <= MAX_RECORD);
+        debug_assert!(program <= Self::MAX_PROGRAM && tracers >= 1 && tracers <= 256);
+        #[allow(clippy::cast_possible_truncation, reason = "at most 31")]
+        let words = (size / 8 - 1) as u32;
+        let tracers = (tracers - 1) as u32;
+        Self(words | (program as u32) << 5 | tracers << 16 | (tag as u32) << 24)
+    }
+
+    /// Bytes of the record: 8 to [`MAX_RECORD`].
+    #[must_use]
+    pub const fn size(self) -> usize {
+        ((self.0 & 31) as usize + 1) * 8
+    }
+
+    /// Who wrote it.
+    #[must_use]
+    pub const fn program(self) -> u16 {
+        (self.0 >> 5 & 0x7ff) as u16
+    }
+
+    /// On account of how many tracers; 1 where records are drained.
+    #[must_use]
+    pub const fn tracers(self) -> u64 {
+        (self.0 >> 16 & 0xff) as u64 + 1
+    }
+
+    /// The low bits of the lap, or [`Info::DRAINED`].
+    #[must_use]
+    pub const fn tag(self) -> u8 {
+        (self.0 >> 24) as u8
+    }
+}
+
+/// What trampolines exchange to reserve a record, one per CPU, 64 bytes.
+///
+/// Everything in here and in [`Front`] is guest-writable: the VMM checks whatever it reads back.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Control {
-    /// Position of the next slot to reserve, or the end of a used-up chunk.
+    /// Position down to which the chunk is in use.
     pub head: u64,
     reserved: [u64; 7],
 }
 
-/// First bytes of every ring. A ring starts at a multiple of the ring stride, so
-/// that its header is found from any position in it.
+/// The account of a chunk.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Header {
-    /// Low half of the ring's address. Set once by the VMM.
-    pub base: u64,
-    /// Low half of the address after the ring. Set once by the VMM.
-    pub end: u64,
-    /// Records dropped because the ring was full. Written by trampolines.
-    pub dropped: u64,
-    reserved: [u64; 5],
-    /// First chunk that may not be opened: one lap after the chunk that is being
-    /// drained. Written by the VMM alone; on a cache line of its own.
+pub struct Front {
+    /// What leads from the lap of a position in this chunk to the start of the next chunk: the low
+    /// half of its address, and one lap if it is the ring's first. Set once by the VMM.
+    pub next: u64,
+    /// Drained rings: the position with which this chunk may be opened. Written by the VMM alone.
     pub room: u64,
-    reserved_room: [u64; 7],
+    /// Records dropped after those in this chunk, because the next one was not free.
+    pub dropped: u64,
+    /// Overwritten rings: in the high half the lap in which the chunk was opened last (0: never),
+    /// in the low half how many records were overwritten in it.
+    pub state: u64,
+    reserved: [u64; 4],
 }
-
-/// Bytes of a ring's header, and of the unused front of every other chunk.
-pub const HEADER_SIZE: usize = size_of::<Header>();
-/// Bytes of a chunk.
-pub const CHUNK_SIZE: usize = 16 << 10;
-/// Slots in a chunk.
-pub const CHUNK_SLOTS: u64 = ((CHUNK_SIZE - HEADER_SIZE) / RECORD_SIZE) as u64;
-
-const CHUNK: u64 = CHUNK_SIZE as u64;
-const FRONT: u64 = HEADER_SIZE as u64;
-const SLOT: u64 = RECORD_SIZE as u64;
 
 /// Where a ring lies, and the arithmetic of its positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ring {
     address: u64,
-    stride: u64,
+    size: u64,
+    spent: u64,
 }
 
 impl Ring {
-    /// A ring of `stride` bytes at guest virtual `address`. `None` unless the
-    /// stride is a power of two of at least two chunks, the address a multiple
-    /// of it, and all of the ring in the upper (or the lower) 2 GiB and not at
-    /// their very end.
+    /// A ring of `size` bytes at guest virtual `address`, in which a chunk is used up below
+    /// `spent` bytes. `None` unless it is of at least two chunks, all of it in the upper (or the
+    /// lower) 2 GiB and not at their very end, and a longest record fits above `spent`.
     #[must_use]
-    pub const fn new(address: u64, stride: u64) -> Option<Self> {
+    pub const fn new(address: u64, size: u64, spent: u64) -> Option<Self> {
         let upper = address >> 31;
-        let sound = stride.is_power_of_two()
-            && stride >= 2 * CHUNK
-            && address & (stride - 1) == 0
+        let sound = size.is_multiple_of(CHUNK)
+            && size >= 2 * CHUNK
+            && address.is_multiple_of(CHUNK)
             && (upper == 0 || upper == u64::MAX >> 31)
-            && (address & (LAP - 1)) + stride < LAP;
-        if sound { Some(Self { address, stride }) } else { None }
+            && size < LAP
+            && (address & (LAP - 1)) + size < LAP
+            && spent >= MAX_RECORD as u64
+            && spent <= 2 * MAX_RECORD as u64;
+        if sound { Some(Self { address, size, spent }) } else { None }
     }
 
     /// Guest virtual address.
@@ -128,107 +176,114 @@ impl Ring {
         self.address
     }
 
-    /// Bytes from this ring to the next.
+    /// Bytes.
     #[must_use]
-    pub const fn stride(&self) -> u64 {
-        self.stride
+    pub const fn size(&self) -> u64 {
+        self.size
     }
 
-    /// Slots in the ring.
+    /// A chunk is used up at positions less than this many bytes from its beginning.
     #[must_use]
-    pub const fn slots(&self) -> u64 {
-        self.stride / CHUNK * CHUNK_SLOTS
+    pub const fn spent(&self) -> u64 {
+        self.spent
+    }
+
+    /// How many chunks there are.
+    #[must_use]
+    pub const fn chunks(&self) -> u64 {
+        self.size / CHUNK
+    }
+
+    /// Bytes of records that the ring holds, if none is wasted.
+    #[must_use]
+    pub const fn capacity(&self) -> u64 {
+        self.chunks() * (TOP - self.spent)
     }
 
     const fn base(&self) -> u64 {
         self.address & (LAP - 1)
     }
 
-    /// The position of the very first slot.
+    /// The position with which a chunk is opened in a lap.
     #[must_use]
-    pub const fn start(&self) -> u64 {
-        self.base() + FRONT
+    pub const fn opening(&self, chunk: u64, lap: u64) -> u64 {
+        lap << 32 | (self.base() + chunk * CHUNK + TOP)
     }
 
-    /// The header with which the ring starts.
+    /// The very first position.
     #[must_use]
-    pub fn header(&self) -> Header {
-        Header {
-            base: self.base(),
-            end: self.base() + self.stride,
-            room: self.room(self.start()),
-            ..Header::default()
-        }
+    pub const fn start(&self) -> u64 {
+        self.opening(0, 1)
+    }
+
+    /// The account with which a chunk starts out.
+    #[must_use]
+    pub const fn front(&self, chunk: u64) -> Front {
+        let last = chunk + 1 == self.chunks();
+        let next = if last { self.opening(0, 1) } else { self.opening(chunk + 1, 0) };
+        let state = if chunk == 0 { LAP } else { 0 };
+        Front { next, room: self.opening(chunk, 1), dropped: 0, state, reserved: [0; 4] }
     }
 
     /// The control block with which the ring starts.
     #[must_use]
-    pub fn control(&self) -> Control {
-        Control { head: self.start(), ..Control::default() }
+    pub const fn control(&self) -> Control {
+        Control { head: self.start(), reserved: [0; 7] }
     }
 
-    /// Whether a head can be at `position`: at a slot or at the end of a chunk.
+    /// Whether a head can be at `position`.
     #[must_use]
     pub const fn is_position(&self, position: u64) -> bool {
         let offset = (position & (LAP - 1)).wrapping_sub(self.base());
-        let in_chunk = offset % CHUNK;
-        offset > 0
-            && offset <= self.stride
-            && offset.is_multiple_of(SLOT)
-            && (in_chunk == 0 || in_chunk >= FRONT)
+        offset < self.size
+            && offset.is_multiple_of(8)
+            && offset % CHUNK <= TOP
+            && position >> 32 != 0
     }
 
-    /// The slot at which the record with `position` is: a position at the end of
-    /// a chunk becomes the first slot of the next.
+    /// The number of the chunk of a position.
     #[must_use]
-    pub const fn slot(&self, position: u64) -> u64 {
-        if position & (CHUNK - 1) != 0 {
-            position
-        } else if position & (LAP - 1) == self.base() + self.stride {
-            ((position >> 32).wrapping_add(1) << 32) | self.start()
+    pub const fn chunk(&self, position: u64) -> u64 {
+        (position & (LAP - 1)).wrapping_sub(self.base()) / CHUNK % self.chunks()
+    }
+
+    /// Byte offset in the ring of a position; that of its end where it can be none.
+    #[must_use]
+    pub const fn offset(&self, position: u64) -> u64 {
+        let offset = (position & (LAP - 1)).wrapping_sub(self.base());
+        if offset < self.size { offset } else { self.size }
+    }
+
+    /// Byte offset in the ring of a chunk's account.
+    #[must_use]
+    pub const fn front_offset(&self, chunk: u64) -> u64 {
+        chunk * CHUNK + TOP
+    }
+
+    /// Whether the chunk of a position is used up there.
+    #[must_use]
+    pub const fn is_spent(&self, position: u64) -> bool {
+        position % CHUNK < self.spent
+    }
+
+    /// The position at which the chunk after that of `position` is opened.
+    #[must_use]
+    pub const fn next_opening(&self, position: u64) -> u64 {
+        let chunk = self.chunk(position);
+        let lap = position >> 32;
+        if chunk + 1 == self.chunks() {
+            self.opening(0, lap.wrapping_add(1) & (LAP - 1))
         } else {
-            position.wrapping_add(FRONT)
+            self.opening(chunk + 1, lap)
         }
     }
 
-    /// Byte offset in the ring of a slot's position.
+    /// Positions in the order in which they come: laps, chunks, bytes.
     #[must_use]
-    pub const fn offset(&self, position: u64) -> u64 {
-        (position & (LAP - 1)).wrapping_sub(self.base()) & (self.stride - 1)
-    }
-
-    /// Slots from `position` to the end of its chunk.
-    #[must_use]
-    pub const fn left_in_chunk(&self, position: u64) -> u64 {
-        (CHUNK - (position & (CHUNK - 1))) / SLOT
-    }
-
-    /// The slots of a chunk that have been reserved when the head is at `position` in it, or at
-    /// its end: where the first is, and how many there are.
-    #[must_use]
-    pub const fn reserved_in_chunk(&self, position: u64) -> (u64, u64) {
-        let end = match position & (CHUNK - 1) {
-            0 => CHUNK,
-            end => end,
-        };
-        (position.wrapping_sub(end).wrapping_add(FRONT), end.saturating_sub(FRONT) / SLOT)
-    }
-
-    /// What [`Header::room`] is while the next slot to drain is at `tail`.
-    #[must_use]
-    pub const fn room(&self, tail: u64) -> u64 {
-        (tail & !(CHUNK - 1)).wrapping_add(LAP)
-    }
-
-    /// How many slots lie before `position`, from the very first lap on.
-    #[must_use]
-    pub const fn count(&self, position: u64) -> u64 {
-        let slot = self.slot(position);
-        let offset = self.offset(slot);
-        (slot >> 32)
-            .wrapping_mul(self.slots())
-            .wrapping_add(offset / CHUNK * CHUNK_SLOTS)
-            .wrapping_add((offset % CHUNK).saturating_sub(FRONT) / SLOT)
+    pub const fn order(&self, position: u64) -> u128 {
+        let lap = (position >> 32) as u128;
+        let down = (CHUNK - position % CHUNK) as u128;
+        (lap * self.chunks() as u128 + self.chunk(position) as u128) * CHUNK as u128 + down
     }
 }
 
@@ -239,38 +294,39 @@ pub mod control {
     pub const HEAD: usize = offset_of!(Control, head);
 }
 
-/// Offsets in [`Header`], bytes.
-pub mod header {
-    use super::{Header, offset_of};
-    /// [`Header::base`]
-    pub const BASE: usize = offset_of!(Header, base);
-    /// [`Header::end`]
-    pub const END: usize = offset_of!(Header, end);
-    /// [`Header::dropped`]
-    pub const DROPPED: usize = offset_of!(Header, dropped);
-    /// [`Header::room`]
-    pub const ROOM: usize = offset_of!(Header, room);
+/// Offsets in [`Front`], bytes.
+pub mod front {
+    use super::{Front, offset_of};
+    /// [`Front::next`]
+    pub const NEXT: usize = offset_of!(Front, next);
+    /// [`Front::room`]
+    pub const ROOM: usize = offset_of!(Front, room);
+    /// [`Front::dropped`]
+    pub const DROPPED: usize = offset_of!(Front, dropped);
+    /// [`Front::state`]
+    pub const STATE: usize = offset_of!(Front, state);
 }
 
-/// Offsets in [`Record`], bytes.
-pub mod record {
-    use super::{Record, offset_of};
-    /// [`Record::timestamp`]
-    pub const TIMESTAMP: usize = offset_of!(Record, timestamp);
-    /// [`Record::function`]
-    pub const FUNCTION: usize = offset_of!(Record, function);
-    /// [`Record::caller`]
-    pub const CALLER: usize = offset_of!(Record, caller);
-    /// [`Record::task`]
-    pub const TASK: usize = offset_of!(Record, task);
-    /// [`Record::pid`]
-    pub const PID: usize = offset_of!(Record, pid);
-    /// [`Record::lap`]
-    pub const LAP: usize = offset_of!(Record, lap);
+/// How far below the end of a record its fields are, bytes.
+pub mod below {
+    use super::{COMMON_SIZE, Common, offset_of};
+    /// [`Common::task`]
+    pub const TASK: usize = COMMON_SIZE - offset_of!(Common, task);
+    /// [`Common::caller`]
+    pub const CALLER: usize = COMMON_SIZE - offset_of!(Common, caller);
+    /// [`Common::pid`]
+    pub const PID: usize = COMMON_SIZE - offset_of!(Common, pid);
+    /// [`Common::timestamp`]
+    pub const TIMESTAMP: usize = COMMON_SIZE - offset_of!(Common, timestamp);
+    /// [`Common::site`]
+    pub const SITE: usize = COMMON_SIZE - offset_of!(Common, site);
+    /// [`Common::info`]
+    pub const INFO: usize = COMMON_SIZE - offset_of!(Common, info);
 }
 
-const _: () = assert!(RECORD_SIZE == 32 && CONTROL_SIZE == 64 && HEADER_SIZE == 128);
-const _: () = assert!(CHUNK_SIZE.is_power_of_two() && HEADER_SIZE.is_multiple_of(RECORD_SIZE));
+const _: () = assert!(COMMON_SIZE == 32 && CONTROL_SIZE == 64 && FRONT_SIZE == 64);
+const _: () = assert!(CHUNK_SIZE.is_power_of_two() && MAX_RECORD.is_power_of_two());
+const _: () = assert!(MAX_RECORD / 8 == 32, "the length has 5 bits");
 
 #[cfg(test)]
 mod tests {
@@ -281,38 +337,58 @@ mod tests {
 
     #[test]
     fn rings_must_be_addressable_by_sign_extension() {
-        assert!(Ring::new(ADDRESS, 1 << 20).is_some());
-        assert!(Ring::new(0x4000_0000, 1 << 20).is_some());
-        assert!(Ring::new(0x8000_0000, 1 << 20).is_none(), "would sign-extend to elsewhere");
-        assert!(Ring::new(ADDRESS + 4096, 1 << 20).is_none(), "unaligned");
-        assert!(Ring::new(ADDRESS, CHUNK).is_none(), "a ring of one chunk could never be drained");
-        assert!(Ring::new(0xffff_ffff_fff0_0000, 1 << 20).is_none(), "end would overflow");
+        let ring = |address, size| Ring::new(address, size, 256);
+        assert!(ring(ADDRESS, 1 << 20).is_some());
+        assert!(ring(0x4000_0000, 1 << 20).is_some());
+        assert!(ring(0x8000_0000, 1 << 20).is_none(), "would sign-extend to elsewhere");
+        assert!(ring(ADDRESS + 4096, 1 << 20).is_none(), "unaligned");
+        assert!(ring(ADDRESS, CHUNK).is_none(), "a ring of one chunk could never be drained");
+        assert!(ring(0xffff_ffff_fff0_0000, 1 << 20).is_none(), "end would overflow");
+        assert!(Ring::new(ADDRESS, 1 << 20, 128).is_none(), "a record would not fit");
+    }
+
+    #[test]
+    fn what_a_record_says_of_itself_is_read_back() {
+        for (size, program, tracers, tag) in [(32, 0, 1, 4), (256, 2047, 256, 255), (72, 9, 3, 0)] {
+            let info = Info::new(size, program, tracers, tag);
+            assert_eq!((info.size(), info.program()), (size, program));
+            assert_eq!((info.tracers(), info.tag()), (u64::from(tracers), tag));
+        }
     }
 
     proptest! {
-        // A slot skipped or named twice would lose or invent a record.
+        // A place used twice or a chunk left out would lose or invent a record.
         #[test]
-        fn walking_the_ring_counts_every_slot_once(shift in 15_u32..20, steps in 1_u64..200_000) {
-            let ring = Ring::new(ADDRESS, 1 << shift).unwrap();
+        fn walking_the_ring_goes_through_every_chunk(
+            chunks in 2_u64..40, sizes in prop::collection::vec(4_u64..33, 1..4000)
+        ) {
+            let ring = Ring::new(ADDRESS, chunks * CHUNK, 256).unwrap();
             let mut position = ring.start();
-            for step in 0..steps {
-                prop_assert_eq!(ring.count(position), step);
+            let mut order = ring.order(position);
+            for size in sizes {
                 prop_assert!(ring.is_position(position));
-                let (first, count) = ring.reserved_in_chunk(position);
-                prop_assert!(count <= CHUNK_SLOTS);
-                prop_assert_eq!(ring.count(first) + count, step);
-                let slot = ring.slot(position);
-                prop_assert!(ring.offset(slot) + SLOT <= ring.stride());
-                position = slot + SLOT;
+                if ring.is_spent(position) {
+                    let front = ring.front(ring.chunk(position));
+                    let next = (position & !(LAP - 1)) + front.next;
+                    prop_assert_eq!(next, ring.next_opening(position));
+                    position = next;
+                    prop_assert!(!ring.is_spent(position));
+                } else {
+                    position -= size * 8;
+                }
+                prop_assert!(ring.order(position) > order);
+                order = ring.order(position);
             }
         }
 
         #[test]
         fn arithmetic_on_hostile_positions_does_not_panic(position: u64) {
-            let ring = Ring::new(ADDRESS, 1 << 16).unwrap();
-            let _ = (ring.is_position(position), ring.count(position), ring.room(position));
-            prop_assert!(ring.reserved_in_chunk(position).1 <= CHUNK_SLOTS);
-            prop_assert!(ring.offset(ring.slot(position)) < ring.stride());
+            let ring = Ring::new(ADDRESS, 1 << 16, 264).unwrap();
+            let _ = (ring.is_position(position), ring.order(position), ring.is_spent(position));
+            prop_assert!(ring.chunk(position) < ring.chunks());
+            prop_assert!(ring.offset(position) <= ring.size());
+            prop_assert!(ring.is_position(ring.next_opening(position)) || position >> 32 == 0
+                || position >> 32 == LAP - 1);
         }
     }
 }

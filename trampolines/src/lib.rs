@@ -1,28 +1,13 @@
-//! The annex layout and the trampolines of vmtrace.
+//! The annex layout and the compiler of programs.
 //!
-//! [`layout`] is the one source of truth for what trampolines (assembly),
-//! the VMM (reader of the rings) and the tests agree on. What is only known when
-//! a guest runs (where its rings are, where `current` is) is filled into templates
-//! on x86-64 ([`Template::instantiate`]) and generated in on riscv64, where
-//! instructions are easy to encode.
-
-#![no_std]
-
-#[cfg(any(test, doc))]
-extern crate std;
+//! [`layout`] is the one source of truth for what compiled programs, the VMM (reader of the rings)
+//! and the tests agree on. A [`Program`] says what a site has to do; [`x86_64`] and [`riscv64`]
+//! make machine code of it, on any machine, when it is known what only the running guest tells:
+//! where its rings are, where `current` is.
 
 pub mod layout;
+mod program;
 pub mod riscv64;
-mod template;
 pub mod x86_64;
 
-pub use template::{Fixup, Template, TemplateError};
-
-/// What happens when a ring is full.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Overflow {
-    /// The new record is dropped and counted.
-    Drop,
-    /// The oldest record is overwritten: a flight recorder.
-    Overwrite,
-}
+pub use program::{Code, Field, Overflow, Point, Program, ProgramError};

@@ -1,36 +1,59 @@
-//! x86-64 entry trampolines.
+//! Programs for x86-64.
 //!
-//! A site is a 5-byte call; a trampoline is entered with the return address
-//! into the traced function at `[rsp]` and the function's own return address
-//! at `[rsp + 8]`. `r10` and `r11` are free there (the kernel's own
-//! `ftrace_caller` does not keep them either); all else is preserved.
-//!
-//! How a slot is found: the control block of a CPU lies at a constant distance
-//! from that CPU's gs base ([`crate::Fixup::ControlFromGs`]), so a single
-//! `cmpxchg gs:[..]` both picks the CPU and reserves. No lock prefix is needed
-//! (only this CPU writes head), no preemption count is touched, and a task that
-//! is migrated in between fails the exchange, since positions of two rings are
-//! never equal. Whether there is room is read off the position itself: it is at
-//! the end of a chunk or it is not. Where a guest's per-CPU areas are not evenly spaced, the
-//! `shared` variants find the block by CPU number and use locked instructions.
+//! How room is found: the control block of a CPU lies at a constant distance from that CPU's gs
+//! base ([`Addressing::PerCpu`]), so a single `cmpxchg gs:[..]` both picks the CPU and reserves.
+//! No lock prefix is needed (only this CPU writes head), no preemption count is touched, and a task
+//! that is migrated in between fails the exchange, since positions of two rings are never equal.
+//! Where a guest's per-CPU areas are not evenly spaced, the block is found by CPU number and
+//! instructions are locked ([`Addressing::Shared`]).
 
-pub use crate::Overflow;
+mod compile;
+mod slow;
 
-// The assembler of another architecture cannot make these templates.
-#[cfg(target_arch = "x86_64")]
-mod assembled;
-#[cfg(target_arch = "x86_64")]
-pub use assembled::entry;
-#[cfg(not(target_arch = "x86_64"))]
-mod absent;
-#[cfg(not(target_arch = "x86_64"))]
-pub use absent::entry;
+pub use compile::{compile, return_stub, tail_stub};
 
-/// How a trampoline finds the control block of its CPU.
+use crate::layout::MAX_RECORD;
+
+/// Chunks are used up below this many bytes: what `test eax, 0x3f00` finds.
+pub const SPENT: u64 = MAX_RECORD as u64;
+
+/// How a program finds the control block of its CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Addressing {
-    /// At a constant distance from the gs base.
-    PerCpu,
+    /// At this (wrapping) distance from the gs base.
+    PerCpu {
+        /// Control block less gs base.
+        distance: u64,
+    },
     /// By CPU number through a table, with locked instructions.
-    Shared,
+    Shared {
+        /// Offset of the CPU number from the gs base.
+        number: u64,
+        /// CPUs in the table.
+        cpus: u64,
+        /// Address of the table of addresses of control blocks.
+        table: u64,
+    },
+}
+
+/// What is only known when a guest runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Values {
+    /// How the control block of a CPU is found.
+    pub addressing: Addressing,
+    /// Offset of `current` from the gs base.
+    pub current: u64,
+    /// Offset of `pid` in a task.
+    pub pid: u64,
+}
+
+/// What [`Field::Stack`](crate::Field::Stack) of a program has to be increased by to give the
+/// address at which the return address of its function lies.
+#[must_use]
+pub const fn stack_bias(point: crate::Point) -> u64 {
+    match point {
+        // rax, rdx and the return address into the function or the stub.
+        crate::Point::Entry => 24,
+        crate::Point::Return => 0,
+    }
 }

@@ -3,8 +3,10 @@
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use vmtrace_trampolines::Overflow;
-use vmtrace_trampolines::layout::{Control, Header, RECORD_SIZE, Record, Ring};
+use vmtrace_trampolines::layout::{
+    CHUNK_SIZE, COMMON_SIZE, Common, Control, Front, Info, Ring, below, front,
+};
+use vmtrace_trampolines::{Code, Field, Overflow, Point, Program};
 
 #[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
 #[cfg_attr(target_arch = "riscv64", path = "riscv64.rs")]
@@ -16,17 +18,40 @@ use arch::Addressing;
 const AREA: u64 = 4096;
 /// Offset of `pid` in a fake task.
 const PID: u64 = 40;
-/// Offset of the trampoline in the code page; sites are before it.
-const TRAMPOLINE: usize = 1024;
+/// Offset of the first program in the code area; sites and stubs are before it.
+const PROGRAMS: usize = 2048;
 /// Bytes from a site to the next.
-const SITE: usize = 16;
+const SITE: usize = 32;
+const CODE: usize = 16384;
 
 pub(crate) struct FakeGuest {
     pub(crate) cpus: u64,
     pub(crate) rings: Vec<Ring>,
+    overflow: Overflow,
     per_cpu: u64,
     tasks: u64,
     code: u64,
+    /// Where programs are.
+    programs: Vec<u64>,
+}
+
+/// A record as it is in a ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) common: Common,
+    /// From the end downwards.
+    pub(crate) fields: Vec<u64>,
+}
+
+impl Record {
+    pub(crate) fn info(&self) -> Info {
+        Info(self.common.info)
+    }
+}
+
+/// The programs of most tests.
+pub(crate) fn entry_program() -> Program {
+    Program { number: 7, tracers: 1, point: Point::Entry, fields: Vec::new() }
 }
 
 fn map(len: u64, align: u64, protection: i32) -> u64 {
@@ -56,33 +81,64 @@ fn at<T>(address: u64) -> *mut T {
 impl FakeGuest {
     pub(crate) const SITES: u64 = 8;
 
-    pub(crate) fn new(cpus: u64, stride: u64, addressing: Addressing, overflow: Overflow) -> Self {
+    /// One whose functions all call one entry program, as most tests want it.
+    pub(crate) fn new(cpus: u64, size: u64, addressing: Addressing, overflow: Overflow) -> Self {
+        Self::with(cpus, size, addressing, overflow, &[entry_program()])
+    }
+
+    /// One with these programs: its functions call the first.
+    pub(crate) fn with(
+        cpus: u64,
+        size: u64,
+        addressing: Addressing,
+        overflow: Overflow,
+        programs: &[Program],
+    ) -> Self {
         let rw = libc::PROT_READ | libc::PROT_WRITE;
         let per_cpu = map(AREA * cpus, 4096, rw);
         let tasks = map(AREA, 4096, rw);
-        let memory = map(stride * cpus, stride, rw);
-        let code = map(4096, 4096, rw | libc::PROT_EXEC);
-        let rings: Vec<_> =
-            (0..cpus).map(|cpu| Ring::new(memory + cpu * stride, stride).unwrap()).collect();
+        let memory = map(size * cpus, CHUNK_SIZE as u64, rw);
+        let code = map(CODE as u64, 4096, rw | libc::PROT_EXEC);
+        let ring = |cpu| Ring::new(memory + cpu * size, size, arch::SPENT).unwrap();
+        let rings: Vec<_> = (0..cpus).map(ring).collect();
         for (cpu, ring) in (0..cpus).zip(&rings) {
             // SAFETY: inside the mappings made above, aligned, not shared yet.
-            unsafe {
-                at::<Control>(arch::control(per_cpu, cpu)).write(ring.control());
-                at::<Header>(ring.address()).write(ring.header());
+            unsafe { at::<Control>(arch::control(per_cpu, cpu)).write(ring.control()) };
+            for chunk in 0..ring.chunks() {
+                let address = ring.address() + ring.front_offset(chunk);
+                // SAFETY: as above.
+                unsafe { at::<Front>(address).write(ring.front(chunk)) };
             }
         }
-        let guest = Self { cpus, rings, per_cpu, tasks, code };
-        let mut text = guest.trampoline(addressing, overflow, stride);
-        text.resize(4096 - TRAMPOLINE, 0);
-        let mut page = vec![0; TRAMPOLINE];
-        for site in 0..usize::try_from(Self::SITES).unwrap() {
-            let code = arch::site(TRAMPOLINE - site * SITE);
-            page[site * SITE..][..code.len()].copy_from_slice(&code);
+        let mut guest = Self { cpus, rings, overflow, per_cpu, tasks, code, programs: Vec::new() };
+        let mut text = vec![0; PROGRAMS];
+        for program in programs {
+            let Code { bytes, .. } = guest.compile(program, addressing);
+            guest.programs.push(code + text.len() as u64);
+            text.extend(bytes);
+            text.resize(text.len().next_multiple_of(16), 0);
         }
-        page.extend(text);
-        // SAFETY: `code` is 4096 writable bytes.
-        unsafe { core::ptr::copy_nonoverlapping(page.as_ptr(), at(code), page.len()) };
+        for site in 0..usize::try_from(Self::SITES).unwrap() {
+            let at = code + (site * SITE) as u64;
+            let site_code = arch::site(at, guest.programs[0]);
+            assert!(site_code.len() <= SITE);
+            text[site * SITE..][..site_code.len()].copy_from_slice(&site_code);
+        }
+        assert!(text.len() <= CODE);
+        // SAFETY: `code` is so many writable bytes.
+        unsafe { core::ptr::copy_nonoverlapping(text.as_ptr(), at(code), text.len()) };
         guest
+    }
+
+    pub(crate) fn program(&self, index: usize) -> u64 {
+        self.programs[index]
+    }
+
+    /// Puts code where the site is, to be called by [`FakeGuest::hit`].
+    pub(crate) fn set_site(&self, site: u64, code: &[u8]) {
+        assert!(code.len() <= SITE);
+        // SAFETY: inside of the code area.
+        unsafe { core::ptr::copy_nonoverlapping(code.as_ptr(), at(self.site(site)), code.len()) };
     }
 
     pub(crate) fn site(&self, site: u64) -> u64 {
@@ -99,37 +155,109 @@ impl FakeGuest {
         unsafe { AtomicU64::from_ptr(at(address)) }
     }
 
+    fn half(&self, address: u64) -> &AtomicU32 {
+        // SAFETY: as above.
+        unsafe { AtomicU32::from_ptr(at(address)) }
+    }
+
     pub(crate) fn head(&self, cpu: u64) -> u64 {
         self.word(arch::control(self.per_cpu, cpu)).load(Ordering::Acquire)
     }
 
-    pub(crate) fn dropped(&self, cpu: u64) -> u64 {
-        let ring = &self.rings[usize::try_from(cpu).unwrap()];
-        self.word(ring.address() + core::mem::offset_of!(Header, dropped) as u64)
-            .load(Ordering::Acquire)
+    pub(crate) fn ring(&self, cpu: u64) -> Ring {
+        self.rings[usize::try_from(cpu).unwrap()]
     }
 
-    /// Takes the committed records of `cpu` from `tail` on, as the VMM does.
+    /// A word of a chunk's account.
+    pub(crate) fn front(&self, cpu: u64, chunk: u64, field: usize) -> &AtomicU64 {
+        let ring = self.ring(cpu);
+        self.word(ring.address() + ring.front_offset(chunk) + field as u64)
+    }
+
+    pub(crate) fn dropped(&self, cpu: u64) -> u64 {
+        let count = |chunk| self.front(cpu, chunk, front::DROPPED).load(Ordering::Acquire);
+        (0..self.ring(cpu).chunks()).map(count).sum()
+    }
+
+    pub(crate) fn overwritten(&self, cpu: u64) -> u64 {
+        let count = |chunk| self.front(cpu, chunk, front::STATE).load(Ordering::Acquire);
+        (0..self.ring(cpu).chunks()).map(|chunk| count(chunk) & 0xffff_ffff).sum()
+    }
+
+    fn address(&self, cpu: u64, position: u64) -> u64 {
+        let ring = self.ring(cpu);
+        ring.address() + ring.offset(position)
+    }
+
+    /// The published record that ends at a position; `None` when there is none.
+    fn published(&self, cpu: u64, position: u64) -> Option<Record> {
+        let end = self.address(cpu, position);
+        if self.half(end - below::SITE as u64).load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        // SAFETY: inside a chunk, aligned; nobody writes it until there is room again.
+        let common = unsafe { at::<Common>(end - COMMON_SIZE as u64).read_volatile() };
+        let count = (Info(common.info).size() - COMMON_SIZE) as u64 / 8;
+        let field = |index| self.word(end - COMMON_SIZE as u64 - 8 * index);
+        let fields = (1..=count).map(|index| field(index).load(Ordering::Relaxed)).collect();
+        Some(Record { common, fields })
+    }
+
+    /// Takes the published records of `cpu` from `tail` on, as the VMM does.
     pub(crate) fn drain(&self, cpu: u64, tail: &mut u64, mut record: impl FnMut(Record)) {
-        let ring = self.rings[usize::try_from(cpu).unwrap()];
+        let ring = self.ring(cpu);
         let head = self.head(cpu);
         assert!(ring.is_position(head), "head {head:#x}");
-        while *tail != head && ring.count(*tail) < ring.count(head) {
-            let slot = ring.slot(*tail);
-            let address = ring.address() + ring.offset(slot);
-            // SAFETY: a slot inside the ring, aligned for its fields.
-            let commit = unsafe {
-                AtomicU32::from_ptr(at(address + core::mem::offset_of!(Record, function) as u64))
-            };
-            if commit.load(Ordering::Acquire) == 0 {
-                break;
+        while *tail != head {
+            if ring.is_spent(*tail) {
+                let chunk = ring.chunk(*tail);
+                let start = ring.address() + chunk * CHUNK_SIZE as u64;
+                let len = usize::try_from(ring.front_offset(0)).unwrap();
+                // SAFETY: all of the chunk but its account; nobody writes it now.
+                unsafe { core::ptr::write_bytes(at::<u8>(start), 0, len) };
+                let room = ring.opening(chunk, (*tail >> 32) + 1);
+                self.front(cpu, chunk, front::ROOM).store(room, Ordering::Release);
+                *tail = ring.next_opening(*tail);
+                continue;
             }
-            // SAFETY: committed: no trampoline writes it until room grows.
-            record(unsafe { at::<Record>(address).read_volatile() });
-            commit.store(0, Ordering::Relaxed);
-            *tail = slot + RECORD_SIZE as u64;
+            let Some(found) = self.published(cpu, *tail) else { break };
+            *tail -= found.info().size() as u64;
+            record(found);
         }
-        self.word(ring.address() + core::mem::offset_of!(Header, room) as u64)
-            .store(ring.room(*tail), Ordering::Release);
     }
+
+    /// All records of a flight recorder that are whole, the oldest first.
+    pub(crate) fn recorded(&self, cpu: u64) -> Vec<Record> {
+        let ring = self.ring(cpu);
+        let head = self.head(cpu);
+        let state = |chunk| self.front(cpu, chunk, front::STATE).load(Ordering::Acquire) >> 32;
+        let mut chunks: Vec<_> = (0..ring.chunks()).map(|chunk| (state(chunk), chunk)).collect();
+        chunks.sort_unstable();
+        let mut all = Vec::new();
+        for (lap, chunk) in chunks {
+            let mut position = ring.opening(chunk, lap);
+            let end = if ring.chunk(head) == chunk { head } else { 0 };
+            while lap != 0 && !ring.is_spent(position) && position != end {
+                let info = Info(
+                    self.half(self.address(cpu, position) - below::INFO as u64)
+                        .load(Ordering::Acquire),
+                );
+                if u64::from(info.tag()) != lap & 0xff {
+                    break;
+                }
+                all.extend(self.published(cpu, position));
+                position -= info.size() as u64;
+            }
+        }
+        all
+    }
+
+    pub(crate) fn overflow(&self) -> Overflow {
+        self.overflow
+    }
+}
+
+/// Whether a program has a field.
+pub(crate) fn has(program: &Program, field: Field) -> bool {
+    program.below(field).is_some()
 }

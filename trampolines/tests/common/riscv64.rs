@@ -4,11 +4,13 @@ use super::{AREA, FakeGuest, PID, at};
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::cell::Cell;
 use std::sync::Once;
-use vmtrace_trampolines::Overflow;
 use vmtrace_trampolines::layout::CONTROL_SIZE;
 use vmtrace_trampolines::riscv64::encode::register::{RA, T0};
 use vmtrace_trampolines::riscv64::encode::{auipc, jalr, jr, split};
-use vmtrace_trampolines::riscv64::{Values, entry};
+use vmtrace_trampolines::riscv64::{Values, compile};
+use vmtrace_trampolines::{Code, Program};
+
+pub(crate) use vmtrace_trampolines::riscv64::SPENT;
 
 /// There is one way to find a control block.
 #[derive(Clone, Copy, Debug)]
@@ -39,8 +41,8 @@ pub(super) const fn control(per_cpu: u64, cpu: u64) -> u64 {
 }
 
 /// auipc t0; jalr t0; ret
-pub(super) fn site(distance: usize) -> Vec<u8> {
-    let (upper, lower) = split(i64::try_from(distance).unwrap()).unwrap();
+pub(super) fn site(address: u64, program: u64) -> Vec<u8> {
+    let (upper, lower) = split(program.wrapping_sub(address).cast_signed()).unwrap();
     let code = [auipc(T0, upper), jalr(T0, T0, lower), jr(RA)];
     code.into_iter().flat_map(u32::to_le_bytes).collect()
 }
@@ -101,14 +103,14 @@ fn current() -> u64 {
 }
 
 impl FakeGuest {
-    pub(super) fn trampoline(&self, _: Addressing, overflow: Overflow, stride: u64) -> Vec<u8> {
+    pub(super) fn compile(&self, program: &Program, _: Addressing) -> Code {
         // The first guest's tasks serve all, also guests of tests in other threads.
         FIRST.call_once(|| {
             TASKS[0].store(self.tasks, Ordering::Relaxed);
             TASKS[1].store(self.tasks + AREA, Ordering::Relaxed);
         });
-        let values = Values { cpu: CPU, pid: PID, controls: self.per_cpu, cpus: self.cpus, stride };
-        entry(overflow, &values).unwrap().bytes().collect()
+        let values = Values { cpu: CPU, pid: PID, controls: self.per_cpu };
+        compile(program, self.overflow, &values).unwrap()
     }
 
     /// The calling thread runs on `cpu` from now on.

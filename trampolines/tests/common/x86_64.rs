@@ -1,13 +1,20 @@
 //! A CPU is a gs base.
 
 use super::{AREA, FakeGuest, PID, at};
-use vmtrace_trampolines::x86_64::entry;
-use vmtrace_trampolines::{Fixup, Overflow};
+use vmtrace_trampolines::x86_64::{self, Values, compile};
+use vmtrace_trampolines::{Code, Program};
 
-pub(crate) use vmtrace_trampolines::x86_64::Addressing;
+pub(crate) use vmtrace_trampolines::x86_64::SPENT;
+
+/// How a control block is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Addressing {
+    PerCpu,
+    Shared,
+}
 
 pub(crate) const ADDRESSINGS: [Addressing; 2] = [Addressing::PerCpu, Addressing::Shared];
-/// From a site to where the trampoline returns to.
+/// From a site to where the program returns to.
 pub(crate) const SITE_RETURN: u64 = 5;
 
 /// Offsets in a CPU's area.
@@ -19,10 +26,11 @@ pub(super) const fn control(per_cpu: u64, cpu: u64) -> u64 {
     per_cpu + cpu * AREA + CONTROL
 }
 
-/// call stub; ret
-pub(super) fn site(distance: usize) -> Vec<u8> {
+/// call program; ret
+pub(super) fn site(address: u64, program: u64) -> Vec<u8> {
     let mut code = vec![0xe8];
-    code.extend(i32::try_from(distance - 5).unwrap().to_le_bytes());
+    let distance = program.wrapping_sub(address + 5).cast_signed();
+    code.extend(i32::try_from(distance).unwrap().to_le_bytes());
     code.push(0xc3);
     code
 }
@@ -38,12 +46,7 @@ pub(crate) fn handler(handler: extern "C" fn(i32)) -> usize {
 }
 
 impl FakeGuest {
-    pub(super) fn trampoline(
-        &self,
-        addressing: Addressing,
-        overflow: Overflow,
-        stride: u64,
-    ) -> Vec<u8> {
+    pub(super) fn compile(&self, program: &Program, addressing: Addressing) -> Code {
         let table = self.per_cpu + CONTROL + 64;
         for cpu in 0..self.cpus {
             let area = self.per_cpu + cpu * AREA;
@@ -54,20 +57,15 @@ impl FakeGuest {
                 at::<u64>(table + 8 * cpu).write(control(self.per_cpu, cpu));
             }
         }
-        let values = [
+        let addressing = match addressing {
             // gs is the area's address; the block lies CONTROL bytes into it.
-            (Fixup::ControlFromGs, CONTROL),
-            (Fixup::Current, CURRENT),
-            (Fixup::Pid, PID),
-            (Fixup::RingMask, stride.wrapping_neg()),
-            (Fixup::CpuNumber, CPU_NUMBER),
-            (Fixup::CpuCount, self.cpus),
-            (Fixup::ControlTable, table),
-        ];
-        let template = entry(addressing, overflow);
-        let mut code = vec![0; template.code().len()];
-        template.instantiate(&mut code, &values).unwrap();
-        code
+            Addressing::PerCpu => x86_64::Addressing::PerCpu { distance: CONTROL },
+            Addressing::Shared => {
+                x86_64::Addressing::Shared { number: CPU_NUMBER, cpus: self.cpus, table }
+            }
+        };
+        let values = Values { addressing, current: CURRENT, pid: PID };
+        compile(program, self.overflow, &values).unwrap()
     }
 
     /// The calling thread runs on `cpu` from now on.

@@ -1,0 +1,184 @@
+//! The way that every hit takes.
+
+use super::Values;
+use super::encode::split;
+use super::slow::{overwrite, slow};
+use crate::layout::{COMMON_SIZE, CONTROL_SIZE, MAX_RECORD, below, control};
+use crate::program::{Code, Field, Overflow, Point, Program, ProgramError};
+use dynasmrt::riscv::RiscvRelocation;
+use dynasmrt::{DynasmApi, DynasmLabelApi, VecAssembler, dynasm};
+
+pub(super) type Assembler = VecAssembler<RiscvRelocation>;
+
+/// Bits to shift a position by, so that its offset in its chunk is at the top of a word.
+pub(super) const SHIFT: u32 = 18;
+/// [`MAX_RECORD`] shifted like that.
+#[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "small constants")]
+pub(super) const SPENT_SHIFTED: i32 = (MAX_RECORD << SHIFT) as i32;
+
+/// How far below its end a field of a record is.
+#[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "small constants")]
+pub(super) const fn at(below: usize) -> i32 {
+    -(below as i32)
+}
+
+/// `value` for `lui` and the instruction after it, sign-extended from 32 bits.
+fn parts(what: &'static str, value: u64) -> Result<(i32, i32), ProgramError> {
+    let (upper, lower) = split(value.cast_signed()).ok_or(ProgramError::Range(what, value))?;
+    Ok(((upper << 12).cast_signed(), lower))
+}
+
+/// Makes a program.
+///
+/// Its entry: called with the return address into the function in `t0` and that of the function in
+/// `ra`. `t1` to `t6` are free; all else is kept, `sp` is not used but where the next chunk is
+/// opened.
+///
+/// Its return: entered by `jal t1`, 4 bytes behind which a word names the site, with the function's
+/// return address in `ra`, to which it goes. `t0`, `t2` to `t6` and `a2` to `a7` are free.
+///
+/// # Errors
+/// When there can be no such program.
+pub fn compile(
+    program: &Program,
+    overflow: Overflow,
+    values: &Values,
+) -> Result<Code, ProgramError> {
+    program.check()?;
+    let mut ops = Assembler::new(0);
+    let returns = program.point == Point::Return;
+    if returns {
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; mv t0, t1);
+    }
+    find_control(&mut ops, values)?;
+    reserve(&mut ops, program, overflow)?;
+    dynasm!(ops; .arch riscv64; .feature A, Zicntr
+        ; sw ra, [t2, at(below::CALLER)]
+        ; sd tp, [t2, at(below::TASK)]
+    );
+    load_word(&mut ops, "the pid's offset", values.pid)?;
+    dynasm!(ops; .arch riscv64; .feature A, Zicntr; sw t3, [t2, at(below::PID)]);
+    for (index, &field) in program.fields.iter().enumerate() {
+        let to = at(COMMON_SIZE + 8 * (index + 1));
+        match field {
+            Field::Stack => dynasm!(ops; .arch riscv64; .feature A, Zicntr; sd sp, [t2, to]),
+            Field::Value => dynasm!(ops; .arch riscv64; .feature A, Zicntr; sd a0, [t2, to]),
+            Field::Argument(number @ 0..8) => {
+                dynasm!(ops; .arch riscv64; .feature A, Zicntr; sd X(10 + number), [t2, to]);
+            }
+            Field::Argument(number) => {
+                let from = 8 * (i32::from(number) - 8);
+                if from > 2047 {
+                    return Err(ProgramError::Field(field, program.point));
+                }
+                dynasm!(ops; .arch riscv64; .feature A, Zicntr; ld t3, [sp, from]; sd t3, [t2, to]);
+            }
+        }
+    }
+    dynasm!(ops; .arch riscv64; .feature A, Zicntr
+        ; rdtime t3
+        ; sd t3, [t2, at(below::TIMESTAMP)]
+    );
+    if returns {
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; lwu t3, [t0, 4]);
+    }
+    // Stores may overtake each other here; what publishes the record must not.
+    dynasm!(ops; .arch riscv64; .feature A, Zicntr; fence w, w);
+    if returns {
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; sw t3, [t2, at(below::SITE)]);
+    } else {
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; sw t0, [t2, at(below::SITE)]);
+    }
+    let ending = ops.offset().0;
+    leave(&mut ops, program.point);
+    match overflow {
+        Overflow::Drop => slow(&mut ops, program),
+        Overflow::Overwrite => overwrite(&mut ops, program),
+    }
+    let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
+    Ok(Code { bytes, endings: vec![ending] })
+}
+
+/// Goes on: into the function, or back to where it was called from. (Harts predict what is jumped
+/// to by ra from calls: a function's return must stay one.)
+pub(super) fn leave(ops: &mut Assembler, point: Point) {
+    match point {
+        Point::Entry => dynasm!(ops; .arch riscv64; jr t0),
+        Point::Return => dynasm!(ops; .arch riscv64; ret),
+    }
+}
+
+/// `lw t3, offset(tp)` for offsets of up to 31 bits.
+fn load_word(ops: &mut Assembler, what: &'static str, offset: u64) -> Result<(), ProgramError> {
+    let (upper, lower) = parts(what, offset)?;
+    if upper == 0 {
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; lw t3, [tp, lower]);
+    } else {
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; lui t3, upper; add t3, t3, tp; lw t3, [t3, lower]);
+    }
+    Ok(())
+}
+
+/// Leaves the control block of this CPU in t1.
+fn find_control(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError> {
+    let (controls, lower) = parts("the control blocks", values.controls)?;
+    load_word(ops, "the CPU number's offset", values.cpu)?;
+    dynasm!(ops; .arch riscv64; .feature A, Zicntr
+        ; slli t1, t3, CONTROL_SIZE.trailing_zeros()
+        ; lui t2, controls
+    );
+    if lower != 0 {
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; addi t2, t2, lower);
+    }
+    dynasm!(ops; .arch riscv64; .feature A, Zicntr; add t1, t1, t2);
+    Ok(())
+}
+
+/// Reserves; leaves the end of the record in t2. Between lr.d and sc.d is only what the
+/// architecture guarantees to succeed in the end.
+fn reserve(ops: &mut Assembler, program: &Program, overflow: Overflow) -> Result<(), ProgramError> {
+    const { assert!(control::HEAD == 0) };
+    let size = at(program.size());
+    let info = program.info(overflow).0;
+    let (upper, lower) = parts("the record's head", i64::from(info.cast_signed()).cast_unsigned())?;
+    dynasm!(ops; .arch riscv64; .feature A, Zicntr
+        ; reserve:
+        ; lr.d t2, [t1]
+        ; slliw t3, t2, SHIFT
+    );
+    match overflow {
+        // The upper part of what the record says of itself is the limit, too.
+        Overflow::Drop => dynasm!(ops; .arch riscv64; .feature A, Zicntr
+            ; lui t4, upper
+            ; bgeu t4, t3, >slow
+        ),
+        Overflow::Overwrite => dynasm!(ops; .arch riscv64; .feature A, Zicntr
+            ; lui t4, SPENT_SHIFTED
+            ; bgeu t4, t3, >slow
+        ),
+    }
+    dynasm!(ops; .arch riscv64; .feature A, Zicntr
+        ; addi t3, t2, size
+        ; sc.d t3, t3, [t1]
+        ; bnez t3, <reserve
+    );
+    if overflow == Overflow::Overwrite {
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; srli t3, t2, 32);
+    }
+    dynasm!(ops; .arch riscv64; .feature A, Zicntr; sext.w t2, t2);
+    if overflow == Overflow::Overwrite {
+        // What an earlier lap has left here is not ours: withdraw it before anything else.
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr
+            ; sw zero, [t2, at(below::SITE)]
+            ; lui t4, upper
+        );
+    }
+    dynasm!(ops; .arch riscv64; .feature A, Zicntr
+        ; addi t4, t4, lower
+        ; sw t4, [t2, at(below::INFO)]
+    );
+    if overflow == Overflow::Overwrite {
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; sb t3, [t2, -1]);
+    }
+    Ok(())
+}

@@ -1,0 +1,262 @@
+//! The way that every hit takes.
+
+use super::slow::slow;
+use super::{Addressing, SPENT, Values};
+use crate::layout::{CHUNK_SIZE, COMMON_SIZE, below, control};
+use crate::program::{Code, Field, Overflow, Point, Program, ProgramError};
+use dynasmrt::x64::X64Relocation;
+use dynasmrt::{DynasmApi, DynasmLabelApi, VecAssembler, dynasm};
+
+pub(super) type Assembler = VecAssembler<X64Relocation>;
+
+/// The bits of a position that are all clear where a chunk is used up.
+pub(super) const ABOVE_SPENT: i32 = (CHUNK_SIZE as i32 - 1) & !(SPENT as i32 - 1);
+/// A return, and room for a jump to the kernel's return thunk in its place.
+const ENDING: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
+
+/// A value as the sign-extended displacement or address of an instruction.
+fn disp(what: &'static str, value: u64) -> Result<i32, ProgramError> {
+    i32::try_from(value.cast_signed()).map_err(|_| ProgramError::Range(what, value))
+}
+
+/// How far below its end a field of a record is.
+const fn at(below: usize) -> i32 {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "small")]
+    let below = below as i32;
+    -below
+}
+
+/// What a program needs, as operands of instructions.
+pub(super) struct Operands {
+    pub(super) size: i32,
+    pub(super) info: i32,
+    pub(super) overwrite: bool,
+    pub(super) tracers: i32,
+    pub(super) shared: bool,
+}
+
+/// Makes a program.
+///
+/// Its entry: `r10`, `r11` and the flags are free; the stack has a return address on top (into the
+/// function, behind the site; or into a stub) and that of the function below it. All else is kept.
+///
+/// Its return: entered by a jump with the low half of the site's address in `ecx`. `rcx`, `rsi`,
+/// `rdi`, `r8` to `r11` and the flags are free, as they are to a caller.
+///
+/// # Errors
+/// When there can be no such program.
+pub fn compile(
+    program: &Program,
+    overflow: Overflow,
+    values: &Values,
+) -> Result<Code, ProgramError> {
+    program.check()?;
+    let small = |size: usize| i32::try_from(size).unwrap_or(i32::MAX);
+    let operands = Operands {
+        size: small(program.size()),
+        info: program.info(overflow).0.cast_signed(),
+        overwrite: overflow == Overflow::Overwrite,
+        tracers: program.tracers.into(),
+        shared: matches!(values.addressing, Addressing::Shared { .. }),
+    };
+    let mut ops = Assembler::new(0);
+    let ending = match program.point {
+        Point::Entry => entry(&mut ops, program, &operands, values)?,
+        Point::Return => end(&mut ops, program, &operands, values)?,
+    };
+    slow(&mut ops, &operands);
+    let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
+    Ok(Code { bytes, endings: vec![ending] })
+}
+
+/// Leaves the control block, or its distance from the gs base, in r11. rdx is free.
+fn find_control(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError> {
+    match values.addressing {
+        Addressing::PerCpu { distance } => {
+            dynasm!(ops; .arch x64; mov r11, QWORD distance.cast_signed());
+        }
+        Addressing::Shared { number, cpus, table } => {
+            let number = disp("the CPU number's offset", number)?;
+            let cpus = disp("the number of CPUs", cpus)?;
+            let table = disp("the table of control blocks", table)?;
+            dynasm!(ops; .arch x64
+                ; gs mov edx, [DWORD number]
+                ; cmp edx, cpus
+                ; jae >out
+                ; mov r11, [rdx * 8 + table]
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Reserves; leaves the end of the record in r10 and the old position in rax. rdx is lost.
+fn reserve(ops: &mut Assembler, operands: &Operands) {
+    let Operands { size, info, overwrite, shared, .. } = *operands;
+    const { assert!(control::HEAD == 0) };
+    dynasm!(ops; .arch x64; reserve:);
+    if shared {
+        dynasm!(ops; .arch x64; mov rax, [r11]);
+    } else {
+        dynasm!(ops; .arch x64; gs mov rax, [r11]);
+    }
+    dynasm!(ops; .arch x64
+        ; test eax, ABOVE_SPENT
+        ; jz >slow
+        ; lea rdx, [rax - size]
+    );
+    exchange(ops, shared);
+    dynasm!(ops; .arch x64
+        ; jne <reserve
+        ; movsxd r10, eax
+    );
+    if overwrite {
+        // What an earlier lap has left here is not ours: withdraw it before anything else.
+        dynasm!(ops; .arch x64; mov DWORD [r10 + at(below::SITE)], 0);
+    }
+    dynasm!(ops; .arch x64; mov DWORD [r10 + at(below::INFO)], info);
+    if overwrite {
+        dynasm!(ops; .arch x64
+            ; shr rax, 32
+            ; mov [r10 - 1], al
+        );
+    }
+}
+
+/// Head, from rax to rdx.
+pub(super) fn exchange(ops: &mut Assembler, shared: bool) {
+    if shared {
+        dynasm!(ops; .arch x64; lock cmpxchg [r11], rdx);
+    } else {
+        dynasm!(ops; .arch x64; gs cmpxchg [r11], rdx);
+    }
+}
+
+/// Task, pid and time. rax and rdx are lost.
+fn who_and_when(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError> {
+    let current = disp("current's offset", values.current)?;
+    let pid = disp("the pid's offset", values.pid)?;
+    dynasm!(ops; .arch x64
+        ; gs mov rdx, [DWORD current]
+        ; mov [r10 + at(below::TASK)], rdx
+        ; mov edx, [rdx + pid]
+        ; mov [r10 + at(below::PID)], edx
+        ; rdtsc
+        ; mov [r10 + at(below::TIMESTAMP)], eax
+        ; mov [r10 + at(below::TIMESTAMP) + 4], edx
+    );
+    Ok(())
+}
+
+fn entry(
+    ops: &mut Assembler,
+    program: &Program,
+    operands: &Operands,
+    values: &Values,
+) -> Result<usize, ProgramError> {
+    dynasm!(ops; .arch x64
+        ; push rax
+        ; push rdx
+    );
+    find_control(ops, values)?;
+    reserve(ops, operands);
+    dynasm!(ops; .arch x64
+        ; mov rdx, [rsp + 24]
+        ; mov [r10 + at(below::CALLER)], edx
+    );
+    for (index, &field) in program.fields.iter().enumerate() {
+        let to = at(COMMON_SIZE + 8 * (index + 1));
+        match field {
+            Field::Stack => dynasm!(ops; .arch x64; mov [r10 + to], rsp),
+            Field::Argument(0) => dynasm!(ops; .arch x64; mov [r10 + to], rdi),
+            Field::Argument(1) => dynasm!(ops; .arch x64; mov [r10 + to], rsi),
+            // rdx was pushed last.
+            Field::Argument(2) => dynasm!(ops; .arch x64; mov rdx, [rsp]; mov [r10 + to], rdx),
+            Field::Argument(3) => dynasm!(ops; .arch x64; mov [r10 + to], rcx),
+            Field::Argument(4) => dynasm!(ops; .arch x64; mov [r10 + to], r8),
+            Field::Argument(5) => dynasm!(ops; .arch x64; mov [r10 + to], r9),
+            Field::Argument(other) => {
+                // Above the function's return address.
+                let from = 32 + 8 * (i32::from(other) - 6);
+                dynasm!(ops; .arch x64; mov rdx, [rsp + from]; mov [r10 + to], rdx);
+            }
+            Field::Value => return Err(ProgramError::Field(field, Point::Entry)),
+        }
+    }
+    who_and_when(ops, values)?;
+    dynasm!(ops; .arch x64
+        ; mov rdx, [rsp + 16]
+        ; mov [r10 + at(below::SITE)], edx
+        ; out:
+        ; pop rdx
+        ; pop rax
+    );
+    let ending = ops.offset().0;
+    dynasm!(ops; .arch x64; .bytes ENDING);
+    Ok(ending)
+}
+
+fn end(
+    ops: &mut Assembler,
+    program: &Program,
+    operands: &Operands,
+    values: &Values,
+) -> Result<usize, ProgramError> {
+    dynasm!(ops; .arch x64
+        ; mov rsi, rax
+        ; mov rdi, rdx
+    );
+    find_control(ops, values)?;
+    reserve(ops, operands);
+    dynasm!(ops; .arch x64
+        ; mov rdx, [rsp]
+        ; mov [r10 + at(below::CALLER)], edx
+    );
+    for (index, &field) in program.fields.iter().enumerate() {
+        let to = at(COMMON_SIZE + 8 * (index + 1));
+        match field {
+            Field::Stack => dynasm!(ops; .arch x64; mov [r10 + to], rsp),
+            Field::Value => dynasm!(ops; .arch x64; mov [r10 + to], rsi),
+            Field::Argument(_) => return Err(ProgramError::Field(field, Point::Return)),
+        }
+    }
+    who_and_when(ops, values)?;
+    dynasm!(ops; .arch x64
+        ; mov [r10 + at(below::SITE)], ecx
+        ; out:
+        ; mov rax, rsi
+        ; mov rdx, rdi
+    );
+    let ending = ops.offset().0;
+    dynasm!(ops; .arch x64; .bytes ENDING);
+    Ok(ending)
+}
+
+fn jump(opcode: u8, from: u64, to: u64) -> Option<[u8; 5]> {
+    let distance = to.wrapping_sub(from.wrapping_add(5)).cast_signed();
+    let [a, b, c, d] = i32::try_from(distance).ok()?.to_le_bytes();
+    Some([opcode, a, b, c, d])
+}
+
+/// The stub at `address` to which the return at `site` jumps: names it and goes on to `program`.
+/// `None` when that is out of reach.
+#[must_use]
+pub fn return_stub(address: u64, site: u64, program: u64) -> Option<[u8; 10]> {
+    let mut code = [0; 10];
+    #[allow(clippy::cast_possible_truncation, reason = "the low half")]
+    let site = (site as u32).to_le_bytes();
+    code[0] = 0xb9; // mov ecx, imm32
+    code[1..5].copy_from_slice(&site);
+    code[5..].copy_from_slice(&jump(0xe9, address.wrapping_add(5), program)?);
+    Some(code)
+}
+
+/// The stub at `address` to which a tail jump goes: calls `program`, then jumps on to `target`.
+/// What it returns to names it. `None` when either is out of reach.
+#[must_use]
+pub fn tail_stub(address: u64, program: u64, target: u64) -> Option<[u8; 10]> {
+    let mut code = [0; 10];
+    code[..5].copy_from_slice(&jump(0xe8, address, program)?);
+    code[5..].copy_from_slice(&jump(0xe9, address.wrapping_add(5), target)?);
+    Some(code)
+}
