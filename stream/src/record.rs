@@ -64,6 +64,13 @@ impl EntryRecord {
         }
     }
 
+    /// The same on account of this tracer.
+    #[must_use]
+    pub fn by(mut self, tracer: u8) -> Self {
+        self.head.context = u16::from(tracer).into();
+        self
+    }
+
     /// Clock ticks.
     #[must_use]
     pub fn timestamp(&self) -> u64 {

@@ -28,7 +28,15 @@ pub fn mark() -> Mark {
 pub fn summary() -> Summary {
     let skipped = Skipped { reason: "busy".into(), count: 1, examples: vec!["schedule".into()] };
     Summary {
-        sites: Sites { matched: 3, patched: 2, tracers: vec![1, 1], skipped: vec![skipped] },
+        sites: Sites {
+            matched: 3,
+            patched: 2,
+            tracers: vec![1, 2],
+            names: vec!["tracer0".into(), "fs".into()],
+            direct: 1,
+            combined: 1,
+            skipped: vec![skipped],
+        },
         pauses: Pauses { count: 1, total_ns: 70_000, max_ns: 70_000 },
         patch_ns: 12_345,
         exit: Exit::TripleFault,

@@ -35,6 +35,13 @@ pub struct Sites {
     /// The same by tracer, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tracers: Vec<u64>,
+    /// Their names.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
+    /// Of those patched, so many work for one tracer alone.
+    pub direct: u64,
+    /// The others, for several at once.
+    pub combined: u64,
     /// Left alone, by reason.
     pub skipped: Vec<Skipped>,
 }

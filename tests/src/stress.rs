@@ -13,8 +13,6 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use vmtrace::host::{Job, JobEnd, Stdin};
 use vmtrace::kernel::{Arch, Kernel, SiteSection};
 use vmtrace::serve::{Control, Globs, Source, command};
-use vmtrace::session::Tracing;
-use vmtrace_trampolines::Overflow;
 
 /// How many rounds, unless `VMTRACE_STRESS_ROUNDS` says it.
 const ROUNDS: u64 = 20;
@@ -134,11 +132,9 @@ impl Driver<'_> {
     /// the guest has not freed.
     fn expected(&self, globs: &Globs) -> BTreeSet<usize> {
         let first = self.kernel.select_with_report(&globs.filter, &globs.notrace).sites;
-        let tracers = std::iter::once(first).chain(self.others.iter().cloned()).collect();
-        let tracing = Tracing { tracers, from: None, overflow: Overflow::Drop };
+        let all = std::iter::once(&first).chain(&self.others).flatten().copied();
         let sites = self.kernel.sites();
-        let kept = |&site: &usize| sites[site].section == SiteSection::Text;
-        tracing.sites().into_iter().map(|(site, _)| site).filter(kept).collect()
+        all.filter(|&site| sites[site].section == SiteSection::Text).collect()
     }
 
     /// Sites (indices) whose bytes are not as they were kept, by the guest's own look.

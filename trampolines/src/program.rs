@@ -14,9 +14,10 @@ pub enum Overflow {
 /// How a program is entered, and how it goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Point {
-    /// Called at a function's entry, by the site itself; or on a function's way out, by a stub
-    /// that goes on to another function.
+    /// Called at a function's entry, by the site itself.
     Entry,
+    /// Called where a function is left for another one, by a stub that jumps on.
+    Tail,
     /// In place of a function's return: ends it.
     Return,
 }
@@ -101,7 +102,7 @@ impl Program {
         for &field in &self.fields {
             let known = match field {
                 Field::Stack => true,
-                Field::Argument(_) => self.point == Point::Entry,
+                Field::Argument(_) => self.point != Point::Return,
                 Field::Value => self.point == Point::Return,
             };
             if !known {

@@ -35,7 +35,7 @@ fn hold(bencher: Bencher<'_, '_>, name: &str) {
         .counter(ItemsCount::new(sites.len()))
         .with_inputs(|| attachment.borrow_mut().disable(&fake, &sites).unwrap())
         .bench_local_values(|_| {
-            let report = attachment.borrow_mut().enable(&fake, &fake.kernel, &sites).unwrap();
+            let report = fake.enable(&mut attachment.borrow_mut(), &sites).unwrap();
             assert_eq!(report.patched, sites.len());
         });
 }
@@ -47,7 +47,7 @@ fn give_back(bencher: Bencher<'_, '_>, name: &str) {
     let attachment = RefCell::new(fake.attach());
     bencher
         .counter(ItemsCount::new(sites.len()))
-        .with_inputs(|| attachment.borrow_mut().enable(&fake, &fake.kernel, &sites).unwrap())
+        .with_inputs(|| fake.enable(&mut attachment.borrow_mut(), &sites).unwrap())
         .bench_local_values(|_| {
             let restored = attachment.borrow_mut().disable(&fake, &sites).unwrap();
             assert_eq!(restored.sites, sites.len());

@@ -27,7 +27,7 @@ use vmtrace::serve::{Format, Globs, Join, Origin, StreamRequest};
 use vmtrace::stream::{EntryRecord, Header, Summary, Writer};
 
 /// Bytes of a record in a ring.
-const SLOT: u64 = vmtrace_trampolines::layout::RECORD_SIZE as u64;
+const SLOT: u64 = vmtrace_trampolines::layout::COMMON_SIZE as u64;
 
 fn main() {
     one_core();
@@ -156,7 +156,7 @@ fn writer_alone(bencher: Bencher<'_, '_>, rings: u64) {
     let (records, bytes) = relayed.size();
     let record = |number: u64| {
         let record = relayed.rings.record(number);
-        EntryRecord::new(record.timestamp, record.function, record.caller, record.pid)
+        EntryRecord::new(record.timestamp, record.site, record.caller, record.pid)
     };
     let batch: Vec<_> = (0..records).map(record).collect();
     let header = Header { clock_hz: 1, vcpus: 1, ..Header::default() };
@@ -172,7 +172,7 @@ fn writer_alone(bencher: Bencher<'_, '_>, rings: u64) {
 fn copy(bencher: Bencher<'_, '_>, rings: u64) {
     let mut relayed = Relayed::new(rings, io::sink(), None);
     let records = relayed.fill();
-    let mut to = vec![0_u8; 8 << 20];
+    let mut to = vec![0_u8; 12 << 20];
     bencher.counter(ItemsCount::new(records)).counter(BytesCount::new(records * SLOT)).bench_local(
         || {
             relayed.rings.slots(|slots| {

@@ -6,8 +6,7 @@ use fake_guest::{ANNEX, DISABLED, ENABLED, Fake, kernels};
 use vm_memory::Bytes;
 use vmtrace::kernel::{FtraceKind, SiteSection};
 use vmtrace::tracer::annex::{self, Addressing};
-use vmtrace::tracer::{Guest, SkipReason, Tripwire};
-use vmtrace_trampolines::layout::Record;
+use vmtrace::tracer::{Guest, RawBatch, SkipReason, Tripwire};
 
 // A site that calls anything but the trampoline crashes the guest; one that is not
 // given back keeps calling it for ever.
@@ -19,11 +18,11 @@ fn every_site_calls_the_trampoline_and_is_given_back() {
         let mut attachment = fake.attach();
         assert!(!matches!(attachment.addressing(), Addressing::Table(_)), "{name}");
         let sites = fake.all();
-        let report = attachment.enable(&fake, &fake.kernel, &sites).unwrap();
+        let report = fake.enable(&mut attachment, &sites).unwrap();
         assert_eq!((report.matched, report.patched), (sites.len(), sites.len()), "{name}");
         assert_eq!(report.skipped, [], "{name}");
         for &site in &sites {
-            assert_eq!(fake.target(site), fake.trampoline(), "{name}: site {site}");
+            assert_eq!(fake.target(site), fake.program(), "{name}: site {site}");
             assert_eq!(fake.flags(site), DISABLED);
         }
         let restored = attachment.release_all(&fake, &fake.kernel).unwrap();
@@ -41,13 +40,13 @@ fn sites_can_be_given_back_and_taken_again_one_by_one() {
         let mut attachment = fake.attach();
         let sites = &fake.all()[..100];
         let disabled: Vec<_> = sites.iter().map(|&site| fake.bytes(site)).collect();
-        attachment.enable(&fake, &fake.kernel, sites).unwrap();
+        fake.enable(&mut attachment, sites).unwrap();
         assert_eq!(attachment.disable(&fake, &sites[..60]).unwrap().sites, 60);
         for (&site, disabled) in sites[..60].iter().zip(&disabled) {
             assert_eq!(&fake.bytes(site), disabled, "{name}");
             assert_eq!(fake.flags(site), DISABLED, "{name}: the guest must still keep off");
         }
-        assert_eq!(attachment.enable(&fake, &fake.kernel, &sites[..50]).unwrap().patched, 50);
+        assert_eq!(fake.enable(&mut attachment, &sites[..50]).unwrap().patched, 50);
         assert_eq!(attachment.held(), 90);
         attachment.release_all(&fake, &fake.kernel).unwrap();
         assert!(fake.text() == before, "{name}");
@@ -107,7 +106,7 @@ fn what_the_guest_uses_is_left_alone_with_a_reason() {
         // One that the guest's ftrace has no record of.
         let unknown = sites[7];
         fake.write(fake.records() + 16 * unknown as u64, &[0; 8]).unwrap();
-        let report = attachment.enable(&fake, &fake.kernel, &sites[..10]).unwrap();
+        let report = fake.enable(&mut attachment, &sites[..10]).unwrap();
         let reasons: Vec<_> = report.skipped.iter().map(|skip| (skip.site, skip.reason)).collect();
         assert_eq!(
             reasons,
@@ -132,7 +131,7 @@ fn a_site_that_the_guest_took_over_is_not_written_at_the_end() {
         let fake = Fake::new(name);
         let sites = &fake.all()[..3];
         let mut attachment = fake.attach();
-        attachment.enable(&fake, &fake.kernel, sites).unwrap();
+        fake.enable(&mut attachment, sites).unwrap();
         let foreign = fake.foreign(sites[1]);
         fake.write(fake.at(fake.extent(sites[1]).0), &foreign).unwrap();
         let restored = attachment.release_all(&fake, &fake.kernel).unwrap();
@@ -150,7 +149,7 @@ fn the_flag_stays_while_the_guests_own_tracer_is_active() {
         let sites = &fake.all()[..3];
         let before: Vec<_> = sites.iter().map(|&site| fake.bytes(site)).collect();
         let mut attachment = fake.attach();
-        attachment.enable(&fake, &fake.kernel, sites).unwrap();
+        fake.enable(&mut attachment, sites).unwrap();
         fake.write(fake.symbol("ftrace_ops_list"), &0x1234_u64.to_le_bytes()).unwrap();
         attachment.release_all(&fake, &fake.kernel).unwrap();
         for (&site, before) in sites.iter().zip(&before) {
@@ -169,7 +168,7 @@ fn freed_init_text_is_never_written_again() {
         let init: Vec<_> = sites.iter().filter(is_init).copied().collect();
         assert!(init.len() > 1000);
         let disabled: Vec<_> = init.iter().map(|&site| fake.bytes(site)).collect();
-        attachment.enable(&fake, &fake.kernel, &sites).unwrap();
+        fake.enable(&mut attachment, &sites).unwrap();
         assert_eq!(attachment.release_init(&fake).unwrap().sites, init.len());
         for (&site, disabled) in init.iter().zip(&disabled) {
             assert_eq!(&fake.bytes(site), disabled, "{name}");
@@ -178,7 +177,7 @@ fn freed_init_text_is_never_written_again() {
             fake.write(fake.at(link), &disabled[..len / 2]).unwrap();
         }
         fake.log.borrow_mut().clear();
-        let report = attachment.enable(&fake, &fake.kernel, &init).unwrap();
+        let report = fake.enable(&mut attachment, &init).unwrap();
         assert_eq!(report.patched, 0);
         assert!(report.skipped.iter().all(|skip| skip.reason == SkipReason::Freed));
         attachment.release_all(&fake, &fake.kernel).unwrap();
@@ -198,7 +197,7 @@ fn a_failure_half_way_is_an_error_and_holds_nothing() {
         let sites = &fake.all()[..50];
         let mut attachment = fake.attach();
         *fake.failing.borrow_mut() = 61..usize::MAX;
-        assert!(attachment.enable(&fake, &fake.kernel, sites).is_err());
+        assert!(fake.enable(&mut attachment, sites).is_err());
         *fake.failing.borrow_mut() = 0..0;
         assert_eq!(attachment.held(), 0, "{name}");
     }
@@ -212,16 +211,16 @@ fn one_failure_changes_nothing_else() {
         let all = fake.all();
         let (sites, others) = all.split_at(50);
         let mut attachment = fake.attach();
-        attachment.enable(&fake, &fake.kernel, &others[..50]).unwrap();
+        fake.enable(&mut attachment, &others[..50]).unwrap();
         let before = (fake.text(), fake.read_vec(fake.records(), 16 * 100));
         *fake.failing.borrow_mut() = 61..62;
-        assert!(attachment.enable(&fake, &fake.kernel, sites).is_err());
+        assert!(fake.enable(&mut attachment, sites).is_err());
         let after = (fake.text(), fake.read_vec(fake.records(), 16 * 100));
         assert!(after == before, "{name}: sites were not put back");
         assert_eq!(attachment.held(), 50, "{name}");
 
         let disabled: Vec<_> = sites.iter().map(|&site| fake.bytes(site)).collect();
-        attachment.enable(&fake, &fake.kernel, sites).unwrap();
+        fake.enable(&mut attachment, sites).unwrap();
         *fake.failing.borrow_mut() = 20..21;
         assert!(attachment.disable(&fake, sites).is_err());
         let left =
@@ -240,10 +239,10 @@ fn a_failure_leaves_sites_refused_that_were() {
         let fake = Fake::new(name);
         let sites = &fake.all()[..10];
         let mut attachment = fake.attach();
-        attachment.enable(&fake, &fake.kernel, &sites[..5]).unwrap();
+        fake.enable(&mut attachment, &sites[..5]).unwrap();
         attachment.disable(&fake, sites).unwrap();
         *fake.failing.borrow_mut() = 15..16;
-        assert!(attachment.enable(&fake, &fake.kernel, sites).is_err());
+        assert!(fake.enable(&mut attachment, sites).is_err());
         let flags: Vec<_> = sites.iter().map(|&site| fake.flags(site)).collect();
         assert_eq!(flags, [[DISABLED; 5], [0; 5]].concat(), "{name}");
         attachment.release_all(&fake, &fake.kernel).unwrap();
@@ -303,7 +302,7 @@ fn traps_replace_instructions_and_leave() {
         attachment.disarm(&fake, site).unwrap();
         assert_eq!((fake.bytes(site), fake.flags(site)), (disabled, DISABLED));
         assert_ne!(fake.read_vec(fake.at(address), trap.len()), trap, "{name}");
-        assert_eq!(attachment.enable(&fake, &fake.kernel, &[site]).unwrap().patched, 1);
+        assert_eq!(fake.enable(&mut attachment, &[site]).unwrap().patched, 1);
     }
 }
 
@@ -328,16 +327,16 @@ fn hostile_books_are_an_error_not_a_hang() {
         let page = fake.heap();
         // A list that leads to itself.
         fake.write(page, &fake.page().to_le_bytes()).unwrap();
-        assert!(attachment.enable(&fake, &fake.kernel, sites).is_err());
+        assert!(fake.enable(&mut attachment, sites).is_err());
         fake.write(page, &0_u64.to_le_bytes()).unwrap();
         // Absurd counts, and records that are nowhere.
         fake.write(page + 16, &u32::MAX.to_le_bytes()).unwrap();
-        assert!(attachment.enable(&fake, &fake.kernel, sites).is_err());
+        assert!(fake.enable(&mut attachment, sites).is_err());
         fake.write(page + 16, &10_u32.to_le_bytes()).unwrap();
         let image = fake.link("_text");
         for records in [0, 1, 8, u64::MAX, u64::MAX - 15, image, 0x7fff_ffff_f000] {
             fake.write(page + 8, &records.to_le_bytes()).unwrap();
-            let _ = attachment.enable(&fake, &fake.kernel, sites);
+            let _ = fake.enable(&mut attachment, sites);
         }
         assert_eq!(fake.bytes(sites[0]), before);
     }
@@ -365,11 +364,11 @@ fn rings_that_the_guest_scribbled_over_are_noticed() {
             }
         }
         for reader in &mut readers {
-            let mut out: Vec<Record> = Vec::with_capacity(1000);
+            let mut out = RawBatch::with_capacity(1000);
             reader.newest(&mut out);
             reader.drain(&mut out);
             reader.finish(&mut out);
-            assert!(out.len() < 1 << 19);
+            assert!(out.records.len() < 1 << 19);
         }
     }
 }

@@ -2,11 +2,11 @@
 
 mod fake_guest;
 
-use fake_guest::riscv64::{call, disabled, gap, jump};
+use fake_guest::riscv64::{disabled, gap, jump};
 use fake_guest::{ANNEX, Fake, RISCV};
 use std::collections::BTreeMap;
 use vmtrace::kernel::FtraceKind;
-use vmtrace::tracer::{Guest, Ops, SkipReason, annex};
+use vmtrace::tracer::{Duty, Guest, SkipReason, annex};
 use vmtrace_trampolines::riscv64::encode::register::{A7, T0, T1, T2, ZERO};
 use vmtrace_trampolines::riscv64::encode::{
     FENCE_I, NOP, SFENCE_VMA, addi, auipc, jalr, jr, lr_d, mv,
@@ -31,7 +31,8 @@ fn rings_are_mapped_behind_the_image_and_code_is_where_text_is_mapped() {
     for name in RISCV {
         for levels in [3, 4, 5] {
             let fake = Fake::with_levels(name, levels);
-            fake.attach();
+            let mut attachment = fake.attach();
+            fake.enable(&mut attachment, &[]).unwrap();
             for number in 1..annex::SIZE >> 21 {
                 let pte = fake.read_u64(fake.entry(number)).unwrap();
                 assert_eq!(pte >> 10 << 12, ANNEX + (number << 21));
@@ -40,7 +41,7 @@ fn rings_are_mapped_behind_the_image_and_code_is_where_text_is_mapped() {
             // The text of the kernel, which is in the slot before, is not covered.
             assert_eq!(fake.read_u64(fake.entry(0)).unwrap() & 8, 8);
             assert_eq!(fake.read_u64(fake.entry(8)).unwrap(), 0);
-            let code = fake.at(fake.trampoline());
+            let code = fake.at(fake.program());
             assert_eq!(fake.word(code) & 0x707f, 0x2003, "lw of the CPU number");
             let tail = (0..64).map(|at| fake.word(code + 4 * at));
             assert!(tail.clone().any(|word| word == lr_d(T2, T1)));
@@ -61,38 +62,49 @@ fn a_gap_in_use_is_left_alone() {
     }
 }
 
-// Distinct tracers on distinct sites: each site finds its own without a look-up.
+// Distinct programs on distinct sites: each site finds its own without a look-up.
 #[test]
-fn every_site_has_the_ops_that_it_was_given() {
+fn every_site_calls_the_program_that_it_was_given() {
     for name in RISCV {
         let fake = Fake::new(name);
         let sites = fake.all();
         let mut attachment = fake.attach();
-        const CHOSEN: [u8; 5] = [0, 1, 100, 200, 254];
-        let ops = |site: usize| Ops::new(CHOSEN[site % 5]).unwrap();
-        let mut found: BTreeMap<u8, u64> = BTreeMap::new();
-        for chosen in CHOSEN {
-            let sites = sites.iter().map(|&s| (s, ops(s)));
-            let sites: Vec<_> = sites.filter(|(_, ops)| ops.number() == chosen).collect();
-            let report = attachment.enable_for(&fake, &fake.kernel, &sites).unwrap();
-            assert_eq!(report.patched, sites.len());
+        const COUNT: usize = 255;
+        let mut programs = Vec::new();
+        for tracer in 0..u8::try_from(COUNT).unwrap() {
+            programs.push(attachment.program(&fake, &Duty::entry(vec![tracer])).unwrap());
         }
+        let plan: Vec<_> = sites.iter().map(|&site| (site, programs[site % COUNT])).collect();
+        let report = attachment.enable(&fake, &fake.kernel, &plan).unwrap();
+        assert_eq!(report.patched, sites.len());
+        let mut found: BTreeMap<usize, u64> = BTreeMap::new();
         for &site in &sites {
-            assert_eq!(fake.target(site), fake.trampoline());
-            let [first, second] = words(&fake, site);
-            let target = call(entry(&fake, site), first, second).unwrap();
-            let place = match fake.kernel.ftrace_kind() {
-                // One of two copies of the table.
-                FtraceKind::Patchable => (target - gap(&fake)) % 2048,
-                _ => fake.read_u64(fake.at(entry(&fake, site)) - 8).unwrap(),
-            };
-            let before = *found.entry(ops(site).number()).or_insert(place);
-            assert_eq!(place, before, "{name}: site {site}");
+            let target = fake.target(site);
+            assert_eq!(*found.entry(site % COUNT).or_insert(target), target, "{name}: {site}");
         }
         let places: std::collections::BTreeSet<_> = found.values().collect();
-        assert_eq!(places.len(), CHOSEN.len());
+        assert_eq!(places.len(), COUNT);
     }
-    assert_eq!(Ops::new(255), None);
+}
+
+// More combinations than there is place for: one error, and nothing has changed.
+#[test]
+fn a_full_code_space_is_an_error_before_anything_is_touched() {
+    for name in RISCV {
+        let fake = Fake::new(name);
+        let mut attachment = fake.attach();
+        let site = fake.all()[100];
+        fake.enable(&mut attachment, &[site]).unwrap();
+        let before = fake.bytes(site);
+        let duty = |number: u16| Duty::entry(number.to_le_bytes().to_vec());
+        let error =
+            (0..=u16::MAX).find_map(|number| attachment.program(&fake, &duty(number)).err());
+        let error = error.unwrap().to_string();
+        assert!(error.contains("no place for another program"), "{name}: {error}");
+        assert!(attachment.programs().len() > 255, "{name}: {}", attachment.programs().len());
+        assert_eq!((fake.bytes(site), fake.target(site)), (before, fake.program()));
+        assert_eq!(attachment.release_all(&fake, &fake.kernel).unwrap().sites, 1);
+    }
 }
 
 // The kernel's own layout: without the first instruction the second jumps anywhere.
@@ -117,7 +129,7 @@ fn first_instructions_are_prepared_once_and_taken_back() {
     for site in [used, init] {
         fake.write(fake.at(entry(&fake, site)), &disabled(&fake, site)).unwrap();
     }
-    let report = attachment.enable(&fake, &fake.kernel, &[used, sites[6]]).unwrap();
+    let report = fake.enable(&mut attachment, &[used, sites[6]]).unwrap();
     assert_eq!(report.patched, 1);
     assert_eq!(report.skipped[0].reason, SkipReason::Unprepared);
     attachment.release_all(&fake, &fake.kernel).unwrap();
@@ -127,7 +139,7 @@ fn first_instructions_are_prepared_once_and_taken_back() {
         }
     }
     // For good: contexts may now stand behind a nop.
-    let report = attachment.enable(&fake, &fake.kernel, &[sites[6]]).unwrap();
+    let report = fake.enable(&mut attachment, &[sites[6]]).unwrap();
     assert_eq!(report.skipped[0].reason, SkipReason::Unprepared);
 }
 
@@ -137,7 +149,7 @@ fn kernels_with_call_ops_keep_their_first_instructions() {
     let mut attachment = fake.attach();
     let sites = fake.all();
     let first: Vec<_> = sites.iter().map(|&site| words(&fake, site)[0]).collect();
-    attachment.enable(&fake, &fake.kernel, &sites).unwrap();
+    fake.enable(&mut attachment, &sites).unwrap();
     assert!(sites.iter().zip(&first).all(|(&site, &first)| words(&fake, site)[0] == first));
 }
 
@@ -245,9 +257,10 @@ fn no_context_ever_executes_a_torn_pair() {
             let from = random() % 40;
             let some = &sites[from..(from + 1 + random() % 4).min(40)];
             if random() % 2 == 0 {
-                let ops = Ops::new(u8::try_from(random() % 255).unwrap()).unwrap();
-                let some: Vec<_> = some.iter().map(|&site| (site, ops)).collect();
-                attachment.enable_for(&fake, &fake.kernel, &some).unwrap();
+                let duty = Duty::entry(vec![u8::try_from(random() % 255).unwrap()]);
+                let program = attachment.program(&fake, &duty).unwrap();
+                let some: Vec<_> = some.iter().map(|&site| (site, program)).collect();
+                attachment.enable(&fake, &fake.kernel, &some).unwrap();
             } else {
                 attachment.disable(&fake, some).unwrap();
             }
@@ -278,7 +291,7 @@ fn literals_are_there_before_the_call_and_stay_until_after_it() {
         mine.map(|(place, bytes)| (place.wrapping_sub(at).cast_signed(), bytes.len())).collect()
     };
     fake.log.borrow_mut().clear();
-    attachment.enable(&fake, &fake.kernel, &[site]).unwrap();
+    fake.enable(&mut attachment, &[site]).unwrap();
     let enabled: Vec<_> = order(&fake);
     assert_eq!(enabled, [(-8, 8), (4, 4)]);
     attachment.disable(&fake, &[site]).unwrap();
@@ -323,14 +336,20 @@ fn the_first_hart_goes_on_where_it_stood_and_sees_the_annex() {
 }
 
 #[test]
-fn jumps_of_the_table_lead_to_the_trampoline_and_the_last_to_the_trap() {
+fn jumps_of_the_table_lead_to_programs_and_the_last_to_the_trap() {
     let fake = Fake::new("riscv64-6.12");
-    fake.attach();
+    let mut attachment = fake.attach();
+    let mut programs = Vec::new();
+    for tracer in 0..9 {
+        let program = attachment.program(&fake, &Duty::entry(vec![tracer])).unwrap();
+        programs.push((u64::from(program), jump(&fake, gap(&fake) + 4 * u64::from(program))));
+    }
+    assert_eq!(programs[0], (0, fake.program()));
+    for (number, target) in programs {
+        let copy = jump(&fake, gap(&fake) + 2048 + 4 * number);
+        assert_eq!((copy, fake.word(fake.at(target)) & 0x707f), (target, 0x2003), "lw");
+    }
     for copy in [0, 2048] {
-        for index in 0..256 {
-            let target = jump(&fake, gap(&fake) + copy + 4 * index);
-            let wanted = if index == 255 { gap(&fake) + 0x1400 } else { fake.trampoline() };
-            assert_eq!(target, wanted);
-        }
+        assert_eq!(jump(&fake, gap(&fake) + copy + 4 * 511), gap(&fake) + 0x1000);
     }
 }

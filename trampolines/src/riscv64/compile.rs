@@ -103,7 +103,7 @@ pub fn compile(
 /// to by ra from calls: a function's return must stay one.)
 pub(super) fn leave(ops: &mut Assembler, point: Point) {
     match point {
-        Point::Entry => dynasm!(ops; .arch riscv64; jr t0),
+        Point::Entry | Point::Tail => dynasm!(ops; .arch riscv64; jr t0),
         Point::Return => dynasm!(ops; .arch riscv64; ret),
     }
 }

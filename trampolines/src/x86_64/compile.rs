@@ -37,7 +37,7 @@ pub(super) struct Operands {
 
 /// Makes a program.
 ///
-/// Its entry: `r10`, `r11` and the flags are free; the stack has a return address on top (into the
+/// Its entry, and its way to another function: `r10`, `r11` and the flags are free; the stack has a return address on top (into the
 /// function, behind the site; or into a stub) and that of the function below it. All else is kept.
 ///
 /// Its return: entered by a jump with the low half of the site's address in `ecx`. `rcx`, `rsi`,
@@ -61,7 +61,7 @@ pub fn compile(
     };
     let mut ops = Assembler::new(0);
     let ending = match program.point {
-        Point::Entry => entry(&mut ops, program, &operands, values)?,
+        Point::Entry | Point::Tail => entry(&mut ops, program, &operands, values)?,
         Point::Return => end(&mut ops, program, &operands, values)?,
     };
     slow(&mut ops, &operands);
@@ -180,7 +180,7 @@ fn entry(
                 let from = 32 + 8 * (i32::from(other) - 6);
                 dynasm!(ops; .arch x64; mov rdx, [rsp + from]; mov [r10 + to], rdx);
             }
-            Field::Value => return Err(ProgramError::Field(field, Point::Entry)),
+            Field::Value => return Err(ProgramError::Field(field, program.point)),
         }
     }
     who_and_when(ops, values)?;

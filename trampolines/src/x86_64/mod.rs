@@ -53,7 +53,7 @@ pub struct Values {
 pub const fn stack_bias(point: crate::Point) -> u64 {
     match point {
         // rax, rdx and the return address into the function or the stub.
-        crate::Point::Entry => 24,
+        crate::Point::Entry | crate::Point::Tail => 24,
         crate::Point::Return => 0,
     }
 }

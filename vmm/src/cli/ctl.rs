@@ -1,6 +1,6 @@
 //! `vmtrace ctl`: commands to a running trace.
 
-use crate::serve::{self, Control, Globs, Source};
+use crate::serve::{self, Control, Globs, Source, TracerSpec};
 use anyhow::{Context, Result, bail};
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -35,6 +35,9 @@ enum Command {
         #[arg(short, long, value_name = "GLOB")]
         notrace: Vec<String>,
     },
+    /// Add, remove or list tracers
+    #[command(subcommand)]
+    Tracer(TracerCommand),
     /// Give all sites back until `resume`
     Pause,
     /// Go on after `pause`
@@ -49,6 +52,23 @@ enum Command {
         #[arg(required = true)]
         text: Vec<String>,
     },
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum TracerCommand {
+    /// Trace for another tracer, too: [NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]], with ! before
+    /// globs that are exceptions
+    Add {
+        /// What it traces
+        spec: TracerSpec,
+    },
+    /// End a tracer; the others go on
+    Remove {
+        /// Its name, as `list` shows it
+        name: String,
+    },
+    /// Show the tracers
+    List,
 }
 
 /// Gives the command, prints the answer.
@@ -80,6 +100,12 @@ impl Command {
                 super::check_globs(filter.iter().chain(&notrace))?;
                 Control::Filter(Globs { filter, notrace })
             }
+            Self::Tracer(TracerCommand::Add { spec }) => {
+                super::check_globs(spec.filter.iter().chain(&spec.notrace))?;
+                Control::TracerAdd(spec)
+            }
+            Self::Tracer(TracerCommand::Remove { name }) => Control::TracerRemove(name),
+            Self::Tracer(TracerCommand::List) => Control::TracerList,
             Self::Pause => Control::Pause,
             Self::Resume => Control::Resume,
             Self::Stop => Control::Stop,

@@ -34,9 +34,19 @@ pub fn write_summary(out: &mut impl Write, summary: &Summary) -> io::Result<()> 
             .tracers
             .iter()
             .enumerate()
-            .map(|(id, count)| format!("tracer{id} {count}"))
+            .map(|(id, count)| match sites.names.get(id) {
+                Some(name) => format!("{} {count}", printable(name)),
+                None => format!("tracer{id} {count}"),
+            })
             .collect();
-        writeln!(out, "vmtrace: tracers {} ({})", list.len(), list.join(", "))?;
+        writeln!(
+            out,
+            "vmtrace: tracers {} ({}), sites direct {}, combined {}",
+            list.len(),
+            list.join(", "),
+            sites.direct,
+            sites.combined
+        )?;
     }
     let by_vcpu = |count: &dyn Fn(usize) -> u64| {
         let list: Vec<_> = (0..vcpus.len()).map(|id| format!("vcpu{id} {}", count(id))).collect();

@@ -5,13 +5,12 @@ use super::{Clock, Command, Setup, Status};
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
 use crate::stream::{EntryRecord, LossReason, Summary, Writer};
-use crate::tracer::Guest;
 use crate::tracer::ring::RingReader;
+use crate::tracer::{Duty, Guest, RawBatch};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
-use vmtrace_trampolines::layout::Record;
 
 /// Records taken from one ring at a time.
 const BATCH: usize = 8192;
@@ -36,7 +35,9 @@ pub struct Drain {
     functions: Functions,
     callers: Callers,
     clock: Clock,
-    raw: Vec<Record>,
+    /// What programs do, by their numbers.
+    programs: Vec<Duty>,
+    raw: RawBatch,
     batch: Vec<EntryRecord>,
     invalid: Vec<u64>,
     /// The time of each vCPU's last record.
@@ -56,7 +57,8 @@ impl Drain {
     }
 
     pub(super) fn new(setup: Setup, clock: Clock) -> io::Result<Self> {
-        let Setup { header, stream, joins, readers, tasks, memory, kernel, sites, .. } = setup;
+        let Setup { header, stream, joins, readers, tasks, memory, kernel, .. } = setup;
+        let Setup { sites, programs, .. } = setup;
         let mut writer = Writer::new(stream, &header)?;
         // Who waits already gets the very bytes that a file gets.
         while let Ok(join) = joins.try_recv() {
@@ -78,7 +80,8 @@ impl Drain {
             memory,
             kernel,
             clock,
-            raw: Vec::with_capacity(BATCH),
+            programs,
+            raw: RawBatch::with_capacity(BATCH),
             batch: Vec::with_capacity(BATCH),
         })
     }
@@ -95,8 +98,8 @@ impl Drain {
             };
             match commands.recv_timeout(rest) {
                 Ok(Command::Mark(mark)) => self.writer.mark(&mark)?,
-                Ok(Command::Functions(sites, done)) => {
-                    self.functions.add(&self.kernel, &sites);
+                Ok(Command::Functions { sites, programs, done }) => {
+                    self.functions(&sites, programs);
                     let _ = done.send(());
                 }
                 Ok(Command::Status(answer)) => {
@@ -116,6 +119,12 @@ impl Drain {
                 }
             }
         }
+    }
+
+    /// These sites may write records, by these programs.
+    pub fn functions(&mut self, sites: &[usize], programs: Vec<Duty>) {
+        self.functions.add(&self.kernel, sites);
+        self.programs = programs;
     }
 
     /// Lets those in who wait.
@@ -157,11 +166,11 @@ impl Drain {
                 self.raw.clear();
                 let Some(reader) = self.readers.get_mut(vcpu) else { break };
                 let lost = reader.drain(&mut self.raw);
-                let full = self.raw.len() == self.raw.capacity();
-                any |= !self.raw.is_empty();
+                let more = !self.raw.has_room() || lost > 0;
+                any |= !self.raw.records.is_empty();
                 self.write(vcpu)?;
                 self.lost(vcpu, lost, LossReason::Full)?;
-                if !full {
+                if !more {
                     break;
                 }
             }
@@ -176,7 +185,7 @@ impl Drain {
         for reader in &mut self.readers {
             self.raw.clear();
             reader.newest(&mut self.raw);
-            for record in &self.raw {
+            for record in &self.raw.records {
                 if let Some(task) = self.tasks.of(&*self.memory, record) {
                     self.writer.task(task)?;
                 }
@@ -198,8 +207,12 @@ impl Drain {
         let mut last = self.last.get(vcpu).copied().unwrap_or(0);
         let mut invalid = 0;
         let mut symbols = Vec::new();
-        for (index, record) in self.raw.iter().enumerate() {
-            let Some((function, fresh)) = self.functions.entry(record.function) else {
+        let records = &self.raw.records;
+        for (index, record) in records.iter().enumerate() {
+            let duty = self.programs.get(usize::from(record.program));
+            let duty = duty.filter(|duty| duty.fields.len() == usize::from(record.fields));
+            let (Some(duty), Some((function, fresh))) = (duty, self.functions.entry(record.site))
+            else {
                 // Only the guest itself can have put this there.
                 invalid += 1;
                 continue;
@@ -213,9 +226,10 @@ impl Drain {
             if let Some(task) = self.tasks.of(&*self.memory, record) {
                 self.writer.task(task)?;
             }
-            let next = self.raw.get(index + 1).map_or(u64::MAX, |next| next.timestamp);
+            let next = records.get(index + 1).map_or(u64::MAX, |next| next.timestamp);
             last = time(record.timestamp, next, last);
-            self.batch.push(EntryRecord::new(last, function, record.caller, record.pid));
+            let entry = EntryRecord::new(last, function, record.caller, record.pid);
+            self.batch.extend(duty.tracers.iter().map(|&tracer| entry.by(tracer)));
         }
         if !symbols.is_empty() {
             self.writer.symbols(symbols)?;
@@ -232,6 +246,12 @@ impl Drain {
         self.lost(vcpu, invalid, LossReason::Invalid)
     }
 
+    /// How many records one of a program would have become.
+    fn tracers(&self, program: u16) -> u64 {
+        let duty = self.programs.get(usize::from(program));
+        duty.map_or(1, |duty| duty.tracers.len() as u64)
+    }
+
     /// The guest is at rest for good: takes everything, and ends the stream.
     ///
     /// # Errors
@@ -241,13 +261,13 @@ impl Drain {
         for vcpu in 0..self.readers.len() {
             self.raw.clear();
             let Some(reader) = self.readers.get_mut(vcpu) else { break };
-            let before = reader.totals();
-            let lost = reader.finish(&mut self.raw);
-            let torn = reader.totals().torn - before.torn;
+            let (lost, unfinished) = reader.finish(&mut self.raw);
+            let unfinished = unfinished.into_iter().map(|program| self.tracers(program)).sum();
+            let Some(reader) = self.readers.get(vcpu) else { break };
             let corrupt = reader.corrupt();
             let reason = reason(reader.overwrites());
             self.lost(vcpu, lost, reason)?;
-            self.lost(vcpu, torn, LossReason::Unfinished)?;
+            self.lost(vcpu, unfinished, LossReason::Unfinished)?;
             self.write(vcpu)?;
             summary.notes.extend(corrupt.map(|corrupt| corrupt.to_string()));
             if let Some(&count) = self.invalid.get(vcpu).filter(|&&count| count > 0) {

@@ -10,7 +10,7 @@ use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
 use crate::stream::{Header, Mark, Summary, VcpuTotals};
 use crate::tracer::ring::RingReader;
-use crate::tracer::{Guest, Tasks};
+use crate::tracer::{Duty, Guest, Tasks};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -38,6 +38,8 @@ pub struct Setup {
     pub kernel: Arc<Kernel>,
     /// Sites that may be traced.
     pub sites: Vec<usize>,
+    /// The programs by which they write records, by number.
+    pub programs: Vec<Duty>,
     /// The guest's clock now.
     pub ticks: u64,
 }
@@ -45,7 +47,11 @@ pub struct Setup {
 enum Command {
     Mark(Mark),
     /// These may write records from now on.
-    Functions(Vec<usize>, Sender<()>),
+    Functions {
+        sites: Vec<usize>,
+        programs: Vec<Duty>,
+        done: Sender<()>,
+    },
     Status(Sender<Status>),
     Clear(Sender<u64>),
     Finish(Box<Summary>),
@@ -115,12 +121,12 @@ impl Relay {
         self.clock.ticks(Duration::ZERO)
     }
 
-    /// To be called before sites (indices) are enabled beside the first. Returns when
-    /// their records are known for what they are: the relay may be in the middle of the
+    /// To be called before sites (indices) are enabled, with all programs that there are. Returns
+    /// when their records are known for what they are: the relay may be in the middle of the
     /// rings, and would take the first for the guest's inventions.
-    pub fn functions(&self, sites: Vec<usize>) {
-        let (sender, receiver) = channel();
-        if self.commands.send(Command::Functions(sites, sender)).is_ok() {
+    pub fn functions(&self, sites: Vec<usize>, programs: Vec<Duty>) {
+        let (done, receiver) = channel();
+        if self.commands.send(Command::Functions { sites, programs, done }).is_ok() {
             // A relay that has failed says so at the next look.
             let _ = receiver.recv();
         }

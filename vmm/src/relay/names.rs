@@ -3,11 +3,10 @@
 use crate::kernel::{Kernel, Site};
 use crate::serve::{Globs, Resolve};
 use crate::stream::{AddressSet, Header, Symbol, Task};
-use crate::tracer::{Guest, Tasks, return_address};
+use crate::tracer::{Guest, RawRecord, Tasks, return_address};
 use rustc_hash::FxHashMap;
 use std::collections::HashSet;
 use std::sync::Arc;
-use vmtrace_trampolines::layout::Record;
 
 /// Traced functions by what trampolines write for them.
 #[derive(Debug)]
@@ -102,7 +101,7 @@ impl TaskNames {
 
     /// What is new of the task of a record, in this guest.
     #[inline]
-    pub(super) fn of(&mut self, guest: &dyn Guest, record: &Record) -> Option<Task> {
+    pub(super) fn of(&mut self, guest: &dyn Guest, record: &RawRecord) -> Option<Task> {
         // Most often the one before goes on.
         let task = (record.task, record.pid);
         if task == self.last { None } else { self.look(guest, task) }

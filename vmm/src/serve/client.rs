@@ -101,6 +101,9 @@ pub fn command(mut stream: &UnixStream, command: &Control) -> io::Result<String>
     let words = match command {
         Control::Status => "status".to_owned(),
         Control::Filter(globs) => format!("filter {globs}"),
+        Control::TracerAdd(spec) => format!("tracer add {spec}"),
+        Control::TracerRemove(name) => format!("tracer remove {name}"),
+        Control::TracerList => "tracer list".to_owned(),
         Control::Pause => "pause".to_owned(),
         Control::Resume => "resume".to_owned(),
         Control::Stop => "stop".to_owned(),

@@ -12,6 +12,7 @@ mod queue;
 mod refilter;
 mod request;
 mod server;
+mod spec;
 #[cfg(test)]
 mod tests;
 
@@ -20,3 +21,4 @@ pub use consumer::{Join, Resolve};
 pub use hub::Hub;
 pub use request::{Control, Format, Globs, Origin, Request, RequestError, StreamRequest};
 pub use server::{Answer, ControlRequest, OpenAgent, Services};
+pub use spec::{Actions, SpecError, TracerSpec};

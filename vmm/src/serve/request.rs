@@ -1,5 +1,6 @@
 //! The first line of a connection.
 
+use super::spec::{SpecError, TracerSpec, is_name};
 use crate::agent::AgentMark;
 use std::fmt;
 use vmtrace_agent::protocol::MARK_MAX;
@@ -87,6 +88,12 @@ pub enum Control {
     Status,
     /// Trace these functions from now on.
     Filter(Globs),
+    /// Trace for another tracer, too.
+    TracerAdd(TracerSpec),
+    /// End the tracer with this name.
+    TracerRemove(String),
+    /// Tell which tracers there are.
+    TracerList,
     /// Give all sites back until `Resume`.
     Pause,
     /// Go on after `Pause`.
@@ -125,8 +132,16 @@ pub enum RequestError {
     #[error("{0:?} is for processes of the host only")]
     HostOnly(String),
     /// Not a command.
-    #[error("unknown command {0:?}: say status, filter, pause, resume, stop, clear or mark")]
+    #[error(
+        "unknown command {0:?}: say status, filter, tracer, pause, resume, stop, clear or mark"
+    )]
     Command(String),
+    /// Not a command about tracers.
+    #[error("unknown command {0:?}: say tracer add SPEC, tracer remove NAME or tracer list")]
+    Tracer(String),
+    /// Not a tracer.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
     /// Not an option.
     #[error("unknown option {0:?}: say -f GLOB or -n GLOB")]
     Option(String),
@@ -185,6 +200,12 @@ fn command<'a>(
     let command = match verb {
         "status" => Control::Status,
         "filter" => return Ok(Control::Filter(Globs::parse(words)?)),
+        "tracer" => match (words.next(), words.next()) {
+            (Some("add"), Some(spec)) => Control::TracerAdd(spec.parse()?),
+            (Some("remove"), Some(name)) if is_name(name) => Control::TracerRemove(name.to_owned()),
+            (Some("list"), None) => Control::TracerList,
+            (verb, _) => return Err(RequestError::Tracer(cut(verb.unwrap_or_default()))),
+        },
         "pause" => Control::Pause,
         "resume" => Control::Resume,
         "stop" => Control::Stop,
@@ -237,6 +258,11 @@ mod tests {
         assert_eq!(host("ctl mark a b"), Ok(mark(None, "a b")));
         assert_eq!(host("mark 17 a b"), Ok(mark(Some(17), "a b")));
         assert_eq!(host("agent"), Ok(Request::Agent));
+        let add = Control::TracerAdd("fs=vfs_*,!vfs_read".parse().unwrap());
+        assert_eq!(host("ctl tracer add fs=vfs_*,!vfs_read"), Ok(Request::Control(add)));
+        let remove = Control::TracerRemove("fs".into());
+        assert_eq!(host("ctl tracer remove fs"), Ok(Request::Control(remove)));
+        assert_eq!(host("ctl tracer list"), Ok(Request::Control(Control::TracerList)));
     }
 
     // A guest process must not steer the trace of its own guest.
@@ -261,6 +287,13 @@ mod tests {
             "ctl pause 10",
             "ctl status --json",
             "ctl stop vfs_*",
+            "ctl tracer",
+            "ctl tracer add",
+            "ctl tracer add a:b",
+            "ctl tracer add a b",
+            "ctl tracer remove",
+            "ctl tracer remove a/b",
+            "ctl tracer list all",
             "mark",
             "mark x y",
             "mark 1",

@@ -13,13 +13,16 @@
 //! Whatever goes wrong with tracing is a note, not an end: the guest lives on.
 
 use super::arch;
+use super::tracing::{Plan, Shares, changes};
 use super::{Closing, SessionError, Tracing, mark};
 use crate::kernel::Kernel;
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::{self, Relay, Setup};
 use crate::serve::{Hub, Join};
 use crate::stream::{Exit, Header, MarkKind, Skipped, Summary};
-use crate::tracer::{Attachment, Image, Ops, Options, Ram, Skip, Tripwire};
+use crate::tracer::{
+    AttachReport, Attachment, Guest, Image, Options, Ram, Skip, TraceError, Tripwire,
+};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::Arc;
@@ -76,7 +79,7 @@ pub(super) fn nanoseconds(duration: Duration) -> u64 {
 impl Controller {
     pub(super) fn new(kernel: Arc<Kernel>, tracing: Tracing, stream: Output) -> Self {
         let mut summary = Summary::default();
-        summary.sites.matched = tracing.sites().len() as u64;
+        summary.sites.matched = tracing.plan().sites.len() as u64;
         let stage = Stage::Unknown;
         Self {
             kernel,
@@ -186,7 +189,7 @@ impl Controller {
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
         match stage {
             Stage::Located { image, wire } if wire.address() == address => {
-                let plan = self.tracing.sites();
+                let plan = self.tracing.plan();
                 let paused = machine.pause()?;
                 self.disarm(machine, &paused, wire);
                 match self.attach(machine, &paused, vcpu, image, address, &plan) {
@@ -199,7 +202,7 @@ impl Controller {
             Stage::Attached { mut attachment, from: Some(from), init }
                 if from.address == address =>
             {
-                let plan = self.tracing.sites();
+                let plan = self.tracing.plan();
                 let paused = machine.pause()?;
                 paused.disarm_trap(address);
                 let enabled = attachment
@@ -248,7 +251,7 @@ impl Controller {
         vcpu: usize,
         image: Image,
         stopped: u64,
-        plan: &[(usize, Ops)],
+        plan: &Plan,
     ) -> anyhow::Result<Stage> {
         let ram = Ram(machine.memory());
         // By now the kernel has its own page tables.
@@ -270,7 +273,8 @@ impl Controller {
             tasks: attachment.tasks(),
             memory: Box::new(Ram(machine.memory().clone())),
             kernel: Arc::clone(&self.kernel),
-            sites: plan.iter().map(|&(site, _)| site).collect(),
+            sites: plan.indices(),
+            programs: Vec::new(),
             ticks: paused.tsc(0)?,
         })?;
         self.relay = Some(relay);
@@ -326,25 +330,72 @@ impl Controller {
         &mut self,
         machine: &Machine,
         attachment: &mut Attachment,
-        plan: &[(usize, Ops)],
+        plan: &Plan,
     ) -> anyhow::Result<()> {
         if self.held_back {
             return Ok(());
         }
         let ram = Ram(machine.memory());
-        let report = attachment.enable_for(&ram, &self.kernel, plan)?;
-        self.count(attachment);
+        let wanted = self.prepare(&ram, attachment, plan)?;
+        let report = self.change(&ram, attachment, &wanted)?;
         self.summary.patch_ns = nanoseconds(report.patch_time);
-        self.summary.sites.skipped = self.skipped(&report.skipped);
         Ok(())
     }
 
+    /// Makes the programs of a plan, and lets the relay know them and its sites: no site has
+    /// changed, and the guest may run. Returns the sites with their programs.
+    pub(super) fn prepare(
+        &self,
+        ram: &dyn Guest,
+        attachment: &mut Attachment,
+        plan: &Plan,
+    ) -> Result<Vec<(usize, u16)>, TraceError> {
+        let programs = plan.duties.iter().map(|duty| attachment.program(ram, duty));
+        let programs: Vec<u16> = programs.collect::<Result<_, _>>()?;
+        let program = |duty: u32| programs.get(duty as usize).copied();
+        let wanted: Vec<_> =
+            plan.sites.iter().filter_map(|&(site, duty)| Some((site, program(duty)?))).collect();
+        if let Some(relay) = &self.relay {
+            relay.functions(plan.indices(), attachment.programs().to_vec());
+        }
+        Ok(wanted)
+    }
+
+    /// Makes the sites that are ours those that are wanted, and accounts for them.
+    pub(super) fn change(
+        &mut self,
+        ram: &dyn Guest,
+        attachment: &mut Attachment,
+        wanted: &[(usize, u16)],
+    ) -> Result<AttachReport, TraceError> {
+        let report = if attachment.held() == 0 {
+            attachment.enable(ram, &self.kernel, wanted)
+        } else {
+            let (leave, take) = changes(attachment.sites(), wanted);
+            let left = attachment.disable(ram, &leave);
+            left.and_then(|_| attachment.enable(ram, &self.kernel, &take))
+        };
+        self.count(attachment);
+        if let Ok(report) = &report {
+            self.summary.sites.skipped = self.skipped(&report.skipped);
+        }
+        report
+    }
+
     /// Puts the sites that are ours into the summary.
-    pub(super) fn count(&mut self, attachment: &Attachment) {
+    fn count(&mut self, attachment: &Attachment) {
         let sites = &mut self.summary.sites;
         sites.patched = attachment.held() as u64;
-        if self.tracing.tracers.len() > 1 {
-            sites.tracers = self.tracing.counts(attachment.sites());
+        let tracers = &self.tracing.tracers;
+        let shares = Shares::count(tracers.len(), attachment.sites(), attachment.programs());
+        (sites.direct, sites.combined) = (shares.direct, shares.combined);
+        if tracers.len() > 1 {
+            sites.tracers = shares.by_tracer;
+            let name = |(number, tracer): (usize, &Option<super::Tracer>)| match tracer {
+                Some(tracer) => tracer.name.clone(),
+                None => Tracing::default_name(number),
+            };
+            sites.names = tracers.iter().enumerate().map(name).collect();
         }
     }
 
@@ -442,6 +493,7 @@ impl Controller {
                 memory: Box::new(Ram(machine.memory().clone())),
                 kernel: Arc::clone(&self.kernel),
                 sites: Vec::new(),
+                programs: Vec::new(),
                 ticks: 0,
             })
             .map_err(SessionError::Thread)?,

@@ -2,9 +2,10 @@
 //! whose time is in the stream as a mark.
 
 use super::attach::{Controller, Stage, nanoseconds};
-use super::mark;
+use super::tracing::Plan;
+use super::{Tracer, Tracing, mark};
 use crate::machine::Machine;
-use crate::serve::{Answer, Control, Globs};
+use crate::serve::{Answer, Control, Globs, TracerSpec};
 use crate::stream::{Exit, MarkKind};
 use crate::tracer::Ram;
 use std::time::Duration;
@@ -21,6 +22,9 @@ impl Controller {
         match command {
             Control::Status => Ok(self.status(machine)),
             Control::Filter(globs) => self.filter(machine, &globs),
+            Control::TracerAdd(spec) => self.add_tracer(machine, &spec),
+            Control::TracerRemove(name) => self.remove_tracer(machine, &name),
+            Control::TracerList => Ok(self.list_tracers()),
             Control::Pause if self.held_back => Err("tracing is paused already".into()),
             Control::Pause => {
                 self.held_back = true;
@@ -70,18 +74,99 @@ impl Controller {
                 if globs.is_empty() { "it".to_owned() } else { globs.to_string() }
             ));
         }
-        // What the others have beside it stays theirs.
-        match self.tracing.tracers.first_mut() {
-            Some(first) => *first = selection.sites,
-            None => self.tracing.tracers.push(selection.sites),
-        }
-        self.summary.sites.matched = self.tracing.sites().len() as u64;
         let text = if globs.is_empty() { "all functions".to_owned() } else { globs.to_string() };
-        let mut done = self.retarget(machine, MarkKind::Filter, &text)?;
+        // The first one's; the others keep theirs.
+        let before = self.tracing.tracers.clone();
+        let name = match before.first() {
+            Some(Some(first)) => first.name.clone(),
+            _ => Tracing::default_name(0),
+        };
+        let first = Tracer { name, text: text.clone(), sites: selection.sites };
+        match self.tracing.tracers.first_mut() {
+            Some(slot) => *slot = Some(first),
+            None => self.tracing.tracers.push(Some(first)),
+        }
+        let mut done = self.retarget_or(machine, MarkKind::Filter, &text, before)?;
         for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
             done.push_str(&format!("; no function matches {glob:?}"));
         }
         Ok(done)
+    }
+
+    fn add_tracer(&mut self, machine: &Machine, spec: &TracerSpec) -> Answer {
+        let selection = self.kernel.select_with_report(&spec.filter, &spec.notrace);
+        if selection.sites.is_empty() {
+            return Err(format!(
+                "no function that can be traced matches {spec}: see vmtrace functions"
+            ));
+        }
+        let before = self.tracing.tracers.clone();
+        let tracer = Tracer { name: String::new(), text: spec.to_string(), sites: selection.sites };
+        let Some(number) = self.tracing.add(tracer) else {
+            return Err(format!("there are {} tracers, and not more can be", Tracing::MAX_TRACERS));
+        };
+        let name = match &spec.name {
+            Some(name) => name.clone(),
+            None => Tracing::default_name(number.into()),
+        };
+        if self.tracing.find(&name).is_some() {
+            self.tracing.tracers = before;
+            return Err(format!(
+                "there is a tracer {name} already: name another, or remove it first"
+            ));
+        }
+        if let Some(Some(tracer)) = self.tracing.tracers.get_mut(usize::from(number)) {
+            tracer.name.clone_from(&name);
+        }
+        let mut done = self.retarget_or(
+            machine,
+            MarkKind::Filter,
+            &format!("tracer {name} added ({spec})"),
+            before,
+        )?;
+        for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
+            done.push_str(&format!("; no function matches {glob:?}"));
+        }
+        Ok(done)
+    }
+
+    fn remove_tracer(&mut self, machine: &Machine, name: &str) -> Answer {
+        let Some(number) = self.tracing.find(name) else {
+            return Err(format!("there is no tracer {name}: see tracer list"));
+        };
+        let before = self.tracing.tracers.clone();
+        if let Some(slot) = self.tracing.tracers.get_mut(usize::from(number)) {
+            *slot = None;
+        }
+        self.retarget_or(machine, MarkKind::Filter, &format!("tracer {name} removed"), before)
+    }
+
+    /// One line: names with what each traces.
+    fn list_tracers(&self) -> String {
+        let list: Vec<_> = self
+            .tracing
+            .present()
+            .map(|(_, tracer)| {
+                format!("{}: {} ({} sites)", tracer.name, tracer.text, tracer.sites.len())
+            })
+            .collect();
+        list.join("; ")
+    }
+
+    /// As [`Controller::retarget`]; when nothing could be changed, tracers are those of before.
+    fn retarget_or(
+        &mut self,
+        machine: &Machine,
+        kind: MarkKind,
+        what: &str,
+        before: Vec<Option<Tracer>>,
+    ) -> Answer {
+        let done = self.retarget(machine, kind, what);
+        if done.is_err() {
+            self.tracing.tracers = before;
+        }
+        self.summary.sites.matched = self.tracing.plan().sites.len() as u64;
+        done
     }
 
     /// Makes the sites that are ours those that should be.
@@ -92,32 +177,26 @@ impl Controller {
             self.stage = stage;
             return Ok(format!("{what}, from when tracing begins"));
         };
-        let (leave, take) = match self.held_back {
-            true => (attachment.sites().map(|(site, _)| site).collect(), Vec::new()),
-            false => self.tracing.changes(attachment.sites()),
-        };
-        if let Some(relay) = &self.relay {
-            relay.functions(take.iter().map(|&(site, _)| site).collect());
-        }
-        let paused = match machine.pause() {
-            Ok(paused) => paused,
+        let plan = if self.held_back { Plan::default() } else { self.tracing.plan() };
+        let ram = Ram(machine.memory());
+        // The guest still runs: what cannot be is found out before anything is touched.
+        let paused = self.prepare(&ram, &mut attachment, &plan).map_err(|error| error.to_string());
+        let paused = paused
+            .and_then(|wanted| Ok((machine.pause().map_err(|error| error.to_string())?, wanted)));
+        let (paused, wanted) = match paused {
+            Ok(both) => both,
             Err(error) => {
                 self.stage = Stage::Attached { attachment, from: None, init };
-                return Err(error.to_string());
+                return Err(error);
             }
         };
-        let ram = Ram(machine.memory());
-        let changed = attachment
-            .disable(&ram, &leave)
-            .and_then(|_| attachment.enable_for(&ram, &self.kernel, &take));
+        let changed = self.change(&ram, &mut attachment, &wanted);
         let count = attachment.held();
-        self.count(&attachment);
         self.stage = Stage::Attached { attachment, from: None, init };
         let text = format!("{what}: {count} sites");
         let text = match &changed {
             Ok(report) => {
                 self.summary.patch_ns += nanoseconds(report.patch_time);
-                self.summary.sites.skipped = self.skipped(&report.skipped);
                 text
             }
             Err(error) => format!("{text}, after an error: {error}"),
@@ -155,8 +234,15 @@ impl Controller {
             "sites": {
                 "matched": sites.matched,
                 "patched": sites.patched,
+                "direct": sites.direct,
+                "combined": sites.combined,
                 "skipped": sites.skipped.iter().map(|skipped| skipped.count).sum::<u64>(),
             },
+            "tracers": self.tracing.present().map(|(number, tracer)| serde_json::json!({
+                "name": tracer.name,
+                "functions": tracer.text,
+                "sites": sites.tracers.get(usize::from(number)).copied().unwrap_or(sites.patched),
+            })).collect::<Vec<_>>(),
             "records": vcpus.iter().map(|vcpu| vcpu.records).collect::<Vec<_>>(),
             "lost": vcpus.iter().map(|vcpu| vcpu.lost).collect::<Vec<_>>(),
             "consumers": consumers,

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-pub use tracing::Tracing;
+pub use tracing::{Plan, Tracer, Tracing};
 
 /// Gets bytes of the guest in pieces of any size.
 pub type Listener = Box<dyn FnMut(&[u8]) + Send>;

@@ -1,66 +1,181 @@
-//! What is to be traced, on account of which tracer.
+//! What is to be traced, on account of which tracers.
 
-use crate::tracer::Ops;
+use crate::tracer::Duty;
+use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
-use vmtrace_trampolines::Overflow;
+use vmtrace_trampolines::{Overflow, Point};
+
+/// One request: which functions, to do what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tracer {
+    /// What it is called.
+    pub name: String,
+    /// Its functions as they were asked for.
+    pub text: String,
+    /// Indices into [`Kernel::sites`](crate::kernel::Kernel::sites), in order.
+    pub sites: Vec<usize>,
+}
 
 /// What to trace.
 #[derive(Clone, Debug)]
 pub struct Tracing {
-    /// The sites of each tracer, indices into [`Kernel::sites`](crate::kernel::Kernel::sites).
-    /// A site that several have belongs to the first of them. Those of the first can
-    /// change while the guest runs.
-    pub tracers: Vec<Vec<usize>>,
+    /// Tracers by their numbers, which stand in records; a tracer that is gone leaves a gap.
+    pub tracers: Vec<Option<Tracer>>,
     /// Begin when this site is first hit instead of right after `ftrace_init`.
     pub from: Option<usize>,
     /// What happens when a ring is full.
     pub overflow: Overflow,
 }
 
+/// What every site has to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Each once.
+    pub duties: Vec<Duty>,
+    /// Sites in order, each with the index of its duty.
+    pub sites: Vec<(usize, u32)>,
+}
+
+impl Plan {
+    /// The sites alone.
+    #[must_use]
+    pub fn indices(&self) -> Vec<usize> {
+        self.sites.iter().map(|&(site, _)| site).collect()
+    }
+}
+
 impl Tracing {
-    /// Most tracers of a trace.
-    pub const MAX_TRACERS: usize = Ops::COUNT as usize;
+    /// Most tracers of a trace at a time.
+    pub const MAX_TRACERS: usize = 255;
 
-    /// Every site once, in order, with the ops of its tracer. Tracers beyond
-    /// [`Tracing::MAX_TRACERS`] have none.
+    /// One tracer of these sites.
     #[must_use]
-    pub fn sites(&self) -> Vec<(usize, Ops)> {
-        let tracers = self.tracers.iter().zip((0..=u8::MAX).map_while(Ops::new));
-        let mut all: Vec<_> =
-            tracers.flat_map(|(sites, ops)| sites.iter().map(move |&site| (site, ops))).collect();
-        all.sort_unstable();
-        all.dedup_by_key(|(site, _)| *site);
-        all
+    pub fn of(sites: Vec<usize>, overflow: Overflow) -> Self {
+        let tracer = Tracer { name: Self::default_name(0), text: "*".into(), sites };
+        Self { tracers: vec![Some(tracer)], from: None, overflow }
     }
 
-    /// From what is held to what is to be held: sites to give back, and to take after
-    /// that. A site that changes its tracer is in both.
-    pub(super) fn changes(
-        &self,
-        held: impl Iterator<Item = (usize, Ops)>,
-    ) -> (Vec<usize>, Vec<(usize, Ops)>) {
-        let wanted: BTreeSet<_> = self.sites().into_iter().collect();
-        let held: BTreeSet<_> = held.collect();
-        let leave = held.difference(&wanted).map(|&(site, _)| site).collect();
-        (leave, wanted.difference(&held).copied().collect())
+    /// The name of a tracer that was given none.
+    #[must_use]
+    pub fn default_name(number: usize) -> String {
+        format!("tracer{number}")
     }
 
-    /// Sites of every tracer, of those in `sites`.
+    /// Those that are there, with their numbers.
+    pub fn present(&self) -> impl Iterator<Item = (u8, &Tracer)> {
+        let all = (0..=u8::MAX).zip(&self.tracers);
+        all.filter_map(|(number, tracer)| Some((number, tracer.as_ref()?)))
+    }
+
+    /// The number of the tracer with this name.
     #[must_use]
-    pub fn counts(&self, sites: impl IntoIterator<Item = (usize, Ops)>) -> Vec<u64> {
-        let mut counts = vec![0; self.tracers.len().min(Self::MAX_TRACERS)];
-        for (_, ops) in sites {
-            if let Some(count) = counts.get_mut(usize::from(ops.number())) {
-                *count += 1;
+    pub fn find(&self, name: &str) -> Option<u8> {
+        self.present().find(|(_, tracer)| tracer.name == name).map(|(number, _)| number)
+    }
+
+    /// Adds a tracer under the lowest number that is free and was not the last one's; `None` when
+    /// there are too many.
+    pub fn add(&mut self, tracer: Tracer) -> Option<u8> {
+        let free = self.tracers.iter().position(Option::is_none);
+        let number = match free {
+            _ if self.tracers.len() < Self::MAX_TRACERS => {
+                self.tracers.push(None);
+                self.tracers.len() - 1
             }
+            free => free?,
+        };
+        *self.tracers.get_mut(number)? = Some(tracer);
+        u8::try_from(number).ok()
+    }
+
+    /// Every site once, with what it has to do for all of its tracers together.
+    #[must_use]
+    pub fn plan(&self) -> Plan {
+        let mut present: Vec<_> = self.present().filter(|(_, t)| !t.sites.is_empty()).collect();
+        if let [(number, tracer)] = present[..] {
+            let sites = tracer.sites.iter().map(|&site| (site, 0)).collect();
+            return Plan { duties: vec![Duty::entry(vec![number])], sites };
         }
-        counts
+        present.sort_unstable_by_key(|&(number, _)| number);
+        let mut all: Vec<(usize, u8)> = present
+            .iter()
+            .flat_map(|(number, tracer)| tracer.sites.iter().map(move |&site| (site, *number)))
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        let mut plan = Plan::default();
+        let mut known: FxHashMap<Vec<u8>, u32> = FxHashMap::default();
+        for of_site in all.chunk_by(|a, b| a.0 == b.0) {
+            let Some(&(site, _)) = of_site.first() else { continue };
+            let tracers: Vec<u8> = of_site.iter().map(|&(_, number)| number).collect();
+            let next = u32::try_from(plan.duties.len()).unwrap_or(u32::MAX);
+            let duty = *known.entry(tracers).or_insert_with_key(|tracers| {
+                plan.duties.push(Duty::entry(tracers.clone()));
+                next
+            });
+            plan.sites.push((site, duty));
+        }
+        plan
     }
 
     /// Whether nothing is to be traced.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.tracers.iter().all(Vec::is_empty)
+        self.present().all(|(_, tracer)| tracer.sites.is_empty())
+    }
+}
+
+/// From what is held to what is to be held (sites with their programs): sites to give back, and to
+/// take after that. A site that changes its program is in both.
+pub(super) fn changes(
+    held: impl Iterator<Item = (usize, u16)>,
+    wanted: &[(usize, u16)],
+) -> (Vec<usize>, Vec<(usize, u16)>) {
+    let wanted: BTreeSet<_> = wanted.iter().copied().collect();
+    let held: BTreeSet<_> = held.collect();
+    let leave = held.difference(&wanted).map(|&(site, _)| site).collect();
+    (leave, wanted.difference(&held).copied().collect())
+}
+
+/// How sites are shared out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Shares {
+    /// Sites of every tracer number.
+    pub(super) by_tracer: Vec<u64>,
+    /// Sites that call a program made for one tracer.
+    pub(super) direct: u64,
+    /// Sites that call a program made for several.
+    pub(super) combined: u64,
+}
+
+impl Shares {
+    /// Of sites with these programs.
+    pub(super) fn count(
+        tracers: usize,
+        sites: impl Iterator<Item = (usize, u16)>,
+        programs: &[Duty],
+    ) -> Self {
+        let mut shares = Self { by_tracer: vec![0; tracers], ..Self::default() };
+        let mut by_program = vec![0_u64; programs.len()];
+        for (_, program) in sites {
+            if let Some(count) = by_program.get_mut(usize::from(program)) {
+                *count += 1;
+            }
+        }
+        for (count, duty) in by_program.into_iter().zip(programs) {
+            if duty.point != Point::Entry {
+                continue;
+            }
+            let kind =
+                if duty.tracers.len() == 1 { &mut shares.direct } else { &mut shares.combined };
+            *kind += count;
+            for &number in &duty.tracers {
+                if let Some(of_tracer) = shares.by_tracer.get_mut(usize::from(number)) {
+                    *of_tracer += count;
+                }
+            }
+        }
+        shares
     }
 }
 
@@ -68,42 +183,65 @@ impl Tracing {
 mod tests {
     use super::*;
 
-    fn tracing(tracers: Vec<Vec<usize>>) -> Tracing {
+    fn tracing(sites: &[&[usize]]) -> Tracing {
+        let tracer = |(number, sites): (usize, &&[usize])| {
+            let name = Tracing::default_name(number);
+            Some(Tracer { name, text: String::new(), sites: sites.to_vec() })
+        };
+        let tracers = sites.iter().enumerate().map(tracer).collect();
         Tracing { tracers, from: None, overflow: Overflow::Drop }
     }
 
-    // Two tracers on one site would have its second literal refused as the guest's.
-    #[test]
-    fn a_site_is_the_first_tracers_that_has_it() {
-        let tracing = tracing(vec![vec![5, 6], vec![1, 5], vec![], vec![1, 2]]);
-        let sites: Vec<_> = tracing.sites().into_iter().map(|(s, ops)| (s, ops.number())).collect();
-        assert_eq!(sites, [(1, 1), (2, 3), (5, 0), (6, 0)]);
-        assert_eq!(tracing.counts(tracing.sites()), [2, 1, 0, 1]);
+    fn planned(tracing: &Tracing) -> Vec<(usize, Vec<u8>)> {
+        let plan = tracing.plan();
+        let tracers = |duty: u32| plan.duties[duty as usize].tracers.clone();
+        plan.sites.iter().map(|&(site, duty)| (site, tracers(duty))).collect()
     }
 
-    // A live filter that takes a site from another tracer, and one that lets it go again.
+    // A site that left a tracer out would lose its records without a word.
     #[test]
-    fn a_site_can_change_its_tracer() {
-        let ops = |number| Ops::new(number).unwrap();
-        let mut tracing = tracing(vec![vec![5, 6], vec![1]]);
-        let held = tracing.sites();
-        tracing.tracers[0] = vec![1, 6];
-        assert_eq!(tracing.changes(held.into_iter()), (vec![1, 5], vec![(1, ops(0))]));
-        let held = tracing.sites();
-        tracing.tracers[0] = vec![6];
-        assert_eq!(tracing.changes(held.into_iter()), (vec![1], vec![(1, ops(1))]));
+    fn a_site_works_for_all_of_its_tracers() {
+        let mut tracing = tracing(&[&[5, 6], &[1, 5], &[], &[1, 5]]);
+        let all = [(1, vec![1, 3]), (5, vec![0, 1, 3]), (6, vec![0])];
+        assert_eq!(planned(&tracing), all);
+        assert_eq!(tracing.plan().duties.len(), 3);
+        tracing.tracers[1] = None;
+        assert_eq!(planned(&tracing), [(1, vec![3]), (5, vec![0, 3]), (6, vec![0])]);
+        tracing.tracers[0] = None;
+        assert_eq!(planned(&tracing), [(1, vec![3]), (5, vec![3])]);
+    }
+
+    // Code for a combination must be as if a tracer that is gone had never been.
+    #[test]
+    fn sites_change_their_programs() {
+        let held = [(1, 0), (5, 1), (6, 0)];
+        assert_eq!(changes(held.into_iter(), &[(1, 0), (5, 0)]), (vec![5, 6], vec![(5, 0)]));
+        assert_eq!(changes(held.into_iter(), &held), (vec![], vec![]));
     }
 
     #[test]
-    fn there_are_no_more_tracers_than_ops() {
-        let tracing = tracing((0..300).map(|site| vec![site]).collect());
-        assert_eq!(tracing.sites().len(), Tracing::MAX_TRACERS);
-        assert_eq!(tracing.counts(tracing.sites()), vec![1; Tracing::MAX_TRACERS]);
+    fn numbers_are_used_again_when_there_is_no_other() {
+        let mut tracing = tracing(&[&[1]]);
+        let tracer = tracing.tracers[0].clone().unwrap();
+        for number in 1..=254 {
+            assert_eq!(tracing.add(tracer.clone()), Some(number));
+        }
+        assert_eq!(tracing.add(tracer.clone()), None);
+        tracing.tracers[7] = None;
+        assert_eq!(tracing.add(tracer), Some(7));
+        assert_eq!(planned(&tracing)[0].1.len(), Tracing::MAX_TRACERS);
+    }
+
+    #[test]
+    fn shares_are_told_by_tracer_and_kind() {
+        let programs = [Duty::entry(vec![0]), Duty::entry(vec![0, 2])];
+        let shares = Shares::count(3, [(1, 0), (2, 1), (3, 1)].into_iter(), &programs);
+        assert_eq!(shares, Shares { by_tracer: vec![3, 0, 2], direct: 1, combined: 2 });
     }
 
     #[test]
     fn tracers_without_sites_are_nothing() {
-        assert!(tracing(vec![]).is_empty() && tracing(vec![vec![], vec![]]).is_empty());
-        assert!(!tracing(vec![vec![], vec![1]]).is_empty());
+        assert!(tracing(&[]).is_empty() && tracing(&[&[], &[]]).is_empty());
+        assert!(!tracing(&[&[], &[1]]).is_empty());
     }
 }

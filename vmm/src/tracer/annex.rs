@@ -1,9 +1,9 @@
 //! The annex: memory outside the guest's RAM map for code, controls and rings.
 //!
 //! ```text
-//!  0 MiB  code: trampoline, table of control blocks (x86-64)  read-execute
-//!  2 MiB  control blocks                                      read-write
-//!  4 MiB  rings, at multiples of their stride                 read-write
+//!  0 MiB  code: programs, stubs, table of control blocks (x86-64)  read-execute
+//!  2 MiB  control blocks                                           read-write
+//!  4 MiB  rings                                                    read-write
 //! 16 MiB
 //! ```
 //!
@@ -13,7 +13,9 @@
 use super::paging::PMD_SIZE;
 use super::trace::TraceError;
 use vm_memory::{Bytes, VolatileSlice};
-use vmtrace_trampolines::layout::{CHUNK_SIZE, CONTROL_SIZE, Control, Header, Ring, header};
+use vmtrace_trampolines::layout::{
+    CHUNK_SIZE, CONTROL_SIZE, Control, FRONT_SIZE, Front, Info, Ring, front,
+};
 
 /// Guest-physical bytes that the annex needs; a multiple of 2 MiB.
 pub const SIZE: u64 = 16 << 20;
@@ -25,8 +27,17 @@ pub const MAX_CPUS: u64 = 64;
 const CONTROLS: u64 = CODE;
 const CONTROLS_SIZE: u64 = 2 << 20;
 const RINGS: u64 = CONTROLS + CONTROLS_SIZE;
-/// Of the table of control blocks in the code area; trampolines lie before it.
-const TABLE: u64 = CODE - 4096;
+/// Of the table of control blocks in the code area; programs lie before it.
+pub(super) const TABLE: u64 = CODE - 4096;
+/// Control blocks where CPUs are told by their number: more than a kernel has numbers, so that a
+/// program need not look.
+const NUMBERS: u64 = 4096;
+/// riscv64 with CALL_OPS: one `ftrace_ops` for each program, and one for traps.
+pub(super) const OPS: u64 = CONTROLS + CONTROLS_SIZE / 2;
+/// Bytes for one `ftrace_ops`.
+pub(super) const OPS_SIZE: u64 = 256;
+/// Where a CPU that is none of ours finds a ring that is always full.
+const FULL: u64 = RINGS - FRONT_SIZE as u64;
 
 /// The annex as the VMM has it mapped; shared with the running guest.
 pub trait Memory: Send + Sync {
@@ -61,13 +72,14 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// For CPUs with these gs bases, in an annex at this guest virtual address.
+    /// For CPUs with these gs bases, in an annex at this guest virtual address, with chunks that are
+    /// used up below `spent`.
     ///
     /// # Errors
     /// With no CPU, or more than [`MAX_CPUS`].
-    pub fn per_cpu(address: u64, gs_bases: &[u64]) -> Result<Self, TraceError> {
+    pub fn per_cpu(address: u64, gs_bases: &[u64], spent: u64) -> Result<Self, TraceError> {
         let cpus = gs_bases.len() as u64;
-        let rings = rings(address, cpus)?;
+        let rings = rings(address, cpus, spent)?;
         // One constant must lead from every gs base to a block of its own.
         let lowest = gs_bases.iter().copied().min().unwrap_or(0);
         let mut offsets: Vec<_> = gs_bases.iter().map(|base| base - lowest).collect();
@@ -93,8 +105,8 @@ impl Layout {
     ///
     /// # Errors
     /// With no CPU, or more than [`MAX_CPUS`].
-    pub fn numbered(address: u64, cpus: u64) -> Result<Self, TraceError> {
-        let rings = rings(address, cpus)?;
+    pub fn numbered(address: u64, cpus: u64, spent: u64) -> Result<Self, TraceError> {
+        let rings = rings(address, cpus, spent)?;
         let controls = array(cpus).into_iter().map(|offset| CONTROLS + offset).collect();
         let addressing = Addressing::Array(address + CONTROLS);
         Ok(Self { address, rings, controls, addressing })
@@ -106,36 +118,45 @@ impl Layout {
         ring.address() - self.address
     }
 
-    /// Bytes from a ring to the next.
-    #[must_use]
-    pub fn stride(&self) -> u64 {
-        self.rings.first().map_or(0, Ring::stride)
-    }
-
-    /// Writes headers, control blocks, the table and `code`, if any, into a fresh annex.
+    /// Writes control blocks, accounts of chunks and the table into a fresh annex.
     ///
     /// # Errors
-    /// When the memory is too small, or the code too long.
-    pub fn install(&self, memory: &VolatileSlice<'_>, code: &[u8]) -> Result<(), TraceError> {
-        if code.len() as u64 > TABLE || (memory.len() as u64) < SIZE {
+    /// When the memory is too small.
+    pub fn install(&self, memory: &VolatileSlice<'_>) -> Result<(), TraceError> {
+        if (memory.len() as u64) < SIZE {
             return Err(TraceError::Annex);
         }
-        let write = |offset: u64, bytes: &[u8]| {
+        let write = |offset: u64, word: u64| {
             let offset = usize::try_from(offset).map_err(|_| TraceError::Annex)?;
-            memory.write_slice(bytes, offset).map_err(|_| TraceError::Annex)
+            memory.write_slice(&word.to_le_bytes(), offset).map_err(|_| TraceError::Annex)
         };
-        write(0, code)?;
+        let account = |at: u64, account: &Front| {
+            write(at + front::NEXT as u64, account.next)?;
+            write(at + front::ROOM as u64, account.room)?;
+            write(at + front::DROPPED as u64, account.dropped)?;
+            write(at + front::STATE as u64, account.state)
+        };
+        if let Addressing::Array(_) = self.addressing {
+            // Its next chunk is itself, in which there is never room.
+            let full = (self.address + FULL) & u64::from(u32::MAX);
+            let next = full | 1 << 32;
+            let mut always_full = Front::default();
+            (always_full.next, always_full.state) = (next, 1 << 32);
+            account(FULL, &always_full)?;
+            let head = 1 << 32 | (full & !(CHUNK_SIZE as u64 - 1));
+            for number in 0..NUMBERS {
+                write(CONTROLS + number * CONTROL_SIZE as u64, head)?;
+            }
+        }
         for ((cpu, ring), &control) in (0..).zip(&self.rings).zip(&self.controls) {
-            let Header { base, end, room, .. } = ring.header();
             let start = self.offset(ring);
-            write(start + header::BASE as u64, &base.to_le_bytes())?;
-            write(start + header::END as u64, &end.to_le_bytes())?;
-            write(start + header::DROPPED as u64, &[0; 8])?;
-            write(start + header::ROOM as u64, &room.to_le_bytes())?;
+            for chunk in 0..ring.chunks() {
+                account(start + ring.front_offset(chunk), &ring.front(chunk))?;
+            }
             let Control { head, .. } = ring.control();
-            write(control, &head.to_le_bytes())?;
+            write(control, head)?;
             if let Addressing::Table(_) = self.addressing {
-                write(TABLE + 8 * cpu, &(self.address + control).to_le_bytes())?;
+                write(TABLE + 8 * cpu, self.address + control)?;
             }
         }
         Ok(())
@@ -148,22 +169,19 @@ fn array(cpus: u64) -> Vec<u64> {
 }
 
 /// The largest equal rings that fit into an annex at `address`.
-fn rings(address: u64, cpus: u64) -> Result<Vec<Ring>, TraceError> {
+fn rings(address: u64, cpus: u64, spent: u64) -> Result<Vec<Ring>, TraceError> {
     if cpus == 0 || cpus > MAX_CPUS {
         return Err(TraceError::Cpus(cpus));
     }
-    let (start, end) = (address + RINGS, address + SIZE);
-    let mut stride = (SIZE - RINGS).next_power_of_two();
-    while stride >= 2 * CHUNK_SIZE as u64 {
-        let first = start.next_multiple_of(stride);
-        if first + cpus * stride <= end {
-            let ring = |cpu| Ring::new(first + cpu * stride, stride);
-            return (0..cpus).map(ring).collect::<Option<_>>().ok_or(TraceError::Annex);
-        }
-        stride /= 2;
-    }
-    Err(TraceError::Cpus(cpus))
+    let size = (SIZE - RINGS) / cpus / CHUNK_SIZE as u64 * CHUNK_SIZE as u64;
+    let ring = |cpu| Ring::new(address + RINGS + cpu * size, size, spent);
+    (0..cpus).map(ring).collect::<Option<_>>().ok_or(TraceError::Annex)
 }
+
+const _: () = assert!(
+    CONTROLS + NUMBERS * CONTROL_SIZE as u64 <= OPS
+        && OPS + (Info::MAX_PROGRAM as u64 + 2) * OPS_SIZE <= RINGS - CHUNK_SIZE as u64
+);
 
 #[cfg(test)]
 mod tests {
@@ -176,32 +194,29 @@ mod tests {
     fn every_cpu_count_gets_rings_of_its_own() {
         for cpus in 1..=MAX_CPUS {
             let bases: Vec<_> = (0..cpus).map(|cpu| 0xffff_8880_3fc0_0000 + (cpu << 15)).collect();
-            let layout = Layout::per_cpu(ADDRESS, &bases).unwrap();
+            let layout = Layout::per_cpu(ADDRESS, &bases, 256).unwrap();
             assert!(matches!(layout.addressing, Addressing::PerCpu(_)), "{cpus}");
             let mut end = RINGS;
             for ring in &layout.rings {
                 assert!(layout.offset(ring) >= end, "{cpus}");
-                end = layout.offset(ring) + ring.stride();
+                end = layout.offset(ring) + ring.size();
             }
             assert!(end <= SIZE, "{cpus}");
         }
-        assert!(Layout::per_cpu(ADDRESS, &[]).is_err());
-        assert!(Layout::per_cpu(ADDRESS, &[0; 65]).is_err());
+        assert!(Layout::per_cpu(ADDRESS, &[], 256).is_err());
+        assert!(Layout::per_cpu(ADDRESS, &[0; 65], 256).is_err());
     }
 
     #[test]
     fn the_usual_counts_get_large_rings() {
-        let stride = |cpus| rings(ADDRESS, cpus).unwrap()[0].stride();
-        assert_eq!(
-            (stride(1), stride(2), stride(4), stride(8)),
-            (8 << 20, 4 << 20, 2 << 20, 1 << 20)
-        );
+        let size = |cpus| rings(ADDRESS, cpus, 256).unwrap()[0].size();
+        assert_eq!((size(1), size(2), size(3), size(64)), (12 << 20, 6 << 20, 4 << 20, 192 << 10));
     }
 
     #[test]
     fn gs_bases_lead_to_their_blocks() {
         let bases = [0xffff_8880_7dc0_0000, 0xffff_8880_7dd0_0000];
-        let layout = Layout::per_cpu(ADDRESS, &bases).unwrap();
+        let layout = Layout::per_cpu(ADDRESS, &bases, 256).unwrap();
         let Addressing::PerCpu(distance) = layout.addressing else { panic!() };
         for (base, control) in bases.iter().zip(&layout.controls) {
             assert_eq!(base.wrapping_add(distance), ADDRESS + control);
@@ -211,7 +226,7 @@ mod tests {
     #[test]
     fn bases_that_no_constant_serves_go_through_the_table() {
         for bases in [[0x1000, 0x1000], [0x1000, 0x1008], [0x1000, 0x4000_0000]] {
-            let layout = Layout::per_cpu(ADDRESS, &bases).unwrap();
+            let layout = Layout::per_cpu(ADDRESS, &bases, 256).unwrap();
             assert!(matches!(layout.addressing, Addressing::Table(_)), "{bases:x?}");
             assert_ne!(layout.controls[0], layout.controls[1]);
         }
@@ -222,12 +237,11 @@ mod tests {
     fn rings_fit_wherever_the_annex_begins() {
         for address in (0..64).map(|pmd| 0xffff_ffff_8200_0000 + pmd * PMD_SIZE) {
             for cpus in [1, 2, 3, 8, MAX_CPUS] {
-                let layout = Layout::numbered(address, cpus).unwrap();
+                let layout = Layout::numbered(address, cpus, 264).unwrap();
                 let first = layout.rings.first().unwrap();
                 let last = layout.rings.last().unwrap();
                 assert!(layout.offset(first) >= RINGS);
-                assert!(layout.offset(last) + last.stride() <= SIZE);
-                assert!(cpus > 2 || layout.stride() >= 4 << 20, "{address:#x} {cpus}");
+                assert!(layout.offset(last) + last.size() <= SIZE);
             }
         }
     }

@@ -4,10 +4,11 @@
 use super::annex::{Layout, Memory};
 use super::guest::{Guest, GuestError, Image};
 use super::patch::{Edit, SkipReason};
-use super::trace::{Ops, Options, TraceError};
+use super::trace::{Options, TraceError};
 use super::{riscv64, x86_64};
 use crate::kernel::{Arch, Kernel, Site};
 use std::sync::Arc;
+use vmtrace_trampolines::Program;
 
 /// An architecture.
 pub(super) trait Target: Sync {
@@ -26,7 +27,7 @@ pub(super) trait Target: Sync {
     /// The guest-physical address in an entry.
     fn address(&self, entry: u64) -> u64;
 
-    /// Where a trampoline returns to (link address): what its records have for the
+    /// Where an entry program returns to (link address): what its records have for the
     /// function of a site.
     fn return_address(&self, site: &Site) -> u64;
 
@@ -34,7 +35,7 @@ pub(super) trait Target: Sync {
     /// the kernel itself writes or verifies there.
     fn tripwire(&self, kernel: &Kernel, entry: u64) -> u64;
 
-    /// Puts the annex and the trampolines into a guest that has just run
+    /// Puts the annex and what programs need into a guest that has just run
     /// `ftrace_init`.
     fn install(
         &self,
@@ -63,14 +64,20 @@ pub(super) struct Installed {
 /// What a site is to do.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Hook<'a> {
-    /// Write a record.
-    Call(Ops),
+    /// Call the program with this number.
+    Call(u16),
     /// Exit to the VMM by this instruction sequence.
     Trap(&'a [u8]),
 }
 
-/// Trampolines in a guest, and how sites come to call them.
+/// Programs in a guest, and how sites come to call them.
 pub(super) trait GuestCode: Send {
+    /// Makes a program and puts it into the guest. Numbers come in order.
+    ///
+    /// # Errors
+    /// When there is no place for it.
+    fn add(&mut self, guest: &dyn Guest, program: &Program) -> Result<(), TraceError>;
+
     /// What the guest's `dyn_ftrace` has for the site (link address).
     fn record(&self, site: &Site) -> u64;
 

@@ -3,7 +3,6 @@
 use super::arch::{GuestCode, Hook};
 use super::ftrace::{self, Cursor, Records};
 use super::guest::{Guest, GuestError, Image};
-use super::trace::Ops;
 use crate::kernel::{Kernel, Site, SiteSection};
 use std::ops::Range;
 
@@ -23,7 +22,7 @@ pub enum SkipReason {
     Unknown,
     /// It is in memory of `.init.text` that the guest has freed.
     Freed,
-    /// The trampoline is out of reach of a call.
+    /// The program is out of reach of a call.
     OutOfReach,
     /// It is not in guest RAM.
     NoRam,
@@ -101,7 +100,7 @@ struct Held {
     first_edit: u32,
     edits: u8,
     /// `None`: a trap.
-    ops: Option<Ops>,
+    program: Option<u16>,
     init: bool,
     /// It was ours to refuse before it was held.
     was_flagged: bool,
@@ -193,8 +192,8 @@ impl Patcher {
     }
 
     /// The same with what each has.
-    pub(super) fn sites_with_ops(&self) -> impl Iterator<Item = (usize, Ops)> {
-        self.held.iter().filter_map(|held| Some((held.site, held.ops?)))
+    pub(super) fn sites_with_programs(&self) -> impl Iterator<Item = (usize, u16)> {
+        self.held.iter().filter_map(|held| Some((held.site, held.program?)))
     }
 
     /// Lets sites (indices into `kernel.sites()`) do what the hook beside each says. All
@@ -277,14 +276,14 @@ impl Patcher {
         if was_flagged && !self.flagged.contains(index) {
             return Err(SkipReason::GuestDisabled);
         }
-        let ops = match hook {
-            Hook::Call(ops) => Some(ops),
+        let program = match hook {
+            Hook::Call(program) => Some(program),
             Hook::Trap(_) => None,
         };
         let edits = u8::try_from(self.edits.len() - first).map_err(|_| SkipReason::OutOfReach)?;
         let first_edit = u32::try_from(first).map_err(|_| SkipReason::OutOfReach)?;
         let flags_at = record.flags_at;
-        let held = Held { site: index, flags_at, first_edit, edits, ops, init, was_flagged };
+        let held = Held { site: index, flags_at, first_edit, edits, program, init, was_flagged };
         Ok((held, record.flags))
     }
 

@@ -1,57 +1,45 @@
 //! The VMM's side of the rings: it trusts nothing that it finds there.
 
 use super::annex::{Layout, Memory};
+use super::raw::{RawBatch, RawRecord};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use vm_memory::{VolatileMemory, VolatileSlice};
-use vmtrace_trampolines::layout::{LAP, RECORD_SIZE, Record, Ring, header, record};
+use std::sync::atomic::{AtomicU64, Ordering};
+use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
+use vmtrace_trampolines::layout::{CHUNK_SIZE, COMMON_SIZE, FRONT_SIZE, Info, LAP, Ring, front};
 
 /// What a ring has come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Records taken out.
+    /// Records taken out, as many as programs wrote.
     pub records: u64,
-    /// Records dropped by trampolines, or overwritten.
+    /// Records lost, one for each tracer: dropped by programs, or overwritten.
     pub lost: u64,
-    /// Slots reserved but never completed (their writer was interrupted for good).
-    pub torn: u64,
 }
 
-/// A ring that does not hold what trampolines leave there.
+/// A ring that does not hold what programs leave there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the ring of vCPU {cpu} was overwritten by the guest (head {head:#x})")]
+#[error("the ring of vCPU {cpu} was overwritten by the guest (at {position:#x})")]
 pub struct Corrupt {
     /// Which ring.
     pub cpu: usize,
-    /// What was found for a head.
-    pub head: u64,
+    /// The position at which that was found.
+    pub position: u64,
 }
 
-/// A slot as it is copied out of guest memory.
-type Slot = [u64; RECORD_SIZE / 8];
+/// The upper part of a record as it is copied out of guest memory.
+type Slot = [u64; COMMON_SIZE / 8];
 
-/// The fields of a slot; the layout is asserted below.
-#[allow(clippy::cast_possible_truncation, reason = "each half of a word is a field")]
-fn decode(slot: Slot) -> Record {
-    let [timestamp, function_caller, task, pid_lap] = slot.map(u64::from_le);
-    Record {
-        timestamp,
-        function: function_caller as u32,
-        caller: (function_caller >> 32) as u32,
-        task,
-        pid: pid_lap as u32,
-        lap: (pid_lap >> 32) as u32,
-    }
+/// What is at a position.
+enum Found {
+    /// A published record of so many bytes.
+    Record(RawRecord, u64),
+    /// A record of so many bytes that is not finished.
+    Unfinished(Info),
+    /// No record has been begun here, as far as can be seen.
+    Nothing,
+    /// What no program writes.
+    Damage,
 }
-
-const _: () = assert!(
-    record::TIMESTAMP == 0
-        && record::FUNCTION == 8
-        && record::CALLER == 12
-        && record::TASK == 16
-        && record::PID == 24
-        && record::LAP == 28
-);
 
 /// Takes records out of the ring of one vCPU.
 pub struct RingReader {
@@ -61,10 +49,12 @@ pub struct RingReader {
     /// Offsets in the annex.
     control: usize,
     start: usize,
-    /// Position of the next record to take.
+    /// Position of the next record to take; with overwriting, before which all were forgotten.
     tail: u64,
-    /// Records before this count are accounted for: see [`RingReader::clear`].
-    base: u64,
+    /// What was seen dropped, by chunk.
+    dropped: Vec<u64>,
+    /// Overwriting: records before `tail`, kept or not, that are accounted for.
+    accounted: u64,
     /// The head at the last look: see [`RingReader::newest`].
     looked: u64,
     overwrite: bool,
@@ -76,25 +66,21 @@ impl RingReader {
     /// A reader for each ring of a freshly installed layout.
     #[must_use]
     pub fn all(layout: &Layout, memory: &Arc<dyn Memory>, overwrite: bool) -> Vec<Self> {
-        layout
-            .rings
-            .iter()
-            .zip(&layout.controls)
-            .enumerate()
-            .map(|(cpu, (&ring, &control))| Self {
-                memory: Arc::clone(memory),
-                cpu,
-                ring,
-                control: usize::try_from(control).unwrap_or(usize::MAX),
-                start: usize::try_from(layout.offset(&ring)).unwrap_or(usize::MAX),
-                tail: ring.start(),
-                base: 0,
-                looked: ring.start(),
-                overwrite,
-                totals: Totals::default(),
-                corrupt: None,
-            })
-            .collect()
+        let reader = |(cpu, (&ring, &control)): (usize, (&Ring, &u64))| Self {
+            memory: Arc::clone(memory),
+            cpu,
+            ring,
+            control: usize::try_from(control).unwrap_or(usize::MAX),
+            start: usize::try_from(layout.offset(&ring)).unwrap_or(usize::MAX),
+            tail: ring.start(),
+            dropped: vec![0; usize::try_from(ring.chunks()).unwrap_or(0)],
+            accounted: 0,
+            looked: ring.start(),
+            overwrite,
+            totals: Totals::default(),
+            corrupt: None,
+        };
+        layout.rings.iter().zip(&layout.controls).enumerate().map(reader).collect()
     }
 
     /// Totals so far.
@@ -103,7 +89,7 @@ impl RingReader {
         self.totals
     }
 
-    /// Whether the trampolines overwrite what was not taken out.
+    /// Whether programs overwrite what was not taken out.
     #[must_use]
     pub fn overwrites(&self) -> bool {
         self.overwrite
@@ -115,186 +101,377 @@ impl RingReader {
         self.corrupt
     }
 
+    fn damaged(&mut self, position: u64) {
+        self.corrupt.get_or_insert(Corrupt { cpu: self.cpu, position });
+    }
+
     fn head(&mut self, memory: &VolatileSlice<'_>) -> Option<u64> {
         if self.corrupt.is_some() {
             return None;
         }
         let head = memory
             .get_atomic_ref::<AtomicU64>(self.control)
-            .map_or(u64::MAX, |word| word.load(Ordering::Acquire));
-        let ahead = self.ring.count(head).wrapping_sub(self.ring.count(self.tail));
-        let sound = self.ring.is_position(head)
-            && self.ring.slot(head) >= self.tail
-            && (self.overwrite || ahead <= self.ring.slots());
+            .map_or(0, |word| word.load(Ordering::Acquire));
+        let ring = &self.ring;
+        let around = u128::from(ring.size());
+        let sound = ring.is_position(head)
+            && ring.order(head) >= ring.order(self.tail)
+            && (self.overwrite || ring.order(head) - ring.order(self.tail) <= around);
         if !sound {
-            self.corrupt = Some(Corrupt { cpu: self.cpu, head });
+            self.damaged(head);
             return None;
         }
         Some(head)
     }
 
-    fn dropped(&self, memory: &VolatileSlice<'_>) -> u64 {
-        memory
-            .get_atomic_ref::<AtomicU64>(self.start + header::DROPPED)
-            .map_or(0, |word| word.load(Ordering::Relaxed))
+    /// A word of a chunk's account.
+    fn front(&self, memory: &VolatileSlice<'_>, chunk: u64, field: usize) -> u64 {
+        let at = self.at(self.ring.front_offset(chunk) + field as u64);
+        memory.get_atomic_ref::<AtomicU64>(at).map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    fn commit<'a>(&self, memory: &'a VolatileSlice<'_>, position: u64) -> Option<&'a AtomicU32> {
-        let at = self.start + usize::try_from(self.ring.offset(position)).ok()? + record::FUNCTION;
-        memory.get_atomic_ref::<AtomicU32>(at).ok()
+    /// Offset in the annex of a byte of the ring; out of it where there is none.
+    fn at(&self, offset: u64) -> usize {
+        usize::try_from(offset)
+            .ok()
+            .and_then(|offset| self.start.checked_add(offset))
+            .unwrap_or(usize::MAX)
     }
 
-    /// Takes up to `out`'s spare capacity of committed records, oldest first,
-    /// while the guest runs, and hands their slots back. Returns how many records
-    /// were newly found dropped. With the overwrite policy nothing is taken: see
+    /// What ends at `position`. `tag` is what its upper byte must be.
+    #[inline]
+    fn look(
+        &self,
+        memory: &VolatileSlice<'_>,
+        position: u64,
+        tag: u8,
+        extra: &mut Vec<u64>,
+    ) -> Found {
+        let end = self.at(self.ring.offset(position));
+        let Some(last) = end.checked_sub(8) else { return Found::Damage };
+        let Ok(word) = memory.get_atomic_ref::<AtomicU64>(last) else { return Found::Damage };
+        let word = u64::from_le(word.load(Ordering::Acquire));
+        #[allow(clippy::cast_possible_truncation, reason = "both halves")]
+        let (site, info) = (word as u32, Info((word >> 32) as u32));
+        if info.tag() != tag {
+            return Found::Nothing;
+        }
+        let size = info.size();
+        let room = position % CHUNK_SIZE as u64;
+        if size < COMMON_SIZE || size as u64 > room {
+            return Found::Damage;
+        }
+        if site == 0 {
+            return Found::Unfinished(info);
+        }
+        let Ok(slot) = memory.get_array_ref::<Slot>(end - COMMON_SIZE, 1) else {
+            return Found::Damage;
+        };
+        let mut record = RawRecord::new(slot.load(0).map(u64::from_le));
+        let fields = size - COMMON_SIZE;
+        if fields > 0 {
+            record.extra = u32::try_from(extra.len()).unwrap_or(u32::MAX);
+            // In memory the last field comes first.
+            for below in (COMMON_SIZE..size).step_by(8) {
+                let word = memory.get_atomic_ref::<AtomicU64>(end - below - 8);
+                extra.push(word.map_or(0, |word| u64::from_le(word.load(Ordering::Relaxed))));
+            }
+        }
+        Found::Record(record, size as u64)
+    }
+
+    /// Takes up to `out`'s spare capacity of published records, oldest first, while the guest
+    /// runs, and hands their chunks back. Returns how many records were newly found dropped, which
+    /// is after those that were taken. With the overwrite policy nothing is taken: see
     /// [`RingReader::finish`].
-    pub fn drain(&mut self, out: &mut Vec<Record>) -> u64 {
+    pub fn drain(&mut self, out: &mut RawBatch) -> u64 {
         if self.overwrite {
             return 0;
         }
         let shared = Arc::clone(&self.memory);
         let memory = shared.slice();
-        // Read before head: a drop counted later belongs to a later drain.
-        let dropped = self.dropped(&memory);
         let Some(head) = self.head(&memory) else { return 0 };
-        let mut budget = out.capacity() - out.len();
-        while budget > 0 {
-            let start = self.ring.slot(self.tail);
-            let ready = self.ring.count(head).saturating_sub(self.ring.count(start));
-            let run = ready.min(self.ring.left_in_chunk(start)).min(budget as u64);
-            let taken = self.take(&memory, start, run, out);
-            self.tail = start + taken * RECORD_SIZE as u64;
-            budget -= usize::try_from(taken).unwrap_or(budget);
-            if taken < run || run == 0 {
+        let mut lost = 0;
+        while out.has_room() {
+            let in_head = self.is_in_chunk_of(head);
+            if self.ring.is_spent(self.tail) {
+                if in_head {
+                    break;
+                }
+                lost += self.hand_back(&memory);
+                if lost > 0 {
+                    // They are missing at this very place.
+                    break;
+                }
+                continue;
+            }
+            if self.tail == head {
                 break;
             }
+            match self.look(&memory, self.tail, Info::DRAINED, &mut out.extra) {
+                Found::Record(record, size) if !in_head || self.tail - size >= head => {
+                    out.records.push(record);
+                    self.tail -= size;
+                    self.totals.records += 1;
+                }
+                Found::Unfinished(_) | Found::Nothing => break,
+                Found::Record(..) | Found::Damage => {
+                    self.damaged(self.tail);
+                    break;
+                }
+            }
         }
-        let room = self.ring.room(self.tail);
-        if let Ok(word) = memory.get_atomic_ref::<AtomicU64>(self.start + header::ROOM) {
-            word.store(room, Ordering::Release);
+        if self.tail == head || self.ring.is_spent(self.tail) {
+            lost += self.newly_dropped(&memory, self.ring.chunk(self.tail));
         }
-        // The counter is guest-writable: it must not make totals go backwards.
-        let lost = dropped.saturating_sub(self.totals.lost);
         self.totals.lost += lost;
         lost
     }
 
-    /// Copies the committed front of `run` slots of one chunk, from position `start`.
-    fn take(
-        &mut self,
-        memory: &VolatileSlice<'_>,
-        start: u64,
-        run: u64,
-        out: &mut Vec<Record>,
-    ) -> u64 {
-        let Some((at, run)) = self.slots_at(start, run) else { return 0 };
-        let word = |index: usize| {
-            memory.get_atomic_ref::<AtomicU32>(at + index * RECORD_SIZE + record::FUNCTION).ok()
-        };
-        // Commit words first: a record is whole once its word was seen set.
-        let committed = (0..run)
-            .take_while(|&index| word(index).is_some_and(|w| w.load(Ordering::Acquire) != 0))
-            .count();
-        let Ok(slots) = memory.get_array_ref::<Slot>(at, committed) else { return 0 };
-        out.extend((0..committed).map(|index| decode(slots.load(index))));
-        for index in 0..committed {
-            if let Some(word) = word(index) {
-                word.store(0, Ordering::Relaxed);
-            }
+    fn is_in_chunk_of(&self, position: u64) -> bool {
+        (position ^ self.tail) < CHUNK_SIZE as u64
+    }
+
+    /// Hands the chunk of `tail`, which is used up, back to the guest, and goes on to the next one.
+    /// Returns how many records were dropped between them.
+    fn hand_back(&mut self, memory: &VolatileSlice<'_>) -> u64 {
+        const CLEAN: [u8; CHUNK_SIZE - FRONT_SIZE] = [0; CHUNK_SIZE - FRONT_SIZE];
+        let chunk = self.ring.chunk(self.tail);
+        let lost = self.newly_dropped(memory, chunk);
+        // Not before: what is not yet written must not look as if it were.
+        let cleaned = memory.write_slice(&CLEAN, self.at(chunk * CHUNK_SIZE as u64));
+        let lap = (self.tail >> 32).wrapping_add(1) % LAP;
+        let room = self.at(self.ring.front_offset(chunk) + front::ROOM as u64);
+        if let (Ok(()), Ok(word)) = (cleaned, memory.get_atomic_ref::<AtomicU64>(room)) {
+            word.store(self.ring.opening(chunk, lap), Ordering::Release);
         }
-        self.totals.records += committed as u64;
-        committed as u64
+        self.tail = self.ring.next_opening(self.tail);
+        lost
     }
 
-    /// Where the slots from `position` on are in the annex; all of them are in it.
-    fn slots_at(&self, position: u64, count: u64) -> Option<(usize, usize)> {
-        let at = self.start.checked_add(usize::try_from(self.ring.offset(position)).ok()?)?;
-        Some((at, usize::try_from(count).ok()?))
+    /// What was dropped behind a chunk since the last look. The counter is guest-writable: it must
+    /// not make totals go backwards.
+    fn newly_dropped(&mut self, memory: &VolatileSlice<'_>, chunk: u64) -> u64 {
+        let now = self.front(memory, chunk, front::DROPPED);
+        let Some(seen) = usize::try_from(chunk).ok().and_then(|at| self.dropped.get_mut(at)) else {
+            return 0;
+        };
+        let new = now.saturating_sub(*seen);
+        *seen = now.max(*seen);
+        new
     }
 
-    /// The record in a slot. Zeroes, which are no record, where there is none.
-    fn record(&self, memory: &VolatileSlice<'_>, position: u64) -> Record {
-        self.slots_at(position, 1)
-            .and_then(|(at, count)| memory.get_array_ref::<Slot>(at, count).ok())
-            .map_or_else(Record::default, |slots| decode(slots.load(0)))
+    /// The same of all chunks.
+    fn all_dropped(&mut self, memory: &VolatileSlice<'_>) -> u64 {
+        (0..self.ring.chunks())
+            .fold(0, |sum: u64, chunk| sum.saturating_add(self.newly_dropped(memory, chunk)))
     }
 
     /// Adds the newest records since the last time, up to a chunk of them, to `out` and leaves
     /// them where they are, while the guest runs and may write others there: to be taken for
     /// hints alone.
-    pub fn newest(&mut self, out: &mut Vec<Record>) {
+    pub fn newest(&mut self, out: &mut RawBatch) {
         let shared = Arc::clone(&self.memory);
         let memory = shared.slice();
         let Some(head) = self.head(&memory) else { return };
-        let (first, count) = self.ring.reserved_in_chunk(head);
-        let known = self.looked.saturating_sub(first) / RECORD_SIZE as u64;
-        let known = if (first..=head).contains(&self.looked) { known.min(count) } else { 0 };
-        let (first, count) = (first + known * RECORD_SIZE as u64, count - known);
+        let ring = self.ring;
+        let known = (head ^ self.looked) < CHUNK_SIZE as u64 && self.looked >= head;
+        let opening = ring.opening(ring.chunk(head), head >> 32);
+        let mut position = if known { self.looked } else { opening };
         self.looked = head;
-        let Some((at, count)) = self.slots_at(first, count) else { return };
-        let Ok(slots) = memory.get_array_ref::<Slot>(at, count) else { return };
-        let all = (0..count).map(|index| decode(slots.load(index)));
-        out.extend(all.filter(|record| record.function != 0));
+        while position > head && out.has_room() {
+            match self.look(&memory, position, self.tag(position), &mut out.extra) {
+                Found::Record(record, size) => {
+                    out.records.push(record);
+                    position -= size;
+                }
+                Found::Unfinished(info) => position -= info.size() as u64,
+                Found::Nothing | Found::Damage => break,
+            }
+        }
+    }
+
+    /// What the upper byte of what a record says of itself must be.
+    fn tag(&self, position: u64) -> u8 {
+        if self.overwrite { (position >> 32 & 0xff) as u8 } else { Info::DRAINED }
     }
 
     /// Forgets the records in the ring, while the guest runs. Returns how many were
-    /// forgotten, and how many were newly found overwritten before.
+    /// forgotten, and how many were newly found lost before.
     pub fn clear(&mut self) -> (u64, u64) {
+        if !self.overwrite {
+            let mut forgotten = RawBatch::with_capacity(1 << 16);
+            let (mut cleared, mut lost) = (0, 0);
+            loop {
+                forgotten.clear();
+                lost += self.drain(&mut forgotten);
+                cleared += forgotten.records.len() as u64;
+                if forgotten.records.is_empty() {
+                    self.totals.records -= cleared;
+                    return (cleared, lost);
+                }
+            }
+        }
         let shared = Arc::clone(&self.memory);
         let memory = shared.slice();
         let Some(head) = self.head(&memory) else { return (0, 0) };
-        let end = self.ring.count(head);
-        let from = self.ring.count(self.ring.slot(self.tail));
-        if !self.overwrite {
-            let mut dropped = Vec::with_capacity(usize::try_from(end - from).unwrap_or(0));
-            let lost = self.drain(&mut dropped);
-            let cleared = dropped.len() as u64;
-            self.totals.records -= cleared;
-            return (cleared, lost);
+        // What is overwritten while it is counted would be counted twice, or not at all.
+        const TRIES: usize = 8;
+        let mut kept = 0;
+        let mut overwritten = 0;
+        for _ in 0..TRIES {
+            overwritten = self.overwritten(&memory);
+            kept = self.walk(&memory, head, None, &mut Vec::new()).events;
+            if self.overwritten(&memory) == overwritten {
+                break;
+            }
         }
-        let oldest = end.saturating_sub(self.ring.slots()).max(self.base);
-        let lost = oldest - self.base;
-        self.totals.lost += lost;
-        (self.tail, self.base) = (self.ring.slot(head), end);
-        (end - oldest, lost)
+        let before = std::mem::replace(&mut self.accounted, overwritten.saturating_add(kept));
+        self.tail = head;
+        let all = self.accounted.saturating_sub(before);
+        let cleared = kept.min(all);
+        self.totals.lost += all - cleared;
+        (cleared, all - cleared)
     }
 
-    /// Takes all that is left once the guest is gone or no site calls any more.
-    /// Slots that were never completed are counted as torn. Returns how many
-    /// records were newly found lost.
-    pub fn finish(&mut self, out: &mut Vec<Record>) -> u64 {
+    /// Records overwritten so far, one for each tracer.
+    fn overwritten(&self, memory: &VolatileSlice<'_>) -> u64 {
+        let count = |chunk| self.front(memory, chunk, front::STATE) & (LAP - 1);
+        (0..self.ring.chunks()).map(count).sum()
+    }
+
+    /// Goes through all chunks in the order in which they were opened. Adds the records behind
+    /// `tail` to `out`, if there is one, and programs of unfinished ones to `unfinished`.
+    fn walk(
+        &self,
+        memory: &VolatileSlice<'_>,
+        head: u64,
+        mut out: Option<&mut RawBatch>,
+        unfinished: &mut Vec<u16>,
+    ) -> Walked {
+        let ring = self.ring;
+        let mut openings: Vec<_> = (0..ring.chunks())
+            .map(|chunk| ring.opening(chunk, self.front(memory, chunk, front::STATE) >> 32))
+            .filter(|&opening| opening >> 32 != 0 && ring.order(opening) <= ring.order(head))
+            .collect();
+        openings.sort_unstable_by_key(|&opening| ring.order(opening));
+        let mut walked = Walked::default();
+        let mut extra = Vec::new();
+        for opening in openings {
+            let mut position = opening;
+            // An earlier lap of the head's own chunk cannot be: it was opened with this lap.
+            let end = if (head ^ opening) < CHUNK_SIZE as u64 { head } else { 0 };
+            while position > end && !(end == 0 && ring.is_spent(position)) {
+                extra.clear();
+                let size = match self.look(memory, position, self.tag(opening), &mut extra) {
+                    Found::Record(mut record, size) => {
+                        let events = record.tracers;
+                        let forgotten = ring.order(position) < ring.order(self.tail);
+                        if let Some(out) = out.as_mut().filter(|_| !forgotten) {
+                            record.extra = u32::try_from(out.extra.len()).unwrap_or(u32::MAX);
+                            out.extra.extend_from_slice(&extra);
+                            out.records.push(record);
+                            walked.taken += events;
+                        }
+                        walked.events += events;
+                        size
+                    }
+                    Found::Unfinished(info) => {
+                        unfinished.push(info.program());
+                        info.size() as u64
+                    }
+                    Found::Nothing | Found::Damage => {
+                        // Reserved, and not even begun: how long it is nobody knows, nor what
+                        // is behind it.
+                        unfinished.push(RawRecord::NO_PROGRAM);
+                        break;
+                    }
+                };
+                position -= size;
+            }
+        }
+        walked
+    }
+
+    /// Takes all that is left once the guest is gone or no site calls any more. Returns how many
+    /// records were newly found lost, and the programs of those that were never finished
+    /// ([`RawRecord::NO_PROGRAM`] where that is not known).
+    pub fn finish(&mut self, out: &mut RawBatch) -> (u64, Vec<u16>) {
         let shared = Arc::clone(&self.memory);
         let memory = shared.slice();
-        let dropped = self.dropped(&memory);
-        let Some(head) = self.head(&memory) else { return 0 };
-        let end = self.ring.count(head);
-        let mut lost = dropped.saturating_sub(self.totals.lost);
-        let mut position = self.ring.slot(self.tail);
+        let mut unfinished = Vec::new();
+        let before = out.records.len();
+        let mut lost = self.all_dropped(&memory);
+        let Some(head) = self.head(&memory) else { return (lost, unfinished) };
         if self.overwrite {
-            // Everything older than one lap is gone.
-            let oldest = end.saturating_sub(self.ring.slots());
-            lost = lost.max(oldest.saturating_sub(self.base));
-            if oldest > self.base {
-                let here = self.ring.slot(head);
-                position = (here & (LAP - 1)) | ((here >> 32).saturating_sub(1) << 32);
-            }
+            let walked = self.walk(&memory, head, Some(out), &mut unfinished);
+            let ever = self.overwritten(&memory).saturating_add(walked.events);
+            lost += ever.saturating_sub(self.accounted).saturating_sub(walked.taken);
+            (self.tail, self.accounted) = (head, ever);
+        } else {
+            self.take_rest(&memory, head, out, &mut unfinished);
         }
-        while self.ring.count(position) < end {
-            let record = self.record(&memory, position);
-            let lap = !self.overwrite || u64::from(record.lap) == position >> 32;
-            if record.function != 0 && lap {
-                out.push(record);
-                self.totals.records += 1;
-            } else {
-                self.totals.torn += 1;
-            }
-            if let Some(word) = self.commit(&memory, position) {
-                word.store(0, Ordering::Relaxed);
-            }
-            position = self.ring.slot(position + RECORD_SIZE as u64);
-        }
-        self.tail = position;
+        self.totals.records += (out.records.len() - before) as u64;
         self.totals.lost += lost;
-        lost
+        (lost, unfinished)
     }
+
+    /// All from `tail` on, unfinished records left out.
+    fn take_rest(
+        &mut self,
+        memory: &VolatileSlice<'_>,
+        head: u64,
+        out: &mut RawBatch,
+        unfinished: &mut Vec<u16>,
+    ) {
+        let mut hole = false;
+        while self.tail != head {
+            let in_head = self.is_in_chunk_of(head);
+            if self.ring.is_spent(self.tail) {
+                if in_head {
+                    break;
+                }
+                self.tail = self.ring.next_opening(self.tail);
+                hole = false;
+                continue;
+            }
+            let size = match self.look(memory, self.tail, Info::DRAINED, &mut out.extra) {
+                Found::Record(record, size) => {
+                    out.records.push(record);
+                    hole = false;
+                    size
+                }
+                Found::Unfinished(info) => {
+                    unfinished.push(info.program());
+                    hole = false;
+                    info.size() as u64
+                }
+                // Reserved, and not even begun. All of it is zero up to the next record.
+                Found::Nothing => {
+                    if !std::mem::replace(&mut hole, true) {
+                        unfinished.push(RawRecord::NO_PROGRAM);
+                    }
+                    8
+                }
+                Found::Damage => {
+                    self.damaged(self.tail);
+                    return;
+                }
+            };
+            if in_head && self.tail - size < head {
+                self.damaged(self.tail);
+                return;
+            }
+            self.tail -= size;
+        }
+    }
+}
+
+/// What [`RingReader::walk`] has met.
+#[derive(Clone, Copy, Debug, Default)]
+struct Walked {
+    /// Records, one for each tracer.
+    events: u64,
+    /// Of these added.
+    taken: u64,
 }

@@ -1,10 +1,11 @@
-//! An attachment: the annex in a guest, the trampoline, the sites that call it.
+//! An attachment: the annex in a guest, the programs, the sites that call them.
 
 use super::annex::{Addressing, Layout, Memory};
 use super::arch::{self, GuestCode, Hook, Installed};
 use super::ftrace::{self, Offsets, Records};
 use super::guest::{Guest, GuestError, Image};
 use super::patch::{Patcher, Place, Restored, Skip, SkipReason};
+use super::programs::{Duty, Programs};
 use super::ring::RingReader;
 use super::tasks::{self, Tasks};
 use crate::kernel::{Kernel, Site};
@@ -21,32 +22,8 @@ pub struct Options {
     pub cpus: u64,
 }
 
-/// A tracer in the sense of the guest's ftrace: every site that is held has one.
-///
-/// On riscv64 a site names its ops by itself, so that sites with distinct ops cost
-/// nothing to each other. On x86-64 all are the same, as yet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ops(u8);
-
-impl Ops {
-    /// How many there are.
-    pub const COUNT: u8 = u8::MAX;
-
-    /// The one with this number, below [`Ops::COUNT`].
-    #[must_use]
-    pub fn new(number: u8) -> Option<Self> {
-        (number < Self::COUNT).then_some(Self(number))
-    }
-
-    /// Its number.
-    #[must_use]
-    pub fn number(self) -> u8 {
-        self.0
-    }
-}
-
-/// What a trampoline writes for the function of `site` (link address): where it
-/// returns to.
+/// What entry programs write for the function of `site` (link address): where they
+/// return to.
 #[must_use]
 pub fn return_address(kernel: &Kernel, site: &Site) -> u64 {
     arch::of(kernel.arch()).return_address(site)
@@ -79,9 +56,15 @@ pub enum TraceError {
     /// The guest's own ftrace is not as expected.
     #[error("the guest's ftrace cannot be understood: {0}")]
     Ftrace(&'static str),
-    /// A template has a hole that cannot be filled.
+    /// A program cannot be made.
     #[error(transparent)]
-    Template(#[from] vmtrace_trampolines::TemplateError),
+    Program(#[from] vmtrace_trampolines::ProgramError),
+    /// There is no place for another program.
+    #[error(
+        "no place for another program after {0}: too many combinations of tracers in one run; \
+         start a new one"
+    )]
+    Full(usize),
 }
 
 /// What attaching did, and how long it took.
@@ -89,7 +72,7 @@ pub enum TraceError {
 pub struct AttachReport {
     /// Sites asked for.
     pub matched: usize,
-    /// Sites that call the trampoline now.
+    /// Sites that call a program now.
     pub patched: usize,
     /// Sites left alone, with reasons.
     pub skipped: Vec<Skip>,
@@ -107,6 +90,7 @@ pub struct Attachment {
     options: Options,
     books: Offsets,
     patcher: Patcher,
+    programs: Programs,
 }
 
 impl Attachment {
@@ -126,8 +110,8 @@ impl Attachment {
         let target = arch::of(kernel.arch());
         let tasks = tasks::Offsets::find(kernel)?;
         let Installed { layout, code } = target.install(guest, kernel, &image, &memory, options)?;
-        let patcher = Patcher::default();
-        Ok(Self { image, layout, memory, code, tasks, options, books, patcher })
+        let (patcher, programs) = (Patcher::default(), Programs::default());
+        Ok(Self { image, layout, memory, code, tasks, options, books, patcher, programs })
     }
 
     /// From where a vCPU that stands at run-time `address`, at the entry of a
@@ -158,14 +142,30 @@ impl Attachment {
         &self.image
     }
 
-    /// How trampolines find their control block.
+    /// How programs find their control block.
     #[must_use]
     pub fn addressing(&self) -> Addressing {
         self.layout.addressing
     }
 
-    /// Lets `sites` (indices into `kernel.sites()`) write records. All vCPUs are
+    /// The number of the program that does this, which is made if there is none yet. All vCPUs are
     /// paused.
+    ///
+    /// # Errors
+    /// When there is no place for it, or guest memory cannot be used; no site has changed then.
+    pub fn program(&mut self, guest: &dyn Guest, duty: &Duty) -> Result<u16, TraceError> {
+        let code = &mut self.code;
+        self.programs.number(duty, |program| code.add(guest, program))
+    }
+
+    /// All programs made so far, by their numbers.
+    #[must_use]
+    pub fn programs(&self) -> &[Duty] {
+        self.programs.all()
+    }
+
+    /// Lets `sites` (indices into `kernel.sites()`) call the programs with these numbers. All
+    /// vCPUs are paused.
     ///
     /// # Errors
     /// When guest memory cannot be used half-way; the sites are then as before.
@@ -173,25 +173,11 @@ impl Attachment {
         &mut self,
         guest: &dyn Guest,
         kernel: &Kernel,
-        sites: &[usize],
-    ) -> Result<AttachReport, TraceError> {
-        let sites: Vec<_> = sites.iter().map(|&site| (site, Ops::default())).collect();
-        self.enable_for(guest, kernel, &sites)
-    }
-
-    /// The same, each on account of the ops beside it.
-    ///
-    /// # Errors
-    /// As [`Attachment::enable`].
-    pub fn enable_for(
-        &mut self,
-        guest: &dyn Guest,
-        kernel: &Kernel,
-        sites: &[(usize, Ops)],
+        sites: &[(usize, u16)],
     ) -> Result<AttachReport, TraceError> {
         let start = Instant::now();
         let before = self.patcher.len();
-        let hooks = sites.iter().map(|&(site, ops)| (site, Hook::Call(ops)));
+        let hooks = sites.iter().map(|&(site, program)| (site, Hook::Call(program)));
         let skipped = self.hold(guest, kernel, hooks)?;
         Ok(AttachReport {
             matched: sites.len(),
@@ -254,9 +240,9 @@ impl Attachment {
         Ok(())
     }
 
-    /// The sites (indices) that write records, with the ops of each.
-    pub fn sites(&self) -> impl Iterator<Item = (usize, Ops)> {
-        self.patcher.sites_with_ops()
+    /// The sites (indices) that write records, with the program of each.
+    pub fn sites(&self) -> impl Iterator<Item = (usize, u16)> {
+        self.patcher.sites_with_programs()
     }
 
     /// How many sites are ours.
@@ -274,7 +260,7 @@ impl Attachment {
         Ok(self.patcher.release_init(guest)?)
     }
 
-    /// Gives every site back, for good. The trampoline and the rings stay mapped: a
+    /// Gives every site back, for good. Programs and rings stay mapped: a
     /// task may be interrupted in them. All vCPUs are paused.
     ///
     /// # Errors

@@ -12,7 +12,9 @@ use std::sync::Arc;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 use vmtrace::kernel::{Arch, FtraceKind, Kernel};
 use vmtrace::tracer::annex;
-use vmtrace::tracer::{Attachment, Guest, GuestError, Image, Options, Ram};
+use vmtrace::tracer::{
+    AttachReport, Attachment, Duty, Guest, GuestError, Image, Options, Ram, TraceError,
+};
 use vmtrace_trampolines::Overflow;
 
 pub(crate) const X86: [&str; 3] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7"];
@@ -235,11 +237,11 @@ impl Fake {
         }
     }
 
-    /// Where the trampoline is.
-    pub(crate) fn trampoline(&self) -> u64 {
+    /// Where the first program is.
+    pub(crate) fn program(&self) -> u64 {
         match self.kernel.arch() {
             Arch::X86_64 => MAP,
-            Arch::Riscv64 => riscv64::gap(self) + 0x1000,
+            Arch::Riscv64 => riscv64::gap(self) + 0x1400,
         }
     }
 
@@ -261,10 +263,21 @@ impl Fake {
         self.try_attach().unwrap()
     }
 
-    pub(crate) fn try_attach(&self) -> Result<Attachment, vmtrace::tracer::TraceError> {
+    pub(crate) fn try_attach(&self) -> Result<Attachment, TraceError> {
         let options = Options { overflow: Overflow::Drop, cpus: 2 };
         let annex = Arc::clone(&self.annex) as Arc<dyn annex::Memory>;
         Attachment::new(self, &self.kernel, self.image(), annex, options)
+    }
+
+    /// Lets sites call the program of the first tracer.
+    pub(crate) fn enable(
+        &self,
+        attachment: &mut Attachment,
+        sites: &[usize],
+    ) -> Result<AttachReport, TraceError> {
+        let program = attachment.program(self, &Duty::entry(vec![0]))?;
+        let sites: Vec<_> = sites.iter().map(|&site| (site, program)).collect();
+        attachment.enable(self, &self.kernel, &sites)
     }
 
     pub(crate) fn flags(&self, site: usize) -> u64 {

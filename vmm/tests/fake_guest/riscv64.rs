@@ -3,7 +3,7 @@
 use super::{Fake, Guest, MAP};
 use vm_memory::{Bytes, GuestAddress};
 use vmtrace::kernel::FtraceKind;
-use vmtrace::tracer::PageTables;
+use vmtrace::tracer::{PageTables, annex};
 use vmtrace_trampolines::riscv64::encode::register::T0;
 use vmtrace_trampolines::riscv64::encode::{NOP, auipc, jalr, split};
 
@@ -117,7 +117,12 @@ pub(crate) fn target(fake: &Fake, site: usize) -> u64 {
         let member = |name| u64::from(btf.member_offset("ftrace_ops", name).unwrap());
         (member("func"), member("direct_call"))
     });
-    let ops = fake.at(fake.read_u64(at - 8).unwrap());
-    assert_eq!(fake.read_u64(ops + func).unwrap(), fake.link("ftrace_stub"));
-    fake.read_u64(ops + direct_call).unwrap()
+    let ops = fake.read_u64(at - 8).unwrap();
+    let annex = fake.link("_end").next_multiple_of(2 << 20) - (2 << 20);
+    let word = |address: u64| {
+        let offset = usize::try_from(address - annex).unwrap();
+        annex::Memory::slice(&*fake.annex).read_obj::<u64>(offset).unwrap()
+    };
+    assert_eq!(word(ops + func), fake.link("ftrace_stub"));
+    word(ops + direct_call)
 }

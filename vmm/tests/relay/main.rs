@@ -13,12 +13,12 @@ use rings::Rings;
 use vmtrace::relay::Relay;
 use vmtrace::serve::{Format, Globs, Join, Origin, StreamRequest};
 use vmtrace::stream::{Frame, Reader, Summary};
-use vmtrace_trampolines::layout::CHUNK_SLOTS;
+use vmtrace::tracer::RawBatch;
 
 const CPUS: usize = 2;
-const RECORDS: u64 = 400_000;
+const RECORDS: u64 = 500_000;
 /// So many come before the relay does, more than a ring holds.
-const EARLY: u64 = 150_000;
+const EARLY: u64 = 250_000;
 
 /// A file that can be looked at afterwards.
 #[derive(Clone, Default)]
@@ -85,7 +85,7 @@ fn what_was_drained_reaches_everyone_and_what_was_not_is_counted() {
                     let number = entry.timestamp() / 100;
                     let expected = rings.record(number);
                     assert!(number >= next[cpu], "vCPU {cpu}: {number} after {}", next[cpu]);
-                    assert_eq!(entry.function.get(), rings.entries[&expected.function]);
+                    assert_eq!(entry.function.get(), rings.entries[&expected.site]);
                     assert_eq!((entry.caller.get(), entry.pid()), (expected.caller, expected.pid));
                     lost[cpu] += number - next[cpu];
                     next[cpu] = number + 1;
@@ -111,20 +111,21 @@ fn a_look_shows_the_newest_records_once() {
     let rings = Rings::new(1);
     let (mut setup, _joining) = rings.setup(Box::new(std::io::sink()));
     let reader = setup.readers.first_mut().unwrap();
+    let chunk = rings.records_of_a_chunk();
     let mut look = || {
-        let mut records = Vec::new();
-        reader.newest(&mut records);
-        records.iter().map(|record| record.timestamp / 100).collect::<Vec<u64>>()
+        let mut batch = RawBatch::with_capacity(4000);
+        reader.newest(&mut batch);
+        batch.records.iter().map(|record| record.timestamp / 100).collect::<Vec<u64>>()
     };
     assert!(look().is_empty());
     (0..1200).for_each(|n| rings.hit(0, rings.record(n)));
-    assert_eq!(look(), (2 * CHUNK_SLOTS..1200).collect::<Vec<_>>(), "those of the last chunk");
+    assert_eq!(look(), (2 * chunk..1200).collect::<Vec<_>>(), "those of the last chunk");
     assert!(look().is_empty());
     (1200..1203).for_each(|n| rings.hit(0, rings.record(n)));
     assert_eq!(look(), [1200, 1201, 1202]);
-    (1203..3 * CHUNK_SLOTS).for_each(|n| rings.hit(0, rings.record(n)));
-    assert_eq!(look().last(), Some(&(3 * CHUNK_SLOTS - 1)), "up to the end of a chunk");
-    let mut all = Vec::with_capacity(4000);
+    (1203..3 * chunk).for_each(|n| rings.hit(0, rings.record(n)));
+    assert_eq!(look().last(), Some(&(3 * chunk - 1)), "up to the end of a chunk");
+    let mut all = RawBatch::with_capacity(4000);
     reader.drain(&mut all);
-    assert_eq!(all.len() as u64, 3 * CHUNK_SLOTS, "all of them are still there");
+    assert_eq!(all.records.len() as u64, 3 * chunk, "all of them are still there");
 }

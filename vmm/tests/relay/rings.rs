@@ -1,4 +1,4 @@
-//! Rings that are filled as trampolines fill them, by the same layout, without a guest.
+//! Rings that are filled as programs fill them, by the same layout, without a guest.
 
 // Test and benchmark need a part of it each.
 #![allow(dead_code, unreachable_pub)]
@@ -15,8 +15,8 @@ use vmtrace::serve::{Hub, Join};
 use vmtrace::stream::Header;
 use vmtrace::tracer::annex::{self, Layout, Memory};
 use vmtrace::tracer::ring::RingReader;
-use vmtrace::tracer::{Guest, GuestError, Tasks, return_address};
-use vmtrace_trampolines::layout::{CHUNK_SIZE, RECORD_SIZE, Record, control, header, record};
+use vmtrace::tracer::{Duty, Guest, GuestError, Tasks, return_address};
+use vmtrace_trampolines::layout::{COMMON_SIZE, Common, Info, LAP, Ring, below, control, front};
 
 use crate::synthetic::{self, Machine};
 
@@ -54,7 +54,7 @@ pub struct Rings {
     memory: Arc<dyn Memory>,
     layout: Layout,
     kernel: Arc<Kernel>,
-    /// What trampolines write for the functions of the kernel, and entry addresses by that.
+    /// What programs write for the functions of the kernel, and entry addresses by that.
     written: Vec<u32>,
     pub entries: HashMap<u32, u32>,
 }
@@ -72,11 +72,11 @@ impl Rings {
         };
         let kernel = Kernel::parse(synthetic::build(&options).image).unwrap();
         let bases: Vec<_> = (0..cpus).map(|cpu| 0xffff_8880_3fc0_0000 + (cpu << 15)).collect();
-        let layout = Layout::per_cpu(ANNEX, &bases).unwrap();
+        let layout = Layout::per_cpu(ANNEX, &bases, 256).unwrap();
         let size = usize::try_from(annex::SIZE).unwrap();
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)]).unwrap();
         let memory: Arc<dyn Memory> = Arc::new(Annex(memory));
-        layout.install(&memory.slice(), &[]).unwrap();
+        layout.install(&memory.slice()).unwrap();
         let sites = kernel.sites().iter();
         let pairs = sites.map(|site| (low(return_address(&kernel, site)), low(site.entry)));
         let (written, entries) = (pairs.clone().map(|pair| pair.0).collect(), pairs.collect());
@@ -104,17 +104,18 @@ impl Rings {
             memory: Box::new(NoGuest),
             kernel: Arc::clone(&self.kernel),
             sites: (0..self.kernel.sites().len()).collect(),
+            programs: vec![Duty::entry(vec![0])],
             ticks: 0,
         };
         (setup, joining)
     }
 
-    /// Bytes of the slots of every ring, in the memory that guests write to.
+    /// Bytes of every ring, in the memory that guests write to.
     pub fn slots(&self, mut each: impl FnMut(&VolatileSlice<'_>)) {
         let memory = self.memory.slice();
         for ring in &self.layout.rings {
             let start = usize::try_from(self.layout.offset(ring)).unwrap();
-            let size = usize::try_from(ring.stride()).unwrap();
+            let size = usize::try_from(ring.size()).unwrap();
             each(&memory.subslice(start, size).unwrap());
         }
     }
@@ -131,62 +132,83 @@ impl Rings {
     }
 
     /// The record with this number: several functions, callers and tasks.
-    pub fn record(&self, number: u64) -> Record {
+    pub fn record(&self, number: u64) -> Common {
         let function = |number: u64| {
             let index = number.wrapping_mul(7) % self.written.len() as u64;
             self.written[usize::try_from(index).unwrap()]
         };
         let task = number / SLICE % TASKS;
-        Record {
+        Common {
             timestamp: number * 100,
-            function: function(number),
+            site: function(number),
             caller: function(number / 3),
             task: 0xffff_8880_0000_0000 + (task << 13),
             pid: low(task),
-            lap: 0,
+            info: Info::new(COMMON_SIZE, 0, 1, Info::DRAINED).0,
         }
     }
 
-    /// What a trampoline does on this CPU.
-    pub fn hit(&self, cpu: usize, record: Record) {
+    /// What a program does on this CPU.
+    pub fn hit(&self, cpu: usize, record: Common) {
         if !self.write(cpu, record) {
             let memory = self.memory.slice();
-            word(&memory, self.start(cpu) + header::DROPPED).fetch_add(1, Ordering::Relaxed);
+            let position = self.head(&memory, cpu).load(Ordering::Relaxed);
+            let ring = &self.layout.rings[cpu];
+            let account = self.start(cpu) + offset(ring.front_offset(ring.chunk(position)));
+            word(&memory, account + front::DROPPED).fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Where the ring of this CPU is in the annex.
     fn start(&self, cpu: usize) -> usize {
-        usize::try_from(self.layout.offset(&self.layout.rings[cpu])).unwrap()
+        offset(self.layout.offset(&self.layout.rings[cpu]))
     }
 
-    /// Reserves a slot, fills it and commits it; false when the ring is full.
-    fn write(&self, cpu: usize, record: Record) -> bool {
+    fn head<'a>(&self, memory: &'a VolatileSlice<'_>, cpu: usize) -> &'a AtomicU64 {
+        word(memory, offset(self.layout.controls[cpu]) + control::HEAD)
+    }
+
+    /// Reserves, fills and publishes a record; false when the ring is full.
+    fn write(&self, cpu: usize, record: Common) -> bool {
         let (ring, start, memory) = (&self.layout.rings[cpu], self.start(cpu), self.memory.slice());
-        let control = usize::try_from(self.layout.controls[cpu]).unwrap();
-        let head = word(&memory, control + control::HEAD);
-        let position = head.load(Ordering::Relaxed);
-        let slot = ring.slot(position);
-        // At a chunk's end only: is the next one free?
-        let room = || word(&memory, start + header::ROOM).load(Ordering::Acquire);
-        if slot != position && slot & !(CHUNK_SIZE as u64 - 1) >= room() {
-            return false;
+        let head = self.head(&memory, cpu);
+        let mut position = head.load(Ordering::Relaxed);
+        if ring.is_spent(position) {
+            let account = |chunk| start + offset(ring.front_offset(chunk));
+            let next = word(&memory, account(ring.chunk(position)) + front::NEXT);
+            let opening = (position & !(LAP - 1)) + next.load(Ordering::Relaxed);
+            let room = word(&memory, account(ring.chunk(opening)) + front::ROOM);
+            if room.load(Ordering::Acquire) != opening {
+                return false;
+            }
+            position = opening;
         }
-        head.store(slot + RECORD_SIZE as u64, Ordering::Relaxed);
-        let at = start + usize::try_from(ring.offset(slot)).unwrap();
-        let half = |offset: usize, value: u32, order: Ordering| {
-            memory.get_atomic_ref::<AtomicU32>(at + offset).unwrap().store(value.to_le(), order);
+        head.store(position - COMMON_SIZE as u64, Ordering::Relaxed);
+        let end = start + offset(ring.offset(position));
+        let half = |below: usize, value: u32, order: Ordering| {
+            memory.get_atomic_ref::<AtomicU32>(end - below).unwrap().store(value.to_le(), order);
         };
-        let whole = |offset: usize, value: u64| {
-            word(&memory, at + offset).store(value.to_le(), Ordering::Relaxed);
+        let whole = |below: usize, value: u64| {
+            word(&memory, end - below).store(value.to_le(), Ordering::Relaxed);
         };
-        whole(record::TIMESTAMP, record.timestamp);
-        half(record::CALLER, record.caller, Ordering::Relaxed);
-        whole(record::TASK, record.task);
-        half(record::PID, record.pid, Ordering::Relaxed);
-        half(record::FUNCTION, record.function, Ordering::Release);
+        half(below::INFO, record.info, Ordering::Relaxed);
+        whole(below::TIMESTAMP, record.timestamp);
+        half(below::CALLER, record.caller, Ordering::Relaxed);
+        whole(below::TASK, record.task);
+        half(below::PID, record.pid, Ordering::Relaxed);
+        half(below::SITE, record.site, Ordering::Release);
         true
     }
+
+    /// Records that fit into a chunk of a ring.
+    pub fn records_of_a_chunk(&self) -> u64 {
+        let ring: &Ring = &self.layout.rings[0];
+        (ring.front_offset(0) - ring.spent()) / COMMON_SIZE as u64 + 1
+    }
+}
+
+fn offset(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap()
 }
 
 fn word<'a>(memory: &'a VolatileSlice<'_>, offset: usize) -> &'a AtomicU64 {

@@ -13,7 +13,8 @@ use crate::initramfs;
 use crate::kernel::{Kernel, KernelError};
 use crate::machine::{DEFAULT_CMDLINE, MAX_MEMORY, MIN_MEMORY};
 use crate::say::say;
-use crate::session::Tracing;
+use crate::serve::{Globs, SpecError, TracerSpec};
+use crate::session::{Tracer, Tracing};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use spool::{Late, Spool};
@@ -56,12 +57,12 @@ pub struct Args {
     /// Do not trace functions that match this glob; may be repeated
     #[arg(short, long, value_name = "GLOB")]
     pub notrace: Vec<String>,
-    /// Trace functions that match one of these globs on account of a tracer of their own; may be
-    /// repeated. Tracers cost nothing to each other's functions where the kernel has
-    /// CALL_OPS (riscv64). -f is the tracer before these, and nothing if absent; a function that
-    /// several match belongs to the first
-    #[arg(long, value_name = "GLOB[,GLOB...]", value_parser = parse_globs)]
-    pub tracer: Vec<TracerArg>,
+    /// Another tracer beside that of -f, with a name if one is given; may be repeated, up to 254
+    /// times. A glob with ! before it is an exception of this tracer's own. Actions: entry (the
+    /// default). A function of several tracers is recorded for each; none costs anything to
+    /// functions that it does not trace. Without -f there are only these
+    #[arg(long, value_name = "[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]]", value_parser = parse_tracer)]
+    pub tracer: Vec<TracerSpec>,
     /// Begin to trace when this function is first called
     #[arg(long, value_name = "FUNCTION")]
     pub from: Option<String>,
@@ -136,20 +137,10 @@ pub enum HostArg {
     Emulated,
 }
 
-/// `--tracer`: its globs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TracerArg(Vec<String>);
-
-impl std::fmt::Display for TracerArg {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0.join(","))
-    }
-}
-
-fn parse_globs(text: &str) -> Result<TracerArg, String> {
-    let globs: Vec<String> = text.split(',').map(str::to_owned).collect();
-    check_globs(&globs).map_err(|error| error.to_string())?;
-    Ok(TracerArg(globs))
+fn parse_tracer(text: &str) -> Result<TracerSpec, String> {
+    let spec: TracerSpec = text.parse().map_err(|error: SpecError| error.to_string())?;
+    check_globs(spec.filter.iter().chain(&spec.notrace)).map_err(|error| error.to_string())?;
+    Ok(spec)
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {
@@ -201,22 +192,37 @@ impl Args {
     /// # Errors
     /// When no function matches, or that of `--from` cannot be traced.
     pub fn tracing(&self, kernel: &Kernel) -> Result<Tracing> {
-        let none = self.filter.is_empty() && !self.tracer.is_empty();
-        let filters = std::iter::once(&self.filter).chain(self.tracer.iter().map(|arg| &arg.0));
         let (mut tracers, mut unmatched, mut unmatched_notrace) = (vec![], vec![], vec![]);
-        for (number, globs) in filters.enumerate() {
-            if number == 0 && none {
-                tracers.push(Vec::new());
-                continue;
-            }
-            let selection = kernel.select_with_report(globs, &self.notrace);
-            tracers.push(selection.sites);
+        let mut add = |name: String, text: String, filter: &[String], own: &[String]| {
+            let notrace: Vec<String> = self.notrace.iter().chain(own).cloned().collect();
+            let selection = kernel.select_with_report(filter, &notrace);
             unmatched.extend(selection.unmatched);
-            // The same for each.
-            unmatched_notrace = selection.unmatched_notrace;
+            unmatched_notrace.extend(selection.unmatched_notrace);
+            tracers.push(Some(Tracer { name, text, sites: selection.sites }));
+        };
+        if !self.filter.is_empty() || self.tracer.is_empty() {
+            let globs = Globs { filter: self.filter.clone(), notrace: self.notrace.clone() };
+            let text = if globs.is_empty() { "*".to_owned() } else { globs.to_string() };
+            add(Tracing::default_name(0), text, &self.filter, &[]);
         }
+        for (number, spec) in (1..).zip(&self.tracer) {
+            let name = spec.name.clone().unwrap_or_else(|| Tracing::default_name(number));
+            add(name, spec.to_string(), &spec.filter, &spec.notrace);
+        }
+        if self.filter.is_empty() && !self.tracer.is_empty() {
+            // The place of what a live filter may ask for.
+            tracers.insert(0, None);
+        }
+        // The same of -n for each.
+        unmatched_notrace.sort_unstable();
+        unmatched_notrace.dedup();
         if tracers.len() > Tracing::MAX_TRACERS {
-            bail!("--tracer: there can be {} at most", Tracing::MAX_TRACERS - 1);
+            bail!("--tracer: there can be {} tracers at most", Tracing::MAX_TRACERS);
+        }
+        let mut names: Vec<_> = tracers.iter().flatten().map(|tracer| &tracer.name).collect();
+        names.sort_unstable();
+        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            bail!("--tracer: two tracers are called {}: give each a name of its own", pair[0]);
         }
         let from = match &self.from {
             None => None,
@@ -227,17 +233,14 @@ impl Args {
             OverflowArg::Overwrite => Overflow::Overwrite,
         };
         let tracing = Tracing { tracers, from, overflow };
-        let sites = tracing.sites();
-        if sites.is_empty() {
+        if tracing.is_empty() {
             return Err(KernelError::NoMatch { globs: unmatched }.into());
         }
         for glob in unmatched.iter().chain(&unmatched_notrace) {
             say!("vmtrace: warning: no function matches {glob:?}");
         }
-        for (count, arg) in tracing.counts(sites).into_iter().skip(1).zip(&self.tracer) {
-            if count == 0 {
-                say!("vmtrace: warning: --tracer {arg} has no function of its own");
-            }
+        for (_, tracer) in tracing.present().filter(|(_, tracer)| tracer.sites.is_empty()) {
+            say!("vmtrace: warning: --tracer {} has no function", tracer.text);
         }
         Ok(tracing)
     }
@@ -357,12 +360,11 @@ mod tests {
     // An emulated host gets the options as they were given here.
     #[test]
     fn tracers_are_lists_of_globs() {
-        let args = args("--tracer vfs_*,ksys_read --tracer tcp_*").unwrap();
+        let args = args("--tracer fs=vfs_*,!vfs_read --tracer tcp_*").unwrap();
         let tracers: Vec<_> = args.tracer.iter().map(ToString::to_string).collect();
-        assert_eq!(tracers, ["vfs_*,ksys_read", "tcp_*"]);
-        assert_eq!(args.tracer[0], TracerArg(vec!["vfs_*".into(), "ksys_read".into()]));
-        for bad in ["", "a,", ",a", "a,,b"] {
-            assert!(parse_globs(bad).is_err(), "{bad:?}");
+        assert_eq!(tracers, ["fs=vfs_*,!vfs_read", "tcp_*"]);
+        for bad in ["", "a,", ",a", "a,,b", "a b", "a:b"] {
+            assert!(parse_tracer(bad).is_err(), "{bad:?}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Code and constants in the gap between the kernel's text and its start-up code.
+//! Code in the gap between the kernel's text and its start-up code.
 //!
 //! Linux maps `[_etext, __init_begin)` read-execute with the text (the two are apart
 //! so that their pages can have other rights later), never uses it and never frees it.
@@ -7,33 +7,33 @@
 //!
 //! ```text
 //! 0x0000  two copies of a table of jumps (kernels without CALL_OPS)
-//! 0x1000  the trampoline
-//! 0x1400  the stub of a trap on a site
-//! 0x1600  the stub that sees the annex
-//! 0x2000  one ftrace_ops for each ops (CALL_OPS)
+//! 0x1000  the stub of a trap on a site
+//! 0x1200  the stub that sees the annex
+//! 0x1400  programs
 //! ```
 
 use super::site::{COPY, ENTRIES, STEP};
 use crate::kernel::Kernel;
+use crate::tracer::annex::OPS_SIZE;
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::members::Members;
 use crate::tracer::trace::TraceError;
-use vmtrace_trampolines::riscv64::Code;
 use vmtrace_trampolines::riscv64::encode::register::{A7, T0, T1, ZERO};
 use vmtrace_trampolines::riscv64::encode::{
     FENCE_I, NOP, SFENCE_VMA, addi, auipc, j, jalr, jr, mv, split,
 };
 
 const PAGE: u64 = 4096;
-const TRAMPOLINE: u64 = 0x1000;
-const TRAP: u64 = 0x1400;
-const RESUME: u64 = 0x1600;
-const OPS: u64 = 0x2000;
-/// Bytes for one `ftrace_ops`.
-const OPS_SIZE: u64 = 256;
+const TRAP: u64 = 0x1000;
+const RESUME: u64 = 0x1200;
+const PROGRAMS: u64 = 0x1400;
+/// Programs begin at multiples of so many bytes: those of a cache line.
+const ALIGN: u64 = 64;
+/// As far as a jump of the tables reaches.
+const MAX: u64 = (1 << 20) - PAGE;
 
-/// The index of the ops that stands for a trap.
-pub(super) const TRAP_OPS: u8 = u8::MAX;
+/// The entry of the tables that stands for a trap.
+pub(super) const TRAP_ENTRY: u16 = ENTRIES - 1;
 /// Most bytes of a trap.
 pub(super) const MAX_TRAP: usize = 8;
 /// What is at [`Gap::trap`] while no trap is armed.
@@ -66,12 +66,29 @@ impl OpsLayout {
     }
 }
 
+impl OpsLayout {
+    /// One that calls `target`.
+    pub(super) fn ops(&self, target: u64) -> Vec<u8> {
+        let mut ops = vec![0; usize::try_from(OPS_SIZE).unwrap_or(0)];
+        // Who is on the way through ftrace_caller while a site changes hands may still call func.
+        for (at, word) in [(self.func, self.stub), (self.direct_call, target)] {
+            let at = usize::try_from(at).unwrap_or(usize::MAX);
+            if let Some(to) = ops.get_mut(at..at.saturating_add(8)) {
+                to.copy_from_slice(&word.to_le_bytes());
+            }
+        }
+        ops
+    }
+}
+
 /// The gap, with our code in it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Gap {
     address: u64,
     physical: u64,
-    len: usize,
+    len: u64,
+    /// Bytes in use, from its beginning on.
+    used: u64,
 }
 
 impl Gap {
@@ -80,83 +97,79 @@ impl Gap {
         guest: &dyn Guest,
         kernel: &Kernel,
         image: &Image,
-        ops: bool,
     ) -> Result<Self, TraceError> {
         let symbol =
             |name: &'static str| kernel.symbols().address(name).ok_or(TraceError::NoSymbol(name));
         let start = symbol("_etext")?.next_multiple_of(PAGE);
         let end = symbol("__init_begin")?;
-        let len = if ops { OPS + u64::from(ENTRIES) * OPS_SIZE } else { OPS };
-        if end.checked_sub(start).is_none_or(|room| room < len) {
+        let len = end.saturating_sub(start).min(MAX) / PAGE * PAGE;
+        if len < 2 * PAGE {
             return Err(TraceError::Code("its text and its start-up code are too close"));
         }
         let (address, physical) = (image.runtime(start), image.physical_of(start));
-        for page in (0..len).step_by(4096) {
+        let mut held = [0; PAGE as usize];
+        for page in (0..len).step_by(held.len()) {
             let found = image.tables.translate(guest, address + page)?;
             if found != physical + page {
                 return Err(TraceError::Code("what follows its text is mapped elsewhere"));
             }
+            guest.read(found, &mut held)?;
+            if held != [0; PAGE as usize] {
+                return Err(TraceError::Code("what follows its text is in use"));
+            }
         }
-        let len = usize::try_from(len).unwrap_or(usize::MAX);
-        let mut held = vec![0; len];
-        guest.read(physical, &mut held)?;
-        if held.iter().any(|&byte| byte != 0) {
-            return Err(TraceError::Code("what follows its text is in use"));
-        }
-        Ok(Self { address, physical, len })
+        Ok(Self { address, physical, len, used: PROGRAMS })
     }
 
-    /// Writes everything and reads it back.
-    pub(super) fn fill(
-        &self,
-        guest: &dyn Guest,
-        trampoline: &Code,
-        ops: Option<OpsLayout>,
-    ) -> Result<(), TraceError> {
-        let mut image = vec![0_u8; self.len];
-        let mut put = |at: u64, bytes: &[u8]| {
-            let at = usize::try_from(at).unwrap_or(usize::MAX);
-            let to = image.get_mut(at..at.saturating_add(bytes.len()));
-            to.map(|to| to.copy_from_slice(bytes)).ok_or(TraceError::Code("too little room"))
-        };
-        let code: Vec<u8> = trampoline.bytes().collect();
-        put(TRAMPOLINE, &code)?;
+    /// Writes what is there before any program.
+    pub(super) fn fill(&self, guest: &dyn Guest) -> Result<(), TraceError> {
         // The trap may need a7; afterwards the site is executed again.
         let before = [mv(T1, A7)].map(u32::to_le_bytes).concat();
         let after = [mv(A7, T1), addi(T0, T0, -8), jr(T0)].map(u32::to_le_bytes).concat();
-        put(TRAP, &[&before[..], &NO_TRAP, &after].concat())?;
-        for index in 0..=u8::MAX {
-            let number = u64::from(index);
-            let target = if index == TRAP_OPS { TRAP } else { TRAMPOLINE };
-            match ops {
-                Some(layout) => {
-                    let at = OPS + number * OPS_SIZE;
-                    // Who is on the way through ftrace_caller while a site changes
-                    // hands may still call func.
-                    put(at + layout.func, &layout.stub.to_le_bytes())?;
-                    put(at + layout.direct_call, &(self.address + target).to_le_bytes())?;
-                }
-                None => {
-                    for copy in [0, COPY] {
-                        let at = copy + number * u64::from(STEP);
-                        let distance = i32::try_from(target - at).unwrap_or(0);
-                        put(at, &j(distance).to_le_bytes())?;
-                    }
-                }
-            }
-        }
-        guest.write(self.physical, &image)?;
-        let mut held = vec![0; self.len];
-        guest.read(self.physical, &mut held)?;
-        if held != image {
+        self.write(guest, TRAP, &[&before[..], &NO_TRAP, &after].concat())?;
+        self.aim(guest, TRAP_ENTRY, self.address + TRAP)
+    }
+
+    /// Writes code and reads it back.
+    fn write(&self, guest: &dyn Guest, at: u64, code: &[u8]) -> Result<(), TraceError> {
+        guest.write(self.physical + at, code)?;
+        let mut held = vec![0; code.len()];
+        guest.read(self.physical + at, &mut held)?;
+        if held != code {
             return Err(TraceError::Code("what follows its text did not take them"));
+        }
+        Ok(())
+    }
+
+    /// Puts code behind all other: `None` when there is no room. Nobody executes it yet.
+    pub(super) fn put(
+        &mut self,
+        guest: &dyn Guest,
+        code: &[u8],
+    ) -> Result<Option<u64>, TraceError> {
+        let at = self.used.next_multiple_of(ALIGN);
+        let end = at + code.len() as u64;
+        if end > self.len {
+            return Ok(None);
+        }
+        self.write(guest, at, code)?;
+        self.used = end;
+        Ok(Some(self.address + at))
+    }
+
+    /// Lets an entry of both tables lead to `target`, in the gap.
+    pub(super) fn aim(&self, guest: &dyn Guest, entry: u16, target: u64) -> Result<(), TraceError> {
+        for copy in [0, COPY] {
+            let at = copy + u64::from(entry) * u64::from(STEP);
+            let distance = i32::try_from(target.wrapping_sub(self.address + at)).unwrap_or(0);
+            self.write(guest, at, &j(distance).to_le_bytes())?;
         }
         Ok(())
     }
 
     /// Puts the zeros back: only while no context of the guest can be in here.
     pub(super) fn clear(&self, guest: &dyn Guest) -> Result<(), GuestError> {
-        guest.write(self.physical, &vec![0; self.len])
+        guest.write(self.physical, &vec![0; usize::try_from(self.used).unwrap_or(0)])
     }
 
     /// Run-time address of the tables of jumps.
@@ -164,9 +177,9 @@ impl Gap {
         self.address
     }
 
-    /// Run-time address of an ops.
-    pub(super) fn ops(&self, index: u8) -> u64 {
-        self.address + OPS + u64::from(index) * OPS_SIZE
+    /// Run-time address of the stub of a trap.
+    pub(super) fn trap_stub(&self) -> u64 {
+        self.address + TRAP
     }
 
     /// Run-time and guest-physical address of the place for a trap.

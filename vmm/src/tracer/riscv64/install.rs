@@ -1,18 +1,20 @@
-//! The annex and the trampolines in a riscv64 guest, and its two kinds of sites.
+//! The annex and the programs in a riscv64 guest, and its two kinds of sites.
 
 use super::context::Context;
-use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout, TRAP_OPS};
+use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout, TRAP_ENTRY};
 use super::map;
 use super::site::{self, Aim};
 use crate::kernel::{FtraceKind, Kernel, Site, SiteSection};
-use crate::tracer::annex::{Addressing, Layout, Memory};
+use crate::tracer::annex::{Addressing, Layout, Memory, OPS, OPS_SIZE};
 use crate::tracer::arch::{GuestCode, Hook, Installed};
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::patch::{Edit, SkipReason};
 use crate::tracer::trace::{Options, TraceError};
 use std::sync::Arc;
+use vm_memory::Bytes;
 use vmtrace_trampolines::riscv64::encode::NOP;
-use vmtrace_trampolines::riscv64::{Values, entry};
+use vmtrace_trampolines::riscv64::{SPENT, Values, compile};
+use vmtrace_trampolines::{Overflow, Program};
 
 pub(super) fn install(
     guest: &dyn Guest,
@@ -24,37 +26,40 @@ pub(super) fn install(
     let symbol =
         |name: &'static str| kernel.symbols().address(name).ok_or(TraceError::NoSymbol(name));
     let context = Context::find(kernel)?;
-    let layout = Layout::numbered(map::address(kernel, image)?, options.cpus)?;
+    let layout = Layout::numbered(map::address(kernel, image)?, options.cpus, SPENT)?;
     let (Addressing::Array(controls) | Addressing::Table(controls) | Addressing::PerCpu(controls)) =
         layout.addressing;
-    let values = Values {
-        cpu: context.cpu,
-        pid: context.pid,
-        controls,
-        cpus: options.cpus,
-        stride: layout.stride(),
-    };
-    let trampoline = entry(options.overflow, &values)?;
-    let (kind, ops) = if kernel.ftrace_kind() == FtraceKind::CallOps {
-        let kind = Kind::CallOps {
+    let values = Values { cpu: context.cpu, pid: context.pid, controls };
+    let kind = if kernel.ftrace_kind() == FtraceKind::CallOps {
+        Kind::CallOps {
             caller: image.runtime(symbol("ftrace_caller")?),
             none: image.runtime(symbol("ftrace_nop_ops")?),
-        };
-        (kind, Some(OpsLayout::find(kernel, image)?))
+            ops: OpsLayout::find(kernel, image)?,
+        }
     } else {
-        (Kind::Patchable, None)
+        Kind::Patchable
     };
-    let gap = Gap::find(guest, kernel, image, ops.is_some())?;
-    layout.install(&memory.slice(), &[])?;
-    let mut code = Code { gap, kind, prepared: Vec::new() };
-    let done = gap.fill(guest, &trampoline, ops).and_then(|()| {
+    let gap = Gap::find(guest, kernel, image)?;
+    layout.install(&memory.slice())?;
+    let mut code = Code {
+        gap,
+        kind,
+        prepared: Vec::new(),
+        values,
+        overflow: options.overflow,
+        memory: Arc::clone(memory),
+        annex: layout.address,
+        programs: 0,
+    };
+    let done = code.gap.fill(guest).and_then(|()| {
+        code.put_ops(None, code.gap.trap_stub())?;
         code.prepare(guest, image, kernel)?;
         Ok(map::map(guest, image, layout.address, memory.guest_address())?)
     });
     if let Err(error) = done {
         // Nobody calls it yet.
         let _ = code.remove(guest, image, kernel, false);
-        let _ = gap.clear(guest);
+        let _ = code.gap.clear(guest);
         return Err(error);
     }
     Ok(Installed { layout, code: Box::new(code) })
@@ -67,7 +72,7 @@ enum Kind {
     Patchable,
     /// By the literal before the function, which `caller` (`ftrace_caller`) follows
     /// to an ops; `none` is the ops of a site without tracer.
-    CallOps { caller: u64, none: u64 },
+    CallOps { caller: u64, none: u64, ops: OpsLayout },
 }
 
 struct Code {
@@ -75,9 +80,29 @@ struct Code {
     kind: Kind,
     /// Sites whose first instruction is ours; see [`Code::prepare`].
     prepared: Vec<usize>,
+    values: Values,
+    overflow: Overflow,
+    memory: Arc<dyn Memory>,
+    /// Run-time address of the annex.
+    annex: u64,
+    /// How many programs there are.
+    programs: u16,
 }
 
 impl Code {
+    /// Run-time address of the ops of a program; without one, of that of traps.
+    fn ops(&self, program: Option<u16>) -> u64 {
+        self.annex + OPS + program.map_or(0, |number| u64::from(number) + 1) * OPS_SIZE
+    }
+
+    /// Writes the ops that calls `target`, where the kernel has such.
+    fn put_ops(&self, program: Option<u16>, target: u64) -> Result<(), TraceError> {
+        let Kind::CallOps { ops, .. } = self.kind else { return Ok(()) };
+        let at = usize::try_from(self.ops(program) - self.annex).map_err(|_| TraceError::Annex)?;
+        let written = self.memory.slice().write_slice(&ops.ops(target), at);
+        written.map_err(|_| TraceError::Annex)
+    }
+
     /// Gives every site the first instruction of a call, which does nothing but
     /// change `t0`, dead at a function's entry. (CALL_OPS kernels do so themselves.)
     ///
@@ -117,6 +142,22 @@ fn read(guest: &dyn Guest, physical: u64) -> Result<[u32; 2], GuestError> {
 }
 
 impl GuestCode for Code {
+    fn add(&mut self, guest: &dyn Guest, program: &Program) -> Result<(), TraceError> {
+        let full = TraceError::Full(self.programs.into());
+        let number = program.number;
+        if matches!(self.kind, Kind::Patchable) && number >= TRAP_ENTRY {
+            return Err(full);
+        }
+        let code = compile(program, self.overflow, &self.values)?;
+        let address = self.gap.put(guest, &code.bytes)?.ok_or(full)?;
+        match self.kind {
+            Kind::Patchable => self.gap.aim(guest, number, address)?,
+            Kind::CallOps { .. } => self.put_ops(Some(number), address)?,
+        }
+        self.programs = number + 1;
+        Ok(())
+    }
+
     fn record(&self, site: &Site) -> u64 {
         match self.kind {
             Kind::Patchable => site.entry,
@@ -138,12 +179,13 @@ impl GuestCode for Code {
             edits.push(Edit::new(physical, original, ours).ok_or(SkipReason::OutOfReach)?);
             Ok(())
         };
-        let index = match hook {
-            Hook::Call(ops) => ops.number(),
+        let program = match hook {
+            Hook::Call(program) if program >= self.programs => return Err(SkipReason::OutOfReach),
+            Hook::Call(program) => Some(program),
             Hook::Trap(trap) => {
                 let len = trap.len().min(MAX_TRAP);
                 add(self.gap.trap().1, &NO_TRAP[..len], trap)?;
-                TRAP_OPS
+                None
             }
         };
         let (first, second) = match self.kind {
@@ -152,15 +194,15 @@ impl GuestCode for Code {
                 if found == [NOP, NOP] {
                     return Err(SkipReason::Unprepared);
                 }
-                (aim.first(), aim.call(index))
+                (aim.first(), aim.call(program.unwrap_or(TRAP_ENTRY)))
             }
-            Kind::CallOps { caller, none } => {
+            Kind::CallOps { caller, none, .. } => {
                 let [first, second] = site::call(entry, caller).ok_or(SkipReason::OutOfReach)?;
                 let at = physical.wrapping_sub(8);
                 if guest.read_u64(at).map_err(|_| SkipReason::NoRam)? != none {
                     return Err(SkipReason::GuestOwned("the ops of another tracer"));
                 }
-                let ours = self.gap.ops(index).to_le_bytes();
+                let ours = self.ops(program).to_le_bytes();
                 add(at, &none.to_le_bytes(), &ours)?;
                 (first, second)
             }

@@ -10,7 +10,7 @@ pub(super) const SECOND: u64 = 4;
 /// Bytes from one entry of a [`table`](Aim) to the next.
 pub(super) const STEP: u8 = 4;
 /// Entries of a table.
-pub(super) const ENTRIES: u16 = 256;
+pub(super) const ENTRIES: u16 = 512;
 /// Distance of the second copy of a table from the first.
 pub(super) const COPY: u64 = 2048;
 
@@ -18,8 +18,7 @@ pub(super) const COPY: u64 = 2048;
 ///
 /// That instruction adds 12 signed bits to what `auipc` makes of the site's own
 /// address, so the reach is a window of 4 KiB whose place differs from site to site.
-/// A table of 1 KiB lies in it as a whole or not; of two that are 2 KiB apart, one
-/// always does.
+/// A table of 2 KiB lies in it as a whole or not; of two side by side, one always does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Aim {
     upper: u32,
@@ -45,7 +44,7 @@ impl Aim {
     }
 
     /// The second instruction that calls an entry of the table.
-    pub(super) fn call(self, entry: u8) -> u32 {
+    pub(super) fn call(self, entry: u16) -> u32 {
         jalr(T0, T0, self.lower + i32::from(entry) * i32::from(STEP))
     }
 }
@@ -93,7 +92,7 @@ mod tests {
             let aim = Aim::new(entry, table).unwrap();
             let base = target(entry, aim.upper, aim.call(0));
             prop_assert!(base == table || base == table + COPY);
-            for index in 0..=u8::MAX {
+            for index in 0..ENTRIES {
                 let jalr = aim.call(index);
                 prop_assert_eq!(jalr & 0xf_ffff, 0x282e7);
                 prop_assert_eq!(target(entry, aim.upper, jalr), base + 4 * u64::from(index));

@@ -1,16 +1,20 @@
-//! The annex and the trampoline in an x86-64 guest.
+//! The annex and the programs in an x86-64 guest.
 
 use super::context::{self, Context};
 use super::{map, site};
 use crate::kernel::{Kernel, Site};
-use crate::tracer::annex::{Addressing, Layout, Memory};
+use crate::tracer::annex::{Addressing, Layout, Memory, TABLE};
 use crate::tracer::arch::{GuestCode, Hook, Installed};
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::patch::{Edit, SkipReason};
 use crate::tracer::trace::{Options, TraceError};
 use std::sync::Arc;
-use vmtrace_trampolines::Fixup;
-use vmtrace_trampolines::x86_64 as trampoline;
+use vm_memory::Bytes;
+use vmtrace_trampolines::x86_64::{self as compiler, Values};
+use vmtrace_trampolines::{Overflow, Program};
+
+/// Programs begin at multiples of so many bytes: those of a cache line.
+const ALIGN: u64 = 64;
 
 pub(super) fn install(
     guest: &dyn Guest,
@@ -21,49 +25,68 @@ pub(super) fn install(
 ) -> Result<Installed, TraceError> {
     let context = Context::find(kernel, image)?;
     let gs_bases = context::gs_bases(guest, kernel, image, options.cpus)?;
-    let layout = Layout::per_cpu(map::ADDRESS, &gs_bases)?;
-    let code = trampoline_code(&layout, &context, options)?;
-    layout.install(&memory.slice(), &code)?;
+    let layout = Layout::per_cpu(map::ADDRESS, &gs_bases, compiler::SPENT)?;
+    let values = values(&layout, &context);
+    layout.install(&memory.slice())?;
     let text = kernel.symbols().address("_text").ok_or(TraceError::NoSymbol("_text"))?;
     map::map(guest, image, image.runtime(text), memory.guest_address())?;
-    let code = Box::new(Code { target: map::ADDRESS });
+    let code = Box::new(Code {
+        memory: Arc::clone(memory),
+        values,
+        overflow: options.overflow,
+        used: 0,
+        programs: Vec::new(),
+    });
     Ok(Installed { layout, code })
 }
 
-fn trampoline_code(
-    layout: &Layout,
-    context: &Context,
-    options: Options,
-) -> Result<Vec<u8>, TraceError> {
-    let mut values = vec![
-        (Fixup::Current, context.current),
-        (Fixup::Pid, context.pid),
-        (Fixup::RingMask, layout.stride().wrapping_neg()),
-        (Fixup::CpuNumber, context.cpu_number),
-        (Fixup::CpuCount, layout.rings.len() as u64),
-    ];
+fn values(layout: &Layout, context: &Context) -> Values {
     let addressing = match layout.addressing {
-        Addressing::PerCpu(distance) => {
-            values.push((Fixup::ControlFromGs, distance));
-            trampoline::Addressing::PerCpu
-        }
-        Addressing::Table(address) | Addressing::Array(address) => {
-            values.push((Fixup::ControlTable, address));
-            trampoline::Addressing::Shared
-        }
+        Addressing::PerCpu(distance) => compiler::Addressing::PerCpu { distance },
+        Addressing::Table(table) | Addressing::Array(table) => compiler::Addressing::Shared {
+            number: context.cpu_number,
+            cpus: layout.rings.len() as u64,
+            table,
+        },
     };
-    let template = trampoline::entry(addressing, options.overflow);
-    let mut code = vec![0; template.code().len()];
-    template.instantiate(&mut code, &values)?;
-    Ok(code)
+    Values { addressing, current: context.current, pid: context.pid }
 }
 
-/// The trampoline, which sites call without a detour: every ops is the same.
+/// Programs in the front of the annex, which sites call without a detour.
 struct Code {
-    target: u64,
+    memory: Arc<dyn Memory>,
+    values: Values,
+    overflow: Overflow,
+    /// Bytes of the annex in use, from its beginning on.
+    used: u64,
+    /// Run-time addresses.
+    programs: Vec<u64>,
+}
+
+impl Code {
+    /// Puts code behind all other. Nobody executes it yet.
+    fn put(&mut self, bytes: &[u8]) -> Result<u64, TraceError> {
+        let full = TraceError::Full(self.programs.len());
+        let at = self.used.next_multiple_of(ALIGN);
+        let end = at + bytes.len() as u64;
+        if end > TABLE {
+            return Err(full);
+        }
+        let offset = usize::try_from(at).map_err(|_| TraceError::Annex)?;
+        self.memory.slice().write_slice(bytes, offset).map_err(|_| TraceError::Annex)?;
+        self.used = end;
+        Ok(map::ADDRESS + at)
+    }
 }
 
 impl GuestCode for Code {
+    fn add(&mut self, _: &dyn Guest, program: &Program) -> Result<(), TraceError> {
+        let code = compiler::compile(program, self.overflow, &self.values)?;
+        let address = self.put(&code.bytes)?;
+        self.programs.push(address);
+        Ok(())
+    }
+
     fn record(&self, site: &Site) -> u64 {
         site.location
     }
@@ -83,7 +106,10 @@ impl GuestCode for Code {
             return Err(SkipReason::GuestOwned(site::describe(original)));
         }
         let edit = match hook {
-            Hook::Call(_) => site::call(image.runtime(site.location), self.target)
+            Hook::Call(program) => self
+                .programs
+                .get(usize::from(program))
+                .and_then(|&target| site::call(image.runtime(site.location), target))
                 .and_then(|call| Edit::new(physical, &original, &call)),
             Hook::Trap(trap) => {
                 original.get(..trap.len()).and_then(|front| Edit::new(physical, front, trap))

@@ -1,0 +1,136 @@
+//! Tracers as people write them: `[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]]`.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Longest name of a tracer, bytes.
+const NAME_MAX: usize = 32;
+
+/// What a tracer does with a function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Actions {
+    /// Records where it is left, too.
+    pub graph: bool,
+}
+
+impl Actions {
+    /// All words for them.
+    const KNOWN: &'static str = "entry or graph";
+}
+
+/// A tracer that is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TracerSpec {
+    /// Its name, if it has one.
+    pub name: Option<String>,
+    /// Functions that it traces.
+    pub filter: Vec<String>,
+    /// Exceptions of its own: globs with `!` before them.
+    pub notrace: Vec<String>,
+    /// What it does.
+    pub actions: Actions,
+}
+
+/// Why a text is no tracer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// A name that could not be told from something else.
+    #[error("{0:?} is no name of a tracer: say letters, digits, - and _, at most {NAME_MAX}")]
+    Name(String),
+    /// Between two commas.
+    #[error("{0:?} has an empty glob: say GLOB[,GLOB...], with ! before exceptions")]
+    NoGlob(String),
+    /// Behind the colon.
+    #[error("{0:?} is no action of a tracer: say {known}", known = Actions::KNOWN)]
+    Action(String),
+}
+
+/// Whether a tracer can have this name.
+pub(super) fn is_name(text: &str) -> bool {
+    let good = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    !text.is_empty() && text.len() <= NAME_MAX && text.chars().all(good)
+}
+
+impl FromStr for TracerSpec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let (name, rest) = match text.split_once('=') {
+            None => (None, text),
+            Some((name, _)) if !is_name(name) => return Err(SpecError::Name(name.to_owned())),
+            Some((name, rest)) => (Some(name.to_owned()), rest),
+        };
+        let (globs, words) = match rest.split_once(':') {
+            None => (rest, None),
+            Some((globs, words)) => (globs, Some(words)),
+        };
+        let mut actions = Actions::default();
+        for word in words.into_iter().flat_map(|words| words.split('+')) {
+            match word {
+                "entry" => {}
+                "graph" => actions.graph = true,
+                other => return Err(SpecError::Action(other.to_owned())),
+            }
+        }
+        let (mut filter, mut notrace) = (Vec::new(), Vec::new());
+        for glob in globs.split(',') {
+            let (list, glob) = match glob.strip_prefix('!') {
+                Some(glob) => (&mut notrace, glob),
+                None => (&mut filter, glob),
+            };
+            if glob.is_empty() {
+                return Err(SpecError::NoGlob(text.to_owned()));
+            }
+            list.push(glob.to_owned());
+        }
+        Ok(Self { name, filter, notrace, actions })
+    }
+}
+
+impl fmt::Display for TracerSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(name) = &self.name {
+            write!(f, "{name}=")?;
+        }
+        let exceptions = self.notrace.iter().map(|glob| ("!", glob));
+        let globs = self.filter.iter().map(|glob| ("", glob)).chain(exceptions);
+        for (index, (mark, glob)) in globs.enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            write!(f, "{comma}{mark}{glob}")?;
+        }
+        if self.actions.graph {
+            f.write_str(":graph")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // An emulated host and a running trace get tracers as text again.
+    #[test]
+    fn tracers_survive_being_text() {
+        for text in ["vfs_*", "fs=vfs_*,ksys_read,!vfs_read", "vfs_read:graph", "a-1=*:graph", "!x"]
+        {
+            assert_eq!(text.parse::<TracerSpec>().unwrap().to_string(), text);
+        }
+        let spec: TracerSpec = "fs=a*,!ab*,b:entry+graph".parse().unwrap();
+        assert_eq!((spec.name.as_deref(), spec.actions.graph), (Some("fs"), true));
+        assert_eq!(
+            (spec.filter, spec.notrace),
+            (vec!["a*".into(), "b".into()], vec!["ab*".into()])
+        );
+    }
+
+    #[test]
+    fn what_is_no_tracer_is_refused() {
+        for bad in [
+            "", "a,", ",a", "a,,b", "=a", "a b=c", "a:", "a:grpah", "a:graph+", "!", "n=",
+            "\u{e9}=a",
+        ] {
+            assert!(bad.parse::<TracerSpec>().is_err(), "{bad:?}");
+        }
+    }
+}
