@@ -161,7 +161,9 @@ impl Finder<'_> {
             Some((piece, true)) => self.pieces.kind(piece),
             Some((_, false)) => return Verdict::Missing(Missing::StrayJump),
             // Not exits: tests that are replaced before long, which have their own place.
-            None if self.patches.bytes.is_set(edge.from) => return Verdict::Nothing,
+            None if edge.how != How::Table && self.patches.bytes.is_set(edge.from) => {
+                return Verdict::Nothing;
+            }
             None if symbols.names_at(target).next().is_none() => {
                 return Verdict::Missing(Missing::StrayJump);
             }

@@ -53,6 +53,9 @@ pub(super) struct Swept {
     pub(super) missing: Option<Missing>,
 }
 
+/// A hundred times what the largest kernels have; damage must not fill memory.
+pub(super) const MOST_EDGES: usize = 1 << 23;
+
 pub(super) struct Sweep<'a> {
     text: Range<u64>,
     bytes: &'a [u8],
@@ -105,7 +108,8 @@ impl<'a> Sweep<'a> {
             self.decoder.decode_out(&mut instruction);
             let next = instruction.next_ip();
             let code = instruction.code();
-            if code == Code::INVALID || next > piece.end || next <= at {
+            let full = self.edges.len().max(self.blocks.len()) > MOST_EDGES;
+            if code == Code::INVALID || next > piece.end || next <= at || full {
                 return broken(at);
             }
             if let Some(from) = ended
@@ -189,6 +193,7 @@ impl<'a> Sweep<'a> {
         let run = |byte: u8| rest.iter().take_while(|&&b| b == byte).count();
         let count = match rest.first()? {
             byte @ (0xcc | 0x90) => run(*byte),
+            0 if run(0) == rest.len() => rest.len(),
             0 => run(0) / 16 * 16,
             _ => 0,
         };

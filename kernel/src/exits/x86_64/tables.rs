@@ -6,7 +6,7 @@ use crate::read::{array_at, i32_at, index, u64_at, wide};
 use crate::{Kernel, KernelError, elf};
 
 use super::marks::Marks;
-use super::sweep::jumps;
+use super::sweep::{MOST_EDGES, jumps};
 
 /// Where the tables are.
 pub(super) struct Tables<'a> {
@@ -26,8 +26,14 @@ pub(super) struct Patches {
 /// What code is replaced by: lengths of the original and of the replacement.
 type Alternative = (u64, u8, u64, u8);
 
+/// The largest table that is read. Today's are a few megabytes.
+const LIMIT: u64 = 64 << 20;
+
 impl<'a> Tables<'a> {
     /// A table between two symbols, or else a section, and its address.
+    ///
+    /// # Errors
+    /// For one that is not within the image, or larger than any.
     pub(super) fn bytes(
         &self,
         symbols: [&str; 2],
@@ -39,11 +45,13 @@ impl<'a> Tables<'a> {
         let Some(Range { start, end }) = range else { return Ok(None) };
         let bytes = match end.checked_sub(start) {
             Some(0) => Some(&[][..]),
-            len => len.and_then(|len| self.kernel.bytes(start, index(len))),
+            len => {
+                len.filter(|&len| len <= LIMIT).and_then(|len| self.kernel.bytes(start, index(len)))
+            }
         };
         let bytes = bytes.ok_or_else(|| {
             KernelError::Damaged(format!(
-                "{section} at {start:#x} to {end:#x} is not within the image"
+                "{section} at {start:#x} to {end:#x} is not within the image, or too large"
             ))
         })?;
         Ok(Some((start, bytes)))
@@ -100,6 +108,10 @@ impl<'a> Tables<'a> {
             .find_map(|&(size, lengths)| alternatives(bytes, start, size, lengths, self.kernel));
         let entries = entries.ok_or(KernelError::UnknownPatchTable { table: "alternatives" })?;
         for (original, len, replacement, replacement_len) in entries {
+            if patches.ways.len() > MOST_EDGES {
+                let reason = "more alternatives jump than any kernel has".to_owned();
+                return Err(KernelError::Damaged(reason));
+            }
             patches.bytes.set_all(original, len);
             patches.nexts.push(original.wrapping_add(len.into()));
             if let Some(code) = self.kernel.bytes(replacement, replacement_len.into()) {
