@@ -90,13 +90,13 @@ fn every_exit_is_the_instruction_that_it_is_said_to_be() {
         let thunks = registers
             .map(|name| cached.kernel.symbols().address(&format!("__x86_indirect_thunk_{name}")));
         for exit in cached.exits().all() {
-            let code = cached.kernel.bytes(exit.address, exit.len().into()).unwrap();
+            let code = cached.kernel.bytes(exit.address, exit.size().into()).unwrap();
             let jump = match (exit.kind, code) {
                 (ExitKind::Indirect { .. }, [0x2e, jump @ ..]) => jump,
                 (_, jump) => jump,
             };
             assert_eq!((jump[0], jump.len()), (0xe9, 5), "{} {exit:x?}: {code:x?}", cached.name);
-            let target = relative(exit.address + u64::from(exit.len()), &jump[1..]);
+            let target = relative(exit.address + u64::from(exit.size()), &jump[1..]);
             let symbol = cached.kernel.symbols().names_at(target).next();
             match exit.kind {
                 ExitKind::Return => assert_eq!(target, thunk),
@@ -124,7 +124,7 @@ fn exits_overlap_neither_each_other_nor_what_else_is_rewritten() {
         // By their first byte: what it is, and how many bytes.
         let mut spans: BTreeMap<u64, (&str, u64)> = BTreeMap::new();
         for exit in cached.exits().all() {
-            let twice = spans.insert(exit.address, ("exit", exit.len().into()));
+            let twice = spans.insert(exit.address, ("exit", exit.size().into()));
             assert_eq!(twice, None, "{}: {exit:x?} belongs to two functions", cached.name);
         }
         let overlap = |what: &str, start: u64, len: u64| {

@@ -23,16 +23,11 @@ pub struct Exit {
 
 impl Exit {
     /// How many bytes its instruction has in the image.
-    pub fn len(&self) -> u8 {
+    pub fn size(&self) -> u8 {
         match self.kind {
             ExitKind::Return | ExitKind::Jump { .. } => 5,
             ExitKind::Indirect { len, .. } => len,
         }
-    }
-
-    /// Never: every instruction has bytes.
-    pub fn is_empty(&self) -> bool {
-        false
     }
 }
 

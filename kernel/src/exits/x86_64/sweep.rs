@@ -4,10 +4,10 @@ use std::ops::{Range, RangeInclusive};
 
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind};
 
+use crate::exits::Missing;
 use crate::read::index;
 
 use super::marks::Marks;
-use crate::exits::Missing;
 
 /// An instruction that goes elsewhere than to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
