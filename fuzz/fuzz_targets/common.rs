@@ -67,4 +67,8 @@ pub fn exercise(bytes: Vec<u8>) {
     if let Ok(structs) = kernel.structs() {
         structs.member_offset("task_struct", "in.z");
     }
+    if let Ok(exits) = kernel.exits() {
+        let by_site = (0..kernel.sites().len()).flat_map(|site| exits.of(site));
+        assert!(by_site.eq(exits.all()));
+    }
 }

@@ -95,6 +95,15 @@ fn section(header: &Header, data: &[u8], name: &[u8]) -> Option<Range<usize>> {
     (range.end <= data.len()).then_some(range)
 }
 
+/// The link addresses of a section, where the file's section table tells them.
+pub(super) fn section_addresses(data: &[u8], name: &str) -> Option<Range<u64>> {
+    let header = Header::parse(data).ok()?;
+    let sections = header.sections(Le, data).ok()?;
+    let (_, found) = sections.section_by_name(Le, name.as_bytes())?;
+    let start = found.sh_addr(Le);
+    Some(start..start.checked_add(found.sh_size(Le))?)
+}
+
 /// The symbols of an unstripped vmlinux, for kernels built without kallsyms.
 pub(super) fn symbols(data: &[u8]) -> Option<Symbols> {
     let header = Header::parse(data).ok()?;

@@ -88,6 +88,29 @@ pub enum KernelError {
          CONFIG_DYNAMIC_FTRACE=y"
     )]
     NoSites,
+    /// No list of the places where functions return.
+    #[error(
+        "no exits of functions: the image has no .return_sites list (built without \
+         CONFIG_MITIGATION_RETHUNK, before Linux 6.9 CONFIG_RETHUNK?); use a kernel with it"
+    )]
+    NoReturnSites,
+    /// A table of instructions that the kernel rewrites, in an unknown layout.
+    #[error(
+        "no exits of functions: the image has {table} in a layout vmtrace does not know; trace \
+         entries only, and please report the kernel version"
+    )]
+    UnknownPatchTable {
+        /// The table.
+        table: &'static str,
+    },
+    /// An architecture whose exits are not looked for.
+    #[error(
+        "no exits of functions: they are found in x86-64 images, not in those for {arch}; trace entries only"
+    )]
+    NoExits {
+        /// The architecture.
+        arch: &'static str,
+    },
     /// No type information.
     #[error("no BTF type information in the image")]
     NoBtf,

@@ -1,8 +1,8 @@
 //! Understanding a kernel image; no KVM, no I/O but reading.
 //!
 //! From a file to what tracing needs: `image` takes off containers and compression, `kallsyms`
-//! finds the symbols in the image itself, `sites` the places that can be traced, `btf` and
-//! `structs` the layout of the kernel's structures. Every byte is untrusted: reads are bounds-checked, sizes capped,
+//! finds the symbols in the image itself, `sites` the places that can be traced, `exits` where
+//! the functions are left, `btf` and `structs` the layout of the kernel's structures. Every byte is untrusted: reads are bounds-checked, sizes capped,
 //! and a damaged image ends in a [`KernelError`].
 
 use std::io::Read as _;
@@ -14,6 +14,7 @@ mod btf;
 mod compression;
 mod elf;
 mod error;
+mod exits;
 pub mod glob;
 mod image;
 mod kallsyms;
@@ -27,6 +28,7 @@ mod symbols;
 pub use btf::Btf;
 pub use compression::Compression;
 pub use error::KernelError;
+pub use exits::{Coverage, Exit, ExitKind, Exits, Missing, ReturnStats};
 pub use image::Container;
 pub use select::Selection;
 pub use sites::{FtraceKind, Site, SiteSection, SiteStats};
@@ -64,6 +66,7 @@ pub struct Kernel {
     sites: Sites,
     btf: OnceLock<Btf>,
     structs: OnceLock<Structs>,
+    exits: OnceLock<Exits>,
 }
 
 impl std::fmt::Debug for Kernel {
@@ -116,7 +119,8 @@ impl Kernel {
         if image.container == Container::Flat {
             image.relocatable = !sites::relocations(&image.data, &image.space, &symbols).is_empty();
         }
-        Ok(Self { image, banner, symbols, sites, btf: OnceLock::new(), structs: OnceLock::new() })
+        let (btf, structs, exits) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Ok(Self { image, banner, symbols, sites, btf, structs, exits })
     }
 
     /// The architecture it runs on.

@@ -6,6 +6,8 @@
 // Numbers are cut to what an image has room for.
 #![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)]
 
+pub mod code;
+
 /// What machine and what kind of call sites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machine {

@@ -1,0 +1,228 @@
+//! Disassembly: every instruction once, from the beginning of a piece of code to its end.
+
+use std::ops::{Range, RangeInclusive};
+
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind};
+
+use crate::exits::Missing;
+use crate::read::index;
+
+use super::marks::Marks;
+
+/// An instruction that goes elsewhere than to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Edge {
+    pub(super) from: u64,
+    /// 0 where the instruction does not tell.
+    pub(super) target: u64,
+    /// Number of the piece of code that it is in.
+    pub(super) piece: u32,
+    pub(super) len: u8,
+    pub(super) how: How,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    Jump,
+    /// One of 2 bytes.
+    Short,
+    Conditional,
+    /// Through a register or memory, or to another segment.
+    Indirect,
+    /// `ret` itself.
+    Return,
+    /// By a table, not by the code as it is in the image.
+    Table,
+}
+
+/// Code that something must lead to, if it ever runs.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    /// Number of the piece of code that it is in.
+    pub(super) piece: u32,
+    /// From the end of the code before, which may be where a nop that is led to stands, to its
+    /// first instruction that does something.
+    pub(super) start: RangeInclusive<u64>,
+}
+
+/// What became of a piece of code.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Swept {
+    /// Where the code that belongs to it ends.
+    pub(super) end: u64,
+    pub(super) missing: Option<Missing>,
+}
+
+/// A hundred times what the largest kernels have; damage must not fill memory.
+pub(super) const MOST_EDGES: usize = 1 << 23;
+
+pub(super) struct Sweep<'a> {
+    text: Range<u64>,
+    bytes: &'a [u8],
+    decoder: Decoder<'a>,
+    /// What functions that can be traced call first.
+    fentry: Option<u64>,
+    /// All that leave the piece they are in.
+    pub(super) edges: Vec<Edge>,
+    /// Where branches end.
+    pub(super) targets: Marks,
+    /// Code after an instruction that does not go on to the next, by piece.
+    pub(super) blocks: Vec<Block>,
+}
+
+impl<'a> Sweep<'a> {
+    /// `bytes` are those of `text`.
+    pub(super) fn new(text: &Range<u64>, bytes: &'a [u8], fentry: Option<u64>) -> Self {
+        Self {
+            text: text.clone(),
+            bytes,
+            decoder: Decoder::with_ip(64, bytes, text.start, DecoderOptions::NONE),
+            fentry,
+            edges: Vec::new(),
+            targets: Marks::new(text),
+            blocks: Vec::new(),
+        }
+    }
+
+    /// Decodes a piece of code. `site` is where it may call `__fentry__`: a call elsewhere begins
+    /// another function, a weak one that was overridden and lost its symbol.
+    pub(super) fn piece(&mut self, number: u32, piece: &Range<u64>, site: Option<u64>) -> Swept {
+        let broken = |end| Swept { end, missing: Some(Missing::Undecoded) };
+        let mut instruction = Instruction::default();
+        // Where the last instruction ended, if it does not go on to the next.
+        let mut ended: Option<u64> = None;
+        let mut before = Code::INVALID;
+        let mut at = piece.start;
+        if !self.seek(at) {
+            return broken(at);
+        }
+        while at < piece.end {
+            if ended.is_some()
+                && let Some(filling) = self.filling(&(at..piece.end))
+            {
+                at += filling;
+                if at >= piece.end || !self.seek(at) {
+                    break;
+                }
+            }
+            self.decoder.decode_out(&mut instruction);
+            let next = instruction.next_ip();
+            let code = instruction.code();
+            let full = self.edges.len().max(self.blocks.len()) > MOST_EDGES;
+            if code == Code::INVALID || next > piece.end || next <= at || full {
+                return broken(at);
+            }
+            if let Some(from) = ended
+                && !matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3)
+            {
+                self.blocks.push(Block { piece: number, start: from..=at });
+                ended = None;
+            }
+            if instruction.op0_kind() == OpKind::NearBranch64 {
+                let target = instruction.near_branch_target();
+                let how = match code {
+                    Code::Call_rel32_64 if Some(target) == self.fentry && Some(at) != site => {
+                        let endbr = if before == Code::Endbr64 { 4 } else { 0 };
+                        return Swept { end: at - endbr, missing: None };
+                    }
+                    Code::Call_rel32_64 => None,
+                    Code::Jmp_rel32_64 => Some(How::Jump),
+                    Code::Jmp_rel8_64 => Some(How::Short),
+                    _ => Some(How::Conditional),
+                };
+                self.targets.set(target);
+                if matches!(how, Some(How::Jump | How::Short)) {
+                    ended = Some(next);
+                }
+                // A function that jumps to its own entry, where it is traced again, is left too.
+                if let Some(how) = how
+                    && (target <= piece.start || target >= piece.end)
+                {
+                    self.edge(&instruction, number, target, how);
+                }
+            } else {
+                match instruction.mnemonic() {
+                    Mnemonic::Jmp | Mnemonic::Jmpe => {
+                        self.edge(&instruction, number, 0, How::Indirect);
+                        ended = Some(next);
+                    }
+                    Mnemonic::Ret => {
+                        self.edge(&instruction, number, 0, How::Return);
+                        ended = Some(next);
+                    }
+                    // Xen's prefix for an instruction that it shall emulate.
+                    Mnemonic::Ud2 if self.rest(next).starts_with(b"xen") => {
+                        at = next + 3;
+                        before = code;
+                        if !self.seek(at) {
+                            break;
+                        }
+                        continue;
+                    }
+                    // Not iretq and lretq: kernel functions use them to go on to what follows.
+                    _ => {}
+                }
+            }
+            before = code;
+            at = next;
+        }
+        Swept { end: piece.end, missing: None }
+    }
+
+    fn edge(&mut self, instruction: &Instruction, piece: u32, target: u64, how: How) {
+        let len = u8::try_from(instruction.len()).unwrap_or(u8::MAX);
+        self.edges.push(Edge { from: instruction.ip(), target, piece, len, how });
+    }
+
+    fn seek(&mut self, address: u64) -> bool {
+        let Some(position) = address.checked_sub(self.text.start).map(index) else { return false };
+        self.decoder.set_ip(address);
+        self.decoder.set_position(position).is_ok()
+    }
+
+    fn rest(&self, address: u64) -> &'a [u8] {
+        let position = address.checked_sub(self.text.start).map(index);
+        position.and_then(|position| self.bytes.get(position..)).unwrap_or_default()
+    }
+
+    /// The length of what fills the room between pieces of code, if there is any: one-byte
+    /// instructions, or what the linker leaves.
+    fn filling(&self, at: &Range<u64>) -> Option<u64> {
+        let rest = self.rest(at.start);
+        let rest = &rest[..rest.len().min(index(at.end - at.start))];
+        let run = |byte: u8| rest.iter().take_while(|&&b| b == byte).count();
+        let count = match rest.first()? {
+            byte @ (0xcc | 0x90) => run(*byte),
+            0 if run(0) == rest.len() => rest.len(),
+            0 => run(0) / 16 * 16,
+            _ => 0,
+        };
+        u64::try_from(count).ok().filter(|&count| count > 0)
+    }
+}
+
+/// Where code that stands elsewhere until the kernel copies it may go, at most so many
+/// instructions of it.
+pub(super) fn jumps(bytes: &[u8], address: u64, limit: usize) -> impl Iterator<Item = u64> {
+    let mut decoder = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE);
+    let mut instruction = Instruction::default();
+    let mut left = limit;
+    std::iter::from_fn(move || {
+        while left > 0 && decoder.can_decode() {
+            left -= 1;
+            decoder.decode_out(&mut instruction);
+            if instruction.is_invalid() {
+                return None;
+            }
+            if instruction.op0_kind() == OpKind::NearBranch64
+                && instruction.code() != Code::Call_rel32_64
+            {
+                if matches!(instruction.code(), Code::Jmp_rel32_64 | Code::Jmp_rel8_64) {
+                    left = 0;
+                }
+                return Some(instruction.near_branch_target());
+            }
+        }
+        None
+    })
+}
