@@ -2,11 +2,12 @@
 //! build: all of it is memory and numbers, and so is tested on any machine.
 
 use super::annex::{Layout, Memory};
+use super::exits::ExitWord;
 use super::guest::{Guest, GuestError, Image};
 use super::patch::{Edit, SkipReason};
 use super::trace::{Options, TraceError};
 use super::{riscv64, x86_64};
-use crate::kernel::{Arch, Kernel, Site};
+use crate::kernel::{Arch, Exit, Kernel, Site};
 use std::sync::Arc;
 use vmtrace_trampolines::Program;
 
@@ -34,6 +35,10 @@ pub(super) trait Target: Sync {
     /// Where in the function at link address `entry` a tripwire can be: behind what
     /// the kernel itself writes or verifies there.
     fn tripwire(&self, kernel: &Kernel, entry: u64) -> u64;
+
+    /// A function that is called once, when the kernel has patched its alternatives and no other
+    /// CPU runs; `None` where that changes nothing for us.
+    fn after_alternatives(&self) -> Option<&'static str>;
 
     /// Puts the annex and what programs need into a guest that has just run
     /// `ftrace_init`.
@@ -94,6 +99,38 @@ pub(super) trait GuestCode: Send {
 
     /// Where a vCPU stands (run-time address) when [`Hook::Trap`] at the site exits.
     fn trap(&self, image: &Image, site: &Site) -> u64;
+
+    /// Makes the stub that leads from an exit to a program, if there is none yet; what its records
+    /// say. The guest may run: nobody executes it yet. `None` when the exit cannot have one.
+    ///
+    /// # Errors
+    /// When there is no place for it, or there are no exits of this architecture.
+    fn stub(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        exit: &Exit,
+        program: u16,
+    ) -> Result<Option<ExitWord>, TraceError>;
+
+    /// What is to be written for an exit to go through the stub to `program`. Verifies what is
+    /// there.
+    fn exit(
+        &self,
+        guest: &dyn Guest,
+        image: &Image,
+        exit: &Exit,
+        program: u16,
+    ) -> Result<Edit, SkipReason>;
+
+    /// The guest has chosen how it mitigates what its processors do: programs end as its own code
+    /// does from now on. All vCPUs are paused.
+    fn mitigate(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+    ) -> Result<(), TraceError>;
 
     /// From where a vCPU that stands at `address`, at the entry of a function, must
     /// go on to see the annex.

@@ -5,6 +5,7 @@
 
 pub mod annex;
 mod arch;
+mod exits;
 mod ftrace;
 mod guest;
 mod members;
@@ -20,6 +21,7 @@ mod trace;
 mod tripwire;
 mod x86_64;
 
+pub use exits::{ExitSkip, ExitWord};
 pub use guest::{Guest, GuestError, Image};
 pub use paging::{PageTables, WalkError};
 pub use patch::{Skip, SkipReason};

@@ -28,6 +28,8 @@ pub enum SkipReason {
     NoRam,
     /// It did not hold what was written to it.
     ReadBack,
+    /// It has no stub, or its register is one that programs use.
+    NoStub,
 }
 
 impl std::fmt::Display for SkipReason {
@@ -42,6 +44,7 @@ impl std::fmt::Display for SkipReason {
             Self::OutOfReach => f.write_str("out of reach of a call"),
             Self::NoRam => f.write_str("not in guest RAM"),
             Self::ReadBack => f.write_str("did not take the patch"),
+            Self::NoStub => f.write_str("no program can go on from there"),
         }
     }
 }
@@ -79,6 +82,25 @@ impl Edit {
         let mut now = [0; 8];
         guest.read(self.physical, &mut now[..self.len])?;
         Ok(now == *bytes)
+    }
+
+    /// Writes ours; whether it holds.
+    pub(super) fn apply(&self, guest: &dyn Guest) -> Result<bool, GuestError> {
+        self.write(guest, &self.ours)?;
+        self.holds(guest, &self.ours)
+    }
+
+    /// Writes what was there.
+    pub(super) fn undo(&self, guest: &dyn Guest) -> Result<(), GuestError> {
+        self.write(guest, &self.original)
+    }
+
+    /// Writes what was there if it still holds ours; whether it is as it was.
+    pub(super) fn restore(&self, guest: &dyn Guest) -> Result<bool, GuestError> {
+        if self.holds(guest, &self.ours)? {
+            self.undo(guest)?;
+        }
+        self.holds(guest, &self.original)
     }
 
     fn write(&self, guest: &dyn Guest, bytes: &[u8; 8]) -> Result<(), GuestError> {

@@ -2,13 +2,14 @@
 
 use super::annex::{Addressing, Layout, Memory};
 use super::arch::{self, GuestCode, Hook, Installed};
+use super::exits::{ExitSkip, ExitWord, HeldExits};
 use super::ftrace::{self, Offsets, Records};
 use super::guest::{Guest, GuestError, Image};
 use super::patch::{Patcher, Place, Restored, Skip, SkipReason};
 use super::programs::{Duty, Programs};
 use super::ring::RingReader;
 use super::tasks::{self, Tasks};
-use crate::kernel::{Kernel, Site};
+use crate::kernel::{Exit, Kernel, Site};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmtrace_trampolines::Overflow;
@@ -59,6 +60,9 @@ pub enum TraceError {
     /// A program cannot be made.
     #[error(transparent)]
     Program(#[from] vmtrace_trampolines::ProgramError),
+    /// Where functions are left cannot be traced on this architecture.
+    #[error("returns of functions cannot be traced on this architecture yet: trace entries")]
+    NoExits,
     /// There is no place for another program.
     #[error(
         "no place for another program after {0}: too many combinations of tracers in one run; \
@@ -91,6 +95,9 @@ pub struct Attachment {
     books: Offsets,
     patcher: Patcher,
     programs: Programs,
+    exits: HeldExits,
+    /// The kernel has patched its alternatives, and we know.
+    settled: bool,
 }
 
 impl Attachment {
@@ -111,7 +118,19 @@ impl Attachment {
         let tasks = tasks::Offsets::find(kernel)?;
         let Installed { layout, code } = target.install(guest, kernel, &image, &memory, options)?;
         let (patcher, programs) = (Patcher::default(), Programs::default());
-        Ok(Self { image, layout, memory, code, tasks, options, books, patcher, programs })
+        Ok(Self {
+            image,
+            layout,
+            memory,
+            code,
+            tasks,
+            options,
+            books,
+            patcher,
+            programs,
+            exits: HeldExits::default(),
+            settled: false,
+        })
     }
 
     /// From where a vCPU that stands at run-time `address`, at the entry of a
@@ -199,6 +218,93 @@ impl Attachment {
         Ok(self.patcher.hold(&place, &records, sites)?)
     }
 
+    /// The function at whose first call [`Attachment::settle`] can be called; `None` where there is
+    /// nothing to wait for.
+    #[must_use]
+    pub fn settles_at(kernel: &Kernel) -> Option<&'static str> {
+        arch::of(kernel.arch()).after_alternatives()
+    }
+
+    /// The guest has patched its alternatives: its exits can be held from now on, and programs end
+    /// as its own code does. All vCPUs are paused.
+    ///
+    /// # Errors
+    /// When that is not so, or guest memory cannot be used.
+    pub fn settle(&mut self, guest: &dyn Guest, kernel: &Kernel) -> Result<(), TraceError> {
+        const DONE: &str = "alternatives_patched";
+        if let Some(variable) = kernel.symbols().address(DONE) {
+            let mut done = [0; 4];
+            guest.read(self.image.physical_of(variable), &mut done)?;
+            if u32::from_le_bytes(done) == 0 {
+                return Err(TraceError::Code("its alternatives are not patched yet"));
+            }
+        }
+        self.code.mitigate(guest, &self.image, kernel)?;
+        self.settled = true;
+        Ok(())
+    }
+
+    /// Whether exits can be held.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.settled
+    }
+
+    /// Makes the stub that leads from an exit to a program; what its records say, if there can be
+    /// one. The guest may run.
+    ///
+    /// # Errors
+    /// When there is no place for it; nothing has changed then.
+    pub fn stub(
+        &mut self,
+        guest: &dyn Guest,
+        exit: &Exit,
+        program: u16,
+    ) -> Result<Option<ExitWord>, TraceError> {
+        self.code.stub(guest, &self.image, exit, program)
+    }
+
+    /// The exits (indices into [`Exits::all`](crate::kernel::Exits::all)) that are ours, with the
+    /// program of each.
+    pub fn exits(&self) -> impl Iterator<Item = (usize, u16)> {
+        self.exits.with_programs()
+    }
+
+    /// How many exits are ours.
+    #[must_use]
+    pub fn held_exits(&self) -> usize {
+        self.exits.len()
+    }
+
+    /// Lets exits go through programs, of which [`Attachment::stub`] has made stubs. All vCPUs are
+    /// paused. Returns what was skipped.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used half-way; the exits are then as before.
+    pub fn enable_exits(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        exits: &[(usize, u16)],
+    ) -> Result<Vec<ExitSkip>, TraceError> {
+        let all = kernel.exits().map_err(|error| TraceError::Kernel(error.to_string()))?;
+        Ok(self.exits.hold(guest, &self.image, &*self.code, all, exits)?)
+    }
+
+    /// Gives exits (indices) back. All vCPUs are paused.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    pub fn disable_exits(
+        &mut self,
+        guest: &dyn Guest,
+        exits: &[usize],
+    ) -> Result<Restored, TraceError> {
+        let mut exits = exits.to_vec();
+        exits.sort_unstable();
+        Ok(self.exits.release_if(guest, |exit| exits.binary_search(&exit).is_ok())?)
+    }
+
     /// Gives `sites` back; they can be enabled again at any time. All vCPUs are
     /// paused.
     ///
@@ -270,7 +376,10 @@ impl Attachment {
         guest: &dyn Guest,
         kernel: &Kernel,
     ) -> Result<Restored, TraceError> {
+        // Both, even if one fails.
+        let exits = self.exits.release_if(guest, |_| true);
         let restored = self.patcher.release_if(guest, |_| true)?;
+        exits?;
         self.code.remove(guest, &self.image, kernel, self.patcher.freed())?;
         if ftrace::is_idle(guest, &self.image, kernel) {
             let records = Records::read(guest, &self.image, kernel, &self.books)?;

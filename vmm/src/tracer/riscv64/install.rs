@@ -4,9 +4,10 @@ use super::context::Context;
 use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout, TRAP_ENTRY};
 use super::map;
 use super::site::{self, Aim};
-use crate::kernel::{FtraceKind, Kernel, Site, SiteSection};
+use crate::kernel::{Exit, FtraceKind, Kernel, Site, SiteSection};
 use crate::tracer::annex::{Addressing, Layout, Memory, OPS, OPS_SIZE};
 use crate::tracer::arch::{GuestCode, Hook, Installed};
+use crate::tracer::exits::ExitWord;
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::patch::{Edit, SkipReason};
 use crate::tracer::trace::{Options, TraceError};
@@ -216,6 +217,24 @@ impl GuestCode for Code {
 
     fn trap(&self, _: &Image, _: &Site) -> u64 {
         self.gap.trap().0
+    }
+
+    fn stub(
+        &mut self,
+        _: &dyn Guest,
+        _: &Image,
+        _: &Exit,
+        _: u16,
+    ) -> Result<Option<ExitWord>, TraceError> {
+        Err(TraceError::NoExits)
+    }
+
+    fn exit(&self, _: &dyn Guest, _: &Image, _: &Exit, _: u16) -> Result<Edit, SkipReason> {
+        Err(SkipReason::NoStub)
+    }
+
+    fn mitigate(&mut self, _: &dyn Guest, _: &Image, _: &Kernel) -> Result<(), TraceError> {
+        Ok(())
     }
 
     fn resume(&self, guest: &dyn Guest, address: u64) -> Result<u64, GuestError> {

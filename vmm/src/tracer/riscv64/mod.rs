@@ -53,6 +53,10 @@ impl Target for Riscv64 {
         if is_site { entry + site::LEN as u64 } else { entry }
     }
 
+    fn after_alternatives(&self) -> Option<&'static str> {
+        None
+    }
+
     fn install(
         &self,
         guest: &dyn Guest,

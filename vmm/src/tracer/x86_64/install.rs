@@ -2,12 +2,14 @@
 
 use super::context::{self, Context};
 use super::{map, site};
-use crate::kernel::{Kernel, Site};
+use crate::kernel::{Exit, ExitKind, Kernel, Site};
 use crate::tracer::annex::{Addressing, Layout, Memory, TABLE};
 use crate::tracer::arch::{GuestCode, Hook, Installed};
+use crate::tracer::exits::ExitWord;
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::patch::{Edit, SkipReason};
 use crate::tracer::trace::{Options, TraceError};
+use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use vm_memory::Bytes;
 use vmtrace_trampolines::x86_64::{self as compiler, Values};
@@ -36,6 +38,9 @@ pub(super) fn install(
         overflow: options.overflow,
         used: 0,
         programs: Vec::new(),
+        endings: Vec::new(),
+        thunk: None,
+        stubs: FxHashMap::default(),
     });
     Ok(Installed { layout, code })
 }
@@ -61,30 +66,194 @@ struct Code {
     used: u64,
     /// Run-time addresses.
     programs: Vec<u64>,
+    /// Run-time addresses of their returns.
+    endings: Vec<u64>,
+    /// Run-time address of the kernel's return thunk, where its processors need one.
+    thunk: Option<u64>,
+    /// Stubs (run-time addresses) by exit (link address) and program.
+    stubs: FxHashMap<(u64, u16), u64>,
+}
+
+/// An exit's instruction as it is in the running kernel.
+enum Form {
+    /// Returns.
+    Return,
+    /// Jumps there (run-time address).
+    Jump(u64),
+    /// Jumps to what this register has, by these bytes.
+    Register([u8; 3], usize),
+}
+
+/// Reads an exit's instruction and verifies it.
+fn form(
+    guest: &dyn Guest,
+    image: &Image,
+    exit: &Exit,
+    thunk: Option<u64>,
+) -> Result<(Form, [u8; 6]), SkipReason> {
+    const LONGEST: usize = 6;
+    let mut bytes = [0; LONGEST];
+    let len = usize::from(exit.size()).min(LONGEST);
+    guest
+        .read(image.physical_of(exit.address), &mut bytes[..len])
+        .map_err(|_| SkipReason::NoRam)?;
+    let address = image.runtime(exit.address);
+    let [first, second, ..] = bytes;
+    let form = match exit.kind {
+        ExitKind::Return if bytes[..len] == site::RETURN => Some(Form::Return),
+        ExitKind::Return => site::jump_target(address, &bytes[..len])
+            .filter(|&target| Some(target) == thunk)
+            .map(|_| Form::Return),
+        ExitKind::Jump { target } => site::jump_target(address, &bytes[..len])
+            .filter(|&found| found == image.runtime(target))
+            .map(Form::Jump),
+        // Programs use these.
+        ExitKind::Indirect { register: 10 | 11, .. } => return Err(SkipReason::NoStub),
+        // jmp *%reg; int3; nop
+        ExitKind::Indirect { register, len: 5 } if first == 0xff && second == 0xe0 | register => {
+            Some(Form::Register([first, second, 0], 2))
+        }
+        ExitKind::Indirect { register, len: 6 }
+            if bytes[..3] == [0x41, 0xff, 0xe0 | register & 7] =>
+        {
+            Some(Form::Register([0x41, 0xff, 0xe0 | register & 7], 3))
+        }
+        // To a thunk of the kernel's, with or without a prefix.
+        ExitKind::Indirect { len: 5, .. } => {
+            site::jump_target(address, &bytes[..len]).map(Form::Jump)
+        }
+        ExitKind::Indirect { .. } if first == 0x2e => {
+            site::jump_target(address + 1, &bytes[1..len]).map(Form::Jump)
+        }
+        ExitKind::Indirect { .. } => None,
+    };
+    let form = form.ok_or(SkipReason::GuestOwned(site::describe([first, 0, 0, 0, 0])))?;
+    Ok((form, bytes))
 }
 
 impl Code {
+    /// Where the next code will be.
+    fn next(&self, align: u64) -> u64 {
+        map::ADDRESS + self.used.next_multiple_of(align)
+    }
+
     /// Puts code behind all other. Nobody executes it yet.
-    fn put(&mut self, bytes: &[u8]) -> Result<u64, TraceError> {
+    fn put(&mut self, bytes: &[u8], align: u64) -> Result<u64, TraceError> {
         let full = TraceError::Full(self.programs.len());
-        let at = self.used.next_multiple_of(ALIGN);
+        let at = self.used.next_multiple_of(align);
         let end = at + bytes.len() as u64;
         if end > TABLE {
             return Err(full);
         }
-        let offset = usize::try_from(at).map_err(|_| TraceError::Annex)?;
-        self.memory.slice().write_slice(bytes, offset).map_err(|_| TraceError::Annex)?;
+        self.write(map::ADDRESS + at, bytes)?;
         self.used = end;
         Ok(map::ADDRESS + at)
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), TraceError> {
+        let offset = address.wrapping_sub(map::ADDRESS);
+        let offset = usize::try_from(offset).map_err(|_| TraceError::Annex)?;
+        self.memory.slice().write_slice(bytes, offset).map_err(|_| TraceError::Annex)
+    }
+
+    /// Lets a return of ours be one of the kernel's: only its first byte can be where a context
+    /// stands.
+    fn end(&self, ending: u64) -> Result<(), TraceError> {
+        let Some(thunk) = self.thunk else { return Ok(()) };
+        let jump = site::jump(ending, thunk).ok_or(TraceError::Annex)?;
+        self.write(ending, &jump)
     }
 }
 
 impl GuestCode for Code {
     fn add(&mut self, _: &dyn Guest, program: &Program) -> Result<(), TraceError> {
         let code = compiler::compile(program, self.overflow, &self.values)?;
-        let address = self.put(&code.bytes)?;
+        let address = self.put(&code.bytes, ALIGN)?;
+        for ending in code.endings {
+            let ending = address + ending as u64;
+            self.end(ending)?;
+            self.endings.push(ending);
+        }
         self.programs.push(address);
         Ok(())
+    }
+
+    fn stub(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        exit: &Exit,
+        program: u16,
+    ) -> Result<Option<ExitWord>, TraceError> {
+        let key = (exit.address, program);
+        let known = self.stubs.get(&key).copied();
+        let at = known.unwrap_or_else(|| self.next(1));
+        let Ok((form, _)) = form(guest, image, exit, self.thunk) else {
+            // Told when it is to be written.
+            return Ok(None);
+        };
+        let Some(&target) = self.programs.get(usize::from(program)) else { return Ok(None) };
+        let site = image.runtime(exit.address);
+        let stub = match form {
+            Form::Return => compiler::return_stub(at, site, target).map(|code| code.to_vec()),
+            Form::Jump(to) => compiler::tail_stub(at, target, to).map(|code| code.to_vec()),
+            Form::Register(jump, len) => site::call(at, target).map(|mut call| {
+                let mut code = call.as_mut_slice().to_vec();
+                code.extend(&jump[..len]);
+                // Nothing speculates past it.
+                code.push(0xcc);
+                code
+            }),
+        };
+        let Some(stub) = stub else { return Ok(None) };
+        if known.is_none() {
+            self.put(&stub, 1)?;
+            self.stubs.insert(key, at);
+        }
+        let names = match exit.kind {
+            ExitKind::Return => site,
+            ExitKind::Jump { .. } | ExitKind::Indirect { .. } => at + site::LEN as u64,
+        };
+        #[allow(clippy::cast_possible_truncation, reason = "the low half")]
+        let word = names as u32;
+        let target = match exit.kind {
+            ExitKind::Jump { target } => target,
+            ExitKind::Return | ExitKind::Indirect { .. } => 0,
+        };
+        Ok(Some(ExitWord { word, site: exit.site, target }))
+    }
+
+    fn exit(
+        &self,
+        guest: &dyn Guest,
+        image: &Image,
+        exit: &Exit,
+        program: u16,
+    ) -> Result<Edit, SkipReason> {
+        let (_, bytes) = form(guest, image, exit, self.thunk)?;
+        let stub = self.stubs.get(&(exit.address, program)).ok_or(SkipReason::NoStub)?;
+        let jump = site::jump(image.runtime(exit.address), *stub).ok_or(SkipReason::OutOfReach)?;
+        // A longer one keeps its end, which is never executed.
+        Edit::new(image.physical_of(exit.address), &bytes[..site::LEN], &jump)
+            .ok_or(SkipReason::OutOfReach)
+    }
+
+    fn mitigate(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+    ) -> Result<(), TraceError> {
+        let symbols = kernel.symbols();
+        let (Some(variable), Some(none)) =
+            (symbols.address("x86_return_thunk"), symbols.address("__x86_return_thunk"))
+        else {
+            // It has no return thunks.
+            return Ok(());
+        };
+        let thunk = guest.read_u64(image.physical_of(variable))?;
+        self.thunk = (thunk != image.runtime(none)).then_some(thunk);
+        self.endings.iter().try_for_each(|&ending| self.end(ending))
     }
 
     fn record(&self, site: &Site) -> u64 {

@@ -42,9 +42,21 @@ impl Target for X86_64 {
         site.location.wrapping_add(site::LEN as u64)
     }
 
-    /// Behind an `endbr64`, which the kernel verifies when it seals functions that
-    /// are never called indirectly (arch/x86/kernel/alternative.c).
+    /// `alternative_instructions` has run by then (init/main.c, `start_kernel`).
+    fn after_alternatives(&self) -> Option<&'static str> {
+        Some("rest_init")
+    }
+
+    /// Behind the site, if the function has one, which we or the guest may have changed. Behind an
+    /// `endbr64`, which the kernel verifies when it seals functions that are never called
+    /// indirectly (arch/x86/kernel/alternative.c).
     fn tripwire(&self, kernel: &Kernel, entry: u64) -> u64 {
+        let sites = kernel.sites();
+        if let Ok(index) = sites.binary_search_by_key(&entry, |site| site.entry)
+            && let Some(site) = sites.get(index)
+        {
+            return self.return_address(site);
+        }
         let sealable = kernel.bytes(entry, site::ENDBR.len()) == Some(&site::ENDBR);
         if sealable { entry + site::ENDBR.len() as u64 } else { entry }
     }

@@ -12,6 +12,22 @@ pub(crate) const DISABLED: [[u8; LEN]; 2] =
 /// `endbr64`: where indirect calls may arrive.
 pub(crate) const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
+/// A return as kernels write it where no return thunk is needed.
+pub(crate) const RETURN: [u8; LEN] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
+
+/// A jump from `from` to `target`; `None` when out of reach.
+pub(crate) fn jump(from: u64, target: u64) -> Option<[u8; LEN]> {
+    let [_, a, b, c, d] = call(from, target)?;
+    Some([0xe9, a, b, c, d])
+}
+
+/// Where a jump at run-time address `from` leads; `None` when the bytes are no such jump.
+pub(crate) fn jump_target(from: u64, bytes: &[u8]) -> Option<u64> {
+    let [0xe9, a, b, c, d] = *bytes else { return None };
+    let distance = i64::from(i32::from_le_bytes([a, b, c, d]));
+    Some(from.wrapping_add(LEN as u64).wrapping_add_signed(distance))
+}
+
 /// A call from a site at run-time address `site` to `target`; `None` when out of
 /// reach.
 pub(crate) fn call(site: u64, target: u64) -> Option<[u8; LEN]> {
@@ -41,6 +57,13 @@ mod tests {
         let ends = |bytes: &[u8; LEN]| bytes.iter().filter(|byte| **byte == 0x90).count();
         assert_eq!(DISABLED.map(|bytes| ends(&bytes)), [0, 1]);
         assert_eq!(DISABLED[1][LEN - 1], 0x90);
+    }
+
+    #[test]
+    fn jumps_lead_back() {
+        let (from, to) = (0xffff_ffff_8100_0000, 0xffff_ffff_8000_1234);
+        assert_eq!(jump_target(from, &jump(from, to).unwrap()), Some(to));
+        assert_eq!(jump_target(from, &call(from, to).unwrap()), None);
     }
 
     #[test]

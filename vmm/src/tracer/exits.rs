@@ -1,0 +1,128 @@
+//! Rewriting the places where functions are left: verify, write, read back, restore.
+//!
+//! An exit becomes a jump into a stub of its own. Only its first byte can be where a context
+//! stands, before and after, so it may be changed in any pause, both ways.
+
+use super::arch::GuestCode;
+use super::guest::{Guest, GuestError, Image};
+use super::patch::{Edit, Restored, SkipReason};
+use crate::kernel::Exits;
+
+/// An exit that was left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExitSkip {
+    /// Index into [`Exits::all`].
+    pub exit: usize,
+    /// Why.
+    pub reason: SkipReason,
+}
+
+/// What records of an exit have in place of a site, and what that means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExitWord {
+    /// The low half of an address.
+    pub word: u32,
+    /// Index into [`Kernel::sites`](crate::kernel::Kernel::sites) of the function that is left.
+    pub site: u32,
+    /// Link address of the function that is jumped to; 0 when it is not known.
+    pub target: u64,
+}
+
+/// An exit that is ours.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    exit: usize,
+    program: u16,
+    edit: Edit,
+}
+
+/// All exits that are ours right now.
+#[derive(Debug, Default)]
+pub(super) struct HeldExits(Vec<Held>);
+
+impl HeldExits {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Indices with the program of each.
+    pub(super) fn with_programs(&self) -> impl Iterator<Item = (usize, u16)> {
+        self.0.iter().map(|held| (held.exit, held.program))
+    }
+
+    /// Lets exits go through the programs beside them. All vCPUs are paused. Returns what was
+    /// skipped.
+    ///
+    /// # Errors
+    /// When a write fails half-way; every exit touched by this call is put back first.
+    pub(super) fn hold(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        code: &dyn GuestCode,
+        exits: &Exits,
+        wanted: &[(usize, u16)],
+    ) -> Result<Vec<ExitSkip>, GuestError> {
+        let before = self.0.len();
+        let mut skipped = Vec::new();
+        self.0.reserve(wanted.len());
+        for &(index, program) in wanted {
+            let Some(exit) = exits.all().get(index) else { continue };
+            let held = code.exit(guest, image, exit, program).map(|edit| Held {
+                exit: index,
+                program,
+                edit,
+            });
+            let reason = match held {
+                Err(reason) => reason,
+                Ok(held) => {
+                    self.0.push(held);
+                    match held.edit.apply(guest) {
+                        Ok(true) => continue,
+                        Ok(false) => {
+                            self.undo_from(guest, self.0.len() - 1);
+                            SkipReason::ReadBack
+                        }
+                        Err(error) => {
+                            self.undo_from(guest, before);
+                            return Err(error);
+                        }
+                    }
+                }
+            };
+            skipped.push(ExitSkip { exit: index, reason });
+        }
+        Ok(skipped)
+    }
+
+    fn undo_from(&mut self, guest: &dyn Guest, count: usize) {
+        for held in self.0.drain(count..).rev() {
+            let _ = held.edit.undo(guest);
+        }
+    }
+
+    /// Gives back those for which `wanted` (of an index) is true, where they are still ours.
+    ///
+    /// # Errors
+    /// When guest memory cannot be written; the others are given back all the same.
+    pub(super) fn release_if(
+        &mut self,
+        guest: &dyn Guest,
+        wanted: impl Fn(usize) -> bool,
+    ) -> Result<Restored, GuestError> {
+        let mut restored = Restored::default();
+        let mut failed = Ok(());
+        self.0.retain(|held| {
+            if !wanted(held.exit) {
+                return true;
+            }
+            match held.edit.restore(guest) {
+                Ok(true) => restored.sites += 1,
+                Ok(false) => restored.foreign.push(held.exit),
+                Err(error) => failed = Err(error),
+            }
+            false
+        });
+        failed.map(|()| restored)
+    }
+}
