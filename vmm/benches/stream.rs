@@ -60,8 +60,8 @@ fn write<W: io::Write>(sink: W, rings: &[Vec<EntryRecord>]) -> io::Result<W> {
     }
     let drains = rings[0].chunks(DRAIN).zip(rings[1].chunks(DRAIN));
     for (first, second) in drains {
-        writer.records(0, first)?;
-        writer.records(1, second)?;
+        writer.entries(0, first)?;
+        writer.entries(1, second)?;
         writer.watermark(first[first.len() - 1].timestamp())?;
     }
     writer.end(&Summary::default())?;

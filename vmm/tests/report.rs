@@ -24,7 +24,7 @@ fn stream() -> Vec<u8> {
     writer.task(Task::new(1, 1, b"init")).expect("memory");
     let record = |at| EntryRecord::new(at, 0x8100_0000, 0, 1);
     let records: Vec<_> = (0u64..).map(record).take(RECORDS).collect();
-    writer.records(0, &records).expect("vCPU");
+    writer.entries(0, &records).expect("vCPU");
     writer.end(&Summary { exit: Exit::Poweroff, ..Summary::default() }).expect("memory");
     writer.into_inner().expect("memory")
 }

@@ -62,7 +62,7 @@ fn fill(writer: &mut Writer<Vec<u8>>) {
         for vcpu in 0..3u32 {
             let time = |number: u32| at + u64::from(number * 31 + vcpu * 7);
             let records = (0..200 - vcpu).map(|number| record(time(number), number));
-            writer.records(vcpu, &records.collect::<Vec<_>>()).expect("vCPU");
+            writer.entries(vcpu, &records.collect::<Vec<_>>()).expect("vCPU");
             if (round + vcpu) % 5 == 0 {
                 writer.loss(vcpu, u64::from(round) + 1, LossReason::Full).expect("vCPU");
             }
@@ -147,11 +147,11 @@ fn reads_a_socket_and_joins_late() {
     let mut joined = writer.join().expect("memory");
     let from = writer.get_mut().len();
     let record = EntryRecord::new(200_000_000, 0x8100_0000, 0, 1);
-    writer.records(1, &[record]).expect("vCPU");
+    writer.entries(1, &[record]).expect("vCPU");
     writer.flush().expect("memory");
     // The consumer is too slow for the next batch, and is told so.
     let to = writer.get_mut().len();
-    writer.records(2, &[record]).expect("vCPU");
+    writer.entries(2, &[record]).expect("vCPU");
     writer.flush().expect("memory");
     let end = writer.get_mut().len();
     writer.end(&Summary::default()).expect("memory");

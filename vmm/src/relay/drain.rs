@@ -4,7 +4,7 @@ use super::names::{Callers, Functions, TaskNames};
 use super::{Clock, Command, Setup, Status};
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
-use crate::stream::{EntryRecord, LossReason, Summary, Writer};
+use crate::stream::{EntryRecord, LossReason, RecordBuffer, Summary, Writer};
 use crate::tracer::Guest;
 use crate::tracer::ring::RingReader;
 use std::io;
@@ -37,7 +37,7 @@ pub struct Drain {
     callers: Callers,
     clock: Clock,
     raw: Vec<Record>,
-    batch: Vec<EntryRecord>,
+    batch: RecordBuffer,
     invalid: Vec<u64>,
     /// The time of each vCPU's last record.
     last: Vec<u64>,
@@ -79,7 +79,7 @@ impl Drain {
             kernel,
             clock,
             raw: Vec::with_capacity(BATCH),
-            batch: Vec::with_capacity(BATCH),
+            batch: RecordBuffer::with_capacity(BATCH * size_of::<EntryRecord>()),
         })
     }
 

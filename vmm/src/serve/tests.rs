@@ -84,7 +84,7 @@ fn consumers_from_the_start_and_late_ones_get_whole_streams() {
     let (late, late_end) = join("raw");
     add(&mut writer, late);
     let late = everything(late_end);
-    writer.records(0, &some_records(10)).unwrap();
+    writer.entries(0, &some_records(10)).unwrap();
     writer.end(&sample::summary()).unwrap();
     drop(writer);
     assert_eq!(counts(&early.join().unwrap()), (vec![14, 3], vec![0, 0]));
@@ -103,7 +103,7 @@ fn a_stuck_consumer_loses_its_own_records_only() {
     let records = some_records(1000);
     let start = Instant::now();
     for round in 0..500 {
-        writer.records(round % 2, &records).unwrap();
+        writer.entries(round % 2, &records).unwrap();
         writer.flush().unwrap();
         // The quick one shall keep up, whatever the machine does meanwhile.
         std::thread::sleep(Duration::from_micros(500));
@@ -112,7 +112,7 @@ fn a_stuck_consumer_loses_its_own_records_only() {
     let slow = everything(stuck_end);
     // Space again: the stream goes on for it.
     std::thread::sleep(Duration::from_millis(200));
-    writer.records(0, &records).unwrap();
+    writer.entries(0, &records).unwrap();
     writer.end(&sample::summary()).unwrap();
     drop(writer);
     let (records, missed) = counts(&slow.join().unwrap());
@@ -142,7 +142,7 @@ fn a_consumer_that_never_reads_does_not_hold_up_the_end() {
     let (stuck, _end) = join("raw");
     add(&mut writer, stuck);
     for _ in 0..200 {
-        writer.records(0, &some_records(1000)).unwrap();
+        writer.entries(0, &some_records(1000)).unwrap();
     }
     writer.end(&sample::summary()).unwrap();
     let start = Instant::now();

@@ -7,7 +7,7 @@ mod spool;
 
 use crate::cli::check_globs;
 use crate::devices::virtio::vsock;
-use crate::export::{Player, Text};
+use crate::export::{Export, Graph, Json, Player, Text};
 use crate::host::{HostArch, HostMode, THIS_PROGRAM, choose};
 use crate::initramfs;
 use crate::kernel::{Kernel, KernelError};
@@ -74,6 +74,9 @@ pub struct Args {
     /// Write the trace to this file instead of printing it
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// How to print it
+    #[arg(long, value_enum, default_value_t = FormatArg::Text, conflicts_with = "output")]
+    pub format: FormatArg,
     /// Serve the running trace on this unix socket: see `vmtrace stream` and `vmtrace ctl`
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
@@ -114,6 +117,17 @@ pub struct Args {
     /// Run the emulated host with one CPU whose clock counts instructions
     #[arg(long, hide = true)]
     pub icount: bool,
+}
+
+/// `--format`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FormatArg {
+    /// As ftrace's function tracer
+    Text,
+    /// One JSON object a line
+    Json,
+    /// As ftrace's function_graph tracer
+    Graph,
 }
 
 /// `--overflow`
@@ -291,7 +305,13 @@ fn trace_output(args: &Args) -> Result<(Box<dyn Write + Send>, Late)> {
         let file = std::fs::File::create(path).with_context(|| path.display().to_string())?;
         return Ok((Box::new(file), Late::default()));
     }
-    let spool = Spool::new(Player::new(Text::new(std::io::stdout())));
+    let out = std::io::stdout();
+    let export: Box<dyn Export + Send> = match args.format {
+        FormatArg::Text => Box::new(Text::new(out)),
+        FormatArg::Json => Box::new(Json::new(out)),
+        FormatArg::Graph => Box::new(Graph::new(out)),
+    };
+    let spool = Spool::new(Player::new(export));
     let late = spool.late();
     Ok((Box::new(spool), late))
 }
