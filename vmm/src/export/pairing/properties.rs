@@ -210,7 +210,7 @@ impl Machine {
             // To what is not traced; 900 is never recorded.
             0 | 1 if world.unseen_ends => {
                 chain.blind = true;
-                let target = if choice % 8 == 0 { 0 } else { 900 };
+                let target = if choice.is_multiple_of(8) { 0 } else { 900 };
                 self.record(vcpu, What::Tail, from, target, sp, depth);
             }
             // Not recorded, or without its target.
@@ -274,11 +274,11 @@ impl Machine {
             14 | 15 => self.jump(vcpu, rest),
             16 => self.switch(vcpu, rest),
             17 => self.interrupt(vcpu),
-            18 if self.world.losses && rest % 4 == 0 && self.vcpus[vcpu].losing == 0 => {
+            18 if self.world.losses && rest.is_multiple_of(4) && self.vcpus[vcpu].losing == 0 => {
                 self.vcpus[vcpu].losing = 1 + rest / 4 % 12;
                 self.pairing.loss(u32::try_from(vcpu).unwrap());
             }
-            19 if self.world.unseen_ends && rest % 8 == 0 => self.end(vcpu),
+            19 if self.world.unseen_ends && rest.is_multiple_of(8) => self.end(vcpu),
             _ => self.give_back(vcpu),
         }
     }
