@@ -16,6 +16,8 @@
 //! ```
 
 mod graph;
+#[cfg(test)]
+mod graph_tests;
 mod json;
 mod names;
 mod pairing;

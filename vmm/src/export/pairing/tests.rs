@@ -338,11 +338,11 @@ fn memory_is_bounded() {
     assert_eq!(evicted + trace.pairing.frames, 19_999);
     assert_eq!(trace.pairing.evicted(), evicted as u64);
     // More stacks than there are tasks.
-    for stack in 1..200_000 {
+    for stack in 1..70_000 {
         trace.enter(A, HERE, stack << STACK_BITS);
         assert!(trace.pairing.stacks.len() <= STACKS + 1);
     }
-    for stack in 1..100 {
+    for stack in 1..75 {
         (0..4000).for_each(|at| drop(trace.enter(A, HERE, (stack << STACK_BITS) + 4000 - at)));
         assert!(trace.pairing.frames <= FRAMES + 1);
     }
