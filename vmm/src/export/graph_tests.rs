@@ -1,5 +1,8 @@
 //! What formats make of calls.
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+
 use crate::stream::{
     EntryRecord, Header, LossReason, RecordBuffer, ReturnRecord, Summary, Symbol, TailRecord, Task,
     Tracer, Writer, sample,
@@ -295,4 +298,46 @@ fn plain_entries_are_calls_of_which_no_more_is_known() {
     );
     let rooted = graph(&sample::stream(), |player| player.with_roots(|_| true));
     assert!(!rooted.contains("vfs_read"), "{rooted}");
+}
+
+/// A record of any kind, with numbers that meet now and then.
+fn record() -> impl Strategy<Value = (u8, u32, u64, u32, u64, u8)> {
+    let time = prop_oneof![0..1000u64, any::<u64>()];
+    let sp = prop_oneof![(0..40u64).prop_map(|at| STACK + at * 8), any::<u64>()];
+    let function = prop_oneof![0..4u32, any::<u32>()];
+    (0..8u8, 0..3u32, time, function, sp, 0..2u8)
+}
+
+proptest! {
+    // The guest can write what it likes into its rings.
+    #[test]
+    fn any_records_can_be_played(records in vec(record(), 0..300)) {
+        let mut script = Script::new();
+        for (kind, vcpu, at, function, sp, tracer) in records {
+            script.on(vcpu % 2, vcpu);
+            let (other, pid) = (function ^ 1, vcpu);
+            match kind {
+                0 => script.buffer.push(EntryRecord::new(at, function, other, pid)),
+                1..=3 => {
+                    let entry = EntryRecord::new(at, function, other, pid).with_sp(sp);
+                    script.buffer.push_frame(entry.of_tracer(tracer));
+                }
+                4 | 5 => {
+                    let ret = ReturnRecord::new(at, function, other, pid, sp);
+                    script.buffer.push_return(ret.of_tracer(tracer));
+                }
+                6 => script.buffer.push_tail(TailRecord::new(at, function, other, pid, sp)),
+                _ => script.writer.loss(vcpu % 2, 1, LossReason::Full).expect("vCPU"),
+            }
+            script.write();
+        }
+        let stream = script.end();
+        let entries = json(&stream).iter().filter(|line| line["event"] == "entry").count();
+        let text = graph(&stream, |player| player);
+        // Each entry is a line of its own, and only they are.
+        let opened = text.lines().filter(|line| line.contains("();") || line.ends_with('{'));
+        prop_assert_eq!(opened.count(), entries);
+        // The same in pieces: that is asserted in there.
+        graph(&stream, |player| player.with_roots(|name| name.ends_with('1')).with_max_depth(3));
+    }
 }
