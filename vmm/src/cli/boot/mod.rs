@@ -386,6 +386,14 @@ mod tests {
         }
     }
 
+    // A file gets the stream itself, whatever it is to look like.
+    #[test]
+    fn forms_are_for_what_is_printed() {
+        assert_eq!(args("-o file").unwrap().format, FormatArg::Text);
+        assert_eq!(args("--format graph").unwrap().format, FormatArg::Graph);
+        assert!(args("-o file --format json").is_err());
+    }
+
     // An emulated host would boot first, or be given memory that has wrapped around.
     #[test]
     fn memory_that_no_machine_has_is_a_usage_error() {
