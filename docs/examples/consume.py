@@ -22,10 +22,11 @@ import zlib
 MAGIC = b"\xf5vmtr\r\n\0"
 MAX_PAYLOAD = 1 << 20
 LOCAL, OPTIONAL = 1, 2
-HEADER, SYMBOLS, TASKS, RECORDS, LOSS, MARK, WATERMARK, JOIN, END = range(1, 10)
+HEADER, SYMBOLS, TASKS, RECORDS, LOSS, MARK, WATERMARK, JOIN, END, TRACERS = range(1, 11)
 MARKS = ["attach", "pause", "resume", "filter", "detach", "exit", "agent", "note"]
 CONSUMER_SLOW = 3
-ENTRY = 1
+ENTRY, RETURN, TAIL = 1, 2, 3
+HAS_VALUE = 2
 
 
 class StreamError(Exception):
@@ -123,6 +124,10 @@ class Trace:
         self.starts = None  # their addresses in order, made when needed
         self.tasks = {}  # pid: name
         self.found = {}  # address: name, the answers of symbol()
+        self.tracers = {}  # number: name
+        self.unknown = 0  # records of kinds of later versions
+        self.returns = False  # whether returns and tail jumps are shown
+        self.said = False
 
     def header(self, payload):
         fixed = struct.unpack_from("<QQQQII", payload)
@@ -155,6 +160,13 @@ class Trace:
         for pid, _tgid, comm in struct.iter_unpack("<II16s", payload[8 : 8 + 24 * count]):
             self.tasks[pid] = text(comm.split(b"\0")[0])
 
+    def add_tracers(self, payload):
+        count, at = struct.unpack_from("<I", payload)[0], 8
+        for _ in range(count):
+            number, name, description = struct.unpack_from("<IHH", payload, at)
+            self.tracers[number] = text(payload[at + 8 : at + 8 + name])
+            at += 8 + padded(name + description)
+
     def symbol(self, address):
         """The name of the symbol that an address is in."""
         if address not in self.found:
@@ -176,11 +188,21 @@ class Trace:
         self.records[vcpu] += count
         at = 16
         for _ in range(count):
-            ticks, kind, words, _context, pid = struct.unpack_from("<QBBHI", payload, at)
-            if kind == ENTRY:
-                function, caller = struct.unpack_from("<II", payload, at + 16)
+            ticks, kind, words, tracer, flags, pid = struct.unpack_from("<QBBBBI", payload, at)
+            if kind in (ENTRY, RETURN, TAIL):
+                function, other = struct.unpack_from("<II", payload, at + 16)
                 task = "<idle>" if pid == 0 else self.tasks.get(pid, "<...>")
-                self.merger.push(vcpu, ticks, ("entry", vcpu, ticks, task, pid, function, caller))
+                more = ""
+                if kind == RETURN and flags & HAS_VALUE:
+                    # Behind the stack pointer, which returns always have.
+                    more = f", {struct.unpack_from('<Q', payload, at + 32)[0]:#x}"
+                if tracer:
+                    more += f" [{self.tracers.get(tracer, f'tracer{tracer}')}]"
+                name = {ENTRY: "entry", RETURN: "return", TAIL: "tail"}[kind]
+                event = (name, vcpu, ticks, task, pid, function, other, more)
+                self.merger.push(vcpu, ticks, event)
+            else:
+                self.unknown += 1
             at += 8 * words  # other kinds are of later versions: skipped
         if at != len(payload):
             raise StreamError(f"vCPU {vcpu}: a batch of {len(payload)} bytes ends at {at}")
@@ -237,9 +259,16 @@ class Trace:
                 micros = (duration + 500) // 1000
                 line += f" {micros // 1000}.{micros % 1000:03} ms"
             return line + (f": {text(details)}" if details else "")
-        _, vcpu, ticks, task, pid, function, caller = event
+        name, vcpu, ticks, task, pid, function, caller, more = event
+        if name != "entry" and not self.returns:
+            said, self.said = self.said, True
+            return None if said else "# returns are not printed in this form: see --format graph"
         line = " " * (16 - len(task.encode())) + f"{task}-{pid:<7} [{vcpu:03}]  {self.seconds(ticks)}: "
+        if name == "return":
+            return f"{line}return of {self.symbol(self.base + function)}{more}"
         line += self.symbol(self.base + function)
+        if name == "tail":
+            return f"{line} jumps to {self.symbol(self.base + caller) if caller else '?'}{more}"
         return line + (f" <-{self.symbol(self.base + caller)}" if caller else "")
 
 
@@ -252,15 +281,17 @@ def open_source(path):
     return open(path, "rb")
 
 
-def consume(source, show):
+def consume(source, show, returns=False):
     """Reads a stream to its end; returns the trace and its summary."""
     trace = Trace()
+    trace.returns = returns
     add = {
         SYMBOLS: trace.add_symbols,
         TASKS: trace.add_tasks,
         RECORDS: trace.add_records,
         LOSS: trace.add_loss,
         MARK: trace.add_mark,
+        TRACERS: trace.add_tracers,
     }
     summary = None
     try:
@@ -290,6 +321,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", help="file or unix socket")
     parser.add_argument("--counts", action="store_true", help="count entries per function")
+    parser.add_argument("--returns", action="store_true", help="show returns and tail jumps, too")
     options = parser.parse_args()
     counts = collections.Counter()
 
@@ -298,11 +330,13 @@ def main():
             counts[trace.symbol(trace.base + event[5])] += 1
 
     def show(trace, event):
-        print(trace.line(event))
+        line = trace.line(event)
+        if line is not None:
+            print(line)
 
     try:
         with open_source(options.source) as source:
-            trace, summary = consume(source, count if options.counts else show)
+            trace, summary = consume(source, count if options.counts else show, options.returns)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -313,6 +347,8 @@ def main():
     finally:
         for name, number in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
             print(f"{number:>10} {name}")
+    if trace.unknown:
+        print(f"{trace.unknown} records of unknown kinds were skipped", file=sys.stderr)
     print(
         f"{sum(trace.records)} records, {sum(trace.lost)} lost, "
         f"{sum(trace.missed)} missed; guest: {summary['exit']}",

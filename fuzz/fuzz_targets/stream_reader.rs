@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use vmtrace::export::{Player, Text};
+use vmtrace::export::{Graph, Player, Text};
 use vmtrace::stream::{Frame, MAGIC, Reader};
 
 /// CRC-32 as the format has it; written again here, so that the library's own is tested too.
@@ -58,6 +58,7 @@ fn read(stream: &[u8]) {
     while let Ok(Some(frame)) = reader.next_frame() {
         match frame {
             Frame::Symbols(symbols) => drop(symbols.map(|it| it.name.len()).collect::<Vec<_>>()),
+            Frame::Tracers(list) => assert!(list.count() < stream.len()),
             Frame::Tasks(tasks) => assert!(tasks.count() < stream.len()),
             Frame::Records(batch) => {
                 assert_eq!(batch.records().count(), batch.count as usize);
@@ -77,5 +78,8 @@ fuzz_target!(|input: &[u8]| {
     let mut player = Player::new(Text::new(std::io::sink()));
     let size = usize::from(choice >> 1) + 1;
     let _refused = stream.chunks(size).try_for_each(|piece| player.push(piece));
+    let _torn = player.finish();
+    let mut player = Player::new(Graph::new(std::io::sink()));
+    let _refused = player.push(&stream);
     let _torn = player.finish();
 });

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use zerocopy::IntoBytes;
 
-use super::wire::{ALIGN, MAX_NAME, MAX_PID, MAX_SYMBOLS, SymbolHead, TaskEntry};
+use super::wire::{
+    ALIGN, MAX_DESCRIPTION, MAX_NAME, MAX_PID, MAX_SYMBOLS, SymbolHead, TaskEntry, TracerHead,
+};
 
 /// Most bytes of names that a dictionary holds.
 const MAX_TEXT: usize = 256 << 20;
@@ -82,6 +84,32 @@ impl Task {
     }
 }
 
+/// A tracer and its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tracer<'a> {
+    /// Its number, as in records.
+    pub number: u8,
+    /// Its name.
+    pub name: &'a str,
+    /// What it does, for people.
+    pub description: &'a str,
+}
+
+impl Tracer<'_> {
+    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+        let head = TracerHead {
+            number: u32::from(self.number).into(),
+            name: u16::try_from(self.name.len()).unwrap_or(0).into(),
+            description: u16::try_from(self.description.len()).unwrap_or(0).into(),
+        };
+        out.extend_from_slice(head.as_bytes());
+        out.extend_from_slice(self.name.as_bytes());
+        out.extend_from_slice(self.description.as_bytes());
+        let text = self.name.len() + self.description.len();
+        out.resize(out.len() + (text.next_multiple_of(ALIGN) - text), 0);
+    }
+}
+
 /// The dictionary would grow over the limits of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("more names than a stream may have ({MAX_SYMBOLS} symbols, {MAX_TEXT} bytes)")]
@@ -99,6 +127,8 @@ struct StoredSymbol {
 pub struct Dictionaries {
     symbols: BTreeMap<u64, StoredSymbol>,
     tasks: HashMap<u32, Task>,
+    /// Names and descriptions by number.
+    tracers: BTreeMap<u8, (Box<str>, Box<str>)>,
     text: usize,
 }
 
@@ -136,6 +166,34 @@ impl Dictionaries {
     /// Adds or renames a task. Says whether anything is new; pids that cannot be are not.
     pub fn insert_task(&mut self, task: Task) -> bool {
         task.pid < MAX_PID && self.tasks.insert(task.pid, task) != Some(task)
+    }
+
+    /// Adds or renames a tracer; texts are cut at their limits. Says whether anything is new.
+    pub fn insert_tracer(&mut self, tracer: Tracer<'_>) -> bool {
+        let (name, description) = (cut(tracer.name), tracer.description);
+        let description = &description[..description.floor_char_boundary(MAX_DESCRIPTION)];
+        let known = self.tracers.get(&tracer.number);
+        if known.is_some_and(|old| (&*old.0, &*old.1) == (name, description)) {
+            return false;
+        }
+        self.tracers.insert(tracer.number, (name.into(), description.into()));
+        true
+    }
+
+    /// The present name of a tracer.
+    #[must_use]
+    pub fn tracer(&self, number: u8) -> Option<Tracer<'_>> {
+        let (name, description) = self.tracers.get(&number)?;
+        Some(Tracer { number, name, description })
+    }
+
+    /// All tracers by number.
+    pub fn tracers(&self) -> impl Iterator<Item = Tracer<'_>> {
+        self.tracers.iter().map(|(&number, (name, description))| Tracer {
+            number,
+            name,
+            description,
+        })
     }
 
     /// The symbol that begins at or contains `address`.
@@ -276,6 +334,20 @@ mod tests {
         assert!(!names.insert_task(Task::new(MAX_PID, 0, b"impossible")));
         assert_eq!(names.task(1).map(Task::comm), Some(&b"systemd"[..]));
         assert_eq!(Task::new(2, 2, b"exactly16bytes!!").comm(), b"exactly16bytes!!");
+    }
+
+    #[test]
+    fn tracers_are_renamed_and_cut() {
+        let mut names = Dictionaries::new();
+        let tracer = |name| Tracer { number: 7, name, description: "vfs_*:graph" };
+        assert!(names.insert_tracer(tracer("vfs")));
+        assert!(!names.insert_tracer(tracer("vfs")));
+        assert!(names.insert_tracer(tracer("files")));
+        assert_eq!(names.tracer(7), Some(tracer("files")));
+        let long = "ä".repeat(MAX_DESCRIPTION);
+        names.insert_tracer(Tracer { number: 0, name: "", description: &long });
+        let lengths: Vec<_> = names.tracers().map(|tracer| tracer.description.len()).collect();
+        assert_eq!(lengths, [MAX_DESCRIPTION - 1, 11]);
     }
 
     #[test]

@@ -4,14 +4,14 @@ use std::borrow::Cow;
 
 use zerocopy::FromBytes;
 
-use super::dictionary::{Symbol, Task};
+use super::dictionary::{Symbol, Task, Tracer};
 use super::header::Header;
 use super::mark::{LossReason, Mark};
 use super::record::Batch;
 use super::summary::Summary;
 use super::wire::{
-    ALIGN, BatchHead, ListHead, LossFixed, MAX_NAME, MAX_PID, MarkFixed, SymbolHead, TaskEntry,
-    TotalEntry, TotalsHead, WatermarkFixed, flag, kind,
+    ALIGN, BatchHead, ListHead, LossFixed, MAX_DESCRIPTION, MAX_NAME, MAX_PID, MarkFixed,
+    SymbolHead, TaskEntry, TotalEntry, TotalsHead, TracerHead, WatermarkFixed, flag, kind,
 };
 
 /// One step of a stream.
@@ -36,6 +36,8 @@ pub enum Frame<'a> {
     Join(Vec<(u64, u64)>),
     /// The last frame.
     End(Box<Summary>),
+    /// Names of tracers, for the records that follow.
+    Tracers(TracerList<'a>),
     /// A type of a later version that may be skipped.
     Skipped(u16),
 }
@@ -99,6 +101,10 @@ impl<'a> Frame<'a> {
             kind::WATERMARK => Self::Watermark(fixed::<WatermarkFixed>(payload)?.0.ticks.get()),
             kind::JOIN => Self::Join(totals(payload)?.0),
             kind::END => Self::End(Box::new(end(payload)?)),
+            kind::TRACERS => {
+                let (count, rest) = list(payload)?;
+                Self::Tracers(TracerList { count, rest })
+            }
             skipped if flags & flag::OPTIONAL != 0 => Self::Skipped(skipped),
             unknown => return Err(PayloadError::UnknownType(unknown)),
         })
@@ -118,6 +124,13 @@ impl<'a> Frame<'a> {
             Self::Tasks(list) => {
                 let mut walk = list.clone();
                 walk.by_ref().all(|task| task.pid < MAX_PID) && walk.count == 0
+            }
+            Self::Tracers(list) => {
+                let mut walk = list.clone();
+                let limits = walk.by_ref().all(|tracer| {
+                    tracer.name.len() <= MAX_NAME && tracer.description.len() <= MAX_DESCRIPTION
+                });
+                walk.count == 0 && limits
             }
             Self::Records(batch) => batch.is_well_formed(),
             _ => true,
@@ -247,5 +260,50 @@ impl Iterator for TaskList<'_> {
         self.rest = rest;
         self.count -= 1;
         Some(Task::decode(entry))
+    }
+}
+
+/// The tracers of a frame.
+#[derive(Clone, Debug)]
+pub struct TracerList<'a> {
+    count: u32,
+    rest: &'a [u8],
+}
+
+/// A tracer as it is in a frame: its texts may not be UTF-8.
+#[derive(Clone, Copy, Debug)]
+pub struct RawTracer<'a> {
+    /// Its number; records have those below 256 only.
+    pub number: u32,
+    /// Name.
+    pub name: &'a [u8],
+    /// What it does.
+    pub description: &'a [u8],
+}
+
+impl RawTracer<'_> {
+    /// Calls `with` with the tracer as text, if records can have its number.
+    pub fn with_text<T>(&self, with: impl FnOnce(Tracer<'_>) -> T) -> Option<T> {
+        let number = u8::try_from(self.number).ok()?;
+        let name = String::from_utf8_lossy(self.name);
+        let description = String::from_utf8_lossy(self.description);
+        Some(with(Tracer { number, name: &name, description: &description }))
+    }
+}
+
+impl<'a> Iterator for TracerList<'a> {
+    type Item = RawTracer<'a>;
+
+    fn next(&mut self) -> Option<RawTracer<'a>> {
+        if self.count == 0 {
+            return None;
+        }
+        let (head, rest) = TracerHead::ref_from_prefix(self.rest).ok()?;
+        let (name, about) = (usize::from(head.name.get()), usize::from(head.description.get()));
+        let (texts, rest) = rest.split_at_checked((name + about).next_multiple_of(ALIGN))?;
+        self.rest = rest;
+        self.count -= 1;
+        let (name, description) = (&texts[..name], &texts[name..name + about]);
+        Some(RawTracer { number: head.number.get(), name, description })
     }
 }

@@ -55,6 +55,13 @@ impl Header {
         (since * 1_000_000_000).div_euclid(i128::from(self.clock_hz.max(1)))
     }
 
+    /// So many ticks in nanoseconds, rounded down.
+    #[must_use]
+    pub fn duration_ns(&self, ticks: u64) -> u64 {
+        let nanoseconds = u128::from(ticks) * 1_000_000_000 / u128::from(self.clock_hz.max(1));
+        u64::try_from(nanoseconds).unwrap_or(u64::MAX)
+    }
+
     fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         let known = [
             ("arch", self.arch.as_str()),

@@ -11,6 +11,7 @@
 //! Nothing that is read is trusted: a reader returns a [`StreamError`] or a frame, never
 //! panics, and holds no more memory than the limits of the format allow.
 
+mod buffer;
 mod check;
 mod decode;
 mod dictionary;
@@ -33,18 +34,23 @@ mod tests;
 mod wire;
 mod writer;
 
+pub use buffer::RecordBuffer;
 pub use decode::{Decoder, Progress};
-pub use dictionary::{AddressSet, Dictionaries, DictionaryFull, Symbol, Task};
+pub use dictionary::{AddressSet, Dictionaries, DictionaryFull, Symbol, Task, Tracer};
 pub use error::{Remedy, StreamError};
-pub use frame::{Frame, Loss, RawSymbol, SymbolList, TaskList};
+pub use frame::{Frame, Loss, RawSymbol, RawTracer, SymbolList, TaskList, TracerList};
 pub use header::Header;
 pub use mark::{LossReason, Mark, MarkKind};
 pub use merge::Merger;
 pub use reader::Reader;
-pub use record::{Batch, EntryRecord, Record, RecordHead, Records};
+pub use record::{
+    Batch, EntryRecord, FrameEntryRecord, Record, RecordHead, Records, ReturnRecord,
+    ReturnValueRecord, TailRecord, WireRecord,
+};
 pub use span::{FrameSpan, frame_spans};
 pub use summary::{Exit, Pauses, Sites, Skipped, Summary, VcpuTotals};
 pub use wire::{
-    MAGIC, MAX_NAME, MAX_PAYLOAD, MAX_PID, MAX_SYMBOLS, MAX_VCPUS, VERSION_MAJOR, VERSION_MINOR,
+    MAGIC, MAX_DESCRIPTION, MAX_NAME, MAX_PAYLOAD, MAX_PID, MAX_SYMBOLS, MAX_VCPUS, VERSION_MAJOR,
+    VERSION_MINOR,
 };
 pub use writer::{Writer, consumer_loss};

@@ -14,6 +14,9 @@ enum Step {
     Symbol(u64, u32, String, String),
     Task(u32, u32, Vec<u8>),
     Records(u32, Vec<(u64, u32, u32, u32)>),
+    /// Of any kind: which, tracer, time, function, caller, pid, stack pointer.
+    Mixed(u32, Vec<(u8, u8, u64, u32, u64)>),
+    Tracer(u8, String, String),
     Loss(u32, u64, u32),
     Mark(u64, u32, u64, String),
     Watermark(u64),
@@ -27,6 +30,13 @@ fn step() -> impl Strategy<Value = Step> {
         (0..MAX_PID, any::<u32>(), comm).prop_map(|(pid, tgid, comm)| Step::Task(pid, tgid, comm)),
         (0..2u32, vec(any::<(u64, u32, u32, u32)>(), 0..50))
             .prop_map(|(vcpu, records)| Step::Records(vcpu, records)),
+        (0..2u32, vec((0..5u8, any::<u8>(), any::<u64>(), any::<u32>(), any::<u64>()), 0..50))
+            .prop_map(|(vcpu, records)| Step::Mixed(vcpu, records)),
+        (any::<u8>(), ".{0,20}", ".{0,40}").prop_map(|(number, name, description)| Step::Tracer(
+            number,
+            name,
+            description
+        )),
         (0..2u32, 0..u64::from(u32::MAX), any::<u32>())
             .prop_map(|(vcpu, count, reason)| Step::Loss(vcpu, count, reason)),
         (any::<u64>(), any::<u32>(), any::<u64>(), ".{0,40}")
@@ -37,6 +47,30 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn entries(records: &[(u64, u32, u32, u32)]) -> Vec<EntryRecord> {
     records.iter().map(|(at, to, from, pid)| EntryRecord::new(*at, *to, *from, *pid)).collect()
+}
+
+fn mixed(records: &[(u8, u8, u64, u32, u64)]) -> RecordBuffer {
+    let mut buffer = RecordBuffer::new();
+    for &(kind, tracer, at, function, sp) in records {
+        let (caller, pid) = (function ^ 5, function >> 10);
+        let entry = EntryRecord::new(at, function, caller, pid).of_tracer(tracer);
+        let ret = ReturnRecord::new(at, function, caller, pid, sp).of_tracer(tracer);
+        match kind {
+            0 => buffer.push(entry),
+            1 => buffer.push_frame(entry.with_sp(sp)),
+            2 => buffer.push_return(ret),
+            3 => buffer.push_return_value(ret.with_value(!sp)),
+            _ => buffer.push_any(&TailRecord::new(at, function, caller, pid, sp)),
+        }
+    }
+    buffer
+}
+
+/// Records as a reader must see them.
+fn shown<'a>(records: impl Iterator<Item = Record<'a>>) -> String {
+    let mut text = String::new();
+    records.for_each(|record| text.push_str(&format!("{record:?};")));
+    text
 }
 
 /// Writes the steps and returns what a reader must find.
@@ -65,12 +99,37 @@ fn write(steps: &[Step]) -> (Vec<u8>, Vec<String>) {
             }
             Step::Records(vcpu, records) => {
                 let records = entries(records);
-                writer.records(*vcpu, &records).expect("vCPU");
+                writer.entries(*vcpu, &records).expect("vCPU");
                 let index = usize::try_from(*vcpu).expect("small");
                 if !records.is_empty() {
-                    expected.push(format!("{vcpu} {} {records:?}", positions[index]));
+                    let each = records.iter().map(|entry| Record::Entry { entry, sp: None });
+                    expected.push(format!("{vcpu} {} {}", positions[index], shown(each)));
                     positions[index] += records.len() as u64;
                     held = held.max(records.iter().map(EntryRecord::timestamp).max());
+                }
+            }
+            Step::Mixed(vcpu, records) => {
+                let buffer = mixed(records);
+                writer.records(*vcpu, &buffer).expect("vCPU");
+                assert_eq!(buffer.len(), records.len());
+                let index = usize::try_from(*vcpu).expect("small");
+                if !records.is_empty() {
+                    let count = u32::try_from(records.len()).expect("small");
+                    let batch = Batch::new(*vcpu, positions[index], count, buffer.as_bytes());
+                    expected.push(format!(
+                        "{vcpu} {} {}",
+                        positions[index],
+                        shown(batch.records())
+                    ));
+                    positions[index] += records.len() as u64;
+                    held = held.max(records.iter().map(|record| record.2).max());
+                }
+            }
+            Step::Tracer(number, name, description) => {
+                let tracer = Tracer { number: *number, name, description };
+                writer.tracer(tracer).expect("memory");
+                if names.insert_tracer(tracer) {
+                    expected.push(format!("{tracer:?}"));
                 }
             }
             Step::Loss(vcpu, count, reason) => {
@@ -114,10 +173,11 @@ fn read(bytes: &[u8]) -> Result<Vec<String>, StreamError> {
                 symbol
                     .with_text(|it| format!("{} {} {} {}", it.address, it.size, it.name, it.module))
             })),
+            Frame::Tracers(list) => found
+                .extend(list.filter_map(|tracer| tracer.with_text(|tracer| format!("{tracer:?}")))),
             Frame::Tasks(tasks) => found.extend(tasks.map(|task| format!("{task:?}"))),
             Frame::Records(batch) => {
-                let records = batch.entries().map_or_else(Vec::new, <[EntryRecord]>::to_vec);
-                found.push(format!("{} {} {records:?}", batch.vcpu, batch.first));
+                found.push(format!("{} {} {}", batch.vcpu, batch.first, shown(batch.records())));
             }
             Frame::Loss(loss) => found.push(format!("{loss:?}")),
             Frame::Mark(mark) => found.push(format!("{mark:?}")),
@@ -332,7 +392,7 @@ fn errors_name_place_cause_and_remedy() {
     let check = crc32(&[&newer[..12]]);
     newer[12..16].copy_from_slice(&check.to_le_bytes());
     let error = read(&newer).expect_err("newer").to_string();
-    assert!(error.contains("stream format 2.0"), "{error}");
+    assert!(error.contains("stream format 2.1"), "{error}");
     assert!(error.contains("use a vmtrace at least as new"), "{error}");
 
     let error = read(b"#!/bin/sh\n").expect_err("a script").to_string();
@@ -372,11 +432,82 @@ fn records_of_unknown_kinds_are_given_as_they_are() {
     assert!(batch.is_well_formed());
     assert!(batch.entries().is_none());
     let records: Vec<_> = batch.records().collect();
-    assert_eq!(records[0], Record::Entry(&entry));
+    assert_eq!(records[0], Record::Entry { entry: &entry, sp: None });
     let Record::Other(head, whole) = records[1] else { panic!("an unknown kind") };
     assert_eq!((head.timestamp.get(), whole), (9, &*later));
-    assert!(matches!(records[2], Record::Entry(grown) if grown.caller == entry.caller));
+    assert!(
+        matches!(records[2], Record::Entry { entry: grown, .. } if grown.caller == entry.caller)
+    );
     assert!(!Batch::new(0, 0, 2, &bytes).is_well_formed());
     assert!(!Batch::new(0, 0, 4, &bytes).is_well_formed());
     assert!(!Batch::new(0, 0, 3, &bytes[..bytes.len() - 8]).is_well_formed());
+}
+
+// A frame holds no more than the format allows, whatever the relay gathers.
+#[test]
+fn a_full_buffer_is_written_in_pieces() {
+    let mut writer = Writer::new(Vec::new(), &sample::header()).expect("header");
+    let mut buffer = RecordBuffer::with_capacity(1 << 20);
+    let count = 100_000u64;
+    for at in 0..count {
+        let entry = EntryRecord::new(at, 1, 2, 3);
+        if at % 3 == 0 { buffer.push(entry) } else { buffer.push_frame(entry.with_sp(at)) }
+    }
+    writer.records(1, &buffer).expect("vCPU");
+    assert_eq!(buffer.newest(), count - 1);
+    buffer.clear();
+    assert!(buffer.is_empty() && buffer.frames().next().is_none());
+    writer.records(1, &buffer).expect("vCPU");
+    writer.end(&Summary::default()).expect("memory");
+    let bytes = writer.into_inner().expect("memory");
+    let mut reader = Reader::new(&*bytes).expect("a stream");
+    let (mut at, mut frames) = (0, 0);
+    while let Some(frame) = reader.next_frame().expect("whole") {
+        let Frame::Records(batch) = frame else { continue };
+        frames += 1;
+        for record in batch.records() {
+            let Record::Entry { entry, sp } = record else { panic!("an entry") };
+            assert_eq!((entry.timestamp(), sp), (at, (at % 3 != 0).then_some(at)));
+            at += 1;
+        }
+    }
+    assert_eq!((at, frames), (count, 15));
+}
+
+#[test]
+fn records_are_passed_on_as_they_are() {
+    let ret = ReturnRecord::new(1, 2, 3, 4, 5).with_value(6).of_tracer(9);
+    let mut buffer = RecordBuffer::new();
+    assert!(buffer.push_whole(ret.as_bytes()));
+    let mut unknown = ret.as_bytes().to_vec();
+    unknown[8] = 200;
+    assert!(buffer.push_whole(&unknown));
+    let mut cut = ret.as_bytes()[..32].to_vec();
+    assert!(!buffer.push_whole(&cut));
+    // It says that a value follows.
+    cut[9] = 4;
+    assert!(!buffer.push_whole(&cut));
+    assert!(!buffer.push_whole(&[ret.as_bytes(), ret.as_bytes()].concat()));
+    assert_eq!((buffer.len(), buffer.newest()), (2, 1));
+    let batch = Batch::new(0, 0, 2, buffer.as_bytes());
+    let Some(Record::Return { ret: found, value: Some(6) }) = batch.records().next() else {
+        panic!("a return");
+    };
+    assert_eq!((found.head.tracer, found.sp.get()), (9, 5));
+}
+
+// Readers of version 1.0 know nothing of tracers, stack pointers and returns.
+#[test]
+fn what_is_new_in_1_1_can_be_skipped() {
+    let mut writer = Writer::new(Vec::new(), &sample::header()).expect("header");
+    writer.tracer(Tracer { number: 1, name: "vfs", description: "" }).expect("memory");
+    writer.records(0, &mixed(&[(1, 0, 1, 2, 3), (2, 0, 1, 2, 3)])).expect("vCPU");
+    writer.end(&Summary::default()).expect("memory");
+    let bytes = writer.into_inner().expect("memory");
+    let starts = frame_starts(&bytes);
+    let (head, _) = FrameHead::read_from_prefix(&bytes[starts[1]..]).expect("a frame");
+    assert_eq!((head.kind.get(), head.flags.get()), (10, 2));
+    let (head, _) =
+        RecordHead::read_from_prefix(&bytes[starts[2] + HEAD + 16..]).expect("a record");
+    assert_eq!((head.kind, head.words), (EntryRecord::KIND, 4));
 }

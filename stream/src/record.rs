@@ -1,6 +1,6 @@
 //! Records and batches of them.
 
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::wire::ALIGN;
@@ -17,58 +17,152 @@ pub struct RecordHead {
     pub kind: u8,
     /// Size of the whole record in units of 8 bytes.
     pub words: u8,
-    /// Reserved for the context (interrupts off, ...): zero means not known.
-    pub context: U16,
+    /// Number of the tracer that the record is of; zero is the first.
+    pub tracer: u8,
+    /// What the record has beside its fixed fields: [`RecordHead::SP`], [`RecordHead::VALUE`].
+    pub flags: u8,
     /// Process id of the task that ran.
     pub pid: U32,
 }
 
-/// A function was entered.
-///
-/// The wire form itself, so that a batch is written and read without conversion.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct EntryRecord {
-    /// Common part.
-    pub head: RecordHead,
-    /// Entry address of the function, less the stream's address base.
-    pub function: U32,
-    /// Address that the function returns to, less the stream's address base; zero when not
-    /// known.
-    pub caller: U32,
+impl RecordHead {
+    /// Flag: the stack pointer follows (always so in returns and tails).
+    pub const SP: u8 = 1;
+    /// Flag: the value that is returned follows.
+    pub const VALUE: u8 = 2;
+}
+
+macro_rules! wire_record {
+    ($(#[$meta:meta])* $name:ident: $kind:literal, $words:literal { $($fields:tt)* }) => {
+        $(#[$meta])*
+        ///
+        /// The wire form itself, so that it is written and read without conversion.
+        #[derive(
+            Clone,
+            Copy,
+            Debug,
+            PartialEq,
+            Eq,
+            FromBytes,
+            IntoBytes,
+            KnownLayout,
+            Immutable,
+            Unaligned,
+        )]
+        #[repr(C)]
+        pub struct $name { $($fields)* }
+
+        impl $name {
+            /// Number of this kind.
+            pub const KIND: u8 = $kind;
+            /// Size in units of 8 bytes.
+            pub const WORDS: u8 = $words;
+
+            /// The same on account of another tracer than the first.
+            #[must_use]
+            pub fn of_tracer(mut self, tracer: u8) -> Self {
+                self.head_mut().tracer = tracer;
+                self
+            }
+        }
+
+        impl sealed::Sealed for $name {}
+        impl WireRecord for $name {}
+
+        // The writer counts on it.
+        const _: () = assert!(size_of::<$name>() == $words as usize * ALIGN);
+    };
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A record in its wire form: what a [`RecordBuffer`](super::RecordBuffer) takes.
+pub trait WireRecord: IntoBytes + Immutable + sealed::Sealed {}
+
+wire_record! {
+    /// A function was entered.
+    EntryRecord: 1, 3 {
+        /// Common part.
+        pub head: RecordHead,
+        /// Entry address of the function, less the stream's address base.
+        pub function: U32,
+        /// Address that the function returns to, less the stream's address base; zero when not
+        /// known.
+        pub caller: U32,
+    }
+}
+
+wire_record! {
+    /// A function was entered, and its stack pointer is known: it can be paired with its return.
+    FrameEntryRecord: 1, 4 {
+        /// What every entry has.
+        pub entry: EntryRecord,
+        /// The stack pointer at the function's entry.
+        pub sp: U64,
+    }
+}
+
+wire_record! {
+    /// A function returned.
+    ReturnRecord: 2, 4 {
+        /// Common part.
+        pub head: RecordHead,
+        /// Entry address of the function, less the stream's address base.
+        pub function: U32,
+        /// Address that it returns to, less the stream's address base; zero when not known.
+        pub caller: U32,
+        /// The stack pointer as it was at the function's entry.
+        pub sp: U64,
+    }
+}
+
+wire_record! {
+    /// A function returned a value.
+    ReturnValueRecord: 2, 5 {
+        /// What every return has.
+        pub ret: ReturnRecord,
+        /// The value: what the register for it held.
+        pub value: U64,
+    }
+}
+
+wire_record! {
+    /// A function was left by a jump to another function, which returns in its place.
+    TailRecord: 3, 4 {
+        /// Common part.
+        pub head: RecordHead,
+        /// Entry address of the function, less the stream's address base.
+        pub function: U32,
+        /// Entry address of the function jumped to, less the stream's address base; zero when
+        /// not known.
+        pub target: U32,
+        /// The stack pointer as it was at the function's entry.
+        pub sp: U64,
+    }
+}
+
+fn head(timestamp: u64, kind: u8, words: u8, flags: u8, pid: u32) -> RecordHead {
+    RecordHead { timestamp: timestamp.into(), kind, words, tracer: 0, flags, pid: pid.into() }
 }
 
 impl EntryRecord {
-    /// Number of this kind.
-    pub const KIND: u8 = 1;
-    /// Size in units of 8 bytes.
-    pub const WORDS: u8 = 3;
-
     /// A record. `function` is the runtime address of the function's entry (the key of the
     /// dictionary) and `caller` the return address, both as the low 32 bits that
     /// [`Header::offset`](super::Header::offset) gives.
     #[must_use]
     pub fn new(timestamp: u64, function: u32, caller: u32, pid: u32) -> Self {
-        Self {
-            head: RecordHead {
-                timestamp: timestamp.into(),
-                kind: Self::KIND,
-                words: Self::WORDS,
-                context: 0.into(),
-                pid: pid.into(),
-            },
-            function: function.into(),
-            caller: caller.into(),
-        }
+        let head = head(timestamp, Self::KIND, Self::WORDS, 0, pid);
+        Self { head, function: function.into(), caller: caller.into() }
     }
 
-    /// The same on account of this tracer.
+    /// The record of an entry whose stack pointer is known.
     #[must_use]
-    pub fn by(mut self, tracer: u8) -> Self {
-        self.head.context = u16::from(tracer).into();
-        self
+    pub fn with_sp(mut self, sp: u64) -> FrameEntryRecord {
+        self.head.words = FrameEntryRecord::WORDS;
+        self.head.flags |= RecordHead::SP;
+        FrameEntryRecord { entry: self, sp: sp.into() }
     }
 
     /// Clock ticks.
@@ -82,26 +176,130 @@ impl EntryRecord {
     pub fn pid(&self) -> u32 {
         self.head.pid.get()
     }
+
+    fn head_mut(&mut self) -> &mut RecordHead {
+        &mut self.head
+    }
+}
+
+impl FrameEntryRecord {
+    fn head_mut(&mut self) -> &mut RecordHead {
+        &mut self.entry.head
+    }
+}
+
+impl ReturnRecord {
+    /// A record. Addresses are as those of [`EntryRecord::new`]; `sp` is that of the entry.
+    #[must_use]
+    pub fn new(timestamp: u64, function: u32, caller: u32, pid: u32, sp: u64) -> Self {
+        let head = head(timestamp, Self::KIND, Self::WORDS, RecordHead::SP, pid);
+        Self { head, function: function.into(), caller: caller.into(), sp: sp.into() }
+    }
+
+    /// The record of a return whose value is known.
+    #[must_use]
+    pub fn with_value(mut self, value: u64) -> ReturnValueRecord {
+        self.head.words = ReturnValueRecord::WORDS;
+        self.head.flags |= RecordHead::VALUE;
+        ReturnValueRecord { ret: self, value: value.into() }
+    }
+
+    fn head_mut(&mut self) -> &mut RecordHead {
+        &mut self.head
+    }
+}
+
+impl ReturnValueRecord {
+    fn head_mut(&mut self) -> &mut RecordHead {
+        &mut self.ret.head
+    }
+}
+
+impl TailRecord {
+    /// A record. Addresses are as those of [`EntryRecord::new`]; `sp` is that of the entry.
+    #[must_use]
+    pub fn new(timestamp: u64, function: u32, target: u32, pid: u32, sp: u64) -> Self {
+        let head = head(timestamp, Self::KIND, Self::WORDS, RecordHead::SP, pid);
+        Self { head, function: function.into(), target: target.into(), sp: sp.into() }
+    }
+
+    fn head_mut(&mut self) -> &mut RecordHead {
+        &mut self.head
+    }
 }
 
 /// A record of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record<'a> {
     /// A function was entered.
-    Entry(&'a EntryRecord),
+    Entry {
+        /// What every entry has.
+        entry: &'a EntryRecord,
+        /// The stack pointer at the function's entry, where it was recorded.
+        sp: Option<u64>,
+    },
+    /// A function returned.
+    Return {
+        /// What every return has.
+        ret: &'a ReturnRecord,
+        /// The value, where it was recorded.
+        value: Option<u64>,
+    },
+    /// A function was left by a jump to another one.
+    Tail(&'a TailRecord),
     /// A kind that this version does not know; the bytes are the whole record.
     Other(&'a RecordHead, &'a [u8]),
 }
 
-impl Record<'_> {
+impl<'a> Record<'a> {
     /// The part common to all kinds.
     #[must_use]
-    pub fn head(&self) -> &RecordHead {
+    pub fn head(&self) -> &'a RecordHead {
         match self {
-            Self::Entry(entry) => &entry.head,
+            Self::Entry { entry, .. } => &entry.head,
+            Self::Return { ret, .. } => &ret.head,
+            Self::Tail(tail) => &tail.head,
             Self::Other(head, _) => head,
         }
     }
+
+    /// The function that was entered or left, less the stream's address base; `None` for
+    /// unknown kinds.
+    #[must_use]
+    pub fn function(&self) -> Option<u32> {
+        match self {
+            Self::Entry { entry, .. } => Some(entry.function.get()),
+            Self::Return { ret, .. } => Some(ret.function.get()),
+            Self::Tail(tail) => Some(tail.function.get()),
+            Self::Other(..) => None,
+        }
+    }
+
+    /// Looks into a whole record; `None` when it is shorter than its kind and flags say.
+    fn of(head: &'a RecordHead, bytes: &'a [u8]) -> Option<Self> {
+        // A known kind may grow at its end; it never shrinks.
+        Some(match head.kind {
+            EntryRecord::KIND => {
+                let (entry, rest) = EntryRecord::ref_from_prefix(bytes).ok()?;
+                Self::Entry { entry, sp: optional(head, RecordHead::SP, rest)? }
+            }
+            ReturnRecord::KIND => {
+                let (ret, rest) = ReturnRecord::ref_from_prefix(bytes).ok()?;
+                Self::Return { ret, value: optional(head, RecordHead::VALUE, rest)? }
+            }
+            TailRecord::KIND => Self::Tail(TailRecord::ref_from_prefix(bytes).ok()?.0),
+            _ => Self::Other(head, bytes),
+        })
+    }
+}
+
+/// The number that follows if the flag is set; `None` when it is missing.
+#[expect(clippy::option_option, reason = "missing is not absent")]
+fn optional(head: &RecordHead, flag: u8, rest: &[u8]) -> Option<Option<u64>> {
+    if head.flags & flag == 0 {
+        return Some(None);
+    }
+    Some(Some(U64::ref_from_prefix(rest).ok()?.0.get()))
 }
 
 /// Records of one vCPU, in their order.
@@ -137,12 +335,20 @@ impl<'a> Batch<'a> {
         Records { rest: self.bytes }
     }
 
-    /// The records as one slice, when all of them are entries.
+    /// The records with the bytes of each, for those who pass them on.
+    pub fn whole_records(&self) -> impl Iterator<Item = (Record<'a>, &'a [u8])> + use<'a> {
+        let mut records = self.records();
+        std::iter::from_fn(move || records.next_whole())
+    }
+
+    /// The records as one slice, when all of them are plain entries.
     #[must_use]
     pub fn entries(&self) -> Option<&'a [EntryRecord]> {
         let entries = <[EntryRecord]>::ref_from_bytes(self.bytes).ok()?;
         let uniform = entries.iter().all(|entry| {
-            entry.head.kind == EntryRecord::KIND && entry.head.words == EntryRecord::WORDS
+            let head = &entry.head;
+            let plain = head.kind == EntryRecord::KIND && head.words == EntryRecord::WORDS;
+            plain && head.flags & RecordHead::SP == 0
         });
         uniform.then_some(entries)
     }
@@ -160,23 +366,25 @@ pub struct Records<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Iterator for Records<'a> {
-    type Item = Record<'a>;
-
-    fn next(&mut self) -> Option<Record<'a>> {
+impl<'a> Records<'a> {
+    fn next_whole(&mut self) -> Option<(Record<'a>, &'a [u8])> {
         let (head, _) = RecordHead::ref_from_prefix(self.rest).ok()?;
         let size = usize::from(head.words) * ALIGN;
         if size < size_of::<RecordHead>() {
             return None;
         }
-        let (record, rest) = self.rest.split_at_checked(size)?;
-        // A known kind may grow at its end; it never shrinks.
-        let record = if head.kind == EntryRecord::KIND {
-            Record::Entry(EntryRecord::ref_from_prefix(record).ok()?.0)
-        } else {
-            Record::Other(head, record)
-        };
+        let (bytes, rest) = self.rest.split_at_checked(size)?;
+        let record = Record::of(head, bytes)?;
         self.rest = rest;
-        Some(record)
+        Some((record, bytes))
+    }
+}
+
+impl<'a> Iterator for Records<'a> {
+    type Item = Record<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Record<'a>> {
+        self.next_whole().map(|(record, _)| record)
     }
 }

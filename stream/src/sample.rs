@@ -64,14 +64,14 @@ pub fn fill<W: std::io::Write>(writer: &mut Writer<W>) -> std::io::Result<()> {
     writer.task(Task::new(7, 7, b"cat"))?;
     writer.task(Task::new(123_456, 7, b"worker with spac"))?;
     let read = |at, pid| entry(at, READ, CALLER + 5, pid);
-    writer.records(1, &[read(10, 7), read(30, 7)])?;
+    writer.entries(1, &[read(10, 7), read(30, 7)])?;
     writer.loss(1, 5, LossReason::Full)?;
-    writer.records(1, &[read(50, 0)])?;
-    writer.records(0, &[entry(20, OPEN, READ + 1, 123_456), read(30, 99)])?;
+    writer.entries(1, &[read(50, 0)])?;
+    writer.entries(0, &[entry(20, OPEN, READ + 1, 123_456), read(30, 99)])?;
     writer.task(Task::new(7, 7, b"re\x1bnamed"))?;
     writer.watermark(1_000 + 2_000 * 45)?;
-    writer.records(0, &[entry(1_500_000, OPEN, Header::TOP_4_GIB, 7)])?;
-    writer.records(0, &[entry(1_500_001, OPEN - 1, 0xffff_ffff_dead_beef, 7)])
+    writer.entries(0, &[entry(1_500_000, OPEN, Header::TOP_4_GIB, 7)])?;
+    writer.entries(0, &[entry(1_500_001, OPEN - 1, 0xffff_ffff_dead_beef, 7)])
 }
 
 pub fn stream() -> Vec<u8> {

@@ -43,10 +43,10 @@ fn what_is_written_is_read() {
     writer.symbols([caller, caller]).expect("symbols");
     writer.task(Task::new(7, 7, b"cat")).expect("task");
     writer.task(Task::new(7, 7, b"cat")).expect("task");
-    writer.records(1, &records(2000, 3)).expect("records");
-    writer.records(1, &[]).expect("no records");
+    writer.entries(1, &records(2000, 3)).expect("records");
+    writer.entries(1, &[]).expect("no records");
     writer.loss(1, 5, LossReason::Full).expect("loss");
-    writer.records(1, &records(3000, 1)).expect("records");
+    writer.entries(1, &records(3000, 1)).expect("records");
     writer.mark(&mark()).expect("mark");
     writer.watermark(3000).expect("watermark");
     let summary = writer.end(&summary()).expect("end");
@@ -76,7 +76,7 @@ fn impossible_input_is_refused() {
     assert!(Writer::new(Vec::new(), &Header::default()).is_err());
     assert!(Writer::new(Vec::new(), &Header { vcpus: MAX_VCPUS + 1, ..header() }).is_err());
     let mut writer = Writer::new(Vec::new(), &header()).expect("header");
-    assert!(writer.records(2, &records(0, 1)).is_err());
+    assert!(writer.entries(2, &records(0, 1)).is_err());
     assert!(writer.loss(0, 1, LossReason::Consumer).is_err());
     writer.task(Task::new(MAX_PID, 0, b"impossible")).expect("ignored");
     writer.end(&Summary::default()).expect("end");
@@ -89,11 +89,11 @@ fn a_late_joiner_gets_names_and_positions_first() {
     let mut writer = Writer::new(Vec::new(), &header()).expect("header");
     writer.symbols([Symbol::new(0xffff_ffff_8100_0000, 0, "vfs_read")]).expect("symbols");
     writer.task(Task::new(7, 7, b"cat")).expect("task");
-    writer.records(0, &records(2000, 30)).expect("records");
+    writer.entries(0, &records(2000, 30)).expect("records");
     writer.loss(0, 2, LossReason::Overwritten).expect("loss");
     let mut joined = writer.join().expect("join");
     let begin = writer.get_mut().len();
-    writer.records(0, &records(3000, 1)).expect("records");
+    writer.entries(0, &records(3000, 1)).expect("records");
     writer.end(&Summary::default()).expect("end");
     let bytes = writer.into_inner().expect("bytes");
     joined.extend_from_slice(&bytes[begin..]);
@@ -109,7 +109,7 @@ fn a_slow_consumer_is_told_what_it_missed() {
     let mut writer = Writer::new(Vec::new(), &header()).expect("header");
     writer.flush().expect("flush");
     let mut consumer = writer.get_mut().clone();
-    writer.records(0, &records(2000, 30)).expect("records");
+    writer.entries(0, &records(2000, 30)).expect("records");
     writer.flush().expect("flush");
     let begin = writer.get_mut().len();
     writer.end(&Summary::default()).expect("end");
@@ -133,7 +133,7 @@ fn an_idle_trace_does_not_grow() {
         std::mem::replace(&mut size, writer.get_mut().len()) != writer.get_mut().len()
     };
     assert!(!grows(&mut writer, 2));
-    writer.records(0, &records(10, 3)).expect("records");
+    writer.entries(0, &records(10, 3)).expect("records");
     assert!(grows(&mut writer, 11), "one record is still held");
     assert!(grows(&mut writer, 12));
     assert!(!grows(&mut writer, 13));

@@ -9,13 +9,15 @@ pub const MAGIC: [u8; 8] = *b"\xf5vmtr\r\n\0";
 /// Readers reject every other major version.
 pub const VERSION_MAJOR: u16 = 1;
 /// Grows with additions that older readers may skip.
-pub const VERSION_MINOR: u16 = 0;
+pub const VERSION_MINOR: u16 = 1;
 /// Longest payload of a frame, in bytes.
 pub const MAX_PAYLOAD: u32 = 1 << 20;
 /// Most vCPUs that a header may announce.
 pub const MAX_VCPUS: u32 = 4096;
 /// Longest symbol or module name, in bytes (the kernel's own limit is 511).
 pub const MAX_NAME: usize = 1023;
+/// Longest description of a tracer, in bytes.
+pub const MAX_DESCRIPTION: usize = 4095;
 /// Most symbols in the dictionary of a stream.
 pub const MAX_SYMBOLS: usize = 1 << 20;
 /// Process ids are below this (the kernel's `PID_MAX_LIMIT`).
@@ -23,6 +25,8 @@ pub const MAX_PID: u32 = 1 << 22;
 
 /// Frames and their parts are multiples of this many bytes.
 pub(super) const ALIGN: usize = 8;
+/// Payload of the larger frames: small enough that consumers see them soon.
+pub(super) const BATCH: usize = 192 << 10;
 
 /// Frame types.
 pub(super) mod kind {
@@ -35,6 +39,7 @@ pub(super) mod kind {
     pub(crate) const WATERMARK: u16 = 7;
     pub(crate) const JOIN: u16 = 8;
     pub(crate) const END: u16 = 9;
+    pub(crate) const TRACERS: u16 = 10;
 }
 
 /// Frame flags.
@@ -152,6 +157,15 @@ pub(super) struct TaskEntry {
     pub(crate) pid: U32,
     pub(crate) tgid: U32,
     pub(crate) comm: [u8; 16],
+}
+
+/// A tracer; name and description follow, then zeros up to a multiple of 8.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct TracerHead {
+    pub(crate) number: U32,
+    pub(crate) name: U16,
+    pub(crate) description: U16,
 }
 
 /// Head of a record batch; the records follow.

@@ -5,20 +5,19 @@ use std::io::{Error, ErrorKind, Result, Write};
 
 use zerocopy::IntoBytes;
 
-use super::dictionary::{Dictionaries, Symbol, Task, cut};
+use super::buffer::RecordBuffer;
+use super::dictionary::{Dictionaries, Symbol, Task, Tracer, cut};
 use super::header::Header;
 use super::mark::{LossReason, Mark};
 use super::record::EntryRecord;
 use super::summary::{Summary, VcpuTotals};
 use super::wire::{
-    ALIGN, BatchHead, FrameHead, HEAD, ListHead, LossFixed, MAX_PAYLOAD, MAX_PID, MarkFixed,
+    ALIGN, BATCH, BatchHead, FrameHead, HEAD, ListHead, LossFixed, MAX_PAYLOAD, MAX_PID, MarkFixed,
     Prologue, TotalEntry, TotalsHead, WatermarkFixed, flag, kind,
 };
 
 /// Bytes gathered before they are handed on.
 const GATHER: usize = 256 << 10;
-/// Payload of the larger frames: small enough that consumers see them soon.
-const BATCH: usize = 192 << 10;
 /// Longest text of a mark or note.
 const MAX_TEXT: usize = 64 << 10;
 
@@ -120,29 +119,57 @@ impl<W: Write> Writer<W> {
         self.hand_on(GATHER)
     }
 
+    /// Names a tracer and describes it for people, for the records that follow. What is known
+    /// already is left out; names are cut at [`MAX_NAME`](super::MAX_NAME) bytes.
+    ///
+    /// # Errors
+    /// When the sink fails.
+    pub fn tracer(&mut self, tracer: Tracer<'_>) -> Result<()> {
+        if !self.names.insert_tracer(tracer) {
+            return Ok(());
+        }
+        self.frames.tracers(0, &mut self.names.tracer(tracer.number).into_iter());
+        self.hand_on(GATHER)
+    }
+
     /// Writes records of one vCPU, in their order.
     ///
     /// # Errors
     /// When the sink fails or there is no such vCPU.
-    pub fn records(&mut self, vcpu: u32, records: &[EntryRecord]) -> Result<()> {
+    pub fn records(&mut self, vcpu: u32, records: &RecordBuffer) -> Result<()> {
         self.total(vcpu)?;
-        for batch in records.chunks(BATCH / size_of::<EntryRecord>()) {
-            let total = self.total(vcpu)?;
-            let first = total.records;
-            let count = u32::try_from(batch.len()).unwrap_or(u32::MAX);
-            total.records += u64::from(count);
-            // The last one is the newest, but for records that an interrupt came in between.
-            let newest = batch.iter().map(EntryRecord::timestamp).max();
-            self.held = self.held.max(newest);
-            self.frames.push(kind::RECORDS, 0, |out| {
-                let head =
-                    BatchHead { vcpu: vcpu.into(), count: count.into(), first: first.into() };
-                out.extend_from_slice(head.as_bytes());
-                out.extend_from_slice(batch.as_bytes());
-            });
-            self.hand_on(GATHER)?;
+        for (count, bytes) in records.frames() {
+            self.batch(vcpu, count, records.newest(), bytes)?;
         }
         Ok(())
+    }
+
+    /// Writes plain entries of one vCPU, in their order.
+    ///
+    /// # Errors
+    /// When the sink fails or there is no such vCPU.
+    pub fn entries(&mut self, vcpu: u32, records: &[EntryRecord]) -> Result<()> {
+        self.total(vcpu)?;
+        for batch in records.chunks(BATCH / size_of::<EntryRecord>()) {
+            // The last one is the newest, but for records that an interrupt came in between.
+            let newest = batch.iter().map(EntryRecord::timestamp).max().unwrap_or(0);
+            self.batch(vcpu, batch.len(), newest, batch.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    fn batch(&mut self, vcpu: u32, count: usize, newest: u64, records: &[u8]) -> Result<()> {
+        let total = self.total(vcpu)?;
+        let first = total.records;
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        total.records += u64::from(count);
+        self.held = self.held.max(Some(newest));
+        self.frames.push(kind::RECORDS, 0, |out| {
+            let head = BatchHead { vcpu: vcpu.into(), count: count.into(), first: first.into() };
+            out.extend_from_slice(head.as_bytes());
+            out.extend_from_slice(records);
+        });
+        self.hand_on(GATHER)
     }
 
     /// Says that records are missing at this place.
@@ -253,6 +280,7 @@ impl<W: Write> Writer<W> {
         frames.push(kind::JOIN, flag::LOCAL, |out| totals(out, &self.totals, ""));
         frames.symbols(flag::LOCAL, &mut self.names.symbols());
         frames.tasks(flag::LOCAL, &mut self.names.tasks());
+        frames.tracers(flag::LOCAL, &mut self.names.tracers());
         Ok(frames.bytes)
     }
 
@@ -399,6 +427,12 @@ impl Frames {
 
     fn tasks(&mut self, flags: u16, tasks: &mut dyn Iterator<Item = &Task>) {
         self.list(kind::TASKS, flags, tasks, Task::encode);
+    }
+
+    /// Readers of version 1.0 skip them.
+    fn tracers<'a>(&mut self, flags: u16, tracers: &mut dyn Iterator<Item = Tracer<'a>>) {
+        let flags = flags | flag::OPTIONAL;
+        self.list(kind::TRACERS, flags, tracers, |tracer, out| tracer.encode(out));
     }
 
     fn loss(&mut self, flags: u16, vcpu: u32, reason: LossReason, count: u64, total: u64) {

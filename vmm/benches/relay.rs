@@ -136,7 +136,7 @@ fn file(bencher: Bencher<'_, '_>, rings: u64) {
 #[divan::bench(sample_count = 40, sample_size = 1, args = [1, 2])]
 fn consumer(bencher: Bencher<'_, '_>, rings: u64) {
     let (stream, mut theirs) = UnixStream::pair().expect("sockets");
-    let request = StreamRequest { format: Format::Raw, globs: Globs::default() };
+    let request = StreamRequest { format: Format::Raw, globs: Globs::default(), tracer: None };
     let join = Join { stream, request, origin: Origin::Host };
     let mut buffer = vec![0; 256 << 10];
     let mut read = 0;
@@ -164,7 +164,7 @@ fn writer_alone(bencher: Bencher<'_, '_>, rings: u64) {
     bencher
         .counter(ItemsCount::new(records))
         .counter(BytesCount::new(bytes))
-        .bench_local(|| writer.records(0, black_box(&batch)).and_then(|()| writer.flush()));
+        .bench_local(|| writer.entries(0, black_box(&batch)).and_then(|()| writer.flush()));
 }
 
 /// The rings' memory, copied to somewhere else.

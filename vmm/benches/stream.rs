@@ -7,10 +7,10 @@ use std::io;
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
-use vmtrace::export::{Json, Player, Text};
+use vmtrace::export::{Graph, Json, Player, Text};
 use vmtrace::stream::{
-    AddressSet, Decoder, EntryRecord, Frame, Header, Progress, Reader, Summary, Symbol, Task,
-    Writer,
+    AddressSet, Decoder, EntryRecord, Frame, Header, Progress, Reader, RecordBuffer, ReturnRecord,
+    Summary, Symbol, Task, Writer,
 };
 
 const VCPUS: u32 = 2;
@@ -60,8 +60,8 @@ fn write<W: io::Write>(sink: W, rings: &[Vec<EntryRecord>]) -> io::Result<W> {
     }
     let drains = rings[0].chunks(DRAIN).zip(rings[1].chunks(DRAIN));
     for (first, second) in drains {
-        writer.records(0, first)?;
-        writer.records(1, second)?;
+        writer.entries(0, first)?;
+        writer.entries(1, second)?;
         writer.watermark(first[first.len() - 1].timestamp())?;
     }
     writer.end(&Summary::default())?;
@@ -153,6 +153,44 @@ fn json(bencher: Bencher<'_, '_>) {
     let stream = stream();
     counted(bencher, stream.len()).bench_local(|| {
         let mut player = Player::new(Json::new(io::sink()));
+        black_box(&*stream).chunks(256 << 10).try_for_each(|piece| player.push(piece))?;
+        player.finish().map(|summary| summary.cloned())
+    });
+}
+
+/// Calls, nested as deep as 16: as many entries as returns.
+fn calls() -> Vec<u8> {
+    let mut writer = Writer::new(Vec::new(), &header()).expect("a header");
+    let function = |depth: u64| header().offset(FUNCTION + depth * 256).expect("kernel text");
+    let mut buffer = RecordBuffer::new();
+    for round in 0..RECORDS / 32 {
+        let vcpu = u32::try_from(round % 2).expect("small");
+        let stack = 0xffff_c900_0000_0000 + (u64::from(vcpu) << 16);
+        let (at, sp) = (round * 3200, |depth: u64| stack + 0x3000 - depth * 64);
+        buffer.clear();
+        for depth in 0..16 {
+            let entry = EntryRecord::new(at + depth * 100, function(depth), 0, 1);
+            buffer.push_frame(entry.with_sp(sp(depth)));
+        }
+        for depth in (0..16).rev() {
+            let time = at + (31 - depth) * 100;
+            buffer.push_return(ReturnRecord::new(time, function(depth), 0, 1, sp(depth)));
+        }
+        writer.records(vcpu, &buffer).expect("memory");
+        if round % 256 == 0 {
+            writer.watermark(at).expect("memory");
+        }
+    }
+    writer.end(&Summary::default()).expect("memory");
+    writer.into_inner().expect("memory")
+}
+
+/// Records of calls to lines as function_graph prints them.
+#[divan::bench(sample_count = 20)]
+fn graph(bencher: Bencher<'_, '_>) {
+    let stream = calls();
+    counted(bencher, stream.len()).bench_local(|| {
+        let mut player = Player::new(Graph::new(io::sink()));
         black_box(&*stream).chunks(256 << 10).try_for_each(|piece| player.push(piece))?;
         player.finish().map(|summary| summary.cloned())
     });

@@ -59,7 +59,7 @@ fn stream() -> Vec<u8> {
     let mut writer = Writer::new(Vec::new(), &header).unwrap();
     writer.symbols([Symbol::new(0xffff_ffff_8100_0000, 16, "vfs_read")]).unwrap();
     writer.task(Task::new(1, 1, b"init")).unwrap();
-    writer.records(0, &[EntryRecord::new(1, 0x8100_0000, 0, 1)]).unwrap();
+    writer.entries(0, &[EntryRecord::new(1, 0x8100_0000, 0, 1)]).unwrap();
     writer.end(&Summary::default()).unwrap();
     writer.into_inner().unwrap()
 }

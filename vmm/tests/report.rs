@@ -4,7 +4,9 @@ use std::io::{Read, Write};
 use std::process::{Command, Output, Stdio};
 
 use tempfile::NamedTempFile;
-use vmtrace::stream::{EntryRecord, Exit, Header, Summary, Symbol, Task, Writer};
+use vmtrace::stream::{
+    EntryRecord, Exit, Header, RecordBuffer, ReturnRecord, Summary, Symbol, Task, Tracer, Writer,
+};
 
 const RECORDS: usize = 50_000;
 
@@ -24,7 +26,43 @@ fn stream() -> Vec<u8> {
     writer.task(Task::new(1, 1, b"init")).expect("memory");
     let record = |at| EntryRecord::new(at, 0x8100_0000, 0, 1);
     let records: Vec<_> = (0u64..).map(record).take(RECORDS).collect();
-    writer.records(0, &records).expect("vCPU");
+    writer.entries(0, &records).expect("vCPU");
+    writer.end(&Summary { exit: Exit::Poweroff, ..Summary::default() }).expect("memory");
+    writer.into_inner().expect("memory")
+}
+
+/// Calls of vfs_read in calls of ksys_read, by two tracers.
+fn calls() -> Vec<u8> {
+    let header = Header {
+        arch: "x86_64".into(),
+        clock_hz: 1_000_000_000,
+        vcpus: 1,
+        address_base: Header::TOP_4_GIB,
+        ..Header::default()
+    };
+    let mut writer = Writer::new(Vec::new(), &header).expect("header");
+    let symbol = |at: u64, name| Symbol::new(0xffff_ffff_8100_0000 + at, 16, name);
+    writer.symbols([symbol(0, "ksys_read"), symbol(16, "vfs_read")]).expect("room");
+    for (number, name) in [(0, "files"), (1, "other")] {
+        writer.tracer(Tracer { number, name, description: "" }).expect("memory");
+    }
+    let mut buffer = RecordBuffer::new();
+    for round in 0..10 {
+        let (at, tracer) = (round * 10_000, u8::from(round == 9));
+        let enter = |at, function: u32, sp| {
+            EntryRecord::new(at, 0x8100_0000 + function, 0x8100_0001, 1)
+                .with_sp(sp)
+                .of_tracer(tracer)
+        };
+        let leave = |at, function: u32, sp| {
+            ReturnRecord::new(at, 0x8100_0000 + function, 0x8100_0001, 1, sp).of_tracer(tracer)
+        };
+        buffer.push_frame(enter(at, 0, 0x800));
+        buffer.push_frame(enter(at + 10, 16, 0x700));
+        buffer.push_return(leave(at + 10 + 100 * round, 16, 0x700));
+        buffer.push_return(leave(at + 9_000, 0, 0x800));
+    }
+    writer.records(0, &buffer).expect("vCPU");
     writer.end(&Summary { exit: Exit::Poweroff, ..Summary::default() }).expect("memory");
     writer.into_inner().expect("memory")
 }
@@ -63,6 +101,40 @@ fn prints_a_whole_file() {
     let summary = report(&stream, &["--summary"]);
     let text = String::from_utf8_lossy(&summary.stdout);
     assert!(text.contains("vmtrace: records 50000 (vcpu0 50000), lost 0 (vcpu0 0)\n"), "{text}");
+}
+
+#[test]
+fn prints_calls() {
+    let stream = calls();
+    let text = |options: &[&str]| {
+        let output = report(&stream, options);
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let graph = text(&["--graph"]);
+    let first = [
+        " 0)               |  ksys_read() {",
+        " 0)   0.000 us    |    vfs_read();",
+        " 0)   9.000 us    |  }",
+    ];
+    assert_eq!((&graph[..3], graph.len()), (&first.map(str::to_owned)[..], 30));
+    assert_eq!(text(&["--format", "graph"]), graph);
+    assert_eq!(text(&["--tracer", "files"]).len(), 18);
+    assert_eq!(text(&["--graph", "--tracer", "files"]), graph[..27]);
+    assert_eq!(text(&["--graph-root", "vfs_*"])[0], " 0)   0.000 us    |  vfs_read();");
+    assert_eq!(text(&["--max-depth", "1"])[0], " 0)   9.000 us    |  ksys_read();");
+    let long = text(&["--min-duration", "800ns", "-n", "ksys_read"]);
+    let long: Vec<_> = long.iter().filter(|line| line.contains('}')).collect();
+    let expected =
+        [" 0)   0.800 us    |  } /* vfs_read */", " 0)   0.900 us    |  } /* vfs_read */"];
+    assert_eq!(long, expected);
+    let json = text(&["--format", "json", "--max-depth", "1", "--tracer", "other"]);
+    let expected = r#"{"event":"return","ns":99000,"cpu":0,"pid":1,"comm":null,"function":"ksys_read","tracer":"other","depth":0,"duration_ns":9000}"#;
+    assert_eq!((json.len(), &*json[2]), (4, expected));
+    for options in [["--graph", "--format=json"], ["--min-duration", "10"], ["--max-depth", "0"]] {
+        assert_eq!(report(&stream, &options).status.code(), Some(2), "{options:?}");
+    }
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::process::{Command, Output};
 
 use vmtrace::export::{Player, Text};
 use vmtrace::stream::{
-    EntryRecord, Exit, Header, LossReason, Mark, MarkKind, Summary, Symbol, Task, Writer,
-    consumer_loss,
+    EntryRecord, Exit, Header, LossReason, Mark, MarkKind, RecordBuffer, ReturnRecord, Summary,
+    Symbol, TailRecord, Task, Tracer, Writer, consumer_loss,
 };
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
@@ -62,7 +62,7 @@ fn fill(writer: &mut Writer<Vec<u8>>) {
         for vcpu in 0..3u32 {
             let time = |number: u32| at + u64::from(number * 31 + vcpu * 7);
             let records = (0..200 - vcpu).map(|number| record(time(number), number));
-            writer.records(vcpu, &records.collect::<Vec<_>>()).expect("vCPU");
+            writer.entries(vcpu, &records.collect::<Vec<_>>()).expect("vCPU");
             if (round + vcpu) % 5 == 0 {
                 writer.loss(vcpu, u64::from(round) + 1, LossReason::Full).expect("vCPU");
             }
@@ -130,6 +130,45 @@ fn prints_the_same_text() {
     assert_eq!(errors, "11940 records, 130 lost, 0 missed; guest: poweroff\n");
 }
 
+// Version 1.1 of the page: what a reader need not know is skipped, what it knows is read.
+#[test]
+fn understands_every_kind_of_record() {
+    let mut writer = begin();
+    let tracer = Tracer { number: 3, name: "näme\x07", description: "" };
+    writer.tracer(tracer).expect("memory");
+    let mut buffer = RecordBuffer::new();
+    let (sp, first, second) = (0xffff_c900_0000_1000, 0x8100_0000, 0x8100_0040);
+    let at = 123_456_789;
+    buffer.push(EntryRecord::new(at, first, 0, 1));
+    buffer.push_frame(EntryRecord::new(at + 10, first, second, 1).with_sp(sp).of_tracer(3));
+    buffer.push_tail(TailRecord::new(at + 20, first, second, 1, sp).of_tracer(3));
+    buffer.push_frame(EntryRecord::new(at + 20, second, second, 1).with_sp(sp).of_tracer(3));
+    buffer.push_return(ReturnRecord::new(at + 25, first, second, 1, sp - 64));
+    let ret = ReturnRecord::new(at + 30, second, second, 1, sp);
+    buffer.push_return_value(ret.with_value(u64::MAX).of_tracer(3));
+    writer.records(0, &buffer).expect("vCPU");
+    writer.end(&Summary::default()).expect("memory");
+    let stream = writer.into_inner().expect("memory");
+    let Some(output) = python_file(&stream, &[]) else { return };
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(errors, "6 records, 0 lost, 0 missed; guest: unknown\n");
+    let expected = rust_lines(&stream);
+    assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+    assert_eq!(expected.len(), 4);
+    let Some(output) = python_file(&stream, &["--returns"]) else { return };
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let returns: Vec<_> = text.lines().filter(|line| line.contains(" return")).collect();
+    let expected = [
+        "            init-1       [000]      0.000003: return of function_0",
+        "            init-1       [000]      0.000003: return of function_1, 0xffffffffffffffff [näme?]",
+    ];
+    assert_eq!(returns, expected);
+    let jump =
+        "            init-1       [000]      0.000002: function_0 jumps to function_1 [näme?]";
+    assert!(text.contains(jump), "{text}");
+}
+
 #[test]
 fn counts_functions() {
     let Some(output) = python_file(&stream(), &["--counts"]) else { return };
@@ -147,11 +186,11 @@ fn reads_a_socket_and_joins_late() {
     let mut joined = writer.join().expect("memory");
     let from = writer.get_mut().len();
     let record = EntryRecord::new(200_000_000, 0x8100_0000, 0, 1);
-    writer.records(1, &[record]).expect("vCPU");
+    writer.entries(1, &[record]).expect("vCPU");
     writer.flush().expect("memory");
     // The consumer is too slow for the next batch, and is told so.
     let to = writer.get_mut().len();
-    writer.records(2, &[record]).expect("vCPU");
+    writer.entries(2, &[record]).expect("vCPU");
     writer.flush().expect("memory");
     let end = writer.get_mut().len();
     writer.end(&Summary::default()).expect("memory");

@@ -9,6 +9,7 @@ mod output;
 pub mod report;
 pub mod run;
 pub mod stream;
+mod view;
 
 use crate::say::say;
 use crate::serve::Source;

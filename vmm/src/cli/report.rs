@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
-use crate::export::{Event, Export, Json, PlayError, Player, Stats, Text, write_summary};
+use super::view::View;
+use crate::export::{Event, Export, Graph, Json, PlayError, Player, Stats, Text, write_summary};
 use crate::kernel::glob;
 use crate::stream::{Header, StreamError, Summary};
 
@@ -18,12 +19,17 @@ const CHUNK: usize = 256 << 10;
 pub struct Args {
     /// File written by `vmtrace boot -o`; `-` reads standard input.
     file: PathBuf,
-    /// How to print it.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    format: Format,
+    /// How to print it [default: graph with an option for calls, else text].
+    #[arg(long, value_enum)]
+    format: Option<Format>,
     /// Print only functions whose name matches (repeatable).
     #[arg(short, long = "filter", value_name = "GLOB")]
     filter: Vec<String>,
+    /// Print no functions whose name matches (repeatable).
+    #[arg(short, long, value_name = "GLOB")]
+    notrace: Vec<String>,
+    #[command(flatten)]
+    view: View,
     /// Print only the closing summary.
     #[arg(long, conflicts_with_all = ["stats", "filter"])]
     summary: bool,
@@ -38,6 +44,8 @@ enum Format {
     Text,
     /// One JSON object per line and event.
     Json,
+    /// As ftrace's function_graph tracer.
+    Graph,
     /// Header and closing summary as one JSON object.
     RawSummary,
 }
@@ -65,18 +73,25 @@ pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 impl Args {
     fn print(self, mut out: &mut dyn Write) -> Result<u8> {
-        let only_summary = self.summary || self.format == Format::RawSummary;
-        let export: Box<dyn Export + '_> = match self.format {
+        let default = if self.view.wants_graph() { Format::Graph } else { Format::Text };
+        let format = self.format.unwrap_or(default);
+        let only_summary = self.summary || format == Format::RawSummary;
+        let export: Box<dyn Export + '_> = match format {
             _ if only_summary => Box::new(Nothing),
             _ if self.stats => Box::new(Stats::new(&mut *out)),
             Format::Json => Box::new(Json::new(&mut *out)),
+            Format::Graph => Box::new(Graph::new(&mut *out)),
             _ => Box::new(Text::new(&mut *out)),
         };
-        let mut player = Player::new(export);
-        if !self.filter.is_empty() {
-            let globs = self.filter;
-            player = player
-                .with_filter(move |name| globs.iter().any(|pattern| glob::matches(pattern, name)));
+        let mut player = self.view.apply(Player::new(export));
+        if !self.filter.is_empty() || !self.notrace.is_empty() {
+            let (filter, notrace) = (self.filter, self.notrace);
+            let any = |globs: &[String], name: &str| {
+                globs.iter().any(|pattern| glob::matches(pattern, name))
+            };
+            player = player.with_filter(move |name| {
+                (filter.is_empty() || any(&filter, name)) && !any(&notrace, name)
+            });
         }
         let Played { header, summary } = match &*self.file.to_string_lossy() {
             "-" => play(&mut io::stdin().lock(), player).context("standard input"),
@@ -87,7 +102,7 @@ impl Args {
             }
         }?;
         let (Some(header), Some(summary)) = (header, summary) else { bail!("no summary") };
-        if self.format == Format::RawSummary {
+        if format == Format::RawSummary {
             raw_summary(&mut out, &header, &summary)?;
         } else if self.summary {
             write_summary(&mut out, &summary)?;
@@ -140,6 +155,9 @@ pub(super) fn play(
              watermarks",
             player.disordered()
         );
+    }
+    if player.evicted() > 0 {
+        log::warn!("{} calls were given up: too many were open at once", player.evicted());
     }
     let (header, summary) = (player.header().cloned(), player.summary().cloned());
     played.map(|()| Played { header, summary })

@@ -1,7 +1,8 @@
 //! `vmtrace stream`: follows a running trace.
 
 use super::report::{self, Played};
-use crate::export::{Export, Json, PlayError, Player, Stats, Text, write_summary};
+use super::view::View;
+use crate::export::{Export, Graph, Json, PlayError, Player, Stats, Text, write_summary};
 use crate::say;
 use crate::serve::{self, Format, Globs, Source, StreamRequest};
 use crate::stream::{Decoder, Progress, StreamError};
@@ -15,9 +16,11 @@ use std::time::Duration;
 pub struct Args {
     /// Socket of `vmtrace boot --socket`, or vsock:CID:PORT inside a guest
     source: Source,
-    /// How to print it
-    #[arg(long, value_enum, default_value_t = FormatArg::Text)]
-    format: FormatArg,
+    /// How to print it [default: graph with an option for calls, else text]
+    #[arg(long, value_enum)]
+    format: Option<FormatArg>,
+    #[command(flatten)]
+    view: View,
     /// Only functions that match this glob; may be repeated
     #[arg(short, long, value_name = "GLOB")]
     filter: Vec<String>,
@@ -38,6 +41,8 @@ enum FormatArg {
     Text,
     /// One JSON object a line
     Json,
+    /// As ftrace's function_graph tracer
+    Graph,
     /// How often each function was entered, at the end
     Stats,
     /// The stream itself, for `vmtrace report`
@@ -64,7 +69,8 @@ impl Args {
         let stream = super::reach(&self.source, Duration::from_secs(self.wait))?;
         // The binary stream in any case: only it can be verified.
         let globs = Globs { filter: self.filter, notrace: self.notrace };
-        let request = StreamRequest { format: Format::Raw, globs };
+        let tracer = self.view.tracer().map(str::to_owned);
+        let request = StreamRequest { format: Format::Raw, globs, tracer };
         serve::ask_stream(&stream, &request).with_context(|| name.clone())?;
         let mut source = serve::accepted(stream).with_context(|| name.clone())?;
         // What an older trace is in stays as it is until there is a new one.
@@ -75,22 +81,26 @@ impl Args {
                     .with_context(|| format!("cannot make {}", path.display()))?,
             ),
         };
-        if self.format == FormatArg::Raw {
+        let default = if self.view.wants_graph() { FormatArg::Graph } else { FormatArg::Text };
+        let format = self.format.unwrap_or(default);
+        if format == FormatArg::Raw {
             match copy(&mut source, &mut out) {
                 Err(PlayError::Output(error)) => return Err(error).with_context(unwritten),
                 done => done.with_context(|| name)?,
             }
             return Ok(0);
         }
-        let export: Box<dyn Export + '_> = match self.format {
+        let export: Box<dyn Export + '_> = match format {
             FormatArg::Json => Box::new(Json::new(&mut out)),
+            FormatArg::Graph => Box::new(Graph::new(&mut out)),
             FormatArg::Stats => Box::new(Stats::new(&mut out)),
             _ => Box::new(Text::new(&mut out)),
         };
-        let Played { summary, .. } = match report::play(&mut source, Player::new(export)) {
-            Err(PlayError::Output(error)) => return Err(error).with_context(unwritten),
-            played => played.with_context(|| name)?,
-        };
+        let Played { summary, .. } =
+            match report::play(&mut source, self.view.apply(Player::new(export))) {
+                Err(PlayError::Output(error)) => return Err(error).with_context(unwritten),
+                played => played.with_context(|| name)?,
+            };
         out.flush().with_context(unwritten)?;
         if let Some(summary) = summary {
             let mut text = Vec::new();

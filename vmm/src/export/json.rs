@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::stream::{Header, Summary};
 
-use super::{Entry, Event, Export, Name};
+use super::{Entry, Event, Export, Name, Return, Tail};
 
 /// One JSON object per line and event; `docs/stream.md` lists the keys.
 #[derive(Debug)]
@@ -38,6 +38,43 @@ impl<W: Write> Json<W> {
             module,
             caller: caller.as_deref(),
             caller_module: caller_module.flatten(),
+            tracer: entry.tracer,
+            depth: entry.place.map(|place| place.depth),
+        };
+        self.line(&line)
+    }
+
+    fn ret(&mut self, ret: &Return<'_>) -> io::Result<()> {
+        let (function, module) = texts(&ret.function);
+        let line = Line::Return {
+            ns: self.header.nanoseconds(ret.timestamp),
+            cpu: ret.vcpu,
+            pid: ret.pid,
+            comm: ret.comm,
+            function: &function,
+            module,
+            tracer: ret.tracer,
+            depth: ret.depth,
+            duration_ns: ret.duration_ns,
+            value: ret.value,
+        };
+        self.line(&line)
+    }
+
+    fn tail(&mut self, tail: &Tail<'_>) -> io::Result<()> {
+        let (function, module) = texts(&tail.function);
+        let (target, target_module) = tail.target.as_ref().map(texts).unzip();
+        let line = Line::Tail {
+            ns: self.header.nanoseconds(tail.timestamp),
+            cpu: tail.vcpu,
+            pid: tail.pid,
+            comm: tail.comm,
+            function: &function,
+            module,
+            target: target.as_deref(),
+            target_module: target_module.flatten(),
+            tracer: tail.tracer,
+            depth: tail.depth,
         };
         self.line(&line)
     }
@@ -69,6 +106,41 @@ enum Line<'a> {
         caller: Option<&'a str>,
         #[serde(skip_serializing_if = "Option::is_none")]
         caller_module: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tracer: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        depth: Option<u32>,
+    },
+    Return {
+        ns: i128,
+        cpu: u32,
+        pid: u32,
+        comm: Option<&'a str>,
+        function: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        module: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tracer: Option<&'a str>,
+        depth: u32,
+        duration_ns: Option<u64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        value: Option<u64>,
+    },
+    Tail {
+        ns: i128,
+        cpu: u32,
+        pid: u32,
+        comm: Option<&'a str>,
+        function: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        module: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        target: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        target_module: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tracer: Option<&'a str>,
+        depth: u32,
     },
     Loss {
         cpu: u32,
@@ -113,6 +185,10 @@ impl<W: Write> Export for Json<W> {
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
         match event {
             Event::Entry(entry) => self.entry(entry),
+            Event::Return(ret) => self.ret(ret),
+            Event::Tail(tail) => self.tail(tail),
+            // Its entry has no return: there is no moment to tell of.
+            Event::Unfinished(_) => Ok(()),
             Event::Loss(loss) => self.line(&Line::Loss {
                 cpu: loss.vcpu,
                 count: loss.count,

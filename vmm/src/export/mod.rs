@@ -15,9 +15,15 @@
 //! # }
 //! ```
 
+mod graph;
+#[cfg(test)]
+mod graph_tests;
 mod json;
 mod names;
+mod pairing;
 mod player;
+mod select;
+mod stage;
 mod stats;
 mod summary;
 #[cfg(test)]
@@ -28,8 +34,10 @@ use std::io;
 
 use crate::stream::{Header, Loss, Mark, Summary};
 
+pub use graph::Graph;
 pub use json::Json;
 pub use player::{PlayError, Player};
+pub(crate) use select::TracerChoice;
 pub use stats::Stats;
 pub use summary::write_summary;
 pub use text::Text;
@@ -85,6 +93,12 @@ impl<E: Export + ?Sized> Export for Box<E> {
 pub enum Event<'a> {
     /// A function was entered.
     Entry(Entry<'a>),
+    /// A function returned, or what it had jumped to in its place.
+    Return(Return<'a>),
+    /// A function was left by a jump to another one.
+    Tail(Tail<'a>),
+    /// A function was left unseen, or is not left yet.
+    Unfinished(Unfinished<'a>),
     /// Records are missing.
     Loss(Loss),
     /// Something happened beside the records.
@@ -106,6 +120,82 @@ pub struct Entry<'a> {
     pub function: Name<'a>,
     /// Who called it, if known.
     pub caller: Option<Name<'a>>,
+    /// The tracer, if there are several.
+    pub tracer: Option<&'a str>,
+    /// Where in the call graph, if the trace has returns.
+    pub place: Option<Place>,
+}
+
+/// A place in the call graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Number of the call.
+    pub frame: u64,
+    /// So many calls of shown functions are around it.
+    pub depth: u32,
+}
+
+/// A function returned. One that jumped to another at its end returns with that.
+#[derive(Clone, Copy, Debug)]
+pub struct Return<'a> {
+    /// Clock ticks.
+    pub timestamp: u64,
+    /// The vCPU.
+    pub vcpu: u32,
+    /// Process id.
+    pub pid: u32,
+    /// Name of the task, if known; without control characters.
+    pub comm: Option<&'a str>,
+    /// The function.
+    pub function: Name<'a>,
+    /// The tracer, if there are several.
+    pub tracer: Option<&'a str>,
+    /// So many calls of shown functions are around it.
+    pub depth: u32,
+    /// How long it took, if its entry was seen and that is certain.
+    pub duration_ns: Option<u64>,
+    /// What it returned, if that was recorded.
+    pub value: Option<u64>,
+    /// Number of the call, if it was shown.
+    pub frame: Option<u64>,
+}
+
+/// A function was left by a jump to another one, which returns in its place.
+#[derive(Clone, Copy, Debug)]
+pub struct Tail<'a> {
+    /// Clock ticks.
+    pub timestamp: u64,
+    /// The vCPU.
+    pub vcpu: u32,
+    /// Process id.
+    pub pid: u32,
+    /// Name of the task, if known; without control characters.
+    pub comm: Option<&'a str>,
+    /// The function.
+    pub function: Name<'a>,
+    /// Where to, if known.
+    pub target: Option<Name<'a>>,
+    /// The tracer, if there are several.
+    pub tracer: Option<&'a str>,
+    /// So many calls of shown functions are around it.
+    pub depth: u32,
+}
+
+/// A function was left unseen, some time ago, or is not left at the end of the trace.
+#[derive(Clone, Copy, Debug)]
+pub struct Unfinished<'a> {
+    /// The vCPU of its entry.
+    pub vcpu: u32,
+    /// Process id.
+    pub pid: u32,
+    /// Name of the task, if known; without control characters.
+    pub comm: Option<&'a str>,
+    /// The function.
+    pub function: Name<'a>,
+    /// The tracer, if there are several.
+    pub tracer: Option<&'a str>,
+    /// Where in the call graph.
+    pub place: Place,
 }
 
 /// A place in kernel text.

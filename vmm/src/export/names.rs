@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use crate::stream::{Dictionaries, DictionaryFull, Header, RawSymbol, Task};
+use crate::stream::{Dictionaries, DictionaryFull, Header, RawSymbol, RawTracer, Task, Tracer};
 
+use super::select::unnamed;
 use super::{Name, printable};
 
 /// Symbols by 32-bit address, with a cache before the ordered table.
@@ -171,6 +172,58 @@ impl Tasks {
                 self.free.extend(u32::try_from(index));
             }
         }
+    }
+}
+
+/// Names of tracers, which nobody needs as long as there is only one.
+#[derive(Debug, Default)]
+pub(super) struct Tracers {
+    names: Vec<Box<str>>,
+    /// Whether there is another than the first.
+    several: bool,
+}
+
+impl Tracers {
+    /// A record is of this one.
+    #[inline]
+    pub(super) fn see(&mut self, number: u8) {
+        if number != 0 {
+            self.grow(number);
+        }
+    }
+
+    fn grow(&mut self, number: u8) -> Option<&mut Box<str>> {
+        self.several |= number != 0;
+        let index = usize::from(number);
+        while self.names.len() <= index {
+            let next = u8::try_from(self.names.len()).unwrap_or(u8::MAX);
+            self.names.push(unnamed(next).into());
+        }
+        self.names.get_mut(index)
+    }
+
+    /// Whether it is told another name of a tracer than it has had.
+    pub(super) fn renames(&self, tracer: &RawTracer<'_>) -> bool {
+        let changed = tracer.with_text(|tracer| {
+            let known = self.names.get(usize::from(tracer.number)).map(|name| &**name);
+            known != Some(&*printable(tracer.name))
+        });
+        changed.unwrap_or(false)
+    }
+
+    pub(super) fn insert(&mut self, tracer: Tracer<'_>) {
+        if let Some(name) = self.grow(tracer.number) {
+            *name = printable(tracer.name).into();
+        }
+    }
+
+    /// The name of a tracer, if there are several.
+    #[inline]
+    pub(super) fn name(&self, number: u8) -> Option<&str> {
+        if !self.several {
+            return None;
+        }
+        self.names.get(usize::from(number)).map(|name| &**name)
     }
 }
 

@@ -1,24 +1,19 @@
 //! Bytes of a stream in, events in time order out.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
-use std::fmt;
 use std::io;
 
 use crate::stream::{
-    Batch, Decoder, DictionaryFull, EntryRecord, Frame, Header, Loss, Mark, Merger, Progress,
-    Record, StreamError, Summary,
+    Decoder, DictionaryFull, Frame, Header, Merger, Progress, StreamError, Summary,
 };
 
-use super::names::{Symbols, Tasks};
-use super::{Entry, Event, Export};
+use super::Export;
+use super::stage::{Item, Stage};
 
 /// Most events that wait for their order; see [`Player::disordered`].
 const HELD: usize = 1 << 20;
 /// Most bytes of text that wait in marks.
 const HELD_TEXT: usize = 16 << 20;
-/// Most answers of a filter that are remembered.
-const KNOWN: usize = 1 << 20;
 
 /// Why playing stopped.
 #[derive(Debug, thiserror::Error)]
@@ -58,56 +53,10 @@ pub struct Player<E> {
     merger: Merger<Item>,
     header: Header,
     summary: Option<Summary>,
-    filter: Option<Filter>,
     held_text: usize,
     unknown_records: u64,
     disordered: u64,
     begun: bool,
-}
-
-/// Which functions are wanted.
-struct Filter {
-    accepts: Box<dyn Fn(&str) -> bool + Send>,
-    /// Answers by address, until the names change.
-    known: HashMap<u32, bool>,
-}
-
-impl Filter {
-    fn accepts(&mut self, symbols: &mut Symbols, header: &Header, function: u32) -> bool {
-        if self.known.len() > KNOWN {
-            self.known.clear();
-        }
-        *self.known.entry(function).or_insert_with(|| {
-            let index = symbols.index(header, function);
-            let name = symbols.name(header, function, index);
-            match name.symbol {
-                Some((name, _)) => (self.accepts)(name),
-                None => (self.accepts)(&format!("{:#x}", name.address)),
-            }
-        })
-    }
-}
-
-impl fmt::Debug for Filter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Filter").field("known", &self.known).finish_non_exhaustive()
-    }
-}
-
-/// What waits for its turn.
-#[derive(Debug)]
-enum Item {
-    Entry(EntryRecord, u32),
-    Loss(Loss),
-    Mark(Box<Mark>),
-}
-
-/// Where items become events.
-#[derive(Debug)]
-struct Stage<E> {
-    export: E,
-    symbols: Symbols,
-    tasks: Tasks,
 }
 
 impl<E: Export> Player<E> {
@@ -115,11 +64,10 @@ impl<E: Export> Player<E> {
     pub fn new(export: E) -> Self {
         Self {
             decoder: Decoder::new(),
-            stage: Stage { export, symbols: Symbols::new(), tasks: Tasks::default() },
+            stage: Stage::new(export),
             merger: Merger::new(0),
             header: Header::default(),
             summary: None,
-            filter: None,
             held_text: 0,
             unknown_records: 0,
             disordered: 0,
@@ -131,7 +79,36 @@ impl<E: Export> Player<E> {
     /// a name has its address, such as `0xffffffff81000000`.
     #[must_use]
     pub fn with_filter(mut self, accepts: impl Fn(&str) -> bool + Send + 'static) -> Self {
-        self.filter = Some(Filter { accepts: Box::new(accepts), known: HashMap::new() });
+        self.stage.selection.set_filter(accepts);
+        self
+    }
+
+    /// Plays only what is called from functions whose name is accepted, and these. That is known
+    /// of records with a stack pointer only; others are not played.
+    #[must_use]
+    pub fn with_roots(mut self, accepts: impl Fn(&str) -> bool + Send + 'static) -> Self {
+        self.stage.selection.set_roots(accepts);
+        self
+    }
+
+    /// Plays only the records of the tracer of that name.
+    #[must_use]
+    pub fn with_tracer(mut self, name: String) -> Self {
+        self.stage.selection.set_tracer(name);
+        self
+    }
+
+    /// Plays no functions from that depth on, counted from 0 for the outermost.
+    #[must_use]
+    pub fn with_max_depth(mut self, depth: u32) -> Self {
+        self.stage.pairing.max_depth = depth;
+        self
+    }
+
+    /// Plays only returns of functions that took at least so many nanoseconds.
+    #[must_use]
+    pub fn with_min_duration(mut self, nanoseconds: u64) -> Self {
+        self.stage.selection.min_duration = Some(nanoseconds);
         self
     }
 
@@ -154,6 +131,7 @@ impl<E: Export> Player<E> {
     pub fn finish(&mut self) -> Result<Option<&Summary>, PlayError> {
         self.play(u64::MAX)?;
         if self.begun && self.summary.is_none() {
+            self.stage.finish(&self.header)?;
             self.stage.export.end(None).map_err(PlayError::Output)?;
         }
         self.decoder.finish()?;
@@ -181,6 +159,11 @@ impl<E: Export> Player<E> {
         self.disordered
     }
 
+    /// Open calls that were given up, because there were too many: their ends are not shown.
+    pub fn evicted(&self) -> u64 {
+        self.stage.pairing.evicted()
+    }
+
     /// Events that wait for their order.
     pub fn held(&self) -> usize {
         self.merger.held()
@@ -192,22 +175,22 @@ impl<E: Export> Player<E> {
     }
 
     fn frame(&mut self) -> Result<(), PlayError> {
-        let marks = self.merger_queues();
+        let marks = marks_of(&self.header);
         match self.decoder.frame() {
             Some(Frame::Header(header)) => {
                 self.begun = true;
                 self.header = *header;
-                self.merger = Merger::new(self.merger_queues() + 1);
+                self.merger = Merger::new(marks_of(&self.header) + 1);
+                self.stage.begin(marks_of(&self.header));
                 self.stage.export.begin(&self.header).map_err(PlayError::Output)
             }
             Some(Frame::Symbols(list)) => {
                 // A module took the place of another: old records keep the old names.
                 if list.clone().any(|symbol| self.stage.symbols.renames(&symbol)) {
-                    self.stage.drain(&mut self.merger, &self.header, u64::MAX)?;
+                    let (stage, header) = (&mut self.stage, &self.header);
+                    self.merger.drain(u64::MAX, |queue, item| stage.give(header, queue, &item))?;
                 }
-                if let Some(filter) = &mut self.filter {
-                    filter.known.clear();
-                }
+                self.stage.selection.renamed();
                 Ok(self.stage.symbols.extend(list)?)
             }
             Some(Frame::Tasks(list)) => {
@@ -216,17 +199,30 @@ impl<E: Export> Player<E> {
                 }
                 if self.stage.tasks.is_crowded() {
                     self.stage.tasks.sweep(self.merger.items().filter_map(|item| match item {
-                        Item::Entry(_, slot) => Some(*slot),
+                        Item::Record(held) => Some(held.slot),
                         _ => None,
                     }));
                 }
                 Ok(())
             }
             Some(Frame::Records(batch)) => {
-                let (stage, merger) = (&mut self.stage, &mut self.merger);
-                let filter = self.filter.as_mut();
-                self.unknown_records += stage.hold(merger, &self.header, filter, &batch);
+                let queue = usize::try_from(batch.vcpu).unwrap_or(usize::MAX);
+                for record in batch.records() {
+                    let unknown = &mut self.unknown_records;
+                    if let Some(held) = self.stage.hold(&self.header, &record, unknown) {
+                        self.merger.push(queue, held.timestamp(), Item::Record(held));
+                    }
+                }
                 self.relieve()
+            }
+            Some(Frame::Tracers(list)) => {
+                // What waits has the old names.
+                if list.clone().any(|tracer| self.stage.tracers.renames(&tracer)) {
+                    let (stage, header) = (&mut self.stage, &self.header);
+                    self.merger.drain(u64::MAX, |queue, item| stage.give(header, queue, &item))?;
+                }
+                list.for_each(|tracer| self.stage.learn(&tracer));
+                Ok(())
             }
             Some(Frame::Loss(loss)) => {
                 let queue = usize::try_from(loss.vcpu).unwrap_or(usize::MAX);
@@ -241,6 +237,7 @@ impl<E: Export> Player<E> {
             Some(Frame::Watermark(ticks)) => self.play(ticks),
             Some(Frame::End(summary)) => {
                 self.play(u64::MAX)?;
+                self.stage.finish(&self.header)?;
                 self.stage.export.end(Some(&summary)).map_err(PlayError::Output)?;
                 self.summary = Some(*summary);
                 Ok(())
@@ -249,13 +246,9 @@ impl<E: Export> Player<E> {
         }
     }
 
-    /// The queues of the vCPUs; that of the marks comes after them.
-    fn merger_queues(&self) -> usize {
-        usize::try_from(self.header.vcpus).unwrap_or(0)
-    }
-
     fn play(&mut self, until: u64) -> Result<(), PlayError> {
-        self.stage.drain(&mut self.merger, &self.header, until)?;
+        let (stage, header) = (&mut self.stage, &self.header);
+        self.merger.drain(until, |queue, item| stage.give(header, queue, &item))?;
         if self.merger.held() == 0 {
             self.held_text = 0;
         }
@@ -279,62 +272,9 @@ impl<E: Export> Player<E> {
     }
 }
 
-impl<E: Export> Stage<E> {
-    fn drain(
-        &mut self,
-        merger: &mut Merger<Item>,
-        header: &Header,
-        until: u64,
-    ) -> Result<(), PlayError> {
-        merger.drain(until, |queue, item| self.give(header, queue, &item))
-    }
-
-    /// Takes a batch in; returns how many of its records are of unknown kinds.
-    fn hold(
-        &mut self,
-        merger: &mut Merger<Item>,
-        header: &Header,
-        mut filter: Option<&mut Filter>,
-        batch: &Batch<'_>,
-    ) -> u64 {
-        let queue = usize::try_from(batch.vcpu).unwrap_or(usize::MAX);
-        let mut unknown = 0;
-        for record in batch.records() {
-            let Record::Entry(entry) = record else {
-                unknown += 1;
-                continue;
-            };
-            if let Some(filter) = &mut filter
-                && !filter.accepts(&mut self.symbols, header, entry.function.get())
-            {
-                continue;
-            }
-            let slot = self.tasks.slot(entry.pid());
-            merger.push(queue, entry.timestamp(), Item::Entry(*entry, slot));
-        }
-        unknown
-    }
-
-    fn give(&mut self, header: &Header, queue: usize, item: &Item) -> Result<(), PlayError> {
-        let event = match item {
-            Item::Entry(record, slot) => {
-                let (function, caller) = (record.function.get(), record.caller.get());
-                let function_index = self.symbols.index(header, function);
-                let caller_index = self.symbols.index(header, caller);
-                Event::Entry(Entry {
-                    timestamp: record.timestamp(),
-                    vcpu: u32::try_from(queue).unwrap_or(u32::MAX),
-                    pid: record.pid(),
-                    comm: self.tasks.comm(record.pid(), *slot),
-                    function: self.symbols.name(header, function, function_index),
-                    caller: (caller != 0).then(|| self.symbols.name(header, caller, caller_index)),
-                })
-            }
-            Item::Loss(loss) => Event::Loss(*loss),
-            Item::Mark(mark) => Event::Mark(mark),
-        };
-        self.export.event(&event).map_err(PlayError::Output)
-    }
+/// The queue of the marks, which comes after those of the vCPUs.
+fn marks_of(header: &Header) -> usize {
+    usize::try_from(header.vcpus).unwrap_or(0)
 }
 
 /// Live output: a stream writer writes into the player.

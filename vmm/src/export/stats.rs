@@ -58,7 +58,8 @@ impl<W: Write> Export for Stats<W> {
                 count.entries += 1;
             }
             Event::Loss(loss) => self.lost = self.lost.saturating_add(loss.count),
-            Event::Mark(_) => {}
+            // Only entries are counted.
+            _ => {}
         }
         Ok(())
     }

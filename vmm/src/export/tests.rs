@@ -181,7 +181,7 @@ impl Export for Counts {
                 self.entries += 1;
             }
             Event::Mark(_) => self.marks += 1,
-            Event::Loss(_) => {}
+            _ => {}
         }
         Ok(())
     }
@@ -204,7 +204,7 @@ fn without_watermarks_memory_stays_bounded_and_nothing_is_dropped() {
             let time = |at| u64::from(round * 10_000 + at + 1);
             let records: Vec<_> =
                 (0..10_000u32).map(|at| EntryRecord::new(time(at), 1, 2, 3)).collect();
-            writer.records(vcpu, &records).expect("no failure");
+            writer.entries(vcpu, &records).expect("no failure");
         }
     }
     writer.flush().expect("no failure");

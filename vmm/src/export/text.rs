@@ -20,13 +20,15 @@ pub struct Text<W> {
     out: W,
     line: Vec<u8>,
     clock: Clock,
+    /// Whether it was said that returns are not printed.
+    said: bool,
 }
 
 impl<W: Write> Text<W> {
     /// Text to `out`, which needs no buffer of its own.
     pub fn new(out: W) -> Self {
         let clock = Clock { start: 0, hz: 1 };
-        Self { out, line: Vec::with_capacity(GATHER + 4096), clock }
+        Self { out, line: Vec::with_capacity(GATHER + 4096), clock, said: false }
     }
 
     /// The output.
@@ -55,28 +57,12 @@ impl<W: Write> Text<W> {
         line.push(b'\n');
     }
 
-    fn loss(&mut self, loss: &Loss) {
-        self.line.extend_from_slice(b"CPU:");
-        decimal(&mut self.line, u64::from(loss.vcpu), 0, b' ');
-        self.line.extend_from_slice(b" [LOST ");
-        decimal(&mut self.line, loss.count, 0, b' ');
-        self.line.extend_from_slice(b" EVENTS]\n");
-    }
-
-    fn mark(&mut self, mark: &Mark) {
-        self.line.push(b'#');
-        pad(&mut self.line, TIME_COLUMN - 1);
-        self.clock.write(&mut self.line, mark.ticks);
-        self.line.extend_from_slice(format!(": {}", mark.kind).as_bytes());
-        if mark.duration_ns > 0 {
-            self.line.push(b' ');
-            self.line.extend_from_slice(milliseconds(mark.duration_ns).as_bytes());
+    /// This form has no place for returns.
+    fn no_returns(&mut self) {
+        if !std::mem::replace(&mut self.said, true) {
+            let said = b"# returns are not printed in this form: see --format graph\n";
+            self.line.extend_from_slice(said);
         }
-        if !mark.text.is_empty() {
-            self.line.extend_from_slice(b": ");
-            self.line.extend_from_slice(printable(&mark.text).as_bytes());
-        }
-        self.line.push(b'\n');
     }
 
     fn hand_on(&mut self) -> io::Result<()> {
@@ -88,19 +74,11 @@ impl<W: Write> Text<W> {
 
 impl<W: Write> Export for Text<W> {
     fn begin(&mut self, header: &Header) -> io::Result<()> {
-        self.clock = Clock { start: header.clock_start, hz: header.clock_hz.max(1) };
-        let Header { arch, clock, clock_hz, release, vcpus, vmtrace_version, .. } = header;
-        let [arch, clock, release, version] =
-            [arch, clock, release, vmtrace_version].map(|text| printable(text));
-        let plural = if *vcpus == 1 { "" } else { "s" };
+        self.clock = Clock::of(header);
+        first_lines(&mut self.line, "function", header)?;
         write!(
             self.line,
-            "# tracer: function\n\
-             #\n\
-             # vmtrace {version}: Linux {release} ({arch}), {vcpus} vCPU{plural}, \
-             clock {clock} at {clock_hz} Hz\n\
-             #\n\
-             #           TASK-PID     CPU#     TIMESTAMP  FUNCTION\n\
+            "#           TASK-PID     CPU#     TIMESTAMP  FUNCTION\n\
              #              | |         |         |         |\n"
         )
     }
@@ -108,8 +86,10 @@ impl<W: Write> Export for Text<W> {
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
         match event {
             Event::Entry(entry) => self.entry(entry),
-            Event::Loss(loss) => self.loss(loss),
-            Event::Mark(mark) => self.mark(mark),
+            Event::Return(_) | Event::Tail(_) => self.no_returns(),
+            Event::Unfinished(_) => {}
+            Event::Loss(lost) => loss(&mut self.line, lost),
+            Event::Mark(made) => mark(&mut self.line, self.clock, made),
         }
         if self.line.len() >= GATHER { self.hand_on() } else { Ok(()) }
     }
@@ -124,14 +104,60 @@ impl<W: Write> Export for Text<W> {
     }
 }
 
+/// What every text begins with.
+pub(super) fn first_lines(out: &mut Vec<u8>, tracer: &str, header: &Header) -> io::Result<()> {
+    let Header { arch, clock, clock_hz, release, vcpus, vmtrace_version, .. } = header;
+    let [arch, clock, release, version] =
+        [arch, clock, release, vmtrace_version].map(|text| printable(text));
+    let plural = if *vcpus == 1 { "" } else { "s" };
+    write!(
+        out,
+        "# tracer: {tracer}\n\
+         #\n\
+         # vmtrace {version}: Linux {release} ({arch}), {vcpus} vCPU{plural}, \
+         clock {clock} at {clock_hz} Hz\n\
+         #\n"
+    )
+}
+
+/// Says that records are missing, as ftrace does.
+pub(super) fn loss(out: &mut Vec<u8>, loss: &Loss) {
+    out.extend_from_slice(b"CPU:");
+    decimal(out, u64::from(loss.vcpu), 0, b' ');
+    out.extend_from_slice(b" [LOST ");
+    decimal(out, loss.count, 0, b' ');
+    out.extend_from_slice(b" EVENTS]\n");
+}
+
+/// Says what happened, in a comment.
+pub(super) fn mark(out: &mut Vec<u8>, clock: Clock, mark: &Mark) {
+    out.push(b'#');
+    pad(out, TIME_COLUMN - 1);
+    clock.write(out, mark.ticks);
+    out.extend_from_slice(format!(": {}", mark.kind).as_bytes());
+    if mark.duration_ns > 0 {
+        out.push(b' ');
+        out.extend_from_slice(milliseconds(mark.duration_ns).as_bytes());
+    }
+    if !mark.text.is_empty() {
+        out.extend_from_slice(b": ");
+        out.extend_from_slice(printable(&mark.text).as_bytes());
+    }
+    out.push(b'\n');
+}
+
 /// Ticks to seconds.
 #[derive(Clone, Copy, Debug)]
-struct Clock {
+pub(super) struct Clock {
     start: u64,
     hz: u64,
 }
 
 impl Clock {
+    pub(super) fn of(header: &Header) -> Self {
+        Self { start: header.clock_start, hz: header.clock_hz.max(1) }
+    }
+
     /// Writes seconds with six digits after the point, rounded to the nearest as ftrace does.
     fn write(self, out: &mut Vec<u8>, ticks: u64) {
         let since = ticks.abs_diff(self.start);
@@ -156,12 +182,12 @@ impl Clock {
     }
 }
 
-fn pad(out: &mut Vec<u8>, width: usize) {
+pub(super) fn pad(out: &mut Vec<u8>, width: usize) {
     out.resize(out.len() + width, b' ');
 }
 
 /// Writes a number, filled from the left to `width`; returns its length.
-fn decimal(out: &mut Vec<u8>, mut number: u64, width: usize, fill: u8) -> usize {
+pub(super) fn decimal(out: &mut Vec<u8>, mut number: u64, width: usize, fill: u8) -> usize {
     let mut digits = [fill; 20];
     let mut start = digits.len();
     loop {
@@ -178,7 +204,7 @@ fn decimal(out: &mut Vec<u8>, mut number: u64, width: usize, fill: u8) -> usize 
     shown
 }
 
-fn name(out: &mut Vec<u8>, name: &Name<'_>) {
+pub(super) fn name(out: &mut Vec<u8>, name: &Name<'_>) {
     match name.symbol {
         Some((symbol, module)) => {
             out.extend_from_slice(symbol.as_bytes());

@@ -1,12 +1,13 @@
 //! From the rings to the stream.
 
 use super::names::{Callers, Functions, TaskNames};
-use super::{Clock, Command, Setup, Status};
+use super::programs::Programs;
+use super::{Clock, Command, Setup, Status, Targets};
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
-use crate::stream::{EntryRecord, LossReason, Summary, Writer};
+use crate::stream::{EntryRecord, LossReason, RecordBuffer, Summary, Tracer, Writer};
 use crate::tracer::ring::RingReader;
-use crate::tracer::{Duty, Guest, RawBatch};
+use crate::tracer::{Guest, RawBatch};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -35,10 +36,9 @@ pub struct Drain {
     functions: Functions,
     callers: Callers,
     clock: Clock,
-    /// What programs do, by their numbers.
-    programs: Vec<Duty>,
+    programs: Programs,
     raw: RawBatch,
-    batch: Vec<EntryRecord>,
+    batch: RecordBuffer,
     invalid: Vec<u64>,
     /// The time of each vCPU's last record.
     last: Vec<u64>,
@@ -58,19 +58,17 @@ impl Drain {
 
     pub(super) fn new(setup: Setup, clock: Clock) -> io::Result<Self> {
         let Setup { header, stream, joins, readers, tasks, memory, kernel, .. } = setup;
-        let Setup { sites, programs, .. } = setup;
+        let Setup { targets, .. } = setup;
         let mut writer = Writer::new(stream, &header)?;
         // Who waits already gets the very bytes that a file gets.
         while let Ok(join) = joins.try_recv() {
             add(&mut writer, Vec::new(), join);
         }
         writer.flush()?;
-        let mut functions = Functions::new(header.slide);
-        functions.add(&kernel, &sites);
-        Ok(Self {
+        let mut drain = Self {
             writer,
             joins,
-            functions,
+            functions: Functions::new(header.slide),
             callers: Callers::new(header.slide),
             invalid: vec![0; readers.len()],
             last: vec![0; readers.len()],
@@ -80,10 +78,12 @@ impl Drain {
             memory,
             kernel,
             clock,
-            programs,
+            programs: Programs::default(),
             raw: RawBatch::with_capacity(BATCH),
-            batch: Vec::with_capacity(BATCH),
-        })
+            batch: RecordBuffer::with_capacity(BATCH * size_of::<EntryRecord>()),
+        };
+        drain.targets(&targets)?;
+        Ok(drain)
     }
 
     /// Drains until it is told to finish.
@@ -98,8 +98,8 @@ impl Drain {
             };
             match commands.recv_timeout(rest) {
                 Ok(Command::Mark(mark)) => self.writer.mark(&mark)?,
-                Ok(Command::Functions { sites, programs, done }) => {
-                    self.functions(&sites, programs);
+                Ok(Command::Targets(targets, done)) => {
+                    self.targets(&targets)?;
                     let _ = done.send(());
                 }
                 Ok(Command::Status(answer)) => {
@@ -121,10 +121,15 @@ impl Drain {
         }
     }
 
-    /// These sites may write records, by these programs.
-    pub fn functions(&mut self, sites: &[usize], programs: Vec<Duty>) {
-        self.functions.add(&self.kernel, sites);
-        self.programs = programs;
+    /// This may write records from now on.
+    fn targets(&mut self, targets: &Targets) -> io::Result<()> {
+        self.functions.add(&self.kernel, &targets.sites);
+        self.functions.add_exits(&self.kernel, &targets.exits);
+        self.programs.set(&self.kernel, &targets.programs);
+        for (number, name, description) in &targets.tracers {
+            self.writer.tracer(Tracer { number: *number, name, description })?;
+        }
+        Ok(())
     }
 
     /// Lets those in who wait.
@@ -209,18 +214,20 @@ impl Drain {
         let mut symbols = Vec::new();
         let records = &self.raw.records;
         for (index, record) in records.iter().enumerate() {
-            let duty = self.programs.get(usize::from(record.program));
-            let duty = duty.filter(|duty| duty.fields.len() == usize::from(record.fields));
-            let (Some(duty), Some((function, fresh))) = (duty, self.functions.entry(record.site))
-            else {
+            let format = self.programs.format(record);
+            let place = format.and_then(|format| self.functions.place(format.point, record.site));
+            let (Some(format), Some(place)) = (format, place) else {
                 // Only the guest itself can have put this there.
                 invalid += 1;
                 continue;
             };
             // Most of the functions that are traced are never called: those that are get
             // their names now.
-            if fresh {
-                symbols.extend(self.functions.symbol(&self.kernel, function));
+            if place.fresh {
+                symbols.extend(self.functions.symbol(&self.kernel, place.function));
+            }
+            if place.target != 0 {
+                symbols.extend(self.callers.name(&self.kernel, place.target));
             }
             symbols.extend(self.callers.name(&self.kernel, record.caller));
             if let Some(task) = self.tasks.of(&*self.memory, record) {
@@ -228,8 +235,7 @@ impl Drain {
             }
             let next = records.get(index + 1).map_or(u64::MAX, |next| next.timestamp);
             last = time(record.timestamp, next, last);
-            let entry = EntryRecord::new(last, function, record.caller, record.pid);
-            self.batch.extend(duty.tracers.iter().map(|&tracer| entry.by(tracer)));
+            format.write(&mut self.batch, last, record, self.raw.fields(record), &place);
         }
         if !symbols.is_empty() {
             self.writer.symbols(symbols)?;
@@ -246,12 +252,6 @@ impl Drain {
         self.lost(vcpu, invalid, LossReason::Invalid)
     }
 
-    /// How many records one of a program would have become.
-    fn tracers(&self, program: u16) -> u64 {
-        let duty = self.programs.get(usize::from(program));
-        duty.map_or(1, |duty| duty.tracers.len() as u64)
-    }
-
     /// The guest is at rest for good: takes everything, and ends the stream.
     ///
     /// # Errors
@@ -262,7 +262,8 @@ impl Drain {
             self.raw.clear();
             let Some(reader) = self.readers.get_mut(vcpu) else { break };
             let (lost, unfinished) = reader.finish(&mut self.raw);
-            let unfinished = unfinished.into_iter().map(|program| self.tracers(program)).sum();
+            let unfinished =
+                unfinished.into_iter().map(|program| self.programs.tracers(program)).sum();
             let Some(reader) = self.readers.get(vcpu) else { break };
             let corrupt = reader.corrupt();
             let reason = reason(reader.overwrites());

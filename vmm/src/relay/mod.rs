@@ -5,12 +5,13 @@
 mod drain;
 mod names;
 mod priority;
+mod programs;
 
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
 use crate::stream::{Header, Mark, Summary, VcpuTotals};
 use crate::tracer::ring::RingReader;
-use crate::tracer::{Duty, Guest, Tasks};
+use crate::tracer::{Duty, ExitWord, Guest, Tasks};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -36,22 +37,29 @@ pub struct Setup {
     pub memory: Box<dyn Guest + Send>,
     /// The guest's kernel.
     pub kernel: Arc<Kernel>,
-    /// Sites that may be traced.
-    pub sites: Vec<usize>,
-    /// The programs by which they write records, by number.
-    pub programs: Vec<Duty>,
+    /// What may write records from the start.
+    pub targets: Targets,
     /// The guest's clock now.
     pub ticks: u64,
+}
+
+/// What may write records, beside what the relay knows already.
+#[derive(Clone, Debug, Default)]
+pub struct Targets {
+    /// Sites, indices into [`Kernel::sites`].
+    pub sites: Vec<usize>,
+    /// Exits.
+    pub exits: Vec<ExitWord>,
+    /// All programs that there are, by number.
+    pub programs: Vec<Duty>,
+    /// Numbers, names and descriptions of tracers.
+    pub tracers: Vec<(u8, String, String)>,
 }
 
 enum Command {
     Mark(Mark),
     /// These may write records from now on.
-    Functions {
-        sites: Vec<usize>,
-        programs: Vec<Duty>,
-        done: Sender<()>,
-    },
+    Targets(Box<Targets>, Sender<()>),
     Status(Sender<Status>),
     Clear(Sender<u64>),
     Finish(Box<Summary>),
@@ -121,12 +129,12 @@ impl Relay {
         self.clock.ticks(Duration::ZERO)
     }
 
-    /// To be called before sites (indices) are enabled, with all programs that there are. Returns
-    /// when their records are known for what they are: the relay may be in the middle of the
-    /// rings, and would take the first for the guest's inventions.
-    pub fn functions(&self, sites: Vec<usize>, programs: Vec<Duty>) {
+    /// To be called before sites and exits are enabled. Returns when their records are known for
+    /// what they are: the relay may be in the middle of the rings, and would take the first for the
+    /// guest's inventions.
+    pub fn targets(&self, targets: Targets) {
         let (done, receiver) = channel();
-        if self.commands.send(Command::Functions { sites, programs, done }).is_ok() {
+        if self.commands.send(Command::Targets(Box::new(targets), done)).is_ok() {
             // A relay that has failed says so at the next look.
             let _ = receiver.recv();
         }

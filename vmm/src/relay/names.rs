@@ -3,10 +3,11 @@
 use crate::kernel::{Kernel, Site};
 use crate::serve::{Globs, Resolve};
 use crate::stream::{AddressSet, Header, Symbol, Task};
-use crate::tracer::{Guest, RawRecord, Tasks, return_address};
+use crate::tracer::{ExitWord, Guest, RawRecord, Tasks, return_address};
 use rustc_hash::FxHashMap;
 use std::collections::HashSet;
 use std::sync::Arc;
+use vmtrace_trampolines::Point;
 
 /// Traced functions by what trampolines write for them.
 #[derive(Debug)]
@@ -14,7 +15,21 @@ pub(super) struct Functions {
     /// How far behind the entry of its function each of these is, with [`UNNAMED`] until its
     /// name is in the stream.
     back: FxHashMap<u32, u8>,
+    /// The same of exits: low halves of the entry addresses of the function that is left (with its
+    /// name in the stream or not) and of that which is jumped to, or 0.
+    exits: FxHashMap<u32, (u32, bool, u32)>,
     slide: u64,
+}
+
+/// Which function a record is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Low half of its entry address.
+    pub(super) function: u32,
+    /// The stream has no name for it yet.
+    pub(super) fresh: bool,
+    /// Low half of the entry address of the function that it is left for; 0 when not known.
+    pub(super) target: u32,
 }
 
 const UNNAMED: u8 = 0x80;
@@ -22,7 +37,7 @@ const UNNAMED: u8 = 0x80;
 impl Functions {
     /// Of no sites, in a kernel that runs at `slide`.
     pub(super) fn new(slide: u64) -> Self {
-        Self { back: FxHashMap::default(), slide }
+        Self { back: FxHashMap::default(), exits: FxHashMap::default(), slide }
     }
 
     /// Adds the sites with these indices.
@@ -40,9 +55,34 @@ impl Functions {
         }
     }
 
+    /// Adds exits.
+    pub(super) fn add_exits(&mut self, kernel: &Kernel, exits: &[ExitWord]) {
+        self.exits.reserve(exits.len());
+        let low = |address: u64| {
+            let low = address.wrapping_add(self.slide).wrapping_sub(Header::TOP_4_GIB);
+            u32::try_from(low).unwrap_or(0)
+        };
+        for exit in exits {
+            let Some(site) = kernel.sites().get(exit.site as usize) else { continue };
+            let target = if exit.target == 0 { 0 } else { low(exit.target) };
+            self.exits.entry(exit.word).or_insert((low(site.entry), true, target));
+        }
+    }
+
+    /// Which function a record with this word is of; `None` for what neither site nor exit writes.
+    #[inline]
+    pub(super) fn place(&mut self, point: Point, written: u32) -> Option<Place> {
+        if point == Point::Entry {
+            let (function, fresh) = self.entry(written)?;
+            return Some(Place { function, fresh, target: 0 });
+        }
+        let (function, fresh, target) = self.exits.get_mut(&written)?;
+        Some(Place { function: *function, fresh: std::mem::take(fresh), target: *target })
+    }
+
     /// The low half of the entry address, and whether the stream has no name for it
     /// yet; `None` for what no site writes.
-    pub(super) fn entry(&mut self, written: u32) -> Option<(u32, bool)> {
+    fn entry(&mut self, written: u32) -> Option<(u32, bool)> {
         let back = self.back.get_mut(&written)?;
         let fresh = *back & UNNAMED != 0;
         *back &= !UNNAMED;
@@ -152,7 +192,7 @@ mod tests {
     #[test]
     fn only_what_sites_write_is_a_function() {
         let back = [(0x1005, 5 | UNNAMED), (0x1008, 9 | UNNAMED)].into_iter().collect();
-        let mut functions = Functions { back, slide: 0 };
+        let mut functions = Functions { back, exits: FxHashMap::default(), slide: 0 };
         assert_eq!(functions.entry(0x1005), Some((0x1000, true)));
         assert_eq!(functions.entry(0x1008), Some((0xfff, true)));
         assert_eq!(functions.entry(0x1005), Some((0x1000, false)));

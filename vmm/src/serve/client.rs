@@ -87,10 +87,12 @@ pub fn ask_stream(mut stream: &UnixStream, request: &StreamRequest) -> io::Resul
         Format::Raw => "raw",
         Format::Text => "text",
         Format::Json => "json",
+        Format::Graph => "graph",
     };
     let globs = &request.globs;
     let space = if globs.is_empty() { "" } else { " " };
-    stream.write_all(format!("{format}{space}{globs}\n").as_bytes())
+    let tracer = request.tracer.as_ref().map(|name| format!(" -t {name}")).unwrap_or_default();
+    stream.write_all(format!("{format}{space}{globs}{tracer}\n").as_bytes())
 }
 
 /// Gives a command and waits for its answer.

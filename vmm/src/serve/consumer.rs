@@ -3,7 +3,7 @@
 use super::queue::{Popped, Queue};
 use super::refilter::Refilter;
 use super::request::{Format, Globs, Origin, StreamRequest};
-use crate::export::{Json, Player, Text};
+use crate::export::{Graph, Json, Player, Text};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::HashSet;
 use std::io::{self, BufWriter, Write};
@@ -59,12 +59,14 @@ fn sink(
     let out: Box<dyn Write> = match request.format {
         Format::Raw => Box::new(out),
         Format::Text => Box::new(Player::new(Text::new(BufWriter::new(out)))),
+        Format::Graph => Box::new(Player::new(Graph::new(BufWriter::new(out)))),
         Format::Json => Box::new(Player::new(Json::new(BufWriter::new(out)))),
     };
-    if request.globs.is_empty() {
+    let functions = (!request.globs.is_empty()).then(|| resolve(&request.globs));
+    if functions.is_none() && request.tracer.is_none() {
         return Ok(out);
     }
-    Ok(Box::new(Refilter::new(out, resolve(&request.globs))))
+    Ok(Box::new(Refilter::new(out, functions, request.tracer.clone())))
 }
 
 /// Whether the peer has closed both directions. (One that only sends no more may still read.)

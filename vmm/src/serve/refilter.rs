@@ -1,7 +1,8 @@
 //! A stream of some functions out of a stream of all: a stream of its own, with its own
 //! numbers and totals.
 
-use crate::stream::{Decoder, EntryRecord, Frame, LossReason, Progress, Record, Writer};
+use crate::export::TracerChoice;
+use crate::stream::{Decoder, Frame, LossReason, Progress, RecordBuffer, Writer};
 use std::collections::HashSet;
 use std::io::{Error, ErrorKind, Result, Write};
 
@@ -9,8 +10,13 @@ use std::io::{Error, ErrorKind, Result, Write};
 pub(super) struct Refilter<W> {
     decoder: Decoder,
     out: Out<W>,
-    functions: HashSet<u32>,
-    kept: Vec<EntryRecord>,
+    /// Those that are wanted, when not all are.
+    functions: Option<HashSet<u32>>,
+    kept: RecordBuffer,
+    /// Numbers of the tracers whose records are wanted, when not all are.
+    tracer: Option<TracerChoice>,
+    /// Records of kinds that nobody here knows: whether they are wanted, neither.
+    unknown: u64,
 }
 
 enum Out<W> {
@@ -21,9 +27,16 @@ enum Out<W> {
 }
 
 impl<W: Write> Refilter<W> {
-    /// Keeps the records of `functions`, as records name them.
-    pub(super) fn new(sink: W, functions: HashSet<u32>) -> Self {
-        Self { decoder: Decoder::new(), out: Out::Sink(sink), functions, kept: Vec::new() }
+    /// Keeps the records of `functions`, as records name them, and of one tracer.
+    pub(super) fn new(sink: W, functions: Option<HashSet<u32>>, tracer: Option<String>) -> Self {
+        Self {
+            decoder: Decoder::new(),
+            out: Out::Sink(sink),
+            functions,
+            kept: RecordBuffer::new(),
+            tracer: tracer.map(TracerChoice::new),
+            unknown: 0,
+        }
     }
 
     fn frame(&mut self) -> Result<()> {
@@ -44,12 +57,18 @@ impl<W: Write> Refilter<W> {
             Frame::Tasks(mut list) => list.try_for_each(|task| writer.task(task)),
             Frame::Records(batch) => {
                 self.kept.clear();
-                self.kept.extend(batch.records().filter_map(|record| match record {
-                    Record::Entry(entry) => {
-                        self.functions.contains(&entry.function.get()).then_some(*entry)
+                for (record, bytes) in batch.whole_records() {
+                    let Some(function) = record.function() else {
+                        self.unknown += 1;
+                        continue;
+                    };
+                    let tracer = record.head().tracer;
+                    let wanted = self.functions.as_ref().is_none_or(|set| set.contains(&function))
+                        && self.tracer.as_ref().is_none_or(|choice| choice.is(tracer));
+                    if wanted {
+                        self.kept.push_whole(bytes);
                     }
-                    _ => None,
-                }));
+                }
                 writer.records(batch.vcpu, &self.kept)
             }
             Frame::Loss(loss) if loss.reason == LossReason::Consumer => {
@@ -58,7 +77,22 @@ impl<W: Write> Refilter<W> {
             Frame::Loss(loss) => writer.loss(loss.vcpu, loss.count, loss.reason),
             Frame::Mark(mark) => writer.mark(&mark),
             Frame::Watermark(ticks) => writer.watermark(ticks),
-            Frame::End(summary) => writer.end(&summary).map(drop),
+            Frame::Tracers(list) => {
+                for tracer in list {
+                    if let Some(choice) = &mut self.tracer {
+                        tracer.with_text(|tracer| choice.learn(tracer));
+                    }
+                    tracer.with_text(|tracer| writer.tracer(tracer)).unwrap_or(Ok(()))?;
+                }
+                Ok(())
+            }
+            Frame::End(mut summary) => {
+                if self.unknown > 0 {
+                    let unknown = self.unknown;
+                    summary.notes.push(format!("{unknown} records of unknown kinds were left out"));
+                }
+                writer.end(&summary).map(drop)
+            }
             // Where a late consumer joined; this stream begins there.
             _ => Ok(()),
         }

@@ -26,6 +26,8 @@ pub enum Format {
     Text,
     /// One JSON object a line.
     Json,
+    /// As ftrace's function_graph tracer.
+    Graph,
 }
 
 /// Functions by name, as `set_ftrace_filter` and `set_ftrace_notrace` have them.
@@ -45,18 +47,11 @@ impl Globs {
     }
 
     /// `-f GLOB` and `-n GLOB`, any number of them.
-    fn parse<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Self, RequestError> {
-        let mut globs = Self::default();
-        while let Some(option) = words.next() {
-            let list = match option {
-                "-f" => &mut globs.filter,
-                "-n" => &mut globs.notrace,
-                other => return Err(RequestError::Option(cut(other))),
-            };
-            let glob = words.next().ok_or_else(|| RequestError::NoGlob(option.to_owned()))?;
-            list.push(glob.to_owned());
+    fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Self, RequestError> {
+        match options(words)? {
+            (globs, None) => Ok(globs),
+            (_, Some(_)) => Err(RequestError::Option("-t".to_owned())),
         }
-        Ok(globs)
     }
 }
 
@@ -72,6 +67,25 @@ impl fmt::Display for Globs {
     }
 }
 
+/// `-f GLOB` and `-n GLOB`, any number of them, and `-t NAME`.
+fn options<'a>(
+    mut words: impl Iterator<Item = &'a str>,
+) -> Result<(Globs, Option<String>), RequestError> {
+    let (mut globs, mut tracer) = (Globs::default(), None);
+    while let Some(option) = words.next() {
+        if !matches!(option, "-f" | "-n" | "-t") {
+            return Err(RequestError::Option(cut(option)));
+        }
+        let value = words.next().ok_or_else(|| RequestError::NoGlob(option.to_owned()))?.to_owned();
+        match option {
+            "-f" => globs.filter.push(value),
+            "-n" => globs.notrace.push(value),
+            _ => tracer = Some(value),
+        }
+    }
+    Ok((globs, tracer))
+}
+
 /// What a consumer wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamRequest {
@@ -79,6 +93,8 @@ pub struct StreamRequest {
     pub format: Format,
     /// Records of which functions.
     pub globs: Globs,
+    /// Records of the tracer of this name only.
+    pub tracer: Option<String>,
 }
 
 /// A command to the running trace.
@@ -126,7 +142,9 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// Nothing known.
-    #[error("unknown request {0:?}: say raw, text or json, then -f GLOB or -n GLOB if wanted")]
+    #[error(
+        "unknown request {0:?}: say raw, text, json or graph, then -f GLOB, -n GLOB or -t TRACER if wanted"
+    )]
     Unknown(String),
     /// A guest asks for what is the host's.
     #[error("{0:?} is for processes of the host only")]
@@ -143,7 +161,7 @@ pub enum RequestError {
     #[error(transparent)]
     Spec(#[from] SpecError),
     /// Not an option.
-    #[error("unknown option {0:?}: say -f GLOB or -n GLOB")]
+    #[error("unknown option {0:?}: say -f GLOB or -n GLOB, or -t TRACER for a stream")]
     Option(String),
     /// A command has something behind it.
     #[error("{verb} stands alone, and {more:?} is behind it")]
@@ -154,7 +172,7 @@ pub enum RequestError {
         more: String,
     },
     /// An option without its value.
-    #[error("{0} without a glob")]
+    #[error("{0} without its value")]
     NoGlob(String),
     /// A mark that cannot be.
     #[error(
@@ -180,6 +198,7 @@ impl Request {
             "raw" => Format::Raw,
             "text" => Format::Text,
             "json" => Format::Json,
+            "graph" => Format::Graph,
             "mark" => return mark(line).map(Self::Control),
             "ctl" | "agent" if origin == Origin::Guest => {
                 return Err(RequestError::HostOnly(verb.to_owned()));
@@ -188,7 +207,8 @@ impl Request {
             "agent" => return Ok(Self::Agent),
             other => return Err(RequestError::Unknown(cut(other))),
         };
-        Ok(Self::Stream(StreamRequest { format, globs: Globs::parse(words)? }))
+        let (globs, tracer) = options(words)?;
+        Ok(Self::Stream(StreamRequest { format, globs, tracer }))
     }
 }
 
@@ -245,6 +265,11 @@ mod tests {
         };
         assert_eq!(request.format, Format::Text);
         assert_eq!(request.globs.to_string(), "-f vfs_* -f ksys_read -n *_read");
+        assert_eq!(request.tracer, None);
+        let Ok(Request::Stream(request)) = host("graph -t vfs -f vfs_*") else {
+            panic!("refused");
+        };
+        assert_eq!((request.format, request.tracer.as_deref()), (Format::Graph, Some("vfs")));
         let Ok(Request::Stream(all)) = Request::parse("raw\r", Origin::Guest) else {
             panic!("refused");
         };
@@ -282,6 +307,8 @@ mod tests {
             "get",
             "raw -f",
             "raw vfs_*",
+            "raw -t",
+            "ctl filter -t vfs",
             "ctl",
             "ctl go",
             "ctl pause 10",

@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::private_socket::Acceptor;
-use crate::stream::{EntryRecord, Frame, Reader, Writer, sample};
+use crate::stream::{
+    EntryRecord, Frame, Reader, RecordBuffer, ReturnRecord, TailRecord, Tracer, Writer, sample,
+};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -84,11 +86,52 @@ fn consumers_from_the_start_and_late_ones_get_whole_streams() {
     let (late, late_end) = join("raw");
     add(&mut writer, late);
     let late = everything(late_end);
-    writer.records(0, &some_records(10)).unwrap();
+    writer.entries(0, &some_records(10)).unwrap();
     writer.end(&sample::summary()).unwrap();
     drop(writer);
     assert_eq!(counts(&early.join().unwrap()), (vec![14, 3], vec![0, 0]));
     assert_eq!(counts(&late.join().unwrap()), (vec![10, 0], vec![0, 0]));
+}
+
+// A call without its return would be told as one that never ends.
+#[test]
+fn filters_keep_records_of_every_kind() {
+    let mut writer = writer(1 << 20);
+    let mut ends = Vec::new();
+    for line in ["raw -f vfs_*", "raw -t second", "raw -f vfs_* -t second", "graph -t second"] {
+        let (join, end) = join(line);
+        add(&mut writer, join);
+        ends.push(everything(end));
+    }
+    writer.tracer(Tracer { number: 1, name: "second", description: "" }).unwrap();
+    let offset = |address| sample::header().offset(address).unwrap();
+    let mut buffer = RecordBuffer::new();
+    for (tracer, function) in [(0, offset(sample::READ)), (1, offset(sample::OPEN))] {
+        buffer.push_frame(EntryRecord::new(2_000, function, 0, 7).with_sp(64).of_tracer(tracer));
+        buffer.push_tail(TailRecord::new(4_000, function, 0, 7, 64).of_tracer(tracer));
+        buffer.push_return(ReturnRecord::new(6_000, function, 0, 7, 32).of_tracer(tracer));
+        let ret = ReturnRecord::new(6_000, function, 0, 7, 16).with_value(1);
+        buffer.push_return_value(ret.of_tracer(tracer));
+    }
+    writer.records(0, &buffer).unwrap();
+    writer.end(&sample::summary()).unwrap();
+    drop(writer);
+    let streams: Vec<_> = ends.into_iter().map(|end| end.join().unwrap()).collect();
+    let kinds = |stream: &[u8]| {
+        let (mut reader, mut found) = (Reader::new(stream).unwrap(), Vec::new());
+        while let Some(frame) = reader.next_frame().unwrap() {
+            if let Frame::Records(batch) = frame {
+                let heads = batch.records().map(|record| *record.head());
+                found.extend(heads.map(|head| (head.tracer, head.kind, head.flags)));
+            }
+        }
+        found
+    };
+    let all = |tracer| [(tracer, 1, 1), (tracer, 3, 1), (tracer, 2, 1), (tracer, 2, 3)];
+    assert_eq!(kinds(&streams[0]), all(0));
+    assert_eq!(kinds(&streams[1]), all(1));
+    assert_eq!(kinds(&streams[2]), []);
+    assert!(String::from_utf8_lossy(&streams[3]).contains("unfinished"));
 }
 
 // Its own records, counted, and nobody else's: the promise to every other consumer.
@@ -103,7 +146,7 @@ fn a_stuck_consumer_loses_its_own_records_only() {
     let records = some_records(1000);
     let start = Instant::now();
     for round in 0..500 {
-        writer.records(round % 2, &records).unwrap();
+        writer.entries(round % 2, &records).unwrap();
         writer.flush().unwrap();
         // The quick one shall keep up, whatever the machine does meanwhile.
         std::thread::sleep(Duration::from_micros(500));
@@ -112,7 +155,7 @@ fn a_stuck_consumer_loses_its_own_records_only() {
     let slow = everything(stuck_end);
     // Space again: the stream goes on for it.
     std::thread::sleep(Duration::from_millis(200));
-    writer.records(0, &records).unwrap();
+    writer.entries(0, &records).unwrap();
     writer.end(&sample::summary()).unwrap();
     drop(writer);
     let (records, missed) = counts(&slow.join().unwrap());
@@ -142,7 +185,7 @@ fn a_consumer_that_never_reads_does_not_hold_up_the_end() {
     let (stuck, _end) = join("raw");
     add(&mut writer, stuck);
     for _ in 0..200 {
-        writer.records(0, &some_records(1000)).unwrap();
+        writer.entries(0, &some_records(1000)).unwrap();
     }
     writer.end(&sample::summary()).unwrap();
     let start = Instant::now();

@@ -6,6 +6,8 @@
 //!      ─ early_trace_init ───► ftrace_init is done: annex, sites (or, with --from,
 //!                              a tripwire on that function); tripwire on
 //!                              ftrace_free_init_mem
+//!      ─ rest_init (x86-64) ─► alternatives are patched: returns can be held, programs end
+//!                              as the kernel's own code does
 //!      ─ ftrace_free_init_mem► sites of .init.text are given back
 //!      ─ end ────────────────► all sites are given back
 //! ```
@@ -15,13 +17,13 @@
 use super::arch;
 use super::tracing::{Plan, Shares, changes};
 use super::{Closing, SessionError, Tracing, mark};
-use crate::kernel::Kernel;
+use crate::kernel::{Exits, Kernel};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
-use crate::relay::{self, Relay, Setup};
+use crate::relay::{self, Relay, Setup, Targets};
 use crate::serve::{Hub, Join};
 use crate::stream::{Exit, Header, MarkKind, Skipped, Summary};
 use crate::tracer::{
-    AttachReport, Attachment, Guest, Image, Options, Ram, Skip, TraceError, Tripwire,
+    AttachReport, Attachment, ExitSkip, Guest, Image, Options, Ram, Skip, TraceError, Tripwire,
 };
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -42,15 +44,31 @@ pub(super) enum Stage {
     /// Where it is is known; stops at the tripwire after `ftrace_init`.
     Located { image: Image, wire: Tripwire },
     /// Attached; sites are (or, with `from`, are not yet) ours.
-    Attached { attachment: Box<Attachment>, from: Option<From>, init: Option<Tripwire> },
+    Attached { attachment: Box<Attachment>, from: Option<From>, wires: Wires },
     /// Not tracing any more, or never.
     Off,
+}
+
+/// Tripwires of an attached guest.
+#[derive(Default)]
+pub(super) struct Wires {
+    /// Before `.init.text` is freed.
+    init: Option<Tripwire>,
+    /// When alternatives are patched.
+    settle: Option<Tripwire>,
 }
 
 /// The tripwire of `--from`, on a site.
 pub(super) struct From {
     site: usize,
     address: u64,
+}
+
+/// Sites and exits with the programs that they are to call.
+#[derive(Default)]
+pub(super) struct Wanted {
+    pub(super) sites: Vec<(usize, u16)>,
+    pub(super) exits: Vec<(usize, u16)>,
 }
 
 /// Where the stream goes, until there is a relay that has it.
@@ -79,7 +97,7 @@ pub(super) fn nanoseconds(duration: Duration) -> u64 {
 impl Controller {
     pub(super) fn new(kernel: Arc<Kernel>, tracing: Tracing, stream: Output) -> Self {
         let mut summary = Summary::default();
-        summary.sites.matched = tracing.plan().sites.len() as u64;
+        summary.sites.matched = tracing.plan(&[]).sites.len() as u64;
         let stage = Stage::Unknown;
         Self {
             kernel,
@@ -96,6 +114,12 @@ impl Controller {
     pub(super) fn note(&mut self, text: String) {
         log::warn!("{text}");
         self.summary.notes.push(text);
+    }
+
+    /// All exits of the kernel's functions, if any are to be traced.
+    pub(super) fn planned(&self) -> Plan {
+        let exits = self.tracing.wants_exits().then(|| self.kernel.exits().ok()).flatten();
+        self.tracing.plan(exits.map_or(&[], Exits::all))
     }
 
     fn name(&self, site: usize) -> String {
@@ -189,7 +213,7 @@ impl Controller {
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
         match stage {
             Stage::Located { image, wire } if wire.address() == address => {
-                let plan = self.tracing.plan();
+                let plan = self.planned();
                 let paused = machine.pause()?;
                 self.disarm(machine, &paused, wire);
                 match self.attach(machine, &paused, vcpu, image, address, &plan) {
@@ -199,24 +223,43 @@ impl Controller {
                 let text = format!("{} sites", self.summary.sites.patched);
                 self.account(paused, MarkKind::Attach, text);
             }
-            Stage::Attached { mut attachment, from: Some(from), init }
+            Stage::Attached { mut attachment, from: Some(from), wires }
                 if from.address == address =>
             {
-                let plan = self.tracing.plan();
+                let plan = self.planned();
                 let paused = machine.pause()?;
                 paused.disarm_trap(address);
                 let enabled = attachment
                     .disarm(&Ram(machine.memory()), from.site)
                     .map_err(anyhow::Error::from)
                     .and_then(|()| self.enable(machine, &mut attachment, &plan));
-                self.stage = Stage::Attached { attachment, from: None, init };
+                self.stage = Stage::Attached { attachment, from: None, wires };
                 if let Err(error) = enabled {
                     self.note(format!("not traced: {error}"));
                 }
                 let text = format!("{} sites", self.summary.sites.patched);
                 self.account(paused, MarkKind::Attach, text);
             }
-            Stage::Attached { mut attachment, from, init: Some(wire) }
+            Stage::Attached { mut attachment, from, wires: Wires { settle: Some(wire), init } }
+                if wire.address() == address =>
+            {
+                let plan = self.planned();
+                let paused = machine.pause()?;
+                self.disarm(machine, &paused, wire);
+                let ram = Ram(machine.memory());
+                let mut settled = attachment.settle(&ram, &self.kernel).map_err(Into::into);
+                if from.is_none() && !plan.exits.is_empty() {
+                    settled = settled.and_then(|()| self.enable(machine, &mut attachment, &plan));
+                }
+                if let Err(error) = settled {
+                    self.note(format!("returns are not traced: {error}"));
+                }
+                let text = format!("{} exits", attachment.held_exits());
+                self.stage =
+                    Stage::Attached { attachment, from, wires: Wires { init, settle: None } };
+                self.account(paused, MarkKind::Filter, text);
+            }
+            Stage::Attached { mut attachment, from, wires: Wires { init: Some(wire), settle } }
                 if wire.address() == address =>
             {
                 let paused = machine.pause()?;
@@ -228,7 +271,8 @@ impl Controller {
                         String::new()
                     }
                 };
-                self.stage = Stage::Attached { attachment, from, init: None };
+                let wires = Wires { init: None, settle };
+                self.stage = Stage::Attached { attachment, from, wires };
                 self.account(paused, MarkKind::Filter, text);
             }
             // A second vCPU was at the same tripwire: it goes on with the original.
@@ -273,8 +317,7 @@ impl Controller {
             tasks: attachment.tasks(),
             memory: Box::new(Ram(machine.memory().clone())),
             kernel: Arc::clone(&self.kernel),
-            sites: plan.indices(),
-            programs: Vec::new(),
+            targets: Targets::default(),
             ticks: paused.tsc(0)?,
         })?;
         self.relay = Some(relay);
@@ -291,23 +334,30 @@ impl Controller {
                 Err(reason) => anyhow::bail!("--from {}: {reason}", self.name(site)),
             },
         };
-        // Always: a live filter may want functions of .init.text later.
-        let wire = BEFORE_FREE_INIT.iter().find_map(|name| {
-            Tripwire::on_function(&ram, &image, &self.kernel, name, &TRAP_INSTRUCTION).ok()
-        });
-        match &wire {
-            Some(wire) => {
+        let wire = |name: &str| {
+            let wire = Tripwire::on_function(&ram, &image, &self.kernel, name, &TRAP_INSTRUCTION);
+            wire.inspect(|wire| {
                 paused.arm_trap(wire.address());
-            }
-            None => {
-                // Without it we could not know when that memory is gone.
-                let restored = attachment.release_init(&ram)?;
-                if restored.sites > 0 {
-                    self.note("functions of .init.text are not traced: no tripwire".into());
-                }
+            })
+        };
+        // Always: a live filter may want functions of .init.text later.
+        let init = BEFORE_FREE_INIT.iter().find_map(|name| wire(name).ok());
+        let settle = Attachment::settles_at(&self.kernel).map(wire).transpose();
+        if init.is_none() {
+            // Without it we could not know when that memory is gone.
+            let restored = attachment.release_init(&ram)?;
+            if restored.sites > 0 {
+                self.note("functions of .init.text are not traced: no tripwire".into());
             }
         }
-        Ok(Stage::Attached { attachment: Box::new(attachment), from, init: wire })
+        let settle = settle.unwrap_or_else(|error| {
+            if self.tracing.wants_exits() {
+                self.note(format!("returns are not traced: {error}"));
+            }
+            None
+        });
+        let wires = Wires { init, settle };
+        Ok(Stage::Attached { attachment: Box::new(attachment), from, wires })
     }
 
     fn header(&self, machine: &Machine, slide: u64) -> Header {
@@ -338,48 +388,97 @@ impl Controller {
         let ram = Ram(machine.memory());
         let wanted = self.prepare(&ram, attachment, plan)?;
         let report = self.change(&ram, attachment, &wanted)?;
-        self.summary.patch_ns = nanoseconds(report.patch_time);
+        self.summary.patch_ns += nanoseconds(report.patch_time);
         Ok(())
     }
 
-    /// Makes the programs of a plan, and lets the relay know them and its sites: no site has
-    /// changed, and the guest may run. Returns the sites with their programs.
+    /// Makes the programs and stubs of a plan, and lets the relay know them: no site has changed,
+    /// and the guest may run.
     pub(super) fn prepare(
         &self,
         ram: &dyn Guest,
         attachment: &mut Attachment,
         plan: &Plan,
-    ) -> Result<Vec<(usize, u16)>, TraceError> {
+    ) -> Result<Wanted, TraceError> {
         let programs = plan.duties.iter().map(|duty| attachment.program(ram, duty));
         let programs: Vec<u16> = programs.collect::<Result<_, _>>()?;
-        let program = |duty: u32| programs.get(duty as usize).copied();
-        let wanted: Vec<_> =
-            plan.sites.iter().filter_map(|&(site, duty)| Some((site, program(duty)?))).collect();
+        let all = |places: &[(usize, u32)]| -> Vec<(usize, u16)> {
+            let program = |duty: u32| programs.get(duty as usize).copied();
+            places.iter().filter_map(|&(place, duty)| Some((place, program(duty)?))).collect()
+        };
+        let mut wanted = Wanted { sites: all(&plan.sites), exits: Vec::new() };
+        let mut words = Vec::new();
+        if attachment.is_settled() && !plan.exits.is_empty() {
+            wanted.exits = all(&plan.exits);
+            let exits = self.kernel.exits().map_err(|e| TraceError::Kernel(e.to_string()))?;
+            for &(index, program) in &wanted.exits {
+                let Some(exit) = exits.all().get(index) else { continue };
+                words.extend(attachment.stub(ram, exit, program)?);
+            }
+        }
         if let Some(relay) = &self.relay {
-            relay.functions(plan.indices(), attachment.programs().to_vec());
+            let tracer = |(number, tracer): (u8, &super::Tracer)| {
+                (number, tracer.name.clone(), tracer.text.clone())
+            };
+            relay.targets(Targets {
+                sites: plan.indices(),
+                exits: words,
+                programs: attachment.programs().to_vec(),
+                tracers: self.tracing.present().map(tracer).collect(),
+            });
         }
         Ok(wanted)
     }
 
-    /// Makes the sites that are ours those that are wanted, and accounts for them.
+    /// Makes the sites and exits that are ours those that are wanted, and accounts for them.
     pub(super) fn change(
         &mut self,
         ram: &dyn Guest,
         attachment: &mut Attachment,
-        wanted: &[(usize, u16)],
+        wanted: &Wanted,
     ) -> Result<AttachReport, TraceError> {
-        let report = if attachment.held() == 0 {
-            attachment.enable(ram, &self.kernel, wanted)
+        let changed = self.change_exits(ram, attachment, &wanted.exits);
+        let (leave, take) = if attachment.held() == 0 {
+            (Vec::new(), wanted.sites.clone())
         } else {
-            let (leave, take) = changes(attachment.sites(), wanted);
-            let left = attachment.disable(ram, &leave);
-            left.and_then(|_| attachment.enable(ram, &self.kernel, &take))
+            changes(attachment.sites(), &wanted.sites)
         };
+        let left = attachment.disable(ram, &leave);
+        let report = left.and_then(|_| attachment.enable(ram, &self.kernel, &take));
         self.count(attachment);
         if let Ok(report) = &report {
             self.summary.sites.skipped = self.skipped(&report.skipped);
         }
+        let exits_skipped = changed?;
+        if !exits_skipped.is_empty() {
+            let exits = self.kernel.exits().map(Exits::all).unwrap_or_default();
+            let skip = |skip: &ExitSkip| {
+                let site = exits.get(skip.exit).map_or(0, |exit| exit.site as usize);
+                Skip { site, reason: skip.reason }
+            };
+            let skips: Vec<_> = exits_skipped.iter().map(skip).collect();
+            for Skipped { reason, count, examples } in self.skipped(&skips) {
+                let examples = examples.join(", ");
+                self.note(format!(
+                    "{count} exits are not traced: {reason} (such as of {examples})"
+                ));
+            }
+        }
         report
+    }
+
+    fn change_exits(
+        &self,
+        ram: &dyn Guest,
+        attachment: &mut Attachment,
+        wanted: &[(usize, u16)],
+    ) -> Result<Vec<ExitSkip>, TraceError> {
+        if wanted.is_empty() && attachment.held_exits() == 0 {
+            return Ok(Vec::new());
+        }
+        let (leave, take) = changes(attachment.exits(), wanted);
+        attachment.disable_exits(ram, &leave)?;
+        attachment.enable_exits(ram, &self.kernel, &take)
     }
 
     /// Puts the sites that are ours into the summary.
@@ -448,13 +547,13 @@ impl Controller {
                 self.disarm(machine, &paused, wire);
                 self.note(format!("not traced: the guest ended before {AFTER_FTRACE_INIT}"));
             }
-            Stage::Attached { mut attachment, from, init } => {
+            Stage::Attached { mut attachment, from, wires } => {
                 if let Some(from) = from {
                     paused.disarm_trap(from.address);
                     let name = self.name(from.site);
                     self.note(format!("not traced: {name} was never called"));
                 }
-                if let Some(wire) = init {
+                for wire in [wires.init, wires.settle].into_iter().flatten() {
                     self.disarm(machine, &paused, wire);
                 }
                 match attachment.release_all(&Ram(machine.memory()), &self.kernel) {
@@ -492,8 +591,7 @@ impl Controller {
                 tasks: crate::tracer::Tasks::none(),
                 memory: Box::new(Ram(machine.memory().clone())),
                 kernel: Arc::clone(&self.kernel),
-                sites: Vec::new(),
-                programs: Vec::new(),
+                targets: Targets::default(),
                 ticks: 0,
             })
             .map_err(SessionError::Thread)?,

@@ -81,7 +81,8 @@ impl Controller {
             Some(Some(first)) => first.name.clone(),
             _ => Tracing::default_name(0),
         };
-        let first = Tracer { name, text: text.clone(), sites: selection.sites };
+        let graph = before.first().and_then(Option::as_ref).is_some_and(|first| first.graph);
+        let first = Tracer { name, text: text.clone(), sites: selection.sites, graph };
         match self.tracing.tracers.first_mut() {
             Some(slot) => *slot = Some(first),
             None => self.tracing.tracers.push(Some(first)),
@@ -101,7 +102,12 @@ impl Controller {
             ));
         }
         let before = self.tracing.tracers.clone();
-        let tracer = Tracer { name: String::new(), text: spec.to_string(), sites: selection.sites };
+        let graph = spec.actions.graph;
+        if graph {
+            self.kernel.exits().map_err(|error| error.to_string())?;
+        }
+        let (name, text) = (String::new(), spec.to_string());
+        let tracer = Tracer { name, text, sites: selection.sites, graph };
         let Some(number) = self.tracing.add(tracer) else {
             return Err(format!("there are {} tracers, and not more can be", Tracing::MAX_TRACERS));
         };
@@ -165,19 +171,19 @@ impl Controller {
         if done.is_err() {
             self.tracing.tracers = before;
         }
-        self.summary.sites.matched = self.tracing.plan().sites.len() as u64;
+        self.summary.sites.matched = self.tracing.plan(&[]).sites.len() as u64;
         done
     }
 
     /// Makes the sites that are ours those that should be.
     fn retarget(&mut self, machine: &Machine, kind: MarkKind, what: &str) -> Answer {
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
-        let Stage::Attached { mut attachment, from: None, init } = stage else {
+        let Stage::Attached { mut attachment, from: None, wires } = stage else {
             // Not yet attached, or waiting for --from: it will be as it is to be then.
             self.stage = stage;
             return Ok(format!("{what}, from when tracing begins"));
         };
-        let plan = if self.held_back { Plan::default() } else { self.tracing.plan() };
+        let plan = if self.held_back { Plan::default() } else { self.planned() };
         let ram = Ram(machine.memory());
         // The guest still runs: what cannot be is found out before anything is touched.
         let paused = self.prepare(&ram, &mut attachment, &plan).map_err(|error| error.to_string());
@@ -186,13 +192,13 @@ impl Controller {
         let (paused, wanted) = match paused {
             Ok(both) => both,
             Err(error) => {
-                self.stage = Stage::Attached { attachment, from: None, init };
+                self.stage = Stage::Attached { attachment, from: None, wires };
                 return Err(error);
             }
         };
         let changed = self.change(&ram, &mut attachment, &wanted);
         let count = attachment.held();
-        self.stage = Stage::Attached { attachment, from: None, init };
+        self.stage = Stage::Attached { attachment, from: None, wires };
         let text = format!("{what}: {count} sites");
         let text = match &changed {
             Ok(report) => {
@@ -236,6 +242,10 @@ impl Controller {
                 "patched": sites.patched,
                 "direct": sites.direct,
                 "combined": sites.combined,
+                "exits": match &self.stage {
+                    Stage::Attached { attachment, .. } => attachment.held_exits(),
+                    _ => 0,
+                },
                 "skipped": sites.skipped.iter().map(|skipped| skipped.count).sum::<u64>(),
             },
             "tracers": self.tracing.present().map(|(number, tracer)| serde_json::json!({

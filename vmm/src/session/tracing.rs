@@ -1,9 +1,10 @@
 //! What is to be traced, on account of which tracers.
 
+use crate::kernel::{Exit, ExitKind};
 use crate::tracer::Duty;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
-use vmtrace_trampolines::{Overflow, Point};
+use vmtrace_trampolines::{Field, Overflow, Point};
 
 /// One request: which functions, to do what.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +15,8 @@ pub struct Tracer {
     pub text: String,
     /// Indices into [`Kernel::sites`](crate::kernel::Kernel::sites), in order.
     pub sites: Vec<usize>,
+    /// Whether it records where functions are left, too.
+    pub graph: bool,
 }
 
 /// What to trace.
@@ -34,6 +37,8 @@ pub struct Plan {
     pub duties: Vec<Duty>,
     /// Sites in order, each with the index of its duty.
     pub sites: Vec<(usize, u32)>,
+    /// Exits (indices into [`Exits::all`](crate::kernel::Exits::all)) with that of theirs.
+    pub exits: Vec<(usize, u32)>,
 }
 
 impl Plan {
@@ -51,7 +56,8 @@ impl Tracing {
     /// One tracer of these sites.
     #[must_use]
     pub fn of(sites: Vec<usize>, overflow: Overflow) -> Self {
-        let tracer = Tracer { name: Self::default_name(0), text: "*".into(), sites };
+        let (name, text) = (Self::default_name(0), "*".into());
+        let tracer = Tracer { name, text, sites, graph: false };
         Self { tracers: vec![Some(tracer)], from: None, overflow }
     }
 
@@ -88,13 +94,22 @@ impl Tracing {
         u8::try_from(number).ok()
     }
 
-    /// Every site once, with what it has to do for all of its tracers together.
+    /// Whether returns are to be traced at all.
     #[must_use]
-    pub fn plan(&self) -> Plan {
+    pub fn wants_exits(&self) -> bool {
+        self.present().any(|(_, tracer)| tracer.graph)
+    }
+
+    /// Every site and every one of these `exits` once, with what it has to do for all of its
+    /// tracers together.
+    #[must_use]
+    pub fn plan(&self, exits: &[Exit]) -> Plan {
         let mut present: Vec<_> = self.present().filter(|(_, t)| !t.sites.is_empty()).collect();
-        if let [(number, tracer)] = present[..] {
+        if let [(number, tracer)] = present[..]
+            && !tracer.graph
+        {
             let sites = tracer.sites.iter().map(|&site| (site, 0)).collect();
-            return Plan { duties: vec![Duty::entry(vec![number])], sites };
+            return Plan { duties: vec![Duty::entry(vec![number])], sites, exits: Vec::new() };
         }
         present.sort_unstable_by_key(|&(number, _)| number);
         let mut all: Vec<(usize, u8)> = present
@@ -103,25 +118,58 @@ impl Tracing {
             .collect();
         all.sort_unstable();
         all.dedup();
+        let mut duties = Duties::default();
         let mut plan = Plan::default();
-        let mut known: FxHashMap<Vec<u8>, u32> = FxHashMap::default();
+        let mut graphed: FxHashMap<u32, Vec<u8>> = FxHashMap::default();
         for of_site in all.chunk_by(|a, b| a.0 == b.0) {
             let Some(&(site, _)) = of_site.first() else { continue };
             let tracers: Vec<u8> = of_site.iter().map(|&(_, number)| number).collect();
-            let next = u32::try_from(plan.duties.len()).unwrap_or(u32::MAX);
-            let duty = *known.entry(tracers).or_insert_with_key(|tracers| {
-                plan.duties.push(Duty::entry(tracers.clone()));
-                next
-            });
-            plan.sites.push((site, duty));
+            let graph: Vec<u8> =
+                tracers.iter().copied().filter(|&number| self.is_graph(number)).collect();
+            let fields = if graph.is_empty() { Vec::new() } else { vec![Field::Stack] };
+            plan.sites.push((site, duties.index(Point::Entry, tracers, fields)));
+            if let (false, Ok(site)) = (graph.is_empty(), u32::try_from(site)) {
+                graphed.insert(site, graph);
+            }
         }
+        for (index, exit) in exits.iter().enumerate() {
+            let Some(tracers) = graphed.get(&exit.site) else { continue };
+            let point = match exit.kind {
+                ExitKind::Return => Point::Return,
+                ExitKind::Jump { .. } | ExitKind::Indirect { .. } => Point::Tail,
+            };
+            plan.exits.push((index, duties.index(point, tracers.clone(), vec![Field::Stack])));
+        }
+        plan.duties = duties.all;
         plan
+    }
+
+    fn is_graph(&self, number: u8) -> bool {
+        let tracer = self.tracers.get(usize::from(number));
+        tracer.and_then(Option::as_ref).is_some_and(|tracer| tracer.graph)
     }
 
     /// Whether nothing is to be traced.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.present().all(|(_, tracer)| tracer.sites.is_empty())
+    }
+}
+
+/// Duties, each once.
+#[derive(Default)]
+struct Duties {
+    all: Vec<Duty>,
+    known: FxHashMap<Duty, u32>,
+}
+
+impl Duties {
+    fn index(&mut self, point: Point, tracers: Vec<u8>, fields: Vec<Field>) -> u32 {
+        let next = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
+        *self.known.entry(Duty { point, tracers, fields }).or_insert_with_key(|duty| {
+            self.all.push(duty.clone());
+            next
+        })
     }
 }
 
@@ -186,14 +234,14 @@ mod tests {
     fn tracing(sites: &[&[usize]]) -> Tracing {
         let tracer = |(number, sites): (usize, &&[usize])| {
             let name = Tracing::default_name(number);
-            Some(Tracer { name, text: String::new(), sites: sites.to_vec() })
+            Some(Tracer { name, text: String::new(), sites: sites.to_vec(), graph: false })
         };
         let tracers = sites.iter().enumerate().map(tracer).collect();
         Tracing { tracers, from: None, overflow: Overflow::Drop }
     }
 
     fn planned(tracing: &Tracing) -> Vec<(usize, Vec<u8>)> {
-        let plan = tracing.plan();
+        let plan = tracing.plan(&[]);
         let tracers = |duty: u32| plan.duties[duty as usize].tracers.clone();
         plan.sites.iter().map(|&(site, duty)| (site, tracers(duty))).collect()
     }
@@ -204,11 +252,33 @@ mod tests {
         let mut tracing = tracing(&[&[5, 6], &[1, 5], &[], &[1, 5]]);
         let all = [(1, vec![1, 3]), (5, vec![0, 1, 3]), (6, vec![0])];
         assert_eq!(planned(&tracing), all);
-        assert_eq!(tracing.plan().duties.len(), 3);
+        assert_eq!(tracing.plan(&[]).duties.len(), 3);
         tracing.tracers[1] = None;
         assert_eq!(planned(&tracing), [(1, vec![3]), (5, vec![0, 3]), (6, vec![0])]);
         tracing.tracers[0] = None;
         assert_eq!(planned(&tracing), [(1, vec![3]), (5, vec![3])]);
+    }
+
+    // A return for a tracer that has no entries of it, or the other way round, has no duration.
+    #[test]
+    fn exits_work_for_those_tracers_that_want_them() {
+        let mut tracing = tracing(&[&[5, 6], &[5], &[7]]);
+        tracing.tracers[1].as_mut().unwrap().graph = true;
+        let exit = |site, kind| Exit { address: 0, site, kind };
+        let jump = ExitKind::Jump { target: 1 };
+        let exits = [(5, ExitKind::Return), (5, jump), (6, jump), (7, ExitKind::Return)];
+        let exits = exits.map(|(site, kind)| exit(site, kind));
+        assert!(tracing.wants_exits());
+        let plan = tracing.plan(&exits);
+        let duty = |index: u32| {
+            let Duty { point, tracers, fields } = plan.duties[index as usize].clone();
+            (point, tracers, fields.len())
+        };
+        let sites: Vec<_> = plan.sites.iter().map(|&(site, index)| (site, duty(index))).collect();
+        let entry = |tracers: &[u8], fields| (Point::Entry, tracers.to_vec(), fields);
+        assert_eq!(sites, [(5, entry(&[0, 1], 1)), (6, entry(&[0], 0)), (7, entry(&[2], 0))]);
+        let exits: Vec<_> = plan.exits.iter().map(|&(exit, index)| (exit, duty(index))).collect();
+        assert_eq!(exits, [(0, (Point::Return, vec![1], 1)), (1, (Point::Tail, vec![1], 1))]);
     }
 
     // Code for a combination must be as if a tracer that is gone had never been.

@@ -9,7 +9,7 @@ use super::trace::{Options, TraceError};
 use super::{riscv64, x86_64};
 use crate::kernel::{Arch, Exit, Kernel, Site};
 use std::sync::Arc;
-use vmtrace_trampolines::Program;
+use vmtrace_trampolines::{Point, Program};
 
 /// An architecture.
 pub(super) trait Target: Sync {
@@ -31,6 +31,9 @@ pub(super) trait Target: Sync {
     /// Where an entry program returns to (link address): what its records have for the
     /// function of a site.
     fn return_address(&self, site: &Site) -> u64;
+
+    /// What a program's stack pointer lacks to be that of its function's entry.
+    fn stack_bias(&self, point: Point) -> u64;
 
     /// Where in the function at link address `entry` a tripwire can be: behind what
     /// the kernel itself writes or verifies there.

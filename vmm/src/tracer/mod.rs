@@ -29,5 +29,5 @@ pub use programs::Duty;
 pub use ram::Ram;
 pub use raw::{RawBatch, RawRecord};
 pub use tasks::Tasks;
-pub use trace::{AttachReport, Attachment, Options, TraceError, return_address};
+pub use trace::{AttachReport, Attachment, Options, TraceError, return_address, stack_bias};
 pub use tripwire::Tripwire;

@@ -12,7 +12,7 @@ use super::tasks::{self, Tasks};
 use crate::kernel::{Exit, Kernel, Site};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vmtrace_trampolines::Overflow;
+use vmtrace_trampolines::{Overflow, Point};
 
 /// What to write and how.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +28,13 @@ pub struct Options {
 #[must_use]
 pub fn return_address(kernel: &Kernel, site: &Site) -> u64 {
     arch::of(kernel.arch()).return_address(site)
+}
+
+/// What the stack pointer in records of programs lacks to be that at their function's entry, where
+/// the return address is the last that was pushed.
+#[must_use]
+pub fn stack_bias(kernel: &Kernel, point: Point) -> u64 {
+    arch::of(kernel.arch()).stack_bias(point)
 }
 
 /// Why a guest cannot be traced, or not any more.

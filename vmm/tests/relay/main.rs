@@ -35,7 +35,7 @@ impl Write for Sink {
 
 fn consumer() -> (Join, std::thread::JoinHandle<Vec<u8>>) {
     let (stream, mut theirs) = UnixStream::pair().unwrap();
-    let request = StreamRequest { format: Format::Raw, globs: Globs::default() };
+    let request = StreamRequest { format: Format::Raw, globs: Globs::default(), tracer: None };
     let reader = std::thread::spawn(move || {
         let mut bytes = Vec::new();
         theirs.read_to_end(&mut bytes).unwrap();

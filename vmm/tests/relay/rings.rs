@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory, VolatileSlice};
 use vmtrace::kernel::Kernel;
-use vmtrace::relay::{Setup, resolver};
+use vmtrace::relay::{Setup, Targets, resolver};
 use vmtrace::serve::{Hub, Join};
 use vmtrace::stream::Header;
 use vmtrace::tracer::annex::{self, Layout, Memory};
@@ -103,8 +103,11 @@ impl Rings {
             tasks: Tasks::none(),
             memory: Box::new(NoGuest),
             kernel: Arc::clone(&self.kernel),
-            sites: (0..self.kernel.sites().len()).collect(),
-            programs: vec![Duty::entry(vec![0])],
+            targets: Targets {
+                sites: (0..self.kernel.sites().len()).collect(),
+                programs: vec![Duty::entry(vec![0])],
+                ..Targets::default()
+            },
             ticks: 0,
         };
         (setup, joining)

@@ -105,7 +105,7 @@ fn consume(count: u64) -> Result<()> {
     let stream = source.connect(Duration::from_secs(20)).context("no trace port")?;
     let globs =
         Globs { filter: vec![syscall_of(HostArch::native(), "getppid")], notrace: Vec::new() };
-    ask_stream(&stream, &StreamRequest { format: Format::Json, globs })?;
+    ask_stream(&stream, &StreamRequest { format: Format::Json, globs, tracer: None })?;
     let mut lines = BufReader::new(stream).lines();
     let first = lines.next().context("no stream")??;
     println!("consume {first}");

@@ -7,10 +7,10 @@ mod spool;
 
 use crate::cli::check_globs;
 use crate::devices::virtio::vsock;
-use crate::export::{Player, Text};
+use crate::export::{Export, Graph, Json, Player, Text};
 use crate::host::{HostArch, HostMode, THIS_PROGRAM, choose};
 use crate::initramfs;
-use crate::kernel::{Kernel, KernelError};
+use crate::kernel::{Coverage, Kernel, KernelError, Missing};
 use crate::machine::{DEFAULT_CMDLINE, MAX_MEMORY, MIN_MEMORY};
 use crate::say::say;
 use crate::serve::{Globs, SpecError, TracerSpec};
@@ -18,6 +18,7 @@ use crate::session::{Tracer, Tracing};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use spool::{Late, Spool};
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -59,10 +60,14 @@ pub struct Args {
     pub notrace: Vec<String>,
     /// Another tracer beside that of -f, with a name if one is given; may be repeated, up to 254
     /// times. A glob with ! before it is an exception of this tracer's own. Actions: entry (the
-    /// default). A function of several tracers is recorded for each; none costs anything to
+    /// default), graph (where functions are left, too). A function of several tracers is recorded for each; none costs anything to
     /// functions that it does not trace. Without -f there are only these
     #[arg(long, value_name = "[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]]", value_parser = parse_tracer)]
     pub tracer: Vec<TracerSpec>,
+    /// Trace where the functions of -f are left, too, and print calls with their durations as
+    /// ftrace's function_graph tracer does (x86-64)
+    #[arg(long)]
+    pub graph: bool,
     /// Begin to trace when this function is first called
     #[arg(long, value_name = "FUNCTION")]
     pub from: Option<String>,
@@ -75,6 +80,9 @@ pub struct Args {
     /// Write the trace to this file instead of printing it
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// How to print it: text, or graph if anything but entries is traced
+    #[arg(long, value_enum, conflicts_with = "output")]
+    pub format: Option<FormatArg>,
     /// Serve the running trace on this unix socket: see `vmtrace stream` and `vmtrace ctl`
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
@@ -115,6 +123,17 @@ pub struct Args {
     /// Run the emulated host with one CPU whose clock counts instructions
     #[arg(long, hide = true)]
     pub icount: bool,
+}
+
+/// `--format`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FormatArg {
+    /// As ftrace's function tracer
+    Text,
+    /// One JSON object a line
+    Json,
+    /// As ftrace's function_graph tracer
+    Graph,
 }
 
 /// `--overflow`
@@ -181,6 +200,19 @@ impl Args {
         modules || self.vsock.is_some() || self.socket.is_some()
     }
 
+    /// Whether where functions are left is traced.
+    #[must_use]
+    pub fn wants_graph(&self) -> bool {
+        self.graph || self.tracer.iter().any(|spec| spec.actions.graph)
+    }
+
+    /// How the trace is printed.
+    #[must_use]
+    pub fn format(&self) -> FormatArg {
+        let usual = if self.wants_graph() { FormatArg::Graph } else { FormatArg::Text };
+        self.format.unwrap_or(usual)
+    }
+
     /// The guest's whole command line.
     #[must_use]
     pub fn guest_cmdline(&self) -> String {
@@ -193,21 +225,21 @@ impl Args {
     /// When no function matches, or that of `--from` cannot be traced.
     pub fn tracing(&self, kernel: &Kernel) -> Result<Tracing> {
         let (mut tracers, mut unmatched, mut unmatched_notrace) = (vec![], vec![], vec![]);
-        let mut add = |name: String, text: String, filter: &[String], own: &[String]| {
+        let mut add = |name: String, text: String, filter: &[String], own: &[String], graph| {
             let notrace: Vec<String> = self.notrace.iter().chain(own).cloned().collect();
             let selection = kernel.select_with_report(filter, &notrace);
             unmatched.extend(selection.unmatched);
             unmatched_notrace.extend(selection.unmatched_notrace);
-            tracers.push(Some(Tracer { name, text, sites: selection.sites }));
+            tracers.push(Some(Tracer { name, text, sites: selection.sites, graph }));
         };
         if !self.filter.is_empty() || self.tracer.is_empty() {
             let globs = Globs { filter: self.filter.clone(), notrace: self.notrace.clone() };
             let text = if globs.is_empty() { "*".to_owned() } else { globs.to_string() };
-            add(Tracing::default_name(0), text, &self.filter, &[]);
+            add(Tracing::default_name(0), text, &self.filter, &[], self.graph);
         }
         for (number, spec) in (1..).zip(&self.tracer) {
             let name = spec.name.clone().unwrap_or_else(|| Tracing::default_name(number));
-            add(name, spec.to_string(), &spec.filter, &spec.notrace);
+            add(name, spec.to_string(), &spec.filter, &spec.notrace, spec.actions.graph);
         }
         if self.filter.is_empty() && !self.tracer.is_empty() {
             // The place of what a live filter may ask for.
@@ -294,7 +326,13 @@ fn trace_output(args: &Args) -> Result<(Box<dyn Write + Send>, Late)> {
         let file = std::fs::File::create(path).with_context(|| path.display().to_string())?;
         return Ok((Box::new(file), Late::default()));
     }
-    let spool = Spool::new(Player::new(Text::new(std::io::stdout())));
+    let out = std::io::stdout();
+    let export: Box<dyn Export + Send> = match args.format() {
+        FormatArg::Text => Box::new(Text::new(out)),
+        FormatArg::Json => Box::new(Json::new(out)),
+        FormatArg::Graph => Box::new(Graph::new(out)),
+    };
+    let spool = Spool::new(Player::new(export));
     let late = spool.late();
     Ok((Box::new(spool), late))
 }
@@ -308,6 +346,30 @@ fn trace_name(args: &Args) -> String {
     )
 }
 
+/// Says which functions are traced without some, or any, of the places where they are left.
+fn uncovered(kernel: &Kernel, tracing: &Tracing) {
+    const EXAMPLES: usize = 3;
+    let Some(exits) = tracing.wants_exits().then(|| kernel.exits().ok()).flatten() else { return };
+    let mut missing: BTreeMap<Missing, Vec<&str>> = BTreeMap::new();
+    let mut all = 0;
+    for (_, tracer) in tracing.present().filter(|(_, tracer)| tracer.graph) {
+        all += tracer.sites.len();
+        for &site in &tracer.sites {
+            if let Coverage::Partial(reason) | Coverage::None(reason) = exits.coverage(site) {
+                let name = kernel.sites().get(site).and_then(|site| kernel.site_name(site));
+                missing.entry(reason).or_default().extend(name);
+            }
+        }
+    }
+    for (reason, names) in missing {
+        let examples = names.get(..EXAMPLES.min(names.len())).unwrap_or_default().join(", ");
+        let count = names.len();
+        say!(
+            "vmtrace: returns of {count} of {all} functions are not (all) seen: {reason} (such as {examples})"
+        );
+    }
+}
+
 /// Runs the subcommand; returns the exit code.
 ///
 /// # Errors
@@ -318,6 +380,9 @@ pub fn run(args: &Args) -> Result<u8> {
     let kernel = Arc::new(super::inspect::open(&args.kernel, args.system_map.as_deref())?);
     kernel.check_traceable().with_context(|| args.kernel.display().to_string())?;
     let tracing = args.tracing(&kernel)?;
+    if tracing.wants_exits() {
+        kernel.exits().with_context(|| format!("--graph: {}", args.kernel.display()))?;
+    }
     if args.kaslr && args.boot_image.is_none() && kernel.bzimage().is_none() {
         bail!(
             "--kaslr needs a bzImage, whose decompressor chooses the addresses; {} is none",
@@ -338,6 +403,7 @@ pub fn run(args: &Args) -> Result<u8> {
     if choice.emulated {
         emulated::run(args, &kernel, initrd)
     } else {
+        uncovered(&kernel, &tracing);
         here::run(args, kernel, tracing, initrd)
     }
 }
@@ -366,6 +432,17 @@ mod tests {
         for bad in ["", "a,", ",a", "a,,b", "a b", "a:b"] {
             assert!(parse_tracer(bad).is_err(), "{bad:?}");
         }
+    }
+
+    // A file gets the stream itself, whatever it is to look like.
+    #[test]
+    fn forms_are_for_what_is_printed() {
+        assert_eq!(args("-o file").unwrap().format(), FormatArg::Text);
+        assert_eq!(args("--format graph").unwrap().format(), FormatArg::Graph);
+        assert_eq!(args("--graph").unwrap().format(), FormatArg::Graph);
+        assert_eq!(args("--tracer a --tracer b:graph").unwrap().format(), FormatArg::Graph);
+        assert_eq!(args("--graph --format json").unwrap().format(), FormatArg::Json);
+        assert!(args("-o file --format json").is_err());
     }
 
     // An emulated host would boot first, or be given memory that has wrapped around.

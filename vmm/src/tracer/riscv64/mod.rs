@@ -15,6 +15,7 @@ use super::guest::{Guest, Image};
 use super::trace::{Options, TraceError};
 use crate::kernel::{Kernel, Site};
 use std::sync::Arc;
+use vmtrace_trampolines::Point;
 
 /// See the module.
 pub(super) struct Riscv64;
@@ -51,6 +52,10 @@ impl Target for Riscv64 {
         let sites = kernel.sites();
         let is_site = sites.binary_search_by_key(&entry, |site| site.entry).is_ok();
         if is_site { entry + site::LEN as u64 } else { entry }
+    }
+
+    fn stack_bias(&self, _: Point) -> u64 {
+        0
     }
 
     fn after_alternatives(&self) -> Option<&'static str> {

@@ -12,6 +12,7 @@ use super::guest::{Guest, Image};
 use super::trace::{Options, TraceError};
 use crate::kernel::{Kernel, Site};
 use std::sync::Arc;
+use vmtrace_trampolines::Point;
 
 /// See the module.
 pub(super) struct X86_64;
@@ -40,6 +41,10 @@ impl Target for X86_64 {
 
     fn return_address(&self, site: &Site) -> u64 {
         site.location.wrapping_add(site::LEN as u64)
+    }
+
+    fn stack_bias(&self, point: Point) -> u64 {
+        vmtrace_trampolines::x86_64::stack_bias(point)
     }
 
     /// `alternative_instructions` has run by then (init/main.c, `start_kernel`).

@@ -1,0 +1,352 @@
+//! Text as ftrace's function_graph tracer prints it.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+
+use crate::stream::{Header, Summary};
+
+use super::text::{Clock, decimal, first_lines, loss, mark, name, pad};
+use super::{Entry, Event, Export, Name, Return, Unfinished};
+
+/// Bytes gathered before they are written.
+const GATHER: usize = 64 << 10;
+/// Lines that may wait for an entry, of which the next record of its vCPU tells whether it calls
+/// anything.
+const WAITING: usize = 4096;
+/// For how many seconds of the trace they may: whoever looks on does not know why.
+const PATIENCE: u64 = 1;
+/// Deeper calls are not indented further; a kernel's stack has no room for as many.
+const INDENTED: u32 = 256;
+/// Width of a task in the lines that tell of a switch.
+const TASK: usize = 14;
+
+/// Text as ftrace's function_graph tracer prints it.
+#[derive(Debug)]
+pub struct Graph<W> {
+    out: W,
+    /// What is written next.
+    text: Vec<u8>,
+    waiting: VecDeque<Waiting>,
+    /// Lines that waited and were taken out, so far.
+    taken: u64,
+    cpus: Vec<Cpu>,
+    clock: Clock,
+    patience: u64,
+    /// Width of a vCPU's number.
+    width: usize,
+}
+
+/// A vCPU's column.
+#[derive(Clone, Debug, Default)]
+struct Cpu {
+    /// The last task and its name.
+    task: Option<(u32, String)>,
+    /// The number of the waiting entry, counted as `taken`.
+    entry: Option<u64>,
+    /// The call that was opened last, by depth.
+    open: Vec<u64>,
+}
+
+/// What is not written yet.
+#[derive(Debug)]
+enum Waiting {
+    Lines(Vec<u8>),
+    Entry {
+        vcpu: u32,
+        frame: u64,
+        depth: u32,
+        timestamp: u64,
+        /// The function, with the switch of tasks before it.
+        switch: Vec<u8>,
+        name: Vec<u8>,
+    },
+}
+
+impl<W: Write> Graph<W> {
+    /// Text to `out`, which needs no buffer of its own.
+    pub fn new(out: W) -> Self {
+        Self {
+            out,
+            text: Vec::with_capacity(GATHER + 4096),
+            waiting: VecDeque::new(),
+            taken: 0,
+            cpus: Vec::new(),
+            clock: Clock::of(&Header::default()),
+            patience: u64::MAX,
+            width: 1,
+        }
+    }
+
+    /// The output.
+    pub fn into_inner(self) -> W {
+        self.out
+    }
+
+    fn cpu(&mut self, vcpu: u32) -> &mut Cpu {
+        let index = usize::try_from(vcpu).unwrap_or(0);
+        if self.cpus.len() <= index {
+            self.cpus.resize(index + 1, Cpu::default());
+        }
+        &mut self.cpus[index]
+    }
+
+    fn column(&self, line: &mut Vec<u8>, vcpu: u32) {
+        line.push(b' ');
+        decimal(line, u64::from(vcpu), self.width, b' ');
+        line.extend_from_slice(b") ");
+    }
+
+    /// Lines that tell that another task runs on the vCPU, if so.
+    fn switch(&mut self, vcpu: u32, pid: u32, comm: Option<&str>) -> Vec<u8> {
+        let mut lines = Vec::new();
+        let comm = comm.unwrap_or("<...>");
+        let last = &mut self.cpu(vcpu).task;
+        if last.as_ref().is_some_and(|(known, _)| *known == pid) {
+            return lines;
+        }
+        if let Some((before, name)) = last.replace((pid, comm.to_owned())) {
+            lines.extend_from_slice(b" ------------------------------------------\n");
+            self.column(&mut lines, vcpu);
+            task(&mut lines, &name, before);
+            lines.extend_from_slice(b" => ");
+            task(&mut lines, comm, pid);
+            lines.extend_from_slice(b"\n ------------------------------------------\n\n");
+        }
+        lines
+    }
+
+    /// A line, but for its end.
+    fn line(&self, out: &mut Vec<u8>, vcpu: u32, duration: Option<u64>, depth: u32) {
+        self.column(out, vcpu);
+        match duration {
+            Some(nanoseconds) => write_duration(out, nanoseconds),
+            None => pad(out, 14),
+        }
+        out.extend_from_slice(b"|  ");
+        pad(out, 2 * usize::try_from(depth.min(INDENTED)).unwrap_or(0));
+    }
+
+    /// What is behind all that waits.
+    fn push(&mut self, lines: Vec<u8>) {
+        if self.waiting.is_empty() {
+            self.text.extend_from_slice(&lines);
+        } else if !lines.is_empty() {
+            self.waiting.push_back(Waiting::Lines(lines));
+        }
+    }
+
+    /// Decides on the entry of a vCPU that waits, if there is one. What is known of it, if it was
+    /// the last record's: how the line ends.
+    fn decide(&mut self, vcpu: u32, leaf: Option<(u64, Option<u64>, &str)>) -> bool {
+        let Some(number) = self.cpu(vcpu).entry.take() else { return false };
+        let index = usize::try_from(number.wrapping_sub(self.taken)).unwrap_or(usize::MAX);
+        let Some(waiting) = self.waiting.get_mut(index) else { return false };
+        let Waiting::Entry { frame, depth, switch, name, .. } = waiting else { return false };
+        let (frame, depth) = (*frame, *depth);
+        let (mut line, name) = (std::mem::take(switch), std::mem::take(name));
+        let leaf = leaf.filter(|leaf| leaf.0 == frame);
+        self.line(&mut line, vcpu, leaf.and_then(|leaf| leaf.1), depth);
+        line.extend_from_slice(&name);
+        line.extend_from_slice(leaf.map_or("() {\n", |leaf| leaf.2).as_bytes());
+        if leaf.is_none() && depth < INDENTED {
+            let open = &mut self.cpu(vcpu).open;
+            let index = usize::try_from(depth).unwrap_or(0);
+            if open.len() <= index {
+                open.resize(index + 1, 0);
+            }
+            open[index] = frame;
+        }
+        if let Some(waiting) = self.waiting.get_mut(index) {
+            *waiting = Waiting::Lines(line);
+        }
+        self.settle();
+        leaf.is_some()
+    }
+
+    /// Writes what need not wait any more.
+    fn settle(&mut self) {
+        while let Some(Waiting::Lines(lines)) = self.waiting.front() {
+            self.text.extend_from_slice(lines);
+            self.waiting.pop_front();
+            self.taken += 1;
+        }
+    }
+
+    /// No entry holds up others for too long.
+    fn hurry(&mut self, now: u64) {
+        while let Some(&Waiting::Entry { vcpu, timestamp, .. }) = self.waiting.front() {
+            let late = now.saturating_sub(timestamp) > self.patience;
+            if !late && self.waiting.len() <= WAITING {
+                break;
+            }
+            self.decide(vcpu, None);
+        }
+    }
+
+    fn entry(&mut self, entry: &Entry<'_>) {
+        let Entry { vcpu, pid, comm, timestamp, .. } = *entry;
+        self.decide(vcpu, None);
+        let mut switch = self.switch(vcpu, pid, comm);
+        let mut function = Vec::new();
+        name(&mut function, &entry.function);
+        if let Some(place) = entry.place {
+            self.cpu(vcpu).entry = Some(self.taken + self.waiting.len() as u64);
+            let (frame, depth) = (place.frame, place.depth);
+            let name = function;
+            self.waiting.push_back(Waiting::Entry { vcpu, frame, depth, timestamp, switch, name });
+        } else {
+            // Nobody knows what it calls.
+            self.line(&mut switch, vcpu, None, 0);
+            switch.extend_from_slice(&function);
+            switch.extend_from_slice(b"();\n");
+            self.push(switch);
+        }
+        self.hurry(timestamp);
+    }
+
+    fn ret(&mut self, ret: &Return<'_>) {
+        let Return { vcpu, pid, comm, depth, duration_ns, .. } = *ret;
+        let ending = ret.frame.map(|frame| (frame, duration_ns, "();\n"));
+        if !self.decide(vcpu, ending) {
+            let mut lines = self.switch(vcpu, pid, comm);
+            self.line(&mut lines, vcpu, duration_ns, depth);
+            let index = usize::try_from(depth).unwrap_or(usize::MAX);
+            let opened = self.cpu(vcpu).open.get(index).copied();
+            if ret.frame.is_some() && opened == ret.frame {
+                lines.extend_from_slice(b"}\n");
+            } else {
+                close(&mut lines, &ret.function, "");
+            }
+            self.push(lines);
+        }
+        self.hurry(ret.timestamp);
+    }
+
+    fn unfinished(&mut self, left: &Unfinished<'_>) {
+        let ending = (left.place.frame, None, "(); /* unfinished */\n");
+        if !self.decide(left.vcpu, Some(ending)) {
+            let mut lines = Vec::new();
+            self.line(&mut lines, left.vcpu, None, left.place.depth);
+            close(&mut lines, &left.function, ", unfinished");
+            self.push(lines);
+        }
+    }
+
+    fn hand_on(&mut self) -> io::Result<()> {
+        let written = self.out.write_all(&self.text);
+        self.text.clear();
+        written
+    }
+}
+
+impl<W: Write> Export for Graph<W> {
+    fn begin(&mut self, header: &Header) -> io::Result<()> {
+        self.clock = Clock::of(header);
+        self.patience = header.clock_hz.saturating_mul(PATIENCE);
+        self.width = header.vcpus.saturating_sub(1).to_string().len();
+        first_lines(&mut self.text, "function_graph", header)?;
+        self.text.extend_from_slice(
+            b"# CPU  DURATION                  FUNCTION CALLS\n\
+              # |     |   |                     |   |   |   |\n",
+        );
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
+        match event {
+            Event::Entry(entry) => self.entry(entry),
+            Event::Return(ret) => self.ret(ret),
+            // What it jumped to is shown in it, as ftrace does.
+            Event::Tail(_) => {}
+            Event::Unfinished(left) => self.unfinished(left),
+            Event::Loss(lost) => {
+                self.decide(lost.vcpu, None);
+                let mut lines = Vec::new();
+                loss(&mut lines, lost);
+                self.push(lines);
+            }
+            Event::Mark(made) => {
+                let mut lines = Vec::new();
+                mark(&mut lines, self.clock, made);
+                self.push(lines);
+                self.hurry(made.ticks);
+            }
+        }
+        if self.text.len() >= GATHER { self.hand_on() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.hand_on()?;
+        self.out.flush()
+    }
+
+    fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
+        while let Some(&Waiting::Entry { vcpu, .. }) = self.waiting.front() {
+            self.decide(vcpu, None);
+        }
+        self.flush()
+    }
+}
+
+/// The end of a call whose beginning is not above.
+fn close(out: &mut Vec<u8>, function: &Name<'_>, how: &str) {
+    out.extend_from_slice(b"} /* ");
+    name(out, function);
+    out.extend_from_slice(how.as_bytes());
+    out.extend_from_slice(b" */\n");
+}
+
+/// A task in the middle of its column, its name cut as ftrace does.
+fn task(out: &mut Vec<u8>, comm: &str, pid: u32) {
+    let short = &comm[..comm.floor_char_boundary(7)];
+    let text = format!("{short}-{pid}");
+    let spaces = TASK.saturating_sub(text.len());
+    pad(out, spaces / 2);
+    out.extend_from_slice(text.as_bytes());
+    pad(out, spaces - spaces / 2);
+}
+
+/// A duration in microseconds, with ftrace's mark for long ones: 14 characters, if that is enough.
+fn write_duration(out: &mut Vec<u8>, nanoseconds: u64) {
+    let marks = [(1_000_000_000, b'$'), (100_000_000, b'@'), (10_000_000, b'*'), (1_000_000, b'#')];
+    let marks = marks.into_iter().chain([(100_000, b'!'), (10_000, b'+')]);
+    let mark = marks.into_iter().find(|(limit, _)| nanoseconds > *limit);
+    out.push(mark.map_or(b' ', |(_, mark)| mark));
+    out.push(b' ');
+    let mut length = decimal(out, nanoseconds / 1000, 0, b' ');
+    // Not more than seven digits and a point.
+    let digits = 7usize.saturating_sub(length).min(3);
+    if digits > 0 {
+        let mut part = Vec::new();
+        decimal(&mut part, nanoseconds % 1000, 3, b'0');
+        out.push(b'.');
+        out.extend_from_slice(&part[..digits]);
+        length += 1 + digits;
+    }
+    out.extend_from_slice(b" us ");
+    pad(out, 8usize.saturating_sub(length));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Beside lines of a kernel's.
+    #[test]
+    fn durations_are_those_of_ftrace() {
+        let shown = |nanoseconds| {
+            let mut out = Vec::new();
+            write_duration(&mut out, nanoseconds);
+            String::from_utf8(out).expect("ASCII")
+        };
+        assert_eq!(shown(120), "  0.120 us    ");
+        assert_eq!(shown(10_000), "  10.000 us   ");
+        assert_eq!(shown(10_001), "+ 10.001 us   ");
+        assert_eq!(shown(123_456), "! 123.456 us  ");
+        assert_eq!(shown(1_234_567), "# 1234.567 us ");
+        assert_eq!(shown(12_345_678), "* 12345.67 us ");
+        assert_eq!(shown(123_456_789), "@ 123456.7 us ");
+        assert_eq!(shown(1_234_567_891), "$ 1234567 us  ");
+        assert_eq!(shown(u64::MAX), "$ 18446744073709551 us ");
+    }
+}

@@ -1,0 +1,208 @@
+//! From entries, returns and tail jumps to frames: who was called how deep, for how long.
+//!
+//! Nothing but the stack pointer says what belongs together. One stack of open frames is kept for
+//! each kernel stack (and tracer); tasks, vCPUs and interrupts need no care of their own, since
+//! each has its kernel stack, wherever it goes. The rules:
+//!
+//! - A record with a stack pointer closes all frames below it.
+//! - A return closes all frames at its own: a chain of tail calls.
+//! - An entry at a frame's own continues a chain if the frame jumped, or may have; else the frame
+//!   was left unseen.
+//! - A duration is told only where none of that is a guess, and no record is missing that could
+//!   make it one.
+
+mod gaps;
+#[cfg(test)]
+mod properties;
+mod stack;
+#[cfg(test)]
+mod tests;
+
+use rustc_hash::FxHashMap;
+
+use gaps::Gaps;
+pub(super) use stack::Frame;
+use stack::Stack;
+
+/// Kernel stacks have this size, or are made of such pieces.
+const STACK_BITS: u32 = 14;
+/// Most stacks, and most open frames in all of them.
+const STACKS: usize = 1 << 16;
+const FRAMES: usize = 1 << 18;
+
+/// What records with a stack pointer have in common.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call {
+    pub(super) timestamp: u64,
+    pub(super) vcpu: u32,
+    pub(super) pid: u32,
+    pub(super) tracer: u8,
+    pub(super) function: u32,
+    /// Caller of an entry, target of a tail jump; zero when not known.
+    pub(super) other: u32,
+    pub(super) sp: u64,
+}
+
+/// What the user wants of a function.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Choice {
+    /// To see it.
+    pub(super) selected: bool,
+    /// To see what it calls.
+    pub(super) root: bool,
+}
+
+impl Choice {
+    #[cfg(test)]
+    const ALL: Self = Self { selected: true, root: true };
+}
+
+/// What a record turns out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// A frame has ended before this, nobody knows when.
+    Left(Frame),
+    /// A frame was forgotten, since there are too many.
+    Evicted(Frame),
+    /// A frame was opened.
+    Entered {
+        /// Its number.
+        id: u64,
+        depth: u32,
+        shown: bool,
+    },
+    /// A frame ended; there is none if its entry was not seen.
+    Returned {
+        frame: Option<Frame>,
+        depth: u32,
+        /// How long it was open, if that is certain.
+        ticks: Option<u64>,
+        shown: bool,
+    },
+    /// A frame jumped elsewhere.
+    Tailed { depth: u32, shown: bool },
+}
+
+/// All open frames.
+#[derive(Debug)]
+pub(super) struct Pairing {
+    stacks: FxHashMap<u64, Stack>,
+    gaps: Gaps,
+    frames: usize,
+    evicted: u64,
+    last: u64,
+    /// Selected frames from this depth on are not shown.
+    pub(super) max_depth: u32,
+}
+
+impl Pairing {
+    pub(super) fn new(vcpus: usize) -> Self {
+        Self {
+            stacks: FxHashMap::default(),
+            gaps: Gaps::new(vcpus),
+            frames: 0,
+            evicted: 0,
+            last: 0,
+            max_depth: u32::MAX,
+        }
+    }
+
+    /// Frames that were forgotten, since there were too many.
+    pub(super) fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// A function was entered.
+    pub(super) fn enter(&mut self, call: &Call, choice: Choice, steps: &mut Vec<Step>) {
+        self.last += 1;
+        let (id, depth) = (self.last, self.max_depth);
+        self.on_stack(call, steps, |stack, steps| stack.enter(id, call, choice, depth, steps));
+    }
+
+    /// A function returned.
+    pub(super) fn leave(&mut self, call: &Call, choice: Choice, steps: &mut Vec<Step>) {
+        let depth = self.max_depth;
+        self.on_stack(call, steps, |stack, steps| {
+            stack.leave_by_return(call, choice, depth, steps);
+        });
+    }
+
+    /// A function was left by a jump.
+    pub(super) fn jump(&mut self, call: &Call, choice: Choice, steps: &mut Vec<Step>) {
+        let depth = self.max_depth;
+        self.on_stack(call, steps, |stack, steps| stack.leave_by_tail(call, choice, depth, steps));
+    }
+
+    /// A record without a stack pointer.
+    pub(super) fn plain(&mut self, vcpu: u32) {
+        self.gaps.plain(vcpu);
+    }
+
+    /// Records of a vCPU are missing here.
+    pub(super) fn loss(&mut self, vcpu: u32) {
+        self.gaps.begin(vcpu);
+    }
+
+    /// Other functions are traced from here on.
+    pub(super) fn change(&mut self) {
+        self.gaps.change();
+    }
+
+    /// Nothing follows: gives all open frames, the newest first.
+    pub(super) fn finish(&mut self, steps: &mut Vec<Step>) {
+        let from = steps.len();
+        self.stacks.drain().for_each(|(_, mut stack)| stack.leave_all(steps));
+        self.frames = 0;
+        if let Some(left) = steps.get_mut(from..) {
+            left.sort_by_key(|step| match step {
+                Step::Left(frame) => std::cmp::Reverse(frame.id),
+                _ => std::cmp::Reverse(0),
+            });
+        }
+    }
+
+    fn on_stack(
+        &mut self,
+        call: &Call,
+        steps: &mut Vec<Step>,
+        act: impl FnOnce(&mut Stack, &mut Vec<Step>),
+    ) {
+        let key = call.sp >> STACK_BITS | u64::from(call.tracer) << (64 - STACK_BITS);
+        let (stacks, from) = (self.stacks.len(), steps.len());
+        let stack = self.stacks.entry(key).or_default();
+        let before = stack.len();
+        let (now, doubtful) = self.gaps.record(call.vcpu, stack.seen);
+        if doubtful {
+            stack.doubt();
+        }
+        stack.seen = Some(now);
+        stack.unwind(call.sp, call.pid, steps);
+        act(stack, steps);
+        self.frames = self.frames - before + stack.len();
+        let evicted = steps.iter().skip(from).filter(|step| matches!(step, Step::Evicted(_)));
+        self.evicted += u64::try_from(evicted.count()).unwrap_or(0);
+        if stacks >= STACKS || self.frames > FRAMES {
+            self.evict(steps);
+        }
+    }
+
+    /// Forgets the half of the stacks that was not heard of for longest.
+    #[cold]
+    fn evict(&mut self, steps: &mut Vec<Step>) {
+        let age = |stack: &Stack| stack.seen.map_or(0, |seen| seen.clock);
+        let mut ages: Vec<_> = self.stacks.values().map(age).collect();
+        let middle = ages.len() / 2;
+        let (_, &mut limit, _) = ages.select_nth_unstable(middle);
+        let mut left = Vec::new();
+        self.stacks.retain(|_, stack| {
+            let keep = age(stack) >= limit;
+            if !keep {
+                stack.leave_all(&mut left);
+            }
+            keep
+        });
+        self.frames -= left.len();
+        self.evicted += u64::try_from(left.len()).unwrap_or(0);
+        steps.extend(left);
+    }
+}

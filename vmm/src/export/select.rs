@@ -1,0 +1,145 @@
+//! What of a trace is wanted.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use crate::stream::{Header, Tracer};
+
+use super::names::Symbols;
+use super::pairing::Choice;
+
+/// Most answers of a filter that are remembered.
+const KNOWN: usize = 1 << 20;
+
+/// Which functions are wanted.
+pub(super) struct Filter {
+    accepts: Box<dyn Fn(&str) -> bool + Send>,
+    /// Answers by address, until the names change.
+    known: HashMap<u32, bool>,
+}
+
+impl Filter {
+    fn new(accepts: impl Fn(&str) -> bool + Send + 'static) -> Self {
+        Self { accepts: Box::new(accepts), known: HashMap::new() }
+    }
+
+    fn accepts(&mut self, symbols: &mut Symbols, header: &Header, function: u32) -> bool {
+        if self.known.len() > KNOWN {
+            self.known.clear();
+        }
+        *self.known.entry(function).or_insert_with(|| {
+            let index = symbols.index(header, function);
+            let name = symbols.name(header, function, index);
+            match name.symbol {
+                Some((name, _)) => (self.accepts)(name),
+                None => (self.accepts)(&format!("{:#x}", name.address)),
+            }
+        })
+    }
+}
+
+impl fmt::Debug for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Filter").field("known", &self.known).finish_non_exhaustive()
+    }
+}
+
+/// The name of a tracer that was not told.
+pub(crate) fn unnamed(number: u8) -> String {
+    format!("tracer{number}")
+}
+
+/// Which of the tracers have a name that is wanted.
+#[derive(Clone, Debug)]
+pub(crate) struct TracerChoice {
+    name: String,
+    numbers: Vec<bool>,
+}
+
+impl TracerChoice {
+    /// Those of that name; a tracer without one is called `tracer`, and its number.
+    pub(crate) fn new(name: String) -> Self {
+        let numbers = (0..=u8::MAX).map(|number| unnamed(number) == name).collect();
+        Self { name, numbers }
+    }
+
+    /// A tracer has a name from here on.
+    pub(crate) fn learn(&mut self, tracer: Tracer<'_>) {
+        if let Some(known) = self.numbers.get_mut(usize::from(tracer.number)) {
+            *known = tracer.name == self.name;
+        }
+    }
+
+    /// Whether that tracer is one.
+    pub(crate) fn is(&self, number: u8) -> bool {
+        self.numbers.get(usize::from(number)).copied().unwrap_or(false)
+    }
+}
+
+/// What of a trace is wanted.
+#[derive(Debug, Default)]
+pub(super) struct Selection {
+    filter: Option<Filter>,
+    roots: Option<Filter>,
+    tracer: Option<TracerChoice>,
+    /// Only returns after so many nanoseconds.
+    pub(super) min_duration: Option<u64>,
+}
+
+impl Selection {
+    pub(super) fn set_filter(&mut self, accepts: impl Fn(&str) -> bool + Send + 'static) {
+        self.filter = Some(Filter::new(accepts));
+    }
+
+    pub(super) fn set_roots(&mut self, accepts: impl Fn(&str) -> bool + Send + 'static) {
+        self.roots = Some(Filter::new(accepts));
+    }
+
+    pub(super) fn set_tracer(&mut self, name: String) {
+        self.tracer = Some(TracerChoice::new(name));
+    }
+
+    /// Addresses may have other names from here on.
+    pub(super) fn renamed(&mut self) {
+        for filter in self.filter.iter_mut().chain(&mut self.roots) {
+            filter.known.clear();
+        }
+    }
+
+    pub(super) fn learn(&mut self, tracer: Tracer<'_>) {
+        if let Some(choice) = &mut self.tracer {
+            choice.learn(tracer);
+        }
+    }
+
+    /// Whether records of a tracer are wanted at all.
+    #[inline]
+    pub(super) fn wants_tracer(&self, number: u8) -> bool {
+        self.tracer.as_ref().is_none_or(|choice| choice.is(number))
+    }
+
+    /// Whether an entry is wanted of which nobody knows the frame.
+    #[inline]
+    pub(super) fn wants_plain(
+        &mut self,
+        symbols: &mut Symbols,
+        header: &Header,
+        function: u32,
+    ) -> bool {
+        let framed = self.roots.is_some() || self.min_duration.is_some();
+        let filter = self.filter.as_mut();
+        !framed && filter.is_none_or(|filter| filter.accepts(symbols, header, function))
+    }
+
+    pub(super) fn choice(
+        &mut self,
+        symbols: &mut Symbols,
+        header: &Header,
+        function: u32,
+    ) -> Choice {
+        let mut ask = |filter: &mut Option<Filter>| {
+            filter.as_mut().is_none_or(|filter| filter.accepts(symbols, header, function))
+        };
+        Choice { selected: ask(&mut self.filter), root: ask(&mut self.roots) }
+    }
+}

@@ -1,0 +1,297 @@
+//! From what waited for its turn to events with names, depths and durations.
+
+use crate::stream::{Header, Loss, Mark, MarkKind, RawTracer, Record};
+
+use super::names::{Symbols, Tasks, Tracers};
+use super::pairing::{Call, Choice, Frame, Pairing, Step};
+use super::player::PlayError;
+use super::select::Selection;
+use super::{Entry, Event, Export, Place, Return, Tail, Unfinished};
+
+/// What waits for its turn.
+#[derive(Debug)]
+pub(super) enum Item {
+    Record(Held),
+    Loss(Loss),
+    Mark(Box<Mark>),
+}
+
+/// A record that waits. Most of all that waits is this, so it is small.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    timestamp: u64,
+    /// Meant as `has_sp` says.
+    sp: u64,
+    value: u64,
+    function: u32,
+    /// Caller or target.
+    other: u32,
+    pid: u32,
+    /// Where the task's name is.
+    pub(super) slot: u32,
+    tracer: u8,
+    kind: Kind,
+    has_sp: bool,
+    has_value: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Entry,
+    Return,
+    Tail,
+}
+
+impl Held {
+    /// `None` for records of unknown kinds.
+    #[inline]
+    fn of(record: &Record<'_>, tasks: &mut Tasks) -> Option<Self> {
+        let (kind, function, other, sp, value) = match record {
+            Record::Entry { entry, sp } => (Kind::Entry, entry.function, entry.caller, *sp, None),
+            Record::Return { ret, value } => {
+                (Kind::Return, ret.function, ret.caller, Some(ret.sp.get()), *value)
+            }
+            Record::Tail(tail) => {
+                (Kind::Tail, tail.function, tail.target, Some(tail.sp.get()), None)
+            }
+            Record::Other(..) => return None,
+        };
+        let head = record.head();
+        let pid = head.pid.get();
+        Some(Self {
+            timestamp: head.timestamp.get(),
+            sp: sp.unwrap_or(0),
+            value: value.unwrap_or(0),
+            function: function.get(),
+            other: other.get(),
+            pid,
+            slot: tasks.slot(pid),
+            tracer: head.tracer,
+            kind,
+            has_sp: sp.is_some(),
+            has_value: value.is_some(),
+        })
+    }
+
+    pub(super) fn timestamp(&self) -> u64 {
+        self.timestamp
+    }
+}
+
+/// Where items become events.
+#[derive(Debug)]
+pub(super) struct Stage<E> {
+    pub(super) export: E,
+    pub(super) symbols: Symbols,
+    pub(super) tasks: Tasks,
+    pub(super) tracers: Tracers,
+    pub(super) selection: Selection,
+    pub(super) pairing: Pairing,
+    /// What the present record turned out to be.
+    steps: Vec<Step>,
+}
+
+impl<E: Export> Stage<E> {
+    pub(super) fn new(export: E) -> Self {
+        Self {
+            export,
+            symbols: Symbols::new(),
+            tasks: Tasks::default(),
+            tracers: Tracers::default(),
+            selection: Selection::default(),
+            pairing: Pairing::new(0),
+            steps: Vec::new(),
+        }
+    }
+
+    /// The header is known.
+    pub(super) fn begin(&mut self, vcpus: usize) {
+        let max_depth = self.pairing.max_depth;
+        self.pairing = Pairing::new(vcpus);
+        self.pairing.max_depth = max_depth;
+    }
+
+    /// Takes a tracer's name in.
+    pub(super) fn learn(&mut self, tracer: &RawTracer<'_>) {
+        tracer.with_text(|tracer| {
+            self.tracers.insert(tracer);
+            self.selection.learn(tracer);
+        });
+    }
+
+    /// What of a record waits for its turn, if it is wanted; unknown kinds are counted.
+    #[inline]
+    pub(super) fn hold(
+        &mut self,
+        header: &Header,
+        record: &Record<'_>,
+        unknown: &mut u64,
+    ) -> Option<Held> {
+        let Some(held) = Held::of(record, &mut self.tasks) else {
+            *unknown += 1;
+            return None;
+        };
+        self.tracers.see(held.tracer);
+        let wanted = self.selection.wants_tracer(held.tracer)
+            && (held.has_sp
+                || self.selection.wants_plain(&mut self.symbols, header, held.function));
+        wanted.then_some(held)
+    }
+
+    pub(super) fn give(
+        &mut self,
+        header: &Header,
+        queue: usize,
+        item: &Item,
+    ) -> Result<(), PlayError> {
+        let vcpu = u32::try_from(queue).unwrap_or(u32::MAX);
+        let event = match item {
+            Item::Record(held) if held.has_sp => return self.pair(header, vcpu, held),
+            Item::Record(held) => {
+                self.pairing.plain(vcpu);
+                return self.entry(header, vcpu, held, None);
+            }
+            Item::Loss(loss) => {
+                self.pairing.loss(loss.vcpu);
+                Event::Loss(*loss)
+            }
+            Item::Mark(mark) => {
+                if !matches!(mark.kind, MarkKind::Exit | MarkKind::Agent | MarkKind::Note) {
+                    self.pairing.change();
+                }
+                Event::Mark(mark)
+            }
+        };
+        self.export.event(&event).map_err(PlayError::Output)
+    }
+
+    /// Nothing follows.
+    pub(super) fn finish(&mut self, header: &Header) -> Result<(), PlayError> {
+        let mut steps = std::mem::take(&mut self.steps);
+        self.pairing.finish(&mut steps);
+        let told = steps.iter().try_for_each(|step| match step {
+            Step::Left(frame) => self.unfinished(header, frame),
+            _ => Ok(()),
+        });
+        steps.clear();
+        self.steps = steps;
+        told
+    }
+
+    fn pair(&mut self, header: &Header, vcpu: u32, held: &Held) -> Result<(), PlayError> {
+        let call = Call {
+            timestamp: held.timestamp,
+            vcpu,
+            pid: held.pid,
+            tracer: held.tracer,
+            function: held.function,
+            other: held.other,
+            sp: held.sp,
+        };
+        let choice: Choice = self.selection.choice(&mut self.symbols, header, held.function);
+        let mut steps = std::mem::take(&mut self.steps);
+        match held.kind {
+            Kind::Entry => self.pairing.enter(&call, choice, &mut steps),
+            Kind::Return => self.pairing.leave(&call, choice, &mut steps),
+            Kind::Tail => self.pairing.jump(&call, choice, &mut steps),
+        }
+        let told = steps.iter().try_for_each(|step| self.tell(header, vcpu, held, step));
+        steps.clear();
+        self.steps = steps;
+        told
+    }
+
+    fn tell(
+        &mut self,
+        header: &Header,
+        vcpu: u32,
+        held: &Held,
+        step: &Step,
+    ) -> Result<(), PlayError> {
+        let hides = self.selection.min_duration.is_some();
+        match *step {
+            Step::Left(frame) | Step::Evicted(frame) => self.unfinished(header, &frame),
+            Step::Entered { id, depth, shown } if shown && !hides => {
+                self.entry(header, vcpu, held, Some(Place { frame: id, depth }))
+            }
+            Step::Tailed { depth, shown } if shown && !hides => {
+                let function_index = self.symbols.index(header, held.function);
+                let target_index = self.symbols.index(header, held.other);
+                let target = self.symbols.name(header, held.other, target_index);
+                let event = Event::Tail(Tail {
+                    timestamp: held.timestamp,
+                    vcpu,
+                    pid: held.pid,
+                    comm: self.tasks.comm(held.pid, held.slot),
+                    function: self.symbols.name(header, held.function, function_index),
+                    target: (held.other != 0).then_some(target),
+                    tracer: self.tracers.name(held.tracer),
+                    depth,
+                });
+                self.export.event(&event).map_err(PlayError::Output)
+            }
+            Step::Returned { frame, depth, ticks, shown } if shown => {
+                let duration_ns = ticks.map(|ticks| header.duration_ns(ticks));
+                if duration_ns < self.selection.min_duration {
+                    return Ok(());
+                }
+                let function = frame.map_or(held.function, |frame| frame.function);
+                let index = self.symbols.index(header, function);
+                let event = Event::Return(Return {
+                    timestamp: held.timestamp,
+                    vcpu,
+                    pid: held.pid,
+                    comm: self.tasks.comm(held.pid, held.slot),
+                    function: self.symbols.name(header, function, index),
+                    tracer: self.tracers.name(held.tracer),
+                    depth,
+                    duration_ns,
+                    value: held.has_value.then_some(held.value),
+                    frame: frame.filter(|_| !hides).map(|frame| frame.id),
+                });
+                self.export.event(&event).map_err(PlayError::Output)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn entry(
+        &mut self,
+        header: &Header,
+        vcpu: u32,
+        held: &Held,
+        place: Option<Place>,
+    ) -> Result<(), PlayError> {
+        let (function, caller) = (held.function, held.other);
+        let function_index = self.symbols.index(header, function);
+        let caller_index = self.symbols.index(header, caller);
+        let event = Event::Entry(Entry {
+            timestamp: held.timestamp,
+            vcpu,
+            pid: held.pid,
+            comm: self.tasks.comm(held.pid, held.slot),
+            function: self.symbols.name(header, function, function_index),
+            caller: (caller != 0).then(|| self.symbols.name(header, caller, caller_index)),
+            tracer: self.tracers.name(held.tracer),
+            place,
+        });
+        self.export.event(&event).map_err(PlayError::Output)
+    }
+
+    fn unfinished(&mut self, header: &Header, frame: &Frame) -> Result<(), PlayError> {
+        if !frame.shown || self.selection.min_duration.is_some() {
+            return Ok(());
+        }
+        let index = self.symbols.index(header, frame.function);
+        let slot = self.tasks.slot(frame.pid);
+        let event = Event::Unfinished(Unfinished {
+            vcpu: frame.vcpu,
+            pid: frame.pid,
+            comm: self.tasks.comm(frame.pid, slot),
+            function: self.symbols.name(header, frame.function, index),
+            tracer: self.tracers.name(frame.tracer),
+            place: Place { frame: frame.id, depth: frame.depth },
+        });
+        self.export.event(&event).map_err(PlayError::Output)
+    }
+}
