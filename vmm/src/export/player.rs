@@ -209,7 +209,7 @@ impl<E: Export> Player<E> {
                 let queue = usize::try_from(batch.vcpu).unwrap_or(usize::MAX);
                 for record in batch.records() {
                     let unknown = &mut self.unknown_records;
-                    if let Some(held) = self.stage.hold(&self.header, &record, unknown) {
+                    if let Some(held) = self.stage.hold(&self.header, queue, &record, unknown) {
                         self.merger.push(queue, held.timestamp(), Item::Record(held));
                     }
                 }

@@ -1,5 +1,7 @@
 //! From what waited for its turn to events with names, depths and durations.
 
+use std::collections::VecDeque;
+
 use crate::stream::{Header, Loss, Mark, MarkKind, RawTracer, Record};
 
 use super::names::{Symbols, Tasks, Tracers};
@@ -16,13 +18,11 @@ pub(super) enum Item {
     Mark(Box<Mark>),
 }
 
-/// A record that waits. Most of all that waits is this, so it is small.
+/// A record that waits. Most of all that waits is this, so it is small: what only some have waits
+/// in a queue beside.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     timestamp: u64,
-    /// Meant as `has_sp` says.
-    sp: u64,
-    value: u64,
     function: u32,
     /// Caller or target.
     other: u32,
@@ -43,9 +43,9 @@ enum Kind {
 }
 
 impl Held {
-    /// `None` for records of unknown kinds.
+    /// With stack pointer and value; `None` for records of unknown kinds.
     #[inline]
-    fn of(record: &Record<'_>, tasks: &mut Tasks) -> Option<Self> {
+    fn of(record: &Record<'_>, tasks: &mut Tasks) -> Option<(Self, Option<u64>, Option<u64>)> {
         let (kind, function, other, sp, value) = match record {
             Record::Entry { entry, sp } => (Kind::Entry, entry.function, entry.caller, *sp, None),
             Record::Return { ret, value } => {
@@ -58,10 +58,8 @@ impl Held {
         };
         let head = record.head();
         let pid = head.pid.get();
-        Some(Self {
+        let held = Self {
             timestamp: head.timestamp.get(),
-            sp: sp.unwrap_or(0),
-            value: value.unwrap_or(0),
             function: function.get(),
             other: other.get(),
             pid,
@@ -70,7 +68,8 @@ impl Held {
             kind,
             has_sp: sp.is_some(),
             has_value: value.is_some(),
-        })
+        };
+        Some((held, sp, value))
     }
 
     pub(super) fn timestamp(&self) -> u64 {
@@ -89,6 +88,8 @@ pub(super) struct Stage<E> {
     pub(super) pairing: Pairing,
     /// What the present record turned out to be.
     steps: Vec<Step>,
+    /// Stack pointers and values of the records that wait, by queue and in their order.
+    beside: Vec<VecDeque<u64>>,
 }
 
 impl<E: Export> Stage<E> {
@@ -101,6 +102,7 @@ impl<E: Export> Stage<E> {
             selection: Selection::default(),
             pairing: Pairing::new(0),
             steps: Vec::new(),
+            beside: Vec::new(),
         }
     }
 
@@ -109,6 +111,7 @@ impl<E: Export> Stage<E> {
         let max_depth = self.pairing.max_depth;
         self.pairing = Pairing::new(vcpus);
         self.pairing.max_depth = max_depth;
+        self.beside = vec![VecDeque::new(); vcpus];
     }
 
     /// Takes a tracer's name in.
@@ -124,10 +127,11 @@ impl<E: Export> Stage<E> {
     pub(super) fn hold(
         &mut self,
         header: &Header,
+        queue: usize,
         record: &Record<'_>,
         unknown: &mut u64,
     ) -> Option<Held> {
-        let Some(held) = Held::of(record, &mut self.tasks) else {
+        let Some((held, sp, value)) = Held::of(record, &mut self.tasks) else {
             *unknown += 1;
             return None;
         };
@@ -135,7 +139,14 @@ impl<E: Export> Stage<E> {
         let wanted = self.selection.wants_tracer(held.tracer)
             && (held.has_sp
                 || self.selection.wants_plain(&mut self.symbols, header, held.function));
+        if wanted && let (Some(sp), Some(beside)) = (sp, self.beside.get_mut(queue)) {
+            beside.extend(std::iter::once(sp).chain(value));
+        }
         wanted.then_some(held)
+    }
+
+    fn beside(&mut self, queue: usize) -> Option<u64> {
+        self.beside.get_mut(queue)?.pop_front()
     }
 
     pub(super) fn give(
@@ -146,7 +157,11 @@ impl<E: Export> Stage<E> {
     ) -> Result<(), PlayError> {
         let vcpu = u32::try_from(queue).unwrap_or(u32::MAX);
         let event = match item {
-            Item::Record(held) if held.has_sp => return self.pair(header, vcpu, held),
+            Item::Record(held) if held.has_sp => {
+                let sp = self.beside(queue).unwrap_or(0);
+                let value = if held.has_value { self.beside(queue) } else { None };
+                return self.pair(header, vcpu, held, sp, value);
+            }
             Item::Record(held) => {
                 self.pairing.plain(vcpu);
                 return self.entry(header, vcpu, held, None);
@@ -178,7 +193,14 @@ impl<E: Export> Stage<E> {
         told
     }
 
-    fn pair(&mut self, header: &Header, vcpu: u32, held: &Held) -> Result<(), PlayError> {
+    fn pair(
+        &mut self,
+        header: &Header,
+        vcpu: u32,
+        held: &Held,
+        sp: u64,
+        value: Option<u64>,
+    ) -> Result<(), PlayError> {
         let call = Call {
             timestamp: held.timestamp,
             vcpu,
@@ -186,7 +208,7 @@ impl<E: Export> Stage<E> {
             tracer: held.tracer,
             function: held.function,
             other: held.other,
-            sp: held.sp,
+            sp,
         };
         let choice: Choice = self.selection.choice(&mut self.symbols, header, held.function);
         let mut steps = std::mem::take(&mut self.steps);
@@ -195,7 +217,7 @@ impl<E: Export> Stage<E> {
             Kind::Return => self.pairing.leave(&call, choice, &mut steps),
             Kind::Tail => self.pairing.jump(&call, choice, &mut steps),
         }
-        let told = steps.iter().try_for_each(|step| self.tell(header, vcpu, held, step));
+        let told = steps.iter().try_for_each(|step| self.tell(header, vcpu, held, value, step));
         steps.clear();
         self.steps = steps;
         told
@@ -206,6 +228,7 @@ impl<E: Export> Stage<E> {
         header: &Header,
         vcpu: u32,
         held: &Held,
+        value: Option<u64>,
         step: &Step,
     ) -> Result<(), PlayError> {
         let hides = self.selection.min_duration.is_some();
@@ -246,7 +269,7 @@ impl<E: Export> Stage<E> {
                     tracer: self.tracers.name(held.tracer),
                     depth,
                     duration_ns,
-                    value: held.has_value.then_some(held.value),
+                    value,
                     frame: frame.filter(|_| !hides).map(|frame| frame.id),
                 });
                 self.export.event(&event).map_err(PlayError::Output)
