@@ -110,10 +110,6 @@ fn reserve(ops: &mut Assembler, operands: &Operands) {
         ; jne <reserve
         ; movsxd r10, eax
     );
-    if overwrite {
-        // What an earlier lap has left here is not ours: withdraw it before anything else.
-        dynasm!(ops; .arch x64; mov DWORD [r10 + at(below::SITE)], 0);
-    }
     dynasm!(ops; .arch x64; mov DWORD [r10 + at(below::INFO)], info);
     if overwrite {
         dynasm!(ops; .arch x64
