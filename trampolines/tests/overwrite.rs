@@ -15,7 +15,6 @@ mod common;
 
 use common::arch::{ADDRESSINGS, ARGUMENTS, Addressing, ticks};
 use common::{FakeGuest, entry_program};
-use std::collections::HashMap;
 use vmtrace_trampolines::layout::{CHUNK_SIZE, Info, below, front};
 use vmtrace_trampolines::{Field, Overflow, Program};
 
@@ -41,7 +40,8 @@ struct Writer {
 
 struct Recorder {
     guest: FakeGuest,
-    happened: HashMap<u64, Hit>,
+    /// By serial number.
+    happened: Vec<Option<Hit>>,
     serial: u64,
     unfinished: u64,
 }
@@ -61,7 +61,7 @@ impl Recorder {
         let guest = FakeGuest::with(1, size, addressing, Overflow::Overwrite, &programs());
         (4..8).for_each(|site| guest.call_from(site, 1));
         guest.set_current(0, 1);
-        Self { guest, happened: HashMap::new(), serial: 0, unfinished: 0 }
+        Self { guest, happened: Vec::new(), serial: 0, unfinished: 0 }
     }
 
     fn lap(&self) -> u64 {
@@ -87,7 +87,7 @@ impl Recorder {
             caller: Some(registers.back as u32),
             size: programs()[usize::from(site >= 4)].size(),
         };
-        self.happened.insert(serial, hit);
+        self.happened.push(Some(hit));
     }
 
     /// Goes on for so many laps, or until everything is dropped.
@@ -108,6 +108,7 @@ impl Recorder {
         let position = self.guest.head(0);
         self.guest.exchange(0, position, position - programs()[0].size() as u64);
         self.serial += 1;
+        self.happened.push(None);
         self.unfinished += 1;
         Writer { position, steps: 0, serial: self.serial - 1, ticks: ticks() }
     }
@@ -141,7 +142,7 @@ impl Recorder {
                 write(below::SITE, 0x517e);
                 let ticks = (writer.ticks, writer.ticks);
                 let hit = Hit { site: 0x517e, ticks, caller: Some(0xca11), size: program.size() };
-                self.happened.insert(writer.serial, hit);
+                self.happened[writer.serial as usize] = Some(hit);
                 self.unfinished -= 1;
             }
         }
@@ -154,9 +155,8 @@ impl Recorder {
         let mut kept = Vec::new();
         for record in &records {
             let serial = record.fields[0];
-            let hit = self.happened.get(&serial).unwrap_or_else(|| {
-                panic!("{when}: {record:x?} never happened");
-            });
+            let hit = usize::try_from(serial).ok().and_then(|serial| self.happened.get(serial));
+            let Some(Some(hit)) = hit else { panic!("{when}: {record:x?} never happened") };
             let common = record.common;
             assert_eq!((common.site, record.info().size()), (hit.site, hit.size), "{when}");
             assert!((hit.ticks.0..=hit.ticks.1).contains(&common.timestamp), "{when}");

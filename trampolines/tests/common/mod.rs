@@ -12,6 +12,8 @@ use vmtrace_trampolines::{Code, Field, Overflow, Point, Program};
 #[cfg_attr(target_arch = "riscv64", path = "riscv64.rs")]
 pub(crate) mod arch;
 
+pub(crate) mod stress;
+
 use arch::Addressing;
 
 /// Bytes of what belongs to a CPU, and of all tasks.
@@ -36,6 +38,7 @@ pub(crate) struct FakeGuest {
     code: u64,
     /// Where programs are.
     programs: Vec<u64>,
+    compiled: Vec<Program>,
 }
 
 /// A record as it is in a ring.
@@ -118,7 +121,16 @@ impl FakeGuest {
                 unsafe { at::<Front>(address).write(ring.front(chunk)) };
             }
         }
-        let mut guest = Self { cpus, rings, overflow, per_cpu, tasks, code, programs: Vec::new() };
+        let mut guest = Self {
+            cpus,
+            rings,
+            overflow,
+            per_cpu,
+            tasks,
+            code,
+            programs: Vec::new(),
+            compiled: programs.to_vec(),
+        };
         let mut text = vec![0; PROGRAMS];
         for program in programs {
             let Code { bytes, .. } = guest.compile(program, addressing);
@@ -136,6 +148,11 @@ impl FakeGuest {
         // SAFETY: `code` is so many writable bytes.
         unsafe { core::ptr::copy_nonoverlapping(text.as_ptr(), at(code), text.len()) };
         guest
+    }
+
+    /// What was given to [`FakeGuest::with`].
+    pub(crate) fn compiled(&self) -> &[Program] {
+        &self.compiled
     }
 
     pub(crate) fn program(&self, index: usize) -> u64 {

@@ -47,6 +47,9 @@ pub(super) fn site(address: u64, program: u64) -> Vec<u8> {
     code.into_iter().flat_map(u32::to_le_bytes).collect()
 }
 
+/// How many signals a stress test takes.
+pub(crate) const SIGNALS: u64 = 3_000;
+
 pub(crate) fn ticks() -> u64 {
     let ticks;
     // SAFETY: reading the clock has no preconditions.
@@ -119,6 +122,14 @@ pub(crate) const VALUE: usize = 10;
 pub(crate) const STACK: usize = 2;
 /// From the stack pointer of a caller to what a record's stack field has.
 pub(crate) const RETURN_ADDRESS: u64 = 0;
+
+/// Registers that [`FakeGuest::run`] sets itself: gp and tp.
+pub(crate) const OWN: [usize; 2] = [3, 4];
+
+/// The stack field needs no correction.
+pub(crate) const fn stack_bias(_: Point) -> u64 {
+    0
+}
 
 /// Registers that a program may change; ra changes with every call, x0 never.
 pub(crate) fn free(point: Point) -> &'static [usize] {

@@ -35,6 +35,9 @@ pub(super) fn site(address: u64, program: u64) -> Vec<u8> {
     code
 }
 
+/// How many signals a stress test takes.
+pub(crate) const SIGNALS: u64 = 40_000;
+
 pub(crate) fn ticks() -> u64 {
     // SAFETY: rdtsc has no preconditions.
     unsafe { core::arch::x86_64::_rdtsc() }
@@ -63,6 +66,13 @@ pub(crate) const VALUE: usize = 0;
 pub(crate) const STACK: usize = 4;
 /// From the stack pointer of a caller to where its return address lies.
 pub(crate) const RETURN_ADDRESS: u64 = 8;
+
+/// Registers that [`FakeGuest::run`] has a use for: none that is not free.
+pub(crate) const OWN: [usize; 0] = [];
+
+pub(crate) const fn stack_bias(point: Point) -> u64 {
+    x86_64::stack_bias(point)
+}
 
 /// Registers that a program may change.
 pub(crate) fn free(point: Point) -> &'static [usize] {
