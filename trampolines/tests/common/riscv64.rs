@@ -47,8 +47,11 @@ pub(super) fn site(address: u64, program: u64) -> Vec<u8> {
     code.into_iter().flat_map(u32::to_le_bytes).collect()
 }
 
+/// How often each instruction is interrupted for each number of nested hits.
+pub(crate) const REPETITIONS: usize = 1;
+
 /// How many signals a stress test takes.
-pub(crate) const SIGNALS: u64 = 3_000;
+pub(crate) const SIGNALS: u64 = 1_500;
 
 pub(crate) fn ticks() -> u64 {
     let ticks;
@@ -250,6 +253,31 @@ unsafe extern "C" fn run(registers: *mut Registers, target: u64, task: u64) {
     )
 }
 
+/// Calls a function with these registers.
+pub(crate) fn call(function: u64, registers: &mut Registers) {
+    // SAFETY: what is there is a function that changes nothing but registers and rings.
+    unsafe { run(registers, function, current()) };
+}
+
+/// No instruction.
+pub(crate) const FAULT: &[u8] = &[0; 4];
+pub(crate) const FAULT_SIGNAL: i32 = libc::SIGILL;
+
+/// Offsets and lengths of a program's instructions.
+pub(crate) fn instructions(code: &[u8]) -> Vec<(usize, usize)> {
+    let words = code.chunks_exact(4).map(|word| word != [0; 4]);
+    words.enumerate().filter(|&(_, code)| code).map(|(index, _)| (4 * index, 4)).collect()
+}
+
+/// Changes code.
+pub(crate) fn patch(code: *mut u8, bytes: &[u8]) {
+    // SAFETY: the caller says that there is code, which this thread alone runs.
+    unsafe {
+        core::ptr::copy_nonoverlapping(bytes.as_ptr(), code, bytes.len());
+        core::arch::asm!("fence.i");
+    }
+}
+
 fn code<const N: usize>(words: [u32; N]) -> Vec<u8> {
     words.into_iter().flat_map(u32::to_le_bytes).collect()
 }
@@ -282,8 +310,7 @@ impl FakeGuest {
 
     /// Calls a function with these registers.
     pub(crate) fn run(&self, site: u64, registers: &mut Registers) {
-        // SAFETY: what is there is a function that changes nothing but registers and rings.
-        unsafe { run(registers, self.site(site), current()) };
+        call(self.site(site), registers);
     }
 
     pub(super) fn compile(&self, program: &Program, _: Addressing) -> Code {

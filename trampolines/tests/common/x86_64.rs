@@ -35,6 +35,9 @@ pub(super) fn site(address: u64, program: u64) -> Vec<u8> {
     code
 }
 
+/// How often each instruction is interrupted for each number of nested hits.
+pub(crate) const REPETITIONS: usize = 4;
+
 /// How many signals a stress test takes.
 pub(crate) const SIGNALS: u64 = 40_000;
 
@@ -109,6 +112,31 @@ unsafe extern "C" fn run(registers: *mut Registers, target: u64) {
     )
 }
 
+/// Calls a function with these registers.
+pub(crate) fn call(function: u64, registers: &mut Registers) {
+    // SAFETY: what is there is a function that changes nothing but registers and rings.
+    unsafe { run(registers, function) };
+}
+
+/// `hlt`: does not move on, unlike `int3`.
+pub(crate) const FAULT: &[u8] = &[0xf4];
+pub(crate) const FAULT_SIGNAL: i32 = libc::SIGSEGV;
+
+/// Offsets and lengths of a program's instructions.
+pub(crate) fn instructions(code: &[u8]) -> Vec<(usize, usize)> {
+    use capstone::prelude::*;
+    let decoder = Capstone::new().x86().mode(arch::x86::ArchMode::Mode64).build();
+    let decoded = decoder.unwrap();
+    let all = decoded.disasm_all(code, 0).unwrap();
+    all.iter().map(|one| (usize::try_from(one.address()).unwrap(), one.bytes().len())).collect()
+}
+
+/// Changes code.
+pub(crate) fn patch(code: *mut u8, bytes: &[u8]) {
+    // SAFETY: the caller says that there is code, which this thread alone runs.
+    unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), code, bytes.len()) };
+}
+
 /// `jmp`
 pub(crate) fn jump(from: u64, to: u64) -> Vec<u8> {
     let distance = i32::try_from(to.wrapping_sub(from + 5).cast_signed()).unwrap();
@@ -139,8 +167,7 @@ impl FakeGuest {
 
     /// Calls a function with these registers.
     pub(crate) fn run(&self, site: u64, registers: &mut Registers) {
-        // SAFETY: what is there is a function that changes nothing but registers and rings.
-        unsafe { run(registers, self.site(site)) };
+        call(self.site(site), registers);
     }
 
     pub(super) fn compile(&self, program: &Program, addressing: Addressing) -> Code {
