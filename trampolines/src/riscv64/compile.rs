@@ -103,23 +103,19 @@ pub fn compile(
     } else {
         dynasm!(ops; .arch riscv64; .feature A, Zicntr; sw X(link), [t2, at(below::SITE)]);
     }
+    dynasm!(ops; .arch riscv64; leave:);
     let ending = ops.offset().0;
-    leave(&mut ops, program.point);
+    // Harts predict what is jumped to by ra from calls: a function's return must stay one.
+    match program.point {
+        Point::Entry => dynasm!(ops; .arch riscv64; jr t0),
+        Point::Return => dynasm!(ops; .arch riscv64; ret),
+    }
     match overflow {
         Overflow::Drop => slow(&mut ops, program),
         Overflow::Overwrite => overwrite(&mut ops, program),
     }
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
     Ok(Code { bytes, endings: vec![ending] })
-}
-
-/// Goes on: into the function, or back to where it was called from. (Harts predict what is jumped
-/// to by ra from calls: a function's return must stay one.)
-pub(super) fn leave(ops: &mut Assembler, point: Point) {
-    match point {
-        Point::Entry => dynasm!(ops; .arch riscv64; jr t0),
-        Point::Return => dynasm!(ops; .arch riscv64; ret),
-    }
 }
 
 /// `lw t3, offset(tp)` for offsets of up to 31 bits.

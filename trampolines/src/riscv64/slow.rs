@@ -3,7 +3,7 @@
 //! The account of a chunk is found from the position itself, so whatever happens to this task in
 //! here, the exchange or the verdict "full" is about the ring that the position named.
 
-use super::compile::{Assembler, Registers, SHIFT, SPENT_SHIFTED, at, leave, registers};
+use super::compile::{Assembler, Registers, SHIFT, SPENT_SHIFTED, at, registers};
 use crate::layout::{CHUNK_SIZE, CLAIMED, FRONT_SIZE, below, front};
 use crate::program::Program;
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
@@ -47,8 +47,8 @@ fn drop(ops: &mut Assembler, program: &Program) {
         ; addi t3, t3, account(front::DROPPED)
         ; addi t4, zero, i32::from(program.tracers)
         ; amoadd.d zero, t4, [t3]
+        ; j <leave
     );
-    leave(ops, program.point);
 }
 
 /// With the position in t2 and the control block in its register, as `reserve` leaves them.
