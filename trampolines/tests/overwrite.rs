@@ -117,7 +117,9 @@ impl Recorder {
     fn step(&mut self, writer: &mut Writer) {
         let [program, _] = programs();
         let write = |below, value| self.guest.write(0, writer.position, below, value);
-        let halves = |value: u64| [value & 0xffff_ffff, value >> 32].map(|half| half as u32);
+        let halves = |value: u64| {
+            [value & 0xffff_ffff, value >> 32].map(|half| u32::try_from(half).unwrap())
+        };
         match writer.steps {
             0 => {
                 #[allow(clippy::cast_possible_truncation, reason = "the tag")]
@@ -142,7 +144,7 @@ impl Recorder {
                 write(below::SITE, 0x517e);
                 let ticks = (writer.ticks, writer.ticks);
                 let hit = Hit { site: 0x517e, ticks, caller: Some(0xca11), size: program.size() };
-                self.happened[writer.serial as usize] = Some(hit);
+                self.happened[usize::try_from(writer.serial).unwrap()] = Some(hit);
                 self.unfinished -= 1;
             }
         }

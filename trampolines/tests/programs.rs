@@ -39,6 +39,7 @@ impl Random {
         registers
     }
 
+    #[allow(clippy::cast_possible_truncation, reason = "all are limited")]
     fn program(&mut self, point: Point) -> Program {
         // Now and then of the greatest length.
         let count = if self.below(8) == 0 { 28 } else { self.below(12) };
@@ -53,6 +54,7 @@ impl Random {
     }
 }
 
+#[allow(clippy::cast_possible_truncation, reason = "the low half")]
 fn low(value: u64) -> u32 {
     value as u32
 }
