@@ -76,8 +76,9 @@ impl Calls {
         let entries = !programs.is_empty();
         let some = [crate::common::entry_program()];
         let programs = if entries { programs } else { &some };
-        // Room for all that one round records.
-        let guest = FakeGuest::with(1, 8 << 20, addressing, overflow, programs);
+        // Room for all that one round records; a flight recorder goes round in what it has.
+        let size = if overflow == Overflow::Drop { 8 << 20 } else { 1 << 20 };
+        let guest = FakeGuest::with(1, size, addressing, overflow, programs);
         guest.set_current(0, 1);
         // Stubs are 64 bytes: a function, and behind it the stub of its return.
         for level in 0..depth {
