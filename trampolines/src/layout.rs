@@ -12,6 +12,10 @@
 //! grow, so that a position never comes back: that makes a reservation by one
 //! compare-and-exchange safe against interrupts, NMIs, preemption and migration at once.
 //!
+//! A chunk is all zeros when it is opened. So a record is published when its [`Common::site`] is
+//! not 0, and one that is only reserved, whose length is not known yet, is a run of zero words: who
+//! looks for what lies below it skips them, since the word that ends a record is written first.
+//!
 //! ```text
 //!  Control (per CPU)               chunk, at a multiple of its size
 //!  head ── in use down to ────┐    ┌──────────────┐ + 0
@@ -33,6 +37,8 @@ pub const COMMON_SIZE: usize = size_of::<Common>();
 pub const MAX_RECORD: usize = 256;
 /// Bytes of one control block.
 pub const CONTROL_SIZE: usize = size_of::<Control>();
+/// In place of a lap: a chunk that is about to be opened. See [`Front::state`].
+pub const CLAIMED: u64 = u32::MAX as u64;
 /// One lap in a position word.
 pub const LAP: u64 = 1 << 32;
 /// Bytes of a chunk.
@@ -138,8 +144,9 @@ pub struct Front {
     pub room: u64,
     /// Records dropped after those in this chunk, because the next one was not free.
     pub dropped: u64,
-    /// Overwritten rings: in the high half the lap in which the chunk was opened last (0: never),
-    /// in the low half how many records were overwritten in it.
+    /// Overwritten rings: in the high half the lap in which the chunk was opened last (0: in none,
+    /// it is free; [`CLAIMED`]: someone is clearing it, so there is nothing in it); in the low half
+    /// how many records were overwritten in it, modulo 2^32.
     pub state: u64,
     reserved: [u64; 4],
 }

@@ -25,7 +25,7 @@ pub enum Point {
 /// What a record has beside what all have, 8 bytes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Field {
-    /// The stack pointer: see [`Program::STACK_BIAS`].
+    /// The stack pointer (of x86-64: see [`stack_bias`](crate::x86_64::stack_bias)).
     Stack,
     /// An integer argument by its number, from 0 on: as the calling convention passes it.
     Argument(u8),

@@ -3,7 +3,7 @@
 use super::Values;
 use super::encode::split;
 use super::slow::{overwrite, slow};
-use crate::layout::{COMMON_SIZE, CONTROL_SIZE, MAX_RECORD, below, control};
+use crate::layout::{COMMON_SIZE, CONTROL_SIZE, MAX_RECORD, below};
 use crate::program::{Code, Field, Overflow, Point, Program, ProgramError};
 use dynasmrt::riscv::RiscvRelocation;
 use dynasmrt::{DynasmApi, DynasmLabelApi, VecAssembler, dynasm};
@@ -28,6 +28,22 @@ fn parts(what: &'static str, value: u64) -> Result<(i32, i32), ProgramError> {
     Ok(((upper << 12).cast_signed(), lower))
 }
 
+/// Numbers of registers that depend on how a program is entered.
+pub(super) struct Registers {
+    /// What it was entered with, which tells the site.
+    pub(super) link: u8,
+    /// The control block, once it was found.
+    pub(super) control: u8,
+}
+
+/// t0 and t1: one of the two has what the program was entered with.
+pub(super) const fn registers(point: Point) -> Registers {
+    match point {
+        Point::Entry | Point::Tail => Registers { link: 5, control: 6 },
+        Point::Return => Registers { link: 6, control: 5 },
+    }
+}
+
 /// Makes a program.
 ///
 /// Its entry: called with the return address into the function in `t0` and that of the function in
@@ -46,11 +62,9 @@ pub fn compile(
 ) -> Result<Code, ProgramError> {
     program.check()?;
     let mut ops = Assembler::new(0);
+    let Registers { link, control } = registers(program.point);
     let returns = program.point == Point::Return;
-    if returns {
-        dynasm!(ops; .arch riscv64; .feature A, Zicntr; mv t0, t1);
-    }
-    find_control(&mut ops, values)?;
+    find_control(&mut ops, control, values)?;
     reserve(&mut ops, program, overflow)?;
     dynasm!(ops; .arch riscv64; .feature A, Zicntr
         ; sw ra, [t2, at(below::CALLER)]
@@ -80,32 +94,28 @@ pub fn compile(
         ; sd t3, [t2, at(below::TIMESTAMP)]
     );
     if returns {
-        dynasm!(ops; .arch riscv64; .feature A, Zicntr; lwu t3, [t0, 4]);
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; lwu t3, [X(link), 4]);
     }
     // Stores may overtake each other here; what publishes the record must not.
     dynasm!(ops; .arch riscv64; .feature A, Zicntr; fence w, w);
     if returns {
         dynasm!(ops; .arch riscv64; .feature A, Zicntr; sw t3, [t2, at(below::SITE)]);
     } else {
-        dynasm!(ops; .arch riscv64; .feature A, Zicntr; sw t0, [t2, at(below::SITE)]);
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; sw X(link), [t2, at(below::SITE)]);
     }
+    dynasm!(ops; .arch riscv64; leave:);
     let ending = ops.offset().0;
-    leave(&mut ops, program.point);
+    // Harts predict what is jumped to by ra from calls: a function's return must stay one.
+    match program.point {
+        Point::Entry | Point::Tail => dynasm!(ops; .arch riscv64; jr t0),
+        Point::Return => dynasm!(ops; .arch riscv64; ret),
+    }
     match overflow {
         Overflow::Drop => slow(&mut ops, program),
         Overflow::Overwrite => overwrite(&mut ops, program),
     }
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
     Ok(Code { bytes, endings: vec![ending] })
-}
-
-/// Goes on: into the function, or back to where it was called from. (Harts predict what is jumped
-/// to by ra from calls: a function's return must stay one.)
-pub(super) fn leave(ops: &mut Assembler, point: Point) {
-    match point {
-        Point::Entry | Point::Tail => dynasm!(ops; .arch riscv64; jr t0),
-        Point::Return => dynasm!(ops; .arch riscv64; ret),
-    }
 }
 
 /// `lw t3, offset(tp)` for offsets of up to 31 bits.
@@ -119,31 +129,32 @@ fn load_word(ops: &mut Assembler, what: &'static str, offset: u64) -> Result<(),
     Ok(())
 }
 
-/// Leaves the control block of this CPU in t1.
-fn find_control(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError> {
+/// Leaves the control block of this CPU in its register.
+fn find_control(ops: &mut Assembler, control: u8, values: &Values) -> Result<(), ProgramError> {
     let (controls, lower) = parts("the control blocks", values.controls)?;
     load_word(ops, "the CPU number's offset", values.cpu)?;
     dynasm!(ops; .arch riscv64; .feature A, Zicntr
-        ; slli t1, t3, CONTROL_SIZE.trailing_zeros()
+        ; slli X(control), t3, CONTROL_SIZE.trailing_zeros()
         ; lui t2, controls
     );
     if lower != 0 {
         dynasm!(ops; .arch riscv64; .feature A, Zicntr; addi t2, t2, lower);
     }
-    dynasm!(ops; .arch riscv64; .feature A, Zicntr; add t1, t1, t2);
+    dynasm!(ops; .arch riscv64; .feature A, Zicntr; add X(control), X(control), t2);
     Ok(())
 }
 
 /// Reserves; leaves the end of the record in t2. Between lr.d and sc.d is only what the
 /// architecture guarantees to succeed in the end.
 fn reserve(ops: &mut Assembler, program: &Program, overflow: Overflow) -> Result<(), ProgramError> {
-    const { assert!(control::HEAD == 0) };
+    const { assert!(crate::layout::control::HEAD == 0) };
+    let Registers { control, .. } = registers(program.point);
     let size = at(program.size());
     let info = program.info(overflow).0;
     let (upper, lower) = parts("the record's head", i64::from(info.cast_signed()).cast_unsigned())?;
     dynasm!(ops; .arch riscv64; .feature A, Zicntr
         ; reserve:
-        ; lr.d t2, [t1]
+        ; lr.d t2, [X(control)]
         ; slliw t3, t2, SHIFT
     );
     match overflow {
@@ -159,7 +170,7 @@ fn reserve(ops: &mut Assembler, program: &Program, overflow: Overflow) -> Result
     }
     dynasm!(ops; .arch riscv64; .feature A, Zicntr
         ; addi t3, t2, size
-        ; sc.d t3, t3, [t1]
+        ; sc.d t3, t3, [X(control)]
         ; bnez t3, <reserve
     );
     if overflow == Overflow::Overwrite {
@@ -167,11 +178,7 @@ fn reserve(ops: &mut Assembler, program: &Program, overflow: Overflow) -> Result
     }
     dynasm!(ops; .arch riscv64; .feature A, Zicntr; sext.w t2, t2);
     if overflow == Overflow::Overwrite {
-        // What an earlier lap has left here is not ours: withdraw it before anything else.
-        dynasm!(ops; .arch riscv64; .feature A, Zicntr
-            ; sw zero, [t2, at(below::SITE)]
-            ; lui t4, upper
-        );
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; lui t4, upper);
     }
     dynasm!(ops; .arch riscv64; .feature A, Zicntr
         ; addi t4, t4, lower

@@ -9,8 +9,24 @@
 //! leaves a reservation with which the `sc.d` of the outer one could store its older position.
 //! (Kernels end reservations when they return from an exception, too.)
 
+#[allow(
+    clippy::cast_sign_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_lossless,
+    clippy::useless_conversion,
+    clippy::unnecessary_cast,
+    reason = "of the assembler's macro"
+)]
 mod compile;
 pub mod encode;
+#[allow(
+    clippy::cast_sign_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_lossless,
+    clippy::useless_conversion,
+    clippy::unnecessary_cast,
+    reason = "of the assembler's macro"
+)]
 mod slow;
 
 pub use compile::compile;

@@ -3,8 +3,8 @@
 //! The account of a chunk is found from the position itself, so whatever happens to this task in
 //! here, the exchange or the verdict "full" is about the ring that the position named.
 
-use super::compile::{Assembler, SHIFT, SPENT_SHIFTED, at, leave};
-use crate::layout::{CHUNK_SIZE, FRONT_SIZE, below, front};
+use super::compile::{Assembler, Registers, SHIFT, SPENT_SHIFTED, at, registers};
+use crate::layout::{CHUNK_SIZE, CLAIMED, FRONT_SIZE, below, front};
 use crate::program::Program;
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
 
@@ -21,6 +21,8 @@ const fn small(value: usize) -> i32 {
 
 const CHUNK: i32 = small(CHUNK_SIZE);
 const FRONT: i32 = small(FRONT_SIZE);
+const _: () = assert!((CHUNK_SIZE - FRONT_SIZE).is_multiple_of(64), "cleared by so many bytes");
+const _: () = assert!(CLAIMED == u32::MAX as u64, "known by its sign extension");
 
 /// t3: the last byte of the chunk of position t2; t5: the position that opens the next one.
 fn next_chunk(ops: &mut Assembler) {
@@ -38,18 +40,20 @@ fn next_chunk(ops: &mut Assembler) {
 
 /// Drops the record: t3 is the last byte of its chunk.
 fn drop(ops: &mut Assembler, program: &Program) {
+    let Registers { control, .. } = registers(program.point);
     dynasm!(ops; .arch riscv64; .feature A, Zicntr
         // Ends the reservation; if it succeeds, head stays what it was.
-        ; sc.d zero, t2, [t1]
+        ; sc.d zero, t2, [X(control)]
         ; addi t3, t3, account(front::DROPPED)
         ; addi t4, zero, i32::from(program.tracers)
         ; amoadd.d zero, t4, [t3]
+        ; j <leave
     );
-    leave(ops, program.point);
 }
 
-/// With the position in t2 and the control block in t1, as `reserve` leaves them.
+/// With the position in t2 and the control block in its register, as `reserve` leaves them.
 pub(super) fn slow(ops: &mut Assembler, program: &Program) {
+    let Registers { control, .. } = registers(program.point);
     dynasm!(ops; .arch riscv64; .feature A, Zicntr; slow:);
     next_chunk(ops);
     dynasm!(ops; .arch riscv64; .feature A, Zicntr
@@ -57,22 +61,26 @@ pub(super) fn slow(ops: &mut Assembler, program: &Program) {
         ; ld t6, [t4, small(front::ROOM)]
         ; bne t6, t5, >full
         // If head has moved on, or the store fails: look again.
-        ; lr.d t6, [t1]
+        ; lr.d t6, [X(control)]
         ; bne t6, t2, <reserve
-        ; sc.d t6, t5, [t1]
+        ; sc.d t6, t5, [X(control)]
         ; j <reserve
         ; full:
     );
     drop(ops, program);
 }
 
-/// The same where records are overwritten: makes sure that all records of the chunk are finished
-/// before it is opened again, and counts them. A chunk with an unfinished record is left out: its
-/// writer will still write there.
+/// The same where records are overwritten: takes the next chunk all of whose records are finished,
+/// counts and clears them, and opens it. A chunk with an unfinished record is left out: its writer
+/// will still write there. So is one that someone else is about to open: that may be who was
+/// interrupted here, and never goes on before this returns.
 ///
-/// A chunk's state is changed once for each lap, whoever does it: others that were interrupted
-/// here, or interrupt, find it changed.
+/// Clearing is what makes unfinished records known: what fields of an earlier lap have left in
+/// place of a record that is only reserved may look like a finished one. Whoever claims a chunk has
+/// it for himself, so that a record in it is never cleared that came after. When head has meanwhile
+/// gone elsewhere the chunk is given back, as one that was never opened.
 pub(super) fn overwrite(ops: &mut Assembler, program: &Program) {
+    let Registers { control, .. } = registers(program.point);
     dynasm!(ops; .arch riscv64; .feature A, Zicntr; slow:);
     next_chunk(ops);
     dynasm!(ops; .arch riscv64; .feature A, Zicntr
@@ -82,24 +90,25 @@ pub(super) fn overwrite(ops: &mut Assembler, program: &Program) {
         ; sd a2, [sp, 16]
         ; sd a3, [sp, 24]
         ; try_chunk:
-        // t4: the account of the chunk to be opened; a0: its state; a1: the tag of its records.
+        // Who was away for long must not take chunks that are newer than where he looked.
+        ; ld t3, [X(control), 0]
+        ; bne t3, t2, >moved
+        // t4: the account of the chunk to be opened; a0: its state; a2: how many were overwritten;
+        // t6: where it is read.
         ; sext.w t4, t5
         ; ld a0, [t4, small(front::STATE)]
-        ; srli a1, a0, 32
-        ; srli a2, t5, 32
-        ; beq a1, a2, >opened
-        // a2: how many were overwritten; t6: where it is read.
         ; slli a2, a0, 32
         ; srli a2, a2, 32
-        ; beqz a1, >counted
-        ; andi a1, a1, 0xff
+        ; srai a1, a0, 32
+        ; beqz a1, >claim
+        // CLAIMED
+        ; addi a1, a1, 1
+        ; beqz a1, >next
         ; mv t6, t4
         ; next_record:
-        ; lwu a3, [t6, at(below::INFO)]
-        ; srli t3, a3, 24
-        ; bne t3, a1, >unfinished
         ; lw t3, [t6, at(below::SITE)]
-        ; beqz t3, >unfinished
+        ; beqz t3, >next
+        ; lwu a3, [t6, at(below::INFO)]
         ; srli t3, a3, 16
         ; andi t3, t3, 0xff
         ; add a2, a2, t3
@@ -111,22 +120,47 @@ pub(super) fn overwrite(ops: &mut Assembler, program: &Program) {
         ; slliw t3, t6, SHIFT
         ; lui a3, SPENT_SHIFTED
         ; bltu a3, t3, <next_record
-        ; counted:
-        ; srli t3, t5, 32
-        ; slli t3, t3, 32
-        ; or a2, a2, t3
+        ; slli a2, a2, 32
+        ; srli a2, a2, 32
+        ; claim:
+        ; addi a1, zero, -1
+        ; slli a1, a1, 32
+        ; or a1, a1, a2
         ; addi t6, t4, small(front::STATE)
         // What was read of the records must not be older than this.
         ; fence rw, rw
         ; store:
         ; lr.d t3, [t6]
         ; bne t3, a0, <try_chunk
-        ; sc.d t3, a2, [t6]
+        ; sc.d t3, a1, [t6]
         ; bnez t3, <store
-        ; opened:
-        ; lr.d t3, [t1]
-        ; bne t3, t2, >moved
-        ; sc.d t3, t5, [t1]
+        // From the chunk's beginning to its account.
+        ; lui a3, CHUNK
+        ; sub a3, t4, a3
+        ; addi a3, a3, FRONT
+        ; clear:
+        ; sd zero, [a3, 0]
+        ; sd zero, [a3, 8]
+        ; sd zero, [a3, 16]
+        ; sd zero, [a3, 24]
+        ; sd zero, [a3, 32]
+        ; sd zero, [a3, 40]
+        ; sd zero, [a3, 48]
+        ; sd zero, [a3, 56]
+        ; addi a3, a3, 64
+        ; bne a3, t4, <clear
+        ; srli t3, t5, 32
+        ; slli t3, t3, 32
+        ; or t3, t3, a2
+        ; fence w, w
+        ; sd t3, [t4, small(front::STATE)]
+        // Nor may a record in the chunk be older than that it was cleared and opened.
+        ; fence w, w
+        ; open:
+        ; lr.d t3, [X(control)]
+        ; bne t3, t2, >given_back
+        ; sc.d t3, t5, [X(control)]
+        ; bnez t3, <open
         ; moved:
         ; ld a0, [sp, 0]
         ; ld a1, [sp, 8]
@@ -134,7 +168,10 @@ pub(super) fn overwrite(ops: &mut Assembler, program: &Program) {
         ; ld a3, [sp, 24]
         ; addi sp, sp, 32
         ; j <reserve
-        ; unfinished:
+        ; given_back:
+        ; sd a2, [t4, small(front::STATE)]
+        ; j <moved
+        ; next:
         ; ld t3, [t4, small(front::NEXT)]
         ; srli t5, t5, 32
         ; slli t5, t5, 32

@@ -10,6 +10,7 @@ use dynasmrt::{DynasmApi, DynasmLabelApi, VecAssembler, dynasm};
 pub(super) type Assembler = VecAssembler<X64Relocation>;
 
 /// The bits of a position that are all clear where a chunk is used up.
+#[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "small constants")]
 pub(super) const ABOVE_SPENT: i32 = (CHUNK_SIZE as i32 - 1) & !(SPENT as i32 - 1);
 /// A return, and room for a jump to the kernel's return thunk in its place.
 const ENDING: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
@@ -110,10 +111,6 @@ fn reserve(ops: &mut Assembler, operands: &Operands) {
         ; jne <reserve
         ; movsxd r10, eax
     );
-    if overwrite {
-        // What an earlier lap has left here is not ours: withdraw it before anything else.
-        dynasm!(ops; .arch x64; mov DWORD [r10 + at(below::SITE)], 0);
-    }
     dynasm!(ops; .arch x64; mov DWORD [r10 + at(below::INFO)], info);
     if overwrite {
         dynasm!(ops; .arch x64

@@ -4,7 +4,7 @@
 //! here, the exchange or the verdict "full" is about the ring that the position named.
 
 use super::compile::{ABOVE_SPENT, Assembler, Operands, exchange};
-use crate::layout::{CHUNK_SIZE, FRONT_SIZE, below, front};
+use crate::layout::{CHUNK_SIZE, CLAIMED, FRONT_SIZE, below, front};
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
 
 /// From the last byte of a chunk to its account.
@@ -19,6 +19,10 @@ const fn small(value: usize) -> i32 {
 }
 
 const LAST_BYTE: i32 = small(CHUNK_SIZE) - 1;
+/// [`CLAIMED`], sign-extended.
+#[allow(clippy::cast_possible_truncation, reason = "-1")]
+const CLAIMED_LAP: i32 = CLAIMED as i32;
+const _: () = assert!(CLAIMED_LAP == -1);
 
 /// With the position in rax and the control block in r11, as `reserve` leaves them.
 pub(super) fn slow(ops: &mut Assembler, operands: &Operands) {
@@ -54,85 +58,95 @@ pub(super) fn slow(ops: &mut Assembler, operands: &Operands) {
     );
 }
 
-/// Makes sure that all records of the chunk are finished before it is opened again, and counts
-/// them as overwritten. A chunk with an unfinished record is left out: its writer will still write
-/// there. Falls through when there is no other.
+/// Takes the next chunk all of whose records are finished, counts and clears them, and opens it. A
+/// chunk with an unfinished record is left out: its writer will still write there. So is one that
+/// someone else is about to open: that may be who was interrupted here, and never goes on before
+/// this returns. Falls through when there is no other.
 ///
-/// A chunk's state is changed once for each lap, whoever does it: others that were interrupted
-/// here, or interrupt, find it changed. Locked, since a task that was migrated may be among them;
-/// that is once for a chunk.
+/// Clearing is what makes unfinished records known: what fields of an earlier lap have left in
+/// place of a record that is only reserved may look like a finished one. Whoever claims a chunk has
+/// it for himself, so that a record in it is never cleared that came after. When head has meanwhile
+/// gone elsewhere the chunk is given back, as one that was never opened.
+///
+/// Locked, since a task that was migrated may be among those; that is once for a chunk.
 fn overwrite(ops: &mut Assembler, operands: &Operands) {
     dynasm!(ops; .arch x64
         ; push rcx
         ; push rsi
         ; push rdi
         ; push r8
-        ; push r9
         ; mov r8, rax
         ; try_chunk:
-        // r9: the account of the chunk to be opened; rax: its state; rcx: where it is read.
-        ; movsxd r9, edx
-        ; mov rax, [r9 + small(front::STATE)]
-        ; mov rsi, rax
-        ; xor rsi, rdx
-        ; shr rsi, 32
-        ; jz >opened
-        // edi: how many were overwritten.
-        ; mov edi, eax
-        ; mov rsi, rax
-        ; shr rsi, 32
-        ; jz >counted
-        ; mov rcx, r9
+    );
+    // Who was away for long must not take chunks that are newer than where he looked.
+    if operands.shared {
+        dynasm!(ops; .arch x64; cmp [r11], r8);
+    } else {
+        dynasm!(ops; .arch x64; gs cmp [r11], r8);
+    }
+    dynasm!(ops; .arch x64
+        ; jne >moved
+        // r10: the account of the chunk to be opened; rax: its state; esi: how many were
+        // overwritten; rcx: where it is read.
+        ; movsxd r10, edx
+        ; mov rax, [r10 + small(front::STATE)]
+        ; mov esi, eax
+        ; mov rcx, rax
+        ; shr rcx, 32
+        ; jz >claim
+        ; cmp ecx, CLAIMED_LAP
+        ; je >next
+        ; mov rcx, r10
         ; next_record:
-        ; mov r10d, [rcx - small(below::INFO)]
         ; cmp DWORD [rcx - small(below::SITE)], 0
-        ; je >unfinished
-        // The upper byte is the tag.
-        ; push r10
-        ; shr r10d, 24
-        ; cmp r10b, sil
-        ; pop r10
-        ; jne >unfinished
-        ; push r10
-        ; shr r10d, 16
-        ; movzx r10d, r10b
-        ; lea edi, [rdi + r10 + 1]
-        ; pop r10
-        ; and r10d, 31
-        ; lea r10d, [r10 * 8 + 8]
-        ; sub rcx, r10
+        ; je >next
+        ; movzx edi, BYTE [rcx - small(below::INFO) + 2]
+        ; lea esi, [rsi + rdi + 1]
+        ; mov edi, [rcx - small(below::INFO)]
+        ; and edi, 31
+        ; lea edi, [rdi * 8 + 8]
+        ; sub rcx, rdi
         ; test ecx, ABOVE_SPENT
         ; jnz <next_record
-        ; counted:
-        ; mov rsi, rdx
-        ; shr rsi, 32
-        ; shl rsi, 32
-        ; or rsi, rdi
-        ; lock cmpxchg [r9 + small(front::STATE)], rsi
+        ; claim:
+        ; mov rcx, CLAIMED_LAP
+        ; shl rcx, 32
+        ; or rcx, rsi
+        ; lock cmpxchg [r10 + small(front::STATE)], rcx
         ; jne <try_chunk
-        ; opened:
+        ; mov rdi, r10
+        ; and rdi, -small(CHUNK_SIZE)
+        ; mov ecx, small(CHUNK_SIZE - FRONT_SIZE) / 8
+        ; xor eax, eax
+        ; rep stosq
+        ; mov rcx, rdx
+        ; shr rcx, 32
+        ; shl rcx, 32
+        ; or rcx, rsi
+        ; mov [r10 + small(front::STATE)], rcx
         ; mov rax, r8
     );
     exchange(ops, operands.shared);
     dynasm!(ops; .arch x64
-        ; pop r9
+        ; je >moved
+        ; mov [r10 + small(front::STATE)], rsi
+        ; moved:
         ; pop r8
         ; pop rdi
         ; pop rsi
         ; pop rcx
         ; jmp <reserve
-        ; unfinished:
+        ; next:
         ; shr rdx, 32
         ; shl rdx, 32
-        ; add rdx, [r9 + small(front::NEXT)]
+        ; add rdx, [r10 + small(front::NEXT)]
         // Once around: this chunk is the next one.
-        ; movsxd r10, r8d
-        ; or r10, LAST_BYTE
-        ; lea r10, [r10 - (small(FRONT_SIZE) - 1)]
-        ; cmp r10d, edx
+        ; mov eax, r8d
+        ; or eax, LAST_BYTE
+        ; sub eax, small(FRONT_SIZE) - 1
+        ; cmp eax, edx
         ; jne <try_chunk
         ; mov rax, r8
-        ; pop r9
         ; pop r8
         ; pop rdi
         ; pop rsi

@@ -4,13 +4,15 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use vmtrace_trampolines::layout::{
-    CHUNK_SIZE, COMMON_SIZE, Common, Control, Front, Info, Ring, below, front,
+    CHUNK_SIZE, CLAIMED, COMMON_SIZE, Common, Control, Front, Info, Ring, below, front,
 };
 use vmtrace_trampolines::{Code, Field, Overflow, Point, Program};
 
 #[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
 #[cfg_attr(target_arch = "riscv64", path = "riscv64.rs")]
 pub(crate) mod arch;
+
+pub(crate) mod stress;
 
 use arch::Addressing;
 
@@ -22,7 +24,10 @@ const PID: u64 = 40;
 const PROGRAMS: usize = 2048;
 /// Bytes from a site to the next.
 const SITE: usize = 32;
-const CODE: usize = 16384;
+/// Offset of stubs, and bytes of each.
+const STUBS: usize = 1024;
+const STUB: usize = 64;
+const CODE: usize = 32768;
 
 pub(crate) struct FakeGuest {
     pub(crate) cpus: u64,
@@ -33,6 +38,7 @@ pub(crate) struct FakeGuest {
     code: u64,
     /// Where programs are.
     programs: Vec<u64>,
+    compiled: Vec<Program>,
 }
 
 /// A record as it is in a ring.
@@ -47,6 +53,11 @@ impl Record {
     pub(crate) fn info(&self) -> Info {
         Info(self.common.info)
     }
+}
+
+/// Registers that all have one value, for [`FakeGuest::run`].
+pub(crate) fn registers(value: u64) -> arch::Registers {
+    arch::Registers { x: [value; _], stack: [value; _], back: 0 }
 }
 
 /// The programs of most tests.
@@ -110,7 +121,16 @@ impl FakeGuest {
                 unsafe { at::<Front>(address).write(ring.front(chunk)) };
             }
         }
-        let mut guest = Self { cpus, rings, overflow, per_cpu, tasks, code, programs: Vec::new() };
+        let mut guest = Self {
+            cpus,
+            rings,
+            overflow,
+            per_cpu,
+            tasks,
+            code,
+            programs: Vec::new(),
+            compiled: programs.to_vec(),
+        };
         let mut text = vec![0; PROGRAMS];
         for program in programs {
             let Code { bytes, .. } = guest.compile(program, addressing);
@@ -128,6 +148,11 @@ impl FakeGuest {
         // SAFETY: `code` is so many writable bytes.
         unsafe { core::ptr::copy_nonoverlapping(text.as_ptr(), at(code), text.len()) };
         guest
+    }
+
+    /// What was given to [`FakeGuest::with`].
+    pub(crate) fn compiled(&self) -> &[Program] {
+        &self.compiled
     }
 
     pub(crate) fn program(&self, index: usize) -> u64 {
@@ -232,24 +257,60 @@ impl FakeGuest {
         let head = self.head(cpu);
         let state = |chunk| self.front(cpu, chunk, front::STATE).load(Ordering::Acquire) >> 32;
         let mut chunks: Vec<_> = (0..ring.chunks()).map(|chunk| (state(chunk), chunk)).collect();
+        chunks.retain(|&(lap, _)| lap != 0 && lap != CLAIMED);
         chunks.sort_unstable();
         let mut all = Vec::new();
         for (lap, chunk) in chunks {
             let mut position = ring.opening(chunk, lap);
             let end = if ring.chunk(head) == chunk { head } else { 0 };
-            while lap != 0 && !ring.is_spent(position) && position != end {
-                let info = Info(
-                    self.half(self.address(cpu, position) - below::INFO as u64)
-                        .load(Ordering::Acquire),
-                );
-                if u64::from(info.tag()) != lap & 0xff {
-                    break;
+            while !ring.is_spent(position) && position != end {
+                let word = self.word(self.address(cpu, position) - 8).load(Ordering::Acquire);
+                if word == 0 {
+                    // Reserved only, of a length not known yet: what follows it ends further down.
+                    position -= 8;
+                    continue;
                 }
                 all.extend(self.published(cpu, position));
-                position -= info.size() as u64;
+                position -= Info((word >> 32) as u32).size() as u64;
             }
         }
         all
+    }
+
+    /// Does one exchange of head, as a writer does by whom the test then stands in.
+    pub(crate) fn exchange(&self, cpu: u64, from: u64, to: u64) {
+        let head = self.word(arch::control(self.per_cpu, cpu));
+        head.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).unwrap();
+    }
+
+    /// Writes 4 bytes of the record that ends at a position.
+    pub(crate) fn write(&self, cpu: u64, position: u64, below: usize, value: u32) {
+        self.half(self.address(cpu, position) - below as u64).store(value, Ordering::Release);
+    }
+
+    /// Puts code beside the sites, in one of 16 places.
+    pub(crate) fn put(&self, place: usize, code: &[u8]) -> u64 {
+        let address = self.stub(place);
+        assert!(code.len() <= STUB && place < (PROGRAMS - STUBS) / STUB);
+        // SAFETY: inside of the code area.
+        unsafe { core::ptr::copy_nonoverlapping(code.as_ptr(), at(address), code.len()) };
+        address
+    }
+
+    /// Where [`FakeGuest::put`] puts it.
+    pub(crate) fn stub(&self, place: usize) -> u64 {
+        self.code + (STUBS + place * STUB) as u64
+    }
+
+    /// Lets a site call another program.
+    pub(crate) fn call_from(&self, site: u64, program: usize) {
+        self.set_site(site, &arch::site(self.site(site), self.programs[program]));
+    }
+
+    /// Code, to be changed.
+    pub(crate) fn code(&self, address: u64) -> *mut u8 {
+        assert!((self.code..self.code + CODE as u64).contains(&address));
+        at(address)
     }
 
     pub(crate) fn overflow(&self) -> Overflow {

@@ -5,10 +5,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::cell::Cell;
 use std::sync::Once;
 use vmtrace_trampolines::layout::CONTROL_SIZE;
-use vmtrace_trampolines::riscv64::encode::register::{RA, T0};
-use vmtrace_trampolines::riscv64::encode::{auipc, jalr, jr, split};
+use vmtrace_trampolines::riscv64::encode::register::{RA, T0, T1};
+use vmtrace_trampolines::riscv64::encode::{auipc, j, jal, jalr, jr, split};
 use vmtrace_trampolines::riscv64::{Values, compile};
-use vmtrace_trampolines::{Code, Program};
+use vmtrace_trampolines::{Code, Point, Program};
 
 pub(crate) use vmtrace_trampolines::riscv64::SPENT;
 
@@ -46,6 +46,12 @@ pub(super) fn site(address: u64, program: u64) -> Vec<u8> {
     let code = [auipc(T0, upper), jalr(T0, T0, lower), jr(RA)];
     code.into_iter().flat_map(u32::to_le_bytes).collect()
 }
+
+/// How often each instruction is interrupted for each number of nested hits.
+pub(crate) const REPETITIONS: usize = 1;
+
+/// How many signals a stress test takes.
+pub(crate) const SIGNALS: u64 = 1_500;
 
 pub(crate) fn ticks() -> u64 {
     let ticks;
@@ -102,7 +108,211 @@ fn current() -> u64 {
     CURRENT.get()
 }
 
+/// What all registers are when a function is called and, then, when it has returned, by number.
+#[repr(C)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Registers {
+    pub(crate) x: [u64; 32],
+    /// Arguments on the stack, from where `x[STACK]` says.
+    pub(crate) stack: [u64; 8],
+    /// What `ra` was.
+    pub(crate) back: u64,
+}
+
+pub(crate) const ARGUMENTS: [usize; 8] = [10, 11, 12, 13, 14, 15, 16, 17];
+/// Of those, what returns a function's value.
+pub(crate) const VALUE: usize = 10;
+pub(crate) const STACK: usize = 2;
+/// From the stack pointer of a caller to what a record's stack field has.
+pub(crate) const RETURN_ADDRESS: u64 = 0;
+
+/// Registers that [`FakeGuest::run`] sets itself: gp and tp.
+pub(crate) const OWN: [usize; 2] = [3, 4];
+
+/// The stack field needs no correction.
+pub(crate) const fn stack_bias(_: Point) -> u64 {
+    0
+}
+
+/// Registers that a program may change; ra changes with every call, x0 never.
+pub(crate) fn free(point: Point) -> &'static [usize] {
+    match point {
+        Point::Entry | Point::Tail => &[0, 1, 5, 6, 7, 28, 29, 30, 31],
+        // And t1, in which a function's end names itself.
+        Point::Return => &[0, 1, 5, 6, 7, 28, 29, 30, 31, 12, 13, 14, 15, 16, 17],
+    }
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn run(registers: *mut Registers, target: u64, task: u64) {
+    core::arch::naked_asm!(
+        "addi sp, sp, -128",
+        "sd s0, 0(sp)",
+        "sd s1, 8(sp)",
+        "sd s2, 16(sp)",
+        "sd s3, 24(sp)",
+        "sd s4, 32(sp)",
+        "sd s5, 40(sp)",
+        "sd s6, 48(sp)",
+        "sd s7, 56(sp)",
+        "sd s8, 64(sp)",
+        "sd s9, 72(sp)",
+        "sd s10, 80(sp)",
+        "sd s11, 88(sp)",
+        "sd ra, 96(sp); sd tp, 104(sp); sd a0, 112(sp); sd gp, 120(sp)",
+        "addi sp, sp, -64",
+        "ld t0, 256(a0); sd t0, 0(sp)",
+        "ld t0, 264(a0); sd t0, 8(sp)",
+        "ld t0, 272(a0); sd t0, 16(sp)",
+        "ld t0, 280(a0); sd t0, 24(sp)",
+        "ld t0, 288(a0); sd t0, 32(sp)",
+        "ld t0, 296(a0); sd t0, 40(sp)",
+        "ld t0, 304(a0); sd t0, 48(sp)",
+        "ld t0, 312(a0); sd t0, 56(sp)",
+        "sd sp, 16(a0); sd a2, 32(a0); sd gp, 24(a0)",
+        "la t0, 2f; sd t0, 320(a0)",
+        "mv tp, a2; mv t2, a1",
+        "ld x8, 64(a0)",
+        "ld x9, 72(a0)",
+        "ld x11, 88(a0)",
+        "ld x12, 96(a0)",
+        "ld x13, 104(a0)",
+        "ld x14, 112(a0)",
+        "ld x15, 120(a0)",
+        "ld x16, 128(a0)",
+        "ld x17, 136(a0)",
+        "ld x18, 144(a0)",
+        "ld x19, 152(a0)",
+        "ld x20, 160(a0)",
+        "ld x21, 168(a0)",
+        "ld x22, 176(a0)",
+        "ld x23, 184(a0)",
+        "ld x24, 192(a0)",
+        "ld x25, 200(a0)",
+        "ld x26, 208(a0)",
+        "ld x27, 216(a0)",
+        "ld a0, 80(a0)",
+        ".option push; .option norvc",
+        "jalr ra, 0(t2)",
+        "2: .option pop",
+        "ld t2, 176(sp)",
+        "sd sp, 16(t2)",
+        "sd x1, 8(t2)",
+        "sd x3, 24(t2)",
+        "sd x4, 32(t2)",
+        "sd x5, 40(t2)",
+        "sd x6, 48(t2)",
+        "sd x8, 64(t2)",
+        "sd x9, 72(t2)",
+        "sd x10, 80(t2)",
+        "sd x11, 88(t2)",
+        "sd x12, 96(t2)",
+        "sd x13, 104(t2)",
+        "sd x14, 112(t2)",
+        "sd x15, 120(t2)",
+        "sd x16, 128(t2)",
+        "sd x17, 136(t2)",
+        "sd x18, 144(t2)",
+        "sd x19, 152(t2)",
+        "sd x20, 160(t2)",
+        "sd x21, 168(t2)",
+        "sd x22, 176(t2)",
+        "sd x23, 184(t2)",
+        "sd x24, 192(t2)",
+        "sd x25, 200(t2)",
+        "sd x26, 208(t2)",
+        "sd x27, 216(t2)",
+        "sd x28, 224(t2)",
+        "sd x29, 232(t2)",
+        "sd x30, 240(t2)",
+        "sd x31, 248(t2)",
+        "ld t0, 0(sp); sd t0, 256(t2)",
+        "ld t0, 8(sp); sd t0, 264(t2)",
+        "ld t0, 16(sp); sd t0, 272(t2)",
+        "ld t0, 24(sp); sd t0, 280(t2)",
+        "ld t0, 32(sp); sd t0, 288(t2)",
+        "ld t0, 40(sp); sd t0, 296(t2)",
+        "ld t0, 48(sp); sd t0, 304(t2)",
+        "ld t0, 56(sp); sd t0, 312(t2)",
+        "addi sp, sp, 64",
+        "ld s0, 0(sp)",
+        "ld s1, 8(sp)",
+        "ld s2, 16(sp)",
+        "ld s3, 24(sp)",
+        "ld s4, 32(sp)",
+        "ld s5, 40(sp)",
+        "ld s6, 48(sp)",
+        "ld s7, 56(sp)",
+        "ld s8, 64(sp)",
+        "ld s9, 72(sp)",
+        "ld s10, 80(sp)",
+        "ld s11, 88(sp)",
+        "ld ra, 96(sp); ld tp, 104(sp); ld gp, 120(sp)",
+        "addi sp, sp, 128",
+        "ret",
+    )
+}
+
+/// Calls a function with these registers.
+pub(crate) fn call(function: u64, registers: &mut Registers) {
+    // SAFETY: what is there is a function that changes nothing but registers and rings.
+    unsafe { run(registers, function, current()) };
+}
+
+/// No instruction.
+pub(crate) const FAULT: &[u8] = &[0; 4];
+pub(crate) const FAULT_SIGNAL: i32 = libc::SIGILL;
+
+/// Offsets and lengths of a program's instructions.
+pub(crate) fn instructions(code: &[u8]) -> Vec<(usize, usize)> {
+    let words = code.chunks_exact(4).map(|word| word != [0; 4]);
+    words.enumerate().filter(|&(_, code)| code).map(|(index, _)| (4 * index, 4)).collect()
+}
+
+/// Changes code.
+pub(crate) fn patch(code: *mut u8, bytes: &[u8]) {
+    // SAFETY: the caller says that there is code, which this thread alone runs.
+    unsafe {
+        core::ptr::copy_nonoverlapping(bytes.as_ptr(), code, bytes.len());
+        core::arch::asm!("fence.i");
+    }
+}
+
+fn code<const N: usize>(words: [u32; N]) -> Vec<u8> {
+    words.into_iter().flat_map(u32::to_le_bytes).collect()
+}
+
+fn distance(from: u64, to: u64) -> i32 {
+    i32::try_from(to.wrapping_sub(from).cast_signed()).unwrap()
+}
+
 impl FakeGuest {
+    /// Lets a site end by a program of [`Point::Return`], through a stub. What its record has for
+    /// it.
+    pub(crate) fn return_from(&self, site: u64, program: usize) -> u32 {
+        let stub = self.stub(0);
+        let named = u32::try_from(self.site(site)).unwrap() + 2;
+        self.put(0, &code([jal(T1, distance(stub, self.program(program))), 0, named]));
+        self.set_site(site, &code([j(distance(self.site(site), stub))]));
+        named
+    }
+
+    /// Lets a site go on to another function through a stub that calls an entry program. What its
+    /// record has for it.
+    pub(crate) fn tail_from(&self, site: u64, program: usize) -> u32 {
+        let (stub, target) = (self.stub(0), self.put(1, &code([jr(RA)])));
+        let (upper, lower) = split(i64::from(distance(stub, self.program(program)))).unwrap();
+        let on = j(distance(stub + 8, target));
+        self.put(0, &code([auipc(T0, upper), jalr(T0, T0, lower), on]));
+        self.set_site(site, &code([j(distance(self.site(site), stub))]));
+        u32::try_from(stub + 8).unwrap()
+    }
+
+    /// Calls a function with these registers.
+    pub(crate) fn run(&self, site: u64, registers: &mut Registers) {
+        call(self.site(site), registers);
+    }
+
     pub(super) fn compile(&self, program: &Program, _: Addressing) -> Code {
         // The first guest's tasks serve all, also guests of tests in other threads.
         FIRST.call_once(|| {

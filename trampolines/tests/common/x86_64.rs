@@ -2,7 +2,7 @@
 
 use super::{AREA, FakeGuest, PID, at};
 use vmtrace_trampolines::x86_64::{self, Values, compile};
-use vmtrace_trampolines::{Code, Program};
+use vmtrace_trampolines::{Code, Point, Program};
 
 pub(crate) use vmtrace_trampolines::x86_64::SPENT;
 
@@ -35,6 +35,12 @@ pub(super) fn site(address: u64, program: u64) -> Vec<u8> {
     code
 }
 
+/// How often each instruction is interrupted for each number of nested hits.
+pub(crate) const REPETITIONS: usize = 4;
+
+/// How many signals a stress test takes.
+pub(crate) const SIGNALS: u64 = 40_000;
+
 pub(crate) fn ticks() -> u64 {
     // SAFETY: rdtsc has no preconditions.
     unsafe { core::arch::x86_64::_rdtsc() }
@@ -45,7 +51,125 @@ pub(crate) fn handler(handler: extern "C" fn(i32)) -> usize {
     handler as *const () as usize
 }
 
+/// What all registers are when a function is called and, then, when it has returned. By number, as
+/// instructions have them: rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
+#[repr(C)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Registers {
+    pub(crate) x: [u64; 16],
+    /// Arguments on the stack. The first lies where `x[STACK]` says, above the return address.
+    pub(crate) stack: [u64; 8],
+    /// Where that return address points to.
+    pub(crate) back: u64,
+}
+
+pub(crate) const ARGUMENTS: [usize; 6] = [7, 6, 2, 1, 8, 9];
+/// Of those, what returns a function's value.
+pub(crate) const VALUE: usize = 0;
+pub(crate) const STACK: usize = 4;
+/// From the stack pointer of a caller to where its return address lies.
+pub(crate) const RETURN_ADDRESS: u64 = 8;
+
+/// Registers that [`FakeGuest::run`] has a use for: none that is not free.
+pub(crate) const OWN: [usize; 0] = [];
+
+pub(crate) const fn stack_bias(point: Point) -> u64 {
+    x86_64::stack_bias(point)
+}
+
+/// Registers that a program may change.
+pub(crate) fn free(point: Point) -> &'static [usize] {
+    match point {
+        Point::Entry | Point::Tail => &[10, 11],
+        Point::Return => &[1, 6, 7, 8, 9, 10, 11],
+    }
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn run(registers: *mut Registers, target: u64) {
+    core::arch::naked_asm!(
+        "push rbx; push rbp; push r12; push r13; push r14; push r15; push rdi",
+        "push [rdi + 184]; push [rdi + 176]; push [rdi + 168]; push [rdi + 160]",
+        "push [rdi + 152]; push [rdi + 144]; push [rdi + 136]; push [rdi + 128]",
+        "mov [rdi + 32], rsp",
+        "lea rax, [rip + 2f]; mov [rdi + 192], rax",
+        "mov r11, rsi",
+        "mov rax, [rdi]; mov rcx, [rdi + 8]; mov rdx, [rdi + 16]; mov rbx, [rdi + 24]",
+        "mov rbp, [rdi + 40]; mov rsi, [rdi + 48]; mov r8, [rdi + 64]; mov r9, [rdi + 72]",
+        "mov r12, [rdi + 96]; mov r13, [rdi + 104]; mov r14, [rdi + 112]; mov r15, [rdi + 120]",
+        "mov rdi, [rdi + 56]",
+        "call r11",
+        "2: xchg rax, [rsp + 64]",
+        "mov [rax + 8], rcx; mov [rax + 16], rdx; mov [rax + 24], rbx; mov [rax + 32], rsp",
+        "mov [rax + 40], rbp; mov [rax + 48], rsi; mov [rax + 56], rdi; mov [rax + 64], r8",
+        "mov [rax + 72], r9; mov [rax + 80], r10; mov [rax + 88], r11; mov [rax + 96], r12",
+        "mov [rax + 104], r13; mov [rax + 112], r14; mov [rax + 120], r15",
+        "pop [rax + 128]; pop [rax + 136]; pop [rax + 144]; pop [rax + 152]",
+        "pop [rax + 160]; pop [rax + 168]; pop [rax + 176]; pop [rax + 184]",
+        "pop [rax]",
+        "pop r15; pop r14; pop r13; pop r12; pop rbp; pop rbx",
+        "ret",
+    )
+}
+
+/// Calls a function with these registers.
+pub(crate) fn call(function: u64, registers: &mut Registers) {
+    // SAFETY: what is there is a function that changes nothing but registers and rings.
+    unsafe { run(registers, function) };
+}
+
+/// `hlt`: does not move on, unlike `int3`.
+pub(crate) const FAULT: &[u8] = &[0xf4];
+pub(crate) const FAULT_SIGNAL: i32 = libc::SIGSEGV;
+
+/// Offsets and lengths of a program's instructions.
+pub(crate) fn instructions(code: &[u8]) -> Vec<(usize, usize)> {
+    use capstone::prelude::*;
+    let decoder = Capstone::new().x86().mode(arch::x86::ArchMode::Mode64).build();
+    let decoded = decoder.unwrap();
+    let all = decoded.disasm_all(code, 0).unwrap();
+    all.iter().map(|one| (usize::try_from(one.address()).unwrap(), one.bytes().len())).collect()
+}
+
+/// Changes code.
+pub(crate) fn patch(code: *mut u8, bytes: &[u8]) {
+    // SAFETY: the caller says that there is code, which this thread alone runs.
+    unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), code, bytes.len()) };
+}
+
+/// `jmp`
+pub(crate) fn jump(from: u64, to: u64) -> Vec<u8> {
+    let distance = i32::try_from(to.wrapping_sub(from + 5).cast_signed()).unwrap();
+    let mut code = vec![0xe9];
+    code.extend(distance.to_le_bytes());
+    code
+}
+
 impl FakeGuest {
+    /// Lets a site end by a program of [`Point::Return`], through a stub. What its record has for
+    /// it.
+    pub(crate) fn return_from(&self, site: u64, program: usize) -> u32 {
+        let stub = self.stub(0);
+        let code = x86_64::return_stub(stub, self.site(site), self.program(program)).unwrap();
+        self.put(0, &code);
+        self.set_site(site, &jump(self.site(site), stub));
+        u32::try_from(self.site(site)).unwrap()
+    }
+
+    /// Lets a site go on to another function through a stub that calls an entry program. What its
+    /// record has for it.
+    pub(crate) fn tail_from(&self, site: u64, program: usize) -> u32 {
+        let (stub, target) = (self.stub(0), self.put(1, &[0xc3]));
+        self.put(0, &x86_64::tail_stub(stub, self.program(program), target).unwrap());
+        self.set_site(site, &jump(self.site(site), stub));
+        u32::try_from(stub + 5).unwrap()
+    }
+
+    /// Calls a function with these registers.
+    pub(crate) fn run(&self, site: u64, registers: &mut Registers) {
+        call(self.site(site), registers);
+    }
+
     pub(super) fn compile(&self, program: &Program, addressing: Addressing) -> Code {
         let table = self.per_cpu + CONTROL + 64;
         for cpu in 0..self.cpus {

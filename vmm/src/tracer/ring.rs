@@ -53,6 +53,9 @@ pub struct RingReader {
     tail: u64,
     /// What was seen dropped, by chunk.
     dropped: Vec<u64>,
+    /// The same overwritten, modulo 2^32, as chunks count it; and all together.
+    overwritten: Vec<u32>,
+    all_overwritten: u64,
     /// Overwriting: records before `tail`, kept or not, that are accounted for.
     accounted: u64,
     /// The head at the last look: see [`RingReader::newest`].
@@ -74,6 +77,8 @@ impl RingReader {
             start: usize::try_from(layout.offset(&ring)).unwrap_or(usize::MAX),
             tail: ring.start(),
             dropped: vec![0; usize::try_from(ring.chunks()).unwrap_or(0)],
+            overwritten: vec![0; usize::try_from(ring.chunks()).unwrap_or(0)],
+            all_overwritten: 0,
             accounted: 0,
             looked: ring.start(),
             overwrite,
@@ -279,6 +284,9 @@ impl RingReader {
         let opening = ring.opening(ring.chunk(head), head >> 32);
         let mut position = if known { self.looked } else { opening };
         self.looked = head;
+        if self.overwrite && !known {
+            self.count_overwritten(&memory);
+        }
         while position > head && out.has_room() {
             match self.look(&memory, position, self.tag(position), &mut out.extra) {
                 Found::Record(record, size) => {
@@ -320,9 +328,9 @@ impl RingReader {
         let mut kept = 0;
         let mut overwritten = 0;
         for _ in 0..TRIES {
-            overwritten = self.overwritten(&memory);
+            overwritten = self.count_overwritten(&memory);
             kept = self.walk(&memory, head, None, &mut Vec::new()).events;
-            if self.overwritten(&memory) == overwritten {
+            if self.count_overwritten(&memory) == overwritten {
                 break;
             }
         }
@@ -334,10 +342,20 @@ impl RingReader {
         (cleared, all - cleared)
     }
 
-    /// Records overwritten so far, one for each tracer.
-    fn overwritten(&self, memory: &VolatileSlice<'_>) -> u64 {
-        let count = |chunk| self.front(memory, chunk, front::STATE) & (LAP - 1);
-        (0..self.ring.chunks()).map(count).sum()
+    /// Records overwritten so far, one for each tracer. To be called before any chunk has
+    /// overwritten 2^32 of them since the last time.
+    fn count_overwritten(&mut self, memory: &VolatileSlice<'_>) -> u64 {
+        for chunk in 0..self.ring.chunks() {
+            let state = self.front(memory, chunk, front::STATE);
+            let seen = usize::try_from(chunk).ok().and_then(|at| self.overwritten.get_mut(at));
+            let Some(seen) = seen else { continue };
+            #[allow(clippy::cast_possible_truncation, reason = "the low half")]
+            let now = state as u32;
+            let new = u64::from(now.wrapping_sub(*seen));
+            *seen = now;
+            self.all_overwritten = self.all_overwritten.saturating_add(new);
+        }
+        self.all_overwritten
     }
 
     /// Goes through all chunks in the order in which they were opened. Adds the records behind
@@ -359,6 +377,7 @@ impl RingReader {
         let mut extra = Vec::new();
         for opening in openings {
             let mut position = opening;
+            let mut hole = false;
             // An earlier lap of the head's own chunk cannot be: it was opened with this lap.
             let end = if (head ^ opening) < CHUNK_SIZE as u64 { head } else { 0 };
             while position > end && !(end == 0 && ring.is_spent(position)) {
@@ -374,20 +393,27 @@ impl RingReader {
                             walked.taken += events;
                         }
                         walked.events += events;
+                        hole = false;
                         size
                     }
                     Found::Unfinished(info) => {
                         unfinished.push(info.program());
+                        hole = false;
                         info.size() as u64
                     }
-                    Found::Nothing | Found::Damage => {
-                        // Reserved, and not even begun: how long it is nobody knows, nor what
-                        // is behind it.
+                    // Reserved, and not even begun. All of it is zero up to the next record.
+                    Found::Nothing => {
+                        if !std::mem::replace(&mut hole, true) {
+                            unfinished.push(RawRecord::NO_PROGRAM);
+                        }
+                        8
+                    }
+                    Found::Damage => {
                         unfinished.push(RawRecord::NO_PROGRAM);
                         break;
                     }
                 };
-                position -= size;
+                position -= size.min(position - end);
             }
         }
         walked
@@ -405,7 +431,7 @@ impl RingReader {
         let Some(head) = self.head(&memory) else { return (lost, unfinished) };
         if self.overwrite {
             let walked = self.walk(&memory, head, Some(out), &mut unfinished);
-            let ever = self.overwritten(&memory).saturating_add(walked.events);
+            let ever = self.count_overwritten(&memory).saturating_add(walked.events);
             lost += ever.saturating_sub(self.accounted).saturating_sub(walked.taken);
             (self.tail, self.accounted) = (head, ever);
         } else {

@@ -1,0 +1,188 @@
+//! Programs of every kind: what they record, and what they leave alone.
+#![allow(unsafe_code, reason = "runs machine code in this process")]
+
+mod common;
+
+use common::arch::{
+    ADDRESSINGS, ARGUMENTS, RETURN_ADDRESS, Registers, STACK, VALUE, free, stack_bias, ticks,
+};
+use common::{FakeGuest, Record};
+use vmtrace_trampolines::layout::MAX_RECORD;
+use vmtrace_trampolines::{Field, Overflow, Point, Program};
+
+/// How a program is entered.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Entry,
+    Tail,
+    Return,
+}
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    fn registers(&mut self) -> Registers {
+        let mut registers = common::registers(0);
+        registers.x.fill_with(|| self.next());
+        registers.stack.fill_with(|| self.next());
+        registers
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "all are limited")]
+    fn program(&mut self, point: Point) -> Program {
+        // Now and then of the greatest length.
+        let count = if self.below(8) == 0 { 28 } else { self.below(12) };
+        let mut field = || match (self.below(5), point) {
+            (0, _) => Field::Stack,
+            (_, Point::Return) => Field::Value,
+            (_, Point::Entry | Point::Tail) => {
+                Field::Argument(self.below(ARGUMENTS.len() as u64 + 8) as u8)
+            }
+        };
+        let fields = (0..count).map(|_| field()).collect();
+        let number = self.below(2048) as u16;
+        Program { number, tracers: 1 + self.below(256) as u16, point, fields }
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "the low half")]
+fn low(value: u64) -> u32 {
+    value as u32
+}
+
+/// Calls a function many times, past slow and full paths, and compares all that can be seen.
+fn check(kind: Kind, program: &Program, guest: &FakeGuest, random: &mut Random, hits: u32) {
+    let site = random.below(FakeGuest::SITES);
+    let named = match kind {
+        Kind::Entry => guest.function(site),
+        Kind::Tail => guest.tail_from(site, 0),
+        Kind::Return => guest.return_from(site, 0),
+    };
+    let task = guest.set_current(0, 4711);
+    let mut tail = guest.ring(0).start();
+    for hit in 0..hits {
+        let before = random.registers();
+        let mut after = before.clone();
+        let start = ticks();
+        guest.run(site, &mut after);
+        let end = ticks();
+        for register in (0..before.x.len()).filter(|&register| register != STACK) {
+            if !free(program.point).contains(&register) && !common::arch::OWN.contains(&register) {
+                let (before, after) = (before.x[register], after.x[register]);
+                assert_eq!(before, after, "register {register}, {kind:?} {program:?}, hit {hit}");
+            }
+        }
+        assert_eq!(before.stack, after.stack, "{kind:?} {program:?}");
+        // Not all the time: drained rings are to be full at times.
+        if hit % 1100 >= 20 && guest.overflow() == Overflow::Drop {
+            continue;
+        }
+        let mut last: Option<Record> = None;
+        match guest.overflow() {
+            Overflow::Overwrite if hit % 100 == 1 => last = guest.recorded(0).pop(),
+            Overflow::Overwrite => {}
+            Overflow::Drop => guest.drain(0, &mut tail, |record| last = Some(record)),
+        }
+        if hit % 1100 == 0 && hit > 0 && guest.overflow() == Overflow::Drop {
+            continue;
+        }
+        let Some(record) = last else {
+            assert!(guest.overflow() == Overflow::Overwrite, "{kind:?} {program:?} hit {hit}");
+            continue;
+        };
+        let common = record.common;
+        assert_eq!((common.site, common.caller), (named, low(after.back)), "{kind:?}");
+        assert_eq!((common.task, common.pid), (task, 4711));
+        assert!((start..=end).contains(&common.timestamp));
+        assert_eq!(record.info().size(), program.size());
+        assert_eq!(record.info().program(), program.number);
+        assert_eq!(record.fields.len(), program.fields.len());
+        for (&field, &value) in program.fields.iter().zip(&record.fields) {
+            let expected = match field {
+                Field::Stack => {
+                    after.x[STACK].wrapping_sub(RETURN_ADDRESS + stack_bias(program.point))
+                }
+                Field::Value => before.x[VALUE],
+                Field::Argument(number) => {
+                    let number = usize::from(number);
+                    let on_stack = |number: usize| before.stack[number - ARGUMENTS.len()];
+                    ARGUMENTS.get(number).map_or_else(|| on_stack(number), |&at| before.x[at])
+                }
+            };
+            assert_eq!(value, expected, "{field:?} of {kind:?} {program:?}");
+        }
+    }
+}
+
+// A register that a traced function or its caller relies on, a value that is someone else's, a
+// return to elsewhere: each would be the end of the guest or of the trust in what it shows.
+#[test]
+fn every_kind_of_program_records_what_it_says_and_keeps_the_rest() {
+    let mut random = Random(0x1234_5678_9abc_def1);
+    for overflow in [Overflow::Drop, Overflow::Overwrite] {
+        for addressing in ADDRESSINGS {
+            for kind in [Kind::Entry, Kind::Tail, Kind::Return] {
+                for round in 0..10 {
+                    let point = match kind {
+                        Kind::Return => Point::Return,
+                        Kind::Entry | Kind::Tail => Point::Entry,
+                    };
+                    let program = random.program(point);
+                    let guest = FakeGuest::with(1, 1 << 15, addressing, overflow, &[program]);
+                    let program = guest.compiled()[0].clone();
+                    // The first so often that every path is taken, whatever the length is.
+                    let hits = if round < 1 { 2250 } else { 60 };
+                    check(kind, &program, &guest, &mut random, hits);
+                    let lost = [guest.dropped(0), guest.overwritten(0)];
+                    let which = usize::from(overflow == Overflow::Overwrite);
+                    assert!(round >= 1 || lost[which] > 0, "not all paths were taken");
+                    assert!(lost[which].is_multiple_of(program.tracers.into()));
+                    assert_eq!(lost[1 - which], 0);
+                }
+            }
+        }
+    }
+}
+
+// Stack pointers pair entries with returns: they must be of the very same place.
+#[test]
+fn an_entry_and_its_return_have_the_same_stack() {
+    for addressing in ADDRESSINGS {
+        let fields = vec![Field::Stack];
+        let entry = Program { fields: fields.clone(), ..common::entry_program() };
+        let end = Program { fields, point: Point::Return, ..common::entry_program() };
+        let guest = FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, &[entry, end]);
+        guest.set_current(0, 1);
+        // A function that calls what it has instead of a return, as if that were its own end.
+        guest.return_from(1, 1);
+        for site in [0, 1] {
+            guest.run(site, &mut common::registers(5));
+        }
+        let mut stacks = Vec::new();
+        let points = [Point::Entry, Point::Return];
+        guest.drain(0, &mut guest.ring(0).start(), |record| {
+            stacks.push(record.fields[0] + stack_bias(points[stacks.len()]));
+        });
+        assert_eq!(stacks.len(), 2);
+        assert_eq!(stacks[0], stacks[1], "both were called by the same caller");
+    }
+}
+
+// A record longer than what fits above `spent` would be written into the chunk before.
+#[test]
+fn the_longest_record_is_the_longest() {
+    let program = |count| Program { fields: vec![Field::Stack; count], ..common::entry_program() };
+    assert!(program(28).check().is_ok_and(|()| program(28).size() == MAX_RECORD));
+    assert!(program(29).check().is_err());
+}
