@@ -12,13 +12,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 use vmtrace::host::{Job, JobEnd, Stdin};
 use vmtrace::kernel::{Arch, Kernel, SiteSection};
-use vmtrace::serve::{Control, Globs, Source, command};
+use vmtrace::serve::{Actions, Control, Globs, Source, TracerSpec, command};
 
 /// How many rounds, unless `VMTRACE_STRESS_ROUNDS` says it.
 const ROUNDS: u64 = 20;
 const CPUS: usize = 2;
 /// Tracers beside that of the filter, whose sites it takes and gives back.
 const TRACERS: [&str; 2] = ["vfs_r*", "do_sys_*"];
+/// The one that comes and goes.
+const EXTRA: &str = "extra";
 /// In the host.
 const SOCKET: &str = "/stress.socket";
 /// For one answer of the guest or of vmtrace.
@@ -109,6 +111,10 @@ struct Driver<'a> {
     read: usize,
     /// The sites of the tracers beside the filter's.
     others: Vec<Vec<usize>>,
+    /// Those of one more that comes and goes.
+    extra: Option<Vec<usize>>,
+    /// Exits that were not as they were kept at the last look.
+    changed_exits: usize,
 }
 
 impl Driver<'_> {
@@ -132,9 +138,29 @@ impl Driver<'_> {
     /// the guest has not freed.
     fn expected(&self, globs: &Globs) -> BTreeSet<usize> {
         let first = self.kernel.select_with_report(&globs.filter, &globs.notrace).sites;
-        let all = std::iter::once(&first).chain(&self.others).flatten().copied();
+        let all = std::iter::once(&first).chain(&self.others).chain(&self.extra);
+        let all = all.flatten().copied();
         let sites = self.kernel.sites();
         all.filter(|&site| sites[site].section == SiteSection::Text).collect()
+    }
+
+    /// Adds a tracer, with returns where they can be traced, or removes the one that was added.
+    /// Returns how many sites are then traced.
+    fn change_tracers(&mut self, random: &mut Random, named: &[&str]) -> Result<usize> {
+        if self.extra.take().is_some() {
+            return self.control(&Control::TracerRemove(EXTRA.to_owned()));
+        }
+        let Globs { filter, notrace } = random_globs(random, named);
+        self.extra = Some(self.kernel.select_with_report(&filter, &notrace).sites);
+        let actions = Actions { graph: self.kernel.exits().is_ok() && random.below(3) > 0 };
+        let name = Some(EXTRA.to_owned());
+        self.control(&Control::TracerAdd(TracerSpec { name, filter, notrace, actions }))
+    }
+
+    /// Exits (link addresses) within a run of bytes that differ from what was kept.
+    fn exits_in(&self, start: u64, end: u64) -> usize {
+        let Ok(exits) = self.kernel.exits() else { return 0 };
+        exits.all().iter().filter(|exit| exit.address < end && exit.address + 5 > start).count()
     }
 
     /// Sites (indices) whose bytes are not as they were kept, by the guest's own look.
@@ -147,10 +173,12 @@ impl Driver<'_> {
             Arch::Riscv64 => |site: &vmtrace::kernel::Site| site.entry + 8,
         };
         let mut changed = BTreeSet::new();
+        self.changed_exits = 0;
         for range in said.lines().filter_map(|line| line.trim().strip_prefix("differs ")) {
             let (start, end) = range.split_once(' ').context("no range")?;
             let start = base + u64::from_str_radix(start, 16)?;
             let end = base + u64::from_str_radix(end, 16)?;
+            self.changed_exits += self.exits_in(start, end);
             let first = sites.partition_point(|site| after(site) <= start);
             // What lies in no site is the kernel's own: it switches static branches.
             changed.extend((first..sites.len()).take_while(|&site| sites[site].location < end));
@@ -178,8 +206,17 @@ impl Driver<'_> {
             let globs = random_globs(&mut random, &named);
             let expected = self.expected(&globs).len();
             let text = globs.to_string();
-            let held = self.control(&Control::Filter(globs)).with_context(|| text.clone())?;
+            let held =
+                self.control(&Control::Filter(globs.clone())).with_context(|| text.clone())?;
             ensure!(held == expected, "round {round}: {held} sites of {expected}: {text}");
+            let expected = if random.below(2) == 0 {
+                let held = self.change_tracers(&mut random, &named)?;
+                let expected = self.expected(&globs).len();
+                ensure!(held == expected, "round {round}: {held} sites of {expected}: {text}");
+                expected
+            } else {
+                expected
+            };
             if random.below(10) == 0 {
                 let held = self.control(&Control::Pause)?;
                 ensure!(held == 0, "round {round}: {held} sites in a pause");
@@ -194,6 +231,7 @@ impl Driver<'_> {
             let site = self.kernel.sites().get(site)?;
             self.kernel.site_name(site)
         });
+        ensure!(self.changed_exits == 0, "{} exits are not as before", self.changed_exits);
         ensure!(changed.is_empty(), "not as before: {:?}", names.collect::<Vec<_>>());
         Ok(())
     }
@@ -272,8 +310,16 @@ fn once(
     let (reader, input) = std::io::pipe()?;
     let others = TRACERS.iter().map(|glob| kernel.select(&[(*glob).to_owned()], &[]));
     let others = others.collect::<Result<_, _>>()?;
-    let mut driver =
-        Driver { kernel, socket: &socket, console: console.clone(), input, read: 0, others };
+    let mut driver = Driver {
+        kernel,
+        socket: &socket,
+        console: console.clone(),
+        input,
+        read: 0,
+        others,
+        extra: None,
+        changed_exits: 0,
+    };
     let (image, work) = (format!("/k/{name}"), format!("{WORKLOAD} stress {CPUS}"));
     let (cpus, timeout) = (CPUS.to_string(), 240 + 3 * rounds);
     let seconds = timeout.to_string();

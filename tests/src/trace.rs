@@ -1,7 +1,7 @@
 //! Guests that are booted and traced in a shared emulated host.
 
 use crate::{Finished, SharedHost};
-use anyhow::{Context, Error, Result, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use vmtrace::host::{FileSource, HostArch, HostError, HostOptions, cache_dir};
 use vmtrace::initramfs::{Builder, Modules};
 use vmtrace::kernel::Kernel;
-use vmtrace::stream::{Exit, Frame, Header, Reader, Summary};
+use vmtrace::stream::{Exit, Frame, Header, Reader, Record, Summary};
 
 /// The guest kernels, by the names of their places in the cache.
 pub const KERNELS: [&str; 3] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7"];
@@ -85,6 +85,10 @@ pub struct Entry {
     pub pid: u32,
     /// All of one function share it.
     pub function: Arc<str>,
+    /// On account of which tracer.
+    pub tracer: u8,
+    /// The stack pointer at the function's entry, where it is known.
+    pub sp: Option<u64>,
 }
 
 /// A whole trace.
@@ -92,8 +96,12 @@ pub struct Entry {
 pub struct Trace {
     /// Its header.
     pub header: Header,
-    /// Records in the order of the stream: that of time on each vCPU.
+    /// Entries in the order of the stream: that of time on each vCPU.
     pub entries: Vec<Entry>,
+    /// Returns in the same order.
+    pub returns: Vec<Entry>,
+    /// Jumps to other functions in place of returns.
+    pub tails: Vec<Entry>,
     /// Its last frame.
     pub summary: Summary,
 }
@@ -104,7 +112,7 @@ impl Trace {
         let mut reader = Reader::new(bytes)?;
         let header = reader.header().clone();
         let mut names: BTreeMap<u64, Arc<str>> = BTreeMap::new();
-        let mut entries = Vec::new();
+        let (mut entries, mut returns, mut tails) = (Vec::new(), Vec::new(), Vec::new());
         let mut summary = None;
         while let Some(frame) = reader.next_frame()? {
             match frame {
@@ -114,14 +122,24 @@ impl Trace {
                     }
                 }
                 Frame::Records(batch) => {
-                    for record in batch.entries().context("records of another kind")? {
-                        let address = header.address(record.function.get());
-                        let function = names.get(&address).context("a function without name")?;
-                        entries.push(Entry {
+                    for record in batch.records() {
+                        let (list, sp) = match record {
+                            Record::Entry { sp, .. } => (&mut entries, sp),
+                            Record::Return { ret, .. } => (&mut returns, Some(ret.sp.get())),
+                            Record::Tail(tail) => (&mut tails, Some(tail.sp.get())),
+                            Record::Other(..) => bail!("a record of another kind"),
+                        };
+                        let function = record.function().context("a record of no function")?;
+                        let function = names.get(&header.address(function));
+                        let function = function.context("a function without name")?;
+                        let head = record.head();
+                        list.push(Entry {
                             vcpu: batch.vcpu,
-                            timestamp: record.timestamp(),
-                            pid: record.pid(),
+                            timestamp: head.timestamp.get(),
+                            pid: head.pid.get(),
                             function: Arc::clone(function),
+                            tracer: head.tracer,
+                            sp,
                         });
                     }
                 }
@@ -130,8 +148,9 @@ impl Trace {
             }
         }
         let summary = summary.context("the trace has no end")?;
-        ensure!(summary.records() == entries.len() as u64, "the totals are wrong");
-        Ok(Self { header, entries, summary })
+        let records = entries.len() + returns.len() + tails.len();
+        ensure!(summary.records() == records as u64, "the totals are wrong");
+        Ok(Self { header, entries, returns, tails, summary })
     }
 
     /// Names of the functions in the records of one process.

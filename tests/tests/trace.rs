@@ -25,6 +25,16 @@ fn every_function_can_be_traced_from_boot_to_power_off() {
     GUESTS.every_function_can_be_traced_from_boot_to_power_off();
 }
 
+#[test]
+fn a_hundred_thousand_calls_have_a_hundred_thousand_returns() {
+    GUESTS.a_hundred_thousand_calls_have_a_hundred_thousand_returns("x86_64-6.12");
+}
+
+#[test]
+fn every_function_can_be_traced_with_its_returns() {
+    GUESTS.every_function_can_be_traced_with_its_returns();
+}
+
 // The slide is found without any help of the guest.
 #[test]
 fn kaslr_kernels_are_traced_where_they_are() {

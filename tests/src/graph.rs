@@ -1,0 +1,130 @@
+//! Calls with their returns: what must hold on every kernel on which they can be traced.
+
+use std::collections::{BTreeMap, HashMap};
+
+use vmtrace::stream::Exit;
+
+use crate::cases::{Guests, trouble, value};
+use crate::trace::{Entry, Trace, boot, syscall};
+
+/// Entries on one kernel stack of one tracer, the innermost last: where, and of which function.
+type Stack<'a> = Vec<(u64, &'a str)>;
+
+/// What pairing entries and returns by their stack pointers alone comes to.
+#[derive(Debug, Default)]
+struct Paired {
+    /// Returns of the innermost function that is open at their stack pointer.
+    matched: usize,
+    /// Returns at a place where no function is open: its entry was not seen.
+    unseen: usize,
+    /// Returns of another function than that.
+    wrong: BTreeMap<String, usize>,
+    /// Functions that were still open when something above them was entered or returned.
+    skipped: usize,
+}
+
+/// Pairs all returns of a trace, in the order of time.
+fn pair(trace: &Trace) -> Paired {
+    enum Kind {
+        Entry,
+        Return,
+        Tail,
+    }
+    let mut all: Vec<(&Entry, Kind)> = Vec::new();
+    all.extend(trace.entries.iter().map(|entry| (entry, Kind::Entry)));
+    all.extend(trace.returns.iter().map(|entry| (entry, Kind::Return)));
+    all.extend(trace.tails.iter().map(|entry| (entry, Kind::Tail)));
+    all.sort_by_key(|(entry, _)| entry.timestamp);
+    let mut stacks: HashMap<u64, Stack<'_>> = HashMap::new();
+    let mut paired = Paired::default();
+    for (record, kind) in all {
+        let Some(sp) = record.sp else { continue };
+        let stack = stacks.entry(sp >> 14).or_default();
+        while stack.last().is_some_and(|&(open, _)| open < sp) {
+            stack.pop();
+            paired.skipped += 1;
+        }
+        match kind {
+            Kind::Entry => stack.push((sp, &record.function)),
+            // Whoever it jumps to returns for both.
+            Kind::Tail => {}
+            Kind::Return => {
+                match stack.last() {
+                    Some(&(open, function)) if open == sp && *function == *record.function => {
+                        paired.matched += 1;
+                    }
+                    Some(&(open, function)) if open == sp => {
+                        let pair = format!("{function} ended by {}", record.function);
+                        *paired.wrong.entry(pair).or_default() += 1;
+                    }
+                    _ => paired.unseen += 1,
+                }
+                while stack.last().is_some_and(|&(open, _)| open == sp) {
+                    stack.pop();
+                }
+            }
+        }
+    }
+    paired
+}
+
+impl Guests {
+    /// A return lost, doubled or of another function makes durations that never were.
+    ///
+    /// As many as a ring holds, so that the figures do not depend on how soon it is drained.
+    pub fn a_hundred_thousand_calls_have_a_hundred_thousand_returns(&self, name: &str) {
+        let function = syscall(name, "getppid").unwrap();
+        let tracer = format!("--tracer=both={function}:graph");
+        for (cpus, places, calls) in [("1", "0", 100_000), ("2", "0 1", 50_000)] {
+            let work = format!("getppid {calls} {places}");
+            let args = ["--graph", "-f", &function, &tracer, "--cpus", cpus];
+            let entries = format!("--tracer=entries={function}");
+            let args = [&args[..], &[&entries]].concat();
+            let (finished, trace) = self.run(name, &work, &args);
+            let pid = value(&finished, "pid ");
+            for vcpu in 0..cpus.parse().unwrap() {
+                let count = |list: &[Entry], tracer: u8| {
+                    let mine = |e: &&Entry| e.vcpu == vcpu && e.pid == pid && e.tracer == tracer;
+                    list.iter().filter(mine).count()
+                };
+                let of = |tracer| (count(&trace.entries, tracer), count(&trace.returns, tracer));
+                assert_eq!([of(0), of(1)], [(calls, calls); 2], "vCPU {vcpu} of {cpus}");
+                assert_eq!(of(2), (calls, 0), "a tracer of entries alone");
+            }
+            let paired = pair(&trace);
+            assert!(paired.wrong.is_empty() && paired.unseen == 0, "{paired:?}");
+            assert_eq!(trace.summary.lost(), 0);
+            let sites = &trace.summary.sites;
+            assert_eq!((sites.direct, sites.combined), (0, 1), "one site, three tracers");
+        }
+    }
+
+    /// From boot to power-off, with every function and where it is left: no oops, and every return
+    /// is one of the function that was entered last at its stack pointer.
+    pub fn every_function_can_be_traced_with_its_returns(&self) {
+        for &name in self.kernels {
+            let args = ["--graph", "--cpus", "2", "--overflow", "overwrite", "--run", "true"];
+            let (finished, trace) = boot(&self.host, name, &args).unwrap();
+            let (err, summary) = (finished.err(), &trace.summary);
+            assert_eq!(finished.end.code, Some(0), "{name}: {err}");
+            assert_eq!(trouble(&err), None, "{name}");
+            assert_eq!(summary.sites.patched, summary.sites.matched, "{name}: {summary:?}");
+            assert_eq!(summary.exit, Exit::Poweroff, "{name}");
+            // Registers that programs use: a handful of functions on each kernel.
+            let told = |note: &&String| note.contains("exits are not traced: no program");
+            assert!(summary.notes.iter().all(|note| told(&note)), "{name}: {:?}", summary.notes);
+            let paired = pair(&trace);
+            println!(
+                "{name}: {} entries, {} returns, {} tails, {paired:?}",
+                trace.entries.len(),
+                trace.returns.len(),
+                trace.tails.len()
+            );
+            assert!(paired.matched > 50_000, "{name}: {paired:?}");
+            // Entries that were overwritten, and functions that end by what cannot be traced.
+            assert!(paired.unseen * 20 < paired.matched, "{name}: {paired:?}");
+            let wrong: usize = paired.wrong.values().sum();
+            assert!(wrong * 200 < paired.matched, "{name}: {paired:?}");
+        }
+    }
+}
