@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 mod btf;
 mod compression;
 mod elf;
+pub mod epilogues;
 mod error;
 pub mod glob;
 mod image;
@@ -33,6 +34,7 @@ pub use sites::{FtraceKind, Site, SiteSection, SiteStats};
 pub use structs::{Source, Structs};
 pub use symbols::{Symbol, Symbols};
 
+use epilogues::Epilogues;
 use image::Image;
 use read::{index, wide};
 use sites::Sites;
@@ -64,6 +66,7 @@ pub struct Kernel {
     sites: Sites,
     btf: OnceLock<Btf>,
     structs: OnceLock<Structs>,
+    epilogues: OnceLock<Epilogues>,
 }
 
 impl std::fmt::Debug for Kernel {
@@ -116,7 +119,15 @@ impl Kernel {
         if image.container == Container::Flat {
             image.relocatable = !sites::relocations(&image.data, &image.space, &symbols).is_empty();
         }
-        Ok(Self { image, banner, symbols, sites, btf: OnceLock::new(), structs: OnceLock::new() })
+        Ok(Self {
+            image,
+            banner,
+            symbols,
+            sites,
+            btf: OnceLock::new(),
+            structs: OnceLock::new(),
+            epilogues: OnceLock::new(),
+        })
     }
 
     /// The architecture it runs on.
