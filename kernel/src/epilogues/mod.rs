@@ -20,7 +20,7 @@ pub use patch::{Displaced, Epilogue, Jump, LINK, PlannedExit, Step};
 use std::fmt;
 
 use crate::read::index;
-use crate::{Arch, Kernel, KernelError};
+use crate::{Arch, Kernel, KernelError, SiteSection};
 use plan::Planner;
 use targets::Targets;
 use text::Text;
@@ -113,8 +113,12 @@ impl Epilogues {
         }
         let text = Text::find(kernel)?;
         let targets = Targets::find(kernel, &text)?;
-        let windows = Windows::find(kernel, &text, &targets);
-        let mut coverage = vec![Coverage::None(Missing::StartUp); kernel.sites().len()];
+        let windows = Windows::find(kernel, &text, &targets)?;
+        let sites = kernel.sites().iter().map(|site| match site.section {
+            SiteSection::InitText => Coverage::None(Missing::StartUp),
+            SiteSection::Text => Coverage::None(Missing::Unclear),
+        });
+        let mut coverage: Vec<Coverage> = sites.collect();
         let all = Planner::new(&windows, 0..kernel.sites().len());
         let mut left_out: Vec<_> = windows.fixed.iter().copied().chain(all.left_out()).collect();
         left_out.sort_by_key(|left_out| left_out.site);
@@ -135,7 +139,7 @@ impl Epilogues {
 
     /// How many of a function's exits can be seen when all functions are asked for.
     pub fn coverage(&self, site: usize) -> Coverage {
-        self.coverage.get(site).copied().unwrap_or(Coverage::None(Missing::StartUp))
+        self.coverage.get(site).copied().unwrap_or(Coverage::None(Missing::Unclear))
     }
 
     /// What to rewrite to see the exits of the functions at these sites, given by their numbers.
@@ -144,6 +148,7 @@ impl Epilogues {
         let fixed = wanted.iter().flat_map(|&site| self.windows.fixed_of(site));
         plan.left_out.extend(fixed);
         plan.left_out.sort_by_key(|left_out| left_out.ret);
+        plan.left_out.dedup();
         plan
     }
 }

@@ -61,8 +61,8 @@ impl<'a> Planner<'a> {
         };
         for function in wanted.filter_map(|site| windows.function(site)) {
             for i in function.exits.clone() {
-                planner.parts[i].role = Role::Wanted;
-                if planner.exit(i).longest < FAR {
+                let before = std::mem::replace(&mut planner.parts[i].role, Role::Wanted);
+                if before == Role::Out && planner.exit(i).longest < FAR {
                     planner.waiting.push(i);
                 }
             }

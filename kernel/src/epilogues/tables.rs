@@ -21,18 +21,19 @@ pub(super) struct Detour {
 /// `.alternative`; empty in a kernel without.
 pub(super) fn alternatives(kernel: &Kernel) -> Result<Vec<Alternative>, &'static str> {
     const UNKNOWN: &str = "its table of alternatives has a layout that is not known";
-    // struct alt_entry since 6.4: where and by what as distances, vendor, size, number.
+    /// Of all code that is replaced, in bytes: a hundred times what kernels have.
+    const MOST: u64 = 16 << 20;
+    let mut bytes = 0;
+    // struct alt_entry since 6.4: what and by what, as distances; vendor, size, number.
     let entries = entries::<16>(kernel, "__alt_start", "__alt_end", UNKNOWN)?;
-    entries
-        .map(|(address, entry)| {
-            let old = relative(kernel, address, i32_at(entry, 0)?)?;
-            let new = relative(kernel, address + 4, i32_at(entry, 4)?)?;
-            let len = u64::from(u16_at(entry, 10)?);
-            let room = |start: u64| kernel.bytes(start, index(len)).map(|_| start..start + len);
-            Some(Alternative { old: room(old)?, new: room(new)? })
-        })
-        .collect::<Option<_>>()
-        .ok_or(UNKNOWN)
+    let mut alternative = |(address, entry): (u64, &[u8; 16])| {
+        let len = u64::from(u16_at(entry, 10)?);
+        bytes += len;
+        let detour = detour(kernel, address, entry).filter(|_| bytes <= MOST)?;
+        let whole = |start: u64| kernel.bytes(start, index(len)).map(|_| start..start + len);
+        Some(Alternative { old: whole(detour.from)?, new: whole(detour.to)? })
+    };
+    entries.map(&mut alternative).collect::<Option<_>>().ok_or(UNKNOWN)
 }
 
 /// `__jump_table`; empty in a kernel without.

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::Missing;
 use super::decode::{Instruction, Kind, RA};
 use super::tables::{self, Alternative};
 use super::text::{Places, Text};
@@ -129,6 +130,16 @@ impl Targets {
             }
         }
         seen
+    }
+
+    /// Why an instruction must stay where it is.
+    pub(super) fn kept(&self, address: u64, len: u8) -> Option<Missing> {
+        let end = address.saturating_add(len.into());
+        if self.barred.any(address..end) {
+            return Some(Missing::Fixed);
+        }
+        // Nothing should jump to where no instruction begins; what looks like it is left alone.
+        self.places.any(address.saturating_add(2)..end).then_some(Missing::Unclear)
     }
 
     /// What replaced code within a function may read.

@@ -122,11 +122,6 @@ impl Places {
         self.words.get(index(halfword / 64)).is_some_and(|word| word >> (halfword % 64) & 1 == 1)
     }
 
-    /// Whether any halfword of an instruction is in it.
-    pub(super) fn touches(&self, address: u64, len: u8) -> bool {
-        self.any(address..address.saturating_add(len.into()))
-    }
-
     /// Whether any place of a range is in it.
     pub(super) fn any(&self, range: Range<u64>) -> bool {
         range.step_by(2).any(|address| self.contains(address))

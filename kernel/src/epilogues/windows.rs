@@ -20,7 +20,10 @@ pub(super) const NEAR: u8 = 4;
 const ALL_SCRATCH: u32 = 1 << 6 | 1 << 7 | 0xf << 28;
 
 /// The longest window: with room for the landings of many others.
-const LONGEST: usize = 120;
+const LONGEST: u64 = 120;
+
+/// How many exits are looked at: twenty times what kernels have.
+const MOST: usize = 1 << 20;
 
 /// A `ret`, and what before it may be displaced with it.
 #[derive(Clone, Copy, Debug)]
@@ -79,14 +82,22 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    pub(super) fn find(kernel: &Kernel, text: &Text<'_>, targets: &Targets) -> Self {
+    pub(super) fn find(
+        kernel: &Kernel,
+        text: &Text<'_>,
+        targets: &Targets,
+    ) -> Result<Self, &'static str> {
         let mut windows = Self::default();
         for (number, site) in (0..).zip(kernel.sites()) {
-            if site.section == SiteSection::Text && text.range.contains(&site.entry) {
+            let code = text.range.contains(&site.entry) && site.entry % 2 == 0;
+            if site.section == SiteSection::Text && code {
                 windows.add_function(text, targets, number, site.entry);
             }
+            if windows.exits.len() > MOST {
+                return Err("it has more exits than any kernel");
+            }
         }
-        windows
+        Ok(windows)
     }
 
     fn add_function(&mut self, text: &Text<'_>, targets: &Targets, site: u32, entry: u64) {
@@ -106,9 +117,9 @@ impl Windows {
                 continue;
             }
             reads |= instruction.reads;
-            if targets.barred.touches(address, instruction.len) {
+            if let Some(why) = targets.kept(address, instruction.len) {
                 if instruction.is_ret() {
-                    self.fixed.push(LeftOut { ret: address, site, why: Missing::Fixed });
+                    self.fixed.push(LeftOut { ret: address, site, why });
                 }
                 start = None;
                 continue;
@@ -157,7 +168,7 @@ impl Windows {
     fn add_exit(&mut self, text: &Text<'_>, site: u32, mut start: u64, ret: u64, len: u8) {
         let end = ret + u64::from(len);
         // From the front, where instructions begin.
-        while end - start > LONGEST as u64 {
+        while end - start > LONGEST {
             start += text.instruction(start).map_or(2, |instruction| instruction.len.into());
         }
         let Ok(longest) = u8::try_from(end - start) else { return };

@@ -43,6 +43,8 @@ pub struct Options {
     pub relocatable: bool,
     /// Replaces the words of `__mcount_loc`.
     pub table: Option<Vec<u64>>,
+    /// riscv64: what functions have after their sites, in turn.
+    pub bodies: Vec<Vec<u8>>,
 }
 
 impl Options {
@@ -58,6 +60,7 @@ impl Options {
             btf: true,
             relocatable: false,
             table: None,
+            bodies: vec![vec![0x82, 0x80]],
         }
     }
 }
@@ -142,6 +145,9 @@ pub fn build(options: &Options) -> Built {
     memory.bytes.push(0);
     first_task(&mut memory, &mut symbols);
 
+    if !x86 {
+        detours(&functions, &mut memory, &mut symbols);
+    }
     let mut relocations = Vec::new();
     if options.mcount {
         mcount(options, &functions, &mut memory, &mut symbols, &mut relocations);
@@ -222,13 +228,13 @@ fn text(
             Machine::Riscv => {
                 let entry = memory.here();
                 memory.bytes.extend([1, 0].repeat(4));
-                memory.bytes.extend([0x82, 0x80]);
+                memory.bytes.extend(&options.bodies[i % options.bodies.len()]);
                 (entry, entry)
             }
             Machine::RiscvCallOps => {
                 let location = memory.here();
                 memory.bytes.extend([1, 0].repeat(8));
-                memory.bytes.extend([0x82, 0x80]);
+                memory.bytes.extend(&options.bodies[i % options.bodies.len()]);
                 (location + 8, location)
             }
         };
@@ -240,6 +246,30 @@ fn text(
     memory.align(16);
     mark(symbols, memory, "_einittext");
     functions
+}
+
+/// The tables by which a riscv64 kernel changes and leaves its code: exceptions, jump labels and
+/// alternatives, each naming what is behind the sites of some functions.
+fn detours(functions: &[Function], memory: &mut Memory, symbols: &mut Vec<(u64, u8, String)>) {
+    let tables: [(&str, &str, &[u32]); 3] = [
+        ("__start___ex_table", "__stop___ex_table", &[0]),
+        ("__start___jump_table", "__stop___jump_table", &[0, 0]),
+        ("__alt_start", "__alt_end", &[2 << 16, 0]),
+    ];
+    for (number, (start, stop, rest)) in tables.into_iter().enumerate() {
+        memory.align(8);
+        symbols.push((memory.here(), b'D', start.to_owned()));
+        for pair in functions.chunks_exact(2).skip(number).step_by(100) {
+            for function in pair {
+                let distance = (function.entry + 8).wrapping_sub(memory.here());
+                memory.u32(distance as u32);
+            }
+            rest.iter().for_each(|&word| memory.u32(word));
+        }
+        symbols.push((memory.here(), b'D', stop.to_owned()));
+        // Two symbols at one address would come in another order.
+        memory.u32(0);
+    }
 }
 
 fn mcount(
