@@ -378,7 +378,7 @@ fn each_function_alone_is_as_well_covered_as_with_all() {
         let epilogues = epilogues(kernel);
         let mut random = Random(2);
         let mut worse = 0;
-        for _ in 0..300 {
+        for _ in 0..80 {
             // Half of them with an exit that needs another window.
             let site = if random.below(2) == 0 {
                 random.below(kernel.sites().len() as u64) as usize
@@ -484,7 +484,7 @@ fn bodies() -> impl Strategy<Value = Vec<Vec<u8>>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     // Whatever functions are made of: no write meets another, nothing jumps into a window, and
     // what runs does the same as before.

@@ -223,6 +223,8 @@ fn quadrant0(code: u16) -> Instruction {
     let word = u32::from(code);
     let (high, low) = (short(word, 7), short(word, 2));
     match field(word, 13, 3) {
+        // Zeros trap, and fill gaps.
+        0 if word == 0 => Instruction { reads: 0, ..Instruction::fixed(2) },
         0 if field(word, 5, 8) == 0 => Instruction::fixed(2),
         0 => Instruction::plain(2, [SP], low),
         // c.fld and c.fsd
