@@ -519,6 +519,51 @@ proptest! {
     }
 }
 
+#[test]
+fn what_cannot_be_seen_of_a_function_is_told() {
+    const EPILOGUE: [u16; 4] = [0x60a2, 0x6402, 0x6105, 0x8082];
+    let body = |code: &[u16], tail: &[u16]| -> Vec<u8> {
+        code.iter().chain(tail).flat_map(|half| half.to_le_bytes()).collect()
+    };
+    let cases: [(Vec<u8>, Coverage); 9] = [
+        // Long enough for the landings of others.
+        (body(&[0x8526; 24], &EPILOGUE), Coverage::Whole),
+        // beqz a0, to the last two instructions; then j there.
+        (body(&[0xc119, 0xa011], &EPILOGUE), Coverage::Whole),
+        (body(&[0x9002], &[]), Coverage::None(Missing::NoReturn)),
+        // auipc t1, 1; jr t1
+        (body(&[0x1317, 0, 0x8302], &[]), Coverage::None(Missing::Leaves)),
+        (body(&[0x1317, 0, 0x8302], &EPILOGUE), Coverage::Partial(Missing::Leaves)),
+        // j .-2048
+        (body(&[0xb001], &EPILOGUE), Coverage::Partial(Missing::Leaves)),
+        // ld a5, 0(a0); jr a5: to no place in this function.
+        (body(&[0x611c, 0x8782], &EPILOGUE), Coverage::Partial(Missing::Unclear)),
+        // add a5, a5, a4; jr a5: by no table.
+        (body(&[0x97ba, 0x8782], &EPILOGUE), Coverage::Partial(Missing::Unclear)),
+        // The loaded register is another one on the way by the branch, which leads to the jump.
+        (body(&[0xc111, 0x611c, 0x8782], &EPILOGUE), Coverage::Partial(Missing::Unclear)),
+    ];
+    for machine in [Machine::Riscv, Machine::RiscvCallOps] {
+        let bodies = cases.iter().map(|(body, _)| body.clone()).collect();
+        let options = Options::new(machine, Layout::Relative);
+        let built = builder::build(&Options { bodies, ..options });
+        let kernel = Kernel::parse(built.image).unwrap();
+        let epilogues = epilogues(&kernel);
+        // Behind those that the tables name, and one whole turn.
+        for (site, (body, coverage)) in (18..).zip(&cases) {
+            assert_eq!(epilogues.coverage(site), *coverage, "{body:x?}");
+            let plan = epilogues.plan(&[site]);
+            let own = plan.exits.iter().filter(|exit| !exit.helper);
+            let clear = !matches!(coverage, Coverage::Partial(Missing::Unclear));
+            for exit in own {
+                // Anything may jump into a function that is not understood.
+                assert_eq!(exit.epilogue.len == 2, !clear, "{body:x?}: {exit:x?}");
+            }
+        }
+        assert_eq!(epilogues.coverage(950), Coverage::None(Missing::StartUp));
+    }
+}
+
 /// Numbers that are the same in every run.
 struct Random(u64);
 

@@ -54,7 +54,7 @@ pub enum Missing {
     NoReturn,
     /// A jump to another function.
     Leaves,
-    /// A jump that cannot be followed.
+    /// A jump that cannot be followed, or code that is not understood.
     Unclear,
     /// The kernel changes the return itself, or looks it up by its address.
     Fixed,
@@ -143,6 +143,9 @@ impl Epilogues {
     }
 
     /// What to rewrite to see the exits of the functions at these sites, given by their numbers.
+    ///
+    /// A function may have no exits to rewrite, as [`Epilogues::coverage`] tells; and what is left
+    /// out may be more than with all functions, which have more room together.
     pub fn plan(&self, wanted: &[usize]) -> Plan {
         let mut plan = Planner::new(&self.windows, wanted.iter().copied()).finish();
         let fixed = wanted.iter().flat_map(|&site| self.windows.fixed_of(site));

@@ -45,7 +45,7 @@ impl Targets {
         let start_up = Text::start_up(kernel);
         for code in std::iter::once(text).chain(&start_up) {
             for function in code.functions() {
-                let seen = targets.add_code(code, function.clone());
+                let seen = targets.add_code(code, &pointers, function.clone());
                 let tables = match seen.computed {
                     0 => 0,
                     _ => targets.add_switches(kernel, &seen, &function, &mut budget)?,
@@ -88,14 +88,19 @@ impl Targets {
     }
 
     /// Where the instructions of a function jump, and which addresses they make.
-    fn add_code(&mut self, text: &Text<'_>, function: Range<u64>) -> Seen {
+    fn add_code(&mut self, text: &Text<'_>, pointers: &Places, function: Range<u64>) -> Seen {
         // Not followed along jumps: the compiler keeps both halves of an address close together,
         // and an address too many does no harm.
         let mut registers = [Value::Unknown; 32];
+        // The registers that were written since the last place that others may jump to.
+        let mut fresh = 0_u32;
         let mut seen = Seen::default();
         for (address, instruction) in text.instructions(function) {
             let Instruction { writes, kind, .. } = instruction;
             let mut value = Value::Unknown;
+            if self.places.contains(address) || pointers.contains(address) {
+                fresh = 0;
+            }
             match kind {
                 Kind::Branch { distance, .. } | Kind::Jump { distance } => {
                     self.places.insert(address.wrapping_add_signed(distance.into()));
@@ -113,20 +118,31 @@ impl Targets {
                         }
                     }
                 }
-                Kind::JumpRegister { base, distance } => match registers[usize::from(base)] {
-                    Value::Upper(upper) => {
+                Kind::JumpRegister { base, distance } => {
+                    let value = registers[usize::from(base)];
+                    if let Value::Upper(upper) = value {
                         self.places.insert(upper.wrapping_add_signed(distance.into()));
                     }
-                    _ if writes != 0 || base == RA => {}
-                    Value::Loaded => seen.pointers += 1,
-                    Value::Unknown => seen.computed += 1,
-                },
+                    match value {
+                        _ if writes != 0 || base == RA => {}
+                        Value::Upper(_) if fresh >> base & 1 == 1 => {}
+                        Value::Loaded if fresh >> base & 1 == 1 => seen.pointers += 1,
+                        _ => seen.computed += 1,
+                    }
+                }
                 Kind::Load => value = Value::Loaded,
                 Kind::Plain | Kind::Fixed => {}
             }
-            // No instruction changes x0, and so it stays unknown.
-            if writes != 0 {
-                registers[usize::from(writes)] = value;
+            let jump = matches!(kind, Kind::Jump { .. } | Kind::JumpRegister { .. });
+            match writes {
+                // What follows is reached from elsewhere.
+                0 if jump => fresh = 0,
+                // No instruction changes x0, and so it stays unknown.
+                0 => {}
+                _ => {
+                    registers[usize::from(writes)] = value;
+                    fresh |= 1 << writes;
+                }
             }
         }
         seen

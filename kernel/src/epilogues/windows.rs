@@ -166,6 +166,9 @@ impl Windows {
     }
 
     fn add_exit(&mut self, text: &Text<'_>, site: u32, mut start: u64, ret: u64, len: u8) {
+        if self.exits.len() > MOST {
+            return;
+        }
         let end = ret + u64::from(len);
         // From the front, where instructions begin.
         while end - start > LONGEST {
