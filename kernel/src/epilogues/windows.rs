@@ -112,7 +112,8 @@ impl Windows {
         let mut start = None;
         for (address, instruction) in text.instructions(function.clone()) {
             let previous = before.replace(instruction);
-            if targets.replacements.contains(address) {
+            let end = address.saturating_add(instruction.len.into());
+            if targets.replacements.any(address..end) {
                 start = None;
                 continue;
             }

@@ -249,7 +249,7 @@ fn text(
 }
 
 /// The tables by which a riscv64 kernel changes and leaves its code: exceptions, jump labels and
-/// alternatives, each naming what is behind the sites of some functions.
+/// alternatives, each naming what is a little behind the sites of some functions; and pointers.
 fn detours(functions: &[Function], memory: &mut Memory, symbols: &mut Vec<(u64, u8, String)>) {
     let tables: [(&str, &str, &[u32]); 3] = [
         ("__start___ex_table", "__stop___ex_table", &[0]),
@@ -261,7 +261,7 @@ fn detours(functions: &[Function], memory: &mut Memory, symbols: &mut Vec<(u64, 
         symbols.push((memory.here(), b'D', start.to_owned()));
         for pair in functions.chunks_exact(2).skip(number).step_by(100) {
             for function in pair {
-                let distance = (function.entry + 8).wrapping_sub(memory.here());
+                let distance = (function.entry + 10).wrapping_sub(memory.here());
                 memory.u32(distance as u32);
             }
             rest.iter().for_each(|&word| memory.u32(word));
@@ -270,6 +270,8 @@ fn detours(functions: &[Function], memory: &mut Memory, symbols: &mut Vec<(u64, 
         // Two symbols at one address would come in another order.
         memory.u32(0);
     }
+    memory.align(8);
+    functions.iter().skip(37).step_by(40).for_each(|function| memory.u64(function.entry + 10));
 }
 
 fn mcount(
