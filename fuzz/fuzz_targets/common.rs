@@ -71,4 +71,12 @@ pub fn exercise(bytes: Vec<u8>) {
         let by_site = (0..kernel.sites().len()).flat_map(|site| exits.of(site));
         assert!(by_site.eq(exits.all()));
     }
+    if let Ok(epilogues) = kernel.epilogues() {
+        let all: Vec<usize> = (0..kernel.sites().len()).collect();
+        for exit in epilogues.plan(&all).exits {
+            exit.writes(0xffff_ffff_9000_0000);
+            exit.original(&kernel);
+            exit.stub(0xffff_ffff_9000_0000, 0xffff_ffff_9000_1000, 1);
+        }
+    }
 }

@@ -128,6 +128,9 @@ pub enum KernelError {
         /// What cannot be told without.
         reason: &'static str,
     },
+    /// The ends of functions are not known.
+    #[error("the exits of functions cannot be traced: {0}; trace their entries")]
+    NoEpilogues(&'static str),
     /// Filters that leave nothing to trace.
     #[error("{}", no_match(globs))]
     NoMatch {

@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 mod btf;
 mod compression;
 mod elf;
+pub mod epilogues;
 mod error;
 mod exits;
 pub mod glob;
@@ -35,6 +36,7 @@ pub use sites::{FtraceKind, Site, SiteSection, SiteStats};
 pub use structs::{Source, Structs};
 pub use symbols::{Symbol, Symbols};
 
+use epilogues::Epilogues;
 use image::Image;
 use read::{index, wide};
 use sites::Sites;
@@ -67,6 +69,7 @@ pub struct Kernel {
     btf: OnceLock<Btf>,
     structs: OnceLock<Structs>,
     exits: OnceLock<Exits>,
+    epilogues: OnceLock<Epilogues>,
 }
 
 impl std::fmt::Debug for Kernel {
@@ -119,8 +122,16 @@ impl Kernel {
         if image.container == Container::Flat {
             image.relocatable = !sites::relocations(&image.data, &image.space, &symbols).is_empty();
         }
-        let (btf, structs, exits) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Ok(Self { image, banner, symbols, sites, btf, structs, exits })
+        Ok(Self {
+            image,
+            banner,
+            symbols,
+            sites,
+            btf: OnceLock::new(),
+            structs: OnceLock::new(),
+            exits: OnceLock::new(),
+            epilogues: OnceLock::new(),
+        })
     }
 
     /// The architecture it runs on.

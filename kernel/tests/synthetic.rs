@@ -411,6 +411,14 @@ fn survives(bytes: Vec<u8>) -> Result<(), TestCaseError> {
         if let Ok(structs) = kernel.structs() {
             structs.member_offset("task_struct", "in.z");
         }
+        if let Ok(epilogues) = kernel.epilogues() {
+            let all: Vec<usize> = (0..kernel.sites().len()).collect();
+            for exit in epilogues.plan(&all).exits {
+                exit.writes(0xffff_ffff_9000_0000);
+                exit.original(&kernel);
+                exit.stub(0xffff_ffff_9000_0000, 0xffff_ffff_9000_1000, 1);
+            }
+        }
     }
     prop_assert!(start.elapsed() < Duration::from_secs(10));
     Ok(())

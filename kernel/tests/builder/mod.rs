@@ -45,6 +45,8 @@ pub struct Options {
     pub relocatable: bool,
     /// Replaces the words of `__mcount_loc`.
     pub table: Option<Vec<u64>>,
+    /// riscv64: what functions have after their sites, in turn.
+    pub bodies: Vec<Vec<u8>>,
 }
 
 impl Options {
@@ -60,6 +62,7 @@ impl Options {
             btf: true,
             relocatable: false,
             table: None,
+            bodies: vec![vec![0x82, 0x80]],
         }
     }
 }
@@ -144,6 +147,9 @@ pub fn build(options: &Options) -> Built {
     memory.bytes.push(0);
     first_task(&mut memory, &mut symbols);
 
+    if !x86 {
+        detours(&functions, &mut memory, &mut symbols);
+    }
     let mut relocations = Vec::new();
     if options.mcount {
         mcount(options, &functions, &mut memory, &mut symbols, &mut relocations);
@@ -224,13 +230,13 @@ fn text(
             Machine::Riscv => {
                 let entry = memory.here();
                 memory.bytes.extend([1, 0].repeat(4));
-                memory.bytes.extend([0x82, 0x80]);
+                memory.bytes.extend(&options.bodies[i % options.bodies.len()]);
                 (entry, entry)
             }
             Machine::RiscvCallOps => {
                 let location = memory.here();
                 memory.bytes.extend([1, 0].repeat(8));
-                memory.bytes.extend([0x82, 0x80]);
+                memory.bytes.extend(&options.bodies[i % options.bodies.len()]);
                 (location + 8, location)
             }
         };
@@ -242,6 +248,32 @@ fn text(
     memory.align(16);
     mark(symbols, memory, "_einittext");
     functions
+}
+
+/// The tables by which a riscv64 kernel changes and leaves its code: exceptions, jump labels and
+/// alternatives, each naming what is a little behind the sites of some functions; and pointers.
+fn detours(functions: &[Function], memory: &mut Memory, symbols: &mut Vec<(u64, u8, String)>) {
+    let tables: [(&str, &str, &[u32]); 3] = [
+        ("__start___ex_table", "__stop___ex_table", &[0]),
+        ("__start___jump_table", "__stop___jump_table", &[0, 0]),
+        ("__alt_start", "__alt_end", &[2 << 16, 0]),
+    ];
+    for (number, (start, stop, rest)) in tables.into_iter().enumerate() {
+        memory.align(8);
+        symbols.push((memory.here(), b'D', start.to_owned()));
+        for pair in functions.chunks_exact(2).skip(number).step_by(100) {
+            for function in pair {
+                let distance = (function.entry + 10).wrapping_sub(memory.here());
+                memory.u32(distance as u32);
+            }
+            rest.iter().for_each(|&word| memory.u32(word));
+        }
+        symbols.push((memory.here(), b'D', stop.to_owned()));
+        // Two symbols at one address would come in another order.
+        memory.u32(0);
+    }
+    memory.align(8);
+    functions.iter().skip(37).step_by(40).for_each(|function| memory.u64(function.entry + 10));
 }
 
 fn mcount(

@@ -1,0 +1,157 @@
+//! How functions of a riscv64 kernel end, and how they can be made to say so.
+//!
+//! A function that saves its return address in a frame ends in an epilogue: a few instructions
+//! up to the `ret` that nothing jumps into. Once, before anybody can be there, they are replaced
+//! by a jump to a stub that does the same and may call a handler; from then on only that call is
+//! switched on and off. All this can be told from the image alone: which instructions (`windows`),
+//! what jumps where (`targets`, `tables`), and what is written (`plan`, `patch`).
+
+mod decode;
+mod encode;
+mod patch;
+mod plan;
+mod tables;
+mod targets;
+mod text;
+mod windows;
+
+pub use patch::{Displaced, Epilogue, Jump, LINK, PlannedExit, Step};
+
+use std::fmt;
+
+use crate::read::index;
+use crate::{Arch, Kernel, KernelError, SiteSection};
+use plan::Planner;
+use targets::Targets;
+use text::Text;
+use windows::Windows;
+
+/// The exits of all traced functions.
+#[derive(Debug)]
+pub struct Epilogues {
+    windows: Windows,
+    /// For each site.
+    coverage: Vec<Coverage>,
+}
+
+/// How many of a function's exits can be seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coverage {
+    /// All of them.
+    Whole,
+    /// Some; what is missing is of this kind.
+    Partial(Missing),
+    /// None.
+    None(Missing),
+}
+
+/// Why an exit cannot be seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// The code is freed after start-up.
+    StartUp,
+    /// No exit was found at all.
+    NoReturn,
+    /// A jump to another function.
+    Leaves,
+    /// A jump that cannot be followed, or code that is not understood.
+    Unclear,
+    /// The kernel changes the return itself, or looks it up by its address.
+    Fixed,
+    /// The return is too short for a jump to anywhere free.
+    NoRoom,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::StartUp => "the function is freed after start-up",
+            Self::NoReturn => "the function never returns",
+            Self::Leaves => "the function ends in a jump to another",
+            Self::Unclear => "the function has a jump that cannot be followed",
+            Self::Fixed => "the kernel itself changes the return instruction",
+            Self::NoRoom => "there is no room for a jump at the return instruction",
+        })
+    }
+}
+
+/// What is rewritten for a run.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// The exits, by address. They belong together: windows hold landings of others.
+    pub exits: Vec<PlannedExit>,
+    /// The exits of the same functions that stay as they are.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// A return that is not rewritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Link address of the `ret`.
+    pub ret: u64,
+    /// Number of the function's site.
+    pub site: u32,
+    /// Why.
+    pub why: Missing,
+}
+
+impl Kernel {
+    /// How the traced functions of a riscv64 kernel end; looked into when first asked for.
+    pub fn epilogues(&self) -> Result<&Epilogues, KernelError> {
+        if let Some(epilogues) = self.epilogues.get() {
+            return Ok(epilogues);
+        }
+        let epilogues = Epilogues::find(self).map_err(KernelError::NoEpilogues)?;
+        Ok(self.epilogues.get_or_init(|| epilogues))
+    }
+}
+
+impl Epilogues {
+    fn find(kernel: &Kernel) -> Result<Self, &'static str> {
+        if kernel.arch() != Arch::Riscv64 {
+            return Err("only those of riscv64 kernels are known");
+        }
+        let text = Text::find(kernel)?;
+        let targets = Targets::find(kernel, &text)?;
+        let windows = Windows::find(kernel, &text, &targets)?;
+        let sites = kernel.sites().iter().map(|site| match site.section {
+            SiteSection::InitText => Coverage::None(Missing::StartUp),
+            SiteSection::Text => Coverage::None(Missing::Unclear),
+        });
+        let mut coverage: Vec<Coverage> = sites.collect();
+        let all = Planner::new(&windows, 0..kernel.sites().len());
+        let mut left_out: Vec<_> = windows.fixed.iter().copied().chain(all.left_out()).collect();
+        left_out.sort_by_key(|left_out| left_out.site);
+        for function in &windows.functions {
+            let first = left_out.partition_point(|left_out| left_out.site < function.site);
+            let out =
+                left_out[first..].iter().take_while(|left_out| left_out.site == function.site);
+            let (count, why) = out.fold((0, None), |(n, why), out| (n + 1, why.or(Some(out.why))));
+            let none = function.exits.len() + function.fixed <= count;
+            coverage[index(function.site.into())] = match function.missing.or(why) {
+                None => Coverage::Whole,
+                Some(why) if none => Coverage::None(why),
+                Some(why) => Coverage::Partial(why),
+            };
+        }
+        Ok(Self { windows, coverage })
+    }
+
+    /// How many of a function's exits can be seen when all functions are asked for.
+    pub fn coverage(&self, site: usize) -> Coverage {
+        self.coverage.get(site).copied().unwrap_or(Coverage::None(Missing::Unclear))
+    }
+
+    /// What to rewrite to see the exits of the functions at these sites, given by their numbers.
+    ///
+    /// A function may have no exits to rewrite, as [`Epilogues::coverage`] tells; and what is left
+    /// out may be more than with all functions, which have more room together.
+    pub fn plan(&self, wanted: &[usize]) -> Plan {
+        let mut plan = Planner::new(&self.windows, wanted.iter().copied()).finish();
+        let fixed = wanted.iter().flat_map(|&site| self.windows.fixed_of(site));
+        plan.left_out.extend(fixed);
+        plan.left_out.sort_by_key(|left_out| left_out.ret);
+        plan.left_out.dedup();
+        plan
+    }
+}
