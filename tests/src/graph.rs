@@ -35,11 +35,11 @@ fn pair(trace: &Trace) -> Paired {
     all.extend(trace.returns.iter().map(|entry| (entry, Kind::Return)));
     all.extend(trace.tails.iter().map(|entry| (entry, Kind::Tail)));
     all.sort_by_key(|(entry, _)| entry.timestamp);
-    let mut stacks: HashMap<u64, Stack<'_>> = HashMap::new();
+    let mut stacks: HashMap<(u8, u64), Stack<'_>> = HashMap::new();
     let mut paired = Paired::default();
     for (record, kind) in all {
         let Some(sp) = record.sp else { continue };
-        let stack = stacks.entry(sp >> 14).or_default();
+        let stack = stacks.entry((record.tracer, sp >> 14)).or_default();
         while stack.last().is_some_and(|&(open, _)| open < sp) {
             stack.pop();
             paired.skipped += 1;
@@ -93,6 +93,8 @@ impl Guests {
             }
             let paired = pair(&trace);
             assert!(paired.wrong.is_empty() && paired.unseen == 0, "{paired:?}");
+            let plain = trace.entries.iter().filter(|entry| entry.tracer == 2);
+            assert!({ plain }.all(|entry| entry.sp.is_none()), "its calls would look unfinished");
             assert_eq!(trace.summary.lost(), 0);
             let sites = &trace.summary.sites;
             assert_eq!((sites.direct, sites.combined), (0, 1), "one site, three tracers");

@@ -2,7 +2,7 @@
 
 use super::names::{Callers, Functions, TaskNames};
 use super::programs::Programs;
-use super::{Clock, Command, Setup, Status, Targets};
+use super::{Clock, Command, Setup, Status, Targets, TracerName};
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
 use crate::stream::{EntryRecord, LossReason, RecordBuffer, Summary, Tracer, Writer};
@@ -125,9 +125,9 @@ impl Drain {
     fn targets(&mut self, targets: &Targets) -> io::Result<()> {
         self.functions.add(&self.kernel, &targets.sites);
         self.functions.add_exits(&self.kernel, &targets.exits);
-        self.programs.set(&self.kernel, &targets.programs);
-        for (number, name, description) in &targets.tracers {
-            self.writer.tracer(Tracer { number: *number, name, description })?;
+        self.programs.set(&self.kernel, targets);
+        for TracerName { number, name, text, .. } in &targets.tracers {
+            self.writer.tracer(Tracer { number: *number, name, description: text })?;
         }
         Ok(())
     }

@@ -52,8 +52,22 @@ pub struct Targets {
     pub exits: Vec<ExitWord>,
     /// All programs that there are, by number.
     pub programs: Vec<Duty>,
-    /// Numbers, names and descriptions of tracers.
-    pub tracers: Vec<(u8, String, String)>,
+    /// The tracers.
+    pub tracers: Vec<TracerName>,
+}
+
+/// What the stream tells of a tracer.
+#[derive(Clone, Debug)]
+pub struct TracerName {
+    /// Its number in records.
+    pub number: u8,
+    /// What it is called.
+    pub name: String,
+    /// What it traces.
+    pub text: String,
+    /// Whether it traces where functions are left: else its entries have no use for stack pointers,
+    /// though a program that it shares may record them.
+    pub graph: bool,
 }
 
 enum Command {

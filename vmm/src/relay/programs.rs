@@ -1,5 +1,6 @@
 //! From records as programs leave them to records of the stream.
 
+use super::Targets;
 use super::names::Place;
 use crate::kernel::Kernel;
 use crate::stream::{EntryRecord, RecordBuffer, ReturnRecord, TailRecord};
@@ -10,7 +11,8 @@ use vmtrace_trampolines::{Field, Point};
 #[derive(Clone, Debug)]
 pub(super) struct Format {
     pub(super) point: Point,
-    tracers: Vec<u8>,
+    /// Numbers of its tracers, and whether each wants stack pointers.
+    tracers: Vec<(u8, bool)>,
     /// How many fields there are.
     fields: usize,
     /// Which of them is the stack pointer, and what it lacks.
@@ -21,11 +23,11 @@ pub(super) struct Format {
 }
 
 impl Format {
-    fn new(kernel: &Kernel, duty: &Duty) -> Self {
+    fn new(kernel: &Kernel, duty: &Duty, wants_stack: impl Fn(u8) -> bool) -> Self {
         let find = |field| duty.fields.iter().position(|&other| other == field);
         Self {
             point: duty.point,
-            tracers: duty.tracers.clone(),
+            tracers: duty.tracers.iter().map(|&number| (number, wants_stack(number))).collect(),
             fields: duty.fields.len(),
             stack: find(Field::Stack),
             bias: stack_bias(kernel, duty.point),
@@ -46,8 +48,8 @@ impl Format {
         let field = |index: Option<usize>| fields.get(index?).copied();
         let sp = field(self.stack).map(|sp| sp.wrapping_add(self.bias));
         let (function, caller, pid) = (place.function, record.caller, record.pid);
-        for &tracer in &self.tracers {
-            match (self.point, sp) {
+        for &(tracer, wants_stack) in &self.tracers {
+            match (self.point, sp.filter(|_| wants_stack)) {
                 (Point::Entry, None) => {
                     batch.push(EntryRecord::new(time, function, caller, pid).of_tracer(tracer));
                 }
@@ -79,8 +81,10 @@ pub(super) struct Programs(Vec<Format>);
 
 impl Programs {
     /// These are all that there are.
-    pub(super) fn set(&mut self, kernel: &Kernel, duties: &[Duty]) {
-        self.0 = duties.iter().map(|duty| Format::new(kernel, duty)).collect();
+    pub(super) fn set(&mut self, kernel: &Kernel, targets: &Targets) {
+        let graph = |number| targets.tracers.iter().any(|t| t.number == number && t.graph);
+        let duties = targets.programs.iter();
+        self.0 = duties.map(|duty| Format::new(kernel, duty, graph)).collect();
     }
 
     /// What a record has, if a program can have written it.

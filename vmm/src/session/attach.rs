@@ -19,7 +19,7 @@ use super::tracing::{Plan, Shares, changes};
 use super::{Closing, SessionError, Tracing, mark};
 use crate::kernel::{Exits, Kernel};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
-use crate::relay::{self, Relay, Setup, Targets};
+use crate::relay::{self, Relay, Setup, Targets, TracerName};
 use crate::serve::{Hub, Join};
 use crate::stream::{Exit, Header, MarkKind, Skipped, Summary};
 use crate::tracer::{
@@ -417,8 +417,11 @@ impl Controller {
             }
         }
         if let Some(relay) = &self.relay {
-            let tracer = |(number, tracer): (u8, &super::Tracer)| {
-                (number, tracer.name.clone(), tracer.text.clone())
+            let tracer = |(number, tracer): (u8, &super::Tracer)| TracerName {
+                number,
+                name: tracer.name.clone(),
+                text: tracer.text.clone(),
+                graph: tracer.graph,
             };
             relay.targets(Targets {
                 sites: plan.indices(),

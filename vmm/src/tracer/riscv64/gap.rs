@@ -23,7 +23,8 @@ use vmtrace_trampolines::riscv64::encode::{
     FENCE_I, NOP, SFENCE_VMA, addi, auipc, j, jalr, jr, mv, split,
 };
 
-const PAGE: u64 = 4096;
+const PAGE: u64 = PAGE_LEN as u64;
+const PAGE_LEN: usize = 4096;
 const TRAP: u64 = 0x1000;
 const RESUME: u64 = 0x1200;
 const PROGRAMS: u64 = 0x1400;
@@ -107,14 +108,14 @@ impl Gap {
             return Err(TraceError::Code("its text and its start-up code are too close"));
         }
         let (address, physical) = (image.runtime(start), image.physical_of(start));
-        let mut held = [0; PAGE as usize];
+        let mut held = [0; PAGE_LEN];
         for page in (0..len).step_by(held.len()) {
             let found = image.tables.translate(guest, address + page)?;
             if found != physical + page {
                 return Err(TraceError::Code("what follows its text is mapped elsewhere"));
             }
             guest.read(found, &mut held)?;
-            if held != [0; PAGE as usize] {
+            if held != [0; PAGE_LEN] {
                 return Err(TraceError::Code("what follows its text is in use"));
             }
         }
