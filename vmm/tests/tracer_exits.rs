@@ -1,0 +1,204 @@
+//! Exits of x86-64 functions on plain memory that looks like a guest whose alternatives are patched.
+
+mod fake_guest;
+
+use fake_guest::{Fake, MAP, X86};
+use vm_memory::Bytes;
+use vmtrace::kernel::{Exit, ExitKind};
+use vmtrace::tracer::{Attachment, Duty, Guest, SkipReason, annex};
+use vmtrace_trampolines::{Field, Point};
+
+const RETURN: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
+
+/// A jump or a call at `from`, as this opcode has it: where it leads.
+fn leads(opcode: u8, from: u64, bytes: &[u8]) -> u64 {
+    assert_eq!(bytes[0], opcode, "at {from:#x}: {bytes:02x?}");
+    let distance = i32::from_le_bytes(bytes[1..5].try_into().unwrap());
+    from.wrapping_add(5).wrapping_add_signed(distance.into())
+}
+
+fn jump(from: u64, to: u64) -> [u8; 5] {
+    let distance = i32::try_from(to.wrapping_sub(from + 5).cast_signed()).unwrap();
+    let [a, b, c, d] = distance.to_le_bytes();
+    [0xe9, a, b, c, d]
+}
+
+/// As `alternative_instructions` leaves a kernel: returns as they are without a thunk, or by one.
+fn patch_alternatives(fake: &Fake, thunk: Option<&str>) {
+    if let Some(thunk) = thunk {
+        let address = fake.link(thunk);
+        fake.write_u64(fake.symbol("x86_return_thunk"), address).unwrap();
+    }
+    for exit in fake.kernel.exits().unwrap().all() {
+        if exit.kind == ExitKind::Return {
+            let bytes = thunk.map_or(RETURN, |thunk| jump(exit.address, fake.link(thunk)));
+            fake.write(fake.at(exit.address), &bytes).unwrap();
+        }
+    }
+    fake.write(fake.symbol("alternatives_patched"), &1_u32.to_le_bytes()).unwrap();
+}
+
+fn programs(fake: &Fake, attachment: &mut Attachment) -> [u16; 2] {
+    [Point::Return, Point::Tail].map(|point| {
+        let duty = Duty { point, tracers: vec![0], fields: vec![Field::Stack] };
+        attachment.program(fake, &duty).unwrap()
+    })
+}
+
+fn plan(exits: &[Exit], [ends, tails]: [u16; 2]) -> Vec<(usize, u16)> {
+    let program = |exit: &Exit| if exit.kind == ExitKind::Return { ends } else { tails };
+    exits.iter().enumerate().map(|(index, exit)| (index, program(exit))).collect()
+}
+
+/// Code of ours.
+fn annex(fake: &Fake, address: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    let at = usize::try_from(address - MAP).unwrap();
+    annex::Memory::slice(&*fake.annex).read_slice(&mut bytes, at).unwrap();
+    bytes
+}
+
+// An exit that goes anywhere but on, or that is not given back, crashes the guest.
+#[test]
+fn every_exit_goes_through_its_stub_and_is_given_back() {
+    for name in X86 {
+        let fake = Fake::new(name);
+        patch_alternatives(&fake, None);
+        let before = fake.text();
+        let mut attachment = fake.attach();
+        attachment.settle(&fake, &fake.kernel).unwrap();
+        let exits = fake.kernel.exits().unwrap().all();
+        let plan = plan(exits, programs(&fake, &mut attachment));
+        let mut words = std::collections::HashSet::new();
+        let mut without = 0;
+        for &(index, program) in &plan {
+            match attachment.stub(&fake, &exits[index], program).unwrap() {
+                Some(word) => assert!(words.insert(word.word), "{name}: two exits of one name"),
+                None => without += 1,
+            }
+        }
+        let skipped = attachment.enable_exits(&fake, &fake.kernel, &plan).unwrap();
+        // Registers that programs use.
+        assert_eq!(skipped.len(), without, "{name}");
+        assert!(skipped.iter().all(|skip| skip.reason == SkipReason::NoStub), "{name}");
+        assert!(skipped.len() < 200 && attachment.held_exits() > 50_000, "{name}");
+        let held: Vec<usize> = attachment.exits().map(|(index, _)| index).collect();
+        for &index in held.iter().step_by(7) {
+            let exit = &exits[index];
+            let site = fake.read_vec(fake.at(exit.address), 5);
+            let stub = leads(0xe9, exit.address, &site);
+            let code = annex(&fake, stub, 10);
+            match exit.kind {
+                ExitKind::Return => {
+                    let names = u32::from_le_bytes(code[1..5].try_into().unwrap());
+                    assert_eq!((code[0], u64::from(names)), (0xb9, exit.address & 0xffff_ffff));
+                    assert!(leads(0xe9, stub + 5, &code[5..]) < stub);
+                }
+                ExitKind::Jump { target } => {
+                    assert!(leads(0xe8, stub, &code) < stub);
+                    assert_eq!(leads(0xe9, stub + 5, &code[5..]), target, "{name}");
+                }
+                ExitKind::Indirect { .. } => assert!(leads(0xe8, stub, &code) < stub),
+            }
+        }
+        // Some, and then the others.
+        let some: Vec<usize> = held.iter().copied().step_by(3).collect();
+        assert_eq!(attachment.disable_exits(&fake, &some).unwrap().sites, some.len());
+        attachment.release_all(&fake, &fake.kernel).unwrap();
+        assert!(fake.text() == before, "{name}: the image is not as it was");
+    }
+}
+
+// A stub is for ever: one that is made at every change would fill the annex.
+#[test]
+fn stubs_are_made_once() {
+    let fake = Fake::new("x86_64-6.12");
+    patch_alternatives(&fake, None);
+    let mut attachment = fake.attach();
+    attachment.settle(&fake, &fake.kernel).unwrap();
+    let exits = &fake.kernel.exits().unwrap().all()[..100];
+    let plan = plan(exits, programs(&fake, &mut attachment));
+    let mut words = Vec::new();
+    for round in 0..3 {
+        let mut made = Vec::new();
+        for &(index, program) in &plan {
+            made.push(attachment.stub(&fake, &exits[index], program).unwrap());
+        }
+        assert_eq!(attachment.enable_exits(&fake, &fake.kernel, &plan).unwrap(), [], "{round}");
+        let all: Vec<usize> = (0..exits.len()).collect();
+        attachment.disable_exits(&fake, &all).unwrap();
+        words.push(made);
+    }
+    assert!(words.windows(2).all(|two| two[0] == two[1]));
+}
+
+// The kernel verifies its returns when it patches its alternatives, and finds them changed.
+#[test]
+fn exits_wait_for_alternatives() {
+    let fake = Fake::new("x86_64-6.12");
+    let mut attachment = fake.attach();
+    let error = attachment.settle(&fake, &fake.kernel).unwrap_err().to_string();
+    assert!(error.contains("not patched yet"), "{error}");
+    assert!(!attachment.is_settled());
+}
+
+// A bare return of ours would reopen what the guest has closed.
+#[test]
+fn programs_return_by_the_thunk_that_the_guest_has_chosen() {
+    for thunk in ["srso_return_thunk", "its_return_thunk"] {
+        let fake = Fake::new("x86_64-6.12");
+        patch_alternatives(&fake, Some(thunk));
+        let mut attachment = fake.attach();
+        let early = attachment.program(&fake, &Duty::entry(vec![0])).unwrap();
+        assert_eq!(early, 0);
+        let ending = |fake: &Fake, start: u64| {
+            let code = annex(fake, start, 256);
+            let at = code.windows(2).position(|pair| pair == [0x5a, 0x58]).unwrap() + 2;
+            (start + at as u64, code[at..at + 5].to_vec())
+        };
+        let (at, bytes) = ending(&fake, MAP);
+        assert_eq!(bytes, RETURN, "nothing is decided yet");
+        attachment.settle(&fake, &fake.kernel).unwrap();
+        assert_eq!(leads(0xe9, at, &ending(&fake, MAP).1), fake.link(thunk), "made before");
+        attachment.program(&fake, &Duty::entry(vec![1])).unwrap();
+        let later = (64..2048).step_by(64).map(|at| MAP + at);
+        let later = { later }.find(|&at| annex(&fake, at, 2) == [0x50, 0x52]).unwrap();
+        let (at, bytes) = ending(&fake, later);
+        assert_eq!(leads(0xe9, at, &bytes), fake.link(thunk), "made after");
+        // Returns by that thunk are the kernel's own; others are not.
+        let exits = fake.kernel.exits().unwrap().all();
+        let [ends, _] = programs(&fake, &mut attachment);
+        let index = exits.iter().position(|exit| exit.kind == ExitKind::Return).unwrap();
+        assert!(attachment.stub(&fake, &exits[index], ends).unwrap().is_some());
+        assert_eq!(attachment.enable_exits(&fake, &fake.kernel, &[(index, ends)]).unwrap(), []);
+        let other = exits.iter().skip(index + 1).position(|exit| exit.kind == ExitKind::Return);
+        let other = index + 1 + other.unwrap();
+        let address = exits[other].address;
+        fake.write(fake.at(address), &jump(address, fake.link("__x86_return_thunk"))).unwrap();
+        assert_eq!(attachment.stub(&fake, &exits[other], ends).unwrap(), None);
+        let skipped = attachment.enable_exits(&fake, &fake.kernel, &[(other, ends)]).unwrap();
+        assert!(matches!(skipped[0].reason, SkipReason::GuestOwned(_)), "{skipped:?}");
+    }
+}
+
+// What the guest has put there since is its own.
+#[test]
+fn an_exit_that_the_guest_took_over_is_left_alone() {
+    let fake = Fake::new("x86_64-6.12");
+    patch_alternatives(&fake, None);
+    let mut attachment = fake.attach();
+    attachment.settle(&fake, &fake.kernel).unwrap();
+    let exits = fake.kernel.exits().unwrap().all();
+    let plan = &plan(exits, programs(&fake, &mut attachment))[..10];
+    for &(index, program) in plan {
+        attachment.stub(&fake, &exits[index], program).unwrap();
+    }
+    attachment.enable_exits(&fake, &fake.kernel, plan).unwrap();
+    // A kprobe.
+    let address = fake.at(exits[3].address);
+    fake.write(address, &[0xcc]).unwrap();
+    let all: Vec<usize> = (0..10).collect();
+    let restored = attachment.disable_exits(&fake, &all).unwrap();
+    assert_eq!((restored.sites, restored.foreign), (9, vec![3]));
+    assert_eq!(fake.read_vec(address, 1), [0xcc]);
+}
