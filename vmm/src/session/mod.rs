@@ -5,6 +5,7 @@
 //! events; the [`relay`](crate::relay) has a thread of its own.
 
 mod annex;
+mod apply;
 mod arch;
 mod attach;
 mod control;

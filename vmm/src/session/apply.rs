@@ -1,0 +1,146 @@
+//! From a plan to sites and exits that are ours.
+
+use super::attach::Controller;
+use super::tracing::{Plan, Shares, changes};
+use super::{Tracer, Tracing};
+use crate::kernel::Exits;
+use crate::relay::{Targets, TracerName};
+use crate::stream::Skipped;
+use crate::tracer::{AttachReport, Attachment, ExitSkip, Guest, Skip, TraceError};
+use std::collections::BTreeMap;
+
+/// Names of skipped sites that a summary shows for a reason.
+const EXAMPLES: usize = 3;
+
+/// Sites and exits with the programs that they are to call.
+#[derive(Default)]
+pub(super) struct Wanted {
+    pub(super) sites: Vec<(usize, u16)>,
+    pub(super) exits: Vec<(usize, u16)>,
+}
+
+impl Controller {
+    /// Makes the programs and stubs of a plan, and lets the relay know them: no site has changed,
+    /// and the guest may run.
+    pub(super) fn prepare(
+        &self,
+        ram: &dyn Guest,
+        attachment: &mut Attachment,
+        plan: &Plan,
+    ) -> Result<Wanted, TraceError> {
+        let programs = plan.duties.iter().map(|duty| attachment.program(ram, duty));
+        let programs: Vec<u16> = programs.collect::<Result<_, _>>()?;
+        let all = |places: &[(usize, u32)]| -> Vec<(usize, u16)> {
+            let program = |duty: u32| programs.get(duty as usize).copied();
+            places.iter().filter_map(|&(place, duty)| Some((place, program(duty)?))).collect()
+        };
+        let mut wanted = Wanted { sites: all(&plan.sites), exits: Vec::new() };
+        let mut words = Vec::new();
+        if attachment.is_settled() && !plan.exits.is_empty() {
+            wanted.exits = all(&plan.exits);
+            let exits = self.kernel.exits().map_err(|e| TraceError::Kernel(e.to_string()))?;
+            for &(index, program) in &wanted.exits {
+                let Some(exit) = exits.all().get(index) else { continue };
+                words.extend(attachment.stub(ram, exit, program)?);
+            }
+        }
+        if let Some(relay) = &self.relay {
+            let tracer = |(number, tracer): (u8, &Tracer)| TracerName {
+                number,
+                name: tracer.name.clone(),
+                text: tracer.text.clone(),
+                graph: tracer.graph,
+            };
+            relay.targets(Targets {
+                sites: plan.indices(),
+                exits: words,
+                programs: attachment.programs().to_vec(),
+                tracers: self.tracing.present().map(tracer).collect(),
+            });
+        }
+        Ok(wanted)
+    }
+
+    /// Makes the sites and exits that are ours those that are wanted, and accounts for them.
+    pub(super) fn change(
+        &mut self,
+        ram: &dyn Guest,
+        attachment: &mut Attachment,
+        wanted: &Wanted,
+    ) -> Result<AttachReport, TraceError> {
+        let changed = self.change_exits(ram, attachment, &wanted.exits);
+        let (leave, take) = if attachment.held() == 0 {
+            (Vec::new(), wanted.sites.clone())
+        } else {
+            changes(attachment.sites(), &wanted.sites)
+        };
+        let left = attachment.disable(ram, &leave);
+        let report = left.and_then(|_| attachment.enable(ram, &self.kernel, &take));
+        self.count(attachment);
+        if let Ok(report) = &report {
+            self.summary.sites.skipped = self.skipped(&report.skipped);
+        }
+        let exits_skipped = changed?;
+        if !exits_skipped.is_empty() {
+            let exits = self.kernel.exits().map(Exits::all).unwrap_or_default();
+            let skip = |skip: &ExitSkip| {
+                let site = exits.get(skip.exit).map_or(0, |exit| exit.site as usize);
+                Skip { site, reason: skip.reason }
+            };
+            let skips: Vec<_> = exits_skipped.iter().map(skip).collect();
+            for Skipped { reason, count, examples } in self.skipped(&skips) {
+                let examples = examples.join(", ");
+                self.note(format!(
+                    "{count} exits are not traced: {reason} (such as of {examples})"
+                ));
+            }
+        }
+        report
+    }
+
+    fn change_exits(
+        &self,
+        ram: &dyn Guest,
+        attachment: &mut Attachment,
+        wanted: &[(usize, u16)],
+    ) -> Result<Vec<ExitSkip>, TraceError> {
+        if wanted.is_empty() && attachment.held_exits() == 0 {
+            return Ok(Vec::new());
+        }
+        let (leave, take) = changes(attachment.exits(), wanted);
+        attachment.disable_exits(ram, &leave)?;
+        attachment.enable_exits(ram, &self.kernel, &take)
+    }
+
+    /// Puts the sites that are ours into the summary.
+    fn count(&mut self, attachment: &Attachment) {
+        let sites = &mut self.summary.sites;
+        sites.patched = attachment.held() as u64;
+        let tracers = &self.tracing.tracers;
+        let shares = Shares::count(tracers.len(), attachment.sites(), attachment.programs());
+        (sites.direct, sites.combined) = (shares.direct, shares.combined);
+        if tracers.len() > 1 {
+            sites.tracers = shares.by_tracer;
+            let name = |(number, tracer): (usize, &Option<Tracer>)| match tracer {
+                Some(tracer) => tracer.name.clone(),
+                None => Tracing::default_name(number),
+            };
+            sites.names = tracers.iter().enumerate().map(name).collect();
+        }
+    }
+
+    pub(super) fn skipped(&self, skips: &[Skip]) -> Vec<Skipped> {
+        let mut reasons: BTreeMap<String, Skipped> = BTreeMap::new();
+        for skip in skips {
+            let reason = skip.reason.to_string();
+            let entry = reasons
+                .entry(reason.clone())
+                .or_insert_with(|| Skipped { reason, ..Skipped::default() });
+            entry.count += 1;
+            if entry.examples.len() < EXAMPLES {
+                entry.examples.push(self.name(skip.site));
+            }
+        }
+        reasons.into_values().collect()
+    }
+}
