@@ -31,6 +31,8 @@ pub enum Field {
     Argument(u8),
     /// What the function returns.
     Value,
+    /// Where a tail call through a pointer goes (x86-64: what `r11` had).
+    Target,
 }
 
 /// What a site has to do: write one record with these fields.
@@ -104,6 +106,7 @@ impl Program {
                 Field::Stack => true,
                 Field::Argument(_) => self.point != Point::Return,
                 Field::Value => self.point == Point::Return,
+                Field::Target => self.point == Point::Tail,
             };
             if !known {
                 return Err(ProgramError::Field(field, self.point));

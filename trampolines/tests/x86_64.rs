@@ -5,8 +5,9 @@
 mod common;
 
 use common::FakeGuest;
-use common::arch::Addressing;
-use vmtrace_trampolines::Overflow;
+use common::arch::{Addressing, jump};
+use vmtrace_trampolines::x86_64::{INDIRECT_CALL, indirect_stub, stack_bias};
+use vmtrace_trampolines::{Field, Overflow, Point, Program};
 
 const VARIANTS: [(Addressing, Overflow); 4] = [
     (Addressing::PerCpu, Overflow::Drop),
@@ -48,6 +49,74 @@ fn all_registers_but_r10_r11_and_flags_survive() {
             let _ = rbx;
             assert_eq!((rax, rcx, rdx), (round, !round, round << 32));
             assert_eq!((rsi, rdi, r8, r9, sum), (1, 2, 3, 4, 0));
+        }
+    }
+}
+
+// A tail call that lost its target, or went elsewhere, would crash the guest.
+#[test]
+fn a_tail_call_through_a_register_goes_on_and_tells_where() {
+    let fields = vec![Field::Stack, Field::Target, Field::Argument(0), Field::Argument(2)];
+    let program = Program { number: 3, tracers: 1, point: Point::Tail, fields };
+    for addressing in [Addressing::PerCpu, Addressing::Shared] {
+        for overflow in [Overflow::Drop, Overflow::Overwrite] {
+            // Of rax, rcx, rdi, r8 and r9, by their numbers: and how to jump there.
+            let jumps: [(u8, &[u8]); 5] = [
+                (0, &[0xff, 0xe0]),
+                (1, &[0xff, 0xe1]),
+                (7, &[0xff, 0xe7]),
+                (8, &[0x41, 0xff, 0xe0]),
+                (9, &[0x41, 0xff, 0xe1]),
+            ];
+            for (register, jump_on) in jumps {
+                let guest =
+                    FakeGuest::with(1, 1 << 15, addressing, overflow, &[program.clone()]);
+                guest.set_current(0, 1);
+                let target = guest.put(1, &[0xc3]);
+                let stub = guest.stub(0);
+                let code = indirect_stub(stub, guest.program(0), register, jump_on).unwrap();
+                guest.put(0, &code);
+                guest.set_site(0, &jump(guest.site(0), stub));
+                // Past the end of a chunk, and past that of the ring.
+                for _ in 0..2000 {
+                    let (mut rax, mut rcx, mut rdi, mut r8, mut r9) =
+                        (target, target, target, target, target);
+                    let mut rdx = 0x1234_5678_9abc_def0_u64;
+                    let site = guest.site(0);
+                    // SAFETY: calls a function that keeps all registers but r10 and r11, by
+                    // this very test; the clobbers cover a C function should it not.
+                    unsafe {
+                        core::arch::asm!(
+                            "call r12",
+                            in("r12") site,
+                            inout("rax") rax, inout("rcx") rcx, inout("rdx") rdx,
+                            inout("rdi") rdi, inout("r8") r8, inout("r9") r9,
+                            out("rsi") _, out("r10") _, out("r11") _,
+                        );
+                    }
+                    assert_eq!([rax, rcx, rdi, r8, r9], [target; 5]);
+                    assert_eq!(rdx, 0x1234_5678_9abc_def0);
+                }
+                let mut all = Vec::new();
+                if overflow == Overflow::Drop {
+                    guest.drain(0, &mut guest.ring(0).start(), |record| all.push(record));
+                } else {
+                    all = guest.recorded(0);
+                }
+                assert!(all.len() > 400, "{register}");
+                let mut stacks = std::collections::BTreeSet::new();
+                for record in all {
+                    let [stack, to, first, third] = record.fields[..] else { panic!() };
+                    assert_eq!((to, first, third), (target, target, 0x1234_5678_9abc_def0));
+                    let site = u32::try_from(stub + INDIRECT_CALL).unwrap();
+                    assert_eq!(record.common.site, site);
+                    stacks.insert(stack + stack_bias(Point::Tail));
+                }
+                // All calls were made from one place, whose stack pointer is a little above.
+                let here = (&raw const stacks).addr() as u64;
+                assert_eq!(stacks.len(), 1);
+                assert!(stacks.first().unwrap().abs_diff(here) < 1 << 16);
+            }
         }
     }
 }

@@ -40,7 +40,12 @@ fn patch_alternatives(fake: &Fake, thunk: Option<&str>) {
 
 fn programs(fake: &Fake, attachment: &mut Attachment) -> [u16; 2] {
     [Point::Return, Point::Tail].map(|point| {
-        let duty = Duty { point, tracers: vec![0], fields: vec![Field::Stack] };
+        // Tail calls through pointers have their target, and here the others as well.
+        let fields = match point {
+            Point::Tail => vec![Field::Stack, Field::Target],
+            _ => vec![Field::Stack],
+        };
+        let duty = Duty { point, tracers: vec![0], fields };
         attachment.program(fake, &duty).unwrap()
     })
 }
@@ -98,7 +103,11 @@ fn every_exit_goes_through_its_stub_and_is_given_back() {
                     assert!(leads(0xe8, stub, &code) < stub);
                     assert_eq!(leads(0xe9, stub + 5, &code[5..]), target, "{name}");
                 }
-                ExitKind::Indirect { .. } => assert!(leads(0xe8, stub, &code) < stub),
+                ExitKind::Indirect { register, .. } => {
+                    let copy = [0x49 | register >> 3 << 2, 0x89, 0xc3 | (register & 7) << 3];
+                    assert_eq!(code[..3], copy, "{name}: mov r11, register {register}");
+                    assert!(leads(0xe8, stub + 3, &code[3..]) < stub);
+                }
             }
         }
         // Some, and then the others.

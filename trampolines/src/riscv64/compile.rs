@@ -77,6 +77,8 @@ pub fn compile(
         match field {
             Field::Stack => dynasm!(ops; .arch riscv64; .feature A, Zicntr; sd sp, [t2, to]),
             Field::Value => dynasm!(ops; .arch riscv64; .feature A, Zicntr; sd a0, [t2, to]),
+            // There are no tail calls.
+            Field::Target => return Err(ProgramError::Field(field, program.point)),
             Field::Argument(number @ 0..8) => {
                 dynasm!(ops; .arch riscv64; .feature A, Zicntr; sd X(10 + number), [t2, to]);
             }

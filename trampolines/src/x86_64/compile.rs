@@ -151,6 +151,12 @@ fn entry(
     operands: &Operands,
     values: &Values,
 ) -> Result<usize, ProgramError> {
+    // Bytes on the stack beside rax and rdx.
+    let mut more = 0;
+    if program.fields.contains(&Field::Target) {
+        dynasm!(ops; .arch x64; push r11);
+        more = 8;
+    }
     dynasm!(ops; .arch x64
         ; push rax
         ; push rdx
@@ -158,13 +164,17 @@ fn entry(
     find_control(ops, values)?;
     reserve(ops, operands);
     dynasm!(ops; .arch x64
-        ; mov rdx, [rsp + 24]
+        ; mov rdx, [rsp + more + 24]
         ; mov [r10 + at(below::CALLER)], edx
     );
     for (index, &field) in program.fields.iter().enumerate() {
         let to = at(COMMON_SIZE + 8 * (index + 1));
         match field {
-            Field::Stack => dynasm!(ops; .arch x64; mov [r10 + to], rsp),
+            Field::Stack if more == 0 => dynasm!(ops; .arch x64; mov [r10 + to], rsp),
+            Field::Stack => {
+                dynasm!(ops; .arch x64; lea rdx, [rsp + more]; mov [r10 + to], rdx);
+            }
+            Field::Target => dynasm!(ops; .arch x64; mov rdx, [rsp + 16]; mov [r10 + to], rdx),
             Field::Argument(0) => dynasm!(ops; .arch x64; mov [r10 + to], rdi),
             Field::Argument(1) => dynasm!(ops; .arch x64; mov [r10 + to], rsi),
             // rdx was pushed last.
@@ -174,7 +184,7 @@ fn entry(
             Field::Argument(5) => dynasm!(ops; .arch x64; mov [r10 + to], r9),
             Field::Argument(other) => {
                 // Above the function's return address.
-                let from = 32 + 8 * (i32::from(other) - 6);
+                let from = more + 32 + 8 * (i32::from(other) - 6);
                 dynasm!(ops; .arch x64; mov rdx, [rsp + from]; mov [r10 + to], rdx);
             }
             Field::Value => return Err(ProgramError::Field(field, program.point)),
@@ -182,12 +192,15 @@ fn entry(
     }
     who_and_when(ops, values)?;
     dynasm!(ops; .arch x64
-        ; mov rdx, [rsp + 16]
+        ; mov rdx, [rsp + more + 16]
         ; mov [r10 + at(below::SITE)], edx
         ; out:
         ; pop rdx
         ; pop rax
     );
+    if more != 0 {
+        dynasm!(ops; .arch x64; pop r11);
+    }
     let ending = ops.offset().0;
     dynasm!(ops; .arch x64; .bytes ENDING);
     Ok(ending)
@@ -214,7 +227,9 @@ fn end(
         match field {
             Field::Stack => dynasm!(ops; .arch x64; mov [r10 + to], rsp),
             Field::Value => dynasm!(ops; .arch x64; mov [r10 + to], rsi),
-            Field::Argument(_) => return Err(ProgramError::Field(field, Point::Return)),
+            Field::Argument(_) | Field::Target => {
+                return Err(ProgramError::Field(field, Point::Return));
+            }
         }
     }
     who_and_when(ops, values)?;
@@ -257,3 +272,19 @@ pub fn tail_stub(address: u64, program: u64, target: u64) -> Option<[u8; 10]> {
     code[5..].copy_from_slice(&jump(0xe9, address.wrapping_add(5), target)?);
     Some(code)
 }
+
+/// The stub at `address` for a tail jump through the register with this number, which goes on by
+/// `jump`: calls a `program` that records where to ([`Field::Target`]). What it returns to names
+/// it. `None` when the program is out of reach.
+#[must_use]
+pub fn indirect_stub(address: u64, program: u64, register: u8, jump_on: &[u8]) -> Option<Vec<u8>> {
+    const CALL: u64 = 3;
+    // mov r11, register
+    let mut code = vec![0x49 | register >> 3 << 2, 0x89, 0xc3 | (register & 7) << 3];
+    code.extend(jump(0xe8, address.wrapping_add(CALL), program)?);
+    code.extend(jump_on);
+    Some(code)
+}
+
+/// Bytes from an [`indirect_stub`] to where its call returns to.
+pub const INDIRECT_CALL: u64 = 8;

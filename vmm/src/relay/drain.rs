@@ -221,6 +221,8 @@ impl Drain {
                 invalid += 1;
                 continue;
             };
+            let fields = self.raw.fields(record);
+            let place = format.refine(place, fields);
             // Most of the functions that are traced are never called: those that are get
             // their names now.
             if place.fresh {
@@ -235,7 +237,7 @@ impl Drain {
             }
             let next = records.get(index + 1).map_or(u64::MAX, |next| next.timestamp);
             last = time(record.timestamp, next, last);
-            format.write(&mut self.batch, last, record, self.raw.fields(record), &place);
+            format.write(&mut self.batch, last, record, fields, &place);
         }
         if !symbols.is_empty() {
             self.writer.symbols(symbols)?;

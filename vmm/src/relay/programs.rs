@@ -3,7 +3,7 @@
 use super::Targets;
 use super::names::Place;
 use crate::kernel::Kernel;
-use crate::stream::{EntryRecord, RecordBuffer, ReturnRecord, TailRecord};
+use crate::stream::{EntryRecord, Header, RecordBuffer, ReturnRecord, TailRecord};
 use crate::tracer::{Duty, RawRecord, stack_bias};
 use vmtrace_trampolines::{Field, Point};
 
@@ -18,8 +18,9 @@ pub(super) struct Format {
     /// Which of them is the stack pointer, and what it lacks.
     stack: Option<usize>,
     bias: u64,
-    /// Which of them is the value returned.
+    /// Which of them is the value returned, and which the function jumped to.
     value: Option<usize>,
+    target: Option<usize>,
 }
 
 impl Format {
@@ -32,7 +33,16 @@ impl Format {
             stack: find(Field::Stack),
             bias: stack_bias(kernel, duty.point),
             value: find(Field::Value),
+            target: find(Field::Target),
         }
+    }
+
+    /// The place of a record, with where it jumps to if that is only known when it happens.
+    #[inline]
+    pub(super) fn refine(&self, place: Place, fields: &[u64]) -> Place {
+        let Some(&target) = self.target.and_then(|index| fields.get(index)) else { return place };
+        let target = u32::try_from(target.wrapping_sub(Header::TOP_4_GIB)).unwrap_or(0);
+        Place { target, ..place }
     }
 
     /// Adds a record for every tracer.

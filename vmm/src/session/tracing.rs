@@ -134,11 +134,12 @@ impl Tracing {
         }
         for (index, exit) in exits.iter().enumerate() {
             let Some(tracers) = graphed.get(&exit.site) else { continue };
-            let point = match exit.kind {
-                ExitKind::Return => Point::Return,
-                ExitKind::Jump { .. } | ExitKind::Indirect { .. } => Point::Tail,
+            let (point, fields) = match exit.kind {
+                ExitKind::Return => (Point::Return, vec![Field::Stack]),
+                ExitKind::Jump { .. } => (Point::Tail, vec![Field::Stack]),
+                ExitKind::Indirect { .. } => (Point::Tail, vec![Field::Stack, Field::Target]),
             };
-            plan.exits.push((index, duties.index(point, tracers.clone(), vec![Field::Stack])));
+            plan.exits.push((index, duties.index(point, tracers.clone(), fields)));
         }
         plan.duties = duties.all;
         plan

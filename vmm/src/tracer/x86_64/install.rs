@@ -194,16 +194,20 @@ impl GuestCode for Code {
         };
         let Some(&target) = self.programs.get(usize::from(program)) else { return Ok(None) };
         let site = image.runtime(exit.address);
-        let stub = match form {
-            Form::Return => compiler::return_stub(at, site, target).map(|code| code.to_vec()),
-            Form::Jump(to) => compiler::tail_stub(at, target, to).map(|code| code.to_vec()),
-            Form::Register(jump, len) => site::call(at, target).map(|mut call| {
-                let mut code = call.as_mut_slice().to_vec();
-                code.extend(&jump[..len]);
+        let stub = match (form, exit.kind) {
+            (Form::Return, _) => compiler::return_stub(at, site, target).map(|code| code.to_vec()),
+            (Form::Jump(to), ExitKind::Indirect { register, .. }) => {
+                // To the thunk that the kernel has chosen.
+                site::jump(at + compiler::INDIRECT_CALL, to)
+                    .and_then(|jump| compiler::indirect_stub(at, target, register, &jump))
+            }
+            (Form::Jump(to), _) => compiler::tail_stub(at, target, to).map(|code| code.to_vec()),
+            (Form::Register(jump, len), ExitKind::Indirect { register, .. }) => {
                 // Nothing speculates past it.
-                code.push(0xcc);
-                code
-            }),
+                let jump = [&jump[..len], &[0xcc]].concat();
+                compiler::indirect_stub(at, target, register, &jump)
+            }
+            (Form::Register(..), _) => None,
         };
         let Some(stub) = stub else { return Ok(None) };
         if known.is_none() {
@@ -212,7 +216,8 @@ impl GuestCode for Code {
         }
         let names = match exit.kind {
             ExitKind::Return => site,
-            ExitKind::Jump { .. } | ExitKind::Indirect { .. } => at + site::LEN as u64,
+            ExitKind::Jump { .. } => at + site::LEN as u64,
+            ExitKind::Indirect { .. } => at + compiler::INDIRECT_CALL,
         };
         #[allow(clippy::cast_possible_truncation, reason = "the low half")]
         let word = names as u32;
