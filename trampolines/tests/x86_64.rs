@@ -69,8 +69,13 @@ fn a_tail_call_through_a_register_goes_on_and_tells_where() {
                 (9, &[0x41, 0xff, 0xe1]),
             ];
             for (register, jump_on) in jumps {
-                let guest =
-                    FakeGuest::with(1, 1 << 15, addressing, overflow, &[program.clone()]);
+                let guest = FakeGuest::with(
+                    1,
+                    1 << 15,
+                    addressing,
+                    overflow,
+                    std::slice::from_ref(&program),
+                );
                 guest.set_current(0, 1);
                 let target = guest.put(1, &[0xc3]);
                 let stub = guest.stub(0);
