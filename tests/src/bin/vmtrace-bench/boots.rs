@@ -26,18 +26,18 @@ pub(crate) fn run() -> Result<()> {
     let recorder = ["--overflow", "overwrite"];
     let (figure, run) = cost(&recorder, "")?;
     print("vmtrace, all, flight recorder", figure, &run);
+    let (figure, relayed) = cost(&[], "")?;
+    print("vmtrace, all, relayed", figure, &relayed);
     let (figure, graph) = cost(&[&recorder[..], &["--graph"]].concat(), "")?;
     print("vmtrace, all, graph, flight recorder", figure, &graph);
     for tracer in ["function", "function_graph"] {
         let (figure, run) = cost(&NONE, &format!("ftrace={tracer}"))?;
         print(&format!("guest ftrace={tracer}"), figure, &run);
     }
-    let (figure, run) = cost(&[], "")?;
-    print("vmtrace, all, relayed", figure, &run);
-    let sites = run.summary.sites.patched;
-    let longest = millions(run.summary.pauses.max_ns);
+    let sites = relayed.summary.sites.patched;
+    let longest = millions(relayed.summary.pauses.max_ns);
     println!();
-    per("patching", sites, "sites", run.summary.patch_ns);
+    per("patching", sites, "sites", relayed.summary.patch_ns);
     println!("  longest pause {longest:.1} million");
     // Both in one pause: the stubs are made, and the exits are written.
     let mark = graph.marks.iter().find(|mark| mark.text.ends_with(" exits"));
