@@ -42,6 +42,23 @@ fn module_path(kernel: &str) -> String {
     format!("/{kernel}/{MODULE}")
 }
 
+/// Two tracers of one function, for both kinds of kernels.
+pub(crate) fn two() -> Result<()> {
+    println!("\ninstructions a call of getppid with two tracers");
+    for name in RISCV_KERNELS.into_iter().rev() {
+        let guest = measure(name, &[], Some(&[]))?;
+        let two = measure(name, &[FUNCTION], None)?;
+        println!(
+            "  {:<28}  vmtrace {:6.1}, in a fresh ring {:6.1}, guest, two instances {:8.1}",
+            two.release,
+            value(&two.text, "ops vmtrace ")?,
+            value(&two.text, "ops fresh ")?,
+            value(&guest.text, "ops two ")?
+        );
+    }
+    Ok(())
+}
+
 /// The table, for both kinds of kernels.
 pub(crate) fn run() -> Result<()> {
     RISCV_KERNELS.into_iter().rev().try_for_each(table)
@@ -53,25 +70,18 @@ fn table(name: &'static str) -> Result<()> {
     let sites = sites.into_iter().map(|site| &kernel.sites()[site]);
     let idle = sites.filter(|site| site.section == SiteSection::Text);
     let idle: Vec<&str> = idle.filter_map(|site| kernel.site_name(site)).collect();
-    let Run { text: guest, release, .. } = measure(name, &[], true)?;
+    let Run { text: guest, release, .. } = measure(name, &[], Some(&OTHERS))?;
     let kind = kernel.ftrace_kind();
     println!("\ninstructions a call of getppid on {release}, {kind:?}:");
     println!("  no tracing {:8.1}  (the whole system call)", value(&guest, "ops untraced ")?);
     println!("  guest kprobe {:6.1}", value(&guest, "ops kprobe ")?);
-    let two = measure(name, &[FUNCTION], false)?.text;
-    println!(
-        "  two tracers of it {:6.1}, {:.1} in a fresh ring; guest, two instances {:.1}",
-        value(&two, "ops vmtrace ")?,
-        value(&two, "ops fresh ")?,
-        value(&guest, "ops two ")?
-    );
     println!("  one tracer, and so many of functions that are not called:");
     println!(
         "    others  vmtrace record  in a fresh ring  guest ftrace function  guest ftrace_ops that does nothing"
     );
     for count in OTHERS {
         let idle = idle.get(..count).context("too few functions")?;
-        let text = measure(name, idle, false)?.text;
+        let text = measure(name, idle, None)?.text;
         let module = value(&guest, &format!("ops module {count} "))?;
         println!(
             "    {count:6}  {:14.1}  {:15.1}  {:21.1}  {:34.1}",
@@ -85,11 +95,11 @@ fn table(name: &'static str) -> Result<()> {
 }
 
 /// Boots a guest in which vmtrace has tracers of these functions beside that of getppid, or in
-/// which the guest measures its own.
-fn measure(name: &str, others: &[&str], guest: bool) -> Result<Run> {
+/// which the guest measures its own beside so many.
+fn measure(name: &str, others: &[&str], guest: Option<&[usize]>) -> Result<Run> {
     let mut command = format!("{WORKLOAD} bench-ops");
-    if guest {
-        let counts = OTHERS.map(|count| format!(" {count}")).concat();
+    if let Some(counts) = guest {
+        let counts: String = counts.iter().map(|count| format!(" {count}")).collect();
         command.push_str(&format!(" /{MODULE}{counts}"));
     }
     // Each of the guest's instances has a buffer of its own.
@@ -101,7 +111,7 @@ fn measure(name: &str, others: &[&str], guest: bool) -> Result<Run> {
     let run = boot(&HOST, name, &args)?;
     let summary = &run.summary;
     ensure!(summary.lost() == 0, "records were lost: {summary:?}");
-    ensure!(guest || summary.sites.skipped.is_empty(), "{summary:?}");
+    ensure!(guest.is_some() || summary.sites.skipped.is_empty(), "{summary:?}");
     let tracers = &summary.sites.tracers;
     ensure!(others.is_empty() || tracers.len() == others.len() + 1, "{summary:?}");
     ensure!(tracers.iter().all(|&sites| sites > 0), "{summary:?}");
