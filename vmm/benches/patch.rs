@@ -2,7 +2,8 @@
 //! `scripts/setup`.
 //!
 //! `cargo bench -p vmtrace --bench patch`; an item is a site. `look` is the floor: all
-//! of them read once.
+//! of them read once. `hold_exits` and `make_stubs` (x86-64): the places where all of them are left; an
+//! item is such a place.
 
 #[path = "../tests/fake_guest/mod.rs"]
 mod fake_guest;
@@ -12,9 +13,14 @@ use divan::counter::ItemsCount;
 use fake_guest::Fake;
 use std::cell::RefCell;
 use std::hint::black_box;
-use vmtrace::tracer::Guest;
+use vmtrace::kernel::ExitKind;
+use vmtrace::session::{Tracer, Tracing};
+use vmtrace::tracer::{Attachment, Guest};
+use vmtrace_trampolines::Overflow;
 
 const KERNELS: [&str; 3] = ["x86_64-6.12", "riscv64-6.12", "riscv64-7"];
+/// Those whose exits are known.
+const EXIT_KERNELS: [&str; 1] = ["x86_64-6.12"];
 
 fn main() {
     divan::main();
@@ -52,6 +58,66 @@ fn give_back(bencher: Bencher<'_, '_>, name: &str) {
             let restored = attachment.borrow_mut().disable(&fake, &sites).unwrap();
             assert_eq!(restored.sites, sites.len());
         });
+}
+
+/// A guest that has patched its alternatives, on processors that need no return thunk, and all its
+/// exits with their programs.
+fn settled(name: &str) -> (Fake, Attachment, Vec<(usize, u16)>) {
+    let (fake, sites) = fake(name);
+    let exits = fake.kernel.exits().unwrap().all();
+    for exit in exits.iter().filter(|exit| matches!(exit.kind, ExitKind::Return)) {
+        fake.write(fake.at(exit.address), &[0xc3, 0xcc, 0xcc, 0xcc, 0xcc]).unwrap();
+    }
+    fake.write(fake.symbol("alternatives_patched"), &1_u32.to_le_bytes()).unwrap();
+    let mut attachment = fake.attach();
+    attachment.settle(&fake, &fake.kernel).unwrap();
+    let mut tracing = Tracing::of(sites, Overflow::Drop);
+    tracing.tracers.iter_mut().flatten().for_each(|tracer: &mut Tracer| tracer.graph = true);
+    let plan = tracing.plan(exits);
+    let program = |duty| attachment.program(&fake, duty).unwrap();
+    let programs: Vec<u16> = plan.duties.iter().map(program).collect();
+    let exits = plan.exits.iter().map(|&(exit, duty)| (exit, programs[duty as usize])).collect();
+    (fake, attachment, exits)
+}
+
+/// Makes the stubs of these exits; those that can have one.
+fn stubs(fake: &Fake, attachment: &mut Attachment, exits: &[(usize, u16)]) -> Vec<(usize, u16)> {
+    let all = fake.kernel.exits().unwrap().all();
+    let stub = |attachment: &mut Attachment, (index, program): (usize, u16)| {
+        attachment.stub(fake, &all[index], program).unwrap().is_some()
+    };
+    exits.iter().copied().filter(|&exit| stub(attachment, exit)).collect()
+}
+
+/// As tracing with returns begins, beside [`hold`]; the stubs are there.
+#[divan::bench(args = EXIT_KERNELS, sample_count = 40, sample_size = 1)]
+fn hold_exits(bencher: Bencher<'_, '_>, name: &str) {
+    let (fake, mut attachment, exits) = settled(name);
+    let exits = stubs(&fake, &mut attachment, &exits);
+    let indices: Vec<usize> = exits.iter().map(|&(exit, _)| exit).collect();
+    let attachment = RefCell::new(attachment);
+    bencher
+        .counter(ItemsCount::new(exits.len()))
+        .with_inputs(|| attachment.borrow_mut().disable_exits(&fake, &indices).unwrap())
+        .bench_local_values(|_| {
+            let mut attachment = attachment.borrow_mut();
+            let skipped = attachment.enable_exits(&fake, &fake.kernel, &exits).unwrap();
+            assert_eq!(skipped, []);
+        });
+}
+
+/// Before that, and once for every exit and program.
+#[divan::bench(args = EXIT_KERNELS, sample_count = 8, sample_size = 1)]
+fn make_stubs(bencher: Bencher<'_, '_>, name: &str) {
+    let (fake, mut attachment, exits) = settled(name);
+    let count = stubs(&fake, &mut attachment, &exits).len();
+    // A guest that has none yet, each time.
+    bencher.counter(ItemsCount::new(count)).with_inputs(|| settled(name)).bench_local_values(
+        |(fake, mut attachment, exits)| {
+            assert_eq!(stubs(&fake, &mut attachment, &exits).len(), count);
+            (fake, attachment)
+        },
+    );
 }
 
 /// A look at every site.

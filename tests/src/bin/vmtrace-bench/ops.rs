@@ -3,14 +3,16 @@
 //! called. The guest's own tracers in one boot, vmtrace with each number in a boot of its
 //! own: without CALL_OPS it leaves a site alone that the guest has used.
 
+use crate::guest::{Run, boot};
 use crate::value;
 use anyhow::{Context, Result, ensure};
 use std::process::{Command, Stdio};
 use vmtrace::host::{FileSource, HostArch, HostOptions};
 use vmtrace::kernel::SiteSection;
-use vmtrace_tests::trace::{RISCV_KERNELS, Trace, WORKLOAD, boot, kernel, options};
+use vmtrace_tests::trace::{RISCV_KERNELS, WORKLOAD, kernel, options};
 use vmtrace_tests::{SharedHost, workload};
 
+const FUNCTION: &str = "__riscv_sys_getppid";
 const OTHERS: [usize; 6] = [0, 1, 2, 10, 100, 200];
 /// In the guest.
 const MODULE: &str = "ftrace-ops.ko";
@@ -40,6 +42,23 @@ fn module_path(kernel: &str) -> String {
     format!("/{kernel}/{MODULE}")
 }
 
+/// Two tracers of one function, for both kinds of kernels.
+pub(crate) fn two() -> Result<()> {
+    println!("\ninstructions a call of getppid with two tracers");
+    for name in RISCV_KERNELS.into_iter().rev() {
+        let guest = measure(name, &[], Some(&[]))?;
+        let two = measure(name, &[FUNCTION], None)?;
+        println!(
+            "  {:<28}  vmtrace {:6.1}, in a fresh ring {:6.1}, guest, two instances {:8.1}",
+            two.release,
+            value(&two.text, "ops vmtrace ")?,
+            value(&two.text, "ops fresh ")?,
+            value(&guest.text, "ops two ")?
+        );
+    }
+    Ok(())
+}
+
 /// The table, for both kinds of kernels.
 pub(crate) fn run() -> Result<()> {
     RISCV_KERNELS.into_iter().rev().try_for_each(table)
@@ -51,8 +70,8 @@ fn table(name: &'static str) -> Result<()> {
     let sites = sites.into_iter().map(|site| &kernel.sites()[site]);
     let idle = sites.filter(|site| site.section == SiteSection::Text);
     let idle: Vec<&str> = idle.filter_map(|site| kernel.site_name(site)).collect();
-    let (guest, trace) = measure(name, &[], true)?;
-    let (kind, release) = (kernel.ftrace_kind(), trace.header.release);
+    let Run { text: guest, release, .. } = measure(name, &[], Some(&OTHERS))?;
+    let kind = kernel.ftrace_kind();
     println!("\ninstructions a call of getppid on {release}, {kind:?}:");
     println!("  no tracing {:8.1}  (the whole system call)", value(&guest, "ops untraced ")?);
     println!("  guest kprobe {:6.1}", value(&guest, "ops kprobe ")?);
@@ -61,7 +80,8 @@ fn table(name: &'static str) -> Result<()> {
         "    others  vmtrace record  in a fresh ring  guest ftrace function  guest ftrace_ops that does nothing"
     );
     for count in OTHERS {
-        let (text, _) = measure(name, idle.get(..count).context("too few functions")?, false)?;
+        let idle = idle.get(..count).context("too few functions")?;
+        let text = measure(name, idle, None)?.text;
         let module = value(&guest, &format!("ops module {count} "))?;
         println!(
             "    {count:6}  {:14.1}  {:15.1}  {:21.1}  {:34.1}",
@@ -74,28 +94,26 @@ fn table(name: &'static str) -> Result<()> {
     Ok(())
 }
 
-/// Boots a guest in which vmtrace has so many tracers beside that of getppid, or in which
-/// the guest measures its own.
-fn measure(name: &str, idle: &[&str], guest: bool) -> Result<(String, Trace)> {
+/// Boots a guest in which vmtrace has tracers of these functions beside that of getppid, or in
+/// which the guest measures its own beside so many.
+fn measure(name: &str, others: &[&str], guest: Option<&[usize]>) -> Result<Run> {
     let mut command = format!("{WORKLOAD} bench-ops");
-    if guest {
-        let counts = OTHERS.map(|count| format!(" {count}")).concat();
+    if let Some(counts) = guest {
+        let counts: String = counts.iter().map(|count| format!(" {count}")).collect();
         command.push_str(&format!(" /{MODULE}{counts}"));
     }
     // Each of the guest's instances has a buffer of its own.
     let cmdline = format!("{} trace_buf_size=64k", HostArch::Riscv64.guest_cmdline());
     let module = module_path(name);
     let mut args = vec!["--add", WORKLOAD, "--add", &module, "--run", &command];
-    args.extend(["--cmdline", &cmdline, "--timeout", "1200"]);
-    args.extend(["-f", "__riscv_sys_getppid", "--from", "__riscv_sys_getpgid"]);
-    args.extend(idle.iter().flat_map(|name| ["--tracer", *name]));
-    let (finished, trace) = boot(&HOST, name, &args)?;
-    ensure!(finished.end.code == Some(0), "{:?}\n{}", finished.end, finished.err());
-    let summary = &trace.summary;
+    args.extend(["--cmdline", &cmdline, "-f", FUNCTION, "--from", "__riscv_sys_getpgid"]);
+    args.extend(others.iter().flat_map(|name| ["--tracer", *name]));
+    let run = boot(&HOST, name, &args)?;
+    let summary = &run.summary;
     ensure!(summary.lost() == 0, "records were lost: {summary:?}");
-    ensure!(guest || summary.sites.skipped.is_empty(), "{summary:?}");
+    ensure!(guest.is_some() || summary.sites.skipped.is_empty(), "{summary:?}");
     let tracers = &summary.sites.tracers;
-    ensure!(idle.is_empty() || tracers.len() == idle.len() + 1, "{summary:?}");
+    ensure!(others.is_empty() || tracers.len() == others.len() + 1, "{summary:?}");
     ensure!(tracers.iter().all(|&sites| sites > 0), "{summary:?}");
-    Ok((finished.err(), trace))
+    Ok(run)
 }

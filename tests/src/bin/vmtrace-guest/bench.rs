@@ -16,6 +16,11 @@ const RING: u32 = 400_000;
 const STEP: u32 = 20_000;
 /// Instances of the guest's tracing that have nothing to do.
 const IDLE: &str = "idle";
+/// One that traces what is traced already.
+const SECOND: &str = "second";
+/// ftrace knows a function by one of its names only, whichever that is, and tells of a wrong one
+/// only when a newline ends it.
+const FILTER: &str = "*sys_getppid\n";
 
 /// Nanoseconds of `body`, the median of many runs: the relay and interrupts take
 /// some of them.
@@ -64,16 +69,27 @@ impl Meter {
         Ok(kprobe)
     }
 
-    fn function(&self) -> Result<f64> {
-        // ftrace knows a function by one of its names only, whichever that is, and tells
-        // of a wrong one only when a newline ends it.
-        set("set_ftrace_filter", "*sys_getppid\n")?;
-        set("current_tracer", "function")?;
+    /// Under a tracer of the guest's own.
+    fn tracer(&self, name: &str) -> Result<f64> {
+        set("set_ftrace_filter", FILTER)?;
+        set("current_tracer", name)?;
         self.per_call();
-        let function = self.per_call();
+        let figure = self.per_call();
         set("current_tracer", "nop")?;
         set("set_ftrace_filter", "")?;
-        Ok(function)
+        Ok(figure)
+    }
+
+    fn function(&self) -> Result<f64> {
+        self.tracer("function")
+    }
+
+    /// Under two instances of the guest's function tracer.
+    fn two(&self) -> Result<f64> {
+        add_instance(SECOND, FILTER)?;
+        let figure = self.function()?;
+        remove_instance(SECOND)?;
+        Ok(figure)
     }
 }
 
@@ -83,24 +99,57 @@ fn small_buffer() -> Result<()> {
     set("buffer_size_kb", "64")
 }
 
-pub(crate) fn bench() -> Result<()> {
+/// Another instance of the guest's tracing, with a function tracer.
+fn add_instance(name: &str, filter: &str) -> Result<()> {
+    fs::create_dir(format!("{TRACING}/instances/{name}"))?;
+    set(&format!("instances/{name}/buffer_size_kb"), "64")?;
+    set(&format!("instances/{name}/set_ftrace_filter"), filter)?;
+    set(&format!("instances/{name}/current_tracer"), "function")
+}
+
+fn remove_instance(name: &str) -> Result<()> {
+    set(&format!("instances/{name}/current_tracer"), "nop")?;
+    Ok(fs::remove_dir(format!("{TRACING}/instances/{name}"))?)
+}
+
+/// The guest's own tracers, its function tracer beside so many that have nothing to do, and
+/// vmtrace.
+pub(crate) fn bench(others: usize) -> Result<()> {
     let meter = Meter::new();
     let untraced = meter.per_call();
     small_buffer()?;
+    let mut idle = Idle::new()?;
+    idle.grow(others)?;
     let function = meter.function()?;
+    idle.end()?;
+    let two = meter.two()?;
+    let graph = meter.tracer("function_graph")?;
     let kprobe = meter.kprobe()?;
     let again = meter.per_call();
 
     // vmtrace waits for this call: --from the function of getpgid
     mark();
-    meter.per_call();
+    fill_ring();
     let vmtrace = meter.per_call();
     println!("bench untraced {untraced:.1}");
     println!("bench untraced-again {again:.1}");
     println!("bench function {:.1}", function - untraced);
+    println!("bench two {:.1}", two - untraced);
+    println!("bench graph {:.1}", graph - untraced);
     println!("bench kprobe {:.1}", kprobe - untraced);
     println!("bench vmtrace {:.1}", vmtrace - again);
     Ok(())
+}
+
+/// As with the guest's buffers: once through the whole ring, so that the hypervisor has mapped
+/// all of its pages. With pauses for the relay, which has the same CPU.
+fn fill_ring() {
+    for _ in 0..RING.div_ceil(STEP) {
+        (0..STEP).for_each(|_| call_getppid());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // What it has not done yet would be counted as ours.
+    std::thread::sleep(Duration::from_millis(500));
 }
 
 /// What vmtrace costs. Or with `guest`, a module of the kernel's own benchmark and how many
@@ -117,6 +166,7 @@ pub(crate) fn ops(guest: &[&str]) -> Result<()> {
         for count in &counts {
             println!("ops module {count} {:.1}", sample(&meter, module, 1, *count)?);
         }
+        println!("ops two {:.1}", meter.two()? - untraced);
         let mut idle = Idle::new()?;
         for count in counts {
             idle.grow(count)?;
@@ -128,12 +178,7 @@ pub(crate) fn ops(guest: &[&str]) -> Result<()> {
     mark();
     meter.per_call();
     println!("ops fresh {:.1}", meter.per_call() - again);
-    // As with the guest's buffers: once through the whole ring, so that the hypervisor has
-    // mapped all of its pages. With pauses for the relay, which has the same CPU.
-    for _ in 0..RING.div_ceil(STEP) {
-        (0..STEP).for_each(|_| call_getppid());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    fill_ring();
     println!("ops vmtrace {:.1}", meter.per_call() - again);
     Ok(())
 }
@@ -156,21 +201,14 @@ impl Idle {
     fn grow(&mut self, count: usize) -> Result<()> {
         while self.count < count {
             let line = self.lines.get(self.count).context("too few functions")?;
-            let name = format!("instances/{IDLE}{}", self.count);
-            fs::create_dir(format!("{TRACING}/{name}"))?;
-            set(&format!("{name}/set_ftrace_filter"), &format!("{line}\n"))?;
-            set(&format!("{name}/current_tracer"), "function")?;
+            add_instance(&format!("{IDLE}{}", self.count), &format!("{line}\n"))?;
             self.count += 1;
         }
         Ok(())
     }
 
     fn end(self) -> Result<()> {
-        for number in 0..self.count {
-            set(&format!("instances/{IDLE}{number}/current_tracer"), "nop")?;
-            fs::remove_dir(format!("{TRACING}/instances/{IDLE}{number}"))?;
-        }
-        Ok(())
+        (0..self.count).try_for_each(|number| remove_instance(&format!("{IDLE}{number}")))
     }
 }
 

@@ -13,7 +13,8 @@
 //!                                      from there to standard output
 //! vmtrace-guest bytes PORT N CONSOLE   sends N bytes to that port and gets N; then writes so
 //!                                      many to the console and tells how long that took
-//! vmtrace-guest bench                  instructions an event, under icount
+//! vmtrace-guest bench N                instructions an event, under icount; the guest's function
+//!                                      tracer beside N that have nothing to do
 //! vmtrace-guest stress CPUS            forks and files until standard input says `end`; tells there
 //!                                      where the kernel's code differs from what it was
 //! vmtrace-guest bench-ops              the same for vmtrace with tracers that have nothing to do
@@ -55,7 +56,7 @@ fn main() -> Result<()> {
         ["consume", count] => consume(count.parse()?),
         ["call", port] => call(port.parse()?),
         ["bytes", port, count, console] => bytes(port.parse()?, count.parse()?, console.parse()?),
-        ["bench"] => bench::bench(),
+        ["bench", others] => bench::bench(others.parse()?),
         ["bench-ops", which @ ..] => bench::ops(which),
         ["stress", cpus] => stress::stress(cpus.parse()?),
         ["crash"] => Ok(fs::write("/proc/sysrq-trigger", "c")?),

@@ -1,0 +1,68 @@
+//! x86-64: instructions from power-on to the first program.
+
+use crate::guest::Run;
+use crate::{NANOSECONDS, boot, value};
+use anyhow::{Context, Result};
+use vmtrace_tests::trace::WORKLOAD;
+
+/// As a distribution boots: with the self-tests, which emulated hosts leave out by default.
+const CMDLINE: &str = "cryptomgr.notests=0";
+/// A function that no boot calls: the tracer is attached, nothing is hit.
+const NONE: [&str; 2] = ["-f", "__x64_sys_getpgid"];
+
+/// The table.
+pub(crate) fn run() -> Result<()> {
+    let (untraced, _) = cost(&NONE, "")?;
+    println!("\nboot to init, 10^9 instructions (everything on one CPU, the relay too)");
+    println!("  untraced                               {untraced:6.2}");
+    let print = |name: &str, cost: f64, run: &Run| {
+        println!(
+            "  {name:<37}  {cost:6.2}  {:5.2} times, {} records, {} lost or overwritten",
+            cost / untraced,
+            run.summary.records(),
+            run.summary.lost()
+        );
+    };
+    let recorder = ["--overflow", "overwrite"];
+    let (figure, run) = cost(&recorder, "")?;
+    print("vmtrace, all, flight recorder", figure, &run);
+    let (figure, relayed) = cost(&[], "")?;
+    print("vmtrace, all, relayed", figure, &relayed);
+    let (figure, graph) = cost(&[&recorder[..], &["--graph"]].concat(), "")?;
+    print("vmtrace, all, graph, flight recorder", figure, &graph);
+    for tracer in ["function", "function_graph"] {
+        let (figure, run) = cost(&NONE, &format!("ftrace={tracer}"))?;
+        print(&format!("guest ftrace={tracer}"), figure, &run);
+    }
+    let sites = relayed.summary.sites.patched;
+    let longest = millions(relayed.summary.pauses.max_ns);
+    println!();
+    per("patching", sites, "sites", relayed.summary.patch_ns);
+    println!("  longest pause {longest:.1} million");
+    // Both in one pause: the stubs are made, and the exits are written.
+    let mark = graph.marks.iter().find(|mark| mark.text.ends_with(" exits"));
+    let mark = mark.with_context(|| format!("no exits: {:?}", graph.summary))?;
+    let exits = mark.text.split(' ').next().context("no number")?.parse()?;
+    per("stubs for, and patching", exits, "exits", mark.duration_ns);
+    graph.summary.notes.iter().for_each(|note| println!("  {note}"));
+    Ok(())
+}
+
+/// By the guest's clock.
+fn cost(args: &[&str], cmdline: &str) -> Result<(f64, Run)> {
+    let command = format!("{WORKLOAD} uptime");
+    let cmdline = format!("{CMDLINE} {cmdline}");
+    let all = ["--add", WORKLOAD, "--run", &command, "--cmdline", &cmdline];
+    let run = boot(&[&all[..], args].concat())?;
+    Ok((value(&run.text, "uptime ")? / NANOSECONDS / 1e9, run))
+}
+
+fn per(what: &str, count: u64, of: &str, nanoseconds: u64) {
+    let millions = millions(nanoseconds);
+    let each = millions * 1e6 / f64::from(u32::try_from(count).unwrap_or(u32::MAX));
+    println!("{what} {count} {of}: {millions:.1} million instructions, {each:.0} each");
+}
+
+fn millions(nanoseconds: u64) -> f64 {
+    f64::from(u32::try_from(nanoseconds / 1000).unwrap_or(u32::MAX)) / 1000.0 / NANOSECONDS
+}

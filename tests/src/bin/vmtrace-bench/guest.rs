@@ -1,0 +1,84 @@
+//! One boot of a guest, with what its trace counts: records may be of any kind.
+
+use anyhow::{Context, Result, ensure};
+use vmtrace::stream::{Frame, Mark, Reader, Record, Summary};
+use vmtrace_tests::SharedHost;
+use vmtrace_tests::trace::{arch_of, host_lost, lost, lost_sign};
+
+const TRACE: &str = "/out/trace";
+
+/// What came of it.
+pub(crate) struct Run {
+    /// The guest's console and the summary.
+    pub(crate) text: String,
+    /// Of the kernel.
+    pub(crate) release: String,
+    /// Records by kind.
+    pub(crate) records: Records,
+    pub(crate) marks: Vec<Mark>,
+    pub(crate) summary: Summary,
+}
+
+#[derive(Default)]
+pub(crate) struct Records {
+    pub(crate) entries: u64,
+    pub(crate) returns: u64,
+    pub(crate) tails: u64,
+}
+
+/// Boots `kernel` with `args`, again if the emulation loses the guest.
+pub(crate) fn boot(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<Run> {
+    loop {
+        let how = match boot_once(host, kernel, args) {
+            Ok(run) => match lost_sign(&run.text) {
+                Some(sign) => format!("{sign}\n{}", run.text),
+                None => return Ok(run),
+            },
+            Err(error) if host_lost(&error) => error.to_string(),
+            Err(error) => return Err(error),
+        };
+        lost(&format!("{kernel} {args:?}: {how}"))?;
+    }
+}
+
+fn boot_once(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<Run> {
+    let cmdline = arch_of(kernel)?.guest_cmdline();
+    let kernel = format!("/k/{kernel}");
+    let mut all = vec!["boot", &kernel, "--host", "kvm", "-o", TRACE, "--timeout", "1200"];
+    if !args.contains(&"--cmdline") {
+        all.extend(["--cmdline", cmdline]);
+    }
+    all.extend(args);
+    let mut finished = host.vmtrace(&all, &[TRACE])?;
+    let trace = finished.outputs.pop().context("no output")?;
+    let text = finished.err();
+    let fails = || format!("{all:?}: {:?}\n{text}", finished.end);
+    let (release, records, marks, summary) = read(&trace).with_context(fails)?;
+    if lost_sign(&text).is_none() {
+        ensure!(finished.end.code == Some(0), fails());
+    }
+    Ok(Run { text, release, records, marks, summary })
+}
+
+fn read(trace: &[u8]) -> Result<(String, Records, Vec<Mark>, Summary)> {
+    let mut reader = Reader::new(trace)?;
+    let release = reader.header().release.clone();
+    let (mut records, mut marks, mut summary) = (Records::default(), Vec::new(), None);
+    while let Some(frame) = reader.next_frame()? {
+        match frame {
+            Frame::Records(batch) => batch.records().for_each(|record| match record {
+                Record::Entry { .. } => records.entries += 1,
+                Record::Return { .. } => records.returns += 1,
+                Record::Tail(_) => records.tails += 1,
+                Record::Other(..) => {}
+            }),
+            Frame::Mark(mark) => marks.push(mark),
+            Frame::End(end) => summary = Some(*end),
+            _ => {}
+        }
+    }
+    let summary = summary.context("the trace has no end")?;
+    let counted = records.entries + records.returns + records.tails;
+    ensure!(counted == summary.records(), "the totals are wrong");
+    Ok((release, records, marks, summary))
+}
