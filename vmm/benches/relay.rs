@@ -86,6 +86,7 @@ impl Relayed {
     fn pass(&mut self) -> u64 {
         let before = self.written.load(Ordering::Relaxed);
         assert!(self.drain.pass().expect("written"), "the rings were full");
+        while self.drain.pass().expect("written") {}
         self.written.load(Ordering::Relaxed) - before
     }
 
@@ -109,7 +110,9 @@ fn bench(bencher: Bencher<'_, '_>, mut relayed: Relayed, mut after: impl FnMut(u
         .counter(BytesCount::new(bytes))
         .with_inputs(|| relayed.borrow_mut().fill())
         .bench_local_values(|filled| {
-            assert_eq!(filled, records, "the rings were not empty");
+            // The chunk that is in use stays with the guest.
+            let some = 4 * relayed.borrow().rings.records_of_a_chunk();
+            assert!(filled.abs_diff(records) <= some, "the rings were not empty");
             let mut relayed = relayed.borrow_mut();
             relayed.pass();
             after(relayed.written.load(Ordering::Relaxed));
