@@ -55,6 +55,10 @@ impl Format {
         fields: &[u64],
         place: &Place,
     ) {
+        if let (Point::Entry, None, &[(tracer, _)]) = (self.point, self.stack, &self.tracers[..]) {
+            let entry = EntryRecord::new(time, place.function, record.caller, record.pid);
+            return batch.push(entry.of_tracer(tracer));
+        }
         let field = |index: Option<usize>| fields.get(index?).copied();
         let sp = field(self.stack).map(|sp| sp.wrapping_add(self.bias));
         let (function, caller, pid) = (place.function, record.caller, record.pid);

@@ -22,7 +22,7 @@ pub struct RawRecord {
     /// Where they begin.
     pub extra: u32,
     /// On account of how many tracers, as the record itself says (overwrite only; else 1).
-    pub tracers: u64,
+    pub tracers: u16,
 }
 
 impl RawRecord {
@@ -43,7 +43,7 @@ impl RawRecord {
             program: info.program(),
             fields: (info.size() / 8).saturating_sub(4) as u8,
             extra: 0,
-            tracers: info.tracers(),
+            tracers: info.tracers() as u16,
         }
     }
 }

@@ -199,31 +199,18 @@ impl RingReader {
         let mut lost = 0;
         while out.has_room() {
             let in_head = self.is_in_chunk_of(head);
-            if self.ring.is_spent(self.tail) {
-                if in_head {
-                    break;
-                }
-                lost += self.hand_back(&memory);
-                if lost > 0 {
-                    // They are missing at this very place.
-                    break;
-                }
-                continue;
-            }
-            if self.tail == head {
+            // All of another chunk: the first position in it is 0.
+            let stop = if in_head { head } else { self.tail - self.tail % CHUNK_SIZE as u64 };
+            if !self.take(&memory, stop, out) {
                 break;
             }
-            match self.look(&memory, self.tail, Info::DRAINED, &mut out.extra) {
-                Found::Record(record, size) if !in_head || self.tail - size >= head => {
-                    out.records.push(record);
-                    self.tail -= size;
-                    self.totals.records += 1;
-                }
-                Found::Unfinished(_) | Found::Nothing => break,
-                Found::Record(..) | Found::Damage => {
-                    self.damaged(self.tail);
-                    break;
-                }
+            if in_head || !out.has_room() {
+                break;
+            }
+            lost += self.hand_back(&memory);
+            if lost > 0 {
+                // They are missing at this very place.
+                break;
             }
         }
         if self.tail == head || self.ring.is_spent(self.tail) {
@@ -231,6 +218,49 @@ impl RingReader {
         }
         self.totals.lost += lost;
         lost
+    }
+
+    /// Takes published records of the chunk of `tail`, as far as `stop`, until it is used up or
+    /// `out` is full. Whether that is so: else there is one that is not finished, or damage.
+    fn take(&mut self, memory: &VolatileSlice<'_>, stop: u64, out: &mut RawBatch) -> bool {
+        const WORDS: usize = CHUNK_SIZE / 8;
+        let start = self.tail - self.tail % CHUNK_SIZE as u64;
+        let at = self.at(self.ring.offset(start));
+        let Ok(chunk) = memory.subslice(at, CHUNK_SIZE) else { return false };
+        let Ok(words) = chunk.get_array_ref::<u64>(0, WORDS) else { return false };
+        let mut tail = self.tail;
+        let before = out.records.len();
+        let done = loop {
+            if tail == stop || self.ring.is_spent(tail) || !out.has_room() {
+                break true;
+            }
+            let end = usize::try_from((tail - start) / 8).unwrap_or(0);
+            let Some(last) = end.checked_sub(1) else { break false };
+            let Ok(word) = chunk.get_atomic_ref::<AtomicU64>(last * 8) else { break false };
+            let word = u64::from_le(word.load(Ordering::Acquire));
+            #[allow(clippy::cast_possible_truncation, reason = "both halves")]
+            let (site, info) = (word as u32, Info((word >> 32) as u32));
+            if site == 0 || info.tag() != Info::DRAINED {
+                break false;
+            }
+            let size = info.size();
+            if size < COMMON_SIZE || size > end * 8 || tail - (size as u64) < stop {
+                self.damaged(tail);
+                break false;
+            }
+            let load = |below: usize| u64::from_le(words.load(end - below));
+            let mut record = RawRecord::new([load(4), load(3), load(2), word]);
+            if size > COMMON_SIZE {
+                record.extra = u32::try_from(out.extra.len()).unwrap_or(u32::MAX);
+                // In memory the last field comes first.
+                out.extra.extend((COMMON_SIZE / 8 + 1..=size / 8).map(load));
+            }
+            out.records.push(record);
+            tail -= size as u64;
+        };
+        self.tail = tail;
+        self.totals.records += (out.records.len() - before) as u64;
+        done
     }
 
     fn is_in_chunk_of(&self, position: u64) -> bool {
@@ -384,7 +414,7 @@ impl RingReader {
                 extra.clear();
                 let size = match self.look(memory, position, self.tag(opening), &mut extra) {
                     Found::Record(mut record, size) => {
-                        let events = record.tracers;
+                        let events = u64::from(record.tracers);
                         let forgotten = ring.order(position) < ring.order(self.tail);
                         if let Some(out) = out.as_mut().filter(|_| !forgotten) {
                             record.extra = u32::try_from(out.extra.len()).unwrap_or(u32::MAX);
