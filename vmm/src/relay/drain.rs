@@ -99,6 +99,8 @@ impl Drain {
             match commands.recv_timeout(rest) {
                 Ok(Command::Mark(mark)) => self.writer.mark(&mark)?,
                 Ok(Command::Targets(targets, done)) => {
+                    // What was written before is of those that were there before.
+                    self.pass()?;
                     self.targets(&targets)?;
                     let _ = done.send(());
                 }

@@ -3,7 +3,6 @@
 use crate::kernel::{Exit, ExitKind};
 use crate::tracer::Duty;
 use rustc_hash::FxHashMap;
-use std::collections::BTreeSet;
 use vmtrace_trampolines::{Field, Overflow, Point};
 
 /// One request: which functions, to do what.
@@ -79,17 +78,22 @@ impl Tracing {
         self.present().find(|(_, tracer)| tracer.name == name).map(|(number, _)| number)
     }
 
-    /// Adds a tracer under the lowest number that is free and was not the last one's; `None` when
-    /// there are too many.
+    /// Adds a tracer under a number that is free; `None` when there are too many. The first number
+    /// is that of the filter.
+    ///
+    /// A number that comes again shares the programs that were made for it. In a flight recorder
+    /// records of its last owner are still there, and would get the new name: there it comes again
+    /// only when there is no other.
     pub fn add(&mut self, tracer: Tracer) -> Option<u8> {
-        let free = self.tracers.iter().position(Option::is_none);
-        let number = match free {
-            _ if self.tracers.len() < Self::MAX_TRACERS => {
-                self.tracers.push(None);
-                self.tracers.len() - 1
-            }
-            free => free?,
+        let free = self.tracers.iter().skip(1).position(Option::is_none).map(|free| free + 1);
+        let fresh = (self.tracers.len() < Self::MAX_TRACERS).then_some(self.tracers.len().max(1));
+        let number = match self.overflow {
+            Overflow::Drop => free.or(fresh)?,
+            Overflow::Overwrite => fresh.or(free)?,
         };
+        if number >= self.tracers.len() {
+            self.tracers.resize(number + 1, None);
+        }
         *self.tracers.get_mut(number)? = Some(tracer);
         u8::try_from(number).ok()
     }
@@ -180,10 +184,27 @@ pub(super) fn changes(
     held: impl Iterator<Item = (usize, u16)>,
     wanted: &[(usize, u16)],
 ) -> (Vec<usize>, Vec<(usize, u16)>) {
-    let wanted: BTreeSet<_> = wanted.iter().copied().collect();
-    let held: BTreeSet<_> = held.collect();
-    let leave = held.difference(&wanted).map(|&(site, _)| site).collect();
-    (leave, wanted.difference(&held).copied().collect())
+    // Sorted lists and no trees: a guest waits while tens of thousands are compared.
+    let sorted = |mut list: Vec<(usize, u16)>| {
+        list.sort_unstable();
+        list
+    };
+    let (held, wanted) = (sorted(held.collect()), sorted(wanted.to_vec()));
+    let (mut leave, mut take) = (Vec::new(), Vec::new());
+    let (mut old, mut new) = (held.into_iter().peekable(), wanted.into_iter().peekable());
+    loop {
+        match (old.peek(), new.peek()) {
+            (None, None) => return (leave, take),
+            (Some(a), Some(b)) if a == b => {
+                old.next();
+                new.next();
+            }
+            (Some(a), b) if b.is_none_or(|b| a < b) => {
+                leave.extend(old.next().map(|(place, _)| place));
+            }
+            _ => take.extend(new.next()),
+        }
+    }
 }
 
 /// How sites are shared out.
@@ -288,19 +309,41 @@ mod tests {
         let held = [(1, 0), (5, 1), (6, 0)];
         assert_eq!(changes(held.into_iter(), &[(1, 0), (5, 0)]), (vec![5, 6], vec![(5, 0)]));
         assert_eq!(changes(held.into_iter(), &held), (vec![], vec![]));
+        let any_order = [(6, 0), (1, 0), (5, 1)];
+        assert_eq!(changes(any_order.into_iter(), &[(7, 1), (1, 0)]), (vec![5, 6], vec![(7, 1)]));
+        assert_eq!(changes([].into_iter(), &held), (vec![], held.to_vec()));
+        assert_eq!(changes(held.into_iter(), &[]), (vec![1, 5, 6], vec![]));
     }
 
+    // Numbers that are not used again would fill the guest with programs.
     #[test]
-    fn numbers_are_used_again_when_there_is_no_other() {
-        let mut tracing = tracing(&[&[1]]);
-        let tracer = tracing.tracers[0].clone().unwrap();
-        for number in 1..=254 {
-            assert_eq!(tracing.add(tracer.clone()), Some(number));
+    fn numbers_are_used_again() {
+        for overflow in [Overflow::Drop, Overflow::Overwrite] {
+            let mut tracing = tracing(&[&[1]]);
+            tracing.overflow = overflow;
+            let tracer = tracing.tracers[0].clone().unwrap();
+            assert_eq!(tracing.add(tracer.clone()), Some(1));
+            tracing.tracers[1] = None;
+            // Records of the one before are still in a flight recorder.
+            let second = if overflow == Overflow::Drop { 1 } else { 2 };
+            assert_eq!(tracing.add(tracer.clone()), Some(second));
+            for number in second + 1..=254 {
+                assert_eq!(tracing.add(tracer.clone()), Some(number));
+            }
+            if overflow == Overflow::Overwrite {
+                assert_eq!(tracing.add(tracer.clone()), Some(1));
+            }
+            assert_eq!(tracing.add(tracer.clone()), None);
+            tracing.tracers[7] = None;
+            assert_eq!(tracing.add(tracer), Some(7));
+            assert_eq!(planned(&tracing)[0].1.len(), Tracing::MAX_TRACERS);
         }
-        assert_eq!(tracing.add(tracer.clone()), None);
-        tracing.tracers[7] = None;
-        assert_eq!(tracing.add(tracer), Some(7));
-        assert_eq!(planned(&tracing)[0].1.len(), Tracing::MAX_TRACERS);
+        let mut nothing = tracing(&[]);
+        assert_eq!(
+            nothing.add(Tracer { name: "a".into(), text: "a".into(), sites: vec![], graph: false }),
+            Some(1)
+        );
+        assert!(nothing.tracers[0].is_none(), "the filter's place");
     }
 
     #[test]
