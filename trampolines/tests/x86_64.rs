@@ -60,13 +60,15 @@ fn a_tail_call_through_a_register_goes_on_and_tells_where() {
     let program = Program { number: 3, tracers: 1, point: Point::Tail, fields };
     for addressing in [Addressing::PerCpu, Addressing::Shared] {
         for overflow in [Overflow::Drop, Overflow::Overwrite] {
-            // Of rax, rcx, rdi, r8 and r9, by their numbers: and how to jump there.
-            let jumps: [(u8, &[u8]); 5] = [
+            // Of rax, rcx, rdi and r8 to r11, by their numbers: and how to jump there.
+            let jumps: [(u8, &[u8]); 7] = [
                 (0, &[0xff, 0xe0]),
                 (1, &[0xff, 0xe1]),
                 (7, &[0xff, 0xe7]),
                 (8, &[0x41, 0xff, 0xe0]),
                 (9, &[0x41, 0xff, 0xe1]),
+                (10, &[0x41, 0xff, 0xe2]),
+                (11, &[0x41, 0xff, 0xe3]),
             ];
             for (register, jump_on) in jumps {
                 let guest = FakeGuest::with(
@@ -96,7 +98,7 @@ fn a_tail_call_through_a_register_goes_on_and_tells_where() {
                             in("r12") site,
                             inout("rax") rax, inout("rcx") rcx, inout("rdx") rdx,
                             inout("rdi") rdi, inout("r8") r8, inout("r9") r9,
-                            out("rsi") _, out("r10") _, out("r11") _,
+                            out("rsi") _, inout("r10") target => _, inout("r11") target => _,
                         );
                     }
                     assert_eq!([rax, rcx, rdi, r8, r9], [target; 5]);

@@ -83,10 +83,8 @@ fn every_exit_goes_through_its_stub_and_is_given_back() {
             }
         }
         let skipped = attachment.enable_exits(&fake, &fake.kernel, &plan).unwrap();
-        // Registers that programs use.
-        assert_eq!(skipped.len(), without, "{name}");
-        assert!(skipped.iter().all(|skip| skip.reason == SkipReason::NoStub), "{name}");
-        assert!(skipped.len() < 200 && attachment.held_exits() > 50_000, "{name}");
+        assert_eq!((skipped, without), (vec![], 0), "{name}");
+        assert!(attachment.held_exits() > 50_000, "{name}");
         let held: Vec<usize> = attachment.exits().map(|(index, _)| index).collect();
         for &index in held.iter().step_by(7) {
             let exit = &exits[index];

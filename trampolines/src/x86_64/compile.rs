@@ -274,17 +274,30 @@ pub fn tail_stub(address: u64, program: u64, target: u64) -> Option<[u8; 10]> {
 }
 
 /// The stub at `address` for a tail jump through the register with this number, which goes on by
-/// `jump`: calls a `program` that records where to ([`Field::Target`]). What it returns to names
-/// it. `None` when the program is out of reach.
+/// `jump_on`: calls a `program` that records where to ([`Field::Target`]) and keeps `r11`. What it
+/// returns to ([`INDIRECT_CALL`]) names it. `None` when the program is out of reach.
 #[must_use]
 pub fn indirect_stub(address: u64, program: u64, register: u8, jump_on: &[u8]) -> Option<Vec<u8>> {
     const CALL: u64 = 3;
     // mov r11, register
     let mut code = vec![0x49 | register >> 3 << 2, 0x89, 0xc3 | (register & 7) << 3];
     code.extend(jump(0xe8, address.wrapping_add(CALL), program)?);
+    if register == R10 {
+        // Programs use it: mov r10, r11
+        code.extend(RESTORE);
+    }
     code.extend(jump_on);
     Some(code)
 }
 
+const R10: u8 = 10;
+const RESTORE: [u8; 3] = [0x4d, 0x89, 0xda];
+
 /// Bytes from an [`indirect_stub`] to where its call returns to.
 pub const INDIRECT_CALL: u64 = 8;
+
+/// Bytes from an [`indirect_stub`] to the jump with which it goes on.
+#[must_use]
+pub const fn indirect_jump(register: u8) -> u64 {
+    INDIRECT_CALL + if register == R10 { RESTORE.len() as u64 } else { 0 }
+}

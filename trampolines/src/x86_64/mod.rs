@@ -10,7 +10,7 @@
 mod compile;
 mod slow;
 
-pub use compile::{INDIRECT_CALL, compile, indirect_stub, return_stub, tail_stub};
+pub use compile::{INDIRECT_CALL, compile, indirect_jump, indirect_stub, return_stub, tail_stub};
 
 use crate::layout::MAX_RECORD;
 

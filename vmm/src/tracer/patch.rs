@@ -28,7 +28,7 @@ pub enum SkipReason {
     NoRam,
     /// It did not hold what was written to it.
     ReadBack,
-    /// It has no stub, or its register is one that programs use.
+    /// It has no stub.
     NoStub,
 }
 
@@ -44,7 +44,7 @@ impl std::fmt::Display for SkipReason {
             Self::OutOfReach => f.write_str("out of reach of a call"),
             Self::NoRam => f.write_str("not in guest RAM"),
             Self::ReadBack => f.write_str("did not take the patch"),
-            Self::NoStub => f.write_str("no program can go on from there"),
+            Self::NoStub => f.write_str("no stub could be made for it"),
         }
     }
 }

@@ -107,8 +107,6 @@ fn form(
         ExitKind::Jump { target } => site::jump_target(address, &bytes[..len])
             .filter(|&found| found == image.runtime(target))
             .map(Form::Jump),
-        // Programs use these.
-        ExitKind::Indirect { register: 10 | 11, .. } => return Err(SkipReason::NoStub),
         // jmp *%reg; int3; nop
         ExitKind::Indirect { register, len: 5 } if first == 0xff && second == 0xe0 | register => {
             Some(Form::Register([first, second, 0], 2))
@@ -198,7 +196,7 @@ impl GuestCode for Code {
             (Form::Return, _) => compiler::return_stub(at, site, target).map(|code| code.to_vec()),
             (Form::Jump(to), ExitKind::Indirect { register, .. }) => {
                 // To the thunk that the kernel has chosen.
-                site::jump(at + compiler::INDIRECT_CALL, to)
+                site::jump(at + compiler::indirect_jump(register), to)
                     .and_then(|jump| compiler::indirect_stub(at, target, register, &jump))
             }
             (Form::Jump(to), _) => compiler::tail_stub(at, target, to).map(|code| code.to_vec()),
