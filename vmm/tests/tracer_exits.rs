@@ -139,6 +139,46 @@ fn stubs_are_made_once() {
     assert!(words.windows(2).all(|two| two[0] == two[1]));
 }
 
+// A tracer that comes to functions whose exits are held: stubs for both are made while exits still
+// lead to those of the first.
+#[test]
+fn held_exits_change_their_programs() {
+    let fake = Fake::new("x86_64-6.12");
+    patch_alternatives(&fake, None);
+    let mut attachment = fake.attach();
+    attachment.settle(&fake, &fake.kernel).unwrap();
+    let exits = fake.kernel.exits().unwrap().all();
+    let first = programs(&fake, &mut attachment);
+    let both =
+        [(Point::Return, vec![]), (Point::Tail, vec![Field::Target])].map(|(point, more)| {
+            let fields = [vec![Field::Stack], more].concat();
+            attachment.program(&fake, &Duty { point, tracers: vec![0, 1], fields }).unwrap()
+        });
+    let some = |plan: Vec<(usize, u16)>| -> Vec<_> { plan.into_iter().step_by(11).collect() };
+    for plan in [some(plan(exits, first)), some(plan(exits, both)), some(plan(exits, first))] {
+        for &(index, program) in &plan {
+            let word = attachment.stub(&fake, &exits[index], program).unwrap();
+            assert!(word.is_some(), "{:?}", exits[index]);
+        }
+        let all: Vec<usize> = plan.iter().map(|&(index, _)| index).collect();
+        attachment.disable_exits(&fake, &all).unwrap();
+        assert_eq!(attachment.enable_exits(&fake, &fake.kernel, &plan).unwrap(), []);
+        for &(index, _) in &plan {
+            let exit = &exits[index];
+            let stub = leads(0xe9, exit.address, &fake.read_vec(fake.at(exit.address), 5));
+            let code = annex(&fake, stub, 16);
+            // It goes on as the exit did, not by a stub of ours.
+            let on = match exit.kind {
+                ExitKind::Return => continue,
+                ExitKind::Jump { .. } => leads(0xe9, stub + 5, &code[5..]),
+                ExitKind::Indirect { register: 10, .. } => leads(0xe9, stub + 11, &code[11..]),
+                ExitKind::Indirect { .. } => leads(0xe9, stub + 8, &code[8..]),
+            };
+            assert!(on >= fake.link("_text"), "{exit:?} goes on at {on:#x}");
+        }
+    }
+}
+
 // The kernel verifies its returns when it patches its alternatives, and finds them changed.
 #[test]
 fn exits_wait_for_alternatives() {

@@ -41,6 +41,7 @@ pub(super) fn install(
         endings: Vec::new(),
         thunk: None,
         stubs: FxHashMap::default(),
+        forms: FxHashMap::default(),
     });
     Ok(Installed { layout, code })
 }
@@ -72,9 +73,12 @@ struct Code {
     thunk: Option<u64>,
     /// Stubs (run-time addresses) by exit (link address) and program.
     stubs: FxHashMap<(u64, u16), u64>,
+    /// What exits that have stubs were (by link address): while they are held they lead to one.
+    forms: FxHashMap<u64, Form>,
 }
 
 /// An exit's instruction as it is in the running kernel.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     /// Returns.
     Return,
@@ -186,9 +190,13 @@ impl GuestCode for Code {
         let key = (exit.address, program);
         let known = self.stubs.get(&key).copied();
         let at = known.unwrap_or_else(|| self.next(1));
-        let Ok((form, _)) = form(guest, image, exit, self.thunk) else {
-            // Told when it is to be written.
-            return Ok(None);
+        let form = match self.forms.get(&exit.address) {
+            Some(&form) => form,
+            None => match form(guest, image, exit, self.thunk) {
+                Ok((form, _)) => form,
+                // Told when it is to be written.
+                Err(_) => return Ok(None),
+            },
         };
         let Some(&target) = self.programs.get(usize::from(program)) else { return Ok(None) };
         let site = image.runtime(exit.address);
@@ -211,6 +219,7 @@ impl GuestCode for Code {
         if known.is_none() {
             self.put(&stub, 1)?;
             self.stubs.insert(key, at);
+            self.forms.insert(exit.address, form);
         }
         let names = match exit.kind {
             ExitKind::Return => site,
@@ -233,7 +242,11 @@ impl GuestCode for Code {
         exit: &Exit,
         program: u16,
     ) -> Result<Edit, SkipReason> {
-        let (_, bytes) = form(guest, image, exit, self.thunk)?;
+        let (found, bytes) = form(guest, image, exit, self.thunk)?;
+        // Its stubs go on as it did when they were made.
+        if self.forms.get(&exit.address).is_some_and(|&known| known != found) {
+            return Err(SkipReason::GuestOwned("another jump"));
+        }
         let stub = self.stubs.get(&(exit.address, program)).ok_or(SkipReason::NoStub)?;
         let jump = site::jump(image.runtime(exit.address), *stub).ok_or(SkipReason::OutOfReach)?;
         // A longer one keeps its end, which is never executed.
