@@ -10,4 +10,4 @@ mod program;
 pub mod riscv64;
 pub mod x86_64;
 
-pub use program::{Code, Field, Overflow, Point, Program, ProgramError};
+pub use program::{Code, Field, Last, Overflow, Point, Program, ProgramError, Read, Readable};

@@ -22,7 +22,7 @@ pub enum Point {
     Return,
 }
 
-/// What a record has beside what all have, 8 bytes each.
+/// What a record has beside what all have: words of 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Field {
     /// The stack pointer (of x86-64: see [`stack_bias`](crate::x86_64::stack_bias)).
@@ -33,6 +33,109 @@ pub enum Field {
     Value,
     /// Where a tail call through a pointer goes (x86-64: what `r11` had).
     Target,
+    /// Which [`Field::Read`]s of the record failed: bit n is that of field n.
+    Failed,
+    /// Memory behind an argument; one that failed has in its first word the address that cannot be
+    /// read.
+    Read(Read),
+}
+
+impl Field {
+    /// How many words it takes.
+    #[must_use]
+    pub fn words(self) -> usize {
+        match self {
+            Self::Read(read) => read.words(),
+            _ => 1,
+        }
+    }
+}
+
+/// Memory that a program reads, along pointers, from an argument on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Read {
+    argument: u8,
+    hops: [i32; Self::MAX_HOPS],
+    count: u8,
+    last: Last,
+}
+
+/// What is read in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Last {
+    /// So many words from this offset on.
+    Words {
+        /// Bytes from the last pointer on.
+        offset: i32,
+        /// How many.
+        words: u8,
+    },
+    /// A string that ends with a NUL or is cut after so many words.
+    Text {
+        /// Bytes from the last pointer on.
+        offset: i32,
+        /// How many.
+        words: u8,
+    },
+}
+
+impl Read {
+    /// Most pointers on the way.
+    pub const MAX_HOPS: usize = 8;
+
+    /// From an argument (see [`Field::Argument`]): each of `hops` is the offset of the next
+    /// pointer from the one before. `None` when there are too many, or too many or no words.
+    #[must_use]
+    pub fn new(argument: u8, hops: &[i32], last: Last) -> Option<Self> {
+        let mut array = [0; Self::MAX_HOPS];
+        array.get_mut(..hops.len())?.copy_from_slice(hops);
+        let read = Self { argument, hops: array, count: u8::try_from(hops.len()).ok()?, last };
+        let longest = (MAX_RECORD - COMMON_SIZE) / 8;
+        (1..longest).contains(&read.words()).then_some(read)
+    }
+
+    /// The argument with the first pointer.
+    #[must_use]
+    pub fn argument(self) -> u8 {
+        self.argument
+    }
+
+    /// Offsets of the pointers on the way.
+    #[must_use]
+    pub fn hops(&self) -> &[i32] {
+        self.hops.get(..usize::from(self.count)).unwrap_or_default()
+    }
+
+    /// What is read in the end.
+    #[must_use]
+    pub fn last(self) -> Last {
+        self.last
+    }
+
+    /// How many words it takes.
+    #[must_use]
+    pub fn words(self) -> usize {
+        match self.last {
+            Last::Words { words, .. } | Last::Text { words, .. } => words.into(),
+        }
+    }
+}
+
+/// Memory of a guest that can be read at any time, wherever a pointer leads: what is elsewhere is
+/// not tried.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Readable {
+    /// Addresses and lengths in bytes, all multiples of 8. The likeliest come first.
+    pub areas: Vec<(u64, u64)>,
+    /// The kernel stack of the task that runs: offset of its address in a task, and its length.
+    pub stack: Option<(u64, u64)>,
+}
+
+impl Readable {
+    /// Most bytes of an area from which 8 can be read.
+    pub(crate) fn starts(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.areas.iter().filter(|&&(_, len)| len >= 8).map(|&(start, len)| (start, len - 7))
+    }
 }
 
 /// What a site has to do: write one record with these fields.
@@ -72,14 +175,23 @@ impl Program {
     /// Bytes of its record.
     #[must_use]
     pub fn size(&self) -> usize {
-        COMMON_SIZE + 8 * self.fields.len()
+        COMMON_SIZE + 8 * self.fields.iter().map(|field| field.words()).sum::<usize>()
+    }
+
+    /// Its fields, and how far below the end of a record the first word of each is, in bytes: the
+    /// others are below that.
+    pub fn places(&self) -> impl Iterator<Item = (Field, usize)> {
+        self.fields.iter().scan(COMMON_SIZE, |end, &field| {
+            let below = *end + 8;
+            *end += 8 * field.words();
+            Some((field, below))
+        })
     }
 
     /// How far below the end of a record a field is, in bytes.
     #[must_use]
     pub fn below(&self, field: Field) -> Option<usize> {
-        let index = self.fields.iter().position(|&other| other == field)?;
-        Some(COMMON_SIZE + 8 * (index + 1))
+        self.places().find(|&(other, _)| other == field).map(|(_, below)| below)
     }
 
     /// What its records say of themselves. `overwrite` records get the tag of their lap later.
@@ -101,12 +213,18 @@ impl Program {
         if self.number > Info::MAX_PROGRAM || !(1..=256).contains(&self.tracers) {
             return Err(ProgramError::Number(self.number, self.tracers));
         }
-        for &field in &self.fields {
+        for (index, &field) in self.fields.iter().enumerate() {
             let known = match field {
                 Field::Stack => true,
                 Field::Argument(_) => self.point != Point::Return,
                 Field::Value => self.point == Point::Return,
                 Field::Target => self.point == Point::Tail,
+                Field::Failed => true,
+                // What fails must be able to say so, in what is there by then.
+                Field::Read(_) => {
+                    let before = self.fields.get(..index).unwrap_or_default();
+                    self.point == Point::Entry && before.contains(&Field::Failed)
+                }
             };
             if !known {
                 return Err(ProgramError::Field(field, self.point));

@@ -6,7 +6,7 @@ use disassembled::{Instruction, riscv64, x86_64};
 use proptest::prelude::*;
 use std::collections::{BTreeSet, HashSet};
 use vmtrace_trampolines::x86_64::Addressing;
-use vmtrace_trampolines::{Code, Field, Overflow, Point, Program};
+use vmtrace_trampolines::{Code, Field, Last, Overflow, Point, Program, Read, Readable};
 
 fn program() -> impl Strategy<Value = (Program, Overflow)> {
     let overflow = prop_oneof![Just(Overflow::Drop), Just(Overflow::Overwrite)];
@@ -25,6 +25,30 @@ fn program() -> impl Strategy<Value = (Program, Overflow)> {
     )
 }
 
+/// Of a guest with 4 GiB.
+fn readable() -> Readable {
+    let ram = (0xffff_8880_0000_0000, 4 << 30);
+    let image = (0xffff_ffff_8220_0000, 0x80_0000);
+    Readable { areas: vec![ram, image], stack: Some((32, 16 << 10)) }
+}
+
+/// A program that reads.
+fn reader() -> impl Strategy<Value = (Program, Overflow)> {
+    let overflow = prop_oneof![Just(Overflow::Drop), Just(Overflow::Overwrite)];
+    let hops = prop::collection::vec(any::<i32>(), 0..4);
+    let read = (0..12_u8, hops, 1..8_u8, any::<i32>(), any::<bool>());
+    let read = read.prop_map(|(argument, hops, words, offset, text)| {
+        let offset = offset / 2;
+        let hops: Vec<_> = hops.into_iter().map(|hop| hop / 2).collect();
+        let last = if text { Last::Text { offset, words } } else { Last::Words { offset, words } };
+        Field::Read(Read::new(argument, &hops, last).unwrap())
+    });
+    (prop::collection::vec(read, 1..4), overflow).prop_map(|(reads, overflow)| {
+        let fields = [Field::Stack, Field::Failed].into_iter().chain(reads).collect();
+        (Program { number: 1, tracers: 1, point: Point::Entry, fields }, overflow)
+    })
+}
+
 /// What an instruction can have as a displacement.
 fn word() -> impl Strategy<Value = u64> {
     let near = 0..2048_u64;
@@ -38,7 +62,7 @@ fn x86_values() -> impl Strategy<Value = vmtrace_trampolines::x86_64::Values> {
     let shared = (word(), 1..8192_u64, word())
         .prop_map(|(number, cpus, table)| Addressing::Shared { number, cpus, table });
     (prop_oneof![per_cpu, shared], word(), word()).prop_map(|(addressing, current, pid)| {
-        vmtrace_trampolines::x86_64::Values { addressing, current, pid }
+        vmtrace_trampolines::x86_64::Values { addressing, current, pid, readable: readable() }
     })
 }
 
@@ -47,6 +71,7 @@ fn riscv_values() -> impl Strategy<Value = vmtrace_trampolines::riscv64::Values>
         cpu,
         pid,
         controls,
+        readable: readable(),
     })
 }
 
@@ -152,6 +177,42 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(100) })]
+
+    // What a subroutine returns by is a return like the others: the guest's mitigations hold for it.
+    #[test]
+    fn reads_are_code_that_ends_as_said_and_writes_what_is_free(
+        (program, overflow) in reader(), values in x86_values(), riscv in riscv_values()
+    ) {
+        let Code { bytes, endings: said } =
+            vmtrace_trampolines::x86_64::compile(&program, overflow, &values).unwrap();
+        let all = x86_64(&bytes);
+        prop_assert_eq!(all.iter().map(|one| one.len).sum::<usize>(), bytes.len(), "all decodes");
+        prop_assert_eq!(endings(&all), said.clone());
+        prop_assert_eq!(said.len(), 2);
+        // rax and rdx are pushed first and popped last.
+        let free = ["rax", "rdx", "r10", "r11"];
+        let clean = |one: &Instruction| {
+            one.popped.is_some() || one.writes.iter().all(|one| free.contains(&&**one))
+        };
+        prop_assert!(common_reads(&all).iter().all(clean));
+        let Code { bytes, endings: said } =
+            vmtrace_trampolines::riscv64::compile(&program, overflow, &riscv).unwrap();
+        let all = riscv64(&bytes);
+        prop_assert_eq!(all.len() * 4, bytes.len(), "all decodes");
+        prop_assert_eq!(said.len(), 1);
+        let free = ["t1", "t2", "t3", "t4", "t5", "t6"];
+        let clean = |one: &Instruction| one.writes.iter().all(|one| free.contains(&&**one));
+        prop_assert!(common_reads(&all).iter().all(clean));
+    }
+}
+
+/// Up to the program's end.
+fn common_reads(all: &[Instruction]) -> &[Instruction] {
+    &all[..=all.iter().position(|one| one.ending).unwrap()]
+}
+
 /// On riscv64: registers are saved and put back as one block, and nobody else moves `sp`.
 fn saved(all: &[Instruction]) -> Result<(), TestCaseError> {
     let mut inside = false;
@@ -222,14 +283,21 @@ fn costs(compile: impl Fn(&Program, Overflow) -> Vec<Instruction>) -> [usize; 8]
 #[test]
 fn common_paths_are_as_short_as_promised() {
     let addressing = Addressing::PerCpu { distance: 0xffff_8000_1234_5678 };
-    let values = vmtrace_trampolines::x86_64::Values { addressing, current: 0x1_fb80, pid: 0x990 };
+    let readable = readable();
+    let values =
+        vmtrace_trampolines::x86_64::Values { addressing, current: 0x1_fb80, pid: 0x990, readable };
     let x86 = costs(|program, overflow| {
         x86_64(&vmtrace_trampolines::x86_64::compile(program, overflow, &values).unwrap().bytes)
     });
     // rdx is pushed where rdtsc needs it, so that argument costs two.
     assert_eq!(x86, [25, 26, 27, 29, 30, 27, 25, 26]);
     let controls = 0xffff_ffff_8160_0000;
-    let values = vmtrace_trampolines::riscv64::Values { cpu: 32, pid: 0x4f0, controls };
+    let values = vmtrace_trampolines::riscv64::Values {
+        cpu: 32,
+        pid: 0x4f0,
+        controls,
+        readable: self::readable(),
+    };
     let riscv = costs(|program, overflow| {
         riscv64(&vmtrace_trampolines::riscv64::compile(program, overflow, &values).unwrap().bytes)
     });

@@ -7,8 +7,8 @@ use common::arch::{
     ADDRESSINGS, ARGUMENTS, RETURN_ADDRESS, Registers, STACK, VALUE, free, stack_bias, ticks,
 };
 use common::{FakeGuest, Record};
-use vmtrace_trampolines::layout::MAX_RECORD;
-use vmtrace_trampolines::{Field, Overflow, Point, Program};
+use vmtrace_trampolines::layout::{COMMON_SIZE, MAX_RECORD};
+use vmtrace_trampolines::{Field, Last, Overflow, Point, Program, Read};
 
 /// How a program is entered.
 #[derive(Clone, Copy, Debug)]
@@ -39,18 +39,38 @@ impl Random {
         registers
     }
 
+    #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "limited")]
+    fn read(&mut self, argument: u8) -> Read {
+        let mut offset = || self.below(1 << 14) as i32 - (1 << 13);
+        let (hops, offset) = ([offset(), offset()], offset());
+        let words = 1 + self.below(5) as u8;
+        let last = match self.below(2) {
+            0 => Last::Words { offset, words },
+            _ => Last::Text { offset, words },
+        };
+        Read::new(argument, &hops[..self.below(3) as usize], last).unwrap()
+    }
+
     #[allow(clippy::cast_possible_truncation, reason = "all are limited")]
     fn program(&mut self, point: Point) -> Program {
         // Now and then of the greatest length.
         let count = if self.below(8) == 0 { 28 } else { self.below(12) };
-        let mut field = || match (self.below(5), point) {
-            (0, _) => Field::Stack,
-            (_, Point::Return) => Field::Value,
-            (_, Point::Entry | Point::Tail) => {
-                Field::Argument(self.below(ARGUMENTS.len() as u64 + 8) as u8)
+        let field = |random: &mut Self| {
+            let argument = random.below(ARGUMENTS.len() as u64 + 8) as u8;
+            match (random.below(6), point) {
+                (0, _) => Field::Stack,
+                (_, Point::Return) => Field::Value,
+                (1, Point::Entry | Point::Tail) => Field::Read(random.read(argument)),
+                (_, Point::Entry | Point::Tail) => Field::Argument(argument),
             }
         };
-        let fields = (0..count).map(|_| field()).collect();
+        let mut fields: Vec<_> = (0..count).map(|_| field(self)).collect();
+        if fields.iter().any(|field| matches!(field, Field::Read(_))) {
+            fields.insert(0, Field::Failed);
+        }
+        while fields.iter().map(|field| field.words()).sum::<usize>() > 28 {
+            fields.pop();
+        }
         let number = self.below(2048) as u16;
         Program { number, tracers: 1 + self.below(256) as u16, point, fields }
     }
@@ -107,18 +127,29 @@ fn check(kind: Kind, program: &Program, guest: &FakeGuest, random: &mut Random, 
         assert!((start..=end).contains(&common.timestamp));
         assert_eq!(record.info().size(), program.size());
         assert_eq!(record.info().program(), program.number);
-        assert_eq!(record.fields.len(), program.fields.len());
-        for (&field, &value) in program.fields.iter().zip(&record.fields) {
+        let argument = |number: u8| {
+            let number = usize::from(number);
+            let on_stack = |number: usize| before.stack[number - ARGUMENTS.len()];
+            ARGUMENTS.get(number).map_or_else(|| on_stack(number), |&at| before.x[at])
+        };
+        for (field, below) in program.places() {
+            let value = record.fields[(below - COMMON_SIZE) / 8 - 1];
             let expected = match field {
                 Field::Target => unreachable!("see the tests of x86-64"),
                 Field::Stack => {
                     after.x[STACK].wrapping_sub(RETURN_ADDRESS + stack_bias(program.point))
                 }
                 Field::Value => before.x[VALUE],
-                Field::Argument(number) => {
-                    let number = usize::from(number);
-                    let on_stack = |number: usize| before.stack[number - ARGUMENTS.len()];
-                    ARGUMENTS.get(number).map_or_else(|| on_stack(number), |&at| before.x[at])
+                Field::Argument(number) => argument(number),
+                // No pointer leads anywhere here; see the tests of reads.
+                Field::Failed => {
+                    let read = |field: &Field| u64::from(matches!(field, Field::Read(_)));
+                    program.fields.iter().rev().fold(0, |bits, field| bits << 1 | read(field))
+                }
+                Field::Read(read) => {
+                    let (Last::Words { offset, .. } | Last::Text { offset, .. }) = read.last();
+                    let first = *read.hops().first().unwrap_or(&offset);
+                    argument(read.argument()).wrapping_add_signed(first.into())
                 }
             };
             assert_eq!(value, expected, "{field:?} of {kind:?} {program:?}");

@@ -2,8 +2,9 @@
 
 use super::Values;
 use super::encode::split;
+use super::read::Reads;
 use super::slow::{overwrite, slow};
-use crate::layout::{COMMON_SIZE, CONTROL_SIZE, MAX_RECORD, below};
+use crate::layout::{CONTROL_SIZE, MAX_RECORD, below};
 use crate::program::{Code, Field, Overflow, Point, Program, ProgramError};
 use dynasmrt::riscv::RiscvRelocation;
 use dynasmrt::{DynasmApi, DynasmLabelApi, VecAssembler, dynasm};
@@ -23,7 +24,7 @@ pub(super) const fn at(below: usize) -> i32 {
 }
 
 /// `value` for `lui` and the instruction after it, sign-extended from 32 bits.
-fn parts(what: &'static str, value: u64) -> Result<(i32, i32), ProgramError> {
+pub(super) fn parts(what: &'static str, value: u64) -> Result<(i32, i32), ProgramError> {
     let (upper, lower) = split(value.cast_signed()).ok_or(ProgramError::Range(what, value))?;
     Ok(((upper << 12).cast_signed(), lower))
 }
@@ -72,25 +73,28 @@ pub fn compile(
     );
     load_word(&mut ops, "the pid's offset", values.pid)?;
     dynasm!(ops; .arch riscv64; .feature A, Zicntr; sw t3, [t2, at(below::PID)]);
-    for (index, &field) in program.fields.iter().enumerate() {
-        let to = at(COMMON_SIZE + 8 * (index + 1));
+    let mut reads = Reads::default();
+    for (index, (field, below)) in program.places().enumerate() {
+        let to = at(below);
         match field {
             Field::Stack => dynasm!(ops; .arch riscv64; .feature A, Zicntr; sd sp, [t2, to]),
             Field::Value => dynasm!(ops; .arch riscv64; .feature A, Zicntr; sd a0, [t2, to]),
             // There are no tail calls.
             Field::Target => return Err(ProgramError::Field(field, program.point)),
-            Field::Argument(number @ 0..8) => {
-                dynasm!(ops; .arch riscv64; .feature A, Zicntr; sd X(10 + number), [t2, to]);
-            }
             Field::Argument(number) => {
-                let from = 8 * (i32::from(number) - 8);
-                if from > 2047 {
-                    return Err(ProgramError::Field(field, program.point));
-                }
-                dynasm!(ops; .arch riscv64; .feature A, Zicntr; ld t3, [sp, from]; sd t3, [t2, to]);
+                let register = argument(&mut ops, number);
+                dynasm!(ops; .arch riscv64; .feature A, Zicntr; sd X(register), [t2, to]);
+            }
+            // Reads that fail come after it.
+            Field::Failed => dynasm!(ops; .arch riscv64; .feature A, Zicntr; sd zero, [t2, to]),
+            Field::Read(read) => {
+                let register = argument(&mut ops, read.argument());
+                dynasm!(ops; .arch riscv64; .feature A, Zicntr; mv t3, X(register));
+                reads.read(&mut ops, &read, (index, to))?;
             }
         }
     }
+    reads.failed = program.below(Field::Failed).map(at);
     dynasm!(ops; .arch riscv64; .feature A, Zicntr
         ; rdtime t3
         ; sd t3, [t2, at(below::TIMESTAMP)]
@@ -116,8 +120,19 @@ pub fn compile(
         Overflow::Drop => slow(&mut ops, program),
         Overflow::Overwrite => overwrite(&mut ops, program),
     }
+    reads.finish(&mut ops, values)?;
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
     Ok(Code { bytes, endings: vec![ending] })
+}
+
+/// The register with an argument; one of the stack is loaded into t3.
+fn argument(ops: &mut Assembler, number: u8) -> u8 {
+    if let Some(on_stack) = number.checked_sub(8) {
+        let from = 8 * i32::from(on_stack);
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; ld t3, [sp, from]);
+        return 28;
+    }
+    10 + number
 }
 
 /// `lw t3, offset(tp)` for offsets of up to 31 bits.

@@ -27,17 +27,27 @@ pub mod encode;
     clippy::unnecessary_cast,
     reason = "of the assembler's macro"
 )]
+mod read;
+#[allow(
+    clippy::cast_sign_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_lossless,
+    clippy::useless_conversion,
+    clippy::unnecessary_cast,
+    reason = "of the assembler's macro"
+)]
 mod slow;
 
 pub use compile::compile;
 
 use crate::layout::MAX_RECORD;
+use crate::program::Readable;
 
 /// Chunks are used up below this many bytes: a program looks for more than [`MAX_RECORD`].
 pub const SPENT: u64 = MAX_RECORD as u64 + 8;
 
 /// What is only known when a guest runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Values {
     /// Offset in a task of the number of the CPU that it runs on. There is a control block for
     /// every number that a kernel can give.
@@ -46,4 +56,6 @@ pub struct Values {
     pub pid: u64,
     /// Address of the first CPU's control block; the others follow it.
     pub controls: u64,
+    /// What memory can be read.
+    pub readable: Readable,
 }

@@ -1,8 +1,9 @@
 //! The way that every hit takes.
 
+use super::read::Reads;
 use super::slow::slow;
 use super::{Addressing, SPENT, Values};
-use crate::layout::{CHUNK_SIZE, COMMON_SIZE, below, control};
+use crate::layout::{CHUNK_SIZE, below, control};
 use crate::program::{Code, Field, Overflow, Point, Program, ProgramError};
 use dynasmrt::x64::X64Relocation;
 use dynasmrt::{DynasmApi, DynasmLabelApi, VecAssembler, dynasm};
@@ -13,15 +14,15 @@ pub(super) type Assembler = VecAssembler<X64Relocation>;
 #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "small constants")]
 pub(super) const ABOVE_SPENT: i32 = (CHUNK_SIZE as i32 - 1) & !(SPENT as i32 - 1);
 /// A return, and room for a jump to the kernel's return thunk in its place.
-const ENDING: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
+pub(super) const ENDING: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
 
 /// A value as the sign-extended displacement or address of an instruction.
-fn disp(what: &'static str, value: u64) -> Result<i32, ProgramError> {
+pub(super) fn disp(what: &'static str, value: u64) -> Result<i32, ProgramError> {
     i32::try_from(value.cast_signed()).map_err(|_| ProgramError::Range(what, value))
 }
 
 /// How far below its end a field of a record is.
-const fn at(below: usize) -> i32 {
+pub(super) const fn at(below: usize) -> i32 {
     #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "small")]
     let below = below as i32;
     -below
@@ -61,13 +62,15 @@ pub fn compile(
         shared: matches!(values.addressing, Addressing::Shared { .. }),
     };
     let mut ops = Assembler::new(0);
+    let mut reads = Reads::default();
     let ending = match program.point {
-        Point::Entry | Point::Tail => entry(&mut ops, program, &operands, values)?,
+        Point::Entry | Point::Tail => entry(&mut ops, program, &operands, values, &mut reads)?,
         Point::Return => end(&mut ops, program, &operands, values)?,
     };
     slow(&mut ops, &operands);
+    let load = reads.finish(&mut ops, values)?;
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
-    Ok(Code { bytes, endings: vec![ending] })
+    Ok(Code { bytes, endings: [ending].into_iter().chain(load).collect() })
 }
 
 /// Leaves the control block, or its distance from the gs base, in r11. rdx is free.
@@ -145,11 +148,30 @@ fn who_and_when(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError
     Ok(())
 }
 
+/// The calling convention's registers for integers: rdi, rsi, rdx, rcx, r8, r9.
+const ARGUMENTS: [u8; 6] = [7, 6, RDX, 1, 8, 9];
+const RDX: u8 = 2;
+
+/// Leaves an argument in rdx. `more` bytes are on the stack beside rax and rdx.
+fn argument(ops: &mut Assembler, number: u8, more: i32) {
+    match ARGUMENTS.get(usize::from(number)) {
+        // It was pushed last.
+        Some(&RDX) => dynasm!(ops; .arch x64; mov rdx, [rsp]),
+        Some(&register) => dynasm!(ops; .arch x64; mov rdx, Rq(register)),
+        None => {
+            // Above the function's return address.
+            let from = more + 32 + 8 * (i32::from(number) - 6);
+            dynasm!(ops; .arch x64; mov rdx, [rsp + from]);
+        }
+    }
+}
+
 fn entry(
     ops: &mut Assembler,
     program: &Program,
     operands: &Operands,
     values: &Values,
+    reads: &mut Reads,
 ) -> Result<usize, ProgramError> {
     // Bytes on the stack beside rax and rdx.
     let mut more = 0;
@@ -167,29 +189,33 @@ fn entry(
         ; mov rdx, [rsp + more + 24]
         ; mov [r10 + at(below::CALLER)], edx
     );
-    for (index, &field) in program.fields.iter().enumerate() {
-        let to = at(COMMON_SIZE + 8 * (index + 1));
+    for (index, (field, below)) in program.places().enumerate() {
+        let to = at(below);
         match field {
             Field::Stack if more == 0 => dynasm!(ops; .arch x64; mov [r10 + to], rsp),
             Field::Stack => {
                 dynasm!(ops; .arch x64; lea rdx, [rsp + more]; mov [r10 + to], rdx);
             }
             Field::Target => dynasm!(ops; .arch x64; mov rdx, [rsp + 16]; mov [r10 + to], rdx),
-            Field::Argument(0) => dynasm!(ops; .arch x64; mov [r10 + to], rdi),
-            Field::Argument(1) => dynasm!(ops; .arch x64; mov [r10 + to], rsi),
-            // rdx was pushed last.
-            Field::Argument(2) => dynasm!(ops; .arch x64; mov rdx, [rsp]; mov [r10 + to], rdx),
-            Field::Argument(3) => dynasm!(ops; .arch x64; mov [r10 + to], rcx),
-            Field::Argument(4) => dynasm!(ops; .arch x64; mov [r10 + to], r8),
-            Field::Argument(5) => dynasm!(ops; .arch x64; mov [r10 + to], r9),
-            Field::Argument(other) => {
-                // Above the function's return address.
-                let from = more + 32 + 8 * (i32::from(other) - 6);
-                dynasm!(ops; .arch x64; mov rdx, [rsp + from]; mov [r10 + to], rdx);
+            Field::Argument(number) => match ARGUMENTS.get(usize::from(number)) {
+                Some(&register) if register != RDX => {
+                    dynasm!(ops; .arch x64; mov [r10 + to], Rq(register));
+                }
+                _ => {
+                    argument(ops, number, more);
+                    dynasm!(ops; .arch x64; mov [r10 + to], rdx);
+                }
+            },
+            // Reads that fail come after it.
+            Field::Failed => dynasm!(ops; .arch x64; mov QWORD [r10 + to], 0),
+            Field::Read(read) => {
+                argument(ops, read.argument(), more);
+                reads.read(ops, &read, (index, to));
             }
             Field::Value => return Err(ProgramError::Field(field, program.point)),
         }
     }
+    reads.failed = program.below(Field::Failed).map(at);
     who_and_when(ops, values)?;
     dynasm!(ops; .arch x64
         ; mov rdx, [rsp + more + 16]
@@ -222,12 +248,13 @@ fn end(
         ; mov rdx, [rsp]
         ; mov [r10 + at(below::CALLER)], edx
     );
-    for (index, &field) in program.fields.iter().enumerate() {
-        let to = at(COMMON_SIZE + 8 * (index + 1));
+    for (field, below) in program.places() {
+        let to = at(below);
         match field {
             Field::Stack => dynasm!(ops; .arch x64; mov [r10 + to], rsp),
             Field::Value => dynasm!(ops; .arch x64; mov [r10 + to], rsi),
-            Field::Argument(_) | Field::Target => {
+            Field::Failed => dynasm!(ops; .arch x64; mov QWORD [r10 + to], 0),
+            Field::Argument(_) | Field::Target | Field::Read(_) => {
                 return Err(ProgramError::Field(field, Point::Return));
             }
         }

@@ -7,12 +7,15 @@
 //! Where a guest's per-CPU areas are not evenly spaced, the block is found by CPU number and
 //! instructions are locked ([`Addressing::Shared`]).
 
+#[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
 mod compile;
+mod read;
 mod slow;
 
 pub use compile::{INDIRECT_CALL, compile, indirect_jump, indirect_stub, return_stub, tail_stub};
 
 use crate::layout::MAX_RECORD;
+use crate::program::Readable;
 
 /// Chunks are used up below this many bytes: what `test eax, 0x3f00` finds.
 pub const SPENT: u64 = MAX_RECORD as u64;
@@ -37,7 +40,7 @@ pub enum Addressing {
 }
 
 /// What is only known when a guest runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Values {
     /// How the control block of a CPU is found.
     pub addressing: Addressing,
@@ -45,6 +48,8 @@ pub struct Values {
     pub current: u64,
     /// Offset of `pid` in a task.
     pub pid: u64,
+    /// What memory can be read.
+    pub readable: Readable,
 }
 
 /// What [`Field::Stack`](crate::Field::Stack) of a program has to be increased by to give the

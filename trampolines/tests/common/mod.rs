@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use vmtrace_trampolines::layout::{
     CHUNK_SIZE, CLAIMED, COMMON_SIZE, Common, Control, Front, Info, Ring, below, front,
 };
-use vmtrace_trampolines::{Code, Field, Overflow, Point, Program};
+use vmtrace_trampolines::{Code, Field, Overflow, Point, Program, Readable};
 
 #[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
 #[cfg_attr(target_arch = "riscv64", path = "riscv64.rs")]
@@ -18,8 +18,13 @@ use arch::Addressing;
 
 /// Bytes of what belongs to a CPU, and of all tasks.
 const AREA: u64 = 4096;
-/// Offset of `pid` in a fake task.
+/// Offset of `pid` in a fake task, and of the address of its stack.
 const PID: u64 = 40;
+const STACK_OF: u64 = 48;
+/// Bytes of a fake stack.
+pub(crate) const STACK_SIZE: u64 = 1024;
+/// Bytes of the areas that can be read.
+pub(crate) const HEAP: u64 = 4096;
 /// Offset of the first program in the code area; sites and stubs are before it.
 const PROGRAMS: usize = 2048;
 /// Bytes from a site to the next.
@@ -36,6 +41,8 @@ pub(crate) struct FakeGuest {
     per_cpu: u64,
     tasks: u64,
     code: u64,
+    /// Two areas that programs can read, a stack, and nothing behind it.
+    heap: u64,
     /// Where programs are.
     programs: Vec<u64>,
     compiled: Vec<Program>,
@@ -110,6 +117,7 @@ impl FakeGuest {
         let tasks = map(AREA, 4096, rw);
         let memory = map(size * cpus, CHUNK_SIZE as u64, rw);
         let code = map(CODE as u64, 4096, rw | libc::PROT_EXEC);
+        let heap = map(2 * HEAP + STACK_SIZE, 4096, rw);
         let ring = |cpu| Ring::new(memory + cpu * size, size, arch::SPENT).unwrap();
         let rings: Vec<_> = (0..cpus).map(ring).collect();
         for (cpu, ring) in (0..cpus).zip(&rings) {
@@ -128,6 +136,7 @@ impl FakeGuest {
             per_cpu,
             tasks,
             code,
+            heap,
             programs: Vec::new(),
             compiled: programs.to_vec(),
         };
@@ -148,6 +157,24 @@ impl FakeGuest {
         // SAFETY: `code` is so many writable bytes.
         unsafe { core::ptr::copy_nonoverlapping(text.as_ptr(), at(code), text.len()) };
         guest
+    }
+
+    /// What programs can read: the middle of the heap, its end, and the stack of the task.
+    fn readable(&self) -> Readable {
+        let areas = vec![(self.heap + HEAP / 2, HEAP / 2), (self.heap + HEAP, HEAP)];
+        Readable { areas, stack: Some((STACK_OF, STACK_SIZE)) }
+    }
+
+    /// Words that [`FakeGuest::readable`] is about, and their address.
+    pub(crate) fn heap(&self) -> (u64, &[AtomicU64]) {
+        let words = usize::try_from((2 * HEAP + STACK_SIZE) / 8).unwrap();
+        // SAFETY: all of a mapping of `new`, aligned, only used atomically.
+        (self.heap, unsafe { core::slice::from_raw_parts(at::<AtomicU64>(self.heap), words) })
+    }
+
+    /// Where the stack of tasks is.
+    pub(crate) fn stack(&self) -> u64 {
+        self.heap + 2 * HEAP
     }
 
     /// What was given to [`FakeGuest::with`].

@@ -1,6 +1,6 @@
 //! A CPU is a number in a task, and the task is in `tp` while a function is called.
 
-use super::{AREA, FakeGuest, PID, at};
+use super::{AREA, FakeGuest, PID, STACK_OF, at};
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::cell::Cell;
 use std::sync::Once;
@@ -319,7 +319,8 @@ impl FakeGuest {
             TASKS[0].store(self.tasks, Ordering::Relaxed);
             TASKS[1].store(self.tasks + AREA, Ordering::Relaxed);
         });
-        let values = Values { cpu: CPU, pid: PID, controls: self.per_cpu };
+        let values =
+            Values { cpu: CPU, pid: PID, controls: self.per_cpu, readable: self.readable() };
         compile(program, self.overflow, &values).unwrap()
     }
 
@@ -334,6 +335,8 @@ impl FakeGuest {
         let task = current();
         // SAFETY: in the page of tasks, this thread's own.
         unsafe { at::<u32>(task + PID).write_volatile(pid) };
+        // SAFETY: as above.
+        unsafe { at::<u64>(task + STACK_OF).write_volatile(self.stack()) };
         self.run_on(cpu);
         task
     }

@@ -1,6 +1,6 @@
 //! A CPU is a gs base.
 
-use super::{AREA, FakeGuest, PID, at};
+use super::{AREA, FakeGuest, PID, STACK_OF, at};
 use vmtrace_trampolines::x86_64::{self, Values, compile};
 use vmtrace_trampolines::{Code, Point, Program};
 
@@ -188,7 +188,7 @@ impl FakeGuest {
                 x86_64::Addressing::Shared { number: CPU_NUMBER, cpus: self.cpus, table }
             }
         };
-        let values = Values { addressing, current: CURRENT, pid: PID };
+        let values = Values { addressing, current: CURRENT, pid: PID, readable: self.readable() };
         compile(program, self.overflow, &values).unwrap()
     }
 
@@ -206,6 +206,8 @@ impl FakeGuest {
         let task = self.tasks + u64::from(pid) % 16 * 64;
         // SAFETY: inside the mappings of `new`.
         unsafe { at::<u32>(task + PID).write_volatile(pid) };
+        // SAFETY: as above.
+        unsafe { at::<u64>(task + STACK_OF).write_volatile(self.stack()) };
         // SAFETY: as above.
         unsafe { at::<u64>(self.per_cpu + cpu * AREA + CURRENT).write_volatile(task) };
         self.run_on(cpu);

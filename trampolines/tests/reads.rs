@@ -1,0 +1,164 @@
+//! Memory along pointers: what can be read is read right, and nothing else is touched.
+#![allow(unsafe_code, reason = "runs machine code in this process")]
+
+mod common;
+
+use common::arch::{ADDRESSINGS, ARGUMENTS};
+use common::{FakeGuest, HEAP, STACK_SIZE};
+use std::sync::atomic::Ordering;
+use vmtrace_trampolines::{Field, Last, Overflow, Program, Read};
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (self.0 >> 33) % limit
+    }
+
+    /// An address, most often one that can be read, or almost.
+    fn address(&mut self, heap: u64) -> u64 {
+        let edges = [0, HEAP / 2, HEAP, 2 * HEAP, 2 * HEAP + STACK_SIZE];
+        match self.below(16) {
+            0 => 0,
+            1 => self.0 | 1 << 63,
+            2 => 0x8000_0000_0000 + self.below(1 << 20),
+            3..6 => heap + edges[usize::try_from(self.below(5)).unwrap()] - 12 + self.below(20),
+            _ => heap + self.below(2 * HEAP + STACK_SIZE),
+        }
+    }
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "limited")]
+    fn read(&mut self, argument: u8) -> Read {
+        let hops: Vec<_> = (0..self.below(4)).map(|_| self.below(64) as i32 - 32).collect();
+        let (offset, words) = (self.below(5000) as i32 - 2500, 1 + self.below(6) as u8);
+        let last = match self.below(2) {
+            0 => Last::Words { offset, words },
+            _ => Last::Text { offset, words },
+        };
+        Read::new(argument, &hops, last).unwrap()
+    }
+}
+
+/// What the program has to find.
+struct Model {
+    heap: u64,
+    bytes: Vec<u8>,
+}
+
+impl Model {
+    fn word(&self, address: u64) -> Option<u64> {
+        let offset = address.checked_sub(self.heap)?;
+        let areas = [HEAP / 2..HEAP, HEAP..2 * HEAP, 2 * HEAP..2 * HEAP + STACK_SIZE];
+        areas.iter().find(|area| area.contains(&offset) && offset + 8 <= area.end)?;
+        let at = usize::try_from(offset).unwrap();
+        Some(u64::from_le_bytes(self.bytes[at..at + 8].try_into().unwrap()))
+    }
+
+    /// The words, and whether it failed.
+    fn read(&self, read: Read, argument: u64) -> (Vec<u64>, bool) {
+        let mut words = vec![0; read.words()];
+        let mut address = argument;
+        let failed = |words: &mut Vec<u64>, address| {
+            words[0] = address;
+            (words.clone(), true)
+        };
+        for &hop in read.hops() {
+            address = address.wrapping_add_signed(hop.into());
+            let Some(next) = self.word(address) else { return failed(&mut words, address) };
+            address = next;
+        }
+        let (Last::Words { offset, .. } | Last::Text { offset, .. }) = read.last();
+        let text = matches!(read.last(), Last::Text { .. });
+        address = address.wrapping_add_signed(offset.into());
+        for index in 0..words.len() {
+            let address = address + 8 * index as u64;
+            let Some(word) = self.word(address) else {
+                if text && index > 0 {
+                    break;
+                }
+                return failed(&mut words, address);
+            };
+            words[index] = word;
+            if text && word.to_le_bytes().contains(&0) {
+                break;
+            }
+        }
+        (words, false)
+    }
+}
+
+// A guest that faults because it is traced is dead, and a wrong word is a lie.
+#[test]
+fn what_can_be_read_is_read_and_nothing_else() {
+    let mut random = Random(4711);
+    let (mut good, mut bad, mut cut) = (0, 0, 0);
+    for addressing in ADDRESSINGS {
+        for overflow in [Overflow::Drop, Overflow::Overwrite] {
+            for _ in 0..60 {
+                let reads = [0, 2, 5].map(|argument| random.read(argument));
+                let fields = [Field::Stack, Field::Failed].into_iter();
+                let fields = fields.chain(reads.map(Field::Read)).chain([Field::Argument(1)]);
+                let program = Program { fields: fields.collect(), ..common::entry_program() };
+                let guest = FakeGuest::with(1, 1 << 16, addressing, overflow, &[program]);
+                guest.set_current(0, 1);
+                let (heap, words) = guest.heap();
+                for word in words {
+                    let value = match random.below(4) {
+                        0 => u64::from_le_bytes(*b"a name.."),
+                        1 => random.below(1 << 40),
+                        _ => random.address(heap),
+                    };
+                    word.store(value, Ordering::Relaxed);
+                }
+                let bytes =
+                    words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+                let model = Model { heap, bytes: bytes.collect() };
+                for _ in 0..50 {
+                    let mut registers = common::registers(0x5a5a);
+                    for register in ARGUMENTS {
+                        registers.x[register] = random.address(heap);
+                    }
+                    let before = registers.clone();
+                    guest.run(1, &mut registers);
+                    let record = match overflow {
+                        Overflow::Overwrite => guest.recorded(0).pop().unwrap(),
+                        Overflow::Drop => {
+                            let mut last = None;
+                            guest
+                                .drain(0, &mut guest.ring(0).start(), |record| last = Some(record));
+                            last.unwrap()
+                        }
+                    };
+                    let (mut expected, mut bits) = (Vec::new(), 0);
+                    for (index, read) in reads.into_iter().enumerate() {
+                        let argument = before.x[ARGUMENTS[usize::from(read.argument())]];
+                        let (words, failed) = model.read(read, argument);
+                        cut += u32::from(!failed && words.len() > 1 && words.last() == Some(&0));
+                        expected.extend(words);
+                        bits |= u64::from(failed) << (index + 2);
+                        *if failed { &mut bad } else { &mut good } += 1;
+                    }
+                    assert_eq!(record.fields[1], bits, "{reads:?}");
+                    assert_eq!(record.fields[2..2 + expected.len()], expected, "{reads:?}");
+                    assert_eq!(record.fields.last(), Some(&before.x[ARGUMENTS[1]]));
+                }
+            }
+        }
+    }
+    assert!(good > 500 && bad > 500 && cut > 100, "{good} {bad} {cut}");
+}
+
+// Such a program would report nothing, or fail where nobody looks.
+#[test]
+fn reads_are_refused_where_they_cannot_say_that_they_failed() {
+    let read = Field::Read(Read::new(0, &[], Last::Words { offset: 0, words: 1 }).unwrap());
+    let check = |fields: &[Field]| {
+        Program { fields: fields.to_vec(), ..common::entry_program() }.check().is_ok()
+    };
+    assert!(check(&[Field::Failed, read]));
+    assert!(!check(&[read]) && !check(&[read, Field::Failed]));
+    assert!(Read::new(0, &[0; 9], Last::Words { offset: 0, words: 1 }).is_none());
+    assert!(Read::new(0, &[], Last::Text { offset: 0, words: 0 }).is_none());
+    assert!(Read::new(0, &[], Last::Text { offset: 0, words: 28 }).is_none());
+}
