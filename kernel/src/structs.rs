@@ -50,13 +50,14 @@ const TGID: Member = ("task_struct", "tgid");
 const COMM: Member = ("task_struct", "comm");
 const THREAD_INFO: Member = ("task_struct", "thread_info");
 const CPU: Member = ("thread_info", "cpu");
+const STACK: Member = ("task_struct", "stack");
 const DIRECT_CALL: Member = ("ftrace_ops", "direct_call");
 
 impl Structs {
     /// From the type information.
     pub(super) fn from_btf(btf: &Btf) -> Self {
         let fixed = FIXED.into_iter().map(|(member, _)| member);
-        let all = fixed.chain([PID, TGID, COMM, THREAD_INFO, CPU, DIRECT_CALL]);
+        let all = fixed.chain([PID, TGID, COMM, THREAD_INFO, CPU, STACK, DIRECT_CALL]);
         let offset = |(strukt, member): Member| match member {
             SIZE => btf.struct_size(strukt),
             member => btf.member_offset(strukt, member),

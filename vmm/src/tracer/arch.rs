@@ -9,7 +9,19 @@ use super::trace::{Options, TraceError};
 use super::{riscv64, x86_64};
 use crate::kernel::{Arch, Exit, Kernel, Site};
 use std::sync::Arc;
-use vmtrace_trampolines::{Point, Program};
+use vmtrace_trampolines::{Point, Program, Readable};
+
+/// Where the kernel has mapped all RAM, one address after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DirectMap {
+    /// Run-time address of its first byte.
+    pub(super) start: u64,
+    /// The guest-physical address of that.
+    pub(super) physical: u64,
+    /// The array of `struct page`: run-time address of that of guest-physical address 0, and bytes
+    /// of each; `None` when not known.
+    pub(super) pages: Option<(u64, u64)>,
+}
 
 /// An architecture.
 pub(super) trait Target: Sync {
@@ -39,6 +51,9 @@ pub(super) trait Target: Sync {
     /// the kernel itself writes or verifies there.
     fn tripwire(&self, kernel: &Kernel, entry: u64) -> u64;
 
+    /// Where the running kernel has its direct map, if that can be told.
+    fn direct_map(&self, guest: &dyn Guest, kernel: &Kernel, image: &Image) -> Option<DirectMap>;
+
     /// A function that is called once, when the kernel has patched its alternatives and no other
     /// CPU runs; `None` where that changes nothing for us.
     fn after_alternatives(&self) -> Option<&'static str>;
@@ -52,6 +67,7 @@ pub(super) trait Target: Sync {
         image: &Image,
         memory: &Arc<dyn Memory>,
         options: Options,
+        readable: Readable,
     ) -> Result<Installed, TraceError>;
 }
 

@@ -12,6 +12,7 @@ mod members;
 mod paging;
 pub mod patch;
 mod programs;
+mod readable;
 mod ram;
 mod raw;
 pub mod ring;

@@ -58,6 +58,11 @@ impl PageTables {
         Self { root, ..self }
     }
 
+    /// How many levels there are.
+    pub(super) fn levels(&self) -> u32 {
+        self.levels
+    }
+
     fn arch(&self) -> &'static dyn Target {
         arch::of(self.arch)
     }
@@ -101,6 +106,42 @@ impl PageTables {
         }
         let offset_mask = (1_u64 << (12 + 9 * (level - 1))) - 1;
         Ok((arch.address(entry) & !offset_mask) | (address & offset_mask))
+    }
+
+    /// What is mapped of `[start, end)`, page by page: run-time address, bytes and guest-physical
+    /// address of each present page. Ends early in tables that map more than so many pages.
+    pub(super) fn pages(
+        &self,
+        guest: &dyn Guest,
+        (start, end): (u64, u64),
+        mut each: impl FnMut(u64, u64, u64),
+    ) {
+        /// 64 GiB by pages of 2 MiB, beside 64 MiB by small ones.
+        const MOST: usize = 48 << 10;
+        let arch = self.arch();
+        let mut address = start;
+        for _ in 0..MOST {
+            if address >= end {
+                break;
+            }
+            let (found, level) = match self.walk(guest, address, 1) {
+                Ok((_, entry, level)) => {
+                    (arch.is_present(entry).then(|| arch.address(entry)), level)
+                }
+                Err(GuestError::Unmapped { cause: WalkError::NotPresent(level), .. }) => {
+                    (None, level)
+                }
+                Err(_) => break,
+            };
+            let size = 1_u64 << (12 + 9 * (level - 1));
+            let inside = address & (size - 1);
+            let len = (size - inside).min(end - address);
+            if let Some(page) = found {
+                each(address, len, (page & !(size - 1)) + inside);
+            }
+            let Some(next) = address.checked_add(len) else { break };
+            address = next;
+        }
     }
 
     /// The 2 MiB entry for `address`, present or not: where it is, what it holds.

@@ -7,6 +7,7 @@ use super::ftrace::{self, Offsets, Records};
 use super::guest::{Guest, GuestError, Image};
 use super::patch::{Patcher, Place, Restored, Skip, SkipReason};
 use super::programs::{Duty, Programs};
+use super::readable;
 use super::ring::RingReader;
 use super::tasks::{self, Tasks};
 use crate::kernel::{Exit, Kernel, Site};
@@ -123,7 +124,10 @@ impl Attachment {
         let books = Offsets::find(kernel)?;
         let target = arch::of(kernel.arch());
         let tasks = tasks::Offsets::find(kernel)?;
-        let Installed { layout, code } = target.install(guest, kernel, &image, &memory, options)?;
+        let readable = readable::find(guest, kernel, &image);
+        log::debug!("what pointers can lead to: {readable:x?}");
+        let Installed { layout, code } =
+            target.install(guest, kernel, &image, &memory, options, readable)?;
         let (patcher, programs) = (Patcher::default(), Programs::default());
         Ok(Self {
             image,

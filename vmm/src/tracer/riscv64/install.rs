@@ -15,7 +15,7 @@ use std::sync::Arc;
 use vm_memory::Bytes;
 use vmtrace_trampolines::riscv64::encode::NOP;
 use vmtrace_trampolines::riscv64::{SPENT, Values, compile};
-use vmtrace_trampolines::{Overflow, Program};
+use vmtrace_trampolines::{Overflow, Program, Readable};
 
 pub(super) fn install(
     guest: &dyn Guest,
@@ -23,6 +23,7 @@ pub(super) fn install(
     image: &Image,
     memory: &Arc<dyn Memory>,
     options: Options,
+    readable: Readable,
 ) -> Result<Installed, TraceError> {
     let symbol =
         |name: &'static str| kernel.symbols().address(name).ok_or(TraceError::NoSymbol(name));
@@ -30,7 +31,7 @@ pub(super) fn install(
     let layout = Layout::numbered(map::address(kernel, image)?, options.cpus, SPENT)?;
     let (Addressing::Array(controls) | Addressing::Table(controls) | Addressing::PerCpu(controls)) =
         layout.addressing;
-    let values = Values { cpu: context.cpu, pid: context.pid, controls };
+    let values = Values { cpu: context.cpu, pid: context.pid, controls, readable };
     let kind = if kernel.ftrace_kind() == FtraceKind::CallOps {
         Kind::CallOps {
             caller: image.runtime(symbol("ftrace_caller")?),

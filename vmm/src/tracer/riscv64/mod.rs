@@ -10,12 +10,12 @@ pub(super) mod paging;
 mod site;
 
 use super::annex::Memory;
-use super::arch::{Installed, Target};
+use super::arch::{DirectMap, Installed, Target};
 use super::guest::{Guest, Image};
 use super::trace::{Options, TraceError};
 use crate::kernel::{Kernel, Site};
 use std::sync::Arc;
-use vmtrace_trampolines::Point;
+use vmtrace_trampolines::{Point, Readable};
 
 /// See the module.
 pub(super) struct Riscv64;
@@ -58,6 +58,17 @@ impl Target for Riscv64 {
         0
     }
 
+    /// As `kernel_map` says (arch/riscv/mm/init.c). Nothing tells where `struct page`s are.
+    fn direct_map(&self, guest: &dyn Guest, kernel: &Kernel, image: &Image) -> Option<DirectMap> {
+        let map = kernel.symbols().address("kernel_map")?;
+        let member = |name| {
+            let offset = kernel.btf().ok()?.member_offset("kernel_mapping", name)?;
+            guest.read_u64(image.physical_of(map) + u64::from(offset)).ok()
+        };
+        let start = member("page_offset")?;
+        Some(DirectMap { start, physical: start.wrapping_sub(member("va_pa_offset")?), pages: None })
+    }
+
     fn after_alternatives(&self) -> Option<&'static str> {
         None
     }
@@ -69,7 +80,8 @@ impl Target for Riscv64 {
         image: &Image,
         memory: &Arc<dyn Memory>,
         options: Options,
+        readable: Readable,
     ) -> Result<Installed, TraceError> {
-        install::install(guest, kernel, image, memory, options)
+        install::install(guest, kernel, image, memory, options, readable)
     }
 }

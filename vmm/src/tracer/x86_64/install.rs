@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use vm_memory::Bytes;
 use vmtrace_trampolines::x86_64::{self as compiler, Values};
-use vmtrace_trampolines::{Overflow, Program};
+use vmtrace_trampolines::{Overflow, Program, Readable};
 
 /// Programs begin at multiples of so many bytes: those of a cache line.
 const ALIGN: u64 = 64;
@@ -24,11 +24,12 @@ pub(super) fn install(
     image: &Image,
     memory: &Arc<dyn Memory>,
     options: Options,
+    readable: Readable,
 ) -> Result<Installed, TraceError> {
     let context = Context::find(kernel, image)?;
     let gs_bases = context::gs_bases(guest, kernel, image, options.cpus)?;
     let layout = Layout::per_cpu(map::ADDRESS, &gs_bases, compiler::SPENT)?;
-    let values = values(&layout, &context);
+    let values = values(&layout, &context, readable);
     layout.install(&memory.slice())?;
     let text = kernel.symbols().address("_text").ok_or(TraceError::NoSymbol("_text"))?;
     map::map(guest, image, image.runtime(text), memory.guest_address())?;
@@ -46,7 +47,7 @@ pub(super) fn install(
     Ok(Installed { layout, code })
 }
 
-fn values(layout: &Layout, context: &Context) -> Values {
+fn values(layout: &Layout, context: &Context, readable: Readable) -> Values {
     let addressing = match layout.addressing {
         Addressing::PerCpu(distance) => compiler::Addressing::PerCpu { distance },
         Addressing::Table(table) | Addressing::Array(table) => compiler::Addressing::Shared {
@@ -55,7 +56,7 @@ fn values(layout: &Layout, context: &Context) -> Values {
             table,
         },
     };
-    Values { addressing, current: context.current, pid: context.pid }
+    Values { addressing, current: context.current, pid: context.pid, readable }
 }
 
 /// Programs in the front of the annex, which sites call without a detour.

@@ -7,12 +7,12 @@ pub(super) mod paging;
 pub(super) mod site;
 
 use super::annex::Memory;
-use super::arch::{Installed, Target};
+use super::arch::{DirectMap, Installed, Target};
 use super::guest::{Guest, Image};
 use super::trace::{Options, TraceError};
 use crate::kernel::{Kernel, Site};
 use std::sync::Arc;
-use vmtrace_trampolines::Point;
+use vmtrace_trampolines::{Point, Readable};
 
 /// See the module.
 pub(super) struct X86_64;
@@ -47,6 +47,22 @@ impl Target for X86_64 {
         vmtrace_trampolines::x86_64::stack_bias(point)
     }
 
+    /// `page_offset_base` and `vmemmap_base`, where the kernel moves them (arch/x86/mm/kaslr.c;
+    /// Documentation/arch/x86/x86_64/mm.rst for those that it does not).
+    fn direct_map(&self, guest: &dyn Guest, kernel: &Kernel, image: &Image) -> Option<DirectMap> {
+        let variable = |name| {
+            let address = kernel.symbols().address(name)?;
+            guest.read_u64(image.physical_of(address)).ok()
+        };
+        let usual = |four, five| if image.tables.levels() == 4 { four } else { five };
+        let fixed = usual(0xffff_8880_0000_0000, 0xff11_0000_0000_0000);
+        let start = variable("page_offset_base").unwrap_or(fixed);
+        let fixed = usual(0xffff_ea00_0000_0000, 0xffd4_0000_0000_0000);
+        let pages = variable("vmemmap_base").unwrap_or(fixed);
+        let size = kernel.btf().ok()?.struct_size("page");
+        Some(DirectMap { start, physical: 0, pages: size.map(|size| (pages, size.into())) })
+    }
+
     /// `alternative_instructions` has run by then (init/main.c, `start_kernel`).
     fn after_alternatives(&self) -> Option<&'static str> {
         Some("rest_init")
@@ -73,7 +89,8 @@ impl Target for X86_64 {
         image: &Image,
         memory: &Arc<dyn Memory>,
         options: Options,
+        readable: Readable,
     ) -> Result<Installed, TraceError> {
-        install::install(guest, kernel, image, memory, options)
+        install::install(guest, kernel, image, memory, options, readable)
     }
 }

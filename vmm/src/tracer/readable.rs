@@ -1,0 +1,168 @@
+//! Which memory of a guest a program can read without a fault, found by walking its page tables.
+//!
+//! That is the RAM in the kernel's direct map, the array of `struct page` and the image's data, as
+//! they are mapped when tracing begins, and the kernel stack of the task that runs. The kernel
+//! takes none of these away later, but for pages that it poisons: those are left out where they are
+//! known (KFENCE), and where all can be (`debug_pagealloc`) only the others remain.
+
+use super::arch;
+use super::guest::{Guest, Image};
+use super::members::Members;
+use crate::kernel::Kernel;
+use vmtrace_trampolines::Readable;
+
+/// Areas of the direct map: more are holes between.
+const MOST: usize = 4;
+/// What is smaller is not worth its compare.
+const SMALLEST: u64 = 64 << 10;
+/// Between the end of RAM and that of what is looked at.
+const LONGEST: u64 = 1 << 40;
+
+/// Parts of the image that stay mapped. (Between them are pages that the kernel gives back.)
+const IMAGE: [(&str, &str); 3] = [
+    ("__start_rodata", "__end_rodata"),
+    ("_sdata", "_edata"),
+    ("__bss_start", "__bss_stop"),
+];
+
+/// What can be read; nothing of what is not understood.
+pub(super) fn find(guest: &dyn Guest, kernel: &Kernel, image: &Image) -> Readable {
+    let mut areas = Vec::new();
+    let target = arch::of(kernel.arch());
+    if let Some(map) = target.direct_map(guest, kernel, image)
+        && !poisons_pages(guest, kernel, image)
+    {
+        let pool = kfence_pool(guest, kernel, image);
+        let mut runs = Runs::default();
+        let end = map.start.saturating_add(LONGEST);
+        image.tables.pages(guest, (map.start, end), |address, len, physical| {
+            // What is not at its place is not the direct map any more.
+            if address.wrapping_sub(map.start).wrapping_add(map.physical) != physical {
+                return;
+            }
+            ram(guest, (address, len, physical), |start, end| {
+                for (start, end) in without((start, end), pool) {
+                    runs.add(start, end);
+                }
+            });
+        });
+        let ram = runs.largest();
+        if let Some((array, size)) = map.pages {
+            let mut runs = Runs::default();
+            for &(start, len) in &ram {
+                let frame = |address: u64| {
+                    (address.wrapping_sub(map.start).wrapping_add(map.physical) / 4096)
+                        .saturating_mul(size)
+                        .saturating_add(array)
+                };
+                let bounds = (frame(start), frame(start.saturating_add(len)));
+                image.tables.pages(guest, bounds, |address, len, _| {
+                    runs.add(address, address.saturating_add(len));
+                });
+            }
+            areas.extend(runs.largest());
+        }
+        areas.splice(0..0, ram);
+    }
+    for (start, end) in IMAGE {
+        let bounds = kernel.symbols().address(start).zip(kernel.symbols().address(end));
+        let Some((start, end)) = bounds else { continue };
+        let mut runs = Runs::default();
+        image.tables.pages(guest, (image.runtime(start), image.runtime(end)), |at, len, _| {
+            runs.add(at, at.saturating_add(len));
+        });
+        areas.extend(runs.all.into_iter().map(aligned));
+    }
+    areas.retain(|&(_, len)| len >= 8);
+    Readable { areas, stack: stack(kernel) }
+}
+
+/// Runs of pages.
+#[derive(Default)]
+struct Runs {
+    all: Vec<(u64, u64)>,
+}
+
+impl Runs {
+    /// Adds `[start, end)`, which comes after all others.
+    fn add(&mut self, start: u64, end: u64) {
+        match self.all.last_mut() {
+            Some((_, last)) if *last == start => *last = end,
+            _ => self.all.push((start, end)),
+        }
+    }
+
+    /// The largest of them, as addresses and lengths.
+    fn largest(self) -> Vec<(u64, u64)> {
+        let mut all: Vec<_> = self.all.into_iter().map(aligned).collect();
+        all.retain(|&(_, len)| len >= SMALLEST);
+        all.sort_unstable_by_key(|&(_, len)| std::cmp::Reverse(len));
+        all.truncate(MOST);
+        all
+    }
+}
+
+/// `[start, end)` as address and length, multiples of 8.
+fn aligned((start, end): (u64, u64)) -> (u64, u64) {
+    let start = start.next_multiple_of(8);
+    (start, (end / 8 * 8).saturating_sub(start))
+}
+
+/// The parts of a page that are RAM: others would be devices.
+fn ram(
+    guest: &dyn Guest,
+    (address, len, physical): (u64, u64, u64),
+    mut each: impl FnMut(u64, u64),
+) {
+    const STEP: u64 = 2 << 20;
+    let mut offset = 0;
+    while offset < len {
+        let end = ((physical + offset + 1).next_multiple_of(STEP) - physical).min(len);
+        let held = |offset: u64| guest.read(physical + offset, &mut [0; 8]).is_ok();
+        if held(offset) && held(end - 8) {
+            each(address + offset, address + end);
+        }
+        offset = end;
+    }
+}
+
+/// What of `[start, end)` is not in the other.
+fn without(
+    (start, end): (u64, u64),
+    other: Option<(u64, u64)>,
+) -> impl Iterator<Item = (u64, u64)> {
+    let (from, to) = other.unwrap_or((end, end));
+    let parts = [(start, end.min(from)), (start.max(to), end)];
+    parts.into_iter().filter(|(start, end)| start < end)
+}
+
+/// Where KFENCE has its objects, between pages that fault.
+fn kfence_pool(guest: &dyn Guest, kernel: &Kernel, image: &Image) -> Option<(u64, u64)> {
+    /// That of 4095 objects; usual are 255. A fault in a larger one is a report, and no more.
+    const POOL: u64 = 32 << 20;
+    let pool = guest.read_u64(image.physical_of(kernel.symbols().address("__kfence_pool")?)).ok()?;
+    (pool != 0).then(|| (pool, pool.saturating_add(POOL)))
+}
+
+/// Whether the kernel takes freed pages out of the direct map (`debug_pagealloc=on`).
+fn poisons_pages(guest: &dyn Guest, kernel: &Kernel, image: &Image) -> bool {
+    let symbols = kernel.symbols();
+    let Some(early) = symbols.address("_debug_pagealloc_enabled_early") else { return false };
+    let mut on = [0];
+    guest.read(image.physical_of(early), &mut on).map_or(true, |()| on != [0])
+}
+
+/// Where a task has the address of its stack, and `THREAD_SIZE`.
+fn stack(kernel: &Kernel) -> Option<(u64, u64)> {
+    const SIZES: std::ops::RangeInclusive<u64> = 4 << 10..=64 << 10;
+    let symbols = kernel.symbols();
+    let bounds = [
+        ("__start_init_stack", "__end_init_stack"),
+        ("__start_init_task", "__end_init_task"),
+    ];
+    let size = bounds.iter().find_map(|(start, end)| {
+        symbols.address(end)?.checked_sub(symbols.address(start)?)
+    })?;
+    let offset = Members::of(kernel).ok()?.offset("task_struct", "stack").ok()?;
+    (SIZES.contains(&size) && size.is_power_of_two()).then_some((offset, size))
+}
