@@ -45,7 +45,7 @@ fn programs(fake: &Fake, attachment: &mut Attachment) -> [u16; 2] {
             Point::Tail => vec![Field::Stack, Field::Target],
             _ => vec![Field::Stack],
         };
-        let duty = Duty { point, tracers: vec![0], fields };
+        let duty = Duty::new(point, vec![0], &fields);
         attachment.program(fake, &duty).unwrap()
     })
 }
@@ -152,7 +152,7 @@ fn held_exits_change_their_programs() {
     let both =
         [(Point::Return, vec![]), (Point::Tail, vec![Field::Target])].map(|(point, more)| {
             let fields = [vec![Field::Stack], more].concat();
-            attachment.program(&fake, &Duty { point, tracers: vec![0, 1], fields }).unwrap()
+            attachment.program(&fake, &Duty::new(point, vec![0, 1], &fields)).unwrap()
         });
     let some = |plan: Vec<(usize, u16)>| -> Vec<_> { plan.into_iter().step_by(11).collect() };
     for plan in [some(plan(exits, first)), some(plan(exits, both)), some(plan(exits, first))] {

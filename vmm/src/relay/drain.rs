@@ -2,6 +2,7 @@
 
 use super::names::{Callers, Functions, TaskNames};
 use super::programs::Programs;
+use super::values::Untold;
 use super::{Clock, Command, Setup, Status, Targets, TracerName};
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
@@ -37,6 +38,7 @@ pub struct Drain {
     callers: Callers,
     clock: Clock,
     programs: Programs,
+    untold: Untold,
     raw: RawBatch,
     batch: RecordBuffer,
     invalid: Vec<u64>,
@@ -79,6 +81,7 @@ impl Drain {
             kernel,
             clock,
             programs: Programs::default(),
+            untold: Untold::default(),
             raw: RawBatch::with_capacity(BATCH),
             batch: RecordBuffer::with_capacity(BATCH * size_of::<EntryRecord>()),
         };
@@ -128,6 +131,8 @@ impl Drain {
         self.functions.add(&self.kernel, &targets.sites);
         self.functions.add_exits(&self.kernel, &targets.exits);
         self.programs.set(&self.kernel, targets);
+        let values = targets.tracers.iter().map(|tracer| (tracer.number, tracer.values.clone()));
+        self.untold.set(&self.kernel, self.writer.header().slide, values);
         for TracerName { number, name, text, .. } in &targets.tracers {
             self.writer.tracer(Tracer { number: *number, name, description: text })?;
         }
@@ -236,6 +241,13 @@ impl Drain {
             symbols.extend(self.callers.name(&self.kernel, record.caller));
             if let Some(task) = self.tasks.of(&*self.memory, record) {
                 self.writer.task(task)?;
+            }
+            if format.has_values {
+                for (tracer, of) in format.valued() {
+                    if let Some(told) = self.untold.first(place.function, tracer, of) {
+                        self.writer.values(&told)?;
+                    }
+                }
             }
             let next = records.get(index + 1).map_or(u64::MAX, |next| next.timestamp);
             last = time(record.timestamp, next, last);

@@ -6,6 +6,7 @@ mod drain;
 mod names;
 mod priority;
 mod programs;
+mod values;
 
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 
 pub use drain::Drain;
 pub use names::resolver;
+pub use values::{Recorded, Values};
 
 /// Everything a relay needs.
 pub struct Setup {
@@ -65,9 +67,8 @@ pub struct TracerName {
     pub name: String,
     /// What it traces.
     pub text: String,
-    /// Whether it traces where functions are left: else its entries have no use for stack pointers,
-    /// though a program that it shares may record them.
-    pub graph: bool,
+    /// What its records have beside.
+    pub values: Values,
 }
 
 enum Command {

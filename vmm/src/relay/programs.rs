@@ -3,38 +3,84 @@
 use super::Targets;
 use super::names::Place;
 use crate::kernel::Kernel;
-use crate::stream::{EntryRecord, Header, RecordBuffer, ReturnRecord, TailRecord};
-use crate::tracer::{Duty, RawRecord, stack_bias};
+use crate::stream::{EntryRecord, Header, RecordBuffer, ReturnRecord, TailRecord, ValuesOf};
+use crate::tracer::{Duty, Part, RawRecord, stack_bias};
+use vmtrace_trampolines::layout::COMMON_SIZE;
 use vmtrace_trampolines::{Field, Point};
 
 /// What the records of a program have.
 #[derive(Clone, Debug)]
 pub(super) struct Format {
     pub(super) point: Point,
-    /// Numbers of its tracers, and whether each wants stack pointers.
-    tracers: Vec<(u8, bool)>,
-    /// How many fields there are.
-    fields: usize,
+    parts: Vec<PartFormat>,
+    /// How many words there are.
+    words: usize,
     /// Which of them is the stack pointer, and what it lacks.
     stack: Option<usize>,
     bias: u64,
-    /// Which of them is the value returned, and which the function jumped to.
+    /// Which of them is the value returned, which the function jumped to, and which says what
+    /// failed.
     value: Option<usize>,
     target: Option<usize>,
+    failed: Option<usize>,
+    /// Whether there is anything that the stream must be told of.
+    pub(super) has_values: bool,
+}
+
+/// What of it is one tracer's.
+#[derive(Clone, Debug)]
+struct PartFormat {
+    tracer: u8,
+    stack: bool,
+    value: bool,
+    /// Words of its values: where they begin, how many there are, and the bit of their failure.
+    values: Vec<(usize, usize, u32)>,
 }
 
 impl Format {
-    fn new(kernel: &Kernel, duty: &Duty, wants_stack: impl Fn(u8) -> bool) -> Self {
-        let find = |field| duty.fields.iter().position(|&other| other == field);
+    fn new(kernel: &Kernel, duty: &Duty) -> Self {
+        let program = duty.program(0);
+        let place = |wanted: Field| {
+            let mut places = program.places().enumerate();
+            let (index, (field, below)) = places.find(|&(_, (field, _))| field == wanted)?;
+            Some((below.saturating_sub(COMMON_SIZE) / 8 - 1, field.words(), index))
+        };
+        let find = |field| place(field).map(|(at, ..)| at);
+        let part = |part: &Part| {
+            let fields = part.fields.iter().copied();
+            let values = fields.filter(|field| matches!(field, Field::Argument(_) | Field::Read(_)));
+            let value = |field| {
+                let (at, words, index) = place(field)?;
+                Some((at, words, u32::try_from(index).ok()?))
+            };
+            PartFormat {
+                tracer: part.tracer,
+                stack: part.fields.contains(&Field::Stack),
+                value: part.fields.contains(&Field::Value),
+                values: values.filter_map(value).collect(),
+            }
+        };
+        let parts: Vec<_> = duty.parts.iter().map(part).collect();
         Self {
             point: duty.point,
-            tracers: duty.tracers.iter().map(|&number| (number, wants_stack(number))).collect(),
-            fields: duty.fields.len(),
+            words: (program.size() - COMMON_SIZE) / 8,
             stack: find(Field::Stack),
             bias: stack_bias(kernel, duty.point),
             value: find(Field::Value),
             target: find(Field::Target),
+            failed: find(Field::Failed),
+            has_values: parts.iter().any(|part| part.value || !part.values.is_empty()),
+            parts,
         }
+    }
+
+    /// The tracers, each with what the stream must be told of this function's records for it.
+    pub(super) fn valued(&self) -> impl Iterator<Item = (u8, ValuesOf)> {
+        self.parts.iter().filter_map(|part| match (part.value, part.values.is_empty()) {
+            (true, _) => Some((part.tracer, ValuesOf::Return)),
+            (_, false) => Some((part.tracer, ValuesOf::Entry)),
+            _ => None,
+        })
     }
 
     /// The place of a record, with where it jumps to if that is only known when it happens.
@@ -55,37 +101,63 @@ impl Format {
         fields: &[u64],
         place: &Place,
     ) {
-        if let (Point::Entry, None, &[(tracer, _)]) = (self.point, self.stack, &self.tracers[..]) {
+        if let (Point::Entry, 0, [part]) = (self.point, self.words, &self.parts[..]) {
             let entry = EntryRecord::new(time, place.function, record.caller, record.pid);
-            return batch.push(entry.of_tracer(tracer));
+            return batch.push(entry.of_tracer(part.tracer));
         }
         let field = |index: Option<usize>| fields.get(index?).copied();
         let sp = field(self.stack).map(|sp| sp.wrapping_add(self.bias));
         let (function, caller, pid) = (place.function, record.caller, record.pid);
-        for &(tracer, wants_stack) in &self.tracers {
-            match (self.point, sp.filter(|_| wants_stack)) {
-                (Point::Entry, None) => {
-                    batch.push(EntryRecord::new(time, function, caller, pid).of_tracer(tracer));
+        for part in &self.parts {
+            let sp = sp.filter(|_| part.stack);
+            match self.point {
+                Point::Entry => {
+                    let entry =
+                        EntryRecord::new(time, function, caller, pid).of_tracer(part.tracer);
+                    match sp {
+                        _ if !part.values.is_empty() => {
+                            let failed = part.failed(field(self.failed).unwrap_or(0));
+                            batch.push_values(entry, sp, failed, part.words(fields));
+                        }
+                        None => batch.push(entry),
+                        Some(sp) => batch.push_frame(entry.with_sp(sp)),
+                    }
                 }
-                (Point::Entry, Some(sp)) => {
-                    let entry = EntryRecord::new(time, function, caller, pid).of_tracer(tracer);
-                    batch.push_frame(entry.with_sp(sp));
-                }
-                (Point::Return, sp) => {
+                Point::Return => {
                     let sp = sp.unwrap_or(0);
-                    let ret = ReturnRecord::new(time, function, caller, pid, sp).of_tracer(tracer);
-                    match field(self.value) {
+                    let ret = ReturnRecord::new(time, function, caller, pid, sp);
+                    let ret = ret.of_tracer(part.tracer);
+                    match field(self.value).filter(|_| part.value) {
                         Some(value) => batch.push_return_value(ret.with_value(value)),
                         None => batch.push_return(ret),
                     }
                 }
-                (Point::Tail, sp) => {
+                Point::Tail => {
                     let sp = sp.unwrap_or(0);
                     let tail = TailRecord::new(time, function, place.target, pid, sp);
-                    batch.push_tail(tail.of_tracer(tracer));
+                    batch.push_tail(tail.of_tracer(part.tracer));
                 }
             }
         }
+    }
+}
+
+impl PartFormat {
+    /// Bits of the values that failed, of those of all fields.
+    fn failed(&self, fields: u64) -> u64 {
+        if fields == 0 {
+            return 0;
+        }
+        let bits = self.values.iter().enumerate();
+        bits.fold(0, |all, (index, &(.., bit))| all | (fields >> bit & 1) << index)
+    }
+
+    /// The words of its values.
+    fn words<'a>(&'a self, fields: &'a [u64]) -> impl Iterator<Item = u64> + 'a {
+        let of = |&(at, words, _): &(usize, usize, u32)| {
+            fields.get(at..at + words).unwrap_or_default().iter().copied()
+        };
+        self.values.iter().flat_map(of)
     }
 }
 
@@ -96,20 +168,18 @@ pub(super) struct Programs(Vec<Format>);
 impl Programs {
     /// These are all that there are.
     pub(super) fn set(&mut self, kernel: &Kernel, targets: &Targets) {
-        let graph = |number| targets.tracers.iter().any(|t| t.number == number && t.graph);
-        let duties = targets.programs.iter();
-        self.0 = duties.map(|duty| Format::new(kernel, duty, graph)).collect();
+        self.0 = targets.programs.iter().map(|duty| Format::new(kernel, duty)).collect();
     }
 
     /// What a record has, if a program can have written it.
     #[inline]
     pub(super) fn format(&self, record: &RawRecord) -> Option<&Format> {
         let format = self.0.get(usize::from(record.program))?;
-        (format.fields == usize::from(record.fields)).then_some(format)
+        (format.words == usize::from(record.fields)).then_some(format)
     }
 
     /// How many records one of a program would have become.
     pub(super) fn tracers(&self, program: u16) -> u64 {
-        self.0.get(usize::from(program)).map_or(1, |format| format.tracers.len() as u64)
+        self.0.get(usize::from(program)).map_or(1, |format| format.parts.len() as u64)
     }
 }

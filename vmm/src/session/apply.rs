@@ -49,7 +49,7 @@ impl Controller {
                 number,
                 name: tracer.name.clone(),
                 text: tracer.text.clone(),
-                graph: tracer.graph,
+                values: tracer.values.clone(),
             };
             relay.targets(Targets {
                 sites: plan.indices(),

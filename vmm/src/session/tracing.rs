@@ -1,9 +1,10 @@
 //! What is to be traced, on account of which tracers.
 
 use crate::kernel::{Exit, ExitKind};
-use crate::tracer::Duty;
+use crate::relay::Values;
+use crate::tracer::{Duty, Part};
 use rustc_hash::FxHashMap;
-use vmtrace_trampolines::{Field, Overflow, Point};
+use vmtrace_trampolines::{Field, Overflow, Point, ProgramError};
 
 /// One request: which functions, to do what.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +17,26 @@ pub struct Tracer {
     pub sites: Vec<usize>,
     /// Whether it records where functions are left, too.
     pub graph: bool,
+    /// What it records of calls beside.
+    pub values: Values,
+}
+
+impl Tracer {
+    /// What it wants of the entry at a site.
+    fn entry_fields(&self, site: usize) -> Vec<Field> {
+        let values = self.values.entries.get(&site).map_or(&[][..], |recorded| &recorded.fields);
+        let reads = values.iter().any(|field| matches!(field, Field::Read(_)));
+        let own = [(self.graph, Field::Stack), (reads, Field::Failed)];
+        let own = own.into_iter().filter_map(|(wanted, field)| wanted.then_some(field));
+        own.chain(values.iter().copied()).collect()
+    }
+
+    /// What it wants of the return at a site.
+    fn return_fields(&self, site: u32) -> Vec<Field> {
+        let value = self.values.results.contains_key(&(site as usize));
+        let fields = [(true, Field::Stack), (value, Field::Value)];
+        fields.into_iter().filter_map(|(wanted, field)| wanted.then_some(field)).collect()
+    }
 }
 
 /// What to trace.
@@ -56,7 +77,7 @@ impl Tracing {
     #[must_use]
     pub fn of(sites: Vec<usize>, overflow: Overflow) -> Self {
         let (name, text) = (Self::default_name(0), "*".into());
-        let tracer = Tracer { name, text, sites, graph: false };
+        let tracer = Tracer { name, text, sites, graph: false, values: Values::default() };
         Self { tracers: vec![Some(tracer)], from: None, overflow }
     }
 
@@ -111,6 +132,7 @@ impl Tracing {
         let mut present: Vec<_> = self.present().filter(|(_, t)| !t.sites.is_empty()).collect();
         if let [(number, tracer)] = present[..]
             && !tracer.graph
+            && tracer.values.entries.is_empty()
         {
             let sites = tracer.sites.iter().map(|&site| (site, 0)).collect();
             return Plan { duties: vec![Duty::entry(vec![number])], sites, exits: Vec::new() };
@@ -127,31 +149,59 @@ impl Tracing {
         let mut graphed: FxHashMap<u32, Vec<u8>> = FxHashMap::default();
         for of_site in all.chunk_by(|a, b| a.0 == b.0) {
             let Some(&(site, _)) = of_site.first() else { continue };
-            let tracers: Vec<u8> = of_site.iter().map(|&(_, number)| number).collect();
+            let tracers = of_site.iter().filter_map(|&(_, number)| self.numbered(number));
+            let part = |(tracer, wants): (u8, &Tracer)| {
+                Part { tracer, fields: wants.entry_fields(site) }
+            };
+            let parts = tracers.clone().map(part).collect();
+            plan.sites.push((site, duties.index(Duty { point: Point::Entry, parts })));
             let graph: Vec<u8> =
-                tracers.iter().copied().filter(|&number| self.is_graph(number)).collect();
-            let fields = if graph.is_empty() { Vec::new() } else { vec![Field::Stack] };
-            plan.sites.push((site, duties.index(Point::Entry, tracers, fields)));
+                tracers.filter(|(_, tracer)| tracer.graph).map(|(number, _)| number).collect();
             if let (false, Ok(site)) = (graph.is_empty(), u32::try_from(site)) {
                 graphed.insert(site, graph);
             }
         }
         for (index, exit) in exits.iter().enumerate() {
             let Some(tracers) = graphed.get(&exit.site) else { continue };
-            let (point, fields) = match exit.kind {
-                ExitKind::Return => (Point::Return, vec![Field::Stack]),
-                ExitKind::Jump { .. } => (Point::Tail, vec![Field::Stack]),
-                ExitKind::Indirect { .. } => (Point::Tail, vec![Field::Stack, Field::Target]),
+            let parts = tracers.iter().filter_map(|&number| self.numbered(number));
+            let part = |(tracer, wants): (u8, &Tracer)| {
+                let fields = match exit.kind {
+                    ExitKind::Return => wants.return_fields(exit.site),
+                    ExitKind::Jump { .. } => vec![Field::Stack],
+                    ExitKind::Indirect { .. } => vec![Field::Stack, Field::Target],
+                };
+                Part { tracer, fields }
             };
-            plan.exits.push((index, duties.index(point, tracers.clone(), fields)));
+            let point = match exit.kind {
+                ExitKind::Return => Point::Return,
+                ExitKind::Jump { .. } | ExitKind::Indirect { .. } => Point::Tail,
+            };
+            let duty = Duty { point, parts: parts.map(part).collect() };
+            plan.exits.push((index, duties.index(duty)));
         }
         plan.duties = duties.all;
         plan
     }
 
-    fn is_graph(&self, number: u8) -> bool {
-        let tracer = self.tracers.get(usize::from(number));
-        tracer.and_then(Option::as_ref).is_some_and(|tracer| tracer.graph)
+    fn numbered(&self, number: u8) -> Option<(u8, &Tracer)> {
+        let tracer = self.tracers.get(usize::from(number)).and_then(Option::as_ref);
+        tracer.map(|tracer| (number, tracer))
+    }
+
+    /// Whether each function's record has room for all that its tracers want.
+    ///
+    /// # Errors
+    /// Why not, for one of them.
+    pub fn check(&self) -> Result<(), (usize, ProgramError)> {
+        let plan = self.plan(&[]);
+        let mut failed: Vec<Option<ProgramError>> = vec![];
+        failed.extend(plan.duties.iter().map(|duty| duty.program(0).check().err()));
+        for (site, duty) in plan.sites {
+            if let Some(Some(error)) = failed.get(duty as usize) {
+                return Err((site, error.clone()));
+            }
+        }
+        Ok(())
     }
 
     /// Whether nothing is to be traced.
@@ -169,9 +219,9 @@ struct Duties {
 }
 
 impl Duties {
-    fn index(&mut self, point: Point, tracers: Vec<u8>, fields: Vec<Field>) -> u32 {
+    fn index(&mut self, duty: Duty) -> u32 {
         let next = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
-        *self.known.entry(Duty { point, tracers, fields }).or_insert_with_key(|duty| {
+        *self.known.entry(duty).or_insert_with_key(|duty| {
             self.all.push(duty.clone());
             next
         })
@@ -237,10 +287,10 @@ impl Shares {
                 continue;
             }
             let kind =
-                if duty.tracers.len() == 1 { &mut shares.direct } else { &mut shares.combined };
+                if duty.parts.len() == 1 { &mut shares.direct } else { &mut shares.combined };
             *kind += count;
-            for &number in &duty.tracers {
-                if let Some(of_tracer) = shares.by_tracer.get_mut(usize::from(number)) {
+            for part in &duty.parts {
+                if let Some(of_tracer) = shares.by_tracer.get_mut(usize::from(part.tracer)) {
                     *of_tracer += count;
                 }
             }
@@ -256,7 +306,8 @@ mod tests {
     fn tracing(sites: &[&[usize]]) -> Tracing {
         let tracer = |(number, sites): (usize, &&[usize])| {
             let name = Tracing::default_name(number);
-            Some(Tracer { name, text: String::new(), sites: sites.to_vec(), graph: false })
+            let (sites, values) = (sites.to_vec(), Values::default());
+            Some(Tracer { name, text: String::new(), sites, graph: false, values })
         };
         let tracers = sites.iter().enumerate().map(tracer).collect();
         Tracing { tracers, from: None, overflow: Overflow::Drop }
@@ -264,7 +315,9 @@ mod tests {
 
     fn planned(tracing: &Tracing) -> Vec<(usize, Vec<u8>)> {
         let plan = tracing.plan(&[]);
-        let tracers = |duty: u32| plan.duties[duty as usize].tracers.clone();
+        let tracers = |duty: u32| {
+            plan.duties[duty as usize].parts.iter().map(|part| part.tracer).collect()
+        };
         plan.sites.iter().map(|&(site, duty)| (site, tracers(duty))).collect()
     }
 
@@ -293,8 +346,9 @@ mod tests {
         assert!(tracing.wants_exits());
         let plan = tracing.plan(&exits);
         let duty = |index: u32| {
-            let Duty { point, tracers, fields } = plan.duties[index as usize].clone();
-            (point, tracers, fields.len())
+            let duty = &plan.duties[index as usize];
+            let tracers: Vec<_> = duty.parts.iter().map(|part| part.tracer).collect();
+            (duty.point, tracers, duty.fields().len())
         };
         let sites: Vec<_> = plan.sites.iter().map(|&(site, index)| (site, duty(index))).collect();
         let entry = |tracers: &[u8], fields| (Point::Entry, tracers.to_vec(), fields);
@@ -339,8 +393,9 @@ mod tests {
             assert_eq!(planned(&tracing)[0].1.len(), Tracing::MAX_TRACERS);
         }
         let mut nothing = tracing(&[]);
+        let (name, text, values) = ("a".to_owned(), "a".to_owned(), Values::default());
         assert_eq!(
-            nothing.add(Tracer { name: "a".into(), text: "a".into(), sites: vec![], graph: false }),
+            nothing.add(Tracer { name, text, sites: vec![], graph: false, values }),
             Some(1)
         );
         assert!(nothing.tracers[0].is_none(), "the filter's place");

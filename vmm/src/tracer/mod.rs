@@ -26,7 +26,7 @@ pub use exits::{ExitSkip, ExitWord};
 pub use guest::{Guest, GuestError, Image};
 pub use paging::{PageTables, WalkError};
 pub use patch::{Skip, SkipReason};
-pub use programs::Duty;
+pub use programs::{Duty, Part};
 pub use ram::Ram;
 pub use raw::{RawBatch, RawRecord};
 pub use tasks::Tasks;

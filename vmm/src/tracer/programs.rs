@@ -10,9 +10,16 @@ use vmtrace_trampolines::{Field, Point, Program};
 pub struct Duty {
     /// Where in its function the site is.
     pub point: Point,
-    /// The numbers of the tracers, at least one, in order, each once.
-    pub tracers: Vec<u8>,
-    /// What any of them wants of the record.
+    /// The tracers, at least one, in the order of their numbers, each once.
+    pub parts: Vec<Part>,
+}
+
+/// What one tracer wants of a record.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Part {
+    /// The tracer's number.
+    pub tracer: u8,
+    /// In the order in which its values are told.
     pub fields: Vec<Field>,
 }
 
@@ -20,7 +27,40 @@ impl Duty {
     /// To record a function's entry for these tracers.
     #[must_use]
     pub fn entry(tracers: Vec<u8>) -> Self {
-        Self { point: Point::Entry, tracers, fields: Vec::new() }
+        Self::new(Point::Entry, tracers, &[])
+    }
+
+    /// To record the same for all of these tracers.
+    #[must_use]
+    pub fn new(point: Point, tracers: Vec<u8>, fields: &[Field]) -> Self {
+        let part = |tracer| Part { tracer, fields: fields.to_vec() };
+        Self { point, parts: tracers.into_iter().map(part).collect() }
+    }
+
+    /// What any of them wants, each once, in the order in which it stands in a record.
+    #[must_use]
+    pub fn fields(&self) -> Vec<Field> {
+        let mut fields: Vec<Field> = Vec::new();
+        for field in self.parts.iter().flat_map(|part| &part.fields) {
+            if !fields.contains(field) {
+                fields.push(*field);
+            }
+        }
+        // What tells that a read failed must be there before it is read.
+        fields.sort_by_key(|field| match field {
+            Field::Stack => 0,
+            Field::Target | Field::Value => 1,
+            Field::Failed => 2,
+            Field::Argument(_) | Field::Read(_) => 3,
+        });
+        fields
+    }
+
+    /// The program for it.
+    #[must_use]
+    pub fn program(&self, number: u16) -> Program {
+        let tracers = u16::try_from(self.parts.len()).unwrap_or(u16::MAX);
+        Program { number, tracers, point: self.point, fields: self.fields() }
     }
 }
 
@@ -46,9 +86,7 @@ impl Programs {
         if number > Info::MAX_PROGRAM {
             return Err(full);
         }
-        let tracers = u16::try_from(duty.tracers.len()).unwrap_or(u16::MAX);
-        let Duty { point, fields, .. } = duty.clone();
-        make(&Program { number, tracers, point, fields })?;
+        make(&duty.program(number))?;
         self.duties.push(duty.clone());
         self.numbers.insert(duty.clone(), number);
         Ok(number)
@@ -62,6 +100,21 @@ impl Programs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vmtrace_trampolines::{Last, Read};
+
+    // A read that fails before there is a place to say so is taken for a value.
+    #[test]
+    fn a_record_has_what_any_tracer_wants_in_an_order_that_can_be() {
+        let read = Field::Read(Read::new(0, &[8], Last::Words { offset: 0, words: 1 }).unwrap());
+        let part = |tracer, fields: &[Field]| Part { tracer, fields: fields.to_vec() };
+        let parts = vec![
+            part(0, &[Field::Argument(1)]),
+            part(3, &[read, Field::Argument(1), Field::Failed, Field::Stack]),
+        ];
+        let program = Duty { point: Point::Entry, parts }.program(5);
+        assert_eq!(program.fields, [Field::Stack, Field::Failed, Field::Argument(1), read]);
+        assert_eq!((program.check(), program.tracers, program.number), (Ok(()), 2, 5));
+    }
 
     // A program that is made twice takes the place of others, for ever.
     #[test]

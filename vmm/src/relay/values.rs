@@ -1,0 +1,74 @@
+//! Values of calls: where they are in records, and what the stream tells of them.
+
+use crate::kernel::Kernel;
+use crate::stream::{Header, ValueField, ValuesFormat, ValuesOf};
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+use vmtrace_trampolines::Field;
+
+/// What a tracer records of calls beside that they happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Values {
+    /// Of entries, by site (an index into [`Kernel::sites`]).
+    pub entries: Arc<FxHashMap<usize, Recorded>>,
+    /// How the value that a function returns is to be read, by site.
+    pub results: Arc<FxHashMap<usize, ValueField>>,
+}
+
+/// Values of a function's entries, and where they are found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recorded {
+    /// In the order of `values`: together they have as many words.
+    pub fields: Vec<Field>,
+    /// What they are.
+    pub values: Vec<ValueField>,
+}
+
+/// What the stream has not been told yet.
+#[derive(Debug, Default)]
+pub(super) struct Untold {
+    values: FxHashMap<u8, Values>,
+    /// Sites by the low half of the entry address, of functions that have values.
+    sites: FxHashMap<u32, usize>,
+    told: rustc_hash::FxHashSet<(u32, u8, bool)>,
+}
+
+impl Untold {
+    /// These are all that there are, in a kernel that runs at `slide`.
+    pub(super) fn set(
+        &mut self,
+        kernel: &Kernel,
+        slide: u64,
+        tracers: impl Iterator<Item = (u8, Values)>,
+    ) {
+        *self = Self::default();
+        self.values.extend(tracers);
+        let values = self.values.values();
+        let sites = values.flat_map(|one| one.entries.keys().chain(one.results.keys()));
+        for &index in sites {
+            let Some(site) = kernel.sites().get(index) else { continue };
+            let low = site.entry.wrapping_add(slide).wrapping_sub(Header::TOP_4_GIB);
+            self.sites.extend(u32::try_from(low).map(|low| (low, index)));
+        }
+    }
+
+    /// What is to be told before this record, the first of a function (low half of its entry
+    /// address) for a tracer.
+    #[inline]
+    pub(super) fn first(
+        &mut self,
+        function: u32,
+        tracer: u8,
+        of: ValuesOf,
+    ) -> Option<ValuesFormat> {
+        if !self.told.insert((function, tracer, of == ValuesOf::Return)) {
+            return None;
+        }
+        let (site, values) = (self.sites.get(&function)?, self.values.get(&tracer)?);
+        let values = match of {
+            ValuesOf::Entry => values.entries.get(site)?.values.clone(),
+            ValuesOf::Return => vec![values.results.get(site)?.clone()],
+        };
+        Some(ValuesFormat { function, tracer, of, values })
+    }
+}
