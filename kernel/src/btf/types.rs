@@ -286,6 +286,8 @@ impl Btf {
         const LONGEST: usize = 512;
         let strings = self.bytes.get(self.strings.clone()).unwrap_or_default();
         let text = text_at(strings, index(name.into()), LONGEST).unwrap_or_default();
-        if text.bytes().all(|byte| byte.is_ascii_graphic()) { text } else { "" }
+        // `unsigned char` is a name, too.
+        let is_part = |byte: u8| byte.is_ascii_graphic() || byte == b' ';
+        if text.bytes().all(is_part) { text } else { "" }
     }
 }
