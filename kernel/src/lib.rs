@@ -2,7 +2,8 @@
 //!
 //! From a file to what tracing needs: `image` takes off containers and compression, `kallsyms`
 //! finds the symbols in the image itself, `sites` the places that can be traced, `exits` where
-//! the functions are left, `btf` and `structs` the layout of the kernel's structures. Every byte is untrusted: reads are bounds-checked, sizes capped,
+//! the functions are left, `btf` and `structs` the layout of the kernel's structures, `arguments`
+//! what functions take and return. Every byte is untrusted: reads are bounds-checked, sizes capped,
 //! and a damaged image ends in a [`KernelError`].
 
 use std::io::Read as _;
@@ -10,6 +11,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::OnceLock;
 
+pub mod arguments;
 mod btf;
 mod compression;
 mod elf;
@@ -70,6 +72,7 @@ pub struct Kernel {
     structs: OnceLock<Structs>,
     exits: OnceLock<Exits>,
     epilogues: OnceLock<Epilogues>,
+    arguments: OnceLock<arguments::Arguments>,
 }
 
 impl std::fmt::Debug for Kernel {
@@ -131,6 +134,7 @@ impl Kernel {
             structs: OnceLock::new(),
             exits: OnceLock::new(),
             epilogues: OnceLock::new(),
+            arguments: OnceLock::new(),
         })
     }
 

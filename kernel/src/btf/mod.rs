@@ -9,6 +9,12 @@ use std::ops::Range;
 use super::KernelError;
 use super::read::{index, text_at, u16_at, u32_at};
 
+mod functions;
+mod types;
+
+pub(crate) use functions::{Functions, Named};
+pub(crate) use types::{Int, Kind, Seen};
+
 /// The types of a kernel.
 #[derive(Debug)]
 pub struct Btf {
@@ -18,12 +24,23 @@ pub struct Btf {
     types: Vec<u32>,
 }
 
+const INT: u32 = 1;
+const POINTER: u32 = 2;
+const ARRAY: u32 = 3;
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
+const ENUM: u32 = 6;
+const FORWARD: u32 = 7;
 const TYPEDEF: u32 = 8;
 const VOLATILE: u32 = 9;
 const CONST: u32 = 10;
+const RESTRICT: u32 = 11;
+const FUNCTION: u32 = 12;
+const PROTOTYPE: u32 = 13;
+const FLOAT: u32 = 16;
+const DECLARATION_TAG: u32 = 17;
 const TYPE_TAG: u32 = 18;
+const ENUM64: u32 = 19;
 
 /// Types refer to each other, damaged ones without end.
 const DEPTH: usize = 32;
@@ -47,10 +64,15 @@ struct Type {
 }
 
 /// A member of a struct or union.
-struct Member {
+#[derive(Clone, Copy)]
+pub(crate) struct Member {
     name: u32,
-    number: u32,
-    bits: u32,
+    /// Its type.
+    pub(crate) number: u32,
+    /// Where it begins in the struct that was asked for, in bits.
+    pub(crate) bits: u32,
+    /// How many bits it has, if it is a bit field; otherwise 0.
+    pub(crate) width: u32,
 }
 
 impl Btf {
@@ -125,10 +147,10 @@ impl Btf {
         let mut bits = 0_u32;
         let mut path = member.split('.').peekable();
         while let Some(name) = path.next() {
-            let (offset, number) = self.member(compound, self.string_offset(name)?)?;
-            bits = bits.checked_add(offset)?;
+            let member = self.member(compound, self.string_offset(name)?)?;
+            bits = bits.checked_add(member.bits)?;
             if path.peek().is_some() {
-                compound = self.resolve(number)?;
+                compound = self.resolve(member.number)?;
             }
         }
         Some(bits / 8)
@@ -149,8 +171,8 @@ impl Btf {
         fixed_part(&self.bytes, index((*self.types.get(number)?).into()))
     }
 
-    /// Finds a member by name; its offset in bits, and its type.
-    fn member(&self, compound: Type, name: u32) -> Option<(u32, u32)> {
+    /// Finds a member by name.
+    fn member(&self, compound: Type, name: u32) -> Option<Member> {
         // Breadth first: a member of the outer type comes before any further in.
         let mut queue = VecDeque::from([(0_u32, compound)]);
         for _ in 0..UNNAMED {
@@ -158,7 +180,7 @@ impl Btf {
             for member in self.members(compound) {
                 let Some(bits) = base.checked_add(member.bits) else { continue };
                 if member.name == name {
-                    return Some((bits, member.number));
+                    return Some(Member { bits, ..member });
                 }
                 if member.name == 0 && queue.len() < UNNAMED {
                     queue.extend(self.resolve(member.number).map(|inner| (bits, inner)));
@@ -176,6 +198,7 @@ impl Btf {
                 name: u32_at(&self.bytes, at)?,
                 number: u32_at(&self.bytes, at + 4)?,
                 bits: if compound.flag { offset & 0x00ff_ffff } else { offset },
+                width: if compound.flag { offset >> 24 } else { 0 },
             })
         })
     }
@@ -186,7 +209,7 @@ impl Btf {
         for _ in 0..DEPTH {
             match current.kind {
                 STRUCT | UNION => return Some(current),
-                TYPEDEF | VOLATILE | CONST | TYPE_TAG => {
+                TYPEDEF | VOLATILE | CONST | RESTRICT | TYPE_TAG => {
                     current = self.get(index(current.size.into()))?;
                 }
                 _ => return None,
@@ -232,17 +255,16 @@ impl Type {
 
     /// How many bytes follow the fixed part.
     fn extra(self) -> Option<usize> {
+        /// Variables, and the sections that they are in.
+        const VARIABLE: u32 = 14;
+        const SECTION: u32 = 15;
         Some(match self.kind {
-            // pointer, forward declaration, typedef and qualifiers, function, float, type tag
-            2 | 7..=12 | 16 | 18 => 0,
-            // integer, variable, declaration tag
-            1 | 14 | 17 => 4,
-            // array
-            3 => 12,
-            // enum, function prototype
-            6 | 13 => 8 * self.members,
-            // struct, union, data section, 64-bit enum
-            4 | 5 | 15 | 19 => 12 * self.members,
+            POINTER | FORWARD | TYPEDEF | VOLATILE | CONST | RESTRICT | FUNCTION | FLOAT
+            | TYPE_TAG => 0,
+            INT | VARIABLE | DECLARATION_TAG => 4,
+            ARRAY => 12,
+            ENUM | PROTOTYPE => 8 * self.members,
+            STRUCT | UNION | SECTION | ENUM64 => 12 * self.members,
             _ => return None,
         })
     }
