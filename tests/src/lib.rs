@@ -2,6 +2,7 @@
 
 pub mod arch;
 pub mod cases;
+pub mod args;
 pub mod graph;
 pub mod live;
 pub mod stress;

@@ -104,12 +104,14 @@ pub struct Trace {
     pub tails: Vec<Entry>,
     /// Its last frame.
     pub summary: Summary,
+    /// All of it.
+    pub stream: Vec<u8>,
 }
 
 impl Trace {
     /// Reads a stream to its end, which must be whole.
-    pub fn read(bytes: &[u8]) -> Result<Self> {
-        let mut reader = Reader::new(bytes)?;
+    pub fn read(stream: Vec<u8>) -> Result<Self> {
+        let mut reader = Reader::new(&stream[..])?;
         let header = reader.header().clone();
         let mut names: BTreeMap<u64, Arc<str>> = BTreeMap::new();
         let (mut entries, mut returns, mut tails) = (Vec::new(), Vec::new(), Vec::new());
@@ -150,7 +152,7 @@ impl Trace {
         let summary = summary.context("the trace has no end")?;
         let records = entries.len() + returns.len() + tails.len();
         ensure!(summary.records() == records as u64, "the totals are wrong");
-        Ok(Self { header, entries, returns, tails, summary })
+        Ok(Self { header, entries, returns, tails, summary, stream })
     }
 
     /// Names of the functions in the records of one process.
@@ -236,7 +238,7 @@ fn boot_once(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<(Finished
     all.extend(args);
     let mut finished = host.vmtrace(&all, &[TRACE])?;
     let trace = finished.outputs.pop().context("no output")?;
-    let trace = Trace::read(&trace)
+    let trace = Trace::read(trace)
         .with_context(|| format!("{all:?}: {:?}\n{}", finished.end, finished.err()))?;
     Ok((finished, trace))
 }

@@ -81,7 +81,7 @@ fn consumers(kernel: &str) {
     }
     let file = fs::read(guest.at("trace")).unwrap();
     assert!(file == fs::read(guest.at("live.vmt")).unwrap(), "the live stream is not the file");
-    let trace = Trace::read(&file).unwrap();
+    let trace = Trace::read(file).unwrap();
     let calls = trace.entries.iter().filter(|e| e.function.ends_with("sys_getppid")).count();
     assert!(calls >= 20_000 && trace.summary.lost() == 0, "{:?}", trace.summary);
     let late = fs::read_to_string(guest.at("late.txt")).unwrap();
@@ -134,7 +134,7 @@ fn control(kernel: &str) {
     assert_eq!(status(&socket).unwrap()["state"], "ended");
     // The trace is whole though the guest lives.
     // Its last bytes may still be on their way out of the emulated host.
-    let read = || Trace::read(&fs::read(guest.at("trace")).unwrap());
+    let read = || Trace::read(fs::read(guest.at("trace")).unwrap());
     within(Duration::from_secs(20), || read().is_ok());
     let trace = read().unwrap();
     assert!(trace.summary.pauses.count >= 6, "{:?}", trace.summary);

@@ -35,6 +35,13 @@ fn every_function_can_be_traced_with_its_returns() {
     GUESTS.every_function_can_be_traced_with_its_returns();
 }
 
+#[test]
+fn arguments_and_results_are_those_of_the_calls() {
+    for name in KERNELS {
+        GUESTS.arguments_and_results_are_those_of_the_calls(name);
+    }
+}
+
 // The slide is found without any help of the guest.
 #[test]
 fn kaslr_kernels_are_traced_where_they_are() {

@@ -26,6 +26,13 @@ fn every_function_can_be_traced_from_boot_to_power_off() {
 }
 
 #[test]
+fn arguments_and_results_are_those_of_the_calls() {
+    for name in RISCV_KERNELS {
+        GUESTS.arguments_and_results_are_those_of_the_calls(name);
+    }
+}
+
+#[test]
 fn the_guests_own_ftrace_sees_the_same_and_keeps_working() {
     GUESTS.the_guests_own_ftrace_sees_the_same_and_keeps_working();
 }

@@ -1,5 +1,7 @@
 //! What `--arg` asks for.
 
+use std::fmt;
+
 use super::super::Kernel;
 use super::path::Path;
 use super::{Near, SpecError};
@@ -38,6 +40,13 @@ impl ArgumentSpec {
         }
         let paths = paths.split(',').map(|path| path.trim().to_owned()).collect();
         Ok(Self { function: function.to_owned(), paths })
+    }
+}
+
+/// As it was given.
+impl fmt::Display for ArgumentSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.function, self.paths.join(", "))
     }
 }
 

@@ -11,11 +11,21 @@ const NAME_MAX: usize = 32;
 pub struct Actions {
     /// Records where it is left, too.
     pub graph: bool,
+    /// Records its parameters.
+    pub args: bool,
+    /// Records where it is left, and what it returns.
+    pub retval: bool,
 }
 
 impl Actions {
     /// All words for them.
-    const KNOWN: &'static str = "entry or graph";
+    const KNOWN: &'static str = "entry, graph, args or retval";
+
+    /// Whether it records where functions are left.
+    #[must_use]
+    pub fn exits(self) -> bool {
+        self.graph || self.retval
+    }
 }
 
 /// A tracer that is asked for.
@@ -69,6 +79,8 @@ impl FromStr for TracerSpec {
             match word {
                 "entry" => {}
                 "graph" => actions.graph = true,
+                "args" => actions.args = true,
+                "retval" => actions.retval = true,
                 other => return Err(SpecError::Action(other.to_owned())),
             }
         }
@@ -98,8 +110,10 @@ impl fmt::Display for TracerSpec {
             let comma = if index == 0 { "" } else { "," };
             write!(f, "{comma}{mark}{glob}")?;
         }
-        if self.actions.graph {
-            f.write_str(":graph")?;
+        let Actions { graph, args, retval } = self.actions;
+        let words = [(graph, "graph"), (args, "args"), (retval, "retval")];
+        for (index, (_, word)) in words.into_iter().filter(|(wanted, _)| *wanted).enumerate() {
+            write!(f, "{}{word}", if index == 0 { ":" } else { "+" })?;
         }
         Ok(())
     }
@@ -112,8 +126,15 @@ mod tests {
     // An emulated host and a running trace get tracers as text again.
     #[test]
     fn tracers_survive_being_text() {
-        for text in ["vfs_*", "fs=vfs_*,ksys_read,!vfs_read", "vfs_read:graph", "a-1=*:graph", "!x"]
-        {
+        for text in [
+            "vfs_*",
+            "fs=vfs_*,ksys_read,!vfs_read",
+            "vfs_read:graph",
+            "a-1=*:graph",
+            "!x",
+            "a:args+retval",
+            "a:graph+args+retval",
+        ] {
             assert_eq!(text.parse::<TracerSpec>().unwrap().to_string(), text);
         }
         let spec: TracerSpec = "fs=a*,!ab*,b:entry+graph".parse().unwrap();

@@ -3,7 +3,7 @@
 
 use super::attach::{Controller, Stage, nanoseconds};
 use super::tracing::Plan;
-use super::{Tracer, Tracing, mark};
+use super::{Tracer, Tracing, mark, values};
 use crate::machine::Machine;
 use crate::serve::{Answer, Control, Globs, TracerSpec};
 use crate::stream::{Exit, MarkKind};
@@ -81,13 +81,20 @@ impl Controller {
             Some(Some(first)) => first.name.clone(),
             _ => Tracing::default_name(0),
         };
-        let graph = before.first().and_then(Option::as_ref).is_some_and(|first| first.graph);
-        let first = Tracer { name, text: text.clone(), sites: selection.sites, graph };
+        let wants = before.first().and_then(Option::as_ref);
+        let graph = wants.is_some_and(|first| first.graph);
+        let wants = wants.map(|first| first.wants.clone()).unwrap_or_default();
+        let sites = selection.sites;
+        let (values, notes) = values(&self.kernel, &sites, &wants.of_these(&self.kernel, &sites))
+            .map_err(|error| error.to_string())?;
+        let first = Tracer { name, text: text.clone(), sites, graph, wants, values };
         match self.tracing.tracers.first_mut() {
             Some(slot) => *slot = Some(first),
             None => self.tracing.tracers.push(Some(first)),
         }
+        self.check_records(&before)?;
         let mut done = self.retarget_or(machine, MarkKind::Filter, &text, before)?;
+        notes.iter().for_each(|note| done.push_str(&format!("; {note}")));
         for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
             done.push_str(&format!("; no function matches {glob:?}"));
         }
@@ -102,12 +109,15 @@ impl Controller {
             ));
         }
         let before = self.tracing.tracers.clone();
-        let graph = spec.actions.graph;
+        let (graph, sites) = (spec.actions.exits(), selection.sites);
         if graph {
             self.kernel.exits().map_err(|error| error.to_string())?;
         }
+        let wants = spec.actions.into();
+        let (values, notes) =
+            values(&self.kernel, &sites, &wants).map_err(|error| error.to_string())?;
         let (name, text) = (String::new(), spec.to_string());
-        let tracer = Tracer { name, text, sites: selection.sites, graph };
+        let tracer = Tracer { name, text, sites, graph, wants, values };
         let Some(number) = self.tracing.add(tracer) else {
             return Err(format!("there are {} tracers, and not more can be", Tracing::MAX_TRACERS));
         };
@@ -124,16 +134,26 @@ impl Controller {
         if let Some(Some(tracer)) = self.tracing.tracers.get_mut(usize::from(number)) {
             tracer.name.clone_from(&name);
         }
+        self.check_records(&before)?;
         let mut done = self.retarget_or(
             machine,
             MarkKind::Filter,
             &format!("tracer {name} added ({spec})"),
             before,
         )?;
+        notes.iter().for_each(|note| done.push_str(&format!("; {note}")));
         for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
             done.push_str(&format!("; no function matches {glob:?}"));
         }
         Ok(done)
+    }
+
+    /// Whether every record has room for what its tracers want; else they are those of before.
+    fn check_records(&mut self, before: &[Option<Tracer>]) -> Result<(), String> {
+        self.tracing.check().map_err(|(site, error)| {
+            self.tracing.tracers = before.to_vec();
+            format!("{}: {error}", self.name(site))
+        })
     }
 
     fn remove_tracer(&mut self, machine: &Machine, name: &str) -> Answer {

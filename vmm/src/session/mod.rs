@@ -10,6 +10,7 @@ mod arch;
 mod attach;
 mod control;
 mod tracing;
+mod values;
 
 use crate::kernel::{Kernel, KernelError};
 use crate::machine::{Config, ConsoleSinks, Event, ExitReason, Machine, MachineError};
@@ -22,6 +23,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 pub use tracing::{Plan, Tracer, Tracing};
+pub use values::{ValuesError, Wants, values};
 
 /// Gets bytes of the guest in pieces of any size.
 pub type Listener = Box<dyn FnMut(&[u8]) + Send>;

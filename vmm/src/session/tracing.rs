@@ -1,13 +1,14 @@
 //! What is to be traced, on account of which tracers.
 
 use crate::kernel::{Exit, ExitKind};
+use super::values::Wants;
 use crate::relay::Values;
 use crate::tracer::{Duty, Part};
 use rustc_hash::FxHashMap;
 use vmtrace_trampolines::{Field, Overflow, Point, ProgramError};
 
 /// One request: which functions, to do what.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tracer {
     /// What it is called.
     pub name: String,
@@ -17,7 +18,9 @@ pub struct Tracer {
     pub sites: Vec<usize>,
     /// Whether it records where functions are left, too.
     pub graph: bool,
-    /// What it records of calls beside.
+    /// What it is to record of calls beside.
+    pub wants: Wants,
+    /// What that is for these sites.
     pub values: Values,
 }
 
@@ -77,7 +80,7 @@ impl Tracing {
     #[must_use]
     pub fn of(sites: Vec<usize>, overflow: Overflow) -> Self {
         let (name, text) = (Self::default_name(0), "*".into());
-        let tracer = Tracer { name, text, sites, graph: false, values: Values::default() };
+        let tracer = Tracer { name, text, sites, ..Tracer::default() };
         Self { tracers: vec![Some(tracer)], from: None, overflow }
     }
 
@@ -306,8 +309,7 @@ mod tests {
     fn tracing(sites: &[&[usize]]) -> Tracing {
         let tracer = |(number, sites): (usize, &&[usize])| {
             let name = Tracing::default_name(number);
-            let (sites, values) = (sites.to_vec(), Values::default());
-            Some(Tracer { name, text: String::new(), sites, graph: false, values })
+            Some(Tracer { name, sites: sites.to_vec(), ..Tracer::default() })
         };
         let tracers = sites.iter().enumerate().map(tracer).collect();
         Tracing { tracers, from: None, overflow: Overflow::Drop }
@@ -393,11 +395,7 @@ mod tests {
             assert_eq!(planned(&tracing)[0].1.len(), Tracing::MAX_TRACERS);
         }
         let mut nothing = tracing(&[]);
-        let (name, text, values) = ("a".to_owned(), "a".to_owned(), Values::default());
-        assert_eq!(
-            nothing.add(Tracer { name, text, sites: vec![], graph: false, values }),
-            Some(1)
-        );
+        assert_eq!(nothing.add(Tracer { name: "a".to_owned(), ..Tracer::default() }), Some(1));
         assert!(nothing.tracers[0].is_none(), "the filter's place");
     }
 

@@ -164,7 +164,9 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     job.push(format!("--cmdline={} {}", arch.guest_cmdline(), args.cmdline));
     job.extend(args.filter.iter().map(|glob| format!("--filter={glob}")));
     job.extend(args.notrace.iter().map(|glob| format!("--notrace={glob}")));
-    job.extend(args.graph.then(|| "--graph".to_owned()));
+    let flags = [(args.graph, "--graph"), (args.args, "--args"), (args.retval, "--retval")];
+    job.extend(flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag.to_owned()));
+    job.extend(args.arg.iter().map(|values| format!("--arg={values}")));
     job.extend(args.tracer.iter().map(|globs| format!("--tracer={globs}")));
     job.extend(args.from.iter().map(|name| format!("--from={name}")));
     job.extend(args.timeout.iter().map(|seconds| format!("--timeout={seconds}")));

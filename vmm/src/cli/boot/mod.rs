@@ -14,7 +14,8 @@ use crate::kernel::{Coverage, Kernel, KernelError, Missing};
 use crate::machine::{DEFAULT_CMDLINE, MAX_MEMORY, MIN_MEMORY};
 use crate::say::say;
 use crate::serve::{Globs, SpecError, TracerSpec};
-use crate::session::{Tracer, Tracing};
+use crate::kernel::arguments::ArgumentSpec;
+use crate::session::{self, Tracer, Tracing, ValuesError, Wants};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use spool::{Late, Spool};
@@ -60,7 +61,8 @@ pub struct Args {
     pub notrace: Vec<String>,
     /// Another tracer beside that of -f, with a name if one is given; may be repeated, up to 254
     /// times. A glob with ! before it is an exception of this tracer's own. Actions: entry (the
-    /// default), graph (where functions are left, too). A function of several tracers is recorded for each; none costs anything to
+    /// default), graph (where functions are left, too), args (their parameters), retval (what they
+    /// return). A function of several tracers is recorded for each; none costs anything to
     /// functions that it does not trace. Without -f there are only these
     #[arg(long, value_name = "[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]]", value_parser = parse_tracer)]
     pub tracer: Vec<TracerSpec>,
@@ -68,6 +70,17 @@ pub struct Args {
     /// ftrace's function_graph tracer does (x86-64)
     #[arg(long)]
     pub graph: bool,
+    /// Record the parameters of the functions of -f, by the types that the kernel says they have
+    #[arg(long)]
+    pub args: bool,
+    /// Record what the functions of -f return, as --graph does where
+    #[arg(long)]
+    pub retval: bool,
+    /// Record these values of calls of functions of -f: parameters, and members of what they point
+    /// to, such as 'vfs_read: file->f_path.dentry->d_name.name, count'; a path can have a name
+    /// (NAME=PATH), and a text a length (PATH:BYTES). FUNCTION is a glob; may be repeated
+    #[arg(long, value_name = "FUNCTION: PATH, ...", value_parser = parse_argument)]
+    pub arg: Vec<ArgumentSpec>,
     /// Begin to trace when this function is first called
     #[arg(long, value_name = "FUNCTION")]
     pub from: Option<String>,
@@ -162,6 +175,10 @@ fn parse_tracer(text: &str) -> Result<TracerSpec, String> {
     Ok(spec)
 }
 
+fn parse_argument(text: &str) -> Result<ArgumentSpec, String> {
+    ArgumentSpec::parse(text).map_err(|error| error.to_string())
+}
+
 fn parse_size(text: &str) -> Result<u64, String> {
     let unit = match text.chars().last() {
         Some('k' | 'K') => 1 << 10,
@@ -203,7 +220,7 @@ impl Args {
     /// Whether where functions are left is traced.
     #[must_use]
     pub fn wants_graph(&self) -> bool {
-        self.graph || self.tracer.iter().any(|spec| spec.actions.graph)
+        self.graph || self.retval || self.tracer.iter().any(|spec| spec.actions.exits())
     }
 
     /// How the trace is printed.
@@ -225,21 +242,37 @@ impl Args {
     /// When no function matches, or that of `--from` cannot be traced.
     pub fn tracing(&self, kernel: &Kernel) -> Result<Tracing> {
         let (mut tracers, mut unmatched, mut unmatched_notrace) = (vec![], vec![], vec![]);
-        let mut add = |name: String, text: String, filter: &[String], own: &[String], graph| {
+        let mut notes = Vec::new();
+        let mut add = |name: String, text: String, [filter, own]: [&[String]; 2], asked| {
+            let (graph, wants): (bool, Wants) = asked;
             let notrace: Vec<String> = self.notrace.iter().chain(own).cloned().collect();
             let selection = kernel.select_with_report(filter, &notrace);
             unmatched.extend(selection.unmatched);
             unmatched_notrace.extend(selection.unmatched_notrace);
-            tracers.push(Some(Tracer { name, text, sites: selection.sites, graph }));
+            let sites = selection.sites;
+            let (values, more) = session::values(kernel, &sites, &wants)?;
+            notes.extend(more);
+            let graph = graph || !values.results.is_empty();
+            tracers.push(Some(Tracer { name, text, sites, graph, wants, values }));
+            Ok::<_, ValuesError>(())
         };
         if !self.filter.is_empty() || self.tracer.is_empty() {
             let globs = Globs { filter: self.filter.clone(), notrace: self.notrace.clone() };
             let text = if globs.is_empty() { "*".to_owned() } else { globs.to_string() };
-            add(Tracing::default_name(0), text, &self.filter, &[], self.graph);
+            let (parameters, results) = (self.args, self.retval);
+            let wants = Wants { parameters, results, paths: self.arg.clone() };
+            let asked = (self.graph, wants);
+            add(Tracing::default_name(0), text, [&self.filter, &[]], asked)?;
+        } else if self.args || self.retval || self.graph || !self.arg.is_empty() {
+            bail!(
+                "--graph, --args, --retval and --arg are about the functions of -f, and there are \
+                 only those of --tracer: give -f, or say --tracer GLOB:ACTION"
+            );
         }
         for (number, spec) in (1..).zip(&self.tracer) {
             let name = spec.name.clone().unwrap_or_else(|| Tracing::default_name(number));
-            add(name, spec.to_string(), &spec.filter, &spec.notrace, spec.actions.graph);
+            let asked = (spec.actions.exits(), spec.actions.into());
+            add(name, spec.to_string(), [&spec.filter, &spec.notrace], asked)?;
         }
         if self.filter.is_empty() && !self.tracer.is_empty() {
             // The place of what a live filter may ask for.
@@ -267,6 +300,14 @@ impl Args {
         let tracing = Tracing { tracers, from, overflow };
         if tracing.is_empty() {
             return Err(KernelError::NoMatch { globs: unmatched }.into());
+        }
+        if let Err((site, error)) = tracing.check() {
+            let site = kernel.sites().get(site);
+            let name = site.and_then(|site| kernel.site_name(site)).unwrap_or("?");
+            bail!("{name}: {error}: ask for fewer values of it");
+        }
+        for note in notes {
+            say!("vmtrace: {note}");
         }
         for glob in unmatched.iter().chain(&unmatched_notrace) {
             say!("vmtrace: warning: no function matches {glob:?}");
