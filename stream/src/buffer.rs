@@ -1,12 +1,14 @@
 //! Records on their way to a writer.
 
+use std::mem::offset_of;
+
 use zerocopy::IntoBytes;
 
 use super::record::{
     EntryRecord, FrameEntryRecord, Record, RecordHead, ReturnRecord, ReturnValueRecord, TailRecord,
     WireRecord,
 };
-use super::wire::BATCH;
+use super::wire::{ALIGN, BATCH, MAX_VALUE_WORDS};
 
 /// Records of one vCPU, of any kinds, in their wire form: gathered, written with
 /// [`Writer::records`](super::Writer::records), cleared, used again.
@@ -77,6 +79,41 @@ impl RecordBuffer {
         self.add(entry.as_bytes(), entry.entry.timestamp());
     }
 
+    /// Adds an entry with values of its arguments: bit *i* of `failed` says that value *i* could
+    /// not be read, and `words` are those of the [`ValuesFormat`](super::ValuesFormat) that was
+    /// written for its function. Words over [`MAX_VALUE_WORDS`] are left out.
+    #[inline]
+    pub fn push_values(
+        &mut self,
+        mut entry: EntryRecord,
+        sp: Option<u64>,
+        failed: u64,
+        words: impl IntoIterator<Item = u64>,
+    ) {
+        let start = self.bytes.len();
+        entry.head.flags |= RecordHead::VALUES;
+        if sp.is_some() {
+            entry.head.flags |= RecordHead::SP;
+        }
+        self.bytes.extend_from_slice(entry.as_bytes());
+        for word in sp.into_iter().chain([failed]) {
+            self.bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        for word in words.into_iter().take(MAX_VALUE_WORDS) {
+            self.bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        // Only now it is known how long it is.
+        let size = u8::try_from((self.bytes.len() - start) / ALIGN).unwrap_or(u8::MAX);
+        if let Some(words) = self.bytes.get_mut(start + offset_of!(RecordHead, words)) {
+            *words = size;
+        }
+        if self.bytes.len() - self.begin > BATCH {
+            self.cut(start);
+        }
+        self.count += 1;
+        self.newest = self.newest.max(entry.timestamp());
+    }
+
     /// Adds a return.
     #[inline]
     pub fn push_return(&mut self, ret: ReturnRecord) {
@@ -122,16 +159,17 @@ impl RecordBuffer {
     fn add(&mut self, record: &[u8], timestamp: u64) {
         debug_assert!(record.len() >= size_of::<RecordHead>());
         if self.bytes.len() - self.begin + record.len() > BATCH {
-            self.cut();
+            self.cut(self.bytes.len());
         }
         self.bytes.extend_from_slice(record);
         self.count += 1;
         self.newest = self.newest.max(timestamp);
     }
 
+    /// The records from `begin` on belong to another frame; those before are all that are counted.
     #[cold]
-    fn cut(&mut self) {
-        self.begin = self.bytes.len();
+    fn cut(&mut self, begin: usize) {
+        self.begin = begin;
         self.cuts.push((self.begin, self.count));
     }
 

@@ -1,6 +1,9 @@
 //! Whether frames fit together: numbers, positions, totals.
 
-use super::frame::{Frame, Loss};
+use std::collections::HashMap;
+
+use super::dictionary::{FormatKey, FormatsSize};
+use super::frame::{Frame, Loss, ValuesList};
 use super::mark::LossReason;
 use super::wire::FrameHead;
 
@@ -21,6 +24,9 @@ pub(super) struct Check {
     vcpus: Vec<Position>,
     /// The header was made for this consumer: it joined late.
     joining: bool,
+    /// Lengths of the texts of formats.
+    formats: HashMap<FormatKey, usize>,
+    formats_size: FormatsSize,
 }
 
 impl Check {
@@ -49,6 +55,7 @@ impl Check {
                 }
                 add(&mut position.records, u64::from(batch.count))
             }
+            Frame::Values(list) => self.values(list.clone()),
             Frame::Loss(loss) => self.loss(head.is_local(), loss),
             Frame::End(summary) => {
                 let totals = summary.vcpus.iter().map(|vcpu| (vcpu.records, vcpu.lost));
@@ -68,6 +75,17 @@ impl Check {
         }
         if !head.is_local() {
             self.sequence = self.sequence.wrapping_add(1);
+        }
+        Ok(())
+    }
+
+    /// Formats have limits for all of them together.
+    fn values(&mut self, list: ValuesList<'_>) -> Result<(), String> {
+        for values in list {
+            let (key, length) = ((values.function, values.tracer, values.of), values.text.len());
+            let size = self.formats_size.with(length, self.formats.get(&key).copied());
+            self.formats_size = size.map_err(|error| error.to_string())?;
+            self.formats.insert(key, length);
         }
         Ok(())
     }

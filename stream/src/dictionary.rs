@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use zerocopy::IntoBytes;
 
+use super::values::RawValues;
 use super::wire::{
-    ALIGN, MAX_DESCRIPTION, MAX_NAME, MAX_PID, MAX_SYMBOLS, SymbolHead, TaskEntry, TracerHead,
+    ALIGN, MAX_DESCRIPTION, MAX_FORMATS, MAX_FORMATS_TEXT, MAX_NAME, MAX_PID, MAX_SYMBOLS,
+    SymbolHead, TaskEntry, TracerHead,
 };
 
 /// Most bytes of names that a dictionary holds.
@@ -115,6 +117,35 @@ impl Tracer<'_> {
 #[error("more names than a stream may have ({MAX_SYMBOLS} symbols, {MAX_TEXT} bytes)")]
 pub struct DictionaryFull;
 
+/// The formats of values would grow over the limits of the format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "more formats of values than a stream may have ({MAX_FORMATS} formats, {MAX_FORMATS_TEXT} bytes)"
+)]
+pub struct FormatsFull;
+
+/// What a format is about: function, tracer and which of their records.
+pub(super) type FormatKey = (u32, u8, u8);
+
+/// How many formats there are, and bytes of their texts: what both ends limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FormatsSize {
+    count: usize,
+    text: usize,
+}
+
+impl FormatsSize {
+    /// With a text of that length in the place of one of `old` bytes, if there is one.
+    pub(super) fn with(self, text: usize, old: Option<usize>) -> Result<Self, FormatsFull> {
+        let count = self.count + usize::from(old.is_none());
+        let text = (self.text - old.unwrap_or(0)).saturating_add(text);
+        if count > MAX_FORMATS || text > MAX_FORMATS_TEXT {
+            return Err(FormatsFull);
+        }
+        Ok(Self { count, text })
+    }
+}
+
 #[derive(Clone, Debug)]
 struct StoredSymbol {
     size: u32,
@@ -130,6 +161,9 @@ pub struct Dictionaries {
     /// Names and descriptions by number.
     tracers: BTreeMap<u8, (Box<str>, Box<str>)>,
     text: usize,
+    /// Texts of the formats of values.
+    formats: BTreeMap<FormatKey, Box<[u8]>>,
+    formats_size: FormatsSize,
 }
 
 impl Dictionaries {
@@ -178,6 +212,32 @@ impl Dictionaries {
         }
         self.tracers.insert(tracer.number, (name.into(), description.into()));
         true
+    }
+
+    /// Adds or replaces a format of values. Says whether anything is new.
+    ///
+    /// # Errors
+    /// When the limits of the format are reached.
+    pub fn insert_values(&mut self, values: RawValues<'_>) -> Result<bool, FormatsFull> {
+        let key = (values.function, values.tracer, values.of);
+        let known = self.formats.get(&key);
+        if known.is_some_and(|known| **known == *values.text) {
+            return Ok(false);
+        }
+        let old = known.map(|known| known.len());
+        self.formats_size = self.formats_size.with(values.text.len(), old)?;
+        self.formats.insert(key, values.text.into());
+        Ok(true)
+    }
+
+    /// All formats of values, by function.
+    pub fn values(&self) -> impl Iterator<Item = RawValues<'_>> {
+        self.formats.iter().map(|(&(function, tracer, of), text)| RawValues {
+            function,
+            tracer,
+            of,
+            text,
+        })
     }
 
     /// The present name of a tracer.

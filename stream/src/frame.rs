@@ -9,9 +9,11 @@ use super::header::Header;
 use super::mark::{LossReason, Mark};
 use super::record::Batch;
 use super::summary::Summary;
+use super::values::RawValues;
 use super::wire::{
     ALIGN, BatchHead, ListHead, LossFixed, MAX_DESCRIPTION, MAX_NAME, MAX_PID, MarkFixed,
-    SymbolHead, TaskEntry, TotalEntry, TotalsHead, TracerHead, WatermarkFixed, flag, kind,
+    SymbolHead, TaskEntry, TotalEntry, TotalsHead, TracerHead, ValuesHead, WatermarkFixed, flag,
+    kind,
 };
 
 /// One step of a stream.
@@ -38,6 +40,8 @@ pub enum Frame<'a> {
     End(Box<Summary>),
     /// Names of tracers, for the records that follow.
     Tracers(TracerList<'a>),
+    /// What the values of records are, for the records that follow.
+    Values(ValuesList<'a>),
     /// A type of a later version that may be skipped.
     Skipped(u16),
 }
@@ -105,6 +109,10 @@ impl<'a> Frame<'a> {
                 let (count, rest) = list(payload)?;
                 Self::Tracers(TracerList { count, rest })
             }
+            kind::VALUES => {
+                let (count, rest) = list(payload)?;
+                Self::Values(ValuesList { count, rest })
+            }
             skipped if flags & flag::OPTIONAL != 0 => Self::Skipped(skipped),
             unknown => return Err(PayloadError::UnknownType(unknown)),
         })
@@ -131,6 +139,13 @@ impl<'a> Frame<'a> {
                     tracer.name.len() <= MAX_NAME && tracer.description.len() <= MAX_DESCRIPTION
                 });
                 walk.count == 0 && limits
+            }
+            Self::Values(list) => {
+                let mut walk = list.clone();
+                for values in walk.by_ref() {
+                    values.format().map_err(PayloadError::Malformed)?;
+                }
+                walk.count == 0
             }
             Self::Records(batch) => batch.is_well_formed(),
             _ => true,
@@ -305,5 +320,29 @@ impl<'a> Iterator for TracerList<'a> {
         self.count -= 1;
         let (name, description) = (&texts[..name], &texts[name..name + about]);
         Some(RawTracer { number: head.number.get(), name, description })
+    }
+}
+
+/// The formats of values of a frame.
+#[derive(Clone, Debug)]
+pub struct ValuesList<'a> {
+    count: u32,
+    rest: &'a [u8],
+}
+
+impl<'a> Iterator for ValuesList<'a> {
+    type Item = RawValues<'a>;
+
+    fn next(&mut self) -> Option<RawValues<'a>> {
+        if self.count == 0 {
+            return None;
+        }
+        let (head, rest) = ValuesHead::ref_from_prefix(self.rest).ok()?;
+        let length = usize::try_from(head.text.get()).ok()?;
+        let (text, rest) = rest.split_at_checked(length.checked_next_multiple_of(ALIGN)?)?;
+        self.rest = rest;
+        self.count -= 1;
+        let (function, tracer, of) = (head.function.get(), head.tracer, head.of);
+        Some(RawValues { function, tracer, of, text: &text[..length] })
     }
 }

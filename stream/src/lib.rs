@@ -31,14 +31,17 @@ mod span;
 mod summary;
 #[cfg(test)]
 mod tests;
+mod values;
+#[cfg(test)]
+mod values_tests;
 mod wire;
 mod writer;
 
 pub use buffer::RecordBuffer;
 pub use decode::{Decoder, Progress};
-pub use dictionary::{AddressSet, Dictionaries, DictionaryFull, Symbol, Task, Tracer};
+pub use dictionary::{AddressSet, Dictionaries, DictionaryFull, FormatsFull, Symbol, Task, Tracer};
 pub use error::{Remedy, StreamError};
-pub use frame::{Frame, Loss, RawSymbol, RawTracer, SymbolList, TaskList, TracerList};
+pub use frame::{Frame, Loss, RawSymbol, RawTracer, SymbolList, TaskList, TracerList, ValuesList};
 pub use header::Header;
 pub use mark::{LossReason, Mark, MarkKind};
 pub use merge::Merger;
@@ -49,8 +52,13 @@ pub use record::{
 };
 pub use span::{FrameSpan, frame_spans};
 pub use summary::{Exit, Pauses, Sites, Skipped, Summary, VcpuTotals};
+pub use values::{
+    RawValues, Shape, Shown, ValueField, Values, ValuesFormat, ValuesOf, number_repeated,
+    show_values,
+};
 pub use wire::{
-    MAGIC, MAX_DESCRIPTION, MAX_NAME, MAX_PAYLOAD, MAX_PID, MAX_SYMBOLS, MAX_VCPUS, VERSION_MAJOR,
+    MAGIC, MAX_DESCRIPTION, MAX_FORMATS, MAX_FORMATS_TEXT, MAX_NAME, MAX_PAYLOAD, MAX_PID,
+    MAX_SYMBOLS, MAX_VALUE_WORDS, MAX_VALUES, MAX_VALUES_TEXT, MAX_VCPUS, VERSION_MAJOR,
     VERSION_MINOR,
 };
 pub use writer::{Writer, consumer_loss};

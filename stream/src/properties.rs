@@ -1,10 +1,13 @@
 //! What must hold for every stream, whole or not.
 
+use std::collections::HashMap;
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::sample;
+use super::values_tests::format;
 use super::wire::{FrameHead, HEAD, Prologue, crc32};
 use super::*;
 
@@ -16,6 +19,9 @@ enum Step {
     Records(u32, Vec<(u64, u32, u32, u32)>),
     /// Of any kind: which, tracer, time, function, caller, pid, stack pointer.
     Mixed(u32, Vec<(u8, u8, u64, u32, u64)>),
+    Values(ValuesFormat),
+    /// Whether there is a stack pointer, time, what failed, words.
+    WithValues(u32, Vec<(bool, u64, u64, Vec<u64>)>),
     Tracer(u8, String, String),
     Loss(u32, u64, u32),
     Mark(u64, u32, u64, String),
@@ -32,6 +38,12 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(vcpu, records)| Step::Records(vcpu, records)),
         (0..2u32, vec((0..5u8, any::<u8>(), any::<u64>(), any::<u32>(), any::<u64>()), 0..50))
             .prop_map(|(vcpu, records)| Step::Mixed(vcpu, records)),
+        format().prop_map(Step::Values),
+        (
+            0..2u32,
+            vec((any::<bool>(), any::<u64>(), any::<u64>(), vec(any::<u64>(), 0..300)), 0..9)
+        )
+            .prop_map(|(vcpu, records)| Step::WithValues(vcpu, records)),
         (any::<u8>(), ".{0,20}", ".{0,40}").prop_map(|(number, name, description)| Step::Tracer(
             number,
             name,
@@ -69,7 +81,13 @@ fn mixed(records: &[(u8, u8, u64, u32, u64)]) -> RecordBuffer {
 /// Records as a reader must see them.
 fn shown<'a>(records: impl Iterator<Item = Record<'a>>) -> String {
     let mut text = String::new();
-    records.for_each(|record| text.push_str(&format!("{record:?};")));
+    records.for_each(|record| match record {
+        Record::Entry { entry, sp, values: Some(Values { failed, words }) } => {
+            let words: Vec<_> = words.iter().map(|word| word.get()).collect();
+            text.push_str(&format!("{} {sp:?} {failed} {words:?};", entry.timestamp()));
+        }
+        record => text.push_str(&format!("{record:?};")),
+    });
     text
 }
 
@@ -78,6 +96,7 @@ fn write(steps: &[Step]) -> (Vec<u8>, Vec<String>) {
     let mut writer = Writer::new(Vec::new(), &sample::header()).expect("header");
     let mut expected = Vec::new();
     let mut names = Dictionaries::new();
+    let mut formats = HashMap::new();
     let mut positions = [0u64; 2];
     let mut lost = [0u64; 2];
     let mut held = None;
@@ -102,7 +121,8 @@ fn write(steps: &[Step]) -> (Vec<u8>, Vec<String>) {
                 writer.entries(*vcpu, &records).expect("vCPU");
                 let index = usize::try_from(*vcpu).expect("small");
                 if !records.is_empty() {
-                    let each = records.iter().map(|entry| Record::Entry { entry, sp: None });
+                    let each =
+                        records.iter().map(|entry| Record::Entry { entry, sp: None, values: None });
                     expected.push(format!("{vcpu} {} {}", positions[index], shown(each)));
                     positions[index] += records.len() as u64;
                     held = held.max(records.iter().map(EntryRecord::timestamp).max());
@@ -123,6 +143,30 @@ fn write(steps: &[Step]) -> (Vec<u8>, Vec<String>) {
                     ));
                     positions[index] += records.len() as u64;
                     held = held.max(records.iter().map(|record| record.2).max());
+                }
+            }
+            Step::Values(format) => {
+                writer.values(format).expect("room");
+                let key = (format.function, format.tracer, format.of);
+                if formats.insert(key, format.clone()).as_ref() != Some(format) {
+                    expected.push(format!("{format:?}"));
+                }
+            }
+            Step::WithValues(vcpu, records) => {
+                let mut buffer = RecordBuffer::new();
+                let mut text = String::new();
+                for (sp, at, failed, words) in records {
+                    let (entry, sp) = (EntryRecord::new(*at, 1, 2, 3), sp.then_some(!at));
+                    buffer.push_values(entry, sp, *failed, words.iter().copied());
+                    let words = &words[..words.len().min(MAX_VALUE_WORDS)];
+                    text.push_str(&format!("{at} {sp:?} {failed} {words:?};"));
+                }
+                writer.records(*vcpu, &buffer).expect("vCPU");
+                if !records.is_empty() {
+                    let position = &mut positions[usize::try_from(*vcpu).expect("small")];
+                    expected.push(format!("{vcpu} {position} {text}"));
+                    *position += records.len() as u64;
+                    held = held.max(records.iter().map(|record| record.1).max());
                 }
             }
             Step::Tracer(number, name, description) => {
@@ -175,6 +219,10 @@ fn read(bytes: &[u8]) -> Result<Vec<String>, StreamError> {
             })),
             Frame::Tracers(list) => found
                 .extend(list.filter_map(|tracer| tracer.with_text(|tracer| format!("{tracer:?}")))),
+            Frame::Values(list) => found.extend(list.map(|values| {
+                let format = values.format().expect("verified");
+                format.map_or_else(|| format!("{values:?}"), |format| format!("{format:?}"))
+            })),
             Frame::Tasks(tasks) => found.extend(tasks.map(|task| format!("{task:?}"))),
             Frame::Records(batch) => {
                 found.push(format!("{} {} {}", batch.vcpu, batch.first, shown(batch.records())));
@@ -230,8 +278,9 @@ proptest! {
     fn hostile_frames_are_an_error_or_a_stream(
         frame in any::<prop::sample::Index>(),
         damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        values in any::<bool>(),
     ) {
-        let mut bytes = sample::stream();
+        let mut bytes = if values { sample::values() } else { sample::stream() };
         let starts = frame_starts(&bytes);
         let start = *frame.get(&starts);
         let length = FrameHead::read_from_prefix(&bytes[start..]).expect("a frame").0.length.get();
@@ -432,7 +481,7 @@ fn records_of_unknown_kinds_are_given_as_they_are() {
     assert!(batch.is_well_formed());
     assert!(batch.entries().is_none());
     let records: Vec<_> = batch.records().collect();
-    assert_eq!(records[0], Record::Entry { entry: &entry, sp: None });
+    assert_eq!(records[0], Record::Entry { entry: &entry, sp: None, values: None });
     let Record::Other(head, whole) = records[1] else { panic!("an unknown kind") };
     assert_eq!((head.timestamp.get(), whole), (9, &*later));
     assert!(
@@ -466,7 +515,7 @@ fn a_full_buffer_is_written_in_pieces() {
         let Frame::Records(batch) = frame else { continue };
         frames += 1;
         for record in batch.records() {
-            let Record::Entry { entry, sp } = record else { panic!("an entry") };
+            let Record::Entry { entry, sp, values: None } = record else { panic!("an entry") };
             assert_eq!((entry.timestamp(), sp), (at, (at % 3 != 0).then_some(at)));
             at += 1;
         }
@@ -510,4 +559,8 @@ fn what_is_new_in_1_1_can_be_skipped() {
     let (head, _) =
         RecordHead::read_from_prefix(&bytes[starts[2] + HEAD + 16..]).expect("a record");
     assert_eq!((head.kind, head.words), (EntryRecord::KIND, 4));
+    let bytes = sample::values();
+    let starts = frame_starts(&bytes);
+    let (head, _) = FrameHead::read_from_prefix(&bytes[starts[2]..]).expect("a frame");
+    assert_eq!((head.kind.get(), head.flags.get()), (11, 2));
 }

@@ -3,6 +3,7 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::values::Values;
 use super::wire::ALIGN;
 
 /// What every record begins with, of whatever kind.
@@ -19,7 +20,8 @@ pub struct RecordHead {
     pub words: u8,
     /// Number of the tracer that the record is of; zero is the first.
     pub tracer: u8,
-    /// What the record has beside its fixed fields: [`RecordHead::SP`], [`RecordHead::VALUE`].
+    /// What the record has beside its fixed fields: [`RecordHead::SP`], [`RecordHead::VALUE`],
+    /// [`RecordHead::VALUES`].
     pub flags: u8,
     /// Process id of the task that ran.
     pub pid: U32,
@@ -30,6 +32,8 @@ impl RecordHead {
     pub const SP: u8 = 1;
     /// Flag: the value that is returned follows.
     pub const VALUE: u8 = 2;
+    /// Flag of entries: values follow, up to the end of the record.
+    pub const VALUES: u8 = 4;
 }
 
 macro_rules! wire_record {
@@ -237,6 +241,8 @@ pub enum Record<'a> {
         entry: &'a EntryRecord,
         /// The stack pointer at the function's entry, where it was recorded.
         sp: Option<u64>,
+        /// The values of arguments, where they were recorded.
+        values: Option<Values<'a>>,
     },
     /// A function returned.
     Return {
@@ -281,11 +287,19 @@ impl<'a> Record<'a> {
         Some(match head.kind {
             EntryRecord::KIND => {
                 let (entry, rest) = EntryRecord::ref_from_prefix(bytes).ok()?;
-                Self::Entry { entry, sp: optional(head, RecordHead::SP, rest)? }
+                let (sp, rest) = optional(head, RecordHead::SP, rest)?;
+                let (failed, rest) = optional(head, RecordHead::VALUES, rest)?;
+                let values = match failed {
+                    Some(failed) => {
+                        Some(Values { failed, words: <[U64]>::ref_from_bytes(rest).ok()? })
+                    }
+                    None => None,
+                };
+                Self::Entry { entry, sp, values }
             }
             ReturnRecord::KIND => {
                 let (ret, rest) = ReturnRecord::ref_from_prefix(bytes).ok()?;
-                Self::Return { ret, value: optional(head, RecordHead::VALUE, rest)? }
+                Self::Return { ret, value: optional(head, RecordHead::VALUE, rest)?.0 }
             }
             TailRecord::KIND => Self::Tail(TailRecord::ref_from_prefix(bytes).ok()?.0),
             _ => Self::Other(head, bytes),
@@ -293,13 +307,14 @@ impl<'a> Record<'a> {
     }
 }
 
-/// The number that follows if the flag is set; `None` when it is missing.
-#[expect(clippy::option_option, reason = "missing is not absent")]
-fn optional(head: &RecordHead, flag: u8, rest: &[u8]) -> Option<Option<u64>> {
+/// The number that follows if the flag is set, and what is behind it; `None` when it is missing.
+#[inline]
+fn optional<'a>(head: &RecordHead, flag: u8, rest: &'a [u8]) -> Option<(Option<u64>, &'a [u8])> {
     if head.flags & flag == 0 {
-        return Some(None);
+        return Some((None, rest));
     }
-    Some(Some(U64::ref_from_prefix(rest).ok()?.0.get()))
+    let (number, rest) = U64::ref_from_prefix(rest).ok()?;
+    Some((Some(number.get()), rest))
 }
 
 /// Records of one vCPU, in their order.
@@ -348,7 +363,7 @@ impl<'a> Batch<'a> {
         let uniform = entries.iter().all(|entry| {
             let head = &entry.head;
             let plain = head.kind == EntryRecord::KIND && head.words == EntryRecord::WORDS;
-            plain && head.flags & RecordHead::SP == 0
+            plain && head.flags & (RecordHead::SP | RecordHead::VALUES) == 0
         });
         uniform.then_some(entries)
     }

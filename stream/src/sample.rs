@@ -80,3 +80,98 @@ pub fn stream() -> Vec<u8> {
     writer.end(&summary()).expect("memory");
     writer.into_inner().expect("memory")
 }
+
+fn field(name: &str, shape: Shape) -> ValueField {
+    ValueField { name: name.into(), shape }
+}
+
+pub fn reading() -> Shape {
+    let names = vec![(-1, "NOTHING".into()), (3, "BOTH".into())];
+    Shape::Enum { bytes: 4, signed: true, names }
+}
+
+/// Formats of the values of [`READ`], one of each type, and of what it returns.
+pub fn formats() -> [ValuesFormat; 2] {
+    let function = header().offset(READ).expect("an address of the window");
+    let values = vec![
+        field("file", Shape::Pointer),
+        field("count", Shape::Unsigned { bytes: 4 }),
+        field("count", Shape::Signed { bytes: 2 }),
+        field("now", Shape::Bool { bytes: 1 }),
+        field("sep", Shape::Char),
+        field("mode", reading()),
+        field("how", reading()),
+        field("name", Shape::Text { bytes: 12 }),
+        field("flags", Shape::Bits { shift: 4, width: 3, signed: true }),
+        field("id", Shape::Raw { bytes: 3 }),
+        field("uuid", Shape::Raw { bytes: 10 }),
+        field("far", Shape::Unsigned { bytes: 8 }),
+        field("later", Shape::Unknown { kind: "float".into(), bytes: Some(16) }),
+        field("end\x1b", Shape::Unsigned { bytes: 1 }),
+    ];
+    let entry = ValuesFormat { function, tracer: 0, of: ValuesOf::Entry, values };
+    let values = vec![field("ret", Shape::Signed { bytes: 4 })];
+    [entry, ValuesFormat { function, tracer: 0, of: ValuesOf::Return, values }]
+}
+
+/// Words of [`READ`]'s values: what is above a value's own bytes is not zero.
+pub const WORDS: [u64; 18] = [
+    0xffff_8881_0000_1000,
+    0xdead_beef_0000_0340,
+    0xdead_beef_0000_fffe,
+    0xdead_beef_dead_be01,
+    0xdead_beef_dead_be2c,
+    0xdead_beef_ffff_ffff,
+    0xdead_beef_0000_0004,
+    u64::from_le_bytes(*b"a\"\\\n\xc3\xa4\xff\x85"),
+    u64::from_le_bytes(*b"\x1bb\0cdefg"),
+    0xffff_ffff_ffff_ffef,
+    0xdead_beef_de03_0201,
+    0x0706_0504_0302_0100,
+    0xdead_beef_dead_0908,
+    0x7fff_0000_1000,
+    1,
+    2,
+    0xdead_beef_dead_beff,
+    // One that nobody has told of.
+    9,
+];
+/// Of [`WORDS`]: the one called `far` could not be read.
+pub const FAILED: u64 = 1 << 11;
+
+/// A stream of calls whose arguments and returned values are recorded.
+pub fn values() -> Vec<u8> {
+    let header = header();
+    let mut writer = Writer::new(Vec::new(), &header).expect("header");
+    let symbols = [Symbol::new(READ, 64, "vfs_read"), Symbol::new(CALLER, 64, "ksys_read")];
+    writer.symbols(symbols).expect("room");
+    for format in formats() {
+        writer.values(&format).expect("room");
+    }
+    let ret = |at, value| {
+        let EntryRecord { function, caller, .. } = entry(at, READ, CALLER + 5, 7);
+        let ticks = header.clock_start + at * 2_000;
+        ReturnRecord::new(ticks, function.get(), caller.get(), 7, 0xffff_c900_0000_1000)
+            .with_value(value)
+    };
+    let mut buffer = RecordBuffer::new();
+    let sp = Some(0xffff_c900_0000_1000);
+    buffer.push_values(entry(10, READ, CALLER + 5, 7), None, 0, []);
+    buffer.push_values(entry(20, READ, CALLER + 5, 7), sp, FAILED, WORDS);
+    buffer.push_return_value(ret(30, 0xdead_beef_ffff_ffea));
+    // Of a function without a format.
+    buffer.push_values(entry(40, OPEN, CALLER + 5, 7), None, 0, [1, 2]);
+    buffer.push(entry(50, READ, CALLER + 5, 7));
+    // Not all of the words are there.
+    buffer.push_values(entry(60, READ, CALLER + 5, 7), sp, 1, WORDS.into_iter().take(8));
+    writer.records(0, &buffer).expect("vCPU");
+    // From here on it returns something else.
+    let [_, mut format] = formats();
+    format.values[0].shape = Shape::Bool { bytes: 1 };
+    writer.values(&format).expect("room");
+    buffer.clear();
+    buffer.push_return_value(ret(70, 0x100));
+    writer.records(0, &buffer).expect("vCPU");
+    writer.end(&Summary::default()).expect("memory");
+    writer.into_inner().expect("memory")
+}

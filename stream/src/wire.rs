@@ -23,6 +23,18 @@ pub const MAX_SYMBOLS: usize = 1 << 20;
 /// Process ids are below this (the kernel's `PID_MAX_LIMIT`).
 pub const MAX_PID: u32 = 1 << 22;
 
+/// Most values that a record may have.
+pub const MAX_VALUES: usize = 64;
+/// Most words that the values of a record may have: as many as fit behind the rest of it.
+pub const MAX_VALUE_WORDS: usize = 250;
+/// Longest text of a format of values, in bytes.
+pub const MAX_VALUES_TEXT: usize = 64 << 10;
+/// Most formats of values in a stream, and most bytes of their texts together; of what was
+/// replaced only the newest counts.
+pub const MAX_FORMATS: usize = 1 << 18;
+/// See [`MAX_FORMATS`].
+pub const MAX_FORMATS_TEXT: usize = 64 << 20;
+
 /// Frames and their parts are multiples of this many bytes.
 pub(super) const ALIGN: usize = 8;
 /// Payload of the larger frames: small enough that consumers see them soon.
@@ -40,6 +52,7 @@ pub(super) mod kind {
     pub(crate) const JOIN: u16 = 8;
     pub(crate) const END: u16 = 9;
     pub(crate) const TRACERS: u16 = 10;
+    pub(crate) const VALUES: u16 = 11;
 }
 
 /// Frame flags.
@@ -166,6 +179,18 @@ pub(super) struct TracerHead {
     pub(crate) number: U32,
     pub(crate) name: U16,
     pub(crate) description: U16,
+}
+
+/// A format of values; its text follows, then zeros up to a multiple of 8.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct ValuesHead {
+    pub(crate) function: U32,
+    pub(crate) tracer: u8,
+    pub(crate) of: u8,
+    pub(crate) reserved: U16,
+    pub(crate) text: U32,
+    pub(crate) more: U32,
 }
 
 /// Head of a record batch; the records follow.

@@ -11,6 +11,7 @@ use super::header::Header;
 use super::mark::{LossReason, Mark};
 use super::record::EntryRecord;
 use super::summary::{Summary, VcpuTotals};
+use super::values::{RawValues, ValuesFormat};
 use super::wire::{
     ALIGN, BATCH, BatchHead, FrameHead, HEAD, ListHead, LossFixed, MAX_PAYLOAD, MAX_PID, MarkFixed,
     Prologue, TotalEntry, TotalsHead, WatermarkFixed, flag, kind,
@@ -129,6 +130,40 @@ impl<W: Write> Writer<W> {
             return Ok(());
         }
         self.frames.tracers(0, &mut self.names.tracer(tracer.number).into_iter());
+        self.hand_on(GATHER)
+    }
+
+    /// Says what the values of a function's records are, for the records that follow; what was
+    /// said before of the same function, tracer and kind of record is replaced. What is known
+    /// already is left out.
+    ///
+    /// # Errors
+    /// When the sink fails, there is no such format (see [`ValuesFormat::values`]), or there are
+    /// more formats than a stream may have.
+    pub fn values(&mut self, format: &ValuesFormat) -> Result<()> {
+        let text = format.text().map_err(invalid)?;
+        self.known_values(RawValues {
+            function: format.function,
+            tracer: format.tracer,
+            of: format.of.number(),
+            text: text.as_bytes(),
+        })
+    }
+
+    /// [`Writer::values`] with what another stream says, so that nothing is lost of what only a
+    /// later version knows.
+    ///
+    /// # Errors
+    /// As with [`Writer::values`].
+    pub fn raw_values(&mut self, values: RawValues<'_>) -> Result<()> {
+        values.format().map_err(invalid)?;
+        self.known_values(values)
+    }
+
+    fn known_values(&mut self, values: RawValues<'_>) -> Result<()> {
+        if self.names.insert_values(values).map_err(Error::other)? {
+            self.frames.values(0, &mut std::iter::once(values));
+        }
         self.hand_on(GATHER)
     }
 
@@ -281,6 +316,7 @@ impl<W: Write> Writer<W> {
         frames.symbols(flag::LOCAL, &mut self.names.symbols());
         frames.tasks(flag::LOCAL, &mut self.names.tasks());
         frames.tracers(flag::LOCAL, &mut self.names.tracers());
+        frames.values(flag::LOCAL, &mut self.names.values());
         Ok(frames.bytes)
     }
 
@@ -433,6 +469,12 @@ impl Frames {
     fn tracers<'a>(&mut self, flags: u16, tracers: &mut dyn Iterator<Item = Tracer<'a>>) {
         let flags = flags | flag::OPTIONAL;
         self.list(kind::TRACERS, flags, tracers, |tracer, out| tracer.encode(out));
+    }
+
+    /// Readers of version 1.0 skip them.
+    fn values<'a>(&mut self, flags: u16, values: &mut dyn Iterator<Item = RawValues<'a>>) {
+        let flags = flags | flag::OPTIONAL;
+        self.list(kind::VALUES, flags, values, |values, out| values.encode(out));
     }
 
     fn loss(&mut self, flags: u16, vcpu: u32, reason: LossReason, count: u64, total: u64) {
