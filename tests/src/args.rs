@@ -61,7 +61,7 @@ impl Guests {
         let hashes = of(&lines, "entry", "alloc_large_system_hash");
         let mut tcp = hashes.filter(|line| line["args"]["tablename"] == "TCP established");
         let args = &tcp.next().expect("called as the kernel starts")["args"];
-        let expected = [
+        let expected: [(&str, Value); 5] = [
             ("scale", 17.into()),
             ("flags", 0.into()),
             ("_hash_shift", "0x0".into()),

@@ -1,8 +1,8 @@
 //! End-to-end tests: real kernels in the emulated host.
 
 pub mod arch;
-pub mod cases;
 pub mod args;
+pub mod cases;
 pub mod graph;
 pub mod live;
 pub mod stress;

@@ -152,7 +152,10 @@ impl Driver<'_> {
         }
         let Globs { filter, notrace } = random_globs(random, named);
         self.extra = Some(self.kernel.select_with_report(&filter, &notrace).sites);
-        let actions = Actions { graph: self.kernel.exits().is_ok() && random.below(3) > 0 };
+        let exits = self.kernel.exits().is_ok();
+        let graph = exits && random.below(3) > 0;
+        let (args, retval) = (random.below(3) == 0, exits && random.below(3) == 0);
+        let actions = Actions { graph, args, retval };
         let name = Some(EXTRA.to_owned());
         self.control(&Control::TracerAdd(TracerSpec { name, filter, notrace, actions }))
     }

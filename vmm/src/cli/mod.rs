@@ -13,6 +13,7 @@ mod view;
 
 use crate::say::say;
 use crate::serve::Source;
+use crate::session::ValuesError;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use std::os::unix::net::UnixStream;
@@ -69,6 +70,8 @@ pub mod exit {
     pub const DONE: u8 = 0;
     /// vmtrace failed.
     pub const FAILED: u8 = 1;
+    /// Something is asked for that there is not.
+    pub const USAGE: u8 = 2;
     /// The guest died of a panic or a triple fault; the trace is complete.
     pub const GUEST_DIED: u8 = 3;
     /// The command of `--run` failed.
@@ -114,6 +117,6 @@ pub fn main() -> u8 {
     };
     result.unwrap_or_else(|error| {
         say!("vmtrace: error: {error:#}");
-        exit::FAILED
+        if error.is::<ValuesError>() { exit::USAGE } else { exit::FAILED }
     })
 }

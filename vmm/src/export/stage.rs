@@ -47,7 +47,9 @@ impl Held {
     #[inline]
     fn of(record: &Record<'_>, tasks: &mut Tasks) -> Option<(Self, Option<u64>, Option<u64>)> {
         let (kind, function, other, sp, value) = match record {
-            Record::Entry { entry, sp, .. } => (Kind::Entry, entry.function, entry.caller, *sp, None),
+            Record::Entry { entry, sp, .. } => {
+                (Kind::Entry, entry.function, entry.caller, *sp, None)
+            }
             Record::Return { ret, value } => {
                 (Kind::Return, ret.function, ret.caller, Some(ret.sp.get()), *value)
             }

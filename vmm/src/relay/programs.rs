@@ -48,7 +48,8 @@ impl Format {
         let find = |field| place(field).map(|(at, ..)| at);
         let part = |part: &Part| {
             let fields = part.fields.iter().copied();
-            let values = fields.filter(|field| matches!(field, Field::Argument(_) | Field::Read(_)));
+            let values =
+                fields.filter(|field| matches!(field, Field::Argument(_) | Field::Read(_)));
             let value = |field| {
                 let (at, words, index) = place(field)?;
                 Some((at, words, u32::try_from(index).ok()?))

@@ -1,7 +1,7 @@
 //! What is to be traced, on account of which tracers.
 
-use crate::kernel::{Exit, ExitKind};
 use super::values::Wants;
+use crate::kernel::{Exit, ExitKind};
 use crate::relay::Values;
 use crate::tracer::{Duty, Part};
 use rustc_hash::FxHashMap;
@@ -153,9 +153,8 @@ impl Tracing {
         for of_site in all.chunk_by(|a, b| a.0 == b.0) {
             let Some(&(site, _)) = of_site.first() else { continue };
             let tracers = of_site.iter().filter_map(|&(_, number)| self.numbered(number));
-            let part = |(tracer, wants): (u8, &Tracer)| {
-                Part { tracer, fields: wants.entry_fields(site) }
-            };
+            let part =
+                |(tracer, wants): (u8, &Tracer)| Part { tracer, fields: wants.entry_fields(site) };
             let parts = tracers.clone().map(part).collect();
             plan.sites.push((site, duties.index(Duty { point: Point::Entry, parts })));
             let graph: Vec<u8> =
@@ -317,9 +316,8 @@ mod tests {
 
     fn planned(tracing: &Tracing) -> Vec<(usize, Vec<u8>)> {
         let plan = tracing.plan(&[]);
-        let tracers = |duty: u32| {
-            plan.duties[duty as usize].parts.iter().map(|part| part.tracer).collect()
-        };
+        let tracers =
+            |duty: u32| plan.duties[duty as usize].parts.iter().map(|part| part.tracer).collect();
         plan.sites.iter().map(|&(site, duty)| (site, tracers(duty))).collect()
     }
 

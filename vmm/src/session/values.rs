@@ -2,7 +2,7 @@
 
 use crate::kernel::Kernel;
 use crate::kernel::arguments::{
-    ArgumentSpec, Fetch, Last as Behind, PathError, Shape as Typed, Source, Value,
+    ArgumentSpec, Fetch, Last as Behind, PathError, Shape as Typed, Source, SpecError, Value,
 };
 use crate::relay::{Recorded, Values};
 use crate::serve::Actions;
@@ -68,6 +68,9 @@ pub enum ValuesError {
         /// Why, and what to do.
         reason: &'static str,
     },
+    /// No such function.
+    #[error(transparent)]
+    Function(#[from] SpecError),
     /// Nothing to do it for.
     #[error("no function that is traced matches {0:?}: trace it with -f")]
     Untraced(String),
@@ -179,7 +182,7 @@ impl Collected<'_> {
 
     /// Takes what is asked for of single functions.
     fn paths(&mut self, sites: &[usize], spec: &ArgumentSpec) -> Result<Vec<String>, ValuesError> {
-        let matching = self.kernel.argument_sites(spec).unwrap_or_default();
+        let matching = self.kernel.argument_sites(spec)?;
         let traced = matching.into_iter().filter(|site| sites.binary_search(site).is_ok());
         let traced: Vec<usize> = traced.collect();
         if traced.is_empty() {
@@ -264,7 +267,7 @@ fn taken(value: &Value) -> Vec<Taken> {
                     (Last::Words { offset, words: 1 }, whole(shape.clone()))
                 }
                 Behind::Text { offset, max } => {
-                    (Last::Text { offset, words: words(max) }, Shape::Text { bytes: max })
+                    (Last::Text { offset, words: words(max) }, Shape::Text { bytes: max.into() })
                 }
                 Behind::Bytes { offset, size } => {
                     (Last::Words { offset, words: words(size) }, Shape::Raw { bytes: size })
@@ -305,7 +308,12 @@ fn whole(shape: Typed) -> Shape {
         Typed::Bool => Shape::Bool { bytes: 1 },
         Typed::Char => Shape::Char,
         Typed::Enum { bytes, signed, names } => {
-            Shape::Enum { bytes, signed, names: names.to_vec() }
+            let number = |number: i64| match signed {
+                true => i128::from(number),
+                false => i128::from(number.cast_unsigned()),
+            };
+            let named = |(value, name): &(i64, String)| (number(*value), name.as_str().into());
+            Shape::Enum { bytes, signed, names: names.iter().map(named).collect() }
         }
         Typed::Pointer => Shape::Pointer,
         Typed::Text => Shape::Text { bytes: 8 },

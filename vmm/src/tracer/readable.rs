@@ -19,11 +19,8 @@ const SMALLEST: u64 = 64 << 10;
 const LONGEST: u64 = 1 << 40;
 
 /// Parts of the image that stay mapped. (Between them are pages that the kernel gives back.)
-const IMAGE: [(&str, &str); 3] = [
-    ("__start_rodata", "__end_rodata"),
-    ("_sdata", "_edata"),
-    ("__bss_start", "__bss_stop"),
-];
+const IMAGE: [(&str, &str); 3] =
+    [("__start_rodata", "__end_rodata"), ("_sdata", "_edata"), ("__bss_start", "__bss_stop")];
 
 /// What can be read; nothing of what is not understood.
 pub(super) fn find(guest: &dyn Guest, kernel: &Kernel, image: &Image) -> Readable {
@@ -140,7 +137,8 @@ fn without(
 fn kfence_pool(guest: &dyn Guest, kernel: &Kernel, image: &Image) -> Option<(u64, u64)> {
     /// That of 4095 objects; usual are 255. A fault in a larger one is a report, and no more.
     const POOL: u64 = 32 << 20;
-    let pool = guest.read_u64(image.physical_of(kernel.symbols().address("__kfence_pool")?)).ok()?;
+    let pool =
+        guest.read_u64(image.physical_of(kernel.symbols().address("__kfence_pool")?)).ok()?;
     (pool != 0).then(|| (pool, pool.saturating_add(POOL)))
 }
 
@@ -156,13 +154,11 @@ fn poisons_pages(guest: &dyn Guest, kernel: &Kernel, image: &Image) -> bool {
 fn stack(kernel: &Kernel) -> Option<(u64, u64)> {
     const SIZES: std::ops::RangeInclusive<u64> = 4 << 10..=64 << 10;
     let symbols = kernel.symbols();
-    let bounds = [
-        ("__start_init_stack", "__end_init_stack"),
-        ("__start_init_task", "__end_init_task"),
-    ];
-    let size = bounds.iter().find_map(|(start, end)| {
-        symbols.address(end)?.checked_sub(symbols.address(start)?)
-    })?;
+    let bounds =
+        [("__start_init_stack", "__end_init_stack"), ("__start_init_task", "__end_init_task")];
+    let size = bounds
+        .iter()
+        .find_map(|(start, end)| symbols.address(end)?.checked_sub(symbols.address(start)?))?;
     let offset = Members::of(kernel).ok()?.offset("task_struct", "stack").ok()?;
     (SIZES.contains(&size) && size.is_power_of_two()).then_some((offset, size))
 }

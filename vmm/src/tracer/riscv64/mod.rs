@@ -66,7 +66,11 @@ impl Target for Riscv64 {
             guest.read_u64(image.physical_of(map) + u64::from(offset)).ok()
         };
         let start = member("page_offset")?;
-        Some(DirectMap { start, physical: start.wrapping_sub(member("va_pa_offset")?), pages: None })
+        Some(DirectMap {
+            start,
+            physical: start.wrapping_sub(member("va_pa_offset")?),
+            pages: None,
+        })
     }
 
     fn after_alternatives(&self) -> Option<&'static str> {
