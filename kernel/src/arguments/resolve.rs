@@ -133,13 +133,12 @@ impl Types<'_> {
         cursor.number = member.number;
         cursor.width = member.width;
         // Older type information has the width in the type.
-        if let Kind::Int(Int { bits, bytes, skip, .. }) = self.see(member.number)?.kind
+        if let Kind::Int(int) = self.see(member.number)?.kind
             && member.width == 0
-            && bits > 0
-            && u64::from(bits) < 8 * u64::from(bytes)
+            && int.is_field()
         {
-            cursor.width = bits;
-            cursor.bits = cursor.bits.checked_add(skip.into()).ok_or(PathProblem::Far)?;
+            cursor.width = int.bits;
+            cursor.bits = cursor.bits.checked_add(int.skip.into()).ok_or(PathProblem::Far)?;
         }
         Ok(cursor)
     }
