@@ -268,6 +268,41 @@ fn paths_lead_to_parts_of_words_and_to_memory() {
     assert_eq!(write("$ret.list:30"), Ok((list, Shape::Text)));
 }
 
+// Type information of older kernels has bit fields in their types, and some has a name only where
+// a struct is used; what tracing does not follow must be told.
+#[test]
+fn paths_know_old_bit_fields_forward_declarations_and_limits() {
+    let mut types = Types::default();
+    let int = types.int("int", 4, SIGNED);
+    let narrow = types.raw("narrow", (1, 0, false), 4, &[SIGNED << 24 | 5 << 16 | 3]);
+    let later = types.forward("later");
+    let pointer = types.pointer(later);
+    let members = [("n", narrow, 32, 0), ("next", pointer, 64, 0), ("w", int, 126, 31)];
+    let node = types.strukt("later", 24, &members);
+    let node = types.pointer(node);
+    types.function("vfs_read", 0, &[("node", node), ("later", pointer)]);
+    for kernel in both(&types) {
+        let read = |text: &str| {
+            let value = kernel.path(site(&kernel, "vfs_read"), text);
+            value.map(|value| (value.fetch, value.shape)).map_err(|error| error.problem)
+        };
+        let memory = |from, hops: Vec<i32>, offset, size| Fetch::Memory {
+            from: Source::Argument(from),
+            hops,
+            last: Last::Word { offset, size },
+        };
+        let bits = |shift, width| Shape::Bits { shift, width, signed: true };
+        assert_eq!(read("node->n"), Ok((memory(0, vec![], 4, 1), bits(5, 3))));
+        assert_eq!(read("later->n"), Ok((memory(1, vec![], 4, 1), bits(5, 3))));
+        let wide = memory(0, vec![8], 15, 8);
+        assert_eq!(read("node->next->w"), Ok((wide, bits(6, 31))), "aligned to nothing");
+        let long = |hops: usize| format!("node{}", "->next".repeat(hops + 1));
+        assert_eq!(read(&long(16)), Ok((memory(0, vec![8; 16], 8, 8), Shape::Pointer)));
+        assert_eq!(read(&long(17)), Err(PathProblem::Long));
+        assert_eq!(read("later[1].n"), Ok((memory(1, vec![], 28, 1), bits(5, 3))));
+    }
+}
+
 // Types that contain themselves, by every way there is: a guest's kernel may be made to harm.
 #[test]
 fn endless_types_come_to_an_end() {
