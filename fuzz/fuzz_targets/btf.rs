@@ -3,8 +3,9 @@
 
 mod common;
 
+use common::synthetic::{Options, build};
 use libfuzzer_sys::fuzz_target;
-use vmtrace::kernel::Btf;
+use vmtrace::kernel::{Btf, Kernel};
 
 fuzz_target!(|input: &[u8]| {
     let Some((&choice, rest)) = input.split_first() else { return };
@@ -13,7 +14,7 @@ fuzz_target!(|input: &[u8]| {
         bytes = common::synthetic::btf();
         common::damage(&mut bytes, 0, rest);
     }
-    let Ok(btf) = Btf::parse(bytes) else { return };
+    let Ok(btf) = Btf::parse(bytes.clone()) else { return };
     for member in ["pid", "comm", "in.z", "in.in.x", "nothing"] {
         btf.member_offset("task_struct", member);
     }
@@ -21,4 +22,8 @@ fuzz_target!(|input: &[u8]| {
     for number in (0..).take(btf.len()) {
         btf.type_name(number);
     }
+    let (machine, layout) = common::KINDS[usize::from(choice >> 1) % common::KINDS.len()];
+    let options = Options { types: Some(bytes), ..Options::new(machine, layout) };
+    let Ok(kernel) = Kernel::parse(build(&options).image) else { return };
+    common::arguments(&kernel);
 });

@@ -67,6 +67,7 @@ pub fn exercise(bytes: Vec<u8>) {
     if let Ok(structs) = kernel.structs() {
         structs.member_offset("task_struct", "in.z");
     }
+    arguments(&kernel);
     if let Ok(exits) = kernel.exits() {
         let by_site = (0..kernel.sites().len()).flat_map(|site| exits.of(site));
         assert!(by_site.eq(exits.all()));
@@ -77,6 +78,22 @@ pub fn exercise(bytes: Vec<u8>) {
             exit.writes(0xffff_ffff_9000_0000);
             exit.original(&kernel);
             exit.stub(0xffff_ffff_9000_0000, 0xffff_ffff_9000_1000, 1);
+        }
+    }
+}
+
+/// Parameters of functions, by what may be any types.
+pub fn arguments(kernel: &Kernel) {
+    kernel.raw_arguments();
+    for site in 0..kernel.sites().len() {
+        assert_eq!(kernel.prototype(site).is_none(), kernel.no_prototype(site).is_some());
+    }
+    // The functions that have types.
+    for site in 0..20 {
+        for path in synthetic::types::PATHS {
+            if let Err(error) = kernel.path(site, path) {
+                assert!(!error.to_string().contains(char::is_control));
+            }
         }
     }
 }

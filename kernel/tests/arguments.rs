@@ -212,7 +212,7 @@ fn structs_in_words_have_members() {
         let value = cached.path(function, "$ret.tv_sec");
         assert_eq!((value.fetch, value.shape), (Fetch::Result, Shape::Signed { bytes: 8 }));
         let (problem, _) = cached.problem(function, "$ret.tv_nsec");
-        assert_eq!(problem, PathProblem::NoWord, "in a register that is not read");
+        assert_eq!(problem, PathProblem::SecondRegister);
     });
 }
 
@@ -319,7 +319,7 @@ fn errors_name_what_there_is() {
             ("count:3", &["'3' (character 7)", "size_t is no text"]),
             ("file->f_path.dentry->d_inode->i_sb->s_id[99]", &["from [0] to [31]"]),
             ("*file->f_inode", &["a parameter's name or $ret is expected"]),
-            ("file[0]", &["struct file has ", "take a member"]),
+            ("file[0]", &["struct file has ", "take a member; there is f_"]),
             ("$ret->x", &["type ssize_t and has no members"]),
             ("file->f_op->read.x", &["type function * and has no members"]),
         ] {

@@ -411,6 +411,10 @@ fn survives(bytes: Vec<u8>) -> Result<(), TestCaseError> {
         if let Ok(structs) = kernel.structs() {
             structs.member_offset("task_struct", "in.z");
         }
+        for site in 0..kernel.sites().len().min(50) {
+            kernel.prototype(site);
+            let _ = kernel.path(site, "task->in.z").map_err(|error| error.to_string());
+        }
         if let Ok(epilogues) = kernel.epilogues() {
             let all: Vec<usize> = (0..kernel.sites().len()).collect();
             for exit in epilogues.plan(&all).exits {

@@ -219,7 +219,7 @@ impl Inside {
                     queue.push((seen.number, bits));
                     return;
                 }
-                Kind::Int(int) if int.bits != 8 * int.bytes => return,
+                Kind::Int(int) if int.is_field() => return,
                 Kind::Int(int) => int.bytes,
                 Kind::Enum { bytes, .. } => bytes,
                 Kind::Float { bytes } => {

@@ -125,7 +125,7 @@ pub enum PathProblem {
         of: String,
         /// Its size.
         size: u64,
-        /// Its members, if they are few.
+        /// Its first members.
         names: Near,
     },
     /// An array of more than a record has room for, or of no known length.
@@ -137,8 +137,13 @@ pub enum PathProblem {
         /// The type.
         of: String,
     },
+    /// The rest of a struct that is returned in two registers.
+    #[error("it is in the second register of the result, and only the first is read")]
+    SecondRegister,
     /// A value that no word has as a whole.
-    #[error("it is passed in no register and no stack slot of its own; take one of its members")]
+    #[error(
+        "it is passed in no register or stack slot that has all of it; take one of its members"
+    )]
     NoWord,
     /// No value of any use.
     #[error("{of} has no value that can be shown")]

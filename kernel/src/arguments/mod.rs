@@ -19,7 +19,7 @@ mod spec;
 mod types;
 
 pub use error::{PathError, PathProblem, SpecError};
-pub use near::Near;
+pub use near::{Near, Which};
 pub use shape::{EnumNames, Shape, Shown};
 pub use spec::ArgumentSpec;
 

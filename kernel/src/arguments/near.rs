@@ -5,35 +5,50 @@ use std::fmt;
 /// Names to choose from, for a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Near {
-    /// The nearest first; or all, if they are few and none is near.
+    /// The nearest first, or in the order of the declaration.
     pub names: Vec<String>,
-    /// Whether these are all that there are.
-    pub all: bool,
+    /// Which of all these are.
+    pub which: Which,
+}
+
+/// Which of all names are told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Which {
+    /// Those that are like what was asked for.
+    #[default]
+    Like,
+    /// The first ones.
+    First,
+    /// All, as they are few.
+    All,
 }
 
 /// The end of a message; empty without names.
 impl fmt::Display for Near {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = self.names.join(", ");
-        match (&self.names[..], self.all) {
-            ([], _) => Ok(()),
-            (_, true) => write!(f, "; there is only {names}"),
-            (_, false) => write!(f, "; near: {names}"),
+        match self.which {
+            _ if names.is_empty() => Ok(()),
+            Which::Like => write!(f, "; near: {names}"),
+            Which::First => write!(f, "; there is {names}, ..."),
+            Which::All => write!(f, "; there is only {names}"),
         }
     }
 }
 
-/// As many names as a line of a message takes.
-const FEW: usize = 10;
-
 impl Near {
-    /// All names, if they are few.
-    pub(super) fn few<'a>(all: impl Iterator<Item = &'a str>) -> Self {
-        let names: Vec<String> = all.take(FEW + 1).map(str::to_owned).collect();
-        if names.len() <= FEW { Self { names, all: true } } else { Self::default() }
+    /// The first names, or all.
+    pub(super) fn first<'a>(all: impl Iterator<Item = &'a str>) -> Self {
+        /// As many as a line of a message takes.
+        const FEW: usize = 10;
+        let mut names: Vec<String> = all.take(FEW + 1).map(str::to_owned).collect();
+        let which = if names.len() <= FEW { Which::All } else { Which::First };
+        names.truncate(FEW);
+        Self { names, which }
     }
 
-    /// Up to three names that differ from `wanted` in few letters.
+    /// Up to three names that differ from `wanted` in few letters; or all, if they are few and
+    /// none is near.
     pub(super) fn to<'a>(wanted: &str, all: impl Iterator<Item = &'a str> + Clone) -> Self {
         const MOST: usize = 3;
         let mut near: Vec<(usize, &str)> = Vec::new();
@@ -48,10 +63,11 @@ impl Near {
             }
         }
         if near.is_empty() {
-            return Self::few(all);
+            let first = Self::first(all);
+            return if first.which == Which::All { first } else { Self::default() };
         }
         let names = near.into_iter().map(|(_, name)| name.to_owned()).collect();
-        Self { names, all: false }
+        Self { names, which: Which::Like }
     }
 }
 
@@ -104,6 +120,11 @@ mod tests {
         let few = |wanted: &str| Near::to(wanted, ["count", "buf"].into_iter()).to_string();
         assert_eq!(few("x"), "; there is only count, buf");
         assert_eq!(Near::to("x", [].into_iter()).to_string(), "");
+        let first = Near::first(all.clone()).to_string();
+        assert!(
+            first.starts_with("; there is f_path, f_pos") && first.ends_with(", ..."),
+            "{first}"
+        );
     }
 
     #[test]

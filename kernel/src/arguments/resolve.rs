@@ -102,6 +102,15 @@ impl Types<'_> {
         self.btf.see(number).ok_or(PathProblem::Damaged)
     }
 
+    /// The struct that a forward declaration stands for; others are complete.
+    fn complete(&self, seen: Seen) -> Result<Seen, PathProblem> {
+        if seen.kind != Kind::Forward {
+            return Ok(seen);
+        }
+        let incomplete = || PathProblem::Incomplete { of: self.btf.describe(seen.number) };
+        self.see(self.btf.complete(seen.number).ok_or_else(incomplete)?)
+    }
+
     fn member(&self, cursor: Cursor, name: &str, arrow: bool) -> Result<Cursor, PathProblem> {
         let seen = self.see(cursor.number)?;
         let of = self.btf.describe(cursor.number);
@@ -119,11 +128,7 @@ impl Types<'_> {
             Kind::Compound { .. } => (cursor, seen),
             _ => return Err(PathProblem::NoMembers { of }),
         };
-        if seen.kind == Kind::Forward {
-            let of = || self.btf.describe(seen.number);
-            let complete = self.btf.complete(seen.number);
-            seen = self.see(complete.ok_or_else(|| PathProblem::Incomplete { of: of() })?)?;
-        }
+        seen = self.complete(seen)?;
         let Some(member) = self.btf.member_of(seen.number, name) else {
             let names = self.btf.member_names(seen.number);
             let names = Near::to(name, names.iter().copied());
@@ -133,13 +138,12 @@ impl Types<'_> {
         cursor.number = member.number;
         cursor.width = member.width;
         // Older type information has the width in the type.
-        if let Kind::Int(Int { bits, bytes, skip, .. }) = self.see(member.number)?.kind
+        if let Kind::Int(int) = self.see(member.number)?.kind
             && member.width == 0
-            && bits > 0
-            && u64::from(bits) < 8 * u64::from(bytes)
+            && int.is_field()
         {
-            cursor.width = bits;
-            cursor.bits = cursor.bits.checked_add(skip.into()).ok_or(PathProblem::Far)?;
+            cursor.width = int.bits;
+            cursor.bits = cursor.bits.checked_add(int.skip.into()).ok_or(PathProblem::Far)?;
         }
         Ok(cursor)
     }
@@ -154,9 +158,10 @@ impl Types<'_> {
                 element
             }
             Kind::Pointer(target) => {
+                let seen = self.see(target)?;
+                let target = self.complete(seen)?.number;
                 // Functions and `void` have no size.
                 self.btf.size_of(target).ok_or_else(|| no_elements(cursor.number))?;
-                let seen = self.see(target)?;
                 cursor = self.follow(cursor, seen)?;
                 target
             }
@@ -285,7 +290,7 @@ impl Types<'_> {
         }
         if size > most {
             let names = self.btf.member_names(seen.number);
-            let names = Near::few(names.iter().copied());
+            let names = Near::first(names.iter().copied());
             return Err(PathProblem::Large { of: of(), size, names });
         }
         if size == 0 {
@@ -351,9 +356,11 @@ impl Cursor {
         };
         let (word, shift) = (small(self.bits / 64)?, small(self.bits % 64)?);
         let inside = u16::from(shift) + u16::from(width) <= 64;
-        // The second word of a result is in another register, which is not looked at.
-        if !inside || word >= count || (result && word > 0) {
+        if !inside || word >= count {
             return Err(PathProblem::NoWord);
+        }
+        if result && word > 0 {
+            return Err(PathProblem::SecondRegister);
         }
         let word = first.checked_add(word).ok_or(PathProblem::NoWord)?;
         Ok((source(word, result), shift))

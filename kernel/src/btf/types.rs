@@ -1,5 +1,7 @@
 //! Types as C has them: what one is, behind its typedefs and qualifiers.
 
+use std::collections::VecDeque;
+
 use super::super::read::{index, text_at, u32_at};
 use super::{
     ARRAY, Btf, CONST, DEPTH, ENUM, ENUM64, FLOAT, FORWARD, INT, Member, POINTER, PROTOTYPE,
@@ -49,6 +51,13 @@ pub(crate) struct Int {
     pub(crate) skip: u32,
     pub(crate) signed: bool,
     pub(crate) bool: bool,
+}
+
+impl Int {
+    /// Whether it has fewer bits than its bytes.
+    pub(crate) fn is_field(self) -> bool {
+        self.bits > 0 && u64::from(self.bits) < 8 * u64::from(self.bytes)
+    }
 }
 
 /// A type seen through typedefs and qualifiers.
@@ -194,7 +203,6 @@ impl Btf {
 
     /// The names of all members, those of unnamed members too.
     pub(crate) fn member_names(&self, number: u32) -> Vec<&str> {
-        /// The largest structures have some hundred.
         const MOST: usize = 10_000;
         let mut names = Vec::new();
         self.walk(number, |name, _| {
@@ -210,11 +218,15 @@ impl Btf {
         number: u32,
         mut wanted: impl FnMut(&'a str, &Member) -> bool,
     ) -> Option<Member> {
+        /// Members looked at. The largest structures have some hundred; damaged ones hold each
+        /// other without end.
+        const MOST: usize = 100_000;
         let compound = self.get(index(number.into())).filter(|this| this.is_compound())?;
-        let mut queue = std::collections::VecDeque::from([(0_u32, compound)]);
-        for _ in 0..UNNAMED {
-            let (base, compound) = queue.pop_front()?;
+        let mut queue = VecDeque::from([(0_u32, compound)]);
+        let mut left = MOST;
+        while let Some((base, compound)) = queue.pop_front() {
             for member in self.members(compound) {
+                left = usize::checked_sub(left, 1)?;
                 let Some(bits) = base.checked_add(member.bits) else { continue };
                 let name = self.text(member.name);
                 if wanted(name, &member) {

@@ -7,6 +7,9 @@
 #![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)]
 
 pub mod code;
+pub mod types;
+
+pub use types::btf;
 
 /// What machine and what kind of call sites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +44,8 @@ pub struct Options {
     pub all_symbols: bool,
     pub mcount: bool,
     pub btf: bool,
+    /// Replaces the type information.
+    pub types: Option<Vec<u8>>,
     /// riscv64: the words of `__mcount_loc` and the base of kallsyms only in `.rela.dyn`.
     pub relocatable: bool,
     /// Replaces the words of `__mcount_loc`.
@@ -60,6 +65,7 @@ impl Options {
             all_symbols: true,
             mcount: true,
             btf: true,
+            types: None,
             relocatable: false,
             table: None,
             bodies: vec![vec![0x82, 0x80]],
@@ -157,7 +163,7 @@ pub fn build(options: &Options) -> Built {
     if options.btf {
         memory.align(8);
         symbols.push((memory.here(), b'D', "__start_BTF".to_owned()));
-        memory.bytes.extend(btf());
+        memory.bytes.extend(options.types.clone().unwrap_or_else(btf));
         symbols.push((memory.here(), b'D', "__stop_BTF".to_owned()));
     }
     if options.relocatable {
@@ -380,41 +386,6 @@ fn kallsyms(options: &Options, symbols: &[(u64, u8, String)], memory: &mut Memor
         addresses(memory);
         by_name(memory);
     }
-}
-
-/// `struct task_struct { int pid; union { int a; struct { int b; char comm[16]; }; }; struct
-/// inner in; }`, with `struct inner { int x; int y:3; int z:5; }` behind a typedef and a const.
-pub fn btf() -> Vec<u8> {
-    let mut strings = vec![0];
-    let mut string = |text: &str| {
-        let at = strings.len() as u32;
-        strings.extend(text.as_bytes());
-        strings.push(0);
-        at
-    };
-    let info = |kind: u32, members: u32, flag: u32| flag << 31 | kind << 24 | members;
-    let (int, pid, a, b, comm) =
-        (string("int"), string("pid"), string("a"), string("b"), string("comm"));
-    let (task, inner, inner_t, field) =
-        (string("task_struct"), string("inner"), string("inner_t"), string("in"));
-    let (x, y, z) = (string("x"), string("y"), string("z"));
-    #[rustfmt::skip]
-    let types: Vec<u32> = vec![
-        int, info(1, 0, 0), 4, 0x0100_0020,                       // 1: int
-        0, info(3, 0, 0), 0, 1, 1, 4,                             // 2: int [4]
-        0, info(4, 2, 0), 20, b, 1, 0, comm, 2, 32,               // 3: unnamed struct
-        0, info(5, 2, 0), 20, a, 1, 0, 0, 3, 0,                   // 4: unnamed union
-        inner, info(4, 3, 1), 8, x, 1, 0, y, 1, (3 << 24) | 32, z, 1, (5 << 24) | 41, // 5
-        inner_t, info(8, 0, 0), 5,                                // 6: typedef
-        0, info(10, 0, 0), 6,                                     // 7: const
-        task, info(4, 3, 0), 32, pid, 1, 0, 0, 4, 32, field, 7, 192, // 8
-    ];
-    let types: Vec<u8> = types.into_iter().flat_map(u32::to_le_bytes).collect();
-    let mut bytes = vec![0x9f, 0xeb, 1, 0];
-    for field in [24, 0, types.len() as u32, types.len() as u32, strings.len() as u32] {
-        bytes.extend(field.to_le_bytes());
-    }
-    [bytes, types, strings].concat()
 }
 
 /// An ELF file with one segment for everything.
