@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use crate::stream::{Header, Summary};
 
 use super::text::{Clock, decimal, first_lines, loss, mark, name, pad};
+use super::values::{write_args, write_returned};
 use super::{Entry, Event, Export, Name, Return, Unfinished};
 
 /// Bytes gathered before they are written.
@@ -13,6 +14,8 @@ const GATHER: usize = 64 << 10;
 /// Lines that may wait for an entry, of which the next record of its vCPU tells whether it calls
 /// anything.
 const WAITING: usize = 4096;
+/// Bytes of text that may.
+const WAITING_TEXT: usize = 16 << 20;
 /// For how many seconds of the trace they may: whoever looks on does not know why.
 const PATIENCE: u64 = 1;
 /// Deeper calls are not indented further; a kernel's stack has no room for as many.
@@ -29,6 +32,8 @@ pub struct Graph<W> {
     waiting: VecDeque<Waiting>,
     /// Lines that waited and were taken out, so far.
     taken: u64,
+    /// Bytes of the lines that wait.
+    waiting_text: usize,
     cpus: Vec<Cpu>,
     clock: Clock,
     patience: u64,
@@ -56,10 +61,20 @@ enum Waiting {
         frame: u64,
         depth: u32,
         timestamp: u64,
-        /// The function, with the switch of tasks before it.
+        /// The function and its arguments, with the switch of tasks before it.
         switch: Vec<u8>,
         name: Vec<u8>,
     },
+}
+
+impl Waiting {
+    /// Bytes of its text.
+    fn text(&self) -> usize {
+        match self {
+            Self::Lines(lines) => lines.len(),
+            Self::Entry { switch, name, .. } => switch.len() + name.len(),
+        }
+    }
 }
 
 impl<W: Write> Graph<W> {
@@ -70,6 +85,7 @@ impl<W: Write> Graph<W> {
             text: Vec::with_capacity(GATHER + 4096),
             waiting: VecDeque::new(),
             taken: 0,
+            waiting_text: 0,
             cpus: Vec::new(),
             clock: Clock::of(&Header::default()),
             patience: u64::MAX,
@@ -131,23 +147,29 @@ impl<W: Write> Graph<W> {
         if self.waiting.is_empty() {
             self.text.extend_from_slice(&lines);
         } else if !lines.is_empty() {
-            self.waiting.push_back(Waiting::Lines(lines));
+            self.wait(Waiting::Lines(lines));
         }
+    }
+
+    fn wait(&mut self, waiting: Waiting) {
+        self.waiting_text += waiting.text();
+        self.waiting.push_back(waiting);
     }
 
     /// Decides on the entry of a vCPU that waits, if there is one. What is known of it, if it was
     /// the last record's: how the line ends.
-    fn decide(&mut self, vcpu: u32, leaf: Option<(u64, Option<u64>, &str)>) -> bool {
+    fn decide(&mut self, vcpu: u32, leaf: Option<(u64, Option<u64>, &[u8])>) -> bool {
         let Some(number) = self.cpu(vcpu).entry.take() else { return false };
         let index = usize::try_from(number.wrapping_sub(self.taken)).unwrap_or(usize::MAX);
         let Some(waiting) = self.waiting.get_mut(index) else { return false };
+        let before = waiting.text();
         let Waiting::Entry { frame, depth, switch, name, .. } = waiting else { return false };
         let (frame, depth) = (*frame, *depth);
         let (mut line, name) = (std::mem::take(switch), std::mem::take(name));
         let leaf = leaf.filter(|leaf| leaf.0 == frame);
         self.line(&mut line, vcpu, leaf.and_then(|leaf| leaf.1), depth);
         line.extend_from_slice(&name);
-        line.extend_from_slice(leaf.map_or("() {\n", |leaf| leaf.2).as_bytes());
+        line.extend_from_slice(leaf.map_or(b" {\n", |leaf| leaf.2));
         if leaf.is_none() && depth < INDENTED {
             let open = &mut self.cpu(vcpu).open;
             let index = usize::try_from(depth).unwrap_or(0);
@@ -157,6 +179,7 @@ impl<W: Write> Graph<W> {
             open[index] = frame;
         }
         if let Some(waiting) = self.waiting.get_mut(index) {
+            self.waiting_text = self.waiting_text - before + line.len();
             *waiting = Waiting::Lines(line);
         }
         self.settle();
@@ -167,6 +190,7 @@ impl<W: Write> Graph<W> {
     fn settle(&mut self) {
         while let Some(Waiting::Lines(lines)) = self.waiting.front() {
             self.text.extend_from_slice(lines);
+            self.waiting_text -= lines.len();
             self.waiting.pop_front();
             self.taken += 1;
         }
@@ -176,7 +200,8 @@ impl<W: Write> Graph<W> {
     fn hurry(&mut self, now: u64) {
         while let Some(&Waiting::Entry { vcpu, timestamp, .. }) = self.waiting.front() {
             let late = now.saturating_sub(timestamp) > self.patience;
-            if !late && self.waiting.len() <= WAITING {
+            let many = self.waiting.len() > WAITING || self.waiting_text > WAITING_TEXT;
+            if !late && !many {
                 break;
             }
             self.decide(vcpu, None);
@@ -189,16 +214,20 @@ impl<W: Write> Graph<W> {
         let mut switch = self.switch(vcpu, pid, comm);
         let mut function = Vec::new();
         name(&mut function, &entry.function);
+        match &entry.args {
+            Some(args) => write_args(&mut function, args),
+            None => function.extend_from_slice(b"()"),
+        }
         if let Some(place) = entry.place {
             self.cpu(vcpu).entry = Some(self.taken + self.waiting.len() as u64);
             let (frame, depth) = (place.frame, place.depth);
             let name = function;
-            self.waiting.push_back(Waiting::Entry { vcpu, frame, depth, timestamp, switch, name });
+            self.wait(Waiting::Entry { vcpu, frame, depth, timestamp, switch, name });
         } else {
             // Nobody knows what it calls.
             self.line(&mut switch, vcpu, None, 0);
             switch.extend_from_slice(&function);
-            switch.extend_from_slice(b"();\n");
+            switch.extend_from_slice(b";\n");
             self.push(switch);
         }
         self.hurry(timestamp);
@@ -206,16 +235,27 @@ impl<W: Write> Graph<W> {
 
     fn ret(&mut self, ret: &Return<'_>) {
         let Return { vcpu, pid, comm, depth, duration_ns, .. } = *ret;
-        let ending = ret.frame.map(|frame| (frame, duration_ns, "();\n"));
-        if !self.decide(vcpu, ending) {
+        let mut value = Vec::new();
+        if let Some(returned) = &ret.value {
+            value.extend_from_slice(b" = ");
+            write_returned(&mut value, returned);
+        }
+        let mut leaf = Vec::new();
+        if !value.is_empty() {
+            comment(&mut leaf, b"; /*", &value);
+        }
+        let ending = if leaf.is_empty() { b";\n" } else { &*leaf };
+        if !self.decide(vcpu, ret.frame.map(|frame| (frame, duration_ns, ending))) {
             let mut lines = self.switch(vcpu, pid, comm);
             self.line(&mut lines, vcpu, duration_ns, depth);
             let index = usize::try_from(depth).unwrap_or(usize::MAX);
             let opened = self.cpu(vcpu).open.get(index).copied();
-            if ret.frame.is_some() && opened == ret.frame {
+            if ret.frame.is_none() || opened != ret.frame {
+                close(&mut lines, &ret.function, &value);
+            } else if value.is_empty() {
                 lines.extend_from_slice(b"}\n");
             } else {
-                close(&mut lines, &ret.function, "");
+                comment(&mut lines, b"} /*", &value);
             }
             self.push(lines);
         }
@@ -223,11 +263,11 @@ impl<W: Write> Graph<W> {
     }
 
     fn unfinished(&mut self, left: &Unfinished<'_>) {
-        let ending = (left.place.frame, None, "(); /* unfinished */\n");
+        let ending = (left.place.frame, None, &b"; /* unfinished */\n"[..]);
         if !self.decide(left.vcpu, Some(ending)) {
             let mut lines = Vec::new();
             self.line(&mut lines, left.vcpu, None, left.place.depth);
-            close(&mut lines, &left.function, ", unfinished");
+            close(&mut lines, &left.function, b", unfinished");
             self.push(lines);
         }
     }
@@ -289,10 +329,16 @@ impl<W: Write> Export for Graph<W> {
 }
 
 /// The end of a call whose beginning is not above.
-fn close(out: &mut Vec<u8>, function: &Name<'_>, how: &str) {
+fn close(out: &mut Vec<u8>, function: &Name<'_>, how: &[u8]) {
     out.extend_from_slice(b"} /* ");
     name(out, function);
-    out.extend_from_slice(how.as_bytes());
+    comment(out, b"", how);
+}
+
+/// The end of a line with a comment.
+fn comment(out: &mut Vec<u8>, before: &[u8], text: &[u8]) {
+    out.extend_from_slice(before);
+    out.extend_from_slice(text);
     out.extend_from_slice(b" */\n");
 }
 

@@ -137,8 +137,8 @@ fn calls_look_as_those_of_ftrace() {
  1)   2.000 us    |  timer_tick();
  0)               |    ext4_read [ext4]() {
  0)   1.000 us    |  timer_tick();
- 0) ! 169.000 us  |      lock();
- 0) ! 186.000 us  |    }
+ 0) ! 169.000 us  |      lock(); /* = 0x5 */
+ 0) ! 186.000 us  |    } /* = 0x5 */
  ------------------------------------------
  0)     cat-7      =>   very-lo-8   
  ------------------------------------------
@@ -168,8 +168,8 @@ fn only_what_is_asked_for_is_shown() {
     let first: Vec<_> = rooted.lines().take(3).collect();
     let expected = [
         " 0)               |  ext4_read [ext4]() {",
-        " 0) ! 169.000 us  |    lock();",
-        " 0) ! 186.000 us  |  }",
+        " 0) ! 169.000 us  |    lock(); /* = 0x5 */",
+        " 0) ! 186.000 us  |  } /* = 0x5 */",
     ];
     assert_eq!(first, expected);
     let flat = graph(&calls(), |player| player.with_max_depth(1));
@@ -179,15 +179,15 @@ fn only_what_is_asked_for_is_shown() {
     let long = graph(&calls(), |player| player.with_min_duration(100_000));
     let lines: Vec<_> = long.lines().filter(|line| line.contains(" us")).collect();
     let expected = [
-        " 0) ! 169.000 us  |      } /* lock */",
-        " 0) ! 186.000 us  |    } /* ext4_read [ext4] */",
+        " 0) ! 169.000 us  |      } /* lock = 0x5 */",
+        " 0) ! 186.000 us  |    } /* ext4_read [ext4] = 0x5 */",
         " 1) # 1490.000 us |  } /* vfs_read */",
     ];
     assert_eq!(lines, expected);
     assert!(!long.contains("();") && !long.contains('{'), "{long}");
     // What is not shown is still known: durations stay.
     let one = graph(&calls(), |player| player.with_filter(|name| name.starts_with("ext4")));
-    assert!(one.starts_with(" 0) ! 186.000 us  |  ext4_read [ext4]();\n"), "{one}");
+    assert!(one.starts_with(" 0) ! 186.000 us  |  ext4_read [ext4](); /* = 0x5 */\n"), "{one}");
 }
 
 fn json(stream: &[u8]) -> Vec<serde_json::Value> {

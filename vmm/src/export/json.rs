@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::stream::{Header, Summary};
 
+use super::values::{JsonArgs, JsonReturned};
 use super::{Entry, Event, Export, Name, Return, Tail};
 
 /// One JSON object per line and event; `docs/stream.md` lists the keys.
@@ -40,6 +41,7 @@ impl<W: Write> Json<W> {
             caller_module: caller_module.flatten(),
             tracer: entry.tracer,
             depth: entry.place.map(|place| place.depth),
+            args: entry.args.map(JsonArgs),
         };
         self.line(&line)
     }
@@ -56,7 +58,7 @@ impl<W: Write> Json<W> {
             tracer: ret.tracer,
             depth: ret.depth,
             duration_ns: ret.duration_ns,
-            value: ret.value,
+            value: ret.value.map(JsonReturned),
         };
         self.line(&line)
     }
@@ -110,6 +112,8 @@ enum Line<'a> {
         tracer: Option<&'a str>,
         #[serde(skip_serializing_if = "Option::is_none")]
         depth: Option<u32>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        args: Option<JsonArgs<'a>>,
     },
     Return {
         ns: i128,
@@ -124,7 +128,7 @@ enum Line<'a> {
         depth: u32,
         duration_ns: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
-        value: Option<u64>,
+        value: Option<JsonReturned<'a>>,
     },
     Tail {
         ns: i128,

@@ -29,6 +29,9 @@ mod summary;
 #[cfg(test)]
 mod tests;
 mod text;
+mod values;
+#[cfg(test)]
+mod values_tests;
 
 use std::io;
 
@@ -41,6 +44,7 @@ pub(crate) use select::TracerChoice;
 pub use stats::Stats;
 pub use summary::write_summary;
 pub use text::Text;
+pub use values::{Args, Returned};
 
 /// A format.
 pub trait Export {
@@ -124,6 +128,8 @@ pub struct Entry<'a> {
     pub tracer: Option<&'a str>,
     /// Where in the call graph, if the trace has returns.
     pub place: Option<Place>,
+    /// Its arguments, if they were recorded.
+    pub args: Option<Args<'a>>,
 }
 
 /// A place in the call graph.
@@ -155,7 +161,7 @@ pub struct Return<'a> {
     /// How long it took, if its entry was seen and that is certain.
     pub duration_ns: Option<u64>,
     /// What it returned, if that was recorded.
-    pub value: Option<u64>,
+    pub value: Option<Returned<'a>>,
     /// Number of the call, if it was shown.
     pub frame: Option<u64>,
 }

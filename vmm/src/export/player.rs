@@ -14,6 +14,8 @@ use super::stage::{Item, Stage};
 const HELD: usize = 1 << 20;
 /// Most bytes of text that wait in marks.
 const HELD_TEXT: usize = 16 << 20;
+/// Most words of values that wait with their records.
+const HELD_WORDS: usize = 4 << 20;
 
 /// Why playing stopped.
 #[derive(Debug, thiserror::Error)]
@@ -224,6 +226,15 @@ impl<E: Export> Player<E> {
                 list.for_each(|tracer| self.stage.learn(&tracer));
                 Ok(())
             }
+            Some(Frame::Values(list)) => {
+                list.for_each(|values| self.stage.formats.insert(&values));
+                if self.stage.formats.is_crowded() {
+                    let (stage, header) = (&mut self.stage, &self.header);
+                    self.merger.drain(u64::MAX, |queue, item| stage.give(header, queue, &item))?;
+                    self.stage.formats.sweep();
+                }
+                Ok(())
+            }
             Some(Frame::Loss(loss)) => {
                 let queue = usize::try_from(loss.vcpu).unwrap_or(usize::MAX);
                 self.merger.push_now(queue, Item::Loss(loss));
@@ -261,6 +272,7 @@ impl<E: Export> Player<E> {
         let keep = match self.held_text {
             text if text > HELD_TEXT => 0,
             _ if held > HELD => HELD / 2,
+            _ if self.stage.words() > HELD_WORDS => held / 2,
             _ => return Ok(()),
         };
         if keep == 0 {

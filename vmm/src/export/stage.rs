@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 
-use crate::stream::{Header, Loss, Mark, MarkKind, RawTracer, Record};
+use crate::stream::{Header, Loss, Mark, MarkKind, RawTracer, Record, ValuesOf};
 
 use super::names::{Symbols, Tasks, Tracers};
 use super::pairing::{Call, Choice, Frame, Pairing, Step};
 use super::player::PlayError;
 use super::select::Selection;
+use super::values::{Args, Formats, Returned};
 use super::{Entry, Event, Export, Place, Return, Tail, Unfinished};
 
 /// What waits for its turn.
@@ -33,6 +34,19 @@ pub(super) struct Held {
     kind: Kind,
     has_sp: bool,
     has_value: bool,
+    /// What its values are is known; so they wait, too.
+    has_format: bool,
+}
+
+// There may be a million of them.
+const _: () = assert!(size_of::<Held>() == 32);
+
+/// What is known of the values of the present record.
+#[derive(Debug, Default)]
+struct Present {
+    format: Option<u32>,
+    failed: u64,
+    words: Vec<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +84,7 @@ impl Held {
             kind,
             has_sp: sp.is_some(),
             has_value: value.is_some(),
+            has_format: false,
         };
         Some((held, sp, value))
     }
@@ -90,8 +105,13 @@ pub(super) struct Stage<E> {
     pub(super) pairing: Pairing,
     /// What the present record turned out to be.
     steps: Vec<Step>,
-    /// Stack pointers and values of the records that wait, by queue and in their order.
+    pub(super) formats: Formats,
+    /// Of the records that wait, by queue and in their order, what they have of these: the stack
+    /// pointer, the returned value, and a format's number, what failed, and words.
     beside: Vec<VecDeque<u64>>,
+    /// Words of values in there.
+    words: usize,
+    present: Present,
 }
 
 impl<E: Export> Stage<E> {
@@ -104,8 +124,16 @@ impl<E: Export> Stage<E> {
             selection: Selection::default(),
             pairing: Pairing::new(0),
             steps: Vec::new(),
+            formats: Formats::default(),
             beside: Vec::new(),
+            words: 0,
+            present: Present::default(),
         }
+    }
+
+    /// Words of values that wait with their records.
+    pub(super) fn words(&self) -> usize {
+        self.words
     }
 
     /// The header is known.
@@ -133,7 +161,7 @@ impl<E: Export> Stage<E> {
         record: &Record<'_>,
         unknown: &mut u64,
     ) -> Option<Held> {
-        let Some((held, sp, value)) = Held::of(record, &mut self.tasks) else {
+        let Some((mut held, sp, value)) = Held::of(record, &mut self.tasks) else {
             *unknown += 1;
             return None;
         };
@@ -144,7 +172,42 @@ impl<E: Export> Stage<E> {
         if wanted && let (Some(sp), Some(beside)) = (sp, self.beside.get_mut(queue)) {
             beside.extend(std::iter::once(sp).chain(value));
         }
+        if wanted && !self.formats.is_empty() {
+            held.has_format = self.hold_values(queue, record);
+        }
         wanted.then_some(held)
+    }
+
+    /// Keeps the values of a record and what they are, if there are any and that is known.
+    fn hold_values(&mut self, queue: usize, record: &Record<'_>) -> bool {
+        let (function, of, failed, words) = match record {
+            Record::Entry { entry, values: Some(values), .. } => {
+                (entry.function, ValuesOf::Entry, values.failed, values.words)
+            }
+            Record::Return { ret, value: Some(_) } => (ret.function, ValuesOf::Return, 0, &[][..]),
+            _ => return false,
+        };
+        let Some((format, needed)) = self.formats.find(function.get(), record.head().tracer, of)
+        else {
+            return false;
+        };
+        let Some(beside) = self.beside.get_mut(queue) else { return false };
+        let words = &words[..words.len().min(needed)];
+        // A record has fewer than 256.
+        beside.extend([u64::from(format) << 8 | words.len() as u64, failed]);
+        beside.extend(words.iter().map(|word| word.get()));
+        self.words += words.len();
+        true
+    }
+
+    /// Takes what [`Stage::hold_values`] kept.
+    fn take_values(&mut self, queue: usize) {
+        let Some(beside) = self.beside.get_mut(queue) else { return };
+        let (Some(head), Some(failed)) = (beside.pop_front(), beside.pop_front()) else { return };
+        let count = beside.len().min(usize::from(head.to_le_bytes()[0]));
+        self.present.words.extend(beside.drain(..count));
+        self.words -= count;
+        (self.present.format, self.present.failed) = (u32::try_from(head >> 8).ok(), failed);
     }
 
     fn beside(&mut self, queue: usize) -> Option<u64> {
@@ -159,12 +222,17 @@ impl<E: Export> Stage<E> {
     ) -> Result<(), PlayError> {
         let vcpu = u32::try_from(queue).unwrap_or(u32::MAX);
         let event = match item {
-            Item::Record(held) if held.has_sp => {
-                let sp = self.beside(queue).unwrap_or(0);
-                let value = if held.has_value { self.beside(queue) } else { None };
-                return self.pair(header, vcpu, held, sp, value);
-            }
             Item::Record(held) => {
+                let sp = if held.has_sp { self.beside(queue) } else { None };
+                let value = if held.has_value { self.beside(queue) } else { None };
+                self.present.format = None;
+                self.present.words.clear();
+                if held.has_format {
+                    self.take_values(queue);
+                }
+                if held.has_sp {
+                    return self.pair(header, vcpu, held, sp.unwrap_or(0), value);
+                }
                 self.pairing.plain(vcpu);
                 return self.entry(header, vcpu, held, None);
             }
@@ -262,6 +330,8 @@ impl<E: Export> Stage<E> {
                 }
                 let function = frame.map_or(held.function, |frame| frame.function);
                 let index = self.symbols.index(header, function);
+                let fields = self.present.format.and_then(|format| self.formats.fields(format));
+                let shape = fields.and_then(|fields| fields.first()).map(|field| &field.shape);
                 let event = Event::Return(Return {
                     timestamp: held.timestamp,
                     vcpu,
@@ -271,7 +341,7 @@ impl<E: Export> Stage<E> {
                     tracer: self.tracers.name(held.tracer),
                     depth,
                     duration_ns,
-                    value,
+                    value: value.map(|raw| Returned { raw, shape }),
                     frame: frame.filter(|_| !hides).map(|frame| frame.id),
                 });
                 self.export.event(&event).map_err(PlayError::Output)
@@ -290,6 +360,8 @@ impl<E: Export> Stage<E> {
         let (function, caller) = (held.function, held.other);
         let function_index = self.symbols.index(header, function);
         let caller_index = self.symbols.index(header, caller);
+        let fields = self.present.format.and_then(|format| self.formats.fields(format));
+        let Present { failed, words, .. } = &self.present;
         let event = Event::Entry(Entry {
             timestamp: held.timestamp,
             vcpu,
@@ -299,6 +371,7 @@ impl<E: Export> Stage<E> {
             caller: (caller != 0).then(|| self.symbols.name(header, caller, caller_index)),
             tracer: self.tracers.name(held.tracer),
             place,
+            args: fields.map(|fields| Args { fields, failed: *failed, words }),
         });
         self.export.event(&event).map_err(PlayError::Output)
     }

@@ -7,6 +7,7 @@ use std::io::{self, Write};
 
 use crate::stream::{Header, Loss, Mark, Summary};
 
+use super::values::write_args;
 use super::{Entry, Event, Export, Name, printable};
 
 /// Bytes gathered before they are written.
@@ -50,6 +51,9 @@ impl<W: Write> Text<W> {
         self.clock.write(line, entry.timestamp);
         line.extend_from_slice(b": ");
         name(line, &entry.function);
+        if let Some(args) = &entry.args {
+            write_args(line, args);
+        }
         if let Some(caller) = &entry.caller {
             line.extend_from_slice(b" <-");
             name(line, caller);

@@ -86,6 +86,11 @@ impl<W: Write> Refilter<W> {
                 }
                 Ok(())
             }
+            Frame::Values(mut list) => list.try_for_each(|values| {
+                let wanted =
+                    self.functions.as_ref().is_none_or(|set| set.contains(&values.function));
+                if wanted { writer.raw_values(values) } else { Ok(()) }
+            }),
             Frame::End(mut summary) => {
                 if self.unknown > 0 {
                     let unknown = self.unknown;

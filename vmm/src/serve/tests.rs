@@ -3,7 +3,8 @@
 use super::*;
 use crate::private_socket::Acceptor;
 use crate::stream::{
-    EntryRecord, Frame, Reader, RecordBuffer, ReturnRecord, TailRecord, Tracer, Writer, sample,
+    EntryRecord, Frame, Reader, RecordBuffer, ReturnRecord, Shape, TailRecord, Tracer, ValueField,
+    ValuesFormat, ValuesOf, Writer, sample,
 };
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -112,6 +113,12 @@ fn filters_keep_records_of_every_kind() {
         buffer.push_return(ReturnRecord::new(6_000, function, 0, 7, 32).of_tracer(tracer));
         let ret = ReturnRecord::new(6_000, function, 0, 7, 16).with_value(1);
         buffer.push_return_value(ret.of_tracer(tracer));
+        let entry = EntryRecord::new(8_000, function, 0, 7).of_tracer(tracer);
+        buffer.push_values(entry, Some(8), 0, [5]);
+        let shape = Shape::Unsigned { bytes: 1 };
+        let values = vec![ValueField { name: "a".into(), shape }];
+        let of = ValuesOf::Entry;
+        writer.values(&ValuesFormat { function, tracer, of, values }).unwrap();
     }
     writer.records(0, &buffer).unwrap();
     writer.end(&sample::summary()).unwrap();
@@ -127,11 +134,24 @@ fn filters_keep_records_of_every_kind() {
         }
         found
     };
-    let all = |tracer| [(tracer, 1, 1), (tracer, 3, 1), (tracer, 2, 1), (tracer, 2, 3)];
+    let formats = |stream: &[u8]| {
+        let (mut reader, mut found) = (Reader::new(stream).unwrap(), Vec::new());
+        while let Some(frame) = reader.next_frame().unwrap() {
+            if let Frame::Values(list) = frame {
+                found.extend(list.map(|values| (values.tracer, values.function)));
+            }
+        }
+        found
+    };
+    let all =
+        |tracer| [(tracer, 1, 1), (tracer, 3, 1), (tracer, 2, 1), (tracer, 2, 3), (tracer, 1, 5)];
+    let (read, open) = (offset(sample::READ), offset(sample::OPEN));
+    assert_eq!(formats(&streams[0]), [(0, read)]);
+    assert_eq!(formats(&streams[1]), [(0, read), (1, open)]);
     assert_eq!(kinds(&streams[0]), all(0));
     assert_eq!(kinds(&streams[1]), all(1));
     assert_eq!(kinds(&streams[2]), []);
-    assert!(String::from_utf8_lossy(&streams[3]).contains("unfinished"));
+    assert!(String::from_utf8_lossy(&streams[3]).contains("(a=5); /* unfinished */"));
 }
 
 // Its own records, counted, and nobody else's: the promise to every other consumer.
