@@ -290,7 +290,9 @@ impl Controller {
         let entry = image.runtime(entry);
         let image = self.locate(machine, paused, vcpu, AFTER_FTRACE_INIT, entry)?;
         let annex = machine.annex().ok_or_else(|| anyhow::anyhow!("the machine has no annex"))?;
-        let options = Options { overflow: self.tracing.overflow, cpus: machine.vcpus() as u64 };
+        let returns = self.tracing.returning();
+        let (overflow, cpus) = (self.tracing.overflow, machine.vcpus() as u64);
+        let options = Options { overflow, cpus, returns: &returns };
         let memory = Arc::new(annex.clone());
         let mut attachment = Attachment::new(&ram, &self.kernel, image, memory, options)?;
         paused.set_rip(vcpu, attachment.resume(&ram, stopped)?)?;

@@ -165,6 +165,7 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     job.extend(args.filter.iter().map(|glob| format!("--filter={glob}")));
     job.extend(args.notrace.iter().map(|glob| format!("--notrace={glob}")));
     job.extend(args.graph.then(|| "--graph".to_owned()));
+    job.extend(args.returns.iter().map(|glob| format!("--returns={glob}")));
     job.extend(args.tracer.iter().map(|globs| format!("--tracer={globs}")));
     job.extend(args.from.iter().map(|name| format!("--from={name}")));
     job.extend(args.timeout.iter().map(|seconds| format!("--timeout={seconds}")));

@@ -23,7 +23,7 @@ pub(super) fn install(
     kernel: &Kernel,
     image: &Image,
     memory: &Arc<dyn Memory>,
-    options: Options,
+    options: Options<'_>,
 ) -> Result<Installed, TraceError> {
     let context = Context::find(kernel, image)?;
     let gs_bases = context::gs_bases(guest, kernel, image, options.cpus)?;
@@ -178,6 +178,10 @@ impl GuestCode for Code {
         }
         self.programs.push(address);
         Ok(())
+    }
+
+    fn is_prepared(&self, _: &Exit) -> bool {
+        true
     }
 
     fn stub(

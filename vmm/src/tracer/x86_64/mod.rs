@@ -72,7 +72,7 @@ impl Target for X86_64 {
         kernel: &Kernel,
         image: &Image,
         memory: &Arc<dyn Memory>,
-        options: Options,
+        options: Options<'_>,
     ) -> Result<Installed, TraceError> {
         install::install(guest, kernel, image, memory, options)
     }
