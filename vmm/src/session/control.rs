@@ -10,6 +10,9 @@ use crate::stream::{Exit, MarkKind};
 use crate::tracer::Ram;
 use std::time::Duration;
 
+/// Names of functions that an answer shows.
+const EXAMPLES: usize = 3;
+
 impl Controller {
     /// Does what a command says.
     ///
@@ -82,12 +85,14 @@ impl Controller {
             _ => Tracing::default_name(0),
         };
         let graph = before.first().and_then(Option::as_ref).is_some_and(|first| first.graph);
-        let first = Tracer { name, text: text.clone(), sites: selection.sites, graph };
+        let (sites, left_out) = self.prepared(selection.sites, graph)?;
+        let first = Tracer { name, text: text.clone(), sites, graph };
         match self.tracing.tracers.first_mut() {
             Some(slot) => *slot = Some(first),
             None => self.tracing.tracers.push(Some(first)),
         }
         let mut done = self.retarget_or(machine, MarkKind::Filter, &text, before)?;
+        self.tell_left_out(&mut done, &text, left_out);
         for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
             done.push_str(&format!("; no function matches {glob:?}"));
         }
@@ -106,8 +111,9 @@ impl Controller {
         if graph {
             self.kernel.exits().map_err(|error| error.to_string())?;
         }
+        let (sites, left_out) = self.prepared(selection.sites, graph)?;
         let (name, text) = (String::new(), spec.to_string());
-        let tracer = Tracer { name, text, sites: selection.sites, graph };
+        let tracer = Tracer { name, text, sites, graph };
         let Some(number) = self.tracing.add(tracer) else {
             return Err(format!("there are {} tracers, and not more can be", Tracing::MAX_TRACERS));
         };
@@ -130,10 +136,47 @@ impl Controller {
             &format!("tracer {name} added ({spec})"),
             before,
         )?;
+        self.tell_left_out(&mut done, &spec.to_string(), left_out);
         for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
             done.push_str(&format!("; no function matches {glob:?}"));
         }
         Ok(done)
+    }
+
+    /// The functions (sites) of a tracer without those whose returns it wants and cannot get in
+    /// this run, and how many and which these are.
+    ///
+    /// # Errors
+    /// When none is left.
+    fn prepared(
+        &self,
+        sites: Vec<usize>,
+        graph: bool,
+    ) -> Result<(Vec<usize>, Option<String>), String> {
+        let Stage::Attached { attachment, .. } = &self.stage else { return Ok((sites, None)) };
+        if !graph {
+            return Ok((sites, None));
+        }
+        let (sites, left_out): (Vec<_>, Vec<_>) =
+            sites.into_iter().partition(|&site| attachment.is_prepared(&self.kernel, site));
+        let names: Vec<_> = left_out.iter().take(EXAMPLES).map(|&site| self.name(site)).collect();
+        let which = format!("{} functions (such as {})", left_out.len(), names.join(", "));
+        match (sites.is_empty(), left_out.is_empty()) {
+            (_, true) => Ok((sites, None)),
+            (false, false) => Ok((sites, Some(which))),
+            (true, false) => Err(format!(
+                "no returns of {which}: guests of this architecture must know when they boot whose \
+                 returns may be asked for; boot with --returns GLOB or --graph"
+            )),
+        }
+    }
+
+    fn tell_left_out(&mut self, done: &mut String, what: &str, left_out: Option<String>) {
+        let Some(left_out) = left_out else { return };
+        let left_out = format!("left out: {left_out}, not named by --returns or --graph at boot");
+        done.push_str("; ");
+        done.push_str(&left_out);
+        self.note(format!("{what}: {left_out}"));
     }
 
     fn remove_tracer(&mut self, machine: &Machine, name: &str) -> Answer {
