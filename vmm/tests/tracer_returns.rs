@@ -255,8 +255,7 @@ fn a_failing_write_leaves_the_guest_as_it_was() {
         let sites = functions(&fake, "vfs_read");
         let before = fake.text();
         let ends = plan(&fake, &sites).exits;
-        let windows: HashSet<u64> =
-            ends.iter().map(|exit| fake.at(exit.epilogue.start)).collect();
+        let windows: HashSet<u64> = ends.iter().map(|exit| fake.at(exit.epilogue.start)).collect();
         fake.try_attach_for(&sites).unwrap();
         let log = std::mem::take(&mut *fake.log.borrow_mut());
         let numbered = log.iter().enumerate().filter(|(_, (at, _))| windows.contains(at));
