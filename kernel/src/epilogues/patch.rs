@@ -226,5 +226,5 @@ pub fn slot(at: u64, handler: Option<u64>) -> Option<[u8; 4]> {
         Some(handler) => encode::jal(LINK, distance(at, handler))?,
         None => encode::NOP,
     };
-    (at % 4 == 0).then(|| word.to_le_bytes())
+    at.is_multiple_of(4).then(|| word.to_le_bytes())
 }

@@ -3,9 +3,9 @@
 //! ```text
 //! boot ─ (x86-64: write of MSR_LSTAR) ─► it is known where the kernel is; tripwire
 //!                              on early_trace_init
-//!      ─ early_trace_init ───► ftrace_init is done: annex, sites (or, with --from,
-//!                              a tripwire on that function); tripwire on
-//!                              ftrace_free_init_mem
+//!      ─ early_trace_init ───► ftrace_init is done: annex, exits rewritten (riscv64), sites
+//!                              (or, with --from, a tripwire on that function); tripwire
+//!                              on ftrace_free_init_mem
 //!      ─ rest_init (x86-64) ─► alternatives are patched: returns can be held, programs end
 //!                              as the kernel's own code does
 //!      ─ ftrace_free_init_mem► sites of .init.text are given back

@@ -56,6 +56,8 @@ struct Places {
     stubs: Vec<u64>,
     /// Where programs begin and end.
     programs: (u64, u64),
+    /// Where the last stub ends.
+    last: u64,
 }
 
 impl Places {
@@ -73,7 +75,7 @@ impl Places {
             next += len;
         }
         let programs = programs.or_else(|| Self::programs(next, 0))?;
-        (next <= CODE).then_some(Self { stubs, programs })
+        (next <= CODE).then_some(Self { stubs, programs, last: next })
     }
 
     /// Between so many bytes of stubs and so many others.
@@ -110,11 +112,22 @@ impl Returns {
         let places = Places::new(&lens).ok_or(TraceError::Returns(plan.exits.len()))?;
         (returns.free, returns.end) = places.programs;
         let rewrites = Rewrites::new(guest, kernel, image, &plan, &places, address)?;
+        // At once: small pieces of shared memory are copied byte by byte.
+        let mut area = vec![0; usize::try_from(CODE).map_err(|_| TraceError::Annex)?];
         for (exit, &stub) in plan.exits.iter().zip(&places.stubs) {
             let ret = exit.epilogue.ret;
             let code = exit.stub(address.wrapping_add(stub), None, word(image, ret));
-            returns.write(stub, &code.ok_or(TraceError::Annex)?)?;
+            let code = code.ok_or(TraceError::Annex)?;
+            let at = usize::try_from(stub).map_err(|_| TraceError::Annex)?;
+            let place = area.get_mut(at..).and_then(|rest| rest.get_mut(..code.len()));
+            place.ok_or(TraceError::Annex)?.copy_from_slice(&code);
             returns.exits.push(Prepared { ret, slot: Ok(stub + exit.slot_offset() as u64) });
+        }
+        for part in [0..returns.free, returns.end..places.last] {
+            let range = part.start..part.end.max(part.start);
+            let bytes = usize::try_from(range.start).ok().zip(usize::try_from(range.end).ok());
+            let bytes = bytes.and_then(|(start, end)| area.get(start..end));
+            returns.write(range.start, bytes.ok_or(TraceError::Annex)?)?;
         }
         Ok((returns, rewrites))
     }
