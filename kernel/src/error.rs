@@ -103,14 +103,6 @@ pub enum KernelError {
         /// The table.
         table: &'static str,
     },
-    /// An architecture whose exits are not looked for.
-    #[error(
-        "no exits of functions: they are found in x86-64 images, not in those for {arch}; trace entries only"
-    )]
-    NoExits {
-        /// The architecture.
-        arch: &'static str,
-    },
     /// No type information.
     #[error("no BTF type information in the image")]
     NoBtf,

@@ -127,6 +127,22 @@ fn nearly_all_functions_are_covered_as_a_whole() {
     });
 }
 
+// Who asks a kernel for its exits need not know how they are redirected.
+#[test]
+fn exits_are_those_of_the_plan_for_all_functions() {
+    each(|name, kernel, plan| {
+        let exits = kernel.exits().unwrap();
+        let planned = plan.exits.iter().map(|exit| (exit.epilogue.ret, exit.epilogue.site));
+        let found = exits.all().iter().map(|exit| (exit.address, exit.site));
+        assert_eq!(found.collect::<BTreeSet<_>>(), planned.collect(), "{name}");
+        assert_eq!(exits.all().len(), plan.exits.len(), "{name}");
+        for site in 0..kernel.sites().len() {
+            let whole = epilogues(kernel).coverage(site) == Coverage::Whole;
+            assert_eq!(exits.coverage(site) == vmtrace_kernel::Coverage::Whole, whole, "{name}");
+        }
+    });
+}
+
 #[test]
 fn every_return_of_a_function_is_in_the_plan() {
     each(|name, kernel, plan| {
@@ -206,13 +222,13 @@ fn check_writes(name: &str, kernel: &Kernel, plan: &Plan) {
             assert!(windows.around(&range), "{name}: {range:x?} is in no window");
             written.push(range);
         }
-        let stub = exit.stub(STUB, HANDLER, ID).expect("in reach");
+        let stub = exit.stub(STUB, Some(HANDLER), ID).expect("in reach");
         assert_eq!(stub.len(), exit.stub_len());
         assert_eq!(exit.slot_offset() % 4, 0);
         assert_eq!(stub[exit.slot_offset()..][..4], exit.slot(STUB, Some(HANDLER)).unwrap());
         assert!(exit.writes(STUB - (1 << 32)).is_none(), "a stub 4 GiB away");
-        assert!(exit.stub(STUB, HANDLER - (1 << 21), ID).is_none(), "a handler 2 MiB away");
-        assert!(exit.stub(STUB + 2, HANDLER, ID).is_none(), "a slot that is no whole word");
+        assert!(exit.stub(STUB, Some(HANDLER - (1 << 21)), ID).is_none(), "a handler 2 MiB away");
+        assert!(exit.stub(STUB + 2, Some(HANDLER), ID).is_none(), "a slot that is no whole word");
     }
     written.sort_by_key(|range| range.start);
     for pair in written.windows(2) {
@@ -317,7 +333,7 @@ fn compare(name: &str, kernel: &Kernel, exit: &PlannedExit, random: &mut Random)
             new.insert(at + i, u16::from_le_bytes(*half));
         }
     };
-    let mut stub = exit.stub(stub_at, handler, ID).unwrap();
+    let mut stub = exit.stub(stub_at, Some(handler), ID).unwrap();
     if !on {
         let slot = exit.slot_offset();
         stub[slot..slot + 4].copy_from_slice(&exit.slot(stub_at, None).unwrap());

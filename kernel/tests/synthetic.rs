@@ -420,7 +420,7 @@ fn survives(bytes: Vec<u8>) -> Result<(), TestCaseError> {
             for exit in epilogues.plan(&all).exits {
                 exit.writes(0xffff_ffff_9000_0000);
                 exit.original(&kernel);
-                exit.stub(0xffff_ffff_9000_0000, 0xffff_ffff_9000_1000, 1);
+                exit.stub(0xffff_ffff_9000_0000, Some(0xffff_ffff_9000_1000), 1);
             }
         }
     }

@@ -144,7 +144,7 @@ impl Driver<'_> {
         all.filter(|&site| sites[site].section == SiteSection::Text).collect()
     }
 
-    /// Adds a tracer, with returns where they can be traced, or removes the one that was added.
+    /// Adds a tracer, mostly with returns, or removes the one that was added.
     /// Returns how many sites are then traced.
     fn change_tracers(&mut self, random: &mut Random, named: &[&str]) -> Result<usize> {
         if self.extra.take().is_some() {
@@ -152,9 +152,8 @@ impl Driver<'_> {
         }
         let Globs { filter, notrace } = random_globs(random, named);
         self.extra = Some(self.kernel.select_with_report(&filter, &notrace).sites);
-        let exits = self.kernel.exits().is_ok();
-        let graph = exits && random.below(3) > 0;
-        let (args, retval) = (random.below(3) == 0, exits && random.below(3) == 0);
+        let graph = random.below(3) > 0;
+        let (args, retval) = (random.below(3) == 0, random.below(3) == 0);
         let actions = Actions { graph, args, retval };
         let name = Some(EXTRA.to_owned());
         self.control(&Control::TracerAdd(TracerSpec { name, filter, notrace, actions }))
@@ -329,6 +328,8 @@ fn once(
     let mut args = vec!["boot", &image, "--host", "kvm", "-o", "/dev/null", "-f", "vfs_*"];
     args.extend(["--cpus", &cpus, "--timeout", &seconds, "--socket", SOCKET]);
     args.extend(["--cmdline", arch_of(name)?.guest_cmdline(), "--add", WORKLOAD, "--run", &work]);
+    // Some guests must know before.
+    args.extend(["--returns", "*"]);
     args.extend(TRACERS.iter().flat_map(|globs| ["--tracer", globs]));
     let (mut stdout, mut stderr) = (std::io::sink(), console.clone());
     let mut job = Job::new(args, &mut stdout, &mut stderr);

@@ -28,7 +28,9 @@ fn wait_for(guest: &mut LiveGuest, wanted: impl Fn(&Value) -> bool) {
 fn boot(kernel: &str, run: &str) -> LiveGuest {
     let workload = workload(arch_of(kernel).unwrap()).unwrap();
     let workload = workload.to_str().unwrap();
-    LiveGuest::boot(kernel, &["--cpus", "2", "-f", "vfs_*", "--add", workload, "--run", run])
+    let args =
+        ["--cpus", "2", "-f", "vfs_*", "--returns", "vfs_*", "--add", workload, "--run", run];
+    LiveGuest::boot(kernel, &args)
 }
 
 fn stream(socket: &Path, to: &Path, args: &[&str]) -> Child {
@@ -117,6 +119,17 @@ fn control(kernel: &str) {
     };
     assert!(ok(&["filter", "ksys_*", "-n", "*write"]).contains(" sites"));
     assert!(refused(&["filter", "no_such_function"]).contains("no function"));
+    // Returns of what was named at boot; of others where that is not needed.
+    assert!(ok(&["tracer", "add", "named=vfs_write:graph"]).contains(" sites"));
+    let (other, both) = ("other=ksys_write:graph", "both=vfs_read,ksys_read:graph");
+    if kernel.starts_with("riscv64") {
+        let refused = refused(&["tracer", "add", other]);
+        assert!(refused.contains("ksys_write") && refused.contains("--returns"), "{refused}");
+        let done = ok(&["tracer", "add", both]);
+        assert!(done.contains("left out: 1 functions (such as ksys_read)"), "{done}");
+    } else {
+        assert!(!ok(&["tracer", "add", both]).contains("left out"));
+    }
     ok(&["mark", "half", "way"]);
     assert!(ok(&["pause"]).contains("0 sites"));
     assert_eq!(status(&socket).unwrap()["state"], "paused");

@@ -33,6 +33,18 @@ fn arguments_and_results_are_those_of_the_calls() {
 }
 
 #[test]
+fn a_hundred_thousand_calls_have_a_hundred_thousand_returns() {
+    for name in RISCV_KERNELS {
+        GUESTS.a_hundred_thousand_calls_have_a_hundred_thousand_returns(name);
+    }
+}
+
+#[test]
+fn every_function_can_be_traced_with_its_returns() {
+    GUESTS.every_function_can_be_traced_with_its_returns();
+}
+
+#[test]
 fn the_guests_own_ftrace_sees_the_same_and_keeps_working() {
     GUESTS.the_guests_own_ftrace_sees_the_same_and_keeps_working();
 }

@@ -19,8 +19,10 @@ use vmtrace::tracer::{Attachment, Guest};
 use vmtrace_trampolines::Overflow;
 
 const KERNELS: [&str; 3] = ["x86_64-6.12", "riscv64-6.12", "riscv64-7"];
-/// Those whose exits are known.
+/// Those whose exits become jumps to stubs that are made when they are asked for.
 const EXIT_KERNELS: [&str; 1] = ["x86_64-6.12"];
+/// Those whose exits are rewritten at the attach moment.
+const REWRITTEN_KERNELS: [&str; 2] = ["riscv64-6.12", "riscv64-7"];
 
 fn main() {
     divan::main();
@@ -118,6 +120,31 @@ fn make_stubs(bencher: Bencher<'_, '_>, name: &str) {
             (fake, attachment)
         },
     );
+}
+
+/// What attaching takes with all exits, which are rewritten then, beside [`attach`].
+#[divan::bench(args = REWRITTEN_KERNELS, sample_count = 6, sample_size = 1)]
+fn rewrite(bencher: Bencher<'_, '_>, name: &str) {
+    let (fake, sites) = fake(name);
+    let count = fake.kernel.exits().unwrap().all().len();
+    let guest = || {
+        let fake = Fake::quiet(name);
+        fake.kernel.exits().unwrap();
+        fake
+    };
+    bencher.counter(ItemsCount::new(count)).with_inputs(guest).bench_local_values(|fake| {
+        let attachment = fake.try_attach_for(&sites).unwrap();
+        (fake, attachment)
+    });
+}
+
+/// What it takes without.
+#[divan::bench(args = REWRITTEN_KERNELS, sample_count = 6, sample_size = 1)]
+fn attach(bencher: Bencher<'_, '_>, name: &str) {
+    bencher.with_inputs(|| Fake::quiet(name)).bench_local_values(|fake| {
+        let attachment = fake.attach();
+        (fake, attachment)
+    });
 }
 
 /// A look at every site.

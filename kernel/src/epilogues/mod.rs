@@ -15,7 +15,7 @@ mod targets;
 mod text;
 mod windows;
 
-pub use patch::{Displaced, Epilogue, Jump, LINK, PlannedExit, Step};
+pub use patch::{Displaced, Epilogue, Jump, LINK, PlannedExit, Step, slot};
 
 use std::fmt;
 
@@ -32,6 +32,8 @@ pub struct Epilogues {
     windows: Windows,
     /// For each site.
     coverage: Vec<Coverage>,
+    /// Returns that stay as they are though all are asked for, by address.
+    left_out: Vec<u64>,
 }
 
 /// How many of a function's exits can be seen.
@@ -134,7 +136,16 @@ impl Epilogues {
                 Some(why) => Coverage::Partial(why),
             };
         }
-        Ok(Self { windows, coverage })
+        let mut left_out: Vec<u64> = all.left_out().map(|left_out| left_out.ret).collect();
+        left_out.sort_unstable();
+        Ok(Self { windows, coverage, left_out })
+    }
+
+    /// The returns that can be seen when all functions are asked for, each with the number of its
+    /// function's site.
+    pub fn returns(&self) -> impl Iterator<Item = (u64, u32)> {
+        let exits = self.windows.exits.iter().map(|exit| (exit.ret, exit.site));
+        exits.filter(|(ret, _)| self.left_out.binary_search(ret).is_err())
     }
 
     /// How many of a function's exits can be seen when all functions are asked for.

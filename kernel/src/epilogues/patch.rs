@@ -185,9 +185,10 @@ impl PlannedExit {
     }
 
     /// The stub for a link address, which must be a multiple of four: the displaced instructions,
-    /// the call of the common handler, `ret`, and the exit's number. The handler returns by
-    /// [`LINK`], and finds the number four bytes behind. None where it is out of reach.
-    pub fn stub(&self, stub: u64, common: u64, id: u32) -> Option<Vec<u8>> {
+    /// the call of the common handler or nothing in its place, `ret`, and the exit's number. The
+    /// handler returns by [`LINK`], and finds the number four bytes behind. None where it is out
+    /// of reach.
+    pub fn stub(&self, stub: u64, common: Option<u64>, id: u32) -> Option<Vec<u8>> {
         let mut code = Vec::with_capacity(self.stub_len());
         for displaced in &self.epilogue.displaced {
             let here = stub.checked_add(wide(code.len()))?;
@@ -206,20 +207,24 @@ impl PlannedExit {
         if code.len() % 4 != 0 {
             code.extend(encode::SHORT_NOP.to_le_bytes());
         }
-        code.extend(self.slot(stub, Some(common))?);
+        code.extend(self.slot(stub, common)?);
         code.extend(encode::RET.to_le_bytes());
         code.extend(id.to_le_bytes());
         Some(code)
     }
 
-    /// What the stub's slot holds: the call of the common handler, or nothing. None where it is
-    /// out of reach, and for a stub where the word could not be written at once.
+    /// What the stub's slot holds: see [`slot`].
     pub fn slot(&self, stub: u64, common: Option<u64>) -> Option<[u8; 4]> {
-        let slot = stub.checked_add(wide(self.slot_offset())).filter(|slot| slot % 4 == 0)?;
-        let word = match common {
-            Some(common) => encode::jal(LINK, distance(slot, common))?,
-            None => encode::NOP,
-        };
-        Some(word.to_le_bytes())
+        slot(stub.checked_add(wide(self.slot_offset()))?, common)
     }
+}
+
+/// What a stub's slot at an address holds: the call of a handler, or nothing. None where it is out
+/// of reach, and where the word could not be written at once.
+pub fn slot(at: u64, handler: Option<u64>) -> Option<[u8; 4]> {
+    let word = match handler {
+        Some(handler) => encode::jal(LINK, distance(at, handler))?,
+        None => encode::NOP,
+    };
+    at.is_multiple_of(4).then(|| word.to_le_bytes())
 }

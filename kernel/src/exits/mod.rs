@@ -1,12 +1,13 @@
 //! Exits: every place where a traced function is left.
 //!
 //! A function ends by a return, or by a jump to another function that returns in its place (a
-//! tail call). The kernel lists its returns; jumps are found by disassembly.
+//! tail call). On x86-64 the kernel lists its returns, and jumps are found by disassembly. On
+//! riscv64 all exits are returns: those of [`Kernel::epilogues`] that can be redirected.
 
 use std::fmt;
 
 use super::read::index;
-use super::{Arch, Kernel, KernelError};
+use super::{Arch, Kernel, KernelError, epilogues};
 
 mod x86_64;
 
@@ -22,7 +23,7 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// How many bytes its instruction has in the image.
+    /// How many bytes its instruction has in the image of an x86-64 kernel.
     pub fn size(&self) -> u8 {
         match self.kind {
             ExitKind::Return | ExitKind::Jump { .. } => 5,
@@ -34,7 +35,8 @@ impl Exit {
 /// How a function is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitKind {
-    /// A return: 5 bytes that `.return_sites` names, `jmp __x86_return_thunk` in the image.
+    /// A return. On x86-64 5 bytes that `.return_sites` names, `jmp __x86_return_thunk` in the
+    /// image; on riscv64 a `ret`.
     Return,
     /// A tail call: a 5-byte jump to the beginning of a function.
     Jump {
@@ -88,6 +90,8 @@ pub enum Missing {
     Dead,
     /// A function in code that is freed after start-up.
     InitText,
+    /// A return with no room for a jump (riscv64).
+    NoRoom,
 }
 
 impl Missing {
@@ -106,6 +110,7 @@ impl Missing {
             Self::Undecoded => "its code cannot be decoded",
             Self::Dead => "it is an overridden weak function, which never runs",
             Self::InitText => "its code is freed after start-up",
+            Self::NoRoom => "there is no room for a jump where it returns",
         }
     }
 }
@@ -169,7 +174,7 @@ impl Exits {
         }
     }
 
-    /// What became of the kernel's list of returns.
+    /// What became of the kernel's list of returns (x86-64; else all zero).
     pub fn returns(&self) -> ReturnStats {
         self.returns
     }
@@ -192,16 +197,41 @@ impl Kernel {
     /// asked for.
     ///
     /// # Errors
-    /// For kernels without a list of returns, those whose tables are damaged or of an unknown
-    /// layout, and other architectures than x86-64.
+    /// For x86-64 kernels without a list of returns, and those whose tables are damaged or of an
+    /// unknown layout.
     pub fn exits(&self) -> Result<&Exits, KernelError> {
         if let Some(exits) = self.exits.get() {
             return Ok(exits);
         }
         let exits = match self.arch() {
             Arch::X86_64 => x86_64::find(self)?,
-            arch @ Arch::Riscv64 => return Err(KernelError::NoExits { arch: arch.name() }),
+            Arch::Riscv64 => riscv64(self)?,
         };
         Ok(self.exits.get_or_init(|| exits))
+    }
+}
+
+/// Those of a riscv64 kernel that can be redirected when all are.
+fn riscv64(kernel: &Kernel) -> Result<Exits, KernelError> {
+    let epilogues = kernel.epilogues()?;
+    let exit = |(address, site)| Exit { address, site, kind: ExitKind::Return };
+    let list = epilogues.returns().map(exit).collect();
+    let missing = (0..kernel.sites().len()).map(|site| match epilogues.coverage(site) {
+        epilogues::Coverage::Whole => None,
+        epilogues::Coverage::Partial(why) | epilogues::Coverage::None(why) => Some(why.into()),
+    });
+    Ok(Exits::new(list, missing.collect(), ReturnStats::default()))
+}
+
+impl From<epilogues::Missing> for Missing {
+    fn from(why: epilogues::Missing) -> Self {
+        match why {
+            epilogues::Missing::StartUp => Self::InitText,
+            epilogues::Missing::NoReturn => Self::NoReturn,
+            epilogues::Missing::Leaves => Self::StrayJump,
+            epilogues::Missing::Unclear => Self::IndirectJump,
+            epilogues::Missing::Fixed => Self::Replaced,
+            epilogues::Missing::NoRoom => Self::NoRoom,
+        }
     }
 }

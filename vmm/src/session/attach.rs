@@ -3,9 +3,9 @@
 //! ```text
 //! boot ─ (x86-64: write of MSR_LSTAR) ─► it is known where the kernel is; tripwire
 //!                              on early_trace_init
-//!      ─ early_trace_init ───► ftrace_init is done: annex, sites (or, with --from,
-//!                              a tripwire on that function); tripwire on
-//!                              ftrace_free_init_mem
+//!      ─ early_trace_init ───► ftrace_init is done: annex, exits rewritten (riscv64), sites
+//!                              (or, with --from, a tripwire on that function); tripwire
+//!                              on ftrace_free_init_mem
 //!      ─ rest_init (x86-64) ─► alternatives are patched: returns can be held, programs end
 //!                              as the kernel's own code does
 //!      ─ ftrace_free_init_mem► sites of .init.text are given back
@@ -290,7 +290,9 @@ impl Controller {
         let entry = image.runtime(entry);
         let image = self.locate(machine, paused, vcpu, AFTER_FTRACE_INIT, entry)?;
         let annex = machine.annex().ok_or_else(|| anyhow::anyhow!("the machine has no annex"))?;
-        let options = Options { overflow: self.tracing.overflow, cpus: machine.vcpus() as u64 };
+        let returns = self.tracing.returning();
+        let (overflow, cpus) = (self.tracing.overflow, machine.vcpus() as u64);
+        let options = Options { overflow, cpus, returns: &returns };
         let memory = Arc::new(annex.clone());
         let mut attachment = Attachment::new(&ram, &self.kernel, image, memory, options)?;
         paused.set_rip(vcpu, attachment.resume(&ram, stopped)?)?;

@@ -10,6 +10,9 @@ use crate::stream::{Exit, MarkKind};
 use crate::tracer::Ram;
 use std::time::Duration;
 
+/// Names of functions that an answer shows.
+const EXAMPLES: usize = 3;
+
 impl Controller {
     /// Does what a command says.
     ///
@@ -84,7 +87,7 @@ impl Controller {
         let wants = before.first().and_then(Option::as_ref);
         let graph = wants.is_some_and(|first| first.graph);
         let wants = wants.map(|first| first.wants.clone()).unwrap_or_default();
-        let sites = selection.sites;
+        let (sites, left_out) = self.prepared(selection.sites, graph)?;
         let (values, notes) = values(&self.kernel, &sites, &wants.of_these(&self.kernel, &sites))
             .map_err(|error| error.to_string())?;
         let first = Tracer { name, text: text.clone(), sites, graph, wants, values };
@@ -95,6 +98,7 @@ impl Controller {
         self.check_records(&before)?;
         let mut done = self.retarget_or(machine, MarkKind::Filter, &text, before)?;
         notes.iter().for_each(|note| done.push_str(&format!("; {note}")));
+        self.tell_left_out(&mut done, &text, left_out);
         for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
             done.push_str(&format!("; no function matches {glob:?}"));
         }
@@ -113,6 +117,7 @@ impl Controller {
         if graph {
             self.kernel.exits().map_err(|error| error.to_string())?;
         }
+        let (sites, left_out) = self.prepared(sites, graph)?;
         let wants = spec.actions.into();
         let (values, notes) =
             values(&self.kernel, &sites, &wants).map_err(|error| error.to_string())?;
@@ -142,6 +147,7 @@ impl Controller {
             before,
         )?;
         notes.iter().for_each(|note| done.push_str(&format!("; {note}")));
+        self.tell_left_out(&mut done, &spec.to_string(), left_out);
         for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
             done.push_str(&format!("; no function matches {glob:?}"));
         }
@@ -154,6 +160,42 @@ impl Controller {
             self.tracing.tracers = before.to_vec();
             format!("{}: {error}", self.name(site))
         })
+    }
+
+    /// The functions (sites) of a tracer without those whose returns it wants and cannot get in
+    /// this run, and how many and which these are.
+    ///
+    /// # Errors
+    /// When none is left.
+    fn prepared(
+        &self,
+        sites: Vec<usize>,
+        graph: bool,
+    ) -> Result<(Vec<usize>, Option<String>), String> {
+        let Stage::Attached { attachment, .. } = &self.stage else { return Ok((sites, None)) };
+        if !graph {
+            return Ok((sites, None));
+        }
+        let (sites, left_out): (Vec<_>, Vec<_>) =
+            sites.into_iter().partition(|&site| attachment.is_prepared(&self.kernel, site));
+        let names: Vec<_> = left_out.iter().take(EXAMPLES).map(|&site| self.name(site)).collect();
+        let which = format!("{} functions (such as {})", left_out.len(), names.join(", "));
+        match (sites.is_empty(), left_out.is_empty()) {
+            (_, true) => Ok((sites, None)),
+            (false, false) => Ok((sites, Some(which))),
+            (true, false) => Err(format!(
+                "no returns of {which}: guests of this architecture must know when they boot whose \
+                 returns may be asked for; boot with --returns GLOB or --graph"
+            )),
+        }
+    }
+
+    fn tell_left_out(&mut self, done: &mut String, what: &str, left_out: Option<String>) {
+        let Some(left_out) = left_out else { return };
+        let left_out = format!("left out: {left_out}, not named by --returns or --graph at boot");
+        done.push_str("; ");
+        done.push_str(&left_out);
+        self.note(format!("{what}: {left_out}"));
     }
 
     fn remove_tracer(&mut self, machine: &Machine, name: &str) -> Answer {

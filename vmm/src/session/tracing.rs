@@ -51,6 +51,8 @@ pub struct Tracing {
     pub from: Option<usize>,
     /// What happens when a ring is full.
     pub overflow: Overflow,
+    /// Sites of functions whose returns may be asked for later.
+    pub returns: Vec<usize>,
 }
 
 /// What every site has to do.
@@ -81,7 +83,7 @@ impl Tracing {
     pub fn of(sites: Vec<usize>, overflow: Overflow) -> Self {
         let (name, text) = (Self::default_name(0), "*".into());
         let tracer = Tracer { name, text, sites, ..Tracer::default() };
-        Self { tracers: vec![Some(tracer)], from: None, overflow }
+        Self { tracers: vec![Some(tracer)], from: None, overflow, returns: Vec::new() }
     }
 
     /// The name of a tracer that was given none.
@@ -126,6 +128,17 @@ impl Tracing {
     #[must_use]
     pub fn wants_exits(&self) -> bool {
         self.present().any(|(_, tracer)| tracer.graph)
+    }
+
+    /// Sites of functions whose returns are asked for, or may be later; in order.
+    #[must_use]
+    pub fn returning(&self) -> Vec<usize> {
+        let graphs = self.present().filter(|(_, tracer)| tracer.graph);
+        let mut sites = self.returns.clone();
+        sites.extend(graphs.flat_map(|(_, tracer)| &tracer.sites));
+        sites.sort_unstable();
+        sites.dedup();
+        sites
     }
 
     /// Every site and every one of these `exits` once, with what it has to do for all of its
@@ -311,7 +324,7 @@ mod tests {
             Some(Tracer { name, sites: sites.to_vec(), ..Tracer::default() })
         };
         let tracers = sites.iter().enumerate().map(tracer).collect();
-        Tracing { tracers, from: None, overflow: Overflow::Drop }
+        Tracing { tracers, from: None, overflow: Overflow::Drop, returns: Vec::new() }
     }
 
     fn planned(tracing: &Tracing) -> Vec<(usize, Vec<u8>)> {
@@ -344,6 +357,8 @@ mod tests {
         let exits = [(5, ExitKind::Return), (5, jump), (6, jump), (7, ExitKind::Return)];
         let exits = exits.map(|(site, kind)| exit(site, kind));
         assert!(tracing.wants_exits());
+        tracing.returns = vec![9, 5];
+        assert_eq!(tracing.returning(), [5, 9]);
         let plan = tracing.plan(&exits);
         let duty = |index: u32| {
             let duty = &plan.duties[index as usize];

@@ -66,7 +66,7 @@ pub(super) trait Target: Sync {
         kernel: &Kernel,
         image: &Image,
         memory: &Arc<dyn Memory>,
-        options: Options,
+        options: Options<'_>,
         readable: Readable,
     ) -> Result<Installed, TraceError>;
 }
@@ -119,11 +119,14 @@ pub(super) trait GuestCode: Send {
     /// Where a vCPU stands (run-time address) when [`Hook::Trap`] at the site exits.
     fn trap(&self, image: &Image, site: &Site) -> u64;
 
+    /// Whether an exit can be held in this run, as far as that was decided at the attach moment.
+    fn is_prepared(&self, exit: &Exit) -> bool;
+
     /// Makes the stub that leads from an exit to a program, if there is none yet; what its records
     /// say. The guest may run: nobody executes it yet. `None` when the exit cannot have one.
     ///
     /// # Errors
-    /// When there is no place for it, or there are no exits of this architecture.
+    /// When there is no place for it.
     fn stub(
         &mut self,
         guest: &dyn Guest,

@@ -1,7 +1,8 @@
 //! Rewriting the places where functions are left: verify, write, read back, restore.
 //!
-//! An exit becomes a jump into a stub of its own. Only its first byte can be where a context
-//! stands, before and after, so it may be changed in any pause, both ways.
+//! On x86-64 an exit becomes a jump into a stub of its own. Only its first byte can be where a
+//! context stands, before and after, so it may be changed in any pause, both ways. On riscv64 its
+//! stub is there from the beginning, and one word of it becomes a call: an instruction, too.
 
 use super::arch::GuestCode;
 use super::guest::{Guest, GuestError, Image};

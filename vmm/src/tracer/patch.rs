@@ -30,6 +30,8 @@ pub enum SkipReason {
     ReadBack,
     /// It has no stub.
     NoStub,
+    /// It shares bytes with an exit that was left alone.
+    Shared,
 }
 
 impl std::fmt::Display for SkipReason {
@@ -45,6 +47,7 @@ impl std::fmt::Display for SkipReason {
             Self::NoRam => f.write_str("not in guest RAM"),
             Self::ReadBack => f.write_str("did not take the patch"),
             Self::NoStub => f.write_str("no stub could be made for it"),
+            Self::Shared => f.write_str("it shares code with an exit that was left alone"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! An attachment: the annex in a guest, the programs, the sites that call them.
 
-use super::annex::{Addressing, Layout, Memory};
+use super::annex::{Addressing, Layout, Memory, WithAnnex};
 use super::arch::{self, GuestCode, Hook, Installed};
 use super::exits::{ExitSkip, ExitWord, HeldExits};
 use super::ftrace::{self, Offsets, Records};
@@ -17,11 +17,15 @@ use vmtrace_trampolines::{Overflow, Point};
 
 /// What to write and how.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct Options<'a> {
     /// What happens when a ring is full.
     pub overflow: Overflow,
     /// vCPUs of the guest.
     pub cpus: u64,
+    /// Functions (indices into [`Kernel::sites`]) whose exits may be asked for. Where exits can be
+    /// changed at the attach moment alone (riscv64) they are rewritten then; elsewhere this means
+    /// nothing.
+    pub returns: &'a [usize],
 }
 
 /// What entry programs write for the function of `site` (link address): where they
@@ -68,9 +72,12 @@ pub enum TraceError {
     /// A program cannot be made.
     #[error(transparent)]
     Program(#[from] vmtrace_trampolines::ProgramError),
-    /// Where functions are left cannot be traced on this architecture.
-    #[error("returns of functions cannot be traced on this architecture yet: trace entries")]
-    NoExits,
+    /// There is no place for what so many exits lead to.
+    #[error(
+        "no place for the {0} exits of the functions whose returns may be asked for: name fewer \
+         (--graph, --returns)"
+    )]
+    Returns(usize),
     /// There is no place for another program.
     #[error(
         "no place for another program after {0}: too many combinations of tracers in one run; \
@@ -99,7 +106,7 @@ pub struct Attachment {
     memory: Arc<dyn Memory>,
     code: Box<dyn GuestCode>,
     tasks: tasks::Offsets,
-    options: Options,
+    overflow: Overflow,
     books: Offsets,
     patcher: Patcher,
     programs: Programs,
@@ -119,7 +126,7 @@ impl Attachment {
         kernel: &Kernel,
         image: Image,
         memory: Arc<dyn Memory>,
-        options: Options,
+        options: Options<'_>,
     ) -> Result<Self, TraceError> {
         let books = Offsets::find(kernel)?;
         let target = arch::of(kernel.arch());
@@ -135,12 +142,12 @@ impl Attachment {
             memory,
             code,
             tasks,
-            options,
+            overflow: options.overflow,
             books,
             patcher,
             programs,
             exits: HeldExits::default(),
-            settled: false,
+            settled: target.after_alternatives().is_none(),
         })
     }
 
@@ -157,7 +164,7 @@ impl Attachment {
     /// One reader for each vCPU's ring. To be called once.
     #[must_use]
     pub fn readers(&self) -> Vec<RingReader> {
-        RingReader::all(&self.layout, &self.memory, self.options.overflow == Overflow::Overwrite)
+        RingReader::all(&self.layout, &self.memory, self.overflow == Overflow::Overwrite)
     }
 
     /// A reader of what tasks say of themselves.
@@ -261,6 +268,15 @@ impl Attachment {
         self.settled
     }
 
+    /// Whether returns of a function (index into [`Kernel::sites`]) can be held in this run, as far
+    /// as that was decided when it began: see [`Options::returns`]. It is true for functions that
+    /// have no exits as well.
+    #[must_use]
+    pub fn is_prepared(&self, kernel: &Kernel, site: usize) -> bool {
+        let exits = kernel.exits().map(|exits| exits.of(site)).unwrap_or_default();
+        exits.is_empty() || exits.iter().any(|exit| self.code.is_prepared(exit))
+    }
+
     /// Makes the stub that leads from an exit to a program; what its records say, if there can be
     /// one. The guest may run.
     ///
@@ -299,7 +315,8 @@ impl Attachment {
         exits: &[(usize, u16)],
     ) -> Result<Vec<ExitSkip>, TraceError> {
         let all = kernel.exits().map_err(|error| TraceError::Kernel(error.to_string()))?;
-        Ok(self.exits.hold(guest, &self.image, &*self.code, all, exits)?)
+        let guest = WithAnnex { guest, annex: &*self.memory };
+        Ok(self.exits.hold(&guest, &self.image, &*self.code, all, exits)?)
     }
 
     /// Gives exits (indices) back. All vCPUs are paused.
@@ -313,7 +330,8 @@ impl Attachment {
     ) -> Result<Restored, TraceError> {
         let mut exits = exits.to_vec();
         exits.sort_unstable();
-        Ok(self.exits.release_if(guest, |exit| exits.binary_search(&exit).is_ok())?)
+        let guest = WithAnnex { guest, annex: &*self.memory };
+        Ok(self.exits.release_if(&guest, |exit| exits.binary_search(&exit).is_ok())?)
     }
 
     /// Gives `sites` back; they can be enabled again at any time. All vCPUs are
@@ -388,7 +406,8 @@ impl Attachment {
         kernel: &Kernel,
     ) -> Result<Restored, TraceError> {
         // Both, even if one fails.
-        let exits = self.exits.release_if(guest, |_| true);
+        let annex = WithAnnex { guest, annex: &*self.memory };
+        let exits = self.exits.release_if(&annex, |_| true);
         let restored = self.patcher.release_if(guest, |_| true)?;
         exits?;
         self.code.remove(guest, &self.image, kernel, self.patcher.freed())?;

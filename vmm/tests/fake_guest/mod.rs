@@ -264,7 +264,12 @@ impl Fake {
     }
 
     pub(crate) fn try_attach(&self) -> Result<Attachment, TraceError> {
-        let options = Options { overflow: Overflow::Drop, cpus: 2 };
+        self.try_attach_for(&[])
+    }
+
+    /// For returns of the functions at these sites, too.
+    pub(crate) fn try_attach_for(&self, returns: &[usize]) -> Result<Attachment, TraceError> {
+        let options = Options { overflow: Overflow::Drop, cpus: 2, returns };
         let annex = Arc::clone(&self.annex) as Arc<dyn annex::Memory>;
         Attachment::new(self, &self.kernel, self.image(), annex, options)
     }

@@ -126,3 +126,8 @@ pub(crate) fn target(fake: &Fake, site: usize) -> u64 {
     assert_eq!(word(ops + func), fake.link("ftrace_stub"));
     word(ops + direct_call)
 }
+
+/// Guest-physical address of the entry that maps the annex' code.
+pub(crate) fn code_entry(fake: &Fake) -> u64 {
+    entry(fake, annex::SIZE >> 21)
+}

@@ -8,6 +8,7 @@
 mod boots;
 mod bytes;
 mod events;
+mod graph;
 mod guest;
 mod ops;
 
@@ -33,13 +34,15 @@ fn host() -> Result<HostOptions> {
 
 fn main() -> Result<()> {
     let names: Vec<String> = std::env::args().skip(1).collect();
-    let all = ["bytes", "events", "boots", "two", "ops"].map(str::to_owned);
+    let all = ["bytes", "events", "boots", "two", "graph", "graph-boots", "ops"].map(str::to_owned);
     let names = if names.is_empty() { &all[..] } else { &names };
     names.iter().try_for_each(|name| match name.as_str() {
         "bytes" => bytes::run(),
         "events" => events::run(),
         "boots" => boots::run(),
         "two" => ops::two(),
+        "graph" => graph::calls(),
+        "graph-boots" => graph::boots(),
         "ops" => ops::run(),
         other => bail!("unknown table {other:?}: say nothing, or some of {all:?}"),
     })

@@ -183,6 +183,22 @@ pub(crate) fn ops(guest: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// Entries and returns: what the guest's own tracer costs, or vmtrace.
+pub(crate) fn graph(guest: bool) -> Result<()> {
+    let meter = Meter::new();
+    let untraced = meter.per_call();
+    println!("graph untraced {untraced:.1}");
+    if guest {
+        small_buffer()?;
+        println!("graph guest {:.1}", meter.tracer("function_graph")? - untraced);
+        return Ok(());
+    }
+    mark();
+    fill_ring();
+    println!("graph vmtrace {:.1}", meter.per_call() - untraced);
+    Ok(())
+}
+
 /// Instances with a function tracer each, every one on a function that is not called.
 struct Idle {
     /// Lines of `available_filter_functions`: ftrace takes their numbers, and does not

@@ -19,6 +19,7 @@
 //!                                      where the kernel's code differs from what it was
 //! vmtrace-guest bench-ops              the same for vmtrace with tracers that have nothing to do
 //! vmtrace-guest bench-ops MODULE N...  for the guest's tracers beside N that have nothing to do
+//! vmtrace-guest bench-graph [guest]    entries with their returns: vmtrace, or the guest's tracer
 //! vmtrace-guest crash                  panics the kernel (sysrq)
 //! vmtrace-guest uptime                 CLOCK_BOOTTIME in nanoseconds
 //! ```
@@ -58,6 +59,8 @@ fn main() -> Result<()> {
         ["bytes", port, count, console] => bytes(port.parse()?, count.parse()?, console.parse()?),
         ["bench", others] => bench::bench(others.parse()?),
         ["bench-ops", which @ ..] => bench::ops(which),
+        ["bench-graph"] => bench::graph(false),
+        ["bench-graph", "guest"] => bench::graph(true),
         ["stress", cpus] => stress::stress(cpus.parse()?),
         ["crash"] => Ok(fs::write("/proc/sysrq-trigger", "c")?),
         ["uptime"] => {

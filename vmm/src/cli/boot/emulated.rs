@@ -167,6 +167,7 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     let flags = [(args.graph, "--graph"), (args.args, "--args"), (args.retval, "--retval")];
     job.extend(flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag.to_owned()));
     job.extend(args.arg.iter().map(|values| format!("--arg={values}")));
+    job.extend(args.returns.iter().map(|glob| format!("--returns={glob}")));
     job.extend(args.tracer.iter().map(|globs| format!("--tracer={globs}")));
     job.extend(args.from.iter().map(|name| format!("--from={name}")));
     job.extend(args.timeout.iter().map(|seconds| format!("--timeout={seconds}")));

@@ -67,7 +67,7 @@ pub struct Args {
     #[arg(long, value_name = "[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]]", value_parser = parse_tracer)]
     pub tracer: Vec<TracerSpec>,
     /// Trace where the functions of -f are left, too, and print calls with their durations as
-    /// ftrace's function_graph tracer does (x86-64)
+    /// ftrace's function_graph tracer does
     #[arg(long)]
     pub graph: bool,
     /// Record the parameters of the functions of -f, by the types that the kernel says they have
@@ -81,6 +81,11 @@ pub struct Args {
     /// (NAME=PATH), and a text a length (PATH:BYTES). FUNCTION is a glob; may be repeated
     #[arg(long, value_name = "FUNCTION: PATH, ...", value_parser = parse_argument)]
     pub arg: Vec<ArgumentSpec>,
+    /// Returns of functions that match this glob may be asked for later, by `vmtrace ctl tracer add
+    /// ...:graph`; may be repeated. riscv64 guests must know that when they boot, since places
+    /// where functions are left are rewritten only then; others need nothing
+    #[arg(long, value_name = "GLOB")]
+    pub returns: Vec<String>,
     /// Begin to trace when this function is first called
     #[arg(long, value_name = "FUNCTION")]
     pub from: Option<String>,
@@ -297,7 +302,14 @@ impl Args {
             OverflowArg::Drop => Overflow::Drop,
             OverflowArg::Overwrite => Overflow::Overwrite,
         };
-        let tracing = Tracing { tracers, from, overflow };
+        let returns = if self.returns.is_empty() {
+            Vec::new()
+        } else {
+            let selection = kernel.select_with_report(&self.returns, &[]);
+            unmatched.extend(selection.unmatched);
+            selection.sites
+        };
+        let tracing = Tracing { tracers, from, overflow, returns };
         if tracing.is_empty() {
             return Err(KernelError::NoMatch { globs: unmatched }.into());
         }
@@ -390,16 +402,14 @@ fn trace_name(args: &Args) -> String {
 /// Says which functions are traced without some, or any, of the places where they are left.
 fn uncovered(kernel: &Kernel, tracing: &Tracing) {
     const EXAMPLES: usize = 3;
-    let Some(exits) = tracing.wants_exits().then(|| kernel.exits().ok()).flatten() else { return };
+    let sites = tracing.returning();
+    let Some(exits) = (!sites.is_empty()).then(|| kernel.exits().ok()).flatten() else { return };
     let mut missing: BTreeMap<Missing, Vec<&str>> = BTreeMap::new();
-    let mut all = 0;
-    for (_, tracer) in tracing.present().filter(|(_, tracer)| tracer.graph) {
-        all += tracer.sites.len();
-        for &site in &tracer.sites {
-            if let Coverage::Partial(reason) | Coverage::None(reason) = exits.coverage(site) {
-                let name = kernel.sites().get(site).and_then(|site| kernel.site_name(site));
-                missing.entry(reason).or_default().extend(name);
-            }
+    let all = sites.len();
+    for site in sites {
+        if let Coverage::Partial(reason) | Coverage::None(reason) = exits.coverage(site) {
+            let name = kernel.sites().get(site).and_then(|site| kernel.site_name(site));
+            missing.entry(reason).or_default().extend(name);
         }
     }
     for (reason, names) in missing {
@@ -421,7 +431,7 @@ pub fn run(args: &Args) -> Result<u8> {
     let kernel = Arc::new(super::inspect::open(&args.kernel, args.system_map.as_deref())?);
     kernel.check_traceable().with_context(|| args.kernel.display().to_string())?;
     let tracing = args.tracing(&kernel)?;
-    if tracing.wants_exits() {
+    if !tracing.returning().is_empty() {
         kernel.exits().with_context(|| format!("--graph: {}", args.kernel.display()))?;
     }
     if args.kaslr && args.boot_image.is_none() && kernel.bzimage().is_none() {

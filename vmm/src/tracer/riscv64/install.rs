@@ -3,6 +3,7 @@
 use super::context::Context;
 use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout, TRAP_ENTRY};
 use super::map;
+use super::returns::Returns;
 use super::site::{self, Aim};
 use crate::kernel::{Exit, FtraceKind, Kernel, Site, SiteSection};
 use crate::tracer::annex::{Addressing, Layout, Memory, OPS, OPS_SIZE};
@@ -15,14 +16,14 @@ use std::sync::Arc;
 use vm_memory::Bytes;
 use vmtrace_trampolines::riscv64::encode::NOP;
 use vmtrace_trampolines::riscv64::{SPENT, Values, compile};
-use vmtrace_trampolines::{Overflow, Program, Readable};
+use vmtrace_trampolines::{Overflow, Point, Program, Readable};
 
 pub(super) fn install(
     guest: &dyn Guest,
     kernel: &Kernel,
     image: &Image,
     memory: &Arc<dyn Memory>,
-    options: Options,
+    options: Options<'_>,
     readable: Readable,
 ) -> Result<Installed, TraceError> {
     let symbol =
@@ -43,27 +44,35 @@ pub(super) fn install(
     };
     let gap = Gap::find(guest, kernel, image)?;
     layout.install(&memory.slice())?;
+    let at = map::code(layout.address);
+    let (returns, mut rewrites) = Returns::new(guest, kernel, image, memory, at, options.returns)?;
     let mut code = Code {
         gap,
+        returns,
         kind,
         prepared: Vec::new(),
         values,
         overflow: options.overflow,
         memory: Arc::clone(memory),
         annex: layout.address,
-        programs: 0,
+        programs: Vec::new(),
+        entries: 0,
     };
     let done = code.gap.fill(guest).and_then(|()| {
         code.put_ops(None, code.gap.trap_stub())?;
         code.prepare(guest, image, kernel)?;
-        Ok(map::map(guest, image, layout.address, memory.guest_address())?)
+        rewrites.write(guest)?;
+        let annex = memory.guest_address();
+        Ok(map::map(guest, image, layout.address, annex, !options.returns.is_empty())?)
     });
     if let Err(error) = done {
         // Nobody calls it yet.
         let _ = code.remove(guest, image, kernel, false);
         let _ = code.gap.clear(guest);
+        rewrites.undo(guest);
         return Err(error);
     }
+    code.returns.leave_out(&rewrites);
     Ok(Installed { layout, code: Box::new(code) })
 }
 
@@ -77,8 +86,18 @@ enum Kind {
     CallOps { caller: u64, none: u64, ops: OpsLayout },
 }
 
+/// How a program is called.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// By a function's entry: where the kernel has no CALL_OPS, through this entry of the tables.
+    Entry(u16),
+    /// By the stub of an exit, at this run-time address.
+    Return(u64),
+}
+
 struct Code {
     gap: Gap,
+    returns: Returns,
     kind: Kind,
     /// Sites whose first instruction is ours; see [`Code::prepare`].
     prepared: Vec<usize>,
@@ -87,8 +106,10 @@ struct Code {
     memory: Arc<dyn Memory>,
     /// Run-time address of the annex.
     annex: u64,
-    /// How many programs there are.
-    programs: u16,
+    /// All programs, by number.
+    programs: Vec<Way>,
+    /// How many of them are for entries.
+    entries: u16,
 }
 
 impl Code {
@@ -145,18 +166,24 @@ fn read(guest: &dyn Guest, physical: u64) -> Result<[u32; 2], GuestError> {
 
 impl GuestCode for Code {
     fn add(&mut self, guest: &dyn Guest, program: &Program) -> Result<(), TraceError> {
-        let full = TraceError::Full(self.programs.into());
-        let number = program.number;
-        if matches!(self.kind, Kind::Patchable) && number >= TRAP_ENTRY {
+        let full = TraceError::Full(self.programs.len());
+        let code = || compile(program, self.overflow, &self.values);
+        if program.point == Point::Return {
+            let address = self.returns.put(&code()?.bytes)?.ok_or(full)?;
+            self.programs.push(Way::Return(address));
+            return Ok(());
+        }
+        let entry = self.entries;
+        if matches!(self.kind, Kind::Patchable) && entry >= TRAP_ENTRY {
             return Err(full);
         }
-        let code = compile(program, self.overflow, &self.values)?;
-        let address = self.gap.put(guest, &code.bytes)?.ok_or(full)?;
+        let address = self.gap.put(guest, &code()?.bytes)?.ok_or(full)?;
         match self.kind {
-            Kind::Patchable => self.gap.aim(guest, number, address)?,
-            Kind::CallOps { .. } => self.put_ops(Some(number), address)?,
+            Kind::Patchable => self.gap.aim(guest, entry, address)?,
+            Kind::CallOps { .. } => self.put_ops(Some(program.number), address)?,
         }
-        self.programs = number + 1;
+        self.entries = entry + 1;
+        self.programs.push(Way::Entry(entry));
         Ok(())
     }
 
@@ -181,13 +208,15 @@ impl GuestCode for Code {
             edits.push(Edit::new(physical, original, ours).ok_or(SkipReason::OutOfReach)?);
             Ok(())
         };
-        let program = match hook {
-            Hook::Call(program) if program >= self.programs => return Err(SkipReason::OutOfReach),
-            Hook::Call(program) => Some(program),
+        let (program, way) = match hook {
+            Hook::Call(program) => match self.programs.get(usize::from(program)) {
+                Some(&Way::Entry(way)) => (Some(program), way),
+                Some(Way::Return(_)) | None => return Err(SkipReason::OutOfReach),
+            },
             Hook::Trap(trap) => {
                 let len = trap.len().min(MAX_TRAP);
                 add(self.gap.trap().1, &NO_TRAP[..len], trap)?;
-                None
+                (None, TRAP_ENTRY)
             }
         };
         let (first, second) = match self.kind {
@@ -196,7 +225,7 @@ impl GuestCode for Code {
                 if found == [NOP, NOP] {
                     return Err(SkipReason::Unprepared);
                 }
-                (aim.first(), aim.call(program.unwrap_or(TRAP_ENTRY)))
+                (aim.first(), aim.call(way))
             }
             Kind::CallOps { caller, none, .. } => {
                 let [first, second] = site::call(entry, caller).ok_or(SkipReason::OutOfReach)?;
@@ -220,18 +249,31 @@ impl GuestCode for Code {
         self.gap.trap().0
     }
 
+    fn is_prepared(&self, exit: &Exit) -> bool {
+        self.returns.is_prepared(exit)
+    }
+
     fn stub(
         &mut self,
         _: &dyn Guest,
-        _: &Image,
-        _: &Exit,
+        image: &Image,
+        exit: &Exit,
         _: u16,
     ) -> Result<Option<ExitWord>, TraceError> {
-        Err(TraceError::NoExits)
+        Ok(self.returns.named(image, exit))
     }
 
-    fn exit(&self, _: &dyn Guest, _: &Image, _: &Exit, _: u16) -> Result<Edit, SkipReason> {
-        Err(SkipReason::NoStub)
+    fn exit(
+        &self,
+        guest: &dyn Guest,
+        _: &Image,
+        exit: &Exit,
+        program: u16,
+    ) -> Result<Edit, SkipReason> {
+        match self.programs.get(usize::from(program)) {
+            Some(&Way::Return(program)) => self.returns.edit(guest, exit, program),
+            Some(Way::Entry(_)) | None => Err(SkipReason::NoStub),
+        }
     }
 
     fn mitigate(&mut self, _: &dyn Guest, _: &Image, _: &Kernel) -> Result<(), TraceError> {

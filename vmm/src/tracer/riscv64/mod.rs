@@ -1,12 +1,13 @@
 //! riscv64: sites are two instructions, in newer kernels (CALL_OPS) with a pointer to
-//! an ops before the function; code lies in a gap of the kernel's own mapping, rings
-//! are mapped behind its end.
+//! an ops before the function; code lies in a gap of the kernel's own mapping, rings and what
+//! exits lead to are mapped behind its end.
 
 mod context;
 mod gap;
 mod install;
 mod map;
 pub(super) mod paging;
+mod returns;
 mod site;
 
 use super::annex::Memory;
@@ -54,6 +55,7 @@ impl Target for Riscv64 {
         if is_site { entry + site::LEN as u64 } else { entry }
     }
 
+    /// None at an entry, where nothing is pushed, and none at a return, where all is popped.
     fn stack_bias(&self, _: Point) -> u64 {
         0
     }
@@ -83,7 +85,7 @@ impl Target for Riscv64 {
         kernel: &Kernel,
         image: &Image,
         memory: &Arc<dyn Memory>,
-        options: Options,
+        options: Options<'_>,
         readable: Readable,
     ) -> Result<Installed, TraceError> {
         install::install(guest, kernel, image, memory, options, readable)

@@ -23,7 +23,7 @@ pub(super) fn install(
     kernel: &Kernel,
     image: &Image,
     memory: &Arc<dyn Memory>,
-    options: Options,
+    options: Options<'_>,
     readable: Readable,
 ) -> Result<Installed, TraceError> {
     let context = Context::find(kernel, image)?;
@@ -179,6 +179,10 @@ impl GuestCode for Code {
         }
         self.programs.push(address);
         Ok(())
+    }
+
+    fn is_prepared(&self, _: &Exit) -> bool {
+        true
     }
 
     fn stub(

@@ -88,7 +88,7 @@ impl Target for X86_64 {
         kernel: &Kernel,
         image: &Image,
         memory: &Arc<dyn Memory>,
-        options: Options,
+        options: Options<'_>,
         readable: Readable,
     ) -> Result<Installed, TraceError> {
         install::install(guest, kernel, image, memory, options, readable)

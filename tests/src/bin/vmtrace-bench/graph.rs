@@ -1,0 +1,99 @@
+//! riscv64: what entries and returns cost, a call of getppid and a whole boot.
+//!
+//! The guest's own tracer is measured in a boot of its own: without CALL_OPS vmtrace leaves a site
+//! alone that the guest has used.
+
+use crate::guest::{Run, boot};
+use crate::{NANOSECONDS, value};
+use anyhow::{Result, ensure};
+use vmtrace::host::{HostArch, HostOptions};
+use vmtrace_tests::trace::{RISCV_KERNELS, WORKLOAD, options};
+use vmtrace_tests::{SharedHost, workload};
+
+const FUNCTION: &str = "__riscv_sys_getppid";
+/// A function that no boot calls.
+const NONE: &str = "__riscv_sys_getpgid";
+
+static HOST: SharedHost = SharedHost::new(host);
+
+fn host() -> Result<HostOptions> {
+    let workload = workload(HostArch::Riscv64)?;
+    let options = options(&workload.to_string_lossy(), &RISCV_KERNELS)?;
+    Ok(HostOptions { icount: true, cpus: 1, progress: true, ..options })
+}
+
+/// An entry and its return, for both kinds of kernels. What rewritten exits cost that nobody holds
+/// is part of it: against a boot without.
+pub(crate) fn calls() -> Result<()> {
+    println!("\ninstructions a call of getppid with its return, riscv64");
+    for name in RISCV_KERNELS.into_iter().rev() {
+        let guest = call(name, " guest", &[])?;
+        let ours = call(name, "", &["--graph"])?;
+        let (entries, returns) = (ours.records.entries, ours.records.returns);
+        ensure!(entries == returns, "{entries} entries, but {returns} returns: {:?}", ours.summary);
+        let untraced = value(&guest.text, "graph untraced ")?;
+        let rewritten = value(&ours.text, "graph untraced ")? - untraced;
+        println!(
+            "  {:<28}  vmtrace {:6.1}, {rewritten:.1} of them while nobody traces it, guest function_graph {:8.1}; the call {untraced:.1}, {} records of ours",
+            ours.release,
+            value(&ours.text, "graph vmtrace ")? + rewritten,
+            value(&guest.text, "graph guest ")?,
+            ours.summary.records(),
+        );
+    }
+    Ok(())
+}
+
+fn call(name: &str, who: &str, args: &[&str]) -> Result<Run> {
+    let command = format!("{WORKLOAD} bench-graph{who}");
+    let cmdline = format!("{} trace_buf_size=64k", HostArch::Riscv64.guest_cmdline());
+    let mut all = vec!["--add", WORKLOAD, "--run", &command, "--cmdline", &cmdline];
+    all.extend(["-f", FUNCTION, "--from", NONE]);
+    all.extend(args);
+    let run = boot(&HOST, name, &all)?;
+    let summary = &run.summary;
+    ensure!(summary.lost() == 0 && summary.sites.skipped.is_empty(), "{summary:?}");
+    Ok(run)
+}
+
+/// Boots to the first program, for both kinds of kernels.
+pub(crate) fn boots() -> Result<()> {
+    println!("\nboot to init, riscv64, 10^9 instructions (everything on one CPU)");
+    for name in RISCV_KERNELS.into_iter().rev() {
+        let (untraced, run) = cost(name, &["-f", NONE], "")?;
+        println!("  {:<36}  {untraced:6.2}", run.release);
+        let recorder = ["--overflow", "overwrite"];
+        let graph = [&recorder[..], &["--graph"]].concat();
+        let rewritten = ["-f", NONE, "--returns", "*"];
+        let guest = ["-f", NONE];
+        let rows: [(&str, &[&str], &str); 4] = [
+            ("vmtrace, all, flight recorder", &recorder, ""),
+            ("vmtrace, all, graph, flight recorder", &graph, ""),
+            ("vmtrace, returns rewritten, not held", &rewritten, ""),
+            ("guest ftrace=function_graph", &guest, "ftrace=function_graph"),
+        ];
+        for (what, args, cmdline) in rows {
+            let (cost, run) = cost(name, args, cmdline)?;
+            let pause = u32::try_from(run.summary.pauses.max_ns / 1000).unwrap_or(u32::MAX);
+            println!(
+                "  {what:<36}  {cost:6.2}  {:5.2} times, {} records, {} lost or overwritten, longest pause {:.1} million",
+                cost / untraced,
+                run.summary.records(),
+                run.summary.lost(),
+                f64::from(pause) / 1000.0 / NANOSECONDS
+            );
+            run.summary.notes.iter().for_each(|note| println!("    {note}"));
+        }
+    }
+    Ok(())
+}
+
+/// By the guest's clock.
+fn cost(name: &str, args: &[&str], cmdline: &str) -> Result<(f64, Run)> {
+    let command = format!("{WORKLOAD} uptime");
+    // As a distribution boots: with the self-tests, which emulated hosts leave out by default.
+    let cmdline = format!("cryptomgr.notests=0 {cmdline}");
+    let all = ["--add", WORKLOAD, "--run", &command, "--cmdline", &cmdline];
+    let run = boot(&HOST, name, &[&all[..], args].concat())?;
+    Ok((value(&run.text, "uptime ")? / NANOSECONDS / 1e9, run))
+}
