@@ -75,7 +75,7 @@ impl Guests {
         // By name, as the kernel's own code has it.
         let modes = of(&lines, "entry", "hrtimer_start_range_ns");
         let modes = modes.map(|line| line["args"]["mode"].as_str().unwrap_or("none"));
-        assert!(modes.clone().count() > 10, "{name}");
+        assert!(modes.clone().count() > 0, "{name}");
         for mode in modes {
             assert!(mode.starts_with("HRTIMER_MODE_"), "{name}: {mode}");
         }
