@@ -5,6 +5,7 @@
 //! `scripts/bench` runs it; with names of tables, these alone. The instructions
 //! repeat from run to run.
 
+mod args;
 mod boots;
 mod bytes;
 mod events;
@@ -34,11 +35,13 @@ fn host() -> Result<HostOptions> {
 
 fn main() -> Result<()> {
     let names: Vec<String> = std::env::args().skip(1).collect();
-    let all = ["bytes", "events", "boots", "two", "graph", "graph-boots", "ops"].map(str::to_owned);
+    let all = ["bytes", "events", "args", "boots", "two", "graph", "graph-boots", "ops"]
+        .map(str::to_owned);
     let names = if names.is_empty() { &all[..] } else { &names };
     names.iter().try_for_each(|name| match name.as_str() {
         "bytes" => bytes::run(),
         "events" => events::run(),
+        "args" => args::run(),
         "boots" => boots::run(),
         "two" => ops::two(),
         "graph" => graph::calls(),

@@ -51,8 +51,12 @@ impl Meter {
 
     /// Instructions of a call of getppid.
     fn per_call(&self) -> f64 {
+        self.per(call_getppid)
+    }
+
+    fn per(&self, call: fn()) -> f64 {
         const CALLS: u32 = 200;
-        let calls = || (0..CALLS).for_each(|_| call_getppid());
+        let calls = || (0..CALLS).for_each(|_| call());
         median(calls) / f64::from(CALLS) / self.instruction
     }
 
@@ -129,7 +133,7 @@ pub(crate) fn bench(others: usize) -> Result<()> {
 
     // vmtrace waits for this call: --from the function of getpgid
     mark();
-    fill_ring();
+    fill_ring(call_getppid);
     let vmtrace = meter.per_call();
     println!("bench untraced {untraced:.1}");
     println!("bench untraced-again {again:.1}");
@@ -143,9 +147,9 @@ pub(crate) fn bench(others: usize) -> Result<()> {
 
 /// As with the guest's buffers: once through the whole ring, so that the hypervisor has mapped
 /// all of its pages. With pauses for the relay, which has the same CPU.
-fn fill_ring() {
+fn fill_ring(call: fn()) {
     for _ in 0..RING.div_ceil(STEP) {
-        (0..STEP).for_each(|_| call_getppid());
+        (0..STEP).for_each(|_| call());
         std::thread::sleep(Duration::from_millis(5));
     }
     // What it has not done yet would be counted as ours.
@@ -178,8 +182,37 @@ pub(crate) fn ops(guest: &[&str]) -> Result<()> {
     mark();
     meter.per_call();
     println!("ops fresh {:.1}", meter.per_call() - again);
-    fill_ring();
+    fill_ring(call_getppid);
     println!("ops vmtrace {:.1}", meter.per_call() - again);
+    Ok(())
+}
+
+/// A system call whose function has three integers as arguments, and changes nothing.
+fn call_setresuid() {
+    // SAFETY: changes no user id.
+    unsafe { libc::syscall(libc::SYS_setresuid, -1, -1, -1) };
+}
+
+/// Three integer arguments: what the guest's own events cost, or vmtrace.
+pub(crate) fn args(guest: bool) -> Result<()> {
+    const EVENT: &str = "vmtrace_bench/args";
+    const VALUES: &str = "__sys_setresuid ruid=$arg1:u32 euid=$arg2:u32 suid=$arg3:u32";
+    let meter = Meter::new();
+    let untraced = meter.per(call_setresuid);
+    println!("args untraced {untraced:.1}");
+    if guest {
+        small_buffer()?;
+        // Older kernels have no events by fprobes.
+        let define = |kind| set("dynamic_events", &format!("{kind}:{EVENT} {VALUES}"));
+        let kind = define("f").map(|()| "fprobe").or_else(|_| define("p").map(|()| "kprobe"))?;
+        set(&format!("events/{EVENT}/enable"), "1")?;
+        meter.per(call_setresuid);
+        println!("args {kind} {:.1}", meter.per(call_setresuid) - untraced);
+        return Ok(());
+    }
+    mark();
+    fill_ring(call_setresuid);
+    println!("args vmtrace {:.1}", meter.per(call_setresuid) - untraced);
     Ok(())
 }
 
@@ -194,7 +227,7 @@ pub(crate) fn graph(guest: bool) -> Result<()> {
         return Ok(());
     }
     mark();
-    fill_ring();
+    fill_ring(call_getppid);
     println!("graph vmtrace {:.1}", meter.per_call() - untraced);
     Ok(())
 }

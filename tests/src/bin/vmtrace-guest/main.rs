@@ -61,6 +61,8 @@ fn main() -> Result<()> {
         ["bench-ops", which @ ..] => bench::ops(which),
         ["bench-graph"] => bench::graph(false),
         ["bench-graph", "guest"] => bench::graph(true),
+        ["bench-args"] => bench::args(false),
+        ["bench-args", "guest"] => bench::args(true),
         ["stress", cpus] => stress::stress(cpus.parse()?),
         ["crash"] => Ok(fs::write("/proc/sysrq-trigger", "c")?),
         ["uptime"] => {

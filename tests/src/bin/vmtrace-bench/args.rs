@@ -1,0 +1,56 @@
+//! What an entry with arguments costs, on both architectures, beside events of the guest's own
+//! with the same arguments, which have a boot of their own.
+
+use crate::guest::{Run, boot};
+use crate::value;
+use anyhow::{Context, Result, ensure};
+use vmtrace::host::{HostArch, HostOptions};
+use vmtrace_tests::trace::{RISCV_KERNELS, WORKLOAD, arch_of, options, syscall};
+use vmtrace_tests::{SharedHost, workload};
+
+const FUNCTION: &str = "__sys_setresuid";
+const VALUES: &str = "__sys_setresuid: ruid, euid, suid";
+
+static RISCV: SharedHost = SharedHost::new(|| {
+    let workload = workload(HostArch::Riscv64)?;
+    let options = options(&workload.to_string_lossy(), &RISCV_KERNELS)?;
+    Ok(HostOptions { icount: true, cpus: 1, progress: true, ..options })
+});
+
+/// The table.
+pub(crate) fn run() -> Result<()> {
+    println!("\ninstructions a call of setresuid with its three arguments");
+    row(&crate::HOST, crate::KERNEL)?;
+    RISCV_KERNELS.into_iter().rev().try_for_each(|name| row(&RISCV, name))
+}
+
+fn row(host: &SharedHost, name: &str) -> Result<()> {
+    let guest = measure(host, name, " guest", &[])?;
+    let plain = measure(host, name, "", &[])?;
+    let ours = measure(host, name, "", &["--arg", VALUES])?;
+    let figure =
+        |kind: &str| value(&guest.text, &format!("args {kind} ")).map(|it| (kind.to_owned(), it));
+    let (kind, theirs) = figure("fprobe").or_else(|_| figure("kprobe")).context("no event")?;
+    println!(
+        "  {:<28}  vmtrace {:6.1} (without arguments {:6.1}), guest {kind} event {theirs:8.1}; the call {:.1}, {} records of ours",
+        ours.release,
+        value(&ours.text, "args vmtrace ")?,
+        value(&plain.text, "args vmtrace ")?,
+        value(&ours.text, "args untraced ")?,
+        ours.summary.records(),
+    );
+    Ok(())
+}
+
+fn measure(host: &SharedHost, name: &str, who: &str, args: &[&str]) -> Result<Run> {
+    let command = format!("{WORKLOAD} bench-args{who}");
+    let cmdline = format!("{} trace_buf_size=64k", arch_of(name)?.guest_cmdline());
+    let from = syscall(name, "getpgid")?;
+    let mut all = vec!["--add", WORKLOAD, "--run", &command, "--cmdline", &cmdline];
+    all.extend(["-f", FUNCTION, "--from", &from]);
+    all.extend(args);
+    let run = boot(host, name, &all)?;
+    let summary = &run.summary;
+    ensure!(summary.lost() == 0 && summary.sites.skipped.is_empty(), "{summary:?}");
+    Ok(run)
+}
