@@ -7,6 +7,7 @@ pub mod graph;
 pub mod live;
 pub mod stress;
 pub mod trace;
+pub mod tree;
 
 use std::path::PathBuf;
 use std::process::Command;

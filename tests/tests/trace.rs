@@ -36,6 +36,20 @@ fn every_function_can_be_traced_with_its_returns() {
 }
 
 #[test]
+fn calls_are_nested_as_the_guests_own_tracer_shows() {
+    for name in ["x86_64-6.12"] {
+        GUESTS.calls_are_nested_as_the_guests_own_tracer_shows(name);
+    }
+}
+
+#[test]
+fn a_panic_shows_the_same_calls_with_every_return_traced() {
+    for name in ["x86_64-6.12"] {
+        GUESTS.a_panic_shows_the_same_calls_with_every_return_traced(name);
+    }
+}
+
+#[test]
 fn arguments_and_results_are_those_of_the_calls() {
     for name in KERNELS {
         GUESTS.arguments_and_results_are_those_of_the_calls(name);

@@ -26,6 +26,20 @@ fn every_function_can_be_traced_from_boot_to_power_off() {
 }
 
 #[test]
+fn calls_are_nested_as_the_guests_own_tracer_shows() {
+    for name in ["riscv64-7"] {
+        GUESTS.calls_are_nested_as_the_guests_own_tracer_shows(name);
+    }
+}
+
+#[test]
+fn a_panic_shows_the_same_calls_with_every_return_traced() {
+    for name in ["riscv64-7"] {
+        GUESTS.a_panic_shows_the_same_calls_with_every_return_traced(name);
+    }
+}
+
+#[test]
 fn arguments_and_results_are_those_of_the_calls() {
     for name in RISCV_KERNELS {
         GUESTS.arguments_and_results_are_those_of_the_calls(name);

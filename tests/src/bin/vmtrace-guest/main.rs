@@ -20,6 +20,9 @@
 //! vmtrace-guest bench-ops              the same for vmtrace with tracers that have nothing to do
 //! vmtrace-guest bench-ops MODULE N...  for the guest's tracers beside N that have nothing to do
 //! vmtrace-guest bench-graph [guest]    entries with their returns: vmtrace, or the guest's tracer
+//! vmtrace-guest bench-args [guest]     the same of entries with arguments
+//! vmtrace-guest tree [guest]           calls that are the same each time; prints what the guest's
+//!                                      function_graph shows of them, and this task's stack
 //! vmtrace-guest crash                  panics the kernel (sysrq)
 //! vmtrace-guest uptime                 CLOCK_BOOTTIME in nanoseconds
 //! ```
@@ -27,6 +30,7 @@
 
 mod bench;
 mod stress;
+mod tree;
 
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
@@ -63,6 +67,8 @@ fn main() -> Result<()> {
         ["bench-graph", "guest"] => bench::graph(true),
         ["bench-args"] => bench::args(false),
         ["bench-args", "guest"] => bench::args(true),
+        ["tree"] => tree::tree(false),
+        ["tree", "guest"] => tree::tree(true),
         ["stress", cpus] => stress::stress(cpus.parse()?),
         ["crash"] => Ok(fs::write("/proc/sysrq-trigger", "c")?),
         ["uptime"] => {
