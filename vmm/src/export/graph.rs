@@ -20,6 +20,8 @@ const WAITING_TEXT: usize = 16 << 20;
 const PATIENCE: u64 = 1;
 /// Deeper calls are not indented further; a kernel's stack has no room for as many.
 const INDENTED: u32 = 256;
+/// Bytes that a name and its parentheses mostly take.
+const NAME: usize = 48;
 /// Width of a task in the lines that tell of a switch.
 const TASK: usize = 14;
 
@@ -212,7 +214,7 @@ impl<W: Write> Graph<W> {
         let Entry { vcpu, pid, comm, timestamp, .. } = *entry;
         self.decide(vcpu, None);
         let mut switch = self.switch(vcpu, pid, comm);
-        let mut function = Vec::new();
+        let mut function = Vec::with_capacity(NAME);
         name(&mut function, &entry.function);
         match &entry.args {
             Some(args) => write_args(&mut function, args),
