@@ -22,11 +22,12 @@ import zlib
 MAGIC = b"\xf5vmtr\r\n\0"
 MAX_PAYLOAD = 1 << 20
 LOCAL, OPTIONAL = 1, 2
-HEADER, SYMBOLS, TASKS, RECORDS, LOSS, MARK, WATERMARK, JOIN, END, TRACERS = range(1, 11)
+HEADER, SYMBOLS, TASKS, RECORDS, LOSS, MARK, WATERMARK, JOIN, END, TRACERS, VALUES = range(1, 12)
 MARKS = ["attach", "pause", "resume", "filter", "detach", "exit", "agent", "note"]
 CONSUMER_SLOW = 3
 ENTRY, RETURN, TAIL = 1, 2, 3
-HAS_VALUE = 2
+OF_ENTRY, OF_RETURN = 0, 1
+HAS_SP, HAS_VALUE, HAS_VALUES = 1, 2, 4
 
 
 class StreamError(Exception):
@@ -41,6 +42,79 @@ def text(raw):
     """Names come from the guest: nothing in them may reach a terminal's controls."""
     decoded = bytes(raw).decode("utf-8", "replace")
     return "".join("?" if unicodedata.category(c) == "Cc" else c for c in decoded)
+
+
+def quoted(raw, quote):
+    """Text of the guest in quotes, escaped as in C."""
+    shown = quote
+    for c in bytes(raw).decode("utf-8", "surrogateescape"):
+        if c in f"\\{quote}":
+            shown += f"\\{c}"
+        elif c in "\n\r\t":
+            shown += {"\n": "\\n", "\r": "\\r", "\t": "\\t"}[c]
+        elif unicodedata.category(c) in ("Cc", "Cs"):
+            shown += "".join(f"\\x{byte:02x}" for byte in c.encode("utf-8", "surrogateescape"))
+        else:
+            shown += c
+    return shown + quote
+
+
+def words_of(field):
+    """How many words of 8 bytes a value takes."""
+    if field["type"] in ("bool", "char", "pointer", "bits"):
+        return 1
+    size = field.get("bytes")
+    # A type of a later version may have no size, or mean something else by it.
+    known = isinstance(size, int) and not isinstance(size, bool) and size >= 0
+    return max(1, (size + 7) // 8) if known else 1
+
+
+def number(raw, bits, signed):
+    raw &= (1 << bits) - 1
+    return raw - (1 << bits) if signed and raw >> (bits - 1) else raw
+
+
+def value(field, raw):
+    """What the bytes of a value's words say, as text."""
+    kind = field["type"]
+    whole = int.from_bytes(raw[:8], "little")
+    if kind in ("signed", "unsigned"):
+        return str(number(whole, 8 * field["bytes"], kind == "signed"))
+    if kind == "bool":
+        return "true" if number(whole, 8 * field["bytes"], False) else "false"
+    if kind == "char":
+        return quoted(raw[:1], "'")
+    if kind == "enum":
+        found = number(whole, 8 * field["bytes"], field.get("signed", False))
+        names = (name for known, name in field["names"] if known == found)
+        return text(next(names, str(found)).encode())
+    if kind == "pointer":
+        return f"{whole:#x}"
+    if kind == "text":
+        return quoted(raw[: field["bytes"]].split(b"\0")[0], '"')
+    if kind == "bits":
+        return str(number(whole >> field["shift"], field["width"], field.get("signed", False)))
+    if kind == "raw":
+        raw = raw[: field["bytes"]]
+    # Also what only a later version knows.
+    return f"{int.from_bytes(raw, 'little'):#x}" if len(raw) <= 8 else raw.hex()
+
+
+def arguments(fields, failed, raw):
+    """Values of arguments as `a=1, b=?`."""
+    shown, used, at = [], set(), 0
+    for index, field in enumerate(fields):
+        name = plain = text(field["name"].encode())
+        repeated = 2
+        while name in used:
+            name, repeated = f"{plain}#{repeated}", repeated + 1
+        used.add(name)
+        end = at + 8 * words_of(field)
+        # What could not be read, or is not there.
+        missing = failed >> index & 1 or end > len(raw)
+        shown.append(f"{name}={'?' if missing else value(field, raw[at:end])}")
+        at = end
+    return ", ".join(shown)
 
 
 class Frames:
@@ -125,6 +199,7 @@ class Trace:
         self.tasks = {}  # pid: name
         self.found = {}  # address: name, the answers of symbol()
         self.tracers = {}  # number: name
+        self.formats = {}  # (function, tracer, of): what the values of records are
         self.unknown = 0  # records of kinds of later versions
         self.returns = False  # whether returns and tail jumps are shown
         self.said = False
@@ -167,6 +242,15 @@ class Trace:
             self.tracers[number] = text(payload[at + 8 : at + 8 + name])
             at += 8 + padded(name + description)
 
+    def add_values(self, payload):
+        count, at = struct.unpack_from("<I", payload)[0], 8
+        for _ in range(count):
+            function, tracer, of, _, length, _ = struct.unpack_from("<IBBHII", payload, at)
+            if of in (OF_ENTRY, OF_RETURN):
+                known = json.loads(payload[at + 16 : at + 16 + length])
+                self.formats[function, tracer, of] = known["values"]
+            at += 16 + padded(length)
+
     def symbol(self, address):
         """The name of the symbol that an address is in."""
         if address not in self.found:
@@ -192,14 +276,22 @@ class Trace:
             if kind in (ENTRY, RETURN, TAIL):
                 function, other = struct.unpack_from("<II", payload, at + 16)
                 task = "<idle>" if pid == 0 else self.tasks.get(pid, "<...>")
-                more = ""
+                more, args = "", ""
                 if kind == RETURN and flags & HAS_VALUE:
                     # Behind the stack pointer, which returns always have.
-                    more = f", {struct.unpack_from('<Q', payload, at + 32)[0]:#x}"
+                    raw = payload[at + 32 : at + 40]
+                    known = self.formats.get((function, tracer, OF_RETURN))
+                    shown = value(known[0], raw) if known else f"{int.from_bytes(raw, 'little'):#x}"
+                    more = f", {shown}"
+                fields = self.formats.get((function, tracer, OF_ENTRY))
+                if kind == ENTRY and flags & HAS_VALUES and fields is not None:
+                    start = at + (32 if flags & HAS_SP else 24)
+                    failed = struct.unpack_from("<Q", payload, start)[0]
+                    args = f"({arguments(fields, failed, payload[start + 8 : at + 8 * words])})"
                 if tracer:
                     more += f" [{self.tracers.get(tracer, f'tracer{tracer}')}]"
                 name = {ENTRY: "entry", RETURN: "return", TAIL: "tail"}[kind]
-                event = (name, vcpu, ticks, task, pid, function, other, more)
+                event = (name, vcpu, ticks, task, pid, function, other, args, more)
                 self.merger.push(vcpu, ticks, event)
             else:
                 self.unknown += 1
@@ -259,7 +351,7 @@ class Trace:
                 micros = (duration + 500) // 1000
                 line += f" {micros // 1000}.{micros % 1000:03} ms"
             return line + (f": {text(details)}" if details else "")
-        name, vcpu, ticks, task, pid, function, caller, more = event
+        name, vcpu, ticks, task, pid, function, caller, args, more = event
         if name != "entry" and not self.returns:
             said, self.said = self.said, True
             return None if said else "# returns are not printed in this form: see --format graph"
@@ -269,6 +361,7 @@ class Trace:
         line += self.symbol(self.base + function)
         if name == "tail":
             return f"{line} jumps to {self.symbol(self.base + caller) if caller else '?'}{more}"
+        line += args
         return line + (f" <-{self.symbol(self.base + caller)}" if caller else "")
 
 
@@ -292,6 +385,7 @@ def consume(source, show, returns=False):
         LOSS: trace.add_loss,
         MARK: trace.add_mark,
         TRACERS: trace.add_tracers,
+        VALUES: trace.add_values,
     }
     summary = None
     try:

@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use vmtrace::export::{Graph, Player, Text};
-use vmtrace::stream::{Frame, MAGIC, Reader};
+use vmtrace::export::{Graph, Json, Player, Text};
+use vmtrace::stream::{Frame, MAGIC, Reader, Record, show_values};
 
 /// CRC-32 as the format has it; written again here, so that the library's own is tested too.
 fn crc32(parts: &[&[u8]]) -> [u8; 4] {
@@ -29,6 +29,24 @@ fn frame(stream: &mut Vec<u8>, kind: u8, flags: u8, sequence: u32, payload: &[u8
     stream.extend_from_slice(payload);
 }
 
+/// Values of every type, for the entries of function 0.
+const FORMAT: &[u8] = br#"{"values":[{"name":"a","type":"signed","bytes":4},
+{"name":"a","type":"unsigned","bytes":8},{"name":"b","type":"bool","bytes":1},
+{"name":"c","type":"char"},{"name":"p","type":"pointer"},{"name":"t","type":"text","bytes":12},
+{"name":"e","type":"enum","bytes":1,"signed":true,"names":[[-1,"NONE"],[1,"ONE"]]},
+{"name":"f","type":"bits","shift":3,"width":9,"signed":true},{"name":"r","type":"raw","bytes":9},
+{"name":"l","type":"later","bytes":9}]}"#;
+
+/// The payload of a frame with one format.
+fn format(function: u8, tracer: u8, of: u8, text: &[u8]) -> Vec<u8> {
+    let mut payload = vec![1, 0, 0, 0, 0, 0, 0, 0, function, 0, 0, 0, tracer, of, 0, 0];
+    payload.extend_from_slice(&u32::try_from(text.len()).expect("small").to_le_bytes());
+    payload.extend_from_slice(&[0; 4]);
+    payload.extend_from_slice(text);
+    payload.resize(payload.len().next_multiple_of(8), 0);
+    payload
+}
+
 /// A stream with a good beginning, and frames made of the input: for each a type, flags, a
 /// length in units of 8 bytes, and the payload.
 fn sealed(mut input: &[u8]) -> Vec<u8> {
@@ -41,11 +59,20 @@ fn sealed(mut input: &[u8]) -> Vec<u8> {
         header.extend_from_slice(&field.to_le_bytes());
     }
     frame(&mut stream, 1, 0, 0, &header);
-    let mut sequence = 1;
+    frame(&mut stream, 11, 2, 1, &format(0, 0, 0, FORMAT));
+    let mut sequence = 2;
     while let [kind, flags, units, rest @ ..] = input {
         let mut payload = rest[..rest.len().min(usize::from(*units) * 8)].to_vec();
         input = &rest[payload.len()..];
         payload.resize(payload.len().next_multiple_of(8), 0);
+        // Half of the formats have a head that fits, so that the text is reached.
+        if kind % 12 == 11
+            && flags & 4 != 0
+            && let [function, tracer, of, text @ ..] = &*payload
+        {
+            let end = text.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+            payload = format(function % 2, tracer % 2, of % 3, &text[..end]);
+        }
         frame(&mut stream, kind % 12, flags & 3, sequence, &payload);
         sequence += u32::from(flags & 1 == 0);
     }
@@ -59,10 +86,26 @@ fn read(stream: &[u8]) {
         match frame {
             Frame::Symbols(symbols) => drop(symbols.map(|it| it.name.len()).collect::<Vec<_>>()),
             Frame::Tracers(list) => assert!(list.count() < stream.len()),
+            Frame::Values(list) => {
+                for values in list {
+                    let Some(format) = values.format().expect("verified") else { continue };
+                    // Of too few words, of too many, and none could be read.
+                    let words = vec![u64::MAX / 3; format.words().min(300)];
+                    let shown = show_values(&format.values, 0, &words).count();
+                    assert_eq!(shown, format.values.len());
+                    let read = show_values(&format.values, u64::MAX, &words);
+                    assert!(read.filter(|(_, shown)| shown.is_some()).count() == 0);
+                }
+            }
             Frame::Tasks(tasks) => assert!(tasks.count() < stream.len()),
             Frame::Records(batch) => {
                 assert_eq!(batch.records().count(), batch.count as usize);
                 records += batch.records().count();
+                for record in batch.records() {
+                    if let Record::Entry { values: Some(values), .. } = record {
+                        assert!(values.words.len() <= 251);
+                    }
+                }
             }
             _ => {}
         }
@@ -80,6 +123,9 @@ fuzz_target!(|input: &[u8]| {
     let _refused = stream.chunks(size).try_for_each(|piece| player.push(piece));
     let _torn = player.finish();
     let mut player = Player::new(Graph::new(std::io::sink()));
+    let _refused = player.push(&stream);
+    let _torn = player.finish();
+    let mut player = Player::new(Json::new(std::io::sink()));
     let _refused = player.push(&stream);
     let _torn = player.finish();
 });

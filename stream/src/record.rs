@@ -169,6 +169,14 @@ impl EntryRecord {
         FrameEntryRecord { entry: self, sp: sp.into() }
     }
 
+    /// Whether it has nothing but what every entry has.
+    #[inline]
+    fn is_plain(&self) -> bool {
+        let head = &self.head;
+        let entry = head.kind == Self::KIND && head.words == Self::WORDS;
+        entry && head.flags & (RecordHead::SP | RecordHead::VALUES) == 0
+    }
+
     /// Clock ticks.
     #[must_use]
     pub fn timestamp(&self) -> u64 {
@@ -282,18 +290,16 @@ impl<'a> Record<'a> {
     }
 
     /// Looks into a whole record; `None` when it is shorter than its kind and flags say.
+    #[inline]
     fn of(head: &'a RecordHead, bytes: &'a [u8]) -> Option<Self> {
         // A known kind may grow at its end; it never shrinks.
         Some(match head.kind {
             EntryRecord::KIND => {
                 let (entry, rest) = EntryRecord::ref_from_prefix(bytes).ok()?;
                 let (sp, rest) = optional(head, RecordHead::SP, rest)?;
-                let (failed, rest) = optional(head, RecordHead::VALUES, rest)?;
-                let values = match failed {
-                    Some(failed) => {
-                        Some(Values { failed, words: <[U64]>::ref_from_bytes(rest).ok()? })
-                    }
-                    None => None,
+                let values = match head.flags & RecordHead::VALUES {
+                    0 => None,
+                    _ => Some(values(rest)?),
                 };
                 Self::Entry { entry, sp, values }
             }
@@ -315,6 +321,13 @@ fn optional<'a>(head: &RecordHead, flag: u8, rest: &'a [u8]) -> Option<(Option<u
     }
     let (number, rest) = U64::ref_from_prefix(rest).ok()?;
     Some((Some(number.get()), rest))
+}
+
+/// The values that are all of the rest; `None` when there is not even what failed.
+#[inline(never)]
+fn values(rest: &[u8]) -> Option<Values<'_>> {
+    let (failed, words) = U64::ref_from_prefix(rest).ok()?;
+    Some(Values { failed: failed.get(), words: <[U64]>::ref_from_bytes(words).ok()? })
 }
 
 /// Records of one vCPU, in their order.
@@ -360,12 +373,7 @@ impl<'a> Batch<'a> {
     #[must_use]
     pub fn entries(&self) -> Option<&'a [EntryRecord]> {
         let entries = <[EntryRecord]>::ref_from_bytes(self.bytes).ok()?;
-        let uniform = entries.iter().all(|entry| {
-            let head = &entry.head;
-            let plain = head.kind == EntryRecord::KIND && head.words == EntryRecord::WORDS;
-            plain && head.flags & (RecordHead::SP | RecordHead::VALUES) == 0
-        });
-        uniform.then_some(entries)
+        entries.iter().all(EntryRecord::is_plain).then_some(entries)
     }
 
     /// The records as they are on the wire.
@@ -382,7 +390,20 @@ pub struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
+    #[inline]
     fn next_whole(&mut self) -> Option<(Record<'a>, &'a [u8])> {
+        // Most traces have no others.
+        if let Ok((entry, rest)) = EntryRecord::ref_from_prefix(self.rest)
+            && entry.is_plain()
+        {
+            self.rest = rest;
+            return Some((Record::Entry { entry, sp: None, values: None }, entry.as_bytes()));
+        }
+        self.next_other()
+    }
+
+    #[inline]
+    fn next_other(&mut self) -> Option<(Record<'a>, &'a [u8])> {
         let (head, _) = RecordHead::ref_from_prefix(self.rest).ok()?;
         let size = usize::from(head.words) * ALIGN;
         if size < size_of::<RecordHead>() {

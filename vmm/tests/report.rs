@@ -6,6 +6,7 @@ use std::process::{Command, Output, Stdio};
 use tempfile::NamedTempFile;
 use vmtrace::stream::{
     EntryRecord, Exit, Header, RecordBuffer, ReturnRecord, Summary, Symbol, Task, Tracer, Writer,
+    sample,
 };
 
 const RECORDS: usize = 50_000;
@@ -135,6 +136,29 @@ fn prints_calls() {
     for options in [["--graph", "--format=json"], ["--min-duration", "10"], ["--max-depth", "0"]] {
         assert_eq!(report(&stream, &options).status.code(), Some(2), "{options:?}");
     }
+}
+
+#[test]
+fn prints_arguments() {
+    let stream = sample::values();
+    let text = |options: &[&str]| {
+        let output = report(&stream, options);
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let found = text(&[]);
+    assert!(found.contains(": vfs_read(file=0xffff888100001000, count=832, "), "{found}");
+    let found = text(&["--graph"]);
+    assert!(found.contains(", end?=255); /* = -22 */\n"), "{found}");
+    let found = text(&["--graph", "--min-duration", "1us"]);
+    assert!(found.contains(" 0)   10.000 us   |  } /* vfs_read = -22 */\n"), "{found}");
+    let found = text(&["--format", "json"]);
+    assert!(found.contains(r#""mode":"NOTHING","how":4,"#), "{found}");
+    assert!(found.contains(r#""value":-22}"#), "{found}");
+    let found = text(&["--stats"]);
+    assert!(found.contains("         4   80.0%  vfs_read\n"), "{found}");
+    let found = text(&["--summary"]);
+    assert!(found.contains("vmtrace: records 7 (vcpu0 7, vcpu1 0), lost 0"), "{found}");
 }
 
 #[test]

@@ -8,8 +8,9 @@ use std::process::{Command, Output};
 
 use vmtrace::export::{Player, Text};
 use vmtrace::stream::{
-    EntryRecord, Exit, Header, LossReason, Mark, MarkKind, RecordBuffer, ReturnRecord, Summary,
-    Symbol, TailRecord, Task, Tracer, Writer, consumer_loss,
+    EntryRecord, Exit, Header, LossReason, Mark, MarkKind, RecordBuffer, ReturnRecord, Shape,
+    Summary, Symbol, TailRecord, Task, Tracer, ValueField, ValuesFormat, ValuesOf, Writer,
+    consumer_loss,
 };
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
@@ -167,6 +168,113 @@ fn understands_every_kind_of_record() {
     let jump =
         "            init-1       [000]      0.000002: function_0 jumps to function_1 [näme?]";
     assert!(text.contains(jump), "{text}");
+}
+
+fn shape(number: u16) -> Shape {
+    let small = u8::try_from(number % 60).expect("small");
+    let bytes = 1 << (number % 4);
+    match number % 11 {
+        0 => Shape::Signed { bytes },
+        1 => Shape::Unsigned { bytes },
+        2 => Shape::Bool { bytes },
+        3 => Shape::Char,
+        4 => {
+            let names = (-200..200).step_by(3).map(|at| (at, format!("N{at}\x07").into()));
+            Shape::Enum { bytes, signed: number.is_multiple_of(2), names: names.collect() }
+        }
+        5 => Shape::Pointer,
+        6 | 7 => Shape::Text { bytes: number % 50 + 1 },
+        8 => Shape::Bits { shift: small, width: 64 - small, signed: number.is_multiple_of(2) },
+        9 => Shape::Raw { bytes: small + 1 },
+        _ => Shape::Unknown { kind: "later".into(), bytes: Some(number.into()) },
+    }
+}
+
+// Whatever is in the guest's memory: both print the same, of every type.
+#[test]
+fn decodes_values() {
+    let mut writer = begin();
+    let mut random = 1u64;
+    let mut next = || {
+        // Knuth's, with a look at its better half.
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        random >> 32
+    };
+    let mut buffer = RecordBuffer::new();
+    let bytes = b"az09 \"'\\\0\n\t\x1b\x7f\x80\xc3\xa4\xe2\x82\xac\xc2\x85\xed\xa0\x80\xff";
+    for round in 0..300u16 {
+        let function = 0x8100_0000 + u32::from(round % 40) * 64;
+        let fields = (0..next() % 8).map(|at| {
+            let name = if at == 3 { "ä\x1b\"".to_owned() } else { format!("a{}", at % 5) };
+            ValueField { name, shape: shape(u16::try_from(next() % 1000).expect("small")) }
+        });
+        let (tracer, of, values) = (0, ValuesOf::Entry, fields.collect());
+        let format = ValuesFormat { function, tracer, of, values };
+        writer.values(&format).expect("room");
+        let words: Vec<_> = (0..format.words().min(250))
+            .map(|_| match next() % 4 {
+                0 => next() % 300,
+                1 => next() << 32 | next(),
+                2 => u64::MAX - next() % 300,
+                _ => u64::from_le_bytes(
+                    [0; 8]
+                        .map(|_: u8| bytes[usize::try_from(next()).expect("small") % bytes.len()]),
+                ),
+            })
+            .collect();
+        let at = 123_456_789 + u64::from(round) * 100;
+        let entry = EntryRecord::new(at, function, 0x8100_0001, 1);
+        let sp = round.is_multiple_of(2).then_some(u64::from(round));
+        let failed = if round.is_multiple_of(3) { next() & next() } else { 0 };
+        buffer.clear();
+        let missing = usize::from(round.is_multiple_of(17));
+        let present = words.len().saturating_sub(missing);
+        buffer.push_values(entry, sp, failed, words.iter().copied().take(present));
+        buffer.push(entry);
+        writer.records(0, &buffer).expect("vCPU");
+    }
+    writer.end(&Summary::default()).expect("memory");
+    let stream = writer.into_inner().expect("memory");
+    let Some(output) = python_file(&stream, &[]) else { return };
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(errors, "600 records, 0 lost, 0 missed; guest: unknown\n");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    for (found, expected) in text.lines().zip(rust_lines(&stream)) {
+        assert_eq!(found, expected);
+    }
+    assert_eq!(text.lines().count(), 600);
+    for part in ["=true", "=-", "=?", "#2=", "='", "=\"", "=N", "\\x1b", "\\xff", "=0x"] {
+        assert!(text.contains(part), "{part}");
+    }
+}
+
+#[test]
+fn decodes_returned_values() {
+    let mut writer = begin();
+    let function = 0x8100_0000;
+    let mut buffer = RecordBuffer::new();
+    let mut returns = |writer: &mut Writer<Vec<u8>>, shape| {
+        if let Some(shape) = shape {
+            let values = vec![ValueField { name: "ret".into(), shape }];
+            let (tracer, of) = (0, ValuesOf::Return);
+            writer.values(&ValuesFormat { function, tracer, of, values }).expect("room");
+        }
+        buffer.clear();
+        let ret = ReturnRecord::new(123_456_789, function, 0, 1, 2);
+        buffer.push_return_value(ret.with_value(0xffff_ffea));
+        writer.records(0, &buffer).expect("vCPU");
+    };
+    returns(&mut writer, None);
+    returns(&mut writer, Some(Shape::Signed { bytes: 4 }));
+    returns(&mut writer, Some(Shape::Bool { bytes: 1 }));
+    let names = vec![(234, "LOW".into())];
+    returns(&mut writer, Some(Shape::Enum { bytes: 1, signed: false, names }));
+    writer.end(&Summary::default()).expect("memory");
+    let stream = writer.into_inner().expect("memory");
+    let Some(output) = python_file(&stream, &["--returns"]) else { return };
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let found: Vec<_> = text.lines().map(|line| line.rsplit(' ').next().unwrap_or("")).collect();
+    assert_eq!(found, ["0xffffffea", "-22", "true", "LOW"]);
 }
 
 #[test]

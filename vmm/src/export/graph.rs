@@ -20,6 +20,8 @@ const WAITING_TEXT: usize = 16 << 20;
 const PATIENCE: u64 = 1;
 /// Deeper calls are not indented further; a kernel's stack has no room for as many.
 const INDENTED: u32 = 256;
+/// Bytes that a name and its parentheses mostly take, and what is before and behind them.
+const NAME: usize = 48;
 /// Width of a task in the lines that tell of a switch.
 const TASK: usize = 14;
 
@@ -167,6 +169,7 @@ impl<W: Write> Graph<W> {
         let (frame, depth) = (*frame, *depth);
         let (mut line, name) = (std::mem::take(switch), std::mem::take(name));
         let leaf = leaf.filter(|leaf| leaf.0 == frame);
+        line.reserve(NAME + name.len());
         self.line(&mut line, vcpu, leaf.and_then(|leaf| leaf.1), depth);
         line.extend_from_slice(&name);
         line.extend_from_slice(leaf.map_or(b" {\n", |leaf| leaf.2));
@@ -212,7 +215,7 @@ impl<W: Write> Graph<W> {
         let Entry { vcpu, pid, comm, timestamp, .. } = *entry;
         self.decide(vcpu, None);
         let mut switch = self.switch(vcpu, pid, comm);
-        let mut function = Vec::new();
+        let mut function = Vec::with_capacity(NAME);
         name(&mut function, &entry.function);
         match &entry.args {
             Some(args) => write_args(&mut function, args),
@@ -247,6 +250,7 @@ impl<W: Write> Graph<W> {
         let ending = if leaf.is_empty() { b";\n" } else { &*leaf };
         if !self.decide(vcpu, ret.frame.map(|frame| (frame, duration_ns, ending))) {
             let mut lines = self.switch(vcpu, pid, comm);
+            lines.reserve(NAME);
             self.line(&mut lines, vcpu, duration_ns, depth);
             let index = usize::try_from(depth).unwrap_or(usize::MAX);
             let opened = self.cpu(vcpu).open.get(index).copied();

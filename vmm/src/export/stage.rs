@@ -179,6 +179,7 @@ impl<E: Export> Stage<E> {
     }
 
     /// Keeps the values of a record and what they are, if there are any and that is known.
+    #[inline(never)]
     fn hold_values(&mut self, queue: usize, record: &Record<'_>) -> bool {
         let (function, of, failed, words) = match record {
             Record::Entry { entry, values: Some(values), .. } => {
@@ -214,6 +215,29 @@ impl<E: Export> Stage<E> {
         self.beside.get_mut(queue)?.pop_front()
     }
 
+    /// [`Stage::give`] of a record whose values wait, too.
+    #[inline(never)]
+    fn give_with_values(
+        &mut self,
+        header: &Header,
+        queue: usize,
+        held: &Held,
+    ) -> Result<(), PlayError> {
+        let vcpu = u32::try_from(queue).unwrap_or(u32::MAX);
+        let sp = if held.has_sp { self.beside(queue) } else { None };
+        let value = if held.has_value { self.beside(queue) } else { None };
+        self.take_values(queue);
+        let given = if held.has_sp {
+            self.pair(header, vcpu, held, sp.unwrap_or(0), value)
+        } else {
+            self.pairing.plain(vcpu);
+            self.entry(header, vcpu, held, None)
+        };
+        self.present.format = None;
+        self.present.words.clear();
+        given
+    }
+
     pub(super) fn give(
         &mut self,
         header: &Header,
@@ -222,17 +246,15 @@ impl<E: Export> Stage<E> {
     ) -> Result<(), PlayError> {
         let vcpu = u32::try_from(queue).unwrap_or(u32::MAX);
         let event = match item {
-            Item::Record(held) => {
-                let sp = if held.has_sp { self.beside(queue) } else { None };
+            Item::Record(held) if held.has_format => {
+                return self.give_with_values(header, queue, held);
+            }
+            Item::Record(held) if held.has_sp => {
+                let sp = self.beside(queue).unwrap_or(0);
                 let value = if held.has_value { self.beside(queue) } else { None };
-                self.present.format = None;
-                self.present.words.clear();
-                if held.has_format {
-                    self.take_values(queue);
-                }
-                if held.has_sp {
-                    return self.pair(header, vcpu, held, sp.unwrap_or(0), value);
-                }
+                return self.pair(header, vcpu, held, sp, value);
+            }
+            Item::Record(held) => {
                 self.pairing.plain(vcpu);
                 return self.entry(header, vcpu, held, None);
             }

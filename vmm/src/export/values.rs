@@ -130,6 +130,7 @@ fn position(index: u32) -> usize {
 }
 
 /// Writes arguments as ftrace does, with their parentheses.
+#[inline(never)]
 pub(super) fn write_args(out: &mut Vec<u8>, args: &Args<'_>) {
     out.push(b'(');
     for (number, (name, shown)) in args.iter().enumerate() {
@@ -148,6 +149,7 @@ pub(super) fn write_args(out: &mut Vec<u8>, args: &Args<'_>) {
 
 /// Writes what was returned. Where nobody knows what it is, a number that may be an error is
 /// taken for one, as ftrace does.
+#[inline(never)]
 pub(super) fn write_returned(out: &mut Vec<u8>, returned: &Returned<'_>) {
     let shown = returned.shown().unwrap_or_else(|| {
         let raw = returned.raw.cast_signed();
@@ -234,6 +236,7 @@ fn hex(bytes: &[u8]) -> String {
 pub(super) struct JsonArgs<'a>(pub(super) Args<'a>);
 
 impl Serialize for JsonArgs<'_> {
+    #[inline(never)]
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         for (name, shown) in self.0.iter() {
@@ -248,6 +251,7 @@ impl Serialize for JsonArgs<'_> {
 pub(super) struct JsonReturned<'a>(pub(super) Returned<'a>);
 
 impl Serialize for JsonReturned<'_> {
+    #[inline(never)]
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0.shown() {
             Some(shown) => JsonShown(&shown).serialize(serializer),
