@@ -31,7 +31,7 @@ mod symbols;
 pub use btf::Btf;
 pub use compression::Compression;
 pub use error::KernelError;
-pub use exits::{Coverage, Exit, ExitKind, Exits, Missing, ReturnStats};
+pub use exits::{After, Coverage, Exit, ExitKind, Exits, Missing, ReturnStats};
 pub use image::Container;
 pub use select::Selection;
 pub use sites::{FtraceKind, Site, SiteSection, SiteStats};

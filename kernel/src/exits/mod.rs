@@ -16,13 +16,44 @@ mod x86_64;
 pub struct Exit {
     /// Link address of its instruction.
     pub address: u64,
-    /// Index into [`Kernel::sites`] of the function's entry.
+    /// Link address of the function's entry.
+    pub function: u64,
+    /// Index into [`Kernel::sites`] of that, or [`Exit::NO_SITE`].
     pub site: u32,
     /// How the function is left there.
     pub kind: ExitKind,
+    /// What the function is left for.
+    pub after: After,
+}
+
+/// What follows where a function is left for another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    /// Its caller, or a function that tells itself where it is left.
+    Nothing,
+    /// A function that cannot be traced and calls nothing: nobody can tell its end from the jump.
+    Leaf,
+    /// Functions that cannot be traced: the returns of this group, which have no site, are those in
+    /// the place of which they return. A return without a site is one of its group.
+    Group(u32),
+}
+
+impl After {
+    /// The group, if it is one.
+    #[must_use]
+    pub fn group(self) -> Option<u32> {
+        match self {
+            Self::Group(group) => Some(group),
+            Self::Nothing | Self::Leaf => None,
+        }
+    }
 }
 
 impl Exit {
+    /// In place of a site: of a function that cannot be traced, whose returns are those of functions
+    /// that jump to it.
+    pub const NO_SITE: u32 = u32::MAX;
+
     /// How many bytes its instruction has in the image of an x86-64 kernel.
     pub fn size(&self) -> u8 {
         match self.kind {
@@ -90,6 +121,8 @@ pub enum Missing {
     Dead,
     /// A function in code that is freed after start-up.
     InitText,
+    /// It jumps to a function that cannot be traced, an end of which cannot be used.
+    Beyond,
     /// A return with no room for a jump (riscv64).
     NoRoom,
 }
@@ -110,6 +143,7 @@ impl Missing {
             Self::Undecoded => "its code cannot be decoded",
             Self::Dead => "it is an overridden weak function, which never runs",
             Self::InitText => "its code is freed after start-up",
+            Self::Beyond => "it is left for a function whose end cannot be seen",
             Self::NoRoom => "there is no room for a jump where it returns",
         }
     }
@@ -126,7 +160,7 @@ impl fmt::Display for Missing {
 pub struct ReturnStats {
     /// All entries, which is the sum of the others.
     pub listed: usize,
-    /// Exits of traced functions.
+    /// Exits of traced functions, and of those in place of which others return.
     pub exits: usize,
     /// Static-call trampolines, whose "return" is a placeholder.
     pub trampolines: usize,
@@ -153,7 +187,7 @@ pub struct Exits {
 }
 
 impl Exits {
-    /// All of them, by site, then by address.
+    /// All of them, by site, then by address; those without a site come last.
     pub fn all(&self) -> &[Exit] {
         &self.list
     }
@@ -214,7 +248,10 @@ impl Kernel {
 /// Those of a riscv64 kernel that can be redirected when all are.
 fn riscv64(kernel: &Kernel) -> Result<Exits, KernelError> {
     let epilogues = kernel.epilogues()?;
-    let exit = |(address, site)| Exit { address, site, kind: ExitKind::Return };
+    let exit = |(address, site): (u64, u32)| {
+        let function = kernel.sites().get(index(site.into())).map_or(0, |site| site.entry);
+        Exit { address, function, site, kind: ExitKind::Return, after: After::Nothing }
+    };
     let list = epilogues.returns().map(exit).collect();
     let missing = (0..kernel.sites().len()).map(|site| match epilogues.coverage(site) {
         epilogues::Coverage::Whole => None,

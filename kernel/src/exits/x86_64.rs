@@ -11,8 +11,9 @@ use crate::read::index;
 use crate::sites::SiteSection;
 use crate::{Kernel, KernelError, elf};
 
-use super::{Exit, ExitKind, Exits, Missing, ReturnStats};
+use super::{After, Exit, ExitKind, Exits, Missing, ReturnStats};
 
+mod beyond;
 mod marks;
 mod orc;
 mod pieces;
@@ -65,6 +66,7 @@ pub(super) fn find(kernel: &Kernel) -> Result<Exits, KernelError> {
         missing: vec![None; kernel.sites().len()],
     };
     finder.run(&sweep);
+    finder.follow(&sweep);
     Ok(finder.finish())
 }
 
@@ -127,7 +129,11 @@ impl Finder<'_> {
             };
             match verdict {
                 Verdict::Nothing => {}
-                Verdict::Exit(kind) => self.list.push(Exit { address: edge.from, site, kind }),
+                Verdict::Exit(kind) => {
+                    let function = self.pieces.start(self.pieces.root(edge.piece));
+                    let (address, after) = (edge.from, After::Nothing);
+                    self.list.push(Exit { address, function, site, kind, after });
+                }
                 Verdict::Missing(missing) => self.miss(site, missing),
             }
         }

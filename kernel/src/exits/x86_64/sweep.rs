@@ -66,6 +66,8 @@ pub(super) struct Sweep<'a> {
     pub(super) edges: Vec<Edge>,
     /// Where branches end.
     pub(super) targets: Marks,
+    /// Pieces of code that call something.
+    pub(super) callers: Vec<u32>,
     /// Code after an instruction that does not go on to the next, by piece.
     pub(super) blocks: Vec<Block>,
 }
@@ -80,6 +82,7 @@ impl<'a> Sweep<'a> {
             fentry,
             edges: Vec::new(),
             targets: Marks::new(text),
+            callers: Vec::new(),
             blocks: Vec::new(),
         }
     }
@@ -125,7 +128,12 @@ impl<'a> Sweep<'a> {
                         let endbr = if before == Code::Endbr64 { 4 } else { 0 };
                         return Swept { end: at - endbr, missing: None };
                     }
-                    Code::Call_rel32_64 => None,
+                    Code::Call_rel32_64 => {
+                        if Some(at) != site {
+                            self.calls(number);
+                        }
+                        None
+                    }
                     Code::Jmp_rel32_64 => Some(How::Jump),
                     Code::Jmp_rel8_64 => Some(How::Short),
                     _ => Some(How::Conditional),
@@ -146,6 +154,7 @@ impl<'a> Sweep<'a> {
                         self.edge(&instruction, number, 0, How::Indirect);
                         ended = Some(next);
                     }
+                    Mnemonic::Call => self.calls(number),
                     Mnemonic::Ret => {
                         self.edge(&instruction, number, 0, How::Return);
                         ended = Some(next);
@@ -167,6 +176,12 @@ impl<'a> Sweep<'a> {
             at = next;
         }
         Swept { end: piece.end, missing: None }
+    }
+
+    fn calls(&mut self, piece: u32) {
+        if self.callers.last() != Some(&piece) {
+            self.callers.push(piece);
+        }
     }
 
     fn edge(&mut self, instruction: &Instruction, piece: u32, target: u64, how: How) {
