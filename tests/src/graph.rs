@@ -35,7 +35,8 @@ fn pair(trace: &Trace) -> Paired {
     all.extend(trace.entries.iter().map(|entry| (entry, Kind::Entry)));
     all.extend(trace.returns.iter().map(|entry| (entry, Kind::Return)));
     all.extend(trace.tails.iter().map(|entry| (entry, Kind::Tail)));
-    all.sort_by_key(|(entry, _)| entry.timestamp);
+    // A clock of 10 MHz shows the same for several.
+    all.sort_by_key(|(entry, _)| (entry.timestamp, entry.number));
     let mut stacks: HashMap<(u8, u64), Stack<'_>> = HashMap::new();
     let mut paired = Paired::default();
     for (record, kind) in all {

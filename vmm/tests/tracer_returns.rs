@@ -73,7 +73,7 @@ fn slot(fake: &Fake, exit: &PlannedExit) -> u64 {
     far(fake, last).unwrap() - code(fake) + exit.slot_offset() as u64
 }
 
-// Rewritten text and the calls of handlers are the law of riscv-returns: once, and then one word.
+// Contexts stand anywhere in rewritten text: it may change once, and then one word of each stub.
 #[test]
 fn every_exit_is_rewritten_once_and_switched_by_its_slot() {
     for name in RISCV {
