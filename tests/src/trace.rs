@@ -89,6 +89,8 @@ pub struct Entry {
     pub tracer: u8,
     /// The stack pointer at the function's entry, where it is known.
     pub sp: Option<u64>,
+    /// Which record of the stream it is: those of a vCPU are in their order.
+    pub number: usize,
 }
 
 /// A whole trace.
@@ -115,7 +117,7 @@ impl Trace {
         let header = reader.header().clone();
         let mut names: BTreeMap<u64, Arc<str>> = BTreeMap::new();
         let (mut entries, mut returns, mut tails) = (Vec::new(), Vec::new(), Vec::new());
-        let mut summary = None;
+        let (mut summary, mut number) = (None, 0);
         while let Some(frame) = reader.next_frame()? {
             match frame {
                 Frame::Symbols(list) => {
@@ -142,7 +144,9 @@ impl Trace {
                             function: Arc::clone(function),
                             tracer: head.tracer,
                             sp,
+                            number,
                         });
+                        number += 1;
                     }
                 }
                 Frame::End(end) => summary = Some(*end),

@@ -59,6 +59,11 @@ fn every_function_can_be_traced_with_its_returns() {
 }
 
 #[test]
+fn a_whole_boot_has_a_return_for_every_entry() {
+    GUESTS.a_whole_boot_has_a_return_for_every_entry("riscv64-6.12");
+}
+
+#[test]
 fn the_guests_own_ftrace_sees_the_same_and_keeps_working() {
     GUESTS.the_guests_own_ftrace_sees_the_same_and_keeps_working();
 }
