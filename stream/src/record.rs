@@ -34,6 +34,12 @@ impl RecordHead {
     pub const VALUE: u8 = 2;
     /// Flag of entries: values follow, up to the end of the record.
     pub const VALUES: u8 = 4;
+    /// Flag of a tail jump: to a function that is not traced and calls nothing, so that nothing else
+    /// is heard of this call.
+    pub const LAST: u8 = 8;
+    /// Flag of a return: of a function that is not traced. It ends the calls that jumped to it, if
+    /// there are such, and means nothing else.
+    pub const AID: u8 = 16;
 }
 
 macro_rules! wire_record {
@@ -208,6 +214,13 @@ impl ReturnRecord {
         Self { head, function: function.into(), caller: caller.into(), sp: sp.into() }
     }
 
+    /// The same of a function that is not traced: [`RecordHead::AID`].
+    #[must_use]
+    pub fn of_aid(mut self) -> Self {
+        self.head.flags |= RecordHead::AID;
+        self
+    }
+
     /// The record of a return whose value is known.
     #[must_use]
     pub fn with_value(mut self, value: u64) -> ReturnValueRecord {
@@ -233,6 +246,13 @@ impl TailRecord {
     pub fn new(timestamp: u64, function: u32, target: u32, pid: u32, sp: u64) -> Self {
         let head = head(timestamp, Self::KIND, Self::WORDS, RecordHead::SP, pid);
         Self { head, function: function.into(), target: target.into(), sp: sp.into() }
+    }
+
+    /// The same where nothing else is heard of the call: [`RecordHead::LAST`].
+    #[must_use]
+    pub fn and_last(mut self) -> Self {
+        self.head.flags |= RecordHead::LAST;
+        self
     }
 
     fn head_mut(&mut self) -> &mut RecordHead {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use vmtrace::host::{FileSource, HostArch, HostError, HostOptions, cache_dir};
 use vmtrace::initramfs::{Builder, Modules};
 use vmtrace::kernel::Kernel;
-use vmtrace::stream::{Exit, Frame, Header, Reader, Record, Summary};
+use vmtrace::stream::{Exit, Frame, Header, Reader, Record, RecordHead, Summary};
 
 /// The guest kernels, by the names of their places in the cache.
 pub const KERNELS: [&str; 3] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7"];
@@ -104,6 +104,8 @@ pub struct Trace {
     pub returns: Vec<Entry>,
     /// Jumps to other functions in place of returns.
     pub tails: Vec<Entry>,
+    /// Returns of functions that are not traced, in the place of such that are.
+    pub aids: Vec<Entry>,
     /// Its last frame.
     pub summary: Summary,
     /// All of it.
@@ -116,7 +118,8 @@ impl Trace {
         let mut reader = Reader::new(&stream[..])?;
         let header = reader.header().clone();
         let mut names: BTreeMap<u64, Arc<str>> = BTreeMap::new();
-        let (mut entries, mut returns, mut tails) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut entries, mut returns) = (Vec::new(), Vec::new());
+        let (mut tails, mut aids) = (Vec::new(), Vec::new());
         let (mut summary, mut number) = (None, 0);
         while let Some(frame) = reader.next_frame()? {
             match frame {
@@ -129,6 +132,9 @@ impl Trace {
                     for record in batch.records() {
                         let (list, sp) = match record {
                             Record::Entry { sp, .. } => (&mut entries, sp),
+                            Record::Return { ret, .. } if ret.head.flags & RecordHead::AID != 0 => {
+                                (&mut aids, Some(ret.sp.get()))
+                            }
                             Record::Return { ret, .. } => (&mut returns, Some(ret.sp.get())),
                             Record::Tail(tail) => (&mut tails, Some(tail.sp.get())),
                             Record::Other(..) => bail!("a record of another kind"),
@@ -154,9 +160,9 @@ impl Trace {
             }
         }
         let summary = summary.context("the trace has no end")?;
-        let records = entries.len() + returns.len() + tails.len();
+        let records = entries.len() + returns.len() + tails.len() + aids.len();
         ensure!(summary.records() == records as u64, "the totals are wrong");
-        Ok(Self { header, entries, returns, tails, summary, stream })
+        Ok(Self { header, entries, returns, tails, aids, summary, stream })
     }
 
     /// Names of the functions in the records of one process.

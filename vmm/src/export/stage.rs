@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::stream::{Header, Loss, Mark, MarkKind, RawTracer, Record, ValuesOf};
+use crate::stream::{Header, Loss, Mark, MarkKind, RawTracer, Record, RecordHead, ValuesOf};
 
 use super::names::{Symbols, Tasks, Tracers};
 use super::pairing::{Call, Choice, Frame, Pairing, Step};
@@ -53,7 +53,11 @@ struct Present {
 enum Kind {
     Entry,
     Return,
+    /// Of a function that is not traced.
+    Aid,
     Tail,
+    /// Nothing else is heard of the call.
+    Last,
 }
 
 impl Held {
@@ -64,8 +68,14 @@ impl Held {
             Record::Entry { entry, sp, .. } => {
                 (Kind::Entry, entry.function, entry.caller, *sp, None)
             }
+            Record::Return { ret, .. } if ret.head.flags & RecordHead::AID != 0 => {
+                (Kind::Aid, ret.function, ret.caller, Some(ret.sp.get()), None)
+            }
             Record::Return { ret, value } => {
                 (Kind::Return, ret.function, ret.caller, Some(ret.sp.get()), *value)
+            }
+            Record::Tail(tail) if tail.head.flags & RecordHead::LAST != 0 => {
+                (Kind::Last, tail.function, tail.target, Some(tail.sp.get()), None)
             }
             Record::Tail(tail) => {
                 (Kind::Tail, tail.function, tail.target, Some(tail.sp.get()), None)
@@ -307,7 +317,9 @@ impl<E: Export> Stage<E> {
         match held.kind {
             Kind::Entry => self.pairing.enter(&call, choice, &mut steps),
             Kind::Return => self.pairing.leave(&call, choice, &mut steps),
+            Kind::Aid => self.pairing.leave_others(&call, &mut steps),
             Kind::Tail => self.pairing.jump(&call, choice, &mut steps),
+            Kind::Last => self.pairing.jump_last(&call, choice, &mut steps),
         }
         let told = steps.iter().try_for_each(|step| self.tell(header, vcpu, held, value, step));
         steps.clear();

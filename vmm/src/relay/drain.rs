@@ -129,7 +129,7 @@ impl Drain {
     /// This may write records from now on.
     fn targets(&mut self, targets: &Targets) -> io::Result<()> {
         self.functions.add(&self.kernel, &targets.sites);
-        self.functions.add_exits(&self.kernel, &targets.exits);
+        self.functions.add_exits(&targets.exits);
         self.programs.set(&self.kernel, targets);
         let values = targets.tracers.iter().map(|tracer| (tracer.number, tracer.values.clone()));
         self.untold.set(&self.kernel, self.writer.header().slide, values);

@@ -1,6 +1,6 @@
 //! From addresses in records to names in the stream.
 
-use crate::kernel::{Kernel, Site};
+use crate::kernel::{After, Kernel, Site};
 use crate::serve::{Globs, Resolve};
 use crate::stream::{AddressSet, Header, Symbol, Task};
 use crate::tracer::{ExitWord, Guest, RawRecord, Tasks, return_address};
@@ -15,9 +15,8 @@ pub(super) struct Functions {
     /// How far behind the entry of its function each of these is, with [`UNNAMED`] until its
     /// name is in the stream.
     back: FxHashMap<u32, u8>,
-    /// The same of exits: low halves of the entry addresses of the function that is left (with its
-    /// name in the stream or not) and of that which is jumped to, or 0.
-    exits: FxHashMap<u32, (u32, bool, u32)>,
+    /// The same of exits: what is left there, fresh until its name is in the stream.
+    exits: FxHashMap<u32, Place>,
     slide: u64,
 }
 
@@ -30,6 +29,19 @@ pub(super) struct Place {
     pub(super) fresh: bool,
     /// Low half of the entry address of the function that it is left for; 0 when not known.
     pub(super) target: u32,
+    /// What the reader must know of where it is left.
+    pub(super) end: End,
+}
+
+/// What is special of where a function is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// Nothing.
+    Usual,
+    /// By a jump to who is not traced and calls nothing: nothing else is heard of it.
+    Last,
+    /// It is not traced itself: this is the end of those that jumped to it, and of nothing else.
+    Aid,
 }
 
 const UNNAMED: u8 = 0x80;
@@ -56,16 +68,21 @@ impl Functions {
     }
 
     /// Adds exits.
-    pub(super) fn add_exits(&mut self, kernel: &Kernel, exits: &[ExitWord]) {
+    pub(super) fn add_exits(&mut self, exits: &[ExitWord]) {
         self.exits.reserve(exits.len());
         let low = |address: u64| {
             let low = address.wrapping_add(self.slide).wrapping_sub(Header::TOP_4_GIB);
             u32::try_from(low).unwrap_or(0)
         };
         for exit in exits {
-            let Some(site) = kernel.sites().get(exit.site as usize) else { continue };
             let target = if exit.target == 0 { 0 } else { low(exit.target) };
-            self.exits.entry(exit.word).or_insert((low(site.entry), true, target));
+            let end = match exit.after {
+                After::Leaf => End::Last,
+                After::Group(_) if exit.is_aid => End::Aid,
+                After::Group(_) | After::Nothing => End::Usual,
+            };
+            let function = low(exit.function);
+            self.exits.entry(exit.word).or_insert(Place { function, fresh: true, target, end });
         }
     }
 
@@ -74,10 +91,12 @@ impl Functions {
     pub(super) fn place(&mut self, point: Point, written: u32) -> Option<Place> {
         if point == Point::Entry {
             let (function, fresh) = self.entry(written)?;
-            return Some(Place { function, fresh, target: 0 });
+            return Some(Place { function, fresh, target: 0, end: End::Usual });
         }
-        let (function, fresh, target) = self.exits.get_mut(&written)?;
-        Some(Place { function: *function, fresh: std::mem::take(fresh), target: *target })
+        let place = self.exits.get_mut(&written)?;
+        let found = *place;
+        place.fresh = false;
+        Some(found)
     }
 
     /// The low half of the entry address, and whether the stream has no name for it

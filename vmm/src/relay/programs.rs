@@ -1,7 +1,7 @@
 //! From records as programs leave them to records of the stream.
 
 use super::Targets;
-use super::names::Place;
+use super::names::{End, Place};
 use crate::kernel::Kernel;
 use crate::stream::{EntryRecord, Header, RecordBuffer, ReturnRecord, TailRecord, ValuesOf};
 use crate::tracer::{Duty, Part, RawRecord, stack_bias};
@@ -127,7 +127,10 @@ impl Format {
                 Point::Return => {
                     let sp = sp.unwrap_or(0);
                     let ret = ReturnRecord::new(time, function, caller, pid, sp);
-                    let ret = ret.of_tracer(part.tracer);
+                    let mut ret = ret.of_tracer(part.tracer);
+                    if place.end == End::Aid {
+                        ret = ret.of_aid();
+                    }
                     match field(self.value).filter(|_| part.value) {
                         Some(value) => batch.push_return_value(ret.with_value(value)),
                         None => batch.push_return(ret),
@@ -135,7 +138,10 @@ impl Format {
                 }
                 Point::Tail => {
                     let sp = sp.unwrap_or(0);
-                    let tail = TailRecord::new(time, function, place.target, pid, sp);
+                    let mut tail = TailRecord::new(time, function, place.target, pid, sp);
+                    if place.end == End::Last {
+                        tail = tail.and_last();
+                    }
                     batch.push_tail(tail.of_tracer(part.tracer));
                 }
             }

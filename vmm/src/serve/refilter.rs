@@ -2,7 +2,9 @@
 //! numbers and totals.
 
 use crate::export::TracerChoice;
-use crate::stream::{Decoder, Frame, LossReason, Progress, RecordBuffer, Writer};
+use crate::stream::{
+    Decoder, Frame, LossReason, Progress, Record, RecordBuffer, RecordHead, Writer,
+};
 use std::collections::HashSet;
 use std::io::{Error, ErrorKind, Result, Write};
 
@@ -62,8 +64,12 @@ impl<W: Write> Refilter<W> {
                         self.unknown += 1;
                         continue;
                     };
-                    let tracer = record.head().tracer;
-                    let wanted = self.functions.as_ref().is_none_or(|set| set.contains(&function))
+                    let (tracer, flags) = (record.head().tracer, record.head().flags);
+                    // A function of the set may have jumped to it.
+                    let aid =
+                        matches!(record, Record::Return { .. }) && flags & RecordHead::AID != 0;
+                    let wanted = (aid
+                        || self.functions.as_ref().is_none_or(|set| set.contains(&function)))
                         && self.tracer.as_ref().is_none_or(|choice| choice.is(tracer));
                     if wanted {
                         self.kept.push_whole(bytes);

@@ -176,11 +176,26 @@ impl Tracing {
                 graphed.insert(site, graph);
             }
         }
+        // Who jumps to what cannot be traced ends where that does.
+        let mut aided: FxHashMap<u32, Vec<u8>> = FxHashMap::default();
         for (index, exit) in exits.iter().enumerate() {
-            let Some(tracers) = graphed.get(&exit.site) else { continue };
+            let group = exit.after.group();
+            let tracers = match (exit.site, group) {
+                // They come last.
+                (Exit::NO_SITE, Some(group)) => aided.get(&group).cloned(),
+                (site, _) => graphed.get(&site).cloned(),
+            };
+            let Some(tracers) = tracers else { continue };
+            if let (true, Some(group)) = (exit.site != Exit::NO_SITE, group) {
+                let all = aided.entry(group).or_default();
+                all.extend(&tracers);
+                all.sort_unstable();
+                all.dedup();
+            }
             let parts = tracers.iter().filter_map(|&number| self.numbered(number));
             let part = |(tracer, wants): (u8, &Tracer)| {
                 let fields = match exit.kind {
+                    ExitKind::Return if exit.site == Exit::NO_SITE => vec![Field::Stack],
                     ExitKind::Return => wants.return_fields(exit.site),
                     ExitKind::Jump { .. } => vec![Field::Stack],
                     ExitKind::Indirect { .. } => vec![Field::Stack, Field::Target],
@@ -317,6 +332,7 @@ impl Shares {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::After;
 
     fn tracing(sites: &[&[usize]]) -> Tracing {
         let tracer = |(number, sites): (usize, &&[usize])| {
@@ -352,7 +368,10 @@ mod tests {
     fn exits_work_for_those_tracers_that_want_them() {
         let mut tracing = tracing(&[&[5, 6], &[5], &[7]]);
         tracing.tracers[1].as_mut().unwrap().graph = true;
-        let exit = |site, kind| Exit { address: 0, site, kind };
+        let exit = |site, kind| {
+            let after = After::Nothing;
+            Exit { address: 0, function: u64::from(site), site, kind, after }
+        };
         let jump = ExitKind::Jump { target: 1 };
         let exits = [(5, ExitKind::Return), (5, jump), (6, jump), (7, ExitKind::Return)];
         let exits = exits.map(|(site, kind)| exit(site, kind));

@@ -7,7 +7,7 @@
 use super::arch::GuestCode;
 use super::guest::{Guest, GuestError, Image};
 use super::patch::{Edit, Restored, SkipReason};
-use crate::kernel::Exits;
+use crate::kernel::{After, Exit, ExitKind, Exits};
 
 /// An exit that was left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,10 +23,26 @@ pub struct ExitSkip {
 pub struct ExitWord {
     /// The low half of an address.
     pub word: u32,
-    /// Index into [`Kernel::sites`](crate::kernel::Kernel::sites) of the function that is left.
-    pub site: u32,
+    /// Link address of the function that is left.
+    pub function: u64,
     /// Link address of the function that is jumped to; 0 when it is not known.
     pub target: u64,
+    /// What follows.
+    pub after: After,
+    /// The function is not traced: this is the end of those that jumped to it.
+    pub is_aid: bool,
+}
+
+impl ExitWord {
+    /// Of an exit whose records have this word.
+    pub(super) fn new(word: u32, exit: &Exit) -> Self {
+        let target = match exit.kind {
+            ExitKind::Jump { target } => target,
+            ExitKind::Return | ExitKind::Indirect { .. } => 0,
+        };
+        let is_aid = exit.site == Exit::NO_SITE;
+        Self { word, function: exit.function, target, after: exit.after, is_aid }
+    }
 }
 
 /// An exit that is ours.

@@ -6,6 +6,7 @@
 //!
 //! - A record with a stack pointer closes all frames below it.
 //! - A return closes all frames at its own: a chain of tail calls.
+//! - A return of a function that is not traced closes them only if the innermost jumped.
 //! - An entry at a frame's own continues a chain if the frame jumped, or may have; else the frame
 //!   was left unseen.
 //! - A duration is told only where none of that is a guess, and no record is missing that could
@@ -130,7 +131,24 @@ impl Pairing {
     /// A function was left by a jump.
     pub(super) fn jump(&mut self, call: &Call, choice: Choice, steps: &mut Vec<Step>) {
         let depth = self.max_depth;
-        self.on_stack(call, steps, |stack, steps| stack.leave_by_tail(call, choice, depth, steps));
+        self.on_stack(call, steps, |stack, steps| {
+            stack.leave_by_tail(call, choice, depth, steps);
+        });
+    }
+
+    /// A function was left by a jump, and nothing else is heard of the call.
+    pub(super) fn jump_last(&mut self, call: &Call, choice: Choice, steps: &mut Vec<Step>) {
+        let depth = self.max_depth;
+        self.on_stack(call, steps, |stack, steps| {
+            if stack.leave_by_tail(call, choice, depth, steps) {
+                stack.leave_at(call, true, steps);
+            }
+        });
+    }
+
+    /// A function returned that is not traced: those that jumped to it do.
+    pub(super) fn leave_others(&mut self, call: &Call, steps: &mut Vec<Step>) {
+        self.on_stack(call, steps, |stack, steps| stack.leave_by_aid(call, steps));
     }
 
     /// A record without a stack pointer.

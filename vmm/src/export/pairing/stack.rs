@@ -180,34 +180,49 @@ impl Stack {
             steps.push(Step::Returned { frame: None, depth, ticks: None, shown });
         }
         if own || jumped {
-            let keep = self.frames.len() - chain;
-            for frame in self.frames.drain(keep..).rev() {
-                let ticks = frame.ticks(call.timestamp).filter(|_| certain);
-                let Frame { depth, shown, .. } = frame;
-                steps.push(Step::Returned { frame: Some(frame), depth, ticks, shown });
-            }
+            self.leave_at(call, certain, steps);
         }
     }
 
-    /// A function is left by a jump.
+    /// All frames at the place of a record end with it.
+    pub(super) fn leave_at(&mut self, call: &Call, certain: bool, steps: &mut Vec<Step>) {
+        let keep = self.frames.len() - self.chain(call.sp);
+        for frame in self.frames.drain(keep..).rev() {
+            let ticks = frame.ticks(call.timestamp).filter(|_| certain);
+            let Frame { depth, shown, .. } = frame;
+            steps.push(Step::Returned { frame: Some(frame), depth, ticks, shown });
+        }
+    }
+
+    /// A function returns that is not traced: if the innermost frame at that place jumped, it was
+    /// there, or to another that went on there.
+    pub(super) fn leave_by_aid(&mut self, call: &Call, steps: &mut Vec<Step>) {
+        let top = self.frames.last().filter(|top| top.sp == call.sp);
+        if let Some(target) = top.and_then(|top| top.tail) {
+            self.leave_at(call, target != 0, steps);
+        }
+    }
+
+    /// A function is left by a jump. Whether its frame is there.
     pub(super) fn leave_by_tail(
         &mut self,
         call: &Call,
         choice: Choice,
         max_depth: u32,
         steps: &mut Vec<Step>,
-    ) {
+    ) -> bool {
         let chain = self.chain(call.sp);
         if let Some(top) = self.frames.last_mut().filter(|_| chain > 0) {
             if top.function == call.function && top.tail.is_none() {
                 top.tail = Some(call.other);
                 let Frame { depth, shown, .. } = *top;
                 steps.push(Step::Tailed { depth, shown });
-                return;
+                return true;
             }
             self.leave(chain, steps);
         }
         let Place { depth, shown, .. } = self.place(choice, max_depth);
         steps.push(Step::Tailed { depth, shown });
+        false
     }
 }

@@ -56,6 +56,14 @@ impl Trace {
         self.record(function, target, sp, Pairing::jump)
     }
 
+    fn jump_last(&mut self, function: u32, target: u32, sp: u64) -> String {
+        self.record(function, target, sp, Pairing::jump_last)
+    }
+
+    fn leave_others(&mut self, function: u32, sp: u64) -> String {
+        self.record(function, 0, sp, |pairing, call, _, steps| pairing.leave_others(call, steps))
+    }
+
     fn finish(&mut self) -> String {
         let mut steps = Vec::new();
         self.pairing.finish(&mut steps);
@@ -349,4 +357,27 @@ fn memory_is_bounded() {
     let open = trace.pairing.frames;
     assert_eq!(trace.finish().matches("left").count(), open);
     assert_eq!(trace.pairing.frames, 0);
+}
+
+// Else what is called next by the same caller, through one that is not traced, looks as if these had
+// called it.
+#[test]
+fn what_is_not_traced_ends_those_that_jumped_to_it() {
+    let mut trace = Trace::new();
+    trace.enter(A, HERE, 80);
+    trace.enter(B, HERE, 40);
+    // Called as any other.
+    assert_eq!(trace.leave_others(X, 20), "");
+    assert_eq!(trace.leave_others(X, 40), "", "B has not jumped");
+    trace.jump(B, X, 40);
+    assert_eq!(trace.enter(C, THERE, 20), "in at 2");
+    assert_eq!(trace.leave(C, 20), "out 3 at 2 after 10");
+    // X has gone on to another one.
+    assert_eq!(trace.leave_others(X + 1, 40), "out 2 at 1 after 60");
+    assert_eq!(trace.leave(A, 80), "out 1 at 0 after 80");
+    // And one of which nothing is heard.
+    trace.enter(A, HERE, 80);
+    assert_eq!(trace.jump_last(A, X, 80), "jump at 0; out 1 at 0 after 10");
+    assert_eq!(trace.jump_last(B, X, 80), "jump at 0", "its entry was not seen");
+    assert_eq!(trace.finish(), "");
 }

@@ -172,7 +172,7 @@ impl Returns {
     /// What records of an exit say, if it was rewritten.
     pub(super) fn named(&self, image: &Image, exit: &Exit) -> Option<ExitWord> {
         self.find(exit)?.slot.ok()?;
-        Some(ExitWord { word: word(image, exit.address), site: exit.site, target: 0 })
+        Some(ExitWord::new(word(image, exit.address), exit))
     }
 
     /// What is to be written for an exit to call the program at run-time address `program`.

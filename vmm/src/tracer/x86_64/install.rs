@@ -233,11 +233,7 @@ impl GuestCode for Code {
         };
         #[allow(clippy::cast_possible_truncation, reason = "the low half")]
         let word = names as u32;
-        let target = match exit.kind {
-            ExitKind::Jump { target } => target,
-            ExitKind::Return | ExitKind::Indirect { .. } => 0,
-        };
-        Ok(Some(ExitWord { word, site: exit.site, target }))
+        Ok(Some(ExitWord::new(word, exit)))
     }
 
     fn exit(
