@@ -71,6 +71,8 @@ fn backtrace(finished: &Finished) -> Vec<String> {
         Some(words.split('+').next()?.to_owned())
     };
     let lines = lines.take_while(|line| !line.contains("</TASK>") && !line.contains("---["));
+    // Those with a question mark are only what lies about on the stack.
+    let lines = lines.filter(|line| !line.contains(" ? "));
     lines.filter_map(symbol).take_while(|name| !name.starts_with("RIP")).collect()
 }
 
@@ -112,7 +114,7 @@ impl Guests {
         };
         let plain = panic(&["-f", &getppid]);
         assert!(plain.iter().any(|name| name.starts_with("panic")), "{plain:?}");
-        assert!(plain.len() > 8, "{plain:?}");
+        assert!(plain.len() > 5, "{plain:?}");
         assert_eq!(panic(&["--graph", "--overflow", "overwrite"]), plain, "{name}");
     }
 }
