@@ -56,7 +56,7 @@ pub enum ValuesError {
         /// The function.
         function: String,
         /// What is wrong.
-        error: PathError,
+        error: Box<PathError>,
     },
     /// The value is not one of calls as they are made here.
     #[error("{function}: {path:?} {reason}")]
@@ -70,7 +70,7 @@ pub enum ValuesError {
     },
     /// No such function.
     #[error(transparent)]
-    Function(#[from] SpecError),
+    Function(#[from] Box<SpecError>),
     /// Nothing to do it for.
     #[error("no function that is traced matches {0:?}: trace it with -f")]
     Untraced(String),
@@ -182,7 +182,7 @@ impl Collected<'_> {
 
     /// Takes what is asked for of single functions.
     fn paths(&mut self, sites: &[usize], spec: &ArgumentSpec) -> Result<Vec<String>, ValuesError> {
-        let matching = self.kernel.argument_sites(spec)?;
+        let matching = self.kernel.argument_sites(spec).map_err(Box::new)?;
         let traced = matching.into_iter().filter(|site| sites.binary_search(site).is_ok());
         let traced: Vec<usize> = traced.collect();
         if traced.is_empty() {
@@ -216,7 +216,8 @@ impl Collected<'_> {
     fn path(&mut self, site: usize, path: &str) -> Result<(), ValuesError> {
         let function = || name(self.kernel, site);
         let value = self.kernel.path(site, path);
-        let value = value.map_err(|error| ValuesError::Path { function: function(), error })?;
+        let value = value
+            .map_err(|error| ValuesError::Path { function: function(), error: Box::new(error) })?;
         let unsupported = |reason| {
             let path = path.to_owned();
             ValuesError::Unsupported { function: function(), path, reason }

@@ -4,6 +4,7 @@
 //! assembly). Such a function's own returns end the calls that jumped to it. One that calls nothing
 //! needs none: nobody can tell its end from the jump.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::exits::{After, Exit, ExitKind, Missing};
@@ -165,8 +166,8 @@ fn groups(nodes: &BTreeMap<u32, Node>) -> BTreeMap<u32, u32> {
     for (&first, number) in nodes.keys().zip(0_u32..) {
         let mut open = vec![first];
         while let Some(piece) = open.pop() {
-            if !groups.contains_key(&piece) {
-                groups.insert(piece, number);
+            if let Entry::Vacant(free) = groups.entry(piece) {
+                free.insert(number);
                 open.extend(ways.get(&piece).into_iter().flatten());
             }
         }
