@@ -162,3 +162,94 @@ fn stack(kernel: &Kernel) -> Option<(u64, u64)> {
     let offset = Members::of(kernel).ok()?.offset("task_struct", "stack").ok()?;
     (SIZES.contains(&size) && size.is_power_of_two()).then_some((offset, size))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::Arch;
+    use crate::tracer::guest::GuestError;
+    use crate::tracer::paging::PageTables;
+
+    /// RAM up to 16 MiB, and again from 1 GiB on, with page tables in its first pages.
+    struct Memory(Vec<u8>);
+
+    const MIB: u64 = 1 << 20;
+
+    impl Memory {
+        fn set(&mut self, table: u64, index: u64, entry: u64) {
+            let at = usize::try_from(table + 8 * index).unwrap();
+            self.0[at..at + 8].copy_from_slice(&entry.to_le_bytes());
+        }
+    }
+
+    impl Guest for Memory {
+        fn read(&self, address: u64, out: &mut [u8]) -> Result<(), GuestError> {
+            let at = usize::try_from(address % (1 << 30)).unwrap();
+            let bytes = self.0.get(at..at + out.len()).filter(|_| address < 2 << 30);
+            out.copy_from_slice(bytes.ok_or(GuestError::NoRam(address))?);
+            Ok(())
+        }
+
+        fn write(&self, address: u64, _: &[u8]) -> Result<(), GuestError> {
+            Err(GuestError::NoRam(address))
+        }
+    }
+
+    // What is read where nothing is mapped is the end of the guest; where a device is, it may be
+    // the end of that.
+    #[test]
+    fn only_ram_at_its_place_is_readable() {
+        const BASE: u64 = 0xffff_8880_0000_0000;
+        let mut memory = Memory(vec![0; 16 << 20]);
+        let [root, third, second, first] = [0x1000, 0x2000, 0x3000, 0x4000];
+        memory.set(root, BASE >> 39 & 511, third | 1);
+        memory.set(third, 0, second | 1);
+        // One page of 1 GiB, of which only the beginning is RAM.
+        memory.set(third, 1, 1 << 30 | 0x81);
+        // Pages of 2 MiB: 0 to 4, a hole, 6 to 8, one that is another's, and one of small pages.
+        for page in [0, 1, 3] {
+            memory.set(second, page, page * 2 * MIB | 0x81);
+        }
+        memory.set(second, 4, 2 * MIB | 0x81);
+        memory.set(second, 5, first | 1);
+        for page in (0..512).filter(|page| !(100..110).contains(page)) {
+            memory.set(first, page, (10 * MIB + page * 4096) | 1);
+        }
+        let tables = PageTables::x86_64(root, 0);
+        let mut runs = Runs::default();
+        tables.pages(&memory, (BASE, BASE + LONGEST), |address, len, physical| {
+            if address - BASE == physical {
+                ram(&memory, (address, len, physical), |start, end| runs.add(start, end));
+            }
+        });
+        let found: Vec<_> =
+            runs.all.iter().map(|(start, end)| (start - BASE, end - BASE)).collect();
+        let small = 10 * MIB + 100 * 4096;
+        let expected = [
+            (0, 4 * MIB),
+            (6 * MIB, 8 * MIB),
+            (10 * MIB, small),
+            (small + 10 * 4096, 12 * MIB),
+            (1 << 30, (1 << 30) + 16 * MIB),
+        ];
+        assert_eq!(found, expected);
+        let largest: Vec<_> = runs.largest().iter().map(|(_, len)| *len / MIB).collect();
+        assert_eq!(largest, [16, 4, 2, 1], "the smallest is left out");
+        // Tables without end, and none.
+        memory.set(root, 0, root | 1);
+        tables.pages(&memory, (0, u64::MAX), |_, _, _| {});
+        PageTables::none(Arch::X86_64).pages(&memory, (0, u64::MAX), |_, _, _| unreachable!());
+    }
+
+    #[test]
+    fn what_faults_on_purpose_is_cut_out() {
+        let parts = |other| without((10, 20), other).collect::<Vec<_>>();
+        assert_eq!(parts(None), [(10, 20)]);
+        assert_eq!(parts(Some((12, 15))), [(10, 12), (15, 20)]);
+        assert_eq!(parts(Some((0, 15))), [(15, 20)]);
+        assert_eq!(parts(Some((15, 40))), [(10, 15)]);
+        assert_eq!(parts(Some((5, 40))), []);
+        assert_eq!(parts(Some((30, 40))), [(10, 20)]);
+        assert_eq!(aligned((3, 31)), (8, 16));
+    }
+}

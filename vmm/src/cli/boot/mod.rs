@@ -241,11 +241,11 @@ impl Args {
         format!("{DEFAULT_CMDLINE} {}", self.cmdline).trim_end().to_owned()
     }
 
-    /// What to trace in `kernel`.
+    /// What to trace in `kernel`, and what the user should know of it.
     ///
     /// # Errors
     /// When no function matches, or that of `--from` cannot be traced.
-    pub fn tracing(&self, kernel: &Kernel) -> Result<Tracing> {
+    pub fn tracing(&self, kernel: &Kernel) -> Result<(Tracing, Vec<String>)> {
         let (mut tracers, mut unmatched, mut unmatched_notrace) = (vec![], vec![], vec![]);
         let mut notes = Vec::new();
         let mut add = |name: String, text: String, [filter, own]: [&[String]; 2], asked| {
@@ -318,16 +318,13 @@ impl Args {
             let name = site.and_then(|site| kernel.site_name(site)).unwrap_or("?");
             bail!("{name}: {error}: ask for fewer values of it");
         }
-        for note in notes {
-            say!("vmtrace: {note}");
-        }
         for glob in unmatched.iter().chain(&unmatched_notrace) {
             say!("vmtrace: warning: no function matches {glob:?}");
         }
         for (_, tracer) in tracing.present().filter(|(_, tracer)| tracer.sites.is_empty()) {
             say!("vmtrace: warning: --tracer {} has no function", tracer.text);
         }
-        Ok(tracing)
+        Ok((tracing, notes))
     }
 }
 
@@ -430,7 +427,7 @@ pub fn run(args: &Args) -> Result<u8> {
     // What is wrong with the kernel or the filters is said before anything boots.
     let kernel = Arc::new(super::inspect::open(&args.kernel, args.system_map.as_deref())?);
     kernel.check_traceable().with_context(|| args.kernel.display().to_string())?;
-    let tracing = args.tracing(&kernel)?;
+    let (tracing, notes) = args.tracing(&kernel)?;
     if !tracing.returning().is_empty() {
         kernel.exits().with_context(|| format!("--graph: {}", args.kernel.display()))?;
     }
@@ -455,6 +452,9 @@ pub fn run(args: &Args) -> Result<u8> {
         emulated::run(args, &kernel, initrd)
     } else {
         uncovered(&kernel, &tracing);
+        for note in notes {
+            say!("vmtrace: {note}");
+        }
         here::run(args, kernel, tracing, initrd)
     }
 }

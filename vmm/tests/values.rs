@@ -1,0 +1,89 @@
+//! Values of calls on real images: what users ask for becomes records that can be. Needs the kernels
+//! of `scripts/setup`.
+
+use std::collections::HashSet;
+use vmtrace::host::cache_dir;
+use vmtrace::kernel::Kernel;
+use vmtrace::kernel::arguments::ArgumentSpec;
+use vmtrace::session::{Tracer, Tracing, ValuesError, Wants, values};
+use vmtrace::stream::Shape;
+use vmtrace_trampolines::{Field, Overflow};
+
+const KERNELS: [&str; 5] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7", "riscv64-6.12", "riscv64-7"];
+
+fn kernel(name: &str) -> Kernel {
+    let path = cache_dir().unwrap().join("kernels").join(name).join("vmlinuz");
+    Kernel::open(&path).unwrap_or_else(|error| panic!("{name}: {error}: run scripts/setup"))
+}
+
+fn wants(paths: &[&str]) -> Wants {
+    let paths = paths.iter().map(|text| ArgumentSpec::parse(text).unwrap()).collect();
+    Wants { paths, ..Wants::default() }
+}
+
+// A guest with more programs than there are numbers cannot be traced at all, and a reader that
+// counts other words than the program wrote shows nonsense.
+#[test]
+fn all_arguments_of_all_functions_can_be_recorded_at_once() {
+    for name in KERNELS {
+        let kernel = kernel(name);
+        let sites: Vec<usize> = (0..kernel.sites().len()).collect();
+        let wants = Wants { parameters: true, results: true, ..Wants::default() };
+        let (values, notes) = values(&kernel, &sites, &wants).unwrap();
+        assert!(notes.iter().all(|note| note.contains("raw registers")), "{notes:?}");
+        let mut texts = 0;
+        for recorded in values.entries.values() {
+            let fields: usize = recorded.fields.iter().map(|field| field.words()).sum();
+            let shapes: usize = recorded.values.iter().map(|value| value.shape.words()).sum();
+            assert_eq!(fields, shapes, "{name}: {recorded:?}");
+            assert_eq!(recorded.fields.len(), recorded.values.len(), "failures are told by number");
+            texts +=
+                recorded.values.iter().filter(|v| matches!(v.shape, Shape::Text { .. })).count();
+        }
+        assert!(texts > 1000 && values.entries.len() > 30_000, "{name}: {texts}");
+        assert!(values.results.len() > 20_000, "{name}: {}", values.results.len());
+        let tracer =
+            Tracer { name: "all".into(), sites, graph: true, wants, values, ..Tracer::default() };
+        let mut tracing = Tracing::of(Vec::new(), Overflow::Drop);
+        tracing.tracers = vec![Some(tracer.clone()), Some(Tracer { graph: false, ..tracer })];
+        assert_eq!(tracing.check(), Ok(()), "{name}");
+        let plan = tracing.plan(kernel.exits().unwrap().all());
+        let programs: HashSet<Vec<Field>> = plan.duties.iter().map(|duty| duty.fields()).collect();
+        println!("{name}: {} programs, {} of them different", plan.duties.len(), programs.len());
+        assert!(plan.duties.len() < 400, "{name}: {} programs", plan.duties.len());
+    }
+}
+
+// What is asked for by name and is not there must not be a trace without it.
+#[test]
+fn what_cannot_be_recorded_is_said_before_anything_boots() {
+    for name in ["x86_64-6.12", "riscv64-7"] {
+        let kernel = kernel(name);
+        let sites = |globs: &[&str]| {
+            let globs: Vec<String> = globs.iter().map(|&glob| glob.to_owned()).collect();
+            kernel.select(&globs, &[]).unwrap()
+        };
+        let reads = sites(&["vfs_read", "vfs_write"]);
+        let error =
+            |paths: &[&str]| values(&kernel, &reads, &wants(paths)).unwrap_err().to_string();
+        assert!(error(&["vfs_read: fille"]).contains("file"));
+        assert!(error(&["vfs_raed: file"]).contains("vfs_read"));
+        assert!(error(&["vfs_open: file"]).contains("-f"));
+        assert!(error(&["vfs_read: file->f_path.dentry->d_nme"]).contains("d_name"));
+        let long = "file->f_path.dentry->d_name.name:120";
+        let many = format!("vfs_read: a={long}, b={long}");
+        let error = values(&kernel, &reads, &wants(&[&many])).unwrap_err();
+        assert!(matches!(error, ValuesError::TooMany { words: 30, .. }), "{error}");
+        // One of several functions is enough, and the others are named.
+        let (found, notes) = values(&kernel, &reads, &wants(&["vfs_*: buf[0], count"])).unwrap();
+        assert_eq!((found.entries.len(), notes.len()), (2, 0));
+        let both = sites(&["vfs_read", "vfs_fsync"]);
+        let (found, notes) = values(&kernel, &both, &wants(&["vfs_*: count"])).unwrap();
+        assert_eq!(found.entries.len(), 1);
+        assert!(notes.len() == 1 && notes[0].contains("vfs_fsync"), "{notes:?}");
+        // A filter that leaves the function out leaves its values out, too.
+        let open = sites(&["vfs_open"]);
+        let kept = wants(&["vfs_read: count", "vfs_open: file"]).of_these(&kernel, &open);
+        assert_eq!(kept.paths.len(), 1);
+    }
+}
