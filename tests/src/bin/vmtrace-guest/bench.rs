@@ -204,7 +204,13 @@ pub(crate) fn args(guest: bool) -> Result<()> {
         small_buffer()?;
         // Older kernels have no events by fprobes.
         let define = |kind| set("dynamic_events", &format!("{kind}:{EVENT} {VALUES}"));
-        let kind = define("f").map(|()| "fprobe").or_else(|_| define("p").map(|()| "kprobe"))?;
+        // riscv64 before CALL_OPS has no kprobe on a site: behind it, where arguments have no names.
+        let behind = || {
+            let values = "__sys_setresuid+8 ruid=%a0:u32 euid=%a1:u32 suid=%a2:u32";
+            set("dynamic_events", &format!("p:{EVENT} {values}"))
+        };
+        let kind = define("f").map(|()| "fprobe");
+        let kind = kind.or_else(|_| define("p").or_else(|_| behind()).map(|()| "kprobe"))?;
         set(&format!("events/{EVENT}/enable"), "1")?;
         meter.per(call_setresuid);
         println!("args {kind} {:.1}", meter.per(call_setresuid) - untraced);
