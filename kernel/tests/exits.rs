@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use vmtrace_kernel::{Coverage, Exit, ExitKind, Exits, Kernel, Missing, SiteSection};
+use vmtrace_kernel::{After, Coverage, Exit, ExitKind, Exits, Kernel, Missing, SiteSection};
 
 struct Cached {
     name: &'static str,
@@ -167,20 +167,67 @@ fn every_exit_is_in_the_function_that_it_belongs_to_or_in_its_cold_part() {
         let symbols = cached.kernel.symbols();
         let mut cold = 0;
         for exit in cached.exits().all() {
-            let site = &cached.kernel.sites()[exit.site as usize];
-            assert_eq!(site.section, SiteSection::Text, "{}: {exit:x?}", cached.name);
+            if exit.site != Exit::NO_SITE {
+                let site = &cached.kernel.sites()[exit.site as usize];
+                assert_eq!(site.section, SiteSection::Text, "{}: {exit:x?}", cached.name);
+                assert_eq!(site.entry, exit.function, "{}: {exit:x?}", cached.name);
+            }
             let (name, start) = symbols.lookup(exit.address).unwrap();
-            if start == site.entry {
+            if start == exit.function {
                 continue;
             }
             let parent = name.split_once(".cold").map(|(parent, _)| parent);
             let its =
-                parent.is_some_and(|parent| symbols.names_at(site.entry).any(|n| n == parent));
+                parent.is_some_and(|parent| symbols.names_at(exit.function).any(|n| n == parent));
             assert!(its, "{}: {exit:x?} of {name}", cached.name);
             cold += 1;
         }
         let parts = symbols.iter().filter(|s| s.name.ends_with(".cold")).count();
         assert!(parts == 0 || cold > 0, "{}: no exit in {parts} cold parts", cached.name);
+    });
+}
+
+/// If nothing ended who jumped there, all that its caller calls next would be inside of it.
+#[test]
+fn who_jumps_to_what_cannot_be_traced_ends_where_that_does() {
+    each(|cached| {
+        let (kernel, exits) = (&cached.kernel, cached.exits());
+        let is_site = |at| kernel.sites().binary_search_by_key(&at, |site| site.entry).is_ok();
+        let (own, traced): (Vec<&Exit>, Vec<&Exit>) =
+            exits.all().iter().partition(|exit| exit.site == Exit::NO_SITE);
+        let returns: BTreeSet<_> = own.iter().filter_map(|exit| exit.after.group()).collect();
+        let mut asked = BTreeSet::new();
+        let (mut leaves, mut silent, mut jumps) = (0, 0, 0);
+        for exit in traced {
+            match (exit.kind, exit.after) {
+                (ExitKind::Jump { target }, After::Nothing) => {
+                    let told = exits.coverage(exit.site as usize);
+                    let lost = told == Coverage::Partial(Missing::Beyond);
+                    assert!(lost || is_site(target), "{}: {exit:x?}", cached.name);
+                }
+                (ExitKind::Jump { target }, after) => {
+                    assert!(!is_site(target), "{}: {exit:x?}", cached.name);
+                    leaves += usize::from(after == After::Leaf);
+                    asked.extend(after.group());
+                    jumps += usize::from(after.group().is_some());
+                    // Of what never returns there is nothing to see.
+                    silent += usize::from(after.group().is_some_and(|g| !returns.contains(&g)));
+                }
+                (_, after) => assert_eq!(after, After::Nothing, "{}: {exit:x?}", cached.name),
+            }
+        }
+        assert!(returns.is_subset(&asked), "{}: what nobody asks for costs", cached.name);
+        assert!(asked.len() > 100 && leaves > 20, "{}: {} {leaves}", cached.name, asked.len());
+        assert!(silent * 20 < jumps, "{}: {silent} of {jumps}", cached.name);
+        // Such code may run with the page tables of a process, where nothing of ours is mapped.
+        let (quiet, entry) = ("__noinstr_text", "__entry_text");
+        let ranges = [quiet, entry].map(|name| {
+            cached.address(&format!("{name}_start"))..cached.address(&format!("{name}_end"))
+        });
+        for exit in own {
+            assert!(!is_site(exit.function) && exit.kind == ExitKind::Return, "{exit:x?}");
+            assert!(!ranges.iter().any(|range| range.contains(&exit.address)), "{exit:x?}");
+        }
     });
 }
 

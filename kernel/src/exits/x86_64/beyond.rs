@@ -41,15 +41,18 @@ impl Finder<'_> {
         let calling: BTreeSet<u32> =
             sweep.callers.iter().map(|&piece| self.pieces.root(piece)).collect();
 
-        let jumps: Vec<(usize, u32)> = self
-            .list
-            .iter()
-            .enumerate()
-            .filter_map(|(number, exit)| match exit.kind {
-                ExitKind::Jump { target } => Some((number, self.untraced(target)?)),
-                _ => None,
-            })
-            .collect();
+        let (mut jumps, mut lost) = (Vec::new(), Vec::new());
+        for (number, exit) in self.list.iter().enumerate() {
+            let ExitKind::Jump { target } = exit.kind else { continue };
+            let traced = self.pieces.at(target).and_then(|piece| self.pieces.site(piece));
+            match self.untraced(target) {
+                Some(piece) => jumps.push((number, piece)),
+                None if traced.is_none() => lost.push(exit.site),
+                None => {}
+            }
+        }
+        // Code that is not what it seems to be.
+        lost.into_iter().for_each(|site| self.miss(site, Missing::Beyond));
         // Where code may run with the page tables of a process, or with its gs base.
         let quiet = QUIET.iter().filter_map(|(start, end)| {
             let symbols = self.kernel.symbols();
