@@ -7,6 +7,7 @@
 
 pub mod layout;
 mod program;
+mod reads;
 pub mod riscv64;
 pub mod x86_64;
 

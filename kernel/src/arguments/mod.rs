@@ -20,7 +20,7 @@ mod types;
 
 pub use error::{PathError, PathProblem, SpecError};
 pub use near::{Near, Which};
-pub use shape::{EnumNames, Shape, Shown};
+pub use shape::{EnumNames, Shape};
 pub use spec::ArgumentSpec;
 
 use convention::{Convention, Place};

@@ -2,10 +2,11 @@
 
 use super::Values;
 use super::encode::split;
-use super::read::Reads;
+use super::read::{finish, read};
 use super::slow::{overwrite, slow};
 use crate::layout::{CONTROL_SIZE, MAX_RECORD, below};
 use crate::program::{Code, Field, Overflow, Point, Program, ProgramError};
+use crate::reads::Reads;
 use dynasmrt::riscv::RiscvRelocation;
 use dynasmrt::{DynasmApi, DynasmLabelApi, VecAssembler, dynasm};
 
@@ -87,10 +88,10 @@ pub fn compile(
             }
             // Reads that fail come after it.
             Field::Failed => dynasm!(ops; .arch riscv64; .feature A, Zicntr; sd zero, [t2, to]),
-            Field::Read(read) => {
-                let register = argument(&mut ops, read.argument());
+            Field::Read(wanted) => {
+                let register = argument(&mut ops, wanted.argument());
                 dynasm!(ops; .arch riscv64; .feature A, Zicntr; mv t3, X(register));
-                reads.read(&mut ops, &read, (index, to))?;
+                read(&mut reads, &mut ops, &wanted, (index, to))?;
             }
         }
     }
@@ -120,7 +121,7 @@ pub fn compile(
         Overflow::Drop => slow(&mut ops, program),
         Overflow::Overwrite => overwrite(&mut ops, program),
     }
-    reads.finish(&mut ops, values)?;
+    finish(reads, &mut ops, values)?;
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
     Ok(Code { bytes, endings: vec![ending] })
 }

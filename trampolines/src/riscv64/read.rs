@@ -3,26 +3,8 @@
 use super::Values;
 use super::compile::{Assembler, parts};
 use crate::program::{Last, ProgramError, Read};
-use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
-
-/// What the code of a program's reads needs behind the program itself.
-#[derive(Default)]
-pub(super) struct Reads {
-    /// Displacement of the word that says which failed.
-    pub(super) failed: Option<i32>,
-    failures: Vec<Failure>,
-    load: Option<DynamicLabel>,
-}
-
-/// Where a read goes on that failed, and where then.
-struct Failure {
-    from: DynamicLabel,
-    back: DynamicLabel,
-    /// Number of the field.
-    index: usize,
-    /// Displacement of its first word.
-    to: i32,
-}
+use crate::reads::{Failure, Reads};
+use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
 
 /// `t3 += offset`; t4 is lost.
 fn add(ops: &mut Assembler, offset: i32) -> Result<(), ProgramError> {
@@ -37,78 +19,80 @@ fn add(ops: &mut Assembler, offset: i32) -> Result<(), ProgramError> {
     Ok(())
 }
 
-impl Reads {
-    /// Reads from the pointer in t3 for the field with this number, to this displacement. t1 and
-    /// t3 to t6 are lost.
-    pub(super) fn read(
-        &mut self,
-        ops: &mut Assembler,
-        read: &Read,
-        (index, to): (usize, i32),
-    ) -> Result<(), ProgramError> {
-        let load = *self.load.get_or_insert_with(|| ops.new_dynamic_label());
-        let (from, back) = (ops.new_dynamic_label(), ops.new_dynamic_label());
-        self.failures.push(Failure { from, back, index, to });
-        for &hop in read.hops() {
-            add(ops, hop)?;
-            dynasm!(ops; .arch riscv64; jal t6, =>load; beqz t4, =>from; mv t3, t5);
-        }
-        let (Last::Words { offset, words } | Last::Text { offset, words }) = read.last();
-        add(ops, offset)?;
-        for word in 0..i32::from(words) {
-            if word > 0 {
-                dynasm!(ops; .arch riscv64; addi t3, t3, 8);
-            }
-            dynasm!(ops; .arch riscv64; jal t6, =>load);
-            match read.last() {
-                // A string that goes on where nothing can be read is cut.
-                Last::Text { .. } if word > 0 => dynasm!(ops; .arch riscv64; beqz t4, =>back),
-                _ => dynasm!(ops; .arch riscv64; beqz t4, =>from),
-            }
-            let to = to - 8 * word;
-            dynasm!(ops; .arch riscv64; sd t5, [t2, to]);
-            if matches!(read.last(), Last::Text { .. }) && word + 1 < i32::from(words) {
-                // Whether any byte is zero.
-                const ONES: i32 = 0x0101_0101;
-                dynasm!(ops; .arch riscv64
-                    ; lui t4, ONES & !0xfff
-                    ; addi t4, t4, ONES & 0xfff
-                    ; slli t6, t4, 32
-                    ; add t4, t4, t6
-                    ; sub t6, t5, t4
-                    ; not t5, t5
-                    ; and t5, t5, t6
-                    ; slli t4, t4, 7
-                    ; and t5, t5, t4
-                    ; bnez t5, =>back
-                );
-            }
-        }
-        dynasm!(ops; .arch riscv64; =>back);
-        Ok(())
+/// Reads from the pointer in t3 for the field with this number, to this displacement. t1 and
+/// t3 to t6 are lost.
+pub(super) fn read(
+    reads: &mut Reads,
+    ops: &mut Assembler,
+    read: &Read,
+    (index, to): (usize, i32),
+) -> Result<(), ProgramError> {
+    let load = *reads.load.get_or_insert_with(|| ops.new_dynamic_label());
+    let (from, back) = (ops.new_dynamic_label(), ops.new_dynamic_label());
+    reads.failures.push(Failure { from, back, index, to });
+    for &hop in read.hops() {
+        add(ops, hop)?;
+        dynasm!(ops; .arch riscv64; jal t6, =>load; beqz t4, =>from; mv t3, t5);
     }
+    let (Last::Words { offset, words } | Last::Text { offset, words }) = read.last();
+    add(ops, offset)?;
+    for word in 0..i32::from(words) {
+        if word > 0 {
+            dynasm!(ops; .arch riscv64; addi t3, t3, 8);
+        }
+        dynasm!(ops; .arch riscv64; jal t6, =>load);
+        match read.last() {
+            // A string that goes on where nothing can be read is cut.
+            Last::Text { .. } if word > 0 => dynasm!(ops; .arch riscv64; beqz t4, =>back),
+            _ => dynasm!(ops; .arch riscv64; beqz t4, =>from),
+        }
+        let to = to - 8 * word;
+        dynasm!(ops; .arch riscv64; sd t5, [t2, to]);
+        if matches!(read.last(), Last::Text { .. }) && word + 1 < i32::from(words) {
+            // Whether any byte is zero.
+            const ONES: i32 = 0x0101_0101;
+            dynasm!(ops; .arch riscv64
+                ; lui t4, ONES & !0xfff
+                ; addi t4, t4, ONES & 0xfff
+                ; slli t6, t4, 32
+                ; add t4, t4, t6
+                ; sub t6, t5, t4
+                ; not t5, t5
+                ; and t5, t5, t6
+                ; slli t4, t4, 7
+                ; and t5, t5, t4
+                ; bnez t5, =>back
+            );
+        }
+    }
+    dynasm!(ops; .arch riscv64; =>back);
+    Ok(())
+}
 
-    /// What follows the program.
-    pub(super) fn finish(self, ops: &mut Assembler, values: &Values) -> Result<(), ProgramError> {
-        for Failure { from, back, index, to } in self.failures {
-            dynasm!(ops; .arch riscv64; =>from; sd t3, [t2, to]);
-            if let Some(failed) = self.failed {
-                let bit = 1_u32.checked_shl(u32::try_from(index).unwrap_or(32)).unwrap_or(0);
-                let (upper, lower) = parts("a field's number", bit.into())?;
-                dynasm!(ops; .arch riscv64
-                    ; lw t4, [t2, failed]
-                    ; lui t5, upper
-                    ; addi t5, t5, lower
-                    ; or t4, t4, t5
-                    ; sw t4, [t2, failed]
-                );
-            }
-            dynasm!(ops; .arch riscv64; j =>back);
+/// What follows the program.
+pub(super) fn finish(
+    reads: Reads,
+    ops: &mut Assembler,
+    values: &Values,
+) -> Result<(), ProgramError> {
+    for failure in reads.failures {
+        let (bit, Failure { from, back, to, .. }) = (failure.bit(), failure);
+        dynasm!(ops; .arch riscv64; =>from; sd t3, [t2, to]);
+        if let Some(failed) = reads.failed {
+            let (upper, lower) = parts("a field's number", bit.into())?;
+            dynasm!(ops; .arch riscv64
+                ; lw t4, [t2, failed]
+                ; lui t5, upper
+                ; addi t5, t5, lower
+                ; or t4, t4, t5
+                ; sw t4, [t2, failed]
+            );
         }
-        let Some(load) = self.load else { return Ok(()) };
-        dynasm!(ops; .arch riscv64; =>load);
-        load_word(ops, values)
+        dynasm!(ops; .arch riscv64; j =>back);
     }
+    let Some(load) = reads.load else { return Ok(()) };
+    dynasm!(ops; .arch riscv64; =>load);
+    load_word(ops, values)
 }
 
 /// Leaves in t5 the word that t3 points to, and in t4 whether it may be read. Entered by a call

@@ -1,10 +1,11 @@
 //! The way that every hit takes.
 
-use super::read::Reads;
+use super::read::{finish, read};
 use super::slow::slow;
 use super::{Addressing, SPENT, Values};
 use crate::layout::{CHUNK_SIZE, below, control};
 use crate::program::{Code, Field, Overflow, Point, Program, ProgramError};
+use crate::reads::Reads;
 use dynasmrt::x64::X64Relocation;
 use dynasmrt::{DynasmApi, DynasmLabelApi, VecAssembler, dynasm};
 
@@ -68,7 +69,7 @@ pub fn compile(
         Point::Return => end(&mut ops, program, &operands, values)?,
     };
     slow(&mut ops, &operands);
-    let load = reads.finish(&mut ops, values)?;
+    let load = finish(reads, &mut ops, values)?;
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
     Ok(Code { bytes, endings: [ending].into_iter().chain(load).collect() })
 }
@@ -208,9 +209,9 @@ fn entry(
             },
             // Reads that fail come after it.
             Field::Failed => dynasm!(ops; .arch x64; mov QWORD [r10 + to], 0),
-            Field::Read(read) => {
-                argument(ops, read.argument(), more);
-                reads.read(ops, &read, (index, to));
+            Field::Read(wanted) => {
+                argument(ops, wanted.argument(), more);
+                read(reads, ops, &wanted, (index, to));
             }
             Field::Value => return Err(ProgramError::Field(field, program.point)),
         }

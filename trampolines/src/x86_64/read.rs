@@ -3,90 +3,70 @@
 use super::Values;
 use super::compile::{Assembler, ENDING, disp};
 use crate::program::{Last, ProgramError, Read, Readable};
-use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
+use crate::reads::{Failure, Reads};
+use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
 
-/// What the code of a program's reads needs behind the program itself.
-#[derive(Default)]
-pub(super) struct Reads {
-    /// Displacement of the word that says which failed.
-    pub(super) failed: Option<i32>,
-    failures: Vec<Failure>,
-    load: Option<DynamicLabel>,
+/// Reads from the pointer in rdx for the field with this number, to this displacement. rax and
+/// r11 are lost, too.
+pub(super) fn read(reads: &mut Reads, ops: &mut Assembler, read: &Read, (index, to): (usize, i32)) {
+    let load = *reads.load.get_or_insert_with(|| ops.new_dynamic_label());
+    let (from, back) = (ops.new_dynamic_label(), ops.new_dynamic_label());
+    reads.failures.push(Failure { from, back, index, to });
+    let add = |ops: &mut Assembler, offset: i32| {
+        if offset != 0 {
+            dynasm!(ops; .arch x64; add rdx, offset);
+        }
+    };
+    for &hop in read.hops() {
+        add(ops, hop);
+        dynasm!(ops; .arch x64; call =>load; jae =>from; mov rdx, rax);
+    }
+    let (Last::Words { offset, words } | Last::Text { offset, words }) = read.last();
+    add(ops, offset);
+    for word in 0..i32::from(words) {
+        if word > 0 {
+            dynasm!(ops; .arch x64; add rdx, 8);
+        }
+        dynasm!(ops; .arch x64; call =>load);
+        match read.last() {
+            // A string that goes on where nothing can be read is cut.
+            Last::Text { .. } if word > 0 => dynasm!(ops; .arch x64; jae =>back),
+            _ => dynasm!(ops; .arch x64; jae =>from),
+        }
+        dynasm!(ops; .arch x64; mov [r10 + (to - 8 * word)], rax);
+        if matches!(read.last(), Last::Text { .. }) && word + 1 < i32::from(words) {
+            // Whether any byte is zero.
+            dynasm!(ops; .arch x64
+                ; mov r11, QWORD 0xfefe_fefe_fefe_feff_u64.cast_signed()
+                ; add r11, rax
+                ; not rax
+                ; and r11, rax
+                ; mov rax, QWORD 0x8080_8080_8080_8080_u64.cast_signed()
+                ; test r11, rax
+                ; jnz =>back
+            );
+        }
+    }
+    dynasm!(ops; .arch x64; =>back);
 }
 
-/// Where a read goes on that failed, and where then.
-struct Failure {
-    from: DynamicLabel,
-    back: DynamicLabel,
-    /// Number of the field.
-    index: usize,
-    /// Displacement of its first word.
-    to: i32,
-}
-
-impl Reads {
-    /// Reads from the pointer in rdx for the field with this number, to this displacement. rax and
-    /// r11 are lost, too.
-    pub(super) fn read(&mut self, ops: &mut Assembler, read: &Read, (index, to): (usize, i32)) {
-        let load = *self.load.get_or_insert_with(|| ops.new_dynamic_label());
-        let (from, back) = (ops.new_dynamic_label(), ops.new_dynamic_label());
-        self.failures.push(Failure { from, back, index, to });
-        let add = |ops: &mut Assembler, offset: i32| {
-            if offset != 0 {
-                dynasm!(ops; .arch x64; add rdx, offset);
-            }
-        };
-        for &hop in read.hops() {
-            add(ops, hop);
-            dynasm!(ops; .arch x64; call =>load; jae =>from; mov rdx, rax);
+/// What follows the program. Where in it is a return.
+pub(super) fn finish(
+    reads: Reads,
+    ops: &mut Assembler,
+    values: &Values,
+) -> Result<Option<usize>, ProgramError> {
+    for failure in reads.failures {
+        let (bit, Failure { from, back, to, .. }) = (failure.bit(), failure);
+        dynasm!(ops; .arch x64; =>from; mov [r10 + to], rdx);
+        if let Some(failed) = reads.failed {
+            dynasm!(ops; .arch x64; or DWORD [r10 + failed], bit.cast_signed());
         }
-        let (Last::Words { offset, words } | Last::Text { offset, words }) = read.last();
-        add(ops, offset);
-        for word in 0..i32::from(words) {
-            if word > 0 {
-                dynasm!(ops; .arch x64; add rdx, 8);
-            }
-            dynasm!(ops; .arch x64; call =>load);
-            match read.last() {
-                // A string that goes on where nothing can be read is cut.
-                Last::Text { .. } if word > 0 => dynasm!(ops; .arch x64; jae =>back),
-                _ => dynasm!(ops; .arch x64; jae =>from),
-            }
-            dynasm!(ops; .arch x64; mov [r10 + (to - 8 * word)], rax);
-            if matches!(read.last(), Last::Text { .. }) && word + 1 < i32::from(words) {
-                // Whether any byte is zero.
-                dynasm!(ops; .arch x64
-                    ; mov r11, QWORD 0xfefe_fefe_fefe_feff_u64.cast_signed()
-                    ; add r11, rax
-                    ; not rax
-                    ; and r11, rax
-                    ; mov rax, QWORD 0x8080_8080_8080_8080_u64.cast_signed()
-                    ; test r11, rax
-                    ; jnz =>back
-                );
-            }
-        }
-        dynasm!(ops; .arch x64; =>back);
+        dynasm!(ops; .arch x64; jmp =>back);
     }
-
-    /// What follows the program. Where in it is a return.
-    pub(super) fn finish(
-        self,
-        ops: &mut Assembler,
-        values: &Values,
-    ) -> Result<Option<usize>, ProgramError> {
-        for Failure { from, back, index, to } in self.failures {
-            dynasm!(ops; .arch x64; =>from; mov [r10 + to], rdx);
-            if let Some(failed) = self.failed {
-                let bit = 1_u32.checked_shl(u32::try_from(index).unwrap_or(32)).unwrap_or(0);
-                dynasm!(ops; .arch x64; or DWORD [r10 + failed], bit.cast_signed());
-            }
-            dynasm!(ops; .arch x64; jmp =>back);
-        }
-        let Some(load) = self.load else { return Ok(None) };
-        dynasm!(ops; .arch x64; =>load);
-        load_word(ops, values).map(Some)
-    }
+    let Some(load) = reads.load else { return Ok(None) };
+    dynasm!(ops; .arch x64; =>load);
+    load_word(ops, values).map(Some)
 }
 
 /// Leaves in rax the word that rdx points to, and carry, or no carry where it may not be read. r11

@@ -208,9 +208,9 @@ mod tests {
         memory.set(third, 1, 1 << 30 | 0x81);
         // Pages of 2 MiB: 0 to 4, a hole, 6 to 8, one that is another's, and one of small pages.
         for page in [0, 1, 3] {
-            memory.set(second, page, page * 2 * MIB | 0x81);
+            memory.set(second, page, (page * 2 * MIB) | 0x81);
         }
-        memory.set(second, 4, 2 * MIB | 0x81);
+        memory.set(second, 4, (2 * MIB) | 0x81);
         memory.set(second, 5, first | 1);
         for page in (0..512).filter(|page| !(100..110).contains(page)) {
             memory.set(first, page, (10 * MIB + page * 4096) | 1);
