@@ -130,7 +130,9 @@ impl Driver<'_> {
         let stream = Source::Unix(self.socket.into()).connect(PATIENCE)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let answer = command(&stream, control)?;
-        let sites = answer.strip_suffix(" sites").and_then(|text| text.rsplit_once(": "));
+        // What else there is to say of it follows.
+        let changed = answer.split("; ").next().unwrap_or_default();
+        let sites = changed.strip_suffix(" sites").and_then(|text| text.rsplit_once(": "));
         sites.and_then(|(_, count)| count.parse().ok()).with_context(|| answer.clone())
     }
 
