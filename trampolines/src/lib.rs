@@ -5,6 +5,7 @@
 //! make machine code of it, on any machine, when it is known what only the running guest tells:
 //! where its rings are, where `current` is.
 
+mod displacement;
 pub mod layout;
 mod program;
 mod reads;

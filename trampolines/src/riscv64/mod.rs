@@ -19,6 +19,7 @@
 )]
 mod compile;
 pub mod encode;
+mod operands;
 #[allow(
     clippy::cast_sign_loss,
     clippy::cast_possible_truncation,

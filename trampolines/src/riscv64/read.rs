@@ -1,7 +1,7 @@
 //! Memory along pointers, read where that cannot fault.
 
 use super::Values;
-use super::compile::{Assembler, parts};
+use super::operands::{Assembler, parts};
 use crate::program::{Last, ProgramError, Read};
 use crate::reads::{Failure, Reads};
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};

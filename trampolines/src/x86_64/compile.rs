@@ -1,47 +1,20 @@
 //! The way that every hit takes.
 
+use super::operands::{ABOVE_SPENT, Assembler, ENDING, Operands, disp, exchange};
 use super::read::{finish, read};
 use super::slow::slow;
-use super::{Addressing, SPENT, Values};
-use crate::layout::{CHUNK_SIZE, below, control};
+use super::{Addressing, Values};
+use crate::displacement::at;
+use crate::layout::{below, control};
 use crate::program::{Code, Field, Overflow, Point, Program, ProgramError};
 use crate::reads::Reads;
-use dynasmrt::x64::X64Relocation;
-use dynasmrt::{DynasmApi, DynasmLabelApi, VecAssembler, dynasm};
-
-pub(super) type Assembler = VecAssembler<X64Relocation>;
-
-/// The bits of a position that are all clear where a chunk is used up.
-#[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "small constants")]
-pub(super) const ABOVE_SPENT: i32 = (CHUNK_SIZE as i32 - 1) & !(SPENT as i32 - 1);
-/// A return, and room for a jump to the kernel's return thunk in its place.
-pub(super) const ENDING: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
-
-/// A value as the sign-extended displacement or address of an instruction.
-pub(super) fn disp(what: &'static str, value: u64) -> Result<i32, ProgramError> {
-    i32::try_from(value.cast_signed()).map_err(|_| ProgramError::Range(what, value))
-}
-
-/// How far below its end a field of a record is.
-pub(super) const fn at(below: usize) -> i32 {
-    #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "small")]
-    let below = below as i32;
-    -below
-}
-
-/// What a program needs, as operands of instructions.
-pub(super) struct Operands {
-    pub(super) size: i32,
-    pub(super) info: i32,
-    pub(super) overwrite: bool,
-    pub(super) tracers: i32,
-    pub(super) shared: bool,
-}
+use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
 
 /// Makes a program.
 ///
-/// Its entry, and its way to another function: `r10`, `r11` and the flags are free; the stack has a return address on top (into the
-/// function, behind the site; or into a stub) and that of the function below it. All else is kept.
+/// Its entry, and its way to another function: `r10`, `r11` and the flags are free; the stack has a
+/// return address on top (into the function, behind the site; or into a stub) and that of the
+/// function below it. All else is kept.
 ///
 /// Its return: entered by a jump with the low half of the site's address in `ecx`. `rcx`, `rsi`,
 /// `rdi`, `r8` to `r11` and the flags are free, as they are to a caller.
@@ -54,14 +27,7 @@ pub fn compile(
     values: &Values,
 ) -> Result<Code, ProgramError> {
     program.check()?;
-    let small = |size: usize| i32::try_from(size).unwrap_or(i32::MAX);
-    let operands = Operands {
-        size: small(program.size()),
-        info: program.info(overflow).0.cast_signed(),
-        overwrite: overflow == Overflow::Overwrite,
-        tracers: program.tracers.into(),
-        shared: matches!(values.addressing, Addressing::Shared { .. }),
-    };
+    let operands = Operands::new(program, overflow, values);
     let mut ops = Assembler::new(0);
     let mut reads = Reads::default();
     let ending = match program.point {
@@ -121,15 +87,6 @@ fn reserve(ops: &mut Assembler, operands: &Operands) {
             ; shr rax, 32
             ; mov [r10 - 1], al
         );
-    }
-}
-
-/// Head, from rax to rdx.
-pub(super) fn exchange(ops: &mut Assembler, shared: bool) {
-    if shared {
-        dynasm!(ops; .arch x64; lock cmpxchg [r11], rdx);
-    } else {
-        dynasm!(ops; .arch x64; gs cmpxchg [r11], rdx);
     }
 }
 

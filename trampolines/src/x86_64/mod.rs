@@ -9,6 +9,7 @@
 
 #[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
 mod compile;
+mod operands;
 mod read;
 mod slow;
 

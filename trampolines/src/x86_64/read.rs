@@ -1,7 +1,7 @@
 //! Memory along pointers, read where that cannot fault.
 
 use super::Values;
-use super::compile::{Assembler, ENDING, disp};
+use super::operands::{Assembler, ENDING, disp};
 use crate::program::{Last, ProgramError, Read, Readable};
 use crate::reads::{Failure, Reads};
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};

@@ -3,20 +3,10 @@
 //! The account of a chunk is found from the position itself, so whatever happens to this task in
 //! here, the exchange or the verdict "full" is about the ring that the position named.
 
-use super::compile::{ABOVE_SPENT, Assembler, Operands, exchange};
+use super::operands::{ABOVE_SPENT, Assembler, Operands, exchange};
+use crate::displacement::{account, small};
 use crate::layout::{CHUNK_SIZE, CLAIMED, FRONT_SIZE, below, front};
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
-
-/// From the last byte of a chunk to its account.
-#[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "small constants")]
-const fn account(field: usize) -> i32 {
-    field as i32 - (FRONT_SIZE as i32 - 1)
-}
-
-#[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "small constants")]
-const fn small(value: usize) -> i32 {
-    value as i32
-}
 
 const LAST_BYTE: i32 = small(CHUNK_SIZE) - 1;
 /// [`CLAIMED`], sign-extended.

@@ -1,0 +1,37 @@
+//! What all parts of a program are written with: the assembler and operands of its instructions.
+
+use super::encode::split;
+use crate::layout::MAX_RECORD;
+use crate::program::{Point, ProgramError};
+use dynasmrt::VecAssembler;
+use dynasmrt::riscv::RiscvRelocation;
+
+pub(super) type Assembler = VecAssembler<RiscvRelocation>;
+
+/// Bits to shift a position by, so that its offset in its chunk is at the top of a word.
+pub(super) const SHIFT: u32 = 18;
+/// [`MAX_RECORD`] shifted like that.
+#[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "small constants")]
+pub(super) const SPENT_SHIFTED: i32 = (MAX_RECORD << SHIFT) as i32;
+
+/// `value` for `lui` and the instruction after it, sign-extended from 32 bits.
+pub(super) fn parts(what: &'static str, value: u64) -> Result<(i32, i32), ProgramError> {
+    let (upper, lower) = split(value.cast_signed()).ok_or(ProgramError::Range(what, value))?;
+    Ok(((upper << 12).cast_signed(), lower))
+}
+
+/// Numbers of registers that depend on how a program is entered.
+pub(super) struct Registers {
+    /// What it was entered with, which tells the site.
+    pub(super) link: u8,
+    /// The control block, once it was found.
+    pub(super) control: u8,
+}
+
+/// t0 and t1: one of the two has what the program was entered with.
+pub(super) const fn registers(point: Point) -> Registers {
+    match point {
+        Point::Entry | Point::Tail => Registers { link: 5, control: 6 },
+        Point::Return => Registers { link: 6, control: 5 },
+    }
+}

@@ -1,0 +1,52 @@
+//! What all parts of a program are written with: the assembler and operands of its instructions.
+
+use super::{Addressing, SPENT, Values};
+use crate::displacement::small;
+use crate::layout::CHUNK_SIZE;
+use crate::program::{Overflow, Program, ProgramError};
+use dynasmrt::x64::X64Relocation;
+use dynasmrt::{VecAssembler, dynasm};
+
+pub(super) type Assembler = VecAssembler<X64Relocation>;
+
+/// The bits of a position that are all clear where a chunk is used up.
+#[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "small constants")]
+pub(super) const ABOVE_SPENT: i32 = small(CHUNK_SIZE - 1) & !(SPENT as i32 - 1);
+/// A return, and room for a jump to the kernel's return thunk in its place.
+pub(super) const ENDING: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
+
+/// A value as the sign-extended displacement or address of an instruction.
+pub(super) fn disp(what: &'static str, value: u64) -> Result<i32, ProgramError> {
+    i32::try_from(value.cast_signed()).map_err(|_| ProgramError::Range(what, value))
+}
+
+/// What a program needs, as operands of instructions.
+pub(super) struct Operands {
+    pub(super) size: i32,
+    pub(super) info: i32,
+    pub(super) overwrite: bool,
+    pub(super) tracers: i32,
+    pub(super) shared: bool,
+}
+
+impl Operands {
+    /// Of a program that was checked.
+    pub(super) fn new(program: &Program, overflow: Overflow, values: &Values) -> Self {
+        Self {
+            size: small(program.size()),
+            info: program.info(overflow).0.cast_signed(),
+            overwrite: overflow == Overflow::Overwrite,
+            tracers: program.tracers.into(),
+            shared: matches!(values.addressing, Addressing::Shared { .. }),
+        }
+    }
+}
+
+/// Head, from rax to rdx.
+pub(super) fn exchange(ops: &mut Assembler, shared: bool) {
+    if shared {
+        dynasm!(ops; .arch x64; lock cmpxchg [r11], rdx);
+    } else {
+        dynasm!(ops; .arch x64; gs cmpxchg [r11], rdx);
+    }
+}
