@@ -2,7 +2,7 @@
 //!
 //! The way of a record is described in `docs/architecture.md`.
 
-// They panic when nobody can be told: see `say`.
+// They panic when nobody can be told: see `vmtrace_system::say`.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
 pub mod agent;
@@ -14,9 +14,7 @@ mod host_vsock;
 pub mod initramfs;
 pub use vmtrace_kernel as kernel;
 pub mod machine;
-pub mod private_socket;
 pub mod relay;
-mod say;
 pub mod serve;
 pub mod session;
 pub use vmtrace_stream as stream;

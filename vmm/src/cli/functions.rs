@@ -4,7 +4,7 @@ use std::io::{BufWriter, Write as _, stdout};
 use std::path::PathBuf;
 
 use crate::kernel::Kernel;
-use crate::say::say;
+use vmtrace_system::say;
 
 /// Arguments of `vmtrace functions`.
 #[derive(Debug, clap::Args)]

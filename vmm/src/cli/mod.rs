@@ -11,13 +11,13 @@ pub mod run;
 pub mod stream;
 mod view;
 
-use crate::say::say;
 use crate::serve::Source;
 use crate::session::ValuesError;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
+use vmtrace_system::say;
 
 /// Trace functions of an unmodified guest kernel, from the hypervisor.
 #[derive(Debug, Parser)]

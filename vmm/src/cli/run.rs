@@ -11,7 +11,7 @@ use super::exit;
 use super::output::Output;
 use crate::agent::protocol::{Command, Entry, LoadedModule, Reason, Run};
 use crate::agent::{AgentError, Connection, Endpoint, Handle, Streams};
-use crate::say::say;
+use vmtrace_system::say;
 
 /// The exit status when the command could not be run, but for reasons that shells have numbers for.
 const CANNOT_RUN: u8 = 125;

@@ -3,13 +3,13 @@
 use super::report::{self, Played};
 use super::view::View;
 use crate::export::{Export, Graph, Json, PlayError, Player, Stats, Text, write_summary};
-use crate::say;
 use crate::serve::{self, Format, Globs, Source, StreamRequest};
 use crate::stream::{Decoder, Progress, StreamError};
 use anyhow::{Context, Result};
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::time::Duration;
+use vmtrace_system::say;
 
 /// Follow a running trace.
 #[derive(Debug, clap::Args)]

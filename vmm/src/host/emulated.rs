@@ -18,7 +18,7 @@ use super::link::{Event, Link};
 use super::qemu::{self, Log, Process, Qemu, fd_path};
 use super::wire::{self, Frame, Hello, Kind, Put};
 use crate::initramfs::Modules;
-use crate::say::say;
+use vmtrace_system::say;
 
 /// Interrupts and time limits are looked at this often.
 pub(super) const TICK: Duration = Duration::from_millis(50);

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use super::emulated::EmulatedHost;
 use super::error::HostError;
 use super::link::{Connection, Link, TunnelError};
-use crate::devices::virtio::vsock::{beside, requested_port};
-use crate::private_socket::{Acceptor, SocketError, connect_now};
+use vmtrace_system::ports::{self, beside};
+use vmtrace_system::private_socket::{Acceptor, SocketError, connect_now};
 
 /// Between two tries to reach a socket that is not there yet.
 const RETRY: Duration = Duration::from_millis(100);
@@ -126,7 +126,7 @@ fn request(link: &Link, connection: &Connection) -> Option<(u32, Vec<u8>)> {
         if let Some(end) = line.iter().position(|byte| *byte == b'\n') {
             let rest = line.split_off(end + 1);
             let _ = link.grant(connection.output, line.len());
-            return Some((requested_port(line.trim_ascii_end())?, rest));
+            return Some((ports::requested(line.trim_ascii_end())?, rest));
         }
         if line.len() > MAX_LINE {
             return None;

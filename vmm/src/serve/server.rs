@@ -2,7 +2,6 @@
 
 use super::consumer::Join;
 use super::request::{Control, LINE_MAX, Origin, Request};
-use crate::private_socket::{Acceptor, SocketError};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -11,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
+use vmtrace_system::private_socket::{Acceptor, SocketError};
 
 /// A connection that asks for nothing is closed after this time.
 const ASK_TIME: Duration = Duration::from_secs(10);

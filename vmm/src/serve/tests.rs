@@ -1,7 +1,6 @@
 //! Consumers against a writer, without a guest.
 
 use super::*;
-use crate::private_socket::Acceptor;
 use crate::stream::{
     EntryRecord, Frame, Reader, RecordBuffer, ReturnRecord, Shape, TailRecord, Tracer, ValueField,
     ValuesFormat, ValuesOf, Writer, sample,
@@ -11,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
+use vmtrace_system::private_socket::Acceptor;
 
 const FUNCTION: u64 = 0xffff_ffff_8100_0000;
 

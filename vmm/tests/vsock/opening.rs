@@ -9,7 +9,7 @@ use super::driver::{Driver, data, header};
 use super::*;
 use vmtrace::devices::virtio::vsock::packet::op;
 use vmtrace::devices::virtio::vsock::{ConnectError, PortTaken, Vsock, VsockError};
-use vmtrace::private_socket::SocketError;
+use vmtrace_system::private_socket::SocketError;
 
 fn with_socket() -> (tempfile::TempDir, Driver) {
     let directory = tempfile::tempdir().unwrap();

@@ -7,11 +7,11 @@ use crate::host::{
     EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, Stdin,
 };
 use crate::kernel::Kernel;
-use crate::say;
 use anyhow::{Context, Result};
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
+use vmtrace_system::say;
 
 const VMLINUX: &str = "/job/vmlinux";
 const BZIMAGE: &str = "/job/bzImage";

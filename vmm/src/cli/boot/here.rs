@@ -8,7 +8,6 @@ use crate::devices::virtio::vsock::{self, Vsock};
 use crate::export::write_summary;
 use crate::kernel::Kernel;
 use crate::machine::{BootImage, Config, ExitReason, ImageBytes, Waker};
-use crate::say::{self, say};
 use crate::serve::{Control, Origin, Services};
 use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tracing};
 use crate::stream::Exit;
@@ -18,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
+use vmtrace_system::say;
 
 /// How long the agent may take to accept a connection.
 const AGENT_TIME: Duration = Duration::from_secs(5);

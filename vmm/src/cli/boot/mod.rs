@@ -13,7 +13,6 @@ use crate::initramfs;
 use crate::kernel::arguments::ArgumentSpec;
 use crate::kernel::{Coverage, Kernel, KernelError, Missing};
 use crate::machine::{DEFAULT_CMDLINE, MAX_MEMORY, MIN_MEMORY};
-use crate::say::say;
 use crate::serve::{Globs, SpecError, TracerSpec};
 use crate::session::{self, Tracer, Tracing, ValuesError, Wants};
 use anyhow::{Context, Result, bail};
@@ -23,6 +22,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use vmtrace_system::say;
 use vmtrace_trampolines::Overflow;
 
 /// Arguments of `vmtrace boot`.

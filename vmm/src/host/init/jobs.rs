@@ -20,7 +20,7 @@ use super::port::ready;
 use crate::host::wire::{
     Accepted, Connect, DATA_MAX, Exited, HEADER, Kind, Listen, Put, Run, WINDOW, header,
 };
-use crate::private_socket::PrivateListener;
+use vmtrace_system::private_socket::PrivateListener;
 
 /// Fewer, larger pieces for the port.
 const PIPE_SIZE: libc::c_int = 256 << 10;

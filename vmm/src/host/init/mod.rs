@@ -12,8 +12,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use super::image::MARKER;
-use crate::devices::virtio::vsock::raise_descriptor_limit;
-use crate::say::say;
+use vmtrace_system::raise_descriptor_limit;
+use vmtrace_system::say;
 
 /// Whether this process is the `/init` of an emulated host. `main` asks before anything else.
 pub fn wanted() -> bool {

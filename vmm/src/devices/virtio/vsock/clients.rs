@@ -12,7 +12,8 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::muxer::Token;
 use super::packet::Header;
-use crate::private_socket::PrivateListener;
+use vmtrace_system::ports;
+use vmtrace_system::private_socket::PrivateListener;
 
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -169,7 +170,7 @@ impl Clients {
         match asked {
             Some(request) if whole && line == b"OK" => Some(Said::Accepts(request, stream)),
             Some(request) => Some(Said::Refuses(request)),
-            None => Some(Said::Wants(requested_port(&line).filter(|_| whole)?, stream)),
+            None => Some(Said::Wants(ports::requested(&line).filter(|_| whole)?, stream)),
         }
     }
 
@@ -187,38 +188,5 @@ impl Clients {
     pub(super) fn close(&mut self) {
         self.waiting.clear();
         self.listener = None;
-    }
-}
-
-/// The port of a request: `CONNECT` in any case, and a number.
-pub(crate) fn requested_port(line: &[u8]) -> Option<u32> {
-    let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
-    let (command, port, rest) = (words.next()?, words.next()?, words.next());
-    if !command.eq_ignore_ascii_case("CONNECT") || rest.is_some() || port.starts_with('+') {
-        return None;
-    }
-    port.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_are_understood_or_refused() {
-        for (line, port) in [
-            ("CONNECT 52", Some(52)),
-            ("connect 4294967295\r", Some(u32::MAX)),
-            ("CONNECT 4294967296", None),
-            ("CONNECT -1", None),
-            ("CONNECT +1", None),
-            ("CONNECT", None),
-            ("CONNECT 1 2", None),
-            ("GET / HTTP/1.1", None),
-            ("", None),
-        ] {
-            assert_eq!(requested_port(line.as_bytes()), port, "{line}");
-        }
-        assert_eq!(requested_port(b"CONNECT \xff"), None);
     }
 }

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -16,7 +15,8 @@ use super::rings::Rings;
 use super::worker::{Driver, Shared, Worker};
 use super::{ConnectError, GUEST_CID, Incoming, Options, PortTaken, VsockError};
 use crate::devices::virtio::{Activation, Broken, VirtioDevice};
-use crate::private_socket::PrivateListener;
+use vmtrace_system::private_socket::PrivateListener;
+use vmtrace_system::raise_descriptor_limit;
 
 /// Receive, transmit, events.
 const QUEUE_SIZES: [u16; 3] = [256, 256, 16];
@@ -191,15 +191,5 @@ impl Host {
     #[must_use]
     pub fn connections(&self) -> usize {
         self.shared.lock().muxer.load()
-    }
-}
-
-/// Every connection takes a descriptor or two, and many systems begin with 1024.
-pub(crate) fn raise_descriptor_limit() {
-    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
-        && soft < hard
-        && let Err(errno) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
-    {
-        log::debug!("vsock: cannot raise the limit of open files: {errno}");
     }
 }

@@ -28,15 +28,11 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::private_socket::SocketError;
+use vmtrace_system::private_socket::SocketError;
 
 pub use device::{Host, Vsock};
 
 pub use worker::Worker;
-
-pub(crate) use clients::requested_port;
-pub(crate) use device::raise_descriptor_limit;
-pub(crate) use muxer::beside;
 
 /// The guest's CID if nothing else is said.
 pub const GUEST_CID: u32 = 3;

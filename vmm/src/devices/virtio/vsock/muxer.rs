@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -15,7 +15,8 @@ use super::connection::{Aborted, Connection, Fate, Key, Requester};
 use super::packet::{HOST_CID, Header, TYPE_STREAM, op};
 use super::rings::{Slot, Span};
 use super::{ConnectError, Incoming, Limits};
-use crate::private_socket::{PrivateListener, connect_now};
+use vmtrace_system::ports::beside;
+use vmtrace_system::private_socket::{PrivateListener, connect_now};
 
 /// Resets for what is no connection that wait for the guest's buffers. With more than that the
 /// guest's packets have to wait.
@@ -437,13 +438,6 @@ enum Reached {
     /// The gateway will answer.
     Asked,
     Nobody,
-}
-
-/// The path of a port's socket, by Firecracker's convention.
-pub(crate) fn beside(socket: &Path, port: u32) -> PathBuf {
-    let mut path = socket.as_os_str().to_owned();
-    path.push(format!("_{port}"));
-    path.into()
 }
 
 /// Two ends: ours, which never blocks, and the consumer's.

@@ -14,7 +14,7 @@ use super::rings::Rings;
 use super::{Limits, VsockError};
 use crate::devices::Gate;
 use crate::devices::virtio::Broken;
-use crate::private_socket::PrivateListener;
+use vmtrace_system::private_socket::PrivateListener;
 
 /// Events taken at a time.
 const EVENTS: usize = 256;

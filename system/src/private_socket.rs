@@ -200,7 +200,7 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
 }
 
 /// Connects to a listening socket, at once or not at all; the stream is non-blocking.
-pub(crate) fn connect_now(path: &Path) -> nix::Result<OwnedFd> {
+pub fn connect_now(path: &Path) -> nix::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
     connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
