@@ -1,51 +1,33 @@
-//! Builds the guest agent for the same target, as a small static program, so that the library can embed it.
-//!
-//! The path of the result is in `VMTRACE_AGENT` at compile time, and in `VMTRACE_SOURCE` what tells builds of
-//! different sources apart.
+//! Tells builds of different sources apart, by `VMTRACE_SOURCE` at compile time.
 
 use std::env;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
 
-const PACKAGE: &str = "vmtrace-agent";
-
-/// The agent goes into every built-in initramfs: small before fast.
-const PROFILE: &[&str] = &[
-    "profile.release.opt-level=\"z\"",
-    "profile.release.lto=\"fat\"",
-    "profile.release.codegen-units=1",
-    "profile.release.panic=\"abort\"",
-    "profile.release.debug=false",
-    "profile.release.strip=true",
+/// What a vmtrace is made from.
+const SOURCES: [&str; 9] = [
+    "Cargo.lock",
+    "vmm/src",
+    "kernel/src",
+    "stream/src",
+    "trampolines/src",
+    "initramfs/src",
+    "initramfs/build.rs",
+    "system/src",
+    "guest-agent/src",
 ];
 
-fn main() -> ExitCode {
+fn main() {
     if let Ok(package) = env::var("CARGO_MANIFEST_DIR") {
-        println!(
-            "cargo::rustc-env=VMTRACE_SOURCE={:016x}",
-            fingerprint(&Path::new(&package).join(".."))
-        );
-    }
-    match build() {
-        Ok(agent) => {
-            println!("cargo::rustc-env=VMTRACE_AGENT={}", agent.display());
-            ExitCode::SUCCESS
-        }
-        Err(e) => {
-            println!("cargo::error=cannot build the guest agent: {e}");
-            ExitCode::FAILURE
-        }
+        let root = Path::new(&package).join("..");
+        println!("cargo::rustc-env=VMTRACE_SOURCE={:016x}", fingerprint(&root));
     }
 }
 
-/// Of everything that a vmtrace is made from.
 fn fingerprint(root: &Path) -> u64 {
     let mut hasher = DefaultHasher::new();
-    let mut todo: Vec<PathBuf> = ["Cargo.lock", "vmm/src", "trampolines/src", "guest-agent/src"]
-        .map(|p| root.join(p))
-        .into();
+    let mut todo: Vec<PathBuf> = SOURCES.map(|path| root.join(path)).into();
     while let Some(path) = todo.pop() {
         println!("cargo::rerun-if-changed={}", path.display());
         match fs::read_dir(&path) {
@@ -61,46 +43,4 @@ fn fingerprint(root: &Path) -> u64 {
         }
     }
     hasher.finish()
-}
-
-fn build() -> Result<PathBuf, String> {
-    let var = |name: &str| env::var(name).map_err(|e| format!("{name}: {e}"));
-    let root = PathBuf::from(var("CARGO_MANIFEST_DIR")?).join("..");
-    for input in ["guest-agent/Cargo.toml", "Cargo.toml"] {
-        println!("cargo::rerun-if-changed={}", root.join(input).display());
-    }
-    let target = var("TARGET")?;
-    // A directory of its own: cargo holds a lock on the one that this build uses.
-    let target_dir = PathBuf::from(var("OUT_DIR")?).join("agent");
-
-    let mut cargo = Command::new(var("CARGO")?);
-    cargo.current_dir(&root).args(["build", "--release", "--locked", "--package", PACKAGE]);
-    cargo.args(["--target", &target]).arg("--target-dir").arg(&target_dir);
-    for setting in PROFILE {
-        cargo.args(["--config", setting]);
-    }
-    // What belongs to the outer build (clippy's driver, coverage or sanitizer flags, its profile) is not the agent's.
-    for (name, _) in env::vars_os() {
-        let name = name.to_string_lossy();
-        let foreign = [
-            "RUSTC_WRAPPER",
-            "RUSTC_WORKSPACE_WRAPPER",
-            "CLIPPY_ARGS",
-            "RUSTFLAGS",
-            "CARGO_ENCODED_RUSTFLAGS",
-        ];
-        if foreign.contains(&&*name)
-            || name.starts_with("CARGO_PROFILE_")
-            || name.starts_with("CARGO_BUILD_")
-        {
-            cargo.env_remove(&*name);
-        }
-    }
-    cargo.env("RUSTFLAGS", "-C target-feature=+crt-static");
-    let output = cargo.output().map_err(|e| format!("cargo does not start: {e}"))?;
-    if !output.status.success() {
-        let errors = String::from_utf8_lossy(&output.stderr).replace('\n', "\n  ");
-        return Err(format!("cargo: {}\n  {errors}", output.status));
-    }
-    Ok(target_dir.join(target).join("release").join(PACKAGE))
 }

@@ -11,7 +11,7 @@ pub mod devices;
 pub mod export;
 pub mod host;
 mod host_vsock;
-pub mod initramfs;
+pub use vmtrace_initramfs as initramfs;
 pub use vmtrace_kernel as kernel;
 pub mod machine;
 pub mod relay;

@@ -6,22 +6,23 @@ use std::io::{self, Read, Write};
 
 use cpio::newc::{self, ModeFileType};
 
-use super::Error;
+use crate::error::Error;
 
 /// Writes an archive entry by entry.
 #[derive(Debug)]
-pub(crate) struct Archive<W> {
+pub struct Archive<W> {
     out: W,
     names: BTreeSet<String>,
 }
 
 impl<W: Write> Archive<W> {
-    pub(crate) fn new(out: W) -> Self {
+    /// One that begins here.
+    pub fn new(out: W) -> Self {
         Self { out, names: BTreeSet::new() }
     }
 
     /// A directory and those above it; a directory that exists already is left as it is.
-    pub(crate) fn directory(&mut self, path: &str, mode: u32) -> Result<(), Error> {
+    pub fn directory(&mut self, path: &str, mode: u32) -> Result<(), Error> {
         let path = relative(path);
         if path.is_empty() || self.names.contains(path) {
             return Ok(());
@@ -31,7 +32,7 @@ impl<W: Write> Archive<W> {
     }
 
     /// A file of exactly `size` bytes.
-    pub(crate) fn file(
+    pub fn file(
         &mut self,
         path: &str,
         mode: u32,
@@ -42,28 +43,23 @@ impl<W: Write> Archive<W> {
     }
 
     /// A symbolic link.
-    pub(crate) fn link(&mut self, path: &str, target: &str) -> Result<(), Error> {
+    pub fn link(&mut self, path: &str, target: &str) -> Result<(), Error> {
         let size = u64::try_from(target.len()).unwrap_or(u64::MAX);
         self.entry(relative(path), ModeFileType::Symlink, 0o777, (0, 0), size, target.as_bytes())
     }
 
     /// A character device.
-    pub(crate) fn char_device(
-        &mut self,
-        path: &str,
-        mode: u32,
-        number: (u32, u32),
-    ) -> Result<(), Error> {
+    pub fn char_device(&mut self, path: &str, mode: u32, number: (u32, u32)) -> Result<(), Error> {
         self.entry(relative(path), ModeFileType::Char, mode, number, 0, io::empty())
     }
 
     /// Nothing may have this name: it is in another archive.
-    pub(crate) fn reserve(&mut self, path: &str) {
+    pub fn reserve(&mut self, path: &str) {
         self.names.insert(relative(path).to_owned());
     }
 
     /// Ends the archive.
-    pub(crate) fn finish(self) -> Result<W, Error> {
+    pub fn finish(self) -> Result<W, Error> {
         newc::trailer(self.out).map_err(Error::Write)
     }
 

@@ -1,16 +1,12 @@
-//! Initial RAM file systems, made in memory: the guest's built-in one with the agent as `/init`, and the
-//! archive format that the emulated host's one is made of too.
-
-mod archive;
-mod modules;
+//! The guest's built-in initramfs, with the agent as `/init`.
 
 use std::fs::{self, File};
-use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-pub(crate) use archive::Archive;
-pub use modules::{LoadedModule, Modules};
+use crate::archive::Archive;
+use crate::error::Error;
+use crate::modules::LoadedModule;
 
 /// The agent for guests of the architecture that vmtrace is built for.
 pub static AGENT: &[u8] = include_bytes!(env!("VMTRACE_AGENT"));
@@ -18,70 +14,6 @@ pub static AGENT: &[u8] = include_bytes!(env!("VMTRACE_AGENT"));
 /// The agent's applets; each has a link in `/bin`.
 const APPLETS: [&str; 9] =
     ["cat", "echo", "false", "ls", "mark", "poweroff", "sleep", "true", "write"];
-
-/// Why an initramfs cannot be made. The text has the system's reason, so that is no `source`.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// An input file cannot be opened.
-    #[error("cannot read {}: {reason}", .path.display())]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        reason: io::Error,
-    },
-    /// An input file failed while it was copied.
-    #[error("cannot copy {path} into the initramfs: {reason}")]
-    Read {
-        /// Its name in the initramfs.
-        path: String,
-        /// The system's reason.
-        reason: io::Error,
-    },
-    /// An input file changed its size while it was copied.
-    #[error("the file for /{0} changed while it was copied into the initramfs")]
-    Changed(String),
-    /// Not a regular file.
-    #[error("{} is not a regular file; only single files can be added to the initramfs", .0.display())]
-    NotAFile(PathBuf),
-    /// A path without a usable file name.
-    #[error("{} has no name that can be used in the initramfs (UTF-8)", .0.display())]
-    NoName(PathBuf),
-    /// Two things with one name.
-    #[error("/{0} would be in the initramfs twice: rename one of the files")]
-    Duplicate(String),
-    /// Beyond what the format can hold.
-    #[error("/{0} is too large for an initramfs (4 GiB)")]
-    TooLarge(String),
-    /// The archive cannot be written.
-    #[error("cannot write the initramfs: {0}")]
-    Write(io::Error),
-    /// A directory without modules.
-    #[error(
-        "{} has no kernel modules; it should be like the content of /lib/modules/RELEASE",
-        .0.display()
-    )]
-    NoModules(PathBuf),
-    /// No such module.
-    #[error("there is no module {name} in {}", .dir.display())]
-    NoModule {
-        /// The module.
-        name: String,
-        /// Where it was looked for.
-        dir: PathBuf,
-    },
-    /// Modules that need each other.
-    #[error("the modules that {0} needs need {0} themselves")]
-    Circular(String),
-    /// A module file that cannot be decompressed or is none.
-    #[error("the module file {} is damaged: {reason}", .path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
-}
 
 /// The built-in initramfs: agent, added files, modules, and the command line to run.
 #[derive(Debug, Default)]
@@ -132,7 +64,7 @@ impl Builder {
         self
     }
 
-    /// Modules for the agent to load, in this order; see [`Modules::resolve`].
+    /// Modules for the agent to load, in this order; see [`Modules::resolve`](crate::Modules::resolve).
     #[must_use]
     pub fn modules(mut self, modules: Vec<LoadedModule>) -> Self {
         self.modules.extend(modules);

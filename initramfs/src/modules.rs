@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use object::{Object, ObjectSection};
 
-use super::Error;
+use crate::error::Error;
 
 /// Modules do not get near this; a decompressor must end somewhere.
 const SIZE_MAX: u64 = 256 << 20;

@@ -1,0 +1,12 @@
+//! Initial RAM file systems, made in memory: the guest's built-in one with the agent as `/init`, and the
+//! archive format that the emulated host's one is made of too.
+
+mod archive;
+mod built_in;
+mod error;
+mod modules;
+
+pub use archive::Archive;
+pub use built_in::{AGENT, Builder, add_agent};
+pub use error::Error;
+pub use modules::{LoadedModule, Modules};
