@@ -6,12 +6,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 /// What a vmtrace is made from.
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "Cargo.lock",
     "vmm/src",
     "kernel/src",
     "stream/src",
     "trampolines/src",
+    "emulated/src",
     "initramfs/src",
     "initramfs/build.rs",
     "system/src",

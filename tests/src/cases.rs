@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use vmtrace::host::{EmulatedHost, FileSource};
+use vmtrace::emulated::{EmulatedHost, FileSource};
 use vmtrace::kernel::SiteSection;
 use vmtrace::stream::Exit;
 

@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use vmtrace::host::{EmulatedHost, HostArch, HostError, HostOptions, Job, JobEnd};
+use vmtrace::emulated::{EmulatedHost, HostArch, HostError, HostOptions, Job, JobEnd};
 
 /// A job that takes longer is stopped; emulation on a busy machine is slow.
 const JOB_TIMEOUT: Duration = Duration::from_secs(900);

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use vmtrace::host::cache_dir;
+use vmtrace::emulated::cache_dir;
 
 use crate::trace::{lost, lost_sign, syscall};
 use crate::{command, within};

@@ -10,7 +10,7 @@ use std::io::{PipeWriter, Write};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, UNIX_EPOCH};
-use vmtrace::host::{Job, JobEnd, Stdin};
+use vmtrace::emulated::{Job, JobEnd, Stdin};
 use vmtrace::kernel::{Arch, Kernel, SiteSection};
 use vmtrace::serve::{Actions, Control, Globs, Source, TracerSpec, command};
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use vmtrace::host::{FileSource, HostArch, HostError, HostOptions, cache_dir};
+use vmtrace::emulated::{FileSource, HostArch, HostError, HostOptions, cache_dir};
 use vmtrace::initramfs::{Builder, Modules};
 use vmtrace::kernel::Kernel;
 use vmtrace::stream::{Exit, Frame, Header, Reader, Record, RecordHead, Summary};
@@ -40,7 +40,8 @@ pub fn options(workload: &str, kernels: &[&str]) -> Result<HostOptions> {
         files.push((format!("/k/{name}"), FileSource::Bytes(kernel.vmlinux().to_vec())));
     }
     let vmtrace = crate::vmtrace_for(arch)?;
-    Ok(HostOptions { arch, vmtrace, files, memory: 4096, ..HostOptions::default() })
+    let source = vmtrace::SOURCE;
+    Ok(HostOptions { arch, vmtrace, source, files, memory: 4096, ..HostOptions::default() })
 }
 
 /// Kernels' names begin with it.

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use vmtrace::host::{EmulatedHost, FileSource, HostOptions, Job, Output, Stdin, Stopped};
+use vmtrace::emulated::{EmulatedHost, FileSource, HostOptions, Job, Output, Stdin, Stopped};
 use vmtrace_tests::{Finished, SharedHost};
 
 const HELPER: &str = "/bin/helper";
@@ -18,6 +18,7 @@ fn options() -> anyhow::Result<HostOptions> {
     Ok(HostOptions {
         memory: 1024,
         vmtrace: vmtrace_tests::vmtrace()?,
+        source: vmtrace::SOURCE,
         files: vec![(HELPER.to_owned(), helper), ("/some/dir/text".to_owned(), text)],
         ..HostOptions::default()
     })

@@ -117,7 +117,7 @@ fn after_the_end_of_the_reader() {
 /// The first Ctrl-C ends the guest, and the trace is whole; that its `--run` is not says the exit code.
 #[test]
 fn after_ctrl_c_of_a_traced_guest() {
-    let kernel = vmtrace::host::cache_dir().unwrap().join("kernels/x86_64-6.12/vmlinuz");
+    let kernel = vmtrace::emulated::cache_dir().unwrap().join("kernels/x86_64-6.12/vmlinuz");
     let files = tempfile::tempdir().unwrap();
     let trace = files.path().join("trace.vmt");
     let mut command = Command::new(vmtrace_tests::vmtrace().unwrap());

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use vmtrace::host::{HostArch, cache_dir};
+use vmtrace::emulated::{HostArch, cache_dir};
 
 /// A kernel of the cache: its directory and its image.
 fn kernel(name: &str) -> (PathBuf, PathBuf) {

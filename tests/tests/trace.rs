@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use vmtrace::host::cache_dir;
+use vmtrace::emulated::cache_dir;
 use vmtrace::kernel::Symbol;
 use vmtrace::stream::Exit;
 use vmtrace_tests::SharedHost;

@@ -1,7 +1,7 @@
 //! Real riscv64 kernels, without CALL_OPS and with, booted and traced in the emulated
 //! host: held to what those of x86-64 are.
 
-use vmtrace::host::HostArch;
+use vmtrace::emulated::HostArch;
 use vmtrace_tests::cases::Guests;
 use vmtrace_tests::trace::{RISCV_KERNELS, options};
 use vmtrace_tests::{SharedHost, workload};

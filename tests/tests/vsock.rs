@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use vmtrace::host::{FileSource, HostArch, HostOptions};
+use vmtrace::emulated::{FileSource, HostArch, HostOptions};
 use vmtrace_tests::live::unless_lost;
 use vmtrace_tests::trace::{RISCV_KERNELS, options, socket_initrd};
 use vmtrace_tests::{SharedHost, cross};
@@ -97,7 +97,7 @@ impl Guests {
         let passed = CASES - skip.len();
         let skip = skips(&OTHER_SOCKETS.into_iter().chain(skip).collect::<Vec<_>>());
         args.extend(skip.iter().map(String::as_str));
-        let change = |job: &mut vmtrace::host::Job<'_>| {
+        let change = |job: &mut vmtrace::emulated::Job<'_>| {
             job.env.insert("VSOCK_PATH".into(), SOCKET.into());
         };
         let done = self.host.run(Some(HELPER), &args, &[], change).unwrap();

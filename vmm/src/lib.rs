@@ -11,6 +11,7 @@ pub mod devices;
 pub mod export;
 pub mod host;
 mod host_vsock;
+pub use vmtrace_emulated as emulated;
 pub use vmtrace_initramfs as initramfs;
 pub use vmtrace_kernel as kernel;
 pub mod machine;
@@ -19,6 +20,9 @@ pub mod serve;
 pub mod session;
 pub use vmtrace_stream as stream;
 pub mod tracer;
+
+/// Which sources this vmtrace was built from.
+pub const SOURCE: &str = env!("VMTRACE_SOURCE");
 
 /// The whole program; returns the exit code.
 #[must_use]

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // The emulated host runs this very binary as its process 1.
-    if vmtrace::host::init::wanted() {
-        return vmtrace::host::init::main();
+    if vmtrace::emulated::init::wanted() {
+        return vmtrace::emulated::init::main(vmtrace::SOURCE);
     }
     vmtrace::main().into()
 }

@@ -2,7 +2,7 @@
 //! of `scripts/setup`.
 
 use std::collections::HashSet;
-use vmtrace::host::cache_dir;
+use vmtrace::emulated::cache_dir;
 use vmtrace::kernel::Kernel;
 use vmtrace::kernel::arguments::ArgumentSpec;
 use vmtrace::session::{Tracer, Tracing, ValuesError, Wants, values};

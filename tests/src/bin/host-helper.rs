@@ -68,7 +68,7 @@ fn main() -> ExitCode {
         // Two programs at a time, each with its arguments; both must succeed.
         ["beside", both @ ..] => return beside(both),
         ["ignore-sigint"] => {
-            let _taken = vmtrace::host::Interrupts::install();
+            let _taken = vmtrace::emulated::Interrupts::install();
             println!("ready");
             std::thread::sleep(Duration::from_secs(600));
         }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use vmtrace::host::{EmulatedHost, FileSource, HostOptions, Interrupts, Job};
+use vmtrace::emulated::{EmulatedHost, FileSource, HostOptions, Interrupts, Job};
 
 fn main() -> ExitCode {
     match run() {
@@ -23,6 +23,7 @@ fn run() -> Result<u8> {
     let mut options = HostOptions {
         progress: true,
         vmtrace: vmtrace_tests::vmtrace()?,
+        source: vmtrace::SOURCE,
         interrupts: Some(interrupts.clone()),
         ..HostOptions::default()
     };

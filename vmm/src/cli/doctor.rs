@@ -7,8 +7,10 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::exit;
-use crate::host::probe::{self, Check};
-use crate::host::{EmulatedHost, HostArch, HostOptions, Job, THIS_PROGRAM, emulated_host_checks};
+use crate::emulated::{
+    Check, EmulatedHost, HostArch, HostOptions, Job, THIS_PROGRAM, emulated_host_checks,
+};
+use crate::host::probe;
 
 /// Arguments of `vmtrace doctor`.
 #[derive(Debug, clap::Args)]
@@ -109,7 +111,10 @@ fn report(kvm_usable: bool, kvm: &[Check], emulated: &[Emulated]) -> String {
 fn boot(arch: HostArch) -> Check {
     let check = |ok, detail| Check { name: "start".to_owned(), ok, detail };
     let options = HostOptions::new(arch);
-    let host = options.and_then(|o| EmulatedHost::start(&HostOptions { progress: true, ..o }));
+    let host = options.and_then(|usual| {
+        let source = crate::SOURCE;
+        EmulatedHost::start(&HostOptions { source, progress: true, ..usual })
+    });
     let mut host = match host {
         Ok(host) => host,
         Err(e) => return check(false, e.to_string()),

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::Path;
 
-use super::arch::HostArch;
-use super::{HostError, probe};
+use super::probe;
+use crate::emulated::HostArch;
 
 /// Where the user wants jobs to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -27,16 +27,28 @@ pub struct Choice {
     pub reason: String,
 }
 
+/// A guest that KVM of this machine cannot have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "KVM of this machine runs {native} guests, and the kernel is for {guest}; leave out --host to run it in an emulated host"
+)]
+pub struct ForeignKvm {
+    /// This machine's architecture.
+    pub native: &'static str,
+    /// The kernel's.
+    pub guest: &'static str,
+}
+
 /// Decides for guests of architecture `guest`; `vmtrace` is the program that can look at KVM (see
 /// [`probe::probe`]).
 ///
 /// # Errors
 /// When a KVM is asked for that cannot have such guests.
-pub fn choose(mode: HostMode, guest: HostArch, vmtrace: &Path) -> Result<Choice, HostError> {
+pub fn choose(mode: HostMode, guest: HostArch, vmtrace: &Path) -> Result<Choice, ForeignKvm> {
     let (native, name) = (HostArch::native().name(), guest.name());
     let (emulated, reason) = match mode {
         HostMode::Kvm if !guest.is_native() => {
-            return Err(HostError::ForeignKvm { native, guest: name });
+            return Err(ForeignKvm { native, guest: name });
         }
         HostMode::Auto if !guest.is_native() => {
             (true, format!("the kernel is for {name}, this machine is {native}"))

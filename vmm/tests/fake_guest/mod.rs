@@ -93,7 +93,7 @@ impl Guest for Fake {
 }
 
 fn kernel(name: &str) -> Arc<Kernel> {
-    let cache = vmtrace::host::cache_dir().expect("no cache directory");
+    let cache = vmtrace::emulated::cache_dir().expect("no cache directory");
     let path = cache.join("kernels").join(name).join("vmlinuz");
     let kernel = Kernel::open(&path);
     Arc::new(kernel.unwrap_or_else(|e| panic!("{}: {e}: run scripts/setup", path.display())))

@@ -4,7 +4,7 @@
 use crate::guest::{Run, boot};
 use crate::value;
 use anyhow::{Context, Result, ensure};
-use vmtrace::host::{HostArch, HostOptions};
+use vmtrace::emulated::{HostArch, HostOptions};
 use vmtrace_tests::trace::{RISCV_KERNELS, WORKLOAD, arch_of, options, syscall};
 use vmtrace_tests::{SharedHost, workload};
 

@@ -4,7 +4,7 @@ use crate::{KERNEL, value};
 use anyhow::{Context, Result, ensure};
 use std::io::Read;
 use std::time::Instant;
-use vmtrace::host::{FileSource, HostArch, HostOptions, Stdin};
+use vmtrace::emulated::{FileSource, HostArch, HostOptions, Stdin};
 use vmtrace_tests::SharedHost;
 use vmtrace_tests::trace::{WORKLOAD, options, socket_initrd};
 

@@ -4,7 +4,7 @@
 use crate::guest::Run;
 use crate::{KERNEL, boot, value};
 use anyhow::{Context, Result, ensure};
-use vmtrace::host::HostArch;
+use vmtrace::emulated::HostArch;
 use vmtrace::kernel::SiteSection;
 use vmtrace_tests::trace::{WORKLOAD, kernel};
 

@@ -6,7 +6,7 @@
 use crate::guest::{Run, boot};
 use crate::{NANOSECONDS, value};
 use anyhow::{Result, ensure};
-use vmtrace::host::{HostArch, HostOptions};
+use vmtrace::emulated::{HostArch, HostOptions};
 use vmtrace_tests::trace::{RISCV_KERNELS, WORKLOAD, options};
 use vmtrace_tests::{SharedHost, workload};
 

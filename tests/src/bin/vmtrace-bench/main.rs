@@ -15,7 +15,7 @@ mod ops;
 
 use anyhow::{Context, Result, bail};
 use guest::Run;
-use vmtrace::host::HostOptions;
+use vmtrace::emulated::HostOptions;
 use vmtrace_tests::SharedHost;
 use vmtrace_tests::trace::options;
 

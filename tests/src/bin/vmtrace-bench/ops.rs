@@ -7,7 +7,7 @@ use crate::guest::{Run, boot};
 use crate::value;
 use anyhow::{Context, Result, ensure};
 use std::process::{Command, Stdio};
-use vmtrace::host::{FileSource, HostArch, HostOptions};
+use vmtrace::emulated::{FileSource, HostArch, HostOptions};
 use vmtrace::kernel::SiteSection;
 use vmtrace_tests::trace::{RISCV_KERNELS, WORKLOAD, kernel, options};
 use vmtrace_tests::{SharedHost, workload};

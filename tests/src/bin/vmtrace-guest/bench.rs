@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
-use vmtrace::host::HostArch;
+use vmtrace::emulated::HostArch;
 use vmtrace_tests::arch::spin;
 use vmtrace_tests::trace::syscall_of;
 

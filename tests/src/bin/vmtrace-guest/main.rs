@@ -41,7 +41,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use vmtrace::devices::virtio::vsock::TRACE_PORT;
-use vmtrace::host::HostArch;
+use vmtrace::emulated::HostArch;
 use vmtrace::serve::{Format, Globs, Source, StreamRequest, ask_stream};
 use vmtrace_tests::trace::syscall_of;
 

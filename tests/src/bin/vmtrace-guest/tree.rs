@@ -4,7 +4,7 @@ use super::{TRACING, mark, set};
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::fs;
-use vmtrace::host::HostArch;
+use vmtrace::emulated::HostArch;
 use vmtrace_tests::trace::syscall_of;
 
 /// How often each is made: an interrupt may come in between.

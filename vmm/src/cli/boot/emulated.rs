@@ -3,7 +3,7 @@
 //! instructions are cheap.
 
 use super::{Args, OverflowArg, trace_name, trace_output};
-use crate::host::{
+use crate::emulated::{
     EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, Stdin,
 };
 use crate::kernel::Kernel;
@@ -57,6 +57,7 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
             .into_iter()
             .map(|(name, bytes)| (name.to_owned(), FileSource::Bytes(bytes)))
             .collect(),
+        source: crate::SOURCE,
         progress: true,
         interrupts: Some(Arc::clone(&interrupts)),
         ..defaults

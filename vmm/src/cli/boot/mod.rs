@@ -7,8 +7,9 @@ mod spool;
 
 use crate::cli::check_globs;
 use crate::devices::virtio::vsock;
+use crate::emulated::{HostArch, THIS_PROGRAM};
 use crate::export::{Export, Graph, Json, Player, Text};
-use crate::host::{HostArch, HostMode, THIS_PROGRAM, choose};
+use crate::host::{HostMode, choose};
 use crate::initramfs;
 use crate::kernel::arguments::ArgumentSpec;
 use crate::kernel::{Coverage, Kernel, KernelError, Missing};

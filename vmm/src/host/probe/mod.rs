@@ -17,7 +17,6 @@ mod x86_64;
 #[cfg(target_arch = "x86_64")]
 use x86_64 as native;
 
-use std::fmt;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -26,6 +25,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::emulated::Check;
 use serde::{Deserialize, Serialize};
 
 /// All checks take milliseconds, or a moment in an emulated host on a busy machine.
@@ -33,17 +33,6 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The arguments that make vmtrace do the checks in this very process, a line of JSON each.
 pub const WORKER_ARGS: [&str; 2] = ["doctor", "--kvm-probe-worker"];
-
-/// One thing that was looked at.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Check {
-    /// What.
-    pub name: String,
-    /// Whether it is as it must be.
-    pub ok: bool,
-    /// What was found.
-    pub detail: String,
-}
 
 /// What came out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,12 +51,6 @@ impl KvmReport {
         }
         let failed = self.checks.iter().find(|check| !check.ok);
         Some(failed.map_or_else(|| "the checks did not end".to_owned(), ToString::to_string))
-    }
-}
-
-impl fmt::Display for Check {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.name, self.detail)
     }
 }
 

@@ -3,8 +3,8 @@
 use std::env;
 use std::path::PathBuf;
 
-use super::HostError;
 use super::arch::HostArch;
+use super::error::HostError;
 
 /// `VMTRACE_CACHE`, or `vmtrace` in the user's cache directory.
 pub fn cache_dir() -> Option<PathBuf> {

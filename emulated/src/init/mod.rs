@@ -11,7 +11,7 @@ pub(super) mod tests;
 use std::path::Path;
 use std::process::ExitCode;
 
-use super::image::MARKER;
+use crate::image::MARKER;
 use vmtrace_system::raise_descriptor_limit;
 use vmtrace_system::say;
 
@@ -20,16 +20,17 @@ pub fn wanted() -> bool {
     std::process::id() == 1 && Path::new(MARKER).exists()
 }
 
-/// Sets the system up and serves jobs until the outer vmtrace is gone. Returning ends the emulated host: the
+/// Sets the system up and serves jobs until the outer vmtrace is gone, which is told of `source`: what this vmtrace
+/// was built from. Returning ends the emulated host: the
 /// kernel panics when process 1 exits, and is told to reboot then, which ends QEMU.
-pub fn main() -> ExitCode {
+pub fn main(source: &str) -> ExitCode {
     let notes = system::mount_all();
     // Connections take several each.
     raise_descriptor_limit();
     let (kvm_error, module_notes) = system::load_modules();
     let notes = notes.into_iter().chain(module_notes).collect();
     let error = match port::open() {
-        Ok(port) => serve::serve(port, kvm_error, notes),
+        Ok(port) => serve::serve(port, kvm_error, notes, source),
         Err(e) => Err(e),
     };
     if let Err(e) = error {

@@ -15,9 +15,10 @@ use super::error::{Context, HostError, LogTail};
 use super::image::{self, FileSource};
 use super::interrupts::Interrupts;
 use super::link::{Event, Link};
+use super::program::{THIS_PROGRAM, program};
 use super::qemu::{self, Log, Process, Qemu, fd_path};
 use super::wire::{self, Frame, Hello, Kind, Put};
-use crate::initramfs::Modules;
+use vmtrace_initramfs::Modules;
 use vmtrace_system::say;
 
 /// Interrupts and time limits are looked at this often.
@@ -40,6 +41,9 @@ pub struct HostOptions {
     pub files: Vec<(String, FileSource)>,
     /// The vmtrace that runs in it.
     pub vmtrace: PathBuf,
+    /// Which sources that vmtrace should be built from, as it says ([`init::main`](crate::init::main)):
+    /// the user is told of another one. Empty: any.
+    pub source: &'static str,
     /// Shows its log on standard error.
     pub verbose: bool,
     /// Says on standard error that it is being started, if that takes a while.
@@ -56,7 +60,7 @@ impl HostOptions {
     /// # Errors
     /// When there is no vmtrace that could run there.
     pub fn new(arch: HostArch) -> Result<Self, HostError> {
-        Ok(Self { arch, vmtrace: super::program(arch)?, ..Self::default() })
+        Ok(Self { arch, vmtrace: program(arch)?, ..Self::default() })
     }
 }
 
@@ -70,7 +74,8 @@ impl Default for HostOptions {
             memory: 2048,
             icount: false,
             files: Vec::new(),
-            vmtrace: PathBuf::from(super::THIS_PROGRAM),
+            vmtrace: PathBuf::from(THIS_PROGRAM),
+            source: "",
             verbose: false,
             progress: false,
             start_timeout: Duration::from_secs(120),
@@ -235,7 +240,7 @@ impl EmulatedHost {
                         "the emulated host runs another vmtrace".to_owned(),
                     ));
                 }
-                if hello.source != wire::SOURCE {
+                if !options.source.is_empty() && hello.source != options.source {
                     say!(
                         "vmtrace: warning: {} was built from other sources than this program; build it again: cargo \
                          build --release --target {} --package vmtrace",
@@ -266,7 +271,7 @@ impl EmulatedHost {
 /// be decompressed by the emulated CPU.
 fn kernel_file(kernel: &HostKernel) -> Result<File, HostError> {
     let bad = |reason: String| HostError::BadKernel { path: kernel.image.clone(), reason };
-    let image = crate::kernel::unpack(&kernel.image).map_err(|e| bad(e.to_string()))?;
+    let image = vmtrace_kernel::unpack(&kernel.image).map_err(|e| bad(e.to_string()))?;
     let mut file = image::unnamed_file(c"vmtrace-host-kernel")?;
     file.write_all(&image).map_err(|e| bad(e.to_string()))?;
     Ok(file)

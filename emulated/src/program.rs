@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 
 use super::arch::HostArch;
 use super::cache::cache_dir;
-use super::{HostError, THIS_PROGRAM};
+use super::error::HostError;
+
+/// This very program, wherever its file is by now.
+pub const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// Finds the vmtrace for hosts of `arch`: this program, or in this order
 ///

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 
-use crate::host::image::MODULES;
+use crate::image::MODULES;
 
 const MOUNTS: [(&str, &str, &str); 7] = [
     ("devtmpfs", "/dev", "mode=755"),

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 
-use crate::host::wire::PORT;
+use crate::wire::PORT;
 
 const PORTS: &str = "/sys/class/virtio-ports";
 /// It appears a moment after its driver was loaded.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::emulated::EmulatedHost;
 use super::error::HostError;
+use super::host::EmulatedHost;
 use super::link::{Connection, Link, TunnelError};
 use vmtrace_system::ports::{self, beside};
 use vmtrace_system::private_socket::{Acceptor, SocketError, connect_now};
@@ -57,7 +57,7 @@ impl EmulatedHost {
     }
 
     /// Listens at `there` in the host as a vsock device's gateway (see
-    /// [`Options::gateway`](crate::devices::virtio::vsock::Options::gateway)) to the sockets here
+    /// `Options::gateway` of its socket device) to the sockets here
     /// whose paths are `here` with the port appended.
     ///
     /// # Errors
@@ -164,7 +164,7 @@ impl Drop for Tunnel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::init::tests::server;
+    use crate::init::tests::server;
     use std::io::{Read, Write};
     use std::net::Shutdown;
     use std::os::unix::net::UnixListener;

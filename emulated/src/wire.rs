@@ -106,9 +106,6 @@ pub(super) struct Hello {
     pub(super) source: String,
 }
 
-/// Which sources this vmtrace was built from.
-pub(super) const SOURCE: &str = env!("VMTRACE_SOURCE");
-
 /// Starts a job.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct Run {

@@ -17,7 +17,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
 
 use super::port::ready;
-use crate::host::wire::{
+use crate::wire::{
     Accepted, Connect, DATA_MAX, Exited, HEADER, Kind, Listen, Put, Run, WINDOW, header,
 };
 use vmtrace_system::private_socket::PrivateListener;

@@ -1,6 +1,6 @@
 //! The x86-64 emulated host: AMD-V, since that is what QEMU's TCG emulates.
 
-use super::Machine;
+use super::machine::Machine;
 
 pub(super) static MACHINE: Machine = Machine {
     name: "x86_64",

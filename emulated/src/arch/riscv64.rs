@@ -1,6 +1,6 @@
 //! The riscv64 emulated host: a hart with the hypervisor extension and the AIA.
 
-use super::Machine;
+use super::machine::Machine;
 
 pub(super) static MACHINE: Machine = Machine {
     name: "riscv64",

@@ -10,9 +10,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use object::elf;
 use object::read::elf::{FileHeader, ProgramHeader};
 
-use super::HostError;
-use super::error::Context;
-use crate::initramfs::{Archive, Error, LoadedModule};
+use super::error::{Context, HostError};
+use vmtrace_initramfs::{Archive, Error, LoadedModule};
 
 /// Its presence says that process 1 is an emulated host's.
 pub(super) const MARKER: &str = "/etc/vmtrace-host";

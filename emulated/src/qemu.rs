@@ -16,9 +16,8 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, getppid};
 
-use super::HostError;
 use super::arch::Machine;
-use super::error::{Context, LogTail};
+use super::error::{Context, HostError, LogTail};
 
 /// The oldest QEMU to try.
 pub(super) const MINIMUM: &str = "8.2";

@@ -62,16 +62,6 @@ pub enum HostError {
         /// Where it was looked for.
         places: Vec<PathBuf>,
     },
-    /// A guest that KVM of this machine cannot have.
-    #[error(
-        "KVM of this machine runs {native} guests, and the kernel is for {guest}; leave out --host to run it in an emulated host"
-    )]
-    ForeignKvm {
-        /// This machine's architecture.
-        native: &'static str,
-        /// The kernel's.
-        guest: &'static str,
-    },
     /// A kernel that cannot be used.
     #[error("the host kernel {} cannot be used: {reason}", .path.display())]
     BadKernel {
@@ -82,7 +72,7 @@ pub enum HostError {
     },
     /// The host's initramfs cannot be made.
     #[error("cannot prepare the emulated host: {0}")]
-    Initramfs(crate::initramfs::Error),
+    Initramfs(vmtrace_initramfs::Error),
     /// A system call that hardly ever fails.
     #[error("cannot {what}: {reason}")]
     System {
@@ -152,8 +142,8 @@ pub enum HostError {
     Protocol(String),
 }
 
-impl From<crate::initramfs::Error> for HostError {
-    fn from(error: crate::initramfs::Error) -> Self {
+impl From<vmtrace_initramfs::Error> for HostError {
+    fn from(error: vmtrace_initramfs::Error) -> Self {
         Self::Initramfs(error)
     }
 }
@@ -191,7 +181,7 @@ mod tests {
     #[test]
     fn causes_are_said_once() {
         let reason = || io::Error::from_raw_os_error(libc::ENOSPC);
-        let open = crate::initramfs::Error::Open { path: "/file".into(), reason: reason() };
+        let open = vmtrace_initramfs::Error::Open { path: "/file".into(), reason: reason() };
         for error in [
             HostError::System { what: "make a pipe", reason: reason() },
             HostError::Input { what: "/file".to_owned(), reason: reason() },

@@ -7,13 +7,15 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::{port::Port, serve};
-use crate::host::link::{Event, Link};
+use crate::link::{Event, Link};
 
 /// A link, and what keeps it up.
-pub(in crate::host) fn server() -> (Link, mpsc::Receiver<Event>) {
+pub(crate) fn server() -> (Link, mpsc::Receiver<Event>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     theirs.set_nonblocking(true).unwrap();
-    std::thread::spawn(|| serve::serve(Port::of(File::from(OwnedFd::from(theirs))), None, vec![]));
+    std::thread::spawn(|| {
+        serve::serve(Port::of(File::from(OwnedFd::from(theirs))), None, vec![], "")
+    });
     let (sender, events) = mpsc::channel();
     let link = Link::start(ours, sender).unwrap();
     let hello = events.recv_timeout(Duration::from_secs(20)).unwrap();

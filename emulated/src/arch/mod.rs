@@ -1,33 +1,12 @@
 //! What differs between emulated hosts of different architectures: one file of data each.
 
+mod machine;
 mod riscv64;
 mod x86_64;
 
-use crate::kernel::Arch;
+use vmtrace_kernel::Arch;
 
-/// The machine an emulated host is.
-#[derive(Debug)]
-pub(super) struct Machine {
-    /// As in the cache's `host/NAME`.
-    pub(super) name: &'static str,
-    /// As Rust calls it.
-    pub(super) target: &'static str,
-    /// What is emulated, for people.
-    pub(super) virtualization: &'static str,
-    pub(super) qemu: &'static str,
-    pub(super) qemu_package: &'static str,
-    pub(super) machine: &'static str,
-    pub(super) cpu: &'static str,
-    pub(super) virtio_serial: &'static str,
-    /// Modules that make `/dev/kvm`; those they need come along.
-    pub(super) modules: &'static [&'static str],
-    /// The host kernel's command line.
-    pub(super) cmdline: &'static [&'static str],
-    /// Whether nothing may run a guest on the first of several CPUs.
-    pub(super) first_cpu_apart: bool,
-    /// What guests are told beside the rest.
-    pub(super) guest_cmdline: &'static str,
-}
+pub(crate) use machine::Machine;
 
 /// An architecture that an emulated host can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +18,7 @@ pub enum HostArch {
 }
 
 impl HostArch {
-    pub(super) fn machine(self) -> &'static Machine {
+    pub(crate) fn machine(self) -> &'static Machine {
         match self {
             Self::X86_64 => &x86_64::MACHINE,
             Self::Riscv64 => &riscv64::MACHINE,

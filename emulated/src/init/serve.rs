@@ -12,9 +12,9 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::jobs::{self, Job, Listener, Sink, Source};
 use super::port::Port;
-use crate::host::wire::{
+use crate::wire::{
     Accepted, Connect, Decoder, FIRST_ACCEPTED, Frame, Hello, Kind, PROTOCOL, ProtocolError, Put,
-    Run, SOURCE,
+    Run,
 };
 
 /// Nothing is read from jobs while this much waits for the port.
@@ -35,7 +35,12 @@ struct Server {
 }
 
 /// Serves until the outer side is gone.
-pub(super) fn serve(port: Port, kvm_error: Option<String>, notes: Vec<String>) -> io::Result<()> {
+pub(super) fn serve(
+    port: Port,
+    kvm_error: Option<String>,
+    notes: Vec<String>,
+    source: &str,
+) -> io::Result<()> {
     let mut children = SigSet::empty();
     children.add(Signal::SIGCHLD);
     children.thread_block()?;
@@ -53,7 +58,7 @@ pub(super) fn serve(port: Port, kvm_error: Option<String>, notes: Vec<String>) -
     };
     let release =
         std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
-    let hello = Hello { protocol: PROTOCOL, release, kvm_error, notes, source: SOURCE.to_owned() };
+    let hello = Hello { protocol: PROTOCOL, release, kvm_error, notes, source: source.to_owned() };
     server.send(&Frame::json(Kind::Hello, 0, &hello).map_err(io::Error::other)?);
     while server.turn(&children)? {}
     Ok(())

@@ -6,8 +6,8 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::emulated::{EmulatedHost, TICK};
 use super::error::HostError;
+use super::host::{EmulatedHost, TICK};
 use super::interrupts::Interrupts;
 use super::link::{Event, Link};
 use super::wire::{Exited, Frame, Kind, Run};

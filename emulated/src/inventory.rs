@@ -1,10 +1,11 @@
 //! What an emulated host needs and whether it is there, without starting one.
 
-use super::HostArch;
+use super::arch::HostArch;
 use super::cache::HostKernel;
-use super::probe::Check;
+use super::check::Check;
+use super::program::program;
 use super::qemu::Qemu;
-use crate::initramfs::Modules;
+use vmtrace_initramfs::{LoadedModule, Modules};
 
 /// Looks at QEMU, kernel and modules. Details of what is missing say how to get it.
 pub fn emulated_host_checks(arch: HostArch) -> Vec<Check> {
@@ -30,8 +31,7 @@ pub fn emulated_host_checks(arch: HostArch) -> Vec<Check> {
         let modules =
             Modules::open(&kernel.modules).and_then(|modules| modules.resolve(machine.modules));
         let names = |loaded: Vec<_>| {
-            let names: Vec<String> =
-                loaded.into_iter().map(|m: crate::initramfs::LoadedModule| m.name).collect();
+            let names: Vec<String> = loaded.into_iter().map(|m: LoadedModule| m.name).collect();
             names.join(", ")
         };
         modules
@@ -52,7 +52,7 @@ pub fn emulated_host_checks(arch: HostArch) -> Vec<Check> {
         ),
     ];
     if !arch.is_native() {
-        let program = super::program(arch).map(|path| path.display().to_string());
+        let program = program(arch).map(|path| path.display().to_string());
         checks.push(check("its vmtrace", program.map_err(|e| e.to_string())));
     }
     // What depends on something that is missing is not worth a line of its own.

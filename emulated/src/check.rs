@@ -1,0 +1,22 @@
+//! What was looked at, for people and for JSON.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// What.
+    pub name: String,
+    /// Whether it is as it must be.
+    pub ok: bool,
+    /// What was found.
+    pub detail: String,
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.detail)
+    }
+}
