@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use super::muxer::Token;
 use super::packet::Header;
+use super::token::Token;
 use vmtrace_system::ports;
 use vmtrace_system::private_socket::PrivateListener;
 

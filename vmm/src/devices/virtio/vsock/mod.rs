@@ -22,6 +22,7 @@ mod device;
 mod muxer;
 pub mod packet;
 mod rings;
+mod token;
 mod worker;
 
 use std::os::unix::net::UnixStream;

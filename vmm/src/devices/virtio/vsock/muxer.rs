@@ -14,6 +14,7 @@ use super::clients::{Clients, Said};
 use super::connection::{Aborted, Connection, Fate, Key, Requester};
 use super::packet::{HOST_CID, Header, TYPE_STREAM, op};
 use super::rings::{Slot, Span};
+use super::token::{RESERVED_PORTS, Token};
 use super::{ConnectError, Incoming, Limits};
 use vmtrace_system::ports::beside;
 use vmtrace_system::private_socket::{PrivateListener, connect_now};
@@ -26,47 +27,6 @@ const MAX_REPLIES: usize = 256;
 const MANY_CONNECTIONS: usize = 256;
 /// First of the ports that the host's side of its own connections gets, as in Firecracker.
 const FIRST_PORT: u32 = 1 << 30;
-/// Ports from here on are no connections': their tokens are those of everything else.
-pub(super) const RESERVED_PORTS: u32 = u32::MAX - 2;
-
-/// What an event of epoll is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Token {
-    /// The queues, or somebody in this process.
-    Bell,
-    /// The host's socket.
-    Listener,
-    /// Somebody who has connected there and not said where to.
-    Client(u32),
-    /// The rest of a connection.
-    Rest(u32),
-    Connection(Key),
-}
-
-impl Token {
-    pub(super) fn pack(self) -> u64 {
-        let (high, low) = match self {
-            Token::Bell => (u32::MAX, 0),
-            Token::Listener => (u32::MAX, 1),
-            Token::Client(id) => (u32::MAX - 1, id),
-            Token::Rest(id) => (RESERVED_PORTS, id),
-            Token::Connection(key) => (key.local, key.guest),
-        };
-        u64::from(high) << 32 | u64::from(low)
-    }
-
-    pub(super) fn unpack(token: u64) -> Token {
-        #[expect(clippy::cast_possible_truncation, reason = "two halves")]
-        let (high, low) = ((token >> 32) as u32, token as u32);
-        match high {
-            u32::MAX if low == 0 => Token::Bell,
-            u32::MAX => Token::Listener,
-            _ if high == u32::MAX - 1 => Token::Client(low),
-            RESERVED_PORTS => Token::Rest(low),
-            local => Token::Connection(Key { local, guest: low }),
-        }
-    }
-}
 
 /// Somebody in this process who takes connections to a port.
 pub(super) type Service = Arc<Mutex<dyn FnMut(Incoming) + Send>>;

@@ -9,8 +9,9 @@ use nix::sys::signal::{SigSet, Signal};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::muxer::{Muxer, Reach, Token};
+use super::muxer::{Muxer, Reach};
 use super::rings::Rings;
+use super::token::Token;
 use super::{Limits, VsockError};
 use crate::devices::Gate;
 use crate::devices::virtio::Broken;
