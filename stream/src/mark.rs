@@ -73,6 +73,8 @@ numbered! {
         Agent = 7 "agent",
         /// Anything that vmtrace wants to be known.
         Note = 8 "note",
+        /// A line of the guest's console; the time is that of its end.
+        Console = 9 "console",
     }
 }
 

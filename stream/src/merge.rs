@@ -12,6 +12,8 @@ use std::collections::{BinaryHeap, VecDeque};
 pub struct Merger<T> {
     queues: Vec<Queue<T>>,
     held: usize,
+    /// The highest time that was given.
+    given: u64,
 }
 
 #[derive(Debug)]
@@ -19,20 +21,27 @@ struct Queue<T> {
     items: VecDeque<(u64, T)>,
     /// Time of the last item that came in.
     last: u64,
+    late: u64,
 }
 
 impl<T> Merger<T> {
     /// A merger of so many queues.
     #[must_use]
     pub fn new(queues: usize) -> Self {
-        let queues = (0..queues).map(|_| Queue { items: VecDeque::new(), last: 0 }).collect();
-        Self { queues, held: 0 }
+        let queues =
+            (0..queues).map(|_| Queue { items: VecDeque::new(), last: 0, late: 0 }).collect();
+        Self { queues, held: 0, given: 0 }
     }
 
     /// Items that wait.
     #[must_use]
     pub fn held(&self) -> usize {
         self.held
+    }
+
+    /// Items of each queue that came when later ones, of any queue, had been given.
+    pub fn late(&self) -> impl Iterator<Item = u64> {
+        self.queues.iter().map(|queue| queue.late)
     }
 
     /// The items that wait, in no useful order.
@@ -45,6 +54,7 @@ impl<T> Merger<T> {
         let queue = self.queues.get_mut(queue)?;
         queue.last = queue.last.max(time);
         queue.items.push_back((queue.last, item));
+        queue.late += u64::from(queue.last < self.given);
         self.held += 1;
         Some(())
     }
@@ -104,6 +114,7 @@ impl<T> Merger<T> {
                 }
                 if let Some((_, item)) = queue.items.pop_front() {
                     self.held -= 1;
+                    self.given = self.given.max(time);
                     count -= 1;
                     give(index, item)?;
                 }

@@ -25,6 +25,8 @@ struct Scene {
     nested: u64,
     hits: u64,
     interruptions: u64,
+    /// Records with a later time than one behind them.
+    late: u64,
 }
 
 thread_local! {
@@ -57,19 +59,34 @@ extern "C" fn interrupt(_: i32) {
 }
 
 /// Compares what there is with what happened.
-fn check(scene: &Scene, tail: &mut u64, drained: &mut u64, when: &str) {
+fn check(scene: &mut Scene, tail: &mut u64, drained: &mut u64, when: &str) {
     let guest = &scene.guest;
     let mut serials = HashSet::new();
+    let mut times = Vec::new();
     let mut take = |record: common::Record| {
         let serial = record.fields[0];
         assert_eq!(record.fields[1], !serial, "{when}: {record:x?} is torn");
         assert!(serial < scene.hits, "{when}: {record:x?} never happened");
         assert!(serials.insert(serial), "{when}: {serial} came twice");
+        times.push(record.common.timestamp);
     };
     if guest.overflow() == Overflow::Drop {
         guest.drain(0, tail, &mut take);
         assert_eq!(*tail, guest.head(0), "{when}: all were published");
         *drained += serials.len() as u64;
+        // What the relay relies on to put records in order: only the one that was interrupted can
+        // be later than some behind it, and all of these were there when it was published.
+        let behind = times[1.min(times.len())..].iter().rev();
+        let mut least: Vec<_> = behind
+            .scan(u64::MAX, |least, &time| {
+                *least = time.min(*least);
+                Some(*least)
+            })
+            .collect();
+        least.reverse();
+        let late = times.iter().zip(least).filter(|&(&time, least)| time > least).count() as u64;
+        assert!(late <= 1, "{when}: {late} records are later than those behind them");
+        scene.late += late;
     } else {
         guest.recorded(0).into_iter().for_each(&mut take);
         *drained = serials.len() as u64;
@@ -92,7 +109,8 @@ fn run(overflow: Overflow, addressing: Addressing) {
     let code = unsafe { std::slice::from_raw_parts(guest.code(start), len) }.to_vec();
     let mut tail = guest.ring(0).start();
     let mut drained = 0;
-    let mut scene = Scene { guest, instruction: None, nested: 0, hits: 0, interruptions: 0 };
+    let mut scene =
+        Scene { guest, instruction: None, nested: 0, hits: 0, interruptions: 0, late: 0 };
     let in_chunk = (CHUNK_SIZE / program.size()) as u64;
     for (offset, len) in instructions(&code) {
         // The ring goes round more than twice; more than a chunk is used up; one.
@@ -127,7 +145,7 @@ fn run(overflow: Overflow, addressing: Addressing) {
                 if let Some((address, bytes)) = scene.instruction.take() {
                     patch(scene.guest.code(address), &bytes);
                 }
-                check(&scene, &mut tail, &mut drained, &when);
+                check(&mut scene, &mut tail, &mut drained, &when);
                 if scene.interruptions == before && repetition == 0 {
                     break 'nested;
                 }
@@ -136,6 +154,7 @@ fn run(overflow: Overflow, addressing: Addressing) {
     }
     println!("{} interruptions, {} hits", scene.interruptions, scene.hits);
     assert!(scene.interruptions > 100, "the test did not test");
+    assert_eq!(scene.late > 0, overflow == Overflow::Drop, "no clock was read late");
     // Nothing has leaked: all chunks are used in every round.
     if overflow == Overflow::Overwrite {
         let before = scene.guest.head(0) >> 32;
@@ -148,7 +167,7 @@ fn run(overflow: Overflow, addressing: Addressing) {
             let lap = state.load(std::sync::atomic::Ordering::Acquire) >> 32;
             assert!((before + 1..before + 4).contains(&lap), "chunk {chunk} is not used any more");
         }
-        check(&scene, &mut tail, &mut drained, "at the end");
+        check(&mut scene, &mut tail, &mut drained, "at the end");
     }
 }
 

@@ -1,13 +1,16 @@
 //! `vmtrace report`: prints a trace file.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Seek, Write};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
 use super::view::View;
-use crate::export::{Event, Export, Graph, Json, PlayError, Player, Stats, Text, write_summary};
+use crate::export::{
+    Event, Export, Graph, Horizon, Json, PlayError, Player, Stats, Text, write_summary,
+};
 use crate::kernel::glob;
 use crate::stream::{Header, StreamError, Summary};
 
@@ -93,14 +96,21 @@ impl Args {
                 (filter.is_empty() || any(&filter, name)) && !any(&notrace, name)
             });
         }
-        let Played { header, summary } = match &*self.file.to_string_lossy() {
-            "-" => play(&mut io::stdin().lock(), player).context("standard input"),
+        let (mut source, name) = match &*self.file.to_string_lossy() {
+            "-" => {
+                let standard = io::stdin().as_fd().try_clone_to_owned();
+                (standard.map(File::from).context("standard input")?, "standard input".to_owned())
+            }
             name => {
                 let opened = File::open(&self.file);
-                let mut file = opened.with_context(|| format!("cannot open {name}"))?;
-                play(&mut file, player).with_context(|| name.to_owned())
+                (opened.with_context(|| format!("cannot open {name}"))?, name.to_owned())
             }
-        }?;
+        };
+        let unordered = only_summary || self.stats;
+        if !unordered && let Some(horizon) = horizon(&mut source).with_context(|| name.clone())? {
+            player = player.with_horizon(horizon);
+        }
+        let Played { header, summary } = play(&mut source, player).context(name)?;
         let (Some(header), Some(summary)) = (header, summary) else { bail!("no summary") };
         if format == Format::RawSummary {
             raw_summary(&mut out, &header, &summary)?;
@@ -110,6 +120,17 @@ impl Args {
         out.flush()?;
         Ok(0)
     }
+}
+
+/// What comes where in a file; `None` when it is none that can be read twice.
+fn horizon(source: &mut File) -> Result<Option<Horizon>> {
+    if !source.metadata()?.is_file() {
+        return Ok(None);
+    }
+    let start = source.stream_position()?;
+    let horizon = Horizon::scan(&mut *source)?;
+    source.seek(io::SeekFrom::Start(start))?;
+    Ok(Some(horizon))
 }
 
 /// What a whole stream has besides events.
@@ -149,12 +170,8 @@ pub(super) fn play(
             player.unknown_records()
         );
     }
-    if player.disordered() > 0 {
-        log::warn!(
-            "the order of up to {} events of different vCPUs is not certain: the stream has too few \
-             watermarks",
-            player.disordered()
-        );
+    if player.late() > 0 {
+        log::warn!("{} records came late: they are shown behind later ones", player.late());
     }
     if player.evicted() > 0 {
         log::warn!("{} calls were given up: too many were open at once", player.evicted());

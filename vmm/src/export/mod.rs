@@ -18,6 +18,7 @@
 mod graph;
 #[cfg(test)]
 mod graph_tests;
+mod horizon;
 mod json;
 mod names;
 mod pairing;
@@ -38,6 +39,7 @@ use std::io;
 use crate::stream::{Header, Loss, Mark, Summary};
 
 pub use graph::Graph;
+pub use horizon::Horizon;
 pub use json::Json;
 pub use player::{PlayError, Player};
 pub(crate) use select::TracerChoice;

@@ -4,14 +4,20 @@ use std::convert::Infallible;
 use std::io;
 
 use crate::stream::{
-    Decoder, DictionaryFull, Frame, Header, Merger, Progress, StreamError, Summary,
+    Decoder, DictionaryFull, Frame, Header, Mark, MarkKind, Merger, Progress, StreamError, Summary,
 };
 
-use super::Export;
+use super::horizon::Horizon;
 use super::stage::{Item, Stage};
+use super::{Event, Export};
 
 /// Most events that wait for their order; see [`Player::disordered`].
 const HELD: usize = 1 << 20;
+/// The same where it is known how long they must wait, which is longer only where one is that late.
+const HELD_KNOWN: usize = 1 << 23;
+/// What is so many milliseconds older than the newest record does not wait for a vCPU whose records
+/// do not come: a task may be preempted for long while it writes one.
+const PATIENCE_MS: u64 = 100;
 /// Most bytes of text that wait in marks.
 const HELD_TEXT: usize = 16 << 20;
 /// Most words of values that wait with their records.
@@ -58,6 +64,9 @@ pub struct Player<E> {
     held_text: usize,
     unknown_records: u64,
     disordered: u64,
+    /// The latest time of a record.
+    newest: u64,
+    horizon: Option<Horizon>,
     begun: bool,
 }
 
@@ -73,8 +82,17 @@ impl<E: Export> Player<E> {
             held_text: 0,
             unknown_records: 0,
             disordered: 0,
+            newest: 0,
+            horizon: None,
             begun: false,
         }
+    }
+
+    /// Plays a finished stream, of which it is known when what comes: in order, always.
+    #[must_use]
+    pub fn with_horizon(mut self, horizon: Horizon) -> Self {
+        self.horizon = Some(horizon);
+        self
     }
 
     /// Plays only the records of functions whose name the filter accepts; a function without
@@ -122,6 +140,10 @@ impl<E: Export> Player<E> {
         self.decoder.feed(bytes);
         while self.decoder.advance()? == Progress::Frame {
             self.frame()?;
+            let offset = self.decoder.offset();
+            if let Some(until) = self.horizon.as_mut().and_then(|horizon| horizon.at(offset)) {
+                self.play(until)?;
+            }
         }
         self.stage.export.flush().map_err(PlayError::Output)
     }
@@ -134,6 +156,7 @@ impl<E: Export> Player<E> {
         self.play(u64::MAX)?;
         if self.begun && self.summary.is_none() {
             self.stage.finish(&self.header)?;
+            self.tell_late()?;
             self.stage.export.end(None).map_err(PlayError::Output)?;
         }
         self.decoder.finish()?;
@@ -159,6 +182,14 @@ impl<E: Export> Player<E> {
     /// too many would have had to wait.
     pub fn disordered(&self) -> u64 {
         self.disordered
+    }
+
+    /// Records and losses that came when later ones had been played: they were played at once. In a
+    /// stream that is played with its [`Horizon`] there are none, unless more than 8 million events
+    /// had to wait.
+    pub fn late(&self) -> u64 {
+        // Marks are of whoever makes them.
+        self.merger.late().take(marks_of(&self.header)).sum()
     }
 
     /// Open calls that were given up, because there were too many: their ends are not shown.
@@ -212,6 +243,7 @@ impl<E: Export> Player<E> {
                 for record in batch.records() {
                     let unknown = &mut self.unknown_records;
                     if let Some(held) = self.stage.hold(&self.header, queue, &record, unknown) {
+                        self.newest = self.newest.max(held.timestamp());
                         self.merger.push(queue, held.timestamp(), Item::Record(held));
                     }
                 }
@@ -245,10 +277,15 @@ impl<E: Export> Player<E> {
                 self.merger.push(marks, mark.ticks, Item::Mark(Box::new(mark)));
                 self.relieve()
             }
-            Some(Frame::Watermark(ticks)) => self.play(ticks),
+            Some(Frame::Watermark(ticks)) => {
+                // The horizon knows better.
+                let known = self.horizon.as_ref().is_some_and(Horizon::is_within);
+                if known { Ok(()) } else { self.play(ticks.max(self.patience())) }
+            }
             Some(Frame::End(summary)) => {
                 self.play(u64::MAX)?;
                 self.stage.finish(&self.header)?;
+                self.tell_late()?;
                 self.stage.export.end(Some(&summary)).map_err(PlayError::Output)?;
                 self.summary = Some(*summary);
                 Ok(())
@@ -266,12 +303,31 @@ impl<E: Export> Player<E> {
         Ok(())
     }
 
+    /// What is older does not wait any longer.
+    fn patience(&self) -> u64 {
+        let ticks = u128::from(self.header.clock_hz) * u128::from(PATIENCE_MS) / 1000;
+        self.newest.saturating_sub(u64::try_from(ticks).unwrap_or(u64::MAX))
+    }
+
+    /// Says at the end that the order is not what it should be.
+    fn tell_late(&mut self) -> Result<(), PlayError> {
+        let late = self.late();
+        if late == 0 {
+            return Ok(());
+        }
+        let text = format!("{late} records came late: they are shown behind later ones");
+        let mark = Mark { ticks: self.newest, kind: MarkKind::Note, duration_ns: 0, text };
+        self.stage.export.event(&Event::Mark(&mark)).map_err(PlayError::Output)
+    }
+
     /// Keeps the memory bounded when the watermarks stay away.
     fn relieve(&mut self) -> Result<(), PlayError> {
         let held = self.merger.held();
+        let known = self.horizon.as_ref().is_some_and(Horizon::is_within);
+        let most = if known { HELD_KNOWN } else { HELD };
         let keep = match self.held_text {
             text if text > HELD_TEXT => 0,
-            _ if held > HELD => HELD / 2,
+            _ if held > most => most / 2,
             _ if self.stage.words() > HELD_WORDS => held / 2,
             _ => return Ok(()),
         };

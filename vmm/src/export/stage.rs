@@ -273,7 +273,8 @@ impl<E: Export> Stage<E> {
                 Event::Loss(*loss)
             }
             Item::Mark(mark) => {
-                if !matches!(mark.kind, MarkKind::Exit | MarkKind::Agent | MarkKind::Note) {
+                let beside = [MarkKind::Exit, MarkKind::Agent, MarkKind::Note, MarkKind::Console];
+                if !beside.contains(&mark.kind) {
                     self.pairing.change();
                 }
                 Event::Mark(mark)

@@ -13,7 +13,7 @@ use vm_memory::GuestMemoryMmap;
 use super::{AgentSink, ConsoleSinks, ExitReason, MachineError};
 use crate::devices::virtio::vsock::Vsock;
 use crate::devices::virtio::{MmioTransport, Rng, VirtioDevice};
-use crate::devices::{Bus, Gate, IrqLine, OutputPump, PanicWatch, SerialPort};
+use crate::devices::{Bus, Gate, IrqLine, OutputPump, PanicWatch, PumpWriter, SerialPort};
 
 /// How long a slow console may keep an exit from being reported.
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
@@ -38,7 +38,7 @@ impl Board {
             what: "start the console's thread",
             source,
         })?;
-        let out = Box::new(output.writer());
+        let out = Box::new(Heard { sink: sinks.heard, out: output.writer() });
         let console = Arc::new(SerialPort::new(console_irq, out, Some(Arc::clone(&panic))));
         let agent = Arc::new(SerialPort::new(agent_irq, Box::new(AgentWriter(sinks.agent)), None));
         Ok(Board { console, agent, output, panic })
@@ -64,6 +64,23 @@ impl Board {
             (reason @ ExitReason::InternalError(_), _) | (reason, None) => reason,
             (_, Some(message)) => ExitReason::Panic { message },
         }
+    }
+}
+
+/// Output that someone hears when it is made.
+struct Heard {
+    sink: AgentSink,
+    out: PumpWriter,
+}
+
+impl Write for Heard {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (self.sink)(bytes);
+        self.out.write_all(bytes).map(|()| bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }
 

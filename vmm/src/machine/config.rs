@@ -49,12 +49,19 @@ pub struct ConsoleSinks {
     /// pieces of any size. Called by vCPU threads: it must return promptly and must not call the
     /// machine.
     pub agent: AgentSink,
+    /// Gets what the guest writes to its console as well, when it does, byte by byte. Called by
+    /// vCPU threads, as `agent`.
+    pub heard: AgentSink,
 }
 
 impl ConsoleSinks {
     /// Sinks that forget everything.
     #[must_use]
     pub fn none() -> ConsoleSinks {
-        ConsoleSinks { console: Box::new(std::io::sink()), agent: Box::new(|_| ()) }
+        ConsoleSinks {
+            console: Box::new(std::io::sink()),
+            agent: Box::new(|_| ()),
+            heard: Box::new(|_| ()),
+        }
     }
 }

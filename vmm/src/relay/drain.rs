@@ -1,12 +1,15 @@
 //! From the rings to the stream.
 
 use super::names::{Callers, Functions, TaskNames};
+use super::order::Order;
 use super::programs::Programs;
 use super::values::Untold;
-use super::{Clock, Command, Setup, Status, Targets, TracerName};
+use super::{Clock, Command, ConsoleLines, Setup, Status, Targets, TracerName};
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
-use crate::stream::{EntryRecord, LossReason, RecordBuffer, Summary, Tracer, Writer};
+use crate::stream::{
+    EntryRecord, LossReason, Mark, MarkKind, RecordBuffer, Summary, Tracer, Writer,
+};
 use crate::tracer::ring::RingReader;
 use crate::tracer::{Guest, RawBatch};
 use std::io;
@@ -23,7 +26,7 @@ const IDLE_REST: Duration = Duration::from_millis(3);
 /// A flight recorder is read at the end; until then marks and consumers come, and tasks are
 /// looked at.
 const RECORDER_REST: Duration = Duration::from_millis(20);
-/// A record can be this late: its writer was interrupted before it committed.
+/// By how much the guest's clock may be behind what is thought.
 const LATE: Duration = Duration::from_millis(2);
 
 /// What the relay's thread does, for those who do it themselves: tests and benchmarks.
@@ -37,13 +40,20 @@ pub struct Drain {
     functions: Functions,
     callers: Callers,
     clock: Clock,
+    console: ConsoleLines,
+    /// Lines of it that were left out.
+    unheard: u64,
     programs: Programs,
     untold: Untold,
     raw: RawBatch,
     batch: RecordBuffer,
     invalid: Vec<u64>,
-    /// The time of each vCPU's last record.
-    last: Vec<u64>,
+    /// The records of each vCPU on their way.
+    orders: Vec<Order>,
+    /// All records of each vCPU up to this time have been written.
+    written: Vec<u64>,
+    /// The highest watermark so far.
+    marked: u64,
     /// Whether records are taken out before the end.
     live: bool,
 }
@@ -60,7 +70,7 @@ impl Drain {
 
     pub(super) fn new(setup: Setup, clock: Clock) -> io::Result<Self> {
         let Setup { header, stream, joins, readers, tasks, memory, kernel, .. } = setup;
-        let Setup { targets, .. } = setup;
+        let Setup { targets, console, .. } = setup;
         let mut writer = Writer::new(stream, &header)?;
         // Who waits already gets the very bytes that a file gets.
         while let Ok(join) = joins.try_recv() {
@@ -73,13 +83,17 @@ impl Drain {
             functions: Functions::new(header.slide),
             callers: Callers::new(header.slide),
             invalid: vec![0; readers.len()],
-            last: vec![0; readers.len()],
+            orders: readers.iter().map(|_| Order::default()).collect(),
+            written: vec![0; readers.len()],
+            marked: 0,
             live: readers.iter().any(|reader| !reader.overwrites()),
             readers,
             tasks: TaskNames::new(tasks),
             memory,
             kernel,
             clock,
+            console,
+            unheard: 0,
             programs: Programs::default(),
             untold: Untold::default(),
             raw: RawBatch::with_capacity(BATCH),
@@ -166,29 +180,63 @@ impl Drain {
     /// # Errors
     /// When the primary output fails.
     pub fn pass(&mut self) -> io::Result<bool> {
-        let until = self.clock.ticks(LATE);
+        // Not later: what is reserved after a ring was seen empty has a later time than this.
+        let now = self.clock.ticks(LATE);
         self.tasks.start_pass();
+        self.hear()?;
         if !self.live {
             self.look()?;
         }
         let mut any = false;
         for vcpu in 0..self.readers.len() {
+            let mut empty = false;
             // A vCPU that outruns the relay must not starve the others.
             for _ in 0..16 {
                 self.raw.clear();
                 let Some(reader) = self.readers.get_mut(vcpu) else { break };
+                let Some(order) = self.orders.get_mut(vcpu) else { break };
+                order.resume(&mut self.raw);
+                let before = self.raw.records.len();
                 let lost = reader.drain(&mut self.raw);
                 let more = !self.raw.has_room() || lost > 0;
-                any |= !self.raw.records.is_empty();
+                any |= self.raw.records.len() > before;
+                // Only now: what interrupted the writer of a record that was taken is to be seen.
+                empty = reader.is_empty();
+                order.settle(&mut self.raw, empty || lost > 0);
                 self.write(vcpu)?;
                 self.lost(vcpu, lost, LossReason::Full)?;
                 if !more {
                     break;
                 }
             }
+            let last = self.orders.get(vcpu).map_or(0, Order::last);
+            if let Some(written) = self.written.get_mut(vcpu) {
+                // Of a ring in which a writer stands it is known that no earlier ones come.
+                let until = if empty { now } else { last.saturating_sub(1) };
+                *written = until.max(*written);
+            }
         }
-        self.writer.watermark(until)?;
+        let until = self.written.iter().copied().min().unwrap_or(now).max(self.marked);
+        // Also where it stays: readers learn by it that there has been a pass.
+        if until > self.marked || any {
+            self.marked = until;
+            self.writer.watermark(until)?;
+        } else {
+            self.writer.flush()?;
+        }
         Ok(any)
+    }
+
+    /// Makes marks of the lines of the console.
+    fn hear(&mut self) -> io::Result<()> {
+        let (lines, dropped) = self.console.take();
+        self.unheard += dropped;
+        for line in lines {
+            let ticks = self.clock.ticks_at(line.ended);
+            let kind = MarkKind::Console;
+            self.writer.mark(&Mark { ticks, kind, duration_ns: 0, text: line.text })?;
+        }
+        Ok(())
     }
 
     /// Has a look at who writes records that are taken out at the end: by then most tasks are
@@ -216,11 +264,12 @@ impl Drain {
     /// Writes the raw records of one vCPU, with the names they need before them.
     fn write(&mut self, vcpu: usize) -> io::Result<()> {
         self.batch.clear();
-        let mut last = self.last.get(vcpu).copied().unwrap_or(0);
+        let Some(order) = self.orders.get_mut(vcpu) else { return Ok(()) };
+        let mut earliest = None;
         let mut invalid = 0;
         let mut symbols = Vec::new();
         let records = &self.raw.records;
-        for (index, record) in records.iter().enumerate() {
+        for record in records {
             let format = self.programs.format(record);
             let place = format.and_then(|format| self.functions.place(format.point, record.site));
             let (Some(format), Some(place)) = (format, place) else {
@@ -249,18 +298,19 @@ impl Drain {
                     }
                 }
             }
-            let next = records.get(index + 1).map_or(u64::MAX, |next| next.timestamp);
-            last = time(record.timestamp, next, last);
-            format.write(&mut self.batch, last, record, fields, &place);
+            let time = order.pass(record);
+            earliest.get_or_insert(time);
+            format.write(&mut self.batch, time, record, fields, &place);
+        }
+        if let Some(early) = earliest.and_then(|time| (self.marked + 1).checked_sub(time)) {
+            // The guest's clock is not where it was thought: it is behind.
+            self.clock.set_back(early);
         }
         if !symbols.is_empty() {
             self.writer.symbols(symbols)?;
         }
         if !self.batch.is_empty() {
             self.writer.records(u32::try_from(vcpu).unwrap_or(u32::MAX), &self.batch)?;
-        }
-        if let Some(known) = self.last.get_mut(vcpu) {
-            *known = last;
         }
         if let Some(total) = self.invalid.get_mut(vcpu) {
             *total += invalid;
@@ -273,11 +323,21 @@ impl Drain {
     /// # Errors
     /// When the primary output fails.
     pub fn finish(mut self, mut summary: Summary) -> io::Result<Summary> {
+        self.console.finish();
         while self.pass()? {}
+        if self.unheard > 0 {
+            summary.notes.push(format!(
+                "{} lines of the console came too fast and are not in the trace",
+                self.unheard
+            ));
+        }
         for vcpu in 0..self.readers.len() {
             self.raw.clear();
             let Some(reader) = self.readers.get_mut(vcpu) else { break };
+            let Some(order) = self.orders.get_mut(vcpu) else { break };
+            order.resume(&mut self.raw);
             let (lost, unfinished) = reader.finish(&mut self.raw);
+            order.settle(&mut self.raw, true);
             let unfinished =
                 unfinished.into_iter().map(|program| self.programs.tracers(program)).sum();
             let Some(reader) = self.readers.get(vcpu) else { break };
@@ -287,6 +347,13 @@ impl Drain {
             self.lost(vcpu, unfinished, LossReason::Unfinished)?;
             self.write(vcpu)?;
             summary.notes.extend(corrupt.map(|corrupt| corrupt.to_string()));
+            let behind = self.orders.get(vcpu).map_or(0, Order::behind);
+            if behind > 0 {
+                summary.notes.push(format!(
+                    "vCPU {vcpu} wrote {behind} records with a time behind that of an earlier one, \
+                     which they were given: the guest has set its clock back"
+                ));
+            }
             if let Some(&count) = self.invalid.get(vcpu).filter(|&&count| count > 0) {
                 summary.notes.push(format!(
                     "the ring of vCPU {vcpu} held {count} records of no traced function: \
@@ -304,14 +371,6 @@ impl Drain {
     }
 }
 
-/// When a record was written: its own time, unless it was interrupted between reserving its slot and
-/// reading the clock. Then that of the `next` one, which came in between: no later, as the function
-/// was entered before. `last` is the time of the one before.
-fn time(own: u64, next: u64, last: u64) -> u64 {
-    // A clock that was set back is behind what came before, too.
-    if own > next && next >= last { next } else { own }
-}
-
 fn add(writer: &mut Writer<Hub>, first: Vec<u8>, join: Join) {
     if let Err(error) = writer.get_mut().add(first, join) {
         log::warn!("a consumer is not served: {error}");
@@ -320,32 +379,4 @@ fn add(writer: &mut Writer<Hub>, first: Vec<u8>, join: Join) {
 
 fn reason(overwrites: bool) -> LossReason {
     if overwrites { LossReason::Overwritten } else { LossReason::Full }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn ordered(times: &[u64], mut last: u64) -> Vec<u64> {
-        let next = |index| times.get(index + 1).copied().unwrap_or(u64::MAX);
-        let mut time = |(index, &own)| {
-            last = time(own, next(index), last);
-            last
-        };
-        times.iter().enumerate().map(&mut time).collect()
-    }
-
-    // Consumers draw the records of a vCPU one after the other.
-    #[test]
-    fn an_interrupted_record_is_no_later_than_what_interrupted_it() {
-        assert_eq!(ordered(&[10, 90, 20, 30, 95], 5), [10, 20, 20, 30, 95]);
-        assert_eq!(ordered(&[90, 20], 20), [20, 20]);
-    }
-
-    // A guest can set its clock: that shows, and all before it keeps its time.
-    #[test]
-    fn a_clock_that_was_set_back_stays_so() {
-        assert_eq!(ordered(&[100, 110, 5, 6], 90), [100, 110, 5, 6]);
-        assert_eq!(ordered(&[3, 4], 110), [3, 4]);
-    }
 }

@@ -2,8 +2,10 @@
 //!
 //! A [`Relay`] is a thread with a [`Drain`], which does the work.
 
+mod console;
 mod drain;
 mod names;
+mod order;
 mod priority;
 mod programs;
 mod values;
@@ -19,6 +21,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+pub use console::ConsoleLines;
 pub use drain::Drain;
 pub use names::resolver;
 pub use values::{Recorded, Values};
@@ -43,6 +46,8 @@ pub struct Setup {
     pub targets: Targets,
     /// The guest's clock now.
     pub ticks: u64,
+    /// The guest's console.
+    pub console: ConsoleLines,
 }
 
 /// What may write records, beside what the relay knows already.
@@ -98,6 +103,23 @@ impl Clock {
         let passed = instant.elapsed().saturating_sub(margin).as_nanos();
         let passed = passed * u128::from(self.hz) / 1_000_000_000;
         ticks.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
+    }
+
+    /// What it showed then.
+    fn ticks_at(&self, then: Instant) -> u64 {
+        let (instant, ticks) = self.started;
+        let nanoseconds =
+            |passed: Duration| passed.as_nanos() * u128::from(self.hz) / 1_000_000_000;
+        let ticks_of = |passed| u64::try_from(nanoseconds(passed)).unwrap_or(u64::MAX);
+        match instant.checked_duration_since(then) {
+            Some(before) => ticks.saturating_sub(ticks_of(before)),
+            None => ticks.saturating_add(ticks_of(then.duration_since(instant))),
+        }
+    }
+
+    /// It was seen to be so many ticks behind.
+    fn set_back(&mut self, ticks: u64) {
+        self.started.1 = self.started.1.saturating_sub(ticks);
     }
 }
 

@@ -19,7 +19,7 @@ use super::tracing::Plan;
 use super::{Closing, SessionError, Tracing, mark};
 use crate::kernel::{Exits, Kernel};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
-use crate::relay::{self, Relay, Setup, Targets};
+use crate::relay::{self, ConsoleLines, Relay, Setup, Targets};
 use crate::serve::{Hub, Join};
 use crate::stream::{Exit, Header, MarkKind, Summary};
 use crate::tracer::{Attachment, Image, Options, Ram, Tripwire};
@@ -62,6 +62,7 @@ pub(super) struct From {
 pub(super) struct Output {
     pub(super) primary: Box<dyn Write + Send>,
     pub(super) joins: Receiver<Join>,
+    pub(super) console: ConsoleLines,
 }
 
 pub(super) struct Controller {
@@ -296,7 +297,7 @@ impl Controller {
         let memory = Arc::new(annex.clone());
         let mut attachment = Attachment::new(&ram, &self.kernel, image, memory, options)?;
         paused.set_rip(vcpu, attachment.resume(&ram, stopped)?)?;
-        let Output { primary, joins } =
+        let Output { primary, joins, console } =
             self.stream.take().ok_or_else(|| anyhow::anyhow!("attached twice"))?;
         let relay = Relay::start(Setup {
             header: self.header(machine, image.slide),
@@ -308,6 +309,7 @@ impl Controller {
             kernel: Arc::clone(&self.kernel),
             targets: Targets::default(),
             ticks: paused.tsc(0)?,
+            console,
         })?;
         self.relay = Some(relay);
         let from = match self.tracing.from {
@@ -451,7 +453,7 @@ impl Controller {
         let relay = match (self.relay.take(), self.stream.take()) {
             (Some(relay), _) => relay,
             // Never attached: the stream still says so.
-            (None, Some(Output { primary, joins })) => Relay::start(Setup {
+            (None, Some(Output { primary, joins, console })) => Relay::start(Setup {
                 header: self.header(machine, 0),
                 stream: Hub::new(primary, machine.vcpus(), relay::resolver(&self.kernel, 0)),
                 joins,
@@ -461,6 +463,7 @@ impl Controller {
                 kernel: Arc::clone(&self.kernel),
                 targets: Targets::default(),
                 ticks: 0,
+                console,
             })
             .map_err(SessionError::Thread)?,
             (None, None) => return Ok(()),

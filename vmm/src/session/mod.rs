@@ -14,6 +14,7 @@ mod values;
 
 use crate::kernel::{Kernel, KernelError};
 use crate::machine::{Config, ConsoleSinks, Event, ExitReason, Machine, MachineError};
+use crate::relay::ConsoleLines;
 use crate::serve::{ControlRequest, Join};
 use crate::stream::{Exit, Mark, MarkKind, Summary};
 use attach::{Controller, Output};
@@ -36,6 +37,8 @@ pub struct Request {
     pub machine: Config,
     /// Where the guest's console goes.
     pub console: Box<dyn Write + Send>,
+    /// Whether lines of the console become marks of the stream.
+    pub console_marks: bool,
     /// Gets what the agent says, in pieces.
     pub agent: Listener,
     /// What to trace.
@@ -110,19 +113,29 @@ pub fn run(
     mut stop: impl FnMut() -> bool,
 ) -> Result<Outcome, SessionError> {
     let Request { kernel, machine, console, agent, tracing, .. } = request;
-    let Request { stream, joins, control, timeout, closing, .. } = request;
+    let Request { stream, joins, control, timeout, closing, console_marks, .. } = request;
     // Parsed now: later the guest would wait for it.
     kernel.check_traceable()?;
     let config =
         Config { annex: crate::tracer::annex::SIZE, watch_msr: arch::WATCHED_MSR, ..machine };
-    let mut machine = Machine::new(config, ConsoleSinks { console, agent })?;
+    let lines = ConsoleLines::default();
+    let heard: Listener = if console_marks {
+        let lines = lines.clone();
+        Box::new(move |bytes| lines.feed(bytes))
+    } else {
+        Box::new(|_| ())
+    };
+    let mut machine = Machine::new(config, ConsoleSinks { console, agent, heard })?;
     started(Handles {
         waker: machine.waker(),
         console: machine.serial_input(),
         agent: machine.agent_input(),
     });
-    let mut controller =
-        Controller::new(Arc::clone(&kernel), tracing, Output { primary: stream, joins });
+    let mut controller = Controller::new(
+        Arc::clone(&kernel),
+        tracing,
+        Output { primary: stream, joins, console: lines },
+    );
     controller.loaded(&machine);
     machine.start()?;
     // Beyond any clock is never.

@@ -76,6 +76,27 @@ impl RawBatch {
         self.extra.clear();
     }
 
+    /// Adds the records of `other`, which is empty then.
+    pub fn append(&mut self, other: &mut Self) {
+        let base = u32::try_from(self.extra.len()).unwrap_or(u32::MAX);
+        let moved = other.records.drain(..);
+        self.records.extend(moved.map(|record| RawRecord { extra: record.extra + base, ..record }));
+        self.extra.append(&mut other.extra);
+    }
+
+    /// Moves the newest records, up to `count` of them, to the empty `other`.
+    pub fn split_newest(&mut self, count: usize, other: &mut Self) {
+        other.clear();
+        let keep = self.records.len().saturating_sub(count);
+        for record in self.records.drain(keep..) {
+            let extra = u32::try_from(other.extra.len()).unwrap_or(u32::MAX);
+            let start = record.extra as usize;
+            let end = start + usize::from(record.fields);
+            other.extra.extend_from_slice(self.extra.get(start..end).unwrap_or_default());
+            other.records.push(RawRecord { extra, ..record });
+        }
+    }
+
     /// The fields of a record.
     #[must_use]
     pub fn fields(&self, record: &RawRecord) -> &[u64] {

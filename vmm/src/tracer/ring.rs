@@ -220,6 +220,16 @@ impl RingReader {
         lost
     }
 
+    /// Whether all that was ever reserved has been taken (or is damaged, and never will be). A
+    /// record that is reserved later is later than this.
+    #[must_use]
+    pub fn is_empty(&mut self) -> bool {
+        let shared = Arc::clone(&self.memory);
+        let head = self.head(&shared.slice());
+        // The next chunk may not be opened yet, or be opened without a record.
+        head.is_none_or(|head| head == self.tail)
+    }
+
     /// Takes published records of the chunk of `tail`, as far as `stop`, until it is used up or
     /// `out` is full. Whether that is so: else there is one that is not finished, or damage.
     fn take(&mut self, memory: &VolatileSlice<'_>, stop: u64, out: &mut RawBatch) -> bool {

@@ -10,10 +10,11 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
 use rings::Rings;
-use vmtrace::relay::Relay;
+use vmtrace::relay::{Drain, Relay};
 use vmtrace::serve::{Format, Globs, Join, Origin, StreamRequest};
-use vmtrace::stream::{Frame, Reader, Summary};
+use vmtrace::stream::{EntryRecord, Frame, MarkKind, Reader, Summary};
 use vmtrace::tracer::RawBatch;
+use vmtrace_trampolines::layout::Common;
 
 const CPUS: usize = 2;
 const RECORDS: u64 = 500_000;
@@ -102,6 +103,108 @@ fn what_was_drained_reaches_everyone_and_what_was_not_is_counted() {
             _ => {}
         }
     }
+}
+
+/// What a stream has of vCPU 0, in pieces that end at watermarks: times, and the watermark.
+fn pieces(stream: &[u8]) -> Vec<(Vec<u64>, u64)> {
+    let mut reader = Reader::new(stream).unwrap();
+    let (mut pieces, mut times) = (Vec::new(), Vec::new());
+    while let Some(frame) = reader.next_frame().unwrap() {
+        match frame {
+            Frame::Records(batch) => {
+                times.extend(batch.entries().unwrap().iter().map(EntryRecord::timestamp));
+            }
+            Frame::Watermark(ticks) => pieces.push((std::mem::take(&mut times), ticks)),
+            _ => {}
+        }
+    }
+    assert!(times.is_empty(), "records behind the last watermark");
+    pieces
+}
+
+// A program that is interrupted before it reads the clock has a later time than the records of the
+// interrupt, which lie behind its own. The drain may see its record before theirs: it must not have
+// gone then, or the trace goes back in time.
+#[test]
+fn an_interrupted_writer_never_makes_a_trace_go_back_in_time() {
+    let rings = Rings::new(1);
+    let sink = Sink::default();
+    let (setup, _joining) = rings.setup(Box::new(sink.clone()));
+    let mut drain = Drain::start(setup).unwrap();
+    let at = |timestamp| Common { timestamp, ..rings.record(0) };
+    let first = rings.reserve(0).unwrap();
+    let nested = rings.reserve(0).unwrap();
+    let inner = rings.reserve(0).unwrap();
+    rings.publish(first, at(90));
+    drain.pass().unwrap();
+    rings.publish(inner, at(30));
+    drain.pass().unwrap();
+    rings.publish(nested, at(40));
+    drain.pass().unwrap();
+    rings.publish(rings.reserve(0).unwrap(), at(95));
+    let summary = drain.finish(Summary::default()).unwrap();
+    assert_eq!(summary.notes, [] as [&str; 0]);
+    let times: Vec<_> = pieces(&sink.0.lock().unwrap()).into_iter().flat_map(|it| it.0).collect();
+    assert_eq!(times, [30, 30, 30, 95]);
+}
+
+// Readers show what a watermark covers and never look back: so none may cover a record that is still
+// being written, however long that takes, on any vCPU.
+#[test]
+fn watermarks_wait_for_writers() {
+    let rings = Rings::new(2);
+    let sink = Sink::default();
+    let (mut setup, _joining) = rings.setup(Box::new(sink.clone()));
+    // The guest's clock is far ahead of what is written here.
+    setup.ticks = 1 << 40;
+    let mut drain = Drain::start(setup).unwrap();
+    let at = |timestamp| Common { timestamp, ..rings.record(0) };
+    rings.publish(rings.reserve(0).unwrap(), at(1000));
+    let slow = rings.reserve(0).unwrap();
+    for timestamp in [2000, 3000] {
+        rings.publish(rings.reserve(1).unwrap(), at(timestamp));
+        drain.pass().unwrap();
+    }
+    rings.publish(slow, at(1500));
+    drain.pass().unwrap();
+    drain.finish(Summary::default()).unwrap();
+    let pieces = pieces(&sink.0.lock().unwrap());
+    let mut promised = 0;
+    for (times, watermark) in &pieces {
+        assert!(times.iter().all(|&time| time > promised), "{pieces:?}");
+        promised = *watermark;
+    }
+    assert!(pieces.iter().any(|piece| piece.1 > 1 << 39 && piece.1 < u64::MAX), "{pieces:?}");
+}
+
+// What the guest says and what it does are read side by side: each line once, with its own time, also
+// one that has no end.
+#[test]
+fn lines_of_the_console_are_marks() {
+    let rings = Rings::new(1);
+    let sink = Sink::default();
+    let (mut setup, _joining) = rings.setup(Box::new(sink.clone()));
+    setup.ticks = 1 << 40;
+    let console = setup.console.clone();
+    console.feed(b"before the relay\r\nin ");
+    let mut drain = Drain::start(setup).unwrap();
+    drain.pass().unwrap();
+    console.feed(b"two pieces\n\nlast words");
+    drain.pass().unwrap();
+    let summary = drain.finish(Summary::default()).unwrap();
+    assert_eq!(summary.notes, [] as [&str; 0]);
+    let stream = std::mem::take(&mut *sink.0.lock().unwrap());
+    let mut reader = Reader::new(&*stream).unwrap();
+    let (mut lines, mut times) = (Vec::new(), Vec::new());
+    while let Some(frame) = reader.next_frame().unwrap() {
+        if let Frame::Mark(mark) = frame {
+            assert_eq!((mark.kind, mark.duration_ns), (MarkKind::Console, 0));
+            lines.push(mark.text);
+            times.push(mark.ticks);
+        }
+    }
+    assert_eq!(lines, ["before the relay", "in two pieces", "last words"]);
+    assert!(times.is_sorted() && times[0] < 1 << 40 && times[1] > 1 << 40, "{times:?}");
 }
 
 // A flight recorder learns from these whose records it holds; with old ones it would look at the

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory, VolatileSlice};
 use vmtrace::kernel::Kernel;
-use vmtrace::relay::{Setup, Targets, resolver};
+use vmtrace::relay::{ConsoleLines, Setup, Targets, resolver};
 use vmtrace::serve::{Hub, Join};
 use vmtrace::stream::Header;
 use vmtrace::tracer::annex::{self, Layout, Memory};
@@ -109,6 +109,7 @@ impl Rings {
                 ..Targets::default()
             },
             ticks: 0,
+            console: ConsoleLines::default(),
         };
         (setup, joining)
     }
@@ -173,6 +174,15 @@ impl Rings {
 
     /// Reserves, fills and publishes a record; false when the ring is full.
     fn write(&self, cpu: usize, record: Common) -> bool {
+        let reserved = self.reserve(cpu);
+        if let Some(end) = reserved {
+            self.publish(end, record);
+        }
+        reserved.is_some()
+    }
+
+    /// Reserves a record, and tells where in the annex it ends; `None` when the ring is full.
+    pub fn reserve(&self, cpu: usize) -> Option<usize> {
         let (ring, start, memory) = (&self.layout.rings[cpu], self.start(cpu), self.memory.slice());
         let head = self.head(&memory, cpu);
         let mut position = head.load(Ordering::Relaxed);
@@ -182,12 +192,17 @@ impl Rings {
             let opening = (position & !(LAP - 1)) + next.load(Ordering::Relaxed);
             let room = word(&memory, account(ring.chunk(opening)) + front::ROOM);
             if room.load(Ordering::Acquire) != opening {
-                return false;
+                return None;
             }
             position = opening;
         }
         head.store(position - COMMON_SIZE as u64, Ordering::Relaxed);
-        let end = start + offset(ring.offset(position));
+        Some(start + offset(ring.offset(position)))
+    }
+
+    /// Fills and publishes a record that was reserved.
+    pub fn publish(&self, end: usize, record: Common) {
+        let memory = self.memory.slice();
         let half = |below: usize, value: u32, order: Ordering| {
             memory.get_atomic_ref::<AtomicU32>(end - below).unwrap().store(value.to_le(), order);
         };
@@ -200,7 +215,6 @@ impl Rings {
         whole(below::TASK, record.task);
         half(below::PID, record.pid, Ordering::Relaxed);
         half(below::SITE, record.site, Ordering::Release);
-        true
     }
 
     /// Records that fit into a chunk of a ring.

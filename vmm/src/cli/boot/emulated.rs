@@ -165,7 +165,12 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     job.push(format!("--cmdline={} {}", arch.guest_cmdline(), args.cmdline));
     job.extend(args.filter.iter().map(|glob| format!("--filter={glob}")));
     job.extend(args.notrace.iter().map(|glob| format!("--notrace={glob}")));
-    let flags = [(args.graph, "--graph"), (args.args, "--args"), (args.retval, "--retval")];
+    let flags = [
+        (args.graph, "--graph"),
+        (args.args, "--args"),
+        (args.retval, "--retval"),
+        (args.no_console_marks, "--no-console-marks"),
+    ];
     job.extend(flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag.to_owned()));
     job.extend(args.arg.iter().map(|values| format!("--arg={values}")));
     job.extend(args.returns.iter().map(|glob| format!("--returns={glob}")));

@@ -134,6 +134,7 @@ pub(super) fn run(
         kernel,
         machine,
         console: console(args)?,
+        console_marks: !args.no_console_marks,
         agent: Box::new(move |bytes| {
             let mut said = agent.lock().unwrap_or_else(PoisonError::into_inner);
             parser.extend(bytes).for_each(|message| match message {

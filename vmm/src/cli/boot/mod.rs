@@ -108,6 +108,9 @@ pub struct Args {
     /// Where the guest's console goes: stderr, none, or a file
     #[arg(long, value_name = "WHERE", default_value = "stderr")]
     pub console: String,
+    /// Leave the lines of the guest's console out of the trace, where they are marks
+    #[arg(long)]
+    pub no_console_marks: bool,
     /// What happens to records when a ring is full
     #[arg(long, value_enum, default_value_t = OverflowArg::Drop)]
     pub overflow: OverflowArg,
