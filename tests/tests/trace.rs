@@ -36,6 +36,11 @@ fn every_function_can_be_traced_with_its_returns() {
 }
 
 #[test]
+fn a_realtime_kernel_is_traced_as_others_are() {
+    GUESTS.a_realtime_kernel_is_traced_as_others_are("x86_64-6.12-rt");
+}
+
+#[test]
 fn calls_are_nested_as_the_guests_own_tracer_shows() {
     GUESTS.calls_are_nested_as_the_guests_own_tracer_shows("x86_64-6.12");
 }
