@@ -84,7 +84,7 @@ pub(super) fn work(cpu: usize, more: impl Fn(u64) -> bool) -> Result<u64> {
 }
 
 /// The kernel's code as it is, through `/proc/kcore`.
-fn text() -> Result<Vec<u8>> {
+pub(super) fn text() -> Result<Vec<u8>> {
     let iomem = fs::read_to_string("/proc/iomem")?;
     let line = iomem.lines().find_map(|line| line.trim().strip_suffix(" : Kernel code"));
     let (start, last) = line.and_then(|range| range.split_once('-')).context("no kernel code")?;
