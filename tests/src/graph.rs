@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use vmtrace::host::FileSource;
 use vmtrace::kernel::Coverage;
 use vmtrace::stream::Exit;
 
 use crate::cases::{Guests, trouble, value};
-use crate::trace::{Entry, Trace, boot, kernel, syscall};
+use crate::trace::{Entry, Trace, WORKLOAD, boot, kernel, syscall};
 
 /// Entries on one kernel stack of one tracer, the innermost last: where, and of which function.
 type Stack<'a> = Vec<(u64, &'a str)>;
@@ -75,60 +76,73 @@ impl Guests {
     ///
     /// As many as a ring holds, so that the figures do not depend on how soon it is drained.
     pub fn a_hundred_thousand_calls_have_a_hundred_thousand_returns(&self, name: &str) {
-        let function = syscall(name, "getppid").unwrap();
-        let tracer = format!("--tracer=both={function}:graph");
-        for (cpus, places, calls) in [("1", "0", 100_000), ("2", "0 1", 50_000)] {
-            let work = format!("getppid {calls} {places}");
-            let args = ["--graph", "-f", &function, &tracer, "--cpus", cpus];
-            let entries = format!("--tracer=entries={function}");
-            let args = [&args[..], &[&entries]].concat();
-            let (finished, trace) = self.run(name, &work, &args);
-            let pid = value(&finished, "pid ");
-            for vcpu in 0..cpus.parse().unwrap() {
-                let count = |list: &[Entry], tracer: u8| {
-                    let mine = |e: &&Entry| e.vcpu == vcpu && e.pid == pid && e.tracer == tracer;
-                    list.iter().filter(mine).count()
-                };
-                let of = |tracer| (count(&trace.entries, tracer), count(&trace.returns, tracer));
-                assert_eq!([of(0), of(1)], [(calls, calls); 2], "vCPU {vcpu} of {cpus}");
-                assert_eq!(of(2), (calls, 0), "a tracer of entries alone");
-            }
-            let paired = pair(&trace);
-            assert!(paired.wrong.is_empty() && paired.unseen == 0, "{paired:?}");
-            let plain = trace.entries.iter().filter(|entry| entry.tracer == 2);
-            assert!({ plain }.all(|entry| entry.sp.is_none()), "its calls would look unfinished");
-            assert_eq!(trace.summary.lost(), 0);
-            let sites = &trace.summary.sites;
-            assert_eq!((sites.direct, sites.combined), (0, 1), "one site, three tracers");
-        }
+        self.calls_have_their_returns(name, "1", "0", 100_000);
+        self.calls_have_their_returns(name, "2", "0 1", 50_000);
     }
 
-    /// From boot to power-off, with every function, its arguments and where it is left: no oops, and
-    /// every return is one of the function that was entered last at its stack pointer.
-    pub fn every_function_can_be_traced_with_its_returns(&self) {
-        for &name in self.kernels {
-            let args = ["--graph", "--args", "--retval", "--cpus", "2"];
-            let args = [&args[..], &["--overflow", "overwrite", "--run", "true"]].concat();
-            let (finished, trace) = boot(&self.host, name, &args).unwrap();
-            let (err, summary) = (finished.err(), &trace.summary);
-            assert_eq!(finished.end.code, Some(0), "{name}: {err}");
-            assert_eq!(trouble(&err), None, "{name}");
-            assert_eq!(summary.sites.patched, summary.sites.matched, "{name}: {summary:?}");
-            assert_eq!(summary.exit, Exit::Poweroff, "{name}");
-            assert_eq!(summary.notes, [] as [&str; 0], "{name}");
-            let paired = pair(&trace);
-            println!(
-                "{name}: {} entries, {} returns, {} tails, {paired:?}",
-                trace.entries.len(),
-                trace.returns.len(),
-                trace.tails.len()
-            );
-            assert!(paired.matched > 25_000, "{name}: {paired:?}");
-            // Entries that were overwritten, and functions that end by what cannot be traced.
-            assert!(paired.unseen * 20 < paired.matched, "{name}: {paired:?}");
-            let wrong: usize = paired.wrong.values().sum();
-            assert!(wrong * 200 < paired.matched, "{name}: {paired:?}");
+    fn calls_have_their_returns(&self, name: &str, cpus: &str, places: &str, calls: usize) {
+        let function = syscall(name, "getppid").unwrap();
+        let tracer = format!("--tracer=both={function}:graph+args+retval");
+        let work = format!("getppid {calls} {places}");
+        let args = ["--graph", "-f", &function, &tracer, "--cpus", cpus];
+        let entries = format!("--tracer=entries={function}");
+        let args = [&args[..], &[&entries]].concat();
+        let (finished, trace) = self.run(name, &work, &args);
+        let pid = value(&finished, "pid ");
+        for vcpu in 0..cpus.parse().unwrap() {
+            let count = |list: &[Entry], tracer: u8| {
+                let mine = |e: &&Entry| e.vcpu == vcpu && e.pid == pid && e.tracer == tracer;
+                list.iter().filter(mine).count()
+            };
+            let of = |tracer| (count(&trace.entries, tracer), count(&trace.returns, tracer));
+            assert_eq!([of(0), of(1)], [(calls, calls); 2], "vCPU {vcpu} of {cpus}");
+            assert_eq!(of(2), (calls, 0), "a tracer of entries alone");
         }
+        let paired = pair(&trace);
+        assert!(paired.wrong.is_empty() && paired.unseen == 0, "{paired:?}");
+        let plain = trace.entries.iter().filter(|entry| entry.tracer == 2);
+        assert!({ plain }.all(|entry| entry.sp.is_none()), "its calls would look unfinished");
+        assert_eq!(trace.summary.lost(), 0);
+        let sites = &trace.summary.sites;
+        assert_eq!((sites.direct, sites.combined), (0, 1), "one site, three tracers");
+    }
+
+    /// From boot to power-off, with every function, its arguments and where it is left, and a CPU that
+    /// leaves and comes back: no oops, and every return is one of the function that was entered last
+    /// at its stack pointer.
+    pub fn every_function_can_be_traced_with_its_returns(&self) {
+        self.kernels.iter().for_each(|name| self.traces_everything(name, "hotplug 2"));
+    }
+
+    /// A kernel that may be preempted nearly everywhere, and says so when it sleeps where it must not.
+    pub fn a_realtime_kernel_is_traced_as_others_are(&self, name: &str) {
+        let file = FileSource::Bytes(kernel(name).unwrap().vmlinux().to_vec());
+        self.host.with(|host| host.put_file(&format!("/k/{name}"), &file)).unwrap();
+        self.traces_everything(name, &format!("load 2 20 && {WORKLOAD} hotplug 1"));
+        self.calls_have_their_returns(name, "2", "0 1", 50_000);
+    }
+
+    fn traces_everything(&self, name: &str, work: &str) {
+        let args = ["--graph", "--args", "--retval", "--cpus", "2", "--overflow", "overwrite"];
+        let (finished, trace) = self.run(name, work, &args);
+        let (err, summary) = (finished.err(), &trace.summary);
+        assert_eq!(trouble(&err), None, "{name}");
+        assert!(err.contains("hotplugged "), "{name}: {err}");
+        assert_eq!(summary.sites.patched, summary.sites.matched, "{name}: {summary:?}");
+        assert_eq!(summary.exit, Exit::Poweroff, "{name}");
+        assert_eq!(summary.notes, [] as [&str; 0], "{name}");
+        let paired = pair(&trace);
+        println!(
+            "{name}: {} entries, {} returns, {} tails, {paired:?}",
+            trace.entries.len(),
+            trace.returns.len(),
+            trace.tails.len()
+        );
+        assert!(paired.matched > 25_000, "{name}: {paired:?}");
+        // Entries that were overwritten, and functions that end by what cannot be traced.
+        assert!(paired.unseen * 20 < paired.matched, "{name}: {paired:?}");
+        let wrong: usize = paired.wrong.values().sum();
+        assert!(wrong * 200 < paired.matched, "{name}: {paired:?}");
     }
 
     /// From the beginning of a boot to power-off: every return has its entry, and every entry its

@@ -5,6 +5,7 @@ pub mod args;
 pub mod cases;
 pub mod graph;
 pub mod live;
+pub mod mitigations;
 pub mod stress;
 pub mod trace;
 pub mod tree;

@@ -18,9 +18,13 @@ use vmtrace::serve::{Actions, Control, Globs, Source, TracerSpec, command};
 const ROUNDS: u64 = 20;
 const CPUS: usize = 2;
 /// Tracers beside that of the filter, whose sites it takes and gives back.
-const TRACERS: [&str; 2] = ["vfs_r*", "do_sys_*"];
-/// The one that comes and goes.
-const EXTRA: &str = "extra";
+const TRACERS: [&str; 2] = ["vfs_r*:graph", "do_sys_*"];
+/// Those that come and go.
+const EXTRAS: [&str; 2] = ["extra", "second"];
+/// Functions whose returns `TRACERS` want as well.
+const SHARED: [&str; 3] = ["vfs_r*", "vfs_read", "vfs_re*"];
+/// How vmtrace begins to say that the guest holds as many programs as it can.
+const FULL: &str = "no place for another program";
 /// In the host.
 const SOCKET: &str = "/stress.socket";
 /// For one answer of the guest or of vmtrace.
@@ -109,12 +113,30 @@ struct Driver<'a> {
     input: PipeWriter,
     /// How much of the console has been read.
     read: usize,
+    /// What the filter is.
+    globs: Globs,
     /// The sites of the tracers beside the filter's.
     others: Vec<Vec<usize>>,
-    /// Those of one more that comes and goes.
-    extra: Option<Vec<usize>>,
+    /// Those of `EXTRAS`.
+    extras: [Option<Vec<usize>>; 2],
     /// Exits that were not as they were kept at the last look.
     changed_exits: usize,
+    /// What the changes came to.
+    tally: Tally,
+}
+
+/// Changes by what they were.
+#[derive(Debug, Default)]
+struct Tally {
+    filters: usize,
+    removed: usize,
+    graph: usize,
+    args: usize,
+    retval: usize,
+    /// Several tracers that want the returns of one function, after a change.
+    shared: usize,
+    /// Refused since the guest holds as many programs as it can.
+    full: usize,
 }
 
 impl Driver<'_> {
@@ -127,38 +149,88 @@ impl Driver<'_> {
 
     /// Gives a command that changes what is traced; returns how many sites then are.
     fn control(&self, control: &Control) -> Result<usize> {
-        let stream = Source::Unix(self.socket.into()).connect(PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let answer = command(&stream, control)?;
+        let answer = self.command(control)?;
         // What else there is to say of it follows.
         let changed = answer.split("; ").next().unwrap_or_default();
         let sites = changed.strip_suffix(" sites").and_then(|text| text.rsplit_once(": "));
         sites.and_then(|(_, count)| count.parse().ok()).with_context(|| answer.clone())
     }
 
-    /// Sites that hold a call with this filter: all of it and of the other tracers that
-    /// the guest has not freed.
-    fn expected(&self, globs: &Globs) -> BTreeSet<usize> {
-        let first = self.kernel.select_with_report(&globs.filter, &globs.notrace).sites;
-        let all = std::iter::once(&first).chain(&self.others).chain(&self.extra);
+    fn command(&self, control: &Control) -> Result<String> {
+        let stream = Source::Unix(self.socket.into()).connect(PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(command(&stream, control)?)
+    }
+
+    /// Sites and exits that are held, as vmtrace says.
+    fn held(&self) -> Result<[u64; 2]> {
+        let status: serde_json::Value = serde_json::from_str(&self.command(&Control::Status)?)?;
+        let count = |key: &str| status["sites"][key].as_u64().context("no such count");
+        Ok([count("patched")?, count("exits")?])
+    }
+
+    /// Makes a change, of which `done` takes note. One for which there is no place must leave all
+    /// as it is.
+    fn change(&mut self, control: &Control, done: impl FnOnce(&mut Self)) -> Result<()> {
+        let before = self.held()?;
+        let held = match self.control(control) {
+            Err(error) if error.to_string().contains(FULL) => {
+                let after = self.held()?;
+                ensure!(before == after, "refused, and yet {before:?} became {after:?}");
+                self.tally.full += 1;
+                return Ok(());
+            }
+            held => held.with_context(|| format!("{control:?}"))?,
+        };
+        done(self);
+        let expected = self.expected().len();
+        ensure!(held == expected, "{held} sites of {expected}: {control:?}");
+        Ok(())
+    }
+
+    /// Sites that hold a call now: all of the filter and of the other tracers that the guest
+    /// has not freed.
+    fn expected(&self) -> BTreeSet<usize> {
+        let Globs { filter, notrace } = &self.globs;
+        let first = self.kernel.select_with_report(filter, notrace).sites;
+        let all = std::iter::once(&first).chain(&self.others).chain(self.extras.iter().flatten());
         let all = all.flatten().copied();
         let sites = self.kernel.sites();
         all.filter(|&site| sites[site].section == SiteSection::Text).collect()
     }
 
-    /// Adds a tracer, mostly with returns, or removes the one that was added.
-    /// Returns how many sites are then traced.
-    fn change_tracers(&mut self, random: &mut Random, named: &[&str]) -> Result<usize> {
-        if self.extra.take().is_some() {
-            return self.control(&Control::TracerRemove(EXTRA.to_owned()));
+    /// Adds a tracer, mostly with returns, or removes one that was added.
+    fn change_tracers(&mut self, random: &mut Random, named: &[&str]) -> Result<()> {
+        let which = random.below(EXTRAS.len());
+        let name = EXTRAS[which].to_owned();
+        if self.extras[which].is_some() {
+            return self.change(&Control::TracerRemove(name), |driver| {
+                driver.extras[which] = None;
+                driver.tally.removed += 1;
+            });
         }
-        let Globs { filter, notrace } = random_globs(random, named);
-        self.extra = Some(self.kernel.select_with_report(&filter, &notrace).sites);
+        let Globs { mut filter, notrace } = random_globs(random, named);
+        if random.below(2) == 0 {
+            filter.push(SHARED[random.below(SHARED.len())].to_owned());
+        }
         let graph = random.below(3) > 0;
         let (args, retval) = (random.below(3) == 0, random.below(3) == 0);
         let actions = Actions { graph, args, retval };
-        let name = Some(EXTRA.to_owned());
-        self.control(&Control::TracerAdd(TracerSpec { name, filter, notrace, actions }))
+        self.add(which, TracerSpec { name: Some(name), filter, notrace, actions })
+    }
+
+    fn add(&mut self, which: usize, spec: TracerSpec) -> Result<()> {
+        let sites = self.kernel.select_with_report(&spec.filter, &spec.notrace).sites;
+        let Actions { graph, args, retval } = spec.actions;
+        self.change(&Control::TracerAdd(spec), |driver| {
+            let shared = sites.iter().any(|site| driver.others[0].contains(site));
+            let tally = &mut driver.tally;
+            tally.graph += usize::from(graph);
+            tally.args += usize::from(args);
+            tally.retval += usize::from(retval);
+            tally.shared += usize::from(shared && (graph || retval));
+            driver.extras[which] = Some(sites);
+        })
     }
 
     /// Exits (link addresses) within a run of bytes that differ from what was kept.
@@ -197,36 +269,28 @@ impl Driver<'_> {
         self.control(&Control::Resume)?;
         // A comparison that sees nothing would prove nothing.
         let globs = Globs { filter: vec!["vfs_*".into()], notrace: Vec::new() };
-        let expected = self.expected(&globs);
-        ensure!(self.control(&Control::Filter(globs))? == expected.len(), "sites are missing");
-        let changed = self.changed()?;
+        self.change(&Control::Filter(globs.clone()), |driver| driver.globs = globs)?;
+        let (changed, expected) = (self.changed()?, self.expected());
         ensure!(changed == expected && changed.len() > 50, "{changed:?} are not {expected:?}");
+        let [_, exits] = self.held()?;
+        ensure!(exits > 4, "only {exits} exits are held");
+        if self.kernel.arch() == Arch::X86_64 {
+            ensure!(self.changed_exits as u64 == exits, "{} of {exits}", self.changed_exits);
+        }
+        // Whatever the numbers are, these are part of it.
+        for (which, text) in
+            ["a=vfs_read,vfs_w*:args+retval", "b=vfs_read:graph"].iter().enumerate()
+        {
+            let spec = TracerSpec { name: Some(EXTRAS[which].to_owned()), ..text.parse()? };
+            self.add(which, spec)?;
+        }
 
         let mut random = Random(seed);
         let kernel = self.kernel;
         let kept = kernel.sites().iter().filter(|site| site.section == SiteSection::Text);
         let named: Vec<&str> = kept.filter_map(|site| kernel.site_name(site)).collect();
         for round in 0..rounds {
-            let globs = random_globs(&mut random, &named);
-            let expected = self.expected(&globs).len();
-            let text = globs.to_string();
-            let held =
-                self.control(&Control::Filter(globs.clone())).with_context(|| text.clone())?;
-            ensure!(held == expected, "round {round}: {held} sites of {expected}: {text}");
-            let expected = if random.below(2) == 0 {
-                let held = self.change_tracers(&mut random, &named)?;
-                let expected = self.expected(&globs).len();
-                ensure!(held == expected, "round {round}: {held} sites of {expected}: {text}");
-                expected
-            } else {
-                expected
-            };
-            if random.below(10) == 0 {
-                let held = self.control(&Control::Pause)?;
-                ensure!(held == 0, "round {round}: {held} sites in a pause");
-                let held = self.control(&Control::Resume)?;
-                ensure!(held == expected, "round {round}: {held} sites of {expected} again");
-            }
+            self.round(&mut random, &named).with_context(|| format!("round {round}"))?;
         }
 
         ensure!(self.control(&Control::Pause)? == 0, "a pause gives all back");
@@ -237,6 +301,26 @@ impl Driver<'_> {
         });
         ensure!(self.changed_exits == 0, "{} exits are not as before", self.changed_exits);
         ensure!(changed.is_empty(), "not as before: {:?}", names.collect::<Vec<_>>());
+        Ok(())
+    }
+
+    fn round(&mut self, random: &mut Random, named: &[&str]) -> Result<()> {
+        let globs = random_globs(random, named);
+        self.change(&Control::Filter(globs.clone()), |driver| {
+            driver.globs = globs;
+            driver.tally.filters += 1;
+        })?;
+        if random.below(2) == 0 {
+            self.change_tracers(random, named)?;
+        }
+        if random.below(10) == 0 {
+            let before = self.held()?;
+            let held = self.control(&Control::Pause)?;
+            ensure!(held == 0 && self.held()? == [0, 0], "{held} sites in a pause");
+            let held = self.control(&Control::Resume)?;
+            let (expected, after) = (self.expected().len(), self.held()?);
+            ensure!(held == expected && before == after, "{before:?} became {after:?}");
+        }
         Ok(())
     }
 }
@@ -270,7 +354,7 @@ pub fn stress(host: &SharedHost, name: &str) -> Result<()> {
     let kernel = kernel(name)?;
     loop {
         let start = Instant::now();
-        let (driven, end, said) = match once(host, name, &kernel, seed, rounds) {
+        let (driven, tally, end, said) = match once(host, name, &kernel, seed, rounds) {
             Err(error) if host_lost(&error) => {
                 lost(&format!("{name}, stress, seed {seed}: {error}"))?;
                 continue;
@@ -294,6 +378,7 @@ pub fn stress(host: &SharedHost, name: &str) -> Result<()> {
         let work: Vec<u64> = work.map(str::parse).collect::<Result<_, _>>()?;
         ensure!(work.len() == CPUS && work.iter().all(|&work| work > 0), "{work:?}\n{said}");
         println!("{name}: seed {seed}, {rounds} rounds in {:?}, {work:?} of work", start.elapsed());
+        println!("  {tally:?}");
         for line in said.lines().filter(|line| line.starts_with("vmtrace: ")) {
             println!("  {}", line.trim());
         }
@@ -307,22 +392,27 @@ fn once(
     kernel: &Kernel,
     seed: u64,
     rounds: u64,
-) -> Result<(Result<()>, JobEnd, String)> {
+) -> Result<(Result<()>, Tally, JobEnd, String)> {
     let directory = tempfile::tempdir()?;
     let socket = directory.path().join("socket");
     let console = Console::default();
     let (reader, input) = std::io::pipe()?;
-    let others = TRACERS.iter().map(|glob| kernel.select(&[(*glob).to_owned()], &[]));
-    let others = others.collect::<Result<_, _>>()?;
+    let others = TRACERS.iter().map(|text| -> Result<_> {
+        let TracerSpec { filter, notrace, .. } = text.parse()?;
+        Ok(kernel.select(&filter, &notrace)?)
+    });
+    let others = others.collect::<Result<_>>()?;
     let mut driver = Driver {
         kernel,
         socket: &socket,
         console: console.clone(),
         input,
         read: 0,
+        globs: Globs::default(),
         others,
-        extra: None,
+        extras: [None, None],
         changed_exits: 0,
+        tally: Tally::default(),
     };
     let (image, work) = (format!("/k/{name}"), format!("{WORKLOAD} stress {CPUS}"));
     let (cpus, timeout) = (CPUS.to_string(), 240 + 3 * rounds);
@@ -354,5 +444,5 @@ fn once(
         })?;
         Ok((driven, end))
     })?;
-    Ok((driven, end, console.text()))
+    Ok((driven, driver.tally, end, console.text()))
 }

@@ -8,6 +8,7 @@ use vmtrace::stream::Exit;
 use vmtrace_tests::SharedHost;
 use vmtrace_tests::cases::Guests;
 use vmtrace_tests::live::{unless_lost, vmtrace};
+use vmtrace_tests::mitigations::Closed;
 use vmtrace_tests::trace::{KERNELS, WORKLOAD, boot, kernel, options};
 
 static GUESTS: Guests = Guests {
@@ -33,6 +34,38 @@ fn a_hundred_thousand_calls_have_a_hundred_thousand_returns() {
 #[test]
 fn every_function_can_be_traced_with_its_returns() {
     GUESTS.every_function_can_be_traced_with_its_returns();
+}
+
+#[test]
+fn a_realtime_kernel_is_traced_as_others_are() {
+    GUESTS.a_realtime_kernel_is_traced_as_others_are("x86_64-6.12-rt");
+}
+
+// What a processor has is forced where the kernel can be told to; SRSO's return is for processors of
+// its family alone.
+#[test]
+fn programs_return_as_the_guests_own_code_does() {
+    const CLOSED: [Closed; 4] = [
+        Closed { cmdline: "", says: ("retbleed", "Not affected"), thunk: None },
+        Closed {
+            cmdline: "retbleed=unret,force",
+            says: ("retbleed", "untrained return thunk"),
+            thunk: Some("retbleed_return_thunk"),
+        },
+        Closed {
+            cmdline: "retbleed=stuff,force spectre_v2=retpoline",
+            says: ("retbleed", "Stuffing"),
+            thunk: Some("call_depth_return_thunk"),
+        },
+        Closed {
+            cmdline: "indirect_target_selection=force",
+            says: ("indirect_target_selection", "Aligned branch/return thunks"),
+            thunk: Some("its_return_thunk"),
+        },
+    ];
+    for closed in CLOSED {
+        GUESTS.programs_return_as_the_guests_own_code_does("x86_64-6.12", closed);
+    }
 }
 
 #[test]

@@ -228,6 +228,45 @@ fn programs_return_by_the_thunk_that_the_guest_has_chosen() {
     }
 }
 
+// Where processors mistake one jump through a register for another (ITS), the kernel leaves as they
+// are only those of its own that end in the upper half of a cache line: a copy must, too.
+#[test]
+fn jumps_through_registers_lie_where_the_kernel_has_them() {
+    for name in X86 {
+        let fake = Fake::new(name);
+        patch_alternatives(&fake, None);
+        let exits = fake.kernel.exits().unwrap().all();
+        let mut jumps = Vec::new();
+        for (index, exit) in exits.iter().enumerate() {
+            let ExitKind::Indirect { register, len } = exit.kind else { continue };
+            let jump = match len {
+                5 => vec![0xff, 0xe0 | register, 0xcc],
+                _ => vec![0x41, 0xff, 0xe0 | register & 7, 0xcc],
+            };
+            fake.write(fake.at(exit.address), &jump).unwrap();
+            jumps.push((index, jump));
+        }
+        let mut attachment = fake.attach();
+        attachment.settle(&fake, &fake.kernel).unwrap();
+        let [_, tails] = programs(&fake, &mut attachment);
+        for (index, jump) in &jumps {
+            let exit = &exits[*index];
+            assert!(attachment.stub(&fake, exit, tails).unwrap().is_some(), "{name}: {exit:?}");
+            assert_eq!(
+                attachment.enable_exits(&fake, &fake.kernel, &[(*index, tails)]).unwrap(),
+                []
+            );
+            let stub = leads(0xe9, exit.address, &fake.read_vec(fake.at(exit.address), 5));
+            let code = annex(&fake, stub, 16);
+            let at = code.windows(jump.len()).position(|bytes| bytes == jump).unwrap();
+            let last = stub + (at + jump.len() - 2) as u64;
+            assert_ne!(last & 32, 0, "{name}: {exit:?} goes on at {last:#x}");
+        }
+        println!("{name}: {} jumps through registers", jumps.len());
+        assert!(jumps.len() > 50, "{name}");
+    }
+}
+
 // What the guest has put there since is its own.
 #[test]
 fn an_exit_that_the_guest_took_over_is_left_alone() {

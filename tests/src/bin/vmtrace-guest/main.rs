@@ -17,6 +17,10 @@
 //!                                      tracer beside N that have nothing to do
 //! vmtrace-guest stress CPUS            forks and files until standard input says `end`; tells there
 //!                                      where the kernel's code differs from what it was
+//! vmtrace-guest load CPUS ROUNDS       forks and files so often on each of so many CPUs at once
+//! vmtrace-guest hotplug ROUNDS         CPU 1 leaves, comes back and works, so many times
+//! vmtrace-guest code SITE ADDRESS...   what the kernel says of its processor's faults, code at these distances
+//!                                      from its beginning, and the program that the site calls
 //! vmtrace-guest bench-ops              the same for vmtrace with tracers that have nothing to do
 //! vmtrace-guest bench-ops MODULE N...  for the guest's tracers beside N that have nothing to do
 //! vmtrace-guest bench-graph [guest]    entries with their returns: vmtrace, or the guest's tracer
@@ -29,6 +33,8 @@
 #![allow(unsafe_code, reason = "system calls")]
 
 mod bench;
+mod code;
+mod cpus;
 mod stress;
 mod tree;
 
@@ -70,6 +76,9 @@ fn main() -> Result<()> {
         ["tree"] => tree::tree(false),
         ["tree", "guest"] => tree::tree(true),
         ["stress", cpus] => stress::stress(cpus.parse()?),
+        ["load", cpus, rounds] => cpus::load(cpus.parse()?, rounds.parse()?),
+        ["hotplug", rounds] => cpus::hotplug(rounds.parse()?),
+        ["code", site, others @ ..] => code::code(site, others),
         ["crash"] => Ok(fs::write("/proc/sysrq-trigger", "c")?),
         ["uptime"] => {
             println!("uptime {}", now(libc::CLOCK_BOOTTIME));

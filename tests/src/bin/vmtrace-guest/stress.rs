@@ -12,7 +12,8 @@ pub(crate) fn stress(cpus: usize) -> Result<()> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let stop = &stop;
-        let workers: Vec<_> = (0..cpus).map(|cpu| scope.spawn(move || work(cpu, stop))).collect();
+        let more = |_| !stop.load(Ordering::Relaxed);
+        let workers: Vec<_> = (0..cpus).map(|cpu| scope.spawn(move || work(cpu, more))).collect();
         let obeyed = obey();
         stop.store(true, Ordering::Relaxed);
         for worker in workers {
@@ -49,12 +50,13 @@ fn obey() -> Result<()> {
     Ok(())
 }
 
-/// Rounds of what one process on one CPU does: processes and files come and go.
-fn work(cpu: usize, stop: &AtomicBool) -> Result<u64> {
+/// Rounds of what one process on one CPU does, as long as there are to be `more` than so many:
+/// processes and files come and go.
+pub(super) fn work(cpu: usize, more: impl Fn(u64) -> bool) -> Result<u64> {
     super::pin(cpu)?;
     let (path, other) = (format!("/tmp/stress-{cpu}"), format!("/tmp/stress-{cpu}-renamed"));
     let mut rounds = 0;
-    while !stop.load(Ordering::Relaxed) {
+    while more(rounds) {
         // SAFETY: the child makes one system call and is gone.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -82,7 +84,7 @@ fn work(cpu: usize, stop: &AtomicBool) -> Result<u64> {
 }
 
 /// The kernel's code as it is, through `/proc/kcore`.
-fn text() -> Result<Vec<u8>> {
+pub(super) fn text() -> Result<Vec<u8>> {
     let iomem = fs::read_to_string("/proc/iomem")?;
     let line = iomem.lines().find_map(|line| line.trim().strip_suffix(" : Kernel code"));
     let (start, last) = line.and_then(|range| range.split_once('-')).context("no kernel code")?;

@@ -17,6 +17,8 @@ use vmtrace_trampolines::{Overflow, Program, Readable};
 
 /// Programs begin at multiples of so many bytes: those of a cache line.
 const ALIGN: u64 = 64;
+/// Bytes of half a cache line.
+const HALF_LINE: u64 = 32;
 
 pub(super) fn install(
     guest: &dyn Guest,
@@ -140,6 +142,22 @@ impl Code {
         map::ADDRESS + self.used.next_multiple_of(align)
     }
 
+    /// Where the next stub of an exit of this form will be.
+    ///
+    /// A jump through a register must not be predicted by what was seen at another place: on processors
+    /// with that fault (Indirect Target Selection), this holds for one whose last byte lies in the upper
+    /// half of a cache line, and the kernel leaves a jump of its own as it is only there
+    /// (arch/x86/kernel/alternative.c, `cpu_wants_indirect_its_thunk_at`).
+    fn next_stub(&self, form: Form, kind: ExitKind) -> u64 {
+        let at = self.next(1);
+        let (Form::Register(_, len), ExitKind::Indirect { register, .. }) = (form, kind) else {
+            return at;
+        };
+        let last = compiler::indirect_jump(register) + len as u64 - 1;
+        let upper = |at: &u64| (at + last) & HALF_LINE != 0;
+        (at..at + HALF_LINE).find(upper).unwrap_or(at + HALF_LINE)
+    }
+
     /// Puts code behind all other. Nobody executes it yet.
     fn put(&mut self, bytes: &[u8], align: u64) -> Result<u64, TraceError> {
         let full = TraceError::Full(self.programs.len());
@@ -194,7 +212,6 @@ impl GuestCode for Code {
     ) -> Result<Option<ExitWord>, TraceError> {
         let key = (exit.address, program);
         let known = self.stubs.get(&key).copied();
-        let at = known.unwrap_or_else(|| self.next(1));
         let form = match self.forms.get(&exit.address) {
             Some(&form) => form,
             None => match form(guest, image, exit, self.thunk) {
@@ -203,6 +220,7 @@ impl GuestCode for Code {
                 Err(_) => return Ok(None),
             },
         };
+        let at = known.unwrap_or_else(|| self.next_stub(form, exit.kind));
         let Some(&target) = self.programs.get(usize::from(program)) else { return Ok(None) };
         let site = image.runtime(exit.address);
         let stub = match (form, exit.kind) {
@@ -222,6 +240,7 @@ impl GuestCode for Code {
         };
         let Some(stub) = stub else { return Ok(None) };
         if known.is_none() {
+            self.used = at - map::ADDRESS;
             self.put(&stub, 1)?;
             self.stubs.insert(key, at);
             self.forms.insert(exit.address, form);

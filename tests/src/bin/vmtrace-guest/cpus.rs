@@ -1,0 +1,36 @@
+//! CPUs of the guest that work, leave and come back.
+
+use super::{call_getppid, pin, stress};
+use anyhow::{Result, ensure};
+use std::fs;
+
+const CPU1: &str = "/sys/devices/system/cpu/cpu1/online";
+/// System calls on a CPU that is back.
+const CALLS: usize = 200;
+
+/// As many rounds of [`stress::work`] on each of these CPUs at a time.
+pub(crate) fn load(cpus: usize, rounds: u64) -> Result<()> {
+    std::thread::scope(|scope| {
+        let work = |cpu| scope.spawn(move || stress::work(cpu, |done| done < rounds));
+        let workers: Vec<_> = (0..cpus).map(work).collect();
+        for worker in workers {
+            println!("worked {}", worker.join().map_err(|_| anyhow::anyhow!("a panic"))??);
+        }
+        Ok(())
+    })
+}
+
+/// The second CPU leaves and comes back so many times, and works in between.
+pub(crate) fn hotplug(rounds: usize) -> Result<()> {
+    println!("pid {}", std::process::id());
+    for _ in 0..rounds {
+        pin(0)?;
+        fs::write(CPU1, "0")?;
+        ensure!(pin(1).is_err(), "the CPU has not left");
+        fs::write(CPU1, "1")?;
+        pin(1)?;
+        (0..CALLS).for_each(|_| call_getppid());
+    }
+    println!("hotplugged {}", rounds * CALLS);
+    Ok(())
+}
