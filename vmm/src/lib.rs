@@ -8,6 +8,7 @@
 pub mod agent;
 pub mod cli;
 pub mod devices;
+pub mod events;
 pub mod export;
 pub mod host;
 mod host_vsock;

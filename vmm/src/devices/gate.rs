@@ -2,6 +2,8 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use crate::events::Bell;
+
 /// A device's thread enters before it touches guest memory; whoever pauses the machine closes the
 /// gate, which waits for those who are inside.
 ///
@@ -17,6 +19,8 @@ pub struct Gate {
 struct State {
     closed: bool,
     inside: usize,
+    /// Those who want to know when it opens.
+    waiting: Vec<Bell>,
 }
 
 /// While this lives the gate is not closed.
@@ -27,22 +31,18 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters, unless the gate is closed. Whoever is inside must come out soon and must not wait
-    /// for a vCPU.
-    pub fn try_enter(&self) -> Option<Pass<'_>> {
+    /// Enters; if the gate is closed, the bell will ring when it opens. Whoever is inside must
+    /// come out soon and must not wait for a vCPU.
+    pub fn enter(&self, bell: &Bell) -> Option<Pass<'_>> {
         let mut state = self.lock();
         if state.closed {
+            if !state.waiting.contains(bell) {
+                state.waiting.push(bell.clone());
+            }
             return None;
         }
         state.inside += 1;
         Some(Pass(self))
-    }
-
-    /// Waits until the gate is open.
-    pub fn wait_open(&self) {
-        let state = self.lock();
-        let closed = |state: &mut State| state.closed;
-        drop(self.changed.wait_while(state, closed).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Lets nobody in any more and waits until nobody is inside.
@@ -55,8 +55,9 @@ impl Gate {
 
     /// Undoes [`Gate::close`].
     pub fn open(&self) {
-        self.lock().closed = false;
-        self.changed.notify_all();
+        let mut state = self.lock();
+        state.closed = false;
+        state.waiting.drain(..).for_each(|bell| bell.ring());
     }
 }
 
@@ -86,9 +87,10 @@ mod tests {
             let (gate, inside, ended) = (gate.clone(), inside.clone(), ended.clone());
             std::thread::spawn(move || {
                 let mut entered = 0_u64;
+                let bell = Bell::new().unwrap();
                 while !ended.load(Ordering::SeqCst) {
-                    let Some(_pass) = gate.try_enter() else {
-                        gate.wait_open();
+                    let Some(_pass) = gate.enter(&bell) else {
+                        std::thread::yield_now();
                         continue;
                     };
                     inside.store(true, Ordering::SeqCst);
@@ -99,14 +101,17 @@ mod tests {
                 entered
             })
         };
+        let bell = Bell::new().unwrap();
         for _ in 0..1000 {
             gate.close();
             assert!(!inside.load(Ordering::SeqCst));
-            assert!(gate.try_enter().is_none());
+            assert!(gate.enter(&bell).is_none());
+            assert!(bell.descriptor().read().is_err(), "it has not opened yet");
             gate.open();
+            bell.descriptor().read().unwrap();
         }
         ended.store(true, Ordering::SeqCst);
         thread.join().unwrap();
-        assert!(gate.try_enter().is_some());
+        assert!(gate.enter(&bell).is_some());
     }
 }

@@ -57,6 +57,8 @@ struct State {
     traps: BTreeSet<u64>,
     /// The watched register has not been written yet.
     watching: bool,
+    /// The controller was woken, and has not seen it yet.
+    woken: bool,
     events: Sender<Event>,
 }
 
@@ -112,6 +114,7 @@ impl Control {
             exited: false,
             traps: BTreeSet::new(),
             watching,
+            woken: false,
             events,
         };
         Control {
@@ -201,8 +204,17 @@ impl Control {
 
     // --- for the controller ---
 
+    /// Once for any number of calls, until the controller has [`Control::awake`].
     pub(super) fn wake(&self) {
-        self.state().send(Event::Wake);
+        let mut state = self.state();
+        if !std::mem::replace(&mut state.woken, true) {
+            state.send(Event::Wake);
+        }
+    }
+
+    /// The controller looks at everything from now on.
+    pub(super) fn awake(&self) {
+        self.state().woken = false;
     }
 
     /// Stops all vCPUs.

@@ -34,7 +34,8 @@ pub enum Event {
     /// The guest is gone: no vCPU will run again. Memory and registers can still be read.
     /// Sent once.
     Exit(ExitReason),
-    /// Somebody called [`Waker::wake`](super::Waker::wake).
+    /// Somebody called [`Waker::wake`](super::Waker::wake), once or more often; the next call
+    /// after [`Machine::awake`](super::Machine::awake) is another event.
     Wake,
 }
 

@@ -131,6 +131,11 @@ impl Machine {
         Waker(Arc::clone(&self.control))
     }
 
+    /// Whoever has [`Event::Wake`] looks at everything from now on: the next wake is another event.
+    pub fn awake(&self) {
+        self.control.awake();
+    }
+
     /// Stops all vCPUs out of guest mode with their I/O complete.
     ///
     /// Takes as long as the slowest vCPU needs to leave the guest, at most 10 s. Works before the

@@ -1,15 +1,12 @@
 //! Where the relay's stream ends: the primary output, and any number of consumers.
 
-use super::consumer::{self, Join, Resolve};
+use super::consumer::{Consumer, Join, Resolve, wait_for_all};
 use super::queue::{Chunk, Queue};
 use super::request::Origin;
 use super::server::refuse;
+use crate::events::{EventLoop, Subscription};
 use std::io::{Result, Write};
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 /// What a consumer of the host may be behind by before it loses records; bytes. One of the
 /// guest has a quarter of it: no guest shall have much of the host's memory.
@@ -17,8 +14,6 @@ const QUEUE: usize = 64 << 20;
 /// Consumers at once, of the host and of the guest each.
 const MAX_CONSUMERS: usize = 32;
 const MAX_GUEST_CONSUMERS: usize = 8;
-/// At the end: how long a consumer may take nothing before it is left.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The sink of the relay's stream writer. It is given whole frames only.
 ///
@@ -26,24 +21,26 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// wait.
 pub struct Hub {
     primary: Box<dyn Write + Send>,
-    consumers: Vec<Consumer>,
+    consumers: Vec<Place>,
+    /// Serves all consumers, once there was one. Making text of a stream is work, which sockets
+    /// of the guest and the console shall not wait for.
+    events: Option<EventLoop>,
     vcpus: usize,
     capacity: usize,
     resolve: Resolve,
 }
 
-struct Consumer {
+struct Place {
     queue: Arc<Queue>,
-    stream: UnixStream,
     origin: Origin,
-    thread: JoinHandle<()>,
+    _subscription: Subscription,
 }
 
 impl Hub {
     /// A hub for the stream of a machine with so many vCPUs.
     #[must_use]
     pub fn new(primary: Box<dyn Write + Send>, vcpus: usize, resolve: Resolve) -> Self {
-        Self { primary, consumers: Vec::new(), vcpus, capacity: QUEUE, resolve }
+        Self { primary, consumers: Vec::new(), events: None, vcpus, capacity: QUEUE, resolve }
     }
 
     /// The same with another limit for what consumers may be behind by, in bytes.
@@ -58,9 +55,9 @@ impl Hub {
     /// the stream.
     ///
     /// # Errors
-    /// When there is no thread for it.
+    /// When the system has no descriptors or threads left.
     pub fn add(&mut self, first: Vec<u8>, join: Join) -> Result<()> {
-        self.consumers.retain(|consumer| !consumer.thread.is_finished());
+        self.consumers.retain(|consumer| !consumer.queue.is_left());
         let origin = join.origin;
         let (most, capacity) = match origin {
             Origin::Host => (MAX_CONSUMERS, self.capacity),
@@ -70,43 +67,29 @@ impl Hub {
             refuse(&join.stream, &format!("there are {most} consumers already"));
             return Ok(());
         }
-        let queue = Arc::new(Queue::new(capacity, self.vcpus));
+        let events = match &mut self.events {
+            Some(events) => events,
+            none => none.insert(EventLoop::start("consumers")?),
+        };
+        let queue = Arc::new(Queue::new(capacity, self.vcpus)?);
         queue.push_first(first.into());
-        let stream = join.stream.try_clone()?;
-        let thread = std::thread::Builder::new().name("consumer".into()).spawn({
-            let (queue, resolve) = (Arc::clone(&queue), Arc::clone(&self.resolve));
-            move || consumer::feed(&queue, join, &resolve)
-        })?;
-        self.consumers.push(Consumer { queue, stream, origin, thread });
+        let consumer = Consumer::new(Arc::clone(&queue), join, &self.resolve)?;
+        let subscription = events.handle().add(Box::new(consumer))?;
+        self.consumers.push(Place { queue, origin, _subscription: subscription });
         Ok(())
     }
 
     /// How many consumers there are.
     #[must_use]
     pub fn consumers(&self) -> usize {
-        self.consumers.iter().filter(|consumer| !consumer.thread.is_finished()).count()
+        self.consumers.iter().filter(|consumer| !consumer.queue.is_left()).count()
     }
 
-    /// The stream has ended: lets every consumer take the rest, as long as it takes anything.
+    /// The stream has ended: lets every consumer take the rest, if it does in time.
     pub fn finish(&mut self) {
-        let consumers = std::mem::take(&mut self.consumers);
-        consumers.iter().for_each(|consumer| consumer.queue.end());
-        for consumer in consumers {
-            let mut seen = (consumer.queue.taken(), Instant::now());
-            while !consumer.thread.is_finished() {
-                std::thread::sleep(Duration::from_millis(2));
-                let taken = consumer.queue.taken();
-                if taken != seen.0 {
-                    seen = (taken, Instant::now());
-                } else if seen.1.elapsed() > PATIENCE {
-                    consumer.queue.leave();
-                    let _ = consumer.stream.shutdown(Shutdown::Both);
-                }
-            }
-            let _ = consumer.stream.shutdown(Shutdown::Both);
-            // It has ended; a panic in it was its own.
-            let _ = consumer.thread.join();
-        }
+        let places = std::mem::take(&mut self.consumers);
+        let queues: Vec<_> = places.iter().map(|place| Arc::clone(&place.queue)).collect();
+        wait_for_all(&queues);
     }
 }
 

@@ -2,12 +2,13 @@
 //!
 //! One connection is one request, made in its first line (docs/stream.md, "Asking for a
 //! stream"). [`Services`] reads that line of every connection; the [`Hub`] is where the
-//! relay's stream writer ends, and gives every consumer its copy. Every consumer has a queue
-//! and a thread of its own, so that a slow one loses its own records and nobody else's.
+//! relay's stream writer ends, and gives every consumer its copy. Every consumer has a queue of
+//! its own, so that a slow one loses its own records and nobody else's.
 
 mod client;
 mod consumer;
 mod hub;
+mod patience;
 mod queue;
 mod refilter;
 mod request;
@@ -19,6 +20,7 @@ mod tests;
 pub use client::{Source, accepted, ask_stream, command};
 pub use consumer::{Join, Resolve};
 pub use hub::Hub;
+pub use patience::Patience;
 pub use request::{Control, Format, Globs, Origin, Request, RequestError, StreamRequest};
-pub use server::{Answer, ControlRequest, OpenAgent, Services};
+pub use server::{Answer, ControlRequest, Door, PassToAgent, Reply, Server, Services};
 pub use spec::{Actions, SpecError, TracerSpec};

@@ -1,7 +1,11 @@
 //! What one consumer has still to be sent, and what it loses when that gets too much.
 
+use super::patience::Patience;
+use crate::events::Bell;
 use crate::stream::{FrameSpan, consumer_loss, frame_spans};
 use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,15 +37,18 @@ struct Inner {
     /// Records are left out until the queue is half empty.
     skipping: bool,
     state: State,
-    /// Chunks handed out; tells whether the consumer moves.
-    taken: u64,
 }
 
-/// The queue between the relay, which never waits, and one consumer's thread.
+/// The queue between the relay, which never waits, and one consumer.
 #[derive(Debug)]
 pub(super) struct Queue {
     inner: Mutex<Inner>,
-    changed: Condvar,
+    /// The consumer takes nothing more.
+    left: Condvar,
+    /// Rings when there is something again.
+    bell: Bell,
+    /// Bytes that the consumer's socket has taken.
+    sent: AtomicU64,
     /// Bytes from which on records are left out. What must not be left out may take as much
     /// again; a consumer that does not even read that is cut off.
     capacity: usize,
@@ -57,16 +64,23 @@ pub(super) enum Popped {
 }
 
 impl Queue {
-    pub(super) fn new(capacity: usize, vcpus: usize) -> Self {
+    /// # Errors
+    /// When the system has no descriptors left.
+    pub(super) fn new(capacity: usize, vcpus: usize) -> io::Result<Self> {
         let inner = Inner {
             chunks: VecDeque::new(),
             bytes: 0,
             missed: vec![Missed::default(); vcpus],
             skipping: false,
             state: State::Open,
-            taken: 0,
         };
-        Self { inner: Mutex::new(inner), changed: Condvar::new(), capacity }
+        let (inner, left, sent) = (Mutex::new(inner), Condvar::new(), AtomicU64::new(0));
+        Ok(Self { inner, left, bell: Bell::new()?, sent, capacity })
+    }
+
+    /// See [`Queue`].
+    pub(super) fn bell(&self) -> &Bell {
+        &self.bell
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -76,7 +90,7 @@ impl Queue {
     /// Adds what the consumer must have whatever its size: the frames it joins with.
     pub(super) fn push_first(&self, chunk: Chunk) {
         self.lock().append(chunk);
-        self.changed.notify_all();
+        self.bell.ring();
     }
 
     /// Adds whole frames of the trace. False: the consumer is gone.
@@ -85,6 +99,7 @@ impl Queue {
         if inner.state != State::Open {
             return false;
         }
+        let was_empty = inner.chunks.is_empty();
         if inner.skipping && inner.bytes <= self.capacity / 2 {
             let first = frame_spans(chunk).next().map_or(0, |span| span.sequence);
             let losses = inner.losses(first);
@@ -102,21 +117,18 @@ impl Queue {
                 inner.state = State::Gone;
             }
         }
-        self.changed.notify_all();
+        if was_empty || inner.state != State::Open {
+            self.bell.ring();
+        }
         inner.state == State::Open
     }
 
-    /// The next chunk; waits for one at most so long.
-    pub(super) fn pop(&self, wait: Duration) -> Popped {
+    /// The next chunk.
+    pub(super) fn pop(&self) -> Popped {
         let mut inner = self.lock();
-        if inner.chunks.is_empty() && inner.state == State::Open {
-            let waited = self.changed.wait_timeout(inner, wait);
-            inner = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
         match (inner.chunks.pop_front(), inner.state) {
             (Some(chunk), _) => {
                 inner.bytes -= chunk.len();
-                inner.taken += 1;
                 Popped::Chunk(chunk)
             }
             (None, State::Open) => Popped::Wait,
@@ -130,7 +142,7 @@ impl Queue {
         if inner.state == State::Open {
             inner.state = State::Ended;
         }
-        self.changed.notify_all();
+        self.bell.ring();
     }
 
     /// The consumer takes nothing more.
@@ -139,12 +151,31 @@ impl Queue {
         inner.chunks.clear();
         inner.bytes = 0;
         inner.state = State::Gone;
-        self.changed.notify_all();
+        self.left.notify_all();
     }
 
-    /// Grows as long as the consumer moves.
-    pub(super) fn taken(&self) -> u64 {
-        self.lock().taken
+    /// Whether the consumer is gone.
+    pub(super) fn is_left(&self) -> bool {
+        self.lock().state == State::Gone
+    }
+
+    /// The consumer's socket has taken so many bytes.
+    pub(super) fn note_sent(&self, bytes: usize) {
+        self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Waits until the consumer has everything, or has had its time.
+    pub(super) fn wait_over(&self, patience: &Patience) {
+        /// How often what it has taken is looked at.
+        const LOOK: Duration = Duration::from_millis(50);
+        let before = self.sent.load(Ordering::Relaxed);
+        let mut inner = self.lock();
+        while inner.state != State::Gone {
+            let sent = self.sent.load(Ordering::Relaxed) - before;
+            let Some(left) = patience.left(sent) else { break };
+            let waited = self.left.wait_timeout(inner, left.min(LOOK));
+            inner = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 }
 

@@ -2,22 +2,24 @@
 
 use super::consumer::Join;
 use super::request::{Control, LINE_MAX, Origin, Request};
-use std::io::{self, Read, Write};
-use std::net::Shutdown;
+use crate::events::{
+    Bell, EventOps, EventSet, Events, Handle, MutEventSubscriber, Subscription, Timer, watch,
+};
+use std::collections::HashMap;
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use vmtrace_system::private_socket::{Acceptor, SocketError};
+use vmtrace_system::private_socket::{PrivateListener, SocketError};
 
 /// A connection that asks for nothing is closed after this time.
 const ASK_TIME: Duration = Duration::from_secs(10);
-/// A command's answer may wait for a pause of the guest.
-const ANSWER_TIME: Duration = Duration::from_secs(60);
-/// Connections at once, of the host and of the guest each.
-const MAX_CONNECTIONS: usize = 64;
+/// Connections that have not asked yet, of the host and of the guest each.
+const MAX_ASKING: usize = 64;
+/// How long nobody is accepted after the system had no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// What a command comes to: text for people, or why not.
 pub type Answer = Result<String, String>;
@@ -27,172 +29,343 @@ pub type Answer = Result<String, String>;
 pub struct ControlRequest {
     /// What to do.
     pub command: Control,
-    /// Where the answer goes.
-    pub answer: Sender<Answer>,
+    /// Who wants to know what it came to.
+    pub reply: Reply,
 }
 
-/// Opens a connection to the agent in the guest.
-pub type OpenAgent = Arc<dyn Fn() -> Result<UnixStream, String> + Send + Sync>;
+/// Who waits for an answer. Dropped without one it says that the trace has ended.
+#[derive(Debug)]
+pub struct Reply(Option<UnixStream>);
 
-/// Those who deal with requests.
+impl Reply {
+    /// To a connection, to which nothing was written yet.
+    #[must_use]
+    pub fn to(stream: UnixStream) -> Self {
+        Self(Some(stream))
+    }
+
+    /// Nobody waits.
+    #[must_use]
+    pub fn nobody() -> Self {
+        Self(None)
+    }
+
+    /// Answers. This never waits: a new connection has room for a line.
+    pub fn send(mut self, answer: Answer) {
+        match (self.0.take(), answer) {
+            (None, _) => {}
+            (Some(stream), Ok(text)) => write_line(&stream, &format!("OK {text}")),
+            (Some(stream), Err(error)) => refuse(&stream, &error),
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if let Some(stream) = self.0.take() {
+            refuse(&stream, ENDED);
+        }
+    }
+}
+
+const ENDED: &str = "the trace has ended";
+
+/// Connects a client to the agent in the guest, which answers from then on.
+pub type PassToAgent = Arc<dyn Fn(UnixStream) + Send + Sync>;
+
+/// Those who deal with requests. The channels are bounded: what does not fit is refused.
 #[derive(Clone)]
 pub struct Services {
     /// The relay.
-    pub joins: Sender<Join>,
+    pub joins: SyncSender<Join>,
     /// The controller.
-    pub control: Sender<ControlRequest>,
+    pub control: SyncSender<ControlRequest>,
     /// Makes the controller look.
     pub wake: Arc<dyn Fn() + Send + Sync>,
     /// The way to the agent, if there is one.
-    pub agent: Option<OpenAgent>,
-    connections: [Arc<AtomicUsize>; 2],
-}
-
-/// Counts itself as long as it lives.
-struct Slot(Arc<AtomicUsize>);
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+    pub agent: Option<PassToAgent>,
 }
 
 impl Services {
     /// Services without an agent.
     #[must_use]
     pub fn new(
-        joins: Sender<Join>,
-        control: Sender<ControlRequest>,
+        joins: SyncSender<Join>,
+        control: SyncSender<ControlRequest>,
         wake: Arc<dyn Fn() + Send + Sync>,
     ) -> Self {
-        Self { joins, control, wake, agent: None, connections: Default::default() }
+        Self { joins, control, wake, agent: None }
     }
 
-    /// Serves processes of the host on a unix socket at `path`, for the owner of this process
-    /// alone.
+    /// Serves, in this event loop, processes of the host on a unix socket at `path`, for the owner
+    /// of this process alone; and whoever the server is given.
     ///
     /// # Errors
     /// When there cannot be a socket.
-    pub fn listen(self, path: &Path) -> Result<Acceptor, SocketError> {
-        Acceptor::start(path, move |stream| self.take(stream, Origin::Host))
-    }
-
-    /// Deals with a new connection in a thread of its own.
-    pub fn take(&self, stream: UnixStream, origin: Origin) {
-        let count = match origin {
-            Origin::Host => &self.connections[0],
-            Origin::Guest => &self.connections[1],
+    pub fn serve(self, events: &Handle, path: Option<&Path>) -> Result<Server, SocketError> {
+        let system = |source| SocketError::System {
+            path: path.unwrap_or(Path::new("the trace's server")).to_owned(),
+            source,
         };
-        let slot = Slot(Arc::clone(count));
-        if count.fetch_add(1, Ordering::Relaxed) >= MAX_CONNECTIONS {
-            refuse(&stream, "too many connections at once; try again later");
-            return;
-        }
-        let services = self.clone();
-        let spawned = std::thread::Builder::new().name("request".into()).spawn(move || {
-            let _slot = slot;
-            services.serve(stream, origin);
-        });
-        if let Err(error) = spawned {
-            log::warn!("a connection is not served: {error}");
+        let listener = path.map(PrivateListener::bind).transpose()?;
+        let door = Door { bell: Bell::new().map_err(system)?, waiting: Arc::default() };
+        let asking = Asking {
+            services: self,
+            door: door.clone(),
+            timer: Timer::new().map_err(system)?,
+            listener,
+            listening: false,
+            listen_again: None,
+            askers: HashMap::new(),
+            next: FIRST_ASKER,
+        };
+        let subscription = events.add(Box::new(asking)).map_err(system)?;
+        Ok(Server { door, subscription: Some(subscription) })
+    }
+
+    /// Has the controller do something; whether it will get to it.
+    ///
+    /// # Errors
+    /// Why it will not.
+    pub fn control(&self, command: Control, reply: Reply) -> Result<(), (Reply, &'static str)> {
+        match self.control.try_send(ControlRequest { command, reply }) {
+            Ok(()) => {
+                (self.wake)();
+                Ok(())
+            }
+            Err(TrySendError::Full(request)) => {
+                Err((request.reply, "too many commands at once; try again later"))
+            }
+            Err(TrySendError::Disconnected(request)) => Err((request.reply, ENDED)),
         }
     }
 
-    fn serve(&self, stream: UnixStream, origin: Origin) {
-        let asked = first_line(&stream)
-            .map_err(|error| error.to_string())
-            .and_then(|line| Request::parse(&line, origin).map_err(|error| error.to_string()));
+    /// Deals with what somebody has asked for.
+    fn serve_line(&self, stream: UnixStream, origin: Origin, line: Result<&str, String>) {
+        let asked =
+            line.and_then(|line| Request::parse(line, origin).map_err(|error| error.to_string()));
         match asked {
             Err(error) => refuse(&stream, &error),
             Ok(Request::Stream(request)) => {
-                if let Err(unsent) = self.joins.send(Join { stream, request, origin }) {
-                    refuse(&unsent.0.stream, "the trace has ended");
+                match self.joins.try_send(Join { stream, request, origin }) {
+                    Ok(()) => {}
+                    Err(TrySendError::Full(join)) => {
+                        refuse(&join.stream, "too many consumers at once; try again later");
+                    }
+                    Err(TrySendError::Disconnected(join)) => refuse(&join.stream, ENDED),
                 }
             }
-            Ok(Request::Control(command)) => match self.control(command) {
-                Ok(text) => answer(&stream, &format!("OK {text}")),
-                Err(error) => refuse(&stream, &error),
+            Ok(Request::Control(command)) => {
+                if let Err((reply, error)) = self.control(command, Reply::to(stream)) {
+                    reply.send(Err(error.into()));
+                }
+            }
+            Ok(Request::Agent) => match &self.agent {
+                Some(pass) => pass(stream),
+                None => refuse(&stream, "this run has no connection to an agent: see --modules"),
             },
-            Ok(Request::Agent) => {
-                let none = || Err("this run has no connection to an agent: see --modules".into());
-                match self.agent.as_ref().map_or_else(none, |open| open()) {
-                    Ok(agent) => {
-                        answer(&stream, "OK");
-                        splice(&stream, &agent);
-                    }
-                    Err(error) => refuse(&stream, &error),
+        }
+    }
+}
+
+/// Lets connections in that others have accepted; clones are the same.
+#[derive(Clone)]
+pub struct Door {
+    bell: Bell,
+    waiting: Arc<Mutex<Vec<(UnixStream, Origin)>>>,
+}
+
+impl Door {
+    /// Deals with a new connection.
+    pub fn take(&self, stream: UnixStream, origin: Origin) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push((stream, origin));
+        self.bell.ring();
+    }
+
+    fn waiting(&self) -> Vec<(UnixStream, Origin)> {
+        std::mem::take(&mut self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Serves requests. Dropping this lets nobody in any more, and removes the socket.
+pub struct Server {
+    door: Door,
+    subscription: Option<Subscription>,
+}
+
+impl Server {
+    /// For connections from elsewhere.
+    #[must_use]
+    pub fn door(&self) -> Door {
+        self.door.clone()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(subscription) = self.subscription.take() {
+            subscription.close();
+        }
+    }
+}
+
+const BELL: u32 = 0;
+const TIMER: u32 = 1;
+const LISTENER: u32 = 2;
+const FIRST_ASKER: u32 = 3;
+
+/// A connection that has still to say what it wants.
+struct Asker {
+    stream: UnixStream,
+    origin: Origin,
+    line: Vec<u8>,
+    deadline: Instant,
+}
+
+/// All of them.
+struct Asking {
+    services: Services,
+    door: Door,
+    timer: Timer,
+    listener: Option<PrivateListener>,
+    listening: bool,
+    /// When to listen again.
+    listen_again: Option<Instant>,
+    askers: HashMap<u32, Asker>,
+    next: u32,
+}
+
+impl Asking {
+    fn listen(&mut self, ops: &mut EventOps<'_>, on: bool) {
+        let Some(listener) = &self.listener else { return };
+        if on != self.listening {
+            let events = Events::with_data(listener.listener(), LISTENER, EventSet::IN);
+            let done = if on { ops.add(events) } else { ops.remove(events) };
+            self.listening = on == done.is_ok();
+        }
+    }
+
+    fn accept(&mut self, ops: &mut EventOps<'_>) {
+        loop {
+            let Some(listener) = &self.listener else { return };
+            match listener.listener().accept() {
+                Ok((stream, _)) => self.admit(ops, stream, Origin::Host),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => {
+                    // Out of descriptors, most likely: not a reason to burn a CPU.
+                    log::warn!("a connection cannot be accepted: {error}");
+                    self.listen(ops, false);
+                    self.listen_again = Some(Instant::now() + ACCEPT_PAUSE);
+                    return;
                 }
             }
         }
     }
 
-    /// Tells the controller what to do, and returns where its answer will be; `None` when the
-    /// trace has ended.
-    pub fn request(&self, command: Control) -> Option<Receiver<Answer>> {
-        let (sender, receiver) = channel();
-        self.control.send(ControlRequest { command, answer: sender }).ok()?;
-        (self.wake)();
-        Some(receiver)
+    fn admit(&mut self, ops: &mut EventOps<'_>, stream: UnixStream, origin: Origin) {
+        if self.askers.values().filter(|asker| asker.origin == origin).count() >= MAX_ASKING {
+            refuse(&stream, "too many connections at once; try again later");
+            return;
+        }
+        let id = self.next;
+        self.next = id.wrapping_add(1).max(FIRST_ASKER);
+        let events = Events::with_data(&stream, id, EventSet::IN);
+        let admitted = stream.set_nonblocking(true).is_ok() && ops.add(events).is_ok();
+        if !admitted || self.askers.contains_key(&id) {
+            refuse(&stream, "vmtrace has no resources left");
+            return;
+        }
+        let deadline = Instant::now() + ASK_TIME;
+        self.askers.insert(id, Asker { stream, origin, line: Vec::new(), deadline });
     }
 
-    /// Has the controller do something, and waits for it.
-    ///
-    /// # Errors
-    /// Why it cannot be done.
-    pub fn control(&self, command: Control) -> Answer {
-        let (sender, receiver) = channel();
-        let ended = || "the trace has ended".to_owned();
-        self.control.send(ControlRequest { command, answer: sender }).map_err(|_| ended())?;
-        (self.wake)();
-        receiver.recv_timeout(ANSWER_TIME).unwrap_or_else(|_| Err(ended()))
+    /// Somebody may have asked.
+    fn hear(&mut self, ops: &mut EventOps<'_>, id: u32) {
+        let Some(asker) = self.askers.get_mut(&id) else { return };
+        let line = match asker.read_line() {
+            Ok(false) => return,
+            Ok(true) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        };
+        self.pass_on(ops, id, line);
+    }
+
+    fn pass_on(&mut self, ops: &mut EventOps<'_>, id: u32, heard: Result<(), String>) {
+        let Some(Asker { stream, origin, line, .. }) = self.askers.remove(&id) else { return };
+        let _ = ops.remove(Events::empty(&stream));
+        let line = heard.and_then(|()| {
+            std::str::from_utf8(&line).map_err(|_| "the first line is not UTF-8".to_owned())
+        });
+        self.services.serve_line(stream, origin, line);
+    }
+
+    fn check_deadlines(&mut self, ops: &mut EventOps<'_>) {
+        let now = Instant::now();
+        let late = self.askers.iter().filter(|(_, asker)| asker.deadline <= now);
+        let late: Vec<_> = late.map(|(id, _)| *id).collect();
+        for id in late {
+            self.pass_on(ops, id, Err("no request came in time".into()));
+        }
+        if self.listen_again.is_some_and(|again| again <= now) {
+            self.listen_again = None;
+            self.listen(ops, true);
+        }
+        let deadlines = self.askers.values().map(|asker| asker.deadline);
+        self.timer.set(deadlines.chain(self.listen_again).min());
     }
 }
 
-fn answer(mut stream: &UnixStream, line: &str) {
+impl MutEventSubscriber for Asking {
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        match events.data() {
+            BELL => {
+                for (stream, origin) in self.door.waiting() {
+                    self.admit(ops, stream, origin);
+                }
+            }
+            TIMER => {}
+            LISTENER => self.accept(ops),
+            id => self.hear(ops, id),
+        }
+        self.check_deadlines(ops);
+    }
+
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        watch(ops, self.door.bell.events(BELL));
+        watch(ops, self.timer.events(TIMER));
+        self.listen(ops, true);
+    }
+}
+
+impl Asker {
+    /// Reads the first line without its end, and not a byte more: what follows may be another's.
+    /// Whether it is whole.
+    fn read_line(&mut self) -> io::Result<bool> {
+        loop {
+            let mut byte = [0];
+            match (&self.stream).read(&mut byte) {
+                Ok(0) => {
+                    return Err(io::Error::other("the connection ended before its first line did"));
+                }
+                Ok(_) if byte == [b'\n'] => return Ok(true),
+                Ok(_) if self.line.len() >= LINE_MAX => {
+                    return Err(io::Error::other("the first line is too long"));
+                }
+                Ok(_) => self.line.extend(byte),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+fn write_line(mut stream: &UnixStream, line: &str) {
     // Who does not wait for the answer does not get it.
     let _ = stream.write_all(format!("{}\n", line.trim_end()).as_bytes());
 }
 
 pub(super) fn refuse(stream: &UnixStream, reason: &str) {
-    answer(stream, &format!("ERR {}", reason.replace('\n', " ")));
-}
-
-/// The first line, without its end. Takes not a byte more: what follows may be another's.
-fn first_line(mut stream: &UnixStream) -> io::Result<String> {
-    let end = Instant::now() + ASK_TIME;
-    let mut line = Vec::new();
-    let mut byte = [0];
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
-        let late = |error: io::Error| match error.kind() {
-            io::ErrorKind::WouldBlock => io::Error::other("no request came in time"),
-            _ => error,
-        };
-        if stream.read(&mut byte).map_err(late)? == 0 {
-            return Err(io::Error::other("the connection ended before its first line did"));
-        }
-        match byte {
-            [b'\n'] => break,
-            _ if line.len() >= LINE_MAX => {
-                return Err(io::Error::other("the first line is too long"));
-            }
-            [other] => line.push(other),
-        }
-    }
-    stream.set_read_timeout(None)?;
-    String::from_utf8(line).map_err(|_| io::Error::other("the first line is not UTF-8"))
-}
-
-/// Passes bytes on in both directions until both are through.
-fn splice(one: &UnixStream, other: &UnixStream) {
-    let copy = |mut from: &UnixStream, mut to: &UnixStream| {
-        let _ = io::copy(&mut from, &mut to);
-        let _ = to.shutdown(Shutdown::Write);
-        let _ = from.shutdown(Shutdown::Read);
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(|| copy(other, one));
-        copy(one, other);
-    });
+    write_line(stream, &format!("ERR {}", reason.replace('\n', " ")));
 }

@@ -1,6 +1,7 @@
 //! Consumers against a writer, without a guest.
 
 use super::*;
+use crate::events::EventLoop;
 use crate::stream::{
     EntryRecord, Frame, Reader, RecordBuffer, ReturnRecord, Shape, TailRecord, Tracer, ValueField,
     ValuesFormat, ValuesOf, Writer, sample,
@@ -8,9 +9,8 @@ use crate::stream::{
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
-use vmtrace_system::private_socket::Acceptor;
 
 const FUNCTION: u64 = 0xffff_ffff_8100_0000;
 
@@ -236,23 +236,25 @@ fn formats_and_filters() {
     assert_eq!(counts(&ask("raw -n ext4_open")), (vec![1, 3], vec![0, 0]));
 }
 
-fn server() -> (tempfile::TempDir, Acceptor, std::sync::mpsc::Receiver<ControlRequest>) {
+fn server() -> (tempfile::TempDir, (Server, EventLoop), Receiver<ControlRequest>) {
     let directory = tempfile::tempdir().unwrap();
-    let (joins, joined) = channel();
-    let (control, requests) = channel();
+    let (joins, joined) = sync_channel(1);
+    let (control, requests) = sync_channel(1);
     drop(joined);
     let mut services = Services::new(joins, control, Arc::new(|| ()));
-    services.agent = Some(Arc::new(|| {
-        let (ours, mut theirs) = UnixStream::pair().map_err(|error| error.to_string())?;
+    services.agent = Some(Arc::new(|mut client| {
         std::thread::spawn(move || {
+            client.set_nonblocking(false).unwrap();
             let mut said = String::new();
-            theirs.read_to_string(&mut said).unwrap();
-            theirs.write_all(said.to_uppercase().as_bytes()).unwrap();
+            client.write_all(b"OK\n").unwrap();
+            client.read_to_string(&mut said).unwrap();
+            client.write_all(said.to_uppercase().as_bytes()).unwrap();
         });
-        Ok(ours)
     }));
-    let server = services.listen(&directory.path().join("socket")).unwrap();
-    (directory, server, requests)
+    let events = EventLoop::start("events").unwrap();
+    let socket = directory.path().join("socket");
+    let server = services.serve(&events.handle(), Some(&socket)).unwrap();
+    (directory, (server, events), requests)
 }
 
 fn say(directory: &tempfile::TempDir, line: &str) -> String {
@@ -272,7 +274,7 @@ fn requests_over_the_socket() {
                 Control::Status => Ok("fine".to_owned()),
                 other => Err(format!("no {other:?}")),
             };
-            request.answer.send(answer).unwrap();
+            request.reply.send(answer);
         }
     });
     assert_eq!(say(&directory, "ctl status\n"), "OK fine\n");
@@ -285,6 +287,37 @@ fn requests_over_the_socket() {
     assert_eq!(say(&directory, &long), "ERR the first line is too long\n");
     drop(server);
     assert!(!directory.path().join("socket").exists());
+}
+
+// What a stuck controller does not answer must not fill memory, nor keep others out.
+#[test]
+fn commands_that_nobody_takes_are_refused() {
+    let (directory, _server, requests) = server();
+    let mut first = UnixStream::connect(directory.path().join("socket")).unwrap();
+    first.write_all(b"ctl status\n").unwrap();
+    // The channel has room for one.
+    let mut second = say(&directory, "ctl status\n");
+    assert_eq!(second, "ERR too many commands at once; try again later\n");
+    drop(requests);
+    second.clear();
+    first.read_to_string(&mut second).unwrap();
+    assert_eq!(second, "ERR the trace has ended\n");
+}
+
+#[test]
+fn more_may_ask_than_descriptors_are_kept_for() {
+    let (directory, server, _requests) = server();
+    let silent: Vec<_> =
+        (0..64).map(|_| UnixStream::connect(directory.path().join("socket")).unwrap()).collect();
+    assert_eq!(say(&directory, "hello\n"), "ERR too many connections at once; try again later\n");
+    drop(silent);
+    // Others of the guest have places of their own.
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    server.0.door().take(theirs, Origin::Guest);
+    ours.write_all(b"ctl pause\n").unwrap();
+    let mut answer = String::new();
+    ours.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("ERR "), "{answer}");
 }
 
 #[test]

@@ -166,9 +166,9 @@ pub fn run(
                 break end;
             }
             Ok(Event::Wake) => {
-                for ControlRequest { command, answer } in control.try_iter() {
-                    // Who asked may have gone.
-                    let _ = answer.send(controller.control(&machine, command));
+                machine.awake();
+                for ControlRequest { command, reply } in control.try_iter() {
+                    reply.send(controller.control(&machine, command));
                 }
                 if stop() {
                     break Exit::Stopped;

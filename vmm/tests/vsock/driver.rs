@@ -3,8 +3,11 @@
 // Tests, benchmark and fuzzer need a part of it each.
 #![allow(dead_code, unreachable_pub)]
 
+use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_mmio as reg;
@@ -13,6 +16,7 @@ use vmtrace::devices::virtio::MmioTransport;
 use vmtrace::devices::virtio::vsock::packet::{HOST_CID, Header, TYPE_STREAM, op};
 use vmtrace::devices::virtio::vsock::{Host, Options, Vsock, Worker};
 use vmtrace::devices::{Device, Gate, IrqLine};
+use vmtrace::events::EventLoop;
 use zerocopy::{FromBytes, IntoBytes};
 
 pub const CID: u64 = 3;
@@ -86,6 +90,7 @@ pub struct Driver {
     pub host: Host,
     pub gate: Arc<Gate>,
     worker: Option<Worker>,
+    events: Option<EventLoop>,
     pub rx: Ring,
     pub tx: Ring,
     line: Arc<Line>,
@@ -100,14 +105,17 @@ pub const EVENT_IDX: u32 = 1 << 29;
 impl Driver {
     /// A device whose worker has its turn when the driver waits.
     pub fn new(options: &Options) -> Driver {
-        let (device, host, worker) = Vsock::without_thread(options).unwrap();
+        let (device, host, worker) = Vsock::with_worker(options).unwrap();
         Driver::with(device, host, Some(worker))
     }
 
-    /// A device with its thread.
+    /// A device that an event loop serves.
     pub fn threaded(options: &Options) -> Driver {
-        let (device, host) = Vsock::new(options).unwrap();
-        Driver::with(device, host, None)
+        let events = EventLoop::start("events").unwrap();
+        let (device, host) = Vsock::new(options, &events.handle()).unwrap();
+        let mut driver = Driver::with(device, host, None);
+        driver.events = Some(events);
+        driver
     }
 
     fn with(device: Vsock, host: Host, worker: Option<Worker>) -> Driver {
@@ -121,7 +129,8 @@ impl Driver {
         );
         let (rx, tx) = (Ring::new(0), Ring::new(1));
         let (features, rx_buffer) = (EVENT_IDX, RX_BUFFER);
-        Driver { transport, memory, host, gate, worker, rx, tx, line, features, rx_buffer }
+        let events = None;
+        Driver { transport, memory, host, gate, worker, events, rx, tx, line, features, rx_buffer }
     }
 
     pub fn without_event_idx(mut self) -> Driver {
@@ -398,9 +407,31 @@ impl Driver {
         self.packet()
     }
 
+    /// What `connect` reads, in a thread of its own: the connection, or why there is none.
+    pub fn asking(&self, port: u32) -> JoinHandle<Result<UnixStream, String>> {
+        let host = self.host.clone();
+        std::thread::spawn(move || connect(&host, port, WAIT))
+    }
+
     /// The driver ends, and the device with it.
     pub fn finish(self) -> Host {
         self.host
+    }
+}
+
+/// Connects to a port of the guest, and waits for the answer.
+pub fn connect(host: &Host, port: u32, limit: Duration) -> Result<UnixStream, String> {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    host.pass(theirs, port, limit, |error| error.to_string());
+    let mut line = Vec::new();
+    while line.last() != Some(&b'\n') {
+        let mut byte = [0];
+        assert_eq!((&ours).read(&mut byte).unwrap(), 1, "no answer");
+        line.extend(byte);
+    }
+    match String::from_utf8(line).unwrap().trim_end() {
+        "OK" => Ok(ours),
+        other => Err(other.strip_prefix("ERR ").unwrap().to_owned()),
     }
 }
 

@@ -326,6 +326,7 @@ fn a_reset_of_the_device_ends_everything_but_services() {
     let mut stream = connected(&mut driver, &service, 9);
     send_bytes(&mut driver, 9, b"before");
     driver.reset();
+    driver.turn();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     assert_eq!((text.as_str(), driver.host.connections()), ("before", 0));

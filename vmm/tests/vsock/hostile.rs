@@ -80,8 +80,7 @@ fn operations_out_of_order_end_the_connection() {
     driver.expect(op::RST);
     // Anything but an answer to a request.
     for operation in [op::REQUEST, op::SHUTDOWN, op::RW, op::CREDIT_UPDATE, op::CREDIT_REQUEST] {
-        let host = driver.host.clone();
-        let connecting = std::thread::spawn(move || host.connect(52, 10 * SECOND));
+        let connecting = driver.asking(52);
         let port = driver.expect(op::REQUEST).header.src_port.get();
         driver.send(header(operation, 52, port), &[]);
         driver.expect(op::RST);
@@ -184,6 +183,7 @@ fn broken_queues_stop_the_device_until_it_is_reset() {
         let mut stream = service.try_recv().unwrap().stream;
         // The answer is not wanted.
         driver.reset();
+        driver.turn();
         driver.start_empty();
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
         let before = driver.interrupts();

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use super::driver::{Driver, data, header};
+use super::driver::{Driver, connect, data, header};
 use super::*;
 use vmtrace::devices::virtio::vsock::packet::op;
 use vmtrace::devices::virtio::vsock::{ConnectError, PortTaken, Vsock, VsockError};
@@ -28,7 +28,7 @@ fn the_guest_reads_its_cid() {
     driver.read_config(u64::MAX - 0x100, &mut config);
     assert_eq!(config, [0; 8]);
     for cid in [0, 1, 2, u32::MAX] {
-        let result = Vsock::new(&Options { cid, ..Options::default() });
+        let result = Vsock::with_worker(&Options { cid, ..Options::default() });
         assert!(matches!(result, Err(VsockError::Cid(_))));
     }
 }
@@ -191,21 +191,20 @@ fn a_live_socket_is_not_taken_over_and_a_dead_one_is() {
     let (directory, driver) = with_socket();
     let socket = directory.path().join("v.sock");
     let options = Options { socket: Some(socket.clone()), ..Options::default() };
-    let result = Vsock::new(&options);
+    let result = Vsock::with_worker(&options);
     assert!(matches!(result, Err(VsockError::Socket(SocketError::InUse(_)))));
     // Removed with the device, even though someone still has its host's side.
     let host = driver.finish();
     assert!(!socket.exists());
-    assert_eq!(host.connect(1, SECOND).unwrap_err(), ConnectError::Ended);
+    assert_eq!(connect(&host, 1, SECOND).unwrap_err(), ConnectError::Ended.to_string());
     drop(UnixListener::bind(&socket).unwrap());
-    Vsock::new(&options).unwrap();
+    Vsock::with_worker(&options).unwrap();
 }
 
 #[test]
 fn this_process_reaches_a_port_of_the_guest() {
     let mut driver = plain();
-    let host = driver.host.clone();
-    let connecting = std::thread::spawn(move || host.connect(52, 10 * SECOND));
+    let connecting = driver.asking(52);
     let request = driver.expect(op::REQUEST).header;
     driver.send(header(op::RESPONSE, 52, request.src_port.get()), &[]);
     driver.turn();
@@ -222,37 +221,29 @@ fn this_process_reaches_a_port_of_the_guest() {
 #[test]
 fn this_process_learns_why_the_guest_cannot_be_reached() {
     let mut idle = Driver::new(&Options::default());
-    assert_eq!(idle.host.connect(52, SECOND).unwrap_err(), ConnectError::NoDriver);
+    let refused = |driver: &Driver| connect(&driver.host, 52, SECOND).unwrap_err();
+    assert_eq!(refused(&idle), ConnectError::NoDriver.to_string());
     idle.start();
-    assert_eq!(
-        idle.host.connect(52, Duration::from_millis(1)).unwrap_err(),
-        ConnectError::TimedOut
-    );
-    let request = idle.expect(op::REQUEST).header;
-    // Nobody waits for it any more.
-    idle.send(header(op::RESPONSE, 52, request.src_port.get()), &[]);
-    idle.expect(op::RST);
     let asked = |driver: &mut Driver, then: fn(&mut Driver)| {
-        let host = driver.host.clone();
-        let connecting = std::thread::spawn(move || host.connect(52, 10 * SECOND));
+        let connecting = driver.asking(52);
         driver.expect(op::REQUEST);
         then(driver);
         connecting.join().unwrap().unwrap_err()
     };
     let refuse = |driver: &mut Driver| {
-        driver.send(header(op::RST, 52, (1 << 30) + 1), &[]);
+        driver.send(header(op::RST, 52, 1 << 30), &[]);
         driver.turn();
     };
-    assert_eq!(asked(&mut idle, refuse), ConnectError::Refused);
-    assert_eq!(asked(&mut idle, Driver::reset), ConnectError::NoDriver);
+    assert_eq!(asked(&mut idle, refuse), ConnectError::Refused.to_string());
+    assert_eq!(asked(&mut idle, Driver::reset), ConnectError::NoDriver.to_string());
     let limits = Limits { connect_time: Duration::from_millis(50), ..Limits::default() };
     let mut driver = with_limits(limits);
     let wait = |driver: &mut Driver| {
         driver.expect(op::RST);
     };
-    assert_eq!(asked(&mut driver, wait), ConnectError::TimedOut);
+    assert_eq!(asked(&mut driver, wait), ConnectError::TimedOut.to_string());
     let mut full = with_limits(Limits { connections: 0, ..Limits::default() });
-    assert_eq!(full.host.connect(52, SECOND).unwrap_err(), ConnectError::TooMany);
+    assert_eq!(refused(&full), ConnectError::TooMany.to_string());
     full.expect_nothing();
 }
 

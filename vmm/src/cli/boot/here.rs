@@ -1,20 +1,23 @@
 //! A run on the KVM of this machine.
 
+use super::input::Input;
 use super::{Args, trace_name, trace_output};
 use crate::agent::protocol::AGENT_PORT;
 use crate::agent::{AgentMessage, AgentParser};
 use crate::cli::exit;
 use crate::devices::virtio::vsock::{self, Vsock};
+use crate::events::{EventLoop, Handle, Signals};
 use crate::export::write_summary;
 use crate::kernel::Kernel;
 use crate::machine::{BootImage, Config, ExitReason, ImageBytes, Waker};
-use crate::serve::{Control, Origin, Services};
+
+use crate::serve::{Control, Origin, Reply, Services};
 use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tracing};
 use crate::stream::Exit;
 use anyhow::{Context, Result, bail};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use vmtrace_system::say;
@@ -24,6 +27,9 @@ const AGENT_TIME: Duration = Duration::from_secs(5);
 /// How long a guest may take to power off once its `--run` has ended: one that cannot (a kernel
 /// without ACPI) halts for good.
 const POWER_OFF_TIME: Duration = Duration::from_secs(60);
+/// Consumers, and commands, that may wait to be seen to.
+const MAX_JOINS: usize = 64;
+const MAX_COMMANDS: usize = 256;
 const NO_DRIVER: &str = "no vsock in the guest, so neither consumers nor an agent there: its kernel \
                          has started no driver for it (--modules DIR gives it the modules)";
 
@@ -71,8 +77,9 @@ pub(super) fn run(
     tracing: Tracing,
     initrd: Vec<u8>,
 ) -> Result<u8> {
-    let (joining, joins) = channel();
-    let (commands, control) = channel();
+    let events = EventLoop::start("events").context("no event loop")?;
+    let (joining, joins) = sync_channel(MAX_JOINS);
+    let (commands, control) = sync_channel(MAX_COMMANDS);
     let waker = Arc::new(OnceLock::<Waker>::new());
     let mut services = Services::new(joining, commands, {
         let waker = Arc::clone(&waker);
@@ -88,21 +95,20 @@ pub(super) fn run(
         gateway: args.vsock_gateway.clone(),
         ..vsock::Options::default()
     };
-    let (device, sockets) = Vsock::new(&options)?;
+    let (device, sockets) = Vsock::new(&options, &events.handle())?;
     let sockets = Arc::new(sockets);
     services.agent = Some({
         let sockets = Arc::clone(&sockets);
-        Arc::new(move || {
-            sockets.connect(AGENT_PORT, AGENT_TIME).map_err(|error| {
+        Arc::new(move |client| {
+            sockets.pass(client, AGENT_PORT, AGENT_TIME, |error| {
                 format!("no agent in the guest: {error} (--modules gives the guest a driver)")
-            })
+            });
         })
     });
-    let (guests, marks) = (services.clone(), services.clone());
-    sockets.listen(vsock::TRACE_PORT, move |incoming| {
-        guests.take(incoming.stream, Origin::Guest);
-    })?;
-    let server = args.socket.as_deref().map(|path| services.listen(path)).transpose()?;
+    let marks = services.clone();
+    let server = services.serve(&events.handle(), args.socket.as_deref())?;
+    let door = server.door();
+    sockets.listen(vsock::TRACE_PORT, move |incoming| door.take(incoming.stream, Origin::Guest))?;
     let machine = Config {
         cpus: args.cpus,
         memory: args.memory,
@@ -128,6 +134,7 @@ pub(super) fn run(
     };
     // Of one run.
     let mut give_up = Some(give_up);
+    let timers = events.handle();
     let mut parser = AgentParser::new();
     let (stream, late) = trace_output(args)?;
     let request = Request {
@@ -140,12 +147,13 @@ pub(super) fn run(
             parser.extend(bytes).for_each(|message| match message {
                 // Nobody waits for the answer: a vCPU is calling.
                 AgentMessage::Mark(mark) => {
-                    drop(marks.request(Control::Mark { ticks: Some(mark.ticks), text: mark.text }));
+                    let mark = Control::Mark { ticks: Some(mark.ticks), text: mark.text };
+                    said.lost_marks += u64::from(marks.control(mark, Reply::nobody()).is_err());
                 }
                 message => said.take(message),
             });
             if let Some(give_up) = said.status.and_then(|_| give_up.take()) {
-                after(POWER_OFF_TIME, give_up);
+                timers.after(POWER_OFF_TIME, give_up);
             }
         }),
         tracing,
@@ -166,7 +174,10 @@ pub(super) fn run(
                     let seconds = POWER_OFF_TIME.as_secs();
                     format!("{seconds} s after --run the guest had not powered off: stopped")
                 });
-                let notes = missing.into_iter().chain(stays_on).collect();
+                let lost_marks = (said.lost_marks > 0).then(|| {
+                    format!("{} marks of the guest were lost: it made too many", said.lost_marks)
+                });
+                let notes = missing.into_iter().chain(stays_on).chain(lost_marks).collect();
                 Closing { run_status: said.status, notes }
             }
         }),
@@ -174,13 +185,14 @@ pub(super) fn run(
     let outcome = {
         let stopped = Arc::clone(&stop);
         let interactive = args.console == "stderr";
+        let events = events.handle();
         session::run(
             request,
             move |handles| {
                 let _ = waker.set(handles.waker.clone());
                 // A command may have come before there was anybody to wake.
                 handles.waker.wake();
-                start_helpers(handles, &stop, interactive);
+                listen_to_user(&events, handles, &stop, interactive);
             },
             move || stopped.load(Ordering::Relaxed),
         )
@@ -232,6 +244,8 @@ struct Said {
     no_vsock: Option<String>,
     /// The guest has not powered off in time.
     stays_on: bool,
+    /// Marks that there was no room for.
+    lost_marks: u64,
 }
 
 impl Said {
@@ -252,53 +266,29 @@ impl Said {
     }
 }
 
-/// Does something later, unless the process has ended by then.
-fn after(time: Duration, what: impl FnOnce() + Send + 'static) {
-    let thread = std::thread::Builder::new().name("later".into()).spawn(move || {
-        std::thread::sleep(time);
-        what();
-    });
-    if let Err(error) = thread {
-        log::warn!("no thread: {error}");
-    }
-}
-
-/// Threads beside the run: console input, and the signals that end it.
-fn start_helpers(handles: Handles, stop: &Arc<AtomicBool>, interactive: bool) {
+/// Console input, and the signals that end the run.
+fn listen_to_user(events: &Handle, handles: Handles, stop: &Arc<AtomicBool>, interactive: bool) {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let Handles { waker, console, .. } = handles;
     if interactive {
-        // Ends with the process: a read from a terminal cannot be interrupted.
-        std::thread::spawn(move || {
-            let mut bytes = [0; 1024];
-            while let Ok(len @ 1..) = std::io::stdin().read(&mut bytes) {
-                let mut rest = bytes.get(..len).unwrap_or_default();
-                while !rest.is_empty() {
-                    let taken = console.push(rest);
-                    rest = rest.get(taken..).unwrap_or_default();
-                    if !rest.is_empty() {
-                        std::thread::sleep(Duration::from_millis(10));
-                    }
-                }
-            }
-        });
+        match Input::new(console).and_then(|input| events.add(Box::new(input))) {
+            Ok(input) => input.keep(),
+            Err(error) => log::warn!("no console input: {error}"),
+        }
     }
     let stop = Arc::clone(stop);
-    match signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]) {
-        Ok(mut signals) => {
-            std::thread::spawn(move || {
-                let mut seen = 0;
-                for _ in &mut signals {
-                    stop.store(true, Ordering::Relaxed);
-                    waker.wake();
-                    seen += 1;
-                    if seen > 2 {
-                        // The orderly end hangs: the user insists.
-                        std::process::exit(i32::from(exit::FAILED));
-                    }
-                }
-            });
+    let mut seen = 0;
+    let signals = Signals::new(&[SIGINT, SIGTERM, SIGHUP], move || {
+        stop.store(true, Ordering::Relaxed);
+        waker.wake();
+        seen += 1;
+        if seen > 2 {
+            // The orderly end hangs: the user insists.
+            std::process::exit(i32::from(exit::FAILED));
         }
+    });
+    match signals.and_then(|signals| events.add(Box::new(signals))) {
+        Ok(signals) => signals.keep(),
         Err(error) => log::warn!("signals are not handled: {error}"),
     }
 }

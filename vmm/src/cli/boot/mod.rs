@@ -3,6 +3,7 @@
 mod emulated;
 mod files;
 mod here;
+mod input;
 mod spool;
 
 use crate::cli::check_globs;

@@ -3,15 +3,11 @@
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-
 use super::packet::Header;
-use super::token::Token;
+use super::watch::{Token, Watched, Watches};
 use vmtrace_system::ports;
 use vmtrace_system::private_socket::PrivateListener;
 
@@ -23,7 +19,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 const MAX_LINE: usize = 32;
 
 struct Client {
-    stream: UnixStream,
+    stream: Watched,
     line: Vec<u8>,
     deadline: Instant,
     /// It is the gateway, which was asked for this.
@@ -33,17 +29,17 @@ struct Client {
 /// What a line says.
 pub(super) enum Said {
     /// A client wants to this port of the guest.
-    Wants(u32, UnixStream),
+    Wants(u32, Watched),
     /// The gateway has somebody for this request of the guest, or not.
-    Accepts(Header, UnixStream),
+    Accepts(Header, Watched),
     Refuses(Header),
 }
 
 /// See the module.
 pub(super) struct Clients {
     listener: Option<PrivateListener>,
-    epoll: Arc<Epoll>,
-    /// Whether epoll tells of new ones.
+    watches: Watches,
+    /// Whether the event loop tells of new ones.
     listening: bool,
     /// When to listen again.
     pause: Option<Instant>,
@@ -52,36 +48,36 @@ pub(super) struct Clients {
 }
 
 impl Clients {
-    pub(super) fn new(
-        listener: Option<PrivateListener>,
-        epoll: Arc<Epoll>,
-    ) -> std::io::Result<Clients> {
+    pub(super) fn new(listener: Option<PrivateListener>, watches: Watches) -> Clients {
         let mut clients = Clients {
             listener,
-            epoll,
+            watches,
             listening: false,
             pause: None,
             waiting: HashMap::new(),
             next: 0,
         };
-        clients.listen(true)?;
-        Ok(clients)
+        clients.listen(true);
+        clients
     }
 
     pub(super) fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Has epoll tell of new clients, or not: they would be told of again and again.
-    fn listen(&mut self, on: bool) -> std::io::Result<()> {
-        let Some(listener) = &self.listener else { return Ok(()) };
-        if on != self.listening {
-            let operation = if on { ControlOperation::Add } else { ControlOperation::Delete };
-            let event = EpollEvent::new(EventSet::IN, Token::Listener.pack());
-            self.epoll.ctl(operation, listener.listener().as_raw_fd(), event)?;
+    fn listen(&mut self, on: bool) {
+        if let Some(listener) = &self.listener
+            && on != self.listening
+        {
+            self.watches.listen(listener.listener(), on);
             self.listening = on;
         }
-        Ok(())
+    }
+
+    /// The event loop cannot listen: it is tried again later, at the time that is returned.
+    pub(super) fn cannot_listen(&mut self) -> Instant {
+        self.listening = false;
+        *self.pause.insert(Instant::now() + PAUSE)
     }
 
     /// Accepts clients while there is room for some; the time by which the last of them must have
@@ -91,10 +87,8 @@ impl Clients {
         while room > 0 {
             match self.listener.as_ref()?.listener().accept() {
                 Ok((stream, _)) => {
-                    if stream.set_nonblocking(true).is_ok()
-                        && let Ok(due) = self.wait(stream, None)
-                    {
-                        deadline = Some(due);
+                    if stream.set_nonblocking(true).is_ok() {
+                        deadline = Some(self.wait(stream, None));
                         room -= 1;
                     }
                 }
@@ -107,21 +101,18 @@ impl Clients {
                 }
             }
         }
-        if self.listen(false).is_err() {
-            log::warn!("vsock: cannot stop listening for a while");
-        }
+        self.listen(false);
         deadline.into_iter().chain(self.pause).min()
     }
 
     /// Waits for a line; until when.
-    fn wait(&mut self, stream: UnixStream, asked: Option<Header>) -> std::io::Result<Instant> {
+    fn wait(&mut self, stream: UnixStream, asked: Option<Header>) -> Instant {
         let id = self.next;
-        let event = EpollEvent::new(EventSet::IN, Token::Client(id).pack());
-        self.epoll.ctl(ControlOperation::Add, stream.as_raw_fd(), event)?;
         self.next = id.wrapping_add(1);
+        let stream = self.watches.watch(stream, Token::Client(id));
         let deadline = Instant::now() + PATIENCE;
         self.waiting.insert(id, Client { stream, line: Vec::new(), deadline, asked });
-        Ok(deadline)
+        deadline
     }
 
     /// Asks the gateway at the other end for what the guest has requested; until when it may
@@ -133,7 +124,7 @@ impl Clients {
     ) -> std::io::Result<Instant> {
         // The socket is new: there is room for a line.
         stream.write_all(format!("CONNECT {}\n", request.dst_port).as_bytes())?;
-        self.wait(stream, Some(*request))
+        Ok(self.wait(stream, Some(*request)))
     }
 
     /// Nobody waits any more for what the gateway was asked for.
@@ -143,8 +134,8 @@ impl Clients {
 
     /// There is room, or was all the time.
     pub(super) fn resume(&mut self) {
-        if !self.listening && self.pause.is_none() && self.listen(true).is_err() {
-            self.pause = Some(Instant::now() + PAUSE);
+        if self.pause.is_none() {
+            self.listen(true);
         }
     }
 
@@ -155,7 +146,7 @@ impl Clients {
         let client = self.waiting.get_mut(&id)?;
         let whole = loop {
             let mut byte = [0];
-            match (&client.stream).read(&mut byte) {
+            match (&*client.stream).read(&mut byte) {
                 Ok(1) if byte[0] == b'\n' => break true,
                 Ok(1) if client.line.len() < MAX_LINE => client.line.push(byte[0]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
@@ -164,9 +155,6 @@ impl Clients {
             }
         };
         let Client { stream, line, asked, .. } = self.waiting.remove(&id)?;
-        let event = EpollEvent::default();
-        let deleted = self.epoll.ctl(ControlOperation::Delete, stream.as_raw_fd(), event);
-        let whole = whole && deleted.is_ok();
         match asked {
             Some(request) if whole && line == b"OK" => Some(Said::Accepts(request, stream)),
             Some(request) => Some(Said::Refuses(request)),

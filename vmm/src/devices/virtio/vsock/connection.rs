@@ -4,8 +4,6 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind, Write};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
-use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
 use nix::errno::Errno;
@@ -16,6 +14,7 @@ use super::packet::{
     HOST_CID, Header, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, TYPE_STREAM, op,
 };
 use super::rings::Span;
+use super::watch::Watched;
 use super::{ConnectError, Limits};
 
 /// What tells connections apart.
@@ -31,9 +30,12 @@ pub(super) struct Key {
 pub(super) enum Requester {
     /// A client of the host's socket, which is told its port.
     Client,
-    /// This process: it gets the other end.
-    Service(SyncSender<Result<UnixStream, ConnectError>>, UnixStream),
+    /// A client of a service of this process, which is told that, or why not.
+    Passed(Refusal),
 }
+
+/// What a client is told when the guest cannot be connected to; one line.
+pub(super) type Refusal = Box<dyn FnOnce(ConnectError) -> String + Send>;
 
 /// What becomes of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +51,7 @@ pub(super) enum Fate {
 pub(super) struct Connection {
     key: Key,
     guest_cid: u64,
-    stream: UnixStream,
+    stream: Watched,
     /// Until the guest has accepted.
     requester: Option<Requester>,
     credit: Credit,
@@ -80,7 +82,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    fn new(key: Key, guest_cid: u64, stream: UnixStream, opening: u16, buffer: u32) -> Self {
+    fn new(key: Key, guest_cid: u64, stream: Watched, opening: u16, buffer: u32) -> Self {
         Connection {
             key,
             guest_cid,
@@ -103,7 +105,7 @@ impl Connection {
     }
 
     /// The guest has asked for it with this packet.
-    pub(super) fn accepted(request: &Header, key: Key, stream: UnixStream, buffer: u32) -> Self {
+    pub(super) fn accepted(request: &Header, key: Key, stream: Watched, buffer: u32) -> Self {
         let guest_cid = request.src_cid.get();
         let mut connection = Connection::new(key, guest_cid, stream, op::RESPONSE, buffer);
         connection.credit.guest_says(request);
@@ -114,7 +116,7 @@ impl Connection {
     pub(super) fn requested(
         key: Key,
         guest_cid: u64,
-        stream: UnixStream,
+        stream: Watched,
         requester: Requester,
         buffer: u32,
     ) -> Connection {
@@ -123,12 +125,7 @@ impl Connection {
         connection
     }
 
-    /// Whether the guest has not accepted yet.
-    pub(super) fn is_requested(&self) -> bool {
-        self.requester.is_some()
-    }
-
-    pub(super) fn stream(&self) -> &UnixStream {
+    pub(super) fn stream(&self) -> &Watched {
         &self.stream
     }
 
@@ -160,7 +157,7 @@ impl Connection {
             self.asked = false;
         }
         match (header.op.get(), self.requester.take()) {
-            (op::RESPONSE, Some(requester)) => self.open(requester),
+            (op::RESPONSE, Some(requester)) => self.open(&requester),
             (_, Some(requester)) => {
                 self.requester = Some(requester);
                 Fate::Reset
@@ -176,14 +173,14 @@ impl Connection {
         }
     }
 
-    fn open(&mut self, requester: Requester) -> Fate {
+    fn open(&mut self, requester: &Requester) -> Fate {
         self.deadline = None;
         let accepted = match requester {
             // The socket is new: there is room for a line.
             Requester::Client => {
-                (&self.stream).write_all(format!("OK {}\n", self.key.local).as_bytes()).is_ok()
+                (&*self.stream).write_all(format!("OK {}\n", self.key.local).as_bytes()).is_ok()
             }
-            Requester::Service(reply, other_end) => reply.send(Ok(other_end)).is_ok(),
+            Requester::Passed(_) => (&*self.stream).write_all(b"OK\n").is_ok(),
         };
         if accepted { Fate::Keep } else { Fate::Reset }
     }
@@ -254,7 +251,7 @@ impl Connection {
         let before = self.to_host.len();
         while !self.to_host.is_empty() && !self.deaf {
             let (first, _) = self.to_host.as_slices();
-            match (&self.stream).write(first) {
+            match (&*self.stream).write(first) {
                 Ok(count) => {
                     self.to_host.drain(..count);
                 }
@@ -358,9 +355,9 @@ impl Connection {
     /// The guest's side is gone: what remains is to deliver what it sent. `None` if there is
     /// nothing to deliver or nobody to deliver it to.
     pub(super) fn into_rest(mut self, reason: ConnectError, limits: &Limits) -> Option<Connection> {
-        if let Some(Requester::Service(reply, _)) = self.requester.take() {
+        if let Some(Requester::Passed(refusal)) = self.requester.take() {
             // Who does not wait any more does not need to know.
-            let _ = reply.try_send(Err(reason));
+            let _ = (&*self.stream).write_all(format!("ERR {}\n", refusal(reason)).as_bytes());
         }
         self.guest_done = SHUTDOWN_BOTH;
         self.deadline = Some(Instant::now() + limits.linger_time);

@@ -1,20 +1,20 @@
 //! The device as its transport sees it, and the handle of those in this process who use it.
 
+use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::connection::Requester;
-use super::muxer::{Reach, pair};
+use super::muxer::Reach;
 use super::rings::Rings;
-use super::worker::{Driver, Shared, Worker};
+use super::worker::{Driver, Mover, Shared, Worker, system};
 use super::{ConnectError, GUEST_CID, Incoming, Options, PortTaken, VsockError};
 use crate::devices::virtio::{Activation, Broken, VirtioDevice};
+use crate::events::{Handle, Subscription};
 use vmtrace_system::private_socket::PrivateListener;
 use vmtrace_system::raise_descriptor_limit;
 
@@ -27,7 +27,8 @@ const FEATURE_STREAM: u64 = 1 << 0;
 pub struct Vsock {
     cid: u32,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    /// Its place in an event loop.
+    subscription: Option<Subscription>,
 }
 
 /// The host's side, for this process; clones are the same.
@@ -37,16 +38,17 @@ pub struct Host {
 }
 
 impl Vsock {
-    /// A device with a thread of its own.
+    /// A device that this event loop serves.
     ///
     /// # Errors
     /// If the CID is reserved, if the socket cannot be made, or if the system has no descriptors
-    /// or threads left.
-    pub fn new(options: &Options) -> Result<(Vsock, Host), VsockError> {
-        let (mut device, host, worker) = Vsock::without_thread(options)?;
-        let thread = std::thread::Builder::new().name("vsock".into()).spawn(|| worker.run());
-        device.thread =
-            Some(thread.map_err(|source| VsockError::System { what: "start a thread", source })?);
+    /// left.
+    pub fn new(options: &Options, events: &Handle) -> Result<(Vsock, Host), VsockError> {
+        let mut device = Vsock::unserved(options)?;
+        let host = Host { shared: Arc::clone(&device.shared) };
+        let mover = Box::new(Mover::new(Arc::clone(&device.shared))?);
+        let subscription = events.add(mover).map_err(system("wait for events"))?;
+        device.subscription = Some(subscription);
         Ok((device, host))
     }
 
@@ -54,7 +56,14 @@ impl Vsock {
     ///
     /// # Errors
     /// As [`Vsock::new`].
-    pub fn without_thread(options: &Options) -> Result<(Vsock, Host, Worker), VsockError> {
+    pub fn with_worker(options: &Options) -> Result<(Vsock, Host, Worker), VsockError> {
+        let device = Vsock::unserved(options)?;
+        let host = Host { shared: Arc::clone(&device.shared) };
+        let worker = Worker::new(Arc::clone(&device.shared))?;
+        Ok((device, host, worker))
+    }
+
+    fn unserved(options: &Options) -> Result<Vsock, VsockError> {
         let Options { cid, socket, gateway, limits } = options;
         if !(GUEST_CID..u32::MAX).contains(cid) {
             return Err(VsockError::Cid(*cid));
@@ -63,8 +72,7 @@ impl Vsock {
         let listener = socket.as_deref().map(PrivateListener::bind).transpose()?;
         let reach = Reach { gateway: gateway.clone(), socket: socket.clone() };
         let shared = Arc::new(Shared::new(*cid, listener, reach, limits.clone())?);
-        let device = Vsock { cid: *cid, shared: Arc::clone(&shared), thread: None };
-        Ok((device, Host { shared: Arc::clone(&shared) }, Worker::new(shared)))
+        Ok(Vsock { cid: *cid, shared, subscription: None })
     }
 }
 
@@ -97,45 +105,45 @@ impl VirtioDevice for Vsock {
         core.driver_seen = true;
         drop(core);
         // There may be packets already.
-        self.shared.ring();
+        self.shared.bell.ring();
         Ok(())
     }
 
     fn notify(&mut self, _queue: usize) -> Result<(), Broken> {
-        self.shared.ring();
+        self.shared.bell.ring();
         Ok(())
     }
 
     fn doorbell(&self) -> Option<&EventFd> {
-        Some(&self.shared.bell)
+        Some(self.shared.bell.descriptor())
     }
 
     fn reset(&mut self) {
         let mut core = self.shared.lock();
         core.driver = None;
         core.muxer.forget_all();
+        drop(core);
+        // Sockets are closed there.
+        self.shared.bell.ring();
     }
 }
 
 impl Drop for Vsock {
     fn drop(&mut self) {
-        {
-            let mut core = self.shared.lock();
-            core.ended = true;
-            core.driver = None;
-            core.muxer.close();
+        if let Some(subscription) = self.subscription.take() {
+            subscription.close();
         }
-        self.shared.ring();
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            log::error!("vsock: the thread panicked");
-        }
+        let mut core = self.shared.lock();
+        core.ended = true;
+        core.driver = None;
+        core.muxer.close();
     }
 }
 
 impl Host {
     /// Has `service` called for every connection of the guest to `port`.
     ///
-    /// The device's thread calls it, and moves no bytes meanwhile: it should pass the connection
+    /// The event loop calls it, and does nothing else meanwhile: it should pass the connection
     /// on and return. Dropping the connection closes it.
     ///
     /// # Errors
@@ -149,35 +157,35 @@ impl Host {
         if self.shared.lock().muxer.serve(port, service) { Ok(()) } else { Err(PortTaken(port)) }
     }
 
-    /// Connects to a port of the guest; waits for its answer, at most `limit` and at most
-    /// [`Limits::connect_time`](super::Limits::connect_time). The stream is blocking.
-    ///
-    /// Not to be called by a service, nor by whoever keeps the machine paused: both keep the
-    /// guest's answer away.
-    ///
-    /// # Errors
-    /// If the guest has no driver, refuses, or does not answer.
-    pub fn connect(&self, port: u32, limit: Duration) -> Result<UnixStream, ConnectError> {
-        let (reply, answer) = sync_channel(1);
-        {
-            let mut core = self.shared.lock();
-            if core.ended {
-                return Err(ConnectError::Ended);
+    /// Connects a client to a port of the guest, and returns at once. The client reads `OK` and a
+    /// newline, and from then on what the guest sends; or `ERR`, a space and what `refusal` makes
+    /// of the error (one line), and then the end. The guest has to answer within `limit`, and
+    /// within [`Limits::connect_time`](super::Limits::connect_time).
+    pub fn pass(
+        &self,
+        client: UnixStream,
+        port: u32,
+        limit: Duration,
+        refusal: impl FnOnce(ConnectError) -> String + Send + 'static,
+    ) {
+        let mut core = self.shared.lock();
+        let error = match core.driver {
+            _ if core.ended => Some(ConnectError::Ended),
+            None => Some(ConnectError::NoDriver),
+            Some(_) if core.muxer.is_full() => Some(ConnectError::TooMany),
+            Some(_) => client.set_nonblocking(true).err().map(|_| ConnectError::Host),
+        };
+        match error {
+            None => {
+                let requester = Requester::Passed(Box::new(refusal));
+                core.muxer.request_for(port, client, requester, limit);
+                drop(core);
+                self.shared.bell.ring();
             }
-            if core.driver.is_none() {
-                return Err(ConnectError::NoDriver);
+            Some(error) => {
+                // Who does not wait for the answer does not get it.
+                let _ = (&client).write_all(format!("ERR {}\n", refusal(error)).as_bytes());
             }
-            if core.muxer.is_full() {
-                return Err(ConnectError::TooMany);
-            }
-            let (ours, theirs) = pair().map_err(|_| ConnectError::Host)?;
-            core.muxer.request(port, ours, Requester::Service(reply, theirs));
-        }
-        self.shared.ring();
-        match answer.recv_timeout(limit) {
-            Ok(answer) => answer,
-            Err(RecvTimeoutError::Timeout) => Err(ConnectError::TimedOut),
-            Err(RecvTimeoutError::Disconnected) => Err(ConnectError::Ended),
         }
     }
 

@@ -10,7 +10,7 @@
 //!   them: see [`Options::gateway`].
 //! - **Services** of this process: see [`Host`]. They come before sockets with the same port.
 //!
-//! A thread of its own moves the bytes, through non-blocking sockets only. Each connection has its
+//! The event loop moves the bytes, through non-blocking sockets only. Each connection has its
 //! own credit in either direction, so that a slow reader stops its own connection and nothing else.
 //! Nothing of the guest is trusted: a packet that is none is dropped, one that does not fit its
 //! connection resets that, and a queue that is broken stops the device until the driver resets it.
@@ -22,7 +22,7 @@ mod device;
 mod muxer;
 pub mod packet;
 mod rings;
-mod token;
+mod watch;
 mod worker;
 
 use std::os::unix::net::UnixStream;
@@ -123,7 +123,7 @@ pub enum VsockError {
     },
 }
 
-/// A port that a service asks for is another's already, or one of the last three.
+/// A port that a service asks for is another's already, or the one that is none.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("vsock port {0} is taken")]
 pub struct PortTaken(pub u32);

@@ -2,20 +2,18 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
-
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use std::time::{Duration, Instant};
 
 use super::clients::{Clients, Said};
 use super::connection::{Aborted, Connection, Fate, Key, Requester};
 use super::packet::{HOST_CID, Header, TYPE_STREAM, op};
 use super::rings::{Slot, Span};
-use super::token::{RESERVED_PORTS, Token};
+use super::watch::{Token, Watched, Watches};
 use super::{ConnectError, Incoming, Limits};
+use crate::events::EventSet;
 use vmtrace_system::ports::beside;
 use vmtrace_system::private_socket::{PrivateListener, connect_now};
 
@@ -27,6 +25,8 @@ const MAX_REPLIES: usize = 256;
 const MANY_CONNECTIONS: usize = 256;
 /// First of the ports that the host's side of its own connections gets, as in Firecracker.
 const FIRST_PORT: u32 = 1 << 30;
+/// `VMADDR_PORT_ANY` is no port.
+const NO_PORT: u32 = u32::MAX;
 
 /// Somebody in this process who takes connections to a port.
 pub(super) type Service = Arc<Mutex<dyn FnMut(Incoming) + Send>>;
@@ -43,7 +43,7 @@ pub(super) struct Reach {
 pub(super) struct Muxer {
     guest_cid: u64,
     pub(super) limits: Limits,
-    epoll: Arc<Epoll>,
+    pub(super) watches: Watches,
     connections: HashMap<Key, Connection>,
     /// Those that have something for the guest, each once.
     ready: VecDeque<Key>,
@@ -68,13 +68,13 @@ impl Muxer {
         listener: Option<PrivateListener>,
         reach: Reach,
         limits: Limits,
-        epoll: Arc<Epoll>,
-    ) -> io::Result<Muxer> {
-        Ok(Muxer {
+    ) -> Muxer {
+        let watches = Watches::default();
+        Muxer {
             guest_cid: guest_cid.into(),
             limits,
-            clients: Clients::new(listener, Arc::clone(&epoll))?,
-            epoll,
+            clients: Clients::new(listener, watches.clone()),
+            watches,
             connections: HashMap::new(),
             ready: VecDeque::new(),
             replies: VecDeque::new(),
@@ -85,7 +85,7 @@ impl Muxer {
             calls: Vec::new(),
             reach,
             next_deadline: None,
-        })
+        }
     }
 
     /// Connections, and everything else that takes up a descriptor.
@@ -99,7 +99,7 @@ impl Muxer {
 
     /// Has connections to `port` go to `service`; whether nobody had it.
     pub(super) fn serve(&mut self, port: u32, service: Service) -> bool {
-        if self.services.contains_key(&port) || port >= RESERVED_PORTS {
+        if self.services.contains_key(&port) || port == NO_PORT {
             return false;
         }
         self.services.insert(port, service);
@@ -130,7 +130,10 @@ impl Muxer {
             },
             None if operation == op::RST => {}
             None if known && operation == op::REQUEST => match self.reach(key, header) {
-                Reached::Host(stream) => self.accept(header, stream),
+                Reached::Host(stream) => {
+                    let stream = self.watches.watch(stream, Token::Connection(key));
+                    self.accept(header, stream);
+                }
                 Reached::Asked => {}
                 Reached::Nobody => self.replies.push_back(header.reset()),
             },
@@ -139,8 +142,9 @@ impl Muxer {
     }
 
     /// The guest's request has got to somebody.
-    fn accept(&mut self, request: &Header, stream: UnixStream) {
+    fn accept(&mut self, request: &Header, stream: Watched) {
         let key = Key { local: request.dst_port.get(), guest: request.src_port.get() };
+        stream.hand_over(Token::Connection(key));
         let connection = Connection::accepted(request, key, stream, self.buffer());
         self.insert(key, connection);
     }
@@ -148,7 +152,7 @@ impl Muxer {
     /// The host's end of a connection of the guest, if anybody takes it.
     fn reach(&mut self, key: Key, request: &Header) -> Reached {
         let Key { local: port, guest: guest_port } = key;
-        if self.is_full() || port >= RESERVED_PORTS {
+        if self.is_full() || port == NO_PORT {
             return Reached::Nobody;
         }
         if let Some(service) = self.services.get(&port) {
@@ -183,11 +187,32 @@ impl Muxer {
     // --- the host's connections ---
 
     /// Asks the guest for a connection to `port`.
-    pub(super) fn request(&mut self, port: u32, stream: UnixStream, requester: Requester) {
+    pub(super) fn request(
+        &mut self,
+        port: u32,
+        stream: Watched,
+        requester: Requester,
+        limit: Duration,
+    ) {
         let key = Key { local: self.free_port(port), guest: port };
-        let connection =
+        stream.hand_over(Token::Connection(key));
+        let mut connection =
             Connection::requested(key, self.guest_cid, stream, requester, self.buffer());
+        connection.deadline = Some(Instant::now() + limit.min(self.limits.connect_time));
         self.insert(key, connection);
+    }
+
+    /// As [`Muxer::request`], of a socket that is not waited for yet.
+    pub(super) fn request_for(
+        &mut self,
+        port: u32,
+        stream: UnixStream,
+        requester: Requester,
+        limit: Duration,
+    ) {
+        let token = Token::Connection(Key { local: NO_PORT, guest: port });
+        let stream = self.watches.watch(stream, token);
+        self.request(port, stream, requester, limit);
     }
 
     /// A port of the host's that is in no connection to this port of the guest's.
@@ -205,7 +230,9 @@ impl Muxer {
     /// A client has said what it wants, or the gateway what it has.
     pub(super) fn on_said(&mut self, said: Said) {
         match said {
-            Said::Wants(port, stream) => self.request(port, stream, Requester::Client),
+            Said::Wants(port, stream) => {
+                self.request(port, stream, Requester::Client, self.limits.connect_time);
+            }
             Said::Refuses(request) => self.replies.push_back(request.reset()),
             Said::Accepts(request, stream) => {
                 let key = Key { local: request.dst_port.get(), guest: request.src_port.get() };
@@ -225,16 +252,22 @@ impl Muxer {
         if many { self.limits.buffer / 4 } else { self.limits.buffer }
     }
 
-    fn insert(&mut self, key: Key, mut connection: Connection) {
-        if connection.is_requested() {
-            connection.deadline = Some(Instant::now() + self.limits.connect_time);
-        }
-        let watched = self.watch(ControlOperation::Add, &connection, Token::Connection(key));
+    fn insert(&mut self, key: Key, connection: Connection) {
         self.note_deadline(connection.deadline);
         self.connections.insert(key, connection);
-        match watched {
-            Ok(()) => self.attend(key),
-            Err(_) => self.reset(key, ConnectError::Host),
+        self.attend(key);
+    }
+
+    /// The event loop cannot wait for this.
+    pub(super) fn cannot_watch(&mut self, token: Token) {
+        match token {
+            Token::Connection(key) => self.reset(key, ConnectError::Host),
+            Token::Listener => {
+                let again = self.clients.cannot_listen();
+                self.note_deadline(Some(again));
+            }
+            // Its time will run out.
+            Token::Client(_) | Token::Rest(_) | Token::Bell | Token::Timer => {}
         }
     }
 
@@ -254,23 +287,8 @@ impl Muxer {
         let id = self.next_rest;
         self.next_rest = id.wrapping_add(1);
         self.note_deadline(rest.deadline);
-        // It is registered: this fails only for want of memory, and then its time will run out.
-        let _ = self.watch(ControlOperation::Modify, &rest, Token::Rest(id));
+        rest.stream().hand_over(Token::Rest(id));
         self.rests.insert(id, rest);
-    }
-
-    /// Has epoll tell of everything that happens to the socket. By edges, so that it never has to
-    /// be told what is of interest just now. Room to write is always among it: it is also how
-    /// the other end's wish to receive no more is noticed.
-    fn watch(
-        &self,
-        operation: ControlOperation,
-        connection: &Connection,
-        token: Token,
-    ) -> io::Result<()> {
-        let events = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP;
-        let event = EpollEvent::new(events | EventSet::EDGE_TRIGGERED, token.pack());
-        self.epoll.ctl(operation, connection.stream().as_raw_fd(), event)
     }
 
     /// The connection is over; the guest gets to know.
@@ -299,6 +317,7 @@ impl Muxer {
         self.services.clear();
         self.calls.clear();
         self.clients.close();
+        self.watches.close();
     }
 
     // --- what happens on the host's side ---
@@ -401,7 +420,7 @@ enum Reached {
 }
 
 /// Two ends: ours, which never blocks, and the consumer's.
-pub(super) fn pair() -> io::Result<(UnixStream, UnixStream)> {
+fn pair() -> io::Result<(UnixStream, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     Ok((ours, theirs))

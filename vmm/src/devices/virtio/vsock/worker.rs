@@ -1,34 +1,31 @@
-//! The thread that moves the bytes.
+//! What moves the bytes, called by the event loop.
 
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{SigSet, Signal};
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use event_manager::{EventManager, SubscriberOps};
 
 use super::muxer::{Muxer, Reach};
 use super::rings::Rings;
-use super::token::Token;
+use super::watch::{BELL, TIMER, Token};
 use super::{Limits, VsockError};
 use crate::devices::Gate;
 use crate::devices::virtio::Broken;
+use crate::events::{
+    Bell, EventOps, EventSet, Events, MutEventSubscriber, Subscriber, Timer, manager, watch,
+};
 use vmtrace_system::private_socket::PrivateListener;
 
-/// Events taken at a time.
-const EVENTS: usize = 256;
 /// Packets moved in one direction before it is the other's turn.
 const BATCH: usize = 64;
 /// Batches before others may have the lock.
 const ROUNDS: usize = 16;
 
-/// What the device, its thread and the host's side share.
+/// What the device, the event loop and the host's side share.
 pub(super) struct Shared {
-    epoll: Arc<Epoll>,
     /// Rung by the guest through its queues, and by this process.
-    pub(super) bell: EventFd,
+    pub(super) bell: Bell,
     core: Mutex<Core>,
 }
 
@@ -55,116 +52,113 @@ impl Shared {
         reach: Reach,
         limits: Limits,
     ) -> Result<Shared, VsockError> {
-        let system = |what| move |source: io::Error| VsockError::System { what, source };
-        let epoll = Arc::new(Epoll::new().map_err(system("wait for events"))?);
-        let bell = EventFd::new(EFD_NONBLOCK).map_err(system("make an event descriptor"))?;
-        // By its edges: every ring is one, and nobody ever has to read it.
-        let bell_events = EventSet::IN | EventSet::EDGE_TRIGGERED;
-        let event = EpollEvent::new(bell_events, Token::Bell.pack());
-        epoll
-            .ctl(ControlOperation::Add, bell.as_raw_fd(), event)
-            .map_err(system("wait for events"))?;
-        let muxer = Muxer::new(cid, listener, reach, limits, Arc::clone(&epoll))
-            .map_err(system("wait for clients"))?;
+        let bell = Bell::new().map_err(system("make an event descriptor"))?;
+        let muxer = Muxer::new(cid, listener, reach, limits);
         let core = Mutex::new(Core { muxer, driver: None, driver_seen: false, ended: false });
-        Ok(Shared { epoll, bell, core })
+        Ok(Shared { bell, core })
     }
 
-    /// The lock. The thread holds it while it touches the queues, but never while it waits.
+    /// The lock. The event loop holds it while it touches the queues, but never while it waits.
     pub(super) fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Has the thread look.
-    pub(super) fn ring(&self) {
-        // Fails only when it has been rung 2^64 times.
-        let _ = self.bell.write(1);
-    }
 }
 
-/// What the device's thread does, for those who do it themselves: tests, benchmarks, fuzzers.
-pub struct Worker {
+pub(super) fn system(what: &'static str) -> impl Fn(io::Error) -> VsockError {
+    move |source| VsockError::System { what, source }
+}
+
+/// The device as a subscriber of an event loop.
+pub(super) struct Mover {
     shared: Arc<Shared>,
-    events: Vec<EpollEvent>,
-    /// There was more to do than one turn should.
-    unfinished: bool,
+    timer: Timer,
+    /// What has happened and was not seen to yet, since the machine is paused.
+    happened: Vec<(Token, EventSet)>,
 }
 
-impl Worker {
-    pub(super) fn new(shared: Arc<Shared>) -> Worker {
-        Worker { shared, events: vec![EpollEvent::default(); EVENTS], unfinished: false }
+impl Mover {
+    pub(super) fn new(shared: Arc<Shared>) -> Result<Mover, VsockError> {
+        let timer = Timer::new().map_err(system("make a timer"))?;
+        Ok(Mover { shared, timer, happened: Vec::new() })
     }
+}
 
-    /// Runs until the device is gone.
-    pub(super) fn run(mut self) {
-        // A reader that is gone is an error of its connection, whatever the process makes of the
-        // signal.
-        let mut signals = SigSet::empty();
-        signals.add(Signal::SIGPIPE);
-        if let Err(errno) = signals.thread_block() {
-            log::warn!("vsock: cannot block SIGPIPE: {errno}");
+impl MutEventSubscriber for Mover {
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        let mut core = self.shared.lock();
+        if let Some(token) = core.muxer.watches.token(events.data()) {
+            self.happened.push((token, events.event_set()));
         }
-        while self.turn(None) {}
-    }
-
-    /// Waits for something to do, at most so long, and does it; false when the device is gone.
-    pub fn turn(&mut self, limit: Option<Duration>) -> bool {
-        let count = self.wait(limit);
-        let shared = Arc::clone(&self.shared);
-        let mut core = shared.lock();
-        loop {
-            if core.ended {
-                return false;
-            }
-            // Guest memory is not touched during a pause, and nobody shall wait for the lock
-            // until that is over.
-            let Some(gate) = core.driver.as_ref().map(|driver| Arc::clone(&driver.gate)) else {
-                self.unfinished = core.work(&self.events[..count]);
-                break;
-            };
-            if let Some(_pass) = gate.try_enter() {
-                self.unfinished = core.work(&self.events[..count]);
-                break;
-            }
-            drop(core);
-            gate.wait_open();
-            core = shared.lock();
+        if core.ended {
+            return;
         }
+        // Guest memory is not touched during a pause, and nobody shall wait for the lock, or the
+        // loop, until that is over.
+        let gate = core.driver.as_ref().map(|driver| Arc::clone(&driver.gate));
+        let pass = gate.as_ref().map(|gate| gate.enter(&self.shared.bell));
+        if matches!(pass, Some(None)) {
+            return;
+        }
+        if core.work(self.happened.drain(..)) {
+            // Others have their turn first.
+            self.shared.bell.ring();
+        }
+        for token in core.muxer.watches.apply(ops) {
+            core.muxer.cannot_watch(token);
+            self.shared.bell.ring();
+        }
+        self.timer.set(core.muxer.next_deadline());
         let calls = std::mem::take(&mut core.muxer.calls);
+        drop(pass);
         drop(core);
         for (service, incoming) in calls {
             (service.lock().unwrap_or_else(PoisonError::into_inner))(incoming);
         }
-        true
     }
 
-    /// The number of events.
-    fn wait(&mut self, limit: Option<Duration>) -> usize {
-        let deadline = self.shared.lock().muxer.next_deadline();
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let timeout = match left.into_iter().chain(limit).min() {
-            _ if self.unfinished => 0,
-            // Rounded up: too early would be for nothing.
-            Some(time) => i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX),
-            None => -1,
-        };
-        match self.shared.epoll.wait(timeout, &mut self.events) {
-            Ok(count) => count,
-            Err(error) => {
-                if error.kind() != io::ErrorKind::Interrupted {
-                    log::error!("vsock: {error}");
-                }
-                0
-            }
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        watch(ops, self.shared.bell.events(BELL));
+        watch(ops, self.timer.events(TIMER));
+        // What was there before.
+        self.shared.bell.ring();
+    }
+}
+
+/// A loop of the device's own, for those who give it its turns themselves: tests, benchmarks,
+/// fuzzers.
+pub struct Worker {
+    shared: Arc<Shared>,
+    manager: EventManager<Subscriber>,
+}
+
+impl Worker {
+    pub(super) fn new(shared: Arc<Shared>) -> Result<Worker, VsockError> {
+        let mut manager = manager().map_err(system("wait for events"))?;
+        manager.add_subscriber(Box::new(Mover::new(Arc::clone(&shared))?));
+        Ok(Worker { shared, manager })
+    }
+
+    /// Waits for something to do, at most so long, and does it; false when the device is gone.
+    pub fn turn(&mut self, limit: Option<Duration>) -> bool {
+        if self.shared.lock().ended {
+            return false;
         }
+        // Rounded up: too early would be for nothing.
+        let limit = limit.map_or(-1, |limit| {
+            i32::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
+        });
+        if let Err(error) = self.manager.run_with_timeout(limit) {
+            log::error!("vsock: {error}");
+        }
+        !self.shared.lock().ended
     }
 }
 
 impl Core {
     /// Sees to events and to the queues; whether there is more to do at once.
-    fn work(&mut self, events: &[EpollEvent]) -> bool {
-        for event in events {
-            self.handle(Token::unpack(event.data()), event.event_set());
+    fn work(&mut self, happened: impl Iterator<Item = (Token, EventSet)>) -> bool {
+        for (token, events) in happened {
+            self.handle(token, events);
         }
         self.muxer.check_deadlines(Instant::now());
         let unfinished = match &mut self.driver {
@@ -187,7 +181,7 @@ impl Core {
 
     fn handle(&mut self, token: Token, events: EventSet) {
         match token {
-            Token::Bell => {}
+            Token::Bell | Token::Timer => {}
             Token::Listener => {
                 let room = self.muxer.limits.connections.saturating_sub(self.muxer.load());
                 let deadline = self.muxer.clients.accept(room);

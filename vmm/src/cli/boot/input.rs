@@ -1,0 +1,98 @@
+//! What is typed goes to the guest's console.
+
+use crate::events::{EventOps, EventSet, Events, MutEventSubscriber, Timer, watch};
+use crate::machine::SerialInput;
+use std::io::{self, ErrorKind, Read, Stdin};
+use std::time::{Duration, Instant};
+
+/// When a console that takes no more is tried again.
+const AGAIN: Duration = Duration::from_millis(10);
+
+const STDIN: u32 = 0;
+const TIMER: u32 = 1;
+
+/// From the standard input to the console, as fast as the guest takes it.
+pub(super) struct Input {
+    stdin: Stdin,
+    console: SerialInput,
+    timer: Timer,
+    /// What the console has not taken yet.
+    rest: Vec<u8>,
+    watched: Watched,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Watched {
+    Yes,
+    /// While there is a rest.
+    No,
+    /// Files are always ready, and cannot be waited for.
+    Never,
+    Ended,
+}
+
+impl Input {
+    pub(super) fn new(console: SerialInput) -> io::Result<Self> {
+        let (timer, rest, watched) = (Timer::new()?, Vec::new(), Watched::No);
+        Ok(Self { stdin: io::stdin(), console, timer, rest, watched })
+    }
+
+    /// Reads once; that does not wait, since there is something, or the end.
+    fn read(&mut self, ops: &mut EventOps<'_>) {
+        let mut bytes = [0; 1024];
+        match self.stdin.lock().read(&mut bytes) {
+            Ok(count @ 1..) => self.rest.extend_from_slice(bytes.get(..count).unwrap_or_default()),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Ok(_) | Err(_) => {
+                self.unwatch(ops);
+                self.watched = Watched::Ended;
+            }
+        }
+    }
+
+    fn unwatch(&mut self, ops: &mut EventOps<'_>) {
+        if self.watched == Watched::Yes {
+            let _ = ops.remove(Events::empty(&self.stdin));
+            self.watched = Watched::No;
+        }
+    }
+
+    fn watch(&mut self, ops: &mut EventOps<'_>) {
+        if self.watched == Watched::No {
+            let added = ops.add(Events::with_data(&self.stdin, STDIN, EventSet::IN));
+            self.watched = if added.is_ok() { Watched::Yes } else { Watched::Never };
+        }
+    }
+
+    /// Gives the console what it takes.
+    fn push(&mut self, ops: &mut EventOps<'_>) {
+        let taken = self.console.push(&self.rest);
+        self.rest.drain(..taken.min(self.rest.len()));
+        if self.rest.is_empty() {
+            self.watch(ops);
+        } else {
+            self.unwatch(ops);
+        }
+        let again = match self.watched {
+            _ if !self.rest.is_empty() => Some(AGAIN),
+            Watched::Never => Some(Duration::ZERO),
+            _ => None,
+        };
+        self.timer.set(again.map(|after| Instant::now() + after));
+    }
+}
+
+impl MutEventSubscriber for Input {
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        let ready = events.data() == STDIN || self.watched == Watched::Never;
+        if ready && self.rest.is_empty() {
+            self.read(ops);
+        }
+        self.push(ops);
+    }
+
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        watch(ops, self.timer.events(TIMER));
+        self.push(ops);
+    }
+}
