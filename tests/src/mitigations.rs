@@ -101,7 +101,7 @@ impl Guests {
         assert!(thunk.is_some() || end == RETURN, "{name} {cmdline}: {end:02x?}");
 
         let count = |list: &[crate::trace::Entry]| {
-            list.iter().filter(|entry| *entry.function == *function).count()
+            list.iter().filter(|entry| entry.function.ends_with("sys_getppid")).count()
         };
         let counts = (count(&trace.entries), count(&trace.returns));
         assert!(counts.0 >= 2000 && counts.0 == counts.1, "{name} {cmdline}: {counts:?}");
