@@ -59,7 +59,9 @@ impl Guests {
         let kernel = kernel(name).unwrap();
         let base = kernel.symbols().address("_text").unwrap();
         let function = syscall(name, "getppid").unwrap();
-        let [site] = kernel.select(&[function.clone()], &[]).unwrap()[..] else { panic!() };
+        let [site] = kernel.select(std::slice::from_ref(&function), &[]).unwrap()[..] else {
+            panic!()
+        };
         let site = kernel.sites()[site].location - base;
         let own = returns(&kernel).unwrap();
         let offsets: Vec<String> = own.iter().map(|at| format!("{:x}", at - base)).collect();
