@@ -139,6 +139,23 @@ fn ends_are_told_apart() {
     assert_eq!((finished.end.code, trace.summary.exit), (Some(1), Exit::Timeout));
 }
 
+// What is in memory then is not what was traced: it is left alone, and said so once.
+#[test]
+fn a_guest_that_starts_another_kernel_is_let_go() {
+    let image = "/k/x86_64-6.12.bz";
+    let run = format!("{WORKLOAD} kexec /x86_64-6.12.bz");
+    let mut args = vec!["-f", "vfs_*", "-f", "kernel_kexec", "--graph", "--cpus", "2"];
+    args.extend(["--add", WORKLOAD, "--add", image, "--run", &run]);
+    let (finished, trace) = boot(&GUESTS.host, "x86_64-6.12", &args).unwrap();
+    let (err, summary) = (finished.err(), &trace.summary);
+    // That kernel has no initramfs to go on with.
+    assert_eq!((finished.end.code, summary.exit), (Some(3), Exit::Panic), "{err}");
+    assert!(err.contains("Unable to mount root"), "{err}");
+    assert!(trace.entries.iter().any(|e| &*e.function == "kernel_kexec"), "{err}");
+    let [note] = &summary.notes[..] else { panic!("{:?}", summary.notes) };
+    assert!(note.contains("another kernel (kexec)"), "{note}");
+}
+
 #[test]
 fn eight_vcpus_and_memory_above_4_gib() {
     let args = ["-f", "__x64_sys_getppid", "--cpus", "8", "--memory", "5G"];

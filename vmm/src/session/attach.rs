@@ -9,7 +9,8 @@
 //!      ─ rest_init (x86-64) ─► alternatives are patched: returns can be held, programs end
 //!                              as the kernel's own code does
 //!      ─ ftrace_free_init_mem► sites of .init.text are given back
-//!      ─ end ────────────────► all sites are given back
+//!      ─ machine_kexec ──────► the kernel makes room for another: all sites are given back
+//!      ─ end ────────────────► the same
 //! ```
 //!
 //! Whatever goes wrong with tracing is a note, not an end: the guest lives on.
@@ -32,6 +33,9 @@ use std::time::Duration;
 const AFTER_FTRACE_INIT: &str = "early_trace_init";
 /// Called before `.init.text` is freed (init/main.c, `kernel_init`), the best first.
 const BEFORE_FREE_INIT: [&str; 2] = ["ftrace_free_init_mem", "free_initmem"];
+/// Called last before another kernel is entered, also after a panic (kernel/kexec_core.c).
+const BEFORE_KEXEC: &str = "machine_kexec";
+
 pub(super) enum Stage {
     /// The kernel has not said where it is.
     Unknown,
@@ -50,6 +54,8 @@ pub(super) struct Wires {
     init: Option<Tripwire>,
     /// When alternatives are patched.
     settle: Option<Tripwire>,
+    /// Before another kernel takes its place.
+    leave: Option<Tripwire>,
 }
 
 /// The tripwire of `--from`, on a site.
@@ -228,9 +234,11 @@ impl Controller {
                 let text = format!("{} sites", self.summary.sites.patched);
                 self.account(paused, MarkKind::Attach, text);
             }
-            Stage::Attached { mut attachment, from, wires: Wires { settle: Some(wire), init } }
-                if wire.address() == address =>
-            {
+            Stage::Attached {
+                mut attachment,
+                from,
+                wires: Wires { settle: Some(wire), init, .. },
+            } if wire.address() == address => {
                 let plan = self.planned();
                 let paused = machine.pause()?;
                 self.disarm(machine, &paused, wire);
@@ -243,13 +251,16 @@ impl Controller {
                     self.note(format!("returns are not traced: {error}"));
                 }
                 let text = format!("{} exits", attachment.held_exits());
-                self.stage =
-                    Stage::Attached { attachment, from, wires: Wires { init, settle: None } };
+                let leave = self.before_kexec(machine, &paused, attachment.image());
+                let wires = Wires { init, settle: None, leave };
+                self.stage = Stage::Attached { attachment, from, wires };
                 self.account(paused, MarkKind::Filter, text);
             }
-            Stage::Attached { mut attachment, from, wires: Wires { init: Some(wire), settle } }
-                if wire.address() == address =>
-            {
+            Stage::Attached {
+                mut attachment,
+                from,
+                wires: Wires { init: Some(wire), settle, leave },
+            } if wire.address() == address => {
                 let paused = machine.pause()?;
                 self.disarm(machine, &paused, wire);
                 let text = match attachment.release_init(&Ram(machine.memory())) {
@@ -259,14 +270,37 @@ impl Controller {
                         String::new()
                     }
                 };
-                let wires = Wires { init: None, settle };
+                let wires = Wires { init: None, settle, leave };
                 self.stage = Stage::Attached { attachment, from, wires };
                 self.account(paused, MarkKind::Filter, text);
+            }
+            Stage::Attached { attachment, from, wires }
+                if wires.leave.as_ref().is_some_and(|wire| wire.address() == address) =>
+            {
+                self.stage = Stage::Attached { attachment, from, wires };
+                self.detach(machine);
+                self.note(
+                    "the guest goes on with another kernel (kexec), which is not traced".into(),
+                );
             }
             // A second vCPU was at the same tripwire: it goes on with the original.
             other => self.stage = other,
         }
         Ok(())
+    }
+
+    /// A tripwire where the kernel leaves for another one; none in kernels that cannot.
+    fn before_kexec(
+        &self,
+        machine: &Machine,
+        paused: &Paused<'_>,
+        image: &Image,
+    ) -> Option<Tripwire> {
+        let (ram, name) = (Ram(machine.memory()), BEFORE_KEXEC);
+        let wire =
+            Tripwire::on_function(&ram, image, &self.kernel, name, &TRAP_INSTRUCTION).ok()?;
+        paused.arm_trap(wire.address());
+        Some(wire)
     }
 
     fn disarm(&mut self, machine: &Machine, paused: &Paused<'_>, wire: Tripwire) {
@@ -347,7 +381,12 @@ impl Controller {
             }
             None
         });
-        let wires = Wires { init, settle };
+        // Else then, since alternatives may be in that code.
+        let leave = match settle {
+            None => self.before_kexec(machine, paused, &image),
+            Some(_) => None,
+        };
+        let wires = Wires { init, settle, leave };
         Ok(Stage::Attached { attachment: Box::new(attachment), from, wires })
     }
 
@@ -423,7 +462,7 @@ impl Controller {
                     let name = self.name(from.site);
                     self.note(format!("not traced: {name} was never called"));
                 }
-                for wire in [wires.init, wires.settle].into_iter().flatten() {
+                for wire in [wires.init, wires.settle, wires.leave].into_iter().flatten() {
                     self.disarm(machine, &paused, wire);
                 }
                 match attachment.release_all(&Ram(machine.memory()), &self.kernel) {

@@ -39,11 +39,12 @@ pub(crate) fn code(site: &str, others: &[&str]) -> Result<()> {
 fn annex(offset: u64) -> Result<Vec<u8>> {
     let memory = fs::File::open("/dev/mem")?;
     let (page, within) = (offset / PAGE * PAGE, usize::try_from(offset % PAGE)?);
+    let len = usize::try_from(2 * PAGE)?;
     let place = libc::off_t::try_from(ANNEX[0] + page)?;
     // SAFETY: a new mapping of memory that is no RAM of the guest's, read only.
     let start = unsafe {
         let (flags, fd) = (libc::MAP_SHARED, memory.as_raw_fd());
-        libc::mmap(std::ptr::null_mut(), 2 * PAGE as usize, libc::PROT_READ, flags, fd, place)
+        libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, flags, fd, place)
     };
     if start == libc::MAP_FAILED {
         return Err(std::io::Error::last_os_error()).context("/dev/mem");

@@ -3,6 +3,7 @@
 use super::{call_getppid, pin, stress};
 use anyhow::{Result, ensure};
 use std::fs;
+use std::os::fd::AsRawFd;
 
 const CPU1: &str = "/sys/devices/system/cpu/cpu1/online";
 /// System calls on a CPU that is back.
@@ -33,4 +34,20 @@ pub(crate) fn hotplug(rounds: usize) -> Result<()> {
     }
     println!("hotplugged {}", rounds * CALLS);
     Ok(())
+}
+
+/// Another kernel takes the place of this one.
+pub(crate) fn kexec(image: &str) -> Result<()> {
+    const NO_INITRAMFS: usize = 4; // KEXEC_FILE_NO_INITRAMFS (linux/kexec.h)
+    let (kernel, cmdline) = (fs::File::open(image)?, c"console=ttyS0 earlyprintk=ttyS0 panic=-1");
+    let len = cmdline.to_bytes_with_nul().len();
+    // SAFETY: an open file, and a text of that length.
+    let loaded = unsafe {
+        let (number, fd) = (libc::SYS_kexec_file_load, kernel.as_raw_fd());
+        libc::syscall(number, fd, -1, len, cmdline.as_ptr(), NO_INITRAMFS)
+    };
+    ensure!(loaded == 0, "{image}: {}", std::io::Error::last_os_error());
+    // SAFETY: no pointers; does not come back.
+    unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_KEXEC) };
+    Err(std::io::Error::last_os_error().into())
 }

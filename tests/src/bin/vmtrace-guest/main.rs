@@ -21,6 +21,7 @@
 //! vmtrace-guest hotplug ROUNDS         CPU 1 leaves, comes back and works, so many times
 //! vmtrace-guest code SITE ADDRESS...   what the kernel says of its processor's faults, code at these distances
 //!                                      from its beginning, and the program that the site calls
+//! vmtrace-guest kexec IMAGE            goes on with that kernel, without an initramfs (x86-64)
 //! vmtrace-guest bench-ops              the same for vmtrace with tracers that have nothing to do
 //! vmtrace-guest bench-ops MODULE N...  for the guest's tracers beside N that have nothing to do
 //! vmtrace-guest bench-graph [guest]    entries with their returns: vmtrace, or the guest's tracer
@@ -79,6 +80,7 @@ fn main() -> Result<()> {
         ["load", cpus, rounds] => cpus::load(cpus.parse()?, rounds.parse()?),
         ["hotplug", rounds] => cpus::hotplug(rounds.parse()?),
         ["code", site, others @ ..] => code::code(site, others),
+        ["kexec", image] => cpus::kexec(image),
         ["crash"] => Ok(fs::write("/proc/sysrq-trigger", "c")?),
         ["uptime"] => {
             println!("uptime {}", now(libc::CLOCK_BOOTTIME));
