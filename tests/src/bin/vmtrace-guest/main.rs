@@ -11,6 +11,8 @@
 //!                                      over vsock waits until it has seen all of them
 //! vmtrace-guest call PORT              standard input to the host's vsock port, and what comes
 //!                                      from there to standard output
+//! vmtrace-guest agent CID COMMAND      asks the agent of that CID to run a command; what it says
+//! vmtrace-guest load FILE              loads a kernel module
 //! vmtrace-guest bytes PORT N CONSOLE   sends N bytes to that port and gets N; then writes so
 //!                                      many to the console and tells how long that took
 //! vmtrace-guest bench N                instructions an event, under icount; the guest's function
@@ -40,6 +42,8 @@ use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
+use vmtrace::agent::protocol::{AGENT_PORT, Command as RunCommand, Run};
+use vmtrace::agent::{Endpoint, Streams};
 use vmtrace::devices::virtio::vsock::TRACE_PORT;
 use vmtrace::host::HostArch;
 use vmtrace::serve::{Format, Globs, Source, StreamRequest, ask_stream};
@@ -60,6 +64,8 @@ fn main() -> Result<()> {
         ["refused", function] => refused(function),
         ["consume", count] => consume(count.parse()?),
         ["call", port] => call(port.parse()?),
+        ["agent", cid, command] => agent(cid.parse()?, command),
+        ["load", file] => load(file),
         ["bytes", port, count, console] => bytes(port.parse()?, count.parse()?, console.parse()?),
         ["bench", others] => bench::bench(others.parse()?),
         ["bench-ops", which @ ..] => bench::ops(which),
@@ -131,6 +137,30 @@ fn consume(count: u64) -> Result<()> {
         seen += u64::from(line.contains("\"entry\""));
     }
     println!("consumed {seen}");
+    Ok(())
+}
+
+/// What a process of the guest may not, even with the agent's port within its reach.
+fn agent(cid: u32, command: &str) -> Result<()> {
+    let connection = Endpoint::Vsock { cid, port: AGENT_PORT }.connect()?;
+    let command = RunCommand::Line(command.into());
+    let command = Run { command, directory: Vec::new(), environment: Vec::new() };
+    let (mut stdout, mut stderr) = (io::stdout(), io::stderr());
+    let streams =
+        Streams { stdin: Box::new(io::empty()), stdout: &mut stdout, stderr: &mut stderr };
+    let exit = connection.run(command, streams, |_| {})?;
+    println!("the agent's command has ended: {exit:?}");
+    Ok(())
+}
+
+fn load(file: &str) -> Result<()> {
+    let module = fs::File::open(file).with_context(|| file.to_owned())?;
+    // SAFETY: a file descriptor and an empty string.
+    let failed =
+        unsafe { libc::syscall(libc::SYS_finit_module, module.as_raw_fd(), c"".as_ptr(), 0) };
+    if failed != 0 {
+        bail!("cannot load {file}: {}", io::Error::last_os_error());
+    }
     Ok(())
 }
 
