@@ -135,6 +135,10 @@ fn from_outside(name: &str) {
     }
 
     only_for_the_host(&socket);
+    // This run has no --serve-guest: not even root reads.
+    let out = run(&socket, &["/vmtrace-guest", "consume", "1"]);
+    let error = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && error.contains("does not serve its guest"), "{error}");
 
     let marked = run(&socket, &["mark", "half way"]);
     assert!(marked.status.success(), "{marked:?}");

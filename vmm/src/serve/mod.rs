@@ -7,6 +7,7 @@
 
 mod client;
 mod consumer;
+mod guests;
 mod hub;
 mod queue;
 mod refilter;
@@ -18,6 +19,8 @@ mod tests;
 
 pub use client::{Source, accepted, ask_stream, command};
 pub use consumer::{Join, Resolve};
+pub(crate) use guests::FIRST_UNPRIVILEGED_PORT;
+pub use guests::GuestReaders;
 pub use hub::Hub;
 pub use request::{Control, Format, Globs, Origin, Request, RequestError, StreamRequest};
 pub use server::{Answer, ControlRequest, OpenAgent, Services};

@@ -1,6 +1,7 @@
 //! Connections: reads the first line of each, and hands it to whom it is for.
 
 use super::consumer::Join;
+use super::guests::GuestReaders;
 use super::request::{Control, LINE_MAX, Origin, Request};
 use crate::private_socket::{Acceptor, SocketError};
 use std::io::{self, Read, Write};
@@ -45,6 +46,8 @@ pub struct Services {
     pub wake: Arc<dyn Fn() + Send + Sync>,
     /// The way to the agent, if there is one.
     pub agent: Option<OpenAgent>,
+    /// Who in the guest may read.
+    pub readers: GuestReaders,
     connections: [Arc<AtomicUsize>; 2],
 }
 
@@ -58,14 +61,15 @@ impl Drop for Slot {
 }
 
 impl Services {
-    /// Services without an agent.
+    /// Services without an agent, and closed to readers in the guest.
     #[must_use]
     pub fn new(
         joins: Sender<Join>,
         control: Sender<ControlRequest>,
         wake: Arc<dyn Fn() + Send + Sync>,
     ) -> Self {
-        Self { joins, control, wake, agent: None, connections: Default::default() }
+        let readers = GuestReaders::default();
+        Self { joins, control, wake, agent: None, readers, connections: Default::default() }
     }
 
     /// Serves processes of the host on a unix socket at `path`, for the owner of this process
@@ -74,11 +78,16 @@ impl Services {
     /// # Errors
     /// When there cannot be a socket.
     pub fn listen(self, path: &Path) -> Result<Acceptor, SocketError> {
-        Acceptor::start(path, move |stream| self.take(stream, Origin::Host))
+        Acceptor::start(path, move |stream| self.take(stream, Origin::Host, Ok(())))
     }
 
-    /// Deals with a new connection in a thread of its own.
-    pub fn take(&self, stream: UnixStream, origin: Origin) {
+    /// Deals with a new connection of the guest, from its port `guest_port`, in a thread of its own.
+    pub fn take_guest(&self, stream: UnixStream, guest_port: u32) {
+        self.take(stream, Origin::Guest, self.readers.check(guest_port));
+    }
+
+    /// `reads`: whether it may read the trace, or why not.
+    fn take(&self, stream: UnixStream, origin: Origin, reads: Result<(), &'static str>) {
         let count = match origin {
             Origin::Host => &self.connections[0],
             Origin::Guest => &self.connections[1],
@@ -91,20 +100,23 @@ impl Services {
         let services = self.clone();
         let spawned = std::thread::Builder::new().name("request".into()).spawn(move || {
             let _slot = slot;
-            services.serve(stream, origin);
+            services.serve(stream, origin, reads);
         });
         if let Err(error) = spawned {
             log::warn!("a connection is not served: {error}");
         }
     }
 
-    fn serve(&self, stream: UnixStream, origin: Origin) {
+    fn serve(&self, stream: UnixStream, origin: Origin, reads: Result<(), &str>) {
         let asked = first_line(&stream)
             .map_err(|error| error.to_string())
             .and_then(|line| Request::parse(&line, origin).map_err(|error| error.to_string()));
         match asked {
             Err(error) => refuse(&stream, &error),
             Ok(Request::Stream(request)) => {
+                if let Err(reason) = reads {
+                    return refuse(&stream, reason);
+                }
                 if let Err(unsent) = self.joins.send(Join { stream, request, origin }) {
                     refuse(&unsent.0.stream, "the trace has ended");
                 }

@@ -9,6 +9,7 @@
 //! vmtrace-guest ftrace-all files       the guest's tracer on all functions, then off
 //! vmtrace-guest consume N              N calls of getppid, and as a consumer of the live trace
 //!                                      over vsock waits until it has seen all of them
+//! vmtrace-guest stranger               asks for the live trace as an unprivileged user; prints why not
 //! vmtrace-guest call PORT              standard input to the host's vsock port, and what comes
 //!                                      from there to standard output
 //! vmtrace-guest agent CID COMMAND      asks the agent of that CID to run a command; what it says
@@ -46,7 +47,7 @@ use vmtrace::agent::protocol::{AGENT_PORT, Command as RunCommand, Run};
 use vmtrace::agent::{Endpoint, Streams};
 use vmtrace::devices::virtio::vsock::TRACE_PORT;
 use vmtrace::host::HostArch;
-use vmtrace::serve::{Format, Globs, Source, StreamRequest, ask_stream};
+use vmtrace::serve::{Format, Globs, Source, StreamRequest, accepted, ask_stream};
 use vmtrace_tests::trace::syscall_of;
 
 /// Bytes moved at a time.
@@ -63,6 +64,7 @@ fn main() -> Result<()> {
         ["ftrace-all", "files"] => ftrace_all(),
         ["refused", function] => refused(function),
         ["consume", count] => consume(count.parse()?),
+        ["stranger"] => stranger(),
         ["call", port] => call(port.parse()?),
         ["agent", cid, command] => agent(cid.parse()?, command),
         ["load", file] => load(file),
@@ -118,13 +120,32 @@ fn getppid(count: u64, cpus: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn consume(count: u64) -> Result<()> {
+/// The live trace as JSON lines, of `getppid` alone.
+fn trace() -> Result<Box<dyn Read + Send>> {
     let source = Source::Vsock { cid: 2, port: TRACE_PORT };
     let stream = source.connect(Duration::from_secs(20)).context("no trace port")?;
     let globs =
         Globs { filter: vec![syscall_of(HostArch::native(), "getppid")], notrace: Vec::new() };
     ask_stream(&stream, &StreamRequest { format: Format::Json, globs, tracer: None })?;
-    let mut lines = BufReader::new(stream).lines();
+    Ok(Box::new(accepted(stream)?))
+}
+
+fn stranger() -> Result<()> {
+    const NOBODY: libc::uid_t = 65534;
+    // SAFETY: no pointers; this process has no other thread.
+    let failed = unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) };
+    if failed != 0 {
+        bail!("still root: {}", io::Error::last_os_error());
+    }
+    match trace() {
+        Ok(_) => bail!("the trace is served"),
+        Err(error) => println!("stranger: {error:#}"),
+    }
+    Ok(())
+}
+
+fn consume(count: u64) -> Result<()> {
+    let mut lines = BufReader::new(trace()?).lines();
     let first = lines.next().context("no stream")??;
     println!("consume {first}");
     (0..count).for_each(|_| call_getppid());
