@@ -23,7 +23,7 @@ pub use choice::{Choice, HostMode, choose};
 pub use emulated::{EmulatedHost, HostOptions};
 pub use error::{HostError, LogTail};
 pub use image::FileSource;
-pub use interrupts::Interrupts;
+pub use interrupts::{Interrupts, Patience};
 pub use inventory::emulated_host_checks;
 pub use job::{Job, JobEnd, Output, Stdin, Stopped};
 pub use program::program;
