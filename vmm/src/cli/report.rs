@@ -1,11 +1,13 @@
 //! `vmtrace report`: prints a trace file.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
+use super::losses::{self, Counted};
 use super::view::View;
 use crate::export::{Event, Export, Graph, Json, PlayError, Player, Stats, Text, write_summary};
 use crate::kernel::glob;
@@ -83,6 +85,8 @@ impl Args {
             Format::Graph => Box::new(Graph::new(&mut *out)),
             _ => Box::new(Text::new(&mut *out)),
         };
+        let missed = Cell::new(0);
+        let export: Box<dyn Export + '_> = Box::new(Counted { export, missed: &missed });
         let mut player = self.view.apply(Player::new(export));
         if !self.filter.is_empty() || !self.notrace.is_empty() {
             let (filter, notrace) = (self.filter, self.notrace);
@@ -108,6 +112,7 @@ impl Args {
             write_summary(&mut out, &summary)?;
         }
         out.flush()?;
+        losses::tell(&summary, missed.get())?;
         Ok(0)
     }
 }

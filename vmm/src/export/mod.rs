@@ -19,6 +19,7 @@ mod graph;
 #[cfg(test)]
 mod graph_tests;
 mod json;
+mod losses;
 mod names;
 mod pairing;
 mod player;
@@ -39,6 +40,7 @@ use crate::stream::{Header, Loss, Mark, Summary};
 
 pub use graph::Graph;
 pub use json::Json;
+pub use losses::write_losses;
 pub use player::{PlayError, Player};
 pub(crate) use select::TracerChoice;
 pub use stats::Stats;

@@ -5,11 +5,12 @@ use crate::agent::protocol::AGENT_PORT;
 use crate::agent::{AgentMessage, AgentParser};
 use crate::cli::exit;
 use crate::devices::virtio::vsock::{self, Vsock};
-use crate::export::write_summary;
+use crate::export::{write_losses, write_summary};
+use crate::host::Patience;
 use crate::kernel::Kernel;
 use crate::machine::{BootImage, Config, ExitReason, ImageBytes, Waker};
 use crate::say::{self, say};
-use crate::serve::{Control, Origin, Services};
+use crate::serve::{Control, Services};
 use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tracing};
 use crate::stream::Exit;
 use anyhow::{Context, Result, bail};
@@ -82,6 +83,7 @@ pub(super) fn run(
             }
         })
     });
+    services.readers = args.serve_guest.unwrap_or_default();
     let options = vsock::Options {
         cid: args.cid,
         socket: args.vsock.clone(),
@@ -100,7 +102,7 @@ pub(super) fn run(
     });
     let (guests, marks) = (services.clone(), services.clone());
     sockets.listen(vsock::TRACE_PORT, move |incoming| {
-        guests.take(incoming.stream, Origin::Guest);
+        guests.take_guest(incoming.stream, incoming.guest_port);
     })?;
     let server = args.socket.as_deref().map(|path| services.listen(path)).transpose()?;
     let machine = Config {
@@ -198,6 +200,7 @@ pub(super) fn run(
     let mut text = Vec::new();
     let said = said.lock().unwrap_or_else(PoisonError::into_inner);
     write_summary(&mut text, &outcome.summary)?;
+    write_losses(&mut text, &outcome.summary, 0)?;
     say::text(&text);
     for error in &said.errors {
         say!("vmtrace: agent: {error}");
@@ -286,12 +289,11 @@ fn start_helpers(handles: Handles, stop: &Arc<AtomicBool>, interactive: bool) {
     match signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]) {
         Ok(mut signals) => {
             std::thread::spawn(move || {
-                let mut seen = 0;
+                let patience = Patience::default();
                 for _ in &mut signals {
                     stop.store(true, Ordering::Relaxed);
                     waker.wake();
-                    seen += 1;
-                    if seen > 2 {
+                    if patience.signal(Patience::now()) {
                         // The orderly end hangs: the user insists.
                         std::process::exit(i32::from(exit::FAILED));
                     }
