@@ -84,6 +84,8 @@ pub mod exit {
     pub const GUEST_DIED: u8 = 3;
     /// The command of `--run` failed.
     pub const RUN_FAILED: u8 = 4;
+    /// The time of `--timeout` was up before `--run` had finished; as `timeout` of coreutils.
+    pub const TIMED_OUT: u8 = 124;
 }
 
 /// Connects to a running trace; tries for so long.

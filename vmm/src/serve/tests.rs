@@ -297,3 +297,41 @@ fn the_agent_gets_every_byte_behind_the_first_line() {
     stream.read_to_string(&mut answer).unwrap();
     assert_eq!(answer, "OK\nHELLO AGENT");
 }
+
+/// What a connection of the guest from `port` with this first line gets, and whether that got any
+/// further.
+fn guest_says(readers: GuestReaders, port: u32, line: &str) -> (String, bool) {
+    let ((joining, joins), (commands, control)) = (channel(), channel());
+    let mut services = Services::new(joining, commands, Arc::new(|| {}));
+    services.readers = readers;
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    services.take_guest(ours, port);
+    theirs.write_all(line.as_bytes()).unwrap();
+    // With it go the senders, when the connection's thread is through.
+    drop(services);
+    if let Ok(request) = control.recv() {
+        request.answer.send(Ok(String::new())).unwrap();
+    }
+    let joined = joins.recv().is_ok();
+    let mut answer = String::new();
+    theirs.read_to_string(&mut answer).unwrap();
+    (answer, joined)
+}
+
+// The trace shows what all others in the guest do, and where KASLR has put the kernel.
+#[test]
+fn the_guest_reads_only_if_it_may_and_marks_in_any_case() {
+    for (readers, port, may) in [
+        (GuestReaders::None, 1, false),
+        (GuestReaders::Privileged, 1023, true),
+        (GuestReaders::Privileged, 1024, false),
+        (GuestReaders::All, 5000, true),
+    ] {
+        for line in ["raw\n", "json -f vfs_*\n"] {
+            let (answer, joined) = guest_says(readers, port, line);
+            assert_eq!(joined, may, "{readers:?} {port} {line}: {answer}");
+            assert_eq!(answer.starts_with("ERR ") && answer.contains("--serve-guest"), !may);
+        }
+        assert_eq!(guest_says(readers, port, "mark 1 x\n"), ("OK\n".to_owned(), false));
+    }
+}

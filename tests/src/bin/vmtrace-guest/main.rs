@@ -27,6 +27,7 @@
 //! vmtrace-guest tree [guest]           calls that are the same each time; prints what the guest's
 //!                                      function_graph shows of them, and this task's stack
 //! vmtrace-guest crash                  panics the kernel (sysrq)
+//! vmtrace-guest reboot                 restarts the machine as reboot(8) does
 //! vmtrace-guest uptime                 CLOCK_BOOTTIME in nanoseconds
 //! ```
 #![allow(unsafe_code, reason = "system calls")]
@@ -79,6 +80,11 @@ fn main() -> Result<()> {
         ["tree", "guest"] => tree::tree(true),
         ["stress", cpus] => stress::stress(cpus.parse()?),
         ["crash"] => Ok(fs::write("/proc/sysrq-trigger", "c")?),
+        ["reboot"] => {
+            // SAFETY: takes no pointers.
+            unsafe { libc::reboot(libc::RB_AUTOBOOT) };
+            bail!("no restart: {}", io::Error::last_os_error())
+        }
         ["uptime"] => {
             println!("uptime {}", now(libc::CLOCK_BOOTTIME));
             Ok(())

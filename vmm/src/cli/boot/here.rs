@@ -215,7 +215,8 @@ fn exit_code(args: &Args, outcome: &Outcome) -> Result<u8> {
         Some(ExitReason::Panic { .. } | ExitReason::TripleFault) => exit::GUEST_DIED,
         Some(ExitReason::InternalError(what)) => bail!("the machine failed: {what}"),
         None if outcome.summary.exit == Exit::Timeout && unfinished => {
-            bail!("the time was up before --run had finished: see --timeout")
+            say!("vmtrace: error: the time was up before --run had finished: see --timeout");
+            exit::TIMED_OUT
         }
         _ if outcome.summary.run_status.is_some_and(|status| status != 0) => exit::RUN_FAILED,
         None if outcome.summary.exit == Exit::Stopped && unfinished => {
@@ -329,7 +330,9 @@ mod tests {
         assert_eq!(error(stopped.clone(), run), "stopped before --run had finished");
         // What an emulated host has of it.
         assert!(error(stopped.clone(), "--expect-run").starts_with("stopped before"));
-        assert!(error(timeout.clone(), run).starts_with("the time was up before"));
+        // Not the command's failure, and not ours.
+        assert_eq!(code(run, timeout.clone(), None).unwrap(), exit::TIMED_OUT);
+        assert_eq!(code(run, timeout, Some(1)).unwrap(), exit::RUN_FAILED);
         assert!(error(off(), run).contains("without saying how --run had ended"));
         assert!(error((Exit::Unknown, None), run).contains("without saying how --run had ended"));
     }
@@ -342,5 +345,9 @@ mod tests {
         let died = || (Exit::TripleFault, Some(ExitReason::TripleFault));
         assert_eq!(code("", died(), None).unwrap(), exit::GUEST_DIED);
         assert_eq!(code("--run ls", died(), None).unwrap(), exit::GUEST_DIED);
+        let panic = || Some(ExitReason::Panic { message: "x".into() });
+        assert_eq!(code("", (Exit::Panic, panic()), None).unwrap(), exit::GUEST_DIED);
+        // Also after its command has succeeded.
+        assert_eq!(code("--run ls", (Exit::Panic, panic()), Some(0)).unwrap(), exit::GUEST_DIED);
     }
 }
