@@ -13,7 +13,7 @@ use super::link::{Event, Link};
 use super::wire::{Exited, Frame, Kind, Run};
 
 /// How long a job may take to stop when it was asked to.
-const STOP_TIME: Duration = Duration::from_secs(10);
+const STOP_TIME: Duration = Duration::from_secs(30);
 /// How long a killed job may take to be gone.
 const KILL_TIME: Duration = Duration::from_secs(10);
 
@@ -46,7 +46,7 @@ pub struct Job<'a> {
     pub outputs: Vec<(String, Output<'a>)>,
     /// It is stopped after this time.
     pub timeout: Option<Duration>,
-    /// The user's signals: the first stops the job, the second ends everything.
+    /// The user's signals: the first stops the job, one too many ([`super::Patience`]) ends everything.
     pub interrupts: Option<Arc<Interrupts>>,
 }
 
@@ -184,8 +184,8 @@ impl EmulatedHost {
                 _ => {}
             }
             let interrupts = limits.count() - before;
-            if interrupts > 1 {
-                // Output may be stuck in a pipe that nobody reads; a third signal is not to be waited for.
+            if limits.interrupts.is_some_and(Interrupts::insists) {
+                // Output may be stuck in a pipe that nobody reads; a further signal is not to be waited for.
                 limits.interrupts.iter().for_each(|i| i.give_up());
                 self.kill();
                 return Err(HostError::Interrupted);

@@ -27,7 +27,7 @@ pub use check::Check;
 pub use error::{HostError, LogTail};
 pub use host::{EmulatedHost, HostOptions};
 pub use image::FileSource;
-pub use interrupts::Interrupts;
+pub use interrupts::{Interrupts, Patience};
 pub use inventory::emulated_host_checks;
 pub use job::{Job, JobEnd, Output, Stdin, Stopped};
 pub use program::{THIS_PROGRAM, program};

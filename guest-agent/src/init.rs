@@ -96,7 +96,7 @@ fn serve(reaper: &Arc<Reaper>) -> Result<(), String> {
     let listener = Listener::bind(AGENT_PORT)?;
     let server = Server::new(Arc::clone(reaper));
     let thread = start_thread("vsock", move || {
-        let error = listener.serve(&server);
+        let error = listener.serve(&server, |line| Channel::open().error(line));
         Channel::open().error(&format!("vsock: {error}"));
     });
     thread.map_err(|e| format!("no thread: {e}"))

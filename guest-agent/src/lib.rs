@@ -62,7 +62,8 @@ fn serve(options: &[OsString]) -> ExitCode {
     let error = match server::Listener::bind(port) {
         Ok(listener) => {
             let server = server::Server::new(reaper::Reaper::new());
-            format!("vsock port {port}: {}", listener.serve(&server))
+            let log = |line: &str| eprintln!("vmtrace-agent: {line}");
+            format!("vsock port {port}: {}", listener.serve(&server, log))
         }
         Err(error) => error,
     };

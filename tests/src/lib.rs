@@ -3,6 +3,7 @@
 pub mod arch;
 pub mod args;
 pub mod cases;
+pub mod ends;
 pub mod graph;
 pub mod live;
 pub mod mitigations;

@@ -77,8 +77,13 @@ impl LiveGuest {
 
     /// What Ctrl-C does.
     pub fn interrupt(&self) {
+        self.signal("INT");
+    }
+
+    /// Sends the run a signal.
+    pub fn signal(&self, name: &str) {
         let id = self.child.as_ref().unwrap().id().to_string();
-        Command::new("kill").args(["-INT", &id]).status().unwrap();
+        Command::new("kill").args(["-s", name, &id]).status().unwrap();
     }
 
     /// Waits for the end of the run: its status, and what it said.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use vmtrace::emulated::{FileSource, HostArch, HostError, HostOptions, cache_dir};
 use vmtrace::initramfs::{Builder, Modules};
 use vmtrace::kernel::Kernel;
-use vmtrace::stream::{Exit, Frame, Header, Reader, Record, RecordHead, Summary};
+use vmtrace::stream::{Exit, Frame, Header, MarkKind, Reader, Record, RecordHead, Summary};
 
 /// The guest kernels, by the names of their places in the cache.
 pub const KERNELS: [&str; 3] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7"];
@@ -164,6 +164,23 @@ impl Trace {
         let records = entries.len() + returns.len() + tails.len() + aids.len();
         ensure!(summary.records() == records as u64, "the totals are wrong");
         Ok(Self { header, entries, returns, tails, aids, summary, stream })
+    }
+
+    /// The texts of marks of a kind.
+    ///
+    /// # Errors
+    /// When the stream is not whole.
+    pub fn marks(&self, kind: MarkKind) -> Result<Vec<String>> {
+        let mut reader = Reader::new(&*self.stream)?;
+        let mut texts = Vec::new();
+        while let Some(frame) = reader.next_frame()? {
+            if let Frame::Mark(mark) = frame
+                && mark.kind == kind
+            {
+                texts.push(mark.text);
+            }
+        }
+        Ok(texts)
     }
 
     /// Names of the functions in the records of one process.

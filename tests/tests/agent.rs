@@ -2,10 +2,12 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::thread;
 
+use vmtrace::host::cache_dir;
+use vmtrace::initramfs::Modules;
 use vmtrace::stream::{Frame, MarkKind, Reader};
 use vmtrace_tests::live::{LiveGuest, unless_lost, vmtrace};
 use vmtrace_tests::trace::arch_of;
@@ -55,6 +57,33 @@ fn ports_of_the_host(socket: &Path, port_5001: &Path) {
     }
 }
 
+/// A module that processes of the guest reach the guest's own ports by, as a file.
+fn loopback_module(kernel: &str, directory: &Path) -> PathBuf {
+    let modules = cache_dir().unwrap().join("kernels").join(kernel).join("modules");
+    let needed = Modules::open(&modules).unwrap().resolve(&["vsock_loopback"]).unwrap();
+    // What it needs is what the device's driver needs.
+    let module = needed.last().unwrap();
+    let file = directory.join(format!("{}.ko", module.name));
+    std::fs::write(&file, &module.content).unwrap();
+    file
+}
+
+/// The agent runs commands as root: for the host, and for nobody in the guest.
+fn only_for_the_host(socket: &Path) {
+    let loaded = run(socket, &["/vmtrace-guest", "load", "/vsock_loopback.ko"]);
+    assert!(loaded.status.success(), "{loaded:?}");
+    // By the loopback's CID and by the guest's own.
+    for cid in ["1", "3"] {
+        let out = run(socket, &["/vmtrace-guest", "agent", cid, "echo a stranger ran this"]);
+        let (text, error) = (&*out.stdout, String::from_utf8_lossy(&out.stderr));
+        assert!(!out.status.success() && text.is_empty(), "{out:?}");
+        let refusal = "the agent serves the host (CID 2) alone, and this is CID 1";
+        assert!(error.contains(refusal), "by CID {cid}: {error}");
+    }
+    let out = run(socket, &["echo", "the host"]);
+    assert_eq!((out.status.code(), &*out.stdout), (Some(0), &b"the host\n"[..]), "{out:?}");
+}
+
 // What a user has a guest without any userland for: commands with all their streams, files, modules, and marks that
 // are found in the trace.
 #[test]
@@ -66,7 +95,10 @@ fn a_guest_is_used_from_outside() {
 
 fn from_outside(name: &str) {
     let workload = workload(arch_of(name).unwrap()).unwrap();
-    let mut guest = LiveGuest::boot(name, &["--add", workload.to_str().unwrap()]);
+    let directory = tempfile::tempdir().unwrap();
+    let module = loopback_module(name, directory.path());
+    let add = ["--add", workload.to_str().unwrap(), "--add", module.to_str().unwrap()];
+    let mut guest = LiveGuest::boot(name, &add);
     let (socket, vsock) = (guest.at("socket"), guest.at("vsock"));
     guest.wait_until(|| run(&socket, &["true"]).status.success());
     for way in [&socket, &vsock] {
@@ -102,6 +134,12 @@ fn from_outside(name: &str) {
         assert_eq!(out.join().unwrap(), format!("{n}\n").into_bytes());
     }
 
+    only_for_the_host(&socket);
+    // This run has no --serve-guest: not even root reads.
+    let out = run(&socket, &["/vmtrace-guest", "consume", "1"]);
+    let error = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && error.contains("does not serve its guest"), "{error}");
+
     let marked = run(&socket, &["mark", "half way"]);
     assert!(marked.status.success(), "{marked:?}");
     // The connection ends with the guest.
@@ -109,6 +147,8 @@ fn from_outside(name: &str) {
     let (ended, said) = guest.end();
     assert_eq!(ended.code(), Some(0), "{name}: {said}");
     assert_eq!(marks(&guest.at("trace")), ["half way"], "{name}: {said}");
+    let refused = "vmtrace: agent: vsock: refused a connection from CID 1, which is not the host";
+    assert!(said.contains(refused), "{name}: {said}");
 }
 
 /// The guest's marks, which lie in the time of the trace.

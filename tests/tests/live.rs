@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
+use vmtrace::stream::Exit;
 use vmtrace_tests::live::{LiveGuest, unless_lost, vmtrace};
 use vmtrace_tests::trace::{Trace, arch_of, syscall};
 use vmtrace_tests::{command, within, workload};
@@ -30,7 +31,7 @@ fn boot(kernel: &str, run: &str) -> LiveGuest {
     let workload = workload.to_str().unwrap();
     let args =
         ["--cpus", "2", "-f", "vfs_*", "--returns", "vfs_*", "--add", workload, "--run", run];
-    LiveGuest::boot(kernel, &args)
+    LiveGuest::boot(kernel, &[&args[..], &["--serve-guest"]].concat())
 }
 
 fn stream(socket: &Path, to: &Path, args: &[&str]) -> Child {
@@ -62,7 +63,8 @@ fn every_consumer_gets_what_it_should() {
 }
 
 fn consumers(kernel: &str) {
-    let mut guest = boot(kernel, "/vmtrace-guest consume 20000 && sleep 3");
+    let mut guest =
+        boot(kernel, "/vmtrace-guest stranger && /vmtrace-guest consume 20000 && sleep 3");
     let socket = guest.at("socket");
     let raw = stream(&socket, &guest.at("live.vmt"), &["--format", "raw"]);
     let mut killed = stream(&socket, &guest.at("killed"), &["--format", "raw"]);
@@ -76,6 +78,7 @@ fn consumers(kernel: &str) {
     let (ended, said) = guest.end();
     assert_eq!(ended.code(), Some(0), "{said}");
     assert!(said.contains("consumed 20000"), "{said}");
+    assert!(said.contains("stranger: only privileged processes of the guest"), "{said}");
     assert!(!socket.exists());
     for child in [raw, late] {
         let out = child.wait_with_output().unwrap();
@@ -160,4 +163,24 @@ fn control(kernel: &str) {
     guest.interrupt();
     let (_, said) = guest.end();
     assert!(said.contains("vmtrace: records "), "{said}");
+}
+
+// `timeout N vmtrace boot ... -o F`: coreutils signals the child and then its group, so that two signals come within
+// milliseconds. The file must be whole, and the run must say how it went.
+#[test]
+fn two_signals_at_once_are_one_request_to_stop() {
+    unless_lost(|| {
+        let mut guest = boot(KERNELS[0], "/vmtrace-guest getppid 1000 0 && sleep 600");
+        wait_for(&mut guest, |status| status["records"][0].as_u64() >= Some(1000));
+        guest.signal("TERM");
+        guest.signal("TERM");
+        let (ended, said) = guest.end();
+        // By itself, not by the signal.
+        assert_eq!(ended.code(), Some(1), "{said}");
+        assert!(said.contains("vmtrace: guest stopped"), "{said}");
+        assert!(said.contains("stopped before --run had finished"), "{said}");
+        let trace = Trace::read(fs::read(guest.at("trace")).unwrap()).unwrap();
+        assert_eq!(trace.summary.exit, Exit::Stopped);
+        assert!(trace.entries.len() >= 1000 && trace.summary.lost() == 0, "{:?}", trace.summary);
+    });
 }

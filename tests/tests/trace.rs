@@ -191,3 +191,20 @@ fn the_command_line_works_end_to_end() {
 fn random_changes_leave_no_trace() {
     GUESTS.random_changes_leave_no_trace(&["x86_64-6.12", "x86_64-7"]);
 }
+
+#[test]
+fn panics_are_told_by_the_kernel() {
+    for name in KERNELS {
+        GUESTS.panics_are_told_by_the_kernel(name);
+    }
+}
+
+#[test]
+fn the_console_is_no_witness() {
+    GUESTS.the_console_is_no_witness("x86_64-6.12");
+}
+
+#[test]
+fn other_ends_are_told_apart() {
+    GUESTS.other_ends_are_told_apart("x86_64-6.12");
+}

@@ -85,3 +85,20 @@ fn overwrite_keeps_the_newest_and_counts_the_rest() {
 fn random_changes_leave_no_trace() {
     GUESTS.random_changes_leave_no_trace(&RISCV_KERNELS);
 }
+
+#[test]
+fn panics_are_told_by_the_kernel() {
+    for name in RISCV_KERNELS {
+        GUESTS.panics_are_told_by_the_kernel(name);
+    }
+}
+
+#[test]
+fn the_console_is_no_witness() {
+    GUESTS.the_console_is_no_witness("riscv64-7");
+}
+
+#[test]
+fn other_ends_are_told_apart() {
+    GUESTS.other_ends_are_told_apart("riscv64-7");
+}

@@ -52,7 +52,9 @@ impl Server {
     pub fn attend(&self, socket: OwnedFd) {
         let slot = Slot::take(&self.connections);
         if slot.is_none() {
-            return self.refuse(socket);
+            let text =
+                format!("the agent serves {CONNECTIONS} connections already; try again later");
+            return self.refuse(socket, Failure { reason: Reason::Busy, text });
         }
         let server = self.clone();
         // Without a thread the socket is closed, which is an answer too.
@@ -63,12 +65,17 @@ impl Server {
         });
     }
 
-    fn refuse(&self, socket: OwnedFd) {
-        let text = format!("the agent serves {CONNECTIONS} connections already; try again later");
+    /// For a listener that anybody can reach: tells whoever is not the host so.
+    pub(crate) fn refuse_stranger(&self, socket: OwnedFd, cid: u32) {
+        let text = format!("the agent serves the host (CID 2) alone, and this is CID {cid}");
+        self.refuse(socket, Failure { reason: Reason::Denied, text });
+    }
+
+    fn refuse(&self, socket: OwnedFd, failure: Failure) {
         let refuse = || -> io::Result<()> {
             let mut link = Link::new(socket)?;
             link.queue_hello(&self.hello);
-            link.queue(&Frame::Failed(Failure { reason: Reason::Busy, text }))?;
+            link.queue(&Frame::Failed(failure))?;
             // These few bytes fit into any new socket.
             link.flush()
         };

@@ -5,6 +5,7 @@ pub mod ctl;
 pub mod doctor;
 pub mod functions;
 pub mod inspect;
+mod losses;
 mod output;
 pub mod report;
 pub mod run;
@@ -27,9 +28,16 @@ struct Cli {
     command: Command,
 }
 
+/// How a run ends that does not end by itself, and what it exits with.
+const BOOT_HELP: &str = "\
+SIGINT, SIGTERM and SIGHUP end the run in order: the trace is whole. Signals that come together are
+one request (timeout of coreutils sends two). A third or later one, a second or more after the
+first, ends it at once, with a torn trace.";
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Boot a kernel and trace it
+    #[command(after_help = BOOT_HELP)]
     Boot(Box<boot::Args>),
     /// Control a running trace
     Ctl(ctl::Args),
@@ -76,6 +84,8 @@ pub mod exit {
     pub const GUEST_DIED: u8 = 3;
     /// The command of `--run` failed.
     pub const RUN_FAILED: u8 = 4;
+    /// The time of `--timeout` was up before `--run` had finished; as `timeout` of coreutils.
+    pub const TIMED_OUT: u8 = 124;
 }
 
 /// Connects to a running trace; tries for so long.

@@ -1,5 +1,6 @@
 //! `vmtrace report`: prints a trace file.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::os::fd::AsFd;
@@ -7,6 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
+use super::losses::{self, Counted};
 use super::view::View;
 use crate::export::{
     Event, Export, Graph, Horizon, Json, PlayError, Player, Stats, Text, write_summary,
@@ -86,6 +88,8 @@ impl Args {
             Format::Graph => Box::new(Graph::new(&mut *out)),
             _ => Box::new(Text::new(&mut *out)),
         };
+        let missed = Cell::new(0);
+        let export: Box<dyn Export + '_> = Box::new(Counted { export, missed: &missed });
         let mut player = self.view.apply(Player::new(export));
         if !self.filter.is_empty() || !self.notrace.is_empty() {
             let (filter, notrace) = (self.filter, self.notrace);
@@ -118,6 +122,7 @@ impl Args {
             write_summary(&mut out, &summary)?;
         }
         out.flush()?;
+        losses::tell(&summary, missed.get())?;
         Ok(0)
     }
 }

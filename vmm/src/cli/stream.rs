@@ -1,11 +1,13 @@
 //! `vmtrace stream`: follows a running trace.
 
+use super::losses::{self, Counted};
 use super::report::{self, Played};
 use super::view::View;
 use crate::export::{Export, Graph, Json, PlayError, Player, Stats, Text, write_summary};
 use crate::serve::{self, Format, Globs, Source, StreamRequest};
 use crate::stream::{Decoder, Progress, StreamError};
 use anyhow::{Context, Result};
+use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -96,6 +98,8 @@ impl Args {
             FormatArg::Stats => Box::new(Stats::new(&mut out)),
             _ => Box::new(Text::new(&mut out)),
         };
+        let missed = Cell::new(0);
+        let export: Box<dyn Export + '_> = Box::new(Counted { export, missed: &missed });
         let Played { summary, .. } =
             match report::play(&mut source, self.view.apply(Player::new(export))) {
                 Err(PlayError::Output(error)) => return Err(error).with_context(unwritten),
@@ -106,6 +110,7 @@ impl Args {
             let mut text = Vec::new();
             write_summary(&mut text, &summary)?;
             say::text(&text);
+            losses::tell(&summary, missed.get())?;
         }
         Ok(0)
     }

@@ -17,7 +17,7 @@ pub use bus::{Bus, Overlap};
 pub use gate::{Gate, Pass};
 pub use i8042::I8042;
 pub use output::{OutputPump, PumpWriter};
-pub use panic_watch::PanicWatch;
+pub use panic_watch::{PanicWatch, Witness};
 pub use plic::{Harts, Plic, PlicLine};
 pub use power::{PowerControl, ResetControl};
 pub use serial::SerialPort;

@@ -13,11 +13,23 @@ const LINE: usize = 1024;
 /// Reads along what the guest prints and remembers its first panic.
 ///
 /// Works for every kernel whose console shows messages of emergency level. Anything in the guest
-/// that may write to the console can make it seem to have panicked, which only changes what an
-/// exit is called.
+/// that may write to the console can make it seem to have panicked: so this counts only as long as
+/// there is no better [`Witness`], and before there are processes at all.
 #[derive(Debug, Default)]
 pub struct PanicWatch {
     state: Mutex<State>,
+}
+
+/// What the console is believed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Witness {
+    /// That the kernel panics, why, and when it has halted.
+    #[default]
+    Whole,
+    /// Nothing: somebody else knows of a panic.
+    Nobody,
+    /// That the kernel has halted: it is known to panic.
+    EndAlone,
 }
 
 #[derive(Debug, Default)]
@@ -25,9 +37,16 @@ struct State {
     line: Vec<u8>,
     message: Option<String>,
     ended: bool,
+    witness: Witness,
 }
 
 impl PanicWatch {
+    /// Believes it so much from now on. What it said before is forgotten.
+    pub fn set(&self, witness: Witness) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = State { witness, ..State::default() };
+    }
+
     /// Reads a piece of console output.
     pub fn feed(&self, bytes: &[u8]) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,13 +76,19 @@ impl State {
     fn end_line(&mut self) {
         let line = String::from_utf8_lossy(&self.line);
         let end = line.contains(END);
+        let believed = match self.witness {
+            Witness::Whole => end && self.message.is_some(),
+            Witness::EndAlone => end,
+            Witness::Nobody => false,
+        };
         if let Some((_, reason)) = line.split_once(PANIC)
             && !end
             && self.message.is_none()
+            && self.witness == Witness::Whole
         {
             self.message = Some(reason.trim_end().to_owned());
         }
-        self.ended |= end && self.message.is_some();
+        self.ended |= believed;
         self.line.clear();
     }
 }
@@ -95,6 +120,23 @@ mod tests {
         watch.feed(b"\n");
         assert!(watch.ended());
         assert_eq!(watch.message().as_deref(), Some("first"));
+    }
+
+    // What a process echoes must neither end a healthy guest nor change what its end is called.
+    #[test]
+    fn it_is_believed_as_long_as_nobody_knows_better() {
+        let echoed =
+            b"Kernel panic - not syncing: x\n---[ end Kernel panic - not syncing: x ]---\n";
+        let watch = PanicWatch::default();
+        watch.set(Witness::Nobody);
+        watch.feed(echoed);
+        assert!(!watch.ended() && watch.message().is_none());
+        watch.set(Witness::EndAlone);
+        assert!(!watch.ended(), "what came before the panic");
+        watch.feed(b"Kernel panic - not syncing: x\n");
+        assert!(!watch.ended() && watch.message().is_none());
+        watch.feed(b"[    1.1] ---[ end Kernel panic - not syncing: x ]---\n");
+        assert!(watch.ended() && watch.message().is_none());
     }
 
     #[test]

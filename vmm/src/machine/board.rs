@@ -52,6 +52,10 @@ impl Board {
         Arc::clone(&self.agent)
     }
 
+    pub(super) fn panic_watch(&self) -> &PanicWatch {
+        &self.panic
+    }
+
     /// Waits until the console's sink has what the guest wrote.
     pub(super) fn flush(&self) {
         self.output.flush(FLUSH_LIMIT);

@@ -50,8 +50,8 @@ pub enum ExitReason {
     TripleFault,
     /// The guest kernel panicked, and then halted, reset or powered off.
     ///
-    /// Recognised by the kernel's message on the console, which it shows whatever the log level
-    /// is. Without a console on ttyS0 a panic is a reset or nothing.
+    /// Of itself the machine knows it by the kernel's message on the console, until it is told that
+    /// the console is no witness; see [`Machine::console_is_no_witness`](super::Machine::console_is_no_witness).
     Panic {
         /// The reason the kernel gave.
         message: String,

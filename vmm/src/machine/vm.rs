@@ -12,7 +12,7 @@ use super::board::VirtioSet;
 use super::control::{Control, STOP_LIMIT};
 use super::vcpu::{self, Vcpu};
 use super::{Annex, Config, ConsoleSinks, Event, MachineError, Paused, kvm, memory, signal};
-use crate::devices::{Gate, SerialPort};
+use crate::devices::{Gate, SerialPort, Witness};
 
 /// A virtual machine: made, started, paused as often as its controller wants, stopped.
 ///
@@ -147,6 +147,16 @@ impl Machine {
     /// Lets a vCPU go on that is parked on an event. Inside a pause it goes on when that ends.
     pub fn release(&self, vcpu: usize) -> Result<(), MachineError> {
         self.control.release(vcpu)
+    }
+
+    /// From now on nothing on the guest's console tells of its end: its kernel is asked itself.
+    pub fn console_is_no_witness(&self) {
+        self.platform.board().panic_watch().set(Witness::Nobody);
+    }
+
+    /// The guest's kernel panics: what its console says of the end of that counts.
+    pub fn kernel_has_panicked(&self) {
+        self.platform.board().panic_watch().set(Witness::EndAlone);
     }
 
     /// What is typed at the guest's console (ttyS0).

@@ -72,7 +72,7 @@ impl Source {
             Self::Unix(path) => UnixStream::connect(path),
             Self::Vsock { cid, port } => {
                 // A stream socket like any other: nothing that is used here looks at its family.
-                Ok(host_vsock::connect_to(*cid, *port)?.into())
+                Ok(host_vsock::connect_privileged(*cid, *port)?.into())
             }
         }
     }

@@ -7,6 +7,7 @@
 
 mod client;
 mod consumer;
+mod guests;
 mod hub;
 mod patience;
 mod queue;
@@ -19,6 +20,8 @@ mod tests;
 
 pub use client::{Source, accepted, ask_stream, command};
 pub use consumer::{Join, Resolve};
+pub(crate) use guests::FIRST_UNPRIVILEGED_PORT;
+pub use guests::GuestReaders;
 pub use hub::Hub;
 pub use patience::Patience;
 pub use request::{Control, Format, Globs, Origin, Request, RequestError, StreamRequest};

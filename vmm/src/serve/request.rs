@@ -13,7 +13,7 @@ pub(super) const LINE_MAX: usize = 16 << 10;
 pub enum Origin {
     /// A process of the host that may open our socket: it may do anything.
     Host,
-    /// Any process of the guest: it may read the trace and mark it.
+    /// Any process of the guest: it may mark the trace, and read it if [`super::GuestReaders`] says so.
     Guest,
 }
 

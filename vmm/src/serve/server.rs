@@ -1,6 +1,7 @@
 //! Connections: reads the first line of each, and hands it to whom it is for.
 
 use super::consumer::Join;
+use super::guests::GuestReaders;
 use super::request::{Control, LINE_MAX, Origin, Request};
 use crate::events::{
     Bell, EventOps, EventSet, Events, Handle, MutEventSubscriber, Subscription, Timer, watch,
@@ -84,17 +85,19 @@ pub struct Services {
     pub wake: Arc<dyn Fn() + Send + Sync>,
     /// The way to the agent, if there is one.
     pub agent: Option<PassToAgent>,
+    /// Who in the guest may read.
+    pub readers: GuestReaders,
 }
 
 impl Services {
-    /// Services without an agent.
+    /// Services without an agent, and closed to readers in the guest.
     #[must_use]
     pub fn new(
         joins: SyncSender<Join>,
         control: SyncSender<ControlRequest>,
         wake: Arc<dyn Fn() + Send + Sync>,
     ) -> Self {
-        Self { joins, control, wake, agent: None }
+        Self { joins, control, wake, agent: None, readers: GuestReaders::default() }
     }
 
     /// Serves, in this event loop, processes of the host on a unix socket at `path`, for the owner
@@ -108,7 +111,11 @@ impl Services {
             source,
         };
         let listener = path.map(PrivateListener::bind).transpose()?;
-        let door = Door { bell: Bell::new().map_err(system)?, waiting: Arc::default() };
+        let door = Door {
+            bell: Bell::new().map_err(system)?,
+            waiting: Arc::default(),
+            readers: self.readers,
+        };
         let asking = Asking {
             services: self,
             door: door.clone(),
@@ -141,12 +148,19 @@ impl Services {
     }
 
     /// Deals with what somebody has asked for.
-    fn serve_line(&self, stream: UnixStream, origin: Origin, line: Result<&str, String>) {
+    fn serve_line(&self, asker: Asker, heard: Result<(), String>) {
+        let Asker { stream, origin, reads, line, .. } = asker;
+        let line = heard.and_then(|()| {
+            std::str::from_utf8(&line).map_err(|_| "the first line is not UTF-8".to_owned())
+        });
         let asked =
             line.and_then(|line| Request::parse(line, origin).map_err(|error| error.to_string()));
         match asked {
             Err(error) => refuse(&stream, &error),
             Ok(Request::Stream(request)) => {
+                if let Err(reason) = reads {
+                    return refuse(&stream, reason);
+                }
                 match self.joins.try_send(Join { stream, request, origin }) {
                     Ok(()) => {}
                     Err(TrySendError::Full(join)) => {
@@ -172,17 +186,28 @@ impl Services {
 #[derive(Clone)]
 pub struct Door {
     bell: Bell,
-    waiting: Arc<Mutex<Vec<(UnixStream, Origin)>>>,
+    waiting: Arc<Mutex<Vec<Caller>>>,
+    readers: GuestReaders,
+}
+
+/// A new connection.
+struct Caller {
+    stream: UnixStream,
+    origin: Origin,
+    /// Whether it may read the trace, or why not.
+    reads: Result<(), &'static str>,
 }
 
 impl Door {
-    /// Deals with a new connection.
-    pub fn take(&self, stream: UnixStream, origin: Origin) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push((stream, origin));
+    /// Deals with a new connection of the guest, from its port `guest_port`.
+    pub fn take_guest(&self, stream: UnixStream, guest_port: u32) {
+        let reads = self.readers.check(guest_port);
+        let caller = Caller { stream, origin: Origin::Guest, reads };
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(caller);
         self.bell.ring();
     }
 
-    fn waiting(&self) -> Vec<(UnixStream, Origin)> {
+    fn waiting(&self) -> Vec<Caller> {
         std::mem::take(&mut self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -218,6 +243,7 @@ const FIRST_ASKER: u32 = 3;
 struct Asker {
     stream: UnixStream,
     origin: Origin,
+    reads: Result<(), &'static str>,
     line: Vec<u8>,
     deadline: Instant,
 }
@@ -249,7 +275,9 @@ impl Asking {
         loop {
             let Some(listener) = &self.listener else { return };
             match listener.listener().accept() {
-                Ok((stream, _)) => self.admit(ops, stream, Origin::Host),
+                Ok((stream, _)) => {
+                    self.admit(ops, Caller { stream, origin: Origin::Host, reads: Ok(()) });
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => {
@@ -263,7 +291,8 @@ impl Asking {
         }
     }
 
-    fn admit(&mut self, ops: &mut EventOps<'_>, stream: UnixStream, origin: Origin) {
+    fn admit(&mut self, ops: &mut EventOps<'_>, caller: Caller) {
+        let Caller { stream, origin, reads } = caller;
         if self.askers.values().filter(|asker| asker.origin == origin).count() >= MAX_ASKING {
             refuse(&stream, "too many connections at once; try again later");
             return;
@@ -277,7 +306,7 @@ impl Asking {
             return;
         }
         let deadline = Instant::now() + ASK_TIME;
-        self.askers.insert(id, Asker { stream, origin, line: Vec::new(), deadline });
+        self.askers.insert(id, Asker { stream, origin, reads, line: Vec::new(), deadline });
     }
 
     /// Somebody may have asked.
@@ -292,12 +321,9 @@ impl Asking {
     }
 
     fn pass_on(&mut self, ops: &mut EventOps<'_>, id: u32, heard: Result<(), String>) {
-        let Some(Asker { stream, origin, line, .. }) = self.askers.remove(&id) else { return };
-        let _ = ops.remove(Events::empty(&stream));
-        let line = heard.and_then(|()| {
-            std::str::from_utf8(&line).map_err(|_| "the first line is not UTF-8".to_owned())
-        });
-        self.services.serve_line(stream, origin, line);
+        let Some(asker) = self.askers.remove(&id) else { return };
+        let _ = ops.remove(Events::empty(&asker.stream));
+        self.services.serve_line(asker, heard);
     }
 
     fn check_deadlines(&mut self, ops: &mut EventOps<'_>) {
@@ -320,8 +346,8 @@ impl MutEventSubscriber for Asking {
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         match events.data() {
             BELL => {
-                for (stream, origin) in self.door.waiting() {
-                    self.admit(ops, stream, origin);
+                for caller in self.door.waiting() {
+                    self.admit(ops, caller);
                 }
             }
             TIMER => {}

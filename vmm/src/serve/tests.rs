@@ -313,7 +313,7 @@ fn more_may_ask_than_descriptors_are_kept_for() {
     drop(silent);
     // Others of the guest have places of their own.
     let (mut ours, theirs) = UnixStream::pair().unwrap();
-    server.0.door().take(theirs, Origin::Guest);
+    server.0.door().take_guest(theirs, 1);
     ours.write_all(b"ctl pause\n").unwrap();
     let mut answer = String::new();
     ours.read_to_string(&mut answer).unwrap();
@@ -329,4 +329,48 @@ fn the_agent_gets_every_byte_behind_the_first_line() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     assert_eq!(answer, "OK\nHELLO AGENT");
+}
+
+/// What a connection of the guest from `port` with this first line gets, and whether that got any
+/// further.
+fn guest_says(readers: GuestReaders, port: u32, line: &str) -> (String, bool) {
+    let ((joining, joins), (commands, control)) = (sync_channel(1), sync_channel(1));
+    let mut services = Services::new(joining, commands, Arc::new(|| {}));
+    services.readers = readers;
+    let events = EventLoop::start("events").unwrap();
+    let server = services.serve(&events.handle(), None).unwrap();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    server.door().take_guest(ours, port);
+    theirs.write_all(line.as_bytes()).unwrap();
+    let answer = std::thread::spawn(move || {
+        let mut answer = String::new();
+        theirs.read_to_string(&mut answer).unwrap();
+        answer
+    });
+    let mut joined = false;
+    while !answer.is_finished() {
+        if let Ok(request) = control.recv_timeout(Duration::from_millis(1)) {
+            request.reply.send(Ok(String::new()));
+        }
+        joined |= joins.try_recv().is_ok();
+    }
+    (answer.join().unwrap(), joined)
+}
+
+// The trace shows what all others in the guest do, and where KASLR has put the kernel.
+#[test]
+fn the_guest_reads_only_if_it_may_and_marks_in_any_case() {
+    for (readers, port, may) in [
+        (GuestReaders::None, 1, false),
+        (GuestReaders::Privileged, 1023, true),
+        (GuestReaders::Privileged, 1024, false),
+        (GuestReaders::All, 5000, true),
+    ] {
+        for line in ["raw\n", "json -f vfs_*\n"] {
+            let (answer, joined) = guest_says(readers, port, line);
+            assert_eq!(joined, may, "{readers:?} {port} {line}: {answer}");
+            assert_eq!(answer.starts_with("ERR ") && answer.contains("--serve-guest"), !may);
+        }
+        assert_eq!(guest_says(readers, port, "mark 1 x\n"), ("OK\n".to_owned(), false));
+    }
 }

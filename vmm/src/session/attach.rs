@@ -13,10 +13,13 @@
 //!      ─ end ────────────────► the same
 //! ```
 //!
+//! Tripwires of [`super::verdict`] tell how the guest ends, from the attach on.
+//!
 //! Whatever goes wrong with tracing is a note, not an end: the guest lives on.
 
 use super::arch;
 use super::tracing::Plan;
+use super::verdict::Verdict;
 use super::{Closing, SessionError, Tracing, mark};
 use crate::kernel::{Exits, Kernel};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
@@ -82,6 +85,8 @@ pub(super) struct Controller {
     pub(super) held_back: bool,
     /// The trace was ended before the guest.
     pub(super) ended: bool,
+    /// How the guest ends.
+    pub(super) verdict: Verdict,
 }
 
 pub(super) fn nanoseconds(duration: Duration) -> u64 {
@@ -102,6 +107,7 @@ impl Controller {
             summary,
             held_back: false,
             ended: false,
+            verdict: Verdict::default(),
         }
     }
 
@@ -204,6 +210,9 @@ impl Controller {
         vcpu: usize,
         address: u64,
     ) -> Result<(), SessionError> {
+        if self.end_told(machine, vcpu, address) {
+            return Ok(());
+        }
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
         match stage {
             Stage::Located { image, wire } if wire.address() == address => {
@@ -303,7 +312,7 @@ impl Controller {
         Some(wire)
     }
 
-    fn disarm(&mut self, machine: &Machine, paused: &Paused<'_>, wire: Tripwire) {
+    pub(super) fn disarm(&mut self, machine: &Machine, paused: &Paused<'_>, wire: Tripwire) {
         paused.disarm_trap(wire.address());
         if let Err(error) = wire.disarm(&Ram(machine.memory())) {
             self.note(error.to_string());
@@ -359,6 +368,8 @@ impl Controller {
                 Err(reason) => anyhow::bail!("--from {}: {reason}", self.name(site)),
             },
         };
+        // After the exits, which are found by what the image has there.
+        self.watch_the_end(machine, paused, image);
         let wire = |name: &str| {
             let wire = Tripwire::on_function(&ram, &image, &self.kernel, name, &TRAP_INSTRUCTION);
             wire.inspect(|wire| {

@@ -9,8 +9,10 @@ mod apply;
 mod arch;
 mod attach;
 mod control;
+mod printk;
 mod tracing;
 mod values;
+mod verdict;
 
 use crate::kernel::{Kernel, KernelError};
 use crate::machine::{Config, ConsoleSinks, Event, ExitReason, Machine, MachineError};
@@ -142,7 +144,9 @@ pub fn run(
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let mut exit = None;
     let end = loop {
-        let wait = deadline.map_or(Duration::from_secs(3600), |deadline| {
+        let halted = controller.verdict.deadline();
+        let wait = deadline.into_iter().chain(halted).min();
+        let wait = wait.map_or(Duration::from_secs(3600), |deadline| {
             deadline.saturating_duration_since(Instant::now())
         });
         match machine.events().recv_timeout(wait) {
@@ -155,6 +159,7 @@ pub fn run(
                 let _ = machine.release(vcpu);
             }
             Ok(Event::Exit(reason)) => {
+                let reason = controller.verdict.of(reason);
                 let end = match reason {
                     ExitReason::PowerOff => Exit::Poweroff,
                     ExitReason::Reset => Exit::Reset,
@@ -175,8 +180,14 @@ pub fn run(
                 }
             }
             Err(RecvTimeoutError::Timeout) => {
+                if halted.is_some_and(|deadline| Instant::now() >= deadline) {
+                    exit = controller.verdict.panic();
+                    break Exit::Panic;
+                }
                 if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                    break Exit::Timeout;
+                    // A guest that has panicked meanwhile is not late but dead.
+                    exit = controller.verdict.panic();
+                    break exit.as_ref().map_or(Exit::Timeout, |_| Exit::Panic);
                 }
             }
             Err(RecvTimeoutError::Disconnected) => break Exit::Unknown,
@@ -187,6 +198,9 @@ pub fn run(
         }
     };
     controller.detach(&machine);
+    if let Some(ExitReason::Panic { message }) = &exit {
+        controller.note(format!("kernel panic: {message}"));
+    }
     let text = exit.as_ref().map_or_else(|| end.as_str().to_owned(), ToString::to_string);
     controller.mark(&machine, MarkKind::Exit, Duration::ZERO, text);
     let summary = controller.finish(&machine, end, closing())?;

@@ -9,8 +9,11 @@
 //! vmtrace-guest ftrace-all files       the guest's tracer on all functions, then off
 //! vmtrace-guest consume N              N calls of getppid, and as a consumer of the live trace
 //!                                      over vsock waits until it has seen all of them
+//! vmtrace-guest stranger               asks for the live trace as an unprivileged user; prints why not
 //! vmtrace-guest call PORT              standard input to the host's vsock port, and what comes
 //!                                      from there to standard output
+//! vmtrace-guest agent CID COMMAND      asks the agent of that CID to run a command; what it says
+//! vmtrace-guest load FILE              loads a kernel module
 //! vmtrace-guest bytes PORT N CONSOLE   sends N bytes to that port and gets N; then writes so
 //!                                      many to the console and tells how long that took
 //! vmtrace-guest bench N                instructions an event, under icount; the guest's function
@@ -29,6 +32,7 @@
 //! vmtrace-guest tree [guest]           calls that are the same each time; prints what the guest's
 //!                                      function_graph shows of them, and this task's stack
 //! vmtrace-guest crash                  panics the kernel (sysrq)
+//! vmtrace-guest reboot                 restarts the machine as reboot(8) does
 //! vmtrace-guest uptime                 CLOCK_BOOTTIME in nanoseconds
 //! ```
 #![allow(unsafe_code, reason = "system calls")]
@@ -47,9 +51,11 @@ use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
+use vmtrace::agent::protocol::{AGENT_PORT, Command as RunCommand, Run};
+use vmtrace::agent::{Endpoint, Streams};
 use vmtrace::devices::virtio::vsock::TRACE_PORT;
 use vmtrace::emulated::HostArch;
-use vmtrace::serve::{Format, Globs, Source, StreamRequest, ask_stream};
+use vmtrace::serve::{Format, Globs, Source, StreamRequest, accepted, ask_stream};
 use vmtrace_tests::trace::syscall_of;
 
 /// Bytes moved at a time.
@@ -66,7 +72,10 @@ fn main() -> Result<()> {
         ["ftrace-all", "files"] => ftrace_all(),
         ["refused", function] => refused(function),
         ["consume", count] => consume(count.parse()?),
+        ["stranger"] => stranger(),
         ["call", port] => call(port.parse()?),
+        ["agent", cid, command] => agent(cid.parse()?, command),
+        ["load", file] => load(file),
         ["bytes", port, count, console] => bytes(port.parse()?, count.parse()?, console.parse()?),
         ["bench", others] => bench::bench(others.parse()?),
         ["bench-ops", which @ ..] => bench::ops(which),
@@ -82,6 +91,11 @@ fn main() -> Result<()> {
         ["code", site, others @ ..] => code::code(site, others),
         ["kexec", image] => cpus::kexec(image),
         ["crash"] => Ok(fs::write("/proc/sysrq-trigger", "c")?),
+        ["reboot"] => {
+            // SAFETY: takes no pointers.
+            unsafe { libc::reboot(libc::RB_AUTOBOOT) };
+            bail!("no restart: {}", io::Error::last_os_error())
+        }
         ["uptime"] => {
             println!("uptime {}", now(libc::CLOCK_BOOTTIME));
             Ok(())
@@ -123,13 +137,32 @@ fn getppid(count: u64, cpus: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn consume(count: u64) -> Result<()> {
+/// The live trace as JSON lines, of `getppid` alone.
+fn trace() -> Result<Box<dyn Read + Send>> {
     let source = Source::Vsock { cid: 2, port: TRACE_PORT };
     let stream = source.connect(Duration::from_secs(20)).context("no trace port")?;
     let globs =
         Globs { filter: vec![syscall_of(HostArch::native(), "getppid")], notrace: Vec::new() };
     ask_stream(&stream, &StreamRequest { format: Format::Json, globs, tracer: None })?;
-    let mut lines = BufReader::new(stream).lines();
+    Ok(Box::new(accepted(stream)?))
+}
+
+fn stranger() -> Result<()> {
+    const NOBODY: libc::uid_t = 65534;
+    // SAFETY: no pointers; this process has no other thread.
+    let failed = unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) };
+    if failed != 0 {
+        bail!("still root: {}", io::Error::last_os_error());
+    }
+    match trace() {
+        Ok(_) => bail!("the trace is served"),
+        Err(error) => println!("stranger: {error:#}"),
+    }
+    Ok(())
+}
+
+fn consume(count: u64) -> Result<()> {
+    let mut lines = BufReader::new(trace()?).lines();
     let first = lines.next().context("no stream")??;
     println!("consume {first}");
     (0..count).for_each(|_| call_getppid());
@@ -142,6 +175,30 @@ fn consume(count: u64) -> Result<()> {
         seen += u64::from(line.contains("\"entry\""));
     }
     println!("consumed {seen}");
+    Ok(())
+}
+
+/// What a process of the guest may not, even with the agent's port within its reach.
+fn agent(cid: u32, command: &str) -> Result<()> {
+    let connection = Endpoint::Vsock { cid, port: AGENT_PORT }.connect()?;
+    let command = RunCommand::Line(command.into());
+    let command = Run { command, directory: Vec::new(), environment: Vec::new() };
+    let (mut stdout, mut stderr) = (io::stdout(), io::stderr());
+    let streams =
+        Streams { stdin: Box::new(io::empty()), stdout: &mut stdout, stderr: &mut stderr };
+    let exit = connection.run(command, streams, |_| {})?;
+    println!("the agent's command has ended: {exit:?}");
+    Ok(())
+}
+
+fn load(file: &str) -> Result<()> {
+    let module = fs::File::open(file).with_context(|| file.to_owned())?;
+    // SAFETY: a file descriptor and an empty string.
+    let failed =
+        unsafe { libc::syscall(libc::SYS_finit_module, module.as_raw_fd(), c"".as_ptr(), 0) };
+    if failed != 0 {
+        bail!("cannot load {file}: {}", io::Error::last_os_error());
+    }
     Ok(())
 }
 

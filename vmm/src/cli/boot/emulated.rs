@@ -8,6 +8,7 @@ use crate::emulated::{
 };
 use crate::kernel::Kernel;
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -183,6 +184,9 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     if args.vsock.is_some() {
         job.push(format!("--vsock={VSOCK}"));
         job.push(format!("--vsock-gateway={GATEWAY}"));
+    }
+    if let Some(readers) = args.serve_guest.and_then(|readers| readers.to_possible_value()) {
+        job.push(format!("--serve-guest={}", readers.get_name()));
     }
     job.push(format!("--cid={}", args.cid));
     if args.modules.is_some() {

@@ -7,11 +7,12 @@ use crate::agent::{AgentMessage, AgentParser};
 use crate::cli::exit;
 use crate::devices::virtio::vsock::{self, Vsock};
 use crate::events::{EventLoop, Handle, Signals};
-use crate::export::write_summary;
+use crate::emulated::Patience;
+use crate::export::{write_losses, write_summary};
 use crate::kernel::Kernel;
 use crate::machine::{BootImage, Config, ExitReason, ImageBytes, Waker};
 
-use crate::serve::{Control, Origin, Reply, Services};
+use crate::serve::{Control, Reply, Services};
 use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tracing};
 use crate::stream::Exit;
 use anyhow::{Context, Result, bail};
@@ -89,6 +90,7 @@ pub(super) fn run(
             }
         })
     });
+    services.readers = args.serve_guest.unwrap_or_default();
     let options = vsock::Options {
         cid: args.cid,
         socket: args.vsock.clone(),
@@ -108,7 +110,9 @@ pub(super) fn run(
     let marks = services.clone();
     let server = services.serve(&events.handle(), args.socket.as_deref())?;
     let door = server.door();
-    sockets.listen(vsock::TRACE_PORT, move |incoming| door.take(incoming.stream, Origin::Guest))?;
+    sockets.listen(vsock::TRACE_PORT, move |incoming| {
+        door.take_guest(incoming.stream, incoming.guest_port);
+    })?;
     let machine = Config {
         cpus: args.cpus,
         memory: args.memory,
@@ -211,6 +215,7 @@ pub(super) fn run(
     let mut text = Vec::new();
     let said = said.lock().unwrap_or_else(PoisonError::into_inner);
     write_summary(&mut text, &outcome.summary)?;
+    write_losses(&mut text, &outcome.summary, 0)?;
     say::text(&text);
     for error in &said.errors {
         say!("vmtrace: agent: {error}");
@@ -225,7 +230,8 @@ fn exit_code(args: &Args, outcome: &Outcome) -> Result<u8> {
         Some(ExitReason::Panic { .. } | ExitReason::TripleFault) => exit::GUEST_DIED,
         Some(ExitReason::InternalError(what)) => bail!("the machine failed: {what}"),
         None if outcome.summary.exit == Exit::Timeout && unfinished => {
-            bail!("the time was up before --run had finished: see --timeout")
+            say!("vmtrace: error: the time was up before --run had finished: see --timeout");
+            exit::TIMED_OUT
         }
         _ if outcome.summary.run_status.is_some_and(|status| status != 0) => exit::RUN_FAILED,
         None if outcome.summary.exit == Exit::Stopped && unfinished => {
@@ -277,12 +283,11 @@ fn listen_to_user(events: &Handle, handles: Handles, stop: &Arc<AtomicBool>, int
         }
     }
     let stop = Arc::clone(stop);
-    let mut seen = 0;
+    let patience = Patience::default();
     let signals = Signals::new(&[SIGINT, SIGTERM, SIGHUP], move || {
         stop.store(true, Ordering::Relaxed);
         waker.wake();
-        seen += 1;
-        if seen > 2 {
+        if patience.signal(Patience::now()) {
             // The orderly end hangs: the user insists.
             std::process::exit(i32::from(exit::FAILED));
         }
@@ -318,7 +323,9 @@ mod tests {
         assert_eq!(error(stopped.clone(), run), "stopped before --run had finished");
         // What an emulated host has of it.
         assert!(error(stopped.clone(), "--expect-run").starts_with("stopped before"));
-        assert!(error(timeout.clone(), run).starts_with("the time was up before"));
+        // Not the command's failure, and not ours.
+        assert_eq!(code(run, timeout.clone(), None).unwrap(), exit::TIMED_OUT);
+        assert_eq!(code(run, timeout, Some(1)).unwrap(), exit::RUN_FAILED);
         assert!(error(off(), run).contains("without saying how --run had ended"));
         assert!(error((Exit::Unknown, None), run).contains("without saying how --run had ended"));
     }
@@ -331,5 +338,9 @@ mod tests {
         let died = || (Exit::TripleFault, Some(ExitReason::TripleFault));
         assert_eq!(code("", died(), None).unwrap(), exit::GUEST_DIED);
         assert_eq!(code("--run ls", died(), None).unwrap(), exit::GUEST_DIED);
+        let panic = || Some(ExitReason::Panic { message: "x".into() });
+        assert_eq!(code("", (Exit::Panic, panic()), None).unwrap(), exit::GUEST_DIED);
+        // Also after its command has succeeded.
+        assert_eq!(code("--run ls", (Exit::Panic, panic()), Some(0)).unwrap(), exit::GUEST_DIED);
     }
 }

@@ -15,7 +15,7 @@ use crate::initramfs;
 use crate::kernel::arguments::ArgumentSpec;
 use crate::kernel::{Coverage, Kernel, KernelError, Missing};
 use crate::machine::{DEFAULT_CMDLINE, MAX_MEMORY, MIN_MEMORY};
-use crate::serve::{Globs, SpecError, TracerSpec};
+use crate::serve::{Globs, GuestReaders, SpecError, TracerSpec};
 use crate::session::{self, Tracer, Tracing, ValuesError, Wants};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
@@ -106,6 +106,11 @@ pub struct Args {
     /// Serve the running trace on this unix socket: see `vmtrace stream` and `vmtrace ctl`
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
+    /// Let processes of the guest read the trace at vsock port 1024 of CID 2: with all that other
+    /// processes do in it, and where KASLR has put the kernel. Alone it lets in those that connect
+    /// from a port below 1024, as only privileged ones can. Marks need no such leave
+    #[arg(long, value_enum, value_name = "WHO", num_args = 0..=1, require_equals = true, default_missing_value = "privileged")]
+    pub serve_guest: Option<GuestReaders>,
     /// Where the guest's console goes: stderr, none, or a file
     #[arg(long, value_name = "WHERE", default_value = "stderr")]
     pub console: String,
@@ -224,7 +229,8 @@ impl Args {
     #[must_use]
     pub fn wants_vsock(&self) -> bool {
         let modules = self.modules.is_some() || self.with_modules;
-        modules || self.vsock.is_some() || self.socket.is_some()
+        let served = self.serve_guest.is_some_and(|readers| readers != GuestReaders::None);
+        modules || served || self.vsock.is_some() || self.socket.is_some()
     }
 
     /// Whether where functions are left is traced.

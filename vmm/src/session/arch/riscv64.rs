@@ -47,3 +47,31 @@ pub(in crate::session) fn code_changed() {
         log::warn!("riscv_flush_icache: {}", std::io::Error::last_os_error());
     }
 }
+
+/// Where an argument of a function is.
+pub(in crate::session) enum Argument {
+    /// In a register.
+    Word(u64),
+    /// In memory, at this run-time address.
+    Stack(u64),
+}
+
+/// An integer argument, variable ones included, of the function whose first instructions are next
+/// and hold a tripwire: that takes `a7`, the eighth.
+pub(in crate::session) fn argument(registers: &Registers, index: usize) -> Option<Argument> {
+    const A0: usize = 10;
+    const IN_REGISTERS: usize = 8;
+    match index {
+        0..7 => registers.x.get(A0 + index).copied().map(Argument::Word),
+        7 => None,
+        _ => {
+            let sp = registers.x[2];
+            Some(Argument::Stack(sp.wrapping_add(8 * (index - IN_REGISTERS) as u64)))
+        }
+    }
+}
+
+/// Where a vCPU stands.
+pub(in crate::session) fn program_counter(registers: &Registers) -> u64 {
+    registers.pc
+}

@@ -28,3 +28,26 @@ pub(in crate::session) fn tables(registers: &Registers) -> PageTables {
 /// Lets every vCPU fetch what was written into guest code. To be called before a
 /// pause ends. Here entering the guest does that.
 pub(in crate::session) fn code_changed() {}
+
+/// Where an argument of a function is.
+pub(in crate::session) enum Argument {
+    /// In a register.
+    Word(u64),
+    /// In memory, at this run-time address.
+    Stack(u64),
+}
+
+/// An integer argument, variable ones included, of the function whose first instructions are next.
+pub(in crate::session) fn argument(registers: &Registers, index: usize) -> Option<Argument> {
+    let Registers { rdi, rsi, rdx, rcx, r8, r9, rsp, .. } = *registers;
+    Some(match [rdi, rsi, rdx, rcx, r8, r9].get(index) {
+        Some(&word) => Argument::Word(word),
+        // Behind the return address.
+        None => Argument::Stack(rsp.wrapping_add(8 * (index as u64 - 5))),
+    })
+}
+
+/// Where a vCPU stands.
+pub(in crate::session) fn program_counter(registers: &Registers) -> u64 {
+    registers.rip
+}

@@ -1,0 +1,45 @@
+//! Telling people of lost records.
+
+use std::cell::Cell;
+use std::io;
+
+use crate::export::{Event, Export, write_losses};
+use vmtrace_system::say;
+use crate::stream::{Header, LossReason, Summary};
+
+/// An export that also counts what this consumer alone has missed.
+pub(super) struct Counted<'a> {
+    pub(super) export: Box<dyn Export + 'a>,
+    pub(super) missed: &'a Cell<u64>,
+}
+
+impl Export for Counted<'_> {
+    fn begin(&mut self, header: &Header) -> io::Result<()> {
+        self.export.begin(header)
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
+        if let Event::Loss(loss) = event
+            && loss.reason == LossReason::Consumer
+        {
+            self.missed.set(self.missed.get().saturating_add(loss.count));
+        }
+        self.export.event(event)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.export.flush()
+    }
+
+    fn end(&mut self, summary: Option<&Summary>) -> io::Result<()> {
+        self.export.end(summary)
+    }
+}
+
+/// Tells of losses on standard error, if there are many; what was printed goes before.
+pub(super) fn tell(summary: &Summary, missed: u64) -> io::Result<()> {
+    let mut text = Vec::new();
+    write_losses(&mut text, summary, missed)?;
+    say::text(&text);
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! How the guest ends, from its kernel's own code: tripwires on the functions by which a kernel
+//! dies or restarts. They cost nothing until they are hit. Its console is no witness: anybody in
+//! the guest can write there, and with `loglevel=0` the kernel does not.
+
+use super::arch;
+use super::attach::Controller;
+use super::printk::{self, Arguments};
+use crate::kernel::Kernel;
+use crate::machine::{ExitReason, Machine, Paused, TRAP_INSTRUCTION};
+use crate::stream::MarkKind;
+use crate::tracer::{Guest, Image, Ram, Tripwire};
+use std::time::{Duration, Instant};
+
+/// How long a guest whose kernel has panicked may take to print, to notify and to reset itself.
+/// One that does not is taken for halted: with `panic=0` it never ends.
+const LAST_WORDS: Duration = Duration::from_secs(60);
+/// The longest format of a panic.
+const FORMAT: usize = 1024;
+
+/// What a function says about the guest when it is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// The kernel gives up.
+    Panic,
+    /// The kernel has met a bug of its own and tries to go on.
+    Oops,
+    /// Somebody wants a restart.
+    Restart,
+}
+
+/// Where each is told: `panic` and `oops_enter` in kernel/panic.c, `emergency_restart` in
+/// kernel/reboot.c, `machine_restart` in arch/*/kernel/reboot.c or reset.c.
+const FUNCTIONS: [(&str, Kind); 4] = [
+    ("panic", Kind::Panic),
+    ("oops_enter", Kind::Oops),
+    ("machine_restart", Kind::Restart),
+    ("emergency_restart", Kind::Restart),
+];
+
+struct Wire {
+    kind: Kind,
+    wire: Tripwire,
+}
+
+/// What is known of the guest's end.
+#[derive(Default)]
+pub(super) struct Verdict {
+    image: Option<Image>,
+    wires: Vec<Wire>,
+    /// The first panic's message, and when.
+    panicked: Option<(String, Instant)>,
+    restarts: bool,
+}
+
+impl Verdict {
+    /// When a guest that has panicked is taken for halted.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.panicked.as_ref().map(|(_, when)| *when + LAST_WORDS)
+    }
+
+    /// How a guest has ended that has panicked.
+    pub(super) fn panic(&self) -> Option<ExitReason> {
+        let (message, _) = self.panicked.as_ref()?;
+        Some(ExitReason::Panic { message: message.clone() })
+    }
+
+    /// The true reason of an exit, which the machine knows by what its devices were told.
+    pub(super) fn of(&self, reason: ExitReason) -> ExitReason {
+        match (reason, self.panic()) {
+            (reason @ ExitReason::InternalError(_), _) => reason,
+            (_, Some(panic)) => panic,
+            // The last of x86's ways to restart (`BOOT_TRIPLE`, arch/x86/kernel/reboot.c).
+            (ExitReason::TripleFault, None) if self.restarts => ExitReason::Reset,
+            (reason, None) => reason,
+        }
+    }
+}
+
+impl Controller {
+    /// Lays the tripwires, at the moment when the guest is attached to: one CPU runs, and it is in
+    /// none of these functions.
+    pub(super) fn watch_the_end(&mut self, machine: &Machine, paused: &Paused<'_>, image: Image) {
+        let ram = Ram(machine.memory());
+        let mut missing = Vec::new();
+        for (name, kind) in FUNCTIONS {
+            match Tripwire::on_function(&ram, &image, &self.kernel, name, &TRAP_INSTRUCTION) {
+                Ok(wire) => {
+                    paused.arm_trap(wire.address());
+                    self.verdict.wires.push(Wire { kind, wire });
+                }
+                Err(error) => missing.push((name, kind, error)),
+            }
+        }
+        for (name, kind, error) in missing {
+            let untold = match kind {
+                Kind::Panic => {
+                    "whether the guest panics is told by its console alone, where anybody \
+                                in it can write"
+                }
+                Kind::Oops => "an oops of the guest is not told",
+                Kind::Restart => "a restart of this kind is not told from a reset",
+            };
+            self.note(format!("{untold}: no tripwire on {name}: {error}"));
+        }
+        self.verdict.image = Some(image);
+        if self.verdict.wires.iter().any(|wire| wire.kind == Kind::Panic) {
+            machine.console_is_no_witness();
+        }
+    }
+
+    /// Whether a tripwire of these was hit, which is dealt with then.
+    pub(super) fn end_told(&mut self, machine: &Machine, vcpu: usize, address: u64) -> bool {
+        let found = self.verdict.wires.iter().position(|wire| wire.wire.address() == address);
+        let (Some(found), Some(image)) = (found, self.verdict.image) else { return false };
+        let paused = match machine.pause() {
+            Ok(paused) => paused,
+            Err(error) => {
+                self.note(format!("how the guest ends is not known: {error}"));
+                return true;
+            }
+        };
+        let Wire { kind, wire } = self.verdict.wires.swap_remove(found);
+        let ram = Ram(machine.memory());
+        let text = match kind {
+            Kind::Panic => {
+                let message = message(&ram, &image, &self.kernel, &paused, vcpu);
+                machine.kernel_has_panicked();
+                let text = format!("kernel panic: {message}");
+                self.verdict.panicked.get_or_insert((message, Instant::now()));
+                text
+            }
+            Kind::Oops => {
+                self.note(
+                    "the guest's kernel has met a bug of its own (oops): see its console".into(),
+                );
+                "kernel oops".to_owned()
+            }
+            Kind::Restart => {
+                self.verdict.restarts = true;
+                "kernel restarts".to_owned()
+            }
+        };
+        self.lift(machine, &paused, wire);
+        self.account(paused, MarkKind::Note, text);
+        true
+    }
+
+    /// Puts back what was under a tripwire of these. A vCPU that stands inside it begins again.
+    fn lift(&mut self, machine: &Machine, paused: &Paused<'_>, wire: Tripwire) {
+        let inside = wire.address() + 1..wire.address() + TRAP_INSTRUCTION.len() as u64;
+        for vcpu in 0..paused.vcpus() {
+            let stands = paused.registers(vcpu).map(|registers| arch::program_counter(&registers));
+            if stands.is_ok_and(|at| inside.contains(&at)) {
+                // It has done nothing yet but load a register that is the trap's.
+                let _ = paused.set_rip(vcpu, wire.address());
+            }
+        }
+        self.disarm(machine, paused, wire);
+    }
+}
+
+/// What `panic` was called with, as it would print it.
+fn message(
+    ram: &dyn Guest,
+    image: &Image,
+    kernel: &Kernel,
+    paused: &Paused<'_>,
+    vcpu: usize,
+) -> String {
+    let registers = match paused.registers(vcpu) {
+        Ok(registers) => registers,
+        Err(error) => return format!("its message is not known: {error}"),
+    };
+    let mut arguments = Words { ram, image, registers, next: 0 };
+    let format = arguments.next().and_then(|address| arguments.string(address, FORMAT));
+    match format {
+        Some(format) => printk::format(&format, &mut arguments),
+        None => format!("its message is not in the memory of {}", kernel.release()),
+    }
+}
+
+/// The arguments of a function at whose beginning a vCPU stands.
+struct Words<'a> {
+    ram: &'a dyn Guest,
+    image: &'a Image,
+    registers: crate::machine::Registers,
+    next: usize,
+}
+
+impl Arguments for Words<'_> {
+    fn next(&mut self) -> Option<u64> {
+        let index = self.next;
+        self.next += 1;
+        match arch::argument(&self.registers, index)? {
+            arch::Argument::Word(word) => Some(word),
+            arch::Argument::Stack(address) => self.image.read_u64(self.ram, address).ok(),
+        }
+    }
+
+    fn string(&self, address: u64, most: usize) -> Option<Vec<u8>> {
+        let mut text = Vec::new();
+        // Byte by byte up to the end of what is mapped; it is a short text.
+        for at in (0..most as u64).map(|offset| address.wrapping_add(offset)) {
+            let mut byte = [0];
+            match self.image.read(self.ram, at, &mut byte) {
+                Ok(()) if byte[0] != 0 => text.push(byte[0]),
+                Ok(()) => break,
+                Err(_) if text.is_empty() => return None,
+                Err(_) => break,
+            }
+        }
+        Some(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn panicked() -> Verdict {
+        Verdict { panicked: Some(("x".into(), Instant::now())), ..Verdict::default() }
+    }
+
+    // Scripts go by the exit code, which goes by this.
+    #[test]
+    fn the_kernels_word_counts() {
+        let panic = ExitReason::Panic { message: "x".into() };
+        for seen in [ExitReason::Reset, ExitReason::PowerOff, ExitReason::TripleFault] {
+            assert_eq!(panicked().of(seen.clone()), panic);
+            assert_eq!(Verdict::default().of(seen.clone()), seen);
+        }
+        let failed = ExitReason::InternalError("KVM".into());
+        assert_eq!(panicked().of(failed.clone()), failed);
+        let restarts = Verdict { restarts: true, ..Verdict::default() };
+        assert_eq!(restarts.of(ExitReason::TripleFault), ExitReason::Reset);
+        assert_eq!(restarts.of(ExitReason::PowerOff), ExitReason::PowerOff);
+        assert!(panicked().deadline() > Some(Instant::now()));
+        assert_eq!((Verdict::default().deadline(), Verdict::default().panic()), (None, None));
+    }
+}
