@@ -29,6 +29,8 @@ pub use job::{Job, JobEnd, Output, Stdin, Stopped};
 pub use program::program;
 pub use qemu::Qemu;
 pub use tunnel::Tunnel;
+#[doc(hidden)]
+pub use wire::exercise as exercise_wire;
 
 /// This very program, wherever its file is by now.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";
