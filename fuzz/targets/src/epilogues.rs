@@ -32,7 +32,7 @@ pub(crate) fn run(bytes: &[u8]) {
         let body = bodies.last_mut().expect("never empty");
         match kind {
             0..192 => body.extend(PIECES[usize::from(kind) % PIECES.len()]),
-            192..240 => body.extend((input.short() | u16::from(kind & 1) * 3).to_le_bytes()),
+            192..240 => body.extend((input.short() | (u16::from(kind & 1) * 3)).to_le_bytes()),
             _ => bodies.push(Vec::new()),
         }
     }

@@ -62,7 +62,8 @@ impl Prey {
             fake.write(at, &fake.record(site).to_le_bytes()).expect("RAM");
             fake.write(at + 8, &[0; 8]).expect("RAM");
         }
-        fake.write(fake.heap() + 16, &(SITES as u32).to_le_bytes()).expect("RAM");
+        fake.write(fake.heap() + 16, &u32::try_from(SITES).expect("small").to_le_bytes())
+            .expect("RAM");
         let exits = fake.kernel.exits().expect("a kernel of the cache");
         let of_sites = |index: &usize| {
             let exit = &exits.all()[*index];
@@ -322,9 +323,9 @@ fn corrupt(watched: &Watched<'_>, input: &mut Input<'_>) {
         6 => MAP + (value & 0x3fff_ffff),
         7 => fake.record(prey.sites[usize::try_from(value % SITES as u64).expect("small")]),
         // Entries of page tables: of either architecture, small pages or large, or tables.
-        8 => fake.heap() + (page << 12) | value & 0xff | 1,
+        8 => (fake.heap() + (page << 12)) | value & 0xff | 1,
         9 => (fake.heap() + (page << 12)) >> 2 | value & 0xff | 1,
-        10 => fake.load + (page << 21) | value & 0x1ff | 1,
+        10 => (fake.load + (page << 21)) | value & 0x1ff | 1,
         _ => fake.read_u64(at).unwrap_or(0) ^ 1 << (value & 63),
     };
     let len = if kind & 0x80 == 0 { 8 } else { 1 + usize::from(kind >> 4 & 7) };

@@ -59,10 +59,11 @@ fn word(input: &mut Input<'_>, ring: &Ring) -> u64 {
         4 => ring.opening(chunk % ring.chunks(), value & 0xffff_ffff),
         5 => 0,
         _ => {
-            let size = COMMON_SIZE + 8 * usize::from(value as u8 % 29);
-            let program = if kind & 8 == 0 { 0 } else { value as u16 >> 5 };
+            let [few, low, high, ..] = value.to_le_bytes();
+            let size = COMMON_SIZE + 8 * usize::from(few % 29);
+            let program = if kind & 8 == 0 { 0 } else { u16::from_le_bytes([low, high]) >> 5 };
             let tag = if kind & 16 == 0 { Info::DRAINED } else { kind >> 6 };
-            let info = Info::new(size, program, 1 + (kind as u16 >> 4), tag);
+            let info = Info::new(size, program, 1 + (u16::from(kind) >> 4), tag);
             u64::from(info.0) << 32 | value >> 32
         }
     }

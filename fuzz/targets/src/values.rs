@@ -24,10 +24,10 @@ pub(crate) fn run(bytes: &[u8]) {
                 for (name, value) in shown {
                     match value {
                         Some(Shown::Text(text)) => {
-                            assert!(text.len() <= 2000 && !text.contains(&0))
+                            assert!(text.len() <= 2000 && !text.contains(&0));
                         }
                         Some(Shown::Raw(raw)) => {
-                            assert!(raw.len() <= 64.max(8 * words.len()), "{name}")
+                            assert!(raw.len() <= 64.max(8 * words.len()), "{name}");
                         }
                         Some(_) => assert!(!words.is_empty()),
                         None => assert!(words.len() < needed),

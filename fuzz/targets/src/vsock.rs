@@ -82,9 +82,11 @@ fn drive(target: &mut Target, mut input: &[u8]) {
             0..6 => {
                 let header = packet(&mut input);
                 let split = number(&mut input);
-                let length = (header.len.get() as usize).min(70_000) ^ (split >> 60) as usize;
-                let parts = [split as usize & 0x3f, (split >> 8) as usize & 0xfff];
-                let parts = &parts[..(split >> 24) as usize % 3];
+                let length =
+                    (header.len.get() as usize).min(70_000) ^ usize::try_from(split >> 60).unwrap();
+                let parts =
+                    [split & 0x3f, split >> 8 & 0xfff].map(|part| usize::try_from(part).unwrap());
+                let parts = &parts[..usize::try_from(split >> 24 & 0xff).unwrap() % 3];
                 // Descriptors are lent anew each time: what the device does not use is lost.
                 driver.tx.free = (0..driver::SIZE).rev().collect();
                 driver.send_split(header, &vec![1; length], parts);
@@ -93,7 +95,8 @@ fn drive(target: &mut Target, mut input: &[u8]) {
                 // Any descriptor, ring entry or index.
                 let (place, value) = (number(&mut input), number(&mut input));
                 let ring = if place & 1 == 0 { &driver.rx } else { &driver.tx };
-                let area = [ring.descriptors, ring.available, ring.used][(place >> 1) as usize % 3];
+                let area = [ring.descriptors, ring.available, ring.used]
+                    [usize::try_from(place >> 1 & 0xff).unwrap() % 3];
                 let at = GuestAddress(area + (place >> 8 & 0x1fff));
                 driver.memory.write_obj(value, at).unwrap();
             }

@@ -66,7 +66,7 @@ pub(crate) fn run(bytes: &[u8]) {
         let flags = value >> 8 & 0xff | u64::from(kind & 0x40 == 0);
         let entry = match (kind % 4, riscv) {
             (0, _) => value,
-            (_, false) => page * PAGE | flags,
+            (_, false) => (page * PAGE) | flags,
             (_, true) => page << 10 | flags,
         };
         let slot = usize::from(place) % (PAGES * 512) * 8;

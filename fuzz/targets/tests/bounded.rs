@@ -44,8 +44,11 @@ fn kept(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     files.into_iter().map(read).collect()
 }
 
+/// The input that is being run, since when.
+type Current = Arc<Mutex<Option<(Instant, Vec<u8>)>>>;
+
 /// Says which input has no end, since nothing else would.
-fn watch(current: &Arc<Mutex<Option<(Instant, Vec<u8>)>>>, target: Target) {
+fn watch(current: &Current, target: Target) {
     let current = Arc::downgrade(current);
     std::thread::spawn(move || {
         while let Some(current) = current.upgrade() {
@@ -78,10 +81,10 @@ fn keep(target: Target, input: &[u8]) -> PathBuf {
 fn fuzz(name: &str) {
     let target = find(name).expect("a target");
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
-    let seed = number("VMTRACE_FUZZ_SEED").unwrap_or(clock.as_nanos() as u64);
+    let seed = number("VMTRACE_FUZZ_SEED").unwrap_or(u64::try_from(clock.as_micros()).unwrap_or(0));
     let time = Duration::from_secs(number("VMTRACE_FUZZ_SECONDS").unwrap_or(SECONDS));
     let trace = std::env::var_os("VMTRACE_FUZZ_TRACE").map(PathBuf::from);
-    let current = Arc::default();
+    let current = Current::default();
     watch(&current, target);
     let run = |input: &[u8], what: &str| {
         if let Some(file) = &trace {

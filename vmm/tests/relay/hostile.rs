@@ -181,7 +181,7 @@ fn the_stream_tells_of_damage_and_of_records_that_nothing_wrote() {
             _ => {}
         }
     }
-    assert_eq!((records, invalid), ([RECORDS as usize - 2, 0], 2));
+    assert_eq!((records, invalid), ([usize::try_from(RECORDS).unwrap() - 2, 0], 2));
 }
 
 // A guest is not at rest while its rings are drained: whatever it writes there at the same time, each
