@@ -33,3 +33,5 @@ pub use job::{Job, JobEnd, Output, Stdin, Stopped};
 pub use program::{THIS_PROGRAM, program};
 pub use qemu::Qemu;
 pub use tunnel::Tunnel;
+#[doc(hidden)]
+pub use wire::exercise as exercise_wire;

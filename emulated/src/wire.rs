@@ -265,6 +265,34 @@ impl Decoder {
     }
 }
 
+/// For fuzzing: reads `bytes` in pieces as either side does, with all that a frame may be taken
+/// for.
+///
+/// # Panics
+/// When what was understood is not the same when it is sent again.
+#[doc(hidden)]
+pub fn exercise(bytes: &[u8], piece: usize) {
+    let mut decoder = Decoder::default();
+    for piece in bytes.chunks(piece.max(1)) {
+        decoder.push(piece);
+        while let Ok(Some(frame)) = decoder.frame() {
+            let mut again = Decoder::default();
+            again.push(&frame.to_bytes());
+            assert_eq!(again.frame(), Ok(Some(frame.clone())), "another frame");
+            let _ = frame.as_number();
+            let _ = frame.as_json::<Hello>();
+            let _ = frame.as_json::<Run>();
+            let _ = frame.as_json::<Exited>();
+            let _ = frame.as_json::<Put>();
+            let _ = frame.as_json::<Connect>();
+            let _ = frame.as_json::<Listen>();
+            let _ = frame.as_json::<Accepted>();
+        }
+        // Whoever waits for the rest of a frame holds no more than one.
+        assert!(decoder.buffer.len() - decoder.start <= HEADER + PAYLOAD_MAX + bytes.len());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -70,7 +70,7 @@ impl Modules {
     pub fn resolve(&self, names: &[&str]) -> Result<Vec<LoadedModule>, Error> {
         let mut order = Vec::new();
         for name in names {
-            self.visit(&name.replace('-', "_"), &mut order, &mut Vec::new())?;
+            self.visit(&name.replace('-', "_"), &mut order)?;
         }
         order
             .into_iter()
@@ -78,27 +78,33 @@ impl Modules {
             .collect()
     }
 
-    fn visit<'a>(
-        &'a self,
-        name: &str,
-        order: &mut Vec<&'a str>,
-        above: &mut Vec<String>,
-    ) -> Result<(), Error> {
-        if order.contains(&name) || self.builtin.contains(name) {
-            return Ok(());
+    /// Adds what a module needs, and then itself.
+    fn visit<'a>(&'a self, name: &str, order: &mut Vec<&'a str>) -> Result<(), Error> {
+        // By a list and not by recursion: whoever wrote the directory says how deep it is.
+        let mut above: Vec<(&str, std::slice::Iter<'_, String>)> = Vec::new();
+        let mut open = BTreeSet::new();
+        let mut done: BTreeSet<&str> = order.iter().copied().collect();
+        let mut next = Some(name);
+        loop {
+            if let Some(name) = next
+                && !done.contains(name)
+                && !self.builtin.contains(name)
+            {
+                let missing = || Error::NoModule { name: name.to_owned(), dir: self.dir.clone() };
+                let (key, module) = self.by_name.get_key_value(name).ok_or_else(missing)?;
+                if !open.insert(key.as_str()) {
+                    return Err(Error::Circular(name.to_owned()));
+                }
+                above.push((key, module.needs.iter()));
+            }
+            let Some((key, needs)) = above.last_mut() else { return Ok(()) };
+            next = needs.next().map(String::as_str);
+            if next.is_none() {
+                order.push(key);
+                done.insert(key);
+                above.pop();
+            }
         }
-        let missing = || Error::NoModule { name: name.to_owned(), dir: self.dir.clone() };
-        let (key, module) = self.by_name.get_key_value(name).ok_or_else(missing)?;
-        if above.iter().any(|n| n == name) {
-            return Err(Error::Circular(name.to_owned()));
-        }
-        above.push(name.to_owned());
-        for need in &module.needs {
-            self.visit(need, order, above)?;
-        }
-        above.pop();
-        order.push(key);
-        Ok(())
     }
 
     fn read(&self, name: &str) -> Result<Vec<u8>, Error> {
@@ -209,6 +215,22 @@ mod tests {
         gz.write_all(&elf()).unwrap();
         fs::write(dir.path().join("kernel/net/mid-dle.ko.gz"), gz.finish().unwrap()).unwrap();
         dir
+    }
+
+    // A directory that came with an image must not take the process down.
+    #[test]
+    fn a_long_chain_of_modules_is_followed_to_its_end() {
+        const LENGTH: usize = 100_000;
+        let dir = tempfile::tempdir().unwrap();
+        let line = |n: usize| format!("m{n}.ko: m{}.ko\n", n + 1);
+        let mut dep: String = (0..LENGTH).map(line).collect();
+        dep.push_str(&format!("m{LENGTH}.ko:\n"));
+        fs::write(dir.path().join("modules.dep"), dep).unwrap();
+        let modules = Modules::open(dir.path()).unwrap();
+        let mut order = Vec::new();
+        modules.visit("m0", &mut order).unwrap();
+        assert_eq!(order.len(), LENGTH + 1);
+        assert_eq!((order[0], order[LENGTH]), (&*format!("m{LENGTH}"), "m0"));
     }
 
     #[test]

@@ -216,10 +216,12 @@ impl<W: Write> Writer<W> {
             return Err(invalid("a loss of one consumer is not one of the trace".into()));
         }
         let total = self.total(vcpu)?;
+        // A guest can make up any count; no reader takes a sum that does not fit.
+        let count = count.min(u64::MAX - total.lost);
         if count == 0 {
             return Ok(());
         }
-        total.lost = total.lost.saturating_add(count);
+        total.lost += count;
         let by_reason = total.lost_by_reason.entry(reason.to_string()).or_default();
         *by_reason = by_reason.saturating_add(count);
         let total = total.lost;

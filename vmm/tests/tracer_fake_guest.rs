@@ -3,10 +3,9 @@
 mod fake_guest;
 
 use fake_guest::{ANNEX, DISABLED, ENABLED, Fake, kernels};
-use vm_memory::Bytes;
 use vmtrace::kernel::{FtraceKind, SiteSection};
-use vmtrace::tracer::annex::{self, Addressing};
-use vmtrace::tracer::{Guest, RawBatch, SkipReason, Tripwire};
+use vmtrace::tracer::annex::Addressing;
+use vmtrace::tracer::{Guest, SkipReason, Tripwire};
 
 // A site that calls anything but the trampoline crashes the guest; one that is not
 // given back keeps calling it for ever.
@@ -336,39 +335,14 @@ fn hostile_books_are_an_error_not_a_hang() {
         let image = fake.link("_text");
         for records in [0, 1, 8, u64::MAX, u64::MAX - 15, image, 0x7fff_ffff_f000] {
             fake.write(page + 8, &records.to_le_bytes()).unwrap();
-            let _ = fake.enable(&mut attachment, sites);
+            let told = match fake.enable(&mut attachment, sites) {
+                // Nothing there says that the guest's ftrace knows these sites.
+                Ok(report) => report.skipped.iter().all(|skip| skip.reason == SkipReason::Unknown),
+                Err(error) => !error.to_string().is_empty(),
+            };
+            assert!(told, "{name}: records at {records:#x}");
+            assert_eq!(attachment.held(), 0, "{name}: records at {records:#x}");
         }
         assert_eq!(fake.bytes(sites[0]), before);
-    }
-}
-
-#[test]
-fn rings_that_the_guest_scribbled_over_are_noticed() {
-    let fake = Fake::new("x86_64-6.12");
-    let attachment = fake.attach();
-    let memory = annex::Memory::slice(&*fake.annex);
-    let mut state = 0x1234_5678_9abc_def1_u64;
-    let mut random = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    for round in 0..200 {
-        let mut readers = attachment.readers();
-        // Controls, and the beginning of the rings.
-        for area in [2_usize << 20, 3 << 20, 4 << 20, 8 << 20] {
-            for word in 0..32 {
-                let value = if round % 2 == 0 { random() } else { random() % (1 << 34) };
-                memory.write_obj(value, area + word * 8).unwrap();
-            }
-        }
-        for reader in &mut readers {
-            let mut out = RawBatch::with_capacity(1000);
-            reader.newest(&mut out);
-            reader.drain(&mut out);
-            reader.finish(&mut out);
-            assert!(out.records.len() < 1 << 19);
-        }
     }
 }

@@ -6,16 +6,17 @@
 //! other, so that however slow the machine is, signals come at any instruction of whoever runs on
 //! the other processor.
 
-use super::arch::{ADDRESSINGS, ARGUMENTS, SIGNALS, handler, ticks};
+use super::arch::{ADDRESSINGS, ARGUMENTS, Addressing, SIGNALS, handler, ticks};
 use super::{FakeGuest, Record, entry_program, registers};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Barrier, Mutex, OnceLock};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Barrier, Mutex};
 use vmtrace_trampolines::{Field, Overflow, Program};
 
 const THREADS: u64 = 6;
 
-static GUEST: OnceLock<FakeGuest> = OnceLock::new();
+/// That of the variant that runs; never freed, since a late signal may find it.
+static GUEST: AtomicPtr<FakeGuest> = AtomicPtr::new(core::ptr::null_mut());
 static HITS: AtomicU64 = AtomicU64::new(0);
 static SIGNALLED: AtomicU64 = AtomicU64::new(0);
 static MIGRATED: AtomicU64 = AtomicU64::new(0);
@@ -23,6 +24,11 @@ static MIGRATED: AtomicU64 = AtomicU64::new(0);
 thread_local! {
     static CPU: Cell<u64> = const { Cell::new(0) };
     static RANDOM: Cell<u64> = const { Cell::new(1) };
+}
+
+fn guest() -> &'static FakeGuest {
+    // SAFETY: null, or from `Box::leak`.
+    unsafe { GUEST.load(Ordering::Acquire).as_ref() }.expect("a variant runs")
 }
 
 fn random() -> u64 {
@@ -46,7 +52,7 @@ fn run_on(cpu: u64) {
     assert_eq!(result, 0, "needs two processors");
     // Only now is this thread on that processor: what it takes for its CPU and the
     // processor change together as far as anyone else on either of them can tell.
-    GUEST.get().unwrap().run_on(cpu);
+    guest().run_on(cpu);
     CPU.set(cpu);
 }
 
@@ -60,7 +66,7 @@ fn hit() -> u64 {
     let site = random() % FakeGuest::SITES;
     let mut registers = registers(site);
     [registers.x[ARGUMENTS[0]], registers.x[ARGUMENTS[1]]] = arguments(site);
-    GUEST.get().unwrap().run(site, &mut registers);
+    guest().run(site, &mut registers);
     HITS.fetch_add(1, Ordering::Relaxed);
     registers.back
 }
@@ -72,16 +78,17 @@ extern "C" fn interrupt(_: i32) {
     }
     if random().is_multiple_of(4) {
         MIGRATED.fetch_add(1, Ordering::Relaxed);
-        run_on((CPU.get() + 1) % GUEST.get().unwrap().cpus);
+        run_on((CPU.get() + 1) % guest().cpus);
     }
 }
 
 fn enough() -> bool {
-    SIGNALLED.load(Ordering::Relaxed) > SIGNALS && MIGRATED.load(Ordering::Relaxed) > SIGNALS / 8
+    let signals = SIGNALS / ADDRESSINGS.len() as u64;
+    SIGNALLED.load(Ordering::Relaxed) > signals && MIGRATED.load(Ordering::Relaxed) > signals / 8
 }
 
 fn work(task: u64, threads: &Mutex<Vec<libc::pthread_t>>, all: &Barrier, caller: &AtomicU64) {
-    let guest = GUEST.get().unwrap();
+    let guest = guest();
     RANDOM.set(task * 7919 + 1);
     run_on(task % 2);
     guest.set_current(task % 2, 1);
@@ -101,16 +108,30 @@ fn work(task: u64, threads: &Mutex<Vec<libc::pthread_t>>, all: &Barrier, caller:
     all.wait();
 }
 
-/// Runs until there was enough of everything.
+/// Runs each way in which programs find their CPU until there was enough of everything.
 pub(crate) fn stress(overflow: Overflow) {
+    for addressing in ADDRESSINGS {
+        for count in [&HITS, &SIGNALLED, &MIGRATED] {
+            count.store(0, Ordering::Relaxed);
+        }
+        variant(addressing, overflow);
+    }
+}
+
+fn variant(addressing: Addressing, overflow: Overflow) {
     let identified = [Field::Argument(0), Field::Argument(1)];
     let programs = [
         Program { fields: identified.to_vec(), ..entry_program() },
-        Program { fields: [&identified[..], &[Field::Argument(3); 3]].concat(), ..entry_program() },
+        Program {
+            number: 8,
+            fields: [&identified[..], &[Field::Argument(3); 3]].concat(),
+            ..entry_program()
+        },
     ];
-    let guest =
-        GUEST.get_or_init(|| FakeGuest::with(2, 1 << 16, ADDRESSINGS[0], overflow, &programs));
+    let guest = Box::leak(Box::new(FakeGuest::with(2, 1 << 16, addressing, overflow, &programs)));
     (4..FakeGuest::SITES).for_each(|site| guest.call_from(site, 1));
+    GUEST.store(guest, Ordering::Release);
+    let guest = self::guest();
     // SAFETY: the handler only touches atomics, thread locals without destructors,
     // and async-signal-safe system calls.
     unsafe {
@@ -128,6 +149,10 @@ pub(crate) fn stress(overflow: Overflow) {
         let site = record.fields[0];
         assert_eq!(record.fields[..2], arguments(site), "a torn record");
         assert_eq!(common.site, guest.function(site), "a torn record");
+        let program = &programs[usize::from(site >= 4)];
+        assert_eq!(record.info().size(), program.size(), "a torn record");
+        assert_eq!(record.info().program(), program.number, "another's record");
+        assert_eq!(common.pid, 1);
         assert_eq!(u64::from(common.caller), caller.load(Ordering::Relaxed) & 0xffff_ffff);
         assert_eq!(record.fields[2..], [site; 3][..if site < 4 { 0 } else { 3 }]);
         assert!((start..=ticks()).contains(&common.timestamp));
@@ -162,7 +187,7 @@ pub(crate) fn stress(overflow: Overflow) {
     let lost = sum(&|cpu| guest.dropped(cpu)) + sum(&|cpu| guest.overwritten(cpu));
     let hits = HITS.load(Ordering::Relaxed);
     println!(
-        "{hits} hits, {kept} kept, {lost} lost, {} signals, {} migrations",
+        "{addressing:?}, {overflow:?}: {hits} hits, {kept} kept, {lost} lost, {} signals, {} migrations",
         SIGNALLED.load(Ordering::Relaxed),
         MIGRATED.load(Ordering::Relaxed)
     );

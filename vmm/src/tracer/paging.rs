@@ -80,7 +80,7 @@ impl PageTables {
         let mut table = self.root;
         for level in (stop..=self.levels).rev() {
             let index = address >> (12 + 9 * (level - 1)) & 511;
-            let slot = table + index * 8;
+            let slot = table.wrapping_add(index * 8);
             let entry = guest.read_u64(slot)?;
             let present = arch.is_present(entry);
             if level == stop || (present && arch.is_leaf(entry, level)) {

@@ -101,7 +101,7 @@ impl Runs {
 
 /// `[start, end)` as address and length, multiples of 8.
 fn aligned((start, end): (u64, u64)) -> (u64, u64) {
-    let start = start.next_multiple_of(8);
+    let start = start.checked_next_multiple_of(8).unwrap_or(u64::MAX);
     (start, (end / 8 * 8).saturating_sub(start))
 }
 
@@ -116,7 +116,7 @@ fn ram(
     while offset < len {
         let end = ((physical + offset + 1).next_multiple_of(STEP) - physical).min(len);
         let held = |offset: u64| guest.read(physical + offset, &mut [0; 8]).is_ok();
-        if held(offset) && held(end - 8) {
+        if held(offset) && held(end.saturating_sub(8)) {
             each(address + offset, address + end);
         }
         offset = end;

@@ -207,16 +207,16 @@ impl RingReader {
             if in_head || !out.has_room() {
                 break;
             }
-            lost += self.hand_back(&memory);
+            lost = self.hand_back(&memory).saturating_add(lost);
             if lost > 0 {
                 // They are missing at this very place.
                 break;
             }
         }
         if self.tail == head || self.ring.is_spent(self.tail) {
-            lost += self.newly_dropped(&memory, self.ring.chunk(self.tail));
+            lost = self.newly_dropped(&memory, self.ring.chunk(self.tail)).saturating_add(lost);
         }
-        self.totals.lost += lost;
+        self.totals.lost = self.totals.lost.saturating_add(lost);
         lost
     }
 
@@ -352,7 +352,7 @@ impl RingReader {
             let (mut cleared, mut lost) = (0, 0);
             loop {
                 forgotten.clear();
-                lost += self.drain(&mut forgotten);
+                lost = self.drain(&mut forgotten).saturating_add(lost);
                 cleared += forgotten.records.len() as u64;
                 if forgotten.records.is_empty() {
                     self.totals.records -= cleared;
@@ -378,7 +378,7 @@ impl RingReader {
         self.tail = head;
         let all = self.accounted.saturating_sub(before);
         let cleared = kept.min(all);
-        self.totals.lost += all - cleared;
+        self.totals.lost = self.totals.lost.saturating_add(all - cleared);
         (cleared, all - cleared)
     }
 
@@ -472,13 +472,14 @@ impl RingReader {
         if self.overwrite {
             let walked = self.walk(&memory, head, Some(out), &mut unfinished);
             let ever = self.count_overwritten(&memory).saturating_add(walked.events);
-            lost += ever.saturating_sub(self.accounted).saturating_sub(walked.taken);
+            let newly = ever.saturating_sub(self.accounted).saturating_sub(walked.taken);
+            lost = lost.saturating_add(newly);
             (self.tail, self.accounted) = (head, ever);
         } else {
             self.take_rest(&memory, head, out, &mut unfinished);
         }
         self.totals.records += (out.records.len() - before) as u64;
-        self.totals.lost += lost;
+        self.totals.lost = self.totals.lost.saturating_add(lost);
         (lost, unfinished)
     }
 

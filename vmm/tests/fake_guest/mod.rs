@@ -13,7 +13,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice
 use vmtrace::kernel::{Arch, FtraceKind, Kernel};
 use vmtrace::tracer::annex;
 use vmtrace::tracer::{
-    AttachReport, Attachment, Duty, Guest, GuestError, Image, Options, Ram, TraceError,
+    AttachReport, Attachment, Duty, Guest, GuestError, Image, Options, PageTables, Ram, TraceError,
 };
 use vmtrace_trampolines::Overflow;
 
@@ -249,12 +249,17 @@ impl Fake {
         self.locate(0).unwrap()
     }
 
-    /// Recognises the kernel where it would be if it had been moved by `slide`.
-    pub(crate) fn locate(&self, slide: u64) -> Result<Image, GuestError> {
-        let (symbol, tables) = match self.kernel.arch() {
+    /// The symbol by which the kernel is found, and its page tables.
+    pub(crate) fn tables(&self) -> (&'static str, PageTables) {
+        match self.kernel.arch() {
             Arch::X86_64 => x86_64::tables(self),
             Arch::Riscv64 => riscv64::tables(self),
-        };
+        }
+    }
+
+    /// Recognises the kernel where it would be if it had been moved by `slide`.
+    pub(crate) fn locate(&self, slide: u64) -> Result<Image, GuestError> {
+        let (symbol, tables) = self.tables();
         let address = self.link(symbol).wrapping_add(slide);
         Image::locate(self, &self.kernel, symbol, address, tables)
     }

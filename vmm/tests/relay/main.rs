@@ -3,6 +3,7 @@
 #[path = "../../../kernel/tests/builder/mod.rs"]
 mod synthetic;
 
+mod hostile;
 mod rings;
 
 use std::io::{Read, Write};

@@ -99,7 +99,7 @@ impl Rings {
             header,
             stream: Hub::new(primary, vcpus, resolver(&self.kernel, 0)),
             joins,
-            readers: RingReader::all(&self.layout, &self.memory, false),
+            readers: self.readers(false),
             tasks: Tasks::none(),
             memory: Box::new(NoGuest),
             kernel: Arc::clone(&self.kernel),
@@ -112,6 +112,21 @@ impl Rings {
             console: ConsoleLines::default(),
         };
         (setup, joining)
+    }
+
+    /// The annex, to which guests write.
+    pub fn memory(&self) -> &dyn Memory {
+        &*self.memory
+    }
+
+    /// What lies where in it.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// A reader of each ring, which programs overwrite or not.
+    pub fn readers(&self, overwrite: bool) -> Vec<RingReader> {
+        RingReader::all(&self.layout, &self.memory, overwrite)
     }
 
     /// Bytes of every ring, in the memory that guests write to.
@@ -189,14 +204,14 @@ impl Rings {
         if ring.is_spent(position) {
             let account = |chunk| start + offset(ring.front_offset(chunk));
             let next = word(&memory, account(ring.chunk(position)) + front::NEXT);
-            let opening = (position & !(LAP - 1)) + next.load(Ordering::Relaxed);
+            let opening = (position & !(LAP - 1)).wrapping_add(next.load(Ordering::Relaxed));
             let room = word(&memory, account(ring.chunk(opening)) + front::ROOM);
             if room.load(Ordering::Acquire) != opening {
                 return None;
             }
             position = opening;
         }
-        head.store(position - COMMON_SIZE as u64, Ordering::Relaxed);
+        head.store(position.wrapping_sub(COMMON_SIZE as u64), Ordering::Relaxed);
         Some(start + offset(ring.offset(position)))
     }
 

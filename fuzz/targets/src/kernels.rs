@@ -1,17 +1,14 @@
 //! Kernels to damage, and what is done with one that still parses.
 
-// Each target needs a part of it.
-#![allow(dead_code)]
-
-#[path = "../../kernel/tests/builder/mod.rs"]
-pub mod synthetic;
+#[path = "../../../kernel/tests/builder/mod.rs"]
+pub(crate) mod synthetic;
 
 use std::sync::OnceLock;
 
 use synthetic::{Layout, Machine, Options};
 use vmtrace::kernel::Kernel;
 
-pub const KINDS: [(Machine, Layout); 6] = [
+pub(crate) const KINDS: [(Machine, Layout); 6] = [
     (Machine::X86, Layout::Before),
     (Machine::X86, Layout::After),
     (Machine::X86, Layout::Relative),
@@ -21,7 +18,7 @@ pub const KINDS: [(Machine, Layout); 6] = [
 ];
 
 /// Whole images: plain ones, then one in each container.
-pub fn images() -> &'static [Vec<u8>] {
+pub(crate) fn images() -> &'static [Vec<u8>] {
     static IMAGES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     IMAGES.get_or_init(|| {
         let build = |(machine, layout)| synthetic::build(&Options::new(machine, layout)).image;
@@ -38,7 +35,7 @@ pub fn images() -> &'static [Vec<u8>] {
 
 /// Overwrites parts of `image` from `first` on, as the input says: a distance in 24 bits, a
 /// length below 8, and that many bytes.
-pub fn damage(image: &mut [u8], first: usize, mut input: &[u8]) {
+pub(crate) fn damage(image: &mut [u8], first: usize, mut input: &[u8]) {
     let room = image.len() - first;
     while let [a, b, c, len, rest @ ..] = input {
         let distance = u32::from_le_bytes([*a, *b, *c, 0]) as usize % room;
@@ -52,7 +49,7 @@ pub fn damage(image: &mut [u8], first: usize, mut input: &[u8]) {
 }
 
 /// Everything that is asked of a kernel.
-pub fn exercise(bytes: Vec<u8>) {
+pub(crate) fn exercise(bytes: Vec<u8>) {
     let Ok(kernel) = Kernel::parse(bytes) else { return };
     kernel.select_with_report(&["*a*[b-f]*".to_owned()], &["?x*".to_owned()]);
     for site in kernel.sites() {
@@ -77,13 +74,13 @@ pub fn exercise(bytes: Vec<u8>) {
         for exit in epilogues.plan(&all).exits {
             exit.writes(0xffff_ffff_9000_0000);
             exit.original(&kernel);
-            exit.stub(0xffff_ffff_9000_0000, 0xffff_ffff_9000_1000, 1);
+            exit.stub(0xffff_ffff_9000_0000, Some(0xffff_ffff_9000_1000), 1);
         }
     }
 }
 
 /// Parameters of functions, by what may be any types.
-pub fn arguments(kernel: &Kernel) {
+pub(crate) fn arguments(kernel: &Kernel) {
     kernel.raw_arguments();
     for site in 0..kernel.sites().len() {
         assert_eq!(kernel.prototype(site).is_none(), kernel.no_prototype(site).is_some());

@@ -1,0 +1,25 @@
+//! Type information: the input as it is, or damage to a small whole one.
+use crate::kernels::synthetic::{Options, build};
+use vmtrace::kernel::{Btf, Kernel};
+
+pub(crate) fn run(input: &[u8]) {
+    let Some((&choice, rest)) = input.split_first() else { return };
+    let mut bytes = rest.to_vec();
+    if choice & 1 == 1 {
+        bytes = crate::kernels::synthetic::btf();
+        crate::kernels::damage(&mut bytes, 0, rest);
+    }
+    let Ok(btf) = Btf::parse(bytes.clone()) else { return };
+    for member in ["pid", "comm", "in.z", "in.in.x", "nothing"] {
+        btf.member_offset("task_struct", member);
+    }
+    btf.struct_size("inner");
+    for number in (0..).take(btf.len()) {
+        btf.type_name(number);
+    }
+    let (machine, layout) =
+        crate::kernels::KINDS[usize::from(choice >> 1) % crate::kernels::KINDS.len()];
+    let options = Options { types: Some(bytes), ..Options::new(machine, layout) };
+    let Ok(kernel) = Kernel::parse(build(&options).image) else { return };
+    crate::kernels::arguments(&kernel);
+}
