@@ -30,7 +30,7 @@ impl Guests {
             assert_eq!(finished.end.code, Some(3), "{name} {cmdline}: {err}");
             assert_eq!(trace.summary.exit, Exit::Panic, "{name} {cmdline}: {err}");
             let note = format!("kernel panic: {message}");
-            assert_eq!(trace.summary.notes, [note.clone()], "{name} {cmdline}: {err}");
+            assert_eq!(trace.summary.notes, std::slice::from_ref(&note), "{name} {cmdline}: {err}");
             assert!(err.contains(&format!("vmtrace: note {note}\n")), "{name} {cmdline}: {err}");
             assert!(!err.contains("Kernel panic - not syncing"), "{name}: the console told: {err}");
             assert!(trace.marks(MarkKind::Exit).unwrap().contains(&note), "{name} {cmdline}");

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use vmtrace::host::FileSource;
+use vmtrace::emulated::FileSource;
 use vmtrace::kernel::Coverage;
 use vmtrace::stream::Exit;
 

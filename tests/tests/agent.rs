@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::thread;
 
-use vmtrace::host::cache_dir;
+use vmtrace::emulated::cache_dir;
 use vmtrace::initramfs::Modules;
 use vmtrace::stream::{Frame, MarkKind, Reader};
 use vmtrace_tests::live::{LiveGuest, unless_lost, vmtrace};

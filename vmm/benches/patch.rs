@@ -15,8 +15,8 @@ use std::cell::RefCell;
 use std::hint::black_box;
 use vmtrace::kernel::ExitKind;
 use vmtrace::session::{Tracer, Tracing};
-use vmtrace::tracer::{Attachment, Guest};
-use vmtrace_trampolines::Overflow;
+use vmtrace::tracer::{Attachment, Duty, ExitPlan, Guest};
+use vmtrace_trampolines::{Field, Overflow, Point};
 
 const KERNELS: [&str; 3] = ["x86_64-6.12", "riscv64-6.12", "riscv64-7"];
 /// Those whose exits become jumps to stubs that are made when they are asked for.
@@ -76,7 +76,7 @@ fn settled(name: &str) -> (Fake, Attachment, Vec<(usize, u16)>) {
     let mut tracing = Tracing::of(sites, Overflow::Drop);
     tracing.tracers.iter_mut().flatten().for_each(|tracer: &mut Tracer| tracer.graph = true);
     let plan = tracing.plan(exits);
-    let program = |duty| attachment.program(&fake, duty).unwrap();
+    let program = |duty| attachment.program(&fake, &fake.kernel, duty).unwrap();
     let programs: Vec<u16> = plan.duties.iter().map(program).collect();
     let exits = plan.exits.iter().map(|&(exit, duty)| (exit, programs[duty as usize])).collect();
     (fake, attachment, exits)
@@ -84,11 +84,8 @@ fn settled(name: &str) -> (Fake, Attachment, Vec<(usize, u16)>) {
 
 /// Makes the stubs of these exits; those that can have one.
 fn stubs(fake: &Fake, attachment: &mut Attachment, exits: &[(usize, u16)]) -> Vec<(usize, u16)> {
-    let all = fake.kernel.exits().unwrap().all();
-    let stub = |attachment: &mut Attachment, (index, program): (usize, u16)| {
-        attachment.stub(fake, &all[index], program).unwrap().is_some()
-    };
-    exits.iter().copied().filter(|&exit| stub(attachment, exit)).collect()
+    let words = attachment.stubs(fake, &fake.kernel, exits).unwrap();
+    exits.iter().zip(words).filter_map(|(&exit, word)| word.map(|_| exit)).collect()
 }
 
 /// As tracing with returns begins, beside [`hold`]; the stubs are there.
@@ -129,13 +126,55 @@ fn rewrite(bencher: Bencher<'_, '_>, name: &str) {
     let count = fake.kernel.exits().unwrap().all().len();
     let guest = || {
         let fake = Fake::quiet(name);
-        fake.kernel.exits().unwrap();
-        fake
+        let plan = ExitPlan::new(&fake.kernel, &sites).unwrap();
+        (fake, plan)
     };
-    bencher.counter(ItemsCount::new(count)).with_inputs(guest).bench_local_values(|fake| {
-        let attachment = fake.try_attach_for(&sites).unwrap();
-        (fake, attachment)
-    });
+    bencher.counter(ItemsCount::new(count)).with_inputs(guest).bench_local_values(
+        |(fake, plan)| {
+            let attachment = fake.try_attach_with(&plan).unwrap();
+            (fake, plan, attachment)
+        },
+    );
+}
+
+/// What is made for that before the guest runs.
+#[divan::bench(args = REWRITTEN_KERNELS, sample_count = 6, sample_size = 1)]
+fn plan_rewrites(bencher: Bencher<'_, '_>, name: &str) {
+    let (fake, sites) = fake(name);
+    let count = fake.kernel.exits().unwrap().all().len();
+    fake.kernel.epilogues().unwrap();
+    bencher
+        .counter(ItemsCount::new(count))
+        .bench_local(|| ExitPlan::new(&fake.kernel, &sites).unwrap());
+}
+
+/// The exits that are rewritten, held: one word of each stub.
+#[divan::bench(args = REWRITTEN_KERNELS, sample_count = 40, sample_size = 1)]
+fn hold_rewritten(bencher: Bencher<'_, '_>, name: &str) {
+    let (fake, sites) = fake(name);
+    let mut attachment = fake.try_attach_for(&sites).unwrap();
+    let duty = Duty::new(Point::Return, vec![0], &[Field::Stack]);
+    let program = attachment.program(&fake, &fake.kernel, &duty).unwrap();
+    let indices: Vec<usize> = (0..fake.kernel.exits().unwrap().all().len()).collect();
+    let exits: Vec<_> = indices.iter().map(|&exit| (exit, program)).collect();
+    let attachment = RefCell::new(attachment);
+    bencher
+        .counter(ItemsCount::new(exits.len()))
+        .with_inputs(|| attachment.borrow_mut().disable_exits(&fake, &indices).unwrap())
+        .bench_local_values(|_| {
+            let mut attachment = attachment.borrow_mut();
+            assert_eq!(attachment.enable_exits(&fake, &fake.kernel, &exits).unwrap(), []);
+        });
+}
+
+/// What every site and every exit has to do, for one tracer of all: nobody waits for it.
+#[divan::bench(args = EXIT_KERNELS, sample_count = 40, sample_size = 1)]
+fn plan(bencher: Bencher<'_, '_>, name: &str) {
+    let (fake, sites) = fake(name);
+    let exits = fake.kernel.exits().unwrap().all();
+    let mut tracing = Tracing::of(sites, Overflow::Drop);
+    tracing.tracers.iter_mut().flatten().for_each(|tracer| tracer.graph = true);
+    bencher.counter(ItemsCount::new(exits.len())).bench_local(|| tracing.plan(exits));
 }
 
 /// What it takes without.

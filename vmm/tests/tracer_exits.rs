@@ -46,7 +46,7 @@ fn programs(fake: &Fake, attachment: &mut Attachment) -> [u16; 2] {
             _ => vec![Field::Stack],
         };
         let duty = Duty::new(point, vec![0], &fields);
-        attachment.program(fake, &duty).unwrap()
+        attachment.program(fake, &fake.kernel, &duty).unwrap()
     })
 }
 
@@ -66,8 +66,8 @@ fn annex(fake: &Fake, address: u64, len: usize) -> Vec<u8> {
 // An exit that goes anywhere but on, or that is not given back, crashes the guest.
 #[test]
 fn every_exit_goes_through_its_stub_and_is_given_back() {
-    for name in X86 {
-        let fake = Fake::new(name);
+    let fakes = |name| Fake::both(name).map(|fake| (name, fake));
+    for (name, fake) in X86.into_iter().flat_map(fakes) {
         patch_alternatives(&fake, None);
         let before = fake.text();
         let mut attachment = fake.attach();
@@ -76,8 +76,8 @@ fn every_exit_goes_through_its_stub_and_is_given_back() {
         let plan = plan(exits, programs(&fake, &mut attachment));
         let mut words = std::collections::HashSet::new();
         let mut without = 0;
-        for &(index, program) in &plan {
-            match attachment.stub(&fake, &exits[index], program).unwrap() {
+        for word in attachment.stubs(&fake, &fake.kernel, &plan).unwrap() {
+            match word {
                 Some(word) => assert!(words.insert(word.word), "{name}: two exits of one name"),
                 None => without += 1,
             }
@@ -129,7 +129,7 @@ fn stubs_are_made_once() {
     for round in 0..3 {
         let mut made = Vec::new();
         for &(index, program) in &plan {
-            made.push(attachment.stub(&fake, &exits[index], program).unwrap());
+            made.push(attachment.stubs(&fake, &fake.kernel, &[(index, program)]).unwrap()[0]);
         }
         assert_eq!(attachment.enable_exits(&fake, &fake.kernel, &plan).unwrap(), [], "{round}");
         let all: Vec<usize> = (0..exits.len()).collect();
@@ -152,12 +152,12 @@ fn held_exits_change_their_programs() {
     let both =
         [(Point::Return, vec![]), (Point::Tail, vec![Field::Target])].map(|(point, more)| {
             let fields = [vec![Field::Stack], more].concat();
-            attachment.program(&fake, &Duty::new(point, vec![0, 1], &fields)).unwrap()
+            attachment.program(&fake, &fake.kernel, &Duty::new(point, vec![0, 1], &fields)).unwrap()
         });
     let some = |plan: Vec<(usize, u16)>| -> Vec<_> { plan.into_iter().step_by(11).collect() };
     for plan in [some(plan(exits, first)), some(plan(exits, both)), some(plan(exits, first))] {
         for &(index, program) in &plan {
-            let word = attachment.stub(&fake, &exits[index], program).unwrap();
+            let word = attachment.stubs(&fake, &fake.kernel, &[(index, program)]).unwrap()[0];
             assert!(word.is_some(), "{:?}", exits[index]);
         }
         let all: Vec<usize> = plan.iter().map(|&(index, _)| index).collect();
@@ -196,7 +196,7 @@ fn programs_return_by_the_thunk_that_the_guest_has_chosen() {
         let fake = Fake::new("x86_64-6.12");
         patch_alternatives(&fake, Some(thunk));
         let mut attachment = fake.attach();
-        let early = attachment.program(&fake, &Duty::entry(vec![0])).unwrap();
+        let early = attachment.program(&fake, &fake.kernel, &Duty::entry(vec![0])).unwrap();
         assert_eq!(early, 0);
         let ending = |fake: &Fake, start: u64| {
             let code = annex(fake, start, 256);
@@ -207,7 +207,7 @@ fn programs_return_by_the_thunk_that_the_guest_has_chosen() {
         assert_eq!(bytes, RETURN, "nothing is decided yet");
         attachment.settle(&fake, &fake.kernel).unwrap();
         assert_eq!(leads(0xe9, at, &ending(&fake, MAP).1), fake.link(thunk), "made before");
-        attachment.program(&fake, &Duty::entry(vec![1])).unwrap();
+        attachment.program(&fake, &fake.kernel, &Duty::entry(vec![1])).unwrap();
         let later = (64..2048).step_by(64).map(|at| MAP + at);
         let later = { later }.find(|&at| annex(&fake, at, 2) == [0x50, 0x52]).unwrap();
         let (at, bytes) = ending(&fake, later);
@@ -216,13 +216,13 @@ fn programs_return_by_the_thunk_that_the_guest_has_chosen() {
         let exits = fake.kernel.exits().unwrap().all();
         let [ends, _] = programs(&fake, &mut attachment);
         let index = exits.iter().position(|exit| exit.kind == ExitKind::Return).unwrap();
-        assert!(attachment.stub(&fake, &exits[index], ends).unwrap().is_some());
+        assert!(attachment.stubs(&fake, &fake.kernel, &[(index, ends)]).unwrap()[0].is_some());
         assert_eq!(attachment.enable_exits(&fake, &fake.kernel, &[(index, ends)]).unwrap(), []);
         let other = exits.iter().skip(index + 1).position(|exit| exit.kind == ExitKind::Return);
         let other = index + 1 + other.unwrap();
         let address = exits[other].address;
         fake.write(fake.at(address), &jump(address, fake.link("__x86_return_thunk"))).unwrap();
-        assert_eq!(attachment.stub(&fake, &exits[other], ends).unwrap(), None);
+        assert_eq!(attachment.stubs(&fake, &fake.kernel, &[(other, ends)]).unwrap()[0], None);
         let skipped = attachment.enable_exits(&fake, &fake.kernel, &[(other, ends)]).unwrap();
         assert!(matches!(skipped[0].reason, SkipReason::GuestOwned(_)), "{skipped:?}");
     }
@@ -277,7 +277,7 @@ fn an_exit_that_the_guest_took_over_is_left_alone() {
     let exits = fake.kernel.exits().unwrap().all();
     let plan = &plan(exits, programs(&fake, &mut attachment))[..10];
     for &(index, program) in plan {
-        attachment.stub(&fake, &exits[index], program).unwrap();
+        attachment.stubs(&fake, &fake.kernel, &[(index, program)]).unwrap();
     }
     attachment.enable_exits(&fake, &fake.kernel, plan).unwrap();
     // A kprobe.

@@ -72,7 +72,8 @@ fn every_site_calls_the_program_that_it_was_given() {
         const COUNT: usize = 255;
         let mut programs = Vec::new();
         for tracer in 0..u8::try_from(COUNT).unwrap() {
-            programs.push(attachment.program(&fake, &Duty::entry(vec![tracer])).unwrap());
+            programs
+                .push(attachment.program(&fake, &fake.kernel, &Duty::entry(vec![tracer])).unwrap());
         }
         let plan: Vec<_> = sites.iter().map(|&site| (site, programs[site % COUNT])).collect();
         let report = attachment.enable(&fake, &fake.kernel, &plan).unwrap();
@@ -97,8 +98,8 @@ fn a_full_code_space_is_an_error_before_anything_is_touched() {
         fake.enable(&mut attachment, &[site]).unwrap();
         let before = fake.bytes(site);
         let duty = |number: u16| Duty::entry(number.to_le_bytes().to_vec());
-        let error =
-            (0..=u16::MAX).find_map(|number| attachment.program(&fake, &duty(number)).err());
+        let error = (0..=u16::MAX)
+            .find_map(|number| attachment.program(&fake, &fake.kernel, &duty(number)).err());
         let error = error.unwrap().to_string();
         assert!(error.contains("no place for another program"), "{name}: {error}");
         assert!(attachment.programs().len() > 255, "{name}: {}", attachment.programs().len());
@@ -258,7 +259,7 @@ fn no_context_ever_executes_a_torn_pair() {
             let some = &sites[from..(from + 1 + random() % 4).min(40)];
             if random() % 2 == 0 {
                 let duty = Duty::entry(vec![u8::try_from(random() % 255).unwrap()]);
-                let program = attachment.program(&fake, &duty).unwrap();
+                let program = attachment.program(&fake, &fake.kernel, &duty).unwrap();
                 let some: Vec<_> = some.iter().map(|&site| (site, program)).collect();
                 attachment.enable(&fake, &fake.kernel, &some).unwrap();
             } else {
@@ -341,7 +342,7 @@ fn jumps_of_the_table_lead_to_programs_and_the_last_to_the_trap() {
     let mut attachment = fake.attach();
     let mut programs = Vec::new();
     for tracer in 0..9 {
-        let program = attachment.program(&fake, &Duty::entry(vec![tracer])).unwrap();
+        let program = attachment.program(&fake, &fake.kernel, &Duty::entry(vec![tracer])).unwrap();
         programs.push((u64::from(program), jump(&fake, gap(&fake) + 4 * u64::from(program))));
     }
     assert_eq!(programs[0], (0, fake.program()));

@@ -20,7 +20,7 @@ use vmtrace::kernel::{Arch, SiteSection};
 use vmtrace::tracer::annex::{self, Memory};
 use vmtrace::tracer::ring::RingReader;
 use vmtrace::tracer::{
-    Attachment, Duty, Guest, GuestError, Options, Part, RawBatch, Tasks, Tripwire,
+    Attachment, Duty, ExitPlan, Guest, GuestError, Options, Part, RawBatch, Tasks, Tripwire,
 };
 use vmtrace_trampolines::{Field, Overflow, Point};
 
@@ -42,6 +42,8 @@ struct Prey {
     sites: Vec<usize>,
     /// Exits (indices) of their functions.
     exits: Vec<usize>,
+    /// For returns of these functions, and of none.
+    plans: [ExitPlan; 2],
     /// Guest-physical, as the kernel left it.
     text: Vec<(Range<u64>, Vec<u8>)>,
     /// Guest-physical: what the guest may think of changing.
@@ -78,7 +80,9 @@ impl Prey {
                 (range, bytes)
             })
             .to_vec();
-        let mut prey = Self { fake, sites, exits, text, areas: Vec::new() };
+        let plan = ExitPlan::new(&fake.kernel, &sites).expect("exits of a kernel of the cache");
+        let plans = [plan, ExitPlan::default()];
+        let mut prey = Self { fake, sites, exits, plans, text, areas: Vec::new() };
         prey.areas = prey.find_areas();
         prey
     }
@@ -247,7 +251,7 @@ fn attach(watched: &Watched<'_>, choice: u8) -> Option<Held> {
     let options = Options {
         overflow: if choice & 1 == 0 { Overflow::Drop } else { Overflow::Overwrite },
         cpus: [2, 1, 64, 65][usize::from(choice >> 1 & 3)],
-        returns: if choice & 8 == 0 { &watched.prey.sites } else { &[] },
+        returns: &watched.prey.plans[usize::from(choice >> 3 & 1)],
     };
     // Where the kernel is, the guest says as well.
     let (symbol, tables) = fake.tables();
@@ -386,7 +390,7 @@ fn step(watched: &Watched<'_>, held: &mut Held, input: &mut Input<'_>, dirty: &m
         0..6 => corrupt(watched, input),
         6..8 => (0..8).for_each(|_| corrupt_annex(watched, input, dirty)),
         8 | 9 => {
-            let program = held.attachment.program(watched, &duty(input, Point::Entry));
+            let program = held.attachment.program(watched, kernel, &duty(input, Point::Entry));
             held.programs.extend(program);
             let sites = some(input, &prey.sites);
             let program = held.programs.get(input.below(held.programs.len().max(1)));
@@ -434,15 +438,12 @@ fn step(watched: &Watched<'_>, held: &mut Held, input: &mut Input<'_>, dirty: &m
             if held.attachment.settle(watched, kernel).is_err() && !held.attachment.is_settled() {
                 return;
             }
-            let program = held.attachment.program(watched, &duty(input, Point::Return));
+            let program = held.attachment.program(watched, kernel, &duty(input, Point::Return));
             held.returns.extend(program);
             let exits = some(input, &prey.exits);
             let Some(&program) = held.returns.last() else { return };
-            let all = kernel.exits().expect("a kernel of the cache");
-            for &exit in &exits {
-                let _any = held.attachment.stub(watched, &all.all()[exit], program);
-            }
             let wanted: Vec<_> = exits.iter().map(|&exit| (exit, program)).collect();
+            let _any = held.attachment.stubs(watched, kernel, &wanted);
             let _any = held.attachment.enable_exits(watched, kernel, &wanted);
         }
         15 => {

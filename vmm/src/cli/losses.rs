@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::io;
 
 use crate::export::{Event, Export, write_losses};
-use vmtrace_system::say;
 use crate::stream::{Header, LossReason, Summary};
+use vmtrace_system::say;
 
 /// An export that also counts what this consumer alone has missed.
 pub(super) struct Counted<'a> {

@@ -28,7 +28,7 @@ impl Controller {
         attachment: &mut Attachment,
         plan: &Plan,
     ) -> Result<Wanted, TraceError> {
-        let programs = plan.duties.iter().map(|duty| attachment.program(ram, duty));
+        let programs = plan.duties.iter().map(|duty| attachment.program(ram, &self.kernel, duty));
         let programs: Vec<u16> = programs.collect::<Result<_, _>>()?;
         let all = |places: &[(usize, u32)]| -> Vec<(usize, u16)> {
             let program = |duty: u32| programs.get(duty as usize).copied();
@@ -38,11 +38,8 @@ impl Controller {
         let mut words = Vec::new();
         if attachment.is_settled() && !plan.exits.is_empty() {
             wanted.exits = all(&plan.exits);
-            let exits = self.kernel.exits().map_err(|e| TraceError::Kernel(e.to_string()))?;
-            for &(index, program) in &wanted.exits {
-                let Some(exit) = exits.all().get(index) else { continue };
-                words.extend(attachment.stub(ram, exit, program)?);
-            }
+            let made = attachment.stubs(ram, &self.kernel, &wanted.exits)?;
+            words.extend(made.into_iter().flatten());
         }
         if let Some(relay) = &self.relay {
             let tracer = |(number, tracer): (u8, &Tracer)| TracerName {
@@ -106,6 +103,9 @@ impl Controller {
     ) -> Result<Vec<ExitSkip>, TraceError> {
         if wanted.is_empty() && attachment.held_exits() == 0 {
             return Ok(Vec::new());
+        }
+        if attachment.held_exits() == 0 {
+            return attachment.enable_exits(ram, &self.kernel, wanted);
         }
         let (leave, take) = changes(attachment.exits(), wanted);
         attachment.disable_exits(ram, &leave)?;

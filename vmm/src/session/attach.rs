@@ -26,7 +26,7 @@ use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::{self, ConsoleLines, Relay, Setup, Targets};
 use crate::serve::{Hub, Join};
 use crate::stream::{Exit, Header, MarkKind, Summary};
-use crate::tracer::{Attachment, Image, Options, Ram, Tripwire};
+use crate::tracer::{Attachment, ExitPlan, Image, Options, Ram, Tripwire};
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -77,6 +77,10 @@ pub(super) struct Output {
 pub(super) struct Controller {
     pub(super) kernel: Arc<Kernel>,
     pub(super) tracing: Tracing,
+    /// What was planned for it last: see [`Controller::planned`].
+    plan: Option<Arc<Plan>>,
+    /// What is to be done about exits when tracing begins.
+    exit_plan: Option<ExitPlan>,
     pub(super) stage: Stage,
     stream: Option<Output>,
     pub(super) relay: Option<Relay>,
@@ -95,20 +99,31 @@ pub(super) fn nanoseconds(duration: Duration) -> u64 {
 
 impl Controller {
     pub(super) fn new(kernel: Arc<Kernel>, tracing: Tracing, stream: Output) -> Self {
-        let mut summary = Summary::default();
-        summary.sites.matched = tracing.plan(&[]).sites.len() as u64;
-        let stage = Stage::Unknown;
-        Self {
+        // What the image tells is found out before there is a guest that waits for it; what is
+        // missing is told when it is needed.
+        let _ = kernel.structs();
+        let exit_plan = ExitPlan::new(&kernel, &tracing.returning()).ok();
+        let mut controller = Self {
             kernel,
             tracing,
-            stage,
+            plan: None,
+            exit_plan,
+            stage: Stage::Unknown,
             stream: Some(stream),
             relay: None,
-            summary,
+            summary: Summary::default(),
             held_back: false,
             ended: false,
             verdict: Verdict::default(),
-        }
+        };
+        controller.tracing_changed();
+        controller
+    }
+
+    /// There are other tracers, or others are gone.
+    pub(super) fn tracing_changed(&mut self) {
+        self.plan = None;
+        self.summary.sites.matched = self.planned().sites.len() as u64;
     }
 
     pub(super) fn note(&mut self, text: String) {
@@ -116,10 +131,17 @@ impl Controller {
         self.summary.notes.push(text);
     }
 
-    /// All exits of the kernel's functions, if any are to be traced.
-    pub(super) fn planned(&self) -> Plan {
+    /// What every site has to do, and every exit, if any are to be traced. Made once for each
+    /// change of [`Controller::tracing`], after which [`Controller::tracing_changed`] must be
+    /// called.
+    pub(super) fn planned(&mut self) -> Arc<Plan> {
+        if let Some(plan) = &self.plan {
+            return Arc::clone(plan);
+        }
         let exits = self.tracing.wants_exits().then(|| self.kernel.exits().ok()).flatten();
-        self.tracing.plan(exits.map_or(&[], Exits::all))
+        let plan = Arc::new(self.tracing.plan(exits.map_or(&[], Exits::all)));
+        self.plan = Some(Arc::clone(&plan));
+        plan
     }
 
     pub(super) fn name(&self, site: usize) -> String {
@@ -334,9 +356,14 @@ impl Controller {
         let entry = image.runtime(entry);
         let image = self.locate(machine, paused, vcpu, AFTER_FTRACE_INIT, entry)?;
         let annex = machine.annex().ok_or_else(|| anyhow::anyhow!("the machine has no annex"))?;
-        let returns = self.tracing.returning();
+        let sites = self.tracing.returning();
+        // Another one when the tracers have changed since.
+        let exit_plan = match self.exit_plan.take().filter(|plan| plan.sites() == sites) {
+            Some(plan) => plan,
+            None => ExitPlan::new(&self.kernel, &sites)?,
+        };
         let (overflow, cpus) = (self.tracing.overflow, machine.vcpus() as u64);
-        let options = Options { overflow, cpus, returns: &returns };
+        let options = Options { overflow, cpus, returns: &exit_plan };
         let memory = Arc::new(annex.clone());
         let mut attachment = Attachment::new(&ram, &self.kernel, image, memory, options)?;
         paused.set_rip(vcpu, attachment.resume(&ram, stopped)?)?;

@@ -2,12 +2,12 @@
 //! whose time is in the stream as a mark.
 
 use super::attach::{Controller, Stage, nanoseconds};
-use super::tracing::Plan;
 use super::{Tracer, Tracing, mark, values};
 use crate::machine::Machine;
 use crate::serve::{Answer, Control, Globs, TracerSpec};
 use crate::stream::{Exit, MarkKind};
 use crate::tracer::Ram;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Names of functions that an answer shows.
@@ -229,11 +229,12 @@ impl Controller {
         what: &str,
         before: Vec<Option<Tracer>>,
     ) -> Answer {
+        self.tracing_changed();
         let done = self.retarget(machine, kind, what);
         if done.is_err() {
             self.tracing.tracers = before;
+            self.tracing_changed();
         }
-        self.summary.sites.matched = self.tracing.plan(&[]).sites.len() as u64;
         done
     }
 
@@ -245,7 +246,7 @@ impl Controller {
             self.stage = stage;
             return Ok(format!("{what}, from when tracing begins"));
         };
-        let plan = if self.held_back { Plan::default() } else { self.planned() };
+        let plan = if self.held_back { Arc::default() } else { self.planned() };
         let ram = Ram(machine.memory());
         // The guest still runs: what cannot be is found out before anything is touched.
         let paused = self.prepare(&ram, &mut attachment, &plan).map_err(|error| error.to_string());

@@ -184,11 +184,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    struct Words(std::vec::IntoIter<u64>);
+    struct Words<'a>(std::slice::Iter<'a, u64>);
 
-    impl Arguments for Words {
+    impl Arguments for Words<'_> {
         fn next(&mut self) -> Option<u64> {
-            self.0.next()
+            self.0.next().copied()
         }
 
         fn string(&self, address: u64, most: usize) -> Option<Vec<u8>> {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     fn text(of: &str, words: &[u64]) -> String {
-        format(of.as_bytes(), &mut Words(words.to_vec().into_iter()))
+        format(of.as_bytes(), &mut Words(words.iter()))
     }
 
     // Those that kernels have (`git grep -h 'panic("'`).
@@ -244,7 +244,7 @@ mod tests {
     proptest! {
         #[test]
         fn anything_gives_a_bounded_line(of in prop::collection::vec(any::<u8>(), 0..2000), words in prop::collection::vec(any::<u64>(), 0..20)) {
-            let text = format(&of, &mut Words(words.into_iter()));
+            let text = format(&of, &mut Words(words.iter()));
             // A byte that is no UTF-8 becomes three.
             prop_assert!(text.len() <= 3 * MOST && !text.chars().any(char::is_control));
         }

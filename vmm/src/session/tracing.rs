@@ -162,55 +162,82 @@ impl Tracing {
         all.dedup();
         let mut duties = Duties::default();
         let mut plan = Plan::default();
-        let mut graphed: FxHashMap<u32, Vec<u8>> = FxHashMap::default();
+        plan.sites.reserve(all.len());
+        let mut sets = Sets::default();
+        // By site, the set of those that want its returns.
+        let mut graphed = vec![Sets::NONE; all.last().map_or(0, |&(site, _)| site + 1)];
+        let mut entries: FxHashMap<u32, u32> = FxHashMap::default();
+        let mut numbers: Vec<u8> = Vec::new();
         for of_site in all.chunk_by(|a, b| a.0 == b.0) {
             let Some(&(site, _)) = of_site.first() else { continue };
-            let tracers = of_site.iter().filter_map(|&(_, number)| self.numbered(number));
-            let part =
-                |(tracer, wants): (u8, &Tracer)| Part { tracer, fields: wants.entry_fields(site) };
-            let parts = tracers.clone().map(part).collect();
-            plan.sites.push((site, duties.index(Duty { point: Point::Entry, parts })));
-            let graph: Vec<u8> =
-                tracers.filter(|(_, tracer)| tracer.graph).map(|(number, _)| number).collect();
-            if let (false, Ok(site)) = (graph.is_empty(), u32::try_from(site)) {
-                graphed.insert(site, graph);
+            numbers.clear();
+            numbers.extend(of_site.iter().map(|&(_, number)| number));
+            let tracers = numbers.iter().filter_map(|&number| self.numbered(number));
+            let mut duty = || {
+                let part = |(tracer, wants): (u8, &Tracer)| Part {
+                    tracer,
+                    fields: wants.entry_fields(site),
+                };
+                duties
+                    .index(Duty { point: Point::Entry, parts: tracers.clone().map(part).collect() })
+            };
+            // Most sites do what others with the same tracers do.
+            let own = tracers.clone().any(|(_, t)| t.values.entries.contains_key(&site));
+            let duty =
+                if own { duty() } else { *entries.entry(sets.id(&numbers)).or_insert_with(duty) };
+            plan.sites.push((site, duty));
+            numbers.retain(|&number| self.numbered(number).is_some_and(|(_, t)| t.graph));
+            if let (false, Some(set)) = (numbers.is_empty(), graphed.get_mut(site)) {
+                *set = sets.id(&numbers);
             }
         }
         // Who jumps to what cannot be traced ends where that does.
-        let mut aided: FxHashMap<u32, Vec<u8>> = FxHashMap::default();
+        let mut aided: FxHashMap<u32, u32> = FxHashMap::default();
+        let mut leaving: FxHashMap<(u32, Way), u32> = FxHashMap::default();
         for (index, exit) in exits.iter().enumerate() {
             let group = exit.after.group();
-            let tracers = match (exit.site, group) {
+            let set = match (exit.site, group) {
                 // They come last.
-                (Exit::NO_SITE, Some(group)) => aided.get(&group).cloned(),
-                (site, _) => graphed.get(&site).cloned(),
+                (Exit::NO_SITE, Some(group)) => aided.get(&group).copied(),
+                (site, _) => graphed.get(site as usize).copied(),
             };
-            let Some(tracers) = tracers else { continue };
+            let Some(set) = set.filter(|&set| set != Sets::NONE) else { continue };
             if let (true, Some(group)) = (exit.site != Exit::NO_SITE, group) {
-                let all = aided.entry(group).or_default();
-                all.extend(&tracers);
-                all.sort_unstable();
-                all.dedup();
+                let both = aided.get(&group).map_or(set, |&before| sets.union(before, set));
+                aided.insert(group, both);
             }
-            let parts = tracers.iter().filter_map(|&number| self.numbered(number));
-            let part = |(tracer, wants): (u8, &Tracer)| {
-                let fields = match exit.kind {
-                    ExitKind::Return if exit.site == Exit::NO_SITE => vec![Field::Stack],
-                    ExitKind::Return => wants.return_fields(exit.site),
-                    ExitKind::Jump { .. } => vec![Field::Stack],
-                    ExitKind::Indirect { .. } => vec![Field::Stack, Field::Target],
-                };
-                Part { tracer, fields }
+            let way = Way::of(exit);
+            let duty = || self.leave(sets.get(set), exit, way);
+            let own = way == Way::Return && {
+                let site = exit.site as usize;
+                let tracers = sets.get(set).iter().filter_map(|&number| self.numbered(number));
+                { tracers }.any(|(_, tracer)| tracer.values.results.contains_key(&site))
             };
-            let point = match exit.kind {
-                ExitKind::Return => Point::Return,
-                ExitKind::Jump { .. } | ExitKind::Indirect { .. } => Point::Tail,
+            let duty = if own {
+                duties.index(duty())
+            } else {
+                *leaving.entry((set, way)).or_insert_with(|| duties.index(duty()))
             };
-            let duty = Duty { point, parts: parts.map(part).collect() };
-            plan.exits.push((index, duties.index(duty)));
+            plan.exits.push((index, duty));
         }
         plan.duties = duties.all;
         plan
+    }
+
+    /// What an exit has to do for these tracers.
+    fn leave(&self, tracers: &[u8], exit: &Exit, way: Way) -> Duty {
+        let fields = |tracer: &Tracer| match way {
+            Way::Return => tracer.return_fields(exit.site),
+            Way::Aid | Way::Jump => vec![Field::Stack],
+            Way::Indirect => vec![Field::Stack, Field::Target],
+        };
+        let point = match way {
+            Way::Return | Way::Aid => Point::Return,
+            Way::Jump | Way::Indirect => Point::Tail,
+        };
+        let parts = tracers.iter().filter_map(|&number| self.numbered(number));
+        let parts = parts.map(|(tracer, wants)| Part { tracer, fields: fields(wants) });
+        Duty { point, parts: parts.collect() }
     }
 
     fn numbered(&self, number: u8) -> Option<(u8, &Tracer)> {
@@ -238,6 +265,63 @@ impl Tracing {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.present().all(|(_, tracer)| tracer.sites.is_empty())
+    }
+}
+
+/// By what a function is left, as far as it matters to what is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Way {
+    Return,
+    /// A return of a function that is not traced.
+    Aid,
+    Jump,
+    Indirect,
+}
+
+impl Way {
+    fn of(exit: &Exit) -> Self {
+        match exit.kind {
+            ExitKind::Return if exit.site == Exit::NO_SITE => Self::Aid,
+            ExitKind::Return => Self::Return,
+            ExitKind::Jump { .. } => Self::Jump,
+            ExitKind::Indirect { .. } => Self::Indirect,
+        }
+    }
+}
+
+/// Sets of tracers (sorted numbers), each once.
+#[derive(Default)]
+struct Sets {
+    all: Vec<Vec<u8>>,
+    known: FxHashMap<Vec<u8>, u32>,
+}
+
+impl Sets {
+    /// In place of one.
+    const NONE: u32 = u32::MAX;
+
+    fn id(&mut self, set: &[u8]) -> u32 {
+        if let Some(&id) = self.known.get(set) {
+            return id;
+        }
+        let id = u32::try_from(self.all.len()).unwrap_or(Self::NONE);
+        self.all.push(set.to_vec());
+        self.known.insert(set.to_vec(), id);
+        id
+    }
+
+    fn get(&self, id: u32) -> &[u8] {
+        self.all.get(id as usize).map_or(&[], Vec::as_slice)
+    }
+
+    fn union(&mut self, a: u32, b: u32) -> u32 {
+        if a == b {
+            return a;
+        }
+        let mut both = [self.get(a), self.get(b)].concat();
+        both.sort_unstable();
+        both.dedup();
+        self.id(&both)
     }
 }
 

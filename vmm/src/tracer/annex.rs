@@ -10,7 +10,6 @@
 //! Where the guest has it is for the architecture to say; on riscv64 the first 2 MiB are for
 //! exits alone, and mapped behind the others.
 
-use super::guest::{Guest, GuestError};
 use super::paging::PMD_SIZE;
 use super::trace::TraceError;
 use vm_memory::{Bytes, VolatileSlice};
@@ -46,41 +45,6 @@ pub trait Memory: Send + Sync {
     fn slice(&self) -> VolatileSlice<'_>;
     /// Where it is in guest-physical memory, a multiple of 2 MiB.
     fn guest_address(&self) -> u64;
-}
-
-/// A guest with its annex, which is no RAM of its.
-pub(super) struct WithAnnex<'a> {
-    pub(super) guest: &'a dyn Guest,
-    pub(super) annex: &'a dyn Memory,
-}
-
-impl WithAnnex<'_> {
-    /// The offset of guest-physical `address` in the annex, if it is there.
-    fn offset(&self, address: u64) -> Option<usize> {
-        let offset = address.checked_sub(self.annex.guest_address()).filter(|&at| at < SIZE)?;
-        usize::try_from(offset).ok()
-    }
-}
-
-impl Guest for WithAnnex<'_> {
-    fn read(&self, address: u64, out: &mut [u8]) -> Result<(), GuestError> {
-        let Some(offset) = self.offset(address) else { return self.guest.read(address, out) };
-        let read = self.annex.slice().read_slice(out, offset);
-        read.map_err(|_| GuestError::NoRam(address))
-    }
-
-    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), GuestError> {
-        let Some(offset) = self.offset(address) else { return self.guest.write(address, bytes) };
-        let written = self.annex.slice().write_slice(bytes, offset);
-        written.map_err(|_| GuestError::NoRam(address))
-    }
-
-    fn write_u64(&self, address: u64, word: u64) -> Result<(), GuestError> {
-        match self.offset(address) {
-            Some(_) => self.write(address, &word.to_le_bytes()),
-            None => self.guest.write_u64(address, word),
-        }
-    }
 }
 
 /// How a trampoline finds the control block of its CPU.

@@ -2,12 +2,14 @@
 //! build: all of it is memory and numbers, and so is tested on any machine.
 
 use super::annex::{Layout, Memory};
+use super::exit_plan::ExitPlan;
 use super::exits::ExitWord;
 use super::guest::{Guest, GuestError, Image};
 use super::patch::{Edit, SkipReason};
 use super::trace::{Options, TraceError};
+use super::view::View;
 use super::{riscv64, x86_64};
-use crate::kernel::{Arch, Exit, Kernel, Site};
+use crate::kernel::{Arch, Exit, Exits, Kernel, Site};
 use std::sync::Arc;
 use vmtrace_trampolines::{Point, Program, Readable};
 
@@ -58,6 +60,10 @@ pub(super) trait Target: Sync {
     /// CPU runs; `None` where that changes nothing for us.
     fn after_alternatives(&self) -> Option<&'static str>;
 
+    /// What the image alone tells of exits that must be rewritten when tracing begins: those of the
+    /// functions at these sites (indices).
+    fn plan_exits(&self, kernel: &Kernel, sites: &[usize]) -> Result<ExitPlan, TraceError>;
+
     /// Puts the annex and what programs need into a guest that has just run
     /// `ftrace_init`.
     fn install(
@@ -67,7 +73,6 @@ pub(super) trait Target: Sync {
         image: &Image,
         memory: &Arc<dyn Memory>,
         options: Options<'_>,
-        readable: Readable,
     ) -> Result<Installed, TraceError>;
 }
 
@@ -96,6 +101,10 @@ pub(super) enum Hook<'a> {
 
 /// Programs in a guest, and how sites come to call them.
 pub(super) trait GuestCode: Send {
+    /// Programs that are made from now on read the memory behind pointers where this says that
+    /// they can.
+    fn allow(&mut self, readable: Readable);
+
     /// Makes a program and puts it into the guest. Numbers come in order.
     ///
     /// # Errors
@@ -109,7 +118,7 @@ pub(super) trait GuestCode: Send {
     /// order, and back in the opposite one. Verifies that it is disabled.
     fn edits(
         &self,
-        guest: &dyn Guest,
+        view: &View<'_>,
         image: &Image,
         site: &Site,
         hook: Hook<'_>,
@@ -119,29 +128,30 @@ pub(super) trait GuestCode: Send {
     /// Where a vCPU stands (run-time address) when [`Hook::Trap`] at the site exits.
     fn trap(&self, image: &Image, site: &Site) -> u64;
 
-    /// Whether an exit can be held in this run, as far as that was decided at the attach moment.
-    fn is_prepared(&self, exit: &Exit) -> bool;
+    /// Whether an exit (index) can be held in this run, as far as that was decided at the attach moment.
+    fn is_prepared(&self, exit: usize) -> bool;
 
-    /// Makes the stub that leads from an exit to a program, if there is none yet; what its records
-    /// say. The guest may run: nobody executes it yet. `None` when the exit cannot have one.
+    /// Makes the stubs that lead from these exits (indices) to the programs beside them, where
+    /// there are none yet; what the records of each say, `None` for one that cannot have a stub.
+    /// The guest may run: nobody executes them yet.
     ///
     /// # Errors
-    /// When there is no place for it.
-    fn stub(
+    /// When there is no place for them; nothing has changed then.
+    fn stubs(
         &mut self,
-        guest: &dyn Guest,
+        view: &View<'_>,
         image: &Image,
-        exit: &Exit,
-        program: u16,
-    ) -> Result<Option<ExitWord>, TraceError>;
+        exits: &Exits,
+        wanted: &[(usize, u16)],
+    ) -> Result<Vec<Option<ExitWord>>, TraceError>;
 
-    /// What is to be written for an exit to go through the stub to `program`. Verifies what is
-    /// there.
+    /// What is to be written for an exit, with its index, to go through the stub to `program`.
+    /// Verifies what is there.
     fn exit(
         &self,
-        guest: &dyn Guest,
+        view: &View<'_>,
         image: &Image,
-        exit: &Exit,
+        exit: (usize, &Exit),
         program: u16,
     ) -> Result<Edit, SkipReason>;
 

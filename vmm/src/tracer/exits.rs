@@ -5,8 +5,9 @@
 //! stub is there from the beginning, and one word of it becomes a call: an instruction, too.
 
 use super::arch::GuestCode;
-use super::guest::{Guest, GuestError, Image};
+use super::guest::{GuestError, Image};
 use super::patch::{Edit, Restored, SkipReason};
+use super::view::View;
 use crate::kernel::{After, Exit, ExitKind, Exits};
 
 /// An exit that was left alone.
@@ -74,7 +75,7 @@ impl HeldExits {
     /// When a write fails half-way; every exit touched by this call is put back first.
     pub(super) fn hold(
         &mut self,
-        guest: &dyn Guest,
+        view: &View<'_>,
         image: &Image,
         code: &dyn GuestCode,
         exits: &Exits,
@@ -85,7 +86,7 @@ impl HeldExits {
         self.0.reserve(wanted.len());
         for &(index, program) in wanted {
             let Some(exit) = exits.all().get(index) else { continue };
-            let held = code.exit(guest, image, exit, program).map(|edit| Held {
+            let held = code.exit(view, image, (index, exit), program).map(|edit| Held {
                 exit: index,
                 program,
                 edit,
@@ -94,14 +95,14 @@ impl HeldExits {
                 Err(reason) => reason,
                 Ok(held) => {
                     self.0.push(held);
-                    match held.edit.apply(guest) {
+                    match held.edit.apply(view) {
                         Ok(true) => continue,
                         Ok(false) => {
-                            self.undo_from(guest, self.0.len() - 1);
+                            self.undo_from(view, self.0.len() - 1);
                             SkipReason::ReadBack
                         }
                         Err(error) => {
-                            self.undo_from(guest, before);
+                            self.undo_from(view, before);
                             return Err(error);
                         }
                     }
@@ -112,9 +113,9 @@ impl HeldExits {
         Ok(skipped)
     }
 
-    fn undo_from(&mut self, guest: &dyn Guest, count: usize) {
+    fn undo_from(&mut self, view: &View<'_>, count: usize) {
         for held in self.0.drain(count..).rev() {
-            let _ = held.edit.undo(guest);
+            let _ = held.edit.undo(view);
         }
     }
 
@@ -124,7 +125,7 @@ impl HeldExits {
     /// When guest memory cannot be written; the others are given back all the same.
     pub(super) fn release_if(
         &mut self,
-        guest: &dyn Guest,
+        view: &View<'_>,
         wanted: impl Fn(usize) -> bool,
     ) -> Result<Restored, GuestError> {
         let mut restored = Restored::default();
@@ -133,7 +134,7 @@ impl HeldExits {
             if !wanted(held.exit) {
                 return true;
             }
-            match held.edit.restore(guest) {
+            match held.edit.restore(view) {
                 Ok(true) => restored.sites += 1,
                 Ok(false) => restored.foreign.push(held.exit),
                 Err(error) => failed = Err(error),

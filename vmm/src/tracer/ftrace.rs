@@ -99,6 +99,11 @@ impl Records {
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
+
+    /// The guest-physical address of one of them.
+    pub(super) fn some_place(&self) -> Option<u64> {
+        self.0.first().map(|record| record.flags_at)
+    }
 }
 
 /// Finds records, the next one at once.

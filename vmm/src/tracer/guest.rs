@@ -3,6 +3,7 @@
 use super::arch;
 use super::paging::{PageTables, WalkError};
 use crate::kernel::Kernel;
+use vm_memory::VolatileSlice;
 
 /// Guest-physical memory of a guest that is paused.
 ///
@@ -37,6 +38,12 @@ pub trait Guest {
         let mut bytes = [0; 8];
         self.read(address, &mut bytes)?;
         Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// The run of RAM that guest-physical `address` is in, for many accesses: its first address
+    /// and all of it. `None` where there is no RAM, or every access is to be a call.
+    fn run(&self, _address: u64) -> Option<(u64, VolatileSlice<'_>)> {
+        None
     }
 }
 

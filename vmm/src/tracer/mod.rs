@@ -5,6 +5,7 @@
 
 pub mod annex;
 mod arch;
+mod exit_plan;
 mod exits;
 mod ftrace;
 mod guest;
@@ -20,8 +21,10 @@ mod riscv64;
 mod tasks;
 mod trace;
 mod tripwire;
+mod view;
 mod x86_64;
 
+pub use exit_plan::ExitPlan;
 pub use exits::{ExitSkip, ExitWord};
 pub use guest::{Guest, GuestError, Image};
 pub use paging::{PageTables, WalkError};

@@ -2,7 +2,8 @@
 
 use super::arch::{GuestCode, Hook};
 use super::ftrace::{self, Cursor, Records};
-use super::guest::{Guest, GuestError, Image};
+use super::guest::{GuestError, Image};
+use super::view::{View, word};
 use crate::kernel::{Kernel, Site, SiteSection};
 use std::ops::Range;
 
@@ -66,52 +67,58 @@ pub struct Skip {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Edit {
     physical: u64,
-    len: usize,
-    original: [u8; 8],
-    ours: [u8; 8],
+    original: u64,
+    ours: u64,
+    len: u8,
 }
 
 impl Edit {
     /// `None` unless both are of one length, up to 8.
+    #[inline]
     pub(super) fn new(physical: u64, original: &[u8], ours: &[u8]) -> Option<Self> {
-        let len = original.len();
-        let mut edit = Self { physical, len, original: [0; 8], ours: [0; 8] };
-        edit.original.get_mut(..len)?.copy_from_slice(original);
-        (ours.len() == len).then(|| edit.ours[..len].copy_from_slice(ours))?;
-        Some(edit)
+        let len = u8::try_from(original.len()).ok().filter(|&len| len <= 8)?;
+        let both = (word(original), word(ours));
+        (ours.len() == original.len()).then_some(Self {
+            physical,
+            original: both.0,
+            ours: both.1,
+            len,
+        })
     }
 
-    fn holds(&self, guest: &dyn Guest, bytes: &[u8; 8]) -> Result<bool, GuestError> {
-        let mut now = [0; 8];
-        guest.read(self.physical, &mut now[..self.len])?;
-        Ok(now == *bytes)
+    /// The same of the running kernel, where its address is a link address.
+    pub(super) fn at(&self, image: &Image) -> Self {
+        Self { physical: image.physical_of(self.physical), ..*self }
+    }
+
+    /// Whether what is there is what was.
+    pub(super) fn is_untouched(&self, view: &View<'_>) -> Result<bool, GuestError> {
+        self.holds(view, self.original)
+    }
+
+    #[inline]
+    fn holds(&self, view: &View<'_>, bytes: u64) -> Result<bool, GuestError> {
+        Ok(view.load(self.physical, self.len)? == bytes)
     }
 
     /// Writes ours; whether it holds.
-    pub(super) fn apply(&self, guest: &dyn Guest) -> Result<bool, GuestError> {
-        self.write(guest, &self.ours)?;
-        self.holds(guest, &self.ours)
+    #[inline]
+    pub(super) fn apply(&self, view: &View<'_>) -> Result<bool, GuestError> {
+        view.store(self.physical, self.ours, self.len)?;
+        self.holds(view, self.ours)
     }
 
     /// Writes what was there.
-    pub(super) fn undo(&self, guest: &dyn Guest) -> Result<(), GuestError> {
-        self.write(guest, &self.original)
+    pub(super) fn undo(&self, view: &View<'_>) -> Result<(), GuestError> {
+        view.store(self.physical, self.original, self.len)
     }
 
     /// Writes what was there if it still holds ours; whether it is as it was.
-    pub(super) fn restore(&self, guest: &dyn Guest) -> Result<bool, GuestError> {
-        if self.holds(guest, &self.ours)? {
-            self.undo(guest)?;
+    pub(super) fn restore(&self, view: &View<'_>) -> Result<bool, GuestError> {
+        if self.holds(view, self.ours)? {
+            self.undo(view)?;
         }
-        self.holds(guest, &self.original)
-    }
-
-    fn write(&self, guest: &dyn Guest, bytes: &[u8; 8]) -> Result<(), GuestError> {
-        if self.len == 8 && self.physical.is_multiple_of(8) {
-            guest.write_u64(self.physical, u64::from_le_bytes(*bytes))
-        } else {
-            guest.write(self.physical, &bytes[..self.len])
-        }
+        self.holds(view, self.original)
     }
 }
 
@@ -192,7 +199,7 @@ impl FromIterator<usize> for SiteSet {
 
 /// A guest at rest, what is known of it, and the code in it.
 pub(super) struct Place<'a> {
-    pub(super) guest: &'a dyn Guest,
+    pub(super) view: View<'a>,
     pub(super) image: &'a Image,
     pub(super) kernel: &'a Kernel,
     pub(super) code: &'a dyn GuestCode,
@@ -233,7 +240,7 @@ impl Patcher {
         records: &Records,
         sites: impl IntoIterator<Item = (usize, Hook<'a>)>,
     ) -> Result<Vec<Skip>, GuestError> {
-        let guest = place.guest;
+        let view = &place.view;
         let before = self.held.len();
         let mut records = records.cursor();
         let mut skipped = Vec::new();
@@ -245,7 +252,7 @@ impl Patcher {
             let first_edit = self.edits.len();
             let reason = match self.check(place, &mut records, (index, site), hook) {
                 Err(reason) => reason,
-                Ok((held, flags)) => match held.write(guest, &self.edits, flags) {
+                Ok((held, flags)) => match held.write(view, &self.edits, flags) {
                     Ok(true) => {
                         self.flagged.insert(index);
                         self.held.push(held);
@@ -254,7 +261,7 @@ impl Patcher {
                     Ok(false) => SkipReason::ReadBack,
                     Err(error) => {
                         self.held.push(held);
-                        self.undo_from(guest, before);
+                        self.undo_from(view, before);
                         return Err(error);
                     }
                 },
@@ -266,9 +273,9 @@ impl Patcher {
     }
 
     /// Puts back all but the first `count` of the sites held, as far as that is possible.
-    fn undo_from(&mut self, guest: &dyn Guest, count: usize) {
+    fn undo_from(&mut self, view: &View<'_>, count: usize) {
         for held in self.held.drain(count..).rev() {
-            let _ = held.undo(guest, &self.edits);
+            let _ = held.undo(view, &self.edits);
             if !held.was_flagged {
                 self.flagged.remove(held.site);
             }
@@ -290,7 +297,7 @@ impl Patcher {
             return Err(SkipReason::Freed);
         }
         let first = self.edits.len();
-        place.code.edits(place.guest, place.image, site, hook, &mut self.edits)?;
+        place.code.edits(&place.view, place.image, site, hook, &mut self.edits)?;
         let record = records
             .find(place.image.runtime(place.code.record(site)))
             .ok_or(SkipReason::Unknown)?;
@@ -323,9 +330,9 @@ impl Patcher {
     ///
     /// # Errors
     /// When guest memory cannot be written.
-    pub fn release_init(&mut self, guest: &dyn Guest) -> Result<Restored, GuestError> {
+    pub(super) fn release_init(&mut self, view: &View<'_>) -> Result<Restored, GuestError> {
         self.freed = true;
-        self.release(guest, |held| held.init)
+        self.release(view, |held| held.init)
     }
 
     /// Gives back the held sites for which `wanted` (of an index) is true. The guest
@@ -335,10 +342,10 @@ impl Patcher {
     /// When guest memory cannot be written.
     pub(super) fn release_if(
         &mut self,
-        guest: &dyn Guest,
+        view: &View<'_>,
         wanted: impl Fn(usize) -> bool,
     ) -> Result<Restored, GuestError> {
-        self.release(guest, |held| wanted(held.site))
+        self.release(view, |held| wanted(held.site))
     }
 
     /// Lets the guest use all sites itself again that are not held: only while none
@@ -358,7 +365,7 @@ impl Patcher {
                 continue;
             }
             if let Some(record) = records.find(place.image.runtime(place.code.record(site))) {
-                set_flag(place.guest, record.flags_at, false)?;
+                set_flag(&place.view, record.flags_at, false)?;
             }
         }
         let held = self.sites().collect();
@@ -368,7 +375,7 @@ impl Patcher {
 
     fn release(
         &mut self,
-        guest: &dyn Guest,
+        view: &View<'_>,
         wanted: impl Fn(&Held) -> bool,
     ) -> Result<Restored, GuestError> {
         let mut restored = Restored::default();
@@ -383,7 +390,7 @@ impl Patcher {
                 kept += usize::from(held.edits);
                 return true;
             }
-            match held.restore(guest, all) {
+            match held.restore(view, all) {
                 Ok(true) => restored.sites += 1,
                 Ok(false) => restored.foreign.push(held.site),
                 // The others are given back all the same.
@@ -409,57 +416,53 @@ impl Held {
 
     /// Marks the site, which has these flags, in the guest's books, patches it, reads all
     /// back. If it does not hold, all is put back.
-    fn write(&self, guest: &dyn Guest, edits: &[Edit], flags: u64) -> Result<bool, GuestError> {
+    #[inline]
+    fn write(&self, view: &View<'_>, edits: &[Edit], flags: u64) -> Result<bool, GuestError> {
         let flags = flags | ftrace::DISABLED;
-        guest.write_u64(self.flags_at, flags)?;
+        view.store(self.flags_at, flags, 8)?;
         let mut holds = true;
         for edit in self.own(edits) {
-            edit.write(guest, &edit.ours)?;
-            holds &= edit.holds(guest, &edit.ours)?;
+            holds &= edit.apply(view)?;
         }
-        holds &= guest.read_u64(self.flags_at)? == flags;
+        holds &= view.load(self.flags_at, 8)? == flags;
         if !holds {
-            self.undo(guest, edits)?;
+            self.undo(view, edits)?;
         }
         Ok(holds)
     }
 
-    fn undo(&self, guest: &dyn Guest, edits: &[Edit]) -> Result<(), GuestError> {
+    fn undo(&self, view: &View<'_>, edits: &[Edit]) -> Result<(), GuestError> {
         for edit in self.own(edits).iter().rev() {
-            edit.write(guest, &edit.original)?;
+            edit.undo(view)?;
         }
-        set_flag(guest, self.flags_at, self.was_flagged)
+        set_flag(view, self.flags_at, self.was_flagged)
     }
 
     /// Puts the site back if all of it is still ours; else leaves it alone. Whether
     /// it is as it was.
-    fn restore(&self, guest: &dyn Guest, edits: &[Edit]) -> Result<bool, GuestError> {
+    fn restore(&self, view: &View<'_>, edits: &[Edit]) -> Result<bool, GuestError> {
         let edits = self.own(edits);
-        if all(guest, edits, |edit| &edit.ours)? {
+        if all(view, edits, |edit| edit.ours)? {
             for edit in edits.iter().rev() {
-                edit.write(guest, &edit.original)?;
+                edit.undo(view)?;
             }
         }
-        all(guest, edits, |edit| &edit.original)
+        all(view, edits, |edit| edit.original)
     }
 }
 
 /// Whether all edits hold these bytes of theirs.
-fn all(
-    guest: &dyn Guest,
-    edits: &[Edit],
-    bytes: impl Fn(&Edit) -> &[u8; 8],
-) -> Result<bool, GuestError> {
+fn all(view: &View<'_>, edits: &[Edit], bytes: impl Fn(&Edit) -> u64) -> Result<bool, GuestError> {
     for edit in edits {
-        if !edit.holds(guest, bytes(edit))? {
+        if !edit.holds(view, bytes(edit))? {
             return Ok(false);
         }
     }
     Ok(true)
 }
 
-fn set_flag(guest: &dyn Guest, flags_at: u64, set: bool) -> Result<(), GuestError> {
-    let flags = guest.read_u64(flags_at)?;
+fn set_flag(view: &View<'_>, flags_at: u64, set: bool) -> Result<(), GuestError> {
+    let flags = view.load(flags_at, 8)?;
     let flags = if set { flags | ftrace::DISABLED } else { flags & !ftrace::DISABLED };
-    guest.write(flags_at, &flags.to_le_bytes())
+    view.store(flags_at, flags, 8)
 }

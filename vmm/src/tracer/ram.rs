@@ -65,6 +65,12 @@ impl<M: Borrow<GuestMemoryMmap>> Guest for Ram<M> {
         Ok(())
     }
 
+    fn run(&self, address: u64) -> Option<(u64, VolatileSlice<'_>)> {
+        let region = self.0.borrow().find_region(GuestAddress(address))?;
+        let memory = VolatileMemory::get_slice(&**region, 0, region.size()).ok()?;
+        Some((region.start_addr().0, memory))
+    }
+
     fn write_u64(&self, address: u64, word: u64) -> Result<(), GuestError> {
         let slice = self.slice(address, 8)?;
         let cell = slice.get_atomic_ref::<AtomicU64>(0).map_err(|_| GuestError::NoRam(address))?;

@@ -1,7 +1,8 @@
 //! An attachment: the annex in a guest, the programs, the sites that call them.
 
-use super::annex::{Addressing, Layout, Memory, WithAnnex};
+use super::annex::{Addressing, Layout, Memory};
 use super::arch::{self, GuestCode, Hook, Installed};
+use super::exit_plan::ExitPlan;
 use super::exits::{ExitSkip, ExitWord, HeldExits};
 use super::ftrace::{self, Offsets, Records};
 use super::guest::{Guest, GuestError, Image};
@@ -10,10 +11,11 @@ use super::programs::{Duty, Programs};
 use super::readable;
 use super::ring::RingReader;
 use super::tasks::{self, Tasks};
-use crate::kernel::{Exit, Kernel, Site};
+use super::view::View;
+use crate::kernel::{Exits, Kernel, Site};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vmtrace_trampolines::{Overflow, Point};
+use vmtrace_trampolines::{Field, Overflow, Point};
 
 /// What to write and how.
 #[derive(Clone, Copy, Debug)]
@@ -22,10 +24,9 @@ pub struct Options<'a> {
     pub overflow: Overflow,
     /// vCPUs of the guest.
     pub cpus: u64,
-    /// Functions (indices into [`Kernel::sites`]) whose exits may be asked for. Where exits can be
-    /// changed at the attach moment alone (riscv64) they are rewritten then; elsewhere this means
-    /// nothing.
-    pub returns: &'a [usize],
+    /// The functions whose exits may be asked for. Where exits can be changed at the attach moment
+    /// alone (riscv64) they are rewritten then; elsewhere this means nothing.
+    pub returns: &'a ExitPlan,
 }
 
 /// What entry programs write for the function of `site` (link address): where they
@@ -86,6 +87,10 @@ pub enum TraceError {
     Full(usize),
 }
 
+fn exits_of(kernel: &Kernel) -> Result<&Exits, TraceError> {
+    kernel.exits().map_err(|error| TraceError::Kernel(error.to_string()))
+}
+
 /// What attaching did, and how long it took.
 #[derive(Clone, Debug, Default)]
 pub struct AttachReport {
@@ -102,6 +107,8 @@ pub struct AttachReport {
 /// The tracer's hold on one guest.
 pub struct Attachment {
     image: Image,
+    /// Guest-physical address of some text of the kernel.
+    near: u64,
     layout: Layout,
     memory: Arc<dyn Memory>,
     code: Box<dyn GuestCode>,
@@ -111,6 +118,8 @@ pub struct Attachment {
     patcher: Patcher,
     programs: Programs,
     exits: HeldExits,
+    /// Programs know what they can read.
+    readable: bool,
     /// The kernel has patched its alternatives, and we know.
     settled: bool,
 }
@@ -131,13 +140,12 @@ impl Attachment {
         let books = Offsets::find(kernel)?;
         let target = arch::of(kernel.arch());
         let tasks = tasks::Offsets::find(kernel)?;
-        let readable = readable::find(guest, kernel, &image);
-        log::debug!("what pointers can lead to: {readable:x?}");
-        let Installed { layout, code } =
-            target.install(guest, kernel, &image, &memory, options, readable)?;
+        let Installed { layout, code } = target.install(guest, kernel, &image, &memory, options)?;
         let (patcher, programs) = (Patcher::default(), Programs::default());
+        let near = image.physical_of(kernel.sites().first().map_or(0, |site| site.location));
         Ok(Self {
             image,
+            near,
             layout,
             memory,
             code,
@@ -147,6 +155,7 @@ impl Attachment {
             patcher,
             programs,
             exits: HeldExits::default(),
+            readable: false,
             settled: target.after_alternatives().is_none(),
         })
     }
@@ -190,9 +199,23 @@ impl Attachment {
     ///
     /// # Errors
     /// When there is no place for it, or guest memory cannot be used; no site has changed then.
-    pub fn program(&mut self, guest: &dyn Guest, duty: &Duty) -> Result<u16, TraceError> {
-        let code = &mut self.code;
-        self.programs.number(duty, |program| code.add(guest, program))
+    pub fn program(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        duty: &Duty,
+    ) -> Result<u16, TraceError> {
+        let (code, readable, image) = (&mut self.code, &mut self.readable, &self.image);
+        self.programs.number(duty, |program| {
+            // Not before it is needed: it takes a walk through page tables.
+            let reads = program.fields.iter().any(|field| matches!(field, Field::Read(_)));
+            if reads && !std::mem::replace(readable, true) {
+                let found = readable::find(guest, kernel, image);
+                log::debug!("what pointers can lead to: {found:x?}");
+                code.allow(found);
+            }
+            code.add(guest, program)
+        })
     }
 
     /// All programs made so far, by their numbers.
@@ -232,8 +255,15 @@ impl Attachment {
     ) -> Result<Vec<Skip>, TraceError> {
         let records = Records::read(guest, &self.image, kernel, &self.books)?;
         log::debug!("the guest's ftrace knows {} sites", records.len());
-        let place = Place { guest, image: &self.image, kernel, code: &*self.code };
+        let view = self.view(guest, &records);
+        let place = Place { view, image: &self.image, kernel, code: &*self.code };
         Ok(self.patcher.hold(&place, &records, sites)?)
+    }
+
+    /// Of sites and the guest's records of them.
+    fn view<'a>(&self, guest: &'a dyn Guest, records: &Records) -> View<'a> {
+        let text = self.near;
+        View::ram(guest, [text, records.some_place().unwrap_or(text)])
     }
 
     /// The function at whose first call [`Attachment::settle`] can be called; `None` where there is
@@ -273,22 +303,28 @@ impl Attachment {
     /// have no exits as well.
     #[must_use]
     pub fn is_prepared(&self, kernel: &Kernel, site: usize) -> bool {
-        let exits = kernel.exits().map(|exits| exits.of(site)).unwrap_or_default();
-        exits.is_empty() || exits.iter().any(|exit| self.code.is_prepared(exit))
+        let Ok(exits) = kernel.exits() else { return true };
+        // They are in the order of their sites.
+        let first = exits.all().partition_point(|exit| (exit.site as usize) < site);
+        let mut own = first..first + exits.of(site).len();
+        own.is_empty() || own.any(|exit| self.code.is_prepared(exit))
     }
 
-    /// Makes the stub that leads from an exit to a program; what its records say, if there can be
-    /// one. The guest may run.
+    /// Makes the stubs that lead from exits (indices into
+    /// [`Exits::all`](crate::kernel::Exits::all)) to the programs beside them; what the records of
+    /// each say, if there can be one. The guest may run.
     ///
     /// # Errors
-    /// When there is no place for it; nothing has changed then.
-    pub fn stub(
+    /// When there is no place for them; nothing has changed then.
+    pub fn stubs(
         &mut self,
         guest: &dyn Guest,
-        exit: &Exit,
-        program: u16,
-    ) -> Result<Option<ExitWord>, TraceError> {
-        self.code.stub(guest, &self.image, exit, program)
+        kernel: &Kernel,
+        exits: &[(usize, u16)],
+    ) -> Result<Vec<Option<ExitWord>>, TraceError> {
+        let all = exits_of(kernel)?;
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        self.code.stubs(&view, &self.image, all, exits)
     }
 
     /// The exits (indices into [`Exits::all`](crate::kernel::Exits::all)) that are ours, with the
@@ -303,7 +339,7 @@ impl Attachment {
         self.exits.len()
     }
 
-    /// Lets exits go through programs, of which [`Attachment::stub`] has made stubs. All vCPUs are
+    /// Lets exits go through programs, of which [`Attachment::stubs`] has made stubs. All vCPUs are
     /// paused. Returns what was skipped.
     ///
     /// # Errors
@@ -314,9 +350,9 @@ impl Attachment {
         kernel: &Kernel,
         exits: &[(usize, u16)],
     ) -> Result<Vec<ExitSkip>, TraceError> {
-        let all = kernel.exits().map_err(|error| TraceError::Kernel(error.to_string()))?;
-        let guest = WithAnnex { guest, annex: &*self.memory };
-        Ok(self.exits.hold(&guest, &self.image, &*self.code, all, exits)?)
+        let all = exits_of(kernel)?;
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        Ok(self.exits.hold(&view, &self.image, &*self.code, all, exits)?)
     }
 
     /// Gives exits (indices) back. All vCPUs are paused.
@@ -330,8 +366,8 @@ impl Attachment {
     ) -> Result<Restored, TraceError> {
         let mut exits = exits.to_vec();
         exits.sort_unstable();
-        let guest = WithAnnex { guest, annex: &*self.memory };
-        Ok(self.exits.release_if(&guest, |exit| exits.binary_search(&exit).is_ok())?)
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        Ok(self.exits.release_if(&view, |exit| exits.binary_search(&exit).is_ok())?)
     }
 
     /// Gives `sites` back; they can be enabled again at any time. All vCPUs are
@@ -342,7 +378,8 @@ impl Attachment {
     pub fn disable(&mut self, guest: &dyn Guest, sites: &[usize]) -> Result<Restored, TraceError> {
         let mut sites = sites.to_vec();
         sites.sort_unstable();
-        Ok(self.patcher.release_if(guest, |site| sites.binary_search(&site).is_ok())?)
+        let view = View::ram(guest, [self.near; 2]);
+        Ok(self.patcher.release_if(&view, |site| sites.binary_search(&site).is_ok())?)
     }
 
     /// Puts a trap (instructions that exit to the VMM) on a site: the guest stops
@@ -392,7 +429,8 @@ impl Attachment {
     /// # Errors
     /// When guest memory cannot be used.
     pub fn release_init(&mut self, guest: &dyn Guest) -> Result<Restored, TraceError> {
-        Ok(self.patcher.release_init(guest)?)
+        let view = View::ram(guest, [self.near; 2]);
+        Ok(self.patcher.release_init(&view)?)
     }
 
     /// Gives every site back, for good. Programs and rings stay mapped: a
@@ -406,14 +444,16 @@ impl Attachment {
         kernel: &Kernel,
     ) -> Result<Restored, TraceError> {
         // Both, even if one fails.
-        let annex = WithAnnex { guest, annex: &*self.memory };
+        let text = self.near;
+        let annex = View::with_annex(guest, text, &*self.memory);
         let exits = self.exits.release_if(&annex, |_| true);
-        let restored = self.patcher.release_if(guest, |_| true)?;
+        let restored = self.patcher.release_if(&View::ram(guest, [text; 2]), |_| true)?;
         exits?;
         self.code.remove(guest, &self.image, kernel, self.patcher.freed())?;
         if ftrace::is_idle(guest, &self.image, kernel) {
             let records = Records::read(guest, &self.image, kernel, &self.books)?;
-            let place = Place { guest, image: &self.image, kernel, code: &*self.code };
+            let view = self.view(guest, &records);
+            let place = Place { view, image: &self.image, kernel, code: &*self.code };
             self.patcher.forget(&place, &records)?;
         }
         Ok(restored)

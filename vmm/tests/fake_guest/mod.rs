@@ -13,7 +13,8 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice
 use vmtrace::kernel::{Arch, FtraceKind, Kernel};
 use vmtrace::tracer::annex;
 use vmtrace::tracer::{
-    AttachReport, Attachment, Duty, Guest, GuestError, Image, Options, PageTables, Ram, TraceError,
+    AttachReport, Attachment, Duty, ExitPlan, Guest, GuestError, Image, Options, PageTables, Ram,
+    TraceError,
 };
 use vmtrace_trampolines::Overflow;
 
@@ -42,7 +43,7 @@ pub(crate) struct Fake {
     pub(crate) failing: RefCell<Range<usize>>,
     /// Every write: where, and what.
     pub(crate) log: RefCell<Vec<(u64, Vec<u8>)>>,
-    /// Without that: benchmarks.
+    /// Without that, and with windows as a real guest's memory has them.
     quiet: bool,
     /// Guest-physical start of RAM.
     base: u64,
@@ -90,6 +91,12 @@ impl Guest for Fake {
         }
         Ram(&self.memory).write(address, bytes)
     }
+    fn run(&self, address: u64) -> Option<(u64, VolatileSlice<'_>)> {
+        // What goes by windows is seen by nobody.
+        let is_in = self.quiet && address.checked_sub(self.base)? < RAM as u64;
+        let memory = self.memory.get_slice(GuestAddress(self.base), RAM).ok()?;
+        is_in.then_some((self.base, memory))
+    }
 }
 
 fn kernel(name: &str) -> Arc<Kernel> {
@@ -104,11 +111,16 @@ impl Fake {
         Self::with_levels(name, 4)
     }
 
-    /// Without a log.
+    /// Without a log: its memory is used by windows.
     pub(crate) fn quiet(name: &str) -> Self {
         let mut fake = Self::new(name);
         fake.quiet = true;
         fake
+    }
+
+    /// One that sees every write, and one whose memory is used by windows.
+    pub(crate) fn both(name: &str) -> [Self; 2] {
+        [Self::new(name), Self::quiet(name)]
     }
 
     /// With so many levels of page tables.
@@ -274,6 +286,11 @@ impl Fake {
 
     /// For returns of the functions at these sites, too.
     pub(crate) fn try_attach_for(&self, returns: &[usize]) -> Result<Attachment, TraceError> {
+        self.try_attach_with(&ExitPlan::new(&self.kernel, returns)?)
+    }
+
+    /// With what was made for those before.
+    pub(crate) fn try_attach_with(&self, returns: &ExitPlan) -> Result<Attachment, TraceError> {
         let options = Options { overflow: Overflow::Drop, cpus: 2, returns };
         let annex = Arc::clone(&self.annex) as Arc<dyn annex::Memory>;
         Attachment::new(self, &self.kernel, self.image(), annex, options)
@@ -285,7 +302,7 @@ impl Fake {
         attachment: &mut Attachment,
         sites: &[usize],
     ) -> Result<AttachReport, TraceError> {
-        let program = attachment.program(self, &Duty::entry(vec![0]))?;
+        let program = attachment.program(self, &self.kernel, &Duty::entry(vec![0]))?;
         let sites: Vec<_> = sites.iter().map(|&site| (site, program)).collect();
         attachment.enable(self, &self.kernel, &sites)
     }

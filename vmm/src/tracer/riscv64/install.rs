@@ -5,13 +5,14 @@ use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout, TRAP_ENTRY};
 use super::map;
 use super::returns::Returns;
 use super::site::{self, Aim};
-use crate::kernel::{Exit, FtraceKind, Kernel, Site, SiteSection};
+use crate::kernel::{Exit, Exits, FtraceKind, Kernel, Site, SiteSection};
 use crate::tracer::annex::{Addressing, Layout, Memory, OPS, OPS_SIZE};
 use crate::tracer::arch::{GuestCode, Hook, Installed};
 use crate::tracer::exits::ExitWord;
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::patch::{Edit, SkipReason};
 use crate::tracer::trace::{Options, TraceError};
+use crate::tracer::view::View;
 use std::sync::Arc;
 use vm_memory::Bytes;
 use vmtrace_trampolines::riscv64::encode::NOP;
@@ -24,15 +25,15 @@ pub(super) fn install(
     image: &Image,
     memory: &Arc<dyn Memory>,
     options: Options<'_>,
-    readable: Readable,
 ) -> Result<Installed, TraceError> {
     let symbol =
         |name: &'static str| kernel.symbols().address(name).ok_or(TraceError::NoSymbol(name));
     let context = Context::find(kernel)?;
-    let layout = Layout::numbered(map::address(kernel, image)?, options.cpus, SPENT)?;
+    let layout = Layout::numbered(image.runtime(map::link(kernel)?), options.cpus, SPENT)?;
     let (Addressing::Array(controls) | Addressing::Table(controls) | Addressing::PerCpu(controls)) =
         layout.addressing;
-    let values = Values { cpu: context.cpu, pid: context.pid, controls, readable };
+    let values =
+        Values { cpu: context.cpu, pid: context.pid, controls, readable: Readable::default() };
     let kind = if kernel.ftrace_kind() == FtraceKind::CallOps {
         Kind::CallOps {
             caller: image.runtime(symbol("ftrace_caller")?),
@@ -45,7 +46,9 @@ pub(super) fn install(
     let gap = Gap::find(guest, kernel, image)?;
     layout.install(&memory.slice())?;
     let at = map::code(layout.address);
-    let (returns, mut rewrites) = Returns::new(guest, kernel, image, memory, at, options.returns)?;
+    let text = kernel.sites().first().map_or(0, |site| image.physical_of(site.entry));
+    let view = View::ram(guest, [text; 2]);
+    let (returns, mut rewrites) = Returns::new(&view, image, memory, at, options.returns)?;
     let mut code = Code {
         gap,
         returns,
@@ -60,16 +63,16 @@ pub(super) fn install(
     };
     let done = code.gap.fill(guest).and_then(|()| {
         code.put_ops(None, code.gap.trap_stub())?;
-        code.prepare(guest, image, kernel)?;
-        rewrites.write(guest)?;
+        code.prepare(&view, image, kernel)?;
+        rewrites.write(&view)?;
         let annex = memory.guest_address();
-        Ok(map::map(guest, image, layout.address, annex, !options.returns.is_empty())?)
+        Ok(map::map(guest, image, layout.address, annex, !options.returns.sites.is_empty())?)
     });
     if let Err(error) = done {
         // Nobody calls it yet.
         let _ = code.remove(guest, image, kernel, false);
         let _ = code.gap.clear(guest);
-        rewrites.undo(guest);
+        rewrites.undo(&view);
         return Err(error);
     }
     code.returns.leave_out(&rewrites);
@@ -135,21 +138,22 @@ impl Code {
     /// CPU runs, with interrupts off, in a function that is no site.
     fn prepare(
         &mut self,
-        guest: &dyn Guest,
+        view: &View<'_>,
         image: &Image,
         kernel: &Kernel,
     ) -> Result<(), GuestError> {
         if let Kind::CallOps { .. } = self.kind {
             return Ok(());
         }
+        self.prepared.reserve(kernel.sites().len());
         for (index, site) in kernel.sites().iter().enumerate() {
             let Some(aim) = Aim::new(image.runtime(site.entry), self.gap.table()) else {
                 continue;
             };
             let physical = image.physical_of(site.entry);
-            if read(guest, physical)? == [NOP, NOP] {
+            if instructions(view.load(physical, 8)?.to_le_bytes()) == [NOP, NOP] {
                 self.prepared.push(index);
-                guest.write(physical, &aim.first().to_le_bytes())?;
+                view.store(physical, aim.first().into(), 4)?;
             }
         }
         Ok(())
@@ -160,11 +164,18 @@ impl Code {
 fn read(guest: &dyn Guest, physical: u64) -> Result<[u32; 2], GuestError> {
     let mut bytes = [0; site::LEN];
     guest.read(physical, &mut bytes)?;
-    let [a, b, c, d, e, f, g, h] = bytes;
-    Ok([[a, b, c, d], [e, f, g, h]].map(u32::from_le_bytes))
+    Ok(instructions(bytes))
+}
+
+fn instructions([a, b, c, d, e, f, g, h]: [u8; site::LEN]) -> [u32; 2] {
+    [[a, b, c, d], [e, f, g, h]].map(u32::from_le_bytes)
 }
 
 impl GuestCode for Code {
+    fn allow(&mut self, readable: Readable) {
+        self.values.readable = readable;
+    }
+
     fn add(&mut self, guest: &dyn Guest, program: &Program) -> Result<(), TraceError> {
         let full = TraceError::Full(self.programs.len());
         let code = || compile(program, self.overflow, &self.values);
@@ -196,14 +207,15 @@ impl GuestCode for Code {
 
     fn edits(
         &self,
-        guest: &dyn Guest,
+        view: &View<'_>,
         image: &Image,
         site: &Site,
         hook: Hook<'_>,
         edits: &mut Vec<Edit>,
     ) -> Result<(), SkipReason> {
         let (entry, physical) = (image.runtime(site.entry), image.physical_of(site.entry));
-        let found = read(guest, physical).map_err(|_| SkipReason::NoRam)?;
+        let found = view.load(physical, 8).map_err(|_| SkipReason::NoRam)?;
+        let found = instructions(found.to_le_bytes());
         let mut add = |physical, original: &[u8], ours: &[u8]| {
             edits.push(Edit::new(physical, original, ours).ok_or(SkipReason::OutOfReach)?);
             Ok(())
@@ -230,7 +242,7 @@ impl GuestCode for Code {
             Kind::CallOps { caller, none, .. } => {
                 let [first, second] = site::call(entry, caller).ok_or(SkipReason::OutOfReach)?;
                 let at = physical.wrapping_sub(8);
-                if guest.read_u64(at).map_err(|_| SkipReason::NoRam)? != none {
+                if view.load(at, 8).map_err(|_| SkipReason::NoRam)? != none {
                     return Err(SkipReason::GuestOwned("the ops of another tracer"));
                 }
                 let ours = self.ops(program).to_le_bytes();
@@ -249,29 +261,32 @@ impl GuestCode for Code {
         self.gap.trap().0
     }
 
-    fn is_prepared(&self, exit: &Exit) -> bool {
+    fn is_prepared(&self, exit: usize) -> bool {
         self.returns.is_prepared(exit)
     }
 
-    fn stub(
+    fn stubs(
         &mut self,
-        _: &dyn Guest,
+        _: &View<'_>,
         image: &Image,
-        exit: &Exit,
-        _: u16,
-    ) -> Result<Option<ExitWord>, TraceError> {
-        Ok(self.returns.named(image, exit))
+        exits: &Exits,
+        wanted: &[(usize, u16)],
+    ) -> Result<Vec<Option<ExitWord>>, TraceError> {
+        let word = |&(index, _): &(usize, u16)| {
+            exits.all().get(index).and_then(|exit| self.returns.named(image, (index, exit)))
+        };
+        Ok(wanted.iter().map(word).collect())
     }
 
     fn exit(
         &self,
-        guest: &dyn Guest,
+        view: &View<'_>,
         _: &Image,
-        exit: &Exit,
+        exit: (usize, &Exit),
         program: u16,
     ) -> Result<Edit, SkipReason> {
         match self.programs.get(usize::from(program)) {
-            Some(&Way::Return(program)) => self.returns.edit(guest, exit, program),
+            Some(&Way::Return(program)) => self.returns.edit(view, exit.0, program),
             Some(Way::Entry(_)) | None => Err(SkipReason::NoStub),
         }
     }

@@ -11,14 +11,14 @@ use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::paging::PMD_SIZE;
 use crate::tracer::trace::TraceError;
 
-/// The run-time address of the annex: its first 2 MiB, which are for code, are mapped behind the
-/// others, so that these may overlap the kernel's last.
-pub(super) fn address(kernel: &Kernel, image: &Image) -> Result<u64, TraceError> {
+/// The link address of the annex, which moves with the kernel: its first 2 MiB, which are for code,
+/// are mapped behind the others, so that these may overlap the kernel's last.
+pub(super) fn link(kernel: &Kernel) -> Result<u64, TraceError> {
     let end = kernel.symbols().address("_end").ok_or(TraceError::NoSymbol("_end"))?;
-    Ok(image.runtime(end).next_multiple_of(PMD_SIZE) - CODE)
+    Ok(end.next_multiple_of(PMD_SIZE) - CODE)
 }
 
-/// The run-time address of the code of an annex at `address`.
+/// The address of the code of an annex at `address`.
 pub(super) fn code(address: u64) -> u64 {
     address.wrapping_add(SIZE)
 }

@@ -12,11 +12,12 @@ mod site;
 
 use super::annex::Memory;
 use super::arch::{DirectMap, Installed, Target};
+use super::exit_plan::ExitPlan;
 use super::guest::{Guest, Image};
 use super::trace::{Options, TraceError};
 use crate::kernel::{Kernel, Site};
 use std::sync::Arc;
-use vmtrace_trampolines::{Point, Readable};
+use vmtrace_trampolines::Point;
 
 /// See the module.
 pub(super) struct Riscv64;
@@ -79,6 +80,10 @@ impl Target for Riscv64 {
         None
     }
 
+    fn plan_exits(&self, kernel: &Kernel, sites: &[usize]) -> Result<ExitPlan, TraceError> {
+        returns::plan(kernel, sites)
+    }
+
     fn install(
         &self,
         guest: &dyn Guest,
@@ -86,8 +91,7 @@ impl Target for Riscv64 {
         image: &Image,
         memory: &Arc<dyn Memory>,
         options: Options<'_>,
-        readable: Readable,
     ) -> Result<Installed, TraceError> {
-        install::install(guest, kernel, image, memory, options, readable)
+        install::install(guest, kernel, image, memory, options)
     }
 }

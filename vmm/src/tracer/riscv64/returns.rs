@@ -11,13 +11,16 @@
 //! 2 MiB
 //! ```
 
-use crate::kernel::epilogues::{Plan, PlannedExit, slot};
-use crate::kernel::{Exit, Kernel};
+use super::map;
+use crate::kernel::epilogues::{PlannedExit, slot};
+use crate::kernel::{Exit, Kernel, KernelError};
 use crate::tracer::annex::{CODE, Memory};
+use crate::tracer::exit_plan::ExitPlan;
 use crate::tracer::exits::ExitWord;
-use crate::tracer::guest::{Guest, GuestError, Image};
+use crate::tracer::guest::{GuestError, Image};
 use crate::tracer::patch::{Edit, SkipReason};
 use crate::tracer::trace::TraceError;
+use crate::tracer::view::View;
 use std::sync::Arc;
 use vm_memory::Bytes;
 use vmtrace_trampolines::riscv64::encode::NOP;
@@ -29,22 +32,15 @@ const REACH: u64 = (1 << 20) - ALIGN;
 /// Room for programs that there must be: some 500, of 256 bytes.
 const LEAST: u64 = 128 << 10;
 
-/// What is kept of an exit.
-#[derive(Clone, Copy, Debug)]
-struct Prepared {
-    /// Link address of its `ret`.
-    ret: u64,
-    /// Offset in the area of its stub's slot, or why it was left alone.
-    slot: Result<u64, SkipReason>,
-}
-
 /// The exits that are rewritten, and the code that they lead to.
 pub(super) struct Returns {
     memory: Arc<dyn Memory>,
     /// Run-time address of the area.
     address: u64,
-    /// By address.
-    exits: Vec<Prepared>,
+    /// See [`ExitPlan::numbers`].
+    numbers: Vec<u32>,
+    /// Offset in the area of each stub's slot, or why the exit was left alone.
+    slots: Vec<Result<u64, SkipReason>>,
     /// Where in the area the next program can be, and where all end.
     free: u64,
     end: u64,
@@ -86,57 +82,92 @@ impl Places {
     }
 }
 
+/// What the image alone tells of rewriting the exits of the functions at these sites (indices).
+pub(super) fn plan(kernel: &Kernel, sites: &[usize]) -> Result<ExitPlan, TraceError> {
+    let failed = |error: KernelError| TraceError::Kernel(error.to_string());
+    let plan = kernel.epilogues().map_err(failed)?.plan(sites);
+    let lens: Vec<u64> = plan.exits.iter().map(|exit| exit.stub_len() as u64).collect();
+    let places = Places::new(&lens).ok_or(TraceError::Returns(plan.exits.len()))?;
+    let area = map::code(map::link(kernel)?);
+    let len = usize::try_from(places.last).map_err(|_| TraceError::Annex)?;
+    let mut planned = ExitPlan {
+        numbers: numbers(kernel.exits().map_err(failed)?.all(), &plan.exits),
+        slots: Vec::with_capacity(plan.exits.len()),
+        groups: groups(&plan.exits),
+        rewrites: Vec::with_capacity(plan.exits.len() + plan.exits.len() / 8),
+        code: vec![0; len],
+        programs: places.programs,
+        ..ExitPlan::default()
+    };
+    for ((number, exit), &stub) in (0..).zip(&plan.exits).zip(&places.stubs) {
+        let address = area.wrapping_add(stub);
+        let code = exit.stub(address, None, low_half(exit.epilogue.ret));
+        let code = code.ok_or(TraceError::Annex)?;
+        let at = usize::try_from(stub).map_err(|_| TraceError::Annex)?;
+        let place = planned.code.get_mut(at..).and_then(|rest| rest.get_mut(..code.len()));
+        place.ok_or(TraceError::Annex)?.copy_from_slice(&code);
+        planned.slots.push(stub + exit.slot_offset() as u64);
+        let both = exit.original(kernel).zip(exit.writes(address)).ok_or(TraceError::Annex)?;
+        for ((at, original), (_, ours)) in both.0.into_iter().zip(both.1) {
+            let parts = original.chunks(8).zip(ours.chunks(8));
+            for (at, (original, ours)) in (at..).step_by(8).zip(parts) {
+                let edit = Edit::new(at, original, ours).ok_or(TraceError::Annex)?;
+                planned.rewrites.push((number, edit));
+            }
+        }
+    }
+    Ok(planned)
+}
+
+/// Of each exit, which of the planned ones (by address) it is.
+fn numbers(exits: &[Exit], planned: &[PlannedExit]) -> Vec<u32> {
+    let number = |exit: &Exit| {
+        let found = planned.binary_search_by_key(&exit.address, |planned| planned.epilogue.ret);
+        found.ok().and_then(|number| u32::try_from(number).ok()).unwrap_or(ExitPlan::NONE)
+    };
+    exits.iter().map(number).collect()
+}
+
 impl Returns {
-    /// For the exits of the functions at these sites (indices), with all stubs in the area, which
-    /// is to be mapped at `address`: nobody executes them yet. And what is to be rewritten.
+    /// For the exits of a plan, with all stubs in the area, which is to be mapped at `address`:
+    /// nobody executes them yet. And what is to be rewritten.
     ///
     /// # Errors
-    /// When there is no place for the stubs, or guest memory cannot be used.
+    /// When guest memory cannot be used.
     pub(super) fn new(
-        guest: &dyn Guest,
-        kernel: &Kernel,
+        view: &View<'_>,
         image: &Image,
         memory: &Arc<dyn Memory>,
         address: u64,
-        sites: &[usize],
+        plan: &ExitPlan,
     ) -> Result<(Self, Rewrites), TraceError> {
         let memory = Arc::clone(memory);
-        let mut returns = Self { memory, address, exits: Vec::new(), free: 0, end: 0 };
-        if sites.is_empty() {
-            return Ok((returns, Rewrites::default()));
-        }
-        let epilogues =
-            kernel.epilogues().map_err(|error| TraceError::Kernel(error.to_string()))?;
-        let plan = epilogues.plan(sites);
-        let lens: Vec<u64> = plan.exits.iter().map(|exit| exit.stub_len() as u64).collect();
-        let places = Places::new(&lens).ok_or(TraceError::Returns(plan.exits.len()))?;
-        (returns.free, returns.end) = places.programs;
-        let rewrites = Rewrites::new(guest, kernel, image, &plan, &places, address)?;
-        // At once: small pieces of shared memory are copied byte by byte.
-        let mut area = vec![0; usize::try_from(CODE).map_err(|_| TraceError::Annex)?];
-        for (exit, &stub) in plan.exits.iter().zip(&places.stubs) {
-            let ret = exit.epilogue.ret;
-            let code = exit.stub(address.wrapping_add(stub), None, word(image, ret));
-            let code = code.ok_or(TraceError::Annex)?;
-            let at = usize::try_from(stub).map_err(|_| TraceError::Annex)?;
-            let place = area.get_mut(at..).and_then(|rest| rest.get_mut(..code.len()));
-            place.ok_or(TraceError::Annex)?.copy_from_slice(&code);
-            returns.exits.push(Prepared { ret, slot: Ok(stub + exit.slot_offset() as u64) });
-        }
-        for part in [0..returns.free, returns.end..places.last] {
-            let range = part.start..part.end.max(part.start);
-            let bytes = usize::try_from(range.start).ok().zip(usize::try_from(range.end).ok());
-            let bytes = bytes.and_then(|(start, end)| area.get(start..end));
-            returns.write(range.start, bytes.ok_or(TraceError::Annex)?)?;
+        let (free, end) = plan.programs;
+        let numbers = plan.numbers.clone();
+        let slots = plan.slots.iter().map(|&slot| Ok(slot)).collect();
+        let returns = Self { memory, address, numbers, slots, free, end };
+        let rewrites = Rewrites::new(view, image, plan)?;
+        let moved;
+        let code = if image.slide == 0 {
+            &plan.code
+        } else {
+            moved = renamed(plan, image.slide);
+            &moved
+        };
+        let last = code.len() as u64;
+        for (start, stop) in [(0, free.min(last)), (end.min(last), last)] {
+            let bytes = usize::try_from(start).ok().zip(usize::try_from(stop).ok());
+            let bytes = bytes.and_then(|(start, stop)| code.get(start..stop));
+            returns.write(start, bytes.ok_or(TraceError::Annex)?)?;
         }
         Ok((returns, rewrites))
     }
 
     /// What was not rewritten cannot be held.
     pub(super) fn leave_out(&mut self, rewrites: &Rewrites) {
-        for (prepared, skipped) in self.exits.iter_mut().zip(&rewrites.skipped) {
+        for (slot, skipped) in self.slots.iter_mut().zip(&rewrites.skipped) {
             if let Some(reason) = *skipped {
-                prepared.slot = Err(reason);
+                *slot = Err(reason);
             }
         }
     }
@@ -159,35 +190,36 @@ impl Returns {
         Ok(Some(address))
     }
 
-    fn find(&self, exit: &Exit) -> Option<&Prepared> {
-        let found = self.exits.binary_search_by_key(&exit.address, |prepared| prepared.ret);
-        self.exits.get(found.ok()?)
+    /// Of an exit, by its index; `None` when it was not to be rewritten.
+    #[inline]
+    fn slot(&self, exit: usize) -> Option<Result<u64, SkipReason>> {
+        let number = *self.numbers.get(exit)?;
+        self.slots.get(usize::try_from(number).ok()?).copied()
     }
 
-    /// Whether an exit was to be rewritten.
-    pub(super) fn is_prepared(&self, exit: &Exit) -> bool {
-        self.find(exit).is_some()
+    /// Whether an exit (index) was to be rewritten.
+    pub(super) fn is_prepared(&self, exit: usize) -> bool {
+        self.slot(exit).is_some()
     }
 
     /// What records of an exit say, if it was rewritten.
-    pub(super) fn named(&self, image: &Image, exit: &Exit) -> Option<ExitWord> {
-        self.find(exit)?.slot.ok()?;
-        Some(ExitWord::new(word(image, exit.address), exit))
+    pub(super) fn named(&self, image: &Image, (index, exit): (usize, &Exit)) -> Option<ExitWord> {
+        self.slot(index)?.ok()?;
+        Some(ExitWord::new(low_half(image.runtime(exit.address)), exit))
     }
 
-    /// What is to be written for an exit to call the program at run-time address `program`.
+    /// What is to be written for an exit (index) to call the program at run-time address `program`.
     /// Verifies that it calls none.
     pub(super) fn edit(
         &self,
-        guest: &dyn Guest,
-        exit: &Exit,
+        view: &View<'_>,
+        exit: usize,
         program: u64,
     ) -> Result<Edit, SkipReason> {
-        let at = self.find(exit).ok_or(SkipReason::NoStub)?.slot?;
+        let at = self.slot(exit).ok_or(SkipReason::NoStub)??;
         let physical = self.memory.guest_address() + at;
-        let (nothing, mut found) = (NOP.to_le_bytes(), [0; 4]);
-        guest.read(physical, &mut found).map_err(|_| SkipReason::NoRam)?;
-        if found != nothing {
+        let nothing = NOP.to_le_bytes();
+        if view.load(physical, 4).map_err(|_| SkipReason::NoRam)? != u64::from(NOP) {
             return Err(SkipReason::GuestOwned("other bytes"));
         }
         let call = slot(self.address.wrapping_add(at), Some(program));
@@ -197,81 +229,77 @@ impl Returns {
 }
 
 /// What records of an exit have in place of a site.
-fn word(image: &Image, ret: u64) -> u32 {
+fn low_half(ret: u64) -> u32 {
     #[allow(clippy::cast_possible_truncation, reason = "the low half")]
-    let word = image.runtime(ret) as u32;
+    let word = ret as u32;
     word
 }
 
-/// A run of code: where it is in guest-physical memory, what it is and what it is to be.
-struct Rewrite {
-    exit: usize,
-    physical: u64,
-    original: Vec<u8>,
-    ours: Vec<u8>,
+/// The stubs of a kernel that was moved: they name their exits by run-time addresses, in the last
+/// word of each.
+fn renamed(plan: &ExitPlan, slide: u64) -> Vec<u8> {
+    let mut code = plan.code.clone();
+    for &slot in &plan.slots {
+        let at = usize::try_from(slot).unwrap_or(usize::MAX).saturating_add(8);
+        let name = code.get_mut(at..).and_then(|rest| rest.first_chunk_mut::<4>());
+        if let Some(name) = name {
+            *name = u32::from_le_bytes(*name).wrapping_add(low_half(slide)).to_le_bytes();
+        }
+    }
+    code
 }
 
 /// All that is to be rewritten.
 #[derive(Default)]
 pub(super) struct Rewrites {
-    all: Vec<Rewrite>,
+    /// Of which exits.
+    all: Vec<(u32, Edit)>,
     /// Of each exit, why it is left alone.
     skipped: Vec<Option<SkipReason>>,
-    /// Of each exit, the first of those that lend bytes to each other and to it.
-    groups: Vec<usize>,
+    /// See [`ExitPlan::groups`].
+    groups: Vec<u32>,
 }
 
 impl Rewrites {
     /// Verifies that the guest holds what the image does. Of exits that share their bytes all are
     /// left alone, or none.
-    fn new(
-        guest: &dyn Guest,
-        kernel: &Kernel,
-        image: &Image,
-        plan: &Plan,
-        places: &Places,
-        address: u64,
-    ) -> Result<Self, TraceError> {
+    fn new(view: &View<'_>, image: &Image, plan: &ExitPlan) -> Result<Self, TraceError> {
         let mut rewrites = Self {
-            all: Vec::with_capacity(plan.exits.len()),
-            skipped: vec![None; plan.exits.len()],
-            groups: groups(&plan.exits),
+            all: Vec::with_capacity(plan.rewrites.len()),
+            skipped: vec![None; plan.slots.len()],
+            groups: plan.groups.clone(),
         };
-        for (index, (exit, &stub)) in plan.exits.iter().zip(&places.stubs).enumerate() {
-            let both = exit.original(kernel).zip(exit.writes(address.wrapping_add(stub)));
-            let Some((original, ours)) = both else {
-                rewrites.skip(index, SkipReason::OutOfReach);
-                continue;
-            };
-            for ((at, original), (_, ours)) in original.into_iter().zip(ours) {
-                let physical = image.physical_of(at);
-                let mut found = vec![0; original.len()];
-                guest.read(physical, &mut found)?;
-                if found != original {
-                    rewrites.skip(index, SkipReason::GuestOwned("other code where it returns"));
-                }
-                rewrites.all.push(Rewrite { exit: index, physical, original, ours });
+        for &(exit, ref edit) in &plan.rewrites {
+            let edit = edit.at(image);
+            if !edit.is_untouched(view)? {
+                rewrites.skip(exit, SkipReason::GuestOwned("other code where it returns"));
             }
+            rewrites.all.push((exit, edit));
         }
         rewrites.spread();
         Ok(rewrites)
     }
 
-    fn skip(&mut self, exit: usize, reason: SkipReason) {
-        if let Some(skipped) = self.skipped.get_mut(exit) {
+    fn skip(&mut self, exit: u32, reason: SkipReason) {
+        let skipped = usize::try_from(exit).ok().and_then(|exit| self.skipped.get_mut(exit));
+        if let Some(skipped) = skipped {
             *skipped = skipped.or(Some(reason));
         }
     }
 
-    fn is_skipped(&self, exit: usize) -> bool {
-        self.skipped.get(exit).is_none_or(Option::is_some)
+    fn is_skipped(&self, exit: u32) -> bool {
+        let skipped = usize::try_from(exit).ok().and_then(|exit| self.skipped.get(exit));
+        skipped.is_none_or(Option::is_some)
     }
 
     /// Leaves those alone, too, that share bytes with what is left alone.
     fn spread(&mut self) {
         let both = self.groups.iter().zip(&self.skipped);
-        let mut lost: Vec<usize> =
+        let mut lost: Vec<u32> =
             both.filter(|(_, skipped)| skipped.is_some()).map(|(&group, _)| group).collect();
+        if lost.is_empty() {
+            return;
+        }
         lost.sort_unstable();
         for (group, skipped) in self.groups.iter().zip(&mut self.skipped) {
             if skipped.is_none() && lost.binary_search(group).is_ok() {
@@ -286,51 +314,48 @@ impl Rewrites {
     ///
     /// # Errors
     /// When guest memory cannot be used half-way; all is then put back.
-    pub(super) fn write(&mut self, guest: &dyn Guest) -> Result<(), GuestError> {
-        let written: Vec<bool> = self.all.iter().map(|one| !self.is_skipped(one.exit)).collect();
+    pub(super) fn write(&mut self, view: &View<'_>) -> Result<(), GuestError> {
         let mut failed = Vec::new();
-        for one in self.all.iter().filter(|one| !self.is_skipped(one.exit)) {
-            match one.apply(guest) {
+        for (exit, edit) in self.all.iter().filter(|(exit, _)| !self.is_skipped(*exit)) {
+            match edit.apply(view) {
                 Ok(true) => {}
-                Ok(false) => failed.push(one.exit),
+                Ok(false) => failed.push(*exit),
                 Err(error) => {
-                    self.undo(guest);
+                    self.undo(view);
                     return Err(error);
                 }
             }
         }
+        if failed.is_empty() {
+            return Ok(());
+        }
+        let before = self.skipped.clone();
         for exit in failed {
             self.skip(exit, SkipReason::ReadBack);
         }
         self.spread();
-        for (one, written) in self.all.iter().zip(written) {
-            if written && self.is_skipped(one.exit) {
-                guest.write(one.physical, &one.original)?;
+        let was_skipped = |exit: u32| {
+            let skipped = usize::try_from(exit).ok().and_then(|exit| before.get(exit));
+            skipped.is_none_or(Option::is_some)
+        };
+        for &(exit, ref edit) in &self.all {
+            if !was_skipped(exit) && self.is_skipped(exit) {
+                edit.undo(view)?;
             }
         }
         Ok(())
     }
 
     /// Puts all back, as far as that is possible, while nobody has run since.
-    pub(super) fn undo(&self, guest: &dyn Guest) {
-        for one in self.all.iter().filter(|one| !self.is_skipped(one.exit)) {
-            let _ = guest.write(one.physical, &one.original);
+    pub(super) fn undo(&self, view: &View<'_>) {
+        for (_, edit) in self.all.iter().filter(|(exit, _)| !self.is_skipped(*exit)) {
+            let _ = edit.undo(view);
         }
     }
 }
 
-impl Rewrite {
-    /// Whether it holds.
-    fn apply(&self, guest: &dyn Guest) -> Result<bool, GuestError> {
-        guest.write(self.physical, &self.ours)?;
-        let mut found = vec![0; self.ours.len()];
-        guest.read(self.physical, &mut found)?;
-        Ok(found == self.ours)
-    }
-}
-
 /// Of each exit, by address, the first of those that it shares bytes with, itself included.
-fn groups(exits: &[PlannedExit]) -> Vec<usize> {
+fn groups(exits: &[PlannedExit]) -> Vec<u32> {
     let mut leaders: Vec<usize> = (0..exits.len()).collect();
     let leader = |leaders: &[usize], mut exit: usize| {
         while let Some(&next) = leaders.get(exit).filter(|&&next| next != exit) {
@@ -349,7 +374,8 @@ fn groups(exits: &[PlannedExit]) -> Vec<usize> {
             }
         }
     }
-    (0..exits.len()).map(|exit| leader(&leaders, exit)).collect()
+    let group = |exit| u32::try_from(leader(&leaders, exit)).unwrap_or(u32::MAX);
+    (0..exits.len()).map(group).collect()
 }
 
 #[cfg(test)]

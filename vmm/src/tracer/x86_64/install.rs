@@ -2,13 +2,14 @@
 
 use super::context::{self, Context};
 use super::{map, site};
-use crate::kernel::{Exit, ExitKind, Kernel, Site};
+use crate::kernel::{Exit, ExitKind, Exits, Kernel, Site};
 use crate::tracer::annex::{Addressing, Layout, Memory, TABLE};
 use crate::tracer::arch::{GuestCode, Hook, Installed};
 use crate::tracer::exits::ExitWord;
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::patch::{Edit, SkipReason};
 use crate::tracer::trace::{Options, TraceError};
+use crate::tracer::view::View;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use vm_memory::Bytes;
@@ -26,12 +27,11 @@ pub(super) fn install(
     image: &Image,
     memory: &Arc<dyn Memory>,
     options: Options<'_>,
-    readable: Readable,
 ) -> Result<Installed, TraceError> {
     let context = Context::find(kernel, image)?;
     let gs_bases = context::gs_bases(guest, kernel, image, options.cpus)?;
     let layout = Layout::per_cpu(map::ADDRESS, &gs_bases, compiler::SPENT)?;
-    let values = values(&layout, &context, readable);
+    let values = values(&layout, &context);
     layout.install(&memory.slice())?;
     let text = kernel.symbols().address("_text").ok_or(TraceError::NoSymbol("_text"))?;
     map::map(guest, image, image.runtime(text), memory.guest_address())?;
@@ -43,13 +43,12 @@ pub(super) fn install(
         programs: Vec::new(),
         endings: Vec::new(),
         thunk: None,
-        stubs: FxHashMap::default(),
-        forms: FxHashMap::default(),
+        stubs: Stubs::default(),
     });
     Ok(Installed { layout, code })
 }
 
-fn values(layout: &Layout, context: &Context, readable: Readable) -> Values {
+fn values(layout: &Layout, context: &Context) -> Values {
     let addressing = match layout.addressing {
         Addressing::PerCpu(distance) => compiler::Addressing::PerCpu { distance },
         Addressing::Table(table) | Addressing::Array(table) => compiler::Addressing::Shared {
@@ -58,7 +57,7 @@ fn values(layout: &Layout, context: &Context, readable: Readable) -> Values {
             table,
         },
     };
-    Values { addressing, current: context.current, pid: context.pid, readable }
+    Values { addressing, current: context.current, pid: context.pid, readable: Readable::default() }
 }
 
 /// Programs in the front of the annex, which sites call without a detour.
@@ -74,10 +73,50 @@ struct Code {
     endings: Vec<u64>,
     /// Run-time address of the kernel's return thunk, where its processors need one.
     thunk: Option<u64>,
-    /// Stubs (run-time addresses) by exit (link address) and program.
-    stubs: FxHashMap<(u64, u16), u64>,
-    /// What exits that have stubs were (by link address): while they are held they lead to one.
-    forms: FxHashMap<u64, Form>,
+    stubs: Stubs,
+}
+
+/// The stubs of exits. No search leads to them while exits have one program each.
+#[derive(Default)]
+struct Stubs {
+    /// Of each exit (by index) the last that was made, if any.
+    last: Vec<Option<Stub>>,
+    /// Those made before, by exit and program.
+    older: FxHashMap<(usize, u16), u64>,
+}
+
+/// The stub of an exit.
+#[derive(Clone, Copy)]
+struct Stub {
+    program: u16,
+    /// Run-time address.
+    at: u64,
+    /// What the exit was: while it is held it leads to one of its stubs.
+    form: Form,
+}
+
+impl Stubs {
+    /// The last one of an exit.
+    #[inline]
+    fn last(&self, exit: usize) -> Option<&Stub> {
+        self.last.get(exit)?.as_ref()
+    }
+
+    /// Where that of an exit to a program is.
+    #[inline]
+    fn find(&self, exit: usize, program: u16) -> Option<u64> {
+        let last = self.last(exit)?;
+        let is_last = last.program == program;
+        if is_last { Some(last.at) } else { self.older.get(&(exit, program)).copied() }
+    }
+
+    fn insert(&mut self, exit: usize, stub: Stub) {
+        if let Some(last) = self.last.get_mut(exit)
+            && let Some(before) = last.replace(stub)
+        {
+            self.older.insert((exit, before.program), before.at);
+        }
+    }
 }
 
 /// An exit's instruction as it is in the running kernel.
@@ -88,22 +127,20 @@ enum Form {
     /// Jumps there (run-time address).
     Jump(u64),
     /// Jumps to what this register has, by these bytes.
-    Register([u8; 3], usize),
+    Register([u8; 3], u8),
 }
 
 /// Reads an exit's instruction and verifies it.
 fn form(
-    guest: &dyn Guest,
+    view: &View<'_>,
     image: &Image,
     exit: &Exit,
     thunk: Option<u64>,
-) -> Result<(Form, [u8; 6]), SkipReason> {
-    const LONGEST: usize = 6;
-    let mut bytes = [0; LONGEST];
-    let len = usize::from(exit.size()).min(LONGEST);
-    guest
-        .read(image.physical_of(exit.address), &mut bytes[..len])
-        .map_err(|_| SkipReason::NoRam)?;
+) -> Result<(Form, [u8; 8]), SkipReason> {
+    const LONGEST: u8 = 6;
+    let size = exit.size().min(LONGEST);
+    let word = view.load(image.physical_of(exit.address), size).map_err(|_| SkipReason::NoRam)?;
+    let (bytes, len) = (word.to_le_bytes(), usize::from(size));
     let address = image.runtime(exit.address);
     let [first, second, ..] = bytes;
     let form = match exit.kind {
@@ -136,26 +173,68 @@ fn form(
     Ok((form, bytes))
 }
 
+/// Where the stub of an exit of this form will be, with the next free byte at `at`.
+///
+/// A jump through a register must not be predicted by what was seen at another place: on processors
+/// with that fault (Indirect Target Selection), this holds for one whose last byte lies in the upper
+/// half of a cache line, and the kernel leaves a jump of its own as it is only there
+/// (arch/x86/kernel/alternative.c, `cpu_wants_indirect_its_thunk_at`).
+fn place(at: u64, form: Form, kind: ExitKind) -> u64 {
+    let (Form::Register(_, len), ExitKind::Indirect { register, .. }) = (form, kind) else {
+        return at;
+    };
+    let last = compiler::indirect_jump(register) + u64::from(len) - 1;
+    let upper = |at: &u64| (at + last) & HALF_LINE != 0;
+    (at..at + HALF_LINE).find(upper).unwrap_or(at + HALF_LINE)
+}
+
+/// Adds the stub at `at` of an exit (at run-time address `site`) that is of this form. `None`, and
+/// nothing added, when it cannot have one.
+#[inline]
+fn put_stub(
+    code: &mut Vec<u8>,
+    at: u64,
+    site: u64,
+    exit: &Exit,
+    form: Form,
+    program: u64,
+) -> Option<()> {
+    match (form, exit.kind) {
+        (Form::Return, _) => {
+            code.extend_from_slice(&compiler::return_stub(at, site, program)?);
+        }
+        (Form::Jump(to), ExitKind::Indirect { register, .. }) => {
+            // To the thunk that the kernel has chosen.
+            let jump = site::jump(at + compiler::indirect_jump(register), to)?;
+            code.extend(compiler::indirect_stub(at, program, register, &jump)?);
+        }
+        (Form::Jump(to), _) => code.extend_from_slice(&compiler::tail_stub(at, program, to)?),
+        (Form::Register(jump, len), ExitKind::Indirect { register, .. }) => {
+            // Nothing speculates past it.
+            let jump = [jump.get(..usize::from(len))?, &[0xcc]].concat();
+            code.extend(compiler::indirect_stub(at, program, register, &jump)?);
+        }
+        (Form::Register(..), _) => return None,
+    }
+    Some(())
+}
+
+/// What records of an exit with a stub at `at` say.
+fn named(image: &Image, exit: &Exit, at: u64) -> ExitWord {
+    let names = match exit.kind {
+        ExitKind::Return => image.runtime(exit.address),
+        ExitKind::Jump { .. } => at + site::LEN as u64,
+        ExitKind::Indirect { .. } => at + compiler::INDIRECT_CALL,
+    };
+    #[allow(clippy::cast_possible_truncation, reason = "the low half")]
+    let word = names as u32;
+    ExitWord::new(word, exit)
+}
+
 impl Code {
     /// Where the next code will be.
     fn next(&self, align: u64) -> u64 {
         map::ADDRESS + self.used.next_multiple_of(align)
-    }
-
-    /// Where the next stub of an exit of this form will be.
-    ///
-    /// A jump through a register must not be predicted by what was seen at another place: on processors
-    /// with that fault (Indirect Target Selection), this holds for one whose last byte lies in the upper
-    /// half of a cache line, and the kernel leaves a jump of its own as it is only there
-    /// (arch/x86/kernel/alternative.c, `cpu_wants_indirect_its_thunk_at`).
-    fn next_stub(&self, form: Form, kind: ExitKind) -> u64 {
-        let at = self.next(1);
-        let (Form::Register(_, len), ExitKind::Indirect { register, .. }) = (form, kind) else {
-            return at;
-        };
-        let last = compiler::indirect_jump(register) + len as u64 - 1;
-        let upper = |at: &u64| (at + last) & HALF_LINE != 0;
-        (at..at + HALF_LINE).find(upper).unwrap_or(at + HALF_LINE)
     }
 
     /// Puts code behind all other. Nobody executes it yet.
@@ -187,6 +266,10 @@ impl Code {
 }
 
 impl GuestCode for Code {
+    fn allow(&mut self, readable: Readable) {
+        self.values.readable = readable;
+    }
+
     fn add(&mut self, _: &dyn Guest, program: &Program) -> Result<(), TraceError> {
         let code = compiler::compile(program, self.overflow, &self.values)?;
         let address = self.put(&code.bytes, ALIGN)?;
@@ -199,76 +282,78 @@ impl GuestCode for Code {
         Ok(())
     }
 
-    fn is_prepared(&self, _: &Exit) -> bool {
+    fn is_prepared(&self, _: usize) -> bool {
         true
     }
 
-    fn stub(
+    fn stubs(
         &mut self,
-        guest: &dyn Guest,
+        view: &View<'_>,
         image: &Image,
-        exit: &Exit,
-        program: u16,
-    ) -> Result<Option<ExitWord>, TraceError> {
-        let key = (exit.address, program);
-        let known = self.stubs.get(&key).copied();
-        let form = match self.forms.get(&exit.address) {
-            Some(&form) => form,
-            None => match form(guest, image, exit, self.thunk) {
-                Ok((form, _)) => form,
-                // Told when it is to be written.
-                Err(_) => return Ok(None),
-            },
-        };
-        let at = known.unwrap_or_else(|| self.next_stub(form, exit.kind));
-        let Some(&target) = self.programs.get(usize::from(program)) else { return Ok(None) };
-        let site = image.runtime(exit.address);
-        let stub = match (form, exit.kind) {
-            (Form::Return, _) => compiler::return_stub(at, site, target).map(|code| code.to_vec()),
-            (Form::Jump(to), ExitKind::Indirect { register, .. }) => {
-                // To the thunk that the kernel has chosen.
-                site::jump(at + compiler::indirect_jump(register), to)
-                    .and_then(|jump| compiler::indirect_stub(at, target, register, &jump))
-            }
-            (Form::Jump(to), _) => compiler::tail_stub(at, target, to).map(|code| code.to_vec()),
-            (Form::Register(jump, len), ExitKind::Indirect { register, .. }) => {
-                // Nothing speculates past it.
-                let jump = [&jump[..len], &[0xcc]].concat();
-                compiler::indirect_stub(at, target, register, &jump)
-            }
-            (Form::Register(..), _) => None,
-        };
-        let Some(stub) = stub else { return Ok(None) };
-        if known.is_none() {
-            self.used = at - map::ADDRESS;
-            self.put(&stub, 1)?;
-            self.stubs.insert(key, at);
-            self.forms.insert(exit.address, form);
+        exits: &Exits,
+        wanted: &[(usize, u16)],
+    ) -> Result<Vec<Option<ExitWord>>, TraceError> {
+        if self.stubs.last.is_empty() {
+            self.stubs.last = vec![None; exits.all().len()];
         }
-        let names = match exit.kind {
-            ExitKind::Return => site,
-            ExitKind::Jump { .. } => at + site::LEN as u64,
-            ExitKind::Indirect { .. } => at + compiler::INDIRECT_CALL,
-        };
-        #[allow(clippy::cast_possible_truncation, reason = "the low half")]
-        let word = names as u32;
-        Ok(Some(ExitWord::new(word, exit)))
+        let mut words = Vec::with_capacity(wanted.len());
+        let mut made = Vec::with_capacity(wanted.len());
+        // Nearly all are of ten bytes.
+        let mut code = Vec::with_capacity(wanted.len() * 10);
+        let start = self.next(1);
+        for &(index, program) in wanted {
+            let exit = exits.all().get(index).zip(self.programs.get(usize::from(program)));
+            let word = exit.and_then(|(exit, &target)| {
+                let at = match self.stubs.find(index, program) {
+                    Some(at) => at,
+                    None => {
+                        let before = code.len();
+                        let form = match self.stubs.last(index) {
+                            Some(last) => last.form,
+                            // A wrong one is told when it is to be written.
+                            None => form(view, image, exit, self.thunk).ok()?.0,
+                        };
+                        let site = image.runtime(exit.address);
+                        let free = start + before as u64;
+                        let at = place(free, form, exit.kind);
+                        // What lies between is never executed.
+                        code.resize(before + usize::try_from(at - free).ok()?, 0xcc);
+                        if put_stub(&mut code, at, site, exit, form, target).is_none() {
+                            code.truncate(before);
+                            return None;
+                        }
+                        made.push((index, Stub { program, at, form }));
+                        at
+                    }
+                };
+                Some(named(image, exit, at))
+            });
+            words.push(word);
+        }
+        // At once, and none if there is no room for all.
+        if !code.is_empty() {
+            self.put(&code, 1)?;
+        }
+        for (exit, stub) in made {
+            self.stubs.insert(exit, stub);
+        }
+        Ok(words)
     }
 
     fn exit(
         &self,
-        guest: &dyn Guest,
+        view: &View<'_>,
         image: &Image,
-        exit: &Exit,
+        (index, exit): (usize, &Exit),
         program: u16,
     ) -> Result<Edit, SkipReason> {
-        let (found, bytes) = form(guest, image, exit, self.thunk)?;
+        let (found, bytes) = form(view, image, exit, self.thunk)?;
         // Its stubs go on as it did when they were made.
-        if self.forms.get(&exit.address).is_some_and(|&known| known != found) {
+        if self.stubs.last(index).is_some_and(|last| last.form != found) {
             return Err(SkipReason::GuestOwned("another jump"));
         }
-        let stub = self.stubs.get(&(exit.address, program)).ok_or(SkipReason::NoStub)?;
-        let jump = site::jump(image.runtime(exit.address), *stub).ok_or(SkipReason::OutOfReach)?;
+        let stub = self.stubs.find(index, program).ok_or(SkipReason::NoStub)?;
+        let jump = site::jump(image.runtime(exit.address), stub).ok_or(SkipReason::OutOfReach)?;
         // A longer one keeps its end, which is never executed.
         Edit::new(image.physical_of(exit.address), &bytes[..site::LEN], &jump)
             .ok_or(SkipReason::OutOfReach)
@@ -298,15 +383,18 @@ impl GuestCode for Code {
 
     fn edits(
         &self,
-        guest: &dyn Guest,
+        view: &View<'_>,
         image: &Image,
         site: &Site,
         hook: Hook<'_>,
         edits: &mut Vec<Edit>,
     ) -> Result<(), SkipReason> {
+        #[expect(clippy::cast_possible_truncation, reason = "five")]
+        const LEN: u8 = site::LEN as u8;
         let physical = image.physical_of(site.location);
+        let found = view.load(physical, LEN).map_err(|_| SkipReason::NoRam)?.to_le_bytes();
         let mut original = [0; site::LEN];
-        guest.read(physical, &mut original).map_err(|_| SkipReason::NoRam)?;
+        original.copy_from_slice(&found[..site::LEN]);
         if !site::DISABLED.contains(&original) {
             return Err(SkipReason::GuestOwned(site::describe(original)));
         }

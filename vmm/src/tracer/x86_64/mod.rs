@@ -8,11 +8,12 @@ pub(super) mod site;
 
 use super::annex::Memory;
 use super::arch::{DirectMap, Installed, Target};
+use super::exit_plan::ExitPlan;
 use super::guest::{Guest, Image};
 use super::trace::{Options, TraceError};
 use crate::kernel::{Kernel, Site};
 use std::sync::Arc;
-use vmtrace_trampolines::{Point, Readable};
+use vmtrace_trampolines::Point;
 
 /// See the module.
 pub(super) struct X86_64;
@@ -82,6 +83,11 @@ impl Target for X86_64 {
         if sealable { entry + site::ENDBR.len() as u64 } else { entry }
     }
 
+    /// They can be changed at any time.
+    fn plan_exits(&self, _: &Kernel, _: &[usize]) -> Result<ExitPlan, TraceError> {
+        Ok(ExitPlan::default())
+    }
+
     fn install(
         &self,
         guest: &dyn Guest,
@@ -89,8 +95,7 @@ impl Target for X86_64 {
         image: &Image,
         memory: &Arc<dyn Memory>,
         options: Options<'_>,
-        readable: Readable,
     ) -> Result<Installed, TraceError> {
-        install::install(guest, kernel, image, memory, options, readable)
+        install::install(guest, kernel, image, memory, options)
     }
 }

@@ -1,0 +1,51 @@
+//! Exits that are rewritten when tracing begins, as far as the image alone decides it: made before
+//! the guest runs, which waits for everything that is left to do then.
+
+use super::arch;
+use super::patch::Edit;
+use super::trace::TraceError;
+use crate::kernel::Kernel;
+
+/// What is to be rewritten for the exits of some functions, and the stubs that they lead to. All
+/// addresses are link addresses. Where exits can be changed at any time there is nothing in it.
+#[derive(Debug, Default)]
+pub struct ExitPlan {
+    /// Functions (indices into [`Kernel::sites`]) whose exits may be asked for.
+    pub(super) sites: Vec<usize>,
+    /// Of each exit (by index into [`Exits::all`](crate::kernel::Exits::all)) its number here, or
+    /// [`ExitPlan::NONE`].
+    pub(super) numbers: Vec<u32>,
+    /// Offset in the code of the one word of an exit's stub that is ever changed.
+    pub(super) slots: Vec<u64>,
+    /// Of each exit, the first of those that lend bytes to each other and to it.
+    pub(super) groups: Vec<u32>,
+    /// What is to be rewritten, of which exits.
+    pub(super) rewrites: Vec<(u32, Edit)>,
+    /// All stubs.
+    pub(super) code: Vec<u8>,
+    /// Where in the code programs go.
+    pub(super) programs: (u64, u64),
+}
+
+impl ExitPlan {
+    /// In place of a number.
+    pub(super) const NONE: u32 = u32::MAX;
+
+    /// For the exits of the functions at these sites (indices).
+    ///
+    /// # Errors
+    /// When there is no place for so many, or nothing is known of the kernel's exits.
+    pub fn new(kernel: &Kernel, sites: &[usize]) -> Result<Self, TraceError> {
+        if sites.is_empty() {
+            return Ok(Self::default());
+        }
+        let plan = arch::of(kernel.arch()).plan_exits(kernel, sites)?;
+        Ok(Self { sites: sites.to_vec(), ..plan })
+    }
+
+    /// The functions (indices) that it was made for.
+    #[must_use]
+    pub fn sites(&self) -> &[usize] {
+        &self.sites
+    }
+}
