@@ -249,13 +249,12 @@ fn jumps_through_registers_lie_where_the_kernel_has_them() {
         let mut attachment = fake.attach();
         attachment.settle(&fake, &fake.kernel).unwrap();
         let [_, tails] = programs(&fake, &mut attachment);
+        let plan: Vec<_> = jumps.iter().map(|(index, _)| (*index, tails)).collect();
+        let stubs = attachment.stubs(&fake, &fake.kernel, &plan).unwrap();
+        assert!(stubs.iter().all(Option::is_some), "{name}");
+        assert_eq!(attachment.enable_exits(&fake, &fake.kernel, &plan).unwrap(), []);
         for (index, jump) in &jumps {
             let exit = &exits[*index];
-            assert!(attachment.stub(&fake, exit, tails).unwrap().is_some(), "{name}: {exit:?}");
-            assert_eq!(
-                attachment.enable_exits(&fake, &fake.kernel, &[(*index, tails)]).unwrap(),
-                []
-            );
             let stub = leads(0xe9, exit.address, &fake.read_vec(fake.at(exit.address), 5));
             let code = annex(&fake, stub, 16);
             let at = code.windows(jump.len()).position(|bytes| bytes == jump).unwrap();

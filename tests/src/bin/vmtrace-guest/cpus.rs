@@ -4,6 +4,7 @@ use super::{call_getppid, pin, stress};
 use anyhow::{Result, ensure};
 use std::fs;
 use std::os::fd::AsRawFd;
+use vmtrace_tests::arch::KEXEC_FILE_LOAD;
 
 const CPU1: &str = "/sys/devices/system/cpu/cpu1/online";
 /// System calls on a CPU that is back.
@@ -43,7 +44,7 @@ pub(crate) fn kexec(image: &str) -> Result<()> {
     let len = cmdline.to_bytes_with_nul().len();
     // SAFETY: an open file, and a text of that length.
     let loaded = unsafe {
-        let (number, fd) = (libc::SYS_kexec_file_load, kernel.as_raw_fd());
+        let (number, fd) = (KEXEC_FILE_LOAD, kernel.as_raw_fd());
         libc::syscall(number, fd, -1, len, cmdline.as_ptr(), NO_INITRAMFS)
     };
     ensure!(loaded == 0, "{image}: {}", std::io::Error::last_os_error());
