@@ -17,7 +17,7 @@ pub fn write_losses(out: &mut impl Write, summary: &Summary, missed: u64) -> io:
     let all = summary.records().saturating_add(lost);
     // What this one has missed was recorded.
     let here = lost.saturating_add(missed);
-    if here.saturating_mul(NOTABLE) <= all {
+    if here <= all / NOTABLE {
         return Ok(());
     }
     #[allow(clippy::cast_precision_loss)]

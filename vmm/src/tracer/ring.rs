@@ -172,7 +172,9 @@ impl RingReader {
         let Ok(slot) = memory.get_array_ref::<Slot>(end - COMMON_SIZE, 1) else {
             return Found::Damage;
         };
-        let mut record = RawRecord::new(slot.load(0).map(u64::from_le));
+        // Its last word is what was looked at: the guest may have changed it since.
+        let [task, caller_pid, timestamp, _] = slot.load(0).map(u64::from_le);
+        let mut record = RawRecord::new([task, caller_pid, timestamp, word]);
         let fields = size - COMMON_SIZE;
         if fields > 0 {
             record.extra = u32::try_from(extra.len()).unwrap_or(u32::MAX);

@@ -228,6 +228,8 @@ fn rings_that_change_under_the_reader_are_read_to_an_end() {
                     }
                 }
             });
+            // Also when a check fails: the guest's thread must not outlive that.
+            let _end = Ended(&done);
             for _ in 0..ROUNDS {
                 // One that has not given up yet.
                 let mut reader = rings.readers(overwrite).swap_remove(0);
@@ -242,7 +244,15 @@ fn rings_that_change_under_the_reader_are_read_to_an_end() {
                     assert_eq!(batch.fields(record).len(), usize::from(record.fields));
                 }
             }
-            done.store(true, std::sync::atomic::Ordering::Relaxed);
         });
+    }
+}
+
+/// Says so when it is dropped.
+struct Ended<'a>(&'a std::sync::atomic::AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
     }
 }
