@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
@@ -100,9 +100,14 @@ impl SerialPort {
         if ended { Outcome::Panicked } else { Outcome::Continue }
     }
 
-    /// Sends bytes to the guest; returns how many are kept for it or in its FIFO already.
+    /// Sends bytes to the guest; returns how many are kept for it or in its FIFO already. None
+    /// are while the port is in use: whoever is in there may wait for a sink that is stuck.
     pub fn push(&self, bytes: &[u8]) -> usize {
-        let mut inner = self.lock();
+        let mut inner = match self.inner.try_lock() {
+            Ok(inner) => inner,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return 0,
+        };
         let taken = bytes.len().min(INPUT_CAPACITY - inner.input.len());
         inner.input.extend(&bytes[..taken]);
         inner.refill();

@@ -154,6 +154,11 @@ impl Machine {
         self.platform.board().panic_watch().set(Witness::Nobody);
     }
 
+    /// The guest's kernel cannot be asked any more: what its console says counts again.
+    pub fn console_is_witness(&self) {
+        self.platform.board().panic_watch().set(Witness::Whole);
+    }
+
     /// The guest's kernel panics: what its console says of the end of that counts.
     pub fn kernel_has_panicked(&self) {
         self.platform.board().panic_watch().set(Witness::EndAlone);

@@ -35,12 +35,15 @@ pub(super) struct Consumer {
     /// Until the consumer is left.
     stream: Option<UnixStream>,
     form: Form,
+    resolve: Resolve,
     /// What the socket has still to take.
     unsent: Unsent,
 }
 
 /// What the queue's bytes become.
 enum Form {
+    /// Not known yet.
+    Asked(StreamRequest),
     /// Nothing else.
     Raw,
     Made {
@@ -105,11 +108,11 @@ enum Turn {
 impl Consumer {
     /// # Errors
     /// When the socket cannot be used.
-    pub(super) fn new(queue: Arc<Queue>, join: Join, resolve: &Resolve) -> io::Result<Self> {
+    pub(super) fn new(queue: Arc<Queue>, join: Join, resolve: Resolve) -> io::Result<Self> {
         let Join { stream, request, .. } = join;
         stream.set_nonblocking(true)?;
-        let unsent = Unsent::Own(Vec::new(), 0);
-        Ok(Self { queue, stream: Some(stream), form: Form::of(request, resolve), unsent })
+        let (form, unsent) = (Form::Asked(request), Unsent::Own(Vec::new(), 0));
+        Ok(Self { queue, stream: Some(stream), form, resolve, unsent })
     }
 
     fn turn(&mut self) -> io::Result<Turn> {
@@ -117,9 +120,15 @@ impl Consumer {
             if !self.send()? {
                 return Ok(Turn::Waits);
             }
+            if let Form::Asked(request) = &self.form {
+                // Here, since it takes its time: whoever adds consumers has none.
+                self.form = Form::of(request, &self.resolve);
+            }
             match (self.queue.pop(), &mut self.form) {
                 (Popped::Wait, _) => return Ok(Turn::Waits),
-                (Popped::Chunk(chunk), Form::Raw) => self.unsent = Unsent::Shared(chunk, 0),
+                (Popped::Chunk(chunk), Form::Raw | Form::Asked(_)) => {
+                    self.unsent = Unsent::Shared(chunk, 0)
+                }
                 (Popped::Chunk(chunk), Form::Made { maker, made, .. }) => {
                     maker.write_all(&chunk)?;
                     maker.flush()?;
@@ -197,7 +206,7 @@ impl Drop for Consumer {
 }
 
 impl Form {
-    fn of(request: StreamRequest, resolve: &Resolve) -> Self {
+    fn of(request: &StreamRequest, resolve: &Resolve) -> Self {
         let functions = (!request.globs.is_empty()).then(|| resolve(&request.globs));
         if request.format == Format::Raw && functions.is_none() && request.tracer.is_none() {
             return Self::Raw;
@@ -212,7 +221,7 @@ impl Form {
         let maker = if functions.is_none() && request.tracer.is_none() {
             out
         } else {
-            Box::new(Refilter::new(out, functions, request.tracer))
+            Box::new(Refilter::new(out, functions, request.tracer.clone()))
         };
         Self::Made { maker, made, ended: false }
     }

@@ -73,7 +73,7 @@ impl Hub {
         };
         let queue = Arc::new(Queue::new(capacity, self.vcpus)?);
         queue.push_first(first.into());
-        let consumer = Consumer::new(Arc::clone(&queue), join, &self.resolve)?;
+        let consumer = Consumer::new(Arc::clone(&queue), join, Arc::clone(&self.resolve))?;
         let subscription = events.handle().add(Box::new(consumer))?;
         self.consumers.push(Place { queue, origin, _subscription: subscription });
         Ok(())

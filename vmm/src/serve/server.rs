@@ -269,6 +269,8 @@ impl Asking {
             let done = if on { ops.add(events) } else { ops.remove(events) };
             self.listening = on == done.is_ok();
         }
+        let wait = || Instant::now() + ACCEPT_PAUSE;
+        self.listen_again = (!self.listening).then(wait);
     }
 
     fn accept(&mut self, ops: &mut EventOps<'_>) {
@@ -284,7 +286,6 @@ impl Asking {
                     // Out of descriptors, most likely: not a reason to burn a CPU.
                     log::warn!("a connection cannot be accepted: {error}");
                     self.listen(ops, false);
-                    self.listen_again = Some(Instant::now() + ACCEPT_PAUSE);
                     return;
                 }
             }
@@ -334,7 +335,6 @@ impl Asking {
             self.pass_on(ops, id, Err("no request came in time".into()));
         }
         if self.listen_again.is_some_and(|again| again <= now) {
-            self.listen_again = None;
             self.listen(ops, true);
         }
         let deadlines = self.askers.values().map(|asker| asker.deadline);

@@ -310,6 +310,7 @@ impl Controller {
             {
                 self.stage = Stage::Attached { attachment, from, wires };
                 self.detach(machine);
+                self.leave_the_end(machine);
                 self.note(
                     "the guest goes on with another kernel (kexec), which is not traced".into(),
                 );

@@ -50,12 +50,15 @@ pub(super) struct Verdict {
     /// The first panic's message, and when.
     panicked: Option<(String, Instant)>,
     restarts: bool,
+    /// Another kernel runs, in which there are no tripwires.
+    left: bool,
 }
 
 impl Verdict {
-    /// When a guest that has panicked is taken for halted.
+    /// When a guest that has panicked is taken for halted. One whose kernel has left to another,
+    /// which saves what there is to save (kdump), is not.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.panicked.as_ref().map(|(_, when)| *when + LAST_WORDS)
+        self.panicked.as_ref().filter(|_| !self.left).map(|(_, when)| *when + LAST_WORDS)
     }
 
     /// How a guest has ended that has panicked.
@@ -105,6 +108,22 @@ impl Controller {
         self.verdict.image = Some(image);
         if self.verdict.wires.iter().any(|wire| wire.kind == Kind::Panic) {
             machine.console_is_no_witness();
+        }
+    }
+
+    /// The kernel leaves for another one, and takes no tripwire with it: of that one the console
+    /// tells, unless this one has panicked.
+    pub(super) fn leave_the_end(&mut self, machine: &Machine) {
+        let paused = match machine.pause() {
+            Ok(paused) => paused,
+            Err(error) => return self.note(format!("tripwires stay: {error}")),
+        };
+        for Wire { wire, .. } in std::mem::take(&mut self.verdict.wires) {
+            self.disarm(machine, &paused, wire);
+        }
+        self.verdict.left = true;
+        if self.verdict.panicked.is_none() {
+            machine.console_is_witness();
         }
     }
 
@@ -235,6 +254,9 @@ mod tests {
         assert_eq!(restarts.of(ExitReason::TripleFault), ExitReason::Reset);
         assert_eq!(restarts.of(ExitReason::PowerOff), ExitReason::PowerOff);
         assert!(panicked().deadline() > Some(Instant::now()));
+        // A crash kernel takes its time.
+        assert_eq!(Verdict { left: true, ..panicked() }.deadline(), None);
+        assert_eq!(Verdict { left: true, ..panicked() }.of(ExitReason::Reset), panic);
         assert_eq!((Verdict::default().deadline(), Verdict::default().panic()), (None, None));
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::events::{EventOps, EventSet, Events, MutEventSubscriber, Timer, watch};
 use crate::machine::SerialInput;
-use std::io::{self, ErrorKind, Read, Stdin};
+use nix::errno::Errno;
+use std::io::{self, Stdin};
 use std::time::{Duration, Instant};
 
 /// When a console that takes no more is tried again.
@@ -40,9 +41,10 @@ impl Input {
     /// Reads once; that does not wait, since there is something, or the end.
     fn read(&mut self, ops: &mut EventOps<'_>) {
         let mut bytes = [0; 1024];
-        match self.stdin.lock().read(&mut bytes) {
+        // Not by the buffer of `Stdin`: of what is in there nobody tells.
+        match nix::unistd::read(&self.stdin, &mut bytes) {
             Ok(count @ 1..) => self.rest.extend_from_slice(bytes.get(..count).unwrap_or_default()),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(Errno::EINTR) => {}
             Ok(_) | Err(_) => {
                 self.unwatch(ops);
                 self.watched = Watched::Ended;
