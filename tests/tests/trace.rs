@@ -136,7 +136,7 @@ fn ends_are_told_apart() {
 
     let args = ["-f", "vfs_*", "--run", "sleep 1000", "--timeout", "20"];
     let (finished, trace) = boot(&GUESTS.host, "x86_64-6.12", &args).unwrap();
-    assert_eq!((finished.end.code, trace.summary.exit), (Some(1), Exit::Timeout));
+    assert_eq!((finished.end.code, trace.summary.exit), (Some(124), Exit::Timeout));
 }
 
 // What is in memory then is not what was traced: it is left alone, and said so once.

@@ -22,7 +22,7 @@ pub fn write_losses(out: &mut impl Write, summary: &Summary, missed: u64) -> io:
     }
     #[allow(clippy::cast_precision_loss)]
     let percent = here as f64 * 100.0 / all.max(here) as f64;
-    writeln!(out, "vmtrace: WARNING: {percent:.1} % OF ALL RECORDS ARE LOST ({here} of {all})")?;
+    writeln!(out, "vmtrace: ATTENTION: {percent:.1} % OF ALL RECORDS ARE LOST ({here} of {all})")?;
     let by_reason = |reason: LossReason| {
         let name = reason.to_string();
         let counts = summary.vcpus.iter().filter_map(|vcpu| vcpu.lost_by_reason.get(&name));
@@ -34,7 +34,7 @@ pub fn write_losses(out: &mut impl Write, summary: &Summary, missed: u64) -> io:
             reason => by_reason(reason),
         };
         if count > 0 {
-            writeln!(out, "vmtrace: WARNING: {count} {reason}: {remedy}")?;
+            writeln!(out, "vmtrace: ATTENTION: {count} {reason}: {remedy}")?;
         }
     }
     Ok(())
@@ -91,9 +91,9 @@ mod tests {
         assert_eq!(said(0, &[], 0), "");
         assert_eq!(said(990, &[(LossReason::Full, 10)], 0), "");
         let text = said(989, &[(LossReason::Full, 11)], 0);
-        let first = "vmtrace: WARNING: 1.1 % OF ALL RECORDS ARE LOST (11 of 1000)\n";
+        let first = "vmtrace: ATTENTION: 1.1 % OF ALL RECORDS ARE LOST (11 of 1000)\n";
         assert!(text.starts_with(first), "{text}");
-        assert!(text.contains("WARNING: 11 ring-full: ") && text.contains("-f, -n"), "{text}");
+        assert!(text.contains("ATTENTION: 11 ring-full: ") && text.contains("-f, -n"), "{text}");
         assert!(!text.contains("overwritten: "), "{text}");
         let text = said(1, &[(LossReason::Full, 1), (LossReason::Overwritten, 2)], 0);
         assert!(text.contains(" 1 ring-full: ") && text.contains(" 2 overwritten: "), "{text}");
@@ -108,6 +108,6 @@ mod tests {
         assert!(text.contains(" 50.0 % OF ALL RECORDS ARE LOST (500 of 1000)"), "{text}");
         assert!(text.contains(" 500 consumer-slow: this consumer was too slow"), "{text}");
         // A hostile stream says anything.
-        assert!(said(u64::MAX, &[(LossReason::Full, u64::MAX)], u64::MAX).contains("WARNING"));
+        assert!(said(u64::MAX, &[(LossReason::Full, u64::MAX)], u64::MAX).contains("ATTENTION"));
     }
 }
