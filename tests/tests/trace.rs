@@ -152,8 +152,9 @@ fn a_guest_that_starts_another_kernel_is_let_go() {
     assert_eq!((finished.end.code, summary.exit), (Some(3), Exit::Panic), "{err}");
     assert!(err.contains("Unable to mount root"), "{err}");
     assert!(trace.entries.iter().any(|e| &*e.function == "kernel_kexec"), "{err}");
-    let [note] = &summary.notes[..] else { panic!("{:?}", summary.notes) };
+    let [note, end] = &summary.notes[..] else { panic!("{:?}", summary.notes) };
     assert!(note.contains("another kernel (kexec)"), "{note}");
+    assert!(end.starts_with("kernel panic: VFS: Unable to mount root fs"), "{end}");
 }
 
 #[test]
