@@ -127,7 +127,7 @@ impl Consumer {
             match (self.queue.pop(), &mut self.form) {
                 (Popped::Wait, _) => return Ok(Turn::Waits),
                 (Popped::Chunk(chunk), Form::Raw | Form::Asked(_)) => {
-                    self.unsent = Unsent::Shared(chunk, 0)
+                    self.unsent = Unsent::Shared(chunk, 0);
                 }
                 (Popped::Chunk(chunk), Form::Made { maker, made, .. }) => {
                     maker.write_all(&chunk)?;
