@@ -1,8 +1,10 @@
 //! Every fuzz target on stable Rust: what is kept in `fuzz/seeds`, the target's own seeds, then
 //! inputs made of them by chance for a bounded time.
 //!
-//! `VMTRACE_FUZZ_SECONDS` is how long (for each target), `VMTRACE_FUZZ_SEED` where chance begins: the
-//! same inputs come again, in the same order. What fails is written to `VMTRACE_FUZZ_KEEP`, or the
+//! `VMTRACE_FUZZ_SECONDS` is how long (for each target), `VMTRACE_FUZZ_INPUTS` how many at most,
+//! `VMTRACE_FUZZ_SEED` where chance begins: the same inputs come again, in the same order. Without
+//! any of these they are the same few every time: a suite must not fail by chance, and what chance
+//! may find is for those who look for it (`scripts/fuzz`). What fails is written to `VMTRACE_FUZZ_KEEP`, or the
 //! folder for temporary files. With `VMTRACE_FUZZ_TRACE` every input is written there before it is
 //! run, for one that ends the process or never ends.
 
@@ -26,6 +28,8 @@ const MOST_MEMORY: usize = 1 << 30;
 const HANG: Duration = Duration::from_secs(120);
 /// Without another wish.
 const SECONDS: u64 = 2;
+const INPUTS: u64 = 200;
+const SEED: u64 = 1;
 /// Inputs that are remembered to be changed again.
 const POOL: usize = 512;
 
@@ -80,9 +84,12 @@ fn keep(target: Target, input: &[u8]) -> PathBuf {
 
 fn fuzz(name: &str) {
     let target = find(name).expect("a target");
+    let wished = number("VMTRACE_FUZZ_SECONDS");
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
-    let seed = number("VMTRACE_FUZZ_SEED").unwrap_or(u64::try_from(clock.as_micros()).unwrap_or(0));
-    let time = Duration::from_secs(number("VMTRACE_FUZZ_SECONDS").unwrap_or(SECONDS));
+    let chosen = wished.map_or(SEED, |_| u64::try_from(clock.as_micros()).unwrap_or(0));
+    let seed = number("VMTRACE_FUZZ_SEED").unwrap_or(chosen);
+    let time = Duration::from_secs(wished.unwrap_or(SECONDS));
+    let most = number("VMTRACE_FUZZ_INPUTS").unwrap_or(wished.map_or(INPUTS, |_| u64::MAX));
     let trace = std::env::var_os("VMTRACE_FUZZ_TRACE").map(PathBuf::from);
     let current = Current::default();
     watch(&current, target);
@@ -120,7 +127,7 @@ fn fuzz(name: &str) {
     let start = Instant::now();
     let mut chance = SmallRng::seed_from_u64(seed);
     let mut count = 0_u64;
-    while start.elapsed() < time {
+    while count < most && start.elapsed() < time {
         let input = next(&mut chance, &pool);
         run(&input, &format!("input {count}"));
         count += 1;
