@@ -11,7 +11,6 @@ use crate::events::{EventLoop, Handle, Signals};
 use crate::export::{write_losses, write_summary};
 use crate::kernel::Kernel;
 use crate::machine::{BootImage, Config, ExitReason, ImageBytes, Waker};
-
 use crate::serve::{Control, Reply, Services};
 use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tracing};
 use crate::stream::Exit;

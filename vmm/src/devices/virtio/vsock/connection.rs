@@ -10,21 +10,13 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 
 use super::credit::Credit;
+use super::key::Key;
 use super::packet::{
     HOST_CID, Header, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, TYPE_STREAM, op,
 };
 use super::rings::Span;
 use super::watch::Watched;
 use super::{ConnectError, Limits};
-
-/// What tells connections apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Key {
-    /// The host's port.
-    pub(super) local: u32,
-    /// The guest's port.
-    pub(super) guest: u32,
-}
 
 /// Who waits for the guest to accept.
 pub(super) enum Requester {

@@ -19,6 +19,7 @@ mod clients;
 mod connection;
 mod credit;
 mod device;
+mod key;
 mod muxer;
 pub mod packet;
 mod rings;

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::clients::{Clients, Said};
-use super::connection::{Aborted, Connection, Fate, Key, Requester};
+use super::connection::{Aborted, Connection, Fate, Requester};
+use super::key::Key;
 use super::packet::{HOST_CID, Header, TYPE_STREAM, op};
 use super::rings::{Slot, Span};
 use super::watch::{Token, Watched, Watches};

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::connection::Key;
+use super::key::Key;
 use crate::events::{EventOps, EventSet, Events};
 
 /// What an event is about.

@@ -1,0 +1,10 @@
+//! The ports of a connection.
+
+/// What tells connections apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    /// The host's port.
+    pub(super) local: u32,
+    /// The guest's port.
+    pub(super) guest: u32,
+}
