@@ -44,6 +44,8 @@ pub struct Job<'a> {
     pub stderr: Output<'a>,
     /// Paths that the job writes to from beginning to end (they are FIFOs), and where that goes.
     pub outputs: Vec<(String, Output<'a>)>,
+    /// Called once it has ended; outputs may not be done.
+    pub ended: Option<Box<dyn FnOnce() + Send + 'a>>,
     /// It is stopped after this time.
     pub timeout: Option<Duration>,
     /// The user's signals: the first stops the job, one too many ([`super::Patience`]) ends everything.
@@ -65,6 +67,7 @@ impl<'a> Job<'a> {
             stdout,
             stderr,
             outputs: Vec::new(),
+            ended: None,
             timeout: None,
             interrupts: None,
         }
@@ -144,6 +147,7 @@ impl EmulatedHost {
                 }
                 self.wait(number, &run, limits)
             });
+            job.ended.into_iter().for_each(|ended| ended());
             run.stdin.into_iter().for_each(|stream| link.abandon(stream));
             if end.is_err() {
                 // Without an end nobody closes the streams, and the writers would wait for ever.

@@ -28,7 +28,11 @@ impl LiveGuest {
     /// Boots a kernel of the cache with its modules; `getppid` and what `args` say is traced into
     /// the file `trace`. The run serves on `socket` and, where that is asked for, on `vsock`.
     pub fn boot(kernel: &str, args: &[&str]) -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        Self::boot_in(tempfile::tempdir().unwrap(), kernel, args)
+    }
+
+    /// The same in a directory that may have something at the place of the trace.
+    pub fn boot_in(directory: tempfile::TempDir, kernel: &str, args: &[&str]) -> Self {
         let cached = cache_dir().unwrap().join("kernels").join(kernel);
         let mut command = command().unwrap();
         command.args(["boot", "--host", "emulated", "--timeout", "400"]);
@@ -71,7 +75,8 @@ impl LiveGuest {
         self.child.as_mut().is_some_and(|child| child.try_wait().unwrap().is_none())
     }
 
-    fn ends_within(&mut self, seconds: u64) -> bool {
+    /// Whether the run ends in this time.
+    pub fn ends_within(&mut self, seconds: u64) -> bool {
         within(Duration::from_secs(seconds), || !self.runs())
     }
 

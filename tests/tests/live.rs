@@ -165,6 +165,33 @@ fn control(kernel: &str) {
     assert!(said.contains("vmtrace: records "), "{said}");
 }
 
+// `vmtrace boot K | less` that is left alone: control goes on, and the end comes and says what is missing.
+#[test]
+fn an_output_that_nobody_reads_keeps_nothing_from_ending() {
+    unless_lost(|| {
+        let directory = tempfile::tempdir().unwrap();
+        let fifo = directory.path().join("trace");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let unread = fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
+        // More than a pipe holds.
+        let args = ["-f", "vfs_*", "--run", "/vmtrace-guest getppid 20000 0 && sleep 600"];
+        let workload = workload(arch_of(KERNELS[0]).unwrap()).unwrap();
+        let args = [&args[..], &["--add", workload.to_str().unwrap()]].concat();
+        let mut guest = LiveGuest::boot_in(directory, KERNELS[0], &args);
+        wait_for(&mut guest, |status| status["records"][0].as_u64() >= Some(20_000));
+        for command in [&["filter", "ksys_*"][..], &["mark", "x"], &["stop"]] {
+            let done = vmtrace("ctl", &guest.at("socket"), command);
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        }
+        guest.signal("TERM");
+        assert!(guest.ends_within(60), "it waits for an output that nobody reads");
+        let (ended, said) = guest.end();
+        assert_eq!(ended.code(), Some(1), "{said}");
+        assert!(said.contains("bytes of the stream were not taken in time"), "{said}");
+        drop(unread);
+    });
+}
+
 // `timeout N vmtrace boot ... -o F`: coreutils signals the child and then its group, so that two signals come within
 // milliseconds. The file must be whole, and the run must say how it went.
 #[test]

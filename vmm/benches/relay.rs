@@ -22,7 +22,7 @@ use divan::counter::{BytesCount, ItemsCount};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use rings::Rings;
-use vmtrace::relay::Drain;
+use vmtrace::relay::{Drain, Grace};
 use vmtrace::serve::{Format, Globs, Join, Origin, StreamRequest};
 use vmtrace::stream::{EntryRecord, Header, Summary, Writer};
 
@@ -87,6 +87,7 @@ impl Relayed {
         let before = self.written.load(Ordering::Relaxed);
         assert!(self.drain.pass().expect("written"), "the rings were full");
         while self.drain.pass().expect("written") {}
+        self.drain.wait_for_output();
         self.written.load(Ordering::Relaxed) - before
     }
 
@@ -118,7 +119,8 @@ fn bench(bencher: Bencher<'_, '_>, mut relayed: Relayed, mut after: impl FnMut(u
             after(relayed.written.load(Ordering::Relaxed));
         });
     let relayed = relayed.into_inner();
-    let summary = relayed.drain.finish(Summary::default()).expect("written");
+    let end = relayed.drain.finish(Summary::default(), &Grace::default()).expect("written");
+    let summary = end.summary;
     assert_eq!((summary.records(), summary.lost()), (relayed.records, 0));
 }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 use vm_memory::{Bytes, VolatileSlice};
-use vmtrace::relay::Drain;
+use vmtrace::relay::{Drain, Grace};
 use vmtrace::stream::{Frame, Reader, Summary};
 use vmtrace::tracer::RawBatch;
 use vmtrace::tracer::ring::RingReader;
@@ -208,7 +208,8 @@ fn end(host: Host, written: usize) {
             }
         }
         Host::Relay(drain, sink) => {
-            let summary = drain.finish(Summary::default()).expect("to memory");
+            let summary =
+                drain.finish(Summary::default(), &Grace::default()).expect("to memory").summary;
             let stream = std::mem::take(&mut *sink.0.lock().expect("no panic"));
             let mut reader = Reader::new(&*stream).expect("our own stream");
             let mut records = 0;

@@ -4,7 +4,7 @@ use super::names::{Callers, Functions, TaskNames};
 use super::order::Order;
 use super::programs::Programs;
 use super::values::Untold;
-use super::{Clock, Command, ConsoleLines, Setup, Status, Targets, TracerName};
+use super::{Clock, Command, ConsoleLines, End, Grace, Setup, Status, Targets, TracerName};
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
 use crate::stream::{
@@ -26,6 +26,8 @@ const IDLE_REST: Duration = Duration::from_millis(3);
 /// A flight recorder is read at the end; until then marks and consumers come, and tasks are
 /// looked at.
 const RECORDER_REST: Duration = Duration::from_millis(20);
+/// Commands between two passes.
+const COMMANDS: usize = 256;
 /// By how much the guest's clock may be behind what is thought.
 const LATE: Duration = Duration::from_millis(2);
 
@@ -43,6 +45,8 @@ pub struct Drain {
     console: ConsoleLines,
     /// Lines of it that were left out.
     unheard: u64,
+    /// Marks that were left out.
+    unmarked: u64,
     programs: Programs,
     untold: Untold,
     raw: RawBatch,
@@ -94,6 +98,7 @@ impl Drain {
             clock,
             console,
             unheard: 0,
+            unmarked: 0,
             programs: Programs::default(),
             untold: Untold::default(),
             raw: RawBatch::with_capacity(BATCH),
@@ -104,40 +109,79 @@ impl Drain {
     }
 
     /// Drains until it is told to finish.
-    pub(super) fn run(mut self, commands: &Receiver<Command>) -> io::Result<Summary> {
+    pub(super) fn run(mut self, commands: &Receiver<Command>) -> io::Result<End> {
         loop {
             self.join()?;
-            let busy = self.pass()?;
+            // Without room records are better off in their rings: what gets too much is counted
+            // there.
+            let busy = self.has_room() && self.pass()?;
             let rest = match (busy, self.live) {
                 (true, _) => BUSY_REST,
                 (false, true) => IDLE_REST,
                 (false, false) => RECORDER_REST,
             };
             match commands.recv_timeout(rest) {
-                Ok(Command::Mark(mark)) => self.writer.mark(&mark)?,
-                Ok(Command::Targets(targets, done)) => {
-                    // What was written before is of those that were there before.
-                    self.pass()?;
-                    self.targets(&targets)?;
-                    let _ = done.send(());
-                }
-                Ok(Command::Status(answer)) => {
-                    let vcpus = self.writer.totals().to_vec();
-                    let consumers = self.writer.get_mut().consumers();
-                    // Who asked may have given up.
-                    let _ = answer.send(Status { vcpus, consumers });
-                }
-                Ok(Command::Clear(answer)) => {
-                    let cleared = self.clear()?;
-                    let _ = answer.send(cleared);
-                }
-                Ok(Command::Finish(summary)) => return self.finish(*summary),
+                Ok(Command::Finish(summary, grace)) => return self.finish(*summary, &grace),
+                Ok(command) => self.obey(command)?,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(io::Error::other("the controller is gone"));
                 }
             }
+            // One for each pass would not keep up with a guest that makes marks.
+            for command in commands.try_iter().take(COMMANDS) {
+                match command {
+                    Command::Finish(summary, grace) => return self.finish(*summary, &grace),
+                    command => self.obey(command)?,
+                }
+            }
         }
+    }
+
+    fn obey(&mut self, command: Command) -> io::Result<()> {
+        match command {
+            Command::Mark(mark) => self.mark(&mark)?,
+            Command::Targets(targets, done) => {
+                // What was written before is of those that were there before.
+                if self.writer.get_mut().primary().is_stuffed() {
+                    self.give_up()?;
+                } else {
+                    self.pass()?;
+                }
+                self.targets(&targets)?;
+                let _ = done.send(());
+            }
+            Command::Status(answer) => {
+                let vcpus = self.writer.totals().to_vec();
+                let consumers = self.writer.get_mut().consumers();
+                // Who asked may have given up.
+                let _ = answer.send(Status { vcpus, consumers });
+            }
+            Command::Clear(answer) => {
+                let cleared = self.clear()?;
+                let _ = answer.send(cleared);
+            }
+            // The caller's.
+            Command::Finish(..) => {}
+        }
+        Ok(())
+    }
+
+    /// Waits until the primary output has all that was written so far, or has failed.
+    pub fn wait_for_output(&mut self) {
+        self.writer.get_mut().primary().wait_until_written();
+    }
+
+    fn has_room(&mut self) -> bool {
+        self.writer.get_mut().primary().has_room()
+    }
+
+    fn mark(&mut self, mark: &Mark) -> io::Result<()> {
+        if self.writer.get_mut().primary().is_stuffed() {
+            self.unmarked += 1;
+            return Ok(());
+        }
+        self.writer.mark(mark)
     }
 
     /// This may write records from now on.
@@ -234,7 +278,7 @@ impl Drain {
         for line in lines {
             let ticks = self.clock.ticks_at(line.ended);
             let kind = MarkKind::Console;
-            self.writer.mark(&Mark { ticks, kind, duration_ns: 0, text: line.text })?;
+            self.mark(&Mark { ticks, kind, duration_ns: 0, text: line.text })?;
         }
         Ok(())
     }
@@ -318,13 +362,37 @@ impl Drain {
         self.lost(vcpu, invalid, LossReason::Invalid)
     }
 
-    /// The guest is at rest for good: takes everything, and ends the stream.
+    /// Nothing is traced any more: takes everything, and ends the stream. An output that does not
+    /// take it in time is left; what was lost by that is counted.
     ///
     /// # Errors
     /// When the primary output fails.
-    pub fn finish(mut self, mut summary: Summary) -> io::Result<Summary> {
+    pub fn finish(mut self, mut summary: Summary, grace: &Grace) -> io::Result<End> {
         self.console.finish();
-        while self.pass()? {}
+        let begun = self.writer.get_mut().primary().taken();
+        let left = |taken: u64| grace.left(taken.saturating_sub(begun));
+        loop {
+            if !self.writer.get_mut().primary().wait_for_room(left) {
+                self.readers.iter_mut().for_each(RingReader::seal);
+                let given_up = self.give_up()?;
+                summary.notes.push(format!(
+                    "the output of the trace was stuck at the end: {given_up} records were left \
+                     in the rings, and count as lost"
+                ));
+                break;
+            }
+            if !self.pass()? {
+                break;
+            }
+            // What was on its way has come. A guest may go on to write there for ever.
+            self.readers.iter_mut().for_each(RingReader::seal);
+        }
+        if self.unmarked > 0 {
+            summary.notes.push(format!(
+                "{} marks are not in the trace: its output was stuck",
+                self.unmarked
+            ));
+        }
         if self.unheard > 0 {
             summary.notes.push(format!(
                 "{} lines of the console came too fast and are not in the trace",
@@ -366,8 +434,24 @@ impl Drain {
         self.join()?;
         let summary = self.writer.end(&summary)?;
         self.writer.flush()?;
-        self.writer.get_mut().finish();
-        Ok(summary)
+        let unwritten = self.writer.get_mut().finish(left)?;
+        Ok(End { summary, unwritten })
+    }
+
+    /// What is in the rings is lost. Returns how many records.
+    fn give_up(&mut self) -> io::Result<u64> {
+        let mut total = 0;
+        for vcpu in 0..self.readers.len() {
+            let Some(reader) = self.readers.get_mut(vcpu) else { break };
+            if reader.overwrites() {
+                // Taken in one piece, which does not have to wait.
+                continue;
+            }
+            let (cleared, lost) = reader.clear();
+            total += cleared;
+            self.lost(vcpu, cleared.saturating_add(lost), LossReason::Full)?;
+        }
+        Ok(total)
     }
 }
 

@@ -11,14 +11,18 @@ mod programs;
 mod values;
 
 use crate::kernel::Kernel;
-use crate::serve::{Hub, Join};
+use crate::serve::{Hub, Join, Patience, Unwritten};
 use crate::stream::{Header, Mark, Summary, VcpuTotals};
 use crate::tracer::ring::RingReader;
 use crate::tracer::{Duty, ExitWord, Guest, Tasks};
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{
+    Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, TrySendError, channel,
+    sync_channel,
+};
 use std::time::{Duration, Instant};
 
 pub use console::ConsoleLines;
@@ -82,7 +86,44 @@ enum Command {
     Targets(Box<Targets>, Sender<()>),
     Status(Sender<Status>),
     Clear(Sender<u64>),
-    Finish(Box<Summary>),
+    Finish(Box<Summary>, Grace),
+}
+
+/// Commands that may wait.
+const COMMANDS: usize = 1024;
+
+/// How long the end of a stream waits for its outputs.
+#[derive(Clone, Debug, Default)]
+pub struct Grace {
+    /// That with the primary output.
+    patience: Cell<Patience>,
+    hurry: Arc<AtomicBool>,
+}
+
+impl Grace {
+    /// An output may take nothing for so long.
+    #[must_use]
+    pub fn of(time: Duration) -> Self {
+        Self { patience: Cell::new(Patience::of(time)), hurry: Arc::default() }
+    }
+
+    /// The time that is left for an output that has taken so many bytes since the end began.
+    fn left(&self, taken: u64) -> Option<Duration> {
+        let left = self.patience.get().left(taken);
+        if self.hurry.swap(false, Ordering::Relaxed) {
+            self.patience.set(Patience::new());
+        }
+        left
+    }
+}
+
+/// How a stream has ended.
+#[derive(Clone, Debug)]
+pub struct End {
+    /// As in its last frame.
+    pub summary: Summary,
+    /// What its primary output did not take in time.
+    pub unwritten: Unwritten,
 }
 
 /// The guest's clock by the host's: good enough for what is not a record.
@@ -135,29 +176,56 @@ pub struct Status {
 /// The relay's thread.
 pub struct Relay {
     clock: Clock,
-    commands: Sender<Command>,
-    thread: Option<JoinHandle<io::Result<Summary>>>,
+    commands: SyncSender<Command>,
+    /// Marks that there was no room for.
+    lost_marks: AtomicU64,
+    done: Receiver<io::Result<End>>,
+}
+
+/// Calls on the way out, also of a panic.
+struct OnExit<F: Fn()>(F);
+
+impl<F: Fn()> Drop for OnExit<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
 }
 
 impl Relay {
-    /// Starts it.
+    /// Starts it; `ended` is called when its thread is about to end, for whatever reason.
     ///
     /// # Errors
     /// When there is no thread for it. What goes wrong later, [`Relay::error`] tells.
-    pub fn start(setup: Setup) -> io::Result<Self> {
-        let (commands, receiver) = channel();
+    pub fn start(setup: Setup, ended: impl Fn() + Send + 'static) -> io::Result<Self> {
+        let (commands, receiver) = sync_channel(COMMANDS);
+        let (end, done) = channel();
         let clock = Clock::of(&setup);
-        let thread = std::thread::Builder::new().name("relay".into()).spawn(move || {
+        std::thread::Builder::new().name("relay".into()).spawn(move || {
+            // Dropped last: whoever is called finds that there will be nothing more.
+            let _ended = OnExit(ended);
+            let end = end;
             priority::raise();
-            Drain::new(setup, clock)?.run(&receiver)
+            let _ = end.send(Drain::new(setup, clock).and_then(|drain| drain.run(&receiver)));
         })?;
-        Ok(Self { clock, commands, thread: Some(thread) })
+        Ok(Self { clock, commands, lost_marks: AtomicU64::new(0), done })
     }
 
     /// Puts a mark into the stream.
     pub fn mark(&self, mark: Mark) {
         // A relay that has failed says so at the next look.
         let _ = self.commands.send(Command::Mark(mark));
+    }
+
+    /// The same with a mark of which there may be any number. False: too many wait, and this one is
+    /// lost and counted.
+    pub fn try_mark(&self, mark: Mark) -> bool {
+        // A relay that has failed says so at the next look.
+        let full =
+            matches!(self.commands.try_send(Command::Mark(mark)), Err(TrySendError::Full(_)));
+        if full {
+            self.lost_marks.fetch_add(1, Ordering::Relaxed);
+        }
+        !full
     }
 
     /// The guest's clock, about.
@@ -170,51 +238,78 @@ impl Relay {
     /// what they are: the relay may be in the middle of the rings, and would take the first for the
     /// guest's inventions.
     pub fn targets(&self, targets: Targets) {
-        let (done, receiver) = channel();
-        if self.commands.send(Command::Targets(Box::new(targets), done)).is_ok() {
-            // A relay that has failed says so at the next look.
-            let _ = receiver.recv();
-        }
+        // A relay that has failed says so at the next look.
+        self.ask(|done| Command::Targets(Box::new(targets), done));
     }
 
     /// How it stands; `None` when the relay has failed.
     #[must_use]
     pub fn status(&self) -> Option<Status> {
-        let (sender, receiver) = channel();
-        self.commands.send(Command::Status(sender)).ok()?;
-        receiver.recv().ok()
+        self.ask(Command::Status)
     }
 
     /// Forgets what is in the rings; returns how many records, `None` when the relay has failed.
     #[must_use]
     pub fn clear(&self) -> Option<u64> {
+        self.ask(Command::Clear)
+    }
+
+    /// The relay waits for nobody, so that the answer comes soon.
+    fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Option<T> {
         let (sender, receiver) = channel();
-        self.commands.send(Command::Clear(sender)).ok()?;
+        self.commands.send(command(sender)).ok()?;
         receiver.recv().ok()
     }
 
     /// The error with which the thread has ended early.
     pub fn error(&mut self) -> Option<io::Error> {
-        if !self.thread.as_ref()?.is_finished() {
-            return None;
+        match self.done.try_recv() {
+            Ok(end) => end.err(),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(gone()),
         }
-        self.join(Summary::default()).err()
     }
 
-    /// Drains the rest, for the guest is at rest for good, and writes the end.
+    /// Nothing is traced any more: lets the thread drain the rest and end the stream. An output may
+    /// take nothing for `time`, and is waited for as long as it goes on to take something.
+    #[must_use]
+    pub fn finish(self, mut summary: Summary, time: Duration) -> Ending {
+        let lost = self.lost_marks.load(Ordering::Relaxed);
+        if lost > 0 {
+            summary.notes.push(format!("{lost} marks are not in the trace: too many came at once"));
+        }
+        let grace = Grace::of(time);
+        let hurry = Arc::clone(&grace.hurry);
+        let _ = self.commands.send(Command::Finish(Box::new(summary), grace));
+        Ending { done: self.done, hurry }
+    }
+}
+
+/// A relay that has been told to finish.
+pub struct Ending {
+    done: Receiver<io::Result<End>>,
+    hurry: Arc<AtomicBool>,
+}
+
+impl Ending {
+    /// How it has ended; `None` when it has not within `time`.
     ///
     /// # Errors
     /// When the primary output fails.
-    pub fn finish(mut self, summary: Summary) -> io::Result<Summary> {
-        self.join(summary)
-    }
-
-    fn join(&mut self, summary: Summary) -> io::Result<Summary> {
-        let _ = self.commands.send(Command::Finish(Box::new(summary)));
-        match self.thread.take().map(JoinHandle::join) {
-            Some(Ok(result)) => result,
-            Some(Err(_)) => Err(io::Error::other("the relay's thread panicked")),
-            None => Err(io::Error::other("the relay has ended")),
+    pub fn wait(&self, time: Duration) -> Option<io::Result<End>> {
+        match self.done.recv_timeout(time) {
+            Ok(end) => Some(end),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(Err(gone())),
         }
     }
+
+    /// Somebody does not want to wait so long any more.
+    pub fn hurry(&self) {
+        self.hurry.store(true, Ordering::Relaxed);
+    }
+}
+
+fn gone() -> io::Error {
+    io::Error::other("the relay's thread has ended without a word")
 }

@@ -1,6 +1,5 @@
 //! One consumer: from its queue to its socket, in the event loop of the consumers.
 
-use super::patience::Patience;
 use super::queue::{Chunk, Popped, Queue};
 use super::refilter::Refilter;
 use super::request::{Format, Globs, Origin, StreamRequest};
@@ -224,14 +223,5 @@ impl Form {
             Box::new(Refilter::new(out, functions, request.tracer.clone()))
         };
         Self::Made { maker, made, ended: false }
-    }
-}
-
-/// Waits until all of these have everything, or are left because they take too long.
-pub(super) fn wait_for_all(queues: &[Arc<Queue>]) {
-    queues.iter().for_each(|queue| queue.end());
-    let patience = Patience::new();
-    for queue in queues {
-        queue.wait_over(&patience);
     }
 }

@@ -1,12 +1,16 @@
 //! Where the relay's stream ends: the primary output, and any number of consumers.
 
-use super::consumer::{Consumer, Join, Resolve, wait_for_all};
+use super::consumer::{Consumer, Join, Resolve};
+use super::patience::Patience;
+use super::primary::{Primary, Unwritten};
 use super::queue::{Chunk, Queue};
 use super::request::Origin;
 use super::server::refuse;
 use crate::events::{EventLoop, Subscription};
+use crate::stream::frame_spans;
 use std::io::{Result, Write};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a consumer of the host may be behind by before it loses records; bytes. One of the
 /// guest has a quarter of it: no guest shall have much of the host's memory.
@@ -17,10 +21,10 @@ const MAX_GUEST_CONSUMERS: usize = 8;
 
 /// The sink of the relay's stream writer. It is given whole frames only.
 ///
-/// The primary output gets every byte, and the relay waits for it. Consumers never make it
-/// wait.
+/// The primary output gets every byte: records are left in their rings while
+/// [`Hub::has_room`] is false. Neither it nor consumers ever make the relay wait.
 pub struct Hub {
-    primary: Box<dyn Write + Send>,
+    primary: Primary,
     consumers: Vec<Place>,
     /// Serves all consumers, once there was one. Making text of a stream is work, which sockets
     /// of the guest and the console shall not wait for.
@@ -38,15 +42,25 @@ struct Place {
 
 impl Hub {
     /// A hub for the stream of a machine with so many vCPUs.
-    #[must_use]
-    pub fn new(primary: Box<dyn Write + Send>, vcpus: usize, resolve: Resolve) -> Self {
-        Self { primary, consumers: Vec::new(), events: None, vcpus, capacity: QUEUE, resolve }
+    ///
+    /// # Errors
+    /// When the system has no thread left.
+    pub fn new(primary: Box<dyn Write + Send>, vcpus: usize, resolve: Resolve) -> Result<Self> {
+        let primary = Primary::start(primary)?;
+        Ok(Self { primary, consumers: Vec::new(), events: None, vcpus, capacity: QUEUE, resolve })
     }
 
     /// The same with another limit for what consumers may be behind by, in bytes.
     #[must_use]
     pub fn with_capacity(mut self, bytes: usize) -> Self {
         self.capacity = bytes;
+        self
+    }
+
+    /// The same with another limit for what may wait for the primary output, in bytes.
+    #[must_use]
+    pub fn with_room(mut self, bytes: usize) -> Self {
+        self.primary.set_capacity(bytes);
         self
     }
 
@@ -85,23 +99,40 @@ impl Hub {
         self.consumers.iter().filter(|consumer| !consumer.queue.is_left()).count()
     }
 
-    /// The stream has ended: lets every consumer take the rest, if it does in time.
-    pub fn finish(&mut self) {
+    /// The primary output.
+    #[must_use]
+    pub fn primary(&self) -> &Primary {
+        &self.primary
+    }
+
+    /// The stream has ended: lets the primary output and every consumer take the rest, if they do
+    /// in time. `patience` is that with the primary output: see [`Primary::wait_for_room`].
+    /// Returns what the primary output did not take.
+    ///
+    /// # Errors
+    /// When the primary output fails.
+    pub fn finish(&mut self, patience: impl Fn(u64) -> Option<Duration>) -> Result<Unwritten> {
         let places = std::mem::take(&mut self.consumers);
-        let queues: Vec<_> = places.iter().map(|place| Arc::clone(&place.queue)).collect();
-        wait_for_all(&queues);
+        places.iter().for_each(|place| place.queue.end());
+        let of_consumers = Patience::new();
+        let unwritten = self.primary.finish(patience);
+        places.iter().for_each(|place| place.queue.wait_over(&of_consumers));
+        unwritten
     }
 }
 
 impl Drop for Hub {
     fn drop(&mut self) {
-        self.finish();
+        // After an error: what was written before is still to come out.
+        let (patience, begun) = (Patience::new(), self.primary.taken());
+        let _ = self.finish(|taken| patience.left(taken.saturating_sub(begun)));
     }
 }
 
 impl Write for Hub {
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
-        self.primary.write_all(bytes)?;
+        let records = frame_spans(bytes).filter_map(|span| span.records);
+        self.primary.push(bytes, records.map(|(_, count)| u64::from(count)).sum())?;
         if !self.consumers.is_empty() {
             let chunk: Chunk = bytes.into();
             self.consumers.retain(|consumer| consumer.queue.push(&chunk));
@@ -110,6 +141,6 @@ impl Write for Hub {
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.primary.flush()
+        Ok(())
     }
 }

@@ -44,7 +44,7 @@ fn writer(capacity: usize) -> Writer<Hub> {
             .filter_map(|(_, address)| sample::header().offset(address))
             .collect()
     });
-    let hub = Hub::new(Box::new(std::io::sink()), 2, resolve).with_capacity(capacity);
+    let hub = Hub::new(Box::new(std::io::sink()), 2, resolve).unwrap().with_capacity(capacity);
     Writer::new(hub, &sample::header()).unwrap()
 }
 

@@ -18,14 +18,15 @@
 //! Whatever goes wrong with tracing is a note, not an end: the guest lives on.
 
 use super::arch;
+use super::ending::TraceEnd;
 use super::tracing::Plan;
 use super::verdict::Verdict;
-use super::{Closing, SessionError, Tracing, mark};
+use super::{SessionError, Tracing, mark};
 use crate::kernel::{Exits, Kernel};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::{self, ConsoleLines, Relay, Setup, Targets};
 use crate::serve::{Hub, Join};
-use crate::stream::{Exit, Header, MarkKind, Summary};
+use crate::stream::{Header, MarkKind, Summary};
 use crate::tracer::{Attachment, ExitPlan, Image, Options, Ram, Tripwire};
 use std::io::Write;
 use std::sync::Arc;
@@ -82,15 +83,20 @@ pub(super) struct Controller {
     /// What is to be done about exits when tracing begins.
     exit_plan: Option<ExitPlan>,
     pub(super) stage: Stage,
-    stream: Option<Output>,
+    pub(super) stream: Option<Output>,
     pub(super) relay: Option<Relay>,
     pub(super) summary: Summary,
     /// No site is ours, by command.
     pub(super) held_back: bool,
-    /// The trace was ended before the guest.
-    pub(super) ended: bool,
+    /// How the trace ends.
+    pub(super) end: TraceEnd,
     /// How the guest ends.
     pub(super) verdict: Verdict,
+}
+
+/// The guest's clock, for which it has to pause.
+pub(super) fn ticks_now(machine: &Machine) -> u64 {
+    machine.pause().ok().and_then(|paused| paused.tsc(0).ok()).unwrap_or(0)
 }
 
 pub(super) fn nanoseconds(duration: Duration) -> u64 {
@@ -113,7 +119,7 @@ impl Controller {
             relay: None,
             summary: Summary::default(),
             held_back: false,
-            ended: false,
+            end: TraceEnd::default(),
             verdict: Verdict::default(),
         };
         controller.tracing_changed();
@@ -370,9 +376,10 @@ impl Controller {
         paused.set_rip(vcpu, attachment.resume(&ram, stopped)?)?;
         let Output { primary, joins, console } =
             self.stream.take().ok_or_else(|| anyhow::anyhow!("attached twice"))?;
-        let relay = Relay::start(Setup {
+        let resolve = relay::resolver(&self.kernel, image.slide);
+        let setup = Setup {
             header: self.header(machine, image.slide),
-            stream: Hub::new(primary, machine.vcpus(), relay::resolver(&self.kernel, image.slide)),
+            stream: Hub::new(primary, machine.vcpus(), resolve)?,
             joins,
             readers: attachment.readers(),
             tasks: attachment.tasks(),
@@ -381,8 +388,9 @@ impl Controller {
             targets: Targets::default(),
             ticks: paused.tsc(0)?,
             console,
-        })?;
-        self.relay = Some(relay);
+        };
+        let waker = machine.waker();
+        self.relay = Some(Relay::start(setup, move || waker.wake())?);
         let from = match self.tracing.from {
             None => {
                 self.enable(machine, &mut attachment, plan)?;
@@ -429,7 +437,7 @@ impl Controller {
         Ok(Stage::Attached { attachment: Box::new(attachment), from, wires })
     }
 
-    fn header(&self, machine: &Machine, slide: u64) -> Header {
+    pub(super) fn header(&self, machine: &Machine, slide: u64) -> Header {
         Header {
             arch: std::env::consts::ARCH.to_owned(),
             clock: arch::CLOCK.to_owned(),
@@ -467,9 +475,8 @@ impl Controller {
     }
 
     pub(super) fn mark(&self, machine: &Machine, kind: MarkKind, duration: Duration, text: String) {
-        let ticks = machine.pause().ok().and_then(|paused| paused.tsc(0).ok()).unwrap_or(0);
         if let Some(relay) = &self.relay {
-            relay.mark(mark(ticks, kind, duration, text));
+            relay.mark(mark(ticks_now(machine), kind, duration, text));
         }
     }
 
@@ -520,48 +527,5 @@ impl Controller {
             }
             Stage::Unknown | Stage::Off => {}
         }
-    }
-
-    /// Drains what is left and ends the stream, once.
-    pub(super) fn end(&mut self, machine: &Machine, exit: Exit) -> Result<(), SessionError> {
-        if std::mem::replace(&mut self.ended, true) {
-            return Ok(());
-        }
-        self.summary.exit = exit;
-        let relay = match (self.relay.take(), self.stream.take()) {
-            (Some(relay), _) => relay,
-            // Never attached: the stream still says so.
-            (None, Some(Output { primary, joins, console })) => Relay::start(Setup {
-                header: self.header(machine, 0),
-                stream: Hub::new(primary, machine.vcpus(), relay::resolver(&self.kernel, 0)),
-                joins,
-                readers: Vec::new(),
-                tasks: crate::tracer::Tasks::none(),
-                memory: Box::new(Ram(machine.memory().clone())),
-                kernel: Arc::clone(&self.kernel),
-                targets: Targets::default(),
-                ticks: 0,
-                console,
-            })
-            .map_err(SessionError::Thread)?,
-            (None, None) => return Ok(()),
-        };
-        self.summary = relay.finish(self.summary.clone()).map_err(SessionError::Stream)?;
-        Ok(())
-    }
-
-    /// Ends the stream if it has not ended, and tells how the run went.
-    pub(super) fn finish(
-        mut self,
-        machine: &Machine,
-        exit: Exit,
-        closing: Closing,
-    ) -> Result<Summary, SessionError> {
-        let Closing { run_status, notes } = closing;
-        self.summary.run_status = run_status;
-        self.summary.notes.extend(notes);
-        self.end(machine, exit)?;
-        // A trace that was stopped has ended earlier than the guest.
-        Ok(Summary { exit, run_status, ..self.summary })
     }
 }

@@ -1,11 +1,11 @@
 //! Commands to a running trace. Each change of what is traced is one pause of the guest,
 //! whose time is in the stream as a mark.
 
-use super::attach::{Controller, Stage, nanoseconds};
+use super::attach::{Controller, Stage, nanoseconds, ticks_now};
 use super::{Tracer, Tracing, mark, values};
 use crate::machine::Machine;
-use crate::serve::{Answer, Control, Globs, TracerSpec};
-use crate::stream::{Exit, MarkKind};
+use crate::serve::{Answer, Control, ControlRequest, Globs, TracerSpec};
+use crate::stream::MarkKind;
 use crate::tracer::Ram;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,18 @@ use std::time::Duration;
 const EXAMPLES: usize = 3;
 
 impl Controller {
-    /// Does what a command says.
-    ///
-    /// # Errors
-    /// Why it cannot be done; nothing has changed then, or a note says what.
-    pub(super) fn control(&mut self, machine: &Machine, command: Control) -> Answer {
-        if self.ended && command != Control::Status {
+    /// Does what a command says, and answers: why it cannot be done (nothing has changed then, or a
+    /// note says what), or what was done.
+    pub(super) fn control(&mut self, machine: &Machine, request: ControlRequest) {
+        let ControlRequest { command, reply } = request;
+        match command {
+            Control::Stop => self.stop(machine, reply),
+            command => reply.send(self.obey(machine, command)),
+        }
+    }
+
+    fn obey(&mut self, machine: &Machine, command: Control) -> Answer {
+        if self.end.has_begun() && command != Control::Status {
             return Err("the trace has ended".into());
         }
         match command {
@@ -38,11 +44,6 @@ impl Controller {
                 self.held_back = false;
                 self.retarget(machine, MarkKind::Resume, "tracing resumed")
             }
-            Control::Stop => {
-                self.detach(machine);
-                self.end(machine, Exit::Stopped).map_err(|error| error.to_string())?;
-                Ok("the trace has ended".into())
-            }
             Control::Clear => {
                 let relay = self.relay.as_ref().ok_or("tracing has not begun")?;
                 let count = relay.clear().ok_or("the relay has failed")?;
@@ -51,22 +52,21 @@ impl Controller {
                 Ok(text)
             }
             Control::Mark { ticks, text } => self.agent_mark(machine, ticks, text),
+            // Answered later.
+            Control::Stop => Err("the trace is about to end".into()),
         }
     }
 
     /// A mark of the agent or of a user.
     fn agent_mark(&mut self, machine: &Machine, ticks: Option<u64>, text: String) -> Answer {
         let relay = self.relay.as_ref().ok_or("tracing has not begun")?;
-        match ticks {
-            None => self.mark(machine, MarkKind::Agent, Duration::ZERO, text),
-            Some(ticks) => {
-                // The guest's word for when, but not for a time to come: consumers would
-                // wait for it.
-                let ticks = ticks.min(relay.now());
-                relay.mark(mark(ticks, MarkKind::Agent, Duration::ZERO, text));
-            }
+        // The guest's word for when, but not for a time to come: consumers would wait for it.
+        let ticks = ticks.map_or_else(|| ticks_now(machine), |ticks| ticks.min(relay.now()));
+        if relay.try_mark(mark(ticks, MarkKind::Agent, Duration::ZERO, text)) {
+            Ok(String::new())
+        } else {
+            Err("too many marks at once: this one is lost".into())
         }
-        Ok(String::new())
     }
 
     fn filter(&mut self, machine: &Machine, globs: &Globs) -> Answer {
@@ -283,7 +283,7 @@ impl Controller {
     /// One JSON object.
     fn status(&self, machine: &Machine) -> String {
         let state = match &self.stage {
-            _ if self.ended => "ended",
+            _ if self.end.has_begun() => "ended",
             Stage::Unknown | Stage::Located { .. } => "booting",
             Stage::Attached { from: Some(_), .. } => "waiting",
             Stage::Attached { .. } if self.held_back => "paused",

@@ -9,6 +9,7 @@ mod apply;
 mod arch;
 mod attach;
 mod control;
+mod ending;
 mod printk;
 mod tracing;
 mod values;
@@ -17,7 +18,7 @@ mod verdict;
 use crate::kernel::{Kernel, KernelError};
 use crate::machine::{Config, ConsoleSinks, Event, ExitReason, Machine, MachineError};
 use crate::relay::ConsoleLines;
-use crate::serve::{ControlRequest, Join};
+use crate::serve::{ControlRequest, Join, Unwritten};
 use crate::stream::{Exit, Mark, MarkKind, Summary};
 use attach::{Controller, Output};
 use std::io::Write;
@@ -73,6 +74,8 @@ pub struct Outcome {
     pub summary: Summary,
     /// Why the guest is gone; `None` when it was stopped from outside.
     pub exit: Option<ExitReason>,
+    /// What the primary output did not take in time at the end.
+    pub unwritten: Unwritten,
 }
 
 /// Why a run could not be made.
@@ -172,9 +175,10 @@ pub fn run(
             }
             Ok(Event::Wake) => {
                 machine.awake();
-                for ControlRequest { command, reply } in control.try_iter() {
-                    reply.send(controller.control(&machine, command));
+                for request in control.try_iter() {
+                    controller.control(&machine, request);
                 }
+                controller.await_end(Duration::ZERO);
                 if stop() {
                     break Exit::Stopped;
                 }
@@ -203,9 +207,9 @@ pub fn run(
     }
     let text = exit.as_ref().map_or_else(|| end.as_str().to_owned(), ToString::to_string);
     controller.mark(&machine, MarkKind::Exit, Duration::ZERO, text);
-    let summary = controller.finish(&machine, end, closing())?;
+    let (summary, unwritten) = controller.finish(&machine, end, closing(), stop)?;
     machine.stop();
-    Ok(Outcome { summary, exit })
+    Ok(Outcome { summary, exit, unwritten })
 }
 
 fn mark(ticks: u64, kind: MarkKind, duration: Duration, text: String) -> Mark {

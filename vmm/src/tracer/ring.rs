@@ -61,6 +61,8 @@ pub struct RingReader {
     /// The head at the last look: see [`RingReader::newest`].
     looked: u64,
     overwrite: bool,
+    /// The head from which on nothing counts: see [`RingReader::seal`].
+    sealed: Option<u64>,
     totals: Totals,
     corrupt: Option<Corrupt>,
 }
@@ -82,6 +84,7 @@ impl RingReader {
             accounted: 0,
             looked: ring.start(),
             overwrite,
+            sealed: None,
             totals: Totals::default(),
             corrupt: None,
         };
@@ -114,9 +117,10 @@ impl RingReader {
         if self.corrupt.is_some() {
             return None;
         }
-        let head = memory
-            .get_atomic_ref::<AtomicU64>(self.control)
-            .map_or(0, |word| word.load(Ordering::Acquire));
+        let head = self.sealed.unwrap_or_else(|| {
+            let word = memory.get_atomic_ref::<AtomicU64>(self.control);
+            word.map_or(0, |word| word.load(Ordering::Acquire))
+        });
         let ring = &self.ring;
         let around = u128::from(ring.size());
         let sound = ring.is_position(head)
@@ -230,6 +234,13 @@ impl RingReader {
         let head = self.head(&shared.slice());
         // The next chunk may not be opened yet, or be opened without a record.
         head.is_none_or(|head| head == self.tail)
+    }
+
+    /// What is reserved from now on is not taken any more: tracing has ended, and a guest that
+    /// goes on to write to its ring must not keep its reader for ever.
+    pub fn seal(&mut self) {
+        let shared = Arc::clone(&self.memory);
+        self.sealed = self.head(&shared.slice()).or(self.sealed);
     }
 
     /// Takes published records of the chunk of `tail`, as far as `stop`, until it is used up or
@@ -352,11 +363,15 @@ impl RingReader {
         if !self.overwrite {
             let mut forgotten = RawBatch::with_capacity(1 << 16);
             let (mut cleared, mut lost) = (0, 0);
+            // What the guest writes meanwhile is not of before.
+            let before = self.sealed;
+            self.seal();
             loop {
                 forgotten.clear();
                 lost = self.drain(&mut forgotten).saturating_add(lost);
                 cleared += forgotten.records.len() as u64;
                 if forgotten.records.is_empty() {
+                    self.sealed = before;
                     self.totals.records -= cleared;
                     return (cleared, lost);
                 }

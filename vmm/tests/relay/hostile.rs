@@ -3,7 +3,7 @@
 
 use crate::rings::Rings;
 use vm_memory::Bytes;
-use vmtrace::relay::Drain;
+use vmtrace::relay::{Drain, Grace};
 use vmtrace::stream::{Frame, LossReason, Reader, Summary};
 use vmtrace::tracer::RawBatch;
 use vmtrace::tracer::ring::RingReader;
@@ -165,7 +165,7 @@ fn the_stream_tells_of_damage_and_of_records_that_nothing_wrote() {
     // More losses than any number can be the sum of.
     (0..3).for_each(|chunk| set_front(&rings, 0, chunk, front::DROPPED, u64::MAX));
     let drain = Drain::start(setup).unwrap();
-    let summary = drain.finish(Summary::default()).unwrap();
+    let summary = drain.finish(Summary::default(), &Grace::default()).unwrap().summary;
     let [damaged, invented] = &summary.notes[..] else { panic!("{:?}", summary.notes) };
     let notes =
         [damaged, invented].map(|note| note.contains("vCPU 0") && note.contains("2 records"));

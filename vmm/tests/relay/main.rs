@@ -8,12 +8,14 @@ mod rings;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rings::Rings;
-use vmtrace::relay::{Drain, Relay};
-use vmtrace::serve::{Format, Globs, Join, Origin, StreamRequest};
-use vmtrace::stream::{EntryRecord, Frame, MarkKind, Reader, Summary};
+use vmtrace::relay::{Drain, End, Grace, Relay, resolver};
+use vmtrace::serve::{Format, Globs, Hub, Join, Origin, StreamRequest};
+use vmtrace::stream::{EntryRecord, Frame, Mark, MarkKind, Reader, Summary};
 use vmtrace::tracer::RawBatch;
 use vmtrace_trampolines::layout::Common;
 
@@ -21,6 +23,8 @@ const CPUS: usize = 2;
 const RECORDS: u64 = 500_000;
 /// So many come before the relay does, more than a ring holds.
 const EARLY: u64 = 250_000;
+/// How long an end may take.
+const TIME: Duration = Duration::from_secs(60);
 
 /// A file that can be looked at afterwards.
 #[derive(Clone, Default)]
@@ -58,7 +62,7 @@ fn what_was_drained_reaches_everyone_and_what_was_not_is_counted() {
     joining.send(first).unwrap();
     let hit = |cpu: usize, n: u64| rings.hit(cpu, rings.record(n));
     (0..CPUS).for_each(|cpu| (0..EARLY).for_each(|n| hit(cpu, n)));
-    let relay = Relay::start(setup).unwrap();
+    let relay = Relay::start(setup, || ()).unwrap();
     std::thread::scope(|scope| {
         for cpu in 0..CPUS {
             scope.spawn(move || (EARLY..RECORDS).for_each(|n| hit(cpu, n)));
@@ -67,7 +71,7 @@ fn what_was_drained_reaches_everyone_and_what_was_not_is_counted() {
     // It has only the end of the stream; but that it has, whole.
     let (late, late_reader) = consumer();
     joining.send(late).unwrap();
-    let summary = relay.finish(Summary::default()).unwrap();
+    let summary = relay.finish(Summary::default(), TIME).wait(TIME).unwrap().unwrap().summary;
     assert_eq!(summary.notes, [] as [&str; 0]);
 
     let file = std::mem::take(&mut *sink.0.lock().unwrap());
@@ -103,6 +107,80 @@ fn what_was_drained_reaches_everyone_and_what_was_not_is_counted() {
             }
             _ => {}
         }
+    }
+}
+
+/// An output that takes nothing until it is gone.
+struct Stuck(Receiver<()>);
+
+impl Write for Stuck {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let _ = self.0.recv();
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+// `vmtrace boot K | less` that is left alone, a dead NFS server: the run must end when it is to, marks
+// and changes of what is traced must not wait, and each record is somewhere.
+#[test]
+fn a_stuck_output_holds_up_nobody_and_all_is_counted() {
+    let rings = Rings::new(1);
+    let (_open, opened) = channel();
+    let (mut setup, _joining) = rings.setup(Box::new(std::io::sink()));
+    let hub = Hub::new(Box::new(Stuck(opened)), 1, resolver(&setup.kernel, 0)).unwrap();
+    setup.stream = hub.with_room(1 << 20);
+    let targets = setup.targets.clone();
+    (0..RECORDS).for_each(|n| rings.hit(0, rings.record(n)));
+    let relay = Relay::start(setup, || ()).unwrap();
+    for number in 0..20_000 {
+        relay.mark(Mark {
+            ticks: number,
+            kind: MarkKind::Note,
+            duration_ns: 0,
+            text: "x".repeat(200),
+        });
+        if number % 1000 == 0 {
+            // Whatever is in the rings then is written, or is lost.
+            (0..RECORDS / 20).for_each(|n| rings.hit(0, rings.record(RECORDS + n)));
+            relay.targets(targets.clone());
+        }
+    }
+    (0..RECORDS).for_each(|n| rings.hit(0, rings.record(2 * RECORDS + n)));
+    let ending = relay.finish(Summary::default(), Duration::from_millis(100));
+    let End { summary, unwritten } = ending.wait(TIME).unwrap().unwrap();
+    assert_eq!(summary.records() + summary.lost(), 3 * RECORDS);
+    assert_eq!(unwritten.records, summary.records());
+    assert!(unwritten.bytes > 1 << 20 && unwritten.bytes < 64 << 20, "{unwritten}");
+    for what in ["the output of the trace was stuck at the end", "marks are not in the trace"] {
+        assert!(summary.notes.iter().any(|note| note.contains(what)), "{:?}", summary.notes);
+    }
+}
+
+// Nothing calls the programs any more, but the memory is the guest's: one that goes on to write records
+// must not keep the end from coming.
+#[test]
+fn what_is_written_after_the_seal_is_not_waited_for() {
+    // At the end of a chunk, within one, and in an empty ring.
+    for (chunks, more) in [(2, 0), (1, 7), (0, 0)] {
+        let rings = Rings::new(1);
+        let chunk = rings.records_of_a_chunk();
+        let before = chunks * chunk + more;
+        let mut reader = rings.readers(false).remove(0);
+        (0..before).for_each(|n| rings.hit(0, rings.record(n)));
+        reader.seal();
+        (0..2 * chunk).for_each(|n| rings.hit(0, rings.record(before + n)));
+        let mut batch = RawBatch::with_capacity(1 << 20);
+        for _ in 0..3 {
+            assert_eq!(reader.drain(&mut batch), 0);
+            assert_eq!(batch.records.len() as u64, before);
+            assert!(reader.is_empty());
+            reader.seal();
+        }
+        assert_eq!(reader.finish(&mut batch), (0, vec![]));
+        assert_eq!(batch.records.len() as u64, before);
     }
 }
 
@@ -143,7 +221,7 @@ fn an_interrupted_writer_never_makes_a_trace_go_back_in_time() {
     rings.publish(nested, at(40));
     drain.pass().unwrap();
     rings.publish(rings.reserve(0).unwrap(), at(95));
-    let summary = drain.finish(Summary::default()).unwrap();
+    let summary = drain.finish(Summary::default(), &Grace::default()).unwrap().summary;
     assert_eq!(summary.notes, [] as [&str; 0]);
     let times: Vec<_> = pieces(&sink.0.lock().unwrap()).into_iter().flat_map(|it| it.0).collect();
     assert_eq!(times, [30, 30, 30, 95]);
@@ -168,7 +246,7 @@ fn watermarks_wait_for_writers() {
     }
     rings.publish(slow, at(1500));
     drain.pass().unwrap();
-    drain.finish(Summary::default()).unwrap();
+    drain.finish(Summary::default(), &Grace::default()).unwrap();
     let pieces = pieces(&sink.0.lock().unwrap());
     let mut promised = 0;
     for (times, watermark) in &pieces {
@@ -192,7 +270,7 @@ fn lines_of_the_console_are_marks() {
     drain.pass().unwrap();
     console.feed(b"two pieces\n\nlast words");
     drain.pass().unwrap();
-    let summary = drain.finish(Summary::default()).unwrap();
+    let summary = drain.finish(Summary::default(), &Grace::default()).unwrap().summary;
     assert_eq!(summary.notes, [] as [&str; 0]);
     let stream = std::mem::take(&mut *sink.0.lock().unwrap());
     let mut reader = Reader::new(&*stream).unwrap();

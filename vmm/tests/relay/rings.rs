@@ -97,7 +97,7 @@ impl Rings {
         };
         let setup = Setup {
             header,
-            stream: Hub::new(primary, vcpus, resolver(&self.kernel, 0)),
+            stream: Hub::new(primary, vcpus, resolver(&self.kernel, 0)).unwrap(),
             joins,
             readers: self.readers(false),
             tasks: Tasks::none(),

@@ -2,6 +2,7 @@
 //! trace passed through. Images are decompressed and records printed here, where
 //! instructions are cheap.
 
+use super::outlet::Outlet;
 use super::{Args, OverflowArg, trace_name, trace_output};
 use crate::emulated::{
     EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, Stdin,
@@ -69,7 +70,7 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
     };
     let _tunnels = (tunnel(&args.socket, SOCKET)?, tunnel(&args.vsock, VSOCK)?);
     let _gateway = args.vsock.as_deref().map(|here| host.gateway(GATEWAY, here)).transpose()?;
-    let (mut trace, late) = trace_output(args)?;
+    let mut trace = Outlet::start(trace_output(args)?)?;
     let mut console: Box<dyn Write + Send> = match args.console.as_str() {
         "stderr" | "none" => Box::new(std::io::sink()),
         path => Box::new(std::fs::File::create(path).with_context(|| path.to_owned())?),
@@ -79,15 +80,16 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
     if args.console == "stderr" {
         job.stdin = Stdin::Reader(Box::new(std::io::stdin()));
     }
-    job.outputs.push((TRACE.to_owned(), &mut *trace));
+    let ended = trace.ended();
+    job.ended = Some(Box::new(move || ended.note()));
+    job.outputs.push((TRACE.to_owned(), &mut trace));
     job.outputs.push((CONSOLE.to_owned(), &mut *console));
     job.interrupts = Some(interrupts);
     if let Ok(level) = std::env::var("VMTRACE_LOG") {
         job.env.insert("VMTRACE_LOG".to_owned(), level);
     }
     let end = host.run(job).map_err(|error| named(error, args))?;
-    drop(trace);
-    late.check().with_context(|| format!("cannot write {}", trace_name(args)))?;
+    trace.finish().with_context(|| format!("cannot write {}", trace_name(args)))?;
     Ok(end.exit_code())
 }
 

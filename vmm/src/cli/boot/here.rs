@@ -139,7 +139,7 @@ pub(super) fn run(
     let mut give_up = Some(give_up);
     let timers = events.handle();
     let mut parser = AgentParser::new();
-    let (stream, late) = trace_output(args)?;
+    let stream = trace_output(args)?;
     let request = Request {
         kernel,
         machine,
@@ -219,7 +219,9 @@ pub(super) fn run(
     for error in &said.errors {
         say!("vmtrace: agent: {error}");
     }
-    late.check().with_context(|| format!("cannot write {}", trace_name(args)))?;
+    if outcome.unwritten.bytes > 0 {
+        bail!("the trace is not whole: {}", outcome.unwritten);
+    }
     exit_code(args, &outcome)
 }
 
@@ -301,11 +303,15 @@ fn listen_to_user(events: &Handle, handles: Handles, stop: &Arc<AtomicBool>, int
 mod tests {
     use super::*;
     use crate::cli::boot::tests::args;
+    use crate::serve::Unwritten;
     use crate::stream::Summary;
 
     fn code(options: &str, end: (Exit, Option<ExitReason>), status: Option<i32>) -> Result<u8> {
         let summary = Summary { exit: end.0, run_status: status, ..Summary::default() };
-        exit_code(&args(options)?, &Outcome { summary, exit: end.1 })
+        exit_code(
+            &args(options)?,
+            &Outcome { summary, exit: end.1, unwritten: Unwritten::default() },
+        )
     }
 
     // Scripts take 0 for a command that has run, and succeeded.

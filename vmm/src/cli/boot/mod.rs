@@ -4,7 +4,7 @@ mod emulated;
 mod files;
 mod here;
 mod input;
-mod spool;
+mod outlet;
 
 use crate::cli::check_globs;
 use crate::devices::virtio::vsock;
@@ -19,7 +19,6 @@ use crate::serve::{Globs, GuestReaders, SpecError, TracerSpec};
 use crate::session::{self, Tracer, Tracing, ValuesError, Wants};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use spool::{Late, Spool};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -382,10 +381,10 @@ fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
 }
 
 /// Where the trace stream of a run goes.
-fn trace_output(args: &Args) -> Result<(Box<dyn Write + Send>, Late)> {
+fn trace_output(args: &Args) -> Result<Box<dyn Write + Send>> {
     if let Some(path) = &args.output {
         let file = std::fs::File::create(path).with_context(|| path.display().to_string())?;
-        return Ok((Box::new(file), Late::default()));
+        return Ok(Box::new(file));
     }
     let out = std::io::stdout();
     let export: Box<dyn Export + Send> = match args.format() {
@@ -393,9 +392,7 @@ fn trace_output(args: &Args) -> Result<(Box<dyn Write + Send>, Late)> {
         FormatArg::Json => Box::new(Json::new(out)),
         FormatArg::Graph => Box::new(Graph::new(out)),
     };
-    let spool = Spool::new(Player::new(export));
-    let late = spool.late();
-    Ok((Box::new(spool), late))
+    Ok(Box::new(Player::new(export)))
 }
 
 /// What an output of the trace is called in errors.
