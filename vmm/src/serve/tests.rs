@@ -159,20 +159,24 @@ fn filters_keep_records_of_every_kind() {
 fn a_stuck_consumer_loses_its_own_records_only() {
     let mut writer = writer(1 << 20);
     let (stuck, stuck_end) = join("raw");
-    let (quick, quick_end) = join("raw");
+    let (quick, mut quick_end) = join("raw");
     add(&mut writer, stuck);
     add(&mut writer, quick);
-    let quick = everything(quick_end);
     let records = some_records(1000);
-    let start = Instant::now();
+    let mut of_quick = Vec::new();
     for round in 0..500 {
         writer.entries(round % 2, &records).unwrap();
         writer.flush().unwrap();
-        // The quick one shall keep up, whatever the machine does meanwhile.
-        std::thread::sleep(Duration::from_micros(500));
+        // The quick one keeps up, whatever the machine does meanwhile: it takes as many records.
+        let end = of_quick.len() + 1000 * size_of::<EntryRecord>();
+        while of_quick.len() < end {
+            let mut bytes = [0; 4096];
+            let count = quick_end.read(&mut bytes).unwrap();
+            of_quick.extend_from_slice(&bytes[..count]);
+        }
     }
-    assert!(start.elapsed() < Duration::from_secs(20), "the writer was held up");
     let slow = everything(stuck_end);
+    let quick = everything(quick_end);
     // Space again: the stream goes on for it.
     std::thread::sleep(Duration::from_millis(200));
     writer.entries(0, &records).unwrap();
@@ -181,7 +185,8 @@ fn a_stuck_consumer_loses_its_own_records_only() {
     let (records, missed) = counts(&slow.join().unwrap());
     assert!(missed.iter().all(|&count| count > 0), "{missed:?}");
     assert_eq!([records[0] + missed[0], records[1] + missed[1]], [251_000, 250_000]);
-    assert_eq!(counts(&quick.join().unwrap()).0, [251_000, 250_000]);
+    of_quick.extend(quick.join().unwrap());
+    assert_eq!(counts(&of_quick).0, [251_000, 250_000]);
 }
 
 #[test]
@@ -192,7 +197,7 @@ fn a_consumer_that_leaves_is_forgotten() {
     drop(end);
     let begin = Instant::now();
     while writer.get_mut().consumers() > 0 {
-        assert!(begin.elapsed() < Duration::from_secs(5));
+        assert!(begin.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(5));
     }
     sample::fill(&mut writer).unwrap();
