@@ -23,6 +23,15 @@ use std::process::ExitCode;
 const USAGE: &str = "usage: vmtrace-agent serve [--port N] | mark TEXT | run 'COMMAND LINE' \
                      | applet NAME [ARGUMENT]... | --version";
 
+/// Whether a command line can be run where there is no shell, as in the built-in initramfs.
+///
+/// # Errors
+/// Why not, for the user.
+pub fn check_command_line(line: &str) -> Result<(), String> {
+    let steps = words::split(line).map_err(|error| error.to_string())?;
+    if steps.is_empty() { Err("there is no command in it".to_owned()) } else { Ok(()) }
+}
+
 /// The whole program.
 pub fn main() -> ExitCode {
     if std::process::id() == 1 {

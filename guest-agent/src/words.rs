@@ -27,7 +27,10 @@ impl fmt::Display for Error {
         match self {
             Self::Unterminated(quote) => write!(f, "the command line lacks a closing {quote}"),
             Self::NeedsShell(c) => {
-                write!(f, "'{c}' in the command line needs a shell: quote it, or add a /bin/sh")
+                write!(
+                    f,
+                    "'{c}' in the command line needs a shell, and there is no /bin/sh: quote it, or boot a system that has one"
+                )
             }
             Self::NoCommand => write!(f, "the command line has '&&' without a command beside it"),
         }

@@ -124,20 +124,22 @@ pub enum KernelError {
     #[error("the exits of functions cannot be traced: {0}; trace their entries")]
     NoEpilogues(&'static str),
     /// Filters that leave nothing to trace.
-    #[error("{}", no_match(globs))]
+    #[error("{}", no_match(globs, near))]
     NoMatch {
         /// The filters that match no function.
         globs: Vec<String>,
+        /// What was meant, perhaps: see [`Kernel::near_functions`](super::Kernel::near_functions).
+        near: String,
     },
 }
 
-fn no_match(globs: &[String]) -> String {
+fn no_match(globs: &[String], near: &str) -> String {
     if globs.is_empty() {
         return "every function that the filters match is excluded again by --notrace".to_owned();
     }
     let list: Vec<String> = globs.iter().map(|g| format!("'{g}'")).collect();
     format!(
-        "no traceable function matches {}; `vmtrace functions KERNEL` lists them all",
+        "no traceable function matches {}{near}; `vmtrace functions KERNEL` lists them all",
         list.join(", ")
     )
 }

@@ -21,6 +21,7 @@ mod exits;
 pub mod glob;
 mod image;
 mod kallsyms;
+mod near;
 mod read;
 mod select;
 mod sites;

@@ -1,5 +1,6 @@
 //! From filters to sites.
 
+use super::near::Near;
 use super::read::index;
 use super::sites::UNNAMED;
 use super::symbols::Symbols;
@@ -50,9 +51,29 @@ impl Kernel {
     pub fn select(&self, filter: &[String], notrace: &[String]) -> Result<Vec<usize>, KernelError> {
         let selection = self.select_with_report(filter, notrace);
         if selection.sites.is_empty() {
-            return Err(KernelError::NoMatch { globs: selection.unmatched });
+            return Err(self.no_match(selection.unmatched));
         }
         Ok(selection.sites)
+    }
+
+    /// The error of filters that leave nothing, with what was meant, perhaps.
+    pub fn no_match(&self, globs: Vec<String>) -> KernelError {
+        let near = globs.first().map(|glob| self.near_functions(glob)).unwrap_or_default();
+        KernelError::NoMatch { globs, near }
+    }
+
+    /// The end of a message for a pattern that matches no function: names that differ from it in
+    /// few letters, or that the kernel has this function, but without a call site. Empty for
+    /// patterns that are no names, and where nothing is near.
+    pub fn near_functions(&self, glob: &str) -> String {
+        if glob.contains(['*', '?', '[', '\\']) {
+            return String::new();
+        }
+        let space = &self.image.space;
+        if self.symbols.addresses(glob).any(|address| space.is_code(address)) {
+            return "; the kernel has this function, but without a call site for ftrace".to_owned();
+        }
+        Near::to(glob, self.sites().iter().filter_map(|site| self.site_name(site))).to_string()
     }
 
     /// The same with the patterns that match no function.

@@ -126,6 +126,14 @@ impl Symbols {
         }
         let text = std::fs::read(path).map_err(read)?;
         let text = String::from_utf8(text).map_err(|_| bad("not a text file".to_owned()))?;
+        // What Debian's package linux-image has in the place of it.
+        if text.contains("The real System.map is in the linux-image") {
+            return Err(bad(
+                "this is a placeholder: the symbols are in the file of the same name of Debian's \
+                 package linux-image-...-dbg; kernels of Debian need none"
+                    .to_owned(),
+            ));
+        }
         Self::parse_system_map(&text)
             .map_err(|line| bad(format!("line {line} is not 'address type name'")))?
             .ok_or_else(|| bad("no symbols in it".to_owned()))

@@ -39,6 +39,22 @@ fn who_cannot_be_told_gets_the_exit_code() {
     }
 }
 
+// A boot takes a while: what cannot be run is said before.
+#[test]
+fn command_lines_that_need_a_shell_are_refused_before_anything_boots() {
+    for (line, reason) in [
+        ("ls / | wc -l", "'|' in the command line needs a shell"),
+        ("ls 'a", "lacks a closing '"),
+        ("true &&", "'&&' without a command"),
+        (" ", "there is no command in it"),
+    ] {
+        let output = vmtrace(&["boot", "/nonexistent", "--run", line]).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(reason), "{text}");
+    }
+}
+
 fn give(mut stream: UnixStream, answer: &[u8]) {
     BufReader::new(&stream).read_line(&mut String::new()).unwrap();
     // The client may have left.

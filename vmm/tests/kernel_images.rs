@@ -330,7 +330,7 @@ fn functions_prints_a_sorted_line_for_each_site() {
         .kernel
         .sites()
         .iter()
-        .filter_map(|site| Some((cached.kernel.site_name(site)?, site.location)))
+        .filter_map(|site| Some((cached.kernel.site_name(site)?, site.entry)))
         .collect();
     expected.sort_unstable();
     assert_eq!(lines, expected);
@@ -348,6 +348,57 @@ fn functions_prints_a_sorted_line_for_each_site() {
         .success()
         .stdout("1\n")
         .stderr("vmtrace: warning: no traceable function matches 'not_there'\n");
+}
+
+// A list that is empty because of a slip of the finger must not pass for one that is empty.
+#[test]
+fn functions_that_are_not_there_are_an_error_that_tells_near_ones() {
+    for (glob, near) in [
+        ("vfs_raed", "'vfs_raed'; near: vfs_read"),
+        ("nosuch*", "'nosuch*'; `vmtrace functions KERNEL`"),
+        ("memcpy", "'memcpy'; the kernel has this function, but without a call site"),
+    ] {
+        let failed = vmtrace(&["functions", "-f", glob], &image("x86_64-6.12"));
+        let failed = { failed }.assert().code(1).stdout("");
+        let text = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
+        assert!(text.contains(near) && text.lines().count() == 1, "{text}");
+    }
+}
+
+// `perf`, `nm` and debuggers know functions by the addresses of their symbols; the site is before it
+// or behind it.
+#[test]
+fn functions_have_the_addresses_of_their_symbols_on_every_kernel() {
+    for name in ["x86_64-6.12", "riscv64-6.12", "riscv64-7"] {
+        let cached = Cached::open(name);
+        let output = vmtrace(&["functions", "-f", "vfs_read"], &image(name)).assert().success();
+        let address = cached.kernel.symbols().address("vfs_read").unwrap();
+        let text = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+        assert_eq!(text, format!("vfs_read\t{address:#018x}\n"), "{name}");
+    }
+}
+
+#[test]
+fn patterns_may_stand_in_a_file() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let globs = format!("@{}", file.path().display());
+    let args = ["functions", "--count", "-f", &globs, "-f", "ksys_read"];
+    let failed = vmtrace(&args, &image("x86_64-6.12")).assert().code(1).stdout("");
+    let text = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
+    assert!(text.contains("has no patterns of functions"), "{text}");
+    std::fs::write(file.path(), "# reading\nvfs_read vfs_write\n\n  vfs_readv # and this\n")
+        .unwrap();
+    vmtrace(&args, &image("x86_64-6.12")).assert().success().stdout("4\n").stderr("");
+}
+
+#[test]
+fn a_placeholder_of_a_system_map_is_told_as_such() {
+    let map = kernels().join("x86_64-7/modules/System.map");
+    let map = map.to_str().unwrap();
+    let failed = vmtrace(&["functions", "--system-map", map], &image("x86_64-7"));
+    let failed = { failed }.assert().code(1);
+    let text = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
+    assert!(text.contains("this is a placeholder"), "{text}");
 }
 
 #[test]

@@ -7,11 +7,11 @@
 use std::sync::Mutex;
 
 use super::btf::{Btf, Functions, Kind, Named};
+use super::near::Near;
 use super::{Arch, Kernel};
 
 mod convention;
 mod error;
-mod near;
 mod path;
 mod resolve;
 mod shape;
@@ -19,7 +19,6 @@ mod spec;
 mod types;
 
 pub use error::{PathError, PathProblem, SpecError};
-pub use near::{Near, Which};
 pub use shape::{EnumNames, Shape};
 pub use spec::ArgumentSpec;
 

@@ -97,6 +97,7 @@ impl Command {
             Self::Status { .. } => Control::Status,
             Self::Filter { globs, mut filter, notrace } => {
                 filter.splice(0..0, globs);
+                let (filter, notrace) = (super::from_files(filter)?, super::from_files(notrace)?);
                 super::check_globs(filter.iter().chain(&notrace))?;
                 Control::Filter(Globs { filter, notrace })
             }
@@ -130,9 +131,14 @@ fn table(json: &str) -> Result<String> {
         let value = match value {
             serde_json::Value::String(value) => value.clone(),
             serde_json::Value::Object(map) => {
-                let pairs: Vec<_> =
-                    map.iter().map(|(key, value)| format!("{key} {value}")).collect();
-                pairs.join(", ")
+                let pair = |(key, value): (&String, &serde_json::Value)| match (
+                    key.strip_suffix("_ns"),
+                    value.as_u64(),
+                ) {
+                    (Some(key), Some(time)) => format!("{key} {:.1?}", Duration::from_nanos(time)),
+                    _ => format!("{key} {value}"),
+                };
+                map.iter().map(pair).collect::<Vec<_>>().join(", ")
             }
             serde_json::Value::Array(list) => {
                 let list: Vec<_> = list.iter().map(ToString::to_string).collect();
@@ -153,6 +159,8 @@ mod tests {
     fn a_status_is_a_table() {
         let text = table(r#"{"state":"tracing","records":[1,2],"sites":{"matched":3}}"#).unwrap();
         assert_eq!(text, "records    1 2\nsites      matched 3\nstate      tracing\n");
+        let pauses = table(r#"{"pauses":{"count":2,"max_ns":213735285,"total_ns":999}}"#).unwrap();
+        assert_eq!(pauses, "pauses     count 2, max 213.7ms, total 999.0ns\n");
         assert!(table("fine").is_err());
     }
 }

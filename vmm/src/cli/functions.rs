@@ -3,7 +3,7 @@
 use std::io::{BufWriter, Write as _, stdout};
 use std::path::PathBuf;
 
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Selection};
 use vmtrace_system::say;
 
 /// Arguments of `vmtrace functions`.
@@ -25,19 +25,25 @@ pub struct Args {
     system_map: Option<PathBuf>,
 }
 
-/// Prints a line for each site: primary name, tab, link address.
+/// Prints a line for each function: primary name, tab, link address of its symbol.
+///
+/// # Errors
+/// When the kernel cannot be read, or no function matches.
 pub fn run(args: Args) -> anyhow::Result<u8> {
     let Args { kernel, filter, notrace, count, system_map } = args;
+    let (filter, notrace) = (super::from_files(filter)?, super::from_files(notrace)?);
     let kernel = super::inspect::open(&kernel, system_map.as_deref())?;
     let selection = kernel.select_with_report(&filter, &notrace);
-    for pattern in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
-        say!("vmtrace: warning: no traceable function matches '{pattern}'");
+    let Selection { sites, unmatched, unmatched_notrace } = selection;
+    if sites.is_empty() {
+        return Err(kernel.no_match(unmatched).into());
     }
-    let printed = if count {
-        writeln!(stdout(), "{}", selection.sites.len())
-    } else {
-        print(&kernel, &selection.sites)
-    };
+    for pattern in unmatched.iter().chain(&unmatched_notrace) {
+        let near = kernel.near_functions(pattern);
+        say!("vmtrace: warning: no traceable function matches '{pattern}'{near}");
+    }
+    let printed =
+        if count { writeln!(stdout(), "{}", sites.len()) } else { print(&kernel, &sites) };
     super::inspect::ignore_closed_pipe(printed)?;
     Ok(0)
 }
@@ -47,13 +53,13 @@ fn print(kernel: &Kernel, sites: &[usize]) -> std::io::Result<()> {
         .iter()
         .filter_map(|&i| {
             let site = &kernel.sites()[i];
-            Some((kernel.site_name(site)?, site.location))
+            Some((kernel.site_name(site)?, site.entry))
         })
         .collect();
     lines.sort_unstable();
     let mut out = BufWriter::with_capacity(1 << 16, stdout().lock());
-    for (name, location) in lines {
-        writeln!(out, "{name}\t{location:#018x}")?;
+    for (name, address) in lines {
+        writeln!(out, "{name}\t{address:#018x}")?;
     }
     out.flush()
 }

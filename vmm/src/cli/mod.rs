@@ -96,6 +96,27 @@ fn reach(source: &Source, wait: Duration) -> anyhow::Result<UnixStream> {
 }
 
 /// Globs that go into a line of words.
+/// Patterns with those of files in the place of `@FILE`: any number a line, `#` begins a comment.
+///
+/// # Errors
+/// When a file cannot be read, or has none.
+fn from_files(globs: Vec<String>) -> anyhow::Result<Vec<String>> {
+    let mut all = Vec::new();
+    for glob in globs {
+        let Some(path) = glob.strip_prefix('@') else {
+            all.push(glob);
+            continue;
+        };
+        let text = std::fs::read_to_string(path).with_context(|| path.to_owned())?;
+        let before = all.len();
+        let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
+        all.extend(lines.flat_map(str::split_whitespace).map(str::to_owned));
+        // Nothing at all would mean every function.
+        anyhow::ensure!(all.len() > before, "{path} has no patterns of functions");
+    }
+    Ok(all)
+}
+
 fn check_globs<'a>(globs: impl IntoIterator<Item = &'a String>) -> anyhow::Result<()> {
     for glob in globs {
         anyhow::ensure!(
@@ -116,7 +137,7 @@ pub fn main() -> u8 {
         log::set_max_level(level.unwrap_or(log::LevelFilter::Error));
     }
     let result = match cli.command {
-        Command::Boot(args) => boot::run(&args),
+        Command::Boot(args) => boot::run(*args),
         Command::Ctl(args) => ctl::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Functions(args) => functions::run(args),

@@ -150,6 +150,7 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
         VMLINUX,
         "--host",
         "kvm",
+        "--filters-checked",
         "--initrd",
         INITRD,
         "-o",

@@ -13,7 +13,7 @@ use crate::export::{Export, Graph, Json, Player, Text};
 use crate::host::{HostMode, choose};
 use crate::initramfs;
 use crate::kernel::arguments::ArgumentSpec;
-use crate::kernel::{Coverage, Kernel, KernelError, Missing};
+use crate::kernel::{Coverage, Kernel, Missing};
 use crate::machine::{DEFAULT_CMDLINE, MAX_MEMORY, MIN_MEMORY};
 use crate::serve::{Globs, GuestReaders, SpecError, TracerSpec};
 use crate::session::{self, Tracer, Tracing, ValuesError, Wants};
@@ -54,7 +54,8 @@ pub struct Args {
     /// Let the kernel choose its addresses (boots through its own decompressor)
     #[arg(long)]
     pub kaslr: bool,
-    /// Trace functions that match this glob; may be repeated; none means all
+    /// Trace functions that match this glob; may be repeated; none means all. @FILE stands for the
+    /// globs in that file
     #[arg(short, long, value_name = "GLOB")]
     pub filter: Vec<String>,
     /// Do not trace functions that match this glob; may be repeated
@@ -90,8 +91,10 @@ pub struct Args {
     /// Begin to trace when this function is first called
     #[arg(long, value_name = "FUNCTION")]
     pub from: Option<String>,
-    /// Run a command line in the guest, then power off
-    #[arg(long, value_name = "CMD")]
+    /// Run a command line in the guest, then power off. The built-in system has no shell: commands
+    /// with quoted words, `;` and `&&`, of what --add gave it and of cat, echo, false, ls, mark,
+    /// poweroff, sleep, true and write
+    #[arg(long, value_name = "CMD", value_parser = parse_run)]
     pub run: Option<String>,
     /// Put this file at /NAME of the built-in initramfs; may be repeated
     #[arg(long, value_name = "FILE")]
@@ -147,6 +150,9 @@ pub struct Args {
     /// The initial RAM disk given has the modules for vsock
     #[arg(long, hide = true)]
     pub with_modules: bool,
+    /// What there is to say of the filters was said
+    #[arg(long, hide = true)]
+    pub filters_checked: bool,
     /// Run the emulated host with one CPU whose clock counts instructions
     #[arg(long, hide = true)]
     pub icount: bool,
@@ -191,6 +197,12 @@ fn parse_tracer(text: &str) -> Result<TracerSpec, String> {
 
 fn parse_argument(text: &str) -> Result<ArgumentSpec, String> {
     ArgumentSpec::parse(text).map_err(|error| error.to_string())
+}
+
+/// A command line that the agent can run without a shell.
+fn parse_run(text: &str) -> Result<String, String> {
+    vmtrace_agent::check_command_line(text)?;
+    Ok(text.to_owned())
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {
@@ -321,15 +333,19 @@ impl Args {
         };
         let tracing = Tracing { tracers, from, overflow, returns };
         if tracing.is_empty() {
-            return Err(KernelError::NoMatch { globs: unmatched }.into());
+            return Err(kernel.no_match(unmatched).into());
         }
         if let Err((site, error)) = tracing.check() {
             let site = kernel.sites().get(site);
             let name = site.and_then(|site| kernel.site_name(site)).unwrap_or("?");
             bail!("{name}: {error}: ask for fewer values of it");
         }
+        if self.filters_checked {
+            return Ok((tracing, notes));
+        }
         for glob in unmatched.iter().chain(&unmatched_notrace) {
-            say!("vmtrace: warning: no function matches {glob:?}");
+            let near = kernel.near_functions(glob);
+            say!("vmtrace: warning: no function matches {glob:?}{near}");
         }
         for (_, tracer) in tracing.present().filter(|(_, tracer)| tracer.sites.is_empty()) {
             say!("vmtrace: warning: --tracer {} has no function", tracer.text);
@@ -430,7 +446,11 @@ fn uncovered(kernel: &Kernel, tracing: &Tracing) {
 ///
 /// # Errors
 /// When vmtrace itself fails.
-pub fn run(args: &Args) -> Result<u8> {
+pub fn run(mut args: Args) -> Result<u8> {
+    for globs in [&mut args.filter, &mut args.notrace, &mut args.returns] {
+        *globs = super::from_files(std::mem::take(globs))?;
+    }
+    let args = &args;
     files::check(args)?;
     // What is wrong with the kernel or the filters is said before anything boots.
     let kernel = Arc::new(super::inspect::open(&args.kernel, args.system_map.as_deref())?);

@@ -38,7 +38,7 @@ impl fmt::Display for Near {
 
 impl Near {
     /// The first names, or all.
-    pub(super) fn first<'a>(all: impl Iterator<Item = &'a str>) -> Self {
+    pub(crate) fn first<'a>(all: impl Iterator<Item = &'a str>) -> Self {
         /// As many as a line of a message takes.
         const FEW: usize = 10;
         let mut names: Vec<String> = all.take(FEW + 1).map(str::to_owned).collect();
@@ -49,7 +49,7 @@ impl Near {
 
     /// Up to three names that differ from `wanted` in few letters; or all, if they are few and
     /// none is near.
-    pub(super) fn to<'a>(wanted: &str, all: impl Iterator<Item = &'a str> + Clone) -> Self {
+    pub(crate) fn to<'a>(wanted: &str, all: impl Iterator<Item = &'a str> + Clone) -> Self {
         const MOST: usize = 3;
         let mut near: Vec<(usize, &str)> = Vec::new();
         for name in all.clone() {
