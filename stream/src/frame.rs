@@ -9,6 +9,7 @@ use super::header::Header;
 use super::mark::{LossReason, Mark};
 use super::record::Batch;
 use super::summary::Summary;
+use super::traced::Traced;
 use super::values::RawValues;
 use super::wire::{
     ALIGN, BatchHead, ListHead, LossFixed, MAX_DESCRIPTION, MAX_NAME, MAX_PID, MarkFixed,
@@ -42,6 +43,8 @@ pub enum Frame<'a> {
     Tracers(TracerList<'a>),
     /// What the values of records are, for the records that follow.
     Values(ValuesList<'a>),
+    /// Functions that were traced, whether they were called or not.
+    Traced(Traced<'a>),
     /// A type of a later version that may be skipped.
     Skipped(u16),
 }
@@ -113,6 +116,10 @@ impl<'a> Frame<'a> {
                 let (count, rest) = list(payload)?;
                 Self::Values(ValuesList { count, rest })
             }
+            kind::TRACED => Self::Traced(
+                Traced::decode(payload)
+                    .ok_or_else(|| malformed("it has fewer functions than it says"))?,
+            ),
             skipped if flags & flag::OPTIONAL != 0 => Self::Skipped(skipped),
             unknown => return Err(PayloadError::UnknownType(unknown)),
         })

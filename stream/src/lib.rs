@@ -31,6 +31,7 @@ mod span;
 mod summary;
 #[cfg(test)]
 mod tests;
+mod traced;
 mod values;
 #[cfg(test)]
 mod values_tests;
@@ -52,6 +53,7 @@ pub use record::{
 };
 pub use span::{FrameSpan, frame_spans};
 pub use summary::{Exit, Pauses, Sites, Skipped, Summary, VcpuTotals};
+pub use traced::{Stretch, Traced, TracedOf};
 pub use values::{
     RawValues, Shape, Shown, ValueField, Values, ValuesFormat, ValuesOf, number_repeated,
     show_values,

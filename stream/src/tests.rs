@@ -145,3 +145,35 @@ fn an_idle_trace_does_not_grow() {
     assert!(grows(&mut writer, mark().ticks));
     assert!(!grows(&mut writer, u64::MAX));
 }
+
+// More functions than a frame holds; and readers that do not know the frame go on.
+#[test]
+fn functions_that_were_traced_are_told() {
+    let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+    let functions: Vec<u32> = (0..49_153).map(|n| n * 5).collect();
+    let stretch = Stretch { since: 3, until: u64::MAX, tracer: 2, of: TracedOf::Returns };
+    writer.traced(&stretch, &functions).expect("room");
+    writer.traced(&stretch, &[]).expect("room");
+    writer.end(&Summary::default()).expect("end");
+    let bytes = writer.into_inner().expect("bytes");
+    let mut reader = Reader::new(&*bytes).expect("header");
+    let (mut found, mut frames) = (Vec::new(), 0);
+    while let Some(frame) = reader.next_frame().expect("whole") {
+        if let Frame::Traced(traced) = frame {
+            let Traced { since, until, tracer, of, .. } = traced;
+            assert_eq!(Some(stretch), of.map(|of| Stretch { since, until, tracer, of }));
+            found.extend(traced.functions());
+            frames += 1;
+        }
+    }
+    assert_eq!((found, frames), (functions, 2));
+    // One more than there are.
+    let mut payload = Vec::new();
+    stretch.encode(&[1, 2], &mut payload);
+    payload[16] = 3;
+    assert!(Frame::parse(wire::kind::TRACED, 0, &payload).is_err());
+    payload[16] = 2;
+    payload[21] = 9;
+    let frame = Frame::parse(wire::kind::TRACED, 0, &payload).expect("of a later version");
+    assert!(matches!(frame, Frame::Traced(Traced { of: None, .. })));
+}

@@ -53,6 +53,7 @@ pub(super) mod kind {
     pub(crate) const END: u16 = 9;
     pub(crate) const TRACERS: u16 = 10;
     pub(crate) const VALUES: u16 = 11;
+    pub(crate) const TRACED: u16 = 12;
 }
 
 /// Frame flags.
@@ -191,6 +192,19 @@ pub(super) struct ValuesHead {
     pub(crate) reserved: U16,
     pub(crate) text: U32,
     pub(crate) more: U32,
+}
+
+/// Head of a list of functions that were traced; as many numbers follow, then zeros up to a
+/// multiple of 8.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct TracedHead {
+    pub(crate) since: U64,
+    pub(crate) until: U64,
+    pub(crate) count: U32,
+    pub(crate) tracer: u8,
+    pub(crate) of: u8,
+    pub(crate) reserved: U16,
 }
 
 /// Head of a record batch; the records follow.

@@ -11,6 +11,7 @@ use super::header::Header;
 use super::mark::{LossReason, Mark};
 use super::record::EntryRecord;
 use super::summary::{Summary, VcpuTotals};
+use super::traced::{MAX_FUNCTIONS, Stretch};
 use super::values::{RawValues, ValuesFormat};
 use super::wire::{
     ALIGN, BATCH, BatchHead, FrameHead, HEAD, ListHead, LossFixed, MAX_PAYLOAD, MAX_PID, MarkFixed,
@@ -131,6 +132,19 @@ impl<W: Write> Writer<W> {
         }
         self.frames.tracers(0, &mut self.names.tracer(tracer.number).into_iter());
         self.hand_on(GATHER)
+    }
+
+    /// Says which functions were traced, by the numbers that they have in records, whether they
+    /// were called or not. Their names are to be sent before.
+    ///
+    /// # Errors
+    /// When the sink fails.
+    pub fn traced(&mut self, stretch: &Stretch, functions: &[u32]) -> Result<()> {
+        for functions in functions.chunks(MAX_FUNCTIONS) {
+            self.frames.push(kind::TRACED, flag::OPTIONAL, |out| stretch.encode(functions, out));
+            self.hand_on(GATHER)?;
+        }
+        Ok(())
     }
 
     /// Says what the values of a function's records are, for the records that follow; what was

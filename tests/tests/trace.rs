@@ -178,10 +178,23 @@ fn the_command_line_works_end_to_end() {
         let map = map.path().to_str().unwrap();
         let mut args = vec!["--filter", "vfs_*", "--run", "ls /", "--timeout", "240"];
         args.extend(["--system-map", map]);
+        args.extend([
+            "--expect",
+            "vfs_open >= 1",
+            "--forbid",
+            "vfs_rename",
+            "--forbid",
+            "vfs_open",
+        ]);
         let output = vmtrace("boot", &vmlinuz, &args);
         let (out, err) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert_eq!(output.status.code(), Some(0), "{err}");
+        // All went well but for the last rule.
+        assert_eq!(output.status.code(), Some(5), "{err}");
+        assert!(err.contains("\nok    expect vfs_open >= 1: "), "{err}");
+        assert!(err.contains("\nok    forbid vfs_rename: not called\n"), "{err}");
+        assert!(err.contains("\nFAIL  forbid vfs_open: "), "{err}");
+        assert!(err.contains("\nrules 3, passed 2, failed 1, undecided 0\n"), "{err}");
         assert!(out.starts_with("# tracer: function\n"), "{out}");
         assert!(out.contains("vfs_open <-"), "{out}");
         assert!(err.contains("vmtrace: run status 0"), "{err}");

@@ -6,6 +6,7 @@
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
 pub mod agent;
+pub mod check;
 pub mod cli;
 pub mod devices;
 pub mod events;

@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::io;
 
-use crate::export::{Event, Export, write_losses};
-use crate::stream::{Header, LossReason, Summary};
+use crate::export::{Event, Export, Name, write_losses};
+use crate::stream::{Header, LossReason, Stretch, Summary};
 use vmtrace_system::say;
 
 /// An export that also counts what this consumer alone has missed.
@@ -25,6 +25,18 @@ impl Export for Counted<'_> {
             self.missed.set(self.missed.get().saturating_add(loss.count));
         }
         self.export.event(event)
+    }
+
+    fn traced(
+        &mut self,
+        stretch: &Stretch,
+        functions: &mut dyn Iterator<Item = Name<'_>>,
+    ) -> io::Result<()> {
+        self.export.traced(stretch, functions)
+    }
+
+    fn joined(&mut self, totals: &[(u64, u64)]) -> io::Result<()> {
+        self.export.joined(totals)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -1,6 +1,7 @@
 //! Command line: a file per subcommand, which parses, calls and prints.
 
 pub mod boot;
+pub mod check;
 pub mod ctl;
 pub mod doctor;
 pub mod functions;
@@ -39,6 +40,8 @@ enum Command {
     /// Boot a kernel and trace it
     #[command(after_help = BOOT_HELP)]
     Boot(Box<boot::Args>),
+    /// Check whether a trace is as rules say
+    Check(Box<check::Args>),
     /// Control a running trace
     Ctl(ctl::Args),
     /// Show what this machine can do, and how to get the rest
@@ -84,6 +87,8 @@ pub mod exit {
     pub const GUEST_DIED: u8 = 3;
     /// The command of `--run` failed.
     pub const RUN_FAILED: u8 = 4;
+    /// A rule failed.
+    pub const RULE_FAILED: u8 = 5;
     /// The time of `--timeout` was up before `--run` had finished; as `timeout` of coreutils.
     pub const TIMED_OUT: u8 = 124;
 }
@@ -138,6 +143,7 @@ pub fn main() -> u8 {
     }
     let result = match cli.command {
         Command::Boot(args) => boot::run(*args),
+        Command::Check(args) => check::run(*args),
         Command::Ctl(args) => ctl::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Functions(args) => functions::run(args),
@@ -148,6 +154,7 @@ pub fn main() -> u8 {
     };
     result.unwrap_or_else(|error| {
         say!("vmtrace: error: {error:#}");
-        if error.is::<ValuesError>() { exit::USAGE } else { exit::FAILED }
+        let is_usage = error.is::<ValuesError>() || error.is::<check::BadRules>();
+        if is_usage { exit::USAGE } else { exit::FAILED }
     })
 }

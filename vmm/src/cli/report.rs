@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
@@ -100,16 +100,7 @@ impl Args {
                 (filter.is_empty() || any(&filter, name)) && !any(&notrace, name)
             });
         }
-        let (mut source, name) = match &*self.file.to_string_lossy() {
-            "-" => {
-                let standard = io::stdin().as_fd().try_clone_to_owned();
-                (standard.map(File::from).context("standard input")?, "standard input".to_owned())
-            }
-            name => {
-                let opened = File::open(&self.file);
-                (opened.with_context(|| format!("cannot open {name}"))?, name.to_owned())
-            }
-        };
+        let (mut source, name) = open(&self.file)?;
         let unordered = only_summary || self.stats;
         if !unordered && let Some(horizon) = horizon(&mut source).with_context(|| name.clone())? {
             player = player.with_horizon(horizon);
@@ -127,8 +118,22 @@ impl Args {
     }
 }
 
+/// A trace and what it is called; `-` is standard input.
+pub(super) fn open(path: &Path) -> Result<(File, String)> {
+    Ok(match &*path.to_string_lossy() {
+        "-" => {
+            let standard = io::stdin().as_fd().try_clone_to_owned();
+            (standard.map(File::from).context("standard input")?, "standard input".to_owned())
+        }
+        name => {
+            let opened = File::open(path);
+            (opened.with_context(|| format!("cannot open {name}"))?, name.to_owned())
+        }
+    })
+}
+
 /// What comes where in a file; `None` when it is none that can be read twice.
-fn horizon(source: &mut File) -> Result<Option<Horizon>> {
+pub(super) fn horizon(source: &mut File) -> Result<Option<Horizon>> {
     if !source.metadata()?.is_file() {
         return Ok(None);
     }
@@ -144,24 +149,28 @@ pub(super) struct Played {
     pub(super) summary: Option<Summary>,
 }
 
+/// Gives a player all that there is to read.
+pub(super) fn feed<E: Export>(
+    source: &mut dyn Read,
+    player: &mut Player<E>,
+) -> Result<(), PlayError> {
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        match source.read(&mut chunk) {
+            Ok(0) => return Ok(()),
+            Ok(length) => player.push(chunk.get(..length).unwrap_or_default())?,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(StreamError::from(error).into()),
+        }
+    }
+}
+
 /// Plays all that is whole, and then says what is not.
 pub(super) fn play(
     source: &mut dyn Read,
     mut player: Player<Box<dyn Export + '_>>,
 ) -> Result<Played, PlayError> {
-    let mut chunk = vec![0; CHUNK];
-    let fed = loop {
-        match source.read(&mut chunk) {
-            Ok(0) => break Ok(()),
-            Ok(length) => {
-                if let Err(error) = player.push(&chunk[..length]) {
-                    break Err(error);
-                }
-            }
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => break Err(StreamError::from(error).into()),
-        }
-    };
+    let fed = feed(source, &mut player);
     let played = match fed {
         Err(PlayError::Output(_)) => fed,
         fed => {

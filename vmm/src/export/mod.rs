@@ -37,7 +37,7 @@ mod values_tests;
 
 use std::io;
 
-use crate::stream::{Header, Loss, Mark, Summary};
+use crate::stream::{Header, Loss, Mark, Stretch, Summary};
 
 pub use graph::Graph;
 pub use horizon::Horizon;
@@ -64,6 +64,22 @@ pub trait Export {
     /// When the output fails.
     fn event(&mut self, event: &Event<'_>) -> io::Result<()>;
 
+    /// Which functions were traced when, called or not; before the end, and not in any order.
+    ///
+    /// # Errors
+    /// When the output fails.
+    fn traced(&mut self, _: &Stretch, _: &mut dyn Iterator<Item = Name<'_>>) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// The stream begins only here: these are records and losses of each vCPU before.
+    ///
+    /// # Errors
+    /// When the output fails.
+    fn joined(&mut self, _: &[(u64, u64)]) -> io::Result<()> {
+        Ok(())
+    }
+
     /// No event can be had at present: show what there is.
     ///
     /// # Errors
@@ -84,6 +100,18 @@ impl<E: Export + ?Sized> Export for Box<E> {
 
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
         (**self).event(event)
+    }
+
+    fn traced(
+        &mut self,
+        stretch: &Stretch,
+        functions: &mut dyn Iterator<Item = Name<'_>>,
+    ) -> io::Result<()> {
+        (**self).traced(stretch, functions)
+    }
+
+    fn joined(&mut self, totals: &[(u64, u64)]) -> io::Result<()> {
+        (**self).joined(totals)
     }
 
     fn flush(&mut self) -> io::Result<()> {

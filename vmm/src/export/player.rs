@@ -202,6 +202,11 @@ impl<E: Export> Player<E> {
         self.merger.held()
     }
 
+    /// The export.
+    pub fn export(&self) -> &E {
+        &self.stage.export
+    }
+
     /// Returns the export.
     pub fn into_export(self) -> E {
         self.stage.export
@@ -290,6 +295,10 @@ impl<E: Export> Player<E> {
                 self.summary = Some(*summary);
                 Ok(())
             }
+            Some(Frame::Join(totals)) => {
+                self.stage.export.joined(&totals).map_err(PlayError::Output)
+            }
+            Some(Frame::Traced(traced)) => self.stage.traced(&self.header, &traced),
             _ => Ok(()),
         }
     }

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use crate::stream::{Header, Loss, Mark, MarkKind, RawTracer, Record, RecordHead, ValuesOf};
+use crate::stream::{
+    Header, Loss, Mark, MarkKind, RawTracer, Record, RecordHead, Stretch, Traced, ValuesOf,
+};
 
 use super::names::{Symbols, Tasks, Tracers};
 use super::pairing::{Call, Choice, Frame, Pairing, Step};
@@ -281,6 +283,20 @@ impl<E: Export> Stage<E> {
             }
         };
         self.export.event(&event).map_err(PlayError::Output)
+    }
+
+    /// Tells which functions were traced, if their tracer is wanted.
+    pub(super) fn traced(&mut self, header: &Header, traced: &Traced<'_>) -> Result<(), PlayError> {
+        let Some(of) = traced.of.filter(|_| self.selection.wants_tracer(traced.tracer)) else {
+            return Ok(());
+        };
+        let Traced { since, until, tracer, .. } = *traced;
+        let functions: Vec<_> =
+            traced.functions().map(|at| (at, self.symbols.index(header, at))).collect();
+        let symbols = &self.symbols;
+        let mut names = functions.iter().map(|&(at, index)| symbols.name(header, at, index));
+        let stretch = Stretch { since, until, tracer, of };
+        self.export.traced(&stretch, &mut names).map_err(PlayError::Output)
     }
 
     /// Nothing follows.

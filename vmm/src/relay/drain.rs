@@ -4,7 +4,7 @@ use super::names::{Callers, Functions, TaskNames};
 use super::order::Order;
 use super::programs::Programs;
 use super::values::Untold;
-use super::{Clock, Command, ConsoleLines, End, Grace, Setup, Status, Targets, TracerName};
+use super::{Clock, Command, ConsoleLines, End, Grace, Setup, Status, Targets, TracedSites, TracerName};
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
 use crate::stream::{
@@ -60,6 +60,8 @@ pub struct Drain {
     marked: u64,
     /// Whether records are taken out before the end.
     live: bool,
+    /// To be told before the end.
+    traced: Vec<TracedSites>,
 }
 
 impl Drain {
@@ -99,6 +101,7 @@ impl Drain {
             console,
             unheard: 0,
             unmarked: 0,
+            traced: Vec::new(),
             programs: Programs::default(),
             untold: Untold::default(),
             raw: RawBatch::with_capacity(BATCH),
@@ -161,6 +164,7 @@ impl Drain {
                 let cleared = self.clear()?;
                 let _ = answer.send(cleared);
             }
+            Command::Traced(traced) => self.traced = traced,
             // The caller's.
             Command::Finish(..) => {}
         }
@@ -432,6 +436,7 @@ impl Drain {
         self.writer.watermark(u64::MAX)?;
         // Whoever asked in time gets at least the end.
         self.join()?;
+        self.tell_traced()?;
         let summary = self.writer.end(&summary)?;
         self.writer.flush()?;
         let unwritten = self.writer.get_mut().finish(left)?;
@@ -452,6 +457,20 @@ impl Drain {
             self.lost(vcpu, cleared.saturating_add(lost), LossReason::Full)?;
         }
         Ok(total)
+    }
+}
+
+impl Drain {
+    /// Says which functions were traced. Not before: most are never called, and all of their names
+    /// at once would keep the rings waiting.
+    fn tell_traced(&mut self) -> io::Result<()> {
+        for (stretch, sites) in std::mem::take(&mut self.traced) {
+            let entries: Vec<u32> = self.functions.entries(&self.kernel, &sites).collect();
+            let name = |&entry: &u32| self.functions.symbol(&self.kernel, entry);
+            self.writer.symbols(entries.iter().filter_map(name))?;
+            self.writer.traced(&stretch, &entries)?;
+        }
+        Ok(())
     }
 }
 

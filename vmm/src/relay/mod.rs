@@ -12,7 +12,7 @@ mod values;
 
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join, Patience, Unwritten};
-use crate::stream::{Header, Mark, Summary, VcpuTotals};
+use crate::stream::{Header, Mark, Stretch, Summary, VcpuTotals};
 use crate::tracer::ring::RingReader;
 use crate::tracer::{Duty, ExitWord, Guest, Tasks};
 use std::cell::Cell;
@@ -80,12 +80,16 @@ pub struct TracerName {
     pub values: Values,
 }
 
+/// Sites, indices into [`Kernel::sites`], that were traced, and when.
+pub type TracedSites = (Stretch, Vec<usize>);
+
 enum Command {
     Mark(Mark),
     /// These may write records from now on.
     Targets(Box<Targets>, Sender<()>),
     Status(Sender<Status>),
     Clear(Sender<u64>),
+    Traced(Vec<TracedSites>),
     Finish(Box<Summary>, Grace),
 }
 
@@ -240,6 +244,11 @@ impl Relay {
     pub fn targets(&self, targets: Targets) {
         // A relay that has failed says so at the next look.
         self.ask(|done| Command::Targets(Box::new(targets), done));
+    }
+
+    /// What was traced when, which the stream tells at its end.
+    pub fn traced(&self, traced: Vec<TracedSites>) {
+        let _ = self.commands.send(Command::Traced(traced));
     }
 
     /// How it stands; `None` when the relay has failed.

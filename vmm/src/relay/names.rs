@@ -108,6 +108,15 @@ impl Functions {
         Some((written.wrapping_sub(u32::from(*back)), fresh))
     }
 
+    /// Low halves of the entry addresses of sites with these indices.
+    pub(super) fn entries(&self, kernel: &Kernel, sites: &[usize]) -> impl Iterator<Item = u32> {
+        let sites = sites.iter().filter_map(|&index| kernel.sites().get(index));
+        sites.filter_map(|site| {
+            let low = site.entry.wrapping_add(self.slide).wrapping_sub(Header::TOP_4_GIB);
+            u32::try_from(low).ok()
+        })
+    }
+
     /// The symbol of a function by the low half of its entry address.
     pub(super) fn symbol<'a>(&self, kernel: &'a Kernel, entry: u32) -> Option<Symbol<'a>> {
         let address = Header::TOP_4_GIB | u64::from(entry);

@@ -3,7 +3,7 @@
 
 use crate::export::TracerChoice;
 use crate::stream::{
-    Decoder, Frame, LossReason, Progress, Record, RecordBuffer, RecordHead, Writer,
+    Decoder, Frame, LossReason, Progress, Record, RecordBuffer, RecordHead, Stretch, Traced, Writer,
 };
 use std::collections::HashSet;
 use std::io::{Error, ErrorKind, Result, Write};
@@ -97,6 +97,18 @@ impl<W: Write> Refilter<W> {
                     self.functions.as_ref().is_none_or(|set| set.contains(&values.function));
                 if wanted { writer.raw_values(values) } else { Ok(()) }
             }),
+            Frame::Traced(traced) => {
+                let Some(of) = traced.of else { return Ok(()) };
+                if !self.tracer.as_ref().is_none_or(|choice| choice.is(traced.tracer)) {
+                    return Ok(());
+                }
+                let Traced { since, until, tracer, .. } = traced;
+                let wanted = |function: &u32| {
+                    self.functions.as_ref().is_none_or(|set| set.contains(function))
+                };
+                let functions: Vec<_> = traced.functions().filter(wanted).collect();
+                writer.traced(&Stretch { since, until, tracer, of }, &functions)
+            }
             Frame::End(mut summary) => {
                 if self.unknown > 0 {
                     let unknown = self.unknown;

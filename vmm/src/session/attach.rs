@@ -19,6 +19,7 @@
 
 use super::arch;
 use super::ending::TraceEnd;
+use super::history::History;
 use super::tracing::Plan;
 use super::verdict::Verdict;
 use super::{SessionError, Tracing, mark};
@@ -92,6 +93,8 @@ pub(super) struct Controller {
     pub(super) end: TraceEnd,
     /// How the guest ends.
     pub(super) verdict: Verdict,
+    /// What was traced when.
+    pub(super) history: History,
 }
 
 /// The guest's clock, for which it has to pause.
@@ -121,6 +124,7 @@ impl Controller {
             held_back: false,
             end: TraceEnd::default(),
             verdict: Verdict::default(),
+            history: History::default(),
         };
         controller.tracing_changed();
         controller
@@ -161,8 +165,14 @@ impl Controller {
         self.stage = Stage::Off;
     }
 
-    /// A pause ends: count it, and put it into the stream.
+    /// A pause ends, after which others may be traced than before.
     pub(super) fn account(&mut self, paused: Paused<'_>, kind: MarkKind, text: String) {
+        let ticks = self.count_pause(paused, kind, text);
+        self.note_traced(ticks);
+    }
+
+    /// A pause ends: count it, and put it into the stream. Returns when, in ticks.
+    fn count_pause(&mut self, paused: Paused<'_>, kind: MarkKind, text: String) -> u64 {
         let ticks = paused.tsc(0).unwrap_or(0);
         arch::code_changed();
         let duration = paused.resume();
@@ -173,6 +183,7 @@ impl Controller {
         if let Some(relay) = &self.relay {
             relay.mark(mark(ticks, kind, duration, text));
         }
+        ticks
     }
 
     /// The kernel is in memory, and no vCPU has run.
@@ -309,7 +320,8 @@ impl Controller {
                 };
                 let wires = Wires { init: None, settle, leave };
                 self.stage = Stage::Attached { attachment, from, wires };
-                self.account(paused, MarkKind::Filter, text);
+                // Nobody can call these any more: nothing is missed of them.
+                self.count_pause(paused, MarkKind::Filter, text);
             }
             Stage::Attached { attachment, from, wires }
                 if wires.leave.as_ref().is_some_and(|wire| wire.address() == address) =>

@@ -69,6 +69,7 @@ impl Controller {
         };
         match relay {
             Ok(relay) => {
+                relay.traced(std::mem::take(&mut self.history).finish());
                 let ending = relay.finish(self.summary.clone(), grace);
                 let notes = self.summary.notes.len();
                 self.end.under_way = Some(UnderWay { ending, notes, reply });

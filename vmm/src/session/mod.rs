@@ -10,6 +10,7 @@ mod arch;
 mod attach;
 mod control;
 mod ending;
+mod history;
 mod printk;
 mod tracing;
 mod values;

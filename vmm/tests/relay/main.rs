@@ -6,6 +6,7 @@ mod synthetic;
 mod hostile;
 mod rings;
 
+use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, channel};
@@ -15,7 +16,9 @@ use std::time::Duration;
 use rings::Rings;
 use vmtrace::relay::{Drain, End, Grace, Relay, resolver};
 use vmtrace::serve::{Format, Globs, Hub, Join, Origin, StreamRequest};
-use vmtrace::stream::{EntryRecord, Frame, Mark, MarkKind, Reader, Summary};
+use vmtrace::stream::{
+    EntryRecord, Frame, Header, Mark, MarkKind, Reader, Stretch, Summary, TracedOf,
+};
 use vmtrace::tracer::RawBatch;
 use vmtrace_trampolines::layout::Common;
 
@@ -71,6 +74,8 @@ fn what_was_drained_reaches_everyone_and_what_was_not_is_counted() {
     // It has only the end of the stream; but that it has, whole.
     let (late, late_reader) = consumer();
     joining.send(late).unwrap();
+    let stretch = Stretch { since: 7, until: u64::MAX, tracer: 0, of: TracedOf::Entries };
+    relay.traced(vec![(stretch, vec![0, 1, 2])]);
     let summary = relay.finish(Summary::default(), TIME).wait(TIME).unwrap().unwrap().summary;
     assert_eq!(summary.notes, [] as [&str; 0]);
 
@@ -78,7 +83,21 @@ fn what_was_drained_reaches_everyone_and_what_was_not_is_counted() {
     assert!(first_reader.join().unwrap() == file, "a consumer has other bytes than the file");
     let late = late_reader.join().unwrap();
     let mut late = Reader::new(&*late).unwrap();
-    while late.next_frame().unwrap().is_some() {}
+    // Most functions are never called: that they were traced is told to all, with their names.
+    let (mut names, mut traced) = (HashSet::new(), Vec::new());
+    while let Some(frame) = late.next_frame().unwrap() {
+        match frame {
+            Frame::Symbols(list) => names.extend(list.map(|symbol| symbol.address)),
+            Frame::Traced(list) => {
+                assert_eq!((list.since, list.until, list.tracer), (7, u64::MAX, 0));
+                traced.extend(list.functions().map(|low| Header::TOP_4_GIB | u64::from(low)));
+            }
+            _ => {}
+        }
+    }
+    let expected = rings.kernel.sites().iter().take(3).map(|site| site.entry);
+    assert_eq!(traced, expected.collect::<Vec<_>>());
+    assert!(traced.iter().all(|address| names.contains(address)));
 
     let mut next = [0; CPUS];
     let mut lost = [0; CPUS];

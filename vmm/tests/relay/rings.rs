@@ -53,7 +53,7 @@ impl Guest for NoGuest {
 pub struct Rings {
     memory: Arc<dyn Memory>,
     layout: Layout,
-    kernel: Arc<Kernel>,
+    pub kernel: Arc<Kernel>,
     /// What programs write for the functions of the kernel, and entry addresses by that.
     written: Vec<u32>,
     pub entries: HashMap<u32, u32>,

@@ -4,6 +4,7 @@
 
 use super::outlet::Outlet;
 use super::{Args, OverflowArg, trace_name, trace_output};
+use crate::cli::check::Live;
 use crate::emulated::{
     EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, Stdin,
 };
@@ -43,7 +44,12 @@ impl Write for Stderr {
 }
 
 /// Boots an emulated host and runs the guest there; returns the exit code.
-pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
+pub(super) fn run(
+    args: &Args,
+    rules: Option<&Live>,
+    kernel: &Kernel,
+    initrd: Vec<u8>,
+) -> Result<u8> {
     let interrupts = Arc::new(Interrupts::install().context("cannot handle signals")?);
     let files = files(args, kernel, initrd)?;
     // Each file is there twice while the initramfs is unpacked, and once in vmtrace.
@@ -70,7 +76,7 @@ pub(super) fn run(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<u8> {
     };
     let _tunnels = (tunnel(&args.socket, SOCKET)?, tunnel(&args.vsock, VSOCK)?);
     let _gateway = args.vsock.as_deref().map(|here| host.gateway(GATEWAY, here)).transpose()?;
-    let mut trace = Outlet::start(trace_output(args)?)?;
+    let mut trace = Outlet::start(trace_output(args, rules)?)?;
     let mut console: Box<dyn Write + Send> = match args.console.as_str() {
         "stderr" | "none" => Box::new(std::io::sink()),
         path => Box::new(std::fs::File::create(path).with_context(|| path.to_owned())?),

@@ -4,6 +4,7 @@ use super::input::Input;
 use super::{Args, trace_name, trace_output};
 use crate::agent::protocol::AGENT_PORT;
 use crate::agent::{AgentMessage, AgentParser};
+use crate::cli::check::Live;
 use crate::cli::exit;
 use crate::devices::virtio::vsock::{self, Vsock};
 use crate::emulated::Patience;
@@ -73,6 +74,7 @@ fn console(args: &Args) -> Result<Box<dyn Write + Send>> {
 /// Runs the guest on the KVM of this machine; returns the exit code.
 pub(super) fn run(
     args: &Args,
+    rules: Option<&Live>,
     kernel: Arc<Kernel>,
     tracing: Tracing,
     initrd: Vec<u8>,
@@ -139,7 +141,7 @@ pub(super) fn run(
     let mut give_up = Some(give_up);
     let timers = events.handle();
     let mut parser = AgentParser::new();
-    let stream = trace_output(args)?;
+    let stream = trace_output(args, rules)?;
     let request = Request {
         kernel,
         machine,

@@ -6,6 +6,7 @@ mod here;
 mod input;
 mod outlet;
 
+use crate::cli::check::{Live, Rules};
 use crate::cli::check_globs;
 use crate::devices::virtio::vsock;
 use crate::emulated::{HostArch, THIS_PROGRAM};
@@ -156,6 +157,9 @@ pub struct Args {
     /// Run the emulated host with one CPU whose clock counts instructions
     #[arg(long, hide = true)]
     pub icount: bool,
+    /// What the trace must be like: it is checked as it goes, also without -o
+    #[command(flatten)]
+    pub rules: Rules,
 }
 
 /// `--format`
@@ -396,8 +400,34 @@ fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
     Ok(builder.build()?)
 }
 
+/// To the one and to the rules.
+struct Tee {
+    trace: Box<dyn Write + Send>,
+    rules: Live,
+}
+
+impl Write for Tee {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.trace.write(bytes)?;
+        self.rules.write_all(bytes.get(..written).unwrap_or_default())?;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.trace.flush()
+    }
+}
+
 /// Where the trace stream of a run goes.
-fn trace_output(args: &Args) -> Result<Box<dyn Write + Send>> {
+fn trace_output(args: &Args, rules: Option<&Live>) -> Result<Box<dyn Write + Send>> {
+    let trace = plain_output(args)?;
+    Ok(match rules {
+        None => trace,
+        Some(rules) => Box::new(Tee { trace, rules: rules.clone() }),
+    })
+}
+
+fn plain_output(args: &Args) -> Result<Box<dyn Write + Send>> {
     if let Some(path) = &args.output {
         let file = std::fs::File::create(path).with_context(|| path.display().to_string())?;
         return Ok(Box::new(file));
@@ -452,10 +482,20 @@ pub fn run(mut args: Args) -> Result<u8> {
     }
     let args = &args;
     files::check(args)?;
+    let rules = Live::new(&args.rules)?;
     // What is wrong with the kernel or the filters is said before anything boots.
     let kernel = Arc::new(super::inspect::open(&args.kernel, args.system_map.as_deref())?);
     kernel.check_traceable().with_context(|| args.kernel.display().to_string())?;
     let (tracing, notes) = args.tracing(&kernel)?;
+    if let Some(rules) = &rules {
+        let names = |sites: &mut dyn Iterator<Item = usize>| -> Vec<&str> {
+            let site = |index| kernel.site_name(kernel.sites().get(index)?);
+            sites.filter_map(site).collect()
+        };
+        let all = names(&mut (0..kernel.sites().len()));
+        let traced = tracing.present().flat_map(|(_, tracer)| tracer.sites.iter().copied());
+        rules.expect_functions(&all, &names(&mut { traced }))?;
+    }
     if !tracing.returning().is_empty() {
         kernel.exits().with_context(|| format!("--graph: {}", args.kernel.display()))?;
     }
@@ -476,15 +516,16 @@ pub fn run(mut args: Args) -> Result<u8> {
     if args.host == HostArg::Auto {
         say!("vmtrace: {choice}");
     }
-    if choice.emulated {
-        emulated::run(args, &kernel, initrd)
+    let code = if choice.emulated {
+        emulated::run(args, rules.as_ref(), &kernel, initrd)?
     } else {
         uncovered(&kernel, &tracing);
         for note in notes {
             say!("vmtrace: {note}");
         }
-        here::run(args, kernel, tracing, initrd)
-    }
+        here::run(args, rules.as_ref(), kernel, tracing, initrd)?
+    };
+    rules.map_or(Ok(code), |rules| rules.finish(code))
 }
 
 #[cfg(test)]

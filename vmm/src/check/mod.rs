@@ -1,0 +1,305 @@
+//! Whether a trace is as rules say: what automated tests ask of it.
+//!
+//! A [`Check`] is an [`Export`]: it is played a trace, live or from a file, and then says of every
+//! rule whether it holds, fails, or cannot be decided.
+
+mod evidence;
+mod results;
+mod rule;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::io;
+
+use crate::export::{Entry, Event, Export, Name, Return, Unfinished};
+use crate::stream::{Header, MarkKind, Stretch, Summary};
+
+use evidence::{Coverage, Doubles, Losses};
+use state::State;
+
+pub use results::{Format, write};
+pub use rule::{Rule, RuleError, Verb, parse_file, parse_time};
+
+/// Most functions that are remembered.
+const MAX_KNOWN: usize = 1 << 20;
+
+/// How it is with a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It holds.
+    Passed,
+    /// It does not.
+    Failed,
+    /// The trace cannot tell.
+    Undecided,
+}
+
+/// What became of a rule.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The rule.
+    pub rule: Rule,
+    /// How it is with it.
+    pub verdict: Verdict,
+    /// Why, for people.
+    pub detail: String,
+}
+
+/// A moment of a trace.
+#[derive(Clone, Debug)]
+struct Moment {
+    /// So many calls were before it.
+    number: u64,
+    ticks: u64,
+    /// For people.
+    text: String,
+}
+
+/// Rules, and what was seen of them.
+pub struct Check {
+    rules: Vec<(Rule, State)>,
+    header: Header,
+    /// Which functions are in which rules, by address.
+    known: HashMap<u64, Known>,
+    losses: Losses,
+    coverage: Coverage,
+    doubles: Doubles,
+    /// Calls so far.
+    calls: u64,
+    /// The latest time of an event.
+    now: u64,
+    torn: bool,
+}
+
+#[derive(Debug)]
+struct Known {
+    name: Box<str>,
+    /// Indices of rules, and of the functions in each (see [`rule::Kind::functions`]).
+    uses: Box<[(usize, usize)]>,
+}
+
+/// A call that is seen now; most need no text.
+struct Sight<'a> {
+    number: u64,
+    ticks: u64,
+    text: &'a dyn Fn() -> String,
+}
+
+impl Sight<'_> {
+    fn moment(&self) -> Moment {
+        Moment { number: self.number, ticks: self.ticks, text: (self.text)() }
+    }
+}
+
+impl Check {
+    /// Of these rules, before the trace begins.
+    #[must_use]
+    pub fn new(rules: Vec<Rule>) -> Self {
+        let rules = rules.into_iter().map(|rule| {
+            let state = State::new(&rule.kind);
+            (rule, state)
+        });
+        Self {
+            rules: rules.collect(),
+            header: Header::default(),
+            known: HashMap::new(),
+            losses: Losses::default(),
+            coverage: Coverage::default(),
+            doubles: Doubles::default(),
+            calls: 0,
+            now: 0,
+            torn: true,
+        }
+    }
+
+    /// The globs of the rules.
+    pub fn globs(&self) -> impl Iterator<Item = (&Rule, &str)> {
+        self.rules.iter().flat_map(|(rule, _)| {
+            let globs = rule.kind.functions().into_iter().flat_map(|functions| &functions.0);
+            globs.map(move |glob| (rule, &**glob))
+        })
+    }
+
+    /// What became of each rule, in their order, when the trace has ended; `late` records of it
+    /// were played behind later ones.
+    #[must_use]
+    pub fn finish(mut self, late: u64) -> Vec<Outcome> {
+        self.losses.late = late;
+        self.losses.torn = self.torn;
+        self.coverage.finish();
+        let Self { rules, header, losses, coverage, now, .. } = self;
+        let outcome = |(rule, state): (Rule, State)| {
+            let (verdict, detail) = state.verdict(&rule.kind, &header, &losses, &coverage, now);
+            Outcome { rule, verdict, detail }
+        };
+        rules.into_iter().map(outcome).collect()
+    }
+
+    /// The rules that a function is in.
+    fn uses(&mut self, function: &Name<'_>) -> Vec<(usize, usize)> {
+        let Some((name, _)) = function.symbol else { return Vec::new() };
+        match self.known.get(&function.address) {
+            Some(known) if &*known.name == name => known.uses.to_vec(),
+            _ => {
+                let mut uses = Vec::new();
+                for (index, (rule, _)) in self.rules.iter().enumerate() {
+                    let all = rule.kind.functions();
+                    // Backwards: a call may follow another of the same function, not itself.
+                    for (part, functions) in all.into_iter().enumerate().rev() {
+                        if functions.matches(name) {
+                            uses.push((index, part));
+                        }
+                    }
+                }
+                if self.known.len() >= MAX_KNOWN {
+                    self.known.clear();
+                }
+                let known = Known { name: name.into(), uses: uses.clone().into() };
+                self.known.insert(function.address, known);
+                uses
+            }
+        }
+    }
+
+    fn entry(&mut self, entry: &Entry<'_>) {
+        self.pass(entry.vcpu, entry.timestamp);
+        self.calls += 1;
+        let first = self.doubles.entry(entry);
+        let uses = self.uses(&entry.function);
+        let init = self.rules.iter().any(|(_, state)| state.awaits_init())
+            && entry.function.symbol.is_some_and(|(name, _)| name == state::STARTS_INIT);
+        if uses.is_empty() && !init {
+            return;
+        }
+        let name = entry.function.symbol.map_or("?", |(name, _)| name);
+        self.coverage.saw(name);
+        let at = self.header.nanoseconds(entry.timestamp);
+        let text = || {
+            let comm = entry.comm.unwrap_or("<...>");
+            format!("{name} at {} on CPU {} by {comm}-{}", seconds(at), entry.vcpu, entry.pid)
+        };
+        let sight = Sight { number: self.calls, ticks: entry.timestamp, text: &text };
+        if init {
+            self.init_started(&sight.moment());
+        }
+        let frame = entry.place.map(|place| place.frame);
+        for (index, part) in uses {
+            if let Some((rule, state)) = self.rules.get_mut(index) {
+                state.called(&rule.kind, part, &sight, frame, first, &self.losses, &self.header);
+            }
+        }
+    }
+
+    fn ret(&mut self, ret: &Return<'_>) {
+        self.pass(ret.vcpu, ret.timestamp);
+        for (index, _) in self.uses(&ret.function) {
+            let header = &self.header;
+            let Some((rule, state)) = self.rules.get_mut(index) else { continue };
+            let comm = ret.comm.unwrap_or("<...>");
+            state.returned(&rule.kind, header, ret.timestamp, ret.frame, ret.duration_ns, || {
+                let name = ret.function.symbol.map_or("?", |(name, _)| name);
+                let at = seconds(header.nanoseconds(ret.timestamp));
+                format!("{name}, returned at {at} on CPU {} by {comm}-{}", ret.vcpu, ret.pid)
+            });
+        }
+    }
+
+    fn unfinished(&mut self, unfinished: &Unfinished<'_>) {
+        for (index, _) in self.uses(&unfinished.function) {
+            if let Some((rule, state)) = self.rules.get_mut(index) {
+                let frame = Some(unfinished.place.frame);
+                state.returned(&rule.kind, &self.header, self.now, frame, None, String::new);
+            }
+        }
+    }
+
+    fn init_started(&mut self, moment: &Moment) {
+        for (rule, state) in &mut self.rules {
+            state.init_started(&rule.kind, moment, &self.losses);
+        }
+    }
+
+    /// A record of a vCPU.
+    fn pass(&mut self, vcpu: u32, ticks: u64) {
+        self.now = self.now.max(ticks);
+        self.losses.record(vcpu, ticks);
+    }
+}
+
+impl Export for Check {
+    fn begin(&mut self, header: &Header) -> io::Result<()> {
+        self.header = header.clone();
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
+        match event {
+            Event::Entry(entry) => self.entry(entry),
+            Event::Return(ret) => self.ret(ret),
+            Event::Tail(tail) => self.pass(tail.vcpu, tail.timestamp),
+            Event::Unfinished(unfinished) => self.unfinished(unfinished),
+            Event::Loss(loss) => self.losses.lost(loss.vcpu, loss.count),
+            Event::Mark(mark) => {
+                self.now = self.now.max(mark.ticks);
+                if mark.kind == MarkKind::Console && state::says_init(&mark.text) {
+                    let at = seconds(self.header.nanoseconds(mark.ticks));
+                    let text = format!("{:?} at {at}", mark.text);
+                    let moment = Moment { number: self.calls, ticks: mark.ticks, text };
+                    self.init_started(&moment);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn traced(
+        &mut self,
+        stretch: &Stretch,
+        functions: &mut dyn Iterator<Item = Name<'_>>,
+    ) -> io::Result<()> {
+        self.coverage.window(stretch);
+        for function in functions {
+            if !self.uses(&function).is_empty()
+                && let Some((name, _)) = function.symbol
+            {
+                self.coverage.traced(stretch, name);
+            }
+        }
+        Ok(())
+    }
+
+    fn joined(&mut self, totals: &[(u64, u64)]) -> io::Result<()> {
+        self.losses.joined = totals.iter().any(|&totals| totals != (0, 0));
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn end(&mut self, summary: Option<&Summary>) -> io::Result<()> {
+        self.torn = summary.is_none();
+        Ok(())
+    }
+}
+
+/// As ftrace shows times.
+fn seconds(nanoseconds: i128) -> String {
+    let (sign, all) = (if nanoseconds < 0 { "-" } else { "" }, nanoseconds.unsigned_abs());
+    format!("{sign}{}.{:06} s", all / 1_000_000_000, all / 1_000 % 1_000_000)
+}
+
+/// A duration in the largest unit of which it is at least one.
+fn duration(nanoseconds: u64) -> String {
+    let shown = |unit: u64, name: &str| {
+        format!("{}.{:03} {name}", nanoseconds / unit, nanoseconds % unit * 1000 / unit)
+    };
+    match nanoseconds {
+        0..1_000 => format!("{nanoseconds} ns"),
+        1_000..1_000_000 => shown(1_000, "us"),
+        1_000_000..1_000_000_000 => shown(1_000_000, "ms"),
+        _ => shown(1_000_000_000, "s"),
+    }
+}

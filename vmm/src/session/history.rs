@@ -1,0 +1,119 @@
+//! Which functions have been traced when, for those who must know that one was not called.
+
+use super::attach::{Controller, Stage};
+use crate::kernel::Exits;
+use crate::relay::TracedSites;
+use crate::stream::{Stretch, TracedOf};
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+/// A tracer, what it traces, and a site.
+type Key = (u8, TracedOf, usize);
+
+/// What is traced, since when, and what has been.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    /// In order.
+    open: Vec<(Key, u64)>,
+    closed: BTreeMap<Stretch, Vec<usize>>,
+}
+
+impl History {
+    /// From `ticks` on these are traced, and nothing else.
+    fn change(&mut self, mut now: Vec<Key>, ticks: u64) {
+        now.sort_unstable();
+        now.dedup();
+        let before = std::mem::take(&mut self.open);
+        let (mut before, mut now) = (before.into_iter().peekable(), now.into_iter().peekable());
+        loop {
+            let order = match (before.peek(), now.peek()) {
+                (None, None) => break,
+                (Some(_), None) => Ordering::Less,
+                (None, Some(_)) => Ordering::Greater,
+                (Some((old, _)), Some(new)) => old.cmp(new),
+            };
+            match order {
+                Ordering::Less => {
+                    if let Some((key, since)) = before.next() {
+                        self.close(key, since, ticks);
+                    }
+                }
+                Ordering::Equal => {
+                    self.open.extend(before.next());
+                    now.next();
+                }
+                Ordering::Greater => self.open.extend(now.next().map(|key| (key, ticks))),
+            }
+        }
+    }
+
+    fn close(&mut self, (tracer, of, site): Key, since: u64, until: u64) {
+        self.closed.entry(Stretch { since, until, tracer, of }).or_default().push(site);
+    }
+
+    /// All of it, up to the end of the trace.
+    pub(super) fn finish(mut self) -> Vec<TracedSites> {
+        for (key, since) in std::mem::take(&mut self.open) {
+            self.close(key, since, u64::MAX);
+        }
+        self.closed.into_iter().collect()
+    }
+}
+
+impl Controller {
+    /// What is traced has changed at `ticks`, or may have.
+    pub(super) fn note_traced(&mut self, ticks: u64) {
+        let mut now = Vec::new();
+        if let Stage::Attached { attachment, .. } = &self.stage {
+            let programs = attachment.programs();
+            let tracers = |program: u16| {
+                let duty = programs.get(usize::from(program));
+                duty.into_iter().flat_map(|duty| &duty.parts).map(|part| part.tracer)
+            };
+            for (site, program) in attachment.sites() {
+                now.extend(tracers(program).map(|tracer| (tracer, TracedOf::Entries, site)));
+            }
+            now.sort_unstable();
+            let entries = now.len();
+            let exits = self.kernel.exits().map(Exits::all).unwrap_or_default();
+            for (exit, program) in attachment.exits() {
+                let Some(site) = exits.get(exit).map(|exit| exit.site as usize) else { continue };
+                for tracer in tracers(program) {
+                    // Those of others only help to see the ends of these.
+                    let entry = (tracer, TracedOf::Entries, site);
+                    if now.get(..entries).is_some_and(|all| all.binary_search(&entry).is_ok()) {
+                        now.push((tracer, TracedOf::Returns, site));
+                    }
+                }
+            }
+        }
+        self.history.change(now, ticks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A function that was traced for a part of the time may have been called in the rest.
+    #[test]
+    fn every_stretch_is_told_once() {
+        let mut history = History::default();
+        let entry = |site| (0, TracedOf::Entries, site);
+        history.change(vec![entry(7), entry(3)], 10);
+        history.change(vec![entry(3), entry(7), (0, TracedOf::Returns, 3)], 20);
+        history.change(vec![entry(7), (1, TracedOf::Entries, 7)], 30);
+        history.change(vec![entry(3), entry(7), entry(7)], 40);
+        let stretch = |since, until, tracer, of| Stretch { since, until, tracer, of };
+        let (entries, returns) = (TracedOf::Entries, TracedOf::Returns);
+        let expected = [
+            (stretch(10, 30, 0, entries), vec![3]),
+            (stretch(10, u64::MAX, 0, entries), vec![7]),
+            (stretch(20, 30, 0, returns), vec![3]),
+            (stretch(30, 40, 1, entries), vec![7]),
+            (stretch(40, u64::MAX, 0, entries), vec![3]),
+        ];
+        assert_eq!(history.finish(), expected);
+        assert!(History::default().finish().is_empty());
+    }
+}
