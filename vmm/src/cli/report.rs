@@ -11,7 +11,8 @@ use anyhow::{Context, Result, bail};
 use super::losses::{self, Counted};
 use super::view::View;
 use crate::export::{
-    Event, Export, Graph, Horizon, Json, PlayError, Player, Stats, Text, write_summary,
+    Callers, Event, Export, Graph, Horizon, Json, PlayError, Player, Stats, Text, Top,
+    write_summary,
 };
 use crate::kernel::glob;
 use crate::stream::{Header, StreamError, Summary};
@@ -41,6 +42,16 @@ pub struct Args {
     /// Print how often each function was entered, the most frequent first.
     #[arg(long)]
     stats: bool,
+    /// Print where the time goes: for each function self and total time, calls and percentiles.
+    #[arg(long, conflicts_with_all = ["stats", "summary", "format", "graph", "min_duration"])]
+    top: bool,
+    /// Print who calls the functions that match this glob, and how often (repeatable).
+    #[arg(
+        long,
+        value_name = "GLOB",
+        conflicts_with_all = ["top", "stats", "summary", "format", "graph", "filter"]
+    )]
+    callers: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -84,15 +95,20 @@ impl Args {
         let export: Box<dyn Export + '_> = match format {
             _ if only_summary => Box::new(Nothing),
             _ if self.stats => Box::new(Stats::new(&mut *out)),
+            _ if self.top => Box::new(Top::new(&mut *out)),
+            _ if !self.callers.is_empty() => Box::new(Callers::new(&mut *out)),
             Format::Json => Box::new(Json::new(&mut *out)),
             Format::Graph => Box::new(Graph::new(&mut *out)),
             _ => Box::new(Text::new(&mut *out)),
         };
+        let export = self.view.pick(export);
         let missed = Cell::new(0);
         let export: Box<dyn Export + '_> = Box::new(Counted { export, missed: &missed });
         let mut player = self.view.apply(Player::new(export));
-        if !self.filter.is_empty() || !self.notrace.is_empty() {
-            let (filter, notrace) = (self.filter, self.notrace);
+        let unordered = only_summary || self.stats;
+        let filter = if self.callers.is_empty() { self.filter } else { self.callers };
+        if !filter.is_empty() || !self.notrace.is_empty() {
+            let notrace = self.notrace;
             let any = |globs: &[String], name: &str| {
                 globs.iter().any(|pattern| glob::matches(pattern, name))
             };
@@ -101,7 +117,6 @@ impl Args {
             });
         }
         let (mut source, name) = open(&self.file)?;
-        let unordered = only_summary || self.stats;
         if !unordered && let Some(horizon) = horizon(&mut source).with_context(|| name.clone())? {
             player = player.with_horizon(horizon);
         }

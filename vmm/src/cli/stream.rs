@@ -3,7 +3,7 @@
 use super::losses::{self, Counted};
 use super::report::{self, Played};
 use super::view::View;
-use crate::export::{Export, Graph, Json, PlayError, Player, Stats, Text, write_summary};
+use crate::export::{Export, Graph, Json, PlayError, Player, Stats, Text, Top, write_summary};
 use crate::serve::{self, Format, Globs, Source, StreamRequest};
 use crate::stream::{Decoder, Progress, StreamError};
 use anyhow::{Context, Result};
@@ -47,6 +47,8 @@ enum FormatArg {
     Graph,
     /// How often each function was entered, at the end
     Stats,
+    /// Where the time goes, by function, at the end
+    Top,
     /// The stream itself, for `vmtrace report`
     Raw,
 }
@@ -96,8 +98,10 @@ impl Args {
             FormatArg::Json => Box::new(Json::new(&mut out)),
             FormatArg::Graph => Box::new(Graph::new(&mut out)),
             FormatArg::Stats => Box::new(Stats::new(&mut out)),
+            FormatArg::Top => Box::new(Top::new(&mut out)),
             _ => Box::new(Text::new(&mut out)),
         };
+        let export = self.view.pick(export);
         let missed = Cell::new(0);
         let export: Box<dyn Export + '_> = Box::new(Counted { export, missed: &missed });
         let Played { summary, .. } =

@@ -1,10 +1,8 @@
 //! What of a trace is printed: the options that several commands share.
 
-use crate::export::{Export, Player};
+use crate::check::parse_time as parse_unit;
+use crate::export::{Export, Pick, Picked, Player};
 use crate::kernel::glob;
-
-/// Nanoseconds in units of time.
-const UNITS: [(&str, u64); 4] = [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
 
 /// Which calls are shown.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -24,9 +22,49 @@ pub(super) struct View {
     /// Show only records of the tracer of this name
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     tracer: Option<String>,
+    /// Show only records of this process id; may be repeated
+    #[arg(long, value_name = "PID")]
+    pid: Vec<u32>,
+    /// Show only records of tasks whose name matches this glob; may be repeated
+    #[arg(long, value_name = "GLOB")]
+    comm: Vec<String>,
+    /// Show only records of this task: of this process id, or from when its name first matches this
+    /// glob on, whatever it is called later; may be repeated
+    #[arg(long, value_name = "PID|GLOB")]
+    follow: Vec<String>,
+    /// Show only records of this vCPU; may be repeated, or a list such as 0,2
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    cpu: Vec<u32>,
+    /// Show only functions of modules that match this glob; may be repeated
+    #[arg(long, value_name = "GLOB")]
+    module: Vec<String>,
+    /// Show nothing before this time: seconds as they are shown, such as 1.204530, or 1200ms
+    #[arg(long, value_name = "TIME", value_parser = parse_moment)]
+    since: Option<u64>,
+    /// Show nothing after this time
+    #[arg(long, value_name = "TIME", value_parser = parse_moment)]
+    until: Option<u64>,
+    /// Show only so many records, the first
+    #[arg(long, value_name = "N")]
+    limit: Option<u64>,
 }
 
 impl View {
+    /// An export that gets only what is asked for.
+    pub(super) fn pick<'a>(&self, export: Box<dyn Export + 'a>) -> Box<dyn Export + 'a> {
+        let pick = Pick {
+            pids: self.pid.clone(),
+            comms: self.comm.clone(),
+            follow: self.follow.clone(),
+            cpus: self.cpu.clone(),
+            modules: self.module.clone(),
+            since: self.since,
+            until: self.until,
+            limit: self.limit,
+        };
+        if pick.is_all() { export } else { Box::new(Picked::new(export, pick)) }
+    }
+
     /// Whether calls are what the user asks for.
     pub(super) fn wants_graph(&self) -> bool {
         let rooted = self.graph || !self.graph_root.is_empty();
@@ -60,12 +98,24 @@ impl View {
 
 /// A time with its unit, in nanoseconds.
 fn parse_time(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = text.get(digits.len()..).unwrap_or_default();
-    let factor = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor);
-    factor
-        .and_then(|factor| digits.parse::<u64>().ok()?.checked_mul(factor))
+    parse_unit(text)
         .ok_or_else(|| format!("{text:?} is no time; say for example 500ns, 10us, 1ms or 2s"))
+}
+
+/// A moment of the trace in nanoseconds: seconds with a fraction, or a time with its unit.
+fn parse_moment(text: &str) -> Result<u64, String> {
+    let decimal = || {
+        let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
+        if !is_number(whole) || !is_number(fraction) || fraction.len() > 9 {
+            return None;
+        }
+        let nanoseconds: u64 = format!("{fraction:0<9}").parse().ok()?;
+        whole.parse::<u64>().ok()?.checked_mul(1_000_000_000)?.checked_add(nanoseconds)
+    };
+    decimal()
+        .or_else(|| parse_unit(text))
+        .ok_or_else(|| format!("{text:?} is no time; say for example 1.204530, 1200ms or 2s"))
 }
 
 /// A name that a request can have.
@@ -79,6 +129,16 @@ fn parse_name(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn moments_are_as_they_are_shown() {
+        assert_eq!(parse_moment("1.204530"), Ok(1_204_530_000));
+        assert_eq!(parse_moment("2"), Ok(2_000_000_000));
+        assert_eq!(parse_moment("1200ms"), Ok(1_200_000_000));
+        for bad in ["", ".5", "1.", "-1", "1.2.3", "1.0000000001", "99999999999999", "1,5", "1 s"] {
+            assert!(parse_moment(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn times_have_units() {

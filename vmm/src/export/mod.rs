@@ -15,6 +15,7 @@
 //! # }
 //! ```
 
+mod callers;
 mod graph;
 #[cfg(test)]
 mod graph_tests;
@@ -23,6 +24,7 @@ mod json;
 mod losses;
 mod names;
 mod pairing;
+mod pick;
 mod player;
 mod select;
 mod stage;
@@ -31,6 +33,9 @@ mod summary;
 #[cfg(test)]
 mod tests;
 mod text;
+mod top;
+#[cfg(test)]
+mod top_tests;
 mod values;
 #[cfg(test)]
 mod values_tests;
@@ -39,15 +44,18 @@ use std::io;
 
 use crate::stream::{Header, Loss, Mark, Stretch, Summary};
 
+pub use callers::Callers;
 pub use graph::Graph;
 pub use horizon::Horizon;
 pub use json::Json;
 pub use losses::write_losses;
+pub use pick::{Pick, Picked};
 pub use player::{PlayError, Player};
 pub(crate) use select::TracerChoice;
 pub use stats::Stats;
 pub use summary::write_summary;
 pub use text::Text;
+pub use top::Top;
 pub use values::{Args, Returned};
 
 /// A format.
@@ -169,6 +177,8 @@ pub struct Entry<'a> {
 pub struct Place {
     /// Number of the call.
     pub frame: u64,
+    /// Number of the innermost shown call around it, on the same stack; known of entries only.
+    pub parent: Option<u64>,
     /// So many calls of shown functions are around it.
     pub depth: u32,
 }

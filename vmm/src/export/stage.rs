@@ -355,8 +355,8 @@ impl<E: Export> Stage<E> {
         let hides = self.selection.min_duration.is_some();
         match *step {
             Step::Left(frame) | Step::Evicted(frame) => self.unfinished(header, &frame),
-            Step::Entered { id, depth, shown } if shown && !hides => {
-                self.entry(header, vcpu, held, Some(Place { frame: id, depth }))
+            Step::Entered { id, parent, depth, shown } if shown && !hides => {
+                self.entry(header, vcpu, held, Some(Place { frame: id, parent, depth }))
             }
             Step::Tailed { depth, shown } if shown && !hides => {
                 let function_index = self.symbols.index(header, held.function);
@@ -439,7 +439,7 @@ impl<E: Export> Stage<E> {
             comm: self.tasks.comm(frame.pid, slot),
             function: self.symbols.name(header, frame.function, index),
             tracer: self.tracers.name(frame.tracer),
-            place: Place { frame: frame.id, depth: frame.depth },
+            place: Place { frame: frame.id, parent: None, depth: frame.depth },
         });
         self.export.event(&event).map_err(PlayError::Output)
     }

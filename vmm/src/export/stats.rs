@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use crate::stream::{Header, Summary};
 
-use super::{Event, Export};
+use super::{Event, Export, Name};
 
 /// Most functions that are told apart: more than any kernel has.
 const FUNCTIONS: usize = 1 << 20;
@@ -47,14 +47,10 @@ impl<W: Write> Export for Stats<W> {
                     self.others += 1;
                     return Ok(());
                 }
-                let count = self.counts.entry(function.address).or_insert_with(|| Count {
-                    name: match function.symbol {
-                        Some((name, "")) => name.to_owned(),
-                        Some((name, module)) => format!("{name} [{module}]"),
-                        None => format!("{:#x}", function.address),
-                    },
-                    entries: 0,
-                });
+                let count = self
+                    .counts
+                    .entry(function.address)
+                    .or_insert_with(|| Count { name: label(&function), entries: 0 });
                 count.entries += 1;
             }
             Event::Loss(loss) => self.lost = self.lost.saturating_add(loss.count),
@@ -76,14 +72,27 @@ impl<W: Write> Export for Stats<W> {
         writeln!(out, "# {total} entries of {functions} functions, {lost} lost")?;
         writeln!(out, "#  entries   share  function")?;
         for Count { name, entries } in counts {
-            let total = u128::from(*total).max(1);
-            let permille = (u128::from(*entries) * 1000 + total / 2) / total;
-            let (percent, tenth) = (permille / 10, permille % 10);
-            writeln!(out, "{entries:>10} {percent:>4}.{tenth}%  {name}")?;
+            writeln!(out, "{entries:>10} {}  {name}", share(*entries, *total))?;
         }
         if *others > 0 {
             writeln!(out, "{others:>10}         others")?;
         }
         out.flush()
     }
+}
+
+/// Name and module, or the address.
+pub(super) fn label(name: &Name<'_>) -> String {
+    match name.symbol {
+        Some((name, "")) => name.to_owned(),
+        Some((name, module)) => format!("{name} [{module}]"),
+        None => format!("{:#x}", name.address),
+    }
+}
+
+/// How much of `total` that is, in percent.
+pub(super) fn share(part: u64, total: u64) -> String {
+    let total = u128::from(total).max(1);
+    let permille = (u128::from(part) * 1000 + total / 2) / total;
+    format!("{:>4}.{}%", permille / 10, permille % 10)
 }

@@ -4,7 +4,9 @@ use super::names::{Callers, Functions, TaskNames};
 use super::order::Order;
 use super::programs::Programs;
 use super::values::Untold;
-use super::{Clock, Command, ConsoleLines, End, Grace, Setup, Status, Targets, TracedSites, TracerName};
+use super::{
+    Clock, Command, ConsoleLines, End, Grace, Setup, Status, Targets, TracedSites, TracerName,
+};
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
 use crate::stream::{

@@ -69,6 +69,8 @@ pub(super) enum Step {
     Entered {
         /// Its number.
         id: u64,
+        /// That of the innermost shown frame around it.
+        parent: Option<u64>,
         depth: u32,
         shown: bool,
     },

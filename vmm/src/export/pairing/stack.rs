@@ -130,6 +130,7 @@ impl Stack {
             steps.extend(oldest.map(Step::Evicted));
         }
         let Place { depth, in_root, selected, shown } = self.place(choice, max_depth);
+        let parent = self.frames.iter().rev().find(|frame| frame.shown).map(|frame| frame.id);
         self.frames.push(Frame {
             id,
             function: call.function,
@@ -146,7 +147,7 @@ impl Stack {
             selected,
             shown,
         });
-        steps.push(Step::Entered { id, depth, shown });
+        steps.push(Step::Entered { id, parent, depth, shown });
     }
 
     /// A function returns: all frames at the same place do.

@@ -1,0 +1,84 @@
+//! Who calls a function, and how often.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use crate::stream::{Header, Summary};
+
+use super::stats::{label, share};
+use super::{Event, Export};
+
+/// Most pairs of function and caller that are told apart.
+const PAIRS: usize = 1 << 20;
+
+/// Who calls the functions of a trace, and how often: for each function a list, the most frequent
+/// first.
+#[derive(Debug)]
+pub struct Callers<W> {
+    out: W,
+    /// By function and caller.
+    counts: HashMap<(String, String), u64>,
+    others: u64,
+    lost: u64,
+}
+
+impl<W: Write> Callers<W> {
+    /// Lists to `out`, when the stream has ended.
+    pub fn new(out: W) -> Self {
+        Self { out, counts: HashMap::new(), others: 0, lost: 0 }
+    }
+}
+
+impl<W: Write> Export for Callers<W> {
+    fn begin(&mut self, _: &Header) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
+        match event {
+            Event::Entry(entry) => {
+                let caller = entry.caller.as_ref().map_or_else(|| "?".to_owned(), label);
+                let pair = (label(&entry.function), caller);
+                let full = self.counts.len() >= PAIRS;
+                match self.counts.get_mut(&pair) {
+                    Some(count) => *count += 1,
+                    None if full => self.others += 1,
+                    None => {
+                        self.counts.insert(pair, 1);
+                    }
+                }
+            }
+            Event::Loss(loss) => self.lost = self.lost.saturating_add(loss.count),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
+        let mut functions: HashMap<&str, Vec<(u64, &str)>> = HashMap::new();
+        for ((function, caller), count) in &self.counts {
+            functions.entry(function).or_default().push((*count, caller));
+        }
+        let total = |callers: &[(u64, &str)]| callers.iter().map(|(count, _)| count).sum::<u64>();
+        let mut functions: Vec<_> =
+            functions.into_iter().map(|(name, callers)| (total(&callers), name, callers)).collect();
+        functions.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(b.1)));
+        let out = &mut self.out;
+        writeln!(out, "# {} functions, {} lost", functions.len(), self.lost)?;
+        for (calls, name, mut callers) in functions {
+            callers.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(b.1)));
+            writeln!(out, "{name}: {calls} calls")?;
+            for (count, caller) in callers {
+                writeln!(out, "{count:>10} {}  {caller}", share(count, calls))?;
+            }
+        }
+        if self.others > 0 {
+            writeln!(out, "{:>10}         others", self.others)?;
+        }
+        out.flush()
+    }
+}

@@ -1,0 +1,195 @@
+//! Only some of the events.
+
+use std::collections::HashSet;
+use std::io;
+
+use crate::kernel::glob;
+use crate::stream::{Header, MarkKind, Stretch, Summary};
+
+use super::{Event, Export, Name};
+
+/// Which events are wanted: those that every condition accepts that is given. Losses and marks are
+/// not asked for tasks and functions; but of some tasks, vCPUs or functions alone, lines of the
+/// console are not wanted.
+#[derive(Clone, Debug, Default)]
+pub struct Pick {
+    /// Of tasks with these process ids.
+    pub pids: Vec<u32>,
+    /// Of tasks whose name matches one of these globs.
+    pub comms: Vec<String>,
+    /// Of tasks with this process id, or that had a name which matches this glob then or before.
+    pub follow: Vec<String>,
+    /// Of these vCPUs.
+    pub cpus: Vec<u32>,
+    /// Of functions of modules that match one of these globs.
+    pub modules: Vec<String>,
+    /// Not before so many nanoseconds.
+    pub since: Option<u64>,
+    /// Not after so many nanoseconds.
+    pub until: Option<u64>,
+    /// Only the first so many records.
+    pub limit: Option<u64>,
+}
+
+impl Pick {
+    /// Whether everything is wanted.
+    #[must_use]
+    pub fn is_all(&self) -> bool {
+        !self.is_of_some() && self.since.or(self.until).or(self.limit).is_none()
+    }
+
+    /// Whether only some tasks, vCPUs or functions are wanted.
+    fn is_of_some(&self) -> bool {
+        let lists = [&self.comms, &self.follow, &self.modules];
+        !self.pids.is_empty()
+            || !self.cpus.is_empty()
+            || lists.into_iter().any(|list| !list.is_empty())
+    }
+}
+
+/// Hands on the events that are wanted.
+#[derive(Debug)]
+pub struct Picked<E> {
+    export: E,
+    pick: Pick,
+    header: Header,
+    /// Tasks that are followed.
+    followed: HashSet<u32>,
+    /// Tasks whose last name is no reason to follow them: this is most of what is asked.
+    others: Option<(u32, String)>,
+    records: u64,
+    ended: bool,
+}
+
+/// What is asked of an event.
+struct Of<'a> {
+    pid: u32,
+    comm: Option<&'a str>,
+    vcpu: u32,
+    module: &'a str,
+}
+
+impl<E: Export> Picked<E> {
+    /// Hands on to `export`.
+    pub fn new(export: E, pick: Pick) -> Self {
+        let (header, followed) = (Header::default(), HashSet::new());
+        Self { export, pick, header, followed, others: None, records: 0, ended: false }
+    }
+
+    fn is_in_time(&self, ticks: u64) -> bool {
+        let at = self.header.nanoseconds(ticks);
+        self.pick.since.is_none_or(|since| at >= i128::from(since))
+            && self.pick.until.is_none_or(|until| at <= i128::from(until))
+    }
+
+    /// Whether a task is followed, now that it has this name.
+    fn follows(&mut self, pid: u32, comm: Option<&str>) -> bool {
+        if self.pick.follow.is_empty() || self.followed.contains(&pid) {
+            return true;
+        }
+        let comm = comm.unwrap_or_default();
+        if self.others.as_ref().is_some_and(|(other, name)| *other == pid && name == comm) {
+            return false;
+        }
+        let is = |task: &String| match task.parse::<u32>() {
+            Ok(number) => number == pid,
+            Err(_) => glob::matches(task, comm),
+        };
+        let follows = self.pick.follow.iter().any(is);
+        if follows {
+            self.followed.insert(pid);
+        } else {
+            self.others = Some((pid, comm.to_owned()));
+        }
+        follows
+    }
+
+    fn wants(&mut self, of: &Of<'_>, ticks: Option<u64>) -> bool {
+        // Also of a time that is not wanted: a task may change its name after that.
+        let follows = self.follows(of.pid, of.comm);
+        let any = |globs: &[String], text: &str| {
+            globs.is_empty() || globs.iter().any(|pattern| glob::matches(pattern, text))
+        };
+        let pick = &self.pick;
+        follows
+            && (pick.pids.is_empty() || pick.pids.contains(&of.pid))
+            && (pick.cpus.is_empty() || pick.cpus.contains(&of.vcpu))
+            && any(&pick.comms, of.comm.unwrap_or_default())
+            && any(&pick.modules, of.module)
+            && ticks.is_none_or(|ticks| self.is_in_time(ticks))
+    }
+}
+
+fn module<'a>(name: &Name<'a>) -> &'a str {
+    name.symbol.map_or("", |(_, module)| module)
+}
+
+impl<E: Export> Export for Picked<E> {
+    fn begin(&mut self, header: &Header) -> io::Result<()> {
+        self.header = header.clone();
+        self.export.begin(header)
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
+        let of = |pid, comm, vcpu, function| Of { pid, comm, vcpu, module: module(function) };
+        let (wanted, is_record) = match event {
+            Event::Entry(it) => {
+                let of = of(it.pid, it.comm, it.vcpu, &it.function);
+                (self.wants(&of, Some(it.timestamp)), true)
+            }
+            Event::Return(it) => {
+                let of = of(it.pid, it.comm, it.vcpu, &it.function);
+                (self.wants(&of, Some(it.timestamp)), true)
+            }
+            Event::Tail(it) => {
+                let of = of(it.pid, it.comm, it.vcpu, &it.function);
+                (self.wants(&of, Some(it.timestamp)), true)
+            }
+            Event::Unfinished(it) => {
+                let of = of(it.pid, it.comm, it.vcpu, &it.function);
+                (self.wants(&of, None), false)
+            }
+            // It may have been of any task, at any time up to the next record.
+            Event::Loss(loss) => {
+                (self.pick.cpus.is_empty() || self.pick.cpus.contains(&loss.vcpu), false)
+            }
+            Event::Mark(mark) => {
+                let said = mark.kind == MarkKind::Console && self.pick.is_of_some();
+                (self.is_in_time(mark.ticks) && !said, false)
+            }
+        };
+        if !wanted {
+            return Ok(());
+        }
+        if is_record {
+            self.records += 1;
+            if self.pick.limit.is_some_and(|limit| self.records > limit) {
+                // As a reader that has seen enough.
+                self.ended = true;
+                self.export.end(None)?;
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+        }
+        self.export.event(event)
+    }
+
+    fn traced(
+        &mut self,
+        stretch: &Stretch,
+        functions: &mut dyn Iterator<Item = Name<'_>>,
+    ) -> io::Result<()> {
+        self.export.traced(stretch, functions)
+    }
+
+    fn joined(&mut self, totals: &[(u64, u64)]) -> io::Result<()> {
+        self.export.joined(totals)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.export.flush()
+    }
+
+    fn end(&mut self, summary: Option<&Summary>) -> io::Result<()> {
+        if self.ended { Ok(()) } else { self.export.end(summary) }
+    }
+}
