@@ -99,6 +99,11 @@ impl Rules {
         Ok(rules)
     }
 
+    /// Files that are read, and such that are written.
+    pub(super) fn files(&self) -> (&[PathBuf], impl Iterator<Item = &PathBuf>) {
+        (&self.rules, self.results.iter().filter_map(|results| results.file.as_ref()))
+    }
+
     /// Whether results are asked for.
     pub(super) fn wants_results(&self) -> bool {
         !self.results.is_empty()

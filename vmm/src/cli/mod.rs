@@ -100,7 +100,6 @@ fn reach(source: &Source, wait: Duration) -> anyhow::Result<UnixStream> {
     })
 }
 
-/// Globs that go into a line of words.
 /// Patterns with those of files in the place of `@FILE`: any number a line, `#` begins a comment.
 ///
 /// # Errors
@@ -122,6 +121,7 @@ fn from_files(globs: Vec<String>) -> anyhow::Result<Vec<String>> {
     Ok(all)
 }
 
+/// Globs that go into a line of words.
 fn check_globs<'a>(globs: impl IntoIterator<Item = &'a String>) -> anyhow::Result<()> {
     for glob in globs {
         anyhow::ensure!(

@@ -35,7 +35,9 @@ pub(super) fn check(args: &Args) -> Result<()> {
         path => Some(("--console", Path::new(path))),
     };
     let trace = args.output.as_deref().map(|path| ("-o", path));
-    let outputs: Vec<_> = trace.into_iter().chain(console).collect();
+    let (rules, results) = args.rules.files();
+    let results = results.map(|path| ("--results", path.as_path()));
+    let outputs: Vec<_> = trace.into_iter().chain(console).chain(results).collect();
     let options = [
         ("--initrd", &args.initrd),
         ("--system-map", &args.system_map),
@@ -46,6 +48,7 @@ pub(super) fn check(args: &Args) -> Result<()> {
     let inputs: Vec<_> = std::iter::once(("the kernel", args.kernel.as_path()))
         .chain(options)
         .chain(added)
+        .chain(rules.iter().map(|path| ("--rules", path.as_path())))
         .collect();
     for (option, path) in &outputs {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -60,12 +63,16 @@ pub(super) fn check(args: &Args) -> Result<()> {
             bail!("{option} {path} would overwrite {input} ({other}): choose another file");
         }
     }
-    if let [(one, path), (other, same)] = outputs.as_slice()
-        && let Some(file) = identity(path)
-        && identity(same) == Some(file)
-    {
-        let (path, same) = (path.display(), same.display());
-        bail!("{one} {path} and {other} {same} are the same file: choose another for one of them");
+    for (index, (one, path)) in outputs.iter().enumerate() {
+        let Some(file) = identity(path) else { continue };
+        let mut others = outputs.iter().skip(index + 1);
+        if let Some((other, same)) = others.find(|(_, same)| identity(same).as_ref() == Some(&file))
+        {
+            let (path, same) = (path.display(), same.display());
+            bail!(
+                "{one} {path} and {other} {same} are the same file: choose another for one of them"
+            );
+        }
     }
     Ok(())
 }
@@ -109,6 +116,8 @@ mod tests {
         assert!(error("--add @other --add @added -o @added").unwrap().contains("--add (@added)"));
         assert_eq!(error("--add @added --system-map @map -o @other --console @new"), None);
         assert_eq!(error("--add @missing -o @new"), None);
+        let rules = "--rules @other --results junit=@other";
+        assert!(error(rules).unwrap().starts_with("--results @other would overwrite --rules"));
     }
 
     // Two writers of one file leave a trace that nobody can read.
@@ -126,6 +135,8 @@ mod tests {
             let error = error(&format!("-o {one} --console {other}")).unwrap();
             assert!(error.contains("are the same file"), "{error}");
         }
+        let results = "--results tap=@new --results junit=@there --console @link";
+        assert!(error(results).unwrap().contains("are the same file"));
         assert_eq!(error("-o @there --console @new"), None);
         assert_eq!(error("-o /dev/null --console /dev/null"), None);
         assert_eq!(error("-o none --console none"), None);
