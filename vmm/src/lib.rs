@@ -8,6 +8,7 @@
 pub mod agent;
 pub mod check;
 pub mod cli;
+pub mod convert;
 pub mod devices;
 pub mod events;
 pub mod export;

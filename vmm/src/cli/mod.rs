@@ -2,6 +2,7 @@
 
 pub mod boot;
 pub mod check;
+pub mod convert;
 pub mod ctl;
 pub mod doctor;
 pub mod functions;
@@ -42,6 +43,8 @@ enum Command {
     Boot(Box<boot::Args>),
     /// Check whether a trace is as rules say
     Check(Box<check::Args>),
+    /// Convert a trace file to a format of other tools
+    Convert(convert::Args),
     /// Control a running trace
     Ctl(ctl::Args),
     /// Show what this machine can do, and how to get the rest
@@ -144,6 +147,7 @@ pub fn main() -> u8 {
     let result = match cli.command {
         Command::Boot(args) => boot::run(*args),
         Command::Check(args) => check::run(*args),
+        Command::Convert(args) => convert::run(args),
         Command::Ctl(args) => ctl::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Functions(args) => functions::run(args),

@@ -160,6 +160,8 @@ pub struct Entry<'a> {
     pub pid: u32,
     /// Name of the task, if known; without control characters.
     pub comm: Option<&'a str>,
+    /// Id of its thread group, if known.
+    pub tgid: Option<u32>,
     /// The function.
     pub function: Name<'a>,
     /// Who called it, if known.
@@ -194,6 +196,8 @@ pub struct Return<'a> {
     pub pid: u32,
     /// Name of the task, if known; without control characters.
     pub comm: Option<&'a str>,
+    /// Id of its thread group, if known.
+    pub tgid: Option<u32>,
     /// The function.
     pub function: Name<'a>,
     /// The tracer, if there are several.

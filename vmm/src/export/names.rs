@@ -110,7 +110,8 @@ fn position(index: u32) -> usize {
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
     current: HashMap<u32, u32>,
-    slots: Vec<Option<Box<str>>>,
+    /// Names, and ids of thread groups; 0 when not known.
+    slots: Vec<Option<(Box<str>, u32)>>,
     free: Vec<u32>,
     last: Option<(u32, u32)>,
 }
@@ -126,7 +127,7 @@ impl Tasks {
             u32::try_from(self.slots.len() - 1).unwrap_or(NAMELESS)
         });
         if let Some(free) = self.slots.get_mut(position(slot)) {
-            *free = Some(comm.into());
+            *free = Some((comm.into(), task.tgid));
         }
         self.current.insert(task.pid, slot);
         self.last = None;
@@ -151,7 +152,14 @@ impl Tasks {
         if pid == 0 {
             return Some("<idle>");
         }
-        self.slots.get(position(slot))?.as_deref()
+        self.slots.get(position(slot))?.as_ref().map(|(comm, _)| &**comm)
+    }
+
+    /// The id of the thread group, if it is known.
+    #[inline]
+    pub(super) fn tgid(&self, slot: u32) -> Option<u32> {
+        let (_, tgid) = self.slots.get(position(slot))?.as_ref()?;
+        Some(*tgid).filter(|tgid| *tgid != 0)
     }
 
     /// Whether [`Tasks::sweep`] is worth its cost.

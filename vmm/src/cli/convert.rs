@@ -1,0 +1,127 @@
+//! `vmtrace convert`: a trace file for other tools.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use vmtrace_system::say;
+
+use super::losses::{self, Counted};
+use super::report;
+use crate::convert::{Format, Tally};
+use crate::export::{Event, Export, PlayError, Player};
+use crate::kernel::glob;
+use crate::stream::{Header, Summary};
+
+/// Convert a trace file to a format of other tools.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// File written by `vmtrace boot -o`; `-` reads standard input.
+    file: PathBuf,
+    /// Where to; `-` is standard output, for formats that are one file.
+    #[arg(short, long, value_name = "OUT")]
+    output: PathBuf,
+    /// The format [default: what the name of OUT ends with].
+    #[arg(long, value_enum)]
+    format: Option<Format>,
+    /// Convert only functions whose name matches (repeatable).
+    #[arg(short, long = "filter", value_name = "GLOB")]
+    filter: Vec<String>,
+    /// Convert no functions whose name matches (repeatable).
+    #[arg(short, long, value_name = "GLOB")]
+    notrace: Vec<String>,
+    /// Convert only records of the tracer of this name.
+    #[arg(long, value_name = "NAME")]
+    tracer: Option<String>,
+}
+
+/// Writes what was asked for, and says on standard error what could not be.
+///
+/// # Errors
+/// When the file cannot be read or is not a whole stream (what is whole has been converted then),
+/// or the output fails.
+pub fn run(args: Args) -> Result<u8> {
+    let Args { file, output: place, format, filter, notrace, tracer } = args;
+    let shown = place.display().to_string();
+    let format = format.or_else(|| Format::of(&place)).with_context(|| {
+        format!("{shown}: no format goes with this name; say --format {}", Format::list())
+    })?;
+    let (mut source, name) = open(&file)?;
+    let output = format.output(&place).with_context(|| format!("cannot write {shown}"))?;
+    let writer = format.writer(&output).with_context(|| format!("cannot write {shown}"))?;
+    let mut tally = Tally::new(writer, format);
+    let missed = Cell::new(0);
+    let export: Box<dyn Export + '_> =
+        Box::new(Counted { export: Box::new(Lent(&mut tally)), missed: &missed });
+    let mut player = Player::new(export);
+    if !filter.is_empty() || !notrace.is_empty() {
+        let any =
+            |globs: &[String], name: &str| globs.iter().any(|glob| glob::matches(glob, name));
+        player = player.with_filter(move |name| {
+            (filter.is_empty() || any(&filter, name)) && !any(&notrace, name)
+        });
+    }
+    if let Some(tracer) = tracer {
+        player = player.with_tracer(tracer);
+    }
+    if let Some(horizon) = report::horizon(&mut source).with_context(|| name.clone())? {
+        player = player.with_horizon(horizon);
+    }
+    let played = report::play(&mut source, player);
+    let unsaid: Vec<_> = tally.told().collect();
+    let begun = tally.has_begun();
+    drop(tally);
+    match &played {
+        Err(PlayError::Output(_)) => {}
+        _ if !begun => {}
+        // What is whole of a torn trace is worth having.
+        _ => output.commit().with_context(|| format!("cannot write {shown}"))?,
+    }
+    for line in unsaid {
+        say!("vmtrace: note: {line}");
+    }
+    let played = match played {
+        Err(PlayError::Output(error)) => {
+            return Err(error).with_context(|| format!("cannot write {shown}"));
+        }
+        played => played.context(name)?,
+    };
+    if let Some(summary) = played.summary {
+        losses::tell(&summary, missed.get())?;
+    }
+    Ok(0)
+}
+
+fn open(file: &Path) -> Result<(File, String)> {
+    if file == Path::new("-") {
+        let standard = io::stdin().as_fd().try_clone_to_owned().context("standard input")?;
+        return Ok((File::from(standard), "standard input".to_owned()));
+    }
+    let name = file.display().to_string();
+    let opened = File::open(file).with_context(|| format!("cannot open {name}"))?;
+    Ok((opened, name))
+}
+
+/// An export that is looked at later.
+struct Lent<'a, E>(&'a mut E);
+
+impl<E: Export> Export for Lent<'_, E> {
+    fn begin(&mut self, header: &Header) -> io::Result<()> {
+        self.0.begin(header)
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
+        self.0.event(event)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+
+    fn end(&mut self, summary: Option<&Summary>) -> io::Result<()> {
+        self.0.end(summary)
+    }
+}

@@ -1,0 +1,90 @@
+//! Formats of other tools: `vmtrace convert`. A file each; [`unsaid`] is the one table of what they
+//! have no words for.
+//!
+//! A converter is an [`Export`]: it gets the events of a trace in time order, once. What a format
+//! wants in another order goes to a scratch file of its [`Output`], so that memory stays bounded.
+
+mod ground;
+mod output;
+mod perfetto;
+mod unsaid;
+
+use std::io;
+use std::path::Path;
+
+use clap::ValueEnum;
+
+use crate::export::{Export, Graph, Json, Text};
+
+pub use output::Output;
+pub use perfetto::Perfetto;
+pub use unsaid::{Fact, Tally};
+
+/// A format that a trace can be converted to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// Perfetto's protobuf: ui.perfetto.dev, trace_processor (*.pftrace, *.perfetto-trace).
+    Perfetto,
+    /// Text as ftrace's function tracer prints it (*.txt).
+    Text,
+    /// Text as ftrace's function_graph tracer prints it (*.graph).
+    Graph,
+    /// One JSON object a line (*.jsonl).
+    Json,
+}
+
+impl Format {
+    /// The name that users give.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Perfetto => "perfetto",
+            Self::Text => "text",
+            Self::Graph => "graph",
+            Self::Json => "json",
+        }
+    }
+
+    /// The format that goes with the name of a file or directory.
+    #[must_use]
+    pub fn of(place: &Path) -> Option<Self> {
+        let name = place.file_name()?.to_str()?;
+        let (_, extension) = name.rsplit_once('.')?;
+        Some(match &*extension.to_ascii_lowercase() {
+            "pftrace" | "perfetto-trace" | "perfetto" => Self::Perfetto,
+            "txt" => Self::Text,
+            "graph" => Self::Graph,
+            "jsonl" | "ndjson" => Self::Json,
+            _ => return None,
+        })
+    }
+
+    /// The names of all.
+    #[must_use]
+    pub fn list() -> String {
+        let names: Vec<_> = Self::value_variants().iter().map(|format| format.name()).collect();
+        names.join("|")
+    }
+
+    /// Makes the place for its output.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn output(self, place: &Path) -> io::Result<Output> {
+        Output::file(place)
+    }
+
+    /// What writes it.
+    ///
+    /// # Errors
+    /// When a file cannot be made.
+    pub fn writer(self, output: &Output) -> io::Result<Box<dyn Export>> {
+        let file = output.handle()?;
+        Ok(match self {
+            Self::Perfetto => Box::new(Perfetto::new(file)),
+            Self::Text => Box::new(Text::new(file)),
+            Self::Graph => Box::new(Graph::new(file)),
+            Self::Json => Box::new(Json::new(file)),
+        })
+    }
+}

@@ -1,0 +1,544 @@
+//! Perfetto's protobuf, as `TrackEvent`s: calls are slices on the track of their thread (of the
+//! vCPU for idle tasks, which share a pid), with arguments and returned values as their arguments.
+//!
+//! Every vCPU has a track of the tasks that were seen on it, with losses as instants, and a counter
+//! of what it lost; losses are statistics of trace_processor as well.
+
+mod wire;
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+
+use rustc_hash::FxHashMap;
+
+use super::ground::{Clock, Names, text};
+use crate::export::{Args, Entry, Event, Export, Name, Return, Unfinished};
+use crate::stream::{Header, Loss, Mark, MarkKind, Shown, Summary};
+use wire::{
+    COUNTER, CounterDescriptor, DebugAnnotation, END_OF_TRACE, FtraceCpuStats, FtraceEventBundle,
+    FtraceStats, INSTANT, Interned, InternedData, NEEDS_STATE, ProcessDescriptor, SLICE_BEGIN,
+    SLICE_END, START_OF_TRACE, STATE_CLEARED, SystemInfo, ThreadDescriptor, TracePacket,
+    TrackDescriptor, TrackEvent, Utsname, Value,
+};
+
+/// Most lanes: events of further tasks are on one track, as instants.
+const LANES: usize = 1 << 19;
+/// Tracks that are there always; those of vCPUs follow, then those of lanes.
+const MARKS: u64 = 1;
+const PAUSES: u64 = 2;
+const CONSOLE: u64 = 3;
+const CROWD: u64 = 4;
+const FIRST_VCPU: u64 = 16;
+/// Each vCPU has two: tasks, and what was lost.
+const OF_VCPU: u64 = 2;
+
+/// Numbers of interned names of annotations.
+const ANNOTATIONS: [&str; 6] = ["vcpu", "caller", "value", "duration", "count", "reason"];
+const VCPU: u64 = 1;
+const CALLER: u64 = 2;
+const VALUE: u64 = 3;
+const DURATION: u64 = 4;
+const COUNT: u64 = 5;
+const REASON: u64 = 6;
+
+/// Calls of one task and tracer.
+#[derive(Debug)]
+struct Lane {
+    uuid: u64,
+    comm: Box<str>,
+    /// Numbers of the open calls; of those that are over but not on top, unfinished.
+    open: Vec<(u64, bool)>,
+}
+
+/// Which task was seen last on a vCPU, from when to when.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    pid: u32,
+    comm: String,
+    from: u64,
+    to: u64,
+    records: u64,
+    lost: u64,
+}
+
+/// Perfetto's protobuf.
+#[derive(Debug)]
+pub struct Perfetto {
+    out: BufWriter<File>,
+    bytes: Vec<u8>,
+    clock: Clock,
+    names: Names,
+    categories: Vec<Box<str>>,
+    lanes: FxHashMap<u64, Lane>,
+    vcpus: Vec<Seen>,
+    next_uuid: u64,
+    /// Time of the latest event.
+    now: u64,
+}
+
+impl Perfetto {
+    /// Writes to `out`.
+    #[must_use]
+    pub fn new(out: File) -> Self {
+        Self {
+            out: BufWriter::with_capacity(1 << 18, out),
+            bytes: Vec::new(),
+            clock: Clock::default(),
+            names: Names::new(),
+            categories: Vec::new(),
+            lanes: FxHashMap::default(),
+            vcpus: Vec::new(),
+            next_uuid: 0,
+            now: 0,
+        }
+    }
+
+    fn packet(&mut self, mut packet: TracePacket) -> io::Result<()> {
+        packet.trusted_packet_sequence_id = Some(1);
+        packet.sequence_flags = packet.sequence_flags.or(Some(NEEDS_STATE));
+        self.bytes.clear();
+        // Field 1 of Trace.
+        prost::encoding::message::encode(1, &packet, &mut self.bytes);
+        self.out.write_all(&self.bytes)
+    }
+
+    fn track(&mut self, track: TrackDescriptor) -> io::Result<()> {
+        self.packet(TracePacket { track_descriptor: Some(track), ..TracePacket::default() })
+    }
+
+    fn event(&mut self, timestamp: u64, event: TrackEvent, new: InternedData) -> io::Result<()> {
+        let interned_data = Some(new).filter(|new| *new != InternedData::default());
+        let timestamp = Some(timestamp);
+        let track_event = Some(event);
+        self.packet(TracePacket { timestamp, track_event, interned_data, ..TracePacket::default() })
+    }
+
+    /// Something with a name of its own on a track.
+    fn named(&mut self, at: u64, track: u64, kind: i32, name: String) -> io::Result<()> {
+        let (kind, track_uuid, name) = (Some(kind), Some(track), Some(name));
+        let event = TrackEvent { kind, track_uuid, name, ..TrackEvent::default() };
+        self.event(at, event, InternedData::default())
+    }
+
+    /// Gives an event the name of a function.
+    fn name(&mut self, event: &mut TrackEvent, new: &mut InternedData, name: &Name<'_>) {
+        match self.names.number(name) {
+            Some(number) => {
+                let iid = Some(u64::from(number.number) + 1);
+                event.name_iid = iid;
+                if number.new {
+                    // The same number as the value of an annotation: it may be a caller, too.
+                    new.event_names.push(Interned { iid, text: Some(text(name)) });
+                    let value = Interned { iid, text: Some(text(name)) };
+                    new.debug_annotation_string_values.push(value);
+                }
+            }
+            None => event.name = Some(text(name)),
+        }
+    }
+
+    fn caller(&mut self, event: &mut TrackEvent, new: &mut InternedData, caller: &Name<'_>) {
+        let value = match self.names.number(caller) {
+            Some(number) => {
+                let iid = Some(u64::from(number.number) + 1);
+                if number.new {
+                    new.event_names.push(Interned { iid, text: Some(text(caller)) });
+                    let value = Interned { iid, text: Some(text(caller)) };
+                    new.debug_annotation_string_values.push(value);
+                }
+                Value::TextIid(u64::from(number.number) + 1)
+            }
+            None => Value::Text(text(caller)),
+        };
+        event.debug_annotations.push(annotation(CALLER, value));
+    }
+
+    fn category(&mut self, event: &mut TrackEvent, new: &mut InternedData, tracer: Option<&str>) {
+        let Some(tracer) = tracer else { return };
+        let known = self.categories.iter().position(|known| **known == *tracer);
+        let index = known.unwrap_or_else(|| {
+            self.categories.push(tracer.into());
+            let iid = Some(self.categories.len() as u64);
+            new.event_categories.push(Interned { iid, text: Some(tracer.to_owned()) });
+            self.categories.len() - 1
+        });
+        event.category_iids.push(index as u64 + 1);
+    }
+
+    /// The lane of a task and tracer, with its track; `None` when there are too many.
+    fn lane(&mut self, task: &Task<'_>) -> io::Result<Option<u64>> {
+        // Streams may have renamed tracers for ever; lanes are then shared.
+        let tracer = task.tracer.map_or(0, |name| {
+            let known = self.categories.iter().position(|known| **known == *name);
+            known.map_or(self.categories.len(), |index| index) as u64 & 0xffff
+        });
+        let idle = task.pid == 0;
+        let owner = if idle { task.vcpu } else { task.pid };
+        let key = u64::from(idle) << 63 | tracer << 32 | u64::from(owner);
+        let comm = task.comm.unwrap_or("<...>");
+        let full = self.lanes.len() >= LANES;
+        let uuid = match self.lanes.get_mut(&key) {
+            Some(lane) if idle || *lane.comm == *comm => return Ok(Some(key)),
+            Some(lane) => {
+                lane.comm = comm.into();
+                lane.uuid
+            }
+            None if full => return Ok(None),
+            None => {
+                self.next_uuid += 1;
+                let lane = Lane { uuid: self.next_uuid, comm: comm.into(), open: Vec::new() };
+                let uuid = lane.uuid;
+                self.lanes.insert(key, lane);
+                uuid
+            }
+        };
+        let mut track = TrackDescriptor { uuid: Some(uuid), ..TrackDescriptor::default() };
+        let pid = i32::try_from(task.pid).ok();
+        if let Some(tid) = pid.filter(|_| !idle) {
+            let pid = task.tgid.and_then(|tgid| i32::try_from(tgid).ok()).or(Some(tid));
+            let thread_name = Some(comm.to_owned());
+            track.thread = Some(ThreadDescriptor { pid, tid: Some(tid), thread_name });
+            if pid == Some(tid) {
+                let uuid = Some(u64::from(task.pid) << 32);
+                let process_name = Some(comm.to_owned());
+                let process = Some(ProcessDescriptor { pid, process_name });
+                self.track(TrackDescriptor { uuid, process, ..TrackDescriptor::default() })?;
+            }
+        } else {
+            track.name = Some(if idle {
+                format!("swapper/{}", task.vcpu)
+            } else {
+                format!("{comm} {}", task.pid)
+            });
+        }
+        if tracer > 0 {
+            // Its calls would not nest with those of another tracer.
+            let name = format!("{} of {comm} {}", task.tracer.unwrap_or_default(), task.pid);
+            let parent_uuid = self.lanes.get(&(key & !(0xffff << 32))).map(|lane| lane.uuid);
+            (track.name, track.parent_uuid, track.thread) = (Some(name), parent_uuid, None);
+        }
+        self.track(track)?;
+        Ok(Some(key))
+    }
+
+    /// A record of a task was seen on a vCPU.
+    fn saw(&mut self, vcpu: u32, pid: u32, comm: Option<&str>, at: u64) -> io::Result<()> {
+        self.now = self.now.max(at);
+        let Some(seen) = self.vcpus.get_mut(position(vcpu)) else { return Ok(()) };
+        if seen.records > 0 && seen.pid == pid {
+            (seen.to, seen.records) = (at, seen.records + 1);
+            return Ok(());
+        }
+        let comm = comm.unwrap_or("<...>").to_owned();
+        let (records, lost) = (seen.records + 1, seen.lost);
+        let old = std::mem::replace(seen, Seen { pid, comm, from: at, to: at, records, lost });
+        self.left(vcpu, old)
+    }
+
+    /// Tells from when to when a task was seen.
+    fn left(&mut self, vcpu: u32, old: Seen) -> io::Result<()> {
+        if old.records == 0 {
+            return Ok(());
+        }
+        let track = of_vcpu(vcpu);
+        self.named(old.from, track, SLICE_BEGIN, format!("{} {}", old.comm, old.pid))?;
+        let (kind, track_uuid) = (Some(SLICE_END), Some(track));
+        let event = TrackEvent { kind, track_uuid, ..TrackEvent::default() };
+        self.event(old.to, event, InternedData::default())
+    }
+
+    fn entry(&mut self, entry: &Entry<'_>) -> io::Result<()> {
+        let at = self.clock.ns(entry.timestamp);
+        self.saw(entry.vcpu, entry.pid, entry.comm, at)?;
+        let (mut event, mut new) = (TrackEvent::default(), InternedData::default());
+        let task = Task {
+            vcpu: entry.vcpu,
+            pid: entry.pid,
+            tgid: entry.tgid,
+            comm: entry.comm,
+            tracer: entry.tracer,
+        };
+        let lane = self.lane(&task)?;
+        self.name(&mut event, &mut new, &entry.function);
+        self.category(&mut event, &mut new, entry.tracer);
+        event.debug_annotations.push(annotation(VCPU, Value::Uint(entry.vcpu.into())));
+        if let Some(caller) = &entry.caller {
+            self.caller(&mut event, &mut new, caller);
+        }
+        if let Some(args) = &entry.args {
+            arguments(&mut event, args);
+        }
+        event.kind = Some(INSTANT);
+        event.track_uuid = Some(CROWD);
+        if let Some(lane) = lane.and_then(|key| self.lanes.get_mut(&key)) {
+            event.track_uuid = Some(lane.uuid);
+            if let Some(place) = entry.place {
+                event.kind = Some(SLICE_BEGIN);
+                lane.open.push((place.frame, false));
+            }
+        }
+        self.event(at, event, new)
+    }
+
+    fn ret(&mut self, ret: &Return<'_>) -> io::Result<()> {
+        let at = self.clock.ns(ret.timestamp);
+        self.saw(ret.vcpu, ret.pid, ret.comm, at)?;
+        let (mut event, mut new) = (TrackEvent::default(), InternedData::default());
+        if let Some(value) = &ret.value {
+            let shown = value.shown().map_or(Value::Pointer(value.raw), |shown| value_of(&shown));
+            event.debug_annotations.push(annotation(VALUE, shown));
+        }
+        let task = Task {
+            vcpu: ret.vcpu,
+            pid: ret.pid,
+            tgid: ret.tgid,
+            comm: ret.comm,
+            tracer: ret.tracer,
+        };
+        let key = self.lane(&task)?;
+        let lane = key.and_then(|key| self.lanes.get(&key));
+        let uuid = lane.map_or(CROWD, |lane| lane.uuid);
+        event.track_uuid = Some(uuid);
+        let index = ret.frame.and_then(|frame| {
+            lane?.open.iter().rposition(|(open, _)| *open == frame)
+        });
+        let (Some(key), Some(index)) = (key, index) else {
+            event.kind = Some(INSTANT);
+            self.category(&mut event, &mut new, ret.tracer);
+            self.name(&mut event, &mut new, &ret.function);
+            let why = Value::Text("return without an entry".to_owned());
+            event.debug_annotations.push(annotation(REASON, why));
+            return self.event(at, event, new);
+        };
+        // What is above has not ended where it should have.
+        self.cut(key, index + 1, at)?;
+        if ret.duration_ns.is_none() {
+            event.debug_annotations.push(annotation(DURATION, Value::Text("uncertain".into())));
+        }
+        event.kind = Some(SLICE_END);
+        self.event(at, event, new)?;
+        if let Some(lane) = self.lanes.get_mut(&key) {
+            lane.open.truncate(index);
+        }
+        self.settle(key, at)
+    }
+
+    /// Ends the open calls from that one on, as unfinished.
+    fn cut(&mut self, key: u64, from: usize, at: u64) -> io::Result<()> {
+        while let Some(lane) = self.lanes.get_mut(&key) {
+            if lane.open.len() <= from {
+                break;
+            }
+            lane.open.pop();
+            let (kind, track_uuid) = (Some(SLICE_END), Some(lane.uuid));
+            let mut event = TrackEvent { kind, track_uuid, ..TrackEvent::default() };
+            event.debug_annotations.push(annotation(DURATION, Value::Text("unfinished".into())));
+            self.event(at, event, InternedData::default())?;
+        }
+        Ok(())
+    }
+
+    /// Ends what is over and on top.
+    fn settle(&mut self, key: u64, at: u64) -> io::Result<()> {
+        while let Some(lane) = self.lanes.get(&key)
+            && let Some((_, true)) = lane.open.last()
+        {
+            let index = lane.open.len() - 1;
+            self.cut(key, index, at)?;
+        }
+        Ok(())
+    }
+
+    fn unfinished(&mut self, left: &Unfinished<'_>) -> io::Result<()> {
+        let Unfinished { vcpu, pid, comm, tracer, .. } = *left;
+        let Some(key) = self.lane(&Task { vcpu, pid, tgid: None, comm, tracer })? else {
+            return Ok(());
+        };
+        if let Some(lane) = self.lanes.get_mut(&key) {
+            let frames = lane.open.iter_mut().rev();
+            for (frame, over) in frames {
+                *over |= *frame == left.place.frame;
+            }
+        }
+        // It ended at some time before.
+        self.settle(key, self.now)
+    }
+
+    fn loss(&mut self, loss: &Loss) -> io::Result<()> {
+        let Some(seen) = self.vcpus.get_mut(position(loss.vcpu)) else { return Ok(()) };
+        seen.lost = seen.lost.saturating_add(loss.count);
+        let (at, lost) = (self.now, seen.lost);
+        let track_uuid = Some(of_vcpu(loss.vcpu));
+        let name = Some(format!("{} records lost", loss.count));
+        let mut event =
+            TrackEvent { kind: Some(INSTANT), track_uuid, name, ..TrackEvent::default() };
+        event.debug_annotations.push(annotation(COUNT, Value::Uint(loss.count)));
+        event.debug_annotations.push(annotation(REASON, Value::Text(loss.reason.to_string())));
+        self.event(at, event, InternedData::default())?;
+        let event = TrackEvent {
+            kind: Some(COUNTER),
+            track_uuid: Some(of_vcpu(loss.vcpu) + 1),
+            counter_value: Some(i64::try_from(lost).unwrap_or(i64::MAX)),
+            ..TrackEvent::default()
+        };
+        self.event(at, event, InternedData::default())?;
+        // A statistic of trace_processor, and what its users look for.
+        let (cpu, lost_events) = (Some(loss.vcpu), Some(true));
+        let ftrace_events = Some(FtraceEventBundle { cpu, lost_events });
+        self.packet(TracePacket { ftrace_events, ..TracePacket::default() })
+    }
+
+    fn mark(&mut self, mark: &Mark) -> io::Result<()> {
+        let at = self.clock.ns(mark.ticks);
+        let text = match (&*mark.text, mark.kind) {
+            (line, MarkKind::Console) => line.to_owned(),
+            ("", kind) => kind.to_string(),
+            (text, kind) => format!("{kind}: {text}"),
+        };
+        if mark.duration_ns > 0 {
+            self.named(at, PAUSES, SLICE_BEGIN, text)?;
+            let event = TrackEvent {
+                kind: Some(SLICE_END),
+                track_uuid: Some(PAUSES),
+                ..TrackEvent::default()
+            };
+            return self.event(
+                at.saturating_add(mark.duration_ns),
+                event,
+                InternedData::default(),
+            );
+        }
+        let track = if mark.kind == MarkKind::Console { CONSOLE } else { MARKS };
+        self.named(at, track, INSTANT, text)
+    }
+
+    fn stats(&mut self, phase: i32) -> io::Result<()> {
+        let cpu = |(cpu, seen): (u64, &Seen)| FtraceCpuStats {
+            cpu: Some(cpu),
+            entries: Some(0),
+            overrun: Some(0),
+            dropped_events: Some(seen.lost),
+        };
+        let cpu_stats = (0..).zip(&self.vcpus).map(cpu).collect();
+        let ftrace_stats = Some(FtraceStats { phase: Some(phase), cpu_stats });
+        self.packet(TracePacket { ftrace_stats, ..TracePacket::default() })
+    }
+}
+
+/// Whose an event is.
+struct Task<'a> {
+    vcpu: u32,
+    pid: u32,
+    tgid: Option<u32>,
+    comm: Option<&'a str>,
+    tracer: Option<&'a str>,
+}
+
+fn position(vcpu: u32) -> usize {
+    usize::try_from(vcpu).unwrap_or(usize::MAX)
+}
+
+fn of_vcpu(vcpu: u32) -> u64 {
+    FIRST_VCPU + OF_VCPU * u64::from(vcpu)
+}
+
+fn annotation(name: u64, value: Value) -> DebugAnnotation {
+    DebugAnnotation { name_iid: Some(name), name: None, value: Some(value) }
+}
+
+/// Arguments by their names. What could not be read has none.
+fn arguments(event: &mut TrackEvent, args: &Args<'_>) {
+    for (name, shown) in args.iter() {
+        let value = shown.map_or(Value::Text("?".to_owned()), |shown| value_of(&shown));
+        let (name, value) = (Some(name.to_owned()), Some(value));
+        event.debug_annotations.push(DebugAnnotation { name_iid: None, name, value });
+    }
+}
+
+fn value_of(shown: &Shown<'_>) -> Value {
+    match shown {
+        Shown::Signed(number) => Value::Int(*number),
+        Shown::Unsigned(number) => Value::Uint(*number),
+        Shown::Bool(yes) => Value::Bool(*yes),
+        Shown::Char(byte) => Value::Text(char::from(*byte).to_string()),
+        Shown::Name(name) => Value::Text((*name).to_owned()),
+        Shown::Pointer(address) => Value::Pointer(*address),
+        Shown::Text(bytes) => Value::Text(String::from_utf8_lossy(bytes).into_owned()),
+        Shown::Raw(bytes) => Value::Text(bytes.iter().map(|byte| format!("{byte:02x}")).collect()),
+        // Of later versions.
+        #[allow(unreachable_patterns)]
+        _ => Value::Text("?".to_owned()),
+    }
+}
+
+impl Export for Perfetto {
+    fn begin(&mut self, header: &Header) -> io::Result<()> {
+        self.clock = Clock::of(header);
+        self.vcpus = vec![Seen::default(); position(header.vcpus)];
+        self.next_uuid = of_vcpu(header.vcpus);
+        let names = (1..).zip(ANNOTATIONS).map(|(iid, name)| Interned {
+            iid: Some(iid),
+            text: Some(name.to_owned()),
+        });
+        let interned_data = Some(InternedData {
+            debug_annotation_names: names.collect(),
+            ..InternedData::default()
+        });
+        let utsname = Some(Utsname {
+            sysname: Some("Linux".to_owned()),
+            release: Some(header.release.clone()),
+            machine: Some(header.arch.clone()),
+        });
+        let version = Some(format!("vmtrace {}", header.vmtrace_version));
+        self.packet(TracePacket {
+            interned_data,
+            sequence_flags: Some(STATE_CLEARED),
+            system_info: Some(SystemInfo { utsname, tracing_service_version: version }),
+            ..TracePacket::default()
+        })?;
+        self.stats(START_OF_TRACE)?;
+        let tracks =
+            [(MARKS, "marks"), (PAUSES, "pauses"), (CONSOLE, "console"), (CROWD, "other tasks")];
+        for (uuid, name) in tracks {
+            let (uuid, name) = (Some(uuid), Some(name.to_owned()));
+            self.track(TrackDescriptor { uuid, name, ..TrackDescriptor::default() })?;
+        }
+        for vcpu in 0..header.vcpus {
+            let (uuid, name) = (Some(of_vcpu(vcpu)), Some(format!("vCPU {vcpu}")));
+            self.track(TrackDescriptor { uuid, name, ..TrackDescriptor::default() })?;
+            self.track(TrackDescriptor {
+                uuid: Some(of_vcpu(vcpu) + 1),
+                name: Some(format!("vCPU {vcpu} lost records")),
+                counter: Some(CounterDescriptor {}),
+                ..TrackDescriptor::default()
+            })?;
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
+        match event {
+            Event::Entry(entry) => self.entry(entry),
+            Event::Return(ret) => self.ret(ret),
+            // What is called now is shown inside of it.
+            Event::Tail(_) => Ok(()),
+            Event::Unfinished(left) => self.unfinished(left),
+            Event::Loss(loss) => self.loss(loss),
+            Event::Mark(mark) => self.mark(mark),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+
+    fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
+        for (vcpu, seen) in (0..).zip(std::mem::take(&mut self.vcpus)) {
+            let lost = seen.lost;
+            self.left(vcpu, seen)?;
+            self.vcpus.push(Seen { lost, ..Seen::default() });
+        }
+        self.stats(END_OF_TRACE)?;
+        self.flush()
+    }
+}

@@ -1,0 +1,179 @@
+//! What a format has no words for: counted while a trace is converted, and told once.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use super::Format;
+use crate::export::{Event, Export};
+use crate::stream::{Header, Summary};
+
+/// What traces say and not every format can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fact {
+    /// Arguments of an entry.
+    Args,
+    /// What a function returned.
+    Value,
+    /// A jump at the end of a function.
+    Tail,
+    /// The tracer that an event is of.
+    Tracer,
+    /// The caller of a function.
+    Caller,
+    /// An entry of which no return can be known.
+    Plain,
+    /// A return.
+    Return,
+    /// A return whose entry is not in the trace.
+    Orphan,
+    /// A return after a time that is not certain.
+    Uncertain,
+    /// A call whose return is not in the trace.
+    Unfinished,
+    /// Something that happened beside the records.
+    Mark,
+    /// Why records are missing.
+    Reason,
+    /// Records are missing.
+    Loss,
+    /// Something before the start of the clock.
+    Early,
+}
+
+impl Fact {
+    /// What there are so many of.
+    fn plural(self) -> &'static str {
+        match self {
+            Self::Args => "entries with arguments",
+            Self::Value => "returned values",
+            Self::Tail => "jumps at the ends of functions",
+            Self::Tracer => "events that name their tracer",
+            Self::Caller => "entries with a caller",
+            Self::Plain => "entries whose returns were not traced",
+            Self::Return => "returns",
+            Self::Orphan => "returns without an entry",
+            Self::Uncertain => "returns of which it is not certain how long the call took",
+            Self::Unfinished => "calls without a return",
+            Self::Mark => "marks",
+            Self::Reason => "losses with a reason",
+            Self::Loss => "losses",
+            Self::Early => "events before the clock's start",
+        }
+    }
+}
+
+/// What became of it: the one table of what formats cannot say.
+fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
+    use Fact::{Args, Caller, Early, Loss, Mark, Orphan, Plain, Reason, Return};
+    use Fact::{Tail, Tracer, Uncertain, Unfinished, Value};
+    const INSIDE: &str = "what was jumped to is shown inside of the function that jumped";
+    const LEFT_OUT: &str = "left out";
+    const AT_START: &str = "at the clock's start";
+    match format {
+        Format::Text => &[
+            (Return, "left out, see --format graph"),
+            (Tail, LEFT_OUT),
+            (Tracer, "not told apart"),
+            (Reason, "counted without it"),
+        ],
+        Format::Graph => &[
+            (Tail, INSIDE),
+            (Tracer, "not told apart"),
+            (Caller, LEFT_OUT),
+            (Reason, "counted without it"),
+        ],
+        Format::Json => &[(Unfinished, "they have no line of their own")],
+        Format::Perfetto => &[(Tail, INSIDE), (Early, AT_START)],
+    }
+}
+
+/// Counts what an export is given and its format cannot say.
+#[derive(Debug)]
+pub struct Tally<E> {
+    export: E,
+    format: Format,
+    counts: BTreeMap<Fact, u64>,
+    clock_start: u64,
+    begun: bool,
+    /// Facts that this format cannot say, one bit each.
+    wanted: u32,
+}
+
+impl<E: Export> Tally<E> {
+    /// Counts for `export`, which makes `format`.
+    pub fn new(export: E, format: Format) -> Self {
+        let wanted = unsaid(format).iter().fold(0, |bits, (fact, _)| bits | bit(*fact));
+        Self { export, format, counts: BTreeMap::new(), clock_start: 0, begun: false, wanted }
+    }
+
+    /// A line for each kind of things that the output does not say.
+    pub fn told(&self) -> impl Iterator<Item = String> {
+        unsaid(self.format).iter().filter_map(|(fact, what)| {
+            let count = self.counts.get(fact)?;
+            Some(format!("{}: {count} {}: {what}", self.format.name(), fact.plural()))
+        })
+    }
+
+    /// Whether there was anything to convert.
+    pub fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    fn count(&mut self, fact: Fact) {
+        if self.wanted & bit(fact) != 0 {
+            *self.counts.entry(fact).or_default() += 1;
+        }
+    }
+}
+
+fn bit(fact: Fact) -> u32 {
+    1 << fact as u32
+}
+
+impl<E: Export> Export for Tally<E> {
+    fn begin(&mut self, header: &Header) -> io::Result<()> {
+        self.clock_start = header.clock_start;
+        self.begun = true;
+        self.export.begin(header)
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
+        let facts: &[(Fact, bool)] = match event {
+            Event::Entry(entry) => &[
+                (Fact::Args, entry.args.is_some()),
+                (Fact::Tracer, entry.tracer.is_some()),
+                (Fact::Caller, entry.caller.is_some() && entry.place.is_some()),
+                (Fact::Plain, entry.place.is_none()),
+                (Fact::Early, entry.timestamp < self.clock_start),
+            ],
+            Event::Return(ret) => &[
+                (Fact::Return, true),
+                (Fact::Value, ret.value.is_some()),
+                (Fact::Orphan, ret.frame.is_none()),
+                (Fact::Uncertain, ret.frame.is_some() && ret.duration_ns.is_none()),
+                (Fact::Early, ret.timestamp < self.clock_start),
+            ],
+            Event::Tail(_) => &[(Fact::Tail, true)],
+            Event::Unfinished(_) => &[(Fact::Unfinished, true)],
+            Event::Mark(mark) => {
+                &[(Fact::Mark, true), (Fact::Early, mark.ticks < self.clock_start)]
+            }
+            Event::Loss(_) => &[(Fact::Loss, true), (Fact::Reason, true)],
+        };
+        for (fact, is) in facts {
+            if *is {
+                self.count(*fact);
+            }
+        }
+        self.export.event(event)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        // Nobody looks before the end.
+        Ok(())
+    }
+
+    fn end(&mut self, summary: Option<&Summary>) -> io::Result<()> {
+        self.export.end(summary)
+    }
+}
