@@ -7,6 +7,7 @@
 mod ground;
 mod output;
 mod perfetto;
+mod tracedat;
 mod unsaid;
 
 use std::io;
@@ -18,6 +19,7 @@ use crate::export::{Export, Graph, Json, Text};
 
 pub use output::Output;
 pub use perfetto::Perfetto;
+pub use tracedat::{TraceDat, Version};
 pub use unsaid::{Fact, Tally};
 
 /// A format that a trace can be converted to.
@@ -25,6 +27,12 @@ pub use unsaid::{Fact, Tally};
 pub enum Format {
     /// Perfetto's protobuf: ui.perfetto.dev, trace_processor (*.pftrace, *.perfetto-trace).
     Perfetto,
+    /// trace.dat of version 6: any trace-cmd, KernelShark (*.dat).
+    #[value(name = "trace.dat")]
+    TraceDat6,
+    /// trace.dat of version 7: trace-cmd since 3.0.
+    #[value(name = "trace.dat-7")]
+    TraceDat7,
     /// Text as ftrace's function tracer prints it (*.txt).
     Text,
     /// Text as ftrace's function_graph tracer prints it (*.graph).
@@ -39,6 +47,8 @@ impl Format {
     pub fn name(self) -> &'static str {
         match self {
             Self::Perfetto => "perfetto",
+            Self::TraceDat6 => "trace.dat",
+            Self::TraceDat7 => "trace.dat-7",
             Self::Text => "text",
             Self::Graph => "graph",
             Self::Json => "json",
@@ -52,6 +62,7 @@ impl Format {
         let (_, extension) = name.rsplit_once('.')?;
         Some(match &*extension.to_ascii_lowercase() {
             "pftrace" | "perfetto-trace" | "perfetto" => Self::Perfetto,
+            "dat" => Self::TraceDat6,
             "txt" => Self::Text,
             "graph" => Self::Graph,
             "jsonl" | "ndjson" => Self::Json,
@@ -82,6 +93,12 @@ impl Format {
         let file = output.handle()?;
         Ok(match self {
             Self::Perfetto => Box::new(Perfetto::new(file)),
+            Self::TraceDat6 => {
+                Box::new(TraceDat::new(file, output.scratch()?, Version::V6))
+            }
+            Self::TraceDat7 => {
+                Box::new(TraceDat::new(file, output.scratch()?, Version::V7))
+            }
             Self::Text => Box::new(Text::new(file)),
             Self::Graph => Box::new(Graph::new(file)),
             Self::Json => Box::new(Json::new(file)),

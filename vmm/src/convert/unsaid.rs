@@ -83,6 +83,16 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Reason, "counted without it"),
         ],
         Format::Json => &[(Unfinished, "they have no line of their own")],
+        Format::TraceDat6 | Format::TraceDat7 => &[
+            (Args, LEFT_OUT),
+            (Value, LEFT_OUT),
+            (Tail, INSIDE),
+            (Tracer, "not told apart"),
+            (Caller, LEFT_OUT),
+            (Uncertain, "shown as if they had taken no time"),
+            (Unfinished, "shown as open"),
+            (Early, AT_START),
+        ],
         Format::Perfetto => &[(Tail, INSIDE), (Early, AT_START)],
     }
 }

@@ -46,6 +46,8 @@ const REASON: u64 = 6;
 struct Lane {
     uuid: u64,
     comm: Box<str>,
+    /// Of the main thread of a process: its id.
+    process: Option<u32>,
     /// Numbers of the open calls; of those that are over but not on top, unfinished.
     open: Vec<(u64, bool)>,
 }
@@ -186,7 +188,12 @@ impl Perfetto {
             None if full => return Ok(None),
             None => {
                 self.next_uuid += 1;
-                let lane = Lane { uuid: self.next_uuid, comm: comm.into(), open: Vec::new() };
+                let lane = Lane {
+                    uuid: self.next_uuid,
+                    comm: comm.into(),
+                    process: Some(task.pid).filter(|pid| task.tgid == Some(*pid)),
+                    open: Vec::new(),
+                };
                 let uuid = lane.uuid;
                 self.lanes.insert(key, lane);
                 uuid
@@ -198,12 +205,6 @@ impl Perfetto {
             let pid = task.tgid.and_then(|tgid| i32::try_from(tgid).ok()).or(Some(tid));
             let thread_name = Some(comm.to_owned());
             track.thread = Some(ThreadDescriptor { pid, tid: Some(tid), thread_name });
-            if pid == Some(tid) {
-                let uuid = Some(u64::from(task.pid) << 32);
-                let process_name = Some(comm.to_owned());
-                let process = Some(ProcessDescriptor { pid, process_name });
-                self.track(TrackDescriptor { uuid, process, ..TrackDescriptor::default() })?;
-            }
         } else {
             track.name = Some(if idle {
                 format!("swapper/{}", task.vcpu)
@@ -537,6 +538,16 @@ impl Export for Perfetto {
             let lost = seen.lost;
             self.left(vcpu, seen)?;
             self.vcpus.push(Seen { lost, ..Seen::default() });
+        }
+        // A process has the last name of its main thread.
+        let mut processes: Vec<_> =
+            self.lanes.values().filter_map(|lane| Some((lane.process?, lane.comm.clone()))).collect();
+        processes.sort_unstable();
+        for (pid, comm) in processes {
+            let uuid = Some(u64::from(pid) << 32);
+            let (pid, process_name) = (i32::try_from(pid).ok(), Some(comm.into()));
+            let process = Some(ProcessDescriptor { pid, process_name });
+            self.track(TrackDescriptor { uuid, process, ..TrackDescriptor::default() })?;
         }
         self.stats(END_OF_TRACE)?;
         self.flush()
