@@ -22,7 +22,8 @@ const DEPTH: u64 = 8;
 const TASKS: u32 = 200;
 const FUNCTIONS: u64 = 2000;
 const FUNCTION: u64 = 0xffff_ffff_8100_0000;
-const FORMATS: [&str; 4] = ["perfetto", "text", "graph", "json"];
+const FORMATS: [&str; 9] =
+    ["trace.dat", "trace.dat-7", "perfetto", "folded", "chrome", "csv", "text", "graph", "json"];
 
 fn main() {
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
@@ -33,9 +34,17 @@ fn main() {
     let records = write(&trace, millions * 1_000_000);
     let size = trace.metadata().expect("written").len();
     println!("{records} records, {} MB", size / 1_000_000);
-    println!("{:22} {:>8} {:>8} {:>12} {:>9} {:>9}", "", "wall s", "CPU s", "records/s", "RSS MB", "out MB");
+    println!(
+        "{:22} {:>8} {:>8} {:>12} {:>9} {:>9}",
+        "", "wall s", "CPU s", "records/s", "RSS MB", "out MB"
+    );
     let vmtrace = env!("CARGO_BIN_EXE_vmtrace");
-    row("report --stats", records, Command::new(vmtrace).arg("report").arg(&trace).arg("--stats"), None);
+    row(
+        "report --stats",
+        records,
+        Command::new(vmtrace).arg("report").arg(&trace).arg("--stats"),
+        None,
+    );
     for format in FORMATS {
         let out = folder.join(format!("out.{format}"));
         let mut command = Command::new(vmtrace);
@@ -60,7 +69,10 @@ fn main() {
 fn trace_cmd() -> Option<Command> {
     let cache = std::env::var_os("VMTRACE_CACHE").map(PathBuf::from).or_else(|| {
         let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-        Some(base.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?.join("vmtrace"))
+        Some(
+            base.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?
+                .join("vmtrace"),
+        )
     })?;
     let root = cache.join("readers");
     let program = root.join("usr/bin/trace-cmd");
@@ -128,9 +140,8 @@ fn write(path: &Path, wanted: u64) -> u64 {
     for pid in 1..=TASKS {
         writer.task(Task::new(pid, pid, format!("task-{pid}").as_bytes())).expect("room");
     }
-    let function = |number: u64| {
-        header.offset(FUNCTION + number % FUNCTIONS * 256).expect("kernel text")
-    };
+    let function =
+        |number: u64| header.offset(FUNCTION + number % FUNCTIONS * 256).expect("kernel text");
     let mut buffer = RecordBuffer::new();
     let (mut records, mut time) = (0, 0);
     for drain in 0u64.. {
@@ -148,7 +159,9 @@ fn write(path: &Path, wanted: u64) -> u64 {
                 for depth in 0..DEPTH {
                     at += 150;
                     let caller = of(depth + FUNCTIONS - 1) + 5;
-                    buffer.push_frame(EntryRecord::new(at, of(depth), caller, pid).with_sp(sp(depth)));
+                    buffer.push_frame(
+                        EntryRecord::new(at, of(depth), caller, pid).with_sp(sp(depth)),
+                    );
                 }
                 for depth in (0..DEPTH).rev() {
                     at += 150;

@@ -7,6 +7,7 @@ mod agent;
 mod arguments;
 mod btf;
 mod command_line;
+mod convert;
 mod epilogues;
 mod exits;
 mod guest;
@@ -43,11 +44,12 @@ fn none() -> Vec<Vec<u8>> {
 }
 
 /// All targets, by name.
-pub const TARGETS: [Target; 18] = [
+pub const TARGETS: [Target; 19] = [
     Target { name: "agent", run: agent::run, seeds: none },
     Target { name: "arguments", run: arguments::run, seeds: arguments::seeds },
     Target { name: "btf", run: btf::run, seeds: none },
     Target { name: "command_line", run: command_line::run, seeds: command_line::seeds },
+    Target { name: "convert", run: convert::run, seeds: none },
     Target { name: "epilogues", run: epilogues::run, seeds: none },
     Target { name: "exits", run: exits::run, seeds: none },
     Target { name: "guest", run: guest::run, seeds: none },

@@ -46,7 +46,7 @@ fn format(function: u8, tracer: u8, of: u8, text: &[u8]) -> Vec<u8> {
 
 /// A stream with a good beginning, and frames made of the input: for each a type, flags, a
 /// length in units of 8 bytes, and the payload.
-fn sealed(mut input: &[u8]) -> Vec<u8> {
+pub(crate) fn sealed(mut input: &[u8]) -> Vec<u8> {
     let mut stream = MAGIC.to_vec();
     stream.extend_from_slice(&[1, 0, 0, 0]);
     let check = crc32(&[&stream]);

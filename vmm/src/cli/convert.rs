@@ -58,8 +58,7 @@ pub fn run(args: Args) -> Result<u8> {
         Box::new(Counted { export: Box::new(Lent(&mut tally)), missed: &missed });
     let mut player = Player::new(export);
     if !filter.is_empty() || !notrace.is_empty() {
-        let any =
-            |globs: &[String], name: &str| globs.iter().any(|glob| glob::matches(glob, name));
+        let any = |globs: &[String], name: &str| globs.iter().any(|glob| glob::matches(glob, name));
         player = player.with_filter(move |name| {
             (filter.is_empty() || any(&filter, name)) && !any(&notrace, name)
         });

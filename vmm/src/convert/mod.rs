@@ -4,6 +4,10 @@
 //! A converter is an [`Export`]: it gets the events of a trace in time order, once. What a format
 //! wants in another order goes to a scratch file of its [`Output`], so that memory stays bounded.
 
+mod calls;
+mod chrome;
+mod csv;
+mod folded;
 mod ground;
 mod output;
 mod perfetto;
@@ -17,6 +21,9 @@ use clap::ValueEnum;
 
 use crate::export::{Export, Graph, Json, Text};
 
+pub use chrome::Chrome;
+pub use csv::Csv;
+pub use folded::Folded;
 pub use output::Output;
 pub use perfetto::Perfetto;
 pub use tracedat::{TraceDat, Version};
@@ -33,6 +40,12 @@ pub enum Format {
     /// trace.dat of version 7: trace-cmd since 3.0.
     #[value(name = "trace.dat-7")]
     TraceDat7,
+    /// Folded stacks for flame graphs: nanoseconds, or entries without returns (*.folded).
+    Folded,
+    /// Chrome's trace event JSON (*.json).
+    Chrome,
+    /// A row an event, with a line of names (*.csv).
+    Csv,
     /// Text as ftrace's function tracer prints it (*.txt).
     Text,
     /// Text as ftrace's function_graph tracer prints it (*.graph).
@@ -49,6 +62,9 @@ impl Format {
             Self::Perfetto => "perfetto",
             Self::TraceDat6 => "trace.dat",
             Self::TraceDat7 => "trace.dat-7",
+            Self::Folded => "folded",
+            Self::Chrome => "chrome",
+            Self::Csv => "csv",
             Self::Text => "text",
             Self::Graph => "graph",
             Self::Json => "json",
@@ -63,6 +79,9 @@ impl Format {
         Some(match &*extension.to_ascii_lowercase() {
             "pftrace" | "perfetto-trace" | "perfetto" => Self::Perfetto,
             "dat" => Self::TraceDat6,
+            "folded" | "collapsed" => Self::Folded,
+            "json" => Self::Chrome,
+            "csv" => Self::Csv,
             "txt" => Self::Text,
             "graph" => Self::Graph,
             "jsonl" | "ndjson" => Self::Json,
@@ -70,10 +89,15 @@ impl Format {
         })
     }
 
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Self::value_variants().iter().copied()
+    }
+
     /// The names of all.
     #[must_use]
     pub fn list() -> String {
-        let names: Vec<_> = Self::value_variants().iter().map(|format| format.name()).collect();
+        let names: Vec<_> = Self::all().map(Self::name).collect();
         names.join("|")
     }
 
@@ -93,12 +117,11 @@ impl Format {
         let file = output.handle()?;
         Ok(match self {
             Self::Perfetto => Box::new(Perfetto::new(file)),
-            Self::TraceDat6 => {
-                Box::new(TraceDat::new(file, output.scratch()?, Version::V6))
-            }
-            Self::TraceDat7 => {
-                Box::new(TraceDat::new(file, output.scratch()?, Version::V7))
-            }
+            Self::TraceDat6 => Box::new(TraceDat::new(file, output.scratch()?, Version::V6)),
+            Self::TraceDat7 => Box::new(TraceDat::new(file, output.scratch()?, Version::V7)),
+            Self::Folded => Box::new(Folded::new(file)),
+            Self::Chrome => Box::new(Chrome::new(file)),
+            Self::Csv => Box::new(Csv::new(file)),
             Self::Text => Box::new(Text::new(file)),
             Self::Graph => Box::new(Graph::new(file)),
             Self::Json => Box::new(Json::new(file)),

@@ -20,8 +20,6 @@ pub enum Fact {
     Tracer,
     /// The caller of a function.
     Caller,
-    /// An entry of which no return can be known.
-    Plain,
     /// A return.
     Return,
     /// A return whose entry is not in the trace.
@@ -49,7 +47,6 @@ impl Fact {
             Self::Tail => "jumps at the ends of functions",
             Self::Tracer => "events that name their tracer",
             Self::Caller => "entries with a caller",
-            Self::Plain => "entries whose returns were not traced",
             Self::Return => "returns",
             Self::Orphan => "returns without an entry",
             Self::Uncertain => "returns of which it is not certain how long the call took",
@@ -64,7 +61,7 @@ impl Fact {
 
 /// What became of it: the one table of what formats cannot say.
 fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
-    use Fact::{Args, Caller, Early, Loss, Mark, Orphan, Plain, Reason, Return};
+    use Fact::{Args, Caller, Early, Loss, Mark, Orphan, Reason, Return};
     use Fact::{Tail, Tracer, Uncertain, Unfinished, Value};
     const INSIDE: &str = "what was jumped to is shown inside of the function that jumped";
     const LEFT_OUT: &str = "left out";
@@ -93,6 +90,18 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Unfinished, "shown as open"),
             (Early, AT_START),
         ],
+        Format::Folded => &[
+            (Args, LEFT_OUT),
+            (Value, LEFT_OUT),
+            (Tail, INSIDE),
+            (Orphan, LEFT_OUT),
+            (Uncertain, "their time is nobody's"),
+            (Unfinished, "their time is nobody's"),
+            (Mark, LEFT_OUT),
+            (Loss, LEFT_OUT),
+        ],
+        Format::Chrome => &[(Tail, INSIDE), (Early, AT_START)],
+        Format::Csv => &[(Unfinished, "they have no row of their own"), (Early, AT_START)],
         Format::Perfetto => &[(Tail, INSIDE), (Early, AT_START)],
     }
 }
@@ -153,7 +162,6 @@ impl<E: Export> Export for Tally<E> {
                 (Fact::Args, entry.args.is_some()),
                 (Fact::Tracer, entry.tracer.is_some()),
                 (Fact::Caller, entry.caller.is_some() && entry.place.is_some()),
-                (Fact::Plain, entry.place.is_none()),
                 (Fact::Early, entry.timestamp < self.clock_start),
             ],
             Event::Return(ret) => &[

@@ -57,6 +57,7 @@ pub use summary::write_summary;
 pub use text::Text;
 pub use top::Top;
 pub use values::{Args, Returned};
+pub(crate) use values::{JsonArgs, JsonReturned};
 
 /// A format.
 pub trait Export {

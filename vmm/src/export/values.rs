@@ -233,7 +233,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Arguments as a JSON object.
 #[derive(Debug)]
-pub(super) struct JsonArgs<'a>(pub(super) Args<'a>);
+pub(crate) struct JsonArgs<'a>(pub(crate) Args<'a>);
 
 impl Serialize for JsonArgs<'_> {
     #[inline(never)]
@@ -248,7 +248,7 @@ impl Serialize for JsonArgs<'_> {
 
 /// What was returned, in JSON: where nobody knows what it is, a number without a sign.
 #[derive(Debug)]
-pub(super) struct JsonReturned<'a>(pub(super) Returned<'a>);
+pub(crate) struct JsonReturned<'a>(pub(crate) Returned<'a>);
 
 impl Serialize for JsonReturned<'_> {
     #[inline(never)]

@@ -300,9 +300,8 @@ impl Perfetto {
         let lane = key.and_then(|key| self.lanes.get(&key));
         let uuid = lane.map_or(CROWD, |lane| lane.uuid);
         event.track_uuid = Some(uuid);
-        let index = ret.frame.and_then(|frame| {
-            lane?.open.iter().rposition(|(open, _)| *open == frame)
-        });
+        let index =
+            ret.frame.and_then(|frame| lane?.open.iter().rposition(|(open, _)| *open == frame));
         let (Some(key), Some(index)) = (key, index) else {
             event.kind = Some(INSTANT);
             self.category(&mut event, &mut new, ret.tracer);
@@ -403,11 +402,7 @@ impl Perfetto {
                 track_uuid: Some(PAUSES),
                 ..TrackEvent::default()
             };
-            return self.event(
-                at.saturating_add(mark.duration_ns),
-                event,
-                InternedData::default(),
-            );
+            return self.event(at.saturating_add(mark.duration_ns), event, InternedData::default());
         }
         let track = if mark.kind == MarkKind::Console { CONSOLE } else { MARKS };
         self.named(at, track, INSTANT, text)
@@ -477,10 +472,9 @@ impl Export for Perfetto {
         self.clock = Clock::of(header);
         self.vcpus = vec![Seen::default(); position(header.vcpus)];
         self.next_uuid = of_vcpu(header.vcpus);
-        let names = (1..).zip(ANNOTATIONS).map(|(iid, name)| Interned {
-            iid: Some(iid),
-            text: Some(name.to_owned()),
-        });
+        let names = (1..)
+            .zip(ANNOTATIONS)
+            .map(|(iid, name)| Interned { iid: Some(iid), text: Some(name.to_owned()) });
         let interned_data = Some(InternedData {
             debug_annotation_names: names.collect(),
             ..InternedData::default()
@@ -540,8 +534,11 @@ impl Export for Perfetto {
             self.vcpus.push(Seen { lost, ..Seen::default() });
         }
         // A process has the last name of its main thread.
-        let mut processes: Vec<_> =
-            self.lanes.values().filter_map(|lane| Some((lane.process?, lane.comm.clone()))).collect();
+        let mut processes: Vec<_> = self
+            .lanes
+            .values()
+            .filter_map(|lane| Some((lane.process?, lane.comm.clone())))
+            .collect();
         processes.sort_unstable();
         for (pid, comm) in processes {
             let uuid = Some(u64::from(pid) << 32);

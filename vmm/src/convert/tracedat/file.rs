@@ -182,7 +182,11 @@ fn beginning(version: &str) -> io::Result<Bytes> {
 }
 
 /// Writes version 6.
-pub(super) fn version_6(out: &mut impl Write, contents: &Contents, pages: &Pages) -> io::Result<()> {
+pub(super) fn version_6(
+    out: &mut impl Write,
+    contents: &Contents,
+    pages: &Pages,
+) -> io::Result<()> {
     let mut file = beginning("6")?;
     file.raw(&header_info().0).raw(&event_formats().0);
     // No systems of events.
@@ -191,7 +195,8 @@ pub(super) fn version_6(out: &mut impl Write, contents: &Contents, pages: &Pages
     file.string("options  ").raw(&options(contents).0).u16(0);
     file.string("flyrecord");
     // Behind the offsets and sizes that come now.
-    let mut at = (file.0.len() as u64 + 16 * u64::from(contents.vcpus)).next_multiple_of(PAGE as u64);
+    let mut at =
+        (file.0.len() as u64 + 16 * u64::from(contents.vcpus)).next_multiple_of(PAGE as u64);
     for size in pages.sizes() {
         file.u64(at).u64(size);
         at += size;
@@ -202,7 +207,11 @@ pub(super) fn version_6(out: &mut impl Write, contents: &Contents, pages: &Pages
 }
 
 /// Writes version 7, without compression.
-pub(super) fn version_7(out: &mut impl Write, contents: &Contents, pages: &Pages) -> io::Result<()> {
+pub(super) fn version_7(
+    out: &mut impl Write,
+    contents: &Contents,
+    pages: &Pages,
+) -> io::Result<()> {
     let mut file = beginning("7")?;
     file.string("none").string("");
     let first = file.0.len();

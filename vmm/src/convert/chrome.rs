@@ -1,0 +1,247 @@
+//! Chrome's trace event JSON: calls by `B` and `E` on their threads, everything else as instants.
+//! Idle tasks are threads of process 0, one a vCPU; losses and marks are of a process "vmtrace".
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+
+use rustc_hash::FxHashMap;
+use serde_json::json;
+
+use super::calls::{Calls, Lane};
+use super::ground::{Clock, text};
+use crate::export::{Entry, Event, Export, JsonArgs, JsonReturned, Return, Unfinished};
+use crate::stream::{Header, Loss, Mark, Summary};
+
+/// The process of what is no task's: no pid of Linux is as high.
+const BESIDE: u32 = 1 << 22;
+
+/// Chrome's JSON.
+#[derive(Debug)]
+pub struct Chrome {
+    out: BufWriter<File>,
+    clock: Clock,
+    calls: Calls<()>,
+    names: FxHashMap<(u32, u32), Box<str>>,
+    tracers: Vec<Box<str>>,
+    first: bool,
+    now: u64,
+}
+
+impl Chrome {
+    /// Writes to `out`.
+    #[must_use]
+    pub fn new(out: File) -> Self {
+        Self {
+            out: BufWriter::with_capacity(1 << 18, out),
+            clock: Clock::default(),
+            calls: Calls::new(),
+            names: FxHashMap::default(),
+            tracers: Vec::new(),
+            first: true,
+            now: 0,
+        }
+    }
+
+    /// The beginning of an event, up to its own keys.
+    fn start(&mut self, kind: &str, at: u64, pid: u32, tid: u32) -> io::Result<()> {
+        let comma = if std::mem::take(&mut self.first) { "\n" } else { ",\n" };
+        let (micros, rest) = (at / 1000, at % 1000);
+        write!(
+            self.out,
+            r#"{comma}{{"ph":"{kind}","ts":{micros}.{rest:03},"pid":{pid},"tid":{tid}"#
+        )
+    }
+
+    fn key(&mut self, key: &str, value: impl serde::Serialize) -> io::Result<()> {
+        write!(self.out, r#","{key}":"#)?;
+        serde_json::to_writer(&mut self.out, &value)?;
+        Ok(())
+    }
+
+    fn stop(&mut self) -> io::Result<()> {
+        self.out.write_all(b"}")
+    }
+
+    /// Process and thread of a task, named when they are new or renamed.
+    fn thread(
+        &mut self,
+        vcpu: u32,
+        pid: u32,
+        tgid: Option<u32>,
+        comm: Option<&str>,
+    ) -> io::Result<(u32, u32)> {
+        let thread = if pid == 0 { (0, vcpu) } else { (tgid.unwrap_or(pid), pid) };
+        let name = match comm {
+            _ if pid == 0 => format!("swapper/{vcpu}").into(),
+            comm => std::borrow::Cow::from(comm.unwrap_or("<...>")),
+        };
+        if self.names.get(&thread).is_some_and(|known| **known == *name) {
+            return Ok(thread);
+        }
+        self.names.insert(thread, name.as_ref().into());
+        self.start("M", self.now, thread.0, thread.1)?;
+        self.key("name", "thread_name")?;
+        self.key("args", json!({ "name": name }))?;
+        self.stop()?;
+        Ok(thread)
+    }
+
+    fn tracer(&mut self, name: Option<&str>) -> u16 {
+        let Some(name) = name else { return 0 };
+        let known = self.tracers.iter().position(|known| **known == *name);
+        let index = known.unwrap_or_else(|| {
+            self.tracers.push(name.into());
+            self.tracers.len() - 1
+        });
+        u16::try_from(index + 1).unwrap_or(u16::MAX)
+    }
+
+    fn entry(&mut self, entry: &Entry<'_>) -> io::Result<()> {
+        let at = self.clock.ns(entry.timestamp);
+        self.now = self.now.max(at);
+        let (pid, tid) = self.thread(entry.vcpu, entry.pid, entry.tgid, entry.comm)?;
+        let lane = Lane::new(entry.vcpu, entry.pid, self.tracer(entry.tracer));
+        let nests = entry.place.is_some_and(|place| self.calls.enter(lane, place.frame, ()));
+        self.start(if nests { "B" } else { "i" }, at, pid, tid)?;
+        self.key("name", text(&entry.function))?;
+        if let Some(tracer) = entry.tracer {
+            self.key("cat", tracer)?;
+        }
+        write!(self.out, r#","args":{{"vcpu":{}"#, entry.vcpu)?;
+        if let Some(caller) = &entry.caller {
+            self.key("caller", text(caller))?;
+        }
+        if let Some(args) = entry.args {
+            self.key("arguments", JsonArgs(args))?;
+        }
+        self.out.write_all(b"}")?;
+        if !nests {
+            self.key("s", "t")?;
+        }
+        self.stop()
+    }
+
+    fn ret(&mut self, ret: &Return<'_>) -> io::Result<()> {
+        let at = self.clock.ns(ret.timestamp);
+        self.now = self.now.max(at);
+        let (pid, tid) = self.thread(ret.vcpu, ret.pid, ret.tgid, ret.comm)?;
+        let lane = Lane::new(ret.vcpu, ret.pid, self.tracer(ret.tracer));
+        let ended = ret.frame.map_or(Vec::new(), |frame| self.calls.leave(lane, frame));
+        for _ in 1..ended.len() {
+            self.end_unfinished(at, pid, tid)?;
+        }
+        let nests = !ended.is_empty();
+        self.start(if nests { "E" } else { "i" }, at, pid, tid)?;
+        let mut args = serde_json::Map::new();
+        if let Some(value) = ret.value {
+            args.insert("value".to_owned(), serde_json::to_value(JsonReturned(value))?);
+        }
+        if nests {
+            if ret.duration_ns.is_none() {
+                args.insert("duration".to_owned(), json!("uncertain"));
+            }
+        } else {
+            self.key("name", text(&ret.function))?;
+            self.key("s", "t")?;
+            args.insert("event".to_owned(), json!("return without an entry"));
+        }
+        if !args.is_empty() {
+            self.key("args", args)?;
+        }
+        self.stop()
+    }
+
+    fn end_unfinished(&mut self, at: u64, pid: u32, tid: u32) -> io::Result<()> {
+        self.start("E", at, pid, tid)?;
+        self.key("args", json!({ "duration": "unfinished" }))?;
+        self.stop()
+    }
+
+    fn unfinished(&mut self, left: &Unfinished<'_>) -> io::Result<()> {
+        let lane = Lane::new(left.vcpu, left.pid, self.tracer(left.tracer));
+        if self.calls.forget(lane, left.place.frame).is_none() {
+            return Ok(());
+        }
+        // Its thread is known by its process, which a name has been given for.
+        let (pid, tid) = if left.pid == 0 {
+            (0, left.vcpu)
+        } else {
+            let known = self.names.keys().find(|(_, tid)| *tid == left.pid);
+            known.copied().unwrap_or((left.pid, left.pid))
+        };
+        self.end_unfinished(self.now, pid, tid)
+    }
+
+    fn loss(&mut self, loss: &Loss) -> io::Result<()> {
+        self.start("i", self.now, BESIDE, loss.vcpu)?;
+        self.key("name", format!("{} records lost", loss.count))?;
+        self.key("s", "t")?;
+        let reason = loss.reason.to_string();
+        self.key("args", json!({ "vcpu": loss.vcpu, "count": loss.count, "reason": reason }))?;
+        self.stop()
+    }
+
+    fn mark(&mut self, mark: &Mark) -> io::Result<()> {
+        let at = self.clock.ns(mark.ticks);
+        let lasts = mark.duration_ns > 0;
+        self.start(if lasts { "X" } else { "i" }, at, BESIDE, BESIDE)?;
+        self.key("name", mark.kind.to_string())?;
+        if lasts {
+            let (micros, rest) = (mark.duration_ns / 1000, mark.duration_ns % 1000);
+            write!(self.out, r#","dur":{micros}.{rest:03}"#)?;
+        } else {
+            self.key("s", "p")?;
+        }
+        self.key("args", json!({ "text": mark.text }))?;
+        self.stop()
+    }
+}
+
+impl Export for Chrome {
+    fn begin(&mut self, header: &Header) -> io::Result<()> {
+        self.clock = Clock::of(header);
+        self.out.write_all(br#"{"displayTimeUnit":"ns","otherData":"#)?;
+        let about = json!({
+            "arch": header.arch,
+            "release": header.release,
+            "vcpus": header.vcpus,
+            "vmtrace": header.vmtrace_version,
+        });
+        serde_json::to_writer(&mut self.out, &about)?;
+        self.out.write_all(br#","traceEvents":["#)?;
+        for (tid, name) in [(BESIDE, "marks".to_owned())]
+            .into_iter()
+            .chain((0..header.vcpus).map(|vcpu| (vcpu, format!("vCPU {vcpu}"))))
+        {
+            self.start("M", 0, BESIDE, tid)?;
+            self.key("name", "thread_name")?;
+            self.key("args", json!({ "name": name }))?;
+            self.stop()?;
+        }
+        self.start("M", 0, BESIDE, BESIDE)?;
+        self.key("name", "process_name")?;
+        self.key("args", json!({ "name": "vmtrace" }))?;
+        self.stop()
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
+        match event {
+            Event::Entry(entry) => self.entry(entry),
+            Event::Return(ret) => self.ret(ret),
+            // What is called now is shown inside of it.
+            Event::Tail(_) => Ok(()),
+            Event::Unfinished(left) => self.unfinished(left),
+            Event::Loss(loss) => self.loss(loss),
+            Event::Mark(mark) => self.mark(mark),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
+        self.out.write_all(b"\n]}\n")?;
+        self.out.flush()
+    }
+}

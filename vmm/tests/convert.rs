@@ -1,0 +1,458 @@
+//! `vmtrace convert` as a user runs it, and its outputs in the programs that they are for.
+//! Those come from `images/readers`, which `scripts/setup` calls.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+use vmtrace::stream::{
+    EntryRecord, Exit, Header, LossReason, Mark, MarkKind, RecordBuffer, ReturnRecord, Summary,
+    Symbol, TailRecord, Task, Writer,
+};
+
+const BASE: u64 = 0xffff_ffff_8100_0000;
+const MODULE: u64 = 0xffff_ffff_c010_0000;
+const KSYS_READ: u32 = 0x8100_0000;
+const VFS_READ: u32 = 0x8100_0100;
+const EXT4_READ: u32 = 0xc010_0000;
+const TICK: u32 = 0x8100_0200;
+
+/// Two vCPUs: nested calls of two tasks, one of which ends by a tail jump, an entry without a
+/// return, a call without an end, a loss, and marks.
+fn stream() -> Vec<u8> {
+    let header = Header {
+        arch: "x86_64".into(),
+        clock: "x86-tsc".into(),
+        clock_hz: 1_000_000_000,
+        clock_start: 1_000_000,
+        release: "6.12.0-test".into(),
+        vcpus: 2,
+        address_base: Header::TOP_4_GIB,
+        vmtrace_version: "0.1.0".into(),
+        ..Header::default()
+    };
+    let mut writer = Writer::new(Vec::new(), &header).expect("header");
+    let symbols = [
+        Symbol::new(BASE, 0x100, "ksys_read"),
+        Symbol::new(BASE + 0x100, 0x100, "vfs_read"),
+        Symbol::new(BASE + 0x200, 0x100, "timer_tick"),
+        Symbol { address: MODULE, size: 0x100, name: "ext4_read", module: "ext4" },
+    ];
+    writer.symbols(symbols).expect("room");
+    writer.task(Task::new(42, 42, b"dd")).expect("memory");
+    writer.task(Task::new(43, 42, b"dd worker")).expect("memory");
+    let at = |microseconds: u64| 1_000_000 + microseconds * 1_000;
+    let mark = |us, kind, duration_ns, text: &str| Mark {
+        ticks: at(us),
+        kind,
+        duration_ns,
+        text: text.into(),
+    };
+    writer.mark(&mark(1, MarkKind::Attach, 70_000, "4 sites")).expect("memory");
+    let sp = 0xffff_c900_0000_3000_u64;
+    let enter =
+        |us, function, caller, pid, sp| EntryRecord::new(at(us), function, caller, pid).with_sp(sp);
+    let leave = |us, function, pid, sp| ReturnRecord::new(at(us), function, 0, pid, sp);
+    let mut buffer = RecordBuffer::new();
+    buffer.push_frame(enter(1_000, KSYS_READ, 0, 42, sp));
+    buffer.push_frame(enter(1_002, VFS_READ, KSYS_READ + 5, 42, sp - 64));
+    buffer.push(EntryRecord::new(at(1_003), TICK, VFS_READ + 5, 42));
+    // vfs_read jumps to ext4_read, which returns for both.
+    buffer.push_tail(TailRecord::new(at(1_004), VFS_READ, EXT4_READ, 42, sp - 64));
+    buffer.push_frame(enter(1_004, EXT4_READ, KSYS_READ + 5, 42, sp - 64));
+    buffer.push_return(leave(1_504, EXT4_READ, 42, sp - 64));
+    buffer.push_return(leave(2_400, KSYS_READ, 42, sp));
+    writer.records(0, &buffer).expect("vCPU");
+    buffer.clear();
+    let other = sp + 0x10_000;
+    buffer.push_frame(enter(1_100, VFS_READ, KSYS_READ + 5, 43, other));
+    buffer.push_return(leave(1_101, VFS_READ, 43, other));
+    writer.records(1, &buffer).expect("vCPU");
+    writer.loss(1, 123, LossReason::Full).expect("vCPU");
+    buffer.clear();
+    // Longer ago than the bits of a time of ftrace's records.
+    buffer.push_frame(enter(900_000, VFS_READ, KSYS_READ + 5, 43, other));
+    writer.records(1, &buffer).expect("vCPU");
+    writer.mark(&mark(950_000, MarkKind::Console, 0, "a line, \"quoted\"")).expect("memory");
+    writer.end(&Summary { exit: Exit::Poweroff, ..Summary::default() }).expect("memory");
+    writer.into_inner().expect("memory")
+}
+
+struct Folder(TempDir);
+
+impl Folder {
+    fn new(stream: &[u8]) -> Self {
+        let folder = tempfile::tempdir().expect("a directory");
+        std::fs::write(folder.path().join("trace.vmt"), stream).expect("room");
+        Self(folder)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn vmtrace(&self, options: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vmtrace"));
+        command.current_dir(&self.0).args(["convert", "trace.vmt"]).args(options);
+        command.output().expect("vmtrace runs")
+    }
+
+    /// Converts, and returns what was said.
+    fn convert(&self, options: &[&str]) -> String {
+        let output = self.vmtrace(options);
+        let said = String::from_utf8(output.stderr).expect("UTF-8");
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        said
+    }
+
+    fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).expect("a text")
+    }
+}
+
+/// A program of `images/readers`.
+fn reader(name: &str) -> Command {
+    let cache = std::env::var_os("VMTRACE_CACHE").map(PathBuf::from).or_else(|| {
+        let base = std::env::var_os("XDG_CACHE_HOME").filter(|base| !base.is_empty());
+        let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
+        Some(base.map(PathBuf::from).or_else(home)?.join("vmtrace"))
+    });
+    let root = cache.expect("a cache: set VMTRACE_CACHE").join("readers");
+    let own = root.join("usr/bin").join(name);
+    if !own.exists() {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let there = std::env::split_paths(&path).any(|folder| folder.join(name).exists());
+        assert!(there, "{name} is not there: run images/readers (scripts/setup does)");
+        return Command::new(name);
+    }
+    let libraries = std::fs::read_dir(root.join("usr/lib")).expect("libraries");
+    let libraries = libraries.map(|entry| entry.expect("an entry").path());
+    let mut libraries: Vec<_> = libraries.filter(|path| path.is_dir()).collect();
+    libraries.sort();
+    let mut command = Command::new(own);
+    if let Some(plugins) =
+        libraries.iter().map(|path| path.join("traceevent/plugins")).find(|it| it.exists())
+    {
+        command.env("TRACEEVENT_PLUGIN_DIR", plugins);
+    }
+    command.env("LD_LIBRARY_PATH", std::env::join_paths(libraries).expect("paths"));
+    command
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {text} {said}");
+    assert_eq!(said, "", "{command:?}");
+    text
+}
+
+#[test]
+fn trace_cmd_reads_trace_dat() {
+    let folder = Folder::new(&stream());
+    let said = folder.convert(&["-o", "out.dat"]);
+    assert!(said.contains("note: trace.dat: 1 jumps at the ends of functions: "), "{said}");
+    assert!(said.contains("note: trace.dat: 1 calls without a return: shown as open"), "{said}");
+    folder.convert(&["-o", "out7", "--format", "trace.dat-7"]);
+    let report =
+        |name: &str| run(reader("trace-cmd").arg("report").arg("-i").arg(folder.path(name)));
+    let text = report("out.dat");
+    let expected = "\
+cpus=2
+          <idle>-0     [000]     0.000001: print:                attach 70.000 us: 4 sites
+              dd-42    [000]     0.001000: funcgraph_entry:                   |  ksys_read() {
+              dd-42    [000]     0.001002: funcgraph_entry:                   |    vfs_read() {
+              dd-42    [000]     0.001003: function:             timer_tick
+              dd-42    [000]     0.001004: funcgraph_entry:                   |      ext4_read() {
+       dd worker-43    [001]     0.001100: funcgraph_entry:        1.000 us   |  vfs_read();
+CPU:1 [123 EVENTS DROPPED]
+          <idle>-0     [001]     0.001101: print:                123 records lost: ring-full
+              dd-42    [000]     0.001504: funcgraph_exit:       ! 500.000 us |      }
+              dd-42    [000]     0.001504: funcgraph_exit:       ! 502.000 us |    }
+              dd-42    [000]     0.002400: funcgraph_exit:       # 1400.000 us |  }
+       dd worker-43    [001]     0.900000: funcgraph_entry:                   |  vfs_read() {
+          <idle>-0     [000]     0.950000: print:                console: a line, \"quoted\"
+";
+    assert_eq!(text, expected);
+    assert_eq!(report("out7"), text);
+    let parents =
+        run(reader("trace-cmd").args(["report", "-O", "parent", "-i"]).arg(folder.path("out.dat")));
+    assert!(parents.contains("function:             timer_tick <-- vfs_read\n"), "{parents}");
+    let stat = run(reader("trace-cmd")
+        .args(["report", "--stat", "--version", "-i"])
+        .arg(folder.path("out7")));
+    assert!(stat.contains("CPU: 1\noverrun: 123\n") && stat.contains("vmtrace 0.1.0\n"), "{stat}");
+}
+
+// More than a page, in more than one block of the scratch file, and vCPUs that take turns.
+#[test]
+fn trace_cmd_reads_many_pages() {
+    let header = Header {
+        clock_hz: 1_000_000_000,
+        vcpus: 3,
+        address_base: Header::TOP_4_GIB,
+        ..Header::default()
+    };
+    let mut writer = Writer::new(Vec::new(), &header).expect("header");
+    writer.symbols([Symbol::new(BASE, 0x100, "ksys_read")]).expect("room");
+    for round in 0..200_u64 {
+        for vcpu in [0, 2] {
+            let at = |number: u64| round * 1_000_000_000 + number * 1000 + u64::from(vcpu);
+            let records: Vec<_> = (0..100)
+                .map(|number| EntryRecord::new(at(number), KSYS_READ, 0, vcpu + 1))
+                .collect();
+            writer.entries(vcpu, &records).expect("vCPU");
+        }
+    }
+    writer.end(&Summary::default()).expect("memory");
+    let folder = Folder::new(&writer.into_inner().expect("memory"));
+    for format in ["trace.dat", "trace.dat-7"] {
+        folder.convert(&["-o", format, "--format", format]);
+        let text = run(reader("trace-cmd").arg("report").arg("-i").arg(folder.path(format)));
+        let lines: Vec<_> = text.lines().filter(|line| line.contains("function:")).collect();
+        assert_eq!(lines.len(), 40_000);
+        let time = |line: &str| {
+            line.split_whitespace().nth(2).and_then(|time| time.trim_end_matches(':').parse().ok())
+        };
+        let times: Vec<f64> = lines.iter().filter_map(|line| time(line)).collect();
+        assert_eq!(times.len(), lines.len());
+        assert!(times.is_sorted() && times[39_999] > 199.0);
+    }
+}
+
+/// Fields of a protobuf message: number to values. An integer is as it is, all else bytes.
+#[derive(Clone, Debug, PartialEq)]
+enum Wire {
+    Number(u64),
+    Bytes(Vec<u8>),
+}
+
+/// Decodes a message by the encoding's own rules (protobuf.dev, "Encoding"), without knowing what
+/// vmtrace takes the fields for.
+fn fields(mut bytes: &[u8]) -> BTreeMap<u64, Vec<Wire>> {
+    fn varint(bytes: &mut &[u8]) -> u64 {
+        let mut number = 0;
+        for shift in (0..).step_by(7) {
+            let (first, rest) = bytes.split_first().expect("whole");
+            *bytes = rest;
+            number |= u64::from(first & 0x7f) << shift;
+            if first & 0x80 == 0 {
+                break;
+            }
+        }
+        number
+    }
+    let mut found: BTreeMap<u64, Vec<Wire>> = BTreeMap::new();
+    while !bytes.is_empty() {
+        let tag = varint(&mut bytes);
+        let value = match tag & 7 {
+            0 => Wire::Number(varint(&mut bytes)),
+            2 => {
+                let length = usize::try_from(varint(&mut bytes)).expect("small");
+                let (value, rest) = bytes.split_at(length);
+                bytes = rest;
+                Wire::Bytes(value.to_vec())
+            }
+            other => panic!("wire type {other} is not written"),
+        };
+        found.entry(tag >> 3).or_default().push(value);
+    }
+    found
+}
+
+fn number(message: &BTreeMap<u64, Vec<Wire>>, field: u64) -> Option<u64> {
+    match message.get(&field)?.first()? {
+        Wire::Number(number) => Some(*number),
+        Wire::Bytes(_) => panic!("field {field} is no number"),
+    }
+}
+
+fn messages(message: &BTreeMap<u64, Vec<Wire>>, field: u64) -> Vec<BTreeMap<u64, Vec<Wire>>> {
+    let bytes = message.get(&field).map(Vec::as_slice).unwrap_or_default();
+    let bytes = bytes.iter().map(|value| match value {
+        Wire::Bytes(bytes) => fields(bytes),
+        Wire::Number(_) => panic!("field {field} is no message"),
+    });
+    bytes.collect()
+}
+
+fn text(message: &BTreeMap<u64, Vec<Wire>>, field: u64) -> Option<String> {
+    match message.get(&field)?.first()? {
+        Wire::Bytes(bytes) => Some(String::from_utf8(bytes.clone()).expect("UTF-8")),
+        Wire::Number(_) => panic!("field {field} is no text"),
+    }
+}
+
+// The numbers of fields are those of protos/perfetto/trace/*.proto. trace_processor, which reads
+// the same (docs/convert.md says what was seen), cannot be had from a package registry.
+#[test]
+fn perfetto_has_slices_by_thread() {
+    let folder = Folder::new(&stream());
+    folder.convert(&["-o", "out.pftrace"]);
+    let trace = fields(&std::fs::read(folder.path("out.pftrace")).expect("a trace"));
+    let (mut names, mut tracks, mut slices) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+    let (mut open, mut instants) = (BTreeMap::<_, Vec<_>>::new(), Vec::new());
+    let (mut lost, mut counters) = (Vec::new(), Vec::new());
+    for packet in messages(&trace, 1) {
+        for interned in messages(&packet, 12) {
+            for name in messages(&interned, 2) {
+                names.insert(number(&name, 1), text(&name, 2).expect("a name"));
+            }
+        }
+        for track in messages(&packet, 60) {
+            let thread = messages(&track, 4).first().map(|thread| {
+                (number(thread, 1), number(thread, 2), text(thread, 5).expect("a name"))
+            });
+            tracks.insert(number(&track, 1), (text(&track, 2), thread));
+        }
+        for bundle in messages(&packet, 1) {
+            assert_eq!(number(&bundle, 3), Some(1));
+            lost.push(number(&bundle, 1));
+        }
+        for event in messages(&packet, 11) {
+            let (track, at) = (number(&event, 11), number(&packet, 8).expect("a time"));
+            let name = text(&event, 23).or_else(|| names.get(&Some(number(&event, 10)?)).cloned());
+            match number(&event, 9) {
+                Some(1) => open.entry(track).or_default().push((name.expect("a name"), at)),
+                Some(2) => {
+                    let (name, from) = open.get_mut(&track).and_then(Vec::pop).expect("open");
+                    let depth = open[&track].len();
+                    slices.push((track, name, from, at - from, depth));
+                }
+                Some(3) => instants.push((track, name.expect("a name"), at)),
+                Some(4) => counters.push((track, at, number(&event, 30))),
+                other => panic!("type {other:?}"),
+            }
+        }
+    }
+    let thread = |tid| {
+        let found = tracks.iter().find(|(_, (_, thread))| {
+            thread.as_ref().is_some_and(|(_, this, _)| *this == Some(tid))
+        });
+        *found.expect("a thread").0
+    };
+    let named = |name: &str| {
+        let found = tracks.iter().find(|(_, (this, _))| this.as_deref() == Some(name));
+        *found.expect("a track").0
+    };
+    let (main, worker) = (thread(42), thread(43));
+    assert_eq!(tracks[&worker].1, Some((Some(42), Some(43), "dd worker".to_owned())));
+    let has = |track, name: &str, from, duration, depth| {
+        let slice = (track, name.to_owned(), from, duration, depth);
+        assert!(slices.contains(&slice), "{slice:?} is not in {slices:?}");
+    };
+    has(main, "ksys_read", 1_000_000, 1_400_000, 0);
+    has(main, "vfs_read", 1_002_000, 502_000, 1);
+    has(main, "ext4_read [ext4]", 1_004_000, 500_000, 2);
+    has(worker, "vfs_read", 1_100_000, 1_000, 0);
+    has(named("pauses"), "attach: 4 sites", 1_000, 70_000, 0);
+    has(named("vCPU 0"), "dd 42", 1_000_000, 1_400_000, 0);
+    assert!(instants.contains(&(main, "timer_tick".to_owned(), 1_003_000)), "{instants:?}");
+    let line = (named("console"), "a line, \"quoted\"".to_owned(), 950_000_000);
+    assert!(instants.contains(&line), "{instants:?}");
+    let loss = (named("vCPU 1"), "123 records lost".to_owned(), 1_101_000);
+    assert!(instants.contains(&loss), "{instants:?}");
+    assert_eq!(counters, [(named("vCPU 1 lost records"), 1_101_000, Some(123))]);
+    assert_eq!(lost, [Some(1)]);
+    let open: usize = open.values().map(Vec::len).sum();
+    assert_eq!(open, 0, "what is unfinished ends where the trace does");
+}
+
+#[test]
+fn folded_stacks_have_own_times() {
+    let folder = Folder::new(&stream());
+    let said = folder.convert(&["-o", "out.folded"]);
+    assert!(said.contains("note: folded: 1 losses: left out"), "{said}");
+    let mut lines: Vec<_> = folder.read("out.folded").lines().map(str::to_owned).collect();
+    lines.sort();
+    let expected = [
+        "dd worker;vfs_read 1000",
+        "dd;ksys_read 898000",
+        "dd;ksys_read;vfs_read 2000",
+        "dd;ksys_read;vfs_read;ext4_read [ext4] 500000",
+    ];
+    assert_eq!(lines, expected);
+    // Without returns: how often.
+    folder.convert(&["-o", "few.folded", "-f", "timer_*"]);
+    assert_eq!(folder.read("few.folded"), "dd;vfs_read;timer_tick 1\n");
+}
+
+#[test]
+fn chrome_json_nests() {
+    let folder = Folder::new(&stream());
+    folder.convert(&["-o", "out.json"]);
+    let trace: serde_json::Value = serde_json::from_str(&folder.read("out.json")).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("a list");
+    let (mut open, mut slices) = (BTreeMap::<_, Vec<_>>::new(), Vec::new());
+    for event in events {
+        let thread = (event["pid"].as_u64(), event["tid"].as_u64());
+        let at = event["ts"].as_f64().expect("a time");
+        match event["ph"].as_str().expect("a kind") {
+            "B" => open.entry(thread).or_default().push((event["name"].as_str(), at)),
+            "E" => {
+                let (name, from) = open.get_mut(&thread).and_then(Vec::pop).expect("open");
+                slices.push((thread.1, name, from, (at - from).round(), open[&thread].len()));
+            }
+            _ => {}
+        }
+    }
+    let expected = [
+        (Some(43), Some("vfs_read"), 1100.0, 1.0, 0),
+        (Some(42), Some("ext4_read [ext4]"), 1004.0, 500.0, 2),
+        (Some(42), Some("vfs_read"), 1002.0, 502.0, 1),
+        (Some(42), Some("ksys_read"), 1000.0, 1400.0, 0),
+    ];
+    assert_eq!(slices[..4], expected);
+    let named = |name: &str| events.iter().any(|event| event["name"] == name);
+    assert!(named("123 records lost") && named("timer_tick") && named("attach"));
+}
+
+#[test]
+fn csv_has_a_row_an_event() {
+    let folder = Folder::new(&stream());
+    folder.convert(&["-o", "out.csv"]);
+    let text = folder.read("out.csv");
+    let lines: Vec<_> = text.lines().collect();
+    assert!(lines[0].starts_with("time_ns,event,vcpu,pid,tgid,comm,function,module,caller,"));
+    for line in [
+        "1000,attach,,,,,,,,,,70000,,4 sites",
+        "1002000,entry,0,42,42,dd,vfs_read,,ksys_read,,1,,,",
+        "1003000,entry,0,42,42,dd,timer_tick,,vfs_read,,,,,",
+        "1504000,return,0,42,42,dd,ext4_read,ext4,,,2,500000,,",
+        "1101000,loss,1,,,,,,,,,,123,ring-full",
+        "950000000,console,,,,,,,,,,,,\"a line, \"\"quoted\"\"\"",
+    ] {
+        assert!(lines.contains(&line), "{line} is not in {text}");
+    }
+    assert_eq!(lines.len(), 1 + 14);
+}
+
+#[test]
+fn says_what_is_wrong() {
+    let stream = stream();
+    let folder = Folder::new(&stream);
+    let fails = |options: &[&str], code: i32, why: &str| {
+        let output = folder.vmtrace(options);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert!(said.contains(why), "{said}");
+    };
+    fails(&["-o", "out"], 1, "no format goes with this name; say --format perfetto|trace.dat|");
+    fails(&["-o", "none/out.dat"], 1, "cannot write none/out.dat");
+    fails(&["-o", "out.dat", "--format", "pdf"], 2, "invalid value 'pdf'");
+    // To standard output.
+    let output = folder.vmtrace(&["-o", "-", "--format", "csv"]);
+    assert!(output.stdout.starts_with(b"time_ns,"));
+    // Torn: what is whole is converted, and that it is not all is said.
+    std::fs::write(folder.path("trace.vmt"), &stream[..stream.len() - 1]).expect("room");
+    fails(&["-o", "out.csv"], 1, "torn stream");
+    assert!(Path::new(&folder.path("out.csv")).exists());
+    std::fs::write(folder.path("trace.vmt"), b"\x7fELF and so on").expect("room");
+    fails(&["-o", "other.csv"], 1, "not a vmtrace stream");
+    assert!(!folder.path("other.csv").exists());
+    let left = std::fs::read_dir(folder.0.path()).expect("a directory");
+    let left: Vec<_> = left.map(|entry| entry.expect("an entry").file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().starts_with(".vmtrace")), "{left:?}");
+}
