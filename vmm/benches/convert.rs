@@ -82,6 +82,7 @@ fn trace_cmd() -> Option<Command> {
 }
 
 /// Runs a command and prints what it took.
+#[allow(clippy::zombie_processes)] // wait4 waits, and tells what it used
 fn row(name: &str, records: u64, command: &mut Command, out: Option<&Path>) {
     let started = Instant::now();
     let child = command.stdout(Stdio::null()).spawn().expect("it runs");

@@ -233,11 +233,11 @@ impl Perfetto {
         let comm = comm.unwrap_or("<...>").to_owned();
         let (records, lost) = (seen.records + 1, seen.lost);
         let old = std::mem::replace(seen, Seen { pid, comm, from: at, to: at, records, lost });
-        self.left(vcpu, old)
+        self.left(vcpu, &old)
     }
 
     /// Tells from when to when a task was seen.
-    fn left(&mut self, vcpu: u32, old: Seen) -> io::Result<()> {
+    fn left(&mut self, vcpu: u32, old: &Seen) -> io::Result<()> {
         if old.records == 0 {
             return Ok(());
         }
@@ -530,7 +530,7 @@ impl Export for Perfetto {
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
         for (vcpu, seen) in (0..).zip(std::mem::take(&mut self.vcpus)) {
             let lost = seen.lost;
-            self.left(vcpu, seen)?;
+            self.left(vcpu, &seen)?;
             self.vcpus.push(Seen { lost, ..Seen::default() });
         }
         // A process has the last name of its main thread.
