@@ -180,10 +180,14 @@ CPU:1 [123 EVENTS DROPPED]
     let parents =
         run(reader("trace-cmd").args(["report", "-O", "parent", "-i"]).arg(folder.path("out.dat")));
     assert!(parents.contains("function:             timer_tick <-- vfs_read\n"), "{parents}");
-    let stat = run(reader("trace-cmd")
-        .args(["report", "--stat", "--version", "-i"])
-        .arg(folder.path("out7")));
-    assert!(stat.contains("CPU: 1\noverrun: 123\n") && stat.contains("vmtrace 0.1.0\n"), "{stat}");
+    let about = |option: &str| {
+        let path = folder.path("out7");
+        run(reader("trace-cmd").args(["report", option, "-i"]).arg(path))
+    };
+    let stat = about("--stat");
+    assert!(stat.contains("CPU: 1\noverrun: 123\n"), "{stat}");
+    let version = about("--version");
+    assert!(version.contains("vmtrace 0.1.0\n"), "{version}");
 }
 
 // More than a page, in more than one block of the scratch file, and vCPUs that take turns.
