@@ -1,5 +1,5 @@
 //! `vmtrace convert` as a user runs it, and its outputs in the programs that they are for.
-//! Those come from `images/readers`, which `scripts/setup` calls.
+//! Those come from `images/readers`, which `scripts/test` calls.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -123,7 +123,7 @@ fn reader(name: &str) -> Command {
     if !own.exists() {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let there = std::env::split_paths(&path).any(|folder| folder.join(name).exists());
-        assert!(there, "{name} is not there: run images/readers (scripts/setup does)");
+        assert!(there, "{name} is not there: run images/readers (scripts/test does)");
         return Command::new(name);
     }
     let libraries = std::fs::read_dir(root.join("usr/lib")).expect("libraries");
