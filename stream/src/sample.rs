@@ -35,6 +35,8 @@ pub fn summary() -> Summary {
             names: vec!["tracer0".into(), "fs".into()],
             direct: 1,
             combined: 1,
+            shared: 1,
+            guest_updates: 3,
             skipped: vec![skipped],
         },
         pauses: Pauses { count: 1, total_ns: 70_000, max_ns: 70_000 },

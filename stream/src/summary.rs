@@ -42,8 +42,19 @@ pub struct Sites {
     pub direct: u64,
     /// The others, for several at once.
     pub combined: u64,
+    /// So many of those patched were used by the guest's own ftrace as well, at the most at once.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub shared: u64,
+    /// So often the guest's own ftrace has changed sites.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub guest_updates: u64,
     /// Left alone, by reason.
     pub skipped: Vec<Skipped>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Sites left alone for one reason.

@@ -48,6 +48,13 @@ pub fn write_summary(out: &mut impl Write, summary: &Summary) -> io::Result<()> 
             sites.combined
         )?;
     }
+    if sites.guest_updates > 0 {
+        writeln!(
+            out,
+            "vmtrace: shared {} sites with the guest's own ftrace at the most, {} updates of it",
+            sites.shared, sites.guest_updates
+        )?;
+    }
     let by_vcpu = |count: &dyn Fn(usize) -> u64| {
         let list: Vec<_> = (0..vcpus.len()).map(|id| format!("vcpu{id} {}", count(id))).collect();
         list.join(", ")

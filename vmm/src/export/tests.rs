@@ -127,6 +127,7 @@ fn the_summary_has_stable_lines() {
 vmtrace: sites matched 3, patched 2, skipped 1
 vmtrace: skipped 1 busy (such as schedule)
 vmtrace: tracers 2 (tracer0 1, fs 2), sites direct 1, combined 1
+vmtrace: shared 1 sites with the guest's own ftrace at the most, 3 updates of it
 vmtrace: records 7 (vcpu0 4, vcpu1 3), lost 5 (vcpu0 0, vcpu1 5)
 vmtrace: lost vcpu1 5 ring-full
 vmtrace: pauses 1, total 0.070 ms, longest 0.070 ms, patching 0.012 ms

@@ -26,7 +26,7 @@ use super::{SessionError, Tracing, mark};
 use crate::kernel::{Exits, Kernel};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::{self, ConsoleLines, Relay, Setup, Targets};
-use crate::serve::{Hub, Join};
+use crate::serve::{ControlRequest, Hub, Join};
 use crate::stream::{Header, MarkKind, Summary};
 use crate::tracer::{Attachment, ExitPlan, Image, Options, Ram, Tripwire};
 use std::io::Write;
@@ -95,6 +95,10 @@ pub(super) struct Controller {
     pub(super) verdict: Verdict,
     /// What was traced when.
     pub(super) history: History,
+    /// Sites are to be taken when an update of the guest's ftrace is over.
+    pub(super) late: bool,
+    /// Requests that wait for the same.
+    pub(super) waiting: Vec<ControlRequest>,
 }
 
 /// The guest's clock, for which it has to pause.
@@ -125,6 +129,8 @@ impl Controller {
             end: TraceEnd::default(),
             verdict: Verdict::default(),
             history: History::default(),
+            late: false,
+            waiting: Vec::new(),
         };
         controller.tracing_changed();
         controller
@@ -249,7 +255,7 @@ impl Controller {
         vcpu: usize,
         address: u64,
     ) -> Result<(), SessionError> {
-        if self.end_told(machine, vcpu, address) {
+        if self.end_told(machine, vcpu, address) || self.guest_updates(machine, vcpu, address) {
             return Ok(());
         }
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
@@ -386,6 +392,7 @@ impl Controller {
         let memory = Arc::new(annex.clone());
         let mut attachment = Attachment::new(&ram, &self.kernel, image, memory, options)?;
         paused.set_rip(vcpu, attachment.resume(&ram, stopped)?)?;
+        self.share(machine, paused, &mut attachment);
         let Output { primary, joins, console } =
             self.stream.take().ok_or_else(|| anyhow::anyhow!("attached twice"))?;
         let resolve = relay::resolver(&self.kernel, image.slide);
@@ -465,13 +472,17 @@ impl Controller {
         }
     }
 
-    fn enable(
+    pub(super) fn enable(
         &mut self,
         machine: &Machine,
         attachment: &mut Attachment,
         plan: &Plan,
     ) -> anyhow::Result<()> {
         if self.held_back {
+            return Ok(());
+        }
+        if attachment.is_lent() {
+            self.late = true;
             return Ok(());
         }
         let ram = Ram(machine.memory());
@@ -494,6 +505,8 @@ impl Controller {
 
     /// Gives every site back, whether the guest lives or is gone.
     pub(super) fn detach(&mut self, machine: &Machine) {
+        // Whoever waits is told that the trace has ended.
+        self.waiting.clear();
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
         let paused = match machine.pause() {
             Ok(paused) => paused,
@@ -522,6 +535,9 @@ impl Controller {
                 }
                 for wire in [wires.init, wires.settle, wires.leave].into_iter().flatten() {
                     self.disarm(machine, &paused, wire);
+                }
+                for trap in attachment.traps() {
+                    paused.disarm_trap(trap);
                 }
                 match attachment.release_all(&Ram(machine.memory()), &self.kernel) {
                     Ok(restored) => {

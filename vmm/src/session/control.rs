@@ -296,6 +296,7 @@ impl Controller {
             |status| (status.vcpus, status.consumers),
         );
         let sites = &self.summary.sites;
+        let shared = self.shared();
         serde_json::json!({
             "state": state,
             "release": self.kernel.release(),
@@ -310,6 +311,9 @@ impl Controller {
                     _ => 0,
                 },
                 "skipped": sites.skipped.iter().map(|skipped| skipped.count).sum::<u64>(),
+                "shared": shared.values().sum::<usize>(),
+                "shared_with": shared,
+                "guest_updates": sites.guest_updates,
             },
             "tracers": self.tracing.present().map(|(number, tracer)| serde_json::json!({
                 "name": tracer.name,

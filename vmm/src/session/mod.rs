@@ -12,6 +12,7 @@ mod control;
 mod ending;
 mod history;
 mod printk;
+mod sharing;
 mod tracing;
 mod values;
 mod verdict;
@@ -177,7 +178,7 @@ pub fn run(
             Ok(Event::Wake) => {
                 machine.awake();
                 for request in control.try_iter() {
-                    controller.control(&machine, request);
+                    controller.request(&machine, request);
                 }
                 controller.await_end(Duration::ZERO);
                 if stop() {

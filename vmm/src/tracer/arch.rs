@@ -2,6 +2,7 @@
 //! build: all of it is memory and numbers, and so is tested on any machine.
 
 use super::annex::{Layout, Memory};
+use super::brackets::Brackets;
 use super::exit_plan::ExitPlan;
 use super::exits::ExitWord;
 use super::guest::{Guest, GuestError, Image};
@@ -99,6 +100,15 @@ pub(super) enum Hook<'a> {
     Trap(&'a [u8]),
 }
 
+/// What the guest's own ftrace has put into a site that it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct GuestCall {
+    /// Run-time address.
+    pub(super) target: u64,
+    /// It is a jump: what it leads to returns to the caller of the function.
+    pub(super) jumps: bool,
+}
+
 /// Programs in a guest, and how sites come to call them.
 pub(super) trait GuestCode: Send {
     /// Programs that are made from now on read the memory behind pointers where this says that
@@ -111,11 +121,35 @@ pub(super) trait GuestCode: Send {
     /// When there is no place for it.
     fn add(&mut self, guest: &dyn Guest, program: &Program) -> Result<(), TraceError>;
 
+    /// Lets the guest stop, by `trap`, where its ftrace begins to change sites and where that is
+    /// over: from then on sites are shared with it. `None` where that cannot be.
+    ///
+    /// # Errors
+    /// When the kernel has another code there; nothing has changed then.
+    fn bracket(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        trap: &[u8],
+    ) -> Result<Option<Brackets>, TraceError>;
+
+    /// What the guest's own ftrace has put into a site, if there is something that can be shared.
+    fn guest_call(&self, view: &View<'_>, image: &Image, site: &Site) -> Option<GuestCall>;
+
+    /// Makes code that does what a program does and goes on with the guest's call, if there is none
+    /// yet.
+    ///
+    /// # Errors
+    /// When there is no place for it.
+    fn chain(&mut self, program: u16, call: GuestCall) -> Result<(), TraceError>;
+
     /// What the guest's `dyn_ftrace` has for the site (link address).
     fn record(&self, site: &Site) -> u64;
 
-    /// Adds what is to be written for a disabled site to do what `hook` says: in this
-    /// order, and back in the opposite one. Verifies that it is disabled.
+    /// Adds what is to be written for a site to do what `hook` says: in this order, and back in the
+    /// opposite one. Verifies that it is disabled, or holds a call of the guest's own that can be
+    /// shared, which is returned.
     fn edits(
         &self,
         view: &View<'_>,
@@ -123,7 +157,7 @@ pub(super) trait GuestCode: Send {
         site: &Site,
         hook: Hook<'_>,
         edits: &mut Vec<Edit>,
-    ) -> Result<(), SkipReason>;
+    ) -> Result<Option<GuestCall>, SkipReason>;
 
     /// Where a vCPU stands (run-time address) when [`Hook::Trap`] at the site exits.
     fn trap(&self, image: &Image, site: &Site) -> u64;

@@ -1,8 +1,9 @@
 //! The guest's own record of its sites: `struct dyn_ftrace`.
 //!
-//! A site that we hold is marked `FTRACE_FL_DISABLED` there, so that the guest
-//! refuses it (`EINVAL`) instead of finding a call it did not write, which would
-//! make it give up ftrace until the next boot (kernel/trace/ftrace.c).
+//! A call that the guest's ftrace finds at a site and did not write makes it give up ftrace until
+//! the next boot (kernel/trace/ftrace.c). Its flags tell which sites an update of its own touches
+//! ([`is_touched`]): those are given back for that long. Where that cannot be, a site that we hold
+//! is marked `FTRACE_FL_DISABLED`, so that the guest refuses it (`EINVAL`).
 
 use super::guest::{Guest, Image};
 use super::members::Members;
@@ -13,6 +14,43 @@ use crate::kernel::Kernel;
 pub(super) const DISABLED: u64 = 1 << 25;
 /// The guest's own ftrace is active on the site.
 pub(super) const ENABLED: u64 = 1 << 31;
+
+/// The other flags, in pairs: what is wanted, and what the site's instruction is made for now. Those
+/// of `CALL_OPS` are bits of the count before 6.3, which nothing counts up to.
+const REGS: [u64; 2] = [1 << 30, 1 << 29];
+const TRAMP: [u64; 2] = [1 << 28, 1 << 27];
+const DIRECT: [u64; 2] = [1 << 24, 1 << 23];
+const CALL_OPS: [u64; 2] = [1 << 22, 1 << 21];
+/// How many tracers of the guest's own the site has: the bits that are count in all versions.
+const COUNT: u64 = (1 << 19) - 1;
+
+/// Whether an update of the guest's ftrace reads or writes the site of a record with these flags, as
+/// they are when it begins (`ftrace_check_record`, kernel/trace/ftrace.c); `on` as
+/// `ftrace_enabled` is then.
+pub(super) fn is_touched(flags: u64, on: bool) -> bool {
+    let enabled = flags & ENABLED != 0;
+    if flags & DISABLED != 0 && !enabled {
+        return false;
+    }
+    let count = flags & COUNT;
+    let wanted = count > 0 && on;
+    if !wanted || !enabled {
+        return wanted != enabled;
+    }
+    let differs = |[want, is]: [u64; 2]| (flags & want != 0) != (flags & is != 0);
+    // Only a tracer that is alone on a site is called directly.
+    let alone = |pair: [u64; 2]| if count == 1 { differs(pair) } else { flags & pair[1] != 0 };
+    differs(REGS) || differs(TRAMP) || alone(DIRECT) || alone(CALL_OPS)
+}
+
+/// Whether the guest's ftrace is switched on (sysctl `kernel.ftrace_enabled`).
+pub(super) fn is_on(guest: &dyn Guest, image: &Image, kernel: &Kernel) -> Result<bool, TraceError> {
+    const NAME: &str = "ftrace_enabled";
+    let variable = kernel.symbols().address(NAME).ok_or(TraceError::NoSymbol(NAME))?;
+    let mut on = [0; 4];
+    guest.read(image.physical_of(variable), &mut on)?;
+    Ok(u32::from_le_bytes(on) != 0)
+}
 
 /// Bounds against a list that the guest made endless.
 const MAX_GROUPS: usize = 1 << 16;
@@ -100,6 +138,11 @@ impl Records {
         self.0.len()
     }
 
+    /// Whether the guest's own ftrace is active on any site.
+    pub(super) fn any_enabled(&self) -> bool {
+        self.0.iter().any(|record| record.flags & ENABLED != 0)
+    }
+
     /// The guest-physical address of one of them.
     pub(super) fn some_place(&self) -> Option<u64> {
         self.0.first().map(|record| record.flags_at)
@@ -184,6 +227,28 @@ pub(super) fn is_idle(guest: &dyn Guest, image: &Image, kernel: &Kernel) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // A site too few is a call that the guest does not know, and the end of its ftrace.
+    #[test]
+    fn updates_touch_what_the_guest_says() {
+        let touched = |flags| is_touched(flags, true);
+        // Nothing to do: idle, or called as it is to be.
+        for flags in [0, ENABLED | 1, ENABLED | 5, DISABLED, DISABLED | 1, 1 << 19 | 1 << 20] {
+            assert!(!touched(flags), "{flags:#x}");
+        }
+        assert!(touched(1) && touched(ENABLED) && touched(ENABLED | DISABLED));
+        for [want, is] in [REGS, TRAMP, DIRECT, CALL_OPS] {
+            assert!(!touched(ENABLED | 1 | want | is));
+            assert!(touched(ENABLED | 1 | want) && touched(ENABLED | 1 | is));
+        }
+        // With a second tracer the site is not the first one's any more.
+        for [want, is] in [DIRECT, CALL_OPS] {
+            assert!(touched(ENABLED | 2 | want | is) && !touched(ENABLED | 2 | want));
+        }
+        assert!(!touched(ENABLED | 2 | REGS[0] | REGS[1]));
+        // Switched off, all that is called goes, and nothing comes.
+        assert!(is_touched(ENABLED | 1, false) && !is_touched(1, false));
+    }
 
     // A record that is not found is a site that is not traced; a wrong one is another's flags.
     #[test]

@@ -5,6 +5,7 @@
 
 pub mod annex;
 mod arch;
+mod brackets;
 mod exit_plan;
 mod exits;
 mod ftrace;
@@ -18,6 +19,7 @@ mod raw;
 mod readable;
 pub mod ring;
 mod riscv64;
+mod sharing;
 mod tasks;
 mod trace;
 mod tripwire;
@@ -30,8 +32,10 @@ pub use guest::{Guest, GuestError, Image};
 pub use paging::{PageTables, WalkError};
 pub use patch::{Skip, SkipReason};
 pub use programs::{Duty, Part};
+pub use brackets::Moment;
 pub use ram::Ram;
 pub use raw::{RawBatch, RawRecord};
+pub use sharing::Lent;
 pub use tasks::Tasks;
 pub use trace::{AttachReport, Attachment, Options, TraceError, return_address, stack_bias};
 pub use tripwire::Tripwire;

@@ -126,7 +126,10 @@ impl Edit {
 #[derive(Clone, Copy, Debug)]
 struct Held {
     site: usize,
-    flags_at: u64,
+    /// Guest-physical address of the flags that refuse it to the guest; `None`: it is shared.
+    flags_at: Option<u64>,
+    /// Run-time address to which the guest's own ftrace lets it go.
+    guest_call: Option<u64>,
     /// Its edits are so many from here on in [`Patcher::edits`], in the order in which they
     /// are written.
     first_edit: u32,
@@ -157,6 +160,8 @@ pub struct Patcher {
     edits: Vec<Edit>,
     /// Those that the guest refuses on our account, held or not.
     flagged: SiteSet,
+    /// Sites are shared with the guest, and not refused to it.
+    shares: bool,
     freed: bool,
 }
 
@@ -254,7 +259,9 @@ impl Patcher {
                 Err(reason) => reason,
                 Ok((held, flags)) => match held.write(view, &self.edits, flags) {
                     Ok(true) => {
-                        self.flagged.insert(index);
+                        if !self.shares {
+                            self.flagged.insert(index);
+                        }
                         self.held.push(held);
                         continue;
                     }
@@ -297,12 +304,14 @@ impl Patcher {
             return Err(SkipReason::Freed);
         }
         let first = self.edits.len();
-        place.code.edits(&place.view, place.image, site, hook, &mut self.edits)?;
+        let call = place.code.edits(&place.view, place.image, site, hook, &mut self.edits)?;
         let record = records
             .find(place.image.runtime(place.code.record(site)))
             .ok_or(SkipReason::Unknown)?;
-        if record.flags & ftrace::ENABLED != 0 {
-            return Err(SkipReason::GuestEnabled);
+        match (record.flags & ftrace::ENABLED != 0, call) {
+            (true, None) => return Err(SkipReason::GuestEnabled),
+            (false, Some(_)) => return Err(SkipReason::GuestOwned("a call")),
+            _ => {}
         }
         let was_flagged = record.flags & ftrace::DISABLED != 0;
         if was_flagged && !self.flagged.contains(index) {
@@ -314,14 +323,67 @@ impl Patcher {
         };
         let edits = u8::try_from(self.edits.len() - first).map_err(|_| SkipReason::OutOfReach)?;
         let first_edit = u32::try_from(first).map_err(|_| SkipReason::OutOfReach)?;
-        let flags_at = record.flags_at;
-        let held = Held { site: index, flags_at, first_edit, edits, program, init, was_flagged };
+        let flags_at = (!self.shares).then_some(record.flags_at);
+        let guest_call = call.map(|call| call.target);
+        let held = Held {
+            site: index,
+            flags_at,
+            guest_call,
+            first_edit,
+            edits,
+            program,
+            init,
+            was_flagged,
+        };
         Ok((held, record.flags))
     }
 
     /// Whether the guest has freed `.init.text`.
     pub(super) fn freed(&self) -> bool {
         self.freed
+    }
+
+    /// Sites that are held from now on are shared with the guest.
+    pub(super) fn share(&mut self) {
+        self.shares = true;
+    }
+
+    /// Whether sites are refused to the guest instead.
+    pub(super) fn is_flagging(&self) -> bool {
+        !self.shares
+    }
+
+    /// Where the guest's own ftrace lets held sites go.
+    pub(super) fn guest_calls(&self) -> impl Iterator<Item = u64> {
+        self.held.iter().filter_map(|held| held.guest_call)
+    }
+
+    /// Gives back the held sites of whose flags this is true: which these were, with their programs,
+    /// and what it came to.
+    ///
+    /// # Errors
+    /// When guest memory cannot be written.
+    pub(super) fn lend(
+        &mut self,
+        place: &Place<'_>,
+        records: &Records,
+        is_touched: impl Fn(u64) -> bool,
+    ) -> Result<(Vec<(usize, Option<u16>)>, Restored), GuestError> {
+        let mut records = records.cursor();
+        let mut lent = Vec::new();
+        for held in &self.held {
+            let site = place.kernel.sites().get(held.site);
+            let ip = site.map(|site| place.image.runtime(place.code.record(site)));
+            let record = ip.and_then(|ip| records.find(ip));
+            if record.is_some_and(|record| is_touched(record.flags)) {
+                lent.push((held.site, held.program));
+            }
+        }
+        let mut sites: Vec<usize> = lent.iter().map(|&(site, _)| site).collect();
+        sites.sort_unstable();
+        let wanted = |held: &Held| sites.binary_search(&held.site).is_ok();
+        let restored = self.release(&place.view, wanted)?;
+        Ok((lent, restored))
     }
 
     /// Gives every held site of `.init.text` back, before the guest frees that
@@ -419,12 +481,16 @@ impl Held {
     #[inline]
     fn write(&self, view: &View<'_>, edits: &[Edit], flags: u64) -> Result<bool, GuestError> {
         let flags = flags | ftrace::DISABLED;
-        view.store(self.flags_at, flags, 8)?;
+        if let Some(flags_at) = self.flags_at {
+            view.store(flags_at, flags, 8)?;
+        }
         let mut holds = true;
         for edit in self.own(edits) {
             holds &= edit.apply(view)?;
         }
-        holds &= view.load(self.flags_at, 8)? == flags;
+        if let Some(flags_at) = self.flags_at {
+            holds &= view.load(flags_at, 8)? == flags;
+        }
         if !holds {
             self.undo(view, edits)?;
         }
@@ -435,7 +501,7 @@ impl Held {
         for edit in self.own(edits).iter().rev() {
             edit.undo(view)?;
         }
-        set_flag(view, self.flags_at, self.was_flagged)
+        self.flags_at.map_or(Ok(()), |flags_at| set_flag(view, flags_at, self.was_flagged))
     }
 
     /// Puts the site back if all of it is still ours; else leaves it alone. Whether

@@ -10,6 +10,7 @@ use super::patch::{Patcher, Place, Restored, Skip, SkipReason};
 use super::programs::{Duty, Programs};
 use super::readable;
 use super::ring::RingReader;
+use super::sharing::Sharing;
 use super::tasks::{self, Tasks};
 use super::view::View;
 use crate::kernel::{Exits, Kernel, Site};
@@ -106,16 +107,18 @@ pub struct AttachReport {
 
 /// The tracer's hold on one guest.
 pub struct Attachment {
-    image: Image,
+    pub(super) image: Image,
     /// Guest-physical address of some text of the kernel.
-    near: u64,
+    pub(super) near: u64,
     layout: Layout,
-    memory: Arc<dyn Memory>,
-    code: Box<dyn GuestCode>,
+    pub(super) memory: Arc<dyn Memory>,
+    pub(super) code: Box<dyn GuestCode>,
     tasks: tasks::Offsets,
     overflow: Overflow,
-    books: Offsets,
-    patcher: Patcher,
+    pub(super) books: Offsets,
+    pub(super) patcher: Patcher,
+    /// `None`: what is held is refused to the guest's own ftrace.
+    pub(super) sharing: Option<Sharing>,
     programs: Programs,
     exits: HeldExits,
     /// Programs know what they can read.
@@ -153,6 +156,7 @@ impl Attachment {
             overflow: options.overflow,
             books,
             patcher,
+            sharing: None,
             programs,
             exits: HeldExits::default(),
             readable: false,
@@ -247,21 +251,23 @@ impl Attachment {
         })
     }
 
-    fn hold<'a>(
+    pub(super) fn hold<'a>(
         &mut self,
         guest: &dyn Guest,
         kernel: &Kernel,
-        sites: impl IntoIterator<Item = (usize, Hook<'a>)>,
+        sites: impl IntoIterator<Item = (usize, Hook<'a>), IntoIter: Clone>,
     ) -> Result<Vec<Skip>, TraceError> {
         let records = Records::read(guest, &self.image, kernel, &self.books)?;
         log::debug!("the guest's ftrace knows {} sites", records.len());
+        let sites = sites.into_iter();
+        self.chain(guest, kernel, &records, sites.clone());
         let view = self.view(guest, &records);
         let place = Place { view, image: &self.image, kernel, code: &*self.code };
         Ok(self.patcher.hold(&place, &records, sites)?)
     }
 
     /// Of sites and the guest's records of them.
-    fn view<'a>(&self, guest: &'a dyn Guest, records: &Records) -> View<'a> {
+    pub(super) fn view<'a>(&self, guest: &'a dyn Guest, records: &Records) -> View<'a> {
         let text = self.near;
         View::ram(guest, [text, records.some_place().unwrap_or(text)])
     }
@@ -450,7 +456,10 @@ impl Attachment {
         let restored = self.patcher.release_if(&View::ram(guest, [text; 2]), |_| true)?;
         exits?;
         self.code.remove(guest, &self.image, kernel, self.patcher.freed())?;
-        if ftrace::is_idle(guest, &self.image, kernel) {
+        if !self.end_sharing(guest)? {
+            return Err(TraceError::Ftrace("its code is not as it was kept"));
+        }
+        if self.patcher.is_flagging() && ftrace::is_idle(guest, &self.image, kernel) {
             let records = Records::read(guest, &self.image, kernel, &self.books)?;
             let view = self.view(guest, &records);
             let place = Place { view, image: &self.image, kernel, code: &*self.code };

@@ -7,7 +7,8 @@ use super::returns::Returns;
 use super::site::{self, Aim};
 use crate::kernel::{Exit, Exits, FtraceKind, Kernel, Site, SiteSection};
 use crate::tracer::annex::{Addressing, Layout, Memory, OPS, OPS_SIZE};
-use crate::tracer::arch::{GuestCode, Hook, Installed};
+use crate::tracer::arch::{GuestCall, GuestCode, Hook, Installed};
+use crate::tracer::brackets::Brackets;
 use crate::tracer::exits::ExitWord;
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::patch::{Edit, SkipReason};
@@ -198,6 +199,25 @@ impl GuestCode for Code {
         Ok(())
     }
 
+    /// Not yet: the guest is refused what is traced.
+    fn bracket(
+        &mut self,
+        _: &dyn Guest,
+        _: &Image,
+        _: &Kernel,
+        _: &[u8],
+    ) -> Result<Option<Brackets>, TraceError> {
+        Ok(None)
+    }
+
+    fn guest_call(&self, _: &View<'_>, _: &Image, _: &Site) -> Option<GuestCall> {
+        None
+    }
+
+    fn chain(&mut self, _: u16, _: GuestCall) -> Result<(), TraceError> {
+        Err(TraceError::Full(self.programs.len()))
+    }
+
     fn record(&self, site: &Site) -> u64 {
         match self.kind {
             Kind::Patchable => site.entry,
@@ -212,7 +232,7 @@ impl GuestCode for Code {
         site: &Site,
         hook: Hook<'_>,
         edits: &mut Vec<Edit>,
-    ) -> Result<(), SkipReason> {
+    ) -> Result<Option<GuestCall>, SkipReason> {
         let (entry, physical) = (image.runtime(site.entry), image.physical_of(site.entry));
         let found = view.load(physical, 8).map_err(|_| SkipReason::NoRam)?;
         let found = instructions(found.to_le_bytes());
@@ -254,7 +274,8 @@ impl GuestCode for Code {
             return Err(SkipReason::GuestOwned(site::describe(found)));
         }
         let at = physical + site::SECOND;
-        add(at, &NOP.to_le_bytes(), &second.to_le_bytes())
+        add(at, &NOP.to_le_bytes(), &second.to_le_bytes())?;
+        Ok(None)
     }
 
     fn trap(&self, _: &Image, _: &Site) -> u64 {

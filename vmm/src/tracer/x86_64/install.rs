@@ -1,10 +1,11 @@
 //! The annex and the programs in an x86-64 guest.
 
 use super::context::{self, Context};
-use super::{map, site};
+use super::{brackets, map, site};
 use crate::kernel::{Exit, ExitKind, Exits, Kernel, Site};
-use crate::tracer::annex::{Addressing, Layout, Memory, TABLE};
-use crate::tracer::arch::{GuestCode, Hook, Installed};
+use crate::tracer::annex::{Addressing, Layout, Memory, SIZE, TABLE};
+use crate::tracer::arch::{GuestCall, GuestCode, Hook, Installed};
+use crate::tracer::brackets::Brackets;
 use crate::tracer::exits::ExitWord;
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::patch::{Edit, SkipReason};
@@ -41,6 +42,9 @@ pub(super) fn install(
         overflow: options.overflow,
         used: 0,
         programs: Vec::new(),
+        sources: Vec::new(),
+        shares: false,
+        chains: FxHashMap::default(),
         endings: Vec::new(),
         thunk: None,
         stubs: Stubs::default(),
@@ -69,7 +73,14 @@ struct Code {
     used: u64,
     /// Run-time addresses.
     programs: Vec<u64>,
-    /// Run-time addresses of their returns.
+    /// What each does.
+    sources: Vec<Program>,
+    /// Sites are shared with the guest's own ftrace.
+    shares: bool,
+    /// Run-time addresses of code that does what a program does and goes on with a call of the
+    /// guest's. Never written again: a task may stand in it.
+    chains: FxHashMap<(u16, GuestCall), u64>,
+    /// Run-time addresses of the programs' returns.
     endings: Vec<u64>,
     /// Run-time address of the kernel's return thunk, where its processors need one.
     thunk: Option<u64>,
@@ -231,6 +242,26 @@ fn named(image: &Image, exit: &Exit, at: u64) -> ExitWord {
     ExitWord::new(word, exit)
 }
 
+/// The bytes of a site.
+fn load(view: &View<'_>, image: &Image, site: &Site) -> Result<[u8; site::LEN], SkipReason> {
+    #[expect(clippy::cast_possible_truncation, reason = "five")]
+    const LEN: u8 = site::LEN as u8;
+    let found = view.load(image.physical_of(site.location), LEN).map_err(|_| SkipReason::NoRam)?;
+    let [a, b, c, d, e, ..] = found.to_le_bytes();
+    Ok([a, b, c, d, e])
+}
+
+/// The call or jump of the guest's own in a site at this run-time address. What leads into the annex
+/// is none of the guest's: a chain to a chain would be given back as one.
+fn shared(address: u64, bytes: [u8; site::LEN]) -> Option<GuestCall> {
+    let jumps = bytes[0] == 0xe9;
+    let target = match bytes {
+        [0xe8, a, b, c, d] | [0xe9, a, b, c, d] => site::jump_target(address, &[0xe9, a, b, c, d])?,
+        _ => return None,
+    };
+    (!(map::ADDRESS..map::ADDRESS + SIZE).contains(&target)).then_some(GuestCall { target, jumps })
+}
+
 impl Code {
     /// Where the next code will be.
     fn next(&self, align: u64) -> u64 {
@@ -279,6 +310,57 @@ impl GuestCode for Code {
             self.endings.push(ending);
         }
         self.programs.push(address);
+        self.sources.push(program.clone());
+        Ok(())
+    }
+
+    fn bracket(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        trap: &[u8],
+    ) -> Result<Option<Brackets>, TraceError> {
+        let at = self.next(ALIGN);
+        let (code, brackets) =
+            brackets::make(guest, image, kernel, trap, (at, self.memory.guest_address()))?;
+        self.put(&code, ALIGN)?;
+        self.shares = true;
+        Ok(Some(brackets))
+    }
+
+    fn guest_call(&self, view: &View<'_>, image: &Image, site: &Site) -> Option<GuestCall> {
+        let found = load(view, image, site).ok()?;
+        self.shares.then(|| shared(image.runtime(site.location), found))?
+    }
+
+    fn chain(&mut self, program: u16, call: GuestCall) -> Result<(), TraceError> {
+        if self.chains.contains_key(&(program, call)) {
+            return Ok(());
+        }
+        let full = || TraceError::Full(self.programs.len());
+        let source = self.sources.get(usize::from(program)).ok_or_else(full)?;
+        let code = compiler::compile(source, self.overflow, &self.values)?;
+        let (mut bytes, at) = (code.bytes, self.next(ALIGN));
+        // The first is the program's own end, the others are those of its parts.
+        let (&ending, others) = code.endings.split_first().ok_or_else(full)?;
+        let mut way = call.target;
+        if call.jumps {
+            way = at + bytes.len() as u64;
+            bytes.extend(site::DROP_RETURN);
+            let from = at + bytes.len() as u64;
+            bytes.extend(site::jump(from, call.target).ok_or_else(full)?);
+        }
+        let jump = site::jump(at + ending as u64, way).ok_or_else(full)?;
+        let place = bytes.get_mut(ending..ending + site::LEN).ok_or_else(full)?;
+        place.copy_from_slice(&jump);
+        let address = self.put(&bytes, ALIGN)?;
+        for &ending in others {
+            let ending = address + ending as u64;
+            self.end(ending)?;
+            self.endings.push(ending);
+        }
+        self.chains.insert((program, call), address);
         Ok(())
     }
 
@@ -388,28 +470,33 @@ impl GuestCode for Code {
         site: &Site,
         hook: Hook<'_>,
         edits: &mut Vec<Edit>,
-    ) -> Result<(), SkipReason> {
-        #[expect(clippy::cast_possible_truncation, reason = "five")]
-        const LEN: u8 = site::LEN as u8;
-        let physical = image.physical_of(site.location);
-        let found = view.load(physical, LEN).map_err(|_| SkipReason::NoRam)?.to_le_bytes();
-        let mut original = [0; site::LEN];
-        original.copy_from_slice(&found[..site::LEN]);
-        if !site::DISABLED.contains(&original) {
-            return Err(SkipReason::GuestOwned(site::describe(original)));
-        }
+    ) -> Result<Option<GuestCall>, SkipReason> {
+        let (physical, address) = (image.physical_of(site.location), image.runtime(site.location));
+        let original = load(view, image, site)?;
+        let guests = if site::DISABLED.contains(&original) {
+            None
+        } else {
+            let shared = if self.shares { shared(address, original) } else { None };
+            Some(shared.ok_or(SkipReason::GuestOwned(site::describe(original)))?)
+        };
         let edit = match hook {
-            Hook::Call(program) => self
-                .programs
-                .get(usize::from(program))
-                .and_then(|&target| site::call(image.runtime(site.location), target))
-                .and_then(|call| Edit::new(physical, &original, &call)),
+            Hook::Call(program) => {
+                let target = match guests {
+                    None => self.programs.get(usize::from(program)),
+                    Some(call) => {
+                        Some(self.chains.get(&(program, call)).ok_or(SkipReason::NoStub)?)
+                    }
+                };
+                target
+                    .and_then(|&target| site::call(address, target))
+                    .and_then(|call| Edit::new(physical, &original, &call))
+            }
             Hook::Trap(trap) => {
                 original.get(..trap.len()).and_then(|front| Edit::new(physical, front, trap))
             }
         };
         edits.push(edit.ok_or(SkipReason::OutOfReach)?);
-        Ok(())
+        Ok(guests)
     }
 
     fn trap(&self, image: &Image, site: &Site) -> u64 {

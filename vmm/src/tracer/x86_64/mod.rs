@@ -1,5 +1,6 @@
 //! x86-64: sites are 5-byte nops or calls, the annex is mapped by 2 MiB entries.
 
+mod brackets;
 pub(super) mod context;
 mod install;
 pub(super) mod map;

@@ -15,6 +15,9 @@ pub(crate) const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 /// A return as kernels write it where no return thunk is needed.
 pub(crate) const RETURN: [u8; LEN] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
 
+/// `lea rsp, [rsp + 8]`: what a site has pushed is gone, and the flags are as they were.
+pub(crate) const DROP_RETURN: [u8; 5] = [0x48, 0x8d, 0x64, 0x24, 0x08];
+
 /// A jump from `from` to `target`; `None` when out of reach.
 pub(crate) fn jump(from: u64, target: u64) -> Option<[u8; LEN]> {
     let [_, a, b, c, d] = call(from, target)?;

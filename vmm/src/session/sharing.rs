@@ -1,0 +1,162 @@
+//! Sites that the guest's own ftrace uses as well: its updates, and who waits for their end.
+
+use super::attach::{Controller, Stage};
+use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
+use crate::serve::{Control, ControlRequest};
+use crate::stream::{MarkKind, Skipped};
+use crate::tracer::{Attachment, Moment, Ram};
+use std::collections::BTreeMap;
+
+impl Controller {
+    /// Lets sites be shared with the guest, if that can be. None is held yet.
+    pub(super) fn share(
+        &mut self,
+        machine: &Machine,
+        paused: &Paused<'_>,
+        attachment: &mut Attachment,
+    ) {
+        match attachment.share(&Ram(machine.memory()), &self.kernel, &TRAP_INSTRUCTION) {
+            Ok(traps) => traps.into_iter().flatten().for_each(|trap| {
+                paused.arm_trap(trap);
+            }),
+            Err(error) => {
+                self.note(format!("the guest's own ftrace is refused what is traced: {error}"));
+            }
+        }
+    }
+
+    /// Whether an update of the guest's ftrace begins or ends here, which is dealt with then.
+    pub(super) fn guest_updates(&mut self, machine: &Machine, vcpu: usize, address: u64) -> bool {
+        let Stage::Attached { attachment, .. } = &mut self.stage else { return false };
+        let Some((moment, next)) = attachment.moment(address) else { return false };
+        let paused = match machine.pause() {
+            Ok(paused) => paused,
+            Err(error) => {
+                // It stands there still, and the machine is gone.
+                self.note(format!("an update of the guest's ftrace was not seen: {error}"));
+                return true;
+            }
+        };
+        let ram = Ram(machine.memory());
+        let mut skipped = Vec::new();
+        let done = match moment {
+            Moment::Begin => attachment.lend(&ram, &self.kernel).map(|lent| {
+                let why = lent.foreign.first().map(|&site| (site, lent.foreign.len()));
+                (lent.sites, why)
+            }),
+            Moment::End => {
+                let taken = attachment.take_again(&ram, &self.kernel, &TRAP_INSTRUCTION);
+                taken.map(|(count, left)| {
+                    skipped = left;
+                    (count - skipped.len(), None)
+                })
+            }
+        };
+        let went_on = paused.set_rip(vcpu, next);
+        let held = attachment.held() as u64;
+        let shared = attachment.shared().values().sum::<usize>() as u64;
+        let (count, failed) = match done {
+            Ok((count, None)) => (count, went_on.err().map(|error| error.to_string())),
+            Ok((count, Some((site, foreign)))) => {
+                let name = self.name(site);
+                let why = format!("{foreign} sites did not hold our call any more (such as {name})");
+                (count, Some(why))
+            }
+            Err(error) => (0, Some(error.to_string())),
+        };
+        let text = match moment {
+            Moment::Begin => format!("the guest's ftrace begins to change {count} sites"),
+            Moment::End => {
+                let sites = &mut self.summary.sites;
+                sites.patched = held;
+                sites.guest_updates += 1;
+                sites.shared = sites.shared.max(shared);
+                format!("the guest's ftrace is done: {count} sites, {shared} shared")
+            }
+        };
+        // Calls whose beginning is not seen lie between marks of this kind.
+        let kind = if count == 0 { MarkKind::Note } else { MarkKind::Filter };
+        self.account(paused, kind, text);
+        for Skipped { reason, count, examples } in self.skipped(&skipped) {
+            let examples = examples.join(", ");
+            self.note(format!(
+                "{count} sites are the guest's alone since an update of its ftrace: {reason} (such \
+                 as {examples})"
+            ));
+        }
+        match failed {
+            Some(why) => {
+                self.note(format!("tracing ends: {why}"));
+                self.detach(machine);
+            }
+            None if moment == Moment::End => self.catch_up(machine),
+            None => {}
+        }
+        true
+    }
+
+    /// Does what had to wait for the end of an update.
+    fn catch_up(&mut self, machine: &Machine) {
+        if std::mem::take(&mut self.late) {
+            self.enable_late(machine);
+        }
+        for request in std::mem::take(&mut self.waiting) {
+            self.request(machine, request);
+        }
+    }
+
+    fn enable_late(&mut self, machine: &Machine) {
+        let stage = std::mem::replace(&mut self.stage, Stage::Off);
+        let Stage::Attached { mut attachment, from: None, wires } = stage else {
+            self.stage = stage;
+            return;
+        };
+        let plan = self.planned();
+        match machine.pause() {
+            Ok(paused) => {
+                if let Err(error) = self.enable(machine, &mut attachment, &plan) {
+                    self.note(format!("not traced: {error}"));
+                }
+                let text = format!("{} sites", self.summary.sites.patched);
+                self.account(paused, MarkKind::Filter, text);
+            }
+            Err(error) => self.note(format!("not traced: {error}")),
+        }
+        self.stage = Stage::Attached { attachment, from: None, wires };
+    }
+
+    /// Does what a request says, or keeps it until sites can be changed.
+    pub(super) fn request(&mut self, machine: &Machine, request: ControlRequest) {
+        let changes = matches!(
+            request.command,
+            Control::Filter(_)
+                | Control::TracerAdd(_)
+                | Control::TracerRemove(_)
+                | Control::Pause
+                | Control::Resume
+        );
+        if changes && self.is_lent() {
+            self.waiting.push(request);
+            return;
+        }
+        self.control(machine, request);
+    }
+
+    /// How many sites are shared with what the guest's ftrace calls from them: functions of its own,
+    /// and trampolines that it has made.
+    pub(super) fn shared(&self) -> BTreeMap<String, usize> {
+        let Stage::Attached { attachment, .. } = &self.stage else { return BTreeMap::new() };
+        let slide = attachment.image().slide;
+        let name = |target: u64| match self.kernel.symbols().primary_at(target.wrapping_sub(slide)) {
+            Some(name) => name.to_owned(),
+            None => format!("trampoline {target:#x}"),
+        };
+        let shared = attachment.shared();
+        shared.into_iter().map(|(target, count)| (name(target), count)).collect()
+    }
+
+    /// Whether an update of the guest's ftrace is under way.
+    pub(super) fn is_lent(&self) -> bool {
+        matches!(&self.stage, Stage::Attached { attachment, .. } if attachment.is_lent())
+    }
+}

@@ -1,0 +1,171 @@
+//! Sites that the guest's own ftrace uses as well.
+//!
+//! While an update of the guest's ftrace is under way, the sites that it touches hold what it left
+//! there; then they are taken again. A site that the guest uses holds a call of ours that records and
+//! goes on with the guest's.
+
+use super::arch::Hook;
+use super::brackets::{Brackets, Moment};
+use super::ftrace::{self, Records};
+use super::guest::Guest;
+use super::patch::{Place, Skip, SkipReason};
+use super::trace::{Attachment, TraceError};
+use super::view::View;
+use crate::kernel::Kernel;
+use std::collections::BTreeMap;
+
+/// How sites are shared with the guest's ftrace.
+#[derive(Debug)]
+pub(super) struct Sharing {
+    brackets: Brackets,
+    /// What is the guest's while its update lasts.
+    lent: Option<Vec<(usize, Option<u16>)>>,
+}
+
+/// What has become of sites at the beginning of an update.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lent {
+    /// So many are the guest's for now.
+    pub sites: usize,
+    /// These (indices) did not hold our call.
+    pub foreign: Vec<usize>,
+}
+
+impl Attachment {
+    /// Lets the guest stop, by `trap`, before and after each update of its own ftrace; where it
+    /// then stands (run-time addresses). To be called before any site is held, when no such update
+    /// can be under way. `None` where sites cannot be shared: the guest is refused what is held. All
+    /// vCPUs are paused.
+    ///
+    /// # Errors
+    /// When the kernel updates sites in an unknown way, which also means that it is refused them.
+    pub fn share(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        trap: &[u8],
+    ) -> Result<Option<[u64; 2]>, TraceError> {
+        let Some(brackets) = self.code.bracket(guest, &self.image, kernel, trap)? else {
+            return Ok(None);
+        };
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        if !brackets.lay(&view)? {
+            return Err(TraceError::Ftrace("its code cannot be changed"));
+        }
+        self.patcher.share();
+        self.sharing = Some(Sharing { brackets, lent: None });
+        Ok(Some(brackets.traps()))
+    }
+
+    /// Which moment of an update a vCPU that stands at this run-time address is at, and where it
+    /// goes on from there.
+    #[must_use]
+    pub fn moment(&self, address: u64) -> Option<(Moment, u64)> {
+        self.sharing.as_ref()?.brackets.moment(address)
+    }
+
+    /// Whether an update of the guest's ftrace is under way. No site may be taken then.
+    #[must_use]
+    pub fn is_lent(&self) -> bool {
+        self.sharing.as_ref().is_some_and(|sharing| sharing.lent.is_some())
+    }
+
+    /// An update begins: gives back the sites that it touches. All vCPUs are paused.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used, or an update is under way already. The hold on the guest
+    /// must end then.
+    pub fn lend(&mut self, guest: &dyn Guest, kernel: &Kernel) -> Result<Lent, TraceError> {
+        if self.is_lent() {
+            return Err(TraceError::Ftrace("an update begins within another"));
+        }
+        let on = ftrace::is_on(guest, &self.image, kernel)?;
+        let records = Records::read(guest, &self.image, kernel, &self.books)?;
+        let view = self.view(guest, &records);
+        let place = Place { view, image: &self.image, kernel, code: &*self.code };
+        let (lent, restored) =
+            self.patcher.lend(&place, &records, |flags| ftrace::is_touched(flags, on))?;
+        let sites = lent.len();
+        if let Some(sharing) = &mut self.sharing {
+            sharing.lent = Some(lent);
+        }
+        Ok(Lent { sites, foreign: restored.foreign })
+    }
+
+    /// An update is over: takes again what was given back for it, traps as `trap`. Returns how many
+    /// that were, and what was left to the guest. All vCPUs are paused.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used, or no update was under way. The hold on the guest must end
+    /// then.
+    pub fn take_again(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        trap: &[u8],
+    ) -> Result<(usize, Vec<Skip>), TraceError> {
+        let lent = self.sharing.as_mut().and_then(|sharing| sharing.lent.take());
+        let lent = lent.ok_or(TraceError::Ftrace("an update ends that did not begin"))?;
+        if lent.is_empty() {
+            return Ok((0, Vec::new()));
+        }
+        let hooks = lent.iter().map(|&(site, program)| match program {
+            Some(program) => (site, Hook::Call(program)),
+            None => (site, Hook::Trap(trap)),
+        });
+        let mut skipped = self.hold(guest, kernel, hooks)?;
+        // Given back for good meanwhile.
+        skipped.retain(|skip| skip.reason != SkipReason::Freed);
+        Ok((lent.len(), skipped))
+    }
+
+    /// Makes the code by which these sites go on with the guest's calls that are in them.
+    pub(super) fn chain<'a>(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        records: &Records,
+        sites: impl Iterator<Item = (usize, Hook<'a>)>,
+    ) {
+        if self.sharing.is_none() || !records.any_enabled() {
+            return;
+        }
+        let view = self.view(guest, records);
+        for (site, hook) in sites {
+            let (Hook::Call(program), Some(site)) = (hook, kernel.sites().get(site)) else {
+                continue;
+            };
+            if let Some(call) = self.code.guest_call(&view, &self.image, site)
+                && let Err(error) = self.code.chain(program, call)
+            {
+                // The site will have no stub, and be skipped for that.
+                log::debug!("no chain to {:#x}: {error}", call.target);
+            }
+        }
+    }
+
+    /// Of the sites that are ours, those that the guest's own ftrace uses as well: how many, by what
+    /// they go on to (run-time addresses).
+    #[must_use]
+    pub fn shared(&self) -> BTreeMap<u64, usize> {
+        let mut shared = BTreeMap::new();
+        for target in self.patcher.guest_calls() {
+            *shared.entry(target).or_default() += 1;
+        }
+        shared
+    }
+
+    /// The guest's updates go unseen from now on. No site is held.
+    pub(super) fn end_sharing(&mut self, guest: &dyn Guest) -> Result<bool, TraceError> {
+        let Some(Sharing { brackets, .. }) = self.sharing.take() else { return Ok(true) };
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        Ok(brackets.remove(&view)?)
+    }
+
+    /// Run-time addresses of the traps of [`Attachment::share`].
+    #[must_use]
+    pub fn traps(&self) -> Vec<u64> {
+        let traps = self.sharing.as_ref().map(|sharing| sharing.brackets.traps());
+        traps.into_iter().flatten().collect()
+    }
+}

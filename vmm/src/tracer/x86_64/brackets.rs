@@ -1,0 +1,129 @@
+//! Where the guest's ftrace begins to change sites, and where that is over
+//! (`ftrace_arch_code_modify_prepare` and `..._post_process`, arch/x86/kernel/ftrace.c).
+//!
+//! Both run with `text_mutex` held, and all changes of live sites lie between the two: not between
+//! the functions' entries, where other tasks may still wait for the lock, and pokes are pending.
+//! Only the first byte of what is replaced can be where a context stands.
+
+use super::{map, site};
+use crate::kernel::Kernel;
+use crate::tracer::brackets::{Brackets, Detour};
+use crate::tracer::guest::{Guest, GuestError, Image};
+use crate::tracer::patch::Edit;
+use crate::tracer::trace::TraceError;
+
+const PREPARE: &str = "ftrace_arch_code_modify_prepare";
+const FINISH: &str = "ftrace_arch_code_modify_post_process";
+/// How the lock is called, the second with lockdep.
+const LOCK: [&str; 2] = ["mutex_lock", "mutex_lock_nested"];
+const UNLOCK: [&str; 1] = ["mutex_unlock"];
+
+/// More than either function has.
+const LONGEST: usize = 96;
+/// `movl $imm32, disp32(%rip)`.
+const STORE: [u8; 2] = [0xc7, 0x05];
+/// Bytes of that.
+const STORE_LEN: usize = 10;
+/// A nop of the length of a trap.
+const QUIET: [u8; 2] = [0x66, 0x90];
+
+/// An instruction of the kernel at a link address.
+struct Found<const N: usize> {
+    link: u64,
+    bytes: [u8; N],
+}
+
+/// The first call of (or jump to) one of these functions in another.
+fn find(kernel: &Kernel, function: &'static str, callees: &[&str]) -> Option<Found<{ site::LEN }>> {
+    let start = kernel.symbols().address(function)?;
+    let body = kernel.bytes(start, LONGEST)?;
+    let callees: Vec<u64> =
+        callees.iter().filter_map(|name| kernel.symbols().address(name)).collect();
+    (start..).zip(body.windows(site::LEN)).find_map(|(link, bytes)| {
+        let &[opcode @ (0xe8 | 0xe9), a, b, c, d] = bytes else { return None };
+        let target = site::jump_target(link, &[0xe9, a, b, c, d])?;
+        let bytes = [opcode, a, b, c, d];
+        callees.contains(&target).then_some(Found { link, bytes })
+    })
+}
+
+/// The store behind the call that takes the lock.
+fn begin(kernel: &Kernel) -> Option<Found<STORE_LEN>> {
+    let link = find(kernel, PREPARE, &LOCK)?.link + site::LEN as u64;
+    let bytes: [u8; STORE_LEN] = kernel.bytes(link, STORE_LEN)?.try_into().ok()?;
+    bytes.starts_with(&STORE).then_some(Found { link, bytes })
+}
+
+/// Makes the code of both stubs, to be put at run-time address `at` of an annex that lies at
+/// guest-physical `annex`, and what leads there.
+///
+/// # Errors
+/// When the kernel has another code there.
+pub(super) fn make(
+    guest: &dyn Guest,
+    image: &Image,
+    kernel: &Kernel,
+    trap: &[u8],
+    (at, annex): (u64, u64),
+) -> Result<(Vec<u8>, Brackets), TraceError> {
+    let unknown = || TraceError::Ftrace("how it changes sites");
+    let (begin, end) = begin(kernel).zip(find(kernel, FINISH, &UNLOCK)).ok_or_else(unknown)?;
+    verify(guest, image, &begin)?;
+    verify(guest, image, &end)?;
+    let len = trap.len() as u64;
+    let detour = |link: u64, bytes: &[u8; site::LEN], ours: Option<[u8; site::LEN]>, stub: u64| {
+        let quiet = QUIET.get(..trap.len())?;
+        Some(Detour {
+            trap: stub,
+            next: stub + len,
+            edit: Edit::new(image.physical_of(link), bytes, &ours?)?,
+            quiet: Edit::new(annex + (stub - map::ADDRESS), trap, quiet)?,
+        })
+    };
+
+    // trap; movl; jmp back
+    let from = image.runtime(begin.link);
+    let [a, b, c, d, e, f, g, h, i, j] = begin.bytes;
+    let variable = from
+        .wrapping_add(STORE_LEN as u64)
+        .wrapping_add_signed(i32::from_le_bytes([c, d, e, f]).into());
+    let mut code = trap.to_vec();
+    let behind = at + (code.len() + STORE_LEN) as u64;
+    let distance = i32::try_from(variable.wrapping_sub(behind).cast_signed());
+    code.extend([a, b]);
+    code.extend(distance.map_err(|_| unknown())?.to_le_bytes());
+    code.extend([g, h, i, j]);
+    code.extend(site::jump(behind, from + STORE_LEN as u64).ok_or_else(unknown)?);
+    let front = [a, b, c, d, e];
+    let first = detour(begin.link, &front, site::jump(from, at), at).ok_or_else(unknown)?;
+
+    // trap; jmp mutex_unlock
+    code.resize(code.len().next_multiple_of(16), 0xcc);
+    let stub = at + code.len() as u64;
+    let from = image.runtime(end.link);
+    let [opcode, a, b, c, d] = end.bytes;
+    let unlock = site::jump_target(from, &[0xe9, a, b, c, d]).ok_or_else(unknown)?;
+    code.extend(trap);
+    code.extend(site::jump(stub + len, unlock).ok_or_else(unknown)?);
+    let ours = site::jump(from, stub).map(|[_, a, b, c, d]| [opcode, a, b, c, d]);
+    let second = detour(end.link, &end.bytes, ours, stub).ok_or_else(unknown)?;
+    Ok((code, Brackets([first, second])))
+}
+
+/// Whether the running kernel has what its image has.
+fn verify<const N: usize>(
+    guest: &dyn Guest,
+    image: &Image,
+    found: &Found<N>,
+) -> Result<(), GuestError> {
+    let mut now = [0; N];
+    guest.read(image.physical_of(found.link), &mut now)?;
+    if now != found.bytes {
+        let address = image.runtime(found.link);
+        return Err(GuestError::Mismatch(format!(
+            "{address:#x} holds {now:02x?}, not {:02x?}",
+            found.bytes
+        )));
+    }
+    Ok(())
+}
