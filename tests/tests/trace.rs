@@ -106,6 +106,14 @@ fn the_guests_own_ftrace_sees_the_same_and_keeps_working() {
 }
 
 #[test]
+fn both_trace_the_same_function() {
+    for name in KERNELS {
+        GUESTS.both_trace_the_same_function(name);
+    }
+    GUESTS.both_trace_the_same_function("x86_64-6.12-rt");
+}
+
+#[test]
 fn a_kernel_without_type_information_is_traced() {
     GUESTS.a_kernel_without_type_information_is_traced("x86_64-6.12");
 }

@@ -53,7 +53,6 @@ impl Controller {
             }
         };
         let went_on = paused.set_rip(vcpu, next);
-        let held = attachment.held() as u64;
         let shared = attachment.shared().values().sum::<usize>() as u64;
         let (count, failed) = match done {
             Ok((count, None)) => (count, went_on.err().map(|error| error.to_string())),
@@ -68,7 +67,7 @@ impl Controller {
             Moment::Begin => format!("the guest's ftrace begins to change {count} sites"),
             Moment::End => {
                 let sites = &mut self.summary.sites;
-                sites.patched = held;
+                sites.patched = sites.patched.saturating_sub(skipped.len() as u64);
                 sites.guest_updates += 1;
                 sites.shared = sites.shared.max(shared);
                 format!("the guest's ftrace is done: {count} sites, {shared} shared")

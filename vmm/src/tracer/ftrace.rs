@@ -212,16 +212,25 @@ fn read_group(
     Ok(())
 }
 
-/// Whether no tracer of the guest's own is active: `ftrace_ops_list` is at its
-/// sentinel.
+/// Whether no tracer of the guest's own is active: `ftrace_ops_list` is at its sentinel, and nobody
+/// holds `ftrace_lock`. (`ftrace_shutdown` empties the list first and lowers the counts of records
+/// then; a flag that goes in between makes the guest give up its ftrace.)
 pub(super) fn is_idle(guest: &dyn Guest, image: &Image, kernel: &Kernel) -> bool {
     let symbols = kernel.symbols();
-    let (Some(list), Some(end)) =
-        (symbols.address("ftrace_ops_list"), symbols.address("ftrace_list_end"))
-    else {
+    let (Some(list), Some(end), Some(lock)) = (
+        symbols.address("ftrace_ops_list"),
+        symbols.address("ftrace_list_end"),
+        symbols.address("ftrace_lock"),
+    ) else {
         return false;
     };
-    guest.read_u64(image.physical_of(list)).is_ok_and(|first| first == image.runtime(end))
+    // With PREEMPT_RT a mutex is one of these. First in the other kind, in all versions.
+    let btf = kernel.btf().ok();
+    let member = |name| btf.as_ref()?.member_offset(name, "owner");
+    let owner = member("mutex").or_else(|| member("rt_mutex_base")).unwrap_or(0);
+    let word = |at: u64| guest.read_u64(image.physical_of(at));
+    word(list).is_ok_and(|first| first == image.runtime(end))
+        && word(lock + u64::from(owner)) == Ok(0)
 }
 
 #[cfg(test)]

@@ -6,6 +6,9 @@
 //! vmtrace-guest ftrace GLOB files      the same under the guest's own function tracer;
 //!                                      prints `ftrace-function NAME` for each seen
 //! vmtrace-guest refused FUNCTION       prints what the guest's ftrace says to that filter
+//! vmtrace-guest beside N CPUS          the guest's own tracers, one after the other and two at a
+//!                                      time, on getppid's function: what each sees, and how often
+//!                                      it was called in all
 //! vmtrace-guest ftrace-all files       the guest's tracer on all functions, then off
 //! vmtrace-guest consume N              N calls of getppid, and as a consumer of the live trace
 //!                                      over vsock waits until it has seen all of them
@@ -38,6 +41,7 @@
 #![allow(unsafe_code, reason = "system calls")]
 
 mod bench;
+mod beside;
 mod code;
 mod cpus;
 mod stress;
@@ -70,6 +74,7 @@ fn main() -> Result<()> {
         ["files"] => files(),
         ["ftrace", glob, "files"] => ftrace(glob),
         ["ftrace-all", "files"] => ftrace_all(),
+        ["beside", count, cpus] => beside::beside(count.parse()?, cpus.parse()?),
         ["refused", function] => refused(function),
         ["consume", count] => consume(count.parse()?),
         ["stranger"] => stranger(),

@@ -1,0 +1,174 @@
+//! The guest's own tracers on a function, beside whoever traces it from outside.
+
+use super::{TRACING, call_getppid, pin, set};
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::io::Write;
+
+/// What of the guest's can use a function's site.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Feature {
+    Function,
+    Graph,
+    /// At the entry.
+    Kprobe,
+    Kretprobe,
+    /// Not before 6.5.
+    Fprobe,
+    /// The function tracer of an instance.
+    Instance,
+}
+
+pub(super) const ALL: [Feature; 6] = [
+    Feature::Function,
+    Feature::Graph,
+    Feature::Kprobe,
+    Feature::Kretprobe,
+    Feature::Fprobe,
+    Feature::Instance,
+];
+
+const INSTANCE: &str = "instances/beside";
+
+impl Feature {
+    /// The definition of a dynamic event, and its name.
+    fn event(self, function: &str) -> Option<(String, &'static str)> {
+        let (kind, name) = match self {
+            Self::Kprobe => ("p:kprobes", "vk"),
+            Self::Kretprobe => ("r:kprobes", "vr"),
+            Self::Fprobe => ("f:kprobes", "vf"),
+            Self::Function | Self::Graph | Self::Instance => return None,
+        };
+        Some((format!("{kind}/{name} {function}\n"), name))
+    }
+
+    /// A guest that does not know it does without.
+    pub(super) fn is_known(self) -> Result<bool> {
+        let readme = fs::read_to_string(format!("{TRACING}/README"))?;
+        Ok(self != Self::Fprobe || readme.contains("f[:[<group>/][<event>]] <func-name>"))
+    }
+
+    /// Makes ready and switches on, for one function.
+    pub(super) fn on(self, function: &str) -> Result<()> {
+        match self {
+            Self::Function | Self::Graph => {
+                set("set_ftrace_filter", &format!("{function}\n"))?;
+                set("current_tracer", self.tracer())
+            }
+            Self::Instance => {
+                fs::create_dir(format!("{TRACING}/{INSTANCE}"))?;
+                set(&format!("{INSTANCE}/set_ftrace_filter"), &format!("{function}\n"))?;
+                set(&format!("{INSTANCE}/current_tracer"), self.tracer())
+            }
+            Self::Kprobe | Self::Kretprobe | Self::Fprobe => {
+                let Some((definition, name)) = self.event(function) else { return Ok(()) };
+                append("dynamic_events", &definition)?;
+                set(&format!("events/kprobes/{name}/enable"), "1")
+            }
+        }
+    }
+
+    fn tracer(self) -> &'static str {
+        if self == Self::Graph { "function_graph" } else { "function" }
+    }
+
+    /// Switches off, and leaves nothing behind.
+    pub(super) fn off(self) -> Result<()> {
+        match self {
+            Self::Function | Self::Graph => {
+                set("current_tracer", "nop")?;
+                set("set_ftrace_filter", "")
+            }
+            Self::Instance => {
+                set(&format!("{INSTANCE}/current_tracer"), "nop")?;
+                Ok(fs::remove_dir(format!("{TRACING}/{INSTANCE}"))?)
+            }
+            Self::Kprobe | Self::Kretprobe | Self::Fprobe => {
+                let Some((_, name)) = self.event("") else { return Ok(()) };
+                set(&format!("events/kprobes/{name}/enable"), "0")?;
+                append("dynamic_events", &format!("-:kprobes/{name}\n"))
+            }
+        }
+    }
+
+    /// Calls of the function that it has seen since its buffer was cleared.
+    pub(super) fn seen(self, function: &str) -> Result<usize> {
+        let (file, sign) = match self {
+            Self::Function => ("trace".to_owned(), format!(": {function} <-")),
+            Self::Instance => (format!("{INSTANCE}/trace"), format!(": {function} <-")),
+            Self::Graph => ("trace".to_owned(), format!(" {function}()")),
+            Self::Kprobe => ("trace".to_owned(), " vk: (".to_owned()),
+            Self::Kretprobe => ("trace".to_owned(), " vr: (".to_owned()),
+            Self::Fprobe => ("trace".to_owned(), " vf: (".to_owned()),
+        };
+        let trace = fs::read_to_string(format!("{TRACING}/{file}"))?;
+        Ok(trace.lines().filter(|line| line.contains(&sign)).count())
+    }
+}
+
+fn append(file: &str, text: &str) -> Result<()> {
+    let path = format!("{TRACING}/{file}");
+    let mut file = fs::OpenOptions::new().append(true).open(&path)?;
+    file.write_all(text.as_bytes()).with_context(|| format!("{path} <- {text:?}"))
+}
+
+/// As many calls on each CPU.
+pub(super) fn calls(count: usize, cpus: usize) -> Result<usize> {
+    for cpu in 0..cpus {
+        pin(cpu)?;
+        (0..count).for_each(|_| call_getppid());
+    }
+    Ok(count * cpus)
+}
+
+/// The function of getppid as the guest's ftrace names it: one of several names at its address.
+pub(super) fn function() -> Result<String> {
+    let all = fs::read_to_string(format!("{TRACING}/available_filter_functions"))?;
+    let name = all.lines().find(|name| name.ends_with("_sys_getppid"));
+    Ok(name.context("getppid cannot be traced")?.to_owned())
+}
+
+/// Each of the guest's tracers on the function of getppid: calls before, with it, and after;
+/// then each beside the kprobe, going first or last. Tells what each has seen, and all calls made.
+pub(crate) fn beside(count: usize, cpus: usize) -> Result<()> {
+    let function = &*function()?;
+    println!("pid {}", std::process::id());
+    let mut total = calls(count, cpus)?;
+    let known: Vec<_> =
+        ALL.into_iter().filter(|feature| feature.is_known().unwrap_or(false)).collect();
+    for &feature in &known {
+        set("trace", "")?;
+        feature.on(function)?;
+        let made = calls(count, cpus)?;
+        let seen = feature.seen(function)?;
+        feature.off()?;
+        println!("beside {feature:?} {seen} of {made}");
+        ensure!(seen == made, "{feature:?} has seen {seen} of {made}");
+        total += made + calls(count, cpus)?;
+    }
+    for (&feature, is_first) in
+        known.iter().filter(|&&f| f != Feature::Kprobe).flat_map(|f| [(f, true), (f, false)])
+    {
+        // Both on, the one or the other off first.
+        let other = Feature::Kprobe;
+        set("trace", "")?;
+        let (a, b) = if is_first { (feature, other) } else { (other, feature) };
+        a.on(function)?;
+        total += calls(count, cpus)?;
+        b.on(function)?;
+        // A tracer that begins clears the buffer.
+        let before = [a.seen(function)?, b.seen(function)?];
+        let made = calls(count, cpus)?;
+        let after = [a.seen(function)?, b.seen(function)?];
+        let seen = [after[0] - before[0], after[1] - before[1]];
+        a.off()?;
+        total += made + calls(count, cpus)?;
+        b.off()?;
+        total += calls(count, cpus)?;
+        println!("both {a:?} {b:?} {seen:?} of {made}");
+        ensure!(seen == [made; 2], "{a:?} and {b:?} have seen {seen:?} of {made}");
+    }
+    println!("called {total}");
+    println!("ftrace-enabled {}", fs::read_to_string("/proc/sys/kernel/ftrace_enabled")?.trim());
+    Ok(())
+}
