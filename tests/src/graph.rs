@@ -120,6 +120,7 @@ impl Guests {
         self.host.with(|host| host.put_file(&format!("/k/{name}"), &file)).unwrap();
         self.traces_everything(name, &format!("load 2 20 && {WORKLOAD} hotplug 1"));
         self.calls_have_their_returns(name, "2", "0 1", 50_000);
+        self.both_trace_the_same_function(name);
     }
 
     fn traces_everything(&self, name: &str, work: &str) {

@@ -110,7 +110,6 @@ fn both_trace_the_same_function() {
     for name in KERNELS {
         GUESTS.both_trace_the_same_function(name);
     }
-    GUESTS.both_trace_the_same_function("x86_64-6.12-rt");
 }
 
 #[test]

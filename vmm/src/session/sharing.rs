@@ -58,7 +58,8 @@ impl Controller {
             Ok((count, None)) => (count, went_on.err().map(|error| error.to_string())),
             Ok((count, Some((site, foreign)))) => {
                 let name = self.name(site);
-                let why = format!("{foreign} sites did not hold our call any more (such as {name})");
+                let why =
+                    format!("{foreign} sites did not hold our call any more (such as {name})");
                 (count, Some(why))
             }
             Err(error) => (0, Some(error.to_string())),
@@ -146,7 +147,8 @@ impl Controller {
     pub(super) fn shared(&self) -> BTreeMap<String, usize> {
         let Stage::Attached { attachment, .. } = &self.stage else { return BTreeMap::new() };
         let slide = attachment.image().slide;
-        let name = |target: u64| match self.kernel.symbols().primary_at(target.wrapping_sub(slide)) {
+        let name = |target: u64| match self.kernel.symbols().primary_at(target.wrapping_sub(slide))
+        {
             Some(name) => name.to_owned(),
             None => format!("trampoline {target:#x}"),
         };

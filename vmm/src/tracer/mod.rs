@@ -26,13 +26,13 @@ mod tripwire;
 mod view;
 mod x86_64;
 
+pub use brackets::Moment;
 pub use exit_plan::ExitPlan;
 pub use exits::{ExitSkip, ExitWord};
 pub use guest::{Guest, GuestError, Image};
 pub use paging::{PageTables, WalkError};
 pub use patch::{Skip, SkipReason};
 pub use programs::{Duty, Part};
-pub use brackets::Moment;
 pub use ram::Ram;
 pub use raw::{RawBatch, RawRecord};
 pub use sharing::Lent;

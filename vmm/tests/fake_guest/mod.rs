@@ -170,6 +170,8 @@ impl Fake {
         self.write(page + 8, &(self.heap + 4096).to_le_bytes()).unwrap();
         self.write(page + 16, &count.to_le_bytes()).unwrap();
         self.write(self.symbol("ftrace_pages_start"), &self.heap.to_le_bytes()).unwrap();
+        // As ftrace_init leaves it.
+        self.write(self.symbol("ftrace_enabled"), &1_u32.to_le_bytes()).unwrap();
         self.write(self.symbol("ftrace_ops_list"), &self.link("ftrace_list_end").to_le_bytes())
             .unwrap();
     }
