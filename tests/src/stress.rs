@@ -137,6 +137,8 @@ struct Tally {
     shared: usize,
     /// Refused since the guest holds as many programs as it can.
     full: usize,
+    /// Sites shared with the guest's own tracers after a change, at the most.
+    with_guest: u64,
 }
 
 impl Driver<'_> {
@@ -169,6 +171,12 @@ impl Driver<'_> {
         Ok([count("patched")?, count("exits")?])
     }
 
+    /// Sites that the guest's own tracers use as well, as vmtrace says.
+    fn shared(&self) -> Result<u64> {
+        let status: serde_json::Value = serde_json::from_str(&self.command(&Control::Status)?)?;
+        status["sites"]["shared"].as_u64().context("no such count")
+    }
+
     /// Makes a change, of which `done` takes note. One for which there is no place must leave all
     /// as it is.
     fn change(&mut self, control: &Control, done: impl FnOnce(&mut Self)) -> Result<()> {
@@ -183,6 +191,7 @@ impl Driver<'_> {
             held => held.with_context(|| format!("{control:?}"))?,
         };
         done(self);
+        self.tally.with_guest = self.tally.with_guest.max(self.shared()?);
         let expected = self.expected().len();
         ensure!(held == expected, "{held} sites of {expected}: {control:?}");
         Ok(())
@@ -289,8 +298,20 @@ impl Driver<'_> {
         let kernel = self.kernel;
         let kept = kernel.sites().iter().filter(|site| site.section == SiteSection::Text);
         let named: Vec<&str> = kept.filter_map(|site| kernel.site_name(site)).collect();
+        // Where sites are shared, the guest's own tracers come and go at the same time.
+        let churns = kernel.arch() == Arch::X86_64;
         for round in 0..rounds {
-            self.round(&mut random, &named).with_context(|| format!("round {round}"))?;
+            if churns {
+                writeln!(self.input, "churn {}", 1 + random.below(1 << 30))?;
+            }
+            let ours = self.round(&mut random, &named);
+            let theirs = if churns {
+                self.console.wait(self.read, "churned ")
+            } else {
+                Ok((String::new(), self.read))
+            };
+            ours.with_context(|| format!("round {round}"))?;
+            (_, self.read) = theirs.with_context(|| format!("round {round}"))?;
         }
 
         ensure!(self.control(&Control::Pause)? == 0, "a pause gives all back");

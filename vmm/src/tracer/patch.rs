@@ -202,6 +202,9 @@ impl FromIterator<usize> for SiteSet {
     }
 }
 
+/// Sites that are the guest's for a while, with what each had: a program, or a trap.
+pub(super) type LentSites = Vec<(usize, Option<u16>)>;
+
 /// A guest at rest, what is known of it, and the code in it.
 pub(super) struct Place<'a> {
     pub(super) view: View<'a>,
@@ -368,7 +371,7 @@ impl Patcher {
         place: &Place<'_>,
         records: &Records,
         is_touched: impl Fn(u64) -> bool,
-    ) -> Result<(Vec<(usize, Option<u16>)>, Restored), GuestError> {
+    ) -> Result<(LentSites, Restored), GuestError> {
         let mut records = records.cursor();
         let mut lent = Vec::new();
         for held in &self.held {

@@ -8,7 +8,7 @@ use super::arch::Hook;
 use super::brackets::{Brackets, Moment};
 use super::ftrace::{self, Records};
 use super::guest::Guest;
-use super::patch::{Place, Skip, SkipReason};
+use super::patch::{LentSites, Place, Skip, SkipReason};
 use super::trace::{Attachment, TraceError};
 use super::view::View;
 use crate::kernel::Kernel;
@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 pub(super) struct Sharing {
     brackets: Brackets,
     /// What is the guest's while its update lasts.
-    lent: Option<Vec<(usize, Option<u16>)>>,
+    lent: Option<LentSites>,
 }
 
 /// What has become of sites at the beginning of an update.

@@ -172,3 +172,40 @@ pub(crate) fn beside(count: usize, cpus: usize) -> Result<()> {
     println!("ftrace-enabled {}", fs::read_to_string("/proc/sys/kernel/ftrace_enabled")?.trim());
     Ok(())
 }
+
+/// Functions that the guest's work calls, other than that of getppid.
+const OTHERS: [&str; 5] = ["vfs_*", "kernel_clone", "do_sys_openat2", "ksys_*", "dup_*"];
+
+/// Some of the guest's tracers come and go, chosen by `seed`, as changes from outside go on: they see
+/// every call of getppid. Which ones, in one word.
+pub(super) fn churn(seed: u64) -> Result<String> {
+    const CPUS: usize = 2;
+    let mut random = seed;
+    let mut below = |bound: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        usize::try_from(random >> 16).unwrap_or(0) % bound
+    };
+    let known: Vec<_> =
+        ALL.into_iter().filter(|feature| feature.is_known().unwrap_or(false)).collect();
+    let getppid = function()?;
+    let mut done = String::new();
+    for _ in 0..2 {
+        let feature = known.get(below(known.len())).copied().unwrap_or(Feature::Function);
+        let globs = feature.event("").is_none();
+        let other = OTHERS.get(if globs { below(OTHERS.len()) } else { 1 }).copied();
+        let is_counted = below(2) == 0;
+        let name = if is_counted { &*getppid } else { other.unwrap_or("vfs_read") };
+        set("trace", "")?;
+        feature.on(name)?;
+        let made = calls(10 + below(20), CPUS)?;
+        if is_counted {
+            let seen = feature.seen(name)?;
+            ensure!(seen == made, "{feature:?} has seen {seen} of {made}");
+        }
+        feature.off()?;
+        done += &format!("{feature:?}:{name},");
+    }
+    Ok(done)
+}

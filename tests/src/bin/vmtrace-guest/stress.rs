@@ -7,7 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Forks and files on every CPU until standard input says `end`. At `keep` a copy of the
-/// kernel's code is made; at `compare` it is told where that differs now.
+/// kernel's code is made; at `compare` it is told where that differs now. At `churn SEED` some of the
+/// guest's own tracers come and go.
 pub(crate) fn stress(cpus: usize) -> Result<()> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -44,7 +45,11 @@ fn obey() -> Result<()> {
                 std::io::stdout().lock().write_all(out.as_bytes())?;
             }
             "end" => break,
-            _ => {}
+            line => {
+                if let Some(seed) = line.strip_prefix("churn ") {
+                    println!("churned {}", super::beside::churn(seed.parse()?)?);
+                }
+            }
         }
     }
     Ok(())
