@@ -9,13 +9,15 @@ use std::collections::BTreeSet;
 use std::io::{PipeWriter, Write};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use vmtrace::emulated::{Job, JobEnd, Stdin};
 use vmtrace::kernel::{Arch, Kernel, SiteSection};
 use vmtrace::serve::{Actions, Control, Globs, Source, TracerSpec, command};
 
 /// How many rounds, unless `VMTRACE_STRESS_ROUNDS` says it.
 const ROUNDS: u64 = 20;
+/// What they are, unless `VMTRACE_STRESS_SEED` says it: a suite must not fail by chance.
+const SEED: u64 = 20_261_122;
 const CPUS: usize = 2;
 /// Tracers beside that of the filter, whose sites it takes and gives back.
 const TRACERS: [&str; 2] = ["vfs_r*:graph", "do_sys_*"];
@@ -370,8 +372,7 @@ fn number(variable: &str) -> Result<Option<u64>> {
 /// moments).
 pub fn stress(host: &SharedHost, name: &str) -> Result<()> {
     let rounds = number("VMTRACE_STRESS_ROUNDS")?.unwrap_or(ROUNDS);
-    let now = || UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
-    let seed = number("VMTRACE_STRESS_SEED")?.unwrap_or_else(now).max(1);
+    let seed = number("VMTRACE_STRESS_SEED")?.unwrap_or(SEED).max(1);
     let kernel = kernel(name)?;
     loop {
         let start = Instant::now();

@@ -191,7 +191,7 @@ fn a_kernel_that_updates_otherwise_is_left_alone() {
 // and a chain to a wrong place the end of the guest.
 #[test]
 fn random_updates_of_both_sides_agree() {
-    const ROUNDS: usize = 250;
+    const ROUNDS: usize = 120;
     for name in X86 {
         let fake = Fake::quiet(name);
         let before = fake.text();
@@ -347,4 +347,28 @@ fn what_is_freed_during_an_update_is_not_taken_again() {
     let (_, skipped) = attachment.take_again(&fake, &fake.kernel, &TRAP).unwrap();
     assert_eq!((skipped, attachment.held()), (vec![], 1));
     assert_eq!(fake.bytes(init), before);
+}
+
+// A trap that comes back when it is over would stop the guest for ever.
+#[test]
+fn a_trap_is_lent_and_laid_again_unless_it_is_over() {
+    let fake = Fake::new("x86_64-6.12");
+    let mut attachment = fake.attach();
+    attachment.share(&fake, &fake.kernel, &TRAP).unwrap();
+    let site = fake.all()[3];
+    attachment.arm(&fake, &fake.kernel, site, &TRAP).unwrap().unwrap();
+    fake.set_flags(site, 1);
+    assert_eq!(attachment.lend(&fake, &fake.kernel).unwrap().sites, 1);
+    assert_eq!(fake.bytes(site), NOP);
+    let call = branch(0xe8, fake.record(site), fake.link("ftrace_caller"));
+    fake.write(fake.at(fake.record(site)), &call).unwrap();
+    fake.set_flags(site, ENABLED | 1);
+    attachment.take_again(&fake, &fake.kernel, &TRAP).unwrap();
+    assert_eq!(fake.bytes(site)[..2], TRAP);
+    fake.set_flags(site, ENABLED);
+    attachment.lend(&fake, &fake.kernel).unwrap();
+    assert_eq!(fake.bytes(site), call);
+    attachment.disarm(&fake, site).unwrap();
+    assert_eq!(attachment.take_again(&fake, &fake.kernel, &TRAP).unwrap(), (0, vec![]));
+    assert_eq!(fake.bytes(site), call);
 }

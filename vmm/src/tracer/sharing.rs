@@ -45,6 +45,8 @@ impl Attachment {
         kernel: &Kernel,
         trap: &[u8],
     ) -> Result<Option<[u64; 2]>, TraceError> {
+        // Without this no update could be understood.
+        ftrace::is_on(guest, &self.image, kernel)?;
         let Some(brackets) = self.code.bracket(guest, &self.image, kernel, trap)? else {
             return Ok(None);
         };
@@ -117,6 +119,13 @@ impl Attachment {
         // Given back for good meanwhile.
         skipped.retain(|skip| skip.reason != SkipReason::Freed);
         Ok((lent.len(), skipped))
+    }
+
+    /// A site that is the guest's while its update lasts is not to be ours after that.
+    pub(super) fn keep_from_taking(&mut self, site: usize) {
+        if let Some(lent) = self.sharing.as_mut().and_then(|sharing| sharing.lent.as_mut()) {
+            lent.retain(|&(other, _)| other != site);
+        }
     }
 
     /// Makes the code by which these sites go on with the guest's calls that are in them.

@@ -415,6 +415,7 @@ impl Attachment {
     /// When guest memory cannot be used.
     pub fn disarm(&mut self, guest: &dyn Guest, site: usize) -> Result<(), TraceError> {
         self.disable(guest, &[site])?;
+        self.keep_from_taking(site);
         Ok(())
     }
 
