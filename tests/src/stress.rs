@@ -139,8 +139,6 @@ struct Tally {
     shared: usize,
     /// Refused since the guest holds as many programs as it can.
     full: usize,
-    /// Sites shared with the guest's own tracers after a change, at the most.
-    with_guest: u64,
 }
 
 impl Driver<'_> {
@@ -173,12 +171,6 @@ impl Driver<'_> {
         Ok([count("patched")?, count("exits")?])
     }
 
-    /// Sites that the guest's own tracers use as well, as vmtrace says.
-    fn shared(&self) -> Result<u64> {
-        let status: serde_json::Value = serde_json::from_str(&self.command(&Control::Status)?)?;
-        status["sites"]["shared"].as_u64().context("no such count")
-    }
-
     /// Makes a change, of which `done` takes note. One for which there is no place must leave all
     /// as it is.
     fn change(&mut self, control: &Control, done: impl FnOnce(&mut Self)) -> Result<()> {
@@ -193,7 +185,6 @@ impl Driver<'_> {
             held => held.with_context(|| format!("{control:?}"))?,
         };
         done(self);
-        self.tally.with_guest = self.tally.with_guest.max(self.shared()?);
         let expected = self.expected().len();
         ensure!(held == expected, "{held} sites of {expected}: {control:?}");
         Ok(())

@@ -4,6 +4,7 @@ use super::{TRACING, call_getppid, pin, set};
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::io::Write;
+use std::time::Duration;
 
 /// What of the guest's can use a function's site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,12 +82,12 @@ impl Feature {
             }
             Self::Instance => {
                 set(&format!("{INSTANCE}/current_tracer"), "nop")?;
-                Ok(fs::remove_dir(format!("{TRACING}/{INSTANCE}"))?)
+                patiently(|| Ok(fs::remove_dir(format!("{TRACING}/{INSTANCE}"))?))
             }
             Self::Kprobe | Self::Kretprobe | Self::Fprobe => {
                 let Some((_, name)) = self.event("") else { return Ok(()) };
                 set(&format!("events/kprobes/{name}/enable"), "0")?;
-                append("dynamic_events", &format!("-:kprobes/{name}\n"))
+                patiently(|| append("dynamic_events", &format!("-:kprobes/{name}\n")))
             }
         }
     }
@@ -104,6 +105,24 @@ impl Feature {
         let trace = fs::read_to_string(format!("{TRACING}/{file}"))?;
         Ok(trace.lines().filter(|line| line.contains(&sign)).count())
     }
+}
+
+/// Again while it is busy: a child that another thread has just forked has our files open until it
+/// is gone.
+fn patiently(mut remove: impl FnMut() -> Result<()>) -> Result<()> {
+    const TIMES: usize = 5000;
+    for _ in 0..TIMES {
+        match remove() {
+            Err(error) if is_busy(&error) => std::thread::sleep(Duration::from_millis(1)),
+            done => return done,
+        }
+    }
+    remove()
+}
+
+fn is_busy(error: &anyhow::Error) -> bool {
+    let error = error.root_cause().downcast_ref::<std::io::Error>();
+    error.and_then(std::io::Error::raw_os_error) == Some(libc::EBUSY)
 }
 
 fn append(file: &str, text: &str) -> Result<()> {
