@@ -178,7 +178,7 @@ impl Controller {
     }
 
     /// A pause ends: count it, and put it into the stream. Returns when, in ticks.
-    fn count_pause(&mut self, paused: Paused<'_>, kind: MarkKind, text: String) -> u64 {
+    pub(super) fn count_pause(&mut self, paused: Paused<'_>, kind: MarkKind, text: String) -> u64 {
         let ticks = paused.tsc(0).unwrap_or(0);
         arch::code_changed();
         let duration = paused.resume();

@@ -69,7 +69,9 @@ impl Controller {
         };
         match relay {
             Ok(relay) => {
-                relay.traced(std::mem::take(&mut self.history).finish());
+                let history = std::mem::take(&mut self.history);
+                self.summary.notes.extend(history.note());
+                relay.traced(history.finish());
                 let ending = relay.finish(self.summary.clone(), grace);
                 let notes = self.summary.notes.len();
                 self.end.under_way = Some(UnderWay { ending, notes, reply });

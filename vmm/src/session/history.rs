@@ -10,12 +10,19 @@ use std::collections::BTreeMap;
 /// A tracer, what it traces, and a site.
 type Key = (u8, TracedOf, usize);
 
+/// Sites of stretches that have ended, at most: a guest that updates its own ftrace ends stretches as
+/// often as it likes.
+const MOST: usize = 4 << 20;
+
 /// What is traced, since when, and what has been.
 #[derive(Debug, Default)]
 pub(super) struct History {
     /// In order.
     open: Vec<(Key, u64)>,
     closed: BTreeMap<Stretch, Vec<usize>>,
+    /// Sites in there, and those that there was no room for.
+    kept: usize,
+    forgotten: usize,
 }
 
 impl History {
@@ -48,7 +55,23 @@ impl History {
     }
 
     fn close(&mut self, (tracer, of, site): Key, since: u64, until: u64) {
+        // What is open at the end is not forgotten: there are no more of these than sites.
+        if self.kept >= MOST && until < u64::MAX {
+            self.forgotten += 1;
+            return;
+        }
+        self.kept += 1;
         self.closed.entry(Stretch { since, until, tracer, of }).or_default().push(site);
+    }
+
+    /// What the summary says of stretches that are not told. Rules about these times are undecided.
+    pub(super) fn note(&self) -> Option<String> {
+        (self.forgotten > 0).then(|| {
+            format!(
+                "what was traced changed so often that {} of the times are not told",
+                self.forgotten
+            )
+        })
     }
 
     /// All of it, up to the end of the trace.
@@ -115,5 +138,24 @@ mod tests {
         ];
         assert_eq!(history.finish(), expected);
         assert!(History::default().finish().is_empty());
+    }
+
+    // The guest decides how often: memory of the host must not grow with it, and nothing be left out
+    // without a word.
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut history = History::default();
+        let some = 1 << 20;
+        for ticks in 0..8 {
+            let now = if ticks % 2 == 0 { some } else { 0 };
+            history.change((0..now).map(|site| (0, TracedOf::Entries, site)).collect(), ticks);
+        }
+        assert_eq!((history.kept, history.note()), (MOST, None));
+        history.change(vec![(0, TracedOf::Entries, 1)], 8);
+        history.change(vec![(0, TracedOf::Entries, 2)], 9);
+        assert!(history.note().is_some_and(|note| note.contains("1 of the times")));
+        let told = history.finish();
+        assert_eq!(told.len(), 5);
+        assert_eq!(told.last().map(|(stretch, _)| stretch.until), Some(u64::MAX));
     }
 }

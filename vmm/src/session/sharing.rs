@@ -75,8 +75,11 @@ impl Controller {
             }
         };
         // Calls whose beginning is not seen lie between marks of this kind.
-        let kind = if count == 0 { MarkKind::Note } else { MarkKind::Filter };
-        self.account(paused, kind, text);
+        if count == 0 {
+            self.count_pause(paused, MarkKind::Note, text);
+        } else {
+            self.account(paused, MarkKind::Filter, text);
+        }
         for Skipped { reason, count, examples } in self.skipped(&skipped) {
             let examples = examples.join(", ");
             self.note(format!(
