@@ -1,4 +1,4 @@
-//! Where `images/fetch` puts kernels.
+//! Where `vmtrace setup` (`images/fetch`) puts kernels.
 
 use std::env;
 use std::path::PathBuf;

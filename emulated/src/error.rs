@@ -10,7 +10,7 @@ use std::time::Duration;
 pub enum HostError {
     /// No QEMU.
     #[error(
-        "{program} is not installed; run scripts/setup, or install {package} (QEMU {minimum} or newer)"
+        "{program} is not installed; install {package} (QEMU {minimum} or newer): apt install {package}, or in a clone scripts/setup"
     )]
     NoQemu {
         /// The program looked for.
@@ -29,7 +29,9 @@ pub enum HostError {
         reason: String,
     },
     /// A QEMU without what is needed.
-    #[error("{program} is version {version}, {minimum} or newer is needed; run scripts/setup")]
+    #[error(
+        "{program} is version {version}, {minimum} or newer is needed; install a newer one (Debian 12: from bookworm-backports), or in a clone run scripts/setup"
+    )]
     OldQemu {
         /// The program.
         program: String,
@@ -42,7 +44,7 @@ pub enum HostError {
     #[error("there is no cache directory: set HOME, XDG_CACHE_HOME or VMTRACE_CACHE")]
     NoCache,
     /// No kernel for the emulated host.
-    #[error("there is no host kernel at {}; run scripts/setup (or images/fetch host-{arch})", .path.display())]
+    #[error("there is no host kernel at {}; run: vmtrace setup host-{arch}", .path.display())]
     NoKernel {
         /// Where it was looked for.
         path: PathBuf,

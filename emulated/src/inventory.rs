@@ -36,7 +36,7 @@ pub fn emulated_host_checks(arch: HostArch) -> Vec<Check> {
         };
         modules
             .map(names)
-            .map_err(|e| format!("{e}; run images/fetch --refresh host-{}", machine.name))
+            .map_err(|e| format!("{e}; run: vmtrace setup --refresh host-{}", machine.name))
     });
     let mut checks = vec![
         check(

@@ -13,7 +13,7 @@ pub const THIS_PROGRAM: &str = "/proc/self/exe";
 /// Finds the vmtrace for hosts of `arch`: this program, or in this order
 ///
 /// - the file that `VMTRACE_PROGRAM_ARCH` names (`VMTRACE_PROGRAM_riscv64`),
-/// - `vmtrace-ARCH` beside this program,
+/// - `vmtrace-ARCH` beside this program, or in `../lib/vmtrace` as packages have it,
 /// - cargo's output for that architecture, if this program is in cargo's output,
 /// - `programs/ARCH/vmtrace` in the cache.
 ///
@@ -41,7 +41,9 @@ pub fn program(arch: HostArch) -> Result<PathBuf, HostError> {
 fn places(exe: &Path, name: &str, target: &str) -> Vec<PathBuf> {
     let mut places = Vec::new();
     if let Some(dir) = exe.parent() {
-        places.push(dir.join(format!("vmtrace-{name}")));
+        let file = format!("vmtrace-{name}");
+        places.push(dir.join(&file));
+        places.extend(dir.parent().map(|prefix| prefix.join("lib/vmtrace").join(&file)));
         // TARGET_DIR/TARGET/PROFILE/vmtrace
         if let (Some(profile), Some(output)) = (dir.file_name(), dir.ancestors().nth(2)) {
             let profile = output.join(target).join(profile);
@@ -66,9 +68,12 @@ mod tests {
         let places = places(exe, "riscv64", "riscv64gc-unknown-linux-gnu");
         let expected = [
             "/src/target/x86_64-unknown-linux-gnu/debug/vmtrace-riscv64",
+            "/src/target/x86_64-unknown-linux-gnu/lib/vmtrace/vmtrace-riscv64",
             "/src/target/riscv64gc-unknown-linux-gnu/debug/vmtrace",
             "/src/target/riscv64gc-unknown-linux-gnu/release/vmtrace",
         ];
         assert!(expected.iter().zip(&places).all(|(path, place)| Path::new(path) == place));
+        let places = super::places(Path::new("/opt/v/bin/vmtrace"), "riscv64", "riscv64gc");
+        assert_eq!(places[1], Path::new("/opt/v/lib/vmtrace/vmtrace-riscv64"));
     }
 }

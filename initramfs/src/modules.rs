@@ -107,10 +107,14 @@ impl Modules {
         }
     }
 
-    fn read(&self, name: &str) -> Result<Vec<u8>, Error> {
-        let module = self.by_name.get(name);
-        let path = module.map(|m| self.dir.join(&m.file)).unwrap_or_default();
-        read_module(&path)
+    /// The ELF file of a module of this name, decompressed.
+    pub fn read(&self, name: &str) -> Result<Vec<u8>, Error> {
+        read_module(&self.path(name))
+    }
+
+    /// The file of a module of this name; empty if there is none.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.by_name.get(name).map(|module| self.dir.join(&module.file)).unwrap_or_default()
     }
 
     fn parse_dep(&mut self, text: &str) {

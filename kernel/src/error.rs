@@ -26,6 +26,9 @@ pub enum KernelError {
         /// What it looks like instead.
         found: String,
     },
+    /// Its tracepoints cannot be told from the image.
+    #[error("the kernel's tracepoints are not known: {0}")]
+    Tracepoints(&'static str),
     /// A kernel that vmtrace does not know how to trace.
     #[error("a kernel for {found}; vmtrace traces x86-64 and riscv64 kernels")]
     Architecture {
@@ -139,7 +142,8 @@ fn no_match(globs: &[String], near: &str) -> String {
     }
     let list: Vec<String> = globs.iter().map(|g| format!("'{g}'")).collect();
     format!(
-        "no traceable function matches {}{near}; `vmtrace functions KERNEL` lists them all",
+        "no traceable function matches {}{near}; `vmtrace functions KERNEL` lists them all, and those of \
+         modules are named by GLOB:mod:NAME",
         list.join(", ")
     )
 }

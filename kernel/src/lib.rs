@@ -18,9 +18,12 @@ mod elf;
 pub mod epilogues;
 mod error;
 mod exits;
+mod functions;
 pub mod glob;
 mod image;
+mod initcalls;
 mod kallsyms;
+mod module;
 mod near;
 mod read;
 mod select;
@@ -28,12 +31,16 @@ mod sites;
 mod space;
 mod structs;
 mod symbols;
+pub mod tracepoints;
 
 pub use btf::Btf;
 pub use compression::Compression;
 pub use error::KernelError;
 pub use exits::{After, Coverage, Exit, ExitKind, Exits, Missing, ReturnStats};
+pub use functions::{Functions, selects};
 pub use image::Container;
+pub use initcalls::Initcall;
+pub use module::{ModuleError, ModuleFile, ModuleFunction};
 pub use select::Selection;
 pub use sites::{FtraceKind, Site, SiteSection, SiteStats};
 pub use structs::{Source, Structs};
@@ -74,6 +81,7 @@ pub struct Kernel {
     exits: OnceLock<Exits>,
     epilogues: OnceLock<Epilogues>,
     arguments: OnceLock<arguments::Arguments>,
+    events: OnceLock<Vec<tracepoints::Event>>,
 }
 
 impl std::fmt::Debug for Kernel {
@@ -136,6 +144,7 @@ impl Kernel {
             exits: OnceLock::new(),
             epilogues: OnceLock::new(),
             arguments: OnceLock::new(),
+            events: OnceLock::new(),
         })
     }
 

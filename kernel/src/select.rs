@@ -4,32 +4,33 @@ use super::near::Near;
 use super::read::index;
 use super::sites::UNNAMED;
 use super::symbols::Symbols;
-use super::{Kernel, KernelError, glob};
+use super::{Functions, Kernel, KernelError};
 
 /// What filters choose.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     /// Indices into [`Kernel::sites`], ascending.
     pub sites: Vec<usize>,
-    /// The patterns of the filter that match no function.
+    /// The patterns of the filter that match no function. Those that mean modules are not among
+    /// them: what they match is not known before modules are loaded.
     pub unmatched: Vec<String>,
     /// The patterns of what is to be left out that match no function.
     pub unmatched_notrace: Vec<String>,
 }
 
 /// Patterns with a note of which have matched anything.
-struct Patterns<'a>(Vec<(&'a str, bool)>);
+struct Patterns<'a>(Vec<(&'a str, Functions<'a>, bool)>);
 
 impl<'a> Patterns<'a> {
     fn new(patterns: &'a [String]) -> Self {
-        Self(patterns.iter().map(|p| (p.as_str(), false)).collect())
+        Self(patterns.iter().map(|p| (p.as_str(), Functions::of(p), false)).collect())
     }
 
     /// Whether one matches the symbol number `first` or another at its address. Tries all, so that each is known to match something or not.
     fn matches(&mut self, symbols: &Symbols, first: usize) -> bool {
         let mut any = false;
-        for (pattern, matched) in &mut self.0 {
-            if symbols.names_from(first).any(|name| glob::matches(pattern, name)) {
+        for (_, functions, matched) in &mut self.0 {
+            if symbols.names_from(first).any(|name| functions.matches(name, None)) {
                 (*matched, any) = (true, true);
             }
         }
@@ -37,7 +38,10 @@ impl<'a> Patterns<'a> {
     }
 
     fn unmatched(&self) -> Vec<String> {
-        self.0.iter().filter(|(_, matched)| !matched).map(|(p, _)| (*p).to_owned()).collect()
+        let missing = |(_, functions, matched): &&(&str, Functions<'_>, bool)| {
+            !matched && functions.module().is_none()
+        };
+        self.0.iter().filter(missing).map(|(p, ..)| (*p).to_owned()).collect()
     }
 }
 

@@ -5,8 +5,8 @@ use std::mem::offset_of;
 use zerocopy::IntoBytes;
 
 use super::record::{
-    EntryRecord, FrameEntryRecord, Record, RecordHead, ReturnRecord, ReturnValueRecord, TailRecord,
-    WireRecord,
+    EntryRecord, EventRecord, FrameEntryRecord, Record, RecordHead, ReturnRecord,
+    ReturnValueRecord, TailRecord, WireRecord,
 };
 use super::wire::{ALIGN, BATCH, MAX_VALUE_WORDS};
 
@@ -90,12 +90,35 @@ impl RecordBuffer {
         failed: u64,
         words: impl IntoIterator<Item = u64>,
     ) {
-        let start = self.bytes.len();
         entry.head.flags |= RecordHead::VALUES;
         if sp.is_some() {
             entry.head.flags |= RecordHead::SP;
         }
-        self.bytes.extend_from_slice(entry.as_bytes());
+        self.add_values(entry.as_bytes(), entry.timestamp(), sp, failed, words);
+    }
+
+    /// Adds an event with the values of its fields, as [`RecordBuffer::push_values`] does.
+    pub fn push_event(
+        &mut self,
+        mut event: EventRecord,
+        failed: u64,
+        words: impl IntoIterator<Item = u64>,
+    ) {
+        event.head.flags |= RecordHead::VALUES;
+        self.add_values(event.as_bytes(), event.head.timestamp.get(), None, failed, words);
+    }
+
+    #[inline]
+    fn add_values(
+        &mut self,
+        record: &[u8],
+        timestamp: u64,
+        sp: Option<u64>,
+        failed: u64,
+        words: impl IntoIterator<Item = u64>,
+    ) {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(record);
         for word in sp.into_iter().chain([failed]) {
             self.bytes.extend_from_slice(&word.to_le_bytes());
         }
@@ -111,7 +134,7 @@ impl RecordBuffer {
             self.cut(start);
         }
         self.count += 1;
-        self.newest = self.newest.max(entry.timestamp());
+        self.newest = self.newest.max(timestamp);
     }
 
     /// Adds a return.

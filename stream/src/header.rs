@@ -7,6 +7,21 @@ use super::wire::{ALIGN, HeaderFixed, MAX_VCPUS, PairHead};
 /// Most bytes of text in a header.
 const MAX_TEXT: usize = 512 << 10;
 
+const BILLION: u64 = 1_000_000_000;
+
+/// So many ticks of a clock of `hz` ticks a second in nanoseconds, rounded down.
+#[must_use]
+#[inline]
+pub fn nanoseconds(ticks: u64, hz: u64) -> u128 {
+    let hz = hz.max(1);
+    // Most rates need no division of more than 64 bits.
+    if hz <= u64::MAX / BILLION {
+        let (seconds, rest) = (ticks / hz, ticks % hz);
+        return u128::from(seconds) * u128::from(BILLION) + u128::from(rest * BILLION / hz);
+    }
+    u128::from(ticks) * u128::from(BILLION) / u128::from(hz)
+}
+
 /// What a consumer must know before any record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Header {
@@ -51,15 +66,18 @@ impl Header {
     /// Nanoseconds from the clock's start to `ticks`, rounded down.
     #[must_use]
     pub fn nanoseconds(&self, ticks: u64) -> i128 {
+        if let Some(since) = ticks.checked_sub(self.clock_start) {
+            // No product of what `nanoseconds` takes is beyond 2^94.
+            return i128::try_from(nanoseconds(since, self.clock_hz)).unwrap_or(i128::MAX);
+        }
         let since = i128::from(ticks) - i128::from(self.clock_start);
-        (since * 1_000_000_000).div_euclid(i128::from(self.clock_hz.max(1)))
+        (since * i128::from(BILLION)).div_euclid(i128::from(self.clock_hz.max(1)))
     }
 
     /// So many ticks in nanoseconds, rounded down.
     #[must_use]
     pub fn duration_ns(&self, ticks: u64) -> u64 {
-        let nanoseconds = u128::from(ticks) * 1_000_000_000 / u128::from(self.clock_hz.max(1));
-        u64::try_from(nanoseconds).unwrap_or(u64::MAX)
+        u64::try_from(nanoseconds(ticks, self.clock_hz)).unwrap_or(u64::MAX)
     }
 
     fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {

@@ -18,6 +18,7 @@ mod dictionary;
 mod error;
 mod frame;
 mod header;
+mod initcalls;
 mod mark;
 mod merge;
 #[cfg(test)]
@@ -43,12 +44,13 @@ pub use decode::{Decoder, Progress};
 pub use dictionary::{AddressSet, Dictionaries, DictionaryFull, FormatsFull, Symbol, Task, Tracer};
 pub use error::{Remedy, StreamError};
 pub use frame::{Frame, Loss, RawSymbol, RawTracer, SymbolList, TaskList, TracerList, ValuesList};
-pub use header::Header;
+pub use header::{Header, nanoseconds};
+pub use initcalls::Initcall;
 pub use mark::{LossReason, Mark, MarkKind};
 pub use merge::Merger;
 pub use reader::Reader;
 pub use record::{
-    Batch, EntryRecord, FrameEntryRecord, Record, RecordHead, Records, ReturnRecord,
+    Batch, EntryRecord, EventRecord, FrameEntryRecord, Record, RecordHead, Records, ReturnRecord,
     ReturnValueRecord, TailRecord, WireRecord,
 };
 pub use span::{FrameSpan, frame_spans};

@@ -32,7 +32,7 @@ impl RecordHead {
     pub const SP: u8 = 1;
     /// Flag: the value that is returned follows.
     pub const VALUE: u8 = 2;
-    /// Flag of entries: values follow, up to the end of the record.
+    /// Flag of entries and events: values follow, up to the end of the record.
     pub const VALUES: u8 = 4;
     /// Flag of a tail jump: to a function that is not traced and calls nothing, so that nothing else
     /// is heard of this call.
@@ -99,6 +99,19 @@ wire_record! {
         /// Entry address of the function, less the stream's address base.
         pub function: U32,
         /// Address that the function returns to, less the stream's address base; zero when not
+        /// known.
+        pub caller: U32,
+    }
+}
+
+wire_record! {
+    /// A tracepoint was come by.
+    EventRecord: 4, 3 {
+        /// Common part.
+        pub head: RecordHead,
+        /// Address of the tracepoint, less the stream's address base.
+        pub tracepoint: U32,
+        /// Address behind the place where it was, less the stream's address base; zero when not
         /// known.
         pub caller: U32,
     }
@@ -200,6 +213,20 @@ impl EntryRecord {
     }
 }
 
+impl EventRecord {
+    /// A record. Addresses are as those of [`EntryRecord::new`]; that of the tracepoint is the key
+    /// of its name in the dictionary.
+    #[must_use]
+    pub fn new(timestamp: u64, tracepoint: u32, caller: u32, pid: u32) -> Self {
+        let head = head(timestamp, Self::KIND, Self::WORDS, 0, pid);
+        Self { head, tracepoint: tracepoint.into(), caller: caller.into() }
+    }
+
+    fn head_mut(&mut self) -> &mut RecordHead {
+        &mut self.head
+    }
+}
+
 impl FrameEntryRecord {
     fn head_mut(&mut self) -> &mut RecordHead {
         &mut self.entry.head
@@ -281,6 +308,13 @@ pub enum Record<'a> {
     },
     /// A function was left by a jump to another one.
     Tail(&'a TailRecord),
+    /// A tracepoint was come by.
+    Event {
+        /// What every event has.
+        event: &'a EventRecord,
+        /// The values of its fields, where they were recorded.
+        values: Option<Values<'a>>,
+    },
     /// A kind that this version does not know; the bytes are the whole record.
     Other(&'a RecordHead, &'a [u8]),
 }
@@ -293,18 +327,20 @@ impl<'a> Record<'a> {
             Self::Entry { entry, .. } => &entry.head,
             Self::Return { ret, .. } => &ret.head,
             Self::Tail(tail) => &tail.head,
+            Self::Event { event, .. } => &event.head,
             Self::Other(head, _) => head,
         }
     }
 
-    /// The function that was entered or left, less the stream's address base; `None` for
-    /// unknown kinds.
+    /// The function that was entered or left, or the tracepoint, less the stream's address base;
+    /// `None` for unknown kinds.
     #[must_use]
     pub fn function(&self) -> Option<u32> {
         match self {
             Self::Entry { entry, .. } => Some(entry.function.get()),
             Self::Return { ret, .. } => Some(ret.function.get()),
             Self::Tail(tail) => Some(tail.function.get()),
+            Self::Event { event, .. } => Some(event.tracepoint.get()),
             Self::Other(..) => None,
         }
     }
@@ -328,6 +364,14 @@ impl<'a> Record<'a> {
                 Self::Return { ret, value: optional(head, RecordHead::VALUE, rest)?.0 }
             }
             TailRecord::KIND => Self::Tail(TailRecord::ref_from_prefix(bytes).ok()?.0),
+            EventRecord::KIND => {
+                let (event, rest) = EventRecord::ref_from_prefix(bytes).ok()?;
+                let values = match head.flags & RecordHead::VALUES {
+                    0 => None,
+                    _ => Some(values(rest)?),
+                };
+                Self::Event { event, values }
+            }
             _ => Self::Other(head, bytes),
         })
     }

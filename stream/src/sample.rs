@@ -111,9 +111,9 @@ pub fn formats() -> [ValuesFormat; 2] {
         field("later", Shape::Unknown { kind: "float".into(), bytes: Some(16) }),
         field("end\x1b", Shape::Unsigned { bytes: 1 }),
     ];
-    let entry = ValuesFormat { function, tracer: 0, of: ValuesOf::Entry, values };
+    let entry = ValuesFormat { function, tracer: 0, of: ValuesOf::Entry, values, print: None };
     let values = vec![field("ret", Shape::Signed { bytes: 4 })];
-    [entry, ValuesFormat { function, tracer: 0, of: ValuesOf::Return, values }]
+    [entry, ValuesFormat { function, tracer: 0, of: ValuesOf::Return, values, print: None }]
 }
 
 /// Words of [`READ`]'s values: what is above a value's own bytes is not zero.

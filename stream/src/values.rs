@@ -26,6 +26,8 @@ pub enum ValuesOf {
     Entry,
     /// Its returns: their value.
     Return,
+    /// A tracepoint's events: their words.
+    Event,
 }
 
 impl ValuesOf {
@@ -34,6 +36,7 @@ impl ValuesOf {
         match self {
             Self::Entry => 0,
             Self::Return => 1,
+            Self::Event => 2,
         }
     }
 
@@ -42,6 +45,7 @@ impl ValuesOf {
         match number {
             0 => Some(Self::Entry),
             1 => Some(Self::Return),
+            2 => Some(Self::Event),
             _ => None,
         }
     }
@@ -60,6 +64,8 @@ pub struct ValuesFormat {
     /// The values in their order, at most [`MAX_VALUES`] with [`MAX_VALUE_WORDS`] words. Of a
     /// return exactly one, with at most 8 bytes.
     pub values: Vec<ValueField>,
+    /// How events are printed, if that is known: text with `{NAME}` or `{NAME:FORM}` for fields.
+    pub print: Option<String>,
 }
 
 /// One value of a format.
@@ -309,11 +315,15 @@ fn any_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D
 #[derive(Serialize)]
 struct TextOut<'a> {
     values: &'a [ValueField],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    print: Option<&'a str>,
 }
 
 #[derive(Deserialize)]
 struct TextIn {
     values: Vec<ValueField>,
+    #[serde(default)]
+    print: Option<String>,
 }
 
 impl ValuesFormat {
@@ -331,7 +341,8 @@ impl ValuesFormat {
         if let Some(fault) = self.fault() {
             return Err(fault);
         }
-        let text = serde_json::to_string(&TextOut { values: &self.values });
+        let text =
+            serde_json::to_string(&TextOut { values: &self.values, print: self.print.as_deref() });
         let text = text.map_err(|error| error.to_string())?;
         if text.len() > MAX_VALUES_TEXT {
             return Err(format!("{} bytes of text, at most {MAX_VALUES_TEXT}", text.len()));
@@ -369,7 +380,7 @@ pub struct RawValues<'a> {
     pub function: u32,
     /// Number of the tracer.
     pub tracer: u8,
-    /// Which of their records: 0 entries, 1 returns, others are of later versions.
+    /// Which of their records: 0 entries, 1 returns, 2 events, others are of later versions.
     pub of: u8,
     /// The values, as JSON.
     pub text: &'a [u8],
@@ -403,7 +414,8 @@ impl RawValues<'_> {
         let Some(of) = ValuesOf::of(self.of) else { return Ok(None) };
         let text: TextIn =
             serde_json::from_slice(self.text).map_err(|error| format!("its values: {error}"))?;
-        let format = ValuesFormat { function, tracer, of, values: text.values };
+        let TextIn { values, print } = text;
+        let format = ValuesFormat { function, tracer, of, values, print };
         format.fault().map_or(Ok(Some(format)), Err)
     }
 }

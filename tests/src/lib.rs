@@ -3,10 +3,15 @@
 pub mod arch;
 pub mod args;
 pub mod cases;
+pub mod conditions;
 pub mod ends;
+pub mod events;
 pub mod graph;
+pub mod hostile;
 pub mod live;
 pub mod mitigations;
+pub mod modules;
+pub mod random;
 pub mod stress;
 pub mod trace;
 pub mod tree;
@@ -63,7 +68,8 @@ fn build() -> Result<PathBuf> {
     let dir = profile()?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["build", "--quiet", "--locked", "--package", "vmtrace", "--bin", "vmtrace"]);
+    // With the features of all packages, as scripts/test has built it.
+    command.args(["build", "--quiet", "--locked", "--workspace", "--bin", "vmtrace"]);
     command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     if dir.ends_with("release") {
         command.arg("--release");
@@ -75,12 +81,12 @@ fn build() -> Result<PathBuf> {
 
 /// The vmtrace for emulated hosts of an architecture.
 pub fn vmtrace_for(arch: HostArch) -> Result<PathBuf> {
-    if arch.is_native() { vmtrace() } else { cross("vmtrace", "vmtrace", arch) }
+    if arch.is_native() { vmtrace() } else { cross("vmtrace", arch) }
 }
 
 /// The workload program for guests of an architecture.
 pub fn workload(arch: HostArch) -> Result<PathBuf> {
-    cross("vmtrace-tests", "vmtrace-guest", arch)
+    cross("vmtrace-guest", arch)
 }
 
 /// `vmtrace` as a user runs it, with programs of this very source for all hosts.
@@ -94,7 +100,7 @@ pub fn command() -> Result<Command> {
 }
 
 /// A program of this very source for another architecture, optimised: it runs emulated.
-pub fn cross(package: &str, program: &str, arch: HostArch) -> Result<PathBuf> {
+pub fn cross(program: &str, arch: HostArch) -> Result<PathBuf> {
     let target = match arch {
         HostArch::X86_64 => "x86_64-unknown-linux-gnu",
         HostArch::Riscv64 => "riscv64gc-unknown-linux-gnu",
@@ -104,7 +110,7 @@ pub fn cross(package: &str, program: &str, arch: HostArch) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(["build", "--quiet", "--locked", "--release", "--target", target]);
-    command.args(["--package", package, "--bin", program, "--target-dir"]).arg(&directory);
+    command.args(["--workspace", "--bin", program, "--target-dir"]).arg(&directory);
     let status = command
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
         .status()

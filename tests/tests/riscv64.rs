@@ -59,12 +59,21 @@ fn any_container_boots_with_two_vcpus_to_power_off() {
     for (name, pack) in [("riscv64-6.12", gzip as Pack), ("riscv64-7", zboot)] {
         let image = dir.path().join(name);
         fs::write(&image, pack(&fs::read(kernel(name).1).unwrap())).unwrap();
-        let output = boot(&image, &["--cpus", "2", "--run", "cat /proc/cpuinfo"]).output().unwrap();
+        let options = ["--cpus", "2", "--run", "cat /proc/cpuinfo", "--boot-report"];
+        let output = boot(&image, &options).output().unwrap();
         let said = text(&output);
         assert_eq!(output.status.code(), Some(0), "{said}");
         assert!(said.contains("guest poweroff\n") && said.contains("run status 0\n"), "{said}");
         assert_eq!(said.matches("processor\t").count(), 2, "both harts are up: {said}");
         assert!(!said.contains("BUG:") && !said.contains("WARNING:"), "{said}");
+        // Where the time of the boot went, on this architecture.
+        let page = String::from_utf8_lossy(&output.stdout);
+        assert!(page.contains(" (riscv64), 2 vCPUs\nInit is started "), "{page}");
+        for part in ["\n  subsys  ", "\nLONGEST INITCALLS ", "\n  vCPU 1  ", " init is started "] {
+            assert!(page.contains(part), "no {part:?} in {page}");
+        }
+        let unknown = ["which functions", "the levels of", "idle time:", "initcalls:"];
+        assert!(!unknown.iter().any(|what| page.contains(what)), "{page}");
     }
 }
 

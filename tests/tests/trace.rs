@@ -113,6 +113,23 @@ fn both_trace_the_same_function() {
 }
 
 #[test]
+fn conditions_hold_of_exactly_the_calls_that_are_meant() {
+    GUESTS.conditions_hold_of_exactly_the_calls_that_are_meant("x86_64-6.12");
+}
+
+#[test]
+fn one_task_alone_is_traced() {
+    GUESTS.one_task_alone_is_traced("x86_64-7");
+}
+
+#[test]
+fn events_are_those_of_the_guests_own_trace() {
+    for name in KERNELS {
+        GUESTS.events_are_those_of_the_guests_own_trace(name);
+    }
+}
+
+#[test]
 fn a_kernel_without_type_information_is_traced() {
     GUESTS.a_kernel_without_type_information_is_traced("x86_64-6.12");
 }
@@ -209,6 +226,18 @@ fn the_command_line_works_end_to_end() {
 }
 
 #[test]
+fn functions_of_a_module_are_traced() {
+    for name in KERNELS {
+        GUESTS.functions_of_a_module_are_traced(name);
+    }
+}
+
+#[test]
+fn modules_come_and_go_with_every_function_traced() {
+    GUESTS.modules_come_and_go_with_every_function_traced("x86_64-6.12");
+}
+
+#[test]
 fn random_changes_leave_no_trace() {
     GUESTS.random_changes_leave_no_trace(&["x86_64-6.12", "x86_64-7"]);
 }
@@ -228,4 +257,14 @@ fn the_console_is_no_witness() {
 #[test]
 fn other_ends_are_told_apart() {
     GUESTS.other_ends_are_told_apart("x86_64-6.12");
+}
+
+#[test]
+fn a_damaged_ring_ends_tracing_and_not_the_guest() {
+    GUESTS.a_damaged_ring_ends_tracing_and_not_the_guest("x86_64-6.12");
+}
+
+#[test]
+fn a_guest_may_write_anything_into_the_annex() {
+    GUESTS.a_guest_may_write_anything_into_the_annex("x86_64-6.12", &[1]);
 }

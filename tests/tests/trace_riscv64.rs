@@ -65,6 +65,20 @@ fn the_guests_own_ftrace_sees_the_same_and_keeps_working() {
 }
 
 #[test]
+fn conditions_hold_of_exactly_the_calls_that_are_meant() {
+    for name in RISCV_KERNELS {
+        GUESTS.conditions_hold_of_exactly_the_calls_that_are_meant(name);
+    }
+}
+
+#[test]
+fn events_are_those_of_the_guests_own_trace() {
+    for name in RISCV_KERNELS {
+        GUESTS.events_are_those_of_the_guests_own_trace(name);
+    }
+}
+
+#[test]
 fn a_kernel_without_type_information_is_traced() {
     GUESTS.a_kernel_without_type_information_is_traced("riscv64-7");
 }
@@ -101,4 +115,9 @@ fn the_console_is_no_witness() {
 #[test]
 fn other_ends_are_told_apart() {
     GUESTS.other_ends_are_told_apart("riscv64-7");
+}
+
+#[test]
+fn a_damaged_ring_ends_tracing_and_not_the_guest() {
+    GUESTS.a_damaged_ring_ends_tracing_and_not_the_guest("riscv64-6.12");
 }

@@ -53,7 +53,7 @@ fn programs(arch: HostArch) -> anyhow::Result<PathBuf> {
 
 /// A program of these tests.
 fn program(arch: HostArch, name: &str, native: &str) -> anyhow::Result<PathBuf> {
-    if arch.is_native() { Ok(native.into()) } else { cross("vmtrace-tests", name, arch) }
+    if arch.is_native() { Ok(native.into()) } else { cross(name, arch) }
 }
 
 fn skips(cases: &[u8]) -> Vec<String> {

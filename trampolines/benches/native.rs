@@ -22,8 +22,13 @@ fn main() {
     use vmtrace_trampolines::{Field, Point, Program};
 
     const ROUNDS: usize = 2001;
-    let record =
-        |point, fields: &[Field]| Program { number: 7, tracers: 1, point, fields: fields.to_vec() };
+    let record = |point, fields: &[Field]| Program {
+        number: 7,
+        tracers: 1,
+        point,
+        fields: fields.to_vec(),
+        condition: None,
+    };
     let plain = [record(Point::Entry, &[])];
     let three = [record(Point::Entry, &[0, 1, 2].map(Field::Argument))];
     let graph = [record(Point::Entry, &[Field::Stack]), record(Point::Return, &[Field::Stack])];

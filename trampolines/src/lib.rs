@@ -5,6 +5,8 @@
 //! make machine code of it, on any machine, when it is known what only the running guest tells:
 //! where its rings are, where `current` is.
 
+mod branch;
+pub mod condition;
 mod displacement;
 pub mod layout;
 mod program;
@@ -12,4 +14,5 @@ mod reads;
 pub mod riscv64;
 pub mod x86_64;
 
+pub use condition::Condition;
 pub use program::{Code, Field, Last, Overflow, Point, Program, ProgramError, Read, Readable};

@@ -5,8 +5,9 @@ mod disassembled;
 use disassembled::{Instruction, riscv64, x86_64};
 use proptest::prelude::*;
 use std::collections::{BTreeSet, HashSet};
+use vmtrace_trampolines::condition::{Operand, Relation, Test};
 use vmtrace_trampolines::x86_64::Addressing;
-use vmtrace_trampolines::{Code, Field, Last, Overflow, Point, Program, Read, Readable};
+use vmtrace_trampolines::{Code, Condition, Field, Last, Overflow, Point, Program, Read, Readable};
 
 fn program() -> impl Strategy<Value = (Program, Overflow)> {
     let overflow = prop_oneof![Just(Overflow::Drop), Just(Overflow::Overwrite)];
@@ -19,8 +20,9 @@ fn program() -> impl Strategy<Value = (Program, Overflow)> {
                     (_, Point::Return) => Field::Value,
                     (_, Point::Entry | Point::Tail) => Field::Argument(argument),
                 });
-            prop::collection::vec(field, 0..=28)
-                .prop_map(move |fields| (Program { number, tracers, point, fields }, overflow))
+            prop::collection::vec(field, 0..=28).prop_map(move |fields| {
+                (Program { number, tracers, point, fields, condition: None }, overflow)
+            })
         },
     )
 }
@@ -45,7 +47,40 @@ fn reader() -> impl Strategy<Value = (Program, Overflow)> {
     });
     (prop::collection::vec(read, 1..4), overflow).prop_map(|(reads, overflow)| {
         let fields = [Field::Stack, Field::Failed].into_iter().chain(reads).collect();
-        (Program { number: 1, tracers: 1, point: Point::Entry, fields }, overflow)
+        (Program { number: 1, tracers: 1, point: Point::Entry, fields, condition: None }, overflow)
+    })
+}
+
+/// Of a program of entries.
+fn condition() -> impl Strategy<Value = Condition> {
+    let relation = prop_oneof![
+        Just(Relation::Equal),
+        Just(Relation::Less),
+        Just(Relation::Greater),
+        Just(Relation::NoneCommon)
+    ];
+    let argument = (0..12_u8, 0..2_u8, any::<bool>()).prop_map(|(number, bytes, signed)| {
+        Operand::Argument { number, bytes: 4 << bytes, signed }
+    });
+    let operand = prop_oneof![Just(Operand::Cpu), (0..8192_u32).prop_map(Operand::Task), argument];
+    let number = (operand, relation, any::<u64>()).prop_map(|(operand, relation, value)| {
+        let (bytes, signed) = operand.width();
+        let value = vmtrace_trampolines::condition::extended(value, bytes, signed);
+        Test::Number { operand, relation, value }
+    });
+    let bytes = prop::collection::vec(any::<Option<u8>>(), 0..=16);
+    let bytes = (0..8192_u32, bytes, any::<bool>())
+        .prop_map(|(offset, bytes, equal)| Test::Bytes { offset, bytes, equal });
+    let start = (0..1_u64 << 31).prop_map(|start| start | 0xffff_ffff_8000_0000);
+    let caller = (start, 0..1_u32 << 20, any::<bool>())
+        .prop_map(|(start, len, inside)| Test::Caller { start, len, inside });
+    let test = prop_oneof![number, bytes, caller].prop_map(Condition::Test);
+    test.prop_recursive(3, 20, 4, |inner| {
+        let list = prop::collection::vec(inner, 0..4);
+        (list, any::<bool>()).prop_map(|(list, all)| match all {
+            true => Condition::All(list),
+            false => Condition::Any(list),
+        })
     })
 }
 
@@ -62,7 +97,14 @@ fn x86_values() -> impl Strategy<Value = vmtrace_trampolines::x86_64::Values> {
     let shared = (word(), 1..8192_u64, word())
         .prop_map(|(number, cpus, table)| Addressing::Shared { number, cpus, table });
     (prop_oneof![per_cpu, shared], word(), word()).prop_map(|(addressing, current, pid)| {
-        vmtrace_trampolines::x86_64::Values { addressing, current, pid, readable: readable() }
+        vmtrace_trampolines::x86_64::Values {
+            addressing,
+            current,
+            pid,
+            cpu: 0x20,
+            slide: 0,
+            readable: readable(),
+        }
     })
 }
 
@@ -71,6 +113,7 @@ fn riscv_values() -> impl Strategy<Value = vmtrace_trampolines::riscv64::Values>
         cpu,
         pid,
         controls,
+        slide: 0,
         readable: readable(),
     })
 }
@@ -256,11 +299,97 @@ fn reservation(from: &[Instruction]) -> Result<(), TestCaseError> {
 }
 
 fn with(point: Point, fields: &[Field]) -> Program {
-    Program { number: 2000, tracers: 1, point, fields: fields.to_vec() }
+    Program { number: 2000, tracers: 1, point, fields: fields.to_vec(), condition: None }
+}
+
+/// Of a usual kernel.
+fn usual_x86() -> vmtrace_trampolines::x86_64::Values {
+    vmtrace_trampolines::x86_64::Values {
+        addressing: Addressing::PerCpu { distance: 0xffff_8000_1234_5678 },
+        current: 0x1_fb80,
+        pid: 0x990,
+        cpu: 0x20,
+        slide: 0,
+        readable: readable(),
+    }
+}
+
+/// The same of riscv64.
+fn usual_riscv() -> vmtrace_trampolines::riscv64::Values {
+    vmtrace_trampolines::riscv64::Values {
+        cpu: 32,
+        pid: 0x4f0,
+        controls: 0xffff_ffff_8160_0000,
+        slide: 0,
+        readable: readable(),
+    }
 }
 
 const ARGUMENTS: [Field; 4] =
     [Field::Argument(0), Field::Argument(1), Field::Argument(2), Field::Argument(3)];
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+
+    // A call that is not meant must leave no trace: not in registers either.
+    #[test]
+    fn conditions_are_code_that_ends_as_said_and_writes_what_is_free(
+        condition in condition(), values in x86_values(), riscv in riscv_values()
+    ) {
+        let program = Program { condition: Some(condition), ..with(Point::Entry, &ARGUMENTS) };
+        let Code { bytes, endings: said } =
+            vmtrace_trampolines::x86_64::compile(&program, Overflow::Drop, &values).unwrap();
+        let all = x86_64(&bytes);
+        prop_assert_eq!(all.iter().map(|one| one.len).sum::<usize>(), bytes.len(), "all decodes");
+        prop_assert_eq!(endings(&all), said);
+        let written = paths(&all)?;
+        prop_assert!(written.iter().all(|one| ["r10", "r11"].contains(&&**one)), "{:?}", written);
+        let Code { bytes, endings: said } =
+            vmtrace_trampolines::riscv64::compile(&program, Overflow::Drop, &riscv).unwrap();
+        let all = riscv64(&bytes);
+        prop_assert_eq!(all.len() * 4, bytes.len(), "all decodes");
+        prop_assert_eq!(endings(&all), said);
+        let free = ["t1", "t2", "t3", "t4", "t5", "t6"];
+        let written = paths(&all)?;
+        prop_assert!(written.iter().all(|one| free.contains(&&**one)), "{:?}", written);
+    }
+}
+
+// What a call costs that is not meant, from the site's call on: see design.md.
+#[test]
+fn a_call_that_is_not_meant_costs_at_most_twelve_instructions() {
+    let number = |operand, value| {
+        Condition::Test(Test::Number { operand, relation: Relation::Equal, value })
+    };
+    let name = |name: &[u8]| {
+        let bytes = name.iter().copied().map(Some).collect();
+        Condition::Test(Test::Bytes { offset: 0xbc0, bytes, equal: true })
+    };
+    let argument = Operand::Argument { number: 2, bytes: 8, signed: false };
+    let all = [
+        number(Operand::Task(0x990), 4711),
+        number(argument, 4096),
+        number(argument, 0x1234_5678_9abc),
+        name(b"sshd\0"),
+        Condition::All(vec![number(Operand::Task(0x990), 4711), number(argument, 4096)]),
+    ];
+    let (x86, riscv) = (usual_x86(), usual_riscv());
+    // Up to the first branch, and from there to the end.
+    let cost = |all: &[Instruction]| {
+        let first = all.iter().position(|one| one.target.is_some()).unwrap();
+        let from = all.iter().position(|one| one.jump).unwrap();
+        let jumps = usize::from(from < all.iter().position(|one| one.ending).unwrap());
+        first + 1 + jumps + 1
+    };
+    let costs = all.map(|condition| {
+        let program = Program { condition: Some(condition), ..with(Point::Entry, &[]) };
+        let drop = Overflow::Drop;
+        let x86 = vmtrace_trampolines::x86_64::compile(&program, drop, &x86).unwrap();
+        let riscv = vmtrace_trampolines::riscv64::compile(&program, drop, &riscv).unwrap();
+        [cost(&x86_64(&x86.bytes)), cost(&riscv64(&riscv.bytes))]
+    });
+    assert_eq!(costs, [[4, 8], [3, 5], [4, 11], [4, 9], [4, 8]]);
+}
 
 /// What all of these cost with the values of usual kernels.
 fn costs(compile: impl Fn(&Program, Overflow) -> Vec<Instruction>) -> [usize; 8] {
@@ -282,24 +411,45 @@ fn costs(compile: impl Fn(&Program, Overflow) -> Vec<Instruction>) -> [usize; 8]
 // What a hit costs is these, and was promised (`scripts/bench` counts the site's own as well).
 #[test]
 fn common_paths_are_as_short_as_promised() {
-    let addressing = Addressing::PerCpu { distance: 0xffff_8000_1234_5678 };
-    let readable = readable();
-    let values =
-        vmtrace_trampolines::x86_64::Values { addressing, current: 0x1_fb80, pid: 0x990, readable };
+    let values = usual_x86();
     let x86 = costs(|program, overflow| {
         x86_64(&vmtrace_trampolines::x86_64::compile(program, overflow, &values).unwrap().bytes)
     });
     // rdx is pushed where rdtsc needs it, so that argument costs two.
     assert_eq!(x86, [25, 26, 27, 29, 30, 27, 25, 26]);
-    let controls = 0xffff_ffff_8160_0000;
-    let values = vmtrace_trampolines::riscv64::Values {
-        cpu: 32,
-        pid: 0x4f0,
-        controls,
-        readable: self::readable(),
-    };
+    let values = usual_riscv();
     let riscv = costs(|program, overflow| {
         riscv64(&vmtrace_trampolines::riscv64::compile(program, overflow, &values).unwrap().bytes)
     });
     assert_eq!(riscv, [23, 24, 25, 26, 27, 26, 25, 26]);
+}
+
+// What `sched_switch` costs, with its seven fields: those of two tasks, whether it was preempted, and
+// its state.
+#[test]
+fn a_switch_of_tasks_is_recorded_in_fifty_instructions() {
+    let known = |argument, offset, words| {
+        Field::Known(Read::new(argument, &[], Last::Words { offset, words }).unwrap())
+    };
+    let (prev, next) = (2, 3);
+    let fields = vec![
+        known(prev, 2976, 2),
+        known(prev, 2432, 1),
+        known(prev, 108, 1),
+        Field::Argument(1),
+        Field::Argument(4),
+        known(prev, 2416, 1),
+        known(next, 2976, 2),
+        known(next, 2432, 1),
+        known(next, 108, 1),
+    ];
+    let program = Program { number: 1, tracers: 1, point: Point::Entry, fields, condition: None };
+    let values = vmtrace_trampolines::x86_64::Values { current: 0x35000, pid: 2432, ..usual_x86() };
+    let code = vmtrace_trampolines::x86_64::compile(&program, Overflow::Drop, &values).unwrap();
+    let way = x86_64(&code.bytes);
+    let own = way.iter().position(|one| one.ending).unwrap() + 1;
+    let base = 0xffff_ffff_8000_0000;
+    let probe = vmtrace_trampolines::x86_64::probe(base + 4096, base).unwrap();
+    let around = x86_64(&probe).iter().position(|one| one.ending).unwrap() + 1;
+    assert!(own + around <= 50, "{own} and {around} instructions");
 }

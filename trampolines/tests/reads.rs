@@ -162,3 +162,81 @@ fn reads_are_refused_where_they_cannot_say_that_they_failed() {
     assert!(Read::new(0, &[], Last::Text { offset: 0, words: 0 }).is_none());
     assert!(Read::new(0, &[], Last::Text { offset: 0, words: 28 }).is_none());
 }
+
+// What one argument leads to must not be taken for another's: rdx holds the third for as long as
+// nothing else does (x86-64).
+#[test]
+fn what_is_known_to_be_there_is_read_without_a_look() {
+    let mut random = Random(815);
+    for addressing in ADDRESSINGS {
+        for _ in 0..200 {
+            let count = 1 + random.below(6);
+            let mut reads = Vec::new();
+            for _ in 0..count {
+                let [argument, words] =
+                    [7, 3].map(|most| u8::try_from(random.below(most)).unwrap());
+                // Some are beyond the offset of an instruction.
+                let far = 2000 * i32::from(random.below(2) == 0);
+                let [hop, offset] = [32, 64].map(|most| i32::try_from(random.below(most)).unwrap());
+                let hops = [far + 8 * hop];
+                let hops = &hops[..usize::from(random.below(2) == 0)];
+                let last = Last::Words { offset: far + 2 * offset, words: words + 1 };
+                reads.push(Read::new(argument % 6, hops, last).unwrap());
+            }
+            let mut fields = vec![Field::Stack];
+            for &read in &reads {
+                fields.push(Field::Known(read));
+                if random.below(3) == 0 {
+                    fields.push(Field::Argument(2));
+                }
+            }
+            let program = Program { fields, ..common::entry_program() };
+            let guest = FakeGuest::with(
+                1,
+                1 << 16,
+                addressing,
+                Overflow::Drop,
+                std::slice::from_ref(&program),
+            );
+            guest.set_current(0, 1);
+            let (heap, words) = guest.heap();
+            let address = |random: &mut Random| heap + 8 * random.below(words.len() as u64 - 300);
+            for word in words {
+                word.store(address(&mut random), Ordering::Relaxed);
+            }
+            let aligned =
+                |at: u64| words[usize::try_from((at - heap) / 8).unwrap()].load(Ordering::Relaxed);
+            let word = |at: u64| match u32::try_from(at % 8).unwrap() {
+                0 => aligned(at),
+                below => aligned(at) >> (8 * below) | aligned(at + 8) << (64 - 8 * below),
+            };
+            let mut registers = common::registers(0x5a5a);
+            for register in ARGUMENTS {
+                registers.x[register] = address(&mut random);
+            }
+            let before = registers.clone();
+            guest.run(1, &mut registers);
+            assert_eq!(ARGUMENTS.map(|at| registers.x[at]), ARGUMENTS.map(|at| before.x[at]));
+            let mut last = None;
+            guest.drain(0, &mut guest.ring(0).start(), |record| last = Some(record));
+            let mut expected = Vec::new();
+            for field in &program.fields[1..] {
+                let Field::Known(read) = field else {
+                    expected.push(before.x[ARGUMENTS[2]]);
+                    continue;
+                };
+                let first = before.x[ARGUMENTS[usize::from(read.argument())]];
+                let at = read
+                    .hops()
+                    .iter()
+                    .fold(first, |at, &hop| word(at.wrapping_add_signed(hop.into())));
+                let Last::Words { offset, words } = read.last() else { panic!() };
+                expected.extend(
+                    (0..u64::from(words))
+                        .map(|n| word(at.wrapping_add_signed(offset.into()) + 8 * n)),
+                );
+            }
+            assert_eq!(last.unwrap().fields[1..], expected, "{program:?}");
+        }
+    }
+}

@@ -22,8 +22,19 @@ const DEPTH: u64 = 8;
 const TASKS: u32 = 200;
 const FUNCTIONS: u64 = 2000;
 const FUNCTION: u64 = 0xffff_ffff_8100_0000;
-const FORMATS: [&str; 9] =
-    ["trace.dat", "trace.dat-7", "perfetto", "folded", "chrome", "csv", "text", "graph", "json"];
+const FORMATS: [&str; 11] = [
+    "trace.dat",
+    "trace.dat-7",
+    "perfetto",
+    "uftrace",
+    "folded",
+    "html",
+    "chrome",
+    "csv",
+    "text",
+    "graph",
+    "json",
+];
 
 fn main() {
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");

@@ -199,3 +199,18 @@ fn look(bencher: Bencher<'_, '_>, name: &str) {
         }
     });
 }
+
+/// What the self-test adds to a pause: one site, held and given back.
+#[divan::bench(args = KERNELS, sample_count = 40, sample_size = 1)]
+fn self_test(bencher: Bencher<'_, '_>, name: &str) {
+    let (fake, sites) = fake(name);
+    let mut attachment = fake.attach();
+    let program = attachment.program(&fake, &fake.kernel, &Duty::entry(vec![0])).unwrap();
+    let (stack, trap) = (fake.link("init_task") + 64, [0x13, 0, 0, 0, 0x13, 0, 0, 0]);
+    bencher.bench_local(|| {
+        let from = [stack, stack];
+        let (kernel, place) = (&fake.kernel, (sites[7], program));
+        let test = attachment.begin_self_test(&fake, kernel, place, &trap, from).unwrap().unwrap();
+        attachment.end_self_test(&fake, kernel, &test, None).unwrap();
+    });
+}

@@ -1,13 +1,15 @@
 //! vmtrace: a hypervisor-based tracer of guest kernel functions.
 //!
-//! The way of a record is described in `docs/architecture.md`.
+//! The life of a record is described in `docs/architecture.md`.
 
 // They panic when nobody can be told: see `vmtrace_system::say`.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
 pub mod agent;
+pub mod analyze;
 pub mod check;
 pub mod cli;
+pub mod condition;
 pub mod convert;
 pub mod devices;
 pub mod events;
@@ -19,6 +21,7 @@ pub use vmtrace_initramfs as initramfs;
 pub use vmtrace_kernel as kernel;
 pub mod machine;
 pub mod relay;
+pub mod sandbox;
 pub mod serve;
 pub mod session;
 pub use vmtrace_stream as stream;

@@ -30,7 +30,7 @@ fn who_cannot_be_told_gets_the_exit_code() {
         (&["boot", "/nonexistent"], 1),
         (&["ctl", "/nonexistent", "status"], 1),
         (&["run", "/nonexistent", "true"], 125),
-        (&["boot"], 2),
+        (&["boot", "--no-such-option"], 2),
     ] {
         for stderr in [closed(), full()] {
             let status = vmtrace(arguments).stderr(stderr).status().unwrap();

@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use vmtrace::kernel::{Arch, Container, FtraceKind, Kernel, KernelError, SiteSection, Source};
+use vmtrace::kernel::tracepoints::{Event, Origin};
+use vmtrace::kernel::{
+    Arch, Container, FtraceKind, Kernel, KernelError, ModuleFile, SiteSection, Source,
+};
 
 /// A kernel of the cache.
 struct Cached {
@@ -52,6 +55,36 @@ fn each(mut check: impl FnMut(&Cached)) {
     for name in names {
         check(&Cached::open(&name));
     }
+}
+
+// Files of all kernels, compressed and not; what is damaged in any place is an error or a shorter list.
+#[test]
+fn functions_of_modules_are_found() {
+    each(|cached| {
+        let modules = vmtrace::initramfs::Modules::open(&cached.folder.join("modules")).unwrap();
+        let data = modules.read("dummy").unwrap();
+        let file = ModuleFile::parse(&data).unwrap();
+        assert_eq!((file.arch, file.name.as_deref()), (cached.kernel.arch(), Some("dummy")));
+        let find = |name: &str| {
+            let named = |function: &&vmtrace::kernel::ModuleFunction| {
+                function.names.iter().any(|known| known == name)
+            };
+            file.functions.iter().find(named).unwrap_or_else(|| panic!("{}: {name}", cached.name))
+        };
+        let init = find("init_module");
+        assert_eq!((&*init.section, &*init.names[0]), (".init.text", "dummy_init_module"));
+        assert_eq!(find("dummy_get_stats64").section, ".text");
+        assert!((8..=10).contains(&file.functions.len()), "{}: {file:?}", cached.name);
+        for len in (0..data.len()).step_by(97) {
+            let _ = ModuleFile::parse(&data[..len]);
+        }
+        let mut damaged = data.clone();
+        for at in (0..data.len()).step_by(61) {
+            damaged[at] ^= 0xff;
+            let _ = ModuleFile::parse(&damaged);
+            damaged[at] = data[at];
+        }
+    });
 }
 
 #[test]
@@ -139,6 +172,36 @@ fn sites_are_what_the_compiler_left_for_ftrace() {
         assert!(kernel.sites().is_sorted_by_key(|s| s.location));
         let named = kernel.sites().iter().filter(|s| kernel.site_name(s).is_some()).count();
         assert_eq!(named, stats.sites - stats.unnamed, "{name}");
+    });
+}
+
+// A boot report would put them down to the wrong level, or under no name.
+#[test]
+fn initcalls_have_their_levels_on_every_kernel() {
+    each(|cached| {
+        let calls = cached.kernel.initcalls();
+        assert!((300..3000).contains(&calls.len()), "{}: {}", cached.name, calls.len());
+        let level = |name: &str| calls.iter().find(|call| call.name == name).map(|call| call.level);
+        let known = [
+            ("spawn_ksoftirqd", "early"),
+            ("sock_init", "core"),
+            ("kobject_uevent_init", "postcore"),
+            ("misc_init", "subsys"),
+            ("inet_init", "fs"),
+            ("populate_rootfs", "rootfs"),
+            ("proc_modules_init", "device"),
+            ("max_swapfiles_check", "late"),
+        ];
+        for (name, expected) in known {
+            assert_eq!(level(name), Some(expected), "{}: {name}", cached.name);
+        }
+        // In the order in which they are called: no level comes twice.
+        let mut levels: Vec<_> = calls.iter().map(|call| call.level).collect();
+        levels.dedup();
+        let all = levels.len();
+        levels.sort_unstable();
+        levels.dedup();
+        assert_eq!(levels.len(), all, "{}", cached.name);
     });
 }
 
@@ -461,4 +524,80 @@ fn what_is_no_kernel_gets_one_line_and_exit_code_1() {
             assert!(text.starts_with(&begin) && text.lines().count() == 1, "{text}");
         }
     }
+}
+
+// Fields by their names and types are what a format file in the guest would say.
+#[test]
+fn events_have_the_fields_of_their_format_on_every_kernel() {
+    let declared = [
+        ("prev_comm", "char[16]", 16, false),
+        ("prev_pid", "pid_t", 4, true),
+        ("prev_prio", "int", 4, true),
+        ("prev_state", "long", 8, true),
+        ("next_comm", "char[16]", 16, false),
+        ("next_pid", "pid_t", 4, true),
+        ("next_prio", "int", 4, true),
+    ];
+    each(|cached| {
+        let name = &cached.name;
+        let events = cached.kernel.events().unwrap();
+        assert!(events.len() > 1000, "{name}: {}", events.len());
+        let names: Vec<String> = events.iter().map(|event| event.full_name()).collect();
+        let order = |event: &Event| (event.system.clone(), event.name.clone());
+        assert!(events.is_sorted_by_key(order), "{name}");
+        assert!(events.iter().all(|event| !event.name.is_empty()), "{name}");
+        let find = |full: &str| {
+            let found = names.iter().position(|name| name == full);
+            &events[found.unwrap_or_else(|| panic!("{name}: no {full}"))]
+        };
+        let switch = find("sched:sched_switch");
+        let fields = switch
+            .fields
+            .iter()
+            .map(|field| (&*field.name, &*field.kind, field.size, field.signed));
+        let fields: Vec<_> = fields.collect();
+        for (found, wanted) in fields.iter().zip(declared) {
+            // Text has no sign, or that of `char`.
+            assert_eq!((found.0, found.1, found.2), (wanted.0, wanted.1, wanted.2), "{name}");
+            assert!(found.1.starts_with("char[") || found.3 == wanted.3, "{name}: {found:?}");
+        }
+        assert_eq!(fields.len(), declared.len(), "{name}");
+        assert!(switch.print.contains("==> next_comm=%s next_pid=%d"), "{name}");
+        let open: Vec<_> = find("syscalls:sys_enter_openat").fields.iter().collect();
+        let open: Vec<&str> = open.iter().map(|field| &*field.name).collect();
+        assert_eq!(open, ["__syscall_nr", "dfd", "filename", "flags", "mode"], "{name}");
+
+        // What probes get is known of all, and where the kernel comes by them of nearly all.
+        let (mut points, mut nowhere) = (0, 0);
+        for event in events {
+            let Origin::Tracepoint(point, at) = &event.origin else { continue };
+            points += 1;
+            let prototype = cached.kernel.tracepoint_prototype(point);
+            assert!(prototype.is_ok(), "{name} {point}: {prototype:?}");
+            let hooks = cached.kernel.tracepoint_hooks(*at).unwrap();
+            nowhere += usize::from(!hooks.are_used());
+        }
+        assert!(points > 500 && nowhere * 10 < points, "{name}: {nowhere} of {points}");
+    });
+}
+
+#[test]
+fn events_are_listed_for_people_and_programs() {
+    let one = vmtrace(&["events", "sched:sched_waking", "--json"], &image("x86_64-6.12"));
+    let output = { one }.assert().success();
+    let line: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    assert_eq!(
+        (&line["name"], &line["tracepoint"]),
+        (&"sched:sched_waking".into(), &"sched_waking".into())
+    );
+    let field = serde_json::json!({"name": "pid", "type": "pid_t", "size": 4, "signed": true});
+    assert_eq!(line["fields"][1], field);
+    vmtrace(&["events", "sched_wakeup*"], &image("riscv64-7")).assert().success().stdout(
+        "sched:sched_wakeup\tchar comm[16], pid_t pid, int prio, int target_cpu\n\
+             sched:sched_wakeup_new\tchar comm[16], pid_t pid, int prio, int target_cpu\n",
+    );
+    let failed = vmtrace(&["events", "sched:nosuch*"], &image("x86_64-6.12"));
+    let failed = { failed }.assert().code(1).stdout("");
+    let text = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
+    assert!(text.contains("no event of the kernel matches 'sched:nosuch*'"), "{text}");
 }

@@ -180,6 +180,31 @@ fn says_what_is_wrong_with_a_file() {
 }
 
 #[test]
+fn where_the_time_of_a_boot_went_is_told_of_any_trace() {
+    let stream = stream();
+    let page = report(&stream, &["--boot"]);
+    assert_eq!(page.status.code(), Some(0));
+    let text = String::from_utf8_lossy(&page.stdout);
+    assert!(text.starts_with("Boot of Linux 6.12.0 (x86_64), 1 vCPU\n"), "{text}");
+    assert!(text.contains("\nNOT TOLD HERE\n"), "{text}");
+    let json = report(&stream, &["--boot", "--format", "json"]);
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    assert_eq!((&json["init_ns"], &json["until_ns"]), (&serde_json::Value::Null, &49_999.into()));
+
+    // What is whole of a torn one is told, and that it is torn.
+    let torn = report(&stream[..stream.len() - 1], &["--boot"]);
+    assert_eq!(torn.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&torn.stdout);
+    assert!(text.contains("\nATTENTION: the trace is torn: its end is missing\n"), "{text}");
+    let nothing = report(b"something else", &["--boot"]);
+    assert_eq!((nothing.status.code(), nothing.stdout.len()), (Some(1), 0));
+
+    for options in [&["--boot", "--format", "graph"][..], &["--boot", "--pid", "1"]] {
+        assert_eq!(report(&stream, options).status.code(), Some(2), "{options:?}");
+    }
+}
+
+#[test]
 fn a_reader_that_has_seen_enough_is_no_failure() {
     let file = file(&stream());
     let path = file.path().to_str().expect("UTF-8");

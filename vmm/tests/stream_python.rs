@@ -209,7 +209,7 @@ fn decodes_values() {
             ValueField { name, shape: shape(u16::try_from(next() % 1000).expect("small")) }
         });
         let (tracer, of, values) = (0, ValuesOf::Entry, fields.collect());
-        let format = ValuesFormat { function, tracer, of, values };
+        let format = ValuesFormat { function, tracer, of, values, print: None };
         writer.values(&format).expect("room");
         let words: Vec<_> = (0..format.words().min(250))
             .map(|_| match next() % 4 {
@@ -257,7 +257,9 @@ fn decodes_returned_values() {
         if let Some(shape) = shape {
             let values = vec![ValueField { name: "ret".into(), shape }];
             let (tracer, of) = (0, ValuesOf::Return);
-            writer.values(&ValuesFormat { function, tracer, of, values }).expect("room");
+            writer
+                .values(&ValuesFormat { function, tracer, of, values, print: None })
+                .expect("room");
         }
         buffer.clear();
         let ret = ReturnRecord::new(123_456_789, function, 0, 1, 2);

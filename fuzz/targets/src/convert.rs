@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use clap::ValueEnum as _;
 use vmtrace::convert::{Format, Tally};
 use vmtrace::export::Player;
 
@@ -10,7 +11,7 @@ use crate::stream_reader::sealed;
 pub(crate) fn run(input: &[u8]) {
     let stream = sealed(input);
     let folder = tempfile::tempdir().expect("a directory");
-    for format in Format::all() {
+    for &format in Format::value_variants() {
         let place = folder.path().join("out");
         let output = format.output(&place).expect("a place");
         let writer = format.writer(&output).expect("a file");
@@ -36,6 +37,11 @@ fn check(format: Format, place: &Path, begun: bool) {
             let trace: serde_json::Value = serde_json::from_str(&text).expect("JSON");
             assert!(trace["traceEvents"].is_array());
         }
+    }
+    if format == Format::Html && begun {
+        // Its data and its script, when damage did not end it before.
+        let page = std::fs::read_to_string(place).expect("UTF-8");
+        assert!(page.is_empty() || page.matches("<script").count() == 2);
     }
     if place.is_dir() {
         std::fs::remove_dir_all(place).expect("ours");

@@ -22,7 +22,7 @@ use vmtrace::tracer::ring::RingReader;
 use vmtrace::tracer::{
     Attachment, Duty, ExitPlan, Guest, GuestError, Options, Part, RawBatch, Tasks, Tripwire,
 };
-use vmtrace_trampolines::{Field, Overflow, Point};
+use vmtrace_trampolines::{Condition, Field, Overflow, Point};
 
 /// One of each way to call programs.
 const KERNELS: [&str; 3] = ["x86_64-6.12", "riscv64-6.12", "riscv64-7"];
@@ -378,7 +378,16 @@ fn duty(input: &mut Input<'_>, point: Point) -> Duty {
         (Point::Entry, 1) => vec![Field::Argument(0), Field::Argument(5)],
         (Point::Entry | Point::Tail, _) => vec![Field::Stack],
     };
-    let parts = tracers.into_iter().map(|tracer| Part { tracer, fields: fields.clone() });
+    let of = input.byte();
+    let condition = |tracer: u8| match of >> (2 * (tracer & 3)) & 3 {
+        0 | 1 => None,
+        all => Some(Condition::Any(vec![Condition::All(vec![]); usize::from(all)])),
+    };
+    let parts = tracers.into_iter().map(|tracer| Part {
+        tracer,
+        fields: fields.clone(),
+        condition: condition(tracer),
+    });
     Duty { point, parts: parts.collect() }
 }
 

@@ -161,7 +161,7 @@ pub(super) struct Arguments {
 
 /// A function's parameters as types.
 struct Signature<'a> {
-    function: &'a str,
+    function: String,
     parameters: Vec<Parameter<'a>>,
     result: u32,
     returned: Place,
@@ -189,19 +189,13 @@ impl Kernel {
     /// [`Kernel::raw_arguments`] is what can be had then.
     pub fn prototype(&self, site: usize) -> Option<Prototype> {
         let (types, signature) = self.signature(site).ok()?;
-        let mut prototype =
-            Prototype { parameters: Vec::new(), left_out: Vec::new(), result: None };
-        for (i, parameter) in signature.parameters.iter().enumerate() {
-            let name = parameter.name(i);
-            match types.value(parameter.number, parameter.place, Source::Argument) {
-                Some((fetch, shape)) => prototype.parameters.push(Value { name, fetch, shape }),
-                None => prototype.left_out.push(name),
-            }
-        }
-        let result = types.value(signature.result, signature.returned, |_| Source::Result);
-        prototype.result =
-            result.map(|(fetch, shape)| Value { name: "ret".to_owned(), fetch, shape });
-        Some(prototype)
+        Some(types.prototype(&signature))
+    }
+
+    /// The same of a function by its name, whether it has a site or not.
+    pub(super) fn prototype_of_name(&self, name: &str) -> Result<Prototype, NoPrototype> {
+        let (types, signature) = self.signature_of([name].into_iter())?;
+        Ok(types.prototype(&signature))
     }
 
     /// Why the function at a site has no prototype; none if it has one.
@@ -222,17 +216,25 @@ impl Kernel {
     }
 
     fn signature(&self, site: usize) -> Result<(Types<'_>, Signature<'_>), NoPrototype> {
+        let entry = self.sites().get(site).ok_or(NoPrototype::NoName)?.entry;
+        let primary = self.symbols().primary_at(entry).ok_or(NoPrototype::NoName)?;
+        let others = self.symbols().names_at(entry).filter(|name| *name != primary);
+        self.signature_of([primary].into_iter().chain(others))
+    }
+
+    /// Of the first of these names that is known.
+    fn signature_of<'a, 'n>(
+        &'a self,
+        names: impl Iterator<Item = &'n str>,
+    ) -> Result<(Types<'a>, Signature<'a>), NoPrototype> {
         let btf = self.btf().map_err(|_| NoPrototype::NoTypes)?;
         let arguments = self.arguments.get_or_init(|| Arguments {
             functions: Functions::new(btf),
             enums: Mutex::new(Enums::default()),
         });
-        let entry = self.sites().get(site).ok_or(NoPrototype::NoName)?.entry;
-        let primary = self.symbols().primary_at(entry).ok_or(NoPrototype::NoName)?;
-        let others = self.symbols().names_at(entry).filter(|name| *name != primary);
         // The first that tells why stands for all.
         let mut why = None;
-        for name in [primary].into_iter().chain(others) {
+        for name in names {
             let found = match arguments.functions.find(btf, name) {
                 Named::Known(number) if self.is_its(&arguments.functions, name) => {
                     Signature::new(btf, self.arch(), name, number).ok_or(NoPrototype::Damaged)
@@ -256,7 +258,7 @@ impl Kernel {
 }
 
 impl<'a> Signature<'a> {
-    fn new(btf: &'a Btf, arch: Arch, function: &'a str, number: u32) -> Option<Self> {
+    fn new(btf: &'a Btf, arch: Arch, function: &str, number: u32) -> Option<Self> {
         let (parameters, result) = btf.signature(number)?;
         let mut convention = Convention::new(btf, arch, result)?;
         let returned = convention.result(btf, result)?;
@@ -264,11 +266,27 @@ impl<'a> Signature<'a> {
             Some(Parameter { name, number, place: convention.next(btf, number)? })
         });
         let parameters = parameters.collect::<Option<_>>()?;
-        Some(Self { function, parameters, result, returned })
+        Some(Self { function: function.to_owned(), parameters, result, returned })
     }
 }
 
 impl Types<'_> {
+    fn prototype(&self, signature: &Signature<'_>) -> Prototype {
+        let mut prototype =
+            Prototype { parameters: Vec::new(), left_out: Vec::new(), result: None };
+        for (i, parameter) in signature.parameters.iter().enumerate() {
+            let name = parameter.name(i);
+            match self.value(parameter.number, parameter.place, Source::Argument) {
+                Some((fetch, shape)) => prototype.parameters.push(Value { name, fetch, shape }),
+                None => prototype.left_out.push(name),
+            }
+        }
+        let result = self.value(signature.result, signature.returned, |_| Source::Result);
+        prototype.result =
+            result.map(|(fetch, shape)| Value { name: "ret".to_owned(), fetch, shape });
+        prototype
+    }
+
     /// A parameter or result as a whole. None if no words have it.
     fn value(
         &self,

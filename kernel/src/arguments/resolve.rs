@@ -42,30 +42,48 @@ impl Kernel {
             let function = name.unwrap_or("the function").to_owned();
             path.error(&(0..text.len()), PathProblem::NoPrototype { function, why })
         })?;
+        types.path(&signature, &path)
+    }
+
+    /// The same of a function by its name, whether it has a site or not.
+    pub(in super::super) fn path_of_name(
+        &self,
+        name: &str,
+        text: &str,
+    ) -> Result<Value, PathError> {
+        let path = Path::parse(text)?;
+        let (types, signature) = self.signature_of([name].into_iter()).map_err(|why| {
+            let function = name.to_owned();
+            path.error(&(0..text.len()), PathProblem::NoPrototype { function, why })
+        })?;
+        types.path(&signature, &path)
+    }
+}
+
+impl Types<'_> {
+    fn path(&self, signature: &Signature<'_>, path: &Path<'_>) -> Result<Value, PathError> {
         let mut at = path.name.1.clone();
         let mut cursor =
-            types.start(&signature, path.name.0).map_err(|problem| path.error(&at, problem))?;
+            self.start(signature, path.name.0).map_err(|problem| path.error(&at, problem))?;
         for (step, part) in &path.steps {
             at = part.clone();
-            cursor = types.step(cursor, *step).map_err(|problem| path.error(&at, problem))?;
+            cursor = self.step(cursor, *step).map_err(|problem| path.error(&at, problem))?;
         }
         let max = path.max.as_ref().map(|(max, _)| *max);
-        let (fetch, shape) = types.end(cursor, max).map_err(|problem| {
+        let (fetch, shape) = self.end(cursor, max).map_err(|problem| {
             let of_length = matches!(problem, PathProblem::NotText { .. });
             let length = path.max.as_ref().filter(|_| of_length).map(|(_, part)| part);
             path.error(length.unwrap_or(&at), problem)
         })?;
         Ok(Value { name: path.shown.to_owned(), fetch, shape })
     }
-}
 
-impl Types<'_> {
     fn start(&self, signature: &Signature<'_>, name: &str) -> Result<Cursor, PathProblem> {
         let parameters = || signature.parameters.iter().enumerate();
         let own = parameters().find(|(_, parameter)| parameter.name == name);
         // Those without a name go by their numbers.
         let by_number = || parameters().find(|(i, parameter)| parameter.name(*i) == name);
-        let function = || signature.function.to_owned();
+        let function = || signature.function.clone();
         let (number, place, result) = match own.or_else(by_number) {
             Some((_, parameter)) => (parameter.number, parameter.place, false),
             None if matches!(name, "$ret" | "retval") => {

@@ -1,8 +1,10 @@
 //! A program for the tests of jobs: it runs inside the emulated host and does what its arguments say.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -65,6 +67,8 @@ fn main() -> ExitCode {
             drop(Command::new(me).args(["sleep", "600000"]).stdin(Stdio::null()).spawn());
             println!("left");
         }
+        // vmtrace with these arguments: what each of its threads was last seen to be confined to.
+        ["threads", args @ ..] => return threads(args),
         // Two programs at a time, each with its arguments; both must succeed.
         ["beside", both @ ..] => return beside(both),
         ["ignore-sigint"] => {
@@ -157,4 +161,35 @@ fn beside(both: &[&str]) -> ExitCode {
 
 fn number<T: std::str::FromStr>(text: &str) -> T {
     text.parse().unwrap_or_else(|_| panic!("{text} is no number"))
+}
+
+/// Looks at the threads of vmtrace until it ends. A line for each: its name, and of its status the
+/// lines for `Seccomp`, `Seccomp_filters`, `NoNewPrivs` and `CapEff`.
+fn threads(args: &[&str]) -> ExitCode {
+    let mut child = Command::new("/init").arg0("vmtrace").args(args).spawn().unwrap();
+    let directory = format!("/proc/{}/task", child.id());
+    let mut seen = BTreeMap::new();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        for thread in std::fs::read_dir(&directory).into_iter().flatten().flatten() {
+            let Ok(status) = std::fs::read_to_string(thread.path().join("status")) else {
+                continue;
+            };
+            let field = |name: &str| {
+                let mut lines = status.lines();
+                let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+                value.unwrap_or("?").trim().to_owned()
+            };
+            // Of one that is ending there may be nothing left.
+            if !status.is_empty() {
+                let fields = ["Name", "Seccomp", "Seccomp_filters", "NoNewPrivs", "CapEff"];
+                seen.insert(thread.file_name(), fields.map(field).join(" "));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    seen.values().for_each(|line| println!("{line}"));
+    ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(255))
 }

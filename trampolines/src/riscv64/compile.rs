@@ -1,9 +1,13 @@
 //! The way that every hit takes.
 
 use super::Values;
-use super::operands::{Assembler, Registers, SHIFT, SPENT_SHIFTED, parts, registers};
-use super::read::{finish, read};
+use super::condition::Tests;
+use super::operands::{
+    Assembler, Registers, SHIFT, SPENT_SHIFTED, argument, load_word, parts, registers,
+};
+use super::read::{finish, known, read};
 use super::slow::{overwrite, slow};
+use crate::branch::branch;
 use crate::displacement::at;
 use crate::layout::{CONTROL_SIZE, below};
 use crate::program::{Code, Field, Overflow, Point, Program, ProgramError};
@@ -30,6 +34,12 @@ pub fn compile(
     let mut ops = Assembler::new(0);
     let Registers { link, control } = registers(program.point);
     let returns = program.point == Point::Return;
+    if let Some(condition) = &program.condition {
+        let record = ops.new_dynamic_label();
+        branch(&mut Tests { ops: &mut ops, values }, condition, (record, true))?;
+        // A branch does not reach the end of a long program.
+        dynasm!(ops; .arch riscv64; j >leave; =>record);
+    }
     find_control(&mut ops, control, values)?;
     reserve(&mut ops, program, overflow)?;
     dynasm!(ops; .arch riscv64; .feature A, Zicntr
@@ -56,6 +66,10 @@ pub fn compile(
                 let register = argument(&mut ops, wanted.argument());
                 dynasm!(ops; .arch riscv64; .feature A, Zicntr; mv t3, X(register));
                 read(&mut reads, &mut ops, &wanted, (index, to))?;
+            }
+            Field::Known(wanted) => {
+                let register = argument(&mut ops, wanted.argument());
+                known(&mut ops, &wanted, register, to)?;
             }
         }
     }
@@ -88,27 +102,6 @@ pub fn compile(
     finish(reads, &mut ops, values)?;
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
     Ok(Code { bytes, endings: vec![ending] })
-}
-
-/// The register with an argument; one of the stack is loaded into t3.
-fn argument(ops: &mut Assembler, number: u8) -> u8 {
-    if let Some(on_stack) = number.checked_sub(8) {
-        let from = 8 * i32::from(on_stack);
-        dynasm!(ops; .arch riscv64; .feature A, Zicntr; ld t3, [sp, from]);
-        return 28;
-    }
-    10 + number
-}
-
-/// `lw t3, offset(tp)` for offsets of up to 31 bits.
-fn load_word(ops: &mut Assembler, what: &'static str, offset: u64) -> Result<(), ProgramError> {
-    let (upper, lower) = parts(what, offset)?;
-    if upper == 0 {
-        dynasm!(ops; .arch riscv64; .feature A, Zicntr; lw t3, [tp, lower]);
-    } else {
-        dynasm!(ops; .arch riscv64; .feature A, Zicntr; lui t3, upper; add t3, t3, tp; lw t3, [t3, lower]);
-    }
-    Ok(())
 }
 
 /// Leaves the control block of this CPU in its register.

@@ -3,6 +3,13 @@
 //!
 //! Encoded here and not by the assembler, so that an x86-64 build can make and
 //! test them as well. The test that runs on riscv64 compares with the assembler.
+#![warn(
+    clippy::cast_sign_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_lossless,
+    clippy::useless_conversion,
+    clippy::unnecessary_cast
+)]
 
 /// An integer register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

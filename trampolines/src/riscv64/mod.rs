@@ -8,8 +8,7 @@
 //! other hart's reservation: a program always ends with an `sc.d`, so that none that was nested
 //! leaves a reservation with which the `sc.d` of the outer one could store its older position.
 //! (Kernels end reservations when they return from an exception, too.)
-
-#[allow(
+#![allow(
     clippy::cast_sign_loss,
     clippy::cast_possible_truncation,
     clippy::cast_lossless,
@@ -17,26 +16,12 @@
     clippy::unnecessary_cast,
     reason = "of the assembler's macro"
 )]
+
 mod compile;
+mod condition;
 pub mod encode;
 mod operands;
-#[allow(
-    clippy::cast_sign_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_lossless,
-    clippy::useless_conversion,
-    clippy::unnecessary_cast,
-    reason = "of the assembler's macro"
-)]
 mod read;
-#[allow(
-    clippy::cast_sign_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_lossless,
-    clippy::useless_conversion,
-    clippy::unnecessary_cast,
-    reason = "of the assembler's macro"
-)]
 mod slow;
 
 pub use compile::compile;
@@ -57,6 +42,8 @@ pub struct Values {
     pub pid: u64,
     /// Address of the first CPU's control block; the others follow it.
     pub controls: u64,
+    /// From link addresses to those of the running kernel.
+    pub slide: u64,
     /// What memory can be read.
     pub readable: Readable,
 }

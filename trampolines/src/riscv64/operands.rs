@@ -3,8 +3,8 @@
 use super::encode::split;
 use crate::layout::MAX_RECORD;
 use crate::program::{Point, ProgramError};
-use dynasmrt::VecAssembler;
 use dynasmrt::riscv::RiscvRelocation;
+use dynasmrt::{DynasmApi, VecAssembler, dynasm};
 
 pub(super) type Assembler = VecAssembler<RiscvRelocation>;
 
@@ -34,4 +34,29 @@ pub(super) const fn registers(point: Point) -> Registers {
         Point::Entry | Point::Tail => Registers { link: 5, control: 6 },
         Point::Return => Registers { link: 6, control: 5 },
     }
+}
+
+/// The register with an argument; one of the stack is loaded into t3.
+pub(super) fn argument(ops: &mut Assembler, number: u8) -> u8 {
+    if let Some(on_stack) = number.checked_sub(8) {
+        let from = 8 * i32::from(on_stack);
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; ld t3, [sp, from]);
+        return 28;
+    }
+    10 + number
+}
+
+/// `lw t3, offset(tp)` for offsets of up to 31 bits.
+pub(super) fn load_word(
+    ops: &mut Assembler,
+    what: &'static str,
+    offset: u64,
+) -> Result<(), ProgramError> {
+    let (upper, lower) = parts(what, offset)?;
+    if upper == 0 {
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; lw t3, [tp, lower]);
+    } else {
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; lui t3, upper; add t3, t3, tp; lw t3, [t3, lower]);
+    }
+    Ok(())
 }

@@ -6,6 +6,9 @@ use crate::program::{Last, ProgramError, Read};
 use crate::reads::{Failure, Reads};
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
 
+/// The number of t3.
+const T3: u8 = 28;
+
 /// `t3 += offset`; t4 is lost.
 fn add(ops: &mut Assembler, offset: i32) -> Result<(), ProgramError> {
     match offset {
@@ -67,6 +70,61 @@ pub(super) fn read(
     }
     dynasm!(ops; .arch riscv64; =>back);
     Ok(())
+}
+
+/// Reads from the pointer in a register, along pointers that lead where they should, to this
+/// displacement. t3 to t5 are lost. Loads are aligned if all pointers are.
+pub(super) fn known(
+    ops: &mut Assembler,
+    read: &Read,
+    first: u8,
+    to: i32,
+) -> Result<(), ProgramError> {
+    let mut from = first;
+    for &hop in read.hops() {
+        let hop = within_reach(ops, &mut from, (hop, hop))?;
+        dynasm!(ops; .arch riscv64; ld t3, [X(from), hop]);
+        from = T3;
+    }
+    let (Last::Words { offset, words } | Last::Text { offset, words }) = read.last();
+    let words = i32::from(words);
+    // Where the first word is in those that are loaded, in bits.
+    let begin = 8 * (offset & 7).cast_unsigned();
+    let loaded = words + i32::from(begin != 0);
+    let at = offset & !7;
+    let at = within_reach(ops, &mut from, (at, at + 8 * (loaded - 1)))?;
+    for word in 0..words {
+        let (at, to) = (at + 8 * word, to - 8 * word);
+        dynasm!(ops; .arch riscv64; ld t4, [X(from), at]);
+        if begin != 0 {
+            let next = at + 8;
+            dynasm!(ops; .arch riscv64
+                ; ld t5, [X(from), next]
+                ; srli t4, t4, begin
+                ; slli t5, t5, 64 - begin
+                ; or t4, t4, t5
+            );
+        }
+        dynasm!(ops; .arch riscv64; sd t4, [t2, to]);
+    }
+    Ok(())
+}
+
+/// Lets offsets from the first to the last be those of instructions, from a register that may become
+/// t3; t4 may be lost. Returns the first as it then is.
+fn within_reach(
+    ops: &mut Assembler,
+    from: &mut u8,
+    (first, last): (i32, i32),
+) -> Result<i32, ProgramError> {
+    const REACH: std::ops::Range<i32> = -2048..2048;
+    if REACH.contains(&first) && REACH.contains(&last) {
+        return Ok(first);
+    }
+    let (upper, lower) = parts("an offset", i64::from(first).cast_unsigned())?;
+    dynasm!(ops; .arch riscv64; lui t4, upper; addi t4, t4, lower; add t3, X(*from), t4);
+    *from = T3;
+    Ok(0)
 }
 
 /// What follows the program.

@@ -1,12 +1,14 @@
 //! The way that every hit takes.
 
-use super::operands::{ABOVE_SPENT, Assembler, ENDING, Operands, disp, exchange};
+use super::condition::Tests;
+use super::operands::{ABOVE_SPENT, ARGUMENTS, Assembler, ENDING, Operands, RDX, disp, exchange};
 use super::read::{finish, read};
 use super::slow::slow;
 use super::{Addressing, Values};
+use crate::branch::branch;
 use crate::displacement::at;
 use crate::layout::{below, control};
-use crate::program::{Code, Field, Overflow, Point, Program, ProgramError};
+use crate::program::{Code, Field, Last, Overflow, Point, Program, ProgramError, Read};
 use crate::reads::Reads;
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
 
@@ -30,10 +32,17 @@ pub fn compile(
     let operands = Operands::new(program, overflow, values);
     let mut ops = Assembler::new(0);
     let mut reads = Reads::default();
-    let ending = match program.point {
+    let ends = ops.new_dynamic_label();
+    if let Some(condition) = &program.condition {
+        let mut tests = Tests { ops: &mut ops, values, point: program.point };
+        branch(&mut tests, condition, (ends, false))?;
+    }
+    match program.point {
         Point::Entry | Point::Tail => entry(&mut ops, program, &operands, values, &mut reads)?,
         Point::Return => end(&mut ops, program, &operands, values)?,
-    };
+    }
+    let ending = ops.offset().0;
+    dynasm!(ops; .arch x64; =>ends; .bytes ENDING);
     slow(&mut ops, &operands);
     let load = finish(reads, &mut ops, values)?;
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
@@ -106,10 +115,6 @@ fn who_and_when(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError
     Ok(())
 }
 
-/// The calling convention's registers for integers: rdi, rsi, rdx, rcx, r8, r9.
-const ARGUMENTS: [u8; 6] = [7, 6, RDX, 1, 8, 9];
-const RDX: u8 = 2;
-
 /// Leaves an argument in rdx. `more` bytes are on the stack beside rax and rdx.
 fn argument(ops: &mut Assembler, number: u8, more: i32) {
     match ARGUMENTS.get(usize::from(number)) {
@@ -124,13 +129,42 @@ fn argument(ops: &mut Assembler, number: u8, more: i32) {
     }
 }
 
+/// Memory along pointers that lead where they should. rax and rdx are lost; `in_rdx` is the argument
+/// that rdx has before and after that.
+fn known(ops: &mut Assembler, read: &Read, (more, to): (i32, i32), in_rdx: &mut Option<u8>) {
+    let (Last::Words { offset, words } | Last::Text { offset, words }) = read.last();
+    // From the argument's own register, where it has one that is still what it was.
+    let first = match ARGUMENTS.get(usize::from(read.argument())) {
+        Some(&register) if register != RDX => register,
+        _ if *in_rdx == Some(read.argument()) => RDX,
+        _ => {
+            argument(ops, read.argument(), more);
+            *in_rdx = Some(read.argument());
+            RDX
+        }
+    };
+    if !read.hops().is_empty() {
+        *in_rdx = None;
+    }
+    let from = read.hops().iter().fold(first, |from, &hop| {
+        dynasm!(ops; .arch x64; mov rdx, [Rq(from) + hop]);
+        RDX
+    });
+    for word in 0..i32::from(words) {
+        dynasm!(ops; .arch x64
+            ; mov rax, [Rq(from) + (offset + 8 * word)]
+            ; mov [r10 + (to - 8 * word)], rax
+        );
+    }
+}
+
 fn entry(
     ops: &mut Assembler,
     program: &Program,
     operands: &Operands,
     values: &Values,
     reads: &mut Reads,
-) -> Result<usize, ProgramError> {
+) -> Result<(), ProgramError> {
     // Bytes on the stack beside rax and rdx.
     let mut more = 0;
     if program.fields.contains(&Field::Target) {
@@ -147,8 +181,19 @@ fn entry(
         ; mov rdx, [rsp + more + 24]
         ; mov [r10 + at(below::CALLER)], edx
     );
+    let mut in_rdx = None;
     for (index, (field, below)) in program.places().enumerate() {
         let to = at(below);
+        let keeps = match field {
+            Field::Known(_) | Field::Failed => true,
+            Field::Argument(number) => {
+                ARGUMENTS.get(usize::from(number)).is_some_and(|&register| register != RDX)
+            }
+            _ => false,
+        };
+        if !keeps {
+            in_rdx = None;
+        }
         match field {
             Field::Stack if more == 0 => dynasm!(ops; .arch x64; mov [r10 + to], rsp),
             Field::Stack => {
@@ -170,6 +215,7 @@ fn entry(
                 argument(ops, wanted.argument(), more);
                 read(reads, ops, &wanted, (index, to));
             }
+            Field::Known(wanted) => known(ops, &wanted, (more, to), &mut in_rdx),
             Field::Value => return Err(ProgramError::Field(field, program.point)),
         }
     }
@@ -185,9 +231,7 @@ fn entry(
     if more != 0 {
         dynasm!(ops; .arch x64; pop r11);
     }
-    let ending = ops.offset().0;
-    dynasm!(ops; .arch x64; .bytes ENDING);
-    Ok(ending)
+    Ok(())
 }
 
 fn end(
@@ -195,7 +239,7 @@ fn end(
     program: &Program,
     operands: &Operands,
     values: &Values,
-) -> Result<usize, ProgramError> {
+) -> Result<(), ProgramError> {
     dynasm!(ops; .arch x64
         ; mov rsi, rax
         ; mov rdi, rdx
@@ -212,7 +256,7 @@ fn end(
             Field::Stack => dynasm!(ops; .arch x64; mov [r10 + to], rsp),
             Field::Value => dynasm!(ops; .arch x64; mov [r10 + to], rsi),
             Field::Failed => dynasm!(ops; .arch x64; mov QWORD [r10 + to], 0),
-            Field::Argument(_) | Field::Target | Field::Read(_) => {
+            Field::Argument(_) | Field::Target | Field::Read(_) | Field::Known(_) => {
                 return Err(ProgramError::Field(field, Point::Return));
             }
         }
@@ -224,10 +268,24 @@ fn end(
         ; mov rax, rsi
         ; mov rdx, rdi
     );
-    let ending = ops.offset().0;
-    dynasm!(ops; .arch x64; .bytes ENDING);
-    Ok(ending)
+    Ok(())
 }
+
+/// What probes of a tracepoint are called by: a function at `address` that calls `program`, which
+/// finds the probe's arguments, and returns. What the program returns to ([`PROBE_CALL`]) names it.
+/// The place of its return is behind that. `None` when the program is out of reach.
+#[must_use]
+pub fn probe(address: u64, program: u64) -> Option<[u8; 14]> {
+    let mut code = [0; 14];
+    // endbr64: kernels call through pointers, too.
+    code[..4].copy_from_slice(&[0xf3, 0x0f, 0x1e, 0xfa]);
+    code[4..9].copy_from_slice(&jump(0xe8, address.wrapping_add(4), program)?);
+    code[9..].copy_from_slice(&ENDING);
+    Some(code)
+}
+
+/// Bytes from a [`probe`] to where its call returns to, which is its return.
+pub const PROBE_CALL: u64 = 9;
 
 fn jump(opcode: u8, from: u64, to: u64) -> Option<[u8; 5]> {
     let distance = to.wrapping_sub(from.wrapping_add(5)).cast_signed();

@@ -9,11 +9,15 @@
 
 #[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
 mod compile;
+#[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
+mod condition;
 mod operands;
 mod read;
 mod slow;
 
-pub use compile::{INDIRECT_CALL, compile, indirect_jump, indirect_stub, return_stub, tail_stub};
+pub use compile::{
+    INDIRECT_CALL, PROBE_CALL, compile, indirect_jump, indirect_stub, probe, return_stub, tail_stub,
+};
 
 use crate::layout::MAX_RECORD;
 use crate::program::Readable;
@@ -49,6 +53,10 @@ pub struct Values {
     pub current: u64,
     /// Offset of `pid` in a task.
     pub pid: u64,
+    /// Offset of the CPU number from the gs base.
+    pub cpu: u64,
+    /// From link addresses to those of the running kernel.
+    pub slide: u64,
     /// What memory can be read.
     pub readable: Readable,
 }

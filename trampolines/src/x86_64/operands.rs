@@ -15,6 +15,10 @@ pub(super) const ABOVE_SPENT: i32 = small(CHUNK_SIZE - 1) & !(SPENT as i32 - 1);
 /// A return, and room for a jump to the kernel's return thunk in its place.
 pub(super) const ENDING: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
 
+/// The calling convention's registers for integers: rdi, rsi, rdx, rcx, r8, r9.
+pub(super) const ARGUMENTS: [u8; 6] = [7, 6, RDX, 1, 8, 9];
+pub(super) const RDX: u8 = 2;
+
 /// A value as the sign-extended displacement or address of an instruction.
 pub(super) fn disp(what: &'static str, value: u64) -> Result<i32, ProgramError> {
     i32::try_from(value.cast_signed()).map_err(|_| ProgramError::Range(what, value))

@@ -62,6 +62,22 @@ impl Record {
     }
 }
 
+/// The same numbers in every run.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+}
+
 /// Registers that all have one value, for [`FakeGuest::run`].
 pub(crate) fn registers(value: u64) -> arch::Registers {
     arch::Registers { x: [value; _], stack: [value; _], back: 0 }
@@ -69,7 +85,7 @@ pub(crate) fn registers(value: u64) -> arch::Registers {
 
 /// The programs of most tests.
 pub(crate) fn entry_program() -> Program {
-    Program { number: 7, tracers: 1, point: Point::Entry, fields: Vec::new() }
+    Program { number: 7, tracers: 1, point: Point::Entry, fields: Vec::new(), condition: None }
 }
 
 fn map(len: u64, align: u64, protection: i32) -> u64 {
@@ -348,4 +364,15 @@ impl FakeGuest {
 /// Whether a program has a field.
 pub(crate) fn has(program: &Program, field: Field) -> bool {
     program.below(field).is_some()
+}
+
+/// Offset and length of the bytes of a fake task that tests may use.
+pub(crate) const NAME: (u32, usize) = (16, 16);
+
+impl FakeGuest {
+    /// Writes such bytes of a task.
+    pub(crate) fn set_name(&self, task: u64, name: [u8; NAME.1]) {
+        // SAFETY: inside of a task, which nobody uses now.
+        unsafe { at::<[u8; NAME.1]>(task + u64::from(NAME.0)).write_volatile(name) };
+    }
 }

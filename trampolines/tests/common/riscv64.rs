@@ -308,6 +308,19 @@ impl FakeGuest {
         u32::try_from(stub + 8).unwrap()
     }
 
+    /// A function that calls another one and returns, with where its call returns to.
+    pub(crate) fn caller_of(&self, function: u64) -> (u64, u64) {
+        // addi sp, sp, -16; sd ra, 0(sp) ... ld ra, 0(sp); addi sp, sp, 16
+        const SAVE: [u32; 2] = [0xff01_0113, 0x0011_3023];
+        const RESTORE: [u32; 2] = [0x0001_3083, 0x0101_0113];
+        let stub = self.stub(2);
+        let (upper, lower) = split(i64::from(distance(stub + 8, function))).unwrap();
+        let call = [auipc(T0, upper), jalr(RA, T0, lower)];
+        let code = code([SAVE[0], SAVE[1], call[0], call[1], RESTORE[0], RESTORE[1], jr(RA)]);
+        self.put(2, &code);
+        (stub, stub + 16)
+    }
+
     /// Calls a function with these registers.
     pub(crate) fn run(&self, site: u64, registers: &mut Registers) {
         call(self.site(site), registers);
@@ -319,8 +332,13 @@ impl FakeGuest {
             TASKS[0].store(self.tasks, Ordering::Relaxed);
             TASKS[1].store(self.tasks + AREA, Ordering::Relaxed);
         });
-        let values =
-            Values { cpu: CPU, pid: PID, controls: self.per_cpu, readable: self.readable() };
+        let values = Values {
+            cpu: CPU,
+            pid: PID,
+            controls: self.per_cpu,
+            slide: 0,
+            readable: self.readable(),
+        };
         compile(program, self.overflow, &values).unwrap()
     }
 

@@ -165,6 +165,13 @@ impl FakeGuest {
         u32::try_from(stub + 5).unwrap()
     }
 
+    /// A function that calls another one and returns, with where its call returns to.
+    pub(crate) fn caller_of(&self, function: u64) -> (u64, u64) {
+        let stub = self.stub(2);
+        self.put(2, &site(stub, function));
+        (stub, stub + SITE_RETURN)
+    }
+
     /// Calls a function with these registers.
     pub(crate) fn run(&self, site: u64, registers: &mut Registers) {
         call(self.site(site), registers);
@@ -188,7 +195,14 @@ impl FakeGuest {
                 x86_64::Addressing::Shared { number: CPU_NUMBER, cpus: self.cpus, table }
             }
         };
-        let values = Values { addressing, current: CURRENT, pid: PID, readable: self.readable() };
+        let values = Values {
+            addressing,
+            current: CURRENT,
+            pid: PID,
+            cpu: CPU_NUMBER,
+            slide: 0,
+            readable: self.readable(),
+        };
         compile(program, self.overflow, &values).unwrap()
     }
 

@@ -21,7 +21,7 @@ pub enum Endpoint {
         path: PathBuf,
         /// The agent's vsock port.
         port: u32,
-        /// It is that of a vsock device; otherwise that is found out.
+        /// It is that of a vsock device; otherwise autodetected.
         vsock: bool,
     },
     /// The host's own `AF_VSOCK`.

@@ -13,7 +13,7 @@ mod tests;
 use std::collections::HashMap;
 use std::io;
 
-use crate::export::{Entry, Event, Export, Name, Return, Unfinished};
+use crate::export::{Entry, Event, Export, Name, Return, STARTS_INIT, Unfinished, says_init};
 use crate::stream::{Header, MarkKind, Stretch, Summary};
 
 use evidence::{Coverage, Doubles, Losses};
@@ -169,7 +169,7 @@ impl Check {
         let first = self.doubles.entry(entry);
         let uses = self.uses(&entry.function);
         let init = self.rules.iter().any(|(_, state)| state.awaits_init())
-            && entry.function.symbol.is_some_and(|(name, _)| name == state::STARTS_INIT);
+            && entry.function.symbol.is_some_and(|(name, _)| name == STARTS_INIT);
         if uses.is_empty() && !init {
             return;
         }
@@ -239,11 +239,12 @@ impl Export for Check {
             Event::Entry(entry) => self.entry(entry),
             Event::Return(ret) => self.ret(ret),
             Event::Tail(tail) => self.pass(tail.vcpu, tail.timestamp),
+            Event::Tracepoint(event) => self.pass(event.vcpu, event.timestamp),
             Event::Unfinished(unfinished) => self.unfinished(unfinished),
             Event::Loss(loss) => self.losses.lost(loss.vcpu, loss.count),
             Event::Mark(mark) => {
                 self.now = self.now.max(mark.ticks);
-                if mark.kind == MarkKind::Console && state::says_init(&mark.text) {
+                if mark.kind == MarkKind::Console && says_init(&mark.text) {
                     let at = seconds(self.header.nanoseconds(mark.ticks));
                     let text = format!("{:?} at {at}", mark.text);
                     let moment = Moment { number: self.calls, ticks: mark.ticks, text };

@@ -9,15 +9,7 @@ use crate::stream::Header;
 use super::evidence::{Coverage, Losses};
 use super::rule::{Comparison, Functions, Kind};
 use super::{Moment, Sight, Verdict, duration, seconds};
-
-/// The function that starts init (init/main.c).
-pub(super) const STARTS_INIT: &str = "run_init_process";
-
-/// Whether a line of the console says that init is started (init/main.c, `run_init_process`).
-pub(super) fn says_init(line: &str) -> bool {
-    line.find("Run /")
-        .is_some_and(|at| line.get(at..).is_some_and(|it| it.contains(" as init process")))
-}
+use crate::export::STARTS_INIT;
 
 #[derive(Debug)]
 pub(super) enum State {

@@ -10,10 +10,9 @@ use anyhow::{Context, Result};
 use vmtrace_system::say;
 
 use super::losses::{self, Counted};
-use super::report;
+use super::{report, view};
 use crate::convert::{Format, Tally};
 use crate::export::{Event, Export, PlayError, Player};
-use crate::kernel::glob;
 use crate::stream::{Header, Summary};
 
 /// Convert a trace file to a format of other tools.
@@ -56,13 +55,7 @@ pub fn run(args: Args) -> Result<u8> {
     let missed = Cell::new(0);
     let export: Box<dyn Export + '_> =
         Box::new(Counted { export: Box::new(Lent(&mut tally)), missed: &missed });
-    let mut player = Player::new(export);
-    if !filter.is_empty() || !notrace.is_empty() {
-        let any = |globs: &[String], name: &str| globs.iter().any(|glob| glob::matches(glob, name));
-        player = player.with_filter(move |name| {
-            (filter.is_empty() || any(&filter, name)) && !any(&notrace, name)
-        });
-    }
+    let mut player = view::choose(Player::new(export), filter, notrace);
     if let Some(tracer) = tracer {
         player = player.with_tracer(tracer);
     }

@@ -17,7 +17,7 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Show how it goes
+    /// Show status
     Status {
         /// As one JSON object
         #[arg(long)]
@@ -25,7 +25,7 @@ enum Command {
     },
     /// Trace other functions from now on; without a glob all
     Filter {
-        /// Functions to trace
+        /// Functions to trace: GLOB, GLOB:mod:NAME or :mod:NAME
         #[arg(value_name = "GLOB")]
         globs: Vec<String>,
         /// Functions to trace, as an option
@@ -38,13 +38,16 @@ enum Command {
     /// Add, remove or list tracers
     #[command(subcommand)]
     Tracer(TracerCommand),
+    /// Add, remove or list events (tracepoints)
+    #[command(subcommand)]
+    Event(EventCommand),
     /// Give all sites back until `resume`
     Pause,
     /// Go on after `pause`
     Resume,
     /// End the trace; the guest lives on
     Stop,
-    /// Forget the records that nobody was given yet (all of a flight recorder)
+    /// Forget the records that are not yet delivered (all of a flight recorder)
     Clear,
     /// Put a mark into the trace
     Mark {
@@ -68,6 +71,24 @@ enum TracerCommand {
         name: String,
     },
     /// Show the tracers
+    List,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum EventCommand {
+    /// Trace these events, too: SYSTEM:NAME or a glob, as of `vmtrace boot --event`
+    Add {
+        /// Which
+        #[arg(value_name = "GLOB")]
+        glob: String,
+    },
+    /// Trace these events no more
+    Remove {
+        /// Which
+        #[arg(value_name = "GLOB")]
+        glob: String,
+    },
+    /// Show the events that are traced
     List,
 }
 
@@ -101,12 +122,18 @@ impl Command {
                 super::check_globs(filter.iter().chain(&notrace))?;
                 Control::Filter(Globs { filter, notrace })
             }
-            Self::Tracer(TracerCommand::Add { spec }) => {
-                super::check_globs(spec.filter.iter().chain(&spec.notrace))?;
-                Control::TracerAdd(spec)
-            }
+            Self::Tracer(TracerCommand::Add { spec }) => Control::TracerAdd(spec),
             Self::Tracer(TracerCommand::Remove { name }) => Control::TracerRemove(name),
             Self::Tracer(TracerCommand::List) => Control::TracerList,
+            Self::Event(EventCommand::Add { glob }) => {
+                super::check_globs([&glob])?;
+                Control::EventAdd(glob)
+            }
+            Self::Event(EventCommand::Remove { glob }) => {
+                super::check_globs([&glob])?;
+                Control::EventRemove(glob)
+            }
+            Self::Event(EventCommand::List) => Control::EventList,
             Self::Pause => Control::Pause,
             Self::Resume => Control::Resume,
             Self::Stop => Control::Stop,

@@ -101,8 +101,8 @@ fn report(kvm_usable: bool, kvm: &[Check], emulated: &[Emulated]) -> String {
              (VT-x, AMD-V, the H extension), bare or nested, with its KVM module loaded and /dev/kvm accessible.\n"
         }
         (false, false) => {
-            "Guests cannot run here. scripts/setup installs what the emulated host needs; with a usable KVM it is not\n\
-             needed.\n"
+            "Guests cannot run here. An emulated host needs what failed above: QEMU comes from your distribution, kernel and\n\
+             modules by vmtrace setup (all of it in a clone: scripts/setup). With a usable KVM it is not needed.\n"
         }
     });
     text
@@ -148,6 +148,6 @@ mod tests {
         ));
         assert!(text.contains("Emulated host for x86_64 guests: usable"), "{text}");
         assert!(text.contains("Emulated host for riscv64 guests: not usable"), "{text}");
-        assert!(report(false, &[], &[emulated(x86, false)]).contains("scripts/setup"));
+        assert!(report(false, &[], &[emulated(x86, false)]).contains("vmtrace setup"));
     }
 }

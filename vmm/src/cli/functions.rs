@@ -1,9 +1,11 @@
-//! `vmtrace functions`: what can be traced in a kernel.
+//! `vmtrace functions`: what can be traced in a kernel, and in its modules.
 
 use std::io::{BufWriter, Write as _, stdout};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use crate::kernel::{Kernel, Selection};
+use crate::initramfs::Modules;
+use crate::kernel::{Functions, Kernel, ModuleFile, Selection, selects};
+use anyhow::{Context as _, ensure};
 use vmtrace_system::say;
 
 /// Arguments of `vmtrace functions`.
@@ -11,12 +13,15 @@ use vmtrace_system::say;
 pub struct Args {
     /// Kernel image: bzImage (vmlinuz), vmlinux, or a riscv64 Image
     kernel: PathBuf,
-    /// Only functions that the pattern matches; repeatable
+    /// Only functions that the pattern matches: GLOB, GLOB:mod:NAME or :mod:NAME; repeatable
     #[arg(short, long, value_name = "GLOB")]
     filter: Vec<String>,
     /// No functions that the pattern matches; repeatable
     #[arg(short, long, value_name = "GLOB")]
     notrace: Vec<String>,
+    /// Also the functions of the modules in this directory, which is like /lib/modules/RELEASE
+    #[arg(long, value_name = "DIR")]
+    modules: Option<PathBuf>,
     /// Print how many there are, and nothing else
     #[arg(long)]
     count: bool,
@@ -25,41 +30,113 @@ pub struct Args {
     system_map: Option<PathBuf>,
 }
 
-/// Prints a line for each function: primary name, tab, link address of its symbol.
+/// Prints a line for each function: primary name, tab, link address of its symbol. For one of a
+/// module: primary name, module in brackets, tab, section and offset in the module's file.
 ///
 /// # Errors
-/// When the kernel cannot be read, or no function matches.
+/// When the kernel or a module cannot be read, or no function matches.
 pub fn run(args: Args) -> anyhow::Result<u8> {
-    let Args { kernel, filter, notrace, count, system_map } = args;
+    let Args { kernel, filter, notrace, modules, count, system_map } = args;
     let (filter, notrace) = (super::from_files(filter)?, super::from_files(notrace)?);
     let kernel = super::inspect::open(&kernel, system_map.as_deref())?;
     let selection = kernel.select_with_report(&filter, &notrace);
-    let Selection { sites, unmatched, unmatched_notrace } = selection;
-    if sites.is_empty() {
+    let Selection { sites, mut unmatched, mut unmatched_notrace } = selection;
+    let mut lines = of_kernel(&kernel, &sites);
+    if let Some(dir) = modules {
+        let mut found =
+            Found { filter: &filter, notrace: &notrace, matched: vec![], lines: vec![] };
+        found.read(&kernel, &dir)?;
+        let is_missing = |pattern: &String| !found.matched.contains(pattern);
+        unmatched.retain(is_missing);
+        unmatched_notrace.retain(is_missing);
+        let named = filter.iter().filter(|pattern| Functions::of(pattern).module().is_some());
+        unmatched.extend(named.filter(|&pattern| is_missing(pattern)).cloned());
+        lines.extend(found.lines);
+    } else if let Some(pattern) =
+        filter.iter().find(|pattern| Functions::of(pattern).module().is_some())
+    {
+        anyhow::bail!("{pattern}: which modules? Say --modules DIR");
+    }
+    if lines.is_empty() {
         return Err(kernel.no_match(unmatched).into());
     }
     for pattern in unmatched.iter().chain(&unmatched_notrace) {
         let near = kernel.near_functions(pattern);
         say!("vmtrace: warning: no traceable function matches '{pattern}'{near}");
     }
-    let printed =
-        if count { writeln!(stdout(), "{}", sites.len()) } else { print(&kernel, &sites) };
+    let printed = if count { writeln!(stdout(), "{}", lines.len()) } else { print(lines) };
     super::inspect::ignore_closed_pipe(printed)?;
     Ok(0)
 }
 
-fn print(kernel: &Kernel, sites: &[usize]) -> std::io::Result<()> {
-    let mut lines: Vec<(&str, u64)> = sites
-        .iter()
-        .filter_map(|&i| {
-            let site = &kernel.sites()[i];
-            Some((kernel.site_name(site)?, site.entry))
-        })
-        .collect();
+/// A function's name, and where it is.
+type Line = (String, String);
+
+fn of_kernel(kernel: &Kernel, sites: &[usize]) -> Vec<Line> {
+    let site = |&index: &usize| {
+        let site = kernel.sites().get(index)?;
+        Some((kernel.site_name(site)?.to_owned(), format!("{:#018x}", site.entry)))
+    };
+    sites.iter().filter_map(site).collect()
+}
+
+/// What is found in modules.
+struct Found<'a> {
+    filter: &'a [String],
+    notrace: &'a [String],
+    /// Patterns that match something.
+    matched: Vec<String>,
+    lines: Vec<Line>,
+}
+
+impl Found<'_> {
+    fn read(&mut self, kernel: &Kernel, dir: &Path) -> anyhow::Result<()> {
+        let modules = Modules::open(dir)?;
+        for name in modules.names() {
+            let can_be = |pattern: &String| Functions::of(pattern).reaches(name);
+            if !self.filter.is_empty() && !self.filter.iter().any(can_be) {
+                continue;
+            }
+            let path = modules.path(name);
+            let file = ModuleFile::parse(&modules.read(name)?);
+            let file = file.with_context(|| path.display().to_string())?;
+            ensure!(
+                file.arch == kernel.arch(),
+                "{}: it is a module for {}, and the kernel is one for {}",
+                path.display(),
+                file.arch.name(),
+                kernel.arch().name()
+            );
+            self.take(name, &file);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, module: &str, file: &ModuleFile) {
+        for function in &file.functions {
+            let names = || function.names.iter().map(String::as_str);
+            for pattern in self.filter.iter().chain(self.notrace) {
+                let functions = Functions::of(pattern);
+                let matches = names().any(|name| functions.matches(name, Some(module)));
+                if matches && !self.matched.contains(pattern) {
+                    self.matched.push(pattern.clone());
+                }
+            }
+            if let Some(name) = function.names.first()
+                && selects(self.filter, self.notrace, module, &names())
+            {
+                let place = format!("{}+{:#x}", function.section, function.offset);
+                self.lines.push((format!("{name} [{module}]"), place));
+            }
+        }
+    }
+}
+
+fn print(mut lines: Vec<Line>) -> std::io::Result<()> {
     lines.sort_unstable();
     let mut out = BufWriter::with_capacity(1 << 16, stdout().lock());
-    for (name, address) in lines {
-        writeln!(out, "{name}\t{address:#018x}")?;
+    for (name, place) in lines {
+        writeln!(out, "{name}\t{place}")?;
     }
     out.flush()
 }

@@ -4,13 +4,18 @@ pub mod boot;
 pub mod check;
 pub mod convert;
 pub mod ctl;
+pub mod diff;
 pub mod doctor;
+pub mod events;
 pub mod functions;
 pub mod inspect;
 mod losses;
 mod output;
+mod pages;
 pub mod report;
 pub mod run;
+pub mod sandbox;
+mod setup;
 pub mod stream;
 mod view;
 
@@ -43,20 +48,33 @@ enum Command {
     Boot(Box<boot::Args>),
     /// Check whether a trace is as rules say
     Check(Box<check::Args>),
+    /// Print the completion script of a shell
+    #[command(after_help = pages::COMPLETIONS_HELP)]
+    Completions(pages::Completions),
     /// Convert a trace file to a format of other tools
     Convert(convert::Args),
     /// Control a running trace
     Ctl(ctl::Args),
+    /// Compare two traces: what only one has called, how often, and how long
+    Diff(diff::Args),
     /// Show what this machine can do, and how to get the rest
     Doctor(doctor::Args),
+    /// List the events (tracepoints) of a kernel with their fields
+    Events(events::Args),
     /// List the functions of a kernel that can be traced
     Functions(functions::Args),
     /// Show what vmtrace sees in a kernel image
     Inspect(inspect::Args),
+    /// Write the manual pages, one for each command
+    Man(pages::Man),
     /// Print a trace file
     Report(report::Args),
     /// Run a command in a guest, or look at its files and modules, by its agent
     Run(Box<run::Args>),
+    #[command(hide = true)]
+    Sandbox(sandbox::Args),
+    /// Fetch kernels: what an emulated host needs, and kernels to trace
+    Setup(setup::Args),
     /// Follow a running trace
     Stream(stream::Args),
 }
@@ -92,9 +110,18 @@ pub mod exit {
     pub const RUN_FAILED: u8 = 4;
     /// A rule failed.
     pub const RULE_FAILED: u8 = 5;
+    /// Two traces differ.
+    pub const DIFFERENT: u8 = 6;
+    /// A thread of the VMM has made a system call that it may not make; see docs/security.md.
+    pub const SANDBOXED: u8 = crate::sandbox::EXIT_CODE;
     /// The time of `--timeout` was up before `--run` had finished; as `timeout` of coreutils.
     pub const TIMED_OUT: u8 = 124;
 }
+
+/// Options that do not go together, which no parser of options knows.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct BadUsage(String);
 
 /// Connects to a running trace; tries for so long.
 fn reach(source: &Source, wait: Duration) -> anyhow::Result<UnixStream> {
@@ -147,18 +174,25 @@ pub fn main() -> u8 {
     let result = match cli.command {
         Command::Boot(args) => boot::run(*args),
         Command::Check(args) => check::run(*args),
+        Command::Completions(args) => pages::completions(&args),
         Command::Convert(args) => convert::run(args),
         Command::Ctl(args) => ctl::run(args),
+        Command::Diff(args) => diff::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Events(args) => events::run(args),
         Command::Functions(args) => functions::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Man(args) => pages::man(&args),
         Command::Report(args) => report::run(args),
         Command::Run(args) => run::run(*args),
+        Command::Sandbox(args) => sandbox::run(args),
+        Command::Setup(args) => setup::run(&args),
         Command::Stream(args) => stream::run(args),
     };
     result.unwrap_or_else(|error| {
         say!("vmtrace: error: {error:#}");
-        let is_usage = error.is::<ValuesError>() || error.is::<check::BadRules>();
+        let is_usage =
+            error.is::<ValuesError>() || error.is::<check::BadRules>() || error.is::<BadUsage>();
         if is_usage { exit::USAGE } else { exit::FAILED }
     })
 }

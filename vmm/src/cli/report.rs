@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use super::BadUsage;
 use super::losses::{self, Counted};
-use super::view::View;
+use super::view::{View, choose};
+use crate::analyze::boot::Boot;
 use crate::export::{
     Callers, Event, Export, Graph, Horizon, Json, PlayError, Player, Stats, Text, Top,
     write_summary,
 };
-use crate::kernel::glob;
 use crate::stream::{Header, StreamError, Summary};
 
 /// Bytes read at once.
@@ -28,7 +29,7 @@ pub struct Args {
     /// How to print it [default: graph with an option for calls, else text].
     #[arg(long, value_enum)]
     format: Option<Format>,
-    /// Print only functions whose name matches (repeatable).
+    /// Print only functions that match: GLOB, GLOB:mod:NAME or :mod:NAME (repeatable).
     #[arg(short, long = "filter", value_name = "GLOB")]
     filter: Vec<String>,
     /// Print no functions whose name matches (repeatable).
@@ -52,6 +53,17 @@ pub struct Args {
         conflicts_with_all = ["top", "stats", "summary", "format", "graph", "filter"]
     )]
     callers: Vec<String>,
+    /// Print where the time of the boot went, as text or JSON, of a trace made with boot
+    /// --boot-report or with what that traces (see docs/stream.md).
+    #[arg(
+        long,
+        conflicts_with_all = [
+            "top", "stats", "summary", "graph", "filter", "notrace", "callers", "graph_root",
+            "max_depth", "min_duration", "tracer", "pid", "comm", "follow", "cpu", "module",
+            "since", "until", "limit"
+        ]
+    )]
+    boot: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -89,6 +101,9 @@ pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 impl Args {
     fn print(self, mut out: &mut dyn Write) -> Result<u8> {
+        if self.boot {
+            return self.boot(out);
+        }
         let default = if self.view.wants_graph() { Format::Graph } else { Format::Text };
         let format = self.format.unwrap_or(default);
         let only_summary = self.summary || format == Format::RawSummary;
@@ -107,15 +122,7 @@ impl Args {
         let mut player = self.view.apply(Player::new(export));
         let unordered = only_summary || self.stats;
         let filter = if self.callers.is_empty() { self.filter } else { self.callers };
-        if !filter.is_empty() || !self.notrace.is_empty() {
-            let notrace = self.notrace;
-            let any = |globs: &[String], name: &str| {
-                globs.iter().any(|pattern| glob::matches(pattern, name))
-            };
-            player = player.with_filter(move |name| {
-                (filter.is_empty() || any(&filter, name)) && !any(&notrace, name)
-            });
-        }
+        player = choose(player, filter, self.notrace);
         let (mut source, name) = open(&self.file)?;
         if !unordered && let Some(horizon) = horizon(&mut source).with_context(|| name.clone())? {
             player = player.with_horizon(horizon);
@@ -129,6 +136,37 @@ impl Args {
         }
         out.flush()?;
         losses::tell(&summary, missed.get())?;
+        Ok(0)
+    }
+}
+
+impl Args {
+    /// Where the time of the boot went; of a stream that is torn as far as it goes.
+    fn boot(self, out: &mut dyn Write) -> Result<u8> {
+        let json = match self.format {
+            None | Some(Format::Text) => false,
+            Some(Format::Json) => true,
+            Some(Format::Graph | Format::RawSummary) => {
+                return Err(BadUsage("--boot is printed as text or json".to_owned()).into());
+            }
+        };
+        let (mut source, name) = open(&self.file)?;
+        let mut player = Player::new(Boot::new());
+        if let Some(horizon) = horizon(&mut source).with_context(|| name.clone())? {
+            player = player.with_horizon(horizon);
+        }
+        let played = feed(&mut source, &mut player);
+        let finished = player.finish().map(|_| ());
+        if player.header().is_some() {
+            let late = player.late();
+            let report = player.into_export().finish(late);
+            if json {
+                report.write_json(out)?;
+            } else {
+                report.write_text(out)?;
+            }
+        }
+        played.and(finished).context(name)?;
         Ok(0)
     }
 }

@@ -51,7 +51,7 @@ pub struct Args {
     /// Write the file of --fetch here
     #[arg(short, long, value_name = "FILE", conflicts_with_all = ["command", "command_line", "modules", "list"])]
     output: Option<PathBuf>,
-    /// SOCKET is that of a vsock device; otherwise that is found out
+    /// SOCKET is that of a vsock device; otherwise autodetected
     #[arg(long)]
     vsock: bool,
     /// The agent's vsock port, where SOCKET does not decide it [default: 1025]

@@ -23,7 +23,7 @@ pub struct Args {
     format: Option<FormatArg>,
     #[command(flatten)]
     view: View,
-    /// Only functions that match this glob; may be repeated
+    /// Only functions that match: GLOB, GLOB:mod:NAME or :mod:NAME; may be repeated
     #[arg(short, long, value_name = "GLOB")]
     filter: Vec<String>,
     /// No functions that match this glob; may be repeated
@@ -32,7 +32,7 @@ pub struct Args {
     /// Write to this file instead of standard output
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Wait up to so many seconds for the trace to begin to serve
+    /// Wait up to SECS seconds for the socket to appear
     #[arg(long, value_name = "SECS", default_value_t = 0)]
     wait: u64,
 }

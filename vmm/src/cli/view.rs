@@ -2,7 +2,7 @@
 
 use crate::check::parse_time as parse_unit;
 use crate::export::{Export, Pick, Picked, Player};
-use crate::kernel::glob;
+use crate::kernel::Functions;
 
 /// Which calls are shown.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -80,8 +80,9 @@ impl View {
     pub(super) fn apply<E: Export>(self, mut player: Player<E>) -> Player<E> {
         if !self.graph_root.is_empty() {
             let roots = self.graph_root;
-            player =
-                player.with_roots(move |name| roots.iter().any(|root| glob::matches(root, name)));
+            player = player.with_roots(move |name, module| {
+                roots.iter().any(|root| Functions::of(root).matches(name, module))
+            });
         }
         if let Some(depth) = self.max_depth {
             player = player.with_max_depth(depth);
@@ -96,8 +97,25 @@ impl View {
     }
 }
 
+/// Plays only functions that one of `filter` matches, of none all, and none of `notrace`.
+pub(super) fn choose<E: Export>(
+    player: Player<E>,
+    filter: Vec<String>,
+    notrace: Vec<String>,
+) -> Player<E> {
+    if filter.is_empty() && notrace.is_empty() {
+        return player;
+    }
+    let any = |globs: &[String], name: &str, module: Option<&str>| {
+        globs.iter().any(|pattern| Functions::of(pattern).matches(name, module))
+    };
+    player.with_filter(move |name, module| {
+        (filter.is_empty() || any(&filter, name, module)) && !any(&notrace, name, module)
+    })
+}
+
 /// A time with its unit, in nanoseconds.
-fn parse_time(text: &str) -> Result<u64, String> {
+pub(super) fn parse_time(text: &str) -> Result<u64, String> {
     parse_unit(text)
         .ok_or_else(|| format!("{text:?} is no time; say for example 500ns, 10us, 1ms or 2s"))
 }

@@ -19,6 +19,22 @@ impl Lane {
     }
 }
 
+/// Numbers for the tracers of a trace; zero is for the one of a trace that has no others.
+#[derive(Debug, Default)]
+pub(super) struct Tracers(Vec<Box<str>>);
+
+impl Tracers {
+    pub(super) fn number(&mut self, name: Option<&str>) -> u16 {
+        let Some(name) = name else { return 0 };
+        let known = self.0.iter().position(|known| **known == *name);
+        let index = known.unwrap_or_else(|| {
+            self.0.push(name.into());
+            self.0.len() - 1
+        });
+        u16::try_from(index + 1).unwrap_or(u16::MAX)
+    }
+}
+
 /// A call that is open.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Open<T> {

@@ -7,8 +7,8 @@ use std::io::{self, BufWriter, Write};
 use rustc_hash::FxHashMap;
 use serde_json::json;
 
-use super::calls::{Calls, Lane};
-use super::ground::{Clock, text};
+use super::calls::{Calls, Lane, Tracers};
+use super::ground::Clock;
 use crate::export::{Entry, Event, Export, JsonArgs, JsonReturned, Return, Unfinished};
 use crate::stream::{Header, Loss, Mark, Summary};
 
@@ -22,7 +22,7 @@ pub struct Chrome {
     clock: Clock,
     calls: Calls<()>,
     names: FxHashMap<(u32, u32), Box<str>>,
-    tracers: Vec<Box<str>>,
+    tracers: Tracers,
     first: bool,
     now: u64,
 }
@@ -36,7 +36,7 @@ impl Chrome {
             clock: Clock::default(),
             calls: Calls::new(),
             names: FxHashMap::default(),
-            tracers: Vec::new(),
+            tracers: Tracers::default(),
             first: true,
             now: 0,
         }
@@ -86,30 +86,20 @@ impl Chrome {
         Ok(thread)
     }
 
-    fn tracer(&mut self, name: Option<&str>) -> u16 {
-        let Some(name) = name else { return 0 };
-        let known = self.tracers.iter().position(|known| **known == *name);
-        let index = known.unwrap_or_else(|| {
-            self.tracers.push(name.into());
-            self.tracers.len() - 1
-        });
-        u16::try_from(index + 1).unwrap_or(u16::MAX)
-    }
-
     fn entry(&mut self, entry: &Entry<'_>) -> io::Result<()> {
         let at = self.clock.ns(entry.timestamp);
         self.now = self.now.max(at);
         let (pid, tid) = self.thread(entry.vcpu, entry.pid, entry.tgid, entry.comm)?;
-        let lane = Lane::new(entry.vcpu, entry.pid, self.tracer(entry.tracer));
+        let lane = Lane::new(entry.vcpu, entry.pid, self.tracers.number(entry.tracer));
         let nests = entry.place.is_some_and(|place| self.calls.enter(lane, place.frame, ()));
         self.start(if nests { "B" } else { "i" }, at, pid, tid)?;
-        self.key("name", text(&entry.function))?;
+        self.key("name", entry.function.label())?;
         if let Some(tracer) = entry.tracer {
             self.key("cat", tracer)?;
         }
         write!(self.out, r#","args":{{"vcpu":{}"#, entry.vcpu)?;
         if let Some(caller) = &entry.caller {
-            self.key("caller", text(caller))?;
+            self.key("caller", caller.label())?;
         }
         if let Some(args) = entry.args {
             self.key("arguments", JsonArgs(args))?;
@@ -125,7 +115,7 @@ impl Chrome {
         let at = self.clock.ns(ret.timestamp);
         self.now = self.now.max(at);
         let (pid, tid) = self.thread(ret.vcpu, ret.pid, ret.tgid, ret.comm)?;
-        let lane = Lane::new(ret.vcpu, ret.pid, self.tracer(ret.tracer));
+        let lane = Lane::new(ret.vcpu, ret.pid, self.tracers.number(ret.tracer));
         let ended = ret.frame.map_or(Vec::new(), |frame| self.calls.leave(lane, frame));
         for _ in 1..ended.len() {
             self.end_unfinished(at, pid, tid)?;
@@ -141,7 +131,7 @@ impl Chrome {
                 args.insert("duration".to_owned(), json!("uncertain"));
             }
         } else {
-            self.key("name", text(&ret.function))?;
+            self.key("name", ret.function.label())?;
             self.key("s", "t")?;
             args.insert("event".to_owned(), json!("return without an entry"));
         }
@@ -158,7 +148,7 @@ impl Chrome {
     }
 
     fn unfinished(&mut self, left: &Unfinished<'_>) -> io::Result<()> {
-        let lane = Lane::new(left.vcpu, left.pid, self.tracer(left.tracer));
+        let lane = Lane::new(left.vcpu, left.pid, self.tracers.number(left.tracer));
         if self.calls.forget(lane, left.place.frame).is_none() {
             return Ok(());
         }
@@ -229,7 +219,7 @@ impl Export for Chrome {
             Event::Entry(entry) => self.entry(entry),
             Event::Return(ret) => self.ret(ret),
             // What is called now is shown inside of it.
-            Event::Tail(_) => Ok(()),
+            Event::Tail(_) | Event::Tracepoint(_) => Ok(()),
             Event::Unfinished(left) => self.unfinished(left),
             Event::Loss(loss) => self.loss(loss),
             Event::Mark(mark) => self.mark(mark),

@@ -73,7 +73,7 @@ impl Csv {
                 out.write_field(module)?;
             }
             Some(name) => {
-                out.write_field(super::ground::text(name))?;
+                out.write_field(name.label())?;
                 out.write_field("")?;
             }
             None => {
@@ -83,7 +83,7 @@ impl Csv {
         }
         match &row.caller {
             Some(Name { symbol: Some((symbol, "")), .. }) => out.write_field(symbol)?,
-            Some(name) => out.write_field(super::ground::text(name))?,
+            Some(name) => out.write_field(name.label())?,
             None => out.write_field("")?,
         }
         out.write_field(tracer.unwrap_or_default())?;
@@ -177,7 +177,22 @@ impl Export for Csv {
                     function: Some(tail.function),
                     tracer: tail.tracer,
                     depth: Some(tail.depth),
-                    details: tail.target.as_ref().map(super::ground::text).unwrap_or_default(),
+                    details: tail.target.as_ref().map(Name::label).unwrap_or_default(),
+                    ..Row::default()
+                };
+                self.row(at, &row)
+            }
+            Event::Tracepoint(event) => {
+                let at = self.at(event.timestamp);
+                let row = Row {
+                    event: "event",
+                    vcpu: Some(event.vcpu),
+                    pid: Some(event.pid),
+                    tgid: event.tgid,
+                    comm: event.comm,
+                    function: Some(event.event),
+                    caller: event.caller,
+                    details: arguments(event.fields)?,
                     ..Row::default()
                 };
                 self.row(at, &row)

@@ -7,7 +7,7 @@ use std::io::{self, BufWriter, Write};
 use rustc_hash::FxHashMap;
 
 use super::calls::{Calls, Lane};
-use super::ground::{Names, text};
+use super::ground::Names;
 use crate::export::{Entry, Event, Export, Name, Return};
 use crate::stream::{Header, Summary};
 
@@ -176,7 +176,7 @@ impl Folded {
                 } else if let Some(known) = self.names.get(node.name) {
                     let symbol = known.symbol.as_ref();
                     let symbol = symbol.map(|(symbol, module)| (&**symbol, &**module));
-                    stack.push(clean(&text(&Name { address: known.address, symbol }), false));
+                    stack.push(clean(&Name { address: known.address, symbol }.label(), false));
                 }
                 at = usize::try_from(node.parent).ok().and_then(|parent| self.tree.get(parent));
             }
@@ -222,7 +222,7 @@ impl Export for Folded {
                 self.calls.forget(lane, left.place.frame);
             }
             // Not of a stack.
-            Event::Tail(_) | Event::Loss(_) | Event::Mark(_) => {}
+            Event::Tail(_) | Event::Tracepoint(_) | Event::Loss(_) | Event::Mark(_) => {}
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use crate::export::Name;
-use crate::stream::Header;
+use crate::stream::{Header, nanoseconds};
 
 /// Most names that are told apart: as many symbols as a stream may have.
 const NAMES: usize = 1 << 20;
@@ -29,15 +29,8 @@ impl Clock {
     /// Rounded down.
     #[inline]
     pub(super) fn ns(self, ticks: u64) -> u64 {
-        const BILLION: u64 = 1_000_000_000;
         let since = ticks.saturating_sub(self.start);
-        // Most rates need no more than 64 bits.
-        if self.hz <= u64::MAX / BILLION {
-            let (seconds, rest) = (since / self.hz, since % self.hz);
-            return seconds.saturating_mul(BILLION).saturating_add(rest * BILLION / self.hz);
-        }
-        let whole = u128::from(since) * u128::from(BILLION) / u128::from(self.hz);
-        u64::try_from(whole).unwrap_or(u64::MAX)
+        u64::try_from(nanoseconds(since, self.hz)).unwrap_or(u64::MAX)
     }
 }
 
@@ -123,15 +116,6 @@ impl Known {
     }
 }
 
-/// Name and module in one text, or the address without a name.
-pub(super) fn text(name: &Name<'_>) -> String {
-    match name.symbol {
-        Some((symbol, "")) => symbol.to_owned(),
-        Some((symbol, module)) => format!("{symbol} [{module}]"),
-        None => format!("{:#x}", name.address),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,7 +147,7 @@ mod tests {
         assert_eq!(number(&mut names, Some(("open", "xfs"))), Number { number: 1, new: true });
         assert_eq!(number(&mut names, None), Number { number: 2, new: true });
         assert_eq!(names.iter().count(), 3);
-        assert_eq!(text(&name(Some(("open", "xfs")))), "open [xfs]");
-        assert_eq!(text(&name(None)), "0x1000");
+        assert_eq!(name(Some(("open", "xfs"))).label(), "open [xfs]");
+        assert_eq!(name(None).label(), "0x1000");
     }
 }

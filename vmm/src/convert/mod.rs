@@ -5,6 +5,7 @@
 //! wants in another order goes to a scratch file of its [`Output`], so that memory stays bounded.
 
 mod calls;
+mod chart;
 mod chrome;
 mod csv;
 mod folded;
@@ -12,6 +13,7 @@ mod ground;
 mod output;
 mod perfetto;
 mod tracedat;
+mod uftrace;
 mod unsaid;
 
 use std::io;
@@ -21,12 +23,14 @@ use clap::ValueEnum;
 
 use crate::export::{Export, Graph, Json, Text};
 
+pub use chart::Chart;
 pub use chrome::Chrome;
 pub use csv::Csv;
 pub use folded::Folded;
 pub use output::Output;
 pub use perfetto::Perfetto;
 pub use tracedat::{TraceDat, Version};
+pub use uftrace::Uftrace;
 pub use unsaid::{Fact, Tally};
 
 /// A format that a trace can be converted to.
@@ -40,8 +44,12 @@ pub enum Format {
     /// trace.dat of version 7: trace-cmd since 3.0.
     #[value(name = "trace.dat-7")]
     TraceDat7,
+    /// A data directory of uftrace: replay, report, graph, dump, tui (*.uftrace).
+    Uftrace,
     /// Folded stacks for flame graphs: nanoseconds, or entries without returns (*.folded).
     Folded,
+    /// A flame chart: one HTML page, with zoom and search, that needs no network (*.html).
+    Html,
     /// Chrome's trace event JSON (*.json).
     Chrome,
     /// A row an event, with a line of names (*.csv).
@@ -55,22 +63,6 @@ pub enum Format {
 }
 
 impl Format {
-    /// The name that users give.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Perfetto => "perfetto",
-            Self::TraceDat6 => "trace.dat",
-            Self::TraceDat7 => "trace.dat-7",
-            Self::Folded => "folded",
-            Self::Chrome => "chrome",
-            Self::Csv => "csv",
-            Self::Text => "text",
-            Self::Graph => "graph",
-            Self::Json => "json",
-        }
-    }
-
     /// The format that goes with the name of a file or directory.
     #[must_use]
     pub fn of(place: &Path) -> Option<Self> {
@@ -79,7 +71,9 @@ impl Format {
         Some(match &*extension.to_ascii_lowercase() {
             "pftrace" | "perfetto-trace" | "perfetto" => Self::Perfetto,
             "dat" => Self::TraceDat6,
+            "uftrace" => Self::Uftrace,
             "folded" | "collapsed" => Self::Folded,
+            "html" | "htm" => Self::Html,
             "json" => Self::Chrome,
             "csv" => Self::Csv,
             "txt" => Self::Text,
@@ -89,24 +83,32 @@ impl Format {
         })
     }
 
-    /// All of them.
-    pub fn all() -> impl Iterator<Item = Self> {
-        Self::value_variants().iter().copied()
+    /// The name that users give.
+    #[must_use]
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
     /// The names of all.
     #[must_use]
     pub fn list() -> String {
-        let names: Vec<_> = Self::all().map(Self::name).collect();
+        let names: Vec<_> = Self::value_variants().iter().map(|format| format.name()).collect();
         names.join("|")
     }
 
-    /// Makes the place for its output.
+    /// Where it goes: `place` is made a directory for formats that are several files.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When nothing can be made there.
     pub fn output(self, place: &Path) -> io::Result<Output> {
-        Output::file(place)
+        match self {
+            Self::Uftrace if place == Path::new("-") => {
+                let reason = "this format is a directory, which standard output is not";
+                Err(io::Error::new(io::ErrorKind::InvalidInput, reason))
+            }
+            Self::Uftrace => Output::directory(place),
+            _ => Output::file(place),
+        }
     }
 
     /// What writes it.
@@ -114,17 +116,19 @@ impl Format {
     /// # Errors
     /// When a file cannot be made.
     pub fn writer(self, output: &Output) -> io::Result<Box<dyn Export>> {
-        let file = output.handle()?;
+        let file = || output.handle();
         Ok(match self {
-            Self::Perfetto => Box::new(Perfetto::new(file)),
-            Self::TraceDat6 => Box::new(TraceDat::new(file, output.scratch()?, Version::V6)),
-            Self::TraceDat7 => Box::new(TraceDat::new(file, output.scratch()?, Version::V7)),
-            Self::Folded => Box::new(Folded::new(file)),
-            Self::Chrome => Box::new(Chrome::new(file)),
-            Self::Csv => Box::new(Csv::new(file)),
-            Self::Text => Box::new(Text::new(file)),
-            Self::Graph => Box::new(Graph::new(file)),
-            Self::Json => Box::new(Json::new(file)),
+            Self::Perfetto => Box::new(Perfetto::new(file()?)),
+            Self::TraceDat6 => Box::new(TraceDat::new(file()?, output.scratch()?, Version::V6)),
+            Self::TraceDat7 => Box::new(TraceDat::new(file()?, output.scratch()?, Version::V7)),
+            Self::Uftrace => Box::new(Uftrace::new(output.path())?),
+            Self::Folded => Box::new(Folded::new(file()?)),
+            Self::Html => Box::new(Chart::new(file()?)),
+            Self::Chrome => Box::new(Chrome::new(file()?)),
+            Self::Csv => Box::new(Csv::new(file()?)),
+            Self::Text => Box::new(Text::new(file()?)),
+            Self::Graph => Box::new(Graph::new(file()?)),
+            Self::Json => Box::new(Json::new(file()?)),
         })
     }
 }

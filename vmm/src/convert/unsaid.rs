@@ -20,6 +20,8 @@ pub enum Fact {
     Tracer,
     /// The caller of a function.
     Caller,
+    /// An entry of which no return was recorded.
+    Plain,
     /// A return.
     Return,
     /// A return whose entry is not in the trace.
@@ -34,6 +36,8 @@ pub enum Fact {
     Reason,
     /// Records are missing.
     Loss,
+    /// A tracepoint.
+    Event,
     /// Something before the start of the clock.
     Early,
 }
@@ -47,6 +51,7 @@ impl Fact {
             Self::Tail => "jumps at the ends of functions",
             Self::Tracer => "events that name their tracer",
             Self::Caller => "entries with a caller",
+            Self::Plain => "entries without a recorded return",
             Self::Return => "returns",
             Self::Orphan => "returns without an entry",
             Self::Uncertain => "returns of which it is not certain how long the call took",
@@ -54,6 +59,7 @@ impl Fact {
             Self::Mark => "marks",
             Self::Reason => "losses with a reason",
             Self::Loss => "losses",
+            Self::Event => "events of tracepoints",
             Self::Early => "events before the clock's start",
         }
     }
@@ -61,7 +67,7 @@ impl Fact {
 
 /// What became of it: the one table of what formats cannot say.
 fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
-    use Fact::{Args, Caller, Early, Loss, Mark, Orphan, Reason, Return};
+    use Fact::{Args, Caller, Early, Event as Point, Loss, Mark, Orphan, Plain, Reason, Return};
     use Fact::{Tail, Tracer, Uncertain, Unfinished, Value};
     const INSIDE: &str = "what was jumped to is shown inside of the function that jumped";
     const LEFT_OUT: &str = "left out";
@@ -88,6 +94,21 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Caller, LEFT_OUT),
             (Uncertain, "shown as if they had taken no time"),
             (Unfinished, "shown as open"),
+            (Point, LEFT_OUT),
+            (Early, AT_START),
+        ],
+        Format::Uftrace => &[
+            (Args, LEFT_OUT),
+            (Value, LEFT_OUT),
+            (Tail, INSIDE),
+            (Caller, LEFT_OUT),
+            (Plain, "shown as if they had taken no time; boot with --graph for returns"),
+            (Orphan, LEFT_OUT),
+            (Uncertain, "shown as if they had taken that long"),
+            (Unfinished, "shown as open, or as left at the next record: their times are not known"),
+            (Point, "without their fields; all of them only in replay --event-full"),
+            (Mark, "where calls are open; all of them only in replay --event-full"),
+            (Loss, "shown as calls, in a task for each vCPU"),
             (Early, AT_START),
         ],
         Format::Folded => &[
@@ -97,12 +118,24 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Orphan, LEFT_OUT),
             (Uncertain, "their time is nobody's"),
             (Unfinished, "their time is nobody's"),
+            (Point, LEFT_OUT),
             (Mark, LEFT_OUT),
             (Loss, LEFT_OUT),
         ],
-        Format::Chrome => &[(Tail, INSIDE), (Early, AT_START)],
+        Format::Html => &[
+            (Args, LEFT_OUT),
+            (Value, LEFT_OUT),
+            (Tail, INSIDE),
+            (Caller, LEFT_OUT),
+            (Plain, "shown as ticks; boot with --graph for returns"),
+            (Orphan, LEFT_OUT),
+            (Unfinished, "shown with a dashed line, up to where that was known"),
+            (Point, LEFT_OUT),
+            (Early, AT_START),
+        ],
+        Format::Chrome => &[(Tail, INSIDE), (Point, LEFT_OUT), (Early, AT_START)],
         Format::Csv => &[(Unfinished, "they have no row of their own"), (Early, AT_START)],
-        Format::Perfetto => &[(Tail, INSIDE), (Early, AT_START)],
+        Format::Perfetto => &[(Tail, INSIDE), (Point, LEFT_OUT), (Early, AT_START)],
     }
 }
 
@@ -127,10 +160,12 @@ impl<E: Export> Tally<E> {
 
     /// A line for each kind of things that the output does not say.
     pub fn told(&self) -> impl Iterator<Item = String> {
-        unsaid(self.format).iter().filter_map(|(fact, what)| {
+        let name = self.format.name();
+        let facts = unsaid(self.format).iter().filter_map(|(fact, what)| {
             let count = self.counts.get(fact)?;
-            Some(format!("{}: {count} {}: {what}", self.format.name(), fact.plural()))
-        })
+            Some(format!("{count} {}: {what}", fact.plural()))
+        });
+        facts.chain(self.export.notes()).map(move |line| format!("{name}: {line}"))
     }
 
     /// Whether there was anything to convert.
@@ -162,6 +197,7 @@ impl<E: Export> Export for Tally<E> {
                 (Fact::Args, entry.args.is_some()),
                 (Fact::Tracer, entry.tracer.is_some()),
                 (Fact::Caller, entry.caller.is_some() && entry.place.is_some()),
+                (Fact::Plain, entry.place.is_none()),
                 (Fact::Early, entry.timestamp < self.clock_start),
             ],
             Event::Return(ret) => &[
@@ -172,6 +208,9 @@ impl<E: Export> Export for Tally<E> {
                 (Fact::Early, ret.timestamp < self.clock_start),
             ],
             Event::Tail(_) => &[(Fact::Tail, true)],
+            Event::Tracepoint(event) => {
+                &[(Fact::Event, true), (Fact::Early, event.timestamp < self.clock_start)]
+            }
             Event::Unfinished(_) => &[(Fact::Unfinished, true)],
             Event::Mark(mark) => {
                 &[(Fact::Mark, true), (Fact::Early, mark.ticks < self.clock_start)]

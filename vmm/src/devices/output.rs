@@ -1,5 +1,6 @@
 //! Console output on its way to a sink that may be slow.
 
+use crate::sandbox::{self, Thread};
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -53,7 +54,10 @@ impl OutputPump {
             drained: Condvar::new(),
         });
         let reader = Arc::clone(&shared);
-        std::thread::Builder::new().name("console".into()).spawn(move || reader.pump(sink))?;
+        std::thread::Builder::new().name(Thread::Console.name().into()).spawn(move || {
+            sandbox::enter(Thread::Console);
+            reader.pump(sink);
+        })?;
         Ok(OutputPump { shared })
     }
 

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::sandbox::{self, Thread};
 use event_manager::{EventManager, RemoteEndpoint, SubscriberId};
 use nix::sys::signal::{SigSet, Signal};
 
@@ -47,17 +48,18 @@ pub struct EventLoop {
 }
 
 impl EventLoop {
-    /// Starts a thread of this name.
+    /// Starts its thread.
     ///
     /// # Errors
     /// When the system has no descriptors or threads left.
-    pub fn start(name: &str) -> io::Result<Self> {
+    pub fn start(kind: Thread) -> io::Result<Self> {
         let mut manager = manager()?;
         let handle = Handle { endpoint: manager.remote_endpoint() };
         let ended = Arc::new(AtomicBool::new(false));
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn({
+        let thread = std::thread::Builder::new().name(kind.name().to_owned()).spawn({
             let ended = Arc::clone(&ended);
             move || {
+                sandbox::enter(kind);
                 // A reader that is gone is an error of its connection, whatever the process makes
                 // of the signal.
                 let mut signals = SigSet::empty();
@@ -214,7 +216,7 @@ mod tests {
 
     #[test]
     fn bells_call_subscribers_until_they_are_closed() {
-        let events = EventLoop::start("test").unwrap();
+        let events = EventLoop::start(Thread::Events).unwrap();
         let (told, hears) = channel();
         let bell = Bell::new().unwrap();
         let rung = Rung { bell: bell.clone(), told };
@@ -232,7 +234,7 @@ mod tests {
     // The end of a run must not wait for timers, and what they would do must not happen after it.
     #[test]
     fn what_is_for_later_happens_then_or_never() {
-        let events = EventLoop::start("test").unwrap();
+        let events = EventLoop::start(Thread::Events).unwrap();
         let (told, hears) = channel();
         let late = told.clone();
         events.handle().after(Duration::from_secs(3600), move || late.send("late").unwrap());

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 
 use crate::stream::{Header, Summary};
 
-use super::stats::{label, share};
-use super::{Event, Export};
+use super::stats::share;
+use super::{Event, Export, Name};
 
 /// Most pairs of function and caller that are told apart.
 const PAIRS: usize = 1 << 20;
@@ -37,8 +37,8 @@ impl<W: Write> Export for Callers<W> {
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
         match event {
             Event::Entry(entry) => {
-                let caller = entry.caller.as_ref().map_or_else(|| "?".to_owned(), label);
-                let pair = (label(&entry.function), caller);
+                let caller = entry.caller.as_ref().map_or_else(|| "?".to_owned(), Name::label);
+                let pair = (entry.function.label(), caller);
                 let full = self.counts.len() >= PAIRS;
                 match self.counts.get_mut(&pair) {
                     Some(count) => *count += 1,

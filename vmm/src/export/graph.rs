@@ -7,7 +7,7 @@ use crate::stream::{Header, Summary};
 
 use super::text::{Clock, decimal, first_lines, loss, mark, name, pad};
 use super::values::{write_args, write_returned};
-use super::{Entry, Event, Export, Name, Return, Unfinished};
+use super::{Entry, Event, Export, Name, Return, Tracepoint, Unfinished};
 
 /// Bytes gathered before they are written.
 const GATHER: usize = 64 << 10;
@@ -266,6 +266,22 @@ impl<W: Write> Graph<W> {
         self.hurry(ret.timestamp);
     }
 
+    /// A comment inside of what is open, as ftrace has it.
+    fn tracepoint(&mut self, event: &Tracepoint<'_>) {
+        let Tracepoint { vcpu, pid, comm, timestamp, .. } = *event;
+        self.decide(vcpu, None);
+        let mut lines = self.switch(vcpu, pid, comm);
+        let depth = u32::try_from(self.cpu(vcpu).open.len()).unwrap_or(0);
+        self.line(&mut lines, vcpu, None, depth);
+        lines.extend_from_slice(b"/* ");
+        let full = event.event.symbol.map_or("", |(full, _)| full);
+        let own = full.split_once(':').map_or(full, |(_, name)| name);
+        let text = event.text().replace("*/", "* /");
+        lines.extend_from_slice(format!("{own}: {text} */\n").as_bytes());
+        self.push(lines);
+        self.hurry(timestamp);
+    }
+
     fn unfinished(&mut self, left: &Unfinished<'_>) {
         let ending = (left.place.frame, None, &b"; /* unfinished */\n"[..]);
         if !self.decide(left.vcpu, Some(ending)) {
@@ -303,6 +319,7 @@ impl<W: Write> Export for Graph<W> {
             // What it jumped to is shown in it, as ftrace does.
             Event::Tail(_) => {}
             Event::Unfinished(left) => self.unfinished(left),
+            Event::Tracepoint(event) => self.tracepoint(event),
             Event::Loss(lost) => {
                 self.decide(lost.vcpu, None);
                 let mut lines = Vec::new();

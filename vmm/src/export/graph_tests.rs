@@ -164,7 +164,7 @@ CPU:1 [LOST 3 EVENTS]
 
 #[test]
 fn only_what_is_asked_for_is_shown() {
-    let rooted = graph(&calls(), |player| player.with_roots(|name| name == "ext4_read"));
+    let rooted = graph(&calls(), |player| player.with_roots(|name, _| name == "ext4_read"));
     let first: Vec<_> = rooted.lines().take(3).collect();
     let expected = [
         " 0)               |  ext4_read [ext4]() {",
@@ -186,7 +186,7 @@ fn only_what_is_asked_for_is_shown() {
     assert_eq!(lines, expected);
     assert!(!long.contains("();") && !long.contains('{'), "{long}");
     // What is not shown is still known: durations stay.
-    let one = graph(&calls(), |player| player.with_filter(|name| name.starts_with("ext4")));
+    let one = graph(&calls(), |player| player.with_filter(|name, _| name.starts_with("ext4")));
     assert!(one.starts_with(" 0) ! 186.000 us  |  ext4_read [ext4](); /* = 0x5 */\n"), "{one}");
 }
 
@@ -296,7 +296,7 @@ fn plain_entries_are_calls_of_which_no_more_is_known() {
         text.contains("#                                    0.000001: pause 0.070 ms"),
         "{text}"
     );
-    let rooted = graph(&sample::stream(), |player| player.with_roots(|_| true));
+    let rooted = graph(&sample::stream(), |player| player.with_roots(|_, _| true));
     assert!(!rooted.contains("vfs_read"), "{rooted}");
 }
 
@@ -338,6 +338,6 @@ proptest! {
         let opened = text.lines().filter(|line| line.contains("();") || line.ends_with('{'));
         prop_assert_eq!(opened.count(), entries);
         // The same in pieces: that is asserted in there.
-        graph(&stream, |player| player.with_roots(|name| name.ends_with('1')).with_max_depth(3));
+        graph(&stream, |player| player.with_roots(|name, _| name.ends_with('1')).with_max_depth(3));
     }
 }

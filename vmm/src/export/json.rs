@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::stream::{Header, Summary};
 
 use super::values::{JsonArgs, JsonReturned};
-use super::{Entry, Event, Export, Name, Return, Tail};
+use super::{Entry, Event, Export, Name, Return, Tail, Tracepoint};
 
 /// One JSON object per line and event; `docs/stream.md` lists the keys.
 #[derive(Debug)]
@@ -82,6 +82,22 @@ impl<W: Write> Json<W> {
     }
 }
 
+/// What a line of an event is made of; it has no other order than those of calls.
+impl<W: Write> Json<W> {
+    fn tracepoint(&mut self, event: &Tracepoint<'_>) -> io::Result<()> {
+        let (name, _) = texts(&event.event);
+        let line = Line::Event {
+            ns: self.header.nanoseconds(event.timestamp),
+            cpu: event.vcpu,
+            pid: event.pid,
+            comm: event.comm,
+            name: &name,
+            fields: event.fields.map(JsonArgs),
+        };
+        self.line(&line)
+    }
+}
+
 /// What a line is made of.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
@@ -146,6 +162,15 @@ enum Line<'a> {
         tracer: Option<&'a str>,
         depth: u32,
     },
+    Event {
+        ns: i128,
+        cpu: u32,
+        pid: u32,
+        comm: Option<&'a str>,
+        name: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        fields: Option<JsonArgs<'a>>,
+    },
     Loss {
         cpu: u32,
         count: u64,
@@ -191,6 +216,7 @@ impl<W: Write> Export for Json<W> {
             Event::Entry(entry) => self.entry(entry),
             Event::Return(ret) => self.ret(ret),
             Event::Tail(tail) => self.tail(tail),
+            Event::Tracepoint(event) => self.tracepoint(event),
             // Its entry has no return: there is no moment to tell of.
             Event::Unfinished(_) => Ok(()),
             Event::Loss(loss) => self.line(&Line::Loss {

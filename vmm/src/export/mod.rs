@@ -16,10 +16,12 @@
 //! ```
 
 mod callers;
+mod fields;
 mod graph;
 #[cfg(test)]
 mod graph_tests;
 mod horizon;
+mod init;
 mod json;
 mod losses;
 mod names;
@@ -33,6 +35,7 @@ mod summary;
 #[cfg(test)]
 mod tests;
 mod text;
+pub(crate) mod times;
 mod top;
 #[cfg(test)]
 mod top_tests;
@@ -47,6 +50,7 @@ use crate::stream::{Header, Loss, Mark, Stretch, Summary};
 pub use callers::Callers;
 pub use graph::Graph;
 pub use horizon::Horizon;
+pub(crate) use init::{STARTS_INIT, says_init};
 pub use json::Json;
 pub use losses::write_losses;
 pub use pick::{Pick, Picked};
@@ -100,6 +104,11 @@ pub trait Export {
     /// # Errors
     /// When the output fails.
     fn end(&mut self, summary: Option<&Summary>) -> io::Result<()>;
+
+    /// What became of things that the format has not enough room for: lines, after the end.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 impl<E: Export + ?Sized> Export for Box<E> {
@@ -130,6 +139,10 @@ impl<E: Export + ?Sized> Export for Box<E> {
     fn end(&mut self, summary: Option<&Summary>) -> io::Result<()> {
         (**self).end(summary)
     }
+
+    fn notes(&self) -> Vec<String> {
+        (**self).notes()
+    }
 }
 
 /// Something in a trace.
@@ -144,6 +157,8 @@ pub enum Event<'a> {
     Tail(Tail<'a>),
     /// A function was left unseen, or is not left yet.
     Unfinished(Unfinished<'a>),
+    /// A tracepoint was come by.
+    Tracepoint(Tracepoint<'a>),
     /// Records are missing.
     Loss(Loss),
     /// Something happened beside the records.
@@ -234,6 +249,37 @@ pub struct Tail<'a> {
     pub depth: u32,
 }
 
+/// A tracepoint was come by.
+#[derive(Clone, Copy, Debug)]
+pub struct Tracepoint<'a> {
+    /// Clock ticks.
+    pub timestamp: u64,
+    /// The vCPU.
+    pub vcpu: u32,
+    /// Process id.
+    pub pid: u32,
+    /// Name of the task, if known; without control characters.
+    pub comm: Option<&'a str>,
+    /// Id of its thread group, if known.
+    pub tgid: Option<u32>,
+    /// The event: its symbol is such as `sched:sched_switch`.
+    pub event: Name<'a>,
+    /// The function in which it was, if known.
+    pub caller: Option<Name<'a>>,
+    /// Its fields, if they were recorded.
+    pub fields: Option<Args<'a>>,
+    /// How they are printed, if that is known: see `docs/stream.md`.
+    pub print: Option<&'a str>,
+}
+
+impl Tracepoint<'_> {
+    /// The fields as the kernel's own trace prints them.
+    #[must_use]
+    pub fn text(&self) -> String {
+        fields::text(self)
+    }
+}
+
 /// A function was left unseen, some time ago, or is not left at the end of the trace.
 #[derive(Clone, Copy, Debug)]
 pub struct Unfinished<'a> {
@@ -261,7 +307,18 @@ pub struct Name<'a> {
     pub symbol: Option<(&'a str, &'a str)>,
 }
 
+impl Name<'_> {
+    /// Name and module in one text, or the address without a name.
+    pub(crate) fn label(&self) -> String {
+        match self.symbol {
+            Some((symbol, "")) => symbol.to_owned(),
+            Some((symbol, module)) => format!("{symbol} [{module}]"),
+            None => format!("{:#x}", self.address),
+        }
+    }
+}
+
 /// The text with everything replaced that would move a terminal's cursor or worse.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }

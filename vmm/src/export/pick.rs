@@ -145,6 +145,10 @@ impl<E: Export> Export for Picked<E> {
                 let of = of(it.pid, it.comm, it.vcpu, &it.function);
                 (self.wants(&of, Some(it.timestamp)), true)
             }
+            Event::Tracepoint(it) => {
+                let of = of(it.pid, it.comm, it.vcpu, &it.event);
+                (self.wants(&of, Some(it.timestamp)), true)
+            }
             Event::Unfinished(it) => {
                 let of = of(it.pid, it.comm, it.vcpu, &it.function);
                 (self.wants(&of, None), false)

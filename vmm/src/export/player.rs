@@ -95,18 +95,24 @@ impl<E: Export> Player<E> {
         self
     }
 
-    /// Plays only the records of functions whose name the filter accepts; a function without
-    /// a name has its address, such as `0xffffffff81000000`.
+    /// Plays only the records of functions whose name and module (none: the kernel itself) the
+    /// filter accepts; a function without a name has its address, such as `0xffffffff81000000`.
     #[must_use]
-    pub fn with_filter(mut self, accepts: impl Fn(&str) -> bool + Send + 'static) -> Self {
+    pub fn with_filter(
+        mut self,
+        accepts: impl Fn(&str, Option<&str>) -> bool + Send + 'static,
+    ) -> Self {
         self.stage.selection.set_filter(accepts);
         self
     }
 
-    /// Plays only what is called from functions whose name is accepted, and these. That is known
+    /// Plays only what is called from functions that are accepted, and these. That is known
     /// of records with a stack pointer only; others are not played.
     #[must_use]
-    pub fn with_roots(mut self, accepts: impl Fn(&str) -> bool + Send + 'static) -> Self {
+    pub fn with_roots(
+        mut self,
+        accepts: impl Fn(&str, Option<&str>) -> bool + Send + 'static,
+    ) -> Self {
         self.stage.selection.set_roots(accepts);
         self
     }

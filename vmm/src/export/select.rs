@@ -11,15 +11,18 @@ use super::pairing::Choice;
 /// Most answers of a filter that are remembered.
 const KNOWN: usize = 1 << 20;
 
+/// Whether a function with this name, of this module, is wanted.
+type Accepts = dyn Fn(&str, Option<&str>) -> bool + Send;
+
 /// Which functions are wanted.
 pub(super) struct Filter {
-    accepts: Box<dyn Fn(&str) -> bool + Send>,
+    accepts: Box<Accepts>,
     /// Answers by address, until the names change.
     known: HashMap<u32, bool>,
 }
 
 impl Filter {
-    fn new(accepts: impl Fn(&str) -> bool + Send + 'static) -> Self {
+    fn new(accepts: impl Fn(&str, Option<&str>) -> bool + Send + 'static) -> Self {
         Self { accepts: Box::new(accepts), known: HashMap::new() }
     }
 
@@ -31,8 +34,10 @@ impl Filter {
             let index = symbols.index(header, function);
             let name = symbols.name(header, function, index);
             match name.symbol {
-                Some((name, _)) => (self.accepts)(name),
-                None => (self.accepts)(&format!("{:#x}", name.address)),
+                Some((name, module)) => {
+                    (self.accepts)(name, (!module.is_empty()).then_some(module))
+                }
+                None => (self.accepts)(&format!("{:#x}", name.address), None),
             }
         })
     }
@@ -87,11 +92,17 @@ pub(super) struct Selection {
 }
 
 impl Selection {
-    pub(super) fn set_filter(&mut self, accepts: impl Fn(&str) -> bool + Send + 'static) {
+    pub(super) fn set_filter(
+        &mut self,
+        accepts: impl Fn(&str, Option<&str>) -> bool + Send + 'static,
+    ) {
         self.filter = Some(Filter::new(accepts));
     }
 
-    pub(super) fn set_roots(&mut self, accepts: impl Fn(&str) -> bool + Send + 'static) {
+    pub(super) fn set_roots(
+        &mut self,
+        accepts: impl Fn(&str, Option<&str>) -> bool + Send + 'static,
+    ) {
         self.roots = Some(Filter::new(accepts));
     }
 

@@ -11,7 +11,7 @@ use super::pairing::{Call, Choice, Frame, Pairing, Step};
 use super::player::PlayError;
 use super::select::Selection;
 use super::values::{Args, Formats, Returned};
-use super::{Entry, Event, Export, Place, Return, Tail, Unfinished};
+use super::{Entry, Event, Export, Place, Return, Tail, Tracepoint, Unfinished};
 
 /// What waits for its turn.
 #[derive(Debug)]
@@ -60,6 +60,8 @@ enum Kind {
     Tail,
     /// Nothing else is heard of the call.
     Last,
+    /// A tracepoint.
+    Event,
 }
 
 impl Held {
@@ -81,6 +83,9 @@ impl Held {
             }
             Record::Tail(tail) => {
                 (Kind::Tail, tail.function, tail.target, Some(tail.sp.get()), None)
+            }
+            Record::Event { event, .. } => {
+                (Kind::Event, event.tracepoint, event.caller, None, None)
             }
             Record::Other(..) => return None,
         };
@@ -197,6 +202,9 @@ impl<E: Export> Stage<E> {
             Record::Entry { entry, values: Some(values), .. } => {
                 (entry.function, ValuesOf::Entry, values.failed, values.words)
             }
+            Record::Event { event, values: Some(values) } => {
+                (event.tracepoint, ValuesOf::Event, values.failed, values.words)
+            }
             Record::Return { ret, value: Some(_) } => (ret.function, ValuesOf::Return, 0, &[][..]),
             _ => return false,
         };
@@ -239,7 +247,9 @@ impl<E: Export> Stage<E> {
         let sp = if held.has_sp { self.beside(queue) } else { None };
         let value = if held.has_value { self.beside(queue) } else { None };
         self.take_values(queue);
-        let given = if held.has_sp {
+        let given = if held.kind == Kind::Event {
+            self.event(header, vcpu, held)
+        } else if held.has_sp {
             self.pair(header, vcpu, held, sp.unwrap_or(0), value)
         } else {
             self.pairing.plain(vcpu);
@@ -260,6 +270,9 @@ impl<E: Export> Stage<E> {
         let event = match item {
             Item::Record(held) if held.has_format => {
                 return self.give_with_values(header, queue, held);
+            }
+            Item::Record(held) if held.kind == Kind::Event => {
+                return self.event(header, vcpu, held);
             }
             Item::Record(held) if held.has_sp => {
                 let sp = self.beside(queue).unwrap_or(0);
@@ -337,6 +350,7 @@ impl<E: Export> Stage<E> {
             Kind::Aid => self.pairing.leave_others(&call, &mut steps),
             Kind::Tail => self.pairing.jump(&call, choice, &mut steps),
             Kind::Last => self.pairing.jump_last(&call, choice, &mut steps),
+            Kind::Event => {}
         }
         let told = steps.iter().try_for_each(|step| self.tell(header, vcpu, held, value, step));
         steps.clear();
@@ -425,6 +439,27 @@ impl<E: Export> Stage<E> {
             tracer: self.tracers.name(held.tracer),
             place,
             args: fields.map(|fields| Args { fields, failed: *failed, words }),
+        });
+        self.export.event(&event).map_err(PlayError::Output)
+    }
+
+    fn event(&mut self, header: &Header, vcpu: u32, held: &Held) -> Result<(), PlayError> {
+        let (event, caller) = (held.function, held.other);
+        let event_index = self.symbols.index(header, event);
+        let caller_index = self.symbols.index(header, caller);
+        let format = self.present.format;
+        let fields = format.and_then(|format| self.formats.fields(format));
+        let Present { failed, words, .. } = &self.present;
+        let event = Event::Tracepoint(Tracepoint {
+            timestamp: held.timestamp,
+            vcpu,
+            pid: held.pid,
+            comm: self.tasks.comm(held.pid, held.slot),
+            tgid: self.tasks.tgid(held.slot),
+            event: self.symbols.name(header, event, event_index),
+            caller: (caller != 0).then(|| self.symbols.name(header, caller, caller_index)),
+            fields: fields.map(|fields| Args { fields, failed: *failed, words }),
+            print: format.and_then(|format| self.formats.print(format)),
         });
         self.export.event(&event).map_err(PlayError::Output)
     }

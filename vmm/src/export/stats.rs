@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use crate::stream::{Header, Summary};
 
-use super::{Event, Export, Name};
+use super::{Event, Export};
 
 /// Most functions that are told apart: more than any kernel has.
 const FUNCTIONS: usize = 1 << 20;
@@ -50,7 +50,7 @@ impl<W: Write> Export for Stats<W> {
                 let count = self
                     .counts
                     .entry(function.address)
-                    .or_insert_with(|| Count { name: label(&function), entries: 0 });
+                    .or_insert_with(|| Count { name: function.label(), entries: 0 });
                 count.entries += 1;
             }
             Event::Loss(loss) => self.lost = self.lost.saturating_add(loss.count),
@@ -78,15 +78,6 @@ impl<W: Write> Export for Stats<W> {
             writeln!(out, "{others:>10}         others")?;
         }
         out.flush()
-    }
-}
-
-/// Name and module, or the address.
-pub(super) fn label(name: &Name<'_>) -> String {
-    match name.symbol {
-        Some((name, "")) => name.to_owned(),
-        Some((name, module)) => format!("{name} [{module}]"),
-        None => format!("{:#x}", name.address),
     }
 }
 

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use crate::stream::{Header, Loss, Mark, Summary};
 
 use super::values::write_args;
-use super::{Entry, Event, Export, Name, printable};
+use super::{Entry, Event, Export, Name, Tracepoint, printable};
 
 /// Bytes gathered before they are written.
 const GATHER: usize = 64 << 10;
@@ -37,19 +37,41 @@ impl<W: Write> Text<W> {
         self.out
     }
 
-    fn entry(&mut self, entry: &Entry<'_>) {
+    /// Who, where and when.
+    fn front(&mut self, comm: Option<&str>, pid: u32, vcpu: u32, timestamp: u64) {
         let line = &mut self.line;
-        let comm = entry.comm.unwrap_or("<...>");
+        let comm = comm.unwrap_or("<...>");
         pad(line, 16usize.saturating_sub(comm.len()));
         line.extend_from_slice(comm.as_bytes());
         line.push(b'-');
-        let length = decimal(line, u64::from(entry.pid), 0, b' ');
+        let length = decimal(line, u64::from(pid), 0, b' ');
         pad(line, 7usize.saturating_sub(length));
         line.extend_from_slice(b" [");
-        decimal(line, u64::from(entry.vcpu), 3, b'0');
+        decimal(line, u64::from(vcpu), 3, b'0');
         line.extend_from_slice(b"]  ");
-        self.clock.write(line, entry.timestamp);
+        self.clock.write(line, timestamp);
         line.extend_from_slice(b": ");
+    }
+
+    /// Without the system, as ftrace has it.
+    fn tracepoint(&mut self, event: &Tracepoint<'_>) {
+        self.front(event.comm, event.pid, event.vcpu, event.timestamp);
+        let line = &mut self.line;
+        match event.event.symbol {
+            Some((full, _)) => {
+                let name = full.split_once(':').map_or(full, |(_, name)| name);
+                line.extend_from_slice(name.as_bytes());
+            }
+            None => name(line, &event.event),
+        }
+        line.extend_from_slice(b": ");
+        line.extend_from_slice(event.text().as_bytes());
+        line.push(b'\n');
+    }
+
+    fn entry(&mut self, entry: &Entry<'_>) {
+        self.front(entry.comm, entry.pid, entry.vcpu, entry.timestamp);
+        let line = &mut self.line;
         name(line, &entry.function);
         if let Some(args) = &entry.args {
             write_args(line, args);
@@ -92,6 +114,7 @@ impl<W: Write> Export for Text<W> {
             Event::Entry(entry) => self.entry(entry),
             Event::Return(_) | Event::Tail(_) => self.no_returns(),
             Event::Unfinished(_) => {}
+            Event::Tracepoint(event) => self.tracepoint(event),
             Event::Loss(lost) => loss(&mut self.line, lost),
             Event::Mark(made) => mark(&mut self.line, self.clock, made),
         }

@@ -64,6 +64,7 @@ struct Known {
     words: usize,
     /// Length of its text.
     text: usize,
+    print: Option<String>,
 }
 
 impl Formats {
@@ -71,6 +72,7 @@ impl Formats {
         // A reader has refused what is wrong; what is of later versions is not known.
         let Ok(Some(format)) = values.format() else { return };
         let (key, words) = ((format.function, format.tracer, format.of), format.words());
+        let print = format.print.as_deref().map(printable);
         let mut fields = format.values;
         for field in &mut fields {
             field.name = printable(&field.name);
@@ -81,14 +83,14 @@ impl Formats {
         number_repeated(&mut fields);
         let old = self.current.get(&key).and_then(|index| self.known.get(position(*index)));
         if let Some(old) = old {
-            if old.fields == fields {
+            if old.fields == fields && old.print == print {
                 return;
             }
             self.replaced += 1;
             self.replaced_text += old.text;
         }
         let Ok(index) = u32::try_from(self.known.len()) else { return };
-        self.known.push(Known { fields, words, text: values.text.len() });
+        self.known.push(Known { fields, words, text: values.text.len(), print });
         self.current.insert(key, index);
     }
 
@@ -106,6 +108,11 @@ impl Formats {
     /// The values of a format.
     pub(super) fn fields(&self, index: u32) -> Option<&[ValueField]> {
         self.known.get(position(index)).map(|known| &*known.fields)
+    }
+
+    /// How events of a format are printed.
+    pub(super) fn print(&self, index: u32) -> Option<&str> {
+        self.known.get(position(index))?.print.as_deref()
     }
 
     /// Whether [`Formats::sweep`] is worth its cost.
@@ -164,7 +171,7 @@ pub(super) fn write_returned(out: &mut Vec<u8>, returned: &Returned<'_>) {
     write_shown(out, &shown);
 }
 
-fn write_shown(out: &mut Vec<u8>, shown: &Shown<'_>) {
+pub(super) fn write_shown(out: &mut Vec<u8>, shown: &Shown<'_>) {
     match shown {
         Shown::Signed(number) => {
             if *number < 0 {

@@ -98,7 +98,7 @@ fn end(mut writer: Writer<Vec<u8>>) -> Vec<u8> {
 
 fn format(function: u32, of: ValuesOf, shape: Shape) -> ValuesFormat {
     let values = vec![ValueField { name: "a".into(), shape }];
-    ValuesFormat { function, tracer: 0, of, values }
+    ValuesFormat { function, tracer: 0, of, values, print: None }
 }
 
 fn entry(at: u64, function: u32) -> EntryRecord {
@@ -232,7 +232,7 @@ fn records_that_are_left_out_take_their_values_along() {
         buffer.push_values(entry(number, function), sp, 0, [0x30 + number]);
     }
     writer.records(0, &buffer).expect("vCPU");
-    let player = Player::new(Text::new(Vec::new())).with_filter(|name| name == "lock");
+    let player = Player::new(Text::new(Vec::new())).with_filter(|name, _| name == "lock");
     let text = lines(&play(&end(writer), 1 << 20, player).into_inner(), 6);
     let calls: Vec<_> = text.lines().map(|line| &line[line.len() - 11..]).collect();
     assert_eq!(calls, ["lock(a='0')", "lock(a='3')", "lock(a='6')", "lock(a='9')"]);

@@ -20,10 +20,10 @@ mod signal;
 mod vcpu;
 mod vm;
 
-pub use arch::{BootImage, DEFAULT_CMDLINE, MAX_ANNEX, Registers, TRAP_INSTRUCTION};
+pub use arch::{ANNEX_BASE, BootImage, DEFAULT_CMDLINE, MAX_ANNEX, Registers, TRAP_INSTRUCTION};
 pub use config::{AgentSink, Config, ConsoleSinks, ImageBytes, MAX_MEMORY, MIN_MEMORY};
 pub use error::MachineError;
 pub use event::{Event, ExitReason};
 pub use memory::Annex;
-pub use pause::Paused;
+pub use pause::{Detour, Diverted, Paused};
 pub use vm::{Machine, SerialInput, Waker};

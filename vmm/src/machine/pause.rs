@@ -5,6 +5,30 @@ use std::time::{Duration, Instant};
 use super::vcpu::lock;
 use super::{Machine, MachineError, Registers, arch};
 
+/// Where a vCPU is to go. All addresses are guest virtual.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Detour {
+    /// Its next instruction.
+    pub address: u64,
+    /// The stack pointer.
+    pub stack: u64,
+    /// The return address, where that is in a register.
+    pub returns_to: u64,
+    /// Where exceptions go: x86-64 a table of [`Detour::GATES`] descriptors, riscv64 an address for
+    /// all, a multiple of 4.
+    pub faults: u64,
+}
+
+impl Detour {
+    /// Descriptors of an interrupt descriptor table that has no more than the processor's own
+    /// exceptions.
+    pub const GATES: usize = 32;
+}
+
+/// What a vCPU had before [`Paused::divert`].
+#[derive(Debug)]
+pub struct Diverted(arch::Kept);
+
 /// All vCPUs are out of guest mode, their I/O is complete, no device touches guest memory, and that
 /// stays so until this is dropped or [`Paused::resume`]d.
 ///
@@ -71,6 +95,17 @@ impl<'a> Paused<'a> {
     /// Moves a vCPU to another instruction.
     pub fn set_rip(&self, vcpu: usize, address: u64) -> Result<(), MachineError> {
         self.with(vcpu, |fd| arch::set_program_counter(fd, address))
+    }
+
+    /// Sends a vCPU somewhere else, which is to be for a while only. Returns what it had, for
+    /// [`Paused::put_back`].
+    pub fn divert(&self, vcpu: usize, detour: &Detour) -> Result<Diverted, MachineError> {
+        self.with(vcpu, |fd| arch::divert(fd, detour)).map(Diverted)
+    }
+
+    /// Gives a vCPU back all registers that [`Paused::divert`] or programs of the guest change.
+    pub fn put_back(&self, vcpu: usize, diverted: &Diverted) -> Result<(), MachineError> {
+        self.with(vcpu, |fd| arch::put_back(fd, &diverted.0))
     }
 
     /// The vCPU's clock now, in units of 1/[`Machine::clock_hz`] s: what the guest would read.

@@ -1,7 +1,7 @@
 //! The machine itself.
 
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 use kvm_ioctls::VmFd;
@@ -13,6 +13,7 @@ use super::control::{Control, STOP_LIMIT};
 use super::vcpu::{self, Vcpu};
 use super::{Annex, Config, ConsoleSinks, Event, MachineError, Paused, kvm, memory, signal};
 use crate::devices::{Gate, SerialPort, Witness};
+use crate::sandbox::{self, Thread};
 
 /// A virtual machine: made, started, paused as often as its controller wants, stopped.
 ///
@@ -102,17 +103,34 @@ impl Machine {
         self.clock_hz
     }
 
-    /// Starts the vCPUs.
-    pub fn start(&mut self) -> Result<(), MachineError> {
+    /// Starts the vCPUs. `ready` is called when each has its thread and none has run yet.
+    pub fn start(&mut self, ready: impl FnOnce()) -> Result<(), MachineError> {
         if std::mem::replace(&mut self.started, true) {
             return Err(MachineError::AlreadyStarted);
         }
+        let all = Arc::new(OnceLock::new());
+        let made = self.make_threads(&all);
+        if made.is_ok() {
+            ready();
+        }
+        // When there are not threads for all, those that there are end with the machine.
+        let _ = all.set(());
+        made
+    }
+
+    /// A thread for each vCPU, which waits until `all` have one.
+    fn make_threads(&mut self, all: &Arc<OnceLock<()>>) -> Result<(), MachineError> {
         for (id, vcpu) in self.vcpus.iter().enumerate() {
+            let all = Arc::clone(all);
             let (vcpu, control, platform) =
                 (Arc::clone(vcpu), Arc::clone(&self.control), Arc::clone(&self.platform));
             let thread = std::thread::Builder::new()
-                .name(format!("vcpu{id}"))
-                .spawn(move || vcpu::run(id, &vcpu, &control, &platform))
+                .name(format!("{}{id}", Thread::Vcpu.name()))
+                .spawn(move || {
+                    sandbox::enter(Thread::Vcpu);
+                    all.wait();
+                    vcpu::run(id, &vcpu, &control, &platform);
+                })
                 .map_err(|source| MachineError::System { what: "start a vCPU's thread", source })?;
             self.threads.push(thread);
         }

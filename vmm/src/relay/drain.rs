@@ -1,6 +1,7 @@
 //! From the rings to the stream.
 
-use super::names::{Callers, Functions, TaskNames};
+use super::events::Events;
+use super::names::{Callers, Functions, ModuleNames, TaskNames};
 use super::order::Order;
 use super::programs::Programs;
 use super::values::Untold;
@@ -42,6 +43,8 @@ pub struct Drain {
     memory: Box<dyn Guest + Send>,
     kernel: Arc<Kernel>,
     functions: Functions,
+    events: Events,
+    modules: ModuleNames,
     callers: Callers,
     clock: Clock,
     console: ConsoleLines,
@@ -89,6 +92,8 @@ impl Drain {
             writer,
             joins,
             functions: Functions::new(header.slide),
+            events: Events::default(),
+            modules: ModuleNames::default(),
             callers: Callers::new(header.slide),
             invalid: vec![0; readers.len()],
             orders: readers.iter().map(|_| Order::default()).collect(),
@@ -113,10 +118,17 @@ impl Drain {
         Ok(drain)
     }
 
-    /// Drains until it is told to finish.
-    pub(super) fn run(mut self, commands: &Receiver<Command>) -> io::Result<End> {
+    /// Drains until it is told to finish; `tell` is called with what is wrong with a ring.
+    pub(super) fn run(
+        mut self,
+        commands: &Receiver<Command>,
+        tell: &dyn Fn(String),
+    ) -> io::Result<End> {
         loop {
             self.join()?;
+            if let Some(corrupt) = self.readers.iter().find_map(RingReader::corrupt) {
+                tell(corrupt.to_string());
+            }
             // Without room records are better off in their rings: what gets too much is counted
             // there.
             let busy = self.has_room() && self.pass()?;
@@ -125,34 +137,35 @@ impl Drain {
                 (false, true) => IDLE_REST,
                 (false, false) => RECORDER_REST,
             };
-            match commands.recv_timeout(rest) {
-                Ok(Command::Finish(summary, grace)) => return self.finish(*summary, &grace),
-                Ok(command) => self.obey(command)?,
-                Err(RecvTimeoutError::Timeout) => {}
+            let first = match commands.recv_timeout(rest) {
+                Ok(command) => Some(command),
+                Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(io::Error::other("the controller is gone"));
                 }
-            }
+            };
             // One for each pass would not keep up with a guest that makes marks.
-            for command in commands.try_iter().take(COMMANDS) {
-                match command {
-                    Command::Finish(summary, grace) => return self.finish(*summary, &grace),
-                    command => self.obey(command)?,
+            for command in first.into_iter().chain(commands.try_iter().take(COMMANDS)) {
+                if let Some((summary, grace)) = self.obey(command)? {
+                    return self.finish(summary, &grace);
                 }
             }
         }
     }
 
-    fn obey(&mut self, command: Command) -> io::Result<()> {
+    /// What is to be told at the end, once it is time for that.
+    fn obey(&mut self, command: Command) -> io::Result<Option<(Summary, Grace)>> {
         match command {
             Command::Mark(mark) => self.mark(&mark)?,
+            Command::Module(module) => {
+                self.take_all()?;
+                self.functions.renew(&self.kernel, &module);
+                self.modules.add(&module);
+                // What was unknown may have a name now, or another one.
+                self.callers.forget();
+            }
             Command::Targets(targets, done) => {
-                // What was written before is of those that were there before.
-                if self.writer.get_mut().primary().is_stuffed() {
-                    self.give_up()?;
-                } else {
-                    self.pass()?;
-                }
+                self.take_all()?;
                 self.targets(&targets)?;
                 let _ = done.send(());
             }
@@ -167,8 +180,17 @@ impl Drain {
                 let _ = answer.send(cleared);
             }
             Command::Traced(traced) => self.traced = traced,
-            // The caller's.
-            Command::Finish(..) => {}
+            Command::Finish(summary, grace) => return Ok(Some((*summary, grace))),
+        }
+        Ok(None)
+    }
+
+    /// What was written before is of those that were there before.
+    fn take_all(&mut self) -> io::Result<()> {
+        if self.writer.get_mut().primary().is_stuffed() {
+            self.give_up()?;
+        } else {
+            self.pass()?;
         }
         Ok(())
     }
@@ -192,8 +214,9 @@ impl Drain {
 
     /// This may write records from now on.
     fn targets(&mut self, targets: &Targets) -> io::Result<()> {
-        self.functions.add(&self.kernel, &targets.sites);
+        self.functions.add(&self.kernel, &self.modules, &targets.sites);
         self.functions.add_exits(&targets.exits);
+        self.events.add(self.writer.header().slide, targets);
         self.programs.set(&self.kernel, targets);
         let values = targets.tracers.iter().map(|tracer| (tracer.number, tracer.values.clone()));
         self.untold.set(&self.kernel, self.writer.header().slide, values);
@@ -321,6 +344,23 @@ impl Drain {
         let records = &self.raw.records;
         for record in records {
             let format = self.programs.format(record);
+            if !self.events.is_empty()
+                && format.is_some()
+                && let Some(first) = self.events.first(&self.kernel, record.site)
+            {
+                if let Some((symbol, told)) = first {
+                    self.writer.symbols([symbol])?;
+                    self.writer.values(&told)?;
+                }
+                symbols.extend(self.callers.name(&self.kernel, &self.modules, record.caller));
+                if let Some(task) = self.tasks.of(&*self.memory, record) {
+                    self.writer.task(task)?;
+                }
+                let time = order.pass(record);
+                earliest.get_or_insert(time);
+                self.events.write(&mut self.batch, time, record, self.raw.fields(record));
+                continue;
+            }
             let place = format.and_then(|format| self.functions.place(format.point, record.site));
             let (Some(format), Some(place)) = (format, place) else {
                 // Only the guest itself can have put this there.
@@ -332,12 +372,13 @@ impl Drain {
             // Most of the functions that are traced are never called: those that are get
             // their names now.
             if place.fresh {
-                symbols.extend(self.functions.symbol(&self.kernel, place.function));
+                let symbol = self.functions.symbol(&self.kernel, &self.modules, place.function);
+                symbols.extend(symbol);
             }
             if place.target != 0 {
-                symbols.extend(self.callers.name(&self.kernel, place.target));
+                symbols.extend(self.callers.name(&self.kernel, &self.modules, place.target));
             }
-            symbols.extend(self.callers.name(&self.kernel, record.caller));
+            symbols.extend(self.callers.name(&self.kernel, &self.modules, record.caller));
             if let Some(task) = self.tasks.of(&*self.memory, record) {
                 self.writer.task(task)?;
             }
@@ -420,7 +461,10 @@ impl Drain {
             self.lost(vcpu, lost, reason)?;
             self.lost(vcpu, unfinished, LossReason::Unfinished)?;
             self.write(vcpu)?;
-            summary.notes.extend(corrupt.map(|corrupt| corrupt.to_string()));
+            // Most often that has been told, when it was found.
+            let corrupt = corrupt.map(|corrupt| corrupt.to_string());
+            let told = |what: &String| summary.notes.iter().any(|note| note.contains(what));
+            summary.notes.extend(corrupt.filter(|what| !told(what)));
             let behind = self.orders.get(vcpu).map_or(0, Order::behind);
             if behind > 0 {
                 summary.notes.push(format!(
@@ -467,8 +511,9 @@ impl Drain {
     /// at once would keep the rings waiting.
     fn tell_traced(&mut self) -> io::Result<()> {
         for (stretch, sites) in std::mem::take(&mut self.traced) {
-            let entries: Vec<u32> = self.functions.entries(&self.kernel, &sites).collect();
-            let name = |&entry: &u32| self.functions.symbol(&self.kernel, entry);
+            let (kernel, modules) = (&self.kernel, &self.modules);
+            let entries: Vec<u32> = self.functions.entries(kernel, modules, &sites).collect();
+            let name = |&entry: &u32| self.functions.symbol(kernel, modules, entry);
             self.writer.symbols(entries.iter().filter_map(name))?;
             self.writer.traced(&stretch, &entries)?;
         }

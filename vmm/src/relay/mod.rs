@@ -4,6 +4,7 @@
 
 mod console;
 mod drain;
+mod events;
 mod names;
 mod order;
 mod priority;
@@ -11,22 +12,24 @@ mod programs;
 mod values;
 
 use crate::kernel::Kernel;
+use crate::sandbox::{self, Thread};
 use crate::serve::{Hub, Join, Patience, Unwritten};
 use crate::stream::{Header, Mark, Stretch, Summary, VcpuTotals};
 use crate::tracer::ring::RingReader;
-use crate::tracer::{Duty, ExitWord, Guest, Tasks};
+use crate::tracer::{Duty, ExitWord, Guest, Module, Tasks};
 use std::cell::Cell;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{
     Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, TrySendError, channel,
     sync_channel,
 };
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use console::ConsoleLines;
 pub use drain::Drain;
+pub use events::{EventFields, EventTarget, EventValue, From, Part};
 pub use names::resolver;
 pub use values::{Recorded, Values};
 
@@ -57,10 +60,12 @@ pub struct Setup {
 /// What may write records, beside what the relay knows already.
 #[derive(Clone, Debug, Default)]
 pub struct Targets {
-    /// Sites, indices into [`Kernel::sites`].
+    /// Sites, indices into [`Kernel::sites`], and numbers of those of modules.
     pub sites: Vec<usize>,
     /// Exits.
     pub exits: Vec<ExitWord>,
+    /// Events.
+    pub events: Vec<EventTarget>,
     /// All programs that there are, by number.
     pub programs: Vec<Duty>,
     /// The tracers.
@@ -80,13 +85,14 @@ pub struct TracerName {
     pub values: Values,
 }
 
-/// Sites, indices into [`Kernel::sites`], that were traced, and when.
+/// Sites, as those of [`Targets`], that were traced, and when.
 pub type TracedSites = (Stretch, Vec<usize>);
 
 enum Command {
     Mark(Mark),
     /// These may write records from now on.
     Targets(Box<Targets>, Sender<()>),
+    Module(Arc<Module>),
     Status(Sender<Status>),
     Clear(Sender<u64>),
     Traced(Vec<TracedSites>),
@@ -183,6 +189,7 @@ pub struct Relay {
     commands: SyncSender<Command>,
     /// Marks that there was no room for.
     lost_marks: AtomicU64,
+    corrupt: Arc<OnceLock<String>>,
     done: Receiver<io::Result<End>>,
 }
 
@@ -196,22 +203,32 @@ impl<F: Fn()> Drop for OnExit<F> {
 }
 
 impl Relay {
-    /// Starts it; `ended` is called when its thread is about to end, for whatever reason.
+    /// Starts it; `ended` is called when its thread is about to end, for whatever reason, and when
+    /// there is a ring that programs cannot have left so: see [`Relay::corrupt`].
     ///
     /// # Errors
     /// When there is no thread for it. What goes wrong later, [`Relay::error`] tells.
     pub fn start(setup: Setup, ended: impl Fn() + Send + 'static) -> io::Result<Self> {
         let (commands, receiver) = sync_channel(COMMANDS);
         let (end, done) = channel();
+        let corrupt = Arc::<OnceLock<String>>::default();
+        let found = Arc::clone(&corrupt);
         let clock = Clock::of(&setup);
-        std::thread::Builder::new().name("relay".into()).spawn(move || {
+        std::thread::Builder::new().name(Thread::Relay.name().into()).spawn(move || {
             // Dropped last: whoever is called finds that there will be nothing more.
-            let _ended = OnExit(ended);
+            let ended = OnExit(ended);
             let end = end;
             priority::raise();
-            let _ = end.send(Drain::new(setup, clock).and_then(|drain| drain.run(&receiver)));
+            sandbox::enter(Thread::Relay);
+            let tell = |what: String| {
+                if found.set(what).is_ok() {
+                    (ended.0)();
+                }
+            };
+            let drain = Drain::new(setup, clock);
+            let _ = end.send(drain.and_then(|drain| drain.run(&receiver, &tell)));
         })?;
-        Ok(Self { clock, commands, lost_marks: AtomicU64::new(0), done })
+        Ok(Self { clock, commands, lost_marks: AtomicU64::new(0), corrupt, done })
     }
 
     /// Puts a mark into the stream.
@@ -246,6 +263,11 @@ impl Relay {
         self.ask(|done| Command::Targets(Box::new(targets), done));
     }
 
+    /// A module is loaded. To be called before its sites are enabled.
+    pub fn module(&self, module: Arc<Module>) {
+        let _ = self.commands.send(Command::Module(module));
+    }
+
     /// What was traced when, which the stream tells at its end.
     pub fn traced(&self, traced: Vec<TracedSites>) {
         let _ = self.commands.send(Command::Traced(traced));
@@ -268,6 +290,12 @@ impl Relay {
         let (sender, receiver) = channel();
         self.commands.send(command(sender)).ok()?;
         receiver.recv().ok()
+    }
+
+    /// What is wrong with a ring, once that was found.
+    #[must_use]
+    pub fn corrupt(&self) -> Option<String> {
+        self.corrupt.get().cloned()
     }
 
     /// The error with which the thread has ended early.

@@ -3,9 +3,9 @@
 use crate::kernel::{After, Kernel, Site};
 use crate::serve::{Globs, Resolve};
 use crate::stream::{AddressSet, Header, Symbol, Task};
-use crate::tracer::{ExitWord, Guest, RawRecord, Tasks, return_address};
+use crate::tracer::{ExitWord, Guest, Module, ModuleFunction, RawRecord, Tasks, return_address};
 use rustc_hash::FxHashMap;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use vmtrace_trampolines::Point;
 
@@ -49,22 +49,39 @@ const UNNAMED: u8 = 0x80;
 impl Functions {
     /// Of no sites, in a kernel that runs at `slide`.
     pub(super) fn new(slide: u64) -> Self {
-        Self { back: FxHashMap::default(), exits: FxHashMap::default(), slide }
+        let (back, exits) = (FxHashMap::default(), FxHashMap::default());
+        Self { back, exits, slide }
     }
 
     /// Adds the sites with these indices.
-    pub(super) fn add(&mut self, kernel: &Kernel, sites: &[usize]) {
+    pub(super) fn add(&mut self, kernel: &Kernel, modules: &ModuleNames, sites: &[usize]) {
         self.back.reserve(sites.len());
-        for site in sites.iter().filter_map(|&index| kernel.sites().get(index)) {
-            let at = return_address(kernel, site);
-            let low = at.wrapping_add(self.slide).wrapping_sub(Header::TOP_4_GIB);
-            let back = u8::try_from(at.wrapping_sub(site.entry)).ok();
-            if let (Ok(written), Some(back)) =
-                (u32::try_from(low), back.filter(|back| (1..UNNAMED).contains(back)))
-            {
+        for &index in sites {
+            let Some(site) = modules.site(kernel, index) else { continue };
+            if let Some((written, back)) = self.written(kernel, &site) {
                 self.back.entry(written).or_insert(back | UNNAMED);
             }
         }
+    }
+
+    /// A module was loaded: what is written by those of its functions that are in the place of
+    /// others is theirs from now on.
+    pub(super) fn renew(&mut self, kernel: &Kernel, module: &Module) {
+        for (_, function) in &module.functions {
+            if let Some((written, back)) = self.written(kernel, &function.site)
+                && let Some(known) = self.back.get_mut(&written)
+            {
+                *known = back | UNNAMED;
+            }
+        }
+    }
+
+    /// What a site writes, and how far behind the entry of its function that is.
+    fn written(&self, kernel: &Kernel, site: &Site) -> Option<(u32, u8)> {
+        let at = return_address(kernel, site);
+        let low = at.wrapping_add(self.slide).wrapping_sub(Header::TOP_4_GIB);
+        let back = u8::try_from(at.wrapping_sub(site.entry)).ok();
+        Some((u32::try_from(low).ok()?, back.filter(|back| (1..UNNAMED).contains(back))?))
     }
 
     /// Adds exits.
@@ -109,8 +126,13 @@ impl Functions {
     }
 
     /// Low halves of the entry addresses of sites with these indices.
-    pub(super) fn entries(&self, kernel: &Kernel, sites: &[usize]) -> impl Iterator<Item = u32> {
-        let sites = sites.iter().filter_map(|&index| kernel.sites().get(index));
+    pub(super) fn entries(
+        &self,
+        kernel: &Kernel,
+        modules: &ModuleNames,
+        sites: &[usize],
+    ) -> impl Iterator<Item = u32> {
+        let sites = sites.iter().filter_map(|&index| modules.site(kernel, index));
         sites.filter_map(|site| {
             let low = site.entry.wrapping_add(self.slide).wrapping_sub(Header::TOP_4_GIB);
             u32::try_from(low).ok()
@@ -118,11 +140,65 @@ impl Functions {
     }
 
     /// The symbol of a function by the low half of its entry address.
-    pub(super) fn symbol<'a>(&self, kernel: &'a Kernel, entry: u32) -> Option<Symbol<'a>> {
+    pub(super) fn symbol<'a>(
+        &self,
+        kernel: &'a Kernel,
+        modules: &'a ModuleNames,
+        entry: u32,
+    ) -> Option<Symbol<'a>> {
         let address = Header::TOP_4_GIB | u64::from(entry);
         let link = address.wrapping_sub(self.slide);
-        let name = kernel.symbols().primary_at(link)?;
-        Some(Symbol::new(address, size(kernel, link), name))
+        match kernel.symbols().primary_at(link) {
+            Some(name) => Some(Symbol::new(address, size(kernel, link), name)),
+            None => modules.lookup(address).filter(|symbol| symbol.address == address),
+        }
+    }
+}
+
+/// Functions of modules.
+#[derive(Debug, Default)]
+pub(super) struct ModuleNames {
+    /// By the numbers of their sites.
+    sites: FxHashMap<usize, Arc<ModuleFunction>>,
+    /// Bytes, name and module by run-time address. Of modules that are gone until others take
+    /// their place: their records may still be in the rings.
+    names: BTreeMap<u64, (u32, Box<str>, Arc<str>)>,
+}
+
+impl ModuleNames {
+    /// Who loads others for ever must not fill our memory.
+    const MOST: usize = 1 << 20;
+
+    /// A module was loaded.
+    pub(super) fn add(&mut self, module: &Module) {
+        let functions = module.functions.iter();
+        self.sites.extend(functions.map(|(index, function)| (*index, Arc::clone(function))));
+        if self.names.len() + module.symbols.len() > Self::MOST {
+            self.names.clear();
+        }
+        for symbol in &module.symbols {
+            let end = symbol.address.saturating_add(u64::from(symbol.size.max(1)));
+            let over: Vec<u64> = self.names.range(symbol.address..end).map(|(&at, _)| at).collect();
+            for at in over {
+                self.names.remove(&at);
+            }
+        }
+        self.names.extend(module.symbols.iter().map(|symbol| {
+            (symbol.address, (symbol.size, symbol.name.clone(), Arc::clone(&module.name)))
+        }));
+    }
+
+    /// A site of the kernel, or of a module that was loaded.
+    fn site(&self, kernel: &Kernel, index: usize) -> Option<Site> {
+        let own = kernel.sites().get(index).copied();
+        own.or_else(|| self.sites.get(&index).map(|function| function.site))
+    }
+
+    /// The function that contains a run-time address.
+    fn lookup(&self, address: u64) -> Option<Symbol<'_>> {
+        let (&start, (size, name, module)) = self.names.range(..=address).next_back()?;
+        let inside = address - start < u64::from((*size).max(1));
+        inside.then_some(Symbol { address: start, size: *size, name, module })
     }
 }
 
@@ -200,15 +276,29 @@ impl Callers {
 
     /// The symbol that contains return address `caller` (low half), at its first
     /// call for that address.
-    pub(super) fn name<'a>(&mut self, kernel: &'a Kernel, caller: u32) -> Option<Symbol<'a>> {
+    pub(super) fn name<'a>(
+        &mut self,
+        kernel: &'a Kernel,
+        modules: &'a ModuleNames,
+        caller: u32,
+    ) -> Option<Symbol<'a>> {
         if !self.seen.insert(caller) {
             return None;
         }
         let address = Header::TOP_4_GIB | u64::from(caller);
         let link = address.wrapping_sub(self.slide);
         // Of the return address itself, as ftrace has it.
-        let (name, start) = kernel.symbols().lookup(link)?;
-        Some(Symbol::new(start.wrapping_add(self.slide), size(kernel, start), name))
+        match kernel.symbols().lookup(link) {
+            Some((name, start)) => {
+                Some(Symbol::new(start.wrapping_add(self.slide), size(kernel, start), name))
+            }
+            None => modules.lookup(address),
+        }
+    }
+
+    /// Names may have come, or changed.
+    pub(super) fn forget(&mut self) {
+        self.seen.clear();
     }
 }
 
@@ -220,7 +310,7 @@ mod tests {
     #[test]
     fn only_what_sites_write_is_a_function() {
         let back = [(0x1005, 5 | UNNAMED), (0x1008, 9 | UNNAMED)].into_iter().collect();
-        let mut functions = Functions { back, exits: FxHashMap::default(), slide: 0 };
+        let mut functions = Functions { back, ..Functions::new(0) };
         assert_eq!(functions.entry(0x1005), Some((0x1000, true)));
         assert_eq!(functions.entry(0x1008), Some((0xfff, true)));
         assert_eq!(functions.entry(0x1005), Some((0x1000, false)));

@@ -68,7 +68,8 @@ impl Untold {
         let values = match of {
             ValuesOf::Entry => values.entries.get(site)?.values.clone(),
             ValuesOf::Return => vec![values.results.get(site)?.clone()],
+            ValuesOf::Event => return None,
         };
-        Some(ValuesFormat { function, tracer, of, values })
+        Some(ValuesFormat { function, tracer, of, values, print: None })
     }
 }

@@ -106,6 +106,9 @@ pub fn command(mut stream: &UnixStream, command: &Control) -> io::Result<String>
         Control::TracerAdd(spec) => format!("tracer add {spec}"),
         Control::TracerRemove(name) => format!("tracer remove {name}"),
         Control::TracerList => "tracer list".to_owned(),
+        Control::EventAdd(glob) => format!("event add {glob}"),
+        Control::EventRemove(glob) => format!("event remove {glob}"),
+        Control::EventList => "event list".to_owned(),
         Control::Pause => "pause".to_owned(),
         Control::Resume => "resume".to_owned(),
         Control::Stop => "stop".to_owned(),
@@ -119,7 +122,7 @@ pub fn command(mut stream: &UnixStream, command: &Control) -> io::Result<String>
     match (line.strip_prefix("OK"), line.strip_prefix("ERR ")) {
         (Some(answer), _) => Ok(answer.trim_start().to_owned()),
         (_, Some(reason)) => Err(io::Error::other(reason.to_owned())),
-        _ => Err(io::Error::other("no answer: it is no vmtrace, or it has just ended")),
+        _ => Err(io::Error::other("no answer: the peer is not vmtrace, or it has just ended")),
     }
 }
 

@@ -220,7 +220,7 @@ impl Form {
         let maker = if functions.is_none() && request.tracer.is_none() {
             out
         } else {
-            Box::new(Refilter::new(out, functions, request.tracer.clone()))
+            Box::new(Refilter::new(out, functions, request.globs.clone(), request.tracer.clone()))
         };
         Self::Made { maker, made, ended: false }
     }

@@ -7,6 +7,7 @@ use super::queue::{Chunk, Queue};
 use super::request::Origin;
 use super::server::refuse;
 use crate::events::{EventLoop, Subscription};
+use crate::sandbox::Thread;
 use crate::stream::frame_spans;
 use std::io::{Result, Write};
 use std::sync::Arc;
@@ -83,7 +84,7 @@ impl Hub {
         }
         let events = match &mut self.events {
             Some(events) => events,
-            none => none.insert(EventLoop::start("consumers")?),
+            none => none.insert(EventLoop::start(Thread::Consumers)?),
         };
         let queue = Arc::new(Queue::new(capacity, self.vcpus)?);
         queue.push_first(first.into());

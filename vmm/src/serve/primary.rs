@@ -1,6 +1,7 @@
 //! The primary output of a stream, written by a thread of its own: whoever makes the stream never
 //! waits for a terminal, a pipe or a disk.
 
+use crate::sandbox::{self, Thread};
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
@@ -132,9 +133,11 @@ impl Primary {
     pub fn start(sink: Box<dyn Write + Send>) -> io::Result<Self> {
         let shared = Arc::<Shared>::default();
         let writing = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("output".into())
-            .spawn(move || writing.write_all(sink))?;
+        let thread =
+            std::thread::Builder::new().name(Thread::Output.name().into()).spawn(move || {
+                sandbox::enter(Thread::Output);
+                writing.write_all(sink);
+            })?;
         Ok(Self { shared, thread: Some(thread), capacity: CAPACITY })
     }
 

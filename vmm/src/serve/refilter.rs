@@ -1,9 +1,12 @@
 //! A stream of some functions out of a stream of all: a stream of its own, with its own
 //! numbers and totals.
 
+use super::request::Globs;
 use crate::export::TracerChoice;
+use crate::kernel::selects;
 use crate::stream::{
-    Decoder, Frame, LossReason, Progress, Record, RecordBuffer, RecordHead, Stretch, Traced, Writer,
+    Decoder, Frame, Header, LossReason, Progress, Record, RecordBuffer, RecordHead, Stretch,
+    Symbol, Traced, Writer,
 };
 use std::collections::HashSet;
 use std::io::{Error, ErrorKind, Result, Write};
@@ -14,6 +17,9 @@ pub(super) struct Refilter<W> {
     out: Out<W>,
     /// Those that are wanted, when not all are.
     functions: Option<HashSet<u32>>,
+    /// By which those of modules become known, as they are named.
+    globs: Globs,
+    header: Option<Header>,
     kept: RecordBuffer,
     /// Numbers of the tracers whose records are wanted, when not all are.
     tracer: Option<TracerChoice>,
@@ -29,15 +35,41 @@ enum Out<W> {
 }
 
 impl<W: Write> Refilter<W> {
-    /// Keeps the records of `functions`, as records name them, and of one tracer.
-    pub(super) fn new(sink: W, functions: Option<HashSet<u32>>, tracer: Option<String>) -> Self {
+    /// Keeps the records of `functions`, as records name them, of those of modules that `globs`
+    /// mean as well, and of one tracer.
+    pub(super) fn new(
+        sink: W,
+        functions: Option<HashSet<u32>>,
+        globs: Globs,
+        tracer: Option<String>,
+    ) -> Self {
         Self {
             decoder: Decoder::new(),
             out: Out::Sink(sink),
             functions,
+            globs,
+            header: None,
             kept: RecordBuffer::new(),
             tracer: tracer.map(TracerChoice::new),
             unknown: 0,
+        }
+    }
+
+    /// A function of a module is where the symbol says, whatever was there before.
+    fn learn(
+        functions: &mut Option<HashSet<u32>>,
+        globs: &Globs,
+        header: Option<&Header>,
+        symbol: &Symbol<'_>,
+    ) {
+        let Some(functions) = functions else { return };
+        let at = header.and_then(|header| header.offset(symbol.address));
+        let (Some(at), false) = (at, symbol.module.is_empty()) else { return };
+        let Globs { filter, notrace } = globs;
+        if selects(filter, notrace, symbol.module, &std::iter::once(symbol.name)) {
+            functions.insert(at);
+        } else {
+            functions.remove(&at);
         }
     }
 
@@ -46,6 +78,7 @@ impl<W: Write> Refilter<W> {
         if let Frame::Header(header) = &frame {
             if let Out::Sink(sink) = std::mem::replace(&mut self.out, Out::Failed) {
                 self.out = Out::Writer(Box::new(Writer::new(sink, header)?));
+                self.header = Some((**header).clone());
             }
             return Ok(());
         }
@@ -54,7 +87,14 @@ impl<W: Write> Refilter<W> {
         };
         match frame {
             Frame::Symbols(mut list) => {
-                list.try_for_each(|symbol| symbol.with_text(|symbol| writer.symbols([symbol])))
+                let (functions, globs) = (&mut self.functions, &self.globs);
+                let header = self.header.as_ref();
+                list.try_for_each(|symbol| {
+                    symbol.with_text(|symbol| {
+                        Self::learn(functions, globs, header, &symbol);
+                        writer.symbols([symbol])
+                    })
+                })
             }
             Frame::Tasks(mut list) => list.try_for_each(|task| writer.task(task)),
             Frame::Records(batch) => {

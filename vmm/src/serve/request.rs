@@ -100,7 +100,7 @@ pub struct StreamRequest {
 /// A command to the running trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// Tell how it goes.
+    /// Tell the status.
     Status,
     /// Trace these functions from now on.
     Filter(Globs),
@@ -110,6 +110,12 @@ pub enum Control {
     TracerRemove(String),
     /// Tell which tracers there are.
     TracerList,
+    /// Trace the events that this pattern matches, too.
+    EventAdd(String),
+    /// Trace the events that this pattern matches no more.
+    EventRemove(String),
+    /// Tell which events are traced.
+    EventList,
     /// Give all sites back until `Resume`.
     Pause,
     /// Go on after `Pause`.
@@ -151,12 +157,15 @@ pub enum RequestError {
     HostOnly(String),
     /// Not a command.
     #[error(
-        "unknown command {0:?}: say status, filter, tracer, pause, resume, stop, clear or mark"
+        "unknown command {0:?}: say status, filter, tracer, event, pause, resume, stop, clear or mark"
     )]
     Command(String),
     /// Not a command about tracers.
     #[error("unknown command {0:?}: say tracer add SPEC, tracer remove NAME or tracer list")]
     Tracer(String),
+    /// Not a command about events.
+    #[error("unknown command {0:?}: say event add GLOB, event remove GLOB or event list")]
+    Event(String),
     /// Not a tracer.
     #[error(transparent)]
     Spec(#[from] SpecError),
@@ -221,10 +230,20 @@ fn command<'a>(
         "status" => Control::Status,
         "filter" => return Ok(Control::Filter(Globs::parse(words)?)),
         "tracer" => match (words.next(), words.next()) {
-            (Some("add"), Some(spec)) => Control::TracerAdd(spec.parse()?),
+            // A condition has spaces.
+            (Some("add"), Some(_)) => {
+                let spec = line.split_once(" add ").map_or("", |(_, spec)| spec.trim());
+                return Ok(Control::TracerAdd(spec.parse()?));
+            }
             (Some("remove"), Some(name)) if is_name(name) => Control::TracerRemove(name.to_owned()),
             (Some("list"), None) => Control::TracerList,
             (verb, _) => return Err(RequestError::Tracer(cut(verb.unwrap_or_default()))),
+        },
+        "event" => match (words.next(), words.next()) {
+            (Some("add"), Some(glob)) => Control::EventAdd(glob.to_owned()),
+            (Some("remove"), Some(glob)) => Control::EventRemove(glob.to_owned()),
+            (Some("list"), None) => Control::EventList,
+            (verb, _) => return Err(RequestError::Event(cut(verb.unwrap_or_default()))),
         },
         "pause" => Control::Pause,
         "resume" => Control::Resume,
@@ -285,9 +304,19 @@ mod tests {
         assert_eq!(host("agent"), Ok(Request::Agent));
         let add = Control::TracerAdd("fs=vfs_*,!vfs_read".parse().unwrap());
         assert_eq!(host("ctl tracer add fs=vfs_*,!vfs_read"), Ok(Request::Control(add)));
+        let text = "fs=vfs_*:graph if pid == 1 && comm != \"a b if c\"";
+        let add = Control::TracerAdd(text.parse().unwrap());
+        assert_eq!(host(&format!("ctl tracer add {text}")), Ok(Request::Control(add)));
         let remove = Control::TracerRemove("fs".into());
         assert_eq!(host("ctl tracer remove fs"), Ok(Request::Control(remove)));
         assert_eq!(host("ctl tracer list"), Ok(Request::Control(Control::TracerList)));
+        let add = Control::EventAdd("block:*".into());
+        assert_eq!(host("ctl event add block:*"), Ok(Request::Control(add)));
+        let remove = Control::EventRemove("a:b".into());
+        assert_eq!(host("ctl event remove a:b"), Ok(Request::Control(remove)));
+        assert_eq!(host("ctl event list"), Ok(Request::Control(Control::EventList)));
+        assert_eq!(host("ctl event add"), Err(RequestError::Event("add".into())));
+        assert!(host("ctl event list x").is_err() && host("ctl event add a b").is_err());
     }
 
     // A guest process must not steer the trace of its own guest.
@@ -318,6 +347,8 @@ mod tests {
             "ctl tracer add",
             "ctl tracer add a:b",
             "ctl tracer add a b",
+            "ctl tracer add a b if pid == 1",
+            "ctl tracer add a if pid = 1",
             "ctl tracer remove",
             "ctl tracer remove a/b",
             "ctl tracer list all",

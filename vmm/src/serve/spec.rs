@@ -1,10 +1,17 @@
-//! Tracers as people write them: `[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]]`.
+//! Tracers as people write them: `[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]][ if CONDITION]`.
 
+use crate::condition::{Condition, ConditionError};
 use std::fmt;
 use std::str::FromStr;
 
 /// Longest name of a tracer, bytes.
 const NAME_MAX: usize = 32;
+
+/// Between functions and the module that they must be in.
+const MODULE: &str = ":mod:";
+
+/// Between what is traced and under which condition.
+const IF: &str = " if ";
 
 /// What a tracer does with a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +46,8 @@ pub struct TracerSpec {
     pub notrace: Vec<String>,
     /// What it does.
     pub actions: Actions,
+    /// Of which calls; `None` for all.
+    pub condition: Option<Condition>,
 }
 
 /// Why a text is no tracer.
@@ -50,9 +59,15 @@ pub enum SpecError {
     /// Between two commas.
     #[error("{0:?} has an empty glob: say GLOB[,GLOB...], with ! before exceptions")]
     NoGlob(String),
+    /// A name of a function has none.
+    #[error("{0:?} is no glob: names of functions have no spaces")]
+    Space(String),
     /// Behind the colon.
     #[error("{0:?} is no action of a tracer: say {known}", known = Actions::KNOWN)]
     Action(String),
+    /// Behind `if`.
+    #[error(transparent)]
+    Condition(#[from] ConditionError),
 }
 
 /// Whether a tracer can have this name.
@@ -65,14 +80,20 @@ impl FromStr for TracerSpec {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Self, SpecError> {
+        let (text, condition) = match text.split_once(IF) {
+            Some((text, condition)) => (text.trim_end(), Some(condition.parse()?)),
+            None => (text, None),
+        };
         let (name, rest) = match text.split_once('=') {
             None => (None, text),
             Some((name, _)) if !is_name(name) => return Err(SpecError::Name(name.to_owned())),
             Some((name, rest)) => (Some(name.to_owned()), rest),
         };
-        let (globs, words) = match rest.split_once(':') {
+        // Not the colons of GLOB:mod:NAME.
+        let from = rest.rfind(MODULE).map_or(0, |at| at + MODULE.len());
+        let (globs, words) = match rest[from..].split_once(':') {
             None => (rest, None),
-            Some((globs, words)) => (globs, Some(words)),
+            Some((globs, words)) => (&rest[..from + globs.len()], Some(words)),
         };
         let mut actions = Actions::default();
         for word in words.into_iter().flat_map(|words| words.split('+')) {
@@ -93,9 +114,12 @@ impl FromStr for TracerSpec {
             if glob.is_empty() {
                 return Err(SpecError::NoGlob(text.to_owned()));
             }
+            if glob.contains(char::is_whitespace) {
+                return Err(SpecError::Space(glob.to_owned()));
+            }
             list.push(glob.to_owned());
         }
-        Ok(Self { name, filter, notrace, actions })
+        Ok(Self { name, filter, notrace, actions, condition })
     }
 }
 
@@ -114,6 +138,9 @@ impl fmt::Display for TracerSpec {
         let words = [(graph, "graph"), (args, "args"), (retval, "retval")];
         for (index, (_, word)) in words.into_iter().filter(|(wanted, _)| *wanted).enumerate() {
             write!(f, "{}{word}", if index == 0 { ":" } else { "+" })?;
+        }
+        if let Some(condition) = &self.condition {
+            write!(f, "{IF}{condition}")?;
         }
         Ok(())
     }
@@ -134,6 +161,10 @@ mod tests {
             "!x",
             "a:args+retval",
             "a:graph+args+retval",
+            "ext4_*:mod:ext4,vfs_read",
+            "fs=:mod:ext4,vfs_read,!a:mod:b:graph",
+            "vfs_read if count > 4K",
+            "a=x,!y:args if pid == 1 && comm == \"a=b:c if d\"",
         ] {
             assert_eq!(text.parse::<TracerSpec>().unwrap().to_string(), text);
         }
@@ -148,8 +179,22 @@ mod tests {
     #[test]
     fn what_is_no_tracer_is_refused() {
         for bad in [
-            "", "a,", ",a", "a,,b", "=a", "a b=c", "a:", "a:grpah", "a:graph+", "!", "n=",
+            "",
+            "a,",
+            ",a",
+            "a,,b",
+            "=a",
+            "a b=c",
+            "a:",
+            "a:grpah",
+            "a:graph+",
+            "!",
+            "n=",
             "\u{e9}=a",
+            "a b",
+            "a if ",
+            "a if pid = 1",
+            " if pid == 1",
         ] {
             assert!(bad.parse::<TracerSpec>().is_err(), "{bad:?}");
         }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::events::EventLoop;
+use crate::sandbox::Thread;
 use crate::stream::{
     EntryRecord, Frame, Reader, RecordBuffer, ReturnRecord, Shape, TailRecord, Tracer, ValueField,
     ValuesFormat, ValuesOf, Writer, sample,
@@ -118,7 +119,7 @@ fn filters_keep_records_of_every_kind() {
         let shape = Shape::Unsigned { bytes: 1 };
         let values = vec![ValueField { name: "a".into(), shape }];
         let of = ValuesOf::Entry;
-        writer.values(&ValuesFormat { function, tracer, of, values }).unwrap();
+        writer.values(&ValuesFormat { function, tracer, of, values, print: None }).unwrap();
     }
     writer.records(0, &buffer).unwrap();
     writer.end(&sample::summary()).unwrap();
@@ -256,7 +257,7 @@ fn server() -> (tempfile::TempDir, (Server, EventLoop), Receiver<ControlRequest>
             client.write_all(said.to_uppercase().as_bytes()).unwrap();
         });
     }));
-    let events = EventLoop::start("events").unwrap();
+    let events = EventLoop::start(Thread::Events).unwrap();
     let socket = directory.path().join("socket");
     let server = services.serve(&events.handle(), Some(&socket)).unwrap();
     (directory, (server, events), requests)
@@ -342,7 +343,7 @@ fn guest_says(readers: GuestReaders, port: u32, line: &str) -> (String, bool) {
     let ((joining, joins), (commands, control)) = (sync_channel(1), sync_channel(1));
     let mut services = Services::new(joining, commands, Arc::new(|| {}));
     services.readers = readers;
-    let events = EventLoop::start("events").unwrap();
+    let events = EventLoop::start(Thread::Events).unwrap();
     let server = services.serve(&events.handle(), None).unwrap();
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     server.door().take_guest(ours, port);

@@ -4,10 +4,12 @@ use super::attach::Controller;
 use super::tracing::{Plan, Shares, changes};
 use super::{Tracer, Tracing};
 use crate::kernel::Exits;
-use crate::relay::{Targets, TracerName};
+use crate::kernel::tracepoints::Hooks;
+use crate::relay::{EventTarget, Targets, TracerName};
 use crate::stream::Skipped;
 use crate::tracer::{AttachReport, Attachment, ExitSkip, Guest, Skip, TraceError};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Names of skipped sites that a summary shows for a reason.
 const EXAMPLES: usize = 3;
@@ -17,6 +19,7 @@ const EXAMPLES: usize = 3;
 pub(super) struct Wanted {
     pub(super) sites: Vec<(usize, u16)>,
     pub(super) exits: Vec<(usize, u16)>,
+    pub(super) events: Vec<(Hooks, u16)>,
 }
 
 impl Controller {
@@ -34,12 +37,22 @@ impl Controller {
             let program = |duty: u32| programs.get(duty as usize).copied();
             places.iter().filter_map(|&(place, duty)| Some((place, program(duty)?))).collect()
         };
-        let mut wanted = Wanted { sites: all(&plan.sites), exits: Vec::new() };
+        let mut wanted = Wanted { sites: all(&plan.sites), ..Wanted::default() };
         let mut words = Vec::new();
         if attachment.is_settled() && !plan.exits.is_empty() {
             wanted.exits = all(&plan.exits);
             let made = attachment.stubs(ram, &self.kernel, &wanted.exits)?;
             words.extend(made.into_iter().flatten());
+        }
+        let mut events = Vec::new();
+        if attachment.watches_tracepoints() {
+            for (index, program) in all(&plan.events) {
+                let Some(event) = self.tracing.events.get(index) else { continue };
+                let tracepoint = event.hooks.tracepoint;
+                let word = attachment.tracepoint_word(ram, tracepoint, program)?;
+                events.push(EventTarget { tracepoint, word, event: Arc::clone(&event.fields) });
+                wanted.events.push((event.hooks.clone(), program));
+            }
         }
         if let Some(relay) = &self.relay {
             let tracer = |(number, tracer): (u8, &Tracer)| TracerName {
@@ -51,6 +64,7 @@ impl Controller {
             relay.targets(Targets {
                 sites: plan.indices(),
                 exits: words,
+                events,
                 programs: attachment.programs().to_vec(),
                 tracers: self.tracing.present().map(tracer).collect(),
             });
@@ -66,6 +80,10 @@ impl Controller {
         wanted: &Wanted,
     ) -> Result<AttachReport, TraceError> {
         let changed = self.change_exits(ram, attachment, &wanted.exits);
+        if attachment.watches_tracepoints() {
+            let skipped = attachment.hold_tracepoints(ram, wanted.events.clone())?;
+            self.tracepoints_skipped(&skipped);
+        }
         let (leave, take) = if attachment.held() == 0 {
             (Vec::new(), wanted.sites.clone())
         } else {
@@ -113,11 +131,11 @@ impl Controller {
     }
 
     /// Puts the sites that are ours into the summary.
-    fn count(&mut self, attachment: &Attachment) {
+    pub(super) fn count(&mut self, attachment: &Attachment) {
         let sites = &mut self.summary.sites;
         sites.patched = attachment.held() as u64;
         let tracers = &self.tracing.tracers;
-        let shares = Shares::count(tracers.len(), attachment.sites(), attachment.programs());
+        let shares = Shares::count(tracers.len(), attachment.sites(), attachment.duties());
         (sites.direct, sites.combined) = (shares.direct, shares.combined);
         if tracers.len() > 1 {
             sites.tracers = shares.by_tracer;

@@ -9,6 +9,7 @@
 //!      ─ rest_init (x86-64) ─► alternatives are patched: returns can be held, programs end
 //!                              as the kernel's own code does
 //!      ─ ftrace_free_init_mem► sites of .init.text are given back
+//!      ─ modules come and go ► their sites are taken, and given back: [`super::modules`]
 //!      ─ machine_kexec ──────► the kernel makes room for another: all sites are given back
 //!      ─ end ────────────────► the same
 //! ```
@@ -17,9 +18,11 @@
 //!
 //! Whatever goes wrong with tracing is a note, not an end: the guest lives on.
 
+use super::anomaly::Anomaly;
 use super::arch;
 use super::ending::TraceEnd;
 use super::history::History;
+use super::selftest::Testing;
 use super::tracing::Plan;
 use super::verdict::Verdict;
 use super::{SessionError, Tracing, mark};
@@ -27,8 +30,9 @@ use crate::kernel::{Exits, Kernel};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::{self, ConsoleLines, Relay, Setup, Targets};
 use crate::serve::{ControlRequest, Hub, Join};
-use crate::stream::{Header, MarkKind, Summary};
-use crate::tracer::{Attachment, ExitPlan, Image, Options, Ram, Tripwire};
+use crate::stream::{Header, Initcall, MarkKind, Summary};
+use crate::tracer::{Attachment, ExitPlan, Image, ModuleFunction, Options, Ram, Tripwire};
+use rustc_hash::FxHashMap;
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -46,6 +50,8 @@ pub(super) enum Stage {
     Unknown,
     /// Where it is is known; stops at the tripwire after `ftrace_init`.
     Located { image: Image, wire: Tripwire },
+    /// The annex is there, and one site is called to see that all works.
+    Testing(Box<Testing>),
     /// Attached; sites are (or, with `from`, are not yet) ours.
     Attached { attachment: Box<Attachment>, from: Option<From>, wires: Wires },
     /// Not tracing any more, or never.
@@ -80,7 +86,7 @@ pub(super) struct Controller {
     pub(super) kernel: Arc<Kernel>,
     pub(super) tracing: Tracing,
     /// What was planned for it last: see [`Controller::planned`].
-    plan: Option<Arc<Plan>>,
+    pub(super) plan: Option<Arc<Plan>>,
     /// What is to be done about exits when tracing begins.
     exit_plan: Option<ExitPlan>,
     pub(super) stage: Stage,
@@ -93,12 +99,17 @@ pub(super) struct Controller {
     pub(super) end: TraceEnd,
     /// How the guest ends.
     pub(super) verdict: Verdict,
+    pub(super) anomaly: Anomaly,
     /// What was traced when.
     pub(super) history: History,
     /// Sites are to be taken when an update of the guest's ftrace is over.
     pub(super) late: bool,
     /// Requests that wait for the same.
     pub(super) waiting: Vec<ControlRequest>,
+    /// Functions of modules, also of those that are gone, by their sites.
+    pub(super) functions: FxHashMap<usize, Arc<ModuleFunction>>,
+    /// Tracers of which it was said that they miss something of modules.
+    pub(super) unvalued: Vec<String>,
 }
 
 /// The guest's clock, for which it has to pause.
@@ -128,9 +139,12 @@ impl Controller {
             held_back: false,
             end: TraceEnd::default(),
             verdict: Verdict::default(),
+            anomaly: Anomaly::default(),
             history: History::default(),
             late: false,
             waiting: Vec::new(),
+            functions: FxHashMap::default(),
+            unvalued: Vec::new(),
         };
         controller.tracing_changed();
         controller
@@ -161,12 +175,15 @@ impl Controller {
     }
 
     pub(super) fn name(&self, site: usize) -> String {
+        if let Some(function) = self.functions.get(&site) {
+            return format!("{} [{}]", function.name(), function.module);
+        }
         let site = self.kernel.sites().get(site);
         site.and_then(|site| self.kernel.site_name(site)).unwrap_or("a site").to_owned()
     }
 
     /// Gives up tracing; the guest goes on.
-    fn give_up(&mut self, why: &dyn std::fmt::Display) {
+    pub(super) fn give_up(&mut self, why: &dyn std::fmt::Display) {
         self.note(format!("not traced: {why}"));
         self.stage = Stage::Off;
     }
@@ -255,7 +272,12 @@ impl Controller {
         vcpu: usize,
         address: u64,
     ) -> Result<(), SessionError> {
-        if self.end_told(machine, vcpu, address) || self.guest_updates(machine, vcpu, address) {
+        if self.end_told(machine, vcpu, address)
+            || self.guest_updates(machine, vcpu, address)
+            || self.self_tested(machine, vcpu, address)
+            || self.guest_changes_tracepoints(machine, vcpu, address)
+            || self.module_told(machine, vcpu, address)
+        {
             return Ok(());
         }
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
@@ -268,8 +290,12 @@ impl Controller {
                     Ok(stage) => self.stage = stage,
                     Err(error) => self.give_up(&error),
                 }
-                let text = format!("{} sites", self.summary.sites.patched);
-                self.account(paused, MarkKind::Attach, text);
+                if matches!(self.stage, Stage::Testing(_)) {
+                    self.count_pause(paused, MarkKind::Pause, "self-test".into());
+                } else {
+                    let text = format!("{} sites", self.summary.sites.patched);
+                    self.account(paused, MarkKind::Attach, text);
+                }
             }
             Stage::Attached { mut attachment, from: Some(from), wires }
                 if from.address == address =>
@@ -391,8 +417,47 @@ impl Controller {
         let options = Options { overflow, cpus, returns: &exit_plan };
         let memory = Arc::new(annex.clone());
         let mut attachment = Attachment::new(&ram, &self.kernel, image, memory, options)?;
-        paused.set_rip(vcpu, attachment.resume(&ram, stopped)?)?;
         self.share(machine, paused, &mut attachment);
+        let attachment = Box::new(attachment);
+        match self.begin_self_test(machine, paused, vcpu, attachment, stopped, plan)? {
+            Ok(testing) => Ok(Stage::Testing(Box::new(testing))),
+            Err(attachment) => self.begin_tracing(machine, paused, vcpu, attachment, stopped, plan),
+        }
+    }
+
+    /// All that is needed is in the guest: starts the relay and takes sites. The vCPU goes on at
+    /// `stopped`.
+    pub(super) fn begin_tracing(
+        &mut self,
+        machine: &Machine,
+        paused: &Paused<'_>,
+        vcpu: usize,
+        mut attachment: Box<Attachment>,
+        stopped: u64,
+        plan: &Plan,
+    ) -> anyhow::Result<Stage> {
+        match self.take_sites(machine, paused, vcpu, &mut attachment, stopped, plan) {
+            Ok((from, wires)) => Ok(Stage::Attached { attachment, from, wires }),
+            Err(error) => {
+                self.give_back(machine, paused, attachment);
+                Err(error)
+            }
+        }
+    }
+
+    fn take_sites(
+        &mut self,
+        machine: &Machine,
+        paused: &Paused<'_>,
+        vcpu: usize,
+        attachment: &mut Attachment,
+        stopped: u64,
+        plan: &Plan,
+    ) -> anyhow::Result<(Option<From>, Wires)> {
+        let (ram, image) = (Ram(machine.memory()), *attachment.image());
+        paused.set_rip(vcpu, attachment.resume(&ram, stopped)?)?;
+        self.watch_tracepoints(machine, paused, attachment);
+        self.watch_modules(machine, paused, attachment);
         let Output { primary, joins, console } =
             self.stream.take().ok_or_else(|| anyhow::anyhow!("attached twice"))?;
         let resolve = relay::resolver(&self.kernel, image.slide);
@@ -412,7 +477,7 @@ impl Controller {
         self.relay = Some(Relay::start(setup, move || waker.wake())?);
         let from = match self.tracing.from {
             None => {
-                self.enable(machine, &mut attachment, plan)?;
+                self.enable(machine, attachment, plan)?;
                 None
             }
             Some(site) => match attachment.arm(&ram, &self.kernel, site, &TRAP_INSTRUCTION)? {
@@ -453,11 +518,11 @@ impl Controller {
             Some(_) => None,
         };
         let wires = Wires { init, settle, leave };
-        Ok(Stage::Attached { attachment: Box::new(attachment), from, wires })
+        Ok((from, wires))
     }
 
     pub(super) fn header(&self, machine: &Machine, slide: u64) -> Header {
-        Header {
+        let mut header = Header {
             arch: std::env::consts::ARCH.to_owned(),
             clock: arch::CLOCK.to_owned(),
             clock_hz: machine.clock_hz(),
@@ -469,7 +534,16 @@ impl Controller {
             address_base: Header::TOP_4_GIB,
             vmtrace_version: env!("CARGO_PKG_VERSION").to_owned(),
             extra: Vec::new(),
+        };
+        if self.tracing.calls_initcalls(&self.kernel) {
+            let calls = self.kernel.initcalls();
+            header.add_initcalls(calls.iter().map(|call| Initcall {
+                address: call.address.wrapping_add(slide),
+                name: call.name,
+                level: call.level,
+            }));
         }
+        header
     }
 
     pub(super) fn enable(
@@ -527,7 +601,8 @@ impl Controller {
                 self.disarm(machine, &paused, wire);
                 self.note(format!("not traced: the guest ended before {AFTER_FTRACE_INIT}"));
             }
-            Stage::Attached { mut attachment, from, wires } => {
+            Stage::Testing(testing) => self.abandon_self_test(machine, &paused, *testing),
+            Stage::Attached { attachment, from, wires } => {
                 if let Some(from) = from {
                     paused.disarm_trap(from.address);
                     let name = self.name(from.site);
@@ -536,24 +611,33 @@ impl Controller {
                 for wire in [wires.init, wires.settle, wires.leave].into_iter().flatten() {
                     self.disarm(machine, &paused, wire);
                 }
-                for trap in attachment.traps() {
-                    paused.disarm_trap(trap);
-                }
-                match attachment.release_all(&Ram(machine.memory()), &self.kernel) {
-                    Ok(restored) => {
-                        for site in restored.foreign {
-                            let name = self.name(site);
-                            self.note(format!(
-                                "{name} did not hold our call any more and was left alone"
-                            ));
-                        }
-                        let text = format!("{} sites given back", restored.sites);
-                        self.account(paused, MarkKind::Detach, text);
-                    }
-                    Err(error) => self.note(format!("sites were not given back: {error}")),
+                if let Some(text) = self.give_back(machine, &paused, attachment) {
+                    self.account(paused, MarkKind::Detach, text);
                 }
             }
             Stage::Unknown | Stage::Off => {}
+        }
+    }
+
+    /// Gives all back that is held; what there is to tell of it.
+    pub(super) fn give_back(
+        &mut self,
+        machine: &Machine,
+        paused: &Paused<'_>,
+        mut attachment: Box<Attachment>,
+    ) -> Option<String> {
+        for trap in attachment.traps() {
+            paused.disarm_trap(trap);
+        }
+        match attachment.release_all(&Ram(machine.memory()), &self.kernel) {
+            Ok(restored) => {
+                self.foreign(&restored.foreign);
+                Some(format!("{} sites given back", restored.sites))
+            }
+            Err(error) => {
+                self.note(format!("sites were not given back: {error}"));
+                None
+            }
         }
     }
 }

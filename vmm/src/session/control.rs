@@ -2,7 +2,7 @@
 //! whose time is in the stream as a mark.
 
 use super::attach::{Controller, Stage, nanoseconds, ticks_now};
-use super::{Tracer, Tracing, mark, values};
+use super::{Tracer, Tracing, conditional, mark, values};
 use crate::machine::Machine;
 use crate::serve::{Answer, Control, ControlRequest, Globs, TracerSpec};
 use crate::stream::MarkKind;
@@ -34,6 +34,9 @@ impl Controller {
             Control::TracerAdd(spec) => self.add_tracer(machine, &spec),
             Control::TracerRemove(name) => self.remove_tracer(machine, &name),
             Control::TracerList => Ok(self.list_tracers()),
+            Control::EventAdd(glob) => self.add_events(machine, &glob),
+            Control::EventRemove(glob) => self.remove_events(machine, &glob),
+            Control::EventList => Ok(self.list_events()),
             Control::Pause if self.held_back => Err("tracing is paused already".into()),
             Control::Pause => {
                 self.held_back = true;
@@ -70,8 +73,10 @@ impl Controller {
     }
 
     fn filter(&mut self, machine: &Machine, globs: &Globs) -> Answer {
-        let selection = self.kernel.select_with_report(&globs.filter, &globs.notrace);
-        if selection.sites.is_empty() {
+        let selection = self.select(&globs.filter, &globs.notrace);
+        let waits = self.waits(&globs.filter)?;
+        let meant = Tracer { globs: globs.clone(), ..Tracer::default() };
+        if selection.sites.is_empty() && !meant.names_modules() {
             return Err(format!(
                 "no function that can be traced matches {}: see vmtrace functions",
                 if globs.is_empty() { "it".to_owned() } else { globs.to_string() }
@@ -87,16 +92,29 @@ impl Controller {
         let wants = before.first().and_then(Option::as_ref);
         let graph = wants.is_some_and(|first| first.graph);
         let wants = wants.map(|first| first.wants.clone()).unwrap_or_default();
-        let (sites, left_out) = self.prepared(selection.sites, graph)?;
-        let (values, notes) = values(&self.kernel, &sites, &wants.of_these(&self.kernel, &sites))
+        let (mut sites, left_out) = self.prepared(selection.sites, graph)?;
+        let condition = before.first().and_then(Option::as_ref);
+        let condition = condition.and_then(|first| Some(first.condition.as_ref()?.source.clone()));
+        let (condition, more) = conditional(&self.kernel, &mut sites, condition.as_ref(), graph)
             .map_err(|error| error.to_string())?;
-        let first = Tracer { name, text: text.clone(), sites, graph, wants, values };
+        let (values, mut notes) =
+            values(&self.kernel, &sites, &wants.of_these(&self.kernel, &sites))
+                .map_err(|error| error.to_string())?;
+        notes.extend(more);
+        let globs = globs.clone();
+        let text = match &condition {
+            Some(condition) => format!("{text} if {}", condition.source),
+            None => text,
+        };
+        let first =
+            Tracer { name, text: text.clone(), globs, sites, graph, wants, values, condition };
         match self.tracing.tracers.first_mut() {
             Some(slot) => *slot = Some(first),
             None => self.tracing.tracers.push(Some(first)),
         }
         self.check_records(&before)?;
         let mut done = self.retarget_or(machine, MarkKind::Filter, &text, before)?;
+        done.push_str(&waits);
         notes.iter().for_each(|note| done.push_str(&format!("; {note}")));
         self.tell_left_out(&mut done, &text, left_out);
         for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
@@ -106,8 +124,11 @@ impl Controller {
     }
 
     fn add_tracer(&mut self, machine: &Machine, spec: &TracerSpec) -> Answer {
-        let selection = self.kernel.select_with_report(&spec.filter, &spec.notrace);
-        if selection.sites.is_empty() {
+        let selection = self.select(&spec.filter, &spec.notrace);
+        let waits = self.waits(&spec.filter)?;
+        let globs = Globs { filter: spec.filter.clone(), notrace: spec.notrace.clone() };
+        let meant = Tracer { globs: globs.clone(), ..Tracer::default() };
+        if selection.sites.is_empty() && !meant.names_modules() {
             return Err(format!(
                 "no function that can be traced matches {spec}: see vmtrace functions"
             ));
@@ -117,12 +138,16 @@ impl Controller {
         if graph {
             self.kernel.exits().map_err(|error| error.to_string())?;
         }
-        let (sites, left_out) = self.prepared(sites, graph)?;
+        let (mut sites, left_out) = self.prepared(sites, graph)?;
+        let (condition, more) =
+            conditional(&self.kernel, &mut sites, spec.condition.as_ref(), graph)
+                .map_err(|error| error.to_string())?;
         let wants = spec.actions.into();
-        let (values, notes) =
+        let (values, mut notes) =
             values(&self.kernel, &sites, &wants).map_err(|error| error.to_string())?;
+        notes.extend(more);
         let (name, text) = (String::new(), spec.to_string());
-        let tracer = Tracer { name, text, sites, graph, wants, values };
+        let tracer = Tracer { name, text, globs, sites, graph, wants, values, condition };
         let Some(number) = self.tracing.add(tracer) else {
             return Err(format!("there are {} tracers, and not more can be", Tracing::MAX_TRACERS));
         };
@@ -146,6 +171,7 @@ impl Controller {
             &format!("tracer {name} added ({spec})"),
             before,
         )?;
+        done.push_str(&waits);
         notes.iter().for_each(|note| done.push_str(&format!("; {note}")));
         self.tell_left_out(&mut done, &spec.to_string(), left_out);
         for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
@@ -239,7 +265,7 @@ impl Controller {
     }
 
     /// Makes the sites that are ours those that should be.
-    fn retarget(&mut self, machine: &Machine, kind: MarkKind, what: &str) -> Answer {
+    pub(super) fn retarget(&mut self, machine: &Machine, kind: MarkKind, what: &str) -> Answer {
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
         let Stage::Attached { mut attachment, from: None, wires } = stage else {
             // Not yet attached, or waiting for --from: it will be as it is to be then.
@@ -262,7 +288,10 @@ impl Controller {
         let changed = self.change(&ram, &mut attachment, &wanted);
         let count = attachment.held();
         self.stage = Stage::Attached { attachment, from: None, wires };
-        let text = format!("{what}: {count} sites");
+        let text = match wanted.events.len() {
+            0 => format!("{what}: {count} sites"),
+            events => format!("{what}: {count} sites, {events} events"),
+        };
         let text = match &changed {
             Ok(report) => {
                 self.summary.patch_ns += nanoseconds(report.patch_time);
@@ -284,7 +313,7 @@ impl Controller {
     fn status(&self, machine: &Machine) -> String {
         let state = match &self.stage {
             _ if self.end.has_begun() => "ended",
-            Stage::Unknown | Stage::Located { .. } => "booting",
+            Stage::Unknown | Stage::Located { .. } | Stage::Testing(_) => "booting",
             Stage::Attached { from: Some(_), .. } => "waiting",
             Stage::Attached { .. } if self.held_back => "paused",
             Stage::Attached { .. } => "tracing",
@@ -322,6 +351,7 @@ impl Controller {
             })).collect::<Vec<_>>(),
             "records": vcpus.iter().map(|vcpu| vcpu.records).collect::<Vec<_>>(),
             "lost": vcpus.iter().map(|vcpu| vcpu.lost).collect::<Vec<_>>(),
+            "modules": self.modules(),
             "consumers": consumers,
             "pauses": {
                 "count": self.summary.pauses.count,

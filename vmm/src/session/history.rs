@@ -88,10 +88,12 @@ impl Controller {
     pub(super) fn note_traced(&mut self, ticks: u64) {
         let mut now = Vec::new();
         if let Stage::Attached { attachment, .. } = &self.stage {
-            let programs = attachment.programs();
+            let programs = attachment.duties();
             let tracers = |program: u16| {
                 let duty = programs.get(usize::from(program));
-                duty.into_iter().flat_map(|duty| &duty.parts).map(|part| part.tracer)
+                let parts = duty.into_iter().flat_map(|duty| &duty.parts);
+                // That such a tracer has no record of a call does not say that there was none.
+                parts.filter(|part| part.condition.is_none()).map(|part| part.tracer)
             };
             for (site, program) in attachment.sites() {
                 now.extend(tracers(program).map(|tracer| (tracer, TracedOf::Entries, site)));

@@ -5,13 +5,19 @@
 //! events; the [`relay`](crate::relay) has a thread of its own.
 
 mod annex;
+mod anomaly;
 mod apply;
 mod arch;
 mod attach;
+mod conditions;
 mod control;
 mod ending;
+mod events;
 mod history;
+mod modules;
+mod points;
 mod printk;
+mod selftest;
 mod sharing;
 mod tracing;
 mod values;
@@ -20,6 +26,7 @@ mod verdict;
 use crate::kernel::{Kernel, KernelError};
 use crate::machine::{Config, ConsoleSinks, Event, ExitReason, Machine, MachineError};
 use crate::relay::ConsoleLines;
+use crate::sandbox::{self, Thread};
 use crate::serve::{ControlRequest, Join, Unwritten};
 use crate::stream::{Exit, Mark, MarkKind, Summary};
 use attach::{Controller, Output};
@@ -28,6 +35,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+pub use conditions::{Conditional, ConditionalError, conditional};
+pub use events::{EventError, TracedEvent, add_events, events};
 pub use tracing::{Plan, Tracer, Tracing};
 pub use values::{ValuesError, Wants, values};
 
@@ -78,6 +87,8 @@ pub struct Outcome {
     pub exit: Option<ExitReason>,
     /// What the primary output did not take in time at the end.
     pub unwritten: Unwritten,
+    /// Why tracing has ended before that.
+    pub anomaly: Option<String>,
 }
 
 /// Why a run could not be made.
@@ -144,13 +155,14 @@ pub fn run(
         Output { primary: stream, joins, console: lines },
     );
     controller.loaded(&machine);
-    machine.start()?;
+    // Everything is open that this thread needs but what the sandbox was told of.
+    machine.start(|| sandbox::enter(Thread::Controller))?;
     // Beyond any clock is never.
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let mut exit = None;
     let end = loop {
         let halted = controller.verdict.deadline();
-        let wait = deadline.into_iter().chain(halted).min();
+        let wait = deadline.into_iter().chain(halted).chain(controller.test_deadline()).min();
         let wait = wait.map_or(Duration::from_secs(3600), |deadline| {
             deadline.saturating_duration_since(Instant::now())
         });
@@ -186,6 +198,7 @@ pub fn run(
                 }
             }
             Err(RecvTimeoutError::Timeout) => {
+                controller.test_overdue(&machine);
                 if halted.is_some_and(|deadline| Instant::now() >= deadline) {
                     exit = controller.verdict.panic();
                     break Exit::Panic;
@@ -198,6 +211,7 @@ pub fn run(
             }
             Err(RecvTimeoutError::Disconnected) => break Exit::Unknown,
         }
+        controller.look_at_rings(&machine);
         if let Some(error) = controller.relay_error() {
             controller.detach(&machine);
             return Err(SessionError::Stream(error));
@@ -209,9 +223,10 @@ pub fn run(
     }
     let text = exit.as_ref().map_or_else(|| end.as_str().to_owned(), ToString::to_string);
     controller.mark(&machine, MarkKind::Exit, Duration::ZERO, text);
+    let anomaly = std::mem::take(&mut controller.anomaly).take();
     let (summary, unwritten) = controller.finish(&machine, end, closing(), stop)?;
     machine.stop();
-    Ok(Outcome { summary, exit, unwritten })
+    Ok(Outcome { summary, exit, unwritten, anomaly })
 }
 
 fn mark(ticks: u64, kind: MarkKind, duration: Duration, text: String) -> Mark {

@@ -88,10 +88,7 @@ impl Controller {
             ));
         }
         match failed {
-            Some(why) => {
-                self.note(format!("tracing ends: {why}"));
-                self.detach(machine);
-            }
+            Some(why) => self.anomaly(machine, why),
             None if moment == Moment::End => self.catch_up(machine),
             None => {}
         }
@@ -135,6 +132,8 @@ impl Controller {
             Control::Filter(_)
                 | Control::TracerAdd(_)
                 | Control::TracerRemove(_)
+                | Control::EventAdd(_)
+                | Control::EventRemove(_)
                 | Control::Pause
                 | Control::Resume
         );

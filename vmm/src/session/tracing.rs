@@ -1,11 +1,14 @@
 //! What is to be traced, on account of which tracers.
 
+use super::conditions::Conditional;
+use super::events::TracedEvent;
 use super::values::Wants;
-use crate::kernel::{Exit, ExitKind};
+use crate::kernel::{Exit, ExitKind, Kernel};
 use crate::relay::Values;
+use crate::serve::Globs;
 use crate::tracer::{Duty, Part};
 use rustc_hash::FxHashMap;
-use vmtrace_trampolines::{Field, Overflow, Point, ProgramError};
+use vmtrace_trampolines::{Condition, Field, Overflow, Point, ProgramError};
 
 /// One request: which functions, to do what.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -14,7 +17,10 @@ pub struct Tracer {
     pub name: String,
     /// Its functions as they were asked for.
     pub text: String,
-    /// Indices into [`Kernel::sites`](crate::kernel::Kernel::sites), in order.
+    /// The same for functions that come later: those of modules.
+    pub globs: Globs,
+    /// Indices into [`Kernel::sites`](crate::kernel::Kernel::sites), and behind those
+    /// numbers of sites of modules that are loaded; in order.
     pub sites: Vec<usize>,
     /// Whether it records where functions are left, too.
     pub graph: bool,
@@ -22,9 +28,36 @@ pub struct Tracer {
     pub wants: Wants,
     /// What that is for these sites.
     pub values: Values,
+    /// Of which calls; `None` for all.
+    pub condition: Option<Conditional>,
 }
 
 impl Tracer {
+    /// The same of these sites.
+    pub(super) fn with_sites(&self, sites: Vec<usize>) -> Self {
+        Self {
+            name: self.name.clone(),
+            text: self.text.clone(),
+            globs: self.globs.clone(),
+            sites,
+            graph: self.graph,
+            wants: self.wants.clone(),
+            values: self.values.clone(),
+            condition: self.condition.clone(),
+        }
+    }
+
+    /// Of which calls of the function at a site it records anything.
+    fn condition(&self, site: usize) -> Option<Condition> {
+        self.condition.as_ref().and_then(|condition| condition.at(site))
+    }
+
+    /// Whether its records of the function at a site differ from those of others.
+    fn is_particular(&self, site: usize) -> bool {
+        let general = self.condition.as_ref().is_none_or(Conditional::is_general);
+        !general || self.values.entries.contains_key(&site)
+    }
+
     /// What it wants of the entry at a site.
     fn entry_fields(&self, site: usize) -> Vec<Field> {
         let values = self.values.entries.get(&site).map_or(&[][..], |recorded| &recorded.fields);
@@ -53,6 +86,10 @@ pub struct Tracing {
     pub overflow: Overflow,
     /// Sites of functions whose returns may be asked for later.
     pub returns: Vec<usize>,
+    /// Events of tracepoints, each of another one.
+    pub events: Vec<TracedEvent>,
+    /// Which of these are recorded; `None` for all.
+    pub events_if: Option<Condition>,
 }
 
 /// What every site has to do.
@@ -64,6 +101,8 @@ pub struct Plan {
     pub sites: Vec<(usize, u32)>,
     /// Exits (indices into [`Exits::all`](crate::kernel::Exits::all)) with that of theirs.
     pub exits: Vec<(usize, u32)>,
+    /// Events (indices into [`Tracing::events`]) with that of theirs.
+    pub events: Vec<(usize, u32)>,
 }
 
 impl Plan {
@@ -83,7 +122,14 @@ impl Tracing {
     pub fn of(sites: Vec<usize>, overflow: Overflow) -> Self {
         let (name, text) = (Self::default_name(0), "*".into());
         let tracer = Tracer { name, text, sites, ..Tracer::default() };
-        Self { tracers: vec![Some(tracer)], from: None, overflow, returns: Vec::new() }
+        Self {
+            tracers: vec![Some(tracer)],
+            from: None,
+            overflow,
+            returns: Vec::new(),
+            events: Vec::new(),
+            events_if: None,
+        }
     }
 
     /// The name of a tracer that was given none.
@@ -96,6 +142,15 @@ impl Tracing {
     pub fn present(&self) -> impl Iterator<Item = (u8, &Tracer)> {
         let all = (0..=u8::MAX).zip(&self.tracers);
         all.filter_map(|(number, tracer)| Some((number, tracer.as_ref()?)))
+    }
+
+    /// Whether calls of initcalls are traced: then readers may want to know what these are.
+    pub(super) fn calls_initcalls(&self, kernel: &Kernel) -> bool {
+        let is_it = |site: &usize| {
+            let site = kernel.sites().get(*site);
+            site.and_then(|site| kernel.site_name(site)) == Some("do_one_initcall")
+        };
+        self.present().any(|(_, tracer)| tracer.sites.iter().any(is_it))
     }
 
     /// The number of the tracer with this name.
@@ -145,13 +200,29 @@ impl Tracing {
     /// tracers together.
     #[must_use]
     pub fn plan(&self, exits: &[Exit]) -> Plan {
+        let mut plan = self.plan_functions(exits);
+        for (index, event) in self.events.iter().enumerate() {
+            let mut duty = Duty::new(Point::Entry, vec![0], &event.fields.fields);
+            duty.parts.iter_mut().for_each(|part| part.condition.clone_from(&self.events_if));
+            let known = plan.duties.iter().position(|other| *other == duty);
+            let number = known.unwrap_or(plan.duties.len());
+            if known.is_none() {
+                plan.duties.push(duty);
+            }
+            plan.events.push((index, u32::try_from(number).unwrap_or(u32::MAX)));
+        }
+        plan
+    }
+
+    fn plan_functions(&self, exits: &[Exit]) -> Plan {
         let mut present: Vec<_> = self.present().filter(|(_, t)| !t.sites.is_empty()).collect();
         if let [(number, tracer)] = present[..]
             && !tracer.graph
+            && tracer.condition.is_none()
             && tracer.values.entries.is_empty()
         {
             let sites = tracer.sites.iter().map(|&site| (site, 0)).collect();
-            return Plan { duties: vec![Duty::entry(vec![number])], sites, exits: Vec::new() };
+            return Plan { duties: vec![Duty::entry(vec![number])], sites, ..Plan::default() };
         }
         present.sort_unstable_by_key(|&(number, _)| number);
         let mut all: Vec<(usize, u8)> = present
@@ -177,12 +248,13 @@ impl Tracing {
                 let part = |(tracer, wants): (u8, &Tracer)| Part {
                     tracer,
                     fields: wants.entry_fields(site),
+                    condition: wants.condition(site),
                 };
                 duties
                     .index(Duty { point: Point::Entry, parts: tracers.clone().map(part).collect() })
             };
             // Most sites do what others with the same tracers do.
-            let own = tracers.clone().any(|(_, t)| t.values.entries.contains_key(&site));
+            let own = tracers.clone().any(|(_, t)| t.is_particular(site));
             let duty =
                 if own { duty() } else { *entries.entry(sets.id(&numbers)).or_insert_with(duty) };
             plan.sites.push((site, duty));
@@ -236,7 +308,13 @@ impl Tracing {
             Way::Jump | Way::Indirect => Point::Tail,
         };
         let parts = tracers.iter().filter_map(|&number| self.numbered(number));
-        let parts = parts.map(|(tracer, wants)| Part { tracer, fields: fields(wants) });
+        // Only conditions that hold at every function are of tracers that want returns.
+        let site = exit.site as usize;
+        let parts = parts.map(|(tracer, wants)| Part {
+            tracer,
+            fields: fields(wants),
+            condition: wants.condition(site),
+        });
         Duty { point, parts: parts.collect() }
     }
 
@@ -252,7 +330,9 @@ impl Tracing {
     pub fn check(&self) -> Result<(), (usize, ProgramError)> {
         let plan = self.plan(&[]);
         let mut failed: Vec<Option<ProgramError>> = vec![];
-        failed.extend(plan.duties.iter().map(|duty| duty.program(0).check().err()));
+        let check =
+            |duty: &Duty| duty.records().iter().find_map(|one| one.program(0).check().err());
+        failed.extend(plan.duties.iter().map(check));
         for (site, duty) in plan.sites {
             if let Some(Some(error)) = failed.get(duty as usize) {
                 return Err((site, error.clone()));
@@ -261,10 +341,11 @@ impl Tracing {
         Ok(())
     }
 
-    /// Whether nothing is to be traced.
+    /// Whether nothing is to be traced, now or when a module is loaded.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.present().all(|(_, tracer)| tracer.sites.is_empty())
+        let of_functions = |tracer: &Tracer| !tracer.sites.is_empty() || tracer.names_modules();
+        self.events.is_empty() && !self.present().any(|(_, tracer)| of_functions(tracer))
     }
 }
 
@@ -424,7 +505,14 @@ mod tests {
             Some(Tracer { name, sites: sites.to_vec(), ..Tracer::default() })
         };
         let tracers = sites.iter().enumerate().map(tracer).collect();
-        Tracing { tracers, from: None, overflow: Overflow::Drop, returns: Vec::new() }
+        Tracing {
+            tracers,
+            from: None,
+            overflow: Overflow::Drop,
+            returns: Vec::new(),
+            events: Vec::new(),
+            events_if: None,
+        }
     }
 
     fn planned(tracing: &Tracing) -> Vec<(usize, Vec<u8>)> {

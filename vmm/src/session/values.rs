@@ -14,7 +14,7 @@ use vmtrace_trampolines::layout::{COMMON_SIZE, MAX_RECORD};
 use vmtrace_trampolines::{Field, Last, Read};
 
 /// Words of a record for values: but for a stack pointer and which of them failed.
-const ROOM: usize = (MAX_RECORD - COMMON_SIZE) / 8 - 2;
+pub(super) const ROOM: usize = (MAX_RECORD - COMMON_SIZE) / 8 - 2;
 /// Names that a note gives for a reason.
 const EXAMPLES: usize = 3;
 
@@ -124,9 +124,9 @@ fn name(kernel: &Kernel, site: usize) -> String {
 
 /// A value of an entry.
 #[derive(Clone, Debug)]
-struct Taken {
-    field: Field,
-    shown: ValueField,
+pub(super) struct Taken {
+    pub(super) field: Field,
+    pub(super) shown: ValueField,
 }
 
 struct Collected<'a> {
@@ -247,7 +247,7 @@ impl Collected<'_> {
 
 /// Where a value of an entry is in a record: two words of a struct are two values. None for what
 /// no program can fetch.
-fn taken(value: &Value) -> Vec<Taken> {
+pub(super) fn taken(value: &Value) -> Vec<Taken> {
     let Value { name, fetch, shape } = value;
     let one = |field: Field, shape: &Shape| vec![Taken { field, shown: shown(name, shape) }];
     match fetch {
@@ -281,7 +281,7 @@ fn taken(value: &Value) -> Vec<Taken> {
 }
 
 /// Takes pointers in place of texts until the record has room, the last first.
-fn shorten(values: &mut Vec<Taken>) {
+pub(super) fn shorten(values: &mut Vec<Taken>) {
     let words = |values: &[Taken]| values.iter().map(|one| one.field.words()).sum::<usize>();
     while words(values) > ROOM {
         let text = values.iter_mut().rev().find(|one| one.field.words() > 1);
@@ -302,7 +302,7 @@ fn shown(name: &str, shape: &Shape) -> ValueField {
 }
 
 /// As the stream tells it, of what is in one word.
-fn whole(shape: Typed) -> Shape {
+pub(super) fn whole(shape: Typed) -> Shape {
     match shape {
         Typed::Signed { bytes } => Shape::Signed { bytes },
         Typed::Unsigned { bytes } => Shape::Unsigned { bytes },

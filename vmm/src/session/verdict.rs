@@ -24,13 +24,17 @@ enum Kind {
     Panic,
     /// The kernel has met a bug of its own and tries to go on.
     Oops,
+    /// Its ftrace has found what it did not write, or could not be.
+    FtraceBug,
     /// Somebody wants a restart.
     Restart,
 }
 
 /// Where each is told: `panic` and `oops_enter` in kernel/panic.c, `emergency_restart` in
-/// kernel/reboot.c, `machine_restart` in arch/*/kernel/reboot.c or reset.c.
-const FUNCTIONS: [(&str, Kind); 4] = [
+/// kernel/reboot.c, `machine_restart` in arch/*/kernel/reboot.c or reset.c, `ftrace_bug` in
+/// kernel/trace/ftrace.c.
+const FUNCTIONS: [(&str, Kind); 5] = [
+    ("ftrace_bug", Kind::FtraceBug),
     ("panic", Kind::Panic),
     ("oops_enter", Kind::Oops),
     ("machine_restart", Kind::Restart),
@@ -101,6 +105,7 @@ impl Controller {
                                 in it can write"
                 }
                 Kind::Oops => "an oops of the guest is not told",
+                Kind::FtraceBug => "it is not told when the guest gives up its own ftrace",
                 Kind::Restart => "a restart of this kind is not told from a reset",
             };
             self.note(format!("{untold}: no tripwire on {name}: {error}"));
@@ -154,6 +159,7 @@ impl Controller {
                 );
                 "kernel oops".to_owned()
             }
+            Kind::FtraceBug => "the guest's ftrace gives up".to_owned(),
             Kind::Restart => {
                 self.verdict.restarts = true;
                 "kernel restarts".to_owned()
@@ -161,6 +167,11 @@ impl Controller {
         };
         self.lift(machine, &paused, wire);
         self.account(paused, MarkKind::Note, text);
+        if kind == Kind::FtraceBug {
+            let what = "the guest's own ftrace has found a site that is not as it left it, and has \
+                        given up (ftrace_bug: see its console)";
+            self.anomaly(machine, what.to_owned());
+        }
         true
     }
 

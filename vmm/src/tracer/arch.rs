@@ -2,14 +2,17 @@
 //! build: all of it is memory and numbers, and so is tested on any machine.
 
 use super::annex::{Layout, Memory};
-use super::brackets::Brackets;
 use super::exit_plan::ExitPlan;
 use super::exits::ExitWord;
 use super::guest::{Guest, GuestError, Image};
+use super::module_traps::ModuleMoment;
+use super::modules::Spot;
 use super::patch::{Edit, SkipReason};
+use super::stops::{Moment, Stops};
 use super::trace::{Options, TraceError};
 use super::view::View;
 use super::{riscv64, x86_64};
+use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Arch, Exit, Exits, Kernel, Site};
 use std::sync::Arc;
 use vmtrace_trampolines::{Point, Program, Readable};
@@ -46,6 +49,22 @@ pub(super) trait Target: Sync {
     /// Where an entry program returns to (link address): what its records have for the
     /// function of a site.
     fn return_address(&self, site: &Site) -> u64;
+
+    /// Where a call of a site's function comes to the site (link address).
+    fn start(&self, site: &Site) -> u64;
+
+    /// Does what a call with the stack pointer `stack` does to memory. Returns the stack pointer
+    /// after it.
+    ///
+    /// # Errors
+    /// When there is no stack.
+    fn call(
+        &self,
+        guest: &dyn Guest,
+        image: &Image,
+        stack: u64,
+        returns_to: u64,
+    ) -> Result<u64, GuestError>;
 
     /// What a program's stack pointer lacks to be that of its function's entry.
     fn stack_bias(&self, point: Point) -> u64;
@@ -91,6 +110,15 @@ pub(super) struct Installed {
     pub(super) code: Box<dyn GuestCode>,
 }
 
+/// Code of ours to which a CPU's exceptions can be led. Run-time addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Faults {
+    /// What tells the CPU: x86-64 a table of 32 descriptors, riscv64 the code itself.
+    pub(super) table: u64,
+    /// Where a vCPU stands when it has exited, by the number of the exception, or for all.
+    pub(super) traps: Vec<u64>,
+}
+
 /// What a site is to do.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Hook<'a> {
@@ -109,17 +137,53 @@ pub(super) struct GuestCall {
     pub(super) jumps: bool,
 }
 
+/// Why a tracepoint is left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PointReason {
+    /// The code that calls its probes is not as the image and the guest's own state say.
+    Unknown,
+    /// It is nowhere in code that stays.
+    Nowhere,
+    /// The guest has more probes than are understood.
+    Probes,
+    /// What is called is out of reach, or there is no place for it.
+    OutOfReach,
+    /// It is not in guest RAM.
+    NoRam,
+    /// It did not hold what was written.
+    ReadBack,
+}
+
+impl std::fmt::Display for PointReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Unknown => "its code is not as the guest's tracepoint says",
+            Self::Nowhere => "the kernel's own code does not use it",
+            Self::Probes => "it has too many probes of the guest's own",
+            Self::OutOfReach => "no place for its probe",
+            Self::NoRam => "it is not in guest RAM",
+            Self::ReadBack => "it did not take the patch",
+        })
+    }
+}
+
 /// Programs in a guest, and how sites come to call them.
 pub(super) trait GuestCode: Send {
     /// Programs that are made from now on read the memory behind pointers where this says that
     /// they can.
     fn allow(&mut self, readable: Readable);
 
-    /// Makes a program and puts it into the guest. Numbers come in order.
+    /// Makes a program, which goes on to the one with the number `next`, if any, and puts it into
+    /// the guest. Numbers come in order.
     ///
     /// # Errors
     /// When there is no place for it.
-    fn add(&mut self, guest: &dyn Guest, program: &Program) -> Result<(), TraceError>;
+    fn add(
+        &mut self,
+        guest: &dyn Guest,
+        program: &Program,
+        next: Option<u16>,
+    ) -> Result<(), TraceError>;
 
     /// Lets the guest stop, by `trap`, where its ftrace begins to change sites and where that is
     /// over: from then on sites are shared with it. `None` where that cannot be.
@@ -132,10 +196,24 @@ pub(super) trait GuestCode: Send {
         image: &Image,
         kernel: &Kernel,
         trap: &[u8],
-    ) -> Result<Option<Brackets>, TraceError>;
+    ) -> Result<Option<Stops<Moment>>, TraceError>;
+
+    /// Lets all calls of these functions exit to the VMM first, by `trap`. `None` where that cannot
+    /// be.
+    ///
+    /// # Errors
+    /// When the kernel has another code there; nothing has changed then.
+    fn calls(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        functions: &[(ModuleMoment, &'static str)],
+        trap: &[u8],
+    ) -> Result<Option<Stops<ModuleMoment>>, TraceError>;
 
     /// What the guest's own ftrace has put into a site, if there is something that can be shared.
-    fn guest_call(&self, view: &View<'_>, image: &Image, site: &Site) -> Option<GuestCall>;
+    fn guest_call(&self, view: &View<'_>, image: &Image, spot: &Spot) -> Option<GuestCall>;
 
     /// Makes code that does what a program does and goes on with the guest's call, if there is none
     /// yet.
@@ -154,10 +232,16 @@ pub(super) trait GuestCode: Send {
         &self,
         view: &View<'_>,
         image: &Image,
-        site: &Site,
+        spot: &Spot,
         hook: Hook<'_>,
         edits: &mut Vec<Edit>,
     ) -> Result<Option<GuestCall>, SkipReason>;
+
+    /// Puts code into the guest that exits by `trap` at any exception that is led to it.
+    ///
+    /// # Errors
+    /// When there is no place for it.
+    fn faults(&mut self, guest: &dyn Guest, trap: &[u8]) -> Result<Faults, TraceError>;
 
     /// Where a vCPU stands (run-time address) when [`Hook::Trap`] at the site exits.
     fn trap(&self, image: &Image, site: &Site) -> u64;
@@ -188,6 +272,40 @@ pub(super) trait GuestCode: Send {
         exit: (usize, &Exit),
         program: u16,
     ) -> Result<Edit, SkipReason>;
+
+    /// Lets the guest stop, by `trap`, before it waits for the lock under which it changes its
+    /// tracepoints, and before it gives that back. Nothing has been written to its code yet.
+    ///
+    /// # Errors
+    /// When the kernel has another code there.
+    fn tracepoint_brackets(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        trap: &[u8],
+    ) -> Result<Stops<Moment>, TraceError>;
+
+    /// Makes a probe of a tracepoint that calls a program: its run-time address, and that to which
+    /// the program returns, which names it.
+    ///
+    /// # Errors
+    /// When there is no place for it.
+    fn probe(&mut self, guest: &dyn Guest, program: u16) -> Result<(u64, u64), TraceError>;
+
+    /// What is to be written for a tracepoint to call a probe of ours (run-time address) before the
+    /// guest's own, in this order. Verifies what is there.
+    ///
+    /// # Errors
+    /// Why it has to be left alone.
+    fn tracepoint(
+        &mut self,
+        view: &View<'_>,
+        guest: &dyn Guest,
+        image: &Image,
+        hooks: &Hooks,
+        probe: u64,
+    ) -> Result<Vec<Edit>, PointReason>;
 
     /// The guest has chosen how it mitigates what its processors do: programs end as its own code
     /// does from now on. All vCPUs are paused.

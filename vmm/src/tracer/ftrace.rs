@@ -138,6 +138,11 @@ impl Records {
         self.0.len()
     }
 
+    /// Addresses of those of whose flags this is true, in order.
+    pub(super) fn with_flags(&self, is: impl Fn(u64) -> bool) -> Vec<u64> {
+        self.0.iter().filter(|record| is(record.flags)).map(|record| record.ip).collect()
+    }
+
     /// Whether the guest's own ftrace is active on any site.
     pub(super) fn any_enabled(&self) -> bool {
         self.0.iter().any(|record| record.flags & ENABLED != 0)

@@ -63,6 +63,11 @@ impl PageTables {
         self.levels
     }
 
+    /// Whose they are.
+    pub(super) fn of(&self) -> Arch {
+        self.arch
+    }
+
     fn arch(&self) -> &'static dyn Target {
         arch::of(self.arch)
     }

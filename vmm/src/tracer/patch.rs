@@ -3,8 +3,9 @@
 use super::arch::{GuestCode, Hook};
 use super::ftrace::{self, Cursor, Records};
 use super::guest::{GuestError, Image};
+use super::modules::{Modules, Spot};
 use super::view::{View, word};
-use crate::kernel::{Kernel, Site, SiteSection};
+use crate::kernel::{Kernel, SiteSection};
 use std::ops::Range;
 
 /// Why a site is not traced.
@@ -210,7 +211,15 @@ pub(super) struct Place<'a> {
     pub(super) view: View<'a>,
     pub(super) image: &'a Image,
     pub(super) kernel: &'a Kernel,
+    pub(super) modules: &'a Modules,
     pub(super) code: &'a dyn GuestCode,
+}
+
+impl Place<'_> {
+    /// Where a site is, if there is such a site.
+    fn spot(&self, site: usize) -> Option<Spot> {
+        self.modules.spot(self.kernel, self.image, site)
+    }
 }
 
 impl Patcher {
@@ -256,9 +265,9 @@ impl Patcher {
         self.held.reserve(sites.size_hint().0);
         self.edits.reserve(sites.size_hint().0);
         for (index, hook) in sites {
-            let Some(site) = place.kernel.sites().get(index) else { continue };
+            let Some(spot) = place.spot(index) else { continue };
             let first_edit = self.edits.len();
-            let reason = match self.check(place, &mut records, (index, site), hook) {
+            let reason = match self.check(place, &mut records, (index, &spot), hook) {
                 Err(reason) => reason,
                 Ok((held, flags)) => match held.write(view, &self.edits, flags) {
                     Ok(true) => {
@@ -299,15 +308,16 @@ impl Patcher {
         &mut self,
         place: &Place<'_>,
         records: &mut Cursor<'_>,
-        (index, site): (usize, &Site),
+        (index, spot): (usize, &Spot),
         hook: Hook<'_>,
     ) -> Result<(Held, u64), SkipReason> {
+        let site = &spot.site;
         let init = site.section == SiteSection::InitText;
         if init && self.freed {
             return Err(SkipReason::Freed);
         }
         let first = self.edits.len();
-        let call = place.code.edits(&place.view, place.image, site, hook, &mut self.edits)?;
+        let call = place.code.edits(&place.view, place.image, spot, hook, &mut self.edits)?;
         let record = records
             .find(place.image.runtime(place.code.record(site)))
             .ok_or(SkipReason::Unknown)?;
@@ -339,6 +349,11 @@ impl Patcher {
             was_flagged,
         };
         Ok((held, record.flags))
+    }
+
+    /// The guest drops its records of these sites.
+    pub(super) fn unflag(&mut self, sites: &[usize]) {
+        sites.iter().for_each(|&site| self.flagged.remove(site));
     }
 
     /// Whether the guest has freed `.init.text`.
@@ -375,8 +390,8 @@ impl Patcher {
         let mut records = records.cursor();
         let mut lent = Vec::new();
         for held in &self.held {
-            let site = place.kernel.sites().get(held.site);
-            let ip = site.map(|site| place.image.runtime(place.code.record(site)));
+            let spot = place.spot(held.site);
+            let ip = spot.map(|spot| place.image.runtime(place.code.record(&spot.site)));
             let record = ip.and_then(|ip| records.find(ip));
             if record.is_some_and(|record| is_touched(record.flags)) {
                 lent.push((held.site, held.program));
@@ -425,11 +440,11 @@ impl Patcher {
     ) -> Result<(), GuestError> {
         let mut records = records.cursor();
         for index in std::mem::take(&mut self.flagged).iter() {
-            let Some(site) = place.kernel.sites().get(index) else { continue };
+            let Some(Spot { site, .. }) = place.spot(index) else { continue };
             if site.section == SiteSection::InitText && self.freed {
                 continue;
             }
-            if let Some(record) = records.find(place.image.runtime(place.code.record(site))) {
+            if let Some(record) = records.find(place.image.runtime(place.code.record(&site))) {
                 set_flag(&place.view, record.flags_at, false)?;
             }
         }

@@ -3,9 +3,10 @@
 use super::trace::TraceError;
 use std::collections::HashMap;
 use vmtrace_trampolines::layout::Info;
-use vmtrace_trampolines::{Field, Point, Program};
+use vmtrace_trampolines::{Condition, Field, Point, Program};
 
-/// What a site has to do, and on whose account: one record that serves all of these tracers.
+/// What a site has to do, and on whose account: one record that serves all of these tracers, or one
+/// for each of their conditions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Duty {
     /// Where in its function the site is.
@@ -21,6 +22,8 @@ pub struct Part {
     pub tracer: u8,
     /// In the order in which its values are told.
     pub fields: Vec<Field>,
+    /// Of which calls; `None` for all.
+    pub condition: Option<Condition>,
 }
 
 impl Duty {
@@ -33,7 +36,7 @@ impl Duty {
     /// To record the same for all of these tracers.
     #[must_use]
     pub fn new(point: Point, tracers: Vec<u8>, fields: &[Field]) -> Self {
-        let part = |tracer| Part { tracer, fields: fields.to_vec() };
+        let part = |tracer| Part { tracer, fields: fields.to_vec(), condition: None };
         Self { point, parts: tracers.into_iter().map(part).collect() }
     }
 
@@ -51,34 +54,90 @@ impl Duty {
             Field::Stack => 0,
             Field::Target | Field::Value => 1,
             Field::Failed => 2,
-            Field::Argument(_) | Field::Read(_) => 3,
+            Field::Argument(_) | Field::Read(_) | Field::Known(_) => 3,
         });
         fields
     }
 
-    /// The program for it.
+    /// The same by one record each: at least one, whose parts have one condition.
+    #[must_use]
+    pub fn records(&self) -> Vec<Self> {
+        let mut records: Vec<Self> = Vec::new();
+        for part in &self.parts {
+            let same = |record: &&mut Self| record.condition() == part.condition.as_ref();
+            match records.iter_mut().find(same) {
+                Some(record) => record.parts.push(part.clone()),
+                None => records.push(Self { point: self.point, parts: vec![part.clone()] }),
+            }
+        }
+        if records.is_empty() {
+            records.push(self.clone());
+        }
+        records
+    }
+
+    /// The same of all calls.
+    #[must_use]
+    pub fn of_all_calls(&self) -> Self {
+        let part = |part: &Part| Part { condition: None, ..part.clone() };
+        Self { point: self.point, parts: self.parts.iter().map(part).collect() }
+    }
+
+    fn condition(&self) -> Option<&Condition> {
+        self.parts.first().and_then(|part| part.condition.as_ref())
+    }
+
+    /// The program for one of its [records](Self::records).
     #[must_use]
     pub fn program(&self, number: u16) -> Program {
         let tracers = u16::try_from(self.parts.len()).unwrap_or(u16::MAX);
-        Program { number, tracers, point: self.point, fields: self.fields() }
+        let condition = self.condition().cloned();
+        Program { number, tracers, point: self.point, fields: self.fields(), condition }
     }
 }
 
 /// Programs by number. None ever goes away: a task may stand in its code for ever.
 #[derive(Debug, Default)]
 pub(super) struct Programs {
+    /// Of one record each.
     duties: Vec<Duty>,
-    numbers: HashMap<Duty, u16>,
+    /// The same with all that the programs do to which each goes on.
+    whole: Vec<Duty>,
+    /// By what is done, and the program that is gone on to.
+    single: HashMap<(Duty, Option<u16>), u16>,
+    /// The first of each duty's.
+    first: HashMap<Duty, u16>,
 }
 
 impl Programs {
-    /// The number of the program for `duty`; a new one is given to `make` first.
+    /// The number of the program for `duty`; new ones are given to `make` first, each with that of
+    /// the program to which it goes on.
     pub(super) fn number(
         &mut self,
         duty: &Duty,
-        make: impl FnOnce(&Program) -> Result<(), TraceError>,
+        mut make: impl FnMut(&Program, Option<u16>) -> Result<(), TraceError>,
     ) -> Result<u16, TraceError> {
-        if let Some(&number) = self.numbers.get(duty) {
+        if let Some(&number) = self.first.get(duty) {
+            return Ok(number);
+        }
+        let mut records = duty.records().into_iter().rev();
+        let last = records.next().unwrap_or_else(|| duty.clone());
+        let mut first = self.single(last, None, &mut make)?;
+        for record in records {
+            first = self.single(record, Some(first), &mut make)?;
+        }
+        self.first.insert(duty.clone(), first);
+        Ok(first)
+    }
+
+    fn single(
+        &mut self,
+        record: Duty,
+        next: Option<u16>,
+        make: &mut impl FnMut(&Program, Option<u16>) -> Result<(), TraceError>,
+    ) -> Result<u16, TraceError> {
+        let key = (record, next);
+        if let Some(&number) = self.single.get(&key) {
             return Ok(number);
         }
         let full = TraceError::Full(self.duties.len());
@@ -86,10 +145,18 @@ impl Programs {
         if number > Info::MAX_PROGRAM {
             return Err(full);
         }
-        make(&duty.program(number))?;
-        self.duties.push(duty.clone());
-        self.numbers.insert(duty.clone(), number);
+        make(&key.0.program(number), next)?;
+        let mut whole = key.0.clone();
+        let more = next.and_then(|next| self.whole.get(usize::from(next)));
+        whole.parts.extend(more.into_iter().flat_map(|more| more.parts.iter().cloned()));
+        self.whole.push(whole);
+        self.duties.push(key.0.clone());
+        self.single.insert(key, number);
         Ok(number)
+    }
+
+    pub(super) fn whole(&self) -> &[Duty] {
+        &self.whole
     }
 
     pub(super) fn all(&self) -> &[Duty] {
@@ -106,7 +173,8 @@ mod tests {
     #[test]
     fn a_record_has_what_any_tracer_wants_in_an_order_that_can_be() {
         let read = Field::Read(Read::new(0, &[8], Last::Words { offset: 0, words: 1 }).unwrap());
-        let part = |tracer, fields: &[Field]| Part { tracer, fields: fields.to_vec() };
+        let part =
+            |tracer, fields: &[Field]| Part { tracer, fields: fields.to_vec(), condition: None };
         let parts = vec![
             part(0, &[Field::Argument(1)]),
             part(3, &[read, Field::Argument(1), Field::Failed, Field::Stack]),
@@ -122,7 +190,7 @@ mod tests {
         let mut programs = Programs::default();
         let mut made = Vec::new();
         for tracers in [vec![0], vec![0, 1], vec![0], vec![1], vec![0, 1]] {
-            let make = |program: &Program| {
+            let make = |program: &Program, _| {
                 made.push((program.number, program.tracers));
                 Ok(())
             };
@@ -132,21 +200,61 @@ mod tests {
         assert_eq!(programs.all().len(), 3);
     }
 
+    // A record that two tracers share although only one of them means the call is a call that the
+    // other one asked not to see.
+    #[test]
+    fn tracers_with_other_conditions_have_records_of_their_own() {
+        let part = |tracer, condition: Option<usize>| Part {
+            tracer,
+            fields: vec![],
+            condition: condition.map(|count| Condition::Any(vec![Condition::All(vec![]); count])),
+        };
+        let parts = |list: &[(u8, Option<usize>)]| Duty {
+            point: Point::Entry,
+            parts: list.iter().map(|&(tracer, condition)| part(tracer, condition)).collect(),
+        };
+        let (mut programs, mut made) = (Programs::default(), Vec::new());
+        let mut number = |duty: &Duty| {
+            let make = |program: &Program, next| {
+                made.push((program.number, program.tracers, program.condition.is_some(), next));
+                Ok(())
+            };
+            programs.number(duty, make).unwrap()
+        };
+        let all = parts(&[(0, Some(1)), (1, None), (2, Some(2)), (3, Some(1))]);
+        assert_eq!(number(&all), 2);
+        assert_eq!(number(&parts(&[(2, Some(2))])), 0);
+        assert_eq!(number(&all.of_all_calls()), 3);
+        assert_eq!(number(&all), 2);
+        assert_eq!(
+            made,
+            [
+                (0, 1, true, None),
+                (1, 1, false, Some(0)),
+                (2, 2, true, Some(1)),
+                (3, 4, false, None)
+            ]
+        );
+        let tracers = programs.whole()[2].parts.iter().map(|part| part.tracer);
+        assert_eq!(tracers.collect::<Vec<_>>(), [0, 3, 1, 2]);
+        assert_eq!(programs.all()[2], parts(&[(0, Some(1)), (3, Some(1))]));
+    }
+
     // Numbers go into records, where they have so many bits and no more.
     #[test]
     fn numbers_run_out_and_what_failed_has_none() {
         let mut programs = Programs::default();
-        let failed = programs.number(&Duty::entry(vec![9]), |_| Err(TraceError::Annex));
+        let failed = programs.number(&Duty::entry(vec![9]), |_, _| Err(TraceError::Annex));
         assert_eq!(failed, Err(TraceError::Annex));
         for number in 0..=Info::MAX_PROGRAM {
             let [low, high] = number.to_le_bytes();
             let duty = Duty::entry(vec![low, high]);
-            assert_eq!(programs.number(&duty, |_| Ok(())), Ok(number));
+            assert_eq!(programs.number(&duty, |_, _| Ok(())), Ok(number));
         }
         assert!(matches!(
-            programs.number(&Duty::entry(vec![]), |_| Ok(())),
+            programs.number(&Duty::entry(vec![]), |_, _| Ok(())),
             Err(TraceError::Full(2048))
         ));
-        assert_eq!(programs.number(&Duty::entry(vec![0, 0]), |_| Ok(())), Ok(0));
+        assert_eq!(programs.number(&Duty::entry(vec![0, 0]), |_, _| Ok(())), Ok(0));
     }
 }

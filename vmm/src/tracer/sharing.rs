@@ -5,10 +5,10 @@
 //! goes on with the guest's.
 
 use super::arch::Hook;
-use super::brackets::{Brackets, Moment};
 use super::ftrace::{self, Records};
 use super::guest::Guest;
 use super::patch::{LentSites, Place, Skip, SkipReason};
+use super::stops::{Moment, Stops};
 use super::trace::{Attachment, TraceError};
 use super::view::View;
 use crate::kernel::Kernel;
@@ -17,9 +17,11 @@ use std::collections::BTreeMap;
 /// How sites are shared with the guest's ftrace.
 #[derive(Debug)]
 pub(super) struct Sharing {
-    brackets: Brackets,
+    stops: Stops<Moment>,
     /// What is the guest's while its update lasts.
     lent: Option<LentSites>,
+    /// All that it touches (run-time addresses), in order.
+    touched: Vec<u64>,
 }
 
 /// What has become of sites at the beginning of an update.
@@ -44,32 +46,42 @@ impl Attachment {
         guest: &dyn Guest,
         kernel: &Kernel,
         trap: &[u8],
-    ) -> Result<Option<[u64; 2]>, TraceError> {
+    ) -> Result<Option<Vec<u64>>, TraceError> {
         // Without this no update could be understood.
         ftrace::is_on(guest, &self.image, kernel)?;
-        let Some(brackets) = self.code.bracket(guest, &self.image, kernel, trap)? else {
+        let Some(stops) = self.code.bracket(guest, &self.image, kernel, trap)? else {
             return Ok(None);
         };
         let view = View::with_annex(guest, self.near, &*self.memory);
-        if !brackets.lay(&view)? {
+        if !stops.lay(&view)? {
             return Err(TraceError::Ftrace("its code cannot be changed"));
         }
         self.patcher.share();
-        self.sharing = Some(Sharing { brackets, lent: None });
-        Ok(Some(brackets.traps()))
+        let traps = stops.traps().collect();
+        self.sharing = Some(Sharing { stops, lent: None, touched: Vec::new() });
+        Ok(Some(traps))
     }
 
     /// Which moment of an update a vCPU that stands at this run-time address is at, and where it
     /// goes on from there.
     #[must_use]
     pub fn moment(&self, address: u64) -> Option<(Moment, u64)> {
-        self.sharing.as_ref()?.brackets.moment(address)
+        self.sharing.as_ref()?.stops.find(address)
     }
 
     /// Whether an update of the guest's ftrace is under way. No site may be taken then.
     #[must_use]
     pub fn is_lent(&self) -> bool {
         self.sharing.as_ref().is_some_and(|sharing| sharing.lent.is_some())
+    }
+
+    /// Whether a site can be taken now: not while an update is under way that touches it.
+    #[must_use]
+    pub fn can_take(&self, kernel: &Kernel, site: usize) -> bool {
+        let Some(Sharing { lent: Some(_), touched, .. }) = &self.sharing else { return true };
+        let spot = self.modules.spot(kernel, &self.image, site);
+        let record = spot.map(|spot| self.image.runtime(self.code.record(&spot.site)));
+        record.is_some_and(|record| touched.binary_search(&record).is_err())
     }
 
     /// An update begins: gives back the sites that it touches. All vCPUs are paused.
@@ -84,12 +96,14 @@ impl Attachment {
         let on = ftrace::is_on(guest, &self.image, kernel)?;
         let records = Records::read(guest, &self.image, kernel, &self.books)?;
         let view = self.view(guest, &records);
-        let place = Place { view, image: &self.image, kernel, code: &*self.code };
+        let (image, modules) = (&self.image, &self.modules);
+        let place = Place { view, image, kernel, modules, code: &*self.code };
         let (lent, restored) =
             self.patcher.lend(&place, &records, |flags| ftrace::is_touched(flags, on))?;
         let sites = lent.len();
         if let Some(sharing) = &mut self.sharing {
             sharing.lent = Some(lent);
+            sharing.touched = records.with_flags(|flags| ftrace::is_touched(flags, on));
         }
         Ok(Lent { sites, foreign: restored.foreign })
     }
@@ -141,10 +155,9 @@ impl Attachment {
         }
         let view = self.view(guest, records);
         for (site, hook) in sites {
-            let (Hook::Call(program), Some(site)) = (hook, kernel.sites().get(site)) else {
-                continue;
-            };
-            if let Some(call) = self.code.guest_call(&view, &self.image, site)
+            let spot = self.modules.spot(kernel, &self.image, site);
+            let (Hook::Call(program), Some(spot)) = (hook, spot) else { continue };
+            if let Some(call) = self.code.guest_call(&view, &self.image, &spot)
                 && let Err(error) = self.code.chain(program, call)
             {
                 // The site will have no stub, and be skipped for that.
@@ -166,15 +179,16 @@ impl Attachment {
 
     /// The guest's updates go unseen from now on. No site is held.
     pub(super) fn end_sharing(&mut self, guest: &dyn Guest) -> Result<bool, TraceError> {
-        let Some(Sharing { brackets, .. }) = self.sharing.take() else { return Ok(true) };
+        let Some(Sharing { stops, .. }) = self.sharing.take() else { return Ok(true) };
         let view = View::with_annex(guest, self.near, &*self.memory);
-        Ok(brackets.remove(&view)?)
+        Ok(stops.remove(&view)?)
     }
 
-    /// Run-time addresses of the traps of [`Attachment::share`].
+    /// Run-time addresses of the traps at which the guest stops by itself: those of
+    /// [`Attachment::share`], of modules and of tracepoints.
     #[must_use]
     pub fn traps(&self) -> Vec<u64> {
-        let traps = self.sharing.as_ref().map(|sharing| sharing.brackets.traps());
-        traps.into_iter().flatten().collect()
+        let traps = self.sharing.iter().flat_map(|sharing| sharing.stops.traps());
+        traps.chain(self.module_trap_addresses()).chain(self.tracepoint_traps()).collect()
     }
 }

@@ -11,14 +11,21 @@ const COMM: usize = 16;
 
 /// Where a task has what (`struct task_struct`).
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Offsets {
-    pid: u64,
-    tgid: u64,
-    comm: u64,
+pub struct Offsets {
+    /// Of `pid`, in bytes, as the others.
+    pub pid: u64,
+    /// Of `tgid`.
+    pub tgid: u64,
+    /// Of `comm`.
+    pub comm: u64,
 }
 
 impl Offsets {
-    pub(super) fn find(kernel: &Kernel) -> Result<Self, TraceError> {
+    /// From the kernel's types.
+    ///
+    /// # Errors
+    /// When they do not say.
+    pub fn find(kernel: &Kernel) -> Result<Self, TraceError> {
         let members = Members::of(kernel)?;
         Ok(Self {
             pid: members.offset("task_struct", "pid")?,

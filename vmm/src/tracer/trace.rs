@@ -6,12 +6,15 @@ use super::exit_plan::ExitPlan;
 use super::exits::{ExitSkip, ExitWord, HeldExits};
 use super::ftrace::{self, Offsets, Records};
 use super::guest::{Guest, GuestError, Image};
+use super::module_traps::ModuleTraps;
+use super::modules::Modules;
 use super::patch::{Patcher, Place, Restored, Skip, SkipReason};
 use super::programs::{Duty, Programs};
 use super::readable;
 use super::ring::RingReader;
 use super::sharing::Sharing;
 use super::tasks::{self, Tasks};
+use super::tracepoints::Points;
 use super::view::View;
 use crate::kernel::{Exits, Kernel, Site};
 use std::sync::Arc;
@@ -110,15 +113,19 @@ pub struct Attachment {
     pub(super) image: Image,
     /// Guest-physical address of some text of the kernel.
     pub(super) near: u64,
-    layout: Layout,
+    pub(super) layout: Layout,
     pub(super) memory: Arc<dyn Memory>,
     pub(super) code: Box<dyn GuestCode>,
     tasks: tasks::Offsets,
-    overflow: Overflow,
+    pub(super) overflow: Overflow,
     pub(super) books: Offsets,
     pub(super) patcher: Patcher,
     /// `None`: what is held is refused to the guest's own ftrace.
     pub(super) sharing: Option<Sharing>,
+    pub(super) points: Points,
+    /// `None`: modules come and go unseen.
+    pub(super) module_traps: Option<ModuleTraps>,
+    pub(super) modules: Modules,
     programs: Programs,
     exits: HeldExits,
     /// Programs know what they can read.
@@ -157,6 +164,9 @@ impl Attachment {
             books,
             patcher,
             sharing: None,
+            points: Points::default(),
+            module_traps: None,
+            modules: Modules::new(kernel),
             programs,
             exits: HeldExits::default(),
             readable: false,
@@ -210,7 +220,7 @@ impl Attachment {
         duty: &Duty,
     ) -> Result<u16, TraceError> {
         let (code, readable, image) = (&mut self.code, &mut self.readable, &self.image);
-        self.programs.number(duty, |program| {
+        self.programs.number(duty, |program, next| {
             // Not before it is needed: it takes a walk through page tables.
             let reads = program.fields.iter().any(|field| matches!(field, Field::Read(_)));
             if reads && !std::mem::replace(readable, true) {
@@ -218,17 +228,23 @@ impl Attachment {
                 log::debug!("what pointers can lead to: {found:x?}");
                 code.allow(found);
             }
-            code.add(guest, program)
+            code.add(guest, program, next)
         })
     }
 
-    /// All programs made so far, by their numbers.
+    /// All that is done at a site that calls a program, by the programs' numbers.
+    #[must_use]
+    pub fn duties(&self) -> &[Duty] {
+        self.programs.whole()
+    }
+
+    /// All programs made so far, by their numbers: what the records of each have.
     #[must_use]
     pub fn programs(&self) -> &[Duty] {
         self.programs.all()
     }
 
-    /// Lets `sites` (indices into `kernel.sites()`) call the programs with these numbers. All
+    /// Lets `sites` (indices into `kernel.sites()`, or numbers of those of modules) call the programs with these numbers. All
     /// vCPUs are paused.
     ///
     /// # Errors
@@ -262,7 +278,8 @@ impl Attachment {
         let sites = sites.into_iter();
         self.chain(guest, kernel, &records, sites.clone());
         let view = self.view(guest, &records);
-        let place = Place { view, image: &self.image, kernel, code: &*self.code };
+        let (image, modules) = (&self.image, &self.modules);
+        let place = Place { view, image, kernel, modules, code: &*self.code };
         Ok(self.patcher.hold(&place, &records, sites)?)
     }
 
@@ -450,20 +467,26 @@ impl Attachment {
         guest: &dyn Guest,
         kernel: &Kernel,
     ) -> Result<Restored, TraceError> {
-        // Both, even if one fails.
+        // All, even if one fails. Exits first: they may lie over what leads through other stubs.
         let text = self.near;
         let annex = View::with_annex(guest, text, &*self.memory);
         let exits = self.exits.release_if(&annex, |_| true);
+        let points = self.points.end(&annex);
         let restored = self.patcher.release_if(&View::ram(guest, [text; 2]), |_| true)?;
         exits?;
         self.code.remove(guest, &self.image, kernel, self.patcher.freed())?;
-        if !self.end_sharing(guest)? {
+        let modules = self.end_watching_modules(guest)?;
+        if !(self.end_sharing(guest)? && modules) {
             return Err(TraceError::Ftrace("its code is not as it was kept"));
+        }
+        if !points? {
+            return Err(TraceError::Code("what it has of its tracepoints is not as it was left"));
         }
         if self.patcher.is_flagging() && ftrace::is_idle(guest, &self.image, kernel) {
             let records = Records::read(guest, &self.image, kernel, &self.books)?;
             let view = self.view(guest, &records);
-            let place = Place { view, image: &self.image, kernel, code: &*self.code };
+            let (image, modules) = (&self.image, &self.modules);
+            let place = Place { view, image, kernel, modules, code: &*self.code };
             self.patcher.forget(&place, &records)?;
         }
         Ok(restored)

@@ -333,7 +333,10 @@ impl Fake {
         };
         match self.kernel.arch() {
             Arch::X86_64 => forget(self.link("level2_kernel_pgt"), 4096),
-            Arch::Riscv64 => forget(riscv64::gap(self), 0x12000),
+            Arch::Riscv64 => {
+                let len = self.link("__init_begin") - riscv64::gap(self);
+                forget(riscv64::gap(self), usize::try_from(len).unwrap());
+            }
         }
         bytes
     }

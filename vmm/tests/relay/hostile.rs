@@ -1,9 +1,10 @@
 //! Rings that a guest has written to itself: what cannot be is told, nothing of it is taken for a
 //! record, and the rings of other vCPUs are as good as before.
 
+use crate::TIME;
 use crate::rings::Rings;
 use vm_memory::Bytes;
-use vmtrace::relay::{Drain, Grace};
+use vmtrace::relay::{Drain, Grace, Relay};
 use vmtrace::stream::{Frame, LossReason, Reader, Summary};
 use vmtrace::tracer::RawBatch;
 use vmtrace::tracer::ring::RingReader;
@@ -148,6 +149,23 @@ fn counts_of_losses_only_grow() {
     let (more, _) = reader.finish(&mut batch);
     assert_eq!(more, u64::MAX);
     assert_eq!(reader.totals().lost, u64::MAX);
+}
+
+// Tracing is to end at once, and not to go on for the rest of a long run without one of the rings.
+#[test]
+fn a_damaged_ring_is_told_while_the_guest_runs() {
+    let rings = filled();
+    let (setup, _joining) = rings.setup(Box::new(std::io::sink()));
+    let (woken, wakes) = std::sync::mpsc::channel();
+    let relay = Relay::start(setup, move || woken.send(()).unwrap_or(())).unwrap();
+    relay.status().unwrap();
+    assert_eq!(relay.corrupt(), None);
+    set_head(&rings, 1, 8);
+    wakes.recv_timeout(TIME).unwrap();
+    let what = relay.corrupt().unwrap();
+    assert!(what.contains("the ring of vCPU 1 was overwritten by the guest"), "{what}");
+    let end = relay.finish(Summary::default(), TIME).wait(TIME).unwrap().unwrap();
+    assert_eq!(end.summary.notes.iter().filter(|note| note.contains(&what)).count(), 1);
 }
 
 // A stream that was made of such rings is whole, and says what was found.

@@ -17,6 +17,7 @@ use vmtrace::devices::virtio::vsock::packet::{HOST_CID, Header, TYPE_STREAM, op}
 use vmtrace::devices::virtio::vsock::{Host, Options, Vsock, Worker};
 use vmtrace::devices::{Device, Gate, IrqLine};
 use vmtrace::events::EventLoop;
+use vmtrace::sandbox::Thread;
 use zerocopy::{FromBytes, IntoBytes};
 
 pub const CID: u64 = 3;
@@ -111,7 +112,7 @@ impl Driver {
 
     /// A device that an event loop serves.
     pub fn threaded(options: &Options) -> Driver {
-        let events = EventLoop::start("events").unwrap();
+        let events = EventLoop::start(Thread::Events).unwrap();
         let (device, host) = Vsock::new(options, &events.handle()).unwrap();
         let mut driver = Driver::with(device, host, None);
         driver.events = Some(events);

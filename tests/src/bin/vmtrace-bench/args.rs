@@ -1,5 +1,5 @@
-//! What an entry with arguments costs, on both architectures, beside events of the guest's own
-//! with the same arguments, which have a boot of their own.
+//! What an entry with arguments costs, and one under a condition, on both architectures, beside events
+//! of the guest's own with the same arguments and with a filter, which have a boot of their own.
 
 use crate::guest::{Run, boot};
 use crate::value;
@@ -28,6 +28,10 @@ fn row(host: &SharedHost, name: &str) -> Result<()> {
     let guest = measure(host, name, " guest", &[])?;
     let plain = measure(host, name, "", &[])?;
     let ours = measure(host, name, "", &["--arg", VALUES])?;
+    // Of no call, and of all.
+    let [none, all] = ["ruid == 12345", "ruid != 12345"].map(|text| ["--if", text]);
+    let (none, all) = (measure(host, name, "", &none)?, measure(host, name, "", &all)?);
+    ensure!(none.summary.records() == 0, "{:?}", none.summary);
     let figure =
         |kind: &str| value(&guest.text, &format!("args {kind} ")).map(|it| (kind.to_owned(), it));
     let (kind, theirs) = figure("fprobe").or_else(|_| figure("kprobe")).context("no event")?;
@@ -38,6 +42,14 @@ fn row(host: &SharedHost, name: &str) -> Result<()> {
         value(&plain.text, "args vmtrace ")?,
         value(&ours.text, "args untraced ")?,
         ours.summary.records(),
+    );
+    println!(
+        "  {:<28}  under a condition: vmtrace {:6.1} when it fails, {:6.1} when it holds; guest {kind} event with a \
+         filter that fails {:8.1}",
+        "",
+        value(&none.text, "args vmtrace ")?,
+        value(&all.text, "args vmtrace ")?,
+        value(&guest.text, "args filtered ")?,
     );
     Ok(())
 }

@@ -70,7 +70,7 @@ fn read(trace: &[u8]) -> Result<(String, Records, Vec<Mark>, Summary)> {
                 Record::Entry { .. } => records.entries += 1,
                 Record::Return { .. } => records.returns += 1,
                 Record::Tail(_) => records.tails += 1,
-                Record::Other(..) => {}
+                Record::Event { .. } | Record::Other(..) => {}
             }),
             Frame::Mark(mark) => marks.push(mark),
             Frame::End(end) => summary = Some(*end),

@@ -214,6 +214,8 @@ pub(crate) fn args(guest: bool) -> Result<()> {
         set(&format!("events/{EVENT}/enable"), "1")?;
         meter.per(call_setresuid);
         println!("args {kind} {:.1}", meter.per(call_setresuid) - untraced);
+        set(&format!("events/{EVENT}/filter"), "ruid == 12345")?;
+        println!("args filtered {:.1}", meter.per(call_setresuid) - untraced);
         return Ok(());
     }
     mark();

@@ -5,6 +5,7 @@ use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::io::Write;
 use std::time::Duration;
+use vmtrace_tests::random::Random;
 
 /// What of the guest's can use a function's site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,13 +200,8 @@ const OTHERS: [&str; 5] = ["vfs_*", "kernel_clone", "do_sys_openat2", "ksys_*", 
 /// every call of getppid. Which ones, in one word.
 pub(super) fn churn(seed: u64) -> Result<String> {
     const CPUS: usize = 2;
-    let mut random = seed;
-    let mut below = |bound: usize| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        usize::try_from(random >> 16).unwrap_or(0) % bound
-    };
+    let mut random = Random::new(seed);
+    let mut below = |bound| random.below(bound);
     let known: Vec<_> =
         ALL.into_iter().filter(|feature| feature.is_known().unwrap_or(false)).collect();
     let getppid = function()?;

@@ -9,6 +9,8 @@
 //! vmtrace-guest beside N CPUS          the guest's own tracers, one after the other and two at a
 //!                                      time, on getppid's function: what each sees, and how often
 //!                                      it was called in all
+//! vmtrace-guest events N NAME...       the guest's own events (SYSTEM/NAME) on and off so many times,
+//!                                      with work between; what it has seen of the last round
 //! vmtrace-guest ftrace-all files       the guest's tracer on all functions, then off
 //! vmtrace-guest consume N              N calls of getppid, and as a consumer of the live trace
 //!                                      over vsock waits until it has seen all of them
@@ -17,6 +19,9 @@
 //!                                      from there to standard output
 //! vmtrace-guest agent CID COMMAND      asks the agent of that CID to run a command; what it says
 //! vmtrace-guest load FILE              loads a kernel module
+//! vmtrace-guest modules FILE ROUNDS READS [beside|busy]
+//!                                      the module `dummy` comes, is used so often, and goes; with
+//!                                      the guest's own tracer on it, or forks and files beside it
 //! vmtrace-guest bytes PORT N CONSOLE   sends N bytes to that port and gets N; then writes so
 //!                                      many to the console and tells how long that took
 //! vmtrace-guest bench N                instructions an event, under icount; the guest's function
@@ -27,6 +32,8 @@
 //! vmtrace-guest hotplug ROUNDS         CPU 1 leaves, comes back and works, so many times
 //! vmtrace-guest code SITE ADDRESS...   what the kernel says of its processor's faults, code at these distances
 //!                                      from its beginning, and the program that the site calls
+//! vmtrace-guest laps                   moves every ring of vmtrace's many laps on
+//! vmtrace-guest anywhere SEED N        writes N words anywhere into what vmtrace has in the guest
 //! vmtrace-guest kexec IMAGE            goes on with that kernel, without an initramfs (x86-64)
 //! vmtrace-guest bench-ops              the same for vmtrace with tracers that have nothing to do
 //! vmtrace-guest bench-ops MODULE N...  for the guest's tracers beside N that have nothing to do
@@ -44,6 +51,9 @@ mod bench;
 mod beside;
 mod code;
 mod cpus;
+mod events;
+mod modules;
+mod scribble;
 mod stress;
 mod tree;
 
@@ -75,12 +85,19 @@ fn main() -> Result<()> {
         ["ftrace", glob, "files"] => ftrace(glob),
         ["ftrace-all", "files"] => ftrace_all(),
         ["beside", count, cpus] => beside::beside(count.parse()?, cpus.parse()?),
+        ["events", rounds, names @ ..] => events::events(rounds.parse()?, names),
         ["refused", function] => refused(function),
         ["consume", count] => consume(count.parse()?),
         ["stranger"] => stranger(),
         ["call", port] => call(port.parse()?),
         ["agent", cid, command] => agent(cid.parse()?, command),
         ["load", file] => load(file),
+        ["modules", file, rounds, reads, "busy"] => {
+            modules::busy(file, rounds.parse()?, reads.parse()?)
+        }
+        ["modules", file, rounds, reads, beside @ ..] => {
+            modules::modules(file, rounds.parse()?, reads.parse()?, beside == ["beside"])
+        }
         ["bytes", port, count, console] => bytes(port.parse()?, count.parse()?, console.parse()?),
         ["bench", others] => bench::bench(others.parse()?),
         ["bench-ops", which @ ..] => bench::ops(which),
@@ -94,6 +111,8 @@ fn main() -> Result<()> {
         ["load", cpus, rounds] => cpus::load(cpus.parse()?, rounds.parse()?),
         ["hotplug", rounds] => cpus::hotplug(rounds.parse()?),
         ["code", site, others @ ..] => code::code(site, others),
+        ["laps"] => scribble::laps(),
+        ["anywhere", seed, count] => scribble::anywhere(seed.parse()?, count.parse()?),
         ["kexec", image] => cpus::kexec(image),
         ["crash"] => Ok(fs::write("/proc/sysrq-trigger", "c")?),
         ["reboot"] => {

@@ -3,8 +3,7 @@
 //! instructions are cheap.
 
 use super::outlet::Outlet;
-use super::{Args, OverflowArg, trace_name, trace_output};
-use crate::cli::check::Live;
+use super::{Args, OverflowArg, Watchers, trace_name, trace_output};
 use crate::emulated::{
     EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, Stdin,
 };
@@ -46,7 +45,7 @@ impl Write for Stderr {
 /// Boots an emulated host and runs the guest there; returns the exit code.
 pub(super) fn run(
     args: &Args,
-    rules: Option<&Live>,
+    watchers: &Watchers,
     kernel: &Kernel,
     initrd: Vec<u8>,
 ) -> Result<u8> {
@@ -76,7 +75,7 @@ pub(super) fn run(
     };
     let _tunnels = (tunnel(&args.socket, SOCKET)?, tunnel(&args.vsock, VSOCK)?);
     let _gateway = args.vsock.as_deref().map(|here| host.gateway(GATEWAY, here)).transpose()?;
-    let mut trace = Outlet::start(trace_output(args, rules)?)?;
+    let mut trace = Outlet::start(trace_output(args, watchers)?)?;
     let mut console: Box<dyn Write + Send> = match args.console.as_str() {
         "stderr" | "none" => Box::new(std::io::sink()),
         path => Box::new(std::fs::File::create(path).with_context(|| path.to_owned())?),
@@ -180,11 +179,17 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
         (args.args, "--args"),
         (args.retval, "--retval"),
         (args.no_console_marks, "--no-console-marks"),
+        (args.traces_boot(), "--trace-boot"),
+        (args.no_seccomp, "--no-seccomp"),
     ];
     job.extend(flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag.to_owned()));
     job.extend(args.arg.iter().map(|values| format!("--arg={values}")));
     job.extend(args.returns.iter().map(|glob| format!("--returns={glob}")));
     job.extend(args.tracer.iter().map(|globs| format!("--tracer={globs}")));
+    job.extend(args.condition.iter().map(|condition| format!("--if={condition}")));
+    job.extend(args.pid.iter().map(|pid| format!("--pid={pid}")));
+    job.extend(args.comm.iter().map(|comm| format!("--comm={comm}")));
+    job.extend(args.event.iter().map(|event| format!("--event={event}")));
     job.extend(args.from.iter().map(|name| format!("--from={name}")));
     job.extend(args.timeout.iter().map(|seconds| format!("--timeout={seconds}")));
     if args.socket.is_some() {

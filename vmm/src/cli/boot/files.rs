@@ -29,7 +29,7 @@ fn identity(path: &Path) -> Option<Identity> {
 ///
 /// # Errors
 /// With the names of both.
-pub(super) fn check(args: &Args) -> Result<()> {
+pub(super) fn check(args: &Args, kernel: &Path) -> Result<()> {
     let console = match args.console.as_str() {
         "stderr" | "none" => None,
         path => Some(("--console", Path::new(path))),
@@ -45,7 +45,7 @@ pub(super) fn check(args: &Args) -> Result<()> {
     ];
     let options = options.into_iter().filter_map(|(name, path)| Some((name, path.as_deref()?)));
     let added = args.add.iter().map(|path| ("--add", path.as_path()));
-    let inputs: Vec<_> = std::iter::once(("the kernel", args.kernel.as_path()))
+    let inputs: Vec<_> = std::iter::once(("the kernel", kernel))
         .chain(options)
         .chain(added)
         .chain(rules.iter().map(|path| ("--rules", path.as_path())))
@@ -87,8 +87,9 @@ mod tests {
     fn error(directory: &Path, line: &str) -> Option<String> {
         let at = format!("{}/", directory.display());
         let args = args(&line.replace('@', &at)).unwrap();
-        let args = Args { kernel: directory.join("kernel"), ..args };
-        check(&args).err().map(|error| error.to_string().replace(&at, "@"))
+        check(&args, &directory.join("kernel"))
+            .err()
+            .map(|error| error.to_string().replace(&at, "@"))
     }
 
     // The user's kernel was cut to nothing before anybody had read it.

@@ -1,22 +1,23 @@
 //! A run on the KVM of this machine.
 
 use super::input::Input;
-use super::{Args, trace_name, trace_output};
+use super::{Args, Watchers, trace_name, trace_output};
 use crate::agent::protocol::AGENT_PORT;
 use crate::agent::{AgentMessage, AgentParser};
-use crate::cli::check::Live;
-use crate::cli::exit;
+use crate::cli::{exit, output};
 use crate::devices::virtio::vsock::{self, Vsock};
 use crate::emulated::Patience;
 use crate::events::{EventLoop, Handle, Signals};
 use crate::export::{write_losses, write_summary};
 use crate::kernel::Kernel;
 use crate::machine::{BootImage, Config, ExitReason, ImageBytes, Waker};
+use crate::sandbox::{self, Thread};
 use crate::serve::{Control, Reply, Services};
 use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tracing};
 use crate::stream::Exit;
 use anyhow::{Context, Result, bail};
 use std::io::Write;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -71,15 +72,30 @@ fn console(args: &Args) -> Result<Box<dyn Write + Send>> {
     })
 }
 
+/// What the run needs of the file system once the guest runs.
+fn confinement(args: &Args) -> sandbox::Settings {
+    let sockets = args.socket.iter().chain(&args.vsock);
+    let (_, results) = args.rules.files();
+    sandbox::Settings {
+        unfiltered: args.no_seccomp,
+        cleared: sockets.filter_map(|path| path.parent()).map(Path::to_owned).collect(),
+        // By links, as they will be opened.
+        written: results
+            .map(|path| output::target(path).ok().flatten().unwrap_or_else(|| path.clone()))
+            .collect(),
+    }
+}
+
 /// Runs the guest on the KVM of this machine; returns the exit code.
 pub(super) fn run(
     args: &Args,
-    rules: Option<&Live>,
+    watchers: &Watchers,
     kernel: Arc<Kernel>,
     tracing: Tracing,
     initrd: Vec<u8>,
 ) -> Result<u8> {
-    let events = EventLoop::start("events").context("no event loop")?;
+    sandbox::set_up(&confinement(args))?;
+    let events = EventLoop::start(Thread::Events).context("no event loop")?;
     let (joining, joins) = sync_channel(MAX_JOINS);
     let (commands, control) = sync_channel(MAX_COMMANDS);
     let waker = Arc::new(OnceLock::<Waker>::new());
@@ -141,7 +157,7 @@ pub(super) fn run(
     let mut give_up = Some(give_up);
     let timers = events.handle();
     let mut parser = AgentParser::new();
-    let stream = trace_output(args, rules)?;
+    let stream = trace_output(args, watchers)?;
     let request = Request {
         kernel,
         machine,
@@ -229,9 +245,18 @@ pub(super) fn run(
 
 fn exit_code(args: &Args, outcome: &Outcome) -> Result<u8> {
     let unfinished = args.expects_run() && outcome.summary.run_status.is_none();
+    let anomaly = outcome.anomaly.as_deref();
+    let anomaly = anomaly.map(|what| format!("tracing has ended before the guest: {what}"));
+    match (&outcome.exit, anomaly) {
+        (Some(ExitReason::Panic { .. } | ExitReason::TripleFault), anomaly) => {
+            anomaly.iter().for_each(|what| say!("vmtrace: error: {what}"));
+            return Ok(exit::GUEST_DIED);
+        }
+        (Some(ExitReason::InternalError(what)), _) => bail!("the machine failed: {what}"),
+        (_, Some(what)) => bail!(what),
+        (_, None) => {}
+    }
     Ok(match &outcome.exit {
-        Some(ExitReason::Panic { .. } | ExitReason::TripleFault) => exit::GUEST_DIED,
-        Some(ExitReason::InternalError(what)) => bail!("the machine failed: {what}"),
         None if outcome.summary.exit == Exit::Timeout && unfinished => {
             say!("vmtrace: error: the time was up before --run had finished: see --timeout");
             exit::TIMED_OUT
@@ -309,11 +334,31 @@ mod tests {
     use crate::stream::Summary;
 
     fn code(options: &str, end: (Exit, Option<ExitReason>), status: Option<i32>) -> Result<u8> {
-        let summary = Summary { exit: end.0, run_status: status, ..Summary::default() };
-        exit_code(
-            &args(options)?,
-            &Outcome { summary, exit: end.1, unwritten: Unwritten::default() },
-        )
+        code_with(options, end, status, None)
+    }
+
+    fn code_with(
+        options: &str,
+        (end, exit): (Exit, Option<ExitReason>),
+        run_status: Option<i32>,
+        anomaly: Option<&str>,
+    ) -> Result<u8> {
+        let summary = Summary { exit: end, run_status, ..Summary::default() };
+        let (unwritten, anomaly) = (Unwritten::default(), anomaly.map(str::to_owned));
+        exit_code(&args(options)?, &Outcome { summary, exit, unwritten, anomaly })
+    }
+
+    // What is missing from the trace may be what somebody looks for.
+    #[test]
+    fn a_trace_that_had_to_end_is_no_success() {
+        let anomaly = Some("the ring of vCPU 0 was overwritten");
+        let off = || (Exit::Poweroff, Some(ExitReason::PowerOff));
+        for status in [Some(0), Some(1)] {
+            let error = code_with("--run ls", off(), status, anomaly).unwrap_err().to_string();
+            assert!(error.contains("the ring of vCPU 0"), "{error}");
+        }
+        let died = (Exit::TripleFault, Some(ExitReason::TripleFault));
+        assert_eq!(code_with("", died, None, anomaly).unwrap(), exit::GUEST_DIED);
     }
 
     // Scripts take 0 for a command that has run, and succeeded.

@@ -1,140 +1,182 @@
 //! `vmtrace boot`: boots a kernel and traces it.
 
+mod conditions;
 mod emulated;
 mod files;
 mod here;
+mod images;
 mod input;
 mod outlet;
+mod times;
+mod watchers;
 
+use crate::cli::BadUsage;
 use crate::cli::check::{Live, Rules};
-use crate::cli::check_globs;
+use crate::condition::Condition;
 use crate::devices::virtio::vsock;
 use crate::emulated::{HostArch, THIS_PROGRAM};
-use crate::export::{Export, Graph, Json, Player, Text};
 use crate::host::{HostMode, choose};
-use crate::initramfs;
 use crate::kernel::arguments::ArgumentSpec;
 use crate::kernel::{Coverage, Kernel, Missing};
 use crate::machine::{DEFAULT_CMDLINE, MAX_MEMORY, MIN_MEMORY};
 use crate::serve::{Globs, GuestReaders, SpecError, TracerSpec};
-use crate::session::{self, Tracer, Tracing, ValuesError, Wants};
+use crate::session::{self, Tracer, Tracing, Wants};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vmtrace_system::say;
 use vmtrace_trampolines::Overflow;
+use watchers::{Watchers, trace_name, trace_output};
+
+/// What `--help` puts options under.
+mod headings {
+    pub(super) const MACHINE: &str = "What to boot";
+    pub(super) const TRACE: &str = "What to trace";
+    pub(super) const PLACES: &str = "Where it goes";
+    pub(super) const RUN: &str = "How it runs";
+}
 
 /// Arguments of `vmtrace boot`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Kernel: bzImage, vmlinux, or riscv64 Image, plain, compressed or as EFI zboot image
-    pub kernel: PathBuf,
+    /// Kernel: bzImage, vmlinux, or riscv64 Image, plain, compressed or as EFI zboot image. Without
+    /// one, the running kernel of this machine (/boot/vmlinuz-RELEASE) with its modules
+    pub kernel: Option<PathBuf>,
     /// Take the kernel's symbols from this file of the same build: for kernels without
     /// CONFIG_KALLSYMS_ALL
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = headings::MACHINE)]
     pub system_map: Option<PathBuf>,
     /// Initial RAM disk instead of the built-in one
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["run", "add", "modules"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["run", "add", "modules"], help_heading = headings::MACHINE)]
     pub initrd: Option<PathBuf>,
     /// Appended to the kernel's command line
-    #[arg(long, value_name = "TEXT", default_value = "")]
+    #[arg(long, value_name = "TEXT", default_value = "", help_heading = headings::MACHINE)]
     pub cmdline: String,
     /// Number of vCPUs
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64), help_heading = headings::MACHINE)]
     pub cpus: u8,
     /// Guest memory: bytes, or with K, M or G
-    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_memory)]
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_memory, help_heading = headings::MACHINE)]
     pub memory: u64,
     /// Load modules of this directory, which is like /lib/modules/RELEASE, with the built-in
-    /// initramfs: those for virtio devices, sockets to the guest among them, and what they need
-    #[arg(long, value_name = "DIR")]
+    /// initramfs: those for virtio devices, sockets to the guest among them, and what they need.
+    /// auto finds them: modules or lib/modules/RELEASE beside the image, or /lib/modules/RELEASE
+    #[arg(long, value_name = "DIR|auto", help_heading = headings::MACHINE)]
     pub modules: Option<PathBuf>,
     /// Let the kernel choose its addresses (boots through its own decompressor)
-    #[arg(long)]
+    #[arg(long, help_heading = headings::MACHINE)]
     pub kaslr: bool,
-    /// Trace functions that match this glob; may be repeated; none means all. @FILE stands for the
-    /// globs in that file
-    #[arg(short, long, value_name = "GLOB")]
+    /// Trace functions that match this glob, those of modules that are loaded later, too
+    /// (GLOB:mod:NAME and :mod:NAME: only those of such modules); may be repeated; none means all.
+    /// @FILE stands for the globs in that file
+    #[arg(short, long, value_name = "GLOB", help_heading = headings::TRACE)]
     pub filter: Vec<String>,
     /// Do not trace functions that match this glob; may be repeated
-    #[arg(short, long, value_name = "GLOB")]
+    #[arg(short, long, value_name = "GLOB", help_heading = headings::TRACE)]
     pub notrace: Vec<String>,
     /// Another tracer beside that of -f, with a name if one is given; may be repeated, up to 254
     /// times. A glob with ! before it is an exception of this tracer's own. Actions: entry (the
     /// default), graph (where functions are left, too), args (their parameters), retval (what they
     /// return). A function of several tracers is recorded for each; none costs anything to
     /// functions that it does not trace. Without -f there are only these
-    #[arg(long, value_name = "[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]]", value_parser = parse_tracer)]
+    #[arg(long, value_name = "[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]][ if CONDITION]", value_parser = parse_tracer, help_heading = headings::TRACE)]
     pub tracer: Vec<TracerSpec>,
+    /// Of the functions of -f record only calls for which this holds, decided in the guest before
+    /// anything is written: pid, tgid, comm, cpu, caller (a function) and parameters by their names
+    /// (args.NAME where one is called like these), with ==, !=, <, <=, >, >=, & (common bits), &&,
+    /// ||, ! and parentheses, such as 'count > 4K && comm == "ssh*"'
+    #[arg(long = "if", value_name = "CONDITION", value_parser = conditions::parse, help_heading = headings::TRACE)]
+    pub condition: Option<Condition>,
+    /// Record only what this task (thread) does, of all functions and events: as `--if 'pid == N'`;
+    /// may be repeated
+    #[arg(long, value_name = "N", help_heading = headings::TRACE)]
+    pub pid: Vec<u32>,
+    /// Record only what tasks of this name do, of all functions and events: as `--if 'comm ==
+    /// NAME'`, with ? for any character and * at its end; may be repeated
+    #[arg(long, value_name = "NAME", value_parser = conditions::parse_comm, help_heading = headings::TRACE)]
+    pub comm: Vec<String>,
+    /// Trace this event (tracepoint), with its fields: a name as `vmtrace events` lists them, or a
+    /// glob, such as sched:sched_switch or 'block:*'; may be repeated. Without -f and --tracer there
+    /// are only these
+    #[arg(long, value_name = "SYSTEM:NAME", help_heading = headings::TRACE)]
+    pub event: Vec<String>,
     /// Trace where the functions of -f are left, too, and print calls with their durations as
     /// ftrace's function_graph tracer does
-    #[arg(long)]
+    #[arg(long, help_heading = headings::TRACE)]
     pub graph: bool,
     /// Record the parameters of the functions of -f, by the types that the kernel says they have
-    #[arg(long)]
+    #[arg(long, help_heading = headings::TRACE)]
     pub args: bool,
     /// Record what the functions of -f return, as --graph does where
-    #[arg(long)]
+    #[arg(long, help_heading = headings::TRACE)]
     pub retval: bool,
     /// Record these values of calls of functions of -f: parameters, and members of what they point
     /// to, such as 'vfs_read: file->f_path.dentry->d_name.name, count'; a path can have a name
     /// (NAME=PATH), and a text a length (PATH:BYTES). FUNCTION is a glob; may be repeated
-    #[arg(long, value_name = "FUNCTION: PATH, ...", value_parser = parse_argument)]
+    #[arg(long, value_name = "FUNCTION: PATH, ...", value_parser = parse_argument, help_heading = headings::TRACE)]
     pub arg: Vec<ArgumentSpec>,
     /// Returns of functions that match this glob may be asked for later, by `vmtrace ctl tracer add
     /// ...:graph`; may be repeated. riscv64 guests must know that when they boot, since places
     /// where functions are left are rewritten only then; others need nothing
-    #[arg(long, value_name = "GLOB")]
+    #[arg(long, value_name = "GLOB", help_heading = headings::TRACE)]
     pub returns: Vec<String>,
     /// Begin to trace when this function is first called
-    #[arg(long, value_name = "FUNCTION")]
+    #[arg(long, value_name = "FUNCTION", help_heading = headings::TRACE)]
     pub from: Option<String>,
     /// Run a command line in the guest, then power off. The built-in system has no shell: commands
     /// with quoted words, `;` and `&&`, of what --add gave it and of cat, echo, false, ls, mark,
     /// poweroff, sleep, true and write
-    #[arg(long, value_name = "CMD", value_parser = parse_run)]
+    #[arg(long, value_name = "CMD", value_parser = parse_run, help_heading = headings::MACHINE)]
     pub run: Option<String>,
     /// Put this file at /NAME of the built-in initramfs; may be repeated
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = headings::MACHINE)]
     pub add: Vec<PathBuf>,
+    /// At the end print where the time of the boot went: by initcall, function, idle time, module and
+    /// step to init, as text or JSON (--format), in place of the trace, which -o keeps. Traces what
+    /// that takes, beside what else is asked for; nothing else without -f, --tracer and --event
+    #[arg(long, help_heading = headings::TRACE)]
+    pub boot_report: bool,
     /// Write the trace to this file instead of printing it
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", help_heading = headings::PLACES)]
     pub output: Option<PathBuf>,
     /// How to print it: text, or graph if anything but entries is traced
-    #[arg(long, value_enum, conflicts_with = "output")]
+    #[arg(long, value_enum, conflicts_with = "output", help_heading = headings::PLACES)]
     pub format: Option<FormatArg>,
     /// Serve the running trace on this unix socket: see `vmtrace stream` and `vmtrace ctl`
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", help_heading = headings::PLACES)]
     pub socket: Option<PathBuf>,
     /// Let processes of the guest read the trace at vsock port 1024 of CID 2: with all that other
     /// processes do in it, and where KASLR has put the kernel. Alone it lets in those that connect
     /// from a port below 1024, as only privileged ones can. Marks need no such leave
-    #[arg(long, value_enum, value_name = "WHO", num_args = 0..=1, require_equals = true, default_missing_value = "privileged")]
+    #[arg(long, value_enum, value_name = "WHO", num_args = 0..=1, require_equals = true, default_missing_value = "privileged", help_heading = headings::PLACES)]
     pub serve_guest: Option<GuestReaders>,
     /// Where the guest's console goes: stderr, none, or a file
-    #[arg(long, value_name = "WHERE", default_value = "stderr")]
+    #[arg(long, value_name = "WHERE", default_value = "stderr", help_heading = headings::PLACES)]
     pub console: String,
     /// Leave the lines of the guest's console out of the trace, where they are marks
-    #[arg(long)]
+    #[arg(long, help_heading = headings::PLACES)]
     pub no_console_marks: bool,
     /// What happens to records when a ring is full
-    #[arg(long, value_enum, default_value_t = OverflowArg::Drop)]
+    #[arg(long, value_enum, default_value_t = OverflowArg::Drop, help_heading = headings::TRACE)]
     pub overflow: OverflowArg,
     /// Where to run: on this machine's KVM or in an emulated host
-    #[arg(long, value_enum, default_value_t = HostArg::Auto)]
+    #[arg(long, value_enum, default_value_t = HostArg::Auto, help_heading = headings::RUN)]
     pub host: HostArg,
     /// Unix socket for connections to the guest's vsock ports: a client writes CONNECT PORT.
     /// Connections of the guest to the host's port P go to PATH_P
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", help_heading = headings::PLACES)]
     pub vsock: Option<PathBuf>,
+    /// Do not confine the process that runs the guest: without seccomp filters, Landlock, and
+    /// capabilities dropped, whatever a guest makes of a bug of vmtrace may do what you may do
+    #[arg(long, help_heading = headings::RUN)]
+    pub no_seccomp: bool,
     /// The guest's context identifier (CID)
-    #[arg(long, value_name = "N", default_value_t = vsock::GUEST_CID)]
+    #[arg(long, value_name = "N", default_value_t = vsock::GUEST_CID, help_heading = headings::MACHINE)]
     pub cid: u32,
-    /// Stop after so many seconds
-    #[arg(long, value_name = "SECS")]
+    /// Stop after SECS seconds
+    #[arg(long, value_name = "SECS", help_heading = headings::RUN)]
     pub timeout: Option<u64>,
     /// Boot this bzImage, which KERNEL (a vmlinux) was taken from
     #[arg(long, value_name = "FILE", hide = true)]
@@ -154,6 +196,9 @@ pub struct Args {
     /// What there is to say of the filters was said
     #[arg(long, hide = true)]
     pub filters_checked: bool,
+    /// Trace what a boot report takes, and print none
+    #[arg(long, hide = true)]
+    pub trace_boot: bool,
     /// Run the emulated host with one CPU whose clock counts instructions
     #[arg(long, hide = true)]
     pub icount: bool,
@@ -194,9 +239,7 @@ pub enum HostArg {
 }
 
 fn parse_tracer(text: &str) -> Result<TracerSpec, String> {
-    let spec: TracerSpec = text.parse().map_err(|error: SpecError| error.to_string())?;
-    check_globs(spec.filter.iter().chain(&spec.notrace)).map_err(|error| error.to_string())?;
-    Ok(spec)
+    text.parse().map_err(|error: SpecError| error.to_string())
 }
 
 fn parse_argument(text: &str) -> Result<ArgumentSpec, String> {
@@ -248,6 +291,11 @@ impl Args {
         modules || served || self.vsock.is_some() || self.socket.is_some()
     }
 
+    /// Whether what a boot report takes is traced.
+    fn traces_boot(&self) -> bool {
+        self.boot_report || self.trace_boot
+    }
+
     /// Whether where functions are left is traced.
     #[must_use]
     pub fn wants_graph(&self) -> bool {
@@ -273,42 +321,74 @@ impl Args {
     /// When no function matches, or that of `--from` cannot be traced.
     pub fn tracing(&self, kernel: &Kernel) -> Result<(Tracing, Vec<String>)> {
         let (mut tracers, mut unmatched, mut unmatched_notrace) = (vec![], vec![], vec![]);
-        let mut notes = Vec::new();
+        let (mut notes, mut boot_notes) = (Vec::new(), Vec::new());
         let mut add = |name: String, text: String, [filter, own]: [&[String]; 2], asked| {
-            let (graph, wants): (bool, Wants) = asked;
+            let (graph, wants, condition): (bool, Wants, Option<Condition>) = asked;
             let notrace: Vec<String> = self.notrace.iter().chain(own).cloned().collect();
             let selection = kernel.select_with_report(filter, &notrace);
             unmatched.extend(selection.unmatched);
             unmatched_notrace.extend(selection.unmatched_notrace);
-            let sites = selection.sites;
+            let mut sites = selection.sites;
+            let returns = graph || wants.results;
+            let (condition, more) =
+                session::conditional(kernel, &mut sites, condition.as_ref(), returns)?;
+            notes.extend(more);
             let (values, more) = session::values(kernel, &sites, &wants)?;
             notes.extend(more);
             let graph = graph || !values.results.is_empty();
-            tracers.push(Some(Tracer { name, text, sites, graph, wants, values }));
-            Ok::<_, ValuesError>(())
+            let globs = Globs { filter: filter.to_vec(), notrace };
+            let tracer = Tracer { name, text, globs, sites, graph, wants, values, condition };
+            tracers.push(Some(tracer));
+            Ok::<_, anyhow::Error>(())
         };
-        if !self.filter.is_empty() || self.tracer.is_empty() {
+        let tasks = conditions::tasks(&self.pid, &self.comm)?;
+        let both = |own: Option<&Condition>| {
+            Condition::all(&own.into_iter().chain(&tasks).collect::<Vec<_>>())
+        };
+        let others = !self.event.is_empty() || self.traces_boot();
+        let only_others = self.tracer.is_empty() && others;
+        if !self.filter.is_empty() || (self.tracer.is_empty() && !only_others) {
             let globs = Globs { filter: self.filter.clone(), notrace: self.notrace.clone() };
             let text = if globs.is_empty() { "*".to_owned() } else { globs.to_string() };
             let (parameters, results) = (self.args, self.retval);
             let wants = Wants { parameters, results, paths: self.arg.clone() };
-            let asked = (self.graph, wants);
+            let condition = both(self.condition.as_ref())?;
+            let text = match &condition {
+                Some(condition) => format!("{text} if {condition}"),
+                None => text,
+            };
+            let asked = (self.graph, wants, condition);
             add(Tracing::default_name(0), text, [&self.filter, &[]], asked)?;
-        } else if self.args || self.retval || self.graph || !self.arg.is_empty() {
+        } else if self.condition.is_some()
+            || self.args
+            || self.retval
+            || self.graph
+            || !self.arg.is_empty()
+        {
             bail!(
-                "--graph, --args, --retval and --arg are about the functions of -f, and there are \
-                 only those of --tracer: give -f, or say --tracer GLOB:ACTION"
+                "--graph, --args, --retval, --arg and --if are about the functions of -f, and there are \
+                 only those of other options: give -f, or say --tracer GLOB:ACTION"
             );
         }
         for (number, spec) in (1..).zip(&self.tracer) {
             let name = spec.name.clone().unwrap_or_else(|| Tracing::default_name(number));
-            let asked = (spec.actions.exits(), spec.actions.into());
+            let condition = both(spec.condition.as_ref())?;
+            let spec = TracerSpec { condition: condition.clone(), ..spec.clone() };
+            let asked = (spec.actions.exits(), spec.actions.into(), condition);
             add(name, spec.to_string(), [&spec.filter, &spec.notrace], asked)?;
         }
-        if self.filter.is_empty() && !self.tracer.is_empty() {
+        if self.traces_boot() {
+            let (asked, more) = times::tracers(kernel)?;
+            boot_notes = more;
+            for times::Asked { name, globs, graph, wants } in asked {
+                add(name.to_owned(), globs.join(","), [&globs, &[]], (graph, wants, None))?;
+            }
+        }
+        if self.filter.is_empty() && (!self.tracer.is_empty() || only_others) {
             // The place of what a live filter may ask for.
             tracers.insert(0, None);
         }
+        notes.append(&mut boot_notes);
         // The same of -n for each.
         unmatched_notrace.sort_unstable();
         unmatched_notrace.dedup();
@@ -335,7 +415,16 @@ impl Args {
             unmatched.extend(selection.unmatched);
             selection.sites
         };
-        let tracing = Tracing { tracers, from, overflow, returns };
+        let mut events = Vec::new();
+        for pattern in &self.event {
+            let (found, more) = session::events(kernel, pattern)?;
+            notes.extend(more);
+            session::add_events(&mut events, found);
+        }
+        let (found, _) = session::conditional(kernel, &mut Vec::new(), tasks.as_ref(), false)?;
+        let events_if = found.and_then(|found| found.general().cloned());
+        let tracing = Tracing { tracers, from, overflow, returns, events, events_if };
+        tracing.check_modules(kernel).map_err(anyhow::Error::msg)?;
         if tracing.is_empty() {
             return Err(kernel.no_match(unmatched).into());
         }
@@ -351,7 +440,10 @@ impl Args {
             let near = kernel.near_functions(glob);
             say!("vmtrace: warning: no function matches {glob:?}{near}");
         }
-        for (_, tracer) in tracing.present().filter(|(_, tracer)| tracer.sites.is_empty()) {
+        for (_, tracer) in tracing.present() {
+            if !tracer.sites.is_empty() || tracer.names_modules() {
+                continue;
+            }
             say!("vmtrace: warning: --tracer {} has no function", tracer.text);
         }
         Ok((tracing, notes))
@@ -372,82 +464,6 @@ fn find(kernel: &Kernel, name: &str) -> Result<usize> {
             kernel.release()
         ),
     }
-}
-
-/// Modules of the built-in initramfs that make virtio devices work, as far as a
-/// kernel has them.
-const MODULES: [&str; 3] = ["virtio_mmio", "virtio_rng", "vmw_vsock_virtio_transport"];
-
-/// The guest's initial RAM disk; one for another architecture lacks the agent.
-fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
-    if let Some(path) = &args.initrd {
-        let content = std::fs::read(path).with_context(|| path.display().to_string())?;
-        return Ok(if args.add_agent { initramfs::add_agent(&content)? } else { content });
-    }
-    let mut builder = initramfs::Builder::new().run(args.run.as_deref());
-    if !guest.is_native() {
-        builder = builder.without_agent();
-    }
-    for file in &args.add {
-        builder = builder.add_file(file);
-    }
-    if let Some(dir) = &args.modules {
-        let modules = initramfs::Modules::open(dir)?;
-        let names: Vec<_> =
-            MODULES.into_iter().filter(|name| modules.names().any(|has| has == *name)).collect();
-        builder = builder.modules(modules.resolve(&names)?);
-    }
-    Ok(builder.build()?)
-}
-
-/// To the one and to the rules.
-struct Tee {
-    trace: Box<dyn Write + Send>,
-    rules: Live,
-}
-
-impl Write for Tee {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let written = self.trace.write(bytes)?;
-        self.rules.write_all(bytes.get(..written).unwrap_or_default())?;
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.trace.flush()
-    }
-}
-
-/// Where the trace stream of a run goes.
-fn trace_output(args: &Args, rules: Option<&Live>) -> Result<Box<dyn Write + Send>> {
-    let trace = plain_output(args)?;
-    Ok(match rules {
-        None => trace,
-        Some(rules) => Box::new(Tee { trace, rules: rules.clone() }),
-    })
-}
-
-fn plain_output(args: &Args) -> Result<Box<dyn Write + Send>> {
-    if let Some(path) = &args.output {
-        let file = std::fs::File::create(path).with_context(|| path.display().to_string())?;
-        return Ok(Box::new(file));
-    }
-    let out = std::io::stdout();
-    let export: Box<dyn Export + Send> = match args.format() {
-        FormatArg::Text => Box::new(Text::new(out)),
-        FormatArg::Json => Box::new(Json::new(out)),
-        FormatArg::Graph => Box::new(Graph::new(out)),
-    };
-    Ok(Box::new(Player::new(export)))
-}
-
-/// What an output of the trace is called in errors.
-fn trace_name(args: &Args) -> String {
-    let path = args.output.as_deref();
-    path.map_or_else(
-        || "the trace to standard output".to_owned(),
-        |path| path.display().to_string(),
-    )
 }
 
 /// Says which functions are traced without some, or any, of the places where they are left.
@@ -480,12 +496,17 @@ pub fn run(mut args: Args) -> Result<u8> {
     for globs in [&mut args.filter, &mut args.notrace, &mut args.returns] {
         *globs = super::from_files(std::mem::take(globs))?;
     }
-    let args = &args;
-    files::check(args)?;
+    let image = images::kernel(&args)?;
+    files::check(&args, &image)?;
+    if args.boot_report && args.format == Some(FormatArg::Graph) {
+        return Err(BadUsage("--boot-report is printed as text or json".to_owned()).into());
+    }
     let rules = Live::new(&args.rules)?;
     // What is wrong with the kernel or the filters is said before anything boots.
-    let kernel = Arc::new(super::inspect::open(&args.kernel, args.system_map.as_deref())?);
-    kernel.check_traceable().with_context(|| args.kernel.display().to_string())?;
+    let kernel = Arc::new(super::inspect::open(&image, args.system_map.as_deref())?);
+    kernel.check_traceable().with_context(|| image.display().to_string())?;
+    args.modules = images::modules(&args, &image, kernel.release())?;
+    let args = &args;
     let (tracing, notes) = args.tracing(&kernel)?;
     if let Some(rules) = &rules {
         let names = |sites: &mut dyn Iterator<Item = usize>| -> Vec<&str> {
@@ -497,16 +518,16 @@ pub fn run(mut args: Args) -> Result<u8> {
         rules.expect_functions(&all, &names(&mut { traced }))?;
     }
     if !tracing.returning().is_empty() {
-        kernel.exits().with_context(|| format!("--graph: {}", args.kernel.display()))?;
+        kernel.exits().with_context(|| format!("--graph: {}", image.display()))?;
     }
     if args.kaslr && args.boot_image.is_none() && kernel.bzimage().is_none() {
         bail!(
             "--kaslr needs a bzImage, whose decompressor chooses the addresses; {} is none",
-            args.kernel.display()
+            image.display()
         );
     }
     let guest = HostArch::of(kernel.arch());
-    let initrd = initrd(args, guest)?;
+    let initrd = images::initrd(args, guest)?;
     let mode = match args.host {
         HostArg::Auto => HostMode::Auto,
         HostArg::Kvm => HostMode::Kvm,
@@ -516,15 +537,20 @@ pub fn run(mut args: Args) -> Result<u8> {
     if args.host == HostArg::Auto {
         say!("vmtrace: {choice}");
     }
+    let times = args.boot_report.then(times::Live::default);
+    let watchers = Watchers { rules: rules.clone(), times: times.clone() };
     let code = if choice.emulated {
-        emulated::run(args, rules.as_ref(), &kernel, initrd)?
+        emulated::run(args, &watchers, &kernel, initrd)?
     } else {
         uncovered(&kernel, &tracing);
         for note in notes {
             say!("vmtrace: {note}");
         }
-        here::run(args, rules.as_ref(), kernel, tracing, initrd)?
+        here::run(args, &watchers, kernel, tracing, initrd)?
     };
+    if let Some(times) = times {
+        times.print(args.format == Some(FormatArg::Json))?;
+    }
     rules.map_or(Ok(code), |rules| rules.finish(code))
 }
 
@@ -539,7 +565,11 @@ mod tests {
     }
 
     pub(super) fn args(line: &str) -> Result<Args, clap::Error> {
-        let words = ["boot", "vmlinuz"].into_iter().chain(line.split_whitespace());
+        without_kernel(&format!("vmlinuz {line}"))
+    }
+
+    pub(super) fn without_kernel(line: &str) -> Result<Args, clap::Error> {
+        let words = std::iter::once("boot").chain(line.split_whitespace());
         <Line as clap::Parser>::try_parse_from(words).map(|line| line.args)
     }
 
@@ -563,6 +593,17 @@ mod tests {
         assert_eq!(args("--tracer a --tracer b:graph").unwrap().format(), FormatArg::Graph);
         assert_eq!(args("--graph --format json").unwrap().format(), FormatArg::Json);
         assert!(args("-o file --format json").is_err());
+    }
+
+    // The trace of a report is not printed, so that only its own forms are.
+    #[test]
+    fn a_boot_report_is_text_or_json() {
+        for line in ["--boot-report", "--boot-report --format json", "--boot-report -o trace"] {
+            assert!(args(line).unwrap().traces_boot(), "{line}");
+        }
+        assert!(!args("--graph").unwrap().traces_boot());
+        let error = run(args("--boot-report --format graph").unwrap()).unwrap_err();
+        assert!(error.is::<BadUsage>(), "{error}");
     }
 
     // An emulated host would boot first, or be given memory that has wrapped around.

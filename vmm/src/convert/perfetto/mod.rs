@@ -11,7 +11,7 @@ use std::io::{self, BufWriter, Write};
 
 use rustc_hash::FxHashMap;
 
-use super::ground::{Clock, Names, text};
+use super::ground::{Clock, Names};
 use crate::export::{Args, Entry, Event, Export, Name, Return, Unfinished};
 use crate::stream::{Header, Loss, Mark, MarkKind, Shown, Summary};
 use wire::{
@@ -130,12 +130,12 @@ impl Perfetto {
                 event.name_iid = iid;
                 if number.new {
                     // The same number as the value of an annotation: it may be a caller, too.
-                    new.event_names.push(Interned { iid, text: Some(text(name)) });
-                    let value = Interned { iid, text: Some(text(name)) };
+                    new.event_names.push(Interned { iid, text: Some(name.label()) });
+                    let value = Interned { iid, text: Some(name.label()) };
                     new.debug_annotation_string_values.push(value);
                 }
             }
-            None => event.name = Some(text(name)),
+            None => event.name = Some(name.label()),
         }
     }
 
@@ -144,13 +144,13 @@ impl Perfetto {
             Some(number) => {
                 let iid = Some(u64::from(number.number) + 1);
                 if number.new {
-                    new.event_names.push(Interned { iid, text: Some(text(caller)) });
-                    let value = Interned { iid, text: Some(text(caller)) };
+                    new.event_names.push(Interned { iid, text: Some(caller.label()) });
+                    let value = Interned { iid, text: Some(caller.label()) };
                     new.debug_annotation_string_values.push(value);
                 }
                 Value::TextIid(u64::from(number.number) + 1)
             }
-            None => Value::Text(text(caller)),
+            None => Value::Text(caller.label()),
         };
         event.debug_annotations.push(annotation(CALLER, value));
     }
@@ -516,7 +516,7 @@ impl Export for Perfetto {
             Event::Entry(entry) => self.entry(entry),
             Event::Return(ret) => self.ret(ret),
             // What is called now is shown inside of it.
-            Event::Tail(_) => Ok(()),
+            Event::Tail(_) | Event::Tracepoint(_) => Ok(()),
             Event::Unfinished(left) => self.unfinished(left),
             Event::Loss(loss) => self.loss(loss),
             Event::Mark(mark) => self.mark(mark),

@@ -219,7 +219,7 @@ impl Export for TraceDat {
             Event::Entry(entry) => self.entry(entry),
             Event::Return(ret) => self.ret(ret),
             // What is called now is shown inside of it; what has no end stays open.
-            Event::Tail(_) | Event::Unfinished(_) => Ok(()),
+            Event::Tail(_) | Event::Unfinished(_) | Event::Tracepoint(_) => Ok(()),
             Event::Loss(loss) => self.loss(loss),
             Event::Mark(mark) => self.mark(mark),
         }

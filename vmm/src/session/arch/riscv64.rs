@@ -75,3 +75,27 @@ pub(in crate::session) fn argument(registers: &Registers, index: usize) -> Optio
 pub(in crate::session) fn program_counter(registers: &Registers) -> u64 {
     registers.pc
 }
+
+/// Its stack pointer.
+pub(in crate::session) fn stack_pointer(registers: &Registers) -> u64 {
+    registers.x[2]
+}
+
+/// What a program must keep and has not, if anything, between a call of its site and its return.
+pub(in crate::session) fn changed(before: &Registers, after: &Registers) -> Option<&'static str> {
+    const NAMES: [&str; 32] = [
+        "zero", "ra", "sp", "gp", "tp", "t0", "t1", "t2", "s0", "s1", "a0", "a1", "a2", "a3", "a4",
+        "a5", "a6", "a7", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11", "t3", "t4",
+        "t5", "t6",
+    ];
+    // The caller's to save, and at a function's entry nobody's; the trap takes a7.
+    let free = |name: &str| name.starts_with('t') && name != "tp" || name == "a7";
+    let mut all = NAMES.into_iter().zip(before.x.iter().zip(&after.x));
+    all.find_map(|(name, (before, after))| (before != after && !free(name)).then_some(name))
+}
+
+/// What a vCPU tells of the exception that it has just entered.
+pub(in crate::session) fn fault(registers: &Registers) -> String {
+    let Registers { scause, sepc, stval, .. } = registers;
+    format!("scause {scause:#x}, sepc {sepc:#x}, stval {stval:#x}")
+}

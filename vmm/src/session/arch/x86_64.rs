@@ -51,3 +51,46 @@ pub(in crate::session) fn argument(registers: &Registers, index: usize) -> Optio
 pub(in crate::session) fn program_counter(registers: &Registers) -> u64 {
     registers.rip
 }
+
+/// Its stack pointer.
+pub(in crate::session) fn stack_pointer(registers: &Registers) -> u64 {
+    registers.rsp
+}
+
+/// What a program must keep and has not, if anything, between a call of its site and its return.
+pub(in crate::session) fn changed(before: &Registers, after: &Registers) -> Option<&'static str> {
+    // Direction and interrupts; the other flags are the caller's to save.
+    const KEPT_FLAGS: u64 = 1 << 9 | 1 << 10;
+    let kept = |it: &Registers| {
+        // r10 and r11 are free at a function's entry.
+        let Registers { rax, rbx, rcx, rdx, rsi, rdi, rbp, rsp, r8, r9, .. } = *it;
+        let Registers { r12, r13, r14, r15, gs_base, fs_base, .. } = *it;
+        let flags = it.rflags & KEPT_FLAGS;
+        [
+            ("rax", rax),
+            ("rbx", rbx),
+            ("rcx", rcx),
+            ("rdx", rdx),
+            ("rsi", rsi),
+            ("rdi", rdi),
+            ("rbp", rbp),
+            ("rsp", rsp),
+            ("r8", r8),
+            ("r9", r9),
+            ("r12", r12),
+            ("r13", r13),
+            ("r14", r14),
+            ("r15", r15),
+            ("the base of gs", gs_base),
+            ("the base of fs", fs_base),
+            ("a flag", flags),
+        ]
+    };
+    let mut both = kept(before).into_iter().zip(kept(after));
+    both.find_map(|(before, after)| (before != after).then_some(before.0))
+}
+
+/// What a vCPU tells of the exception that it has just entered.
+pub(in crate::session) fn fault(registers: &Registers) -> String {
+    format!("page fault address {:#x}, stack pointer {:#x}", registers.cr2, registers.rsp)
+}

@@ -9,7 +9,8 @@
 //! 0x0000  two copies of a table of jumps (kernels without CALL_OPS)
 //! 0x1000  the stub of a trap on a site
 //! 0x1200  the stub that sees the annex
-//! 0x1400  programs
+//! 0x1400  programs, probes and their arrays
+//!         stubs that lie as far into their pages as functions do: from the end downwards
 //! ```
 
 use super::site::{COPY, ENTRIES, STEP};
@@ -30,6 +31,8 @@ const RESUME: u64 = 0x1200;
 const PROGRAMS: u64 = 0x1400;
 /// Programs begin at multiples of so many bytes: those of a cache line.
 const ALIGN: u64 = 64;
+/// Probes and arrays begin at multiples of so many bytes.
+const SMALL_ALIGN: u64 = 8;
 /// As far as a jump of the tables reaches.
 const MAX: u64 = (1 << 20) - PAGE;
 
@@ -142,13 +145,61 @@ impl Gap {
         Ok(())
     }
 
-    /// Puts code behind all other: `None` when there is no room. Nobody executes it yet.
+    /// Puts a program behind all other code: `None` when there is no room. Nobody executes it yet.
     pub(super) fn put(
         &mut self,
         guest: &dyn Guest,
         code: &[u8],
     ) -> Result<Option<u64>, TraceError> {
-        let at = self.used.next_multiple_of(ALIGN);
+        self.put_at(guest, self.next(ALIGN), code)
+    }
+
+    /// The same for what is small: a probe, or an array of words.
+    pub(super) fn put_small(
+        &mut self,
+        guest: &dyn Guest,
+        code: &[u8],
+    ) -> Result<Option<u64>, TraceError> {
+        self.put_at(guest, self.next(SMALL_ALIGN), code)
+    }
+
+    /// Run-time address at which [`Gap::put_small`] puts what comes next.
+    pub(super) fn next_small(&self) -> u64 {
+        self.address + self.next(SMALL_ALIGN)
+    }
+
+    fn next(&self, align: u64) -> u64 {
+        self.used.next_multiple_of(align)
+    }
+
+    /// Puts code of this many bytes where it lies as far into its page as the run-time address
+    /// `like`: its run-time and guest-physical address; `None` when there is no room, or no such
+    /// code.
+    pub(super) fn put_like(
+        &mut self,
+        guest: &dyn Guest,
+        like: u64,
+        len: usize,
+        code: impl FnOnce(u64) -> Option<Vec<u8>>,
+    ) -> Result<Option<(u64, u64)>, TraceError> {
+        // The gap begins with a page.
+        let highest = self.len.saturating_sub(len as u64 + like % PAGE) / PAGE * PAGE;
+        let at = highest + like % PAGE;
+        let Some(code) = code(self.address + at) else { return Ok(None) };
+        if at < self.used || code.len() != len {
+            return Ok(None);
+        }
+        self.write(guest, at, &code)?;
+        self.len = at;
+        Ok(Some((self.address + at, self.physical + at)))
+    }
+
+    fn put_at(
+        &mut self,
+        guest: &dyn Guest,
+        at: u64,
+        code: &[u8],
+    ) -> Result<Option<u64>, TraceError> {
         let end = at + code.len() as u64;
         if end > self.len {
             return Ok(None);

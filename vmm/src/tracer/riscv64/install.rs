@@ -5,18 +5,26 @@ use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout, TRAP_ENTRY};
 use super::map;
 use super::returns::Returns;
 use super::site::{self, Aim};
+use super::tracepoint;
+use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, Exits, FtraceKind, Kernel, Site, SiteSection};
 use crate::tracer::annex::{Addressing, Layout, Memory, OPS, OPS_SIZE};
-use crate::tracer::arch::{GuestCall, GuestCode, Hook, Installed};
-use crate::tracer::brackets::Brackets;
+use crate::tracer::arch::{Faults, GuestCall, GuestCode, Hook, Installed, PointReason};
 use crate::tracer::exits::ExitWord;
 use crate::tracer::guest::{Guest, GuestError, Image};
+use crate::tracer::module_traps::ModuleMoment;
+use crate::tracer::modules::Spot;
 use crate::tracer::patch::{Edit, SkipReason};
+use crate::tracer::stops::{Moment, Stops};
 use crate::tracer::trace::{Options, TraceError};
+use crate::tracer::tracepoints::guest::{self as points, Probes};
 use crate::tracer::view::View;
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use vm_memory::Bytes;
-use vmtrace_trampolines::riscv64::encode::NOP;
+use vmtrace_trampolines::riscv64::encode::register::{T3, ZERO};
+use vmtrace_trampolines::riscv64::encode::{NOP, j, jalr, lui, split};
 use vmtrace_trampolines::riscv64::{SPENT, Values, compile};
 use vmtrace_trampolines::{Overflow, Point, Program, Readable};
 
@@ -33,8 +41,13 @@ pub(super) fn install(
     let layout = Layout::numbered(image.runtime(map::link(kernel)?), options.cpus, SPENT)?;
     let (Addressing::Array(controls) | Addressing::Table(controls) | Addressing::PerCpu(controls)) =
         layout.addressing;
-    let values =
-        Values { cpu: context.cpu, pid: context.pid, controls, readable: Readable::default() };
+    let values = Values {
+        cpu: context.cpu,
+        pid: context.pid,
+        controls,
+        slide: image.runtime(0),
+        readable: Readable::default(),
+    };
     let kind = if kernel.ftrace_kind() == FtraceKind::CallOps {
         Kind::CallOps {
             caller: image.runtime(symbol("ftrace_caller")?),
@@ -61,6 +74,8 @@ pub(super) fn install(
         annex: layout.address,
         programs: Vec::new(),
         entries: 0,
+        arrays: HashMap::new(),
+        init: points::init_text(kernel),
     };
     let done = code.gap.fill(guest).and_then(|()| {
         code.put_ops(None, code.gap.trap_stub())?;
@@ -93,10 +108,33 @@ enum Kind {
 /// How a program is called.
 #[derive(Clone, Copy, Debug)]
 enum Way {
-    /// By a function's entry: where the kernel has no CALL_OPS, through this entry of the tables.
-    Entry(u16),
+    /// By a function's entry, at this run-time address: where the kernel has no CALL_OPS, through
+    /// this entry of the tables.
+    Entry(u64, u16),
     /// By the stub of an exit, at this run-time address.
     Return(u64),
+}
+
+impl Way {
+    fn address(self) -> u64 {
+        match self {
+            Self::Entry(address, _) | Self::Return(address) => address,
+        }
+    }
+}
+
+/// The same program, which goes on at a run-time address in place of its end; `None` when that is
+/// out of reach.
+fn going_on(code: vmtrace_trampolines::Code, to: u64) -> Option<Vec<u8>> {
+    let vmtrace_trampolines::Code { mut bytes, endings } = code;
+    let &ending = endings.first()?;
+    let behind = i32::try_from(bytes.len().checked_sub(ending)?).ok()?;
+    let (upper, lower) = split(to.cast_signed())?;
+    bytes.get_mut(ending..ending + 4)?.copy_from_slice(&j(behind).to_le_bytes());
+    for word in [lui(T3, upper), jalr(ZERO, T3, lower)] {
+        bytes.extend(word.to_le_bytes());
+    }
+    Some(bytes)
 }
 
 struct Code {
@@ -114,6 +152,10 @@ struct Code {
     programs: Vec<Way>,
     /// How many of them are for entries.
     entries: u16,
+    /// Arrays of probes beside the programs, by what is in them. None ever goes away.
+    arrays: HashMap<Vec<u64>, u64>,
+    /// Link addresses of code that is freed when the kernel has booted.
+    init: Range<u64>,
 }
 
 impl Code {
@@ -177,25 +219,35 @@ impl GuestCode for Code {
         self.values.readable = readable;
     }
 
-    fn add(&mut self, guest: &dyn Guest, program: &Program) -> Result<(), TraceError> {
+    fn add(
+        &mut self,
+        guest: &dyn Guest,
+        program: &Program,
+        next: Option<u16>,
+    ) -> Result<(), TraceError> {
         let full = TraceError::Full(self.programs.len());
-        let code = || compile(program, self.overflow, &self.values);
+        let code = || {
+            let code = compile(program, self.overflow, &self.values)?;
+            let Some(next) = next else { return Ok(code.bytes) };
+            let next = self.programs.get(usize::from(next)).map(|way| way.address());
+            next.and_then(|next| going_on(code, next)).ok_or_else(|| full.clone())
+        };
         if program.point == Point::Return {
-            let address = self.returns.put(&code()?.bytes)?.ok_or(full)?;
+            let address = self.returns.put(&code()?)?.ok_or(full.clone())?;
             self.programs.push(Way::Return(address));
             return Ok(());
         }
         let entry = self.entries;
         if matches!(self.kind, Kind::Patchable) && entry >= TRAP_ENTRY {
-            return Err(full);
+            return Err(full.clone());
         }
-        let address = self.gap.put(guest, &code()?.bytes)?.ok_or(full)?;
+        let address = self.gap.put(guest, &code()?)?.ok_or(full.clone())?;
         match self.kind {
             Kind::Patchable => self.gap.aim(guest, entry, address)?,
             Kind::CallOps { .. } => self.put_ops(Some(program.number), address)?,
         }
         self.entries = entry + 1;
-        self.programs.push(Way::Entry(entry));
+        self.programs.push(Way::Entry(address, entry));
         Ok(())
     }
 
@@ -206,11 +258,22 @@ impl GuestCode for Code {
         _: &Image,
         _: &Kernel,
         _: &[u8],
-    ) -> Result<Option<Brackets>, TraceError> {
+    ) -> Result<Option<Stops<Moment>>, TraceError> {
         Ok(None)
     }
 
-    fn guest_call(&self, _: &View<'_>, _: &Image, _: &Site) -> Option<GuestCall> {
+    fn calls(
+        &mut self,
+        _: &dyn Guest,
+        _: &Image,
+        _: &Kernel,
+        _: &[(ModuleMoment, &'static str)],
+        _: &[u8],
+    ) -> Result<Option<Stops<ModuleMoment>>, TraceError> {
+        Ok(None)
+    }
+
+    fn guest_call(&self, _: &View<'_>, _: &Image, _: &Spot) -> Option<GuestCall> {
         None
     }
 
@@ -229,10 +292,11 @@ impl GuestCode for Code {
         &self,
         view: &View<'_>,
         image: &Image,
-        site: &Site,
+        spot: &Spot,
         hook: Hook<'_>,
         edits: &mut Vec<Edit>,
     ) -> Result<Option<GuestCall>, SkipReason> {
+        let site = &spot.site;
         let (entry, physical) = (image.runtime(site.entry), image.physical_of(site.entry));
         let found = view.load(physical, 8).map_err(|_| SkipReason::NoRam)?;
         let found = instructions(found.to_le_bytes());
@@ -242,7 +306,7 @@ impl GuestCode for Code {
         };
         let (program, way) = match hook {
             Hook::Call(program) => match self.programs.get(usize::from(program)) {
-                Some(&Way::Entry(way)) => (Some(program), way),
+                Some(&Way::Entry(_, way)) => (Some(program), way),
                 Some(Way::Return(_)) | None => return Err(SkipReason::OutOfReach),
             },
             Hook::Trap(trap) => {
@@ -278,6 +342,12 @@ impl GuestCode for Code {
         Ok(None)
     }
 
+    fn faults(&mut self, guest: &dyn Guest, trap: &[u8]) -> Result<Faults, TraceError> {
+        let full = TraceError::Full(self.programs.len());
+        let table = self.gap.put(guest, trap)?.ok_or(full)?;
+        Ok(Faults { table, traps: vec![table] })
+    }
+
     fn trap(&self, _: &Image, _: &Site) -> u64 {
         self.gap.trap().0
     }
@@ -308,8 +378,52 @@ impl GuestCode for Code {
     ) -> Result<Edit, SkipReason> {
         match self.programs.get(usize::from(program)) {
             Some(&Way::Return(program)) => self.returns.edit(view, exit.0, program),
-            Some(Way::Entry(_)) | None => Err(SkipReason::NoStub),
+            Some(Way::Entry(..)) | None => Err(SkipReason::NoStub),
         }
+    }
+
+    fn tracepoint_brackets(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        trap: &[u8],
+    ) -> Result<Stops<Moment>, TraceError> {
+        tracepoint::brackets(&mut self.gap, guest, image, kernel, trap)
+    }
+
+    fn probe(&mut self, guest: &dyn Guest, program: u16) -> Result<(u64, u64), TraceError> {
+        let full = || TraceError::Full(self.programs.len());
+        let Some(&Way::Entry(target, _)) = self.programs.get(usize::from(program)) else {
+            return Err(full());
+        };
+        let made = tracepoint::probe(self.gap.next_small(), target);
+        let (code, word) = made.ok_or_else(full)?;
+        let address = self.gap.put_small(guest, &code)?.ok_or_else(full)?;
+        Ok((address, word))
+    }
+
+    fn tracepoint(
+        &mut self,
+        view: &View<'_>,
+        guest: &dyn Guest,
+        image: &Image,
+        hooks: &Hooks,
+        probe: u64,
+    ) -> Result<Vec<Edit>, PointReason> {
+        let probes = Probes::read(guest, view, image, hooks)?;
+        let words = probes.behind(probe);
+        let array = match self.arrays.get(&words) {
+            Some(&array) => array,
+            None => {
+                let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+                let put = self.gap.put_small(guest, &bytes).map_err(|_| PointReason::NoRam)?;
+                let array = put.ok_or(PointReason::OutOfReach)?;
+                self.arrays.insert(words, array);
+                array
+            }
+        };
+        tracepoint::edits(view, image, hooks, array, &probes, &self.init)
     }
 
     fn mitigate(&mut self, _: &dyn Guest, _: &Image, _: &Kernel) -> Result<(), TraceError> {

@@ -9,11 +9,12 @@ mod map;
 pub(super) mod paging;
 mod returns;
 mod site;
+mod tracepoint;
 
 use super::annex::Memory;
 use super::arch::{DirectMap, Installed, Target};
 use super::exit_plan::ExitPlan;
-use super::guest::{Guest, Image};
+use super::guest::{Guest, GuestError, Image};
 use super::trace::{Options, TraceError};
 use crate::kernel::{Kernel, Site};
 use std::sync::Arc;
@@ -46,6 +47,15 @@ impl Target for Riscv64 {
 
     fn return_address(&self, site: &Site) -> u64 {
         site.entry.wrapping_add(site::LEN as u64)
+    }
+
+    fn start(&self, site: &Site) -> u64 {
+        site.entry
+    }
+
+    /// Nothing: the return address is in a register.
+    fn call(&self, _: &dyn Guest, _: &Image, stack: u64, _: u64) -> Result<u64, GuestError> {
+        Ok(stack)
     }
 
     /// Behind the site, if the function has one: `ftrace_init` writes that without a

@@ -7,9 +7,9 @@
 
 use super::{map, site};
 use crate::kernel::Kernel;
-use crate::tracer::brackets::{Brackets, Detour};
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::patch::Edit;
+use crate::tracer::stops::{Moment, Stops, Stub};
 use crate::tracer::trace::TraceError;
 
 const PREPARE: &str = "ftrace_arch_code_modify_prepare";
@@ -65,20 +65,18 @@ pub(super) fn make(
     kernel: &Kernel,
     trap: &[u8],
     (at, annex): (u64, u64),
-) -> Result<(Vec<u8>, Brackets), TraceError> {
+) -> Result<(Vec<u8>, Stops<Moment>), TraceError> {
     let unknown = || TraceError::Ftrace("how it changes sites");
     let (begin, end) = begin(kernel).zip(find(kernel, FINISH, &UNLOCK)).ok_or_else(unknown)?;
     verify(guest, image, &begin)?;
     verify(guest, image, &end)?;
     let len = trap.len() as u64;
-    let detour = |link: u64, bytes: &[u8; site::LEN], ours: Option<[u8; site::LEN]>, stub: u64| {
-        let quiet = QUIET.get(..trap.len())?;
-        Some(Detour {
-            trap: stub,
-            next: stub + len,
-            edit: Edit::new(image.physical_of(link), bytes, &ours?)?,
-            quiet: Edit::new(annex + (stub - map::ADDRESS), trap, quiet)?,
-        })
+    let mut stops = Stops::default();
+    let mut stop = |moment, link, bytes: &[u8; site::LEN], ours: Option<[u8; site::LEN]>, stub| {
+        let quiet = Edit::new(annex + (stub - map::ADDRESS), trap, QUIET.get(..trap.len())?)?;
+        stops.stub(moment, Stub { trap: stub, next: stub + len, quiet });
+        stops.lead(Edit::new(image.physical_of(link), bytes, &ours?)?);
+        Some(())
     };
 
     // trap; movl; jmp back
@@ -95,7 +93,7 @@ pub(super) fn make(
     code.extend([g, h, i, j]);
     code.extend(site::jump(behind, from + STORE_LEN as u64).ok_or_else(unknown)?);
     let front = [a, b, c, d, e];
-    let first = detour(begin.link, &front, site::jump(from, at), at).ok_or_else(unknown)?;
+    stop(Moment::Begin, begin.link, &front, site::jump(from, at), at).ok_or_else(unknown)?;
 
     // trap; jmp mutex_unlock
     code.resize(code.len().next_multiple_of(16), 0xcc);
@@ -106,8 +104,8 @@ pub(super) fn make(
     code.extend(trap);
     code.extend(site::jump(stub + len, unlock).ok_or_else(unknown)?);
     let ours = site::jump(from, stub).map(|[_, a, b, c, d]| [opcode, a, b, c, d]);
-    let second = detour(end.link, &end.bytes, ours, stub).ok_or_else(unknown)?;
-    Ok((code, Brackets([first, second])))
+    stop(Moment::End, end.link, &end.bytes, ours, stub).ok_or_else(unknown)?;
+    Ok((code, stops))
 }
 
 /// Whether the running kernel has what its image has.

@@ -1,24 +1,31 @@
 //! The annex and the programs in an x86-64 guest.
 
 use super::context::{self, Context};
-use super::{brackets, map, site};
+use super::{brackets, calls, map, site, tracepoint};
+use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, ExitKind, Exits, Kernel, Site};
 use crate::tracer::annex::{Addressing, Layout, Memory, SIZE, TABLE};
-use crate::tracer::arch::{GuestCall, GuestCode, Hook, Installed};
-use crate::tracer::brackets::Brackets;
+use crate::tracer::arch::{Faults, GuestCall, GuestCode, Hook, Installed, PointReason};
 use crate::tracer::exits::ExitWord;
 use crate::tracer::guest::{Guest, GuestError, Image};
+use crate::tracer::module_traps::ModuleMoment;
+use crate::tracer::modules::Spot;
 use crate::tracer::patch::{Edit, SkipReason};
+use crate::tracer::stops::{Moment, Stops};
 use crate::tracer::trace::{Options, TraceError};
+use crate::tracer::tracepoints::guest::{self as points, Probes};
 use crate::tracer::view::View;
 use rustc_hash::FxHashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use vm_memory::Bytes;
 use vmtrace_trampolines::x86_64::{self as compiler, Values};
-use vmtrace_trampolines::{Overflow, Program, Readable};
+use vmtrace_trampolines::{self as program, Overflow, Program, Readable};
 
 /// Programs begin at multiples of so many bytes: those of a cache line.
 const ALIGN: u64 = 64;
+/// Probes begin at multiples of so many bytes.
+const PROBE_ALIGN: u64 = 16;
 /// Bytes of half a cache line.
 const HALF_LINE: u64 = 32;
 
@@ -32,7 +39,7 @@ pub(super) fn install(
     let context = Context::find(kernel, image)?;
     let gs_bases = context::gs_bases(guest, kernel, image, options.cpus)?;
     let layout = Layout::per_cpu(map::ADDRESS, &gs_bases, compiler::SPENT)?;
-    let values = values(&layout, &context);
+    let values = values(image, &layout, &context);
     layout.install(&memory.slice())?;
     let text = kernel.symbols().address("_text").ok_or(TraceError::NoSymbol("_text"))?;
     map::map(guest, image, image.runtime(text), memory.guest_address())?;
@@ -48,11 +55,15 @@ pub(super) fn install(
         endings: Vec::new(),
         thunk: None,
         stubs: Stubs::default(),
+        stops: Vec::new(),
+        arrays: FxHashMap::default(),
+        init: points::init_text(kernel),
     });
     Ok(Installed { layout, code })
 }
 
-fn values(layout: &Layout, context: &Context) -> Values {
+/// Link addresses of code that is freed when the kernel has booted.
+fn values(image: &Image, layout: &Layout, context: &Context) -> Values {
     let addressing = match layout.addressing {
         Addressing::PerCpu(distance) => compiler::Addressing::PerCpu { distance },
         Addressing::Table(table) | Addressing::Array(table) => compiler::Addressing::Shared {
@@ -61,7 +72,14 @@ fn values(layout: &Layout, context: &Context) -> Values {
             table,
         },
     };
-    Values { addressing, current: context.current, pid: context.pid, readable: Readable::default() }
+    Values {
+        addressing,
+        current: context.current,
+        pid: context.pid,
+        cpu: context.cpu_number,
+        slide: image.runtime(0),
+        readable: Readable::default(),
+    }
 }
 
 /// Programs in the front of the annex, which sites call without a detour.
@@ -74,7 +92,7 @@ struct Code {
     /// Run-time addresses.
     programs: Vec<u64>,
     /// What each does.
-    sources: Vec<Program>,
+    sources: Vec<(Program, Option<u16>)>,
     /// Sites are shared with the guest's own ftrace.
     shares: bool,
     /// Run-time addresses of code that does what a program does and goes on with a call of the
@@ -85,6 +103,12 @@ struct Code {
     /// Run-time address of the kernel's return thunk, where its processors need one.
     thunk: Option<u64>,
     stubs: Stubs,
+    /// Run-time addresses of stubs through which calls and jumps of the kernel lead, since the guest
+    /// stops in them.
+    stops: Vec<u64>,
+    /// Run-time addresses of arrays of probes, by what is in them. Never written again.
+    arrays: FxHashMap<Vec<u64>, u64>,
+    init: Range<u64>,
 }
 
 /// The stubs of exits. No search leads to them while exits have one program each.
@@ -147,6 +171,7 @@ fn form(
     image: &Image,
     exit: &Exit,
     thunk: Option<u64>,
+    stops: &[u64],
 ) -> Result<(Form, [u8; 8]), SkipReason> {
     const LONGEST: u8 = 6;
     let size = exit.size().min(LONGEST);
@@ -159,8 +184,9 @@ fn form(
         ExitKind::Return => site::jump_target(address, &bytes[..len])
             .filter(|&target| Some(target) == thunk)
             .map(|_| Form::Return),
+        // Or to a stub of ours that goes on there: where the guest stops for its modules, and such.
         ExitKind::Jump { target } => site::jump_target(address, &bytes[..len])
-            .filter(|&found| found == image.runtime(target))
+            .filter(|found| *found == image.runtime(target) || stops.contains(found))
             .map(Form::Jump),
         // jmp *%reg; int3; nop
         ExitKind::Indirect { register, len: 5 } if first == 0xff && second == 0xe0 | register => {
@@ -243,12 +269,38 @@ fn named(image: &Image, exit: &Exit, at: u64) -> ExitWord {
 }
 
 /// The bytes of a site.
-fn load(view: &View<'_>, image: &Image, site: &Site) -> Result<[u8; site::LEN], SkipReason> {
+fn load(view: &View<'_>, spot: &Spot) -> Result<[u8; site::LEN], SkipReason> {
     #[expect(clippy::cast_possible_truncation, reason = "five")]
     const LEN: u8 = site::LEN as u8;
-    let found = view.load(image.physical_of(site.location), LEN).map_err(|_| SkipReason::NoRam)?;
-    let [a, b, c, d, e, ..] = found.to_le_bytes();
-    Ok([a, b, c, d, e])
+    let no_ram = |_| SkipReason::NoRam;
+    if spot.beyond.is_none() {
+        let [a, b, c, d, e, ..] = view.load(spot.physical, LEN).map_err(no_ram)?.to_le_bytes();
+        return Ok([a, b, c, d, e]);
+    }
+    let mut found = [0; site::LEN];
+    for (physical, place) in spot.pieces(site::LEN) {
+        view.read(physical, found.get_mut(place).unwrap_or_default()).map_err(no_ram)?;
+    }
+    Ok(found)
+}
+
+/// Adds what puts bytes of ours in the place of those at the front of a site.
+fn replace(
+    spot: &Spot,
+    original: &[u8; site::LEN],
+    ours: &[u8],
+    edits: &mut Vec<Edit>,
+) -> Result<(), SkipReason> {
+    for (physical, place) in spot.pieces(ours.len()) {
+        let (original, ours) = (original.get(place.clone()), ours.get(place));
+        let (Some(original), Some(ours)) = (original, ours) else {
+            return Err(SkipReason::OutOfReach);
+        };
+        if !ours.is_empty() {
+            edits.push(Edit::new(physical, original, ours).ok_or(SkipReason::OutOfReach)?);
+        }
+    }
+    Ok(())
 }
 
 /// The call or jump of the guest's own in a site at this run-time address. What leads into the annex
@@ -281,10 +333,45 @@ impl Code {
         Ok(map::ADDRESS + at)
     }
 
+    /// Puts code that ends here as the kernel's own does.
+    fn put_ending(&mut self, bytes: &[u8], endings: &[usize]) -> Result<u64, TraceError> {
+        let address = self.put(bytes, ALIGN)?;
+        for &ending in endings {
+            let ending = address + ending as u64;
+            self.end(ending)?;
+            self.endings.push(ending);
+        }
+        Ok(address)
+    }
+
+    /// Puts a program that does not end, but goes on at a run-time address.
+    fn put_going_on(&mut self, code: program::Code, to: u64) -> Result<u64, TraceError> {
+        let full = || TraceError::Full(self.programs.len());
+        let program::Code { mut bytes, endings } = code;
+        // The first is the program's own end, the others are those of its parts.
+        let (&ending, others) = endings.split_first().ok_or_else(full)?;
+        let jump = site::jump(self.next(ALIGN) + ending as u64, to).ok_or_else(full)?;
+        let place = bytes.get_mut(ending..ending + site::LEN).ok_or_else(full)?;
+        place.copy_from_slice(&jump);
+        self.put_ending(&bytes, others)
+    }
+
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), TraceError> {
         let offset = address.wrapping_sub(map::ADDRESS);
         let offset = usize::try_from(offset).map_err(|_| TraceError::Annex)?;
         self.memory.slice().write_slice(bytes, offset).map_err(|_| TraceError::Annex)
+    }
+
+    /// Puts an array of probes beside the code, if there is none like it yet; where it is. The guest
+    /// only ever reads it.
+    fn array(&mut self, words: Vec<u64>) -> Result<u64, TraceError> {
+        if let Some(&address) = self.arrays.get(&words) {
+            return Ok(address);
+        }
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let at = self.put(&bytes, 8)?;
+        self.arrays.insert(words, at);
+        Ok(at)
     }
 
     /// Lets a return of ours be one of the kernel's: only its first byte can be where a context
@@ -301,16 +388,23 @@ impl GuestCode for Code {
         self.values.readable = readable;
     }
 
-    fn add(&mut self, _: &dyn Guest, program: &Program) -> Result<(), TraceError> {
+    fn add(
+        &mut self,
+        _: &dyn Guest,
+        program: &Program,
+        next: Option<u16>,
+    ) -> Result<(), TraceError> {
         let code = compiler::compile(program, self.overflow, &self.values)?;
-        let address = self.put(&code.bytes, ALIGN)?;
-        for ending in code.endings {
-            let ending = address + ending as u64;
-            self.end(ending)?;
-            self.endings.push(ending);
-        }
+        let address = match next {
+            None => self.put_ending(&code.bytes, &code.endings)?,
+            Some(next) => {
+                let full = || TraceError::Full(self.programs.len());
+                let next = *self.programs.get(usize::from(next)).ok_or_else(full)?;
+                self.put_going_on(code, next)?
+            }
+        };
         self.programs.push(address);
-        self.sources.push(program.clone());
+        self.sources.push((program.clone(), next));
         Ok(())
     }
 
@@ -320,52 +414,103 @@ impl GuestCode for Code {
         image: &Image,
         kernel: &Kernel,
         trap: &[u8],
-    ) -> Result<Option<Brackets>, TraceError> {
+    ) -> Result<Option<Stops<Moment>>, TraceError> {
         let at = self.next(ALIGN);
         let (code, brackets) =
             brackets::make(guest, image, kernel, trap, (at, self.memory.guest_address()))?;
         self.put(&code, ALIGN)?;
+        self.stops.extend(brackets.traps());
         self.shares = true;
         Ok(Some(brackets))
     }
 
-    fn guest_call(&self, view: &View<'_>, image: &Image, site: &Site) -> Option<GuestCall> {
-        let found = load(view, image, site).ok()?;
-        self.shares.then(|| shared(image.runtime(site.location), found))?
+    fn calls(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        functions: &[(ModuleMoment, &'static str)],
+        trap: &[u8],
+    ) -> Result<Option<Stops<ModuleMoment>>, TraceError> {
+        let at = (self.next(ALIGN), self.memory.guest_address());
+        let (code, calls) = calls::make(guest, image, kernel, functions, trap, at)?;
+        self.put(&code, ALIGN)?;
+        self.stops.extend(calls.traps());
+        Ok(Some(calls))
+    }
+
+    fn guest_call(&self, view: &View<'_>, image: &Image, spot: &Spot) -> Option<GuestCall> {
+        let found = load(view, spot).ok()?;
+        self.shares.then(|| shared(image.runtime(spot.site.location), found))?
     }
 
     fn chain(&mut self, program: u16, call: GuestCall) -> Result<(), TraceError> {
         if self.chains.contains_key(&(program, call)) {
             return Ok(());
         }
-        let full = || TraceError::Full(self.programs.len());
-        let source = self.sources.get(usize::from(program)).ok_or_else(full)?;
-        let code = compiler::compile(source, self.overflow, &self.values)?;
-        let (mut bytes, at) = (code.bytes, self.next(ALIGN));
-        // The first is the program's own end, the others are those of its parts.
-        let (&ending, others) = code.endings.split_first().ok_or_else(full)?;
-        let mut way = call.target;
-        if call.jumps {
-            way = at + bytes.len() as u64;
-            bytes.extend(site::DROP_RETURN);
-            let from = at + bytes.len() as u64;
-            bytes.extend(site::jump(from, call.target).ok_or_else(full)?);
-        }
-        let jump = site::jump(at + ending as u64, way).ok_or_else(full)?;
-        let place = bytes.get_mut(ending..ending + site::LEN).ok_or_else(full)?;
-        place.copy_from_slice(&jump);
-        let address = self.put(&bytes, ALIGN)?;
-        for &ending in others {
-            let ending = address + ending as u64;
-            self.end(ending)?;
-            self.endings.push(ending);
-        }
+        let count = self.programs.len();
+        let full = || TraceError::Full(count);
+        let (source, next) = self.sources.get(usize::from(program)).ok_or_else(full)?;
+        let mut code = compiler::compile(source, self.overflow, &self.values)?;
+        let way = if let &Some(next) = next {
+            // Who comes last goes on with the guest's call.
+            self.chain(next, call)?;
+            *self.chains.get(&(next, call)).ok_or_else(full)?
+        } else if call.jumps {
+            let way = self.next(ALIGN) + code.bytes.len() as u64;
+            code.bytes.extend(site::DROP_RETURN);
+            let from = self.next(ALIGN) + code.bytes.len() as u64;
+            code.bytes.extend(site::jump(from, call.target).ok_or_else(full)?);
+            way
+        } else {
+            call.target
+        };
+        let address = self.put_going_on(code, way)?;
         self.chains.insert((program, call), address);
         Ok(())
     }
 
     fn is_prepared(&self, _: usize) -> bool {
         true
+    }
+
+    fn tracepoint_brackets(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        trap: &[u8],
+    ) -> Result<Stops<Moment>, TraceError> {
+        let at = self.next(ALIGN);
+        let (code, stops) =
+            tracepoint::brackets(guest, image, kernel, trap, (at, self.memory.guest_address()))?;
+        self.put(&code, ALIGN)?;
+        self.stops.extend(stops.traps());
+        Ok(stops)
+    }
+
+    fn probe(&mut self, _: &dyn Guest, program: u16) -> Result<(u64, u64), TraceError> {
+        let full = || TraceError::Full(self.programs.len());
+        let target = *self.programs.get(usize::from(program)).ok_or_else(full)?;
+        let code = compiler::probe(self.next(PROBE_ALIGN), target).ok_or_else(full)?;
+        let address = self.put(&code, PROBE_ALIGN)?;
+        let ending = address + compiler::PROBE_CALL;
+        self.end(ending)?;
+        self.endings.push(ending);
+        Ok((address, ending))
+    }
+
+    fn tracepoint(
+        &mut self,
+        view: &View<'_>,
+        guest: &dyn Guest,
+        image: &Image,
+        hooks: &Hooks,
+        probe: u64,
+    ) -> Result<Vec<Edit>, PointReason> {
+        let probes = Probes::read(guest, view, image, hooks)?;
+        let ours = self.array(probes.behind(probe)).map_err(|_| PointReason::OutOfReach)?;
+        tracepoint::edits(view, image, hooks, (probe, ours), &probes, &self.init)
     }
 
     fn stubs(
@@ -393,7 +538,7 @@ impl GuestCode for Code {
                         let form = match self.stubs.last(index) {
                             Some(last) => last.form,
                             // A wrong one is told when it is to be written.
-                            None => form(view, image, exit, self.thunk).ok()?.0,
+                            None => form(view, image, exit, self.thunk, &self.stops).ok()?.0,
                         };
                         let site = image.runtime(exit.address);
                         let free = start + before as u64;
@@ -429,7 +574,7 @@ impl GuestCode for Code {
         (index, exit): (usize, &Exit),
         program: u16,
     ) -> Result<Edit, SkipReason> {
-        let (found, bytes) = form(view, image, exit, self.thunk)?;
+        let (found, bytes) = form(view, image, exit, self.thunk, &self.stops)?;
         // Its stubs go on as it did when they were made.
         if self.stubs.last(index).is_some_and(|last| last.form != found) {
             return Err(SkipReason::GuestOwned("another jump"));
@@ -467,19 +612,19 @@ impl GuestCode for Code {
         &self,
         view: &View<'_>,
         image: &Image,
-        site: &Site,
+        spot: &Spot,
         hook: Hook<'_>,
         edits: &mut Vec<Edit>,
     ) -> Result<Option<GuestCall>, SkipReason> {
-        let (physical, address) = (image.physical_of(site.location), image.runtime(site.location));
-        let original = load(view, image, site)?;
+        let address = image.runtime(spot.site.location);
+        let original = load(view, spot)?;
         let guests = if site::DISABLED.contains(&original) {
             None
         } else {
             let shared = if self.shares { shared(address, original) } else { None };
             Some(shared.ok_or(SkipReason::GuestOwned(site::describe(original)))?)
         };
-        let edit = match hook {
+        match hook {
             Hook::Call(program) => {
                 let target = match guests {
                     None => self.programs.get(usize::from(program)),
@@ -487,16 +632,32 @@ impl GuestCode for Code {
                         Some(self.chains.get(&(program, call)).ok_or(SkipReason::NoStub)?)
                     }
                 };
-                target
-                    .and_then(|&target| site::call(address, target))
-                    .and_then(|call| Edit::new(physical, &original, &call))
+                let call = target.and_then(|&target| site::call(address, target));
+                replace(spot, &original, &call.ok_or(SkipReason::OutOfReach)?, edits)?;
             }
-            Hook::Trap(trap) => {
-                original.get(..trap.len()).and_then(|front| Edit::new(physical, front, trap))
-            }
-        };
-        edits.push(edit.ok_or(SkipReason::OutOfReach)?);
+            Hook::Trap(trap) => replace(spot, &original, trap, edits)?,
+        }
         Ok(guests)
+    }
+
+    fn faults(&mut self, _: &dyn Guest, trap: &[u8]) -> Result<Faults, TraceError> {
+        // Descriptors of interrupt gates (Intel SDM volume 3, 6.14.1).
+        const VECTORS: usize = 32;
+        const STEP: usize = 16;
+        const PRESENT_INTERRUPT_GATE: u64 = 0x8e;
+        // __KERNEL_CS (arch/x86/include/asm/segment.h).
+        const KERNEL_CODE: u64 = 0x10;
+        let mut stub = [0xcc; STEP];
+        let place = stub.get_mut(..trap.len()).ok_or(TraceError::Annex)?;
+        place.copy_from_slice(trap);
+        let stubs = self.put(&stub.repeat(VECTORS), STEP as u64)?;
+        let traps: Vec<u64> = (0..VECTORS as u64).map(|it| stubs + it * STEP as u64).collect();
+        let gate = |&to: &u64| {
+            let low = to & 0xffff | KERNEL_CODE << 16 | PRESENT_INTERRUPT_GATE << 40;
+            [low | (to >> 16 & 0xffff) << 48, to >> 32]
+        };
+        let gates: Vec<u8> = traps.iter().flat_map(gate).flat_map(u64::to_le_bytes).collect();
+        Ok(Faults { table: self.put(&gates, STEP as u64)?, traps })
     }
 
     fn trap(&self, image: &Image, site: &Site) -> u64 {

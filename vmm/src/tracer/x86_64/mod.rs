@@ -1,16 +1,18 @@
 //! x86-64: sites are 5-byte nops or calls, the annex is mapped by 2 MiB entries.
 
 mod brackets;
+mod calls;
 pub(super) mod context;
 mod install;
 pub(super) mod map;
 pub(super) mod paging;
 pub(super) mod site;
+mod tracepoint;
 
 use super::annex::Memory;
 use super::arch::{DirectMap, Installed, Target};
 use super::exit_plan::ExitPlan;
-use super::guest::{Guest, Image};
+use super::guest::{Guest, GuestError, Image};
 use super::trace::{Options, TraceError};
 use crate::kernel::{Kernel, Site};
 use std::sync::Arc;
@@ -43,6 +45,22 @@ impl Target for X86_64 {
 
     fn return_address(&self, site: &Site) -> u64 {
         site.location.wrapping_add(site::LEN as u64)
+    }
+
+    fn start(&self, site: &Site) -> u64 {
+        site.location
+    }
+
+    fn call(
+        &self,
+        guest: &dyn Guest,
+        image: &Image,
+        stack: u64,
+        returns_to: u64,
+    ) -> Result<u64, GuestError> {
+        let below = stack.wrapping_sub(8);
+        guest.write_u64(image.tables.translate(guest, below)?, returns_to)?;
+        Ok(below)
     }
 
     fn stack_bias(&self, point: Point) -> u64 {

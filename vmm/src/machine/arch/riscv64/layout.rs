@@ -32,7 +32,7 @@ pub(super) const LAST_IRQ: u32 = 63;
 pub(super) const IMSIC: u64 = 0x2800_0000;
 
 /// Guest-physical address of the annex.
-pub(in crate::machine) const ANNEX_BASE: u64 = 0x4000_0000;
+pub const ANNEX_BASE: u64 = 0x4000_0000;
 /// The largest annex in bytes: up to the RAM.
 pub const MAX_ANNEX: u64 = RAM - ANNEX_BASE;
 /// Where RAM begins.

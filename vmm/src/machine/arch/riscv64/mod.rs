@@ -13,15 +13,17 @@ mod sbi;
 mod setup;
 mod vcpu;
 
-pub use layout::MAX_ANNEX;
+pub use layout::{ANNEX_BASE, MAX_ANNEX};
 pub use load::BootImage;
 pub use registers::Registers;
 
 pub(in crate::machine) use kvm::NEEDED_CAPABILITIES;
-pub(in crate::machine) use layout::{ANNEX_BASE, ram_ranges};
+pub(in crate::machine) use layout::ram_ranges;
 pub(in crate::machine) use load::load;
 pub(in crate::machine) use platform::Platform;
-pub(in crate::machine) use registers::{clock, clock_hz, registers, set_program_counter};
+pub(in crate::machine) use registers::{
+    Kept, clock, clock_hz, divert, put_back, registers, set_program_counter,
+};
 pub(in crate::machine) use setup::{create_vcpu, start_at};
 pub(in crate::machine) use vcpu::{paused, refuse_trap, run, trap_address};
 

@@ -6,7 +6,11 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VcpuFd;
 
-use crate::machine::MachineError;
+use crate::machine::{Detour, MachineError};
+
+/// x1, the return address, and x2, the stack pointer.
+const RA: u32 = 1;
+const SP: u32 = 2;
 
 /// What KVM calls a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,6 +128,33 @@ pub(in crate::machine) fn set_program_counter(
     address: u64,
 ) -> Result<(), MachineError> {
     Register::PC.set(fd, address)
+}
+
+/// What a vCPU had before it was sent away.
+#[derive(Debug)]
+pub(in crate::machine) struct Kept(Registers);
+
+/// Sends a stopped vCPU somewhere else.
+pub(in crate::machine) fn divert(fd: &VcpuFd, detour: &Detour) -> Result<Kept, MachineError> {
+    let kept = Kept(registers(fd)?);
+    Register::STVEC.set(fd, detour.faults)?;
+    Register::core(RA).set(fd, detour.returns_to)?;
+    Register::core(SP).set(fd, detour.stack)?;
+    Register::PC.set(fd, detour.address)?;
+    Ok(kept)
+}
+
+/// Gives a stopped vCPU back what it had.
+pub(in crate::machine) fn put_back(fd: &VcpuFd, Kept(kept): &Kept) -> Result<(), MachineError> {
+    for (index, &value) in (0..).zip(&kept.x).skip(1) {
+        Register::core(index).set(fd, value)?;
+    }
+    Register::SSTATUS.set(fd, kept.sstatus)?;
+    Register::STVEC.set(fd, kept.stvec)?;
+    Register::SEPC.set(fd, kept.sepc)?;
+    Register::SCAUSE.set(fd, kept.scause)?;
+    Register::STVAL.set(fd, kept.stval)?;
+    Register::PC.set(fd, kept.pc)
 }
 
 /// What the guest would read from `time`.

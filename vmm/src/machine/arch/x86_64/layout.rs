@@ -42,7 +42,7 @@ pub(super) const GAP: u64 = 0xc000_0000;
 pub(super) const GAP_END: u64 = 0x1_0000_0000;
 
 /// Guest-physical address of the annex.
-pub(in crate::machine) const ANNEX_BASE: u64 = GAP;
+pub const ANNEX_BASE: u64 = GAP;
 /// The largest annex in bytes: up to the first device.
 pub const MAX_ANNEX: u64 = VIRTIO_MMIO as u64 - ANNEX_BASE;
 

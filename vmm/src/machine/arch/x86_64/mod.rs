@@ -11,17 +11,18 @@ mod setup;
 mod tables;
 mod vcpu;
 
-pub use layout::MAX_ANNEX;
+pub use layout::{ANNEX_BASE, MAX_ANNEX};
 pub use load::BootImage;
 pub use vcpu::Registers;
 
 pub(in crate::machine) use kvm::NEEDED_CAPABILITIES;
-pub(in crate::machine) use layout::{ANNEX_BASE, ram_ranges};
+pub(in crate::machine) use layout::ram_ranges;
 pub(in crate::machine) use load::load;
 pub(in crate::machine) use platform::Platform;
 pub(in crate::machine) use setup::{create_vcpu, start_at};
 pub(in crate::machine) use vcpu::{
-    clock, clock_hz, paused, refuse_trap, registers, run, set_program_counter, trap_address,
+    Kept, clock, clock_hz, divert, paused, put_back, refuse_trap, registers, run,
+    set_program_counter, trap_address,
 };
 
 /// The instruction that a controller writes as a trap: `out 0xea, al`.

@@ -10,7 +10,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use super::{Platform, layout};
 use crate::devices::Outcome;
 use crate::machine::vcpu::Step;
-use crate::machine::{ExitReason, MachineError};
+use crate::machine::{Detour, ExitReason, MachineError};
 
 const MSR_TSC: u32 = 0x10;
 
@@ -105,6 +105,33 @@ pub(in crate::machine) fn set_program_counter(
     let mut regs = fd.get_regs().map_err(MachineError::kvm("read registers"))?;
     regs.rip = address;
     fd.set_regs(&regs).map_err(MachineError::kvm("set registers"))
+}
+
+/// What a vCPU had before it was sent away.
+#[derive(Debug)]
+pub(in crate::machine) struct Kept {
+    regs: kvm_regs,
+    sregs: kvm_sregs,
+}
+
+/// Sends a stopped vCPU somewhere else.
+pub(in crate::machine) fn divert(fd: &VcpuFd, detour: &Detour) -> Result<Kept, MachineError> {
+    let regs = fd.get_regs().map_err(MachineError::kvm("read registers"))?;
+    let sregs = fd.get_sregs().map_err(MachineError::kvm("read system registers"))?;
+    let mut to = sregs;
+    to.idt.base = detour.faults;
+    // Sixteen bytes each; the limit is the last byte's offset.
+    to.idt.limit = u16::try_from(Detour::GATES * 16 - 1).unwrap_or(u16::MAX);
+    fd.set_sregs(&to).map_err(MachineError::kvm("set system registers"))?;
+    let to = kvm_regs { rip: detour.address, rsp: detour.stack, ..regs };
+    fd.set_regs(&to).map_err(MachineError::kvm("set registers"))?;
+    Ok(Kept { regs, sregs })
+}
+
+/// Gives a stopped vCPU back what it had.
+pub(in crate::machine) fn put_back(fd: &VcpuFd, kept: &Kept) -> Result<(), MachineError> {
+    fd.set_sregs(&kept.sregs).map_err(MachineError::kvm("set system registers"))?;
+    fd.set_regs(&kept.regs).map_err(MachineError::kvm("set registers"))
 }
 
 /// Where the trap instruction is that the vCPU has just completed, if it was one.

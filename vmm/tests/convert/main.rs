@@ -1,6 +1,9 @@
 //! `vmtrace convert` as a user runs it, and its outputs in the programs that they are for.
 //! Those come from `images/readers`, which `scripts/test` calls.
 
+mod chart;
+mod uftrace;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -111,24 +114,48 @@ impl Folder {
     }
 }
 
+/// 40,000 entries in rounds that are so many nanoseconds apart, of two of three vCPUs.
+fn many(apart: u64) -> Writer<Vec<u8>> {
+    let header = Header {
+        clock_hz: 1_000_000_000,
+        vcpus: 3,
+        address_base: Header::TOP_4_GIB,
+        ..Header::default()
+    };
+    let mut writer = Writer::new(Vec::new(), &header).expect("header");
+    writer.symbols([Symbol::new(BASE, 0x100, "ksys_read")]).expect("room");
+    for round in 0..200_u64 {
+        for vcpu in [0, 2] {
+            let at = |number: u64| round * apart + number * 1000 + u64::from(vcpu);
+            let records: Vec<_> = (0..100)
+                .map(|number| EntryRecord::new(at(number), KSYS_READ, 0, vcpu + 1))
+                .collect();
+            writer.entries(vcpu, &records).expect("vCPU");
+        }
+    }
+    writer
+}
+
 /// A program of `images/readers`.
 fn reader(name: &str) -> Command {
-    let cache = std::env::var_os("VMTRACE_CACHE").map(PathBuf::from).or_else(|| {
-        let base = std::env::var_os("XDG_CACHE_HOME").filter(|base| !base.is_empty());
-        let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
-        Some(base.map(PathBuf::from).or_else(home)?.join("vmtrace"))
-    });
-    let root = cache.expect("a cache: set VMTRACE_CACHE").join("readers");
-    let own = root.join("usr/bin").join(name);
-    if !own.exists() {
+    let cache = vmtrace_emulated::cache_dir().expect("a cache: set VMTRACE_CACHE");
+    let root = cache.join("readers");
+    let own = [format!("lib/chromium/{name}"), format!("bin/{name}")];
+    let own = own.iter().map(|path| root.join("usr").join(path)).find(|path| path.exists());
+    let Some(own) = own else {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let there = std::env::split_paths(&path).any(|folder| folder.join(name).exists());
         assert!(there, "{name} is not there: run images/readers (scripts/test does)");
         return Command::new(name);
-    }
-    let libraries = std::fs::read_dir(root.join("usr/lib")).expect("libraries");
-    let libraries = libraries.map(|entry| entry.expect("an entry").path());
-    let mut libraries: Vec<_> = libraries.filter(|path| path.is_dir()).collect();
+    };
+    let folders = |path: &Path| {
+        let entries = std::fs::read_dir(path).expect("libraries");
+        let entries = entries.map(|entry| entry.expect("an entry").path());
+        entries.filter(|path| path.is_dir()).collect::<Vec<_>>()
+    };
+    let mut libraries = folders(&root.join("usr/lib"));
+    // Some libraries have a folder of their own there.
+    libraries.extend(libraries.clone().iter().flat_map(|path| folders(path)));
     libraries.sort();
     let mut command = Command::new(own);
     if let Some(plugins) =
@@ -193,23 +220,7 @@ CPU:1 [123 EVENTS DROPPED]
 // More than a page, in more than one block of the scratch file, and vCPUs that take turns.
 #[test]
 fn trace_cmd_reads_many_pages() {
-    let header = Header {
-        clock_hz: 1_000_000_000,
-        vcpus: 3,
-        address_base: Header::TOP_4_GIB,
-        ..Header::default()
-    };
-    let mut writer = Writer::new(Vec::new(), &header).expect("header");
-    writer.symbols([Symbol::new(BASE, 0x100, "ksys_read")]).expect("room");
-    for round in 0..200_u64 {
-        for vcpu in [0, 2] {
-            let at = |number: u64| round * 1_000_000_000 + number * 1000 + u64::from(vcpu);
-            let records: Vec<_> = (0..100)
-                .map(|number| EntryRecord::new(at(number), KSYS_READ, 0, vcpu + 1))
-                .collect();
-            writer.entries(vcpu, &records).expect("vCPU");
-        }
-    }
+    let mut writer = many(1_000_000_000);
     writer.end(&Summary::default()).expect("memory");
     let folder = Folder::new(&writer.into_inner().expect("memory"));
     for format in ["trace.dat", "trace.dat-7"] {

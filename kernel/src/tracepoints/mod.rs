@@ -1,0 +1,264 @@
+//! Tracepoints: what a kernel can tell of itself, and where its code does so.
+//!
+//! An *event* is a tracepoint as the kernel's own tracing shows it: `sched:sched_switch` with its
+//! fields. All of it is in the image ready-made (`_ftrace_events`, include/linux/trace_events.h);
+//! BTF tells where in the structures.
+
+mod code;
+mod signature;
+
+use std::collections::HashMap;
+
+use super::read::{index, u64_at};
+use super::{Kernel, KernelError};
+
+pub use code::{Branch, Call, Hooks, StaticCalls};
+
+/// A tracepoint as the kernel's own tracing shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The part of the kernel that it belongs to, such as `sched`.
+    pub system: String,
+    /// Such as `sched_switch`; several systems may have the same.
+    pub name: String,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// What its format file has, but for the fields that all events have; in that order.
+    pub fields: Vec<EventField>,
+    /// How its format file prints it, as C; empty when not known.
+    pub print: String,
+}
+
+/// Where an event comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A tracepoint: its name, and the link address of its `struct tracepoint`. Several events may
+    /// come from one.
+    Tracepoint(String, u64),
+    /// A single system call, which has no tracepoint of its own (`raw_syscalls` has).
+    Syscall,
+    /// Something else of the kernel's, such as its function tracer.
+    Other,
+}
+
+/// A field of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventField {
+    /// Its name.
+    pub name: String,
+    /// Its type as C has it, such as `pid_t`, `char[16]` or `__data_loc char[]`.
+    pub kind: String,
+    /// Bytes in the guest's own record.
+    pub size: u32,
+    /// Whether it is a number with a sign.
+    pub signed: bool,
+}
+
+impl Event {
+    /// As it is asked for: `sched:sched_switch`.
+    pub fn full_name(&self) -> String {
+        format!("{}:{}", self.system, self.name)
+    }
+}
+
+/// More events than any kernel has.
+const MOST_EVENTS: usize = 100_000;
+/// More fields than any event has.
+const MOST_FIELDS: usize = 128;
+/// The longest name or type, and the longest format.
+const LONGEST: usize = 256;
+const LONGEST_PRINT: usize = 16 << 10;
+
+/// Where in the kernel's structures things are.
+struct Layout {
+    class: u64,
+    tracepoint: u64,
+    print: u64,
+    data: u64,
+    system: u64,
+    fields: u64,
+    stride: u64,
+    kind: u64,
+    name: u64,
+    size: u64,
+    signed: u64,
+}
+
+impl Layout {
+    fn find(kernel: &Kernel) -> Result<Self, KernelError> {
+        let btf = kernel.btf()?;
+        let member = |strukt: &'static str, member: &'static str| {
+            let found = btf.member_offset(strukt, member).map(u64::from);
+            found.ok_or(KernelError::Tracepoints("its type information does not describe events"))
+        };
+        let size = btf.struct_size("trace_event_fields").map(u64::from);
+        Ok(Self {
+            class: member("trace_event_call", "class")?,
+            tracepoint: member("trace_event_call", "tp")?,
+            print: member("trace_event_call", "print_fmt")?,
+            data: member("trace_event_call", "data")?,
+            system: member("trace_event_class", "system")?,
+            fields: member("trace_event_class", "fields_array")?,
+            stride: size
+                .filter(|&size| size > 0)
+                .ok_or(KernelError::Tracepoints("it has no struct trace_event_fields"))?,
+            kind: member("trace_event_fields", "type")?,
+            name: member("trace_event_fields", "name")?,
+            size: member("trace_event_fields", "size")?,
+            signed: member("trace_event_fields", "is_signed")?,
+        })
+    }
+}
+
+impl Kernel {
+    /// All events of the image itself (modules have their own), by system and name.
+    ///
+    /// # Errors
+    /// When the image has no events, or no type information to understand them by.
+    pub fn events(&self) -> Result<&[Event], KernelError> {
+        if let Some(events) = self.events.get() {
+            return Ok(events);
+        }
+        let events = find(self)?;
+        Ok(self.events.get_or_init(|| events))
+    }
+
+    fn word(&self, address: u64) -> Option<u64> {
+        u64_at(self.bytes(address, 8)?, 0)
+    }
+
+    /// The text at a link address.
+    fn text(&self, address: u64, longest: usize) -> Option<&str> {
+        // It may stand at the end of what there is.
+        let mut len = longest;
+        let bytes = loop {
+            match self.bytes(address, len) {
+                Some(bytes) => break bytes,
+                None if len > 16 => len /= 2,
+                None => return None,
+            }
+        };
+        let end = memchr::memchr(0, bytes)?;
+        std::str::from_utf8(&bytes[..end]).ok()
+    }
+
+    /// The text that the pointer at a link address leads to.
+    fn text_behind(&self, pointer: u64, longest: usize) -> Option<&str> {
+        self.text(self.word(pointer)?, longest)
+    }
+}
+
+fn find(kernel: &Kernel) -> Result<Vec<Event>, KernelError> {
+    let layout = Layout::find(kernel)?;
+    let symbols = kernel.symbols();
+    let table =
+        symbols.address("__start_ftrace_events").zip(symbols.address("__stop_ftrace_events"));
+    let (start, stop) = table.ok_or(KernelError::Tracepoints("it was built without events"))?;
+    let count = index(stop.saturating_sub(start) / 8).min(MOST_EVENTS);
+    let words = kernel
+        .bytes(start, count * 8)
+        .ok_or(KernelError::Tracepoints("its table of events is not in the file"))?;
+    let points = tracepoints(kernel);
+    let mut events: Vec<Event> =
+        (0..count).filter_map(|i| event(kernel, &layout, &points, u64_at(words, 8 * i)?)).collect();
+    events.sort_by(|a, b| (&a.system, &a.name).cmp(&(&b.system, &b.name)));
+    Ok(events)
+}
+
+/// Names of tracepoints by the link address of each.
+fn tracepoints(kernel: &Kernel) -> HashMap<u64, &str> {
+    let named = kernel.symbols().iter().filter_map(|symbol| {
+        let name = symbol.name.strip_prefix("__tracepoint_")?;
+        Some((symbol.address, name))
+    });
+    named.collect()
+}
+
+fn event(
+    kernel: &Kernel,
+    layout: &Layout,
+    points: &HashMap<u64, &str>,
+    call: u64,
+) -> Option<Event> {
+    let at = |offset: u64| call.wrapping_add(offset);
+    let class = kernel.word(at(layout.class))?;
+    let system = kernel.text_behind(class.wrapping_add(layout.system), LONGEST)?;
+    // Name and tracepoint are one word.
+    let point = kernel.word(at(layout.tracepoint))?;
+    let print = kernel.text_behind(at(layout.print), LONGEST_PRINT).unwrap_or_default();
+    let mut fields = Vec::new();
+    let (name, origin) = match points.get(&point) {
+        Some(&name) => {
+            // Events may have other names than their tracepoints.
+            let symbol =
+                kernel.symbols().names_at(call).find_map(|name| name.strip_prefix("event_"));
+            let own = symbol.unwrap_or(name).to_owned();
+            (own, Origin::Tracepoint(name.to_owned(), point))
+        }
+        None => {
+            let name = kernel.text(point, LONGEST)?.to_owned();
+            let origin = if system == "syscalls" { Origin::Syscall } else { Origin::Other };
+            (name, origin)
+        }
+    };
+    if origin == Origin::Syscall {
+        fields = syscall(kernel, kernel.word(at(layout.data))?, name.starts_with("sys_exit"))?;
+    } else if let Some(table) = kernel.word(class.wrapping_add(layout.fields)) {
+        fields.extend(
+            (0..MOST_FIELDS as u64)
+                .map_while(|i| field(kernel, layout, table.wrapping_add(i * layout.stride))),
+        );
+    }
+    Some(Event { system: system.to_owned(), name, origin, fields, print: print.to_owned() })
+}
+
+fn field(kernel: &Kernel, layout: &Layout, at: u64) -> Option<EventField> {
+    let at = |offset: u64| at.wrapping_add(offset);
+    let kind = kernel.word(at(layout.kind)).filter(|&kind| kind != 0 && kind != u64::MAX)?;
+    let size = u32::from_le_bytes(kernel.bytes(at(layout.size), 4)?.try_into().ok()?);
+    let signed = kernel.bytes(at(layout.signed), 1)?;
+    Some(EventField {
+        name: kernel.text_behind(at(layout.name), LONGEST)?.to_owned(),
+        kind: counted(kernel.text(kind, LONGEST)?, size),
+        size,
+        signed: signed.first().is_some_and(|&bits| bits & 1 != 0),
+    })
+}
+
+/// A type whose count of characters is a name in the image, which the kernel replaces at boot.
+fn counted(kind: &str, size: u32) -> String {
+    match kind.strip_prefix("char[").and_then(|rest| rest.strip_suffix(']')) {
+        Some(count) if !count.is_empty() && count.parse::<u32>().is_err() => {
+            format!("char[{size}]")
+        }
+        _ => kind.to_owned(),
+    }
+}
+
+/// The fields of a system call's event (kernel/trace/trace_syscalls.c).
+fn syscall(kernel: &Kernel, data: u64, exit: bool) -> Option<Vec<EventField>> {
+    const MOST_ARGUMENTS: u32 = 6;
+    let btf = kernel.btf().ok()?;
+    let word = |name: &str, kind: &str, size, signed| EventField {
+        name: name.to_owned(),
+        kind: kind.to_owned(),
+        size,
+        signed,
+    };
+    let mut fields = vec![word("__syscall_nr", "int", 4, true)];
+    if exit {
+        fields.push(word("ret", "long", 8, true));
+        return Some(fields);
+    }
+    let member = |name| btf.member_offset("syscall_metadata", name).map(u64::from);
+    let count = kernel.bytes(data.wrapping_add(member("nb_args")?), 4)?;
+    let count = u32::from_le_bytes(count.try_into().ok()?).min(MOST_ARGUMENTS);
+    let (types, names) = (member("types")?, member("args")?);
+    let (types, names) =
+        (kernel.word(data.wrapping_add(types)), kernel.word(data.wrapping_add(names)));
+    for i in 0..u64::from(count) {
+        let text = |table: Option<u64>| kernel.text_behind(table?.wrapping_add(8 * i), LONGEST);
+        fields.push(word(text(names)?, text(types)?, 8, false));
+    }
+    Some(fields)
+}

@@ -1,0 +1,160 @@
+//! Events of tracepoints beside the guest's own trace of them.
+
+use std::collections::BTreeMap;
+
+use vmtrace::export::{Player, Text};
+use vmtrace::kernel::Kernel;
+use vmtrace::stream::MarkKind;
+
+use crate::cases::{Guests, trouble};
+use crate::trace::{Trace, arch_of, kernel};
+
+/// Events that the workload brings about, which both sides print in the same words.
+const EVENTS: [&str; 17] = [
+    "sched:sched_switch",
+    "sched:sched_waking",
+    "sched:sched_wakeup",
+    "sched:sched_wakeup_new",
+    "sched:sched_process_fork",
+    "sched:sched_process_exec",
+    "sched:sched_process_exit",
+    "irq:softirq_entry",
+    "irq:irq_handler_entry",
+    "irq:irq_handler_exit",
+    "signal:signal_generate",
+    "signal:signal_deliver",
+    "task:task_rename",
+    "task:task_newtask",
+    "timer:hrtimer_cancel",
+    "workqueue:workqueue_queue_work",
+    "workqueue:workqueue_execute_start",
+];
+/// Of these there are some in any case.
+const SURE: [&str; 11] = [
+    "sched_switch",
+    "sched_waking",
+    "sched_wakeup",
+    "sched_wakeup_new",
+    "sched_process_fork",
+    "sched_process_exec",
+    "sched_process_exit",
+    "softirq_entry",
+    "signal_generate",
+    "signal_deliver",
+    "task_rename",
+];
+
+/// Where the work is done: of one CPU the order is known.
+const CPU: u32 = 1;
+
+/// What a line says: who, which event, and its fields.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Seen {
+    cpu: u32,
+    pid: u32,
+    name: String,
+    text: String,
+}
+
+/// `COMM-PID [CPU] FLAGS TIME: NAME: FIELDS`.
+fn seen(line: &str) -> Option<Seen> {
+    let (front, rest) = line.split_once(" [")?;
+    let (_, pid) = front.trim().rsplit_once('-')?;
+    let (cpu, rest) = rest.split_once(']')?;
+    let (_, rest) = rest.split_once(": ")?;
+    let (name, text) = rest.split_once(": ")?;
+    let text = text.trim_end();
+    let (pid, cpu) = (pid.trim().parse().ok()?, cpu.parse().ok()?);
+    Some(Seen { cpu, pid, name: name.to_owned(), text: text.to_owned() })
+}
+
+/// Marks in the trace: an event, and how its fields read.
+type Mark = (&'static str, &'static str);
+
+/// Both sides trace between these (`vmtrace-guest events`). The kernel tells of signals with
+/// interrupts off; of a task's new name with interrupts on, so that an event of an interrupt may
+/// come after one side's look at the mark and before the other's.
+const BEGIN: Mark = ("signal_generate", "sig=23 ");
+const END: Mark = ("signal_generate", "sig=28 ");
+/// Here only vmtrace traces.
+const ALONE_BEGIN: Mark = ("task_rename", "newcomm=alone-begin ");
+const ALONE_END: Mark = ("task_rename", "newcomm=alone-end ");
+
+/// The lines between two marks, where they were made last, by event: an interrupt may come between
+/// one side's look at an event and the other's.
+fn between(all: &[Seen], begin: Mark, end: Mark) -> BTreeMap<String, Vec<Seen>> {
+    let named = |seen: &Seen, (name, text): Mark| seen.name == name && seen.text.contains(text);
+    let start = all.iter().rposition(|seen| named(seen, begin)).expect("it has begun");
+    let stop = all.iter().rposition(|seen| named(seen, end)).expect("it has ended");
+    let mut found: BTreeMap<String, Vec<Seen>> = BTreeMap::new();
+    for seen in all[start..=stop].iter().filter(|seen| seen.cpu == CPU) {
+        found.entry(seen.name.clone()).or_default().push(seen.clone());
+    }
+    found
+}
+
+/// All events of a trace as text; functions by their names, as `%ps` has them.
+fn ours(kernel: &Kernel, trace: &Trace) -> Vec<Seen> {
+    let mut text = Vec::new();
+    let mut player = Player::new(Text::new(&mut text));
+    player.push(&trace.stream).unwrap();
+    player.finish().unwrap();
+    drop(player);
+    let text = String::from_utf8(text).unwrap();
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let named = |mut seen: Seen| {
+        for before in ["function=", "function "] {
+            let Some((front, rest)) = seen.text.split_once(&format!("{before}0x")) else {
+                continue;
+            };
+            let end = rest.find(' ').unwrap_or(rest.len());
+            let address = u64::from_str_radix(&rest[..end], 16).unwrap();
+            let link = address.wrapping_sub(trace.header.slide);
+            if let Some(name) = kernel.symbols().primary_at(link) {
+                seen.text = format!("{front}{before}{name}{}", &rest[end..]);
+            }
+        }
+        seen
+    };
+    lines.filter_map(seen).map(named).collect()
+}
+
+impl Guests {
+    /// A field that is not what the kernel itself says it is, is worse than none; and a guest that
+    /// traces the same must not notice. Its events come and go beside ours, which go on alone.
+    pub fn events_are_those_of_the_guests_own_trace(&self, name: &str) {
+        let mut args: Vec<&str> = EVENTS.iter().flat_map(|event| ["--event", event]).collect();
+        let cmdline = format!("{} no_hash_pointers", arch_of(name).unwrap().guest_cmdline());
+        args.extend(["--cmdline", &cmdline, "--cpus", "2"]);
+        let own: Vec<String> = EVENTS.iter().map(|event| event.replace(':', "/")).collect();
+        let (finished, trace) = self.run(name, &format!("events 1 {}", own.join(" ")), &args);
+        let err = finished.err();
+        assert_eq!(trouble(&err), None, "{name}");
+        let summary = &trace.summary;
+        assert_eq!((summary.lost(), &summary.notes[..]), (0, &[] as &[String]), "{name}: {err}");
+
+        let theirs: Vec<Seen> = err
+            .lines()
+            .filter_map(|line| seen(line.trim().strip_prefix("guest-event ")?))
+            .collect();
+        let ours = ours(&kernel(name).unwrap(), &trace);
+        let theirs = between(&theirs, BEGIN, END);
+        let both = between(&ours, BEGIN, END);
+        for event in SURE {
+            assert!(theirs.contains_key(event), "{name}: no {event} in {err}");
+        }
+        assert_eq!(both.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>(), "{name}");
+        for (event, theirs) in &theirs {
+            assert_eq!(both.get(event), Some(theirs), "{name}: vmtrace on the left");
+        }
+        let alone = between(&ours, ALONE_BEGIN, ALONE_END);
+        for event in SURE {
+            assert!(alone.contains_key(event), "{name}: no {event} without the guest's own");
+        }
+        // It was asked to let go, and has taken them again.
+        let again = format!("the guest has changed tracepoints: {} traced again", EVENTS.len());
+        let notes = trace.marks(MarkKind::Note).unwrap();
+        let times = notes.iter().filter(|note| **note == again).count();
+        assert!(times >= 2 * EVENTS.len(), "{name}: {times} of {notes:?}");
+    }
+}

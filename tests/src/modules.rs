@@ -1,0 +1,109 @@
+//! Functions of a module that is loaded, used and unloaded.
+
+use std::collections::BTreeSet;
+
+use vmtrace::emulated::{FileSource, cache_dir};
+use vmtrace::initramfs::Modules;
+use vmtrace::stream::{Exit, Frame, MarkKind, Reader};
+
+use crate::cases::{Guests, trouble, value, values};
+use crate::trace::{Trace, syscall};
+
+/// The module that guests load, and its function that is called once for each look at its device.
+const MODULE: &str = "dummy";
+const FUNCTION: &str = "dummy_get_stats64";
+/// How often it comes, and is used each time.
+const ROUNDS: usize = 3;
+const READS: usize = 25;
+/// The same with every function traced, which takes its time.
+const BUSY: usize = 2;
+
+impl Guests {
+    /// The module of a kernel of the cache, in the host.
+    fn put_module(&self, name: &str) -> String {
+        let directory = cache_dir().unwrap().join("kernels").join(name).join("modules");
+        let content = Modules::open(&directory).unwrap().read(MODULE).unwrap();
+        let path = format!("/m/{name}/{MODULE}.ko");
+        self.host.with(|host| host.put_file(&path, &FileSource::Bytes(content))).unwrap();
+        path
+    }
+
+    /// A filter waits for a module; every call is seen from the first one on, each time that it
+    /// comes, and the guest's own tracer on the same function sees them, too.
+    pub fn functions_of_a_module_are_traced(&self, name: &str) {
+        let (module, getpgid) = (self.put_module(name), syscall(name, "getpgid").unwrap());
+        let run = format!("modules /{MODULE}.ko {ROUNDS} {READS} beside");
+        let filter = format!(":mod:{MODULE}");
+        let args = ["-f", &filter, "-f", &getpgid, "--cpus", "2", "--add", &module];
+        let (finished, trace) = self.run(name, &run, &args);
+        let (err, summary) = (finished.err(), &trace.summary);
+        assert_eq!(trouble(&err), None, "{name}");
+        assert_eq!(value(&finished, "ftrace-enabled "), 1, "{name}");
+        let seen = values(&finished, "guest-saw ");
+        assert_eq!(seen, [u32::try_from(READS).unwrap(); ROUNDS], "{name}: {err}");
+        assert_eq!((summary.lost(), &summary.notes[..]), (0, &[] as &[String]), "{name}");
+        assert_eq!((summary.sites.matched, summary.sites.patched), (1, 1), "{name}");
+        assert!(summary.sites.shared > 0, "{name}: {:?}", summary.sites);
+
+        let pid = value(&finished, "pid ");
+        let mut mine: Vec<_> = trace.entries.iter().filter(|entry| entry.pid == pid).collect();
+        mine.sort_by_key(|entry| entry.timestamp);
+        let mine: Vec<&str> = mine.into_iter().map(|entry| &*entry.function).collect();
+        // Between two calls of getpgid, in each round.
+        let parts: Vec<_> = mine.split(|&function| function == getpgid).collect();
+        assert_eq!(parts.len(), 2 * ROUNDS + 1, "{name}: {mine:?}");
+        for (number, part) in parts.iter().enumerate() {
+            if number % 2 == 1 {
+                assert_eq!(*part, [FUNCTION; READS], "{name}");
+            } else if number < 2 * ROUNDS {
+                let init = part.iter().filter(|&&function| function == "dummy_init_module");
+                assert_eq!(init.count(), 1, "{name}: {part:?}");
+            }
+        }
+        let first = mine.iter().find(|&&function| function != getpgid);
+        assert_eq!(first, Some(&"dummy_init_module"), "{name}");
+        assert_eq!(modules(&trace), BTreeSet::from([MODULE.to_owned()]), "{name}");
+        let marks = trace.marks(MarkKind::Filter).unwrap();
+        let count = |text: &str| marks.iter().filter(|mark| mark.contains(text)).count();
+        for text in ["module dummy loaded", "module dummy is initialised", "module dummy unloaded"]
+        {
+            assert_eq!(count(text), ROUNDS, "{name}: {marks:?}");
+        }
+    }
+
+    /// The memory of what is gone is not written, whatever else the guest does meanwhile.
+    pub fn modules_come_and_go_with_every_function_traced(&self, name: &str) {
+        let module = self.put_module(name);
+        let run = format!("modules /{MODULE}.ko {BUSY} 1 busy");
+        let (finished, trace) = self.run(name, &run, &["--cpus", "2", "--add", &module]);
+        let (err, summary) = (finished.err(), &trace.summary);
+        assert_eq!(trouble(&err), None, "{name}");
+        assert_eq!(value(&finished, "ftrace-enabled "), 1, "{name}");
+        assert_eq!(
+            (summary.exit, &summary.notes[..]),
+            (Exit::Poweroff, &[] as &[String]),
+            "{name}"
+        );
+        assert_eq!(summary.sites.matched, summary.sites.patched, "{name}: {:?}", summary.sites);
+        let marks = trace.marks(MarkKind::Filter).unwrap();
+        let unloaded = marks.iter().filter(|mark| mark.contains("module dummy unloaded"));
+        assert_eq!(unloaded.count(), BUSY, "{name}: {marks:?}");
+        let callers = modules(&trace);
+        assert!(callers.contains(MODULE), "{name}: {callers:?}");
+    }
+}
+
+/// Modules of the functions of a trace.
+fn modules(trace: &Trace) -> BTreeSet<String> {
+    let mut reader = Reader::new(&*trace.stream).unwrap();
+    let mut modules = BTreeSet::new();
+    while let Some(frame) = reader.next_frame().unwrap() {
+        if let Frame::Symbols(list) = frame {
+            for symbol in list {
+                symbol.with_text(|symbol| modules.insert(symbol.module.to_owned()));
+            }
+        }
+    }
+    modules.remove("");
+    modules
+}

@@ -1,0 +1,45 @@
+//! How the parts of a condition lead on, on any architecture.
+
+use crate::condition::{Condition, Test};
+use crate::program::ProgramError;
+use dynasmrt::DynamicLabel;
+
+/// Where something goes, and for which outcome: for the other one it goes on.
+pub(crate) type Way = (DynamicLabel, bool);
+
+/// What an architecture has for it.
+pub(crate) trait Branches {
+    /// A new label.
+    fn label(&mut self) -> DynamicLabel;
+
+    /// What follows is where a label is.
+    fn bind(&mut self, label: DynamicLabel);
+
+    /// Goes there in any case.
+    fn jump(&mut self, target: DynamicLabel);
+
+    /// Makes one test.
+    fn test(&mut self, test: &Test, way: Way) -> Result<(), ProgramError>;
+}
+
+/// Goes to a target if the condition is what `when` says, else on.
+pub(crate) fn branch(
+    to: &mut impl Branches,
+    condition: &Condition,
+    (target, when): Way,
+) -> Result<(), ProgramError> {
+    // All of them are false when one is, and any is true when one is.
+    let (list, decides) = match condition {
+        Condition::Test(test) => return to.test(test, (target, when)),
+        Condition::All(list) => (list, false),
+        Condition::Any(list) => (list, true),
+    };
+    if when == decides {
+        return list.iter().try_for_each(|one| branch(to, one, (target, when)));
+    }
+    let skip = to.label();
+    list.iter().try_for_each(|one| branch(to, one, (skip, decides)))?;
+    to.jump(target);
+    to.bind(skip);
+    Ok(())
+}

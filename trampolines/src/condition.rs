@@ -1,0 +1,136 @@
+//! Which calls a program records: looked at before it reserves a record, so that a call that is not
+//! meant costs a few instructions and writes nothing.
+
+/// What must be true of a call.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Condition {
+    /// All of these are; none is nothing to be false.
+    All(Vec<Condition>),
+    /// One of these at least is.
+    Any(Vec<Condition>),
+    /// A single one.
+    Test(Test),
+}
+
+/// Something that is compared.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Test {
+    /// An integer with a constant.
+    Number {
+        /// The integer.
+        operand: Operand,
+        /// How they must compare.
+        relation: Relation,
+        /// The constant, in the operand's own width and sign, extended to 64 bits.
+        value: u64,
+    },
+    /// Whether the function returns into this one.
+    Caller {
+        /// Link address of the function.
+        start: u64,
+        /// Its length in bytes.
+        len: u32,
+        /// Whether it must, or must not.
+        inside: bool,
+    },
+    /// Bytes of the task, such as its name.
+    Bytes {
+        /// Where they begin.
+        offset: u32,
+        /// What they must be; `None` is any but 0.
+        bytes: Vec<Option<u8>>,
+        /// Whether they must be that, or must not.
+        equal: bool,
+    },
+}
+
+/// An integer that a program can look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Operand {
+    /// The number of the CPU: 4 bytes, unsigned.
+    Cpu,
+    /// 4 bytes of the task, signed, at this offset.
+    Task(u32),
+    /// An argument.
+    Argument {
+        /// Its number, as that of [`Field::Argument`](crate::Field::Argument).
+        number: u8,
+        /// 1, 2, 4 or 8.
+        bytes: u8,
+        /// Whether it has a sign.
+        signed: bool,
+    },
+}
+
+impl Operand {
+    /// Its size, and whether it has a sign.
+    #[must_use]
+    pub fn width(self) -> (u8, bool) {
+        match self {
+            Self::Cpu => (4, false),
+            Self::Task(_) => (4, true),
+            Self::Argument { bytes, signed, .. } => (bytes, signed),
+        }
+    }
+}
+
+/// How two integers compare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Relation {
+    /// They are the same.
+    Equal,
+    /// They are not.
+    NotEqual,
+    /// The operand is less.
+    Less,
+    /// The operand is not greater.
+    LessEqual,
+    /// The operand is greater.
+    Greater,
+    /// The operand is not less.
+    GreaterEqual,
+    /// They have bits in common.
+    Common,
+    /// They have none.
+    NoneCommon,
+}
+
+impl Relation {
+    /// What is true when this is not.
+    #[must_use]
+    pub fn inverse(self) -> Self {
+        match self {
+            Self::Equal => Self::NotEqual,
+            Self::NotEqual => Self::Equal,
+            Self::Less => Self::GreaterEqual,
+            Self::LessEqual => Self::Greater,
+            Self::Greater => Self::LessEqual,
+            Self::GreaterEqual => Self::Less,
+            Self::Common => Self::NoneCommon,
+            Self::NoneCommon => Self::Common,
+        }
+    }
+}
+
+impl Condition {
+    /// Most tests of one condition.
+    pub const MAX_TESTS: usize = 64;
+    /// Most bytes of a [`Test::Bytes`]: a task's name.
+    pub const MAX_BYTES: usize = 16;
+
+    /// All tests, in the order in which they are made.
+    pub fn tests(&self) -> Box<dyn Iterator<Item = &Test> + '_> {
+        match self {
+            Self::All(list) | Self::Any(list) => Box::new(list.iter().flat_map(Self::tests)),
+            Self::Test(test) => Box::new(std::iter::once(test)),
+        }
+    }
+}
+
+/// The low `bytes` of a value as the whole value of an integer of that size.
+#[must_use]
+pub fn extended(value: u64, bytes: u8, signed: bool) -> u64 {
+    let unused = 64 - 8 * u32::from(bytes.clamp(1, 8));
+    let upper = value << unused;
+    if signed { (upper.cast_signed() >> unused).cast_unsigned() } else { upper >> unused }
+}

@@ -1,0 +1,183 @@
+//! Whether a call is recorded at all. `t3` to `t5` are used; nothing is written.
+
+use super::Values;
+use super::encode::split;
+use super::operands::{Assembler, argument, load_word, parts};
+use crate::branch::{Branches, Way};
+use crate::condition::{Operand, Relation, Test, extended};
+use crate::program::ProgramError;
+use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
+
+const T3: u8 = 28;
+const T4: u8 = 29;
+const T5: u8 = 30;
+
+/// Loads a constant by as few instructions as usual ones take.
+fn constant(ops: &mut Assembler, register: u8, value: i64) {
+    match (i32::try_from(value), split(value)) {
+        (Ok(small @ -2048..2048), _) => {
+            dynasm!(ops; .arch riscv64; addi X(register), zero, small);
+        }
+        (Ok(_), Some((upper, lower))) => {
+            let upper = (upper << 12).cast_signed();
+            dynasm!(ops; .arch riscv64; lui X(register), upper; addiw X(register), X(register), lower);
+        }
+        _ => dynasm!(ops; .arch riscv64; li X(register), value),
+    }
+}
+
+/// What the tests of a condition are written with.
+pub(super) struct Tests<'a> {
+    pub(super) ops: &'a mut Assembler,
+    pub(super) values: &'a Values,
+}
+
+impl Branches for Tests<'_> {
+    fn label(&mut self) -> DynamicLabel {
+        self.ops.new_dynamic_label()
+    }
+
+    fn bind(&mut self, label: DynamicLabel) {
+        dynasm!(self.ops; .arch riscv64; =>label);
+    }
+
+    fn jump(&mut self, target: DynamicLabel) {
+        dynasm!(self.ops; .arch riscv64; j =>target);
+    }
+
+    fn test(&mut self, test: &Test, (target, when): Way) -> Result<(), ProgramError> {
+        let Self { ops, values } = self;
+        match *test {
+            Test::Number { operand, relation, value } => {
+                let relation = if when { relation } else { relation.inverse() };
+                let register = load(ops, values, operand)?;
+                // A word of 4 bytes is sign-extended in a register, with or without a sign.
+                let value = match operand.width() {
+                    (4, _) => extended(value, 4, true),
+                    _ => value,
+                };
+                constant(ops, T4, value.cast_signed());
+                jump(ops, register, relation, operand.width().1, target);
+            }
+            Test::Caller { start, len, inside } => {
+                let start = start.wrapping_add(values.slide);
+                constant(ops, T4, start.cast_signed());
+                dynasm!(ops; .arch riscv64; sub t3, ra, t4);
+                constant(ops, T4, len.into());
+                let relation = if inside == when { Relation::Less } else { Relation::GreaterEqual };
+                jump(ops, T3, relation, false, target);
+            }
+            Test::Bytes { offset, ref bytes, equal } => {
+                let differ = if equal == when { ops.new_dynamic_label() } else { target };
+                pieces(ops, offset, bytes, differ)?;
+                if equal == when {
+                    dynasm!(ops; .arch riscv64; j =>target; =>differ);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The register with the whole value of an operand.
+fn load(ops: &mut Assembler, values: &Values, operand: Operand) -> Result<u8, ProgramError> {
+    match operand {
+        Operand::Cpu => load_word(ops, "the CPU number's offset", values.cpu)?,
+        Operand::Task(offset) => load_word(ops, "a task's member", offset.into())?,
+        Operand::Argument { number, bytes, signed } => {
+            let register = argument(ops, number);
+            let unused = 64 - 8 * u32::from(bytes.clamp(1, 8));
+            match (bytes, signed) {
+                (8, _) => return Ok(register),
+                (4, _) => dynasm!(ops; .arch riscv64; sext.w t3, X(register)),
+                (_, true) => dynasm!(ops; .arch riscv64
+                    ; slli t3, X(register), unused
+                    ; srai t3, t3, unused
+                ),
+                (_, false) => dynasm!(ops; .arch riscv64
+                    ; slli t3, X(register), unused
+                    ; srli t3, t3, unused
+                ),
+            }
+        }
+    }
+    Ok(T3)
+}
+
+/// Compares a register with t4.
+fn jump(ops: &mut Assembler, register: u8, relation: Relation, signed: bool, target: DynamicLabel) {
+    let (a, b) = match relation {
+        Relation::LessEqual | Relation::Greater => (T4, register),
+        _ => (register, T4),
+    };
+    match (relation, signed) {
+        (Relation::Equal, _) => dynasm!(ops; .arch riscv64; beq X(a), X(b), =>target),
+        (Relation::NotEqual, _) => dynasm!(ops; .arch riscv64; bne X(a), X(b), =>target),
+        (Relation::Less | Relation::Greater, true) => {
+            dynasm!(ops; .arch riscv64; blt X(a), X(b), =>target);
+        }
+        (Relation::Less | Relation::Greater, false) => {
+            dynasm!(ops; .arch riscv64; bltu X(a), X(b), =>target);
+        }
+        (Relation::LessEqual | Relation::GreaterEqual, true) => {
+            dynasm!(ops; .arch riscv64; bge X(a), X(b), =>target);
+        }
+        (Relation::LessEqual | Relation::GreaterEqual, false) => {
+            dynasm!(ops; .arch riscv64; bgeu X(a), X(b), =>target);
+        }
+        (Relation::Common, _) => {
+            dynasm!(ops; .arch riscv64; and t4, X(a), X(b); bnez t4, =>target);
+        }
+        (Relation::NoneCommon, _) => {
+            dynasm!(ops; .arch riscv64; and t4, X(a), X(b); beqz t4, =>target);
+        }
+    }
+}
+
+/// Goes to `differ` unless these bytes are at an offset of the task, as many at once as an aligned
+/// load takes. Tasks are aligned themselves.
+fn pieces(
+    ops: &mut Assembler,
+    offset: u32,
+    bytes: &[Option<u8>],
+    differ: DynamicLabel,
+) -> Result<(), ProgramError> {
+    // So that all of them are in reach of the lower part.
+    let (upper, lower) = parts("a task's member", offset.into())?;
+    dynasm!(ops; .arch riscv64; lui t3, upper; add t3, t3, tp);
+    if lower != 0 {
+        dynasm!(ops; .arch riscv64; addi t3, t3, lower);
+    }
+    let (mut rest, mut at) = (bytes, 0);
+    while !rest.is_empty() {
+        let known: Vec<u8> = rest.iter().map_while(|byte| *byte).take(4).collect();
+        let aligned = |len: u32| (offset.wrapping_add(at)).is_multiple_of(len);
+        let here = i32::from(u8::try_from(at).unwrap_or(u8::MAX));
+        let len = match known[..] {
+            [a, b, c, d] if aligned(4) => {
+                let word = i32::from_le_bytes([a, b, c, d]);
+                constant(ops, T5, word.into());
+                dynasm!(ops; .arch riscv64; lw t4, [t3, here]; bne t4, t5, =>differ);
+                4
+            }
+            [a, b, ..] if aligned(2) => {
+                let word = u16::from_le_bytes([a, b]);
+                constant(ops, T5, word.into());
+                dynasm!(ops; .arch riscv64; lhu t4, [t3, here]; bne t4, t5, =>differ);
+                2
+            }
+            [a, ..] => {
+                constant(ops, T5, a.into());
+                dynasm!(ops; .arch riscv64; lbu t4, [t3, here]; bne t4, t5, =>differ);
+                1
+            }
+            [] => {
+                dynasm!(ops; .arch riscv64; lbu t4, [t3, here]; beqz t4, =>differ);
+                1
+            }
+        };
+        rest = rest.get(len as usize..).unwrap_or_default();
+        at += len;
+    }
+    Ok(())
+}

@@ -1,0 +1,201 @@
+//! Whether a call is recorded at all. `r10` and, where there are arguments, `r11` are used, and the
+//! flags; nothing is written.
+
+use super::operands::{ARGUMENTS, Assembler, disp};
+use super::{Addressing, Values};
+use crate::branch::{Branches, Way};
+use crate::condition::{Operand, Relation, Test};
+use crate::displacement::small;
+use crate::program::{Point, ProgramError};
+use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
+
+/// What the tests of a condition are written with, and where they stand.
+pub(super) struct Tests<'a> {
+    pub(super) ops: &'a mut Assembler,
+    pub(super) values: &'a Values,
+    pub(super) point: Point,
+}
+
+impl Branches for Tests<'_> {
+    fn label(&mut self) -> DynamicLabel {
+        self.ops.new_dynamic_label()
+    }
+
+    fn bind(&mut self, label: DynamicLabel) {
+        dynasm!(self.ops; .arch x64; =>label);
+    }
+
+    fn jump(&mut self, target: DynamicLabel) {
+        dynasm!(self.ops; .arch x64; jmp =>target);
+    }
+
+    fn test(&mut self, test: &Test, (target, when): Way) -> Result<(), ProgramError> {
+        let Self { ops, values, point } = self;
+        match *test {
+            Test::Number { operand, relation, value } => {
+                compare(ops, values, operand, relation, value)?;
+                let relation = if when { relation } else { relation.inverse() };
+                jump(ops, relation, operand.width().1, target);
+            }
+            Test::Caller { start, len, inside } => {
+                let start = disp("a function", start.wrapping_add(values.slide))?;
+                // Below the return address into the function, or into the stub.
+                match point {
+                    Point::Entry | Point::Tail => dynasm!(ops; .arch x64; mov r10, [rsp + 8]),
+                    Point::Return => dynasm!(ops; .arch x64; mov r10, [rsp]),
+                }
+                let len = disp("a function's length", len.into())?;
+                dynasm!(ops; .arch x64; sub r10, start; cmp r10, len);
+                let relation = if inside == when { Relation::Less } else { Relation::GreaterEqual };
+                jump(ops, relation, false, target);
+            }
+            Test::Bytes { offset, ref bytes, equal } => {
+                task(ops, values)?;
+                let differ = if equal == when { ops.new_dynamic_label() } else { target };
+                pieces(ops, disp("a task's member", offset.into())?, bytes, differ);
+                if equal == when {
+                    dynasm!(ops; .arch x64; jmp =>target; =>differ);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Leaves the task in r10.
+fn task(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError> {
+    let current = disp("current's offset", values.current)?;
+    dynasm!(ops; .arch x64; gs mov r10, [DWORD current]);
+    Ok(())
+}
+
+/// Sets the flags.
+fn compare(
+    ops: &mut Assembler,
+    values: &Values,
+    operand: Operand,
+    relation: Relation,
+    value: u64,
+) -> Result<(), ProgramError> {
+    let bits = matches!(relation, Relation::Common | Relation::NoneCommon);
+    #[allow(clippy::cast_possible_truncation, reason = "operands of up to 4 bytes")]
+    let low = value as u32;
+    let low = low.cast_signed();
+    match operand {
+        Operand::Cpu => {
+            let number = match values.addressing {
+                Addressing::Shared { number, .. } => number,
+                Addressing::PerCpu { .. } => values.cpu,
+            };
+            let number = disp("the CPU number's offset", number)?;
+            if bits {
+                dynasm!(ops; .arch x64; gs test DWORD [DWORD number], low);
+            } else {
+                dynasm!(ops; .arch x64; gs cmp DWORD [DWORD number], low);
+            }
+        }
+        Operand::Task(offset) => {
+            let offset = disp("a task's member", offset.into())?;
+            task(ops, values)?;
+            if bits {
+                dynasm!(ops; .arch x64; test DWORD [r10 + offset], low);
+            } else {
+                dynasm!(ops; .arch x64; cmp DWORD [r10 + offset], low);
+            }
+        }
+        Operand::Argument { number, bytes, signed } => {
+            const R10: u8 = 10;
+            let register = if let Some(&register) = ARGUMENTS.get(usize::from(number)) {
+                register
+            } else {
+                // Above the function's return address.
+                let from = 16 + 8 * (i32::from(number) - 6);
+                dynasm!(ops; .arch x64; mov r10, [rsp + from]);
+                R10
+            };
+            // What is above an argument's own bytes may be anything.
+            let register = match (bytes, signed) {
+                (1, false) => {
+                    dynasm!(ops; .arch x64; movzx r10d, Rb(register));
+                    R10
+                }
+                (1, true) => {
+                    dynasm!(ops; .arch x64; movsx r10d, Rb(register));
+                    R10
+                }
+                (2, false) => {
+                    dynasm!(ops; .arch x64; movzx r10d, Rw(register));
+                    R10
+                }
+                (2, true) => {
+                    dynasm!(ops; .arch x64; movsx r10d, Rw(register));
+                    R10
+                }
+                _ => register,
+            };
+            match (bytes, i32::try_from(value.cast_signed()), bits) {
+                (8, Ok(value), false) => dynasm!(ops; .arch x64; cmp Rq(register), value),
+                (8, Ok(value), true) => dynasm!(ops; .arch x64; test Rq(register), value),
+                (8, Err(_), _) => {
+                    dynasm!(ops; .arch x64; mov r11, QWORD value.cast_signed());
+                    if bits {
+                        dynasm!(ops; .arch x64; test Rq(register), r11);
+                    } else {
+                        dynasm!(ops; .arch x64; cmp Rq(register), r11);
+                    }
+                }
+                (_, _, false) => dynasm!(ops; .arch x64; cmp Rd(register), low),
+                (_, _, true) => dynasm!(ops; .arch x64; test Rd(register), low),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn jump(ops: &mut Assembler, relation: Relation, signed: bool, target: DynamicLabel) {
+    match (relation, signed) {
+        (Relation::Equal | Relation::NoneCommon, _) => dynasm!(ops; .arch x64; je =>target),
+        (Relation::NotEqual | Relation::Common, _) => dynasm!(ops; .arch x64; jne =>target),
+        (Relation::Less, true) => dynasm!(ops; .arch x64; jl =>target),
+        (Relation::Less, false) => dynasm!(ops; .arch x64; jb =>target),
+        (Relation::LessEqual, true) => dynasm!(ops; .arch x64; jle =>target),
+        (Relation::LessEqual, false) => dynasm!(ops; .arch x64; jbe =>target),
+        (Relation::Greater, true) => dynasm!(ops; .arch x64; jg =>target),
+        (Relation::Greater, false) => dynasm!(ops; .arch x64; ja =>target),
+        (Relation::GreaterEqual, true) => dynasm!(ops; .arch x64; jge =>target),
+        (Relation::GreaterEqual, false) => dynasm!(ops; .arch x64; jae =>target),
+    }
+}
+
+/// Goes to `differ` unless these bytes are at an offset of the task in r10, as many at once as an
+/// instruction can compare.
+fn pieces(ops: &mut Assembler, offset: i32, bytes: &[Option<u8>], differ: DynamicLabel) {
+    let mut rest = bytes;
+    let mut at = offset;
+    while !rest.is_empty() {
+        let known: Vec<u8> = rest.iter().map_while(|byte| *byte).take(4).collect();
+        let len = match known[..] {
+            [a, b, c, d] => {
+                let word = i32::from_le_bytes([a, b, c, d]);
+                dynasm!(ops; .arch x64; cmp DWORD [r10 + at], word; jne =>differ);
+                4
+            }
+            [a, b, ..] => {
+                let word = i16::from_le_bytes([a, b]);
+                dynasm!(ops; .arch x64; cmp WORD [r10 + at], word; jne =>differ);
+                2
+            }
+            [a] => {
+                let byte = i8::from_le_bytes([a]);
+                dynasm!(ops; .arch x64; cmp BYTE [r10 + at], byte; jne =>differ);
+                1
+            }
+            [] => {
+                dynasm!(ops; .arch x64; cmp BYTE [r10 + at], 0; je =>differ);
+                1
+            }
+        };
+        rest = rest.get(len..).unwrap_or_default();
+        at += small(len);
+    }
+}

@@ -1,0 +1,269 @@
+//! Conditions: a program writes a record of exactly the calls that are meant, and is not seen by
+//! those that are not.
+#![allow(clippy::cast_possible_truncation, reason = "all are limited")]
+
+mod common;
+
+use common::arch::{ADDRESSINGS, ARGUMENTS, Registers, STACK, call, free};
+use common::{FakeGuest, NAME, Random, entry_program};
+use vmtrace_trampolines::condition::{Operand, Relation, Test, extended};
+use vmtrace_trampolines::{Condition, Field, Overflow, Point, Program, ProgramError};
+
+impl Random {
+    /// Values that are equal now and then, at the edges of all widths.
+    fn value(&mut self) -> u64 {
+        let edges = [0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0x8000, 0x7fff_ffff, 0x8000_0000, u64::MAX];
+        match self.below(4) {
+            0 => self.next(),
+            1 => self.below(4).wrapping_sub(2),
+            _ => edges[self.below(10) as usize].wrapping_add(self.below(3)),
+        }
+    }
+
+    fn letter(&mut self) -> u8 {
+        [0, b'a', b'b', 0xff][self.below(4) as usize]
+    }
+
+    fn test(&mut self, point: Point, caller: u64) -> Test {
+        let kind = self.below(6);
+        if kind == 0 {
+            let start = caller.wrapping_sub(self.below(3)).wrapping_add(1);
+            let (len, inside) = (self.below(3) as u32, self.below(2) == 0);
+            return Test::Caller { start, len, inside };
+        }
+        if kind == 1 {
+            let from = self.below(4) as u32;
+            let count = self.below(NAME.1 as u64 + 1 - u64::from(from));
+            let byte = |random: &mut Self| (random.below(4) > 0).then(|| random.letter());
+            let bytes = (0..count).map(|_| byte(self)).collect();
+            return Test::Bytes { offset: NAME.0 + from, bytes, equal: self.below(2) == 0 };
+        }
+        let operand = match kind {
+            2 => Operand::Cpu,
+            3 => Operand::Task(NAME.0 + 4 * self.below(3) as u32),
+            _ if point != Point::Entry => Operand::Task(NAME.0),
+            _ => Operand::Argument {
+                number: self.below(ARGUMENTS.len() as u64 + 8) as u8,
+                bytes: 1 << self.below(4),
+                signed: self.below(2) == 0,
+            },
+        };
+        let relation = [
+            Relation::Equal,
+            Relation::NotEqual,
+            Relation::Less,
+            Relation::LessEqual,
+            Relation::Greater,
+            Relation::GreaterEqual,
+            Relation::Common,
+            Relation::NoneCommon,
+        ][self.below(8) as usize];
+        let (bytes, signed) = operand.width();
+        Test::Number { operand, relation, value: extended(self.value(), bytes, signed) }
+    }
+
+    fn condition(&mut self, point: Point, caller: u64, depth: u64) -> Condition {
+        if depth == 0 || self.below(3) == 0 {
+            return Condition::Test(self.test(point, caller));
+        }
+        let count = self.below(4);
+        let list = (0..count).map(|_| self.condition(point, caller, depth - 1)).collect();
+        if self.below(2) == 0 { Condition::All(list) } else { Condition::Any(list) }
+    }
+}
+
+/// What there is to look at.
+struct Call<'a> {
+    registers: &'a Registers,
+    name: [u8; NAME.1],
+    caller: u64,
+    cpu: u64,
+}
+
+impl Call<'_> {
+    fn number(&self, operand: Operand) -> u64 {
+        let raw = match operand {
+            Operand::Cpu => self.cpu,
+            Operand::Task(offset) => {
+                let from = (offset - NAME.0) as usize;
+                u32::from_le_bytes(self.name[from..from + 4].try_into().unwrap()).into()
+            }
+            Operand::Argument { number, .. } => {
+                let number = usize::from(number);
+                match ARGUMENTS.get(number) {
+                    Some(&register) => self.registers.x[register],
+                    None => self.registers.stack[number - ARGUMENTS.len()],
+                }
+            }
+        };
+        let (bytes, signed) = operand.width();
+        extended(raw, bytes, signed)
+    }
+
+    fn holds(&self, condition: &Condition) -> bool {
+        let test = match condition {
+            Condition::All(list) => return list.iter().all(|one| self.holds(one)),
+            Condition::Any(list) => return list.iter().any(|one| self.holds(one)),
+            Condition::Test(test) => test,
+        };
+        match test {
+            Test::Number { operand, relation, value } => {
+                let (a, b) = (self.number(*operand), *value);
+                let less = match operand.width().1 {
+                    true => a.cast_signed() < b.cast_signed(),
+                    false => a < b,
+                };
+                match relation {
+                    Relation::Equal => a == b,
+                    Relation::NotEqual => a != b,
+                    Relation::Less => less,
+                    Relation::LessEqual => less || a == b,
+                    Relation::Greater => !less && a != b,
+                    Relation::GreaterEqual => !less,
+                    Relation::Common => a & b != 0,
+                    Relation::NoneCommon => a & b == 0,
+                }
+            }
+            Test::Caller { start, len, inside } => {
+                (self.caller.wrapping_sub(*start) < u64::from(*len)) == *inside
+            }
+            Test::Bytes { offset, bytes, equal } => {
+                let from = (offset - NAME.0) as usize;
+                let same = bytes.iter().zip(&self.name[from..]);
+                let same = { same }.all(|(wanted, &byte)| match wanted {
+                    Some(wanted) => *wanted == byte,
+                    None => byte != 0,
+                });
+                same == *equal
+            }
+        }
+    }
+}
+
+/// The site that is called.
+const SITE: u64 = 3;
+
+/// How many calls were recorded and how many were not. `from` has the function with this return
+/// address, which calls the site.
+fn check(
+    random: &mut Random,
+    guest: &FakeGuest,
+    program: &Program,
+    (from, caller): (&FakeGuest, u64),
+) -> (u32, u32) {
+    match program.point {
+        Point::Entry => guest.call_from(SITE, 0),
+        Point::Tail => drop(guest.tail_from(SITE, 0)),
+        Point::Return => drop(guest.return_from(SITE, 0)),
+    }
+    let condition = program.condition.as_ref().unwrap();
+    let mut tail = guest.ring(0).start();
+    let (mut yes, mut no) = (0, 0);
+    for _ in 0..40 {
+        let task = guest.set_current(0, 5);
+        let name = core::array::from_fn(|_| random.letter());
+        guest.set_name(task, name);
+        let mut before = common::registers(0);
+        before.x.fill_with(|| random.value());
+        before.stack.fill_with(|| random.value());
+        let mut after = before.clone();
+        // Arguments on the stack are those of who calls it.
+        let through = program.point == Point::Entry && random.below(2) == 0;
+        let caller = if through {
+            guest.run(SITE, &mut after);
+            after.back
+        } else {
+            let (function, back) = from.caller_of(guest.site(SITE));
+            assert_eq!(back, caller);
+            call(function, &mut after);
+            back
+        };
+        let on_stack = |test: &Test| {
+            let Test::Number { operand: Operand::Argument { number, .. }, .. } = test else {
+                return false;
+            };
+            usize::from(*number) >= ARGUMENTS.len()
+        };
+        if !through && condition.tests().any(on_stack) {
+            guest.drain(0, &mut tail, drop);
+            continue;
+        }
+        for register in (0..before.x.len()).filter(|&register| register != STACK) {
+            if !free(program.point).contains(&register) && !common::arch::OWN.contains(&register) {
+                assert_eq!(before.x[register], after.x[register], "{register} {program:?}");
+            }
+        }
+        let meant = Call { registers: &before, name, caller, cpu: 0 }.holds(condition);
+        let mut found = 0;
+        guest.drain(0, &mut tail, |record| {
+            found += 1;
+            assert_eq!(u64::from(record.common.caller), caller & 0xffff_ffff);
+        });
+        assert_eq!(found, u32::from(meant), "{program:?} {before:?} {name:?} {caller:#x}");
+        yes += u32::from(meant);
+        no += u32::from(!meant);
+    }
+    (yes, no)
+}
+
+// A call that is left out although it is meant looks as if it had not been made.
+#[test]
+fn exactly_the_calls_that_are_meant_are_recorded() {
+    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    let (mut yes, mut no) = (0, 0);
+    let (mut inside, mut outside) = (0, 0);
+    let from = FakeGuest::new(1, 1 << 16, ADDRESSINGS[0], Overflow::Drop);
+    let caller = from.caller_of(from.site(SITE)).1;
+    for round in 0..if cfg!(target_arch = "riscv64") { 150 } else { 1500 } {
+        let point = [Point::Entry, Point::Entry, Point::Tail, Point::Return][round % 4];
+        let addressing = ADDRESSINGS[random.below(ADDRESSINGS.len() as u64) as usize];
+        let depth = random.below(4);
+        let condition = random.condition(point, caller, depth);
+        if condition.tests().count() > Condition::MAX_TESTS {
+            continue;
+        }
+        let only_caller = matches!(condition, Condition::Test(Test::Caller { .. }));
+        let program = Program { point, condition: Some(condition), ..entry_program() };
+        let guest =
+            FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, std::slice::from_ref(&program));
+        let (more_yes, more_no) = check(&mut random, &guest, &program, (&from, caller));
+        yes += more_yes;
+        no += more_no;
+        inside += if only_caller { more_yes } else { 0 };
+        outside += if only_caller { more_no } else { 0 };
+    }
+    assert!(inside > 20 && outside > 20, "{inside} and {outside} by their callers");
+    assert!(yes > 500 && no > 500, "{yes} and {no}");
+}
+
+// What a condition cannot be must not become code that does something else.
+#[test]
+fn conditions_that_cannot_be_are_refused() {
+    let number = |operand, value| {
+        Condition::Test(Test::Number { operand, relation: Relation::Equal, value })
+    };
+    let argument = Operand::Argument { number: 0, bytes: 4, signed: true };
+    let program = |point, condition| Program {
+        point,
+        fields: vec![Field::Stack],
+        condition: Some(condition),
+        ..entry_program()
+    };
+    assert_eq!(program(Point::Entry, number(argument, u64::MAX)).check(), Ok(()));
+    let bad = [
+        (Point::Return, number(argument, 1)),
+        (Point::Tail, number(argument, 1)),
+        (Point::Entry, number(argument, 0xffff_ffff)),
+        (Point::Entry, number(Operand::Cpu, u64::MAX)),
+        (Point::Entry, number(Operand::Argument { number: 0, bytes: 3, signed: true }, 1)),
+        (
+            Point::Entry,
+            Condition::Test(Test::Bytes { offset: 0, bytes: vec![None; 17], equal: true }),
+        ),
+        (Point::Entry, Condition::Any(vec![number(Operand::Cpu, 1); 65])),
+    ];
+    for (point, condition) in bad {
+        let refused = program(point, condition).check();
+        assert!(matches!(refused, Err(ProgramError::Condition(..))), "{refused:?}");
+    }
+}

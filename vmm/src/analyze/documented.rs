@@ -1,0 +1,21 @@
+//! Whether docs/stream.md has all keys that other programs are given.
+
+use serde_json::Value;
+
+/// Fails at the first key that is not in there.
+pub(super) fn check(json: &Value) {
+    let docs = include_str!("../../../docs/stream.md");
+    let mut all = vec![json];
+    while let Some(value) = all.pop() {
+        match value {
+            Value::Object(object) => {
+                for (key, value) in object {
+                    assert!(docs.contains(&format!("`{key}`")), "{key} is not documented");
+                    all.push(value);
+                }
+            }
+            Value::Array(list) => all.extend(list),
+            _ => {}
+        }
+    }
+}

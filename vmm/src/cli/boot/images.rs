@@ -1,0 +1,232 @@
+//! The kernel, modules and initial RAM disk of a run: as named, or as found.
+
+use super::Args;
+use crate::emulated::HostArch;
+use crate::initramfs;
+use anyhow::{Context, Result, anyhow, bail};
+use std::fs::File;
+use std::io::{ErrorKind, Read as _};
+use std::path::{Path, PathBuf};
+use vmtrace_system::say;
+
+/// `--modules auto`; a directory of that name is `./auto`.
+const AUTO: &str = "auto";
+
+/// Modules of the built-in initramfs that make virtio devices work, as far as a
+/// kernel has them.
+const MODULES: [&str; 3] = ["virtio_mmio", "virtio_rng", "vmw_vsock_virtio_transport"];
+
+/// The kernel that the user names, or the running one of this machine, which is said.
+///
+/// # Errors
+/// When none is named, and the running one cannot be read.
+pub(super) fn kernel(args: &Args) -> Result<PathBuf> {
+    if let Some(kernel) = &args.kernel {
+        return Ok(kernel.clone());
+    }
+    let uname = nix::sys::utsname::uname().context("uname")?;
+    let release = uname.release().to_string_lossy();
+    let image = running(Path::new("/"), &release)?;
+    say!("vmtrace: kernel: {}, the running one of this machine", image.display());
+    Ok(image)
+}
+
+/// The image of the running kernel, below `root`.
+fn running(root: &Path, release: &str) -> Result<PathBuf> {
+    // As distributions name it: most, Debian on riscv64, and Fedora.
+    let places = [
+        format!("boot/vmlinuz-{release}"),
+        format!("boot/vmlinux-{release}"),
+        format!("lib/modules/{release}/vmlinuz"),
+    ];
+    let first = root.join(&places[0]);
+    for place in places {
+        let path = root.join(place);
+        // A first byte, since directories can be opened, too.
+        match File::open(&path).and_then(|mut file| file.read_exact(&mut [0])) {
+            Ok(()) => return Ok(path),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+            Err(error) => {
+                return Err(anyhow!(error).context(format!(
+                    "no KERNEL is named, and the image of the running one cannot be read ({}): name \
+                     one, or make that readable (as root: chmod a+r)",
+                    path.display()
+                )));
+            }
+        }
+    }
+    bail!(
+        "no KERNEL is named, and the running one, {release}, has no image here ({} is missing): name \
+         one, or install the running kernel's package",
+        first.display()
+    )
+}
+
+/// Where the modules of a kernel are, as far as the user wants any: those named, or with `auto`,
+/// and for a kernel that was not named, those found, which is said.
+///
+/// # Errors
+/// When `auto` finds none.
+pub(super) fn modules(args: &Args, image: &Path, release: &str) -> Result<Option<PathBuf>> {
+    let auto = match &args.modules {
+        Some(dir) if dir == Path::new(AUTO) => true,
+        Some(dir) => return Ok(Some(dir.clone())),
+        None if args.kernel.is_none() && args.initrd.is_none() => false,
+        None => return Ok(None),
+    };
+    let places = module_places(Path::new("/"), image, release);
+    let found = places.iter().find(|dir| dir.join("modules.dep").is_file());
+    match found {
+        Some(dir) => say!("vmtrace: modules: {}", dir.display()),
+        None if auto => {
+            let places: Vec<_> = places.iter().map(|dir| dir.display().to_string()).collect();
+            bail!(
+                "--modules auto: none of these has modules (modules.dep) of {release}: {}; name the \
+                 directory: --modules DIR",
+                places.join(", ")
+            )
+        }
+        None => {}
+    }
+    Ok(found.cloned())
+}
+
+/// Where the modules of an image may be, the likeliest first: beside the image, in the tree that it
+/// is in the `boot` of, and in the system's.
+fn module_places(root: &Path, image: &Path, release: &str) -> Vec<PathBuf> {
+    // The link's own folder may be anywhere: `vmlinuz` of a distribution is a link.
+    let image = image.canonicalize().unwrap_or_else(|_| image.to_owned());
+    let beside = image.parent().unwrap_or(Path::new("."));
+    let mut places = vec![beside.join("modules")];
+    // An image may say anything.
+    if release.is_empty() || release.starts_with('.') || release.contains('/') {
+        return places;
+    }
+    let in_tree = Path::new("lib/modules").join(release);
+    places.push(beside.join(&in_tree));
+    places.extend(beside.parent().map(|tree| tree.join(&in_tree)));
+    places.push(root.join(&in_tree));
+    places.dedup();
+    places
+}
+
+/// The guest's initial RAM disk; one for another architecture lacks the agent.
+pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
+    if let Some(path) = &args.initrd {
+        let content = std::fs::read(path).with_context(|| path.display().to_string())?;
+        return Ok(if args.add_agent { initramfs::add_agent(&content)? } else { content });
+    }
+    let mut builder = initramfs::Builder::new().run(args.run.as_deref());
+    if !guest.is_native() {
+        builder = builder.without_agent();
+    }
+    for file in &args.add {
+        builder = builder.add_file(file);
+    }
+    if let Some(dir) = &args.modules {
+        let modules = initramfs::Modules::open(dir)?;
+        let names: Vec<_> =
+            MODULES.into_iter().filter(|name| modules.names().any(|has| has == *name)).collect();
+        builder = builder.modules(modules.resolve(&names)?);
+    }
+    Ok(builder.build()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::boot::tests::{args, without_kernel};
+    use std::fs;
+
+    /// Makes empty files and the folders above them.
+    fn tree(files: &[&str]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = root.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x").unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn a_named_kernel_is_taken() {
+        assert_eq!(kernel(&args("").unwrap()).unwrap(), Path::new("vmlinuz"));
+        assert!(args("other").is_err(), "two kernels");
+    }
+
+    #[test]
+    fn the_running_kernel_is_found_where_distributions_have_it() {
+        for place in ["boot/vmlinuz-6.1", "boot/vmlinux-6.1", "lib/modules/6.1/vmlinuz"] {
+            let root = tree(&[place, "boot/vmlinuz-6.2"]);
+            assert_eq!(running(root.path(), "6.1").unwrap(), root.path().join(place));
+        }
+    }
+
+    // The user has named nothing that such an error could be about.
+    #[test]
+    fn a_running_kernel_without_an_image_is_one_clear_error() {
+        let root = tree(&["boot/vmlinuz-6.2"]);
+        let error = format!("{:#}", running(root.path(), "6.1").unwrap_err());
+        let path = root.path().join("boot/vmlinuz-6.1");
+        assert!(error.starts_with("no KERNEL is named"), "{error}");
+        assert!(error.contains(&format!("{} is missing", path.display())), "{error}");
+        assert!(error.contains("install"), "{error}");
+        // Not readable, whoever runs this test: a directory.
+        fs::create_dir(&path).unwrap();
+        let error = format!("{:#}", running(root.path(), "6.1").unwrap_err());
+        assert!(error.contains("cannot be read") && error.contains("chmod"), "{error}");
+        assert!(error.contains("Is a directory") && !error.contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn modules_are_found_beside_the_image_first() {
+        let system = tree(&["lib/modules/6.1/modules.dep"]);
+        let find = |image: &Path| {
+            let places = module_places(system.path(), image, "6.1");
+            places.into_iter().find(|dir| dir.join("modules.dep").is_file()).unwrap()
+        };
+        let beside = tree(&["vmlinuz", "modules/modules.dep", "lib/modules/6.1/modules.dep"]);
+        let image = beside.path().join("vmlinuz");
+        let expected = image.canonicalize().unwrap().with_file_name("modules");
+        assert_eq!(find(&image), expected);
+        let unpacked = tree(&["boot/vmlinuz-6.1", "lib/modules/6.1/modules.dep"]);
+        let root = unpacked.path().canonicalize().unwrap();
+        assert_eq!(find(&root.join("boot/vmlinuz-6.1")), root.join("lib/modules/6.1"));
+        let alone = tree(&["vmlinuz"]);
+        let found = find(&alone.path().join("vmlinuz"));
+        assert_eq!(found, system.path().join("lib/modules/6.1"));
+    }
+
+    // An image says what its release is.
+    #[test]
+    fn no_release_leads_elsewhere() {
+        for release in ["", "../../tmp", "..", "a/../../b", "/tmp"] {
+            let places = module_places(Path::new("/"), Path::new("/k/vmlinuz"), release);
+            assert_eq!(places, [Path::new("/k/modules")], "{release:?}");
+        }
+    }
+
+    #[test]
+    fn modules_are_looked_for_when_asked_for_or_without_a_kernel() {
+        let tree = tree(&["vmlinuz", "modules/modules.dep"]);
+        let root = tree.path().canonicalize().unwrap();
+        let image = root.join("vmlinuz");
+        let find = |args: &Args| modules(args, &image, "6.1-none").unwrap();
+        assert_eq!(find(&args("").unwrap()), None);
+        assert_eq!(find(&args("--modules auto").unwrap()), Some(root.join("modules")));
+        assert_eq!(find(&args("--modules ./auto").unwrap()), Some("./auto".into()));
+        assert_eq!(find(&args("--modules dir").unwrap()), Some("dir".into()));
+        assert_eq!(find(&without_kernel("").unwrap()), Some(root.join("modules")));
+        assert_eq!(find(&without_kernel("--initrd file").unwrap()), None);
+        fs::remove_dir_all(root.join("modules")).unwrap();
+        assert_eq!(find(&without_kernel("").unwrap()), None);
+        let error = modules(&args("--modules auto").unwrap(), &image, "6.1-none").unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("/lib/modules/6.1-none") && error.contains("--modules DIR"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,138 @@
+//! `--boot-report`: what it traces, and how it comes out.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use vmtrace_system::say;
+
+use crate::analyze::boot::{Boot, FROM_FILE, FUNCTIONS, IDLE, INIT_MODULE, INITCALL, LOAD_MODULE};
+use crate::cli::report::is_broken_pipe;
+use crate::export::{PlayError, Player};
+use crate::kernel::Kernel;
+use crate::kernel::arguments::ArgumentSpec;
+use crate::session::{self, Wants};
+
+/// What tells which functions and modules are initialised.
+const VALUES: [(&str, &str); 3] = [
+    (INITCALL, "do_one_initcall: fn"),
+    (FROM_FILE[0], "init_module_from_file: f->f_path.dentry->d_name.name"),
+    (FROM_FILE[1], "kernel_read_file: file->f_path.dentry->d_name.name, id"),
+];
+
+/// A tracer that a boot report takes.
+pub(super) struct Asked {
+    pub(super) name: &'static str,
+    pub(super) globs: Vec<String>,
+    pub(super) graph: bool,
+    pub(super) wants: Wants,
+}
+
+/// The tracers that a report of this kernel's boot takes, and what the user should know of them.
+///
+/// # Errors
+/// When the kernel has none of the functions.
+pub(super) fn tracers(kernel: &Kernel) -> Result<(Vec<Asked>, Vec<String>)> {
+    let has = |name: &&str| kernel.sites().iter().any(|site| kernel.site_name(site) == Some(*name));
+    let of = |names: &[&str]| -> Vec<String> {
+        names.iter().filter(|name| has(name)).map(|name| (*name).to_owned()).collect()
+    };
+    let calls = of(&[&[INITCALL, LOAD_MODULE, INIT_MODULE], &FUNCTIONS[..]].concat());
+    let idle = of(&IDLE);
+    let (mut calling, mut loading) = (Wants::default(), Wants::default());
+    let mut notes = Vec::new();
+    let mut files = Vec::new();
+    for (function, text) in VALUES {
+        // One of them is enough for modules.
+        if of(&[function]).is_empty() || (function != INITCALL && !files.is_empty()) {
+            continue;
+        }
+        let spec = ArgumentSpec::parse(text)?;
+        let sites = kernel.select_with_report(&[function.to_owned()], &[]).sites;
+        let asked = Wants { paths: vec![spec.clone()], ..Wants::default() };
+        // A kernel without types: the report says what it does not know.
+        match session::values(kernel, &sites, &asked) {
+            Ok(_) if function == INITCALL => calling.paths.push(spec),
+            Ok(_) => {
+                loading.paths.push(spec);
+                files.push(function.to_owned());
+            }
+            Err(error) => notes.push(format!("--boot-report: not recorded: {error}")),
+        }
+    }
+    let all = [
+        Asked { name: "boot-report", globs: calls, graph: true, wants: calling },
+        Asked { name: "boot-modules", globs: files, graph: false, wants: loading },
+        Asked { name: "boot-idle", globs: idle, graph: false, wants: Wants::default() },
+    ];
+    let all: Vec<_> = all.into_iter().filter(|asked| !asked.globs.is_empty()).collect();
+    anyhow::ensure!(
+        !all.is_empty(),
+        "--boot-report: {} has no function that could tell of its boot: see `vmtrace functions`",
+        kernel.release()
+    );
+    Ok((all, notes))
+}
+
+/// The report of a run, which is made as it goes.
+#[derive(Clone)]
+pub(super) struct Live(Arc<Mutex<Made>>);
+
+struct Made {
+    player: Option<Player<Boot>>,
+    error: Option<PlayError>,
+}
+
+impl Default for Live {
+    fn default() -> Self {
+        let player = Some(Player::new(Boot::new()));
+        Self(Arc::new(Mutex::new(Made { player, error: None })))
+    }
+}
+
+impl Live {
+    /// The next bytes of the stream; the run goes on whatever is wrong with them.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if made.error.is_none()
+            && let Some(player) = &mut made.player
+            && let Err(error) = player.push(bytes)
+        {
+            made.error = Some(error);
+        }
+    }
+
+    /// Prints it, once all of the stream was written.
+    ///
+    /// # Errors
+    /// When the output fails.
+    pub(super) fn print(self, json: bool) -> Result<()> {
+        let (player, error) = {
+            let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            (made.player.take(), made.error.take())
+        };
+        let Some(mut player) = player else { return Ok(()) };
+        let finished = player.finish().map(|_| ());
+        if let Some(error) = error.or(finished.err()) {
+            say!("vmtrace: the boot report does not go to the end: {error}");
+        }
+        if player.header().is_none() {
+            say!("vmtrace: no boot report: nothing was traced");
+            return Ok(());
+        }
+        let late = player.late();
+        let report = player.into_export().finish(late);
+        let mut text = Vec::new();
+        if json {
+            report.write_json(&mut text)?;
+        } else {
+            report.write_text(&mut text)?;
+        }
+        let mut out = io::stdout().lock();
+        let printed = out.write_all(&text).and_then(|()| out.flush());
+        match printed.context("printing the boot report") {
+            Err(error) if !is_broken_pipe(&error) => Err(error),
+            _ => Ok(()),
+        }
+    }
+}

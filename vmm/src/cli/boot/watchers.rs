@@ -1,0 +1,75 @@
+//! Where the trace of a run goes, and who looks at it on its way.
+
+use std::io::Write;
+
+use anyhow::{Context, Result};
+
+use super::{Args, FormatArg, times};
+use crate::cli::check::Live;
+use crate::export::{Export, Graph, Json, Player, Text};
+
+/// What looks at the trace as the run goes.
+#[derive(Clone, Default)]
+pub(super) struct Watchers {
+    pub(super) rules: Option<Live>,
+    pub(super) times: Option<times::Live>,
+}
+
+/// To the one and to those who look at it.
+struct Tee {
+    trace: Box<dyn Write + Send>,
+    watchers: Watchers,
+}
+
+impl Write for Tee {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.trace.write(bytes)?;
+        let bytes = bytes.get(..written).unwrap_or_default();
+        if let Some(rules) = &mut self.watchers.rules {
+            rules.write_all(bytes)?;
+        }
+        if let Some(times) = &mut self.watchers.times {
+            times.push(bytes);
+        }
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.trace.flush()
+    }
+}
+
+/// Where the trace stream of a run goes.
+pub(super) fn trace_output(args: &Args, watchers: &Watchers) -> Result<Box<dyn Write + Send>> {
+    let trace = plain_output(args)?;
+    Ok(match watchers {
+        Watchers { rules: None, times: None } => trace,
+        watchers => Box::new(Tee { trace, watchers: watchers.clone() }),
+    })
+}
+
+fn plain_output(args: &Args) -> Result<Box<dyn Write + Send>> {
+    if let Some(path) = &args.output {
+        let file = std::fs::File::create(path).with_context(|| path.display().to_string())?;
+        return Ok(Box::new(file));
+    }
+    if args.boot_report {
+        return Ok(Box::new(std::io::sink()));
+    }
+    let out = std::io::stdout();
+    let export: Box<dyn Export + Send> = match args.format() {
+        FormatArg::Text => Box::new(Text::new(out)),
+        FormatArg::Json => Box::new(Json::new(out)),
+        FormatArg::Graph => Box::new(Graph::new(out)),
+    };
+    Ok(Box::new(Player::new(export)))
+}
+
+/// What an output of the trace is called in errors.
+pub(super) fn trace_name(args: &Args) -> String {
+    let path = args.output.as_deref();
+    path.map_or_else(
+        || "the trace to standard output".to_owned(),
+        |path| path.display().to_string(),
+    )
+}

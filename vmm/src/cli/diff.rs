@@ -1,0 +1,100 @@
+//! `vmtrace diff`: what differs between two traces.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::exit;
+use super::report::{feed, horizon, is_broken_pipe, open};
+use super::view::{choose, parse_time};
+use crate::analyze::diff::{Difference, Noise, Profile};
+use crate::export::{PlayError, Player};
+
+/// Arguments of `vmtrace diff`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// File written by `vmtrace boot -o`: how it was
+    a: PathBuf,
+    /// Another one: how it is
+    b: PathBuf,
+    /// Compare only functions that match: GLOB, GLOB:mod:NAME or :mod:NAME; may be repeated
+    #[arg(short, long, value_name = "GLOB")]
+    filter: Vec<String>,
+    /// Compare no functions that match this glob; may be repeated
+    #[arg(short, long, value_name = "GLOB")]
+    notrace: Vec<String>,
+    /// Compare only calls of tasks whose name matches this glob; may be repeated
+    #[arg(long, value_name = "GLOB")]
+    comm: Vec<String>,
+    /// Compare only records of the tracer of this name
+    #[arg(long, value_name = "NAME")]
+    tracer: Option<String>,
+    /// Counts and times are equal that differ by no more than so much of the larger one
+    #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=100))]
+    noise: u32,
+    /// Times are equal that differ by less, such as 100us or 1ms
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_time)]
+    least: u64,
+    /// How to print it
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+}
+
+/// `--format`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    /// A page for people
+    Text,
+    /// One JSON object
+    Json,
+}
+
+/// Plays both and prints what differs: 0 nothing beyond noise, 6 something.
+///
+/// # Errors
+/// When a file cannot be read or is not a whole stream (what is whole has been compared then), or
+/// the output fails.
+pub fn run(args: &Args) -> Result<u8> {
+    let (a, name_a, whole_a) = args.profile(&args.a)?;
+    let (b, name_b, whole_b) = args.profile(&args.b)?;
+    let noise = Noise { percent: args.noise, nanoseconds: args.least };
+    let found = Difference::new((&a, &name_a), (&b, &name_b), noise);
+    let mut out = io::stdout().lock();
+    let printed = match args.format {
+        Format::Text => found.write_text(&mut out),
+        Format::Json => found.write_json(&mut out),
+    };
+    whole_a.context(name_a)?;
+    whole_b.context(name_b)?;
+    match printed.map_err(anyhow::Error::from) {
+        Err(error) if !is_broken_pipe(&error) => Err(error),
+        _ if found.is_empty() => Ok(exit::DONE),
+        _ => Ok(exit::DIFFERENT),
+    }
+}
+
+impl Args {
+    /// What a file has, what it is called, and whether it is whole.
+    fn profile(&self, path: &Path) -> Result<(Profile, String, Result<(), PlayError>)> {
+        let (mut source, name) = open(path)?;
+        let mut player = Player::new(Profile::new(self.comm.clone()));
+        if let Some(tracer) = &self.tracer {
+            player = player.with_tracer(tracer.clone());
+        }
+        player = choose(player, self.filter.clone(), self.notrace.clone());
+        if let Some(horizon) = horizon(&mut source).with_context(|| name.clone())? {
+            player = player.with_horizon(horizon);
+        }
+        let played = feed(&mut source, &mut player);
+        let finished = player.finish().map(|_| ());
+        if player.header().is_none() {
+            played.and(finished).context(name)?;
+            anyhow::bail!("{}: no trace", path.display());
+        }
+        let late = player.late();
+        let mut profile = player.into_export();
+        profile.finish(late);
+        Ok((profile, name, played.and(finished)))
+    }
+}

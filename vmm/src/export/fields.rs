@@ -1,0 +1,123 @@
+//! Fields of events, as the kernel's own trace prints them.
+
+use super::values::write_shown;
+use super::{Tracepoint, printable};
+use crate::stream::Shown;
+use std::fmt::Write as _;
+
+/// Letters of a task's state, by bit (include/trace/events/sched.h), and what says that it was
+/// preempted.
+const STATES: [&str; 8] = ["S", "D", "T", "t", "X", "Z", "P", "I"];
+const PREEMPTED: u64 = 0x100;
+
+pub(super) fn text(event: &Tracepoint<'_>) -> String {
+    let Some(fields) = &event.fields else { return String::new() };
+    let fields: Vec<_> = fields.iter().collect();
+    let mut out = String::new();
+    let Some(print) = event.print else {
+        for (number, (name, shown)) in fields.iter().enumerate() {
+            let blank = if number > 0 { " " } else { "" };
+            let _ = write!(out, "{blank}{name}={}", plain(shown.as_ref()));
+        }
+        return out;
+    };
+    let mut rest = print;
+    while let Some((before, after)) = rest.split_once('{') {
+        out.push_str(before);
+        let Some((field, after)) = after.split_once('}') else {
+            out.push_str(after);
+            return printable(&out);
+        };
+        let (name, form) = field.split_once(':').unwrap_or((field, ""));
+        let shown = fields.iter().find(|(known, _)| *known == name);
+        match shown {
+            Some((_, shown)) => out.push_str(&formed(shown.as_ref(), form)),
+            None => out.push('?'),
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    printable(&out)
+}
+
+/// A value as `%d`, `%u` or `%s` prints it.
+fn plain(shown: Option<&Shown<'_>>) -> String {
+    match shown {
+        None => "?".to_owned(),
+        Some(Shown::Text(text)) => printable(&String::from_utf8_lossy(text)),
+        Some(Shown::Bool(yes)) => u8::from(*yes).to_string(),
+        Some(shown) => {
+            let mut out = Vec::new();
+            write_shown(&mut out, shown);
+            String::from_utf8_lossy(&out).into_owned()
+        }
+    }
+}
+
+fn number(shown: Option<&Shown<'_>>) -> Option<u64> {
+    Some(match shown? {
+        Shown::Signed(number) => number.cast_unsigned(),
+        Shown::Unsigned(number) | Shown::Pointer(number) => *number,
+        Shown::Bool(yes) => u64::from(*yes),
+        Shown::Char(byte) => u64::from(*byte),
+        Shown::Name(_) | Shown::Text(_) | Shown::Raw(_) => return None,
+    })
+}
+
+fn formed(shown: Option<&Shown<'_>>, form: &str) -> String {
+    let Some(value) = number(shown) else { return plain(shown) };
+    let named = |list: &str| {
+        let own = list.split(',').filter_map(|pair| pair.split_once('='));
+        let mut own = own.filter(|(number, _)| number.parse() == Ok(value));
+        own.next().map(|(_, name)| name.to_owned())
+    };
+    match form {
+        "" => plain(shown),
+        "x" => format!("{value:x}"),
+        "p" => format!("{value:016x}"),
+        "state" => state(value),
+        "major" => (value >> 20).to_string(),
+        "minor" => (value & 0xf_ffff).to_string(),
+        _ => match (form.strip_prefix("names "), form.strip_prefix('0')) {
+            (Some(list), _) => named(list).unwrap_or_else(|| plain(shown)),
+            (None, Some(width)) => {
+                format!("{value:0width$}", width = width.parse().unwrap_or(0).min(20))
+            }
+            _ => plain(shown),
+        },
+    }
+}
+
+fn state(value: u64) -> String {
+    let bits = (0..).zip(STATES).filter(|(bit, _)| value >> bit & 1 != 0);
+    let letters: Vec<&str> = bits.map(|(_, letter)| letter).collect();
+    let letters = if letters.is_empty() { "R".to_owned() } else { letters.join("|") };
+    let preempted = if value & PREEMPTED == 0 { "" } else { "+" };
+    letters + preempted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Another letter is another story of why a task has left its CPU.
+    #[test]
+    fn states_have_the_letters_of_the_kernel() {
+        for (value, letters) in
+            [(0, "R"), (1, "S"), (2, "D"), (0x100, "R+"), (0x21, "S|Z"), (0x80, "I")]
+        {
+            assert_eq!(state(value), letters, "{value:#x}");
+        }
+    }
+
+    #[test]
+    fn forms_are_those_of_printf() {
+        let shown = Shown::Signed(7);
+        assert_eq!(formed(Some(&shown), "03"), "007");
+        assert_eq!(formed(Some(&shown), "names 1=A,7=B"), "B");
+        assert_eq!(formed(Some(&shown), "names 1=A"), "7");
+        assert_eq!(formed(Some(&Shown::Unsigned(255)), "x"), "ff");
+        assert_eq!(formed(Some(&Shown::Unsigned(0x80_0003)), "major"), "8");
+        assert_eq!(formed(None, "03"), "?");
+    }
+}

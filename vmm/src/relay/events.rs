@@ -1,0 +1,290 @@
+//! Events of tracepoints: what their fields are made of, and from records of programs to records of
+//! the stream.
+
+use super::Targets;
+use crate::kernel::Kernel;
+use crate::stream::{
+    EventRecord, Header, RecordBuffer, Shape, Symbol, ValueField, ValuesFormat, ValuesOf,
+};
+use crate::tracer::RawRecord;
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+use vmtrace_trampolines::layout::COMMON_SIZE;
+use vmtrace_trampolines::{Field, Point, Program};
+
+/// An event that is traced.
+#[derive(Clone, Debug)]
+pub struct EventTarget {
+    /// Link address of its `struct tracepoint`.
+    pub tracepoint: u64,
+    /// What its program writes in place of a function.
+    pub word: u32,
+    /// What is recorded.
+    pub event: Arc<EventFields>,
+}
+
+/// What an event is, and what its records have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventFields {
+    /// Such as `sched:sched_switch`.
+    pub name: String,
+    /// What the program records.
+    pub fields: Vec<Field>,
+    /// What is made of that: a value each.
+    pub values: Vec<EventValue>,
+    /// How it is printed: see `docs/stream.md`.
+    pub print: Option<String>,
+}
+
+/// A field of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventValue {
+    /// What it is called and what it is.
+    pub shown: ValueField,
+    /// What it is made of.
+    pub from: From,
+}
+
+/// What a value is made of. Numbers are places in [`EventFields::fields`], each with what its words
+/// are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum From {
+    /// As it was recorded.
+    Same(Part),
+    /// What a task that leaves its CPU is said to be (`__trace_sched_switch_state`): whether it was
+    /// preempted, its state, and its state when it has exited.
+    SwitchState([Part; 3]),
+    /// 16 bits in the order of the network.
+    Swapped(Part),
+    /// What is in a signal's information, a pointer that may be a number instead: 0, the second
+    /// value here; 1, the third.
+    Signal(Part, Part, [u64; 2]),
+}
+
+/// Something that was recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Which field.
+    pub field: usize,
+    /// What it is in the guest's memory.
+    pub shape: Shape,
+}
+
+impl Part {
+    /// The number that it is, with its sign.
+    fn number(&self, words: &[u64]) -> u64 {
+        let word = words.first().copied().unwrap_or(0);
+        let (bits, shift, signed) = match self.shape {
+            Shape::Signed { bytes } => (8 * u32::from(bytes), 0, true),
+            Shape::Enum { bytes, signed, .. } => (8 * u32::from(bytes), 0, signed),
+            Shape::Unsigned { bytes } | Shape::Bool { bytes } => (8 * u32::from(bytes), 0, false),
+            Shape::Char => (8, 0, true),
+            Shape::Bits { shift, width, signed } => (width.into(), shift.into(), signed),
+            _ => (64, 0, false),
+        };
+        let above = 64 - bits.clamp(1, 64);
+        let word = word.checked_shr(shift).unwrap_or(0) << above;
+        if signed { (word.cast_signed() >> above).cast_unsigned() } else { word >> above }
+    }
+}
+
+/// Bits of a task's state (include/linux/sched.h).
+mod state {
+    pub(super) const REPORT: u64 = 0x7f;
+    pub(super) const IDLE: u64 = 0x402;
+    pub(super) const REPORT_IDLE: u64 = 0x80;
+    pub(super) const REPORT_MAX: u64 = 0x100;
+    pub(super) const UNINTERRUPTIBLE: u64 = 2;
+    /// Waits for a lock of a kernel for real time, or is frozen.
+    pub(super) const SHOWN_AS_UNINTERRUPTIBLE: u64 = 0x1000 | 0x8000;
+}
+
+fn switch_state(preempted: u64, task: u64, exited: u64) -> u64 {
+    if preempted != 0 {
+        return state::REPORT_MAX;
+    }
+    let mut found = (task | exited) & state::REPORT;
+    if task & state::IDLE == state::IDLE {
+        found = state::REPORT_IDLE;
+    }
+    if task & state::SHOWN_AS_UNINTERRUPTIBLE != 0 {
+        found = state::UNINTERRUPTIBLE;
+    }
+    found.checked_ilog2().map_or(0, |bit| 1 << bit)
+}
+
+impl EventFields {
+    /// Its program.
+    fn program(&self) -> Program {
+        crate::tracer::Duty::new(Point::Entry, vec![0], &self.fields).program(0)
+    }
+}
+
+/// What is known of an event's records.
+#[derive(Debug)]
+struct Known {
+    /// Low half of the tracepoint's address.
+    tracepoint: u32,
+    event: Arc<EventFields>,
+    /// Of each field where its words begin, how many there are, and the bit of its failure.
+    places: Vec<(usize, usize, u32)>,
+    /// The word that says what failed.
+    failed: Option<usize>,
+    told: bool,
+}
+
+/// The events that are traced, by what their programs write.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    known: FxHashMap<u32, Known>,
+    /// Words of one record.
+    words: Vec<u64>,
+}
+
+impl Events {
+    /// Adds those that are new, in a kernel that runs at `slide`.
+    pub(super) fn add(&mut self, slide: u64, targets: &Targets) {
+        for EventTarget { tracepoint, word, event } in &targets.events {
+            let low = tracepoint.wrapping_add(slide).wrapping_sub(Header::TOP_4_GIB);
+            let Ok(tracepoint) = u32::try_from(low) else { continue };
+            if self.known.get(word).is_some_and(|known| known.event == *event) {
+                continue;
+            }
+            let program = event.program();
+            let place = |wanted: &Field| {
+                let mut all = program.places().enumerate();
+                let (index, (field, below)) = all.find(|(_, (field, _))| field == wanted)?;
+                let at = below.saturating_sub(COMMON_SIZE) / 8 - 1;
+                Some((at, field.words(), u32::try_from(index).ok()?))
+            };
+            let places = event.fields.iter().map(|field| place(field).unwrap_or_default());
+            let known = Known {
+                tracepoint,
+                event: Arc::clone(event),
+                places: places.collect(),
+                failed: place(&Field::Failed).map(|(at, ..)| at),
+                told: false,
+            };
+            self.known.insert(*word, known);
+        }
+    }
+
+    /// Whether none was ever traced.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// What the stream must be told before this record, if it is one of an event.
+    pub(super) fn first(
+        &mut self,
+        kernel: &Kernel,
+        word: u32,
+    ) -> Option<Option<(Symbol<'_>, ValuesFormat)>> {
+        let known = self.known.get_mut(&word)?;
+        if std::mem::replace(&mut known.told, true) {
+            return Some(None);
+        }
+        let address = Header::TOP_4_GIB | u64::from(known.tracepoint);
+        let size = kernel.btf().ok().and_then(|btf| btf.struct_size("tracepoint")).unwrap_or(0);
+        let values = known.event.values.iter().map(|value| value.shown.clone()).collect();
+        let format = ValuesFormat {
+            function: known.tracepoint,
+            tracer: 0,
+            of: ValuesOf::Event,
+            values,
+            print: known.event.print.clone(),
+        };
+        Some(Some((Symbol::new(address, size, &known.event.name), format)))
+    }
+
+    /// Adds the record of an event.
+    pub(super) fn write(
+        &mut self,
+        batch: &mut RecordBuffer,
+        time: u64,
+        record: &RawRecord,
+        fields: &[u64],
+    ) {
+        let Some(known) = self.known.get(&record.site) else { return };
+        let lost = known.failed.and_then(|at| fields.get(at)).copied().unwrap_or(0);
+        let of = |part: &Part| {
+            let (at, words, bit) = known.places.get(part.field).copied().unwrap_or_default();
+            (fields.get(at..at + words).unwrap_or_default(), lost >> bit & 1 != 0)
+        };
+        let number = |part: &Part| {
+            let (words, failed) = of(part);
+            (part.number(words), failed)
+        };
+        self.words.clear();
+        let mut failed = 0;
+        for (index, value) in known.event.values.iter().enumerate() {
+            let (word, lost) = match &value.from {
+                From::Same(part) => match part.shape {
+                    Shape::Text { .. } | Shape::Raw { .. } => {
+                        let (words, lost) = of(part);
+                        let needed = value.shown.shape.words();
+                        self.words.extend(words.iter().copied().chain([0; 32]).take(needed));
+                        failed |= u64::from(lost) << index;
+                        continue;
+                    }
+                    _ => number(part),
+                },
+                From::SwitchState([preempted, task, exited]) => {
+                    let all = [preempted, task, exited].map(number);
+                    let lost = all.iter().any(|(_, lost)| *lost);
+                    (switch_state(all[0].0, all[1].0, all[2].0), lost)
+                }
+                From::Swapped(part) => {
+                    let (word, lost) = number(part);
+                    let [a, b, ..] = word.to_le_bytes();
+                    (u16::from_be_bytes([a, b]).into(), lost)
+                }
+                From::Signal(info, member, [none, kernel]) => match number(info).0 {
+                    0 => (*none, false),
+                    1 => (*kernel, false),
+                    _ => number(member),
+                },
+            };
+            self.words.push(word);
+            failed |= u64::from(lost) << index;
+        }
+        let event = EventRecord::new(time, known.tracepoint, record.caller, record.pid);
+        batch.push_event(event, failed, self.words.iter().copied());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Values from `include/trace/events/sched.h` and `fs/proc/array.c` of 6.12.
+    #[test]
+    fn states_are_those_that_the_kernel_reports() {
+        for (preempted, task, exited, reported) in [
+            (0, 0, 0, 0),
+            (1, 1, 0, 0x100),
+            (0, 1, 0, 1),
+            (0, 2, 0, 2),
+            (0, 0x402, 0, 0x80),
+            (0, 0x80, 0x20, 0x20),
+            (0, 0x80, 0x10, 0x10),
+            (0, 0x2001, 0, 1),
+            (0, 0x1000, 0, 2),
+            (0, 0x8000, 0, 2),
+            (0, 0x40, 0, 0x40),
+        ] {
+            assert_eq!(switch_state(preempted, task, exited), reported, "{task:#x}");
+        }
+    }
+
+    #[test]
+    fn parts_have_the_size_that_they_have_in_memory() {
+        let part = |shape| Part { field: 0, shape };
+        let word = [0xffff_1234_ffff_ff85];
+        assert_eq!(part(Shape::Signed { bytes: 1 }).number(&word).cast_signed(), -123);
+        assert_eq!(part(Shape::Unsigned { bytes: 1 }).number(&word), 0x85);
+        assert_eq!(part(Shape::Bits { shift: 32, width: 16, signed: false }).number(&word), 0x1234);
+        assert_eq!(part(Shape::Pointer).number(&word), word[0]);
+    }
+}

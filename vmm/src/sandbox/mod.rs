@@ -1,0 +1,186 @@
+//! What the threads of a process that runs a guest may still do, should the guest ever come to
+//! control one of them: see docs/security.md.
+//!
+//! A process is set up once ([`set_up`]), before it has any thread but its first. Each thread that
+//! deals with the guest [enters](enter) the sandbox before it does so: a seccomp filter for its
+//! kind, Landlock, and no capabilities. Threads of a process that was not set up (tests, other
+//! subcommands) enter nothing.
+
+mod arch;
+mod calls;
+mod files;
+mod filter;
+mod last_words;
+mod rights;
+pub mod trial;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use vmtrace_system::say;
+
+use filter::Filters;
+use landlock::RulesetCreated;
+
+pub use last_words::EXIT_CODE;
+
+/// The way out.
+pub const OPTION: &str = "--no-seccomp";
+
+/// A kind of thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thread {
+    /// The main thread: the machine's events, commands, changes of what is traced.
+    Controller,
+    /// Runs a vCPU.
+    Vcpu,
+    /// From the rings to the stream.
+    Relay,
+    /// The event loop: sockets, console input, the vsock device, signals.
+    Events,
+    /// The event loop of consumers.
+    Consumers,
+    /// Writes the primary output.
+    Output,
+    /// Writes the guest's console.
+    Console,
+}
+
+impl Thread {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Controller,
+        Self::Vcpu,
+        Self::Relay,
+        Self::Events,
+        Self::Consumers,
+        Self::Output,
+        Self::Console,
+    ];
+
+    /// What it is called, here and by `ps`. Those of vCPUs have their number behind it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Controller => "controller",
+            Self::Vcpu => "vcpu",
+            Self::Relay => "relay",
+            Self::Events => "events",
+            Self::Consumers => "consumers",
+            Self::Output => "output",
+            Self::Console => "console",
+        }
+    }
+}
+
+/// How a process is confined.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Nothing is filtered: no seccomp, no Landlock, capabilities stay.
+    pub unfiltered: bool,
+    /// Directories with files to be removed at the end: sockets.
+    pub cleared: Vec<PathBuf>,
+    /// Files to be written at the end.
+    pub written: Vec<PathBuf>,
+}
+
+/// Why a process cannot be confined.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// The system refuses.
+    #[error("no sandbox: cannot {what} (with {OPTION} there is none)")]
+    System {
+        /// To do what.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A filter that cannot be: a bug.
+    #[error("no sandbox: no filter for {thread} threads (with {OPTION} there is none)")]
+    Filter {
+        /// Whose.
+        thread: &'static str,
+        /// Why.
+        #[source]
+        source: seccompiler::BackendError,
+    },
+}
+
+impl SandboxError {
+    fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { what, source }
+    }
+}
+
+/// What threads enter.
+struct Sandbox {
+    /// `None`: this kernel has no such filters.
+    filters: Option<Filters>,
+    /// `None`: this kernel has no Landlock.
+    files: Option<RulesetCreated>,
+}
+
+static SANDBOX: OnceLock<Sandbox> = OnceLock::new();
+
+/// Confines the process, and says how its threads will be confined. It must have no other thread
+/// that deals with a guest yet. Says in a line what this machine has no means for.
+///
+/// # Errors
+/// When the system refuses what it has.
+pub fn set_up(settings: &Settings) -> Result<(), SandboxError> {
+    let renounced = rights::no_new_privileges();
+    rights::limit();
+    if settings.unfiltered {
+        // The way out leads out of this, too.
+        renounced.unwrap_or_else(|error| log::warn!("{error}"));
+        return Ok(());
+    }
+    renounced?;
+    rights::drop_most()?;
+    let filters = match filter::missing() {
+        None => {
+            last_words::install()?;
+            Some(Filters::new()?)
+        }
+        Some(why) => {
+            say!(
+                "vmtrace: no seccomp filters: this system has none ({why}); {OPTION} silences this"
+            );
+            None
+        }
+    };
+    let files = files::ruleset(settings)?;
+    if files.is_none() {
+        log::info!("no Landlock: this kernel has none, or it is off");
+    }
+    // Once per process; a second time would change nothing for the threads that there are.
+    let _ = SANDBOX.set(Sandbox { filters, files });
+    Ok(())
+}
+
+/// The calling thread does from now on what threads of this kind may do. Threads that it starts
+/// may do no more than that, whatever they enter.
+///
+/// A thread that cannot be confined ends the process: it would deal with the guest next.
+pub fn enter(thread: Thread) {
+    let Some(sandbox) = SANDBOX.get() else { return };
+    if let Err(error) = sandbox.confine(thread) {
+        say!("vmtrace: error: {:#}", anyhow::Error::from(error));
+        std::process::exit(1);
+    }
+}
+
+impl Sandbox {
+    fn confine(&self, thread: Thread) -> Result<(), SandboxError> {
+        if let Some(files) = &self.files {
+            files::restrict(files)?;
+        }
+        rights::keep(thread)?;
+        if let Some(filters) = &self.filters {
+            last_words::this_is(thread);
+            filters.install(thread)?;
+        }
+        Ok(())
+    }
+}

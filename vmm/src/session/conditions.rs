@@ -1,0 +1,417 @@
+//! From a condition as people write it to what programs look at.
+
+use crate::condition::{Comparison, Condition, Expression};
+use crate::kernel::Kernel;
+use crate::kernel::arguments::{Fetch, Shape};
+use crate::tracer::TaskOffsets;
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+use vmtrace_trampolines::Condition as Compiled;
+use vmtrace_trampolines::condition::{Operand, Relation, Test, extended};
+
+/// Bytes of a task's name (`TASK_COMM_LEN`), with the NUL at its end.
+const COMM: usize = 16;
+/// Names that a note gives for a reason.
+const EXAMPLES: usize = 3;
+/// Before a parameter that is called as something else is.
+const PARAMETER: &str = "args.";
+
+/// A tracer's condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conditional {
+    /// As it was written.
+    pub source: Condition,
+    of: Of,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Of {
+    /// The same at every function.
+    All(Compiled),
+    /// By site: parameters are elsewhere at each.
+    Sites(Arc<FxHashMap<usize, Compiled>>),
+}
+
+/// Why a condition cannot be.
+#[derive(Debug, thiserror::Error)]
+#[error("condition {condition:?}, {place}: {problem}")]
+pub struct ConditionalError {
+    condition: String,
+    place: String,
+    problem: String,
+}
+
+impl Conditional {
+    /// What it is for calls of the function at a site.
+    pub(super) fn at(&self, site: usize) -> Option<Compiled> {
+        match &self.of {
+            Of::All(condition) => Some(condition.clone()),
+            // Nothing is recorded of a function that has not what is asked for.
+            Of::Sites(sites) => {
+                Some(sites.get(&site).cloned().unwrap_or(Compiled::Any(Vec::new())))
+            }
+        }
+    }
+
+    /// Whether it is the same at every function, those of modules that come later among them.
+    pub(super) fn is_general(&self) -> bool {
+        matches!(self.of, Of::All(_))
+    }
+
+    /// What it is where there is no function: for events.
+    #[must_use]
+    pub fn general(&self) -> Option<&Compiled> {
+        match &self.of {
+            Of::All(condition) => Some(condition),
+            Of::Sites(_) => None,
+        }
+    }
+}
+
+/// Resolves a condition, if there is one, for the functions at `sites`, which loses those that have no such
+/// parameters; notes say which. With `returns` it has to hold at their returns as well.
+///
+/// # Errors
+/// When it can hold for none.
+pub fn conditional(
+    kernel: &Kernel,
+    sites: &mut Vec<usize>,
+    condition: Option<&Condition>,
+    returns: bool,
+) -> Result<(Option<Conditional>, Vec<String>), ConditionalError> {
+    let Some(condition) = condition else { return Ok((None, Vec::new())) };
+    let mut resolver = Resolver { kernel, condition, returns, site: None, tasks: None };
+    let source = condition.clone();
+    if !resolver.is_about_parameters(condition.expression()) {
+        let of = Of::All(resolver.expression(condition.expression(), true)?);
+        return Ok((Some(Conditional { source, of }), Vec::new()));
+    }
+    let mut found = FxHashMap::default();
+    let (mut first, mut without) = (None, Vec::new());
+    sites.retain(|&site| {
+        resolver.site = Some(site);
+        match resolver.expression(condition.expression(), true) {
+            Ok(compiled) => {
+                found.insert(site, compiled);
+                true
+            }
+            Err(error) => {
+                first.get_or_insert(error);
+                without.push(site);
+                false
+            }
+        }
+    });
+    let mut notes = Vec::new();
+    match first {
+        Some(error) if found.is_empty() => return Err(error),
+        Some(error) => {
+            let names = without.iter().take(EXAMPLES).map(|&site| name(kernel, site));
+            notes.push(format!(
+                "{} functions are not traced (such as {}): {}",
+                without.len(),
+                names.collect::<Vec<_>>().join(", "),
+                error.problem
+            ));
+        }
+        None => {}
+    }
+    Ok((Some(Conditional { source, of: Of::Sites(Arc::new(found)) }), notes))
+}
+
+fn name(kernel: &Kernel, site: usize) -> &str {
+    let site = kernel.sites().get(site);
+    site.and_then(|site| kernel.site_name(site)).unwrap_or("?")
+}
+
+struct Resolver<'a> {
+    kernel: &'a Kernel,
+    condition: &'a Condition,
+    returns: bool,
+    /// The function, where there is one.
+    site: Option<usize>,
+    tasks: Option<TaskOffsets>,
+}
+
+impl Resolver<'_> {
+    fn error(&self, at: usize, problem: impl Into<String>) -> ConditionalError {
+        ConditionalError {
+            condition: self.condition.text().to_owned(),
+            place: self.condition.place(at),
+            problem: problem.into(),
+        }
+    }
+
+    fn is_about_parameters(&self, expression: &Expression) -> bool {
+        match expression {
+            Expression::All(list) | Expression::Any(list) => {
+                list.iter().any(|one| self.is_about_parameters(one))
+            }
+            Expression::Not(one) => self.is_about_parameters(one),
+            Expression::Compare(one) => {
+                !matches!(one.operand.as_str(), "pid" | "tgid" | "cpu" | "comm" | "caller")
+            }
+        }
+    }
+
+    /// What holds when the expression is what `when` says.
+    fn expression(
+        &mut self,
+        expression: &Expression,
+        when: bool,
+    ) -> Result<Compiled, ConditionalError> {
+        let mut list = |list: &[Expression]| {
+            list.iter().map(|one| self.expression(one, when)).collect::<Result<Vec<_>, _>>()
+        };
+        Ok(match (expression, when) {
+            (Expression::All(all), true) | (Expression::Any(all), false) => {
+                Compiled::All(list(all)?)
+            }
+            (Expression::Any(all), true) | (Expression::All(all), false) => {
+                Compiled::Any(list(all)?)
+            }
+            (Expression::Not(one), _) => self.expression(one, !when)?,
+            (Expression::Compare(one), _) => self.comparison(one, when)?,
+        })
+    }
+
+    fn comparison(&mut self, one: &Comparison, when: bool) -> Result<Compiled, ConditionalError> {
+        let task = match one.operand.as_str() {
+            "comm" => return self.comm(one, when),
+            "caller" => return self.caller(one, when),
+            "cpu" if self.returns => {
+                let problem = "a task may be on another CPU when the function returns: leave out \
+                               cpu, or the returns (--graph, --retval)";
+                return Err(self.error(one.at, problem));
+            }
+            "cpu" => return self.number(one, when, Operand::Cpu),
+            "pid" => self.offsets(one)?.pid,
+            "tgid" => self.offsets(one)?.tgid,
+            _ => return self.parameter(one, when),
+        };
+        let offset = u32::try_from(task).map_err(|_| self.error(one.at, "is out of reach"))?;
+        self.number(one, when, Operand::Task(offset))
+    }
+
+    fn offsets(&mut self, one: &Comparison) -> Result<TaskOffsets, ConditionalError> {
+        let found = match self.tasks {
+            Some(tasks) => Ok(tasks),
+            None => TaskOffsets::find(self.kernel),
+        };
+        let tasks = found.map_err(|error| self.error(one.at, error.to_string()))?;
+        Ok(*self.tasks.insert(tasks))
+    }
+
+    fn parameter(&self, one: &Comparison, when: bool) -> Result<Compiled, ConditionalError> {
+        let refused = |problem: String| Err(self.error(one.at, problem));
+        let Some(site) = self.site else {
+            return refused(format!("{:?} is known of functions only", one.operand));
+        };
+        if self.returns {
+            return refused(format!(
+                "{:?} is known when a function is entered, and not when it returns: leave out the \
+                 returns (--graph, --retval)",
+                one.operand
+            ));
+        }
+        let path = one.operand.strip_prefix(PARAMETER).unwrap_or(&one.operand);
+        let value = match self.kernel.path(site, path) {
+            Ok(value) => value,
+            Err(error) => return refused(format!("{}: {error}", name(self.kernel, site))),
+        };
+        let Fetch::Argument(number) = value.fetch else {
+            return refused(format!(
+                "{path:?} is not what is passed itself: conditions look at integers and pointers \
+                 that are arguments"
+            ));
+        };
+        let operand = |bytes, signed| Operand::Argument { number, bytes, signed };
+        match &value.shape {
+            Shape::Signed { bytes } => self.number(one, when, operand(*bytes, true)),
+            Shape::Unsigned { bytes } | Shape::Raw { bytes } if matches!(bytes, 1 | 2 | 4 | 8) => {
+                self.number(one, when, operand(*bytes, false))
+            }
+            Shape::Bool | Shape::Char => self.number(one, when, operand(1, false)),
+            Shape::Pointer | Shape::Text => self.number(one, when, operand(8, false)),
+            Shape::Enum { bytes, signed, names } => {
+                let known = names.iter().find(|(_, name)| *name == one.value);
+                let number = known.map(|(number, _)| match signed {
+                    true => i128::from(*number),
+                    false => i128::from(number.cast_unsigned()),
+                });
+                match number {
+                    Some(number) => self.compared(one, when, operand(*bytes, *signed), number),
+                    None => self.number(one, when, operand(*bytes, *signed)),
+                }
+            }
+            _ => refused(format!("{path:?} is no integer and no pointer")),
+        }
+    }
+
+    fn number(
+        &self,
+        one: &Comparison,
+        when: bool,
+        operand: Operand,
+    ) -> Result<Compiled, ConditionalError> {
+        let Some(number) = number(&one.value) else {
+            let problem =
+                format!("{:?} is no number: say one such as 42, -1, 0x1f or 4K", one.value);
+            return Err(self.error(one.at, problem));
+        };
+        self.compared(one, when, operand, number)
+    }
+
+    fn compared(
+        &self,
+        one: &Comparison,
+        when: bool,
+        operand: Operand,
+        number: i128,
+    ) -> Result<Compiled, ConditionalError> {
+        let relation = one.relation;
+        let (bytes, signed) = operand.width();
+        let bits = 8 * u32::from(bytes);
+        let (least, most) = (-(1_i128 << (bits - 1)), (1_i128 << bits) - 1);
+        // A pattern of bits may be written with or without a sign; an order has one.
+        let ordered = !matches!(
+            relation,
+            Relation::Equal | Relation::NotEqual | Relation::Common | Relation::NoneCommon
+        );
+        let (least, most) = match (ordered, signed) {
+            (false, _) => (least, most),
+            (true, true) => (least, most >> 1),
+            (true, false) => (0, most),
+        };
+        if number < least || number > most {
+            let problem = format!(
+                "{} is an integer of {bytes} bytes{}, from {least} to {most}",
+                one.operand,
+                if signed { "" } else { " without a sign" },
+            );
+            return Err(self.error(one.at, problem));
+        }
+        #[allow(clippy::cast_possible_truncation, reason = "its bits")]
+        let low = number as i64;
+        let value = extended(low.cast_unsigned(), bytes, signed);
+        let relation = if when { relation } else { relation.inverse() };
+        Ok(Compiled::Test(Test::Number { operand, relation, value }))
+    }
+
+    /// Whether it has to be equal, of what can be equal or not.
+    fn equal(&self, one: &Comparison, when: bool) -> Result<bool, ConditionalError> {
+        match one.relation {
+            Relation::Equal => Ok(when),
+            Relation::NotEqual => Ok(!when),
+            _ => Err(self.error(one.at, format!("{} can be == or !=", one.operand))),
+        }
+    }
+
+    fn comm(&mut self, one: &Comparison, when: bool) -> Result<Compiled, ConditionalError> {
+        let equal = self.equal(one, when)?;
+        let bytes = comm(&one.value).map_err(|problem| self.error(one.at, problem))?;
+        let offset = u32::try_from(self.offsets(one)?.comm);
+        let offset = offset.map_err(|_| self.error(one.at, "is out of reach"))?;
+        Ok(Compiled::Test(Test::Bytes { offset, bytes, equal }))
+    }
+
+    fn caller(&self, one: &Comparison, when: bool) -> Result<Compiled, ConditionalError> {
+        let inside = self.equal(one, when)?;
+        let symbols = self.kernel.symbols();
+        let mut tests = Vec::new();
+        for start in symbols.addresses(&one.value) {
+            let len = symbols.next_after(start).map(|end| end.wrapping_sub(start));
+            let len = len.and_then(|len| u32::try_from(len).ok()).filter(|&len| len > 0);
+            let Some(len) = len else { continue };
+            tests.push(Compiled::Test(Test::Caller { start, len, inside }));
+        }
+        if tests.is_empty() {
+            let near = self.kernel.near_functions(&one.value);
+            let problem = format!("the kernel has no function {:?}{near}", one.value);
+            return Err(self.error(one.at, problem));
+        }
+        // Of several functions of one name, any.
+        Ok(if inside { Compiled::Any(tests) } else { Compiled::All(tests) })
+    }
+}
+
+/// 42, -1, 0x1f, 4K.
+fn number(text: &str) -> Option<i128> {
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, text),
+    };
+    let (number, unit) = if let Some(hex) = digits.strip_prefix("0x") {
+        (i128::from(u64::from_str_radix(hex, 16).ok().filter(|_| !hex.starts_with('+'))?), 1)
+    } else {
+        let (digits, unit) = match digits.char_indices().last()? {
+            (at, 'K') => (&digits[..at], 1 << 10),
+            (at, 'M') => (&digits[..at], 1 << 20),
+            (at, 'G') => (&digits[..at], 1 << 30),
+            _ => (digits, 1),
+        };
+        // What Rust parses may have a sign of its own.
+        let good = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        (i128::from(digits.parse::<u64>().ok().filter(|_| good)?), unit)
+    };
+    Some(if negative { -number * unit } else { number * unit })
+}
+
+/// What a task's name has to begin with, or be.
+fn comm(pattern: &str) -> Result<Vec<Option<u8>>, String> {
+    let (front, open) = match pattern.strip_suffix('*') {
+        Some(front) => (front, true),
+        None => (pattern, false),
+    };
+    if let Some(odd) = front.chars().find(|c| matches!(c, '*' | '[' | ']' | '\\')) {
+        return Err(format!(
+            "{odd:?} in a task's name: say the name, with ? for any character and * at its end"
+        ));
+    }
+    if front.len() >= COMM {
+        return Err(format!("{pattern:?} is too long: a task's name has at most 15 bytes"));
+    }
+    let mut bytes: Vec<_> = front.bytes().map(|byte| (byte != b'?').then_some(byte)).collect();
+    if !open {
+        bytes.push(Some(0));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_c_with_units() {
+        let all = [
+            ("0", Some(0)),
+            ("42", Some(42)),
+            ("-1", Some(-1)),
+            ("0x1f", Some(31)),
+            ("-0x10", Some(-16)),
+            ("4K", Some(4096)),
+            ("2G", Some(2 << 30)),
+            ("0xffffffffffffffff", Some(i128::from(u64::MAX))),
+        ];
+        for (text, expected) in all {
+            assert_eq!(number(text), expected, "{text}");
+        }
+        for bad in
+            ["", "-", "x", "1x", "+1", "--1", "0x", "0x+1", "K", "1.5", "18446744073709551616"]
+        {
+            assert_eq!(number(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_of_tasks_have_an_end_unless_a_star_leaves_it_open() {
+        assert_eq!(comm("a?"), Ok(vec![Some(b'a'), None, Some(0)]));
+        assert_eq!(comm("ab*"), Ok(vec![Some(b'a'), Some(b'b')]));
+        assert_eq!(comm("*"), Ok(vec![]));
+        assert_eq!(comm("123456789012345").unwrap().len(), 16);
+        for bad in ["1234567890123456", "*a", "[ab]", "a\\*"] {
+            assert!(comm(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Events of tracepoints: from what a user asks for to what their records have.
+
+mod table;
+
+use super::values::{ROOM, shorten, taken, whole};
+use crate::kernel::arguments::{Fetch, Last as Behind, Source, Value};
+use crate::kernel::tracepoints::{Event, EventField, Hooks, Origin};
+use crate::kernel::{Arch, Kernel, KernelError, glob};
+use crate::relay::{EventFields, EventValue, From, Part};
+use crate::stream::{Shape, ValueField};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use table::{Row, Rule};
+use vmtrace_trampolines::{Field, Last, Read};
+
+/// An event that is to be traced.
+#[derive(Clone, Debug)]
+pub struct TracedEvent {
+    /// What it is, and what is recorded.
+    pub fields: Arc<EventFields>,
+    /// What calls its probes.
+    pub hooks: Hooks,
+}
+
+/// Why an event cannot be traced.
+#[derive(Debug, thiserror::Error)]
+pub enum EventError {
+    /// There is none.
+    #[error("no event of the kernel matches '{0}': vmtrace events lists all, as SYSTEM:NAME")]
+    Unknown(String),
+    /// All that match need what is not done.
+    #[error("{0}: {1}")]
+    Unsupported(String, String),
+    /// The kernel does not tell.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+/// The events that a pattern matches (`SYSTEM:NAME`, or a name of any system), and notes on those
+/// that are not traced.
+///
+/// # Errors
+/// When there is none that can be traced.
+pub fn events(
+    kernel: &Kernel,
+    pattern: &str,
+) -> Result<(Vec<TracedEvent>, Vec<String>), EventError> {
+    let matches = |event: &&Event| is_meant(pattern, &event.full_name());
+    let mut traced: Vec<TracedEvent> = Vec::new();
+    let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut notes = Vec::new();
+    for event in kernel.events()?.iter().filter(matches) {
+        match one(kernel, event) {
+            Ok((made, note)) => {
+                // Two events of one tracepoint would be two records of one moment.
+                let known = |other: &TracedEvent| other.hooks.tracepoint == made.hooks.tracepoint;
+                if traced.iter().any(known) {
+                    let why = "its tracepoint has another event, which is traced".to_owned();
+                    reasons.entry(why).or_default().push(event.full_name());
+                } else {
+                    notes.extend(note);
+                    traced.push(made);
+                }
+            }
+            Err(why) => reasons.entry(why).or_default().push(event.full_name()),
+        }
+    }
+    if traced.is_empty() {
+        return Err(match reasons.into_iter().next() {
+            Some((why, _)) => EventError::Unsupported(pattern.to_owned(), why),
+            None => EventError::Unknown(pattern.to_owned()),
+        });
+    }
+    let told = |(why, names): (String, Vec<String>)| {
+        let examples = names.iter().take(3).map(String::as_str).collect::<Vec<_>>().join(", ");
+        format!("{} events are not traced: {why} (such as {examples})", names.len())
+    };
+    notes.extend(reasons.into_iter().map(told));
+    Ok((traced, notes))
+}
+
+/// Adds those whose tracepoints are not traced yet: two events of one would be two records of one
+/// moment.
+pub fn add_events(events: &mut Vec<TracedEvent>, found: Vec<TracedEvent>) {
+    for event in found {
+        if events.iter().all(|known| known.hooks.tracepoint != event.hooks.tracepoint) {
+            events.push(event);
+        }
+    }
+}
+
+/// Whether a pattern means the event with this full name.
+pub(super) fn is_meant(pattern: &str, name: &str) -> bool {
+    let own = name.split_once(':').map_or(name, |(_, own)| own);
+    glob::matches(pattern, if pattern.contains(':') { name } else { own })
+}
+
+/// An event, and what there is to say of it.
+fn one(kernel: &Kernel, event: &Event) -> Result<(TracedEvent, Option<String>), String> {
+    let (point, address) = match &event.origin {
+        Origin::Tracepoint(name, address) => (name, *address),
+        Origin::Syscall => {
+            let prefix = match kernel.arch() {
+                Arch::X86_64 => "__x64",
+                Arch::Riscv64 => "__riscv",
+            };
+            return Err(format!(
+                "single system calls have no tracepoint: trace their functions, such as \
+                 -f '{prefix}_sys_openat'"
+            ));
+        }
+        Origin::Other => return Err("it comes from no tracepoint".to_owned()),
+    };
+    let hooks = kernel.tracepoint_hooks(address).map_err(|error| error.to_string())?;
+    if hooks.prepares {
+        return Err("the guest's kernel must be prepared for it, which only its own tracing does"
+            .to_owned());
+    }
+    if !hooks.are_used() {
+        return Err("the kernel's own code does not use it".to_owned());
+    }
+    let mut made = Made { kernel, point, fields: Vec::new(), values: Vec::new() };
+    let row = table::find(&event.name);
+    let mut unknown = Vec::new();
+    match row {
+        Some(row) => {
+            for field in &event.fields {
+                if !made.by_row(row, field) {
+                    unknown.push(field.name.as_str());
+                }
+            }
+        }
+        None => made.by_types()?,
+    }
+    let note = (!unknown.is_empty())
+        .then(|| format!("{} is traced without {}", event.full_name(), unknown.join(", ")));
+    let print = row.filter(|_| unknown.is_empty()).and_then(|row| table::print(row, event));
+    let Made { mut fields, values, .. } = made;
+    if fields.iter().any(|field| matches!(field, Field::Read(_))) {
+        fields.push(Field::Failed);
+    }
+    let fields = EventFields { name: event.full_name(), fields, values, print };
+    Ok((TracedEvent { fields: Arc::new(fields), hooks }, note))
+}
+
+/// What an event is made of.
+struct Made<'a> {
+    kernel: &'a Kernel,
+    /// The name of its tracepoint.
+    point: &'a str,
+    fields: Vec<Field>,
+    values: Vec<EventValue>,
+}
+
+impl Made<'_> {
+    /// All that its probes are called with, by its types.
+    fn by_types(&mut self) -> Result<(), String> {
+        let prototype = self.kernel.tracepoint_prototype(self.point);
+        let prototype = prototype.map_err(|why| format!("its arguments are not known: {why}"))?;
+        let mut all: Vec<_> = prototype.parameters.iter().flat_map(taken).collect();
+        shorten(&mut all);
+        for one in all {
+            let part = Part { field: self.field(one.field), shape: one.shown.shape.clone() };
+            self.values.push(EventValue { shown: one.shown, from: From::Same(part) });
+        }
+        Ok(())
+    }
+
+    /// A field of its format; whether it is known what that is.
+    fn by_row(&mut self, row: &Row, field: &EventField) -> bool {
+        let rules = row.rules.iter().filter(|(name, _)| *name == field.name);
+        for (_, rule) in rules {
+            let (fields, values) = (self.fields.len(), self.values.len());
+            if let Some((from, text)) = self.rule(rule)
+                && let Some(shape) = shape(field, text)
+            {
+                let shown = ValueField { name: field.name.clone(), shape };
+                self.values.push(EventValue { shown, from });
+                let words: usize = self.fields.iter().map(|field| field.words()).sum();
+                if words <= ROOM {
+                    return true;
+                }
+            }
+            self.fields.truncate(fields);
+            self.values.truncate(values);
+        }
+        false
+    }
+
+    /// What a rule says, with the longest text that it is.
+    fn rule(&mut self, rule: &Rule) -> Option<(From, Option<u16>)> {
+        Some(match rule {
+            Rule::Path(path) | Rule::Known(path) => {
+                let part = self.part(path, matches!(rule, Rule::Known(_)))?;
+                let text = match part.shape {
+                    Shape::Text { bytes } => Some(bytes),
+                    _ => None,
+                };
+                (From::Same(part), text)
+            }
+            Rule::SwitchState([preempted, task, exited]) => {
+                let parts =
+                    [self.part(preempted, true)?, self.part(task, true)?, self.part(exited, true)?];
+                (From::SwitchState(parts), None)
+            }
+            Rule::Swapped(path) => (From::Swapped(self.part(path, false)?), None),
+            Rule::Signal(info, member, numbers) => {
+                let info = self.part(info, true)?;
+                (From::Signal(info, self.part(member, false)?, *numbers), None)
+            }
+        })
+    }
+
+    /// The value of a path; if it is `known` that all pointers on it lead where they should.
+    fn part(&mut self, path: &str, known: bool) -> Option<Part> {
+        let value = self.kernel.tracepoint_path(self.point, path).ok()?;
+        let Value { fetch, shape, .. } = value;
+        let (field, shape) = match fetch {
+            Fetch::Argument(number) => (Field::Argument(number), whole(shape)),
+            Fetch::Memory { from: Source::Argument(number), hops, last } => {
+                let words = |bytes: u8| bytes.div_ceil(8);
+                let (last, shape) = match last {
+                    Behind::Word { offset, .. } => (Last::Words { offset, words: 1 }, whole(shape)),
+                    Behind::Text { offset, max } => {
+                        let shape = Shape::Text { bytes: max.into() };
+                        let words = words(max);
+                        // All of an array, which has its end in it.
+                        let all = Last::Words { offset, words };
+                        (if known { all } else { Last::Text { offset, words } }, shape)
+                    }
+                    Behind::Bytes { .. } => return None,
+                };
+                let read = Read::new(number, &hops, last)?;
+                (if known { Field::Known(read) } else { Field::Read(read) }, shape)
+            }
+            Fetch::Words(_) | Fetch::Result | Fetch::Memory { .. } => return None,
+        };
+        Some(Part { field: self.field(field), shape })
+    }
+
+    /// The place of a field, which is added if it is not there.
+    fn field(&mut self, field: Field) -> usize {
+        self.fields.iter().position(|known| *known == field).unwrap_or_else(|| {
+            self.fields.push(field);
+            self.fields.len() - 1
+        })
+    }
+}
+
+/// What a field is, by its format; `text` is the longest that it can be.
+fn shape(field: &EventField, text: Option<u16>) -> Option<Shape> {
+    let (kind, bytes) = (&*field.kind, u8::try_from(field.size).ok());
+    let bytes = bytes.filter(|bytes| matches!(bytes, 1 | 2 | 4 | 8));
+    Some(match kind {
+        _ if kind.starts_with("__data_loc") => Shape::Text { bytes: text? },
+        _ if kind.starts_with("char[") => Shape::Text { bytes: u16::try_from(field.size).ok()? },
+        _ if kind.contains('[') => return None,
+        _ if kind.ends_with('*') => Shape::Pointer,
+        "bool" => Shape::Bool { bytes: bytes? },
+        _ if field.signed => Shape::Signed { bytes: bytes? },
+        _ => Shape::Unsigned { bytes: bytes? },
+    })
+}

@@ -1,0 +1,364 @@
+//! What the fields of events are made of: what `TP_fast_assign` says in `include/trace/events` of
+//! Linux 6.1 to 7.2. A test compares some of them with what guests trace themselves;
+//! docs/architecture.md says which.
+
+use crate::kernel::tracepoints::Event;
+
+/// Events with the same fields.
+pub(super) struct Row {
+    names: &'static [&'static str],
+    /// Of each field by its name; of several for one the first counts that the kernel has.
+    pub(super) rules: &'static [(&'static str, Rule)],
+    /// How it is printed, with all of its fields. Several for kernels that have others.
+    prints: &'static [&'static str],
+}
+
+/// What a field is made of. Paths are those of `--arg`.
+pub(super) enum Rule {
+    /// A value.
+    Path(&'static str),
+    /// The same where the kernel itself follows these pointers for this event.
+    Known(&'static str),
+    /// Whether it was preempted, the state of a task, and that of one that has exited.
+    SwitchState([&'static str; 3]),
+    /// 16 bits in the order of the network.
+    Swapped(&'static str),
+    /// A signal's information, what is wanted of it, and what that is if the first is 0 or 1.
+    Signal(&'static str, &'static str, [u64; 2]),
+}
+
+/// The row of an event.
+pub(super) fn find(name: &str) -> Option<&'static Row> {
+    ROWS.iter().find(|row| row.names.contains(&name))
+}
+
+/// How an event is printed: by the form that has all of its fields and no others.
+pub(super) fn print(row: &Row, event: &Event) -> Option<String> {
+    let fits = |print: &&&str| {
+        let has = |name: &str| {
+            print.contains(&format!("{{{name}}}")) || print.contains(&format!("{{{name}:"))
+        };
+        let mut used = print.split('{').skip(1).filter_map(|rest| rest.split(['}', ':']).next());
+        let known = |name: &str| event.fields.iter().any(|field| field.name == name);
+        event.fields.iter().all(|field| has(&field.name)) && used.all(known)
+    };
+    row.prints.iter().find(fits).map(|print| (*print).to_owned())
+}
+
+use Rule::{Known, Path, Signal, Swapped, SwitchState};
+
+/// `SI_USER` and `SI_KERNEL`: what stands for information that there is not.
+const NO_INFO: [u64; 2] = [0, 0x80];
+
+const SOFTIRQ: &str = "vec={vec} [action={vec:names 0=HI,1=TIMER,2=NET_TX,3=NET_RX,4=BLOCK,\
+                       5=IRQ_POLL,6=TASKLET,7=SCHED,8=HRTIMER,9=RCU}]";
+
+const ROWS: &[Row] = &[
+    Row {
+        names: &["sched_switch"],
+        rules: &[
+            ("prev_comm", Known("prev->comm")),
+            ("prev_pid", Known("prev->pid")),
+            ("prev_prio", Known("prev->prio")),
+            ("prev_state", SwitchState(["preempt", "prev_state", "prev->exit_state"])),
+            ("next_comm", Known("next->comm")),
+            ("next_pid", Known("next->pid")),
+            ("next_prio", Known("next->prio")),
+        ],
+        prints: &["prev_comm={prev_comm} prev_pid={prev_pid} prev_prio={prev_prio} \
+                   prev_state={prev_state:state} ==> next_comm={next_comm} next_pid={next_pid} \
+                   next_prio={next_prio}"],
+    },
+    Row {
+        names: &["sched_waking", "sched_wakeup", "sched_wakeup_new"],
+        rules: &[
+            ("comm", Known("p->comm")),
+            ("pid", Known("p->pid")),
+            ("prio", Known("p->prio")),
+            ("target_cpu", Known("p->thread_info.cpu")),
+        ],
+        prints: &["comm={comm} pid={pid} prio={prio} target_cpu={target_cpu:03}"],
+    },
+    Row {
+        names: &["sched_process_fork"],
+        rules: &[
+            ("parent_comm", Known("parent->comm")),
+            ("parent_pid", Known("parent->pid")),
+            ("child_comm", Known("child->comm")),
+            ("child_pid", Known("child->pid")),
+        ],
+        prints: &["comm={parent_comm} pid={parent_pid} child_comm={child_comm} \
+                   child_pid={child_pid}"],
+    },
+    Row {
+        names: &["sched_process_exec"],
+        rules: &[
+            ("filename", Path("bprm->filename:64")),
+            ("pid", Known("p->pid")),
+            ("old_pid", Path("old_pid")),
+        ],
+        prints: &["filename={filename} pid={pid} old_pid={old_pid}"],
+    },
+    Row {
+        names: &["sched_process_exit", "sched_process_free"],
+        rules: &[
+            ("comm", Known("p->comm")),
+            ("pid", Known("p->pid")),
+            ("prio", Known("p->prio")),
+            ("group_dead", Path("group_dead")),
+        ],
+        prints: &[
+            "comm={comm} pid={pid} prio={prio}",
+            "comm={comm} pid={pid} prio={prio} group_dead={group_dead:names 0=false,1=true}",
+        ],
+    },
+    Row {
+        names: &["sched_migrate_task"],
+        rules: &[
+            ("comm", Known("p->comm")),
+            ("pid", Known("p->pid")),
+            ("prio", Known("p->prio")),
+            ("orig_cpu", Known("p->thread_info.cpu")),
+            ("dest_cpu", Path("dest_cpu")),
+        ],
+        prints: &["comm={comm} pid={pid} prio={prio} orig_cpu={orig_cpu} dest_cpu={dest_cpu}"],
+    },
+    Row {
+        names: &["irq_handler_entry"],
+        rules: &[("irq", Path("irq")), ("name", Path("action->name:32"))],
+        prints: &["irq={irq} name={name}"],
+    },
+    Row {
+        names: &["irq_handler_exit"],
+        rules: &[("irq", Path("irq")), ("ret", Path("ret"))],
+        prints: &["irq={irq} ret={ret:names 0=unhandled,1=handled,2=handled,3=handled}"],
+    },
+    Row {
+        names: &["softirq_entry", "softirq_exit", "softirq_raise"],
+        rules: &[("vec", Path("vec_nr"))],
+        prints: &[SOFTIRQ],
+    },
+    Row {
+        names: &["timer_init", "timer_expire_exit", "timer_cancel"],
+        rules: &[("timer", Path("timer"))],
+        prints: &["timer={timer:p}"],
+    },
+    Row {
+        names: &["timer_start"],
+        rules: &[
+            ("timer", Path("timer")),
+            ("function", Path("timer->function")),
+            ("expires", Path("expires")),
+            ("expires", Path("timer->expires")),
+            ("bucket_expiry", Path("bucket_expiry")),
+            ("flags", Path("flags")),
+            ("flags", Path("timer->flags")),
+        ],
+        prints: &[],
+    },
+    Row {
+        names: &["timer_expire_entry"],
+        rules: &[
+            ("timer", Path("timer")),
+            ("function", Path("timer->function")),
+            ("baseclk", Path("baseclk")),
+        ],
+        prints: &[],
+    },
+    Row {
+        names: &["hrtimer_init", "hrtimer_setup"],
+        rules: &[
+            ("hrtimer", Path("hrtimer")),
+            ("clockid", Path("clockid")),
+            ("mode", Path("mode")),
+        ],
+        prints: &[],
+    },
+    Row {
+        names: &["hrtimer_start"],
+        rules: &[
+            ("hrtimer", Path("hrtimer")),
+            ("function", Path("hrtimer->function")),
+            ("expires", Path("hrtimer->node.expires")),
+            ("softexpires", Path("hrtimer->_softexpires")),
+            ("mode", Path("mode")),
+            ("was_armed", Path("was_armed")),
+        ],
+        prints: &[],
+    },
+    Row {
+        names: &["hrtimer_expire_entry"],
+        rules: &[
+            ("hrtimer", Path("hrtimer")),
+            ("now", Path("now[0]")),
+            ("function", Path("hrtimer->function")),
+        ],
+        prints: &["hrtimer={hrtimer:p} function={function} now={now}"],
+    },
+    Row {
+        names: &["hrtimer_expire_exit", "hrtimer_cancel"],
+        rules: &[("hrtimer", Path("hrtimer"))],
+        prints: &["hrtimer={hrtimer:p}"],
+    },
+    Row {
+        names: &["net_dev_queue", "netif_receive_skb", "netif_rx"],
+        rules: &[
+            ("skbaddr", Path("skb")),
+            ("len", Path("skb->len")),
+            ("name", Path("skb->dev->name:16")),
+            ("net_cookie", Path("skb->dev->nd_net.net->net_cookie")),
+        ],
+        prints: &[
+            "dev={name} skbaddr={skbaddr:p} len={len}",
+            "dev={name} skbaddr={skbaddr:p} len={len} net_cookie={net_cookie}",
+        ],
+    },
+    Row {
+        names: &["net_dev_xmit"],
+        rules: &[
+            ("skbaddr", Path("skb")),
+            ("len", Path("skb_len")),
+            ("rc", Path("rc")),
+            ("name", Path("dev->name:16")),
+            ("net_cookie", Path("dev->nd_net.net->net_cookie")),
+        ],
+        prints: &[
+            "dev={name} skbaddr={skbaddr:p} len={len} rc={rc}",
+            "dev={name} skbaddr={skbaddr:p} len={len} rc={rc} net_cookie={net_cookie}",
+        ],
+    },
+    Row {
+        names: &["kfree_skb"],
+        rules: &[
+            ("skbaddr", Path("skb")),
+            ("location", Path("location")),
+            ("rx_sk", Path("rx_sk")),
+            ("protocol", Swapped("skb->protocol")),
+            ("reason", Path("reason")),
+        ],
+        prints: &[],
+    },
+    Row {
+        names: &["consume_skb"],
+        rules: &[("skbaddr", Path("skb")), ("location", Path("location"))],
+        prints: &["skbaddr={skbaddr:p}", "skbaddr={skbaddr:p} location={location}"],
+    },
+    Row {
+        names: &["kmalloc"],
+        rules: &[
+            ("call_site", Path("call_site")),
+            ("ptr", Path("ptr")),
+            ("bytes_req", Path("bytes_req")),
+            ("bytes_alloc", Path("bytes_alloc")),
+            ("gfp_flags", Path("gfp_flags")),
+            ("node", Path("node")),
+        ],
+        prints: &[],
+    },
+    Row {
+        names: &["kfree"],
+        rules: &[("call_site", Path("call_site")), ("ptr", Path("ptr"))],
+        prints: &["call_site={call_site:x} ptr={ptr:p}"],
+    },
+    Row {
+        names: &["kmem_cache_free"],
+        rules: &[
+            ("call_site", Path("call_site")),
+            ("ptr", Path("ptr")),
+            ("name", Path("s->name:32")),
+        ],
+        prints: &["call_site={call_site:x} ptr={ptr:p} name={name}"],
+    },
+    Row {
+        names: &["page_fault_user", "page_fault_kernel"],
+        rules: &[
+            ("address", Path("address")),
+            ("ip", Path("regs->ip")),
+            ("ip", Path("regs->epc")),
+            ("error_code", Path("error_code")),
+        ],
+        prints: &["address={address:x} ip={ip:x} error_code=0x{error_code:x}"],
+    },
+    Row {
+        names: &["workqueue_queue_work"],
+        rules: &[
+            ("work", Path("work")),
+            ("function", Path("work->func")),
+            ("workqueue", Path("pwq->wq->name:32")),
+            ("req_cpu", Path("req_cpu")),
+            ("cpu", Path("pwq->pool->cpu")),
+        ],
+        prints: &["work struct={work:p} function={function} workqueue={workqueue} \
+                   req_cpu={req_cpu} cpu={cpu}"],
+    },
+    Row {
+        names: &["workqueue_execute_start", "workqueue_execute_end"],
+        rules: &[
+            ("work", Path("work")),
+            ("function", Path("function")),
+            ("function", Path("work->func")),
+        ],
+        prints: &["work struct {work:p}: function {function}"],
+    },
+    Row {
+        names: &["workqueue_activate_work"],
+        rules: &[("work", Path("work")), ("function", Path("work->func"))],
+        prints: &["work struct {work:p}", "work struct {work:p} function={function} "],
+    },
+    Row {
+        names: &["signal_generate"],
+        rules: &[
+            ("sig", Path("sig")),
+            ("errno", Signal("info", "info->si_errno", [0, 0])),
+            ("code", Signal("info", "info->si_code", NO_INFO)),
+            ("comm", Known("task->comm")),
+            ("pid", Known("task->pid")),
+            ("group", Path("group")),
+            ("result", Path("result")),
+        ],
+        prints: &["sig={sig} errno={errno} code={code} comm={comm} pid={pid} grp={group} \
+                   res={result}"],
+    },
+    Row {
+        names: &["signal_deliver"],
+        rules: &[
+            ("sig", Path("sig")),
+            ("errno", Signal("info", "info->si_errno", [0, 0])),
+            ("code", Signal("info", "info->si_code", NO_INFO)),
+            ("sa_handler", Path("ka->sa.sa_handler")),
+            ("sa_flags", Path("ka->sa.sa_flags")),
+        ],
+        prints: &["sig={sig} errno={errno} code={code} sa_handler={sa_handler:x} \
+                   sa_flags={sa_flags:x}"],
+    },
+    Row {
+        names: &["task_rename"],
+        rules: &[
+            ("pid", Known("task->pid")),
+            ("oldcomm", Known("task->comm")),
+            ("newcomm", Path("comm:16")),
+            ("oom_score_adj", Known("task->signal->oom_score_adj")),
+        ],
+        prints: &[
+            "pid={pid} oldcomm={oldcomm} newcomm={newcomm} oom_score_adj={oom_score_adj}",
+            "oldcomm={oldcomm} newcomm={newcomm} oom_score_adj={oom_score_adj}",
+        ],
+    },
+    Row {
+        names: &["task_newtask"],
+        rules: &[
+            ("pid", Known("task->pid")),
+            ("comm", Known("task->comm")),
+            ("clone_flags", Path("clone_flags")),
+            ("oom_score_adj", Known("task->signal->oom_score_adj")),
+        ],
+        prints: &["pid={pid} comm={comm} clone_flags={clone_flags:x} \
+                   oom_score_adj={oom_score_adj}"],
+    },
+    Row {
+        names: &["module_load"],
+        rules: &[("taints", Path("mod->taints")), ("name", Path("mod->name:56"))],
+        prints: &[],
+    },
+    Row { names: &["module_free"], rules: &[("name", Path("mod->name:56"))], prints: &["{name}"] },
+];

@@ -1,0 +1,386 @@
+//! Modules of the guest's kernel: their functions are traced from before they are first called until
+//! their memory is freed, if a filter wants them.
+
+use super::apply::Wanted;
+use super::attach::{Controller, Stage};
+use super::conditions::Conditional;
+use super::tracing::Shares;
+use super::{Tracer, Tracing, arch};
+use crate::kernel::{Arch, Functions, Kernel, Selection, selects};
+use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
+use crate::stream::{MarkKind, Skipped};
+use crate::tracer::{Attachment, Module, ModuleMoment, Ram, TraceError};
+use std::sync::Arc;
+
+/// Whether functions of modules can be among those that patterns of a filter mean, for all that can
+/// be told without them.
+fn can_mean_modules(filter: &[String]) -> bool {
+    filter.is_empty() || filter.iter().any(|pattern| pattern.contains(['*', '?', '[']))
+}
+
+/// Whether a pattern means functions of modules and nothing else.
+fn names_modules(pattern: &str) -> bool {
+    Functions::of(pattern).module().is_some()
+}
+
+impl Tracer {
+    /// Whether functions of modules are meant by name.
+    #[must_use]
+    pub fn names_modules(&self) -> bool {
+        self.globs.filter.iter().any(|pattern| names_modules(pattern))
+    }
+}
+
+impl Tracing {
+    /// Whether functions of modules that are asked for by name can be traced at all.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_modules(&self, kernel: &Kernel) -> Result<(), String> {
+        let named = self.present().any(|(_, tracer)| tracer.names_modules());
+        if named && kernel.arch() != Arch::X86_64 {
+            return Err(format!(
+                ":mod: in a filter: functions of modules cannot be traced in guests of this \
+                 architecture ({}) yet, only in those of x86_64",
+                kernel.arch().name()
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Sites with the programs that they call.
+type Programs = Vec<(usize, u16)>;
+
+impl Controller {
+    /// Lets the guest stop when modules come and go, if that can be.
+    pub(super) fn watch_modules(
+        &mut self,
+        machine: &Machine,
+        paused: &Paused<'_>,
+        attachment: &mut Attachment,
+    ) {
+        if self.kernel.symbols().address("do_init_module").is_none() {
+            // It has no modules.
+            return;
+        }
+        let ram = Ram(machine.memory());
+        let why = match attachment.watch_modules(&ram, &self.kernel, &TRAP_INSTRUCTION) {
+            Ok(Some(traps)) => {
+                for trap in traps {
+                    paused.arm_trap(trap);
+                }
+                return;
+            }
+            Ok(None) => None,
+            Err(error) => Some(error),
+        };
+        let named = self.tracing.present().any(|(_, tracer)| tracer.names_modules());
+        let meant = |(_, tracer): (u8, &Tracer)| can_mean_modules(&tracer.globs.filter);
+        let meant = self.tracing.present().any(meant);
+        match why {
+            Some(why) if named || meant => {
+                self.note(format!("functions of modules are not traced: {why}"));
+            }
+            None if named => self.note(
+                "functions of modules are not traced: in guests of this architecture they cannot \
+                 be yet"
+                    .into(),
+            ),
+            _ => {}
+        }
+    }
+
+    /// The functions that filters mean, those of modules that are loaded among them.
+    pub(super) fn select(&self, filter: &[String], notrace: &[String]) -> Selection {
+        let mut selection = self.kernel.select_with_report(filter, notrace);
+        let Stage::Attached { attachment, .. } = &self.stage else { return selection };
+        for (site, function) in attachment.module_functions() {
+            let names = || function.names.iter().map(|name| &**name);
+            if selects(filter, notrace, &function.module, &names()) {
+                selection.sites.push(site);
+            }
+            let is_missing = |pattern: &String| {
+                let functions = Functions::of(pattern);
+                !names().any(|name| functions.matches(name, Some(&function.module)))
+            };
+            selection.unmatched.retain(is_missing);
+            selection.unmatched_notrace.retain(is_missing);
+        }
+        selection
+    }
+
+    /// Of the patterns of a filter, those that wait for a module: what an answer says of them.
+    ///
+    /// # Errors
+    /// When they wait for nothing, since modules cannot be traced.
+    pub(super) fn waits(&self, filter: &[String]) -> Result<String, String> {
+        let mut waiting: Vec<_> =
+            filter.iter().filter_map(|pattern| Functions::of(pattern).module()).collect();
+        waiting.sort_unstable();
+        waiting.dedup();
+        let Stage::Attached { attachment, .. } = &self.stage else { return Ok(String::new()) };
+        if !waiting.is_empty() && !attachment.watches_modules() {
+            return Err("functions of modules cannot be traced in this guest".into());
+        }
+        let is_loaded = |wanted: &&str| {
+            let pattern = format!(":mod:{wanted}");
+            attachment.modules().iter().any(|module| Functions::of(&pattern).reaches(&module.name))
+        };
+        waiting.retain(|wanted| !is_loaded(wanted));
+        let texts = waiting.iter().map(|module| format!("; waits for module {module}"));
+        Ok(texts.collect())
+    }
+
+    /// Whether a module comes or goes here, which is dealt with then.
+    pub(super) fn module_told(&mut self, machine: &Machine, vcpu: usize, address: u64) -> bool {
+        let Stage::Attached { attachment, .. } = &self.stage else { return false };
+        let Some((moment, next)) = attachment.module_moment(address) else { return false };
+        let paused = match machine.pause() {
+            Ok(paused) => paused,
+            Err(error) => {
+                // It stands there still, and the machine is gone.
+                self.note(format!("a module was not seen to come or go: {error}"));
+                return true;
+            }
+        };
+        let stage = std::mem::replace(&mut self.stage, Stage::Off);
+        let Stage::Attached { mut attachment, from, wires } = stage else { return false };
+        let told = match paused.registers(vcpu) {
+            Ok(registers) => {
+                let word = |index| match arch::argument(&registers, index) {
+                    Some(arch::Argument::Word(word)) => word,
+                    _ => 0,
+                };
+                let [module, start, end] = [0, 1, 2].map(word);
+                match moment {
+                    ModuleMoment::Ready => {
+                        self.module_ready(machine, &mut attachment, module, from.is_none())
+                    }
+                    // Of the kernel itself: given back long ago.
+                    ModuleMoment::Freed if module == 0 => Ok(None),
+                    ModuleMoment::Freed => {
+                        self.module_gone(machine, &mut attachment, module, Some(start..end))
+                    }
+                    ModuleMoment::Gone => self.module_gone(machine, &mut attachment, module, None),
+                }
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        let went_on = paused.set_rip(vcpu, next);
+        self.stage = Stage::Attached { attachment, from, wires };
+        match &told {
+            Ok(Some((text, count))) if *count > 0 => {
+                self.account(paused, MarkKind::Filter, text.clone());
+            }
+            Ok(Some((text, _))) => {
+                self.count_pause(paused, MarkKind::Note, text.clone());
+            }
+            Ok(None) | Err(_) => {
+                self.count_pause(paused, MarkKind::Pause, "modules".into());
+            }
+        }
+        if let Err(error) = told {
+            self.note(error);
+        }
+        if let Err(error) = went_on {
+            self.note(format!("a vCPU did not go on behind a module's trap: {error}"));
+        }
+        true
+    }
+
+    /// A module is ready: what it was, and how many of its functions are traced.
+    fn module_ready(
+        &mut self,
+        machine: &Machine,
+        attachment: &mut Attachment,
+        address: u64,
+        begun: bool,
+    ) -> Result<Option<(String, usize)>, String> {
+        let ram = Ram(machine.memory());
+        let module = attachment.load_module(&ram, address);
+        let module =
+            module.map_err(|error| format!("functions of a module are not traced: {error}"))?;
+        let module = Arc::new(module);
+        let name = Arc::clone(&module.name);
+        for (site, function) in &module.functions {
+            self.functions.insert(*site, Arc::clone(function));
+        }
+        if let Some(relay) = &self.relay {
+            relay.module(Arc::clone(&module));
+        }
+        let own = self.take_up(&module);
+        if module.left_out > 0 && !own.is_empty() {
+            let count = module.left_out;
+            self.note(format!(
+                "{count} functions of module {name} are not traced: they have no name, or no place"
+            ));
+        }
+        let taken = if own.is_empty() || self.held_back || !begun {
+            Ok(0)
+        } else {
+            self.take(machine, attachment, &own, &name)
+        };
+        let taken = taken.map_err(|error| format!("module {name} is not traced: {error}"))?;
+        let all = module.functions.len();
+        Ok(Some((format!("module {name} loaded: {taken} of {all} functions"), taken)))
+    }
+
+    /// Gives the functions of a module to the tracers that want them: those that any does.
+    fn take_up(&mut self, module: &Module) -> Vec<usize> {
+        let mut all = Vec::new();
+        let mut unvalued = Vec::new();
+        for tracer in self.tracing.tracers.iter_mut().flatten() {
+            // What their parameters are is not known.
+            if !tracer.condition.as_ref().is_none_or(Conditional::is_general) {
+                continue;
+            }
+            let globs = &tracer.globs;
+            let before = tracer.sites.len();
+            tracer.sites.extend(module.functions.iter().filter_map(|(site, function)| {
+                let names = function.names.iter().map(|name| &**name);
+                selects(&globs.filter, &globs.notrace, &module.name, &names).then_some(*site)
+            }));
+            all.extend_from_slice(tracer.sites.get(before..).unwrap_or_default());
+            if tracer.sites.len() > before {
+                tracer.sites.sort_unstable();
+                if tracer.graph || tracer.wants.parameters || tracer.wants.results {
+                    unvalued.push(tracer.name.clone());
+                }
+            }
+        }
+        all.sort_unstable();
+        all.dedup();
+        if !all.is_empty() {
+            self.plan = None;
+            self.summary.sites.matched += all.len() as u64;
+        }
+        for tracer in unvalued {
+            if !self.unvalued.contains(&tracer) {
+                self.note(format!(
+                    "{tracer}: of functions of modules (such as those of {}) only the entries are \
+                     traced, without returns and values",
+                    module.name
+                ));
+                self.unvalued.push(tracer);
+            }
+        }
+        all
+    }
+
+    /// Lets these sites of a module call their programs: how many do.
+    fn take(
+        &mut self,
+        machine: &Machine,
+        attachment: &mut Attachment,
+        own: &[usize],
+        name: &str,
+    ) -> Result<usize, TraceError> {
+        let ram = Ram(machine.memory());
+        // The others stay as they are.
+        let tracers = self.tracing.tracers.iter().map(|tracer| {
+            let tracer = tracer.as_ref()?;
+            let is_own = |site: &&usize| own.binary_search(site).is_ok();
+            let sites = tracer.sites.iter().filter(is_own).copied().collect();
+            Some(tracer.with_sites(sites))
+        });
+        let (tracers, overflow) = (tracers.collect(), self.tracing.overflow);
+        let (returns, events) = (Vec::new(), Vec::new());
+        let only = Tracing { tracers, from: None, overflow, returns, events, events_if: None };
+        let plan = only.plan(&[]);
+        let Wanted { mut sites, .. } = self.prepare(&ram, attachment, &plan)?;
+        if attachment.is_lent() {
+            let all = sites.len();
+            sites.retain(|&(site, _)| attachment.can_take(&self.kernel, site));
+            // The rest when the update is over.
+            self.late |= sites.len() < all;
+        }
+        let report = attachment.enable(&ram, &self.kernel, &sites)?;
+        for Skipped { reason, count, examples } in self.skipped(&report.skipped) {
+            let examples = examples.join(", ");
+            self.note(format!(
+                "{count} functions of module {name} are not traced: {reason} (such as {examples})"
+            ));
+        }
+        sites.retain(|(site, _)| report.skipped.iter().all(|skip| skip.site != *site));
+        self.count_sites(attachment, &sites, u64::saturating_add);
+        let shared = attachment.shared().values().sum::<usize>() as u64;
+        self.summary.sites.shared = self.summary.sites.shared.max(shared);
+        self.summary.patch_ns += super::attach::nanoseconds(report.patch_time);
+        Ok(report.patched)
+    }
+
+    /// A module, or a part of its memory, is about to go.
+    fn module_gone(
+        &mut self,
+        machine: &Machine,
+        attachment: &mut Attachment,
+        address: u64,
+        range: Option<std::ops::Range<u64>>,
+    ) -> Result<Option<(String, usize)>, String> {
+        let Some(module) = attachment.modules().iter().find(|module| module.is_at(address)) else {
+            return Ok(None);
+        };
+        let (name, init) = (Arc::clone(&module.name), range.is_some());
+        let held: Programs = attachment.sites().collect();
+        let gone = attachment.unload_module(&Ram(machine.memory()), address, range);
+        let (mut sites, restored) = gone
+            .map_err(|error| format!("functions of module {name} were not given back: {error}"))?;
+        sites.sort_unstable();
+        let is_gone = |site: &usize| sites.binary_search(site).is_ok();
+        let mut matched: Vec<usize> = Vec::new();
+        for tracer in self.tracing.tracers.iter_mut().flatten() {
+            matched.extend(tracer.sites.iter().copied().filter(is_gone));
+            tracer.sites.retain(|site| !is_gone(site));
+        }
+        matched.sort_unstable();
+        matched.dedup();
+        if !matched.is_empty() {
+            self.plan = None;
+            let total = &mut self.summary.sites.matched;
+            *total = total.saturating_sub(matched.len() as u64);
+        }
+        let held: Programs = held.into_iter().filter(|(site, _)| is_gone(site)).collect();
+        self.count_sites(attachment, &held, u64::saturating_sub);
+        self.foreign(&restored.foreign);
+        let what = if init { "is initialised" } else { "unloaded" };
+        let text = format!("module {name} {what}: {} sites given back", held.len());
+        Ok(Some((text, held.len())))
+    }
+
+    /// Puts sites that have come, or are gone, into the summary.
+    fn count_sites(
+        &mut self,
+        attachment: &Attachment,
+        of: &[(usize, u16)],
+        change: fn(u64, u64) -> u64,
+    ) {
+        let tracers = self.tracing.tracers.len();
+        let shares = Shares::count(tracers, of.iter().copied(), attachment.duties());
+        let sites = &mut self.summary.sites;
+        sites.patched = change(sites.patched, of.len() as u64);
+        sites.direct = change(sites.direct, shares.direct);
+        sites.combined = change(sites.combined, shares.combined);
+        for (total, count) in sites.tracers.iter_mut().zip(shares.by_tracer) {
+            *total = change(*total, count);
+        }
+    }
+
+    /// The modules that are loaded, each with how many functions it has and how many of them are
+    /// traced.
+    pub(super) fn modules(&self) -> Vec<serde_json::Value> {
+        let Stage::Attached { attachment, .. } = &self.stage else { return Vec::new() };
+        let held = attachment.sites().map(|(site, _)| site);
+        let mut held: Vec<_> = held.filter(|&site| attachment.is_of_module(site)).collect();
+        held.sort_unstable();
+        let module = |module: &crate::tracer::Loaded| {
+            let traced = module.sites.iter().filter(|site| held.binary_search(site).is_ok());
+            serde_json::json!({
+                "name": &*module.name,
+                "functions": module.sites.len(),
+                "traced": traced.count(),
+            })
+        };
+        attachment.modules().iter().map(module).collect()
+    }
+}

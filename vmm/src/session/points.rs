@@ -1,0 +1,150 @@
+//! Tracepoints beside the guest's own tracing.
+
+use super::attach::{Controller, Stage};
+use super::events::{add_events, events, is_meant};
+use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
+use crate::serve::Answer;
+use crate::stream::MarkKind;
+use crate::tracer::{Attachment, Moment, PointSkip, Ram};
+
+impl Controller {
+    /// Lets tracepoints be held, if any are asked for: the guest is watched from then on, and not
+    /// before.
+    pub(super) fn watch_tracepoints(
+        &mut self,
+        machine: &Machine,
+        paused: &Paused<'_>,
+        attachment: &mut Attachment,
+    ) {
+        if self.tracing.events.is_empty() || attachment.watches_tracepoints() {
+            return;
+        }
+        let ram = Ram(machine.memory());
+        match attachment.watch_tracepoints(&ram, &self.kernel, &TRAP_INSTRUCTION) {
+            Ok(traps) => traps.into_iter().for_each(|trap| {
+                paused.arm_trap(trap);
+            }),
+            Err(error) => self.note(format!("events are not traced: {error}")),
+        }
+    }
+
+    /// Whether the guest begins or ends a change of its tracepoints here, which is dealt with then.
+    pub(super) fn guest_changes_tracepoints(
+        &mut self,
+        machine: &Machine,
+        vcpu: usize,
+        address: u64,
+    ) -> bool {
+        let Stage::Attached { attachment, .. } = &mut self.stage else { return false };
+        let Some((moment, next)) = attachment.tracepoint_moment(address) else { return false };
+        let paused = match machine.pause() {
+            Ok(paused) => paused,
+            Err(error) => {
+                self.note(format!("a change of the guest's tracepoints was not seen: {error}"));
+                return true;
+            }
+        };
+        let ram = Ram(machine.memory());
+        let mut skipped = Vec::new();
+        let done = match moment {
+            Moment::Begin => attachment.lend_tracepoints(&ram),
+            Moment::End => attachment.take_tracepoints_again(&ram).map(|(count, left)| {
+                skipped = left;
+                (count, true)
+            }),
+        };
+        let went_on = paused.set_rip(vcpu, next);
+        let (count, failed) = match done {
+            Ok((count, true)) => (count, went_on.err().map(|error| error.to_string())),
+            Ok((count, false)) => {
+                (count, Some("a tracepoint did not hold what was written to it".to_owned()))
+            }
+            Err(error) => (0, Some(error.to_string())),
+        };
+        let text = match moment {
+            Moment::Begin => format!("the guest begins to change tracepoints: {count} not traced"),
+            Moment::End => format!("the guest has changed tracepoints: {count} traced again"),
+        };
+        if count > 0 {
+            self.count_pause(paused, MarkKind::Note, text);
+        } else {
+            // Nothing has changed for who reads the trace.
+            log::debug!("{text}");
+            drop(paused);
+        }
+        self.tracepoints_skipped(&skipped);
+        if let Some(why) = failed {
+            self.anomaly(machine, why);
+        }
+        true
+    }
+
+    /// Traces more events from now on.
+    pub(super) fn add_events(&mut self, machine: &Machine, glob: &str) -> Answer {
+        let (found, notes) = events(&self.kernel, glob).map_err(|error| error.to_string())?;
+        let before = self.tracing.events.clone();
+        add_events(&mut self.tracing.events, found);
+        if self.tracing.events.len() == before.len() {
+            return Err(format!("{glob} is traced already"));
+        }
+        let mut done = self.watch_now(machine).and_then(|()| {
+            self.tracing_changed();
+            self.retarget(machine, MarkKind::Filter, &format!("event {glob} added"))
+        });
+        match &mut done {
+            Ok(done) => notes.iter().for_each(|note| done.push_str(&format!("; {note}"))),
+            Err(_) => {
+                self.tracing.events = before;
+                self.tracing_changed();
+            }
+        }
+        done
+    }
+
+    /// Traces these events no more.
+    pub(super) fn remove_events(&mut self, machine: &Machine, glob: &str) -> Answer {
+        let before = self.tracing.events.clone();
+        self.tracing.events.retain(|event| !is_meant(glob, &event.fields.name));
+        if self.tracing.events.len() == before.len() {
+            return Err(format!("no event that is traced matches {glob}: see event list"));
+        }
+        self.tracing_changed();
+        let done = self.retarget(machine, MarkKind::Filter, &format!("event {glob} removed"));
+        if done.is_err() {
+            self.tracing.events = before;
+            self.tracing_changed();
+        }
+        done
+    }
+
+    /// One line: the names of all.
+    pub(super) fn list_events(&self) -> String {
+        let names = self.tracing.events.iter().map(|event| event.fields.name.as_str());
+        names.collect::<Vec<_>>().join("; ")
+    }
+
+    /// Begins to watch a guest that runs.
+    fn watch_now(&mut self, machine: &Machine) -> Result<(), String> {
+        let Stage::Attached { attachment, .. } = &mut self.stage else { return Ok(()) };
+        if attachment.watches_tracepoints() {
+            return Ok(());
+        }
+        let paused = machine.pause().map_err(|error| error.to_string())?;
+        let ram = Ram(machine.memory());
+        let traps = attachment.watch_tracepoints(&ram, &self.kernel, &TRAP_INSTRUCTION);
+        for trap in traps.map_err(|error| error.to_string())? {
+            paused.arm_trap(trap);
+        }
+        Ok(())
+    }
+
+    /// Says which tracepoints are left alone.
+    pub(super) fn tracepoints_skipped(&mut self, skipped: &[PointSkip]) {
+        for skip in skipped {
+            let events = &self.tracing.events;
+            let event = events.iter().find(|event| event.hooks.tracepoint == skip.tracepoint);
+            let name = event.map_or("a tracepoint", |event| &event.fields.name).to_owned();
+            self.note(format!("{name} is not traced: {}", skip.reason));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! When modules of the guest's kernel come and go, and which of their sites are ours.
+
+use super::guest::Guest;
+use super::modules::{Loaded, Module, ModuleError, ModuleFunction, Offsets};
+use super::patch::Restored;
+use super::stops::Stops;
+use super::trace::{Attachment, TraceError};
+use super::view::View;
+use crate::kernel::Kernel;
+use std::sync::Arc;
+
+/// Called when a module is ready and nothing of it has run, when memory of sites is about to be
+/// freed (its init functions, and those of the kernel itself), and when a module is about to be
+/// unloaded or has failed to load (kernel/module/main.c, kernel/trace/ftrace.c).
+pub(super) const FUNCTIONS: [(ModuleMoment, &str); 3] = [
+    (ModuleMoment::Ready, "do_init_module"),
+    (ModuleMoment::Freed, "ftrace_free_mem"),
+    (ModuleMoment::Gone, "ftrace_release_mod"),
+];
+
+/// What has become of a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModuleMoment {
+    /// It is ready, and nothing of it has run: the first argument is its `struct module`.
+    Ready,
+    /// Memory is about to be freed: its `struct module` (0: the kernel), first address and end.
+    Freed,
+    /// It is about to go: the first argument is its `struct module`.
+    Gone,
+}
+
+/// The traps, and what is needed at them.
+#[derive(Debug)]
+pub(super) struct ModuleTraps {
+    stops: Stops<ModuleMoment>,
+    offsets: Offsets,
+}
+
+impl Attachment {
+    /// Lets the guest stop, by `trap`, when a module comes and goes; where it then stands (run-time
+    /// addresses). `None` where modules cannot be traced. All vCPUs are paused.
+    ///
+    /// # Errors
+    /// What is missing; nothing has changed then.
+    pub fn watch_modules(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        trap: &[u8],
+    ) -> Result<Option<Vec<u64>>, TraceError> {
+        let offsets = Offsets::find(kernel).map_err(TraceError::Kernel)?;
+        let stops = self.code.calls(guest, &self.image, kernel, &FUNCTIONS, trap)?;
+        let Some(stops) = stops else { return Ok(None) };
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        if !stops.lay(&view)? {
+            return Err(TraceError::Code("the code that loads its modules cannot be changed"));
+        }
+        let traps = stops.traps().collect();
+        self.module_traps = Some(ModuleTraps { stops, offsets });
+        Ok(Some(traps))
+    }
+
+    /// Whether modules are seen to come and go.
+    #[must_use]
+    pub fn watches_modules(&self) -> bool {
+        self.module_traps.is_some()
+    }
+
+    /// What becomes of a module where a vCPU stands at this run-time address, and where it goes on.
+    #[must_use]
+    pub fn module_moment(&self, address: u64) -> Option<(ModuleMoment, u64)> {
+        self.module_traps.as_ref()?.stops.find(address)
+    }
+
+    /// Run-time addresses of the traps of [`Attachment::watch_modules`].
+    pub(super) fn module_trap_addresses(&self) -> impl Iterator<Item = u64> {
+        self.module_traps.iter().flat_map(|traps| traps.stops.traps())
+    }
+
+    /// A module is ready, whose `struct module` is at this run-time address: its sites have numbers
+    /// from now on. None of them is held. All vCPUs are paused.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    pub fn load_module(&mut self, guest: &dyn Guest, address: u64) -> Result<Module, ModuleError> {
+        // It cannot have gone unseen; but who says so is the guest.
+        if self.modules.find(address).is_some() {
+            let _ = self.unload_module(guest, address, None);
+        }
+        let Some(traps) = &self.module_traps else {
+            return Err(ModuleError::Absurd("come unasked"));
+        };
+        self.modules.load(guest, &self.image, &traps.offsets, address)
+    }
+
+    /// A module (by its `struct module`) is about to go, or (`range`) a part of its memory: gives
+    /// its sites back, which are none any more. They were these. All vCPUs are paused.
+    ///
+    /// An update of the guest's ftrace may be under way, and others may begin before the guest has
+    /// dropped its own records of them: so they must hold what it has left there.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    pub fn unload_module(
+        &mut self,
+        guest: &dyn Guest,
+        address: u64,
+        range: Option<std::ops::Range<u64>>,
+    ) -> Result<(Vec<usize>, Restored), TraceError> {
+        let sites = match range {
+            Some(range) => {
+                let sites = self.modules.within(&self.image, address, range);
+                self.modules.forget(&sites);
+                sites
+            }
+            None => self.modules.remove(address).map(|gone| gone.sites).unwrap_or_default(),
+        };
+        let restored = self.disable(guest, &sites);
+        for &site in &sites {
+            self.keep_from_taking(site);
+        }
+        self.patcher.unflag(&sites);
+        Ok((sites, restored?))
+    }
+
+    /// The modules that are loaded.
+    #[must_use]
+    pub fn modules(&self) -> &[Loaded] {
+        self.modules.loaded()
+    }
+
+    /// Functions of modules that are loaded, with the numbers of their sites.
+    pub fn module_functions(&self) -> impl Iterator<Item = (usize, &Arc<ModuleFunction>)> {
+        self.modules.present()
+    }
+
+    /// Whether a site is one of a module.
+    #[must_use]
+    pub fn is_of_module(&self, site: usize) -> bool {
+        self.modules.is_of_module(site)
+    }
+
+    /// Modules come and go unseen from now on. Whether the guest's code is as it was.
+    pub(super) fn end_watching_modules(&mut self, guest: &dyn Guest) -> Result<bool, TraceError> {
+        let Some(ModuleTraps { stops, .. }) = self.module_traps.take() else { return Ok(true) };
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        Ok(stops.remove(&view)?)
+    }
+}

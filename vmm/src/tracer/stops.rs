@@ -1,0 +1,99 @@
+//! Where the guest stops for us: instructions of its kernel lead through stubs of ours, which exit to
+//! the VMM and go on where they led.
+
+use super::guest::GuestError;
+use super::patch::Edit;
+use super::view::View;
+
+/// What begins and ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// The guest is about to change something, and has changed nothing yet.
+    Begin,
+    /// It has changed what it wanted to.
+    End,
+}
+
+/// A stub in which a vCPU stops.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stub {
+    /// Run-time address of the trap in it.
+    pub(super) trap: u64,
+    /// Where a vCPU goes on behind it.
+    pub(super) next: u64,
+    /// Of the stub: what takes the trap away. A task may stand before it for as long as it likes.
+    pub(super) quiet: Edit,
+}
+
+/// Stubs, each with what it stands for, and what leads there.
+#[derive(Clone, Debug)]
+pub(super) struct Stops<M> {
+    stubs: Vec<(M, Stub)>,
+    /// Of the guest's code. No context can stand inside of what they change.
+    edits: Vec<Edit>,
+}
+
+impl<M> Default for Stops<M> {
+    fn default() -> Self {
+        Self { stubs: Vec::new(), edits: Vec::new() }
+    }
+}
+
+impl<M: Copy> Stops<M> {
+    /// Adds a stub.
+    pub(super) fn stub(&mut self, means: M, stub: Stub) {
+        self.stubs.push((means, stub));
+    }
+
+    /// Adds what leads to one.
+    pub(super) fn lead(&mut self, edit: Edit) {
+        self.edits.push(edit);
+    }
+
+    /// Whether there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.stubs.is_empty()
+    }
+
+    /// Lets all lead to their stubs; whether all do. If not, nothing has changed.
+    ///
+    /// # Errors
+    /// When guest memory cannot be written.
+    pub(super) fn lay(&self, view: &View<'_>) -> Result<bool, GuestError> {
+        for (at, edit) in self.edits.iter().enumerate() {
+            if !edit.apply(view)? {
+                for edit in self.edits.iter().take(at + 1) {
+                    edit.undo(view)?;
+                }
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Lets them lead where they did, and none stop any more; whether the guest's code is as it was.
+    ///
+    /// # Errors
+    /// When guest memory cannot be written.
+    pub(super) fn remove(&self, view: &View<'_>) -> Result<bool, GuestError> {
+        let mut restored = true;
+        for edit in &self.edits {
+            restored &= edit.restore(view)?;
+        }
+        for (_, stub) in &self.stubs {
+            stub.quiet.apply(view)?;
+        }
+        Ok(restored)
+    }
+
+    /// What it means that a vCPU stands at this run-time address, and where it goes on.
+    pub(super) fn find(&self, address: u64) -> Option<(M, u64)> {
+        let (means, stub) = self.stubs.iter().find(|(_, stub)| stub.trap == address)?;
+        Some((*means, stub.next))
+    }
+
+    /// Run-time addresses of the traps.
+    pub(super) fn traps(&self) -> impl Iterator<Item = u64> {
+        self.stubs.iter().map(|(_, stub)| stub.trap)
+    }
+}

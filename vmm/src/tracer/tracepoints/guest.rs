@@ -1,0 +1,165 @@
+//! What the guest has for its tracepoints, on any architecture (kernel/tracepoint.c): who changes
+//! them, under which lock, and the probes that it has itself.
+
+use crate::kernel::Kernel;
+use crate::kernel::tracepoints::Hooks;
+use crate::tracer::arch::PointReason;
+use crate::tracer::guest::{Guest, Image};
+use crate::tracer::stops::Moment;
+use crate::tracer::view::View;
+use std::ops::Range;
+
+/// Where the guest changes its tracepoints; not all kernels have all.
+const CHANGES: [&str; 4] = [
+    "tracepoint_probe_register",
+    "tracepoint_probe_register_prio",
+    "tracepoint_probe_register_prio_may_exist",
+    "tracepoint_probe_unregister",
+];
+/// Those that each kernel has.
+const NEEDED: [&str; 2] = ["tracepoint_probe_register_prio", "tracepoint_probe_unregister"];
+/// The second of each with lockdep.
+const LOCKS: [&str; 2] = ["mutex_lock", "mutex_lock_nested"];
+const UNLOCK: &str = "mutex_unlock";
+/// More than any of these functions has.
+const LONGEST: u64 = 8192;
+
+/// A call in the kernel's code, or a jump to a function in its place. Link addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::tracer) struct Call {
+    /// Of its first instruction.
+    pub(in crate::tracer) link: u64,
+    /// The function.
+    pub(in crate::tracer) target: u64,
+    /// It is a jump.
+    pub(in crate::tracer) jumps: bool,
+}
+
+/// Where the kernel takes the lock under which it changes its tracepoints, and gives it back.
+/// `calls` finds what may be calls in code at a link address. `None` when that is not as it is
+/// known to be.
+pub(in crate::tracer) fn brackets(
+    kernel: &Kernel,
+    calls: impl Fn(u64, &[u8]) -> Vec<Call>,
+) -> Option<Vec<(Moment, Call)>> {
+    let symbols = kernel.symbols();
+    let locks: Vec<u64> = LOCKS.iter().filter_map(|name| symbols.address(name)).collect();
+    let unlock = symbols.address(UNLOCK)?;
+    let mut all = Vec::new();
+    for name in CHANGES {
+        let Some(start) = symbols.address(name) else {
+            if NEEDED.contains(&name) {
+                return None;
+            }
+            continue;
+        };
+        let len = symbols.next_after(start)?.checked_sub(start).filter(|len| *len <= LONGEST)?;
+        let body = kernel.bytes(start, usize::try_from(len).ok()?)?;
+        let before = all.len();
+        for call in calls(start, body) {
+            let moment = match call.target {
+                target if locks.contains(&target) => Moment::Begin,
+                target if target == unlock => Moment::End,
+                _ => continue,
+            };
+            all.push((moment, call));
+        }
+        // One that only calls another has neither.
+        let own = all.get(before..)?;
+        let begins = own.iter().filter(|(moment, _)| *moment == Moment::Begin).count();
+        if begins > 1 || (begins == 1) != (own.len() > begins) {
+            return None;
+        }
+        // Who jumps to the lock does not come back.
+        if own.iter().any(|(moment, call)| *moment == Moment::Begin && call.jumps) {
+            return None;
+        }
+    }
+    let is_sound = all.iter().any(|(moment, _)| *moment == Moment::Begin);
+    is_sound.then_some(all)
+}
+
+/// Whether somebody has the lock or waits for it.
+pub(in crate::tracer) fn is_changing(
+    guest: &dyn Guest,
+    image: &Image,
+    kernel: &Kernel,
+) -> Option<bool> {
+    let lock = kernel.symbols().address("tracepoints_mutex")?;
+    let btf = kernel.btf().ok()?;
+    // The second in kernels for real time.
+    let offset = ["owner", "rtmutex.owner"];
+    let offset = offset.iter().find_map(|member| btf.member_offset("mutex", member))?;
+    let owner = guest.read_u64(image.physical_of(lock.wrapping_add(offset.into()))).ok()?;
+    Some(owner != 0)
+}
+
+/// Code that the guest frees.
+pub(in crate::tracer) fn init_text(kernel: &Kernel) -> Range<u64> {
+    let address = |name| kernel.symbols().address(name).unwrap_or(0);
+    address("_sinittext")..address("_einittext")
+}
+
+/// The guest's own probes of a tracepoint.
+pub(in crate::tracer) struct Probes {
+    /// Run-time address of their array; 0: there is none.
+    array: u64,
+    /// Function, data and priority of each.
+    all: Vec<[u64; 3]>,
+}
+
+impl Probes {
+    /// Reads them.
+    pub(in crate::tracer) fn read(
+        guest: &dyn Guest,
+        view: &View<'_>,
+        image: &Image,
+        hooks: &Hooks,
+    ) -> Result<Self, PointReason> {
+        const MOST: u64 = 32;
+        const SIZE: u64 = 24;
+        let load =
+            |link, len| view.load(image.physical_of(link), len).map_err(|_| PointReason::NoRam);
+        let array = load(hooks.funcs, 8)?;
+        let enabled = load(hooks.enabled, 4)?;
+        // While there is no bracket open both say the same.
+        if (array != 0) != (enabled != 0) {
+            return Err(PointReason::Unknown);
+        }
+        let mut all = Vec::new();
+        if array == 0 {
+            return Ok(Self { array, all });
+        }
+        for number in 0..MOST {
+            let word = |offset| {
+                let at = array.wrapping_add(number * SIZE + offset);
+                image.read_u64(guest, at).map_err(|_| PointReason::NoRam)
+            };
+            let function = word(0)?;
+            if function == 0 {
+                let none = all.is_empty();
+                return if none { Err(PointReason::Unknown) } else { Ok(Self { array, all }) };
+            }
+            all.push([function, word(8)?, word(16)?]);
+        }
+        Err(PointReason::Probes)
+    }
+
+    /// Run-time address of their array; 0: there is none.
+    pub(in crate::tracer) fn array(&self) -> u64 {
+        self.array
+    }
+
+    /// The only one, or none, or several.
+    pub(in crate::tracer) fn all(&self) -> &[[u64; 3]] {
+        &self.all
+    }
+
+    /// The words of an array with ours (run-time address) before them.
+    pub(in crate::tracer) fn behind(&self, probe: u64) -> Vec<u64> {
+        // Who was about to call the guest's first probe has its data in hand.
+        let data = self.all.first().map_or(0, |&[_, data, _]| data);
+        let all = [[probe, data, 0]].into_iter().chain(self.all.iter().copied()).chain([[0; 3]]);
+        all.flatten().collect()
+    }
+}

@@ -1,0 +1,223 @@
+//! Tracepoints that call our probes.
+//!
+//! The guest changes its tracepoints under a lock of its own. Before it waits for that, ours are
+//! given back, all of them; they are taken again when nobody has the lock or waits for it. So the
+//! guest never sees what we write, and what it has registered itself goes on beside us.
+
+pub(super) mod guest;
+
+use super::arch::PointReason;
+use super::guest::{Guest, GuestError};
+use super::patch::Edit;
+use super::stops::{Moment, Stops};
+use super::trace::{Attachment, TraceError};
+use super::view::View;
+use crate::kernel::Kernel;
+use crate::kernel::tracepoints::Hooks;
+use std::collections::{BTreeMap, HashMap};
+
+/// A tracepoint that was left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PointSkip {
+    /// Link address of its `struct tracepoint`.
+    pub tracepoint: u64,
+    /// Why.
+    pub reason: PointReason,
+}
+
+/// What is known of tracepoints, and which are ours.
+#[derive(Debug, Default)]
+pub(super) struct Points {
+    stops: Stops<Moment>,
+    /// Those of the guest's changes of tracepoints that have begun and are not over.
+    changes: u32,
+    /// By link address, with the number of the program of each.
+    wanted: BTreeMap<u64, (Hooks, u16)>,
+    held: BTreeMap<u64, Vec<Edit>>,
+    /// Run-time addresses of probes, and of what their programs return to, by tracepoint and
+    /// program. None ever goes away: a task may stand in it.
+    probes: HashMap<(u64, u16), (u64, u64)>,
+}
+
+/// Takes back what was written, the last first; whether all of it was still there.
+fn restore(edits: &[Edit], view: &View<'_>) -> Result<bool, GuestError> {
+    edits.iter().rev().try_fold(true, |all, edit| Ok(all & edit.restore(view)?))
+}
+
+impl Points {
+    /// Gives all back for good; whether all was as it was left.
+    pub(super) fn end(&mut self, view: &View<'_>) -> Result<bool, GuestError> {
+        self.wanted.clear();
+        let mut whole = true;
+        for (_, edits) in std::mem::take(&mut self.held) {
+            whole &= restore(&edits, view)?;
+        }
+        whole &= std::mem::take(&mut self.stops).remove(view)?;
+        Ok(whole)
+    }
+}
+
+impl Attachment {
+    /// Lets the guest stop, by `trap`, around its changes of tracepoints; where it then stands
+    /// (run-time addresses). To be called when no such change can be under way. All vCPUs are
+    /// paused.
+    ///
+    /// # Errors
+    /// When the kernel changes them in an unknown way: none can be held then.
+    pub fn watch_tracepoints(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        trap: &[u8],
+    ) -> Result<Vec<u64>, TraceError> {
+        let stops = self.code.tracepoint_brackets(guest, &self.image, kernel, trap)?;
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        if !stops.lay(&view)? {
+            return Err(TraceError::Code("its code cannot be changed"));
+        }
+        self.points.stops = stops;
+        Ok(self.tracepoint_traps().collect())
+    }
+
+    /// Whether tracepoints can be held.
+    #[must_use]
+    pub fn watches_tracepoints(&self) -> bool {
+        !self.points.stops.is_empty()
+    }
+
+    /// Run-time addresses of the traps of [`Attachment::watch_tracepoints`].
+    pub(super) fn tracepoint_traps(&self) -> impl Iterator<Item = u64> {
+        self.points.stops.traps()
+    }
+
+    /// Whether a vCPU that stands at this run-time address begins or ends a change of tracepoints,
+    /// and where it goes on from there.
+    #[must_use]
+    pub fn tracepoint_moment(&self, address: u64) -> Option<(Moment, u64)> {
+        self.points.stops.find(address)
+    }
+
+    /// What records of a program say that is called at a tracepoint (link address), by a probe that
+    /// is made if there is none yet.
+    ///
+    /// # Errors
+    /// When there is no place for it.
+    pub fn tracepoint_word(
+        &mut self,
+        guest: &dyn Guest,
+        tracepoint: u64,
+        program: u16,
+    ) -> Result<u32, TraceError> {
+        let key = (tracepoint, program);
+        let word = match self.points.probes.get(&key) {
+            Some(&(_, word)) => word,
+            None => {
+                let made = self.code.probe(guest, program)?;
+                self.points.probes.insert(key, made);
+                made.1
+            }
+        };
+        #[allow(clippy::cast_possible_truncation, reason = "the low half")]
+        Ok(word as u32)
+    }
+
+    /// Lets these tracepoints call these programs, and no others: at once, or when the guest has
+    /// changed what it is changing. All vCPUs are paused. Returns those that were left alone.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    pub fn hold_tracepoints(
+        &mut self,
+        guest: &dyn Guest,
+        wanted: Vec<(Hooks, u16)>,
+    ) -> Result<Vec<PointSkip>, TraceError> {
+        let wanted: BTreeMap<_, _> = wanted
+            .into_iter()
+            .map(|(hooks, program)| (hooks.tracepoint, (hooks, program)))
+            .collect();
+        let before = std::mem::replace(&mut self.points.wanted, wanted);
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        let changed: Vec<u64> = self.points.held.keys().copied().collect();
+        for tracepoint in changed {
+            if before.get(&tracepoint) != self.points.wanted.get(&tracepoint)
+                && let Some(edits) = self.points.held.remove(&tracepoint)
+            {
+                restore(&edits, &view)?;
+            }
+        }
+        self.take_tracepoints(guest)
+    }
+
+    /// How many tracepoints are ours.
+    #[must_use]
+    pub fn held_tracepoints(&self) -> usize {
+        self.points.held.len()
+    }
+
+    fn take_tracepoints(&mut self, guest: &dyn Guest) -> Result<Vec<PointSkip>, TraceError> {
+        let mut skipped = Vec::new();
+        if self.points.changes > 0 {
+            return Ok(skipped);
+        }
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        for (&tracepoint, (hooks, program)) in &self.points.wanted {
+            if self.points.held.contains_key(&tracepoint) {
+                continue;
+            }
+            let probe = self.points.probes.get(&(tracepoint, *program));
+            let edits = match probe {
+                Some(&(probe, _)) => self.code.tracepoint(&view, guest, &self.image, hooks, probe),
+                None => Err(PointReason::OutOfReach),
+            };
+            let edits = match edits {
+                Ok(edits) => edits,
+                Err(reason) => {
+                    skipped.push(PointSkip { tracepoint, reason });
+                    continue;
+                }
+            };
+            let mut holds = true;
+            for edit in &edits {
+                holds &= edit.apply(&view)?;
+            }
+            if holds {
+                self.points.held.insert(tracepoint, edits);
+            } else {
+                edits.iter().rev().try_for_each(|edit| edit.undo(&view))?;
+                skipped.push(PointSkip { tracepoint, reason: PointReason::ReadBack });
+            }
+        }
+        Ok(skipped)
+    }
+
+    /// The guest begins to change tracepoints: gives ours back. How many these were, and whether all
+    /// was as it was left. All vCPUs are paused.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    pub fn lend_tracepoints(&mut self, guest: &dyn Guest) -> Result<(usize, bool), TraceError> {
+        self.points.changes += 1;
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        let (mut count, mut whole) = (0, true);
+        for (_, edits) in std::mem::take(&mut self.points.held) {
+            whole &= restore(&edits, &view)?;
+            count += 1;
+        }
+        Ok((count, whole))
+    }
+
+    /// A change of tracepoints is over: takes them again, if there is no other. Returns how many,
+    /// and what was left alone. All vCPUs are paused.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    pub fn take_tracepoints_again(
+        &mut self,
+        guest: &dyn Guest,
+    ) -> Result<(usize, Vec<PointSkip>), TraceError> {
+        self.points.changes = self.points.changes.saturating_sub(1);
+        let before = self.points.held.len();
+        let skipped = self.take_tracepoints(guest)?;
+        Ok((self.points.held.len() - before, skipped))
+    }
+}

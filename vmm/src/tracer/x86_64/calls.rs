@@ -1,0 +1,131 @@
+//! Calls of functions by which the kernel loads and unloads modules (kernel/module/main.c).
+//!
+//! A call is one instruction of five bytes that nothing in the kernel verifies: it can be led through
+//! a stub, and back, in any pause.
+
+use super::{map, site};
+use crate::kernel::Kernel;
+use crate::tracer::guest::{Guest, Image};
+use crate::tracer::module_traps::ModuleMoment;
+use crate::tracer::patch::Edit;
+use crate::tracer::stops::{Stops, Stub};
+use crate::tracer::trace::TraceError;
+
+/// Beginnings of the names of functions that may have the calls in them: those that the compiler
+/// made pieces or variants of, too.
+const CALLERS: [&str; 7] = [
+    "load_module",
+    "do_init_module",
+    "__do_sys_delete_module",
+    "__se_sys_delete_module",
+    "__x64_sys_delete_module",
+    "__do_sys_init_module",
+    "init_module_from_file",
+];
+/// A nop of the length of a trap.
+const QUIET: [u8; 2] = [0x66, 0x90];
+
+/// Link addresses of the calls of (and jumps to) a function that are in those that may have them.
+fn calls(kernel: &Kernel, function: u64) -> Vec<u64> {
+    let symbols = kernel.symbols();
+    let is_caller = |name: &str| {
+        CALLERS.iter().any(|caller| {
+            name.strip_prefix(caller).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        })
+    };
+    let mut found = Vec::new();
+    for symbol in symbols.iter().filter(|symbol| is_caller(symbol.name)) {
+        let start = symbol.address;
+        let len = symbols.next_after(start).unwrap_or(start) - start;
+        let len = usize::try_from(len).unwrap_or(0);
+        let Some(body) = kernel.bytes(start, len) else { continue };
+        found.extend((start..).zip(body.windows(site::LEN)).filter_map(|(link, bytes)| {
+            let &[0xe8 | 0xe9, a, b, c, d] = bytes else { return None };
+            (site::jump_target(link, &[0xe9, a, b, c, d]) == Some(function)).then_some(link)
+        }));
+    }
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// Makes the stubs of these functions, to be put at run-time address `at` of an annex that lies at
+/// guest-physical `annex`, and what leads there.
+///
+/// # Errors
+/// When the kernel has no such function, or no call of it where it should be.
+pub(super) fn make(
+    guest: &dyn Guest,
+    image: &Image,
+    kernel: &Kernel,
+    functions: &[(ModuleMoment, &'static str)],
+    trap: &[u8],
+    (at, annex): (u64, u64),
+) -> Result<(Vec<u8>, Stops<ModuleMoment>), TraceError> {
+    let unknown = |_| TraceError::Code("its modules are loaded by unknown code");
+    let mut code: Vec<u8> = Vec::new();
+    let mut stops = Stops::default();
+    for &(moment, name) in functions {
+        let function = kernel.symbols().address(name).ok_or(TraceError::NoSymbol(name))?;
+        let calls = calls(kernel, function);
+        log::debug!("calls of {name}: {calls:x?}");
+        if calls.is_empty() {
+            return Err(unknown(()));
+        }
+        code.resize(code.len().next_multiple_of(16), 0xcc);
+        let stub = at + code.len() as u64;
+        let next = stub + trap.len() as u64;
+        let quiet = QUIET.get(..trap.len());
+        let quiet = quiet.and_then(|quiet| Edit::new(annex + (stub - map::ADDRESS), trap, quiet));
+        let way = site::jump(next, image.runtime(function));
+        let (Some(quiet), Some(way)) = (quiet, way) else { return Err(unknown(())) };
+        code.extend(trap);
+        code.extend(way);
+        stops.stub(moment, Stub { trap: stub, next, quiet });
+        for link in calls {
+            let (from, physical) = (image.runtime(link), image.physical_of(link));
+            let mut now = [0; site::LEN];
+            guest.read(physical, &mut now)?;
+            let expected = kernel.bytes(link, site::LEN);
+            let ours = site::jump(from, stub).map(|[_, a, b, c, d]| [now[0], a, b, c, d]);
+            let edit = ours.and_then(|ours| Edit::new(physical, &now, &ours));
+            let edit = edit.filter(|_| expected == Some(&now[..]));
+            stops.lead(edit.ok_or_else(|| unknown(()))?);
+        }
+    }
+    Ok((code, stops))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A call that is not found is a module whose memory is written after it is gone.
+    #[test]
+    fn all_calls_of_the_kernel_are_found() {
+        for name in ["x86_64-6.1", "x86_64-6.12", "x86_64-6.12-rt", "x86_64-7"] {
+            let cache = vmtrace_emulated::cache_dir().expect("no cache directory");
+            let path = cache.join("kernels").join(name).join("vmlinuz");
+            let kernel = Kernel::open(&path).unwrap();
+            let symbol = |name| kernel.symbols().address(name).unwrap();
+            let (start, end) = (symbol("_stext"), symbol("_etext"));
+            let text = kernel.bytes(start, usize::try_from(end - start).unwrap()).unwrap();
+            let functions = crate::tracer::module_traps::FUNCTIONS.map(|(_, name)| symbol(name));
+            let mut all = functions.map(|_| Vec::new());
+            let opcodes = text.iter().enumerate().filter(|(_, byte)| matches!(byte, 0xe8 | 0xe9));
+            for (at, _) in opcodes {
+                let Some(&[_, a, b, c, d]) = text[at..].first_chunk() else { continue };
+                let link = start + at as u64;
+                let target = site::jump_target(link, &[0xe9, a, b, c, d]);
+                let which = functions.iter().position(|&function| target == Some(function));
+                if let Some(which) = which {
+                    all[which].push(link);
+                }
+            }
+            for (function, all) in functions.into_iter().zip(all) {
+                assert_eq!(calls(&kernel, function), all, "{name}");
+                assert!(!all.is_empty());
+            }
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! Sites of modules, on plain memory with real kernels' images (x86-64): found by a `struct module`,
+//! held, lent, given back before their memory goes.
+
+mod fake_guest;
+
+use fake_guest::{ENABLED, Fake, MAP, X86};
+use vmtrace::kernel::{Exit, ExitKind};
+use vmtrace::tracer::{Attachment, Duty, Guest, Module, ModuleError, ModuleMoment, SkipReason};
+use vmtrace_trampolines::Point;
+
+const TRAP: [u8; 2] = [0xe6, 0x42];
+const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
+/// Of the heap: behind the records of all of the kernel's sites.
+const BOOKS: u64 = 0x10_0000;
+/// Where the module's code is mapped, by pages that do not lie side by side.
+const CODE: u64 = MAP + (0x0a00_0000 | 0x20_0000);
+const PAGES: [u64; 2] = [0x3000, 0x1000];
+
+/// Functions of the module: where their sites are in its code.
+const PLAIN: u64 = 0x14;
+/// Two bytes on one page, three on the next.
+const ACROSS: u64 = 0xffe;
+const INIT: u64 = 0x1ff0;
+const SITES: [(&str, u64); 3] = [("plain", PLAIN), ("across", ACROSS), ("init_module", INIT)];
+
+/// A module in a fake guest.
+struct Loaded<'a> {
+    fake: &'a Fake,
+    /// Run-time address of the books.
+    books: u64,
+}
+
+impl<'a> Loaded<'a> {
+    fn new(fake: &'a Fake) -> Self {
+        let books = fake.page() + BOOKS;
+        let module = Self { fake, books };
+        // Page tables: one of small pages behind the heap's entry.
+        let table = fake.heap() + BOOKS + 0x1_0000;
+        let slot = (CODE - MAP) >> 21;
+        fake.write(fake.entry(slot), &(table | 0x63).to_le_bytes()).unwrap();
+        for (entry, page) in (0..).zip(PAGES) {
+            let physical = module.page(page);
+            fake.write(table + 8 * entry, &(physical | 0x63).to_le_bytes()).unwrap();
+        }
+        module.write();
+        module
+    }
+
+    /// Guest-physical address of a page of code.
+    fn page(&self, page: u64) -> u64 {
+        self.fake.heap() + BOOKS + 0x2_0000 + page
+    }
+
+    /// Guest-physical address of a place of the code.
+    fn code(&self, place: u64) -> u64 {
+        self.page(PAGES[usize::try_from(place / 4096).unwrap()]) + place % 4096
+    }
+
+    fn put(&self, place: u64, bytes: &[u8]) {
+        for (at, byte) in (place..).zip(bytes) {
+            self.fake.write(self.code(at), &[*byte]).unwrap();
+        }
+    }
+
+    fn get(&self, place: u64) -> [u8; 5] {
+        [0, 1, 2, 3, 4].map(|at| self.fake.read_vec(self.code(place + at), 1)[0])
+    }
+
+    fn offset(&self, strukt: &str, member: &str) -> u64 {
+        self.fake.kernel.btf().unwrap().member_offset(strukt, member).unwrap().into()
+    }
+
+    fn set(&self, place: u64, bytes: &[u8]) {
+        self.fake.write(self.fake.heap() + BOOKS + place, bytes).unwrap();
+    }
+
+    fn member(&self, member: &str, bytes: &[u8]) {
+        self.set(self.offset("module", member), bytes);
+    }
+
+    /// As it is when a module is ready.
+    fn write(&self) {
+        const KALLSYMS: u64 = 0x1000;
+        const SYMTAB: u64 = 0x2000;
+        const STRTAB: u64 = 0x3000;
+        const CALLSITES: u64 = 0x4000;
+        const RECORDS: u64 = 0x5000;
+        for (_, place) in SITES {
+            self.put(place, &NOP);
+        }
+        self.member("name", b"test_module\0");
+        self.member("ftrace_callsites", &(self.books + CALLSITES).to_le_bytes());
+        self.member("num_ftrace_callsites", &4_u32.to_le_bytes());
+        self.member("kallsyms", &(self.books + KALLSYMS).to_le_bytes());
+        let kallsyms = |member, bytes: &[u8]| {
+            self.set(KALLSYMS + self.offset("mod_kallsyms", member), bytes);
+        };
+        kallsyms("symtab", &(self.books + SYMTAB).to_le_bytes());
+        kallsyms("num_symtab", &6_u32.to_le_bytes());
+        kallsyms("strtab", &(self.books + STRTAB).to_le_bytes());
+        // One begins with endbr64; one has two names; one is no function; one is elsewhere.
+        let mut strings = vec![0];
+        let mut symbol = |number: u64, name: &str, info: u8, section: u16, value: u64| {
+            let at = SYMTAB + 24 * number;
+            let name_at = u32::try_from(strings.len()).unwrap();
+            strings.extend(name.as_bytes());
+            strings.push(0);
+            self.set(at, &name_at.to_le_bytes());
+            self.set(at + 4, &[info, 0]);
+            self.set(at + 6, &section.to_le_bytes());
+            self.set(at + 8, &value.to_le_bytes());
+            self.set(at + 16, &32_u64.to_le_bytes());
+        };
+        symbol(0, "none", 2, 1, CODE);
+        symbol(1, "plain", 2, 1, CODE + PLAIN - 4);
+        symbol(2, "across", 2, 1, CODE + ACROSS);
+        symbol(3, "my_init", 2, 2, CODE + INIT);
+        symbol(4, "init_module", 0x12, 2, CODE + INIT);
+        symbol(5, "printk", 0x10, 0, CODE + 0x30);
+        self.set(STRTAB, &strings);
+        for (number, (_, place)) in (0..).zip(SITES) {
+            self.set(CALLSITES + 8 * number, &(CODE + place).to_le_bytes());
+            self.set(RECORDS + 16 * number, &(CODE + place).to_le_bytes());
+            self.set(RECORDS + 16 * number + 8, &0_u64.to_le_bytes());
+        }
+        // Of a weak function.
+        self.set(CALLSITES + 8 * 3, &0_u64.to_le_bytes());
+        // Behind the kernel's own.
+        let page = self.books + 0x6000;
+        self.set(0x6000, &0_u64.to_le_bytes());
+        self.set(0x6008, &(self.books + RECORDS).to_le_bytes());
+        self.set(0x6010, &3_u32.to_le_bytes());
+        self.fake.write(self.fake.heap(), &page.to_le_bytes()).unwrap();
+    }
+
+    fn set_flags(&self, number: u64, flags: u64) {
+        self.set(0x5000 + 16 * number + 8, &flags.to_le_bytes());
+    }
+
+    fn load(&self, attachment: &mut Attachment) -> Result<Module, ModuleError> {
+        attachment.load_module(self.fake, self.books)
+    }
+}
+
+fn target(place: u64, bytes: [u8; 5]) -> u64 {
+    let [0xe8, rest @ ..] = bytes else { panic!("no call: {bytes:x?}") };
+    (CODE + place + 5).wrapping_add_signed(i32::from_le_bytes(rest).into())
+}
+
+fn watched(fake: &Fake) -> (Attachment, Vec<u64>) {
+    let mut attachment = fake.attach();
+    attachment.share(fake, &fake.kernel, &TRAP).unwrap();
+    let traps = attachment.watch_modules(fake, &fake.kernel, &TRAP).unwrap().unwrap();
+    (attachment, traps)
+}
+
+// What is written over a page's end, or after a module is gone, is somebody else's memory.
+#[test]
+fn sites_of_a_module_come_and_go() {
+    for fake in X86.into_iter().map(Fake::quiet).chain([Fake::new("x86_64-6.12")]) {
+        let module = Loaded::new(&fake);
+        let before = fake.text();
+        let (mut attachment, traps) = watched(&fake);
+        let own = fake.all()[0];
+        fake.enable(&mut attachment, &[own]).unwrap();
+        let program = fake.target(own);
+        attachment.disable(&fake, &[own]).unwrap();
+        let moments = [ModuleMoment::Ready, ModuleMoment::Freed, ModuleMoment::Gone];
+        for (&trap, moment) in traps.iter().zip(moments) {
+            assert_eq!(attachment.module_moment(trap), Some((moment, trap + 2)));
+        }
+        assert!(attachment.traps().ends_with(&traps));
+        let mut numbers = Vec::new();
+        for round in 0..3 {
+            let loaded = module.load(&mut attachment).unwrap();
+            assert_eq!((&*loaded.name, loaded.left_out), ("test_module", 0));
+            let names: Vec<_> = loaded.functions.iter().map(|(_, f)| f.names.clone()).collect();
+            let expected = [vec!["plain"], vec!["across"], vec!["my_init", "init_module"]];
+            assert_eq!(
+                names,
+                expected.map(|all| all.into_iter().map(Box::from).collect::<Vec<_>>())
+            );
+            assert_eq!(loaded.functions[0].1.site.entry, CODE + PLAIN - 4);
+            let found: Vec<_> = loaded.functions.iter().map(|&(number, _)| number).collect();
+            if round > 0 {
+                assert_eq!(found, numbers, "the same ones again");
+            }
+            numbers = found;
+            assert!(numbers.iter().all(|&number| attachment.is_of_module(number)));
+            let report = fake.enable(&mut attachment, &numbers).unwrap();
+            assert_eq!((report.patched, report.skipped), (3, vec![]));
+            for (_, place) in SITES {
+                assert_eq!(target(place, module.get(place)), program, "{place:#x}");
+            }
+            // An update touches one of them, and no other one is to be taken in the middle of it.
+            module.set_flags(1, 1);
+            assert_eq!(attachment.lend(&fake, &fake.kernel).unwrap().sites, 1);
+            let can = numbers.iter().map(|&site| attachment.can_take(&fake.kernel, site));
+            assert_eq!(can.collect::<Vec<_>>(), [true, false, true]);
+            assert_eq!(module.get(ACROSS), NOP);
+            if round < 2 {
+                module.set_flags(1, 0);
+                let again = attachment.take_again(&fake, &fake.kernel, &TRAP).unwrap();
+                assert_eq!(again, (1, vec![]));
+                assert_eq!(target(ACROSS, module.get(ACROSS)), program);
+            }
+            // Its init functions go, then all of it.
+            let range = CODE + INIT..CODE + INIT + 5;
+            let (gone, restored) =
+                attachment.unload_module(&fake, module.books, Some(range)).unwrap();
+            assert_eq!((gone, restored.sites), (numbers[2..].to_vec(), 1));
+            assert_eq!(module.get(INIT), NOP);
+            let (gone, restored) = attachment.unload_module(&fake, module.books, None).unwrap();
+            let held = if round < 2 { 2 } else { 1 };
+            assert_eq!((gone, restored.sites), (numbers[..2].to_vec(), held));
+            for (_, place) in SITES {
+                assert_eq!(module.get(place), NOP);
+            }
+            if round == 2 {
+                // The update ends when the module is gone.
+                let again = attachment.take_again(&fake, &fake.kernel, &TRAP).unwrap();
+                assert_eq!(again, (0, vec![]));
+            }
+            assert_eq!((attachment.held(), attachment.modules().len()), (0, 0));
+            // And never again.
+            let report = fake.enable(&mut attachment, &numbers).unwrap();
+            assert_eq!((report.patched, module.get(PLAIN)), (0, NOP));
+            module.set_flags(1, 0);
+        }
+        attachment.release_all(&fake, &fake.kernel).unwrap();
+        assert!(fake.text() == before, "the image is not as it was");
+    }
+}
+
+// The guest's own tracer on a module's function goes on, and what is no site of ours is left alone.
+#[test]
+fn sites_of_a_module_are_shared() {
+    let fake = Fake::new("x86_64-6.12");
+    let module = Loaded::new(&fake);
+    let (mut attachment, _) = watched(&fake);
+    let caller = fake.link("ftrace_caller");
+    let distance = i32::try_from(caller.wrapping_sub(CODE + ACROSS + 5).cast_signed()).unwrap();
+    let call = [[0xe8].as_slice(), &distance.to_le_bytes()].concat();
+    module.put(ACROSS, &call);
+    module.set_flags(1, ENABLED | 1);
+    module.put(PLAIN, &[0xcc]);
+    let loaded = module.load(&mut attachment).unwrap();
+    let numbers: Vec<_> = loaded.functions.iter().map(|&(number, _)| number).collect();
+    let report = fake.enable(&mut attachment, &numbers).unwrap();
+    let [skip] = report.skipped[..] else { panic!("{:?}", report.skipped) };
+    assert_eq!(skip.reason, SkipReason::GuestOwned("a breakpoint"));
+    assert_eq!((report.patched, attachment.shared().get(&caller)), (2, Some(&1)));
+    assert_ne!(target(ACROSS, module.get(ACROSS)), caller);
+    attachment.unload_module(&fake, module.books, None).unwrap();
+    assert_eq!(module.get(ACROSS), call[..]);
+}
+
+// All of it is the guest's word.
+#[test]
+fn hostile_modules_are_refused() {
+    let fake = Fake::quiet("x86_64-6.12");
+    let module = Loaded::new(&fake);
+    let (mut attachment, _) = watched(&fake);
+    let refused = |attachment: &mut Attachment, why: &str| {
+        let error = module.load(attachment).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+        assert_eq!(attachment.modules().len(), 0);
+        module.write();
+    };
+    module.member("name", &[0; 56]);
+    refused(&mut attachment, "no name");
+    module.member("num_ftrace_callsites", &u32::MAX.to_le_bytes());
+    refused(&mut attachment, "more sites");
+    for member in ["ftrace_callsites", "kallsyms"] {
+        module.member(member, &(CODE + 0x10_0000).to_le_bytes());
+        refused(&mut attachment, "not mapped");
+    }
+    module.set(0x1000 + module.offset("mod_kallsyms", "num_symtab"), &u32::MAX.to_le_bytes());
+    refused(&mut attachment, "more symbols");
+    // Sites where nothing is mapped, or without a name.
+    module.set(0x4000, &(CODE + 0x10_0000).to_le_bytes());
+    module.set(0x4008, &(CODE + 0x40).to_le_bytes());
+    let loaded = module.load(&mut attachment).unwrap();
+    assert_eq!((loaded.functions.len(), loaded.left_out), (1, 2));
+    // It comes again without having gone.
+    module.write();
+    assert_eq!(module.load(&mut attachment).unwrap().functions.len(), 3);
+    assert_eq!(attachment.modules().len(), 1);
+    // Any bytes, the same in each run.
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    let mut good = 0;
+    for round in 0..2000 {
+        module.write();
+        for _ in 0..1 + next(3) {
+            let place = 0x1000 * next(7);
+            let at = place + next(if place == 0 { 1400 } else { 144 });
+            module.set(at, &next(256).to_le_bytes()[..1]);
+        }
+        if let Ok(loaded) = module.load(&mut attachment) {
+            good += 1;
+            let numbers: Vec<_> = loaded.functions.iter().map(|&(number, _)| number).collect();
+            // An endless list of records is an error of its own. They are many: not each time.
+            if round % 40 == 0 {
+                let _ = fake.enable(&mut attachment, &numbers);
+            }
+        }
+        let start = next(u64::MAX);
+        let _ = attachment.unload_module(&fake, module.books, Some(start..start.wrapping_add(9)));
+        attachment.unload_module(&fake, module.books, None).unwrap();
+        assert_eq!(attachment.held(), 0);
+    }
+    assert!(good > 500, "{good}");
+}
+
+// A jump to where the guest stops for its modules is one that a function is left by: it is not the
+// guest's, and what lies over it has to go first.
+#[test]
+fn jumps_that_lead_through_stops_can_be_traced() {
+    let mut met = 0;
+    for name in X86.into_iter().chain(["x86_64-6.12-rt"]) {
+        let fake = Fake::new(name);
+        let before = fake.text();
+        let (mut attachment, _) = watched(&fake);
+        let stops: Vec<u64> = ["do_init_module", "ftrace_free_mem", "ftrace_release_mod"]
+            .map(|it| fake.link(it))
+            .into();
+        let to_stops =
+            |exit: &Exit| matches!(exit.kind, ExitKind::Jump { target } if stops.contains(&target));
+        let exits = fake.kernel.exits().unwrap().all();
+        let exits: Vec<usize> = (0..exits.len()).filter(|&at| to_stops(&exits[at])).collect();
+        met += exits.len();
+        fake.write(fake.symbol("alternatives_patched"), &1_u32.to_le_bytes()).unwrap();
+        attachment.settle(&fake, &fake.kernel).unwrap();
+        let duty = Duty::new(Point::Tail, vec![0], &[]);
+        let program = attachment.program(&fake, &fake.kernel, &duty).unwrap();
+        let wanted: Vec<_> = exits.iter().map(|&exit| (exit, program)).collect();
+        let words = attachment.stubs(&fake, &fake.kernel, &wanted).unwrap();
+        assert!(words.iter().all(Option::is_some), "{name}");
+        let skipped = attachment.enable_exits(&fake, &fake.kernel, &wanted).unwrap();
+        assert_eq!(skipped, [], "{name}");
+        assert_eq!(attachment.held_exits(), exits.len(), "{name}");
+        attachment.release_all(&fake, &fake.kernel).unwrap();
+        fake.write(fake.symbol("alternatives_patched"), &0_u32.to_le_bytes()).unwrap();
+        assert!(fake.text() == before, "{name}: the image is not as it was");
+    }
+    assert!(met > 0, "no kernel has such a jump: nothing was tested");
+}

@@ -1,0 +1,194 @@
+//! The self-test of an attach, on plain memory: what a program would have written is written here.
+
+mod fake_guest;
+
+use fake_guest::{Fake, kernels};
+use vm_memory::Bytes;
+use vmtrace::kernel::{Arch, Kernel};
+use vmtrace::tracer::annex::Memory;
+use vmtrace::tracer::{
+    Attachment, Duty, Guest, Reached, Seen, SelfTest, SkipReason, return_address,
+};
+use vmtrace_trampolines::layout::{CHUNK_SIZE, COMMON_SIZE, Info};
+
+/// Where the first control block and the first ring are in the annex.
+const CONTROL: usize = 2 << 20;
+const RING: usize = 4 << 20;
+const RETURNS_TO: u64 = 0xffff_ffff_8123_4567;
+const TICKS: [u64; 2] = [1000, 2000];
+
+#[derive(Clone, Copy)]
+struct Record {
+    task: u64,
+    caller: u64,
+    pid: u64,
+    time: u64,
+    site: u64,
+    program: u16,
+}
+
+fn trap(kernel: &Kernel) -> &'static [u8] {
+    match kernel.arch() {
+        Arch::X86_64 => &[0xe6, 0xea],
+        Arch::Riscv64 => &[0xb7, 0xd8, 0x76, 0x09, 0x73, 0, 0, 0],
+    }
+}
+
+/// A place of the image where nothing of interest is.
+fn stack(fake: &Fake) -> u64 {
+    fake.link("init_task") + 64
+}
+
+fn begin(fake: &Fake, attachment: &mut Attachment, site: usize) -> Result<SelfTest, SkipReason> {
+    let program = attachment.program(fake, &fake.kernel, &Duty::entry(vec![0])).unwrap();
+    let from = [stack(fake), RETURNS_TO];
+    let place = (site, program);
+    attachment.begin_self_test(fake, &fake.kernel, place, trap(&fake.kernel), from).unwrap()
+}
+
+fn expected(fake: &Fake, site: usize) -> Record {
+    Record {
+        task: fake.link("init_task"),
+        caller: RETURNS_TO & 0xffff_ffff,
+        pid: 0,
+        time: 1500,
+        site: return_address(&fake.kernel, &fake.kernel.sites()[site]) & 0xffff_ffff,
+        program: 0,
+    }
+}
+
+/// Writes what a program writes, so many times.
+fn record(fake: &Fake, record: Record, times: usize) {
+    let memory = fake.annex.slice();
+    let mut head: u64 = memory.read_obj(CONTROL).unwrap();
+    for _ in 0..times {
+        let Record { task, caller, pid, time, site, program } = record;
+        let info = u64::from(Info::new(COMMON_SIZE, program, 1, Info::DRAINED).0);
+        let end = RING + usize::try_from(head % CHUNK_SIZE as u64).unwrap();
+        let words = [task, caller | pid << 32, time, site | info << 32];
+        memory.write_slice(&words.map(u64::to_le_bytes).concat(), end - COMMON_SIZE).unwrap();
+        head -= COMMON_SIZE as u64;
+        memory.write_obj(head, CONTROL).unwrap();
+    }
+}
+
+fn seen() -> Option<Seen> {
+    Some(Seen { vcpu: 0, returns_to: RETURNS_TO, ticks: TICKS })
+}
+
+fn rings(fake: &Fake) -> Vec<u8> {
+    let mut bytes = vec![0; (2 << 20) + CHUNK_SIZE];
+    fake.annex.slice().read_slice(&mut bytes, CONTROL).unwrap();
+    bytes
+}
+
+// A test that leaves its record in the ring makes a call of it that never was; one that leaves its
+// trap stops the guest.
+#[test]
+fn a_site_is_called_alone_and_all_is_as_before() {
+    for name in kernels() {
+        let fake = Fake::new(name);
+        let mut attachment = fake.attach();
+        let site = fake.all()[7];
+        // What is prepared once stays.
+        fake.enable(&mut attachment, &[site]).unwrap();
+        attachment.disable(&fake, &[site]).unwrap();
+        let (text, fresh) = (fake.text(), rings(&fake));
+        let test = begin(&fake, &mut attachment, site).unwrap();
+        assert_eq!(attachment.held(), 1, "{name}");
+        let behind = fake.at(return_address(&fake.kernel, &fake.kernel.sites()[site]));
+        let trap = trap(&fake.kernel);
+        assert_eq!(fake.read_vec(behind, trap.len()), trap, "{name}");
+        let (start, after_call) = test.start();
+        if fake.kernel.arch() == Arch::X86_64 {
+            assert_eq!(start, fake.kernel.sites()[site].location);
+            assert_eq!(after_call, stack(&fake) - 8);
+            assert_eq!(fake.read_u64(fake.symbol("init_task") + 56).unwrap(), RETURNS_TO);
+            fake.write(fake.symbol("init_task") + 56, &[0; 8]).unwrap();
+        }
+        let reached: Vec<_> = test.traps().map(|trap| test.reached(trap)).collect();
+        assert_eq!(reached[0], Some(Reached::End), "{name}");
+        assert!(matches!(reached[1], Some(Reached::Fault(_))), "{name}");
+        assert_eq!(test.reached(start), None, "{name}");
+        record(&fake, expected(&fake, site), 1);
+        attachment.end_self_test(&fake, &fake.kernel, &test, seen()).unwrap();
+        assert_eq!(attachment.held(), 0, "{name}");
+        assert!(fake.text() == text, "{name}: the image is not as it was");
+        assert!(rings(&fake) == fresh, "{name}: the rings are not as they were");
+    }
+}
+
+// Whatever is wrong in a record would be wrong in all that follow.
+#[test]
+fn anything_but_exactly_its_record_ends_the_test() {
+    for name in ["x86_64-6.12", "riscv64-7"] {
+        let fake = Fake::new(name);
+        let site = fake.all()[7];
+        let right = expected(&fake, site);
+        let wrong: [(&str, Record, usize); 8] = [
+            ("has 0 records", right, 0),
+            ("has 2 records", right, 2),
+            ("the site", Record { site: right.site + 16, ..right }, 1),
+            ("the program", Record { program: 1, ..right }, 1),
+            ("the caller", Record { caller: right.caller + 1, ..right }, 1),
+            ("the pid", Record { pid: 1, ..right }, 1),
+            ("the task", Record { task: right.task + 8, ..right }, 1),
+            ("which is not between 1000 and 2000", Record { time: 2001, ..right }, 1),
+        ];
+        for (what, wrong, times) in wrong {
+            let fake = Fake::new(name);
+            let mut attachment = fake.attach();
+            let test = begin(&fake, &mut attachment, site).unwrap();
+            record(&fake, wrong, times);
+            let error = attachment.end_self_test(&fake, &fake.kernel, &test, seen()).unwrap_err();
+            assert!(error.to_string().contains(what), "{name}, {what}: {error}");
+            assert_eq!(attachment.held(), 0, "{name}, {what}");
+            let behind = fake.at(return_address(&fake.kernel, &fake.kernel.sites()[site]));
+            let trap = trap(&fake.kernel);
+            assert_ne!(fake.read_vec(behind, trap.len()), trap, "{name}, {what}");
+        }
+    }
+}
+
+// A vCPU's record in the ring of another one is taken out on behalf of nobody.
+#[test]
+fn the_ring_has_to_be_that_of_the_vcpu() {
+    let fake = Fake::new("x86_64-6.12");
+    let mut attachment = fake.attach();
+    let site = fake.all()[7];
+    let test = begin(&fake, &mut attachment, site).unwrap();
+    record(&fake, expected(&fake, site), 1);
+    let seen = seen().map(|seen| Seen { vcpu: 1, ..seen });
+    let error = attachment.end_self_test(&fake, &fake.kernel, &test, seen).unwrap_err();
+    assert!(error.to_string().contains("vCPU 0 has 1 records"), "{error}");
+}
+
+// The guest's bytes at the site are the guest's.
+#[test]
+fn a_site_that_changed_meanwhile_is_an_anomaly() {
+    for name in kernels() {
+        let fake = Fake::new(name);
+        let mut attachment = fake.attach();
+        let site = fake.all()[7];
+        let test = begin(&fake, &mut attachment, site).unwrap();
+        let foreign = fake.foreign(site);
+        fake.write(fake.at(fake.extent(site).0), &foreign).unwrap();
+        let error = attachment.end_self_test(&fake, &fake.kernel, &test, None).unwrap_err();
+        assert!(error.to_string().contains("did not hold our call"), "{name}: {error}");
+        assert_eq!(fake.bytes(site)[..foreign.len()], foreign, "{name}");
+    }
+}
+
+#[test]
+fn a_site_of_the_guests_is_not_taken_for_a_test() {
+    for name in kernels() {
+        let fake = Fake::new(name);
+        let mut attachment = fake.attach();
+        let sites = fake.all();
+        fake.set_flags(sites[7], fake_guest::DISABLED);
+        let skipped = begin(&fake, &mut attachment, sites[7]).err();
+        assert_eq!(skipped, Some(SkipReason::GuestDisabled), "{name}");
+        assert_eq!(attachment.held(), 0, "{name}");
+        assert!(begin(&fake, &mut attachment, sites[8]).is_ok(), "{name}");
+    }
+}
