@@ -482,6 +482,17 @@ impl Attachment {
         if !points? {
             return Err(TraceError::Code("what it has of its tracepoints is not as it was left"));
         }
+        self.allow_again(guest, kernel)?;
+        Ok(restored)
+    }
+
+    /// Lets the guest's own ftrace use the sites that were refused to it and are not held, if none of its tracers is
+    /// active. All vCPUs are paused.
+    pub(super) fn allow_again(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+    ) -> Result<(), TraceError> {
         if self.patcher.is_flagging() && ftrace::is_idle(guest, &self.image, kernel) {
             let records = Records::read(guest, &self.image, kernel, &self.books)?;
             let view = self.view(guest, &records);
@@ -489,6 +500,6 @@ impl Attachment {
             let place = Place { view, image, kernel, modules, code: &*self.code };
             self.patcher.forget(&place, &records)?;
         }
-        Ok(restored)
+        Ok(())
     }
 }
