@@ -2,13 +2,13 @@
 
 use vmtrace::stream::{Exit, MarkKind};
 
+use crate::Finished;
 use crate::cases::Guests;
-use crate::trace::{WORKLOAD, arch_of, boot, syscall};
-use crate::{Finished, trace::Trace};
+use crate::trace::{self, Trace, WORKLOAD, arch_of, boot, syscall};
 
 impl Guests {
     fn end(&self, name: &str, cmdline: &str, args: &[&str]) -> (Finished, Trace) {
-        let cmdline = format!("{} {cmdline}", arch_of(name).unwrap().guest_cmdline());
+        let cmdline = format!("{} {cmdline}", trace::cmdline(arch_of(name).unwrap()));
         let getppid = syscall(name, "getppid").unwrap();
         let all = ["-f", &getppid, "--add", WORKLOAD, "--cmdline", &cmdline];
         boot(&self.host, name, &[&all[..], args].concat()).unwrap()

@@ -7,7 +7,7 @@ use vmtrace::kernel::Kernel;
 use vmtrace::stream::MarkKind;
 
 use crate::cases::{Guests, trouble};
-use crate::trace::{Trace, arch_of, kernel};
+use crate::trace::{Trace, arch_of, cmdline, kernel};
 
 /// Events that the workload brings about, which both sides print in the same words.
 const EVENTS: [&str; 17] = [
@@ -124,7 +124,7 @@ impl Guests {
     /// traces the same must not notice. Its events come and go beside ours, which go on alone.
     pub fn events_are_those_of_the_guests_own_trace(&self, name: &str) {
         let mut args: Vec<&str> = EVENTS.iter().flat_map(|event| ["--event", event]).collect();
-        let cmdline = format!("{} no_hash_pointers", arch_of(name).unwrap().guest_cmdline());
+        let cmdline = format!("{} no_hash_pointers", cmdline(arch_of(name).unwrap()));
         args.extend(["--cmdline", &cmdline, "--cpus", "2"]);
         let own: Vec<String> = EVENTS.iter().map(|event| event.replace(':', "/")).collect();
         let (finished, trace) = self.run(name, &format!("events 1 {}", own.join(" ")), &args);

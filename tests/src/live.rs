@@ -41,7 +41,9 @@ impl LiveGuest {
         for option in ["socket", "vsock"] {
             command.arg(format!("--{option}")).arg(directory.path().join(option));
         }
-        command.arg("-o").arg(directory.path().join("trace")).args(args);
+        // As in `trace::cmdline`.
+        command.arg("-o").arg(directory.path().join("trace")).args(["--cmdline", "loglevel=5"]);
+        command.args(args);
         command.stdin(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut stderr = child.stderr.take().unwrap();

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use vmtrace::kernel::{Exit, ExitKind, Kernel, SiteSection};
 
 use crate::cases::Guests;
-use crate::trace::{WORKLOAD, arch_of, kernel, syscall};
+use crate::trace::{self, WORKLOAD, arch_of, kernel, syscall};
 
 /// What the kernel leaves of a return that needs no thunk.
 const RETURN: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
@@ -66,7 +66,7 @@ impl Guests {
         let own = returns(&kernel).unwrap();
         let offsets: Vec<String> = own.iter().map(|at| format!("{:x}", at - base)).collect();
         let work = format!("getppid 1000 0 1 && {WORKLOAD} code {site:x} {}", offsets.join(" "));
-        let cmdline = format!("{} nokaslr {cmdline}", arch_of(name).unwrap().guest_cmdline());
+        let cmdline = format!("{} nokaslr {cmdline}", trace::cmdline(arch_of(name).unwrap()));
         let args = ["--graph", "-f", "vfs_*", "-f", &function, "--cpus", "2"];
         let args = [&args[..], &["--cmdline", &cmdline]].concat();
         let (finished, trace) = self.run(name, &work, &args);
@@ -102,7 +102,7 @@ impl Guests {
         assert_eq!(to, thunk, "{name} {cmdline}: a program ends by {end:02x?}");
         assert!(thunk.is_some() || end == RETURN, "{name} {cmdline}: {end:02x?}");
 
-        let count = |list: &[crate::trace::Entry]| {
+        let count = |list: &[trace::Entry]| {
             list.iter().filter(|entry| entry.function.ends_with("sys_getppid")).count()
         };
         let counts = (count(&trace.entries), count(&trace.returns));

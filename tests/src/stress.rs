@@ -4,8 +4,8 @@
 use crate::SharedHost;
 use crate::cases::trouble;
 use crate::random::Random;
-use crate::trace::{WORKLOAD, arch_of, host_lost, kernel, lost, lost_sign};
-use anyhow::{Context, Result, ensure};
+use crate::trace::{WORKLOAD, arch_of, cmdline, host_lost, kernel, lost, lost_sign};
+use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeSet;
 use std::io::{PipeWriter, Write};
 use std::path::Path;
@@ -30,8 +30,10 @@ const SHARED: [&str; 3] = ["vfs_r*", "vfs_read", "vfs_re*"];
 const FULL: &str = "no place for another program";
 /// In the host.
 const SOCKET: &str = "/stress.socket";
-/// For one answer of the guest or of vmtrace.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// For one answer of the guest or of vmtrace: a busy machine is ten times slower than an idle one.
+const PATIENCE: Duration = Duration::from_secs(400);
+/// After so long a request is made again: a message of the kernel can stand in the answer.
+const AGAIN: Duration = Duration::from_secs(20);
 
 /// A guest's console as it comes.
 #[derive(Clone, Default)]
@@ -54,21 +56,20 @@ impl Console {
         self.0.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The complete lines from `from` on, once one of them begins with `key`; and where
-    /// the next begin.
-    fn wait(&self, from: usize, key: &str) -> Result<(String, usize)> {
-        let end = Instant::now() + PATIENCE;
+    /// What `find` finds in the complete lines, once it finds something; nothing when that is not within `patience`.
+    fn wait<T>(&self, patience: Duration, find: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
+        let end = Instant::now() + patience;
         let mut said = self.said();
         loop {
-            let new = &said.text[from..];
-            let complete = new.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
-            let text = String::from_utf8_lossy(&new[..complete]);
-            if text.lines().any(|line| line.trim().starts_with(key)) {
-                return Ok((text.into_owned(), from + complete));
+            let complete = said.text.iter().rposition(|&byte| byte == b'\n').unwrap_or(0);
+            if let Some(found) = find(&String::from_utf8_lossy(&said.text[..complete])) {
+                return Ok(Some(found));
             }
-            ensure!(!said.ended, "the guest ended before it said {key:?}");
+            ensure!(!said.ended, "the guest has ended");
             let left = end.saturating_duration_since(Instant::now());
-            ensure!(!left.is_zero(), "the guest does not say {key:?}");
+            if left.is_zero() {
+                return Ok(None);
+            }
             said =
                 self.0.changed.wait_timeout(said, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -102,8 +103,8 @@ struct Driver<'a> {
     socket: &'a Path,
     console: Console,
     input: PipeWriter,
-    /// How much of the console has been read.
-    read: usize,
+    /// Requests of the guest so far.
+    requests: usize,
     /// What the filter is.
     globs: Globs,
     /// The sites of the tracers beside the filter's.
@@ -132,11 +133,30 @@ struct Tally {
 }
 
 impl Driver<'_> {
-    fn ask(&mut self, request: &str, answer: &str) -> Result<String> {
+    /// Makes a request of the guest, and returns it with its number.
+    fn request(&mut self, request: &str) -> Result<String> {
+        self.requests += 1;
+        let request = format!("{} {request}", self.requests);
         writeln!(self.input, "{request}")?;
-        let (text, read) = self.console.wait(self.read, answer)?;
-        self.read = read;
-        Ok(text)
+        Ok(request)
+    }
+
+    /// The lines of the guest's answer, in any order.
+    fn answer(&mut self, request: &str) -> Result<BTreeSet<String>> {
+        let (number, _) = request.split_once(' ').context("no number")?;
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
+            if let Some(lines) = self.console.wait(AGAIN, |said| whole_answer(said, number))? {
+                return Ok(lines);
+            }
+            writeln!(self.input, "{request}")?;
+        }
+        bail!("the guest does not answer {request:?}")
+    }
+
+    fn ask(&mut self, request: &str) -> Result<BTreeSet<String>> {
+        let request = self.request(request)?;
+        self.answer(&request)
     }
 
     /// Gives a command that changes what is traced; returns how many sites then are.
@@ -239,7 +259,7 @@ impl Driver<'_> {
 
     /// Sites (indices) whose bytes are not as they were kept, by the guest's own look.
     fn changed(&mut self) -> Result<BTreeSet<usize>> {
-        let said = self.ask("compare", "compared ")?;
+        let said = self.ask("compare")?;
         let base = self.kernel.symbols().address("_text").context("no _text")?;
         let sites = self.kernel.sites();
         let after = match self.kernel.arch() {
@@ -249,7 +269,7 @@ impl Driver<'_> {
         let mut changed = BTreeSet::new();
         // One that has a byte in common with what was kept differs in two places.
         let mut exits = BTreeSet::new();
-        for range in said.lines().filter_map(|line| line.trim().strip_prefix("differs ")) {
+        for range in said.iter().filter_map(|line| line.strip_prefix("differs ")) {
             let (start, end) = range.split_once(' ').context("no range")?;
             let start = base + u64::from_str_radix(start, 16)?;
             let end = base + u64::from_str_radix(end, 16)?;
@@ -263,9 +283,10 @@ impl Driver<'_> {
     }
 
     fn drive(&mut self, seed: u64, rounds: u64) -> Result<()> {
-        self.read = self.console.wait(0, "stress ready")?.1;
+        let ready = |said: &str| said.contains("stress ready").then_some(());
+        self.console.wait(PATIENCE, ready)?.context("the guest's program does not begin")?;
         ensure!(self.control(&Control::Pause)? == 0, "a pause gives all back");
-        self.ask("keep", "kept ")?;
+        self.ask("keep")?;
         self.control(&Control::Resume)?;
         // A comparison that sees nothing would prove nothing.
         let globs = Globs { filter: vec!["vfs_*".into()], notrace: Vec::new() };
@@ -292,17 +313,12 @@ impl Driver<'_> {
         // Where sites are shared, the guest's own tracers come and go at the same time.
         let churns = kernel.arch() == Arch::X86_64;
         for round in 0..rounds {
-            if churns {
-                writeln!(self.input, "churn {}", 1 + random.below(1 << 30))?;
-            }
+            let request = format!("churn {}", 1 + random.below(1 << 30));
+            let churn = churns.then(|| self.request(&request)).transpose()?;
             let ours = self.round(&mut random, &named);
-            let theirs = if churns {
-                self.console.wait(self.read, "churned ")
-            } else {
-                Ok((String::new(), self.read))
-            };
+            let theirs = churn.map(|request| self.answer(&request)).transpose();
             ours.with_context(|| format!("round {round}"))?;
-            (_, self.read) = theirs.with_context(|| format!("round {round}"))?;
+            theirs.with_context(|| format!("round {round}"))?;
         }
 
         ensure!(self.control(&Control::Pause)? == 0, "a pause gives all back");
@@ -335,6 +351,24 @@ impl Driver<'_> {
         }
         Ok(())
     }
+}
+
+/// The lines of the answer to the request of that number, when all of them are there.
+fn whole_answer(said: &str, number: &str) -> Option<BTreeSet<String>> {
+    let mut lines = BTreeSet::new();
+    let mut count = None;
+    for line in said.lines() {
+        match line.trim().split_once(' ') {
+            Some((of, text)) if of == number => match text.strip_prefix("done ") {
+                Some(text) => count = text.parse().ok().or(count),
+                None => {
+                    lines.insert(text.to_owned());
+                }
+            },
+            _ => {}
+        }
+    }
+    (count == Some(lines.len())).then_some(lines)
 }
 
 /// Some functions, and in half of all cases those with a common beginning.
@@ -418,7 +452,7 @@ fn once(
         socket: &socket,
         console: console.clone(),
         input,
-        read: 0,
+        requests: 0,
         globs: Globs::default(),
         others,
         extras: [None, None],
@@ -426,11 +460,12 @@ fn once(
         tally: Tally::default(),
     };
     let (image, work) = (format!("/k/{name}"), format!("{WORKLOAD} stress {CPUS}"));
-    let (cpus, timeout) = (CPUS.to_string(), 240 + 3 * rounds);
+    let (cpus, timeout) = (CPUS.to_string(), 600 + 10 * rounds);
     let seconds = timeout.to_string();
     let mut args = vec!["boot", &image, "--host", "kvm", "-o", "/dev/null", "-f", "vfs_*"];
     args.extend(["--cpus", &cpus, "--timeout", &seconds, "--socket", SOCKET]);
-    args.extend(["--cmdline", arch_of(name)?.guest_cmdline(), "--add", WORKLOAD, "--run", &work]);
+    let cmdline = cmdline(arch_of(name)?);
+    args.extend(["--cmdline", &cmdline, "--add", WORKLOAD, "--run", &work]);
     // Some guests must know before.
     args.extend(["--returns", "*"]);
     args.extend(TRACERS.iter().flat_map(|globs| ["--tracer", globs]));

@@ -50,6 +50,13 @@ pub fn arch_of(kernel: &str) -> Result<HostArch> {
     arch.context("a kernel of no known architecture")
 }
 
+/// What guests are started with. Their consoles tell warnings and worse: every character leaves the guest, and all that
+/// a kernel says takes a third of an emulated boot.
+#[must_use]
+pub fn cmdline(arch: HostArch) -> String {
+    format!("{} loglevel=5", arch.guest_cmdline())
+}
+
 /// The function of a system call in a kernel of the cache.
 pub fn syscall(kernel: &str, call: &str) -> Result<String> {
     Ok(syscall_of(arch_of(kernel)?, call))
@@ -302,12 +309,13 @@ pub(crate) fn boot_once(
 ) -> Result<(Finished, Trace)> {
     let arch = arch_of(kernel)?;
     let kernel = format!("/k/{kernel}");
+    let cmdline = cmdline(arch);
     let mut all = vec!["boot", &kernel, "--host", "kvm", "-o", TRACE];
     if !args.contains(&"--timeout") {
         all.extend(["--timeout", "240"]);
     }
     if !args.contains(&"--cmdline") {
-        all.extend(["--cmdline", arch.guest_cmdline()]);
+        all.extend(["--cmdline", &cmdline]);
     }
     all.extend(args);
     let mut finished = host.vmtrace(&all, &[TRACE])?;

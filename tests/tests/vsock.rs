@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use vmtrace::emulated::{FileSource, HostArch, HostOptions};
 use vmtrace_tests::live::unless_lost;
-use vmtrace_tests::trace::{RISCV_KERNELS, options, socket_initrd};
+use vmtrace_tests::trace::{RISCV_KERNELS, cmdline, options, socket_initrd};
 use vmtrace_tests::{SharedHost, cross};
 
 const HELPER: &str = "/bin/helper";
@@ -86,11 +86,12 @@ fn host(arch: HostArch, kernels: &[&str]) -> anyhow::Result<HostOptions> {
 impl Guests {
     fn check(&self, kernel: &str, guest: &str, peer: &[&str], skip: &[u8]) {
         let (image, initrd) = (format!("/k/{kernel}"), format!("/i/{kernel}-{guest}"));
+        let cmdline = cmdline(self.arch);
         let mut args: Vec<&str> = vec!["beside", "/init", "boot", &image, "--host", "kvm"];
         args.extend(["--initrd", &initrd, "--expect-run", "--vsock", SOCKET, "--timeout", "600"]);
         args.extend(["-f", "vfs_read", "-o", "/trace"]);
         args.extend((!self.arch.is_native()).then_some("--add-agent"));
-        args.extend(["--cmdline", self.arch.guest_cmdline(), "--", PEER]);
+        args.extend(["--cmdline", &cmdline, "--", PEER]);
         args.extend(peer);
         let lacks: &[u8] = if kernel.ends_with("-6.1") { &NOT_YET } else { &[] };
         let skip: BTreeSet<u8> = skip.iter().chain(lacks).copied().collect();

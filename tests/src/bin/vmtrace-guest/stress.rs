@@ -6,9 +6,12 @@ use std::io::{BufRead, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Forks and files on every CPU until standard input says `end`. At `keep` a copy of the
-/// kernel's code is made; at `compare` it is told where that differs now. At `churn SEED` some of the
-/// guest's own tracers come and go.
+/// Forks and files on every CPU until standard input says `end`. Other lines are requests: a number and a word. At
+/// `keep` a copy of the kernel's code is made; at `compare` it is told where that differs now; at `churn SEED` some of
+/// the guest's own tracers come and go.
+///
+/// Each line of an answer begins with the number of its request, and the last one counts the others: the kernel's
+/// messages can stand in the midst of any line of a console. The same request once more has the same answer.
 pub(crate) fn stress(cpus: usize) -> Result<()> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -25,34 +28,38 @@ pub(crate) fn stress(cpus: usize) -> Result<()> {
 }
 
 fn obey() -> Result<()> {
-    let mut kept = Vec::new();
+    let (mut kept, mut answered) = (Vec::new(), String::new());
     println!("stress ready");
     for line in std::io::stdin().lock().lines() {
-        match line?.trim() {
-            "keep" => {
-                kept = text()?;
-                println!("kept {}", kept.len());
-            }
-            "compare" => {
-                let now = text()?;
-                let mut out = String::new();
-                let mut count = 0;
-                for (start, end) in differences(&kept, &now) {
-                    out += &format!("differs {start:x} {end:x}\n");
-                    count += 1;
-                }
-                out += &format!("compared {count}\n");
-                std::io::stdout().lock().write_all(out.as_bytes())?;
-            }
-            "end" => break,
-            line => {
-                if let Some(seed) = line.strip_prefix("churn ") {
-                    println!("churned {}", super::beside::churn(seed.parse()?)?);
-                }
-            }
+        let line = line?;
+        if line.trim() == "end" {
+            break;
         }
+        let Some((number, request)) = line.trim().split_once(' ') else { continue };
+        if !answered.lines().any(|line| line.starts_with(&format!("{number} done "))) {
+            let said = answer(request, &mut kept)?;
+            answered = said.iter().map(|line| format!("{number} {line}\n")).collect();
+            answered += &format!("{number} done {}\n", said.len());
+        }
+        std::io::stdout().lock().write_all(answered.as_bytes())?;
     }
     Ok(())
+}
+
+fn answer(request: &str, kept: &mut Vec<u8>) -> Result<Vec<String>> {
+    let (word, rest) = request.split_once(' ').unwrap_or((request, ""));
+    Ok(match word {
+        "keep" => {
+            *kept = text()?;
+            vec![kept.len().to_string()]
+        }
+        "compare" => {
+            let differ = differences(kept, &text()?);
+            differ.iter().map(|(start, end)| format!("differs {start:x} {end:x}")).collect()
+        }
+        "churn" => vec![super::beside::churn(rest.parse()?)?],
+        _ => bail!("unknown request {request:?}"),
+    })
 }
 
 /// Rounds of what one process on one CPU does, as long as there are to be `more` than so many:
