@@ -7,6 +7,7 @@ use crate::random::Random;
 use crate::trace::{WORKLOAD, arch_of, cmdline, host_lost, kernel, lost, lost_sign};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{PipeWriter, Write};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -141,8 +142,8 @@ impl Driver<'_> {
         Ok(request)
     }
 
-    /// The lines of the guest's answer, in any order.
-    fn answer(&mut self, request: &str) -> Result<BTreeSet<String>> {
+    /// The lines of the guest's answer.
+    fn answer(&mut self, request: &str) -> Result<Vec<String>> {
         let (number, _) = request.split_once(' ').context("no number")?;
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
@@ -154,7 +155,7 @@ impl Driver<'_> {
         bail!("the guest does not answer {request:?}")
     }
 
-    fn ask(&mut self, request: &str) -> Result<BTreeSet<String>> {
+    fn ask(&mut self, request: &str) -> Result<Vec<String>> {
         let request = self.request(request)?;
         self.answer(&request)
     }
@@ -353,22 +354,29 @@ impl Driver<'_> {
     }
 }
 
-/// The lines of the answer to the request of that number, when all of them are there.
-fn whole_answer(said: &str, number: &str) -> Option<BTreeSet<String>> {
-    let mut lines = BTreeSet::new();
-    let mut count = None;
+/// What tells whether the lines of an answer are as they were sent.
+#[must_use]
+pub fn hash<'a>(lines: impl IntoIterator<Item = &'a str>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    lines.into_iter().for_each(|line| line.hash(&mut hasher));
+    hasher.finish()
+}
+
+/// The lines of the answer to the request of that number, once they have come as they were sent.
+fn whole_answer(said: &str, number: &str) -> Option<Vec<String>> {
+    let mut lines = Vec::new();
     for line in said.lines() {
-        match line.trim().split_once(' ') {
-            Some((of, text)) if of == number => match text.strip_prefix("done ") {
-                Some(text) => count = text.parse().ok().or(count),
-                None => {
-                    lines.insert(text.to_owned());
-                }
-            },
-            _ => {}
+        let Some((of, text)) = line.trim().split_once(": ") else { continue };
+        match text.strip_prefix("done ") {
+            _ if of != number => {}
+            None => lines.push(text),
+            Some(sent) if sent == format!("{:x}", hash(lines.iter().copied())) => {
+                return Some(lines.into_iter().map(str::to_owned).collect());
+            }
+            Some(_) => lines.clear(),
         }
     }
-    (count == Some(lines.len())).then_some(lines)
+    None
 }
 
 /// Some functions, and in half of all cases those with a common beginning.
@@ -491,4 +499,27 @@ fn once(
         Ok((driven, end))
     })?;
     Ok((driven, driver.tally, end, console.text()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A console shows what is typed as well, and has other lines between those of an answer, or in them.
+    #[test]
+    fn an_answer_is_taken_when_it_is_whole() {
+        let lines = |said: &str| whole_answer(said, "7");
+        let done = format!("7: done {:x}\n", hash(["differs 1 2", "differs 3 4"]));
+        let said = "7 compare\n7: differs 1 2\n[  1.5] a message\n7: differs 3 4\n";
+        assert_eq!(lines(said), None);
+        let expected = Some(vec!["differs 1 2".to_owned(), "differs 3 4".to_owned()]);
+        assert_eq!(lines(&format!("{said}{done}")), expected);
+        // One line is torn; all of them come again.
+        let torn = "7 compare\n7: diff[  1.5] a message\ners 1 2\n7: differs 3 4\n";
+        assert_eq!(lines(&format!("{torn}{done}")), None);
+        assert_eq!(lines(&format!("{torn}{done}{said}{done}")), expected);
+        let none = format!("{:x}", hash([]));
+        assert_eq!(lines(&format!("7: done {none}\n")), Some(Vec::new()));
+        assert_eq!(lines(&format!("17: done {none}\n6: done {none}\n")), None);
+    }
 }

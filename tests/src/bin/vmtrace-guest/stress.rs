@@ -5,12 +5,13 @@ use std::fs;
 use std::io::{BufRead, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use vmtrace_tests::stress::hash;
 
 /// Forks and files on every CPU until standard input says `end`. Other lines are requests: a number and a word. At
 /// `keep` a copy of the kernel's code is made; at `compare` it is told where that differs now; at `churn SEED` some of
 /// the guest's own tracers come and go.
 ///
-/// Each line of an answer begins with the number of its request, and the last one counts the others: the kernel's
+/// Each line of an answer begins with the number of its request, and the last one has a hash of all: the kernel's
 /// messages can stand in the midst of any line of a console. The same request once more has the same answer.
 pub(crate) fn stress(cpus: usize) -> Result<()> {
     let stop = AtomicBool::new(false);
@@ -36,10 +37,10 @@ fn obey() -> Result<()> {
             break;
         }
         let Some((number, request)) = line.trim().split_once(' ') else { continue };
-        if !answered.lines().any(|line| line.starts_with(&format!("{number} done "))) {
+        if !answered.lines().any(|line| line.starts_with(&format!("{number}: done "))) {
             let said = answer(request, &mut kept)?;
-            answered = said.iter().map(|line| format!("{number} {line}\n")).collect();
-            answered += &format!("{number} done {}\n", said.len());
+            answered = said.iter().map(|line| format!("{number}: {line}\n")).collect();
+            answered += &format!("{number}: done {:x}\n", hash(said.iter().map(String::as_str)));
         }
         std::io::stdout().lock().write_all(answered.as_bytes())?;
     }
