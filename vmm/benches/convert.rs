@@ -22,11 +22,12 @@ const DEPTH: u64 = 8;
 const TASKS: u32 = 200;
 const FUNCTIONS: u64 = 2000;
 const FUNCTION: u64 = 0xffff_ffff_8100_0000;
-const FORMATS: [&str; 11] = [
+const FORMATS: [&str; 12] = [
     "trace.dat",
     "trace.dat-7",
     "perfetto",
     "uftrace",
+    "ctf",
     "folded",
     "html",
     "chrome",

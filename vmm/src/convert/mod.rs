@@ -8,6 +8,7 @@ mod calls;
 mod chart;
 mod chrome;
 mod csv;
+mod ctf;
 mod folded;
 mod ground;
 mod output;
@@ -26,6 +27,7 @@ use crate::export::{Export, Graph, Json, Text};
 pub use chart::Chart;
 pub use chrome::Chrome;
 pub use csv::Csv;
+pub use ctf::Ctf;
 pub use folded::Folded;
 pub use output::Output;
 pub use perfetto::Perfetto;
@@ -46,6 +48,8 @@ pub enum Format {
     TraceDat7,
     /// A data directory of uftrace: replay, report, graph, dump, tui (*.uftrace).
     Uftrace,
+    /// The Common Trace Format 1.8, a directory: babeltrace2, Trace Compass (*.ctf).
+    Ctf,
     /// Folded stacks for flame graphs: nanoseconds, or entries without returns (*.folded).
     Folded,
     /// A flame chart: one HTML page, with zoom and search, that needs no network (*.html).
@@ -72,6 +76,7 @@ impl Format {
             "pftrace" | "perfetto-trace" | "perfetto" => Self::Perfetto,
             "dat" => Self::TraceDat6,
             "uftrace" => Self::Uftrace,
+            "ctf" => Self::Ctf,
             "folded" | "collapsed" => Self::Folded,
             "html" | "htm" => Self::Html,
             "json" => Self::Chrome,
@@ -102,11 +107,11 @@ impl Format {
     /// When nothing can be made there.
     pub fn output(self, place: &Path) -> io::Result<Output> {
         match self {
-            Self::Uftrace if place == Path::new("-") => {
+            Self::Uftrace | Self::Ctf if place == Path::new("-") => {
                 let reason = "this format is a directory, which standard output is not";
                 Err(io::Error::new(io::ErrorKind::InvalidInput, reason))
             }
-            Self::Uftrace => Output::directory(place),
+            Self::Uftrace | Self::Ctf => Output::directory(place),
             _ => Output::file(place),
         }
     }
@@ -122,6 +127,7 @@ impl Format {
             Self::TraceDat6 => Box::new(TraceDat::new(file()?, output.scratch()?, Version::V6)),
             Self::TraceDat7 => Box::new(TraceDat::new(file()?, output.scratch()?, Version::V7)),
             Self::Uftrace => Box::new(Uftrace::new(output.path())?),
+            Self::Ctf => Box::new(Ctf::new(output.path())),
             Self::Folded => Box::new(Folded::new(file()?)),
             Self::Html => Box::new(Chart::new(file()?)),
             Self::Chrome => Box::new(Chrome::new(file()?)),

@@ -111,6 +111,7 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Loss, "shown as calls, in a task for each vCPU"),
             (Early, AT_START),
         ],
+        Format::Ctf => &[(Unfinished, "they have no event of their own"), (Early, AT_START)],
         Format::Folded => &[
             (Args, LEFT_OUT),
             (Value, LEFT_OUT),

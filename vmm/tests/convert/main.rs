@@ -2,6 +2,7 @@
 //! Those come from `images/readers`, which `scripts/test` calls.
 
 mod chart;
+mod ctf;
 mod uftrace;
 
 use std::collections::BTreeMap;
@@ -162,6 +163,11 @@ fn reader(name: &str) -> Command {
         libraries.iter().map(|path| path.join("traceevent/plugins")).find(|it| it.exists())
     {
         command.env("TRACEEVENT_PLUGIN_DIR", plugins);
+    }
+    if let Some(plugins) =
+        libraries.iter().map(|path| path.join("babeltrace2/plugins")).find(|it| it.exists())
+    {
+        command.env("BABELTRACE_PLUGIN_PATH", plugins);
     }
     command.env("LD_LIBRARY_PATH", std::env::join_paths(libraries).expect("paths"));
     command
