@@ -28,6 +28,7 @@ pub fn main(source: &str) -> ExitCode {
     // Connections take several each.
     raise_descriptor_limit();
     let (kvm_error, module_notes) = system::load_modules();
+    let _kept_on = system::keep_kvm_on();
     let notes = notes.into_iter().chain(module_notes).collect();
     let error = match port::open() {
         Ok(port) => serve::serve(port, kvm_error, notes, source),

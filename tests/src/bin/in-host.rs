@@ -1,12 +1,12 @@
-//! Runs programs in one emulated host, for development: `in-host [--verbose] [--icount] [--cpus N]
-//! [--memory MIB] [--file NAME=PATH]... -- PROGRAM [ARGUMENT]... [-- PROGRAM ...]`. PROGRAM is a static
-//! program of this machine; `vmtrace` is the one of this build.
+//! Runs programs in one emulated host, for development: `in-host [--riscv64] [--verbose] [--icount]
+//! [--cpus N] [--memory MIB] [--file NAME=PATH]... -- PROGRAM [ARGUMENT]... [-- PROGRAM ...]`. PROGRAM is
+//! a static program of the host's architecture; `vmtrace` is the one of this build.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use vmtrace::emulated::{EmulatedHost, FileSource, HostOptions, Interrupts, Job};
+use vmtrace::emulated::{EmulatedHost, FileSource, HostArch, HostOptions, Interrupts, Job};
 
 fn main() -> ExitCode {
     match run() {
@@ -32,6 +32,10 @@ fn run() -> Result<u8> {
         let arg = args.next().context("no program; see the source")?;
         let mut value = || args.next().with_context(|| format!("{arg} lacks a value"));
         match arg.as_str() {
+            "--riscv64" => {
+                options.arch = HostArch::Riscv64;
+                options.vmtrace = vmtrace_tests::vmtrace_for(options.arch)?;
+            }
             "--verbose" => options.verbose = true,
             "--icount" => options.icount = true,
             "--cpus" => options.cpus = value()?.parse()?,
