@@ -94,6 +94,9 @@ def value(field, raw):
         return quoted(raw[: field["bytes"]].split(b"\0")[0], '"')
     if kind == "bits":
         return str(number(whole >> field["shift"], field["width"], field.get("signed", False)))
+    if kind == "words":
+        words = [int.from_bytes(raw[at : at + 8], "little") for at in range(0, len(raw), 8)]
+        return "[" + ", ".join(f"{word:#x}" for word in words) + "]"
     if kind == "raw":
         raw = raw[: field["bytes"]]
     # Also what only a later version knows.

@@ -132,6 +132,11 @@ pub enum Shape {
         /// How many, from 1 to 64.
         bytes: u8,
     },
+    /// Numbers of 8 bytes without a sign, one behind the other.
+    Words {
+        /// Bytes of all: a multiple of 8 from 8 to 512.
+        bytes: u16,
+    },
     /// Of a type that this version does not know.
     #[serde(untagged)]
     Unknown {
@@ -163,11 +168,13 @@ pub enum Shown<'a> {
     Text(Vec<u8>),
     /// Bytes as they are in memory; of a number the lowest comes first.
     Raw(Vec<u8>),
+    /// Numbers without a sign.
+    Words(Vec<u64>),
 }
 
 /// Types that [`Shape`] knows: one of these is not unknown, it is wrong.
-const TYPES: [&str; 9] =
-    ["signed", "unsigned", "bool", "char", "enum", "pointer", "text", "bits", "raw"];
+const TYPES: [&str; 10] =
+    ["signed", "unsigned", "bool", "char", "enum", "pointer", "text", "bits", "raw", "words"];
 /// Bytes of the longest text.
 const MAX_TEXT: usize = 8 * MAX_VALUE_WORDS;
 
@@ -185,6 +192,7 @@ impl Shape {
             | Self::Bits { .. } => 1,
             Self::Text { bytes } => usize::from(*bytes).div_ceil(8).max(1),
             Self::Raw { bytes } => usize::from(*bytes).div_ceil(8).max(1),
+            Self::Words { bytes } => usize::from(*bytes).div_ceil(8).max(1),
             Self::Unknown { bytes, .. } => {
                 let bytes = usize::try_from(bytes.unwrap_or(8)).unwrap_or(usize::MAX);
                 bytes.div_ceil(8).max(1)
@@ -228,6 +236,10 @@ impl Shape {
                 raw.resize(usize::from(*bytes), 0);
                 Shown::Raw(raw)
             }
+            Self::Words { .. } => {
+                let all = words.iter().copied().chain(std::iter::repeat(0));
+                Shown::Words(all.take(self.words()).collect())
+            }
             Self::Unknown { .. } => {
                 let words = &words[..words.len().min(self.words())];
                 Shown::Raw(words.iter().flat_map(|word| word.to_le_bytes()).collect())
@@ -244,6 +256,7 @@ impl Shape {
             | Self::Enum { bytes, .. } => matches!(bytes, 1 | 2 | 4 | 8),
             Self::Text { bytes } => (1..=MAX_TEXT).contains(&usize::from(*bytes)),
             Self::Raw { bytes } => (1..=64).contains(bytes),
+            Self::Words { bytes } => (8..=512).contains(bytes) && bytes.is_multiple_of(8),
             Self::Bits { shift, width, .. } => {
                 *width > 0 && u32::from(*shift) + u32::from(*width) <= 64
             }

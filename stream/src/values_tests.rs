@@ -35,6 +35,7 @@ fn shape() -> impl Strategy<Value = Shape> {
             signed
         }),
         (1..=64u8).prop_map(|bytes| Shape::Raw { bytes }),
+        (1..=64u16).prop_map(|count| Shape::Words { bytes: 8 * count }),
         ("later.{0,5}", prop::option::of(any::<u64>()))
             .prop_map(|(kind, bytes)| Shape::Unknown { kind: kind.into(), bytes }),
     ]
@@ -101,6 +102,8 @@ fn values_are_what_was_recorded() {
     );
     // Nobody shall need to look whether all words are there.
     assert_eq!(Shape::Raw { bytes: 9 }.show(&[]), Shown::Raw(vec![0; 9]));
+    assert_eq!(Shape::Words { bytes: 16 }.show(&[7]), Shown::Words(vec![7, 0]));
+    assert_eq!(Shape::Words { bytes: 8 }.show(&[7, 8]), Shown::Words(vec![7]));
 }
 
 fn raw(of: u8, text: &[u8]) -> Result<Option<ValuesFormat>, String> {
@@ -123,6 +126,9 @@ fn texts_that_are_no_formats_are_refused() {
         r#"{"values":[{"name":"a","type":"bits","shift":0,"width":0}]}"#,
         r#"{"values":[{"name":"a","type":"text","bytes":2001}]}"#,
         r#"{"values":[{"name":"a","type":"raw","bytes":0}]}"#,
+        r#"{"values":[{"name":"a","type":"words","bytes":0}]}"#,
+        r#"{"values":[{"name":"a","type":"words","bytes":12}]}"#,
+        r#"{"values":[{"name":"a","type":"words","bytes":520}]}"#,
         r#"{"values":[{"name":"a","type":"enum","bytes":4,"names":[[18446744073709551616,"a"]]}]}"#,
         "{\"values\":[{\"name\":\"\u{0}\",\"type\":\"char\"}]}",
     ];

@@ -10,7 +10,7 @@ use crate::cases::{Guests, trouble};
 use crate::trace::{Trace, arch_of, cmdline, kernel};
 
 /// Events that the workload brings about, which both sides print in the same words.
-const EVENTS: [&str; 17] = [
+const EVENTS: [&str; 19] = [
     "sched:sched_switch",
     "sched:sched_waking",
     "sched:sched_wakeup",
@@ -28,9 +28,11 @@ const EVENTS: [&str; 17] = [
     "timer:hrtimer_cancel",
     "workqueue:workqueue_queue_work",
     "workqueue:workqueue_execute_start",
+    "raw_syscalls:sys_enter",
+    "raw_syscalls:sys_exit",
 ];
 /// Of these there are some in any case.
-const SURE: [&str; 11] = [
+const SURE: [&str; 13] = [
     "sched_switch",
     "sched_waking",
     "sched_wakeup",
@@ -42,6 +44,8 @@ const SURE: [&str; 11] = [
     "signal_generate",
     "signal_deliver",
     "task_rename",
+    "sys_enter",
+    "sys_exit",
 ];
 
 /// Where the work is done: of one CPU the order is known.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use vmtrace::kernel::tracepoints::{Event, Origin};
+use vmtrace::kernel::tracepoints::{Event, Origin, Preparation};
 use vmtrace::kernel::{
     Arch, Container, FtraceKind, Kernel, KernelError, ModuleFile, SiteSection, Source,
 };
@@ -576,6 +576,11 @@ fn events_have_the_fields_of_their_format_on_every_kernel() {
             assert!(prototype.is_ok(), "{name} {point}: {prototype:?}");
             let hooks = cached.kernel.tracepoint_hooks(*at).unwrap();
             nowhere += usize::from(!hooks.are_used());
+            if point == "sys_enter" || point == "sys_exit" {
+                // The one bit is SYSCALL_WORK_SYSCALL_TRACEPOINT of include/linux/thread_info.h.
+                let marks = matches!(&hooks.preparation, Preparation::Syscalls(marks) if marks.mark == 2);
+                assert!(marks, "{name} {point}: {:?}", hooks.preparation);
+            }
         }
         assert!(points > 500 && nowhere * 10 < points, "{name}: {nowhere} of {points}");
     });

@@ -173,7 +173,7 @@ fn understands_every_kind_of_record() {
 fn shape(number: u16) -> Shape {
     let small = u8::try_from(number % 60).expect("small");
     let bytes = 1 << (number % 4);
-    match number % 11 {
+    match number % 12 {
         0 => Shape::Signed { bytes },
         1 => Shape::Unsigned { bytes },
         2 => Shape::Bool { bytes },
@@ -186,6 +186,7 @@ fn shape(number: u16) -> Shape {
         6 | 7 => Shape::Text { bytes: number % 50 + 1 },
         8 => Shape::Bits { shift: small, width: 64 - small, signed: number.is_multiple_of(2) },
         9 => Shape::Raw { bytes: small + 1 },
+        10 => Shape::Words { bytes: 8 * (number % 5 + 1) },
         _ => Shape::Unknown { kind: "later".into(), bytes: Some(number.into()) },
     }
 }
@@ -243,7 +244,7 @@ fn decodes_values() {
         assert_eq!(found, expected);
     }
     assert_eq!(text.lines().count(), 600);
-    for part in ["=true", "=-", "=?", "#2=", "='", "=\"", "=N", "\\x1b", "\\xff", "=0x"] {
+    for part in ["=true", "=-", "=?", "#2=", "='", "=\"", "=N", "\\x1b", "\\xff", "=0x", "=[0x"] {
         assert!(text.contains(part), "{part}");
     }
 }

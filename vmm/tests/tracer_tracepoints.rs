@@ -7,9 +7,9 @@ use fake_guest::{Fake, MAP, kernels, riscv64};
 use std::collections::BTreeSet;
 use vm_memory::Bytes;
 use vmtrace::kernel::Arch;
-use vmtrace::kernel::tracepoints::{Call, Hooks, Origin};
+use vmtrace::kernel::tracepoints::{Call, Hooks, Origin, Preparation, SyscallMarks};
 use vmtrace::tracer::annex::Memory;
-use vmtrace::tracer::{Attachment, Duty, Guest, Moment, PointReason};
+use vmtrace::tracer::{Attachment, Duty, Guest, Moment, PointReason, PointSkip};
 use vmtrace_trampolines::riscv64::encode::{NOP, j};
 
 /// Of each architecture's length.
@@ -222,7 +222,16 @@ fn every_tracepoint_is_held_and_given_back() {
         }
         assert_eq!(programs.len(), 1, "{name}: {programs:x?}");
         assert_eq!(attachment.lend_tracepoints(&fake).unwrap(), (all.len(), true), "{name}");
-        assert!(fake.text() == brackets, "{name}: something is left");
+        let stay = all.iter().find_map(|(_, hooks)| match hooks.preparation {
+            Preparation::Syscalls(marks) => Some(marks),
+            _ => None,
+        });
+        let mut expected = brackets;
+        let stay = stay.unwrap();
+        for (link, mark) in [(stay.users, 1), (stay.init_task + stay.work, 2)] {
+            expected[usize::try_from(link - fake.link("_text")).unwrap()] |= mark;
+        }
+        assert!(fake.text() == expected, "{name}: something is left");
         let (taken, skipped) = attachment.take_tracepoints_again(&fake).unwrap();
         assert_eq!((taken, skipped), (all.len(), vec![]), "{name}");
         attachment.release_all(&fake, &fake.kernel).unwrap();
@@ -278,6 +287,133 @@ fn the_guests_own_probes_go_on_beside_ours() {
         assert_eq!((taken, skipped.len()), (1, 1), "{name}");
         assert_eq!(skipped[0].reason, PointReason::Unknown);
         assert_eq!(code(&fake, &switch), guests, "{name}");
+    }
+}
+
+/// A guest's tasks, as the kernel has them: two processes, of which the first has two threads.
+struct Tasks<'a> {
+    fake: &'a Fake,
+    marks: SyscallMarks,
+}
+
+impl Tasks<'_> {
+    /// Offsets in the heap: three tasks and what each process has.
+    const ALL: [u64; 3] = [0x11_0000, 0x11_4000, 0x11_8000];
+    const SIGNALS: [u64; 2] = [0x12_0000, 0x12_4000];
+
+    fn set(&self, at: u64, word: u64) {
+        self.fake.write(self.fake.heap() + at, &word.to_le_bytes()).unwrap();
+    }
+
+    fn first(&self) -> u64 {
+        self.fake.at(self.marks.init_task)
+    }
+
+    fn build(fake: &Fake, marks: SyscallMarks) -> Tasks<'_> {
+        let tasks = Tasks { fake, marks };
+        let SyscallMarks { tasks: node, signal, threads, thread, .. } = marks;
+        let virt = |at: u64| fake.page() + at;
+        let [a, twin, b] = Self::ALL;
+        let [of_a, of_b] = Self::SIGNALS;
+        fake.write(tasks.first() + node, &virt(a + node).to_le_bytes()).unwrap();
+        tasks.set(a + node, virt(b + node));
+        tasks.set(b + node, marks.init_task + node);
+        for (process, of) in [(a, of_a), (twin, of_a), (b, of_b)] {
+            tasks.set(process + signal, virt(of));
+        }
+        tasks.set(of_a + threads, virt(a + thread));
+        tasks.set(a + thread, virt(twin + thread));
+        tasks.set(twin + thread, virt(of_a + threads));
+        tasks.set(of_b + threads, virt(b + thread));
+        tasks.set(b + thread, virt(of_b + threads));
+        // Seccomp's mark is not ours.
+        tasks.set(twin + marks.work, 1);
+        tasks
+    }
+
+    /// Who needs the marks, and what the first task and the others have.
+    fn state(&self) -> (u32, [u64; 4]) {
+        let users = self.fake.word(self.fake.at(self.marks.users));
+        let work = |at| self.fake.read_u64(at + self.marks.work).unwrap();
+        let [a, twin, b] = Self::ALL.map(|at| work(self.fake.heap() + at));
+        (users, [work(self.first()), a, twin, b])
+    }
+}
+
+// System calls of a task without its mark would be missing; one that keeps it is slow for ever; and
+// the guest counts on its count.
+#[test]
+fn tasks_are_marked_for_as_long_as_somebody_needs_it() {
+    for name in kernels() {
+        let fake = Fake::quiet(name);
+        let (mut attachment, program) = watched(&fake);
+        let all = hooks(&fake);
+        let of = |wanted: &str| {
+            let (_, hooks) = all.iter().find(|(event, _)| event == wanted).unwrap();
+            attachment.tracepoint_word(&fake, hooks.tracepoint, program).unwrap();
+            (hooks.clone(), program)
+        };
+        let [enter, exit, switch] =
+            ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit", "sched:sched_switch"].map(of);
+        let Preparation::Syscalls(marks) = enter.0.preparation else { panic!("{name}") };
+        let tasks = Tasks::build(&fake, marks);
+        let marked = |users| (users, [2, 2, 3, 2]);
+        assert_eq!(tasks.state(), (0, [0, 0, 1, 0]), "{name}");
+        let mut hold = |wanted: &[&(Hooks, u16)]| {
+            let wanted = wanted.iter().map(|&one| one.clone()).collect();
+            attachment.hold_tracepoints(&fake, wanted)
+        };
+        assert_eq!(hold(&[&switch]).unwrap(), [], "{name}");
+        assert_eq!(tasks.state().0, 0, "{name}: nobody asked for it");
+        assert_eq!(hold(&[&switch, &enter]).unwrap(), [], "{name}");
+        assert_eq!(tasks.state(), marked(1), "{name}");
+        assert_eq!(hold(&[&exit, &enter]).unwrap(), [], "{name}");
+        assert_eq!(tasks.state(), marked(1), "{name}: once for all");
+        // The guest's own tracing is one more, and needs them when ours does not.
+        let users = fake.at(marks.users);
+        fake.write(users, &2_u32.to_le_bytes()).unwrap();
+        assert_eq!(hold(&[&switch]).unwrap(), [], "{name}");
+        assert_eq!(tasks.state(), marked(1), "{name}");
+        assert_eq!(hold(&[&exit]).unwrap(), [], "{name}");
+        fake.write(users, &1_u32.to_le_bytes()).unwrap();
+        assert_eq!(hold(&[]).unwrap(), [], "{name}");
+        assert_eq!(tasks.state(), (0, [0, 0, 1, 0]), "{name}");
+
+        // Not while the guest may be at it itself.
+        attachment.lend_tracepoints(&fake).unwrap();
+        assert_eq!(attachment.hold_tracepoints(&fake, vec![enter.clone()]).unwrap(), []);
+        assert_eq!(tasks.state().0, 0, "{name}");
+        assert_eq!(attachment.take_tracepoints_again(&fake).unwrap(), (1, vec![]), "{name}");
+        assert_eq!(tasks.state(), marked(1), "{name}");
+        attachment.release_all(&fake, &fake.kernel).unwrap();
+        assert_eq!(tasks.state(), (0, [0, 0, 1, 0]), "{name}: something is left");
+    }
+}
+
+// Lists without an end, and such that lead out of memory: tasks stay as they are, and other events
+// are traced.
+#[test]
+fn a_guest_without_a_list_of_tasks_has_no_system_calls() {
+    for (name, bad) in kernels().flat_map(|name| [(name, None), (name, Some(0xdead_beef_0000))]) {
+        let fake = Fake::quiet(name);
+        let (mut attachment, program) = watched(&fake);
+        let all = hooks(&fake);
+        let of = |wanted: &str| {
+            let (_, hooks) = all.iter().find(|(event, _)| event == wanted).unwrap();
+            attachment.tracepoint_word(&fake, hooks.tracepoint, program).unwrap();
+            (hooks.clone(), program)
+        };
+        let [exit, switch] = ["raw_syscalls:sys_exit", "sched:sched_switch"].map(of);
+        let Preparation::Syscalls(marks) = exit.0.preparation else { panic!("{name}") };
+        let tasks = Tasks::build(&fake, marks);
+        let before = tasks.state();
+        let node = Tasks::ALL[0] + marks.tasks;
+        tasks.set(node, bad.unwrap_or(fake.page() + node));
+        let tracepoint = exit.0.tracepoint;
+        let skipped = attachment.hold_tracepoints(&fake, vec![exit, switch]).unwrap();
+        let reason = PointReason::Tasks;
+        assert_eq!(skipped, [PointSkip { tracepoint, reason }], "{name}");
+        assert_eq!((attachment.held_tracepoints(), tasks.state()), (1, before), "{name}");
     }
 }
 

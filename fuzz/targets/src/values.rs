@@ -29,6 +29,7 @@ pub(crate) fn run(bytes: &[u8]) {
                         Some(Shown::Raw(raw)) => {
                             assert!(raw.len() <= 64.max(8 * words.len()), "{name}");
                         }
+                        Some(Shown::Words(all)) => assert!((1..=64).contains(&all.len()), "{name}"),
                         Some(_) => assert!(!words.is_empty()),
                         None => assert!(words.len() < needed),
                     }

@@ -2,6 +2,7 @@
 
 use super::super::read::{i32_at, u64_at};
 use super::super::{Arch, Kernel, KernelError};
+use super::prepare::Preparation;
 
 /// What calls a tracepoint's probes, and what has to change for it to do so. Link addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,8 +19,8 @@ pub struct Hooks {
     pub branches: Vec<Branch>,
     /// The calls, where they are static ones (x86-64); elsewhere all are of the iterator.
     pub static_calls: Option<StaticCalls>,
-    /// It asks for more when it is switched on than these: a function that the kernel calls then.
-    pub prepares: bool,
+    /// What it asks for beside these when it is switched on.
+    pub preparation: Preparation,
 }
 
 impl Hooks {
@@ -74,11 +75,13 @@ impl Kernel {
         let key = at(member("key")?);
         let enabled = btf.member_offset("static_key", "enabled").ok_or(bad(unknown))?;
         let prepares = match member("regfunc") {
-            Ok(regfunc) => word(at(regfunc))? != 0,
+            Ok(regfunc) => word(at(regfunc))?,
             Err(_) => {
-                let ext = word(at(member("ext")?))?;
                 let regfunc = btf.member_offset("tracepoint_ext", "regfunc").ok_or(bad(unknown))?;
-                ext != 0 && word(ext.wrapping_add(regfunc.into()))? != 0
+                match word(at(member("ext")?))? {
+                    0 => 0,
+                    ext => word(ext.wrapping_add(regfunc.into()))?,
+                }
             }
         };
         let static_calls = match self.arch() {
@@ -99,7 +102,7 @@ impl Kernel {
             iterator: word(at(member("iterator")?))?,
             branches: self.branches(key).ok_or(bad("it has no table of branches"))?,
             static_calls,
-            prepares,
+            preparation: self.preparation(prepares),
         })
     }
 

@@ -5,6 +5,7 @@
 //! BTF tells where in the structures.
 
 mod code;
+mod prepare;
 mod signature;
 
 use std::collections::HashMap;
@@ -13,6 +14,7 @@ use super::read::{index, u64_at};
 use super::{Kernel, KernelError};
 
 pub use code::{Branch, Call, Hooks, StaticCalls};
+pub use prepare::{Preparation, SyscallMarks};
 
 /// A tracepoint as the kernel's own tracing shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -34,6 +34,11 @@ impl Clock {
     }
 }
 
+/// Numbers of an array as text.
+pub(super) fn listed(words: &[u64]) -> String {
+    words.iter().map(|word| format!("{word:#x}")).collect::<Vec<_>>().join(", ")
+}
+
 /// Numbers for names of functions, from 0.
 #[derive(Debug)]
 pub(super) struct Names {

@@ -1,6 +1,6 @@
 //! Fields of events, as the kernel's own trace prints them.
 
-use super::values::write_shown;
+use super::values::{Args, write_shown};
 use super::{Tracepoint, printable};
 use crate::stream::Shown;
 use std::fmt::Write as _;
@@ -11,10 +11,13 @@ const STATES: [&str; 8] = ["S", "D", "T", "t", "X", "Z", "P", "I"];
 const PREEMPTED: u64 = 0x100;
 
 pub(super) fn text(event: &Tracepoint<'_>) -> String {
-    let Some(fields) = &event.fields else { return String::new() };
+    event.fields.map_or_else(String::new, |fields| filled(fields, event.print))
+}
+
+fn filled(fields: Args<'_>, print: Option<&str>) -> String {
     let fields: Vec<_> = fields.iter().collect();
     let mut out = String::new();
-    let Some(print) = event.print else {
+    let Some(print) = print else {
         for (number, (name, shown)) in fields.iter().enumerate() {
             let blank = if number > 0 { " " } else { "" };
             let _ = write!(out, "{blank}{name}={}", plain(shown.as_ref()));
@@ -29,8 +32,16 @@ pub(super) fn text(event: &Tracepoint<'_>) -> String {
             return printable(&out);
         };
         let (name, form) = field.split_once(':').unwrap_or((field, ""));
-        let shown = fields.iter().find(|(known, _)| *known == name);
-        match shown {
+        let (name, index) = match name.strip_suffix(']').and_then(|name| name.split_once('[')) {
+            Some((name, index)) => (name, index.parse().ok()),
+            None => (name, None),
+        };
+        match fields.iter().find(|(known, _)| *known == name) {
+            Some((_, Some(Shown::Words(words)))) if index.is_some() => {
+                let word = index.and_then(|index: usize| words.get(index));
+                let word = word.map(|word| Shown::Unsigned(*word));
+                out.push_str(&formed(word.as_ref(), form));
+            }
             Some((_, shown)) => out.push_str(&formed(shown.as_ref(), form)),
             None => out.push('?'),
         }
@@ -60,7 +71,7 @@ fn number(shown: Option<&Shown<'_>>) -> Option<u64> {
         Shown::Unsigned(number) | Shown::Pointer(number) => *number,
         Shown::Bool(yes) => u64::from(*yes),
         Shown::Char(byte) => u64::from(*byte),
-        Shown::Name(_) | Shown::Text(_) | Shown::Raw(_) => return None,
+        Shown::Name(_) | Shown::Text(_) | Shown::Raw(_) | Shown::Words(_) => return None,
     })
 }
 
@@ -99,6 +110,7 @@ fn state(value: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stream::{Shape, ValueField};
 
     // Another letter is another story of why a task has left its CPU.
     #[test]
@@ -108,6 +120,19 @@ mod tests {
         {
             assert_eq!(state(value), letters, "{value:#x}");
         }
+    }
+
+    // An array's numbers are printed by themselves, and one that is not there is none.
+    #[test]
+    fn numbers_of_arrays_have_places() {
+        let fields = [
+            ValueField { name: "id".to_owned(), shape: Shape::Signed { bytes: 8 } },
+            ValueField { name: "args".to_owned(), shape: Shape::Words { bytes: 16 } },
+        ];
+        let args = Args { fields: &fields, failed: 0, words: &[1, 10, 11] };
+        let print = "NR {id} ({args[0]:x}, {args[1]:x}, {args[2]}, {args[x]}) {args}";
+        assert_eq!(filled(args, Some(print)), "NR 1 (a, b, ?, [0xa, 0xb]) [0xa, 0xb]");
+        assert_eq!(filled(args, None), "id=1 args=[0xa, 0xb]");
     }
 
     #[test]

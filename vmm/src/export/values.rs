@@ -192,6 +192,14 @@ pub(super) fn write_shown(out: &mut Vec<u8>, shown: &Shown<'_>) {
             Some(number) => hexadecimal(out, number),
             None => out.extend_from_slice(hex(bytes).as_bytes()),
         },
+        Shown::Words(words) => {
+            out.push(b'[');
+            for (number, word) in words.iter().enumerate() {
+                out.extend_from_slice(if number > 0 { b", " } else { b"" });
+                hexadecimal(out, *word);
+            }
+            out.push(b']');
+        }
     }
 }
 
@@ -283,6 +291,7 @@ impl Serialize for JsonShown<'_> {
                 Some(number) => serializer.collect_str(&format_args!("{number:#x}")),
                 None => serializer.serialize_str(&hex(bytes)),
             },
+            Shown::Words(words) => serializer.collect_seq(words),
         }
     }
 }

@@ -59,6 +59,20 @@ pub enum From {
     /// What is in a signal's information, a pointer that may be a number instead: 0, the second
     /// value here; 1, the third.
     Signal(Part, Part, [u64; 2]),
+    /// One word each, one behind the other.
+    Each(Vec<Part>),
+}
+
+impl From {
+    /// How many words it makes, if that does not depend on what it is shown as.
+    #[must_use]
+    pub fn words(&self) -> Option<usize> {
+        match self {
+            Self::Same(_) => None,
+            Self::SwitchState(_) | Self::Swapped(_) | Self::Signal(..) => Some(1),
+            Self::Each(parts) => Some(parts.len()),
+        }
+    }
 }
 
 /// Something that was recorded.
@@ -245,6 +259,15 @@ impl Events {
                     1 => (*kernel, false),
                     _ => number(member),
                 },
+                From::Each(parts) => {
+                    let mut lost = false;
+                    for (word, one) in parts.iter().map(number) {
+                        self.words.push(word);
+                        lost |= one;
+                    }
+                    failed |= u64::from(lost) << index;
+                    continue;
+                }
             };
             self.words.push(word);
             failed |= u64::from(lost) << index;

@@ -152,6 +152,8 @@ pub enum PointReason {
     NoRam,
     /// It did not hold what was written.
     ReadBack,
+    /// The guest's list of its tasks is not as it is known to be.
+    Tasks,
 }
 
 impl std::fmt::Display for PointReason {
@@ -163,6 +165,7 @@ impl std::fmt::Display for PointReason {
             Self::OutOfReach => "no place for its probe",
             Self::NoRam => "it is not in guest RAM",
             Self::ReadBack => "it did not take the patch",
+            Self::Tasks => "tasks cannot be told that their system calls are traced",
         })
     }
 }

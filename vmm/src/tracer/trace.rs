@@ -471,7 +471,7 @@ impl Attachment {
         let text = self.near;
         let annex = View::with_annex(guest, text, &*self.memory);
         let exits = self.exits.release_if(&annex, |_| true);
-        let points = self.points.end(&annex);
+        let points = self.points.end(guest, &self.image, &annex);
         let restored = self.patcher.release_if(&View::ram(guest, [text; 2]), |_| true)?;
         exits?;
         self.code.remove(guest, &self.image, kernel, self.patcher.freed())?;

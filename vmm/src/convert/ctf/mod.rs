@@ -14,7 +14,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::ground::Clock;
+use super::ground::{Clock, listed};
 use crate::export::{Args, Entry, Event, Export, Name, Return, Tail, Tracepoint, printable};
 use crate::stream::{Header, Loss, Mark, Shown, Summary};
 
@@ -226,6 +226,7 @@ fn shown_as(shown: &Shown<'_>) -> Value<'static> {
             let digits = bytes.iter().map(|byte| format!("{byte:02x}"));
             Value::Text(digits.collect::<Vec<_>>().join(" ").into())
         }
+        Shown::Words(words) => Value::Text(listed(words).into()),
     }
 }
 

@@ -11,7 +11,7 @@ use std::io::{self, BufWriter, Write};
 
 use rustc_hash::FxHashMap;
 
-use super::ground::{Clock, Names};
+use super::ground::{Clock, Names, listed};
 use crate::export::{Args, Entry, Event, Export, Name, Return, Unfinished};
 use crate::stream::{Header, Loss, Mark, MarkKind, Shown, Summary};
 use wire::{
@@ -461,9 +461,7 @@ fn value_of(shown: &Shown<'_>) -> Value {
         Shown::Pointer(address) => Value::Pointer(*address),
         Shown::Text(bytes) => Value::Text(String::from_utf8_lossy(bytes).into_owned()),
         Shown::Raw(bytes) => Value::Text(bytes.iter().map(|byte| format!("{byte:02x}")).collect()),
-        // Of later versions.
-        #[allow(unreachable_patterns)]
-        _ => Value::Text("?".to_owned()),
+        Shown::Words(words) => Value::Text(listed(words)),
     }
 }
 

@@ -4,7 +4,7 @@ mod table;
 
 use super::values::{ROOM, shorten, taken, whole};
 use crate::kernel::arguments::{Fetch, Last as Behind, Source, Value};
-use crate::kernel::tracepoints::{Event, EventField, Hooks, Origin};
+use crate::kernel::tracepoints::{Event, EventField, Hooks, Origin, Preparation};
 use crate::kernel::{Arch, Kernel, KernelError, glob};
 use crate::relay::{EventFields, EventValue, From, Part};
 use crate::stream::{Shape, ValueField};
@@ -112,7 +112,7 @@ fn one(kernel: &Kernel, event: &Event) -> Result<(TracedEvent, Option<String>), 
         Origin::Other => return Err("it comes from no tracepoint".to_owned()),
     };
     let hooks = kernel.tracepoint_hooks(address).map_err(|error| error.to_string())?;
-    if hooks.prepares {
+    if hooks.preparation == Preparation::Unknown {
         return Err("the guest's kernel must be prepared for it, which only its own tracing does"
             .to_owned());
     }
@@ -173,6 +173,7 @@ impl Made<'_> {
             let (fields, values) = (self.fields.len(), self.values.len());
             if let Some((from, text)) = self.rule(rule)
                 && let Some(shape) = shape(field, text)
+                && from.words().is_none_or(|words| words == shape.words())
             {
                 let shown = ValueField { name: field.name.clone(), shape };
                 self.values.push(EventValue { shown, from });
@@ -207,6 +208,10 @@ impl Made<'_> {
             Rule::Signal(info, member, numbers) => {
                 let info = self.part(info, true)?;
                 (From::Signal(info, self.part(member, false)?, *numbers), None)
+            }
+            Rule::Each(paths) => {
+                let parts = paths.iter().map(|path| self.part(path, true));
+                (From::Each(parts.collect::<Option<_>>()?), None)
             }
         })
     }
@@ -254,6 +259,9 @@ fn shape(field: &EventField, text: Option<u16>) -> Option<Shape> {
     Some(match kind {
         _ if kind.starts_with("__data_loc") => Shape::Text { bytes: text? },
         _ if kind.starts_with("char[") => Shape::Text { bytes: u16::try_from(field.size).ok()? },
+        _ if kind.starts_with("unsigned long[") => {
+            Shape::Words { bytes: u16::try_from(field.size).ok()? }
+        }
         _ if kind.contains('[') => return None,
         _ if kind.ends_with('*') => Shape::Pointer,
         "bool" => Shape::Bool { bytes: bytes? },

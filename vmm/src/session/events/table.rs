@@ -25,6 +25,8 @@ pub(super) enum Rule {
     Swapped(&'static str),
     /// A signal's information, what is wanted of it, and what that is if the first is 0 or 1.
     Signal(&'static str, &'static str, [u64; 2]),
+    /// Numbers of an array, where the kernel itself follows these pointers.
+    Each(&'static [&'static str]),
 }
 
 /// The row of an event.
@@ -35,17 +37,16 @@ pub(super) fn find(name: &str) -> Option<&'static Row> {
 /// How an event is printed: by the form that has all of its fields and no others.
 pub(super) fn print(row: &Row, event: &Event) -> Option<String> {
     let fits = |print: &&&str| {
-        let has = |name: &str| {
-            print.contains(&format!("{{{name}}}")) || print.contains(&format!("{{{name}:"))
-        };
-        let mut used = print.split('{').skip(1).filter_map(|rest| rest.split(['}', ':']).next());
+        let ends = ['}', ':', '['];
+        let has = |name: &str| ends.iter().any(|end| print.contains(&format!("{{{name}{end}")));
+        let mut used = print.split('{').skip(1).filter_map(|rest| rest.split(ends).next());
         let known = |name: &str| event.fields.iter().any(|field| field.name == name);
         event.fields.iter().all(|field| has(&field.name)) && used.all(known)
     };
     row.prints.iter().find(fits).map(|print| (*print).to_owned())
 }
 
-use Rule::{Known, Path, Signal, Swapped, SwitchState};
+use Rule::{Each, Known, Path, Signal, Swapped, SwitchState};
 
 /// `SI_USER` and `SI_KERNEL`: what stands for information that there is not.
 const NO_INFO: [u64; 2] = [0, 0x80];
@@ -359,6 +360,29 @@ const ROWS: &[Row] = &[
         names: &["module_load"],
         rules: &[("taints", Path("mod->taints")), ("name", Path("mod->name:56"))],
         prints: &[],
+    },
+    // Of the registers by which system calls are made those of the kernel's own programs.
+    Row {
+        names: &["sys_enter"],
+        rules: &[
+            ("id", Path("id")),
+            ("args", Each(&["regs->di", "regs->si", "regs->dx", "regs->r10", "regs->r8", "regs->r9"])),
+            (
+                "args",
+                Each(&["regs->orig_a0", "regs->a1", "regs->a2", "regs->a3", "regs->a4", "regs->a5"]),
+            ),
+        ],
+        prints: &["NR {id} ({args[0]:x}, {args[1]:x}, {args[2]:x}, {args[3]:x}, {args[4]:x}, \
+                   {args[5]:x})"],
+    },
+    Row {
+        names: &["sys_exit"],
+        rules: &[
+            ("id", Known("regs->orig_ax")),
+            ("id", Known("regs->a7")),
+            ("ret", Path("ret")),
+        ],
+        prints: &["NR {id} = {ret}"],
     },
     Row { names: &["module_free"], rules: &[("name", Path("mod->name:56"))], prints: &["{name}"] },
 ];

@@ -5,15 +5,17 @@
 //! guest never sees what we write, and what it has registered itself goes on beside us.
 
 pub(super) mod guest;
+mod marks;
 
 use super::arch::PointReason;
-use super::guest::{Guest, GuestError};
+use super::guest::{Guest, GuestError, Image};
 use super::patch::Edit;
 use super::stops::{Moment, Stops};
 use super::trace::{Attachment, TraceError};
 use super::view::View;
 use crate::kernel::Kernel;
-use crate::kernel::tracepoints::Hooks;
+use crate::kernel::tracepoints::{Hooks, Preparation, SyscallMarks};
+use marks::Tasks;
 use std::collections::{BTreeMap, HashMap};
 
 /// A tracepoint that was left alone.
@@ -37,6 +39,8 @@ pub(super) struct Points {
     /// Run-time addresses of probes, and of what their programs return to, by tracepoint and
     /// program. None ever goes away: a task may stand in it.
     probes: HashMap<(u64, u16), (u64, u64)>,
+    /// Tasks are marked on our account. They stay so while the guest changes its tracepoints.
+    marked: Option<SyscallMarks>,
 }
 
 /// Takes back what was written, the last first; whether all of it was still there.
@@ -46,14 +50,49 @@ fn restore(edits: &[Edit], view: &View<'_>) -> Result<bool, GuestError> {
 
 impl Points {
     /// Gives all back for good; whether all was as it was left.
-    pub(super) fn end(&mut self, view: &View<'_>) -> Result<bool, GuestError> {
+    pub(super) fn end(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        view: &View<'_>,
+    ) -> Result<bool, GuestError> {
         self.wanted.clear();
         let mut whole = true;
         for (_, edits) in std::mem::take(&mut self.held) {
             whole &= restore(&edits, view)?;
         }
+        self.mark(guest, image, view)?;
         whole &= std::mem::take(&mut self.stops).remove(view)?;
         Ok(whole)
+    }
+
+    /// Marks tasks if that is wanted, and no more if it is not; false when they cannot be marked.
+    /// Not while the guest may be doing so itself.
+    fn mark(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        view: &View<'_>,
+    ) -> Result<bool, GuestError> {
+        let marks = self.wanted.values().find_map(|(hooks, _)| match hooks.preparation {
+            Preparation::Syscalls(marks) => Some(marks),
+            Preparation::Nothing | Preparation::Unknown => None,
+        });
+        let of = |marks| Tasks { guest, image, view, marks };
+        match (self.marked, marks) {
+            _ if self.changes > 0 => {}
+            (None, Some(marks)) if of(&marks).mark()? => self.marked = Some(marks),
+            (None, Some(_)) => return Ok(false),
+            (Some(marks), None) => {
+                self.marked = None;
+                if !of(&marks).unmark()? {
+                    let what = "the guest's list of tasks is not as it is known to be";
+                    return Err(GuestError::Mismatch(what.to_owned()));
+                }
+            }
+            (None, None) | (Some(_), Some(_)) => {}
+        }
+        Ok(true)
     }
 }
 
@@ -160,8 +199,13 @@ impl Attachment {
             return Ok(skipped);
         }
         let view = View::with_annex(guest, self.near, &*self.memory);
+        let is_marked = self.points.mark(guest, &self.image, &view)?;
         for (&tracepoint, (hooks, program)) in &self.points.wanted {
             if self.points.held.contains_key(&tracepoint) {
+                continue;
+            }
+            if !is_marked && hooks.preparation != Preparation::Nothing {
+                skipped.push(PointSkip { tracepoint, reason: PointReason::Tasks });
                 continue;
             }
             let probe = self.points.probes.get(&(tracepoint, *program));

@@ -1,0 +1,66 @@
+//! What the kernel does beside its code when a tracepoint is switched on.
+
+use super::super::Kernel;
+
+/// What a tracepoint asks for when it is switched on (`regfunc` of its structure).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Preparation {
+    /// Nothing.
+    Nothing,
+    /// That system calls look for tracers at all.
+    Syscalls(SyscallMarks),
+    /// What is not understood.
+    Unknown,
+}
+
+/// How tasks are told that their system calls are traced (`syscall_regfunc`, kernel/tracepoint.c):
+/// each has a mark, and who needs the marks is counted. Link addresses, and offsets in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SyscallMarks {
+    /// The count: an `int`.
+    pub users: u64,
+    /// The first task, at which the list of all processes begins and ends.
+    pub init_task: u64,
+    /// In a task, the word with its mark.
+    pub work: u64,
+    /// The mark: the only bit that is set.
+    pub mark: u64,
+    /// In a task, its place in the list of all processes.
+    pub tasks: u64,
+    /// In a task, what all threads of its process have.
+    pub signal: u64,
+    /// In that, the list of these threads.
+    pub threads: u64,
+    /// In a task, its place in that list.
+    pub thread: u64,
+}
+
+impl Kernel {
+    /// What the function (link address; 0: none) does that a tracepoint calls when it is switched on.
+    pub(super) fn preparation(&self, function: u64) -> Preparation {
+        if function == 0 {
+            return Preparation::Nothing;
+        }
+        if self.symbols().address("syscall_regfunc") != Some(function) {
+            return Preparation::Unknown;
+        }
+        self.syscall_marks().map_or(Preparation::Unknown, Preparation::Syscalls)
+    }
+
+    fn syscall_marks(&self) -> Option<SyscallMarks> {
+        let btf = self.btf().ok()?;
+        let offset = |strukt, member| btf.member_offset(strukt, member).map(u64::from);
+        let bit = btf.enumerator("SYSCALL_WORK_BIT_SYSCALL_TRACEPOINT")?;
+        let bit = u32::try_from(bit).ok().filter(|bit| *bit < 64)?;
+        Some(SyscallMarks {
+            users: self.symbols().address("sys_tracepoint_refcount")?,
+            init_task: self.symbols().address("init_task")?,
+            work: offset("task_struct", "thread_info.syscall_work")?,
+            mark: 1 << bit,
+            tasks: offset("task_struct", "tasks")?,
+            signal: offset("task_struct", "signal")?,
+            threads: offset("signal_struct", "thread_head")?,
+            thread: offset("task_struct", "thread_node")?,
+        })
+    }
+}
