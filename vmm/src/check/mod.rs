@@ -276,10 +276,6 @@ impl Export for Check {
         Ok(())
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn end(&mut self, summary: Option<&Summary>) -> io::Result<()> {
         self.torn = summary.is_none();
         Ok(())

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use serde_json::json;
 
 use super::calls::{Calls, Lane, Tracers};
-use super::ground::Clock;
+use super::ground::{Clock, task_name};
 use crate::export::{Entry, Event, Export, JsonArgs, JsonReturned, Return, Unfinished};
 use crate::stream::{Header, Loss, Mark, Summary};
 
@@ -71,10 +71,7 @@ impl Chrome {
         comm: Option<&str>,
     ) -> io::Result<(u32, u32)> {
         let thread = if pid == 0 { (0, vcpu) } else { (tgid.unwrap_or(pid), pid) };
-        let name = match comm {
-            _ if pid == 0 => format!("swapper/{vcpu}").into(),
-            comm => std::borrow::Cow::from(comm.unwrap_or("<...>")),
-        };
+        let name = task_name(vcpu, pid, comm);
         if self.names.get(&thread).is_some_and(|known| **known == *name) {
             return Ok(thread);
         }
@@ -224,10 +221,6 @@ impl Export for Chrome {
             Event::Loss(loss) => self.loss(loss),
             Event::Mark(mark) => self.mark(mark),
         }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {

@@ -223,10 +223,6 @@ impl Export for Csv {
         }
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
         self.out.flush()
     }

@@ -7,7 +7,7 @@ use std::io::{self, BufWriter, Write};
 use rustc_hash::FxHashMap;
 
 use super::calls::{Calls, Lane};
-use super::ground::Names;
+use super::ground::{Names, too_many};
 use crate::export::{Entry, Event, Export, Name, Return};
 use crate::stream::{Header, Summary};
 
@@ -203,11 +203,6 @@ fn tracer(name: Option<&str>) -> u16 {
     })
 }
 
-fn too_many(what: &str) -> io::Error {
-    let text = format!("the trace has too many different {what}: convert fewer functions (-f)");
-    io::Error::new(io::ErrorKind::InvalidData, text)
-}
-
 impl Export for Folded {
     fn begin(&mut self, _: &Header) -> io::Result<()> {
         Ok(())
@@ -224,10 +219,6 @@ impl Export for Folded {
             // Not of a stack.
             Event::Tail(_) | Event::Tracepoint(_) | Event::Loss(_) | Event::Mark(_) => {}
         }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 

@@ -1,4 +1,7 @@
-//! What several formats need: time in nanoseconds, and numbers for names.
+//! What several formats need: time in nanoseconds, numbers for names, names of tasks.
+
+use std::borrow::Cow;
+use std::io;
 
 use rustc_hash::FxHashMap;
 
@@ -37,6 +40,20 @@ impl Clock {
 /// Numbers of an array as text.
 pub(super) fn listed(words: &[u64]) -> String {
     words.iter().map(|word| format!("{word:#x}")).collect::<Vec<_>>().join(", ")
+}
+
+/// Why a trace with more kinds of something than a format has room for is refused.
+pub(super) fn too_many(what: &str) -> io::Error {
+    let text = format!("the trace has too many different {what}: convert fewer functions (-f)");
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+/// What a task is called: all idle tasks share a pid, and are told apart by their vCPU.
+pub(super) fn task_name(vcpu: u32, pid: u32, comm: Option<&str>) -> Cow<'_, str> {
+    match comm {
+        _ if pid == 0 => format!("swapper/{vcpu}").into(),
+        comm => comm.unwrap_or("<...>").into(),
+    }
 }
 
 /// Numbers for names of functions, from 0.

@@ -54,10 +54,6 @@ impl<W: Write> Export for Callers<W> {
         Ok(())
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
         let mut functions: HashMap<&str, Vec<(u64, &str)>> = HashMap::new();
         for ((function, caller), count) in &self.counts {

@@ -132,9 +132,6 @@ mod tests {
             }
             Ok(())
         }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
         fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
             Ok(())
         }

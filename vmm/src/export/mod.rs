@@ -93,11 +93,13 @@ pub trait Export {
         Ok(())
     }
 
-    /// No event can be had at present: show what there is.
+    /// No event can be had at present: show what there is. Most show nothing before the end.
     ///
     /// # Errors
     /// When the output fails.
-    fn flush(&mut self) -> io::Result<()>;
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 
     /// The stream ended, with its summary unless it was torn.
     ///

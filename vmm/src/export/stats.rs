@@ -60,10 +60,6 @@ impl<W: Write> Export for Stats<W> {
         Ok(())
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
         let Self { out, counts, total, others, lost } = self;
         let mut counts: Vec<_> = counts.values().collect();

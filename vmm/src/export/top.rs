@@ -43,10 +43,6 @@ impl<W: Write> Export for Top<W> {
         Ok(())
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
         let Self { out, times, lost } = self;
         let Times { functions, entries, others, .. } = times;

@@ -161,18 +161,6 @@ fn names_do_not_leave_their_quotes() {
     assert!(text.contains("struct = 1, a_b = 2, a_b_2 = 3, "), "{text}");
 }
 
-#[test]
-fn says_what_a_directory_cannot() {
-    let folder = Folder::new(&stream());
-    std::fs::create_dir_all(folder.path("out.ctf/old")).expect("a directory");
-    for (place, why) in [("out.ctf", "something is there"), ("-", "standard output is not")] {
-        let output = folder.vmtrace(&["-o", place, "--format", "ctf"]);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains(why), "{said}");
-    }
-}
-
 fn header() -> Header {
     Header {
         clock_hz: 1_000_000_000,

@@ -451,6 +451,21 @@ fn csv_has_a_row_an_event() {
 }
 
 #[test]
+fn says_what_a_directory_cannot() {
+    for format in ["uftrace", "ctf"] {
+        let folder = Folder::new(&stream());
+        let place = format!("out.{format}");
+        std::fs::create_dir_all(folder.path(&place).join("old")).expect("a directory");
+        for (place, why) in [(&*place, "something is there"), ("-", "standard output is not")] {
+            let output = folder.vmtrace(&["-o", place, "--format", format]);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(1), "{said}");
+            assert!(said.contains(why), "{said}");
+        }
+    }
+}
+
+#[test]
 fn says_what_is_wrong() {
     let stream = stream();
     let folder = Folder::new(&stream);

@@ -181,15 +181,3 @@ fn names_leave_neither_their_lines_nor_the_directory() {
         ["a_b.sym", "info.sym", "module-0-.._.._out.sym", "module-3-a_b.sym", "vmlinux.sym"];
     assert_eq!(files, expected);
 }
-
-#[test]
-fn says_what_a_directory_cannot() {
-    let folder = Folder::new(&stream());
-    std::fs::create_dir_all(folder.path("out.uftrace/old")).expect("a directory");
-    for (place, why) in [("out.uftrace", "something is there"), ("-", "standard output is not")] {
-        let output = folder.vmtrace(&["-o", place, "--format", "uftrace"]);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains(why), "{said}");
-    }
-}

@@ -339,10 +339,6 @@ impl Export for Boot {
         Ok(())
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn end(&mut self, summary: Option<&Summary>) -> io::Result<()> {
         self.gaps.end(summary);
         Ok(())

@@ -220,10 +220,6 @@ impl Export for Profile {
         Ok(())
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn end(&mut self, summary: Option<&Summary>) -> io::Result<()> {
         self.gaps.end(summary);
         Ok(())

@@ -14,7 +14,7 @@ use std::io;
 use rustc_hash::FxHashMap;
 
 use super::calls::{Calls, Lane, Tracers};
-use super::ground::{Clock, Names};
+use super::ground::{Clock, Names, too_many};
 use crate::export::{Entry, Event, Export, Name, Return, Unfinished};
 use crate::stream::{Header, Loss, Mark, Summary};
 
@@ -210,11 +210,6 @@ impl Chart {
     }
 }
 
-fn too_many(what: &str) -> io::Error {
-    let text = format!("the trace has too many different {what}: convert fewer functions (-f)");
-    io::Error::new(io::ErrorKind::InvalidData, text)
-}
-
 impl Export for Chart {
     fn begin(&mut self, header: &Header) -> io::Result<()> {
         self.clock = Clock::of(header);
@@ -232,10 +227,6 @@ impl Export for Chart {
             // What is called now is shown inside of it.
             Event::Tail(_) | Event::Tracepoint(_) => {}
         }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use std::io::{self, BufWriter, Write};
 use rustc_hash::FxHashMap;
 use serde_json::json;
 
+use super::super::ground::task_name;
 use super::{Chart, End, Kept};
 use crate::export::Name;
 
@@ -147,10 +148,7 @@ impl<'a> Page<'a> {
             if these.is_empty() && ticks.is_empty() {
                 continue;
             }
-            let comm = match &task.comm {
-                _ if task.pid == 0 => format!("swapper/{}", task.vcpu),
-                comm => comm.as_deref().unwrap_or("<...>").to_owned(),
-            };
+            let comm = task_name(task.vcpu, task.pid, task.comm.as_deref());
             let about = json!({ "comm": comm, "pid": task.pid, "tracer": task.tracer });
             write!(out, "{comma}\n[")?;
             serde_json::to_writer(Inside(out), &about)?;

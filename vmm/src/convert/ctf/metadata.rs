@@ -6,6 +6,7 @@ use std::io;
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
+use super::super::ground::too_many;
 use super::{Fields, StreamId, Value};
 use crate::stream::Header;
 
@@ -126,8 +127,7 @@ impl Classes {
             return Ok(*number);
         }
         if self.known.len() >= CLASSES {
-            let text = "the trace has too many different events: convert fewer functions (-f)";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+            return Err(too_many("events"));
         }
         let number = u32::try_from(self.known.len()).unwrap_or(u32::MAX);
         numbers.push(number);

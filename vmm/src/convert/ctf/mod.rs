@@ -261,10 +261,6 @@ impl Export for Ctf {
         }
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
         self.vcpus.values_mut().chain(&mut self.marks).try_for_each(Packets::end)?;
         fs::write(self.folder.join("metadata"), self.classes.metadata(&self.header))

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::Path;
 
+use super::super::ground::task_name;
 use super::{StreamId, Value};
 
 /// What a packet begins with (CTF 1.8.3, 5.1).
@@ -62,14 +63,7 @@ impl Packets {
         if let Some(who) = who {
             out.extend(who.pid.to_le_bytes());
             out.extend(who.tgid.unwrap_or(who.pid).to_le_bytes());
-            match (who.comm, who.pid) {
-                (Some(comm), 1..) => text(out, comm),
-                (None, 1..) => text(out, "<...>"),
-                (_, 0) => {
-                    write!(out, "swapper/{}", who.vcpu)?;
-                    out.push(0);
-                }
-            }
+            text(out, &task_name(who.vcpu, who.pid, who.comm));
         }
         for (_, value) in fields {
             match value {

@@ -225,10 +225,6 @@ impl Export for TraceDat {
         }
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
         self.pages.finish()?;
         self.contents.kallsyms = self.kallsyms();

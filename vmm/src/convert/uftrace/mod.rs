@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use rustc_hash::FxHashMap;
 
 use super::calls::{Calls, Lane, Tracers};
-use super::ground::{Clock, Names};
+use super::ground::{Clock, Names, too_many};
 use crate::export::{Entry, Event, Export, Name, Return, Tracepoint, Unfinished, printable};
 use crate::stream::{Header, Loss, Mark, Summary};
 
@@ -244,11 +244,6 @@ impl Uftrace {
     }
 }
 
-fn too_many(what: &str) -> io::Error {
-    let text = format!("the trace has too many different {what}: convert fewer functions (-f)");
-    io::Error::new(io::ErrorKind::InvalidData, text)
-}
-
 impl Export for Uftrace {
     fn begin(&mut self, header: &Header) -> io::Result<()> {
         self.clock = Clock::of(header);
@@ -270,10 +265,6 @@ impl Export for Uftrace {
             // What is called now is shown inside of it.
             Event::Tail(_) => {}
         }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 
