@@ -578,7 +578,8 @@ fn events_have_the_fields_of_their_format_on_every_kernel() {
             nowhere += usize::from(!hooks.are_used());
             if point == "sys_enter" || point == "sys_exit" {
                 // The one bit is SYSCALL_WORK_SYSCALL_TRACEPOINT of include/linux/thread_info.h.
-                let marks = matches!(&hooks.preparation, Preparation::Syscalls(marks) if marks.mark == 2);
+                let marks =
+                    matches!(&hooks.preparation, Preparation::Syscalls(marks) if marks.mark == 2);
                 assert!(marks, "{name} {point}: {:?}", hooks.preparation);
             }
         }

@@ -366,10 +366,20 @@ const ROWS: &[Row] = &[
         names: &["sys_enter"],
         rules: &[
             ("id", Path("id")),
-            ("args", Each(&["regs->di", "regs->si", "regs->dx", "regs->r10", "regs->r8", "regs->r9"])),
             (
                 "args",
-                Each(&["regs->orig_a0", "regs->a1", "regs->a2", "regs->a3", "regs->a4", "regs->a5"]),
+                Each(&["regs->di", "regs->si", "regs->dx", "regs->r10", "regs->r8", "regs->r9"]),
+            ),
+            (
+                "args",
+                Each(&[
+                    "regs->orig_a0",
+                    "regs->a1",
+                    "regs->a2",
+                    "regs->a3",
+                    "regs->a4",
+                    "regs->a5",
+                ]),
             ),
         ],
         prints: &["NR {id} ({args[0]:x}, {args[1]:x}, {args[2]:x}, {args[3]:x}, {args[4]:x}, \
@@ -377,11 +387,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         names: &["sys_exit"],
-        rules: &[
-            ("id", Known("regs->orig_ax")),
-            ("id", Known("regs->a7")),
-            ("ret", Path("ret")),
-        ],
+        rules: &[("id", Known("regs->orig_ax")), ("id", Known("regs->a7")), ("ret", Path("ret"))],
         prints: &["NR {id} = {ret}"],
     },
     Row { names: &["module_free"], rules: &[("name", Path("mod->name:56"))], prints: &["{name}"] },
