@@ -1,12 +1,13 @@
 //! Events of tracepoints beside the guest's own trace of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vmtrace::export::{Player, Text};
 use vmtrace::kernel::Kernel;
 use vmtrace::stream::MarkKind;
 
-use crate::cases::{Guests, trouble};
+use crate::cases::{Guests, trouble, value};
+use crate::stress::hash;
 use crate::trace::{Trace, arch_of, cmdline, kernel};
 
 /// Events that the workload brings about, which both sides print in the same words.
@@ -70,6 +71,28 @@ fn seen(line: &str) -> Option<Seen> {
     let text = text.trim_end();
     let (pid, cpu) = (pid.trim().parse().ok()?, cpu.parse().ok()?);
     Some(Seen { cpu, pid, name: name.to_owned(), text: text.to_owned() })
+}
+
+/// The lines that the guest tells: each of them twice, since a message of its kernel may stand in the
+/// midst of one.
+fn told(console: &str) -> Vec<&str> {
+    let mut found = BTreeMap::new();
+    let mut total = 0;
+    for line in console.lines().filter_map(|line| line.trim().strip_prefix("guest-event ")) {
+        let mut parts = line.splitn(4, ' ');
+        let mut next = || parts.next().unwrap_or_default();
+        let (number, all) = (next().parse::<usize>(), next().parse::<usize>());
+        let (sum, text) = (next(), next());
+        if let (Ok(number), Ok(all)) = (number, all)
+            && sum == format!("{:x}", hash([text]))
+        {
+            found.insert(number, text);
+            total = all;
+        }
+    }
+    let missing: Vec<usize> = (0..total).filter(|number| !found.contains_key(number)).collect();
+    assert!(total > 0 && missing.is_empty(), "torn both times: {missing:?} of {total}");
+    found.into_values().collect()
 }
 
 /// Marks in the trace: an event, and how its fields read.
@@ -137,10 +160,7 @@ impl Guests {
         let summary = &trace.summary;
         assert_eq!((summary.lost(), &summary.notes[..]), (0, &[] as &[String]), "{name}: {err}");
 
-        let theirs: Vec<Seen> = err
-            .lines()
-            .filter_map(|line| seen(line.trim().strip_prefix("guest-event ")?))
-            .collect();
+        let theirs: Vec<Seen> = told(&err).iter().filter_map(|line| seen(line)).collect();
         let ours = ours(&kernel(name).unwrap(), &trace);
         let theirs = between(&theirs, BEGIN, END);
         let both = between(&ours, BEGIN, END);
@@ -160,5 +180,61 @@ impl Guests {
         let notes = trace.marks(MarkKind::Note).unwrap();
         let times = notes.iter().filter(|note| **note == again).count();
         assert!(times >= 2 * EVENTS.len(), "{name}: {times} of {notes:?}");
+    }
+
+    /// Who asks for one system call gets that one, and what the kernel calls it; of some by the
+    /// program, of many by the relay.
+    pub fn system_calls_are_told_apart(&self, name: &str) {
+        const CALLS: usize = 5000;
+        let args = ["--event", "syscalls:sys_enter_getppid", "--event", "syscalls:sys_exit_*"];
+        let (finished, trace) = self.run(name, &format!("getppid {CALLS} 0"), &args);
+        let err = finished.err();
+        assert_eq!(trouble(&err), None, "{name}");
+        let summary = &trace.summary;
+        let notes = summary.notes.iter().filter(|note| !note.contains("no program can make"));
+        assert_eq!((summary.lost(), notes.count()), (0, 0), "{name}: {err}");
+        let pid = value(&finished, "pid ");
+        let all = ours(&kernel(name).unwrap(), &trace);
+        let names: BTreeSet<&str> = all.iter().map(|seen| &*seen.name).collect();
+        let begun: Vec<&&str> = names.iter().filter(|name| name.starts_with("sys_enter")).collect();
+        assert_eq!(begun, [&"sys_enter_getppid"], "{name}");
+        for call in ["execve", "openat", "close", "write", "exit_group", "getppid"] {
+            // What ends a task has no end.
+            let ends = names.contains(&*format!("sys_exit_{call}"));
+            assert_eq!(ends, call != "exit_group", "{name}: {call} of {names:?}");
+        }
+        let own: Vec<&Seen> = all.iter().filter(|seen| seen.pid == pid).collect();
+        let first = own.iter().position(|seen| seen.name == "sys_enter_getppid").unwrap();
+        let (pairs, rest) = own[first..first + 2 * CALLS].as_chunks::<2>();
+        let parent = &own[first + 1].text;
+        assert!(rest.is_empty() && parent.starts_with("0x"), "{name}: {parent}");
+        for [enter, exit] in pairs {
+            assert_eq!((&*enter.name, &*enter.text), ("sys_enter_getppid", ""), "{name}");
+            assert_eq!((&*exit.name, &exit.text), ("sys_exit_getppid", parent), "{name}");
+        }
+        let more = own[first + 2 * CALLS..].iter().any(|seen| seen.name.ends_with("_getppid"));
+        assert!(!more, "{name}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(number: usize, text: &str) -> String {
+        format!("guest-event {number} 3 {:x} {text}\r\n", hash([text]))
+    }
+
+    // A test must not fail because a kernel had something to say, nor pass with a line less.
+    #[test]
+    fn torn_lines_are_not_believed() {
+        let [a, b, c] = ["x-1 [001] ..: a: 1", "x-1 [001] ..: b: 2", "x-1 [001] ..: c: 3"];
+        let lines = [line(0, a), line(1, b), line(2, c)];
+        let torn = lines[1].replace(": b", ": [   69.488142] watchdog\r\n b");
+        let console = [&lines[0], &torn, &lines[2], "more\n", &lines[0], &lines[1]].concat();
+        assert_eq!(told(&console), [a, b, c]);
+        let console = [&*lines[0], &torn, &lines[2], &lines[0], &torn].concat();
+        let lost = std::panic::catch_unwind(|| told(&console).len());
+        assert!(lost.is_err());
     }
 }

@@ -79,6 +79,11 @@ fn events_are_those_of_the_guests_own_trace() {
 }
 
 #[test]
+fn system_calls_are_told_apart() {
+    GUESTS.system_calls_are_told_apart("riscv64-6.12");
+}
+
+#[test]
 fn a_kernel_without_type_information_is_traced() {
     GUESTS.a_kernel_without_type_information_is_traced("riscv64-7");
 }

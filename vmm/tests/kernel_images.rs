@@ -567,6 +567,28 @@ fn events_have_the_fields_of_their_format_on_every_kernel() {
         let open: Vec<&str> = open.iter().map(|field| &*field.name).collect();
         assert_eq!(open, ["__syscall_nr", "dfd", "filename", "flags", "mode"], "{name}");
 
+        // From the tables of the architectures (Documentation: syscall_64.tbl, unistd.h).
+        let number = |full: &str| match find(full).origin {
+            Origin::Syscall { number, exit } => (number, exit),
+            _ => panic!("{name}: {full}"),
+        };
+        let known = match cached.kernel.arch() {
+            Arch::X86_64 => [("read", 0), ("getppid", 110), ("openat", 257), ("clone3", 435)],
+            Arch::Riscv64 => [("read", 63), ("getppid", 173), ("openat", 56), ("clone3", 435)],
+        };
+        for (call, wanted) in known {
+            assert_eq!(number(&format!("syscalls:sys_enter_{call}")), (Some(wanted), false));
+            assert_eq!(number(&format!("syscalls:sys_exit_{call}")), (Some(wanted), true));
+        }
+        let calls = events.iter().filter(|event| event.system == "syscalls");
+        let unknown = calls
+            .clone()
+            .filter(|event| !matches!(event.origin, Origin::Syscall { number: Some(_), .. }));
+        let unknown: Vec<&str> = unknown.map(|event| &*event.name).collect();
+        // Those of 32-bit programs, and of other architectures.
+        assert!(unknown.len() * 4 < calls.count(), "{name}: {unknown:?}");
+        assert!(unknown.contains(&"sys_enter_mmap_pgoff"), "{name}: {unknown:?}");
+
         // What probes get is known of all, and where the kernel comes by them of nearly all.
         let (mut points, mut nowhere) = (0, 0);
         for event in events {

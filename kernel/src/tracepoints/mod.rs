@@ -7,6 +7,7 @@
 mod code;
 mod prepare;
 mod signature;
+mod syscalls;
 
 use std::collections::HashMap;
 
@@ -25,6 +26,8 @@ pub struct Event {
     pub name: String,
     /// Where it comes from.
     pub origin: Origin,
+    /// Link address of its `struct trace_event_call`: no other event has the same.
+    pub address: u64,
     /// What its format file has, but for the fields that all events have; in that order.
     pub fields: Vec<EventField>,
     /// How its format file prints it, as C; empty when not known.
@@ -37,8 +40,14 @@ pub enum Origin {
     /// A tracepoint: its name, and the link address of its `struct tracepoint`. Several events may
     /// come from one.
     Tracepoint(String, u64),
-    /// A single system call, which has no tracepoint of its own (`raw_syscalls` has).
-    Syscall,
+    /// A single system call, which has no tracepoint of its own (`raw_syscalls` has): its number, if
+    /// the kernel's table has it, and whether it is about its end.
+    Syscall {
+        /// As programs use it.
+        number: Option<u32>,
+        /// It is about what the call returns.
+        exit: bool,
+    },
     /// Something else of the kernel's, such as its function tracer.
     Other,
 }
@@ -160,11 +169,19 @@ fn find(kernel: &Kernel) -> Result<Vec<Event>, KernelError> {
     let words = kernel
         .bytes(start, count * 8)
         .ok_or(KernelError::Tracepoints("its table of events is not in the file"))?;
-    let points = tracepoints(kernel);
+    let tables = Tables { points: tracepoints(kernel), syscalls: syscalls::numbers(kernel) };
     let mut events: Vec<Event> =
-        (0..count).filter_map(|i| event(kernel, &layout, &points, u64_at(words, 8 * i)?)).collect();
+        (0..count).filter_map(|i| event(kernel, &layout, &tables, u64_at(words, 8 * i)?)).collect();
     events.sort_by(|a, b| (&a.system, &a.name).cmp(&(&b.system, &b.name)));
     Ok(events)
+}
+
+/// What events are found by.
+struct Tables<'a> {
+    /// Names of tracepoints by their link addresses.
+    points: HashMap<u64, &'a str>,
+    /// Numbers of system calls.
+    syscalls: HashMap<&'a str, u32>,
 }
 
 /// Names of tracepoints by the link address of each.
@@ -176,12 +193,7 @@ fn tracepoints(kernel: &Kernel) -> HashMap<u64, &str> {
     named.collect()
 }
 
-fn event(
-    kernel: &Kernel,
-    layout: &Layout,
-    points: &HashMap<u64, &str>,
-    call: u64,
-) -> Option<Event> {
+fn event(kernel: &Kernel, layout: &Layout, tables: &Tables<'_>, call: u64) -> Option<Event> {
     let at = |offset: u64| call.wrapping_add(offset);
     let class = kernel.word(at(layout.class))?;
     let system = kernel.text_behind(class.wrapping_add(layout.system), LONGEST)?;
@@ -189,7 +201,7 @@ fn event(
     let point = kernel.word(at(layout.tracepoint))?;
     let print = kernel.text_behind(at(layout.print), LONGEST_PRINT).unwrap_or_default();
     let mut fields = Vec::new();
-    let (name, origin) = match points.get(&point) {
+    let (name, origin) = match tables.points.get(&point) {
         Some(&name) => {
             // Events may have other names than their tracepoints.
             let symbol =
@@ -199,19 +211,25 @@ fn event(
         }
         None => {
             let name = kernel.text(point, LONGEST)?.to_owned();
-            let origin = if system == "syscalls" { Origin::Syscall } else { Origin::Other };
+            let origin = match (system, syscalls::part(&name)) {
+                ("syscalls", Some((exit, own))) => {
+                    Origin::Syscall { number: tables.syscalls.get(own).copied(), exit }
+                }
+                _ => Origin::Other,
+            };
             (name, origin)
         }
     };
-    if origin == Origin::Syscall {
-        fields = syscall(kernel, kernel.word(at(layout.data))?, name.starts_with("sys_exit"))?;
+    if let Origin::Syscall { exit, .. } = origin {
+        fields = syscalls::fields(kernel, kernel.word(at(layout.data))?, exit)?;
     } else if let Some(table) = kernel.word(class.wrapping_add(layout.fields)) {
         fields.extend(
             (0..MOST_FIELDS as u64)
                 .map_while(|i| field(kernel, layout, table.wrapping_add(i * layout.stride))),
         );
     }
-    Some(Event { system: system.to_owned(), name, origin, fields, print: print.to_owned() })
+    let (system, print) = (system.to_owned(), print.to_owned());
+    Some(Event { system, name, origin, address: call, fields, print })
 }
 
 fn field(kernel: &Kernel, layout: &Layout, at: u64) -> Option<EventField> {
@@ -235,32 +253,4 @@ fn counted(kind: &str, size: u32) -> String {
         }
         _ => kind.to_owned(),
     }
-}
-
-/// The fields of a system call's event (kernel/trace/trace_syscalls.c).
-fn syscall(kernel: &Kernel, data: u64, exit: bool) -> Option<Vec<EventField>> {
-    const MOST_ARGUMENTS: u32 = 6;
-    let btf = kernel.btf().ok()?;
-    let word = |name: &str, kind: &str, size, signed| EventField {
-        name: name.to_owned(),
-        kind: kind.to_owned(),
-        size,
-        signed,
-    };
-    let mut fields = vec![word("__syscall_nr", "int", 4, true)];
-    if exit {
-        fields.push(word("ret", "long", 8, true));
-        return Some(fields);
-    }
-    let member = |name| btf.member_offset("syscall_metadata", name).map(u64::from);
-    let count = kernel.bytes(data.wrapping_add(member("nb_args")?), 4)?;
-    let count = u32::from_le_bytes(count.try_into().ok()?).min(MOST_ARGUMENTS);
-    let (types, names) = (member("types")?, member("args")?);
-    let (types, names) =
-        (kernel.word(data.wrapping_add(types)), kernel.word(data.wrapping_add(names)));
-    for i in 0..u64::from(count) {
-        let text = |table: Option<u64>| kernel.text_behind(table?.wrapping_add(8 * i), LONGEST);
-        fields.push(word(text(names)?, text(types)?, 8, false));
-    }
-    Some(fields)
 }

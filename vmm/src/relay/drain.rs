@@ -346,9 +346,10 @@ impl Drain {
             let format = self.programs.format(record);
             if !self.events.is_empty()
                 && format.is_some()
-                && let Some(first) = self.events.first(&self.kernel, record.site)
+                && let Some(event) = self.events.find(record.site, self.raw.fields(record))
             {
-                if let Some((symbol, told)) = first {
+                let Some(event) = event else { continue };
+                if let Some((symbol, told)) = self.events.first(&self.kernel, event) {
                     self.writer.symbols([symbol])?;
                     self.writer.values(&told)?;
                 }
@@ -358,7 +359,8 @@ impl Drain {
                 }
                 let time = order.pass(record);
                 earliest.get_or_insert(time);
-                self.events.write(&mut self.batch, time, record, self.raw.fields(record));
+                let fields = self.raw.fields(record);
+                self.events.write(event, &mut self.batch, time, record, fields);
                 continue;
             }
             let place = format.and_then(|format| self.functions.place(format.point, record.site));

@@ -9,14 +9,16 @@ use crate::stream::{
 use crate::tracer::RawRecord;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
+use vmtrace_trampolines::condition::Operand;
 use vmtrace_trampolines::layout::COMMON_SIZE;
 use vmtrace_trampolines::{Field, Point, Program};
 
 /// An event that is traced.
 #[derive(Clone, Debug)]
 pub struct EventTarget {
-    /// Link address of its `struct tracepoint`.
-    pub tracepoint: u64,
+    /// Link address of what it is known by in the kernel: its `struct tracepoint`, or what is its own
+    /// where several come from one.
+    pub address: u64,
     /// What its program writes in place of a function.
     pub word: u32,
     /// What is recorded.
@@ -34,6 +36,17 @@ pub struct EventFields {
     pub values: Vec<EventValue>,
     /// How it is printed: see `docs/stream.md`.
     pub print: Option<String>,
+    /// Of which records of its tracepoint it is, if not of all.
+    pub call: Option<OneCall>,
+}
+
+/// A single system call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OneCall {
+    /// Its number.
+    pub number: u32,
+    /// What that is recorded as.
+    pub place: Part,
 }
 
 /// A field of an event.
@@ -128,6 +141,16 @@ fn switch_state(preempted: u64, task: u64, exited: u64) -> u64 {
 }
 
 impl EventFields {
+    /// What a program knows the number of a system call by, if these are calls and it does.
+    pub(crate) fn number_operand(&self) -> Option<Operand> {
+        match self.fields.get(self.call.as_ref()?.place.field)? {
+            Field::Argument(number) => {
+                Some(Operand::Argument { number: *number, bytes: 8, signed: true })
+            }
+            _ => None,
+        }
+    }
+
     /// Its program.
     fn program(&self) -> Program {
         crate::tracer::Duty::new(Point::Entry, vec![0], &self.fields).program(0)
@@ -137,8 +160,8 @@ impl EventFields {
 /// What is known of an event's records.
 #[derive(Debug)]
 struct Known {
-    /// Low half of the tracepoint's address.
-    tracepoint: u32,
+    /// Low half of the address that it is known by.
+    address: u32,
     event: Arc<EventFields>,
     /// Of each field where its words begin, how many there are, and the bit of its failure.
     places: Vec<(usize, usize, u32)>,
@@ -147,40 +170,72 @@ struct Known {
     told: bool,
 }
 
-/// The events that are traced, by what their programs write.
+impl Known {
+    fn new(address: u32, event: &Arc<EventFields>) -> Self {
+        let program = event.program();
+        let place = |wanted: &Field| {
+            let mut all = program.places().enumerate();
+            let (index, (field, below)) = all.find(|(_, (field, _))| field == wanted)?;
+            let at = below.saturating_sub(COMMON_SIZE) / 8 - 1;
+            Some((at, field.words(), u32::try_from(index).ok()?))
+        };
+        let places = event.fields.iter().map(|field| place(field).unwrap_or_default());
+        Self {
+            address,
+            event: Arc::clone(event),
+            places: places.collect(),
+            failed: place(&Field::Failed).map(|(at, ..)| at),
+            told: false,
+        }
+    }
+
+    /// The words of a part, and the bit of its failure.
+    fn words<'a>(&self, part: &Part, fields: &'a [u64]) -> (&'a [u64], u32) {
+        let (at, words, bit) = self.places.get(part.field).copied().unwrap_or_default();
+        (fields.get(at..at + words).unwrap_or_default(), bit)
+    }
+}
+
+/// What the records of a program are.
+#[derive(Debug)]
+enum Which {
+    /// All of one event.
+    All(usize),
+    /// Of single system calls, by their numbers; those of others were not asked for.
+    Calls(FxHashMap<u64, usize>),
+}
+
+/// The events that are traced.
 #[derive(Debug, Default)]
 pub(super) struct Events {
-    known: FxHashMap<u32, Known>,
+    /// By what their programs write.
+    words_of: FxHashMap<u32, Which>,
+    known: Vec<Known>,
     /// Words of one record.
     words: Vec<u64>,
 }
 
 impl Events {
-    /// Adds those that are new, in a kernel that runs at `slide`.
+    /// Adds those that are new, in a kernel that runs at `slide`. Of single system calls those that
+    /// are not among these are no more.
     pub(super) fn add(&mut self, slide: u64, targets: &Targets) {
-        for EventTarget { tracepoint, word, event } in &targets.events {
-            let low = tracepoint.wrapping_add(slide).wrapping_sub(Header::TOP_4_GIB);
-            let Ok(tracepoint) = u32::try_from(low) else { continue };
-            if self.known.get(word).is_some_and(|known| known.event == *event) {
-                continue;
+        let mut calls: FxHashMap<u32, FxHashMap<u64, usize>> = FxHashMap::default();
+        for EventTarget { address, word, event } in &targets.events {
+            let low = address.wrapping_add(slide).wrapping_sub(Header::TOP_4_GIB);
+            let Ok(address) = u32::try_from(low) else { continue };
+            let same = |known: &Known| known.address == address && known.event == *event;
+            let index = self.known.iter().position(same).unwrap_or_else(|| {
+                self.known.push(Known::new(address, event));
+                self.known.len() - 1
+            });
+            match &event.call {
+                None => drop(self.words_of.insert(*word, Which::All(index))),
+                Some(call) => {
+                    calls.entry(*word).or_default().insert(call.number.into(), index);
+                }
             }
-            let program = event.program();
-            let place = |wanted: &Field| {
-                let mut all = program.places().enumerate();
-                let (index, (field, below)) = all.find(|(_, (field, _))| field == wanted)?;
-                let at = below.saturating_sub(COMMON_SIZE) / 8 - 1;
-                Some((at, field.words(), u32::try_from(index).ok()?))
-            };
-            let places = event.fields.iter().map(|field| place(field).unwrap_or_default());
-            let known = Known {
-                tracepoint,
-                event: Arc::clone(event),
-                places: places.collect(),
-                failed: place(&Field::Failed).map(|(at, ..)| at),
-                told: false,
-            };
-            self.known.insert(*word, known);
         }
+        self.words_of.extend(calls.into_iter().map(|(word, all)| (word, Which::Calls(all))));
     }
 
     /// Whether none was ever traced.
@@ -189,42 +244,59 @@ impl Events {
         self.known.is_empty()
     }
 
-    /// What the stream must be told before this record, if it is one of an event.
+    /// Whether the record of a program is one of an event, and of which; `None` for those that
+    /// nobody has asked for.
+    pub(super) fn find(&self, word: u32, fields: &[u64]) -> Option<Option<usize>> {
+        Some(match self.words_of.get(&word)? {
+            Which::All(index) => Some(*index),
+            Which::Calls(all) => {
+                let any = all.values().next().and_then(|&index| self.known.get(index));
+                let number = any.and_then(|known| {
+                    let place = &known.event.call.as_ref()?.place;
+                    Some(place.number(known.words(place, fields).0))
+                });
+                number.and_then(|number| all.get(&number).copied())
+            }
+        })
+    }
+
+    /// What the stream must be told before the first record of an event.
     pub(super) fn first(
         &mut self,
         kernel: &Kernel,
-        word: u32,
-    ) -> Option<Option<(Symbol<'_>, ValuesFormat)>> {
-        let known = self.known.get_mut(&word)?;
+        index: usize,
+    ) -> Option<(Symbol<'_>, ValuesFormat)> {
+        let known = self.known.get_mut(index)?;
         if std::mem::replace(&mut known.told, true) {
-            return Some(None);
+            return None;
         }
-        let address = Header::TOP_4_GIB | u64::from(known.tracepoint);
+        let address = Header::TOP_4_GIB | u64::from(known.address);
         let size = kernel.btf().ok().and_then(|btf| btf.struct_size("tracepoint")).unwrap_or(0);
         let values = known.event.values.iter().map(|value| value.shown.clone()).collect();
         let format = ValuesFormat {
-            function: known.tracepoint,
+            function: known.address,
             tracer: 0,
             of: ValuesOf::Event,
             values,
             print: known.event.print.clone(),
         };
-        Some(Some((Symbol::new(address, size, &known.event.name), format)))
+        Some((Symbol::new(address, size, &known.event.name), format))
     }
 
     /// Adds the record of an event.
     pub(super) fn write(
         &mut self,
+        index: usize,
         batch: &mut RecordBuffer,
         time: u64,
         record: &RawRecord,
         fields: &[u64],
     ) {
-        let Some(known) = self.known.get(&record.site) else { return };
+        let Some(known) = self.known.get(index) else { return };
         let lost = known.failed.and_then(|at| fields.get(at)).copied().unwrap_or(0);
         let of = |part: &Part| {
-            let (at, words, bit) = known.places.get(part.field).copied().unwrap_or_default();
-            (fields.get(at..at + words).unwrap_or_default(), lost >> bit & 1 != 0)
+            let (words, bit) = known.words(part, fields);
+            (words, lost >> bit & 1 != 0)
         };
         let number = |part: &Part| {
             let (words, failed) = of(part);
@@ -272,7 +344,7 @@ impl Events {
             self.words.push(word);
             failed |= u64::from(lost) << index;
         }
-        let event = EventRecord::new(time, known.tracepoint, record.caller, record.pid);
+        let event = EventRecord::new(time, known.address, record.caller, record.pid);
         batch.push_event(event, failed, self.words.iter().copied());
     }
 }
@@ -299,6 +371,39 @@ mod tests {
         ] {
             assert_eq!(switch_state(preempted, task, exited), reported, "{task:#x}");
         }
+    }
+
+    // A system call that is asked for no more, or never was, is no record; one that is asked for again
+    // is told by what was told of it.
+    #[test]
+    fn system_calls_are_those_that_are_asked_for() {
+        const WORD: u32 = 0x4000;
+        let event = |number: Option<u32>| {
+            let place = Part { field: 0, shape: Shape::Signed { bytes: 8 } };
+            let call = number.map(|number| OneCall { number, place });
+            let (fields, name) = (vec![Field::Argument(2)], format!("{number:?}"));
+            Arc::new(EventFields { name, fields, values: Vec::new(), print: None, call })
+        };
+        let targets = |all: &[(u32, Option<u32>)]| {
+            let of = |&(word, number): &(u32, Option<u32>)| {
+                let address = Header::TOP_4_GIB + 0x1000 + u64::from(number.unwrap_or(99));
+                EventTarget { address, word, event: event(number) }
+            };
+            Targets { events: all.iter().map(of).collect(), ..Targets::default() }
+        };
+        let mut events = Events::default();
+        events.add(0, &targets(&[(WORD, Some(1)), (WORD, Some(2)), (WORD + 1, None)]));
+        let [one, two] = [1, 2].map(|number| events.find(WORD, &[number]).flatten());
+        assert!(one.is_some() && two.is_some() && one != two);
+        assert_eq!(events.find(WORD, &[3]), Some(None));
+        assert!(events.find(WORD + 1, &[3]).flatten().is_some());
+        assert_eq!(events.find(WORD + 2, &[1]), None);
+        events.add(0, &targets(&[(WORD, Some(2))]));
+        assert_eq!(events.find(WORD, &[1]), Some(None));
+        assert_eq!(events.find(WORD, &[2]), Some(two));
+        events.add(0, &targets(&[(WORD, Some(2)), (WORD, Some(1))]));
+        assert_eq!(events.find(WORD, &[1]), Some(one));
+        assert_eq!(events.known.len(), 3);
     }
 
     #[test]

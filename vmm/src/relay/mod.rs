@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 pub use console::ConsoleLines;
 pub use drain::Drain;
-pub use events::{EventFields, EventTarget, EventValue, From, Part};
+pub use events::{EventFields, EventTarget, EventValue, From, OneCall, Part};
 pub use names::resolver;
 pub use values::{Recorded, Values};
 

@@ -48,9 +48,9 @@ impl Controller {
         if attachment.watches_tracepoints() {
             for (index, program) in all(&plan.events) {
                 let Some(event) = self.tracing.events.get(index) else { continue };
-                let tracepoint = event.hooks.tracepoint;
-                let word = attachment.tracepoint_word(ram, tracepoint, program)?;
-                events.push(EventTarget { tracepoint, word, event: Arc::clone(&event.fields) });
+                let word = attachment.tracepoint_word(ram, event.hooks.tracepoint, program)?;
+                let (address, event_fields) = (event.address, Arc::clone(&event.fields));
+                events.push(EventTarget { address, word, event: event_fields });
                 wanted.events.push((event.hooks.clone(), program));
             }
         }

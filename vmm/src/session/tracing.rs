@@ -86,7 +86,7 @@ pub struct Tracing {
     pub overflow: Overflow,
     /// Sites of functions whose returns may be asked for later.
     pub returns: Vec<usize>,
-    /// Events of tracepoints, each of another one.
+    /// Events of tracepoints, each of another one, or of other system calls.
     pub events: Vec<TracedEvent>,
     /// Which of these are recorded; `None` for all.
     pub events_if: Option<Condition>,
@@ -201,16 +201,7 @@ impl Tracing {
     #[must_use]
     pub fn plan(&self, exits: &[Exit]) -> Plan {
         let mut plan = self.plan_functions(exits);
-        for (index, event) in self.events.iter().enumerate() {
-            let mut duty = Duty::new(Point::Entry, vec![0], &event.fields.fields);
-            duty.parts.iter_mut().for_each(|part| part.condition.clone_from(&self.events_if));
-            let known = plan.duties.iter().position(|other| *other == duty);
-            let number = known.unwrap_or(plan.duties.len());
-            if known.is_none() {
-                plan.duties.push(duty);
-            }
-            plan.events.push((index, u32::try_from(number).unwrap_or(u32::MAX)));
-        }
+        self.plan_events(&mut plan);
         plan
     }
 

@@ -11,7 +11,7 @@ use vmtrace_tests::{SharedHost, workload};
 const FUNCTION: &str = "__sys_setresuid";
 const VALUES: &str = "__sys_setresuid: ruid, euid, suid";
 
-static RISCV: SharedHost = SharedHost::new(|| {
+pub(crate) static RISCV: SharedHost = SharedHost::new(|| {
     let workload = workload(HostArch::Riscv64)?;
     let options = options(&workload.to_string_lossy(), &RISCV_KERNELS)?;
     Ok(HostOptions { icount: true, cpus: 1, progress: true, ..options })

@@ -24,6 +24,7 @@ pub(crate) struct Records {
     pub(crate) entries: u64,
     pub(crate) returns: u64,
     pub(crate) tails: u64,
+    pub(crate) events: u64,
 }
 
 /// Boots `kernel` with `args`, again if the emulation loses the guest.
@@ -70,7 +71,8 @@ fn read(trace: &[u8]) -> Result<(String, Records, Vec<Mark>, Summary)> {
                 Record::Entry { .. } => records.entries += 1,
                 Record::Return { .. } => records.returns += 1,
                 Record::Tail(_) => records.tails += 1,
-                Record::Event { .. } | Record::Other(..) => {}
+                Record::Event { .. } => records.events += 1,
+                Record::Other(..) => {}
             }),
             Frame::Mark(mark) => marks.push(mark),
             Frame::End(end) => summary = Some(*end),
@@ -78,7 +80,7 @@ fn read(trace: &[u8]) -> Result<(String, Records, Vec<Mark>, Summary)> {
         }
     }
     let summary = summary.context("the trace has no end")?;
-    let counted = records.entries + records.returns + records.tails;
+    let counted = records.entries + records.returns + records.tails + records.events;
     ensure!(counted == summary.records(), "the totals are wrong");
     Ok((release, records, marks, summary))
 }

@@ -12,6 +12,7 @@ mod events;
 mod graph;
 mod guest;
 mod ops;
+mod tracepoints;
 
 use anyhow::{Context, Result, bail};
 use guest::Run;
@@ -35,13 +36,15 @@ fn host() -> Result<HostOptions> {
 
 fn main() -> Result<()> {
     let names: Vec<String> = std::env::args().skip(1).collect();
-    let all = ["bytes", "events", "args", "boots", "two", "graph", "graph-boots", "ops"]
-        .map(str::to_owned);
+    let all =
+        ["bytes", "events", "args", "tracepoints", "boots", "two", "graph", "graph-boots", "ops"]
+            .map(str::to_owned);
     let names = if names.is_empty() { &all[..] } else { &names };
     names.iter().try_for_each(|name| match name.as_str() {
         "bytes" => bytes::run(),
         "events" => events::run(),
         "args" => args::run(),
+        "tracepoints" => tracepoints::run(),
         "boots" => boots::run(),
         "two" => ops::two(),
         "graph" => graph::calls(),

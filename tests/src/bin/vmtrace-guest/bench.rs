@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{ErrorKind, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 use vmtrace::emulated::HostArch;
 use vmtrace_tests::arch::spin;
@@ -55,9 +56,19 @@ impl Meter {
     }
 
     fn per(&self, call: fn()) -> f64 {
-        const CALLS: u32 = 200;
-        let calls = || (0..CALLS).for_each(|_| call());
-        median(calls) / f64::from(CALLS) / self.instruction
+        self.per_of(call, 200)
+    }
+
+    /// By so many at once: few enough that the relay, which has the same CPU, does not come in
+    /// between in most cases.
+    fn per_of(&self, call: fn(), count: u32) -> f64 {
+        let calls = || (0..count).for_each(|_| call());
+        median(calls) / f64::from(count) / self.instruction
+    }
+
+    /// Instructions of a switch of tasks.
+    fn per_switch(&self, switches: f64) -> f64 {
+        self.per_of(call_round, 5) / switches
     }
 
     fn kprobe(&self) -> Result<f64> {
@@ -148,8 +159,13 @@ pub(crate) fn bench(others: usize) -> Result<()> {
 /// As with the guest's buffers: once through the whole ring, so that the hypervisor has mapped
 /// all of its pages. With pauses for the relay, which has the same CPU.
 fn fill_ring(call: fn()) {
+    fill_ring_by(call, 1);
+}
+
+/// With calls of so many records each.
+fn fill_ring_by(call: fn(), records: u32) {
     for _ in 0..RING.div_ceil(STEP) {
-        (0..STEP).for_each(|_| call());
+        (0..STEP / records).for_each(|_| call());
         std::thread::sleep(Duration::from_millis(5));
     }
     // What it has not done yet would be counted as ours.
@@ -237,6 +253,120 @@ pub(crate) fn graph(guest: bool) -> Result<()> {
     mark();
     fill_ring(call_getppid);
     println!("graph vmtrace {:.1}", meter.per_call() - untraced);
+    Ok(())
+}
+
+/// Two processes that hand a byte to each other: a round is two switches.
+struct PingPong {
+    child: libc::pid_t,
+}
+
+/// What the rounds go by: where to write, and where to read.
+static PIPES: [AtomicI32; 2] = [AtomicI32::new(-1), AtomicI32::new(-1)];
+
+impl PingPong {
+    fn start() -> Result<Self> {
+        let pipe = || -> Result<[i32; 2]> {
+            let mut ends = [-1; 2];
+            // SAFETY: room for two descriptors.
+            let result = unsafe { libc::pipe(ends.as_mut_ptr()) };
+            ensure!(result == 0, "pipe: {}", std::io::Error::last_os_error());
+            Ok(ends)
+        };
+        let ([there_out, there_in], [back_out, back_in]) = (pipe()?, pipe()?);
+        // SAFETY: this program has one thread; the child makes system calls only.
+        let child = unsafe { libc::fork() };
+        ensure!(child >= 0, "fork: {}", std::io::Error::last_os_error());
+        if child == 0 {
+            loop {
+                hand_on(there_out, back_in);
+            }
+        }
+        PIPES[0].store(there_in, Ordering::Relaxed);
+        PIPES[1].store(back_out, Ordering::Relaxed);
+        Ok(Self { child })
+    }
+
+    /// Switches that a round takes, as the kernel counts them.
+    fn switches(&self) -> Result<f64> {
+        const ROUNDS: u32 = 1000;
+        let count = || -> Result<u32> {
+            let status = fs::read_to_string("/proc/self/status")?;
+            let lines = status.lines().filter_map(|line| line.split_once("ctxt_switches:"));
+            lines.map(|(_, count)| Ok(count.trim().parse::<u32>()?)).sum()
+        };
+        let before = count()?;
+        (0..ROUNDS).for_each(|_| call_round());
+        // This side's own are half of them.
+        Ok(2.0 * f64::from(count()? - before) / f64::from(ROUNDS))
+    }
+}
+
+impl Drop for PingPong {
+    fn drop(&mut self) {
+        // SAFETY: a child of ours, not reaped yet.
+        unsafe {
+            libc::kill(self.child, libc::SIGKILL);
+            libc::waitpid(self.child, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// Reads a byte here and writes it there.
+fn hand_on(from: i32, to: i32) {
+    let mut byte = [0_u8];
+    // SAFETY: a byte to read into, and to write.
+    unsafe {
+        libc::read(from, byte.as_mut_ptr().cast(), 1);
+        libc::write(to, byte.as_ptr().cast(), 1);
+    }
+}
+
+fn call_round() {
+    let [to, from] = [&PIPES[0], &PIPES[1]].map(|end| end.load(Ordering::Relaxed));
+    // SAFETY: a byte to write, and to read into.
+    unsafe {
+        libc::write(to, [0_u8].as_ptr().cast(), 1);
+        libc::read(from, [0_u8].as_mut_ptr().cast(), 1);
+    }
+}
+
+/// Tracepoints: a switch of tasks, and beginning and end of a system call. What the guest's own
+/// events cost, or vmtrace's `which`.
+pub(crate) fn events(which: &str) -> Result<()> {
+    let meter = Meter::new();
+    let pair = PingPong::start()?;
+    let switches = pair.switches()?;
+    println!("events per-round {switches:.1}");
+    let switch = meter.per_switch(switches);
+    let call = meter.per_call();
+    println!("events untraced-switch {switch:.1}");
+    println!("events untraced-call {call:.1}");
+    match which {
+        "guest" => {
+            small_buffer()?;
+            let own = |event: &str, measure: &dyn Fn() -> f64| -> Result<f64> {
+                set(&format!("events/{event}/enable"), "1")?;
+                measure();
+                let figure = measure();
+                set(&format!("events/{event}/enable"), "0")?;
+                Ok(figure)
+            };
+            let switched = own("sched/sched_switch", &|| meter.per_switch(switches))?;
+            println!("events switch {:.1}", switched - switch);
+            println!("events call {:.1}", own("raw_syscalls", &|| meter.per_call())? - call);
+        }
+        "switch" => {
+            mark();
+            fill_ring_by(call_round, 2);
+            println!("events switch {:.1}", meter.per_switch(switches) - switch);
+        }
+        _ => {
+            mark();
+            fill_ring_by(call_getppid, 2);
+            println!("events call {:.1}", meter.per_call() - call);
+        }
+    }
     Ok(())
 }
 

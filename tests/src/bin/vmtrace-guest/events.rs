@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
+use vmtrace_tests::stress::hash;
 
 /// A signal that nobody takes marks where a round begins or ends. The kernel tells of it with
 /// interrupts off: no interrupt comes between one side's look at it and the other's.
@@ -77,16 +78,23 @@ pub(super) fn events(rounds: usize, names: &[&str]) -> Result<()> {
     let lines = trace.lines().filter(|line| !line.starts_with('#'));
     let tells = |line: &str, signal| line.contains(&format!(" signal_generate: sig={signal} "));
     let mut inside = false;
+    let mut told = Vec::new();
     for line in lines {
         inside |= tells(line, libc::SIGURG);
         // The console is slow, and other CPUs are not compared.
         if inside && line.contains(" [001] ") {
-            println!("guest-event {line}");
+            told.push(line.trim());
         }
         if tells(line, libc::SIGWINCH) {
             break;
         }
     }
-    println!("guest-events end");
+    // A message of the kernel may stand in the midst of a line: all are told twice, and can be
+    // checked.
+    for _ in 0..2 {
+        for (number, line) in told.iter().enumerate() {
+            println!("guest-event {number} {} {:x} {line}", told.len(), hash([*line]));
+        }
+    }
     Ok(())
 }

@@ -39,6 +39,7 @@
 //! vmtrace-guest bench-ops MODULE N...  for the guest's tracers beside N that have nothing to do
 //! vmtrace-guest bench-graph [guest]    entries with their returns: vmtrace, or the guest's tracer
 //! vmtrace-guest bench-args [guest]     the same of entries with arguments
+//! vmtrace-guest bench-events WHICH     the same of tracepoints: `switch` or `call`, or `guest`
 //! vmtrace-guest tree [guest]           calls that are the same each time; prints what the guest's
 //!                                      function_graph shows of them, and this task's stack
 //! vmtrace-guest crash                  panics the kernel (sysrq)
@@ -104,6 +105,7 @@ fn main() -> Result<()> {
         ["bench-graph"] => bench::graph(false),
         ["bench-graph", "guest"] => bench::graph(true),
         ["bench-args"] => bench::args(false),
+        ["bench-events", which] => bench::events(which),
         ["bench-args", "guest"] => bench::args(true),
         ["tree"] => tree::tree(false),
         ["tree", "guest"] => tree::tree(true),

@@ -1,13 +1,16 @@
 //! Events of tracepoints: from what a user asks for to what their records have.
 
+mod calls;
+mod plan;
 mod table;
 
 use super::values::{ROOM, shorten, taken, whole};
 use crate::kernel::arguments::{Fetch, Last as Behind, Source, Value};
 use crate::kernel::tracepoints::{Event, EventField, Hooks, Origin, Preparation};
-use crate::kernel::{Arch, Kernel, KernelError, glob};
+use crate::kernel::{Kernel, KernelError, glob};
 use crate::relay::{EventFields, EventValue, From, Part};
 use crate::stream::{Shape, ValueField};
+use calls::Calls;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use table::{Row, Rule};
@@ -20,6 +23,20 @@ pub struct TracedEvent {
     pub fields: Arc<EventFields>,
     /// What calls its probes.
     pub hooks: Hooks,
+    /// Link address of what it is known by in the kernel: no other event has the same.
+    pub address: u64,
+}
+
+impl TracedEvent {
+    /// Whether one moment would be a record of each.
+    fn is_beside(&self, other: &Self) -> bool {
+        let numbers = [self, other].map(|event| event.fields.call.as_ref().map(|call| call.number));
+        self.hooks.tracepoint == other.hooks.tracepoint
+            && match numbers {
+                [Some(one), Some(other)] => one == other,
+                _ => true,
+            }
+    }
 }
 
 /// Why an event cannot be traced.
@@ -49,12 +66,12 @@ pub fn events(
     let mut traced: Vec<TracedEvent> = Vec::new();
     let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut notes = Vec::new();
+    let mut calls = [None, None];
     for event in kernel.events()?.iter().filter(matches) {
-        match one(kernel, event) {
+        match one(kernel, event, &mut calls) {
             Ok((made, note)) => {
                 // Two events of one tracepoint would be two records of one moment.
-                let known = |other: &TracedEvent| other.hooks.tracepoint == made.hooks.tracepoint;
-                if traced.iter().any(known) {
+                if traced.iter().any(|other| other.is_beside(&made)) {
                     let why = "its tracepoint has another event, which is traced".to_owned();
                     reasons.entry(why).or_default().push(event.full_name());
                 } else {
@@ -79,11 +96,11 @@ pub fn events(
     Ok((traced, notes))
 }
 
-/// Adds those whose tracepoints are not traced yet: two events of one would be two records of one
-/// moment.
+/// Adds those of which no record is written yet: two events of one tracepoint would be two records
+/// of one moment.
 pub fn add_events(events: &mut Vec<TracedEvent>, found: Vec<TracedEvent>) {
     for event in found {
-        if events.iter().all(|known| known.hooks.tracepoint != event.hooks.tracepoint) {
+        if !events.iter().any(|known| known.is_beside(&event)) {
             events.push(event);
         }
     }
@@ -95,22 +112,8 @@ pub(super) fn is_meant(pattern: &str, name: &str) -> bool {
     glob::matches(pattern, if pattern.contains(':') { name } else { own })
 }
 
-/// An event, and what there is to say of it.
-fn one(kernel: &Kernel, event: &Event) -> Result<(TracedEvent, Option<String>), String> {
-    let (point, address) = match &event.origin {
-        Origin::Tracepoint(name, address) => (name, *address),
-        Origin::Syscall => {
-            let prefix = match kernel.arch() {
-                Arch::X86_64 => "__x64",
-                Arch::Riscv64 => "__riscv",
-            };
-            return Err(format!(
-                "single system calls have no tracepoint: trace their functions, such as \
-                 -f '{prefix}_sys_openat'"
-            ));
-        }
-        Origin::Other => return Err("it comes from no tracepoint".to_owned()),
-    };
+/// Where the kernel's code comes by a tracepoint that can be traced.
+fn usable_hooks(kernel: &Kernel, address: u64) -> Result<Hooks, String> {
     let hooks = kernel.tracepoint_hooks(address).map_err(|error| error.to_string())?;
     if hooks.preparation == Preparation::Unknown {
         return Err("the guest's kernel must be prepared for it, which only its own tracing does"
@@ -119,6 +122,27 @@ fn one(kernel: &Kernel, event: &Event) -> Result<(TracedEvent, Option<String>), 
     if !hooks.are_used() {
         return Err("the kernel's own code does not use it".to_owned());
     }
+    Ok(hooks)
+}
+
+/// An event, and what there is to say of it. What beginnings and ends of system calls have in common
+/// is found once.
+fn one(
+    kernel: &Kernel,
+    event: &Event,
+    calls: &mut [Option<Result<Calls, String>>; 2],
+) -> Result<(TracedEvent, Option<String>), String> {
+    let (point, address) = match &event.origin {
+        Origin::Tracepoint(name, address) => (name, *address),
+        Origin::Syscall { number, exit } => {
+            let known = calls.get_mut(usize::from(*exit)).ok_or("no such calls")?;
+            let known = known.get_or_insert_with(|| Calls::new(kernel, *exit));
+            let known = known.as_ref().map_err(String::clone)?;
+            return Ok((known.one(event, *number)?, None));
+        }
+        Origin::Other => return Err("it comes from no tracepoint".to_owned()),
+    };
+    let hooks = usable_hooks(kernel, address)?;
     let mut made = Made { kernel, point, fields: Vec::new(), values: Vec::new() };
     let row = table::find(&event.name);
     let mut unknown = Vec::new();
@@ -139,8 +163,8 @@ fn one(kernel: &Kernel, event: &Event) -> Result<(TracedEvent, Option<String>), 
     if fields.iter().any(|field| matches!(field, Field::Read(_))) {
         fields.push(Field::Failed);
     }
-    let fields = EventFields { name: event.full_name(), fields, values, print };
-    Ok((TracedEvent { fields: Arc::new(fields), hooks }, note))
+    let fields = EventFields { name: event.full_name(), fields, values, print, call: None };
+    Ok((TracedEvent { fields: Arc::new(fields), hooks, address }, note))
 }
 
 /// What an event is made of.

@@ -1,0 +1,48 @@
+//! What events of tracepoints cost, on both architectures, beside the guest's own, which have a boot of
+//! their own.
+
+use crate::guest::{Run, boot};
+use crate::value;
+use anyhow::{Result, ensure};
+use vmtrace_tests::SharedHost;
+use vmtrace_tests::trace::{RISCV_KERNELS, WORKLOAD, arch_of, syscall};
+
+/// The table.
+pub(crate) fn run() -> Result<()> {
+    println!("\ninstructions of events, with all of their fields");
+    row(&crate::HOST, crate::KERNEL)?;
+    RISCV_KERNELS.into_iter().rev().try_for_each(|name| row(&crate::args::RISCV, name))
+}
+
+fn row(host: &SharedHost, name: &str) -> Result<()> {
+    let guest = measure(host, name, "guest", &["-f", "__sys_setresuid"])?;
+    for (which, what, event) in [
+        ("switch", "sched_switch", "sched:sched_switch"),
+        ("call", "sys_enter and sys_exit", "raw_syscalls:*"),
+    ] {
+        let ours = measure(host, name, which, &["--event", event])?;
+        println!(
+            "  {:<28}  {what}: vmtrace {:6.1}, guest {:8.1}; without {:.1}, {} records of ours",
+            ours.release,
+            value(&ours.text, &format!("events {which} "))?,
+            value(&guest.text, &format!("events {which} "))?,
+            value(&ours.text, &format!("events untraced-{which} "))?,
+            ours.summary.records(),
+        );
+        let switches = value(&ours.text, "events per-round ")?;
+        ensure!((switches - 2.0).abs() < 0.1, "a round has {switches} switches");
+    }
+    Ok(())
+}
+
+fn measure(host: &SharedHost, name: &str, which: &str, args: &[&str]) -> Result<Run> {
+    let command = format!("{WORKLOAD} bench-events {which}");
+    let cmdline = format!("{} trace_buf_size=64k", arch_of(name)?.guest_cmdline());
+    let from = syscall(name, "getpgid")?;
+    let mut all = vec!["--add", WORKLOAD, "--run", &command, "--cmdline", &cmdline];
+    all.extend(["--from", &from]);
+    all.extend(args);
+    let run = boot(host, name, &all)?;
+    ensure!(run.summary.lost() == 0, "{:?}", run.summary);
+    Ok(run)
+}
