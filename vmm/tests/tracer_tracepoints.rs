@@ -184,6 +184,29 @@ fn watched(fake: &Fake) -> (Attachment, u16) {
     (attachment, program)
 }
 
+/// The image with marks of tasks that are ours alone.
+fn with_marks(fake: &Fake, mut text: Vec<u8>, marks: SyscallMarks) -> Vec<u8> {
+    for (link, mark) in [(marks.users, 1), (marks.init_task + marks.work, 2)] {
+        text[usize::try_from(link - fake.link("_text")).unwrap()] |= mark;
+    }
+    text
+}
+
+/// Tracepoints by the names of their events, each with a probe for this program.
+fn with_probes<const N: usize>(
+    fake: &Fake,
+    attachment: &mut Attachment,
+    program: u16,
+    names: [&str; N],
+) -> [(Hooks, u16); N] {
+    let all = hooks(fake);
+    names.map(|wanted| {
+        let (_, hooks) = all.iter().find(|(event, _)| event == wanted).unwrap();
+        attachment.tracepoint_word(fake, hooks.tracepoint, program).unwrap();
+        (hooks.clone(), program)
+    })
+}
+
 // With no probe of the guest's the call leads straight to ours; given back, nothing is left.
 #[test]
 fn every_tracepoint_is_held_and_given_back() {
@@ -226,11 +249,7 @@ fn every_tracepoint_is_held_and_given_back() {
             Preparation::Syscalls(marks) => Some(marks),
             _ => None,
         });
-        let mut expected = brackets;
-        let stay = stay.unwrap();
-        for (link, mark) in [(stay.users, 1), (stay.init_task + stay.work, 2)] {
-            expected[usize::try_from(link - fake.link("_text")).unwrap()] |= mark;
-        }
+        let expected = with_marks(&fake, brackets, stay.unwrap());
         assert!(fake.text() == expected, "{name}: something is left");
         let (taken, skipped) = attachment.take_tracepoints_again(&fake).unwrap();
         assert_eq!((taken, skipped), (all.len(), vec![]), "{name}");
@@ -246,17 +265,10 @@ fn the_guests_own_probes_go_on_beside_ours() {
     for name in kernels() {
         let fake = Fake::quiet(name);
         let (mut attachment, program) = watched(&fake);
-        let all = hooks(&fake);
-        let of = |wanted: &str| {
-            let (_, hooks) = all.iter().find(|(event, _)| event == wanted).unwrap();
-            hooks.clone()
-        };
-        let (switch, waking) = (of("sched:sched_switch"), of("sched:sched_waking"));
-        for hooks in [&switch, &waking] {
-            attachment.tracepoint_word(&fake, hooks.tracepoint, program).unwrap();
-        }
-        let wanted = vec![(switch.clone(), program), (waking.clone(), program)];
-        assert_eq!(attachment.hold_tracepoints(&fake, wanted).unwrap(), []);
+        let names = ["sched:sched_switch", "sched:sched_waking"];
+        let wanted = with_probes(&fake, &mut attachment, program, names);
+        let switch = wanted[0].0.clone();
+        assert_eq!(attachment.hold_tracepoints(&fake, wanted.into()).unwrap(), []);
         let alone = (code(&fake, &switch), fake.read_u64(fake.at(switch.funcs)).unwrap());
         let probe = words(&ours(&fake, alone.1, 8))[0];
 
@@ -347,14 +359,8 @@ fn tasks_are_marked_for_as_long_as_somebody_needs_it() {
     for name in kernels() {
         let fake = Fake::quiet(name);
         let (mut attachment, program) = watched(&fake);
-        let all = hooks(&fake);
-        let of = |wanted: &str| {
-            let (_, hooks) = all.iter().find(|(event, _)| event == wanted).unwrap();
-            attachment.tracepoint_word(&fake, hooks.tracepoint, program).unwrap();
-            (hooks.clone(), program)
-        };
-        let [enter, exit, switch] =
-            ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit", "sched:sched_switch"].map(of);
+        let names = ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit", "sched:sched_switch"];
+        let [enter, exit, switch] = with_probes(&fake, &mut attachment, program, names);
         let Preparation::Syscalls(marks) = enter.0.preparation else { panic!("{name}") };
         let tasks = Tasks::build(&fake, marks);
         let marked = |users| (users, [2, 2, 3, 2]);
@@ -397,13 +403,8 @@ fn a_guest_without_a_list_of_tasks_has_no_system_calls() {
     for (name, bad) in kernels().flat_map(|name| [(name, None), (name, Some(0xdead_beef_0000))]) {
         let fake = Fake::quiet(name);
         let (mut attachment, program) = watched(&fake);
-        let all = hooks(&fake);
-        let of = |wanted: &str| {
-            let (_, hooks) = all.iter().find(|(event, _)| event == wanted).unwrap();
-            attachment.tracepoint_word(&fake, hooks.tracepoint, program).unwrap();
-            (hooks.clone(), program)
-        };
-        let [exit, switch] = ["raw_syscalls:sys_exit", "sched:sched_switch"].map(of);
+        let names = ["raw_syscalls:sys_exit", "sched:sched_switch"];
+        let [exit, switch] = with_probes(&fake, &mut attachment, program, names);
         let Preparation::Syscalls(marks) = exit.0.preparation else { panic!("{name}") };
         let tasks = Tasks::build(&fake, marks);
         let before = tasks.state();
@@ -417,17 +418,35 @@ fn a_guest_without_a_list_of_tasks_has_no_system_calls() {
     }
 }
 
+// A guest that has lost its tasks keeps their marks, and nothing else of ours: one that stopped at
+// its changes of tracepoints would have nobody to answer.
+#[test]
+fn what_cannot_be_unmarked_does_not_keep_the_rest() {
+    for name in kernels() {
+        let fake = Fake::quiet(name);
+        let (_, hooks) =
+            hooks(&fake).into_iter().find(|(event, _)| event.ends_with(":sys_exit")).unwrap();
+        let Preparation::Syscalls(marks) = hooks.preparation else { panic!("{name}") };
+        let tasks = Tasks::build(&fake, marks);
+        let before = fake.text();
+        let (mut attachment, program) = watched(&fake);
+        let wanted = with_probes(&fake, &mut attachment, program, ["raw_syscalls:sys_exit"]);
+        assert_eq!(attachment.hold_tracepoints(&fake, wanted.into()).unwrap(), [], "{name}");
+        let node = Tasks::ALL[0] + marks.tasks;
+        tasks.set(node, fake.page() + node);
+        attachment.release_all(&fake, &fake.kernel).unwrap_err();
+        assert!(fake.text() == with_marks(&fake, before, marks), "{name}: something is left");
+    }
+}
+
 // What somebody else has written is not overwritten, and is said.
 #[test]
 fn what_is_not_ours_any_more_is_left_alone() {
     let fake = Fake::quiet("x86_64-6.12");
     let (mut attachment, program) = watched(&fake);
-    let all = hooks(&fake);
-    let (_, hooks) = all.iter().find(|(event, _)| event == "sched:sched_switch").unwrap();
-    attachment.tracepoint_word(&fake, hooks.tracepoint, program).unwrap();
-    let wanted = || vec![(hooks.clone(), program)];
-    assert_eq!(attachment.hold_tracepoints(&fake, wanted()).unwrap(), []);
-    let call = fake.at(calls(hooks)[0].code);
+    let [switch] = with_probes(&fake, &mut attachment, program, ["sched:sched_switch"]);
+    let call = fake.at(calls(&switch.0)[0].code);
+    assert_eq!(attachment.hold_tracepoints(&fake, vec![switch]).unwrap(), []);
     fake.write(call, &[0xcc]).unwrap();
     assert_eq!(attachment.lend_tracepoints(&fake).unwrap(), (1, false));
     assert_eq!(fake.read_vec(call, 1), [0xcc]);

@@ -61,9 +61,10 @@ impl Points {
         for (_, edits) in std::mem::take(&mut self.held) {
             whole &= restore(&edits, view)?;
         }
-        self.mark(guest, image, view)?;
+        // Whatever the guest has made of its tasks, it must not stop any more.
+        let marks = self.mark(guest, image, view);
         whole &= std::mem::take(&mut self.stops).remove(view)?;
-        Ok(whole)
+        marks.map(|_| whole)
     }
 
     /// Marks tasks if that is wanted, and no more if it is not; false when they cannot be marked.
@@ -79,8 +80,10 @@ impl Points {
             Preparation::Nothing | Preparation::Unknown => None,
         });
         let of = |marks| Tasks { guest, image, view, marks };
+        if self.changes > 0 {
+            return Ok(true);
+        }
         match (self.marked, marks) {
-            _ if self.changes > 0 => {}
             (None, Some(marks)) if of(&marks).mark()? => self.marked = Some(marks),
             (None, Some(_)) => return Ok(false),
             (Some(marks), None) => {
