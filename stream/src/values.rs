@@ -190,9 +190,8 @@ impl Shape {
             | Self::Enum { .. }
             | Self::Pointer
             | Self::Bits { .. } => 1,
-            Self::Text { bytes } => usize::from(*bytes).div_ceil(8).max(1),
+            Self::Text { bytes } | Self::Words { bytes } => usize::from(*bytes).div_ceil(8).max(1),
             Self::Raw { bytes } => usize::from(*bytes).div_ceil(8).max(1),
-            Self::Words { bytes } => usize::from(*bytes).div_ceil(8).max(1),
             Self::Unknown { bytes, .. } => {
                 let bytes = usize::try_from(bytes.unwrap_or(8)).unwrap_or(usize::MAX);
                 bytes.div_ceil(8).max(1)

@@ -201,8 +201,9 @@ impl Known {
 enum Which {
     /// All of one event.
     All(usize),
-    /// Of single system calls, by their numbers; those of others were not asked for.
-    Calls(FxHashMap<u64, usize>),
+    /// Of single system calls, by their numbers, which `any` of them finds where all do; those of
+    /// others were not asked for.
+    Calls { any: usize, by_number: FxHashMap<u64, usize> },
 }
 
 /// The events that are traced.
@@ -219,7 +220,7 @@ impl Events {
     /// Adds those that are new, in a kernel that runs at `slide`. Of single system calls those that
     /// are not among these are no more.
     pub(super) fn add(&mut self, slide: u64, targets: &Targets) {
-        let mut calls: FxHashMap<u32, FxHashMap<u64, usize>> = FxHashMap::default();
+        let mut calls: FxHashMap<u32, Which> = FxHashMap::default();
         for EventTarget { address, word, event } in &targets.events {
             let low = address.wrapping_add(slide).wrapping_sub(Header::TOP_4_GIB);
             let Ok(address) = u32::try_from(low) else { continue };
@@ -231,11 +232,15 @@ impl Events {
             match &event.call {
                 None => drop(self.words_of.insert(*word, Which::All(index))),
                 Some(call) => {
-                    calls.entry(*word).or_default().insert(call.number.into(), index);
+                    let none = || Which::Calls { any: index, by_number: FxHashMap::default() };
+                    if let Which::Calls { by_number, .. } = calls.entry(*word).or_insert_with(none)
+                    {
+                        by_number.insert(call.number.into(), index);
+                    }
                 }
             }
         }
-        self.words_of.extend(calls.into_iter().map(|(word, all)| (word, Which::Calls(all))));
+        self.words_of.extend(calls);
     }
 
     /// Whether none was ever traced.
@@ -249,14 +254,10 @@ impl Events {
     pub(super) fn find(&self, word: u32, fields: &[u64]) -> Option<Option<usize>> {
         Some(match self.words_of.get(&word)? {
             Which::All(index) => Some(*index),
-            Which::Calls(all) => {
-                let any = all.values().next().and_then(|&index| self.known.get(index));
-                let number = any.and_then(|known| {
-                    let place = &known.event.call.as_ref()?.place;
-                    Some(place.number(known.words(place, fields).0))
-                });
-                number.and_then(|number| all.get(&number).copied())
-            }
+            Which::Calls { any, by_number } => self.known.get(*any).and_then(|known| {
+                let place = &known.event.call.as_ref()?.place;
+                by_number.get(&place.number(known.words(place, fields).0)).copied()
+            }),
         })
     }
 

@@ -1,27 +1,20 @@
 //! What an entry with arguments costs, and one under a condition, on both architectures, beside events
 //! of the guest's own with the same arguments and with a filter, which have a boot of their own.
 
-use crate::guest::{Run, boot};
+use crate::guest::{Run, work};
 use crate::value;
 use anyhow::{Context, Result, ensure};
-use vmtrace::emulated::{HostArch, HostOptions};
-use vmtrace_tests::trace::{RISCV_KERNELS, WORKLOAD, arch_of, options, syscall};
-use vmtrace_tests::{SharedHost, workload};
+use vmtrace_tests::SharedHost;
+use vmtrace_tests::trace::{RISCV_KERNELS, syscall};
 
 const FUNCTION: &str = "__sys_setresuid";
 const VALUES: &str = "__sys_setresuid: ruid, euid, suid";
-
-pub(crate) static RISCV: SharedHost = SharedHost::new(|| {
-    let workload = workload(HostArch::Riscv64)?;
-    let options = options(&workload.to_string_lossy(), &RISCV_KERNELS)?;
-    Ok(HostOptions { icount: true, cpus: 1, progress: true, ..options })
-});
 
 /// The table.
 pub(crate) fn run() -> Result<()> {
     println!("\ninstructions a call of setresuid with its three arguments");
     row(&crate::HOST, crate::KERNEL)?;
-    RISCV_KERNELS.into_iter().rev().try_for_each(|name| row(&RISCV, name))
+    RISCV_KERNELS.into_iter().rev().try_for_each(|name| row(&crate::RISCV, name))
 }
 
 fn row(host: &SharedHost, name: &str) -> Result<()> {
@@ -55,13 +48,9 @@ fn row(host: &SharedHost, name: &str) -> Result<()> {
 }
 
 fn measure(host: &SharedHost, name: &str, who: &str, args: &[&str]) -> Result<Run> {
-    let command = format!("{WORKLOAD} bench-args{who}");
-    let cmdline = format!("{} trace_buf_size=64k", arch_of(name)?.guest_cmdline());
     let from = syscall(name, "getpgid")?;
-    let mut all = vec!["--add", WORKLOAD, "--run", &command, "--cmdline", &cmdline];
-    all.extend(["-f", FUNCTION, "--from", &from]);
-    all.extend(args);
-    let run = boot(host, name, &all)?;
+    let all = [&["-f", FUNCTION, "--from", &from], args].concat();
+    let run = work(host, name, &format!("bench-args{who}"), &all)?;
     let summary = &run.summary;
     ensure!(summary.lost() == 0 && summary.sites.skipped.is_empty(), "{summary:?}");
     Ok(run)

@@ -1,12 +1,11 @@
 //! x86-64: instructions an event, each kind in a boot of its own in which the guest's own
 //! tracers are measured before.
 
-use crate::guest::Run;
-use crate::{KERNEL, boot, value};
+use crate::guest::{Run, work};
+use crate::{HOST, KERNEL, value};
 use anyhow::{Context, Result, ensure};
-use vmtrace::emulated::HostArch;
 use vmtrace::kernel::SiteSection;
-use vmtrace_tests::trace::{WORKLOAD, kernel};
+use vmtrace_tests::trace::kernel;
 
 const FUNCTION: &str = "__x64_sys_getppid";
 /// Tracers that have nothing to do.
@@ -63,13 +62,8 @@ fn print(name: &str, run: &Run, key: &str, beside: &str) -> Result<()> {
 
 /// Boots a guest in which so many tracers of the guest's own have nothing to do.
 fn measure(others: usize, args: &[&str]) -> Result<Run> {
-    let command = format!("{WORKLOAD} bench {others}");
-    // Each of the guest's instances has a buffer of its own.
-    let cmdline = format!("{} trace_buf_size=64k", HostArch::X86_64.guest_cmdline());
-    let mut all = vec!["--add", WORKLOAD, "--run", &command, "--cmdline", &cmdline];
-    all.extend(["-f", FUNCTION, "--from", "__x64_sys_getpgid"]);
-    all.extend(args);
-    let run = boot(&all)?;
+    let all = [&["-f", FUNCTION, "--from", "__x64_sys_getpgid"], args].concat();
+    let run = work(&HOST, KERNEL, &format!("bench {others}"), &all)?;
     let summary = &run.summary;
     ensure!(summary.lost() == 0, "records were lost: {summary:?}");
     ensure!(summary.sites.skipped.is_empty() && summary.notes.is_empty(), "{summary:?}");

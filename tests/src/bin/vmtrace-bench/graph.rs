@@ -3,24 +3,14 @@
 //! The guest's own tracer is measured in a boot of its own: without CALL_OPS vmtrace leaves a site
 //! alone that the guest has used.
 
-use crate::guest::{Run, boot};
-use crate::{NANOSECONDS, value};
+use crate::guest::{Run, boot, work};
+use crate::{NANOSECONDS, RISCV, value};
 use anyhow::{Result, ensure};
-use vmtrace::emulated::{HostArch, HostOptions};
-use vmtrace_tests::trace::{RISCV_KERNELS, WORKLOAD, options};
-use vmtrace_tests::{SharedHost, workload};
+use vmtrace_tests::trace::{RISCV_KERNELS, WORKLOAD};
 
 const FUNCTION: &str = "__riscv_sys_getppid";
 /// A function that no boot calls.
 const NONE: &str = "__riscv_sys_getpgid";
-
-static HOST: SharedHost = SharedHost::new(host);
-
-fn host() -> Result<HostOptions> {
-    let workload = workload(HostArch::Riscv64)?;
-    let options = options(&workload.to_string_lossy(), &RISCV_KERNELS)?;
-    Ok(HostOptions { icount: true, cpus: 1, progress: true, ..options })
-}
 
 /// An entry and its return, for both kinds of kernels. What rewritten exits cost that nobody holds
 /// is part of it: against a boot without.
@@ -45,12 +35,8 @@ pub(crate) fn calls() -> Result<()> {
 }
 
 fn call(name: &str, who: &str, args: &[&str]) -> Result<Run> {
-    let command = format!("{WORKLOAD} bench-graph{who}");
-    let cmdline = format!("{} trace_buf_size=64k", HostArch::Riscv64.guest_cmdline());
-    let mut all = vec!["--add", WORKLOAD, "--run", &command, "--cmdline", &cmdline];
-    all.extend(["-f", FUNCTION, "--from", NONE]);
-    all.extend(args);
-    let run = boot(&HOST, name, &all)?;
+    let all = [&["-f", FUNCTION, "--from", NONE], args].concat();
+    let run = work(&RISCV, name, &format!("bench-graph{who}"), &all)?;
     let summary = &run.summary;
     ensure!(summary.lost() == 0 && summary.sites.skipped.is_empty(), "{summary:?}");
     Ok(run)
@@ -94,6 +80,6 @@ fn cost(name: &str, args: &[&str], cmdline: &str) -> Result<(f64, Run)> {
     // As a distribution boots: with the self-tests, which emulated hosts leave out by default.
     let cmdline = format!("cryptomgr.notests=0 {cmdline}");
     let all = ["--add", WORKLOAD, "--run", &command, "--cmdline", &cmdline];
-    let run = boot(&HOST, name, &[&all[..], args].concat())?;
+    let run = boot(&RISCV, name, &[&all[..], args].concat())?;
     Ok((value(&run.text, "uptime ")? / NANOSECONDS / 1e9, run))
 }

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use vmtrace::stream::{Frame, Mark, Reader, Record, Summary};
 use vmtrace_tests::SharedHost;
-use vmtrace_tests::trace::{arch_of, host_lost, lost, lost_sign};
+use vmtrace_tests::trace::{WORKLOAD, arch_of, host_lost, lost, lost_sign};
 
 const TRACE: &str = "/out/trace";
 
@@ -40,6 +40,15 @@ pub(crate) fn boot(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<Run
         };
         lost(&format!("{kernel} {args:?}: {how}"))?;
     }
+}
+
+/// The same with the workload program, which is given this `command`. The guest's own buffers are
+/// small: each of its instances has one.
+pub(crate) fn work(host: &SharedHost, kernel: &str, command: &str, args: &[&str]) -> Result<Run> {
+    let command = format!("{WORKLOAD} {command}");
+    let cmdline = format!("{} trace_buf_size=64k", arch_of(kernel)?.guest_cmdline());
+    let all = ["--add", WORKLOAD, "--run", &command, "--cmdline", &cmdline];
+    boot(host, kernel, &[&all[..], args].concat())
 }
 
 fn boot_once(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<Run> {

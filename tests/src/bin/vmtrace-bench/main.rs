@@ -16,21 +16,28 @@ mod tracepoints;
 
 use anyhow::{Context, Result, bail};
 use guest::Run;
-use vmtrace::emulated::HostOptions;
-use vmtrace_tests::SharedHost;
-use vmtrace_tests::trace::options;
+use vmtrace::emulated::{HostArch, HostOptions};
+use vmtrace_tests::trace::{RISCV_KERNELS, options};
+use vmtrace_tests::{SharedHost, workload};
 
 const KERNEL: &str = "x86_64-6.12";
 /// Under `-icount shift=1` an instruction takes 2 ns of emulated time.
 const NANOSECONDS: f64 = 2.0;
 
 static HOST: SharedHost = SharedHost::new(host);
+static RISCV: SharedHost = SharedHost::new(riscv_host);
 
 fn host() -> Result<HostOptions> {
     let me = std::env::current_exe()?;
     let workload = me.with_file_name("vmtrace-guest");
     let workload = workload.to_str().context("a path that is no UTF-8")?;
     let options = options(workload, &[KERNEL])?;
+    Ok(HostOptions { icount: true, cpus: 1, progress: true, ..options })
+}
+
+fn riscv_host() -> Result<HostOptions> {
+    let workload = workload(HostArch::Riscv64)?;
+    let options = options(&workload.to_string_lossy(), &RISCV_KERNELS)?;
     Ok(HostOptions { icount: true, cpus: 1, progress: true, ..options })
 }
 

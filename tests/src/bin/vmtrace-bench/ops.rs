@@ -3,14 +3,14 @@
 //! called. The guest's own tracers in one boot, vmtrace with each number in a boot of its
 //! own: without CALL_OPS it leaves a site alone that the guest has used.
 
-use crate::guest::{Run, boot};
+use crate::guest::{Run, work};
 use crate::value;
 use anyhow::{Context, Result, ensure};
 use std::process::{Command, Stdio};
-use vmtrace::emulated::{FileSource, HostArch, HostOptions};
+use vmtrace::emulated::{FileSource, HostOptions};
 use vmtrace::kernel::SiteSection;
-use vmtrace_tests::trace::{RISCV_KERNELS, WORKLOAD, kernel, options};
-use vmtrace_tests::{SharedHost, workload};
+use vmtrace_tests::SharedHost;
+use vmtrace_tests::trace::{RISCV_KERNELS, kernel};
 
 const FUNCTION: &str = "__riscv_sys_getppid";
 const OTHERS: [usize; 6] = [0, 1, 2, 10, 100, 200];
@@ -20,13 +20,12 @@ const MODULE: &str = "ftrace-ops.ko";
 static HOST: SharedHost = SharedHost::new(host);
 
 fn host() -> Result<HostOptions> {
-    let workload = workload(HostArch::Riscv64)?;
-    let mut options = options(&workload.to_string_lossy(), &RISCV_KERNELS)?;
+    let mut options = crate::riscv_host()?;
     for name in RISCV_KERNELS {
         let file = FileSource::Path(module(name)?.into());
         options.files.push((module_path(name), file));
     }
-    Ok(HostOptions { icount: true, cpus: 1, progress: true, ..options })
+    Ok(options)
 }
 
 /// The kernel's own benchmark, built for a kernel.
@@ -97,18 +96,15 @@ fn table(name: &'static str) -> Result<()> {
 /// Boots a guest in which vmtrace has tracers of these functions beside that of getppid, or in
 /// which the guest measures its own beside so many.
 fn measure(name: &str, others: &[&str], guest: Option<&[usize]>) -> Result<Run> {
-    let mut command = format!("{WORKLOAD} bench-ops");
+    let mut command = "bench-ops".to_owned();
     if let Some(counts) = guest {
         let counts: String = counts.iter().map(|count| format!(" {count}")).collect();
         command.push_str(&format!(" /{MODULE}{counts}"));
     }
-    // Each of the guest's instances has a buffer of its own.
-    let cmdline = format!("{} trace_buf_size=64k", HostArch::Riscv64.guest_cmdline());
     let module = module_path(name);
-    let mut args = vec!["--add", WORKLOAD, "--add", &module, "--run", &command];
-    args.extend(["--cmdline", &cmdline, "-f", FUNCTION, "--from", "__riscv_sys_getpgid"]);
+    let mut args = vec!["--add", &*module, "-f", FUNCTION, "--from", "__riscv_sys_getpgid"];
     args.extend(others.iter().flat_map(|name| ["--tracer", *name]));
-    let run = boot(&HOST, name, &args)?;
+    let run = work(&HOST, name, &command, &args)?;
     let summary = &run.summary;
     ensure!(summary.lost() == 0, "records were lost: {summary:?}");
     ensure!(guest.is_some() || summary.sites.skipped.is_empty(), "{summary:?}");

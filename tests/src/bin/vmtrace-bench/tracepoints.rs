@@ -1,17 +1,17 @@
 //! What events of tracepoints cost, on both architectures, beside the guest's own, which have a boot of
 //! their own.
 
-use crate::guest::{Run, boot};
+use crate::guest::{Run, work};
 use crate::value;
 use anyhow::{Result, ensure};
 use vmtrace_tests::SharedHost;
-use vmtrace_tests::trace::{RISCV_KERNELS, WORKLOAD, arch_of, syscall};
+use vmtrace_tests::trace::{RISCV_KERNELS, syscall};
 
 /// The table.
 pub(crate) fn run() -> Result<()> {
     println!("\ninstructions of events, with all of their fields");
     row(&crate::HOST, crate::KERNEL)?;
-    RISCV_KERNELS.into_iter().rev().try_for_each(|name| row(&crate::args::RISCV, name))
+    RISCV_KERNELS.into_iter().rev().try_for_each(|name| row(&crate::RISCV, name))
 }
 
 fn row(host: &SharedHost, name: &str) -> Result<()> {
@@ -36,13 +36,9 @@ fn row(host: &SharedHost, name: &str) -> Result<()> {
 }
 
 fn measure(host: &SharedHost, name: &str, which: &str, args: &[&str]) -> Result<Run> {
-    let command = format!("{WORKLOAD} bench-events {which}");
-    let cmdline = format!("{} trace_buf_size=64k", arch_of(name)?.guest_cmdline());
     let from = syscall(name, "getpgid")?;
-    let mut all = vec!["--add", WORKLOAD, "--run", &command, "--cmdline", &cmdline];
-    all.extend(["--from", &from]);
-    all.extend(args);
-    let run = boot(host, name, &all)?;
+    let all = [&["--from", &from], args].concat();
+    let run = work(host, name, &format!("bench-events {which}"), &all)?;
     ensure!(run.summary.lost() == 0, "{:?}", run.summary);
     Ok(run)
 }
