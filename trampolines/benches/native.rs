@@ -28,6 +28,7 @@ fn main() {
         point,
         fields: fields.to_vec(),
         condition: None,
+        counts: None,
     };
     let plain = [record(Point::Entry, &[])];
     let three = [record(Point::Entry, &[0, 1, 2].map(Field::Argument))];

@@ -15,4 +15,6 @@ pub mod riscv64;
 pub mod x86_64;
 
 pub use condition::Condition;
-pub use program::{Code, Field, Last, Overflow, Point, Program, ProgramError, Read, Readable};
+pub use program::{
+    Code, Counters, Field, Last, Overflow, Point, Program, ProgramError, Read, Readable,
+};

@@ -142,7 +142,44 @@ impl Readable {
     }
 }
 
-/// What a site has to do: write one record with these fields, of calls of which a condition holds.
+/// Counters of calls, one of 8 bytes for each function, in a table for each CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Counters {
+    /// Bytes from the address that tells the site (where the program returns to, in the function)
+    /// to its counter of CPU 0, wrapping; a sign-extended number of 32 bits.
+    pub distance: u64,
+    /// Bytes from a CPU's table to that of the next one: a multiple of 4096, less than 2 GiB.
+    /// With 0 all CPUs have one table.
+    pub stride: u64,
+    /// Counters lie at the multiple of 8 that is not above `address + distance`, and the distance
+    /// is a multiple of 8; otherwise all are at multiples of 8 as they are.
+    pub rounds: bool,
+}
+
+impl Counters {
+    /// Whether instructions can have these.
+    fn check(self) -> Result<(), ProgramError> {
+        let Self { distance, stride, rounds } = self;
+        if i32::try_from(distance.cast_signed()).is_err() {
+            return Err(ProgramError::Range("the distance of counters", distance));
+        }
+        if rounds && !distance.is_multiple_of(8) {
+            return Err(ProgramError::Counts(
+                "cannot round at a distance that is no multiple of 8",
+            ));
+        }
+        if i32::try_from(stride).is_err() {
+            return Err(ProgramError::Range("the size of a table of counters", stride));
+        }
+        if !stride.is_multiple_of(4096) {
+            return Err(ProgramError::Counts("needs tables of whole pages"));
+        }
+        Ok(())
+    }
+}
+
+/// What a site has to do: write one record with these fields, or count, calls of which a condition
+/// holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Program {
     /// Its number, in every record: up to [`Info::MAX_PROGRAM`].
@@ -155,6 +192,8 @@ pub struct Program {
     pub fields: Vec<Field>,
     /// Which calls; `None` for all.
     pub condition: Option<Condition>,
+    /// Counts calls here instead of recording them: at [`Point::Entry`], without fields.
+    pub counts: Option<Counters>,
 }
 
 /// Why a program cannot be compiled.
@@ -172,6 +211,9 @@ pub enum ProgramError {
     /// There is no such thing at this point, or at all.
     #[error("a condition {0} (at {1:?})")]
     Condition(&'static str, Point),
+    /// What counts cannot be like that.
+    #[error("a program that counts {0}")]
+    Counts(&'static str),
     /// Numbers are used up.
     #[error("a program cannot have number {0} or {1} tracers")]
     Number(u16, u16),
@@ -248,6 +290,15 @@ impl Program {
         }
         if self.number > Info::MAX_PROGRAM || !(1..=256).contains(&self.tracers) {
             return Err(ProgramError::Number(self.number, self.tracers));
+        }
+        if let Some(counters) = self.counts {
+            if self.point != Point::Entry {
+                return Err(ProgramError::Counts("is for entries alone"));
+            }
+            if !self.fields.is_empty() {
+                return Err(ProgramError::Counts("has no fields"));
+            }
+            counters.check()?;
         }
         if let Some(condition) = &self.condition {
             self.check_condition(condition)?;

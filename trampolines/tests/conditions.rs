@@ -6,8 +6,9 @@ mod common;
 
 use common::arch::{ADDRESSINGS, ARGUMENTS, Registers, STACK, call, free};
 use common::{FakeGuest, NAME, Random, entry_program};
+use core::sync::atomic::Ordering;
 use vmtrace_trampolines::condition::{Operand, Relation, Test, extended};
-use vmtrace_trampolines::{Condition, Field, Overflow, Point, Program, ProgramError};
+use vmtrace_trampolines::{Condition, Counters, Field, Overflow, Point, Program, ProgramError};
 
 impl Random {
     /// Values that are equal now and then, at the edges of all widths.
@@ -144,7 +145,7 @@ impl Call<'_> {
 const SITE: u64 = 3;
 
 /// How many calls were recorded and how many were not. `from` has the function with this return
-/// address, which calls the site.
+/// address, which calls the site. The site calls the guest's last program, which may count first.
 fn check(
     random: &mut Random,
     guest: &FakeGuest,
@@ -152,13 +153,14 @@ fn check(
     (from, caller): (&FakeGuest, u64),
 ) -> (u32, u32) {
     match program.point {
-        Point::Entry => guest.call_from(SITE, 0),
+        Point::Entry => guest.call_from(SITE, guest.compiled().len() - 1),
         Point::Tail => drop(guest.tail_from(SITE, 0)),
         Point::Return => drop(guest.return_from(SITE, 0)),
     }
     let condition = program.condition.as_ref().unwrap();
     let mut tail = guest.ring(0).start();
     let (mut yes, mut no) = (0, 0);
+    let counter = &guest.heap().1[0];
     for _ in 0..40 {
         let task = guest.set_current(0, 5);
         let name = core::array::from_fn(|_| random.letter());
@@ -184,6 +186,7 @@ fn check(
             };
             usize::from(*number) >= ARGUMENTS.len()
         };
+        let counted = counter.swap(0, Ordering::Relaxed);
         if !through && condition.tests().any(on_stack) {
             guest.drain(0, &mut tail, drop);
             continue;
@@ -200,6 +203,9 @@ fn check(
             assert_eq!(u64::from(record.common.caller), caller & 0xffff_ffff);
         });
         assert_eq!(found, u32::from(meant), "{program:?} {before:?} {name:?} {caller:#x}");
+        if guest.compiled().len() > 1 {
+            assert_eq!(counted, u64::from(meant), "{program:?} {before:?} {name:?} {caller:#x}");
+        }
         yes += u32::from(meant);
         no += u32::from(!meant);
     }
@@ -208,7 +214,7 @@ fn check(
 
 // A call that is left out although it is meant looks as if it had not been made.
 #[test]
-fn exactly_the_calls_that_are_meant_are_recorded() {
+fn exactly_the_calls_that_are_meant_are_recorded_and_counted() {
     let mut random = Random(0x2545_f491_4f6c_dd1d);
     let (mut yes, mut no) = (0, 0);
     let (mut inside, mut outside) = (0, 0);
@@ -224,8 +230,14 @@ fn exactly_the_calls_that_are_meant_are_recorded() {
         }
         let only_caller = matches!(condition, Condition::Test(Test::Caller { .. }));
         let program = Program { point, condition: Some(condition), ..entry_program() };
-        let guest =
+        let mut guest =
             FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, std::slice::from_ref(&program));
+        if round % 4 == 1 {
+            // The same calls are counted, by a program that goes on to the one that records them.
+            let distance = guest.heap().0.wrapping_sub(guest.function(SITE).into());
+            let counts = Some(Counters { distance, stride: 4096, rounds: false });
+            guest.add(&Program { counts, ..program.clone() }, addressing, Some(0));
+        }
         let (more_yes, more_no) = check(&mut random, &guest, &program, (&from, caller));
         yes += more_yes;
         no += more_no;

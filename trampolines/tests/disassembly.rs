@@ -7,7 +7,9 @@ use proptest::prelude::*;
 use std::collections::{BTreeSet, HashSet};
 use vmtrace_trampolines::condition::{Operand, Relation, Test};
 use vmtrace_trampolines::x86_64::Addressing;
-use vmtrace_trampolines::{Code, Condition, Field, Last, Overflow, Point, Program, Read, Readable};
+use vmtrace_trampolines::{
+    Code, Condition, Counters, Field, Last, Overflow, Point, Program, Read, Readable,
+};
 
 fn program() -> impl Strategy<Value = (Program, Overflow)> {
     let overflow = prop_oneof![Just(Overflow::Drop), Just(Overflow::Overwrite)];
@@ -21,7 +23,10 @@ fn program() -> impl Strategy<Value = (Program, Overflow)> {
                     (_, Point::Entry | Point::Tail) => Field::Argument(argument),
                 });
             prop::collection::vec(field, 0..=28).prop_map(move |fields| {
-                (Program { number, tracers, point, fields, condition: None }, overflow)
+                (
+                    Program { number, tracers, point, fields, condition: None, counts: None },
+                    overflow,
+                )
             })
         },
     )
@@ -47,7 +52,17 @@ fn reader() -> impl Strategy<Value = (Program, Overflow)> {
     });
     (prop::collection::vec(read, 1..4), overflow).prop_map(|(reads, overflow)| {
         let fields = [Field::Stack, Field::Failed].into_iter().chain(reads).collect();
-        (Program { number: 1, tracers: 1, point: Point::Entry, fields, condition: None }, overflow)
+        (
+            Program {
+                number: 1,
+                tracers: 1,
+                point: Point::Entry,
+                fields,
+                condition: None,
+                counts: None,
+            },
+            overflow,
+        )
     })
 }
 
@@ -299,7 +314,14 @@ fn reservation(from: &[Instruction]) -> Result<(), TestCaseError> {
 }
 
 fn with(point: Point, fields: &[Field]) -> Program {
-    Program { number: 2000, tracers: 1, point, fields: fields.to_vec(), condition: None }
+    Program {
+        number: 2000,
+        tracers: 1,
+        point,
+        fields: fields.to_vec(),
+        condition: None,
+        counts: None,
+    }
 }
 
 /// Of a usual kernel.
@@ -443,7 +465,14 @@ fn a_switch_of_tasks_is_recorded_in_fifty_instructions() {
         known(next, 2432, 1),
         known(next, 108, 1),
     ];
-    let program = Program { number: 1, tracers: 1, point: Point::Entry, fields, condition: None };
+    let program = Program {
+        number: 1,
+        tracers: 1,
+        point: Point::Entry,
+        fields,
+        condition: None,
+        counts: None,
+    };
     let values = vmtrace_trampolines::x86_64::Values { current: 0x35000, pid: 2432, ..usual_x86() };
     let code = vmtrace_trampolines::x86_64::compile(&program, Overflow::Drop, &values).unwrap();
     let way = x86_64(&code.bytes);
@@ -452,4 +481,108 @@ fn a_switch_of_tasks_is_recorded_in_fifty_instructions() {
     let probe = vmtrace_trampolines::x86_64::probe(base + 4096, base).unwrap();
     let around = x86_64(&probe).iter().position(|one| one.ending).unwrap() + 1;
     assert!(own + around <= 50, "{own} and {around} instructions");
+}
+
+/// A program that counts.
+fn counting(counters: Counters, condition: Option<Condition>) -> Program {
+    Program { counts: Some(counters), condition, ..with(Point::Entry, &[]) }
+}
+
+fn counters() -> impl Strategy<Value = Counters> {
+    let power = (12..31_u32).prop_map(|log| 1 << log);
+    let stride = prop_oneof![Just(0), power, (0..1_u64 << 19).prop_map(|pages| pages << 12)];
+    (word(), stride, any::<bool>()).prop_map(|(distance, stride, rounds)| {
+        let distance = if rounds { distance & !7 } else { distance };
+        Counters { distance, stride, rounds }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+
+    // A count that is a load and a store loses calls of whoever interrupts it; an argument in a
+    // register that is written is another one to the function.
+    #[test]
+    fn counting_is_one_instruction_and_writes_what_is_free(
+        counters in counters(), condition in prop::option::of(condition()),
+        values in x86_values(), riscv in riscv_values()
+    ) {
+        let program = counting(counters, condition);
+        let Code { bytes, endings: said } =
+            vmtrace_trampolines::x86_64::compile(&program, Overflow::Drop, &values).unwrap();
+        let all = x86_64(&bytes);
+        prop_assert_eq!(all.iter().map(|one| one.len).sum::<usize>(), bytes.len(), "all decodes");
+        prop_assert_eq!(endings(&all), said.clone());
+        prop_assert_eq!(said, vec![bytes.len() - 5]);
+        prop_assert_eq!(all.iter().filter(|one| one.locked).count(), 1);
+        let written = paths(&all)?;
+        prop_assert!(written.iter().all(|one| ["r10", "r11"].contains(&&**one)), "{:?}", written);
+        let Code { bytes, endings: said } =
+            vmtrace_trampolines::riscv64::compile(&program, Overflow::Drop, &riscv).unwrap();
+        let all = riscv64(&bytes);
+        prop_assert_eq!(all.len() * 4, bytes.len(), "all decodes");
+        prop_assert_eq!(endings(&all), said.clone());
+        prop_assert_eq!(said, vec![bytes.len() - 4]);
+        let kinds = ["amo", "sd", "sw", "sb", "lr.", "sc."];
+        let stores = all.iter().filter(|one| kinds.iter().any(|kind| one.name.starts_with(kind)));
+        prop_assert_eq!(stores.count(), 1);
+        let written = paths(&all)?;
+        let free = ["t3", "t4", "t5"];
+        prop_assert!(written.iter().all(|one| free.contains(&&**one)), "{:?}", written);
+    }
+}
+
+// What a call costs that is counted: what is in here beside it is paid by every call.
+#[test]
+fn a_count_is_six_instructions_of_x86_64_and_nine_of_riscv64() {
+    let x86 = |counters| {
+        let program = counting(counters, None);
+        vmtrace_trampolines::x86_64::compile(&program, Overflow::Drop, &usual_x86()).unwrap()
+    };
+    let riscv = |counters| {
+        let program = counting(counters, None);
+        vmtrace_trampolines::riscv64::compile(&program, Overflow::Drop, &usual_riscv()).unwrap()
+    };
+    let text = |all: &[Instruction]| {
+        common(all).iter().map(|one| one.text.trim().to_owned()).collect::<Vec<_>>()
+    };
+    let counters = Counters { distance: 0x1200_0000, stride: 0x80_0000, rounds: true };
+    assert_eq!(
+        text(&x86_64(&x86(counters).bytes)),
+        [
+            "mov r10, qword ptr [rsp]",
+            "and r10, 0xfffffffffffffff8",
+            "mov r11d, dword ptr gs:[0x20]",
+            "imul r11, r11, 0x800000",
+            "lock inc qword ptr [r10 + r11 + 0x12000000]",
+            "ret",
+        ]
+    );
+    assert_eq!(
+        text(&riscv64(&riscv(counters).bytes)),
+        [
+            "lw t3, 0x20(tp)",
+            "slli t3, t3, 0x17",
+            "add t3, t3, t0",
+            "lui t4, 0x12000",
+            "add t3, t3, t4",
+            "andi t3, t3, -8",
+            "addi t4, zero, 1",
+            "amoadd.d zero, t4, (t3)",
+            "jr t0",
+        ]
+    );
+    // Where there is less to do.
+    let cost = |distance, stride, rounds| {
+        let counters = Counters { distance, stride, rounds };
+        let x86 = common(&x86_64(&x86(counters).bytes)).len();
+        [x86, common(&riscv64(&riscv(counters).bytes)).len()]
+    };
+    assert_eq!(cost(0x1200_0000, 0x80_0000, false), [5, 8]);
+    assert_eq!(cost(0x1200_0003, 0x80_0000, false), [5, 9]);
+    assert_eq!(cost(0x1200_0000, 0, true), [4, 6]);
+    assert_eq!(cost(0x1200_0000, 0, false), [3, 5]);
+    // By a number that is no power of two, and with a lower part.
+    assert_eq!(cost(0x1200_0000, 0x80_1000, false), [5, 9]);
+    assert_eq!(cost(0x1200_0008, 0x80_1000, true), [6, 11]);
 }

@@ -59,7 +59,14 @@ impl Random {
             fields.pop();
         }
         let number = self.below(2048) as u16;
-        Program { number, tracers: 1 + self.below(256) as u16, point, fields, condition: None }
+        Program {
+            number,
+            tracers: 1 + self.below(256) as u16,
+            point,
+            fields,
+            condition: None,
+            counts: None,
+        }
     }
 }
 

@@ -59,7 +59,14 @@ fn all_registers_but_r10_r11_and_flags_survive() {
 #[test]
 fn a_tail_call_through_a_register_goes_on_and_tells_where() {
     let fields = vec![Field::Stack, Field::Target, Field::Argument(0), Field::Argument(2)];
-    let program = Program { number: 3, tracers: 1, point: Point::Tail, fields, condition: None };
+    let program = Program {
+        number: 3,
+        tracers: 1,
+        point: Point::Tail,
+        fields,
+        condition: None,
+        counts: None,
+    };
     for addressing in [Addressing::PerCpu, Addressing::Shared] {
         for overflow in [Overflow::Drop, Overflow::Overwrite] {
             // Of rax, rcx, rdi and r8 to r11, by their numbers: and how to jump there.

@@ -2,6 +2,7 @@
 
 use super::Values;
 use super::condition::Tests;
+use super::count::count;
 use super::operands::{
     Assembler, Registers, SHIFT, SPENT_SHIFTED, argument, load_word, parts, registers,
 };
@@ -31,6 +32,9 @@ pub fn compile(
     values: &Values,
 ) -> Result<Code, ProgramError> {
     program.check()?;
+    if let Some(counters) = program.counts {
+        return count(program.condition.as_ref(), counters, values);
+    }
     let mut ops = Assembler::new(0);
     let Registers { link, control } = registers(program.point);
     let returns = program.point == Point::Return;

@@ -5,7 +5,7 @@
 //! and reserves at once; none is needed, since the pair is atomic between harts: a task that was
 //! migrated after it looked up its CPU reserves in the ring of the CPU on which its function was
 //! entered, beside that CPU's own tasks. An interrupt in between makes the pair fail, as does any
-//! other hart's reservation: a program always ends with an `sc.d`, so that none that was nested
+//! other hart's reservation: what reserves always ends with an `sc.d`, so that none that was nested
 //! leaves a reservation with which the `sc.d` of the outer one could store its older position.
 //! (Kernels end reservations when they return from an exception, too.)
 #![allow(
@@ -19,6 +19,7 @@
 
 mod compile;
 mod condition;
+mod count;
 pub mod encode;
 mod operands;
 mod read;

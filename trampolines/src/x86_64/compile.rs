@@ -1,6 +1,7 @@
 //! The way that every hit takes.
 
 use super::condition::Tests;
+use super::count::count;
 use super::operands::{ABOVE_SPENT, ARGUMENTS, Assembler, ENDING, Operands, RDX, disp, exchange};
 use super::read::{finish, read};
 use super::slow::slow;
@@ -37,13 +38,18 @@ pub fn compile(
         let mut tests = Tests { ops: &mut ops, values, point: program.point };
         branch(&mut tests, condition, (ends, false))?;
     }
-    match program.point {
-        Point::Entry | Point::Tail => entry(&mut ops, program, &operands, values, &mut reads)?,
-        Point::Return => end(&mut ops, program, &operands, values)?,
+    match (program.counts, program.point) {
+        (Some(counters), _) => count(&mut ops, counters, values)?,
+        (None, Point::Entry | Point::Tail) => {
+            entry(&mut ops, program, &operands, values, &mut reads)?;
+        }
+        (None, Point::Return) => end(&mut ops, program, &operands, values)?,
     }
     let ending = ops.offset().0;
     dynasm!(ops; .arch x64; =>ends; .bytes ENDING);
-    slow(&mut ops, &operands);
+    if program.counts.is_none() {
+        slow(&mut ops, &operands);
+    }
     let load = finish(reads, &mut ops, values)?;
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
     Ok(Code { bytes, endings: [ending].into_iter().chain(load).collect() })

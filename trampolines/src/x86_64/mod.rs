@@ -11,6 +11,8 @@
 mod compile;
 #[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
 mod condition;
+#[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
+mod count;
 mod operands;
 mod read;
 mod slow;

@@ -43,8 +43,9 @@ pub(crate) struct FakeGuest {
     code: u64,
     /// Two areas that programs can read, a stack, and nothing behind it.
     heap: u64,
-    /// Where programs are.
+    /// Where programs are, and how many bytes up to their end.
     programs: Vec<u64>,
+    used: usize,
     compiled: Vec<Program>,
 }
 
@@ -85,7 +86,14 @@ pub(crate) fn registers(value: u64) -> arch::Registers {
 
 /// The programs of most tests.
 pub(crate) fn entry_program() -> Program {
-    Program { number: 7, tracers: 1, point: Point::Entry, fields: Vec::new(), condition: None }
+    Program {
+        number: 7,
+        tracers: 1,
+        point: Point::Entry,
+        fields: Vec::new(),
+        condition: None,
+        counts: None,
+    }
 }
 
 fn map(len: u64, align: u64, protection: i32) -> u64 {
@@ -106,6 +114,14 @@ fn map(len: u64, align: u64, protection: i32) -> u64 {
     };
     assert_eq!(mapped.addr() as u64, address, "no memory in the low 2 GiB");
     address
+}
+
+/// So many words, all 0, and their address.
+pub(crate) fn words(count: u64) -> (u64, &'static [AtomicU64]) {
+    let address = map(8 * count, 4096, libc::PROT_READ | libc::PROT_WRITE);
+    let count = usize::try_from(count).unwrap();
+    // SAFETY: all of a mapping that stays, aligned, only used atomically.
+    (address, unsafe { core::slice::from_raw_parts(at::<AtomicU64>(address), count) })
 }
 
 fn at<T>(address: u64) -> *mut T {
@@ -154,6 +170,7 @@ impl FakeGuest {
             code,
             heap,
             programs: Vec::new(),
+            used: CODE,
             compiled: programs.to_vec(),
         };
         let mut text = vec![0; PROGRAMS];
@@ -170,9 +187,32 @@ impl FakeGuest {
             text[site * SITE..][..site_code.len()].copy_from_slice(&site_code);
         }
         assert!(text.len() <= CODE);
+        guest.used = text.len();
         // SAFETY: `code` is so many writable bytes.
         unsafe { core::ptr::copy_nonoverlapping(text.as_ptr(), at(code), text.len()) };
         guest
+    }
+
+    /// Compiles one more program, which goes on with another one in place of its end. Its number.
+    pub(crate) fn add(
+        &mut self,
+        program: &Program,
+        addressing: Addressing,
+        next: Option<usize>,
+    ) -> usize {
+        let code = self.compile(program, addressing);
+        let address = self.code + self.used as u64;
+        let bytes = match next {
+            Some(next) => arch::going_on(code, address, self.programs[next]),
+            None => code.bytes,
+        };
+        assert!(self.used + bytes.len() <= CODE);
+        // SAFETY: inside of the code area, behind what is used.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), at(address), bytes.len()) };
+        self.used = (self.used + bytes.len()).next_multiple_of(16);
+        self.programs.push(address);
+        self.compiled.push(program.clone());
+        self.programs.len() - 1
     }
 
     /// What programs can read: the middle of the heap, its end, and the stack of the task.

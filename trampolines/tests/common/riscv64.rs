@@ -5,8 +5,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::cell::Cell;
 use std::sync::Once;
 use vmtrace_trampolines::layout::CONTROL_SIZE;
-use vmtrace_trampolines::riscv64::encode::register::{RA, T0, T1};
-use vmtrace_trampolines::riscv64::encode::{auipc, j, jal, jalr, jr, split};
+use vmtrace_trampolines::riscv64::encode;
+use vmtrace_trampolines::riscv64::encode::register::{RA, T0, T1, T3, ZERO};
+use vmtrace_trampolines::riscv64::encode::{auipc, j, jal, jalr, jr, lui, split};
 use vmtrace_trampolines::riscv64::{Values, compile};
 use vmtrace_trampolines::{Code, Point, Program};
 
@@ -41,7 +42,7 @@ pub(super) const fn control(per_cpu: u64, cpu: u64) -> u64 {
 }
 
 /// auipc t0; jalr t0; ret
-pub(super) fn site(address: u64, program: u64) -> Vec<u8> {
+pub(crate) fn site(address: u64, program: u64) -> Vec<u8> {
     let (upper, lower) = split(program.wrapping_sub(address).cast_signed()).unwrap();
     let code = [auipc(T0, upper), jalr(T0, T0, lower), jr(RA)];
     code.into_iter().flat_map(u32::to_le_bytes).collect()
@@ -284,6 +285,20 @@ fn code<const N: usize>(words: [u32; N]) -> Vec<u8> {
 
 fn distance(from: u64, to: u64) -> i32 {
     i32::try_from(to.wrapping_sub(from).cast_signed()).unwrap()
+}
+
+/// Does nothing.
+pub(crate) const NOP: [u8; 4] = encode::NOP.to_le_bytes();
+
+/// A program that goes on with another one in place of its end, as the VMM makes it.
+pub(super) fn going_on(code: Code, _: u64, to: u64) -> Vec<u8> {
+    let Code { mut bytes, endings } = code;
+    let ending = endings[0];
+    let behind = i32::try_from(bytes.len() - ending).unwrap();
+    let (upper, lower) = split(to.cast_signed()).unwrap();
+    bytes[ending..ending + 4].copy_from_slice(&j(behind).to_le_bytes());
+    bytes.extend([lui(T3, upper), jalr(ZERO, T3, lower)].into_iter().flat_map(u32::to_le_bytes));
+    bytes
 }
 
 impl FakeGuest {

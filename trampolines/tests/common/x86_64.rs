@@ -27,7 +27,7 @@ pub(super) const fn control(per_cpu: u64, cpu: u64) -> u64 {
 }
 
 /// call program; ret
-pub(super) fn site(address: u64, program: u64) -> Vec<u8> {
+pub(crate) fn site(address: u64, program: u64) -> Vec<u8> {
     let mut code = vec![0xe8];
     let distance = program.wrapping_sub(address + 5).cast_signed();
     code.extend(i32::try_from(distance).unwrap().to_le_bytes());
@@ -143,6 +143,17 @@ pub(crate) fn jump(from: u64, to: u64) -> Vec<u8> {
     let mut code = vec![0xe9];
     code.extend(distance.to_le_bytes());
     code
+}
+
+/// `endbr64`, which does nothing.
+pub(crate) const NOP: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+
+/// A program at an address that goes on with another one in place of its end, as the VMM makes it.
+pub(super) fn going_on(code: Code, address: u64, to: u64) -> Vec<u8> {
+    let Code { mut bytes, endings } = code;
+    let ending = endings[0];
+    bytes[ending..ending + 5].copy_from_slice(&jump(address + ending as u64, to));
+    bytes
 }
 
 impl FakeGuest {

@@ -1,0 +1,77 @@
+//! What counts instead of recording.
+//!
+//! One atomic instruction counts, so nothing that comes between it and the look at the CPU's number
+//! loses a call: a task that was migrated counts in the table of the CPU that it came from.
+
+use super::Values;
+use super::condition::Tests;
+use super::operands::{Assembler, load_word, parts};
+use crate::branch::branch;
+use crate::condition::Condition;
+use crate::program::{Code, Counters, ProgramError};
+use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
+
+const T0: u8 = 5;
+const T3: u8 = 28;
+
+/// Makes a program of an entry that was checked. `t3` and `t4` are lost, and `t5` where there is a
+/// condition.
+pub(super) fn count(
+    condition: Option<&Condition>,
+    counters: Counters,
+    values: &Values,
+) -> Result<Code, ProgramError> {
+    let mut ops = Assembler::new(0);
+    let leave = ops.new_dynamic_label();
+    if let Some(condition) = condition {
+        // Unlike a record, this is so short that a branch reaches its end.
+        branch(&mut Tests { ops: &mut ops, values }, condition, (leave, false))?;
+    }
+    find_counter(&mut ops, counters, values)?;
+    dynasm!(ops; .arch riscv64; .feature A
+        ; addi t4, zero, 1
+        ; amoadd.d zero, t4, [t3]
+        ; =>leave
+    );
+    let ending = ops.offset().0;
+    dynasm!(ops; .arch riscv64; jr t0);
+    let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
+    Ok(Code { bytes, endings: vec![ending] })
+}
+
+/// Leaves the counter's address in t3. t4 is lost.
+fn find_counter(
+    ops: &mut Assembler,
+    counters: Counters,
+    values: &Values,
+) -> Result<(), ProgramError> {
+    let Counters { distance, stride, rounds } = counters;
+    // The register with the sum as far as it goes.
+    let mut sum = T0;
+    if stride != 0 {
+        load_word(ops, "the CPU number's offset", values.cpu)?;
+        if stride.is_power_of_two() {
+            dynasm!(ops; .arch riscv64; slli t3, t3, stride.trailing_zeros());
+        } else {
+            // Whole pages: no lower part.
+            let (stride, _) = parts("the size of a table of counters", stride)?;
+            dynasm!(ops; .arch riscv64; .feature M; lui t4, stride; mul t3, t3, t4);
+        }
+        dynasm!(ops; .arch riscv64; add t3, t3, t0);
+        sum = T3;
+    }
+    let (upper, lower) = parts("the distance of counters", distance)?;
+    if upper != 0 {
+        dynasm!(ops; .arch riscv64; lui t4, upper; add t3, X(sum), t4);
+        sum = T3;
+    }
+    if rounds {
+        // The distance is a multiple of 8.
+        dynasm!(ops; .arch riscv64; andi t3, X(sum), -8);
+        sum = T3;
+    }
+    if lower != 0 || sum != T3 {
+        dynasm!(ops; .arch riscv64; addi t3, X(sum), lower);
+    }
+    Ok(())
+}
