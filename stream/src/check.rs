@@ -55,6 +55,7 @@ impl Check {
                 }
                 add(&mut position.records, u64::from(batch.count))
             }
+            Frame::Counts(counts) => position(&mut self.vcpus, counts.vcpu).map(|_| ()),
             Frame::Values(list) => self.values(list.clone()),
             Frame::Loss(loss) => self.loss(head.is_local(), loss),
             Frame::End(summary) => {

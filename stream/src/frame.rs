@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use zerocopy::FromBytes;
 
+use super::counts::Counts;
 use super::dictionary::{Symbol, Task, Tracer};
 use super::header::Header;
 use super::mark::{LossReason, Mark};
@@ -45,6 +46,8 @@ pub enum Frame<'a> {
     Values(ValuesList<'a>),
     /// Functions that were traced, whether they were called or not.
     Traced(Traced<'a>),
+    /// How often functions were entered, beside records.
+    Counts(Counts<'a>),
     /// A type of a later version that may be skipped.
     Skipped(u16),
 }
@@ -119,6 +122,10 @@ impl<'a> Frame<'a> {
             kind::TRACED => Self::Traced(
                 Traced::decode(payload)
                     .ok_or_else(|| malformed("it has fewer functions than it says"))?,
+            ),
+            kind::COUNTS => Self::Counts(
+                Counts::decode(payload)
+                    .ok_or_else(|| malformed("it has fewer counts than it says"))?,
             ),
             skipped if flags & flag::OPTIONAL != 0 => Self::Skipped(skipped),
             unknown => return Err(PayloadError::UnknownType(unknown)),

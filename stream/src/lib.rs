@@ -13,6 +13,9 @@
 
 mod buffer;
 mod check;
+mod counts;
+#[cfg(test)]
+mod counts_tests;
 mod decode;
 mod dictionary;
 mod error;
@@ -40,6 +43,7 @@ mod wire;
 mod writer;
 
 pub use buffer::RecordBuffer;
+pub use counts::{Count, Counts, CountsOf};
 pub use decode::{Decoder, Progress};
 pub use dictionary::{AddressSet, Dictionaries, DictionaryFull, FormatsFull, Symbol, Task, Tracer};
 pub use error::{Remedy, StreamError};

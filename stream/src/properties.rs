@@ -23,6 +23,7 @@ enum Step {
     /// Whether there is a stack pointer, time, what failed, words.
     WithValues(u32, Vec<(bool, u64, u64, Vec<u64>)>),
     Tracer(u8, String, String),
+    Counts(u32, u8, Vec<(u32, u64)>),
     Loss(u32, u64, u32),
     Mark(u64, u32, u64, String),
     Watermark(u64),
@@ -49,6 +50,8 @@ fn step() -> impl Strategy<Value = Step> {
             name,
             description
         )),
+        (0..2u32, any::<u8>(), vec(any::<(u32, u64)>(), 0..9))
+            .prop_map(|(vcpu, tracer, counts)| Step::Counts(vcpu, tracer, counts)),
         (0..2u32, 0..u64::from(u32::MAX), any::<u32>())
             .prop_map(|(vcpu, count, reason)| Step::Loss(vcpu, count, reason)),
         (any::<u64>(), any::<u32>(), any::<u64>(), ".{0,40}")
@@ -176,6 +179,14 @@ fn write(steps: &[Step]) -> (Vec<u8>, Vec<String>) {
                     expected.push(format!("{tracer:?}"));
                 }
             }
+            Step::Counts(vcpu, tracer, counts) => {
+                let count = |&(function, hits): &_| Count { function, hits };
+                let counts: Vec<_> = counts.iter().map(count).collect();
+                writer.counts(*vcpu, *tracer, &counts).expect("vCPU");
+                if !counts.is_empty() {
+                    expected.push(format!("{vcpu} {tracer} {counts:?}"));
+                }
+            }
             Step::Loss(vcpu, count, reason) => {
                 let reason = LossReason::from(*reason);
                 let written = writer.loss(*vcpu, *count, reason);
@@ -226,6 +237,10 @@ fn read(bytes: &[u8]) -> Result<Vec<String>, StreamError> {
             Frame::Tasks(tasks) => found.extend(tasks.map(|task| format!("{task:?}"))),
             Frame::Records(batch) => {
                 found.push(format!("{} {} {}", batch.vcpu, batch.first, shown(batch.records())));
+            }
+            Frame::Counts(it) => {
+                let counts: Vec<_> = it.counts().collect();
+                found.push(format!("{} {} {counts:?}", it.vcpu, it.tracer));
             }
             Frame::Loss(loss) => found.push(format!("{loss:?}")),
             Frame::Mark(mark) => found.push(format!("{mark:?}")),
@@ -278,9 +293,9 @@ proptest! {
     fn hostile_frames_are_an_error_or_a_stream(
         frame in any::<prop::sample::Index>(),
         damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
-        values in any::<bool>(),
+        stream in prop::sample::select(vec![sample::stream, sample::values, sample::counts]),
     ) {
-        let mut bytes = if values { sample::values() } else { sample::stream() };
+        let mut bytes = stream();
         let starts = frame_starts(&bytes);
         let start = *frame.get(&starts);
         let length = FrameHead::read_from_prefix(&bytes[start..]).expect("a frame").0.length.get();

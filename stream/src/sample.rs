@@ -177,3 +177,26 @@ pub fn values() -> Vec<u8> {
     writer.end(&Summary::default()).expect("memory");
     writer.into_inner().expect("memory")
 }
+
+/// A stream that counts calls and records none: on two vCPUs, for two tracers, and of one function
+/// twice.
+pub fn counts() -> Vec<u8> {
+    let header = header();
+    let mut writer = Writer::new(Vec::new(), &header).expect("header");
+    let open = Symbol { address: OPEN, size: 64, name: "ext4_open", module: "ext4" };
+    writer.symbols([Symbol::new(READ, 64, "vfs_read"), open]).expect("room");
+    for (number, name) in [(0, "calls"), (1, "f\x1bs")] {
+        writer.tracer(Tracer { number, name, description: "" }).expect("memory");
+    }
+    let count = |address, hits| Count {
+        function: header.offset(address).expect("an address of the window"),
+        hits,
+    };
+    writer.counts(0, 0, &[count(READ, 600), count(OPEN, 9)]).expect("vCPU");
+    writer.counts(1, 0, &[count(READ, 300)]).expect("vCPU");
+    // It has no name.
+    writer.counts(1, 1, &[count(OPEN, 7), count(OPEN - 1, 1)]).expect("vCPU");
+    writer.counts(0, 0, &[count(READ, 100)]).expect("vCPU");
+    writer.end(&Summary::default()).expect("memory");
+    writer.into_inner().expect("memory")
+}

@@ -54,6 +54,7 @@ pub(super) mod kind {
     pub(crate) const TRACERS: u16 = 10;
     pub(crate) const VALUES: u16 = 11;
     pub(crate) const TRACED: u16 = 12;
+    pub(crate) const COUNTS: u16 = 13;
 }
 
 /// Frame flags.
@@ -205,6 +206,27 @@ pub(super) struct TracedHead {
     pub(crate) tracer: u8,
     pub(crate) of: u8,
     pub(crate) reserved: U16,
+}
+
+/// Head of counts; as many [`CountEntry`] follow.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct CountsHead {
+    pub(crate) vcpu: U32,
+    pub(crate) tracer: u8,
+    pub(crate) of: u8,
+    pub(crate) reserved: U16,
+    pub(crate) count: U32,
+    pub(crate) more: U32,
+}
+
+/// How often a function was entered.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct CountEntry {
+    pub(crate) function: U32,
+    pub(crate) reserved: U32,
+    pub(crate) hits: U64,
 }
 
 /// Head of a record batch; the records follow.

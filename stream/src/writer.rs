@@ -6,6 +6,7 @@ use std::io::{Error, ErrorKind, Result, Write};
 use zerocopy::IntoBytes;
 
 use super::buffer::RecordBuffer;
+use super::counts::{Count, MAX_COUNTS, encode};
 use super::dictionary::{Dictionaries, Symbol, Task, Tracer, cut};
 use super::header::Header;
 use super::mark::{LossReason, Mark};
@@ -142,6 +143,20 @@ impl<W: Write> Writer<W> {
     pub fn traced(&mut self, stretch: &Stretch, functions: &[u32]) -> Result<()> {
         for functions in functions.chunks(MAX_FUNCTIONS) {
             self.frames.push(kind::TRACED, flag::OPTIONAL, |out| stretch.encode(functions, out));
+            self.hand_on(GATHER)?;
+        }
+        Ok(())
+    }
+
+    /// Says how often functions were entered on a vCPU on account of a tracer, beside records; what
+    /// was said before is added to. Their names are to be sent before.
+    ///
+    /// # Errors
+    /// When the sink fails or there is no such vCPU.
+    pub fn counts(&mut self, vcpu: u32, tracer: u8, counts: &[Count]) -> Result<()> {
+        self.total(vcpu)?;
+        for counts in counts.chunks(MAX_COUNTS) {
+            self.frames.push(kind::COUNTS, flag::OPTIONAL, |out| encode(vcpu, tracer, counts, out));
             self.hand_on(GATHER)?;
         }
         Ok(())

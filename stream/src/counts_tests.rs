@@ -1,0 +1,112 @@
+//! Counts as they are written and read, and what is no count.
+
+use std::collections::BTreeMap;
+
+use super::sample::{self, header};
+use super::wire::{CountsHead, kind};
+use super::*;
+
+/// Sums by vCPU, tracer and function, and how many frames they came in.
+fn sums(bytes: &[u8]) -> (BTreeMap<(u32, u8, u32), u64>, usize) {
+    let mut reader = Reader::new(bytes).expect("header");
+    let (mut sums, mut frames) = (BTreeMap::new(), 0);
+    while let Some(frame) = reader.next_frame().expect("whole") {
+        if let Frame::Counts(counts) = frame {
+            assert_eq!(counts.of, Some(CountsOf::Entries));
+            for Count { function, hits } in counts.counts() {
+                *sums.entry((counts.vcpu, counts.tracer, function)).or_default() += hits;
+            }
+            frames += 1;
+        }
+    }
+    (sums, frames)
+}
+
+// A reader that takes only the last of two frames for one function, or mixes up vCPUs or tracers,
+// shows fewer calls than there were.
+#[test]
+fn counts_add_up_by_vcpu_tracer_and_function() {
+    let offset = |address| header().offset(address).expect("an address of the window");
+    let (read, open) = (offset(sample::READ), offset(sample::OPEN));
+    let expected = BTreeMap::from([
+        ((0, 0, read), 700),
+        ((0, 0, open), 9),
+        ((1, 0, read), 300),
+        ((1, 1, open), 7),
+        ((1, 1, open - 1), 1),
+    ]);
+    assert_eq!(sums(&sample::counts()), (expected, 4));
+}
+
+// A frame holds no more than the format allows, however many functions a kernel has.
+#[test]
+fn more_functions_than_a_frame_holds_are_in_several() {
+    let counts: Vec<_> =
+        (0..12_289).map(|n| Count { function: n * 5, hits: u64::MAX - u64::from(n) }).collect();
+    let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+    writer.counts(1, 2, &counts).expect("vCPU");
+    writer.counts(1, 2, &[]).expect("vCPU");
+    writer.end(&Summary::default()).expect("memory");
+    let (sums, frames) = sums(&writer.into_inner().expect("memory"));
+    let expected = counts.iter().map(|count| ((1, 2, count.function), count.hits)).collect();
+    assert_eq!((sums, frames), (expected, 2));
+}
+
+// Nobody can index a table of vCPUs by what a frame says.
+#[test]
+fn counts_are_of_a_vcpu_that_exists() {
+    let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+    assert!(writer.counts(2, 0, &[Count { function: 1, hits: 1 }]).is_err());
+    let larger = Header { vcpus: 3, ..header() };
+    let mut other = Writer::new(Vec::new(), &larger).expect("header");
+    other.flush().expect("memory");
+    let skip = other.get_mut().len();
+    other.counts(2, 0, &[]).expect("vCPU");
+    other.counts(2, 0, &[Count { function: 1, hits: 1 }]).expect("vCPU");
+    let frame = other.into_inner().expect("memory").split_off(skip);
+    let bytes = [writer.into_inner().expect("memory"), frame].concat();
+    let mut reader = Reader::new(&*bytes).expect("header");
+    let error = reader.next_frame().expect_err("no such vCPU").to_string();
+    assert!(error.contains("vCPU 2, but only 2 exist; "), "{error}");
+}
+
+// What a hostile frame says of its length is not believed, and what is of a later version is no
+// error: a reader would die of the one, and refuse good traces for the other.
+#[test]
+fn what_a_frame_of_counts_says_of_itself_is_not_trusted() {
+    let mut payload = Vec::new();
+    counts::encode(
+        1,
+        3,
+        &[Count { function: 1, hits: 2 }, Count { function: 3, hits: 4 }],
+        &mut payload,
+    );
+    assert_eq!(payload.len(), size_of::<CountsHead>() + 2 * 16);
+    let parse = |payload: &[u8]| match Frame::parse(kind::COUNTS, 0, payload) {
+        Ok(Frame::Counts(counts)) => Some((counts.of, counts.counts().len())),
+        _ => None,
+    };
+    assert_eq!(parse(&payload), Some((Some(CountsOf::Entries), 2)));
+    for count in [3, 4, u32::MAX] {
+        payload[8..12].copy_from_slice(&count.to_le_bytes());
+        assert_eq!(parse(&payload), None, "{count}");
+    }
+    // Fewer than there are: what is behind is of a later version.
+    payload[8..12].copy_from_slice(&1u32.to_le_bytes());
+    payload[5] = 9;
+    assert_eq!(parse(&payload), Some((None, 1)));
+    for length in 0..size_of::<CountsHead>() {
+        assert_eq!(parse(&payload[..length]), None, "{length}");
+    }
+}
+
+// Readers of version 1.0 know nothing of it.
+#[test]
+fn readers_that_do_not_know_counts_can_skip_them() {
+    let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+    writer.flush().expect("memory");
+    let skip = writer.get_mut().len();
+    writer.counts(0, 0, &[Count { function: 1, hits: 1 }]).expect("vCPU");
+    let frame = writer.into_inner().expect("memory").split_off(skip);
+    assert_eq!(frame[..4], [13, 0, 2, 0]);
+}
