@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Reads a vmtrace stream from a file or a unix socket; needs nothing but Python.
 
-Prints the records as `vmtrace report` does, or counts them per function
-(--counts). Everything that docs/stream.md lets a consumer verify is verified:
+Prints the records as `vmtrace report` does, with what was counted in the guest
+at the end, or counts them per function (--counts). Everything that docs/stream.md lets a consumer verify is verified:
 a stream that is torn, damaged or incomplete ends in an error and exit code 1.
 """
 
@@ -23,10 +23,13 @@ MAGIC = b"\xf5vmtr\r\n\0"
 MAX_PAYLOAD = 1 << 20
 LOCAL, OPTIONAL = 1, 2
 HEADER, SYMBOLS, TASKS, RECORDS, LOSS, MARK, WATERMARK, JOIN, END, TRACERS, VALUES = range(1, 12)
+COUNTS = 13
 MARKS = ["attach", "pause", "resume", "filter", "detach", "exit", "agent", "note", "console"]
 CONSUMER_SLOW = 3
 ENTRY, RETURN, TAIL = 1, 2, 3
 OF_ENTRY, OF_RETURN = 0, 1
+MOST_COLUMNS = 32
+MOST_HITS = (1 << 64) - 1
 HAS_SP, HAS_VALUE, HAS_VALUES = 1, 2, 4
 
 
@@ -203,6 +206,7 @@ class Trace:
         self.found = {}  # address: name, the answers of symbol()
         self.tracers = {}  # number: name
         self.formats = {}  # (function, tracer, of): what the values of records are
+        self.counted = {}  # (name, tracer, address): {vCPU: hits}
         self.unknown = 0  # records of kinds of later versions
         self.returns = False  # whether returns and tail jumps are shown
         self.said = False
@@ -314,6 +318,43 @@ class Trace:
             raise StreamError(f"vCPU {vcpu}: {totals[vcpu]} lost, but the frame says {total}")
         self.merger.push(vcpu, 0, ("loss", vcpu, count))
 
+    def add_counts(self, payload):
+        vcpu, tracer, of, _, count, _ = struct.unpack_from("<IBBHII", payload)
+        if vcpu >= self.vcpus:
+            raise StreamError(f"counts of vCPU {vcpu}, but there are {self.vcpus}")
+        if of != OF_ENTRY:
+            return
+        if len(payload) < 16 + 16 * count:
+            raise StreamError(f"{count} counts in {len(payload)} bytes")
+        by = self.tracers.get(tracer, f"tracer{tracer}")
+        for function, _, hits in struct.iter_unpack("<IIQ", payload[16 : 16 + 16 * count]):
+            address = self.base + function
+            row = self.counted.setdefault((self.symbol(address), by, address), {})
+            row[vcpu] = min(row.get(vcpu, 0) + hits, MOST_HITS)
+
+    def table(self):
+        """What was counted, in lines: columns that say nothing are left out."""
+        rows = [(min(sum(row.values()), MOST_HITS), *key, row) for key, row in self.counted.items()]
+        rows = sorted((row for row in rows if row[0]), key=lambda row: (-row[0], *row[1:4]))
+        if not rows:
+            return
+        functions = len({(name, address) for _, name, _, address, _ in rows})
+        calls = min(sum(row[0] for row in rows), MOST_HITS)
+        one = ["s", ""]
+        yield f"# counted: {functions} function{one[functions == 1]}, {calls} call{one[calls == 1]}"
+        vcpus = sorted({vcpu for *_, row in rows for vcpu, hits in row.items() if hits})
+        vcpus = vcpus if 2 <= len(vcpus) <= MOST_COLUMNS else []
+        tracers = {row[2] for row in rows}
+        width = max(6, min(24, max(map(len, tracers))))
+
+        def line(hits, cells, tracer, name):
+            shown = f"#{hits:>12}" + "".join(f"  {cell:>10}" for cell in cells)
+            return shown + (f"  {tracer:<{width}}" if len(tracers) > 1 else "") + f"  {name}"
+
+        yield line("hits", [f"[{vcpu:03}]" for vcpu in vcpus], "tracer", "function")
+        for total, name, tracer, _, row in rows:
+            yield line(total, [row.get(vcpu, 0) for vcpu in vcpus], tracer, name)
+
     def add_mark(self, payload):
         ticks, duration, kind, length = struct.unpack_from("<QQII", payload)
         name = MARKS[kind - 1] if 1 <= kind <= len(MARKS) else f"unknown-{kind}"
@@ -377,7 +418,7 @@ def open_source(path):
     return open(path, "rb")
 
 
-def consume(source, show, returns=False):
+def consume(source, show, finish, returns=False):
     """Reads a stream to its end; returns the trace and its summary."""
     trace = Trace()
     trace.returns = returns
@@ -389,6 +430,7 @@ def consume(source, show, returns=False):
         MARK: trace.add_mark,
         TRACERS: trace.add_tracers,
         VALUES: trace.add_values,
+        COUNTS: trace.add_counts,
     }
     summary = None
     try:
@@ -411,6 +453,7 @@ def consume(source, show, returns=False):
         if hasattr(trace, "merger"):
             for event in trace.merger.drain():
                 show(trace, event)
+            finish(trace)
     return trace, summary
 
 
@@ -431,9 +474,18 @@ def main():
         if line is not None:
             print(line)
 
+    def finish(trace):
+        if not options.counts:
+            for line in trace.table():
+                print(line)
+            return
+        for (name, *_), row in trace.counted.items():
+            counts[name] += sum(row.values())
+
     try:
         with open_source(options.source) as source:
-            trace, summary = consume(source, count if options.counts else show, options.returns)
+            shown = count if options.counts else show
+            trace, summary = consume(source, shown, finish, options.returns)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -161,6 +161,35 @@ fn prints_arguments() {
     assert!(found.contains("vmtrace: records 7 (vcpu0 7, vcpu1 0), lost 0"), "{found}");
 }
 
+// Who only counts has no records, and that is no empty trace.
+#[test]
+fn prints_counts() {
+    let stream = sample::counts();
+    let text = |options: &[&str]| {
+        let output = report(&stream, options);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &*errors), (Some(0), ""), "{options:?}");
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        let counted = text.lines().skip_while(|line| !line.starts_with("# counted: "));
+        counted.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let all = text(&[]);
+    assert_eq!(all[0], "# counted: 3 functions, 1017 calls");
+    assert_eq!(all[2], "#        1000         700         300  calls   vfs_read");
+    assert_eq!(text(&["--graph"]), all);
+    let one = ["# counted: 1 function, 7 calls", "#        hits  function"];
+    assert_eq!(text(&["--cpu", "1", "--module", "ext4"])[..2], one);
+    assert_eq!(text(&["-n", "vfs_*", "--tracer", "calls"])[2], "#           9  ext4_open [ext4]");
+    for options in [["--pid", "7"], ["--comm", "*"], ["--since", "0"], ["--graph-root", "vfs_*"]] {
+        assert_eq!(text(&options), [""; 0], "{options:?}");
+    }
+    let json = report(&stream, &["--format", "json", "--cpu", "0", "-f", "ext4_*"]);
+    let expected = r#"{"event":"count","function":"ext4_open","module":"ext4","tracer":"calls","cpu":0,"hits":9}"#;
+    assert!(String::from_utf8_lossy(&json.stdout).contains(&format!("\n{expected}\n")));
+    let stats = report(&stream, &["--stats"]);
+    assert!(String::from_utf8_lossy(&stats.stdout).contains("\n      1000   98.3%  vfs_read\n"));
+}
+
 #[test]
 fn says_what_is_wrong_with_a_file() {
     let stream = stream();

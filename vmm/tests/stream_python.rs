@@ -10,7 +10,7 @@ use vmtrace::export::{Player, Text};
 use vmtrace::stream::{
     EntryRecord, Exit, Header, LossReason, Mark, MarkKind, RecordBuffer, ReturnRecord, Shape,
     Summary, Symbol, TailRecord, Task, Tracer, ValueField, ValuesFormat, ValuesOf, Writer,
-    consumer_loss,
+    consumer_loss, sample,
 };
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
@@ -278,6 +278,23 @@ fn decodes_returned_values() {
     let text = String::from_utf8(output.stdout).expect("UTF-8");
     let found: Vec<_> = text.lines().map(|line| line.rsplit(' ').next().unwrap_or("")).collect();
     assert_eq!(found, ["0xffffffea", "-22", "true", "LOW"]);
+}
+
+// What is counted in the guest has no line of its own: a consumer that skips it shows nothing.
+#[test]
+fn shows_counts() {
+    let stream = sample::counts();
+    let Some(output) = python_file(&stream, &[]) else { return };
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(errors, "0 records, 0 lost, 0 missed; guest: unknown\n");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    assert_eq!(text.lines().collect::<Vec<_>>(), rust_lines(&stream));
+    assert_eq!(text.lines().count(), 6);
+    let Some(output) = python_file(&stream, &["--counts"]) else { return };
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let expected =
+        "      1000 vfs_read\n        16 ext4_open [ext4]\n         1 0xffffffffc00fffff\n";
+    assert_eq!(text, expected);
 }
 
 #[test]

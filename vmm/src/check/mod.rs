@@ -66,6 +66,8 @@ pub struct Check {
     losses: Losses,
     coverage: Coverage,
     doubles: Doubles,
+    /// Functions that were counted, of rules to which it matters when calls were.
+    timeless: HashMap<usize, Box<str>>,
     /// Calls so far.
     calls: u64,
     /// The latest time of an event.
@@ -108,6 +110,7 @@ impl Check {
             losses: Losses::default(),
             coverage: Coverage::default(),
             doubles: Doubles::default(),
+            timeless: HashMap::new(),
             calls: 0,
             now: 0,
             torn: true,
@@ -129,12 +132,21 @@ impl Check {
         self.losses.late = late;
         self.losses.torn = self.torn;
         self.coverage.finish();
-        let Self { rules, header, losses, coverage, now, .. } = self;
-        let outcome = |(rule, state): (Rule, State)| {
+        let Self { rules, header, losses, coverage, timeless, now, .. } = self;
+        let outcome = |(index, (rule, state)): (usize, (Rule, State))| {
             let (verdict, detail) = state.verdict(&rule.kind, &header, &losses, &coverage, now);
-            Outcome { rule, verdict, detail }
+            match timeless.get(&index).filter(|_| !rule.kind.is_certain(verdict)) {
+                Some(name) => {
+                    let detail = format!(
+                        "calls of {name} were counted, which does not tell when they were: record \
+                         them, or choose a tracer that does (--tracer)"
+                    );
+                    Outcome { rule, verdict: Verdict::Undecided, detail }
+                }
+                None => Outcome { rule, verdict, detail },
+            }
         };
-        rules.into_iter().map(outcome).collect()
+        rules.into_iter().enumerate().map(outcome).collect()
     }
 
     /// The rules that a function is in.
@@ -188,6 +200,21 @@ impl Check {
         for (index, part) in uses {
             if let Some((rule, state)) = self.rules.get_mut(index) {
                 state.called(&rule.kind, part, &sight, frame, first, &self.losses, &self.header);
+            }
+        }
+    }
+
+    /// Calls of which nobody knows when they were.
+    fn counted(&mut self, tracer: Option<&str>, function: &Name<'_>, hits: u64) {
+        let uses = self.uses(function);
+        let Some((name, _)) = function.symbol.filter(|_| hits > 0 && !uses.is_empty()) else {
+            return;
+        };
+        self.coverage.saw(name);
+        for (index, _) in uses {
+            let state = self.rules.get_mut(index).map(|(_, state)| state);
+            if !state.is_some_and(|state| state.counted(tracer, hits)) {
+                self.timeless.entry(index).or_insert_with(|| name.into());
             }
         }
     }
@@ -268,6 +295,16 @@ impl Export for Check {
                 self.coverage.traced(stretch, name);
             }
         }
+        Ok(())
+    }
+
+    fn counts(
+        &mut self,
+        _: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
+    ) -> io::Result<()> {
+        hits.for_each(|(function, hits)| self.counted(tracer, &function, hits));
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::Verdict;
 use crate::kernel::glob;
 
 /// Nanoseconds in units of time.
@@ -38,6 +39,15 @@ pub(super) enum Kind {
 }
 
 impl Kind {
+    /// Whether a verdict stays, whatever other calls there were.
+    pub(super) fn is_certain(&self, verdict: Verdict) -> bool {
+        let pairs = (self, verdict);
+        matches!(
+            pairs,
+            (Self::Max { .. }, Verdict::Failed) | (Self::Budget { .. }, Verdict::Passed)
+        )
+    }
+
     /// All that it is about.
     pub(super) fn functions(&self) -> Vec<&Functions> {
         match self {

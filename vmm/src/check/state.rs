@@ -2,7 +2,7 @@
 //!
 //! A rule passes or fails only if it would whatever the missing records are.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::stream::Header;
 
@@ -13,11 +13,20 @@ use crate::export::STARTS_INIT;
 
 #[derive(Debug)]
 pub(super) enum State {
-    Count { calls: u64, first: Option<Moment> },
+    Count(Count),
     Order(Order),
     Max(Max),
     Within(Within),
     Budget { reached: Option<(Moment, bool)> },
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Count {
+    /// Calls that were recorded, and the first of them.
+    calls: u64,
+    first: Option<Moment>,
+    /// Calls that were counted instead, by tracer.
+    counted: BTreeMap<Box<str>, u64>,
 }
 
 #[derive(Debug)]
@@ -61,7 +70,7 @@ pub(super) struct Within {
 impl State {
     pub(super) fn new(kind: &Kind) -> Self {
         match kind {
-            Kind::Expect { .. } | Kind::Forbid { .. } => Self::Count { calls: 0, first: None },
+            Kind::Expect { .. } | Kind::Forbid { .. } => Self::Count(Count::default()),
             Kind::Order { steps } => {
                 Self::Order(Order { firsts: vec![None; steps.len()], doubtful: false, early: None })
             }
@@ -98,9 +107,9 @@ impl State {
         match self {
             _ if !first && !matches!(self, Self::Max(_)) => {}
             Self::Max(max) => max.called(sight, frame, first),
-            Self::Count { calls, first } => {
-                *calls += 1;
-                first.get_or_insert_with(|| sight.moment());
+            Self::Count(count) => {
+                count.calls += 1;
+                count.first.get_or_insert_with(|| sight.moment());
             }
             Self::Order(order) => order.called(part, sight, losses),
             Self::Within(within) => {
@@ -112,6 +121,15 @@ impl State {
                 reached.get_or_insert_with(|| (sight.moment(), losses.any()));
             }
         }
+    }
+
+    /// So many calls of its functions were counted on account of a tracer, the first if it has no
+    /// name. False: it matters when they were.
+    pub(super) fn counted(&mut self, tracer: Option<&str>, hits: u64) -> bool {
+        let Self::Count(count) = self else { return false };
+        let counted = count.counted.entry(tracer.unwrap_or_default().into()).or_default();
+        *counted = counted.saturating_add(hits);
+        true
     }
 
     /// One of its functions has returned at `ticks`, or will not be seen to.
@@ -143,7 +161,7 @@ impl State {
         let partial = all.iter().find_map(|functions| coverage.partial(functions));
         // What was seen is certain, whatever else was not.
         let certain = match (&self, kind) {
-            (Self::Count { calls, .. }, Kind::Forbid { .. }) => *calls > 0,
+            (Self::Count(count), Kind::Forbid { .. }) => count.range().0 > 0,
             (Self::Max(max), _) => max.over > 0,
             _ => false,
         };
@@ -151,17 +169,19 @@ impl State {
             return (Verdict::Undecided, missing);
         }
         match (self, kind) {
-            (Self::Count { calls, first }, Kind::Expect { comparison, count, .. }) => {
-                let most = if partial.is_some() { u64::MAX } else { losses.most() };
+            (Self::Count(seen), Kind::Expect { comparison, count, .. }) => {
+                let missing = if partial.is_some() { u64::MAX } else { losses.most() };
+                let (least, most) = seen.range();
+                let several = || "several tracers tell of it: choose one (--tracer)".to_owned();
                 let why = partial.or_else(|| losses.text());
-                expect(*comparison, *count, calls, calls.saturating_add(most), first, why)
+                let why = why.or_else(|| (least < most).then(several));
+                let range = (least, most.saturating_add(missing));
+                expect(*comparison, *count, range, seen.first, why)
             }
-            (Self::Count { calls, first: Some(first) }, _) => {
-                (Verdict::Failed, format!("{}, first of {}", times(calls), first.text))
-            }
-            (Self::Count { first: None, .. }, _) => match partial.or_else(|| losses.text()) {
-                Some(why) => (Verdict::Undecided, format!("no call was seen, but {why}")),
-                None => (Verdict::Passed, "not called".to_owned()),
+            (Self::Count(seen), _) => match (seen.range().0, partial.or_else(|| losses.text())) {
+                (0, Some(why)) => (Verdict::Undecided, format!("no call was seen, but {why}")),
+                (0, None) => (Verdict::Passed, "not called".to_owned()),
+                (calls, _) => (Verdict::Failed, format!("{}{}", times(calls), of(seen.first))),
             },
             (Self::Order(order), Kind::Order { steps }) => order.verdict(steps, losses, partial),
             (Self::Max(max), Kind::Max { functions, .. }) => {
@@ -185,17 +205,20 @@ fn times(calls: u64) -> String {
     if calls == 1 { "1 call".to_owned() } else { format!("{calls} calls") }
 }
 
+/// Which call was the first, if that is known.
+fn of(first: Option<Moment>) -> String {
+    first.map(|first| format!(", first of {}", first.text)).unwrap_or_default()
+}
+
 /// Between `least` and `most` calls there were.
 fn expect(
     comparison: Comparison,
     count: u64,
-    least: u64,
-    most: u64,
+    (least, most): (u64, u64),
     first: Option<Moment>,
     why: Option<String>,
 ) -> (Verdict, String) {
-    let first = first.map(|first| format!(", first of {}", first.text)).unwrap_or_default();
-    let seen = format!("{}{first}", times(least));
+    let seen = format!("{}{}", times(least), of(first));
     let (at_least, at_most) = (comparison.holds(least, count), comparison.holds(most, count));
     // What holds at both ends holds between, but for equality and its opposite.
     let hidden = comparison == Comparison::Equal && (least..=most).contains(&count);
@@ -240,6 +263,16 @@ fn budget(
             Some(why) => (Verdict::Undecided, format!("no call was seen, but {why}")),
             None => (Verdict::Failed, "not called".to_owned()),
         },
+    }
+}
+
+impl Count {
+    /// So many calls there were at least, and at most, of those that tracers tell of: one may have
+    /// recorded what another has counted.
+    fn range(&self) -> (u64, u64) {
+        let all = self.counted.values().copied().chain([self.calls]);
+        let most = all.clone().fold(0, u64::saturating_add);
+        (all.max().unwrap_or(0), most)
     }
 }
 

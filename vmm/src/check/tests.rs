@@ -4,8 +4,8 @@ use std::io::Write;
 
 use crate::export::Player;
 use crate::stream::{
-    EntryRecord, Header, LossReason, Mark, MarkKind, RecordBuffer, ReturnRecord, Stretch, Summary,
-    Symbol, Task, TracedOf, Tracer, Writer, sample,
+    Count, EntryRecord, Header, LossReason, Mark, MarkKind, RecordBuffer, ReturnRecord, Stretch,
+    Summary, Symbol, Task, TracedOf, Tracer, Writer, sample,
 };
 
 use super::{Check, Format, Outcome, Rule, Verdict, write};
@@ -125,6 +125,61 @@ fn calls_are_counted() {
     let outcomes = script.check(&rules);
     assert_eq!(letters(&outcomes), "pppfpppf");
     assert_eq!(outcomes[0].detail, "2 calls, first of vfs_open at 0.000002 s on CPU 0 by cat-7");
+}
+
+// Who counts calls does not record them: a rule that takes records alone would say that they were
+// never called. And two tracers that tell of the same calls must not make twice as many of them.
+#[test]
+fn calls_that_were_counted_are_calls() {
+    let rules = [
+        "expect vfs_open",
+        "expect vfs_open == 5",
+        "expect vfs_open < 5",
+        "expect vfs_read == 0",
+        "forbid vfs_open",
+        "forbid vfs_read",
+    ];
+    let hits = |function, hits| Count { function, hits };
+    let mut script = Script::new();
+    script.0.counts(0, 0, &[hits(OPEN, 3), hits(READ, 0)]).unwrap();
+    script.0.counts(1, 0, &[hits(OPEN, 2)]).unwrap();
+    let outcomes = script.all().check(&rules);
+    assert_eq!(letters(&outcomes), "ppfpfp");
+    assert_eq!(outcomes[1].detail, "5 calls");
+    // Three to five, as one of the three may be of the two.
+    let rules = [
+        "expect vfs_open >= 3",
+        "expect vfs_open == 5",
+        "expect vfs_open > 5",
+        "expect vfs_open < 3",
+        "forbid vfs_open",
+    ];
+    let mut script = Script::new();
+    script.0.tracer(Tracer { number: 1, name: "counter", description: "" }).unwrap();
+    script.0.counts(1, 1, &[hits(OPEN, 3)]).unwrap();
+    let outcomes = script.call(0, 1, OPEN).call(0, 2, OPEN).all().check(&rules);
+    assert_eq!(letters(&outcomes), "pufff");
+    assert!(outcomes[1].detail.contains("several tracers tell of it"), "{:?}", outcomes[1]);
+}
+
+// That it was called is known, and not when: it may have been in order and in time.
+#[test]
+fn when_calls_were_that_were_counted_is_not_known() {
+    let rules = [
+        "order start < vfs_open",
+        "order vfs_open < start",
+        "within start -> vfs_open 1us",
+        "max vfs_open 1us",
+        "budget vfs_open 1us",
+        "budget start 10us",
+        "order start < vfs_read",
+    ];
+    let mut script = Script::new();
+    script.0.counts(0, 0, &[Count { function: OPEN, hits: 3 }]).unwrap();
+    script.call(0, 1, START).call(0, 100, READ);
+    let outcomes = script.all().check(&rules);
+    assert_eq!(letters(&outcomes), "uuuuupp");
+    assert!(outcomes[0].detail.contains("calls of vfs_open were counted"), "{:?}", outcomes[0]);
 }
 
 // What does not exist is never called: a rule with a typing error would pass for ever.

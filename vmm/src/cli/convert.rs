@@ -12,7 +12,7 @@ use vmtrace_system::say;
 use super::losses::{self, Counted};
 use super::{report, view};
 use crate::convert::{Format, Tally};
-use crate::export::{Event, Export, PlayError, Player};
+use crate::export::{Event, Export, Name, PlayError, Player};
 use crate::stream::{Header, Summary};
 
 /// Convert a trace file to a format of other tools.
@@ -107,6 +107,15 @@ impl<E: Export> Export for Lent<'_, E> {
 
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
         self.0.event(event)
+    }
+
+    fn counts(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
+    ) -> io::Result<()> {
+        self.0.counts(vcpu, tracer, hits)
     }
 
     fn flush(&mut self) -> io::Result<()> {

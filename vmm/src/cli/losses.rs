@@ -35,6 +35,15 @@ impl Export for Counted<'_> {
         self.export.traced(stretch, functions)
     }
 
+    fn counts(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
+    ) -> io::Result<()> {
+        self.export.counts(vcpu, tracer, hits)
+    }
+
     fn joined(&mut self, totals: &[(u64, u64)]) -> io::Result<()> {
         self.export.joined(totals)
     }

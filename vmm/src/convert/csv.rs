@@ -8,7 +8,8 @@ use crate::export::{Args, Event, Export, JsonArgs, JsonReturned, Name, Returned}
 use crate::stream::{Header, Summary};
 
 /// Times are nanoseconds since the clock's start; what an event has not is empty. `details` is JSON
-/// for arguments and returned values, the text of a mark, or the reason of a loss.
+/// for arguments and returned values, the text of a mark, or the reason of a loss. Losses and counts have
+/// the time of what came before them.
 const COLUMNS: [&str; 14] = [
     "time_ns",
     "event",
@@ -221,6 +222,25 @@ impl Export for Csv {
                 self.row(at, &row)
             }
         }
+    }
+
+    fn counts(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
+    ) -> io::Result<()> {
+        hits.filter(|(_, hits)| *hits > 0).try_for_each(|(function, hits)| {
+            let row = Row {
+                event: "count",
+                vcpu: Some(vcpu),
+                function: Some(function),
+                tracer,
+                count: Some(hits),
+                ..Row::default()
+            };
+            self.row(self.now, &row)
+        })
     }
 
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {

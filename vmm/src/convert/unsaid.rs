@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use super::Format;
-use crate::export::{Event, Export};
+use crate::export::{Event, Export, Name};
 use crate::stream::{Header, Summary};
 
 /// What traces say and not every format can.
@@ -38,6 +38,8 @@ pub enum Fact {
     Loss,
     /// A tracepoint.
     Event,
+    /// How often a function was entered on a vCPU, beside what was recorded.
+    Counted,
     /// Something before the start of the clock.
     Early,
 }
@@ -60,6 +62,7 @@ impl Fact {
             Self::Reason => "losses with a reason",
             Self::Loss => "losses",
             Self::Event => "events of tracepoints",
+            Self::Counted => "counts of calls",
             Self::Early => "events before the clock's start",
         }
     }
@@ -67,8 +70,8 @@ impl Fact {
 
 /// What became of it: the one table of what formats cannot say.
 fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
-    use Fact::{Args, Caller, Early, Event as Point, Loss, Mark, Orphan, Plain, Reason, Return};
-    use Fact::{Tail, Tracer, Uncertain, Unfinished, Value};
+    use Fact::{Args, Caller, Counted, Early, Event as Point, Loss, Mark, Orphan, Plain, Reason};
+    use Fact::{Return, Tail, Tracer, Uncertain, Unfinished, Value};
     const INSIDE: &str = "what was jumped to is shown inside of the function that jumped";
     const LEFT_OUT: &str = "left out";
     const AT_START: &str = "at the clock's start";
@@ -95,6 +98,7 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Uncertain, "shown as if they had taken no time"),
             (Unfinished, "shown as open"),
             (Point, LEFT_OUT),
+            (Counted, LEFT_OUT),
             (Early, AT_START),
         ],
         Format::Uftrace => &[
@@ -109,9 +113,14 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Point, "without their fields; all of them only in replay --event-full"),
             (Mark, "where calls are open; all of them only in replay --event-full"),
             (Loss, "shown as calls, in a task for each vCPU"),
+            (Counted, LEFT_OUT),
             (Early, AT_START),
         ],
-        Format::Ctf => &[(Unfinished, "they have no event of their own"), (Early, AT_START)],
+        Format::Ctf => &[
+            (Unfinished, "they have no event of their own"),
+            (Counted, LEFT_OUT),
+            (Early, AT_START),
+        ],
         Format::Folded => &[
             (Args, LEFT_OUT),
             (Value, LEFT_OUT),
@@ -122,6 +131,7 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Point, LEFT_OUT),
             (Mark, LEFT_OUT),
             (Loss, LEFT_OUT),
+            (Counted, LEFT_OUT),
         ],
         Format::Html => &[
             (Args, LEFT_OUT),
@@ -132,11 +142,16 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Orphan, LEFT_OUT),
             (Unfinished, "shown with a dashed line, up to where that was known"),
             (Point, LEFT_OUT),
+            (Counted, LEFT_OUT),
             (Early, AT_START),
         ],
-        Format::Chrome => &[(Tail, INSIDE), (Point, LEFT_OUT), (Early, AT_START)],
+        Format::Chrome => {
+            &[(Tail, INSIDE), (Point, LEFT_OUT), (Counted, LEFT_OUT), (Early, AT_START)]
+        }
         Format::Csv => &[(Unfinished, "they have no row of their own"), (Early, AT_START)],
-        Format::Perfetto => &[(Tail, INSIDE), (Point, LEFT_OUT), (Early, AT_START)],
+        Format::Perfetto => {
+            &[(Tail, INSIDE), (Point, LEFT_OUT), (Counted, LEFT_OUT), (Early, AT_START)]
+        }
     }
 }
 
@@ -224,6 +239,21 @@ impl<E: Export> Export for Tally<E> {
             }
         }
         self.export.event(event)
+    }
+
+    fn counts(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
+    ) -> io::Result<()> {
+        let mut counted = 0_u64;
+        let mut hits = hits.inspect(|_| counted += 1);
+        let told = self.export.counts(vcpu, tracer, &mut hits);
+        // Also what the export has not looked at.
+        hits.for_each(drop);
+        (0..counted).for_each(|_| self.count(Fact::Counted));
+        told
     }
 
     fn flush(&mut self) -> io::Result<()> {

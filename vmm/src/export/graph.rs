@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use crate::stream::{Header, Summary};
 
+use super::counted::Counted;
 use super::text::{Clock, decimal, first_lines, loss, mark, name, pad};
 use super::values::{write_args, write_returned};
 use super::{Entry, Event, Export, Name, Return, Tracepoint, Unfinished};
@@ -41,6 +42,8 @@ pub struct Graph<W> {
     patience: u64,
     /// Width of a vCPU's number.
     width: usize,
+    /// Shown at the end.
+    counted: Counted,
 }
 
 /// A vCPU's column.
@@ -92,6 +95,7 @@ impl<W: Write> Graph<W> {
             clock: Clock::of(&Header::default()),
             patience: u64::MAX,
             width: 1,
+            counted: Counted::default(),
         }
     }
 
@@ -336,6 +340,16 @@ impl<W: Write> Export for Graph<W> {
         if self.text.len() >= GATHER { self.hand_on() } else { Ok(()) }
     }
 
+    fn counts(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
+    ) -> io::Result<()> {
+        self.counted.add(vcpu, tracer, hits);
+        Ok(())
+    }
+
     fn flush(&mut self) -> io::Result<()> {
         self.hand_on()?;
         self.out.flush()
@@ -345,6 +359,8 @@ impl<W: Write> Export for Graph<W> {
         while let Some(&Waiting::Entry { vcpu, .. }) = self.waiting.front() {
             self.decide(vcpu, None);
         }
+        self.hand_on()?;
+        self.counted.write(&mut self.out)?;
         self.flush()
     }
 }

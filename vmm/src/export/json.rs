@@ -171,6 +171,15 @@ enum Line<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         fields: Option<JsonArgs<'a>>,
     },
+    Count {
+        function: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        module: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tracer: Option<&'a str>,
+        cpu: u32,
+        hits: u64,
+    },
     Loss {
         cpu: u32,
         count: u64,
@@ -234,6 +243,18 @@ impl<W: Write> Export for Json<W> {
                 })
             }
         }
+    }
+
+    fn counts(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
+    ) -> io::Result<()> {
+        hits.filter(|(_, hits)| *hits > 0).try_for_each(|(name, hits)| {
+            let (function, module) = texts(&name);
+            self.line(&Line::Count { function: &function, module, tracer, cpu: vcpu, hits })
+        })
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -16,6 +16,9 @@
 //! ```
 
 mod callers;
+mod counted;
+#[cfg(test)]
+mod counted_tests;
 mod fields;
 mod graph;
 #[cfg(test)]
@@ -85,6 +88,20 @@ pub trait Export {
         Ok(())
     }
 
+    /// How often functions were entered on a vCPU, beside events, on account of a tracer (which is
+    /// named if there are several). At any time before the end; what comes again adds to it.
+    ///
+    /// # Errors
+    /// When the output fails.
+    fn counts(
+        &mut self,
+        _vcpu: u32,
+        _tracer: Option<&str>,
+        _hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
+    ) -> io::Result<()> {
+        Ok(())
+    }
+
     /// The stream begins only here: these are records and losses of each vCPU before.
     ///
     /// # Errors
@@ -128,6 +145,15 @@ impl<E: Export + ?Sized> Export for Box<E> {
         functions: &mut dyn Iterator<Item = Name<'_>>,
     ) -> io::Result<()> {
         (**self).traced(stretch, functions)
+    }
+
+    fn counts(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
+    ) -> io::Result<()> {
+        (**self).counts(vcpu, tracer, hits)
     }
 
     fn joined(&mut self, totals: &[(u64, u64)]) -> io::Result<()> {

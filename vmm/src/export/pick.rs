@@ -10,7 +10,7 @@ use super::{Event, Export, Name};
 
 /// Which events are wanted: those that every condition accepts that is given. Losses and marks are
 /// not asked for tasks and functions; but of some tasks, vCPUs or functions alone, lines of the
-/// console are not wanted.
+/// console are not wanted, and of some tasks or times, counts are not.
 #[derive(Clone, Debug, Default)]
 pub struct Pick {
     /// Of tasks with these process ids.
@@ -107,9 +107,6 @@ impl<E: Export> Picked<E> {
     fn wants(&mut self, of: &Of<'_>, ticks: Option<u64>) -> bool {
         // Also of a time that is not wanted: a task may change its name after that.
         let follows = self.follows(of.pid, of.comm);
-        let any = |globs: &[String], text: &str| {
-            globs.is_empty() || globs.iter().any(|pattern| glob::matches(pattern, text))
-        };
         let pick = &self.pick;
         follows
             && (pick.pids.is_empty() || pick.pids.contains(&of.pid))
@@ -118,6 +115,11 @@ impl<E: Export> Picked<E> {
             && any(&pick.modules, of.module)
             && ticks.is_none_or(|ticks| self.is_in_time(ticks))
     }
+}
+
+/// Whether one of the globs matches, if there are any.
+fn any(globs: &[String], text: &str) -> bool {
+    globs.is_empty() || globs.iter().any(|pattern| glob::matches(pattern, text))
 }
 
 fn module<'a>(name: &Name<'a>) -> &'a str {
@@ -183,6 +185,23 @@ impl<E: Export> Export for Picked<E> {
         functions: &mut dyn Iterator<Item = Name<'_>>,
     ) -> io::Result<()> {
         self.export.traced(stretch, functions)
+    }
+
+    fn counts(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
+    ) -> io::Result<()> {
+        let pick = &self.pick;
+        // Nobody knows whose calls they were, and when.
+        let of_some = !pick.pids.is_empty() || !pick.comms.is_empty() || !pick.follow.is_empty();
+        let in_time = pick.since.or(pick.until).is_some();
+        if of_some || in_time || !(pick.cpus.is_empty() || pick.cpus.contains(&vcpu)) {
+            return Ok(());
+        }
+        let wanted = |name: &Name<'_>| any(&pick.modules, module(name));
+        self.export.counts(vcpu, tracer, &mut hits.filter(|(name, _)| wanted(name)))
     }
 
     fn joined(&mut self, totals: &[(u64, u64)]) -> io::Result<()> {

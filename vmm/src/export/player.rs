@@ -305,6 +305,7 @@ impl<E: Export> Player<E> {
                 self.stage.export.joined(&totals).map_err(PlayError::Output)
             }
             Some(Frame::Traced(traced)) => self.stage.traced(&self.header, &traced),
+            Some(Frame::Counts(counts)) => self.stage.counts(&self.header, &counts),
             _ => Ok(()),
         }
     }

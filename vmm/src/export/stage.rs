@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 
 use crate::stream::{
-    Header, Loss, Mark, MarkKind, RawTracer, Record, RecordHead, Stretch, Traced, ValuesOf,
+    Count, Counts, CountsOf, Header, Loss, Mark, MarkKind, RawTracer, Record, RecordHead, Stretch,
+    Traced, ValuesOf,
 };
 
 use super::names::{Symbols, Tasks, Tracers};
@@ -310,6 +311,25 @@ impl<E: Export> Stage<E> {
         let mut names = functions.iter().map(|&(at, index)| symbols.name(header, at, index));
         let stretch = Stretch { since, until, tracer, of };
         self.export.traced(&stretch, &mut names).map_err(PlayError::Output)
+    }
+
+    /// Tells what was counted, of those functions and tracers that are wanted.
+    pub(super) fn counts(&mut self, header: &Header, counts: &Counts<'_>) -> Result<(), PlayError> {
+        self.tracers.see(counts.tracer);
+        if counts.of != Some(CountsOf::Entries) || !self.selection.wants_tracer(counts.tracer) {
+            return Ok(());
+        }
+        let mut wanted = Vec::new();
+        for Count { function: at, hits } in counts.counts() {
+            // As an entry of which nobody knows where in the call graph it is.
+            if self.selection.wants_plain(&mut self.symbols, header, at) {
+                wanted.push((at, self.symbols.index(header, at), hits));
+            }
+        }
+        let symbols = &self.symbols;
+        let mut hits = wanted.iter().map(|&(at, of, hits)| (symbols.name(header, at, of), hits));
+        let tracer = self.tracers.name(counts.tracer);
+        self.export.counts(counts.vcpu, tracer, &mut hits).map_err(PlayError::Output)
     }
 
     /// Nothing follows.

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use crate::stream::{Header, Summary};
 
-use super::{Event, Export};
+use super::{Event, Export, Name};
 
 /// Most functions that are told apart: more than any kernel has.
 const FUNCTIONS: usize = 1 << 20;
@@ -31,6 +31,17 @@ impl<W: Write> Stats<W> {
     pub fn new(out: W) -> Self {
         Self { out, counts: HashMap::new(), total: 0, others: 0, lost: 0 }
     }
+
+    fn add(&mut self, function: &Name<'_>, entries: u64) {
+        self.total = self.total.saturating_add(entries);
+        if self.counts.len() >= FUNCTIONS && !self.counts.contains_key(&function.address) {
+            self.others = self.others.saturating_add(entries);
+            return;
+        }
+        let new = || Count { name: function.label(), entries: 0 };
+        let count = self.counts.entry(function.address).or_insert_with(new);
+        count.entries = count.entries.saturating_add(entries);
+    }
 }
 
 impl<W: Write> Export for Stats<W> {
@@ -40,23 +51,21 @@ impl<W: Write> Export for Stats<W> {
 
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
         match event {
-            Event::Entry(entry) => {
-                let function = entry.function;
-                self.total += 1;
-                if self.counts.len() >= FUNCTIONS && !self.counts.contains_key(&function.address) {
-                    self.others += 1;
-                    return Ok(());
-                }
-                let count = self
-                    .counts
-                    .entry(function.address)
-                    .or_insert_with(|| Count { name: function.label(), entries: 0 });
-                count.entries += 1;
-            }
+            Event::Entry(entry) => self.add(&entry.function, 1),
             Event::Loss(loss) => self.lost = self.lost.saturating_add(loss.count),
             // Only entries are counted.
             _ => {}
         }
+        Ok(())
+    }
+
+    fn counts(
+        &mut self,
+        _: u32,
+        _: Option<&str>,
+        hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
+    ) -> io::Result<()> {
+        hits.filter(|(_, hits)| *hits > 0).for_each(|(function, hits)| self.add(&function, hits));
         Ok(())
     }
 

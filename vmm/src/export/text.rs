@@ -7,6 +7,7 @@ use std::io::{self, Write};
 
 use crate::stream::{Header, Loss, Mark, Summary};
 
+use super::counted::Counted;
 use super::values::write_args;
 use super::{Entry, Event, Export, Name, Tracepoint, printable};
 
@@ -23,13 +24,16 @@ pub struct Text<W> {
     clock: Clock,
     /// Whether it was said that returns are not printed.
     said: bool,
+    /// Shown at the end.
+    counted: Counted,
 }
 
 impl<W: Write> Text<W> {
     /// Text to `out`, which needs no buffer of its own.
     pub fn new(out: W) -> Self {
         let clock = Clock { start: 0, hz: 1 };
-        Self { out, line: Vec::with_capacity(GATHER + 4096), clock, said: false }
+        let (line, counted) = (Vec::with_capacity(GATHER + 4096), Counted::default());
+        Self { out, line, clock, said: false, counted }
     }
 
     /// The output.
@@ -121,12 +125,24 @@ impl<W: Write> Export for Text<W> {
         if self.line.len() >= GATHER { self.hand_on() } else { Ok(()) }
     }
 
+    fn counts(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
+    ) -> io::Result<()> {
+        self.counted.add(vcpu, tracer, hits);
+        Ok(())
+    }
+
     fn flush(&mut self) -> io::Result<()> {
         self.hand_on()?;
         self.out.flush()
     }
 
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
+        self.hand_on()?;
+        self.counted.write(&mut self.out)?;
         self.flush()
     }
 }

@@ -69,13 +69,18 @@ impl Times {
         )
     }
 
+    /// A function was entered so often.
+    pub(crate) fn counted(&mut self, function: &Name<'_>, hits: u64) {
+        self.entries = self.entries.saturating_add(hits);
+        match self.function(function) {
+            Some(function) => function.calls = function.calls.saturating_add(hits),
+            None => self.others = self.others.saturating_add(hits),
+        }
+    }
+
     /// A function was entered.
     pub(crate) fn entry(&mut self, entry: &Entry<'_>) {
-        self.entries += 1;
-        match self.function(&entry.function) {
-            Some(function) => function.calls += 1,
-            None => self.others += 1,
-        }
+        self.counted(&entry.function, 1);
         if let Some(place) = entry.place {
             let (function, parent) = (entry.function.address, place.parent);
             let open = Open { function, parent, inner: 0, doubtful: false };

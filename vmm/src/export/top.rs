@@ -5,14 +5,15 @@ use std::io::{self, Write};
 use crate::stream::{Header, Summary};
 
 use super::times::{Function, Times};
-use super::{Event, Export};
+use super::{Event, Export, Name};
 
 /// Where the time goes: for each function calls, total and self time and percentiles, the one with
 /// the most time of its own first.
 ///
 /// The total time of a function is that of its outermost calls, what it calls included; its self
 /// time is that without the calls in it, so far as they were traced. Calls whose duration is not
-/// certain have no time, and those that contain one no self time.
+/// certain have no time, and those that contain one no self time. Calls that were counted, not recorded, are
+/// among the calls.
 #[derive(Debug)]
 pub struct Top<W> {
     out: W,
@@ -40,6 +41,17 @@ impl<W: Write> Export for Top<W> {
             Event::Loss(loss) => self.lost = self.lost.saturating_add(loss.count),
             Event::Tail(_) | Event::Tracepoint(_) | Event::Mark(_) => {}
         }
+        Ok(())
+    }
+
+    fn counts(
+        &mut self,
+        _: u32,
+        _: Option<&str>,
+        hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
+    ) -> io::Result<()> {
+        let hits = hits.filter(|(_, hits)| *hits > 0);
+        hits.for_each(|(function, hits)| self.times.counted(&function, hits));
         Ok(())
     }
 

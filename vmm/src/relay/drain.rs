@@ -7,6 +7,7 @@ use super::programs::Programs;
 use super::values::Untold;
 use super::{
     Clock, Command, ConsoleLines, End, Grace, Setup, Status, Targets, TracedSites, TracerName,
+    counts,
 };
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
@@ -180,6 +181,11 @@ impl Drain {
                 let _ = answer.send(cleared);
             }
             Command::Traced(traced) => self.traced = traced,
+            Command::Counted(counted) => {
+                self.take_all()?;
+                let names = (&self.functions, &*self.kernel, &self.modules);
+                counts::write(&mut self.writer, names, &counted)?;
+            }
             Command::Finish(summary, grace) => return Ok(Some((*summary, grace))),
         }
         Ok(None)

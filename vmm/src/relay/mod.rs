@@ -3,6 +3,7 @@
 //! A [`Relay`] is a thread with a [`Drain`], which does the work.
 
 mod console;
+mod counts;
 mod drain;
 mod events;
 mod names;
@@ -28,6 +29,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use console::ConsoleLines;
+pub use counts::Counted;
 pub use drain::Drain;
 pub use events::{EventFields, EventTarget, EventValue, From, OneCall, Part};
 pub use names::resolver;
@@ -96,6 +98,7 @@ enum Command {
     Status(Sender<Status>),
     Clear(Sender<u64>),
     Traced(Vec<TracedSites>),
+    Counted(Vec<Counted>),
     Finish(Box<Summary>, Grace),
 }
 
@@ -271,6 +274,11 @@ impl Relay {
     /// What was traced when, which the stream tells at its end.
     pub fn traced(&self, traced: Vec<TracedSites>) {
         let _ = self.commands.send(Command::Traced(traced));
+    }
+
+    /// Counts for the stream, which are written when this comes; what is counted later adds to them.
+    pub fn counted(&self, counted: Vec<Counted>) {
+        let _ = self.commands.send(Command::Counted(counted));
     }
 
     /// How it stands; `None` when the relay has failed.

@@ -132,11 +132,19 @@ impl Functions {
         modules: &ModuleNames,
         sites: &[usize],
     ) -> impl Iterator<Item = u32> {
-        let sites = sites.iter().filter_map(|&index| modules.site(kernel, index));
-        sites.filter_map(|site| {
-            let low = site.entry.wrapping_add(self.slide).wrapping_sub(Header::TOP_4_GIB);
-            u32::try_from(low).ok()
-        })
+        sites.iter().filter_map(|&index| self.entry_of(kernel, modules, index))
+    }
+
+    /// The low half of the entry address of the site with this index.
+    pub(super) fn entry_of(
+        &self,
+        kernel: &Kernel,
+        modules: &ModuleNames,
+        index: usize,
+    ) -> Option<u32> {
+        let site = modules.site(kernel, index)?;
+        let low = site.entry.wrapping_add(self.slide).wrapping_sub(Header::TOP_4_GIB);
+        u32::try_from(low).ok()
     }
 
     /// The symbol of a function by the low half of its entry address.

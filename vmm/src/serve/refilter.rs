@@ -5,8 +5,8 @@ use super::request::Globs;
 use crate::export::TracerChoice;
 use crate::kernel::selects;
 use crate::stream::{
-    Decoder, Frame, Header, LossReason, Progress, Record, RecordBuffer, RecordHead, Stretch,
-    Symbol, Traced, Writer,
+    Count, CountsOf, Decoder, Frame, Header, LossReason, Progress, Record, RecordBuffer,
+    RecordHead, Stretch, Symbol, Traced, Writer,
 };
 use std::collections::HashSet;
 use std::io::{Error, ErrorKind, Result, Write};
@@ -148,6 +148,17 @@ impl<W: Write> Refilter<W> {
                 };
                 let functions: Vec<_> = traced.functions().filter(wanted).collect();
                 writer.traced(&Stretch { since, until, tracer, of }, &functions)
+            }
+            Frame::Counts(counts) => {
+                let known = counts.of == Some(CountsOf::Entries);
+                if !known || !self.tracer.as_ref().is_none_or(|it| it.is(counts.tracer)) {
+                    return Ok(());
+                }
+                let wanted = |count: &Count| {
+                    self.functions.as_ref().is_none_or(|set| set.contains(&count.function))
+                };
+                let kept: Vec<_> = counts.counts().filter(wanted).collect();
+                writer.counts(counts.vcpu, counts.tracer, &kept)
             }
             Frame::End(mut summary) => {
                 if self.unknown > 0 {

@@ -4,8 +4,8 @@ use super::*;
 use crate::events::EventLoop;
 use crate::sandbox::Thread;
 use crate::stream::{
-    EntryRecord, Frame, Reader, RecordBuffer, ReturnRecord, Shape, TailRecord, Tracer, ValueField,
-    ValuesFormat, ValuesOf, Writer, sample,
+    Count, EntryRecord, Frame, Reader, RecordBuffer, ReturnRecord, Shape, Symbol, TailRecord,
+    Tracer, ValueField, ValuesFormat, ValuesOf, Writer, sample,
 };
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -240,6 +240,42 @@ fn formats_and_filters() {
     // A stream of some functions is a whole stream: the reader verifies totals and positions.
     assert_eq!(counts(&ask("raw -f ext4_open")), (vec![2, 0], vec![0, 0]));
     assert_eq!(counts(&ask("raw -n ext4_open")), (vec![1, 3], vec![0, 0]));
+}
+
+// Who asks for some functions, or for one tracer, gets no counts of others, and all of its own.
+#[test]
+fn filters_keep_the_counts_of_what_is_asked_for() {
+    let refiltered = |line: &str| {
+        let mut writer = writer(1 << 20);
+        let (asking, end) = join(line);
+        add(&mut writer, asking);
+        let got = everything(end);
+        let symbol = Symbol { address: sample::OPEN, size: 64, name: "ext4_open", module: "ext4" };
+        writer.symbols([Symbol::new(sample::READ, 64, "vfs_read"), symbol]).unwrap();
+        writer.tracer(Tracer { number: 1, name: "second", description: "" }).unwrap();
+        let offset = |address| sample::header().offset(address).unwrap();
+        let count = |address, hits| Count { function: offset(address), hits };
+        for (vcpu, tracer, hits) in [(0, 0, 1), (1, 0, 10), (1, 1, 100), (1, 1, 1000)] {
+            let counts = [count(sample::READ, hits), count(sample::OPEN, 2 * hits)];
+            writer.counts(vcpu, tracer, &counts).unwrap();
+        }
+        writer.end(&sample::summary()).unwrap();
+        drop(writer);
+        let (stream, mut found) = (got.join().unwrap(), Vec::new());
+        let mut reader = Reader::new(&*stream).unwrap();
+        while let Some(frame) = reader.next_frame().unwrap() {
+            if let Frame::Counts(counts) = frame {
+                found.extend(counts.counts().map(|it| (counts.vcpu, counts.tracer, it.hits)));
+            }
+        }
+        found
+    };
+    assert_eq!(refiltered("raw -f vfs_*"), [(0, 0, 1), (1, 0, 10), (1, 1, 100), (1, 1, 1000)]);
+    let of_second = [(1, 1, 100), (1, 1, 200), (1, 1, 1000), (1, 1, 2000)];
+    assert_eq!(refiltered("raw -t second"), of_second);
+    assert_eq!(refiltered("raw -n vfs_* -t second"), [(1, 1, 200), (1, 1, 2000)]);
+    assert_eq!(refiltered("raw -f none"), []);
+    assert_eq!(refiltered("raw").len(), 8);
 }
 
 fn server() -> (tempfile::TempDir, (Server, EventLoop), Receiver<ControlRequest>) {

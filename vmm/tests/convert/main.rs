@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 use vmtrace::stream::{
     EntryRecord, Exit, Header, LossReason, Mark, MarkKind, RecordBuffer, ReturnRecord, Summary,
-    Symbol, TailRecord, Task, Writer,
+    Symbol, TailRecord, Task, Writer, sample,
 };
 
 const BASE: u64 = 0xffff_ffff_8100_0000;
@@ -448,6 +448,35 @@ fn csv_has_a_row_an_event() {
         assert!(lines.contains(&line), "{line} is not in {text}");
     }
     assert_eq!(lines.len(), 1 + 14);
+}
+
+// A format that has no words for counts must not leave them out without a word.
+#[test]
+fn counts_are_converted_or_told_of() {
+    let folder = Folder::new(&sample::counts());
+    for (place, says) in [
+        ("out.csv", false),
+        ("out.jsonl", false),
+        ("out.txt", false),
+        ("out.graph", false),
+        ("out.pftrace", true),
+        ("out.dat", true),
+        ("out.uftrace", true),
+        ("out.ctf", true),
+        ("out.folded", true),
+        ("out.html", true),
+        ("out.json", true),
+    ] {
+        let output = folder.vmtrace(&["-o", place]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{place}: {said}");
+        assert_eq!(said.contains(": 6 counts of calls: left out\n"), says, "{place}: {said}");
+    }
+    assert!(folder.read("out.csv").contains("\n0,count,1,,,,vfs_read,,,calls,,,300,\n"));
+    assert!(folder.read("out.jsonl").contains(r#""tracer":"calls","cpu":1,"hits":300}"#));
+    for place in ["out.txt", "out.graph"] {
+        assert!(folder.read(place).contains("\n# counted: 3 functions, 1017 calls\n"), "{place}");
+    }
 }
 
 #[test]

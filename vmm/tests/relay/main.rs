@@ -14,10 +14,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rings::Rings;
-use vmtrace::relay::{Drain, End, Grace, Relay, resolver};
+use vmtrace::relay::{Counted, Drain, End, Grace, Relay, resolver};
 use vmtrace::serve::{Format, Globs, Hub, Join, Origin, StreamRequest};
 use vmtrace::stream::{
-    EntryRecord, Frame, Header, Mark, MarkKind, Reader, Stretch, Summary, TracedOf,
+    Count, EntryRecord, Frame, Header, Mark, MarkKind, Reader, Stretch, Summary, TracedOf,
 };
 use vmtrace::tracer::RawBatch;
 use vmtrace_trampolines::layout::Common;
@@ -127,6 +127,49 @@ fn what_was_drained_reaches_everyone_and_what_was_not_is_counted() {
             _ => {}
         }
     }
+}
+
+// A consumer sees them while the guest runs, with names for them, behind the records that were there
+// before; there is nothing of what was not called, nor of what is no site.
+#[test]
+fn counts_are_told_when_they_come() {
+    let rings = Rings::new(CPUS as u64);
+    let sink = Sink::default();
+    let (setup, _joining) = rings.setup(Box::new(sink.clone()));
+    rings.hit(0, rings.record(0));
+    let relay = Relay::start(setup, || ()).unwrap();
+    let sites = rings.kernel.sites().len();
+    let hits = vec![(3, 5), (sites - 1, 0), (sites, 1), (4, u64::MAX)];
+    relay.counted(vec![
+        Counted { tracer: 1, vcpu: 1, hits },
+        Counted { tracer: 0, vcpu: 0, hits: vec![(3, 0)] },
+    ]);
+    relay.counted(vec![Counted { tracer: 1, vcpu: 1, hits: vec![(3, 2)] }]);
+    let now = relay.now();
+    relay.mark(Mark { ticks: now, kind: MarkKind::Note, duration_ns: 0, text: "behind".into() });
+    relay.finish(Summary::default(), TIME).wait(TIME).unwrap().unwrap();
+    let file = std::mem::take(&mut *sink.0.lock().unwrap());
+    let mut reader = Reader::new(&*file).unwrap();
+    let (mut names, mut records, mut counted, mut marked) = (HashSet::new(), 0, Vec::new(), false);
+    while let Some(frame) = reader.next_frame().unwrap() {
+        match frame {
+            Frame::Symbols(list) => names.extend(list.map(|symbol| symbol.address)),
+            Frame::Records(batch) => records += batch.count,
+            Frame::Mark(_) => marked = true,
+            Frame::Counts(counts) => {
+                assert_eq!((counts.vcpu, counts.tracer), (1, 1));
+                assert!(records == 1 && !marked, "{records} records before, {marked}");
+                for Count { function, hits } in counts.counts() {
+                    let address = Header::TOP_4_GIB | u64::from(function);
+                    assert!(names.contains(&address));
+                    counted.push((address, hits));
+                }
+            }
+            _ => {}
+        }
+    }
+    let entry = |site: usize| rings.kernel.sites()[site].entry;
+    assert_eq!(counted, [(entry(3), 5), (entry(4), u64::MAX), (entry(3), 2)]);
 }
 
 /// An output that takes nothing until it is gone.

@@ -64,6 +64,9 @@ pub struct Profile {
     /// The trace says which functions were traced, and these were.
     pub(super) covered: bool,
     pub(super) traced: HashSet<String>,
+    /// Functions whose calls were counted where those of some tasks are asked for: nobody knows
+    /// whether these have called them.
+    nobodys: HashSet<String>,
     pub(super) has_returns: bool,
 }
 
@@ -83,6 +86,7 @@ impl Profile {
             has_lost: false,
             covered: false,
             traced: HashSet::new(),
+            nobodys: HashSet::new(),
             has_returns: false,
         }
     }
@@ -214,6 +218,22 @@ impl Export for Profile {
         Ok(())
     }
 
+    fn counts(
+        &mut self,
+        _: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
+    ) -> io::Result<()> {
+        for (function, hits) in hits.filter(|(_, hits)| *hits > 0) {
+            if !self.comms.is_empty() {
+                self.nobodys.insert(function.label());
+            } else if self.name(&function, tracer).is_some() {
+                self.times.counted(&function, hits);
+            }
+        }
+        Ok(())
+    }
+
     fn joined(&mut self, totals: &[(u64, u64)]) -> io::Result<()> {
         self.gaps.begin_at(totals);
         self.has_lost |= self.gaps.joined;
@@ -222,6 +242,7 @@ impl Export for Profile {
 
     fn end(&mut self, summary: Option<&Summary>) -> io::Result<()> {
         self.gaps.end(summary);
+        self.traced.retain(|function| !self.nobodys.contains(function));
         Ok(())
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::export::Player;
 use crate::stream::{
-    EntryRecord, Header, LossReason, RecordBuffer, ReturnRecord, Stretch, Summary, Symbol, Task,
-    TracedOf, Writer,
+    Count, EntryRecord, Header, LossReason, RecordBuffer, ReturnRecord, Stretch, Summary, Symbol,
+    Task, TracedOf, Writer,
 };
 
 use super::{Difference, Noise, Profile};
@@ -187,4 +187,32 @@ fn nothing_is_said_of_what_gaps_may_hide() {
     let found = compare(&a.profile(&NAMES, &[]), &b.profile(&NAMES[..4], &[]));
     assert!(found.is_empty(), "{found:?}");
     assert!(found.untold[0].contains("not traced in the other"), "{:?}", found.untold);
+}
+
+// One that only counts a function has not called it never.
+#[test]
+fn calls_that_were_counted_are_calls() {
+    let counted = |hits| {
+        let mut script = Script::new(0x8100_0000);
+        let function = script.function("open");
+        script.writer.counts(0, 0, &[Count { function, hits }]).expect("a vCPU");
+        script
+    };
+    let recorded = || {
+        let mut script = Script::new(0x8100_0000);
+        script.calls(7, &["open", "open"]);
+        script
+    };
+    let found = compare(&counted(2).profile(&NAMES, &[]), &recorded().profile(&NAMES, &[]));
+    assert!(found.only_b.is_empty() && found.counts.is_empty(), "{found:?}");
+    let found = compare(&counted(9).profile(&NAMES, &[]), &recorded().profile(&NAMES, &[]));
+    assert_eq!((found.counts[0].a, found.counts[0].b), (9, 2), "{found:?}");
+    // Of which tasks they were is not known: no more than of what was not traced.
+    let found = compare(&counted(2).profile(&NAMES, &["*"]), &recorded().profile(&NAMES, &["*"]));
+    assert!(found.is_empty(), "{found:?}");
+    assert!(found.untold[0].contains("not traced in the other"), "{:?}", found.untold);
+    // Sums of what a stream says do not wrap.
+    let mut script = counted(u64::MAX);
+    script.calls(7, &["open"]);
+    assert_eq!(script.profile(&NAMES, &[]).times.entries, u64::MAX);
 }

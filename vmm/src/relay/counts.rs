@@ -1,0 +1,43 @@
+//! Counts on their way into the stream.
+
+use super::names::{Functions, ModuleNames};
+use crate::kernel::Kernel;
+use crate::serve::Hub;
+use crate::stream::{Count, Writer};
+use std::io;
+
+/// How often functions at sites, as those of [`Targets`](super::Targets), were entered on a vCPU on
+/// account of a tracer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// The tracer's number.
+    pub tracer: u8,
+    /// The vCPU, one of those of the stream's header.
+    pub vcpu: u32,
+    /// Sites, and how often; those with 0 are left out.
+    pub hits: Vec<(usize, u64)>,
+}
+
+/// Writes counts, with the names of their functions before them.
+///
+/// # Errors
+/// When the sink fails or there is no such vCPU.
+pub(super) fn write(
+    writer: &mut Writer<Hub>,
+    (functions, kernel, modules): (&Functions, &Kernel, &ModuleNames),
+    counted: &[Counted],
+) -> io::Result<()> {
+    for Counted { tracer, vcpu, hits } in counted {
+        let hits = hits.iter().filter(|(_, hits)| *hits > 0);
+        let counts: Vec<_> = hits
+            .filter_map(|&(site, hits)| {
+                let function = functions.entry_of(kernel, modules, site)?;
+                Some(Count { function, hits })
+            })
+            .collect();
+        let name = |count: &Count| functions.symbol(kernel, modules, count.function);
+        writer.symbols(counts.iter().filter_map(name))?;
+        writer.counts(*vcpu, *tracer, &counts)?;
+    }
+    Ok(())
+}
