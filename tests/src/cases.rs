@@ -32,7 +32,7 @@ pub fn value(finished: &Finished, key: &str) -> u32 {
     first.unwrap_or_else(|| panic!("no {key} in {}", finished.err()))
 }
 
-fn function(kernel: &str, call: &str) -> String {
+pub(crate) fn function(kernel: &str, call: &str) -> String {
     syscall(kernel, call).unwrap()
 }
 

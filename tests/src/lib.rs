@@ -4,6 +4,7 @@ pub mod arch;
 pub mod args;
 pub mod cases;
 pub mod conditions;
+pub mod counts;
 pub mod ends;
 pub mod events;
 pub mod graph;

@@ -127,6 +127,7 @@ struct Tally {
     args: usize,
     conditional: usize,
     retval: usize,
+    count: usize,
     /// Several tracers that want the returns of one function, after a change.
     shared: usize,
     /// Refused since the guest holds as many programs as it can.
@@ -228,7 +229,8 @@ impl Driver<'_> {
         }
         let graph = random.below(3) > 0;
         let (args, retval) = (random.below(3) == 0, random.below(3) == 0);
-        let actions = Actions { graph, args, retval };
+        let count = !graph && !args && !retval;
+        let actions = Actions { graph, args, retval, count };
         // What tells nothing of a call lies in the same code as what does.
         let conditions = ["pid == 1", "comm != \"vmtrace*\" || !(caller == ksys_read) && tgid & 1"];
         let condition = conditions.get(random.below(4)).map(|text| text.parse()).transpose()?;
@@ -237,7 +239,7 @@ impl Driver<'_> {
 
     fn add(&mut self, which: usize, spec: TracerSpec) -> Result<()> {
         let sites = self.kernel.select_with_report(&spec.filter, &spec.notrace).sites;
-        let Actions { graph, args, retval } = spec.actions;
+        let Actions { graph, args, retval, count } = spec.actions;
         let conditional = spec.condition.is_some();
         self.change(&Control::TracerAdd(spec), |driver| {
             let shared = sites.iter().any(|site| driver.others[0].contains(site));
@@ -246,6 +248,7 @@ impl Driver<'_> {
             tally.args += usize::from(args);
             tally.conditional += usize::from(conditional);
             tally.retval += usize::from(retval);
+            tally.count += usize::from(count);
             tally.shared += usize::from(shared && (graph || retval));
             driver.extras[which] = Some(sites);
         })

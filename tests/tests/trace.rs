@@ -113,6 +113,13 @@ fn both_trace_the_same_function() {
 }
 
 #[test]
+fn counts_are_those_of_the_records() {
+    for name in ["x86_64-6.1", "x86_64-7"] {
+        GUESTS.counts_are_those_of_the_records(name);
+    }
+}
+
+#[test]
 fn conditions_hold_of_exactly_the_calls_that_are_meant() {
     GUESTS.conditions_hold_of_exactly_the_calls_that_are_meant("x86_64-6.12");
 }

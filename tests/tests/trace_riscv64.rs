@@ -65,6 +65,13 @@ fn the_guests_own_ftrace_sees_the_same_and_keeps_working() {
 }
 
 #[test]
+fn counts_are_those_of_the_records() {
+    for name in RISCV_KERNELS {
+        GUESTS.counts_are_those_of_the_records(name);
+    }
+}
+
+#[test]
 fn conditions_hold_of_exactly_the_calls_that_are_meant() {
     for name in RISCV_KERNELS {
         GUESTS.conditions_hold_of_exactly_the_calls_that_are_meant(name);

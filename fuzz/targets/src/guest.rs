@@ -387,6 +387,7 @@ fn duty(input: &mut Input<'_>, point: Point) -> Duty {
         tracer,
         fields: fields.clone(),
         condition: condition(tracer),
+        counts: None,
     });
     Duty { point, parts: parts.collect() }
 }

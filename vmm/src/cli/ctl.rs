@@ -2,6 +2,7 @@
 
 use crate::serve::{self, Control, Globs, Source, TracerSpec};
 use anyhow::{Context, Result, bail};
+use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,6 +20,12 @@ pub struct Args {
 enum Command {
     /// Show status
     Status {
+        /// As one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show how often functions were called, as tracers that count have it by now
+    Table {
         /// As one JSON object
         #[arg(long)]
         json: bool,
@@ -99,12 +106,14 @@ enum EventCommand {
 pub fn run(args: Args) -> Result<u8> {
     let json = matches!(args.command, Command::Status { json: true });
     let status = matches!(args.command, Command::Status { .. });
+    let counts = matches!(args.command, Command::Table { json: false });
     let command = args.command.into_control()?;
     let name = args.socket.display().to_string();
     let stream = super::reach(&Source::Unix(args.socket), Duration::ZERO)?;
     let answer = serve::command(&stream, &command).with_context(|| name)?;
     let text = match answer {
         answer if status && !json => table(&answer)?,
+        answer if counts => counted(&answer)?,
         answer if answer.is_empty() => answer,
         answer => answer + "\n",
     };
@@ -116,6 +125,7 @@ impl Command {
     fn into_control(self) -> Result<Control> {
         Ok(match self {
             Self::Status { .. } => Control::Status,
+            Self::Table { .. } => Control::Table,
             Self::Filter { globs, mut filter, notrace } => {
                 filter.splice(0..0, globs);
                 let (filter, notrace) = (super::from_files(filter)?, super::from_files(notrace)?);
@@ -178,9 +188,50 @@ fn table(json: &str) -> Result<String> {
     Ok(text)
 }
 
+/// What has been counted, for people: a line for each function, the one that was called most first.
+fn counted(json: &str) -> Result<String> {
+    const NO: &str = "the answer is no table: it is another vmtrace";
+    let answer: serde_json::Value = serde_json::from_str(json).context(NO)?;
+    let counts = answer.get("counts").and_then(serde_json::Value::as_array).context(NO)?;
+    if counts.is_empty() {
+        return Ok("nothing was counted\n".to_owned());
+    }
+    let word = |count: &serde_json::Value, key: &str| {
+        count.get(key).and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
+    };
+    let tracers: BTreeSet<String> = counts.iter().map(|count| word(count, "tracer")).collect();
+    let mut text = String::new();
+    for count in counts {
+        let hits = count.get("hits").and_then(serde_json::Value::as_u64).context(NO)?;
+        text.push_str(&format!("{hits:>14}  {}", word(count, "function")));
+        if tracers.len() > 1 {
+            text.push_str(&format!("  {}", word(count, "tracer")));
+        }
+        text.push('\n');
+    }
+    match answer.get("left_out").and_then(serde_json::Value::as_u64) {
+        None | Some(0) => {}
+        Some(more) => text.push_str(&format!("and {more} functions that were called less\n")),
+    }
+    Ok(text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counts_are_a_table() {
+        let json = r#"{"counts":[{"function":"b","tracer":"t","hits":20,"vcpus":{"0":20}},
+            {"function":"a","tracer":"t","hits":1,"vcpus":{"1":1}}],"left_out":0}"#;
+        let text = counted(json).unwrap();
+        assert_eq!(text, "            20  b\n             1  a\n");
+        let several = counted(&json.replacen("\"t\"", "\"u\"", 1).replace(":0}", ":3}")).unwrap();
+        assert_eq!(several.lines().next(), Some("            20  b  u"));
+        assert!(several.ends_with("and 3 functions that were called less\n"), "{several}");
+        assert_eq!(counted(r#"{"counts":[]}"#).unwrap(), "nothing was counted\n");
+        assert!(counted("fine").is_err() && counted("{}").is_err());
+    }
 
     #[test]
     fn a_status_is_a_table() {

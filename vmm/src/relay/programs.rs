@@ -39,7 +39,7 @@ struct PartFormat {
 
 impl Format {
     fn new(kernel: &Kernel, duty: &Duty) -> Self {
-        let program = duty.program(0);
+        let program = duty.program(0, None);
         let place = |wanted: Field| {
             let mut places = program.places().enumerate();
             let (index, (field, below)) = places.find(|&(_, (field, _))| field == wanted)?;

@@ -102,6 +102,7 @@ pub fn ask_stream(mut stream: &UnixStream, request: &StreamRequest) -> io::Resul
 pub fn command(mut stream: &UnixStream, command: &Control) -> io::Result<String> {
     let words = match command {
         Control::Status => "status".to_owned(),
+        Control::Table => "table".to_owned(),
         Control::Filter(globs) => format!("filter {globs}"),
         Control::TracerAdd(spec) => format!("tracer add {spec}"),
         Control::TracerRemove(name) => format!("tracer remove {name}"),

@@ -102,6 +102,8 @@ pub struct StreamRequest {
 pub enum Control {
     /// Tell the status.
     Status,
+    /// Tell what has been counted.
+    Table,
     /// Trace these functions from now on.
     Filter(Globs),
     /// Trace for another tracer, too.
@@ -157,7 +159,7 @@ pub enum RequestError {
     HostOnly(String),
     /// Not a command.
     #[error(
-        "unknown command {0:?}: say status, filter, tracer, event, pause, resume, stop, clear or mark"
+        "unknown command {0:?}: say status, table, filter, tracer, event, pause, resume, stop, clear or mark"
     )]
     Command(String),
     /// Not a command about tracers.
@@ -228,6 +230,7 @@ fn command<'a>(
     let verb = words.next().unwrap_or_default();
     let command = match verb {
         "status" => Control::Status,
+        "table" => Control::Table,
         "filter" => return Ok(Control::Filter(Globs::parse(words)?)),
         "tracer" => match (words.next(), words.next()) {
             // A condition has spaces.

@@ -22,11 +22,13 @@ pub struct Actions {
     pub args: bool,
     /// Records where it is left, and what it returns.
     pub retval: bool,
+    /// Counts its calls, and records nothing.
+    pub count: bool,
 }
 
 impl Actions {
     /// All words for them.
-    const KNOWN: &'static str = "entry, graph, args or retval";
+    const KNOWN: &'static str = "entry, graph, args, retval or count";
 
     /// Whether it records where functions are left.
     #[must_use]
@@ -65,6 +67,9 @@ pub enum SpecError {
     /// Behind the colon.
     #[error("{0:?} is no action of a tracer: say {known}", known = Actions::KNOWN)]
     Action(String),
+    /// Nothing is recorded of what is only counted.
+    #[error("count is the only action of a tracer: let {0:?} be two of them, one that counts")]
+    Count(String),
     /// Behind `if`.
     #[error(transparent)]
     Condition(#[from] ConditionError),
@@ -102,8 +107,12 @@ impl FromStr for TracerSpec {
                 "graph" => actions.graph = true,
                 "args" => actions.args = true,
                 "retval" => actions.retval = true,
+                "count" => actions.count = true,
                 other => return Err(SpecError::Action(other.to_owned())),
             }
+        }
+        if actions.count && words.is_some_and(|words| words.contains('+')) {
+            return Err(SpecError::Count(text.to_owned()));
         }
         let (mut filter, mut notrace) = (Vec::new(), Vec::new());
         for glob in globs.split(',') {
@@ -134,8 +143,8 @@ impl fmt::Display for TracerSpec {
             let comma = if index == 0 { "" } else { "," };
             write!(f, "{comma}{mark}{glob}")?;
         }
-        let Actions { graph, args, retval } = self.actions;
-        let words = [(graph, "graph"), (args, "args"), (retval, "retval")];
+        let Actions { graph, args, retval, count } = self.actions;
+        let words = [(graph, "graph"), (args, "args"), (retval, "retval"), (count, "count")];
         for (index, (_, word)) in words.into_iter().filter(|(wanted, _)| *wanted).enumerate() {
             write!(f, "{}{word}", if index == 0 { ":" } else { "+" })?;
         }
@@ -164,6 +173,7 @@ mod tests {
             "ext4_*:mod:ext4,vfs_read",
             "fs=:mod:ext4,vfs_read,!a:mod:b:graph",
             "vfs_read if count > 4K",
+            "reads=vfs_read:count if count > 4K",
             "a=x,!y:args if pid == 1 && comm == \"a=b:c if d\"",
         ] {
             assert_eq!(text.parse::<TracerSpec>().unwrap().to_string(), text);
@@ -195,6 +205,8 @@ mod tests {
             "a if ",
             "a if pid = 1",
             " if pid == 1",
+            "a:count+graph",
+            "a:entry+count",
         ] {
             assert!(bad.parse::<TracerSpec>().is_err(), "{bad:?}");
         }

@@ -31,7 +31,9 @@ use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::{self, ConsoleLines, Relay, Setup, Targets};
 use crate::serve::{ControlRequest, Hub, Join};
 use crate::stream::{Header, Initcall, MarkKind, Summary};
-use crate::tracer::{Attachment, ExitPlan, Image, ModuleFunction, Options, Ram, Tripwire};
+use crate::tracer::{
+    Attachment, Counters, ExitPlan, Image, ModuleFunction, Options, Ram, Tripwire,
+};
 use rustc_hash::FxHashMap;
 use std::io::Write;
 use std::sync::Arc;
@@ -102,6 +104,8 @@ pub(super) struct Controller {
     pub(super) anomaly: Anomaly,
     /// What was traced when.
     pub(super) history: History,
+    /// Of a guest that is not traced any more.
+    pub(super) counters: Option<Counters>,
     /// Sites are to be taken when an update of the guest's ftrace is over.
     pub(super) late: bool,
     /// Requests that wait for the same.
@@ -141,6 +145,7 @@ impl Controller {
             verdict: Verdict::default(),
             anomaly: Anomaly::default(),
             history: History::default(),
+            counters: None,
             late: false,
             waiting: Vec::new(),
             functions: FxHashMap::default(),
@@ -629,6 +634,7 @@ impl Controller {
         for trap in attachment.traps() {
             paused.disarm_trap(trap);
         }
+        self.counters = Some(attachment.counters().clone());
         match attachment.release_all(&Ram(machine.memory()), &self.kernel) {
             Ok(restored) => {
                 self.foreign(&restored.foreign);

@@ -47,10 +47,14 @@ impl Controller {
                 self.held_back = false;
                 self.retarget(machine, MarkKind::Resume, "tracing resumed")
             }
+            Control::Table => Ok(self.counted()),
             Control::Clear => {
                 let relay = self.relay.as_ref().ok_or("tracing has not begun")?;
                 let count = relay.clear().ok_or("the relay has failed")?;
-                let text = format!("{count} records forgotten");
+                let text = match self.forget_counted() {
+                    0 => format!("{count} records forgotten"),
+                    calls => format!("{count} records and {calls} counted calls forgotten"),
+                };
                 self.mark(machine, MarkKind::Note, Duration::ZERO, text.clone());
                 Ok(text)
             }
@@ -91,6 +95,7 @@ impl Controller {
         };
         let wants = before.first().and_then(Option::as_ref);
         let graph = wants.is_some_and(|first| first.graph);
+        let counts = wants.is_some_and(|first| first.counts);
         let wants = wants.map(|first| first.wants.clone()).unwrap_or_default();
         let (mut sites, left_out) = self.prepared(selection.sites, graph)?;
         let condition = before.first().and_then(Option::as_ref);
@@ -106,8 +111,17 @@ impl Controller {
             Some(condition) => format!("{text} if {}", condition.source),
             None => text,
         };
-        let first =
-            Tracer { name, text: text.clone(), globs, sites, graph, wants, values, condition };
+        let first = Tracer {
+            name,
+            text: text.clone(),
+            globs,
+            sites,
+            graph,
+            counts,
+            wants,
+            values,
+            condition,
+        };
         match self.tracing.tracers.first_mut() {
             Some(slot) => *slot = Some(first),
             None => self.tracing.tracers.push(Some(first)),
@@ -147,7 +161,8 @@ impl Controller {
             values(&self.kernel, &sites, &wants).map_err(|error| error.to_string())?;
         notes.extend(more);
         let (name, text) = (String::new(), spec.to_string());
-        let tracer = Tracer { name, text, globs, sites, graph, wants, values, condition };
+        let counts = spec.actions.count;
+        let tracer = Tracer { name, text, globs, sites, graph, counts, wants, values, condition };
         let Some(number) = self.tracing.add(tracer) else {
             return Err(format!("there are {} tracers, and not more can be", Tracing::MAX_TRACERS));
         };
@@ -165,6 +180,7 @@ impl Controller {
             tracer.name.clone_from(&name);
         }
         self.check_records(&before)?;
+        self.number_taken(number);
         let mut done = self.retarget_or(
             machine,
             MarkKind::Filter,

@@ -11,6 +11,7 @@ mod arch;
 mod attach;
 mod conditions;
 mod control;
+mod counting;
 mod ending;
 mod events;
 mod history;
@@ -134,8 +135,11 @@ pub fn run(
     let Request { stream, joins, control, timeout, closing, console_marks, .. } = request;
     // Parsed now: later the guest would wait for it.
     kernel.check_traceable()?;
-    let config =
-        Config { annex: crate::tracer::annex::SIZE, watch_msr: arch::WATCHED_MSR, ..machine };
+    let config = Config {
+        annex: crate::tracer::annex::WITH_TABLES,
+        watch_msr: arch::WATCHED_MSR,
+        ..machine
+    };
     let lines = ConsoleLines::default();
     let heard: Listener = if console_marks {
         let lines = lines.clone();

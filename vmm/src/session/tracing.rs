@@ -24,6 +24,8 @@ pub struct Tracer {
     pub sites: Vec<usize>,
     /// Whether it records where functions are left, too.
     pub graph: bool,
+    /// Whether it counts calls instead of recording them.
+    pub counts: bool,
     /// What it is to record of calls beside.
     pub wants: Wants,
     /// What that is for these sites.
@@ -41,6 +43,7 @@ impl Tracer {
             globs: self.globs.clone(),
             sites,
             graph: self.graph,
+            counts: self.counts,
             wants: self.wants.clone(),
             values: self.values.clone(),
             condition: self.condition.clone(),
@@ -209,6 +212,7 @@ impl Tracing {
         let mut present: Vec<_> = self.present().filter(|(_, t)| !t.sites.is_empty()).collect();
         if let [(number, tracer)] = present[..]
             && !tracer.graph
+            && !tracer.counts
             && tracer.condition.is_none()
             && tracer.values.entries.is_empty()
         {
@@ -240,6 +244,8 @@ impl Tracing {
                     tracer,
                     fields: wants.entry_fields(site),
                     condition: wants.condition(site),
+                    // Which table is known when there is a guest.
+                    counts: wants.counts.then_some(0),
                 };
                 duties
                     .index(Duty { point: Point::Entry, parts: tracers.clone().map(part).collect() })
@@ -305,6 +311,7 @@ impl Tracing {
             tracer,
             fields: fields(wants),
             condition: wants.condition(site),
+            counts: None,
         });
         Duty { point, parts: parts.collect() }
     }
@@ -322,7 +329,7 @@ impl Tracing {
         let plan = self.plan(&[]);
         let mut failed: Vec<Option<ProgramError>> = vec![];
         let check =
-            |duty: &Duty| duty.records().iter().find_map(|one| one.program(0).check().err());
+            |duty: &Duty| duty.records().iter().find_map(|one| one.program(0, None).check().err());
         failed.extend(plan.duties.iter().map(check));
         for (site, duty) in plan.sites {
             if let Some(Some(error)) = failed.get(duty as usize) {
@@ -552,6 +559,23 @@ mod tests {
         assert_eq!(sites, [(5, entry(&[0, 1], 1)), (6, entry(&[0], 0)), (7, entry(&[2], 0))]);
         let exits: Vec<_> = plan.exits.iter().map(|&(exit, index)| (exit, duty(index))).collect();
         assert_eq!(exits, [(0, (Point::Return, vec![1], 1)), (1, (Point::Tail, vec![1], 1))]);
+    }
+
+    // The only tracer there is takes a short way.
+    #[test]
+    fn who_counts_is_planned_so() {
+        let mut tracing = tracing(&[&[5, 6], &[6]]);
+        tracing.tracers[0].as_mut().unwrap().counts = true;
+        let counts = |tracing: &Tracing| {
+            let plan = tracing.plan(&[]);
+            let parts = |duty: u32| plan.duties[duty as usize].parts.clone();
+            let counts = |part: &Part| (part.tracer, part.counts.is_some());
+            let all = plan.sites.iter().map(|&(site, duty)| (site, parts(duty)));
+            all.map(|(site, parts)| (site, parts.iter().map(counts).collect())).collect::<Vec<_>>()
+        };
+        assert_eq!(counts(&tracing), [(5, vec![(0, true)]), (6, vec![(0, true), (1, false)])]);
+        tracing.tracers[1] = None;
+        assert_eq!(counts(&tracing), [(5, vec![(0, true)]), (6, vec![(0, true)])]);
     }
 
     // Code for a combination must be as if a tracer that is gone had never been.

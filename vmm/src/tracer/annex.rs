@@ -4,7 +4,7 @@
 //!  0 MiB  code: programs, stubs, table of control blocks (x86-64)  read-execute
 //!  2 MiB  control blocks                                           read-write
 //!  4 MiB  rings                                                    read-write
-//! 16 MiB
+//! 16 MiB  tables of counters, mapped where the guest has room         read-write
 //! ```
 //!
 //! Where the guest has it is for the architecture to say; on riscv64 the first 2 MiB are for
@@ -19,6 +19,8 @@ use vmtrace_trampolines::layout::{
 
 /// Guest-physical bytes that the annex needs; a multiple of 2 MiB.
 pub const SIZE: u64 = 16 << 20;
+/// The same with tables of counters behind it, of which what nobody counts in takes no memory.
+pub const WITH_TABLES: u64 = SIZE + (512 << 20);
 /// Bytes at its front that are code and constants; the rest is data.
 pub(super) const CODE: u64 = PMD_SIZE;
 /// Most CPUs for which the annex has rings.

@@ -2,6 +2,7 @@
 //! build: all of it is memory and numbers, and so is tested on any machine.
 
 use super::annex::{Layout, Memory};
+use super::counters::Area;
 use super::exit_plan::ExitPlan;
 use super::exits::ExitWord;
 use super::guest::{Guest, GuestError, Image};
@@ -80,6 +81,9 @@ pub(super) trait Target: Sync {
     /// CPU runs; `None` where that changes nothing for us.
     fn after_alternatives(&self) -> Option<&'static str>;
 
+    /// Whether a program multiplies best by a power of two.
+    fn multiplies_by_shifting(&self) -> bool;
+
     /// What the image alone tells of exits that must be rewritten when tracing begins: those of the
     /// functions at these sites (indices).
     fn plan_exits(&self, kernel: &Kernel, sites: &[usize]) -> Result<ExitPlan, TraceError>;
@@ -108,6 +112,8 @@ pub(super) fn of(arch: Arch) -> &'static dyn Target {
 pub(super) struct Installed {
     pub(super) layout: Layout,
     pub(super) code: Box<dyn GuestCode>,
+    /// Where tables of counters can be.
+    pub(super) area: Area,
 }
 
 /// Code of ours to which a CPU's exceptions can be led. Run-time addresses.

@@ -5,6 +5,7 @@
 
 pub mod annex;
 mod arch;
+mod counters;
 mod exit_plan;
 mod exits;
 mod ftrace;
@@ -31,6 +32,7 @@ mod view;
 mod x86_64;
 
 pub use arch::PointReason;
+pub use counters::{Counters, Hits};
 pub use exit_plan::ExitPlan;
 pub use exits::{ExitSkip, ExitWord};
 pub use guest::{Guest, GuestError, Image};

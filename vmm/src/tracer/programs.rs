@@ -3,7 +3,7 @@
 use super::trace::TraceError;
 use std::collections::HashMap;
 use vmtrace_trampolines::layout::Info;
-use vmtrace_trampolines::{Condition, Field, Point, Program};
+use vmtrace_trampolines::{Condition, Counters, Field, Point, Program};
 
 /// What a site has to do, and on whose account: one record that serves all of these tracers, or one
 /// for each of their conditions.
@@ -24,6 +24,8 @@ pub struct Part {
     pub fields: Vec<Field>,
     /// Of which calls; `None` for all.
     pub condition: Option<Condition>,
+    /// The number of the table in which it counts calls instead of recording them.
+    pub counts: Option<u16>,
 }
 
 impl Duty {
@@ -36,7 +38,7 @@ impl Duty {
     /// To record the same for all of these tracers.
     #[must_use]
     pub fn new(point: Point, tracers: Vec<u8>, fields: &[Field]) -> Self {
-        let part = |tracer| Part { tracer, fields: fields.to_vec(), condition: None };
+        let part = |tracer| Part { tracer, fields: fields.to_vec(), condition: None, counts: None };
         Self { point, parts: tracers.into_iter().map(part).collect() }
     }
 
@@ -59,12 +61,15 @@ impl Duty {
         fields
     }
 
-    /// The same by one record each: at least one, whose parts have one condition.
+    /// The same by one program each: at least one, whose parts have one condition, and record or
+    /// count alike. Each that counts has one of its own.
     #[must_use]
     pub fn records(&self) -> Vec<Self> {
         let mut records: Vec<Self> = Vec::new();
         for part in &self.parts {
-            let same = |record: &&mut Self| record.condition() == part.condition.as_ref();
+            let same = |record: &&mut Self| {
+                record.condition() == part.condition.as_ref() && record.table() == part.counts
+            };
             match records.iter_mut().find(same) {
                 Some(record) => record.parts.push(part.clone()),
                 None => records.push(Self { point: self.point, parts: vec![part.clone()] }),
@@ -76,10 +81,10 @@ impl Duty {
         records
     }
 
-    /// The same of all calls.
+    /// The same of all calls, and recorded, not counted.
     #[must_use]
     pub fn of_all_calls(&self) -> Self {
-        let part = |part: &Part| Part { condition: None, ..part.clone() };
+        let part = |part: &Part| Part { condition: None, counts: None, ..part.clone() };
         Self { point: self.point, parts: self.parts.iter().map(part).collect() }
     }
 
@@ -87,12 +92,17 @@ impl Duty {
         self.parts.first().and_then(|part| part.condition.as_ref())
     }
 
-    /// The program for one of its [records](Self::records).
+    /// The number of the table in which it counts.
+    fn table(&self) -> Option<u16> {
+        self.parts.first().and_then(|part| part.counts)
+    }
+
+    /// The program for one of its [records](Self::records), which counts in these counters.
     #[must_use]
-    pub fn program(&self, number: u16) -> Program {
+    pub fn program(&self, number: u16, counts: Option<Counters>) -> Program {
         let tracers = u16::try_from(self.parts.len()).unwrap_or(u16::MAX);
         let condition = self.condition().cloned();
-        Program { number, tracers, point: self.point, fields: self.fields(), condition }
+        Program { number, tracers, point: self.point, fields: self.fields(), condition, counts }
     }
 }
 
@@ -111,10 +121,11 @@ pub(super) struct Programs {
 
 impl Programs {
     /// The number of the program for `duty`; new ones are given to `make` first, each with that of
-    /// the program to which it goes on.
+    /// the program to which it goes on. `table` finds a table of counters by its number.
     pub(super) fn number(
         &mut self,
         duty: &Duty,
+        table: impl Fn(u16) -> Option<Counters>,
         mut make: impl FnMut(&Program, Option<u16>) -> Result<(), TraceError>,
     ) -> Result<u16, TraceError> {
         if let Some(&number) = self.first.get(duty) {
@@ -122,9 +133,9 @@ impl Programs {
         }
         let mut records = duty.records().into_iter().rev();
         let last = records.next().unwrap_or_else(|| duty.clone());
-        let mut first = self.single(last, None, &mut make)?;
+        let mut first = self.single(last, None, &table, &mut make)?;
         for record in records {
-            first = self.single(record, Some(first), &mut make)?;
+            first = self.single(record, Some(first), &table, &mut make)?;
         }
         self.first.insert(duty.clone(), first);
         Ok(first)
@@ -134,6 +145,7 @@ impl Programs {
         &mut self,
         record: Duty,
         next: Option<u16>,
+        table: &impl Fn(u16) -> Option<Counters>,
         make: &mut impl FnMut(&Program, Option<u16>) -> Result<(), TraceError>,
     ) -> Result<u16, TraceError> {
         let key = (record, next);
@@ -145,7 +157,11 @@ impl Programs {
         if number > Info::MAX_PROGRAM {
             return Err(full);
         }
-        make(&key.0.program(number), next)?;
+        let counts = match key.0.table() {
+            Some(number) => Some(table(number).ok_or(TraceError::NotCounted)?),
+            None => None,
+        };
+        make(&key.0.program(number, counts), next)?;
         let mut whole = key.0.clone();
         let more = next.and_then(|next| self.whole.get(usize::from(next)));
         whole.parts.extend(more.into_iter().flat_map(|more| more.parts.iter().cloned()));
@@ -173,13 +189,17 @@ mod tests {
     #[test]
     fn a_record_has_what_any_tracer_wants_in_an_order_that_can_be() {
         let read = Field::Read(Read::new(0, &[8], Last::Words { offset: 0, words: 1 }).unwrap());
-        let part =
-            |tracer, fields: &[Field]| Part { tracer, fields: fields.to_vec(), condition: None };
+        let part = |tracer, fields: &[Field]| Part {
+            tracer,
+            fields: fields.to_vec(),
+            condition: None,
+            counts: None,
+        };
         let parts = vec![
             part(0, &[Field::Argument(1)]),
             part(3, &[read, Field::Argument(1), Field::Failed, Field::Stack]),
         ];
-        let program = Duty { point: Point::Entry, parts }.program(5);
+        let program = Duty { point: Point::Entry, parts }.program(5, None);
         assert_eq!(program.fields, [Field::Stack, Field::Failed, Field::Argument(1), read]);
         assert_eq!((program.check(), program.tracers, program.number), (Ok(()), 2, 5));
     }
@@ -194,7 +214,7 @@ mod tests {
                 made.push((program.number, program.tracers));
                 Ok(())
             };
-            programs.number(&Duty::entry(tracers), make).unwrap();
+            programs.number(&Duty::entry(tracers), |_| None, make).unwrap();
         }
         assert_eq!(made, [(0, 1), (1, 2), (2, 1)]);
         assert_eq!(programs.all().len(), 3);
@@ -208,6 +228,7 @@ mod tests {
             tracer,
             fields: vec![],
             condition: condition.map(|count| Condition::Any(vec![Condition::All(vec![]); count])),
+            counts: None,
         };
         let parts = |list: &[(u8, Option<usize>)]| Duty {
             point: Point::Entry,
@@ -219,7 +240,7 @@ mod tests {
                 made.push((program.number, program.tracers, program.condition.is_some(), next));
                 Ok(())
             };
-            programs.number(duty, make).unwrap()
+            programs.number(duty, |_| None, make).unwrap()
         };
         let all = parts(&[(0, Some(1)), (1, None), (2, Some(2)), (3, Some(1))]);
         assert_eq!(number(&all), 2);
@@ -240,21 +261,42 @@ mod tests {
         assert_eq!(programs.all()[2], parts(&[(0, Some(1)), (3, Some(1))]));
     }
 
+    // One that counts for two tracers counts for neither alone; a self-test of one that counts would wait
+    // for a record for ever.
+    #[test]
+    fn tracers_that_count_have_programs_of_their_own() {
+        let part = |tracer, counts| Part { tracer, fields: vec![], condition: None, counts };
+        let parts = vec![part(0, Some(4)), part(1, None), part(2, Some(5)), part(3, None)];
+        let duty = Duty { point: Point::Entry, parts };
+        let counters = |table| Counters { distance: u64::from(table), stride: 0, rounds: false };
+        let (mut programs, mut made) = (Programs::default(), Vec::new());
+        let make = |program: &Program, next| {
+            made.push((program.counts.map(|counts| counts.distance), program.tracers, next));
+            Ok(())
+        };
+        programs.number(&duty, |table| Some(counters(table)), make).unwrap();
+        assert_eq!(made, [(Some(5), 1, None), (None, 2, Some(0)), (Some(4), 1, Some(1))]);
+        let none = Programs::default().number(&duty, |_| None, |_, _| Ok(()));
+        assert_eq!(none, Err(TraceError::NotCounted));
+        assert!(duty.of_all_calls().parts.iter().all(|part| part.counts.is_none()));
+    }
+
     // Numbers go into records, where they have so many bits and no more.
     #[test]
     fn numbers_run_out_and_what_failed_has_none() {
         let mut programs = Programs::default();
-        let failed = programs.number(&Duty::entry(vec![9]), |_, _| Err(TraceError::Annex));
+        let failed =
+            programs.number(&Duty::entry(vec![9]), |_| None, |_, _| Err(TraceError::Annex));
         assert_eq!(failed, Err(TraceError::Annex));
         for number in 0..=Info::MAX_PROGRAM {
             let [low, high] = number.to_le_bytes();
             let duty = Duty::entry(vec![low, high]);
-            assert_eq!(programs.number(&duty, |_, _| Ok(())), Ok(number));
+            assert_eq!(programs.number(&duty, |_| None, |_, _| Ok(())), Ok(number));
         }
         assert!(matches!(
-            programs.number(&Duty::entry(vec![]), |_, _| Ok(())),
+            programs.number(&Duty::entry(vec![]), |_| None, |_, _| Ok(())),
             Err(TraceError::Full(2048))
         ));
-        assert_eq!(programs.number(&Duty::entry(vec![0, 0]), |_, _| Ok(())), Ok(0));
+        assert_eq!(programs.number(&Duty::entry(vec![0, 0]), |_| None, |_, _| Ok(())), Ok(0));
     }
 }

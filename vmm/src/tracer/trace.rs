@@ -2,6 +2,7 @@
 
 use super::annex::{Addressing, Layout, Memory};
 use super::arch::{self, GuestCode, Hook, Installed};
+use super::counters::Counters;
 use super::exit_plan::ExitPlan;
 use super::exits::{ExitSkip, ExitWord, HeldExits};
 use super::ftrace::{self, Offsets, Records};
@@ -68,6 +69,15 @@ pub enum TraceError {
     /// The annex memory is unusable.
     #[error("the annex memory is too small")]
     Annex,
+    /// There is no room for another table of counters.
+    #[error(
+        "no room to count so many functions for {0} vCPUs: count fewer, or with fewer vCPUs or \
+         tracers that count"
+    )]
+    Counters(u64),
+    /// Some functions cannot be counted.
+    #[error("these functions cannot be counted: they are none of the image, or too short")]
+    NotCounted,
     /// The kernel has no place for trampolines.
     #[error("no place for trampolines in the guest's kernel: {0}")]
     Code(&'static str),
@@ -116,6 +126,7 @@ pub struct Attachment {
     pub(super) layout: Layout,
     pub(super) memory: Arc<dyn Memory>,
     pub(super) code: Box<dyn GuestCode>,
+    counters: Counters,
     tasks: tasks::Offsets,
     pub(super) overflow: Overflow,
     pub(super) books: Offsets,
@@ -150,7 +161,10 @@ impl Attachment {
         let books = Offsets::find(kernel)?;
         let target = arch::of(kernel.arch());
         let tasks = tasks::Offsets::find(kernel)?;
-        let Installed { layout, code } = target.install(guest, kernel, &image, &memory, options)?;
+        let Installed { layout, code, area } =
+            target.install(guest, kernel, &image, &memory, options)?;
+        let power = target.multiplies_by_shifting();
+        let counters = Counters::new(&memory, area, options.cpus, power);
         let (patcher, programs) = (Patcher::default(), Programs::default());
         let near = image.physical_of(kernel.sites().first().map_or(0, |site| site.location));
         Ok(Self {
@@ -159,6 +173,7 @@ impl Attachment {
             layout,
             memory,
             code,
+            counters,
             tasks,
             overflow: options.overflow,
             books,
@@ -220,7 +235,9 @@ impl Attachment {
         duty: &Duty,
     ) -> Result<u16, TraceError> {
         let (code, readable, image) = (&mut self.code, &mut self.readable, &self.image);
-        self.programs.number(duty, |program, next| {
+        let counters = &self.counters;
+        let table = |table| counters.find(table, image.runtime(0));
+        self.programs.number(duty, table, |program, next| {
             // Not before it is needed: it takes a walk through page tables.
             let reads = program.fields.iter().any(|field| matches!(field, Field::Read(_)));
             if reads && !std::mem::replace(readable, true) {
@@ -230,6 +247,11 @@ impl Attachment {
             }
             code.add(guest, program, next)
         })
+    }
+
+    /// The tables in which programs count.
+    pub fn counters(&mut self) -> &mut Counters {
+        &mut self.counters
     }
 
     /// All that is done at a site that calls a program, by the programs' numbers.

@@ -57,18 +57,18 @@ pub(crate) struct Fake {
     ops: OnceCell<(u64, u64)>,
 }
 
-pub(crate) struct FakeAnnex(GuestMemoryMmap);
+pub(crate) struct FakeAnnex(GuestMemoryMmap, usize);
 
 impl FakeAnnex {
-    fn new() -> Self {
-        let size = usize::try_from(annex::SIZE).unwrap();
-        Self(GuestMemoryMmap::from_ranges(&[(GuestAddress(ANNEX), size)]).unwrap())
+    fn new(size: u64) -> Self {
+        let size = usize::try_from(size).unwrap();
+        Self(GuestMemoryMmap::from_ranges(&[(GuestAddress(ANNEX), size)]).unwrap(), size)
     }
 }
 
 impl annex::Memory for FakeAnnex {
     fn slice(&self) -> VolatileSlice<'_> {
-        self.0.get_slice(GuestAddress(ANNEX), usize::try_from(annex::SIZE).unwrap()).unwrap()
+        self.0.get_slice(GuestAddress(ANNEX), self.1).unwrap()
     }
     fn guest_address(&self) -> u64 {
         ANNEX
@@ -118,6 +118,13 @@ impl Fake {
         fake
     }
 
+    /// With memory for tables of counters.
+    pub(crate) fn counting(name: &str) -> Self {
+        let mut fake = Self::new(name);
+        fake.annex = Arc::new(FakeAnnex::new(annex::WITH_TABLES));
+        fake
+    }
+
     /// One that sees every write, and one whose memory is used by windows.
     pub(crate) fn both(name: &str) -> [Self; 2] {
         [Self::new(name), Self::quiet(name)]
@@ -132,7 +139,7 @@ impl Fake {
         };
         let fake = Self {
             memory: GuestMemoryMmap::from_ranges(&[(GuestAddress(base), RAM)]).unwrap(),
-            annex: Arc::new(FakeAnnex::new()),
+            annex: Arc::new(FakeAnnex::new(annex::SIZE)),
             failing: RefCell::new(0..0),
             log: RefCell::new(Vec::new()),
             quiet: false,

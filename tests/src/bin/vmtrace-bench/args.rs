@@ -1,4 +1,4 @@
-//! What an entry with arguments costs, and one under a condition, on both architectures, beside events
+//! What an entry with arguments costs, one under a condition, and one that is only counted, on both architectures, beside events
 //! of the guest's own with the same arguments and with a filter, which have a boot of their own.
 
 use crate::guest::{Run, work};
@@ -25,6 +25,11 @@ fn row(host: &SharedHost, name: &str) -> Result<()> {
     let [none, all] = ["ruid == 12345", "ruid != 12345"].map(|text| ["--if", text]);
     let (none, all) = (measure(host, name, "", &none)?, measure(host, name, "", &all)?);
     ensure!(none.summary.records() == 0, "{:?}", none.summary);
+    let counted = measure(host, name, "", &["--count"])?;
+    let counted_if = measure(host, name, "", &["--count", "--if", "ruid != 12345"])?;
+    for run in [&counted, &counted_if] {
+        ensure!(run.summary.records() == 0 && run.calls > 0, "{:?}", run.summary);
+    }
     let figure =
         |kind: &str| value(&guest.text, &format!("args {kind} ")).map(|it| (kind.to_owned(), it));
     let (kind, theirs) = figure("fprobe").or_else(|_| figure("kprobe")).context("no event")?;
@@ -43,6 +48,13 @@ fn row(host: &SharedHost, name: &str) -> Result<()> {
         value(&none.text, "args vmtrace ")?,
         value(&all.text, "args vmtrace ")?,
         value(&guest.text, "args filtered ")?,
+    );
+    println!(
+        "  {:<28}  counted: vmtrace {:6.1}, {:6.1} under a condition that holds; {} calls, no record",
+        "",
+        value(&counted.text, "args vmtrace ")?,
+        value(&counted_if.text, "args vmtrace ")?,
+        counted.calls,
     );
     Ok(())
 }

@@ -17,6 +17,8 @@ pub(crate) struct Run {
     pub(crate) records: Records,
     pub(crate) marks: Vec<Mark>,
     pub(crate) summary: Summary,
+    /// Calls that were counted and not recorded.
+    pub(crate) calls: u64,
 }
 
 #[derive(Default)]
@@ -63,17 +65,19 @@ fn boot_once(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<Run> {
     let trace = finished.outputs.pop().context("no output")?;
     let text = finished.err();
     let fails = || format!("{all:?}: {:?}\n{text}", finished.end);
-    let (release, records, marks, summary) = read(&trace).with_context(fails)?;
+    let read = read(&trace).with_context(fails)?;
     if lost_sign(&text).is_none() {
         ensure!(finished.end.code == Some(0), fails());
     }
-    Ok(Run { text, release, records, marks, summary })
+    Ok(Run { text, ..read })
 }
 
-fn read(trace: &[u8]) -> Result<(String, Records, Vec<Mark>, Summary)> {
+/// What the trace tells; the guest's console is not in it.
+fn read(trace: &[u8]) -> Result<Run> {
     let mut reader = Reader::new(trace)?;
     let release = reader.header().release.clone();
     let (mut records, mut marks, mut summary) = (Records::default(), Vec::new(), None);
+    let mut calls = 0;
     while let Some(frame) = reader.next_frame()? {
         match frame {
             Frame::Records(batch) => batch.records().for_each(|record| match record {
@@ -84,6 +88,7 @@ fn read(trace: &[u8]) -> Result<(String, Records, Vec<Mark>, Summary)> {
                 Record::Other(..) => {}
             }),
             Frame::Mark(mark) => marks.push(mark),
+            Frame::Counts(counts) => calls += counts.counts().map(|count| count.hits).sum::<u64>(),
             Frame::End(end) => summary = Some(*end),
             _ => {}
         }
@@ -91,5 +96,5 @@ fn read(trace: &[u8]) -> Result<(String, Records, Vec<Mark>, Summary)> {
     let summary = summary.context("the trace has no end")?;
     let counted = records.entries + records.returns + records.tails + records.events;
     ensure!(counted == summary.records(), "the totals are wrong");
-    Ok((release, records, marks, summary))
+    Ok(Run { text: String::new(), release, records, marks, summary, calls })
 }

@@ -79,7 +79,7 @@ pub struct Args {
     /// Another tracer beside that of -f, with a name if one is given; may be repeated, up to 254
     /// times. A glob with ! before it is an exception of this tracer's own. Actions: entry (the
     /// default), graph (where functions are left, too), args (their parameters), retval (what they
-    /// return). A function of several tracers is recorded for each; none costs anything to
+    /// return), or count (how often they are called, and no records). A function of several tracers is recorded for each; none costs anything to
     /// functions that it does not trace. Without -f there are only these
     #[arg(long, value_name = "[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]][ if CONDITION]", value_parser = parse_tracer, help_heading = headings::TRACE)]
     pub tracer: Vec<TracerSpec>,
@@ -112,6 +112,10 @@ pub struct Args {
     /// Record what the functions of -f return, as --graph does where
     #[arg(long, help_heading = headings::TRACE)]
     pub retval: bool,
+    /// Count calls of the functions of -f in the guest instead of recording them: a table at the end
+    /// of the trace tells how often each was called on each vCPU
+    #[arg(long, conflicts_with_all = ["graph", "args", "retval", "arg"], help_heading = headings::TRACE)]
+    pub count: bool,
     /// Record these values of calls of functions of -f: parameters, and members of what they point
     /// to, such as 'vfs_read: file->f_path.dentry->d_name.name, count'; a path can have a name
     /// (NAME=PATH), and a text a length (PATH:BYTES). FUNCTION is a glob; may be repeated
@@ -323,7 +327,7 @@ impl Args {
         let (mut tracers, mut unmatched, mut unmatched_notrace) = (vec![], vec![], vec![]);
         let (mut notes, mut boot_notes) = (Vec::new(), Vec::new());
         let mut add = |name: String, text: String, [filter, own]: [&[String]; 2], asked| {
-            let (graph, wants, condition): (bool, Wants, Option<Condition>) = asked;
+            let (graph, counts, wants, condition): (bool, bool, Wants, Option<Condition>) = asked;
             let notrace: Vec<String> = self.notrace.iter().chain(own).cloned().collect();
             let selection = kernel.select_with_report(filter, &notrace);
             unmatched.extend(selection.unmatched);
@@ -337,7 +341,8 @@ impl Args {
             notes.extend(more);
             let graph = graph || !values.results.is_empty();
             let globs = Globs { filter: filter.to_vec(), notrace };
-            let tracer = Tracer { name, text, globs, sites, graph, wants, values, condition };
+            let tracer =
+                Tracer { name, text, globs, sites, graph, counts, wants, values, condition };
             tracers.push(Some(tracer));
             Ok::<_, anyhow::Error>(())
         };
@@ -357,16 +362,17 @@ impl Args {
                 Some(condition) => format!("{text} if {condition}"),
                 None => text,
             };
-            let asked = (self.graph, wants, condition);
+            let asked = (self.graph, self.count, wants, condition);
             add(Tracing::default_name(0), text, [&self.filter, &[]], asked)?;
         } else if self.condition.is_some()
             || self.args
             || self.retval
             || self.graph
+            || self.count
             || !self.arg.is_empty()
         {
             bail!(
-                "--graph, --args, --retval, --arg and --if are about the functions of -f, and there are \
+                "--graph, --args, --retval, --count, --arg and --if are about the functions of -f, and there are \
                  only those of other options: give -f, or say --tracer GLOB:ACTION"
             );
         }
@@ -374,14 +380,15 @@ impl Args {
             let name = spec.name.clone().unwrap_or_else(|| Tracing::default_name(number));
             let condition = both(spec.condition.as_ref())?;
             let spec = TracerSpec { condition: condition.clone(), ..spec.clone() };
-            let asked = (spec.actions.exits(), spec.actions.into(), condition);
+            let (exits, count) = (spec.actions.exits(), spec.actions.count);
+            let asked = (exits, count, spec.actions.into(), condition);
             add(name, spec.to_string(), [&spec.filter, &spec.notrace], asked)?;
         }
         if self.traces_boot() {
             let (asked, more) = times::tracers(kernel)?;
             boot_notes = more;
             for times::Asked { name, globs, graph, wants } in asked {
-                add(name.to_owned(), globs.join(","), [&globs, &[]], (graph, wants, None))?;
+                add(name.to_owned(), globs.join(","), [&globs, &[]], (graph, false, wants, None))?;
             }
         }
         if self.filter.is_empty() && (!self.tracer.is_empty() || only_others) {

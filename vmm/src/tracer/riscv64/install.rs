@@ -8,8 +8,9 @@ use super::site::{self, Aim};
 use super::tracepoint;
 use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, Exits, FtraceKind, Kernel, Site, SiteSection};
-use crate::tracer::annex::{Addressing, Layout, Memory, OPS, OPS_SIZE};
+use crate::tracer::annex::{Addressing, Layout, Memory, OPS, OPS_SIZE, WITH_TABLES};
 use crate::tracer::arch::{Faults, GuestCall, GuestCode, Hook, Installed, PointReason};
+use crate::tracer::counters::Area;
 use crate::tracer::exits::ExitWord;
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::module_traps::ModuleMoment;
@@ -82,17 +83,24 @@ pub(super) fn install(
         code.prepare(&view, image, kernel)?;
         rewrites.write(&view)?;
         let annex = memory.guest_address();
-        Ok(map::map(guest, image, layout.address, annex, !options.returns.sites.is_empty())?)
+        map::map(guest, image, layout.address, annex, !options.returns.sites.is_empty())?;
+        if (memory.slice().len() as u64) < WITH_TABLES {
+            return Ok(Area::default());
+        }
+        Ok(map::map_tables(guest, image, layout.address, annex)?)
     });
-    if let Err(error) = done {
-        // Nobody calls it yet.
-        let _ = code.remove(guest, image, kernel, false);
-        let _ = code.gap.clear(guest);
-        rewrites.undo(&view);
-        return Err(error);
-    }
+    let area = match done {
+        Ok(area) => area,
+        Err(error) => {
+            // Nobody calls it yet.
+            let _ = code.remove(guest, image, kernel, false);
+            let _ = code.gap.clear(guest);
+            rewrites.undo(&view);
+            return Err(error);
+        }
+    };
     code.returns.leave_out(&rewrites);
-    Ok(Installed { layout, code: Box::new(code) })
+    Ok(Installed { layout, code: Box::new(code), area })
 }
 
 /// How a site finds its way, as the kernel was built.

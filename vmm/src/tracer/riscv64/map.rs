@@ -6,7 +6,8 @@
 
 use super::paging::{ACCESSED, DIRTY, EXECUTE, GLOBAL, READ, VALID, WRITE};
 use crate::kernel::Kernel;
-use crate::tracer::annex::{CODE, SIZE};
+use crate::tracer::annex::{CODE, SIZE, WITH_TABLES};
+use crate::tracer::counters::Area;
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::paging::PMD_SIZE;
 use crate::tracer::trace::TraceError;
@@ -57,4 +58,31 @@ pub(super) fn map(
         guest.write_u64(slot, entry)?;
     }
     Ok(())
+}
+
+/// Maps what lies behind the first [`SIZE`] bytes of guest-physical `annex`, read-write and never
+/// executable, behind all of an annex at `address`, as far as there is room; nothing if there is none.
+///
+/// # Errors
+/// When guest memory cannot be used; then there may be entries that nobody needs.
+pub(super) fn map_tables(
+    guest: &dyn Guest,
+    image: &Image,
+    address: u64,
+    annex: u64,
+) -> Result<Area, GuestError> {
+    const FLAGS: u64 = VALID | READ | WRITE | GLOBAL | ACCESSED | DIRTY;
+    let start = code(address).wrapping_add(CODE);
+    let mut len = 0;
+    while len < WITH_TABLES - SIZE {
+        // The kernel's half ends there, or the table does.
+        let virt = start.wrapping_add(len);
+        let Ok((slot, 0)) = image.tables.pmd(guest, virt) else { break };
+        if virt < start {
+            break;
+        }
+        guest.write_u64(slot, (annex + SIZE + len) >> 12 << 10 | FLAGS)?;
+        len += PMD_SIZE;
+    }
+    Ok(Area { address: start, len })
 }

@@ -90,6 +90,10 @@ impl Target for Riscv64 {
         None
     }
 
+    fn multiplies_by_shifting(&self) -> bool {
+        true
+    }
+
     fn plan_exits(&self, kernel: &Kernel, sites: &[usize]) -> Result<ExitPlan, TraceError> {
         returns::plan(kernel, sites)
     }

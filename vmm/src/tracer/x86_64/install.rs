@@ -4,8 +4,9 @@ use super::context::{self, Context};
 use super::{brackets, calls, map, site, tracepoint};
 use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, ExitKind, Exits, Kernel, Site};
-use crate::tracer::annex::{Addressing, Layout, Memory, SIZE, TABLE};
+use crate::tracer::annex::{Addressing, Layout, Memory, SIZE, TABLE, WITH_TABLES};
 use crate::tracer::arch::{Faults, GuestCall, GuestCode, Hook, Installed, PointReason};
+use crate::tracer::counters::Area;
 use crate::tracer::exits::ExitWord;
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::module_traps::ModuleMoment;
@@ -42,7 +43,13 @@ pub(super) fn install(
     let values = values(image, &layout, &context);
     layout.install(&memory.slice())?;
     let text = kernel.symbols().address("_text").ok_or(TraceError::NoSymbol("_text"))?;
-    map::map(guest, image, image.runtime(text), memory.guest_address())?;
+    let text = image.runtime(text);
+    map::map(guest, image, text, memory.guest_address())?;
+    let area = if memory.slice().len() as u64 >= WITH_TABLES {
+        map::map_tables(guest, (kernel, image), text, memory.guest_address())?
+    } else {
+        Area::default()
+    };
     let code = Box::new(Code {
         memory: Arc::clone(memory),
         values,
@@ -59,7 +66,7 @@ pub(super) fn install(
         arrays: FxHashMap::default(),
         init: points::init_text(kernel),
     });
-    Ok(Installed { layout, code })
+    Ok(Installed { layout, code, area })
 }
 
 /// Link addresses of code that is freed when the kernel has booted.

@@ -103,6 +103,10 @@ impl Target for X86_64 {
     }
 
     /// They can be changed at any time.
+    fn multiplies_by_shifting(&self) -> bool {
+        false
+    }
+
     fn plan_exits(&self, _: &Kernel, _: &[usize]) -> Result<ExitPlan, TraceError> {
         Ok(ExitPlan::default())
     }
