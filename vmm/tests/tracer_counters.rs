@@ -114,20 +114,27 @@ fn tracers_have_tables_of_their_own() {
 // Tables that have run out end in an error, not in one that lies over another.
 #[test]
 fn room_runs_out_and_is_inherited() {
+    let mut shared = 0;
     for name in kernels() {
         let fake = Fake::counting(name);
         let mut attachment = fake.attach();
         let (sites, slide) = (fake.all(), attachment.image().slide);
         let counters = attachment.counters();
-        let mut tracers = 0;
+        let (mut tracers, mut own) = (0, 0);
         let error = loop {
-            match counters.table(&fake.kernel, tracers, &sites) {
-                Ok(_) => tracers += 1,
+            let table = match counters.table(&fake.kernel, tracers, &sites) {
+                Ok(table) => table,
                 Err(error) => break error,
-            }
+            };
+            tracers += 1;
+            // Where there is not enough for two, there may be for one.
+            let found = counters.find(table, slide).unwrap();
+            assert_eq!(found.stride == 0, counters.tell_shared(), "{name}");
+            own += u8::from(found.stride > 0);
         };
         assert_eq!(error, TraceError::Counters(VCPUS), "{name}");
-        assert!((3..20).contains(&tracers), "{name}: {tracers}");
+        assert!((3..20).contains(&own), "{name}: {own} of {tracers}");
+        shared += tracers - own;
         assert!(counters.table(&fake.kernel, 0, &sites).is_ok(), "{name}");
         let found = counters.table(&fake.kernel, 2, &sites).unwrap();
         let found = counters.find(found, slide).unwrap();
@@ -140,6 +147,7 @@ fn room_runs_out_and_is_inherited() {
         assert!(counters.table(&fake.kernel, 78, &sites).is_err(), "{name}");
         assert_eq!(counters.table(&fake.kernel, 78, &[]), Err(TraceError::NotCounted));
     }
+    assert!(shared > 0, "no kernel had room for one more");
 }
 
 // Memory of the host that nobody asked for.

@@ -1,7 +1,8 @@
 //! From a plan to sites and exits that are ours.
 
 use super::attach::Controller;
-use super::tracing::{Plan, Shares, changes};
+use super::shares::Shares;
+use super::tracing::{Plan, changes};
 use super::{Tracer, Tracing};
 use crate::kernel::Exits;
 use crate::kernel::tracepoints::Hooks;
@@ -81,6 +82,11 @@ impl Controller {
         wanted: &Wanted,
     ) -> Result<AttachReport, TraceError> {
         let changed = self.change_exits(ram, attachment, &wanted.exits);
+        if attachment.counters().tell_shared() {
+            self.note(
+                "what all vCPUs count is told as of vCPU 0: no room for tables of each".into(),
+            );
+        }
         if attachment.watches_tracepoints() {
             let skipped = attachment.hold_tracepoints(ram, wanted.events.clone())?;
             self.tracepoints_skipped(&skipped);

@@ -19,6 +19,7 @@ mod modules;
 mod points;
 mod printk;
 mod selftest;
+mod shares;
 mod sharing;
 mod tracing;
 mod values;

@@ -4,7 +4,7 @@
 use super::apply::Wanted;
 use super::attach::{Controller, Stage};
 use super::conditions::Conditional;
-use super::tracing::Shares;
+use super::shares::Shares;
 use super::{Tracer, Tracing, arch};
 use crate::kernel::{Arch, Functions, Kernel, Selection, selects};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};

@@ -450,48 +450,6 @@ pub(super) fn changes(
     }
 }
 
-/// How sites are shared out.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Shares {
-    /// Sites of every tracer number.
-    pub(super) by_tracer: Vec<u64>,
-    /// Sites that call a program made for one tracer.
-    pub(super) direct: u64,
-    /// Sites that call a program made for several.
-    pub(super) combined: u64,
-}
-
-impl Shares {
-    /// Of sites with these programs.
-    pub(super) fn count(
-        tracers: usize,
-        sites: impl Iterator<Item = (usize, u16)>,
-        programs: &[Duty],
-    ) -> Self {
-        let mut shares = Self { by_tracer: vec![0; tracers], ..Self::default() };
-        let mut by_program = vec![0_u64; programs.len()];
-        for (_, program) in sites {
-            if let Some(count) = by_program.get_mut(usize::from(program)) {
-                *count += 1;
-            }
-        }
-        for (count, duty) in by_program.into_iter().zip(programs) {
-            if duty.point != Point::Entry {
-                continue;
-            }
-            let kind =
-                if duty.parts.len() == 1 { &mut shares.direct } else { &mut shares.combined };
-            *kind += count;
-            for part in &duty.parts {
-                if let Some(of_tracer) = shares.by_tracer.get_mut(usize::from(part.tracer)) {
-                    *of_tracer += count;
-                }
-            }
-        }
-        shares
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -616,13 +574,6 @@ mod tests {
         let mut nothing = tracing(&[]);
         assert_eq!(nothing.add(Tracer { name: "a".to_owned(), ..Tracer::default() }), Some(1));
         assert!(nothing.tracers[0].is_none(), "the filter's place");
-    }
-
-    #[test]
-    fn shares_are_told_by_tracer_and_kind() {
-        let programs = [Duty::entry(vec![0]), Duty::entry(vec![0, 2])];
-        let shares = Shares::count(3, [(1, 0), (2, 1), (3, 1)].into_iter(), &programs);
-        assert_eq!(shares, Shares { by_tracer: vec![3, 0, 2], direct: 1, combined: 2 });
     }
 
     #[test]

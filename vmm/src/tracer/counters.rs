@@ -35,7 +35,7 @@ struct Table {
     to: u64,
     /// Of the first vCPU, from the start of the area.
     offset: u64,
-    /// From one vCPU's to that of the next.
+    /// From one vCPU's to that of the next; 0 where all vCPUs have this one.
     stride: u64,
     rounds: bool,
 }
@@ -73,6 +73,7 @@ pub struct Counters {
     power: bool,
     vcpus: u64,
     used: u64,
+    shared: bool,
     tables: Vec<Table>,
     /// What was taken of a counter: by its place in the area.
     taken: FxHashMap<u64, u64>,
@@ -82,7 +83,7 @@ impl Counters {
     pub(super) fn new(memory: &Arc<dyn Memory>, area: Area, vcpus: u64, power: bool) -> Self {
         let memory = Arc::clone(memory);
         let (tables, taken) = (Vec::new(), FxHashMap::default());
-        Self { memory, area, power, vcpus, used: 0, tables, taken }
+        Self { memory, area, power, vcpus, used: 0, shared: false, tables, taken }
     }
 
     /// The number of a table of this tracer's in which these sites (indices) have their places,
@@ -112,19 +113,28 @@ impl Counters {
         }
         let (from, to) = (low / PAGE * PAGE, (high + COUNTER).next_multiple_of(PAGE));
         let span = to - from;
-        let stride = match (self.vcpus, self.power) {
-            (1, _) => 0,
-            (_, true) => span.next_power_of_two(),
-            (_, false) => span,
-        };
-        let all = if stride == 0 { Some(span) } else { stride.checked_mul(self.vcpus) };
-        let end = all.and_then(|all| self.used.checked_add(all)).ok_or(full.clone())?;
-        if end > self.area.len || self.tables.len() >= usize::from(u16::MAX) {
+        let own = if self.power { span.next_power_of_two() } else { span };
+        let all = own.checked_mul(self.vcpus).filter(|_| self.vcpus > 1);
+        let stride = all.filter(|&all| self.has_room(all)).map_or(0, |_| own);
+        let all = if stride == 0 { span } else { stride * self.vcpus };
+        if !self.has_room(all) || self.tables.len() >= usize::from(u16::MAX) {
             return self.inherit(kernel, tracer, (low, high)).ok_or(full);
         }
-        let offset = std::mem::replace(&mut self.used, end);
+        self.shared |= stride == 0 && self.vcpus > 1;
+        let offset = self.used;
+        self.used += all;
         self.tables.push(Table { tracer, from, to, offset, stride, rounds });
         u16::try_from(self.tables.len() - 1).map_err(|_| full)
+    }
+
+    fn has_room(&self, bytes: u64) -> bool {
+        self.used.checked_add(bytes).is_some_and(|end| end <= self.area.len)
+    }
+
+    /// Whether there is a table in which all vCPUs count, for want of room: its counts are those of vCPU 0.
+    /// Told once.
+    pub fn tell_shared(&mut self) -> bool {
+        std::mem::take(&mut self.shared)
     }
 
     /// The number of a table that is nobody's any more, with what it says by now taken.
@@ -195,7 +205,8 @@ impl Counters {
         };
         for table in self.tables.iter().filter(wanted) {
             for (site, told) in told(kernel, 0..kernel.sites().len()) {
-                for (vcpu, number) in (0..self.vcpus).zip(0_u32..) {
+                let vcpus = if table.stride == 0 { 1 } else { self.vcpus };
+                for (vcpu, number) in (0..vcpus).zip(0_u32..) {
                     let Some(place) = table.place(told, vcpu) else { continue };
                     let count = load(&memory, SIZE + place);
                     if count != 0 {

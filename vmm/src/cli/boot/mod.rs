@@ -7,6 +7,7 @@ mod here;
 mod images;
 mod input;
 mod outlet;
+mod parse;
 mod times;
 mod watchers;
 
@@ -18,8 +19,8 @@ use crate::emulated::{HostArch, THIS_PROGRAM};
 use crate::host::{HostMode, choose};
 use crate::kernel::arguments::ArgumentSpec;
 use crate::kernel::{Coverage, Kernel, Missing};
-use crate::machine::{DEFAULT_CMDLINE, MAX_MEMORY, MIN_MEMORY};
-use crate::serve::{Globs, GuestReaders, SpecError, TracerSpec};
+use crate::machine::DEFAULT_CMDLINE;
+use crate::serve::{Globs, GuestReaders, TracerSpec};
 use crate::session::{self, Tracer, Tracing, Wants};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
@@ -58,7 +59,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64), help_heading = headings::MACHINE)]
     pub cpus: u8,
     /// Guest memory: bytes, or with K, M or G
-    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_memory, help_heading = headings::MACHINE)]
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse::memory, help_heading = headings::MACHINE)]
     pub memory: u64,
     /// Load modules of this directory, which is like /lib/modules/RELEASE, with the built-in
     /// initramfs: those for virtio devices, sockets to the guest among them, and what they need.
@@ -81,7 +82,7 @@ pub struct Args {
     /// default), graph (where functions are left, too), args (their parameters), retval (what they
     /// return), or count (how often they are called, and no records). A function of several tracers is recorded for each; none costs anything to
     /// functions that it does not trace. Without -f there are only these
-    #[arg(long, value_name = "[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]][ if CONDITION]", value_parser = parse_tracer, help_heading = headings::TRACE)]
+    #[arg(long, value_name = "[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]][ if CONDITION]", value_parser = parse::tracer, help_heading = headings::TRACE)]
     pub tracer: Vec<TracerSpec>,
     /// Of the functions of -f record only calls for which this holds, decided in the guest before
     /// anything is written: pid, tgid, comm, cpu, caller (a function) and parameters by their names
@@ -119,7 +120,7 @@ pub struct Args {
     /// Record these values of calls of functions of -f: parameters, and members of what they point
     /// to, such as 'vfs_read: file->f_path.dentry->d_name.name, count'; a path can have a name
     /// (NAME=PATH), and a text a length (PATH:BYTES). FUNCTION is a glob; may be repeated
-    #[arg(long, value_name = "FUNCTION: PATH, ...", value_parser = parse_argument, help_heading = headings::TRACE)]
+    #[arg(long, value_name = "FUNCTION: PATH, ...", value_parser = parse::argument, help_heading = headings::TRACE)]
     pub arg: Vec<ArgumentSpec>,
     /// Returns of functions that match this glob may be asked for later, by `vmtrace ctl tracer add
     /// ...:graph`; may be repeated. riscv64 guests must know that when they boot, since places
@@ -132,7 +133,7 @@ pub struct Args {
     /// Run a command line in the guest, then power off. The built-in system has no shell: commands
     /// with quoted words, `;` and `&&`, of what --add gave it and of cat, echo, false, ls, mark,
     /// poweroff, sleep, true and write
-    #[arg(long, value_name = "CMD", value_parser = parse_run, help_heading = headings::MACHINE)]
+    #[arg(long, value_name = "CMD", value_parser = parse::run, help_heading = headings::MACHINE)]
     pub run: Option<String>,
     /// Put this file at /NAME of the built-in initramfs; may be repeated
     #[arg(long, value_name = "FILE", help_heading = headings::MACHINE)]
@@ -240,44 +241,6 @@ pub enum HostArg {
     Kvm,
     /// A QEMU TCG machine with hardware virtualisation
     Emulated,
-}
-
-fn parse_tracer(text: &str) -> Result<TracerSpec, String> {
-    text.parse().map_err(|error: SpecError| error.to_string())
-}
-
-fn parse_argument(text: &str) -> Result<ArgumentSpec, String> {
-    ArgumentSpec::parse(text).map_err(|error| error.to_string())
-}
-
-/// A command line that the agent can run without a shell.
-fn parse_run(text: &str) -> Result<String, String> {
-    vmtrace_agent::check_command_line(text)?;
-    Ok(text.to_owned())
-}
-
-fn parse_size(text: &str) -> Result<u64, String> {
-    let unit = match text.chars().last() {
-        Some('k' | 'K') => 1 << 10,
-        Some('m' | 'M') => 1 << 20,
-        Some('g' | 'G') => 1 << 30,
-        _ => 1,
-    };
-    let digits = if unit == 1 { text } else { &text[..text.len() - 1] };
-    digits
-        .parse::<u64>()
-        .ok()
-        .and_then(|number| number.checked_mul(unit))
-        .ok_or_else(|| format!("{text:?} is no size; say for example 512M or 2G"))
-}
-
-/// A size that a machine can have.
-fn parse_memory(text: &str) -> Result<u64, String> {
-    let size = parse_size(text)?;
-    if !(MIN_MEMORY..=MAX_MEMORY).contains(&size) || !size.is_multiple_of(4096) {
-        return Err("a guest has 64M to 1024G of memory, in pages of 4K".to_owned());
-    }
-    Ok(size)
 }
 
 impl Args {
@@ -587,7 +550,7 @@ mod tests {
         let tracers: Vec<_> = args.tracer.iter().map(ToString::to_string).collect();
         assert_eq!(tracers, ["fs=vfs_*,!vfs_read", "tcp_*"]);
         for bad in ["", "a,", ",a", "a,,b", "a b", "a:b"] {
-            assert!(parse_tracer(bad).is_err(), "{bad:?}");
+            assert!(parse::tracer(bad).is_err(), "{bad:?}");
         }
     }
 
@@ -622,16 +585,6 @@ mod tests {
         for bad in ["0", "1", "63M", "1025G", "67108865", "18446744073709551615"] {
             let error = args(&format!("--memory {bad}")).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{bad}");
-        }
-    }
-
-    #[test]
-    fn sizes() {
-        assert_eq!(parse_size("512M"), Ok(512 << 20));
-        assert_eq!(parse_size("5G"), Ok(5 << 30));
-        assert_eq!(parse_size("4096"), Ok(4096));
-        for bad in ["", "M", "1T", "-1", "99999999999G"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
         }
     }
 }

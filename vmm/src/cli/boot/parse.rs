@@ -1,0 +1,58 @@
+//! Values of options.
+
+use crate::kernel::arguments::ArgumentSpec;
+use crate::machine::{MAX_MEMORY, MIN_MEMORY};
+use crate::serve::{SpecError, TracerSpec};
+
+pub(super) fn tracer(text: &str) -> Result<TracerSpec, String> {
+    text.parse().map_err(|error: SpecError| error.to_string())
+}
+
+pub(super) fn argument(text: &str) -> Result<ArgumentSpec, String> {
+    ArgumentSpec::parse(text).map_err(|error| error.to_string())
+}
+
+/// A command line that the agent can run without a shell.
+pub(super) fn run(text: &str) -> Result<String, String> {
+    vmtrace_agent::check_command_line(text)?;
+    Ok(text.to_owned())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    let unit = match text.chars().last() {
+        Some('k' | 'K') => 1 << 10,
+        Some('m' | 'M') => 1 << 20,
+        Some('g' | 'G') => 1 << 30,
+        _ => 1,
+    };
+    let digits = if unit == 1 { text } else { &text[..text.len() - 1] };
+    digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(unit))
+        .ok_or_else(|| format!("{text:?} is no size; say for example 512M or 2G"))
+}
+
+/// A size that a machine can have.
+pub(super) fn memory(text: &str) -> Result<u64, String> {
+    let size = size(text)?;
+    if !(MIN_MEMORY..=MAX_MEMORY).contains(&size) || !size.is_multiple_of(4096) {
+        return Err("a guest has 64M to 1024G of memory, in pages of 4K".to_owned());
+    }
+    Ok(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(size("512M"), Ok(512 << 20));
+        assert_eq!(size("5G"), Ok(5 << 30));
+        assert_eq!(size("4096"), Ok(4096));
+        for bad in ["", "M", "1T", "-1", "99999999999G"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+}
