@@ -14,7 +14,7 @@ const FUNCTIONS: usize = 3_000;
 const ALL: u64 = 1_000_000;
 
 /// How often each function was called: by its name.
-type Counts = BTreeMap<String, u64>;
+pub(crate) type Counts = BTreeMap<String, u64>;
 
 fn add(counts: &mut Counts, line: &Value, hits: u64) {
     let name = line["function"].as_str().unwrap_or_default();
@@ -22,7 +22,7 @@ fn add(counts: &mut Counts, line: &Value, hits: u64) {
 }
 
 /// What a tracer has counted; of one vCPU or of all.
-fn counted(lines: &[Value], tracer: &str, cpu: Option<u64>) -> Counts {
+pub(crate) fn counted(lines: &[Value], tracer: &str, cpu: Option<u64>) -> Counts {
     let mut counts = Counts::new();
     let own = lines.iter().filter(|line| line["event"] == "count" && line["tracer"] == tracer);
     for line in own.filter(|line| cpu.is_none_or(|cpu| line["cpu"] == cpu)) {

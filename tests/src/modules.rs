@@ -6,7 +6,9 @@ use vmtrace::emulated::{FileSource, cache_dir};
 use vmtrace::initramfs::Modules;
 use vmtrace::stream::{Exit, Frame, MarkKind, Reader};
 
+use crate::args::json;
 use crate::cases::{Guests, trouble, value, values};
+use crate::counts::counted;
 use crate::trace::{Trace, syscall};
 
 /// The module that guests load, and its function that is called once for each look at its device.
@@ -34,7 +36,9 @@ impl Guests {
         let (module, getpgid) = (self.put_module(name), syscall(name, "getpgid").unwrap());
         let run = format!("modules /{MODULE}.ko {ROUNDS} {READS} beside");
         let filter = format!(":mod:{MODULE}");
-        let args = ["-f", &filter, "-f", &getpgid, "--cpus", "2", "--add", &module];
+        let counting = format!("counts={filter}:count");
+        let mut args = vec!["-f", &filter, "-f", &getpgid, "--cpus", "2", "--add", &module];
+        args.extend(["--tracer", &counting]);
         let (finished, trace) = self.run(name, &run, &args);
         let (err, summary) = (finished.err(), &trace.summary);
         assert_eq!(trouble(&err), None, "{name}");
@@ -44,6 +48,11 @@ impl Guests {
         assert_eq!((summary.lost(), &summary.notes[..]), (0, &[] as &[String]), "{name}");
         assert_eq!((summary.sites.matched, summary.sites.patched), (1, 1), "{name}");
         assert!(summary.sites.shared > 0, "{name}: {:?}", summary.sites);
+
+        let counts = counted(&json(&trace), "counts", None);
+        let (calls, rounds) = ((ROUNDS * READS) as u64, ROUNDS as u64);
+        assert_eq!(counts.get(FUNCTION), Some(&calls), "{name}: {counts:?}");
+        assert_eq!(counts.get("dummy_init_module"), Some(&rounds), "{name}: {counts:?}");
 
         let pid = value(&finished, "pid ");
         let mut mine: Vec<_> = trace.entries.iter().filter(|entry| entry.pid == pid).collect();

@@ -32,8 +32,8 @@ impl Controller {
         attachment: &mut Attachment,
         plan: &Plan,
     ) -> Result<Wanted, TraceError> {
-        let duties = self.with_tables(attachment, plan)?;
-        let programs = duties.iter().map(|duty| attachment.program(ram, &self.kernel, duty));
+        let plan = &*self.with_tables(attachment, plan)?;
+        let programs = plan.duties.iter().map(|duty| attachment.program(ram, &self.kernel, duty));
         let programs: Vec<u16> = programs.collect::<Result<_, _>>()?;
         let all = |places: &[(usize, u32)]| -> Vec<(usize, u16)> {
             let program = |duty: u32| programs.get(duty as usize).copied();

@@ -4,6 +4,7 @@ use super::attach::{Controller, Stage};
 use super::tracing::Plan;
 use crate::relay::Counted;
 use crate::tracer::{Attachment, Counters, Duty, Hits, Part, TraceError};
+use rustc_hash::FxHashMap;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -11,43 +12,68 @@ use std::collections::BTreeMap;
 const MOST: usize = 10_000;
 
 impl Controller {
-    /// The duties of a plan, with the tables of those that count. Nothing has changed in the guest.
+    /// A plan with the tables of those that count: sites of other memory count in other tables. Nothing
+    /// has changed in the guest.
     pub(super) fn with_tables<'a>(
         &self,
         attachment: &mut Attachment,
         plan: &'a Plan,
-    ) -> Result<Cow<'a, [Duty]>, TraceError> {
+    ) -> Result<Cow<'a, Plan>, TraceError> {
         let counts = |duty: &Duty| duty.parts.iter().any(|part| part.counts.is_some());
         if !plan.duties.iter().any(counts) {
-            return Ok(Cow::Borrowed(&plan.duties));
+            return Ok(Cow::Borrowed(plan));
         }
         let mut sites: BTreeMap<u8, Vec<usize>> = BTreeMap::new();
-        for &(site, duty) in &plan.sites {
-            let parts = plan.duties.get(duty as usize).into_iter().flat_map(|duty| &duty.parts);
+        let duty = |duty: u32| plan.duties.get(duty as usize);
+        for &(site, of) in &plan.sites {
+            let parts = duty(of).into_iter().flat_map(|duty| &duty.parts);
             for part in parts.filter(|part| part.counts.is_some()) {
                 sites.entry(part.tracer).or_default().push(site);
             }
         }
-        let mut tables: BTreeMap<u8, u16> = BTreeMap::new();
+        let mut tables: BTreeMap<u8, FxHashMap<usize, u16>> = BTreeMap::new();
         for (tracer, sites) in sites {
-            let table = attachment.counters().table(&self.kernel, tracer, &sites)?;
-            tables.insert(tracer, table);
+            tables.insert(tracer, attachment.tables(&self.kernel, tracer, &sites)?);
         }
-        let with_table = |part: &Part| {
-            let counts = part.counts.and_then(|_| tables.get(&part.tracer).copied());
-            Part { counts, ..part.clone() }
-        };
-        let duty = |duty: &Duty| Duty {
-            point: duty.point,
-            parts: duty.parts.iter().map(with_table).collect(),
-        };
-        Ok(Cow::Owned(plan.duties.iter().map(duty).collect()))
+        let mut whole = Plan { sites: Vec::with_capacity(plan.sites.len()), ..plan.clone() };
+        // Duties that count are made anew behind the others, which keep their places.
+        let mut known: FxHashMap<Duty, u32> = FxHashMap::default();
+        for &(site, of) in &plan.sites {
+            let Some(planned) = duty(of).filter(|duty| counts(duty)) else {
+                whole.sites.push((site, of));
+                continue;
+            };
+            let with_table = |part: &Part| {
+                let table = tables.get(&part.tracer).and_then(|tables| tables.get(&site));
+                match (part.counts, table) {
+                    (None, _) => Some(part.clone()),
+                    (Some(_), table) => Some(Part { counts: Some(*table?), ..part.clone() }),
+                }
+            };
+            let parts: Vec<Part> = planned.parts.iter().filter_map(with_table).collect();
+            if parts.is_empty() {
+                continue;
+            }
+            let next = u32::try_from(whole.duties.len()).unwrap_or(u32::MAX);
+            let of =
+                *known.entry(Duty { point: planned.point, parts }).or_insert_with_key(|duty| {
+                    whole.duties.push(duty.clone());
+                    next
+                });
+            whole.sites.push((site, of));
+        }
+        // Nobody has these any more: no program shall be made for them.
+        let made = whole.duties.get(plan.duties.len()).cloned();
+        let stand_in = made.unwrap_or_else(|| Duty::entry(vec![0]));
+        let planned = whole.duties.iter_mut().take(plan.duties.len());
+        planned.filter(|duty| counts(duty)).for_each(|duty| duty.clone_from(&stand_in));
+        Ok(Cow::Owned(whole))
     }
 
     /// A number is another tracer's from now on: tells what the one before has counted.
     pub(super) fn number_taken(&mut self, tracer: u8) {
         let Stage::Attached { attachment, .. } = &mut self.stage else { return };
-        let hits = attachment.counters().take(&self.kernel, Some(tracer));
+        let hits = attachment.counters().take(Some(tracer));
         attachment.counters().forget(tracer);
         self.tell(hits);
     }
@@ -66,12 +92,15 @@ impl Controller {
 
     fn take_counted(&mut self) -> Vec<Hits> {
         match (&mut self.stage, &mut self.counters) {
-            (Stage::Attached { attachment, .. }, _) => {
-                attachment.counters().take(&self.kernel, None)
-            }
-            (_, Some(counters)) => counters.take(&self.kernel, None),
+            (Stage::Attached { attachment, .. }, _) => attachment.counters().take(None),
+            (_, Some(counters)) => counters.take(None),
             _ => Vec::new(),
         }
+    }
+
+    /// Tells what functions of modules were counted that are gone.
+    pub(super) fn tell_gone(&self, attachment: &mut Attachment, gone: &[usize]) {
+        self.tell(attachment.counters().take_gone(gone));
     }
 
     fn tell(&self, hits: Vec<Hits>) {
@@ -87,7 +116,7 @@ impl Controller {
             Stage::Attached { attachment, .. } => Some(attachment.counters()),
             _ => self.counters.as_ref(),
         };
-        let all = counters.map(|counters| counters.read(&self.kernel)).unwrap_or_default();
+        let all = counters.map(|counters| counters.read()).unwrap_or_default();
         let mut functions: BTreeMap<(u8, usize), BTreeMap<u32, u64>> = BTreeMap::new();
         for Hits { tracer, vcpu, hits } in all {
             for (site, hits) in hits {

@@ -229,7 +229,7 @@ impl Controller {
     /// Gives the functions of a module to the tracers that want them: those that any does.
     fn take_up(&mut self, module: &Module) -> Vec<usize> {
         let mut all = Vec::new();
-        let (mut unvalued, mut uncounted) = (Vec::new(), Vec::new());
+        let mut unvalued = Vec::new();
         for tracer in self.tracing.tracers.iter_mut().flatten() {
             // What their parameters are is not known.
             if !tracer.condition.as_ref().is_none_or(Conditional::is_general) {
@@ -237,18 +237,10 @@ impl Controller {
             }
             let globs = &tracer.globs;
             let before = tracer.sites.len();
-            let own = module.functions.iter().filter_map(|(site, function)| {
+            tracer.sites.extend(module.functions.iter().filter_map(|(site, function)| {
                 let names = function.names.iter().map(|name| &**name);
                 selects(&globs.filter, &globs.notrace, &module.name, &names).then_some(*site)
-            });
-            if tracer.counts {
-                // Tables are those of the image.
-                if own.count() > 0 {
-                    uncounted.push(tracer.name.clone());
-                }
-                continue;
-            }
-            tracer.sites.extend(own);
+            }));
             all.extend_from_slice(tracer.sites.get(before..).unwrap_or_default());
             if tracer.sites.len() > before {
                 tracer.sites.sort_unstable();
@@ -262,15 +254,6 @@ impl Controller {
         if !all.is_empty() {
             self.plan = None;
             self.summary.sites.matched += all.len() as u64;
-        }
-        for tracer in uncounted {
-            if !self.unvalued.contains(&tracer) {
-                self.note(format!(
-                    "{tracer}: functions of modules (such as those of {}) are not counted",
-                    module.name
-                ));
-                self.unvalued.push(tracer);
-            }
         }
         for tracer in unvalued {
             if !self.unvalued.contains(&tracer) {
@@ -344,6 +327,7 @@ impl Controller {
         let (mut sites, restored) = gone
             .map_err(|error| format!("functions of module {name} were not given back: {error}"))?;
         sites.sort_unstable();
+        self.tell_gone(attachment, &sites);
         let is_gone = |site: &usize| sites.binary_search(site).is_ok();
         let mut matched: Vec<usize> = Vec::new();
         for tracer in self.tracing.tracers.iter_mut().flatten() {

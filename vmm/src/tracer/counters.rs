@@ -5,10 +5,9 @@
 //! none waits for another. Only what is counted takes memory of the host.
 
 use super::annex::{Memory, SIZE};
-use super::arch;
 use super::trace::TraceError;
-use crate::kernel::Kernel;
 use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use vm_memory::{Bytes, VolatileSlice};
 use vmtrace_trampolines as program;
@@ -16,6 +15,9 @@ use vmtrace_trampolines as program;
 const PAGE: u64 = 4096;
 /// Bytes of a counter.
 const COUNTER: u64 = 8;
+/// Functions that are further apart are in different memory: of the image's text, of its start-up code, of
+/// modules.
+const APART: u64 = 1 << 20;
 
 /// Where tables can be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,7 +29,7 @@ pub(super) struct Area {
 }
 
 /// A table for each vCPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 struct Table {
     tracer: u8,
     /// Whose place is at the front: the lowest of these link addresses, and the first behind them.
@@ -38,18 +40,22 @@ struct Table {
     /// From one vCPU's to that of the next; 0 where all vCPUs have this one.
     stride: u64,
     rounds: bool,
+    /// What tells the functions that are counted here (link addresses), with their sites.
+    sites: BTreeMap<u64, usize>,
 }
 
 impl Table {
-    fn covers(&self, (low, high): (u64, u64)) -> bool {
-        self.from <= low && high < self.to
+    fn covers(&self, cluster: &[(u64, usize)]) -> bool {
+        cluster.iter().all(|(told, _)| {
+            (self.from..self.to).contains(told) && (self.rounds || told.is_multiple_of(COUNTER))
+        })
     }
 
     /// Of a function of which this tells (link address), from the start of the area.
-    fn place(&self, told: u64, vcpu: u64) -> Option<u64> {
-        let inside = told.checked_sub(self.from).filter(|_| told < self.to)?;
+    fn place(&self, told: u64, vcpu: u64) -> u64 {
+        let inside = told.saturating_sub(self.from);
         let inside = if self.rounds { inside & !(COUNTER - 1) } else { inside };
-        Some(self.offset + vcpu * self.stride + inside)
+        self.offset + vcpu * self.stride + inside
     }
 }
 
@@ -86,31 +92,50 @@ impl Counters {
         Self { memory, area, power, vcpus, used: 0, shared: false, tables, taken }
     }
 
-    /// The number of a table of this tracer's in which these sites (indices) have their places,
-    /// which is made if there is none.
+    /// The numbers of tables of this tracer's in which these sites have their places, by site; tables
+    /// that there are not yet are made. `told` is what tells a site's function (link address).
     ///
     /// # Errors
-    /// When there is no room, or two of them cannot be told apart; nothing has changed then.
-    pub fn table(
+    /// When there is no room, or two of them cannot be told apart.
+    pub(super) fn tables(
         &mut self,
-        kernel: &Kernel,
         tracer: u8,
-        sites: &[usize],
-    ) -> Result<u16, TraceError> {
-        let told = told(kernel, sites.iter().copied());
-        let told: Vec<u64> = told.map(|(_, told)| told).collect();
-        let range = (told.iter().min().copied(), told.iter().max().copied());
-        let (Some(low), Some(high)) = range else { return Err(TraceError::NotCounted) };
-        let is_its = |table: &Table| table.tracer == tracer && table.covers((low, high));
-        if let Some(found) = self.tables.iter().rposition(is_its) {
-            return u16::try_from(found).map_err(|_| TraceError::Counters(self.vcpus));
+        mut told: Vec<(u64, usize)>,
+    ) -> Result<FxHashMap<usize, u16>, TraceError> {
+        told.sort_unstable();
+        let mut found = FxHashMap::default();
+        for cluster in told.chunk_by(|(before, _), (next, _)| next - before <= APART) {
+            let table = self.table(tracer, cluster)?;
+            found.extend(cluster.iter().map(|&(_, site)| (site, table)));
         }
+        Ok(found)
+    }
+
+    /// The number of one for sites that are close to each other.
+    fn table(&mut self, tracer: u8, cluster: &[(u64, usize)]) -> Result<u16, TraceError> {
+        let is_its = |table: &Table| table.tracer == tracer && table.covers(cluster);
+        let found = match self.tables.iter().rposition(is_its) {
+            Some(found) => found,
+            None => self.make(tracer, cluster)?,
+        };
+        let Some(table) = self.tables.get_mut(found) else { return Err(TraceError::NotCounted) };
+        for &(told, site) in cluster {
+            let near = told / COUNTER * COUNTER;
+            let mut others = table.sites.range(near..near + COUNTER);
+            if others.any(|(other, _)| *other != told) {
+                return Err(TraceError::NotCounted);
+            }
+            table.sites.insert(told, site);
+        }
+        u16::try_from(found).map_err(|_| TraceError::Counters(self.vcpus))
+    }
+
+    fn make(&mut self, tracer: u8, cluster: &[(u64, usize)]) -> Result<usize, TraceError> {
         let full = TraceError::Counters(self.vcpus);
-        let rounds = told.iter().any(|told| !told.is_multiple_of(COUNTER));
-        let mut places: FxHashSet<u64> = FxHashSet::default();
-        if !told.iter().all(|told| places.insert(told / COUNTER)) {
+        let (Some((low, _)), Some((high, _))) = (cluster.first(), cluster.last()) else {
             return Err(TraceError::NotCounted);
-        }
+        };
+        let rounds = cluster.iter().any(|(told, _)| !told.is_multiple_of(COUNTER));
         let (from, to) = (low / PAGE * PAGE, (high + COUNTER).next_multiple_of(PAGE));
         let span = to - from;
         let own = if self.power { span.next_power_of_two() } else { span };
@@ -118,13 +143,14 @@ impl Counters {
         let stride = all.filter(|&all| self.has_room(all)).map_or(0, |_| own);
         let all = if stride == 0 { span } else { stride * self.vcpus };
         if !self.has_room(all) || self.tables.len() >= usize::from(u16::MAX) {
-            return self.inherit(kernel, tracer, (low, high)).ok_or(full);
+            return self.inherit(tracer, cluster).ok_or(full);
         }
         self.shared |= stride == 0 && self.vcpus > 1;
         let offset = self.used;
         self.used += all;
-        self.tables.push(Table { tracer, from, to, offset, stride, rounds });
-        u16::try_from(self.tables.len() - 1).map_err(|_| full)
+        let sites = BTreeMap::new();
+        self.tables.push(Table { tracer, from, to, offset, stride, rounds, sites });
+        Ok(self.tables.len() - 1)
     }
 
     fn has_room(&self, bytes: u64) -> bool {
@@ -137,13 +163,14 @@ impl Counters {
         std::mem::take(&mut self.shared)
     }
 
-    /// The number of a table that is nobody's any more, with what it says by now taken.
-    fn inherit(&mut self, kernel: &Kernel, tracer: u8, range: (u64, u64)) -> Option<u16> {
-        let is_free = |table: &Table| table.tracer == NOBODY && table.covers(range);
+    /// The place of a table that is nobody's any more, with what it says by now taken.
+    fn inherit(&mut self, tracer: u8, cluster: &[(u64, usize)]) -> Option<usize> {
+        let is_free = |table: &Table| table.tracer == NOBODY && table.covers(cluster);
         let found = self.tables.iter().position(is_free)?;
         self.tables.get_mut(found)?.tracer = tracer;
-        let _ = self.take(kernel, Some(tracer));
-        u16::try_from(found).ok()
+        let _ = self.take(Some(tracer));
+        self.tables.get_mut(found)?.sites.clear();
+        Some(found)
     }
 
     /// Where programs find a table, in a kernel that has been moved by so much.
@@ -160,54 +187,58 @@ impl Counters {
 
     /// What was counted since this was called last, of one tracer or of all.
     #[must_use]
-    pub fn take(&mut self, kernel: &Kernel, tracer: Option<u8>) -> Vec<Hits> {
-        let mut all = self.look(kernel, tracer);
-        all.retain(|(_, place, total)| self.taken.get(place).copied().unwrap_or(0) != *total);
+    pub fn take(&mut self, tracer: Option<u8>) -> Vec<Hits> {
+        let all = self.look(|table, _| tracer.is_none_or(|tracer| table.tracer == tracer));
+        self.have_taken(all)
+    }
+
+    /// The same of sites that are gone, which are forgotten.
+    #[must_use]
+    pub fn take_gone(&mut self, gone: &[usize]) -> Vec<Hits> {
+        let gone: FxHashSet<usize> = gone.iter().copied().collect();
+        let all = self.look(|_, site| gone.contains(&site));
+        for table in &mut self.tables {
+            table.sites.retain(|_, site| !gone.contains(site));
+        }
+        self.have_taken(all)
+    }
+
+    fn have_taken(&mut self, all: Vec<Found>) -> Vec<Hits> {
         let mut hits: Vec<Hits> = Vec::new();
-        for ((tracer, vcpu, site), place, total) in all {
+        for (of, place, total) in all {
             let count = total.wrapping_sub(self.taken.insert(place, total).unwrap_or(0));
-            add(&mut hits, (tracer, vcpu, site), count);
+            add(&mut hits, of, count);
         }
         hits
     }
 
     /// What was counted since [`Counters::take`] was called last, of all tracers.
     #[must_use]
-    pub fn read(&self, kernel: &Kernel) -> Vec<Hits> {
+    pub fn read(&self) -> Vec<Hits> {
         let mut hits: Vec<Hits> = Vec::new();
-        for (of, place, total) in self.look(kernel, None) {
+        for (of, place, total) in self.look(|_, _| true) {
             let taken = self.taken.get(&place).copied().unwrap_or(0);
             add(&mut hits, of, total.wrapping_sub(taken));
         }
         hits
     }
 
-    /// A tracer's number is another's from now on.
+    /// A tracer's number is another's from now on. A task may still stand in a program that counts in
+    /// its tables: who comes gets others, as long as there is room.
     pub fn forget(&mut self, tracer: u8) {
-        // A task may still stand in a program that counts there: who comes gets other tables, as long
-        // as there is room.
-        let own: Vec<usize> = (0..self.tables.len())
-            .filter(|&table| self.tables.get(table).is_some_and(|table| table.tracer == tracer))
-            .collect();
-        for table in own {
-            if let Some(table) = self.tables.get_mut(table) {
-                table.tracer = NOBODY;
-            }
-        }
+        let own = self.tables.iter_mut().filter(|table| table.tracer == tracer);
+        own.for_each(|table| table.tracer = NOBODY);
     }
 
-    /// Counters that are not 0: of whom, where, and what they say. In order.
-    fn look(&self, kernel: &Kernel, tracer: Option<u8>) -> Vec<((u8, u32, usize), u64, u64)> {
+    /// Counters that are not 0, of the tables and sites that are wanted. In order.
+    fn look(&self, wanted: impl Fn(&Table, usize) -> bool) -> Vec<Found> {
         let memory = self.memory.slice();
         let mut found = Vec::new();
-        let wanted = |table: &&Table| {
-            table.tracer != NOBODY && tracer.is_none_or(|tracer| table.tracer == tracer)
-        };
-        for table in self.tables.iter().filter(wanted) {
-            for (site, told) in told(kernel, 0..kernel.sites().len()) {
-                let vcpus = if table.stride == 0 { 1 } else { self.vcpus };
+        for table in self.tables.iter().filter(|table| table.tracer != NOBODY) {
+            let vcpus = if table.stride == 0 { 1 } else { self.vcpus };
+            for (&told, &site) in table.sites.iter().filter(|(_, site)| wanted(table, **site)) {
                 for (vcpu, number) in (0..vcpus).zip(0_u32..) {
-                    let Some(place) = table.place(told, vcpu) else { continue };
+                    let place = table.place(told, vcpu);
                     let count = load(&memory, SIZE + place);
                     if count != 0 {
                         found.push(((table.tracer, number, site), place, count));
@@ -220,17 +251,11 @@ impl Counters {
     }
 }
 
+/// A counter: of whom (tracer, vCPU, site), where it is in the area, and what it says.
+type Found = ((u8, u32, usize), u64, u64);
+
 /// In place of a tracer that has a table.
 const NOBODY: u8 = u8::MAX;
-
-/// What tells programs the functions of these sites (link addresses); those of modules are nowhere.
-fn told<'a>(
-    kernel: &'a Kernel,
-    sites: impl Iterator<Item = usize> + 'a,
-) -> impl Iterator<Item = (usize, u64)> + 'a {
-    let target = arch::of(kernel.arch());
-    sites.filter_map(move |site| Some((site, target.return_address(kernel.sites().get(site)?))))
-}
 
 /// Adds to what is in order.
 fn add(hits: &mut Vec<Hits>, (tracer, vcpu, site): (u8, u32, usize), count: u64) {

@@ -18,6 +18,7 @@ use super::tasks::{self, Tasks};
 use super::tracepoints::Points;
 use super::view::View;
 use crate::kernel::{Exits, Kernel, Site};
+use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmtrace_trampolines::{Field, Overflow, Point};
@@ -247,6 +248,25 @@ impl Attachment {
             }
             code.add(guest, program, next)
         })
+    }
+
+    /// The numbers of tables in which programs count calls of these sites for a tracer, by site; tables that
+    /// there are not yet are made. Sites of modules that are gone have none.
+    ///
+    /// # Errors
+    /// When there is no room, or two of them cannot be told apart. Nothing has changed in the guest.
+    pub fn tables(
+        &mut self,
+        kernel: &Kernel,
+        tracer: u8,
+        sites: &[usize],
+    ) -> Result<FxHashMap<usize, u16>, TraceError> {
+        let target = arch::of(kernel.arch());
+        let told = sites.iter().filter_map(|&site| {
+            let spot = self.modules.spot(kernel, &self.image, site)?;
+            Some((target.return_address(&spot.site), site))
+        });
+        self.counters.tables(tracer, told.collect())
     }
 
     /// The tables in which programs count.
