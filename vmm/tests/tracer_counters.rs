@@ -148,8 +148,15 @@ fn room_runs_out_and_is_inherited() {
         let found = of(&mut attachment, 2).unwrap();
         count(&fake, place(&fake, &attachment, found, sites[5], 1));
         attachment.counters().forget(2);
+        // What the heir has counted elsewhere is not told yet.
+        attachment.counters().forget(100);
+        let few = attachment.tables(&fake.kernel, 77, &sites[..1]).unwrap()[&sites[0]];
+        let elsewhere = attachment.counters().find(few, slide).unwrap();
+        assert_ne!(elsewhere, found, "{name}");
+        count(&fake, place(&fake, &attachment, elsewhere, sites[0], 0));
         assert_eq!(of(&mut attachment, 77), Ok(found), "{name}");
-        assert_eq!(attachment.counters().take(None), [], "{name}: another's");
+        let told = attachment.counters().take(None);
+        assert_eq!(told, [hits(77, 0, &[(sites[0], 1)])], "{name}: another's");
         assert!(of(&mut attachment, 78).is_err(), "{name}");
         assert!(attachment.tables(&fake.kernel, 79, &[]).unwrap().is_empty(), "{name}");
     }

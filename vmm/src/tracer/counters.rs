@@ -167,8 +167,12 @@ impl Counters {
     fn inherit(&mut self, tracer: u8, cluster: &[(u64, usize)]) -> Option<usize> {
         let is_free = |table: &Table| table.tracer == NOBODY && table.covers(cluster);
         let found = self.tables.iter().position(is_free)?;
-        self.tables.get_mut(found)?.tracer = tracer;
-        let _ = self.take(Some(tracer));
+        let table = self.tables.get_mut(found)?;
+        table.tracer = tracer;
+        // Not what the tracer's other tables have.
+        let offset = table.offset;
+        let before = self.look(|table, _| table.offset == offset);
+        let _ = self.have_taken(before);
         self.tables.get_mut(found)?.sites.clear();
         Some(found)
     }
