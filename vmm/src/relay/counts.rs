@@ -4,19 +4,8 @@ use super::names::{Functions, ModuleNames};
 use crate::kernel::Kernel;
 use crate::serve::Hub;
 use crate::stream::{Count, Writer};
+use crate::tracer::Hits;
 use std::io;
-
-/// How often functions at sites, as those of [`Targets`](super::Targets), were entered on a vCPU on
-/// account of a tracer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Counted {
-    /// The tracer's number.
-    pub tracer: u8,
-    /// The vCPU, one of those of the stream's header.
-    pub vcpu: u32,
-    /// Sites, and how often; those with 0 are left out.
-    pub hits: Vec<(usize, u64)>,
-}
 
 /// Writes counts, with the names of their functions before them.
 ///
@@ -25,9 +14,9 @@ pub struct Counted {
 pub(super) fn write(
     writer: &mut Writer<Hub>,
     (functions, kernel, modules): (&Functions, &Kernel, &ModuleNames),
-    counted: &[Counted],
+    counted: &[Hits],
 ) -> io::Result<()> {
-    for Counted { tracer, vcpu, hits } in counted {
+    for Hits { tracer, vcpu, hits } in counted {
         let hits = hits.iter().filter(|(_, hits)| *hits > 0);
         let counts: Vec<_> = hits
             .filter_map(|&(site, hits)| {

@@ -17,7 +17,7 @@ use crate::sandbox::{self, Thread};
 use crate::serve::{Hub, Join, Patience, Unwritten};
 use crate::stream::{Header, Mark, Stretch, Summary, VcpuTotals};
 use crate::tracer::ring::RingReader;
-use crate::tracer::{Duty, ExitWord, Guest, Module, Tasks};
+use crate::tracer::{Duty, ExitWord, Guest, Hits, Module, Tasks};
 use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,7 +29,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use console::ConsoleLines;
-pub use counts::Counted;
 pub use drain::Drain;
 pub use events::{EventFields, EventTarget, EventValue, From, OneCall, Part};
 pub use names::resolver;
@@ -98,7 +97,7 @@ enum Command {
     Status(Sender<Status>),
     Clear(Sender<u64>),
     Traced(Vec<TracedSites>),
-    Counted(Vec<Counted>),
+    Counted(Vec<Hits>),
     Finish(Box<Summary>, Grace),
 }
 
@@ -277,7 +276,7 @@ impl Relay {
     }
 
     /// Counts for the stream, which are written when this comes; what is counted later adds to them.
-    pub fn counted(&self, counted: Vec<Counted>) {
+    pub fn counted(&self, counted: Vec<Hits>) {
         let _ = self.commands.send(Command::Counted(counted));
     }
 

@@ -2,7 +2,6 @@
 
 use super::attach::{Controller, Stage};
 use super::tracing::Plan;
-use crate::relay::Counted;
 use crate::tracer::{Attachment, Counters, Duty, Hits, Part, TraceError};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
@@ -91,10 +90,14 @@ impl Controller {
     }
 
     fn take_counted(&mut self) -> Vec<Hits> {
-        match (&mut self.stage, &mut self.counters) {
-            (Stage::Attached { attachment, .. }, _) => attachment.counters().take(None),
-            (_, Some(counters)) => counters.take(None),
-            _ => Vec::new(),
+        self.counters().map(|counters| counters.take(None)).unwrap_or_default()
+    }
+
+    /// Of the guest that is traced, or was.
+    fn counters(&mut self) -> Option<&mut Counters> {
+        match &mut self.stage {
+            Stage::Attached { attachment, .. } => Some(attachment.counters()),
+            _ => self.counters.as_mut(),
         }
     }
 
@@ -104,19 +107,14 @@ impl Controller {
     }
 
     fn tell(&self, hits: Vec<Hits>) {
-        let counted = |Hits { tracer, vcpu, hits }| Counted { tracer, vcpu, hits };
         if let (Some(relay), false) = (&self.relay, hits.is_empty()) {
-            relay.counted(hits.into_iter().map(counted).collect());
+            relay.counted(hits);
         }
     }
 
     /// What has been counted up to now as one JSON object: the functions that were called most.
     pub(super) fn counted(&mut self) -> String {
-        let counters: Option<&Counters> = match &mut self.stage {
-            Stage::Attached { attachment, .. } => Some(attachment.counters()),
-            _ => self.counters.as_ref(),
-        };
-        let all = counters.map(|counters| counters.read()).unwrap_or_default();
+        let all = self.counters().map(|counters| counters.read()).unwrap_or_default();
         let mut functions: BTreeMap<(u8, usize), BTreeMap<u32, u64>> = BTreeMap::new();
         for Hits { tracer, vcpu, hits } in all {
             for (site, hits) in hits {

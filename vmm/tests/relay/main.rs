@@ -14,12 +14,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rings::Rings;
-use vmtrace::relay::{Counted, Drain, End, Grace, Relay, resolver};
+use vmtrace::relay::{Drain, End, Grace, Relay, resolver};
 use vmtrace::serve::{Format, Globs, Hub, Join, Origin, StreamRequest};
 use vmtrace::stream::{
     Count, EntryRecord, Frame, Header, Mark, MarkKind, Reader, Stretch, Summary, TracedOf,
 };
-use vmtrace::tracer::RawBatch;
+use vmtrace::tracer::{Hits, RawBatch};
 use vmtrace_trampolines::layout::Common;
 
 const CPUS: usize = 2;
@@ -141,10 +141,10 @@ fn counts_are_told_when_they_come() {
     let sites = rings.kernel.sites().len();
     let hits = vec![(3, 5), (sites - 1, 0), (sites, 1), (4, u64::MAX)];
     relay.counted(vec![
-        Counted { tracer: 1, vcpu: 1, hits },
-        Counted { tracer: 0, vcpu: 0, hits: vec![(3, 0)] },
+        Hits { tracer: 1, vcpu: 1, hits },
+        Hits { tracer: 0, vcpu: 0, hits: vec![(3, 0)] },
     ]);
-    relay.counted(vec![Counted { tracer: 1, vcpu: 1, hits: vec![(3, 2)] }]);
+    relay.counted(vec![Hits { tracer: 1, vcpu: 1, hits: vec![(3, 2)] }]);
     let now = relay.now();
     relay.mark(Mark { ticks: now, kind: MarkKind::Note, duration_ns: 0, text: "behind".into() });
     relay.finish(Summary::default(), TIME).wait(TIME).unwrap().unwrap();
