@@ -53,7 +53,8 @@ impl Guests {
         let (finished, trace) = boot(&self.host, name, &all).unwrap();
         let err = finished.err();
         assert_eq!(finished.end.code, Some(0), "{err}");
-        assert!(!err.contains("WARNING:") && !err.contains("BUG:"), "{err}");
+        let bad = err.lines().find(|line| line.contains("WARNING:") || line.contains("BUG:"));
+        assert_eq!(bad, None, "{name}: {err}");
         (finished, trace)
     }
 

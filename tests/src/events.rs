@@ -79,7 +79,7 @@ fn seen(line: &str) -> Option<Seen> {
 }
 
 /// How often a guest tells each line: a message of its kernel may stand in the midst of one.
-const TIMES: usize = 3;
+const TIMES: usize = 2;
 
 /// The lines in which a guest tells these of its own trace: a console is slow.
 pub fn lines_to_tell(trace: &[&str]) -> Vec<String> {

@@ -2,6 +2,7 @@
 
 use super::{TRACING, set};
 use anyhow::{Context, Result, ensure};
+use nix::sys::termios::tcdrain;
 use std::fs;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -49,6 +50,19 @@ fn work() -> Result<()> {
     Ok(())
 }
 
+/// Line after line, each sent before the next one: a UART that is never done keeps a CPU in its
+/// interrupt, until the kernel's watchdog cries "soft lockup" (and into the lines).
+fn tell(lines: &[String]) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    for line in lines {
+        writeln!(out, "{line}")?;
+        out.flush()?;
+        tcdrain(&out)?;
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
 /// Switches the guest's own events (`SYSTEM/NAME`) on and off again, `rounds` times, with work
 /// between; prints what it has seen in the last round, then works alone.
 pub(super) fn events(rounds: usize, names: &[&str]) -> Result<()> {
@@ -93,7 +107,7 @@ pub(super) fn events(rounds: usize, names: &[&str]) -> Result<()> {
     const LEVELS: &str = "/proc/sys/kernel/printk";
     let levels = fs::read_to_string(LEVELS)?;
     fs::write(LEVELS, "1")?;
-    lines_to_tell(&told).iter().for_each(|line| println!("{line}"));
+    tell(&lines_to_tell(&told))?;
     fs::write(LEVELS, levels)?;
     Ok(())
 }
