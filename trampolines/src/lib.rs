@@ -16,5 +16,5 @@ pub mod x86_64;
 
 pub use condition::Condition;
 pub use program::{
-    Code, Counters, Field, Last, Overflow, Point, Program, ProgramError, Read, Readable,
+    Code, Counters, Counts, Field, Last, Overflow, Point, Program, ProgramError, Read, Readable,
 };

@@ -178,6 +178,41 @@ impl Counters {
     }
 }
 
+/// What is counted instead of being recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Counts {
+    /// Calls, by function and CPU.
+    Up(Counters),
+    /// Calls down to 0, all in one counter: at the one that makes it 0 the CPU stops.
+    Down {
+        /// The number of the stop, for who put the program somewhere.
+        number: u16,
+        /// Address of the counter of 8 bytes, a multiple of 8; a sign-extended number of 32 bits.
+        counter: u64,
+        /// What stops a CPU. What tells the site is in a register then (x86-64: `r10`, riscv64:
+        /// `t0`), and all that the function has is in its place (riscv64: but `a7`, in `t1`).
+        trap: &'static [u8],
+    },
+}
+
+impl Counts {
+    fn check(self) -> Result<(), ProgramError> {
+        match self {
+            Self::Up(counters) => counters.check(),
+            Self::Down { counter, .. } if i32::try_from(counter.cast_signed()).is_err() => {
+                Err(ProgramError::Range(STOPS, counter))
+            }
+            Self::Down { counter, .. } if !counter.is_multiple_of(8) => {
+                Err(ProgramError::Counts("needs a counter at a multiple of 8"))
+            }
+            Self::Down { .. } => Ok(()),
+        }
+    }
+}
+
+/// What errors call the counter of [`Counts::Down`].
+pub(crate) const STOPS: &str = "the counter of a stop";
+
 /// What a site has to do: write one record with these fields, or count, calls of which a condition
 /// holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -193,7 +228,7 @@ pub struct Program {
     /// Which calls; `None` for all.
     pub condition: Option<Condition>,
     /// Counts calls here instead of recording them: at [`Point::Entry`], without fields.
-    pub counts: Option<Counters>,
+    pub counts: Option<Counts>,
 }
 
 /// Why a program cannot be compiled.
@@ -291,14 +326,14 @@ impl Program {
         if self.number > Info::MAX_PROGRAM || !(1..=256).contains(&self.tracers) {
             return Err(ProgramError::Number(self.number, self.tracers));
         }
-        if let Some(counters) = self.counts {
+        if let Some(counts) = self.counts {
             if self.point != Point::Entry {
                 return Err(ProgramError::Counts("is for entries alone"));
             }
             if !self.fields.is_empty() {
                 return Err(ProgramError::Counts("has no fields"));
             }
-            counters.check()?;
+            counts.check()?;
         }
         if let Some(condition) = &self.condition {
             self.check_condition(condition)?;
@@ -333,4 +368,6 @@ pub struct Code {
     /// Where in it are the returns (x86-64: of 5 bytes, `ret` and four `int3`, so that a jump to
     /// the kernel's return thunk can take the place of each).
     pub endings: Vec<usize>,
+    /// Where in it is what stops a CPU ([`Counts::Down`]).
+    pub stop: Option<usize>,
 }

@@ -8,7 +8,9 @@ use common::arch::{ADDRESSINGS, ARGUMENTS, Registers, STACK, call, free};
 use common::{FakeGuest, NAME, Random, entry_program};
 use core::sync::atomic::Ordering;
 use vmtrace_trampolines::condition::{Operand, Relation, Test, extended};
-use vmtrace_trampolines::{Condition, Counters, Field, Overflow, Point, Program, ProgramError};
+use vmtrace_trampolines::{
+    Condition, Counters, Counts, Field, Overflow, Point, Program, ProgramError,
+};
 
 impl Random {
     /// Values that are equal now and then, at the edges of all widths.
@@ -235,7 +237,7 @@ fn exactly_the_calls_that_are_meant_are_recorded_and_counted() {
         if round % 4 == 1 {
             // The same calls are counted, by a program that goes on to the one that records them.
             let distance = guest.heap().0.wrapping_sub(guest.function(SITE).into());
-            let counts = Some(Counters { distance, stride: 4096, rounds: false });
+            let counts = Some(Counts::Up(Counters { distance, stride: 4096, rounds: false }));
             guest.add(&Program { counts, ..program.clone() }, addressing, Some(0));
         }
         let (more_yes, more_no) = check(&mut random, &guest, &program, (&from, caller));

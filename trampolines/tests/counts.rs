@@ -11,14 +11,16 @@ use std::collections::BTreeMap;
 use std::slice;
 use std::sync::Barrier;
 use vmtrace_trampolines::condition::{Operand, Relation, Test};
-use vmtrace_trampolines::{Condition, Counters, Field, Overflow, Point, Program, ProgramError};
+use vmtrace_trampolines::{
+    Condition, Counters, Counts, Field, Overflow, Point, Program, ProgramError,
+};
 
 const CPUS: u64 = 3;
 /// Bytes of all tables of a test.
 const TABLES: u64 = 64 << 10;
 
 fn counting(counts: Counters) -> Program {
-    Program { counts: Some(counts), ..entry_program() }
+    Program { counts: Some(Counts::Up(counts)), ..entry_program() }
 }
 
 /// A guest without a program that counts, and memory for counters, above it or below, with its
@@ -220,11 +222,64 @@ fn a_program_that_counts_goes_on_to_others() {
     }
 }
 
+/// In place of what stops a CPU: sets a register that is free, x86-64's r11 and riscv64's t5.
+const MARK: (&[u8], usize, u64) = if cfg!(target_arch = "riscv64") {
+    (&[0x37, 0x5f, 0x34, 0x12], 30, 0x1234_5000)
+} else {
+    (&[0x41, 0xbb, 0x00, 0x50, 0x34, 0x12], 11, 0x1234_5000)
+};
+/// Which register tells the site then.
+const TOLD: usize = if cfg!(target_arch = "riscv64") { 5 } else { 10 };
+
+// A stop too early, too late or twice is a switch at another call than the one that was meant; one that does
+// not tell its site is at no call at all.
+#[test]
+fn a_cpu_stops_at_the_very_call_that_makes_the_counter_0() {
+    let on_cpu_1 = Test::Number { operand: Operand::Cpu, relation: Relation::Equal, value: 1 };
+    let mut random = Random(13);
+    for addressing in ADDRESSINGS {
+        for (condition, at) in [(None, 5), (Some(Condition::Test(on_cpu_1.clone())), 9)] {
+            let (mut guest, address, counters) = guest(true, addressing);
+            let (trap, register, mark) = MARK;
+            counters[2].store(5, Ordering::Relaxed);
+            let counts = Some(Counts::Down { number: 0, counter: address + 16, trap });
+            let number =
+                guest.add(&Program { counts, condition, ..entry_program() }, addressing, None);
+            (0..2).for_each(|called| guest.call_from(called, number));
+            for call in 1..20 {
+                // Only some are meant where there is a condition.
+                guest.set_current(call % 2, 1);
+                let called = random.below(2);
+                let mut after = registers(0);
+                after.x.fill_with(|| random.next());
+                let before = after.clone();
+                guest.run(called, &mut after);
+                let stopped = after.x[register] == mark;
+                assert_eq!(stopped, call == at, "call {call} {addressing:?}");
+                let told = guest.function(called);
+                assert!(!stopped || after.x[TOLD] & 0xffff_ffff == told.into(), "{after:x?}");
+                for register in (0..before.x.len()).filter(|&register| register != STACK) {
+                    if !free(Point::Entry).contains(&register) && !OWN.contains(&register) {
+                        assert_eq!(before.x[register], after.x[register], "register {register}");
+                    }
+                }
+            }
+            assert_eq!(found(counters).keys().collect::<Vec<_>>(), [&16]);
+        }
+    }
+}
+
 // What cannot be must not become code that counts somewhere else.
 #[test]
 fn counters_that_cannot_be_are_refused() {
     let near = Counters { distance: 0x1000, stride: 4096, rounds: false };
     let check = |counts| counting(counts).check();
+    let down = |counter| {
+        let counts = Some(Counts::Down { number: 0, counter, trap: MARK.0 });
+        Program { counts, ..entry_program() }.check()
+    };
+    assert!(down(0x7fff_fff8).is_ok() && down(0xffff_ffff_8000_0000).is_ok());
+    assert!(down(0x8000_0000).is_err() && down(0x1004).is_err());
     let signed = |distance: i64| distance.cast_unsigned();
     let good = [
         near,

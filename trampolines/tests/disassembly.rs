@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashSet};
 use vmtrace_trampolines::condition::{Operand, Relation, Test};
 use vmtrace_trampolines::x86_64::Addressing;
 use vmtrace_trampolines::{
-    Code, Condition, Counters, Field, Last, Overflow, Point, Program, Read, Readable,
+    Code, Condition, Counters, Counts, Field, Last, Overflow, Point, Program, Read, Readable,
 };
 
 fn program() -> impl Strategy<Value = (Program, Overflow)> {
@@ -190,7 +190,7 @@ proptest! {
     fn x86_64_programs_stay_inside_and_write_what_is_free(
         (program, overflow) in program(), values in x86_values()
     ) {
-        let Code { bytes, endings: said } =
+        let Code { bytes, endings: said, .. } =
             vmtrace_trampolines::x86_64::compile(&program, overflow, &values).unwrap();
         let all = x86_64(&bytes);
         prop_assert_eq!(all.iter().map(|one| one.len).sum::<usize>(), bytes.len(), "all decodes");
@@ -214,7 +214,7 @@ proptest! {
     fn riscv64_programs_stay_inside_and_write_what_is_free(
         (program, overflow) in program(), values in riscv_values()
     ) {
-        let Code { bytes, endings: said } =
+        let Code { bytes, endings: said, .. } =
             vmtrace_trampolines::riscv64::compile(&program, overflow, &values).unwrap();
         let all = riscv64(&bytes);
         prop_assert_eq!(all.len() * 4, bytes.len(), "all decodes");
@@ -243,7 +243,7 @@ proptest! {
     fn reads_are_code_that_ends_as_said_and_writes_what_is_free(
         (program, overflow) in reader(), values in x86_values(), riscv in riscv_values()
     ) {
-        let Code { bytes, endings: said } =
+        let Code { bytes, endings: said, .. } =
             vmtrace_trampolines::x86_64::compile(&program, overflow, &values).unwrap();
         let all = x86_64(&bytes);
         prop_assert_eq!(all.iter().map(|one| one.len).sum::<usize>(), bytes.len(), "all decodes");
@@ -255,7 +255,7 @@ proptest! {
             one.popped.is_some() || one.writes.iter().all(|one| free.contains(&&**one))
         };
         prop_assert!(common_reads(&all).iter().all(clean));
-        let Code { bytes, endings: said } =
+        let Code { bytes, endings: said, .. } =
             vmtrace_trampolines::riscv64::compile(&program, overflow, &riscv).unwrap();
         let all = riscv64(&bytes);
         prop_assert_eq!(all.len() * 4, bytes.len(), "all decodes");
@@ -359,14 +359,14 @@ proptest! {
         condition in condition(), values in x86_values(), riscv in riscv_values()
     ) {
         let program = Program { condition: Some(condition), ..with(Point::Entry, &ARGUMENTS) };
-        let Code { bytes, endings: said } =
+        let Code { bytes, endings: said, .. } =
             vmtrace_trampolines::x86_64::compile(&program, Overflow::Drop, &values).unwrap();
         let all = x86_64(&bytes);
         prop_assert_eq!(all.iter().map(|one| one.len).sum::<usize>(), bytes.len(), "all decodes");
         prop_assert_eq!(endings(&all), said);
         let written = paths(&all)?;
         prop_assert!(written.iter().all(|one| ["r10", "r11"].contains(&&**one)), "{:?}", written);
-        let Code { bytes, endings: said } =
+        let Code { bytes, endings: said, .. } =
             vmtrace_trampolines::riscv64::compile(&program, Overflow::Drop, &riscv).unwrap();
         let all = riscv64(&bytes);
         prop_assert_eq!(all.len() * 4, bytes.len(), "all decodes");
@@ -485,7 +485,7 @@ fn a_switch_of_tasks_is_recorded_in_fifty_instructions() {
 
 /// A program that counts.
 fn counting(counters: Counters, condition: Option<Condition>) -> Program {
-    Program { counts: Some(counters), condition, ..with(Point::Entry, &[]) }
+    Program { counts: Some(Counts::Up(counters)), condition, ..with(Point::Entry, &[]) }
 }
 
 fn counters() -> impl Strategy<Value = Counters> {
@@ -508,7 +508,7 @@ proptest! {
         values in x86_values(), riscv in riscv_values()
     ) {
         let program = counting(counters, condition);
-        let Code { bytes, endings: said } =
+        let Code { bytes, endings: said, .. } =
             vmtrace_trampolines::x86_64::compile(&program, Overflow::Drop, &values).unwrap();
         let all = x86_64(&bytes);
         prop_assert_eq!(all.iter().map(|one| one.len).sum::<usize>(), bytes.len(), "all decodes");
@@ -517,7 +517,7 @@ proptest! {
         prop_assert_eq!(all.iter().filter(|one| one.locked).count(), 1);
         let written = paths(&all)?;
         prop_assert!(written.iter().all(|one| ["r10", "r11"].contains(&&**one)), "{:?}", written);
-        let Code { bytes, endings: said } =
+        let Code { bytes, endings: said, .. } =
             vmtrace_trampolines::riscv64::compile(&program, Overflow::Drop, &riscv).unwrap();
         let all = riscv64(&bytes);
         prop_assert_eq!(all.len() * 4, bytes.len(), "all decodes");
@@ -585,4 +585,59 @@ fn a_count_is_six_instructions_of_x86_64_and_nine_of_riscv64() {
     // By a number that is no power of two, and with a lower part.
     assert_eq!(cost(0x1200_0000, 0x80_1000, false), [5, 9]);
     assert_eq!(cost(0x1200_0008, 0x80_1000, true), [6, 11]);
+}
+
+// What a call costs at which a CPU may stop: all of them but one pay for the counter alone.
+#[test]
+fn a_stop_is_two_instructions_of_x86_64_and_six_of_riscv64_at_all_calls_but_one() {
+    let program = |counter, trap: &'static [u8]| {
+        let counts = Some(Counts::Down { number: 0, counter, trap });
+        Program { counts, ..with(Point::Entry, &[]) }
+    };
+    let text =
+        |all: &[Instruction]| all.iter().map(|one| one.text.trim().to_owned()).collect::<Vec<_>>();
+    let counter = 0xffff_ffff_8123_4568;
+    let code = vmtrace_trampolines::x86_64::compile(
+        &program(counter, &[0xe6, 0x42]),
+        Overflow::Drop,
+        &usual_x86(),
+    )
+    .unwrap();
+    let all = text(&x86_64(&code.bytes));
+    assert_eq!(
+        all[..5],
+        [
+            "lock dec qword ptr [0xffffffff81234568]",
+            "jne 0x11",
+            "mov r10, qword ptr [rsp]",
+            "out 0x42, al",
+            "ret",
+        ]
+    );
+    assert_eq!((code.stop, code.endings), (Some(15), vec![17]));
+    // lui a7, 1; ecall
+    let code = vmtrace_trampolines::riscv64::compile(
+        &program(counter, &[0xb7, 0x18, 0, 0, 0x73, 0, 0, 0]),
+        Overflow::Drop,
+        &usual_riscv(),
+    )
+    .unwrap();
+    let all = text(&riscv64(&code.bytes));
+    assert_eq!(
+        all,
+        [
+            "lui t3, 0x81234",
+            "addi t3, t3, 0x568",
+            "addi t4, zero, -1",
+            "amoadd.d t3, t4, (t3)",
+            "add t3, t3, t4",
+            "bnez t3, 0x14",
+            "mv t1, a7",
+            "lui a7, 1",
+            "ecall",
+            "mv a7, t1",
+            "jr t0",
+        ]
+    );
+    assert_eq!((code.stop, code.endings), (Some(28), vec![40]));
 }

@@ -32,8 +32,8 @@ pub fn compile(
     values: &Values,
 ) -> Result<Code, ProgramError> {
     program.check()?;
-    if let Some(counters) = program.counts {
-        return count(program.condition.as_ref(), counters, values);
+    if let Some(counts) = program.counts {
+        return count(program.condition.as_ref(), counts, values);
     }
     let mut ops = Assembler::new(0);
     let Registers { link, control } = registers(program.point);
@@ -105,7 +105,7 @@ pub fn compile(
     }
     finish(reads, &mut ops, values)?;
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
-    Ok(Code { bytes, endings: vec![ending] })
+    Ok(Code { bytes, endings: vec![ending], stop: None })
 }
 
 /// Leaves the control block of this CPU in its register.

@@ -8,8 +8,8 @@ use super::condition::Tests;
 use super::operands::{Assembler, load_word, parts};
 use crate::branch::branch;
 use crate::condition::Condition;
-use crate::program::{Code, Counters, ProgramError};
-use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
+use crate::program::{Code, Counters, Counts, ProgramError, STOPS};
+use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 
 const T0: u8 = 5;
 const T3: u8 = 28;
@@ -18,7 +18,7 @@ const T3: u8 = 28;
 /// condition.
 pub(super) fn count(
     condition: Option<&Condition>,
-    counters: Counters,
+    counts: Counts,
     values: &Values,
 ) -> Result<Code, ProgramError> {
     let mut ops = Assembler::new(0);
@@ -27,16 +27,44 @@ pub(super) fn count(
         // Unlike a record, this is so short that a branch reaches its end.
         branch(&mut Tests { ops: &mut ops, values }, condition, (leave, false))?;
     }
-    find_counter(&mut ops, counters, values)?;
-    dynasm!(ops; .arch riscv64; .feature A
-        ; addi t4, zero, 1
-        ; amoadd.d zero, t4, [t3]
-        ; =>leave
-    );
+    let stop = match counts {
+        Counts::Up(counters) => {
+            find_counter(&mut ops, counters, values)?;
+            dynasm!(ops; .arch riscv64; .feature A
+                ; addi t4, zero, 1
+                ; amoadd.d zero, t4, [t3]
+            );
+            None
+        }
+        Counts::Down { counter, trap, .. } => Some(count_down(&mut ops, (counter, trap), leave)?),
+    };
+    dynasm!(ops; .arch riscv64; =>leave);
     let ending = ops.offset().0;
     dynasm!(ops; .arch riscv64; jr t0);
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
-    Ok(Code { bytes, endings: vec![ending] })
+    Ok(Code { bytes, endings: vec![ending], stop })
+}
+
+/// Counts down to 0, with a trap at that call; goes on at `leave` at others. Where the trap is.
+fn count_down(
+    ops: &mut Assembler,
+    (counter, trap): (u64, &[u8]),
+    leave: DynamicLabel,
+) -> Result<usize, ProgramError> {
+    let (upper, lower) = parts(STOPS, counter)?;
+    dynasm!(ops; .arch riscv64; .feature A
+        ; lui t3, upper
+        ; addi t3, t3, lower
+        ; addi t4, zero, -1
+        ; amoadd.d t3, t4, [t3]
+        ; add t3, t3, t4
+        ; bnez t3, =>leave
+        ; mv t1, a7
+    );
+    let stop = ops.offset().0;
+    ops.extend(trap);
+    dynasm!(ops; .arch riscv64; mv a7, t1);
+    Ok(stop)
 }
 
 /// Leaves the counter's address in t3. t4 is lost.

@@ -1,7 +1,7 @@
 //! The way that every hit takes.
 
 use super::condition::Tests;
-use super::count::count;
+use super::count::{count, count_down};
 use super::operands::{ABOVE_SPENT, ARGUMENTS, Assembler, ENDING, Operands, RDX, disp, exchange};
 use super::read::{finish, read};
 use super::slow::slow;
@@ -9,7 +9,7 @@ use super::{Addressing, Values};
 use crate::branch::branch;
 use crate::displacement::at;
 use crate::layout::{below, control};
-use crate::program::{Code, Field, Last, Overflow, Point, Program, ProgramError, Read};
+use crate::program::{Code, Counts, Field, Last, Overflow, Point, Program, ProgramError, Read};
 use crate::reads::Reads;
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
 
@@ -38,8 +38,12 @@ pub fn compile(
         let mut tests = Tests { ops: &mut ops, values, point: program.point };
         branch(&mut tests, condition, (ends, false))?;
     }
+    let mut stop = None;
     match (program.counts, program.point) {
-        (Some(counters), _) => count(&mut ops, counters, values)?,
+        (Some(Counts::Up(counters)), _) => count(&mut ops, counters, values)?,
+        (Some(Counts::Down { counter, trap, .. }), _) => {
+            stop = Some(count_down(&mut ops, (counter, trap), ends)?);
+        }
         (None, Point::Entry | Point::Tail) => {
             entry(&mut ops, program, &operands, values, &mut reads)?;
         }
@@ -52,7 +56,7 @@ pub fn compile(
     }
     let load = finish(reads, &mut ops, values)?;
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
-    Ok(Code { bytes, endings: [ending].into_iter().chain(load).collect() })
+    Ok(Code { bytes, endings: [ending].into_iter().chain(load).collect(), stop })
 }
 
 /// Leaves the control block, or its distance from the gs base, in r11. rdx is free.

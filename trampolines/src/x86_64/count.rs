@@ -5,8 +5,8 @@
 
 use super::Values;
 use super::operands::{Assembler, disp};
-use crate::program::{Counters, ProgramError};
-use dynasmrt::{DynasmApi, dynasm};
+use crate::program::{Counters, ProgramError, STOPS};
+use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 
 /// With the address that tells the site on top of the stack. r10, r11 and the flags are lost.
 pub(super) fn count(
@@ -32,4 +32,21 @@ pub(super) fn count(
         );
     }
     Ok(())
+}
+
+/// The same down to 0, with a trap at that call; goes on at `ends` at others. Where the trap is.
+pub(super) fn count_down(
+    ops: &mut Assembler,
+    (counter, trap): (u64, &[u8]),
+    ends: DynamicLabel,
+) -> Result<usize, ProgramError> {
+    let counter = disp(STOPS, counter)?;
+    dynasm!(ops; .arch x64
+        ; lock dec QWORD [DWORD counter]
+        ; jnz BYTE =>ends
+        ; mov r10, [rsp]
+    );
+    let stop = ops.offset().0;
+    ops.extend(trap);
+    Ok(stop)
 }

@@ -292,7 +292,7 @@ pub(crate) const NOP: [u8; 4] = encode::NOP.to_le_bytes();
 
 /// A program that goes on with another one in place of its end, as the VMM makes it.
 pub(super) fn going_on(code: Code, _: u64, to: u64) -> Vec<u8> {
-    let Code { mut bytes, endings } = code;
+    let Code { mut bytes, endings, .. } = code;
     let ending = endings[0];
     let behind = i32::try_from(bytes.len() - ending).unwrap();
     let (upper, lower) = split(to.cast_signed()).unwrap();

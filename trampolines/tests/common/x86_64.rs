@@ -150,7 +150,7 @@ pub(crate) const NOP: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
 /// A program at an address that goes on with another one in place of its end, as the VMM makes it.
 pub(super) fn going_on(code: Code, address: u64, to: u64) -> Vec<u8> {
-    let Code { mut bytes, endings } = code;
+    let Code { mut bytes, endings, .. } = code;
     let ending = endings[0];
     bytes[ending..ending + 5].copy_from_slice(&jump(address + ending as u64, to));
     bytes
