@@ -120,6 +120,11 @@ fn counts_are_those_of_the_records() {
 }
 
 #[test]
+fn tracing_begins_and_ends_at_the_very_call() {
+    GUESTS.tracing_begins_and_ends_at_the_very_call("x86_64-6.12");
+}
+
+#[test]
 fn conditions_hold_of_exactly_the_calls_that_are_meant() {
     GUESTS.conditions_hold_of_exactly_the_calls_that_are_meant("x86_64-6.12");
 }

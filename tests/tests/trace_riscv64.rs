@@ -72,6 +72,13 @@ fn counts_are_those_of_the_records() {
 }
 
 #[test]
+fn tracing_begins_and_ends_at_the_very_call() {
+    for name in RISCV_KERNELS {
+        GUESTS.tracing_begins_and_ends_at_the_very_call(name);
+    }
+}
+
+#[test]
 fn conditions_hold_of_exactly_the_calls_that_are_meant() {
     for name in RISCV_KERNELS {
         GUESTS.conditions_hold_of_exactly_the_calls_that_are_meant(name);

@@ -7,8 +7,8 @@ use std::collections::{HashMap, HashSet};
 use vm_memory::Bytes;
 use vmtrace::kernel::Arch;
 use vmtrace::tracer::annex::{Memory, SIZE};
-use vmtrace::tracer::{Attachment, Hits, TraceError, return_address};
-use vmtrace_trampolines::Counters;
+use vmtrace::tracer::{Attachment, Duty, Hits, Part, Stopped, Tally, TraceError, return_address};
+use vmtrace_trampolines::{Counters, Point};
 
 /// vCPUs of the fake guest.
 const VCPUS: u64 = 2;
@@ -163,6 +163,79 @@ fn room_runs_out_and_is_inherited() {
     assert!(shared > 0, "no kernel had room for one more");
 }
 
+// A trap at another place, or one that is left there, is a guest that stops for nobody.
+#[test]
+fn programs_stop_where_they_say_and_never_once_tracing_has_ended() {
+    const TRAPS: [&[u8]; 2] = [&[0xe6, 0x42], &[0xb7, 0x18, 0, 0, 0x73, 0, 0, 0]];
+    for name in kernels() {
+        let fake = Fake::counting(name);
+        let mut attachment = fake.attach();
+        let trap = TRAPS[usize::from(fake.kernel.arch() == Arch::Riscv64)];
+        let duty = |number| {
+            let counts = Some(Tally::Stop(number));
+            let part = |tracer, counts| Part { tracer, fields: vec![], condition: None, counts };
+            Duty { point: Point::Entry, parts: vec![part(255, counts), part(0, None)] }
+        };
+        let made = attachment.program(&fake, &fake.kernel, &duty(3));
+        assert_eq!(made, Err(TraceError::Stops), "{name}: by what?");
+        attachment.stop_by(trap);
+        let stops = [3, 511].map(|number| {
+            attachment.counters().count_down(number, u64::from(number)).unwrap();
+            attachment.program(&fake, &fake.kernel, &duty(number)).unwrap()
+        });
+        assert_eq!(
+            attachment.program(&fake, &fake.kernel, &duty(512)),
+            Err(TraceError::Stops),
+            "{name}"
+        );
+        let tables = attachment.image().tables;
+        let bytes = |place: u64, len| {
+            let mut held = vec![0; len];
+            match place.checked_sub(ANNEX).filter(|&at| at < fake.annex.slice().len() as u64) {
+                Some(at) => {
+                    let at = usize::try_from(at).unwrap();
+                    fake.annex.slice().read_slice(&mut held, at).unwrap();
+                    held
+                }
+                None => fake.read_vec(place, len),
+            }
+        };
+        for number in [3, 511] {
+            let counter = attachment.counters().find_stop(number).unwrap();
+            let place = tables.translate(&fake, counter).unwrap();
+            assert_eq!(bytes(place, 8), u64::from(number).to_le_bytes(), "{name}");
+        }
+        let sites = fake.all();
+        let held = [(sites[4], stops[0]), (sites[9], stops[1])];
+        attachment.enable(&fake, &fake.kernel, &held).unwrap();
+        let traps: Vec<u64> = attachment.program_traps().collect();
+        assert_eq!(traps.len(), 2, "{name}");
+        let places: Vec<u64> =
+            traps.iter().map(|&trap| tables.translate(&fake, trap).unwrap()).collect();
+        for ((&at, &place), number) in traps.iter().zip(&places).zip([3, 511]) {
+            assert_eq!(bytes(place, trap.len()), trap, "{name}");
+            let next = at + trap.len() as u64;
+            assert_eq!(attachment.stopped(at), Some(Stopped { number, next }), "{name}");
+            assert_eq!(attachment.stopped(next), None, "{name}");
+        }
+        // Who stopped tells its site, and may begin anew where that is held.
+        let told = |site: usize| {
+            let link = return_address(&fake.kernel, &fake.kernel.sites()[site]);
+            attachment.image().runtime(link)
+        };
+        let few = &sites[..20];
+        assert_eq!(attachment.site_told(&fake.kernel, few, told(sites[9])), Some(sites[9]));
+        assert_eq!(attachment.site_told(&fake.kernel, few, told(sites[21])), None);
+        assert!(attachment.again(traps[1], sites[9]).is_some(), "{name}");
+        assert_eq!(attachment.again(traps[1], sites[5]), None, "{name}: not held");
+        assert!(traps.iter().all(|trap| attachment.traps().contains(trap)), "{name}");
+        attachment.release_all(&fake, &fake.kernel).unwrap();
+        for place in places {
+            assert_ne!(bytes(place, trap.len()), trap, "{name}: it would stop");
+        }
+    }
+}
+
 // Memory of the host that nobody asked for.
 #[test]
 fn a_guest_without_room_counts_nothing() {
@@ -172,5 +245,6 @@ fn a_guest_without_room_counts_nothing() {
         let sites = fake.all();
         let table = attachment.tables(&fake.kernel, 0, &sites);
         assert_eq!(table, Err(TraceError::Counters(VCPUS)), "{name}");
+        assert_eq!(attachment.counters().count_down(0, 1), Err(TraceError::Stops), "{name}");
     }
 }

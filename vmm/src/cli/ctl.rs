@@ -56,6 +56,8 @@ enum Command {
     Stop,
     /// Forget the records that are not yet delivered (all of a flight recorder)
     Clear,
+    /// Write what a flight recorder (boot --overflow overwrite) has by now into the trace; it goes on
+    Snapshot,
     /// Put a mark into the trace
     Mark {
         /// What it shows
@@ -148,6 +150,7 @@ impl Command {
             Self::Resume => Control::Resume,
             Self::Stop => Control::Stop,
             Self::Clear => Control::Clear,
+            Self::Snapshot => Control::Snapshot,
             Self::Mark { text } => {
                 let text = text.join(" ");
                 if text.contains('\n') {

@@ -180,6 +180,10 @@ impl Drain {
                 let cleared = self.clear()?;
                 let _ = answer.send(cleared);
             }
+            Command::Snapshot(answer) => {
+                let taken = self.snapshot()?;
+                let _ = answer.send(taken);
+            }
             Command::Traced(traced) => self.traced = traced,
             Command::Counted(counted) => {
                 self.take_all()?;
@@ -252,6 +256,32 @@ impl Drain {
             self.lost(vcpu, lost, reason(overwrites))?;
         }
         Ok(total)
+    }
+
+    /// Takes what flight recorders have, while nobody writes there: how many records. What was begun
+    /// and is not finished stays there, and counts as lost when it is overwritten.
+    ///
+    /// # Errors
+    /// When the primary output fails.
+    pub fn snapshot(&mut self) -> io::Result<u64> {
+        self.tasks.start_pass();
+        let mut taken = 0;
+        for vcpu in 0..self.readers.len() {
+            self.raw.clear();
+            let Some(reader) = self.readers.get_mut(vcpu) else { break };
+            let Some(order) = self.orders.get_mut(vcpu) else { break };
+            if !reader.overwrites() {
+                continue;
+            }
+            order.resume(&mut self.raw);
+            let (lost, _) = reader.finish(&mut self.raw);
+            order.settle(&mut self.raw, true);
+            taken += self.raw.records.len() as u64;
+            self.lost(vcpu, lost, LossReason::Overwritten)?;
+            self.write(vcpu)?;
+        }
+        self.writer.flush()?;
+        Ok(taken)
     }
 
     /// Takes from every ring until each was seen empty. Whether there was anything.

@@ -96,6 +96,7 @@ enum Command {
     Module(Arc<Module>),
     Status(Sender<Status>),
     Clear(Sender<u64>),
+    Snapshot(Sender<u64>),
     Traced(Vec<TracedSites>),
     Counted(Vec<Hits>),
     Finish(Box<Summary>, Grace),
@@ -290,6 +291,13 @@ impl Relay {
     #[must_use]
     pub fn clear(&self) -> Option<u64> {
         self.ask(Command::Clear)
+    }
+
+    /// Writes what a flight recorder has; returns how many records, `None` when the relay has failed.
+    /// All vCPUs are paused: what is overwritten meanwhile would be half another record.
+    #[must_use]
+    pub fn snapshot(&self) -> Option<u64> {
+        self.ask(Command::Snapshot)
     }
 
     /// The relay waits for nobody, so that the answer comes soon.

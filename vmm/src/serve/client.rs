@@ -114,6 +114,7 @@ pub fn command(mut stream: &UnixStream, command: &Control) -> io::Result<String>
         Control::Resume => "resume".to_owned(),
         Control::Stop => "stop".to_owned(),
         Control::Clear => "clear".to_owned(),
+        Control::Snapshot => "snapshot".to_owned(),
         Control::Mark { text, .. } => format!("mark {text}"),
     };
     stream.write_all(format!("ctl {words}\n").as_bytes())?;

@@ -18,6 +18,7 @@ mod server;
 mod spec;
 #[cfg(test)]
 mod tests;
+mod trigger;
 
 pub use client::{Source, accepted, ask_stream, command};
 pub use consumer::{Join, Resolve};
@@ -29,3 +30,4 @@ pub use primary::{Primary, Unwritten};
 pub use request::{Control, Format, Globs, Origin, Request, RequestError, StreamRequest};
 pub use server::{Answer, ControlRequest, Door, PassToAgent, Reply, Server, Services};
 pub use spec::{Actions, SpecError, TracerSpec};
+pub use trigger::{TriggerError, TriggerSpec};

@@ -126,6 +126,8 @@ pub enum Control {
     Stop,
     /// Forget the records that no consumer has been given yet.
     Clear,
+    /// Write what a flight recorder has into the stream; it goes on.
+    Snapshot,
     /// Put a mark into the trace.
     Mark {
         /// When, in the clock of the records; `None`: now.
@@ -159,7 +161,7 @@ pub enum RequestError {
     HostOnly(String),
     /// Not a command.
     #[error(
-        "unknown command {0:?}: say status, table, filter, tracer, event, pause, resume, stop, clear or mark"
+        "unknown command {0:?}: say status, table, filter, tracer, event, pause, resume, stop, clear, snapshot or mark"
     )]
     Command(String),
     /// Not a command about tracers.
@@ -252,6 +254,7 @@ fn command<'a>(
         "resume" => Control::Resume,
         "stop" => Control::Stop,
         "clear" => Control::Clear,
+        "snapshot" => Control::Snapshot,
         "mark" => {
             let text = line.split_once("mark").map_or("", |(_, text)| text.trim());
             let text = AgentMark::is_text(text).then(|| text.to_owned());

@@ -114,6 +114,8 @@ pub(super) struct Controller {
     pub(super) functions: FxHashMap<usize, Arc<ModuleFunction>>,
     /// Tracers of which it was said that they miss something of modules.
     pub(super) unvalued: Vec<String>,
+    /// The trigger that ends the run.
+    pub(super) ended_by: Option<String>,
 }
 
 /// The guest's clock, for which it has to pause.
@@ -131,6 +133,7 @@ impl Controller {
         // missing is told when it is needed.
         let _ = kernel.structs();
         let exit_plan = ExitPlan::new(&kernel, &tracing.returning()).ok();
+        let held_back = tracing.waits_for_start();
         let mut controller = Self {
             kernel,
             tracing,
@@ -140,7 +143,7 @@ impl Controller {
             stream: Some(stream),
             relay: None,
             summary: Summary::default(),
-            held_back: false,
+            held_back,
             end: TraceEnd::default(),
             verdict: Verdict::default(),
             anomaly: Anomaly::default(),
@@ -150,6 +153,7 @@ impl Controller {
             waiting: Vec::new(),
             functions: FxHashMap::default(),
             unvalued: Vec::new(),
+            ended_by: None,
         };
         controller.tracing_changed();
         controller
@@ -202,6 +206,11 @@ impl Controller {
     /// A pause ends: count it, and put it into the stream. Returns when, in ticks.
     pub(super) fn count_pause(&mut self, paused: Paused<'_>, kind: MarkKind, text: String) -> u64 {
         let ticks = paused.tsc(0).unwrap_or(0);
+        if let Stage::Attached { attachment, .. } = &self.stage {
+            attachment.program_traps().for_each(|trap| {
+                paused.arm_trap(trap);
+            });
+        }
         arch::code_changed();
         let duration = paused.resume();
         let pauses = &mut self.summary.pauses;
@@ -282,6 +291,7 @@ impl Controller {
             || self.self_tested(machine, vcpu, address)
             || self.guest_changes_tracepoints(machine, vcpu, address)
             || self.module_told(machine, vcpu, address)
+            || self.triggered(machine, vcpu, address)
         {
             return Ok(());
         }
@@ -422,6 +432,8 @@ impl Controller {
         let options = Options { overflow, cpus, returns: &exit_plan };
         let memory = Arc::new(annex.clone());
         let mut attachment = Attachment::new(&ram, &self.kernel, image, memory, options)?;
+        attachment.stop_by(&TRAP_INSTRUCTION);
+        self.set_triggers(&mut attachment);
         self.share(machine, paused, &mut attachment);
         let attachment = Box::new(attachment);
         match self.begin_self_test(machine, paused, vcpu, attachment, stopped, plan)? {
@@ -557,15 +569,13 @@ impl Controller {
         attachment: &mut Attachment,
         plan: &Plan,
     ) -> anyhow::Result<()> {
-        if self.held_back {
-            return Ok(());
-        }
         if attachment.is_lent() {
             self.late = true;
             return Ok(());
         }
         let ram = Ram(machine.memory());
-        let wanted = self.prepare(&ram, attachment, plan)?;
+        let held_back = self.held_back.then(|| self.tracing.plan_triggers_alone());
+        let wanted = self.prepare(&ram, attachment, held_back.as_ref().unwrap_or(plan))?;
         let report = self.change(&ram, attachment, &wanted)?;
         self.summary.patch_ns += nanoseconds(report.patch_time);
         Ok(())

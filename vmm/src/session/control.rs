@@ -7,7 +7,6 @@ use crate::machine::Machine;
 use crate::serve::{Answer, Control, ControlRequest, Globs, TracerSpec};
 use crate::stream::MarkKind;
 use crate::tracer::Ram;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Names of functions that an answer shows.
@@ -58,6 +57,7 @@ impl Controller {
                 self.mark(machine, MarkKind::Note, Duration::ZERO, text.clone());
                 Ok(text)
             }
+            Control::Snapshot => self.snapshot(machine),
             Control::Mark { ticks, text } => self.agent_mark(machine, ticks, text),
             // Answered later.
             Control::Stop => Err("the trace is about to end".into()),
@@ -288,7 +288,7 @@ impl Controller {
             self.stage = stage;
             return Ok(format!("{what}, from when tracing begins"));
         };
-        let plan = if self.held_back { Arc::default() } else { self.planned() };
+        let plan = self.planned_now();
         let ram = Ram(machine.memory());
         // The guest still runs: what cannot be is found out before anything is touched.
         let paused = self.prepare(&ram, &mut attachment, &plan).map_err(|error| error.to_string());
@@ -364,6 +364,10 @@ impl Controller {
                 "name": tracer.name,
                 "functions": tracer.text,
                 "sites": sites.tracers.get(usize::from(number)).copied().unwrap_or(sites.patched),
+            })).collect::<Vec<_>>(),
+            "triggers": self.tracing.triggers.iter().map(|trigger| serde_json::json!({
+                "at": trigger.to_string(),
+                "fired": trigger.fired,
             })).collect::<Vec<_>>(),
             "records": vcpus.iter().map(|vcpu| vcpu.records).collect::<Vec<_>>(),
             "lost": vcpus.iter().map(|vcpu| vcpu.lost).collect::<Vec<_>>(),

@@ -2,7 +2,7 @@
 
 use super::attach::{Controller, Stage};
 use super::tracing::Plan;
-use crate::tracer::{Attachment, Counters, Duty, Hits, Part, TraceError};
+use crate::tracer::{Attachment, Counters, Duty, Hits, Part, Tally, TraceError};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -18,7 +18,8 @@ impl Controller {
         attachment: &mut Attachment,
         plan: &'a Plan,
     ) -> Result<Cow<'a, Plan>, TraceError> {
-        let counts = |duty: &Duty| duty.parts.iter().any(|part| part.counts.is_some());
+        let in_table = |part: &Part| matches!(part.counts, Some(Tally::Table(_)));
+        let counts = |duty: &Duty| duty.parts.iter().any(in_table);
         if !plan.duties.iter().any(counts) {
             return Ok(Cow::Borrowed(plan));
         }
@@ -26,7 +27,7 @@ impl Controller {
         let duty = |duty: u32| plan.duties.get(duty as usize);
         for &(site, of) in &plan.sites {
             let parts = duty(of).into_iter().flat_map(|duty| &duty.parts);
-            for part in parts.filter(|part| part.counts.is_some()) {
+            for part in parts.filter(|part| in_table(part)) {
                 sites.entry(part.tracer).or_default().push(site);
             }
         }
@@ -44,9 +45,11 @@ impl Controller {
             };
             let with_table = |part: &Part| {
                 let table = tables.get(&part.tracer).and_then(|tables| tables.get(&site));
-                match (part.counts, table) {
-                    (None, _) => Some(part.clone()),
-                    (Some(_), table) => Some(Part { counts: Some(*table?), ..part.clone() }),
+                match part.counts {
+                    None | Some(Tally::Stop(_)) => Some(part.clone()),
+                    Some(Tally::Table(_)) => {
+                        Some(Part { counts: Some(Tally::Table(*table?)), ..part.clone() })
+                    }
                 }
             };
             let parts: Vec<Part> = planned.parts.iter().filter_map(with_table).collect();

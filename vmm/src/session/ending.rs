@@ -61,6 +61,7 @@ impl Controller {
             return;
         }
         self.summary.exit = exit;
+        self.tell_unfired();
         self.tell_counted();
         let relay = match (self.relay.take(), self.stream.take()) {
             (Some(relay), _) => Ok(relay),

@@ -22,6 +22,7 @@ mod selftest;
 mod shares;
 mod sharing;
 mod tracing;
+mod triggers;
 mod values;
 mod verdict;
 
@@ -40,6 +41,7 @@ use std::time::{Duration, Instant};
 pub use conditions::{Conditional, ConditionalError, conditional};
 pub use events::{EventError, TracedEvent, add_events, events};
 pub use tracing::{Plan, Tracer, Tracing};
+pub use triggers::{Action, Trigger};
 pub use values::{ValuesError, Wants, values};
 
 /// Gets bytes of the guest in pieces of any size.
@@ -91,6 +93,8 @@ pub struct Outcome {
     pub unwritten: Unwritten,
     /// Why tracing has ended before that.
     pub anomaly: Option<String>,
+    /// The trigger that has ended it.
+    pub ended_by: Option<String>,
 }
 
 /// Why a run could not be made.
@@ -216,6 +220,9 @@ pub fn run(
             }
             Err(RecvTimeoutError::Disconnected) => break Exit::Unknown,
         }
+        if controller.ended_by.is_some() {
+            break Exit::Stopped;
+        }
         controller.look_at_rings(&machine);
         if let Some(error) = controller.relay_error() {
             controller.detach(&machine);
@@ -229,9 +236,10 @@ pub fn run(
     let text = exit.as_ref().map_or_else(|| end.as_str().to_owned(), ToString::to_string);
     controller.mark(&machine, MarkKind::Exit, Duration::ZERO, text);
     let anomaly = std::mem::take(&mut controller.anomaly).take();
+    let ended_by = controller.ended_by.take();
     let (summary, unwritten) = controller.finish(&machine, end, closing(), stop)?;
     machine.stop();
-    Ok(Outcome { summary, exit, unwritten, anomaly })
+    Ok(Outcome { summary, exit, unwritten, anomaly, ended_by })
 }
 
 fn mark(ticks: u64, kind: MarkKind, duration: Duration, text: String) -> Mark {

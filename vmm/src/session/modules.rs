@@ -285,8 +285,7 @@ impl Controller {
             Some(tracer.with_sites(sites))
         });
         let (tracers, overflow) = (tracers.collect(), self.tracing.overflow);
-        let (returns, events) = (Vec::new(), Vec::new());
-        let only = Tracing { tracers, from: None, overflow, returns, events, events_if: None };
+        let only = Tracing { tracers, ..Tracing::of(Vec::new(), overflow) };
         let plan = only.plan(&[]);
         let Wanted { mut sites, .. } = self.prepare(&ram, attachment, &plan)?;
         if attachment.is_lent() {

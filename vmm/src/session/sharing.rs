@@ -112,17 +112,20 @@ impl Controller {
             return;
         };
         let plan = self.planned();
-        match machine.pause() {
-            Ok(paused) => {
-                if let Err(error) = self.enable(machine, &mut attachment, &plan) {
-                    self.note(format!("not traced: {error}"));
-                }
-                let text = format!("{} sites", self.summary.sites.patched);
-                self.account(paused, MarkKind::Filter, text);
+        let paused = match machine.pause() {
+            Ok(paused) => paused,
+            Err(error) => {
+                self.note(format!("not traced: {error}"));
+                self.stage = Stage::Attached { attachment, from: None, wires };
+                return;
             }
-            Err(error) => self.note(format!("not traced: {error}")),
+        };
+        if let Err(error) = self.enable(machine, &mut attachment, &plan) {
+            self.note(format!("not traced: {error}"));
         }
         self.stage = Stage::Attached { attachment, from: None, wires };
+        let text = format!("{} sites", self.summary.sites.patched);
+        self.account(paused, MarkKind::Filter, text);
     }
 
     /// Does what a request says, or keeps it until sites can be changed.

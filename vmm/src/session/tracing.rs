@@ -2,11 +2,12 @@
 
 use super::conditions::Conditional;
 use super::events::TracedEvent;
+use super::triggers::Trigger;
 use super::values::Wants;
 use crate::kernel::{Exit, ExitKind, Kernel};
 use crate::relay::Values;
 use crate::serve::Globs;
-use crate::tracer::{Duty, Part};
+use crate::tracer::{Duty, Part, Tally};
 use rustc_hash::FxHashMap;
 use vmtrace_trampolines::{Condition, Field, Overflow, Point, ProgramError};
 
@@ -93,6 +94,8 @@ pub struct Tracing {
     pub events: Vec<TracedEvent>,
     /// Which of these are recorded; `None` for all.
     pub events_if: Option<Condition>,
+    /// Calls at which something is to be done.
+    pub triggers: Vec<Trigger>,
 }
 
 /// What every site has to do.
@@ -132,6 +135,7 @@ impl Tracing {
             returns: Vec::new(),
             events: Vec::new(),
             events_if: None,
+            triggers: Vec::new(),
         }
     }
 
@@ -205,6 +209,7 @@ impl Tracing {
     pub fn plan(&self, exits: &[Exit]) -> Plan {
         let mut plan = self.plan_functions(exits);
         self.plan_events(&mut plan);
+        self.plan_triggers(&mut plan);
         plan
     }
 
@@ -245,7 +250,7 @@ impl Tracing {
                     fields: wants.entry_fields(site),
                     condition: wants.condition(site),
                     // Which table is known when there is a guest.
-                    counts: wants.counts.then_some(0),
+                    counts: wants.counts.then_some(Tally::Table(0)),
                 };
                 duties
                     .index(Duty { point: Point::Entry, parts: tracers.clone().map(part).collect() })
@@ -468,6 +473,7 @@ mod tests {
             returns: Vec::new(),
             events: Vec::new(),
             events_if: None,
+            triggers: Vec::new(),
         }
     }
 

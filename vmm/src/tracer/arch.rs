@@ -9,7 +9,7 @@ use super::guest::{Guest, GuestError, Image};
 use super::module_traps::ModuleMoment;
 use super::modules::Spot;
 use super::patch::{Edit, SkipReason};
-use super::stops::{Moment, Stops};
+use super::stops::{Moment, ProgramStop, Stops};
 use super::trace::{Options, TraceError};
 use super::view::View;
 use super::{riscv64, x86_64};
@@ -328,6 +328,13 @@ pub(super) trait GuestCode: Send {
     /// From where a vCPU that stands at `address`, at the entry of a function, must
     /// go on to see the annex.
     fn resume(&self, guest: &dyn Guest, address: u64) -> Result<u64, GuestError>;
+
+    /// Where vCPUs stop in programs.
+    fn stops(&self) -> &Stops<ProgramStop>;
+
+    /// From where a vCPU that has stopped in a program, which goes on with `call`, does what its site
+    /// does by now: calls `program`. `None` where that cannot be.
+    fn again(&self, program: u16, call: Option<GuestCall>) -> Option<u64>;
 
     /// Takes back what was written beside the edits, when no site is held; `freed`
     /// tells whether the guest has freed `.init.text`.

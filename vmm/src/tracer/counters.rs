@@ -9,6 +9,7 @@ use super::trace::TraceError;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, VolatileSlice};
 use vmtrace_trampolines as program;
 
@@ -18,6 +19,9 @@ const COUNTER: u64 = 8;
 /// Functions that are further apart are in different memory: of the image's text, of its start-up code, of
 /// modules.
 const APART: u64 = 1 << 20;
+
+/// Most stops of a guest: each has a counter in a page behind all tables.
+const STOPS: u64 = PAGE / COUNTER;
 
 /// Where tables can be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,6 +79,8 @@ pub struct Hits {
 pub struct Counters {
     memory: Arc<dyn Memory>,
     area: Area,
+    /// The page of stops, from the start of the area.
+    stops: Option<u64>,
     /// Strides are powers of two.
     power: bool,
     vcpus: u64,
@@ -89,7 +95,12 @@ impl Counters {
     pub(super) fn new(memory: &Arc<dyn Memory>, area: Area, vcpus: u64, power: bool) -> Self {
         let memory = Arc::clone(memory);
         let (tables, taken) = (Vec::new(), FxHashMap::default());
-        Self { memory, area, power, vcpus, used: 0, shared: false, tables, taken }
+        let (stops, len) = match area.len.checked_sub(PAGE) {
+            Some(len) => (Some(len), len),
+            None => (None, area.len),
+        };
+        let area = Area { len, ..area };
+        Self { memory, area, stops, power, vcpus, used: 0, shared: false, tables, taken }
     }
 
     /// The numbers of tables of this tracer's in which these sites have their places, by site; tables
@@ -189,6 +200,30 @@ impl Counters {
         })
     }
 
+    /// From the start of the area.
+    fn stop(&self, number: u16) -> Option<u64> {
+        let number = u64::from(number);
+        let start = self.stops.filter(|_| number < STOPS)?;
+        Some(start + number * COUNTER)
+    }
+
+    /// The run-time address of the counter of the stop with this number.
+    #[must_use]
+    pub fn find_stop(&self, number: u16) -> Option<u64> {
+        self.stop(number).map(|offset| self.area.address.wrapping_add(offset))
+    }
+
+    /// Lets a vCPU stop at so many calls from now; at 0, at none.
+    ///
+    /// # Errors
+    /// When there is no counter with this number.
+    pub fn count_down(&mut self, number: u16, calls: u64) -> Result<(), TraceError> {
+        let offset = self.stop(number).ok_or(TraceError::Stops)?;
+        let at = usize::try_from(SIZE + offset).map_err(|_| TraceError::Stops)?;
+        let stored = self.memory.slice().store(calls, at, Ordering::Relaxed);
+        stored.map_err(|_| TraceError::Stops)
+    }
+
     /// What was counted since this was called last, of one tracer or of all.
     #[must_use]
     pub fn take(&mut self, tracer: Option<u8>) -> Vec<Hits> {
@@ -279,5 +314,5 @@ fn add(hits: &mut Vec<Hits>, (tracer, vcpu, site): (u8, u32, usize), count: u64)
 /// A counter at this offset in the annex; 0 where there is none.
 fn load(memory: &VolatileSlice<'_>, offset: u64) -> u64 {
     let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-    memory.load(offset, std::sync::atomic::Ordering::Relaxed).unwrap_or(0)
+    memory.load(offset, Ordering::Relaxed).unwrap_or(0)
 }

@@ -3,7 +3,7 @@
 use super::trace::TraceError;
 use std::collections::HashMap;
 use vmtrace_trampolines::layout::Info;
-use vmtrace_trampolines::{Condition, Counters, Field, Point, Program};
+use vmtrace_trampolines::{Condition, Counts, Field, Point, Program};
 
 /// What a site has to do, and on whose account: one record that serves all of these tracers, or one
 /// for each of their conditions.
@@ -24,8 +24,17 @@ pub struct Part {
     pub fields: Vec<Field>,
     /// Of which calls; `None` for all.
     pub condition: Option<Condition>,
-    /// The number of the table in which it counts calls instead of recording them.
-    pub counts: Option<u16>,
+    /// What it counts instead of recording calls.
+    pub counts: Option<Tally>,
+}
+
+/// What is counted instead of being recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tally {
+    /// Calls, in the table with this number.
+    Table(u16),
+    /// Calls down to the one at which a vCPU stops: the number of that stop.
+    Stop(u16),
 }
 
 impl Duty {
@@ -68,7 +77,7 @@ impl Duty {
         let mut records: Vec<Self> = Vec::new();
         for part in &self.parts {
             let same = |record: &&mut Self| {
-                record.condition() == part.condition.as_ref() && record.table() == part.counts
+                record.condition() == part.condition.as_ref() && record.tally() == part.counts
             };
             match records.iter_mut().find(same) {
                 Some(record) => record.parts.push(part.clone()),
@@ -92,14 +101,13 @@ impl Duty {
         self.parts.first().and_then(|part| part.condition.as_ref())
     }
 
-    /// The number of the table in which it counts.
-    fn table(&self) -> Option<u16> {
+    fn tally(&self) -> Option<Tally> {
         self.parts.first().and_then(|part| part.counts)
     }
 
-    /// The program for one of its [records](Self::records), which counts in these counters.
+    /// The program for one of its [records](Self::records), which counts like this.
     #[must_use]
-    pub fn program(&self, number: u16, counts: Option<Counters>) -> Program {
+    pub fn program(&self, number: u16, counts: Option<Counts>) -> Program {
         let tracers = u16::try_from(self.parts.len()).unwrap_or(u16::MAX);
         let condition = self.condition().cloned();
         Program { number, tracers, point: self.point, fields: self.fields(), condition, counts }
@@ -121,11 +129,11 @@ pub(super) struct Programs {
 
 impl Programs {
     /// The number of the program for `duty`; new ones are given to `make` first, each with that of
-    /// the program to which it goes on. `table` finds a table of counters by its number.
+    /// the program to which it goes on. `find` tells where a tally's counters are.
     pub(super) fn number(
         &mut self,
         duty: &Duty,
-        table: impl Fn(u16) -> Option<Counters>,
+        find: impl Fn(Tally) -> Option<Counts>,
         mut make: impl FnMut(&Program, Option<u16>) -> Result<(), TraceError>,
     ) -> Result<u16, TraceError> {
         if let Some(&number) = self.first.get(duty) {
@@ -133,9 +141,9 @@ impl Programs {
         }
         let mut records = duty.records().into_iter().rev();
         let last = records.next().unwrap_or_else(|| duty.clone());
-        let mut first = self.single(last, None, &table, &mut make)?;
+        let mut first = self.single(last, None, &find, &mut make)?;
         for record in records {
-            first = self.single(record, Some(first), &table, &mut make)?;
+            first = self.single(record, Some(first), &find, &mut make)?;
         }
         self.first.insert(duty.clone(), first);
         Ok(first)
@@ -145,7 +153,7 @@ impl Programs {
         &mut self,
         record: Duty,
         next: Option<u16>,
-        table: &impl Fn(u16) -> Option<Counters>,
+        find: &impl Fn(Tally) -> Option<Counts>,
         make: &mut impl FnMut(&Program, Option<u16>) -> Result<(), TraceError>,
     ) -> Result<u16, TraceError> {
         let key = (record, next);
@@ -157,8 +165,11 @@ impl Programs {
         if number > Info::MAX_PROGRAM {
             return Err(full);
         }
-        let counts = match key.0.table() {
-            Some(number) => Some(table(number).ok_or(TraceError::NotCounted)?),
+        let counts = match key.0.tally() {
+            Some(tally) => Some(find(tally).ok_or(match tally {
+                Tally::Table(_) => TraceError::NotCounted,
+                Tally::Stop(_) => TraceError::Stops,
+            })?),
             None => None,
         };
         make(&key.0.program(number, counts), next)?;
@@ -183,7 +194,7 @@ impl Programs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vmtrace_trampolines::{Last, Read};
+    use vmtrace_trampolines::{Counters, Last, Read};
 
     // A read that fails before there is a place to say so is taken for a value.
     #[test]
@@ -266,15 +277,25 @@ mod tests {
     #[test]
     fn tracers_that_count_have_programs_of_their_own() {
         let part = |tracer, counts| Part { tracer, fields: vec![], condition: None, counts };
-        let parts = vec![part(0, Some(4)), part(1, None), part(2, Some(5)), part(3, None)];
+        let table = |number| Some(Tally::Table(number));
+        let parts = vec![part(0, table(4)), part(1, None), part(2, table(5)), part(3, None)];
         let duty = Duty { point: Point::Entry, parts };
-        let counters = |table| Counters { distance: u64::from(table), stride: 0, rounds: false };
+        let counters = |tally| match tally {
+            Tally::Table(table) => {
+                Some(Counts::Up(Counters { distance: u64::from(table), stride: 0, rounds: false }))
+            }
+            Tally::Stop(_) => None,
+        };
         let (mut programs, mut made) = (Programs::default(), Vec::new());
         let make = |program: &Program, next| {
-            made.push((program.counts.map(|counts| counts.distance), program.tracers, next));
+            let distance = program.counts.map(|counts| match counts {
+                Counts::Up(counters) => counters.distance,
+                Counts::Down { counter, .. } => counter,
+            });
+            made.push((distance, program.tracers, next));
             Ok(())
         };
-        programs.number(&duty, |table| Some(counters(table)), make).unwrap();
+        programs.number(&duty, counters, make).unwrap();
         assert_eq!(made, [(Some(5), 1, None), (None, 2, Some(0)), (Some(4), 1, Some(1))]);
         let none = Programs::default().number(&duty, |_| None, |_, _| Ok(()));
         assert_eq!(none, Err(TraceError::NotCounted));

@@ -189,6 +189,7 @@ impl Attachment {
     #[must_use]
     pub fn traps(&self) -> Vec<u64> {
         let traps = self.sharing.iter().flat_map(|sharing| sharing.stops.traps());
-        traps.chain(self.module_trap_addresses()).chain(self.tracepoint_traps()).collect()
+        let traps = traps.chain(self.module_trap_addresses()).chain(self.tracepoint_traps());
+        traps.chain(self.program_traps()).collect()
     }
 }

@@ -1,6 +1,7 @@
 //! Where the guest stops for us: instructions of its kernel lead through stubs of ours, which exit to
 //! the VMM and go on where they led.
 
+use super::arch::GuestCall;
 use super::guest::GuestError;
 use super::patch::Edit;
 use super::view::View;
@@ -12,6 +13,15 @@ pub enum Moment {
     Begin,
     /// It has changed what it wanted to.
     End,
+}
+
+/// What a program stops for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ProgramStop {
+    /// The number of the stop.
+    pub(super) number: u16,
+    /// The call of the guest's own with which the program goes on.
+    pub(super) call: Option<GuestCall>,
 }
 
 /// A stub in which a vCPU stops.

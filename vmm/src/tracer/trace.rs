@@ -10,7 +10,7 @@ use super::guest::{Guest, GuestError, Image};
 use super::module_traps::ModuleTraps;
 use super::modules::Modules;
 use super::patch::{Patcher, Place, Restored, Skip, SkipReason};
-use super::programs::{Duty, Programs};
+use super::programs::{Duty, Programs, Tally};
 use super::readable;
 use super::ring::RingReader;
 use super::sharing::Sharing;
@@ -21,7 +21,7 @@ use crate::kernel::{Exits, Kernel, Site};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vmtrace_trampolines::{Field, Overflow, Point};
+use vmtrace_trampolines::{Counts, Field, Overflow, Point};
 
 /// What to write and how.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +79,9 @@ pub enum TraceError {
     /// Some functions cannot be counted.
     #[error("these functions cannot be counted: they are none of the image, or too short")]
     NotCounted,
+    /// There is no room for another counter of calls at whose end a vCPU stops.
+    #[error("no room for what stops the guest at a call")]
+    Stops,
     /// The kernel has no place for trampolines.
     #[error("no place for trampolines in the guest's kernel: {0}")]
     Code(&'static str),
@@ -140,6 +143,8 @@ pub struct Attachment {
     pub(super) modules: Modules,
     programs: Programs,
     exits: HeldExits,
+    /// What lets a vCPU stop in a program.
+    pub(super) trap: &'static [u8],
     /// Programs know what they can read.
     readable: bool,
     /// The kernel has patched its alternatives, and we know.
@@ -185,6 +190,7 @@ impl Attachment {
             modules: Modules::new(kernel),
             programs,
             exits: HeldExits::default(),
+            trap: &[],
             readable: false,
             settled: target.after_alternatives().is_none(),
         })
@@ -236,9 +242,15 @@ impl Attachment {
         duty: &Duty,
     ) -> Result<u16, TraceError> {
         let (code, readable, image) = (&mut self.code, &mut self.readable, &self.image);
-        let counters = &self.counters;
-        let table = |table| counters.find(table, image.runtime(0));
-        self.programs.number(duty, table, |program, next| {
+        let (counters, trap) = (&self.counters, self.trap);
+        let find = |tally| match tally {
+            Tally::Table(table) => counters.find(table, image.runtime(0)).map(Counts::Up),
+            Tally::Stop(number) => {
+                let counter = counters.find_stop(number).filter(|_| !trap.is_empty())?;
+                Some(Counts::Down { number, counter, trap })
+            }
+        };
+        self.programs.number(duty, find, |program, next| {
             // Not before it is needed: it takes a walk through page tables.
             let reads = program.fields.iter().any(|field| matches!(field, Field::Read(_)));
             if reads && !std::mem::replace(readable, true) {
@@ -516,6 +528,7 @@ impl Attachment {
         let points = self.points.end(guest, &self.image, &annex);
         let restored = self.patcher.release_if(&View::ram(guest, [text; 2]), |_| true)?;
         exits?;
+        self.code.stops().remove(&annex)?;
         self.code.remove(guest, &self.image, kernel, self.patcher.freed())?;
         let modules = self.end_watching_modules(guest)?;
         if !(self.end_sharing(guest)? && modules) {

@@ -20,7 +20,7 @@ use vmtrace::stream::{
     Count, EntryRecord, Frame, Header, Mark, MarkKind, Reader, Stretch, Summary, TracedOf,
 };
 use vmtrace::tracer::{Hits, RawBatch};
-use vmtrace_trampolines::layout::Common;
+use vmtrace_trampolines::layout::{COMMON_SIZE, Common, Info};
 
 const CPUS: usize = 2;
 const RECORDS: u64 = 500_000;
@@ -51,6 +51,41 @@ fn consumer() -> (Join, std::thread::JoinHandle<Vec<u8>>) {
         bytes
     });
     (Join { stream, request, origin: Origin::Host }, reader)
+}
+
+// What a flight recorder has is told once, whenever it is asked for; a record that was not finished then
+// is lost, and counted once.
+#[test]
+fn snapshots_tell_each_record_once() {
+    let rings = Rings::new(1);
+    let sink = Sink::default();
+    let (mut setup, _joining) = rings.setup(Box::new(sink.clone()));
+    setup.readers = rings.readers(true);
+    let lap = |number| Common { info: Info::new(COMMON_SIZE, 0, 1, 1).0, ..rings.record(number) };
+    let hit = |numbers: std::ops::Range<u64>| numbers.for_each(|number| rings.hit(0, lap(number)));
+    let mut drain = Drain::start(setup).unwrap();
+    hit(0..40);
+    assert_eq!(drain.snapshot().unwrap(), 40);
+    assert_eq!(drain.snapshot().unwrap(), 0);
+    let unfinished = rings.reserve(0).unwrap();
+    hit(40..60);
+    drain.pass().unwrap();
+    assert_eq!(drain.snapshot().unwrap(), 20);
+    // Its writer was only preempted.
+    rings.publish(unfinished, lap(0));
+    rings.reserve(0).unwrap();
+    hit(60..70);
+    let end = drain.finish(Summary::default(), &Grace::of(TIME)).unwrap();
+    assert_eq!((end.summary.records(), end.summary.lost()), (70, 2), "{:?}", end.summary);
+    let file = sink.0.lock().unwrap();
+    let mut reader = Reader::new(&**file).unwrap();
+    let mut times = Vec::new();
+    while let Some(frame) = reader.next_frame().unwrap() {
+        if let Frame::Records(batch) = frame {
+            times.extend(batch.entries().unwrap().iter().map(EntryRecord::timestamp));
+        }
+    }
+    assert_eq!(times, (0..70).map(|number| lap(number).timestamp).collect::<Vec<_>>());
 }
 
 // Rings that overflow now and then, and several consumers: each record is in the stream, once,

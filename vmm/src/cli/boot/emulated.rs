@@ -191,6 +191,7 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     job.extend(args.pid.iter().map(|pid| format!("--pid={pid}")));
     job.extend(args.comm.iter().map(|comm| format!("--comm={comm}")));
     job.extend(args.event.iter().map(|event| format!("--event={event}")));
+    job.extend(args.triggers.options());
     job.extend(args.from.iter().map(|name| format!("--from={name}")));
     job.extend(args.timeout.iter().map(|seconds| format!("--timeout={seconds}")));
     if args.socket.is_some() {

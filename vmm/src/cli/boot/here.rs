@@ -244,6 +244,10 @@ pub(super) fn run(
 }
 
 fn exit_code(args: &Args, outcome: &Outcome) -> Result<u8> {
+    if let (Some(by), None) = (&outcome.ended_by, &outcome.anomaly) {
+        say!("vmtrace: ended by {by}");
+        return Ok(args.triggers.end_code);
+    }
     let unfinished = args.expects_run() && outcome.summary.run_status.is_none();
     let anomaly = outcome.anomaly.as_deref();
     let anomaly = anomaly.map(|what| format!("tracing has ended before the guest: {what}"));
@@ -345,7 +349,7 @@ mod tests {
     ) -> Result<u8> {
         let summary = Summary { exit: end, run_status, ..Summary::default() };
         let (unwritten, anomaly) = (Unwritten::default(), anomaly.map(str::to_owned));
-        exit_code(&args(options)?, &Outcome { summary, exit, unwritten, anomaly })
+        exit_code(&args(options)?, &Outcome { summary, exit, unwritten, anomaly, ended_by: None })
     }
 
     // What is missing from the trace may be what somebody looks for.

@@ -9,6 +9,7 @@ mod input;
 mod outlet;
 mod parse;
 mod times;
+mod triggers;
 mod watchers;
 
 use crate::cli::BadUsage;
@@ -27,6 +28,7 @@ use clap::ValueEnum;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use triggers::Triggers;
 use vmtrace_system::say;
 use vmtrace_trampolines::Overflow;
 use watchers::{Watchers, trace_name, trace_output};
@@ -130,6 +132,9 @@ pub struct Args {
     /// Begin to trace when this function is first called
     #[arg(long, value_name = "FUNCTION", help_heading = headings::TRACE)]
     pub from: Option<String>,
+    /// What is done at calls
+    #[command(flatten)]
+    pub triggers: Triggers,
     /// Run a command line in the guest, then power off. The built-in system has no shell: commands
     /// with quoted words, `;` and `&&`, of what --add gave it and of cat, echo, false, ls, mark,
     /// poweroff, sleep, true and write
@@ -393,7 +398,9 @@ impl Args {
         }
         let (found, _) = session::conditional(kernel, &mut Vec::new(), tasks.as_ref(), false)?;
         let events_if = found.and_then(|found| found.general().cloned());
-        let tracing = Tracing { tracers, from, overflow, returns, events, events_if };
+        let (triggers, more) = self.triggers.resolve(kernel, overflow)?;
+        notes.extend(more);
+        let tracing = Tracing { tracers, from, overflow, returns, events, events_if, triggers };
         tracing.check_modules(kernel).map_err(anyhow::Error::msg)?;
         if tracing.is_empty() {
             return Err(kernel.no_match(unmatched).into());

@@ -76,6 +76,11 @@ pub(in crate::session) fn program_counter(registers: &Registers) -> u64 {
     registers.pc
 }
 
+/// What tells the site of a program in which it was stopped.
+pub(in crate::session) fn told(registers: &Registers) -> u64 {
+    registers.x[5]
+}
+
 /// Its stack pointer.
 pub(in crate::session) fn stack_pointer(registers: &Registers) -> u64 {
     registers.x[2]

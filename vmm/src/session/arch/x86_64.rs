@@ -52,6 +52,11 @@ pub(in crate::session) fn program_counter(registers: &Registers) -> u64 {
     registers.rip
 }
 
+/// What tells the site of a program in which it was stopped.
+pub(in crate::session) fn told(registers: &Registers) -> u64 {
+    registers.r10
+}
+
 /// Its stack pointer.
 pub(in crate::session) fn stack_pointer(registers: &Registers) -> u64 {
     registers.rsp

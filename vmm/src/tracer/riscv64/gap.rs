@@ -134,6 +134,11 @@ impl Gap {
         self.aim(guest, TRAP_ENTRY, self.address + TRAP)
     }
 
+    /// Guest-physical address of code in it.
+    pub(super) fn physical(&self, address: u64) -> u64 {
+        self.physical.wrapping_add(address.wrapping_sub(self.address))
+    }
+
     /// Writes code and reads it back.
     fn write(&self, guest: &dyn Guest, at: u64, code: &[u8]) -> Result<(), TraceError> {
         guest.write(self.physical + at, code)?;

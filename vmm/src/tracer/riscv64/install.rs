@@ -16,7 +16,7 @@ use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::module_traps::ModuleMoment;
 use crate::tracer::modules::Spot;
 use crate::tracer::patch::{Edit, SkipReason};
-use crate::tracer::stops::{Moment, Stops};
+use crate::tracer::stops::{Moment, ProgramStop, Stops, Stub};
 use crate::tracer::trace::{Options, TraceError};
 use crate::tracer::tracepoints::guest::{self as points, Probes};
 use crate::tracer::view::View;
@@ -27,7 +27,7 @@ use vm_memory::Bytes;
 use vmtrace_trampolines::riscv64::encode::register::{T3, ZERO};
 use vmtrace_trampolines::riscv64::encode::{NOP, j, jalr, lui, split};
 use vmtrace_trampolines::riscv64::{SPENT, Values, compile};
-use vmtrace_trampolines::{Overflow, Point, Program, Readable};
+use vmtrace_trampolines::{Counts, Overflow, Point, Program, Readable};
 
 pub(super) fn install(
     guest: &dyn Guest,
@@ -76,6 +76,7 @@ pub(super) fn install(
         programs: Vec::new(),
         entries: 0,
         arrays: HashMap::new(),
+        program_stops: Stops::default(),
         init: points::init_text(kernel),
     };
     let done = code.gap.fill(guest).and_then(|()| {
@@ -134,7 +135,7 @@ impl Way {
 /// The same program, which goes on at a run-time address in place of its end; `None` when that is
 /// out of reach.
 fn going_on(code: vmtrace_trampolines::Code, to: u64) -> Option<Vec<u8>> {
-    let vmtrace_trampolines::Code { mut bytes, endings } = code;
+    let vmtrace_trampolines::Code { mut bytes, endings, .. } = code;
     let &ending = endings.first()?;
     let behind = i32::try_from(bytes.len().checked_sub(ending)?).ok()?;
     let (upper, lower) = split(to.cast_signed())?;
@@ -162,6 +163,7 @@ struct Code {
     entries: u16,
     /// Arrays of probes beside the programs, by what is in them. None ever goes away.
     arrays: HashMap<Vec<u64>, u64>,
+    program_stops: Stops<ProgramStop>,
     /// Link addresses of code that is freed when the kernel has booted.
     init: Range<u64>,
 }
@@ -234,8 +236,10 @@ impl GuestCode for Code {
         next: Option<u16>,
     ) -> Result<(), TraceError> {
         let full = TraceError::Full(self.programs.len());
-        let code = || {
+        let mut stop = None;
+        let mut code = || {
             let code = compile(program, self.overflow, &self.values)?;
+            stop = code.stop;
             let Some(next) = next else { return Ok(code.bytes) };
             let next = self.programs.get(usize::from(next)).map(|way| way.address());
             next.and_then(|next| going_on(code, next)).ok_or_else(|| full.clone())
@@ -250,6 +254,14 @@ impl GuestCode for Code {
             return Err(full.clone());
         }
         let address = self.gap.put(guest, &code()?)?.ok_or(full.clone())?;
+        if let (Some(stop), Some(Counts::Down { number, trap, .. })) = (stop, program.counts) {
+            let trap_at = address + stop as u64;
+            let quiet = NO_TRAP.get(..trap.len());
+            let quiet = quiet.and_then(|quiet| Edit::new(self.gap.physical(trap_at), trap, quiet));
+            let quiet = quiet.ok_or(TraceError::Annex)?;
+            let stub = Stub { trap: trap_at, next: trap_at + trap.len() as u64, quiet };
+            self.program_stops.stub(ProgramStop { number, call: None }, stub);
+        }
         match self.kind {
             Kind::Patchable => self.gap.aim(guest, entry, address)?,
             Kind::CallOps { .. } => self.put_ops(Some(program.number), address)?,
@@ -440,6 +452,15 @@ impl GuestCode for Code {
 
     fn resume(&self, guest: &dyn Guest, address: u64) -> Result<u64, GuestError> {
         self.gap.resume(guest, address)
+    }
+
+    fn stops(&self) -> &Stops<ProgramStop> {
+        &self.program_stops
+    }
+
+    /// As behind the trap of a site, which is executed again.
+    fn again(&self, _: u16, _: Option<GuestCall>) -> Option<u64> {
+        Some(self.gap.trap().0 + MAX_TRAP as u64)
     }
 
     /// Takes the first instructions back: with a nop behind each they do nothing, so

@@ -23,7 +23,7 @@ const CALLERS: [&str; 7] = [
     "init_module_from_file",
 ];
 /// A nop of the length of a trap.
-const QUIET: [u8; 2] = [0x66, 0x90];
+pub(super) const QUIET: [u8; 2] = [0x66, 0x90];
 
 /// Link addresses of the calls of (and jumps to) a function that are in those that may have them.
 fn calls(kernel: &Kernel, function: u64) -> Vec<u64> {

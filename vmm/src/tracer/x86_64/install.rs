@@ -1,9 +1,10 @@
 //! The annex and the programs in an x86-64 guest.
 
 use super::context::{self, Context};
+use super::exit_stubs::{Stub, Stubs, form, named, place, put_stub};
 use super::{brackets, calls, map, site, tracepoint};
 use crate::kernel::tracepoints::Hooks;
-use crate::kernel::{Exit, ExitKind, Exits, Kernel, Site};
+use crate::kernel::{Exit, Exits, Kernel, Site};
 use crate::tracer::annex::{Addressing, Layout, Memory, SIZE, TABLE, WITH_TABLES};
 use crate::tracer::arch::{Faults, GuestCall, GuestCode, Hook, Installed, PointReason};
 use crate::tracer::counters::Area;
@@ -12,7 +13,7 @@ use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::module_traps::ModuleMoment;
 use crate::tracer::modules::Spot;
 use crate::tracer::patch::{Edit, SkipReason};
-use crate::tracer::stops::{Moment, Stops};
+use crate::tracer::stops::{self, Moment, ProgramStop, Stops};
 use crate::tracer::trace::{Options, TraceError};
 use crate::tracer::tracepoints::guest::{self as points, Probes};
 use crate::tracer::view::View;
@@ -21,14 +22,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use vm_memory::Bytes;
 use vmtrace_trampolines::x86_64::{self as compiler, Values};
-use vmtrace_trampolines::{self as program, Overflow, Program, Readable};
+use vmtrace_trampolines::{self as program, Counts, Overflow, Program, Readable};
 
 /// Programs begin at multiples of so many bytes: those of a cache line.
 const ALIGN: u64 = 64;
 /// Probes begin at multiples of so many bytes.
 const PROBE_ALIGN: u64 = 16;
-/// Bytes of half a cache line.
-const HALF_LINE: u64 = 32;
 
 pub(super) fn install(
     guest: &dyn Guest,
@@ -64,6 +63,7 @@ pub(super) fn install(
         stubs: Stubs::default(),
         stops: Vec::new(),
         arrays: FxHashMap::default(),
+        program_stops: Stops::default(),
         init: points::init_text(kernel),
     });
     Ok(Installed { layout, code, area })
@@ -115,164 +115,8 @@ struct Code {
     stops: Vec<u64>,
     /// Run-time addresses of arrays of probes, by what is in them. Never written again.
     arrays: FxHashMap<Vec<u64>, u64>,
+    program_stops: Stops<ProgramStop>,
     init: Range<u64>,
-}
-
-/// The stubs of exits. No search leads to them while exits have one program each.
-#[derive(Default)]
-struct Stubs {
-    /// Of each exit (by index) the last that was made, if any.
-    last: Vec<Option<Stub>>,
-    /// Those made before, by exit and program.
-    older: FxHashMap<(usize, u16), u64>,
-}
-
-/// The stub of an exit.
-#[derive(Clone, Copy)]
-struct Stub {
-    program: u16,
-    /// Run-time address.
-    at: u64,
-    /// What the exit was: while it is held it leads to one of its stubs.
-    form: Form,
-}
-
-impl Stubs {
-    /// The last one of an exit.
-    #[inline]
-    fn last(&self, exit: usize) -> Option<&Stub> {
-        self.last.get(exit)?.as_ref()
-    }
-
-    /// Where that of an exit to a program is.
-    #[inline]
-    fn find(&self, exit: usize, program: u16) -> Option<u64> {
-        let last = self.last(exit)?;
-        let is_last = last.program == program;
-        if is_last { Some(last.at) } else { self.older.get(&(exit, program)).copied() }
-    }
-
-    fn insert(&mut self, exit: usize, stub: Stub) {
-        if let Some(last) = self.last.get_mut(exit)
-            && let Some(before) = last.replace(stub)
-        {
-            self.older.insert((exit, before.program), before.at);
-        }
-    }
-}
-
-/// An exit's instruction as it is in the running kernel.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
-    /// Returns.
-    Return,
-    /// Jumps there (run-time address).
-    Jump(u64),
-    /// Jumps to what this register has, by these bytes.
-    Register([u8; 3], u8),
-}
-
-/// Reads an exit's instruction and verifies it.
-fn form(
-    view: &View<'_>,
-    image: &Image,
-    exit: &Exit,
-    thunk: Option<u64>,
-    stops: &[u64],
-) -> Result<(Form, [u8; 8]), SkipReason> {
-    const LONGEST: u8 = 6;
-    let size = exit.size().min(LONGEST);
-    let word = view.load(image.physical_of(exit.address), size).map_err(|_| SkipReason::NoRam)?;
-    let (bytes, len) = (word.to_le_bytes(), usize::from(size));
-    let address = image.runtime(exit.address);
-    let [first, second, ..] = bytes;
-    let form = match exit.kind {
-        ExitKind::Return if bytes[..len] == site::RETURN => Some(Form::Return),
-        ExitKind::Return => site::jump_target(address, &bytes[..len])
-            .filter(|&target| Some(target) == thunk)
-            .map(|_| Form::Return),
-        // Or to a stub of ours that goes on there: where the guest stops for its modules, and such.
-        ExitKind::Jump { target } => site::jump_target(address, &bytes[..len])
-            .filter(|found| *found == image.runtime(target) || stops.contains(found))
-            .map(Form::Jump),
-        // jmp *%reg; int3; nop
-        ExitKind::Indirect { register, len: 5 } if first == 0xff && second == 0xe0 | register => {
-            Some(Form::Register([first, second, 0], 2))
-        }
-        ExitKind::Indirect { register, len: 6 }
-            if bytes[..3] == [0x41, 0xff, 0xe0 | register & 7] =>
-        {
-            Some(Form::Register([0x41, 0xff, 0xe0 | register & 7], 3))
-        }
-        // To a thunk of the kernel's, with or without a prefix.
-        ExitKind::Indirect { len: 5, .. } => {
-            site::jump_target(address, &bytes[..len]).map(Form::Jump)
-        }
-        ExitKind::Indirect { .. } if first == 0x2e => {
-            site::jump_target(address + 1, &bytes[1..len]).map(Form::Jump)
-        }
-        ExitKind::Indirect { .. } => None,
-    };
-    let form = form.ok_or(SkipReason::GuestOwned(site::describe([first, 0, 0, 0, 0])))?;
-    Ok((form, bytes))
-}
-
-/// Where the stub of an exit of this form will be, with the next free byte at `at`.
-///
-/// A jump through a register must not be predicted by what was seen at another place: on processors
-/// with that fault (Indirect Target Selection), this holds for one whose last byte lies in the upper
-/// half of a cache line, and the kernel leaves a jump of its own as it is only there
-/// (arch/x86/kernel/alternative.c, `cpu_wants_indirect_its_thunk_at`).
-fn place(at: u64, form: Form, kind: ExitKind) -> u64 {
-    let (Form::Register(_, len), ExitKind::Indirect { register, .. }) = (form, kind) else {
-        return at;
-    };
-    let last = compiler::indirect_jump(register) + u64::from(len) - 1;
-    let upper = |at: &u64| (at + last) & HALF_LINE != 0;
-    (at..at + HALF_LINE).find(upper).unwrap_or(at + HALF_LINE)
-}
-
-/// Adds the stub at `at` of an exit (at run-time address `site`) that is of this form. `None`, and
-/// nothing added, when it cannot have one.
-#[inline]
-fn put_stub(
-    code: &mut Vec<u8>,
-    at: u64,
-    site: u64,
-    exit: &Exit,
-    form: Form,
-    program: u64,
-) -> Option<()> {
-    match (form, exit.kind) {
-        (Form::Return, _) => {
-            code.extend_from_slice(&compiler::return_stub(at, site, program)?);
-        }
-        (Form::Jump(to), ExitKind::Indirect { register, .. }) => {
-            // To the thunk that the kernel has chosen.
-            let jump = site::jump(at + compiler::indirect_jump(register), to)?;
-            code.extend(compiler::indirect_stub(at, program, register, &jump)?);
-        }
-        (Form::Jump(to), _) => code.extend_from_slice(&compiler::tail_stub(at, program, to)?),
-        (Form::Register(jump, len), ExitKind::Indirect { register, .. }) => {
-            // Nothing speculates past it.
-            let jump = [jump.get(..usize::from(len))?, &[0xcc]].concat();
-            code.extend(compiler::indirect_stub(at, program, register, &jump)?);
-        }
-        (Form::Register(..), _) => return None,
-    }
-    Some(())
-}
-
-/// What records of an exit with a stub at `at` say.
-fn named(image: &Image, exit: &Exit, at: u64) -> ExitWord {
-    let names = match exit.kind {
-        ExitKind::Return => image.runtime(exit.address),
-        ExitKind::Jump { .. } => at + site::LEN as u64,
-        ExitKind::Indirect { .. } => at + compiler::INDIRECT_CALL,
-    };
-    #[allow(clippy::cast_possible_truncation, reason = "the low half")]
-    let word = names as u32;
-    ExitWord::new(word, exit)
 }
 
 /// The bytes of a site.
@@ -354,13 +198,34 @@ impl Code {
     /// Puts a program that does not end, but goes on at a run-time address.
     fn put_going_on(&mut self, code: program::Code, to: u64) -> Result<u64, TraceError> {
         let full = || TraceError::Full(self.programs.len());
-        let program::Code { mut bytes, endings } = code;
+        let program::Code { mut bytes, endings, .. } = code;
         // The first is the program's own end, the others are those of its parts.
         let (&ending, others) = endings.split_first().ok_or_else(full)?;
         let jump = site::jump(self.next(ALIGN) + ending as u64, to).ok_or_else(full)?;
         let place = bytes.get_mut(ending..ending + site::LEN).ok_or_else(full)?;
         place.copy_from_slice(&jump);
         self.put_ending(&bytes, others)
+    }
+
+    /// Takes note of where a vCPU stops in a program that was put at a run-time address.
+    fn note_stop(
+        &mut self,
+        program: &Program,
+        address: u64,
+        stop: Option<usize>,
+        call: Option<GuestCall>,
+    ) -> Result<(), TraceError> {
+        let (Some(at), Some(Counts::Down { number, trap, .. })) = (stop, program.counts) else {
+            return Ok(());
+        };
+        let trap_at = address + at as u64;
+        let physical = self.memory.guest_address() + (trap_at - map::ADDRESS);
+        let quiet = calls::QUIET.get(..trap.len());
+        let quiet = quiet.and_then(|quiet| Edit::new(physical, trap, quiet));
+        let quiet = quiet.ok_or(TraceError::Annex)?;
+        let stub = stops::Stub { trap: trap_at, next: trap_at + trap.len() as u64, quiet };
+        self.program_stops.stub(ProgramStop { number, call }, stub);
+        Ok(())
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), TraceError> {
@@ -402,6 +267,7 @@ impl GuestCode for Code {
         next: Option<u16>,
     ) -> Result<(), TraceError> {
         let code = compiler::compile(program, self.overflow, &self.values)?;
+        let stop = code.stop;
         let address = match next {
             None => self.put_ending(&code.bytes, &code.endings)?,
             Some(next) => {
@@ -410,6 +276,7 @@ impl GuestCode for Code {
                 self.put_going_on(code, next)?
             }
         };
+        self.note_stop(program, address, stop, None)?;
         self.programs.push(address);
         self.sources.push((program.clone(), next));
         Ok(())
@@ -457,9 +324,10 @@ impl GuestCode for Code {
         }
         let count = self.programs.len();
         let full = || TraceError::Full(count);
-        let (source, next) = self.sources.get(usize::from(program)).ok_or_else(full)?;
-        let mut code = compiler::compile(source, self.overflow, &self.values)?;
-        let way = if let &Some(next) = next {
+        let (source, next) = self.sources.get(usize::from(program)).ok_or_else(full)?.clone();
+        let mut code = compiler::compile(&source, self.overflow, &self.values)?;
+        let stop = code.stop;
+        let way = if let Some(next) = next {
             // Who comes last goes on with the guest's call.
             self.chain(next, call)?;
             *self.chains.get(&(next, call)).ok_or_else(full)?
@@ -473,6 +341,7 @@ impl GuestCode for Code {
             call.target
         };
         let address = self.put_going_on(code, way)?;
+        self.note_stop(&source, address, stop, Some(call))?;
         self.chains.insert((program, call), address);
         Ok(())
     }
@@ -674,6 +543,17 @@ impl GuestCode for Code {
     fn resume(&self, _: &dyn Guest, address: u64) -> Result<u64, GuestError> {
         // Absent entries are never cached, and entering the guest serialises.
         Ok(address)
+    }
+
+    fn stops(&self) -> &Stops<ProgramStop> {
+        &self.program_stops
+    }
+
+    fn again(&self, program: u16, call: Option<GuestCall>) -> Option<u64> {
+        match call {
+            None => self.programs.get(usize::from(program)).copied(),
+            Some(call) => self.chains.get(&(program, call)).copied(),
+        }
     }
 
     fn remove(&mut self, _: &dyn Guest, _: &Image, _: &Kernel, _: bool) -> Result<(), GuestError> {

@@ -3,6 +3,7 @@
 mod brackets;
 mod calls;
 pub(super) mod context;
+mod exit_stubs;
 mod install;
 pub(super) mod map;
 pub(super) mod paging;

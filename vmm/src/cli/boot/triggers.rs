@@ -1,0 +1,120 @@
+//! Options for what is done at calls.
+
+use super::headings;
+use crate::kernel::Kernel;
+use crate::serve::{TriggerError, TriggerSpec};
+use crate::session::{self, Action, Tracing, Trigger};
+use anyhow::{Context, Result, bail};
+use vmtrace_trampolines::Overflow;
+
+fn trigger(text: &str) -> Result<TriggerSpec, String> {
+    text.parse().map_err(|error: TriggerError| error.to_string())
+}
+
+const SPEC: &str = "GLOB[,GLOB...][:N][ if CONDITION]";
+
+/// What is done at calls, each once.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Triggers {
+    /// Record nothing before a call of these functions, and this very call on: the N-th of all their
+    /// calls for which the condition (as of --if) holds, or the first. Counted in the guest, which stops
+    /// at that call alone; may be repeated, and pauses end by it (--stop-at, `ctl pause`)
+    #[arg(long, value_name = SPEC, value_parser = trigger, help_heading = headings::TRACE)]
+    pub start_at: Vec<TriggerSpec>,
+    /// Stop recording at such a call, which is recorded still if its function is traced; may be repeated
+    #[arg(long, value_name = SPEC, value_parser = trigger, help_heading = headings::TRACE)]
+    pub stop_at: Vec<TriggerSpec>,
+    /// At such a call write what the flight recorder (--overflow overwrite) has into the trace; it goes
+    /// on; may be repeated
+    #[arg(long, value_name = SPEC, value_parser = trigger, help_heading = headings::TRACE)]
+    pub snapshot_at: Vec<TriggerSpec>,
+    /// Put a mark into the trace at such a call; may be repeated
+    #[arg(long, value_name = SPEC, value_parser = trigger, help_heading = headings::TRACE)]
+    pub mark_at: Vec<TriggerSpec>,
+    /// End the run at such a call, whatever --run does; may be repeated
+    #[arg(long, value_name = SPEC, value_parser = trigger, help_heading = headings::TRACE)]
+    pub end_at: Vec<TriggerSpec>,
+    /// The exit code of a run that --end-at has ended
+    #[arg(long, value_name = "CODE", default_value_t = 0, requires = "end_at", help_heading = headings::TRACE)]
+    pub end_code: u8,
+}
+
+impl Triggers {
+    fn all(&self) -> impl Iterator<Item = (Action, &TriggerSpec)> {
+        let Self { start_at, stop_at, snapshot_at, mark_at, end_at, .. } = self;
+        let lists = [
+            (Action::Start, start_at),
+            (Action::Stop, stop_at),
+            (Action::Snapshot, snapshot_at),
+            (Action::Mark, mark_at),
+            (Action::End, end_at),
+        ];
+        lists.into_iter().flat_map(|(action, specs)| specs.iter().map(move |spec| (action, spec)))
+    }
+
+    /// The same as words of a command line.
+    pub(super) fn options(&self) -> impl Iterator<Item = String> {
+        let code = (self.end_code != 0).then(|| format!("--end-code={}", self.end_code));
+        self.all().map(|(action, spec)| format!("{}={spec}", action.option())).chain(code)
+    }
+
+    /// What that is in `kernel`, and what the user should know of it.
+    ///
+    /// # Errors
+    /// When there is no such function, or what is asked for cannot be.
+    pub(super) fn resolve(
+        &self,
+        kernel: &Kernel,
+        overflow: Overflow,
+    ) -> Result<(Vec<Trigger>, Vec<String>)> {
+        let (mut triggers, mut notes) = (Vec::new(), Vec::new());
+        for (action, spec) in self.all() {
+            let option = action.option();
+            if action == Action::Snapshot && overflow != Overflow::Overwrite {
+                bail!(
+                    "{option} writes what a flight recorder has: make the trace one, by --overflow \
+                     overwrite"
+                );
+            }
+            let selection = kernel.select_with_report(&spec.filter, &spec.notrace);
+            if let Some(glob) = selection.unmatched.first() {
+                let near = kernel.near_functions(glob);
+                bail!(
+                    "{option} {spec}: no function of {} that can be traced matches {glob:?}{near}",
+                    kernel.release()
+                );
+            }
+            let mut sites = selection.sites;
+            let (condition, more) =
+                session::conditional(kernel, &mut sites, spec.condition.as_ref(), false)
+                    .with_context(|| option)?;
+            notes.extend(more.into_iter().map(|note| format!("{option}: {note}")));
+            let (text, call) = (spec.to_string(), spec.call);
+            triggers.push(Trigger { action, text, sites, condition, call, fired: false });
+        }
+        if triggers.len() > Tracing::MAX_TRIGGERS {
+            bail!("there can be {} triggers at most", Tracing::MAX_TRIGGERS);
+        }
+        Ok((triggers, notes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::boot::tests::args;
+
+    // An emulated host gets them as text again: one that is lost there never comes.
+    #[test]
+    fn an_emulated_host_gets_all_of_them() {
+        let line =
+            "--start-at=a:2 --stop-at=b,c --mark-at=d --end-at=e --snapshot-at=f --end-code=7";
+        let again: Vec<_> = args(line).unwrap().triggers.options().collect();
+        let mut words: Vec<_> = line.split(' ').collect();
+        words.sort_unstable();
+        let mut sorted = again.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, words);
+        assert!(args("--end-code 3").is_err(), "without an end");
+        assert!(args("--stop-at a:0").is_err() && args("--stop-at x=a").is_err());
+    }
+}

@@ -1,0 +1,120 @@
+//! Triggers as people write them: `GLOB[,GLOB...][:N][ if CONDITION]`, with N for the N-th call.
+
+use super::spec::{Actions, SpecError, TracerSpec};
+use crate::condition::Condition;
+use std::fmt;
+use std::str::FromStr;
+
+/// Calls of functions, and which of them is meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TriggerSpec {
+    /// Functions.
+    pub filter: Vec<String>,
+    /// Exceptions: globs with `!` before them.
+    pub notrace: Vec<String>,
+    /// Of which calls; `None` for all.
+    pub condition: Option<Condition>,
+    /// Which of these calls, of all functions and vCPUs together: from 1 on.
+    pub call: u64,
+}
+
+/// Why a text is no trigger.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TriggerError {
+    /// Functions or conditions.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// What tracers have and triggers have not.
+    #[error("{0:?} is no trigger: say GLOB[,GLOB...][:N][ if CONDITION], N for the N-th call")]
+    NoTrigger(String),
+    /// Between the colon and the condition.
+    #[error("{0:?} is no number of a call: say 1 for the first")]
+    Call(String),
+    /// It is not known when that is.
+    #[error("{0:?} names a module: triggers are at functions of the kernel's own image")]
+    Module(String),
+}
+
+impl FromStr for TriggerSpec {
+    type Err = TriggerError;
+
+    fn from_str(text: &str) -> Result<Self, TriggerError> {
+        const IF: &str = " if ";
+        let (globs, condition) = match text.split_once(IF) {
+            Some((globs, condition)) => (globs.trim_end(), Some(condition)),
+            None => (text, None),
+        };
+        if globs.contains(":mod:") {
+            return Err(TriggerError::Module(globs.to_owned()));
+        }
+        let (globs, call) = match globs.rsplit_once(':') {
+            None => (globs, 1),
+            Some((globs, call)) => {
+                let number = call.parse().ok().filter(|&call: &u64| call > 0);
+                (globs, number.ok_or_else(|| TriggerError::Call(call.to_owned()))?)
+            }
+        };
+        let condition = condition.map_or_else(String::new, |text| format!("{IF}{text}"));
+        let spec: TracerSpec = format!("{globs}{condition}").parse()?;
+        if spec.name.is_some() || spec.actions != Actions::default() || spec.filter.is_empty() {
+            return Err(TriggerError::NoTrigger(text.to_owned()));
+        }
+        let TracerSpec { filter, notrace, condition, .. } = spec;
+        Ok(Self { filter, notrace, condition, call })
+    }
+}
+
+impl fmt::Display for TriggerSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let exceptions = self.notrace.iter().map(|glob| ("!", glob));
+        let globs = self.filter.iter().map(|glob| ("", glob)).chain(exceptions);
+        for (index, (mark, glob)) in globs.enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            write!(f, "{comma}{mark}{glob}")?;
+        }
+        if self.call != 1 {
+            write!(f, ":{}", self.call)?;
+        }
+        match &self.condition {
+            Some(condition) => write!(f, " if {condition}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // An emulated host gets triggers as text again.
+    #[test]
+    fn triggers_survive_being_text() {
+        for text in
+            ["vfs_read", "vfs_*,!vfs_read:3", "a if pid == 1", "a,b:17 if comm == \"x:2 if\""]
+        {
+            assert_eq!(text.parse::<TriggerSpec>().unwrap().to_string(), text);
+        }
+        let spec: TriggerSpec = "a,b:1 if cpu == 0".parse().unwrap();
+        assert_eq!((spec.call, spec.filter.len(), spec.condition.is_some()), (1, 2, true));
+    }
+
+    #[test]
+    fn what_is_no_trigger_is_refused() {
+        for bad in [
+            "",
+            "a:",
+            "a:0",
+            "a:-1",
+            "a:graph",
+            "n=a",
+            "!a",
+            "a:2:3",
+            "a if",
+            "a,",
+            ":mod:ext4",
+            "a b",
+        ] {
+            assert!(bad.parse::<TriggerSpec>().is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! vCPUs that stop in a program: at a call that was counted down to.
+
+use super::arch;
+use super::trace::Attachment;
+use crate::kernel::Kernel;
+
+/// A vCPU that stands in a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped {
+    /// The number of the stop.
+    pub number: u16,
+    /// Where it goes on with what it had begun.
+    pub next: u64,
+}
+
+impl Attachment {
+    /// Lets programs stop vCPUs by this from now on.
+    pub fn stop_by(&mut self, trap: &'static [u8]) {
+        self.trap = trap;
+    }
+
+    /// What a vCPU stopped for that stands at this run-time address, if it is one of these.
+    #[must_use]
+    pub fn stopped(&self, address: u64) -> Option<Stopped> {
+        let (stop, next) = self.code.stops().find(address)?;
+        Some(Stopped { number: stop.number, next })
+    }
+
+    /// Run-time addresses at which programs stop vCPUs.
+    pub fn program_traps(&self) -> impl Iterator<Item = u64> {
+        self.code.stops().traps()
+    }
+
+    /// Which of these sites (indices, or numbers of those of modules) `told` names: what a vCPU that
+    /// stands in a program has in the register for it.
+    #[must_use]
+    pub fn site_told(&self, kernel: &Kernel, sites: &[usize], told: u64) -> Option<usize> {
+        let target = arch::of(kernel.arch());
+        let is_told = |site: &usize| {
+            let spot = self.modules.spot(kernel, &self.image, *site);
+            spot.is_some_and(|spot| self.image.runtime(target.return_address(&spot.site)) == told)
+        };
+        sites.iter().copied().find(is_told)
+    }
+
+    /// From where a vCPU that has stopped at this address, called by `site`, does what the site does
+    /// by now. `None` where the site is not held, or that cannot be.
+    #[must_use]
+    pub fn again(&self, address: u64, site: usize) -> Option<u64> {
+        let (stop, _) = self.code.stops().find(address)?;
+        let (_, program) = self.sites().find(|&(held, _)| held == site)?;
+        self.code.again(program, stop.call)
+    }
+}
