@@ -17,6 +17,7 @@ pub mod run;
 pub mod sandbox;
 mod setup;
 pub mod stream;
+pub mod top;
 mod view;
 
 use crate::serve::Source;
@@ -77,6 +78,8 @@ enum Command {
     Setup(setup::Args),
     /// Follow a running trace
     Stream(stream::Args),
+    /// Show the functions with the most calls of a running trace, live
+    Top(top::Args),
 }
 
 /// What happens inside, for those who look: `VMTRACE_LOG` is error, warn, info, debug
@@ -188,6 +191,7 @@ pub fn main() -> u8 {
         Command::Sandbox(args) => sandbox::run(args),
         Command::Setup(args) => setup::run(&args),
         Command::Stream(args) => stream::run(args),
+        Command::Top(args) => top::run(args),
     };
     result.unwrap_or_else(|error| {
         say!("vmtrace: error: {error:#}");

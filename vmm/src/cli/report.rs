@@ -231,6 +231,13 @@ pub(super) fn play(
             fed.and(finished)
         }
     };
+    tell_skipped(&player);
+    let (header, summary) = (player.header().cloned(), player.summary().cloned());
+    played.map(|()| Played { header, summary })
+}
+
+/// Logs what of a stream could not be shown as it is meant.
+pub(super) fn tell_skipped<E: Export>(player: &Player<E>) {
     if player.unknown_records() > 0 {
         log::warn!(
             "{} records of kinds that this vmtrace does not know were skipped",
@@ -243,8 +250,6 @@ pub(super) fn play(
     if player.evicted() > 0 {
         log::warn!("{} calls were given up: too many were open at once", player.evicted());
     }
-    let (header, summary) = (player.header().cloned(), player.summary().cloned());
-    played.map(|()| Played { header, summary })
 }
 
 fn raw_summary(out: &mut dyn Write, header: &Header, summary: &Summary) -> Result<()> {

@@ -137,7 +137,7 @@ fn parse_moment(text: &str) -> Result<u64, String> {
 }
 
 /// A name that a request can have.
-fn parse_name(text: &str) -> Result<String, String> {
+pub(super) fn parse_name(text: &str) -> Result<String, String> {
     if text.is_empty() || text.contains(char::is_whitespace) {
         return Err("names of tracers have no spaces".to_owned());
     }

@@ -69,11 +69,28 @@ impl Counted {
         }
     }
 
+    /// Rows of the table.
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// The table with so many rows at most, and a line for the others.
+    pub(super) fn lines(&self, most: usize) -> Vec<String> {
+        let mut text = Vec::new();
+        // Memory takes everything.
+        let _ = self.write_rows(&mut text, most);
+        String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()
+    }
+
     /// Writes the table, the most frequent first; nothing if nothing was counted.
     ///
     /// # Errors
     /// When the output fails.
     pub(super) fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        self.write_rows(out, usize::MAX)
+    }
+
+    fn write_rows(&self, out: &mut impl Write, most: usize) -> io::Result<()> {
         if self.total == 0 {
             return Ok(());
         }
@@ -113,9 +130,16 @@ impl Counted {
         rows.sort_unstable_by(|(a, of_a), (b, of_b)| {
             of_b.total.cmp(&of_a.total).then_with(|| a.cmp(b))
         });
-        for (key, row) in rows {
+        for (key, row) in rows.iter().take(most) {
             let of = |vcpu| row.by_vcpu.get(vcpu).copied().unwrap_or(0).to_string();
             line(row.total.to_string(), &mut vcpus.iter().map(of), &key.tracer, &key.name)?;
+        }
+        let left = rows.iter().skip(most);
+        let hits = left.fold(0_u64, |sum, (_, row)| sum.saturating_add(row.total));
+        if hits > 0 {
+            let mut none = vcpus.iter().map(|_| String::new());
+            let name = format!("({} more functions)", rows.len().saturating_sub(most));
+            line(hits.to_string(), &mut none, "", &name)?;
         }
         if self.others > 0 {
             let mut none = vcpus.iter().map(|_| String::new());

@@ -26,6 +26,9 @@ mod graph_tests;
 mod horizon;
 mod init;
 mod json;
+mod live;
+#[cfg(test)]
+mod live_tests;
 mod losses;
 mod names;
 mod pairing;
@@ -55,6 +58,7 @@ pub use graph::Graph;
 pub use horizon::Horizon;
 pub(crate) use init::{STARTS_INIT, says_init};
 pub use json::Json;
+pub use live::{Live, Order, Rows};
 pub use losses::write_losses;
 pub use pick::{Pick, Picked};
 pub use player::{PlayError, Player};

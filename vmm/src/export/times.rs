@@ -12,6 +12,9 @@ const FUNCTIONS: usize = 1 << 20;
 const DISTRIBUTIONS: usize = 1 << 14;
 /// Longest duration that percentiles tell apart, in nanoseconds: about an hour.
 const LONGEST: u64 = 1 << 42;
+/// Most calls that have not ended: twice as many as pairing knows of. An end that is not shown here,
+/// of another vCPU than its entry, would leave a call open for good.
+const OPEN: usize = 1 << 19;
 /// Most calls around one that are looked at.
 const DEEP: usize = 4096;
 
@@ -58,6 +61,26 @@ struct Open {
 }
 
 impl Times {
+    /// Without distributions, which take most of the memory.
+    pub(crate) fn without_percentiles() -> Self {
+        Self { distributions: DISTRIBUTIONS, ..Self::default() }
+    }
+
+    /// Calls that have not ended.
+    #[cfg(test)]
+    pub(super) fn open(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Forgets the older half of the calls that have not ended.
+    #[cold]
+    fn forget(&mut self) {
+        let mut frames: Vec<_> = self.open.keys().copied().collect();
+        let middle = frames.len() / 2;
+        let (_, &mut limit, _) = frames.select_nth_unstable(middle);
+        self.open.retain(|frame, _| *frame >= limit);
+    }
+
     fn function(&mut self, name: &Name<'_>) -> Option<&mut Function> {
         if self.functions.len() >= FUNCTIONS && !self.functions.contains_key(&name.address) {
             return None;
@@ -82,6 +105,9 @@ impl Times {
     pub(crate) fn entry(&mut self, entry: &Entry<'_>) {
         self.counted(&entry.function, 1);
         if let Some(place) = entry.place {
+            if self.open.len() >= OPEN {
+                self.forget();
+            }
             let (function, parent) = (entry.function.address, place.parent);
             let open = Open { function, parent, inner: 0, doubtful: false };
             self.open.insert(place.frame, open);

@@ -103,6 +103,6 @@ impl<W: Write> Export for Top<W> {
     }
 }
 
-fn micros(nanoseconds: u64) -> String {
+pub(super) fn micros(nanoseconds: u64) -> String {
     format!("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000)
 }
