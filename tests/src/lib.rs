@@ -16,6 +16,7 @@ pub mod random;
 pub mod stress;
 pub mod trace;
 pub mod tree;
+pub mod userland;
 
 use std::path::PathBuf;
 use std::process::Command;

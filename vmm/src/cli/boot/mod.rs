@@ -9,6 +9,7 @@ mod input;
 mod outlet;
 mod parse;
 mod times;
+mod userland;
 mod watchers;
 
 use crate::cli::BadUsage;
@@ -130,9 +131,9 @@ pub struct Args {
     /// Begin to trace when this function is first called
     #[arg(long, value_name = "FUNCTION", help_heading = headings::TRACE)]
     pub from: Option<String>,
-    /// Run a command line in the guest, then power off. The built-in system has no shell: commands
-    /// with quoted words, `;` and `&&`, of what --add gave it and of cat, echo, false, ls, mark,
-    /// poweroff, sleep, true and write
+    /// Run a command line in the guest, then power off. Programs: what --add gave, cat, echo, false,
+    /// ls, mark, poweroff, sleep, true, write, and those of Debian's static busybox, whose shell is
+    /// only for what words, quotes, `;` and `&&` are not enough for (vmtrace setup fetches it)
     #[arg(long, value_name = "CMD", value_parser = parse::run, help_heading = headings::MACHINE)]
     pub run: Option<String>,
     /// Put this file at /NAME of the built-in initramfs; may be repeated
