@@ -1,15 +1,16 @@
-//! Runs a command line: by `/bin/sh` where there is one, step by step otherwise.
+//! Runs a command line: by the system's `/bin/sh` where it has one, step by step otherwise. In vmtrace's own userland the
+//! shell is for lines that need one.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
 use crate::reaper::Reaper;
-use crate::words::{self, Step};
+use crate::words::{self, Error, Line, Step};
 
 /// Where commands are looked for, in this order: `/` first, since that is where added files are.
 pub(crate) const PATH: &str = "/:/bin:/sbin:/usr/bin:/usr/sbin:/usr/local/bin";
@@ -25,6 +26,12 @@ pub(crate) const NOT_EXECUTABLE: i32 = 126;
 
 const SHELL: &str = "/bin/sh";
 
+/// Says that `/bin/sh` is the userland that vmtrace has put there, and not the system's own.
+const USERLAND: &str = "/vmtrace/userland";
+
+/// Where that userland has the programs that applets have the names of.
+const REAL: &str = "/usr/bin";
+
 /// How a command line ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Status {
@@ -32,15 +39,31 @@ pub(crate) enum Status {
     Signaled(i32),
 }
 
-/// Whether command lines may use a shell's whole language here.
-pub(crate) fn has_shell() -> bool {
-    Path::new(SHELL).exists()
+/// Whether the system has a shell of its own, which is then for all command lines.
+pub(crate) fn has_own_shell() -> bool {
+    Path::new(SHELL).exists() && !has_userland()
+}
+
+/// Whether vmtrace's userland is here.
+pub(crate) fn has_userland() -> bool {
+    Path::new(USERLAND).exists() && Path::new(SHELL).exists()
+}
+
+/// Whether a shell runs the line; otherwise it is run step by step.
+fn is_for_shell(line: &OsStr) -> Result<bool, Error> {
+    if !has_userland() {
+        return Ok(has_own_shell());
+    }
+    let is_program = |name: &str| find(name.as_ref(), PATH.as_ref()).is_ok();
+    // Text of another encoding is the shell's to understand.
+    let Some(line) = line.to_str() else { return Ok(true) };
+    Ok(matches!(words::understand(line, is_program)?, Line::Shell(_)))
 }
 
 /// Runs `line` to its end.
 pub(crate) fn run(reaper: &Arc<Reaper>, line: &OsStr) -> Result<Status, String> {
-    if has_shell() {
-        return spawn(reaper, Path::new(SHELL), &["-c".as_ref(), line]);
+    if is_for_shell(line).map_err(|e| e.to_string())? {
+        return spawn(reaper, Command::new(SHELL).arg("-c").arg(line));
     }
     let line = line.to_str().ok_or("the command line is not UTF-8, and there is no /bin/sh")?;
     let mut last = Status::Exited(0);
@@ -52,12 +75,22 @@ pub(crate) fn run(reaper: &Arc<Reaper>, line: &OsStr) -> Result<Status, String> 
     Ok(last)
 }
 
-/// A process that does the same: a shell, or this program again.
+/// A process that does the same: a shell, or this program again, which also says what is wrong with a line.
 pub(crate) fn of_line(line: &OsStr) -> Command {
-    let (program, option) = if has_shell() { (SHELL, "-c") } else { ("/proc/self/exe", "run") };
+    let shell = is_for_shell(line).unwrap_or(false);
+    let (program, option) = if shell { (SHELL, "-c") } else { ("/proc/self/exe", "run") };
     let mut command = Command::new(program);
     command.arg(option).arg(line);
     command
+}
+
+/// Becomes the userland's program of an applet's name, if there is one.
+pub(crate) fn become_real(name: &OsStr, args: &[OsString]) {
+    let program = Path::new(REAL).join(name);
+    if has_userland() && program.exists() {
+        // If that fails, the applet goes on, and says what it cannot.
+        let _ = Command::new(program).args(args).exec();
+    }
 }
 
 /// `vmtrace-agent run LINE`: the same, in a system that has a process 1 already.
@@ -74,16 +107,15 @@ pub(crate) fn run_as_process(line: &OsStr) -> ExitCode {
 
 /// Starts a shell on the console.
 pub(crate) fn shell(reaper: &Arc<Reaper>) -> Result<Status, String> {
-    spawn(reaper, Path::new(SHELL), &[])
+    spawn(reaper, &mut Command::new(SHELL))
 }
 
 fn run_step(reaper: &Arc<Reaper>, step: &Step) -> Result<Status, String> {
     let Some((name, args)) = step.words.split_first() else { return Ok(Status::Exited(0)) };
     match find(name.as_ref(), PATH.as_ref()) {
         Ok(path) => {
-            let args: Vec<&OsStr> = args.iter().map(OsStr::new).collect();
             // Like a shell: a program that cannot be started is the command's failure, not ours.
-            spawn(reaper, &path, &args).or_else(|e| {
+            spawn(reaper, Command::new(path).args(args)).or_else(|e| {
                 eprintln!("vmtrace-agent: {e}");
                 Ok(Status::Exited(NOT_EXECUTABLE))
             })
@@ -116,10 +148,10 @@ pub(crate) fn find(name: &OsStr, path: &OsStr) -> Result<PathBuf, i32> {
     Err(if candidates.iter().any(|p| p.exists()) { NOT_EXECUTABLE } else { NOT_FOUND })
 }
 
-fn spawn(reaper: &Arc<Reaper>, program: &Path, args: &[&OsStr]) -> Result<Status, String> {
+fn spawn(reaper: &Arc<Reaper>, command: &mut Command) -> Result<Status, String> {
+    let program = command.get_program().to_owned();
     let text = |e: std::io::Error| format!("{}: {e}", program.display());
-    let mut child =
-        reaper.spawn(Command::new(program).args(args).env("PATH", PATH)).map_err(text)?;
+    let mut child = reaper.spawn(command.env("PATH", PATH)).map_err(text)?;
     let status = child.wait().map_err(text)?;
     Ok(match (status.code(), status.signal()) {
         (Some(code), _) => Status::Exited(code),

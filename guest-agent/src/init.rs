@@ -10,6 +10,7 @@ use std::time::Duration;
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::signal::{SigSet, Signal};
 
 use crate::channel::{Channel, drain};
 use crate::command::{self, Status};
@@ -55,6 +56,9 @@ pub(crate) fn main() -> ! {
     for error in load_modules(Path::new(MODULES)) {
         channel.error(&error);
     }
+    if command::has_userland() {
+        power_off_when_told();
+    }
     let reaper = match Reaper::of_everything() {
         Ok(reaper) => reaper,
         Err(e) => {
@@ -71,7 +75,7 @@ pub(crate) fn main() -> ! {
     };
     let result = match fs::read(RUN) {
         Ok(line) => Some(command::run(&reaper, &command::line_of(&line))),
-        Err(e) if e.kind() == io::ErrorKind::NotFound && command::has_shell() => {
+        Err(e) if e.kind() == io::ErrorKind::NotFound && command::has_own_shell() => {
             Some(command::shell(&reaper))
         }
         // Whoever connects says what happens, until the machine is stopped or `poweroff` was run.
@@ -100,6 +104,19 @@ fn serve(reaper: &Arc<Reaper>) -> Result<(), String> {
         Channel::open().error(&format!("vsock: {error}"));
     });
     thread.map_err(|e| format!("no thread: {e}"))
+}
+
+/// `poweroff` and `halt` within busybox's shell are its own, which ask process 1 by a signal. Before there are threads.
+fn power_off_when_told() {
+    let told: SigSet = [Signal::SIGUSR1, Signal::SIGUSR2].into_iter().collect();
+    // Blocked here, as every child has its mask emptied.
+    if told.thread_block().is_ok() {
+        let _ = start_thread("poweroff", move || {
+            if told.wait().is_ok() {
+                power_off(&mut Channel::open());
+            }
+        });
+    }
 }
 
 fn mount_all() -> Vec<String> {

@@ -17,19 +17,30 @@ pub mod reaper;
 pub mod server;
 mod words;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
 const USAGE: &str = "usage: vmtrace-agent serve [--port N] | mark TEXT | run 'COMMAND LINE' \
                      | applet NAME [ARGUMENT]... | --version";
 
-/// Whether a command line can be run where there is no shell, as in the built-in initramfs.
+pub use words::{Line, Step};
+
+/// How a command line is run in a system of vmtrace's own that has a shell, and these programs beside it.
 ///
 /// # Errors
-/// Why not, for the user.
-pub fn check_command_line(line: &str) -> Result<(), String> {
-    let steps = words::split(line).map_err(|error| error.to_string())?;
-    if steps.is_empty() { Err("there is no command in it".to_owned()) } else { Ok(()) }
+/// Why it cannot be run at all, for the user.
+pub fn understand(line: &str, is_program: impl Fn(&str) -> bool) -> Result<Line, String> {
+    match words::understand(line, is_program).map_err(|error| error.to_string())? {
+        Line::Steps(steps) if steps.is_empty() => Err("there is no command in it".to_owned()),
+        line => Ok(line),
+    }
+}
+
+/// Whether the applet of that name leaves a command to a real program (busybox's): it has options.
+pub fn needs_program(name: impl AsRef<OsStr>, args: &[impl AsRef<OsStr>]) -> bool {
+    let option = |arg: &OsStr| arg.len() > 1 && arg.as_encoded_bytes().starts_with(b"-");
+    ["cat", "ls"].iter().any(|applet| name.as_ref() == *applet)
+        && args.iter().any(|arg| option(arg.as_ref()))
 }
 
 /// The whole program.
@@ -41,7 +52,12 @@ pub fn main() -> ExitCode {
     let name = args.next().unwrap_or_default();
     let name = std::path::Path::new(&name).file_name().unwrap_or_default();
     if let Some(applet) = applets::find(name) {
-        return applet(&args.collect::<Vec<_>>());
+        let args: Vec<_> = args.collect();
+        // Without a real one the applet says that it knows no options.
+        if needs_program(name, &args) {
+            command::become_real(name, &args);
+        }
+        return applet(&args);
     }
     let args: Vec<_> = args.collect();
     match (args.first().and_then(|a| a.to_str()), args.get(1..).unwrap_or_default()) {

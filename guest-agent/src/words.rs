@@ -4,11 +4,53 @@ use std::fmt;
 
 /// One command of a command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Step {
+pub struct Step {
     /// Program and arguments; never empty.
-    pub(crate) words: Vec<String>,
+    pub words: Vec<String>,
     /// Runs only if the step before it succeeded (`&&`).
-    pub(crate) after_success: bool,
+    pub after_success: bool,
+}
+
+/// How a command line is run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Line {
+    /// One program after the other.
+    Steps(Vec<Step>),
+    /// By a shell, because of this word or sign in it.
+    Shell(String),
+}
+
+/// What begins a command that only a shell understands: words of its syntax, and its builtins that are no programs.
+const SHELL_WORDS: [&str; 44] = [
+    "!", ".", ":", "alias", "bg", "break", "case", "cd", "command", "continue", "do", "done",
+    "elif", "else", "esac", "eval", "exec", "exit", "export", "fg", "fi", "for", "function",
+    "getopts", "if", "jobs", "local", "read", "readonly", "return", "select", "set", "shift",
+    "source", "then", "trap", "type", "umask", "unalias", "unset", "until", "wait", "while", "{",
+];
+
+/// How to run a line where there is a shell, and these programs. What can be run without one is: then no shell is in
+/// the trace.
+pub(crate) fn understand(line: &str, is_program: impl Fn(&str) -> bool) -> Result<Line, Error> {
+    let steps = match split(line) {
+        Ok(steps) => steps,
+        Err(Error::NeedsShell(sign)) => return Ok(Line::Shell(sign.to_string())),
+        Err(error) => return Err(error),
+    };
+    let names = steps.iter().filter_map(|step| step.words.first());
+    let shell = names.into_iter().find(|name| is_shell_word(name) && !is_program(name)).cloned();
+    Ok(shell.map_or(Line::Steps(steps), Line::Shell))
+}
+
+fn is_shell_word(word: &str) -> bool {
+    SHELL_WORDS.contains(&word) || is_assignment(word)
+}
+
+/// `NAME=...`
+fn is_assignment(word: &str) -> bool {
+    let Some((name, _)) = word.split_once('=') else { return false };
+    !name.is_empty()
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
 /// Why a command line cannot be run without a shell.
@@ -65,6 +107,8 @@ pub(crate) fn split(line: &str) -> Result<Vec<Step>, Error> {
                 }
             },
             '\\' => out.push(chars.next().ok_or(Error::Unterminated('\\'))?),
+            // As in a shell, a line may end behind `&&`.
+            '\n' if out.and && out.is_between() => {}
             ';' | '\n' => out.end_step(false)?,
             '&' if chars.peek() == Some(&'&') => {
                 chars.next();
@@ -100,6 +144,11 @@ impl Splitter {
 
     fn end_word(&mut self) {
         self.words.extend(self.word.take());
+    }
+
+    /// Whether the next command has not begun.
+    fn is_between(&self) -> bool {
+        self.words.is_empty() && self.word.is_none()
     }
 
     fn end_step(&mut self, and: bool) -> Result<(), Error> {
@@ -145,6 +194,42 @@ mod tests {
             [step(false, &["a"]), step(false, &["b"]), step(false, &["c"]), step(true, &["d"]),]
         );
         assert_eq!(words("a ; ; b"), [step(false, &["a"]), step(false, &["b"])]);
+    }
+
+    // What ran without a shell before there was one still does.
+    #[test]
+    fn a_shell_is_for_what_needs_one() {
+        let needs = |line: &str| match understand(line, |name| name == "read").unwrap() {
+            Line::Shell(what) => Some(what),
+            Line::Steps(_) => None,
+        };
+        for line in ["ls /", "a; b && c", "echo '|' \"a>b\" x=1 ~ # {a,b}", "test -e /x", "./x=1"] {
+            assert_eq!(needs(line), None, "{line}");
+        }
+        for (line, what) in [
+            ("ls / | wc -l", "|"),
+            ("echo a >/tmp/b", ">"),
+            ("echo $HOME", "$"),
+            ("a || b", "|"),
+            ("ls /*", "*"),
+            ("[ -e /x ]", "["),
+            ("true; if true; then true; fi", "if"),
+            ("cd /tmp && ls", "cd"),
+            ("A=1 env", "A=1"),
+            ("{ ls; }", "{"),
+        ] {
+            assert_eq!(needs(line).as_deref(), Some(what), "{line}");
+        }
+        // A program of that name is what was always meant.
+        assert_eq!(needs("read x"), None);
+        assert_eq!(understand("echo 'a", |_| false), Err(Error::Unterminated('\'')));
+        assert_eq!(understand("a &&", |_| false), Err(Error::NoCommand));
+    }
+
+    #[test]
+    fn a_line_may_end_behind_and() {
+        assert_eq!(words("a &&\n  b"), [step(false, &["a"]), step(true, &["b"])]);
+        assert_eq!(split("a &&\n"), Err(Error::NoCommand));
     }
 
     #[test]

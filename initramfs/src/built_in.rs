@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use crate::archive::Archive;
 use crate::error::Error;
 use crate::modules::LoadedModule;
+use crate::userland::Userland;
 
 /// The agent for guests of the architecture that vmtrace is built for.
 pub static AGENT: &[u8] = include_bytes!(env!("VMTRACE_AGENT"));
 
 /// The agent's applets; each has a link in `/bin`.
-const APPLETS: [&str; 9] =
+pub const APPLETS: [&str; 9] =
     ["cat", "echo", "false", "ls", "mark", "poweroff", "sleep", "true", "write"];
 
 /// The built-in initramfs: agent, added files, modules, and the command line to run.
@@ -21,6 +22,7 @@ pub struct Builder {
     run: Option<String>,
     files: Vec<PathBuf>,
     modules: Vec<LoadedModule>,
+    userland: Option<Userland>,
     without_agent: bool,
 }
 
@@ -71,6 +73,13 @@ impl Builder {
         self
     }
 
+    /// Programs beside the agent's applets, with a shell.
+    #[must_use]
+    pub fn userland(mut self, userland: Option<Userland>) -> Self {
+        self.userland = userland;
+        self
+    }
+
     /// The agent is added later, by [`add_agent`] of a vmtrace for the guest's architecture.
     #[must_use]
     pub fn without_agent(mut self) -> Self {
@@ -91,6 +100,9 @@ impl Builder {
         } else {
             agent(&mut archive)?;
         }
+        if let Some(userland) = &self.userland {
+            userland.add(&mut archive)?;
+        }
         for file in &self.files {
             add(&mut archive, file)?;
         }
@@ -109,7 +121,7 @@ impl Builder {
     }
 }
 
-fn bytes(
+pub(crate) fn bytes(
     archive: &mut Archive<Vec<u8>>,
     path: &str,
     mode: u32,

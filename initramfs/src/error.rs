@@ -40,6 +40,14 @@ pub enum Error {
     /// The archive cannot be written.
     #[error("cannot write the initramfs: {0}")]
     Write(io::Error),
+    /// An entry of the cache that is none.
+    #[error("the userland in {} is damaged: {reason}", .path.display())]
+    Userland {
+        /// The entry.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
     /// A directory without modules.
     #[error(
         "{} has no kernel modules; it should be like the content of /lib/modules/RELEASE",

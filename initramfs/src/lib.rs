@@ -5,8 +5,10 @@ mod archive;
 mod built_in;
 mod error;
 mod modules;
+mod userland;
 
 pub use archive::Archive;
-pub use built_in::{AGENT, Builder, add_agent};
+pub use built_in::{AGENT, APPLETS, Builder, add_agent};
 pub use error::Error;
 pub use modules::{LoadedModule, Modules};
+pub use userland::Userland;

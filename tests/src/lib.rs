@@ -17,6 +17,7 @@ pub mod stress;
 pub mod trace;
 pub mod tree;
 pub mod triggers;
+pub mod userland;
 
 use std::path::PathBuf;
 use std::process::Command;

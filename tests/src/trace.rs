@@ -16,6 +16,8 @@ pub const KERNELS: [&str; 3] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7"];
 /// Those for riscv64: without CALL_OPS, and with.
 pub const RISCV_KERNELS: [&str; 2] = ["riscv64-6.12", "riscv64-7"];
 const TRACE: &str = "/out/trace";
+/// The cache in the host, which has the userland of guests.
+const CACHE: &str = "/cache";
 /// Where the workload program is in the host and in guests.
 pub const WORKLOAD: &str = "/vmtrace-guest";
 
@@ -38,6 +40,13 @@ pub fn options(workload: &str, kernels: &[&str]) -> Result<HostOptions> {
             files.push((format!("/k/{name}.bz"), FileSource::Bytes(image.to_vec())));
         }
         files.push((format!("/k/{name}"), FileSource::Bytes(kernel.vmlinux().to_vec())));
+    }
+    let userland = Path::new("userland").join(arch.name());
+    for name in ["busybox", "applets", "package"] {
+        let file = userland.join(name);
+        let path = cache_dir().context("no cache directory")?.join(&file);
+        ensure!(path.is_file(), "{}: run scripts/setup", path.display());
+        files.push((format!("{CACHE}/{}", file.display()), FileSource::Path(path)));
     }
     let vmtrace = crate::vmtrace_for(arch)?;
     let source = vmtrace::SOURCE;
@@ -318,7 +327,9 @@ pub(crate) fn boot_once(
         all.extend(["--cmdline", &cmdline]);
     }
     all.extend(args);
-    let mut finished = host.vmtrace(&all, &[TRACE])?;
+    let mut finished = host.run(None, &all, &[TRACE], |job| {
+        job.env.insert("VMTRACE_CACHE".to_owned(), CACHE.to_owned());
+    })?;
     let trace = finished.outputs.pop().context("no output")?;
     let trace = Trace::read(trace)
         .with_context(|| format!("{all:?}: {:?}\n{}", finished.end, finished.err()))?;

@@ -147,6 +147,11 @@ fn system_calls_are_told_apart() {
 }
 
 #[test]
+fn a_line_that_needs_a_shell_gets_one() {
+    GUESTS.a_line_that_needs_a_shell_gets_one("x86_64-6.12");
+}
+
+#[test]
 fn a_kernel_without_type_information_is_traced() {
     GUESTS.a_kernel_without_type_information_is_traced("x86_64-6.12");
 }

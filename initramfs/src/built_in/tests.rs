@@ -69,6 +69,43 @@ fn the_agent_can_come_later() {
     assert!(error.to_string().contains("/init would be"));
 }
 
+// A guest of another architecture gets its agent later, which must not undo what is here.
+#[test]
+fn a_userland_leaves_the_agent_its_names() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, content) in [
+        ("busybox", "\x7fELF"),
+        ("applets", "[\nbusybox\ncat\ninit\nls\npoweroff\nsh\nwc\n"),
+        ("package", "busybox-static 1\n"),
+    ] {
+        fs::write(dir.path().join(name), content).unwrap();
+    }
+    let builder = || Builder::new().userland(Some(Userland::open(dir.path()).unwrap()));
+    let whole = unpack(&builder().build().unwrap());
+    let rest = builder().without_agent().build().unwrap();
+    let mut later = unpack(&add_agent(&rest).unwrap());
+    later.extend(unpack(&rest));
+    assert_eq!(whole["bin/busybox"], (0o100_755, b"\x7fELF".to_vec()));
+    for files in [&whole, &later] {
+        let target = |name: &str| std::str::from_utf8(&files[name].1).unwrap();
+        for name in APPLETS {
+            assert_eq!(target(&format!("bin/{name}")), "../init");
+        }
+        for name in ["[", "sh", "wc"] {
+            assert_eq!(target(&format!("bin/{name}")), "busybox");
+        }
+        for name in ["cat", "env", "ls"] {
+            assert_eq!(target(&format!("usr/bin/{name}")), "../../bin/busybox");
+        }
+        for name in ["bin/init", "usr/bin/poweroff", "usr/bin/wc"] {
+            assert!(!files.contains_key(name), "{name}");
+        }
+        assert_eq!(target("vmtrace/userland"), "busybox-static 1\n");
+        assert!(files["init"].1 == AGENT);
+    }
+    assert!(!unpack(&Builder::new().build().unwrap()).contains_key("vmtrace/userland"));
+}
+
 #[test]
 fn every_applet_has_its_link() {
     for applet in APPLETS {

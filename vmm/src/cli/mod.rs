@@ -74,7 +74,7 @@ enum Command {
     Run(Box<run::Args>),
     #[command(hide = true)]
     Sandbox(sandbox::Args),
-    /// Fetch kernels: what an emulated host needs, and kernels to trace
+    /// Fetch what an emulated host needs, busybox for guests, and kernels to trace
     Setup(setup::Args),
     /// Follow a running trace
     Stream(stream::Args),

@@ -1,4 +1,4 @@
-//! `vmtrace setup`: fetches kernels out of Debian's packages, by the script that developers use
+//! `vmtrace setup`: fetches kernels and guests' busybox out of Debian's packages, by the script that developers use
 //! (`images/fetch`). apt checks signatures and knows mirrors and proxies, better than code of our
 //! own would.
 
@@ -14,8 +14,9 @@ const SCRIPT: &str =
 /// Arguments of `vmtrace setup`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// What to fetch: host-x86_64, host-riscv64 (what emulated hosts need), a kernel to trace as
-    /// --list has them, or all; by default what an emulated host of this machine's architecture needs
+    /// What to fetch: host-x86_64, host-riscv64 (what emulated hosts need), userland-x86_64,
+    /// userland-riscv64 (busybox for guests), a kernel to trace as --list has them, or all; by
+    /// default host and userland of this machine's architecture
     #[arg(value_name = "NAME", conflicts_with = "list")]
     names: Vec<String>,
     /// Show the names, and what is there
@@ -48,7 +49,8 @@ fn command(args: &Args) -> Command {
     if args.list {
         command.arg("list");
     } else if args.names.is_empty() {
-        command.arg(format!("host-{}", HostArch::native().name()));
+        let arch = HostArch::native().name();
+        command.args([format!("host-{arch}"), format!("userland-{arch}")]);
     }
     command.args(&args.names);
     command
@@ -80,7 +82,8 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let (code, said) = setup(cache.path(), "--list");
         assert_eq!(code, Some(0), "{said}");
-        for name in ["x86_64-6.12", "riscv64-7", "host-x86_64", "host-riscv64"] {
+        for name in ["x86_64-6.12", "riscv64-7", "host-x86_64", "host-riscv64", "userland-riscv64"]
+        {
             let line = said.lines().find(|line| line.split(' ').next() == Some(name));
             assert!(line.is_some_and(|line| line.ends_with("not fetched")), "{said}");
         }

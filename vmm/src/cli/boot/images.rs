@@ -1,6 +1,6 @@
 //! The kernel, modules and initial RAM disk of a run: as named, or as found.
 
-use super::Args;
+use super::{Args, userland};
 use crate::emulated::HostArch;
 use crate::initramfs;
 use anyhow::{Context, Result, anyhow, bail};
@@ -118,6 +118,7 @@ pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
         return Ok(if args.add_agent { initramfs::add_agent(&content)? } else { content });
     }
     let mut builder = initramfs::Builder::new().run(args.run.as_deref());
+    builder = builder.userland(userland::find(args, guest)?);
     if !guest.is_native() {
         builder = builder.without_agent();
     }

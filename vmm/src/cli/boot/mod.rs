@@ -10,6 +10,7 @@ mod outlet;
 mod parse;
 mod times;
 mod triggers;
+mod userland;
 mod watchers;
 
 use crate::cli::BadUsage;
@@ -135,9 +136,9 @@ pub struct Args {
     /// What is done at calls
     #[command(flatten)]
     pub triggers: Triggers,
-    /// Run a command line in the guest, then power off. The built-in system has no shell: commands
-    /// with quoted words, `;` and `&&`, of what --add gave it and of cat, echo, false, ls, mark,
-    /// poweroff, sleep, true and write
+    /// Run a command line in the guest, then power off. Programs: what --add gave, cat, echo, false,
+    /// ls, mark, poweroff, sleep, true, write, and those of Debian's static busybox, whose shell is
+    /// only for what words, quotes, `;` and `&&` are not enough for (vmtrace setup fetches it)
     #[arg(long, value_name = "CMD", value_parser = parse::run, help_heading = headings::MACHINE)]
     pub run: Option<String>,
     /// Put this file at /NAME of the built-in initramfs; may be repeated

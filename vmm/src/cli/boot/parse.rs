@@ -12,9 +12,9 @@ pub(super) fn argument(text: &str) -> Result<ArgumentSpec, String> {
     ArgumentSpec::parse(text).map_err(|error| error.to_string())
 }
 
-/// A command line that the agent can run without a shell.
+/// A command line that the agent or a shell can run.
 pub(super) fn run(text: &str) -> Result<String, String> {
-    vmtrace_agent::check_command_line(text)?;
+    vmtrace_agent::understand(text, |_| false)?;
     Ok(text.to_owned())
 }
 
