@@ -182,7 +182,10 @@ pub fn run(
             }
             Ok(Event::Trap { vcpu, address }) => {
                 controller.trapped(&machine, vcpu, address)?;
-                let _ = machine.release(vcpu);
+                // Nothing comes behind the call at which the run ends.
+                if controller.ended_by.is_none() {
+                    let _ = machine.release(vcpu);
+                }
             }
             Ok(Event::Exit(reason)) => {
                 let reason = controller.verdict.of(reason);
