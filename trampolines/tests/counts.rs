@@ -222,12 +222,23 @@ fn a_program_that_counts_goes_on_to_others() {
     }
 }
 
-/// In place of what stops a CPU: sets a register that is free, x86-64's r11 and riscv64's t5.
-const MARK: (&[u8], usize, u64) = if cfg!(target_arch = "riscv64") {
-    (&[0x37, 0x5f, 0x34, 0x12], 30, 0x1234_5000)
-} else {
-    (&[0x41, 0xbb, 0x00, 0x50, 0x34, 0x12], 11, 0x1234_5000)
-};
+/// In place of what stops a CPU: writes to this word, at a multiple of 8 below 2 GiB.
+#[expect(clippy::cast_possible_truncation, reason = "below 2 GiB")]
+fn mark(word: u64) -> &'static [u8] {
+    let address = word as u32;
+    let code = if cfg!(target_arch = "riscv64") {
+        const T5: u32 = 30;
+        let upper = address.wrapping_add(0x800) & !0xfff;
+        let lower = address.wrapping_sub(upper);
+        // lui t5, upper; sd t5, lower(t5)
+        let store = (lower >> 5 & 0x7f) << 25 | T5 << 20 | T5 << 15 | 3 << 12 | (lower & 0x1f) << 7;
+        [(upper | T5 << 7 | 0x37).to_le_bytes(), (store | 0x23).to_le_bytes()].concat()
+    } else {
+        // inc qword ptr [word]
+        [[0x48, 0xff, 0x04, 0x25], address.to_le_bytes()].concat()
+    };
+    code.leak()
+}
 /// Which register tells the site then.
 const TOLD: usize = if cfg!(target_arch = "riscv64") { 5 } else { 10 };
 
@@ -240,8 +251,8 @@ fn a_cpu_stops_at_the_very_call_that_makes_the_counter_0() {
     for addressing in ADDRESSINGS {
         for (condition, at) in [(None, 5), (Some(Condition::Test(on_cpu_1.clone())), 9)] {
             let (mut guest, address, counters) = guest(true, addressing);
-            let (trap, register, mark) = MARK;
             counters[2].store(5, Ordering::Relaxed);
+            let trap = mark(address + 24);
             let counts = Some(Counts::Down { number: 0, counter: address + 16, trap });
             let number =
                 guest.add(&Program { counts, condition, ..entry_program() }, addressing, None);
@@ -254,7 +265,7 @@ fn a_cpu_stops_at_the_very_call_that_makes_the_counter_0() {
                 after.x.fill_with(|| random.next());
                 let before = after.clone();
                 guest.run(called, &mut after);
-                let stopped = after.x[register] == mark;
+                let stopped = counters[3].swap(0, Ordering::Relaxed) != 0;
                 assert_eq!(stopped, call == at, "call {call} {addressing:?}");
                 let told = guest.function(called);
                 assert!(!stopped || after.x[TOLD] & 0xffff_ffff == told.into(), "{after:x?}");
@@ -275,7 +286,7 @@ fn counters_that_cannot_be_are_refused() {
     let near = Counters { distance: 0x1000, stride: 4096, rounds: false };
     let check = |counts| counting(counts).check();
     let down = |counter| {
-        let counts = Some(Counts::Down { number: 0, counter, trap: MARK.0 });
+        let counts = Some(Counts::Down { number: 0, counter, trap: &[] });
         Program { counts, ..entry_program() }.check()
     };
     assert!(down(0x7fff_fff8).is_ok() && down(0xffff_ffff_8000_0000).is_ok());
