@@ -8,10 +8,10 @@ use std::str::FromStr;
 const NAME_MAX: usize = 32;
 
 /// Between functions and the module that they must be in.
-const MODULE: &str = ":mod:";
+pub(super) const MODULE: &str = ":mod:";
 
 /// Between what is traced and under which condition.
-const IF: &str = " if ";
+pub(super) const IF: &str = " if ";
 
 /// What a tracer does with a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -132,17 +132,27 @@ impl FromStr for TracerSpec {
     }
 }
 
+/// `GLOB[,GLOB...]`, with `!` before exceptions.
+pub(super) fn write_globs(
+    f: &mut fmt::Formatter<'_>,
+    filter: &[String],
+    notrace: &[String],
+) -> fmt::Result {
+    let exceptions = notrace.iter().map(|glob| ("!", glob));
+    let globs = filter.iter().map(|glob| ("", glob)).chain(exceptions);
+    for (index, (mark, glob)) in globs.enumerate() {
+        let comma = if index == 0 { "" } else { "," };
+        write!(f, "{comma}{mark}{glob}")?;
+    }
+    Ok(())
+}
+
 impl fmt::Display for TracerSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = &self.name {
             write!(f, "{name}=")?;
         }
-        let exceptions = self.notrace.iter().map(|glob| ("!", glob));
-        let globs = self.filter.iter().map(|glob| ("", glob)).chain(exceptions);
-        for (index, (mark, glob)) in globs.enumerate() {
-            let comma = if index == 0 { "" } else { "," };
-            write!(f, "{comma}{mark}{glob}")?;
-        }
+        write_globs(f, &self.filter, &self.notrace)?;
         let Actions { graph, args, retval, count } = self.actions;
         let words = [(graph, "graph"), (args, "args"), (retval, "retval"), (count, "count")];
         for (index, (_, word)) in words.into_iter().filter(|(wanted, _)| *wanted).enumerate() {

@@ -1,6 +1,6 @@
 //! Triggers as people write them: `GLOB[,GLOB...][:N][ if CONDITION]`, with N for the N-th call.
 
-use super::spec::{Actions, SpecError, TracerSpec};
+use super::spec::{Actions, IF, MODULE, SpecError, TracerSpec, write_globs};
 use crate::condition::Condition;
 use std::fmt;
 use std::str::FromStr;
@@ -39,12 +39,11 @@ impl FromStr for TriggerSpec {
     type Err = TriggerError;
 
     fn from_str(text: &str) -> Result<Self, TriggerError> {
-        const IF: &str = " if ";
         let (globs, condition) = match text.split_once(IF) {
             Some((globs, condition)) => (globs.trim_end(), Some(condition)),
             None => (text, None),
         };
-        if globs.contains(":mod:") {
+        if globs.contains(MODULE) {
             return Err(TriggerError::Module(globs.to_owned()));
         }
         let (globs, call) = match globs.rsplit_once(':') {
@@ -66,17 +65,12 @@ impl FromStr for TriggerSpec {
 
 impl fmt::Display for TriggerSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let exceptions = self.notrace.iter().map(|glob| ("!", glob));
-        let globs = self.filter.iter().map(|glob| ("", glob)).chain(exceptions);
-        for (index, (mark, glob)) in globs.enumerate() {
-            let comma = if index == 0 { "" } else { "," };
-            write!(f, "{comma}{mark}{glob}")?;
-        }
+        write_globs(f, &self.filter, &self.notrace)?;
         if self.call != 1 {
             write!(f, ":{}", self.call)?;
         }
         match &self.condition {
-            Some(condition) => write!(f, " if {condition}"),
+            Some(condition) => write!(f, "{IF}{condition}"),
             None => Ok(()),
         }
     }

@@ -179,7 +179,6 @@ impl Controller {
         self.mark(machine, MarkKind::Note, Duration::ZERO, text.clone());
         let before = self.held_back;
         match action {
-            Action::Start | Action::Stop if before != (action == Action::Start) => {}
             Action::Start => self.command(machine, Control::Resume),
             Action::Stop => self.command(machine, Control::Pause),
             Action::Snapshot => {
