@@ -35,6 +35,15 @@ pub(super) struct Stub {
     pub(super) quiet: Edit,
 }
 
+impl Stub {
+    /// With its trap at run-time address `at`, guest-physical `physical`, behind which a vCPU goes on;
+    /// the front of `nops` takes the trap away. `None` when that is shorter.
+    pub(super) fn new(at: u64, physical: u64, trap: &[u8], nops: &[u8]) -> Option<Self> {
+        let quiet = Edit::new(physical, trap, nops.get(..trap.len())?)?;
+        Some(Self { trap: at, next: at + trap.len() as u64, quiet })
+    }
+}
+
 /// Stubs, each with what it stands for, and what leads there.
 #[derive(Clone, Debug)]
 pub(super) struct Stops<M> {

@@ -256,10 +256,8 @@ impl GuestCode for Code {
         let address = self.gap.put(guest, &code()?)?.ok_or(full.clone())?;
         if let (Some(stop), Some(Counts::Down { number, trap, .. })) = (stop, program.counts) {
             let trap_at = address + stop as u64;
-            let quiet = NO_TRAP.get(..trap.len());
-            let quiet = quiet.and_then(|quiet| Edit::new(self.gap.physical(trap_at), trap, quiet));
-            let quiet = quiet.ok_or(TraceError::Annex)?;
-            let stub = Stub { trap: trap_at, next: trap_at + trap.len() as u64, quiet };
+            let stub = Stub::new(trap_at, self.gap.physical(trap_at), trap, &NO_TRAP);
+            let stub = stub.ok_or(TraceError::Annex)?;
             self.program_stops.stub(ProgramStop { number, call: None }, stub);
         }
         match self.kind {

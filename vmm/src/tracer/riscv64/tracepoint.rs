@@ -111,9 +111,8 @@ pub(super) fn brackets(
                 let put = gap.put_like(guest, function, 2 * MAX_TRAP, code)?;
                 let (address, physical) =
                     put.ok_or(TraceError::Code("what follows its text is full"))?;
-                let quiet = Edit::new(physical, trap, &NO_TRAP).ok_or_else(unknown)?;
-                let next = address + MAX_TRAP as u64;
-                stops.stub(moment, Stub { trap: address, next, quiet });
+                let stop = Stub::new(address, physical, trap, &NO_TRAP).ok_or_else(unknown)?;
+                stops.stub(moment, stop);
                 *stubs.entry(function).or_insert(address)
             }
         };

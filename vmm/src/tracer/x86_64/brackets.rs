@@ -24,8 +24,6 @@ const LONGEST: usize = 96;
 const STORE: [u8; 2] = [0xc7, 0x05];
 /// Bytes of that.
 const STORE_LEN: usize = 10;
-/// A nop of the length of a trap.
-const QUIET: [u8; 2] = [0x66, 0x90];
 
 /// An instruction of the kernel at a link address.
 struct Found<const N: usize> {
@@ -73,8 +71,7 @@ pub(super) fn make(
     let len = trap.len() as u64;
     let mut stops = Stops::default();
     let mut stop = |moment, link, bytes: &[u8; site::LEN], ours: Option<[u8; site::LEN]>, stub| {
-        let quiet = Edit::new(annex + (stub - map::ADDRESS), trap, QUIET.get(..trap.len())?)?;
-        stops.stub(moment, Stub { trap: stub, next: stub + len, quiet });
+        stops.stub(moment, Stub::new(stub, annex + (stub - map::ADDRESS), trap, &site::QUIET)?);
         stops.lead(Edit::new(image.physical_of(link), bytes, &ours?)?);
         Some(())
     };

@@ -22,8 +22,6 @@ const CALLERS: [&str; 7] = [
     "__do_sys_init_module",
     "init_module_from_file",
 ];
-/// A nop of the length of a trap.
-pub(super) const QUIET: [u8; 2] = [0x66, 0x90];
 
 /// Link addresses of the calls of (and jumps to) a function that are in those that may have them.
 fn calls(kernel: &Kernel, function: u64) -> Vec<u64> {
@@ -75,13 +73,12 @@ pub(super) fn make(
         code.resize(code.len().next_multiple_of(16), 0xcc);
         let stub = at + code.len() as u64;
         let next = stub + trap.len() as u64;
-        let quiet = QUIET.get(..trap.len());
-        let quiet = quiet.and_then(|quiet| Edit::new(annex + (stub - map::ADDRESS), trap, quiet));
+        let stop = Stub::new(stub, annex + (stub - map::ADDRESS), trap, &site::QUIET);
         let way = site::jump(next, image.runtime(function));
-        let (Some(quiet), Some(way)) = (quiet, way) else { return Err(unknown(())) };
+        let (Some(stop), Some(way)) = (stop, way) else { return Err(unknown(())) };
         code.extend(trap);
         code.extend(way);
-        stops.stub(moment, Stub { trap: stub, next, quiet });
+        stops.stub(moment, stop);
         for link in calls {
             let (from, physical) = (image.runtime(link), image.physical_of(link));
             let mut now = [0; site::LEN];

@@ -220,10 +220,8 @@ impl Code {
         };
         let trap_at = address + at as u64;
         let physical = self.memory.guest_address() + (trap_at - map::ADDRESS);
-        let quiet = calls::QUIET.get(..trap.len());
-        let quiet = quiet.and_then(|quiet| Edit::new(physical, trap, quiet));
-        let quiet = quiet.ok_or(TraceError::Annex)?;
-        let stub = stops::Stub { trap: trap_at, next: trap_at + trap.len() as u64, quiet };
+        let stub = stops::Stub::new(trap_at, physical, trap, &site::QUIET);
+        let stub = stub.ok_or(TraceError::Annex)?;
         self.program_stops.stub(ProgramStop { number, call }, stub);
         Ok(())
     }

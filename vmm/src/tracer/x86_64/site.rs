@@ -15,6 +15,9 @@ pub(crate) const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 /// A return as kernels write it where no return thunk is needed.
 pub(crate) const RETURN: [u8; LEN] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
 
+/// A nop of the length of a trap, which is that of a short jump, too.
+pub(crate) const QUIET: [u8; 2] = [0x66, 0x90];
+
 /// `lea rsp, [rsp + 8]`: what a site has pushed is gone, and the flags are as they were.
 pub(crate) const DROP_RETURN: [u8; 5] = [0x48, 0x8d, 0x64, 0x24, 0x08];
 

@@ -21,9 +21,6 @@ use crate::tracer::trace::TraceError;
 use crate::tracer::tracepoints::guest::{self as points, Call, Probes};
 use crate::tracer::view::View;
 
-/// A nop of the length of a trap.
-const QUIET: [u8; 2] = [0x66, 0x90];
-
 /// What may be calls and jumps in code at a link address.
 fn calls(start: u64, body: &[u8]) -> Vec<Call> {
     let all = (start..).zip(body.windows(site::LEN));
@@ -66,11 +63,10 @@ pub(super) fn brackets(
         code.extend(site::jump(next, image.runtime(call.target)).ok_or_else(unknown)?);
         let [_, a, b, c, d] = site::jump(image.runtime(call.link), stub).ok_or_else(unknown)?;
         let ours = [now[0], a, b, c, d];
-        let quiet = QUIET.get(..trap.len()).ok_or_else(unknown)?;
         let edit = Edit::new(image.physical_of(call.link), &now, &ours);
-        let quiet = Edit::new(annex + (stub - super::map::ADDRESS), trap, quiet);
-        let (edit, quiet) = edit.zip(quiet).ok_or_else(unknown)?;
-        stops.stub(moment, Stub { trap: stub, next, quiet });
+        let stop = Stub::new(stub, annex + (stub - super::map::ADDRESS), trap, &site::QUIET);
+        let (edit, stop) = edit.zip(stop).ok_or_else(unknown)?;
+        stops.stub(moment, stop);
         stops.lead(edit);
     }
     Ok((code, stops))
@@ -131,8 +127,8 @@ pub(super) fn edits(
             // The guest's own probes need it as well.
             (true, false) => continue,
             (false, true) if site::DISABLED.contains(&bytes) => Edit::new(at, &bytes, &long),
-            (false, true) if bytes[..2] == QUIET => {
-                Edit::new(at, &QUIET, &short.map_err(|_| PointReason::Unknown)?)
+            (false, true) if bytes[..2] == site::QUIET => {
+                Edit::new(at, &site::QUIET, &short.map_err(|_| PointReason::Unknown)?)
             }
             _ => return Err(PointReason::Unknown),
         };
