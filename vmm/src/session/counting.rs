@@ -1,7 +1,7 @@
 //! What tracers count: tables before they begin, and what they say.
 
 use super::attach::{Controller, Stage};
-use super::tracing::Plan;
+use super::tracing::{Duties, Plan};
 use crate::tracer::{Attachment, Counters, Duty, Hits, Part, Tally, TraceError};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
@@ -36,8 +36,8 @@ impl Controller {
             tables.insert(tracer, attachment.tables(&self.kernel, tracer, &sites)?);
         }
         let mut whole = Plan { sites: Vec::with_capacity(plan.sites.len()), ..plan.clone() };
-        // Duties that count are made anew behind the others, which keep their places.
-        let mut known: FxHashMap<Duty, u32> = FxHashMap::default();
+        // Duties that count are made anew behind the others.
+        let mut duties = Duties::behind(std::mem::take(&mut whole.duties));
         for &(site, of) in &plan.sites {
             let Some(planned) = duty(of).filter(|duty| counts(duty)) else {
                 whole.sites.push((site, of));
@@ -56,14 +56,9 @@ impl Controller {
             if parts.is_empty() {
                 continue;
             }
-            let next = u32::try_from(whole.duties.len()).unwrap_or(u32::MAX);
-            let of =
-                *known.entry(Duty { point: planned.point, parts }).or_insert_with_key(|duty| {
-                    whole.duties.push(duty.clone());
-                    next
-                });
-            whole.sites.push((site, of));
+            whole.sites.push((site, duties.index(Duty { point: planned.point, parts })));
         }
+        whole.duties = duties.all;
         // Nobody has these any more: no program shall be made for them.
         let made = whole.duties.get(plan.duties.len()).cloned();
         let stand_in = made.unwrap_or_else(|| Duty::entry(vec![0]));

@@ -411,13 +411,18 @@ impl Sets {
 
 /// Duties, each once.
 #[derive(Default)]
-struct Duties {
-    all: Vec<Duty>,
+pub(super) struct Duties {
+    pub(super) all: Vec<Duty>,
     known: FxHashMap<Duty, u32>,
 }
 
 impl Duties {
-    fn index(&mut self, duty: Duty) -> u32 {
+    /// New ones behind these, which keep their places.
+    pub(super) fn behind(all: Vec<Duty>) -> Self {
+        Self { all, ..Self::default() }
+    }
+
+    pub(super) fn index(&mut self, duty: Duty) -> u32 {
         let next = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
         *self.known.entry(duty).or_insert_with_key(|duty| {
             self.all.push(duty.clone());

@@ -4,12 +4,11 @@
 use super::arch;
 use super::attach::{Controller, Stage};
 use super::conditions::Conditional;
-use super::tracing::{Plan, Tracing};
+use super::tracing::{Duties, Plan, Tracing};
 use crate::machine::Machine;
 use crate::serve::{Answer, Control, ControlRequest, Reply};
 use crate::stream::MarkKind;
 use crate::tracer::{Attachment, Duty, Part, Tally};
-use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use vmtrace_trampolines::{Overflow, Point};
@@ -103,24 +102,19 @@ impl Tracing {
         if wanted.is_empty() {
             return;
         }
-        let mut known: FxHashMap<Duty, u32> = FxHashMap::default();
-        let Plan { duties, sites, .. } = plan;
-        let mut index = |duties: &mut Vec<Duty>, parts| {
-            let next = u32::try_from(duties.len()).unwrap_or(u32::MAX);
-            *known.entry(Duty { point: Point::Entry, parts }).or_insert_with_key(|duty| {
-                duties.push(duty.clone());
-                next
-            })
-        };
-        for (site, of) in sites.iter_mut() {
+        let mut duties = Duties::behind(std::mem::take(&mut plan.duties));
+        let point = Point::Entry;
+        for (site, of) in &mut plan.sites {
             let Some(mut parts) = wanted.remove(site) else { continue };
-            parts.extend(duties.get(*of as usize).into_iter().flat_map(|duty| duty.parts.clone()));
-            *of = index(duties, parts);
+            let planned = duties.all.get(*of as usize);
+            parts.extend(planned.into_iter().flat_map(|duty| duty.parts.clone()));
+            *of = duties.index(Duty { point, parts });
         }
         for (site, parts) in wanted {
-            sites.push((site, index(duties, parts)));
+            plan.sites.push((site, duties.index(Duty { point, parts })));
         }
-        sites.sort_unstable();
+        plan.sites.sort_unstable();
+        plan.duties = duties.all;
     }
 }
 
