@@ -14,6 +14,7 @@ use std::sync::OnceLock;
 pub mod arguments;
 mod btf;
 mod compression;
+mod context;
 mod elf;
 pub mod epilogues;
 mod error;
@@ -35,6 +36,7 @@ pub mod tracepoints;
 
 pub use btf::Btf;
 pub use compression::Compression;
+pub use context::NeedResched;
 pub use error::KernelError;
 pub use exits::{After, Coverage, Exit, ExitKind, Exits, Missing, ReturnStats};
 pub use functions::{Functions, selects};

@@ -53,11 +53,20 @@ const CPU: Member = ("thread_info", "cpu");
 const STACK: Member = ("task_struct", "stack");
 const DIRECT_CALL: Member = ("ftrace_ops", "direct_call");
 
+/// What ftrace's columns of context are made of; only type information tells where.
+const CONTEXT: [Member; 5] = [
+    ("thread_info", "flags"),
+    ("thread_info", "preempt_count"),
+    ("pcpu_hot", "preempt_count"),
+    ("task_struct", "migration_disabled"),
+    ("task_struct", "softirq_disable_cnt"),
+];
+
 impl Structs {
     /// From the type information.
     pub(super) fn from_btf(btf: &Btf) -> Self {
         let fixed = FIXED.into_iter().map(|(member, _)| member);
-        let all = fixed.chain([PID, TGID, COMM, THREAD_INFO, CPU, STACK, DIRECT_CALL]);
+        let all = fixed.chain([PID, TGID, COMM, THREAD_INFO, CPU, STACK, DIRECT_CALL]).chain(CONTEXT);
         let offset = |(strukt, member): Member| match member {
             SIZE => btf.struct_size(strukt),
             member => btf.member_offset(strukt, member),

@@ -7,6 +7,7 @@
 
 mod branch;
 pub mod condition;
+mod context;
 mod displacement;
 pub mod layout;
 mod program;
@@ -15,6 +16,7 @@ pub mod riscv64;
 pub mod x86_64;
 
 pub use condition::Condition;
+pub use context::{ContextPlaces, RawContext};
 pub use program::{
     Code, Counters, Counts, Field, Last, Overflow, Point, Program, ProgramError, Read, Readable,
 };

@@ -36,6 +36,9 @@ pub enum Field {
     Target,
     /// Which [`Field::Read`]s of the record failed: bit n is that of field n.
     Failed,
+    /// Whether interrupts are on, flags of the task, and counts of preemption and migration: a
+    /// [`RawContext`](crate::RawContext).
+    Context,
     /// Memory behind an argument; one that failed has in its first word the address that cannot be
     /// read.
     Read(Read),
@@ -243,6 +246,9 @@ pub enum ProgramError {
     /// There is no such thing at this point.
     #[error("{0:?} is not known at {1:?}")]
     Field(Field, Point),
+    /// Nobody knows where the kernel keeps it.
+    #[error("{0:?} is not known of this kernel")]
+    Unknown(Field),
     /// There is no such thing at this point, or at all.
     #[error("a condition {0} (at {1:?})")]
     Condition(&'static str, Point),
@@ -344,7 +350,7 @@ impl Program {
                 Field::Argument(_) => self.point != Point::Return,
                 Field::Value => self.point == Point::Return,
                 Field::Target => self.point == Point::Tail,
-                Field::Failed => true,
+                Field::Failed | Field::Context => true,
                 Field::Known(_) => self.point == Point::Entry,
                 // What fails must be able to say so, in what is there by then.
                 Field::Read(_) => {

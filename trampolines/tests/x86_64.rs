@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use common::arch::{Addressing, instructions, jump};
 use common::{FakeGuest, entry_program};
 use vmtrace_trampolines::x86_64::{INDIRECT_CALL, indirect_stub, stack_bias};
-use vmtrace_trampolines::{Field, Overflow, Point, Program};
+use vmtrace_trampolines::{Field, Overflow, Point, Program, RawContext};
 
 const VARIANTS: [(Addressing, Overflow); 4] = [
     (Addressing::PerCpu, Overflow::Drop),
@@ -51,6 +51,50 @@ fn all_registers_but_r10_r11_and_flags_survive() {
             let _ = rbx;
             assert_eq!((rax, rcx, rdx), (round, !round, round << 32));
             assert_eq!((rsi, rdi, r8, r9, sum), (1, 2, 3, 4, 0));
+        }
+    }
+}
+
+// What ftrace's users read first; counts of someone else would blame the wrong code.
+#[test]
+fn the_state_of_the_cpu_is_that_of_the_call() {
+    for (addressing, overflow) in VARIANTS {
+        for point in [Point::Entry, Point::Return] {
+            let fields = vec![Field::Stack, Field::Context];
+            let program = Program { point, fields, ..entry_program() };
+            let guest = FakeGuest::with(1, 1 << 15, addressing, overflow, &[program]);
+            if point == Point::Return {
+                guest.return_from(0, 0);
+            }
+            guest.set_current(0, 1);
+            let states = [
+                (0, [0x8000_0000, 0, 0]),
+                (0x4000_0008, [0x7fff_00ff, 0x1_0002, 0xffff_2aff]),
+                (0xffff_ffff, [0x0012_0503, 0xff, 0]),
+            ];
+            for state in states {
+                guest.set_context(0, state);
+                guest.run(0, &mut common::registers(7));
+            }
+            let mut all = Vec::new();
+            match overflow {
+                Overflow::Drop => {
+                    guest.drain(0, &mut guest.ring(0).start(), |record| all.push(record));
+                }
+                Overflow::Overwrite => all = guest.recorded(0),
+            }
+            let found: Vec<_> = all
+                .iter()
+                .map(|record| RawContext(record.fields[1]))
+                .map(|it| (it.flags(), it.preempt_count(), it.migration(), it.interrupts_on()))
+                .collect();
+            // A process cannot switch interrupts off. The second byte of softirqs is the task's.
+            let expected = [
+                (0, 0x8000_0000, 0, true),
+                (8, 0x7fff_2aff, 2, true),
+                (0xffff, 0x0012_0003, 0xff, true),
+            ];
+            assert_eq!(found, expected, "{addressing:?} {overflow:?} {point:?}");
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use vmtrace::kernel::tracepoints::{Event, Origin, Preparation};
 use vmtrace::kernel::{
-    Arch, Container, FtraceKind, Kernel, KernelError, ModuleFile, SiteSection, Source,
+    Arch, Container, FtraceKind, Kernel, KernelError, ModuleFile, NeedResched, SiteSection, Source,
 };
 
 /// A kernel of the cache.
@@ -306,6 +306,18 @@ fn structures_are_found_without_type_information() {
             assert_eq!(found.member_offset(strukt, member), offset, "{strukt}.{member}");
         }
         assert_eq!(found.size("dyn_ftrace"), btf.size("dyn_ftrace"), "{}", cached.name);
+    });
+}
+
+// Another bit would show tasks as due that are not: each version and architecture has its own.
+#[test]
+fn flags_that_ask_for_a_reschedule_are_read_off_the_code() {
+    each(|cached| {
+        let generic = cached.name.ends_with("-7");
+        let eager = if generic { 4 } else { 3 };
+        let lazy = cached.config("CONFIG_ARCH_HAS_PREEMPT_LAZY").then_some(eager + 1);
+        let expected = NeedResched { eager, lazy };
+        assert_eq!(cached.kernel.need_resched(), Some(expected), "{}", cached.name);
     });
 }
 

@@ -6,27 +6,27 @@
 
 use crate::read::{u16_at, u32_at};
 
-pub(super) const RA: u8 = 1;
-pub(super) const SP: u8 = 2;
-pub(super) const T1: u8 = 6;
+pub(crate) const RA: u8 = 1;
+pub(crate) const SP: u8 = 2;
+pub(crate) const T1: u8 = 6;
 
 /// What an instruction reads that nothing is known of.
 const ALL: u32 = u32::MAX;
 
 /// One instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Instruction {
+pub(crate) struct Instruction {
     /// In bytes.
-    pub(super) len: u8,
+    pub(crate) len: u8,
     /// The integer registers that it reads, a bit each.
-    pub(super) reads: u32,
+    pub(crate) reads: u32,
     /// The integer register that it writes; zero for none.
-    pub(super) writes: u8,
-    pub(super) kind: Kind,
+    pub(crate) writes: u8,
+    pub(crate) kind: Kind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// The same wherever it stands.
     Plain,
     /// `addi`, plain too, which may complete an address.
@@ -58,26 +58,26 @@ pub(super) enum Kind {
 
 /// What a branch compares, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Condition {
+pub(crate) struct Condition {
     /// The field of the instruction: `beq`, `bne`, -, -, `blt`, `bge`, `bltu`, `bgeu`.
-    pub(super) funct3: u8,
+    pub(crate) funct3: u8,
     /// The first register.
-    pub(super) rs1: u8,
+    pub(crate) rs1: u8,
     /// The second register.
-    pub(super) rs2: u8,
+    pub(crate) rs2: u8,
 }
 
 impl Condition {
     /// The opposite.
     #[must_use]
-    pub(super) fn inverted(self) -> Self {
+    pub(crate) fn inverted(self) -> Self {
         Self { funct3: self.funct3 ^ 1, ..self }
     }
 }
 
 impl Instruction {
     /// The instruction at an offset; none past the end.
-    pub(super) fn at(code: &[u8], offset: usize) -> Option<Self> {
+    pub(crate) fn at(code: &[u8], offset: usize) -> Option<Self> {
         let low = u16_at(code, offset)?;
         match low & 3 {
             3 => match low & 0x7f {
@@ -95,7 +95,7 @@ impl Instruction {
     }
 
     /// Whether this is a `ret`.
-    pub(super) fn is_ret(&self) -> bool {
+    pub(crate) fn is_ret(&self) -> bool {
         self.writes == 0 && self.kind == Kind::JumpRegister { base: RA, distance: 0 }
     }
 

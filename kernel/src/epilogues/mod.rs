@@ -15,6 +15,7 @@ mod targets;
 mod text;
 mod windows;
 
+pub(super) use decode::Instruction;
 pub use patch::{Displaced, Epilogue, Jump, LINK, PlannedExit, Step, slot};
 
 use std::fmt;

@@ -3,12 +3,14 @@
 use super::Values;
 use super::condition::Tests;
 use super::count::count;
+use super::encode::{SSTATUS, csrr, register};
 use super::operands::{
-    Assembler, Registers, SHIFT, SPENT_SHIFTED, argument, load_word, parts, registers,
+    Assembler, Registers, SHIFT, SPENT_SHIFTED, argument, load_byte, load_word, parts, registers,
 };
 use super::read::{finish, known, read};
 use super::slow::{overwrite, slow};
 use crate::branch::branch;
+use crate::context::part;
 use crate::displacement::at;
 use crate::layout::{CONTROL_SIZE, below};
 use crate::program::{Code, Field, Overflow, Point, Program, ProgramError};
@@ -66,6 +68,7 @@ pub fn compile(
             }
             // Reads that fail come after it.
             Field::Failed => dynasm!(ops; .arch riscv64; .feature A, Zicntr; sd zero, [t2, to]),
+            Field::Context => context(&mut ops, values, to)?,
             Field::Read(wanted) => {
                 let register = argument(&mut ops, wanted.argument());
                 dynasm!(ops; .arch riscv64; .feature A, Zicntr; mv t3, X(register));
@@ -106,6 +109,25 @@ pub fn compile(
     finish(reads, &mut ops, values)?;
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
     Ok(Code { bytes, endings: vec![ending], stop: None })
+}
+
+/// The state of the CPU, to this displacement. t3 is lost.
+fn context(ops: &mut Assembler, values: &Values, to: i32) -> Result<(), ProgramError> {
+    const { assert!(part::MIGRATION == 0 && part::INTERRUPTS == 1) };
+    let places = values.context.ok_or(ProgramError::Unknown(Field::Context))?;
+    ops.extend(csrr(register::T3, SSTATUS).to_le_bytes());
+    dynasm!(ops; .arch riscv64; .feature A, Zicntr; sb t3, [t2, to + part::INTERRUPTS]);
+    load_byte(ops, "the offset of a task's bans on migration", places.migration)?;
+    dynasm!(ops; .arch riscv64; .feature A, Zicntr; sb t3, [t2, to + part::MIGRATION]);
+    load_word(ops, "the offset of a task's flags", places.flags)?;
+    dynasm!(ops; .arch riscv64; .feature A, Zicntr; sh t3, [t2, to + part::FLAGS]);
+    load_word(ops, "the offset of the count of preemptions", places.preempt_count)?;
+    dynasm!(ops; .arch riscv64; .feature A, Zicntr; sw t3, [t2, to + part::PREEMPT_COUNT]);
+    if let Some(softirq) = places.softirq {
+        load_byte(ops, "the offset of a task's softirqs", softirq.wrapping_add(1))?;
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; sb t3, [t2, to + part::SOFTIRQ]);
+    }
+    Ok(())
 }
 
 /// Leaves the control block of this CPU in its register.

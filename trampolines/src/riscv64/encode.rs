@@ -145,6 +145,12 @@ pub const fn lw(rd: Register, base: Register, offset: i32) -> u32 {
     i_type(0x03, 2, rd, base, offset)
 }
 
+/// `lbu rd, offset(base)`
+#[must_use]
+pub const fn lbu(rd: Register, base: Register, offset: i32) -> u32 {
+    i_type(0x03, 4, rd, base, offset)
+}
+
 /// `ld rd, offset(base)`
 #[must_use]
 pub const fn ld(rd: Register, base: Register, offset: i32) -> u32 {
@@ -235,6 +241,15 @@ pub const fn rdtime(rd: Register) -> u32 {
     0x73 | rd.0 << 7 | 2 << 12 | 0xc01 << 20
 }
 
+/// The number of `sstatus` (of a guest: its own).
+pub const SSTATUS: u32 = 0x100;
+
+/// `csrr rd, csr`
+#[must_use]
+pub const fn csrr(rd: Register, csr: u32) -> u32 {
+    0x73 | rd.0 << 7 | 2 << 12 | csr << 20
+}
+
 /// The immediates of `auipc` or `lui` (20 bits) and of the instruction after it
 /// (12 bits, signed) that add up to `distance`. `None` beyond 2 GiB.
 #[must_use]
@@ -268,6 +283,8 @@ mod tests {
         assert_eq!(sc_d(T3, T3, T1), 0x19c3_3e2f);
         assert_eq!(amoadd_d(ZERO, T4, T3), 0x01de_302f);
         assert_eq!(rdtime(T3), 0xc010_2e73);
+        assert_eq!(csrr(T3, SSTATUS), 0x1000_2e73);
+        assert_eq!(lbu(T3, TP, 1560), 0x6182_4e03);
         assert_eq!(j(-4), 0xffdf_f06f);
         assert_eq!(lui(A7, 0x0976d), 0x0976_d8b7);
     }

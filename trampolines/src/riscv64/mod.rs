@@ -27,6 +27,7 @@ mod slow;
 
 pub use compile::compile;
 
+use crate::context::ContextPlaces;
 use crate::layout::MAX_RECORD;
 use crate::program::Readable;
 
@@ -47,4 +48,6 @@ pub struct Values {
     pub slide: u64,
     /// What memory can be read.
     pub readable: Readable,
+    /// Where the state of a CPU is, if that is known.
+    pub context: Option<ContextPlaces>,
 }

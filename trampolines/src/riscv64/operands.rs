@@ -1,6 +1,7 @@
 //! What all parts of a program are written with: the assembler and operands of its instructions.
 
-use super::encode::split;
+use super::encode::register::{T3, TP};
+use super::encode::{Register, lbu, lw, split};
 use crate::layout::MAX_RECORD;
 use crate::program::{Point, ProgramError};
 use dynasmrt::riscv::RiscvRelocation;
@@ -52,11 +53,31 @@ pub(super) fn load_word(
     what: &'static str,
     offset: u64,
 ) -> Result<(), ProgramError> {
+    load(ops, what, offset, lw)
+}
+
+/// `lbu t3, offset(tp)` for offsets of up to 31 bits.
+pub(super) fn load_byte(
+    ops: &mut Assembler,
+    what: &'static str,
+    offset: u64,
+) -> Result<(), ProgramError> {
+    load(ops, what, offset, lbu)
+}
+
+fn load(
+    ops: &mut Assembler,
+    what: &'static str,
+    offset: u64,
+    instruction: fn(Register, Register, i32) -> u32,
+) -> Result<(), ProgramError> {
     let (upper, lower) = parts(what, offset)?;
-    if upper == 0 {
-        dynasm!(ops; .arch riscv64; .feature A, Zicntr; lw t3, [tp, lower]);
+    let base = if upper == 0 {
+        TP
     } else {
-        dynasm!(ops; .arch riscv64; .feature A, Zicntr; lui t3, upper; add t3, t3, tp; lw t3, [t3, lower]);
-    }
+        dynasm!(ops; .arch riscv64; lui t3, upper; add t3, t3, tp);
+        T3
+    };
+    ops.extend(instruction(T3, base, lower).to_le_bytes());
     Ok(())
 }

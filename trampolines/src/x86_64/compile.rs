@@ -7,6 +7,7 @@ use super::read::{finish, read};
 use super::slow::slow;
 use super::{Addressing, Values};
 use crate::branch::branch;
+use crate::context::part;
 use crate::displacement::at;
 use crate::layout::{below, control};
 use crate::program::{Code, Counts, Field, Last, Overflow, Point, Program, ProgramError, Read};
@@ -168,6 +169,37 @@ fn known(ops: &mut Assembler, read: &Read, (more, to): (i32, i32), in_rdx: &mut 
     }
 }
 
+/// The state of the CPU, to this displacement. rax and rdx are lost. Comparisons leave the flag of
+/// interrupts as it is.
+fn context(ops: &mut Assembler, values: &Values, to: i32) -> Result<(), ProgramError> {
+    let places = values.context.ok_or(ProgramError::Unknown(Field::Context))?;
+    let current = disp("current's offset", values.current)?;
+    let flags = disp("the offset of a task's flags", places.flags)?;
+    let migration = disp("the offset of a task's bans on migration", places.migration)?;
+    let count = disp("the offset of the count of preemptions", places.preempt_count)?;
+    const { assert!(part::MIGRATION == 0 && part::INTERRUPTS == 1) };
+    dynasm!(ops; .arch x64
+        ; pushfq
+        ; pop rdx
+        ; mov [r10 + to], dx
+        ; gs mov rax, [DWORD current]
+        ; mov edx, [rax + flags]
+        ; mov [r10 + to + part::FLAGS], dx
+        ; mov dl, [rax + migration]
+        ; mov [r10 + to + part::MIGRATION], dl
+        ; gs mov edx, [DWORD count]
+        ; mov [r10 + to + part::PREEMPT_COUNT], edx
+    );
+    if let Some(softirq) = places.softirq {
+        let second = disp("the offset of a task's softirqs", softirq.wrapping_add(1))?;
+        dynasm!(ops; .arch x64
+            ; mov dl, [rax + second]
+            ; mov [r10 + to + part::SOFTIRQ], dl
+        );
+    }
+    Ok(())
+}
+
 fn entry(
     ops: &mut Assembler,
     program: &Program,
@@ -221,6 +253,7 @@ fn entry(
             },
             // Reads that fail come after it.
             Field::Failed => dynasm!(ops; .arch x64; mov QWORD [r10 + to], 0),
+            Field::Context => context(ops, values, to)?,
             Field::Read(wanted) => {
                 argument(ops, wanted.argument(), more);
                 read(reads, ops, &wanted, (index, to));
@@ -266,6 +299,7 @@ fn end(
             Field::Stack => dynasm!(ops; .arch x64; mov [r10 + to], rsp),
             Field::Value => dynasm!(ops; .arch x64; mov [r10 + to], rsi),
             Field::Failed => dynasm!(ops; .arch x64; mov QWORD [r10 + to], 0),
+            Field::Context => context(ops, values, to)?,
             Field::Argument(_) | Field::Target | Field::Read(_) | Field::Known(_) => {
                 return Err(ProgramError::Field(field, Point::Return));
             }

@@ -21,6 +21,7 @@ pub use compile::{
     INDIRECT_CALL, PROBE_CALL, compile, indirect_jump, indirect_stub, probe, return_stub, tail_stub,
 };
 
+use crate::context::ContextPlaces;
 use crate::layout::MAX_RECORD;
 use crate::program::Readable;
 
@@ -61,6 +62,8 @@ pub struct Values {
     pub slide: u64,
     /// What memory can be read.
     pub readable: Readable,
+    /// Where the state of a CPU is, if that is known.
+    pub context: Option<ContextPlaces>,
 }
 
 /// What [`Field::Stack`](crate::Field::Stack) of a program has to be increased by to give the

@@ -353,6 +353,7 @@ impl FakeGuest {
             controls: self.per_cpu,
             slide: 0,
             readable: self.readable(),
+            context: None,
         };
         compile(program, self.overflow, &values).unwrap()
     }

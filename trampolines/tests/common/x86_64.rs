@@ -2,7 +2,7 @@
 
 use super::{AREA, FakeGuest, PID, STACK_OF, at};
 use vmtrace_trampolines::x86_64::{self, Values, compile};
-use vmtrace_trampolines::{Code, Point, Program};
+use vmtrace_trampolines::{Code, ContextPlaces, Point, Program};
 
 pub(crate) use vmtrace_trampolines::x86_64::SPENT;
 
@@ -20,7 +20,12 @@ pub(crate) const SITE_RETURN: u64 = 5;
 /// Offsets in a CPU's area.
 const CURRENT: u64 = 0;
 const CPU_NUMBER: u64 = 8;
+const PREEMPT_COUNT: u64 = 16;
 const CONTROL: u64 = 64;
+/// Offsets in a task.
+const FLAGS: u64 = 0;
+const MIGRATION: u64 = 8;
+const SOFTIRQ: u64 = 12;
 
 pub(super) const fn control(per_cpu: u64, cpu: u64) -> u64 {
     per_cpu + cpu * AREA + CONTROL
@@ -213,6 +218,12 @@ impl FakeGuest {
             cpu: CPU_NUMBER,
             slide: 0,
             readable: self.readable(),
+            context: Some(ContextPlaces {
+                flags: FLAGS,
+                preempt_count: PREEMPT_COUNT,
+                migration: MIGRATION,
+                softirq: Some(SOFTIRQ),
+            }),
         };
         compile(program, self.overflow, &values).unwrap()
     }
@@ -237,6 +248,25 @@ impl FakeGuest {
         unsafe { at::<u64>(self.per_cpu + cpu * AREA + CURRENT).write_volatile(task) };
         self.run_on(cpu);
         task
+    }
+
+    /// Gives the current task on `cpu` a state: its flags, and counts of preemption, migration and
+    /// softirqs.
+    pub(crate) fn set_context(&self, cpu: u64, (flags, counts): (u32, [u32; 3])) {
+        let area = self.per_cpu + cpu * AREA;
+        // SAFETY: inside the mappings of `new`.
+        let task = unsafe { at::<u64>(area + CURRENT).read_volatile() };
+        let [preempt, migration, softirq] = counts;
+        let places = [
+            (task + FLAGS, flags),
+            (area + PREEMPT_COUNT, preempt),
+            (task + MIGRATION, migration),
+            (task + SOFTIRQ, softirq),
+        ];
+        for (place, value) in places {
+            // SAFETY: as above.
+            unsafe { at::<u32>(place).write_volatile(value) };
+        }
     }
 
     /// Calls the traced function `site` on the CPU of this thread.

@@ -24,6 +24,9 @@ pub(crate) struct Instruction {
     pub(crate) locked: bool,
 }
 
+/// Stands for the flags where they are pushed: whoever pops them gets a number.
+pub(crate) const FLAGS: &str = "flags";
+
 /// The register that one is part of.
 fn whole(name: &str) -> String {
     match name {
@@ -73,7 +76,7 @@ pub(crate) fn x86_64(code: &[u8]) -> Vec<Instruction> {
             offset: usize::try_from(one.address()).unwrap(),
             len: one.bytes().len(),
             text: format!("{name} {operands}"),
-            pushed: only("push"),
+            pushed: only("push").or_else(|| (name == "pushfq").then(|| FLAGS.to_owned())),
             popped: only("pop"),
             target: branch.then(|| number(&operands)),
             // int3 after a return is never reached; were it, that would be the end.
@@ -96,7 +99,7 @@ pub(crate) fn riscv64(code: &[u8]) -> Vec<Instruction> {
         let name = one.mnemonic().unwrap().to_owned();
         let operands = one.op_str().unwrap_or_default().to_owned();
         let offset = usize::try_from(one.address()).unwrap();
-        let store = ["sb", "sw", "sd"].contains(&&*name) || name.starts_with("fence");
+        let store = ["sb", "sh", "sw", "sd"].contains(&&*name) || name.starts_with("fence");
         let ending = name == "ret" || name == "jr";
         let branch = name.starts_with('b') || name == "j";
         let first = operands.split(',').next().unwrap_or_default().to_owned();

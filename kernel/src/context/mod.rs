@@ -1,0 +1,94 @@
+//! Which of a task's flags ask for a reschedule.
+//!
+//! The numbers of these flags (`TIF_NEED_RESCHED`, `TIF_NEED_RESCHED_LAZY`) differ from version to
+//! version and between architectures, distributions carry the newer ones back, and type
+//! information has no macros. The kernel's own `tracing_gen_ctx_irq_test` (kernel/trace/trace.c,
+//! since 5.12), which makes ftrace's columns of context, tests exactly these two: they are read
+//! off its code.
+
+use std::collections::BTreeSet;
+
+use super::{Arch, Kernel};
+use crate::read::index;
+
+mod riscv64;
+mod x86_64;
+
+/// Numbers of bits in `thread_info.flags` of a task: less than 16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeedResched {
+    /// The task is to be preempted at once (`TIF_NEED_RESCHED`).
+    pub eager: u8,
+    /// It is to be preempted at the next tick (`TIF_NEED_RESCHED_LAZY`), where the kernel has such.
+    pub lazy: Option<u8>,
+}
+
+impl NeedResched {
+    /// In every version the lazy one has the higher number.
+    fn of(bits: &BTreeSet<u8>) -> Option<Self> {
+        let mut bits = bits.iter().copied();
+        let found = Self { eager: bits.next()?, lazy: bits.next() };
+        let last = found.lazy.unwrap_or(found.eager);
+        (bits.next().is_none() && last < 16).then_some(found)
+    }
+}
+
+impl Kernel {
+    /// Which flags ask for a reschedule; `None` when the image does not show it.
+    #[must_use]
+    pub fn need_resched(&self) -> Option<NeedResched> {
+        /// The function has less than 200 bytes.
+        const MAX: u64 = 1024;
+        let start = self.symbols().address("tracing_gen_ctx_irq_test")?;
+        let len = self.symbols().next_after(start)?.checked_sub(start)?.min(MAX);
+        let code = self.bytes(start, index(len))?;
+        let bits = match self.arch() {
+            Arch::X86_64 => x86_64::tested(code),
+            Arch::Riscv64 => riscv64::tested(code),
+        };
+        NeedResched::of(&bits)
+    }
+}
+
+/// What a register has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Value {
+    /// The task that runs.
+    Task,
+    /// Its flags, shifted right by so many bits.
+    Flags(u32),
+}
+
+impl Value {
+    /// The number of the bit that is tested by this mask; none when it is not one of the flags, or
+    /// several.
+    fn bit(self, mask: u64) -> Option<u8> {
+        match self {
+            Self::Flags(shift) if mask.is_power_of_two() => {
+                u8::try_from(shift.checked_add(mask.trailing_zeros())?).ok()
+            }
+            _ => None,
+        }
+    }
+
+    fn shifted(self, by: u32) -> Option<Self> {
+        match self {
+            Self::Flags(shift) => shift.checked_add(by).filter(|it| *it < 64).map(Self::Flags),
+            Self::Task => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A bit that is not the one makes ftrace's second column wrong for ever.
+    #[test]
+    fn the_flags_are_those_that_the_kernels_own_function_tests() {
+        let bits = |bits: &[u8]| NeedResched::of(&bits.iter().copied().collect());
+        assert_eq!(bits(&[3]), Some(NeedResched { eager: 3, lazy: None }));
+        assert_eq!(bits(&[5, 4]), Some(NeedResched { eager: 4, lazy: Some(5) }));
+        assert_eq!((bits(&[]), bits(&[3, 4, 5]), bits(&[3, 17])), (None, None, None));
+    }
+}

@@ -1,0 +1,66 @@
+//! In which state of its CPU a call was made.
+
+/// Where a kernel keeps what [`Field::Context`](crate::Field::Context) is made of. Offsets in a
+/// task, in bytes, but for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContextPlaces {
+    /// Of its flags (`thread_info.flags`).
+    pub flags: u64,
+    /// Of the count of preemptions (x86-64: of the CPU, from the gs base).
+    pub preempt_count: u64,
+    /// Of the count of bans on its migration (`migration_disabled`), 16 bits.
+    pub migration: u64,
+    /// Of its count of softirqs, where the count of preemptions has none (`softirq_disable_cnt`,
+    /// PREEMPT_RT).
+    pub softirq: Option<u64>,
+}
+
+/// The word that programs record of it.
+///
+/// ```text
+/// bits 0..8    count of bans on migration, its low byte
+/// bit 9        interrupts are on
+/// bits 16..32  flags of the task, the lower 16
+/// bits 32..64  count of preemptions as the kernel keeps it; bits 40..48 of PREEMPT_RT are of the
+///              task's own count of softirqs
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawContext(pub u64);
+
+/// Where in the word its parts are, in bytes.
+pub(crate) mod part {
+    pub(crate) const MIGRATION: i32 = 0;
+    /// The byte whose bit 1 says whether interrupts are on: the second one of RFLAGS, and the
+    /// first one of `sstatus`.
+    pub(crate) const INTERRUPTS: i32 = 1;
+    pub(crate) const FLAGS: i32 = 2;
+    pub(crate) const PREEMPT_COUNT: i32 = 4;
+    pub(crate) const SOFTIRQ: i32 = 5;
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "parts of a word")]
+impl RawContext {
+    /// Whether interrupts are on.
+    #[must_use]
+    pub fn interrupts_on(self) -> bool {
+        self.0 >> 9 & 1 != 0
+    }
+
+    /// The lower flags of the task.
+    #[must_use]
+    pub fn flags(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
+    /// The count of preemptions (include/linux/preempt.h).
+    #[must_use]
+    pub fn preempt_count(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// The count of bans on migration, modulo 256.
+    #[must_use]
+    pub fn migration(self) -> u8 {
+        self.0 as u8
+    }
+}
