@@ -123,6 +123,9 @@ pub enum KernelError {
         /// What cannot be told without.
         reason: &'static str,
     },
+    /// Nobody knows where it keeps the state of a CPU.
+    #[error("the state of the CPU cannot be recorded: the kernel has not {0}; leave out --context")]
+    NoContext(&'static str),
     /// The ends of functions are not known.
     #[error("the exits of functions cannot be traced: {0}; trace their entries")]
     NoEpilogues(&'static str),

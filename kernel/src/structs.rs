@@ -66,7 +66,8 @@ impl Structs {
     /// From the type information.
     pub(super) fn from_btf(btf: &Btf) -> Self {
         let fixed = FIXED.into_iter().map(|(member, _)| member);
-        let all = fixed.chain([PID, TGID, COMM, THREAD_INFO, CPU, STACK, DIRECT_CALL]).chain(CONTEXT);
+        let all =
+            fixed.chain([PID, TGID, COMM, THREAD_INFO, CPU, STACK, DIRECT_CALL]).chain(CONTEXT);
         let offset = |(strukt, member): Member| match member {
             SIZE => btf.struct_size(strukt),
             member => btf.member_offset(strukt, member),

@@ -4,6 +4,7 @@ use std::mem::offset_of;
 
 use zerocopy::IntoBytes;
 
+use super::context::Context;
 use super::record::{
     EntryRecord, EventRecord, FrameEntryRecord, Record, RecordHead, ReturnRecord,
     ReturnValueRecord, TailRecord, WireRecord,
@@ -21,6 +22,8 @@ pub struct RecordBuffer {
     cuts: Vec<(usize, usize)>,
     /// The last of `cuts`, or zero.
     begin: usize,
+    /// Where the newest record begins.
+    last: usize,
 }
 
 impl RecordBuffer {
@@ -40,7 +43,7 @@ impl RecordBuffer {
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.cuts.clear();
-        (self.count, self.newest, self.begin) = (0, 0, 0);
+        (self.count, self.newest, self.begin, self.last) = (0, 0, 0, 0);
     }
 
     /// How many records there are.
@@ -133,6 +136,7 @@ impl RecordBuffer {
         if self.bytes.len() - self.begin > BATCH {
             self.cut(start);
         }
+        self.last = start;
         self.count += 1;
         self.newest = self.newest.max(timestamp);
     }
@@ -163,6 +167,24 @@ impl RecordBuffer {
         self.add(bytes, timestamp);
     }
 
+    /// Gives the newest record, which has none, the state of the CPU, unless it is of the greatest
+    /// length.
+    pub fn with_context(&mut self, context: Context) {
+        let Some([.., words, _, flags]) =
+            self.bytes.get_mut(self.last..self.last + offset_of!(RecordHead, flags) + 1)
+        else {
+            return;
+        };
+        let Some(grown) = words.checked_add(1) else { return };
+        (*words, *flags) = (grown, *flags | RecordHead::CONTEXT);
+        self.bytes.extend_from_slice(&context.word().to_le_bytes());
+        if self.bytes.len() - self.begin > BATCH {
+            // It is counted already.
+            self.begin = self.last;
+            self.cuts.push((self.begin, self.count - 1));
+        }
+    }
+
     /// Adds a record of another stream as it is there; see
     /// [`Batch::whole_records`](super::Batch::whole_records). What is no whole record is left
     /// out: says whether it was added.
@@ -184,6 +206,7 @@ impl RecordBuffer {
         if self.bytes.len() - self.begin + record.len() > BATCH {
             self.cut(self.bytes.len());
         }
+        self.last = self.bytes.len();
         self.bytes.extend_from_slice(record);
         self.count += 1;
         self.newest = self.newest.max(timestamp);

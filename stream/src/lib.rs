@@ -13,6 +13,7 @@
 
 mod buffer;
 mod check;
+mod context;
 mod counts;
 #[cfg(test)]
 mod counts_tests;
@@ -43,6 +44,7 @@ mod wire;
 mod writer;
 
 pub use buffer::RecordBuffer;
+pub use context::Context;
 pub use counts::{Count, Counts, CountsOf};
 pub use decode::{Decoder, Progress};
 pub use dictionary::{AddressSet, Dictionaries, DictionaryFull, FormatsFull, Symbol, Task, Tracer};

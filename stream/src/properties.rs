@@ -81,13 +81,18 @@ fn mixed(records: &[(u8, u8, u64, u32, u64)]) -> RecordBuffer {
     buffer
 }
 
+fn plain(entry: &EntryRecord) -> Record<'_> {
+    Record::Entry { entry, sp: None, values: None, context: None }
+}
+
 /// Records as a reader must see them.
 fn shown<'a>(records: impl Iterator<Item = Record<'a>>) -> String {
     let mut text = String::new();
     records.for_each(|record| match record {
-        Record::Entry { entry, sp, values: Some(Values { failed, words }) } => {
+        Record::Entry { entry, sp, values: Some(Values { failed, words }), context } => {
             let words: Vec<_> = words.iter().map(|word| word.get()).collect();
-            text.push_str(&format!("{} {sp:?} {failed} {words:?};", entry.timestamp()));
+            let context = context.map(|context| context.to_string());
+            text.push_str(&format!("{} {sp:?} {failed} {words:?} {context:?};", entry.timestamp()));
         }
         record => text.push_str(&format!("{record:?};")),
     });
@@ -124,8 +129,7 @@ fn write(steps: &[Step]) -> (Vec<u8>, Vec<String>) {
                 writer.entries(*vcpu, &records).expect("vCPU");
                 let index = usize::try_from(*vcpu).expect("small");
                 if !records.is_empty() {
-                    let each =
-                        records.iter().map(|entry| Record::Entry { entry, sp: None, values: None });
+                    let each = records.iter().map(plain);
                     expected.push(format!("{vcpu} {} {}", positions[index], shown(each)));
                     positions[index] += records.len() as u64;
                     held = held.max(records.iter().map(EntryRecord::timestamp).max());
@@ -162,7 +166,7 @@ fn write(steps: &[Step]) -> (Vec<u8>, Vec<String>) {
                     let (entry, sp) = (EntryRecord::new(*at, 1, 2, 3), sp.then_some(!at));
                     buffer.push_values(entry, sp, *failed, words.iter().copied());
                     let words = &words[..words.len().min(MAX_VALUE_WORDS)];
-                    text.push_str(&format!("{at} {sp:?} {failed} {words:?};"));
+                    text.push_str(&format!("{at} {sp:?} {failed} {words:?} None;"));
                 }
                 writer.records(*vcpu, &buffer).expect("vCPU");
                 if !records.is_empty() {
@@ -496,7 +500,7 @@ fn records_of_unknown_kinds_are_given_as_they_are() {
     assert!(batch.is_well_formed());
     assert!(batch.entries().is_none());
     let records: Vec<_> = batch.records().collect();
-    assert_eq!(records[0], Record::Entry { entry: &entry, sp: None, values: None });
+    assert_eq!(records[0], plain(&entry));
     let Record::Other(head, whole) = records[1] else { panic!("an unknown kind") };
     assert_eq!((head.timestamp.get(), whole), (9, &*later));
     assert!(
@@ -530,7 +534,7 @@ fn a_full_buffer_is_written_in_pieces() {
         let Frame::Records(batch) = frame else { continue };
         frames += 1;
         for record in batch.records() {
-            let Record::Entry { entry, sp, values: None } = record else { panic!("an entry") };
+            let Record::Entry { entry, sp, values: None, .. } = record else { panic!("an entry") };
             assert_eq!((entry.timestamp(), sp), (at, (at % 3 != 0).then_some(at)));
             at += 1;
         }
@@ -554,10 +558,105 @@ fn records_are_passed_on_as_they_are() {
     assert!(!buffer.push_whole(&[ret.as_bytes(), ret.as_bytes()].concat()));
     assert_eq!((buffer.len(), buffer.newest()), (2, 1));
     let batch = Batch::new(0, 0, 2, buffer.as_bytes());
-    let Some(Record::Return { ret: found, value: Some(6) }) = batch.records().next() else {
+    let Some(Record::Return { ret: found, value: Some(6), .. }) = batch.records().next() else {
         panic!("a return");
     };
     assert_eq!((found.head.tracer, found.sp.get()), (9, 5));
+}
+
+/// One record of every kind, with values and without, and what they are without a state.
+fn kinds(context: Option<Context>) -> RecordBuffer {
+    let mut buffer = RecordBuffer::new();
+    let done = |buffer: &mut RecordBuffer| context.map(|it| buffer.with_context(it));
+    for (kind, index) in (0..5).zip(1..) {
+        for record in mixed(&[(kind, 3, index, 0x1000, 7)]).frames() {
+            assert!(buffer.push_whole(record.1));
+        }
+        done(&mut buffer);
+    }
+    buffer.push_values(EntryRecord::new(6, 1, 2, 3), Some(4), 0, [5, 6]);
+    done(&mut buffer);
+    buffer.push_event(EventRecord::new(7, 1, 2, 3), 1, [8]);
+    done(&mut buffer);
+    buffer.push_any(&EventRecord::new(8, 1, 2, 3));
+    done(&mut buffer);
+    buffer
+}
+
+// A state that is taken for a value, or a value that is lost for a state, is a wrong trace.
+#[test]
+fn a_state_is_told_beside_all_else() {
+    let context = Context::new(Context::IRQS_OFF | Context::SOFTIRQ, 2, 1);
+    let (with, without) = (kinds(Some(context)), kinds(None));
+    assert_eq!(with.len(), without.len());
+    let count = u32::try_from(with.len()).expect("small");
+    let [with, without] = [&with, &without].map(|it| Batch::new(0, 0, count, it.as_bytes()));
+    assert!(with.is_well_formed() && without.is_well_formed());
+    assert!(with.entries().is_none());
+    for (with, without) in with.records().zip(without.records()) {
+        assert_eq!((with.context(), without.context()), (Some(context), None));
+        let but_for_it = shown(std::iter::once(with))
+            .replace(&format!("{:?}", Some(context)), "None")
+            .replace(&format!("{:?}", Some("d.s21")), "None");
+        let (grown, plain) = (with.head(), without.head());
+        assert_eq!((grown.words, grown.flags), (plain.words + 1, plain.flags | 32));
+        let head = [grown, plain].map(|head| format!("{head:?}"));
+        assert_eq!(but_for_it.replace(&head[0], &head[1]), shown(std::iter::once(without)));
+    }
+    // Readers of before ignore the flag: records have grown at their end.
+    let mut bytes = with.as_bytes().to_vec();
+    let mut at = 0;
+    while at < bytes.len() {
+        bytes[at + 11] &= !RecordHead::CONTEXT;
+        at += usize::from(bytes[at + 9]) * 8;
+    }
+    let before = Batch::new(0, 0, count, &bytes);
+    assert!(before.is_well_formed());
+    for (before, without) in before.records().zip(without.records()) {
+        assert_eq!(before.context(), None);
+        assert_eq!(before.function(), without.function());
+        if let (Record::Entry { values: Some(more), .. }, Record::Entry { values: Some(all), .. }) =
+            (before, without)
+        {
+            assert_eq!((more.words.len(), &more.words[..2]), (3, all.words));
+        }
+    }
+}
+
+// A frame that is longer than the longest is refused by every reader.
+#[test]
+fn records_with_a_state_are_cut_into_frames_as_others_are() {
+    let context = Context::new(0, 1, 0);
+    let mut buffer = RecordBuffer::new();
+    for at in 0..400_000 {
+        buffer.push_frame(EntryRecord::new(at, 1, 2, 3).with_sp(4));
+        if at % 3 != 0 {
+            buffer.with_context(context);
+        }
+    }
+    let mut writer = Writer::new(Vec::new(), &sample::header()).expect("header");
+    writer.records(0, &buffer).expect("vCPU");
+    writer.end(&Summary::default()).expect("memory");
+    let bytes = writer.into_inner().expect("memory");
+    let mut reader = Reader::new(&*bytes).expect("a stream");
+    let mut at = 0;
+    while let Some(frame) = reader.next_frame().expect("whole") {
+        let Frame::Records(batch) = frame else { continue };
+        for record in batch.records() {
+            assert_eq!(record.head().timestamp.get(), at);
+            assert_eq!(record.context(), (at % 3 != 0).then_some(context));
+            at += 1;
+        }
+    }
+    assert_eq!(at, 400_000);
+    // One of the greatest length stays what it is, and so does nothing at all.
+    buffer.clear();
+    buffer.with_context(context);
+    buffer.push_values(EntryRecord::new(1, 2, 3, 4), Some(5), 0, std::iter::repeat_n(6, 999));
+    buffer.with_context(context);
+    let batch = Batch::new(0, 0, 1, buffer.as_bytes());
+    assert!(batch.is_well_formed());
+    assert_eq!(batch.records().next().and_then(|record| record.context()), None);
 }
 
 // Readers of version 1.0 know nothing of tracers, stack pointers and returns.

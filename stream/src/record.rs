@@ -3,6 +3,7 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::context::Context;
 use super::values::Values;
 use super::wire::ALIGN;
 
@@ -21,7 +22,7 @@ pub struct RecordHead {
     /// Number of the tracer that the record is of; zero is the first.
     pub tracer: u8,
     /// What the record has beside its fixed fields: [`RecordHead::SP`], [`RecordHead::VALUE`],
-    /// [`RecordHead::VALUES`].
+    /// [`RecordHead::VALUES`], [`RecordHead::CONTEXT`].
     pub flags: u8,
     /// Process id of the task that ran.
     pub pid: U32,
@@ -34,6 +35,8 @@ impl RecordHead {
     pub const VALUE: u8 = 2;
     /// Flag of entries and events: values follow, up to the end of the record.
     pub const VALUES: u8 = 4;
+    /// Flag: the last word of the record is a [`Context`].
+    pub const CONTEXT: u8 = 32;
     /// Flag of a tail jump: to a function that is not traced and calls nothing, so that nothing else
     /// is heard of this call.
     pub const LAST: u8 = 8;
@@ -193,7 +196,7 @@ impl EntryRecord {
     fn is_plain(&self) -> bool {
         let head = &self.head;
         let entry = head.kind == Self::KIND && head.words == Self::WORDS;
-        entry && head.flags & (RecordHead::SP | RecordHead::VALUES) == 0
+        entry && head.flags & (RecordHead::SP | RecordHead::VALUES | RecordHead::CONTEXT) == 0
     }
 
     /// Clock ticks.
@@ -298,6 +301,8 @@ pub enum Record<'a> {
         sp: Option<u64>,
         /// The values of arguments, where they were recorded.
         values: Option<Values<'a>>,
+        /// The state of the CPU, where it was recorded.
+        context: Option<Context>,
     },
     /// A function returned.
     Return {
@@ -305,15 +310,24 @@ pub enum Record<'a> {
         ret: &'a ReturnRecord,
         /// The value, where it was recorded.
         value: Option<u64>,
+        /// The state of the CPU, where it was recorded.
+        context: Option<Context>,
     },
     /// A function was left by a jump to another one.
-    Tail(&'a TailRecord),
+    Tail {
+        /// What every tail jump has.
+        tail: &'a TailRecord,
+        /// The state of the CPU, where it was recorded.
+        context: Option<Context>,
+    },
     /// A tracepoint was come by.
     Event {
         /// What every event has.
         event: &'a EventRecord,
         /// The values of its fields, where they were recorded.
         values: Option<Values<'a>>,
+        /// The state of the CPU, where it was recorded.
+        context: Option<Context>,
     },
     /// A kind that this version does not know; the bytes are the whole record.
     Other(&'a RecordHead, &'a [u8]),
@@ -326,7 +340,7 @@ impl<'a> Record<'a> {
         match self {
             Self::Entry { entry, .. } => &entry.head,
             Self::Return { ret, .. } => &ret.head,
-            Self::Tail(tail) => &tail.head,
+            Self::Tail { tail, .. } => &tail.head,
             Self::Event { event, .. } => &event.head,
             Self::Other(head, _) => head,
         }
@@ -339,8 +353,20 @@ impl<'a> Record<'a> {
         match self {
             Self::Entry { entry, .. } => Some(entry.function.get()),
             Self::Return { ret, .. } => Some(ret.function.get()),
-            Self::Tail(tail) => Some(tail.function.get()),
+            Self::Tail { tail, .. } => Some(tail.function.get()),
             Self::Event { event, .. } => Some(event.tracepoint.get()),
+            Self::Other(..) => None,
+        }
+    }
+
+    /// The state of the CPU, where it was recorded.
+    #[must_use]
+    pub fn context(&self) -> Option<Context> {
+        match self {
+            Self::Entry { context, .. }
+            | Self::Return { context, .. }
+            | Self::Tail { context, .. }
+            | Self::Event { context, .. } => *context,
             Self::Other(..) => None,
         }
     }
@@ -348,6 +374,16 @@ impl<'a> Record<'a> {
     /// Looks into a whole record; `None` when it is shorter than its kind and flags say.
     #[inline]
     fn of(head: &'a RecordHead, bytes: &'a [u8]) -> Option<Self> {
+        // Behind all else, so that readers who do not know it see a record that has grown.
+        let known = (EntryRecord::KIND..=EventRecord::KIND).contains(&head.kind);
+        let (context, bytes) = match head.flags & RecordHead::CONTEXT {
+            0 => (None, bytes),
+            _ if !known => (None, bytes),
+            _ => {
+                let (rest, word) = U64::ref_from_suffix(bytes).ok()?;
+                (Some(Context::of(word.get())), rest)
+            }
+        };
         // A known kind may grow at its end; it never shrinks.
         Some(match head.kind {
             EntryRecord::KIND => {
@@ -357,20 +393,23 @@ impl<'a> Record<'a> {
                     0 => None,
                     _ => Some(values(rest)?),
                 };
-                Self::Entry { entry, sp, values }
+                Self::Entry { entry, sp, values, context }
             }
             ReturnRecord::KIND => {
                 let (ret, rest) = ReturnRecord::ref_from_prefix(bytes).ok()?;
-                Self::Return { ret, value: optional(head, RecordHead::VALUE, rest)?.0 }
+                let (value, _) = optional(head, RecordHead::VALUE, rest)?;
+                Self::Return { ret, value, context }
             }
-            TailRecord::KIND => Self::Tail(TailRecord::ref_from_prefix(bytes).ok()?.0),
+            TailRecord::KIND => {
+                Self::Tail { tail: TailRecord::ref_from_prefix(bytes).ok()?.0, context }
+            }
             EventRecord::KIND => {
                 let (event, rest) = EventRecord::ref_from_prefix(bytes).ok()?;
                 let values = match head.flags & RecordHead::VALUES {
                     0 => None,
                     _ => Some(values(rest)?),
                 };
-                Self::Event { event, values }
+                Self::Event { event, values, context }
             }
             _ => Self::Other(head, bytes),
         })
@@ -461,7 +500,8 @@ impl<'a> Records<'a> {
             && entry.is_plain()
         {
             self.rest = rest;
-            return Some((Record::Entry { entry, sp: None, values: None }, entry.as_bytes()));
+            let record = Record::Entry { entry, sp: None, values: None, context: None };
+            return Some((record, entry.as_bytes()));
         }
         self.next_other()
     }

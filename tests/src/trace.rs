@@ -153,7 +153,7 @@ impl Trace {
                                 (&mut aids, Some(ret.sp.get()))
                             }
                             Record::Return { ret, .. } => (&mut returns, Some(ret.sp.get())),
-                            Record::Tail(tail) => (&mut tails, Some(tail.sp.get())),
+                            Record::Tail { tail, .. } => (&mut tails, Some(tail.sp.get())),
                             Record::Event { .. } => {
                                 events += 1;
                                 continue;

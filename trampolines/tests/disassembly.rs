@@ -8,7 +8,8 @@ use std::collections::{BTreeSet, HashSet};
 use vmtrace_trampolines::condition::{Operand, Relation, Test};
 use vmtrace_trampolines::x86_64::Addressing;
 use vmtrace_trampolines::{
-    Code, Condition, ContextPlaces, Counters, Counts, Field, Last, Overflow, Point, Program, Read, Readable,
+    Code, Condition, ContextPlaces, Counters, Counts, Field, Last, Overflow, Point, Program, Read,
+    Readable,
 };
 
 fn program() -> impl Strategy<Value = (Program, Overflow)> {

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Arch, Kernel};
+use super::{Arch, Kernel, KernelError, Source};
 use crate::read::index;
 
 mod riscv64;
@@ -47,6 +47,39 @@ impl Kernel {
             Arch::Riscv64 => riscv64::tested(code),
         };
         NeedResched::of(&bits)
+    }
+}
+
+impl Kernel {
+    /// Whether records can tell the state of the CPU.
+    ///
+    /// # Errors
+    /// What is not known of this kernel.
+    pub fn check_context(&self) -> Result<(), KernelError> {
+        let structs = self.structs()?;
+        let count = match self.arch() {
+            Arch::X86_64 if self.symbols().address("pcpu_hot").is_none() => {
+                self.symbols().address("__preempt_count")
+            }
+            Arch::X86_64 => structs.member_offset("pcpu_hot", "preempt_count"),
+            Arch::Riscv64 => structs.member_offset("thread_info", "preempt_count"),
+        };
+        let flags = structs.member_offset("thread_info", "flags");
+        if structs.source() == Source::Image || flags.is_none() {
+            Err(KernelError::NoContext("its type information (BTF), which tells where it is"))
+        } else if structs.member_offset("task_struct", "migration_disabled").is_none() {
+            Err(KernelError::NoContext(
+                "a count of bans on migration, as kernels have from 5.11 on",
+            ))
+        } else if count.is_none() {
+            Err(KernelError::NoContext("a count of preemptions"))
+        } else if self.need_resched().is_none() {
+            Err(KernelError::NoContext(
+                "code that shows which flags ask for a reschedule (tracing_gen_ctx_irq_test)",
+            ))
+        } else {
+            Ok(())
+        }
     }
 }
 

@@ -85,9 +85,7 @@ impl Step {
                 let offset = half >> 7 & 0x38 | half >> 4 & 4 | half << 1 & 0x40;
                 Self::Load { base: short, offset }
             }
-            (0, 3, _) => {
-                Self::Load { base: short, offset: half >> 7 & 0x38 | half << 1 & 0xc0 }
-            }
+            (0, 3, _) => Self::Load { base: short, offset: half >> 7 & 0x38 | half << 1 & 0xc0 },
             // c.srli, c.andi
             (1, 4, 0) => Self::ShiftRight { source: short, by: immediate },
             // The upper bit is its sign.
@@ -115,8 +113,7 @@ mod tests {
     fn the_flags_are_told_from_the_count_of_preemptions() {
         // lw a4, 8(tp); mv a5, tp; ld a5, 0(a5); andi a4, a4, 256; li a2, 15; srli a5, a5, 1;
         // andi a5, a5, 4
-        let by_shift =
-            [0x2703, 0x0082, 0x8792, 0x639c, 0x7713, 0x1007, 0x463d, 0x8385, 0x8b91];
+        let by_shift = [0x2703, 0x0082, 0x8792, 0x639c, 0x7713, 0x1007, 0x463d, 0x8385, 0x8b91];
         assert_eq!(bits(&by_shift), [3]);
         // ld a2, 0(tp); ld a5, 0(tp); srli a2, a2, 2; srli a5, a5, 4; andi a2, a2, 4;
         // andi a5, a5, 2

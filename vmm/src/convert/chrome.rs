@@ -98,6 +98,9 @@ impl Chrome {
         if let Some(caller) = &entry.caller {
             self.key("caller", caller.label())?;
         }
+        if let Some(context) = entry.context {
+            self.key("context", context.to_string())?;
+        }
         if let Some(args) = entry.args {
             self.key("arguments", JsonArgs(args))?;
         }
@@ -120,6 +123,9 @@ impl Chrome {
         let nests = !ended.is_empty();
         self.start(if nests { "E" } else { "i" }, at, pid, tid)?;
         let mut args = serde_json::Map::new();
+        if let Some(context) = ret.context {
+            args.insert("context at return".to_owned(), json!(context.to_string()));
+        }
         if let Some(value) = ret.value {
             args.insert("value".to_owned(), serde_json::to_value(JsonReturned(value))?);
         }

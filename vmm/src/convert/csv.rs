@@ -5,12 +5,12 @@ use std::io;
 
 use super::ground::Clock;
 use crate::export::{Args, Event, Export, JsonArgs, JsonReturned, Name, Returned};
-use crate::stream::{Header, Summary};
+use crate::stream::{Context, Header, Summary};
 
 /// Times are nanoseconds since the clock's start; what an event has not is empty. `details` is JSON
 /// for arguments and returned values, the text of a mark, or the reason of a loss. Losses and counts have
 /// the time of what came before them.
-const COLUMNS: [&str; 14] = [
+const COLUMNS: [&str; 15] = [
     "time_ns",
     "event",
     "vcpu",
@@ -25,6 +25,7 @@ const COLUMNS: [&str; 14] = [
     "duration_ns",
     "count",
     "details",
+    "context",
 ];
 
 /// Comma-separated values.
@@ -49,6 +50,7 @@ struct Row<'a> {
     duration_ns: Option<u64>,
     count: Option<u64>,
     details: String,
+    context: Option<Context>,
 }
 
 impl Csv {
@@ -92,6 +94,8 @@ impl Csv {
             number(out, field)?;
         }
         out.write_field(details)?;
+        let columns = row.context.map(Context::columns);
+        out.write_field(columns.as_ref().map_or(&[][..], |columns| columns))?;
         out.write_record(None::<&[u8]>)?;
         Ok(())
     }
@@ -140,6 +144,7 @@ impl Export for Csv {
                     event: "entry",
                     vcpu: Some(entry.vcpu),
                     pid: Some(entry.pid),
+                    context: entry.context,
                     tgid: entry.tgid,
                     comm: entry.comm,
                     function: Some(entry.function),
@@ -157,6 +162,7 @@ impl Export for Csv {
                     event: "return",
                     vcpu: Some(ret.vcpu),
                     pid: Some(ret.pid),
+                    context: ret.context,
                     tgid: ret.tgid,
                     comm: ret.comm,
                     function: Some(ret.function),
@@ -174,6 +180,7 @@ impl Export for Csv {
                     event: "tail",
                     vcpu: Some(tail.vcpu),
                     pid: Some(tail.pid),
+                    context: tail.context,
                     comm: tail.comm,
                     function: Some(tail.function),
                     tracer: tail.tracer,
@@ -189,6 +196,7 @@ impl Export for Csv {
                     event: "event",
                     vcpu: Some(event.vcpu),
                     pid: Some(event.pid),
+                    context: event.context,
                     tgid: event.tgid,
                     comm: event.comm,
                     function: Some(event.event),

@@ -40,6 +40,8 @@ pub enum Fact {
     Event,
     /// How often a function was entered on a vCPU, beside what was recorded.
     Counted,
+    /// The state of the CPU.
+    Context,
     /// Something before the start of the clock.
     Early,
 }
@@ -63,6 +65,7 @@ impl Fact {
             Self::Loss => "losses",
             Self::Event => "events of tracepoints",
             Self::Counted => "counts of calls",
+            Self::Context => "events that tell the state of their CPU",
             Self::Early => "events before the clock's start",
         }
     }
@@ -70,7 +73,9 @@ impl Fact {
 
 /// What became of it: the one table of what formats cannot say.
 fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
-    use Fact::{Args, Caller, Counted, Early, Event as Point, Loss, Mark, Orphan, Plain, Reason};
+    use Fact::{
+        Args, Caller, Context, Counted, Early, Event as Point, Loss, Mark, Orphan, Plain, Reason,
+    };
     use Fact::{Return, Tail, Tracer, Uncertain, Unfinished, Value};
     const INSIDE: &str = "what was jumped to is shown inside of the function that jumped";
     const LEFT_OUT: &str = "left out";
@@ -113,6 +118,7 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Point, "without their fields; all of them only in replay --event-full"),
             (Mark, "where calls are open; all of them only in replay --event-full"),
             (Loss, "shown as calls, in a task for each vCPU"),
+            (Context, LEFT_OUT),
             (Counted, LEFT_OUT),
             (Early, AT_START),
         ],
@@ -131,6 +137,7 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Point, LEFT_OUT),
             (Mark, LEFT_OUT),
             (Loss, LEFT_OUT),
+            (Context, LEFT_OUT),
             (Counted, LEFT_OUT),
         ],
         Format::Html => &[
@@ -142,6 +149,7 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Orphan, LEFT_OUT),
             (Unfinished, "shown with a dashed line, up to where that was known"),
             (Point, LEFT_OUT),
+            (Context, LEFT_OUT),
             (Counted, LEFT_OUT),
             (Early, AT_START),
         ],
@@ -237,6 +245,9 @@ impl<E: Export> Export for Tally<E> {
             if *is {
                 self.count(*fact);
             }
+        }
+        if event.context().is_some() {
+            self.count(Fact::Context);
         }
         self.export.event(event)
     }

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::io::{self, Write};
 
-use crate::stream::{Header, Summary};
+use crate::stream::{Context, Header, Summary};
 
 use super::counted::Counted;
-use super::text::{Clock, decimal, first_lines, loss, mark, name, pad};
+use super::text::{Clock, TIME_COLUMN, decimal, first_lines, loss, mark, name, pad};
 use super::values::{write_args, write_returned};
 use super::{Entry, Event, Export, Name, Return, Tracepoint, Unfinished};
 
@@ -42,6 +42,8 @@ pub struct Graph<W> {
     patience: u64,
     /// Width of a vCPU's number.
     width: usize,
+    /// Whether records tell the state of the CPU.
+    told: bool,
     /// Shown at the end.
     counted: Counted,
 }
@@ -66,6 +68,7 @@ enum Waiting {
         frame: u64,
         depth: u32,
         timestamp: u64,
+        context: Option<Context>,
         /// The function and its arguments, with the switch of tasks before it.
         switch: Vec<u8>,
         name: Vec<u8>,
@@ -95,6 +98,7 @@ impl<W: Write> Graph<W> {
             clock: Clock::of(&Header::default()),
             patience: u64::MAX,
             width: 1,
+            told: false,
             counted: Counted::default(),
         }
     }
@@ -138,8 +142,19 @@ impl<W: Write> Graph<W> {
     }
 
     /// A line, but for its end.
-    fn line(&self, out: &mut Vec<u8>, vcpu: u32, duration: Option<u64>, depth: u32) {
+    fn line(
+        &self,
+        out: &mut Vec<u8>,
+        (vcpu, context): (u32, Option<Context>),
+        duration: Option<u64>,
+        depth: u32,
+    ) {
         self.column(out, vcpu);
+        if let Some(context) = context {
+            out.push(b' ');
+            out.extend_from_slice(&context.columns());
+            out.extend_from_slice(b" | ");
+        }
         match duration {
             Some(nanoseconds) => write_duration(out, nanoseconds),
             None => pad(out, 14),
@@ -169,12 +184,14 @@ impl<W: Write> Graph<W> {
         let index = usize::try_from(number.wrapping_sub(self.taken)).unwrap_or(usize::MAX);
         let Some(waiting) = self.waiting.get_mut(index) else { return false };
         let before = waiting.text();
-        let Waiting::Entry { frame, depth, switch, name, .. } = waiting else { return false };
-        let (frame, depth) = (*frame, *depth);
+        let Waiting::Entry { frame, depth, context, switch, name, .. } = waiting else {
+            return false;
+        };
+        let (frame, depth, context) = (*frame, *depth, *context);
         let (mut line, name) = (std::mem::take(switch), std::mem::take(name));
         let leaf = leaf.filter(|leaf| leaf.0 == frame);
         line.reserve(NAME + name.len());
-        self.line(&mut line, vcpu, leaf.and_then(|leaf| leaf.1), depth);
+        self.line(&mut line, (vcpu, context), leaf.and_then(|leaf| leaf.1), depth);
         line.extend_from_slice(&name);
         line.extend_from_slice(leaf.map_or(b" {\n", |leaf| leaf.2));
         if leaf.is_none() && depth < INDENTED {
@@ -216,7 +233,7 @@ impl<W: Write> Graph<W> {
     }
 
     fn entry(&mut self, entry: &Entry<'_>) {
-        let Entry { vcpu, pid, comm, timestamp, .. } = *entry;
+        let Entry { vcpu, pid, comm, timestamp, context, .. } = *entry;
         self.decide(vcpu, None);
         let mut switch = self.switch(vcpu, pid, comm);
         let mut function = Vec::with_capacity(NAME);
@@ -229,10 +246,11 @@ impl<W: Write> Graph<W> {
             self.cpu(vcpu).entry = Some(self.taken + self.waiting.len() as u64);
             let (frame, depth) = (place.frame, place.depth);
             let name = function;
-            self.wait(Waiting::Entry { vcpu, frame, depth, timestamp, switch, name });
+            let entry = Waiting::Entry { vcpu, frame, depth, timestamp, context, switch, name };
+            self.wait(entry);
         } else {
             // Nobody knows what it calls.
-            self.line(&mut switch, vcpu, None, 0);
+            self.line(&mut switch, (vcpu, context), None, 0);
             switch.extend_from_slice(&function);
             switch.extend_from_slice(b";\n");
             self.push(switch);
@@ -255,7 +273,7 @@ impl<W: Write> Graph<W> {
         if !self.decide(vcpu, ret.frame.map(|frame| (frame, duration_ns, ending))) {
             let mut lines = self.switch(vcpu, pid, comm);
             lines.reserve(NAME);
-            self.line(&mut lines, vcpu, duration_ns, depth);
+            self.line(&mut lines, (vcpu, ret.context), duration_ns, depth);
             let index = usize::try_from(depth).unwrap_or(usize::MAX);
             let opened = self.cpu(vcpu).open.get(index).copied();
             if ret.frame.is_none() || opened != ret.frame {
@@ -276,7 +294,7 @@ impl<W: Write> Graph<W> {
         self.decide(vcpu, None);
         let mut lines = self.switch(vcpu, pid, comm);
         let depth = u32::try_from(self.cpu(vcpu).open.len()).unwrap_or(0);
-        self.line(&mut lines, vcpu, None, depth);
+        self.line(&mut lines, (vcpu, event.context), None, depth);
         lines.extend_from_slice(b"/* ");
         let full = event.event.symbol.map_or("", |(full, _)| full);
         let own = full.split_once(':').map_or(full, |(_, name)| name);
@@ -290,7 +308,8 @@ impl<W: Write> Graph<W> {
         let ending = (left.place.frame, None, &b"; /* unfinished */\n"[..]);
         if !self.decide(left.vcpu, Some(ending)) {
             let mut lines = Vec::new();
-            self.line(&mut lines, left.vcpu, None, left.place.depth);
+            let shown = self.told.then(Context::default);
+            self.line(&mut lines, (left.vcpu, shown), None, left.place.depth);
             close(&mut lines, &left.function, b", unfinished");
             self.push(lines);
         }
@@ -309,10 +328,20 @@ impl<W: Write> Export for Graph<W> {
         self.patience = header.clock_hz.saturating_mul(PATIENCE);
         self.width = header.vcpus.saturating_sub(1).to_string().len();
         first_lines(&mut self.text, "function_graph", header)?;
-        self.text.extend_from_slice(
+        self.told = Context::is_in(header);
+        self.text.extend_from_slice(if self.told {
+            b"#      _-----=> irqs-off/BH-disabled\n\
+              #     / _----=> need-resched\n\
+              #    | / _---=> hardirq/softirq\n\
+              #    || / _--=> preempt-depth\n\
+              #    ||| / _-=> migrate-disable\n\
+              #    |||| /\n\
+              # CPU|||||  DURATION                  FUNCTION CALLS\n\
+              # |  |||||   |   |                     |   |   |   |\n"
+        } else {
             b"# CPU  DURATION                  FUNCTION CALLS\n\
-              # |     |   |                     |   |   |   |\n",
-        );
+              # |     |   |                     |   |   |   |\n"
+        });
         Ok(())
     }
 
@@ -332,7 +361,7 @@ impl<W: Write> Export for Graph<W> {
             }
             Event::Mark(made) => {
                 let mut lines = Vec::new();
-                mark(&mut lines, self.clock, made);
+                mark(&mut lines, self.clock, TIME_COLUMN, made);
                 self.push(lines);
                 self.hurry(made.ticks);
             }

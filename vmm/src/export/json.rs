@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::stream::{Header, Summary};
+use crate::stream::{Context, Header, Summary};
 
 use super::values::{JsonArgs, JsonReturned};
 use super::{Entry, Event, Export, Name, Return, Tail, Tracepoint};
@@ -41,6 +41,7 @@ impl<W: Write> Json<W> {
             caller_module: caller_module.flatten(),
             tracer: entry.tracer,
             depth: entry.place.map(|place| place.depth),
+            context: entry.context.map(Shown),
             args: entry.args.map(JsonArgs),
         };
         self.line(&line)
@@ -58,6 +59,7 @@ impl<W: Write> Json<W> {
             tracer: ret.tracer,
             depth: ret.depth,
             duration_ns: ret.duration_ns,
+            context: ret.context.map(Shown),
             value: ret.value.map(JsonReturned),
         };
         self.line(&line)
@@ -77,6 +79,7 @@ impl<W: Write> Json<W> {
             target_module: target_module.flatten(),
             tracer: tail.tracer,
             depth: tail.depth,
+            context: tail.context.map(Shown),
         };
         self.line(&line)
     }
@@ -92,6 +95,7 @@ impl<W: Write> Json<W> {
             pid: event.pid,
             comm: event.comm,
             name: &name,
+            context: event.context.map(Shown),
             fields: event.fields.map(JsonArgs),
         };
         self.line(&line)
@@ -129,6 +133,8 @@ enum Line<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         depth: Option<u32>,
         #[serde(skip_serializing_if = "Option::is_none")]
+        context: Option<Shown>,
+        #[serde(skip_serializing_if = "Option::is_none")]
         args: Option<JsonArgs<'a>>,
     },
     Return {
@@ -143,6 +149,8 @@ enum Line<'a> {
         tracer: Option<&'a str>,
         depth: u32,
         duration_ns: Option<u64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        context: Option<Shown>,
         #[serde(skip_serializing_if = "Option::is_none")]
         value: Option<JsonReturned<'a>>,
     },
@@ -161,6 +169,8 @@ enum Line<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         tracer: Option<&'a str>,
         depth: u32,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        context: Option<Shown>,
     },
     Event {
         ns: i128,
@@ -168,6 +178,8 @@ enum Line<'a> {
         pid: u32,
         comm: Option<&'a str>,
         name: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        context: Option<Shown>,
         #[serde(skip_serializing_if = "Option::is_none")]
         fields: Option<JsonArgs<'a>>,
     },
@@ -194,6 +206,15 @@ enum Line<'a> {
     End {
         summary: &'a Summary,
     },
+}
+
+/// The state of a CPU, as text.
+struct Shown(Context);
+
+impl Serialize for Shown {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
 }
 
 /// Name, or address without one, and module.

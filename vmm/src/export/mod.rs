@@ -51,7 +51,7 @@ mod values_tests;
 
 use std::io;
 
-use crate::stream::{Header, Loss, Mark, Stretch, Summary};
+use crate::stream::{Context, Header, Loss, Mark, Stretch, Summary};
 
 pub use callers::Callers;
 pub use graph::Graph;
@@ -197,6 +197,20 @@ pub enum Event<'a> {
     Mark(&'a Mark),
 }
 
+impl Event<'_> {
+    /// The state of the CPU, if it was recorded.
+    #[must_use]
+    pub fn context(&self) -> Option<Context> {
+        match self {
+            Self::Entry(entry) => entry.context,
+            Self::Return(ret) => ret.context,
+            Self::Tail(tail) => tail.context,
+            Self::Tracepoint(event) => event.context,
+            Self::Unfinished(_) | Self::Loss(_) | Self::Mark(_) => None,
+        }
+    }
+}
+
 /// A function was entered.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
@@ -220,6 +234,8 @@ pub struct Entry<'a> {
     pub place: Option<Place>,
     /// Its arguments, if they were recorded.
     pub args: Option<Args<'a>>,
+    /// The state of the CPU, if it was recorded.
+    pub context: Option<Context>,
 }
 
 /// A place in the call graph.
@@ -258,6 +274,8 @@ pub struct Return<'a> {
     pub value: Option<Returned<'a>>,
     /// Number of the call, if it was shown.
     pub frame: Option<u64>,
+    /// The state of the CPU, if it was recorded.
+    pub context: Option<Context>,
 }
 
 /// A function was left by a jump to another one, which returns in its place.
@@ -279,6 +297,8 @@ pub struct Tail<'a> {
     pub tracer: Option<&'a str>,
     /// So many calls of shown functions are around it.
     pub depth: u32,
+    /// The state of the CPU, if it was recorded.
+    pub context: Option<Context>,
 }
 
 /// A tracepoint was come by.
@@ -302,6 +322,8 @@ pub struct Tracepoint<'a> {
     pub fields: Option<Args<'a>>,
     /// How they are printed, if that is known: see `docs/stream.md`.
     pub print: Option<&'a str>,
+    /// The state of the CPU, if it was recorded.
+    pub context: Option<Context>,
 }
 
 impl Tracepoint<'_> {

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use crate::stream::{
-    Count, Counts, CountsOf, Header, Loss, Mark, MarkKind, RawTracer, Record, RecordHead, Stretch,
-    Traced, ValuesOf,
+    Context, Count, Counts, CountsOf, Header, Loss, Mark, MarkKind, RawTracer, Record, RecordHead,
+    Stretch, Traced, ValuesOf,
 };
 
 use super::names::{Symbols, Tasks, Tracers};
@@ -39,6 +39,7 @@ pub(super) struct Held {
     has_value: bool,
     /// What its values are is known; so they wait, too.
     has_format: bool,
+    context: Option<Context>,
 }
 
 // There may be a million of them.
@@ -76,13 +77,13 @@ impl Held {
             Record::Return { ret, .. } if ret.head.flags & RecordHead::AID != 0 => {
                 (Kind::Aid, ret.function, ret.caller, Some(ret.sp.get()), None)
             }
-            Record::Return { ret, value } => {
+            Record::Return { ret, value, .. } => {
                 (Kind::Return, ret.function, ret.caller, Some(ret.sp.get()), *value)
             }
-            Record::Tail(tail) if tail.head.flags & RecordHead::LAST != 0 => {
+            Record::Tail { tail, .. } if tail.head.flags & RecordHead::LAST != 0 => {
                 (Kind::Last, tail.function, tail.target, Some(tail.sp.get()), None)
             }
-            Record::Tail(tail) => {
+            Record::Tail { tail, .. } => {
                 (Kind::Tail, tail.function, tail.target, Some(tail.sp.get()), None)
             }
             Record::Event { event, .. } => {
@@ -103,6 +104,7 @@ impl Held {
             has_sp: sp.is_some(),
             has_value: value.is_some(),
             has_format: false,
+            context: record.context(),
         };
         Some((held, sp, value))
     }
@@ -203,10 +205,12 @@ impl<E: Export> Stage<E> {
             Record::Entry { entry, values: Some(values), .. } => {
                 (entry.function, ValuesOf::Entry, values.failed, values.words)
             }
-            Record::Event { event, values: Some(values) } => {
+            Record::Event { event, values: Some(values), .. } => {
                 (event.tracepoint, ValuesOf::Event, values.failed, values.words)
             }
-            Record::Return { ret, value: Some(_) } => (ret.function, ValuesOf::Return, 0, &[][..]),
+            Record::Return { ret, value: Some(_), .. } => {
+                (ret.function, ValuesOf::Return, 0, &[][..])
+            }
             _ => return false,
         };
         let Some((format, needed)) = self.formats.find(function.get(), record.head().tracer, of)
@@ -405,6 +409,7 @@ impl<E: Export> Stage<E> {
                     target: (held.other != 0).then_some(target),
                     tracer: self.tracers.name(held.tracer),
                     depth,
+                    context: held.context,
                 });
                 self.export.event(&event).map_err(PlayError::Output)
             }
@@ -429,6 +434,7 @@ impl<E: Export> Stage<E> {
                     duration_ns,
                     value: value.map(|raw| Returned { raw, shape }),
                     frame: frame.filter(|_| !hides).map(|frame| frame.id),
+                    context: held.context,
                 });
                 self.export.event(&event).map_err(PlayError::Output)
             }
@@ -459,6 +465,7 @@ impl<E: Export> Stage<E> {
             tracer: self.tracers.name(held.tracer),
             place,
             args: fields.map(|fields| Args { fields, failed: *failed, words }),
+            context: held.context,
         });
         self.export.event(&event).map_err(PlayError::Output)
     }
@@ -480,6 +487,7 @@ impl<E: Export> Stage<E> {
             caller: (caller != 0).then(|| self.symbols.name(header, caller, caller_index)),
             fields: fields.map(|fields| Args { fields, failed: *failed, words }),
             print: format.and_then(|format| self.formats.print(format)),
+            context: held.context,
         });
         self.export.event(&event).map_err(PlayError::Output)
     }

@@ -1,11 +1,11 @@
 //! Text as ftrace's function tracer prints it.
 //!
-//! The layout is that of a kernel with `noirq-info` set in `trace_options`, since the context
-//! flags of that column are not recorded.
+//! The layout is that of a kernel with `noirq-info` set in `trace_options`, or, where records tell
+//! the state of the CPU, with `irq-info`, as kernels mostly have it.
 
 use std::io::{self, Write};
 
-use crate::stream::{Header, Loss, Mark, Summary};
+use crate::stream::{Context, Header, Loss, Mark, Summary};
 
 use super::counted::Counted;
 use super::values::write_args;
@@ -14,7 +14,9 @@ use super::{Entry, Event, Export, Name, Tracepoint, printable};
 /// Bytes gathered before they are written.
 const GATHER: usize = 64 << 10;
 /// Column of the time stamps.
-const TIME_COLUMN: usize = 33;
+pub(super) const TIME_COLUMN: usize = 33;
+/// What the columns of the state of the CPU take, before the time.
+const CONTEXT: usize = 5;
 
 /// Text as ftrace's function tracer prints it.
 #[derive(Debug)]
@@ -22,6 +24,8 @@ pub struct Text<W> {
     out: W,
     line: Vec<u8>,
     clock: Clock,
+    /// Whether records tell the state of the CPU.
+    told: bool,
     /// Whether it was said that returns are not printed.
     said: bool,
     /// Shown at the end.
@@ -33,7 +37,7 @@ impl<W: Write> Text<W> {
     pub fn new(out: W) -> Self {
         let clock = Clock { start: 0, hz: 1 };
         let (line, counted) = (Vec::with_capacity(GATHER + 4096), Counted::default());
-        Self { out, line, clock, said: false, counted }
+        Self { out, line, clock, told: false, said: false, counted }
     }
 
     /// The output.
@@ -41,9 +45,9 @@ impl<W: Write> Text<W> {
         self.out
     }
 
-    /// Who, where and when.
-    fn front(&mut self, comm: Option<&str>, pid: u32, vcpu: u32, timestamp: u64) {
-        let line = &mut self.line;
+    /// Who, where, in which state and when.
+    fn front(&mut self, who: (Option<&str>, u32), vcpu: u32, context: Option<Context>, at: u64) {
+        let (line, (comm, pid)) = (&mut self.line, who);
         let comm = comm.unwrap_or("<...>");
         pad(line, 16usize.saturating_sub(comm.len()));
         line.extend_from_slice(comm.as_bytes());
@@ -52,14 +56,18 @@ impl<W: Write> Text<W> {
         pad(line, 7usize.saturating_sub(length));
         line.extend_from_slice(b" [");
         decimal(line, u64::from(vcpu), 3, b'0');
-        line.extend_from_slice(b"]  ");
-        self.clock.write(line, timestamp);
+        line.extend_from_slice(b"] ");
+        if let Some(context) = context {
+            line.extend_from_slice(&context.columns());
+        }
+        line.push(b' ');
+        self.clock.write(line, at);
         line.extend_from_slice(b": ");
     }
 
     /// Without the system, as ftrace has it.
     fn tracepoint(&mut self, event: &Tracepoint<'_>) {
-        self.front(event.comm, event.pid, event.vcpu, event.timestamp);
+        self.front((event.comm, event.pid), event.vcpu, event.context, event.timestamp);
         let line = &mut self.line;
         match event.event.symbol {
             Some((full, _)) => {
@@ -74,7 +82,7 @@ impl<W: Write> Text<W> {
     }
 
     fn entry(&mut self, entry: &Entry<'_>) {
-        self.front(entry.comm, entry.pid, entry.vcpu, entry.timestamp);
+        self.front((entry.comm, entry.pid), entry.vcpu, entry.context, entry.timestamp);
         let line = &mut self.line;
         name(line, &entry.function);
         if let Some(args) = &entry.args {
@@ -106,11 +114,21 @@ impl<W: Write> Export for Text<W> {
     fn begin(&mut self, header: &Header) -> io::Result<()> {
         self.clock = Clock::of(header);
         first_lines(&mut self.line, "function", header)?;
-        write!(
-            self.line,
-            "#           TASK-PID     CPU#     TIMESTAMP  FUNCTION\n\
-             #              | |         |         |         |\n"
-        )
+        self.told = Context::is_in(header);
+        self.line.extend_from_slice(if self.told {
+            b"#                                _-----=> irqs-off/BH-disabled\n\
+              #                               / _----=> need-resched\n\
+              #                              | / _---=> hardirq/softirq\n\
+              #                              || / _--=> preempt-depth\n\
+              #                              ||| / _-=> migrate-disable\n\
+              #                              |||| /\n\
+              #           TASK-PID     CPU#  |||||  TIMESTAMP  FUNCTION\n\
+              #              | |         |   |||||     |         |\n"
+        } else {
+            b"#           TASK-PID     CPU#     TIMESTAMP  FUNCTION\n\
+              #              | |         |         |         |\n"
+        });
+        Ok(())
     }
 
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
@@ -120,7 +138,10 @@ impl<W: Write> Export for Text<W> {
             Event::Unfinished(_) => {}
             Event::Tracepoint(event) => self.tracepoint(event),
             Event::Loss(lost) => loss(&mut self.line, lost),
-            Event::Mark(made) => mark(&mut self.line, self.clock, made),
+            Event::Mark(made) => {
+                let column = TIME_COLUMN + if self.told { CONTEXT } else { 0 };
+                mark(&mut self.line, self.clock, column, made);
+            }
         }
         if self.line.len() >= GATHER { self.hand_on() } else { Ok(()) }
     }
@@ -173,9 +194,9 @@ pub(super) fn loss(out: &mut Vec<u8>, loss: &Loss) {
 }
 
 /// Says what happened, in a comment.
-pub(super) fn mark(out: &mut Vec<u8>, clock: Clock, mark: &Mark) {
+pub(super) fn mark(out: &mut Vec<u8>, clock: Clock, column: usize, mark: &Mark) {
     out.push(b'#');
-    pad(out, TIME_COLUMN - 1);
+    pad(out, column - 1);
     clock.write(out, mark.ticks);
     out.extend_from_slice(format!(": {}", mark.kind).as_bytes());
     if mark.duration_ns > 0 {

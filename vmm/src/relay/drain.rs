@@ -381,7 +381,7 @@ impl Drain {
         for record in records {
             let format = self.programs.format(record);
             if !self.events.is_empty()
-                && format.is_some()
+                && let Some(format) = format
                 && let Some(event) = self.events.find(record.site, self.raw.fields(record))
             {
                 let Some(event) = event else { continue };
@@ -397,6 +397,9 @@ impl Drain {
                 earliest.get_or_insert(time);
                 let fields = self.raw.fields(record);
                 self.events.write(event, &mut self.batch, time, record, fields);
+                if let Some(context) = format.context_of_event(fields) {
+                    self.batch.with_context(context);
+                }
                 continue;
             }
             let place = format.and_then(|format| self.functions.place(format.point, record.site));

@@ -3,6 +3,7 @@
 //! A [`Relay`] is a thread with a [`Drain`], which does the work.
 
 mod console;
+mod context;
 mod counts;
 mod drain;
 mod events;

@@ -1,12 +1,15 @@
 //! From records as programs leave them to records of the stream.
 
 use super::Targets;
+use super::context::Meaning;
 use super::names::{End, Place};
 use crate::kernel::Kernel;
-use crate::stream::{EntryRecord, Header, RecordBuffer, ReturnRecord, TailRecord, ValuesOf};
+use crate::stream::{
+    Context, EntryRecord, Header, RecordBuffer, ReturnRecord, TailRecord, ValuesOf,
+};
 use crate::tracer::{Duty, Part, RawRecord, stack_bias};
 use vmtrace_trampolines::layout::COMMON_SIZE;
-use vmtrace_trampolines::{Field, Point};
+use vmtrace_trampolines::{Field, Point, RawContext};
 
 /// What the records of a program have.
 #[derive(Clone, Debug)]
@@ -23,6 +26,8 @@ pub(super) struct Format {
     value: Option<usize>,
     target: Option<usize>,
     failed: Option<usize>,
+    /// Which of them is the state of the CPU, and what that means.
+    context: Option<(usize, Meaning)>,
     /// Whether there is anything that the stream must be told of.
     pub(super) has_values: bool,
 }
@@ -70,6 +75,7 @@ impl Format {
             value: find(Field::Value),
             target: find(Field::Target),
             failed: find(Field::Failed),
+            context: find(Field::Context).zip(Meaning::of(kernel)),
             has_values: parts.iter().any(|part| part.value || !part.values.is_empty()),
             parts,
         }
@@ -108,6 +114,7 @@ impl Format {
         }
         let field = |index: Option<usize>| fields.get(index?).copied();
         let sp = field(self.stack).map(|sp| sp.wrapping_add(self.bias));
+        let context = self.context(fields, Meaning::context);
         let (function, caller, pid) = (place.function, record.caller, record.pid);
         for part in &self.parts {
             let sp = sp.filter(|_| part.stack);
@@ -145,7 +152,24 @@ impl Format {
                     batch.push_tail(tail.of_tracer(part.tracer));
                 }
             }
+            if let Some(context) = context {
+                batch.with_context(context);
+            }
         }
+    }
+
+    fn context(
+        &self,
+        fields: &[u64],
+        meaning: fn(Meaning, RawContext) -> Context,
+    ) -> Option<Context> {
+        let (index, kernel) = self.context?;
+        Some(meaning(kernel, RawContext(*fields.get(index)?)))
+    }
+
+    /// The state of the CPU in the record of an event.
+    pub(super) fn context_of_event(&self, fields: &[u64]) -> Option<Context> {
+        self.context(fields, Meaning::context_of_event)
     }
 }
 

@@ -30,7 +30,7 @@ use crate::kernel::{Exits, Kernel};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::{self, ConsoleLines, Relay, Setup, Targets};
 use crate::serve::{ControlRequest, Hub, Join};
-use crate::stream::{Header, Initcall, MarkKind, Summary};
+use crate::stream::{Context, Header, Initcall, MarkKind, Summary};
 use crate::tracer::{
     Attachment, Counters, ExitPlan, Image, ModuleFunction, Options, Ram, Tripwire,
 };
@@ -550,7 +550,7 @@ impl Controller {
             slide,
             address_base: Header::TOP_4_GIB,
             vmtrace_version: env!("CARGO_PKG_VERSION").to_owned(),
-            extra: Vec::new(),
+            extra: self.tracing.context.then(Context::header).into_iter().collect(),
         };
         if self.tracing.calls_initcalls(&self.kernel) {
             let calls = self.kernel.initcalls();

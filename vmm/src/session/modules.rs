@@ -285,7 +285,8 @@ impl Controller {
             Some(tracer.with_sites(sites))
         });
         let (tracers, overflow) = (tracers.collect(), self.tracing.overflow);
-        let only = Tracing { tracers, ..Tracing::of(Vec::new(), overflow) };
+        let context = self.tracing.context;
+        let only = Tracing { tracers, context, ..Tracing::of(Vec::new(), overflow) };
         let plan = only.plan(&[]);
         let Wanted { mut sites, .. } = self.prepare(&ram, attachment, &plan)?;
         if attachment.is_lent() {

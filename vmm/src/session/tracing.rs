@@ -96,6 +96,8 @@ pub struct Tracing {
     pub events_if: Option<Condition>,
     /// Calls at which something is to be done.
     pub triggers: Vec<Trigger>,
+    /// Whether records tell the state of the CPU.
+    pub context: bool,
 }
 
 /// What every site has to do.
@@ -117,6 +119,13 @@ impl Plan {
     pub fn indices(&self) -> Vec<usize> {
         self.sites.iter().map(|&(site, _)| site).collect()
     }
+
+    /// Has every record tell the state of the CPU.
+    fn add_context(&mut self) {
+        let parts = self.duties.iter_mut().flat_map(|duty| &mut duty.parts);
+        let recorded = parts.filter(|part| part.counts.is_none());
+        recorded.for_each(|part| part.fields.push(Field::Context));
+    }
 }
 
 impl Tracing {
@@ -136,6 +145,7 @@ impl Tracing {
             events: Vec::new(),
             events_if: None,
             triggers: Vec::new(),
+            context: false,
         }
     }
 
@@ -209,6 +219,9 @@ impl Tracing {
     pub fn plan(&self, exits: &[Exit]) -> Plan {
         let mut plan = self.plan_functions(exits);
         self.plan_events(&mut plan);
+        if self.context {
+            plan.add_context();
+        }
         self.plan_triggers(&mut plan);
         plan
     }
@@ -479,6 +492,7 @@ mod tests {
             events: Vec::new(),
             events_if: None,
             triggers: Vec::new(),
+            context: false,
         }
     }
 

@@ -14,7 +14,7 @@ use vmtrace_trampolines::layout::{COMMON_SIZE, MAX_RECORD};
 use vmtrace_trampolines::{Field, Last, Read};
 
 /// Words of a record for values: but for a stack pointer and which of them failed.
-pub(super) const ROOM: usize = (MAX_RECORD - COMMON_SIZE) / 8 - 2;
+pub(super) const ROOM: usize = (MAX_RECORD - COMMON_SIZE) / 8 - 3;
 /// Names that a note gives for a reason.
 const EXAMPLES: usize = 3;
 

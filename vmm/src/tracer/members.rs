@@ -2,6 +2,7 @@
 
 use super::trace::TraceError;
 use crate::kernel::{Kernel, Structs};
+use vmtrace_trampolines::ContextPlaces;
 
 /// Where members of the guest's structures are.
 pub(super) struct Members<'a>(&'a Structs);
@@ -18,6 +19,18 @@ impl<'a> Members<'a> {
         member: &'static str,
     ) -> Result<u64, TraceError> {
         self.0.member_offset(strukt, member).ok_or(TraceError::NoMember(strukt, member))
+    }
+
+    /// Where the state of a CPU is, if the layout tells; `preempt_count` as in
+    /// [`ContextPlaces::preempt_count`].
+    pub(super) fn context(&self, preempt_count: u64) -> Option<ContextPlaces> {
+        let known = |strukt, member| self.0.member_offset(strukt, member);
+        Some(ContextPlaces {
+            flags: known("task_struct", "thread_info")? + known("thread_info", "flags")?,
+            preempt_count,
+            migration: known("task_struct", "migration_disabled")?,
+            softirq: known("task_struct", "softirq_disable_cnt"),
+        })
     }
 
     /// The size of a struct, in bytes.

@@ -66,6 +66,8 @@ impl Duty {
             Field::Target | Field::Value => 1,
             Field::Failed => 2,
             Field::Argument(_) | Field::Read(_) | Field::Known(_) => 3,
+            // Behind all else, whose places are the same with it and without.
+            Field::Context => 4,
         });
         fields
     }

@@ -83,7 +83,7 @@ fn read(trace: &[u8]) -> Result<Run> {
             Frame::Records(batch) => batch.records().for_each(|record| match record {
                 Record::Entry { .. } => records.entries += 1,
                 Record::Return { .. } => records.returns += 1,
-                Record::Tail(_) => records.tails += 1,
+                Record::Tail { .. } => records.tails += 1,
                 Record::Event { .. } => records.events += 1,
                 Record::Other(..) => {}
             }),

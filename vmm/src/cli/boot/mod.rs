@@ -116,6 +116,10 @@ pub struct Args {
     /// Record what the functions of -f return, as --graph does where
     #[arg(long, help_heading = headings::TRACE)]
     pub retval: bool,
+    /// Record the state of the CPU at every call and event, too, and show it as ftrace does (`d..2.`):
+    /// interrupts off, need-resched, hard or soft interrupt, preemption and migration off
+    #[arg(long, help_heading = headings::TRACE)]
+    pub context: bool,
     /// Count calls of the functions of -f in the guest instead of recording them: a table at the end
     /// of the trace tells how often each was called on each vCPU
     #[arg(long, conflicts_with_all = ["graph", "args", "retval", "arg"], help_heading = headings::TRACE)]
@@ -401,7 +405,12 @@ impl Args {
         let events_if = found.and_then(|found| found.general().cloned());
         let (triggers, more) = self.triggers.resolve(kernel, overflow)?;
         notes.extend(more);
-        let tracing = Tracing { tracers, from, overflow, returns, events, events_if, triggers };
+        if self.context {
+            kernel.check_context()?;
+        }
+        let context = self.context;
+        let tracing =
+            Tracing { tracers, from, overflow, returns, events, events_if, triggers, context };
         tracing.check_modules(kernel).map_err(anyhow::Error::msg)?;
         if tracing.is_empty() {
             return Err(kernel.no_match(unmatched).into());

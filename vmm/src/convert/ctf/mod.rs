@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use super::ground::{Clock, listed};
 use crate::export::{Args, Entry, Event, Export, Name, Return, Tail, Tracepoint, printable};
-use crate::stream::{Header, Loss, Mark, Shown, Summary};
+use crate::stream::{Context, Header, Loss, Mark, Shown, Summary};
 
 use metadata::Classes;
 use packets::{Packets, Who};
@@ -104,6 +104,7 @@ impl Ctf {
         }
         depth(&mut fields, entry.place.map(|place| place.depth));
         tracer(&mut fields, entry.tracer);
+        context(&mut fields, entry.context);
         push(&mut fields, "arg_", entry.args);
         self.write(&Who { vcpu, pid, tgid, comm }, "func_entry", &fields)
     }
@@ -117,6 +118,7 @@ impl Ctf {
             fields.push(("duration_ns".into(), Value::Unsigned(duration)));
         }
         tracer(&mut fields, ret.tracer);
+        context(&mut fields, ret.context);
         if let Some(value) = ret.value {
             let value = value.shown().map_or(Value::Address(value.raw), |shown| shown_as(&shown));
             fields.push(("ret".into(), value));
@@ -133,6 +135,7 @@ impl Ctf {
         }
         depth(&mut fields, Some(tail.depth));
         tracer(&mut fields, tail.tracer);
+        context(&mut fields, tail.context);
         self.write(&Who { vcpu, pid, tgid: None, comm }, "func_tail", &fields)
     }
 
@@ -146,6 +149,7 @@ impl Ctf {
         if system == "sched" {
             as_lttng(&mut fields);
         }
+        context(&mut fields, event.context);
         self.write(&Who { vcpu, pid, tgid, comm }, name, &fields)
     }
 
@@ -202,6 +206,13 @@ fn depth(fields: &mut Fields<'_>, depth: Option<u32>) {
 fn tracer<'a>(fields: &mut Fields<'a>, tracer: Option<&'a str>) {
     if let Some(tracer) = tracer {
         fields.push(("tracer".into(), Value::Text(tracer.into())));
+    }
+}
+
+/// The state of the CPU, under a name that no field of an event has.
+fn context(fields: &mut Fields<'_>, context: Option<Context>) {
+    if let Some(context) = context {
+        fields.push(("common_context".into(), Value::Text(context.to_string().into())));
     }
 }
 

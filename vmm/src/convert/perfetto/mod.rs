@@ -33,13 +33,16 @@ const FIRST_VCPU: u64 = 16;
 const OF_VCPU: u64 = 2;
 
 /// Numbers of interned names of annotations.
-const ANNOTATIONS: [&str; 6] = ["vcpu", "caller", "value", "duration", "count", "reason"];
+const ANNOTATIONS: [&str; 8] =
+    ["vcpu", "caller", "value", "duration", "count", "reason", "context", "context at return"];
 const VCPU: u64 = 1;
 const CALLER: u64 = 2;
 const VALUE: u64 = 3;
 const DURATION: u64 = 4;
 const COUNT: u64 = 5;
 const REASON: u64 = 6;
+const CONTEXT: u64 = 7;
+const CONTEXT_AT_RETURN: u64 = 8;
 
 /// Calls of one task and tracer.
 #[derive(Debug)]
@@ -266,6 +269,10 @@ impl Perfetto {
         if let Some(caller) = &entry.caller {
             self.caller(&mut event, &mut new, caller);
         }
+        if let Some(context) = entry.context {
+            let context = annotation(CONTEXT, Value::Text(context.to_string()));
+            event.debug_annotations.push(context);
+        }
         if let Some(args) = &entry.args {
             arguments(&mut event, args);
         }
@@ -288,6 +295,10 @@ impl Perfetto {
         if let Some(value) = &ret.value {
             let shown = value.shown().map_or(Value::Pointer(value.raw), |shown| value_of(&shown));
             event.debug_annotations.push(annotation(VALUE, shown));
+        }
+        if let Some(context) = ret.context {
+            let context = annotation(CONTEXT_AT_RETURN, Value::Text(context.to_string()));
+            event.debug_annotations.push(context);
         }
         let task = Task {
             vcpu: ret.vcpu,

@@ -14,7 +14,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::ground::{Clock, Names};
 use crate::export::{Entry, Event, Export, Name, Return};
-use crate::stream::{Header, Loss, Mark, Summary};
+use crate::stream::{Context, Header, Loss, Mark, Summary};
 use file::{Contents, FUNCTION, GRAPH_ENTRY, GRAPH_EXIT, PRINT};
 use pages::Pages;
 
@@ -99,14 +99,14 @@ impl TraceDat {
         let function = self.know(&entry.function)?;
         if let Some(place) = entry.place {
             let mut event = [0; 20];
-            head(&mut event, GRAPH_ENTRY, entry.pid);
+            head(&mut event, GRAPH_ENTRY, entry.pid, entry.context);
             event[8..16].copy_from_slice(&function.to_le_bytes());
             event[16..].copy_from_slice(&place.depth.to_le_bytes());
             return self.pages.event(entry.vcpu, at, &event);
         }
         let caller = entry.caller.as_ref().map_or(Ok(0), |caller| self.know(caller))?;
         let mut event = [0; 24];
-        head(&mut event, FUNCTION, entry.pid);
+        head(&mut event, FUNCTION, entry.pid, entry.context);
         event[8..16].copy_from_slice(&function.to_le_bytes());
         event[16..].copy_from_slice(&caller.to_le_bytes());
         self.pages.event(entry.vcpu, at, &event)
@@ -118,7 +118,7 @@ impl TraceDat {
         self.now = self.now.max(at);
         let called = at.saturating_sub(ret.duration_ns.unwrap_or(0));
         let mut event = [0; 44];
-        head(&mut event, GRAPH_EXIT, ret.pid);
+        head(&mut event, GRAPH_EXIT, ret.pid, ret.context);
         event[8..16].copy_from_slice(&self.know(&ret.function)?.to_le_bytes());
         event[16..24].copy_from_slice(&called.to_le_bytes());
         event[24..32].copy_from_slice(&at.to_le_bytes());
@@ -129,7 +129,7 @@ impl TraceDat {
     fn print(&mut self, vcpu: u32, at: u64, text: &str) -> io::Result<()> {
         let text = &text[..text.floor_char_boundary(TEXT)];
         let mut event = vec![0; 16];
-        head(&mut event, PRINT, 0);
+        head(&mut event, PRINT, 0, None);
         event.extend(text.bytes().map(|byte| if byte == 0 { b'?' } else { byte }));
         event.push(0);
         event.resize(event.len().next_multiple_of(4), 0);
@@ -190,8 +190,10 @@ impl TraceDat {
 }
 
 /// The fields that all events have.
-fn head(event: &mut [u8], kind: u16, pid: u32) {
+fn head(event: &mut [u8], kind: u16, pid: u32, context: Option<Context>) {
+    let Context { flags, depths } = context.unwrap_or_default();
     event[..2].copy_from_slice(&kind.to_le_bytes());
+    event[2..4].copy_from_slice(&[flags, depths]);
     event[4..8].copy_from_slice(&pid.to_le_bytes());
 }
 

@@ -3,6 +3,7 @@
 use crate::kernel::Kernel;
 use crate::tracer::members::Members;
 use crate::tracer::trace::TraceError;
+use vmtrace_trampolines::ContextPlaces;
 
 /// Offsets in a task, which `tp` points to in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,15 +12,19 @@ pub(crate) struct Context {
     pub(crate) cpu: u64,
     /// Of `pid`.
     pub(crate) pid: u64,
+    /// Where the state of the CPU is, if that is known.
+    pub(crate) state: Option<ContextPlaces>,
 }
 
 impl Context {
     /// From the layout of a task.
     pub(crate) fn find(kernel: &Kernel) -> Result<Self, TraceError> {
         let members = Members::of(kernel)?;
+        let thread_info = members.offset("task_struct", "thread_info")?;
+        let count = members.offset("thread_info", "preempt_count").ok();
         Ok(Self {
-            cpu: members.offset("task_struct", "thread_info")?
-                + members.offset("thread_info", "cpu")?,
+            cpu: thread_info + members.offset("thread_info", "cpu")?,
+            state: count.and_then(|offset| members.context(thread_info + offset)),
             pid: members.offset("task_struct", "pid")?,
         })
     }

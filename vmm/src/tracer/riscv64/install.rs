@@ -48,6 +48,7 @@ pub(super) fn install(
         controls,
         slide: image.runtime(0),
         readable: Readable::default(),
+        context: context.state,
     };
     let kind = if kernel.ftrace_kind() == FtraceKind::CallOps {
         Kind::CallOps {

@@ -4,6 +4,7 @@ use crate::kernel::Kernel;
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::members::Members;
 use crate::tracer::trace::TraceError;
+use vmtrace_trampolines::ContextPlaces;
 
 /// Places a trampoline reads, relative to the gs base or in a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +15,8 @@ pub(crate) struct Context {
     pub(crate) cpu_number: u64,
     /// Offset of `pid` in `struct task_struct`.
     pub(crate) pid: u64,
+    /// Where the state of the CPU is, if that is known.
+    pub(crate) state: Option<ContextPlaces>,
 }
 
 impl Context {
@@ -26,17 +29,18 @@ impl Context {
         let per_cpu = |address: u64| {
             if address >> 63 == 0 { address } else { image.runtime(address) }
         };
-        let (current, cpu_number) = if let Some(hot) = symbols.address("pcpu_hot") {
+        let variable = |name| symbols.address(name).map(per_cpu).ok_or(TraceError::NoSymbol(name));
+        let (current, cpu_number, count) = if let Some(hot) = symbols.address("pcpu_hot") {
             (
                 per_cpu(hot) + members.offset("pcpu_hot", "current_task")?,
                 per_cpu(hot) + members.offset("pcpu_hot", "cpu_number")?,
+                members.offset("pcpu_hot", "preempt_count").map(|offset| per_cpu(hot) + offset),
             )
         } else {
-            let variable =
-                |name| symbols.address(name).map(per_cpu).ok_or(TraceError::NoSymbol(name));
-            (variable("current_task")?, variable("cpu_number")?)
+            (variable("current_task")?, variable("cpu_number")?, variable("__preempt_count"))
         };
-        Ok(Self { current, cpu_number, pid: members.offset("task_struct", "pid")? })
+        let state = count.ok().and_then(|count| members.context(count));
+        Ok(Self { current, cpu_number, pid: members.offset("task_struct", "pid")?, state })
     }
 }
 

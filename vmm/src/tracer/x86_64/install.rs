@@ -86,6 +86,7 @@ fn values(image: &Image, layout: &Layout, context: &Context) -> Values {
         cpu: context.cpu_number,
         slide: image.runtime(0),
         readable: Readable::default(),
+        context: context.state,
     }
 }
 

@@ -1,0 +1,89 @@
+//! From the state of a CPU as programs record it to that of the stream.
+
+use crate::kernel::{Arch, Kernel, NeedResched};
+use crate::stream::Context;
+use vmtrace_trampolines::RawContext;
+
+/// Parts of the count of preemptions (include/linux/preempt.h).
+mod part {
+    pub(super) const PREEMPTION: u32 = 0xff;
+    pub(super) const IN_SOFTIRQ: u32 = 0x100;
+    pub(super) const SOFTIRQS_OFF: u32 = 0xfe00;
+    pub(super) const HARDIRQ: u32 = 0xf_0000;
+    pub(super) const NMI: u32 = 0xf0_0000;
+    /// Clear where the CPU is to preempt (x86).
+    pub(super) const NO_RESCHED: u32 = 1 << 31;
+}
+
+/// What the bits mean in one kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Meaning {
+    need: NeedResched,
+    /// The count of preemptions tells whether the CPU is to preempt.
+    folded: bool,
+    /// Tracepoints switch preemption off once while they call their probes.
+    preemptible: bool,
+}
+
+impl Meaning {
+    /// In this kernel, if that is known.
+    pub(super) fn of(kernel: &Kernel) -> Option<Self> {
+        Some(Self {
+            need: kernel.need_resched()?,
+            folded: kernel.arch() == Arch::X86_64,
+            preemptible: kernel.symbols().address("preempt_schedule").is_some(),
+        })
+    }
+
+    /// As `tracing_gen_ctx_irq_test` makes it (kernel/trace/trace.c).
+    pub(super) fn context(self, raw: RawContext) -> Context {
+        let count = raw.preempt_count();
+        let task = |bit: u8| raw.flags().checked_shr(bit.into()).unwrap_or(0) & 1 != 0;
+        let flags = [
+            (!raw.interrupts_on(), Context::IRQS_OFF),
+            (self.need.lazy.is_some_and(task), Context::NEED_RESCHED_LAZY),
+            (task(self.need.eager), Context::NEED_RESCHED),
+            (count & part::HARDIRQ != 0, Context::HARDIRQ),
+            (count & part::IN_SOFTIRQ != 0, Context::SOFTIRQ),
+            (self.folded && count & part::NO_RESCHED == 0, Context::PREEMPT_RESCHED),
+            (count & part::NMI != 0, Context::NMI),
+            (count & part::SOFTIRQS_OFF != 0, Context::BH_OFF),
+        ];
+        let flags = flags.into_iter().fold(0, |all, (is, flag)| if is { all | flag } else { all });
+        let preemption = u8::try_from(count & part::PREEMPTION).unwrap_or(u8::MAX);
+        Context::new(flags, preemption, raw.migration())
+    }
+
+    /// The same at a tracepoint: of the code that came by it, as ftrace tells it
+    /// (`tracing_gen_ctx_dec`, include/linux/trace_events.h). Where preemption is not off a
+    /// tracepoint has not switched it off, as those of system calls from 6.13 on.
+    pub(super) fn context_of_event(self, raw: RawContext) -> Context {
+        let off = self.preemptible && raw.preempt_count() & part::PREEMPTION != 0;
+        self.context(RawContext(if off { raw.0 - (1 << 32) } else { raw.0 }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(folded: bool, lazy: Option<u8>, raw: u64) -> [String; 2] {
+        let need = NeedResched { eager: 3, lazy };
+        let meaning = Meaning { need, folded, preemptible: true };
+        let raw = RawContext(raw);
+        [meaning.context(raw), meaning.context_of_event(raw)].map(|context| context.to_string())
+    }
+
+    // Each column is one of ftrace's: whoever compares the two must find the same.
+    #[test]
+    fn words_of_programs_become_the_columns_of_ftrace() {
+        const ON: u64 = 1 << 9;
+        assert_eq!(shown(true, None, 0x8000_0002_0000_0000), ["d..2.", "d..1."]);
+        assert_eq!(shown(true, None, 0x0000_0000_0008_0000 | ON), [".N...", ".N..."]);
+        assert_eq!(shown(true, Some(4), 0x8000_0001_0010_0000 | ON), [".l.1.", ".l..."]);
+        assert_eq!(shown(false, None, 0x0000_0001_0010_0000 | ON), ["...1.", "....."]);
+        assert_eq!(shown(false, None, 0x0001_0100_0008_0002), ["dnH.2", "dnH.2"]);
+        assert_eq!(shown(true, None, 0x8010_0201_0000_00ff), ["D.z1f", "D.z.f"]);
+        assert_eq!(shown(true, None, 0x8000_0201_0000_0000 | ON), ["b..1.", "b...."]);
+    }
+}
