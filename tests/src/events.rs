@@ -57,13 +57,30 @@ const ORDERED: [&str; 5] =
 /// Where the work is done: of one CPU the order is known.
 const CPU: u32 = 1;
 
-/// What a line says: who, which event, and its fields.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What a line says: who, in which state, which event, and its fields.
+#[derive(Clone, Debug, Eq)]
 struct Seen {
     cpu: u32,
     pid: u32,
+    /// The columns of the context.
+    state: String,
     name: String,
     text: String,
+}
+
+impl Seen {
+    /// The columns but need-resched: another CPU may set that between two sides' looks.
+    fn own_state(&self) -> impl Iterator<Item = char> {
+        self.state.chars().enumerate().filter(|&(column, _)| column != 1).map(|(_, it)| it)
+    }
+}
+
+impl PartialEq for Seen {
+    fn eq(&self, other: &Self) -> bool {
+        (self.cpu, self.pid, &self.name, &self.text)
+            == (other.cpu, other.pid, &other.name, &other.text)
+            && self.own_state().eq(other.own_state())
+    }
 }
 
 /// `COMM-PID [CPU] FLAGS TIME: NAME: FIELDS`.
@@ -71,11 +88,13 @@ fn seen(line: &str) -> Option<Seen> {
     let (front, rest) = line.split_once(" [")?;
     let (_, pid) = front.trim().rsplit_once('-')?;
     let (cpu, rest) = rest.split_once(']')?;
-    let (_, rest) = rest.split_once(": ")?;
+    let (state, rest) = rest.split_once(": ")?;
+    // Alone before the time, where there is one.
+    let state = state.trim().split_once(' ').map_or("", |(state, _)| state);
     let (name, text) = rest.split_once(": ")?;
-    let text = text.trim_end();
     let (pid, cpu) = (pid.trim().parse().ok()?, cpu.parse().ok()?);
-    Some(Seen { cpu, pid, name: name.to_owned(), text: text.to_owned() })
+    let [state, name, text] = [state, name, text.trim_end()].map(str::to_owned);
+    Some(Seen { cpu, pid, state, name, text })
 }
 
 /// How often a guest tells each line: a message of its kernel may stand in the midst of one.
@@ -86,7 +105,7 @@ pub fn lines_to_tell(trace: &[&str]) -> Vec<String> {
     let told: Vec<String> = trace
         .iter()
         .filter_map(|line| seen(line))
-        .map(|Seen { pid, name, text, .. }| format!("{pid} {name}: {text}"))
+        .map(|Seen { pid, state, name, text, .. }| format!("{pid} {state} {name}: {text}"))
         .collect();
     let line = |(number, text): (usize, &String)| {
         format!("{TOLD}{number} {} {:x} {text}", told.len(), short_hash(text))
@@ -112,8 +131,10 @@ fn told(console: &str) -> Vec<Seen> {
         let (number, all) = (next().parse::<usize>(), next().parse::<usize>());
         let (sum, text) = (next(), next());
         let seen = text.split_once(' ').and_then(|(pid, text)| {
-            let (pid, (name, text)) = (pid.parse().ok()?, text.split_once(": ")?);
-            Some(Seen { cpu: CPU, pid, name: name.to_owned(), text: text.to_owned() })
+            let (pid, (state, text)) = (pid.parse().ok()?, text.split_once(' ')?);
+            let (name, text) = text.split_once(": ")?;
+            let [state, name, text] = [state, name, text].map(str::to_owned);
+            Some(Seen { cpu: CPU, pid, state, name, text })
         });
         if let (Ok(number), Ok(all), Some(seen)) = (number, all, seen)
             && sum == format!("{:x}", short_hash(text))
@@ -166,7 +187,7 @@ fn difference(ours: &[Seen], theirs: &[Seen]) -> Option<String> {
     }
     let around = |all: &[Seen]| {
         let shown = all.iter().skip(same.saturating_sub(2)).take(6);
-        let lines = shown.map(|seen| format!("    {}: {}", seen.pid, seen.text));
+        let lines = shown.map(|Seen { pid, state, text, .. }| format!("    {pid}: {state} {text}"));
         lines.collect::<Vec<_>>().join("\n")
     };
     let name = ours.iter().chain(theirs).next().map_or("", |seen| &seen.name);
@@ -210,7 +231,7 @@ impl Guests {
     pub fn events_are_those_of_the_guests_own_trace(&self, name: &str) {
         let mut args: Vec<&str> = EVENTS.iter().flat_map(|event| ["--event", event]).collect();
         let cmdline = format!("{} no_hash_pointers", cmdline(arch_of(name).unwrap()));
-        args.extend(["--cmdline", &cmdline, "--cpus", "2"]);
+        args.extend(["--cmdline", &cmdline, "--cpus", "2", "--context"]);
         let own: Vec<String> = EVENTS.iter().map(|event| event.replace(':', "/")).collect();
         let (finished, trace) = self.run(name, &format!("events 1 {}", own.join(" ")), &args);
         let err = finished.err();
@@ -230,6 +251,18 @@ impl Guests {
         let differ = theirs.iter().filter_map(|(event, theirs)| difference(&both[event], theirs));
         let differ: Vec<String> = differ.collect();
         assert!(differ.is_empty(), "{name}:\n{}", differ.join("\n"));
+        let pairs = theirs.iter().flat_map(|(event, theirs)| both[event].iter().zip(theirs));
+        let (same, others): (Vec<_>, Vec<_>) =
+            pairs.partition(|(ours, theirs)| ours.state == theirs.state);
+        assert!(others.len() * 10 < same.len(), "{name}: need-resched differs: {others:?}");
+        let states: BTreeSet<&str> = same.iter().map(|(ours, _)| &*ours.state).collect();
+        eprintln!("{name}: {} in the same state, {} not: {states:?}", same.len(), others.len());
+        // Interrupts on and off, inside of one, a switch that is due: not all the same.
+        let shows = |column: usize, what: &str| {
+            states.iter().any(|state| state.chars().nth(column).is_some_and(|it| what.contains(it)))
+        };
+        assert!(shows(0, "dD") && shows(0, ".b") && shows(2, "hH") && shows(2, "."), "{states:?}");
+        assert!(shows(1, "nNlLbBp") && shows(1, "."), "{name}: {states:?}");
         let alone = between(&ours, ALONE_BEGIN, ALONE_END);
         for event in SURE {
             assert!(has(&alone, event), "{name}: no {event} without the guest's own");
@@ -287,6 +320,7 @@ mod tests {
         let seen = |name: &str, pid| Seen {
             cpu: CPU,
             pid,
+            state: "d..1.".to_owned(),
             name: name.to_owned(),
             text: "sig=1 ".to_owned(),
         };
@@ -301,8 +335,23 @@ mod tests {
         let [a, b] = [[1, 2], [1, 3]].map(|pids| pids.map(|pid| seen("a", pid)));
         assert_eq!(difference(&a, &a), None);
         let told = difference(&a, &b).unwrap();
-        assert!(told.starts_with("a, from number 1:") && told.ends_with("    3: sig=1 "), "{told}");
+        assert!(
+            told.starts_with("a, from number 1:") && told.ends_with("    3: d..1. sig=1 "),
+            "{told}"
+        );
         assert!(difference(&a, &a[..1]).is_some() && difference(&a[..1], &a).is_some());
+    }
+
+    // Another CPU asks for a switch at any time; all else is of the call alone.
+    #[test]
+    fn a_state_is_compared_but_for_what_another_cpu_does() {
+        let line = |state: &str| seen(&format!("x-1 [001] {state} 1.5: a: 1")).unwrap();
+        assert_eq!((line("d..2.").state, line("").state), ("d..2.".to_owned(), String::new()));
+        assert_eq!(line("d..2."), line("dN.2."));
+        assert_ne!(line("d..2."), line("d..1."));
+        assert_ne!(line("d..2."), line("...2."));
+        assert_ne!(line("d..2."), line("d.h2."));
+        assert_ne!(line("d..2."), line("d..21"));
     }
 
     // A test must not fail because a kernel had something to say, nor pass with a line less.
@@ -317,13 +366,12 @@ mod tests {
         assert_eq!(lines.len(), 3 * TIMES);
         let torn = lines[1].replace(": c", ": [   69.488142] watchdog\r\n c");
         let console = |lines: &[&str]| lines.join("\r\n");
-        let seen = |pid, name: &str, text: &str| Seen {
-            cpu: CPU,
-            pid,
-            name: name.to_owned(),
-            text: text.to_owned(),
+        let seen = |pid, state: &str, name: &str, text: &str| {
+            let [state, name, text] = [state, name, text].map(str::to_owned);
+            Seen { cpu: CPU, pid, state, name, text }
         };
-        let all = [seen(1, "a", "1"), seen(2, "b", "c: 2"), seen(1, "c", "d")];
+        let all =
+            [seen(1, ".....", "a", "1"), seen(2, "d..2.", "b", "c: 2"), seen(1, ".....", "c", "d")];
         let [a, b, c] = [0, 1, 2].map(|number| &*lines[number]);
         assert_eq!(told(&console(&[a, &torn, c, "more", a, b])), all);
         let lost = std::panic::catch_unwind(|| told(&console(&[a, &torn, c, a, &torn])).len());

@@ -22,16 +22,20 @@ pub(super) struct Meaning {
     /// The count of preemptions tells whether the CPU is to preempt.
     folded: bool,
     /// Tracepoints switch preemption off once while they call their probes.
-    preemptible: bool,
+    counted: bool,
 }
 
 impl Meaning {
     /// In this kernel, if that is known.
     pub(super) fn of(kernel: &Kernel) -> Option<Self> {
+        let has = |symbol| kernel.symbols().address(symbol).is_some();
+        // Those before 6.13 had one, too, for probes that were called while a CPU was idle.
+        let by_srcu = has("tracepoint_srcu")
+            && kernel.btf().is_ok_and(|btf| btf.member_offset("tracepoint", "ext").is_some());
         Some(Self {
             need: kernel.need_resched()?,
             folded: kernel.arch() == Arch::X86_64,
-            preemptible: kernel.symbols().address("preempt_schedule").is_some(),
+            counted: has("preempt_schedule") && !by_srcu,
         })
     }
 
@@ -55,10 +59,10 @@ impl Meaning {
     }
 
     /// The same at a tracepoint: of the code that came by it, as ftrace tells it
-    /// (`tracing_gen_ctx_dec`, include/linux/trace_events.h). Where preemption is not off a
-    /// tracepoint has not switched it off, as those of system calls from 6.13 on.
+    /// (`tracing_gen_ctx_dec`, include/linux/trace_events.h). From 7.0 on tracepoints are guarded by
+    /// SRCU and leave preemption as it is, those of system calls from 6.13 on.
     pub(super) fn context_of_event(self, raw: RawContext) -> Context {
-        let off = self.preemptible && raw.preempt_count() & part::PREEMPTION != 0;
+        let off = self.counted && raw.preempt_count() & part::PREEMPTION != 0;
         self.context(RawContext(if off { raw.0 - (1 << 32) } else { raw.0 }))
     }
 }
@@ -69,7 +73,7 @@ mod tests {
 
     fn shown(folded: bool, lazy: Option<u8>, raw: u64) -> [String; 2] {
         let need = NeedResched { eager: 3, lazy };
-        let meaning = Meaning { need, folded, preemptible: true };
+        let meaning = Meaning { need, folded, counted: true };
         let raw = RawContext(raw);
         [meaning.context(raw), meaning.context_of_event(raw)].map(|context| context.to_string())
     }
