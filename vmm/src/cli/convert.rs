@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,10 @@ use super::{report, view};
 use crate::convert::{Format, Tally};
 use crate::export::{Event, Export, Name, PlayError, Player};
 use crate::stream::{Header, Summary};
+
+/// What a run says to who waits for its end, and what that says when it has converted.
+pub(super) const GO: &[u8] = b"go\n";
+pub(super) const DONE: &[u8] = b"done\n";
 
 /// Convert a trace file to a format of other tools.
 #[derive(Debug, clap::Args)]
@@ -35,6 +39,9 @@ pub struct Args {
     /// Convert only records of the tracer of this name.
     #[arg(long, value_name = "NAME")]
     tracer: Option<String>,
+    /// Wait until standard input says so, and remove FILE afterwards
+    #[arg(long, hide = true)]
+    once_told: bool,
 }
 
 /// Writes what was asked for, and says on standard error what could not be.
@@ -43,7 +50,41 @@ pub struct Args {
 /// When the file cannot be read or is not a whole stream (what is whole has been converted then),
 /// or the output fails.
 pub fn run(args: Args) -> Result<u8> {
-    let Args { file, output: place, format, filter, notrace, tracer } = args;
+    if !args.once_told {
+        return convert(args);
+    }
+    let stream = args.file.clone();
+    if !is_told(&stream)? {
+        return Ok(0);
+    }
+    let code = convert(args)?;
+    std::fs::remove_file(&stream).with_context(|| stream.display().to_string())?;
+    io::stdout().write_all(DONE).context("standard output")?;
+    Ok(code)
+}
+
+/// Waits for the end of a run. Whether there is something to convert: where the run ended otherwise, the
+/// stream stays, and is named, unless nothing is in it.
+///
+/// # Errors
+/// When the file cannot be looked at.
+fn is_told(stream: &Path) -> Result<bool> {
+    let mut told = Vec::new();
+    let _ = io::stdin().read_to_end(&mut told);
+    if told == GO {
+        return Ok(true);
+    }
+    let shown = stream.display();
+    if stream.metadata().with_context(|| shown.to_string())?.len() == 0 {
+        std::fs::remove_file(stream).with_context(|| shown.to_string())?;
+    } else {
+        say!("vmtrace: note: the trace is in {shown}");
+    }
+    Ok(false)
+}
+
+fn convert(args: Args) -> Result<u8> {
+    let Args { file, output: place, format, filter, notrace, tracer, .. } = args;
     let shown = place.display().to_string();
     let format = format.or_else(|| Format::of(&place)).with_context(|| {
         format!("{shown}: no format goes with this name; say --format {}", Format::list())

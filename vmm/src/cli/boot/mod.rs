@@ -1,6 +1,7 @@
 //! `vmtrace boot`: boots a kernel and traces it.
 
 mod conditions;
+mod conversion;
 mod emulated;
 mod files;
 mod here;
@@ -26,6 +27,7 @@ use crate::serve::{Globs, GuestReaders, TracerSpec};
 use crate::session::{self, Tracer, Tracing, Wants};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use conversion::Conversion;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -149,7 +151,8 @@ pub struct Args {
     /// that takes, beside what else is asked for; nothing else without -f, --tracer and --event
     #[arg(long, help_heading = headings::TRACE)]
     pub boot_report: bool,
-    /// Write the trace to this file instead of printing it
+    /// Write the trace to this file instead of printing it; where its name is that of another format
+    /// (trace.dat, *.pftrace, *.html and others: see vmtrace convert), in that, once the run is over
     #[arg(short, long, value_name = "FILE", help_heading = headings::PLACES)]
     pub output: Option<PathBuf>,
     /// How to print it: text, or graph if anything but entries is traced
@@ -484,6 +487,7 @@ pub fn run(mut args: Args) -> Result<u8> {
     let kernel = Arc::new(super::inspect::open(&image, args.system_map.as_deref())?);
     kernel.check_traceable().with_context(|| image.display().to_string())?;
     args.modules = images::modules(&args, &image, kernel.release())?;
+    let conversion = Conversion::prepare(&mut args)?;
     let args = &args;
     let (tracing, notes) = args.tracing(&kernel)?;
     if let Some(rules) = &rules {
@@ -526,6 +530,7 @@ pub fn run(mut args: Args) -> Result<u8> {
         }
         here::run(args, &watchers, kernel, tracing, initrd)?
     };
+    conversion.map_or(Ok(()), Conversion::finish)?;
     if let Some(times) = times {
         times.print(args.format == Some(FormatArg::Json))?;
     }
