@@ -39,7 +39,7 @@ pub struct Args {
     /// Convert only records of the tracer of this name.
     #[arg(long, value_name = "NAME")]
     tracer: Option<String>,
-    /// Wait until standard input says so, and remove FILE afterwards
+    /// Wait until standard input says so; remove FILE when all of it is converted.
     #[arg(long, hide = true)]
     once_told: bool,
 }
@@ -54,37 +54,25 @@ pub fn run(args: Args) -> Result<u8> {
         return convert(args);
     }
     let stream = args.file.clone();
-    if !is_told(&stream)? {
-        return Ok(0);
-    }
-    let code = convert(args)?;
-    std::fs::remove_file(&stream).with_context(|| stream.display().to_string())?;
+    let name = || stream.display().to_string();
+    let mut told = Vec::new();
+    let _ = io::stdin().read_to_end(&mut told);
+    let code = match (told == GO, stream.metadata().with_context(name)?.len()) {
+        // The run has failed before it had anything to write, and says so.
+        (_, 0) => 0,
+        (true, _) => convert(args)?,
+        (false, _) => {
+            say!("vmtrace: note: the trace is in {}", stream.display());
+            return Ok(0);
+        }
+    };
+    std::fs::remove_file(&stream).with_context(name)?;
     io::stdout().write_all(DONE).context("standard output")?;
     Ok(code)
 }
 
-/// Waits for the end of a run. Whether there is something to convert: where the run ended otherwise, the
-/// stream stays, and is named, unless nothing is in it.
-///
-/// # Errors
-/// When the file cannot be looked at.
-fn is_told(stream: &Path) -> Result<bool> {
-    let mut told = Vec::new();
-    let _ = io::stdin().read_to_end(&mut told);
-    if told == GO {
-        return Ok(true);
-    }
-    let shown = stream.display();
-    if stream.metadata().with_context(|| shown.to_string())?.len() == 0 {
-        std::fs::remove_file(stream).with_context(|| shown.to_string())?;
-    } else {
-        say!("vmtrace: note: the trace is in {shown}");
-    }
-    Ok(false)
-}
-
 fn convert(args: Args) -> Result<u8> {
-    let Args { file, output: place, format, filter, notrace, tracer, .. } = args;
+    let Args { file, output: place, format, filter, notrace, tracer, once_told } = args;
     let shown = place.display().to_string();
     let format = format.or_else(|| Format::of(&place)).with_context(|| {
         format!("{shown}: no format goes with this name; say --format {}", Format::list())
@@ -122,7 +110,8 @@ fn convert(args: Args) -> Result<u8> {
         }
         played => played.context(name)?,
     };
-    if let Some(summary) = played.summary {
+    // The run has told of them itself.
+    if let Some(summary) = played.summary.filter(|_| !once_told) {
         losses::tell(&summary, missed.get())?;
     }
     Ok(0)
