@@ -38,6 +38,77 @@ fn counts_add_up_by_vcpu_tracer_and_function() {
     assert_eq!(sums(&sample::counts()), (expected, 4));
 }
 
+// Who joins late and is told nothing of before would show fewer calls than there were; who is told it
+// twice, more.
+#[test]
+fn a_late_joiner_is_told_what_was_counted() {
+    let offset = |address| header().offset(address).expect("an address of the window");
+    let (read, open) = (offset(sample::READ), offset(sample::OPEN));
+    let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+    let tell = |writer: &mut Writer<_>, vcpu, tracer, function, hits| {
+        writer.counts(vcpu, tracer, &[Count { function, hits }]).expect("vCPU");
+    };
+    for hits in [1, 10] {
+        tell(&mut writer, 0, 0, read, hits);
+        tell(&mut writer, 1, 0, read, 100 * hits);
+        tell(&mut writer, 1, 1, open, u64::MAX / 2 + hits);
+    }
+    let mut joined = writer.join().expect("memory");
+    let begin = writer.get_mut().len();
+    tell(&mut writer, 0, 0, read, 1000);
+    let summary = writer.end(&Summary::default()).expect("memory");
+    let bytes = writer.into_inner().expect("memory");
+    joined.extend_from_slice(&bytes[begin..]);
+    let expected =
+        BTreeMap::from([((0, 0, read), 1011), ((1, 0, read), 1100), ((1, 1, open), u64::MAX)]);
+    assert_eq!(sums(&joined), (expected, 4));
+    assert_eq!(summary.counted, Some(Counted { functions: 2, calls: u64::MAX }));
+}
+
+// What was counted under a name that is another's by now would be taken for that one's.
+#[test]
+fn a_late_joiner_is_told_nothing_by_a_wrong_name() {
+    let offset = |address| header().offset(address).expect("an address of the window");
+    let (read, open) = (offset(sample::READ), offset(sample::OPEN));
+    let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+    let name = |writer: &mut Writer<_>, number, name| {
+        writer.tracer(Tracer { number, name, description: "" }).expect("memory");
+    };
+    let of_module = |name, module| Symbol { address: sample::OPEN, size: 64, name, module };
+    name(&mut writer, 0, "a");
+    name(&mut writer, 1, "b");
+    writer
+        .symbols([Symbol::new(sample::READ, 64, "vfs_read"), of_module("f", "ext4")])
+        .expect("room");
+    for tracer in [0, 1] {
+        let counts = [read, open].map(|function| Count { function, hits: 5 });
+        writer.counts(0, tracer, &counts).expect("vCPU");
+    }
+    // The same, and another name of the same function.
+    name(&mut writer, 0, "a");
+    writer.symbols([Symbol::new(sample::READ, 64, "ksys_read")]).expect("room");
+    let told = |writer: &mut Writer<_>| -> Vec<_> {
+        let joined = writer.join().expect("memory");
+        let mut decoder = Decoder::new();
+        decoder.feed(&joined);
+        let mut found = Vec::new();
+        while decoder.advance().expect("whole") == Progress::Frame {
+            if let Some(Frame::Counts(counts)) = decoder.frame() {
+                found.extend(counts.counts().map(|count| (counts.tracer, count.function)));
+            }
+        }
+        found
+    };
+    assert_eq!(told(&mut writer), [(0, read), (0, open), (1, read), (1, open)]);
+    writer.symbols([of_module("g", "xfs")]).expect("room");
+    assert_eq!(told(&mut writer), [(0, read), (1, read)]);
+    name(&mut writer, 0, "c");
+    assert_eq!(told(&mut writer), [(1, read)]);
+    // All of it was told to those who were there.
+    let summary = writer.end(&Summary::default()).expect("memory");
+    assert_eq!(summary.counted, Some(Counted { functions: 2, calls: 20 }));
+}
+
 // A frame holds no more than the format allows, however many functions a kernel has.
 #[test]
 fn more_functions_than_a_frame_holds_are_in_several() {

@@ -197,6 +197,16 @@ impl Dictionaries {
         Ok(true)
     }
 
+    /// Whether this symbol takes the place of another one's: only those of modules do, what the
+    /// kernel itself calls by two names is one.
+    pub(super) fn replaces_symbol(&self, symbol: Symbol<'_>) -> bool {
+        self.symbols.get(&symbol.address).is_some_and(|old| {
+            let same = (&*old.name, &*old.module) == (cut(symbol.name), cut(symbol.module));
+            let of_kernel = symbol.module.is_empty() && old.module.is_empty();
+            !(same || of_kernel)
+        })
+    }
+
     /// Adds or renames a task. Says whether anything is new; pids that cannot be are not.
     pub fn insert_task(&mut self, task: Task) -> bool {
         task.pid < MAX_PID && self.tasks.insert(task.pid, task) != Some(task)

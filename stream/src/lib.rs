@@ -36,6 +36,7 @@ mod span;
 mod summary;
 #[cfg(test)]
 mod tests;
+mod told;
 mod traced;
 mod values;
 #[cfg(test)]
@@ -60,7 +61,7 @@ pub use record::{
     ReturnValueRecord, TailRecord, WireRecord,
 };
 pub use span::{FrameSpan, frame_spans};
-pub use summary::{Exit, Pauses, Sites, Skipped, Summary, VcpuTotals};
+pub use summary::{Counted, Exit, Pauses, Sites, Skipped, Summary, VcpuTotals};
 pub use traced::{Stretch, Traced, TracedOf};
 pub use values::{
     RawValues, Shape, Shown, ValueField, Values, ValuesFormat, ValuesOf, number_repeated,

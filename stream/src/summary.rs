@@ -12,6 +12,9 @@ pub struct Summary {
     pub sites: Sites,
     /// Records and losses; filled in by the writer, which counts them.
     pub vcpus: Vec<VcpuTotals>,
+    /// Calls that were counted, if any; filled in by the writer, which adds them up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub counted: Option<Counted>,
     /// Pauses of all vCPUs.
     pub pauses: Pauses,
     /// Time spent patching, in nanoseconds.
@@ -79,6 +82,16 @@ pub struct VcpuTotals {
     pub lost: u64,
     /// The lost ones by the name of their reason.
     pub lost_by_reason: BTreeMap<String, u64>,
+}
+
+/// What was counted beside the records, by all tracers that count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Counted {
+    /// Functions that were called.
+    pub functions: u64,
+    /// Calls, one for each tracer that has counted it.
+    pub calls: u64,
 }
 
 /// Pauses of all vCPUs.

@@ -12,6 +12,7 @@ use super::header::Header;
 use super::mark::{LossReason, Mark};
 use super::record::EntryRecord;
 use super::summary::{Summary, VcpuTotals};
+use super::told::Told;
 use super::traced::{MAX_FUNCTIONS, Stretch};
 use super::values::{RawValues, ValuesFormat};
 use super::wire::{
@@ -36,6 +37,7 @@ pub struct Writer<W> {
     header: Header,
     names: Dictionaries,
     totals: Vec<VcpuTotals>,
+    told: Told,
     /// The highest time that a consumer may still hold back, until a watermark covers it.
     held: Option<u64>,
     ended: bool,
@@ -60,6 +62,7 @@ impl<W: Write> Writer<W> {
             header: header.clone(),
             names: Dictionaries::new(),
             totals: vec![VcpuTotals::default(); vcpus],
+            told: Told::default(),
             held: None,
             ended: false,
         })
@@ -91,9 +94,12 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// When the sink fails or there are more names than a stream may have.
     pub fn symbols<'a>(&mut self, symbols: impl IntoIterator<Item = Symbol<'a>>) -> Result<()> {
-        let names = &mut self.names;
+        let (names, told, header) = (&mut self.names, &mut self.told, &self.header);
         let mut full = None;
         let mut fresh = symbols.into_iter().filter_map(|symbol| {
+            if names.replaces_symbol(symbol) {
+                header.offset(symbol.address).into_iter().for_each(|at| told.forget_function(at));
+            }
             let known = names.insert_symbol(symbol);
             let new = known.unwrap_or_else(|error| {
                 full = Some(error);
@@ -128,6 +134,10 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// When the sink fails.
     pub fn tracer(&mut self, tracer: Tracer<'_>) -> Result<()> {
+        let known = self.names.tracer(tracer.number);
+        if known.is_some_and(|known| known.name != cut(tracer.name)) {
+            self.told.forget_tracer(tracer.number);
+        }
         if !self.names.insert_tracer(tracer) {
             return Ok(());
         }
@@ -155,8 +165,9 @@ impl<W: Write> Writer<W> {
     /// When the sink fails or there is no such vCPU.
     pub fn counts(&mut self, vcpu: u32, tracer: u8, counts: &[Count]) -> Result<()> {
         self.total(vcpu)?;
+        self.told.add(vcpu, tracer, counts);
         for counts in counts.chunks(MAX_COUNTS) {
-            self.frames.push(kind::COUNTS, flag::OPTIONAL, |out| encode(vcpu, tracer, counts, out));
+            self.frames.counts(0, vcpu, tracer, counts);
             self.hand_on(GATHER)?;
         }
         Ok(())
@@ -319,13 +330,14 @@ impl<W: Write> Writer<W> {
         self.sink.flush()
     }
 
-    /// Ends the stream. Returns the summary as it was written: with the totals that this
-    /// writer counted.
+    /// Ends the stream. Returns the summary as it was written: with the totals and counts of
+    /// this writer.
     ///
     /// # Errors
     /// When the sink fails or the stream has ended before.
     pub fn end(&mut self, summary: &Summary) -> Result<Summary> {
-        let summary = Summary { vcpus: self.totals.clone(), ..summary.clone() };
+        let counted = self.told.all();
+        let summary = Summary { vcpus: self.totals.clone(), counted, ..summary.clone() };
         let json = summary_json(&summary)?;
         self.frames.push(kind::END, 0, |out| totals(out, &self.totals, &json));
         self.flush()?;
@@ -334,7 +346,7 @@ impl<W: Write> Writer<W> {
     }
 
     /// What a consumer must be sent that joins now, before the frames to come: prologue,
-    /// header, names and totals so far. Hands all gathered bytes on before.
+    /// header, names, totals and counts so far. Hands all gathered bytes on before.
     ///
     /// # Errors
     /// When the sink fails.
@@ -348,6 +360,11 @@ impl<W: Write> Writer<W> {
         frames.tasks(flag::LOCAL, &mut self.names.tasks());
         frames.tracers(flag::LOCAL, &mut self.names.tracers());
         frames.values(flag::LOCAL, &mut self.names.values());
+        for (vcpu, tracer, sums) in self.told.sums() {
+            for counts in sums.chunks(MAX_COUNTS) {
+                frames.counts(flag::LOCAL, vcpu, tracer, counts);
+            }
+        }
         Ok(frames.bytes)
     }
 
@@ -506,6 +523,12 @@ impl Frames {
     fn values<'a>(&mut self, flags: u16, values: &mut dyn Iterator<Item = RawValues<'a>>) {
         let flags = flags | flag::OPTIONAL;
         self.list(kind::VALUES, flags, values, |values, out| values.encode(out));
+    }
+
+    /// Readers of version 1.0 skip them.
+    fn counts(&mut self, flags: u16, vcpu: u32, tracer: u8, counts: &[Count]) {
+        let flags = flags | flag::OPTIONAL;
+        self.push(kind::COUNTS, flags, |out| encode(vcpu, tracer, counts, out));
     }
 
     fn loss(&mut self, flags: u16, vcpu: u32, reason: LossReason, count: u64, total: u64) {

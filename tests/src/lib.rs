@@ -13,6 +13,7 @@ pub mod live;
 pub mod mitigations;
 pub mod modules;
 pub mod random;
+pub mod readers;
 pub mod stress;
 pub mod trace;
 pub mod tree;

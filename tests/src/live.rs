@@ -26,7 +26,7 @@ static SAID: Mutex<String> = Mutex::new(String::new());
 
 impl LiveGuest {
     /// Boots a kernel of the cache with its modules; `getppid` and what `args` say is traced into
-    /// the file `trace`. The run serves on `socket` and, where that is asked for, on `vsock`.
+    /// the file `trace`, if they say no other. The run serves on `socket` and, where that is asked for, on `vsock`.
     pub fn boot(kernel: &str, args: &[&str]) -> Self {
         Self::boot_in(tempfile::tempdir().unwrap(), kernel, args)
     }
@@ -41,8 +41,11 @@ impl LiveGuest {
         for option in ["socket", "vsock"] {
             command.arg(format!("--{option}")).arg(directory.path().join(option));
         }
+        if !args.contains(&"-o") {
+            command.arg("-o").arg(directory.path().join("trace"));
+        }
         // As in `trace::cmdline`.
-        command.arg("-o").arg(directory.path().join("trace")).args(["--cmdline", "loglevel=5"]);
+        command.args(["--cmdline", "loglevel=5"]);
         command.args(args);
         command.stdin(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();

@@ -165,6 +165,115 @@ fn control(kernel: &str) {
     assert!(said.contains("vmtrace: records "), "{said}");
 }
 
+// Counts that are told at the end alone are of no use for a guest that runs for days; and what was told
+// before must not count twice.
+#[test]
+fn counts_are_seen_while_they_grow() {
+    unless_lost(|| {
+        const CALLS: u64 = 20_000;
+        let workload = workload(arch_of(KERNELS[0]).unwrap()).unwrap();
+        let run = format!("/vmtrace-guest getppid {CALLS} 0 1 && sleep 600");
+        let args = ["--count", "--cpus", "2", "--add", workload.to_str().unwrap(), "--run", &run];
+        let mut guest = LiveGuest::boot(KERNELS[0], &args);
+        let socket = guest.at("socket");
+        let sum = |text: &str| -> u64 {
+            let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let counts = lines.filter(|line| line["event"] == "count");
+            counts.map(|line| line["hits"].as_u64().unwrap()).sum()
+        };
+        let table = |args: &[&str]| {
+            let out = vmtrace("ctl", &socket, &[&["table"], args].concat());
+            out.status.success().then(|| String::from_utf8(out.stdout).unwrap())
+        };
+        let counted = || {
+            let answer: Value = serde_json::from_str(&table(&["--json"])?).unwrap();
+            Some((answer["counts"][0]["hits"].as_u64()?, answer["counts"][0]["vcpus"].clone()))
+        };
+        guest.wait_until(|| counted().is_some_and(|(hits, _)| hits >= 2 * CALLS));
+        // It sleeps now: nobody else calls this.
+        let (hits, vcpus) = counted().unwrap();
+        for vcpu in ["0", "1"] {
+            assert!((CALLS..CALLS + 100).contains(&vcpus[vcpu].as_u64().unwrap()), "{vcpus}");
+        }
+        let text = table(&["--by-cpu", "--every", "0.1", "--count", "2"]).unwrap();
+        let lines: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split_whitespace().collect()).collect();
+        let [whole, first, second] =
+            [hits.to_string(), vcpus["0"].to_string(), vcpus["1"].to_string()];
+        for row in [1, 4] {
+            assert_eq!((lines.len(), &lines[row][..3]), (5, &[&whole[..], &first, &second][..]));
+            // Its first name may be another one.
+            assert!(lines[row][3].ends_with("sys_getppid"), "{text}");
+        }
+
+        // The first to come gets what the next telling has, the second what was told before, too.
+        let late: Vec<_> = ["first", "second"].map(|name| guest.at(name)).into();
+        let mut consumers = Vec::new();
+        for place in &late {
+            // A file of -o is there when the stream has ended.
+            let mut command = command().unwrap();
+            command.arg("stream").arg(&socket).args(["--format", "json"]).stdin(Stdio::null());
+            command.stdout(fs::File::create(place).unwrap()).stderr(Stdio::piped());
+            consumers.push(command.spawn().unwrap());
+            guest.wait_until(|| sum(&fs::read_to_string(place).unwrap()) >= hits);
+        }
+        let shown = format!("# counted: 1 function, {hits} calls");
+        guest.wait_until(|| {
+            let out = vmtrace("top", &socket, &["--every", "1", "--count", "1"]);
+            String::from_utf8_lossy(&out.stdout).lines().any(|line| line == shown)
+        });
+        // A table begins anew; what was told stays told.
+        let cleared = vmtrace("ctl", &socket, &["clear"]);
+        assert!(cleared.status.success(), "{}", String::from_utf8_lossy(&cleared.stderr));
+        assert_eq!(table(&[]).as_deref(), Some("nothing was counted\n"));
+        guest.interrupt();
+        let (_, said) = guest.end();
+        assert!(
+            said.contains(&format!("vmtrace: counted {hits} calls of 1 functions\n")),
+            "{said}"
+        );
+        for consumer in consumers {
+            let out = consumer.wait_with_output().unwrap();
+            assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        }
+        let file = vmtrace("report", &guest.at("trace"), &["--format", "json"]);
+        assert_eq!(sum(&String::from_utf8(file.stdout).unwrap()), hits);
+        for place in late {
+            assert_eq!(sum(&fs::read_to_string(place).unwrap()), hits);
+        }
+    });
+}
+
+// `timeout N vmtrace boot ... -o trace.csv`: what was traced until then is there, as if the run had ended by
+// itself, and nothing else.
+#[test]
+fn a_run_that_is_interrupted_is_converted() {
+    unless_lost(|| {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("trace.csv");
+        let workload = workload(arch_of(KERNELS[0]).unwrap()).unwrap();
+        let run = "/vmtrace-guest getppid 1000 0 && sleep 600";
+        let args = ["--add", workload.to_str().unwrap(), "--run", run];
+        let args = [&args[..], &["-o", place.to_str().unwrap()]].concat();
+        let mut guest = LiveGuest::boot_in(directory, KERNELS[0], &args);
+        wait_for(&mut guest, |status| status["records"][0].as_u64() >= Some(1000));
+        assert!(!place.exists(), "not whole");
+        guest.signal("TERM");
+        guest.signal("TERM");
+        let (ended, said) = guest.end();
+        assert_eq!(ended.code(), Some(1), "{said}");
+        assert!(said.contains("stopped before --run had finished"), "{said}");
+        let text = fs::read_to_string(&place).unwrap();
+        let records = said.split_once("vmtrace: records ").and_then(|(_, it)| it.split_once(' '));
+        let calls = text.lines().filter(|line| line.contains(",entry,")).count();
+        assert_eq!(calls.to_string(), records.unwrap().0, "{said}");
+        assert!(calls >= 1000, "{said}");
+        let files: Vec<_> =
+            fs::read_dir(guest.at("")).unwrap().map(|it| it.unwrap().path()).collect();
+        assert_eq!(files, [place], "{said}");
+    });
+}
+
 // `vmtrace boot K | less` that is left alone: control goes on, and the end comes and says what is missing.
 #[test]
 fn an_output_that_nobody_reads_keeps_nothing_from_ending() {

@@ -9,6 +9,7 @@ use vmtrace_tests::SharedHost;
 use vmtrace_tests::cases::Guests;
 use vmtrace_tests::live::{unless_lost, vmtrace};
 use vmtrace_tests::mitigations::Closed;
+use vmtrace_tests::readers::trace_cmd_report;
 use vmtrace_tests::trace::{KERNELS, WORKLOAD, boot, kernel, options};
 
 static GUESTS: Guests = Guests {
@@ -243,6 +244,43 @@ fn the_command_line_works_end_to_end() {
         assert!(err.contains("\nrules 3, passed 2, failed 1, undecided 0\n"), "{err}");
         assert!(out.starts_with("# tracer: function\n"), "{out}");
         assert!(out.contains("vfs_open <-"), "{out}");
+        assert!(err.contains("vmtrace: run status 0"), "{err}");
+    });
+}
+
+// A trace for another tool straight from the boot: what that tool reads is what was recorded, and nothing
+// else is left behind. A file of before stays until then.
+#[test]
+fn a_boot_writes_what_another_tool_reads() {
+    unless_lost(|| {
+        let vmlinuz = cache_dir().unwrap().join("kernels/x86_64-6.12/vmlinuz");
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("trace.dat");
+        std::fs::write(&place, "before").unwrap();
+        let boot = |more: &[&str]| {
+            let args = ["--cpus", "2", "--run", "ls /", "--timeout", "240", "--console", "none"];
+            let place = ["-o", place.to_str().unwrap()];
+            let output = vmtrace("boot", &vmlinuz, &[&args[..], &place, more].concat());
+            let files = std::fs::read_dir(directory.path()).unwrap().count();
+            (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned(), files)
+        };
+        let (code, err, files) = boot(&["-f", "no_such_function"]);
+        assert_eq!((code, files), (Some(1), 1), "{err}");
+        assert_eq!(std::fs::read(&place).unwrap(), b"before", "{err}");
+
+        let (code, err, files) = boot(&["-f", "vfs_*", "--args"]);
+        assert_eq!((code, files), (Some(0), 1), "{err}");
+        let records =
+            err.split_once("vmtrace: records ").and_then(|(_, rest)| rest.split_once(' '));
+        let records: usize = records.unwrap().0.parse().unwrap();
+        let text = trace_cmd_report(&place);
+        let calls: Vec<&str> = text.lines().filter(|line| line.contains(" function:")).collect();
+        assert_eq!(calls.len(), records, "{err}");
+        let of_ls = |function| move |line: &&&str| line.contains(" ls-") && line.contains(function);
+        for function in ["vfs_open", "vfs_write"] {
+            assert!(calls.iter().any(|line| of_ls(function)(&line)), "no {function} of ls");
+        }
+        assert_eq!(err.matches(" entries with arguments: left out\n").count(), 1, "{err}");
         assert!(err.contains("vmtrace: run status 0"), "{err}");
     });
 }

@@ -70,10 +70,18 @@ fn every_function_has_a_counter_of_its_own_for_each_vcpu() {
         assert_eq!(counters.read(), all, "{name}");
         assert_eq!(counters.take(Some(1)), [], "{name}");
         assert_eq!(counters.take(None), all, "{name}");
-        assert_eq!((counters.take(None), counters.read()), (vec![], vec![]));
+        // What was told is no more to be told, and is still what was counted.
+        assert_eq!((counters.take(None), counters.read()), (vec![], all.to_vec()));
         count(&fake, place(&attachment, some[1], 1));
         let more = [hits(0, 1, &[(some[1], 1)])];
         assert_eq!(attachment.counters().take(Some(0)), more, "{name}");
+        // All begins anew; only one call was not told.
+        count(&fake, place(&attachment, some[1], 1));
+        let counters = attachment.counters();
+        assert_eq!((counters.clear(), counters.read(), counters.take(None)), (1, vec![], vec![]));
+        count(&fake, place(&attachment, some[1], 1));
+        let counters = attachment.counters();
+        assert_eq!((counters.read(), counters.take(None)), (more.to_vec(), more.to_vec()));
         // Functions of a module that goes: told, and never again.
         count(&fake, place(&attachment, some[0], 1));
         count(&fake, place(&attachment, some[1], 1));
@@ -81,6 +89,8 @@ fn every_function_has_a_counter_of_its_own_for_each_vcpu() {
         assert_eq!(attachment.counters().take_gone(&some[..1]), gone, "{name}");
         count(&fake, place(&attachment, some[0], 1));
         assert_eq!(attachment.counters().take(None), more, "{name}");
+        let since = [hits(0, 1, &[(some[1], 2)])];
+        assert_eq!(attachment.counters().read(), since, "{name}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,10 @@ use super::{report, view};
 use crate::convert::{Format, Tally};
 use crate::export::{Event, Export, Name, PlayError, Player};
 use crate::stream::{Header, Summary};
+
+/// What a run says to who waits for its end, and what that says when it has converted.
+pub(super) const GO: &[u8] = b"go\n";
+pub(super) const DONE: &[u8] = b"done\n";
 
 /// Convert a trace file to a format of other tools.
 #[derive(Debug, clap::Args)]
@@ -35,6 +39,9 @@ pub struct Args {
     /// Convert only records of the tracer of this name.
     #[arg(long, value_name = "NAME")]
     tracer: Option<String>,
+    /// Wait until standard input says so; remove FILE when all of it is converted.
+    #[arg(long, hide = true)]
+    once_told: bool,
 }
 
 /// Writes what was asked for, and says on standard error what could not be.
@@ -43,7 +50,29 @@ pub struct Args {
 /// When the file cannot be read or is not a whole stream (what is whole has been converted then),
 /// or the output fails.
 pub fn run(args: Args) -> Result<u8> {
-    let Args { file, output: place, format, filter, notrace, tracer } = args;
+    if !args.once_told {
+        return convert(args);
+    }
+    let stream = args.file.clone();
+    let name = || stream.display().to_string();
+    let mut told = Vec::new();
+    let _ = io::stdin().read_to_end(&mut told);
+    let code = match (told == GO, stream.metadata().with_context(name)?.len()) {
+        // The run has failed before it had anything to write, and says so.
+        (_, 0) => 0,
+        (true, _) => convert(args)?,
+        (false, _) => {
+            say!("vmtrace: note: the trace is in {}", stream.display());
+            return Ok(0);
+        }
+    };
+    std::fs::remove_file(&stream).with_context(name)?;
+    io::stdout().write_all(DONE).context("standard output")?;
+    Ok(code)
+}
+
+fn convert(args: Args) -> Result<u8> {
+    let Args { file, output: place, format, filter, notrace, tracer, once_told } = args;
     let shown = place.display().to_string();
     let format = format.or_else(|| Format::of(&place)).with_context(|| {
         format!("{shown}: no format goes with this name; say --format {}", Format::list())
@@ -81,7 +110,8 @@ pub fn run(args: Args) -> Result<u8> {
         }
         played => played.context(name)?,
     };
-    if let Some(summary) = played.summary {
+    // The run has told of them itself.
+    if let Some(summary) = played.summary.filter(|_| !once_told) {
         losses::tell(&summary, missed.get())?;
     }
     Ok(0)

@@ -2,9 +2,9 @@
 
 use crate::serve::{self, Control, Globs, Source, TracerSpec};
 use anyhow::{Context, Result, bail};
-use std::collections::BTreeSet;
-use std::io::Write as _;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Control a running trace.
@@ -25,11 +25,7 @@ enum Command {
         json: bool,
     },
     /// Show how often functions were called, as tracers that count have it by now
-    Table {
-        /// As one JSON object
-        #[arg(long)]
-        json: bool,
-    },
+    Table(TableArgs),
     /// Trace other functions from now on; without a glob all
     Filter {
         /// Functions to trace: GLOB, GLOB:mod:NAME or :mod:NAME
@@ -64,6 +60,22 @@ enum Command {
         #[arg(required = true)]
         text: Vec<String>,
     },
+}
+
+#[derive(Debug, Default, clap::Args)]
+struct TableArgs {
+    /// As one JSON object, a line each time
+    #[arg(long)]
+    json: bool,
+    /// Also on which vCPU; JSON always says that
+    #[arg(long, conflicts_with = "json")]
+    by_cpu: bool,
+    /// Seconds between tables, such as 0.5; until the trace ends
+    #[arg(long, value_name = "SECS", value_parser = super::top::parse_every)]
+    every: Option<Duration>,
+    /// End after N tables [default: 1, or with the trace if there is --every]
+    #[arg(long, value_name = "N", requires = "every", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -106,16 +118,14 @@ enum EventCommand {
 /// # Errors
 /// When there is no trace, or it refuses.
 pub fn run(args: Args) -> Result<u8> {
+    if let Command::Table(wanted) = &args.command {
+        return tables(&args.socket, wanted);
+    }
     let json = matches!(args.command, Command::Status { json: true });
     let status = matches!(args.command, Command::Status { .. });
-    let counts = matches!(args.command, Command::Table { json: false });
     let command = args.command.into_control()?;
-    let name = args.socket.display().to_string();
-    let stream = super::reach(&Source::Unix(args.socket), Duration::ZERO)?;
-    let answer = serve::command(&stream, &command).with_context(|| name)?;
-    let text = match answer {
+    let text = match ask(&args.socket, &command)? {
         answer if status && !json => table(&answer)?,
-        answer if counts => counted(&answer)?,
         answer if answer.is_empty() => answer,
         answer => answer + "\n",
     };
@@ -123,11 +133,40 @@ pub fn run(args: Args) -> Result<u8> {
     Ok(0)
 }
 
+fn ask(socket: &Path, command: &Control) -> Result<String> {
+    let stream = super::reach(&Source::Unix(socket.to_owned()), Duration::ZERO)?;
+    serve::command(&stream, command).with_context(|| socket.display().to_string())
+}
+
+/// Shows what was counted, once or again and again.
+fn tables(socket: &Path, wanted: &TableArgs) -> Result<u8> {
+    let last = wanted.count.or(wanted.every.is_none().then_some(1));
+    for number in 1_u64.. {
+        let answer = match ask(socket, &Control::Table) {
+            // The trace was there a moment ago: this is its end.
+            Err(_) if number > 1 => break,
+            answer => answer?,
+        };
+        let gap = if number > 1 && !wanted.json { "\n" } else { "" };
+        let table = if wanted.json { answer + "\n" } else { counted(&answer, wanted.by_cpu)? };
+        match std::io::stdout().write_all(format!("{gap}{table}").as_bytes()) {
+            // Who reads has seen enough.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => break,
+            written => written.context("cannot write standard output")?,
+        }
+        if last == Some(number) {
+            break;
+        }
+        std::thread::sleep(wanted.every.unwrap_or_default());
+    }
+    Ok(0)
+}
+
 impl Command {
     fn into_control(self) -> Result<Control> {
         Ok(match self {
             Self::Status { .. } => Control::Status,
-            Self::Table { .. } => Control::Table,
+            Self::Table(_) => Control::Table,
             Self::Filter { globs, mut filter, notrace } => {
                 filter.splice(0..0, globs);
                 let (filter, notrace) = (super::from_files(filter)?, super::from_files(notrace)?);
@@ -192,7 +231,8 @@ fn table(json: &str) -> Result<String> {
 }
 
 /// What has been counted, for people: a line for each function, the one that was called most first.
-fn counted(json: &str) -> Result<String> {
+/// With columns for vCPUs there is a line above that tells which.
+fn counted(json: &str, by_cpu: bool) -> Result<String> {
     const NO: &str = "the answer is no table: it is another vmtrace";
     let answer: serde_json::Value = serde_json::from_str(json).context(NO)?;
     let counts = answer.get("counts").and_then(serde_json::Value::as_array).context(NO)?;
@@ -203,10 +243,31 @@ fn counted(json: &str) -> Result<String> {
         count.get(key).and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
     };
     let tracers: BTreeSet<String> = counts.iter().map(|count| word(count, "tracer")).collect();
+    let vcpus = |count: &serde_json::Value| -> BTreeMap<u32, u64> {
+        let vcpus = count.get("vcpus").and_then(serde_json::Value::as_object);
+        let number = |(vcpu, hits): (&String, &serde_json::Value)| {
+            Some((vcpu.parse().ok()?, hits.as_u64()?))
+        };
+        vcpus.into_iter().flatten().filter_map(number).collect()
+    };
+    let columns: BTreeSet<u32> = match by_cpu {
+        true => counts.iter().flat_map(|count| vcpus(count).into_keys()).collect(),
+        false => BTreeSet::new(),
+    };
     let mut text = String::new();
+    if by_cpu {
+        text.push_str(&format!("{:>14}", "hits"));
+        columns.iter().for_each(|vcpu| text.push_str(&format!("  {:>12}", format!("[{vcpu:03}]"))));
+        text.push_str(if tracers.len() > 1 { "  function  tracer\n" } else { "  function\n" });
+    }
     for count in counts {
         let hits = count.get("hits").and_then(serde_json::Value::as_u64).context(NO)?;
-        text.push_str(&format!("{hits:>14}  {}", word(count, "function")));
+        text.push_str(&format!("{hits:>14}"));
+        let own = if by_cpu { vcpus(count) } else { BTreeMap::new() };
+        for vcpu in &columns {
+            text.push_str(&format!("  {:>12}", own.get(vcpu).copied().unwrap_or(0)));
+        }
+        text.push_str(&format!("  {}", word(count, "function")));
         if tracers.len() > 1 {
             text.push_str(&format!("  {}", word(count, "tracer")));
         }
@@ -227,13 +288,19 @@ mod tests {
     fn counts_are_a_table() {
         let json = r#"{"counts":[{"function":"b","tracer":"t","hits":20,"vcpus":{"0":20}},
             {"function":"a","tracer":"t","hits":1,"vcpus":{"1":1}}],"left_out":0}"#;
-        let text = counted(json).unwrap();
+        let text = counted(json, false).unwrap();
         assert_eq!(text, "            20  b\n             1  a\n");
-        let several = counted(&json.replacen("\"t\"", "\"u\"", 1).replace(":0}", ":3}")).unwrap();
+        let more = json.replacen("\"t\"", "\"u\"", 1).replace(":0}", ":3}");
+        let several = counted(&more, false).unwrap();
         assert_eq!(several.lines().next(), Some("            20  b  u"));
         assert!(several.ends_with("and 3 functions that were called less\n"), "{several}");
-        assert_eq!(counted(r#"{"counts":[]}"#).unwrap(), "nothing was counted\n");
-        assert!(counted("fine").is_err() && counted("{}").is_err());
+        assert_eq!(counted(r#"{"counts":[]}"#, true).unwrap(), "nothing was counted\n");
+        assert!(counted("fine", false).is_err() && counted("{}", false).is_err());
+        let by_cpu = counted(json, true).unwrap();
+        let lines: Vec<Vec<_>> =
+            by_cpu.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0], ["hits", "[000]", "[001]", "function"]);
+        assert_eq!(lines[1..], [["20", "20", "0", "b"], ["1", "0", "1", "a"]]);
     }
 
     #[test]

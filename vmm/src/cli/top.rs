@@ -258,7 +258,11 @@ fn put(bytes: &[u8]) -> io::Result<()> {
     out.flush()
 }
 
-fn parse_every(text: &str) -> Result<Duration, String> {
+/// Seconds between tables.
+///
+/// # Errors
+/// When it is no such number.
+pub(super) fn parse_every(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.01..=86_400.0).contains(seconds));
     seconds
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())

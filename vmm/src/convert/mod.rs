@@ -101,13 +101,19 @@ impl Format {
         names.join("|")
     }
 
+    /// Whether it is one file, and no directory.
+    #[must_use]
+    pub fn is_file(self) -> bool {
+        !matches!(self, Self::Uftrace | Self::Ctf)
+    }
+
     /// Where it goes: `place` is made a directory for formats that are several files.
     ///
     /// # Errors
     /// When nothing can be made there.
     pub fn output(self, place: &Path) -> io::Result<Output> {
         match self {
-            Self::Uftrace | Self::Ctf if place == Path::new("-") => {
+            _ if !self.is_file() && place == Path::new("-") => {
                 let reason = "this format is a directory, which standard output is not";
                 Err(io::Error::new(io::ErrorKind::InvalidInput, reason))
             }

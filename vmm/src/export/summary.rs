@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use crate::stream::Summary;
+use crate::stream::{Counted, Summary};
 
 use super::printable;
 use super::text::milliseconds;
@@ -13,7 +13,7 @@ use super::text::milliseconds;
 /// # Errors
 /// When the output fails.
 pub fn write_summary(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
-    let Summary { sites, vcpus, pauses, patch_ns, exit, run_status, notes } = summary;
+    let Summary { sites, vcpus, counted, pauses, patch_ns, exit, run_status, notes } = summary;
     let skipped: u64 = sites.skipped.iter().fold(0, |sum, skip| sum.saturating_add(skip.count));
     writeln!(
         out,
@@ -71,6 +71,9 @@ pub fn write_summary(out: &mut impl Write, summary: &Summary) -> io::Result<()> 
         for (reason, count) in &vcpu.lost_by_reason {
             writeln!(out, "vmtrace: lost vcpu{id} {count} {}", printable(reason))?;
         }
+    }
+    if let Some(Counted { functions, calls }) = counted {
+        writeln!(out, "vmtrace: counted {calls} calls of {functions} functions")?;
     }
     writeln!(
         out,

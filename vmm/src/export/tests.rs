@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use crate::stream::{EntryRecord, Header, Mark, Summary, Writer, sample};
+use crate::stream::{Counted, EntryRecord, Header, Mark, Summary, Writer, sample};
 
 use super::{Event, Export, Json, PlayError, Player, Stats, Text, write_summary};
 
@@ -136,6 +136,10 @@ vmtrace: run status -1
 vmtrace: note nothing else
 ";
     assert_eq!(print(&summary), expected);
+    let counted = Summary { counted: Some(Counted { functions: 3, calls: 45 }), ..summary };
+    let with = expected
+        .replace("vmtrace: pauses", "vmtrace: counted 45 calls of 3 functions\nvmtrace: pauses");
+    assert_eq!(print(&counted), with);
     let empty = "\
 vmtrace: sites matched 0, patched 0, skipped 0
 vmtrace: records 0 (), lost 0 ()

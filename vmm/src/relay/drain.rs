@@ -18,6 +18,7 @@ use crate::tracer::ring::RingReader;
 use crate::tracer::{Guest, RawBatch};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
@@ -119,14 +120,17 @@ impl Drain {
         Ok(drain)
     }
 
-    /// Drains until it is told to finish; `tell` is called with what is wrong with a ring.
+    /// Drains until it is told to finish; `tell` is called with what is wrong with a ring, and
+    /// `consumers` is how many there are.
     pub(super) fn run(
         mut self,
         commands: &Receiver<Command>,
         tell: &dyn Fn(String),
+        consumers: &AtomicUsize,
     ) -> io::Result<End> {
         loop {
             self.join()?;
+            consumers.store(self.writer.get_mut().consumers(), Ordering::Relaxed);
             if let Some(corrupt) = self.readers.iter().find_map(RingReader::corrupt) {
                 tell(corrupt.to_string());
             }

@@ -21,7 +21,7 @@ use crate::tracer::ring::RingReader;
 use crate::tracer::{Duty, ExitWord, Guest, Hits, Module, Tasks};
 use std::cell::Cell;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{
     Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, TrySendError, channel,
     sync_channel,
@@ -194,6 +194,7 @@ pub struct Relay {
     /// Marks that there was no room for.
     lost_marks: AtomicU64,
     corrupt: Arc<OnceLock<String>>,
+    consumers: Arc<AtomicUsize>,
     done: Receiver<io::Result<End>>,
 }
 
@@ -217,6 +218,8 @@ impl Relay {
         let (end, done) = channel();
         let corrupt = Arc::<OnceLock<String>>::default();
         let found = Arc::clone(&corrupt);
+        let consumers = Arc::<AtomicUsize>::default();
+        let seen = Arc::clone(&consumers);
         let clock = Clock::of(&setup);
         std::thread::Builder::new().name(Thread::Relay.name().into()).spawn(move || {
             // Dropped last: whoever is called finds that there will be nothing more.
@@ -230,9 +233,9 @@ impl Relay {
                 }
             };
             let drain = Drain::new(setup, clock);
-            let _ = end.send(drain.and_then(|drain| drain.run(&receiver, &tell)));
+            let _ = end.send(drain.and_then(|drain| drain.run(&receiver, &tell, &seen)));
         })?;
-        Ok(Self { clock, commands, lost_marks: AtomicU64::new(0), corrupt, done })
+        Ok(Self { clock, commands, lost_marks: AtomicU64::new(0), corrupt, consumers, done })
     }
 
     /// Puts a mark into the stream.
@@ -280,6 +283,12 @@ impl Relay {
     /// Counts for the stream, which are written when this comes; what is counted later adds to them.
     pub fn counted(&self, counted: Vec<Hits>) {
         let _ = self.commands.send(Command::Counted(counted));
+    }
+
+    /// How many consumers there were a moment ago.
+    #[must_use]
+    pub fn consumers(&self) -> usize {
+        self.consumers.load(Ordering::Relaxed)
     }
 
     /// How it stands; `None` when the relay has failed.

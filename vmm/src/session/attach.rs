@@ -38,7 +38,7 @@ use rustc_hash::FxHashMap;
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Called right after `ftrace_init` (init/main.c).
 const AFTER_FTRACE_INIT: &str = "early_trace_init";
@@ -106,6 +106,8 @@ pub(super) struct Controller {
     pub(super) history: History,
     /// Of a guest that is not traced any more.
     pub(super) counters: Option<Counters>,
+    /// When consumers are told next of what they say.
+    pub(super) counts_due: Instant,
     /// Sites are to be taken when an update of the guest's ftrace is over.
     pub(super) late: bool,
     /// Requests that wait for the same.
@@ -149,6 +151,7 @@ impl Controller {
             anomaly: Anomaly::default(),
             history: History::default(),
             counters: None,
+            counts_due: Instant::now(),
             late: false,
             waiting: Vec::new(),
             functions: FxHashMap::default(),

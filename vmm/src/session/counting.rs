@@ -6,9 +6,14 @@ use crate::tracer::{Attachment, Counters, Duty, Hits, Part, Tally, TraceError};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// Functions that an answer has, at most: it is one line.
 const MOST: usize = 10_000;
+/// How often consumers are told of what has been counted; of more functions it takes longer to find,
+/// and no more than one part in so many of the time is for that.
+const EVERY: Duration = Duration::from_secs(1);
+const SHARE: u32 = 20;
 
 impl Controller {
     /// A plan with the tables of those that count: sites of other memory count in other tables. Nothing
@@ -81,10 +86,30 @@ impl Controller {
         self.tell(hits);
     }
 
-    /// Forgets what has been counted up to now: how many calls.
+    /// Forgets what has been counted up to now: how many calls that nobody has been told of.
     pub(super) fn forget_counted(&mut self) -> u64 {
-        let hits = self.take_counted();
-        hits.iter().flat_map(|hits| &hits.hits).fold(0, |sum, (_, hits)| sum.saturating_add(*hits))
+        self.counters().map_or(0, Counters::clear)
+    }
+
+    /// When consumers are to be told of what has been counted: if there are any, and it can be.
+    pub(super) fn counts_deadline(&mut self) -> Option<Instant> {
+        let due = self.counts_due;
+        let counts = self.relay.is_some() && self.counters().is_some_and(|it| !it.is_empty());
+        counts.then_some(due)
+    }
+
+    /// Tells it when it is time. Nobody pauses for that: counters only grow.
+    pub(super) fn tell_counts(&mut self) {
+        let began = Instant::now();
+        if self.counts_deadline().is_none_or(|due| due > began) {
+            return;
+        }
+        // A file gets all at its end: it would only grow by more of them.
+        if self.relay.as_ref().is_some_and(|relay| relay.consumers() > 0) {
+            self.tell_counted();
+        }
+        let ended = Instant::now();
+        self.counts_due = ended + EVERY.max(ended.duration_since(began) * SHARE);
     }
 
     fn take_counted(&mut self) -> Vec<Hits> {

@@ -171,7 +171,9 @@ pub fn run(
     let mut exit = None;
     let end = loop {
         let halted = controller.verdict.deadline();
-        let wait = deadline.into_iter().chain(halted).chain(controller.test_deadline()).min();
+        let counts = controller.counts_deadline();
+        let wait = deadline.into_iter().chain(halted).chain(counts);
+        let wait = wait.chain(controller.test_deadline()).min();
         let wait = wait.map_or(Duration::from_secs(3600), |deadline| {
             deadline.saturating_duration_since(Instant::now())
         });
@@ -226,6 +228,7 @@ pub fn run(
         if controller.ended_by.is_some() {
             break Exit::Stopped;
         }
+        controller.tell_counts();
         controller.look_at_rings(&machine);
         if let Some(error) = controller.relay_error() {
             controller.detach(&machine);

@@ -89,18 +89,21 @@ pub struct Counters {
     tables: Vec<Table>,
     /// What was taken of a counter: by its place in the area.
     taken: FxHashMap<u64, u64>,
+    /// What it said when all was to begin anew.
+    cleared: FxHashMap<u64, u64>,
 }
 
 impl Counters {
     pub(super) fn new(memory: &Arc<dyn Memory>, area: Area, vcpus: u64, power: bool) -> Self {
         let memory = Arc::clone(memory);
         let (tables, taken) = (Vec::new(), FxHashMap::default());
+        let cleared = FxHashMap::default();
         let (stops, len) = match area.len.checked_sub(PAGE) {
             Some(len) => (Some(len), len),
             None => (None, area.len),
         };
         let area = Area { len, ..area };
-        Self { memory, area, stops, power, vcpus, used: 0, shared: false, tables, taken }
+        Self { memory, area, stops, power, vcpus, used: 0, shared: false, tables, taken, cleared }
     }
 
     /// The numbers of tables of this tracer's in which these sites have their places, by site; tables
@@ -183,6 +186,7 @@ impl Counters {
         // Not what the tracer's other tables have.
         let offset = table.offset;
         let before = self.look(|table, _| table.offset == offset);
+        self.begin_anew(&before);
         let _ = self.have_taken(before);
         self.tables.get_mut(found)?.sites.clear();
         Some(found)
@@ -224,6 +228,25 @@ impl Counters {
         stored.map_err(|_| TraceError::Stops)
     }
 
+    /// Whether there is nothing to count in.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tables.is_empty()
+    }
+
+    /// Lets [`Counters::read`] begin anew, and [`Counters::take`] with it: how many calls it will
+    /// not have.
+    pub fn clear(&mut self) -> u64 {
+        let all = self.look(|_, _| true);
+        self.begin_anew(&all);
+        let hits = self.have_taken(all);
+        hits.iter().flat_map(|hits| &hits.hits).fold(0, |sum, (_, hits)| sum.saturating_add(*hits))
+    }
+
+    fn begin_anew(&mut self, all: &[Found]) {
+        self.cleared.extend(all.iter().map(|&(_, place, total)| (place, total)));
+    }
+
     /// What was counted since this was called last, of one tracer or of all.
     #[must_use]
     pub fn take(&mut self, tracer: Option<u8>) -> Vec<Hits> {
@@ -239,6 +262,8 @@ impl Counters {
         for table in &mut self.tables {
             table.sites.retain(|_, site| !gone.contains(site));
         }
+        // What comes to their places begins at 0.
+        self.begin_anew(&all);
         self.have_taken(all)
     }
 
@@ -251,13 +276,13 @@ impl Counters {
         hits
     }
 
-    /// What was counted since [`Counters::take`] was called last, of all tracers.
+    /// What was counted in all, or since [`Counters::clear`] was called last, of all tracers.
     #[must_use]
     pub fn read(&self) -> Vec<Hits> {
         let mut hits: Vec<Hits> = Vec::new();
         for (of, place, total) in self.look(|_, _| true) {
-            let taken = self.taken.get(&place).copied().unwrap_or(0);
-            add(&mut hits, of, total.wrapping_sub(taken));
+            let before = self.cleared.get(&place).copied().unwrap_or(0);
+            add(&mut hits, of, total.wrapping_sub(before));
         }
         hits
     }

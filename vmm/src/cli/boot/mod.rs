@@ -1,6 +1,7 @@
 //! `vmtrace boot`: boots a kernel and traces it.
 
 mod conditions;
+mod conversion;
 mod emulated;
 mod files;
 mod here;
@@ -9,6 +10,7 @@ mod input;
 mod outlet;
 mod parse;
 mod times;
+mod tracing;
 mod triggers;
 mod userland;
 mod watchers;
@@ -20,18 +22,15 @@ use crate::devices::virtio::vsock;
 use crate::emulated::{HostArch, THIS_PROGRAM};
 use crate::host::{HostMode, choose};
 use crate::kernel::arguments::ArgumentSpec;
-use crate::kernel::{Coverage, Kernel, Missing};
 use crate::machine::DEFAULT_CMDLINE;
-use crate::serve::{Globs, GuestReaders, TracerSpec};
-use crate::session::{self, Tracer, Tracing, Wants};
+use crate::serve::{GuestReaders, TracerSpec};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use std::collections::BTreeMap;
+use conversion::Conversion;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use triggers::Triggers;
 use vmtrace_system::say;
-use vmtrace_trampolines::Overflow;
 use watchers::{Watchers, trace_name, trace_output};
 
 /// What `--help` puts options under.
@@ -153,7 +152,8 @@ pub struct Args {
     /// that takes, beside what else is asked for; nothing else without -f, --tracer and --event
     #[arg(long, help_heading = headings::TRACE)]
     pub boot_report: bool,
-    /// Write the trace to this file instead of printing it
+    /// Write the trace to this file instead of printing it; where its name is that of another format
+    /// (trace.dat, *.pftrace, *.html and others: see vmtrace convert), in that, once the run is over
     #[arg(short, long, value_name = "FILE", help_heading = headings::PLACES)]
     pub output: Option<PathBuf>,
     /// How to print it: text, or graph if anything but entries is traced
@@ -291,188 +291,6 @@ impl Args {
     pub fn guest_cmdline(&self) -> String {
         format!("{DEFAULT_CMDLINE} {}", self.cmdline).trim_end().to_owned()
     }
-
-    /// What to trace in `kernel`, and what the user should know of it.
-    ///
-    /// # Errors
-    /// When no function matches, or that of `--from` cannot be traced.
-    pub fn tracing(&self, kernel: &Kernel) -> Result<(Tracing, Vec<String>)> {
-        let (mut tracers, mut unmatched, mut unmatched_notrace) = (vec![], vec![], vec![]);
-        let (mut notes, mut boot_notes) = (Vec::new(), Vec::new());
-        let mut add = |name: String, text: String, [filter, own]: [&[String]; 2], asked| {
-            let (graph, counts, wants, condition): (bool, bool, Wants, Option<Condition>) = asked;
-            let notrace: Vec<String> = self.notrace.iter().chain(own).cloned().collect();
-            let selection = kernel.select_with_report(filter, &notrace);
-            unmatched.extend(selection.unmatched);
-            unmatched_notrace.extend(selection.unmatched_notrace);
-            let mut sites = selection.sites;
-            let returns = graph || wants.results;
-            let (condition, more) =
-                session::conditional(kernel, &mut sites, condition.as_ref(), returns)?;
-            notes.extend(more);
-            let (values, more) = session::values(kernel, &sites, &wants)?;
-            notes.extend(more);
-            let graph = graph || !values.results.is_empty();
-            let globs = Globs { filter: filter.to_vec(), notrace };
-            let tracer =
-                Tracer { name, text, globs, sites, graph, counts, wants, values, condition };
-            tracers.push(Some(tracer));
-            Ok::<_, anyhow::Error>(())
-        };
-        let tasks = conditions::tasks(&self.pid, &self.comm)?;
-        let both = |own: Option<&Condition>| {
-            Condition::all(&own.into_iter().chain(&tasks).collect::<Vec<_>>())
-        };
-        let others = !self.event.is_empty() || self.traces_boot();
-        let only_others = self.tracer.is_empty() && others;
-        if !self.filter.is_empty() || (self.tracer.is_empty() && !only_others) {
-            let globs = Globs { filter: self.filter.clone(), notrace: self.notrace.clone() };
-            let text = if globs.is_empty() { "*".to_owned() } else { globs.to_string() };
-            let (parameters, results) = (self.args, self.retval);
-            let wants = Wants { parameters, results, paths: self.arg.clone() };
-            let condition = both(self.condition.as_ref())?;
-            let text = match &condition {
-                Some(condition) => format!("{text} if {condition}"),
-                None => text,
-            };
-            let asked = (self.graph, self.count, wants, condition);
-            add(Tracing::default_name(0), text, [&self.filter, &[]], asked)?;
-        } else if self.condition.is_some()
-            || self.args
-            || self.retval
-            || self.graph
-            || self.count
-            || !self.arg.is_empty()
-        {
-            bail!(
-                "--graph, --args, --retval, --count, --arg and --if are about the functions of -f, and there are \
-                 only those of other options: give -f, or say --tracer GLOB:ACTION"
-            );
-        }
-        for (number, spec) in (1..).zip(&self.tracer) {
-            let name = spec.name.clone().unwrap_or_else(|| Tracing::default_name(number));
-            let condition = both(spec.condition.as_ref())?;
-            let spec = TracerSpec { condition: condition.clone(), ..spec.clone() };
-            let (exits, count) = (spec.actions.exits(), spec.actions.count);
-            let asked = (exits, count, spec.actions.into(), condition);
-            add(name, spec.to_string(), [&spec.filter, &spec.notrace], asked)?;
-        }
-        if self.traces_boot() {
-            let (asked, more) = times::tracers(kernel)?;
-            boot_notes = more;
-            for times::Asked { name, globs, graph, wants } in asked {
-                add(name.to_owned(), globs.join(","), [&globs, &[]], (graph, false, wants, None))?;
-            }
-        }
-        if self.filter.is_empty() && (!self.tracer.is_empty() || only_others) {
-            // The place of what a live filter may ask for.
-            tracers.insert(0, None);
-        }
-        notes.append(&mut boot_notes);
-        // The same of -n for each.
-        unmatched_notrace.sort_unstable();
-        unmatched_notrace.dedup();
-        if tracers.len() > Tracing::MAX_TRACERS {
-            bail!("--tracer: there can be {} tracers at most", Tracing::MAX_TRACERS);
-        }
-        let mut names: Vec<_> = tracers.iter().flatten().map(|tracer| &tracer.name).collect();
-        names.sort_unstable();
-        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            bail!("--tracer: two tracers are called {}: give each a name of its own", pair[0]);
-        }
-        let from = match &self.from {
-            None => None,
-            Some(name) => Some(find(kernel, name)?),
-        };
-        let overflow = match self.overflow {
-            OverflowArg::Drop => Overflow::Drop,
-            OverflowArg::Overwrite => Overflow::Overwrite,
-        };
-        let returns = if self.returns.is_empty() {
-            Vec::new()
-        } else {
-            let selection = kernel.select_with_report(&self.returns, &[]);
-            unmatched.extend(selection.unmatched);
-            selection.sites
-        };
-        let mut events = Vec::new();
-        for pattern in &self.event {
-            let (found, more) = session::events(kernel, pattern)?;
-            notes.extend(more);
-            session::add_events(&mut events, found);
-        }
-        let (found, _) = session::conditional(kernel, &mut Vec::new(), tasks.as_ref(), false)?;
-        let events_if = found.and_then(|found| found.general().cloned());
-        let (triggers, more) = self.triggers.resolve(kernel, overflow)?;
-        notes.extend(more);
-        if self.context {
-            kernel.check_context()?;
-        }
-        let context = self.context;
-        let tracing =
-            Tracing { tracers, from, overflow, returns, events, events_if, triggers, context };
-        tracing.check_modules(kernel).map_err(anyhow::Error::msg)?;
-        if tracing.is_empty() {
-            return Err(kernel.no_match(unmatched).into());
-        }
-        if let Err((site, error)) = tracing.check() {
-            let site = kernel.sites().get(site);
-            let name = site.and_then(|site| kernel.site_name(site)).unwrap_or("?");
-            bail!("{name}: {error}: ask for fewer values of it");
-        }
-        if self.filters_checked {
-            return Ok((tracing, notes));
-        }
-        for glob in unmatched.iter().chain(&unmatched_notrace) {
-            let near = kernel.near_functions(glob);
-            say!("vmtrace: warning: no function matches {glob:?}{near}");
-        }
-        for (_, tracer) in tracing.present() {
-            if !tracer.sites.is_empty() || tracer.names_modules() {
-                continue;
-            }
-            say!("vmtrace: warning: --tracer {} has no function", tracer.text);
-        }
-        Ok((tracing, notes))
-    }
-}
-
-fn find(kernel: &Kernel, name: &str) -> Result<usize> {
-    let mut sites = kernel
-        .sites()
-        .iter()
-        .enumerate()
-        .filter(|(_, site)| kernel.symbols().names_at(site.entry).any(|symbol| symbol == name));
-    match (sites.next(), sites.next()) {
-        (Some((index, _)), None) => Ok(index),
-        (Some(_), Some(_)) => bail!("--from {name}: the kernel has several functions of that name"),
-        (None, _) => bail!(
-            "--from {name}: no such function can be traced in {}: see `vmtrace functions`",
-            kernel.release()
-        ),
-    }
-}
-
-/// Says which functions are traced without some, or any, of the places where they are left.
-fn uncovered(kernel: &Kernel, tracing: &Tracing) {
-    const EXAMPLES: usize = 3;
-    let sites = tracing.returning();
-    let Some(exits) = (!sites.is_empty()).then(|| kernel.exits().ok()).flatten() else { return };
-    let mut missing: BTreeMap<Missing, Vec<&str>> = BTreeMap::new();
-    let all = sites.len();
-    for site in sites {
-        if let Coverage::Partial(reason) | Coverage::None(reason) = exits.coverage(site) {
-            let name = kernel.sites().get(site).and_then(|site| kernel.site_name(site));
-            missing.entry(reason).or_default().extend(name);
-        }
-    }
-    for (reason, names) in missing {
-        let examples = names.get(..EXAMPLES.min(names.len())).unwrap_or_default().join(", ");
-        let count = names.len();
-        say!(
-            "vmtrace: returns of {count} of {all} functions are not (all) seen: {reason} (such as {examples})"
-        );
-    }
 }
 
 /// Runs the subcommand; returns the exit code.
@@ -493,7 +311,6 @@ pub fn run(mut args: Args) -> Result<u8> {
     let kernel = Arc::new(super::inspect::open(&image, args.system_map.as_deref())?);
     kernel.check_traceable().with_context(|| image.display().to_string())?;
     args.modules = images::modules(&args, &image, kernel.release())?;
-    let args = &args;
     let (tracing, notes) = args.tracing(&kernel)?;
     if let Some(rules) = &rules {
         let names = |sites: &mut dyn Iterator<Item = usize>| -> Vec<&str> {
@@ -514,7 +331,9 @@ pub fn run(mut args: Args) -> Result<u8> {
         );
     }
     let guest = HostArch::of(kernel.arch());
-    let initrd = images::initrd(args, guest)?;
+    let initrd = images::initrd(&args, guest)?;
+    let conversion = Conversion::prepare(&mut args)?;
+    let args = &args;
     let mode = match args.host {
         HostArg::Auto => HostMode::Auto,
         HostArg::Kvm => HostMode::Kvm,
@@ -527,14 +346,16 @@ pub fn run(mut args: Args) -> Result<u8> {
     let times = args.boot_report.then(times::Live::default);
     let watchers = Watchers { rules: rules.clone(), times: times.clone() };
     let code = if choice.emulated {
-        emulated::run(args, &watchers, &kernel, initrd)?
+        emulated::run(args, &watchers, &kernel, initrd)
     } else {
-        uncovered(&kernel, &tracing);
+        tracing::uncovered(&kernel, &tracing);
         for note in notes {
             say!("vmtrace: {note}");
         }
-        here::run(args, &watchers, kernel, tracing, initrd)?
+        here::run(args, &watchers, kernel, tracing, initrd)
     };
+    // Also of a run that has failed: what was traced until then is worth having.
+    let code = conversion::then(code, conversion)?;
     if let Some(times) = times {
         times.print(args.format == Some(FormatArg::Json))?;
     }

@@ -1,0 +1,218 @@
+//! A trace for another tool (`-o trace.dat`): the run writes the stream to a file beside it, which is
+//! converted when the run is over.
+//!
+//! The process that runs the guest can make no files by then, nor start programs (docs/security.md): a
+//! process of its own waits for the end from the beginning on.
+
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use vmtrace_system::say;
+
+use super::Args;
+use crate::cli::convert::{DONE, GO};
+use crate::cli::{exit, output};
+use crate::convert::Format;
+use crate::emulated::THIS_PROGRAM;
+
+/// Signals that come within so many milliseconds of the end of the run are those that have ended it.
+const TOGETHER: u16 = 1000;
+/// What people have names of traces end with that they compress: there is no such format.
+const COMPRESSED: [&str; 5] = ["gz", "xz", "zst", "bz2", "zip"];
+
+/// Who converts.
+pub(super) struct Conversion {
+    stream: PathBuf,
+    place: PathBuf,
+    tell: ChildStdin,
+    answer: ChildStdout,
+}
+
+impl Conversion {
+    /// Lets the run write a stream beside the output where that is to be of another format, by its
+    /// name: `None` where it is a stream itself.
+    ///
+    /// # Errors
+    /// When that cannot be. Nothing has changed then.
+    pub(super) fn prepare(args: &mut Args) -> Result<Option<Self>> {
+        let Some(place) = args.output.clone() else { return Ok(None) };
+        let Some(format) = format(&place)? else { return Ok(None) };
+        let shown = || format!("-o {}", place.display());
+        // Links are followed: what is there is replaced, and not the link.
+        let target = output::target(&place).with_context(shown)?;
+        let Some(target) = target.filter(|it| it.is_file() || it.is_dir() || !it.exists()) else {
+            bail!(
+                "{}: {} is written to files only: give it a name that ends otherwise for the stream",
+                shown(),
+                format.name()
+            );
+        };
+        // What the converter would find at the end.
+        format.output(&target).with_context(shown)?;
+        let stream = beside(&target).with_context(shown)?;
+        let mut output = OsString::from("--output=");
+        output.push(&target);
+        let child = Command::new(THIS_PROGRAM)
+            .args(["convert", "--once-told", "--format", &format.name()])
+            .arg(output)
+            .arg(&stream)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // Signals of the terminal are for the run, which ends in order by them.
+            .process_group(0)
+            .spawn();
+        let converts = child.map_err(anyhow::Error::from).and_then(|mut child| {
+            let pipes = (child.stdin.take(), child.stdout.take());
+            let (Some(tell), Some(answer)) = pipes else { bail!("no way to it") };
+            Ok((tell, answer))
+        });
+        let (tell, answer) = match converts {
+            Ok(converts) => converts,
+            Err(error) => {
+                let _ = std::fs::remove_file(&stream);
+                return Err(error.context(format!("{}: no process to convert it", shown())));
+            }
+        };
+        args.output = Some(stream.clone());
+        Ok(Some(Self { stream, place, tell, answer }))
+    }
+
+    /// Converts what was written, if anything was.
+    ///
+    /// # Errors
+    /// When that fails: the stream is there still, and the error says where.
+    fn finish(self) -> Result<()> {
+        let Self { stream, place, mut tell, answer } = self;
+        let told = tell.write_all(GO);
+        // Its end is what the other side waits for.
+        drop(tell);
+        let answered = told.and_then(|()| heard(answer));
+        if answered.is_ok_and(|answer| answer == DONE) {
+            return Ok(());
+        }
+        let (stream, place) = (stream.display(), place.display());
+        bail!("{place} is not the whole trace, which is in {stream}: see vmtrace convert");
+    }
+}
+
+/// Converts what a run has written that went so.
+///
+/// # Errors
+/// That of the run, or of the conversion.
+pub(super) fn then(code: Result<u8>, conversion: Option<Conversion>) -> Result<u8> {
+    match (code, conversion.map_or(Ok(()), Conversion::finish)) {
+        (code, Ok(())) => code,
+        (Ok(_), Err(error)) => Err(error),
+        (Err(error), Err(also)) => {
+            say!("vmtrace: error: {also:#}");
+            Err(error)
+        }
+    }
+}
+
+/// The whole answer. Who does not want to wait for it ends this process: the converter goes on.
+fn heard(mut answer: ChildStdout) -> io::Result<Vec<u8>> {
+    let insists = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        let code = i32::from(exit::FAILED);
+        signal_hook::flag::register_conditional_shutdown(signal, code, Arc::clone(&insists))?;
+    }
+    loop {
+        let mut wanted = [PollFd::new(answer.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut wanted, PollTimeout::from(TOGETHER)) {
+            Err(Errno::EINTR) => {}
+            _ => break,
+        }
+    }
+    insists.store(true, Ordering::Relaxed);
+    let mut text = Vec::new();
+    answer.read_to_end(&mut text)?;
+    Ok(text)
+}
+
+/// The format that goes with a name; `None` for a stream.
+///
+/// # Errors
+/// When the name means one that there is not.
+fn format(place: &Path) -> Result<Option<Format>> {
+    let ending = place.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    let inner = place.file_stem().and_then(|stem| Format::of(Path::new(stem)));
+    match inner {
+        Some(format) if COMPRESSED.contains(&ending) => bail!(
+            "-o {}: {} is not written compressed: leave .{ending} out",
+            place.display(),
+            format.name()
+        ),
+        _ => Ok(Format::of(place)),
+    }
+}
+
+/// A new file in the same directory.
+fn beside(place: &Path) -> Result<PathBuf> {
+    let name = place.file_name().context("this is no name of a file")?.to_string_lossy();
+    let parent = place.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let file = tempfile::Builder::new()
+        .prefix(&format!("{name}."))
+        .suffix(".vmt")
+        .tempfile_in(parent.unwrap_or(Path::new(".")))?;
+    let (_, path) = file.keep()?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::boot::tests::args;
+
+    fn prepared(line: &str) -> Result<Option<Conversion>> {
+        Conversion::prepare(&mut args(line).unwrap())
+    }
+
+    // Who has always written streams to names of any kind still does.
+    #[test]
+    fn only_names_of_other_formats_are_converted() {
+        for name in
+            ["trace", "t.vmt", "/dev/null", "trace.dat.vmt", "x.vmtrace", "t.gz", "run-6.12"]
+        {
+            let mut args = args(&format!("-o {name}")).unwrap();
+            assert!(Conversion::prepare(&mut args).unwrap().is_none(), "{name}");
+            assert_eq!(args.output.as_deref(), Some(Path::new(name)));
+        }
+    }
+
+    // A boot that takes a minute, and then has nowhere to write to.
+    #[test]
+    fn places_that_cannot_be_are_told_before_the_boot() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name).display().to_string();
+        std::fs::write(at("t.ctf"), "").unwrap();
+        std::fs::create_dir(at("t.csv")).unwrap();
+        std::fs::create_dir_all(at("t.uftrace/sub")).unwrap();
+        nix::unistd::mkfifo(Path::new(&at("t.json")), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let bad = [
+            ("t.ctf", "a directory"),
+            ("t.csv", "a directory is there"),
+            ("t.uftrace", "something is there"),
+            ("t.json", "files only"),
+            ("none/t.dat", "No such file"),
+            ("t.dat.gz", "leave .gz out"),
+        ];
+        for (name, why) in bad {
+            let error = prepared(&format!("-o {}", at(name))).err().expect(name);
+            let text = format!("{error:#}");
+            assert!(text.starts_with("-o ") && text.contains(name) && text.contains(why), "{text}");
+        }
+        let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().collect();
+        assert_eq!(left.len(), 4, "{left:?}");
+    }
+}
