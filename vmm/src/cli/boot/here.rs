@@ -5,17 +5,19 @@ use super::{Args, Watchers, trace_name, trace_output};
 use crate::agent::protocol::AGENT_PORT;
 use crate::agent::{AgentMessage, AgentParser};
 use crate::cli::{exit, output};
+use crate::devices::virtio::blk::Disk;
 use crate::devices::virtio::vsock::{self, Vsock};
 use crate::emulated::Patience;
 use crate::events::{EventLoop, Handle, Signals};
 use crate::export::{write_losses, write_summary};
-use crate::kernel::Kernel;
+use crate::kernel::{Coverage, Kernel, Missing};
 use crate::machine::{BootImage, Config, ExitReason, ImageBytes, Waker};
 use crate::sandbox::{self, Thread};
 use crate::serve::{Control, Reply, Services};
 use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tracing};
 use crate::stream::Exit;
 use anyhow::{Context, Result, bail};
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -86,13 +88,35 @@ fn confinement(args: &Args) -> sandbox::Settings {
     }
 }
 
+/// Says which functions are traced without some, or any, of the places where they are left.
+pub(super) fn uncovered(kernel: &Kernel, tracing: &Tracing) {
+    const EXAMPLES: usize = 3;
+    let sites = tracing.returning();
+    let Some(exits) = (!sites.is_empty()).then(|| kernel.exits().ok()).flatten() else { return };
+    let mut missing: BTreeMap<Missing, Vec<&str>> = BTreeMap::new();
+    let all = sites.len();
+    for site in sites {
+        if let Coverage::Partial(reason) | Coverage::None(reason) = exits.coverage(site) {
+            let name = kernel.sites().get(site).and_then(|site| kernel.site_name(site));
+            missing.entry(reason).or_default().extend(name);
+        }
+    }
+    for (reason, names) in missing {
+        let examples = names.get(..EXAMPLES.min(names.len())).unwrap_or_default().join(", ");
+        let count = names.len();
+        say!(
+            "vmtrace: returns of {count} of {all} functions are not (all) seen: {reason} (such as {examples})"
+        );
+    }
+}
+
 /// Runs the guest on the KVM of this machine; returns the exit code.
 pub(super) fn run(
     args: &Args,
     watchers: &Watchers,
     kernel: Arc<Kernel>,
     tracing: Tracing,
-    initrd: Vec<u8>,
+    (initrd, disks): (Vec<u8>, Vec<Disk>),
 ) -> Result<u8> {
     sandbox::set_up(&confinement(args))?;
     let events = EventLoop::start(Thread::Events).context("no event loop")?;
@@ -139,6 +163,7 @@ pub(super) fn run(
         annex: 0,
         watch_msr: None,
         vsock: Some(device),
+        disks,
     };
     let stop = Arc::new(AtomicBool::new(false));
     let said = Arc::new(Mutex::new(Said::default()));

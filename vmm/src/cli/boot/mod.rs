@@ -1,6 +1,7 @@
 //! `vmtrace boot`: boots a kernel and traces it.
 
 mod conditions;
+mod disks;
 mod emulated;
 mod files;
 mod here;
@@ -19,14 +20,13 @@ use crate::condition::Condition;
 use crate::devices::virtio::vsock;
 use crate::emulated::{HostArch, THIS_PROGRAM};
 use crate::host::{HostMode, choose};
+use crate::kernel::Kernel;
 use crate::kernel::arguments::ArgumentSpec;
-use crate::kernel::{Coverage, Kernel, Missing};
 use crate::machine::DEFAULT_CMDLINE;
 use crate::serve::{Globs, GuestReaders, TracerSpec};
 use crate::session::{self, Tracer, Tracing, Wants};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use triggers::Triggers;
@@ -69,6 +69,9 @@ pub struct Args {
     /// auto finds them: modules or lib/modules/RELEASE beside the image, or /lib/modules/RELEASE
     #[arg(long, value_name = "DIR|auto", help_heading = headings::MACHINE)]
     pub modules: Option<PathBuf>,
+    /// Disks
+    #[command(flatten)]
+    pub disks: disks::Disks,
     /// Let the kernel choose its addresses (boots through its own decompressor)
     #[arg(long, help_heading = headings::MACHINE)]
     pub kaslr: bool,
@@ -444,28 +447,6 @@ fn find(kernel: &Kernel, name: &str) -> Result<usize> {
     }
 }
 
-/// Says which functions are traced without some, or any, of the places where they are left.
-fn uncovered(kernel: &Kernel, tracing: &Tracing) {
-    const EXAMPLES: usize = 3;
-    let sites = tracing.returning();
-    let Some(exits) = (!sites.is_empty()).then(|| kernel.exits().ok()).flatten() else { return };
-    let mut missing: BTreeMap<Missing, Vec<&str>> = BTreeMap::new();
-    let all = sites.len();
-    for site in sites {
-        if let Coverage::Partial(reason) | Coverage::None(reason) = exits.coverage(site) {
-            let name = kernel.sites().get(site).and_then(|site| kernel.site_name(site));
-            missing.entry(reason).or_default().extend(name);
-        }
-    }
-    for (reason, names) in missing {
-        let examples = names.get(..EXAMPLES.min(names.len())).unwrap_or_default().join(", ");
-        let count = names.len();
-        say!(
-            "vmtrace: returns of {count} of {all} functions are not (all) seen: {reason} (such as {examples})"
-        );
-    }
-}
-
 /// Runs the subcommand; returns the exit code.
 ///
 /// # Errors
@@ -476,6 +457,7 @@ pub fn run(mut args: Args) -> Result<u8> {
     }
     let image = images::kernel(&args)?;
     files::check(&args, &image)?;
+    let disks = args.disks.open()?;
     if args.boot_report && args.format == Some(FormatArg::Graph) {
         return Err(BadUsage("--boot-report is printed as text or json".to_owned()).into());
     }
@@ -484,6 +466,7 @@ pub fn run(mut args: Args) -> Result<u8> {
     let kernel = Arc::new(super::inspect::open(&image, args.system_map.as_deref())?);
     kernel.check_traceable().with_context(|| image.display().to_string())?;
     args.modules = images::modules(&args, &image, kernel.release())?;
+    args.disks.modules = images::disk_modules(&args, &image, kernel.release());
     let args = &args;
     let (tracing, notes) = args.tracing(&kernel)?;
     if let Some(rules) = &rules {
@@ -518,13 +501,13 @@ pub fn run(mut args: Args) -> Result<u8> {
     let times = args.boot_report.then(times::Live::default);
     let watchers = Watchers { rules: rules.clone(), times: times.clone() };
     let code = if choice.emulated {
-        emulated::run(args, &watchers, &kernel, initrd)?
+        emulated::run(args, &watchers, &kernel, initrd, &disks)?
     } else {
-        uncovered(&kernel, &tracing);
+        here::uncovered(&kernel, &tracing);
         for note in notes {
             say!("vmtrace: {note}");
         }
-        here::run(args, &watchers, kernel, tracing, initrd)?
+        here::run(args, &watchers, kernel, tracing, (initrd, disks))?
     };
     if let Some(times) = times {
         times.print(args.format == Some(FormatArg::Json))?;
