@@ -54,6 +54,9 @@ pub struct Driver {
     pub seen: u16,
 }
 
+/// A descriptor: address, length, and whether the device writes it.
+pub type Piece = (u64, u32, bool);
+
 /// How a request has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct End {
@@ -166,9 +169,8 @@ impl Driver {
         self.memory.write_slice(&bytes, at).unwrap();
     }
 
-    /// A chain of these pieces from descriptor `first` on: address, length, and whether the device
-    /// writes it.
-    pub fn chain(&self, first: u16, pieces: &[(u64, u32, bool)]) {
+    /// A chain of these pieces from descriptor `first` on.
+    pub fn chain(&self, first: u16, pieces: &[Piece]) {
         for (index, &(address, length, write)) in (first..).zip(pieces) {
             let last = usize::from(index - first) + 1 == pieces.len();
             let flags = if write { WRITE } else { 0 } | if last { 0 } else { NEXT };
@@ -217,13 +219,13 @@ impl Driver {
     }
 
     /// A chain of these pieces between a header and a status.
-    pub fn send(&mut self, kind: u32, sector: u64, data: &[(u64, u32, bool)]) -> Option<End> {
+    pub fn send(&mut self, kind: u32, sector: u64, data: &[Piece]) -> Option<End> {
         self.header(HEADER, kind, sector);
         let pieces = [&[(HEADER, 16, false)], data, &[(STATUS, 1, true)]].concat();
         self.send_chain(&pieces)
     }
 
-    pub fn send_chain(&mut self, pieces: &[(u64, u32, bool)]) -> Option<End> {
+    pub fn send_chain(&mut self, pieces: &[Piece]) -> Option<End> {
         self.memory.write_obj(NONE, GuestAddress(STATUS)).unwrap();
         self.chain(0, pieces);
         self.offer(0);

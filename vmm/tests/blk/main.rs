@@ -143,7 +143,7 @@ fn requests_that_cannot_be_done_are_answered_and_the_device_lives_on() {
     let file = image();
     let mut guest = disk(file.path(), true);
     let error = |written| Some(End { status: ERROR, length: written });
-    let bad: &[(u32, u64, &[(u64, u32, bool)], Option<End>)] = &[
+    let bad: &[(u32, u64, &[Piece], Option<End>)] = &[
         // Beyond the end, by a sector, by all, by more than there are numbers.
         (IN, SECTORS, &[(TO, 512, true)], error(0)),
         (IN, SECTORS - 1, &[(TO, 1024, true)], error(0)),

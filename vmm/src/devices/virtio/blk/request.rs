@@ -157,8 +157,9 @@ impl Request {
         offer: Offer,
         flags: u32,
     ) -> Result<VecDeque<Range>, Status> {
-        let count = self.from_guest.length / SEGMENT as u64;
-        if count == 0 || count > MAX_RANGES.into() || self.from_guest.length % SEGMENT as u64 != 0 {
+        let (length, each) = (self.from_guest.length, SEGMENT as u64);
+        let count = length / each;
+        if count == 0 || count > MAX_RANGES.into() || !length.is_multiple_of(each) {
             return Err(Status::Error);
         }
         let mut ranges = VecDeque::new();
