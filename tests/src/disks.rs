@@ -44,7 +44,7 @@ pub fn files_have_what_the_guest_has_written(kernel: &str) {
     let run = "dd if=/dev/vdb of=/dev/vda bs=64k seek=3 count=20 conv=notrunc,fsync \
                && ! dd if=/dev/vda of=/dev/vdb bs=512 count=1 conv=fsync \
                && blkdiscard -o 2097152 -l 1048576 /dev/vda \
-               && echo $(cat /sys/block/vda/serial /sys/block/vda/ro /sys/block/vdb/ro)";
+               && echo $(cat /sys/block/vda/serial) $(cat /sys/block/vda/ro /sys/block/vdb/ro)";
     let output = boot(kernel, &disks, run);
     let (out, err) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
