@@ -9,6 +9,8 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use super::arch::{HostArch, Machine};
 use super::cache::HostKernel;
 use super::error::{Context, HostError, LogTail};
@@ -39,6 +41,8 @@ pub struct HostOptions {
     pub icount: bool,
     /// Files it has from the start: absolute path in the host, and content.
     pub files: Vec<(String, FileSource)>,
+    /// Disks of the machine, `/dev/vda` and so on in this order.
+    pub disks: Vec<HostDisk>,
     /// The vmtrace that runs in it.
     pub vmtrace: PathBuf,
     /// Which sources that vmtrace should be built from, as it says ([`init::main`](crate::init::main)):
@@ -74,6 +78,7 @@ impl Default for HostOptions {
             memory: 2048,
             icount: false,
             files: Vec::new(),
+            disks: Vec::new(),
             vmtrace: PathBuf::from(THIS_PROGRAM),
             source: "",
             verbose: false,
@@ -81,6 +86,32 @@ impl Default for HostOptions {
             start_timeout: Duration::from_secs(120),
             interrupts: None,
         }
+    }
+}
+
+/// A raw image or a block device of this machine, for the emulated host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostDisk {
+    /// The file.
+    pub path: PathBuf,
+    /// It may be written.
+    pub writable: bool,
+    /// It is a device and no file.
+    pub block_device: bool,
+}
+
+impl HostDisk {
+    /// What QEMU is told: a node of this name, whose flushes and discards come through.
+    fn node(&self, name: &str) -> String {
+        let driver = if self.block_device { "host_device" } else { "file" };
+        json!({
+            "driver": "raw",
+            "node-name": name,
+            "read-only": !self.writable,
+            "discard": "unmap",
+            "file": { "driver": driver, "filename": self.path.display().to_string(), "discard": "unmap" },
+        })
+        .to_string()
     }
 }
 
@@ -122,7 +153,9 @@ impl EmulatedHost {
         let machine = options.arch.machine();
         let qemu = Qemu::find(machine)?;
         let kernel = HostKernel::find(options.arch)?;
-        let modules = Modules::open(&kernel.modules)?.resolve(machine.modules)?;
+        let for_disks: &[&str] = if options.disks.is_empty() { &[] } else { &["virtio_blk"] };
+        let modules = [machine.modules, for_disks].concat();
+        let modules = Modules::open(&kernel.modules)?.resolve(&modules)?;
         let initramfs = image::build(&options.vmtrace, &modules, &options.files)?;
 
         let (control, control_qemu) = UnixStream::pair().context("make a socket")?;
@@ -312,6 +345,12 @@ fn command(
     arg("-chardev", &format!("socket,id=control,fd={}", control.as_raw_fd()));
     arg("-device", machine.virtio_serial);
     arg("-device", &format!("virtserialport,chardev=control,name={}", wire::PORT));
+    // The first device is the first disk in there: virtio_blk gives names in the order of the bus.
+    for (number, disk) in options.disks.iter().enumerate() {
+        let name = format!("disk{number}");
+        arg("-blockdev", &disk.node(&name));
+        arg("-device", &format!("virtio-blk-pci,drive={name}"));
+    }
     arg("-chardev", &format!("socket,id=console,fd={}", console.as_raw_fd()));
     arg("-serial", "chardev:console");
     arg("-append", &cmdline);

@@ -25,7 +25,7 @@ pub use arch::HostArch;
 pub use cache::{HostKernel, cache_dir};
 pub use check::Check;
 pub use error::{HostError, LogTail};
-pub use host::{EmulatedHost, HostOptions};
+pub use host::{EmulatedHost, HostDisk, HostOptions};
 pub use image::FileSource;
 pub use interrupts::{Interrupts, Patience};
 pub use inventory::emulated_host_checks;

@@ -7,6 +7,7 @@ use vmtrace::kernel::Symbol;
 use vmtrace::stream::Exit;
 use vmtrace_tests::SharedHost;
 use vmtrace_tests::cases::Guests;
+use vmtrace_tests::disks;
 use vmtrace_tests::live::{unless_lost, vmtrace};
 use vmtrace_tests::mitigations::Closed;
 use vmtrace_tests::readers::trace_cmd_report;
@@ -283,6 +284,16 @@ fn a_boot_writes_what_another_tool_reads() {
         assert_eq!(err.matches(" entries with arguments: left out\n").count(), 1, "{err}");
         assert!(err.contains("vmtrace: run status 0"), "{err}");
     });
+}
+
+#[test]
+fn files_have_what_the_guest_has_written() {
+    unless_lost(|| disks::files_have_what_the_guest_has_written("x86_64-6.12"));
+}
+
+#[test]
+fn what_was_flushed_outlives_vmtrace() {
+    unless_lost(|| disks::what_was_flushed_outlives_vmtrace("x86_64-6.12"));
 }
 
 #[test]

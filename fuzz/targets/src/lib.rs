@@ -5,6 +5,7 @@
 
 mod agent;
 mod arguments;
+mod blk;
 mod btf;
 mod command_line;
 mod convert;
@@ -44,9 +45,10 @@ fn none() -> Vec<Vec<u8>> {
 }
 
 /// All targets, by name.
-pub const TARGETS: [Target; 19] = [
+pub const TARGETS: [Target; 20] = [
     Target { name: "agent", run: agent::run, seeds: none },
     Target { name: "arguments", run: arguments::run, seeds: arguments::seeds },
+    Target { name: "blk", run: blk::run, seeds: none },
     Target { name: "btf", run: btf::run, seeds: none },
     Target { name: "command_line", run: command_line::run, seeds: command_line::seeds },
     Target { name: "convert", run: convert::run, seeds: none },

@@ -11,6 +11,7 @@ use virtio_bindings::virtio_mmio::VIRTIO_MMIO_QUEUE_NOTIFY;
 use vm_memory::GuestMemoryMmap;
 
 use super::{AgentSink, ConsoleSinks, ExitReason, MachineError};
+use crate::devices::virtio::blk::{Block, Disk};
 use crate::devices::virtio::vsock::Vsock;
 use crate::devices::virtio::{MmioTransport, Rng, VirtioDevice};
 use crate::devices::{Bus, Gate, IrqLine, OutputPump, PanicWatch, PumpWriter, SerialPort};
@@ -101,26 +102,34 @@ pub(super) struct VirtioSlot {
 pub(super) struct VirtioSet {
     pub(super) gate: Arc<Gate>,
     pub(super) vsock: Option<Vsock>,
+    pub(super) disks: Vec<Disk>,
 }
 
-/// Virtio devices, each with the next range of registers and the next interrupt from `first` on;
-/// `line` makes the line of an interrupt.
+/// Virtio devices, each with the next range of registers from `base` on and the next of these
+/// interrupts; `line` makes the line of one.
 pub(super) fn virtio_devices(
     vm: &VmFd,
     registers: &mut Bus,
     memory: &GuestMemoryMmap,
     set: VirtioSet,
-    first: VirtioSlot,
+    base: u32,
+    interrupts: impl IntoIterator<Item = u32>,
     line: impl Fn(u32) -> Result<Arc<dyn IrqLine>, MachineError>,
 ) -> Result<Vec<VirtioSlot>, MachineError> {
     let entropy = File::open("/dev/urandom")
         .map_err(|source| MachineError::System { what: "open /dev/urandom", source })?;
     let mut devices: Vec<Box<dyn VirtioDevice>> = vec![Box::new(Rng::new(Box::new(entropy)))];
     devices.extend(set.vsock.map(|device| -> Box<dyn VirtioDevice> { Box::new(device) }));
+    for (number, disk) in set.disks.into_iter().enumerate() {
+        let device = Block::new(number, disk)
+            .map_err(|source| MachineError::System { what: "start a disk's thread", source })?;
+        devices.push(Box::new(device));
+    }
     let mut slots = Vec::new();
+    let mut interrupts = interrupts.into_iter();
     for (index, device) in (0..).zip(devices) {
-        let base = first.base + index * MmioTransport::LENGTH;
-        let irq = first.irq + index;
+        let base = base + index * MmioTransport::LENGTH;
+        let irq = interrupts.next().ok_or(MachineError::TooManyDevices)?;
         connect_doorbell(vm, &*device, base)?;
         let gate = Arc::clone(&set.gate);
         let transport = MmioTransport::new(device, memory.clone(), gate, line(irq)?);

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use super::arch::BootImage;
+use crate::devices::virtio::blk::Disk;
 use crate::devices::virtio::vsock::Vsock;
 
 /// Bytes of a kernel image, shared with whoever else reads it (an `Arc<Vec<u8>>` coerces).
@@ -35,6 +36,9 @@ pub struct Config {
     pub watch_msr: Option<u32>,
     /// The socket device, if there shall be one.
     pub vsock: Option<Vsock>,
+    /// Block devices in this order, at most
+    /// [`MAX_DISKS`](crate::devices::virtio::blk::MAX_DISKS).
+    pub disks: Vec<Disk>,
 }
 
 /// Gets bytes that the guest sends to the agent's port.

@@ -43,6 +43,9 @@ pub enum MachineError {
         /// How many KVM offers.
         max: usize,
     },
+    /// There are no more interrupts.
+    #[error("the machine has no interrupts for so many disks")]
+    TooManyDevices,
     /// Memory size that no machine can have.
     #[error(
         "cannot make a machine with {0} bytes of memory: it must be a multiple of 4 KiB, at least 64 MiB and at most 1 TiB"

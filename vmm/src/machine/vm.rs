@@ -47,7 +47,8 @@ impl Machine {
         let vm = Arc::new(kvm.create_vm().map_err(MachineError::kvm("create a machine"))?);
         memory::register(&vm, &memory, annex.as_ref())?;
         let gate = Arc::new(Gate::default());
-        let virtio = VirtioSet { gate: Arc::clone(&gate), vsock: config.vsock.take() };
+        let (vsock, disks) = (config.vsock.take(), std::mem::take(&mut config.disks));
+        let virtio = VirtioSet { gate: Arc::clone(&gate), vsock, disks };
         let platform = Arc::new(Platform::new(&vm, &memory, annex.as_ref(), sinks, virtio)?);
         let (cpus, watch_msr) = (config.cpus, config.watch_msr);
         let fds = (0..cpus)

@@ -181,6 +181,8 @@ const RENAMING: &[Sysno] = &[
     Sysno::fdatasync,
     Sysno::getdents64,
 ];
+/// The file of a disk: to flush it, to make holes in it.
+const FILE: &[Sysno] = &[Sysno::fdatasync, Sysno::fallocate];
 /// Threads that are started later enter the sandbox under the controller's filter.
 const ENTERING: &[Sysno] = &[
     Sysno::seccomp,
@@ -243,6 +245,12 @@ pub(super) fn of(thread: Thread) -> Calls {
         }
         Thread::Consumers => {
             any.extend([events, SOCKET_IO.into()].concat());
+            refused.extend([looks, removal].concat());
+        }
+        Thread::Disk => {
+            any.extend(events);
+            any.extend(FILE);
+            requests.extend(arch::INTERRUPT_REQUESTS);
             refused.extend([looks, removal].concat());
         }
         Thread::Output | Thread::Console => {

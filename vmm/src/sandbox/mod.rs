@@ -44,11 +44,13 @@ pub enum Thread {
     Output,
     /// Writes the guest's console.
     Console,
+    /// Reads and writes a disk's file.
+    Disk,
 }
 
 impl Thread {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Controller,
         Self::Vcpu,
         Self::Relay,
@@ -56,6 +58,7 @@ impl Thread {
         Self::Consumers,
         Self::Output,
         Self::Console,
+        Self::Disk,
     ];
 
     /// What it is called, here and by `ps`. Those of vCPUs have their number behind it.
@@ -69,6 +72,7 @@ impl Thread {
             Self::Consumers => "consumers",
             Self::Output => "output",
             Self::Console => "console",
+            Self::Disk => "disk",
         }
     }
 }

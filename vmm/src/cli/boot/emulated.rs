@@ -3,7 +3,8 @@
 //! instructions are cheap.
 
 use super::outlet::Outlet;
-use super::{Args, OverflowArg, Watchers, trace_name, trace_output};
+use super::{Args, OverflowArg, Watchers, disks, trace_name, trace_output};
+use crate::devices::virtio::blk::Disk;
 use crate::emulated::{
     EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, Stdin,
 };
@@ -48,6 +49,7 @@ pub(super) fn run(
     watchers: &Watchers,
     kernel: &Kernel,
     initrd: Vec<u8>,
+    disks: &[Disk],
 ) -> Result<u8> {
     let interrupts = Arc::new(Interrupts::install().context("cannot handle signals")?);
     let files = files(args, kernel, initrd)?;
@@ -64,6 +66,7 @@ pub(super) fn run(
             .into_iter()
             .map(|(name, bytes)| (name.to_owned(), FileSource::Bytes(bytes)))
             .collect(),
+        disks: disks::for_host(disks),
         source: crate::SOURCE,
         progress: true,
         interrupts: Some(Arc::clone(&interrupts)),
@@ -81,7 +84,9 @@ pub(super) fn run(
         path => Box::new(std::fs::File::create(path).with_context(|| path.to_owned())?),
     };
     let (mut stdout, mut stderr) = (std::io::stdout(), Stderr);
-    let mut job = Job::new(job_args(args, arch), &mut stdout, &mut stderr);
+    let mut line = job_args(args, arch);
+    line.extend(disks::in_host(disks));
+    let mut job = Job::new(line, &mut stdout, &mut stderr);
     if args.console == "stderr" {
         job.stdin = Stdin::Reader(Box::new(std::io::stdin()));
     }

@@ -1,6 +1,6 @@
 //! Which files of a run are one and the same.
 
-use super::Args;
+use super::{Args, disks};
 use crate::cli::output;
 use anyhow::{Result, bail};
 use std::fs;
@@ -8,20 +8,22 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// What a file is, whatever it is called.
-#[derive(PartialEq, Eq)]
-enum Identity {
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum Identity {
     /// Device and inode.
     There(u64, u64),
     /// Where it would be made.
     Missing(PathBuf),
 }
 
-/// `None` for what can take any number of outputs (`/dev/null`), and what nobody can make.
-fn identity(path: &Path) -> Option<Identity> {
-    match fs::metadata(path) {
-        Ok(file) if file.file_type().is_char_device() => None,
-        Ok(file) => Some(Identity::There(file.dev(), file.ino())),
-        Err(_) => output::target(path).ok().flatten().map(Identity::Missing),
+impl Identity {
+    /// `None` for what can take any number of outputs (`/dev/null`), and what nobody can make.
+    pub(super) fn of(path: &Path) -> Option<Identity> {
+        match fs::metadata(path) {
+            Ok(file) if file.file_type().is_char_device() => None,
+            Ok(file) => Some(Identity::There(file.dev(), file.ino())),
+            Err(_) => output::target(path).ok().flatten().map(Identity::Missing),
+        }
     }
 }
 
@@ -48,6 +50,7 @@ pub(super) fn check(args: &Args, kernel: &Path) -> Result<()> {
     let inputs: Vec<_> = std::iter::once(("the kernel", kernel))
         .chain(options)
         .chain(added)
+        .chain(disks::paths(&args.disks).map(|path| ("--disk", path)))
         .chain(rules.iter().map(|path| ("--rules", path.as_path())))
         .collect();
     for (option, path) in &outputs {
@@ -55,18 +58,19 @@ pub(super) fn check(args: &Args, kernel: &Path) -> Result<()> {
         if let Some(parent) = parent.filter(|parent| !parent.is_dir()) {
             bail!("{option} {}: there is no directory {}", path.display(), parent.display());
         }
-        let Some(file) = identity(path) else { continue };
+        let Some(file) = Identity::of(path) else { continue };
         if let Some((input, other)) =
-            inputs.iter().find(|(_, other)| identity(other).as_ref() == Some(&file))
+            inputs.iter().find(|(_, other)| Identity::of(other).as_ref() == Some(&file))
         {
             let (path, other) = (path.display(), other.display());
             bail!("{option} {path} would overwrite {input} ({other}): choose another file");
         }
     }
     for (index, (one, path)) in outputs.iter().enumerate() {
-        let Some(file) = identity(path) else { continue };
+        let Some(file) = Identity::of(path) else { continue };
         let mut others = outputs.iter().skip(index + 1);
-        if let Some((other, same)) = others.find(|(_, same)| identity(same).as_ref() == Some(&file))
+        if let Some((other, same)) =
+            others.find(|(_, same)| Identity::of(same).as_ref() == Some(&file))
         {
             let (path, same) = (path.display(), same.display());
             bail!(
@@ -117,6 +121,7 @@ mod tests {
         assert!(error("--add @other --add @added -o @added").unwrap().contains("--add (@added)"));
         assert_eq!(error("--add @added --system-map @map -o @other --console @new"), None);
         assert_eq!(error("--add @missing -o @new"), None);
+        assert!(error("--disk @other,rw -o @other").unwrap().contains("--disk (@other)"));
         let rules = "--rules @other --results junit=@other";
         assert!(error(rules).unwrap().starts_with("--results @other would overwrite --rules"));
     }

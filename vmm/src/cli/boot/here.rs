@@ -5,6 +5,7 @@ use super::{Args, Watchers, trace_name, trace_output};
 use crate::agent::protocol::AGENT_PORT;
 use crate::agent::{AgentMessage, AgentParser};
 use crate::cli::{exit, output};
+use crate::devices::virtio::blk::Disk;
 use crate::devices::virtio::vsock::{self, Vsock};
 use crate::emulated::Patience;
 use crate::events::{EventLoop, Handle, Signals};
@@ -92,7 +93,7 @@ pub(super) fn run(
     watchers: &Watchers,
     kernel: Arc<Kernel>,
     tracing: Tracing,
-    initrd: Vec<u8>,
+    (initrd, disks): (Vec<u8>, Vec<Disk>),
 ) -> Result<u8> {
     sandbox::set_up(&confinement(args))?;
     let events = EventLoop::start(Thread::Events).context("no event loop")?;
@@ -139,6 +140,7 @@ pub(super) fn run(
         annex: 0,
         watch_msr: None,
         vsock: Some(device),
+        disks,
     };
     let stop = Arc::new(AtomicBool::new(false));
     let said = Arc::new(Mutex::new(Said::default()));

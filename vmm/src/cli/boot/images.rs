@@ -16,6 +16,10 @@ const AUTO: &str = "auto";
 /// kernel has them.
 const MODULES: [&str; 3] = ["virtio_mmio", "virtio_rng", "vmw_vsock_virtio_transport"];
 
+/// The same for disks: their driver, and ext4 with what it asks for by no dependency.
+const DISK_MODULES: [&str; 5] =
+    ["virtio_mmio", "virtio_blk", "crc32c_generic", "crc32c_cryptoapi", "ext4"];
+
 /// The kernel that the user names, or the running one of this machine, which is said.
 ///
 /// # Errors
@@ -92,6 +96,26 @@ pub(super) fn modules(args: &Args, image: &Path, release: &str) -> Result<Option
     Ok(found.cloned())
 }
 
+/// Where the modules are that disks need, in the built-in initramfs: those of the run, or as found.
+pub(super) fn disk_modules(args: &Args, image: &Path, release: &str) -> Option<PathBuf> {
+    if !args.disks.any() || args.initrd.is_some() {
+        return None;
+    }
+    if args.modules.is_some() {
+        return args.modules.clone();
+    }
+    let places = module_places(Path::new("/"), image, release);
+    let found = places.into_iter().find(|dir| dir.join("modules.dep").is_file());
+    match &found {
+        Some(dir) => say!("vmtrace: modules for disks: {}", dir.display()),
+        None => say!(
+            "vmtrace: no modules of {release} are found: the guest has its disks if virtio_mmio and \
+             virtio_blk are built into its kernel, or with --modules DIR"
+        ),
+    }
+    found
+}
+
 /// Where the modules of an image may be, the likeliest first: beside the image, in the tree that it
 /// is in the `boot` of, and in the system's.
 fn module_places(root: &Path, image: &Path, release: &str) -> Vec<PathBuf> {
@@ -125,10 +149,12 @@ pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
     for file in &args.add {
         builder = builder.add_file(file);
     }
-    if let Some(dir) = &args.modules {
+    if let Some(dir) = args.modules.as_ref().or(args.disks.modules.as_ref()) {
         let modules = initramfs::Modules::open(dir)?;
+        let usual = MODULES.iter().filter(|_| args.modules.is_some());
+        let wanted = usual.chain(DISK_MODULES.iter().filter(|_| args.disks.any()));
         let names: Vec<_> =
-            MODULES.into_iter().filter(|name| modules.names().any(|has| has == *name)).collect();
+            wanted.copied().filter(|name| modules.names().any(|has| has == *name)).collect();
         builder = builder.modules(modules.resolve(&names)?);
     }
     Ok(builder.build()?)

@@ -2,6 +2,7 @@
 
 mod conditions;
 mod conversion;
+mod disks;
 mod emulated;
 mod files;
 mod here;
@@ -68,6 +69,9 @@ pub struct Args {
     /// auto finds them: modules or lib/modules/RELEASE beside the image, or /lib/modules/RELEASE
     #[arg(long, value_name = "DIR|auto", help_heading = headings::MACHINE)]
     pub modules: Option<PathBuf>,
+    /// Disks
+    #[command(flatten)]
+    pub disks: disks::Disks,
     /// Let the kernel choose its addresses (boots through its own decompressor)
     #[arg(long, help_heading = headings::MACHINE)]
     pub kaslr: bool,
@@ -303,6 +307,7 @@ pub fn run(mut args: Args) -> Result<u8> {
     }
     let image = images::kernel(&args)?;
     files::check(&args, &image)?;
+    let disks = args.disks.open()?;
     if args.boot_report && args.format == Some(FormatArg::Graph) {
         return Err(BadUsage("--boot-report is printed as text or json".to_owned()).into());
     }
@@ -311,6 +316,7 @@ pub fn run(mut args: Args) -> Result<u8> {
     let kernel = Arc::new(super::inspect::open(&image, args.system_map.as_deref())?);
     kernel.check_traceable().with_context(|| image.display().to_string())?;
     args.modules = images::modules(&args, &image, kernel.release())?;
+    args.disks.modules = images::disk_modules(&args, &image, kernel.release());
     let (tracing, notes) = args.tracing(&kernel)?;
     if let Some(rules) = &rules {
         let names = |sites: &mut dyn Iterator<Item = usize>| -> Vec<&str> {
@@ -346,13 +352,13 @@ pub fn run(mut args: Args) -> Result<u8> {
     let times = args.boot_report.then(times::Live::default);
     let watchers = Watchers { rules: rules.clone(), times: times.clone() };
     let code = if choice.emulated {
-        emulated::run(args, &watchers, &kernel, initrd)
+        emulated::run(args, &watchers, &kernel, initrd, &disks)
     } else {
         tracing::uncovered(&kernel, &tracing);
         for note in notes {
             say!("vmtrace: {note}");
         }
-        here::run(args, &watchers, kernel, tracing, initrd)
+        here::run(args, &watchers, kernel, tracing, (initrd, disks))
     };
     // Also of a run that has failed: what was traced until then is worth having.
     let code = conversion::then(code, conversion)?;

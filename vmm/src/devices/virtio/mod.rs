@@ -4,6 +4,7 @@
 //! everything in them belong to the guest: whatever is read from there is checked by
 //! `virtio-queue` or by the device.
 
+pub mod blk;
 mod mmio;
 mod rng;
 pub mod vsock;

@@ -46,9 +46,9 @@ impl Platform {
         if let Some(plic) = interrupts.plic() {
             insert(layout::PLIC, Plic::LENGTH, plic)?;
         }
-        let first = VirtioSlot { base: layout::VIRTIO_MMIO, irq: layout::VIRTIO_IRQ };
+        let (base, irqs) = (layout::VIRTIO_MMIO, layout::VIRTIO_IRQ..=layout::LAST_IRQ);
         let line = |irq| Ok(interrupts.line(irq));
-        let virtio = board::virtio_devices(vm, &mut registers, memory, virtio, first, line)?;
+        let virtio = board::virtio_devices(vm, &mut registers, memory, virtio, base, irqs, line)?;
         Ok(Platform {
             registers,
             board,

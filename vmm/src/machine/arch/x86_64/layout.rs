@@ -48,8 +48,10 @@ pub const MAX_ANNEX: u64 = VIRTIO_MMIO as u64 - ANNEX_BASE;
 
 /// Registers of the first virtio device.
 pub(super) const VIRTIO_MMIO: u32 = 0xf000_0000;
-/// Interrupt of the first virtio device: the I/O APIC's pins that the legacy PIC does not have.
-pub(super) const VIRTIO_GSI: u32 = 16;
+/// Interrupts of virtio devices: first the I/O APIC's pins that the legacy PIC does not have, then
+/// those of its pins that no kernel takes for something else (timer, cascade, serial ports, clock).
+pub(super) const VIRTIO_GSIS: [u32; 18] =
+    [16, 17, 18, 19, 20, 21, 22, 23, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15];
 
 /// The I/O APIC's registers.
 pub(super) const IO_APIC: u32 = 0xfec0_0000;
@@ -93,13 +95,27 @@ pub(in crate::machine) fn ram_ranges(size: u64) -> Vec<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+    use crate::devices::virtio::blk::MAX_DISKS;
 
     #[test]
     fn ram_leaves_the_gap_free() {
         assert_eq!(ram_ranges(512 << 20), [(0, 512 << 20)]);
         assert_eq!(ram_ranges(3 << 30), [(0, 3 << 30)]);
         assert_eq!(ram_ranges(5 << 30), [(0, 3 << 30), (4 << 30, 2 << 30)]);
+    }
+
+    // Edges that two devices share are lost.
+    #[test]
+    fn every_device_has_an_interrupt_of_its_own() {
+        let all = VIRTIO_GSIS.iter().chain(&[COM1_GSI, COM2_GSI]).collect::<BTreeSet<_>>();
+        assert_eq!(all.len(), VIRTIO_GSIS.len() + 2);
+        // The I/O APIC's pins; 0, 2 and 8 are the timer, the cascade and the clock.
+        assert!(all.iter().all(|gsi| **gsi < 24 && ![0, 2, 8].contains(*gsi)));
+        // Entropy and sockets besides.
+        assert!(VIRTIO_GSIS.len() >= MAX_DISKS + 2);
     }
 
     #[test]

@@ -47,8 +47,8 @@ impl Platform {
         port(layout::POWER, PowerControl::LENGTH, Arc::new(PowerControl))?;
         port(layout::RESET_CONTROL, 1, Arc::new(ResetControl))?;
         let mut registers = Bus::new();
-        let first = VirtioSlot { base: layout::VIRTIO_MMIO, irq: layout::VIRTIO_GSI };
-        let virtio = board::virtio_devices(vm, &mut registers, memory, virtio, first, line)?;
+        let (base, gsis) = (layout::VIRTIO_MMIO, layout::VIRTIO_GSIS);
+        let virtio = board::virtio_devices(vm, &mut registers, memory, virtio, base, gsis, line)?;
         Ok(Platform {
             ports,
             registers,
