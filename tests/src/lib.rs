@@ -5,6 +5,7 @@ pub mod args;
 pub mod cases;
 pub mod conditions;
 pub mod counts;
+pub mod disks;
 pub mod ends;
 pub mod events;
 pub mod graph;

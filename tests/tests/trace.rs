@@ -7,6 +7,7 @@ use vmtrace::kernel::Symbol;
 use vmtrace::stream::Exit;
 use vmtrace_tests::SharedHost;
 use vmtrace_tests::cases::Guests;
+use vmtrace_tests::disks;
 use vmtrace_tests::live::{unless_lost, vmtrace};
 use vmtrace_tests::mitigations::Closed;
 use vmtrace_tests::trace::{KERNELS, WORKLOAD, boot, kernel, options};
@@ -245,6 +246,16 @@ fn the_command_line_works_end_to_end() {
         assert!(out.contains("vfs_open <-"), "{out}");
         assert!(err.contains("vmtrace: run status 0"), "{err}");
     });
+}
+
+#[test]
+fn files_have_what_the_guest_has_written() {
+    unless_lost(|| disks::files_have_what_the_guest_has_written("x86_64-6.12"));
+}
+
+#[test]
+fn what_was_flushed_outlives_vmtrace() {
+    unless_lost(|| disks::what_was_flushed_outlives_vmtrace("x86_64-6.12"));
 }
 
 #[test]

@@ -3,8 +3,9 @@
 
 use vmtrace::emulated::HostArch;
 use vmtrace_tests::cases::Guests;
+use vmtrace_tests::live::unless_lost;
 use vmtrace_tests::trace::{RISCV_KERNELS, options};
-use vmtrace_tests::{SharedHost, workload};
+use vmtrace_tests::{SharedHost, disks, workload};
 
 static GUESTS: Guests = Guests {
     host: SharedHost::new(|| {
@@ -144,4 +145,9 @@ fn other_ends_are_told_apart() {
 #[test]
 fn a_damaged_ring_ends_tracing_and_not_the_guest() {
     GUESTS.a_damaged_ring_ends_tracing_and_not_the_guest("riscv64-6.12");
+}
+
+#[test]
+fn files_have_what_the_guest_has_written() {
+    unless_lost(|| disks::files_have_what_the_guest_has_written("riscv64-6.12"));
 }
