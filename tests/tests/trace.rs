@@ -297,16 +297,6 @@ fn what_was_flushed_outlives_vmtrace() {
 }
 
 #[test]
-fn files_have_what_the_guest_has_written() {
-    unless_lost(|| disks::files_have_what_the_guest_has_written("x86_64-6.12"));
-}
-
-#[test]
-fn what_was_flushed_outlives_vmtrace() {
-    unless_lost(|| disks::what_was_flushed_outlives_vmtrace("x86_64-6.12"));
-}
-
-#[test]
 fn functions_of_a_module_are_traced() {
     for name in KERNELS {
         GUESTS.functions_of_a_module_are_traced(name);

@@ -2,6 +2,7 @@
 //! Those come from `images/readers`, which `scripts/test` calls.
 
 mod chart;
+mod context;
 mod ctf;
 mod uftrace;
 
@@ -438,12 +439,12 @@ fn csv_has_a_row_an_event() {
     let lines: Vec<_> = text.lines().collect();
     assert!(lines[0].starts_with("time_ns,event,vcpu,pid,tgid,comm,function,module,caller,"));
     for line in [
-        "1000,attach,,,,,,,,,,70000,,4 sites",
-        "1002000,entry,0,42,42,dd,vfs_read,,ksys_read,,1,,,",
-        "1003000,entry,0,42,42,dd,timer_tick,,vfs_read,,,,,",
-        "1504000,return,0,42,42,dd,ext4_read,ext4,,,2,500000,,",
-        "1101000,loss,1,,,,,,,,,,123,ring-full",
-        "950000000,console,,,,,,,,,,,,\"a line, \"\"quoted\"\"\"",
+        "1000,attach,,,,,,,,,,70000,,4 sites,",
+        "1002000,entry,0,42,42,dd,vfs_read,,ksys_read,,1,,,,",
+        "1003000,entry,0,42,42,dd,timer_tick,,vfs_read,,,,,,",
+        "1504000,return,0,42,42,dd,ext4_read,ext4,,,2,500000,,,",
+        "1101000,loss,1,,,,,,,,,,123,ring-full,",
+        "950000000,console,,,,,,,,,,,,\"a line, \"\"quoted\"\"\",",
     ] {
         assert!(lines.contains(&line), "{line} is not in {text}");
     }
@@ -472,7 +473,7 @@ fn counts_are_converted_or_told_of() {
         assert_eq!(output.status.code(), Some(0), "{place}: {said}");
         assert_eq!(said.contains(": 6 counts of calls: left out\n"), says, "{place}: {said}");
     }
-    assert!(folder.read("out.csv").contains("\n0,count,1,,,,vfs_read,,,calls,,,300,\n"));
+    assert!(folder.read("out.csv").contains("\n0,count,1,,,,vfs_read,,,calls,,,300,,\n"));
     assert!(folder.read("out.jsonl").contains(r#""tracer":"calls","cpu":1,"hits":300}"#));
     for place in ["out.txt", "out.graph"] {
         assert!(folder.read(place).contains("\n# counted: 3 functions, 1017 calls\n"), "{place}");
