@@ -13,7 +13,7 @@ const CHUNK: usize = 256 << 10;
 /// A stream from anything that can be read.
 ///
 /// ```no_run
-/// use vmtrace::stream::{Frame, Reader};
+/// use vmtrace_stream::{Frame, Reader};
 ///
 /// let mut reader = Reader::new(std::fs::File::open("boot.vmt")?)?;
 /// println!("kernel {}", reader.header().release);
@@ -22,7 +22,7 @@ const CHUNK: usize = 256 << 10;
 ///         println!("{} records of vCPU {}", batch.count, batch.vcpu);
 ///     }
 /// }
-/// # Ok::<(), vmtrace::stream::StreamError>(())
+/// # Ok::<(), vmtrace_stream::StreamError>(())
 /// ```
 #[derive(Debug)]
 pub struct Reader<R> {
