@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use crate::stream::{Context, Header, Summary};
 
 use super::counted::Counted;
-use super::text::{Clock, TIME_COLUMN, decimal, first_lines, loss, mark, name, pad};
+use super::text::{Clock, TIME_COLUMN, decimal, first_lines, legend, loss, mark, name, pad};
 use super::values::{write_args, write_returned};
 use super::{Entry, Event, Export, Name, Return, Tracepoint, Unfinished};
 
@@ -23,6 +23,8 @@ const PATIENCE: u64 = 1;
 const INDENTED: u32 = 256;
 /// Bytes that a name and its parentheses mostly take, and what is before and behind them.
 const NAME: usize = 48;
+/// Where the columns of the state of the CPU begin, of a vCPU with one digit.
+const COLUMNS: usize = 5;
 /// Width of a task in the lines that tell of a switch.
 const TASK: usize = 14;
 
@@ -150,9 +152,10 @@ impl<W: Write> Graph<W> {
         depth: u32,
     ) {
         self.column(out, vcpu);
-        if let Some(context) = context {
+        if self.told {
             out.push(b' ');
-            out.extend_from_slice(&context.columns());
+            // Of what was not seen nobody knows it.
+            out.extend_from_slice(&context.map_or(*b"     ", Context::columns));
             out.extend_from_slice(b" | ");
         }
         match duration {
@@ -308,8 +311,7 @@ impl<W: Write> Graph<W> {
         let ending = (left.place.frame, None, &b"; /* unfinished */\n"[..]);
         if !self.decide(left.vcpu, Some(ending)) {
             let mut lines = Vec::new();
-            let shown = self.told.then(Context::default);
-            self.line(&mut lines, (left.vcpu, shown), None, left.place.depth);
+            self.line(&mut lines, (left.vcpu, None), None, left.place.depth);
             close(&mut lines, &left.function, b", unfinished");
             self.push(lines);
         }
@@ -329,14 +331,11 @@ impl<W: Write> Export for Graph<W> {
         self.width = header.vcpus.saturating_sub(1).to_string().len();
         first_lines(&mut self.text, "function_graph", header)?;
         self.told = Context::is_in(header);
+        if self.told {
+            legend(&mut self.text, COLUMNS);
+        }
         self.text.extend_from_slice(if self.told {
-            b"#      _-----=> irqs-off/BH-disabled\n\
-              #     / _----=> need-resched\n\
-              #    | / _---=> hardirq/softirq\n\
-              #    || / _--=> preempt-depth\n\
-              #    ||| / _-=> migrate-disable\n\
-              #    |||| /\n\
-              # CPU|||||  DURATION                  FUNCTION CALLS\n\
+            b"# CPU|||||  DURATION                  FUNCTION CALLS\n\
               # |  |||||   |   |                     |   |   |   |\n"
         } else {
             b"# CPU  DURATION                  FUNCTION CALLS\n\

@@ -115,14 +115,11 @@ impl<W: Write> Export for Text<W> {
         self.clock = Clock::of(header);
         first_lines(&mut self.line, "function", header)?;
         self.told = Context::is_in(header);
+        if self.told {
+            legend(&mut self.line, TIME_COLUMN - 2);
+        }
         self.line.extend_from_slice(if self.told {
-            b"#                                _-----=> irqs-off/BH-disabled\n\
-              #                               / _----=> need-resched\n\
-              #                              | / _---=> hardirq/softirq\n\
-              #                              || / _--=> preempt-depth\n\
-              #                              ||| / _-=> migrate-disable\n\
-              #                              |||| /\n\
-              #           TASK-PID     CPU#  |||||  TIMESTAMP  FUNCTION\n\
+            b"#           TASK-PID     CPU#  |||||  TIMESTAMP  FUNCTION\n\
               #              | |         |   |||||     |         |\n"
         } else {
             b"#           TASK-PID     CPU#     TIMESTAMP  FUNCTION\n\
@@ -182,6 +179,24 @@ pub(super) fn first_lines(out: &mut Vec<u8>, tracer: &str, header: &Header) -> i
          clock {clock} at {clock_hz} Hz\n\
          #\n"
     )
+}
+
+/// What the columns of the state of the CPU are, of which the first is this one, as ftrace has it.
+pub(super) fn legend(out: &mut Vec<u8>, column: usize) {
+    let lines = [
+        "  _-----=> irqs-off/BH-disabled",
+        " / _----=> need-resched",
+        "| / _---=> hardirq/softirq",
+        "|| / _--=> preempt-depth",
+        "||| / _-=> migrate-disable",
+        "|||| /",
+    ];
+    for line in lines {
+        out.push(b'#');
+        pad(out, column - 1);
+        out.extend_from_slice(line.as_bytes());
+        out.push(b'\n');
+    }
 }
 
 /// Says that records are missing, as ftrace does.
