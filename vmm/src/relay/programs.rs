@@ -43,7 +43,8 @@ struct PartFormat {
 }
 
 impl Format {
-    fn new(kernel: &Kernel, duty: &Duty) -> Self {
+    /// `meaning` is that of a state of the CPU, if one is told.
+    fn new(kernel: &Kernel, duty: &Duty, meaning: Option<Meaning>) -> Self {
         let program = duty.program(0, None);
         let place = |wanted: Field| {
             let mut places = program.places().enumerate();
@@ -75,7 +76,7 @@ impl Format {
             value: find(Field::Value),
             target: find(Field::Target),
             failed: find(Field::Failed),
-            context: find(Field::Context).zip(Meaning::of(kernel)),
+            context: find(Field::Context).zip(meaning),
             has_values: parts.iter().any(|part| part.value || !part.values.is_empty()),
             parts,
         }
@@ -199,7 +200,12 @@ pub(super) struct Programs(Vec<Format>);
 impl Programs {
     /// These are all that there are.
     pub(super) fn set(&mut self, kernel: &Kernel, targets: &Targets) {
-        self.0 = targets.programs.iter().map(|duty| Format::new(kernel, duty)).collect();
+        let tells = |duty: &Duty| duty.parts.iter().any(|it| it.fields.contains(&Field::Context));
+        // The kernel's code is looked into for it: once, and only if it is needed.
+        let told = targets.programs.iter().any(tells);
+        let meaning = told.then(|| Meaning::of(kernel)).flatten();
+        let format = |duty| Format::new(kernel, duty, meaning);
+        self.0 = targets.programs.iter().map(format).collect();
     }
 
     /// What a record has, if a program can have written it.
