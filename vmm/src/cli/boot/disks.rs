@@ -47,6 +47,11 @@ impl Disks {
         !self.disk.is_empty()
     }
 
+    /// Names of all.
+    pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.disk.iter().map(|disk| disk.path.as_path())
+    }
+
     /// Opens and locks them all.
     ///
     /// # Errors
@@ -104,11 +109,6 @@ pub(super) fn in_host(disks: &[Disk]) -> impl Iterator<Item = String> {
         let how = if disk.writable() { "rw" } else { "ro" };
         format!("--disk=/dev/vd{letter},{how}")
     })
-}
-
-/// Names of all.
-pub(super) fn paths(disks: &Disks) -> impl Iterator<Item = &Path> {
-    disks.disk.iter().map(|disk| disk.path.as_path())
 }
 
 #[cfg(test)]

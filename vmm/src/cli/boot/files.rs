@@ -1,6 +1,6 @@
 //! Which files of a run are one and the same.
 
-use super::{Args, disks};
+use super::Args;
 use crate::cli::output;
 use anyhow::{Result, bail};
 use std::fs;
@@ -50,7 +50,7 @@ pub(super) fn check(args: &Args, kernel: &Path) -> Result<()> {
     let inputs: Vec<_> = std::iter::once(("the kernel", kernel))
         .chain(options)
         .chain(added)
-        .chain(disks::paths(&args.disks).map(|path| ("--disk", path)))
+        .chain(args.disks.paths().map(|path| ("--disk", path)))
         .chain(rules.iter().map(|path| ("--rules", path.as_path())))
         .collect();
     for (option, path) in &outputs {
