@@ -8,6 +8,7 @@ pub mod diff;
 #[cfg(test)]
 mod documented;
 mod gaps;
+pub mod latency;
 
 use std::io::{self, Write};
 

@@ -10,8 +10,9 @@ use anyhow::{Context, Result, bail};
 
 use super::BadUsage;
 use super::losses::{self, Counted};
-use super::view::{View, choose};
+use super::view::{View, choose, parse_time};
 use crate::analyze::boot::Boot;
+use crate::analyze::latency::{Kind, Latency};
 use crate::export::{
     Callers, Event, Export, Graph, Horizon, Json, PlayError, Player, Stats, Text, Top,
     write_summary,
@@ -64,6 +65,23 @@ pub struct Args {
         ]
     )]
     boot: bool,
+    /// Print how long tasks waited for a CPU, as text or JSON: the longest wait with what its vCPU
+    /// did meanwhile, histograms, and sums by task. Of a trace with the events sched:sched_waking,
+    /// sched:sched_wakeup_new and sched:sched_switch.
+    #[arg(
+        long,
+        value_enum,
+        value_name = "KIND",
+        conflicts_with_all = [
+            "boot", "top", "stats", "summary", "graph", "filter", "notrace", "callers", "graph_root",
+            "max_depth", "min_duration", "tracer", "pid", "comm", "follow", "cpu", "module",
+            "since", "until", "limit"
+        ]
+    )]
+    latency: Option<Kind>,
+    /// With --latency: list waits that took at least so long, such as 500us.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "latency")]
+    over: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -104,6 +122,9 @@ impl Args {
         if self.boot {
             return self.boot(out);
         }
+        if let Some(kind) = self.latency {
+            return self.latency(kind, out);
+        }
         let default = if self.view.wants_graph() { Format::Graph } else { Format::Text };
         let format = self.format.unwrap_or(default);
         let only_summary = self.summary || format == Format::RawSummary;
@@ -141,17 +162,26 @@ impl Args {
 }
 
 impl Args {
-    /// Where the time of the boot went; of a stream that is torn as far as it goes.
-    fn boot(self, out: &mut dyn Write) -> Result<u8> {
-        let json = match self.format {
-            None | Some(Format::Text) => false,
-            Some(Format::Json) => true,
+    /// Whether a report is asked for as JSON.
+    fn as_json(&self, option: &str) -> Result<bool> {
+        match self.format {
+            None | Some(Format::Text) => Ok(false),
+            Some(Format::Json) => Ok(true),
             Some(Format::Graph | Format::RawSummary) => {
-                return Err(BadUsage("--boot is printed as text or json".to_owned()).into());
+                Err(BadUsage(format!("{option} is printed as text or json")).into())
             }
-        };
+        }
+    }
+
+    /// What `export` makes of a trace, and how many records came late; of a stream that is torn as
+    /// far as it goes, and then `print` is given it before the error.
+    fn whole<E: Export>(
+        &self,
+        export: E,
+        print: impl FnOnce(E, u64) -> io::Result<()>,
+    ) -> Result<u8> {
         let (mut source, name) = open(&self.file)?;
-        let mut player = Player::new(Boot::new());
+        let mut player = Player::new(export);
         if let Some(horizon) = horizon(&mut source).with_context(|| name.clone())? {
             player = player.with_horizon(horizon);
         }
@@ -159,15 +189,28 @@ impl Args {
         let finished = player.finish().map(|_| ());
         if player.header().is_some() {
             let late = player.late();
-            let report = player.into_export().finish(late);
-            if json {
-                report.write_json(out)?;
-            } else {
-                report.write_text(out)?;
-            }
+            print(player.into_export(), late)?;
         }
         played.and(finished).context(name)?;
         Ok(0)
+    }
+
+    /// Where the time of the boot went.
+    fn boot(self, out: &mut dyn Write) -> Result<u8> {
+        let json = self.as_json("--boot")?;
+        self.whole(Boot::new(), |boot, late| {
+            let report = boot.finish(late);
+            if json { report.write_json(out) } else { report.write_text(out) }
+        })
+    }
+
+    /// How long tasks waited.
+    fn latency(self, kind: Kind, out: &mut dyn Write) -> Result<u8> {
+        let json = self.as_json("--latency")?;
+        self.whole(Latency::new(kind, self.over), |latency, late| {
+            let report = latency.finish(late);
+            if json { report.write_json(out) } else { report.write_text(out) }
+        })
     }
 }
 
