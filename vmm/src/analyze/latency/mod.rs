@@ -79,6 +79,8 @@ pub struct Latency {
     over: Option<u64>,
     header: Header,
     waiting: HashMap<u32, Waiting>,
+    /// The task that runs on each vCPU, as far as that was seen.
+    running: HashMap<u32, u32>,
     lines: Lines,
     /// Beginnings and ends of pauses, in nanoseconds.
     pauses: VecDeque<(u64, u64)>,
@@ -95,6 +97,7 @@ impl Latency {
             over,
             header: Header::default(),
             waiting: HashMap::new(),
+            running: HashMap::new(),
             lines: Lines::default(),
             pauses: VecDeque::new(),
             tasks: HashMap::new(),
@@ -121,6 +124,10 @@ impl Latency {
         if !self.kind.means(prio) || self.waiting.len() >= WAITING {
             return;
         }
+        // One that runs is kept from sleeping, and waits for nothing.
+        if self.running.values().any(|running| *running == pid) {
+            return;
+        }
         // One that is woken again while it waits has waited since the first time.
         let (since, by) = (event.timestamp, event.vcpu);
         self.waiting.entry(pid).or_insert(Waiting { since, by, prio });
@@ -131,6 +138,11 @@ impl Latency {
         let Some(pid) = number(fields, "next_pid").and_then(|pid| u32::try_from(pid).ok()) else {
             return;
         };
+        // What has run until now was not waiting.
+        if let Some(prev) = number(fields, "prev_pid").and_then(|pid| u32::try_from(pid).ok()) {
+            self.waiting.remove(&prev);
+        }
+        self.running.insert(event.vcpu, pid);
         let Some(Waiting { since, by, prio }) = self.waiting.remove(&pid) else { return };
         let (from, to) =
             (nanoseconds(&self.header, since), nanoseconds(&self.header, event.timestamp));
@@ -219,6 +231,7 @@ impl Export for Latency {
                 // Their switches may be among the lost.
                 self.report.doubtful += self.waiting.len() as u64;
                 self.waiting.clear();
+                self.running.clear();
                 self.lines.clear();
             }
             Event::Mark(mark) => self.mark(mark),

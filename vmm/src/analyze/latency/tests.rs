@@ -136,7 +136,7 @@ fn the_page_shows_what_the_cpu_did_meanwhile() {
     assert!(page.contains("# latency: 1500 us, #4/3, CPU#1 |"), "{page}");
     assert!(page.contains("\nWAITS OF 25.000 US AND MORE: 2\n"), "{page}");
     assert!(
-        page.contains("  cat-7                        120        2     751.500    1500.000"),
+        page.contains("  cat-7                       120        2     751.500    1500.000"),
         "{page}"
     );
     assert!(page.lines().all(|line| line.chars().count() <= 90), "{page}");
