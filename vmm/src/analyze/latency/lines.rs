@@ -2,16 +2,21 @@
 
 use std::collections::VecDeque;
 
-use crate::export::{Entry, Tracepoint};
+use crate::export::{Entry, Return, Tracepoint};
 use crate::stream::{Context, Header};
 
-/// Records that are kept of each vCPU, and shown of one wait.
+use super::super::nanoseconds;
+
+/// Records that are kept of each vCPU, and shown of one episode.
 const KEPT: usize = 1 << 14;
+/// Columns by which a call stands to the right of its caller, and most callers that are shown so.
+const INDENT: usize = 2;
+const DEEPEST: u32 = 40;
 
 /// A record as a line: what the page shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Line {
-    /// Ticks.
+    /// Nanoseconds.
     pub(super) at: u64,
     pub(super) pid: u32,
     pub(super) comm: String,
@@ -30,47 +35,69 @@ pub(super) struct Seen {
 /// The latest records of each vCPU.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
+    header: Header,
     vcpus: Vec<VecDeque<Line>>,
 }
 
 impl Lines {
     pub(super) fn begin(&mut self, header: &Header) {
+        self.header = header.clone();
         let vcpus = usize::try_from(header.vcpus).unwrap_or(0);
         self.vcpus = std::iter::repeat_with(VecDeque::new).take(vcpus).collect();
     }
 
-    pub(super) fn clear(&mut self) {
-        self.vcpus.iter_mut().for_each(VecDeque::clear);
+    fn of(&mut self, vcpu: u32) -> Option<&mut VecDeque<Line>> {
+        self.vcpus.get_mut(usize::try_from(vcpu).ok()?)
     }
 
-    fn push(&mut self, vcpu: u32, line: Line) {
-        let Some(lines) = usize::try_from(vcpu).ok().and_then(|it| self.vcpus.get_mut(it)) else {
-            return;
-        };
+    pub(super) fn clear(&mut self, vcpu: u32) {
+        if let Some(lines) = self.of(vcpu) {
+            lines.clear();
+        }
+    }
+
+    fn push(
+        &mut self,
+        (vcpu, ticks): (u32, u64),
+        (pid, comm): (u32, Option<&str>),
+        context: Option<Context>,
+        text: String,
+    ) {
+        let at = nanoseconds(&self.header, ticks);
+        let comm = comm.unwrap_or("<...>").to_owned();
+        let Some(lines) = self.of(vcpu) else { return };
         if lines.len() == KEPT {
             lines.pop_front();
         }
-        lines.push_back(line);
+        lines.push_back(Line { at, pid, comm, context, text });
     }
 
     pub(super) fn entry(&mut self, entry: &Entry<'_>) {
-        let caller = entry.caller.as_ref().map(|caller| format!(" <-{}", caller.label()));
-        let text = entry.function.label() + &caller.unwrap_or_default();
-        let comm = entry.comm.unwrap_or("<...>").to_owned();
-        let (at, pid, context) = (entry.timestamp, entry.pid, entry.context);
-        self.push(entry.vcpu, Line { at, pid, comm, context, text });
+        let label = entry.function.label();
+        let text = match (entry.place, &entry.caller) {
+            (Some(place), _) => format!("{}{label}() {{", indent(place.depth)),
+            (None, Some(caller)) => format!("{label} <-{}", caller.label()),
+            (None, None) => label,
+        };
+        let task = (entry.pid, entry.comm);
+        self.push((entry.vcpu, entry.timestamp), task, entry.context, text);
+    }
+
+    pub(super) fn ret(&mut self, ret: &Return<'_>) {
+        let took = ret.duration_ns.map(|ns| format!(" {}.{:03} us", ns / 1000, ns % 1000));
+        let (indent, label) = (indent(ret.depth), ret.function.label());
+        let text = format!("{indent}}} /* {label}{} */", took.unwrap_or_default());
+        self.push((ret.vcpu, ret.timestamp), (ret.pid, ret.comm), ret.context, text);
     }
 
     pub(super) fn tracepoint(&mut self, event: &Tracepoint<'_>) {
         let label = event.event.label();
         let name = label.split_once(':').map_or(&*label, |(_, name)| name);
         let text = format!("{name}: {}", event.text());
-        let comm = event.comm.unwrap_or("<...>").to_owned();
-        let (at, pid, context) = (event.timestamp, event.pid, event.context);
-        self.push(event.vcpu, Line { at, pid, comm, context, text });
+        self.push((event.vcpu, event.timestamp), (event.pid, event.comm), event.context, text);
     }
 
-    /// Of a vCPU, between these ticks, both included.
+    /// Of a vCPU, between these nanoseconds, both included.
     pub(super) fn between(&self, vcpu: u32, since: u64, until: u64) -> Seen {
         let lines = usize::try_from(vcpu).ok().and_then(|it| self.vcpus.get(it));
         let Some(lines) = lines else { return Seen::default() };
@@ -78,4 +105,8 @@ impl Lines {
         let meant = lines.iter().filter(|line| (since..=until).contains(&line.at));
         Seen { lines: meant.cloned().collect(), cut }
     }
+}
+
+fn indent(depth: u32) -> String {
+    " ".repeat(INDENT * usize::try_from(depth.min(DEEPEST)).unwrap_or(0))
 }

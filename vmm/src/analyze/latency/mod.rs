@@ -1,254 +1,248 @@
-//! Who waited how long for a CPU: from being woken (`sched:sched_waking`, for new tasks
-//! `sched:sched_wakeup_new`) to the switch to the task (`sched:sched_switch`).
+//! What keeps a guest waiting: how long tasks waited for a CPU, how long interrupts or preemption
+//! were off, and what took CPUs away from those that ran on them.
 //!
-//! That is exact: both events carry the guest's clock, and a switch names the task it leads to. A
-//! wake-up whose switch may be among lost records is dropped and counted. Kept are the longest one
-//! with what its vCPU did meanwhile, histograms, sums by task, and those over a threshold.
+//! Each is made of events, which carry the guest's clock and are exact. What may be among lost
+//! records is dropped and counted. Kept are the longest one with what its vCPU did meanwhile,
+//! histograms, sums, and those over a threshold.
 
+mod kind;
 mod lines;
+mod noise;
 mod page;
+mod regions;
 mod report;
+mod rows;
 #[cfg(test)]
 mod tests;
+mod waits;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
 
 use crate::export::{Args, Event, Export, Tracepoint};
-use crate::stream::{Header, Mark, MarkKind, Shown, Summary};
+use crate::stream::{Context, Header, Mark, MarkKind, Shown, Summary};
 
 use super::{Gaps, nanoseconds};
+pub use kind::{EventsOf, Kind};
 use lines::Lines;
-pub use report::{Episode, Histogram, Report, TaskSums};
+use noise::Noise;
+use regions::Regions;
+pub use report::{Episode, Histogram, Report, Sums};
+pub use rows::Row;
+use waits::Waits;
 
-/// Events that wake-ups are made of.
-pub const EVENTS: [&str; 3] =
-    ["sched:sched_waking", "sched:sched_wakeup_new", "sched:sched_switch"];
-/// Tasks with a priority below this are real-time ones (`MAX_RT_PRIO`, include/linux/sched/prio.h).
-const REAL_TIME: i64 = 100;
-/// Most tasks with sums of their own.
-const TASKS: usize = 1 << 16;
-/// Most tasks that wait at a time: more than a kernel has process ids would be a trace made up.
-const WAITING: usize = 1 << 17;
-/// Most wake-ups over the threshold that are listed.
-const LISTED: usize = 1000;
-/// Pauses that are remembered, of which a wait may have some.
+/// Most things with sums of their own.
+const SUMS: usize = 1 << 16;
+/// Most episodes over the threshold that are listed.
+const LISTED: usize = 100_000;
+/// Pauses that are remembered, of which an episode may have some.
 const PAUSES: usize = 1024;
-
-/// Whose waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Kind {
-    /// All tasks, from being woken to running
-    #[value(name = "wakeup")]
-    Wakeup,
-    /// Only those of real-time tasks
-    #[value(name = "wakeup_rt")]
-    WakeupRt,
-}
-
-impl Kind {
-    /// What the kernel calls the tracer.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Wakeup => "wakeup",
-            Self::WakeupRt => "wakeup_rt",
-        }
-    }
-
-    fn means(self, prio: Option<i64>) -> bool {
-        self == Self::Wakeup || prio.is_some_and(|prio| prio < REAL_TIME)
-    }
-}
-
-/// A task that was woken and does not run yet.
-#[derive(Clone, Copy, Debug)]
-struct Waiting {
-    /// Ticks.
-    since: u64,
-    /// The vCPU on which it was woken.
-    by: u32,
-    prio: Option<i64>,
-}
 
 /// Makes a [`Report`].
 #[derive(Debug)]
 pub struct Latency {
-    kind: Kind,
-    /// Nanoseconds.
-    over: Option<u64>,
-    header: Header,
-    waiting: HashMap<u32, Waiting>,
-    /// The task that runs on each vCPU, as far as that was seen.
-    running: HashMap<u32, u32>,
-    lines: Lines,
-    /// Beginnings and ends of pauses, in nanoseconds.
-    pauses: VecDeque<(u64, u64)>,
-    tasks: HashMap<(u32, String), TaskSums>,
-    report: Report,
+    found: Found,
+    finder: Finder,
+}
+
+/// What looks for episodes in the events of a trace.
+#[derive(Debug)]
+enum Finder {
+    Waits(Waits),
+    Regions(Regions),
+    Noise(Noise),
 }
 
 impl Latency {
-    /// Of these tasks; waits over so many nanoseconds are listed.
+    /// Of this kind; episodes of at least so many nanoseconds are listed.
     #[must_use]
     pub fn new(kind: Kind, over: Option<u64>) -> Self {
-        Self {
-            kind,
-            over,
-            header: Header::default(),
-            waiting: HashMap::new(),
-            running: HashMap::new(),
-            lines: Lines::default(),
-            pauses: VecDeque::new(),
-            tasks: HashMap::new(),
-            report: Report::new(kind, over),
-        }
+        let finder = match kind {
+            Kind::Wakeup | Kind::WakeupRt => Finder::Waits(Waits::new(kind)),
+            Kind::Irqsoff | Kind::Preemptoff | Kind::Preemptirqsoff => {
+                Finder::Regions(Regions::new(kind))
+            }
+            Kind::Osnoise => Finder::Noise(Noise::default()),
+        };
+        Self { found: Found::new(kind, over), finder }
     }
 
     /// What was found; so many records came late.
     #[must_use]
     pub fn finish(mut self, late: u64) -> Report {
-        self.report.gaps.late = late;
-        self.report.waiting = self.waiting.len() as u64;
-        let mut tasks: Vec<_> = self.tasks.into_values().collect();
-        tasks.sort_by_key(|task| (std::cmp::Reverse(task.longest_ns), task.pid));
-        self.report.tasks = tasks;
-        self.report
-    }
-
-    fn woken(&mut self, event: &Tracepoint<'_>) {
-        let Some(pid) = number(event.fields, "pid").and_then(|pid| u32::try_from(pid).ok()) else {
-            return;
+        if let Finder::Noise(noise) = &mut self.finder {
+            noise.end(&mut self.found);
+        }
+        let open = match &self.finder {
+            Finder::Waits(waits) => waits.open(),
+            Finder::Regions(regions) => regions.open(),
+            Finder::Noise(noise) => noise.open(),
         };
-        let prio = number(event.fields, "prio");
-        if !self.kind.means(prio) || self.waiting.len() >= WAITING {
-            return;
-        }
-        // One that runs is kept from sleeping, and waits for nothing.
-        if self.running.values().any(|running| *running == pid) {
-            return;
-        }
-        // One that is woken again while it waits has waited since the first time.
-        let (since, by) = (event.timestamp, event.vcpu);
-        self.waiting.entry(pid).or_insert(Waiting { since, by, prio });
-    }
-
-    fn switched(&mut self, event: &Tracepoint<'_>) {
-        let fields = event.fields;
-        let Some(pid) = number(fields, "next_pid").and_then(|pid| u32::try_from(pid).ok()) else {
-            return;
-        };
-        // What has run until now was not waiting.
-        if let Some(prev) = number(fields, "prev_pid").and_then(|pid| u32::try_from(pid).ok()) {
-            self.waiting.remove(&prev);
-        }
-        self.running.insert(event.vcpu, pid);
-        let Some(Waiting { since, by, prio }) = self.waiting.remove(&pid) else { return };
-        let (from, to) =
-            (nanoseconds(&self.header, since), nanoseconds(&self.header, event.timestamp));
-        let ns = to.saturating_sub(from);
-        let overlap = |&(start, end): &(u64, u64)| end.min(to).saturating_sub(start.max(from));
-        let episode = Episode {
-            pid,
-            comm: text(fields, "next_comm").unwrap_or_else(|| "<...>".to_owned()),
-            prio: number(fields, "next_prio").or(prio),
-            cpu: event.vcpu,
-            woken_on: by,
-            since_ns: from,
-            until_ns: to,
-            ns,
-            paused_ns: self.pauses.iter().map(overlap).sum::<u64>().min(ns),
-        };
-        self.report.histogram(event.vcpu).add(ns);
-        self.report.count += 1;
-        self.sum(&episode);
-        if self.over.is_some_and(|over| ns >= over) {
-            if self.report.listed.len() < LISTED {
-                self.report.listed.push(episode.clone());
-            } else {
-                self.report.unlisted += 1;
-            }
-        }
-        if self.report.longest.as_ref().is_none_or(|longest| ns > longest.ns) {
-            self.report.lines = self.lines.between(event.vcpu, since, event.timestamp);
-            self.report.longest = Some(episode);
-        }
-    }
-
-    fn sum(&mut self, episode: &Episode) {
-        let key = (episode.pid, episode.comm.clone());
-        if self.tasks.len() >= TASKS && !self.tasks.contains_key(&key) {
-            self.report.other_tasks += 1;
-            return;
-        }
-        let sums = self.tasks.entry(key).or_insert_with(|| TaskSums {
-            pid: episode.pid,
-            comm: episode.comm.clone(),
-            prio: episode.prio,
-            ..TaskSums::default()
-        });
-        sums.count += 1;
-        sums.total_ns = sums.total_ns.saturating_add(episode.ns);
-        if episode.ns >= sums.longest_ns {
-            (sums.longest_ns, sums.at_ns) = (episode.ns, episode.until_ns);
-        }
-    }
-
-    fn mark(&mut self, mark: &Mark) {
-        let paused = matches!(mark.kind, MarkKind::Pause | MarkKind::Attach | MarkKind::Filter);
-        if !paused || mark.duration_ns == 0 {
-            return;
-        }
-        if self.pauses.len() == PAUSES {
-            self.pauses.pop_front();
-        }
-        let start = nanoseconds(&self.header, mark.ticks);
-        self.pauses.push_back((start, start.saturating_add(mark.duration_ns)));
+        let Found { mut report, sums, .. } = self.found;
+        report.gaps.late = late;
+        report.open = open;
+        let mut sums: Vec<_> = sums.into_values().collect();
+        sums.sort_by(|a, b| b.longest_ns.cmp(&a.longest_ns).then_with(|| a.name.cmp(&b.name)));
+        report.sums = sums;
+        report
     }
 }
 
 impl Export for Latency {
     fn begin(&mut self, header: &Header) -> io::Result<()> {
-        self.header = header.clone();
-        self.lines.begin(header);
-        self.report.begin(header);
+        self.found.header = header.clone();
+        self.found.lines.begin(header);
+        self.found.report.begin(header);
+        if let Finder::Noise(noise) = &mut self.finder {
+            noise.begin(header);
+        }
         Ok(())
     }
 
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
-        self.report.gaps.event(&self.header, event);
+        let Self { found, finder } = self;
+        found.report.gaps.event(&found.header, event);
         match event {
-            Event::Entry(entry) => self.lines.entry(entry),
+            Event::Entry(entry) => {
+                if let Finder::Regions(regions) = finder {
+                    regions.state(entry.vcpu, entry.context, found);
+                }
+                found.lines.entry(entry);
+            }
+            Event::Return(ret) => found.lines.ret(ret),
             Event::Tracepoint(event) => {
-                self.lines.tracepoint(event);
-                match event.event.symbol {
-                    Some(("sched:sched_waking" | "sched:sched_wakeup_new", _)) => self.woken(event),
-                    Some(("sched:sched_switch", _)) => self.switched(event),
-                    _ => {}
+                found.lines.tracepoint(event);
+                match finder {
+                    Finder::Waits(waits) => waits.event(event, found),
+                    Finder::Regions(regions) => regions.event(event, found),
+                    Finder::Noise(noise) => noise.event(event, found),
                 }
             }
-            Event::Loss(_) => {
-                // Their switches may be among the lost.
-                self.report.doubtful += self.waiting.len() as u64;
-                self.waiting.clear();
-                self.running.clear();
-                self.lines.clear();
+            Event::Loss(loss) => {
+                // What ends an episode may be among the lost.
+                match finder {
+                    Finder::Waits(waits) => waits.lost(found),
+                    Finder::Regions(regions) => regions.lost(loss.vcpu, found),
+                    Finder::Noise(noise) => noise.lost(loss.vcpu, found),
+                }
+                found.lines.clear(loss.vcpu);
             }
-            Event::Mark(mark) => self.mark(mark),
-            Event::Return(_) | Event::Tail(_) | Event::Unfinished(_) => {}
+            Event::Mark(mark) => {
+                if let Some(pause) = found.pause(mark)
+                    && let Finder::Noise(noise) = finder
+                {
+                    noise.paused(pause, found);
+                }
+            }
+            Event::Tail(_) | Event::Unfinished(_) => {}
         }
         Ok(())
     }
 
     fn joined(&mut self, totals: &[(u64, u64)]) -> io::Result<()> {
-        self.report.gaps.begin_at(totals);
+        self.found.report.gaps.begin_at(totals);
         Ok(())
     }
 
     fn end(&mut self, summary: Option<&Summary>) -> io::Result<()> {
-        self.report.gaps.end(summary);
+        self.found.report.gaps.end(summary);
         Ok(())
     }
+}
+
+/// What was found so far.
+#[derive(Debug)]
+struct Found {
+    header: Header,
+    lines: Lines,
+    /// Beginnings and ends of pauses, in nanoseconds.
+    pauses: VecDeque<(u64, u64)>,
+    sums: HashMap<String, Sums>,
+    report: Report,
+}
+
+impl Found {
+    fn new(kind: Kind, over: Option<u64>) -> Self {
+        Self {
+            header: Header::default(),
+            lines: Lines::default(),
+            pauses: VecDeque::new(),
+            sums: HashMap::new(),
+            report: Report::new(kind, over),
+        }
+    }
+
+    /// Ticks in nanoseconds since the clock's start.
+    fn at(&self, ticks: u64) -> u64 {
+        nanoseconds(&self.header, ticks)
+    }
+
+    /// Whether a record tells that interrupts are on, or preemption, if it tells of them.
+    fn is_off(context: Option<Context>) -> Option<(bool, bool)> {
+        let context = context?;
+        Some((context.flags & Context::IRQS_OFF != 0, context.preemption() > 0))
+    }
+
+    /// An episode has ended. Its `host_ns` is found here.
+    fn add(&mut self, mut episode: Episode) {
+        let (from, to) = (episode.since_ns, episode.ns);
+        let overlap = |&(start, end): &(u64, u64)| end.min(to).saturating_sub(start.max(from));
+        let paused = self.pauses.iter().map(overlap).sum::<u64>();
+        episode.host_ns = paused.min(episode.duration_ns);
+        let report = &mut self.report;
+        let ns = episode.duration_ns;
+        report.histogram(episode.cpu).add(ns);
+        report.count += 1;
+        if report.over_ns.is_some_and(|over| ns >= over) {
+            if report.listed.len() < LISTED {
+                report.listed.push(episode.clone());
+            } else {
+                report.unlisted += 1;
+            }
+        }
+        if report.longest.as_ref().is_none_or(|longest| ns > longest.duration_ns) {
+            report.lines = self.lines.between(episode.cpu, from, to);
+            report.longest = Some(episode);
+        }
+    }
+
+    /// So long it was on account of this, until then.
+    fn sum(&mut self, name: &str, prio: Option<i64>, ns: u64, at_ns: u64) {
+        if self.sums.len() >= SUMS && !self.sums.contains_key(name) {
+            self.report.other_sums += 1;
+            return;
+        }
+        if !self.sums.contains_key(name) {
+            let sums = Sums { name: name.to_owned(), prio, ..Sums::default() };
+            self.sums.insert(name.to_owned(), sums);
+        }
+        let Some(sums) = self.sums.get_mut(name) else { return };
+        sums.count += 1;
+        sums.total_ns = sums.total_ns.saturating_add(ns);
+        if ns >= sums.longest_ns {
+            (sums.longest_ns, sums.at_ns) = (ns, at_ns);
+        }
+    }
+
+    /// The beginning and the end of a pause, if that is what the mark says.
+    fn pause(&mut self, mark: &Mark) -> Option<(u64, u64)> {
+        let paused = matches!(mark.kind, MarkKind::Pause | MarkKind::Attach | MarkKind::Filter);
+        if !paused || mark.duration_ns == 0 {
+            return None;
+        }
+        if self.pauses.len() == PAUSES {
+            self.pauses.pop_front();
+        }
+        let start = self.at(mark.ticks);
+        let pause = (start, start.saturating_add(mark.duration_ns));
+        self.pauses.push_back(pause);
+        Some(pause)
+    }
+}
+
+/// A task as lists name it.
+fn task(comm: &str, pid: u32) -> String {
+    format!("{comm}-{pid}")
 }
 
 fn field<'a>(fields: Option<Args<'a>>, name: &str) -> Option<Shown<'a>> {
@@ -263,9 +257,19 @@ fn number(fields: Option<Args<'_>>, name: &str) -> Option<i64> {
     }
 }
 
+/// A process id.
+fn pid(fields: Option<Args<'_>>, name: &str) -> Option<u32> {
+    number(fields, name).and_then(|pid| u32::try_from(pid).ok())
+}
+
 fn text(fields: Option<Args<'_>>, name: &str) -> Option<String> {
     match field(fields, name)? {
         Shown::Text(bytes) => Some(crate::export::printable(&String::from_utf8_lossy(&bytes))),
         _ => None,
     }
+}
+
+/// The name of an event, such as `sched:sched_switch`.
+fn name<'a>(event: &Tracepoint<'a>) -> Option<&'a str> {
+    event.event.symbol.map(|(name, _)| name)
 }

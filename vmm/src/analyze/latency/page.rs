@@ -4,12 +4,15 @@ use std::io::{self, Write};
 
 use crate::stream::Context;
 
-use super::super::{cut, nanoseconds, seconds, wrap};
+use super::super::{cut, seconds, wrap};
 use super::lines::Line;
 use super::report::{CLASSES, Episode, Report};
+use super::{Kind, Row, task};
 
-/// Tasks and waits that a page lists.
+/// Things and episodes that a page lists.
 const LINES: usize = 20;
+/// Periods that a page lists.
+const ROWS: usize = 60;
 /// Width of the longest bar.
 const BAR: u64 = 40;
 
@@ -20,23 +23,29 @@ fn micros(nanoseconds: u64) -> String {
 
 pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "# tracer: {}\n#", report.latency)?;
+    rows(out, report)?;
     match &report.longest {
         Some(longest) => latency(out, report, longest)?,
-        None => writeln!(out, "# no task was woken and ran")?,
+        None => writeln!(out, "# {}", report.kind.none())?,
     }
     histograms(out, report)?;
-    tasks(out, report)?;
+    sums(out, report)?;
     listed(out, report)?;
     let mut notes = report.gaps.sentences();
-    if report.doubtful > 0 {
-        notes.push(format!("{} waits are left out: records were lost in them", report.doubtful));
-    }
-    if report.waiting > 0 {
-        notes.push(format!("{} tasks still waited at the end of the trace", report.waiting));
-    }
-    if report.other_tasks > 0 {
-        notes.push(format!("{} waits are of tasks that have no line", report.other_tasks));
-    }
+    let mut note = |count: u64, what: &str| {
+        if count > 0 {
+            notes.push(format!("{count} {what}"));
+        }
+    };
+    let many = report.kind.plural();
+    note(report.doubtful, &format!("{many} are left out: records were lost in them"));
+    note(report.open, &format!("{many} had not ended at the end of the trace"));
+    note(report.other_sums, &format!("{many} are of something that has no line"));
+    note(report.other_rows, "periods have no line");
+    note(
+        report.differing,
+        "records tell another state of their CPU than the events: what they were in is left out",
+    );
     if !notes.is_empty() {
         writeln!(out)?;
         notes.iter().try_for_each(|note| wrap(out, "note: ", note))?;
@@ -56,23 +65,34 @@ fn latency(out: &mut dyn Write, report: &Report, longest: &Episode) -> io::Resul
          # latency: {} us, #{}/{}, CPU#{cpu} | (VP:0, KP:0, SP:0 HP:0 #P:{})\n\
          #    -----------------\n\
          #    | task: {comm}-{pid} (prio:{})\n\
-         #    -----------------\n\
-         #  => woken at: {} on CPU#{}\n\
-         #  => paused by vmtrace: {} us\n\
-         #",
+         #    -----------------",
         report.latency,
         report.release,
-        (longest.ns + 500) / 1000,
+        (longest.duration_ns + 500) / 1000,
         seen.lines.len(),
-        report.count,
+        seen.lines.len(),
         report.vcpus,
         prio.map_or("?".to_owned(), |prio| prio.to_string()),
-        seconds(longest.since_ns),
-        longest.woken_on,
-        micros(longest.paused_ns),
     )?;
-    let told = Context::is_in(&report.header);
-    if told {
+    if let Some(started) = &longest.started {
+        writeln!(out, "#  => started at: {started}")?;
+    }
+    if let Some(ended) = &longest.ended {
+        writeln!(out, "#  => ended at:   {ended}")?;
+    }
+    if let Some(woken_on) = longest.woken_on {
+        writeln!(out, "#  => woken on CPU#{woken_on}")?;
+    }
+    if let Some(mostly) = &longest.mostly {
+        writeln!(out, "#  => mostly: {mostly}")?;
+    }
+    writeln!(
+        out,
+        "#  => since: {} s\n#  => paused by vmtrace: {} us\n#",
+        seconds(longest.since_ns),
+        micros(longest.host_ns)
+    )?;
+    if Context::is_in(&report.header) {
         writeln!(
             out,
             "#                    _------=> CPU#\n\
@@ -93,10 +113,10 @@ fn latency(out: &mut dyn Write, report: &Report, longest: &Episode) -> io::Resul
     }
     let mut lines = seen.lines.iter().peekable();
     while let Some(line) = lines.next() {
-        let at = nanoseconds(&report.header, line.at);
-        let next =
-            lines.peek().map_or(longest.until_ns, |next| nanoseconds(&report.header, next.at));
-        write_line(out, line, *cpu, at.saturating_sub(longest.since_ns), next.saturating_sub(at))?;
+        let next = lines.peek().map_or(longest.ns, |next| next.at);
+        let (since, until_next) =
+            (line.at.saturating_sub(longest.since_ns), next.saturating_sub(line.at));
+        write_line(out, line, *cpu, since, until_next)?;
     }
     Ok(())
 }
@@ -122,47 +142,94 @@ fn write_line(
     )
 }
 
+/// As the kernel's osnoise tracer prints it (`print_osnoise_headers`, kernel/trace/trace_osnoise.c).
+fn rows(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    if report.rows.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "#                RUNTIME      NOISE  % OF CPU  MAX SINGLE   Interference counters\n\
+         #     TIME CPU#   IN US      IN US AVAILABLE NOISE IN US   HOST  NMI    IRQ   SIRQ THREAD"
+    )?;
+    let left_out = report.rows.len().saturating_sub(ROWS);
+    for row in report.rows.iter().take(ROWS) {
+        let Row { cpu, ns, runtime_ns, noise_ns, longest_ns, .. } = *row;
+        let Row { host, nmi, irq, softirq, thread, .. } = *row;
+        let available = row.available().unwrap_or(0);
+        let available = format!("{}.{:03}", available / 1000, available % 1000);
+        writeln!(
+            out,
+            "{:>12} [{cpu:03}] {:>7} {:>10} {available:>9} {:>11} {host:>6} {nmi:>4} {irq:>6} \
+             {softirq:>6} {thread:>6}",
+            seconds(ns),
+            runtime_ns / 1000,
+            noise_ns / 1000,
+            longest_ns / 1000,
+        )?;
+    }
+    if left_out > 0 {
+        writeln!(out, "# and {left_out} more periods")?;
+    }
+    writeln!(out, "#")
+}
+
 fn histograms(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     for histogram in &report.histograms {
         let all: u64 = histogram.below_us.iter().sum();
         if all == 0 {
             continue;
         }
-        writeln!(out, "\nWAITS ON CPU {:<8} {all:>20}", histogram.cpu)?;
+        let title = format!("{} ON CPU {}", report.kind.plural().to_uppercase(), histogram.cpu);
+        writeln!(out, "\n{title:<26}{all:>12}")?;
         let most = histogram.below_us.iter().copied().max().unwrap_or(1).max(1);
         let first = histogram.below_us.iter().position(|count| *count > 0).unwrap_or(0);
         let last = histogram.below_us.iter().rposition(|count| *count > 0).unwrap_or(0);
         for class in first..=last {
             let count = histogram.below_us[class];
             let from = if class == 0 { 0 } else { 1_u64 << (class - 1) };
-            let to =
-                if class + 1 < CLASSES { format!("{}", 1_u64 << class) } else { "".to_owned() };
+            let to = match class + 1 < CLASSES {
+                true => (1_u64 << class).to_string(),
+                false => String::new(),
+            };
             let bar = usize::try_from(count * BAR / most).unwrap_or(0);
-            writeln!(out, "  {from:>9} us .. {to:>9} {count:>9} |{}", "*".repeat(bar))?;
+            writeln!(out, "{from:>9} us .. {to:>9} {count:>12}  |{}", "*".repeat(bar))?;
         }
     }
     Ok(())
 }
 
-fn tasks(out: &mut dyn Write, report: &Report) -> io::Result<()> {
-    if report.tasks.is_empty() {
+fn sums(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    if report.sums.is_empty() {
         return Ok(());
     }
+    let (title, is_task) = match report.kind {
+        Kind::Wakeup | Kind::WakeupRt => ("LONGEST WAITS OF TASKS (us)", true),
+        Kind::Osnoise => ("WHAT TOOK CPUS (us)", false),
+        Kind::Irqsoff | Kind::Preemptoff | Kind::Preemptirqsoff => {
+            ("LONGEST, BY BEGINNING (us)", false)
+        }
+    };
+    let prio = |text: &str| if is_task { format!("{text:>6}") } else { " ".repeat(6) };
     writeln!(
         out,
-        "\n{:<26}{:>6}{:>9}{:>12}{:>12}{:>15}",
-        "LONGEST WAITS OF TASKS (us)", "prio", "waits", "mean", "longest", "at (s)"
+        "\n{title:<27}{}{:>9}{:>12}{:>12}{:>15}",
+        prio("prio"),
+        "count",
+        "mean",
+        "longest",
+        "at (s)"
     )?;
-    for task in report.tasks.iter().take(LINES) {
-        let name = format!("{}-{}", cut(&task.comm, 16), task.pid);
-        let prio = task.prio.map_or("?".to_owned(), |prio| prio.to_string());
-        let mean = micros(task.total_ns / task.count.max(1));
-        let (longest, at) = (micros(task.longest_ns), seconds(task.at_ns));
-        writeln!(out, "  {name:<25}{prio:>6}{:>9}{mean:>12}{longest:>12}{at:>15}", task.count)?;
+    for of in report.sums.iter().take(LINES) {
+        let number = of.prio.map_or("?".to_owned(), |prio| prio.to_string());
+        let name = format!("  {}", cut(&of.name, if is_task { 25 } else { 31 }));
+        let name = if is_task { format!("{name:<27}{number:>6}") } else { format!("{name:<33}") };
+        let (mean, longest) = (micros(of.total_ns / of.count.max(1)), micros(of.longest_ns));
+        writeln!(out, "{name}{:>9}{mean:>12}{longest:>12}{:>15}", of.count, seconds(of.at_ns))?;
     }
-    let more = report.tasks.len().saturating_sub(LINES);
+    let more = report.sums.len().saturating_sub(LINES);
     if more > 0 {
-        writeln!(out, "  and {more} more tasks")?;
+        writeln!(out, "  and {more} more")?;
     }
     Ok(())
 }
@@ -170,20 +237,25 @@ fn tasks(out: &mut dyn Write, report: &Report) -> io::Result<()> {
 fn listed(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     let Some(over) = report.over_ns else { return Ok(()) };
     let all = report.listed.len() as u64 + report.unlisted;
-    writeln!(out, "\nWAITS OF {} US AND MORE: {all}", micros(over))?;
+    let title = report.kind.plural().to_uppercase();
+    writeln!(out, "\n{title} OF {} US AND MORE: {all}", micros(over))?;
     for one in &report.listed {
-        let paused = match one.paused_ns {
+        let host = match one.host_ns {
             0 => String::new(),
             ns => format!("  (paused {} us)", micros(ns)),
         };
+        let what = match (&one.started, &one.ended, &one.mostly) {
+            (Some(started), Some(ended), _) => format!("  {started} .. {ended}"),
+            (.., Some(mostly)) => format!("  {mostly}"),
+            _ => String::new(),
+        };
         writeln!(
             out,
-            "  {:>14}  CPU#{:<3} {:>12} us  {}-{}{paused}",
-            seconds(one.until_ns),
+            "  {:>14}  CPU#{:<3} {:>12} us  {}{what}{host}",
+            seconds(one.ns),
             one.cpu,
-            micros(one.ns),
-            one.comm,
-            one.pid
+            micros(one.duration_ns),
+            task(&one.comm, one.pid)
         )?;
     }
     if report.unlisted > 0 {

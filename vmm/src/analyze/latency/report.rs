@@ -1,4 +1,4 @@
-//! What was found of waits.
+//! What was found of latencies.
 
 use std::io::{self, Write};
 
@@ -7,12 +7,12 @@ use serde::Serialize;
 use crate::stream::Header;
 
 use super::lines::Seen;
-use super::{Gaps, Kind, page};
+use super::{Gaps, Kind, Row, page};
 
 /// Classes of durations: below 1 us, below 2 us, and so on up to 2^22 us (4.2 s) and more.
 pub(super) const CLASSES: usize = 24;
 
-/// How many waits there were of which length, on one vCPU.
+/// How many episodes there were of which length, on one vCPU.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Histogram {
     /// The vCPU.
@@ -29,37 +29,55 @@ impl Histogram {
     }
 }
 
-/// One wait; times are in nanoseconds since the clock's start.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// One latency; times are in nanoseconds since the clock's start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Episode {
-    /// Process id.
+    /// Of which kind: `irqsoff`, `wakeup` and so on.
+    pub kind: &'static str,
+    /// When it ended.
+    pub ns: u64,
+    /// The vCPU; of a wait the one on which the task ran then.
+    pub cpu: u32,
+    /// The task that waited, or that ran when it ended; of a noise the task that did not run.
     pub pid: u32,
     /// Its name.
     pub comm: String,
-    /// Its priority, as the kernel has it (0 to 99: real time).
+    /// Its priority, as the kernel has it (0 to 99: real time), if known.
     pub prio: Option<i64>,
-    /// Where it ran then.
-    pub cpu: u32,
-    /// Where it was woken.
-    pub woken_on: u32,
-    /// When it was woken.
-    pub since_ns: u64,
-    /// When it ran.
-    pub until_ns: u64,
-    /// How long that took.
-    pub ns: u64,
+    /// How long it was.
+    pub duration_ns: u64,
     /// For how long of that vmtrace had all vCPUs paused.
-    pub paused_ns: u64,
+    pub host_ns: u64,
+    /// When it began.
+    pub since_ns: u64,
+    /// Where the task was woken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub woken_on: Option<u32>,
+    /// Where in the kernel it began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started: Option<String>,
+    /// Where in the kernel it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
+    /// What it was for the most part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mostly: Option<String>,
 }
 
-/// Waits of one task; times are in nanoseconds.
+impl Episode {
+    pub(super) fn of(kind: Kind) -> Self {
+        Self { kind: kind.name(), ..Self::default() }
+    }
+}
+
+/// Episodes of one thing: of waits a task, of times where they began, of noises what made them.
+/// Times are in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct TaskSums {
-    /// Process id.
-    pub pid: u32,
+pub struct Sums {
     /// Its name.
-    pub comm: String,
-    /// Its priority at the first.
+    pub name: String,
+    /// Of a task, its priority at the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub prio: Option<i64>,
     /// How many.
     pub count: u64,
@@ -74,34 +92,44 @@ pub struct TaskSums {
 /// What was found.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// `wakeup` or `wakeup_rt`.
+    /// `irqsoff`, `wakeup` and so on.
     pub latency: &'static str,
     /// The guest's kernel.
     pub release: String,
     /// How many vCPUs it has.
     pub vcpus: u32,
-    /// How many waits there were.
+    /// How many episodes there were.
     pub count: u64,
     /// The longest.
     pub longest: Option<Episode>,
     /// By vCPU.
     pub histograms: Vec<Histogram>,
-    /// By task, the longest first.
-    pub tasks: Vec<TaskSums>,
-    /// Waits of tasks for which there was no room.
-    pub other_tasks: u64,
+    /// The longest first.
+    pub sums: Vec<Sums>,
+    /// Episodes of things for which there was no room.
+    pub other_sums: u64,
+    /// Of noise: what tasks got of the vCPUs, second by second.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rows: Vec<Row>,
+    /// Those for which there was no room.
+    pub other_rows: u64,
     /// The threshold of the list, in nanoseconds.
     pub over_ns: Option<u64>,
     /// Those that took at least that long, in their order.
+    #[serde(skip)]
     pub listed: Vec<Episode>,
     /// Those of them for which there was no room.
     pub unlisted: u64,
-    /// Waits in which records were lost.
+    /// Episodes in which records were lost.
     pub doubtful: u64,
-    /// Tasks that waited when the trace ended.
-    pub waiting: u64,
+    /// Episodes that had not ended when the trace did.
+    pub open: u64,
+    /// Records whose CPU was in another state than the events tell.
+    pub differing: u64,
     /// What is missing in the trace.
     pub gaps: Gaps,
+    #[serde(skip)]
+    pub(super) kind: Kind,
     #[serde(skip)]
     pub(super) header: Header,
     #[serde(skip)]
@@ -117,14 +145,18 @@ impl Report {
             count: 0,
             longest: None,
             histograms: Vec::new(),
-            tasks: Vec::new(),
-            other_tasks: 0,
+            sums: Vec::new(),
+            other_sums: 0,
+            rows: Vec::new(),
+            other_rows: 0,
             over_ns,
             listed: Vec::new(),
             unlisted: 0,
             doubtful: 0,
-            waiting: 0,
+            open: 0,
+            differing: 0,
             gaps: Gaps::new(),
+            kind,
             header: Header::default(),
             lines: Seen::default(),
         }
@@ -148,7 +180,7 @@ impl Report {
         &mut self.histograms[index]
     }
 
-    /// One page: the longest wait as the kernel's latency tracers print it, then the rest.
+    /// One page: the longest as the kernel's latency tracers print it, then the rest.
     ///
     /// # Errors
     /// When the output fails.
@@ -156,12 +188,23 @@ impl Report {
         page::write(self, out)
     }
 
-    /// One JSON object, on a line.
+    /// JSON lines: a `latency` for each episode over the threshold, in their order, and then a
+    /// `latencies` with all the rest.
     ///
     /// # Errors
     /// When the output fails.
     pub fn write_json(&self, out: &mut dyn Write) -> io::Result<()> {
-        serde_json::to_writer(&mut *out, self)?;
+        #[derive(Serialize)]
+        struct Line<'a, T> {
+            event: &'static str,
+            #[serde(flatten)]
+            of: &'a T,
+        }
+        for episode in &self.listed {
+            serde_json::to_writer(&mut *out, &Line { event: "latency", of: episode })?;
+            writeln!(out)?;
+        }
+        serde_json::to_writer(&mut *out, &Line { event: "latencies", of: self })?;
         writeln!(out)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::export::Player;
 use crate::stream::{
-    Context, EventRecord, Header, LossReason, Mark, MarkKind, RecordBuffer, Shape, Summary, Symbol,
+    Context, EntryRecord, EventRecord, Header, LossReason, Mark, MarkKind, RecordBuffer, Shape, Summary, Symbol,
     Task, ValueField, ValuesFormat, ValuesOf, Writer,
 };
 
@@ -10,6 +10,21 @@ use super::{Kind, Latency, Report};
 
 const WAKING: u32 = 0x8100_0000;
 const SWITCH: u32 = 0x8100_0100;
+/// Events whose one field is a number.
+const NUMBERED: [(&str, &str); 10] = [
+    ("preemptirq:irq_disable", "caller"),
+    ("preemptirq:irq_enable", "caller"),
+    ("preemptirq:preempt_disable", "caller"),
+    ("preemptirq:preempt_enable", "caller"),
+    ("power:cpu_idle", "state"),
+    ("irq_vectors:local_timer_entry", "vector"),
+    ("irq_vectors:local_timer_exit", "vector"),
+    ("irq:softirq_entry", "vec"),
+    ("irq:softirq_exit", "vec"),
+    ("nmi:nmi_handler", "delta_ns"),
+];
+const FUNCTION: u32 = 0x8100_0200;
+const OFF: u8 = Context::IRQS_OFF;
 
 /// Two vCPUs; times are in microseconds.
 struct Script(Writer<Vec<u8>>);
@@ -33,10 +48,19 @@ impl Script {
             (
                 SWITCH,
                 "sched:sched_switch",
-                vec![comm("next_comm"), number("next_pid"), number("next_prio")],
+                vec![
+                    comm("next_comm"),
+                    number("next_pid"),
+                    number("next_prio"),
+                    number("prev_pid"),
+                    number("prev_state"),
+                ],
             ),
         ];
-        for (tracepoint, name, values) in events {
+        let numbered = (1..).zip(NUMBERED);
+        let numbered = numbered
+            .map(|(place, (name, field))| (SWITCH + 0x1000 * place, name, vec![number(field)]));
+        for (tracepoint, name, values) in events.into_iter().chain(numbered) {
             writer.symbols([Symbol::new(header.address(tracepoint), 64, name)]).expect("room");
             let format = ValuesFormat {
                 function: tracepoint,
@@ -47,27 +71,55 @@ impl Script {
             };
             writer.values(&format).expect("room");
         }
-        writer.task(Task::new(1, 1, b"init")).expect("room");
+        writer.symbols([Symbol::new(header.address(FUNCTION), 64, "vfs_read")]).expect("room");
+        for (pid, comm) in [(0, "idle"), (1, "init"), (7, "cat")] {
+            writer.task(Task::new(pid, pid, comm.as_bytes())).expect("room");
+        }
         Self(writer)
     }
 
-    fn event(&mut self, tracepoint: u32, us: u64, cpu: u32, (comm, pid, prio): (&str, u64, u64)) {
-        let mut text = [0; 16];
-        text[..comm.len()].copy_from_slice(comm.as_bytes());
-        let (words, _) = text.as_chunks::<8>();
-        let words = words.iter().map(|word| u64::from_le_bytes(*word)).chain([pid, prio]);
+    fn event(&mut self, of: (u32, u64, u32, u32), words: impl Iterator<Item = u64>) {
+        let (tracepoint, us, cpu, pid) = of;
         let mut buffer = RecordBuffer::new();
-        buffer.push_event(EventRecord::new(us * 1000, tracepoint, 0, 1), 0, words);
-        buffer.with_context(Context::new(Context::IRQS_OFF, 2, 0));
+        buffer.push_event(EventRecord::new(us * 1000, tracepoint, 0, pid), 0, words);
+        buffer.with_context(Context::new(OFF, 2, 0));
         self.0.records(cpu, &buffer).expect("vCPU");
     }
 
-    fn waking(&mut self, us: u64, cpu: u32, task: (&str, u64, u64)) {
-        self.event(WAKING, us, cpu, task);
+    fn waking(&mut self, us: u64, cpu: u32, (comm, pid, prio): (&str, u64, u64)) {
+        self.event((WAKING, us, cpu, 1), text_words(comm).into_iter().chain([pid, prio]));
     }
 
     fn switch(&mut self, us: u64, cpu: u32, task: (&str, u64, u64)) {
-        self.event(SWITCH, us, cpu, task);
+        self.switch_from((1, 1), us, cpu, task);
+    }
+
+    /// From a task in a state.
+    fn switch_from(
+        &mut self,
+        (prev, state): (u32, u64),
+        us: u64,
+        cpu: u32,
+        (comm, pid, prio): (&str, u64, u64),
+    ) {
+        let words = text_words(comm).into_iter().chain([pid, prio, prev.into(), state]);
+        self.event((SWITCH, us, cpu, prev), words);
+    }
+
+    /// One of those with a number, on vCPU 0, in a task.
+    fn tell(&mut self, us: u64, pid: u32, name: &str, value: u64) {
+        let is_it = |(full, _): &(&str, &str)| full.split(':').nth(1) == Some(name);
+        let place = NUMBERED.iter().position(is_it).expect("one of them") + 1;
+        let tracepoint = SWITCH + 0x1000 * u32::try_from(place).expect("few");
+        self.event((tracepoint, us, 0, pid), [value].into_iter());
+    }
+
+    /// A function that is entered on vCPU 0, and the state that it is in.
+    fn entry(&mut self, us: u64, (flags, preemption): (u8, u8)) {
+        let mut buffer = RecordBuffer::new();
+        buffer.push(EntryRecord::new(us * 1000, FUNCTION, 0, 7));
+        buffer.with_context(Context::new(flags, preemption, 0));
+        self.0.records(0, &buffer).expect("vCPU");
     }
 
     fn report(mut self, kind: Kind, over: Option<u64>) -> Report {
@@ -81,6 +133,13 @@ impl Script {
     }
 }
 
+fn text_words(comm: &str) -> [u64; 2] {
+    let mut text = [0; 16];
+    text[..comm.len()].copy_from_slice(comm.as_bytes());
+    let (words, _) = text.as_chunks::<8>();
+    [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])]
+}
+
 fn text(report: &Report) -> String {
     let mut page = Vec::new();
     report.write_text(&mut page).expect("memory");
@@ -88,6 +147,7 @@ fn text(report: &Report) -> String {
 }
 
 const CAT: (&str, u64, u64) = ("cat", 7, 120);
+const INIT: (&str, u64, u64) = ("init", 1, 120);
 const RT: (&str, u64, u64) = ("irq/9", 8, 49);
 
 /// Two waits of cat, of which the second is the longest, and one of a real-time task.
@@ -95,6 +155,7 @@ fn waits() -> Script {
     let mut script = Script::new();
     script.waking(100, 0, CAT);
     script.switch(103, 0, CAT);
+    script.switch_from((7, 1), 150, 0, INIT);
     script.waking(200, 0, CAT);
     // Woken again while it waits; another task runs first.
     script.waking(210, 1, CAT);
@@ -111,15 +172,15 @@ fn waits() -> Script {
 #[test]
 fn a_wait_is_from_the_first_wake_up_to_the_switch_to_that_task() {
     let report = waits().report(Kind::Wakeup, Some(25_000));
-    assert_eq!((report.count, report.doubtful, report.waiting), (3, 0, 0));
+    assert_eq!((report.count, report.doubtful, report.open), (3, 0, 0));
     let longest = report.longest.as_ref().expect("one");
-    assert_eq!((longest.pid, longest.ns, longest.cpu, longest.woken_on), (7, 1_500_000, 1, 0));
-    assert_eq!((longest.since_ns, longest.until_ns), (200_000, 1_700_000));
-    let listed: Vec<_> = report.listed.iter().map(|one| (one.pid, one.ns)).collect();
+    assert_eq!((longest.pid, longest.duration_ns, longest.cpu, longest.woken_on), (7, 1_500_000, 1, Some(0)));
+    assert_eq!((longest.since_ns, longest.ns), (200_000, 1_700_000));
+    let listed: Vec<_> = report.listed.iter().map(|one| (one.pid, one.duration_ns)).collect();
     assert_eq!(listed, [(8, 30_000), (7, 1_500_000)]);
     let sums: Vec<_> =
-        report.tasks.iter().map(|task| (&*task.comm, task.count, task.total_ns)).collect();
-    assert_eq!(sums, [("cat", 2, 1_503_000), ("irq/9", 1, 30_000)]);
+        report.sums.iter().map(|of| (&*of.name, of.count, of.total_ns)).collect();
+    assert_eq!(sums, [("cat-7", 2, 1_503_000), ("irq/9-8", 1, 30_000)]);
     let below: Vec<_> = report.histograms.iter().map(|of| of.below_us.to_vec()).collect();
     assert_eq!((below[0][2], below[0].iter().sum::<u64>()), (1, 1));
     assert_eq!((below[1][5], below[1][11], below[1].iter().sum::<u64>()), (1, 1, 2));
@@ -130,16 +191,16 @@ fn the_page_shows_what_the_cpu_did_meanwhile() {
     let page = text(&waits().report(Kind::Wakeup, Some(25_000)));
     let expected = "    init-1         1d..2.   10us : sched_waking: comm=cat pid=7 prio=120\n\
         \x20   init-1         1d..2.   20us+: sched_waking: comm=irq/9 pid=8 prio=49\n\
-        \x20   init-1         1d..2.   50us#: sched_switch: next_comm=irq/9 next_pid=8 next_prio=49\n\
-        \x20   init-1         1d..2. 1500us : sched_switch: next_comm=cat next_pid=7 next_prio=120\n";
+        \x20   init-1         1d..2.   50us#: sched_switch: next_comm=irq/9 next_pid=8 next_prio=49 prev_pid=1 prev_state=1\n\
+        \x20   init-1         1d..2. 1500us : sched_switch: next_comm=cat next_pid=7 next_prio=120 prev_pid=1 prev_state=1\n";
     assert!(page.contains(expected), "{page}");
-    assert!(page.contains("# latency: 1500 us, #4/3, CPU#1 |"), "{page}");
+    assert!(page.contains("# latency: 1500 us, #4/4, CPU#1 |"), "{page}");
     assert!(page.contains("\nWAITS OF 25.000 US AND MORE: 2\n"), "{page}");
     assert!(
-        page.contains("  cat-7                       120        2     751.500    1500.000"),
+        page.contains("  cat-7                       120        2     751.500    1500.000       0.001700"),
         "{page}"
     );
-    assert!(page.lines().all(|line| line.chars().count() <= 90), "{page}");
+    assert!(page.lines().all(|line| line.chars().count() <= 120), "{page}");
     let report = Script::new().report(Kind::Wakeup, None);
     assert!(text(&report).contains("# no task was woken and ran\n"));
 }
@@ -157,23 +218,194 @@ fn losses_and_pauses_are_not_the_guests() {
     script.waking(100, 0, CAT);
     script.0.loss(0, 5, LossReason::Full).expect("vCPU");
     script.switch(900, 0, CAT);
+    script.switch_from((7, 1), 950, 0, INIT);
     script.waking(1_000, 0, CAT);
     let text = "2 sites".into();
     let mark = Mark { ticks: 1_010_000, kind: MarkKind::Pause, duration_ns: 70_000, text };
     script.0.mark(&mark).expect("memory");
     script.switch(1_100, 0, CAT);
+    script.switch_from((7, 1), 1_150, 0, INIT);
     script.waking(1_200, 0, CAT);
     let report = script.report(Kind::Wakeup, None);
-    assert_eq!((report.count, report.doubtful, report.waiting), (1, 1, 1));
+    assert_eq!((report.count, report.doubtful, report.open), (1, 1, 1));
     let longest = report.longest.as_ref().expect("one");
-    assert_eq!((longest.ns, longest.paused_ns), (100_000, 70_000));
+    assert_eq!((longest.duration_ns, longest.host_ns), (100_000, 70_000));
     let page = super::tests::text(&report);
     assert!(page.contains("note: 1 waits are left out"), "{page}");
     let mut json = Vec::new();
     report.write_json(&mut json).expect("memory");
     let json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
+    assert_eq!(json["event"], "latencies");
     assert_eq!(
-        (&json["latency"], &json["longest"]["paused_ns"]),
+        (&json["latency"], &json["longest"]["host_ns"]),
         (&"wakeup".into(), &70_000.into())
     );
+}
+
+// A task that is woken before it has gone to sleep runs on: it waits for nothing, however long it
+// runs. Taken for a wait, 1.3 s of work of a serial port's thread was the longest.
+#[test]
+fn a_task_that_runs_is_woken_without_waiting() {
+    let mut script = Script::new();
+    script.switch(100, 0, CAT);
+    script.waking(150, 1, CAT);
+    script.switch_from((7, 0), 900, 0, RT);
+    script.switch(1_000, 0, CAT);
+    // Woken just before it was seen to run: what has run was not waiting.
+    script.waking(1_100, 1, RT);
+    script.switch_from((8, 1), 1_200, 1, INIT);
+    script.switch(1_900, 1, RT);
+    let report = script.report(Kind::Wakeup, None);
+    assert_eq!((report.count, report.open), (0, 0), "{report:?}");
+}
+
+fn episodes(report: &Report) -> Vec<(u64, u64, Option<&str>, Option<&str>)> {
+    let one = |of: &super::Episode| (of.since_ns / 1000, of.duration_ns / 1000);
+    let places = |of: &'_ super::Episode| (of.started.clone(), of.ended.clone());
+    assert!(report.listed.iter().all(|of| places(of).0.is_some()));
+    let all = report.listed.iter();
+    all.map(|of| (one(of).0, one(of).1, of.started.as_deref(), of.ended.as_deref())).collect()
+}
+
+// An idle CPU has its interrupts off for as long as it likes, and a second disable begins nothing.
+#[test]
+fn interrupts_are_off_from_the_first_disable_to_the_enable() {
+    let mut script = Script::new();
+    // Of this the beginning was not seen.
+    script.tell(50, 7, "irq_enable", 1);
+    script.tell(100, 7, "irq_disable", 10);
+    script.tell(110, 7, "irq_disable", 11);
+    script.tell(120, 7, "preempt_disable", 12);
+    script.tell(150, 7, "irq_enable", 13);
+    script.tell(190, 7, "preempt_enable", 14);
+    // Into idleness and out of it.
+    script.tell(200, 0, "irq_disable", 15);
+    script.tell(203, 0, "cpu_idle", 1);
+    script.tell(9_000, 0, "cpu_idle", 0xffff_ffff);
+    script.tell(9_007, 0, "irq_enable", 16);
+    let stream = |kind| {
+        let mut script = Script::new();
+        for (us, name, value) in [(100, "irq_disable", 10), (120, "preempt_disable", 12)] {
+            script.tell(us, 7, name, value);
+        }
+        script.tell(150, 7, "irq_enable", 13);
+        script.tell(190, 7, "preempt_enable", 14);
+        script.report(kind, Some(0))
+    };
+    let report = script.report(Kind::Irqsoff, Some(0));
+    assert_eq!(
+        episodes(&report),
+        [
+            (100, 50, Some("10"), Some("13")),
+            (200, 3, Some("15"), Some("power:cpu_idle")),
+            (9_000, 7, Some("power:cpu_idle"), Some("16")),
+        ]
+    );
+    assert_eq!((report.open, report.doubtful, report.differing), (0, 0, 0));
+    assert_eq!(episodes(&stream(Kind::Preemptoff)), [(120, 70, Some("12"), Some("14"))]);
+    assert_eq!(episodes(&stream(Kind::Preemptirqsoff)), [(100, 90, Some("10"), Some("14"))]);
+    let page = text(&stream(Kind::Preemptirqsoff));
+    assert!(page.contains("#  => started at: 10\n#  => ended at:   14\n"), "{page}");
+}
+
+// Between an end that was not seen and a beginning that was not seen everything would be too long.
+#[test]
+fn records_that_tell_another_state_are_believed() {
+    let mut script = Script::new();
+    script.tell(100, 7, "irq_disable", 10);
+    script.entry(150, (OFF, 0));
+    script.entry(200, (0, 0));
+    script.tell(300, 7, "irq_enable", 11);
+    script.tell(400, 7, "irq_disable", 12);
+    script.0.loss(0, 3, LossReason::Full).expect("vCPU");
+    script.tell(500, 7, "irq_enable", 13);
+    script.tell(600, 7, "irq_disable", 14);
+    script.tell(610, 7, "irq_enable", 15);
+    let report = script.report(Kind::Irqsoff, Some(0));
+    assert_eq!(episodes(&report), [(600, 10, Some("14"), Some("15"))]);
+    assert_eq!((report.differing, report.doubtful), (1, 1));
+}
+
+/// cat runs from 100 us on.
+fn noises() -> Script {
+    let mut script = Script::new();
+    script.switch_from((0, 0), 100, 0, CAT);
+    script.tell(200, 7, "local_timer_entry", 236);
+    script.tell(210, 7, "local_timer_exit", 236);
+    script.tell(212, 7, "softirq_entry", 1);
+    script.tell(220, 7, "local_timer_entry", 236);
+    script.tell(224, 7, "local_timer_exit", 236);
+    script.tell(240, 7, "softirq_exit", 1);
+    // A task that takes the CPU of one that could run on.
+    script.switch_from((7, 0x100), 400, 0, RT);
+    script.switch_from((8, 1), 450, 0, CAT);
+    script.tell(470, 7, "nmi_handler", 5_000);
+    // cat sleeps: nobody is kept from running.
+    script.switch_from((7, 1), 500, 0, RT);
+    script.switch_from((8, 1), 700, 0, ("idle", 0, 120));
+    script.tell(800, 0, "local_timer_entry", 236);
+    script.tell(850, 0, "local_timer_exit", 236);
+    script
+}
+
+// What is inside something else counts once, and an idle CPU is taken from nobody.
+#[test]
+fn noise_is_what_keeps_a_task_from_running() {
+    let report = noises().report(Kind::Osnoise, Some(20_000));
+    let listed: Vec<_> = report
+        .listed
+        .iter()
+        .map(|of| (of.since_ns / 1000, of.duration_ns / 1000, of.mostly.as_deref(), of.pid))
+        .collect();
+    assert_eq!(
+        listed,
+        [(200, 40, Some("softirq TIMER"), 7), (400, 50, Some("irq/9-8"), 7)],
+        "{report:?}"
+    );
+    let sums: Vec<_> =
+        report.sums.iter().map(|of| (&*of.name, of.count, of.total_ns / 1000)).collect();
+    assert_eq!(
+        sums,
+        [("irq/9-8", 1, 50), ("local_timer", 3, 64), ("softirq TIMER", 1, 24), ("NMI", 1, 5)]
+    );
+    let [row] = &*report.rows else { panic!("{:?}", report.rows) };
+    assert_eq!((row.runtime_ns, row.noise_ns, row.longest_ns), (600_000, 93_000, 50_000));
+    assert_eq!((row.host, row.nmi, row.irq, row.softirq, row.thread), (0, 1, 2, 1, 1));
+    assert_eq!(row.available(), Some(84_500));
+    assert_eq!(report.histograms[0].below_us.iter().sum::<u64>(), 3);
+    let page = text(&report);
+    let row = "    0.000850 [000]     600         93    84.500          50      0    1      2      1      1\n";
+    assert!(page.contains(row), "{page}");
+    assert!(page.contains("#  => mostly: irq/9-8\n"), "{page}");
+}
+
+// vmtrace's own pauses are not the guest's doing, and no thread keeps waiting for a CPU that a
+// task has left for another one.
+#[test]
+fn pauses_are_the_hosts_noise_and_tasks_that_move_wait_no_more() {
+    let mut script = Script::new();
+    script.switch_from((0, 0), 100, 0, CAT);
+    let text = "2 sites".into();
+    let mark = Mark { ticks: 110_000, kind: MarkKind::Pause, duration_ns: 70_000, text };
+    script.0.mark(&mark).expect("memory");
+    script.switch_from((7, 0), 300, 0, RT);
+    script.switch_from((0, 0), 330, 1, CAT);
+    script.switch_from((8, 1), 900, 0, ("idle", 0, 120));
+    let report = script.report(Kind::Osnoise, Some(0));
+    let sums: Vec<_> = report.sums.iter().map(|of| (&*of.name, of.total_ns / 1000)).collect();
+    assert_eq!(sums, [("paused by vmtrace", 70), ("irq/9-8", 30)]);
+    assert_eq!(report.listed.iter().map(|of| of.host_ns / 1000).collect::<Vec<_>>(), [70, 0]);
+    let rows: Vec<_> = report.rows.iter().map(|row| (row.cpu, row.host, row.thread)).collect();
+    assert_eq!(rows, [(0, 1, 1)]);
+}
+
+// A trace made up must not keep its reader busy, or fill its memory.
+#[test]
+fn a_time_without_end_is_no_work() {
+    let mut script = noises();
+    script.switch_from((0, 0), 900, 0, CAT);
+    script.tell(u64::MAX / 2_000, 7, "local_timer_entry", 236);
+    let report = script.report(Kind::Osnoise, None);
+    assert!(report.rows.len() < 100, "{}", report.rows.len());
+    assert_eq!(report.open, 1);
 }

@@ -1,0 +1,159 @@
+//! How long interrupts or preemption were off on each vCPU (`preemptirq:*`).
+//!
+//! As in the kernel's own tracers (kernel/trace/trace_irqsoff.c) a CPU that idles keeps nobody
+//! waiting (`power:cpu_idle`). Records that tell the state of their CPU are compared with what the
+//! events say.
+
+use std::collections::BTreeMap;
+
+use crate::export::Tracepoint;
+use crate::stream::Context;
+
+use super::{Episode, Found, Kind, name, number, pid, text};
+
+/// `state` of `power:cpu_idle` when idling ends (`PWR_EVENT_EXIT`, include/trace/events/power.h).
+const IDLE_ENDS: i64 = 0xffff_ffff;
+
+/// Since when, and where that began.
+#[derive(Clone, Debug)]
+struct Begun {
+    /// Nanoseconds.
+    since: u64,
+    place: String,
+}
+
+/// What is known of a vCPU.
+#[derive(Clone, Debug, Default)]
+struct Cpu {
+    irqs_off: bool,
+    preempt_off: bool,
+    idle: bool,
+    begun: Option<Begun>,
+    /// The task that runs: its name and its priority.
+    task: Option<(u32, String, Option<i64>)>,
+}
+
+/// Times in which something is off.
+#[derive(Debug)]
+pub(super) struct Regions {
+    kind: Kind,
+    cpus: BTreeMap<u32, Cpu>,
+}
+
+impl Regions {
+    pub(super) fn new(kind: Kind) -> Self {
+        Self { kind, cpus: BTreeMap::new() }
+    }
+
+    /// How many have not ended.
+    pub(super) fn open(&self) -> u64 {
+        self.cpus.values().filter(|cpu| cpu.begun.is_some()).count() as u64
+    }
+
+    pub(super) fn lost(&mut self, vcpu: u32, found: &mut Found) {
+        if self.cpus.remove(&vcpu).is_some_and(|cpu| cpu.begun.is_some()) {
+            found.report.doubtful += 1;
+        }
+    }
+
+    fn is_off(&self, cpu: &Cpu) -> bool {
+        !cpu.idle
+            && match self.kind {
+                Kind::Irqsoff => cpu.irqs_off,
+                Kind::Preemptoff => cpu.preempt_off,
+                _ => cpu.irqs_off || cpu.preempt_off,
+            }
+    }
+
+    /// A record tells the state of its CPU: where that is another, something was not seen.
+    pub(super) fn state(&mut self, vcpu: u32, context: Option<Context>, found: &mut Found) {
+        let Some((irqs, preempt)) = Found::is_off(context) else { return };
+        let Some(cpu) = self.cpus.get_mut(&vcpu) else { return };
+        let (irqs_matter, preempt_matters) =
+            (self.kind != Kind::Preemptoff, self.kind != Kind::Irqsoff);
+        let differs = (irqs_matter && irqs != cpu.irqs_off)
+            || (preempt_matters && preempt != cpu.preempt_off);
+        if !differs {
+            return;
+        }
+        found.report.differing += 1;
+        (cpu.irqs_off, cpu.preempt_off) = (irqs, preempt);
+        cpu.begun = None;
+    }
+
+    pub(super) fn event(&mut self, event: &Tracepoint<'_>, found: &mut Found) {
+        let known = self.cpus.contains_key(&event.vcpu);
+        let mut cpu = self.cpus.remove(&event.vcpu).unwrap_or_default();
+        let was_off = self.is_off(&cpu);
+        let mut again = false;
+        match name(event) {
+            Some("preemptirq:irq_disable") => {
+                // An interrupt comes only while they are on: what has turned them on was not left yet.
+                again = cpu.irqs_off && place(event).starts_with("asm_");
+                cpu.irqs_off = true;
+            }
+            Some("preemptirq:irq_enable") => cpu.irqs_off = false,
+            Some("preemptirq:preempt_disable") => cpu.preempt_off = true,
+            Some("preemptirq:preempt_enable") => cpu.preempt_off = false,
+            Some("power:cpu_idle") => {
+                let state = number(event.fields, "state");
+                cpu.idle = state.map(|state| state & IDLE_ENDS) != Some(IDLE_ENDS);
+            }
+            Some("sched:sched_switch") => {
+                cpu.task = pid(event.fields, "next_pid").map(|pid| {
+                    let comm = text(event.fields, "next_comm");
+                    (
+                        pid,
+                        comm.unwrap_or_else(|| "<...>".to_owned()),
+                        number(event.fields, "next_prio"),
+                    )
+                });
+            }
+            _ => {}
+        }
+        let is_off = self.is_off(&cpu);
+        if (was_off && !is_off) || again {
+            self.ended(&mut cpu, event, found);
+        }
+        // What was off when the first event came began at a time that is not known.
+        if is_off && (!was_off || again) && (known || is_beginning(event)) {
+            cpu.begun = Some(Begun { since: found.at(event.timestamp), place: place(event) });
+        }
+        self.cpus.insert(event.vcpu, cpu);
+    }
+
+    fn ended(&self, cpu: &mut Cpu, event: &Tracepoint<'_>, found: &mut Found) {
+        let Some(Begun { since, place: started }) = cpu.begun.take() else { return };
+        let ns = found.at(event.timestamp);
+        let duration_ns = ns.saturating_sub(since);
+        found.sum(&started, None, duration_ns, ns);
+        let prio = cpu.task.as_ref().filter(|task| task.0 == event.pid).and_then(|task| task.2);
+        let episode = Episode {
+            cpu: event.vcpu,
+            pid: event.pid,
+            comm: event.comm.unwrap_or("<...>").to_owned(),
+            prio,
+            since_ns: since,
+            ns,
+            duration_ns,
+            started: Some(started),
+            ended: Some(place(event)),
+            ..Episode::of(self.kind)
+        };
+        found.add(episode);
+    }
+}
+
+/// Whether something was turned off here.
+fn is_beginning(event: &Tracepoint<'_>) -> bool {
+    matches!(name(event), Some("preemptirq:irq_disable" | "preemptirq:preempt_disable"))
+}
+
+/// Where an event was: `preemptirq:*` say it, others are places of their own.
+fn place(event: &Tracepoint<'_>) -> String {
+    let text = event.text();
+    match text.split_whitespace().find_map(|word| word.strip_prefix("caller=")) {
+        Some(caller) => caller.to_owned(),
+        None => event.event.label(),
+    }
+}
