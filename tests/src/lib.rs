@@ -10,6 +10,7 @@ pub mod ends;
 pub mod events;
 pub mod graph;
 pub mod hostile;
+pub mod latency;
 pub mod live;
 pub mod mitigations;
 pub mod modules;

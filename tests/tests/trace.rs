@@ -339,3 +339,13 @@ fn a_damaged_ring_ends_tracing_and_not_the_guest() {
 fn a_guest_may_write_anything_into_the_annex() {
     GUESTS.a_guest_may_write_anything_into_the_annex("x86_64-6.12", &[1]);
 }
+
+#[test]
+fn waits_are_those_of_the_guests_own_tracer() {
+    unless_lost(|| latency::waits_are_those_of_the_guests_own_tracer("x86_64-6.12-rt"));
+}
+
+#[test]
+fn a_task_is_the_noise_of_another() {
+    unless_lost(|| latency::a_task_is_the_noise_of_another("x86_64-6.12"));
+}

@@ -5,7 +5,7 @@ use vmtrace::emulated::HostArch;
 use vmtrace_tests::cases::Guests;
 use vmtrace_tests::live::unless_lost;
 use vmtrace_tests::trace::{RISCV_KERNELS, options};
-use vmtrace_tests::{SharedHost, disks, workload};
+use vmtrace_tests::{SharedHost, disks, latency, workload};
 
 static GUESTS: Guests = Guests {
     host: SharedHost::new(|| {
@@ -150,4 +150,9 @@ fn a_damaged_ring_ends_tracing_and_not_the_guest() {
 #[test]
 fn files_have_what_the_guest_has_written() {
     unless_lost(|| disks::files_have_what_the_guest_has_written("riscv64-6.12"));
+}
+
+#[test]
+fn a_task_is_the_noise_of_another() {
+    unless_lost(|| latency::a_task_is_the_noise_of_another("riscv64-6.12"));
 }

@@ -65,9 +65,9 @@ pub struct Args {
         ]
     )]
     boot: bool,
-    /// Print how long tasks waited for a CPU, as text or JSON: the longest wait with what its vCPU
-    /// did meanwhile, histograms, and sums by task. Of a trace with the events sched:sched_waking,
-    /// sched:sched_wakeup_new and sched:sched_switch.
+    /// Print latencies of this kind, as text or JSON: the longest with what its vCPU did meanwhile,
+    /// histograms, sums, and those over a threshold. Of a trace made with boot --latency, or with
+    /// the events that traces (see docs/howto/latency.md).
     #[arg(
         long,
         value_enum,
@@ -79,7 +79,7 @@ pub struct Args {
         ]
     )]
     latency: Option<Kind>,
-    /// With --latency: list waits that took at least so long, such as 500us.
+    /// With --latency: list those of at least this length, such as 500us.
     #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "latency")]
     over: Option<u64>,
 }
@@ -204,7 +204,7 @@ impl Args {
         })
     }
 
-    /// How long tasks waited.
+    /// Latencies.
     fn latency(self, kind: Kind, out: &mut dyn Write) -> Result<u8> {
         let json = self.as_json("--latency")?;
         self.whole(Latency::new(kind, self.over), |latency, late| {

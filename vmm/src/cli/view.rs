@@ -115,7 +115,7 @@ pub(super) fn choose<E: Export>(
 }
 
 /// A time with its unit, in nanoseconds.
-pub(super) fn parse_time(text: &str) -> Result<u64, String> {
+pub(in crate::cli) fn parse_time(text: &str) -> Result<u64, String> {
     parse_unit(text)
         .ok_or_else(|| format!("{text:?} is no time; say for example 500ns, 10us, 1ms or 2s"))
 }

@@ -25,9 +25,8 @@ const ROWS: usize = 100_000;
 /// while a task runs (`sched_tick_remote`, kernel/sched/core.c).
 const SILENT: u64 = 60;
 /// Names of softirqs, by number (`softirq_to_name`, kernel/softirq.c).
-const SOFTIRQS: [&str; 10] = [
-    "HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU",
-];
+const SOFTIRQS: [&str; 10] =
+    ["HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU"];
 /// A task that is switched from in one of these states (`TASK_REPORT`, include/linux/sched.h) does
 /// not want to run on.
 const SLEEPS: i64 = 0xff;

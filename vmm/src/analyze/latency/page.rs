@@ -38,7 +38,7 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         }
     };
     let many = report.kind.plural();
-    note(report.doubtful, &format!("{many} are left out: records were lost in them"));
+    note(report.doubtful, &format!("{many} are left out: not all of their records are there"));
     note(report.open, &format!("{many} had not ended at the end of the trace"));
     note(report.other_sums, &format!("{many} are of something that has no line"));
     note(report.other_rows, "periods have no line");

@@ -120,7 +120,7 @@ pub struct Report {
     pub listed: Vec<Episode>,
     /// Those of them for which there was no room.
     pub unlisted: u64,
-    /// Episodes in which records were lost.
+    /// Episodes of which not all records are there.
     pub doubtful: u64,
     /// Episodes that had not ended when the trace did.
     pub open: u64,

@@ -2,8 +2,8 @@
 
 use crate::export::Player;
 use crate::stream::{
-    Context, EntryRecord, EventRecord, Header, LossReason, Mark, MarkKind, RecordBuffer, Shape, Summary, Symbol,
-    Task, ValueField, ValuesFormat, ValuesOf, Writer,
+    Context, EntryRecord, EventRecord, Header, LossReason, Mark, MarkKind, RecordBuffer, Shape,
+    Summary, Symbol, Task, ValueField, ValuesFormat, ValuesOf, Writer,
 };
 
 use super::{Kind, Latency, Report};
@@ -174,12 +174,14 @@ fn a_wait_is_from_the_first_wake_up_to_the_switch_to_that_task() {
     let report = waits().report(Kind::Wakeup, Some(25_000));
     assert_eq!((report.count, report.doubtful, report.open), (3, 0, 0));
     let longest = report.longest.as_ref().expect("one");
-    assert_eq!((longest.pid, longest.duration_ns, longest.cpu, longest.woken_on), (7, 1_500_000, 1, Some(0)));
+    assert_eq!(
+        (longest.pid, longest.duration_ns, longest.cpu, longest.woken_on),
+        (7, 1_500_000, 1, Some(0))
+    );
     assert_eq!((longest.since_ns, longest.ns), (200_000, 1_700_000));
     let listed: Vec<_> = report.listed.iter().map(|one| (one.pid, one.duration_ns)).collect();
     assert_eq!(listed, [(8, 30_000), (7, 1_500_000)]);
-    let sums: Vec<_> =
-        report.sums.iter().map(|of| (&*of.name, of.count, of.total_ns)).collect();
+    let sums: Vec<_> = report.sums.iter().map(|of| (&*of.name, of.count, of.total_ns)).collect();
     assert_eq!(sums, [("cat-7", 2, 1_503_000), ("irq/9-8", 1, 30_000)]);
     let below: Vec<_> = report.histograms.iter().map(|of| of.below_us.to_vec()).collect();
     assert_eq!((below[0][2], below[0].iter().sum::<u64>()), (1, 1));
@@ -197,7 +199,9 @@ fn the_page_shows_what_the_cpu_did_meanwhile() {
     assert!(page.contains("# latency: 1500 us, #4/4, CPU#1 |"), "{page}");
     assert!(page.contains("\nWAITS OF 25.000 US AND MORE: 2\n"), "{page}");
     assert!(
-        page.contains("  cat-7                       120        2     751.500    1500.000       0.001700"),
+        page.contains(
+            "  cat-7                       120        2     751.500    1500.000       0.001700"
+        ),
         "{page}"
     );
     assert!(page.lines().all(|line| line.chars().count() <= 120), "{page}");
@@ -236,10 +240,7 @@ fn losses_and_pauses_are_not_the_guests() {
     report.write_json(&mut json).expect("memory");
     let json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
     assert_eq!(json["event"], "latencies");
-    assert_eq!(
-        (&json["latency"], &json["longest"]["host_ns"]),
-        (&"wakeup".into(), &70_000.into())
-    );
+    assert_eq!((&json["latency"], &json["longest"]["host_ns"]), (&"wakeup".into(), &70_000.into()));
 }
 
 // A task that is woken before it has gone to sleep runs on: it waits for nothing, however long it

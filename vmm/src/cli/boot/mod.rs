@@ -10,14 +10,16 @@ mod images;
 mod input;
 mod outlet;
 mod parse;
+mod reports;
 mod times;
 mod tracing;
 mod triggers;
 mod userland;
 mod watchers;
 
-use crate::cli::BadUsage;
+use crate::analyze::latency::Kind;
 use crate::cli::check::{Live, Rules};
+use crate::cli::view::parse_time;
 use crate::condition::Condition;
 use crate::devices::virtio::vsock;
 use crate::emulated::{HostArch, THIS_PROGRAM};
@@ -28,6 +30,7 @@ use crate::serve::{GuestReaders, TracerSpec};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use conversion::Conversion;
+use reports::Reports;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use triggers::Triggers;
@@ -156,6 +159,14 @@ pub struct Args {
     /// that takes, beside what else is asked for; nothing else without -f, --tracer and --event
     #[arg(long, help_heading = headings::TRACE)]
     pub boot_report: bool,
+    /// At the end print latencies of this kind, as the kernel's tracer of that name does and more, in
+    /// place of the trace, which -o keeps: the longest with what its vCPU did meanwhile (events, and
+    /// the functions of -f if given), histograms, sums. Traces the events that takes, and --context
+    #[arg(long, value_enum, value_name = "KIND", conflicts_with = "boot_report", help_heading = headings::TRACE)]
+    pub latency: Option<Kind>,
+    /// With --latency: list those of at least this length, such as 500us
+    #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "latency", help_heading = headings::TRACE)]
+    pub over: Option<u64>,
     /// Write the trace to this file instead of printing it; where its name is that of another format
     /// (trace.dat, *.pftrace, *.html and others: see vmtrace convert), in that, once the run is over
     #[arg(short, long, value_name = "FILE", help_heading = headings::PLACES)]
@@ -308,15 +319,14 @@ pub fn run(mut args: Args) -> Result<u8> {
     let image = images::kernel(&args)?;
     files::check(&args, &image)?;
     let disks = args.disks.open()?;
-    if args.boot_report && args.format == Some(FormatArg::Graph) {
-        return Err(BadUsage("--boot-report is printed as text or json".to_owned()).into());
-    }
+    let reports = Reports::new(&args)?;
     let rules = Live::new(&args.rules)?;
     // What is wrong with the kernel or the filters is said before anything boots.
     let kernel = Arc::new(super::inspect::open(&image, args.system_map.as_deref())?);
     kernel.check_traceable().with_context(|| image.display().to_string())?;
     args.modules = images::modules(&args, &image, kernel.release())?;
     args.disks.modules = images::disk_modules(&args, &image, kernel.release());
+    args.trace_latency(&kernel);
     let (tracing, notes) = args.tracing(&kernel)?;
     if let Some(rules) = &rules {
         let names = |sites: &mut dyn Iterator<Item = usize>| -> Vec<&str> {
@@ -349,8 +359,7 @@ pub fn run(mut args: Args) -> Result<u8> {
     if args.host == HostArg::Auto {
         say!("vmtrace: {choice}");
     }
-    let times = args.boot_report.then(times::Live::default);
-    let watchers = Watchers { rules: rules.clone(), times: times.clone() };
+    let watchers = Watchers { rules: rules.clone(), reports: reports.clone() };
     let code = if choice.emulated {
         emulated::run(args, &watchers, &kernel, initrd, &disks)
     } else {
@@ -362,9 +371,7 @@ pub fn run(mut args: Args) -> Result<u8> {
     };
     // Also of a run that has failed: what was traced until then is worth having.
     let code = conversion::then(code, conversion)?;
-    if let Some(times) = times {
-        times.print(args.format == Some(FormatArg::Json))?;
-    }
+    reports.print()?;
     rules.map_or(Ok(code), |rules| rules.finish(code))
 }
 
@@ -417,7 +424,7 @@ mod tests {
         }
         assert!(!args("--graph").unwrap().traces_boot());
         let error = run(args("--boot-report --format graph").unwrap()).unwrap_err();
-        assert!(error.is::<BadUsage>(), "{error}");
+        assert!(error.is::<crate::cli::BadUsage>(), "{error}");
     }
 
     // An emulated host would boot first, or be given memory that has wrapped around.

@@ -1,14 +1,8 @@
-//! `--boot-report`: what it traces, and how it comes out.
+//! `--boot-report`: what it traces.
 
-use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use anyhow::Result;
 
-use anyhow::{Context, Result};
-use vmtrace_system::say;
-
-use crate::analyze::boot::{Boot, FROM_FILE, FUNCTIONS, IDLE, INIT_MODULE, INITCALL, LOAD_MODULE};
-use crate::cli::report::is_broken_pipe;
-use crate::export::{PlayError, Player};
+use crate::analyze::boot::{FROM_FILE, FUNCTIONS, IDLE, INIT_MODULE, INITCALL, LOAD_MODULE};
 use crate::kernel::Kernel;
 use crate::kernel::arguments::ArgumentSpec;
 use crate::session::{self, Wants};
@@ -72,67 +66,4 @@ pub(super) fn tracers(kernel: &Kernel) -> Result<(Vec<Asked>, Vec<String>)> {
         kernel.release()
     );
     Ok((all, notes))
-}
-
-/// The report of a run, which is made as it goes.
-#[derive(Clone)]
-pub(super) struct Live(Arc<Mutex<Made>>);
-
-struct Made {
-    player: Option<Player<Boot>>,
-    error: Option<PlayError>,
-}
-
-impl Default for Live {
-    fn default() -> Self {
-        let player = Some(Player::new(Boot::new()));
-        Self(Arc::new(Mutex::new(Made { player, error: None })))
-    }
-}
-
-impl Live {
-    /// The next bytes of the stream; the run goes on whatever is wrong with them.
-    pub(super) fn push(&mut self, bytes: &[u8]) {
-        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if made.error.is_none()
-            && let Some(player) = &mut made.player
-            && let Err(error) = player.push(bytes)
-        {
-            made.error = Some(error);
-        }
-    }
-
-    /// Prints it, once all of the stream was written.
-    ///
-    /// # Errors
-    /// When the output fails.
-    pub(super) fn print(self, json: bool) -> Result<()> {
-        let (player, error) = {
-            let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            (made.player.take(), made.error.take())
-        };
-        let Some(mut player) = player else { return Ok(()) };
-        let finished = player.finish().map(|_| ());
-        if let Some(error) = error.or(finished.err()) {
-            say!("vmtrace: the boot report does not go to the end: {error}");
-        }
-        if player.header().is_none() {
-            say!("vmtrace: no boot report: nothing was traced");
-            return Ok(());
-        }
-        let late = player.late();
-        let report = player.into_export().finish(late);
-        let mut text = Vec::new();
-        if json {
-            report.write_json(&mut text)?;
-        } else {
-            report.write_text(&mut text)?;
-        }
-        let mut out = io::stdout().lock();
-        let printed = out.write_all(&text).and_then(|()| out.flush());
-        match printed.context("printing the boot report") {
-            Err(error) if !is_broken_pipe(&error) => Err(error),
-            _ => Ok(()),
-        }
-    }
 }

@@ -1,6 +1,7 @@
 //! What a command line asks to trace.
 
 use super::{Args, OverflowArg, conditions, times};
+use crate::analyze::latency::EventsOf;
 use crate::condition::Condition;
 use crate::kernel::{Coverage, Kernel, Missing};
 use crate::serve::{Globs, TracerSpec};
@@ -11,6 +12,16 @@ use vmtrace_system::say;
 use vmtrace_trampolines::Overflow;
 
 impl Args {
+    /// Adds what `--latency` takes: events, as if they had been asked for, and the state of the CPU
+    /// where the kernel lets that be read.
+    pub(super) fn trace_latency(&mut self, kernel: &Kernel) {
+        let Some(kind) = self.latency else { return };
+        let is_there = |of: &&EventsOf| of.needed || session::events(kernel, of.pattern).is_ok();
+        let events = kind.events().iter().filter(is_there).map(|of| of.pattern.to_owned());
+        self.event.extend(events);
+        self.context |= kernel.check_context().is_ok();
+    }
+
     /// What to trace in `kernel`, and what the user should know of it.
     ///
     /// # Errors

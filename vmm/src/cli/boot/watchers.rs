@@ -4,7 +4,8 @@ use std::io::Write;
 
 use anyhow::{Context, Result};
 
-use super::{Args, FormatArg, times};
+use super::reports::Reports;
+use super::{Args, FormatArg};
 use crate::cli::check::Live;
 use crate::export::{Export, Graph, Json, Player, Text};
 
@@ -12,7 +13,7 @@ use crate::export::{Export, Graph, Json, Player, Text};
 #[derive(Clone, Default)]
 pub(super) struct Watchers {
     pub(super) rules: Option<Live>,
-    pub(super) times: Option<times::Live>,
+    pub(super) reports: Reports,
 }
 
 /// To the one and to those who look at it.
@@ -28,9 +29,7 @@ impl Write for Tee {
         if let Some(rules) = &mut self.watchers.rules {
             rules.write_all(bytes)?;
         }
-        if let Some(times) = &mut self.watchers.times {
-            times.push(bytes);
-        }
+        self.watchers.reports.push(bytes);
         Ok(written)
     }
 
@@ -42,10 +41,10 @@ impl Write for Tee {
 /// Where the trace stream of a run goes.
 pub(super) fn trace_output(args: &Args, watchers: &Watchers) -> Result<Box<dyn Write + Send>> {
     let trace = plain_output(args)?;
-    Ok(match watchers {
-        Watchers { rules: None, times: None } => trace,
-        watchers => Box::new(Tee { trace, watchers: watchers.clone() }),
-    })
+    if watchers.rules.is_none() && watchers.reports.is_empty() {
+        return Ok(trace);
+    }
+    Ok(Box::new(Tee { trace, watchers: watchers.clone() }))
 }
 
 fn plain_output(args: &Args) -> Result<Box<dyn Write + Send>> {
@@ -53,7 +52,7 @@ fn plain_output(args: &Args) -> Result<Box<dyn Write + Send>> {
         let file = std::fs::File::create(path).with_context(|| path.display().to_string())?;
         return Ok(Box::new(file));
     }
-    if args.boot_report {
+    if args.boot_report || args.latency.is_some() {
         return Ok(Box::new(std::io::sink()));
     }
     let out = std::io::stdout();
