@@ -102,7 +102,6 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Caller, LEFT_OUT),
             (Uncertain, "shown as if they had taken no time"),
             (Unfinished, "shown as open"),
-            (Point, LEFT_OUT),
             (Counted, LEFT_OUT),
             (Early, AT_START),
         ],

@@ -4,6 +4,7 @@
 mod chart;
 mod context;
 mod ctf;
+mod events;
 mod uftrace;
 
 use std::collections::BTreeMap;
