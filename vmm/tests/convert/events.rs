@@ -5,7 +5,7 @@ use vmtrace::stream::{
     ValuesFormat, ValuesOf, Writer,
 };
 
-use super::{Folder, reader, run};
+use super::{Folder, Message, fields, messages, number, reader, run, text};
 
 const BASE: u32 = 0x8200_0000;
 
@@ -217,4 +217,62 @@ fn trace_cmd_filters_events_by_their_fields() {
     let formats = report(&["--events"]);
     assert!(formats.contains("name: sched_switch\n"), "{formats}");
     assert!(formats.contains("\tfield:char prev_comm[16];\toffset:8;\tsize:16;"), "{formats}");
+}
+
+/// What trace_processor has of a trace (`ftrace_event` and its fields) is made of these.
+fn ftrace_events(folder: &Folder, place: &str) -> Vec<(Option<u64>, Vec<Message>)> {
+    let trace = fields(&std::fs::read(folder.path(place)).expect("a trace"));
+    let packets = messages(&trace, 1).into_iter();
+    let bundles = packets.flat_map(|packet| messages(&packet, 1));
+    bundles.map(|bundle| (number(&bundle, 1), messages(&bundle, 2))).collect()
+}
+
+// trace_processor makes `sched_slice` and `thread_state` of these messages and of no others.
+#[test]
+fn perfetto_has_typed_and_generic_events() {
+    let mut events = Events::new();
+    let kind = sched_switch(&mut events);
+    let other = events.kind(
+        "vmscan:mm_odd",
+        vec![
+            field("nr", Shape::Signed { bytes: 4 }),
+            field("page", Shape::Pointer),
+            field("name", Shape::Text { bytes: 8 }),
+        ],
+        None,
+    );
+    let exit = vec![field("pid", Shape::Signed { bytes: 4 }), field("group_dead", Shape::Char)];
+    let exit = events.kind("sched:sched_process_exit", exit, None);
+    events.event(0, 5, kind, 0, &switch((b"dd", 5), 2, (b"swapper/0", 0)));
+    events.event(1, 7, other, 1 << 1, &[u64::MAX, 0, u64::from_le_bytes(*b"odd\0\0\0\0\0")]);
+    events.event(0, 5, exit, 0, &[5, 1]);
+    events.writer.loss(0, 3, LossReason::Full).expect("vCPU");
+    // Whom it went to could not be read: it must not be taken for the idle task.
+    events.event(0, 0, kind, 1 << 5, &switch((b"swapper/0", 0), 0, (b"dd", 5)));
+    let folder = events.end();
+    let said = folder.convert(&["-o", "out.pftrace"]);
+    let line = "perfetto: fields that its messages have no place for: group_dead of \
+                sched:sched_process_exit: left out";
+    assert!(said.contains(line), "{said}");
+    let bundles = ftrace_events(&folder, "out.pftrace");
+    let cpus: Vec<_> = bundles.iter().map(|(cpu, events)| (cpu.unwrap(), events.len())).collect();
+    // What was before the loss, the loss, and what was behind it.
+    assert_eq!(cpus, [(0, 2), (0, 0), (0, 1), (1, 1)]);
+    let first = &bundles[0].1[0];
+    assert_eq!((number(first, 1), number(first, 2)), (Some(1_001_000), Some(5)));
+    let switch = &messages(first, 4)[0];
+    assert_eq!(text(switch, 1).as_deref(), Some("dd"));
+    assert_eq!(text(switch, 5).as_deref(), Some("swapper/0"));
+    assert_eq!([2, 3, 4, 6, 7].map(|field| number(switch, field)), [5, 120, 2, 0, 120].map(Some));
+    assert_eq!(number(&messages(&bundles[0].1[1], 238)[0], 2), Some(5));
+    let generic = &messages(&bundles[2].1[0], 327)[0];
+    assert_eq!(text(generic, 1).as_deref(), Some("sched_switch"));
+    let generic = &messages(&bundles[3].1[0], 327)[0];
+    assert_eq!(text(generic, 1).as_deref(), Some("mm_odd"));
+    let all = messages(generic, 2);
+    let names: Vec<_> = all.iter().map(|field| text(field, 1).expect("a name")).collect();
+    assert_eq!(names, ["nr", "page", "name"]);
+    assert_eq!(number(&all[0], 4), Some(u64::MAX));
+    assert_eq!(text(&all[1], 3).as_deref(), Some("?"));
+    assert_eq!(text(&all[2], 3).as_deref(), Some("odd"));
 }
