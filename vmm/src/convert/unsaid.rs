@@ -152,9 +152,7 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Counted, LEFT_OUT),
             (Early, AT_START),
         ],
-        Format::Chrome => {
-            &[(Tail, INSIDE), (Point, LEFT_OUT), (Counted, LEFT_OUT), (Early, AT_START)]
-        }
+        Format::Chrome => &[(Tail, INSIDE), (Counted, LEFT_OUT), (Early, AT_START)],
         Format::Csv => &[(Unfinished, "they have no row of their own"), (Early, AT_START)],
         Format::Perfetto => &[(Tail, INSIDE), (Counted, LEFT_OUT), (Early, AT_START)],
     }

@@ -276,3 +276,19 @@ fn perfetto_has_typed_and_generic_events() {
     assert_eq!(text(&all[1], 3).as_deref(), Some("?"));
     assert_eq!(text(&all[2], 3).as_deref(), Some("odd"));
 }
+
+#[test]
+fn chrome_has_events_as_instants_of_their_threads() {
+    let folder = everything();
+    folder.convert(&["-o", "out.json"]);
+    let trace: serde_json::Value = serde_json::from_str(&folder.read("out.json")).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("a list");
+    let switches: Vec<_> = events.iter().filter(|event| event["name"] == "sched_switch").collect();
+    assert_eq!(switches.len(), 14);
+    let first = switches[0];
+    assert_eq!([&first["ph"], &first["cat"], &first["s"]], ["i", "sched", "t"]);
+    assert_eq!((first["pid"].as_u64(), first["tid"].as_u64()), (Some(5), Some(5)));
+    assert_eq!(first["args"]["fields"]["next_comm"], "swapper/0");
+    let unread = events.iter().filter(|event| event["args"]["fields"]["comm"].is_null());
+    assert!(unread.filter(|event| event["name"] == "plain").count() >= 2);
+}
