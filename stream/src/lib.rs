@@ -65,7 +65,7 @@ pub use summary::{Counted, Exit, Pauses, Sites, Skipped, Summary, VcpuTotals};
 pub use traced::{Stretch, Traced, TracedOf};
 pub use values::{
     RawValues, Shape, Shown, ValueField, Values, ValuesFormat, ValuesOf, number_repeated,
-    show_values,
+    show_values, split_values,
 };
 pub use wire::{
     MAGIC, MAX_DESCRIPTION, MAX_FORMATS, MAX_FORMATS_TEXT, MAX_NAME, MAX_PAYLOAD, MAX_PID,

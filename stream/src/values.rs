@@ -432,21 +432,31 @@ impl RawValues<'_> {
     }
 }
 
-/// The values of a record one by one: names, and what they say. `None`: the value could not be
-/// read, or the record has no words for it.
-pub fn show_values<'f>(
+/// The values of a record one by one: what they are, and their words. `None`: the value could not
+/// be read, or the record has no words for it.
+pub fn split_values<'f, 'w>(
     fields: &'f [ValueField],
     failed: u64,
-    words: &[u64],
-) -> impl Iterator<Item = (&'f str, Option<Shown<'f>>)> {
+    words: &'w [u64],
+) -> impl Iterator<Item = (&'f ValueField, Option<&'w [u64]>)> + use<'f, 'w> {
     let mut rest = Some(words);
     fields.iter().enumerate().map(move |(index, field)| {
         let split = rest.and_then(|rest| rest.split_at_checked(field.shape.words()));
         rest = split.map(|(_, rest)| rest);
         let lost = u32::try_from(index).ok().and_then(|index| failed.checked_shr(index));
         let own = split.filter(|_| lost.is_some_and(|lost| lost & 1 == 0));
-        (&*field.name, own.map(|(own, _)| field.shape.show(own)))
+        (field, own.map(|(own, _)| own))
     })
+}
+
+/// The values of a record one by one: names, and what they say. `None` as of [`split_values`].
+pub fn show_values<'f>(
+    fields: &'f [ValueField],
+    failed: u64,
+    words: &[u64],
+) -> impl Iterator<Item = (&'f str, Option<Shown<'f>>)> {
+    split_values(fields, failed, words)
+        .map(|(field, own)| (&*field.name, own.map(|own| field.shape.show(own))))
 }
 
 /// Makes the names differ: of those that repeat, the later ones get `#2`, `#3` and so on.

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::calls::{Calls, Lane, Tracers};
 use super::ground::{Clock, task_name};
-use crate::export::{Entry, Event, Export, JsonArgs, JsonReturned, Return, Unfinished};
+use crate::export::{Entry, Event, Export, JsonArgs, JsonReturned, Return, Tracepoint, Unfinished};
 use crate::stream::{Header, Loss, Mark, Summary};
 
 /// The process of what is no task's: no pid of Linux is as high.
@@ -165,6 +165,29 @@ impl Chrome {
         self.end_unfinished(self.now, pid, tid)
     }
 
+    fn tracepoint(&mut self, event: &Tracepoint<'_>) -> io::Result<()> {
+        let at = self.clock.ns(event.timestamp);
+        self.now = self.now.max(at);
+        let (pid, tid) = self.thread(event.vcpu, event.pid, event.tgid, event.comm)?;
+        self.start("i", at, pid, tid)?;
+        let label = event.event.label();
+        let (system, name) = label.split_once(':').unwrap_or(("", &label));
+        self.key("name", name)?;
+        if !system.is_empty() {
+            self.key("cat", system)?;
+        }
+        self.key("s", "t")?;
+        write!(self.out, r#","args":{{"vcpu":{}"#, event.vcpu)?;
+        if let Some(context) = event.context {
+            self.key("context", context.to_string())?;
+        }
+        if let Some(fields) = event.fields {
+            self.key("fields", JsonArgs(fields))?;
+        }
+        self.out.write_all(b"}")?;
+        self.stop()
+    }
+
     fn loss(&mut self, loss: &Loss) -> io::Result<()> {
         self.start("i", self.now, BESIDE, loss.vcpu)?;
         self.key("name", format!("{} records lost", loss.count))?;
@@ -222,7 +245,8 @@ impl Export for Chrome {
             Event::Entry(entry) => self.entry(entry),
             Event::Return(ret) => self.ret(ret),
             // What is called now is shown inside of it.
-            Event::Tail(_) | Event::Tracepoint(_) => Ok(()),
+            Event::Tail(_) => Ok(()),
+            Event::Tracepoint(event) => self.tracepoint(event),
             Event::Unfinished(left) => self.unfinished(left),
             Event::Loss(loss) => self.loss(loss),
             Event::Mark(mark) => self.mark(mark),

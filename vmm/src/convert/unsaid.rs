@@ -102,7 +102,6 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Caller, LEFT_OUT),
             (Uncertain, "shown as if they had taken no time"),
             (Unfinished, "shown as open"),
-            (Point, LEFT_OUT),
             (Counted, LEFT_OUT),
             (Early, AT_START),
         ],
@@ -153,13 +152,9 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Counted, LEFT_OUT),
             (Early, AT_START),
         ],
-        Format::Chrome => {
-            &[(Tail, INSIDE), (Point, LEFT_OUT), (Counted, LEFT_OUT), (Early, AT_START)]
-        }
+        Format::Chrome => &[(Tail, INSIDE), (Counted, LEFT_OUT), (Early, AT_START)],
         Format::Csv => &[(Unfinished, "they have no row of their own"), (Early, AT_START)],
-        Format::Perfetto => {
-            &[(Tail, INSIDE), (Point, LEFT_OUT), (Counted, LEFT_OUT), (Early, AT_START)]
-        }
+        Format::Perfetto => &[(Tail, INSIDE), (Counted, LEFT_OUT), (Early, AT_START)],
     }
 }
 

@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 
 /// Letters of a task's state, by bit (include/trace/events/sched.h), and what says that it was
 /// preempted.
-const STATES: [&str; 8] = ["S", "D", "T", "t", "X", "Z", "P", "I"];
-const PREEMPTED: u64 = 0x100;
+pub(crate) const STATES: [&str; 8] = ["S", "D", "T", "t", "X", "Z", "P", "I"];
+pub(crate) const PREEMPTED: u64 = 0x100;
 
 pub(super) fn text(event: &Tracepoint<'_>) -> String {
     event.fields.map_or_else(String::new, |fields| filled(fields, event.print))
@@ -24,17 +24,13 @@ fn filled(fields: Args<'_>, print: Option<&str>) -> String {
         }
         return out;
     };
-    let mut rest = print;
-    while let Some((before, after)) = rest.split_once('{') {
-        out.push_str(before);
-        let Some((field, after)) = after.split_once('}') else {
-            out.push_str(after);
-            return printable(&out);
-        };
-        let (name, form) = field.split_once(':').unwrap_or((field, ""));
-        let (name, index) = match name.strip_suffix(']').and_then(|name| name.split_once('[')) {
-            Some((name, index)) => (name, index.parse().ok()),
-            None => (name, None),
+    for piece in pieces(print) {
+        let (name, index, form) = match piece {
+            Piece::Text(text) => {
+                out.push_str(text);
+                continue;
+            }
+            Piece::Field { name, index, form } => (name, index, form),
         };
         match fields.iter().find(|(known, _)| *known == name) {
             Some((_, Some(Shown::Words(words)))) if index.is_some() => {
@@ -45,10 +41,47 @@ fn filled(fields: Args<'_>, print: Option<&str>) -> String {
             Some((_, shown)) => out.push_str(&formed(shown.as_ref(), form)),
             None => out.push('?'),
         }
-        rest = after;
     }
-    out.push_str(rest);
     printable(&out)
+}
+
+/// A part of how an event is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Piece<'a> {
+    /// As it is.
+    Text(&'a str),
+    /// A field, or one number of an array, in a form of `docs/stream.md` (none: empty).
+    Field { name: &'a str, index: Option<usize>, form: &'a str },
+}
+
+/// The parts of how an event is printed, in their order.
+pub(crate) fn pieces(print: &str) -> impl Iterator<Item = Piece<'_>> {
+    let mut rest = print;
+    let mut field = None;
+    std::iter::from_fn(move || {
+        if let Some(field) = field.take() {
+            return Some(field);
+        }
+        if rest.is_empty() {
+            return None;
+        }
+        let Some((before, after)) = rest.split_once('{') else {
+            return Some(Piece::Text(std::mem::take(&mut rest)));
+        };
+        let Some((inner, after)) = after.split_once('}') else {
+            // It has no end.
+            (field, rest) = (Some(Piece::Text(after)), "");
+            return Some(Piece::Text(before));
+        };
+        let (name, form) = inner.split_once(':').unwrap_or((inner, ""));
+        let (name, index) = match name.strip_suffix(']').and_then(|name| name.split_once('[')) {
+            Some((name, index)) => (name, index.parse().ok()),
+            None => (name, None),
+        };
+        field = Some(Piece::Field { name, index, form });
+        rest = after;
+        Some(Piece::Text(before))
+    })
 }
 
 /// A value as `%d`, `%u` or `%s` prints it.
@@ -77,10 +110,9 @@ fn number(shown: Option<&Shown<'_>>) -> Option<u64> {
 
 fn formed(shown: Option<&Shown<'_>>, form: &str) -> String {
     let Some(value) = number(shown) else { return plain(shown) };
-    let named = |list: &str| {
-        let own = list.split(',').filter_map(|pair| pair.split_once('='));
-        let mut own = own.filter(|(number, _)| number.parse() == Ok(value));
-        own.next().map(|(_, name)| name.to_owned())
+    let named = |list| {
+        let found = names(list).find(|(number, _)| *number == value);
+        found.map(|(_, name)| name.to_owned())
     };
     match form {
         "" => plain(shown),
@@ -97,6 +129,12 @@ fn formed(shown: Option<&Shown<'_>>, form: &str) -> String {
             _ => plain(shown),
         },
     }
+}
+
+/// Numbers and names of the form `names`.
+pub(crate) fn names(list: &str) -> impl Iterator<Item = (u64, &str)> {
+    let own = list.split(',').filter_map(|pair| pair.split_once('='));
+    own.filter_map(|(number, name)| Some((number.parse().ok()?, name)))
 }
 
 fn state(value: u64) -> String {

@@ -19,7 +19,7 @@ mod callers;
 mod counted;
 #[cfg(test)]
 mod counted_tests;
-mod fields;
+pub(crate) mod fields;
 mod graph;
 #[cfg(test)]
 mod graph_tests;
@@ -68,7 +68,7 @@ pub use summary::write_summary;
 pub use text::Text;
 pub use top::Top;
 pub use values::{Args, Returned};
-pub(crate) use values::{JsonArgs, JsonReturned};
+pub(crate) use values::{JsonArgs, JsonReturned, quoted_char};
 
 /// A format.
 pub trait Export {

@@ -5,7 +5,9 @@ use std::io::Write;
 use rustc_hash::FxHashMap;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use crate::stream::{RawValues, Shape, Shown, ValueField, ValuesOf, number_repeated, show_values};
+use crate::stream::{
+    RawValues, Shape, Shown, ValueField, ValuesOf, number_repeated, show_values, split_values,
+};
 
 use super::printable;
 use super::text::decimal;
@@ -28,6 +30,18 @@ impl<'a> Args<'a> {
     /// not be read.
     pub fn iter(&self) -> impl Iterator<Item = (&'a str, Option<Shown<'a>>)> + use<'a> {
         show_values(self.fields, self.failed, self.words)
+    }
+
+    /// What the values are.
+    pub(crate) fn fields(&self) -> &'a [ValueField] {
+        self.fields
+    }
+
+    /// What the values are, and their words. `None` is what could not be read.
+    pub(crate) fn words(
+        &self,
+    ) -> impl Iterator<Item = (&'a ValueField, Option<&'a [u64]>)> + use<'a> {
+        split_values(self.fields, self.failed, self.words)
     }
 }
 
@@ -201,6 +215,13 @@ pub(super) fn write_shown(out: &mut Vec<u8>, shown: &Shown<'_>) {
             out.push(b']');
         }
     }
+}
+
+/// A character in its quotes.
+pub(crate) fn quoted_char(byte: u8) -> Vec<u8> {
+    let mut out = Vec::new();
+    write_shown(&mut out, &Shown::Char(byte));
+    out
 }
 
 fn hexadecimal(out: &mut Vec<u8>, number: u64) {

@@ -4,6 +4,7 @@
 mod chart;
 mod context;
 mod ctf;
+mod events;
 mod uftrace;
 
 use std::collections::BTreeMap;
@@ -244,7 +245,10 @@ fn trace_cmd_reads_many_pages() {
     }
 }
 
-/// Fields of a protobuf message: number to values. An integer is as it is, all else bytes.
+/// A protobuf message: values by the numbers of their fields.
+type Message = BTreeMap<u64, Vec<Wire>>;
+
+/// A value. An integer is as it is, all else bytes.
 #[derive(Clone, Debug, PartialEq)]
 enum Wire {
     Number(u64),
@@ -253,7 +257,7 @@ enum Wire {
 
 /// Decodes a message by the encoding's own rules (protobuf.dev, "Encoding"), without knowing what
 /// vmtrace takes the fields for.
-fn fields(mut bytes: &[u8]) -> BTreeMap<u64, Vec<Wire>> {
+fn fields(mut bytes: &[u8]) -> Message {
     fn varint(bytes: &mut &[u8]) -> u64 {
         let mut number = 0;
         for shift in (0..).step_by(7) {
@@ -266,7 +270,7 @@ fn fields(mut bytes: &[u8]) -> BTreeMap<u64, Vec<Wire>> {
         }
         number
     }
-    let mut found: BTreeMap<u64, Vec<Wire>> = BTreeMap::new();
+    let mut found = Message::new();
     while !bytes.is_empty() {
         let tag = varint(&mut bytes);
         let value = match tag & 7 {
@@ -284,14 +288,14 @@ fn fields(mut bytes: &[u8]) -> BTreeMap<u64, Vec<Wire>> {
     found
 }
 
-fn number(message: &BTreeMap<u64, Vec<Wire>>, field: u64) -> Option<u64> {
+fn number(message: &Message, field: u64) -> Option<u64> {
     match message.get(&field)?.first()? {
         Wire::Number(number) => Some(*number),
         Wire::Bytes(_) => panic!("field {field} is no number"),
     }
 }
 
-fn messages(message: &BTreeMap<u64, Vec<Wire>>, field: u64) -> Vec<BTreeMap<u64, Vec<Wire>>> {
+fn messages(message: &Message, field: u64) -> Vec<Message> {
     let bytes = message.get(&field).map(Vec::as_slice).unwrap_or_default();
     let bytes = bytes.iter().map(|value| match value {
         Wire::Bytes(bytes) => fields(bytes),
@@ -300,7 +304,7 @@ fn messages(message: &BTreeMap<u64, Vec<Wire>>, field: u64) -> Vec<BTreeMap<u64,
     bytes.collect()
 }
 
-fn text(message: &BTreeMap<u64, Vec<Wire>>, field: u64) -> Option<String> {
+fn text(message: &Message, field: u64) -> Option<String> {
     match message.get(&field)?.first()? {
         Wire::Bytes(bytes) => Some(String::from_utf8(bytes.clone()).expect("UTF-8")),
         Wire::Number(_) => panic!("field {field} is no text"),

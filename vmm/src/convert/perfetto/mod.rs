@@ -2,8 +2,9 @@
 //! vCPU for idle tasks, which share a pid), with arguments and returned values as their arguments.
 //!
 //! Every vCPU has a track of the tasks that were seen on it, with losses as instants, and a counter
-//! of what it lost; losses are statistics of trace_processor as well.
+//! of what it lost; losses are statistics of trace_processor as well. Tracepoints are ftrace events.
 
+mod ftrace;
 mod wire;
 
 use std::fs::File;
@@ -12,8 +13,9 @@ use std::io::{self, BufWriter, Write};
 use rustc_hash::FxHashMap;
 
 use super::ground::{Clock, Names, listed};
-use crate::export::{Args, Entry, Event, Export, Name, Return, Unfinished};
+use crate::export::{Args, Entry, Event, Export, Name, Return, Tracepoint, Unfinished};
 use crate::stream::{Header, Loss, Mark, MarkKind, Shown, Summary};
+use ftrace::{Bundle, NoPlace};
 use wire::{
     COUNTER, CounterDescriptor, DebugAnnotation, END_OF_TRACE, FtraceCpuStats, FtraceEventBundle,
     FtraceStats, INSTANT, Interned, InternedData, NEEDS_STATE, ProcessDescriptor, SLICE_BEGIN,
@@ -64,6 +66,7 @@ struct Seen {
     to: u64,
     records: u64,
     lost: u64,
+    bundle: Bundle,
 }
 
 /// Perfetto's protobuf.
@@ -77,6 +80,7 @@ pub struct Perfetto {
     lanes: FxHashMap<u64, Lane>,
     vcpus: Vec<Seen>,
     next_uuid: u64,
+    no_place: NoPlace,
     /// Time of the latest event.
     now: u64,
 }
@@ -94,6 +98,7 @@ impl Perfetto {
             lanes: FxHashMap::default(),
             vcpus: Vec::new(),
             next_uuid: 0,
+            no_place: NoPlace::new(),
             now: 0,
         }
     }
@@ -234,8 +239,10 @@ impl Perfetto {
             return Ok(());
         }
         let comm = comm.unwrap_or("<...>").to_owned();
-        let (records, lost) = (seen.records + 1, seen.lost);
-        let old = std::mem::replace(seen, Seen { pid, comm, from: at, to: at, records, lost });
+        let (records, lost, bundle) =
+            (seen.records + 1, seen.lost, std::mem::take(&mut seen.bundle));
+        let new = Seen { pid, comm, from: at, to: at, records, lost, bundle };
+        let old = std::mem::replace(seen, new);
         self.left(vcpu, &old)
     }
 
@@ -376,6 +383,7 @@ impl Perfetto {
     }
 
     fn loss(&mut self, loss: &Loss) -> io::Result<()> {
+        self.hand_on(loss.vcpu)?;
         let Some(seen) = self.vcpus.get_mut(position(loss.vcpu)) else { return Ok(()) };
         seen.lost = seen.lost.saturating_add(loss.count);
         let (at, lost) = (self.now, seen.lost);
@@ -395,7 +403,26 @@ impl Perfetto {
         self.event(at, event, InternedData::default())?;
         // A statistic of trace_processor, and what its users look for.
         let (cpu, lost_events) = (Some(loss.vcpu), Some(true));
-        let ftrace_events = Some(FtraceEventBundle { cpu, lost_events });
+        let ftrace_events = Some(FtraceEventBundle { cpu, event: Vec::new(), lost_events });
+        self.packet(TracePacket { ftrace_events, ..TracePacket::default() })
+    }
+
+    fn tracepoint(&mut self, event: &Tracepoint<'_>) -> io::Result<()> {
+        let at = self.clock.ns(event.timestamp);
+        self.saw(event.vcpu, event.pid, event.comm, at)?;
+        let Some(seen) = self.vcpus.get_mut(position(event.vcpu)) else { return Ok(()) };
+        seen.bundle.push(ftrace::event(event, at, &mut self.no_place));
+        if seen.bundle.is_full() { self.hand_on(event.vcpu) } else { Ok(()) }
+    }
+
+    /// Writes the events of a vCPU that wait.
+    fn hand_on(&mut self, vcpu: u32) -> io::Result<()> {
+        let Some(seen) = self.vcpus.get_mut(position(vcpu)) else { return Ok(()) };
+        let event = seen.bundle.take();
+        if event.is_empty() {
+            return Ok(());
+        }
+        let ftrace_events = Some(FtraceEventBundle { cpu: Some(vcpu), event, lost_events: None });
         self.packet(TracePacket { ftrace_events, ..TracePacket::default() })
     }
 
@@ -525,7 +552,8 @@ impl Export for Perfetto {
             Event::Entry(entry) => self.entry(entry),
             Event::Return(ret) => self.ret(ret),
             // What is called now is shown inside of it.
-            Event::Tail(_) | Event::Tracepoint(_) => Ok(()),
+            Event::Tail(_) => Ok(()),
+            Event::Tracepoint(event) => self.tracepoint(event),
             Event::Unfinished(left) => self.unfinished(left),
             Event::Loss(loss) => self.loss(loss),
             Event::Mark(mark) => self.mark(mark),
@@ -537,6 +565,9 @@ impl Export for Perfetto {
     }
 
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
+        for vcpu in 0..u32::try_from(self.vcpus.len()).unwrap_or(u32::MAX) {
+            self.hand_on(vcpu)?;
+        }
         for (vcpu, seen) in (0..).zip(std::mem::take(&mut self.vcpus)) {
             let lost = seen.lost;
             self.left(vcpu, &seen)?;
@@ -557,5 +588,14 @@ impl Export for Perfetto {
         }
         self.stats(END_OF_TRACE)?;
         self.flush()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let each = self.no_place.iter().map(|(event, field)| format!("{field} of {event}"));
+        let all = each.collect::<Vec<_>>().join(", ");
+        if all.is_empty() {
+            return Vec::new();
+        }
+        vec![format!("fields that its messages have no place for: {all}: left out")]
     }
 }

@@ -146,8 +146,38 @@ pub(super) struct CounterDescriptor {}
 pub(super) struct FtraceEventBundle {
     #[prost(uint32, optional, tag = "1")]
     pub(super) cpu: Option<u32>,
+    /// Messages, which look the same as bytes.
+    #[prost(bytes = "vec", repeated, tag = "2")]
+    pub(super) event: Vec<Vec<u8>>,
     #[prost(bool, optional, tag = "3")]
     pub(super) lost_events: Option<bool>,
+}
+
+/// `GenericFtraceEvent`.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Generic {
+    #[prost(string, optional, tag = "1")]
+    pub(super) event_name: Option<String>,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) field: Vec<GenericField>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct GenericField {
+    #[prost(string, optional, tag = "1")]
+    pub(super) name: Option<String>,
+    #[prost(oneof = "GenericValue", tags = "3, 4, 5")]
+    pub(super) value: Option<GenericValue>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub(super) enum GenericValue {
+    #[prost(string, tag = "3")]
+    Text(String),
+    #[prost(int64, tag = "4")]
+    Int(i64),
+    #[prost(uint64, tag = "5")]
+    Uint(u64),
 }
 
 #[derive(Clone, PartialEq, Message)]

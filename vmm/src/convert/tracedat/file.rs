@@ -18,7 +18,7 @@ const HEADER_EVENT: &str = "# compressed entry header\n\ttype_len    :    5 bits
     \ttime_extend : type == 30\n\ttime_stamp : type == 31\n\tdata max type_len  == 28\n";
 
 /// The fields that all events have.
-const COMMON: &str = "\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\
+pub(super) const COMMON: &str = "\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\
     \tfield:unsigned char common_flags;\toffset:2;\tsize:1;\tsigned:0;\n\
     \tfield:unsigned char common_preempt_count;\toffset:3;\tsize:1;\tsigned:0;\n\
     \tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;\n";
@@ -84,6 +84,8 @@ pub(super) struct Contents {
     pub(super) version: String,
     /// A text for each vCPU.
     pub(super) stats: Vec<String>,
+    /// Formats of events, by their systems.
+    pub(super) systems: Vec<(Box<str>, Vec<String>)>,
     /// A number that tells this trace from others.
     pub(super) id: u64,
 }
@@ -159,6 +161,19 @@ fn event_formats() -> Bytes {
     part
 }
 
+/// Events that are not ftrace's own, by their systems.
+fn systems(contents: &Contents) -> Bytes {
+    let mut part = Bytes::default();
+    part.u32(u32::try_from(contents.systems.len()).unwrap_or(0));
+    for (system, formats) in &contents.systems {
+        part.string(system).u32(u32::try_from(formats.len()).unwrap_or(0));
+        for format in formats {
+            part.long(format);
+        }
+    }
+    part
+}
+
 /// Options that both versions have.
 fn options(contents: &Contents) -> Bytes {
     let mut part = Bytes::default();
@@ -189,8 +204,8 @@ pub(super) fn version_6(
 ) -> io::Result<()> {
     let mut file = beginning("6")?;
     file.raw(&header_info().0).raw(&event_formats().0);
-    // No systems of events.
-    file.u32(0).short(&contents.kallsyms)?.short("")?.long(&contents.cmdlines);
+    file.raw(&systems(contents).0);
+    file.short(&contents.kallsyms)?.short("")?.long(&contents.cmdlines);
     file.u32(contents.vcpus);
     file.string("options  ").raw(&options(contents).0).u16(0);
     file.string("flyrecord");
@@ -221,7 +236,8 @@ pub(super) fn version_7(
     printk.short("")?;
     cmdlines.long(&contents.cmdlines);
     // In the order of their numbers, from that of the header's on.
-    let sections = [header_info(), event_formats(), Bytes(vec![0; 4]), kallsyms, printk, cmdlines];
+    let systems = systems(contents);
+    let sections = [header_info(), event_formats(), systems, kallsyms, printk, cmdlines];
     let mut options = options(contents);
     for (id, data) in (HEADER_INFO..=CMDLINES).zip(sections) {
         let at = file.section(id, &data.0);

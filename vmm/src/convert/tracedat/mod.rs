@@ -1,7 +1,8 @@
 //! trace.dat, what trace-cmd and KernelShark read: entries as events of the function tracer, calls
 //! as those of function_graph, marks and reasons of losses as `trace_marker` prints (marks on vCPU
-//! 0). Times are nanoseconds since the clock's start.
+//! 0), tracepoints as events with their own fields. Times are nanoseconds since the clock's start.
 
+mod events;
 mod file;
 mod pages;
 
@@ -13,8 +14,9 @@ use std::io::{self, BufWriter, Write};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::ground::{Clock, Names};
-use crate::export::{Entry, Event, Export, Name, Return};
+use crate::export::{Entry, Event, Export, Name, Return, Tracepoint};
 use crate::stream::{Context, Header, Loss, Mark, Summary};
+use events::Events;
 use file::{Contents, FUNCTION, GRAPH_ENTRY, GRAPH_EXIT, PRINT};
 use pages::Pages;
 
@@ -43,6 +45,7 @@ pub struct TraceDat {
     last: u32,
     now: u64,
     lost: Vec<u64>,
+    events: Events,
     contents: Contents,
 }
 
@@ -60,6 +63,7 @@ impl TraceDat {
             last: 0,
             now: 0,
             lost: Vec::new(),
+            events: Events::default(),
             contents: Contents::default(),
         }
     }
@@ -124,6 +128,15 @@ impl TraceDat {
         event[24..32].copy_from_slice(&at.to_le_bytes());
         event[40..].copy_from_slice(&ret.depth.to_le_bytes());
         self.pages.event(ret.vcpu, at, &event)
+    }
+
+    fn tracepoint(&mut self, event: &Tracepoint<'_>) -> io::Result<()> {
+        self.task(event.pid, event.comm);
+        let at = self.clock.ns(event.timestamp);
+        self.now = self.now.max(at);
+        let (id, record) = self.events.record(event)?;
+        head(record, id, event.pid, event.context);
+        self.pages.event(event.vcpu, at, record)
     }
 
     fn print(&mut self, vcpu: u32, at: u64, text: &str) -> io::Result<()> {
@@ -221,7 +234,8 @@ impl Export for TraceDat {
             Event::Entry(entry) => self.entry(entry),
             Event::Return(ret) => self.ret(ret),
             // What is called now is shown inside of it; what has no end stays open.
-            Event::Tail(_) | Event::Unfinished(_) | Event::Tracepoint(_) => Ok(()),
+            Event::Tail(_) | Event::Unfinished(_) => Ok(()),
+            Event::Tracepoint(event) => self.tracepoint(event),
             Event::Loss(loss) => self.loss(loss),
             Event::Mark(mark) => self.mark(mark),
         }
@@ -230,6 +244,7 @@ impl Export for TraceDat {
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
         self.pages.finish()?;
         self.contents.kallsyms = self.kallsyms();
+        self.contents.systems = std::mem::take(&mut self.events).into_systems();
         let mut tasks: Vec<_> = self.tasks.iter().collect();
         tasks.sort_unstable();
         self.contents.cmdlines = tasks.iter().fold(String::new(), |mut text, (pid, comm)| {
