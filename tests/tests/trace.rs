@@ -7,11 +7,11 @@ use vmtrace::kernel::Symbol;
 use vmtrace::stream::Exit;
 use vmtrace_tests::SharedHost;
 use vmtrace_tests::cases::Guests;
-use vmtrace_tests::disks;
 use vmtrace_tests::live::{unless_lost, vmtrace};
 use vmtrace_tests::mitigations::Closed;
 use vmtrace_tests::readers::trace_cmd_report;
 use vmtrace_tests::trace::{KERNELS, WORKLOAD, boot, kernel, options};
+use vmtrace_tests::{disks, latency};
 
 static GUESTS: Guests = Guests {
     host: SharedHost::new(|| options(env!("CARGO_BIN_EXE_vmtrace-guest"), &KERNELS)),
