@@ -2,7 +2,7 @@
 
 use std::ops::{Range, RangeInclusive};
 
-use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind};
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
 use crate::exits::Missing;
 use crate::read::index;
@@ -45,6 +45,16 @@ pub(super) struct Block {
     pub(super) start: RangeInclusive<u64>,
 }
 
+/// An instruction that adds to a count of the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counted {
+    pub(crate) address: u64,
+    /// Of the instruction.
+    pub(crate) len: u8,
+    /// What is added; `None`: something else is done to it.
+    pub(crate) add: Option<i32>,
+}
+
 /// What became of a piece of code.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Swept {
@@ -70,6 +80,10 @@ pub(super) struct Sweep<'a> {
     pub(super) callers: Vec<u32>,
     /// Code after an instruction that does not go on to the next, by piece.
     pub(super) blocks: Vec<Block>,
+    /// Offset from the gs base of a count of the CPU.
+    pub(super) count: Option<u64>,
+    /// Where it is written.
+    pub(super) counted: Vec<Counted>,
 }
 
 impl<'a> Sweep<'a> {
@@ -84,6 +98,8 @@ impl<'a> Sweep<'a> {
             targets: Marks::new(text),
             callers: Vec::new(),
             blocks: Vec::new(),
+            count: None,
+            counted: Vec::new(),
         }
     }
 
@@ -120,6 +136,9 @@ impl<'a> Sweep<'a> {
             {
                 self.blocks.push(Block { piece: number, start: from..=at });
                 ended = None;
+            }
+            if instruction.segment_prefix() == Register::GS {
+                self.counted.extend(self.count.and_then(|count| counted(&instruction, count)));
             }
             if instruction.op0_kind() == OpKind::NearBranch64 {
                 let target = instruction.near_branch_target();
@@ -214,6 +233,27 @@ impl<'a> Sweep<'a> {
         };
         u64::try_from(count).ok().filter(|&count| count > 0)
     }
+}
+
+/// What an instruction does to the word at `count` from the gs base, if it writes there.
+fn counted(instruction: &Instruction, count: u64) -> Option<Counted> {
+    let fixed = matches!(instruction.memory_base(), Register::None | Register::RIP)
+        && instruction.memory_index() == Register::None;
+    if instruction.op0_kind() != OpKind::Memory
+        || !fixed
+        || instruction.memory_displacement64() != count
+    {
+        return None;
+    }
+    let add = match instruction.code() {
+        Code::Inc_rm32 => Some(1),
+        Code::Dec_rm32 => Some(-1),
+        Code::Add_rm32_imm32 => Some(instruction.immediate32().cast_signed()),
+        _ if matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test) => return None,
+        _ => None,
+    };
+    let len = u8::try_from(instruction.len()).ok()?;
+    Some(Counted { address: instruction.ip(), len, add })
 }
 
 /// Where code that stands elsewhere until the kernel copies it may go, at most so many
