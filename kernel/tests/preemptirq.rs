@@ -24,7 +24,12 @@ fn each(check: impl Fn(&str, &Kernel, &[SwitchSite])) {
             switches.check(switch).unwrap_or_else(|error| panic!("{name} {switch}: {error}"));
         }
         // Nothing in these kernels shares bytes with anything else.
-        assert_eq!(switches.unusable(), [], "{name}");
+        // But for changes of the count by a register, which are in few functions.
+        let unusable = switches.unusable();
+        assert!(unusable.len() <= 200, "{name}: {unusable:x?}");
+        let loads =
+            |&at: &u64| kernel.bytes(at, 3).is_some_and(|it| it[0] & 0xf8 == 0x48 && it[1] == 0xc7);
+        assert!(unusable.iter().all(loads), "{name}: {unusable:x?}");
         check(name, &kernel, switches.all());
     }
 }

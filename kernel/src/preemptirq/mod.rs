@@ -119,7 +119,8 @@ impl Switches {
         &self.list
     }
 
-    /// Link addresses of others, which nothing can take the place of.
+    /// Link addresses of others, which nothing can take the place of: mostly where the count's place
+    /// is put into a register, by which few bytes change it.
     #[must_use]
     pub fn unusable(&self) -> &[u64] {
         &self.unusable

@@ -218,7 +218,12 @@ impl Finder<'_> {
     /// Changes of the count of preemptions; whether there are any both ways.
     fn counts(&mut self) -> bool {
         let all = self.survey.counted().to_vec();
-        for Counted { address, len, add } in all {
+        for Counted { address, len, add, by_register } in all {
+            if by_register {
+                // The instruction that changes it then has 3 bytes.
+                self.unusable.push(address);
+                continue;
+            }
             // What sets it, or only the bit that asks for a reschedule.
             let Some(kind) = add.map(SwitchKind::Count) else { continue };
             let rewritten = self.survey.patches.bytes.any(address, len);

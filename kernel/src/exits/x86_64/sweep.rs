@@ -53,6 +53,8 @@ pub(crate) struct Counted {
     pub(crate) len: u8,
     /// What is added; `None`: something else is done to it.
     pub(crate) add: Option<i32>,
+    /// It only puts the count's place into a register, by which it is changed later.
+    pub(crate) by_register: bool,
 }
 
 /// What became of a piece of code.
@@ -137,7 +139,7 @@ impl<'a> Sweep<'a> {
                 self.blocks.push(Block { piece: number, start: from..=at });
                 ended = None;
             }
-            if instruction.segment_prefix() == Register::GS {
+            if instruction.segment_prefix() == Register::GS || code == Code::Mov_rm64_imm32 {
                 self.counted.extend(self.count.and_then(|count| counted(&instruction, count)));
             }
             if instruction.op0_kind() == OpKind::NearBranch64 {
@@ -235,8 +237,15 @@ impl<'a> Sweep<'a> {
     }
 }
 
-/// What an instruction does to the word at `count` from the gs base, if it writes there.
+/// What an instruction does to the word at `count` from the gs base, if it writes there or makes
+/// others do so.
 fn counted(instruction: &Instruction, count: u64) -> Option<Counted> {
+    let (address, len) = (instruction.ip(), u8::try_from(instruction.len()).ok()?);
+    if instruction.code() == Code::Mov_rm64_imm32 {
+        let taken = instruction.op0_kind() == OpKind::Register
+            && instruction.immediate32to64().cast_unsigned() == count;
+        return taken.then_some(Counted { address, len, add: None, by_register: true });
+    }
     let fixed = matches!(instruction.memory_base(), Register::None | Register::RIP)
         && instruction.memory_index() == Register::None;
     if instruction.op0_kind() != OpKind::Memory
@@ -252,8 +261,7 @@ fn counted(instruction: &Instruction, count: u64) -> Option<Counted> {
         _ if matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test) => return None,
         _ => None,
     };
-    let len = u8::try_from(instruction.len()).ok()?;
-    Some(Counted { address: instruction.ip(), len, add })
+    Some(Counted { address, len, add, by_register: false })
 }
 
 /// Where code that stands elsewhere until the kernel copies it may go, at most so many

@@ -148,9 +148,27 @@ fn unknown(kernel: &Kernel, pattern: &str) -> EventError {
 }
 
 /// What instructions tell: where they are.
-fn switched(kernel: &Kernel, event: &Event, switch: Switch) -> Result<TracedEvent, String> {
-    let known = kernel.switches().and_then(|switches| switches.check(switch));
-    known.map_err(|error| error.to_string())?;
+fn switched(
+    kernel: &Kernel,
+    event: &Event,
+    switch: Switch,
+) -> Result<(TracedEvent, Option<String>), String> {
+    let switches = kernel.switches().map_err(|error| error.to_string())?;
+    switches.check(switch).map_err(|error| error.to_string())?;
+    let missing = match switch {
+        Switch::PreemptDisable | Switch::PreemptEnable => switches.unusable(),
+        Switch::IrqDisable | Switch::IrqEnable => &[],
+    };
+    let names = missing.iter().filter_map(|&at| Some(kernel.symbols().lookup(at)?.0));
+    let mut names: Vec<&str> = names.collect();
+    names.dedup();
+    let examples = names.iter().take(3).copied().collect::<Vec<_>>().join(", ");
+    let note = (!names.is_empty()).then(|| {
+        let count = names.len();
+        format!(
+            "{switch} is not told everywhere in {count} functions (such as {examples}): no room"
+        )
+    });
     let values = event.fields.iter().map(|field| EventValue {
         shown: ValueField { name: field.name.clone(), shape: Shape::Pointer },
         from: From::Caller,
@@ -159,15 +177,12 @@ fn switched(kernel: &Kernel, event: &Event, switch: Switch) -> Result<TracedEven
         name: event.full_name(),
         fields: Vec::new(),
         values: values.collect(),
-        print: Some("caller={caller:S}".to_owned()),
+        print: Some("caller={caller}".to_owned()),
         call: None,
         in_place: true,
     };
-    Ok(TracedEvent {
-        fields: Arc::new(fields),
-        from: Place::Switch(switch),
-        address: event.address,
-    })
+    let (from, address) = (Place::Switch(switch), event.address);
+    Ok((TracedEvent { fields: Arc::new(fields), from, address }, note))
 }
 
 /// Adds those of which no record is written yet: two events of one tracepoint would be two records
@@ -214,7 +229,7 @@ fn one(
             let known = known.as_ref().map_err(String::clone)?;
             return Ok((known.one(event, *number)?, None));
         }
-        Origin::Switch(switch) => return Ok((switched(kernel, event, *switch)?, None)),
+        Origin::Switch(switch) => return switched(kernel, event, *switch),
         Origin::Other => return Err("it comes from no tracepoint".to_owned()),
     };
     let hooks = usable_hooks(kernel, address)?;
