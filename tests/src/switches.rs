@@ -22,7 +22,6 @@ impl Guests {
             ["--event", "preemptirq:*", "--context", "-f", "vfs_*", "-f", "tick_*", "--cpus", "2"];
         let (finished, trace) = self.run(name, "files", &args);
         assert_eq!(trouble(&finished.err()), None, "{name}");
-        assert_eq!(trace.summary.lost(), 0, "{name}");
         let mut reader = Reader::new(&trace.stream[..]).unwrap();
         let (mut names, mut cpus) = (BTreeMap::new(), BTreeMap::<u32, Cpu>::new());
         let (mut compared, mut between, mut wrong) = ([0_u32; 2], 0_u32, Vec::new());
@@ -35,6 +34,11 @@ impl Guests {
                     continue;
                 }
                 Frame::Records(batch) => batch,
+                // Behind a gap nothing is known: rings are small for so many records.
+                Frame::Loss(loss) => {
+                    cpus.remove(&loss.vcpu);
+                    continue;
+                }
                 _ => continue,
             };
             let cpu = cpus.entry(batch.vcpu).or_default();
