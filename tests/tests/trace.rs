@@ -46,7 +46,7 @@ fn a_realtime_kernel_is_traced_as_others_are() {
 // A place that is not found, or told at the wrong moment, is a state that is wrong from there on.
 #[test]
 fn switches_agree_with_the_state_of_the_cpu() {
-    for name in ["x86_64-6.1", "x86_64-6.12", "x86_64-6.12-rt", "x86_64-7"] {
+    for name in ["x86_64-6.1", "x86_64-6.12", "x86_64-7"] {
         GUESTS.switches_agree_with_the_state_of_the_cpu(name);
     }
 }
