@@ -126,6 +126,12 @@ pub enum KernelError {
     /// Nobody knows where it keeps the state of a CPU.
     #[error("the state of the CPU cannot be recorded: the kernel has not {0}; leave out --context")]
     NoContext(&'static str),
+    /// Nothing tells where it switches interrupts or preemption.
+    #[error(
+        "where the kernel switches interrupts and preemption cannot be traced: {0}; use a kernel \
+         with CONFIG_PREEMPTIRQ_TRACEPOINTS=y"
+    )]
+    NoSwitches(&'static str),
     /// The ends of functions are not known.
     #[error("the exits of functions cannot be traced: {0}; trace their entries")]
     NoEpilogues(&'static str),

@@ -26,6 +26,7 @@ mod initcalls;
 mod kallsyms;
 mod module;
 mod near;
+pub mod preemptirq;
 mod read;
 mod select;
 mod sites;
@@ -81,6 +82,7 @@ pub struct Kernel {
     btf: OnceLock<Btf>,
     structs: OnceLock<Structs>,
     exits: OnceLock<Exits>,
+    switches: OnceLock<preemptirq::Switches>,
     epilogues: OnceLock<Epilogues>,
     arguments: OnceLock<arguments::Arguments>,
     events: OnceLock<Vec<tracepoints::Event>>,
@@ -144,6 +146,7 @@ impl Kernel {
             btf: OnceLock::new(),
             structs: OnceLock::new(),
             exits: OnceLock::new(),
+            switches: OnceLock::new(),
             epilogues: OnceLock::new(),
             arguments: OnceLock::new(),
             events: OnceLock::new(),

@@ -17,6 +17,7 @@ pub mod modules;
 pub mod random;
 pub mod readers;
 pub mod stress;
+pub mod switches;
 pub mod trace;
 pub mod tree;
 pub mod triggers;

@@ -43,6 +43,14 @@ fn a_realtime_kernel_is_traced_as_others_are() {
     GUESTS.a_realtime_kernel_is_traced_as_others_are("x86_64-6.12-rt");
 }
 
+// A place that is not found, or told at the wrong moment, is a state that is wrong from there on.
+#[test]
+fn switches_agree_with_the_state_of_the_cpu() {
+    for name in ["x86_64-6.1", "x86_64-6.12", "x86_64-7"] {
+        GUESTS.switches_agree_with_the_state_of_the_cpu(name);
+    }
+}
+
 // What a processor has is forced where the kernel can be told to; SRSO's return is for processors of
 // its family alone.
 #[test]

@@ -9,7 +9,7 @@ use std::fmt;
 use super::read::index;
 use super::{Arch, Kernel, KernelError, epilogues};
 
-mod x86_64;
+pub(crate) mod x86_64;
 
 /// One place where a traced function is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

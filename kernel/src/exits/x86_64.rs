@@ -22,8 +22,9 @@ mod tables;
 
 use orc::{Depth, Orc};
 use pieces::{Kind, Pieces};
+pub(crate) use sweep::Counted;
 use sweep::{Edge, How, Sweep};
-use tables::{Patches, Tables};
+pub(crate) use tables::{Patches, Tables};
 
 /// Finds the exits of all functions whose sites are in code that stays.
 pub(super) fn find(kernel: &Kernel) -> Result<Exits, KernelError> {
@@ -35,21 +36,7 @@ pub(super) fn find(kernel: &Kernel) -> Result<Exits, KernelError> {
     let returns = tables.returns()?.filter(|list| !list.is_empty());
     let thunk = kernel.symbols().address("__x86_return_thunk");
     let (returns, thunk) = returns.zip(thunk).ok_or(KernelError::NoReturnSites)?;
-    let (text, bytes) = text(kernel)?;
-    let patches = tables.patches(&text)?;
-    let mut pieces = Pieces::new(kernel, &text);
-
-    let mut sweep = Sweep::new(&text, bytes, kernel.symbols().address("__fentry__"));
-    for number in 0..pieces.len() {
-        pieces.sweep(number, kernel, &mut sweep);
-    }
-    for &(from, target) in &patches.ways {
-        sweep.targets.set(target);
-        if let Some(piece) = pieces.at(from) {
-            sweep.edges.push(Edge { from, target, piece, len: 0, how: How::Table });
-        }
-    }
-    patches.nexts.iter().for_each(|&next| sweep.targets.set(next));
+    let Survey { text, patches, mut pieces, sweep } = Survey::new(&tables, None)?;
     pieces.join(&sweep.edges, kernel.symbols());
 
     let mut finder = Finder {
@@ -68,6 +55,50 @@ pub(super) fn find(kernel: &Kernel) -> Result<Exits, KernelError> {
     finder.run(&sweep);
     finder.follow(&sweep);
     Ok(finder.finish())
+}
+
+/// All code that stays, disassembled once.
+pub(crate) struct Survey<'a> {
+    pub(crate) text: Range<u64>,
+    pub(crate) patches: Patches,
+    pieces: Pieces,
+    sweep: Sweep<'a>,
+}
+
+impl<'a> Survey<'a> {
+    /// With the changes of the count at this offset from the gs base, if one is given.
+    ///
+    /// # Errors
+    /// When the code or a table is not within the image, or the layout of a table is not known.
+    pub(crate) fn new(tables: &Tables<'a>, count: Option<u64>) -> Result<Self, KernelError> {
+        let kernel = tables.kernel;
+        let (text, bytes) = text(kernel)?;
+        let patches = tables.patches(&text)?;
+        let mut pieces = Pieces::new(kernel, &text);
+        let mut sweep = Sweep::new(&text, bytes, kernel.symbols().address("__fentry__"));
+        sweep.count = count;
+        for number in 0..pieces.len() {
+            pieces.sweep(number, kernel, &mut sweep);
+        }
+        for &(from, target) in &patches.ways {
+            sweep.targets.set(target);
+            if let Some(piece) = pieces.at(from) {
+                sweep.edges.push(Edge { from, target, piece, len: 0, how: How::Table });
+            }
+        }
+        patches.nexts.iter().for_each(|&next| sweep.targets.set(next));
+        Ok(Self { text, patches, pieces, sweep })
+    }
+
+    /// Where the count is changed, ascending.
+    pub(crate) fn counted(&self) -> &[Counted] {
+        &self.sweep.counted
+    }
+
+    /// Whether something leads into `count` bytes from an address on.
+    pub(crate) fn is_led_into(&self, address: u64, count: u8) -> bool {
+        self.sweep.targets.any(address, count)
+    }
 }
 
 /// The code that stays: its addresses and bytes.

@@ -11,8 +11,9 @@ mod syscalls;
 
 use std::collections::HashMap;
 
+use super::preemptirq::Switch;
 use super::read::{index, u64_at};
-use super::{Kernel, KernelError};
+use super::{Arch, Kernel, KernelError};
 
 pub use code::{Branch, Call, Hooks, StaticCalls};
 pub use prepare::{Preparation, SyscallMarks};
@@ -26,7 +27,8 @@ pub struct Event {
     pub name: String,
     /// Where it comes from.
     pub origin: Origin,
-    /// Link address of its `struct trace_event_call`: no other event has the same.
+    /// Link address of its `struct trace_event_call`, or what stands for one: no other event has the
+    /// same.
     pub address: u64,
     /// What its format file has, but for the fields that all events have; in that order.
     pub fields: Vec<EventField>,
@@ -48,6 +50,9 @@ pub enum Origin {
         /// It is about what the call returns.
         exit: bool,
     },
+    /// Instructions that switch interrupts or preemption ([`Kernel::switches`]), in kernels without
+    /// the tracepoint.
+    Switch(Switch),
     /// Something else of the kernel's, such as its function tracer.
     Other,
 }
@@ -172,8 +177,30 @@ fn find(kernel: &Kernel) -> Result<Vec<Event>, KernelError> {
     let tables = Tables { points: tracepoints(kernel), syscalls: syscalls::numbers(kernel) };
     let mut events: Vec<Event> =
         (0..count).filter_map(|i| event(kernel, &layout, &tables, u64_at(words, 8 * i)?)).collect();
+    if kernel.arch() == Arch::X86_64 {
+        // The table itself is none of the events'.
+        let places = (start..stop).step_by(8);
+        let own = Switch::ALL.into_iter().zip(places).map(|(it, at)| switch(it, at));
+        let missing = own.filter(|own| !events.iter().any(|it| it.full_name() == own.full_name()));
+        let missing: Vec<Event> = missing.collect();
+        events.extend(missing);
+    }
     events.sort_by(|a, b| (&a.system, &a.name).cmp(&(&b.system, &b.name)));
     Ok(events)
+}
+
+/// What stands for the tracepoint that a kernel has not: known by `address`.
+fn switch(switch: Switch, address: u64) -> Event {
+    let caller =
+        EventField { name: "caller".to_owned(), kind: "void *".to_owned(), size: 8, signed: false };
+    Event {
+        system: Kernel::PREEMPTIRQ.to_owned(),
+        name: switch.name().to_owned(),
+        origin: Origin::Switch(switch),
+        address,
+        fields: vec![caller],
+        print: "\"caller=%pS\", REC->caller".to_owned(),
+    }
 }
 
 /// What events are found by.

@@ -331,7 +331,7 @@ pub fn probe(address: u64, program: u64) -> Option<[u8; 14]> {
 /// Bytes from a [`probe`] to where its call returns to, which is its return.
 pub const PROBE_CALL: u64 = 9;
 
-fn jump(opcode: u8, from: u64, to: u64) -> Option<[u8; 5]> {
+pub(super) fn jump(opcode: u8, from: u64, to: u64) -> Option<[u8; 5]> {
     let distance = to.wrapping_sub(from.wrapping_add(5)).cast_signed();
     let [a, b, c, d] = i32::try_from(distance).ok()?.to_le_bytes();
     Some([opcode, a, b, c, d])

@@ -16,10 +16,13 @@ mod count;
 mod operands;
 mod read;
 mod slow;
+mod switch;
 
 pub use compile::{
     INDIRECT_CALL, PROBE_CALL, compile, indirect_jump, indirect_stub, probe, return_stub, tail_stub,
 };
+
+pub use switch::{Switch, SwitchStub, switch_stub};
 
 use crate::context::ContextPlaces;
 use crate::layout::MAX_RECORD;

@@ -269,6 +269,12 @@ impl FakeGuest {
         }
     }
 
+    /// The count of preemptions of a CPU.
+    pub(crate) fn count(&self, cpu: u64) -> u32 {
+        // SAFETY: inside the mappings of `new`.
+        unsafe { at::<u32>(self.per_cpu + cpu * AREA + PREEMPT_COUNT).read_volatile() }
+    }
+
     /// Calls the traced function `site` on the CPU of this thread.
     pub(crate) fn hit(&self, site: u64) {
         // SAFETY: a C ABI function without arguments was written there.

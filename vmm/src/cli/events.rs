@@ -79,7 +79,7 @@ impl<'a> Line<'a> {
     fn new(event: &'a Event) -> Self {
         let tracepoint = match &event.origin {
             Origin::Tracepoint(name, _) => Some(&**name),
-            Origin::Syscall { .. } | Origin::Other => None,
+            Origin::Syscall { .. } | Origin::Switch(_) | Origin::Other => None,
         };
         let field = |field: &'a crate::kernel::tracepoints::EventField| Field {
             name: &field.name,

@@ -401,7 +401,11 @@ impl Drain {
                 earliest.get_or_insert(time);
                 let fields = self.raw.fields(record);
                 self.events.write(event, &mut self.batch, time, record, fields);
-                if let Some(context) = format.context_of_event(fields) {
+                let context = match self.events.is_in_place(event) {
+                    true => format.context_in_place(fields),
+                    false => format.context_of_event(fields),
+                };
+                if let Some(context) = context {
                     self.batch.with_context(context);
                 }
                 continue;

@@ -38,6 +38,8 @@ pub struct EventFields {
     pub print: Option<String>,
     /// Of which records of its tracepoint it is, if not of all.
     pub call: Option<OneCall>,
+    /// No tracepoint tells it: the state of the CPU is as it was recorded.
+    pub in_place: bool,
 }
 
 /// A single system call.
@@ -74,6 +76,8 @@ pub enum From {
     Signal(Part, Part, [u64; 2]),
     /// One word each, one behind the other.
     Each(Vec<Part>),
+    /// Where it was.
+    Caller,
 }
 
 impl From {
@@ -82,7 +86,7 @@ impl From {
     pub fn words(&self) -> Option<usize> {
         match self {
             Self::Same(_) => None,
-            Self::SwitchState(_) | Self::Swapped(_) | Self::Signal(..) => Some(1),
+            Self::SwitchState(_) | Self::Swapped(_) | Self::Signal(..) | Self::Caller => Some(1),
             Self::Each(parts) => Some(parts.len()),
         }
     }
@@ -243,6 +247,11 @@ impl Events {
         self.words_of.extend(calls);
     }
 
+    /// Whether no tracepoint tells an event.
+    pub(super) fn is_in_place(&self, index: usize) -> bool {
+        self.known.get(index).is_some_and(|known| known.event.in_place)
+    }
+
     /// Whether none was ever traced.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
@@ -272,7 +281,8 @@ impl Events {
             return None;
         }
         let address = Header::TOP_4_GIB | u64::from(known.address);
-        let size = kernel.btf().ok().and_then(|btf| btf.struct_size("tracepoint")).unwrap_or(0);
+        let tracepoint = || kernel.btf().ok().and_then(|btf| btf.struct_size("tracepoint"));
+        let size = if known.event.in_place { 8 } else { tracepoint().unwrap_or(0) };
         let values = known.event.values.iter().map(|value| value.shown.clone()).collect();
         let format = ValuesFormat {
             function: known.address,
@@ -332,6 +342,7 @@ impl Events {
                     1 => (*kernel, false),
                     _ => number(member),
                 },
+                From::Caller => (Header::TOP_4_GIB | u64::from(record.caller), false),
                 From::Each(parts) => {
                     let mut lost = false;
                     for (word, one) in parts.iter().map(number) {
@@ -383,7 +394,14 @@ mod tests {
             let place = Part { field: 0, shape: Shape::Signed { bytes: 8 } };
             let call = number.map(|number| OneCall { number, place });
             let (fields, name) = (vec![Field::Argument(2)], format!("{number:?}"));
-            Arc::new(EventFields { name, fields, values: Vec::new(), print: None, call })
+            Arc::new(EventFields {
+                name,
+                fields,
+                values: Vec::new(),
+                print: None,
+                call,
+                in_place: false,
+            })
         };
         let targets = |all: &[(u32, Option<u32>)]| {
             let of = |&(word, number): &(u32, Option<u32>)| {

@@ -168,6 +168,11 @@ impl Format {
         Some(meaning(kernel, RawContext(*fields.get(index)?)))
     }
 
+    /// The state of the CPU in a record as it was.
+    pub(super) fn context_in_place(&self, fields: &[u64]) -> Option<Context> {
+        self.context(fields, Meaning::context)
+    }
+
     /// The state of the CPU in the record of an event.
     pub(super) fn context_of_event(&self, fields: &[u64]) -> Option<Context> {
         self.context(fields, Meaning::context_of_event)

@@ -21,6 +21,7 @@ pub(super) struct Wanted {
     pub(super) sites: Vec<(usize, u16)>,
     pub(super) exits: Vec<(usize, u16)>,
     pub(super) events: Vec<(Hooks, u16)>,
+    pub(super) switches: Vec<(usize, u16)>,
 }
 
 impl Controller {
@@ -50,11 +51,15 @@ impl Controller {
         if attachment.watches_tracepoints() {
             for (index, program) in all(&plan.events) {
                 let Some(event) = self.tracing.events.get(index) else { continue };
-                let word = attachment.tracepoint_word(ram, event.hooks.tracepoint, program)?;
+                let Some(hooks) = event.hooks() else { continue };
+                let word = attachment.tracepoint_word(ram, hooks.tracepoint, program)?;
                 let (address, event_fields) = (event.address, Arc::clone(&event.fields));
                 events.push(EventTarget { address, word, event: event_fields });
-                wanted.events.push((event.hooks.clone(), program));
+                wanted.events.push((hooks.clone(), program));
             }
+        }
+        if attachment.is_settled() {
+            self.prepare_switches(attachment, &all(&plan.events), (&mut wanted, &mut events))?;
         }
         if let Some(relay) = &self.relay {
             let tracer = |(number, tracer): (u8, &Tracer)| TracerName {
@@ -91,6 +96,8 @@ impl Controller {
             let skipped = attachment.hold_tracepoints(ram, wanted.events.clone())?;
             self.tracepoints_skipped(&skipped);
         }
+        let switches_skipped = self.change_switches(ram, attachment, &wanted.switches)?;
+        self.switches_skipped(&switches_skipped);
         let (leave, take) = if attachment.held() == 0 {
             (Vec::new(), wanted.sites.clone())
         } else {

@@ -35,6 +35,7 @@ use crate::tracer::{
     Attachment, Counters, ExitPlan, Image, ModuleFunction, Options, Ram, Tripwire,
 };
 use rustc_hash::FxHashMap;
+use std::fmt::Write as _;
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -342,13 +343,18 @@ impl Controller {
                 self.disarm(machine, &paused, wire);
                 let ram = Ram(machine.memory());
                 let mut settled = attachment.settle(&ram, &self.kernel).map_err(Into::into);
-                if from.is_none() && !plan.exits.is_empty() {
+                let waits = !plan.exits.is_empty() || self.tracing.waits_for_alternatives();
+                if from.is_none() && waits {
                     settled = settled.and_then(|()| self.enable(machine, &mut attachment, &plan));
                 }
                 if let Err(error) = settled {
-                    self.note(format!("returns are not traced: {error}"));
+                    self.note(format!("returns and switches are not traced: {error}"));
                 }
-                let text = format!("{} exits", attachment.held_exits());
+                let mut text = format!("{} exits", attachment.held_exits());
+                if attachment.held_switches() > 0 {
+                    let held = attachment.held_switches();
+                    let _ = write!(text, ", {held} switches of interrupts and preemption");
+                }
                 let leave = self.before_kexec(machine, &paused, attachment.image());
                 let wires = Wires { init, settle: None, leave };
                 self.stage = Stage::Attached { attachment, from, wires };
@@ -527,8 +533,8 @@ impl Controller {
             }
         }
         let settle = settle.unwrap_or_else(|error| {
-            if self.tracing.wants_exits() {
-                self.note(format!("returns are not traced: {error}"));
+            if self.tracing.waits_for_alternatives() {
+                self.note(format!("returns and switches are not traced: {error}"));
             }
             None
         });

@@ -355,6 +355,10 @@ impl Controller {
                     Stage::Attached { attachment, .. } => attachment.held_exits(),
                     _ => 0,
                 },
+                "switches": match &self.stage {
+                    Stage::Attached { attachment, .. } => attachment.held_switches(),
+                    _ => 0,
+                },
                 "skipped": sites.skipped.iter().map(|skipped| skipped.count).sum::<u64>(),
                 "shared": shared.values().sum::<usize>(),
                 "shared_with": shared,

@@ -21,6 +21,7 @@ mod printk;
 mod selftest;
 mod shares;
 mod sharing;
+mod switches;
 mod tracing;
 mod triggers;
 mod values;

@@ -16,7 +16,7 @@ impl Controller {
         paused: &Paused<'_>,
         attachment: &mut Attachment,
     ) {
-        if self.tracing.events.is_empty() || attachment.watches_tracepoints() {
+        if !self.tracing.has_tracepoints() || attachment.watches_tracepoints() {
             return;
         }
         let ram = Ram(machine.memory());
@@ -126,7 +126,7 @@ impl Controller {
     /// Begins to watch a guest that runs.
     fn watch_now(&mut self, machine: &Machine) -> Result<(), String> {
         let Stage::Attached { attachment, .. } = &mut self.stage else { return Ok(()) };
-        if attachment.watches_tracepoints() {
+        if !self.tracing.has_tracepoints() || attachment.watches_tracepoints() {
             return Ok(());
         }
         let paused = machine.pause().map_err(|error| error.to_string())?;
@@ -142,7 +142,7 @@ impl Controller {
     pub(super) fn tracepoints_skipped(&mut self, skipped: &[PointSkip]) {
         for skip in skipped {
             let events = &self.tracing.events;
-            let event = events.iter().find(|event| event.hooks.tracepoint == skip.tracepoint);
+            let event = events.iter().find(|event| event.tracepoint() == Some(skip.tracepoint));
             let name = event.map_or("a tracepoint", |event| &event.fields.name).to_owned();
             self.note(format!("{name} is not traced: {}", skip.reason));
         }

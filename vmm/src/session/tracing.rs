@@ -202,6 +202,16 @@ impl Tracing {
         self.present().any(|(_, tracer)| tracer.graph)
     }
 
+    /// Whether tracepoints tell any of the events.
+    pub(super) fn has_tracepoints(&self) -> bool {
+        self.events.iter().any(|event| event.hooks().is_some())
+    }
+
+    /// Whether there is something that can only be held when the kernel has patched its alternatives.
+    pub(super) fn waits_for_alternatives(&self) -> bool {
+        self.wants_exits() || self.events.iter().any(|event| event.switch().is_some())
+    }
+
     /// Sites of functions whose returns are asked for, or may be later; in order.
     #[must_use]
     pub fn returning(&self) -> Vec<usize> {

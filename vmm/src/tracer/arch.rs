@@ -13,6 +13,7 @@ use super::stops::{Moment, ProgramStop, Stops};
 use super::trace::{Options, TraceError};
 use super::view::View;
 use super::{riscv64, x86_64};
+use crate::kernel::preemptirq::{SwitchSite, Switches};
 use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Arch, Exit, Exits, Kernel, Site};
 use std::sync::Arc;
@@ -281,6 +282,32 @@ pub(super) trait GuestCode: Send {
         exit: (usize, &Exit),
         program: u16,
     ) -> Result<Edit, SkipReason>;
+
+    /// Makes the stubs that lead from instructions that switch interrupts or preemption (indices) to
+    /// the programs beside them, where there are none yet; what the records of each say.
+    ///
+    /// # Errors
+    /// When there is no place for them; nothing has changed then.
+    fn switch_stubs(
+        &mut self,
+        _: &Image,
+        _: &Switches,
+        wanted: &[(usize, u16)],
+    ) -> Result<Vec<Option<u32>>, TraceError> {
+        Ok(vec![None; wanted.len()])
+    }
+
+    /// What is to be written for such an instruction, with its index, to go through the stub to
+    /// `program`. Verifies what is there.
+    fn switch(
+        &self,
+        _: &View<'_>,
+        _: &Image,
+        _: (usize, &SwitchSite),
+        _: u16,
+    ) -> Result<Edit, SkipReason> {
+        Err(SkipReason::NoStub)
+    }
 
     /// Lets the guest stop, by `trap`, before it waits for the lock under which it changes its
     /// tracepoints, and before it gives that back. Nothing has been written to its code yet.

@@ -4,11 +4,10 @@
 //! context stands, before and after, so it may be changed in any pause, both ways. On riscv64 its
 //! stub is there from the beginning, and one word of it becomes a call: an instruction, too.
 
-use super::arch::GuestCode;
-use super::guest::{GuestError, Image};
+use super::guest::GuestError;
 use super::patch::{Edit, Restored, SkipReason};
 use super::view::View;
-use crate::kernel::{After, Exit, ExitKind, Exits};
+use crate::kernel::{After, Exit, ExitKind};
 
 /// An exit that was left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +45,7 @@ impl ExitWord {
     }
 }
 
-/// An exit that is ours.
+/// An exit that is ours, or another instruction that leads to a stub.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     exit: usize,
@@ -54,7 +53,7 @@ struct Held {
     edit: Edit,
 }
 
-/// All exits that are ours right now.
+/// All exits that are ours right now, or all others of a kind.
 #[derive(Debug, Default)]
 pub(super) struct HeldExits(Vec<Held>);
 
@@ -68,29 +67,23 @@ impl HeldExits {
         self.0.iter().map(|held| (held.exit, held.program))
     }
 
-    /// Lets exits go through the programs beside them. All vCPUs are paused. Returns what was
-    /// skipped.
+    /// Lets exits go through the programs beside them, by what `edit` (of an index and a program)
+    /// says. All vCPUs are paused. Returns what was skipped.
     ///
     /// # Errors
     /// When a write fails half-way; every exit touched by this call is put back first.
     pub(super) fn hold(
         &mut self,
         view: &View<'_>,
-        image: &Image,
-        code: &dyn GuestCode,
-        exits: &Exits,
         wanted: &[(usize, u16)],
-    ) -> Result<Vec<ExitSkip>, GuestError> {
+        edit: impl Fn(usize, u16) -> Option<Result<Edit, SkipReason>>,
+    ) -> Result<Vec<(usize, SkipReason)>, GuestError> {
         let before = self.0.len();
         let mut skipped = Vec::new();
         self.0.reserve(wanted.len());
         for &(index, program) in wanted {
-            let Some(exit) = exits.all().get(index) else { continue };
-            let held = code.exit(view, image, (index, exit), program).map(|edit| Held {
-                exit: index,
-                program,
-                edit,
-            });
+            let Some(edit) = edit(index, program) else { continue };
+            let held = edit.map(|edit| Held { exit: index, program, edit });
             let reason = match held {
                 Err(reason) => reason,
                 Ok(held) => {
@@ -108,7 +101,7 @@ impl HeldExits {
                     }
                 }
             };
-            skipped.push(ExitSkip { exit: index, reason });
+            skipped.push((index, reason));
         }
         Ok(skipped)
     }

@@ -25,6 +25,7 @@ mod riscv64;
 mod selftest;
 mod sharing;
 mod stops;
+mod switches;
 mod tasks;
 mod trace;
 mod tracepoints;

@@ -143,6 +143,8 @@ pub struct Attachment {
     pub(super) modules: Modules,
     programs: Programs,
     exits: HeldExits,
+    /// By index into [`Switches::all`](crate::kernel::preemptirq::Switches::all).
+    pub(super) switches: HeldExits,
     /// What lets a vCPU stop in a program.
     pub(super) trap: &'static [u8],
     /// Programs know what they can read.
@@ -190,6 +192,7 @@ impl Attachment {
             modules: Modules::new(kernel),
             programs,
             exits: HeldExits::default(),
+            switches: HeldExits::default(),
             trap: &[],
             readable: false,
             settled: target.after_alternatives().is_none(),
@@ -429,7 +432,12 @@ impl Attachment {
     ) -> Result<Vec<ExitSkip>, TraceError> {
         let all = exits_of(kernel)?;
         let view = View::with_annex(guest, self.near, &*self.memory);
-        Ok(self.exits.hold(&view, &self.image, &*self.code, all, exits)?)
+        let edit = |index: usize, program| {
+            let exit = all.all().get(index)?;
+            Some(self.code.exit(&view, &self.image, (index, exit), program))
+        };
+        let skipped = self.exits.hold(&view, exits, edit)?;
+        Ok(skipped.into_iter().map(|(exit, reason)| ExitSkip { exit, reason }).collect())
     }
 
     /// Gives exits (indices) back. All vCPUs are paused.
@@ -525,14 +533,19 @@ impl Attachment {
         let text = self.near;
         let annex = View::with_annex(guest, text, &*self.memory);
         let exits = self.exits.release_if(&annex, |_| true);
+        let switches = self.switches.release_if(&annex, |_| true);
         let points = self.points.end(guest, &self.image, &annex);
         let restored = self.patcher.release_if(&View::ram(guest, [text; 2]), |_| true)?;
         exits?;
+        let switches = switches?;
         self.code.stops().remove(&annex)?;
         self.code.remove(guest, &self.image, kernel, self.patcher.freed())?;
         let modules = self.end_watching_modules(guest)?;
         if !(self.end_sharing(guest)? && modules) {
             return Err(TraceError::Ftrace("its code is not as it was kept"));
+        }
+        if !switches.foreign.is_empty() {
+            return Err(TraceError::Code("where it switches interrupts is not as it was left"));
         }
         if !points? {
             return Err(TraceError::Code("what it has of its tracepoints is not as it was left"));

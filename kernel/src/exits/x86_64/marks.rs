@@ -6,7 +6,7 @@ use crate::read::{index, wide};
 
 /// Marks on addresses of one range; those elsewhere cannot be marked.
 #[derive(Debug)]
-pub(super) struct Marks {
+pub(crate) struct Marks {
     start: u64,
     len: u64,
     words: Vec<u64>,
@@ -14,20 +14,20 @@ pub(super) struct Marks {
 
 impl Marks {
     /// None marked.
-    pub(super) fn new(range: &Range<u64>) -> Self {
+    pub(crate) fn new(range: &Range<u64>) -> Self {
         let len = range.end.saturating_sub(range.start);
         let words = vec![0; index(len.div_ceil(64))];
         Self { start: range.start, len, words }
     }
 
-    pub(super) fn set(&mut self, address: u64) {
+    pub(crate) fn set(&mut self, address: u64) {
         if let Some((word, bit)) = self.place(address) {
             self.words[word] |= bit;
         }
     }
 
     /// Marks `count` bytes. Tables say so of a few bytes only.
-    pub(super) fn set_all(&mut self, address: u64, count: u8) {
+    pub(crate) fn set_all(&mut self, address: u64, count: u8) {
         (0..count.into()).for_each(|i| self.set(address.wrapping_add(i)));
     }
 
@@ -36,7 +36,7 @@ impl Marks {
     }
 
     /// Whether one of `count` bytes is marked.
-    pub(super) fn any(&self, address: u64, count: u8) -> bool {
+    pub(crate) fn any(&self, address: u64, count: u8) -> bool {
         (0..count.into()).any(|i| self.is_set(address.wrapping_add(i)))
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::{Range, RangeInclusive};
 
-use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind};
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
 use crate::exits::Missing;
 use crate::read::index;
@@ -45,6 +45,18 @@ pub(super) struct Block {
     pub(super) start: RangeInclusive<u64>,
 }
 
+/// An instruction that adds to a count of the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counted {
+    pub(crate) address: u64,
+    /// Of the instruction.
+    pub(crate) len: u8,
+    /// What is added; `None`: something else is done to it.
+    pub(crate) add: Option<i32>,
+    /// It only puts the count's place into a register, by which it is changed later.
+    pub(crate) by_register: bool,
+}
+
 /// What became of a piece of code.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Swept {
@@ -70,6 +82,10 @@ pub(super) struct Sweep<'a> {
     pub(super) callers: Vec<u32>,
     /// Code after an instruction that does not go on to the next, by piece.
     pub(super) blocks: Vec<Block>,
+    /// Offset from the gs base of a count of the CPU.
+    pub(super) count: Option<u64>,
+    /// Where it is written.
+    pub(super) counted: Vec<Counted>,
 }
 
 impl<'a> Sweep<'a> {
@@ -84,6 +100,8 @@ impl<'a> Sweep<'a> {
             targets: Marks::new(text),
             callers: Vec::new(),
             blocks: Vec::new(),
+            count: None,
+            counted: Vec::new(),
         }
     }
 
@@ -120,6 +138,9 @@ impl<'a> Sweep<'a> {
             {
                 self.blocks.push(Block { piece: number, start: from..=at });
                 ended = None;
+            }
+            if instruction.segment_prefix() == Register::GS || code == Code::Mov_rm64_imm32 {
+                self.counted.extend(self.count.and_then(|count| counted(&instruction, count)));
             }
             if instruction.op0_kind() == OpKind::NearBranch64 {
                 let target = instruction.near_branch_target();
@@ -214,6 +235,33 @@ impl<'a> Sweep<'a> {
         };
         u64::try_from(count).ok().filter(|&count| count > 0)
     }
+}
+
+/// What an instruction does to the word at `count` from the gs base, if it writes there or makes
+/// others do so.
+fn counted(instruction: &Instruction, count: u64) -> Option<Counted> {
+    let (address, len) = (instruction.ip(), u8::try_from(instruction.len()).ok()?);
+    if instruction.code() == Code::Mov_rm64_imm32 {
+        let taken = instruction.op0_kind() == OpKind::Register
+            && instruction.immediate32to64().cast_unsigned() == count;
+        return taken.then_some(Counted { address, len, add: None, by_register: true });
+    }
+    let fixed = matches!(instruction.memory_base(), Register::None | Register::RIP)
+        && instruction.memory_index() == Register::None;
+    if instruction.op0_kind() != OpKind::Memory
+        || !fixed
+        || instruction.memory_displacement64() != count
+    {
+        return None;
+    }
+    let add = match instruction.code() {
+        Code::Inc_rm32 => Some(1),
+        Code::Dec_rm32 => Some(-1),
+        Code::Add_rm32_imm32 => Some(instruction.immediate32().cast_signed()),
+        _ if matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test) => return None,
+        _ => None,
+    };
+    Some(Counted { address, len, add, by_register: false })
 }
 
 /// Where code that stands elsewhere until the kernel copies it may go, at most so many

@@ -9,25 +9,38 @@ use super::marks::Marks;
 use super::sweep::{MOST_EDGES, jumps};
 
 /// Where the tables are.
-pub(super) struct Tables<'a> {
-    pub(super) kernel: &'a Kernel,
+pub(crate) struct Tables<'a> {
+    pub(crate) kernel: &'a Kernel,
 }
 
 /// What the kernel does to its code, by its tables.
-pub(super) struct Patches {
+pub(crate) struct Patches {
     /// Bytes that it rewrites.
-    pub(super) bytes: Marks,
+    pub(crate) bytes: Marks,
+    /// Those of them that it rewrites at any time, or that may fault: not only once, by what the
+    /// processor is.
+    pub(crate) later: Marks,
+    /// What is replaced once.
+    pub(crate) alternatives: Vec<Alternative>,
     /// Ways from an instruction to another that the code in the image does not show.
     pub(super) ways: Vec<(u64, u64)>,
     /// What comes after instructions that may be nops one day, whatever they are in the image.
     pub(super) nexts: Vec<u64>,
 }
 
-/// What code is replaced by: lengths of the original and of the replacement.
-type Alternative = (u64, u8, u64, u8);
+/// What code is replaced by: address and length of the original, then of the replacement.
+pub(crate) type Alternative = (u64, u8, u64, u8);
 
 /// The largest table that is read. Today's are a few megabytes.
 const LIMIT: u64 = 64 << 20;
+
+impl Patches {
+    /// The kernel rewrites these at any time.
+    fn rewrite(&mut self, address: u64, count: u8) {
+        self.bytes.set_all(address, count);
+        self.later.set_all(address, count);
+    }
+}
 
 impl<'a> Tables<'a> {
     /// A table between two symbols, or else a section, and its address.
@@ -68,7 +81,7 @@ impl<'a> Tables<'a> {
     }
 
     /// Returns, ascending.
-    pub(super) fn returns(&self) -> Result<Option<Vec<u64>>, KernelError> {
+    pub(crate) fn returns(&self) -> Result<Option<Vec<u64>>, KernelError> {
         self.list(["__return_sites", "__return_sites_end"], ".return_sites")
     }
 
@@ -80,12 +93,18 @@ impl<'a> Tables<'a> {
     /// Everything that is rewritten within the code of `text`, but for returns, jumps through
     /// registers and the entries of functions.
     pub(super) fn patches(&self, text: &Range<u64>) -> Result<Patches, KernelError> {
-        let mut patches = Patches { bytes: Marks::new(text), ways: Vec::new(), nexts: Vec::new() };
+        let mut patches = Patches {
+            bytes: Marks::new(text),
+            later: Marks::new(text),
+            alternatives: Vec::new(),
+            ways: Vec::new(),
+            nexts: Vec::new(),
+        };
         self.alternatives(text, &mut patches)?;
         self.jump_labels(&mut patches)?;
         self.static_calls(&mut patches)?;
         let locks = self.list(["__smp_locks", "__smp_locks_end"], ".smp_locks")?;
-        locks.unwrap_or_default().into_iter().for_each(|lock| patches.bytes.set(lock));
+        locks.unwrap_or_default().into_iter().for_each(|lock| patches.rewrite(lock, 1));
         let paravirt = ["__parainstructions", "__parainstructions_end"];
         if let Some((_, bytes)) = self.bytes(paravirt, ".parainstructions")? {
             // Address, type and length: 16 bytes with what fills them (until Linux 6.7).
@@ -107,7 +126,7 @@ impl<'a> Tables<'a> {
             .iter()
             .find_map(|&(size, lengths)| alternatives(bytes, start, size, lengths, self.kernel));
         let entries = entries.ok_or(KernelError::UnknownPatchTable { table: "alternatives" })?;
-        for (original, len, replacement, replacement_len) in entries {
+        for &(original, len, replacement, replacement_len) in &entries {
             if patches.ways.len() > MOST_EDGES {
                 let reason = "more alternatives jump than any kernel has".to_owned();
                 return Err(KernelError::Damaged(reason));
@@ -127,6 +146,7 @@ impl<'a> Tables<'a> {
                 patches.ways.extend(jumps(code, target, 3).map(|target| (original, target)));
             }
         }
+        patches.alternatives = entries;
         Ok(())
     }
 
@@ -148,7 +168,7 @@ impl<'a> Tables<'a> {
             // A short jump, the nop in its place, or else 5 bytes.
             let short = self.kernel.bytes(code, 2).and_then(|bytes| array_at(bytes, 0));
             let len = if matches!(short, Some([0xeb, _] | [0x66, 0x90])) { 2 } else { 5 };
-            patches.bytes.set_all(code, len);
+            patches.rewrite(code, len);
             patches.nexts.push(code.wrapping_add(len.into()));
             patches.ways.push((code, target));
         }
@@ -163,7 +183,7 @@ impl<'a> Tables<'a> {
         };
         for at in (0..bytes.len()).step_by(8) {
             if let Some(site) = relative(bytes, start, at) {
-                patches.bytes.set_all(site, 5);
+                patches.rewrite(site, 5);
             }
         }
         Ok(())
@@ -178,7 +198,7 @@ impl<'a> Tables<'a> {
             let instruction = relative(bytes, start, at);
             let target = relative(bytes, start, at + 4);
             if let Some((instruction, target)) = instruction.zip(target) {
-                patches.bytes.set(instruction);
+                patches.rewrite(instruction, 1);
                 patches.ways.push((instruction, target));
             }
         }

@@ -149,11 +149,13 @@ fn is_beginning(event: &Tracepoint<'_>) -> bool {
     matches!(name(event), Some("preemptirq:irq_disable" | "preemptirq:preempt_disable"))
 }
 
-/// Where an event was: `preemptirq:*` say it, others are places of their own.
+/// Where an event was; others than `preemptirq:*` are places of their own.
 fn place(event: &Tracepoint<'_>) -> String {
-    let text = event.text();
-    match text.split_whitespace().find_map(|word| word.strip_prefix("caller=")) {
-        Some(caller) => caller.to_owned(),
-        None => event.event.label(),
-    }
+    let switches = name(event).is_some_and(|name| name.starts_with("preemptirq:"));
+    let caller = event.caller.filter(|_| switches).map(|caller| caller.label());
+    caller.unwrap_or_else(|| {
+        let text = event.text();
+        let named = text.split_whitespace().find_map(|word| word.strip_prefix("caller="));
+        named.map_or_else(|| event.event.label(), str::to_owned)
+    })
 }

@@ -2,7 +2,7 @@
 //! of these: each has the records with its number.
 
 use super::table;
-use super::{Event, EventField, Hooks, Kernel, Made, Origin, TracedEvent, shape};
+use super::{Event, EventField, Hooks, Kernel, Made, Origin, Place, TracedEvent, shape};
 use crate::relay::{EventFields, EventValue, From, OneCall, Part};
 use crate::stream::{Shape, ValueField};
 use std::sync::Arc;
@@ -73,9 +73,10 @@ impl Calls {
             values,
             print: Some(print(&event.fields)),
             call: Some(call),
+            in_place: false,
         };
-        let (fields, hooks) = (Arc::new(fields), self.hooks.clone());
-        Ok(TracedEvent { fields, hooks, address: event.address })
+        let (fields, from) = (Arc::new(fields), Place::Tracepoint(self.hooks.clone()));
+        Ok(TracedEvent { fields, from, address: event.address })
     }
 }
 

@@ -6,6 +6,7 @@ mod table;
 
 use super::values::{ROOM, shorten, taken, whole};
 use crate::kernel::arguments::{Fetch, Last as Behind, Source, Value};
+use crate::kernel::preemptirq::Switch;
 use crate::kernel::tracepoints::{Event, EventField, Hooks, Origin, Preparation};
 use crate::kernel::{Kernel, KernelError, glob};
 use crate::relay::{EventFields, EventValue, From, Part};
@@ -21,17 +22,49 @@ use vmtrace_trampolines::{Field, Last, Read};
 pub struct TracedEvent {
     /// What it is, and what is recorded.
     pub fields: Arc<EventFields>,
-    /// What calls its probes.
-    pub hooks: Hooks,
+    /// What tells it.
+    pub from: Place,
     /// Link address of what it is known by in the kernel: no other event has the same.
     pub address: u64,
 }
 
+/// What tells an event.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// A tracepoint: what calls its probes.
+    Tracepoint(Hooks),
+    /// Instructions that switch this.
+    Switch(Switch),
+}
+
 impl TracedEvent {
+    /// What calls its probes, if a tracepoint tells it.
+    #[must_use]
+    pub fn hooks(&self) -> Option<&Hooks> {
+        match &self.from {
+            Place::Tracepoint(hooks) => Some(hooks),
+            Place::Switch(_) => None,
+        }
+    }
+
+    /// What instructions switch that tell it, if they do.
+    #[must_use]
+    pub fn switch(&self) -> Option<Switch> {
+        match self.from {
+            Place::Tracepoint(_) => None,
+            Place::Switch(switch) => Some(switch),
+        }
+    }
+
+    /// Link address of its `struct tracepoint`, if it has one.
+    pub(super) fn tracepoint(&self) -> Option<u64> {
+        self.hooks().map(|hooks| hooks.tracepoint)
+    }
+
     /// Whether one moment would be a record of each.
     fn is_beside(&self, other: &Self) -> bool {
         let numbers = [self, other].map(|event| event.fields.call.as_ref().map(|call| call.number));
-        self.hooks.tracepoint == other.hooks.tracepoint
+        (self.tracepoint(), self.switch()) == (other.tracepoint(), other.switch())
             && match numbers {
                 [Some(one), Some(other)] => one == other,
                 _ => true,
@@ -62,7 +95,14 @@ pub fn events(
     kernel: &Kernel,
     pattern: &str,
 ) -> Result<(Vec<TracedEvent>, Vec<String>), EventError> {
-    let matches = |event: &&Event| is_meant(pattern, &event.full_name());
+    // Those are as many as calls of functions: only who names them means them.
+    let named = |event: &Event| {
+        pattern == event.name || pattern.starts_with(&format!("{}:", Kernel::PREEMPTIRQ))
+    };
+    let matches = |event: &&Event| {
+        let is_switch = matches!(event.origin, Origin::Switch(_));
+        is_meant(pattern, &event.full_name()) && (!is_switch || named(event))
+    };
     let mut traced: Vec<TracedEvent> = Vec::new();
     let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut notes = Vec::new();
@@ -85,7 +125,7 @@ pub fn events(
     if traced.is_empty() {
         return Err(match reasons.into_iter().next() {
             Some((why, _)) => EventError::Unsupported(pattern.to_owned(), why),
-            None => EventError::Unknown(pattern.to_owned()),
+            None => unknown(kernel, pattern),
         });
     }
     let told = |(why, names): (String, Vec<String>)| {
@@ -94,6 +134,55 @@ pub fn events(
     };
     notes.extend(reasons.into_iter().map(told));
     Ok((traced, notes))
+}
+
+/// Why nothing matches.
+fn unknown(kernel: &Kernel, pattern: &str) -> EventError {
+    let mut switches = Switch::ALL.into_iter();
+    match kernel.switches() {
+        Err(error) if switches.any(|switch| is_meant(pattern, &switch.to_string())) => {
+            EventError::Unsupported(pattern.to_owned(), error.to_string())
+        }
+        _ => EventError::Unknown(pattern.to_owned()),
+    }
+}
+
+/// What instructions tell: where they are.
+fn switched(
+    kernel: &Kernel,
+    event: &Event,
+    switch: Switch,
+) -> Result<(TracedEvent, Option<String>), String> {
+    let switches = kernel.switches().map_err(|error| error.to_string())?;
+    switches.check(switch).map_err(|error| error.to_string())?;
+    let missing = match switch {
+        Switch::PreemptDisable | Switch::PreemptEnable => switches.unusable(),
+        Switch::IrqDisable | Switch::IrqEnable => &[],
+    };
+    let names = missing.iter().filter_map(|&at| Some(kernel.symbols().lookup(at)?.0));
+    let mut names: Vec<&str> = names.collect();
+    names.dedup();
+    let examples = names.iter().take(3).copied().collect::<Vec<_>>().join(", ");
+    let note = (!names.is_empty()).then(|| {
+        let count = names.len();
+        format!(
+            "{switch} is not told everywhere in {count} functions (such as {examples}): no room"
+        )
+    });
+    let values = event.fields.iter().map(|field| EventValue {
+        shown: ValueField { name: field.name.clone(), shape: Shape::Pointer },
+        from: From::Caller,
+    });
+    let fields = EventFields {
+        name: event.full_name(),
+        fields: Vec::new(),
+        values: values.collect(),
+        print: Some("caller={caller}".to_owned()),
+        call: None,
+        in_place: true,
+    };
+    let (from, address) = (Place::Switch(switch), event.address);
+    Ok((TracedEvent { fields: Arc::new(fields), from, address }, note))
 }
 
 /// Adds those of which no record is written yet: two events of one tracepoint would be two records
@@ -140,6 +229,7 @@ fn one(
             let known = known.as_ref().map_err(String::clone)?;
             return Ok((known.one(event, *number)?, None));
         }
+        Origin::Switch(switch) => return switched(kernel, event, *switch),
         Origin::Other => return Err("it comes from no tracepoint".to_owned()),
     };
     let hooks = usable_hooks(kernel, address)?;
@@ -163,8 +253,10 @@ fn one(
     if fields.iter().any(|field| matches!(field, Field::Read(_))) {
         fields.push(Field::Failed);
     }
-    let fields = EventFields { name: event.full_name(), fields, values, print, call: None };
-    Ok((TracedEvent { fields: Arc::new(fields), hooks, address }, note))
+    let (name, call, in_place) = (event.full_name(), None, false);
+    let fields = EventFields { name, fields, values, print, call, in_place };
+    let from = Place::Tracepoint(hooks);
+    Ok((TracedEvent { fields: Arc::new(fields), from, address }, note))
 }
 
 /// What an event is made of.

@@ -35,7 +35,7 @@ impl Tracing {
         let mut beside: Vec<u64> = self
             .events
             .iter()
-            .filter(|other| other.hooks.tracepoint == event.hooks.tracepoint)
+            .filter(|other| other.tracepoint() == event.tracepoint())
             .filter_map(|other| Some(other.fields.call.as_ref()?.number.into()))
             .collect();
         beside.sort_unstable();
@@ -54,6 +54,7 @@ impl Tracing {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Place;
     use super::*;
     use crate::kernel::tracepoints::{Hooks, Preparation};
     use crate::relay::{EventFields, OneCall, Part};
@@ -80,8 +81,10 @@ mod tests {
             values: Vec::new(),
             print: None,
             call: Some(OneCall { number, place: Part { field: 0, shape: LONG } }),
+            in_place: false,
         };
-        TracedEvent { fields: Arc::new(fields), hooks, address: number.into() }
+        let from = Place::Tracepoint(hooks);
+        TracedEvent { fields: Arc::new(fields), from, address: number.into() }
     }
 
     fn conditions(events: Vec<TracedEvent>, asked: Option<Condition>) -> Vec<Option<Condition>> {

@@ -15,6 +15,8 @@ pub(crate) struct Context {
     pub(crate) cpu_number: u64,
     /// Offset of `pid` in `struct task_struct`.
     pub(crate) pid: u64,
+    /// Offset of the count of preemptions from the gs base, if that is known.
+    pub(crate) preempt_count: Option<u64>,
     /// Where the state of the CPU is, if that is known.
     pub(crate) state: Option<ContextPlaces>,
 }
@@ -39,8 +41,10 @@ impl Context {
         } else {
             (variable("current_task")?, variable("cpu_number")?, variable("__preempt_count"))
         };
-        let state = count.ok().and_then(|count| members.context(count));
-        Ok(Self { current, cpu_number, pid: members.offset("task_struct", "pid")?, state })
+        let preempt_count = count.ok();
+        let state = preempt_count.and_then(|count| members.context(count));
+        let pid = members.offset("task_struct", "pid")?;
+        Ok(Self { current, cpu_number, pid, preempt_count, state })
     }
 }
 

@@ -2,7 +2,9 @@
 
 use super::context::{self, Context};
 use super::exit_stubs::{Stub, Stubs, form, named, place, put_stub};
+use super::switch_stubs::{self, SwitchStubs};
 use super::{brackets, calls, map, site, tracepoint};
+use crate::kernel::preemptirq::{SwitchSite, Switches};
 use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, Exits, Kernel, Site};
 use crate::tracer::annex::{Addressing, Layout, Memory, SIZE, TABLE, WITH_TABLES};
@@ -61,6 +63,8 @@ pub(super) fn install(
         endings: Vec::new(),
         thunk: None,
         stubs: Stubs::default(),
+        switches: SwitchStubs::default(),
+        count: context.preempt_count,
         stops: Vec::new(),
         arrays: FxHashMap::default(),
         program_stops: Stops::default(),
@@ -111,6 +115,9 @@ struct Code {
     /// Run-time address of the kernel's return thunk, where its processors need one.
     thunk: Option<u64>,
     stubs: Stubs,
+    switches: SwitchStubs,
+    /// Offset of the count of preemptions from the gs base, if that is known.
+    count: Option<u64>,
     /// Run-time addresses of stubs through which calls and jumps of the kernel lead, since the guest
     /// stops in them.
     stops: Vec<u64>,
@@ -459,6 +466,54 @@ impl GuestCode for Code {
         // A longer one keeps its end, which is never executed.
         Edit::new(image.physical_of(exit.address), &bytes[..site::LEN], &jump)
             .ok_or(SkipReason::OutOfReach)
+    }
+
+    fn switch_stubs(
+        &mut self,
+        image: &Image,
+        switches: &Switches,
+        wanted: &[(usize, u16)],
+    ) -> Result<Vec<Option<u32>>, TraceError> {
+        let start = self.next(1);
+        let (mut code, mut made, mut endings) = (Vec::new(), Vec::new(), Vec::new());
+        let mut words = Vec::with_capacity(wanted.len());
+        for &(index, program) in wanted {
+            let known = self.switches.get(&(index, program)).copied();
+            let site = switches.all().get(index).zip(self.programs.get(usize::from(program)));
+            let one = known.or_else(|| {
+                let (site, &target) = site?;
+                let at = start + code.len() as u64;
+                let stub = switch_stubs::make(image, site, (at, target), self.count)?;
+                code.extend(stub.bytes);
+                endings.extend(stub.ending.map(|ending| at + ending as u64));
+                #[allow(clippy::cast_possible_truncation, reason = "the low half")]
+                let word = (at + stub.names) as u32;
+                made.push(((index, program), (at, word)));
+                Some((at, word))
+            });
+            words.push(one.map(|(_, word)| word));
+        }
+        // At once, and none if there is no room for all.
+        if !code.is_empty() {
+            self.put(&code, 1)?;
+        }
+        for ending in endings {
+            self.end(ending)?;
+            self.endings.push(ending);
+        }
+        self.switches.extend(made);
+        Ok(words)
+    }
+
+    fn switch(
+        &self,
+        view: &View<'_>,
+        image: &Image,
+        (index, site): (usize, &SwitchSite),
+        program: u16,
+    ) -> Result<Edit, SkipReason> {
+        let &(stub, _) = self.switches.get(&(index, program)).ok_or(SkipReason::NoStub)?;
+        switch_stubs::edit(view, image, site, stub, (self.thunk, self.count))
     }
 
     fn mitigate(

@@ -8,6 +8,7 @@ mod install;
 pub(super) mod map;
 pub(super) mod paging;
 pub(super) mod site;
+mod switch_stubs;
 mod tracepoint;
 
 use super::annex::Memory;

@@ -1,0 +1,128 @@
+//! Where the real kernels that scripts/setup puts into the cache switch interrupts and preemption.
+//! Their versions move, so that these are rules and lower bounds, and no build's numbers.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use vmtrace_kernel::preemptirq::{Switch, SwitchKind, SwitchSite};
+use vmtrace_kernel::{Kernel, KernelError};
+
+fn open(name: &str) -> Kernel {
+    let cache = std::env::var_os("VMTRACE_CACHE").map(PathBuf::from).unwrap_or_else(|| {
+        Path::new(&std::env::var_os("HOME").expect("HOME")).join(".cache/vmtrace")
+    });
+    let image = cache.join("kernels").join(name).join("vmlinuz");
+    assert!(image.exists(), "{} is missing: run scripts/setup", image.display());
+    Kernel::open(&image).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn each(check: impl Fn(&str, &Kernel, &[SwitchSite])) {
+    for name in ["x86_64-6.1", "x86_64-6.12", "x86_64-6.12-rt", "x86_64-7"] {
+        let kernel = open(name);
+        let switches = kernel.switches().unwrap_or_else(|error| panic!("{name}: {error}"));
+        for switch in Switch::ALL {
+            switches.check(switch).unwrap_or_else(|error| panic!("{name} {switch}: {error}"));
+        }
+        // Nothing in these kernels shares bytes with anything else.
+        // But for changes of the count by a register, which are in few functions.
+        let unusable = switches.unusable();
+        assert!(unusable.len() <= 200, "{name}: {unusable:x?}");
+        let loads =
+            |&at: &u64| kernel.bytes(at, 3).is_some_and(|it| it[0] & 0xf8 == 0x48 && it[1] == 0xc7);
+        assert!(unusable.iter().all(loads), "{name}: {unusable:x?}");
+        check(name, &kernel, switches.all());
+    }
+}
+
+/// Numbers of an image.
+fn count(list: &[SwitchSite], wanted: impl Fn(SwitchKind) -> bool) -> usize {
+    list.iter().filter(|site| wanted(site.kind)).count()
+}
+
+// A kind of place that is not found is a state that is wrong from there on, without a word.
+#[test]
+fn all_kinds_are_found_in_all_kernels() {
+    each(|name, _, list| {
+        let cli = count(list, |kind| kind == SwitchKind::Cli);
+        let sti = count(list, |kind| kind == SwitchKind::Sti);
+        let handled = count(list, |kind| matches!(kind, SwitchKind::Handle(_)));
+        let restored = count(list, |kind| matches!(kind, SwitchKind::Restore(_)));
+        let calls = count(list, |kind| matches!(kind, SwitchKind::HandleCall(_)));
+        let returns = count(list, |kind| kind == SwitchKind::Return);
+        let inc = count(list, |kind| kind == SwitchKind::Count(1));
+        let dec = count(list, |kind| kind == SwitchKind::Count(-1));
+        let add = count(list, |kind| matches!(kind, SwitchKind::Count(_))) - inc - dec;
+        let all = [cli, sti, handled, restored, calls, returns, inc, dec, add];
+        println!("{name}: cli, sti, handled, restored, calls, returns, inc, dec, add: {all:?}");
+        assert!((350..700).contains(&cli) && (400..900).contains(&sti) && sti > cli, "{name}");
+        assert!((40..70).contains(&handled), "{name}");
+        // New tasks have none that handles anything.
+        assert_eq!(restored, handled + 1, "{name}");
+        assert!((3..=5).contains(&calls) && returns >= calls - 1, "{name}: {calls} {returns}");
+        assert!((1200..3000).contains(&inc) && dec > inc && dec < 2 * inc, "{name}");
+        assert!((10..250).contains(&add), "{name}");
+    });
+}
+
+// Code that is another when the kernel runs, or is freed, must never be written.
+#[test]
+fn they_are_in_code_that_stays_and_is_as_it_must_be() {
+    each(|name, kernel, list| {
+        let address = |symbol| kernel.symbols().address(symbol).unwrap();
+        let text = address("_stext")..address("_etext");
+        let entry = address("__entry_text_start")..address("__entry_text_end");
+        let mut end = 0;
+        for site in list {
+            let SwitchSite { address, kind } = *site;
+            assert!(address >= end, "{name}: {address:#x} is within another");
+            end = address + u64::from(kind.size());
+            assert!(text.contains(&address) && text.contains(&end), "{name}: {address:#x}");
+            let bytes = kernel.bytes(address, kind.size().into()).unwrap();
+            let (fits, assembly) = match kind {
+                SwitchKind::Cli | SwitchKind::Sti => (bytes[..2] == [0xff, 0x15], false),
+                SwitchKind::Handle(_) | SwitchKind::HandleCall(_) => (bytes[0] == 0xe8, true),
+                SwitchKind::Restore(to) => {
+                    (bytes[0] == 0xe9, Some(to) == kernel.symbols().address("error_return"))
+                }
+                SwitchKind::Return => (bytes[0] == 0xe9, false),
+                SwitchKind::Count(1) => (bytes[..3] == [0x65, 0xff, 0x05], false),
+                SwitchKind::Count(-1) => (bytes[..3] == [0x65, 0xff, 0x0d], false),
+                SwitchKind::Count(add) => {
+                    let added = i32::from_le_bytes(bytes[7..].try_into().unwrap());
+                    (bytes[..3] == [0x65, 0x81, 0x05] && added == add, false)
+                }
+            };
+            assert!(fits, "{name}: {address:#x} {kind:?} {bytes:02x?}");
+            assert_eq!(entry.contains(&address), assembly, "{name}: {address:#x} {kind:?}");
+        }
+        // Whoever traces returns holds others.
+        let own: BTreeSet<u64> = list.iter().map(|site| site.address).collect();
+        let exits = kernel.exits().unwrap().all();
+        assert!(!exits.iter().any(|exit| own.contains(&exit.address)), "{name}");
+    });
+}
+
+// What locks and unlocks must be among them: without these the count is never 0 again.
+#[test]
+fn well_known_functions_have_them() {
+    each(|name, kernel, list| {
+        let within = |symbol: &str, wanted: &dyn Fn(SwitchKind) -> bool| {
+            let start = kernel.symbols().address(symbol).unwrap_or_else(|| panic!("{symbol}"));
+            let end = kernel.symbols().next_after(start).unwrap();
+            list.iter().any(|it| (start..end).contains(&it.address) && wanted(it.kind))
+        };
+        assert!(within("_raw_spin_lock_irqsave", &|kind| kind == SwitchKind::Cli), "{name}");
+        assert!(within("_raw_spin_unlock_irqrestore", &|kind| kind == SwitchKind::Sti), "{name}");
+        let begins = |kind| matches!(kind, SwitchKind::Count(add) if add > 1);
+        let ends = |kind| matches!(kind, SwitchKind::Count(add) if add < -1);
+        assert!(within("irq_enter_rcu", &begins) || within("__irq_enter", &begins), "{name}");
+        assert!(within("irq_exit_rcu", &ends) || within("__irq_exit_rcu", &ends), "{name}");
+        assert!(within("do_syscall_64", &|kind| kind == SwitchKind::Return), "{name}");
+    });
+}
+
+#[test]
+fn other_kernels_say_why_not() {
+    let error = open("riscv64-6.12").switches().unwrap_err();
+    assert!(matches!(error, KernelError::NoSwitches(why) if why.contains("riscv64")), "{error}");
+}

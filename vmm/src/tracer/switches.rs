@@ -1,0 +1,81 @@
+//! Instructions that switch interrupts or preemption and lead to our programs first.
+//!
+//! Each is written with one jump or call, inside of which no context can stand, before and after
+//! (`x86_64/switch_stubs.rs`): in any pause, both ways. The guest may run: nobody executes stubs
+//! before that.
+
+use super::guest::Guest;
+use super::patch::{Restored, SkipReason};
+use super::trace::{Attachment, TraceError};
+use super::view::View;
+use crate::kernel::Kernel;
+use crate::kernel::preemptirq::Switches;
+
+fn of(kernel: &Kernel) -> Result<&Switches, TraceError> {
+    kernel.switches().map_err(|error| TraceError::Kernel(error.to_string()))
+}
+
+impl Attachment {
+    /// Makes the stubs that lead from instructions (indices into [`Switches::all`]) to the programs
+    /// beside them, where there are none yet; what the records of each have in place of a site.
+    ///
+    /// # Errors
+    /// When there is no place for them; no instruction has changed then.
+    pub fn switch_stubs(
+        &mut self,
+        kernel: &Kernel,
+        wanted: &[(usize, u16)],
+    ) -> Result<Vec<Option<u32>>, TraceError> {
+        self.code.switch_stubs(&self.image, of(kernel)?, wanted)
+    }
+
+    /// Those (indices into [`Switches::all`]) that are ours, with the program of each.
+    pub fn switches(&self) -> impl Iterator<Item = (usize, u16)> {
+        self.switches.with_programs()
+    }
+
+    /// How many are ours.
+    #[must_use]
+    pub fn held_switches(&self) -> usize {
+        self.switches.len()
+    }
+
+    /// Lets instructions lead to programs, of which [`Attachment::switch_stubs`] has made stubs. All
+    /// vCPUs are paused. Returns what was skipped.
+    ///
+    /// # Errors
+    /// When alternatives are not patched yet, or guest memory cannot be used half-way; all are then
+    /// as before.
+    pub fn enable_switches(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        wanted: &[(usize, u16)],
+    ) -> Result<Vec<(usize, SkipReason)>, TraceError> {
+        if !self.is_settled() && !wanted.is_empty() {
+            return Err(TraceError::Code("its alternatives are not patched yet"));
+        }
+        let all = of(kernel)?;
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        let edit = |index: usize, program| {
+            let site = all.all().get(index)?;
+            Some(self.code.switch(&view, &self.image, (index, site), program))
+        };
+        Ok(self.switches.hold(&view, wanted, edit)?)
+    }
+
+    /// Gives instructions (indices) back. All vCPUs are paused.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    pub fn disable_switches(
+        &mut self,
+        guest: &dyn Guest,
+        sites: &[usize],
+    ) -> Result<Restored, TraceError> {
+        let mut sites = sites.to_vec();
+        sites.sort_unstable();
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        Ok(self.switches.release_if(&view, |site| sites.binary_search(&site).is_ok())?)
+    }
+}

@@ -1,0 +1,109 @@
+//! Stubs for instructions that switch interrupts or preemption, and what takes the place of these.
+
+use super::site;
+use crate::kernel::preemptirq::{SwitchKind, SwitchSite};
+use crate::tracer::guest::Image;
+use crate::tracer::patch::{Edit, SkipReason};
+use crate::tracer::view::View;
+use rustc_hash::FxHashMap;
+use vmtrace_trampolines::x86_64::{Switch, SwitchStub, switch_stub};
+
+/// Run-time addresses of stubs, and what their records say, by instruction (index) and program. None
+/// ever goes away: a task may stand in it.
+pub(super) type SwitchStubs = FxHashMap<(usize, u16), (u64, u32)>;
+
+/// Bytes of the longest instruction.
+const LONGEST: usize = 11;
+
+/// The stub at `at` of an instruction, to a program at a run-time address; `count` is the offset of
+/// the count of preemptions from the gs base. `None` when there can be none.
+pub(super) fn make(
+    image: &Image,
+    site: &SwitchSite,
+    (at, program): (u64, u64),
+    count: Option<u64>,
+) -> Option<SwitchStub> {
+    let switch = match site.kind {
+        SwitchKind::Cli | SwitchKind::Sti => Switch::Done,
+        SwitchKind::Handle(to) => Switch::Handle(image.runtime(to)),
+        SwitchKind::HandleCall(to) => Switch::HandleCall(image.runtime(to)),
+        SwitchKind::Restore(to) => Switch::Restore(image.runtime(to)),
+        SwitchKind::Return => Switch::Return,
+        SwitchKind::Count(add) => Switch::Count { add, count: count? },
+    };
+    let address = image.runtime(site.address);
+    switch_stub(at, switch, (address, address + u64::from(site.kind.size())), program)
+}
+
+/// What leads to a stub in place of the instruction, which is verified: all of it must be what the
+/// kernel has there when its alternatives are patched.
+pub(super) fn edit(
+    view: &View<'_>,
+    image: &Image,
+    switch: &SwitchSite,
+    stub: u64,
+    (thunk, count): (Option<u64>, Option<u64>),
+) -> Result<Edit, SkipReason> {
+    let mut found = [0; LONGEST];
+    let bytes = found.get_mut(..switch.kind.size().into()).ok_or(SkipReason::OutOfReach)?;
+    let physical = image.physical_of(switch.address);
+    view.read(physical, bytes).map_err(|_| SkipReason::NoRam)?;
+    let address = image.runtime(switch.address);
+    let leads = |opcode| match *bytes {
+        [first, a, b, c, d] if first == opcode => site::jump_target(address, &[0xe9, a, b, c, d]),
+        _ => None,
+    };
+    // The nop behind cli and sti is an instruction of its own.
+    let begins = usize::from(matches!(switch.kind, SwitchKind::Cli | SwitchKind::Sti));
+    let fits = match switch.kind {
+        SwitchKind::Cli => is_flag(bytes, 0xfa),
+        SwitchKind::Sti => is_flag(bytes, 0xfb),
+        SwitchKind::Handle(to) | SwitchKind::HandleCall(to) => {
+            leads(0xe8) == Some(image.runtime(to))
+        }
+        SwitchKind::Restore(to) => leads(0xe9) == Some(image.runtime(to)),
+        SwitchKind::Return => {
+            *bytes == site::RETURN || leads(0xe9).is_some_and(|to| Some(to) == thunk)
+        }
+        SwitchKind::Count(add) => count.is_some_and(|count| is_count(bytes, address, add, count)),
+    };
+    let original = bytes.get(begins..begins + site::LEN).ok_or(SkipReason::OutOfReach)?;
+    if !fits {
+        let first = original.first().copied().unwrap_or(0);
+        return Err(SkipReason::GuestOwned(site::describe([first, 0, 0, 0, 0])));
+    }
+    let from = address + begins as u64;
+    let ours = match switch.kind {
+        SwitchKind::Handle(_) | SwitchKind::HandleCall(_) => site::call(from, stub),
+        _ => site::jump(from, stub),
+    };
+    // What is longer keeps its end, which is never executed.
+    let ours = ours.ok_or(SkipReason::OutOfReach)?;
+    Edit::new(physical + begins as u64, original, &ours).ok_or(SkipReason::OutOfReach)
+}
+
+/// `cli` or `sti` and a nop.
+fn is_flag(bytes: &[u8], opcode: u8) -> bool {
+    bytes.split_first().is_some_and(|(&first, nop)| {
+        first == opcode && site::DISABLED.iter().any(|known| nop == known)
+    })
+}
+
+/// `inc`, `dec` or `add` of the word at `count` from the gs base. With KASLR the distance is not that
+/// of the image, so that it is the place that counts.
+fn is_count(bytes: &[u8], address: u64, add: i32, count: u64) -> bool {
+    let (operation, distance, immediate) = match *bytes {
+        [0x65, a, b, c, d, e, f] => ([a, b], [c, d, e, f], None),
+        [0x65, a, b, c, d, e, f, g, h, i, j] => ([a, b], [c, d, e, f], Some([g, h, i, j])),
+        _ => return false,
+    };
+    let known = match (operation, immediate) {
+        ([0xff, 0x05], None) => add == 1,
+        ([0xff, 0x0d], None) => add == -1,
+        ([0x81, 0x05], Some(added)) => i32::from_le_bytes(added) == add,
+        _ => false,
+    };
+    let next = address.wrapping_add(bytes.len() as u64);
+    let place = next.wrapping_add_signed(i32::from_le_bytes(distance).into());
+    known && place == count
+}
