@@ -93,7 +93,13 @@ impl Lines {
     pub(super) fn tracepoint(&mut self, event: &Tracepoint<'_>) {
         let label = event.event.label();
         let name = label.split_once(':').map_or(&*label, |(_, name)| name);
-        let text = format!("{name}: {}", event.text());
+        let text = match event.caller {
+            // Their one field is the address of that.
+            Some(caller) if label.starts_with("preemptirq:") && caller.symbol.is_some() => {
+                format!("{name} <-{}", caller.label())
+            }
+            _ => format!("{name}: {}", event.text()),
+        };
         self.push((event.vcpu, event.timestamp), (event.pid, event.comm), event.context, text);
     }
 

@@ -177,10 +177,13 @@ impl Found {
         nanoseconds(&self.header, ticks)
     }
 
-    /// Whether a record tells that interrupts are on, or preemption, if it tells of them.
+    /// Whether interrupts are off, and preemption, if a record tells. Interrupts and softirqs are
+    /// not preempted either, though the depth leaves them out.
     fn is_off(context: Option<Context>) -> Option<(bool, bool)> {
+        const INSIDE: u8 = Context::HARDIRQ | Context::SOFTIRQ | Context::NMI | Context::BH_OFF;
         let context = context?;
-        Some((context.flags & Context::IRQS_OFF != 0, context.preemption() > 0))
+        let preempt_off = context.preemption() > 0 || context.flags & INSIDE != 0;
+        Some((context.flags & Context::IRQS_OFF != 0, preempt_off))
     }
 
     /// An episode has ended. Its `host_ns` is found here.

@@ -32,19 +32,20 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     sums(out, report)?;
     listed(out, report)?;
     let mut notes = report.gaps.sentences();
+    let many = report.kind.plural();
     let mut note = |count: u64, what: &str| {
         if count > 0 {
-            notes.push(format!("{count} {what}"));
+            notes.push(format!("{what}: {count}"));
         }
     };
-    let many = report.kind.plural();
-    note(report.doubtful, &format!("{many} are left out: not all of their records are there"));
-    note(report.open, &format!("{many} had not ended at the end of the trace"));
-    note(report.other_sums, &format!("{many} are of something that has no line"));
-    note(report.other_rows, "periods have no line");
+    note(report.doubtful, &format!("{many} left out, of which not all records are there"));
+    note(report.open, &format!("{many} that had not ended at the end of the trace"));
+    note(report.other_sums, &format!("{many} of something that has no line"));
+    note(report.other_rows, "periods that have no line");
     note(
         report.differing,
-        "records tell another state of their CPU than the events: what they were in is left out",
+        "records that tell another state of their CPU than the events, so that what they were in is \
+         left out",
     );
     if !notes.is_empty() {
         writeln!(out)?;

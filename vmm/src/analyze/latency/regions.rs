@@ -25,8 +25,9 @@ struct Begun {
 /// What is known of a vCPU.
 #[derive(Clone, Debug, Default)]
 struct Cpu {
-    irqs_off: bool,
-    preempt_off: bool,
+    /// None: not known yet.
+    irqs_off: Option<bool>,
+    preempt_off: Option<bool>,
     idle: bool,
     begun: Option<Begun>,
     /// The task that runs: its name and its priority.
@@ -59,42 +60,49 @@ impl Regions {
     fn is_off(&self, cpu: &Cpu) -> bool {
         !cpu.idle
             && match self.kind {
-                Kind::Irqsoff => cpu.irqs_off,
-                Kind::Preemptoff => cpu.preempt_off,
-                _ => cpu.irqs_off || cpu.preempt_off,
+                Kind::Irqsoff => cpu.irqs_off == Some(true),
+                Kind::Preemptoff => cpu.preempt_off == Some(true),
+                _ => cpu.irqs_off == Some(true) || cpu.preempt_off == Some(true),
             }
     }
 
     /// A record tells the state of its CPU: where that is another, something was not seen.
     pub(super) fn state(&mut self, vcpu: u32, context: Option<Context>, found: &mut Found) {
         let Some((irqs, preempt)) = Found::is_off(context) else { return };
-        let Some(cpu) = self.cpus.get_mut(&vcpu) else { return };
+        let cpu = self.cpus.entry(vcpu).or_default();
         let (irqs_matter, preempt_matters) =
             (self.kind != Kind::Preemptoff, self.kind != Kind::Irqsoff);
-        let differs = (irqs_matter && irqs != cpu.irqs_off)
-            || (preempt_matters && preempt != cpu.preempt_off);
-        if !differs {
-            return;
+        let differs = |matters: bool, known: Option<bool>, told: bool| {
+            matters && known.is_some_and(|known| known != told)
+        };
+        let differs = differs(irqs_matter, cpu.irqs_off, irqs)
+            || differs(preempt_matters, cpu.preempt_off, preempt);
+        if differs {
+            found.report.differing += 1;
+            cpu.begun = None;
         }
-        found.report.differing += 1;
-        (cpu.irqs_off, cpu.preempt_off) = (irqs, preempt);
-        cpu.begun = None;
+        (cpu.irqs_off, cpu.preempt_off) = (Some(irqs), Some(preempt));
     }
 
     pub(super) fn event(&mut self, event: &Tracepoint<'_>, found: &mut Found) {
-        let known = self.cpus.contains_key(&event.vcpu);
         let mut cpu = self.cpus.remove(&event.vcpu).unwrap_or_default();
         let was_off = self.is_off(&cpu);
         let mut again = false;
         match name(event) {
             Some("preemptirq:irq_disable") => {
-                // An interrupt comes only while they are on: what has turned them on was not left yet.
-                again = cpu.irqs_off && place(event).starts_with("asm_");
-                cpu.irqs_off = true;
+                // An interrupt comes only while they are on: they were, and the record of that is not
+                // written yet. Where preemption is off as well, that was no end.
+                let was_on = match self.kind {
+                    Kind::Irqsoff => true,
+                    Kind::Preemptirqsoff => cpu.preempt_off == Some(false),
+                    _ => false,
+                };
+                again = was_on && cpu.irqs_off == Some(true) && place(event).starts_with("asm_");
+                cpu.irqs_off = Some(true);
             }
-            Some("preemptirq:irq_enable") => cpu.irqs_off = false,
-            Some("preemptirq:preempt_disable") => cpu.preempt_off = true,
-            Some("preemptirq:preempt_enable") => cpu.preempt_off = false,
+            Some("preemptirq:irq_enable") => cpu.irqs_off = Some(false),
+            Some("preemptirq:preempt_disable") => cpu.preempt_off = Some(true),
+            Some("preemptirq:preempt_enable") => cpu.preempt_off = Some(false),
             Some("power:cpu_idle") => {
                 let state = number(event.fields, "state");
                 cpu.idle = state.map(|state| state & IDLE_ENDS) != Some(IDLE_ENDS);
@@ -115,8 +123,10 @@ impl Regions {
         if (was_off && !is_off) || again {
             self.ended(&mut cpu, event, found);
         }
-        // What was off when the first event came began at a time that is not known.
-        if is_off && (!was_off || again) && (known || is_beginning(event)) {
+        // Where the one is not known yet, the other may be the end of something longer.
+        let is_known = self.kind != Kind::Preemptirqsoff
+            || (cpu.irqs_off.is_some() && cpu.preempt_off.is_some());
+        if is_off && (!was_off || again) && is_known {
             cpu.begun = Some(Begun { since: found.at(event.timestamp), place: place(event) });
         }
         self.cpus.insert(event.vcpu, cpu);
@@ -142,11 +152,6 @@ impl Regions {
         };
         found.add(episode);
     }
-}
-
-/// Whether something was turned off here.
-fn is_beginning(event: &Tracepoint<'_>) -> bool {
-    matches!(name(event), Some("preemptirq:irq_disable" | "preemptirq:preempt_disable"))
 }
 
 /// Where an event was; others than `preemptirq:*` are places of their own.
