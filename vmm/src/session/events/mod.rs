@@ -139,10 +139,10 @@ pub fn events(
 /// Why nothing matches.
 fn unknown(kernel: &Kernel, pattern: &str) -> EventError {
     let mut switches = Switch::ALL.into_iter();
-    match kernel.switches() {
-        Err(error) if switches.any(|switch| is_meant(pattern, &switch.to_string())) => {
-            EventError::Unsupported(pattern.to_owned(), error.to_string())
-        }
+    let means = switches.any(|switch| is_meant(pattern, &switch.to_string()));
+    // That takes a look at all code.
+    match means.then(|| kernel.switches()) {
+        Some(Err(error)) => EventError::Unsupported(pattern.to_owned(), error.to_string()),
         _ => EventError::Unknown(pattern.to_owned()),
     }
 }
