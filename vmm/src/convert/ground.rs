@@ -42,6 +42,17 @@ pub(super) fn listed(words: &[u64]) -> String {
     words.iter().map(|word| format!("{word:#x}")).collect::<Vec<_>>().join(", ")
 }
 
+/// A name that none of the others is: with a number behind it where it must be.
+pub(super) fn numbered(name: &str, taken: &[String]) -> String {
+    let mut numbered = name.to_owned();
+    let mut number = 2;
+    while taken.contains(&numbered) {
+        numbered = format!("{name}_{number}");
+        number += 1;
+    }
+    numbered
+}
+
 /// Why a trace with more kinds of something than a format has room for is refused.
 pub(super) fn too_many(what: &str) -> io::Error {
     let text = format!("the trace has too many different {what}: convert fewer functions (-f)");

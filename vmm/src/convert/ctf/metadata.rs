@@ -6,7 +6,7 @@ use std::io;
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::super::ground::too_many;
+use super::super::ground::{numbered, too_many};
 use super::{Fields, StreamId, Value};
 use crate::stream::Header;
 
@@ -185,13 +185,7 @@ fn identifier(name: &str, taken: &[String]) -> String {
     let good = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let name: String = name.chars().take(NAME).map(|c| if good(c) { c } else { '_' }).collect();
     let name = format!("_{name}");
-    let mut numbered = name.clone();
-    let mut number = 2;
-    while taken.contains(&numbered) {
-        numbered = format!("{name}_{number}");
-        number += 1;
-    }
-    numbered
+    numbered(&name, taken)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::io;
 
 use rustc_hash::FxHashMap;
 
-use super::super::ground::too_many;
+use super::super::ground::{numbered, too_many};
 use crate::export::Tracepoint;
 use crate::export::fields::{PREEMPTED, Piece, STATES, names, pieces};
 use crate::stream::{Shape, Shown, ValueField};
@@ -487,11 +487,5 @@ fn identifier(name: &str, taken: &[String]) -> String {
     {
         name.insert(0, '_');
     }
-    let mut numbered = name.clone();
-    let mut number = 2;
-    while taken.contains(&numbered) {
-        numbered = format!("{name}_{number}");
-        number += 1;
-    }
-    numbered
+    numbered(&name, taken)
 }
