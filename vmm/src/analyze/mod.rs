@@ -12,7 +12,19 @@ pub mod latency;
 
 use std::io::{self, Write};
 
+use crate::export::Export;
+
 pub use gaps::{Gaps, LostOf};
+
+/// What makes a report of one trace.
+pub trait Analysis: Export {
+    /// Writes the report, as JSON or as a page for people, when the trace has ended; `late` records of
+    /// it were played behind later ones.
+    ///
+    /// # Errors
+    /// When the output fails.
+    fn write(self, late: u64, json: bool, out: &mut dyn Write) -> io::Result<()>;
+}
 
 /// Columns of a page for people.
 const WIDTH: usize = 80;

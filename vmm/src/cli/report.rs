@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use super::BadUsage;
 use super::losses::{self, Counted};
 use super::view::{View, choose, parse_time};
+use crate::analyze::Analysis;
 use crate::analyze::boot::Boot;
 use crate::analyze::latency::{Kind, Latency};
 use crate::export::{
@@ -21,6 +22,29 @@ use crate::stream::{Header, StreamError, Summary};
 
 /// Bytes read at once.
 const CHUNK: usize = 256 << 10;
+
+/// Options that are not for reports of a whole trace.
+const OF_PARTS: [&str; 19] = [
+    "top",
+    "stats",
+    "summary",
+    "graph",
+    "filter",
+    "notrace",
+    "callers",
+    "graph_root",
+    "max_depth",
+    "min_duration",
+    "tracer",
+    "pid",
+    "comm",
+    "follow",
+    "cpu",
+    "module",
+    "since",
+    "until",
+    "limit",
+];
 
 /// Print a trace file.
 #[derive(Debug, clap::Args)]
@@ -56,14 +80,7 @@ pub struct Args {
     callers: Vec<String>,
     /// Print where the time of the boot went, as text or JSON, of a trace made with boot
     /// --boot-report or with what that traces (see docs/stream.md).
-    #[arg(
-        long,
-        conflicts_with_all = [
-            "top", "stats", "summary", "graph", "filter", "notrace", "callers", "graph_root",
-            "max_depth", "min_duration", "tracer", "pid", "comm", "follow", "cpu", "module",
-            "since", "until", "limit"
-        ]
-    )]
+    #[arg(long, conflicts_with_all = OF_PARTS)]
     boot: bool,
     /// Print latencies of this kind, as text or JSON: the longest with what its vCPU did meanwhile,
     /// histograms, sums, and those over a threshold. Of a trace made with boot --latency, or with
@@ -72,11 +89,8 @@ pub struct Args {
         long,
         value_enum,
         value_name = "KIND",
-        conflicts_with_all = [
-            "boot", "top", "stats", "summary", "graph", "filter", "notrace", "callers", "graph_root",
-            "max_depth", "min_duration", "tracer", "pid", "comm", "follow", "cpu", "module",
-            "since", "until", "limit"
-        ]
+        conflicts_with = "boot",
+        conflicts_with_all = OF_PARTS
     )]
     latency: Option<Kind>,
     /// With --latency: list those of at least this length, such as 500us.
@@ -120,10 +134,10 @@ pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 impl Args {
     fn print(self, mut out: &mut dyn Write) -> Result<u8> {
         if self.boot {
-            return self.boot(out);
+            return self.whole(Boot::new(), "--boot", out);
         }
         if let Some(kind) = self.latency {
-            return self.latency(kind, out);
+            return self.whole(Latency::new(kind, self.over), "--latency", out);
         }
         let default = if self.view.wants_graph() { Format::Graph } else { Format::Text };
         let format = self.format.unwrap_or(default);
@@ -173,15 +187,12 @@ impl Args {
         }
     }
 
-    /// What `export` makes of a trace, and how many records came late; of a stream that is torn as
-    /// far as it goes, and then `print` is given it before the error.
-    fn whole<E: Export>(
-        &self,
-        export: E,
-        print: impl FnOnce(E, u64) -> io::Result<()>,
-    ) -> Result<u8> {
+    /// Prints what an analysis makes of a trace: of a stream that is torn as far as it goes, before the
+    /// error.
+    fn whole(&self, analysis: impl Analysis, option: &str, out: &mut dyn Write) -> Result<u8> {
+        let json = self.as_json(option)?;
         let (mut source, name) = open(&self.file)?;
-        let mut player = Player::new(export);
+        let mut player = Player::new(analysis);
         if let Some(horizon) = horizon(&mut source).with_context(|| name.clone())? {
             player = player.with_horizon(horizon);
         }
@@ -189,28 +200,10 @@ impl Args {
         let finished = player.finish().map(|_| ());
         if player.header().is_some() {
             let late = player.late();
-            print(player.into_export(), late)?;
+            player.into_export().write(late, json, out)?;
         }
         played.and(finished).context(name)?;
         Ok(0)
-    }
-
-    /// Where the time of the boot went.
-    fn boot(self, out: &mut dyn Write) -> Result<u8> {
-        let json = self.as_json("--boot")?;
-        self.whole(Boot::new(), |boot, late| {
-            let report = boot.finish(late);
-            if json { report.write_json(out) } else { report.write_text(out) }
-        })
-    }
-
-    /// Latencies.
-    fn latency(self, kind: Kind, out: &mut dyn Write) -> Result<u8> {
-        let json = self.as_json("--latency")?;
-        self.whole(Latency::new(kind, self.over), |latency, late| {
-            let report = latency.finish(late);
-            if json { report.write_json(out) } else { report.write_text(out) }
-        })
     }
 }
 

@@ -108,6 +108,16 @@ fn number(shown: Option<&Shown<'_>>) -> Option<u64> {
     })
 }
 
+/// A field in the form in which the event's text has it, such as a number by its name.
+pub(crate) fn in_form(event: &Tracepoint<'_>, field: &str) -> Option<String> {
+    let form = pieces(event.print?).find_map(|piece| match piece {
+        Piece::Field { name, index: None, form } if name == field && !form.is_empty() => Some(form),
+        _ => None,
+    })?;
+    let (_, shown) = event.fields?.iter().find(|(known, _)| *known == field)?;
+    Some(formed(shown.as_ref(), form))
+}
+
 fn formed(shown: Option<&Shown<'_>>, form: &str) -> String {
     let Some(value) = number(shown) else { return plain(shown) };
     let named = |list| {

@@ -16,7 +16,7 @@ use crate::export::times::Times;
 use crate::export::{Entry, Event, Export, Name, Return, STARTS_INIT, printable, says_init};
 use crate::stream::{Header, Mark, MarkKind, Stretch, Summary, TracedOf};
 
-use super::{Gaps, nanoseconds};
+use super::{Analysis, Gaps, nanoseconds};
 use calls::Calls;
 use idle::Idle;
 pub use report::{Function, IdleOf, Initcall, Level, Module, Report, Step};
@@ -284,6 +284,13 @@ impl Boot {
 
     fn nanoseconds(&self, ticks: u64) -> u64 {
         nanoseconds(&self.header, ticks)
+    }
+}
+
+impl Analysis for Boot {
+    fn write(self, late: u64, json: bool, out: &mut dyn io::Write) -> io::Result<()> {
+        let report = self.finish(late);
+        if json { report.write_json(out) } else { report.write_text(out) }
     }
 }
 

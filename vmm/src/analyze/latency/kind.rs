@@ -2,24 +2,19 @@
 
 /// What is looked for. The names are those of the kernel's tracers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
 pub enum Kind {
     /// Interrupts off
-    #[value(name = "irqsoff")]
     Irqsoff,
     /// Preemption off
-    #[value(name = "preemptoff")]
     Preemptoff,
     /// Interrupts or preemption off
-    #[value(name = "preemptirqsoff")]
     Preemptirqsoff,
     /// Tasks that wait for a CPU, from being woken to running
-    #[value(name = "wakeup")]
     Wakeup,
     /// Real-time tasks that wait for a CPU
-    #[value(name = "wakeup_rt")]
     WakeupRt,
     /// What takes CPUs away from tasks: interrupts, softirqs, other tasks, and vmtrace itself
-    #[value(name = "osnoise")]
     Osnoise,
 }
 

@@ -3,9 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::export::{Entry, Return, Tracepoint};
-use crate::stream::{Context, Header};
-
-use super::super::nanoseconds;
+use crate::stream::Context;
 
 /// Records that are kept of each vCPU, and shown of one episode.
 const KEPT: usize = 1 << 14;
@@ -35,14 +33,12 @@ pub(super) struct Seen {
 /// The latest records of each vCPU.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    header: Header,
     vcpus: Vec<VecDeque<Line>>,
 }
 
 impl Lines {
-    pub(super) fn begin(&mut self, header: &Header) {
-        self.header = header.clone();
-        let vcpus = usize::try_from(header.vcpus).unwrap_or(0);
+    pub(super) fn begin(&mut self, vcpus: u32) {
+        let vcpus = usize::try_from(vcpus).unwrap_or(0);
         self.vcpus = std::iter::repeat_with(VecDeque::new).take(vcpus).collect();
     }
 
@@ -58,12 +54,11 @@ impl Lines {
 
     fn push(
         &mut self,
-        (vcpu, ticks): (u32, u64),
+        (vcpu, at): (u32, u64),
         (pid, comm): (u32, Option<&str>),
         context: Option<Context>,
         text: String,
     ) {
-        let at = nanoseconds(&self.header, ticks);
         let comm = comm.unwrap_or("<...>").to_owned();
         let Some(lines) = self.of(vcpu) else { return };
         if lines.len() == KEPT {
@@ -72,7 +67,7 @@ impl Lines {
         lines.push_back(Line { at, pid, comm, context, text });
     }
 
-    pub(super) fn entry(&mut self, entry: &Entry<'_>) {
+    pub(super) fn entry(&mut self, at: u64, entry: &Entry<'_>) {
         let label = entry.function.label();
         let text = match (entry.place, &entry.caller) {
             (Some(place), _) => format!("{}{label}() {{", indent(place.depth)),
@@ -80,17 +75,17 @@ impl Lines {
             (None, None) => label,
         };
         let task = (entry.pid, entry.comm);
-        self.push((entry.vcpu, entry.timestamp), task, entry.context, text);
+        self.push((entry.vcpu, at), task, entry.context, text);
     }
 
-    pub(super) fn ret(&mut self, ret: &Return<'_>) {
+    pub(super) fn ret(&mut self, at: u64, ret: &Return<'_>) {
         let took = ret.duration_ns.map(|ns| format!(" {}.{:03} us", ns / 1000, ns % 1000));
         let (indent, label) = (indent(ret.depth), ret.function.label());
         let text = format!("{indent}}} /* {label}{} */", took.unwrap_or_default());
-        self.push((ret.vcpu, ret.timestamp), (ret.pid, ret.comm), ret.context, text);
+        self.push((ret.vcpu, at), (ret.pid, ret.comm), ret.context, text);
     }
 
-    pub(super) fn tracepoint(&mut self, event: &Tracepoint<'_>) {
+    pub(super) fn tracepoint(&mut self, at: u64, event: &Tracepoint<'_>) {
         let label = event.event.label();
         let name = label.split_once(':').map_or(&*label, |(_, name)| name);
         let text = match event.caller {
@@ -100,7 +95,7 @@ impl Lines {
             }
             _ => format!("{name}: {}", event.text()),
         };
-        self.push((event.vcpu, event.timestamp), (event.pid, event.comm), event.context, text);
+        self.push((event.vcpu, at), (event.pid, event.comm), event.context, text);
     }
 
     /// Of a vCPU, between these nanoseconds, both included.

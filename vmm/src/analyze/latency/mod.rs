@@ -20,9 +20,9 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 
 use crate::export::{Args, Event, Export, Tracepoint};
-use crate::stream::{Context, Header, Mark, MarkKind, Shown, Summary};
+use crate::stream::{Header, Mark, MarkKind, Shown, Summary};
 
-use super::{Gaps, nanoseconds};
+use super::{Analysis, Gaps, nanoseconds};
 pub use kind::{EventsOf, Kind};
 use lines::Lines;
 use noise::Noise;
@@ -91,7 +91,7 @@ impl Latency {
 impl Export for Latency {
     fn begin(&mut self, header: &Header) -> io::Result<()> {
         self.found.header = header.clone();
-        self.found.lines.begin(header);
+        self.found.lines.begin(header.vcpus);
         self.found.report.begin(header);
         if let Finder::Noise(noise) = &mut self.finder {
             noise.begin(header);
@@ -107,11 +107,11 @@ impl Export for Latency {
                 if let Finder::Regions(regions) = finder {
                     regions.state(entry.vcpu, entry.context, found);
                 }
-                found.lines.entry(entry);
+                found.lines.entry(found.at(entry.timestamp), entry);
             }
-            Event::Return(ret) => found.lines.ret(ret),
+            Event::Return(ret) => found.lines.ret(found.at(ret.timestamp), ret),
             Event::Tracepoint(event) => {
-                found.lines.tracepoint(event);
+                found.lines.tracepoint(found.at(event.timestamp), event);
                 match finder {
                     Finder::Waits(waits) => waits.event(event, found),
                     Finder::Regions(regions) => regions.event(event, found),
@@ -150,6 +150,13 @@ impl Export for Latency {
     }
 }
 
+impl Analysis for Latency {
+    fn write(self, late: u64, json: bool, out: &mut dyn io::Write) -> io::Result<()> {
+        let report = self.finish(late);
+        if json { report.write_json(out) } else { report.write_text(out) }
+    }
+}
+
 /// What was found so far.
 #[derive(Debug)]
 struct Found {
@@ -175,15 +182,6 @@ impl Found {
     /// Ticks in nanoseconds since the clock's start.
     fn at(&self, ticks: u64) -> u64 {
         nanoseconds(&self.header, ticks)
-    }
-
-    /// Whether interrupts are off, and preemption, if a record tells. Interrupts and softirqs are
-    /// not preempted either, though the depth leaves them out.
-    fn is_off(context: Option<Context>) -> Option<(bool, bool)> {
-        const INSIDE: u8 = Context::HARDIRQ | Context::SOFTIRQ | Context::NMI | Context::BH_OFF;
-        let context = context?;
-        let preempt_off = context.preemption() > 0 || context.flags & INSIDE != 0;
-        Some((context.flags & Context::IRQS_OFF != 0, preempt_off))
     }
 
     /// An episode has ended. Its `host_ns` is found here.

@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 
 use crate::export::Tracepoint;
+use crate::export::fields::in_form;
 use crate::stream::Header;
 
 use super::rows::{PERIOD, Row, Source};
@@ -24,9 +25,6 @@ const ROWS: usize = 100_000;
 /// Periods without an event after which a CPU is taken for idle: ticks come each second at least
 /// while a task runs (`sched_tick_remote`, kernel/sched/core.c).
 const SILENT: u64 = 60;
-/// Names of softirqs, by number (`softirq_to_name`, kernel/softirq.c).
-const SOFTIRQS: [&str; 10] =
-    ["HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU"];
 /// A task that is switched from in one of these states (`TASK_REPORT`, include/linux/sched.h) does
 /// not want to run on.
 const SLEEPS: i64 = 0xff;
@@ -141,7 +139,6 @@ impl Noise {
         cpu.current.get_or_insert(event.pid);
         cpu.roll(vcpu, ns, found);
         let fields = event.fields;
-        let vector = || number(fields, "vec").unwrap_or(-1);
         match name(event) {
             Some("sched:sched_switch") => self.switched(event, now, found),
             Some("irq:irq_handler_entry") => {
@@ -152,10 +149,10 @@ impl Noise {
                 cpu.left(Source::Irq, &format!("irq {number}"), now, found);
             }
             Some("irq:softirq_entry") if !self.real_time => {
-                cpu.push(Source::Softirq, softirq(vector()), now, found);
+                cpu.push(Source::Softirq, softirq(event), now, found);
             }
             Some("irq:softirq_exit") if !self.real_time => {
-                cpu.left(Source::Softirq, &softirq(vector()), now, found);
+                cpu.left(Source::Softirq, &softirq(event), now, found);
             }
             Some("nmi:nmi_handler") => {
                 let took = number(fields, "delta_ns").and_then(|ns| u64::try_from(ns).ok());
@@ -337,7 +334,7 @@ fn handler(event: &Tracepoint<'_>) -> String {
     }
 }
 
-fn softirq(vector: i64) -> String {
-    let known = usize::try_from(vector).ok().and_then(|vector| SOFTIRQS.get(vector));
-    format!("softirq {}", known.map_or_else(|| vector.to_string(), |name| (*name).to_owned()))
+fn softirq(event: &Tracepoint<'_>) -> String {
+    let name = in_form(event, "vec").or_else(|| Some(number(event.fields, "vec")?.to_string()));
+    format!("softirq {}", name.as_deref().unwrap_or("?"))
 }

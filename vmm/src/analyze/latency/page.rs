@@ -2,8 +2,6 @@
 
 use std::io::{self, Write};
 
-use crate::stream::Context;
-
 use super::super::{cut, seconds, wrap};
 use super::lines::Line;
 use super::report::{CLASSES, Episode, Report};
@@ -21,7 +19,17 @@ fn micros(nanoseconds: u64) -> String {
     format!("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000)
 }
 
-pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+impl Report {
+    /// One page: the longest as the kernel's latency tracers print it, then the rest.
+    ///
+    /// # Errors
+    /// When the output fails.
+    pub fn write_text(&self, out: &mut dyn Write) -> io::Result<()> {
+        write(out, self)
+    }
+}
+
+fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     writeln!(out, "# tracer: {}\n#", report.latency)?;
     rows(out, report)?;
     match &report.longest {
@@ -93,7 +101,7 @@ fn latency(out: &mut dyn Write, report: &Report, longest: &Episode) -> io::Resul
         seconds(longest.since_ns),
         micros(longest.host_ns)
     )?;
-    if Context::is_in(&report.header) {
+    if report.context {
         writeln!(
             out,
             "#                    _------=> CPU#\n\

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use crate::export::Tracepoint;
 use crate::stream::Context;
 
-use super::{Episode, Found, Kind, name, number, pid, text};
+use super::{Episode, Found, Kind, name, number, pid};
 
 /// `state` of `power:cpu_idle` when idling ends (`PWR_EVENT_EXIT`, include/trace/events/power.h).
 const IDLE_ENDS: i64 = 0xffff_ffff;
@@ -30,8 +30,40 @@ struct Cpu {
     preempt_off: Option<bool>,
     idle: bool,
     begun: Option<Begun>,
-    /// The task that runs: its name and its priority.
-    task: Option<(u32, String, Option<i64>)>,
+    /// The task that runs, and its priority.
+    task: Option<(u32, Option<i64>)>,
+}
+
+impl Cpu {
+    fn is_off(&self, kind: Kind) -> bool {
+        !self.idle
+            && match kind {
+                Kind::Irqsoff => self.irqs_off == Some(true),
+                Kind::Preemptoff => self.preempt_off == Some(true),
+                _ => self.irqs_off == Some(true) || self.preempt_off == Some(true),
+            }
+    }
+
+    /// What was off is on.
+    fn ended(&mut self, kind: Kind, event: &Tracepoint<'_>, found: &mut Found) {
+        let Some(Begun { since, place: started }) = self.begun.take() else { return };
+        let ns = found.at(event.timestamp);
+        let duration_ns = ns.saturating_sub(since);
+        found.sum(&started, None, duration_ns, ns);
+        let prio = self.task.as_ref().filter(|task| task.0 == event.pid).and_then(|task| task.1);
+        found.add(Episode {
+            cpu: event.vcpu,
+            pid: event.pid,
+            comm: event.comm.unwrap_or("<...>").to_owned(),
+            prio,
+            since_ns: since,
+            ns,
+            duration_ns,
+            started: Some(started),
+            ended: Some(place(event)),
+            ..Episode::of(kind)
+        });
+    }
 }
 
 /// Times in which something is off.
@@ -57,18 +89,9 @@ impl Regions {
         }
     }
 
-    fn is_off(&self, cpu: &Cpu) -> bool {
-        !cpu.idle
-            && match self.kind {
-                Kind::Irqsoff => cpu.irqs_off == Some(true),
-                Kind::Preemptoff => cpu.preempt_off == Some(true),
-                _ => cpu.irqs_off == Some(true) || cpu.preempt_off == Some(true),
-            }
-    }
-
     /// A record tells the state of its CPU: where that is another, something was not seen.
     pub(super) fn state(&mut self, vcpu: u32, context: Option<Context>, found: &mut Found) {
-        let Some((irqs, preempt)) = Found::is_off(context) else { return };
+        let Some((irqs, preempt)) = is_off(context) else { return };
         let cpu = self.cpus.entry(vcpu).or_default();
         let (irqs_matter, preempt_matters) =
             (self.kind != Kind::Preemptoff, self.kind != Kind::Irqsoff);
@@ -85,14 +108,15 @@ impl Regions {
     }
 
     pub(super) fn event(&mut self, event: &Tracepoint<'_>, found: &mut Found) {
-        let mut cpu = self.cpus.remove(&event.vcpu).unwrap_or_default();
-        let was_off = self.is_off(&cpu);
+        let kind = self.kind;
+        let cpu = self.cpus.entry(event.vcpu).or_default();
+        let was_off = cpu.is_off(kind);
         let mut again = false;
         match name(event) {
             Some("preemptirq:irq_disable") => {
                 // An interrupt comes only while they are on: they were, and the record of that is not
                 // written yet. Where preemption is off as well, that was no end.
-                let was_on = match self.kind {
+                let was_on = match kind {
                     Kind::Irqsoff => true,
                     Kind::Preemptirqsoff => cpu.preempt_off == Some(false),
                     _ => false,
@@ -108,49 +132,21 @@ impl Regions {
                 cpu.idle = state.map(|state| state & IDLE_ENDS) != Some(IDLE_ENDS);
             }
             Some("sched:sched_switch") => {
-                cpu.task = pid(event.fields, "next_pid").map(|pid| {
-                    let comm = text(event.fields, "next_comm");
-                    (
-                        pid,
-                        comm.unwrap_or_else(|| "<...>".to_owned()),
-                        number(event.fields, "next_prio"),
-                    )
-                });
+                let next = pid(event.fields, "next_pid");
+                cpu.task = next.map(|pid| (pid, number(event.fields, "next_prio")));
             }
             _ => {}
         }
-        let is_off = self.is_off(&cpu);
+        let is_off = cpu.is_off(kind);
         if (was_off && !is_off) || again {
-            self.ended(&mut cpu, event, found);
+            cpu.ended(kind, event, found);
         }
         // Where the one is not known yet, the other may be the end of something longer.
-        let is_known = self.kind != Kind::Preemptirqsoff
-            || (cpu.irqs_off.is_some() && cpu.preempt_off.is_some());
+        let is_known =
+            kind != Kind::Preemptirqsoff || (cpu.irqs_off.is_some() && cpu.preempt_off.is_some());
         if is_off && (!was_off || again) && is_known {
             cpu.begun = Some(Begun { since: found.at(event.timestamp), place: place(event) });
         }
-        self.cpus.insert(event.vcpu, cpu);
-    }
-
-    fn ended(&self, cpu: &mut Cpu, event: &Tracepoint<'_>, found: &mut Found) {
-        let Some(Begun { since, place: started }) = cpu.begun.take() else { return };
-        let ns = found.at(event.timestamp);
-        let duration_ns = ns.saturating_sub(since);
-        found.sum(&started, None, duration_ns, ns);
-        let prio = cpu.task.as_ref().filter(|task| task.0 == event.pid).and_then(|task| task.2);
-        let episode = Episode {
-            cpu: event.vcpu,
-            pid: event.pid,
-            comm: event.comm.unwrap_or("<...>").to_owned(),
-            prio,
-            since_ns: since,
-            ns,
-            duration_ns,
-            started: Some(started),
-            ended: Some(place(event)),
-            ..Episode::of(self.kind)
-        };
-        found.add(episode);
     }
 }
 
@@ -163,4 +159,13 @@ fn place(event: &Tracepoint<'_>) -> String {
         let named = text.split_whitespace().find_map(|word| word.strip_prefix("caller="));
         named.map_or_else(|| event.event.label(), str::to_owned)
     })
+}
+
+/// Whether interrupts are off, and preemption, if a record tells. Interrupts and softirqs are
+/// not preempted either, though the depth leaves them out.
+fn is_off(context: Option<Context>) -> Option<(bool, bool)> {
+    const INSIDE: u8 = Context::HARDIRQ | Context::SOFTIRQ | Context::NMI | Context::BH_OFF;
+    let context = context?;
+    let preempt_off = context.preemption() > 0 || context.flags & INSIDE != 0;
+    Some((context.flags & Context::IRQS_OFF != 0, preempt_off))
 }

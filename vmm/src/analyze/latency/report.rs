@@ -4,10 +4,10 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::stream::Header;
+use crate::stream::{Context, Header};
 
 use super::lines::Seen;
-use super::{Gaps, Kind, Row, page};
+use super::{Gaps, Kind, Row};
 
 /// Classes of durations: below 1 us, below 2 us, and so on up to 2^22 us (4.2 s) and more.
 pub(super) const CLASSES: usize = 24;
@@ -130,8 +130,9 @@ pub struct Report {
     pub gaps: Gaps,
     #[serde(skip)]
     pub(super) kind: Kind,
+    /// Whether its records tell the state of the CPU.
     #[serde(skip)]
-    pub(super) header: Header,
+    pub(super) context: bool,
     #[serde(skip)]
     pub(super) lines: Seen,
 }
@@ -157,7 +158,7 @@ impl Report {
             differing: 0,
             gaps: Gaps::new(),
             kind,
-            header: Header::default(),
+            context: false,
             lines: Seen::default(),
         }
     }
@@ -165,7 +166,7 @@ impl Report {
     pub(super) fn begin(&mut self, header: &Header) {
         self.release.clone_from(&header.release);
         self.vcpus = header.vcpus;
-        self.header = header.clone();
+        self.context = Context::is_in(header);
         self.histograms =
             (0..header.vcpus).map(|cpu| Histogram { cpu, ..<_>::default() }).collect();
     }
@@ -178,14 +179,6 @@ impl Report {
             self.histograms.len() - 1
         });
         &mut self.histograms[index]
-    }
-
-    /// One page: the longest as the kernel's latency tracers print it, then the rest.
-    ///
-    /// # Errors
-    /// When the output fails.
-    pub fn write_text(&self, out: &mut dyn Write) -> io::Result<()> {
-        page::write(self, out)
     }
 
     /// JSON lines: a `latency` for each episode over the threshold, in their order, and then a

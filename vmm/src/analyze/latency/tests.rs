@@ -25,6 +25,8 @@ const NUMBERED: [(&str, &str); 10] = [
 ];
 const FUNCTION: u32 = 0x8100_0200;
 const VECTOR: u32 = 0x8100_0300;
+/// How the kernel prints them, shortened.
+const SOFTIRQ: &str = "vec={vec} [action={vec:names 0=HI,1=TIMER}]";
 const OFF: u8 = Context::IRQS_OFF;
 
 /// Two vCPUs; times are in microseconds.
@@ -68,7 +70,7 @@ impl Script {
                 tracer: 0,
                 of: ValuesOf::Event,
                 values,
-                print: None,
+                print: name.contains("softirq").then(|| SOFTIRQ.into()),
             };
             writer.values(&format).expect("room");
         }

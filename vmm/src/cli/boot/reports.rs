@@ -7,11 +7,12 @@ use anyhow::{Context, Result};
 use vmtrace_system::say;
 
 use super::{Args, FormatArg};
+use crate::analyze::Analysis;
 use crate::analyze::boot::Boot;
 use crate::analyze::latency::Latency;
 use crate::cli::BadUsage;
 use crate::cli::report::is_broken_pipe;
-use crate::export::{Export, PlayError, Player};
+use crate::export::{PlayError, Player};
 
 /// The reports that a run makes.
 #[derive(Clone, Default)]
@@ -61,16 +62,10 @@ impl Reports {
     pub(super) fn print(self) -> Result<()> {
         let json = self.json;
         if let Some(boot) = self.boot {
-            boot.print("boot report", |boot, late, out| {
-                let report = boot.finish(late);
-                if json { report.write_json(out) } else { report.write_text(out) }
-            })?;
+            boot.print("boot report", json)?;
         }
         if let Some(latency) = self.latency {
-            latency.print("report of latencies", |latency, late, out| {
-                let report = latency.finish(late);
-                if json { report.write_json(out) } else { report.write_text(out) }
-            })?;
+            latency.print("report of latencies", json)?;
         }
         Ok(())
     }
@@ -90,7 +85,7 @@ struct Made<E> {
     error: Option<PlayError>,
 }
 
-impl<E: Export> Live<E> {
+impl<E: Analysis> Live<E> {
     fn new(export: E) -> Self {
         let player = Some(Player::new(export));
         Self(Arc::new(Mutex::new(Made { player, error: None })))
@@ -106,11 +101,7 @@ impl<E: Export> Live<E> {
         }
     }
 
-    fn print(
-        self,
-        what: &str,
-        write: impl FnOnce(E, u64, &mut Vec<u8>) -> io::Result<()>,
-    ) -> Result<()> {
+    fn print(self, what: &str, json: bool) -> Result<()> {
         let (player, error) = {
             let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             (made.player.take(), made.error.take())
@@ -126,7 +117,7 @@ impl<E: Export> Live<E> {
         }
         let late = player.late();
         let mut text = Vec::new();
-        write(player.into_export(), late, &mut text)?;
+        player.into_export().write(late, json, &mut text)?;
         let mut out = io::stdout().lock();
         let printed = out.write_all(&text).and_then(|()| out.flush());
         match printed.with_context(|| format!("printing the {what}")) {

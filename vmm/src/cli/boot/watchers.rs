@@ -40,19 +40,19 @@ impl Write for Tee {
 
 /// Where the trace stream of a run goes.
 pub(super) fn trace_output(args: &Args, watchers: &Watchers) -> Result<Box<dyn Write + Send>> {
-    let trace = plain_output(args)?;
+    let trace = plain_output(args, &watchers.reports)?;
     if watchers.rules.is_none() && watchers.reports.is_empty() {
         return Ok(trace);
     }
     Ok(Box::new(Tee { trace, watchers: watchers.clone() }))
 }
 
-fn plain_output(args: &Args) -> Result<Box<dyn Write + Send>> {
+fn plain_output(args: &Args, reports: &Reports) -> Result<Box<dyn Write + Send>> {
     if let Some(path) = &args.output {
         let file = std::fs::File::create(path).with_context(|| path.display().to_string())?;
         return Ok(Box::new(file));
     }
-    if args.boot_report || args.latency.is_some() {
+    if !reports.is_empty() {
         return Ok(Box::new(std::io::sink()));
     }
     let out = std::io::stdout();
