@@ -25,7 +25,7 @@ use vmtrace_system::say;
 
 /// Interrupts and time limits are looked at this often.
 pub(super) const TICK: Duration = Duration::from_millis(50);
-/// So many QEMUs are started at most, should they crash.
+/// So many QEMUs are started at most, should they crash or one of them hang.
 const STARTS: u32 = 3;
 
 /// What an emulated host is like.
@@ -128,18 +128,27 @@ pub struct EmulatedHost {
 }
 
 impl EmulatedHost {
-    /// Boots one and waits until it takes jobs. Where QEMU crashes meanwhile, which its several
-    /// CPUs can do to it as they come up (docs/architecture.md), another one is started.
+    /// Boots one and waits until it takes jobs. Where QEMU crashes or hangs meanwhile, which its
+    /// several CPUs can do to it as they come up (docs/architecture.md), another one is started.
     ///
     /// # Errors
     /// When there cannot be one, or it does not come up.
     pub fn start(options: &HostOptions) -> Result<Self, HostError> {
         let mut tries = 1;
+        let mut hung = false;
         loop {
             match Self::start_once(options) {
                 Err(HostError::Died { how, crashed: true, .. }) if tries < STARTS => {
                     say!(
                         "vmtrace: warning: the emulator crashed as it started ({how}); trying again"
+                    );
+                }
+                // Once: a machine that is too slow is not told from one that hangs.
+                Err(HostError::StartTimeout { after, log }) if !hung && tries < STARTS => {
+                    hung = true;
+                    say!(
+                        "vmtrace: warning: the emulated host was not up after {} s; trying again{log}",
+                        after.as_secs()
                     );
                 }
                 result => return result,

@@ -232,8 +232,9 @@ fn a_host_that_dies_is_an_error_with_its_log() {
     );
 }
 
-/// Runs a program in a host whose QEMU crashes so many times before it starts.
-fn after_crashes(count: u32) -> std::process::Output {
+/// Runs a program in a host for which another QEMU is started, by a script: `$real` is the right one,
+/// and `$starts` how many there were with this one.
+fn by_qemu(script: &str, options: &[&str]) -> std::process::Output {
     let dir = tempfile::tempdir().unwrap();
     let qemu = dir.path().join("qemu");
     let script = format!(
@@ -241,21 +242,14 @@ fn after_crashes(count: u32) -> std::process::Output {
          real=qemu-system-$(uname -m)\n\
          [[ $1 != --version ]] || exec $real --version\n\
          echo >>\"$0.starts\"\n\
-         (($(wc -l <\"$0.starts\") > {count})) || kill -ABRT $$\n\
-         exec $real \"$@\"\n"
+         starts=$(wc -l <\"$0.starts\")\n\
+         {script}\n"
     );
     fs::write(&qemu, script).unwrap();
     fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_in-host"));
-    command.args([
-        "--memory",
-        "1024",
-        "--",
-        env!("CARGO_BIN_EXE_host-helper"),
-        "say",
-        "out",
-        "err",
-    ]);
+    command.args(["--memory", "1024"]).args(options);
+    command.args(["--", env!("CARGO_BIN_EXE_host-helper"), "say", "out", "err"]);
     command.env("VMTRACE_EXE", vmtrace_tests::vmtrace().unwrap()).env("VMTRACE_QEMU", &qemu);
     command.output().unwrap()
 }
@@ -264,13 +258,27 @@ fn after_crashes(count: u32) -> std::process::Output {
 #[test]
 fn a_host_that_crashes_as_it_starts_is_started_again() {
     for (crashes, code, warnings) in [(1, 0, 1), (9, 1, 2)] {
-        let output = after_crashes(crashes);
+        let script = format!("((starts > {crashes})) || kill -ABRT $$\nexec $real \"$@\"");
+        let output = by_qemu(&script, &[]);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{said}");
         assert_eq!(said.matches("the emulator crashed as it started").count(), warnings, "{said}");
         assert_eq!(said.contains("err\n"), code == 0, "{said}");
         assert_eq!(said.contains("the emulated host died (QEMU: signal: 6"), code == 1, "{said}");
     }
+}
+
+// One that hangs says nothing. A machine that is too slow looks the same, and must not wait for ever.
+#[test]
+fn a_host_that_hangs_as_it_starts_is_started_once_more() {
+    let output = by_qemu("echo \"start $starts\" >&2; exec sleep 600", &["--start-timeout", "2"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let warning = "vmtrace: warning: the emulated host was not up after 2 s; trying again";
+    assert_eq!(said.matches(warning).count(), 1, "{said}");
+    assert_eq!(said.matches("was not up after 2 s").count(), 2, "{said}");
+    assert!(said.contains("start 1\n") && said.contains("start 2\n"), "{said}");
+    assert!(!said.contains("start 3"), "{said}");
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Runs programs in one emulated host, for development: `in-host [--riscv64] [--verbose] [--icount]
-//! [--cpus N] [--memory MIB] [--file NAME=PATH]... -- PROGRAM [ARGUMENT]... [-- PROGRAM ...]`. PROGRAM is
+//! [--cpus N] [--memory MIB] [--start-timeout SECONDS] [--file NAME=PATH]... -- PROGRAM [ARGUMENT]... [-- PROGRAM ...]`. PROGRAM is
 //! a static program of the host's architecture; `vmtrace` is the one of this build.
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use vmtrace::emulated::{EmulatedHost, FileSource, HostArch, HostOptions, Interrupts, Job};
@@ -40,6 +41,7 @@ fn run() -> Result<u8> {
             "--icount" => options.icount = true,
             "--cpus" => options.cpus = value()?.parse()?,
             "--memory" => options.memory = value()?.parse()?,
+            "--start-timeout" => options.start_timeout = Duration::from_secs(value()?.parse()?),
             "--file" => {
                 let value = value()?;
                 let (name, path) = value.split_once('=').context("--file NAME=PATH")?;
