@@ -22,6 +22,8 @@ mod dictionary;
 mod error;
 mod frame;
 mod header;
+#[cfg(test)]
+mod histograms_tests;
 mod initcalls;
 mod mark;
 mod merge;
@@ -46,7 +48,7 @@ mod writer;
 
 pub use buffer::RecordBuffer;
 pub use context::Context;
-pub use counts::{Count, Counts, CountsOf};
+pub use counts::{Bucket, Count, Counts, CountsOf, HistogramOf};
 pub use decode::{Decoder, Progress};
 pub use dictionary::{AddressSet, Dictionaries, DictionaryFull, FormatsFull, Symbol, Task, Tracer};
 pub use error::{Remedy, StreamError};

@@ -2,18 +2,25 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::counts::Count;
+use super::counts::{Bucket, Count, HistogramOf, cut};
 use super::summary::Counted;
 
 /// Most numbers that are kept, as readers of text do: more than any kernel has.
 const MOST: usize = 1 << 20;
+
+/// vCPU, tracer, and what histograms are of: which argument.
+type Histograms = (u32, u8, HistogramOf, String);
+/// By function and number.
+type Words = BTreeMap<(u32, u8), u64>;
 
 /// Sums of all counts of a stream.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     /// By vCPU and tracer, by function.
     sums: BTreeMap<(u32, u8), BTreeMap<u32, u64>>,
-    /// Numbers in there.
+    /// Words of histograms by vCPU, tracer and what they are of, by function and number.
+    sorted: BTreeMap<Histograms, Words>,
+    /// Numbers in both.
     numbers: usize,
     functions: HashSet<u32>,
     calls: u64,
@@ -38,16 +45,60 @@ impl Told {
         }
     }
 
+    /// Words of these histograms are told.
+    pub(super) fn sort(
+        &mut self,
+        (vcpu, tracer): (u32, u8),
+        (of, name): (HistogramOf, &str),
+        buckets: &[Bucket],
+    ) {
+        let sums = self.sorted.entry((vcpu, tracer, of, cut(name).to_owned())).or_default();
+        for &Bucket { function, bucket, hits } in buckets {
+            if let Some(sum) = sums.get_mut(&(function, bucket)) {
+                *sum = sum.wrapping_add(hits);
+            } else if self.numbers < MOST {
+                sums.insert((function, bucket), hits);
+                self.numbers += 1;
+            }
+        }
+    }
+
     /// The number is another tracer's from now on.
     pub(super) fn forget_tracer(&mut self, tracer: u8) {
         self.sums.retain(|(_, of), _| *of != tracer);
-        self.numbers = self.sums.values().map(BTreeMap::len).sum();
+        self.sorted.retain(|(_, of, ..), _| *of != tracer);
+        self.count();
     }
 
     /// The place is another function's from now on.
     pub(super) fn forget_function(&mut self, function: u32) {
         let gone = self.sums.values_mut().filter_map(|sums| sums.remove(&function)).count();
         self.numbers -= gone;
+        if !self.sorted.is_empty() {
+            for words in self.sorted.values_mut() {
+                words.retain(|(of, _), _| *of != function);
+            }
+            self.count();
+        }
+    }
+
+    fn count(&mut self) {
+        let sorted = self.sorted.values().map(BTreeMap::len);
+        self.numbers = self.sums.values().map(BTreeMap::len).chain(sorted).sum();
+    }
+
+    /// Words of histograms of tracers and functions that have the names that they had.
+    pub(super) fn sorted(
+        &self,
+    ) -> impl Iterator<Item = ((u32, u8), (HistogramOf, &str), Vec<Bucket>)> {
+        self.sorted.iter().map(|((vcpu, tracer, of, name), words)| {
+            let bucket = |(&(function, bucket), &hits): (&(u32, u8), &u64)| Bucket {
+                function,
+                bucket,
+                hits,
+            };
+            ((*vcpu, *tracer), (*of, name.as_str()), words.iter().map(bucket).collect())
+        })
     }
 
     /// Of tracers and functions that have the names that they had: by vCPU and tracer.

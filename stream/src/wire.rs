@@ -215,7 +215,7 @@ pub(super) struct CountsHead {
     pub(crate) vcpu: U32,
     pub(crate) tracer: u8,
     pub(crate) of: u8,
-    pub(crate) reserved: U16,
+    pub(crate) name: U16,
     pub(crate) count: U32,
     pub(crate) more: U32,
 }
@@ -225,7 +225,7 @@ pub(super) struct CountsHead {
 #[repr(C)]
 pub(super) struct CountEntry {
     pub(crate) function: U32,
-    pub(crate) reserved: U32,
+    pub(crate) bucket: U32,
     pub(crate) hits: U64,
 }
 

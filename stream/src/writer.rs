@@ -6,7 +6,7 @@ use std::io::{Error, ErrorKind, Result, Write};
 use zerocopy::IntoBytes;
 
 use super::buffer::RecordBuffer;
-use super::counts::{Count, MAX_COUNTS, encode};
+use super::counts::{Bucket, Count, HistogramOf, MAX_COUNTS, encode, encode_buckets};
 use super::dictionary::{Dictionaries, Symbol, Task, Tracer, cut};
 use super::header::Header;
 use super::mark::{LossReason, Mark};
@@ -168,6 +168,26 @@ impl<W: Write> Writer<W> {
         self.told.add(vcpu, tracer, counts);
         for counts in counts.chunks(MAX_COUNTS) {
             self.frames.counts(0, vcpu, tracer, counts);
+            self.hand_on(GATHER)?;
+        }
+        Ok(())
+    }
+
+    /// Adds to histograms of calls that began on a vCPU, on account of one tracer, beside records: of the argument
+    /// with this name, where they are of one. Names of functions are to be sent before.
+    ///
+    /// # Errors
+    /// When the sink fails or there is no such vCPU.
+    pub fn buckets(
+        &mut self,
+        of: (u32, u8),
+        what: (HistogramOf, &str),
+        buckets: &[Bucket],
+    ) -> Result<()> {
+        self.total(of.0)?;
+        self.told.sort(of, what, buckets);
+        for buckets in buckets.chunks(MAX_COUNTS) {
+            self.frames.buckets(0, of, what, buckets);
             self.hand_on(GATHER)?;
         }
         Ok(())
@@ -365,6 +385,11 @@ impl<W: Write> Writer<W> {
                 frames.counts(flag::LOCAL, vcpu, tracer, counts);
             }
         }
+        for (of, what, words) in self.told.sorted() {
+            for buckets in words.chunks(MAX_COUNTS) {
+                frames.buckets(flag::LOCAL, of, what, buckets);
+            }
+        }
         Ok(frames.bytes)
     }
 
@@ -529,6 +554,18 @@ impl Frames {
     fn counts(&mut self, flags: u16, vcpu: u32, tracer: u8, counts: &[Count]) {
         let flags = flags | flag::OPTIONAL;
         self.push(kind::COUNTS, flags, |out| encode(vcpu, tracer, counts, out));
+    }
+
+    /// Readers of version 1.0 skip them.
+    fn buckets(
+        &mut self,
+        flags: u16,
+        of: (u32, u8),
+        what: (HistogramOf, &str),
+        buckets: &[Bucket],
+    ) {
+        let flags = flags | flag::OPTIONAL;
+        self.push(kind::COUNTS, flags, |out| encode_buckets(of, what, buckets, out));
     }
 
     fn loss(&mut self, flags: u16, vcpu: u32, reason: LossReason, count: u64, total: u64) {

@@ -1,4 +1,4 @@
-//! Counted calls beside records of the same calls.
+//! Counted and sorted calls beside records of the same calls.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -39,6 +39,90 @@ fn recorded(lines: &[Value], tracer: &str, meant: impl Fn(&Value) -> bool) -> Co
     counts
 }
 
+/// A histogram: calls by the least values of their buckets, the sum, and calls without a value.
+#[derive(Debug, Default, PartialEq)]
+struct Histogram {
+    buckets: BTreeMap<i64, u64>,
+    total: u64,
+    missed: u64,
+}
+
+impl Histogram {
+    fn add(&mut self, value: i64) {
+        let low = match value {
+            ..0 => i64::MIN,
+            0 => 0,
+            _ => 1 << value.ilog2(),
+        };
+        *self.buckets.entry(low).or_default() += 1;
+    }
+
+    fn calls(&self) -> u64 {
+        self.buckets.values().sum()
+    }
+}
+
+/// Those of a tracer by function, of all vCPUs.
+fn sorted(lines: &[Value], tracer: &str, of: &str) -> BTreeMap<String, Histogram> {
+    let mut all: BTreeMap<String, Histogram> = BTreeMap::new();
+    let own = lines.iter().filter(|line| line["event"] == "hist" && line["tracer"] == tracer);
+    for line in own {
+        assert_eq!(line["of"], of, "{line}");
+        let name = line["function"].as_str().unwrap_or_default();
+        let one = all.entry(name.to_owned()).or_default();
+        for bucket in line["buckets"].as_array().unwrap() {
+            *one.buckets.entry(bucket[0].as_i64().unwrap()).or_default() +=
+                bucket[1].as_u64().unwrap();
+        }
+        one.total += line["total"].as_u64().unwrap_or(0);
+        one.missed += line["missed"].as_u64().unwrap();
+    }
+    all
+}
+
+/// A bucket with one call too many or too few is an answer that nobody can see to be wrong.
+fn histograms_are_those_of_the_records(lines: &[Value], name: &str) {
+    let mut values: BTreeMap<String, Histogram> = BTreeMap::new();
+    let mut durations: BTreeMap<String, Histogram> = BTreeMap::new();
+    let mut counts: BTreeMap<String, Histogram> = BTreeMap::new();
+    for line in lines.iter().filter(|line| line["tracer"] == "values") {
+        let function = line["function"].as_str().unwrap_or_default().to_owned();
+        match line["event"].as_str().unwrap() {
+            // A number may be shown as an error's.
+            "return" if line["duration_ns"].is_u64() => {
+                values.entry(function.clone()).or_default().add(line["value"].as_i64().unwrap());
+                let duration = durations.entry(function).or_default();
+                duration.missed += 1;
+                duration.total += line["duration_ns"].as_u64().unwrap();
+            }
+            "entry" if line["args"]["count"].is_u64() => {
+                let count = line["args"]["count"].as_i64().unwrap();
+                let one = counts.entry(function).or_default();
+                one.add(count);
+                one.total += count.cast_unsigned();
+            }
+            _ => {}
+        }
+    }
+    assert!(values.len() > 2 && counts.len() == 2, "{name}: {values:?} {counts:?}");
+    assert_eq!(sorted(lines, "argument", "count"), counts, "{name}");
+    let returned = sorted(lines, "returned", "retval");
+    let timed = sorted(lines, "timed", "duration_ns");
+    for (function, of_records) in &values {
+        let found = &returned[function];
+        if found.missed == 0 {
+            assert_eq!(found.buckets, of_records.buckets, "{name}: {function}");
+        }
+        let calls = of_records.calls();
+        assert_eq!(found.calls() + found.missed, calls, "{name}: {function}, values");
+        let time = &timed[function];
+        assert_eq!((time.calls(), time.missed), (calls, 0), "{name}: {function}, durations");
+        // Each is without what the other costs in between.
+        let ratio = time.total as f64 / durations[function].total as f64;
+        assert!((0.3..3.0).contains(&ratio), "{name}: {function}: {ratio}");
+    }
+}
+
 impl Guests {
     /// A count that is not that of the calls is worse than none, and cannot be seen to be wrong. Both
     /// are of the same boot, on two vCPUs, from ftrace_init to power-off.
@@ -51,6 +135,10 @@ impl Guests {
             format!("first={of}:count if pid == 1"),
             format!("none={of}:count if pid == 1 && pid == 2"),
             "everything=*:count".to_owned(),
+            format!("values=vfs_read,vfs_write,{getppid}:args+retval"),
+            "argument=vfs_read,vfs_write:hist(count)".to_owned(),
+            format!("returned=vfs_read,vfs_write,{getppid}:hist(retval)"),
+            format!("timed=vfs_read,vfs_write,{getppid}:hist"),
         ];
         let mut args: Vec<&str> = tracers.iter().flat_map(|one| ["--tracer", one]).collect();
         let cmdline = cmdline(arch_of(name).unwrap());
@@ -89,5 +177,6 @@ impl Guests {
         let init =
             everything.contains_key("do_basic_setup") || everything.contains_key("kernel_init");
         assert!(init, "{name}: nothing of the kernel's own beginning");
+        histograms_are_those_of_the_records(&lines, name);
     }
 }

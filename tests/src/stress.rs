@@ -234,7 +234,10 @@ impl Driver<'_> {
         // What tells nothing of a call lies in the same code as what does.
         let conditions = ["pid == 1", "comm != \"vmtrace*\" || !(caller == ksys_read) && tgid & 1"];
         let condition = conditions.get(random.below(4)).map(|text| text.parse()).transpose()?;
-        self.add(which, TracerSpec { name: Some(name), filter, notrace, actions, condition })
+        self.add(
+            which,
+            TracerSpec { name: Some(name), filter, notrace, actions, histogram: None, condition },
+        )
     }
 
     fn add(&mut self, which: usize, spec: TracerSpec) -> Result<()> {

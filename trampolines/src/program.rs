@@ -1,6 +1,7 @@
 //! Programs: what a site has to do, as a description that no architecture is in.
 
 use crate::condition::{Condition, Operand, Test, extended};
+use crate::histogram::{Calls, Ended, Histograms, Sorted};
 use crate::layout::{COMMON_SIZE, Info, MAX_RECORD};
 
 /// What happens when a ring is full.
@@ -196,12 +197,30 @@ pub enum Counts {
         /// `t0`), and all that the function has is in its place (riscv64: but `a7`, in `t1`).
         trap: &'static [u8],
     },
+    /// Values of an argument, by size.
+    Sort(Histograms, Sorted),
+    /// Calls, until they end: at [`Point::Entry`].
+    Begin(Histograms, Calls),
+    /// What has become of them, by size: where they end.
+    End(Calls, Ended),
 }
 
 impl Counts {
+    fn is_at(self, point: Point) -> bool {
+        match self {
+            Self::Up(_) | Self::Down { .. } | Self::Sort(..) | Self::Begin(..) => {
+                point == Point::Entry
+            }
+            Self::End(..) => point != Point::Entry,
+        }
+    }
+
     fn check(self) -> Result<(), ProgramError> {
         match self {
             Self::Up(counters) => counters.check(),
+            Self::Sort(histograms, sorted) => histograms.check().and_then(|()| sorted.check()),
+            Self::Begin(histograms, calls) => histograms.check().and_then(|()| calls.check()),
+            Self::End(calls, ended) => calls.check().and_then(|()| ended.check()),
             Self::Down { counter, .. } if i32::try_from(counter.cast_signed()).is_err() => {
                 Err(ProgramError::Range(STOPS, counter))
             }
@@ -230,7 +249,7 @@ pub struct Program {
     pub fields: Vec<Field>,
     /// Which calls; `None` for all.
     pub condition: Option<Condition>,
-    /// Counts calls here instead of recording them: at [`Point::Entry`], without fields.
+    /// Counts calls here instead of recording them, without fields.
     pub counts: Option<Counts>,
 }
 
@@ -333,8 +352,8 @@ impl Program {
             return Err(ProgramError::Number(self.number, self.tracers));
         }
         if let Some(counts) = self.counts {
-            if self.point != Point::Entry {
-                return Err(ProgramError::Counts("is for entries alone"));
+            if !counts.is_at(self.point) {
+                return Err(ProgramError::Counts("is not for what this one is called by"));
             }
             if !self.fields.is_empty() {
                 return Err(ProgramError::Counts("has no fields"));

@@ -7,7 +7,11 @@ use std::collections::{HashMap, HashSet};
 use vm_memory::Bytes;
 use vmtrace::kernel::Arch;
 use vmtrace::tracer::annex::{Memory, SIZE};
-use vmtrace::tracer::{Attachment, Duty, Hits, Part, Stopped, Tally, TraceError, return_address};
+use vmtrace::tracer::{
+    Attachment, Buckets, Counted, Duty, Hits, Kind, Measure, Part, Stopped, Tally, TraceError,
+    return_address,
+};
+use vmtrace_trampolines::histogram::{Calls, MISSED, SUM, Sorted, WORDS};
 use vmtrace_trampolines::{Counters, Point};
 
 /// vCPUs of the fake guest.
@@ -43,7 +47,7 @@ fn every_function_has_a_counter_of_its_own_for_each_vcpu() {
         let fake = Fake::counting(name);
         let mut attachment = fake.attach();
         let (sites, slide) = (fake.all(), attachment.image().slide);
-        let tables = attachment.tables(&fake.kernel, 0, &sites).unwrap();
+        let tables = attachment.tables(&fake.kernel, (0, Kind::Calls), &sites).unwrap();
         let numbers: HashSet<u16> = tables.values().copied().collect();
         let near = fake.kernel.arch() == Arch::Riscv64;
         assert!(numbers.len() > 1 || near, "{name}: start-up code is far from other text");
@@ -67,30 +71,36 @@ fn every_function_has_a_counter_of_its_own_for_each_vcpu() {
         let all =
             [hits(0, 0, &[(some[0], 1), (some[2], 1)]), hits(0, 1, &[(some[1], 2), (some[2], 1)])];
         let counters = attachment.counters();
-        assert_eq!(counters.read(), all, "{name}");
-        assert_eq!(counters.take(Some(1)), [], "{name}");
-        assert_eq!(counters.take(None), all, "{name}");
+        assert_eq!(counters.read().hits, all, "{name}");
+        assert_eq!(counters.take(Some(1)), Counted::default(), "{name}");
+        assert_eq!(counters.take(None).hits, all, "{name}");
         // What was told is no more to be told, and is still what was counted.
-        assert_eq!((counters.take(None), counters.read()), (vec![], all.to_vec()));
+        assert_eq!((counters.take(None).hits, counters.read().hits), (vec![], all.to_vec()));
         count(&fake, place(&attachment, some[1], 1));
         let more = [hits(0, 1, &[(some[1], 1)])];
-        assert_eq!(attachment.counters().take(Some(0)), more, "{name}");
+        assert_eq!(attachment.counters().take(Some(0)).hits, more, "{name}");
         // All begins anew; only one call was not told.
         count(&fake, place(&attachment, some[1], 1));
         let counters = attachment.counters();
-        assert_eq!((counters.clear(), counters.read(), counters.take(None)), (1, vec![], vec![]));
+        assert_eq!(
+            (counters.clear(), counters.read().hits, counters.take(None).hits),
+            (1, vec![], vec![])
+        );
         count(&fake, place(&attachment, some[1], 1));
         let counters = attachment.counters();
-        assert_eq!((counters.read(), counters.take(None)), (more.to_vec(), more.to_vec()));
+        assert_eq!(
+            (counters.read().hits, counters.take(None).hits),
+            (more.to_vec(), more.to_vec())
+        );
         // Functions of a module that goes: told, and never again.
         count(&fake, place(&attachment, some[0], 1));
         count(&fake, place(&attachment, some[1], 1));
         let gone = [hits(0, 1, &[(some[0], 1)])];
-        assert_eq!(attachment.counters().take_gone(&some[..1]), gone, "{name}");
+        assert_eq!(attachment.counters().take_gone(&some[..1]).hits, gone, "{name}");
         count(&fake, place(&attachment, some[0], 1));
-        assert_eq!(attachment.counters().take(None), more, "{name}");
+        assert_eq!(attachment.counters().take(None).hits, more, "{name}");
         let since = [hits(0, 1, &[(some[1], 2)])];
-        assert_eq!(attachment.counters().read(), since, "{name}");
+        assert_eq!(attachment.counters().read().hits, since, "{name}");
     }
 }
 
@@ -103,7 +113,8 @@ fn tracers_have_tables_of_their_own() {
         let sites = fake.all();
         let (few, slide) = (&sites[10..40], attachment.image().slide);
         let of = |attachment: &mut Attachment, tracer| {
-            let table = attachment.tables(&fake.kernel, tracer, few).unwrap()[&few[0]];
+            let table =
+                attachment.tables(&fake.kernel, (tracer, Kind::Calls), few).unwrap()[&few[0]];
             (table, attachment.counters().find(table, slide).unwrap())
         };
         let (first, second) = (of(&mut attachment, 0), of(&mut attachment, 1));
@@ -114,7 +125,7 @@ fn tracers_have_tables_of_their_own() {
                 count(&fake, place(&fake, &attachment, found, few[3], 0));
             }
         }
-        let told = attachment.counters().take(None);
+        let told = attachment.counters().take(None).hits;
         assert_eq!(told, [hits(0, 0, &[(few[3], 2)]), hits(1, 0, &[(few[3], 1)])], "{name}");
         // The number comes again; a task of before may still count in the old table.
         attachment.counters().forget(1);
@@ -122,7 +133,7 @@ fn tracers_have_tables_of_their_own() {
         assert_ne!(third.1.distance, second.1.distance, "{name}");
         count(&fake, place(&fake, &attachment, second.1, few[3], 0));
         count(&fake, place(&fake, &attachment, third.1, few[4], 1));
-        let told = attachment.counters().take(None);
+        let told = attachment.counters().take(None).hits;
         assert_eq!(told, [hits(1, 1, &[(few[4], 1)])], "{name}");
     }
 }
@@ -136,7 +147,7 @@ fn room_runs_out_and_is_inherited() {
         let mut attachment = fake.attach();
         let (sites, slide) = (fake.all(), attachment.image().slide);
         let of = |attachment: &mut Attachment, tracer| {
-            let table = attachment.tables(&fake.kernel, tracer, &sites)?[&sites[5]];
+            let table = attachment.tables(&fake.kernel, (tracer, Kind::Calls), &sites)?[&sites[5]];
             Ok::<_, TraceError>(attachment.counters().find(table, slide).unwrap())
         };
         let mut tracers = 0;
@@ -148,7 +159,8 @@ fn room_runs_out_and_is_inherited() {
         };
         // The most that still has room in one piece has none in two.
         let mut most = (1..100).rev().map(|part| &sites[..sites.len() * part / 100]);
-        let is_made = |few: &&[usize]| attachment.tables(&fake.kernel, 100, few).is_ok();
+        let is_made =
+            |few: &&[usize]| attachment.tables(&fake.kernel, (100, Kind::Calls), few).is_ok();
         if most.find(is_made).is_some() {
             shared += usize::from(attachment.counters().tell_shared());
         }
@@ -160,15 +172,19 @@ fn room_runs_out_and_is_inherited() {
         attachment.counters().forget(2);
         // What the heir has counted elsewhere is not told yet.
         attachment.counters().forget(100);
-        let few = attachment.tables(&fake.kernel, 77, &sites[..1]).unwrap()[&sites[0]];
+        let few =
+            attachment.tables(&fake.kernel, (77, Kind::Calls), &sites[..1]).unwrap()[&sites[0]];
         let elsewhere = attachment.counters().find(few, slide).unwrap();
         assert_ne!(elsewhere, found, "{name}");
         count(&fake, place(&fake, &attachment, elsewhere, sites[0], 0));
         assert_eq!(of(&mut attachment, 77), Ok(found), "{name}");
-        let told = attachment.counters().take(None);
+        let told = attachment.counters().take(None).hits;
         assert_eq!(told, [hits(77, 0, &[(sites[0], 1)])], "{name}: another's");
         assert!(of(&mut attachment, 78).is_err(), "{name}");
-        assert!(attachment.tables(&fake.kernel, 79, &[]).unwrap().is_empty(), "{name}");
+        assert!(
+            attachment.tables(&fake.kernel, (79, Kind::Calls), &[]).unwrap().is_empty(),
+            "{name}"
+        );
     }
     assert!(shared > 0, "no kernel had room for one more");
 }
@@ -246,6 +262,90 @@ fn programs_stop_where_they_say_and_never_once_tracing_has_ended() {
     }
 }
 
+// A histogram that two functions or vCPUs share makes what is told of both wrong; one that lies over something
+// else destroys that.
+#[test]
+fn every_function_has_a_histogram_of_its_own_for_each_vcpu() {
+    for name in kernels() {
+        let fake = Fake::counting(name);
+        let mut attachment = fake.try_attach_for(&fake.all()[5..9]).unwrap();
+        let (sites, slide) = (fake.all(), attachment.image().slide);
+        let few = &sites[5..60];
+        let kind = (3, Kind::Histograms);
+        let tables = attachment.tables(&fake.kernel, kind, few).unwrap();
+        // More come later: the others keep theirs.
+        let few = &sites[5..90];
+        let more = attachment.tables(&fake.kernel, kind, &sites[50..90]).unwrap();
+        let table = |site: &usize| *more.get(site).or(tables.get(site)).unwrap();
+        let calls = attachment.counters().calls(3).unwrap();
+        let tables_of_pages = attachment.image().tables;
+        let annex = |address| tables_of_pages.translate(&fake, address).unwrap() - ANNEX;
+        assert!(annex(calls.address) >= SIZE && attachment.counters().calls(0).is_none());
+        let memory = fake.annex.slice();
+        let mut taken = HashSet::new();
+        let mut expected: HashMap<u32, Vec<(usize, u8, u64)>> = HashMap::new();
+        for site in few {
+            let found = attachment.counters().find(table(site), slide).unwrap();
+            for vcpu in 0..VCPUS {
+                let slot = place(&fake, &attachment, found, *site, vcpu);
+                let histogram: u64 = memory.read_obj(usize::try_from(slot).unwrap()).unwrap();
+                assert!(histogram.is_multiple_of(64), "{name}: {histogram:#x}");
+                for word in 0..WORDS {
+                    let at = annex(histogram + 8 * word);
+                    assert!(at >= SIZE && taken.insert(at), "{name}: {site}, word {word}");
+                }
+                let words = [(0, 7), (64, 1), (SUM, 1 << 40), (MISSED, 2)];
+                for (word, value) in words {
+                    let at = annex(histogram + 8 * u64::from(word));
+                    let at = usize::try_from(at).unwrap();
+                    memory.write_obj(value + *site as u64, at).unwrap();
+                    let of = expected.entry(u32::try_from(vcpu).unwrap()).or_default();
+                    of.push((*site, word, value + *site as u64));
+                }
+            }
+        }
+        let end = annex(calls.address) + Calls::SIZE;
+        assert!(!taken.iter().any(|at| (annex(calls.address)..end).contains(at)), "{name}");
+        let buckets = |vcpu| Buckets { tracer: 3, vcpu, words: expected[&vcpu].clone() };
+        let all = Counted { hits: vec![], buckets: (0..2).map(buckets).collect() };
+        let counters = attachment.counters();
+        assert_eq!(counters.take(Some(1)), Counted::default(), "{name}");
+        assert_eq!((counters.read(), counters.take(None)), (all.clone(), all), "{name}");
+        assert_eq!(counters.take(None), Counted::default(), "{name}");
+        counters.clear();
+        assert_eq!(counters.read(), Counted::default(), "{name}");
+        counters.begin_calls(4711);
+        let since: u64 = memory.read_obj(usize::try_from(annex(calls.address)).unwrap()).unwrap();
+        assert_eq!(since, 4711, "{name}");
+        // Programs for all of that can be made.
+        let sorted = Sorted { number: 2, bytes: 4, signed: true };
+        let (first, tail) = (table(&few[0]), fake.kernel.arch() == Arch::X86_64);
+        let tallies = [
+            (Point::Entry, Tally::Sort(first, sorted)),
+            (Point::Entry, Tally::Begin(first)),
+            (Point::Return, Tally::End(Measure::Duration)),
+            (if tail { Point::Tail } else { Point::Return }, Tally::End(Measure::Value(8, true))),
+        ];
+        for (point, tally) in tallies {
+            let counts = Some(tally);
+            let part = |tracer| Part { tracer, fields: vec![], condition: None, counts };
+            let duty = |tracer| Duty { point, parts: vec![part(tracer)] };
+            assert!(attachment.program(&fake, &fake.kernel, &duty(3)).is_ok(), "{name}: {tally:?}");
+            // Whose calls are nowhere.
+            let other = attachment.program(&fake, &fake.kernel, &duty(9));
+            assert_eq!(other.is_ok(), matches!(tally, Tally::Sort(..)), "{name}: {tally:?}");
+        }
+        // A call of a tracer that is gone may still be open: nobody gets its histogram.
+        attachment.counters().forget(3);
+        let next = attachment.tables(&fake.kernel, kind, few).unwrap();
+        let found = attachment.counters().find(next[&few[0]], slide).unwrap();
+        let slot = place(&fake, &attachment, found, few[0], 0);
+        let histogram: u64 = memory.read_obj(usize::try_from(slot).unwrap()).unwrap();
+        assert!(!taken.contains(&annex(histogram)), "{name}");
+        assert_eq!(attachment.counters().calls(3), Some(calls), "{name}: as programs at returns");
+    }
+}
+
 // Memory of the host that nobody asked for.
 #[test]
 fn a_guest_without_room_counts_nothing() {
@@ -253,7 +353,7 @@ fn a_guest_without_room_counts_nothing() {
         let fake = Fake::new(name);
         let mut attachment = fake.attach();
         let sites = fake.all();
-        let table = attachment.tables(&fake.kernel, 0, &sites);
+        let table = attachment.tables(&fake.kernel, (0, Kind::Calls), &sites);
         assert_eq!(table, Err(TraceError::Counters(VCPUS)), "{name}");
         assert_eq!(attachment.counters().count_down(0, 1), Err(TraceError::Stops), "{name}");
     }

@@ -35,7 +35,7 @@ pub fn compile(
 ) -> Result<Code, ProgramError> {
     program.check()?;
     if let Some(counts) = program.counts {
-        return count(program.condition.as_ref(), counts, values);
+        return count(program.point, program.condition.as_ref(), counts, values);
     }
     let mut ops = Assembler::new(0);
     let Registers { link, control } = registers(program.point);

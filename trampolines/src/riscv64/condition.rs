@@ -13,7 +13,7 @@ const T4: u8 = 29;
 const T5: u8 = 30;
 
 /// Loads a constant by as few instructions as usual ones take.
-fn constant(ops: &mut Assembler, register: u8, value: i64) {
+pub(super) fn constant(ops: &mut Assembler, register: u8, value: i64) {
     match (i32::try_from(value), split(value)) {
         (Ok(small @ -2048..2048), _) => {
             dynasm!(ops; .arch riscv64; addi X(register), zero, small);

@@ -6,17 +6,19 @@
 use super::Values;
 use super::condition::Tests;
 use super::operands::{Assembler, load_word, parts};
+use super::sort::{begin, end, sort};
 use crate::branch::branch;
 use crate::condition::Condition;
-use crate::program::{Code, Counters, Counts, ProgramError, STOPS};
+use crate::program::{Code, Counters, Counts, Point, ProgramError, STOPS};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 
 const T0: u8 = 5;
 const T3: u8 = 28;
 
-/// Makes a program of an entry that was checked. `t3` and `t4` are lost, and `t5` where there is a
-/// condition.
+/// Makes a program that was checked. `t3` and `t4` are lost, and `t5` where there is a condition; where calls are
+/// sorted, what [`compile`](super::compile) says.
 pub(super) fn count(
+    point: Point,
     condition: Option<&Condition>,
     counts: Counts,
     values: &Values,
@@ -37,10 +39,25 @@ pub(super) fn count(
             None
         }
         Counts::Down { counter, trap, .. } => Some(count_down(&mut ops, (counter, trap), leave)?),
+        Counts::Sort(histograms, sorted) => {
+            sort(&mut ops, histograms, sorted, values)?;
+            None
+        }
+        Counts::Begin(histograms, calls) => {
+            begin(&mut ops, histograms, calls, values, leave)?;
+            None
+        }
+        Counts::End(calls, ended) => {
+            end(&mut ops, (calls, ended), leave)?;
+            None
+        }
     };
     dynasm!(ops; .arch riscv64; =>leave);
     let ending = ops.offset().0;
-    dynasm!(ops; .arch riscv64; jr t0);
+    match point {
+        Point::Entry | Point::Tail => dynasm!(ops; .arch riscv64; jr t0),
+        Point::Return => dynasm!(ops; .arch riscv64; ret),
+    }
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
     Ok(Code { bytes, endings: vec![ending], stop })
 }
@@ -68,7 +85,7 @@ fn count_down(
 }
 
 /// Leaves the counter's address in t3. t4 is lost.
-fn find_counter(
+pub(super) fn find_counter(
     ops: &mut Assembler,
     counters: Counters,
     values: &Values,

@@ -24,6 +24,7 @@ pub mod encode;
 mod operands;
 mod read;
 mod slow;
+mod sort;
 
 pub use compile::compile;
 

@@ -5,6 +5,7 @@ use super::count::{count, count_down};
 use super::operands::{ABOVE_SPENT, ARGUMENTS, Assembler, ENDING, Operands, RDX, disp, exchange};
 use super::read::{finish, read};
 use super::slow::slow;
+use super::sort::{begin, crowded, end as end_sorted, sort};
 use super::{Addressing, Values};
 use crate::branch::branch;
 use crate::context::part;
@@ -39,11 +40,18 @@ pub fn compile(
         let mut tests = Tests { ops: &mut ops, values, point: program.point };
         branch(&mut tests, condition, (ends, false))?;
     }
-    let mut stop = None;
+    let (mut stop, mut others) = (None, None);
     match (program.counts, program.point) {
         (Some(Counts::Up(counters)), _) => count(&mut ops, counters, values)?,
         (Some(Counts::Down { counter, trap, .. }), _) => {
             stop = Some(count_down(&mut ops, (counter, trap), ends)?);
+        }
+        (Some(Counts::Sort(histograms, sorted)), _) => sort(&mut ops, histograms, sorted, values)?,
+        (Some(Counts::Begin(histograms, calls)), _) => {
+            others = Some(begin(&mut ops, histograms, calls, values)?);
+        }
+        (Some(Counts::End(calls, ended)), point) => {
+            others = Some(end_sorted(&mut ops, point, (calls, ended))?);
         }
         (None, Point::Entry | Point::Tail) => {
             entry(&mut ops, program, &operands, values, &mut reads)?;
@@ -54,6 +62,9 @@ pub fn compile(
     dynasm!(ops; .arch x64; =>ends; .bytes ENDING);
     if program.counts.is_none() {
         slow(&mut ops, &operands);
+    }
+    if let Some(others) = others {
+        crowded(&mut ops, &others, values)?;
     }
     let load = finish(reads, &mut ops, values)?;
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;

@@ -16,6 +16,8 @@ mod count;
 mod operands;
 mod read;
 mod slow;
+#[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
+mod sort;
 mod switch;
 
 pub use compile::{

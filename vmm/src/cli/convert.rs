@@ -12,7 +12,7 @@ use vmtrace_system::say;
 use super::losses::{self, Counted};
 use super::{report, view};
 use crate::convert::{Format, Tally};
-use crate::export::{Event, Export, Name, PlayError, Player};
+use crate::export::{Event, Export, Name, PlayError, Player, SortedBy};
 use crate::stream::{Header, Summary};
 
 /// What a run says to who waits for its end, and what that says when it has converted.
@@ -146,6 +146,14 @@ impl<E: Export> Export for Lent<'_, E> {
         hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
     ) -> io::Result<()> {
         self.0.counts(vcpu, tracer, hits)
+    }
+
+    fn sorted(
+        &mut self,
+        by: &SortedBy<'_>,
+        words: &mut dyn Iterator<Item = (Name<'_>, u8, u64)>,
+    ) -> io::Result<()> {
+        self.0.sorted(by, words)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -1,5 +1,6 @@
 //! `vmtrace ctl`: commands to a running trace.
 
+use crate::export::Table;
 use crate::serve::{self, Control, Globs, Source, TracerSpec};
 use anyhow::{Context, Result, bail};
 use std::collections::{BTreeMap, BTreeSet};
@@ -236,8 +237,12 @@ fn counted(json: &str, by_cpu: bool) -> Result<String> {
     const NO: &str = "the answer is no table: it is another vmtrace";
     let answer: serde_json::Value = serde_json::from_str(json).context(NO)?;
     let counts = answer.get("counts").and_then(serde_json::Value::as_array).context(NO)?;
+    let histograms = answer.get("histograms").and_then(serde_json::Value::as_array);
+    let histograms = histograms.into_iter().flatten().map(histogram);
+    let histograms: String = histograms.collect::<Result<Vec<_>>>()?.concat();
     if counts.is_empty() {
-        return Ok("nothing was counted\n".to_owned());
+        let none = if histograms.is_empty() { "nothing was counted\n" } else { "" };
+        return Ok(format!("{none}{histograms}"));
     }
     let word = |count: &serde_json::Value, key: &str| {
         count.get(key).and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
@@ -277,7 +282,28 @@ fn counted(json: &str, by_cpu: bool) -> Result<String> {
         None | Some(0) => {}
         Some(more) => text.push_str(&format!("and {more} functions that were called less\n")),
     }
+    text.push_str(&histograms);
     Ok(text)
+}
+
+/// One of them as a table.
+fn histogram(it: &serde_json::Value) -> Result<String> {
+    const NO: &str = "the answer has no such histogram: it is another vmtrace";
+    let word = |key: &str| it.get(key).and_then(serde_json::Value::as_str).context(NO);
+    let number = |key: &str| it.get(key).and_then(serde_json::Value::as_u64);
+    let buckets = it.get("buckets").and_then(serde_json::Value::as_array).context(NO)?;
+    let bucket = |bucket: &serde_json::Value| {
+        let low = bucket.get(0)?;
+        let low = low.as_u64().map(i128::from).or_else(|| low.as_i64().map(i128::from))?;
+        Some((low, bucket.get(1)?.as_u64()?))
+    };
+    let mut buckets = buckets.iter().map(bucket).collect::<Option<Vec<_>>>().context(NO)?;
+    buckets.sort_unstable();
+    let title = format!("{} ({}), {}", word("function")?, word("tracer")?, word("of")?);
+    let (sum, missed) = (number("total"), number("missed").unwrap_or(0));
+    let mut text = Vec::new();
+    Table { title: &title, buckets, sum, missed }.write(&mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 #[cfg(test)]
@@ -296,6 +322,18 @@ mod tests {
         assert!(several.ends_with("and 3 functions that were called less\n"), "{several}");
         assert_eq!(counted(r#"{"counts":[]}"#, true).unwrap(), "nothing was counted\n");
         assert!(counted("fine", false).is_err() && counted("{}", false).is_err());
+        // Histograms stand below, or alone.
+        let one = r##"{"function":"f","tracer":"t","of":"duration_ns","buckets":[[4,3],[-9223372036854775808,1]],
+            "total":18,"missed":2}"##;
+        let below = counted(&json.replacen('{', &format!("{{\"histograms\":[{one}],"), 1), false);
+        let below = below.unwrap();
+        let expected =
+            "# histogram: f (t), duration_ns: 4 calls, average 4, total 18, 2 more without a value";
+        let lines: Vec<_> = below.lines().skip(2).collect();
+        assert_eq!((lines[0], lines.len()), (expected, 3));
+        assert!(lines[1].contains("below 0") && lines[2].contains("4 ... 8"), "{below}");
+        let alone = counted(&format!("{{\"counts\":[],\"histograms\":[{one}]}}"), false).unwrap();
+        assert_eq!(alone.lines().collect::<Vec<_>>(), lines);
         let by_cpu = counted(json, true).unwrap();
         let lines: Vec<Vec<_>> =
             by_cpu.lines().map(|line| line.split_whitespace().collect()).collect();

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::io;
 
-use crate::export::{Event, Export, Name, write_losses};
+use crate::export::{Event, Export, Name, SortedBy, write_losses};
 use crate::stream::{Header, LossReason, Stretch, Summary};
 use vmtrace_system::say;
 
@@ -42,6 +42,14 @@ impl Export for Counted<'_> {
         hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
     ) -> io::Result<()> {
         self.export.counts(vcpu, tracer, hits)
+    }
+
+    fn sorted(
+        &mut self,
+        by: &SortedBy<'_>,
+        words: &mut dyn Iterator<Item = (Name<'_>, u8, u64)>,
+    ) -> io::Result<()> {
+        self.export.sorted(by, words)
     }
 
     fn joined(&mut self, totals: &[(u64, u64)]) -> io::Result<()> {

@@ -16,7 +16,8 @@ use vmtrace_system::say;
 use super::report::{is_broken_pipe, tell_skipped};
 use super::{losses, view};
 use crate::export::{
-    Event, Export, Live, Name, Order, Pick, Picked, PlayError, Player, Rows, write_summary,
+    Event, Export, Live, Name, Order, Pick, Picked, PlayError, Player, Rows, SortedBy,
+    write_summary,
 };
 use crate::serve::{self, Format, Globs, Source, StreamRequest};
 use crate::stream::{Header, StreamError, Summary};
@@ -288,6 +289,14 @@ impl Export for Shared {
         hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
     ) -> io::Result<()> {
         self.0.borrow_mut().counts(vcpu, tracer, hits)
+    }
+
+    fn sorted(
+        &mut self,
+        by: &SortedBy<'_>,
+        words: &mut dyn Iterator<Item = (Name<'_>, u8, u64)>,
+    ) -> io::Result<()> {
+        self.0.borrow_mut().sorted(by, words)
     }
 
     fn joined(&mut self, totals: &[(u64, u64)]) -> io::Result<()> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use super::Format;
-use crate::export::{Event, Export, Name};
+use crate::export::{Event, Export, Name, SortedBy};
 use crate::stream::{Header, Summary};
 
 /// What traces say and not every format can.
@@ -40,6 +40,8 @@ pub enum Fact {
     Event,
     /// How often a function was entered on a vCPU, beside what was recorded.
     Counted,
+    /// A histogram of a function's calls on a vCPU, beside what was recorded.
+    Sorted,
     /// The state of the CPU.
     Context,
     /// Something before the start of the clock.
@@ -65,6 +67,7 @@ impl Fact {
             Self::Loss => "losses",
             Self::Event => "events of tracepoints",
             Self::Counted => "counts of calls",
+            Self::Sorted => "histograms of calls",
             Self::Context => "events that tell the state of their CPU",
             Self::Early => "events before the clock's start",
         }
@@ -76,7 +79,7 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
     use Fact::{
         Args, Caller, Context, Counted, Early, Event as Point, Loss, Mark, Orphan, Plain, Reason,
     };
-    use Fact::{Return, Tail, Tracer, Uncertain, Unfinished, Value};
+    use Fact::{Return, Sorted, Tail, Tracer, Uncertain, Unfinished, Value};
     const INSIDE: &str = "what was jumped to is shown inside of the function that jumped";
     const LEFT_OUT: &str = "left out";
     const AT_START: &str = "at the clock's start";
@@ -103,6 +106,7 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Uncertain, "shown as if they had taken no time"),
             (Unfinished, "shown as open"),
             (Counted, LEFT_OUT),
+            (Sorted, LEFT_OUT),
             (Early, AT_START),
         ],
         Format::Uftrace => &[
@@ -119,11 +123,13 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Loss, "shown as calls, in a task for each vCPU"),
             (Context, LEFT_OUT),
             (Counted, LEFT_OUT),
+            (Sorted, LEFT_OUT),
             (Early, AT_START),
         ],
         Format::Ctf => &[
             (Unfinished, "they have no event of their own"),
             (Counted, LEFT_OUT),
+            (Sorted, LEFT_OUT),
             (Early, AT_START),
         ],
         Format::Folded => &[
@@ -138,6 +144,7 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Loss, LEFT_OUT),
             (Context, LEFT_OUT),
             (Counted, LEFT_OUT),
+            (Sorted, LEFT_OUT),
         ],
         Format::Html => &[
             (Args, LEFT_OUT),
@@ -150,11 +157,18 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Point, LEFT_OUT),
             (Context, LEFT_OUT),
             (Counted, LEFT_OUT),
+            (Sorted, LEFT_OUT),
             (Early, AT_START),
         ],
-        Format::Chrome => &[(Tail, INSIDE), (Counted, LEFT_OUT), (Early, AT_START)],
-        Format::Csv => &[(Unfinished, "they have no row of their own"), (Early, AT_START)],
-        Format::Perfetto => &[(Tail, INSIDE), (Counted, LEFT_OUT), (Early, AT_START)],
+        Format::Chrome => {
+            &[(Tail, INSIDE), (Counted, LEFT_OUT), (Sorted, LEFT_OUT), (Early, AT_START)]
+        }
+        Format::Csv => {
+            &[(Unfinished, "they have no row of their own"), (Sorted, LEFT_OUT), (Early, AT_START)]
+        }
+        Format::Perfetto => {
+            &[(Tail, INSIDE), (Counted, LEFT_OUT), (Sorted, LEFT_OUT), (Early, AT_START)]
+        }
     }
 }
 
@@ -259,6 +273,23 @@ impl<E: Export> Export for Tally<E> {
         // Also what the export has not looked at.
         hits.for_each(drop);
         (0..counted).for_each(|_| self.count(Fact::Counted));
+        told
+    }
+
+    fn sorted(
+        &mut self,
+        by: &SortedBy<'_>,
+        words: &mut dyn Iterator<Item = (Name<'_>, u8, u64)>,
+    ) -> io::Result<()> {
+        let mut functions = 0_u64;
+        let mut last = None;
+        let mut words = words.inspect(|(name, ..)| {
+            functions += u64::from(last.replace(name.address) != Some(name.address));
+        });
+        let told = self.export.sorted(by, &mut words);
+        // Also what the export has not looked at.
+        words.for_each(drop);
+        (0..functions).for_each(|_| self.count(Fact::Sorted));
         told
     }
 

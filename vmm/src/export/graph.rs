@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use crate::stream::{Context, Header, Summary};
 
 use super::counted::Counted;
+use super::sorted::{Sorted, SortedBy};
 use super::text::{Clock, TIME_COLUMN, decimal, first_lines, legend, loss, mark, name, pad};
 use super::values::{write_args, write_returned};
 use super::{Entry, Event, Export, Name, Return, Tracepoint, Unfinished};
@@ -48,6 +49,7 @@ pub struct Graph<W> {
     told: bool,
     /// Shown at the end.
     counted: Counted,
+    sorted: Sorted,
 }
 
 /// A vCPU's column.
@@ -102,6 +104,7 @@ impl<W: Write> Graph<W> {
             width: 1,
             told: false,
             counted: Counted::default(),
+            sorted: Sorted::default(),
         }
     }
 
@@ -378,6 +381,15 @@ impl<W: Write> Export for Graph<W> {
         Ok(())
     }
 
+    fn sorted(
+        &mut self,
+        by: &SortedBy<'_>,
+        words: &mut dyn Iterator<Item = (Name<'_>, u8, u64)>,
+    ) -> io::Result<()> {
+        self.sorted.add(by, words);
+        Ok(())
+    }
+
     fn flush(&mut self) -> io::Result<()> {
         self.hand_on()?;
         self.out.flush()
@@ -389,6 +401,7 @@ impl<W: Write> Export for Graph<W> {
         }
         self.hand_on()?;
         self.counted.write(&mut self.out)?;
+        self.sorted.write(&mut self.out)?;
         self.flush()
     }
 }

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::stream::{Context, Header, Summary};
 
+use super::sorted::{SortedBy, by_function};
 use super::values::{JsonArgs, JsonReturned};
 use super::{Entry, Event, Export, Name, Return, Tail, Tracepoint};
 
@@ -192,6 +193,19 @@ enum Line<'a> {
         cpu: u32,
         hits: u64,
     },
+    Hist {
+        function: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        module: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tracer: Option<&'a str>,
+        cpu: u32,
+        of: &'a str,
+        buckets: Vec<(i128, u64)>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        total: Option<u64>,
+        missed: u64,
+    },
     Loss {
         cpu: u32,
         count: u64,
@@ -275,6 +289,26 @@ impl<W: Write> Export for Json<W> {
         hits.filter(|(_, hits)| *hits > 0).try_for_each(|(name, hits)| {
             let (function, module) = texts(&name);
             self.line(&Line::Count { function: &function, module, tracer, cpu: vcpu, hits })
+        })
+    }
+
+    fn sorted(
+        &mut self,
+        by: &SortedBy<'_>,
+        words: &mut dyn Iterator<Item = (Name<'_>, u8, u64)>,
+    ) -> io::Result<()> {
+        by_function(words, |name, words| {
+            let (function, module) = texts(name);
+            self.line(&Line::Hist {
+                function: &function,
+                module,
+                tracer: by.tracer,
+                cpu: by.vcpu,
+                of: by.label(),
+                buckets: words.buckets(),
+                total: words.sum(by.of),
+                missed: words.missed(),
+            })
         })
     }
 

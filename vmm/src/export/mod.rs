@@ -35,6 +35,7 @@ mod pairing;
 mod pick;
 mod player;
 mod select;
+mod sorted;
 mod stage;
 mod stats;
 mod summary;
@@ -63,6 +64,8 @@ pub use losses::write_losses;
 pub use pick::{Pick, Picked};
 pub use player::{PlayError, Player};
 pub(crate) use select::TracerChoice;
+pub use sorted::SortedBy;
+pub(crate) use sorted::Table;
 pub use stats::Stats;
 pub use summary::write_summary;
 pub use text::Text;
@@ -102,6 +105,20 @@ pub trait Export {
         _vcpu: u32,
         _tracer: Option<&str>,
         _hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
+    ) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// What calls were sorted into, beside events: functions with numbers and words as those of
+    /// [`Bucket`](crate::stream::Bucket), the words of a function in a row. At any time before the end; what comes
+    /// again adds to it.
+    ///
+    /// # Errors
+    /// When the output fails.
+    fn sorted(
+        &mut self,
+        _by: &SortedBy<'_>,
+        _words: &mut dyn Iterator<Item = (Name<'_>, u8, u64)>,
     ) -> io::Result<()> {
         Ok(())
     }
@@ -158,6 +175,14 @@ impl<E: Export + ?Sized> Export for Box<E> {
         hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
     ) -> io::Result<()> {
         (**self).counts(vcpu, tracer, hits)
+    }
+
+    fn sorted(
+        &mut self,
+        by: &SortedBy<'_>,
+        words: &mut dyn Iterator<Item = (Name<'_>, u8, u64)>,
+    ) -> io::Result<()> {
+        (**self).sorted(by, words)
     }
 
     fn joined(&mut self, totals: &[(u64, u64)]) -> io::Result<()> {

@@ -6,7 +6,7 @@ use std::io;
 use crate::kernel::glob;
 use crate::stream::{Header, MarkKind, Stretch, Summary};
 
-use super::{Event, Export, Name};
+use super::{Event, Export, Name, SortedBy};
 
 /// Which events are wanted: those that every condition accepts that is given. Losses and marks are
 /// not asked for tasks and functions; but of some tasks, vCPUs or functions alone, lines of the
@@ -32,6 +32,13 @@ pub struct Pick {
 }
 
 impl Pick {
+    /// Whether what was counted on a vCPU is wanted: nobody knows whose calls they were, and when.
+    fn takes_counts(&self, vcpu: u32) -> bool {
+        let of_some = !self.pids.is_empty() || !self.comms.is_empty() || !self.follow.is_empty();
+        let in_time = self.since.or(self.until).is_some();
+        !of_some && !in_time && (self.cpus.is_empty() || self.cpus.contains(&vcpu))
+    }
+
     /// Whether everything is wanted.
     #[must_use]
     pub fn is_all(&self) -> bool {
@@ -194,14 +201,24 @@ impl<E: Export> Export for Picked<E> {
         hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
     ) -> io::Result<()> {
         let pick = &self.pick;
-        // Nobody knows whose calls they were, and when.
-        let of_some = !pick.pids.is_empty() || !pick.comms.is_empty() || !pick.follow.is_empty();
-        let in_time = pick.since.or(pick.until).is_some();
-        if of_some || in_time || !(pick.cpus.is_empty() || pick.cpus.contains(&vcpu)) {
+        if !pick.takes_counts(vcpu) {
             return Ok(());
         }
         let wanted = |name: &Name<'_>| any(&pick.modules, module(name));
         self.export.counts(vcpu, tracer, &mut hits.filter(|(name, _)| wanted(name)))
+    }
+
+    fn sorted(
+        &mut self,
+        by: &SortedBy<'_>,
+        words: &mut dyn Iterator<Item = (Name<'_>, u8, u64)>,
+    ) -> io::Result<()> {
+        let pick = &self.pick;
+        if !pick.takes_counts(by.vcpu) {
+            return Ok(());
+        }
+        let wanted = |name: &Name<'_>| any(&pick.modules, module(name));
+        self.export.sorted(by, &mut words.filter(|(name, ..)| wanted(name)))
     }
 
     fn joined(&mut self, totals: &[(u64, u64)]) -> io::Result<()> {

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use crate::stream::{
-    Context, Count, Counts, CountsOf, Header, Loss, Mark, MarkKind, RawTracer, Record, RecordHead,
-    Stretch, Traced, ValuesOf,
+    Context, Count, Counts, CountsOf, Header, HistogramOf, Loss, Mark, MarkKind, RawTracer, Record,
+    RecordHead, Stretch, Traced, ValuesOf,
 };
 
 use super::names::{Symbols, Tasks, Tracers};
@@ -12,7 +12,7 @@ use super::pairing::{Call, Choice, Frame, Pairing, Step};
 use super::player::PlayError;
 use super::select::Selection;
 use super::values::{Args, Formats, Returned};
-use super::{Entry, Event, Export, Place, Return, Tail, Tracepoint, Unfinished};
+use super::{Entry, Event, Export, Place, Return, SortedBy, Tail, Tracepoint, Unfinished};
 
 /// What waits for its turn.
 #[derive(Debug)]
@@ -320,8 +320,13 @@ impl<E: Export> Stage<E> {
     /// Tells what was counted, of those functions and tracers that are wanted.
     pub(super) fn counts(&mut self, header: &Header, counts: &Counts<'_>) -> Result<(), PlayError> {
         self.tracers.see(counts.tracer);
-        if counts.of != Some(CountsOf::Entries) || !self.selection.wants_tracer(counts.tracer) {
+        if !self.selection.wants_tracer(counts.tracer) {
             return Ok(());
+        }
+        match counts.of {
+            Some(CountsOf::Entries) => {}
+            Some(CountsOf::Sorted(of)) => return self.sorted(header, counts, of),
+            None => return Ok(()),
         }
         let mut wanted = Vec::new();
         for Count { function: at, hits } in counts.counts() {
@@ -334,6 +339,27 @@ impl<E: Export> Stage<E> {
         let mut hits = wanted.iter().map(|&(at, of, hits)| (symbols.name(header, at, of), hits));
         let tracer = self.tracers.name(counts.tracer);
         self.export.counts(counts.vcpu, tracer, &mut hits).map_err(PlayError::Output)
+    }
+
+    fn sorted(
+        &mut self,
+        header: &Header,
+        counts: &Counts<'_>,
+        of: HistogramOf,
+    ) -> Result<(), PlayError> {
+        let mut wanted = Vec::new();
+        for it in counts.buckets() {
+            if self.selection.wants_plain(&mut self.symbols, header, it.function) {
+                wanted.push((it, self.symbols.index(header, it.function)));
+            }
+        }
+        let symbols = &self.symbols;
+        let mut words = wanted
+            .iter()
+            .map(|&(it, of)| (symbols.name(header, it.function, of), it.bucket, it.hits));
+        let tracer = self.tracers.name(counts.tracer);
+        let by = SortedBy { vcpu: counts.vcpu, tracer, of, name: counts.name };
+        self.export.sorted(&by, &mut words).map_err(PlayError::Output)
     }
 
     /// Nothing follows.

@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use crate::stream::{Context, Header, Loss, Mark, Summary};
 
 use super::counted::Counted;
+use super::sorted::{Sorted, SortedBy};
 use super::values::write_args;
 use super::{Entry, Event, Export, Name, Tracepoint, printable};
 
@@ -30,6 +31,7 @@ pub struct Text<W> {
     said: bool,
     /// Shown at the end.
     counted: Counted,
+    sorted: Sorted,
 }
 
 impl<W: Write> Text<W> {
@@ -37,7 +39,8 @@ impl<W: Write> Text<W> {
     pub fn new(out: W) -> Self {
         let clock = Clock { start: 0, hz: 1 };
         let (line, counted) = (Vec::with_capacity(GATHER + 4096), Counted::default());
-        Self { out, line, clock, told: false, said: false, counted }
+        let sorted = Sorted::default();
+        Self { out, line, clock, told: false, said: false, counted, sorted }
     }
 
     /// The output.
@@ -153,6 +156,15 @@ impl<W: Write> Export for Text<W> {
         Ok(())
     }
 
+    fn sorted(
+        &mut self,
+        by: &SortedBy<'_>,
+        words: &mut dyn Iterator<Item = (Name<'_>, u8, u64)>,
+    ) -> io::Result<()> {
+        self.sorted.add(by, words);
+        Ok(())
+    }
+
     fn flush(&mut self) -> io::Result<()> {
         self.hand_on()?;
         self.out.flush()
@@ -161,6 +173,7 @@ impl<W: Write> Export for Text<W> {
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
         self.hand_on()?;
         self.counted.write(&mut self.out)?;
+        self.sorted.write(&mut self.out)?;
         self.flush()
     }
 }

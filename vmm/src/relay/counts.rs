@@ -3,9 +3,48 @@
 use super::names::{Functions, ModuleNames};
 use crate::kernel::Kernel;
 use crate::serve::Hub;
-use crate::stream::{Count, Writer};
+use crate::stream::{Bucket, Count, HistogramOf, Writer};
 use crate::tracer::Hits;
 use std::io;
+
+/// What was added to histograms of a tracer on a vCPU.
+#[derive(Clone, Debug)]
+pub struct Sorted {
+    /// The tracer's number.
+    pub tracer: u8,
+    /// The vCPU on which the calls began.
+    pub vcpu: u32,
+    /// What is sorted.
+    pub of: HistogramOf,
+    /// Which argument.
+    pub name: String,
+    /// Sites (indices), numbers as those of [`Bucket::bucket`], and what is to be added.
+    pub words: Vec<(usize, u8, u64)>,
+}
+
+/// Writes histograms, with the names of their functions before them.
+///
+/// # Errors
+/// When the sink fails or there is no such vCPU.
+pub(super) fn write_sorted(
+    writer: &mut Writer<Hub>,
+    (functions, kernel, modules): (&Functions, &Kernel, &ModuleNames),
+    sorted: &[Sorted],
+) -> io::Result<()> {
+    for Sorted { tracer, vcpu, of, name, words } in sorted {
+        let buckets: Vec<_> = words
+            .iter()
+            .filter_map(|&(site, bucket, hits)| {
+                let function = functions.entry_of(kernel, modules, site)?;
+                Some(Bucket { function, bucket, hits })
+            })
+            .collect();
+        let symbol = |it: &Bucket| functions.symbol(kernel, modules, it.function);
+        writer.symbols(buckets.iter().filter_map(symbol))?;
+        writer.buckets((*vcpu, *tracer), (*of, name), &buckets)?;
+    }
+    Ok(())
+}
 
 /// Writes counts, with the names of their functions before them.
 ///

@@ -30,6 +30,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use console::ConsoleLines;
+pub use counts::Sorted;
 pub use drain::Drain;
 pub use events::{EventFields, EventTarget, EventValue, From, OneCall, Part};
 pub use names::resolver;
@@ -99,7 +100,7 @@ enum Command {
     Clear(Sender<u64>),
     Snapshot(Sender<u64>),
     Traced(Vec<TracedSites>),
-    Counted(Vec<Hits>),
+    Counted(Vec<Hits>, Vec<Sorted>),
     Finish(Box<Summary>, Grace),
 }
 
@@ -281,8 +282,8 @@ impl Relay {
     }
 
     /// Counts for the stream, which are written when this comes; what is counted later adds to them.
-    pub fn counted(&self, counted: Vec<Hits>) {
-        let _ = self.commands.send(Command::Counted(counted));
+    pub fn counted(&self, counted: Vec<Hits>, sorted: Vec<Sorted>) {
+        let _ = self.commands.send(Command::Counted(counted, sorted));
     }
 
     /// How many consumers there were a moment ago.

@@ -29,5 +29,5 @@ pub use patience::Patience;
 pub use primary::{Primary, Unwritten};
 pub use request::{Control, Format, Globs, Origin, Request, RequestError, StreamRequest};
 pub use server::{Answer, ControlRequest, Door, PassToAgent, Reply, Server, Services};
-pub use spec::{Actions, SpecError, TracerSpec};
+pub use spec::{Actions, HistogramSpec, SpecError, TracerSpec};
 pub use trigger::{TriggerError, TriggerSpec};

@@ -150,15 +150,25 @@ impl<W: Write> Refilter<W> {
                 writer.traced(&Stretch { since, until, tracer, of }, &functions)
             }
             Frame::Counts(counts) => {
-                let known = counts.of == Some(CountsOf::Entries);
-                if !known || !self.tracer.as_ref().is_none_or(|it| it.is(counts.tracer)) {
+                if !self.tracer.as_ref().is_none_or(|it| it.is(counts.tracer)) {
                     return Ok(());
                 }
-                let wanted = |count: &Count| {
-                    self.functions.as_ref().is_none_or(|set| set.contains(&count.function))
+                let wanted = |function: u32| {
+                    self.functions.as_ref().is_none_or(|set| set.contains(&function))
                 };
-                let kept: Vec<_> = counts.counts().filter(wanted).collect();
-                writer.counts(counts.vcpu, counts.tracer, &kept)
+                match counts.of {
+                    Some(CountsOf::Entries) => {
+                        let kept = counts.counts().filter(|it: &Count| wanted(it.function));
+                        writer.counts(counts.vcpu, counts.tracer, &kept.collect::<Vec<_>>())
+                    }
+                    Some(CountsOf::Sorted(of)) => {
+                        let kept: Vec<_> =
+                            counts.buckets().filter(|it| wanted(it.function)).collect();
+                        let whose = (counts.vcpu, counts.tracer);
+                        writer.buckets(whose, (of, counts.name), &kept)
+                    }
+                    None => Ok(()),
+                }
             }
             Frame::End(mut summary) => {
                 if self.unknown > 0 {

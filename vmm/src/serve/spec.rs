@@ -28,12 +28,60 @@ pub struct Actions {
 
 impl Actions {
     /// All words for them.
-    const KNOWN: &'static str = "entry, graph, args, retval or count";
+    const KNOWN: &'static str =
+        "entry, graph, args, retval, count, hist, hist(retval) or hist(PARAMETER)";
 
     /// Whether it records where functions are left.
     #[must_use]
     pub fn exits(self) -> bool {
         self.graph || self.retval
+    }
+}
+
+/// What calls are sorted by, into a histogram of each function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HistogramSpec {
+    /// How long they take.
+    Duration,
+    /// What they return.
+    Value,
+    /// This parameter (`args.NAME` where it is called as something else is).
+    Argument(String),
+}
+
+impl HistogramSpec {
+    /// Before what is sorted, as an action.
+    const WORD: &str = "hist";
+
+    /// The duration, or what is named.
+    #[must_use]
+    pub fn of(name: &str) -> Self {
+        match name {
+            "duration" => Self::Duration,
+            "retval" => Self::Value,
+            _ => Self::Argument(name.to_owned()),
+        }
+    }
+
+    /// An action, if it is one of these.
+    fn action(word: &str) -> Option<Self> {
+        let of = word.strip_prefix(Self::WORD)?;
+        if of.is_empty() {
+            return Some(Self::Duration);
+        }
+        let name = of.strip_prefix('(')?.strip_suffix(')')?;
+        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.');
+        (!name.is_empty() && name.chars().all(good)).then(|| Self::of(name))
+    }
+}
+
+impl fmt::Display for HistogramSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Duration => "duration",
+            Self::Value => "retval",
+            Self::Argument(name) => name,
+        })
     }
 }
 
@@ -48,6 +96,8 @@ pub struct TracerSpec {
     pub notrace: Vec<String>,
     /// What it does.
     pub actions: Actions,
+    /// Sorts calls, and records nothing.
+    pub histogram: Option<HistogramSpec>,
     /// Of which calls; `None` for all.
     pub condition: Option<Condition>,
 }
@@ -68,7 +118,7 @@ pub enum SpecError {
     #[error("{0:?} is no action of a tracer: say {known}", known = Actions::KNOWN)]
     Action(String),
     /// Nothing is recorded of what is only counted.
-    #[error("count is the only action of a tracer: let {0:?} be two of them, one that counts")]
+    #[error("count and hist are the only action of a tracer: let {0:?} be several, one for each")]
     Count(String),
     /// Behind `if`.
     #[error(transparent)]
@@ -101,6 +151,7 @@ impl FromStr for TracerSpec {
             Some((globs, words)) => (&rest[..from + globs.len()], Some(words)),
         };
         let mut actions = Actions::default();
+        let mut histogram = None;
         for word in words.into_iter().flat_map(|words| words.split('+')) {
             match word {
                 "entry" => {}
@@ -108,10 +159,14 @@ impl FromStr for TracerSpec {
                 "args" => actions.args = true,
                 "retval" => actions.retval = true,
                 "count" => actions.count = true,
-                other => return Err(SpecError::Action(other.to_owned())),
+                other => match HistogramSpec::action(other) {
+                    Some(of) => histogram = Some(of),
+                    None => return Err(SpecError::Action(other.to_owned())),
+                },
             }
         }
-        if actions.count && words.is_some_and(|words| words.contains('+')) {
+        let alone = actions.count || histogram.is_some();
+        if alone && words.is_some_and(|words| words.contains('+')) {
             return Err(SpecError::Count(text.to_owned()));
         }
         let (mut filter, mut notrace) = (Vec::new(), Vec::new());
@@ -128,7 +183,7 @@ impl FromStr for TracerSpec {
             }
             list.push(glob.to_owned());
         }
-        Ok(Self { name, filter, notrace, actions, condition })
+        Ok(Self { name, filter, notrace, actions, histogram, condition })
     }
 }
 
@@ -158,6 +213,9 @@ impl fmt::Display for TracerSpec {
         for (index, (_, word)) in words.into_iter().filter(|(wanted, _)| *wanted).enumerate() {
             write!(f, "{}{word}", if index == 0 { ":" } else { "+" })?;
         }
+        if let Some(of) = &self.histogram {
+            write!(f, ":{}({of})", HistogramSpec::WORD)?;
+        }
         if let Some(condition) = &self.condition {
             write!(f, "{IF}{condition}")?;
         }
@@ -184,6 +242,9 @@ mod tests {
             "fs=:mod:ext4,vfs_read,!a:mod:b:graph",
             "vfs_read if count > 4K",
             "reads=vfs_read:count if count > 4K",
+            "vfs_*:hist(duration)",
+            "a=x:mod:y,z:hist(retval) if pid == 1",
+            "vfs_read:hist(args.count)",
             "a=x,!y:args if pid == 1 && comm == \"a=b:c if d\"",
         ] {
             assert_eq!(text.parse::<TracerSpec>().unwrap().to_string(), text);
@@ -217,6 +278,12 @@ mod tests {
             " if pid == 1",
             "a:count+graph",
             "a:entry+count",
+            "a:hist+count",
+            "a:hist+hist(x)",
+            "a:hist()",
+            "a:hist(x",
+            "a:hist(x y)",
+            "a:histx",
         ] {
             assert!(bad.parse::<TracerSpec>().is_err(), "{bad:?}");
         }

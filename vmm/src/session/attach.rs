@@ -438,7 +438,8 @@ impl Controller {
             None => ExitPlan::new(&self.kernel, &sites)?,
         };
         let (overflow, cpus) = (self.tracing.overflow, machine.vcpus() as u64);
-        let options = Options { overflow, cpus, returns: &exit_plan };
+        let clock_hz = machine.clock_hz();
+        let options = Options { overflow, cpus, clock_hz, returns: &exit_plan };
         let memory = Arc::new(annex.clone());
         let mut attachment = Attachment::new(&ram, &self.kernel, image, memory, options)?;
         attachment.stop_by(&TRAP_INSTRUCTION);

@@ -2,7 +2,7 @@
 //! whose time is in the stream as a mark.
 
 use super::attach::{Controller, Stage, nanoseconds, ticks_now};
-use super::{Tracer, Tracing, conditional, mark, values};
+use super::{Histogram, Tracer, Tracing, conditional, histogram, mark, values};
 use crate::machine::Machine;
 use crate::serve::{Answer, Control, ControlRequest, Globs, TracerSpec};
 use crate::stream::MarkKind;
@@ -118,6 +118,7 @@ impl Controller {
             sites,
             graph,
             counts,
+            histogram: None,
             wants,
             values,
             condition,
@@ -148,21 +149,26 @@ impl Controller {
             ));
         }
         let before = self.tracing.tracers.clone();
-        let (graph, sites) = (spec.actions.exits(), selection.sites);
+        let mut sites = selection.sites;
+        let (histogram, sorted) = histogram(&self.kernel, &mut sites, spec.histogram.as_ref())
+            .map_err(|error| error.to_string())?;
+        let graph = spec.actions.exits() || histogram.as_ref().is_some_and(Histogram::exits);
         if graph {
             self.kernel.exits().map_err(|error| error.to_string())?;
         }
         let (mut sites, left_out) = self.prepared(sites, graph)?;
         let (condition, more) =
-            conditional(&self.kernel, &mut sites, spec.condition.as_ref(), graph)
+            conditional(&self.kernel, &mut sites, spec.condition.as_ref(), spec.actions.exits())
                 .map_err(|error| error.to_string())?;
         let wants = spec.actions.into();
         let (values, mut notes) =
             values(&self.kernel, &sites, &wants).map_err(|error| error.to_string())?;
+        notes.extend(sorted);
         notes.extend(more);
         let (name, text) = (String::new(), spec.to_string());
         let counts = spec.actions.count;
-        let tracer = Tracer { name, text, globs, sites, graph, counts, wants, values, condition };
+        let tracer =
+            Tracer { name, text, globs, sites, graph, counts, histogram, wants, values, condition };
         let Some(number) = self.tracing.add(tracer) else {
             return Err(format!("there are {} tracers, and not more can be", Tracing::MAX_TRACERS));
         };
@@ -301,6 +307,7 @@ impl Controller {
                 return Err(error);
             }
         };
+        attachment.counters().begin_calls(paused.tsc(0).unwrap_or(0));
         let changed = self.change(&ram, &mut attachment, &wanted);
         let count = attachment.held();
         self.stage = Stage::Attached { attachment, from: None, wires };

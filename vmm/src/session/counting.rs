@@ -2,7 +2,9 @@
 
 use super::attach::{Controller, Stage};
 use super::tracing::{Duties, Plan};
-use crate::tracer::{Attachment, Counters, Duty, Hits, Part, Tally, TraceError};
+use crate::relay;
+use crate::stream::{Bucket, HistogramOf};
+use crate::tracer::{Attachment, Buckets, Counted, Counters, Duty, Hits, Kind, Part, TraceError};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -23,22 +25,23 @@ impl Controller {
         attachment: &mut Attachment,
         plan: &'a Plan,
     ) -> Result<Cow<'a, Plan>, TraceError> {
-        let in_table = |part: &Part| matches!(part.counts, Some(Tally::Table(_)));
+        let kind = |part: &Part| Some(part.counts?.table()?.1);
+        let in_table = |part: &Part| kind(part).is_some();
         let counts = |duty: &Duty| duty.parts.iter().any(in_table);
         if !plan.duties.iter().any(counts) {
             return Ok(Cow::Borrowed(plan));
         }
-        let mut sites: BTreeMap<u8, Vec<usize>> = BTreeMap::new();
+        let mut sites: BTreeMap<u8, (Vec<usize>, Kind)> = BTreeMap::new();
         let duty = |duty: u32| plan.duties.get(duty as usize);
         for &(site, of) in &plan.sites {
             let parts = duty(of).into_iter().flat_map(|duty| &duty.parts);
-            for part in parts.filter(|part| in_table(part)) {
-                sites.entry(part.tracer).or_default().push(site);
+            for (part, kind) in parts.filter_map(|part| Some((part, kind(part)?))) {
+                sites.entry(part.tracer).or_insert((Vec::new(), kind)).0.push(site);
             }
         }
         let mut tables: BTreeMap<u8, FxHashMap<usize, u16>> = BTreeMap::new();
-        for (tracer, sites) in sites {
-            tables.insert(tracer, attachment.tables(&self.kernel, tracer, &sites)?);
+        for (tracer, (sites, kind)) in sites {
+            tables.insert(tracer, attachment.tables(&self.kernel, (tracer, kind), &sites)?);
         }
         let mut whole = Plan { sites: Vec::with_capacity(plan.sites.len()), ..plan.clone() };
         // Duties that count are made anew behind the others.
@@ -50,12 +53,11 @@ impl Controller {
             };
             let with_table = |part: &Part| {
                 let table = tables.get(&part.tracer).and_then(|tables| tables.get(&site));
-                match part.counts {
-                    None | Some(Tally::Stop(_)) => Some(part.clone()),
-                    Some(Tally::Table(_)) => {
-                        Some(Part { counts: Some(Tally::Table(*table?)), ..part.clone() })
-                    }
+                if !in_table(part) {
+                    return Some(part.clone());
                 }
+                let table = *table?;
+                Some(Part { counts: part.counts.map(|it| it.in_table(table)), ..part.clone() })
             };
             let parts: Vec<Part> = planned.parts.iter().filter_map(with_table).collect();
             if parts.is_empty() {
@@ -112,7 +114,7 @@ impl Controller {
         self.counts_due = ended + EVERY.max(ended.duration_since(began) * SHARE);
     }
 
-    fn take_counted(&mut self) -> Vec<Hits> {
+    fn take_counted(&mut self) -> Counted {
         self.counters().map(|counters| counters.take(None)).unwrap_or_default()
     }
 
@@ -129,15 +131,24 @@ impl Controller {
         self.tell(attachment.counters().take_gone(gone));
     }
 
-    fn tell(&self, hits: Vec<Hits>) {
-        if let (Some(relay), false) = (&self.relay, hits.is_empty()) {
-            relay.counted(hits);
-        }
+    fn tell(&self, counted: Counted) {
+        let (Some(relay), false) = (&self.relay, counted.is_empty()) else { return };
+        let Counted { hits, buckets } = counted;
+        let sorted = buckets.into_iter().filter_map(|Buckets { tracer, vcpu, words }| {
+            let histogram = self.tracing.numbered(tracer)?.1.histogram.as_ref()?;
+            let translated = words
+                .into_iter()
+                .map(|(site, word, count)| (site, histogram.bucket(site, word), count));
+            let (of, name) = (histogram.of, histogram.name.clone());
+            Some(relay::Sorted { tracer, vcpu, of, name, words: translated.collect() })
+        });
+        relay.counted(hits, sorted.collect());
     }
 
     /// What has been counted up to now as one JSON object: the functions that were called most.
     pub(super) fn counted(&mut self) -> String {
-        let all = self.counters().map(|counters| counters.read()).unwrap_or_default();
+        let Counted { hits: all, buckets } =
+            self.counters().map(|counters| counters.read()).unwrap_or_default();
         let mut functions: BTreeMap<(u8, usize), BTreeMap<u32, u64>> = BTreeMap::new();
         for Hits { tracer, vcpu, hits } in all {
             for (site, hits) in hits {
@@ -164,6 +175,42 @@ impl Controller {
             })
         };
         let counts: Vec<_> = functions.iter().take(MOST).map(function).collect();
-        serde_json::json!({ "counts": counts, "left_out": left_out }).to_string()
+        let histograms = self.sorted(&buckets);
+        serde_json::json!({ "counts": counts, "left_out": left_out, "histograms": histograms })
+            .to_string()
+    }
+
+    /// Histograms of all vCPUs together: those of most calls.
+    fn sorted(&self, buckets: &[Buckets]) -> Vec<serde_json::Value> {
+        let mut all: BTreeMap<(u8, usize), BTreeMap<u8, u64>> = BTreeMap::new();
+        for Buckets { tracer, words, .. } in buckets {
+            let Some((_, of)) = self.tracing.numbered(*tracer) else { continue };
+            let Some(histogram) = &of.histogram else { continue };
+            for &(site, word, count) in words {
+                let bucket = histogram.bucket(site, word);
+                let sum = all.entry((*tracer, site)).or_default().entry(bucket).or_default();
+                *sum = sum.wrapping_add(count);
+            }
+        }
+        let calls = |words: &BTreeMap<u8, u64>| Bucket::calls(words);
+        let mut all: Vec<_> = all.into_iter().collect();
+        all.sort_by_key(|(key, words)| (std::cmp::Reverse(calls(words)), *key));
+        let shown = all.iter().take(MOST).filter_map(|((tracer, site), words)| {
+            let (_, of) = self.tracing.numbered(*tracer)?;
+            let histogram = of.histogram.as_ref()?;
+            let lows = words.iter().filter_map(|(&bucket, &count)| {
+                Some(serde_json::json!([Bucket::low(bucket)?, count]))
+            });
+            let total = words.get(&Bucket::SUM).filter(|_| histogram.of != HistogramOf::Values);
+            Some(serde_json::json!({
+                "function": self.name(*site),
+                "tracer": of.name,
+                "of": histogram.of.label(&histogram.name),
+                "buckets": lows.collect::<Vec<_>>(),
+                "missed": words.get(&Bucket::MISSED).copied().unwrap_or(0),
+                "total": total,
+            }))
+        });
+        shown.collect()
     }
 }

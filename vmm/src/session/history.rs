@@ -4,6 +4,7 @@ use super::attach::{Controller, Stage};
 use crate::kernel::Exits;
 use crate::relay::TracedSites;
 use crate::stream::{Stretch, TracedOf};
+use crate::tracer::{Part, Tally};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
@@ -83,6 +84,11 @@ impl History {
     }
 }
 
+/// Whether calls leave neither a record nor a count.
+fn sorts(part: &Part) -> bool {
+    matches!(part.counts, Some(Tally::Sort(..) | Tally::Begin(_) | Tally::End(_)))
+}
+
 impl Controller {
     /// What is traced has changed at `ticks`, or may have.
     pub(super) fn note_traced(&mut self, ticks: u64) {
@@ -93,7 +99,8 @@ impl Controller {
                 let duty = programs.get(usize::from(program));
                 let parts = duty.into_iter().flat_map(|duty| &duty.parts);
                 // That such a tracer has no record of a call does not say that there was none.
-                parts.filter(|part| part.condition.is_none()).map(|part| part.tracer)
+                let is_told = |part: &&Part| part.condition.is_none() && !sorts(part);
+                parts.filter(is_told).map(|part| part.tracer)
             };
             for (site, program) in attachment.sites() {
                 now.extend(tracers(program).map(|tracer| (tracer, TracedOf::Entries, site)));

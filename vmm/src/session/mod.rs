@@ -14,6 +14,7 @@ mod control;
 mod counting;
 mod ending;
 mod events;
+mod histograms;
 mod history;
 mod modules;
 mod points;
@@ -41,6 +42,7 @@ use std::time::{Duration, Instant};
 
 pub use conditions::{Conditional, ConditionalError, conditional};
 pub use events::{EventError, TracedEvent, add_events, events};
+pub use histograms::{Histogram, HistogramError, histogram};
 pub use tracing::{Plan, Tracer, Tracing};
 pub use triggers::{Action, Trigger};
 pub use values::{ValuesError, Wants, values};

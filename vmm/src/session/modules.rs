@@ -9,7 +9,7 @@ use super::{Tracer, Tracing, arch};
 use crate::kernel::{Arch, Functions, Kernel, Selection, selects};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::stream::{MarkKind, Skipped};
-use crate::tracer::{Attachment, Module, ModuleMoment, Ram, TraceError};
+use crate::tracer::{Attachment, Module, ModuleFunction, ModuleMoment, Ram, TraceError};
 use std::sync::Arc;
 
 /// Whether functions of modules can be among those that patterns of a filter mean, for all that can
@@ -229,13 +229,23 @@ impl Controller {
     /// Gives the functions of a module to the tracers that want them: those that any does.
     fn take_up(&mut self, module: &Module) -> Vec<usize> {
         let mut all = Vec::new();
-        let mut unvalued = Vec::new();
+        let (mut unvalued, mut unsorted) = (Vec::new(), Vec::new());
         for tracer in self.tracing.tracers.iter_mut().flatten() {
             // What their parameters are is not known.
             if !tracer.condition.as_ref().is_none_or(Conditional::is_general) {
                 continue;
             }
             let globs = &tracer.globs;
+            if tracer.histogram.is_some() {
+                let wants = |(_, function): &(usize, Arc<ModuleFunction>)| {
+                    let names = function.names.iter().map(|name| &**name);
+                    selects(&globs.filter, &globs.notrace, &module.name, &names)
+                };
+                if module.functions.iter().any(wants) {
+                    unsorted.push(tracer.name.clone());
+                }
+                continue;
+            }
             let before = tracer.sites.len();
             tracer.sites.extend(module.functions.iter().filter_map(|(site, function)| {
                 let names = function.names.iter().map(|name| &**name);
@@ -254,6 +264,15 @@ impl Controller {
         if !all.is_empty() {
             self.plan = None;
             self.summary.sites.matched += all.len() as u64;
+        }
+        for tracer in unsorted {
+            if !self.unvalued.contains(&tracer) {
+                self.note(format!(
+                    "{tracer}: functions of modules (such as those of {}) have no histograms",
+                    module.name
+                ));
+                self.unvalued.push(tracer);
+            }
         }
         for tracer in unvalued {
             if !self.unvalued.contains(&tracer) {

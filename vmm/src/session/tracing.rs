@@ -2,6 +2,7 @@
 
 use super::conditions::Conditional;
 use super::events::TracedEvent;
+use super::histograms::Histogram;
 use super::triggers::Trigger;
 use super::values::Wants;
 use crate::kernel::{Exit, ExitKind, Kernel};
@@ -27,6 +28,8 @@ pub struct Tracer {
     pub graph: bool,
     /// Whether it counts calls instead of recording them.
     pub counts: bool,
+    /// What it sorts calls by instead of recording them. Functions of modules have no such thing.
+    pub histogram: Option<Histogram>,
     /// What it is to record of calls beside.
     pub wants: Wants,
     /// What that is for these sites.
@@ -45,6 +48,7 @@ impl Tracer {
             sites,
             graph: self.graph,
             counts: self.counts,
+            histogram: self.histogram.clone(),
             wants: self.wants.clone(),
             values: self.values.clone(),
             condition: self.condition.clone(),
@@ -59,11 +63,24 @@ impl Tracer {
     /// Whether its records of the function at a site differ from those of others.
     fn is_particular(&self, site: usize) -> bool {
         let general = self.condition.as_ref().is_none_or(Conditional::is_general);
-        !general || self.values.entries.contains_key(&site)
+        let sorted = self.histogram.as_ref().is_some_and(Histogram::is_particular);
+        !general || sorted || self.values.entries.contains_key(&site)
+    }
+
+    /// What it counts at the entry of the function at a site instead of recording it. Which table is known when
+    /// there is a guest.
+    fn tally(&self, site: usize) -> Option<Tally> {
+        match &self.histogram {
+            Some(histogram) => histogram.entry(site),
+            None => self.counts.then_some(Tally::Table(0)),
+        }
     }
 
     /// What it wants of the entry at a site.
     fn entry_fields(&self, site: usize) -> Vec<Field> {
+        if self.histogram.is_some() {
+            return Vec::new();
+        }
         let values = self.values.entries.get(&site).map_or(&[][..], |recorded| &recorded.fields);
         let reads = values.iter().any(|field| matches!(field, Field::Read(_)));
         let own = [(self.graph, Field::Stack), (reads, Field::Failed)];
@@ -241,6 +258,7 @@ impl Tracing {
         if let [(number, tracer)] = present[..]
             && !tracer.graph
             && !tracer.counts
+            && tracer.histogram.is_none()
             && tracer.condition.is_none()
             && tracer.values.entries.is_empty()
         {
@@ -272,8 +290,7 @@ impl Tracing {
                     tracer,
                     fields: wants.entry_fields(site),
                     condition: wants.condition(site),
-                    // Which table is known when there is a guest.
-                    counts: wants.counts.then_some(Tally::Table(0)),
+                    counts: wants.tally(site),
                 };
                 duties
                     .index(Duty { point: Point::Entry, parts: tracers.clone().map(part).collect() })
@@ -305,16 +322,26 @@ impl Tracing {
             }
             let way = Way::of(exit);
             let duty = || self.leave(sets.get(set), exit, way);
-            let own = way == Way::Return && {
-                let site = exit.site as usize;
-                let tracers = sets.get(set).iter().filter_map(|&number| self.numbered(number));
-                { tracers }.any(|(_, tracer)| tracer.values.results.contains_key(&site))
+            let site = exit.site as usize;
+            let mut tracers = sets.get(set).iter().filter_map(|&number| self.numbered(number));
+            let own = tracers.any(|(_, tracer)| match &tracer.histogram {
+                Some(histogram) => histogram.is_particular(),
+                None => way == Way::Return && tracer.values.results.contains_key(&site),
+            });
+            let known = leaving.get(&(set, way)).filter(|_| !own);
+            let duty = match known {
+                Some(&duty) => duty,
+                None => {
+                    let duty = duty();
+                    if duty.parts.is_empty() {
+                        continue;
+                    }
+                    duties.index(duty)
+                }
             };
-            let duty = if own {
-                duties.index(duty())
-            } else {
-                *leaving.entry((set, way)).or_insert_with(|| duties.index(duty()))
-            };
+            if !own {
+                leaving.insert((set, way), duty);
+            }
             plan.exits.push((index, duty));
         }
         plan.duties = duties.all;
@@ -335,16 +362,21 @@ impl Tracing {
         let parts = tracers.iter().filter_map(|&number| self.numbered(number));
         // Only conditions that hold at every function are of tracers that want returns.
         let site = exit.site as usize;
-        let parts = parts.map(|(tracer, wants)| Part {
-            tracer,
-            fields: fields(wants),
-            condition: wants.condition(site),
-            counts: None,
-        });
-        Duty { point, parts: parts.collect() }
+        let part = |(tracer, wants): (u8, &Tracer)| match &wants.histogram {
+            // What has begun is what is meant.
+            Some(histogram) => {
+                let counts = Some(histogram.exit(site, way)?);
+                Some(Part { tracer, fields: Vec::new(), condition: None, counts })
+            }
+            None => {
+                let condition = wants.condition(site);
+                Some(Part { tracer, fields: fields(wants), condition, counts: None })
+            }
+        };
+        Duty { point, parts: parts.filter_map(part).collect() }
     }
 
-    fn numbered(&self, number: u8) -> Option<(u8, &Tracer)> {
+    pub(super) fn numbered(&self, number: u8) -> Option<(u8, &Tracer)> {
         let tracer = self.tracers.get(usize::from(number)).and_then(Option::as_ref);
         tracer.map(|tracer| (number, tracer))
     }
@@ -377,7 +409,7 @@ impl Tracing {
 
 /// By what a function is left, as far as it matters to what is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Way {
+pub(super) enum Way {
     Return,
     /// A return of a function that is not traced.
     Aid,

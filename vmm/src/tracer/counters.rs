@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, VolatileSlice};
 use vmtrace_trampolines as program;
+use vmtrace_trampolines::histogram::{Calls, MISSED, WORDS};
 
 const PAGE: u64 = 4096;
 /// Bytes of a counter.
@@ -32,10 +33,20 @@ pub(super) struct Area {
     pub(super) len: u64,
 }
 
+/// What a table has for each function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// How often it was called.
+    Calls,
+    /// Where its histogram is.
+    Histograms,
+}
+
 /// A table for each vCPU.
 #[derive(Clone, Debug)]
 struct Table {
     tracer: u8,
+    kind: Kind,
     /// Whose place is at the front: the lowest of these link addresses, and the first behind them.
     from: u64,
     to: u64,
@@ -46,6 +57,8 @@ struct Table {
     rounds: bool,
     /// What tells the functions that are counted here (link addresses), with their sites.
     sites: BTreeMap<u64, usize>,
+    /// Of the same, where their histograms are: that of the first vCPU, from the start of the area.
+    histograms: BTreeMap<u64, u64>,
 }
 
 impl Table {
@@ -53,6 +66,11 @@ impl Table {
         cluster.iter().all(|(told, _)| {
             (self.from..self.to).contains(told) && (self.rounds || told.is_multiple_of(COUNTER))
         })
+    }
+
+    /// For how many of the guest's vCPUs it has a part.
+    fn vcpus(&self, all: u64) -> u64 {
+        if self.stride == 0 { 1 } else { all }
     }
 
     /// Of a function of which this tells (link address), from the start of the area.
@@ -74,6 +92,35 @@ pub struct Hits {
     pub hits: Vec<(usize, u64)>,
 }
 
+/// What was sorted of a tracer's functions on a vCPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buckets {
+    /// The tracer's number.
+    pub tracer: u8,
+    /// The vCPU on which the calls began.
+    pub vcpu: u32,
+    /// Sites (indices), words of their histograms (up to [`MISSED`]), and what these have: in order, none
+    /// with 0.
+    pub words: Vec<(usize, u8, u64)>,
+}
+
+/// What was counted and sorted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// How often functions were called.
+    pub hits: Vec<Hits>,
+    /// Histograms of others.
+    pub buckets: Vec<Buckets>,
+}
+
+impl Counted {
+    /// Whether there is nothing in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.hits.is_empty() && self.buckets.is_empty()
+    }
+}
+
 /// All tables of a guest.
 #[derive(Clone)]
 pub struct Counters {
@@ -87,6 +134,9 @@ pub struct Counters {
     used: u64,
     shared: bool,
     tables: Vec<Table>,
+    /// Calls that are open, by tracer: from the start of the area. Who takes a number has the same as the
+    /// one before, as programs at returns have.
+    open: BTreeMap<u8, u64>,
     /// What was taken of a counter: by its place in the area.
     taken: FxHashMap<u64, u64>,
     /// What it said when all was to begin anew.
@@ -103,34 +153,53 @@ impl Counters {
             None => (None, area.len),
         };
         let area = Area { len, ..area };
-        Self { memory, area, stops, power, vcpus, used: 0, shared: false, tables, taken, cleared }
+        let open = BTreeMap::new();
+        let (used, shared) = (0, false);
+        Self { memory, area, stops, power, vcpus, used, shared, tables, open, taken, cleared }
     }
 
-    /// The numbers of tables of this tracer's in which these sites have their places, by site; tables
+    /// The numbers of tables of this tracer's and kind in which these sites have their places, by site; tables
     /// that there are not yet are made. `told` is what tells a site's function (link address).
     ///
     /// # Errors
     /// When there is no room, or two of them cannot be told apart.
     pub(super) fn tables(
         &mut self,
-        tracer: u8,
+        (tracer, kind): (u8, Kind),
         mut told: Vec<(u64, usize)>,
     ) -> Result<FxHashMap<usize, u16>, TraceError> {
         told.sort_unstable();
+        if kind == Kind::Histograms && !self.open.contains_key(&tracer) {
+            let offset = self.room(Calls::SIZE).ok_or(TraceError::Counters(self.vcpus))?;
+            self.open.insert(tracer, offset);
+        }
         let mut found = FxHashMap::default();
         for cluster in told.chunk_by(|(before, _), (next, _)| next - before <= APART) {
-            let table = self.table(tracer, cluster)?;
+            let table = self.table((tracer, kind), cluster)?;
             found.extend(cluster.iter().map(|&(_, site)| (site, table)));
         }
         Ok(found)
     }
 
+    /// So many bytes, at a multiple of a page's.
+    fn room(&mut self, bytes: u64) -> Option<u64> {
+        let bytes = bytes.checked_next_multiple_of(PAGE)?;
+        let offset = self.used;
+        self.has_room(bytes).then(|| self.used += bytes)?;
+        Some(offset)
+    }
+
     /// The number of one for sites that are close to each other.
-    fn table(&mut self, tracer: u8, cluster: &[(u64, usize)]) -> Result<u16, TraceError> {
-        let is_its = |table: &Table| table.tracer == tracer && table.covers(cluster);
+    fn table(
+        &mut self,
+        (tracer, kind): (u8, Kind),
+        cluster: &[(u64, usize)],
+    ) -> Result<u16, TraceError> {
+        let is_its =
+            |table: &Table| (table.tracer, table.kind) == (tracer, kind) && table.covers(cluster);
         let found = match self.tables.iter().rposition(is_its) {
             Some(found) => found,
-            None => self.make(tracer, cluster)?,
+            None => self.make((tracer, kind), cluster)?,
         };
         let Some(table) = self.tables.get_mut(found) else { return Err(TraceError::NotCounted) };
         for &(told, site) in cluster {
@@ -141,10 +210,61 @@ impl Counters {
             }
             table.sites.insert(told, site);
         }
+        if kind == Kind::Histograms {
+            self.give_histograms(found, cluster)?;
+        }
         u16::try_from(found).map_err(|_| TraceError::Counters(self.vcpus))
     }
 
-    fn make(&mut self, tracer: u8, cluster: &[(u64, usize)]) -> Result<usize, TraceError> {
+    /// Gives each of these functions its histograms, if it has none, and tells programs where they are.
+    fn give_histograms(
+        &mut self,
+        number: usize,
+        cluster: &[(u64, usize)],
+    ) -> Result<(), TraceError> {
+        let full = TraceError::Counters(self.vcpus);
+        let Some(table) = self.tables.get(number) else { return Err(full) };
+        let vcpus = table.vcpus(self.vcpus);
+        let none = |(told, _): &&(u64, usize)| !table.histograms.contains_key(told);
+        let new: Vec<u64> = cluster.iter().filter(none).map(|&(told, _)| told).collect();
+        let size = vcpus * WORDS * COUNTER;
+        let Some(first) = self.room(size * new.len() as u64) else { return Err(full) };
+        let Some(table) = self.tables.get_mut(number) else { return Err(full) };
+        let memory = self.memory.slice();
+        for (told, histogram) in new.into_iter().zip((0..).map(|n| first + n * size)) {
+            for vcpu in 0..vcpus {
+                let address = self.area.address.wrapping_add(histogram + vcpu * WORDS * COUNTER);
+                let place = usize::try_from(SIZE + table.place(told, vcpu)).unwrap_or(usize::MAX);
+                let stored = memory.store(address, place, Ordering::Relaxed);
+                stored.map_err(|_| TraceError::Counters(self.vcpus))?;
+            }
+            table.histograms.insert(told, histogram);
+        }
+        Ok(())
+    }
+
+    /// Where programs keep the calls of a tracer that are open.
+    #[must_use]
+    pub fn calls(&self, tracer: u8) -> Option<Calls> {
+        let offset = self.open.get(&tracer)?;
+        Some(Calls { address: self.area.address.wrapping_add(*offset) })
+    }
+
+    /// What is traced has changed at these ticks: calls that began before may have ended unseen.
+    pub fn begin_calls(&self, ticks: u64) {
+        let memory = self.memory.slice();
+        for offset in self.open.values() {
+            let at = usize::try_from(SIZE + offset).unwrap_or(usize::MAX);
+            // It is memory of the annex, as the tables are.
+            let _ = memory.store(ticks, at, Ordering::Relaxed);
+        }
+    }
+
+    fn make(
+        &mut self,
+        (tracer, kind): (u8, Kind),
+        cluster: &[(u64, usize)],
+    ) -> Result<usize, TraceError> {
         let full = TraceError::Counters(self.vcpus);
         let (Some((low, _)), Some((high, _))) = (cluster.first(), cluster.last()) else {
             return Err(TraceError::NotCounted);
@@ -157,13 +277,17 @@ impl Counters {
         let stride = all.filter(|&all| self.has_room(all)).map_or(0, |_| own);
         let all = if stride == 0 { span } else { stride * self.vcpus };
         if !self.has_room(all) || self.tables.len() >= usize::from(u16::MAX) {
-            return self.inherit(tracer, cluster).ok_or(full);
+            // Histograms stay where they are: a call of a tracer that is gone may still be open.
+            let inherited = (kind == Kind::Calls).then(|| self.inherit(tracer, cluster));
+            return inherited.flatten().ok_or(full);
         }
         self.shared |= stride == 0 && self.vcpus > 1;
         let offset = self.used;
         self.used += all;
         let sites = BTreeMap::new();
-        self.tables.push(Table { tracer, from, to, offset, stride, rounds, sites });
+        let histograms = BTreeMap::new();
+        let table = Table { tracer, kind, from, to, offset, stride, rounds, sites, histograms };
+        self.tables.push(table);
         Ok(self.tables.len() - 1)
     }
 
@@ -179,7 +303,9 @@ impl Counters {
 
     /// The place of a table that is nobody's any more, with what it says by now taken.
     fn inherit(&mut self, tracer: u8, cluster: &[(u64, usize)]) -> Option<usize> {
-        let is_free = |table: &Table| table.tracer == NOBODY && table.covers(cluster);
+        let is_free = |table: &Table| {
+            (table.tracer, table.kind) == (NOBODY, Kind::Calls) && table.covers(cluster)
+        };
         let found = self.tables.iter().position(is_free)?;
         let table = self.tables.get_mut(found)?;
         table.tracer = tracer;
@@ -239,8 +365,11 @@ impl Counters {
     pub fn clear(&mut self) -> u64 {
         let all = self.look(|_, _| true);
         self.begin_anew(&all);
-        let hits = self.have_taken(all);
-        hits.iter().flat_map(|hits| &hits.hits).fold(0, |sum, (_, hits)| sum.saturating_add(*hits))
+        let Counted { hits, buckets } = self.have_taken(all);
+        let calls = hits.iter().flat_map(|hits| &hits.hits).map(|(_, hits)| hits);
+        let words = buckets.iter().flat_map(|buckets| &buckets.words);
+        let sorted = words.filter(|(_, word, _)| is_calls(*word)).map(|(_, _, calls)| calls);
+        calls.chain(sorted).fold(0, |sum, calls| sum.saturating_add(*calls))
     }
 
     fn begin_anew(&mut self, all: &[Found]) {
@@ -249,14 +378,14 @@ impl Counters {
 
     /// What was counted since this was called last, of one tracer or of all.
     #[must_use]
-    pub fn take(&mut self, tracer: Option<u8>) -> Vec<Hits> {
+    pub fn take(&mut self, tracer: Option<u8>) -> Counted {
         let all = self.look(|table, _| tracer.is_none_or(|tracer| table.tracer == tracer));
         self.have_taken(all)
     }
 
     /// The same of sites that are gone, which are forgotten.
     #[must_use]
-    pub fn take_gone(&mut self, gone: &[usize]) -> Vec<Hits> {
+    pub fn take_gone(&mut self, gone: &[usize]) -> Counted {
         let gone: FxHashSet<usize> = gone.iter().copied().collect();
         let all = self.look(|_, site| gone.contains(&site));
         for table in &mut self.tables {
@@ -267,24 +396,24 @@ impl Counters {
         self.have_taken(all)
     }
 
-    fn have_taken(&mut self, all: Vec<Found>) -> Vec<Hits> {
-        let mut hits: Vec<Hits> = Vec::new();
+    fn have_taken(&mut self, all: Vec<Found>) -> Counted {
+        let mut counted = Counted::default();
         for (of, place, total) in all {
             let count = total.wrapping_sub(self.taken.insert(place, total).unwrap_or(0));
-            add(&mut hits, of, count);
+            counted.add(of, count);
         }
-        hits
+        counted
     }
 
     /// What was counted in all, or since [`Counters::clear`] was called last, of all tracers.
     #[must_use]
-    pub fn read(&self) -> Vec<Hits> {
-        let mut hits: Vec<Hits> = Vec::new();
+    pub fn read(&self) -> Counted {
+        let mut counted = Counted::default();
         for (of, place, total) in self.look(|_, _| true) {
             let before = self.cleared.get(&place).copied().unwrap_or(0);
-            add(&mut hits, of, total.wrapping_sub(before));
+            counted.add(of, total.wrapping_sub(before));
         }
-        hits
+        counted
     }
 
     /// A tracer's number is another's from now on. A task may still stand in a program that counts in
@@ -299,13 +428,24 @@ impl Counters {
         let memory = self.memory.slice();
         let mut found = Vec::new();
         for table in self.tables.iter().filter(|table| table.tracer != NOBODY) {
-            let vcpus = if table.stride == 0 { 1 } else { self.vcpus };
+            let vcpus = table.vcpus(self.vcpus);
             for (&told, &site) in table.sites.iter().filter(|(_, site)| wanted(table, **site)) {
                 for (vcpu, number) in (0..vcpus).zip(0_u32..) {
-                    let place = table.place(told, vcpu);
-                    let count = load(&memory, SIZE + place);
-                    if count != 0 {
-                        found.push(((table.tracer, number, site), place, count));
+                    let mut look = |place, word| {
+                        let count = load(&memory, SIZE + place);
+                        if count != 0 {
+                            found.push(((table.tracer, number, site, word), place, count));
+                        }
+                    };
+                    match (table.kind, table.histograms.get(&told)) {
+                        (Kind::Calls, _) => look(table.place(told, vcpu), CALLS),
+                        (Kind::Histograms, Some(first)) => {
+                            let first = first + vcpu * WORDS * COUNTER;
+                            (0..=MISSED).for_each(|word| {
+                                look(first + u64::from(word) * COUNTER, word);
+                            });
+                        }
+                        (Kind::Histograms, None) => {}
                     }
                 }
             }
@@ -315,24 +455,45 @@ impl Counters {
     }
 }
 
-/// A counter: of whom (tracer, vCPU, site), where it is in the area, and what it says.
-type Found = ((u8, u32, usize), u64, u64);
+/// A counter: of whom (tracer, vCPU, site, word of a histogram or [`CALLS`]), where it is in the area, and
+/// what it says.
+type Found = ((u8, u32, usize, u8), u64, u64);
 
+/// In place of a word of a histogram.
+const CALLS: u8 = u8::MAX;
 /// In place of a tracer that has a table.
 const NOBODY: u8 = u8::MAX;
 
-/// Adds to what is in order.
-fn add(hits: &mut Vec<Hits>, (tracer, vcpu, site): (u8, u32, usize), count: u64) {
-    if count == 0 {
-        return;
-    }
-    match hits.last_mut() {
-        Some(last) if (last.tracer, last.vcpu) == (tracer, vcpu) => match last.hits.last_mut() {
-            // In another table.
-            Some((same, total)) if *same == site => *total = total.saturating_add(count),
-            _ => last.hits.push((site, count)),
-        },
-        _ => hits.push(Hits { tracer, vcpu, hits: vec![(site, count)] }),
+/// Whether a word of a histogram has calls, and not the sum of their values.
+fn is_calls(word: u8) -> bool {
+    word != program::histogram::SUM
+}
+
+impl Counted {
+    /// Adds to what is in order.
+    fn add(&mut self, (tracer, vcpu, site, word): (u8, u32, usize, u8), count: u64) {
+        if count == 0 {
+            return;
+        }
+        if word != CALLS {
+            match self.buckets.last_mut() {
+                Some(last) if (last.tracer, last.vcpu) == (tracer, vcpu) => {
+                    last.words.push((site, word, count));
+                }
+                _ => self.buckets.push(Buckets { tracer, vcpu, words: vec![(site, word, count)] }),
+            }
+            return;
+        }
+        match self.hits.last_mut() {
+            Some(last) if (last.tracer, last.vcpu) == (tracer, vcpu) => {
+                match last.hits.last_mut() {
+                    // In another table.
+                    Some((same, total)) if *same == site => *total = total.saturating_add(count),
+                    _ => last.hits.push((site, count)),
+                }
+            }
+            _ => self.hits.push(Hits { tracer, vcpu, hits: vec![(site, count)] }),
+        }
     }
 }
 

@@ -34,7 +34,7 @@ mod view;
 mod x86_64;
 
 pub use arch::PointReason;
-pub use counters::{Counters, Hits};
+pub use counters::{Buckets, Counted, Counters, Hits, Kind};
 pub use exit_plan::ExitPlan;
 pub use exits::{ExitSkip, ExitWord};
 pub use guest::{Guest, GuestError, Image};
@@ -43,7 +43,7 @@ pub use modules::{Loaded, Module, ModuleError, ModuleFunction, ModuleSymbol};
 pub use paging::{PageTables, WalkError};
 pub use patch::{Skip, SkipReason};
 pub use program_stops::Stopped;
-pub use programs::{Duty, Part, Tally};
+pub use programs::{Duty, Measure, Part, Tally};
 pub use ram::Ram;
 pub use raw::{RawBatch, RawRecord};
 pub use selftest::{Reached, Seen, SelfTest, SelfTestError};

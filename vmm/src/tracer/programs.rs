@@ -1,7 +1,9 @@
 //! Which programs there are in a guest.
 
+use super::counters::Kind;
 use super::trace::TraceError;
 use std::collections::HashMap;
+use vmtrace_trampolines::histogram::Sorted;
 use vmtrace_trampolines::layout::Info;
 use vmtrace_trampolines::{Condition, Counts, Field, Point, Program};
 
@@ -35,6 +37,44 @@ pub enum Tally {
     Table(u16),
     /// Calls down to the one at which a vCPU stops: the number of that stop.
     Stop(u16),
+    /// An argument by size, in the histograms of the table with this number.
+    Sort(u16, Sorted),
+    /// Where a call begins that is to be sorted into those when it ends.
+    Begin(u16),
+    /// Where it ends.
+    End(Measure),
+}
+
+/// By what calls are sorted when they end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Measure {
+    /// How long they took.
+    Duration,
+    /// An integer that they return, of so many bytes, with a sign or without.
+    Value(u8, bool),
+}
+
+impl Tally {
+    /// The table in which it counts, and whether that has histograms.
+    #[must_use]
+    pub fn table(self) -> Option<(u16, Kind)> {
+        match self {
+            Self::Table(table) => Some((table, Kind::Calls)),
+            Self::Sort(table, _) | Self::Begin(table) => Some((table, Kind::Histograms)),
+            Self::Stop(_) | Self::End(_) => None,
+        }
+    }
+
+    /// The same in this table, if it needs one.
+    #[must_use]
+    pub fn in_table(self, table: u16) -> Self {
+        match self {
+            Self::Table(_) => Self::Table(table),
+            Self::Sort(_, sorted) => Self::Sort(table, sorted),
+            Self::Begin(_) => Self::Begin(table),
+            Self::Stop(_) | Self::End(_) => self,
+        }
+    }
 }
 
 impl Duty {
@@ -79,7 +119,10 @@ impl Duty {
         let mut records: Vec<Self> = Vec::new();
         for part in &self.parts {
             let same = |record: &&mut Self| {
-                record.condition() == part.condition.as_ref() && record.tally() == part.counts
+                let alone = matches!(part.counts, Some(Tally::End(_) | Tally::Begin(_)));
+                record.condition() == part.condition.as_ref()
+                    && record.tally() == part.counts
+                    && (!alone || record.tracer() == part.tracer)
             };
             match records.iter_mut().find(same) {
                 Some(record) => record.parts.push(part.clone()),
@@ -107,6 +150,11 @@ impl Duty {
         self.parts.first().and_then(|part| part.counts)
     }
 
+    /// Whose it is: the first one's, or the only one's.
+    fn tracer(&self) -> u8 {
+        self.parts.first().map_or(0, |part| part.tracer)
+    }
+
     /// The program for one of its [records](Self::records), which counts like this.
     #[must_use]
     pub fn program(&self, number: u16, counts: Option<Counts>) -> Program {
@@ -131,11 +179,11 @@ pub(super) struct Programs {
 
 impl Programs {
     /// The number of the program for `duty`; new ones are given to `make` first, each with that of
-    /// the program to which it goes on. `find` tells where a tally's counters are.
+    /// the program to which it goes on. `find` tells where a tracer's counters of a tally are.
     pub(super) fn number(
         &mut self,
         duty: &Duty,
-        find: impl Fn(Tally) -> Option<Counts>,
+        find: impl Fn(Tally, u8) -> Option<Counts>,
         mut make: impl FnMut(&Program, Option<u16>) -> Result<(), TraceError>,
     ) -> Result<u16, TraceError> {
         if let Some(&number) = self.first.get(duty) {
@@ -155,7 +203,7 @@ impl Programs {
         &mut self,
         record: Duty,
         next: Option<u16>,
-        find: &impl Fn(Tally) -> Option<Counts>,
+        find: &impl Fn(Tally, u8) -> Option<Counts>,
         make: &mut impl FnMut(&Program, Option<u16>) -> Result<(), TraceError>,
     ) -> Result<u16, TraceError> {
         let key = (record, next);
@@ -168,9 +216,9 @@ impl Programs {
             return Err(full);
         }
         let counts = match key.0.tally() {
-            Some(tally) => Some(find(tally).ok_or(match tally {
-                Tally::Table(_) => TraceError::NotCounted,
+            Some(tally) => Some(find(tally, key.0.tracer()).ok_or(match tally {
                 Tally::Stop(_) => TraceError::Stops,
+                _ => TraceError::NotCounted,
             })?),
             None => None,
         };
@@ -227,7 +275,7 @@ mod tests {
                 made.push((program.number, program.tracers));
                 Ok(())
             };
-            programs.number(&Duty::entry(tracers), |_| None, make).unwrap();
+            programs.number(&Duty::entry(tracers), |_, _| None, make).unwrap();
         }
         assert_eq!(made, [(0, 1), (1, 2), (2, 1)]);
         assert_eq!(programs.all().len(), 3);
@@ -253,7 +301,7 @@ mod tests {
                 made.push((program.number, program.tracers, program.condition.is_some(), next));
                 Ok(())
             };
-            programs.number(duty, |_| None, make).unwrap()
+            programs.number(duty, |_, _| None, make).unwrap()
         };
         let all = parts(&[(0, Some(1)), (1, None), (2, Some(2)), (3, Some(1))]);
         assert_eq!(number(&all), 2);
@@ -282,24 +330,24 @@ mod tests {
         let table = |number| Some(Tally::Table(number));
         let parts = vec![part(0, table(4)), part(1, None), part(2, table(5)), part(3, None)];
         let duty = Duty { point: Point::Entry, parts };
-        let counters = |tally| match tally {
+        let counters = |tally, _| match tally {
             Tally::Table(table) => {
                 Some(Counts::Up(Counters { distance: u64::from(table), stride: 0, rounds: false }))
             }
-            Tally::Stop(_) => None,
+            _ => None,
         };
         let (mut programs, mut made) = (Programs::default(), Vec::new());
         let make = |program: &Program, next| {
             let distance = program.counts.map(|counts| match counts {
                 Counts::Up(counters) => counters.distance,
-                Counts::Down { counter, .. } => counter,
+                other => panic!("{other:?}"),
             });
             made.push((distance, program.tracers, next));
             Ok(())
         };
         programs.number(&duty, counters, make).unwrap();
         assert_eq!(made, [(Some(5), 1, None), (None, 2, Some(0)), (Some(4), 1, Some(1))]);
-        let none = Programs::default().number(&duty, |_| None, |_, _| Ok(()));
+        let none = Programs::default().number(&duty, |_, _| None, |_, _| Ok(()));
         assert_eq!(none, Err(TraceError::NotCounted));
         assert!(duty.of_all_calls().parts.iter().all(|part| part.counts.is_none()));
     }
@@ -309,17 +357,17 @@ mod tests {
     fn numbers_run_out_and_what_failed_has_none() {
         let mut programs = Programs::default();
         let failed =
-            programs.number(&Duty::entry(vec![9]), |_| None, |_, _| Err(TraceError::Annex));
+            programs.number(&Duty::entry(vec![9]), |_, _| None, |_, _| Err(TraceError::Annex));
         assert_eq!(failed, Err(TraceError::Annex));
         for number in 0..=Info::MAX_PROGRAM {
             let [low, high] = number.to_le_bytes();
             let duty = Duty::entry(vec![low, high]);
-            assert_eq!(programs.number(&duty, |_| None, |_, _| Ok(())), Ok(number));
+            assert_eq!(programs.number(&duty, |_, _| None, |_, _| Ok(())), Ok(number));
         }
         assert!(matches!(
-            programs.number(&Duty::entry(vec![]), |_| None, |_, _| Ok(())),
+            programs.number(&Duty::entry(vec![]), |_, _| None, |_, _| Ok(())),
             Err(TraceError::Full(2048))
         ));
-        assert_eq!(programs.number(&Duty::entry(vec![0, 0]), |_| None, |_, _| Ok(())), Ok(0));
+        assert_eq!(programs.number(&Duty::entry(vec![0, 0]), |_, _| None, |_, _| Ok(())), Ok(0));
     }
 }

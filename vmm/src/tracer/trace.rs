@@ -2,7 +2,7 @@
 
 use super::annex::{Addressing, Layout, Memory};
 use super::arch::{self, GuestCode, Hook, Installed};
-use super::counters::Counters;
+use super::counters::{Counters, Kind};
 use super::exit_plan::ExitPlan;
 use super::exits::{ExitSkip, ExitWord, HeldExits};
 use super::ftrace::{self, Offsets, Records};
@@ -10,7 +10,7 @@ use super::guest::{Guest, GuestError, Image};
 use super::module_traps::ModuleTraps;
 use super::modules::Modules;
 use super::patch::{Patcher, Place, Restored, Skip, SkipReason};
-use super::programs::{Duty, Programs, Tally};
+use super::programs::{Duty, Measure, Programs, Tally};
 use super::readable;
 use super::ring::RingReader;
 use super::sharing::Sharing;
@@ -21,6 +21,7 @@ use crate::kernel::{Exits, Kernel, Site};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use vmtrace_trampolines::histogram::Ended;
 use vmtrace_trampolines::{Counts, Field, Overflow, Point};
 
 /// What to write and how.
@@ -30,6 +31,8 @@ pub struct Options<'a> {
     pub overflow: Overflow,
     /// vCPUs of the guest.
     pub cpus: u64,
+    /// Ticks a second of the clock that programs read.
+    pub clock_hz: u64,
     /// The functions whose exits may be asked for. Where exits can be changed at the attach moment
     /// alone (riscv64) they are rewritten then; elsewhere this means nothing.
     pub returns: &'a ExitPlan,
@@ -133,6 +136,7 @@ pub struct Attachment {
     counters: Counters,
     tasks: tasks::Offsets,
     pub(super) overflow: Overflow,
+    clock_hz: u64,
     pub(super) books: Offsets,
     pub(super) patcher: Patcher,
     /// `None`: what is held is refused to the guest's own ftrace.
@@ -184,6 +188,7 @@ impl Attachment {
             counters,
             tasks,
             overflow: options.overflow,
+            clock_hz: options.clock_hz,
             books,
             patcher,
             sharing: None,
@@ -246,8 +251,19 @@ impl Attachment {
     ) -> Result<u16, TraceError> {
         let (code, readable, image) = (&mut self.code, &mut self.readable, &self.image);
         let (counters, trap) = (&self.counters, self.trap);
-        let find = |tally| match tally {
-            Tally::Table(table) => counters.find(table, image.runtime(0)).map(Counts::Up),
+        let at = |table| counters.find(table, image.runtime(0));
+        let clock_hz = self.clock_hz;
+        let find = |tally, tracer| match tally {
+            Tally::Table(table) => at(table).map(Counts::Up),
+            Tally::Sort(table, sorted) => Some(Counts::Sort(at(table)?, sorted)),
+            Tally::Begin(table) => Some(Counts::Begin(at(table)?, counters.calls(tracer)?)),
+            Tally::End(measure) => {
+                let ended = match measure {
+                    Measure::Duration => Ended::duration(clock_hz)?,
+                    Measure::Value(bytes, signed) => Ended::Value { bytes, signed },
+                };
+                Some(Counts::End(counters.calls(tracer)?, ended))
+            }
             Tally::Stop(number) => {
                 let counter = counters.find_stop(number).filter(|_| !trap.is_empty())?;
                 Some(Counts::Down { number, counter, trap })
@@ -265,15 +281,15 @@ impl Attachment {
         })
     }
 
-    /// The numbers of tables in which programs count calls of these sites for a tracer, by site; tables that
-    /// there are not yet are made. Sites of modules that are gone have none.
+    /// The numbers of tables of this kind in which programs count calls of these sites for a tracer, by site; tables
+    /// that there are not yet are made. Sites of modules that are gone have none.
     ///
     /// # Errors
     /// When there is no room, or two of them cannot be told apart. Nothing has changed in the guest.
     pub fn tables(
         &mut self,
         kernel: &Kernel,
-        tracer: u8,
+        (tracer, kind): (u8, Kind),
         sites: &[usize],
     ) -> Result<FxHashMap<usize, u16>, TraceError> {
         let target = arch::of(kernel.arch());
@@ -281,7 +297,7 @@ impl Attachment {
             let spot = self.modules.spot(kernel, &self.image, site)?;
             Some((target.return_address(&spot.site), site))
         });
-        self.counters.tables(tracer, told.collect())
+        self.counters.tables((tracer, kind), told.collect())
     }
 
     /// The tables in which programs count.

@@ -300,7 +300,8 @@ impl Fake {
 
     /// With what was made for those before.
     pub(crate) fn try_attach_with(&self, returns: &ExitPlan) -> Result<Attachment, TraceError> {
-        let options = Options { overflow: Overflow::Drop, cpus: 2, returns };
+        let (overflow, clock_hz) = (Overflow::Drop, 1_000_000_000);
+        let options = Options { overflow, cpus: 2, clock_hz, returns };
         let annex = Arc::clone(&self.annex) as Arc<dyn annex::Memory>;
         Attachment::new(self, &self.kernel, self.image(), annex, options)
     }

@@ -14,10 +14,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rings::Rings;
-use vmtrace::relay::{Drain, End, Grace, Relay, resolver};
+use vmtrace::relay::{Drain, End, Grace, Relay, Sorted, resolver};
 use vmtrace::serve::{Format, Globs, Hub, Join, Origin, StreamRequest};
 use vmtrace::stream::{
-    Count, EntryRecord, Frame, Header, Mark, MarkKind, Reader, Stretch, Summary, TracedOf,
+    Bucket, Count, CountsOf, EntryRecord, Frame, Header, HistogramOf, Mark, MarkKind, Reader,
+    Stretch, Summary, TracedOf,
 };
 use vmtrace::tracer::{Hits, RawBatch};
 use vmtrace_trampolines::layout::{COMMON_SIZE, Common, Info};
@@ -175,17 +176,19 @@ fn counts_are_told_when_they_come() {
     let relay = Relay::start(setup, || ()).unwrap();
     let sites = rings.kernel.sites().len();
     let hits = vec![(3, 5), (sites - 1, 0), (sites, 1), (4, u64::MAX)];
-    relay.counted(vec![
-        Hits { tracer: 1, vcpu: 1, hits },
-        Hits { tracer: 0, vcpu: 0, hits: vec![(3, 0)] },
-    ]);
-    relay.counted(vec![Hits { tracer: 1, vcpu: 1, hits: vec![(3, 2)] }]);
+    let none = Hits { tracer: 0, vcpu: 0, hits: vec![(3, 0)] };
+    relay.counted(vec![Hits { tracer: 1, vcpu: 1, hits }, none], vec![]);
+    let words = vec![(3, 7, 9), (sites, 7, 1), (4, Bucket::MISSED, 1)];
+    let (of, name) = (HistogramOf::Arguments, "count".to_owned());
+    let sorted = Sorted { tracer: 1, vcpu: 1, of, name, words };
+    relay.counted(vec![Hits { tracer: 1, vcpu: 1, hits: vec![(3, 2)] }], vec![sorted]);
     let now = relay.now();
     relay.mark(Mark { ticks: now, kind: MarkKind::Note, duration_ns: 0, text: "behind".into() });
     relay.finish(Summary::default(), TIME).wait(TIME).unwrap().unwrap();
     let file = std::mem::take(&mut *sink.0.lock().unwrap());
     let mut reader = Reader::new(&*file).unwrap();
     let (mut names, mut records, mut counted, mut marked) = (HashSet::new(), 0, Vec::new(), false);
+    let mut words = Vec::new();
     while let Some(frame) = reader.next_frame().unwrap() {
         match frame {
             Frame::Symbols(list) => names.extend(list.map(|symbol| symbol.address)),
@@ -194,6 +197,14 @@ fn counts_are_told_when_they_come() {
             Frame::Counts(counts) => {
                 assert_eq!((counts.vcpu, counts.tracer), (1, 1));
                 assert!(records == 1 && !marked, "{records} records before, {marked}");
+                if counts.of == Some(CountsOf::Sorted(HistogramOf::Arguments)) {
+                    assert_eq!(counts.name, "count");
+                    words.extend(counts.buckets().map(|it| {
+                        let address = Header::TOP_4_GIB | u64::from(it.function);
+                        (address, it.bucket, it.hits)
+                    }));
+                    continue;
+                }
                 for Count { function, hits } in counts.counts() {
                     let address = Header::TOP_4_GIB | u64::from(function);
                     assert!(names.contains(&address));
@@ -205,6 +216,8 @@ fn counts_are_told_when_they_come() {
     }
     let entry = |site: usize| rings.kernel.sites()[site].entry;
     assert_eq!(counted, [(entry(3), 5), (entry(4), u64::MAX), (entry(3), 2)]);
+    assert_eq!(words, [(entry(3), 7, 9), (entry(4), Bucket::MISSED, 1)]);
+    assert!(words.iter().all(|(address, ..)| names.contains(address)));
 }
 
 /// An output that takes nothing until it is gone.

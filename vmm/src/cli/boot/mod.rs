@@ -89,7 +89,8 @@ pub struct Args {
     /// Another tracer beside that of -f, with a name if one is given; may be repeated, up to 254
     /// times. A glob with ! before it is an exception of this tracer's own. Actions: entry (the
     /// default), graph (where functions are left, too), args (their parameters), retval (what they
-    /// return), or count (how often they are called, and no records). A function of several tracers is recorded for each; none costs anything to
+    /// return), count (how often they are called, and no records), or hist, hist(retval) and
+    /// hist(PARAMETER) (as --hist). A function of several tracers is recorded for each; none costs anything to
     /// functions that it does not trace. Without -f there are only these
     #[arg(long, value_name = "[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]][ if CONDITION]", value_parser = parse::tracer, help_heading = headings::TRACE)]
     pub tracer: Vec<TracerSpec>,
@@ -130,6 +131,11 @@ pub struct Args {
     /// of the trace tells how often each was called on each vCPU
     #[arg(long, conflicts_with_all = ["graph", "args", "retval", "arg"], help_heading = headings::TRACE)]
     pub count: bool,
+    /// Sort calls of these functions in the guest into a histogram of each, instead of recording them: by how long
+    /// they take (duration, the default), by what they return (retval) or by a parameter (its name, or
+    /// args.NAME), such as 'vfs_read:count if pid == 42'; may be repeated
+    #[arg(long, value_name = "GLOB[,GLOB...][:OF][ if CONDITION]", value_parser = parse::hist, help_heading = headings::TRACE)]
+    pub hist: Vec<TracerSpec>,
     /// Record these values of calls of functions of -f: parameters, and members of what they point
     /// to, such as 'vfs_read: file->f_path.dentry->d_name.name, count'; a path can have a name
     /// (NAME=PATH), and a text a length (PATH:BYTES). FUNCTION is a glob; may be repeated

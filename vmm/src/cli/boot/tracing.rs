@@ -4,12 +4,21 @@ use super::{Args, OverflowArg, conditions, times};
 use crate::analyze::latency::EventsOf;
 use crate::condition::Condition;
 use crate::kernel::{Coverage, Kernel, Missing};
-use crate::serve::{Globs, TracerSpec};
-use crate::session::{self, Tracer, Tracing, Wants};
+use crate::serve::{Globs, HistogramSpec, TracerSpec};
+use crate::session::{self, Histogram, Tracer, Tracing, Wants};
 use anyhow::{Result, bail};
 use std::collections::BTreeMap;
 use vmtrace_system::say;
 use vmtrace_trampolines::Overflow;
+
+/// What a tracer is to do.
+struct Asked {
+    graph: bool,
+    counts: bool,
+    sorts: Option<HistogramSpec>,
+    wants: Wants,
+    condition: Option<Condition>,
+}
 
 impl Args {
     /// Adds what `--latency` takes: events, as if they had been asked for, and the state of the CPU
@@ -30,22 +39,35 @@ impl Args {
         let (mut tracers, mut unmatched, mut unmatched_notrace) = (vec![], vec![], vec![]);
         let (mut notes, mut boot_notes) = (Vec::new(), Vec::new());
         let mut add = |name: String, text: String, [filter, own]: [&[String]; 2], asked| {
-            let (graph, counts, wants, condition): (bool, bool, Wants, Option<Condition>) = asked;
+            let Asked { graph, counts, sorts, wants, condition } = asked;
             let notrace: Vec<String> = self.notrace.iter().chain(own).cloned().collect();
             let selection = kernel.select_with_report(filter, &notrace);
             unmatched.extend(selection.unmatched);
             unmatched_notrace.extend(selection.unmatched_notrace);
             let mut sites = selection.sites;
             let returns = graph || wants.results;
+            let (histogram, more) = session::histogram(kernel, &mut sites, sorts.as_ref())?;
+            notes.extend(more);
             let (condition, more) =
                 session::conditional(kernel, &mut sites, condition.as_ref(), returns)?;
             notes.extend(more);
             let (values, more) = session::values(kernel, &sites, &wants)?;
             notes.extend(more);
-            let graph = graph || !values.results.is_empty();
+            let sorts_ends = histogram.as_ref().is_some_and(Histogram::exits);
+            let graph = graph || sorts_ends || !values.results.is_empty();
             let globs = Globs { filter: filter.to_vec(), notrace };
-            let tracer =
-                Tracer { name, text, globs, sites, graph, counts, wants, values, condition };
+            let tracer = Tracer {
+                name,
+                text,
+                globs,
+                sites,
+                graph,
+                counts,
+                histogram,
+                wants,
+                values,
+                condition,
+            };
             tracers.push(Some(tracer));
             Ok::<_, anyhow::Error>(())
         };
@@ -54,8 +76,9 @@ impl Args {
             Condition::all(&own.into_iter().chain(&tasks).collect::<Vec<_>>())
         };
         let others = !self.event.is_empty() || self.traces_boot();
-        let only_others = self.tracer.is_empty() && others;
-        if !self.filter.is_empty() || (self.tracer.is_empty() && !only_others) {
+        let own: Vec<_> = self.tracer.iter().chain(&self.hist).collect();
+        let only_others = own.is_empty() && others;
+        if !self.filter.is_empty() || (own.is_empty() && !only_others) {
             let globs = Globs { filter: self.filter.clone(), notrace: self.notrace.clone() };
             let text = if globs.is_empty() { "*".to_owned() } else { globs.to_string() };
             let (parameters, results) = (self.args, self.retval);
@@ -65,7 +88,8 @@ impl Args {
                 Some(condition) => format!("{text} if {condition}"),
                 None => text,
             };
-            let asked = (self.graph, self.count, wants, condition);
+            let asked =
+                Asked { graph: self.graph, counts: self.count, wants, condition, sorts: None };
             add(Tracing::default_name(0), text, [&self.filter, &[]], asked)?;
         } else if self.condition.is_some()
             || self.args
@@ -79,22 +103,24 @@ impl Args {
                  only those of other options: give -f, or say --tracer GLOB:ACTION"
             );
         }
-        for (number, spec) in (1..).zip(&self.tracer) {
+        for (number, spec) in (1..).zip(&own) {
             let name = spec.name.clone().unwrap_or_else(|| Tracing::default_name(number));
             let condition = both(spec.condition.as_ref())?;
-            let spec = TracerSpec { condition: condition.clone(), ..spec.clone() };
-            let (exits, count) = (spec.actions.exits(), spec.actions.count);
-            let asked = (exits, count, spec.actions.into(), condition);
+            let spec = TracerSpec { condition: condition.clone(), ..(*spec).clone() };
+            let (graph, counts) = (spec.actions.exits(), spec.actions.count);
+            let (wants, sorts) = (spec.actions.into(), spec.histogram.clone());
+            let asked = Asked { graph, counts, sorts, wants, condition };
             add(name, spec.to_string(), [&spec.filter, &spec.notrace], asked)?;
         }
         if self.traces_boot() {
             let (asked, more) = times::tracers(kernel)?;
             boot_notes = more;
             for times::Asked { name, globs, graph, wants } in asked {
-                add(name.to_owned(), globs.join(","), [&globs, &[]], (graph, false, wants, None))?;
+                let asked = Asked { graph, counts: false, sorts: None, wants, condition: None };
+                add(name.to_owned(), globs.join(","), [&globs, &[]], asked)?;
             }
         }
-        if self.filter.is_empty() && (!self.tracer.is_empty() || only_others) {
+        if self.filter.is_empty() && (!own.is_empty() || only_others) {
             // The place of what a live filter may ask for.
             tracers.insert(0, None);
         }

@@ -1,0 +1,279 @@
+//! What sorts calls into histograms instead of recording them.
+//!
+//! A place among the open calls is taken by one locked instruction, and is its call's alone until that ends:
+//! whatever comes in between, an interrupt or another CPU, has another stack pointer.
+
+use super::Values;
+use super::operands::{ARGUMENTS, Assembler, RDX, disp};
+use crate::histogram::{Calls, Ended, Histograms, MISSED, OPEN, SUM, Sorted};
+use crate::program::{Point, ProgramError};
+use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
+
+const R10: u8 = 10;
+
+/// Bytes of a histogram up to a word.
+const fn word(number: u8) -> i32 {
+    8 * number as i32
+}
+
+/// Leaves the address of the histogram in rax, with the address that tells the site at rsp + `told`.
+/// rdx is lost.
+fn find(
+    ops: &mut Assembler,
+    histograms: Histograms,
+    values: &Values,
+    told: i32,
+) -> Result<(), ProgramError> {
+    let distance = disp("the distance of histograms", histograms.distance)?;
+    dynasm!(ops; .arch x64; mov rax, [rsp + told]);
+    if histograms.rounds {
+        // The distance is a multiple of 8.
+        dynasm!(ops; .arch x64; and rax, BYTE -8);
+    }
+    if histograms.stride == 0 {
+        dynasm!(ops; .arch x64; mov rax, [rax + distance]);
+    } else {
+        let stride = disp("the size of a table of histograms", histograms.stride)?;
+        let number = disp("the CPU number's offset", values.cpu)?;
+        dynasm!(ops; .arch x64
+            ; gs mov edx, [DWORD number]
+            ; imul rdx, rdx, stride
+            ; mov rax, [rax + rdx + distance]
+        );
+    }
+    Ok(())
+}
+
+/// Leaves the first place of the call with the stack pointer in r10 in r11.
+fn place(ops: &mut Assembler, calls: Calls) -> Result<(), ProgramError> {
+    const { assert!(Calls::PLACE == 1 << 5) };
+    let mask = ((1_i32 << Calls::BITS) - 1) << 5;
+    let shift = i8::try_from(64 - Calls::BITS - 5).unwrap_or(0);
+    let places = disp(OPEN, calls.address + Calls::PLACES)?;
+    dynasm!(ops; .arch x64
+        ; mov r11, QWORD Calls::SPREAD.cast_signed()
+        ; imul r11, r10
+        ; shr r11, shift
+        ; and r11d, mask
+        ; add r11, places
+    );
+    Ok(())
+}
+
+/// Puts rax into the histogram at `at`. rdx and r10 are lost.
+fn put(ops: &mut Assembler, at: u8) {
+    dynasm!(ops; .arch x64
+        ; mov r10, -1
+        ; bsr rdx, rax
+        ; cmovz rdx, r10
+        ; lock inc QWORD [Rq(at) + rdx * 8 + 8]
+        ; lock add [Rq(at) + word(SUM)], rax
+    );
+}
+
+/// An integer of so many bytes, whole, in rax. What is above its own bytes may be anything.
+fn extend(ops: &mut Assembler, register: u8, bytes: u8, signed: bool) {
+    match (bytes, signed) {
+        (1, false) => dynasm!(ops; .arch x64; movzx eax, Rb(register)),
+        (1, true) => dynasm!(ops; .arch x64; movsx rax, Rb(register)),
+        (2, false) => dynasm!(ops; .arch x64; movzx eax, Rw(register)),
+        (2, true) => dynasm!(ops; .arch x64; movsx rax, Rw(register)),
+        (4, false) => dynasm!(ops; .arch x64; mov eax, Rd(register)),
+        (4, true) => dynasm!(ops; .arch x64; movsxd rax, Rd(register)),
+        _ => dynasm!(ops; .arch x64; mov rax, Rq(register)),
+    }
+}
+
+/// Sorts an argument. r10, r11 and the flags are lost.
+pub(super) fn sort(
+    ops: &mut Assembler,
+    histograms: Histograms,
+    sorted: Sorted,
+    values: &Values,
+) -> Result<(), ProgramError> {
+    let Sorted { number, bytes, signed } = sorted;
+    dynasm!(ops; .arch x64; push rax; push rdx);
+    find(ops, histograms, values, 16)?;
+    dynasm!(ops; .arch x64; mov r11, rax);
+    let register = match ARGUMENTS.get(usize::from(number)) {
+        Some(&RDX) => {
+            dynasm!(ops; .arch x64; mov rdx, [rsp]);
+            RDX
+        }
+        Some(&register) => register,
+        None => {
+            // Above the function's return address.
+            let from = 32 + 8 * (i32::from(number) - 6);
+            dynasm!(ops; .arch x64; mov rdx, [rsp + from]);
+            RDX
+        }
+    };
+    extend(ops, register, bytes, signed);
+    put(ops, 11);
+    dynasm!(ops; .arch x64; pop rdx; pop rax);
+    Ok(())
+}
+
+/// What comes behind the program's ending.
+pub(super) struct Crowded {
+    from: DynamicLabel,
+    to: DynamicLabel,
+    /// Of a call that has no place.
+    none: DynamicLabel,
+    histograms: Option<Histograms>,
+}
+
+/// Takes a place for a call. r10, r11 and the flags are lost.
+pub(super) fn begin(
+    ops: &mut Assembler,
+    histograms: Histograms,
+    calls: Calls,
+    values: &Values,
+) -> Result<Crowded, ProgramError> {
+    let [from, to, none] = [(); 3].map(|()| ops.new_dynamic_label());
+    dynasm!(ops; .arch x64
+        ; push rax
+        ; push rdx
+        ; lea r10, [rsp + 24]
+    );
+    place(ops, calls)?;
+    dynasm!(ops; .arch x64
+        ; xor eax, eax
+        ; lock cmpxchg [r11], r10
+        ; jne =>from
+        ; =>to
+    );
+    find(ops, histograms, values, 16)?;
+    dynasm!(ops; .arch x64
+        ; mov [r11 + Calls::HISTOGRAM], rax
+        ; rdtsc
+        ; shl rdx, 32
+        ; or rax, rdx
+        ; mov [r11 + Calls::BEGAN], rax
+        ; =>none
+        ; pop rdx
+        ; pop rax
+    );
+    Ok(Crowded { from, to, none, histograms: Some(histograms) })
+}
+
+/// Gives the place of a call back and sorts it. At a return r9 to r11, rsi, rdi and the flags are lost;
+/// at a tail call r10 and the flags.
+pub(super) fn end(
+    ops: &mut Assembler,
+    point: Point,
+    (calls, ended): (Calls, Ended),
+) -> Result<Crowded, ProgramError> {
+    let [from, to, none] = [(); 3].map(|()| ops.new_dynamic_label());
+    let tail = point == Point::Tail;
+    if tail {
+        dynasm!(ops; .arch x64
+            ; push rax
+            ; push rdx
+            ; push r9
+            ; push r11
+            ; lea r10, [rsp + 40]
+        );
+    } else {
+        dynasm!(ops; .arch x64
+            ; mov rsi, rax
+            ; mov rdi, rdx
+            ; mov r10, rsp
+        );
+    }
+    place(ops, calls)?;
+    let since = disp(OPEN, calls.address)?;
+    dynasm!(ops; .arch x64
+        ; cmp [r11], r10
+        ; jne =>from
+        ; =>to
+        ; mov r10, [r11 + Calls::BEGAN]
+        ; mov r9, [r11 + Calls::HISTOGRAM]
+        ; mov QWORD [r11], 0
+        ; cmp r10, [DWORD since]
+        ; jb =>none
+    );
+    match ended {
+        Ended::Duration { multiplier, shift } => {
+            dynasm!(ops; .arch x64
+                ; rdtsc
+                ; shl rdx, 32
+                ; or rax, rdx
+                // Clocks of two CPUs may differ.
+                ; xor edx, edx
+                ; sub rax, r10
+                ; cmovb rax, rdx
+                ; mov r10d, multiplier.cast_signed()
+                ; mul r10
+            );
+            if shift != 0 {
+                dynasm!(ops; .arch x64; shrd rax, rdx, shift.cast_signed());
+            }
+            put(ops, 9);
+        }
+        // What is returned in its place is another function's.
+        Ended::Value { .. } if tail => {
+            dynasm!(ops; .arch x64; lock inc QWORD [r9 + word(MISSED)]);
+        }
+        Ended::Value { bytes, signed } => {
+            const RSI: u8 = 6;
+            extend(ops, RSI, bytes, signed);
+            put(ops, 9);
+        }
+    }
+    dynasm!(ops; .arch x64; =>none);
+    if tail {
+        dynasm!(ops; .arch x64
+            ; pop r11
+            ; pop r9
+            ; pop rdx
+            ; pop rax
+        );
+    } else {
+        dynasm!(ops; .arch x64
+            ; mov rax, rsi
+            ; mov rdx, rdi
+        );
+    }
+    Ok(Crowded { from, to, none, histograms: None })
+}
+
+/// Looks at the other places in which a call can be.
+pub(super) fn crowded(
+    ops: &mut Assembler,
+    crowded: &Crowded,
+    values: &Values,
+) -> Result<(), ProgramError> {
+    let Crowded { from, to, none, histograms } = *crowded;
+    let size = i8::try_from(Calls::PLACE).unwrap_or(0);
+    dynasm!(ops; .arch x64; =>from);
+    let Some(histograms) = histograms else {
+        for _ in 1..Calls::TRIED {
+            dynasm!(ops; .arch x64
+                ; add r11, BYTE size
+                ; cmp [r11], r10
+                ; je =>to
+            );
+        }
+        dynasm!(ops; .arch x64; jmp =>none);
+        return Ok(());
+    };
+    // One with this stack pointer is left over of a call that has ended unseen.
+    dynasm!(ops; .arch x64; cmp rax, Rq(R10); je =>to);
+    for _ in 1..Calls::TRIED {
+        dynasm!(ops; .arch x64
+            ; add r11, BYTE size
+            ; xor eax, eax
+            ; lock cmpxchg [r11], r10
+            ; je =>to
+            ; cmp rax, r10
+            ; je =>to
+        );
+    }
+    find(ops, histograms, values, 16)?;
+    dynasm!(ops; .arch x64
+        ; lock inc QWORD [rax + word(MISSED)]
+        ; jmp =>none
+    );
+    Ok(())
+}

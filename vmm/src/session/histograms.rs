@@ -1,0 +1,170 @@
+//! From a histogram as people ask for it to what programs sort calls by.
+
+use super::tracing::Way;
+use crate::kernel::arguments::{Fetch, Shape, Value};
+use crate::kernel::{Coverage, Kernel};
+use crate::serve::HistogramSpec;
+use crate::stream::{Bucket, HistogramOf};
+use crate::tracer::{Measure, Tally};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use vmtrace_trampolines::histogram::{BUCKETS, Sorted};
+
+/// Names that a note gives for a reason.
+const EXAMPLES: usize = 3;
+
+/// What a tracer sorts the calls of its functions by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Histogram {
+    /// What is sorted.
+    pub of: HistogramOf,
+    /// Which argument.
+    pub name: String,
+    /// By site: how it is had there.
+    sites: Arc<FxHashMap<usize, How>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Argument(Sorted),
+    End(Measure),
+}
+
+/// Why there can be no histogram.
+#[derive(Debug, thiserror::Error)]
+#[error("no histogram of {what}: {function}: {why}")]
+pub struct HistogramError {
+    what: String,
+    function: String,
+    why: String,
+}
+
+impl Histogram {
+    /// What a program does at the entry of the function at a site.
+    pub(super) fn entry(&self, site: usize) -> Option<Tally> {
+        // Which table is known when there is a guest.
+        Some(match self.sites.get(&site)? {
+            How::Argument(sorted) => Tally::Sort(0, *sorted),
+            How::End(_) => Tally::Begin(0),
+        })
+    }
+
+    /// What a program does where it is left.
+    pub(super) fn exit(&self, site: usize, way: Way) -> Option<Tally> {
+        match (self.sites.get(&site)?, way) {
+            // A tail call has ended it already.
+            (_, Way::Aid) | (How::Argument(_), _) => None,
+            (How::End(measure), _) => Some(Tally::End(*measure)),
+        }
+    }
+
+    /// Whether functions differ in what is done.
+    pub(super) fn is_particular(&self) -> bool {
+        self.of != HistogramOf::Durations
+    }
+
+    /// Whether it takes their returns.
+    #[must_use]
+    pub fn exits(&self) -> bool {
+        self.of != HistogramOf::Arguments
+    }
+
+    /// A word of the histogram of the function at a site, as streams have it.
+    pub(super) fn bucket(&self, site: usize, word: u8) -> u8 {
+        let signed = match self.sites.get(&site) {
+            Some(How::Argument(sorted)) => sorted.signed,
+            Some(How::End(Measure::Value(_, signed))) => *signed,
+            _ => false,
+        };
+        if signed && word == BUCKETS - 1 { Bucket::NEGATIVE } else { word }
+    }
+}
+
+/// Resolves what a histogram is to be of, if one is wanted, for the functions at `sites`, which loses those that
+/// have no such thing; notes say which.
+///
+/// # Errors
+/// When none has.
+pub fn histogram(
+    kernel: &Kernel,
+    sites: &mut Vec<usize>,
+    wanted: Option<&HistogramSpec>,
+) -> Result<(Option<Histogram>, Vec<String>), HistogramError> {
+    let Some(wanted) = wanted else { return Ok((None, Vec::new())) };
+    let (of, name) = match wanted {
+        HistogramSpec::Duration => (HistogramOf::Durations, ""),
+        HistogramSpec::Value => (HistogramOf::Values, ""),
+        HistogramSpec::Argument(name) => (HistogramOf::Arguments, name.as_str()),
+    };
+    let mut found = FxHashMap::default();
+    let mut without: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    sites.retain(|&site| match how(kernel, site, wanted) {
+        Ok(how) => {
+            found.insert(site, how);
+            true
+        }
+        Err(why) => {
+            without.entry(why).or_default().push(site);
+            false
+        }
+    });
+    let named = |site: &usize| {
+        let site = kernel.sites().get(*site);
+        site.and_then(|site| kernel.site_name(site)).unwrap_or("?").to_owned()
+    };
+    if found.is_empty()
+        && let Some((why, first)) = without.iter().next()
+    {
+        let function = first.first().map(named).unwrap_or_default();
+        return Err(HistogramError { what: wanted.to_string(), function, why: why.clone() });
+    }
+    let note = |(why, sites): (String, Vec<usize>)| {
+        let examples: Vec<_> = sites.iter().take(EXAMPLES).map(named).collect();
+        let (count, examples) = (sites.len(), examples.join(", "));
+        format!("{count} functions have no histogram of {wanted} (such as {examples}): {why}")
+    };
+    let notes = without.into_iter().map(note).collect();
+    let histogram = Histogram { of, name: name.to_owned(), sites: Arc::new(found) };
+    Ok((Some(histogram), notes))
+}
+
+/// How it is had of the function at a site, or why not.
+fn how(kernel: &Kernel, site: usize, wanted: &HistogramSpec) -> Result<How, String> {
+    if let HistogramSpec::Argument(path) = wanted {
+        let path = path.strip_prefix("args.").unwrap_or(path);
+        let value = kernel.path(site, path).map_err(|error| error.to_string())?;
+        let Fetch::Argument(number) = value.fetch else {
+            return Err(format!("{path:?} is not what is passed itself, as an integer is"));
+        };
+        let (bytes, signed) = integer(&value)?;
+        return Ok(How::Argument(Sorted { number, bytes, signed }));
+    }
+    let exits = kernel.exits().map_err(|error| error.to_string())?;
+    if let Coverage::Partial(why) | Coverage::None(why) = exits.coverage(site) {
+        return Err(why.to_string());
+    }
+    if *wanted == HistogramSpec::Duration {
+        return Ok(How::End(Measure::Duration));
+    }
+    let Some(prototype) = kernel.prototype(site) else {
+        let why = kernel.no_prototype(site);
+        return Err(why.map_or_else(|| "its type is not known".to_owned(), |why| why.to_string()));
+    };
+    let result = prototype.result.ok_or("it returns nothing")?;
+    let (bytes, signed) = integer(&result)?;
+    Ok(How::End(Measure::Value(bytes, signed)))
+}
+
+/// Bytes of an integer, and whether it has a sign.
+fn integer(value: &Value) -> Result<(u8, bool), String> {
+    match value.shape {
+        Shape::Signed { bytes } => Ok((bytes, true)),
+        Shape::Unsigned { bytes } | Shape::Raw { bytes } if matches!(bytes, 1 | 2 | 4 | 8) => {
+            Ok((bytes, false))
+        }
+        Shape::Bool | Shape::Char => Ok((1, false)),
+        Shape::Enum { bytes, signed, .. } => Ok((bytes, signed)),
+        _ => Err(format!("{:?} is no integer", value.name)),
+    }
+}
