@@ -126,6 +126,7 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Counted, LEFT_OUT),
             (Early, AT_START),
         ],
+        Format::Parquet | Format::ParquetDir => &[(Early, AT_START)],
         Format::Folded => &[
             (Args, LEFT_OUT),
             (Value, LEFT_OUT),
