@@ -14,7 +14,7 @@ use parquet::schema::types::{ColumnPath, TypePtr};
 use rustc_hash::FxHashMap;
 use serde_json::json;
 
-use super::table::{self, Group, Labels, Row, START, START_INDEX, Texts};
+use super::table::{self, Group, Labels, Row, START, START_INDEX, Style, Texts};
 use crate::convert::calls::Tracers;
 use crate::convert::ground::Names;
 use crate::stream::{Header, Summary};
@@ -237,12 +237,16 @@ fn properties(about: &[(&str, String)]) -> io::Result<WriterPropertiesPtr> {
         // Those of the group tell which to skip; of pages only times are worth their room.
         .set_statistics_enabled(EnabledStatistics::Chunk)
         .set_column_statistics_enabled(ColumnPath::from(START), EnabledStatistics::Page);
-    for (column, sorted) in table::numbers() {
+    for (column, style) in table::styles() {
         let path = ColumnPath::from(column);
-        properties = properties.set_column_dictionary_enabled(path.clone(), false);
-        if sorted {
-            properties = properties.set_column_encoding(path, Encoding::DELTA_BINARY_PACKED);
-        }
+        properties = match style {
+            Style::Rising => properties
+                .set_column_dictionary_enabled(path.clone(), false)
+                .set_column_encoding(path, Encoding::DELTA_BINARY_PACKED),
+            Style::Numbers => properties.set_column_dictionary_enabled(path, false),
+            Style::Texts => properties.set_column_statistics_enabled(path, EnabledStatistics::None),
+            Style::Few => properties,
+        };
     }
     Ok(Arc::new(properties.build()))
 }

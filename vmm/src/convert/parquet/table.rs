@@ -274,12 +274,27 @@ fn columns(with_vcpu: bool) -> impl Iterator<Item = &'static Column> {
     COLUMNS.iter().filter(move |column| with_vcpu || column.name != VCPU)
 }
 
-/// The columns that have numbers alone, and whether they are sorted or nearly so.
-pub(super) fn numbers() -> impl Iterator<Item = (&'static str, bool)> {
-    COLUMNS.iter().filter_map(|column| match column.value {
-        Value::Time(_) => Some((column.name, true)),
-        Value::Long(_) => Some((column.name, false)),
-        _ => None,
+/// What the library has to know of a column beside its type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Style {
+    /// Numbers that are sorted or nearly so.
+    Rising,
+    /// Numbers.
+    Numbers,
+    /// Numbers of which there are few.
+    Few,
+    /// Texts of which a group has most, so that the least and the greatest tell nothing.
+    Texts,
+}
+
+pub(super) fn styles() -> impl Iterator<Item = (&'static str, Style)> {
+    COLUMNS.iter().map(|column| match column.value {
+        Value::Time(_) => (column.name, Style::Rising),
+        Value::Long(_) => (column.name, Style::Numbers),
+        Value::Short(_) => (column.name, Style::Few),
+        // By the kind losses and marks are found.
+        Value::Text(_) if column.required => (column.name, Style::Few),
+        Value::Text(_) | Value::Json(_) => (column.name, Style::Texts),
     })
 }
 
@@ -330,7 +345,11 @@ impl Group {
         with_vcpu: bool,
     ) -> io::Result<()> {
         let mut rows = std::mem::take(&mut self.rows);
-        rows.sort_by_key(|row| (row.start, row.call));
+        // They are larger than what they are sorted by.
+        let mut order: Vec<_> = rows.iter().map(|row| (row.start, row.call)).zip(0_u32..).collect();
+        order.sort_unstable();
+        let place = |number: u32| rows.get(usize::try_from(number).ok()?);
+        let sorted: Vec<_> = order.iter().filter_map(|(_, number)| place(*number)).collect();
         let texts = std::mem::take(&mut self.texts);
         let mut group = out.next_row_group()?;
         for column in columns(with_vcpu) {
@@ -338,20 +357,21 @@ impl Group {
             match column.value {
                 Value::Time(get) | Value::Long(get) => {
                     let get = |row: &Row| Some(get(row)).filter(|number| *number >= 0);
-                    write::<Int64Type>(&mut group, &rows, required, get)?;
+                    write::<Int64Type>(&mut group, &sorted, required, get)?;
                 }
                 Value::Short(get) => {
                     // The bits of a number without a sign.
                     let get = |row: &Row| Some(u32::try_from(get(row)).ok()?.cast_signed());
-                    write::<Int32Type>(&mut group, &rows, required, get)?;
+                    write::<Int32Type>(&mut group, &sorted, required, get)?;
                 }
                 Value::Text(get) | Value::Json(get) => {
                     let get = |row: &Row| get(row, labels, &texts);
-                    write::<ByteArrayType>(&mut group, &rows, required, get)?;
+                    write::<ByteArrayType>(&mut group, &sorted, required, get)?;
                 }
             }
         }
         group.close()?;
+        drop(sorted);
         rows.clear();
         self.rows = rows;
         Ok(())
@@ -361,7 +381,7 @@ impl Group {
 /// Writes the next column.
 fn write<T: DataType>(
     group: &mut SerializedRowGroupWriter<'_, File>,
-    rows: &[Row],
+    rows: &[&Row],
     required: bool,
     get: impl Fn(&Row) -> Option<T::T>,
 ) -> io::Result<()> {
