@@ -250,3 +250,49 @@ fn properties(about: &[(&str, String)]) -> io::Result<WriterPropertiesPtr> {
     }
     Ok(Arc::new(properties.build()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::Kind;
+    use super::*;
+
+    fn begun(place: &Path) -> Parts {
+        let mut parts = Parts::by_vcpu(place);
+        parts.begin(&Header::default()).expect("nothing is written");
+        parts
+    }
+
+    // A process has 1024 descriptors, and a trace may have 4096 vCPUs.
+    #[test]
+    fn files_of_many_vcpus_are_not_all_open() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let mut parts = begun(folder.path());
+        for vcpu in 0..300 {
+            parts.open(vcpu).expect("a file");
+            let open = parts.parts.values().filter(|part| part.out.is_some()).count();
+            assert!(open <= OPEN, "{open}");
+        }
+        parts.open(0).expect("the next file");
+        assert!(folder.path().join("vcpu=0/part-1.parquet").exists());
+        parts.end(&Names::new(), &Tracers::default(), None).expect("room");
+    }
+
+    // A console may say a megabyte a line.
+    #[test]
+    fn texts_count_as_memory_that_is_held() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let (mut parts, names, tracers) = (begun(folder.path()), Names::new(), Tracers::default());
+        for number in 0..200_usize {
+            let text = number.to_string().repeat((1 << 20) / 3);
+            let row = Row { vcpu: i64::from(number % 3 == 0), ..Row::new(Kind::Mark) };
+            let fill = |texts: &mut Texts, row: &mut Row| row.text = texts.optional(Some(&*text));
+            parts.add(&names, &tracers, row, fill).expect("room");
+            let held: usize =
+                parts.parts.values().map(|part| part.next.bytes() + part.long.bytes()).sum();
+            assert_eq!(held, parts.held);
+            assert!(held <= HELD, "{held}");
+        }
+        parts.end(&names, &tracers, None).expect("room");
+        assert_eq!(parts.held, 0);
+    }
+}
