@@ -22,12 +22,14 @@ const DEPTH: u64 = 8;
 const TASKS: u32 = 200;
 const FUNCTIONS: u64 = 2000;
 const FUNCTION: u64 = 0xffff_ffff_8100_0000;
-const FORMATS: [&str; 12] = [
+const FORMATS: [&str; 14] = [
     "trace.dat",
     "trace.dat-7",
     "perfetto",
     "uftrace",
     "ctf",
+    "parquet",
+    "parquet-dir",
     "folded",
     "html",
     "chrome",

@@ -33,6 +33,11 @@ impl Tracers {
         });
         u16::try_from(index + 1).unwrap_or(u16::MAX)
     }
+
+    /// The name that has a number.
+    pub(super) fn name(&self, number: u16) -> Option<&str> {
+        self.0.get(usize::from(number).checked_sub(1)?).map(|name| &**name)
+    }
 }
 
 /// A call that is open.
@@ -86,6 +91,13 @@ impl<T> Calls<T> {
     pub(super) fn forget(&mut self, lane: Lane, frame: u64) -> Option<Open<T>> {
         let open = self.lanes.get_mut(&lane)?;
         if open.last()?.frame == frame { open.pop() } else { None }
+    }
+
+    /// All that are open, in the order of their beginnings.
+    pub(super) fn take(&mut self) -> Vec<Open<T>> {
+        let mut open: Vec<_> = self.lanes.drain().flat_map(|(_, open)| open).collect();
+        open.sort_by_key(|call| call.frame);
+        open
     }
 }
 

@@ -12,6 +12,7 @@ mod ctf;
 mod folded;
 mod ground;
 mod output;
+mod parquet;
 mod perfetto;
 mod tracedat;
 mod uftrace;
@@ -30,6 +31,7 @@ pub use csv::Csv;
 pub use ctf::Ctf;
 pub use folded::Folded;
 pub use output::Output;
+pub use parquet::Parquet;
 pub use perfetto::Perfetto;
 pub use tracedat::{TraceDat, Version};
 pub use uftrace::Uftrace;
@@ -50,6 +52,10 @@ pub enum Format {
     Uftrace,
     /// The Common Trace Format 1.8, a directory: babeltrace2, Trace Compass (*.ctf).
     Ctf,
+    /// Apache Parquet, a row a call: DuckDB, PyArrow (*.parquet).
+    Parquet,
+    /// The same in files by vCPU and time, in a directory, for readers that take many at once (*.parquet/).
+    ParquetDir,
     /// Folded stacks for flame graphs: nanoseconds, or entries without returns (*.folded).
     Folded,
     /// A flame chart: one HTML page, with zoom and search, that needs no network (*.html).
@@ -71,12 +77,15 @@ impl Format {
     #[must_use]
     pub fn of(place: &Path) -> Option<Self> {
         let name = place.file_name()?.to_str()?;
+        let is_folder = place.as_os_str().as_encoded_bytes().ends_with(b"/");
         let (_, extension) = name.rsplit_once('.')?;
         Some(match &*extension.to_ascii_lowercase() {
             "pftrace" | "perfetto-trace" | "perfetto" => Self::Perfetto,
             "dat" => Self::TraceDat6,
             "uftrace" => Self::Uftrace,
             "ctf" => Self::Ctf,
+            "parquet" if is_folder => Self::ParquetDir,
+            "parquet" => Self::Parquet,
             "folded" | "collapsed" => Self::Folded,
             "html" | "htm" => Self::Html,
             "json" => Self::Chrome,
@@ -104,7 +113,7 @@ impl Format {
     /// Whether it is one file, and no directory.
     #[must_use]
     pub fn is_file(self) -> bool {
-        !matches!(self, Self::Uftrace | Self::Ctf)
+        !matches!(self, Self::Uftrace | Self::Ctf | Self::ParquetDir)
     }
 
     /// Where it goes: `place` is made a directory for formats that are several files.
@@ -117,8 +126,8 @@ impl Format {
                 let reason = "this format is a directory, which standard output is not";
                 Err(io::Error::new(io::ErrorKind::InvalidInput, reason))
             }
-            Self::Uftrace | Self::Ctf => Output::directory(place),
-            _ => Output::file(place),
+            _ if self.is_file() => Output::file(place),
+            _ => Output::directory(place),
         }
     }
 
@@ -134,6 +143,8 @@ impl Format {
             Self::TraceDat7 => Box::new(TraceDat::new(file()?, output.scratch()?, Version::V7)),
             Self::Uftrace => Box::new(Uftrace::new(output.path())?),
             Self::Ctf => Box::new(Ctf::new(output.path())),
+            Self::Parquet => Box::new(Parquet::new(file()?)),
+            Self::ParquetDir => Box::new(Parquet::partitioned(output.path())),
             Self::Folded => Box::new(Folded::new(file()?)),
             Self::Html => Box::new(Chart::new(file()?)),
             Self::Chrome => Box::new(Chrome::new(file()?)),

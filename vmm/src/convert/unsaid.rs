@@ -132,6 +132,7 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Sorted, LEFT_OUT),
             (Early, AT_START),
         ],
+        Format::Parquet | Format::ParquetDir => &[(Sorted, LEFT_OUT), (Early, AT_START)],
         Format::Folded => &[
             (Args, LEFT_OUT),
             (Value, LEFT_OUT),

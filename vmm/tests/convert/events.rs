@@ -60,9 +60,13 @@ impl Events {
         self.writer.records(vcpu, &buffer).expect("vCPU");
     }
 
-    fn end(mut self) -> Folder {
+    fn stream(mut self) -> Vec<u8> {
         self.writer.end(&Summary::default()).expect("memory");
-        Folder::new(&self.writer.into_inner().expect("memory"))
+        self.writer.into_inner().expect("memory")
+    }
+
+    fn end(self) -> Folder {
+        Folder::new(&self.stream())
     }
 }
 
@@ -89,6 +93,10 @@ fn switch(from: (&[u8], u64), state: u64, to: (&[u8], u64)) -> Vec<u64> {
 
 /// Values of all kinds, in all forms, with some that could not be read.
 fn everything() -> Folder {
+    Folder::new(&everything_stream())
+}
+
+pub(super) fn everything_stream() -> Vec<u8> {
     let mut events = Events::new();
     let modes = || Shape::Enum {
         bytes: 4,
@@ -160,7 +168,7 @@ fn everything() -> Folder {
         events.event(0, 5, kind, 0, &switch((b"dd", 5), state, (b"swapper/0", 0)));
         events.event(0, 0, kind, 0, &switch((b"swapper/0", 0), 0, (b"dd", 5)));
     }
-    events.end()
+    events.stream()
 }
 
 /// What stands behind the time: name and text.

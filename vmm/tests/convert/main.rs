@@ -5,6 +5,8 @@ mod chart;
 mod context;
 mod ctf;
 mod events;
+mod parquet;
+mod perfetto;
 mod uftrace;
 
 use std::collections::BTreeMap;
@@ -175,6 +177,14 @@ fn reader(name: &str) -> Command {
     command
 }
 
+/// Python with the packages of `images/python-readers.txt`.
+fn python() -> Command {
+    let cache = vmtrace_emulated::cache_dir().expect("a cache: set VMTRACE_CACHE");
+    let python = cache.join("readers-python/bin/python");
+    assert!(python.exists(), "it is not there: run images/readers (scripts/test does)");
+    Command::new(python)
+}
+
 fn run(command: &mut Command) -> String {
     let output = command.output().expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -311,8 +321,8 @@ fn text(message: &Message, field: u64) -> Option<String> {
     }
 }
 
-// The numbers of fields are those of protos/perfetto/trace/*.proto. trace_processor, which reads
-// the same (docs/convert.md says what was seen), cannot be had from a package registry.
+// The numbers of fields are those of protos/perfetto/trace/*.proto. What trace_processor makes of them is
+// in perfetto.rs.
 #[test]
 fn perfetto_has_slices_by_thread() {
     let folder = Folder::new(&stream());
@@ -461,6 +471,7 @@ fn counts_are_converted_or_told_of() {
     let folder = Folder::new(&sample::counts());
     for (place, says) in [
         ("out.csv", false),
+        ("out.parquet", false),
         ("out.jsonl", false),
         ("out.txt", false),
         ("out.graph", false),
@@ -486,7 +497,7 @@ fn counts_are_converted_or_told_of() {
 
 #[test]
 fn says_what_a_directory_cannot() {
-    for format in ["uftrace", "ctf"] {
+    for format in ["uftrace", "ctf", "parquet-dir"] {
         let folder = Folder::new(&stream());
         let place = format!("out.{format}");
         std::fs::create_dir_all(folder.path(&place).join("old")).expect("a directory");
