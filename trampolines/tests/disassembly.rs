@@ -6,6 +6,7 @@ use disassembled::{FLAGS, Instruction, riscv64, x86_64};
 use proptest::prelude::*;
 use std::collections::{BTreeSet, HashSet};
 use vmtrace_trampolines::condition::{Operand, Relation, Test};
+use vmtrace_trampolines::histogram::{Calls, Ended, Sorted};
 use vmtrace_trampolines::x86_64::Addressing;
 use vmtrace_trampolines::{
     Code, Condition, ContextPlaces, Counters, Counts, Field, Last, Overflow, Point, Program, Read,
@@ -526,6 +527,25 @@ fn counters() -> impl Strategy<Value = Counters> {
         let distance = if rounds { distance & !7 } else { distance };
         Counters { distance, stride, rounds }
     })
+}
+
+// What a call that is timed costs: its entry and its return, where nothing else is open at its place.
+#[test]
+fn timing_a_call_is_as_short_as_promised() {
+    let calls = Calls { address: 0xffff_ffff_9000_0000 };
+    let near = Counters { distance: 0x1000, stride: 4096, rounds: true };
+    let ended = Ended::duration(2_500_000_000).unwrap();
+    let cost = |point, counts| {
+        let program = Program { counts: Some(counts), ..with(point, &[]) };
+        let values = usual_x86();
+        let code = vmtrace_trampolines::x86_64::compile(&program, Overflow::Drop, &values);
+        let all = x86_64(&code.unwrap().bytes);
+        all.iter().position(|one| one.ending).unwrap() + 1
+    };
+    let begin = cost(Point::Entry, Counts::Begin(near, calls));
+    let end = cost(Point::Return, Counts::End(calls, ended));
+    let sorted = Sorted { number: 2, bytes: 8, signed: false };
+    assert_eq!((begin, end, cost(Point::Entry, Counts::Sort(near, sorted))), (24, 32, 18));
 }
 
 proptest! {
