@@ -165,6 +165,54 @@ fn control(kernel: &str) {
     assert!(said.contains("vmtrace: records "), "{said}");
 }
 
+// What a tracer has sorted is told when it is gone as well, and under its own name: another one may have its number
+// then.
+#[test]
+fn histograms_are_told_of_tracers_that_are_gone() {
+    unless_lost(|| {
+        let run = "while true; do ls / >/dev/null; done";
+        let mut guest = LiveGuest::boot(KERNELS[0], &["-f", "vfs_open", "--run", run]);
+        let socket = guest.at("socket");
+        let ctl = |args: &[&str]| {
+            let out = vmtrace("ctl", &socket, args);
+            out.status.success().then(|| String::from_utf8(out.stdout).unwrap())
+        };
+        let calls = |it: &Value| -> u64 {
+            let buckets = it["buckets"].as_array().unwrap();
+            buckets.iter().map(|bucket| bucket[1].as_u64().unwrap()).sum()
+        };
+        let sorted = || {
+            let answer: Value = serde_json::from_str(&ctl(&["table", "--json"])?).unwrap();
+            let one = answer["histograms"][0].clone();
+            one["tracer"].is_string().then_some(one)
+        };
+        guest.wait_until(|| ctl(&["tracer", "add", "h=vfs_statx:hist"]).is_some());
+        guest.wait_until(|| sorted().is_some_and(|it| calls(&it) >= 10));
+        assert!(ctl(&["tracer", "remove", "h"]).is_some());
+        let left = sorted().unwrap();
+        assert_eq!((&left["function"], &left["of"]), (&"vfs_statx".into(), &"duration_ns".into()));
+        assert_eq!(left["tracer"], "h", "{left}");
+        // It gets the number, and sorts by something else.
+        assert!(ctl(&["tracer", "add", "c=vfs_statx:hist(flags)"]).is_some());
+        guest.wait_until(|| sorted().is_some_and(|it| it["tracer"] == "c" && calls(&it) > 0));
+        guest.interrupt();
+        guest.end();
+        let file = vmtrace("report", &guest.at("trace"), &["--format", "json"]);
+        let (mut timed, mut flags) = (0, 0);
+        for line in String::from_utf8(file.stdout).unwrap().lines() {
+            let line: Value = serde_json::from_str(line).unwrap();
+            match (line["event"].as_str(), line["tracer"].as_str(), line["of"].as_str()) {
+                (Some("hist"), Some("h"), Some("duration_ns")) => timed += calls(&line),
+                (Some("hist"), Some("c"), Some("flags")) => flags += calls(&line),
+                (Some("hist"), ..) => panic!("{line}"),
+                _ => {}
+            }
+        }
+        assert_eq!(timed, calls(&left), "all, once");
+        assert!(flags > 0);
+    });
+}
+
 // Counts that are told at the end alone are of no use for a guest that runs for days; and what was told
 // before must not count twice.
 #[test]

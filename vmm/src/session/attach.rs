@@ -25,7 +25,7 @@ use super::history::History;
 use super::selftest::Testing;
 use super::tracing::Plan;
 use super::verdict::Verdict;
-use super::{SessionError, Tracing, mark};
+use super::{Histogram, SessionError, Tracing, mark};
 use crate::kernel::{Exits, Kernel};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::{self, ConsoleLines, Relay, Setup, Targets};
@@ -35,6 +35,7 @@ use crate::tracer::{
     Attachment, Counters, ExitPlan, Image, ModuleFunction, Options, Ram, Tripwire,
 };
 use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::sync::Arc;
@@ -109,6 +110,8 @@ pub(super) struct Controller {
     pub(super) counters: Option<Counters>,
     /// When consumers are told next of what they say.
     pub(super) counts_due: Instant,
+    /// Of tracers that are gone, by the number that nobody has taken yet: not all may have been told.
+    pub(super) gone: BTreeMap<u8, (String, Histogram)>,
     /// Sites are to be taken when an update of the guest's ftrace is over.
     pub(super) late: bool,
     /// Requests that wait for the same.
@@ -153,6 +156,7 @@ impl Controller {
             history: History::default(),
             counters: None,
             counts_due: Instant::now(),
+            gone: BTreeMap::new(),
             late: false,
             waiting: Vec::new(),
             functions: FxHashMap::default(),

@@ -251,10 +251,18 @@ impl Controller {
             return Err(format!("there is no tracer {name}: see tracer list"));
         };
         let before = self.tracing.tracers.clone();
-        if let Some(slot) = self.tracing.tracers.get_mut(usize::from(number)) {
-            *slot = None;
+        let slot = self.tracing.tracers.get_mut(usize::from(number));
+        if let Some(removed) = slot.and_then(Option::take)
+            && let Some(histogram) = removed.histogram
+        {
+            self.gone.insert(number, (removed.name, histogram));
         }
-        self.retarget_or(machine, MarkKind::Filter, &format!("tracer {name} removed"), before)
+        let done =
+            self.retarget_or(machine, MarkKind::Filter, &format!("tracer {name} removed"), before);
+        if done.is_err() {
+            self.gone.remove(&number);
+        }
+        done
     }
 
     /// One line: names with what each traces.

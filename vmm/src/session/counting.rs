@@ -1,5 +1,6 @@
 //! What tracers count: tables before they begin, and what they say.
 
+use super::Histogram;
 use super::attach::{Controller, Stage};
 use super::tracing::{Duties, Plan};
 use crate::relay;
@@ -77,9 +78,14 @@ impl Controller {
     /// A number is another tracer's from now on: tells what the one before has counted.
     pub(super) fn number_taken(&mut self, tracer: u8) {
         let Stage::Attached { attachment, .. } = &mut self.stage else { return };
-        let hits = attachment.counters().take(Some(tracer));
+        let mut counted = attachment.counters().take(Some(tracer));
         attachment.counters().forget(tracer);
-        self.tell(hits);
+        let buckets = std::mem::take(&mut counted.buckets);
+        self.tell(counted);
+        // What it sorts is not what the one before did.
+        if let Some((_, histogram)) = self.gone.remove(&tracer) {
+            self.tell_sorted(Vec::new(), buckets, |_| Some(&histogram));
+        }
     }
 
     /// Tells what has been counted up to now, once.
@@ -132,10 +138,30 @@ impl Controller {
     }
 
     fn tell(&self, counted: Counted) {
-        let (Some(relay), false) = (&self.relay, counted.is_empty()) else { return };
         let Counted { hits, buckets } = counted;
+        self.tell_sorted(hits, buckets, |tracer| Some(self.sorter(tracer)?.1));
+    }
+
+    /// The name and the histogram of a tracer that is there, or was.
+    fn sorter(&self, number: u8) -> Option<(&str, &Histogram)> {
+        match self.tracing.numbered(number) {
+            Some((_, tracer)) => Some((&tracer.name, tracer.histogram.as_ref()?)),
+            None => self.gone.get(&number).map(|(name, histogram)| (name.as_str(), histogram)),
+        }
+    }
+
+    fn tell_sorted<'a>(
+        &self,
+        hits: Vec<Hits>,
+        buckets: Vec<Buckets>,
+        histogram: impl Fn(u8) -> Option<&'a Histogram>,
+    ) {
+        let Some(relay) = &self.relay else { return };
+        if hits.is_empty() && buckets.is_empty() {
+            return;
+        }
         let sorted = buckets.into_iter().filter_map(|Buckets { tracer, vcpu, words }| {
-            let histogram = self.tracing.numbered(tracer)?.1.histogram.as_ref()?;
+            let histogram = histogram(tracer)?;
             let translated = words
                 .into_iter()
                 .map(|(site, word, count)| (site, histogram.bucket(site, word), count));
@@ -184,8 +210,7 @@ impl Controller {
     fn sorted(&self, buckets: &[Buckets]) -> Vec<serde_json::Value> {
         let mut all: BTreeMap<(u8, usize), BTreeMap<u8, u64>> = BTreeMap::new();
         for Buckets { tracer, words, .. } in buckets {
-            let Some((_, of)) = self.tracing.numbered(*tracer) else { continue };
-            let Some(histogram) = &of.histogram else { continue };
+            let Some((_, histogram)) = self.sorter(*tracer) else { continue };
             for &(site, word, count) in words {
                 let bucket = histogram.bucket(site, word);
                 let sum = all.entry((*tracer, site)).or_default().entry(bucket).or_default();
@@ -196,15 +221,14 @@ impl Controller {
         let mut all: Vec<_> = all.into_iter().collect();
         all.sort_by_key(|(key, words)| (std::cmp::Reverse(calls(words)), *key));
         let shown = all.iter().take(MOST).filter_map(|((tracer, site), words)| {
-            let (_, of) = self.tracing.numbered(*tracer)?;
-            let histogram = of.histogram.as_ref()?;
+            let (name, histogram) = self.sorter(*tracer)?;
             let lows = words.iter().filter_map(|(&bucket, &count)| {
                 Some(serde_json::json!([Bucket::low(bucket)?, count]))
             });
             let total = words.get(&Bucket::SUM).filter(|_| histogram.of != HistogramOf::Values);
             Some(serde_json::json!({
                 "function": self.name(*site),
-                "tracer": of.name,
+                "tracer": name,
                 "of": histogram.of.label(&histogram.name),
                 "buckets": lows.collect::<Vec<_>>(),
                 "missed": words.get(&Bucket::MISSED).copied().unwrap_or(0),
