@@ -1,8 +1,6 @@
 //! What programs keep of calls that are sorted by size instead of being recorded: histograms, and the calls
 //! whose end is not seen yet.
 
-use crate::program::{Counters, ProgramError};
-
 /// Words of 8 bytes that a histogram takes: [`BUCKETS`], [`SUM`], [`MISSED`], and room up to a cache line.
 pub const WORDS: u64 = 72;
 /// A bucket for 0, and one for each length in bits: number *n* has values from 2^(*n* - 1) on.
@@ -42,18 +40,6 @@ impl Calls {
     /// Where in a place is when the call began, and where its histogram is.
     pub(crate) const BEGAN: i32 = 8;
     pub(crate) const HISTOGRAM: i32 = 16;
-
-    pub(crate) fn check(self) -> Result<(), ProgramError> {
-        let end = self.address.wrapping_add(Self::SIZE);
-        let reached = |address: u64| i32::try_from(address.cast_signed()).is_ok();
-        if !reached(self.address) || !reached(end) || end < self.address {
-            return Err(ProgramError::Range(OPEN, self.address));
-        }
-        if !self.address.is_multiple_of(64) {
-            return Err(ProgramError::Counts("needs open calls at a multiple of 64"));
-        }
-        Ok(())
-    }
 }
 
 /// What errors call [`Calls`].
@@ -100,15 +86,6 @@ impl Ended {
             Some(Self::Duration { multiplier, shift })
         })
     }
-
-    pub(crate) fn check(self) -> Result<(), ProgramError> {
-        match self {
-            Self::Duration { multiplier: 1.., shift: 0..=32 }
-            | Self::Value { bytes: 1 | 2 | 4 | 8, .. } => Ok(()),
-            Self::Duration { .. } => Err(ProgramError::Counts("cannot make these nanoseconds")),
-            Self::Value { .. } => Err(ProgramError::Counts("knows integers of 1, 2, 4 or 8 bytes")),
-        }
-    }
 }
 
 /// An argument that is sorted.
@@ -121,16 +98,3 @@ pub struct Sorted {
     /// Whether it has a sign: then negative ones are in the last bucket.
     pub signed: bool,
 }
-
-impl Sorted {
-    pub(crate) fn check(self) -> Result<(), ProgramError> {
-        match self.bytes {
-            1 | 2 | 4 | 8 => Ok(()),
-            _ => Err(ProgramError::Counts("knows integers of 1, 2, 4 or 8 bytes")),
-        }
-    }
-}
-
-/// Where programs find histograms: in the place of a function's [counter](Counters) is the address of
-/// its histogram for that CPU.
-pub type Histograms = Counters;

@@ -19,5 +19,6 @@ pub mod x86_64;
 pub use condition::Condition;
 pub use context::{ContextPlaces, RawContext};
 pub use program::{
-    Code, Counters, Counts, Field, Last, Overflow, Point, Program, ProgramError, Read, Readable,
+    Code, Counters, Counts, Field, Histograms, Last, Overflow, Point, Program, ProgramError, Read,
+    Readable,
 };

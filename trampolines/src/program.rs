@@ -1,7 +1,7 @@
 //! Programs: what a site has to do, as a description that no architecture is in.
 
 use crate::condition::{Condition, Operand, Test, extended};
-use crate::histogram::{Calls, Ended, Histograms, Sorted};
+use crate::histogram::{Calls, Ended, OPEN, Sorted};
 use crate::layout::{COMMON_SIZE, Info, MAX_RECORD};
 
 /// What happens when a ring is full.
@@ -182,6 +182,10 @@ impl Counters {
     }
 }
 
+/// Where programs find histograms: in the place of a function's counter is the address of its histogram for
+/// that CPU.
+pub type Histograms = Counters;
+
 /// What is counted instead of being recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Counts {
@@ -218,9 +222,20 @@ impl Counts {
     fn check(self) -> Result<(), ProgramError> {
         match self {
             Self::Up(counters) => counters.check(),
-            Self::Sort(histograms, sorted) => histograms.check().and_then(|()| sorted.check()),
-            Self::Begin(histograms, calls) => histograms.check().and_then(|()| calls.check()),
-            Self::End(calls, ended) => calls.check().and_then(|()| ended.check()),
+            Self::Sort(histograms, Sorted { bytes, .. }) => {
+                histograms.check().and_then(|()| check_integer(bytes))
+            }
+            Self::Begin(histograms, calls) => histograms.check().and_then(|()| check_calls(calls)),
+            Self::End(calls, ended) => {
+                check_calls(calls)?;
+                match ended {
+                    Ended::Duration { multiplier: 1.., shift: 0..=32 } => Ok(()),
+                    Ended::Duration { .. } => {
+                        Err(ProgramError::Counts("cannot make these nanoseconds"))
+                    }
+                    Ended::Value { bytes, .. } => check_integer(bytes),
+                }
+            }
             Self::Down { counter, .. } if i32::try_from(counter.cast_signed()).is_err() => {
                 Err(ProgramError::Range(STOPS, counter))
             }
@@ -229,6 +244,25 @@ impl Counts {
             }
             Self::Down { .. } => Ok(()),
         }
+    }
+}
+
+fn check_calls(Calls { address }: Calls) -> Result<(), ProgramError> {
+    let end = address.wrapping_add(Calls::SIZE);
+    let reached = |address: u64| i32::try_from(address.cast_signed()).is_ok();
+    if !reached(address) || !reached(end) || end < address {
+        return Err(ProgramError::Range(OPEN, address));
+    }
+    if !address.is_multiple_of(64) {
+        return Err(ProgramError::Counts("needs open calls at a multiple of 64"));
+    }
+    Ok(())
+}
+
+fn check_integer(bytes: u8) -> Result<(), ProgramError> {
+    match bytes {
+        1 | 2 | 4 | 8 => Ok(()),
+        _ => Err(ProgramError::Counts("knows integers of 1, 2, 4 or 8 bytes")),
     }
 }
 

@@ -5,15 +5,12 @@
 
 use super::Values;
 use super::condition::Tests;
-use super::operands::{Assembler, load_word, parts};
+use super::operands::{Assembler, find_counter, parts};
 use super::sort::{begin, end, sort};
 use crate::branch::branch;
 use crate::condition::Condition;
-use crate::program::{Code, Counters, Counts, Point, ProgramError, STOPS};
+use crate::program::{Code, Counts, Point, ProgramError, STOPS};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
-
-const T0: u8 = 5;
-const T3: u8 = 28;
 
 /// Makes a program that was checked. `t3` and `t4` are lost, and `t5` where there is a condition; where calls are
 /// sorted, what [`compile`](super::compile) says.
@@ -82,41 +79,4 @@ fn count_down(
     ops.extend(trap);
     dynasm!(ops; .arch riscv64; mv a7, t1);
     Ok(stop)
-}
-
-/// Leaves the counter's address in t3. t4 is lost.
-pub(super) fn find_counter(
-    ops: &mut Assembler,
-    counters: Counters,
-    values: &Values,
-) -> Result<(), ProgramError> {
-    let Counters { distance, stride, rounds } = counters;
-    // The register with the sum as far as it goes.
-    let mut sum = T0;
-    if stride != 0 {
-        load_word(ops, "the CPU number's offset", values.cpu)?;
-        if stride.is_power_of_two() {
-            dynasm!(ops; .arch riscv64; slli t3, t3, stride.trailing_zeros());
-        } else {
-            // Whole pages: no lower part.
-            let (stride, _) = parts("the size of a table of counters", stride)?;
-            dynasm!(ops; .arch riscv64; .feature M; lui t4, stride; mul t3, t3, t4);
-        }
-        dynasm!(ops; .arch riscv64; add t3, t3, t0);
-        sum = T3;
-    }
-    let (upper, lower) = parts("the distance of counters", distance)?;
-    if upper != 0 {
-        dynasm!(ops; .arch riscv64; lui t4, upper; add t3, X(sum), t4);
-        sum = T3;
-    }
-    if rounds {
-        // The distance is a multiple of 8.
-        dynasm!(ops; .arch riscv64; andi t3, X(sum), -8);
-        sum = T3;
-    }
-    if lower != 0 || sum != T3 {
-        dynasm!(ops; .arch riscv64; addi t3, X(sum), lower);
-    }
-    Ok(())
 }

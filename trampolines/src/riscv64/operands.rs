@@ -1,9 +1,10 @@
 //! What all parts of a program are written with: the assembler and operands of its instructions.
 
+use super::Values;
 use super::encode::register::{T3, TP};
 use super::encode::{Register, lbu, lw, split};
 use crate::layout::MAX_RECORD;
-use crate::program::{Point, ProgramError};
+use crate::program::{Counters, Point, ProgramError};
 use dynasmrt::riscv::RiscvRelocation;
 use dynasmrt::{DynasmApi, VecAssembler, dynasm};
 
@@ -79,5 +80,44 @@ fn load(
         T3
     };
     ops.extend(instruction(T3, base, lower).to_le_bytes());
+    Ok(())
+}
+
+/// Leaves the counter's address in t3. t4 is lost.
+pub(super) fn find_counter(
+    ops: &mut Assembler,
+    counters: Counters,
+    values: &Values,
+) -> Result<(), ProgramError> {
+    const T0: u8 = 5;
+    const T3: u8 = 28;
+    let Counters { distance, stride, rounds } = counters;
+    // The register with the sum as far as it goes.
+    let mut sum = T0;
+    if stride != 0 {
+        load_word(ops, "the CPU number's offset", values.cpu)?;
+        if stride.is_power_of_two() {
+            dynasm!(ops; .arch riscv64; slli t3, t3, stride.trailing_zeros());
+        } else {
+            // Whole pages: no lower part.
+            let (stride, _) = parts("the size of a table of counters", stride)?;
+            dynasm!(ops; .arch riscv64; .feature M; lui t4, stride; mul t3, t3, t4);
+        }
+        dynasm!(ops; .arch riscv64; add t3, t3, t0);
+        sum = T3;
+    }
+    let (upper, lower) = parts("the distance of counters", distance)?;
+    if upper != 0 {
+        dynasm!(ops; .arch riscv64; lui t4, upper; add t3, X(sum), t4);
+        sum = T3;
+    }
+    if rounds {
+        // The distance is a multiple of 8.
+        dynasm!(ops; .arch riscv64; andi t3, X(sum), -8);
+        sum = T3;
+    }
+    if lower != 0 || sum != T3 {
+        dynasm!(ops; .arch riscv64; addi t3, X(sum), lower);
+    }
     Ok(())
 }

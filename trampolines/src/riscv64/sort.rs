@@ -6,10 +6,9 @@
 
 use super::Values;
 use super::condition::constant;
-use super::count::find_counter;
-use super::operands::{Assembler, argument, parts};
-use crate::histogram::{Calls, Ended, Histograms, MISSED, OPEN, SUM, Sorted};
-use crate::program::ProgramError;
+use super::operands::{Assembler, argument, find_counter, parts};
+use crate::histogram::{Calls, Ended, MISSED, OPEN, SUM, Sorted};
+use crate::program::{Histograms, ProgramError};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 
 const A0: u8 = 10;

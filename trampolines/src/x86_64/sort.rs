@@ -5,8 +5,8 @@
 
 use super::Values;
 use super::operands::{ARGUMENTS, Assembler, RDX, disp};
-use crate::histogram::{Calls, Ended, Histograms, MISSED, OPEN, SUM, Sorted};
-use crate::program::{Point, ProgramError};
+use crate::histogram::{Calls, Ended, MISSED, OPEN, SUM, Sorted};
+use crate::program::{Histograms, Point, ProgramError};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 
 const R10: u8 = 10;
