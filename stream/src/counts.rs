@@ -1,7 +1,5 @@
 //! How often functions were entered whose entries were counted, not recorded, and histograms of calls.
 
-use std::collections::BTreeMap;
-
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::wire::{BATCH, CountEntry, CountsHead};
@@ -73,13 +71,6 @@ impl Bucket {
             Self::NEGATIVE => Some(i64::MIN.into()),
             _ => None,
         }
-    }
-
-    /// The calls in the buckets of a histogram, by their numbers.
-    #[must_use]
-    pub fn calls(words: &BTreeMap<u8, u64>) -> u64 {
-        let buckets = words.iter().filter(|(bucket, _)| Self::low(**bucket).is_some());
-        buckets.fold(0, |sum, (_, hits)| sum.saturating_add(*hits))
     }
 }
 
@@ -167,8 +158,7 @@ pub(super) fn encode_buckets(
 
 /// What fits of an argument's name.
 pub(super) fn cut(name: &str) -> &str {
-    let fits = (0..=MAX_NAME).rev().find(|&len| name.is_char_boundary(len));
-    fits.and_then(|len| name.get(..len)).unwrap_or(name)
+    &name[..name.floor_char_boundary(MAX_NAME)]
 }
 
 fn encode_words(

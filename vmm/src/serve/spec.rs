@@ -53,14 +53,15 @@ impl HistogramSpec {
     /// Before what is sorted, as an action.
     const WORD: &str = "hist";
 
-    /// The duration, or what is named.
-    #[must_use]
-    pub fn of(name: &str) -> Self {
-        match name {
+    /// The duration, or what is named, if it can be a name.
+    fn of(name: &str) -> Option<Self> {
+        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.');
+        Some(match name {
             "duration" => Self::Duration,
             "retval" => Self::Value,
+            _ if name.is_empty() || !name.chars().all(good) => return None,
             _ => Self::Argument(name.to_owned()),
-        }
+        })
     }
 
     /// An action, if it is one of these.
@@ -69,9 +70,7 @@ impl HistogramSpec {
         if of.is_empty() {
             return Some(Self::Duration);
         }
-        let name = of.strip_prefix('(')?.strip_suffix(')')?;
-        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.');
-        (!name.is_empty() && name.chars().all(good)).then(|| Self::of(name))
+        Self::of(of.strip_prefix('(')?.strip_suffix(')')?)
     }
 }
 
@@ -120,6 +119,12 @@ pub enum SpecError {
     /// Nothing is recorded of what is only counted.
     #[error("count and hist are the only action of a tracer: let {0:?} be several, one for each")]
     Count(String),
+    /// Of what has no place for one.
+    #[error("{0:?} has a name: say --tracer NAME=GLOB:hist")]
+    Named(String),
+    /// No histogram is of that.
+    #[error("{0:?} cannot be sorted: say duration, retval or the name of a parameter")]
+    Sorted(String),
     /// Behind `if`.
     #[error(transparent)]
     Condition(#[from] ConditionError),
@@ -131,25 +136,74 @@ pub(super) fn is_name(text: &str) -> bool {
     !text.is_empty() && text.len() <= NAME_MAX && text.chars().all(good)
 }
 
+/// What is traced, and of which calls.
+fn split_condition(text: &str) -> Result<(&str, Option<Condition>), SpecError> {
+    Ok(match text.split_once(IF) {
+        Some((text, condition)) => (text.trim_end(), Some(condition.parse()?)),
+        None => (text, None),
+    })
+}
+
+/// Globs, and what stands behind their colon: not those of `GLOB:mod:NAME`.
+fn split_words(text: &str) -> (&str, Option<&str>) {
+    let from = text.rfind(MODULE).map_or(0, |at| at + MODULE.len());
+    match text[from..].split_once(':') {
+        None => (text, None),
+        Some((globs, words)) => (&text[..from + globs.len()], Some(words)),
+    }
+}
+
+/// Functions, and exceptions: of the globs in `text`.
+fn split_globs(globs: &str, text: &str) -> Result<(Vec<String>, Vec<String>), SpecError> {
+    let (mut filter, mut notrace) = (Vec::new(), Vec::new());
+    for glob in globs.split(',') {
+        let (list, glob) = match glob.strip_prefix('!') {
+            Some(glob) => (&mut notrace, glob),
+            None => (&mut filter, glob),
+        };
+        if glob.is_empty() {
+            return Err(SpecError::NoGlob(text.to_owned()));
+        }
+        if glob.contains(char::is_whitespace) {
+            return Err(SpecError::Space(glob.to_owned()));
+        }
+        list.push(glob.to_owned());
+    }
+    Ok((filter, notrace))
+}
+
+impl TracerSpec {
+    /// One that only sorts calls: `GLOB[,GLOB...][:OF][ if CONDITION]`, by their duration if nothing is said.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub fn sorting(text: &str) -> Result<Self, SpecError> {
+        let (text, condition) = split_condition(text)?;
+        if text.contains('=') {
+            return Err(SpecError::Named(text.to_owned()));
+        }
+        let (globs, of) = split_words(text);
+        let histogram = match of {
+            None => HistogramSpec::Duration,
+            Some(of) => HistogramSpec::of(of).ok_or_else(|| SpecError::Sorted(of.to_owned()))?,
+        };
+        let (filter, notrace) = split_globs(globs, text)?;
+        let (name, actions, histogram) = (None, Actions::default(), Some(histogram));
+        Ok(Self { name, filter, notrace, actions, histogram, condition })
+    }
+}
+
 impl FromStr for TracerSpec {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Self, SpecError> {
-        let (text, condition) = match text.split_once(IF) {
-            Some((text, condition)) => (text.trim_end(), Some(condition.parse()?)),
-            None => (text, None),
-        };
+        let (text, condition) = split_condition(text)?;
         let (name, rest) = match text.split_once('=') {
             None => (None, text),
             Some((name, _)) if !is_name(name) => return Err(SpecError::Name(name.to_owned())),
             Some((name, rest)) => (Some(name.to_owned()), rest),
         };
-        // Not the colons of GLOB:mod:NAME.
-        let from = rest.rfind(MODULE).map_or(0, |at| at + MODULE.len());
-        let (globs, words) = match rest[from..].split_once(':') {
-            None => (rest, None),
-            Some((globs, words)) => (&rest[..from + globs.len()], Some(words)),
-        };
+        let (globs, words) = split_words(rest);
         let mut actions = Actions::default();
         let mut histogram = None;
         for word in words.into_iter().flat_map(|words| words.split('+')) {
@@ -169,20 +223,7 @@ impl FromStr for TracerSpec {
         if alone && words.is_some_and(|words| words.contains('+')) {
             return Err(SpecError::Count(text.to_owned()));
         }
-        let (mut filter, mut notrace) = (Vec::new(), Vec::new());
-        for glob in globs.split(',') {
-            let (list, glob) = match glob.strip_prefix('!') {
-                Some(glob) => (&mut notrace, glob),
-                None => (&mut filter, glob),
-            };
-            if glob.is_empty() {
-                return Err(SpecError::NoGlob(text.to_owned()));
-            }
-            if glob.contains(char::is_whitespace) {
-                return Err(SpecError::Space(glob.to_owned()));
-            }
-            list.push(glob.to_owned());
-        }
+        let (filter, notrace) = split_globs(globs, text)?;
         Ok(Self { name, filter, notrace, actions, histogram, condition })
     }
 }
@@ -255,6 +296,22 @@ mod tests {
             (spec.filter, spec.notrace),
             (vec!["a*".into(), "b".into()], vec!["ab*".into()])
         );
+    }
+
+    // What is sorted by something else than was asked for is an answer to another question.
+    #[test]
+    fn histograms_are_tracers_of_their_own() {
+        for (text, spec) in [
+            ("vfs_*", "vfs_*:hist(duration)"),
+            ("a:mod:b,!c:retval", "a:mod:b,!c:hist(retval)"),
+            ("vfs_read:args.count if count > 4K", "vfs_read:hist(args.count) if count > 4K"),
+        ] {
+            assert_eq!(TracerSpec::sorting(text).unwrap().to_string(), spec);
+            assert_eq!(TracerSpec::sorting(text).unwrap(), spec.parse().unwrap());
+        }
+        for bad in ["", "a,", "a:", "a:b c", "a:b+count", "x=a", "a b", "a if pid = 1"] {
+            assert!(TracerSpec::sorting(bad).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

@@ -124,6 +124,18 @@ fn name(kernel: &Kernel, site: usize) -> &str {
     site.and_then(|site| kernel.site_name(site)).unwrap_or("?")
 }
 
+/// Bytes of an integer that programs can look at, and whether it has a sign.
+pub(super) fn integer(shape: &Shape) -> Option<(u8, bool)> {
+    let (bytes, signed) = match shape {
+        Shape::Signed { bytes } => (*bytes, true),
+        Shape::Unsigned { bytes } | Shape::Raw { bytes } => (*bytes, false),
+        Shape::Bool | Shape::Char => (1, false),
+        Shape::Enum { bytes, signed, .. } => (*bytes, *signed),
+        _ => return None,
+    };
+    matches!(bytes, 1 | 2 | 4 | 8).then_some((bytes, signed))
+}
+
 struct Resolver<'a> {
     kernel: &'a Kernel,
     condition: &'a Condition,
@@ -226,25 +238,23 @@ impl Resolver<'_> {
             ));
         };
         let operand = |bytes, signed| Operand::Argument { number, bytes, signed };
-        match &value.shape {
-            Shape::Signed { bytes } => self.number(one, when, operand(*bytes, true)),
-            Shape::Unsigned { bytes } | Shape::Raw { bytes } if matches!(bytes, 1 | 2 | 4 | 8) => {
-                self.number(one, when, operand(*bytes, false))
-            }
-            Shape::Bool | Shape::Char => self.number(one, when, operand(1, false)),
-            Shape::Pointer | Shape::Text => self.number(one, when, operand(8, false)),
-            Shape::Enum { bytes, signed, names } => {
-                let known = names.iter().find(|(_, name)| *name == one.value);
-                let number = known.map(|(number, _)| match signed {
-                    true => i128::from(*number),
-                    false => i128::from(number.cast_unsigned()),
-                });
-                match number {
-                    Some(number) => self.compared(one, when, operand(*bytes, *signed), number),
-                    None => self.number(one, when, operand(*bytes, *signed)),
-                }
-            }
-            _ => refused(format!("{path:?} is no integer and no pointer")),
+        let width = match &value.shape {
+            Shape::Pointer | Shape::Text => Some((8, false)),
+            shape => integer(shape),
+        };
+        let Some((bytes, signed)) = width else {
+            return refused(format!("{path:?} is no integer and no pointer"));
+        };
+        let names = match &value.shape {
+            Shape::Enum { names, .. } => &names[..],
+            _ => &[],
+        };
+        let number = names.iter().find(|(_, name)| *name == one.value).map(|(number, _)| {
+            if signed { i128::from(*number) } else { i128::from(number.cast_unsigned()) }
+        });
+        match number {
+            Some(number) => self.compared(one, when, operand(bytes, signed), number),
+            None => self.number(one, when, operand(bytes, signed)),
         }
     }
 

@@ -1,7 +1,8 @@
 //! From a histogram as people ask for it to what programs sort calls by.
 
+use super::conditions::integer;
 use super::tracing::Way;
-use crate::kernel::arguments::{Fetch, Shape, Value};
+use crate::kernel::arguments::{Fetch, Value};
 use crate::kernel::{Coverage, Kernel};
 use crate::serve::HistogramSpec;
 use crate::stream::{Bucket, HistogramOf};
@@ -137,7 +138,7 @@ fn how(kernel: &Kernel, site: usize, wanted: &HistogramSpec) -> Result<How, Stri
         let Fetch::Argument(number) = value.fetch else {
             return Err(format!("{path:?} is not what is passed itself, as an integer is"));
         };
-        let (bytes, signed) = integer(&value)?;
+        let (bytes, signed) = width(&value)?;
         return Ok(How::Argument(Sorted { number, bytes, signed }));
     }
     let exits = kernel.exits().map_err(|error| error.to_string())?;
@@ -152,19 +153,10 @@ fn how(kernel: &Kernel, site: usize, wanted: &HistogramSpec) -> Result<How, Stri
         return Err(why.map_or_else(|| "its type is not known".to_owned(), |why| why.to_string()));
     };
     let result = prototype.result.ok_or("it returns nothing")?;
-    let (bytes, signed) = integer(&result)?;
+    let (bytes, signed) = width(&result)?;
     Ok(How::End(Measure::Value(bytes, signed)))
 }
 
-/// Bytes of an integer, and whether it has a sign.
-fn integer(value: &Value) -> Result<(u8, bool), String> {
-    match value.shape {
-        Shape::Signed { bytes } => Ok((bytes, true)),
-        Shape::Unsigned { bytes } | Shape::Raw { bytes } if matches!(bytes, 1 | 2 | 4 | 8) => {
-            Ok((bytes, false))
-        }
-        Shape::Bool | Shape::Char => Ok((1, false)),
-        Shape::Enum { bytes, signed, .. } => Ok((bytes, signed)),
-        _ => Err(format!("{:?} is no integer", value.name)),
-    }
+fn width(value: &Value) -> Result<(u8, bool), String> {
+    integer(&value.shape).ok_or_else(|| format!("{:?} is no integer", value.name))
 }

@@ -10,27 +10,7 @@ pub(super) fn tracer(text: &str) -> Result<TracerSpec, String> {
 
 /// Of `--hist`: a tracer with that action alone.
 pub(super) fn hist(text: &str) -> Result<TracerSpec, String> {
-    const MODULE: &str = ":mod:";
-    let (globs, condition) = match text.split_once(" if ") {
-        Some((globs, condition)) => (globs.trim_end(), Some(condition)),
-        None => (text, None),
-    };
-    if globs.contains('=') {
-        return Err(format!("{globs:?} has a name: say --tracer NAME=GLOB:hist"));
-    }
-    // Not the colons of GLOB:mod:NAME.
-    let from = globs.rfind(MODULE).map_or(0, |at| at + MODULE.len());
-    let (globs, of) = match globs.get(from..).and_then(|rest| rest.split_once(':')) {
-        Some((more, of)) => (globs.get(..from + more.len()).unwrap_or(globs), of),
-        None => (globs, "duration"),
-    };
-    let condition = condition.map_or_else(String::new, |condition| format!(" if {condition}"));
-    let spec = tracer(&format!("{globs}:hist({of}){condition}"));
-    spec.map_err(|error| if error.contains("no action") { unsorted(of) } else { error })
-}
-
-fn unsorted(of: &str) -> String {
-    format!("{of:?} cannot be sorted: say duration, retval or the name of a parameter")
+    TracerSpec::sorting(text).map_err(|error| error.to_string())
 }
 
 pub(super) fn argument(text: &str) -> Result<ArgumentSpec, String> {
