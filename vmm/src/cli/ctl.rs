@@ -240,9 +240,8 @@ fn counted(json: &str, by_cpu: bool) -> Result<String> {
     let histograms = answer.get("histograms").and_then(serde_json::Value::as_array);
     let histograms = histograms.into_iter().flatten().map(histogram);
     let histograms: String = histograms.collect::<Result<Vec<_>>>()?.concat();
-    if counts.is_empty() {
-        let none = if histograms.is_empty() { "nothing was counted\n" } else { "" };
-        return Ok(format!("{none}{histograms}"));
+    if counts.is_empty() && histograms.is_empty() {
+        return Ok("nothing was counted\n".to_owned());
     }
     let word = |count: &serde_json::Value, key: &str| {
         count.get(key).and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
@@ -260,7 +259,7 @@ fn counted(json: &str, by_cpu: bool) -> Result<String> {
         false => BTreeSet::new(),
     };
     let mut text = String::new();
-    if by_cpu {
+    if by_cpu && !counts.is_empty() {
         text.push_str(&format!("{:>14}", "hits"));
         columns.iter().for_each(|vcpu| text.push_str(&format!("  {:>12}", format!("[{vcpu:03}]"))));
         text.push_str(if tracers.len() > 1 { "  function  tracer\n" } else { "  function\n" });

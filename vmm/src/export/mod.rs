@@ -65,7 +65,7 @@ pub use pick::{Pick, Picked};
 pub use player::{PlayError, Player};
 pub(crate) use select::TracerChoice;
 pub use sorted::SortedBy;
-pub(crate) use sorted::Table;
+pub(crate) use sorted::{Table, Words};
 pub use stats::Stats;
 pub use summary::write_summary;
 pub use text::Text;

@@ -37,10 +37,10 @@ impl SortedBy<'_> {
 
 /// The words of one histogram by their numbers: see [`Bucket::bucket`].
 #[derive(Debug, Default)]
-pub(super) struct Words(BTreeMap<u8, u64>);
+pub(crate) struct Words(BTreeMap<u8, u64>);
 
 impl Words {
-    pub(super) fn add(&mut self, bucket: u8, hits: u64) {
+    pub(crate) fn add(&mut self, bucket: u8, hits: u64) {
         let word = self.0.entry(bucket).or_default();
         *word = match bucket {
             Bucket::SUM => word.wrapping_add(hits),
@@ -49,7 +49,7 @@ impl Words {
     }
 
     /// Buckets with their least values: negative ones come first.
-    pub(super) fn buckets(&self) -> Vec<(i128, u64)> {
+    pub(crate) fn buckets(&self) -> Vec<(i128, u64)> {
         let low = |(&bucket, &hits): (&u8, &u64)| Some((Bucket::low(bucket)?, hits));
         let mut all: Vec<_> = self.0.iter().filter_map(low).filter(|(_, hits)| *hits > 0).collect();
         all.sort_unstable();
@@ -57,16 +57,17 @@ impl Words {
     }
 
     /// Calls in all buckets.
-    pub(super) fn calls(&self) -> u64 {
-        Bucket::calls(&self.0)
+    pub(crate) fn calls(&self) -> u64 {
+        let buckets = self.0.iter().filter(|(bucket, _)| Bucket::low(**bucket).is_some());
+        buckets.fold(0, |sum, (_, hits)| sum.saturating_add(*hits))
     }
 
-    pub(super) fn missed(&self) -> u64 {
+    pub(crate) fn missed(&self) -> u64 {
         self.0.get(&Bucket::MISSED).copied().unwrap_or(0)
     }
 
     /// The sum of all values, where that says something: none of them is negative.
-    pub(super) fn sum(&self, of: HistogramOf) -> Option<u64> {
+    pub(crate) fn sum(&self, of: HistogramOf) -> Option<u64> {
         let negative = self.0.get(&Bucket::NEGATIVE).is_some_and(|hits| *hits > 0);
         let known = of != HistogramOf::Values && !negative;
         known.then(|| self.0.get(&Bucket::SUM).copied().unwrap_or(0))

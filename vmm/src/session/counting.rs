@@ -3,8 +3,8 @@
 use super::Histogram;
 use super::attach::{Controller, Stage};
 use super::tracing::{Duties, Plan};
+use crate::export::Words;
 use crate::relay;
-use crate::stream::{Bucket, HistogramOf};
 use crate::tracer::{Attachment, Buckets, Counted, Counters, Duty, Hits, Kind, Part, TraceError};
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
@@ -201,40 +201,35 @@ impl Controller {
             })
         };
         let counts: Vec<_> = functions.iter().take(MOST).map(function).collect();
-        let histograms = self.sorted(&buckets);
+        let (histograms, unshown) = self.sorted(&buckets);
+        let left_out = left_out + unshown;
         serde_json::json!({ "counts": counts, "left_out": left_out, "histograms": histograms })
             .to_string()
     }
 
-    /// Histograms of all vCPUs together: those of most calls.
-    fn sorted(&self, buckets: &[Buckets]) -> Vec<serde_json::Value> {
-        let mut all: BTreeMap<(u8, usize), BTreeMap<u8, u64>> = BTreeMap::new();
+    /// Histograms of all vCPUs together: those of most calls, and how many others there are.
+    fn sorted(&self, buckets: &[Buckets]) -> (Vec<serde_json::Value>, usize) {
+        let mut all: BTreeMap<(u8, usize), Words> = BTreeMap::new();
         for Buckets { tracer, words, .. } in buckets {
             let Some((_, histogram)) = self.sorter(*tracer) else { continue };
             for &(site, word, count) in words {
                 let bucket = histogram.bucket(site, word);
-                let sum = all.entry((*tracer, site)).or_default().entry(bucket).or_default();
-                *sum = sum.wrapping_add(count);
+                all.entry((*tracer, site)).or_default().add(bucket, count);
             }
         }
-        let calls = |words: &BTreeMap<u8, u64>| Bucket::calls(words);
         let mut all: Vec<_> = all.into_iter().collect();
-        all.sort_by_key(|(key, words)| (std::cmp::Reverse(calls(words)), *key));
+        all.sort_by_key(|(key, words)| (std::cmp::Reverse(words.calls()), *key));
         let shown = all.iter().take(MOST).filter_map(|((tracer, site), words)| {
             let (name, histogram) = self.sorter(*tracer)?;
-            let lows = words.iter().filter_map(|(&bucket, &count)| {
-                Some(serde_json::json!([Bucket::low(bucket)?, count]))
-            });
-            let total = words.get(&Bucket::SUM).filter(|_| histogram.of != HistogramOf::Values);
             Some(serde_json::json!({
                 "function": self.name(*site),
                 "tracer": name,
                 "of": histogram.of.label(&histogram.name),
-                "buckets": lows.collect::<Vec<_>>(),
-                "missed": words.get(&Bucket::MISSED).copied().unwrap_or(0),
-                "total": total,
+                "buckets": words.buckets(),
+                "missed": words.missed(),
+                "total": words.sum(histogram.of),
             }))
         });
-        shown.collect()
+        (shown.collect(), all.len().saturating_sub(MOST))
     }
 }
