@@ -63,12 +63,28 @@ impl EmulatedHost {
     /// # Errors
     /// When the host cannot listen there.
     pub fn gateway(&self, there: &str, here: &Path) -> Result<Tunnel, HostError> {
-        Tunnel::gateway(&self.link, there, here)
+        self.offer(there, ports_beside(here))
+    }
+
+    /// The same, to whatever `connect` gives for a number.
+    ///
+    /// # Errors
+    /// When the host cannot listen there.
+    pub fn offer(
+        &self,
+        there: &str,
+        connect: impl Fn(u32) -> io::Result<UnixStream> + Send + Sync + 'static,
+    ) -> Result<Tunnel, HostError> {
+        Tunnel::gateway(&self.link, there, connect)
     }
 }
 
 impl Tunnel {
-    fn gateway(link: &Link, there: &str, here: &Path) -> Result<Tunnel, HostError> {
+    fn gateway(
+        link: &Link,
+        there: &str,
+        connect: impl Fn(u32) -> io::Result<UnixStream> + Send + Sync + 'static,
+    ) -> Result<Tunnel, HostError> {
         let (number, incoming) = link.listen(there).map_err(|error| {
             let reason = match error {
                 TunnelError::Refused(reason) => reason,
@@ -78,11 +94,11 @@ impl Tunnel {
         })?;
         let connections = Arc::new(());
         let listening = Some((link.clone(), number));
-        let (link, here, count) = (link.clone(), here.to_owned(), Arc::clone(&connections));
+        let (link, connect, count) = (link.clone(), Arc::new(connect), Arc::clone(&connections));
         let spawn = move |connection| {
-            let (link, here, counted) = (link.clone(), here.clone(), Arc::clone(&count));
+            let (link, connect, counted) = (link.clone(), Arc::clone(&connect), Arc::clone(&count));
             std::thread::Builder::new().name("gateway".into()).spawn(move || {
-                reach(&link, connection, &here);
+                reach(&link, connection, &*connect);
                 drop(counted);
             })
         };
@@ -103,18 +119,23 @@ impl Tunnel {
     }
 }
 
+/// Sockets here by their ports.
+fn ports_beside(here: &Path) -> impl Fn(u32) -> io::Result<UnixStream> + Send + Sync + 'static {
+    let here = here.to_owned();
+    move |port| {
+        let path: PathBuf = beside(&here, port);
+        let connected = connect_now(&path).map(UnixStream::from).map_err(io::Error::from);
+        let local = connected.and_then(|local| local.set_nonblocking(false).map(|()| local));
+        local.inspect_err(|error| log::debug!("vsock: {}: {error}", path.display()))
+    }
+}
+
 /// Connects the guest to the port that the first line asks for.
-fn reach(link: &Link, connection: Connection, here: &Path) {
+fn reach(link: &Link, connection: Connection, connect: &dyn Fn(u32) -> io::Result<UnixStream>) {
     let Some((port, rest)) = request(link, &connection) else { return link.refuse(&connection) };
-    let path: PathBuf = beside(here, port);
-    let connected = connect_now(&path).map(UnixStream::from).map_err(io::Error::from);
-    let local = connected.and_then(|local| local.set_nonblocking(false).map(|()| local));
-    match local {
+    match connect(port) {
         Ok(local) => link.pass(connection, &local, b"OK\n", rest),
-        Err(error) => {
-            log::debug!("vsock: {}: {error}", path.display());
-            link.refuse(&connection);
-        }
+        Err(_) => link.refuse(&connection),
     }
 }
 
@@ -189,7 +210,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (link, _server) = server();
         let (there, here) = (directory.path().join("gateway"), directory.path().join("vsock"));
-        let tunnel = Tunnel::gateway(&link, there.to_str().unwrap(), &here).unwrap();
+        let tunnel = Tunnel::gateway(&link, there.to_str().unwrap(), ports_beside(&here)).unwrap();
         let listener = UnixListener::bind(beside(&here, 5001)).unwrap();
         let input: Vec<u8> = (0..2_000_000_u32).flat_map(u32::to_le_bytes).collect();
 

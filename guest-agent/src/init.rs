@@ -23,6 +23,9 @@ const RUN: &str = "/vmtrace/run";
 /// Modules to load, in the order of their names.
 const MODULES: &str = "/vmtrace/modules";
 
+/// Shares to mount: a line for each, with its tag, and rw or ro.
+const SHARES: &str = "/vmtrace/shares";
+
 struct Mount {
     kind: &'static str,
     target: &'static str,
@@ -54,6 +57,9 @@ pub(crate) fn main() -> ! {
         channel.error(&format!("/dev/console: {e}"));
     }
     for error in load_modules(Path::new(MODULES)) {
+        channel.error(&error);
+    }
+    for error in mount_shares(Path::new(SHARES)) {
         channel.error(&error);
     }
     if command::has_userland() {
@@ -138,6 +144,25 @@ fn mount_all() -> Vec<String> {
         }
     }
     errors
+}
+
+/// Mounts shares of the host below /mnt.
+fn mount_shares(list: &Path) -> Vec<String> {
+    let list = match fs::read_to_string(list) {
+        Ok(list) => list,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Vec::new(),
+        Err(e) => return vec![format!("{}: {e}", list.display())],
+    };
+    let shares = list.lines().filter_map(|line| line.split_once(' '));
+    let mounted = shares.map(|(tag, how)| {
+        let target = Path::new("/mnt").join(tag);
+        let _ = fs::DirBuilder::new().recursive(true).mode(0o755).create(&target);
+        let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        flags.set(MsFlags::MS_RDONLY, how != "rw");
+        let done = mount(Some(tag), &target, Some("virtiofs"), flags, None::<&str>);
+        done.map_err(|e| format!("cannot mount share {tag} at {}: {e}", target.display()))
+    });
+    mounted.filter_map(Result::err).collect()
 }
 
 /// The kernel gives process 1 its console only if the initramfs has a node for it.

@@ -23,6 +23,7 @@ pub struct Builder {
     files: Vec<PathBuf>,
     modules: Vec<LoadedModule>,
     userland: Option<Userland>,
+    shares: String,
     without_agent: bool,
 }
 
@@ -80,6 +81,15 @@ impl Builder {
         self
     }
 
+    /// Shares for the agent to mount, by their tags, and whether they can be written.
+    #[must_use]
+    pub fn shares(mut self, shares: impl IntoIterator<Item = (String, bool)>) -> Self {
+        for (tag, writable) in shares {
+            self.shares += &format!("{tag} {}\n", if writable { "rw" } else { "ro" });
+        }
+        self
+    }
+
     /// The agent is added later, by [`add_agent`] of a vmtrace for the guest's architecture.
     #[must_use]
     pub fn without_agent(mut self) -> Self {
@@ -113,6 +123,9 @@ impl Builder {
                 0o644,
                 &module.content,
             )?;
+        }
+        if !self.shares.is_empty() {
+            bytes(&mut archive, "vmtrace/shares", 0o644, self.shares.as_bytes())?;
         }
         if let Some(run) = &self.run {
             bytes(&mut archive, "vmtrace/run", 0o644, run.as_bytes())?;

@@ -16,6 +16,7 @@ pub mod mitigations;
 pub mod modules;
 pub mod random;
 pub mod readers;
+pub mod shares;
 pub mod stress;
 pub mod switches;
 pub mod trace;

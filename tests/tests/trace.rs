@@ -11,7 +11,7 @@ use vmtrace_tests::live::{unless_lost, vmtrace};
 use vmtrace_tests::mitigations::Closed;
 use vmtrace_tests::readers::trace_cmd_report;
 use vmtrace_tests::trace::{KERNELS, WORKLOAD, boot, kernel, options};
-use vmtrace_tests::{disks, latency};
+use vmtrace_tests::{disks, latency, shares};
 
 static GUESTS: Guests = Guests {
     host: SharedHost::new(|| options(env!("CARGO_BIN_EXE_vmtrace-guest"), &KERNELS)),
@@ -302,6 +302,14 @@ fn files_have_what_the_guest_has_written() {
 #[test]
 fn what_was_flushed_outlives_vmtrace() {
     unless_lost(|| disks::what_was_flushed_outlives_vmtrace("x86_64-6.12"));
+}
+
+// With what they need as modules (6.1), and built in.
+#[test]
+fn a_guest_reads_and_writes_directories() {
+    for kernel in ["x86_64-6.1", "x86_64-7"] {
+        unless_lost(|| shares::a_guest_reads_and_writes_directories(kernel));
+    }
 }
 
 #[test]

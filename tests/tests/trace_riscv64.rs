@@ -5,7 +5,7 @@ use vmtrace::emulated::HostArch;
 use vmtrace_tests::cases::Guests;
 use vmtrace_tests::live::unless_lost;
 use vmtrace_tests::trace::{RISCV_KERNELS, options};
-use vmtrace_tests::{SharedHost, disks, latency, workload};
+use vmtrace_tests::{SharedHost, disks, latency, shares, workload};
 
 static GUESTS: Guests = Guests {
     host: SharedHost::new(|| {
@@ -150,6 +150,11 @@ fn a_damaged_ring_ends_tracing_and_not_the_guest() {
 #[test]
 fn files_have_what_the_guest_has_written() {
     unless_lost(|| disks::files_have_what_the_guest_has_written("riscv64-6.12"));
+}
+
+#[test]
+fn a_guest_reads_and_writes_directories() {
+    unless_lost(|| shares::a_guest_reads_and_writes_directories("riscv64-6.12"));
 }
 
 #[test]

@@ -16,6 +16,7 @@ pub mod report;
 pub mod run;
 pub mod sandbox;
 mod setup;
+mod share;
 pub mod stream;
 pub mod top;
 mod view;
@@ -74,6 +75,8 @@ enum Command {
     Run(Box<run::Args>),
     #[command(hide = true)]
     Sandbox(sandbox::Args),
+    #[command(hide = true)]
+    ServeShare(share::Args),
     /// Fetch what an emulated host needs, busybox for guests, and kernels to trace
     Setup(setup::Args),
     /// Follow a running trace
@@ -189,6 +192,7 @@ pub fn main() -> u8 {
         Command::Report(args) => report::run(args),
         Command::Run(args) => run::run(*args),
         Command::Sandbox(args) => sandbox::run(args),
+        Command::ServeShare(args) => share::run(&args),
         Command::Setup(args) => setup::run(&args),
         Command::Stream(args) => stream::run(args),
         Command::Top(args) => top::run(args),

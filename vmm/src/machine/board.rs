@@ -12,6 +12,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::{AgentSink, ConsoleSinks, ExitReason, MachineError};
 use crate::devices::virtio::blk::{Block, Disk};
+use crate::devices::virtio::fs::Fs;
 use crate::devices::virtio::vsock::Vsock;
 use crate::devices::virtio::{MmioTransport, Rng, VirtioDevice};
 use crate::devices::{Bus, Gate, IrqLine, OutputPump, PanicWatch, PumpWriter, SerialPort};
@@ -103,6 +104,7 @@ pub(super) struct VirtioSet {
     pub(super) gate: Arc<Gate>,
     pub(super) vsock: Option<Vsock>,
     pub(super) disks: Vec<Disk>,
+    pub(super) shares: Vec<Fs>,
 }
 
 /// Virtio devices, each with the next range of registers from `base` on and the next of these
@@ -125,6 +127,8 @@ pub(super) fn virtio_devices(
             .map_err(|source| MachineError::System { what: "start a disk's thread", source })?;
         devices.push(Box::new(device));
     }
+    devices
+        .extend(set.shares.into_iter().map(|share| -> Box<dyn VirtioDevice> { Box::new(share) }));
     let mut slots = Vec::new();
     let mut interrupts = interrupts.into_iter();
     for (index, device) in (0..).zip(devices) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::arch::BootImage;
 use crate::devices::virtio::blk::Disk;
+use crate::devices::virtio::fs::Fs;
 use crate::devices::virtio::vsock::Vsock;
 
 /// Bytes of a kernel image, shared with whoever else reads it (an `Arc<Vec<u8>>` coerces).
@@ -36,9 +37,11 @@ pub struct Config {
     pub watch_msr: Option<u32>,
     /// The socket device, if there shall be one.
     pub vsock: Option<Vsock>,
-    /// Block devices in this order, at most
+    /// Block devices in this order, with file systems at most
     /// [`MAX_DISKS`](crate::devices::virtio::blk::MAX_DISKS).
     pub disks: Vec<Disk>,
+    /// File system devices.
+    pub shares: Vec<Fs>,
 }
 
 /// Gets bytes that the guest sends to the agent's port.

@@ -44,7 +44,7 @@ pub enum MachineError {
         max: usize,
     },
     /// There are no more interrupts.
-    #[error("the machine has no interrupts for so many disks")]
+    #[error("the machine has no interrupts for so many disks and shares")]
     TooManyDevices,
     /// Memory size that no machine can have.
     #[error(

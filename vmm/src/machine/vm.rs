@@ -48,7 +48,8 @@ impl Machine {
         memory::register(&vm, &memory, annex.as_ref())?;
         let gate = Arc::new(Gate::default());
         let (vsock, disks) = (config.vsock.take(), std::mem::take(&mut config.disks));
-        let virtio = VirtioSet { gate: Arc::clone(&gate), vsock, disks };
+        let shares = std::mem::take(&mut config.shares);
+        let virtio = VirtioSet { gate: Arc::clone(&gate), vsock, disks, shares };
         let platform = Arc::new(Platform::new(&vm, &memory, annex.as_ref(), sinks, virtio)?);
         let (cpus, watch_msr) = (config.cpus, config.watch_msr);
         let fds = (0..cpus)

@@ -194,6 +194,47 @@ const ENTERING: &[Sysno] = &[
 const ENTERING_IF: &[Conditional] =
     &[(Sysno::prctl, &[(0, Test::Is(bits(libc::PR_SET_NO_NEW_PRIVS)))])];
 
+/// What the process of a share does with files, and as whom.
+const SHARED_FILES: &[Sysno] = &[
+    Sysno::openat,
+    Sysno::statx,
+    Sysno::newfstatat,
+    Sysno::fstatfs,
+    Sysno::statfs,
+    Sysno::readlinkat,
+    Sysno::faccessat,
+    Sysno::faccessat2,
+    Sysno::getdents64,
+    Sysno::mkdirat,
+    Sysno::mknodat,
+    Sysno::symlinkat,
+    Sysno::linkat,
+    Sysno::unlinkat,
+    Sysno::renameat2,
+    Sysno::fchmod,
+    Sysno::fchmodat,
+    Sysno::fchmodat2,
+    Sysno::fchownat,
+    Sysno::ftruncate,
+    Sysno::fallocate,
+    Sysno::utimensat,
+    Sysno::fsync,
+    Sysno::fdatasync,
+    Sysno::setresuid,
+    Sysno::setresgid,
+    Sysno::setgroups,
+    Sysno::umask,
+];
+
+/// The process of a share: it has one thread.
+pub(super) fn of_share() -> Calls {
+    let any =
+        [COMMON, arch::COMMON, SHARED_FILES, SOCKET_IO, arch::REMOVAL, arch::RENAMING].concat();
+    let refused = vec![Sysno::clone3];
+    let conditional = COMMON_IF.to_vec();
+    Calls { any, conditional, requests: DESCRIPTOR_REQUESTS.to_vec(), refused }
+}
+
 /// What a kind of thread may do.
 #[derive(Debug)]
 pub(super) struct Calls {

@@ -44,6 +44,26 @@ pub(super) fn ruleset(settings: &Settings) -> Result<Option<RulesetCreated>, San
     Ok(Option::<std::os::fd::OwnedFd>::from(clone).is_some().then_some(rules))
 }
 
+/// This thread reaches nothing but this directory and what is in it. No devices are made there.
+pub(super) fn restrict_to(directory: &Path, writable: bool) -> Result<(), SandboxError> {
+    let reads = AccessFs::ReadFile | AccessFs::ReadDir;
+    let devices = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev | AccessFs::Execute;
+    let all = if writable { AccessFs::from_all(NEWEST) & !devices } else { reads };
+    let made = || -> Result<_, RulesetError> {
+        let mut rules = Ruleset::default()
+            .set_compatibility(CompatLevel::BestEffort)
+            .handle_access(AccessFs::from_all(NEWEST))?
+            .handle_access(AccessNet::from_all(NEWEST))?
+            .scope(Scope::AbstractUnixSocket)?
+            .create()?;
+        add(&mut rules, directory, all)?;
+        Ok(rules)
+    };
+    let failed = "make rules for files (Landlock)";
+    // Where there is no Landlock this does nothing.
+    made().and_then(RulesetCreated::restrict_self).map(|_| ()).map_err(error(failed))
+}
+
 fn add(
     rules: &mut RulesetCreated,
     path: &Path,

@@ -48,14 +48,24 @@ impl Filters {
     /// For the calling thread, and all that it starts from now on.
     pub(super) fn install(&self, thread: Thread) -> Result<(), SandboxError> {
         let programs = self.0.iter().filter(|(whose, _)| *whose == thread);
-        for program in programs.flat_map(|(_, programs)| programs) {
-            seccompiler::apply_filter(program).map_err(|error| SandboxError::System {
-                what: "install a seccomp filter",
-                source: io::Error::other(error),
-            })?;
-        }
-        Ok(())
+        programs.flat_map(|(_, programs)| programs).try_for_each(install)
     }
+}
+
+/// For a process that serves a share: this thread, the only one.
+pub(super) fn confine_share() -> Result<(), SandboxError> {
+    super::last_words::install()?;
+    let thread = "share";
+    let programs = programs(&super::calls::of_share())
+        .map_err(|source| SandboxError::Filter { thread, source })?;
+    programs.iter().try_for_each(install)
+}
+
+fn install(program: &BpfProgram) -> Result<(), SandboxError> {
+    seccompiler::apply_filter(program).map_err(|error| SandboxError::System {
+        what: "install a seccomp filter",
+        source: io::Error::other(error),
+    })
 }
 
 fn programs(calls: &Calls) -> Result<[BpfProgram; 2], BackendError> {

@@ -15,7 +15,7 @@ mod rights;
 pub mod trial;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use vmtrace_system::say;
 
@@ -161,6 +161,22 @@ pub fn set_up(settings: &Settings) -> Result<(), SandboxError> {
     // Once per process; a second time would change nothing for the threads that there are.
     let _ = SANDBOX.set(Sandbox { filters, files });
     Ok(())
+}
+
+/// Confines this process, which has one thread, to the files of a shared directory: it serves a guest
+/// that may have found a bug of its.
+///
+/// # Errors
+/// When the system refuses what it has.
+pub fn confine_share(directory: &Path, writable: bool) -> Result<(), SandboxError> {
+    rights::no_new_privileges()?;
+    rights::keep_for_share(writable)?;
+    files::restrict_to(directory, writable)?;
+    match filter::missing() {
+        None => filter::confine_share(),
+        // Who has started this has said so.
+        Some(_) => Ok(()),
+    }
 }
 
 /// The calling thread does from now on what threads of this kind may do. Threads that it starts

@@ -53,6 +53,17 @@ pub(super) fn drop_most() -> Result<(), SandboxError> {
     keep_of(&KEPT)
 }
 
+/// What a privileged user's share needs: to read all there is, and where the guest may write, to
+/// give files to the users that it means.
+pub(super) fn keep_for_share(writable: bool) -> Result<(), SandboxError> {
+    use Capability as Cap;
+    let others =
+        [Cap::CAP_CHOWN, Cap::CAP_FOWNER, Cap::CAP_FSETID, Cap::CAP_SETUID, Cap::CAP_SETGID];
+    let kept: Vec<_> =
+        others.into_iter().filter(|_| writable).chain([Cap::CAP_DAC_OVERRIDE]).collect();
+    keep_of(&kept)
+}
+
 /// The calling thread keeps what its kind needs.
 pub(super) fn keep(thread: Thread) -> Result<(), SandboxError> {
     let kept: &[_] = match thread {

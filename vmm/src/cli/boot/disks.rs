@@ -2,7 +2,7 @@
 
 use super::files::Identity;
 use super::headings;
-use crate::devices::virtio::blk::{Disk, DiskError, MAX_DISKS};
+use crate::devices::virtio::blk::{Disk, DiskError};
 use crate::emulated::HostDisk;
 use anyhow::{Context, Result, bail};
 use std::io::ErrorKind;
@@ -16,7 +16,7 @@ pub struct Disks {
     /// /dev/vda, /dev/vdb and so on. The built-in initramfs loads the drivers if they are modules
     #[arg(long, value_name = "FILE[,rw]", value_parser = parse, help_heading = headings::MACHINE)]
     pub disk: Vec<Spec>,
-    /// Where modules are that the guest needs for them.
+    /// Where modules are that the guest needs for disks and shares.
     #[arg(skip)]
     pub(super) modules: Option<PathBuf>,
 }
@@ -57,9 +57,6 @@ impl Disks {
     /// # Errors
     /// When one cannot be a disk, or not beside the others, or somebody else uses it.
     pub(super) fn open(&self) -> Result<Vec<Disk>> {
-        if self.disk.len() > MAX_DISKS {
-            bail!("--disk: a machine has {MAX_DISKS} disks at most, not {}", self.disk.len());
-        }
         for (index, one) in self.disk.iter().enumerate() {
             let Some(file) = Identity::of(&one.path) else { continue };
             let mut others = self.disk.iter().skip(index + 1);
@@ -171,8 +168,6 @@ mod tests {
             assert!(error.contains(what) && error.contains(remedy), "{line}: {error}");
             assert!(!error.contains('\n'), "{error}");
         }
-        let many = "--disk @good ".repeat(MAX_DISKS + 1);
-        assert!(error(&many).contains("16 disks at most"));
         fs::hard_link(at("good"), at("hard")).unwrap();
         assert!(error("--disk @good --disk @hard,rw").contains("are the same file"));
     }

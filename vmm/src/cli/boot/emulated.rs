@@ -3,17 +3,18 @@
 //! instructions are cheap.
 
 use super::outlet::Outlet;
-use super::{Args, OverflowArg, Watchers, disks, trace_name, trace_output};
+use super::{Args, OverflowArg, Watchers, disks, shares, trace_name, trace_output};
 use crate::devices::virtio::blk::Disk;
+use crate::devices::virtio::fs::Share;
 use crate::emulated::{
-    EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, Stdin,
+    EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, Stdin, Tunnel,
 };
 use crate::kernel::Kernel;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use vmtrace_system::say;
 
 const VMLINUX: &str = "/job/vmlinux";
@@ -25,6 +26,7 @@ const CONSOLE: &str = "/job/console";
 const SOCKET: &str = "/job/socket";
 const VSOCK: &str = "/job/vsock";
 const GATEWAY: &str = "/job/vsock-gateway";
+const SHARES: &str = "/job/shares";
 
 /// Memory of the host beside that of the guest and the files, MiB.
 const HOST_MEMORY: u64 = 1024;
@@ -49,7 +51,7 @@ pub(super) fn run(
     watchers: &Watchers,
     kernel: &Kernel,
     initrd: Vec<u8>,
-    disks: &[Disk],
+    (disks, shares): (&[Disk], Vec<Share>),
 ) -> Result<u8> {
     let interrupts = Arc::new(Interrupts::install().context("cannot handle signals")?);
     let files = files(args, kernel, initrd)?;
@@ -78,14 +80,16 @@ pub(super) fn run(
     };
     let _tunnels = (tunnel(&args.socket, SOCKET)?, tunnel(&args.vsock, VSOCK)?);
     let _gateway = args.vsock.as_deref().map(|here| host.gateway(GATEWAY, here)).transpose()?;
+    let mut line = job_args(args, arch);
+    line.extend(disks::in_host(disks));
+    line.extend(shares::in_host(&shares, SHARES));
+    let _shares = (!shares.is_empty()).then(|| offer(&host, shares)).transpose()?;
     let mut trace = Outlet::start(trace_output(args, watchers)?)?;
     let mut console: Box<dyn Write + Send> = match args.console.as_str() {
         "stderr" | "none" => Box::new(std::io::sink()),
         path => Box::new(std::fs::File::create(path).with_context(|| path.to_owned())?),
     };
     let (mut stdout, mut stderr) = (std::io::stdout(), Stderr);
-    let mut line = job_args(args, arch);
-    line.extend(disks::in_host(disks));
     let mut job = Job::new(line, &mut stdout, &mut stderr);
     if args.console == "stderr" {
         job.stdin = Stdin::Reader(Box::new(std::io::stdin()));
@@ -101,6 +105,18 @@ pub(super) fn run(
     let end = host.run(job).map_err(|error| named(error, args))?;
     trace.finish().with_context(|| format!("cannot write {}", trace_name(args)))?;
     Ok(end.exit_code())
+}
+
+/// The servers of shares, for the vmtrace in the host: each is there once.
+fn offer(host: &EmulatedHost, shares: Vec<Share>) -> Result<Tunnel, HostError> {
+    let servers: Vec<_> = shares.into_iter().map(|share| Some(share.server)).collect();
+    let servers = Mutex::new(servers);
+    host.offer(SHARES, move |number| {
+        let mut servers = servers.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = usize::try_from(number).unwrap_or(usize::MAX);
+        let server = servers.get_mut(number).and_then(Option::take);
+        server.ok_or_else(|| std::io::ErrorKind::NotFound.into())
+    })
 }
 
 /// What QEMU says of memory that it does not get names no cause that the user knows.

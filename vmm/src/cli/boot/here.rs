@@ -6,6 +6,7 @@ use crate::agent::protocol::AGENT_PORT;
 use crate::agent::{AgentMessage, AgentParser};
 use crate::cli::{exit, output};
 use crate::devices::virtio::blk::Disk;
+use crate::devices::virtio::fs::{Fs, Share};
 use crate::devices::virtio::vsock::{self, Vsock};
 use crate::emulated::Patience;
 use crate::events::{EventLoop, Handle, Signals};
@@ -93,7 +94,7 @@ pub(super) fn run(
     watchers: &Watchers,
     kernel: Arc<Kernel>,
     tracing: Tracing,
-    (initrd, disks): (Vec<u8>, Vec<Disk>),
+    (initrd, disks, shares): (Vec<u8>, Vec<Disk>, Vec<Share>),
 ) -> Result<u8> {
     sandbox::set_up(&confinement(args))?;
     let events = EventLoop::start(Thread::Events).context("no event loop")?;
@@ -131,6 +132,8 @@ pub(super) fn run(
     sockets.listen(vsock::TRACE_PORT, move |incoming| {
         door.take_guest(incoming.stream, incoming.guest_port);
     })?;
+    let shares = shares.into_iter().map(|share| Fs::new(share, &events.handle()));
+    let shares = shares.collect::<std::io::Result<Vec<_>>>().context("--share")?;
     let machine = Config {
         cpus: args.cpus,
         memory: args.memory,
@@ -141,6 +144,7 @@ pub(super) fn run(
         watch_msr: None,
         vsock: Some(device),
         disks,
+        shares,
     };
     let stop = Arc::new(AtomicBool::new(false));
     let said = Arc::new(Mutex::new(Said::default()));

@@ -96,9 +96,13 @@ pub(super) fn modules(args: &Args, image: &Path, release: &str) -> Result<Option
     Ok(found.cloned())
 }
 
-/// Where the modules are that disks need, in the built-in initramfs: those of the run, or as found.
-pub(super) fn disk_modules(args: &Args, image: &Path, release: &str) -> Option<PathBuf> {
-    if !args.disks.any() || args.initrd.is_some() {
+/// And for shares: what they need comes first, as dependencies.
+const SHARE_MODULES: [&str; 3] = ["virtio_mmio", "fuse", "virtiofs"];
+
+/// Where the modules are that disks and shares need, in the built-in initramfs: those of the run, or as found.
+pub(super) fn device_modules(args: &Args, image: &Path, release: &str) -> Option<PathBuf> {
+    let any = args.disks.any() || args.shares.count() > 0;
+    if !any || args.initrd.is_some() {
         return None;
     }
     if args.modules.is_some() {
@@ -107,10 +111,10 @@ pub(super) fn disk_modules(args: &Args, image: &Path, release: &str) -> Option<P
     let places = module_places(Path::new("/"), image, release);
     let found = places.into_iter().find(|dir| dir.join("modules.dep").is_file());
     match &found {
-        Some(dir) => say!("vmtrace: modules for disks: {}", dir.display()),
+        Some(dir) => say!("vmtrace: modules for disks and shares: {}", dir.display()),
         None => say!(
-            "vmtrace: no modules of {release} are found: the guest has its disks if virtio_mmio and \
-             virtio_blk are built into its kernel, or with --modules DIR"
+            "vmtrace: no modules of {release} are found: the guest has its disks and shares if \
+             virtio_mmio, virtio_blk and virtiofs are built into its kernel, or with --modules DIR"
         ),
     }
     found
@@ -143,6 +147,7 @@ pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
     }
     let mut builder = initramfs::Builder::new().run(args.run.as_deref());
     builder = builder.userland(userland::find(args, guest)?);
+    builder = builder.shares(args.shares.mounts());
     if !guest.is_native() {
         builder = builder.without_agent();
     }
@@ -152,7 +157,9 @@ pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
     if let Some(dir) = args.modules.as_ref().or(args.disks.modules.as_ref()) {
         let modules = initramfs::Modules::open(dir)?;
         let usual = MODULES.iter().filter(|_| args.modules.is_some());
-        let wanted = usual.chain(DISK_MODULES.iter().filter(|_| args.disks.any()));
+        let wanted = usual
+            .chain(DISK_MODULES.iter().filter(|_| args.disks.any()))
+            .chain(SHARE_MODULES.iter().filter(|_| args.shares.count() > 0));
         let names: Vec<_> =
             wanted.copied().filter(|name| modules.names().any(|has| has == *name)).collect();
         builder = builder.modules(modules.resolve(&names)?);

@@ -11,6 +11,7 @@ mod input;
 mod outlet;
 mod parse;
 mod reports;
+mod shares;
 mod times;
 mod tracing;
 mod triggers;
@@ -21,6 +22,7 @@ use crate::analyze::latency::Kind;
 use crate::cli::check::{Live, Rules};
 use crate::cli::view::parse_time;
 use crate::condition::Condition;
+use crate::devices::virtio::blk::MAX_DISKS;
 use crate::devices::virtio::vsock;
 use crate::emulated::{HostArch, THIS_PROGRAM};
 use crate::host::{HostMode, choose};
@@ -75,6 +77,9 @@ pub struct Args {
     /// Disks
     #[command(flatten)]
     pub disks: disks::Disks,
+    /// Shares
+    #[command(flatten)]
+    pub shares: shares::Shares,
     /// Let the kernel choose its addresses (boots through its own decompressor)
     #[arg(long, help_heading = headings::MACHINE)]
     pub kaslr: bool,
@@ -281,6 +286,19 @@ impl Args {
         self.run.is_some() || self.expect_run
     }
 
+    /// Whether disks and shares can be, as far as they can be looked at.
+    fn check_devices(&self) -> Result<()> {
+        self.shares.check()?;
+        let (disks, shares) = (self.disks.disk.len(), self.shares.count());
+        if disks + shares > MAX_DISKS {
+            bail!(
+                "--disk, --share: a machine has {MAX_DISKS} disks and shares at most, not {}",
+                disks + shares
+            );
+        }
+        Ok(())
+    }
+
     /// Whether the user cares for sockets in the guest.
     #[must_use]
     pub fn wants_vsock(&self) -> bool {
@@ -324,6 +342,7 @@ pub fn run(mut args: Args) -> Result<u8> {
     }
     let image = images::kernel(&args)?;
     files::check(&args, &image)?;
+    args.check_devices()?;
     let disks = args.disks.open()?;
     let reports = Reports::new(&args)?;
     let rules = Live::new(&args.rules)?;
@@ -331,7 +350,7 @@ pub fn run(mut args: Args) -> Result<u8> {
     let kernel = Arc::new(super::inspect::open(&image, args.system_map.as_deref())?);
     kernel.check_traceable().with_context(|| image.display().to_string())?;
     args.modules = images::modules(&args, &image, kernel.release())?;
-    args.disks.modules = images::disk_modules(&args, &image, kernel.release());
+    args.disks.modules = images::device_modules(&args, &image, kernel.release());
     args.trace_latency(&kernel);
     let (tracing, notes) = args.tracing(&kernel)?;
     if let Some(rules) = &rules {
@@ -366,14 +385,15 @@ pub fn run(mut args: Args) -> Result<u8> {
         say!("vmtrace: {choice}");
     }
     let watchers = Watchers { rules: rules.clone(), reports: reports.clone() };
+    let shares = args.shares.start(args.no_seccomp)?;
     let code = if choice.emulated {
-        emulated::run(args, &watchers, &kernel, initrd, &disks)
+        emulated::run(args, &watchers, &kernel, initrd, (&disks, shares))
     } else {
         tracing::uncovered(&kernel, &tracing);
         for note in notes {
             say!("vmtrace: {note}");
         }
-        here::run(args, &watchers, kernel, tracing, (initrd, disks))
+        here::run(args, &watchers, kernel, tracing, (initrd, disks, shares))
     };
     // Also of a run that has failed: what was traced until then is worth having.
     let code = conversion::then(code, conversion)?;

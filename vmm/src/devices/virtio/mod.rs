@@ -5,6 +5,8 @@
 //! `virtio-queue` or by the device.
 
 pub mod blk;
+mod buffers;
+pub mod fs;
 mod mmio;
 mod rng;
 pub mod vsock;

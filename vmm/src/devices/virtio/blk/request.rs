@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 
 use virtio_bindings::virtio_blk as blk;
 use virtio_queue::DescriptorChain;
-use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use zerocopy::FromBytes;
 use zerocopy::little_endian::{U32, U64};
@@ -12,6 +11,7 @@ use zerocopy::little_endian::{U32, U64};
 use super::disk::SECTOR;
 use super::{MAX_RANGE, MAX_RANGES, QUEUE_SIZE};
 use crate::devices::virtio::Broken;
+use crate::devices::virtio::buffers::{Buffers, Chain, Unreachable};
 
 /// What the driver is told of the end of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +21,12 @@ pub(super) enum Status {
     Error,
     /// There is no such request.
     Unsupported,
+}
+
+impl From<Unreachable> for Status {
+    fn from(_: Unreachable) -> Status {
+        Status::Error
+    }
 }
 
 impl Status {
@@ -105,15 +111,7 @@ impl Request {
     /// When there is no place for a status, so that the driver cannot be told of it, or when the
     /// chain has more descriptors than it may.
     pub(super) fn new(chain: DescriptorChain<&GuestMemoryMmap>) -> Result<Request, Broken> {
-        let head = chain.head_index();
-        let (mut from_guest, mut to_guest) = (Buffers::default(), Buffers::default());
-        for (count, descriptor) in chain.enumerate() {
-            if count == usize::from(QUEUE_SIZE) {
-                return Err(Broken);
-            }
-            let to = if descriptor.is_write_only() { &mut to_guest } else { &mut from_guest };
-            to.push(&descriptor);
-        }
+        let Chain { head, from_guest, mut to_guest } = Chain::new(chain, QUEUE_SIZE)?;
         let status = to_guest.pop_byte().ok_or(Broken)?;
         Ok(Request { head, from_guest, to_guest, status })
     }
@@ -192,7 +190,7 @@ impl Request {
     pub(super) fn answer(&self, memory: &GuestMemoryMmap, status: Status) -> Result<u32, Broken> {
         memory.write_obj(status.byte(), self.status).map_err(|_| Broken)?;
         let whole = u64::from(self.to_guest.length == 0);
-        Ok(u32::try_from(self.to_guest.moved + whole).unwrap_or(u32::MAX))
+        Ok(u32::try_from(self.to_guest.moved() + whole).unwrap_or(u32::MAX))
     }
 }
 
@@ -203,70 +201,5 @@ impl Offer {
         let end = offset.checked_add(bytes).ok_or(Status::Error)?;
         let is_whole = bytes.is_multiple_of(SECTOR);
         if is_whole && end <= self.bytes { Ok(offset) } else { Err(Status::Error) }
-    }
-}
-
-/// Memory of the guest, as its descriptors name it: looked at only when bytes are moved.
-#[derive(Debug, Default)]
-pub(super) struct Buffers {
-    rest: VecDeque<(GuestAddress, u32)>,
-    /// Bytes that are left.
-    pub(super) length: u64,
-    /// Bytes that were moved.
-    moved: u64,
-}
-
-impl Buffers {
-    fn push(&mut self, descriptor: &Descriptor) {
-        if descriptor.len() > 0 {
-            self.rest.push_back((descriptor.addr(), descriptor.len()));
-            self.length += u64::from(descriptor.len());
-        }
-    }
-
-    /// Takes the last byte away.
-    fn pop_byte(&mut self) -> Option<GuestAddress> {
-        let (address, length) = self.rest.pop_back()?;
-        let left = length - 1;
-        self.length -= 1;
-        if left > 0 {
-            self.rest.push_back((address, left));
-        }
-        address.0.checked_add(left.into()).map(GuestAddress)
-    }
-
-    /// The next bytes from the guest, all of them.
-    pub(super) fn read(&mut self, memory: &GuestMemoryMmap, to: &mut [u8]) -> Result<(), Status> {
-        self.each(to.len(), |address, at| memory.read_slice(&mut to[at], address).is_ok())
-    }
-
-    /// The next bytes for the guest, all of them.
-    pub(super) fn write(&mut self, memory: &GuestMemoryMmap, from: &[u8]) -> Result<(), Status> {
-        self.each(from.len(), |address, at| memory.write_slice(&from[at], address).is_ok())
-    }
-
-    fn each(
-        &mut self,
-        count: usize,
-        mut step: impl FnMut(GuestAddress, std::ops::Range<usize>) -> bool,
-    ) -> Result<(), Status> {
-        let mut done = 0;
-        while done < count {
-            let (address, length) = self.rest.pop_front().ok_or(Status::Error)?;
-            let part = usize::try_from(length).unwrap_or(usize::MAX).min(count - done);
-            if !step(address, done..done + part) {
-                return Err(Status::Error);
-            }
-            done += part;
-            // Not more than `length`.
-            let part = u32::try_from(part).unwrap_or(length);
-            self.length -= u64::from(part);
-            self.moved += u64::from(part);
-            if part < length {
-                let next = address.0.checked_add(part.into()).ok_or(Status::Error)?;
-                self.rest.push_front((GuestAddress(next), length - part));
-            }
-        }
-        Ok(())
     }
 }

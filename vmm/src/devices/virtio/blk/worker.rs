@@ -192,7 +192,7 @@ impl Core {
                     piece[..count].copy_from_slice(&serial[..count]);
                     let Some(_pass) = driver.gate.enter(bell) else { return Ok(Next::Wait) };
                     let moved = request.to_guest.write(&driver.memory, &piece[..count]);
-                    Ok(State::Answer(moved.err().unwrap_or(Status::Ok)))
+                    Ok(State::Answer(moved.map_or_else(Status::from, |()| Status::Ok)))
                 }
                 Action::Write(_) if request.from_guest.length == 0 => {
                     let flushed = if driver.write_through { disk.flush() } else { Ok(()) };
@@ -203,7 +203,7 @@ impl Core {
                     let Some(_pass) = driver.gate.enter(bell) else { return Ok(Next::Wait) };
                     match request.from_guest.read(&driver.memory, &mut piece[..count]) {
                         Ok(()) => Ok(State::Store(count, *offset)),
-                        Err(status) => Ok(State::Answer(status)),
+                        Err(error) => Ok(State::Answer(error.into())),
                     }
                 }
                 Action::Flush => disk.flush().map(|()| State::Answer(Status::Ok)),
@@ -225,7 +225,7 @@ impl Core {
                 let Some(_pass) = driver.gate.enter(bell) else { return Ok(Next::Wait) };
                 match request.to_guest.write(&driver.memory, &piece[..*count]) {
                     Ok(()) => Ok(State::Do(Action::Read(*next))),
-                    Err(status) => Ok(State::Answer(status)),
+                    Err(error) => Ok(State::Answer(error.into())),
                 }
             }
             State::Store(count, offset) => {

@@ -1,0 +1,143 @@
+//! The process that answers.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use fuse_backend_rs::api::server;
+use fuse_backend_rs::passthrough::{Config, PassthroughFs};
+use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::Rights;
+use crate::message::{ANSWER, Answer, MAX, REQUEST, Request, is_silent, opcode};
+
+/// What a server says when it is ready, before all answers.
+pub const READY: u8 = b'R';
+
+/// How long a guest may believe what it was told of names and files: the host may change them.
+const BELIEF: Duration = Duration::from_secs(1);
+
+/// Why a server has ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The other side is gone.
+    #[error("the socket has failed")]
+    Socket(#[from] io::Error),
+    /// The other side has sent what is no message, so that nobody knows where the next one begins.
+    #[error("a message of {0} bytes, which none has")]
+    Length(u32),
+    /// An answer was made and could not be sent.
+    #[error("an answer is lost: {0}")]
+    Answer(String),
+}
+
+/// A directory, and what may be done with it.
+pub struct Server {
+    files: server::Server<PassthroughFs>,
+    rights: Rights,
+    /// Files are the user's own, whoever has made them in the guest.
+    squash: bool,
+    /// Where the library writes an answer to, as to a device: whether it has, it does not always say.
+    out: File,
+}
+
+impl Server {
+    /// A server of a directory, which is opened now: what it is called may change afterwards.
+    ///
+    /// # Errors
+    /// When that is not there, or no directory, or not to be looked at.
+    pub fn open(directory: &Path, rights: Rights) -> io::Result<Server> {
+        // What the guest would find out later.
+        std::fs::read_dir(directory)?;
+        let root_dir = directory
+            .to_str()
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "its name is not UTF-8"))?;
+        let config = Config {
+            root_dir: root_dir.to_owned(),
+            entry_timeout: BELIEF,
+            attr_timeout: BELIEF,
+            ..Config::default()
+        };
+        let files = PassthroughFs::new(config)?;
+        files.import()?;
+        let squash = !nix::unistd::geteuid().is_root();
+        let out = memfd_create(c"answer", MFdFlags::MFD_CLOEXEC)?.into();
+        Ok(Server { files: server::Server::new(files), rights, squash, out })
+    }
+
+    /// Answers until the other side has no more to ask.
+    ///
+    /// # Errors
+    /// When there is no way to go on.
+    pub fn serve(&self, mut stream: &UnixStream) -> Result<(), ServeError> {
+        stream.write_all(&[READY])?;
+        let (mut message, mut answer) = (Vec::with_capacity(MAX), vec![0; ANSWER + MAX]);
+        loop {
+            message.resize(REQUEST, 0);
+            if stream.read(&mut message[..1])? == 0 {
+                return Ok(());
+            }
+            stream.read_exact(&mut message[1..])?;
+            let Ok(mut header) = Request::read_from_bytes(&message) else { return Ok(()) };
+            let length = usize::try_from(header.length.get()).unwrap_or(usize::MAX);
+            if !(REQUEST..=MAX).contains(&length) {
+                return Err(ServeError::Length(header.length.get()));
+            }
+            message.resize(length, 0);
+            stream.read_exact(&mut message[REQUEST..])?;
+            if self.squash {
+                // Changing to another user would fail; all there is, is this one's.
+                (header.uid, header.gid) = (0.into(), 0.into());
+                message[..REQUEST].copy_from_slice(header.as_bytes());
+            }
+            let done = match self.rights.judge(&header, &message) {
+                Ok(()) => self.answer(&header, &mut message, &mut answer)?,
+                Err(errno) => Err(errno),
+            };
+            match done {
+                Ok(length) => stream.write_all(answer.get(..length).unwrap_or_default())?,
+                Err(_) if is_silent(header.opcode.get()) => {}
+                Err(errno) => {
+                    stream.write_all(Answer::bare(header.unique.get(), errno).as_bytes())?;
+                }
+            }
+        }
+    }
+
+    /// Does what is asked for; how long the answer is, or the number of one that is missing.
+    fn answer(
+        &self,
+        header: &Request,
+        message: &mut [u8],
+        room: &mut [u8],
+    ) -> Result<Result<usize, i32>, ServeError> {
+        let lost = |error: &dyn std::fmt::Display| ServeError::Answer(error.to_string());
+        let mut out = &self.out;
+        out.rewind()?;
+        let reader = Reader::<()>::from_fuse_buffer(FuseBuf::new(message));
+        let reader = reader.map_err(|error| lost(&error))?;
+        let writer = FuseDevWriter::new(out.as_raw_fd(), room).map_err(|error| lost(&error))?;
+        let done = self.files.handle_message(reader, writer.into(), None, None);
+        let length = usize::try_from(out.stream_position()?).unwrap_or(usize::MAX);
+        match (done, room.get_mut(..length)) {
+            (_, Some(answer)) if length >= ANSWER => {
+                out.rewind()?;
+                out.read_exact(answer)?;
+                let whole = Answer::read_from_prefix(answer)
+                    .is_ok_and(|(head, _)| u64::from(head.length.get()) == length as u64);
+                if whole { Ok(Ok(length)) } else { Err(lost(&"it is torn")) }
+            }
+            // The library thinks that nobody waits for this one.
+            (Ok(_), _) if header.opcode.get() == opcode::DESTROY => Ok(Err(0)),
+            (done, _) => {
+                log::debug!("a message that is none: {:?}", done.err());
+                Ok(Err(libc::EINVAL))
+            }
+        }
+    }
+}

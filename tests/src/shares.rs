@@ -1,0 +1,64 @@
+//! Directories that guests share, of runs of `vmtrace boot` as a user would.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use vmtrace::emulated::cache_dir;
+
+use crate::disks::noise;
+use crate::live::vmtrace;
+use crate::trace::syscall;
+
+const MIB: usize = 1 << 20;
+
+/// Contents pass in both directions, what may only be read stays, and the guest's own calls for it are traced.
+pub fn a_guest_reads_and_writes_directories(kernel: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    for name in ["in", "in/deep", "out"] {
+        fs::create_dir(at(name)).unwrap();
+    }
+    let (content, secret) = (noise(4 * MIB + 77, 1), "a secret of the host");
+    fs::write(at("in/deep/noise"), &content).unwrap();
+    fs::write(at("secret"), secret).unwrap();
+    symlink(at("secret"), at("in/absolute")).unwrap();
+    symlink("../secret", at("in/relative")).unwrap();
+    let before = listing(&at("in"));
+    let run = "cp /mnt/share0/deep/noise /mnt/w/copy && cmp /mnt/share0/deep/noise /mnt/w/copy \
+               && mkdir /mnt/w/many && for i in $(seq 100); do echo $i >/mnt/w/many/$i; done \
+               && mv /mnt/w/many/100 /mnt/w/moved && rm /mnt/w/many/99 && ln -s moved /mnt/w/link \
+               && dd if=/mnt/w/copy of=/mnt/w/copy bs=64k seek=3 count=1 conv=notrunc,fsync \
+               && ! touch /mnt/share0/new && ! rm -f /mnt/share0/deep/noise \
+               && ! cat /mnt/share0/absolute && ! cat /mnt/share0/relative \
+               && ! cat /mnt/share0/../../secret && test $(ls /mnt/w/many | wc -l) = 98 && echo d-one";
+    let image = cache_dir().unwrap().join("kernels").join(kernel).join("vmlinuz");
+    let fsync = syscall(kernel, "fsync").unwrap();
+    let (read, write) = (at("in"), at("out"));
+    let (read, write) = (read.display(), write.display());
+    let (read, write) = (format!("--share={read}"), format!("--share={write},rw,tag=w"));
+    let args = ["-f", &fsync, "--timeout", "300", "--cmdline", "loglevel=5", "--run", run];
+    let output = vmtrace("boot", &image, &[&args[..], &[&read, &write]].concat());
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    assert!(err.contains("d-one") && !err.contains(secret), "{err}");
+    assert!(out.contains("dd-"), "its fsync is traced: {out}");
+    let mut expected = content.clone();
+    expected.copy_within(..64 << 10, 192 << 10);
+    assert!(fs::read(at("out/copy")).unwrap() == expected, "another content");
+    assert_eq!(fs::read_to_string(at("out/moved")).unwrap(), "100\n");
+    assert_eq!(fs::read_to_string(at("out/link")).unwrap(), "100\n");
+    let many: Vec<_> = (1..=98).map(|number| fs::read(at(&format!("out/many/{number}")))).collect();
+    assert!(many.iter().all(Result::is_ok), "{:?}", listing(&at("out/many")));
+    assert_eq!(listing(&at("in")), before);
+    assert!(fs::read(at("in/deep/noise")).unwrap() == content, "what may only be read was written");
+}
+
+fn listing(directory: &Path) -> Vec<String> {
+    let names = fs::read_dir(directory).unwrap().flatten();
+    let mut names: Vec<_> =
+        names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}

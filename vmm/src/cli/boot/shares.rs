@@ -1,0 +1,224 @@
+//! `--share`: directories of this machine that the guest has as file systems.
+
+use super::headings;
+use crate::devices::virtio::fs::{MAX_TAG, Share};
+use crate::emulated::THIS_PROGRAM;
+use anyhow::{Context, Result, anyhow, bail};
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use vmtrace_share::READY;
+
+/// Options about shares.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Shares {
+    /// A directory of this machine for the guest (virtio-fs), which may only read it unless rw is
+    /// said; may be repeated. The built-in initramfs mounts it at /mnt/T; other guests do by `mount -t
+    /// virtiofs T DIR`. T is share0, share1 and so on if no tag is given
+    #[arg(long, value_name = "DIR[,rw][,tag=T]", value_parser = parse, help_heading = headings::MACHINE)]
+    pub share: Vec<Spec>,
+    /// A share that is served elsewhere, by its tag.
+    #[arg(long, hide = true, value_name = "TAG", requires = "share_gateway")]
+    pub share_tag: Vec<String>,
+    /// Where: by a gateway to them, in their order.
+    #[arg(long, hide = true, value_name = "PATH")]
+    pub share_gateway: Option<PathBuf>,
+}
+
+/// A share as the user has named it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spec {
+    pub(super) path: PathBuf,
+    pub(super) writable: bool,
+    tag: Option<String>,
+}
+
+/// Only what ends like options has some: names may have commas.
+fn parse(text: &str) -> Result<Spec, String> {
+    let (mut path, mut writable, mut tag) = (text, None, None);
+    loop {
+        let (rest, option) = path.rsplit_once(',').unwrap_or((path, ""));
+        match option {
+            "rw" | "ro" if writable.is_none() => writable = Some(option == "rw"),
+            _ => match option.strip_prefix("tag=") {
+                Some(name) if tag.is_none() => tag = Some(checked(name)?),
+                _ => break,
+            },
+        }
+        path = rest;
+    }
+    if path.is_empty() {
+        return Err("a share has a directory: DIR, DIR,rw or DIR,tag=NAME".to_owned());
+    }
+    Ok(Spec { path: path.into(), writable: writable.unwrap_or(false), tag })
+}
+
+/// It is a name of a directory in the guest, too.
+fn checked(tag: &str) -> Result<String, String> {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    let fits = (1..=MAX_TAG).contains(&tag.len()) && !tag.starts_with('.');
+    if fits && tag.chars().all(good) {
+        return Ok(tag.to_owned());
+    }
+    Err(format!(
+        "'{tag}' cannot be a tag: letters, digits, '_', '-' and '.', at most {MAX_TAG}, and no '.' first"
+    ))
+}
+
+impl Shares {
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.share.len() + self.share_tag.len()
+    }
+
+    /// Their tags, and whether the guest may write there.
+    pub(super) fn mounts(&self) -> impl Iterator<Item = (String, bool)> {
+        let tag = |(number, share): (usize, &Spec)| {
+            let tag = share.tag.clone().unwrap_or_else(|| format!("share{number}"));
+            (tag, share.writable)
+        };
+        self.share.iter().enumerate().map(tag)
+    }
+
+    /// Looks at all of them.
+    ///
+    /// # Errors
+    /// When one cannot be a share, or not beside the others.
+    pub(super) fn check(&self) -> Result<()> {
+        let mut tags = Vec::new();
+        for ((tag, _), share) in self.mounts().zip(&self.share) {
+            share.check()?;
+            if tags.contains(&tag) {
+                bail!("--share: two are called {tag}: give each a tag of its own (,tag=NAME)");
+            }
+            tags.push(tag);
+        }
+        Ok(())
+    }
+
+    /// Starts who serves them, or finds them where they are served.
+    ///
+    /// # Errors
+    /// When one cannot be served.
+    pub(super) fn start(&self, unconfined: bool) -> Result<Vec<Share>> {
+        let served = self.mounts().zip(&self.share).map(|((tag, _), share)| {
+            let shown = || format!("--share {}", share.path.display());
+            Ok(Share { tag, server: share.serve(unconfined).with_context(shown)? })
+        });
+        let gateway = self.share_gateway.as_deref().unwrap_or(Path::new(""));
+        let elsewhere = self.share_tag.iter().enumerate().map(|(number, tag)| {
+            let server = reach(gateway, number).with_context(|| format!("share {tag}"))?;
+            Ok(Share { tag: tag.clone(), server })
+        });
+        served.chain(elsewhere).collect()
+    }
+}
+
+impl Spec {
+    fn check(&self) -> Result<()> {
+        let shown = self.path.display();
+        let found = fs::read_dir(&self.path);
+        let Err(error) = found else { return Ok(()) };
+        let name = self.path.to_string_lossy().into_owned();
+        let option = name.rsplit_once(',').filter(|_| !self.path.exists());
+        let error = anyhow!(error).context(match option {
+            Some((_, option)) => {
+                format!("--share {shown}: shares have no option {option}, only rw, ro and tag=NAME")
+            }
+            None => format!("--share {shown} is no directory that can be read"),
+        });
+        Err(error)
+    }
+
+    /// Starts a process that serves it: what a guest could make of a bug in there is not done with
+    /// the guest's memory at hand, nor with more rights than for this directory (docs/security.md).
+    fn serve(&self, unconfined: bool) -> Result<UnixStream> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut command = Command::new(THIS_PROGRAM);
+        command.arg("serve-share").arg("--directory").arg(&self.path);
+        command.args(self.writable.then_some("--writable"));
+        command.args(unconfined.then_some(crate::sandbox::OPTION));
+        // Signals of the terminal are for the run, which ends in order by them.
+        command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).process_group(0);
+        let child = command.spawn().context("no process to serve it")?;
+        drop(command);
+        let mut said = [0];
+        let ready = (&ours).read_exact(&mut said);
+        if ready.is_err() || said != [READY] {
+            bail!("the process that was to serve it has ended (process {})", child.id());
+        }
+        Ok(ours)
+    }
+}
+
+/// Connects to the gateway.
+fn reach(gateway: &Path, number: usize) -> Result<UnixStream> {
+    let mut stream = UnixStream::connect(gateway)?;
+    writeln!(stream, "CONNECT {number}")?;
+    let mut answer = [0; 3];
+    stream.read_exact(&mut answer)?;
+    if answer != *b"OK\n" {
+        bail!("its gateway has refused");
+    }
+    Ok(stream)
+}
+
+/// The options of the vmtrace in an emulated host that has these shares behind a gateway.
+pub(super) fn in_host(shares: &[Share], gateway: &str) -> Vec<String> {
+    let tags = shares.iter().map(|share| format!("--share-tag={}", share.tag));
+    let gateway = (!shares.is_empty()).then(|| format!("--share-gateway={gateway}"));
+    tags.chain(gateway).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::boot::tests::args;
+
+    #[test]
+    fn only_what_ends_like_options_has_some() {
+        let spec = |text| parse(text).map(|spec| (spec.path, spec.writable, spec.tag));
+        let tag = |tag: &str| Some(tag.to_owned());
+        assert_eq!(spec("/a"), Ok(("/a".into(), false, None)));
+        assert_eq!(spec("/a,rw"), Ok(("/a".into(), true, None)));
+        assert_eq!(spec("/a,tag=x,rw"), Ok(("/a".into(), true, tag("x"))));
+        assert_eq!(spec("/a,rw,tag=x"), Ok(("/a".into(), true, tag("x"))));
+        assert_eq!(spec("/a,rw,ro"), Ok(("/a,rw".into(), false, None)));
+        assert_eq!(spec("/a,b"), Ok(("/a,b".into(), false, None)));
+        for bad in ["", ",rw", "a,tag=", "a,tag=x/y", "a,tag=..", "a,tag=é"] {
+            assert!(spec(bad).is_err(), "{bad}");
+        }
+        let long = |length| parse(&format!("a,tag={}", "x".repeat(length)));
+        assert!(long(MAX_TAG).is_ok() && long(MAX_TAG + 1).is_err());
+    }
+
+    // Anything else would be found out by a guest that cannot mount it.
+    #[test]
+    fn what_is_no_share_is_one_clear_error_before_anything_boots() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::create_dir(at("d")).unwrap();
+        fs::create_dir(at("a,b")).unwrap();
+        fs::write(at("file"), "").unwrap();
+        let check = |line: &str| {
+            let line = line.replace('@', &format!("{}/", directory.path().display()));
+            args(&line).unwrap().shares.check().map_err(|error| format!("{error:#}"))
+        };
+        assert_eq!(check("--share @d --share @d,rw --share @a,b"), Ok(()));
+        for (line, what, remedy) in [
+            ("--share @none", "none is no directory", "No such file"),
+            ("--share @file", "file is no directory", "Not a directory"),
+            ("--share @d,wr", "no option wr", "rw, ro and tag"),
+            ("--share @d,tag=x --share @a,b,tag=x", "two are called x", ",tag=NAME"),
+            ("--share @d,tag=share1 --share @d", "two are called share1", ",tag=NAME"),
+        ] {
+            let error = check(line).unwrap_err();
+            assert!(error.contains(what) && error.contains(remedy), "{line}: {error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
+    }
+}
