@@ -1,7 +1,7 @@
 //! The frame of FUSE messages (include/uapi/linux/fuse.h): all numbers are little-endian, as on both
 //! architectures.
 
-use zerocopy::little_endian::{I32, U32, U64};
+use zerocopy::little_endian::{I32, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The longest message, in bytes: 1 MiB of data, and a page for all else.
@@ -45,6 +45,62 @@ pub struct Answer {
 pub const REQUEST: usize = size_of::<Request>();
 /// Bytes that every answer has.
 pub const ANSWER: usize = size_of::<Answer>();
+
+/// `struct fuse_init_in`, as far as it is looked at: behind the header.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Wishes {
+    /// Version of the protocol.
+    pub version: [U32; 2],
+    /// Bytes read ahead.
+    pub readahead: U32,
+    /// What the guest's kernel can do.
+    pub flags: U32,
+}
+
+/// `struct fuse_init_out` up to what was added last here (version 7.28), behind the header.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Offer {
+    /// Version of the protocol.
+    pub version: [U32; 2],
+    /// Bytes read ahead.
+    pub readahead: U32,
+    /// What both can do.
+    pub flags: U32,
+    /// Requests that nobody waits for.
+    pub background: [U16; 2],
+    /// The most bytes of a write.
+    pub write: U32,
+    /// Resolution of times, in ns.
+    pub resolution: U32,
+    /// The most pages of a request.
+    pub pages: U16,
+    /// For DAX.
+    pub alignment: U16,
+}
+
+impl Offer {
+    /// `FUSE_ASYNC_READ`, `FUSE_BIG_WRITES`, `FUSE_AUTO_INVAL_DATA`, `FUSE_PARALLEL_DIROPS` and
+    /// `FUSE_MAX_PAGES`: to send many requests, of many pages, and to drop what it remembers of a file
+    /// that has changed.
+    const LARGE: u32 = 1 << 0 | 1 << 5 | 1 << 12 | 1 << 18 | Self::PAGES;
+    const PAGES: u32 = 1 << 22;
+    /// 1 MiB of pages of 4 KiB.
+    const MOST: u16 = 256;
+
+    /// Adds what a guest can do that wishes for this, and costs a server nothing.
+    pub(crate) fn enlarge(&mut self, wishes: &Wishes) {
+        let flags = self.flags.get() | wishes.flags.get() & Self::LARGE;
+        self.flags = flags.into();
+        // The kernel's limit without the flag: 32 pages.
+        let pages = if flags & Self::PAGES == 0 { 32 } else { Self::MOST };
+        if flags & Self::PAGES != 0 {
+            self.pages = pages.into();
+        }
+        self.write = (u32::from(pages) << 12).into();
+    }
+}
 
 /// What is asked for.
 #[allow(missing_docs, reason = "as in enum fuse_opcode")]

@@ -14,7 +14,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::Rights;
-use crate::message::{ANSWER, Answer, MAX, REQUEST, Request, is_silent, opcode};
+use crate::message::{ANSWER, Answer, MAX, Offer, REQUEST, Request, Wishes, is_silent, opcode};
 
 /// What a server says when it is ready, before all answers.
 pub const READY: u8 = b'R';
@@ -119,6 +119,8 @@ impl Server {
         let lost = |error: &dyn std::fmt::Display| ServeError::Answer(error.to_string());
         let mut out = &self.out;
         out.rewind()?;
+        let wishes = message.get(REQUEST..).map(Wishes::read_from_prefix);
+        let wishes = wishes.and_then(Result::ok).map(|(wishes, _)| wishes);
         let reader = Reader::<()>::from_fuse_buffer(FuseBuf::new(message));
         let reader = reader.map_err(|error| lost(&error))?;
         let writer = FuseDevWriter::new(out.as_raw_fd(), room).map_err(|error| lost(&error))?;
@@ -130,6 +132,9 @@ impl Server {
                 out.read_exact(answer)?;
                 let whole = Answer::read_from_prefix(answer)
                     .is_ok_and(|(head, _)| u64::from(head.length.get()) == length as u64);
+                if header.opcode.get() == opcode::INIT {
+                    enlarge(wishes, answer);
+                }
                 if whole { Ok(Ok(length)) } else { Err(lost(&"it is torn")) }
             }
             // The library thinks that nobody waits for this one.
@@ -139,5 +144,13 @@ impl Server {
                 Ok(Err(libc::EINVAL))
             }
         }
+    }
+}
+
+/// The library offers writes of a page, and no more.
+fn enlarge(wishes: Option<Wishes>, answer: &mut [u8]) {
+    let place = answer.get_mut(ANSWER..).map(Offer::mut_from_prefix);
+    if let (Some(wishes), Some(Ok((offer, _)))) = (wishes, place) {
+        offer.enlarge(&wishes);
     }
 }

@@ -54,12 +54,17 @@ impl Client {
         (&ours).read_exact(&mut said).unwrap();
         assert_eq!(said, [vmtrace_share::READY]);
         let mut client = Client { stream: ours, child, unique: 0, user: 0 };
-        // Version 7.36, and nothing wanted.
-        let mut init = words(&[7, 36, 0, 0]);
-        init.resize(64, 0);
-        let answer = client.ask(op::INIT, 0, &init).unwrap();
-        assert_eq!(answer[..4], 7_u32.to_le_bytes());
+        let offered = client.begin(u32::MAX);
+        assert_eq!(offered[..4], 7_u32.to_le_bytes(), "version");
         client
+    }
+
+    /// Begins, once more if need be, with a kernel that can do this; what is offered to it.
+    pub(crate) fn begin(&mut self, flags: u32) -> Vec<u8> {
+        // Version 7.36
+        let mut init = words(&[7, 36, 1 << 17, flags]);
+        init.resize(64, 0);
+        self.ask(op::INIT, 0, &init).unwrap()
     }
 
     /// Sends a message as it is.

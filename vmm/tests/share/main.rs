@@ -202,6 +202,28 @@ fn change_everything(guest: &mut Client, shared: &Path) {
     guest.ask(op::RMDIR, ROOT, &name("d")).unwrap();
 }
 
+// A message for each page would be hundreds of times slower.
+#[test]
+fn a_megabyte_is_one_message() {
+    let root = tree();
+    let shared = root.path().join("shared");
+    let mut guest = Client::start(&shared, true, None);
+    let word = |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    // What Linux can do (6.12), and what it could when this began.
+    for (flags, most, pages) in
+        [(u32::MAX, 1 << 20, 256), (1 << 5, 128 << 10, 0), (0, 128 << 10, 0)]
+    {
+        let offered = guest.begin(flags);
+        assert_eq!((word(&offered, 20), word(&offered, 28) & 0xffff), (most, pages));
+        assert_eq!(word(&offered, 12) & !flags, 0, "what was not wished for");
+    }
+    let (file, handle) = guest.create(ROOT, "large").unwrap();
+    let data: Vec<u8> = (0..1_u32 << 20).map(|at| at.to_le_bytes()[1]).collect();
+    assert_eq!(guest.write(file, handle, &data).unwrap()[..4], (1_u32 << 20).to_le_bytes());
+    assert!(guest.read(file, handle, 1 << 20).unwrap() == data);
+    ended_well(guest);
+}
+
 #[test]
 fn a_guest_changes_what_it_may_change() {
     let root = tree();
