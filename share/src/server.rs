@@ -1,8 +1,9 @@
 //! The process that answers.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -44,6 +45,7 @@ pub struct Server {
     squash: bool,
     /// Where the library writes an answer to, as to a device: whether it has, it does not always say.
     out: File,
+    _root: File,
 }
 
 impl Server {
@@ -52,13 +54,11 @@ impl Server {
     /// # Errors
     /// When that is not there, or no directory, or not to be looked at.
     pub fn open(directory: &Path, rights: Rights) -> io::Result<Server> {
-        // What the guest would find out later.
-        std::fs::read_dir(directory)?;
-        let root_dir = directory
-            .to_str()
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "its name is not UTF-8"))?;
+        let root = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(directory)?;
         let config = Config {
-            root_dir: root_dir.to_owned(),
+            // The library opens it by name, and again for each guest that begins. The last part makes
+            // it follow the link.
+            root_dir: format!("/proc/self/fd/{}/.", root.as_raw_fd()),
             entry_timeout: BELIEF,
             attr_timeout: BELIEF,
             ..Config::default()
@@ -67,7 +67,7 @@ impl Server {
         files.import()?;
         let squash = !nix::unistd::geteuid().is_root();
         let out = memfd_create(c"answer", MFdFlags::MFD_CLOEXEC)?.into();
-        Ok(Server { files: server::Server::new(files), rights, squash, out })
+        Ok(Server { files: server::Server::new(files), rights, squash, out, _root: root })
     }
 
     /// Answers until the other side has no more to ask.

@@ -56,6 +56,13 @@ fn files_are_read() {
     guest.send(op::FORGET, deep, &1_u64.to_le_bytes());
     guest.send(op::INTERRUPT, 0, &[0; 8]);
     assert_eq!(guest.ask(op::DESTROY, 0, &[]), Ok(vec![]));
+    // Another guest begins, with what is called otherwise by now.
+    fs::rename(root.path().join("shared"), root.path().join("renamed")).unwrap();
+    guest.begin(0);
+    assert!(guest.open(file, O_RDONLY).is_err(), "nobody has told it of that file");
+    let file = guest.lookup(ROOT, "file").unwrap();
+    let handle = guest.open(file, O_RDONLY).unwrap();
+    assert_eq!(guest.read(file, handle, 4096).unwrap(), b"content");
     ended_well(guest);
 }
 
