@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reads a vmtrace stream from a file or a unix socket; needs nothing but Python.
 
-Prints the records as `vmtrace report` does, with what was counted in the guest
+Prints the records as `vmtrace report` does, with what was counted and sorted in the guest
 at the end, or counts them per function (--counts). Everything that docs/stream.md lets a consumer verify is verified:
 a stream that is torn, damaged or incomplete ends in an error and exit code 1.
 """
@@ -30,6 +30,10 @@ ENTRY, RETURN, TAIL = 1, 2, 3
 OF_ENTRY, OF_RETURN = 0, 1
 MOST_COLUMNS = 32
 MOST_HITS = (1 << 64) - 1
+# What is sorted: the calls' durations, what they return, an argument. Words of a histogram behind its buckets.
+OF_DURATIONS, OF_VALUES, OF_ARGUMENTS = 1, 2, 3
+SUM, MISSED, NEGATIVE = 65, 66, 67
+BAR = 40
 HAS_SP, HAS_VALUE, HAS_VALUES = 1, 2, 4
 
 
@@ -45,6 +49,15 @@ def text(raw):
     """Names come from the guest: nothing in them may reach a terminal's controls."""
     decoded = bytes(raw).decode("utf-8", "replace")
     return "".join("?" if unicodedata.category(c) == "Cc" else c for c in decoded)
+
+
+def short(value):
+    """A power of two, with a unit of 1024."""
+    units = ["", "K", "M", "G", "T", "P", "E"]
+    while value >= 1024 and len(units) > 1:
+        value //= 1024
+        units.pop(0)
+    return f"{value}{units[0]}"
 
 
 def quoted(raw, quote):
@@ -206,6 +219,7 @@ class Trace:
         self.found = {}  # address: name, the answers of symbol()
         self.tracers = {}  # number: name
         self.formats = {}  # (function, tracer, of): what the values of records are
+        self.sorted = {}  # (name, address, of, argument, tracer): {bucket: hits}
         self.counted = {}  # (name, tracer, address): {vCPU: hits}
         self.unknown = 0  # records of kinds of later versions
         self.returns = False  # whether returns and tail jumps are shown
@@ -319,18 +333,53 @@ class Trace:
         self.merger.push(vcpu, 0, ("loss", vcpu, count))
 
     def add_counts(self, payload):
-        vcpu, tracer, of, _, count, _ = struct.unpack_from("<IBBHII", payload)
+        vcpu, tracer, of, named, count, _ = struct.unpack_from("<IBBHII", payload)
         if vcpu >= self.vcpus:
             raise StreamError(f"counts of vCPU {vcpu}, but there are {self.vcpus}")
-        if of != OF_ENTRY:
+        if of not in (OF_ENTRY, OF_DURATIONS, OF_VALUES, OF_ARGUMENTS):
             return
-        if len(payload) < 16 + 16 * count:
+        end = 16 + 16 * count
+        if len(payload) < end:
             raise StreamError(f"{count} counts in {len(payload)} bytes")
         by = self.tracers.get(tracer, f"tracer{tracer}")
-        for function, _, hits in struct.iter_unpack("<IIQ", payload[16 : 16 + 16 * count]):
+        argument = text(payload[end : end + named])
+        for function, bucket, hits in struct.iter_unpack("<IIQ", payload[16:end]):
             address = self.base + function
+            if of != OF_ENTRY:
+                key = (self.symbol(address), address, of, argument, by)
+                self.sort(self.sorted.setdefault(key, {}), bucket & 0xFF, hits)
+                continue
             row = self.counted.setdefault((self.symbol(address), by, address), {})
             row[vcpu] = min(row.get(vcpu, 0) + hits, MOST_HITS)
+
+    @staticmethod
+    def sort(words, bucket, hits):
+        total = words.get(bucket, 0) + hits
+        words[bucket] = total & MOST_HITS if bucket == SUM else min(total, MOST_HITS)
+
+    def histograms(self):
+        """What was sorted in the guest, in lines, those of most calls first."""
+        every = []
+        for key, words in self.sorted.items():
+            low = {0: 0, NEGATIVE: -(1 << 63), **{n: 1 << (n - 1) for n in range(1, 65)}}
+            rows = sorted((low[bucket], hits) for bucket, hits in words.items() if bucket in low and hits)
+            every.append((-min(sum(hits for _, hits in rows), MOST_HITS), key, rows, words))
+        several = len({key[4] for key in self.sorted}) > 1
+        for calls, (name, _, of, argument, tracer), rows, words in sorted(every, key=lambda it: it[:2]):
+            calls = -calls
+            label = {OF_DURATIONS: "duration_ns", OF_VALUES: "retval"}.get(of, argument)
+            title = f"{name} ({tracer})" if several else name
+            line = f"# histogram: {title}, {label}: {calls} call{'' if calls == 1 else 's'}"
+            if calls and of != OF_VALUES and not words.get(NEGATIVE):
+                total = words.get(SUM, 0)
+                line += f", average {total // calls}, total {total}"
+            if words.get(MISSED):
+                line += f", {words[MISSED]} more without a value"
+            yield line
+            most = max((hits for _, hits in rows), default=1)
+            for low, hits in rows:
+                shown = "below 0" if low < 0 else f"{low}" if low < 2 else f"{short(low)} ... {short(2 * low)}"
+                yield f"#{shown:>16} {hits:>12} |{'@' * (hits * BAR // most):<{BAR}}|"
 
     def table(self):
         """What was counted, in lines: columns that say nothing are left out."""
@@ -476,7 +525,7 @@ def main():
 
     def finish(trace):
         if not options.counts:
-            for line in trace.table():
+            for line in [*trace.table(), *trace.histograms()]:
                 print(line)
             return
         for (name, *_), row in trace.counted.items():

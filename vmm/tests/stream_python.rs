@@ -8,9 +8,9 @@ use std::process::{Command, Output};
 
 use vmtrace::export::{Player, Text};
 use vmtrace::stream::{
-    EntryRecord, Exit, Header, LossReason, Mark, MarkKind, RecordBuffer, ReturnRecord, Shape,
-    Summary, Symbol, TailRecord, Task, Tracer, ValueField, ValuesFormat, ValuesOf, Writer,
-    consumer_loss, sample,
+    Bucket, EntryRecord, Exit, Header, HistogramOf, LossReason, Mark, MarkKind, RecordBuffer,
+    ReturnRecord, Shape, Summary, Symbol, TailRecord, Task, Tracer, ValueField, ValuesFormat,
+    ValuesOf, Writer, consumer_loss, sample,
 };
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
@@ -295,6 +295,46 @@ fn shows_counts() {
     let expected =
         "      1000 vfs_read\n        16 ext4_open [ext4]\n         1 0xffffffffc00fffff\n";
     assert_eq!(text, expected);
+}
+
+// Sums, means and bars are a reader's work: one that makes them otherwise shows another histogram.
+#[test]
+fn shows_histograms() {
+    let header = header();
+    let mut writer = begin();
+    let (one, other) = (TEXT + 0x1000, TEXT + 0x2000);
+    let named = [(0, "slow"), (1, "large")];
+    for (number, name) in named {
+        writer.tracer(Tracer { number, name, description: "" }).expect("memory");
+    }
+    let words = |address, words: &[(u8, u64)]| -> Vec<Bucket> {
+        let function = header.offset(address).expect("an address of the window");
+        words.iter().map(|&(bucket, hits)| Bucket { function, bucket, hits }).collect()
+    };
+    let durations = (HistogramOf::Durations, "");
+    let (few, many) = ([(0, 2), (1, 1), (11, 40), (Bucket::SUM, 50_000)], [(12, 900), (64, 1)]);
+    writer.buckets((0, 0), durations, &words(one, &few)).expect("vCPU");
+    writer.buckets((1, 0), durations, &words(one, &few)).expect("vCPU");
+    writer.buckets((1, 0), durations, &words(other, &many)).expect("vCPU");
+    // No total where a value is negative, or of returned values.
+    let negative = [(Bucket::NEGATIVE, 7), (41, 3), (Bucket::SUM, 5), (Bucket::MISSED, 4)];
+    writer.buckets((0, 1), (HistogramOf::Values, ""), &words(one, &negative)).expect("vCPU");
+    writer
+        .buckets((0, 1), (HistogramOf::Arguments, "count"), &words(one, &negative))
+        .expect("vCPU");
+    let missed = [(Bucket::MISSED, 1), (Bucket::SUM, u64::MAX)];
+    writer.buckets((0, 1), (HistogramOf::Arguments, "pos"), &words(one, &missed)).expect("vCPU");
+    writer.end(&Summary::default()).expect("memory");
+    let stream = writer.into_inner().expect("memory");
+    let Some(output) = python_file(&stream, &[]) else { return };
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let expected = rust_lines(&stream);
+    assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+    assert_eq!(expected.iter().filter(|line| line.starts_with("# histogram: ")).count(), 5);
+    assert!(
+        expected.iter().any(|line| line.contains("average 1162, total 100000")),
+        "{expected:?}"
+    );
 }
 
 #[test]
