@@ -17,6 +17,35 @@ const NEWEST: ABI = ABI::V7;
 /// The one set of rules for all threads: files that are open stay open, and nothing is opened but
 /// what `settings` names. `None`: there is no Landlock.
 pub(super) fn ruleset(settings: &Settings) -> Result<Option<RulesetCreated>, SandboxError> {
+    rules(|rules| {
+        for directory in &settings.cleared {
+            add(rules, directory, AccessFs::RemoveFile.into())?;
+        }
+        let write = AccessFs::WriteFile | AccessFs::Truncate;
+        for file in &settings.written {
+            if file.exists() {
+                add(rules, file, write)?;
+            } else if let Some(directory) = file.parent() {
+                add(rules, directory, write | AccessFs::MakeReg)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// This thread reaches nothing but this directory and what is in it. No devices are made there.
+pub(super) fn restrict_to(directory: &Path, writable: bool) -> Result<(), SandboxError> {
+    let reads = AccessFs::ReadFile | AccessFs::ReadDir;
+    let devices = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev | AccessFs::Execute;
+    let all = if writable { AccessFs::from_all(NEWEST) & !devices } else { reads };
+    let rules = rules(|rules| add(rules, directory, all))?;
+    rules.as_ref().map_or(Ok(()), restrict)
+}
+
+/// Rules by which nothing is reached but what is allowed here. `None`: there is no Landlock.
+fn rules(
+    allow: impl FnOnce(&mut RulesetCreated) -> Result<(), RulesetError>,
+) -> Result<Option<RulesetCreated>, SandboxError> {
     let made = || -> Result<_, RulesetError> {
         let mut rules = Ruleset::default()
             .set_compatibility(CompatLevel::BestEffort)
@@ -25,43 +54,13 @@ pub(super) fn ruleset(settings: &Settings) -> Result<Option<RulesetCreated>, San
             // Not signals: threads enter one by one, and the controller kicks vCPUs.
             .scope(Scope::AbstractUnixSocket)?
             .create()?;
-        for directory in &settings.cleared {
-            add(&mut rules, directory, AccessFs::RemoveFile.into())?;
-        }
-        let write = AccessFs::WriteFile | AccessFs::Truncate;
-        for file in &settings.written {
-            if file.exists() {
-                add(&mut rules, file, write)?;
-            } else if let Some(directory) = file.parent() {
-                add(&mut rules, directory, write | AccessFs::MakeReg)?;
-            }
-        }
+        allow(&mut rules)?;
         Ok(rules)
     };
     let rules = made().map_err(error("make rules for files (Landlock)"))?;
     // Without Landlock there is no descriptor behind it.
     let clone = rules.try_clone().map_err(SandboxError::system("copy a descriptor"))?;
     Ok(Option::<std::os::fd::OwnedFd>::from(clone).is_some().then_some(rules))
-}
-
-/// This thread reaches nothing but this directory and what is in it. No devices are made there.
-pub(super) fn restrict_to(directory: &Path, writable: bool) -> Result<(), SandboxError> {
-    let reads = AccessFs::ReadFile | AccessFs::ReadDir;
-    let devices = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev | AccessFs::Execute;
-    let all = if writable { AccessFs::from_all(NEWEST) & !devices } else { reads };
-    let made = || -> Result<_, RulesetError> {
-        let mut rules = Ruleset::default()
-            .set_compatibility(CompatLevel::BestEffort)
-            .handle_access(AccessFs::from_all(NEWEST))?
-            .handle_access(AccessNet::from_all(NEWEST))?
-            .scope(Scope::AbstractUnixSocket)?
-            .create()?;
-        add(&mut rules, directory, all)?;
-        Ok(rules)
-    };
-    let failed = "make rules for files (Landlock)";
-    // Where there is no Landlock this does nothing.
-    made().and_then(RulesetCreated::restrict_self).map(|_| ()).map_err(error(failed))
 }
 
 fn add(
