@@ -1,7 +1,7 @@
 //! Tests of the transport, with the entropy device behind it and the driver's part played here.
 
 use std::io::Cursor;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
 use virtio_queue::desc::{RawDescriptor, split::Descriptor};
@@ -9,6 +9,7 @@ use vm_memory::Bytes;
 
 use super::*;
 use crate::devices::virtio::Rng;
+use crate::devices::virtio::test_line::Line;
 
 const DESCRIPTORS: u64 = 0x1000;
 const AVAILABLE: u64 = 0x2000;
@@ -16,16 +17,6 @@ const USED: u64 = 0x3000;
 const BUFFER: u64 = 0x4000;
 const WRITE: u16 = 2;
 const NEXT: u16 = 1;
-
-#[derive(Default)]
-struct Line(AtomicUsize);
-
-impl IrqLine for Line {
-    fn assert(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-    fn deassert(&self) {}
-}
 
 struct Guest {
     transport: MmioTransport,

@@ -9,6 +9,8 @@ mod buffers;
 pub mod fs;
 mod mmio;
 mod rng;
+#[cfg(test)]
+mod test_line;
 pub mod vsock;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,6 +65,14 @@ pub trait VirtioDevice: Send {
 
     /// Forgets everything since it was made. When this returns, the queues are touched no more.
     fn reset(&mut self);
+}
+
+/// Reads what a configuration has from there on; what it does not have stays as it is.
+fn read_part(config: &[u8], offset: u64, data: &mut [u8]) {
+    let rest = usize::try_from(offset).ok().and_then(|offset| config.get(offset..));
+    for (to, from) in data.iter_mut().zip(rest.unwrap_or_default()) {
+        *to = *from;
+    }
 }
 
 /// What a device gets when its driver is ready.

@@ -19,7 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
-use super::{Activation, Broken, VirtioDevice};
+use super::{Activation, Broken, VirtioDevice, read_part};
 use crate::events::EventLoop;
 use crate::sandbox::Thread;
 
@@ -136,11 +136,7 @@ impl VirtioDevice for Block {
     }
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
-        let config = self.config.as_bytes();
-        let rest = usize::try_from(offset).ok().and_then(|offset| config.get(offset..));
-        for (to, from) in data.iter_mut().zip(rest.unwrap_or_default()) {
-            *to = *from;
-        }
+        read_part(self.config.as_bytes(), offset, data);
     }
 
     fn activate(&mut self, active: Activation) -> Result<(), Broken> {

@@ -3,7 +3,6 @@
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -11,8 +10,9 @@ use vmtrace_share::message::{ANSWER, Answer, MAX, REQUEST, Request, opcode};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::*;
+use crate::devices::Gate;
 use crate::devices::virtio::Interrupt;
-use crate::devices::{Gate, IrqLine};
+use crate::devices::virtio::test_line::Line;
 
 const SIZE: u16 = 16;
 /// A queue's descriptors, available and used ring, each in a page.
@@ -20,16 +20,6 @@ const RINGS: u64 = 0x1_0000;
 const REQUESTS: u64 = 0x10_0000;
 const ANSWERS: u64 = 0x80_0000;
 const MEMORY: usize = 16 << 20;
-
-#[derive(Default)]
-struct Line(AtomicUsize);
-
-impl IrqLine for Line {
-    fn assert(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-    fn deassert(&self) {}
-}
 
 struct Guest {
     device: Fs,

@@ -13,7 +13,7 @@ use super::muxer::Reach;
 use super::rings::Rings;
 use super::worker::{Driver, Mover, Shared, Worker, system};
 use super::{ConnectError, GUEST_CID, Incoming, Options, PortTaken, VsockError};
-use crate::devices::virtio::{Activation, Broken, VirtioDevice};
+use crate::devices::virtio::{Activation, Broken, VirtioDevice, read_part};
 use crate::events::{Handle, Subscription};
 use vmtrace_system::private_socket::PrivateListener;
 use vmtrace_system::raise_descriptor_limit;
@@ -90,11 +90,7 @@ impl VirtioDevice for Vsock {
     }
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
-        let config = u64::from(self.cid).to_le_bytes();
-        let rest = usize::try_from(offset).ok().and_then(|offset| config.get(offset..));
-        for (to, from) in data.iter_mut().zip(rest.unwrap_or_default()) {
-            *to = *from;
-        }
+        read_part(&u64::from(self.cid).to_le_bytes(), offset, data);
     }
 
     fn activate(&mut self, active: Activation) -> Result<(), Broken> {
