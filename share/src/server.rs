@@ -119,8 +119,7 @@ impl Server {
         let lost = |error: &dyn std::fmt::Display| ServeError::Answer(error.to_string());
         let mut out = &self.out;
         out.rewind()?;
-        let wishes = message.get(REQUEST..).map(Wishes::read_from_prefix);
-        let wishes = wishes.and_then(Result::ok).map(|(wishes, _)| wishes);
+        let wishes = (header.opcode.get() == opcode::INIT).then(|| wishes(message)).flatten();
         let reader = Reader::<()>::from_fuse_buffer(FuseBuf::new(message));
         let reader = reader.map_err(|error| lost(&error))?;
         let writer = FuseDevWriter::new(out.as_raw_fd(), room).map_err(|error| lost(&error))?;
@@ -132,8 +131,8 @@ impl Server {
                 out.read_exact(answer)?;
                 let whole = Answer::read_from_prefix(answer)
                     .is_ok_and(|(head, _)| u64::from(head.length.get()) == length as u64);
-                if header.opcode.get() == opcode::INIT {
-                    enlarge(wishes, answer);
+                if let Some(wishes) = wishes {
+                    enlarge(&wishes, answer);
                 }
                 if whole { Ok(Ok(length)) } else { Err(lost(&"it is torn")) }
             }
@@ -147,10 +146,13 @@ impl Server {
     }
 }
 
+fn wishes(message: &[u8]) -> Option<Wishes> {
+    Some(Wishes::read_from_prefix(message.get(REQUEST..)?).ok()?.0)
+}
+
 /// The library offers writes of a page, and no more.
-fn enlarge(wishes: Option<Wishes>, answer: &mut [u8]) {
-    let place = answer.get_mut(ANSWER..).map(Offer::mut_from_prefix);
-    if let (Some(wishes), Some(Ok((offer, _)))) = (wishes, place) {
-        offer.enlarge(&wishes);
+fn enlarge(wishes: &Wishes, answer: &mut [u8]) {
+    if let Some(Ok((offer, _))) = answer.get_mut(ANSWER..).map(Offer::mut_from_prefix) {
+        offer.enlarge(wishes);
     }
 }
