@@ -33,6 +33,7 @@ MOST_HITS = (1 << 64) - 1
 # What is sorted: the calls' durations, what they return, an argument. Words of a histogram behind its buckets.
 OF_DURATIONS, OF_VALUES, OF_ARGUMENTS = 1, 2, 3
 SUM, MISSED, NEGATIVE = 65, 66, 67
+LOWEST = {0: 0, NEGATIVE: -(1 << 63), **{bucket: 1 << (bucket - 1) for bucket in range(1, 65)}}
 BAR = 40
 HAS_SP, HAS_VALUE, HAS_VALUES = 1, 2, 4
 
@@ -361,8 +362,7 @@ class Trace:
         """What was sorted in the guest, in lines, those of most calls first."""
         every = []
         for key, words in self.sorted.items():
-            low = {0: 0, NEGATIVE: -(1 << 63), **{n: 1 << (n - 1) for n in range(1, 65)}}
-            rows = sorted((low[bucket], hits) for bucket, hits in words.items() if bucket in low and hits)
+            rows = sorted((LOWEST[bucket], hits) for bucket, hits in words.items() if bucket in LOWEST and hits)
             every.append((-min(sum(hits for _, hits in rows), MOST_HITS), key, rows, words))
         several = len({key[4] for key in self.sorted}) > 1
         for calls, (name, _, of, argument, tracer), rows, words in sorted(every, key=lambda it: it[:2]):
