@@ -316,37 +316,27 @@ fn what_is_no_message_ends_nothing_but_the_share() {
 // Random bodies of every kind of request: the process answers or ends with a word, and dies of none.
 #[test]
 fn random_messages_are_answered() {
+    use proptest::prelude::Rng;
     use proptest::test_runner::{RngAlgorithm, TestRng};
-    use rand_like::next;
     let root = tree();
     let shared = root.path().join("shared");
     let mut random = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut guest = Client::start(&shared, true, None);
-    for round in 0..3_000_u32 {
-        let opcode = next(&mut random) % 54;
+    for _ in 0..3_000 {
+        let opcode = random.next_u32() % 54;
         if vmtrace_share::message::is_silent(opcode) || opcode == op::DESTROY {
             continue;
         }
-        let length = usize::try_from(next(&mut random) % 150).unwrap();
-        let small = next(&mut random).is_multiple_of(2);
+        let length = usize::try_from(random.next_u32() % 150).unwrap();
+        let small = random.next_u32().is_multiple_of(2);
         let byte = |random: &mut TestRng| {
-            let value = next(random).to_le_bytes()[0];
+            let value = random.next_u32().to_le_bytes()[0];
             if small { value % 4 } else { value }
         };
         let body: Vec<u8> = (0..length).map(|_| byte(&mut random)).collect();
-        let _ = guest.ask(opcode, u64::from(next(&mut random) % 4), &body);
-        assert!(round < 3_000);
+        let _ = guest.ask(opcode, u64::from(random.next_u32() % 4), &body);
     }
     assert!(guest.ask(op::STATFS, ROOT, &[]).is_ok(), "it goes on");
     ended_well(guest);
     assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2, "outside");
-}
-
-/// Numbers of proptest's generator.
-mod rand_like {
-    use proptest::prelude::Rng;
-
-    pub(crate) fn next(random: &mut impl Rng) -> u32 {
-        random.next_u32()
-    }
 }

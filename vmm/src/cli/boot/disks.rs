@@ -16,9 +16,6 @@ pub struct Disks {
     /// /dev/vda, /dev/vdb and so on. The built-in initramfs loads the drivers if they are modules
     #[arg(long, value_name = "FILE[,rw]", value_parser = parse, help_heading = headings::MACHINE)]
     pub disk: Vec<Spec>,
-    /// Where modules are that the guest needs for disks and shares.
-    #[arg(skip)]
-    pub(super) modules: Option<PathBuf>,
 }
 
 /// A disk as the user has named it.

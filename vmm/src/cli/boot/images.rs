@@ -154,7 +154,7 @@ pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
     for file in &args.add {
         builder = builder.add_file(file);
     }
-    if let Some(dir) = args.modules.as_ref().or(args.disks.modules.as_ref()) {
+    if let Some(dir) = args.modules.as_ref().or(args.device_modules.as_ref()) {
         let modules = initramfs::Modules::open(dir)?;
         let usual = MODULES.iter().filter(|_| args.modules.is_some());
         let wanted = usual

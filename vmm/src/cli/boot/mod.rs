@@ -80,6 +80,9 @@ pub struct Args {
     /// Shares
     #[command(flatten)]
     pub shares: shares::Shares,
+    /// Where modules are that the guest needs for disks and shares
+    #[arg(skip)]
+    device_modules: Option<PathBuf>,
     /// Let the kernel choose its addresses (boots through its own decompressor)
     #[arg(long, help_heading = headings::MACHINE)]
     pub kaslr: bool,
@@ -350,7 +353,7 @@ pub fn run(mut args: Args) -> Result<u8> {
     let kernel = Arc::new(super::inspect::open(&image, args.system_map.as_deref())?);
     kernel.check_traceable().with_context(|| image.display().to_string())?;
     args.modules = images::modules(&args, &image, kernel.release())?;
-    args.disks.modules = images::device_modules(&args, &image, kernel.release());
+    args.device_modules = images::device_modules(&args, &image, kernel.release());
     args.trace_latency(&kernel);
     let (tracing, notes) = args.tracing(&kernel)?;
     if let Some(rules) = &rules {
@@ -451,6 +454,22 @@ mod tests {
         assert!(!args("--graph").unwrap().traces_boot());
         let error = run(args("--boot-report --format graph").unwrap()).unwrap_err();
         assert!(error.is::<crate::cli::BadUsage>(), "{error}");
+    }
+
+    // Interrupts are limited: a guest would come up without some.
+    #[test]
+    fn more_disks_and_shares_than_there_can_be_are_one_error() {
+        let check = |disks: usize, shares: usize| {
+            let line = "--disk x ".repeat(disks) + &"--share / ".repeat(shares);
+            args(&line).unwrap().check_devices().map_err(|error| error.to_string())
+        };
+        for (disks, shares) in [(MAX_DISKS, 0), (0, MAX_DISKS), (9, MAX_DISKS - 9)] {
+            assert_eq!(check(disks, shares), Ok(()));
+        }
+        for (disks, shares) in [(MAX_DISKS + 1, 0), (0, MAX_DISKS + 1), (MAX_DISKS, 1)] {
+            let error = check(disks, shares).unwrap_err();
+            assert!(error.contains("16 disks and shares at most, not 17"), "{error}");
+        }
     }
 
     // An emulated host would boot first, or be given memory that has wrapped around.
