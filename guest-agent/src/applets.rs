@@ -12,6 +12,9 @@ use nix::sys::reboot::{RebootMode, reboot};
 /// An applet: arguments without its name, exit code.
 pub(crate) type Applet = fn(&[OsString]) -> ExitCode;
 
+/// Those that other systems do not have.
+pub(crate) const NEW: [&str; 1] = ["mark"];
+
 /// The applet of that name. The initramfs has a link in `/bin` for each of them.
 pub(crate) fn find(name: &OsStr) -> Option<Applet> {
     Some(match name.to_str()? {

@@ -13,7 +13,10 @@ use crate::reaper::Reaper;
 use crate::words::{self, Error, Line, Step};
 
 /// Where commands are looked for, in this order: `/` first, since that is where added files are.
-pub(crate) const PATH: &str = "/:/bin:/sbin:/usr/bin:/usr/sbin:/usr/local/bin";
+pub(crate) const PATH: &str = "/:/bin:/sbin:/usr/bin:/usr/sbin:/usr/local/bin:/run/vmtrace";
+
+/// Where the agent's own commands are in a root of the host's.
+pub(crate) const TOOLS: &str = "/run/vmtrace";
 
 /// The status of a command line that could not be run at all.
 pub(crate) const CANNOT_RUN: u8 = 125;

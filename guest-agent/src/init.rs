@@ -3,7 +3,9 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +18,7 @@ use crate::channel::{Channel, drain};
 use crate::command::{self, Status};
 use crate::protocol::AGENT_PORT;
 use crate::reaper::{Reaper, start_thread};
+use crate::root;
 use crate::server::{Listener, Server};
 
 /// The command line to run; absent: none was asked for.
@@ -23,6 +26,8 @@ const RUN: &str = "/vmtrace/run";
 /// Modules to load, in the order of their names.
 const MODULES: &str = "/vmtrace/modules";
 
+/// Says that the root is a directory of the host, and what process 1 is there, if not the agent.
+const ROOT: &str = "/vmtrace/root";
 /// Shares to mount: a line for each, with its tag, and rw or ro.
 const SHARES: &str = "/vmtrace/shares";
 
@@ -59,8 +64,25 @@ pub(crate) fn main() -> ! {
     for error in load_modules(Path::new(MODULES)) {
         channel.error(&error);
     }
-    for error in mount_shares(Path::new(SHARES)) {
+    // What is in the initramfs is not to be seen any more in another root.
+    let (run, shares) = (fs::read(RUN), fs::read_to_string(SHARES));
+    let entered = enter_root();
+    for error in mount_shares(shares) {
         channel.error(&error);
+    }
+    match entered {
+        Ok(Some(init)) => {
+            let error = Command::new(&init).env("PATH", command::PATH).exec();
+            channel.error(&format!("--init {}: {error}", init.display()));
+            power_off(&mut channel);
+        }
+        Ok(None) => {}
+        Err(error) => {
+            // In the wrong root nothing is as it was meant.
+            channel.error(&error);
+            channel.exited(command::CANNOT_RUN.into());
+            power_off(&mut channel);
+        }
     }
     if command::has_userland() {
         power_off_when_told();
@@ -79,7 +101,7 @@ pub(crate) fn main() -> ! {
             false
         }
     };
-    let result = match fs::read(RUN) {
+    let result = match run {
         Ok(line) => Some(command::run(&reaper, &command::line_of(&line))),
         Err(e) if e.kind() == io::ErrorKind::NotFound && command::has_own_shell() => {
             Some(command::shell(&reaper))
@@ -146,12 +168,23 @@ fn mount_all() -> Vec<String> {
     errors
 }
 
+/// Goes to the root that was asked for, if one was; what is process 1 there, if not the agent.
+fn enter_root() -> Result<Option<PathBuf>, String> {
+    let init = match fs::read(ROOT) {
+        Ok(init) => command::line_of(&init),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(format!("{ROOT}: {e}")),
+    };
+    root::enter()?;
+    Ok((!init.is_empty()).then(|| init.into()))
+}
+
 /// Mounts shares of the host below /mnt.
-fn mount_shares(list: &Path) -> Vec<String> {
-    let list = match fs::read_to_string(list) {
+fn mount_shares(list: io::Result<String>) -> Vec<String> {
+    let list = match list {
         Ok(list) => list,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Vec::new(),
-        Err(e) => return vec![format!("{}: {e}", list.display())],
+        Err(e) => return vec![format!("{SHARES}: {e}")],
     };
     let shares = list.lines().filter_map(|line| line.split_once(' '));
     let mounted = shares.map(|(tag, how)| {

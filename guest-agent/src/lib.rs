@@ -14,6 +14,7 @@ mod init;
 mod mark;
 pub mod protocol;
 pub mod reaper;
+mod root;
 pub mod server;
 mod words;
 

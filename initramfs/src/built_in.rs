@@ -24,6 +24,7 @@ pub struct Builder {
     modules: Vec<LoadedModule>,
     userland: Option<Userland>,
     shares: String,
+    root: Option<String>,
     without_agent: bool,
 }
 
@@ -90,6 +91,14 @@ impl Builder {
         self
     }
 
+    /// A directory of the host, the share `vmtrace-root`, is the root, where this is process 1 (else
+    /// the agent). `None`: the initramfs is the root.
+    #[must_use]
+    pub fn root(mut self, init: Option<impl Into<String>>) -> Self {
+        self.root = init.map(Into::into);
+        self
+    }
+
     /// The agent is added later, by [`add_agent`] of a vmtrace for the guest's architecture.
     #[must_use]
     pub fn without_agent(mut self) -> Self {
@@ -126,6 +135,9 @@ impl Builder {
         }
         if !self.shares.is_empty() {
             bytes(&mut archive, "vmtrace/shares", 0o644, self.shares.as_bytes())?;
+        }
+        if let Some(init) = &self.root {
+            bytes(&mut archive, "vmtrace/root", 0o644, init.as_bytes())?;
         }
         if let Some(run) = &self.run {
             bytes(&mut archive, "vmtrace/run", 0o644, run.as_bytes())?;

@@ -1,7 +1,7 @@
 //! Directories that guests share, of runs of `vmtrace boot` as a user would.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use vmtrace::emulated::cache_dir;
@@ -53,6 +53,50 @@ pub fn a_guest_reads_and_writes_directories(kernel: &str) {
     assert!(many.iter().all(Result::is_ok), "{:?}", listing(&at("out/many")));
     assert_eq!(listing(&at("in")), before);
     assert!(fs::read(at("in/deep/noise")).unwrap() == content, "what may only be read was written");
+}
+
+/// A directory is the whole system of a guest, which changes nothing of it; with the agent as process 1, and with another.
+pub fn a_directory_is_the_root(kernel: &str, arch: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    for name in ["bin", "etc", "share"] {
+        fs::create_dir(at(name)).unwrap();
+    }
+    let busybox = cache_dir().unwrap().join("userland").join(arch).join("busybox");
+    fs::copy(busybox, at("bin/busybox")).unwrap();
+    for name in ["sh", "cat", "ls", "rm", "mkdir", "mount", "grep", "poweroff", "test"] {
+        symlink("busybox", at("bin").join(name)).unwrap();
+    }
+    fs::write(at("etc/name"), "theirs\n").unwrap();
+    let own = "#!/bin/sh\necho process $$ is i-nit of $(cat /etc/name)\nmount | grep ' / '\npoweroff -f\n";
+    fs::write(at("bin/init"), own).unwrap();
+    fs::set_permissions(at("bin/init"), fs::Permissions::from_mode(0o755)).unwrap();
+    let before = (listing(directory.path()), listing(&at("bin")));
+    let run = "cat /etc/name && echo o-urs >/etc/name && cat /etc/name && rm /bin/ls && ! test -e /bin/ls \
+               && mkdir /new && echo x >/new/x && cat /new/x && mark told && test -e /proc/self/exe \
+               && test -e /sys/kernel && test -e /dev/null && cat /mnt/share0/deeper && exit 7";
+    fs::write(at("share/deeper"), "s-hared").unwrap();
+    let image = cache_dir().unwrap().join("kernels").join(kernel).join("vmlinuz");
+    let call = syscall(kernel, "mkdir*").unwrap();
+    let (root, share) = (format!("--root={}", directory.path().display()), at("share"));
+    let share = format!("--share={}", share.display());
+    let args = ["-f", &call, "--timeout", "300", "--cmdline", "loglevel=5"];
+    let boot = |more: &[&str]| {
+        let output = vmtrace("boot", &image, &[&args[..], &[&root], more].concat());
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, out, err) = boot(&[&share, "--run", run]);
+    assert_eq!(code, Some(4), "--run has failed, with 7: {err}");
+    assert!(err.contains("run status 7"), "{err}");
+    assert!(["theirs", "o-urs", "s-hared"].iter().all(|said| err.contains(said)), "{err}");
+    assert!(out.contains("mkdir-") && out.contains("told"), "{out}");
+    let (code, _, err) = boot(&["--init", "/bin/init"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(err.contains("process 1 is i-nit of theirs"), "{err}");
+    assert!(err.contains("on / type overlay"), "{err}");
+    assert_eq!((listing(directory.path()), listing(&at("bin"))), before);
+    assert_eq!(fs::read_to_string(at("etc/name")).unwrap(), "theirs\n");
 }
 
 fn listing(directory: &Path) -> Vec<String> {

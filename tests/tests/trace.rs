@@ -313,6 +313,13 @@ fn a_guest_reads_and_writes_directories() {
 }
 
 #[test]
+fn a_directory_is_the_root() {
+    for kernel in ["x86_64-6.1", "x86_64-6.12"] {
+        unless_lost(|| shares::a_directory_is_the_root(kernel, "x86_64"));
+    }
+}
+
+#[test]
 fn functions_of_a_module_are_traced() {
     for name in KERNELS {
         GUESTS.functions_of_a_module_are_traced(name);

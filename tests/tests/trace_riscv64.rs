@@ -158,6 +158,11 @@ fn a_guest_reads_and_writes_directories() {
 }
 
 #[test]
+fn a_directory_is_the_root() {
+    unless_lost(|| shares::a_directory_is_the_root("riscv64-7", "riscv64"));
+}
+
+#[test]
 fn a_task_is_the_noise_of_another() {
     unless_lost(|| latency::a_task_is_the_noise_of_another("riscv64-6.12"));
 }

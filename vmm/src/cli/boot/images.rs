@@ -99,6 +99,9 @@ pub(super) fn modules(args: &Args, image: &Path, release: &str) -> Result<Option
 /// And for shares: what they need comes first, as dependencies.
 const SHARE_MODULES: [&str; 3] = ["virtio_mmio", "fuse", "virtiofs"];
 
+/// What keeps the changes of a root that may only be read.
+const ROOT_MODULE: &str = "overlay";
+
 /// Where the modules are that disks and shares need, in the built-in initramfs: those of the run, or as found.
 pub(super) fn device_modules(args: &Args, image: &Path, release: &str) -> Option<PathBuf> {
     let any = args.disks.any() || args.shares.count() > 0;
@@ -147,7 +150,7 @@ pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
     }
     let mut builder = initramfs::Builder::new().run(args.run.as_deref());
     builder = builder.userland(userland::find(args, guest)?);
-    builder = builder.shares(args.shares.mounts());
+    builder = builder.shares(args.shares.mounts()).root(args.shares.process_1());
     if !guest.is_native() {
         builder = builder.without_agent();
     }
@@ -159,7 +162,8 @@ pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
         let usual = MODULES.iter().filter(|_| args.modules.is_some());
         let wanted = usual
             .chain(DISK_MODULES.iter().filter(|_| args.disks.any()))
-            .chain(SHARE_MODULES.iter().filter(|_| args.shares.count() > 0));
+            .chain(SHARE_MODULES.iter().filter(|_| args.shares.count() > 0))
+            .chain(args.shares.root.iter().map(|_| &ROOT_MODULE));
         let names: Vec<_> =
             wanted.copied().filter(|name| modules.names().any(|has| has == *name)).collect();
         builder = builder.modules(modules.resolve(&names)?);

@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use vmtrace_share::READY;
 
+/// The tag of the root.
+const ROOT: &str = "vmtrace-root";
+
 /// Options about shares.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Shares {
@@ -21,6 +24,14 @@ pub struct Shares {
     /// virtiofs T DIR`. T is share0, share1 and so on if no tag is given
     #[arg(long, value_name = "DIR[,rw][,tag=T]", value_parser = parse, help_heading = headings::MACHINE)]
     pub share: Vec<Spec>,
+    /// A directory of this machine as the guest's root, as / itself: the guest reads it by virtio-fs,
+    /// and keeps in its memory what it changes there. The agent is process 1; --run is a line for
+    /// the shell in there
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["initrd", "add"], value_parser = parse_root, help_heading = headings::MACHINE)]
+    pub root: Option<Spec>,
+    /// With --root: process 1 in place of the agent, such as /sbin/init
+    #[arg(long, value_name = "PATH", requires = "root", conflicts_with = "run", help_heading = headings::MACHINE)]
+    pub init: Option<String>,
     /// A share that is served elsewhere, by its tag.
     #[arg(long, hide = true, value_name = "TAG", requires = "share_gateway")]
     pub share_tag: Vec<String>,
@@ -57,8 +68,19 @@ fn parse(text: &str) -> Result<Spec, String> {
     Ok(Spec { path: path.into(), writable: writable.unwrap_or(false), tag })
 }
 
+/// Of which the guest changes nothing.
+fn parse_root(text: &str) -> Result<Spec, String> {
+    if text.is_empty() {
+        return Err("a root is a directory".to_owned());
+    }
+    Ok(Spec { path: text.into(), writable: false, tag: Some(ROOT.to_owned()) })
+}
+
 /// It is a name of a directory in the guest, too.
 fn checked(tag: &str) -> Result<String, String> {
+    if tag == ROOT {
+        return Err(format!("{ROOT} is the tag of --root"));
+    }
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     let fits = (1..=MAX_TAG).contains(&tag.len()) && !tag.starts_with('.');
     if fits && tag.chars().all(good) {
@@ -72,10 +94,21 @@ fn checked(tag: &str) -> Result<String, String> {
 impl Shares {
     /// How many there are.
     pub(super) fn count(&self) -> usize {
-        self.share.len() + self.share_tag.len()
+        self.share.len() + self.share_tag.len() + usize::from(self.root.is_some())
     }
 
-    /// Their tags, and whether the guest may write there.
+    /// Where a directory is the root: process 1 in there, or nothing for the agent.
+    pub(super) fn process_1(&self) -> Option<&str> {
+        self.root.as_ref().map(|_| self.init.as_deref().unwrap_or_default())
+    }
+
+    /// All that are served, with their tags.
+    fn served(&self) -> impl Iterator<Item = (String, &Spec)> {
+        let shares = self.mounts().map(|(tag, _)| tag).zip(&self.share);
+        shares.chain(self.root.iter().map(|root| (ROOT.to_owned(), root)))
+    }
+
+    /// Tags of those to be mounted, and whether the guest may write there.
     pub(super) fn mounts(&self) -> impl Iterator<Item = (String, bool)> {
         let tag = |(number, share): (usize, &Spec)| {
             let tag = share.tag.clone().unwrap_or_else(|| format!("share{number}"));
@@ -90,7 +123,7 @@ impl Shares {
     /// When one cannot be a share, or not beside the others.
     pub(super) fn check(&self) -> Result<()> {
         let mut tags = Vec::new();
-        for ((tag, _), share) in self.mounts().zip(&self.share) {
+        for (tag, share) in self.served() {
             share.check()?;
             if tags.contains(&tag) {
                 bail!("--share: two are called {tag}: give each a tag of its own (,tag=NAME)");
@@ -105,8 +138,8 @@ impl Shares {
     /// # Errors
     /// When one cannot be served.
     pub(super) fn start(&self, unconfined: bool) -> Result<Vec<Share>> {
-        let served = self.mounts().zip(&self.share).map(|((tag, _), share)| {
-            let shown = || format!("--share {}", share.path.display());
+        let served = self.served().map(|(tag, share)| {
+            let shown = || format!("{} {}", share.option(), share.path.display());
             Ok(Share { tag, server: share.serve(unconfined).with_context(shown)? })
         });
         let gateway = self.share_gateway.as_deref().unwrap_or(Path::new(""));
@@ -119,17 +152,25 @@ impl Shares {
 }
 
 impl Spec {
+    fn is_root(&self) -> bool {
+        self.tag.as_deref() == Some(ROOT)
+    }
+
+    fn option(&self) -> &str {
+        if self.is_root() { "--root" } else { "--share" }
+    }
+
     fn check(&self) -> Result<()> {
-        let shown = self.path.display();
+        let shown = format!("{} {}", self.option(), self.path.display());
         let found = fs::read_dir(&self.path);
         let Err(error) = found else { return Ok(()) };
         let name = self.path.to_string_lossy().into_owned();
-        let option = name.rsplit_once(',').filter(|_| !self.path.exists());
+        let option = name.rsplit_once(',').filter(|_| !self.path.exists() && !self.is_root());
         let error = anyhow!(error).context(match option {
             Some((_, option)) => {
-                format!("--share {shown}: shares have no option {option}, only rw, ro and tag=NAME")
+                format!("{shown}: shares have no option {option}, only rw, ro and tag=NAME")
             }
-            None => format!("--share {shown} is no directory that can be read"),
+            None => format!("{shown} is no directory that can be read"),
         });
         Err(error)
     }
@@ -189,11 +230,26 @@ mod tests {
         assert_eq!(spec("/a,rw,tag=x"), Ok(("/a".into(), true, tag("x"))));
         assert_eq!(spec("/a,rw,ro"), Ok(("/a,rw".into(), false, None)));
         assert_eq!(spec("/a,b"), Ok(("/a,b".into(), false, None)));
-        for bad in ["", ",rw", "a,tag=", "a,tag=x/y", "a,tag=..", "a,tag=é"] {
+        for bad in ["", ",rw", "a,tag=", "a,tag=x/y", "a,tag=vmtrace-root", "a,tag=..", "a,tag=é"]
+        {
             assert!(spec(bad).is_err(), "{bad}");
         }
         let long = |length| parse(&format!("a,tag={}", "x".repeat(length)));
         assert!(long(MAX_TAG).is_ok() && long(MAX_TAG + 1).is_err());
+    }
+
+    #[test]
+    fn a_root_is_one_share_more() {
+        let shares = args("--root / --share /tmp").unwrap().shares;
+        assert_eq!((shares.count(), shares.process_1()), (2, Some("")));
+        assert_eq!(shares.mounts().count(), 1, "the agent mounts it otherwise");
+        let shares = args("--root / --init /sbin/init").unwrap().shares;
+        assert_eq!(shares.process_1(), Some("/sbin/init"));
+        for bad in
+            ["--root / --initrd x", "--root / --add x", "--init x", "--root / --init x --run y"]
+        {
+            assert!(args(bad).is_err(), "{bad}");
+        }
     }
 
     // Anything else would be found out by a guest that cannot mount it.
@@ -214,10 +270,14 @@ mod tests {
             ("--share @file", "file is no directory", "Not a directory"),
             ("--share @d,wr", "no option wr", "rw, ro and tag"),
             ("--share @d,tag=x --share @a,b,tag=x", "two are called x", ",tag=NAME"),
+            ("--root @none", "none is no directory", "No such file"),
+            ("--root @d,rw", "--root @d,rw is no directory", "No such file"),
             ("--share @d,tag=share1 --share @d", "two are called share1", ",tag=NAME"),
         ] {
             let error = check(line).unwrap_err();
-            assert!(error.contains(what) && error.contains(remedy), "{line}: {error}");
+            let line = line.replace('@', &format!("{}/", directory.path().display()));
+            let what = what.replace('@', &format!("{}/", directory.path().display()));
+            assert!(error.contains(&what) && error.contains(remedy), "{line}: {error}");
             assert!(!error.contains('\n'), "{error}");
         }
     }

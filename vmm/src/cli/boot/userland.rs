@@ -39,6 +39,10 @@ fn choose(
     guest: HostArch,
     userland: Result<Userland, Error>,
 ) -> Result<Option<Userland>> {
+    if args.shares.root.is_some() {
+        // Lines are run by what is in there.
+        return Ok(None);
+    }
     let want = match &args.run {
         Some(line) => want(args, line, userland.as_ref().ok()).map_err(BadUsage)?,
         None if args.socket.is_some() || args.vsock.is_some() => Want::Maybe,
