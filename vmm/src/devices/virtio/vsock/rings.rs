@@ -51,6 +51,16 @@ impl<'m> Span<'m> {
         Ok(span)
     }
 
+    /// All of a memory.
+    #[cfg(test)]
+    pub(super) fn of_all(memory: &'m GuestMemoryMmap) -> Span<'m> {
+        use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+        let all = |region| GuestMemoryRegion::as_volatile_slice(region).unwrap();
+        let slices: VecDeque<_> = memory.iter().map(all).collect();
+        let length = slices.iter().map(VolatileSlice::len).sum();
+        Span { slices, length }
+    }
+
     /// Bytes left.
     pub(super) fn len(&self) -> usize {
         self.length
