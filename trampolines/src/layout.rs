@@ -130,7 +130,9 @@ impl Info {
 pub struct Control {
     /// Position down to which the chunk is in use.
     pub head: u64,
-    reserved: [u64; 7],
+    /// Not 0: who finds the ring full waits for room, if its program can. Written by the VMM alone.
+    pub wait: u64,
+    reserved: [u64; 6],
 }
 
 /// The account of a chunk.
@@ -235,7 +237,7 @@ impl Ring {
     /// The control block with which the ring starts.
     #[must_use]
     pub const fn control(&self) -> Control {
-        Control { head: self.start(), reserved: [0; 7] }
+        Control { head: self.start(), wait: 0, reserved: [0; 6] }
     }
 
     /// Whether a head can be at `position`.
@@ -299,6 +301,8 @@ pub mod control {
     use super::{Control, offset_of};
     /// [`Control::head`]
     pub const HEAD: usize = offset_of!(Control, head);
+    /// [`Control::wait`]
+    pub const WAIT: usize = offset_of!(Control, wait);
 }
 
 /// Offsets in [`Front`], bytes.

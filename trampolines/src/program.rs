@@ -11,6 +11,20 @@ pub enum Overflow {
     Drop,
     /// The oldest record is overwritten: a flight recorder.
     Overwrite,
+    /// The CPU executes this until there is room, as long as [`Control::wait`](crate::layout::Control::wait)
+    /// says so; otherwise the new record is dropped and counted. It keeps all registers (riscv64: but `a7`).
+    Block(&'static [u8]),
+}
+
+impl Overflow {
+    /// Whether records are taken out while the guest runs, and none is overwritten.
+    #[must_use]
+    pub const fn drains(self) -> bool {
+        match self {
+            Self::Drop | Self::Block(_) => true,
+            Self::Overwrite => false,
+        }
+    }
 }
 
 /// How a program is entered, and how it goes on.
@@ -342,7 +356,9 @@ impl Program {
     /// What its records say of themselves. `overwrite` records get the tag of their lap later.
     pub(crate) fn info(&self, overflow: Overflow) -> Info {
         match overflow {
-            Overflow::Drop => Info::new(self.size(), self.number, 1, Info::DRAINED),
+            Overflow::Drop | Overflow::Block(_) => {
+                Info::new(self.size(), self.number, 1, Info::DRAINED)
+            }
             Overflow::Overwrite => Info::new(self.size(), self.number, self.tracers, 0),
         }
     }

@@ -123,7 +123,7 @@ fn what_can_be_read_is_read_and_nothing_else() {
                     guest.run(1, &mut registers);
                     let record = match overflow {
                         Overflow::Overwrite => guest.recorded(0).pop().unwrap(),
-                        Overflow::Drop => {
+                        Overflow::Drop | Overflow::Block(_) => {
                             let mut last = None;
                             guest
                                 .drain(0, &mut guest.ring(0).start(), |record| last = Some(record));

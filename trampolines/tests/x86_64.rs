@@ -78,7 +78,7 @@ fn the_state_of_the_cpu_is_that_of_the_call() {
             }
             let mut all = Vec::new();
             match overflow {
-                Overflow::Drop => {
+                Overflow::Drop | Overflow::Block(_) => {
                     guest.drain(0, &mut guest.ring(0).start(), |record| all.push(record));
                 }
                 Overflow::Overwrite => all = guest.recorded(0),

@@ -103,7 +103,8 @@ pub fn compile(
         Point::Return => dynasm!(ops; .arch riscv64; ret),
     }
     match overflow {
-        Overflow::Drop => slow(&mut ops, program),
+        Overflow::Drop => slow(&mut ops, program, None),
+        Overflow::Block(wait) => slow(&mut ops, program, Some(wait)),
         Overflow::Overwrite => overwrite(&mut ops, program),
     }
     finish(reads, &mut ops, values)?;
@@ -160,7 +161,7 @@ fn reserve(ops: &mut Assembler, program: &Program, overflow: Overflow) -> Result
     );
     match overflow {
         // The upper part of what the record says of itself is the limit, too.
-        Overflow::Drop => dynasm!(ops; .arch riscv64; .feature A, Zicntr
+        Overflow::Drop | Overflow::Block(_) => dynasm!(ops; .arch riscv64; .feature A, Zicntr
             ; lui t4, upper
             ; bgeu t4, t3, >slow
         ),

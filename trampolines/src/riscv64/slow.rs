@@ -1,11 +1,11 @@
-//! What a hit does that finds its chunk used up: opens the next one, or drops the record.
+//! What a hit does that finds its chunk used up: opens the next one, waits for it, or drops the record.
 //!
 //! The account of a chunk is found from the position itself, so whatever happens to this task in
 //! here, the exchange or the verdict "full" is about the ring that the position named.
 
 use super::operands::{Assembler, Registers, SHIFT, SPENT_SHIFTED, registers};
 use crate::displacement::{account, at, small};
-use crate::layout::{CHUNK_SIZE, CLAIMED, FRONT_SIZE, below, front};
+use crate::layout::{self, CHUNK_SIZE, CLAIMED, FRONT_SIZE, below, front};
 use crate::program::Program;
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
 
@@ -42,7 +42,7 @@ fn drop(ops: &mut Assembler, program: &Program) {
 }
 
 /// With the position in t2 and the control block in its register, as `reserve` leaves them.
-pub(super) fn slow(ops: &mut Assembler, program: &Program) {
+pub(super) fn slow(ops: &mut Assembler, program: &Program, wait: Option<&'static [u8]>) {
     let Registers { control, .. } = registers(program.point);
     dynasm!(ops; .arch riscv64; .feature A, Zicntr; slow:);
     next_chunk(ops);
@@ -57,6 +57,20 @@ pub(super) fn slow(ops: &mut Assembler, program: &Program) {
         ; j <reserve
         ; full:
     );
+    if let Some(instructions) = wait {
+        // Waits a while and looks again, unless nobody makes room any more.
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr
+            ; ld t6, [X(control), small(layout::control::WAIT)]
+            ; beqz t6, >drop
+            ; mv t6, a7
+        );
+        ops.extend(instructions);
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr
+            ; mv a7, t6
+            ; j <reserve
+            ; drop:
+        );
+    }
     drop(ops, program);
 }
 

@@ -29,6 +29,8 @@ pub(super) struct Operands {
     pub(super) size: i32,
     pub(super) info: i32,
     pub(super) overwrite: bool,
+    /// What makes the CPU wait for room.
+    pub(super) wait: Option<&'static [u8]>,
     pub(super) tracers: i32,
     pub(super) shared: bool,
 }
@@ -39,7 +41,11 @@ impl Operands {
         Self {
             size: small(program.size()),
             info: program.info(overflow).0.cast_signed(),
-            overwrite: overflow == Overflow::Overwrite,
+            overwrite: !overflow.drains(),
+            wait: match overflow {
+                Overflow::Block(wait) => Some(wait),
+                Overflow::Drop | Overflow::Overwrite => None,
+            },
             tracers: program.tracers.into(),
             shared: matches!(values.addressing, Addressing::Shared { .. }),
         }

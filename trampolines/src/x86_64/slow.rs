@@ -1,11 +1,11 @@
-//! What a hit does that finds its chunk used up: opens the next one, or drops the record.
+//! What a hit does that finds its chunk used up: opens the next one, waits for it, or drops the record.
 //!
 //! The account of a chunk is found from the position itself, so whatever happens to this task in
 //! here, the exchange or the verdict "full" is about the ring that the position named.
 
 use super::operands::{ABOVE_SPENT, Assembler, Operands, exchange};
 use crate::displacement::{account, small};
-use crate::layout::{CHUNK_SIZE, CLAIMED, FRONT_SIZE, below, front};
+use crate::layout::{CHUNK_SIZE, CLAIMED, FRONT_SIZE, below, control, front};
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
 
 const LAST_BYTE: i32 = small(CHUNK_SIZE) - 1;
@@ -39,12 +39,31 @@ pub(super) fn slow(ops: &mut Assembler, operands: &Operands) {
             ; jmp <reserve
             ; full:
         );
+        if let Some(instruction) = operands.wait {
+            wait(ops, operands.shared, instruction);
+        }
     }
     dynasm!(ops; .arch x64
         ; movsxd r10, eax
         ; or r10, LAST_BYTE
         ; lock add QWORD [r10 + account(front::DROPPED)], operands.tracers
         ; jmp <out
+    );
+}
+
+/// Waits a while and looks again, unless nobody makes room any more.
+fn wait(ops: &mut Assembler, shared: bool, instruction: &[u8]) {
+    let word = small(control::WAIT);
+    if shared {
+        dynasm!(ops; .arch x64; cmp DWORD [r11 + word], 0);
+    } else {
+        dynasm!(ops; .arch x64; gs cmp DWORD [r11 + word], 0);
+    }
+    dynasm!(ops; .arch x64; je >drop);
+    ops.extend(instruction);
+    dynasm!(ops; .arch x64
+        ; jmp <reserve
+        ; drop:
     );
 }
 

@@ -4,7 +4,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use vmtrace_trampolines::layout::{
-    CHUNK_SIZE, CLAIMED, COMMON_SIZE, Common, Control, Front, Info, Ring, below, front,
+    CHUNK_SIZE, CLAIMED, COMMON_SIZE, Common, Control, Front, Info, Ring, below, control, front,
 };
 use vmtrace_trampolines::{Code, Field, Overflow, Point, Program, Readable};
 
@@ -358,6 +358,12 @@ impl FakeGuest {
             }
         }
         all
+    }
+
+    /// Whether who finds the ring of `cpu` full waits for room.
+    pub(crate) fn set_wait(&self, cpu: u64, on: bool) {
+        let word = self.word(arch::control(self.per_cpu, cpu) + control::WAIT as u64);
+        word.store(on.into(), Ordering::Release);
     }
 
     /// Does one exchange of head, as a writer does by whom the test then stands in.

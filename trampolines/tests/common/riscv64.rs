@@ -288,6 +288,9 @@ fn distance(from: u64, to: u64) -> i32 {
 }
 
 /// Does nothing.
+/// Waits for nothing, and changes what may be (li a7, 5).
+pub(crate) const WAIT: &[u8] = &[0x93, 0x08, 0x50, 0x00];
+
 pub(crate) const NOP: [u8; 4] = encode::NOP.to_le_bytes();
 
 /// A program that goes on with another one in place of its end, as the VMM makes it.

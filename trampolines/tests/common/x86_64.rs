@@ -151,6 +151,9 @@ pub(crate) fn jump(from: u64, to: u64) -> Vec<u8> {
 }
 
 /// `endbr64`, which does nothing.
+/// Waits for nothing (pause).
+pub(crate) const WAIT: &[u8] = &[0xf3, 0x90];
+
 pub(crate) const NOP: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
 /// A program at an address that goes on with another one in place of its end, as the VMM makes it.
