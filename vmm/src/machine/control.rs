@@ -7,12 +7,12 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::signal::Thread;
 use super::vcpu::lock;
-use super::{Event, ExitReason, MachineError};
+use super::{Event, ExitReason, MachineError, Room};
 
 /// How long vCPUs are given to stop. Far above what any needs, even emulated.
 pub(super) const STOP_LIMIT: Duration = Duration::from_secs(10);
@@ -71,6 +71,7 @@ pub(super) struct Control {
     resumed: Condvar,
     /// Some vCPU should look at the state: a copy of it that costs nothing to read.
     attention: AtomicBool,
+    room: Arc<Room>,
     /// How long vCPUs are given to stop.
     limit: Duration,
 }
@@ -106,6 +107,7 @@ impl Control {
         events: Sender<Event>,
         limit: Duration,
     ) -> Control {
+        let room = Arc::new(Room::new(vcpus));
         let vcpus = (0..vcpus).map(|_| VcpuState { phase: Phase::New, held: false }).collect();
         let state = State {
             vcpus,
@@ -122,6 +124,7 @@ impl Control {
             stopped: Condvar::new(),
             resumed: Condvar::new(),
             attention: AtomicBool::new(false),
+            room,
             limit,
         }
     }
@@ -133,6 +136,9 @@ impl Control {
     fn update_attention(&self, state: &State) {
         let attention = state.pausing || state.stopping || state.exited;
         self.attention.store(attention, Ordering::SeqCst);
+        if attention {
+            self.room.interrupt();
+        }
     }
 
     // --- for vCPU threads ---
@@ -200,6 +206,16 @@ impl Control {
     /// Tells the controller why the guest is gone.
     pub(super) fn announce(&self, reason: ExitReason) {
         self.state().send(Event::Exit(reason));
+    }
+
+    /// What vCPUs wait for.
+    pub(super) fn room(&self) -> &Arc<Room> {
+        &self.room
+    }
+
+    /// Lets all that are in the guest look at everything.
+    pub(super) fn kick(&self) {
+        self.state().kick_running();
     }
 
     // --- for the controller ---

@@ -16,14 +16,19 @@ mod event;
 mod kvm;
 mod memory;
 mod pause;
+mod room;
 mod signal;
 mod vcpu;
 mod vm;
 
-pub use arch::{ANNEX_BASE, BootImage, DEFAULT_CMDLINE, MAX_ANNEX, Registers, TRAP_INSTRUCTION};
+pub use arch::{
+    ANNEX_BASE, BootImage, DEFAULT_CMDLINE, MAX_ANNEX, Registers, TRAP_INSTRUCTION,
+    WAIT_INSTRUCTION,
+};
 pub use config::{AgentSink, Config, ConsoleSinks, ImageBytes, MAX_MEMORY, MIN_MEMORY};
 pub use error::MachineError;
 pub use event::{Event, ExitReason};
 pub use memory::Annex;
 pub use pause::{Detour, Diverted, Paused};
+pub use room::{Room, Stall};
 pub use vm::{Machine, SerialInput, Waker};

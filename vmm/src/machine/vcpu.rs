@@ -21,6 +21,8 @@ pub(super) enum Step {
     Interrupted,
     /// The guest executed what may be a trap instruction.
     Trap,
+    /// The guest's code has found no room for what it has to write.
+    Full,
     /// The guest wrote a watched register; the write is done.
     #[allow(dead_code, reason = "not every architecture has such registers")]
     MsrWrite {
@@ -109,11 +111,19 @@ fn turn(id: usize, this: &mut Vcpu, control: &Control, platform: &Platform) -> T
             Some(step) => step,
             None => return Turn::Checkpoint,
         }
+    } else if control.room().is_stalled() {
+        return stand_still(this, control);
     } else {
         arch::run(&mut this.fd, platform)
     };
     let event = match step {
         Step::Continue | Step::Interrupted => return Turn::Again,
+        Step::Full => {
+            if control.room().wait(id, || control.attention()) {
+                control.kick();
+            }
+            return Turn::Again;
+        }
         Step::Exit(reason) => return Turn::Exit(reason),
         Step::Trap => {
             // First the instruction must be over, or KVM would later skip what is then there.
@@ -143,4 +153,13 @@ fn turn(id: usize, this: &mut Vcpu, control: &Control, platform: &Platform) -> T
         }
     };
     Turn::Event(event)
+}
+
+/// Waits with all others until there is room; the guest is told that it was stopped.
+fn stand_still(this: &Vcpu, control: &Control) -> Turn {
+    control.room().wait_with_all(|| control.attention());
+    match arch::paused(&this.fd) {
+        Ok(()) => Turn::Again,
+        Err(error) => Turn::Exit(ExitReason::InternalError(error.to_string())),
+    }
 }

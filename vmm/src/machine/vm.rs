@@ -11,7 +11,7 @@ use super::arch::{self, Platform};
 use super::board::VirtioSet;
 use super::control::{Control, STOP_LIMIT};
 use super::vcpu::{self, Vcpu};
-use super::{Annex, Config, ConsoleSinks, Event, MachineError, Paused, kvm, memory, signal};
+use super::{Annex, Config, ConsoleSinks, Event, MachineError, Paused, Room, kvm, memory, signal};
 use crate::devices::{Gate, SerialPort, Witness};
 use crate::sandbox::{self, Thread};
 
@@ -167,6 +167,12 @@ impl Machine {
     /// Lets a vCPU go on that is parked on an event. Inside a pause it goes on when that ends.
     pub fn release(&self, vcpu: usize) -> Result<(), MachineError> {
         self.control.release(vcpu)
+    }
+
+    /// What vCPUs wait for that execute [`WAIT_INSTRUCTION`](super::WAIT_INSTRUCTION).
+    #[must_use]
+    pub fn room(&self) -> Arc<Room> {
+        Arc::clone(self.control.room())
     }
 
     /// From now on nothing on the guest's console tells of its end: its kernel is asked itself.

@@ -32,12 +32,18 @@ pub(in crate::machine) use vcpu::{paused, refuse_trap, run, trap_address};
 /// A call of an extension of the SBI in the range for vendors, which KVM hands to its user; the
 /// two letters in its number are "vm". No register but a7 changes: at the entry of a function that
 /// is its eighth argument.
-pub const TRAP_INSTRUCTION: [u8; 8] = {
+pub const TRAP_INSTRUCTION: [u8; 8] = call_of(sbi::TRAP);
+
+/// The instructions with which the guest's code waits for [`Room`](super::Room): `lui a7, 0x976e; ecall`.
+pub const WAIT_INSTRUCTION: &[u8] = &call_of(sbi::WAIT);
+
+/// Calls an extension, whose number is a multiple of 4096.
+const fn call_of(extension: u64) -> [u8; 8] {
     const LUI_A7: u32 = 0x37 | 17 << 7;
     #[expect(clippy::cast_possible_truncation, reason = "extensions have 32 bits")]
-    let [a, b, c, d] = (sbi::TRAP as u32 | LUI_A7).to_le_bytes();
+    let [a, b, c, d] = (extension as u32 | LUI_A7).to_le_bytes();
     [a, b, c, d, 0x73, 0, 0, 0]
-};
+}
 
 /// A command line for guests that have no wish of their own: the console is the serial port, and a
 /// panic ends the machine instead of halting it.
@@ -49,7 +55,9 @@ mod tests {
 
     #[test]
     fn traps_name_an_extension_of_the_vendor_range() {
-        assert!((0x0900_0000..=0x09ff_ffff).contains(&sbi::TRAP));
+        for extension in [sbi::TRAP, sbi::WAIT] {
+            assert!((0x0900_0000..=0x09ff_ffff).contains(&extension) && extension % 4096 == 0);
+        }
         assert_eq!(TRAP_INSTRUCTION, [0xb7, 0xd8, 0x76, 0x09, 0x73, 0, 0, 0]);
     }
 }

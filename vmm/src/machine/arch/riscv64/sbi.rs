@@ -4,6 +4,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// The extension whose calls are traps; see [`super::TRAP_INSTRUCTION`].
 pub(super) const TRAP: u64 = 0x0976_d000;
+/// The extension whose calls wait for room; see [`super::WAIT_INSTRUCTION`].
+pub(super) const WAIT: u64 = 0x0976_e000;
 /// The debug console (SBI 2.0, chapter 12).
 const DEBUG_CONSOLE: u64 = 0x4442_434e;
 

@@ -83,10 +83,10 @@ fn call(fd: &mut VcpuFd, platform: &Platform) -> Step {
     let exit = unsafe { &mut fd.get_kvm_run().__bindgen_anon_1.riscv_sbi };
     let call =
         Call { extension: exit.extension_id, function: exit.function_id, arguments: exit.args };
-    if call.extension == sbi::TRAP {
+    if matches!(call.extension, sbi::TRAP | sbi::WAIT) {
         // Where a function was about to begin, these are its arguments.
         exit.ret = [call.arguments[0], call.arguments[1]];
-        return Step::Trap;
+        return if call.extension == sbi::TRAP { Step::Trap } else { Step::Full };
     }
     let (answer, then) = platform.answer(&call);
     exit.ret = [answer.error.cast_unsigned(), answer.value];

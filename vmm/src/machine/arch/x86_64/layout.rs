@@ -82,6 +82,8 @@ pub(super) const POWER: u16 = 0x600;
 pub(super) const RESET_CONTROL: u16 = 0xcf9;
 /// The port whose `out` instructions are traps.
 pub(super) const TRAP_PORT: u8 = 0xea;
+/// The port whose writes wait for room.
+pub(super) const WAIT_PORT: u8 = 0xeb;
 
 /// RAM of a machine with `size` bytes of it: start and length of each piece.
 #[must_use]

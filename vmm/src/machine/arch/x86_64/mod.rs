@@ -31,6 +31,10 @@ pub(in crate::machine) use vcpu::{
 /// so that nobody gets anywhere by jumping to it.
 pub const TRAP_INSTRUCTION: [u8; 2] = [0xe6, layout::TRAP_PORT];
 
+/// The instruction with which the guest's code waits for [`Room`](super::Room): `out 0xeb, al`. No PC has
+/// that port either.
+pub const WAIT_INSTRUCTION: &[u8] = &[0xe6, layout::WAIT_PORT];
+
 /// A command line for guests that have no wish of their own: the console is the serial port, and a
 /// panic ends the machine instead of halting it.
 ///

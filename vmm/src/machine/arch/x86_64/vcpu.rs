@@ -191,6 +191,9 @@ pub(in crate::machine) fn run(fd: &mut VcpuFd, platform: &Platform) -> Step {
         Ok(VcpuExit::IoOut(port, &[_])) if port == u16::from(layout::TRAP_PORT) => {
             Todo::Step(Step::Trap)
         }
+        Ok(VcpuExit::IoOut(port, &[_])) if port == u16::from(layout::WAIT_PORT) => {
+            Todo::Step(Step::Full)
+        }
         Ok(VcpuExit::IoOut(port, data)) => {
             Todo::Step(outcome(platform.ports.write(u64::from(port), data)))
         }
