@@ -17,6 +17,9 @@ pub struct Summary {
     pub counted: Option<Counted>,
     /// Pauses of all vCPUs.
     pub pauses: Pauses,
+    /// Waiting for room in rings, if vCPUs did that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waits: Option<Waits>,
     /// Time spent patching, in nanoseconds.
     pub patch_ns: u64,
     /// How the run ended.
@@ -104,6 +107,18 @@ pub struct Pauses {
     pub total_ns: u64,
     /// The longest in nanoseconds.
     pub max_ns: u64,
+}
+
+/// How vCPUs waited for room in their rings instead of losing records.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Waits {
+    /// Each by itself: the time in all of each vCPU, in nanoseconds.
+    pub vcpus_ns: Vec<u64>,
+    /// All together, while the output took nothing: so often.
+    pub stalls: u64,
+    /// The time of these in nanoseconds.
+    pub stalls_ns: u64,
 }
 
 /// How a run ended.

@@ -44,8 +44,9 @@ const REMEDIES: [(LossReason, &str); 5] = [
     (
         LossReason::Full,
         "the guest made records faster than they could be taken: trace fewer functions (-f, -n), \
-         begin later (--from), write to a file (-o FILE) rather than to a terminal, or keep the \
-         newest instead of the oldest (--overflow overwrite)",
+         begin later (--from), write to a file (-o FILE) rather than to a terminal, keep the \
+         newest instead of the oldest (--overflow overwrite), or let the guest wait (--overflow \
+         block)",
     ),
     (
         LossReason::Overwritten,

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use crate::stream::{Counted, Summary};
+use crate::stream::{Counted, Summary, Waits};
 
 use super::printable;
 use super::text::milliseconds;
@@ -13,7 +13,8 @@ use super::text::milliseconds;
 /// # Errors
 /// When the output fails.
 pub fn write_summary(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
-    let Summary { sites, vcpus, counted, pauses, patch_ns, exit, run_status, notes } = summary;
+    let Summary { sites, vcpus, counted, pauses, waits, patch_ns, exit, run_status, notes } =
+        summary;
     let skipped: u64 = sites.skipped.iter().fold(0, |sum, skip| sum.saturating_add(skip.count));
     writeln!(
         out,
@@ -83,6 +84,9 @@ pub fn write_summary(out: &mut impl Write, summary: &Summary) -> io::Result<()> 
         milliseconds(pauses.max_ns),
         milliseconds(*patch_ns)
     )?;
+    if let Some(waits) = waits {
+        write_waits(out, waits)?;
+    }
     writeln!(out, "vmtrace: guest {}", exit.as_str())?;
     if let Some(status) = run_status {
         writeln!(out, "vmtrace: run status {status}")?;
@@ -91,4 +95,17 @@ pub fn write_summary(out: &mut impl Write, summary: &Summary) -> io::Result<()> 
         writeln!(out, "vmtrace: note {}", printable(note))?;
     }
     Ok(())
+}
+
+/// How vCPUs waited instead of losing records.
+fn write_waits(out: &mut impl Write, waits: &Waits) -> io::Result<()> {
+    let list = waits.vcpus_ns.iter().enumerate();
+    let list: Vec<_> = list.map(|(id, &time)| format!("vcpu{id} {}", milliseconds(time))).collect();
+    let all = waits.vcpus_ns.iter().fold(0, |sum: u64, &time| sum.saturating_add(time));
+    write!(out, "vmtrace: waited for room {} ({})", milliseconds(all), list.join(", "))?;
+    if waits.stalls > 0 {
+        let time = milliseconds(waits.stalls_ns);
+        write!(out, ", all at once {} times for {time} (the output took nothing)", waits.stalls)?;
+    }
+    writeln!(out)
 }

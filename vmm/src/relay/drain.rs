@@ -5,6 +5,7 @@ use super::names::{Callers, Functions, ModuleNames, TaskNames};
 use super::order::Order;
 use super::programs::Programs;
 use super::values::Untold;
+use super::waiting::Waits;
 use super::{
     Clock, Command, ConsoleLines, End, Grace, Setup, Status, Targets, TracedSites, TracerName,
     counts,
@@ -69,6 +70,7 @@ pub struct Drain {
     live: bool,
     /// To be told before the end.
     traced: Vec<TracedSites>,
+    waits: Waits,
 }
 
 impl Drain {
@@ -83,7 +85,7 @@ impl Drain {
 
     pub(super) fn new(setup: Setup, clock: Clock) -> io::Result<Self> {
         let Setup { header, stream, joins, readers, tasks, memory, kernel, .. } = setup;
-        let Setup { targets, console, .. } = setup;
+        let Setup { targets, console, waiting, .. } = setup;
         let mut writer = Writer::new(stream, &header)?;
         // Who waits already gets the very bytes that a file gets.
         while let Ok(join) = joins.try_recv() {
@@ -111,6 +113,7 @@ impl Drain {
             unheard: 0,
             unmarked: 0,
             traced: Vec::new(),
+            waits: Waits::new(waiting),
             programs: Programs::default(),
             untold: Untold::default(),
             raw: RawBatch::with_capacity(BATCH),
@@ -135,8 +138,10 @@ impl Drain {
                 tell(corrupt.to_string());
             }
             // Without room records are better off in their rings: what gets too much is counted
-            // there.
-            let busy = self.has_room() && self.pass()?;
+            // there, or waits.
+            let room = self.has_room();
+            self.waits.close(!room);
+            let busy = room && self.pass()?;
             let rest = match (busy, self.live) {
                 (true, _) => BUSY_REST,
                 (false, true) => IDLE_REST,
@@ -330,6 +335,7 @@ impl Drain {
                 *written = until.max(*written);
             }
         }
+        self.waits.passed(&self.readers, any);
         let until = self.written.iter().copied().min().unwrap_or(now).max(self.marked);
         // Also where it stays: readers learn by it that there has been a pass.
         if until > self.marked || any {
@@ -341,7 +347,7 @@ impl Drain {
         Ok(any)
     }
 
-    /// Makes marks of the lines of the console.
+    /// Makes marks of the lines of the console, and of when all vCPUs waited.
     fn hear(&mut self) -> io::Result<()> {
         let (lines, dropped) = self.console.take();
         self.unheard += dropped;
@@ -349,6 +355,12 @@ impl Drain {
             let ticks = self.clock.ticks_at(line.ended);
             let kind = MarkKind::Console;
             self.mark(&Mark { ticks, kind, duration_ns: 0, text: line.text })?;
+        }
+        for (begun, time) in self.waits.stalls() {
+            let ticks = self.clock.ticks_at(begun);
+            let duration_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+            let text = "the output of the trace took nothing".to_owned();
+            self.mark(&Mark { ticks, kind: MarkKind::Pause, duration_ns, text })?;
         }
         Ok(())
     }
@@ -466,6 +478,7 @@ impl Drain {
     /// When the primary output fails.
     pub fn finish(mut self, mut summary: Summary, grace: &Grace) -> io::Result<End> {
         self.console.finish();
+        self.waits.end(&self.readers);
         let begun = self.writer.get_mut().primary().taken();
         let left = |taken: u64| grace.left(taken.saturating_sub(begun));
         loop {
@@ -533,6 +546,7 @@ impl Drain {
         // Whoever asked in time gets at least the end.
         self.join()?;
         self.tell_traced()?;
+        std::mem::take(&mut self.waits).tell(&mut summary);
         let summary = self.writer.end(&summary)?;
         self.writer.flush()?;
         let unwritten = self.writer.get_mut().finish(left)?;

@@ -12,6 +12,7 @@ mod order;
 mod priority;
 mod programs;
 mod values;
+mod waiting;
 
 use crate::kernel::Kernel;
 use crate::sandbox::{self, Thread};
@@ -58,6 +59,22 @@ pub struct Setup {
     pub ticks: u64,
     /// The guest's console.
     pub console: ConsoleLines,
+    /// Those who wait where a ring is full, if they do.
+    pub waiting: Option<Box<dyn Waiting>>,
+}
+
+/// Those who write into rings and wait where there is no room.
+pub trait Waiting: Send {
+    /// There is room again.
+    fn made_room(&self);
+    /// Whether nobody takes what was written, so that no room can be made.
+    fn close(&self, closed: bool);
+    /// For how long somebody has waited since there was room last; `None` when nobody does.
+    fn wanted_for(&self) -> Option<Duration>;
+    /// When all stood still, since the last time, and for how long.
+    fn stalls(&self) -> Vec<(Instant, Duration)>;
+    /// For how long each has waited in all.
+    fn waited(&self) -> Vec<Duration>;
 }
 
 /// What may write records, beside what the relay knows already.

@@ -22,6 +22,7 @@ use super::anomaly::Anomaly;
 use super::arch;
 use super::ending::TraceEnd;
 use super::history::History;
+use super::room;
 use super::selftest::Testing;
 use super::tracing::Plan;
 use super::verdict::Verdict;
@@ -503,6 +504,7 @@ impl Controller {
             targets: Targets::default(),
             ticks: paused.tsc(0)?,
             console,
+            waiting: room::waiting(machine, self.tracing.overflow),
         };
         let waker = machine.waker();
         self.relay = Some(Relay::start(setup, move || waker.wake())?);

@@ -98,6 +98,7 @@ impl Controller {
             targets: Targets::default(),
             ticks: 0,
             console,
+            waiting: None,
         };
         let waker = machine.waker();
         Relay::start(setup, move || waker.wake())

@@ -19,6 +19,7 @@ mod history;
 mod modules;
 mod points;
 mod printk;
+mod room;
 mod selftest;
 mod shares;
 mod sharing;

@@ -203,7 +203,7 @@ impl Tracing {
         let free = self.tracers.iter().skip(1).position(Option::is_none).map(|free| free + 1);
         let fresh = (self.tracers.len() < Self::MAX_TRACERS).then_some(self.tracers.len().max(1));
         let number = match self.overflow {
-            Overflow::Drop => free.or(fresh)?,
+            Overflow::Drop | Overflow::Block(_) => free.or(fresh)?,
             Overflow::Overwrite => fresh.or(free)?,
         };
         if number >= self.tracers.len() {

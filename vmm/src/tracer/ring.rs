@@ -5,7 +5,9 @@ use super::raw::{RawBatch, RawRecord};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
-use vmtrace_trampolines::layout::{CHUNK_SIZE, COMMON_SIZE, FRONT_SIZE, Info, LAP, Ring, front};
+use vmtrace_trampolines::layout::{
+    CHUNK_SIZE, COMMON_SIZE, FRONT_SIZE, Info, LAP, Ring, control, front,
+};
 
 /// What a ring has come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,6 +103,16 @@ impl RingReader {
     #[must_use]
     pub fn overwrites(&self) -> bool {
         self.overwrite
+    }
+
+    /// Whether programs that can wait for room in this ring do so; at first none does.
+    pub fn let_wait(&self, on: bool) {
+        let memory = self.memory.slice();
+        if let Some(at) = self.control.checked_add(control::WAIT)
+            && let Ok(word) = memory.get_atomic_ref::<AtomicU64>(at)
+        {
+            word.store(u64::from(on).to_le(), Ordering::Release);
+        }
     }
 
     /// Set once the ring was found damaged; nothing is taken out from then on.

@@ -16,7 +16,6 @@ use super::trace::{Attachment, TraceError};
 use super::tripwire::Tripwire;
 use crate::kernel::{Kernel, Site};
 use vm_memory::Bytes;
-use vmtrace_trampolines::Overflow;
 use vmtrace_trampolines::layout::CHUNK_SIZE;
 
 /// Records that are looked for: one, and whether there are more.
@@ -228,7 +227,7 @@ impl Attachment {
 
     /// What is in each ring, and how much was lost there.
     fn recorded(&self) -> Vec<(usize, RawBatch, u64)> {
-        let overwrite = self.overflow == Overflow::Overwrite;
+        let overwrite = !self.overflow.drains();
         let readers = RingReader::all(&self.layout, &self.memory, overwrite);
         let take = |(cpu, mut reader): (usize, RingReader)| {
             let mut batch = RawBatch::with_capacity(RECORDS);

@@ -217,7 +217,10 @@ impl Attachment {
     /// One reader for each vCPU's ring. To be called once.
     #[must_use]
     pub fn readers(&self) -> Vec<RingReader> {
-        RingReader::all(&self.layout, &self.memory, self.overflow == Overflow::Overwrite)
+        let readers = RingReader::all(&self.layout, &self.memory, !self.overflow.drains());
+        let waits = matches!(self.overflow, Overflow::Block(_));
+        readers.iter().for_each(|reader| reader.let_wait(waits));
+        readers
     }
 
     /// A reader of what tasks say of themselves.

@@ -5,6 +5,7 @@ mod synthetic;
 
 mod hostile;
 mod rings;
+mod waiting;
 
 use std::collections::HashSet;
 use std::io::{Read, Write};

@@ -110,6 +110,7 @@ impl Rings {
             },
             ticks: 0,
             console: ConsoleLines::default(),
+            waiting: None,
         };
         (setup, joining)
     }
@@ -176,6 +177,13 @@ impl Rings {
             let account = self.start(cpu) + offset(ring.front_offset(ring.chunk(position)));
             word(&memory, account + front::DROPPED).fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Whether programs wait where the ring of this CPU is full.
+    pub fn waits(&self, cpu: usize) -> bool {
+        let memory = self.memory.slice();
+        let at = offset(self.layout.controls[cpu]) + control::WAIT;
+        word(&memory, at).load(Ordering::Relaxed) != 0
     }
 
     /// Where the ring of this CPU is in the annex.

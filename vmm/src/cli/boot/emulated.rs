@@ -169,6 +169,7 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     let overflow = match args.overflow {
         OverflowArg::Drop => "drop",
         OverflowArg::Overwrite => "overwrite",
+        OverflowArg::Block => "block",
     };
     let (cpus, memory) = (args.cpus.to_string(), args.memory.to_string());
     let mut job: Vec<String> = [

@@ -269,6 +269,8 @@ pub enum OverflowArg {
     Drop,
     /// Overwrite the oldest: a flight recorder, written when the guest ends
     Overwrite,
+    /// Wait: a vCPU whose ring is full leaves the guest until there is room, and nothing is lost
+    Block,
 }
 
 /// `--host`

@@ -4,6 +4,7 @@ use super::{Args, OverflowArg, conditions, times};
 use crate::analyze::latency::EventsOf;
 use crate::condition::Condition;
 use crate::kernel::{Coverage, Kernel, Missing};
+use crate::machine;
 use crate::serve::{Globs, HistogramSpec, TracerSpec};
 use crate::session::{self, Histogram, Tracer, Tracing, Wants};
 use anyhow::{Result, bail};
@@ -143,6 +144,7 @@ impl Args {
         let overflow = match self.overflow {
             OverflowArg::Drop => Overflow::Drop,
             OverflowArg::Overwrite => Overflow::Overwrite,
+            OverflowArg::Block => Overflow::Block(machine::WAIT_INSTRUCTION),
         };
         let returns = if self.returns.is_empty() {
             Vec::new()

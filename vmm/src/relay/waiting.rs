@@ -1,0 +1,94 @@
+//! vCPUs that wait for room in their rings (`--overflow block`).
+
+use super::Waiting;
+use crate::stream::{self, Summary};
+use crate::tracer::ring::RingReader;
+use std::time::{Duration, Instant};
+
+/// How long vCPUs may wait while records could be taken, if there were any: who has begun one and
+/// is preempted may be kept from finishing it by the very vCPU that waits.
+const DEADLOCK: Duration = Duration::from_secs(2);
+
+/// What the relay does about them. Without anybody who waits, nothing.
+#[derive(Default)]
+pub(super) struct Waits {
+    waiting: Option<Box<dyn Waiting>>,
+    /// The output takes nothing.
+    closed: bool,
+    /// Nobody waits any more, for now.
+    let_go: bool,
+    /// How often that was.
+    times: u64,
+    told: stream::Waits,
+    /// Nobody waits any more, for good.
+    over: bool,
+}
+
+impl Waits {
+    pub(super) fn new(waiting: Option<Box<dyn Waiting>>) -> Self {
+        Self { waiting, ..Self::default() }
+    }
+
+    /// Whether the output takes nothing, so that records stay in their rings.
+    pub(super) fn close(&mut self, closed: bool) {
+        let Some(waiting) = self.waiting.as_ref().filter(|_| self.closed != closed) else { return };
+        self.closed = closed;
+        waiting.close(closed);
+    }
+
+    /// There was a look at all rings, and records were taken, or not.
+    pub(super) fn passed(&mut self, readers: &[RingReader], any: bool) {
+        let Some(waiting) = self.waiting.as_ref().filter(|_| !self.over) else { return };
+        if any {
+            if std::mem::take(&mut self.let_go) {
+                readers.iter().for_each(|reader| reader.let_wait(true));
+            }
+            waiting.made_room();
+        } else if !self.let_go && waiting.wanted_for().is_some_and(|time| time > DEADLOCK) {
+            self.let_go = true;
+            self.times += 1;
+            readers.iter().for_each(|reader| reader.let_wait(false));
+            waiting.made_room();
+        }
+    }
+
+    /// When vCPUs all stood still since the last time, and for how long.
+    pub(super) fn stalls(&mut self) -> Vec<(Instant, Duration)> {
+        let stalls = self.waiting.as_ref().map(|waiting| waiting.stalls()).unwrap_or_default();
+        for (_, time) in &stalls {
+            self.told.stalls += 1;
+            self.told.stalls_ns = self.told.stalls_ns.saturating_add(nanoseconds(*time));
+        }
+        stalls
+    }
+
+    /// Nothing is traced any more: nobody waits from now on.
+    pub(super) fn end(&mut self, readers: &[RingReader]) {
+        let Some(waiting) = &self.waiting else { return };
+        self.over = true;
+        readers.iter().for_each(|reader| reader.let_wait(false));
+        waiting.close(false);
+        waiting.made_room();
+    }
+
+    /// Says how it was, at the end.
+    pub(super) fn tell(self, summary: &mut Summary) {
+        let Some(waiting) = self.waiting else { return };
+        let vcpus_ns: Vec<u64> = waiting.waited().into_iter().map(nanoseconds).collect();
+        if vcpus_ns.iter().any(|time| *time > 0) {
+            summary.waits = Some(stream::Waits { vcpus_ns, ..self.told });
+        }
+        if self.times > 0 {
+            summary.notes.push(format!(
+                "vCPUs were let go without room {} times: a record in a ring was not finished for \
+                 {} s, by a task that did not run",
+                self.times,
+                DEADLOCK.as_secs()
+            ));
+        }
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
