@@ -4,7 +4,7 @@ use serde_json::Value;
 use vmtrace::export::{Json, Player};
 
 use crate::cases::{Guests, value};
-use crate::trace::Trace;
+use crate::trace::{Trace, missing};
 
 /// All lines of a trace as JSON.
 pub fn json(trace: &Trace) -> Vec<Value> {
@@ -36,7 +36,7 @@ impl Guests {
         let (finished, trace) = self.run(name, "files", &args);
         let pid = value(&finished, "pid ");
         let lines = json(&trace);
-        assert_eq!(trace.summary.lost(), 0, "{name}");
+        assert_eq!(missing(&trace.summary), 0, "{name}");
 
         // By register and through pointers; a file's name is in the direct map.
         let mine = |line: &&Value| line["pid"] == pid;

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::args::json;
 use crate::cases::{Guests, value};
+use crate::trace::missing;
 
 /// The functions of each tracer.
 const OF: &str = "vfs_read,vfs_write,vfs_open";
@@ -65,7 +66,7 @@ impl Guests {
         let err = finished.err();
         let pid = value(&finished, "pid ");
         let lines = json(&trace);
-        assert_eq!(trace.summary.lost(), 0, "{name}");
+        assert_eq!(missing(&trace.summary), 0, "{name}");
 
         let all: Vec<&Value> = by(&lines, "all").collect();
         for (tracer, text, meant) in CONDITIONS {

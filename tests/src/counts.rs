@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 use crate::args::json;
-use crate::cases::{Guests, function, trouble, value};
+use crate::cases::{Guests, assert_whole, function, trouble, value};
 use crate::trace::{arch_of, cmdline};
 
 /// Calls of the workload on each CPU.
@@ -142,12 +142,12 @@ impl Guests {
         ];
         let mut args: Vec<&str> = tracers.iter().flat_map(|one| ["--tracer", one]).collect();
         let cmdline = cmdline(arch_of(name).unwrap());
-        args.extend(["--cpus", "2", "--cmdline", &cmdline]);
+        args.extend(["--cpus", "2", "--cmdline", &cmdline, "--overflow", "block"]);
         let (finished, trace) = self.run(name, &format!("getppid {CALLS} 0 1"), &args);
         let err = finished.err();
         assert_eq!(trouble(&err), None, "{name}");
         let summary = &trace.summary;
-        assert_eq!((summary.lost(), &summary.notes[..]), (0, &[] as &[String]), "{name}: {err}");
+        assert_whole(name, summary, &err);
         let lines = json(&trace);
 
         let records = recorded(&lines, "records", |_| true);

@@ -6,9 +6,9 @@ use vmtrace::export::{Player, Text};
 use vmtrace::kernel::Kernel;
 use vmtrace::stream::MarkKind;
 
-use crate::cases::{Guests, trouble, value};
+use crate::cases::{Guests, assert_whole, trouble, value};
 use crate::stress::hash;
-use crate::trace::{Trace, arch_of, cmdline, kernel};
+use crate::trace::{Trace, arch_of, cmdline, kernel, missing};
 
 /// Events that the workload brings about, which both sides print in the same words.
 const EVENTS: [&str; 19] = [
@@ -231,13 +231,13 @@ impl Guests {
     pub fn events_are_those_of_the_guests_own_trace(&self, name: &str) {
         let mut args: Vec<&str> = EVENTS.iter().flat_map(|event| ["--event", event]).collect();
         let cmdline = format!("{} no_hash_pointers", cmdline(arch_of(name).unwrap()));
-        args.extend(["--cmdline", &cmdline, "--cpus", "2", "--context"]);
+        args.extend(["--cmdline", &cmdline, "--cpus", "2", "--context", "--overflow", "block"]);
         let own: Vec<String> = EVENTS.iter().map(|event| event.replace(':', "/")).collect();
         let (finished, trace) = self.run(name, &format!("events 1 {}", own.join(" ")), &args);
         let err = finished.err();
         assert_eq!(trouble(&err), None, "{name}");
         let summary = &trace.summary;
-        assert_eq!((summary.lost(), &summary.notes[..]), (0, &[] as &[String]), "{name}: {err}");
+        assert_whole(name, summary, &err);
 
         let theirs = told(&err);
         let ours = ours(&kernel(name).unwrap(), &trace);
@@ -284,7 +284,7 @@ impl Guests {
         assert_eq!(trouble(&err), None, "{name}");
         let summary = &trace.summary;
         let notes = summary.notes.iter().filter(|note| !note.contains("no program can make"));
-        assert_eq!((summary.lost(), notes.count()), (0, 0), "{name}: {err}");
+        assert_eq!((missing(summary), notes.count()), (0, 0), "{name}: {err}");
         let pid = value(&finished, "pid ");
         let all = ours(&kernel(name).unwrap(), &trace);
         let names: BTreeSet<&str> = all.iter().map(|seen| &*seen.name).collect();

@@ -9,7 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use vmtrace::emulated::{FileSource, HostArch, HostError, HostOptions, cache_dir};
 use vmtrace::initramfs::{Builder, Modules};
 use vmtrace::kernel::Kernel;
-use vmtrace::stream::{Exit, Frame, Header, MarkKind, Reader, Record, RecordHead, Summary};
+use vmtrace::stream::{
+    CountsOf, Exit, Frame, Header, LossReason, MarkKind, Reader, Record, RecordHead, Summary,
+    VcpuTotals,
+};
 
 /// The guest kernels, by the names of their places in the cache.
 pub const KERNELS: [&str; 3] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7"];
@@ -129,6 +132,15 @@ pub struct Trace {
     pub stream: Vec<u8>,
 }
 
+/// How many records were lost, but for one of each vCPU that the guest's end has stopped in the
+/// midst of it: what stops CPUs is an interrupt, which comes at any instruction.
+pub fn missing(summary: &Summary) -> u64 {
+    let unfinished = LossReason::Unfinished.to_string();
+    let stopped =
+        |vcpu: &VcpuTotals| vcpu.lost_by_reason.get(&unfinished).map_or(0, |it| 1.min(*it));
+    summary.lost() - summary.vcpus.iter().map(stopped).sum::<u64>()
+}
+
 impl Trace {
     /// Reads a stream to its end, which must be whole.
     pub fn read(stream: Vec<u8>) -> Result<Self> {
@@ -184,6 +196,34 @@ impl Trace {
         let records = entries.len() + returns.len() + tails.len() + aids.len() + events;
         ensure!(summary.records() == records as u64, "the totals are wrong");
         Ok(Self { header, entries, returns, tails, aids, summary, stream })
+    }
+
+    /// How often functions were called, as the guest has counted them.
+    ///
+    /// # Errors
+    /// When the stream is not whole.
+    pub fn counted(&self) -> Result<BTreeMap<Arc<str>, i64>> {
+        let mut reader = Reader::new(&*self.stream)?;
+        let mut names: BTreeMap<u64, Arc<str>> = BTreeMap::new();
+        let mut counted = BTreeMap::new();
+        while let Some(frame) = reader.next_frame()? {
+            match frame {
+                Frame::Symbols(list) => {
+                    for symbol in list {
+                        symbol.with_text(|s| names.insert(s.address, s.name.into()));
+                    }
+                }
+                Frame::Counts(counts) if counts.of == Some(CountsOf::Entries) => {
+                    for count in counts.counts() {
+                        let name = names.get(&self.header.address(count.function));
+                        let name = name.context("a function without name")?;
+                        *counted.entry(Arc::clone(name)).or_default() += i64::try_from(count.hits)?;
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(counted)
     }
 
     /// The texts of marks of a kind.

@@ -3,7 +3,7 @@
 use vmtrace::stream::{Exit, MarkKind};
 
 use crate::cases::{Guests, function, trouble, value};
-use crate::trace::{Trace, WORKLOAD, boot};
+use crate::trace::{Trace, WORKLOAD, boot, missing};
 
 /// Calls of the workload, all of them on one vCPU.
 const CALLS: usize = 1000;
@@ -30,7 +30,7 @@ impl Guests {
         let own = trace.entries.iter().filter(|e| e.pid == pid && is_it(&e.function));
         assert_eq!(own.count(), 100 + 100, "{name}: {err}");
         trace.check_order().unwrap();
-        assert_eq!(trace.summary.lost(), 0, "{name}");
+        assert_eq!(missing(&trace.summary), 0, "{name}");
         // One trigger has not come, and says so.
         let [note] = &trace.summary.notes[..] else { panic!("{name}: {:?}", trace.summary.notes) };
         assert!(note.contains(&*triggers[4].replacen('=', " ", 1)), "{name}: {note}");
@@ -66,7 +66,7 @@ impl Guests {
         // That of the end has not gone on.
         let pid = value(&finished, "pid ");
         let of = |trace: &Trace| trace.entries.iter().filter(|e| e.pid == pid).count();
-        assert_eq!((of(&trace), trace.summary.lost()), (899, 0), "{name}");
+        assert_eq!((of(&trace), missing(&trace.summary)), (899, 0), "{name}");
         let notes = trace.marks(MarkKind::Note).unwrap();
         let taken = notes.iter().find_map(|note| {
             note.strip_prefix("snapshot: ")?.strip_suffix(" records")?.parse::<usize>().ok()

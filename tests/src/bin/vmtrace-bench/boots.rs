@@ -28,6 +28,11 @@ pub(crate) fn run() -> Result<()> {
     print("vmtrace, all, flight recorder", figure, &run);
     let (figure, relayed) = cost(&[], "")?;
     print("vmtrace, all, relayed", figure, &relayed);
+    let (figure, run) = cost(&["--overflow", "block"], "")?;
+    print("vmtrace, all, relayed, block", figure, &run);
+    let waits = run.summary.waits.as_ref();
+    let waited = waits.and_then(|waits| waits.vcpus_ns.first()).map_or(0, |time| *time);
+    println!("    of which it waited for room  {:6.2}", millions(waited) / 1e3);
     let (figure, graph) = cost(&[&recorder[..], &["--graph"]].concat(), "")?;
     print("vmtrace, all, graph, flight recorder", figure, &graph);
     for tracer in ["function", "function_graph"] {
