@@ -18,6 +18,7 @@ pub mod sandbox;
 mod setup;
 mod share;
 pub mod stream;
+mod terminal;
 pub mod top;
 mod view;
 

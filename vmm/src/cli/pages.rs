@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(complete("vmtrace do"), ["doctor"]);
         assert_eq!(complete("vmtrace sandb"), [""; 0]);
         assert_eq!(complete("vmtrace boot --mod"), ["--modules"]);
-        assert_eq!(complete("vmtrace boot --overflow "), ["block", "drop", "overwrite"]);
+        assert_eq!(complete("vmtrace boot --overflow "), ["drop", "overwrite", "block"]);
         assert_eq!(complete("vmtrace ctl socket tracer re"), ["remove"]);
         assert_eq!(complete("vmtrace completions f"), ["fish"]);
         let kernel = directory.path().join("vmlinuz");

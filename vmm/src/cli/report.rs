@@ -10,12 +10,13 @@ use anyhow::{Context, Result, bail};
 
 use super::BadUsage;
 use super::losses::{self, Counted};
+use super::terminal::Looks;
 use super::view::{View, choose, parse_time};
 use crate::analyze::Analysis;
 use crate::analyze::boot::Boot;
 use crate::analyze::latency::{Kind, Latency};
 use crate::export::{
-    Callers, Event, Export, Graph, Horizon, Json, PlayError, Player, Stats, Text, Top,
+    Callers, Colours, Event, Export, Graph, Horizon, Json, PlayError, Player, Stats, Text, Top,
     write_summary,
 };
 use crate::stream::{Header, StreamError, Summary};
@@ -96,6 +97,8 @@ pub struct Args {
     /// With --latency: list those of at least this length, such as 500us.
     #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "latency")]
     over: Option<u64>,
+    #[command(flatten)]
+    looks: Looks,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -116,12 +119,24 @@ enum Format {
 /// When the file cannot be read or is not a whole stream (what is whole has been printed
 /// then), or the output fails.
 pub fn run(args: Args) -> Result<u8> {
-    let mut out = io::stdout().lock();
-    match args.print(&mut out) {
+    let looks = args.looks;
+    let mut screen = looks.open()?;
+    let printed = args.print(&mut screen, looks.colours());
+    // What there is to say comes behind what a pager shows.
+    let seen = screen.finish();
+    match printed {
+        Ok(Printed { told: Some((summary, missed)) }) => losses::tell(&summary, missed)?,
+        Ok(Printed { told: None }) => {}
         // Whoever read the output has seen enough.
-        Err(error) if is_broken_pipe(&error) => Ok(0),
-        done => done,
+        Err(error) if is_broken_pipe(&error) => {}
+        Err(error) => return Err(error),
     }
+    seen.map(|()| 0)
+}
+
+/// What is to be said of losses.
+struct Printed {
+    told: Option<(Summary, u64)>,
 }
 
 pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -132,7 +147,7 @@ pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 impl Args {
-    fn print(self, mut out: &mut dyn Write) -> Result<u8> {
+    fn print(self, mut out: &mut dyn Write, colours: bool) -> Result<Printed> {
         if self.boot {
             return self.whole(Boot::new(), "--boot", out);
         }
@@ -148,7 +163,9 @@ impl Args {
             _ if self.top => Box::new(Top::new(&mut *out)),
             _ if !self.callers.is_empty() => Box::new(Callers::new(&mut *out)),
             Format::Json => Box::new(Json::new(&mut *out)),
+            Format::Graph if colours => Box::new(Graph::new(Colours::new(&mut *out))),
             Format::Graph => Box::new(Graph::new(&mut *out)),
+            _ if colours => Box::new(Text::new(Colours::new(&mut *out))),
             _ => Box::new(Text::new(&mut *out)),
         };
         let export = self.view.pick(export);
@@ -170,8 +187,7 @@ impl Args {
             write_summary(&mut out, &summary)?;
         }
         out.flush()?;
-        losses::tell(&summary, missed.get())?;
-        Ok(0)
+        Ok(Printed { told: Some((summary, missed.get())) })
     }
 }
 
@@ -189,7 +205,7 @@ impl Args {
 
     /// Prints what an analysis makes of a trace: of a stream that is torn as far as it goes, before the
     /// error.
-    fn whole(&self, analysis: impl Analysis, option: &str, out: &mut dyn Write) -> Result<u8> {
+    fn whole(&self, analysis: impl Analysis, option: &str, out: &mut dyn Write) -> Result<Printed> {
         let json = self.as_json(option)?;
         let (mut source, name) = open(&self.file)?;
         let mut player = Player::new(analysis);
@@ -203,7 +219,7 @@ impl Args {
             player.into_export().write(late, json, out)?;
         }
         played.and(finished).context(name)?;
-        Ok(0)
+        Ok(Printed { told: None })
     }
 }
 
@@ -335,20 +351,21 @@ mod tests {
         args: Args,
     }
 
-    fn report(stream: &[u8], options: &[&str]) -> (String, Result<u8>) {
+    fn report(stream: &[u8], options: &[&str]) -> (String, Result<()>) {
         let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
         file.write_all(stream).expect("room");
         let path = file.path().to_str().expect("UTF-8");
         let cli = Cli::try_parse_from(["report", path].iter().chain(options)).expect("options");
         let mut out = Vec::new();
-        let status = cli.args.print(&mut out);
+        let colours = cli.args.looks.colours();
+        let status = cli.args.print(&mut out, colours).map(|_| ());
         (String::from_utf8(out).expect("UTF-8"), status)
     }
 
     #[test]
     fn prints_only_matching_functions() {
         let (text, status) = report(&sample::stream(), &["-f", "ext4_*", "-f", "0x*"]);
-        assert_eq!(status.expect("whole"), 0);
+        status.expect("whole");
         let records = text.lines().filter(|line| !line.starts_with('#'));
         let functions: Vec<_> =
             records.filter_map(|line| line.split_once(": ")?.1.split(' ').next()).collect();
@@ -356,12 +373,24 @@ mod tests {
     }
 
     #[test]
+    fn colours_are_of_people_alone() {
+        let (text, status) = report(&sample::stream(), &["--color", "always"]);
+        status.expect("whole");
+        assert!(text.contains("\x1b[1mvfs_read\x1b[0m"), "{text}");
+        for plain in [&["--color", "never"][..], &["--color", "always", "--format", "json"]] {
+            let (text, status) = report(&sample::stream(), plain);
+            status.expect("whole");
+            assert!(!text.contains('\x1b') && text.contains("vfs_read"), "{text}");
+        }
+    }
+
+    #[test]
     fn prints_the_summary_alone() {
         let (text, status) = report(&sample::stream(), &["--summary"]);
-        assert_eq!(status.expect("whole"), 0);
+        status.expect("whole");
         assert!(text.starts_with("vmtrace: sites matched 3, patched 2, skipped 1\n"), "{text}");
         let (text, status) = report(&sample::stream(), &["--format", "raw-summary"]);
-        assert_eq!(status.expect("whole"), 0);
+        status.expect("whole");
         let whole: serde_json::Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(whole["summary"]["vcpus"][0]["records"], 4);
         assert_eq!(whole["clock_hz"], 2_000_000_000u64);

@@ -16,6 +16,7 @@
 //! ```
 
 mod callers;
+mod colour;
 mod counted;
 #[cfg(test)]
 mod counted_tests;
@@ -55,6 +56,7 @@ use std::io;
 use crate::stream::{Context, Header, Loss, Mark, Stretch, Summary};
 
 pub use callers::Callers;
+pub use colour::Colours;
 pub use graph::Graph;
 pub use horizon::Horizon;
 pub(crate) use init::{STARTS_INIT, says_init};

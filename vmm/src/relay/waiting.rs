@@ -72,7 +72,9 @@ impl Waits {
     }
 
     /// Says how it was, at the end.
-    pub(super) fn tell(self, summary: &mut Summary) {
+    pub(super) fn tell(mut self, summary: &mut Summary) {
+        // Those of an output that was stuck to the end are in no mark.
+        self.stalls();
         let Some(waiting) = self.waiting else { return };
         let vcpus_ns: Vec<u64> = waiting.waited().into_iter().map(nanoseconds).collect();
         if vcpus_ns.iter().any(|time| *time > 0) {
