@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use crate::stream::{Counted, Summary};
+use crate::stream::{Counted, ExitsOf, Summary};
 
 use super::printable;
 use super::text::milliseconds;
@@ -13,7 +13,8 @@ use super::text::milliseconds;
 /// # Errors
 /// When the output fails.
 pub fn write_summary(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
-    let Summary { sites, vcpus, counted, pauses, patch_ns, exit, run_status, notes } = summary;
+    let Summary { sites, vcpus, counted, pauses, exits, patch_ns, exit, run_status, notes } =
+        summary;
     let skipped: u64 = sites.skipped.iter().fold(0, |sum, skip| sum.saturating_add(skip.count));
     writeln!(
         out,
@@ -83,12 +84,42 @@ pub fn write_summary(out: &mut impl Write, summary: &Summary) -> io::Result<()> 
         milliseconds(pauses.max_ns),
         milliseconds(*patch_ns)
     )?;
+    write_exits(out, exits)?;
     writeln!(out, "vmtrace: guest {}", exit.as_str())?;
     if let Some(status) = run_status {
         writeln!(out, "vmtrace: run status {status}")?;
     }
     for note in notes {
         writeln!(out, "vmtrace: note {}", printable(note))?;
+    }
+    Ok(())
+}
+
+/// All exits in a line, then those of each vCPU by their reasons, the one with the most time first.
+fn write_exits(out: &mut impl Write, exits: &[ExitsOf]) -> io::Result<()> {
+    if exits.is_empty() {
+        return Ok(());
+    }
+    let sum = |number: &dyn Fn(&ExitsOf) -> u64| {
+        exits.iter().fold(0, |sum: u64, of| sum.saturating_add(number(of)))
+    };
+    writeln!(
+        out,
+        "vmtrace: exits {}, total {}, longest {}",
+        sum(&|of| of.count),
+        milliseconds(sum(&|of| of.total_ns)),
+        milliseconds(exits.iter().map(|of| of.max_ns).max().unwrap_or(0)),
+    )?;
+    let mut exits: Vec<_> = exits.iter().collect();
+    exits.sort_by_key(|of| (of.cpu, std::cmp::Reverse(of.total_ns)));
+    for ExitsOf { cpu, reason, count, total_ns, max_ns } in exits {
+        writeln!(
+            out,
+            "vmtrace: exits vcpu{cpu} {} {count}, total {}, longest {}",
+            printable(reason),
+            milliseconds(*total_ns),
+            milliseconds(*max_ns)
+        )?;
     }
     Ok(())
 }
