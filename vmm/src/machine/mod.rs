@@ -13,6 +13,7 @@ mod config;
 mod control;
 mod error;
 mod event;
+mod exits;
 mod kvm;
 mod memory;
 mod pause;
@@ -24,6 +25,7 @@ pub use arch::{ANNEX_BASE, BootImage, DEFAULT_CMDLINE, MAX_ANNEX, Registers, TRA
 pub use config::{AgentSink, Config, ConsoleSinks, ImageBytes, MAX_MEMORY, MIN_MEMORY};
 pub use error::MachineError;
 pub use event::{Event, ExitReason};
+pub use exits::{ExitCause, ExitObserver, VcpuExit};
 pub use memory::Annex;
 pub use pause::{Detour, Diverted, Paused};
 pub use vm::{Machine, SerialInput, Waker};

@@ -200,6 +200,7 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
         (args.args, "--args"),
         (args.retval, "--retval"),
         (args.context, "--context"),
+        (args.exits, "--exits"),
         (args.count, "--count"),
         (args.no_console_marks, "--no-console-marks"),
         (args.traces_boot(), "--trace-boot"),
