@@ -24,6 +24,7 @@ mod graph;
 #[cfg(test)]
 mod graph_tests;
 mod horizon;
+mod host;
 mod init;
 mod json;
 mod live;
@@ -57,6 +58,7 @@ use crate::stream::{Context, Header, Loss, Mark, Stretch, Summary};
 pub use callers::Callers;
 pub use graph::Graph;
 pub use horizon::Horizon;
+pub(crate) use host::OutOfGuest;
 pub(crate) use init::{STARTS_INIT, says_init};
 pub use json::Json;
 pub use live::{Live, Order, Rows};
