@@ -123,3 +123,36 @@ fn write_exits(out: &mut impl Write, exits: &[ExitsOf]) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Scripts look for the first line, people for what took most.
+    #[test]
+    fn exits_are_told_by_vcpu_and_reason() {
+        let of = |cpu, reason: &str, count, total_ns, max_ns| {
+            let reason = reason.to_owned();
+            ExitsOf { cpu, reason, count, total_ns, max_ns }
+        };
+        let exits = vec![of(1, "io", 2, 3_000, 2_000), of(0, "io", 3, 20_000, 9_000)];
+        let exits = [exits, vec![of(0, "kick\n", 1, 70_000, 70_000)]].concat();
+        let summary = Summary { exits, ..Summary::default() };
+        let mut text = Vec::new();
+        write_summary(&mut text, &summary).expect("memory");
+        let text = String::from_utf8(text).expect("UTF-8");
+        let lines: Vec<_> = text.lines().filter(|line| line.contains("exits")).collect();
+        let wanted = [
+            "vmtrace: exits 6, total 0.093 ms, longest 0.070 ms",
+            "vmtrace: exits vcpu0 kick? 1, total 0.070 ms, longest 0.070 ms",
+            "vmtrace: exits vcpu0 io 3, total 0.020 ms, longest 0.009 ms",
+            "vmtrace: exits vcpu1 io 2, total 0.003 ms, longest 0.002 ms",
+        ];
+        assert_eq!(lines, wanted);
+        let json = serde_json::to_string(&summary).expect("memory");
+        assert_eq!(serde_json::from_str::<Summary>(&json).expect("JSON"), summary);
+        // Traces without exits look as they always have.
+        let json = serde_json::to_string(&Summary::default()).expect("memory");
+        assert!(!json.contains("exits"), "{json}");
+    }
+}
