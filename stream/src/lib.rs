@@ -24,6 +24,7 @@ mod frame;
 mod header;
 #[cfg(test)]
 mod histograms_tests;
+mod host;
 mod initcalls;
 mod mark;
 mod merge;
@@ -54,6 +55,7 @@ pub use dictionary::{AddressSet, Dictionaries, DictionaryFull, FormatsFull, Symb
 pub use error::{Remedy, StreamError};
 pub use frame::{Frame, Loss, RawSymbol, RawTracer, SymbolList, TaskList, TracerList, ValuesList};
 pub use header::{Header, nanoseconds};
+pub use host::{ExitDir, ExitReason, HostExit};
 pub use initcalls::Initcall;
 pub use mark::{LossReason, Mark, MarkKind};
 pub use merge::Merger;
@@ -63,7 +65,7 @@ pub use record::{
     ReturnValueRecord, TailRecord, WireRecord,
 };
 pub use span::{FrameSpan, frame_spans};
-pub use summary::{Counted, Exit, Pauses, Sites, Skipped, Summary, VcpuTotals, Waits};
+pub use summary::{Counted, Exit, ExitsOf, Pauses, Sites, Skipped, Summary, VcpuTotals, Waits};
 pub use traced::{Stretch, Traced, TracedOf};
 pub use values::{
     RawValues, Shape, Shown, ValueField, Values, ValuesFormat, ValuesOf, number_repeated,

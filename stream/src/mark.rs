@@ -91,5 +91,7 @@ numbered! {
         Invalid = 4 "invalid",
         /// Begun but not finished when the guest ended.
         Unfinished = 5 "unfinished",
+        /// Of exits of a vCPU: more came than there was room for until they were taken.
+        Exits = 6 "exits-full",
     }
 }

@@ -20,6 +20,9 @@ pub struct Summary {
     /// Waiting for room in rings, if vCPUs did that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waits: Option<Waits>,
+    /// Exits of vCPUs, if they were traced: by vCPU, and of each the reasons that there were.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub exits: Vec<ExitsOf>,
     /// Time spent patching, in nanoseconds.
     pub patch_ns: u64,
     /// How the run ended.
@@ -119,6 +122,22 @@ pub struct Waits {
     pub stalls: u64,
     /// The time of these in nanoseconds.
     pub stalls_ns: u64,
+}
+
+/// Exits of one vCPU for one reason, as far as they are in the stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ExitsOf {
+    /// The vCPU.
+    pub cpu: u32,
+    /// The reason, as events have it.
+    pub reason: String,
+    /// How many.
+    pub count: u64,
+    /// For how long the vCPU was out, all together, in nanoseconds.
+    pub total_ns: u64,
+    /// The longest, in nanoseconds.
+    pub max_ns: u64,
 }
 
 /// How a run ended.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use vmtrace::stream::Exit;
 use vmtrace_tests::live::{LiveGuest, unless_lost, vmtrace};
 use vmtrace_tests::trace::{Trace, arch_of, missing, syscall};
-use vmtrace_tests::{command, within, workload};
+use vmtrace_tests::{command, exits, within, workload};
 
 /// One of each architecture.
 const KERNELS: [&str; 2] = ["x86_64-6.12", "riscv64-7"];
@@ -166,12 +166,13 @@ fn control(kernel: &str) {
 }
 
 // What a tracer has sorted is told when it is gone as well, and under its own name: another one may have its number
-// then.
+// then. Beside: what the guest writes to its console makes its vCPU leave it.
 #[test]
 fn histograms_are_told_of_tracers_that_are_gone() {
     unless_lost(|| {
-        let run = "while true; do ls / >/dev/null; done";
-        let mut guest = LiveGuest::boot(KERNELS[0], &["-f", "vfs_open", "--run", run]);
+        let run = "while true; do ls / >/dev/null; echo again; done";
+        let args = ["-f", "vfs_open", "--exits", "--run", run];
+        let mut guest = LiveGuest::boot(KERNELS[0], &args);
         let socket = guest.at("socket");
         let ctl = |args: &[&str]| {
             let out = vmtrace("ctl", &socket, args);
@@ -199,8 +200,11 @@ fn histograms_are_told_of_tracers_that_are_gone() {
         guest.end();
         let file = vmtrace("report", &guest.at("trace"), &["--format", "json"]);
         let (mut timed, mut flags) = (0, 0);
-        for line in String::from_utf8(file.stdout).unwrap().lines() {
-            let line: Value = serde_json::from_str(line).unwrap();
+        let text = String::from_utf8(file.stdout).unwrap();
+        let lines: Vec<Value> = text.lines().map(|it| serde_json::from_str(it).unwrap()).collect();
+        // COM1.
+        exits::tell_of_the_console(&lines, "0x3f8");
+        for line in lines {
             match (line["event"].as_str(), line["tracer"].as_str(), line["of"].as_str()) {
                 (Some("hist"), Some("h"), Some("duration_ns")) => timed += calls(&line),
                 (Some("hist"), Some("c"), Some("flags")) => flags += calls(&line),

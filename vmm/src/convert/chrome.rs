@@ -1,5 +1,6 @@
 //! Chrome's trace event JSON: calls by `B` and `E` on their threads, everything else as instants.
-//! Idle tasks are threads of process 0, one a vCPU; losses and marks are of a process "vmtrace".
+//! Idle tasks are threads of process 0, one a vCPU; losses, marks and exits of vCPUs are of a process
+//! "vmtrace".
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -9,7 +10,9 @@ use serde_json::json;
 
 use super::calls::{Calls, Lane, Tracers};
 use super::ground::{Clock, task_name};
-use crate::export::{Entry, Event, Export, JsonArgs, JsonReturned, Return, Tracepoint, Unfinished};
+use crate::export::{
+    Entry, Event, Export, JsonArgs, JsonReturned, OutOfGuest, Return, Tracepoint, Unfinished,
+};
 use crate::stream::{Header, Loss, Mark, Summary};
 
 /// The process of what is no task's: no pid of Linux is as high.
@@ -165,9 +168,25 @@ impl Chrome {
         self.end_unfinished(self.now, pid, tid)
     }
 
+    /// A time in which a vCPU did not run, up to then.
+    fn exit(&mut self, event: &Tracepoint<'_>, at: u64, out: &OutOfGuest<'_>) -> io::Result<()> {
+        let ns = out.duration_ns;
+        self.start("X", at.saturating_sub(ns), BESIDE, event.vcpu)?;
+        write!(self.out, r#","dur":{}.{:03}"#, ns / 1000, ns % 1000)?;
+        self.key("name", out.label())?;
+        self.key("cat", "host")?;
+        if let Some(fields) = event.fields {
+            self.key("args", json!({ "fields": JsonArgs(fields) }))?;
+        }
+        self.stop()
+    }
+
     fn tracepoint(&mut self, event: &Tracepoint<'_>) -> io::Result<()> {
         let at = self.clock.ns(event.timestamp);
         self.now = self.now.max(at);
+        if let Some(out) = OutOfGuest::of(event) {
+            return self.exit(event, at, &out);
+        }
         let (pid, tid) = self.thread(event.vcpu, event.pid, event.tgid, event.comm)?;
         self.start("i", at, pid, tid)?;
         let label = event.event.label();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, Write};
 
-use crate::stream::{Context, Header, Summary};
+use crate::stream::{Context, Header, HostExit, Summary};
 
 use super::counted::Counted;
 use super::sorted::{Sorted, SortedBy};
@@ -298,7 +298,9 @@ impl<W: Write> Graph<W> {
     fn tracepoint(&mut self, event: &Tracepoint<'_>) {
         let Tracepoint { vcpu, pid, comm, timestamp, .. } = *event;
         self.decide(vcpu, None);
-        let mut lines = self.switch(vcpu, pid, comm);
+        // What no task does is no switch of tasks.
+        let mut lines =
+            if pid == HostExit::PID { Vec::new() } else { self.switch(vcpu, pid, comm) };
         let depth = u32::try_from(self.cpu(vcpu).open.len()).unwrap_or(0);
         self.line(&mut lines, (vcpu, event.context), None, depth);
         lines.extend_from_slice(b"/* ");

@@ -40,7 +40,7 @@ pub fn write_losses(out: &mut impl Write, summary: &Summary, missed: u64) -> io:
     Ok(())
 }
 
-const REMEDIES: [(LossReason, &str); 5] = [
+const REMEDIES: [(LossReason, &str); 6] = [
     (
         LossReason::Full,
         "the guest made records faster than they could be taken: trace fewer functions (-f, -n), \
@@ -66,6 +66,11 @@ const REMEDIES: [(LossReason, &str); 5] = [
         LossReason::Unfinished,
         "the guest ended while it wrote them: there is nothing to be done, unless this is a bug \
          of vmtrace",
+    ),
+    (
+        LossReason::Exits,
+        "vCPUs left the guest faster than that could be written: write to a file (-o FILE) rather \
+         than to a terminal, or do without --exits",
     ),
 ];
 

@@ -25,6 +25,7 @@ mod graph;
 #[cfg(test)]
 mod graph_tests;
 mod horizon;
+mod host;
 mod init;
 mod json;
 mod live;
@@ -59,6 +60,7 @@ pub use callers::Callers;
 pub use colour::Colours;
 pub use graph::Graph;
 pub use horizon::Horizon;
+pub(crate) use host::OutOfGuest;
 pub(crate) use init::{STARTS_INIT, says_init};
 pub use json::Json;
 pub use live::{Live, Order, Rows};

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use crate::stream::{Dictionaries, DictionaryFull, Header, RawSymbol, RawTracer, Task, Tracer};
+use crate::stream::{
+    Dictionaries, DictionaryFull, Header, HostExit, RawSymbol, RawTracer, Task, Tracer,
+};
 
 use super::select::unnamed;
 use super::{Name, printable};
@@ -151,6 +153,9 @@ impl Tasks {
         // As ftrace does; the idle tasks of all CPUs share this pid.
         if pid == 0 {
             return Some("<idle>");
+        }
+        if pid == HostExit::PID {
+            return Some("<host>");
         }
         self.slots.get(position(slot))?.as_ref().map(|(comm, _)| &**comm)
     }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use crate::stream::{Counted, Summary, Waits};
+use crate::stream::{Counted, ExitsOf, Summary, Waits};
 
 use super::printable;
 use super::text::milliseconds;
@@ -13,8 +13,8 @@ use super::text::milliseconds;
 /// # Errors
 /// When the output fails.
 pub fn write_summary(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
-    let Summary { sites, vcpus, counted, pauses, waits, patch_ns, exit, run_status, notes } =
-        summary;
+    let Summary { sites, vcpus, counted, pauses, waits, exits, patch_ns, .. } = summary;
+    let Summary { exit, run_status, notes, .. } = summary;
     let skipped: u64 = sites.skipped.iter().fold(0, |sum, skip| sum.saturating_add(skip.count));
     writeln!(
         out,
@@ -87,6 +87,7 @@ pub fn write_summary(out: &mut impl Write, summary: &Summary) -> io::Result<()> 
     if let Some(waits) = waits {
         write_waits(out, waits)?;
     }
+    write_exits(out, exits)?;
     writeln!(out, "vmtrace: guest {}", exit.as_str())?;
     if let Some(status) = run_status {
         writeln!(out, "vmtrace: run status {status}")?;
@@ -108,4 +109,66 @@ fn write_waits(out: &mut impl Write, waits: &Waits) -> io::Result<()> {
         write!(out, ", all at once {} times for {time} (the output took nothing)", waits.stalls)?;
     }
     writeln!(out)
+}
+
+/// All exits in a line, then those of each vCPU by their reasons, the one with the most time first.
+fn write_exits(out: &mut impl Write, exits: &[ExitsOf]) -> io::Result<()> {
+    if exits.is_empty() {
+        return Ok(());
+    }
+    let sum = |number: &dyn Fn(&ExitsOf) -> u64| {
+        exits.iter().fold(0, |sum: u64, of| sum.saturating_add(number(of)))
+    };
+    writeln!(
+        out,
+        "vmtrace: exits {}, total {}, longest {}",
+        sum(&|of| of.count),
+        milliseconds(sum(&|of| of.total_ns)),
+        milliseconds(exits.iter().map(|of| of.max_ns).max().unwrap_or(0)),
+    )?;
+    let mut exits: Vec<_> = exits.iter().collect();
+    exits.sort_by_key(|of| (of.cpu, std::cmp::Reverse(of.total_ns)));
+    for ExitsOf { cpu, reason, count, total_ns, max_ns } in exits {
+        writeln!(
+            out,
+            "vmtrace: exits vcpu{cpu} {} {count}, total {}, longest {}",
+            printable(reason),
+            milliseconds(*total_ns),
+            milliseconds(*max_ns)
+        )?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Scripts look for the first line, people for what took most.
+    #[test]
+    fn exits_are_told_by_vcpu_and_reason() {
+        let of = |cpu, reason: &str, count, total_ns, max_ns| {
+            let reason = reason.to_owned();
+            ExitsOf { cpu, reason, count, total_ns, max_ns }
+        };
+        let exits = vec![of(1, "io", 2, 3_000, 2_000), of(0, "io", 3, 20_000, 9_000)];
+        let exits = [exits, vec![of(0, "kick\n", 1, 70_000, 70_000)]].concat();
+        let summary = Summary { exits, ..Summary::default() };
+        let mut text = Vec::new();
+        write_summary(&mut text, &summary).expect("memory");
+        let text = String::from_utf8(text).expect("UTF-8");
+        let lines: Vec<_> = text.lines().filter(|line| line.contains("exits")).collect();
+        let wanted = [
+            "vmtrace: exits 6, total 0.093 ms, longest 0.070 ms",
+            "vmtrace: exits vcpu0 kick? 1, total 0.070 ms, longest 0.070 ms",
+            "vmtrace: exits vcpu0 io 3, total 0.020 ms, longest 0.009 ms",
+            "vmtrace: exits vcpu1 io 2, total 0.003 ms, longest 0.002 ms",
+        ];
+        assert_eq!(lines, wanted);
+        let json = serde_json::to_string(&summary).expect("memory");
+        assert_eq!(serde_json::from_str::<Summary>(&json).expect("JSON"), summary);
+        // Traces without exits look as they always have.
+        let json = serde_json::to_string(&Summary::default()).expect("memory");
+        assert!(!json.contains("exits"), "{json}");
+    }
 }

@@ -13,6 +13,7 @@ mod config;
 mod control;
 mod error;
 mod event;
+mod exits;
 mod kvm;
 mod memory;
 mod pause;
@@ -28,6 +29,7 @@ pub use arch::{
 pub use config::{AgentSink, Config, ConsoleSinks, ImageBytes, MAX_MEMORY, MIN_MEMORY};
 pub use error::MachineError;
 pub use event::{Event, ExitReason};
+pub use exits::{ExitCause, ExitObserver, VcpuExit};
 pub use memory::Annex;
 pub use pause::{Detour, Diverted, Paused};
 pub use room::{Room, Stall};

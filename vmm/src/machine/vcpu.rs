@@ -6,6 +6,7 @@ use kvm_ioctls::VcpuFd;
 
 use super::arch::{self, Platform};
 use super::control::{Control, Go};
+use super::exits::ExitLog;
 use super::signal::{self, ImmediateExit};
 use super::{Event, ExitReason};
 
@@ -39,12 +40,18 @@ pub(super) enum Step {
 pub(super) struct Vcpu {
     pub(super) fd: VcpuFd,
     pub(super) immediate_exit: ImmediateExit,
+    pub(super) exits: ExitLog,
 }
 
 impl Vcpu {
     pub(super) fn new(mut fd: VcpuFd) -> Vcpu {
         let immediate_exit = ImmediateExit::new(&mut fd);
-        Vcpu { fd, immediate_exit }
+        Vcpu { fd, immediate_exit, exits: ExitLog::new() }
+    }
+
+    /// The exit that it is on is over: it will not go on.
+    fn is_out_for_good(&mut self) {
+        self.exits.over(|| arch::clock(&self.fd).ok());
     }
 
     /// Completes the I/O of the last exit without running guest code. `None` when that is all,
@@ -52,7 +59,7 @@ impl Vcpu {
     fn complete(&mut self, platform: &Platform) -> Option<Step> {
         for _ in 0..MAX_COMPLETIONS {
             self.immediate_exit.set(true);
-            match arch::run(&mut self.fd, platform) {
+            match arch::run(&mut self.fd, platform, &mut self.exits) {
                 Step::Continue => {}
                 Step::Interrupted => return None,
                 step => return Some(step),
@@ -83,6 +90,7 @@ pub(super) fn run(id: usize, vcpu: &Arc<Mutex<Vcpu>>, control: &Control, platfor
                 control.checkpoint(id)
             }
             Turn::Exit(reason) => {
+                lock(vcpu).is_out_for_good();
                 if control.exit() {
                     control.announce(platform.board().last_words(reason));
                 }
@@ -114,7 +122,8 @@ fn turn(id: usize, this: &mut Vcpu, control: &Control, platform: &Platform) -> T
     } else if control.room().is_stalled() {
         return stand_still(this, control);
     } else {
-        arch::run(&mut this.fd, platform)
+        this.exits.entering(|| arch::clock(&this.fd).ok());
+        arch::run(&mut this.fd, platform, &mut this.exits)
     };
     let event = match step {
         Step::Continue | Step::Interrupted => return Turn::Again,

@@ -11,7 +11,10 @@ use super::arch::{self, Platform};
 use super::board::VirtioSet;
 use super::control::{Control, STOP_LIMIT};
 use super::vcpu::{self, Vcpu};
-use super::{Annex, Config, ConsoleSinks, Event, MachineError, Paused, Room, kvm, memory, signal};
+use super::{
+    Annex, Config, ConsoleSinks, Event, ExitObserver, MachineError, Paused, Room, kvm, memory,
+    signal,
+};
 use crate::devices::{Gate, SerialPort, Witness};
 use crate::sandbox::{self, Thread};
 
@@ -103,6 +106,13 @@ impl Machine {
     #[must_use]
     pub fn clock_hz(&self) -> u64 {
         self.clock_hz
+    }
+
+    /// Has the exits of each vCPU observed, in their order; before the start.
+    pub fn observe_exits(&mut self, observers: impl IntoIterator<Item = Box<dyn ExitObserver>>) {
+        for (vcpu, observer) in self.vcpus.iter().zip(observers) {
+            vcpu::lock(vcpu).exits.observe(observer);
+        }
     }
 
     /// Starts the vCPUs. `ready` is called when each has its thread and none has run yet.

@@ -1,6 +1,7 @@
 //! From the rings to the stream.
 
 use super::events::Events;
+use super::exits::Exits;
 use super::names::{Callers, Functions, ModuleNames, TaskNames};
 use super::order::Order;
 use super::programs::Programs;
@@ -13,7 +14,7 @@ use super::{
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
 use crate::stream::{
-    EntryRecord, LossReason, Mark, MarkKind, RecordBuffer, Summary, Tracer, Writer,
+    EntryRecord, LossReason, Mark, MarkKind, RecordBuffer, Summary, Symbol, Tracer, Writer,
 };
 use crate::tracer::ring::RingReader;
 use crate::tracer::{Guest, RawBatch};
@@ -42,6 +43,7 @@ pub struct Drain {
     writer: Writer<Hub>,
     joins: Receiver<Join>,
     readers: Vec<RingReader>,
+    exits: Exits,
     tasks: TaskNames,
     memory: Box<dyn Guest + Send>,
     kernel: Arc<Kernel>,
@@ -85,7 +87,7 @@ impl Drain {
 
     pub(super) fn new(setup: Setup, clock: Clock) -> io::Result<Self> {
         let Setup { header, stream, joins, readers, tasks, memory, kernel, .. } = setup;
-        let Setup { targets, console, waiting, .. } = setup;
+        let Setup { targets, console, waiting, exits, .. } = setup;
         let mut writer = Writer::new(stream, &header)?;
         // Who waits already gets the very bytes that a file gets.
         while let Ok(join) = joins.try_recv() {
@@ -105,6 +107,7 @@ impl Drain {
             marked: 0,
             live: readers.iter().any(|reader| !reader.overwrites()),
             readers,
+            exits: Exits::new(exits),
             tasks: TaskNames::new(tasks),
             memory,
             kernel,
@@ -264,6 +267,7 @@ impl Drain {
             let (cleared, lost) = reader.clear();
             total += cleared;
             self.lost(vcpu, lost, reason(overwrites))?;
+            total += self.exits.clear(vcpu, &mut self.writer)?;
         }
         Ok(total)
     }
@@ -288,7 +292,8 @@ impl Drain {
             order.settle(&mut self.raw, true);
             taken += self.raw.records.len() as u64;
             self.lost(vcpu, lost, LossReason::Overwritten)?;
-            self.write(vcpu)?;
+            taken += self.exits.gather(vcpu, true, &mut self.writer)?;
+            self.write(vcpu, true)?;
         }
         self.writer.flush()?;
         Ok(taken)
@@ -309,6 +314,9 @@ impl Drain {
         let mut any = false;
         for vcpu in 0..self.readers.len() {
             let mut empty = false;
+            // Before the ring: when that is empty then, it has had all records from before them.
+            let overwrites = self.readers.get(vcpu).is_some_and(RingReader::overwrites);
+            let settled = self.exits.take(vcpu, overwrites);
             // A vCPU that outruns the relay must not starve the others.
             for _ in 0..16 {
                 self.raw.clear();
@@ -322,16 +330,18 @@ impl Drain {
                 // Only now: what interrupted the writer of a record that was taken is to be seen.
                 empty = reader.is_empty();
                 order.settle(&mut self.raw, empty || lost > 0);
-                self.write(vcpu)?;
+                self.write(vcpu, empty && !overwrites)?;
                 self.lost(vcpu, lost, LossReason::Full)?;
                 if !more {
                     break;
                 }
             }
+            // What a flight recorder keeps is earlier than now.
+            let all = empty && settled && self.exits.waiting(vcpu) == 0;
             let last = self.orders.get(vcpu).map_or(0, Order::last);
             if let Some(written) = self.written.get_mut(vcpu) {
                 // Of a ring in which a writer stands it is known that no earlier ones come.
-                let until = if empty { now } else { last.saturating_sub(1) };
+                let until = if all { now } else { last.saturating_sub(1) };
                 *written = until.max(*written);
             }
         }
@@ -387,15 +397,28 @@ impl Drain {
         self.writer.loss(u32::try_from(vcpu).unwrap_or(u32::MAX), count, reason)
     }
 
-    /// Writes the raw records of one vCPU, with the names they need before them.
-    fn write(&mut self, vcpu: usize) -> io::Result<()> {
+    /// Writes the raw records of one vCPU, with the names they need before them, and exits that were
+    /// before them, or `all` that were taken.
+    fn write(&mut self, vcpu: usize, all: bool) -> io::Result<()> {
         self.batch.clear();
         let Some(order) = self.orders.get_mut(vcpu) else { return Ok(()) };
         let mut earliest = None;
         let mut invalid = 0;
         let mut symbols = Vec::new();
-        let records = &self.raw.records;
-        for record in records {
+        let cpu = u32::try_from(vcpu).unwrap_or(u32::MAX);
+        for record in self.raw.records.iter().map(Some).chain([None]) {
+            let until = record.map_or(if all { u64::MAX } else { 0 }, |record| record.timestamp);
+            while let Some((dropped, exit)) = self.exits.next(vcpu, until, &mut self.writer)? {
+                if dropped > 0 {
+                    // They are missing at this very place.
+                    hand_over(&mut self.writer, cpu, &mut self.batch, &mut symbols)?;
+                    self.writer.loss(cpu, dropped, LossReason::Exits)?;
+                }
+                let time = order.pass_at(exit.ticks);
+                earliest.get_or_insert(time);
+                exit.write(&mut self.batch, time);
+            }
+            let Some(record) = record else { break };
             let format = self.programs.format(record);
             if !self.events.is_empty()
                 && let Some(format) = format
@@ -459,12 +482,7 @@ impl Drain {
             // The guest's clock is not where it was thought: it is behind.
             self.clock.set_back(early);
         }
-        if !symbols.is_empty() {
-            self.writer.symbols(symbols)?;
-        }
-        if !self.batch.is_empty() {
-            self.writer.records(u32::try_from(vcpu).unwrap_or(u32::MAX), &self.batch)?;
-        }
+        hand_over(&mut self.writer, cpu, &mut self.batch, &mut symbols)?;
         if let Some(total) = self.invalid.get_mut(vcpu) {
             *total += invalid;
         }
@@ -520,10 +538,12 @@ impl Drain {
                 unfinished.into_iter().map(|program| self.programs.tracers(program)).sum();
             let Some(reader) = self.readers.get(vcpu) else { break };
             let corrupt = reader.corrupt();
-            let reason = reason(reader.overwrites());
-            self.lost(vcpu, lost, reason)?;
+            let overwrites = reader.overwrites();
+            self.lost(vcpu, lost, reason(overwrites))?;
             self.lost(vcpu, unfinished, LossReason::Unfinished)?;
-            self.write(vcpu)?;
+            self.exits.gather(vcpu, overwrites, &mut self.writer)?;
+            self.write(vcpu, true)?;
+            summary.exits.extend(self.exits.end(vcpu, &mut self.writer)?);
             // Most often that has been told, when it was found.
             let corrupt = corrupt.map(|corrupt| corrupt.to_string());
             let told = |what: &String| summary.notes.iter().any(|note| note.contains(what));
@@ -565,9 +585,27 @@ impl Drain {
             let (cleared, lost) = reader.clear();
             total += cleared;
             self.lost(vcpu, cleared.saturating_add(lost), LossReason::Full)?;
+            total += self.exits.give_up(vcpu, &mut self.writer)?;
         }
         Ok(total)
     }
+}
+
+/// Writes what was gathered of one vCPU, with the names that it needs before it.
+fn hand_over(
+    writer: &mut Writer<Hub>,
+    vcpu: u32,
+    batch: &mut RecordBuffer,
+    symbols: &mut Vec<Symbol<'_>>,
+) -> io::Result<()> {
+    if !symbols.is_empty() {
+        writer.symbols(std::mem::take(symbols))?;
+    }
+    if !batch.is_empty() {
+        writer.records(vcpu, batch)?;
+        batch.clear();
+    }
+    Ok(())
 }
 
 impl Drain {

@@ -7,6 +7,7 @@ mod context;
 mod counts;
 mod drain;
 mod events;
+mod exits;
 mod names;
 mod order;
 mod priority;
@@ -34,6 +35,7 @@ pub use console::ConsoleLines;
 pub use counts::Sorted;
 pub use drain::Drain;
 pub use events::{EventFields, EventTarget, EventValue, From, OneCall, Part};
+pub use exits::{ExitReader, ExitWriter, exit_log};
 pub use names::resolver;
 pub use values::{Recorded, Values};
 
@@ -47,6 +49,8 @@ pub struct Setup {
     pub joins: Receiver<Join>,
     /// The ring of each vCPU.
     pub readers: Vec<RingReader>,
+    /// The exits of each vCPU, if they are traced: none or as many.
+    pub exits: Vec<ExitReader>,
     /// The names of tasks.
     pub tasks: Tasks,
     /// The memory that they are in, while the guest runs.

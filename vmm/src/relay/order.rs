@@ -55,6 +55,12 @@ impl Order {
         self.last
     }
 
+    /// The same of what is no record of the guest's.
+    pub(super) fn pass_at(&mut self, ticks: u64) -> u64 {
+        self.last = self.last.max(ticks);
+        self.last
+    }
+
     /// No later record of the vCPU is earlier than this.
     pub(super) fn last(&self) -> u64 {
         self.last

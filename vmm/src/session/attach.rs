@@ -29,7 +29,7 @@ use super::verdict::Verdict;
 use super::{Histogram, SessionError, Tracing, mark};
 use crate::kernel::{Exits, Kernel};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
-use crate::relay::{self, ConsoleLines, Relay, Setup, Targets};
+use crate::relay::{self, ConsoleLines, ExitReader, Relay, Setup, Targets};
 use crate::serve::{ControlRequest, Hub, Join};
 use crate::stream::{Context, Header, Initcall, MarkKind, Summary};
 use crate::tracer::{
@@ -85,6 +85,8 @@ pub(super) struct Output {
     pub(super) primary: Box<dyn Write + Send>,
     pub(super) joins: Receiver<Join>,
     pub(super) console: ConsoleLines,
+    /// The exits of each vCPU, if they are traced.
+    pub(super) exits: Vec<ExitReader>,
 }
 
 pub(super) struct Controller {
@@ -490,14 +492,16 @@ impl Controller {
         paused.set_rip(vcpu, attachment.resume(&ram, stopped)?)?;
         self.watch_tracepoints(machine, paused, attachment);
         self.watch_modules(machine, paused, attachment);
-        let Output { primary, joins, console } =
+        let Output { primary, joins, console, exits } =
             self.stream.take().ok_or_else(|| anyhow::anyhow!("attached twice"))?;
+        exits.iter().for_each(ExitReader::begin);
         let resolve = relay::resolver(&self.kernel, image.slide);
         let setup = Setup {
             header: self.header(machine, image.slide),
             stream: Hub::new(primary, machine.vcpus(), resolve)?,
             joins,
             readers: attachment.readers(),
+            exits,
             tasks: attachment.tasks(),
             memory: Box::new(Ram(machine.memory().clone())),
             kernel: Arc::clone(&self.kernel),

@@ -86,12 +86,13 @@ impl Controller {
     }
 
     fn untraced(&self, machine: &Machine, output: Output) -> io::Result<Relay> {
-        let Output { primary, joins, console } = output;
+        let Output { primary, joins, console, .. } = output;
         let setup = Setup {
             header: self.header(machine, 0),
             stream: Hub::new(primary, machine.vcpus(), relay::resolver(&self.kernel, 0))?,
             joins,
             readers: Vec::new(),
+            exits: Vec::new(),
             tasks: crate::tracer::Tasks::none(),
             memory: Box::new(Ram(machine.memory().clone())),
             kernel: Arc::clone(&self.kernel),

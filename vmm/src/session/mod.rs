@@ -14,6 +14,7 @@ mod control;
 mod counting;
 mod ending;
 mod events;
+mod exits;
 mod histograms;
 mod history;
 mod modules;
@@ -157,6 +158,7 @@ pub fn run(
         Box::new(|_| ())
     };
     let mut machine = Machine::new(config, ConsoleSinks { console, agent, heard })?;
+    let exits = if tracing.exits { exits::observe(&mut machine) } else { Vec::new() };
     started(Handles {
         waker: machine.waker(),
         console: machine.serial_input(),
@@ -165,7 +167,7 @@ pub fn run(
     let mut controller = Controller::new(
         Arc::clone(&kernel),
         tracing,
-        Output { primary: stream, joins, console: lines },
+        Output { primary: stream, joins, console: lines, exits },
     );
     controller.loaded(&machine);
     // Everything is open that this thread needs but what the sandbox was told of.

@@ -115,6 +115,8 @@ pub struct Tracing {
     pub triggers: Vec<Trigger>,
     /// Whether records tell the state of the CPU.
     pub context: bool,
+    /// Whether exits of vCPUs are traced.
+    pub exits: bool,
 }
 
 /// What every site has to do.
@@ -163,6 +165,7 @@ impl Tracing {
             events_if: None,
             triggers: Vec::new(),
             context: false,
+            exits: false,
         }
     }
 
@@ -403,7 +406,9 @@ impl Tracing {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let of_functions = |tracer: &Tracer| !tracer.sites.is_empty() || tracer.names_modules();
-        self.events.is_empty() && !self.present().any(|(_, tracer)| of_functions(tracer))
+        !self.exits
+            && self.events.is_empty()
+            && !self.present().any(|(_, tracer)| of_functions(tracer))
     }
 }
 
@@ -535,6 +540,7 @@ mod tests {
             events_if: None,
             triggers: Vec::new(),
             context: false,
+            exits: false,
         }
     }
 

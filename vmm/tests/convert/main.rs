@@ -5,6 +5,7 @@ mod chart;
 mod context;
 mod ctf;
 mod events;
+mod exits;
 mod parquet;
 mod perfetto;
 mod uftrace;

@@ -3,6 +3,7 @@
 #[path = "../../../kernel/tests/builder/mod.rs"]
 mod synthetic;
 
+mod exits;
 mod hostile;
 mod rings;
 mod waiting;

@@ -100,6 +100,7 @@ impl Rings {
             stream: Hub::new(primary, vcpus, resolver(&self.kernel, 0)).unwrap(),
             joins,
             readers: self.readers(false),
+            exits: Vec::new(),
             tasks: Tasks::none(),
             memory: Box::new(NoGuest),
             kernel: Arc::clone(&self.kernel),

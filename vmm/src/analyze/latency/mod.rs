@@ -5,6 +5,7 @@
 //! records is dropped and counted. Kept are the longest one with what its vCPU did meanwhile,
 //! histograms, sums, and those over a threshold.
 
+mod exits;
 mod kind;
 mod lines;
 mod noise;
@@ -19,10 +20,11 @@ mod waits;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 
-use crate::export::{Args, Event, Export, Tracepoint};
+use crate::export::{Args, Event, Export, OutOfGuest, Tracepoint};
 use crate::stream::{Header, Mark, MarkKind, Shown, Summary};
 
 use super::{Analysis, Gaps, nanoseconds};
+use exits::Exits;
 pub use kind::{EventsOf, Kind};
 use lines::Lines;
 use noise::Noise;
@@ -112,6 +114,13 @@ impl Export for Latency {
             Event::Return(ret) => found.lines.ret(found.at(ret.timestamp), ret),
             Event::Tracepoint(event) => {
                 found.lines.tracepoint(found.at(event.timestamp), event);
+                if let Some(out) = OutOfGuest::of(event) {
+                    let span = found.out_of_guest(event, &out);
+                    if let Finder::Noise(noise) = finder {
+                        noise.out_of_guest(event.vcpu, span, out.label(), found);
+                    }
+                    return Ok(());
+                }
                 match finder {
                     Finder::Waits(waits) => waits.event(event, found),
                     Finder::Regions(regions) => regions.event(event, found),
@@ -128,7 +137,9 @@ impl Export for Latency {
                 found.lines.clear(loss.vcpu);
             }
             Event::Mark(mark) => {
+                // Exits of vCPUs contain it.
                 if let Some(pause) = found.pause(mark)
+                    && found.exits.is_empty()
                     && let Finder::Noise(noise) = finder
                 {
                     noise.paused(pause, found);
@@ -164,6 +175,7 @@ struct Found {
     lines: Lines,
     /// Beginnings and ends of pauses, in nanoseconds.
     pauses: VecDeque<(u64, u64)>,
+    exits: Exits,
     sums: HashMap<String, Sums>,
     report: Report,
 }
@@ -174,6 +186,7 @@ impl Found {
             header: Header::default(),
             lines: Lines::default(),
             pauses: VecDeque::new(),
+            exits: Exits::default(),
             sums: HashMap::new(),
             report: Report::new(kind, over),
         }
@@ -187,9 +200,16 @@ impl Found {
     /// An episode has ended. Its `host_ns` is found here.
     fn add(&mut self, mut episode: Episode) {
         let (from, to) = (episode.since_ns, episode.ns);
-        let overlap = |&(start, end): &(u64, u64)| end.min(to).saturating_sub(start.max(from));
-        let paused = self.pauses.iter().map(overlap).sum::<u64>();
-        episode.host_ns = paused.min(episode.duration_ns);
+        let covered = |spans: &mut dyn Iterator<Item = (u64, u64)>| {
+            exits::covered((from, to), spans).min(episode.duration_ns)
+        };
+        let paused_ns = covered(&mut self.pauses.iter().copied());
+        // A pause is an exit of each vCPU.
+        let host_ns = match self.exits.is_empty() {
+            true => paused_ns,
+            false => covered(&mut self.exits.of(episode.cpu, from).iter().copied()),
+        };
+        (episode.host_ns, episode.paused_ns) = (host_ns, paused_ns);
         let report = &mut self.report;
         let ns = episode.duration_ns;
         report.histogram(episode.cpu).add(ns);
@@ -223,6 +243,15 @@ impl Found {
         if ns >= sums.longest_ns {
             (sums.longest_ns, sums.at_ns) = (ns, at_ns);
         }
+    }
+
+    /// The beginning and the end of an exit.
+    fn out_of_guest(&mut self, event: &Tracepoint<'_>, out: &OutOfGuest<'_>) -> (u64, u64) {
+        let end = self.at(event.timestamp);
+        let span = (end.saturating_sub(out.duration_ns), end);
+        self.exits.add(event.vcpu, span);
+        self.report.exits += 1;
+        span
     }
 
     /// The beginning and the end of a pause, if that is what the mark says.

@@ -117,6 +117,22 @@ impl Noise {
         }
     }
 
+    /// A vCPU was out of the guest.
+    pub(super) fn out_of_guest(
+        &mut self,
+        vcpu: u32,
+        (start, end): (u64, u64),
+        label: String,
+        found: &mut Found,
+    ) {
+        let Some(cpu) = self.cpus.get_mut(&vcpu) else { return };
+        let pid = cpu.current.unwrap_or(0);
+        let begun = Moment { vcpu, ns: start, pid, comm: None };
+        cpu.roll(vcpu, start, found);
+        cpu.push(Source::Host, label, begun, found);
+        cpu.pop(Moment { ns: end, ..begun }, found);
+    }
+
     /// The trace ends.
     pub(super) fn end(&mut self, found: &mut Found) {
         for (&vcpu, cpu) in &mut self.cpus {

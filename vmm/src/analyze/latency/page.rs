@@ -97,10 +97,15 @@ fn latency(out: &mut dyn Write, report: &Report, longest: &Episode) -> io::Resul
     }
     writeln!(
         out,
-        "#  => since: {} s\n#  => paused by vmtrace: {} us\n#",
+        "#  => since: {} s\n#  => paused by vmtrace: {} us",
         seconds(longest.since_ns),
-        micros(longest.host_ns)
+        micros(longest.paused_ns)
     )?;
+    if report.exits > 0 {
+        let host = micros(longest.host_ns);
+        writeln!(out, "#  => out of the guest: {host} us (exits to vmtrace, pauses among them)")?;
+    }
+    writeln!(out, "#")?;
     if report.context {
         writeln!(
             out,
@@ -251,6 +256,7 @@ fn listed(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     for one in &report.listed {
         let host = match one.host_ns {
             0 => String::new(),
+            ns if report.exits > 0 => format!("  (out of the guest {} us)", micros(ns)),
             ns => format!("  (paused {} us)", micros(ns)),
         };
         let what = match (&one.started, &one.ended, &one.mostly) {

@@ -46,8 +46,11 @@ pub struct Episode {
     pub prio: Option<i64>,
     /// How long it was.
     pub duration_ns: u64,
-    /// For how long of that vmtrace had all vCPUs paused.
+    /// For how long of that its vCPU did not run on account of its host: vmtrace had all vCPUs paused,
+    /// or, where exits were traced, this one was out of the guest for whatever reason.
     pub host_ns: u64,
+    /// For how long of that vmtrace had all vCPUs paused.
+    pub paused_ns: u64,
     /// When it began.
     pub since_ns: u64,
     /// Where the task was woken.
@@ -126,6 +129,8 @@ pub struct Report {
     pub open: u64,
     /// Records whose CPU was in another state than the events tell.
     pub differing: u64,
+    /// Exits of vCPUs that were traced: the host's time contains these where there are any.
+    pub exits: u64,
     /// What is missing in the trace.
     pub gaps: Gaps,
     #[serde(skip)]
@@ -156,6 +161,7 @@ impl Report {
             doubtful: 0,
             open: 0,
             differing: 0,
+            exits: 0,
             gaps: Gaps::new(),
             kind,
             context: false,

@@ -29,7 +29,7 @@ pub struct Row {
     pub noise_ns: u64,
     /// The longest time without a break.
     pub longest_ns: u64,
-    /// How often vmtrace paused the guest.
+    /// How often vmtrace paused the guest or, where exits are traced, the vCPU was out of it.
     pub host: u64,
     /// How often an NMI came.
     pub nmi: u64,

@@ -2,8 +2,9 @@
 
 use crate::export::Player;
 use crate::stream::{
-    Context, EntryRecord, EventRecord, Header, LossReason, Mark, MarkKind, RecordBuffer, Shape,
-    Summary, Symbol, Task, ValueField, ValuesFormat, ValuesOf, Writer,
+    Context, EntryRecord, EventRecord, ExitDir, ExitReason, Header, HostExit, LossReason, Mark,
+    MarkKind, RecordBuffer, Shape, Summary, Symbol, Task, ValueField, ValuesFormat, ValuesOf,
+    Writer,
 };
 
 use super::{Kind, Latency, Report};
@@ -139,6 +140,18 @@ impl Script {
         self.0.records(0, &buffer).expect("vCPU");
     }
 
+    /// An exit of a vCPU that ends then.
+    fn exit(&mut self, us: u64, cpu: u32, took_us: u64) {
+        let (reason, dir, ticks) = (ExitReason::Io, ExitDir::Out, us * 1000);
+        let exit = HostExit { ticks, duration_ns: took_us * 1000, reason, dir, address: 0x3f8 };
+        let (symbol, format) = HostExit::told(Header::TOP_4_GIB);
+        self.0.symbols([symbol]).expect("room");
+        self.0.values(&format).expect("room");
+        let mut buffer = RecordBuffer::new();
+        exit.write(&mut buffer, ticks);
+        self.0.records(cpu, &buffer).expect("vCPU");
+    }
+
     fn report(mut self, kind: Kind, over: Option<u64>) -> Report {
         self.0.end(&Summary::default()).expect("memory");
         let stream = self.0.into_inner().expect("memory");
@@ -261,6 +274,51 @@ fn losses_and_pauses_are_not_the_guests() {
     let json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
     assert_eq!(json["event"], "latencies");
     assert_eq!((&json["latency"], &json["longest"]["host_ns"]), (&"wakeup".into(), &70_000.into()));
+}
+
+// What the vCPU's host did with it meanwhile is not the guest's, and what pauses were among it is told
+// beside; other vCPUs' exits are no part of it.
+#[test]
+fn exits_are_the_hosts_time() {
+    let mut script = Script::new();
+    script.waking(1_000, 0, CAT);
+    // Begun before the wait, in it, with a pause in it, and on the other vCPU.
+    script.exit(1_010, 0, 30);
+    script.exit(1_030, 0, 5);
+    script.exit(1_200, 1, 150);
+    let text = "2 sites".into();
+    let mark = Mark { ticks: 1_100_000, kind: MarkKind::Pause, duration_ns: 50_000, text };
+    script.0.mark(&mark).expect("memory");
+    script.exit(1_155, 0, 60);
+    script.switch(1_300, 0, CAT);
+    let report = script.report(Kind::Wakeup, Some(0));
+    let longest = report.longest.as_ref().expect("one");
+    assert_eq!((longest.duration_ns, longest.host_ns), (300_000, 75_000));
+    assert_eq!((longest.paused_ns, report.exits), (50_000, 4));
+    let page = super::tests::text(&report);
+    assert!(page.contains("#  => paused by vmtrace: 50.000 us\n"), "{page}");
+    assert!(page.contains("#  => out of the guest: 75.000 us (exits to vmtrace, "), "{page}");
+    assert!(page.contains("  (out of the guest 75.000 us)\n"), "{page}");
+    assert!(page.contains("exit: reason=io dir=out address=0x3f8 duration_ns=60000"), "{page}");
+}
+
+// A task does not run while its vCPU does not. A pause is an exit, too, and counts once.
+#[test]
+fn exits_are_noise_of_the_host() {
+    let mut script = Script::new();
+    script.switch_from((0, 0), 100, 0, CAT);
+    script.exit(200, 0, 20);
+    let text = "2 sites".into();
+    let mark = Mark { ticks: 300_000, kind: MarkKind::Pause, duration_ns: 70_000, text };
+    script.0.mark(&mark).expect("memory");
+    script.exit(375, 0, 80);
+    script.switch_from((7, 1), 900, 0, ("idle", 0, 120));
+    let report = script.report(Kind::Osnoise, Some(0));
+    let sums: Vec<_> = report.sums.iter().map(|of| (&*of.name, of.count, of.total_ns)).collect();
+    assert_eq!(sums, [("exit io 0x3f8 out", 2, 100_000)]);
+    assert_eq!(report.listed.iter().map(|of| of.host_ns).collect::<Vec<_>>(), [20_000, 80_000]);
+    let rows: Vec<_> = report.rows.iter().map(|row| (row.host, row.noise_ns)).collect();
+    assert_eq!(rows, [(2, 100_000)]);
 }
 
 // A task that is woken before it has gone to sleep runs on: it waits for nothing, however long it

@@ -201,6 +201,7 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
         (args.args, "--args"),
         (args.retval, "--retval"),
         (args.context, "--context"),
+        (args.exits, "--exits"),
         (args.count, "--count"),
         (args.no_console_marks, "--no-console-marks"),
         (args.traces_boot(), "--trace-boot"),
@@ -251,6 +252,16 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::cli::boot::tests::args;
+
+    // The guest is there, and so are its exits.
+    #[test]
+    fn exits_are_asked_for_in_the_host() {
+        let asks = |options| {
+            let job = job_args(&args(options).unwrap(), HostArch::X86_64);
+            job.iter().any(|option| option == "--exits")
+        };
+        assert_eq!([asks("--exits"), asks("--context")], [true, false]);
+    }
 
     // The user has never heard of /job/trace.
     #[test]

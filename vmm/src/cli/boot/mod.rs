@@ -135,6 +135,11 @@ pub struct Args {
     /// interrupts off, need-resched, hard or soft interrupt, preemption and migration off
     #[arg(long, help_heading = headings::TRACE)]
     pub context: bool,
+    /// Trace every exit of a vCPU to vmtrace as an event host:exit, with its reason, where (port, address),
+    /// and for how long the vCPU was out, pauses included. Without -f, --tracer and --event there
+    /// are only these. With --latency they count as the host's time
+    #[arg(long, help_heading = headings::TRACE)]
+    pub exits: bool,
     /// Count calls of the functions of -f in the guest instead of recording them: a table at the end
     /// of the trace tells how often each was called on each vCPU
     #[arg(long, conflicts_with_all = ["graph", "args", "retval", "arg"], help_heading = headings::TRACE)]

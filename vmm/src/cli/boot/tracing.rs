@@ -76,7 +76,7 @@ impl Args {
         let both = |own: Option<&Condition>| {
             Condition::all(&own.into_iter().chain(&tasks).collect::<Vec<_>>())
         };
-        let others = !self.event.is_empty() || self.traces_boot();
+        let others = !self.event.is_empty() || self.traces_boot() || self.exits;
         let own: Vec<_> = self.tracer.iter().chain(&self.hist).collect();
         let only_others = own.is_empty() && others;
         if !self.filter.is_empty() || (own.is_empty() && !only_others) {
@@ -166,9 +166,18 @@ impl Args {
         if self.context {
             kernel.check_context()?;
         }
-        let context = self.context;
-        let tracing =
-            Tracing { tracers, from, overflow, returns, events, events_if, triggers, context };
+        let (context, exits) = (self.context, self.exits);
+        let tracing = Tracing {
+            tracers,
+            from,
+            overflow,
+            returns,
+            events,
+            events_if,
+            triggers,
+            context,
+            exits,
+        };
         tracing.check_modules(kernel).map_err(anyhow::Error::msg)?;
         if tracing.is_empty() {
             return Err(kernel.no_match(unmatched).into());

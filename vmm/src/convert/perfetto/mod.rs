@@ -2,7 +2,8 @@
 //! vCPU for idle tasks, which share a pid), with arguments and returned values as their arguments.
 //!
 //! Every vCPU has a track of the tasks that were seen on it, with losses as instants, and a counter
-//! of what it lost; losses are statistics of trace_processor as well. Tracepoints are ftrace events.
+//! of what it lost; losses are statistics of trace_processor as well. Tracepoints are ftrace events,
+//! but for exits of vCPUs, which are slices on a track of their vCPU.
 
 mod ftrace;
 mod wire;
@@ -13,7 +14,7 @@ use std::io::{self, BufWriter, Write};
 use rustc_hash::FxHashMap;
 
 use super::ground::{Clock, Names, listed};
-use crate::export::{Args, Entry, Event, Export, Name, Return, Tracepoint, Unfinished};
+use crate::export::{Args, Entry, Event, Export, Name, OutOfGuest, Return, Tracepoint, Unfinished};
 use crate::stream::{Header, Loss, Mark, MarkKind, Shown, Summary};
 use ftrace::{Bundle, NoPlace};
 use wire::{
@@ -31,8 +32,8 @@ const PAUSES: u64 = 2;
 const CONSOLE: u64 = 3;
 const CROWD: u64 = 4;
 const FIRST_VCPU: u64 = 16;
-/// Each vCPU has two: tasks, and what was lost.
-const OF_VCPU: u64 = 2;
+/// Each vCPU has three: tasks, what was lost, and exits.
+const OF_VCPU: u64 = 3;
 
 /// Numbers of interned names of annotations.
 const ANNOTATIONS: [&str; 8] =
@@ -67,6 +68,8 @@ struct Seen {
     records: u64,
     lost: u64,
     bundle: Bundle,
+    /// Whether its track of exits is there.
+    exits: bool,
 }
 
 /// Perfetto's protobuf.
@@ -241,7 +244,8 @@ impl Perfetto {
         let comm = comm.unwrap_or("<...>").to_owned();
         let (records, lost, bundle) =
             (seen.records + 1, seen.lost, std::mem::take(&mut seen.bundle));
-        let new = Seen { pid, comm, from: at, to: at, records, lost, bundle };
+        let exits = seen.exits;
+        let new = Seen { pid, comm, from: at, to: at, records, lost, bundle, exits };
         let old = std::mem::replace(seen, new);
         self.left(vcpu, &old)
     }
@@ -407,8 +411,26 @@ impl Perfetto {
         self.packet(TracePacket { ftrace_events, ..TracePacket::default() })
     }
 
+    /// A time in which a vCPU did not run, up to then.
+    fn exit(&mut self, vcpu: u32, at: u64, out: &OutOfGuest<'_>) -> io::Result<()> {
+        self.now = self.now.max(at);
+        let track = of_vcpu(vcpu) + 2;
+        let Some(seen) = self.vcpus.get_mut(position(vcpu)) else { return Ok(()) };
+        if !std::mem::replace(&mut seen.exits, true) {
+            let (uuid, name) = (Some(track), Some(format!("vCPU {vcpu} exits")));
+            self.track(TrackDescriptor { uuid, name, ..TrackDescriptor::default() })?;
+        }
+        self.named(at.saturating_sub(out.duration_ns), track, SLICE_BEGIN, out.label())?;
+        let (kind, track_uuid) = (Some(SLICE_END), Some(track));
+        let event = TrackEvent { kind, track_uuid, ..TrackEvent::default() };
+        self.event(at, event, InternedData::default())
+    }
+
     fn tracepoint(&mut self, event: &Tracepoint<'_>) -> io::Result<()> {
         let at = self.clock.ns(event.timestamp);
+        if let Some(out) = OutOfGuest::of(event) {
+            return self.exit(event.vcpu, at, &out);
+        }
         self.saw(event.vcpu, event.pid, event.comm, at)?;
         let Some(seen) = self.vcpus.get_mut(position(event.vcpu)) else { return Ok(()) };
         seen.bundle.push(ftrace::event(event, at, &mut self.no_place));

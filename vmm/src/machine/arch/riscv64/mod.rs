@@ -1,6 +1,7 @@
 //! riscv64: a board without PCI and firmware, described by a device tree.
 
 mod aia;
+mod exits;
 mod fdt;
 mod interrupts;
 mod isa;

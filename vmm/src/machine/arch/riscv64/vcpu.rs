@@ -4,12 +4,14 @@
 use kvm_bindings::{KVM_EXIT_RISCV_SBI, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
+use super::exits::cause;
 use super::registers::{Register, registers};
 use super::sbi::{self, Call};
 use super::{Platform, TRAP_INSTRUCTION};
 use crate::devices::Outcome;
+use crate::machine::exits::ExitLog;
 use crate::machine::vcpu::Step;
-use crate::machine::{ExitReason, MachineError};
+use crate::machine::{ExitCause, ExitReason, MachineError};
 
 /// Where the trap is that the vCPU has just completed, if it was one.
 pub(in crate::machine) fn trap_address(fd: &VcpuFd) -> Option<u64> {
@@ -44,8 +46,10 @@ fn outcome(outcome: Outcome) -> Step {
 }
 
 /// Enters the guest and does what it wants of its devices.
-pub(in crate::machine) fn run(fd: &mut VcpuFd, platform: &Platform) -> Step {
-    let todo = match fd.run() {
+pub(in crate::machine) fn run(fd: &mut VcpuFd, platform: &Platform, exits: &mut ExitLog) -> Step {
+    let exit = fd.run();
+    exits.left(|| cause(&exit));
+    let todo = match exit {
         Ok(VcpuExit::MmioWrite(address, data)) => {
             Todo::Step(outcome(platform.registers.write(address, data)))
         }
@@ -68,7 +72,7 @@ pub(in crate::machine) fn run(fd: &mut VcpuFd, platform: &Platform) -> Step {
     };
     match todo {
         Todo::Step(step) => step,
-        Todo::Sbi => call(fd, platform),
+        Todo::Sbi => call(fd, platform, exits),
         Todo::Died(what) => {
             let registers = registers(fd).map_or_else(|e| e.to_string(), |r| format!("{r:x?}"));
             Step::Exit(ExitReason::InternalError(format!("{what}; {registers}")))
@@ -77,17 +81,20 @@ pub(in crate::machine) fn run(fd: &mut VcpuFd, platform: &Platform) -> Step {
 }
 
 /// Answers a call of the SBI that KVM leaves to us; it takes effect when the vCPU runs again.
-fn call(fd: &mut VcpuFd, platform: &Platform) -> Step {
+fn call(fd: &mut VcpuFd, platform: &Platform, exits: &mut ExitLog) -> Step {
     // SAFETY: the exit was for KVM_EXIT_RISCV_SBI, with which KVM fills this member; any bits are
     // valid for it.
     let exit = unsafe { &mut fd.get_kvm_run().__bindgen_anon_1.riscv_sbi };
     let call =
         Call { extension: exit.extension_id, function: exit.function_id, arguments: exit.args };
     if matches!(call.extension, sbi::TRAP | sbi::WAIT) {
+        let is_trap = call.extension == sbi::TRAP;
+        exits.is_for(if is_trap { ExitCause::Trap } else { ExitCause::Full });
         // Where a function was about to begin, these are its arguments.
         exit.ret = [call.arguments[0], call.arguments[1]];
-        return if call.extension == sbi::TRAP { Step::Trap } else { Step::Full };
+        return if is_trap { Step::Trap } else { Step::Full };
     }
+    exits.is_for(ExitCause::Sbi { extension: call.extension });
     let (answer, then) = platform.answer(&call);
     exit.ret = [answer.error.cast_unsigned(), answer.value];
     outcome(then)

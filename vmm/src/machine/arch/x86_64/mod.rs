@@ -3,6 +3,7 @@
 mod acpi;
 mod cpuid;
 mod e820;
+mod exits;
 mod kvm;
 mod layout;
 mod load;

@@ -7,8 +7,10 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
+use super::exits::cause;
 use super::{Platform, layout};
 use crate::devices::Outcome;
+use crate::machine::exits::ExitLog;
 use crate::machine::vcpu::Step;
 use crate::machine::{Detour, ExitReason, MachineError};
 
@@ -180,14 +182,16 @@ enum Todo {
 }
 
 /// Enters the guest and does what it wants of its devices.
-pub(in crate::machine) fn run(fd: &mut VcpuFd, platform: &Platform) -> Step {
+pub(in crate::machine) fn run(fd: &mut VcpuFd, platform: &Platform, exits: &mut ExitLog) -> Step {
     let outcome = |outcome| match outcome {
         Outcome::Continue => Step::Continue,
         Outcome::PowerOff => Step::Exit(ExitReason::PowerOff),
         Outcome::Reset => Step::Exit(ExitReason::Reset),
         Outcome::Panicked => Step::Exit(ExitReason::Panic { message: String::new() }),
     };
-    let todo = match fd.run() {
+    let exit = fd.run();
+    exits.left(|| cause(&exit));
+    let todo = match exit {
         Ok(VcpuExit::IoOut(port, &[_])) if port == u16::from(layout::TRAP_PORT) => {
             Todo::Step(Step::Trap)
         }

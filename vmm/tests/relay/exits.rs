@@ -1,0 +1,216 @@
+//! Exits of vCPUs between the records of the guest.
+
+use super::{Rings, Sink, TIME};
+use proptest::prelude::*;
+use vmtrace::relay::{Drain, ExitWriter, Grace, exit_log};
+use vmtrace::stream::{ExitDir, ExitReason, Frame, HostExit, LossReason, Reader, Record, Summary};
+use vmtrace_trampolines::layout::{COMMON_SIZE, Common, Info};
+
+/// What an exit log has room for.
+const QUEUE: u64 = 1 << 15;
+/// What is kept of a flight recorder.
+const KEPT: u64 = 1 << 16;
+
+fn exit(ticks: u64) -> HostExit {
+    let (reason, dir) = (ExitReason::Io, ExitDir::Out);
+    HostExit { ticks, duration_ns: 7, reason, dir, address: 0x3f8 }
+}
+
+fn put(writer: &mut ExitWriter, ticks: u64) {
+    writer.begin();
+    writer.put(Some(exit(ticks)));
+}
+
+/// What is in a stream of one vCPU, in its order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    Entry(u64),
+    Exit(u64),
+    Lost(LossReason, u64),
+}
+
+struct Run {
+    rings: Rings,
+    sink: Sink,
+    drain: Drain,
+    writer: ExitWriter,
+}
+
+impl Run {
+    /// The guest's clock is far ahead of what is written here: a watermark of all that there is covers all.
+    fn new(overwrite: bool) -> Self {
+        let (rings, sink) = (Rings::new(1), Sink::default());
+        let (mut setup, _) = rings.setup(Box::new(sink.clone()));
+        let (writer, reader) = exit_log();
+        assert!(!writer.is_on());
+        reader.begin();
+        assert!(writer.is_on());
+        (setup.exits, setup.ticks) = (vec![reader], 1 << 40);
+        setup.readers = rings.readers(overwrite);
+        let drain = Drain::start(setup).unwrap();
+        Self { rings, sink, drain, writer }
+    }
+
+    fn at(&self, timestamp: u64) -> Common {
+        Common { timestamp, ..self.rings.record(0) }
+    }
+
+    fn entry(&self, timestamp: u64) {
+        self.rings.publish(self.rings.reserve(0).unwrap(), self.at(timestamp));
+    }
+
+    /// What the stream has, and whether anything came behind a watermark.
+    fn end(self) -> (Vec<Seen>, Summary, bool) {
+        let end = self.drain.finish(Summary::default(), &Grace::of(TIME)).unwrap();
+        assert!(!self.writer.is_on(), "nobody takes them any more");
+        let stream = std::mem::take(&mut *self.sink.0.lock().unwrap());
+        let (mut seen, mut promised, mut late) = (Vec::new(), 0, false);
+        let mut reader = Reader::new(&*stream).unwrap();
+        while let Some(frame) = reader.next_frame().unwrap() {
+            match frame {
+                Frame::Records(batch) => seen.extend(batch.records().map(|record| {
+                    let (time, seen) = match record {
+                        Record::Entry { entry, .. } => {
+                            (entry.timestamp(), Seen::Entry as fn(u64) -> _)
+                        }
+                        Record::Event { event, .. } => {
+                            (event.head.timestamp.get(), Seen::Exit as fn(u64) -> _)
+                        }
+                        other => panic!("{other:?}"),
+                    };
+                    late |= time <= promised;
+                    seen(time)
+                })),
+                Frame::Loss(loss) => seen.push(Seen::Lost(loss.reason, loss.count)),
+                Frame::Watermark(ticks) => promised = ticks,
+                _ => {}
+            }
+        }
+        (seen, end.summary, late)
+    }
+}
+
+// The vCPU writes nothing while it is out, so that its records and exits have one order, which
+// is that of their times.
+#[test]
+fn exits_stand_among_the_records() {
+    let mut run = Run::new(false);
+    run.entry(100);
+    put(&mut run.writer, 150);
+    // Its writer was preempted; the exit of it may have been between any two of its instructions.
+    let slow = run.rings.reserve(0).unwrap();
+    run.drain.pass().unwrap();
+    put(&mut run.writer, 300);
+    run.entry(400);
+    run.drain.pass().unwrap();
+    let slow_record = run.at(200);
+    run.rings.publish(slow, slow_record);
+    run.drain.pass().unwrap();
+    put(&mut run.writer, 500);
+    let (seen, summary, _) = run.end();
+    use Seen::{Entry, Exit};
+    assert_eq!(seen, [Entry(100), Exit(150), Entry(200), Exit(300), Entry(400), Exit(500)]);
+    assert_eq!(summary.notes, [] as [&str; 0]);
+    let [exits] = &summary.exits[..] else { panic!("{:?}", summary.exits) };
+    assert_eq!((&*exits.reason, exits.cpu, exits.count), ("io", 0, 3));
+    assert_eq!((exits.total_ns, exits.max_ns), (21, 7));
+}
+
+// A thread that has read the guest's clock may not run for a while before the exit is told.
+#[test]
+fn a_watermark_waits_for_an_exit_that_is_being_told() {
+    let mut run = Run::new(false);
+    run.entry(100);
+    run.writer.begin();
+    run.drain.pass().unwrap();
+    run.entry(300);
+    run.drain.pass().unwrap();
+    run.writer.put(Some(exit(400)));
+    run.drain.pass().unwrap();
+    let (seen, _, late) = run.end();
+    assert!(!late);
+    assert_eq!(seen, [Seen::Entry(100), Seen::Entry(300), Seen::Exit(400)]);
+}
+
+// Nobody makes a vCPU wait: what there is no room for is missing at its place, and counted.
+#[test]
+fn exits_without_room_are_counted_where_they_are_missing() {
+    let mut run = Run::new(false);
+    (0..QUEUE + 10).for_each(|at| put(&mut run.writer, 1000 + at));
+    // Whose clock could not be read.
+    run.writer.begin();
+    run.writer.put(None);
+    run.drain.pass().unwrap();
+    put(&mut run.writer, 1 << 20);
+    run.drain.pass().unwrap();
+    run.writer.begin();
+    run.writer.put(None);
+    let (seen, summary, _) = run.end();
+    let mut wanted: Vec<_> = (0..QUEUE).map(|at| Seen::Exit(1000 + at)).collect();
+    wanted.push(Seen::Lost(LossReason::Exits, 11));
+    wanted.push(Seen::Exit(1 << 20));
+    wanted.push(Seen::Lost(LossReason::Exits, 1));
+    assert!(seen == wanted, "{} {:?}", seen.len(), &seen[seen.len().min(wanted.len()) - 4..]);
+    assert_eq!((summary.records(), summary.lost()), (QUEUE + 1, 12));
+}
+
+// The newest are of use, as with records.
+#[test]
+fn a_flight_recorder_keeps_the_newest_exits() {
+    let mut run = Run::new(true);
+    let lap = |run: &Run, at| Common { info: Info::new(COMMON_SIZE, 0, 1, 1).0, ..run.at(at) };
+    let all = KEPT + QUEUE;
+    for at in 0..all {
+        put(&mut run.writer, 1000 + at);
+        if at % 10_000 == 0 {
+            run.drain.pass().unwrap();
+        }
+    }
+    run.rings.hit(0, lap(&run, 1000 + all));
+    assert_eq!(run.drain.snapshot().unwrap(), KEPT + 1);
+    assert_eq!(run.drain.snapshot().unwrap(), 0);
+    put(&mut run.writer, 2000 + all);
+    let (seen, summary, _) = run.end();
+    let mut wanted = vec![Seen::Lost(LossReason::Overwritten, QUEUE)];
+    wanted.extend((QUEUE..all).map(|at| Seen::Exit(1000 + at)));
+    wanted.extend([Seen::Entry(1000 + all), Seen::Exit(2000 + all)]);
+    assert!(seen == wanted, "{} {:?}", seen.len(), &seen[..4]);
+    assert_eq!((summary.records(), summary.lost()), (KEPT + 2, QUEUE));
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Entry,
+    Exit,
+    Pass,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    // Whenever the relay comes by.
+    #[test]
+    fn records_and_exits_keep_their_order(
+        steps in prop::collection::vec(
+            prop_oneof![3 => Just(Step::Entry), 3 => Just(Step::Exit), 1 => Just(Step::Pass)], 0..200
+        )
+    ) {
+        let mut run = Run::new(false);
+        let mut wanted = Vec::new();
+        for (at, step) in (100..).step_by(10).zip(steps) {
+            match step {
+                Step::Entry => {
+                    run.entry(at);
+                    wanted.push(Seen::Entry(at));
+                }
+                Step::Exit => {
+                    put(&mut run.writer, at);
+                    wanted.push(Seen::Exit(at));
+                }
+                Step::Pass => drop(run.drain.pass().unwrap()),
+            }
+        }
+        let (seen, summary, _) = run.end();
+        prop_assert_eq!(seen, wanted);
+        prop_assert_eq!(summary.lost(), 0);
+    }
+}
