@@ -82,6 +82,13 @@ impl Interrupts {
         Ok(this)
     }
 
+    /// As if a signal had come.
+    pub fn ask(&self) {
+        if self.patience.signal(Patience::now()) {
+            self.insists.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// From now on the signals end the process as if they were not taken.
     pub fn give_up(&self) {
         self.give_up.store(true, Ordering::Relaxed);

@@ -11,6 +11,7 @@ use super::host::{EmulatedHost, TICK};
 use super::interrupts::Interrupts;
 use super::link::{Event, Link};
 use super::wire::{Exited, Frame, Kind, Run};
+use vmtrace_system::terminal;
 
 /// How long a job may take to stop when it was asked to.
 const STOP_TIME: Duration = Duration::from_secs(30);
@@ -189,6 +190,8 @@ impl EmulatedHost {
             }
             let interrupts = limits.count() - before;
             if limits.interrupts.is_some_and(Interrupts::insists) {
+                // Of the further signals none has a way back.
+                terminal::restore();
                 // Output may be stuck in a pipe that nobody reads; a further signal is not to be waited for.
                 limits.interrupts.iter().for_each(|i| i.give_up());
                 self.kill();

@@ -11,7 +11,7 @@ use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 
 nix::ioctl_read_bad!(bytes_waiting, libc::TIOCOUTQ, libc::c_int);
 
-const DEVICE: &str = "/dev/ttyS1";
+pub(crate) const DEVICE: &str = "/dev/ttyS1";
 const PREFIX: &str = "vmtrace-agent 1";
 /// A line is never longer, prefix and line end included.
 const LINE_MAX: usize = 256;

@@ -27,7 +27,7 @@ pub(crate) const NOT_FOUND: i32 = 127;
 /// The status of a program that cannot be started.
 pub(crate) const NOT_EXECUTABLE: i32 = 126;
 
-const SHELL: &str = "/bin/sh";
+pub(crate) const SHELL: &str = "/bin/sh";
 
 /// Says that `/bin/sh` is the userland that vmtrace has put there, and not the system's own.
 const USERLAND: &str = "/vmtrace/userland";
@@ -151,7 +151,8 @@ pub(crate) fn find(name: &OsStr, path: &OsStr) -> Result<PathBuf, i32> {
     Err(if candidates.iter().any(|p| p.exists()) { NOT_EXECUTABLE } else { NOT_FOUND })
 }
 
-fn spawn(reaper: &Arc<Reaper>, command: &mut Command) -> Result<Status, String> {
+/// Runs a program to its end.
+pub(crate) fn spawn(reaper: &Arc<Reaper>, command: &mut Command) -> Result<Status, String> {
     let program = command.get_program().to_owned();
     let text = |e: std::io::Error| format!("{}: {e}", program.display());
     let mut child = reaper.spawn(command.env("PATH", PATH)).map_err(text)?;

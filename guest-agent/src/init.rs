@@ -16,6 +16,7 @@ use nix::sys::signal::{SigSet, Signal};
 
 use crate::channel::{Channel, drain};
 use crate::command::{self, Status};
+use crate::console::{self, Console};
 use crate::protocol::AGENT_PORT;
 use crate::reaper::{Reaper, start_thread};
 use crate::root;
@@ -66,6 +67,8 @@ pub(crate) fn main() -> ! {
     }
     // What is in the initramfs is not to be seen any more in another root.
     let (run, shares) = (fs::read(RUN), fs::read_to_string(SHARES));
+    let console = fs::read_to_string(console::ASKED).ok();
+    let console = console.as_deref().and_then(Console::parse);
     let entered = enter_root();
     for error in mount_shares(shares) {
         channel.error(&error);
@@ -101,15 +104,14 @@ pub(crate) fn main() -> ! {
             false
         }
     };
-    let result = match run {
-        Ok(line) => Some(command::run(&reaper, &command::line_of(&line))),
-        Err(e) if e.kind() == io::ErrorKind::NotFound && command::has_own_shell() => {
-            Some(command::shell(&reaper))
-        }
+    let result = match (run, console) {
+        (Ok(line), _) => Some(command::run(&reaper, &command::line_of(&line))),
+        (Err(e), _) if e.kind() != io::ErrorKind::NotFound => Some(Err(format!("{RUN}: {e}"))),
+        (Err(_), Some(console)) => Some(console.shell(&reaper)),
+        (Err(_), None) if command::has_own_shell() => Some(command::shell(&reaper)),
         // Whoever connects says what happens, until the machine is stopped or `poweroff` was run.
-        Err(e) if e.kind() == io::ErrorKind::NotFound && serves => idle(),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-        Err(e) => Some(Err(format!("{RUN}: {e}"))),
+        (Err(_), None) if serves => idle(),
+        (Err(_), None) => None,
     };
     match result {
         Some(Ok(Status::Exited(code))) => channel.exited(code),

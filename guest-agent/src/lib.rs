@@ -10,6 +10,7 @@ mod applets;
 mod channel;
 mod clock;
 mod command;
+mod console;
 mod init;
 mod mark;
 pub mod protocol;
@@ -65,6 +66,8 @@ pub fn main() -> ExitCode {
         (Some("serve"), options) => serve(options),
         (Some("mark"), words) => mark::mark(words),
         (Some("run"), [line]) => command::run_as_process(line),
+        (Some("login"), [shell]) => console::login(shell.as_ref()),
+        (Some("shell"), [shell]) => console::become_shell(shell.as_ref()),
         (Some("applet"), [name, rest @ ..]) => match applets::find(name) {
             Some(applet) => applet(rest),
             None => fail(&format!("no applet {}", name.to_string_lossy())),

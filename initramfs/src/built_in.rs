@@ -25,6 +25,7 @@ pub struct Builder {
     userland: Option<Userland>,
     shares: String,
     root: Option<String>,
+    console: Option<String>,
     without_agent: bool,
 }
 
@@ -99,6 +100,14 @@ impl Builder {
         self
     }
 
+    /// A user sits at the guest's console, with a terminal of so many rows and columns (0: nobody
+    /// knows) and of this type: the agent runs a shell there.
+    #[must_use]
+    pub fn console(mut self, terminal: Option<(u16, u16, &str)>) -> Self {
+        self.console = terminal.map(|(rows, columns, kind)| format!("{rows} {columns} {kind}"));
+        self
+    }
+
     /// The agent is added later, by [`add_agent`] of a vmtrace for the guest's architecture.
     #[must_use]
     pub fn without_agent(mut self) -> Self {
@@ -138,6 +147,9 @@ impl Builder {
         }
         if let Some(init) = &self.root {
             bytes(&mut archive, "vmtrace/root", 0o644, init.as_bytes())?;
+        }
+        if let Some(console) = &self.console {
+            bytes(&mut archive, "vmtrace/console", 0o644, console.as_bytes())?;
         }
         if let Some(run) = &self.run {
             bytes(&mut archive, "vmtrace/run", 0o644, run.as_bytes())?;

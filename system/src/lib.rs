@@ -7,5 +7,6 @@ mod limit;
 pub mod ports;
 pub mod private_socket;
 pub mod say;
+pub mod terminal;
 
 pub use limit::raise_descriptor_limit;

@@ -20,5 +20,5 @@ pub fn line(words: Arguments<'_>) {
 /// Writes to standard error.
 pub fn text(bytes: &[u8]) {
     // Nobody is left to tell of an error.
-    let _ = std::io::stderr().write_all(bytes);
+    let _ = std::io::stderr().write_all(&crate::terminal::lines(bytes));
 }

@@ -20,6 +20,7 @@ pub mod readers;
 pub mod shares;
 pub mod stress;
 pub mod switches;
+pub mod terminal;
 pub mod trace;
 pub mod tree;
 pub mod triggers;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use vmtrace::stream::Exit;
 use vmtrace_tests::live::{LiveGuest, unless_lost, vmtrace};
 use vmtrace_tests::trace::{Trace, arch_of, missing, syscall};
-use vmtrace_tests::{command, exits, within, workload};
+use vmtrace_tests::{command, exits, terminal, within, workload};
 
 /// One of each architecture.
 const KERNELS: [&str; 2] = ["x86_64-6.12", "riscv64-7"];
@@ -371,4 +371,16 @@ fn two_signals_at_once_are_one_request_to_stop() {
         assert_eq!(trace.summary.exit, Exit::Stopped);
         assert!(trace.entries.len() >= 1000 && missing(&trace.summary) == 0, "{:?}", trace.summary);
     });
+}
+
+// `--interactive`: a shell in the guest is as one here, its keys are not the user's shell's, and the terminal is as it
+// was when that is over.
+#[test]
+fn a_terminal_is_a_guests_console() {
+    unless_lost(|| terminal::a_user_sits_at_the_console(KERNELS[0]));
+}
+
+#[test]
+fn the_end_of_a_shell_at_the_console_is_the_end_of_the_run() {
+    unless_lost(|| terminal::a_shell_ends_its_guest(KERNELS[1]));
 }

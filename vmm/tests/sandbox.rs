@@ -83,6 +83,23 @@ fn what_every_thread_does_is_allowed() {
     }
 }
 
+// Any of them may be the one that ends a run, and a terminal that stays raw is of no use to anybody.
+#[test]
+fn terminals_are_restored_where_they_are_raw_and_left_alone_elsewhere() {
+    if !filters() {
+        return;
+    }
+    for thread in Thread::ALL {
+        let (code, said) = end(thread, &["terminal"]);
+        assert_eq!(code, Some(EXIT_CODE.into()), "{thread:?}: {said}");
+        assert!(said.contains("(ioctl)"), "{said}");
+        // It gets as far as the descriptor, of which there is none.
+        let (code, said) = end(thread, &["terminal", "--terminal"]);
+        assert_eq!(code, Some(1), "{thread:?}: {said}");
+        assert!(said.contains("Bad file descriptor"), "{said}");
+    }
+}
+
 #[test]
 fn each_kind_of_thread_has_its_own_rights() {
     if !filters() {

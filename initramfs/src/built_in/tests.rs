@@ -47,7 +47,10 @@ fn round_trip() {
     assert_eq!(files["vmtrace/run"].1, b"ls /");
     assert_eq!(files["vmtrace/modules/000-base.ko"].1, b"base");
     assert_eq!(files["vmtrace/modules/001-top.ko"].1, b"top");
-    assert!(!unpack(&Builder::new().build().unwrap()).contains_key("vmtrace/run"));
+    let plain = unpack(&Builder::new().build().unwrap());
+    assert!(!plain.contains_key("vmtrace/run") && !plain.contains_key("vmtrace/console"));
+    let seated = Builder::new().console(Some((24, 80, "xterm"))).build().unwrap();
+    assert_eq!(unpack(&seated)["vmtrace/console"].1, b"24 80 xterm");
 }
 
 // A guest of another architecture gets its agent from a vmtrace that was built for it.

@@ -99,6 +99,13 @@ impl Rules {
         Ok(rules)
     }
 
+    /// Whether there are any.
+    pub(super) fn any(&self) -> bool {
+        let options =
+            [&self.expect, &self.forbid, &self.order, &self.max, &self.within, &self.budget];
+        !self.rules.is_empty() || options.into_iter().any(|rules| !rules.is_empty())
+    }
+
     /// Files that are read, and such that are written.
     pub(super) fn files(&self) -> (&[PathBuf], impl Iterator<Item = &PathBuf>) {
         (&self.rules, self.results.iter().filter_map(|results| results.file.as_ref()))

@@ -14,9 +14,9 @@ pub struct Args {
     #[arg(value_parser = parse_thread)]
     thread: Thread,
     /// program, process, internet, code, trace, machine, guest, handler, signal, thread, read,
-    /// write, remove, panic, work
+    /// write, remove, terminal, panic, work
     #[arg(value_parser = ["program", "process", "internet", "code", "trace", "machine", "guest",
-        "handler", "signal", "thread", "read", "write", "remove", "panic", "work"])]
+        "handler", "signal", "thread", "read", "write", "remove", "terminal", "panic", "work"])]
     deed: String,
     /// What is read, written or removed
     #[arg(default_value = "/")]
@@ -27,6 +27,9 @@ pub struct Args {
     /// A directory whose files are removed at the end
     #[arg(long)]
     cleared: Option<PathBuf>,
+    /// The terminal is raw
+    #[arg(long)]
+    terminal: bool,
     /// As of boot
     #[arg(long)]
     no_seccomp: bool,
@@ -58,6 +61,7 @@ pub fn run(args: Args) -> Result<u8> {
         "read" => Deed::Read(args.file),
         "write" => Deed::Write(args.file),
         "remove" => Deed::Remove(args.file),
+        "terminal" => Deed::Terminal,
         "panic" => Deed::Panic,
         _ => Deed::Work,
     };
@@ -65,6 +69,7 @@ pub fn run(args: Args) -> Result<u8> {
         unfiltered: args.no_seccomp,
         cleared: args.cleared.into_iter().collect(),
         written: args.written.into_iter().collect(),
+        terminal: args.terminal,
     })?;
     attempt(args.thread, deed).context("refused")?;
     say!("done");

@@ -10,7 +10,7 @@ use seccompiler::{
 };
 use syscalls::Sysno;
 
-use super::calls::{Calls, Test, of};
+use super::calls::{Calls, TERMINAL_REQUESTS, Test, of};
 use super::{SandboxError, Thread};
 
 #[cfg(target_arch = "x86_64")]
@@ -36,9 +36,13 @@ pub(super) struct Filters(Vec<(Thread, [BpfProgram; 2])>);
 impl Filters {
     /// # Errors
     /// When one cannot be: a bug.
-    pub(super) fn new() -> Result<Self, SandboxError> {
+    pub(super) fn new(terminal: bool) -> Result<Self, SandboxError> {
         let filters = Thread::ALL.into_iter().map(|thread| {
-            let both = programs(&of(thread));
+            let mut calls = of(thread);
+            if terminal {
+                calls.requests.extend(TERMINAL_REQUESTS);
+            }
+            let both = programs(&calls);
             let error = |source| SandboxError::Filter { thread: thread.name(), source };
             Ok((thread, both.map_err(error)?))
         });

@@ -41,6 +41,7 @@ extern "C" fn handler(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
     const SYSCALL: usize = 24;
     // SAFETY: the kernel gives a whole siginfo of 128 bytes to a handler with SA_SIGINFO.
     let number = unsafe { ptr::read_unaligned(info.byte_add(SYSCALL).cast::<c_int>()) };
+    vmtrace_system::terminal::restore();
     let mut line = [0; 400];
     let length = write(&mut line, THREAD.with(Cell::get), number).unwrap_or(0);
     let mut stderr = libc::pollfd { fd: 2, events: libc::POLLOUT, revents: 0 };

@@ -17,7 +17,7 @@ pub mod trial;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use vmtrace_system::say;
+use vmtrace_system::{say, terminal};
 
 use filter::Filters;
 use landlock::RulesetCreated;
@@ -86,6 +86,8 @@ pub struct Settings {
     pub cleared: Vec<PathBuf>,
     /// Files to be written at the end.
     pub written: Vec<PathBuf>,
+    /// The user's terminal is raw, and whoever ends the process restores it.
+    pub terminal: bool,
 }
 
 /// Why a process cannot be confined.
@@ -145,7 +147,7 @@ pub fn set_up(settings: &Settings) -> Result<(), SandboxError> {
     let filters = match filter::missing() {
         None => {
             last_words::install()?;
-            Some(Filters::new()?)
+            Some(Filters::new(settings.terminal)?)
         }
         Some(why) => {
             say!(
@@ -186,6 +188,7 @@ pub fn confine_share(directory: &Path, writable: bool) -> Result<(), SandboxErro
 pub fn enter(thread: Thread) {
     let Some(sandbox) = SANDBOX.get() else { return };
     if let Err(error) = sandbox.confine(thread) {
+        terminal::restore();
         say!("vmtrace: error: {:#}", anyhow::Error::from(error));
         std::process::exit(1);
     }

@@ -44,6 +44,8 @@ pub enum Deed {
     Write(PathBuf),
     /// To remove a file.
     Remove(PathBuf),
+    /// To change the settings of a terminal.
+    Terminal,
     /// To panic, which prints a backtrace where that is wanted.
     Panic,
     /// What everybody does: memory, maps, locks, clocks, words.
@@ -112,6 +114,7 @@ impl Deed {
             Self::Read(path) => File::open(path).map(drop),
             Self::Write(path) => File::create(path).map(drop),
             Self::Remove(path) => fs::remove_file(path),
+            Self::Terminal => request(libc::TCSETS),
             Self::Panic => panic!("as it was told to"),
             Self::Work => work(),
         }

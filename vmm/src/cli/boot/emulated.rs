@@ -2,6 +2,7 @@
 //! trace passed through. Images are decompressed and records printed here, where
 //! instructions are cheap.
 
+use super::interactive::{self, Typing};
 use super::outlet::Outlet;
 use super::{Args, OverflowArg, Watchers, disks, shares, trace_name, trace_output};
 use crate::devices::virtio::blk::Disk;
@@ -86,12 +87,17 @@ pub(super) fn run(
     let _shares = (!shares.is_empty()).then(|| offer(&host, shares)).transpose()?;
     let mut trace = Outlet::start(trace_output(args, watchers)?)?;
     let mut console: Box<dyn Write + Send> = match args.console.as_str() {
+        _ if args.interactive => Box::new(interactive::screen()?),
         "stderr" | "none" => Box::new(std::io::sink()),
         path => Box::new(std::fs::File::create(path).with_context(|| path.to_owned())?),
     };
     let (mut stdout, mut stderr) = (std::io::stdout(), Stderr);
     let mut job = Job::new(line, &mut stdout, &mut stderr);
-    if args.console == "stderr" {
+    // Not before: while the host comes up Ctrl-C ends it.
+    let terminal = args.interactive.then(interactive::take_terminal).transpose()?;
+    if args.interactive {
+        job.stdin = Stdin::Reader(Box::new(Typing::new(Arc::clone(&interrupts))?));
+    } else if args.console == "stderr" {
         job.stdin = Stdin::Reader(Box::new(std::io::stdin()));
     }
     let ended = trace.ended();
@@ -103,6 +109,7 @@ pub(super) fn run(
         job.env.insert("VMTRACE_LOG".to_owned(), level);
     }
     let end = host.run(job).map_err(|error| named(error, args))?;
+    drop(terminal);
     trace.finish().with_context(|| format!("cannot write {}", trace_name(args)))?;
     Ok(end.exit_code())
 }
@@ -139,6 +146,7 @@ fn named(error: HostError, args: &Args) -> HostError {
         HostError::Output { what, reason } => {
             let what = match what.as_str() {
                 TRACE => trace_name(args),
+                CONSOLE if args.interactive => "the guest's console to the terminal".to_owned(),
                 CONSOLE => args.console.clone(),
                 _ => what,
             };
@@ -163,7 +171,7 @@ fn files(args: &Args, kernel: &Kernel, initrd: Vec<u8>) -> Result<Vec<(&'static 
 /// The command line of the vmtrace in the host.
 fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     let console = match args.console.as_str() {
-        same @ ("stderr" | "none") => same,
+        same @ ("stderr" | "none") if !args.interactive => same,
         _ => CONSOLE,
     };
     let overflow = match args.overflow {
@@ -203,6 +211,7 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
         (args.context, "--context"),
         (args.exits, "--exits"),
         (args.count, "--count"),
+        (args.interactive, "--typed"),
         (args.no_console_marks, "--no-console-marks"),
         (args.traces_boot(), "--trace-boot"),
         (args.no_seccomp, "--no-seccomp"),

@@ -1,6 +1,7 @@
 //! A run on the KVM of this machine.
 
 use super::input::Input;
+use super::interactive::{self, Decoder, Keys, Plain, Teller, Typed, UserKeys, Window};
 use super::{Args, Watchers, trace_name, trace_output};
 use crate::agent::protocol::AGENT_PORT;
 use crate::agent::{AgentMessage, AgentParser};
@@ -9,7 +10,7 @@ use crate::devices::virtio::blk::Disk;
 use crate::devices::virtio::fs::{Fs, Share};
 use crate::devices::virtio::vsock::{self, Vsock};
 use crate::emulated::Patience;
-use crate::events::{EventLoop, Handle, Signals};
+use crate::events::{EventLoop, Handle, Signals, Subscription};
 use crate::export::{write_losses, write_summary};
 use crate::kernel::Kernel;
 use crate::machine::{BootImage, Config, ExitReason, ImageBytes, Waker};
@@ -24,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
-use vmtrace_system::say;
+use vmtrace_system::{say, terminal};
 
 /// How long the agent may take to accept a connection.
 const AGENT_TIME: Duration = Duration::from_secs(5);
@@ -67,6 +68,9 @@ fn boot_image(args: &Args, kernel: &Arc<Kernel>) -> Result<BootImage> {
 }
 
 fn console(args: &Args) -> Result<Box<dyn Write + Send>> {
+    if args.interactive {
+        return Ok(Box::new(interactive::screen()?));
+    }
     Ok(match args.console.as_str() {
         "stderr" => Box::new(std::io::stderr()),
         "none" => Box::new(std::io::sink()),
@@ -85,6 +89,7 @@ fn confinement(args: &Args) -> sandbox::Settings {
         written: results
             .map(|path| output::target(path).ok().flatten().unwrap_or_else(|| path.clone()))
             .collect(),
+        terminal: args.interactive,
     }
 }
 
@@ -149,6 +154,8 @@ pub(super) fn run(
     let stop = Arc::new(AtomicBool::new(false));
     let said = Arc::new(Mutex::new(Said::default()));
     let agent = Arc::clone(&said);
+    let window = Window::new().context("no window")?;
+    let agents_window = window.clone();
     let give_up = {
         let (said, stop, waker) = (Arc::clone(&said), Arc::clone(&stop), Arc::clone(&waker));
         move || {
@@ -177,6 +184,7 @@ pub(super) fn run(
                     let mark = Control::Mark { ticks: Some(mark.ticks), text: mark.text };
                     said.lost_marks += u64::from(marks.control(mark, Reply::nobody()).is_err());
                 }
+                AgentMessage::Hello(_) => agents_window.agent_is_up(),
                 message => said.take(message),
             });
             if let Some(give_up) = said.status.and_then(|_| give_up.take()) {
@@ -211,15 +219,22 @@ pub(super) fn run(
     };
     let outcome = {
         let stopped = Arc::clone(&stop);
-        let interactive = args.console == "stderr";
+        let keys: Option<Box<dyn Keys>> = match args.console.as_str() {
+            _ if args.interactive => Some(Box::new(UserKeys::default())),
+            _ if args.typed => Some(Box::new(Decoder::default())),
+            "stderr" => Some(Box::new(Plain)),
+            _ => None,
+        };
+        let at_terminal = args.interactive;
         let events = events.handle();
+        let _terminal = at_terminal.then(interactive::take_terminal).transpose()?;
         session::run(
             request,
             move |handles| {
                 let _ = waker.set(handles.waker.clone());
                 // A command may have come before there was anybody to wake.
                 handles.waker.wake();
-                listen_to_user(&events, handles, &stop, interactive);
+                listen_to_user(&events, handles, &stop, keys, (window, at_terminal));
             },
             move || stopped.load(Ordering::Relaxed),
         )
@@ -310,29 +325,62 @@ impl Said {
     }
 }
 
-/// Console input, and the signals that end the run.
-fn listen_to_user(events: &Handle, handles: Handles, stop: &Arc<AtomicBool>, interactive: bool) {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    let Handles { waker, console, .. } = handles;
-    if interactive {
-        match Input::new(console).and_then(|input| events.add(Box::new(input))) {
-            Ok(input) => input.keep(),
-            Err(error) => log::warn!("no console input: {error}"),
-        }
-    }
-    let stop = Arc::clone(stop);
-    let patience = Patience::default();
-    let signals = Signals::new(&[SIGINT, SIGTERM, SIGHUP], move || {
-        stop.store(true, Ordering::Relaxed);
-        waker.wake();
-        if patience.signal(Patience::now()) {
+/// What ends the run: signals, and a key.
+#[derive(Clone)]
+struct Ending {
+    stop: Arc<AtomicBool>,
+    waker: Waker,
+    patience: Arc<Patience>,
+}
+
+impl Ending {
+    fn ask(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.waker.wake();
+        if self.patience.signal(Patience::now()) {
             // The orderly end hangs: the user insists.
+            terminal::restore();
             std::process::exit(i32::from(exit::FAILED));
         }
-    });
-    match signals.and_then(|signals| events.add(Box::new(signals))) {
-        Ok(signals) => signals.keep(),
-        Err(error) => log::warn!("signals are not handled: {error}"),
+    }
+}
+
+/// Console input, the size of the terminal, and what ends the run.
+fn listen_to_user(
+    events: &Handle,
+    handles: Handles,
+    stop: &Arc<AtomicBool>,
+    keys: Option<Box<dyn Keys>>,
+    (window, at_terminal): (Window, bool),
+) {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let Handles { waker, console, agent } = handles;
+    let ending = Ending { stop: Arc::clone(stop), waker, patience: Arc::default() };
+    if let Some(keys) = keys {
+        let (ending, resized) = (ending.clone(), window.clone());
+        let other = move |typed: &Typed| {
+            typed.size.into_iter().for_each(|size| resized.resize(size));
+            (0..typed.ends).for_each(|_| ending.ask());
+        };
+        let input = Input::new(console, keys, other);
+        keep("no console input", input.and_then(|input| events.add(Box::new(input))));
+    }
+    if at_terminal {
+        let follower = interactive::follow(&window);
+        keep("no sizes", follower.and_then(|follower| events.add(Box::new(follower))));
+    }
+    let teller = Teller::new(window, agent);
+    keep("no sizes", teller.and_then(|teller| events.add(Box::new(teller))));
+    let signals = Signals::new(&[SIGINT, SIGTERM, SIGHUP], move || ending.ask());
+    let signals = signals.and_then(|signals| events.add(Box::new(signals)));
+    keep("signals are not handled", signals);
+}
+
+/// Until the event loop ends. The run goes on without what cannot be.
+fn keep(without: &str, subscription: std::io::Result<Subscription>) {
+    match subscription {
+        Ok(subscription) => subscription.keep(),
+        Err(error) => log::warn!("{without}: {error}"),
     }
 }
 

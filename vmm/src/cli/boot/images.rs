@@ -1,6 +1,6 @@
 //! The kernel, modules and initial RAM disk of a run: as named, or as found.
 
-use super::{Args, userland};
+use super::{Args, interactive, userland};
 use crate::emulated::HostArch;
 use crate::initramfs;
 use anyhow::{Context, Result, anyhow, bail};
@@ -151,6 +151,9 @@ pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
     let mut builder = initramfs::Builder::new().run(args.run.as_deref());
     builder = builder.userland(userland::find(args, guest)?);
     builder = builder.shares(args.shares.mounts()).root(args.shares.process_1());
+    let terminal = interactive::for_guest(args);
+    let terminal = terminal.as_ref().map(|(rows, columns, kind)| (*rows, *columns, &**kind));
+    builder = builder.console(terminal);
     if !guest.is_native() {
         builder = builder.without_agent();
     }

@@ -1,5 +1,6 @@
 //! What is typed goes to the guest's console.
 
+use super::interactive::{Keys, Typed};
 use crate::events::{EventOps, EventSet, Events, MutEventSubscriber, Timer, watch};
 use crate::machine::SerialInput;
 use nix::errno::Errno;
@@ -15,6 +16,9 @@ const TIMER: u32 = 1;
 /// From the standard input to the console, as fast as the guest takes it.
 pub(super) struct Input {
     stdin: Stdin,
+    keys: Box<dyn Keys>,
+    /// Told of what is not for the guest.
+    other: Box<dyn FnMut(&Typed) + Send>,
     console: SerialInput,
     timer: Timer,
     /// What the console has not taken yet.
@@ -33,9 +37,14 @@ enum Watched {
 }
 
 impl Input {
-    pub(super) fn new(console: SerialInput) -> io::Result<Self> {
+    pub(super) fn new(
+        console: SerialInput,
+        keys: Box<dyn Keys>,
+        other: impl FnMut(&Typed) + Send + 'static,
+    ) -> io::Result<Self> {
         let (timer, rest, watched) = (Timer::new()?, Vec::new(), Watched::No);
-        Ok(Self { stdin: io::stdin(), console, timer, rest, watched })
+        let other = Box::new(other);
+        Ok(Self { stdin: io::stdin(), keys, other, console, timer, rest, watched })
     }
 
     /// Reads once; that does not wait, since there is something, or the end.
@@ -43,7 +52,11 @@ impl Input {
         let mut bytes = [0; 1024];
         // Not by the buffer of `Stdin`: of what is in there nobody tells.
         match nix::unistd::read(&self.stdin, &mut bytes) {
-            Ok(count @ 1..) => self.rest.extend_from_slice(bytes.get(..count).unwrap_or_default()),
+            Ok(count @ 1..) => {
+                let typed = self.keys.take(bytes.get(..count).unwrap_or_default());
+                (self.other)(&typed);
+                self.rest.extend(typed.keys);
+            }
             Err(Errno::EINTR) => {}
             Ok(_) | Err(_) => {
                 self.unwatch(ops);

@@ -8,6 +8,7 @@ mod files;
 mod here;
 mod images;
 mod input;
+mod interactive;
 mod outlet;
 mod parse;
 mod reports;
@@ -204,6 +205,11 @@ pub struct Args {
     /// Where the guest's console goes: stderr, none, or a file
     #[arg(long, value_name = "WHERE", default_value = "stderr", help_heading = headings::PLACES)]
     pub console: String,
+    /// Use this terminal as the guest's console, with every key for the guest but Ctrl-] (q behind it
+    /// ends the run, Ctrl-] is itself, ? helps). The built-in initramfs and --root run a shell there
+    /// and power off when it ends. The trace needs another place (-o, --socket)
+    #[arg(short, long, conflicts_with_all = ["run", "console"], help_heading = headings::MACHINE)]
+    pub interactive: bool,
     /// Leave the lines of the guest's console out of the trace, where they are marks
     #[arg(long, help_heading = headings::PLACES)]
     pub no_console_marks: bool,
@@ -242,6 +248,9 @@ pub struct Args {
     /// The initial RAM disk given has the modules for vsock
     #[arg(long, hide = true)]
     pub with_modules: bool,
+    /// Standard input has a user's keys and sizes of a terminal
+    #[arg(long, hide = true)]
+    pub typed: bool,
     /// What there is to say of the filters was said
     #[arg(long, hide = true)]
     pub filters_checked: bool,
@@ -347,6 +356,7 @@ impl Args {
 /// # Errors
 /// When vmtrace itself fails.
 pub fn run(mut args: Args) -> Result<u8> {
+    interactive::check(&args)?;
     for globs in [&mut args.filter, &mut args.notrace, &mut args.returns] {
         *globs = super::from_files(std::mem::take(globs))?;
     }

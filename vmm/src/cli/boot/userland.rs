@@ -45,6 +45,7 @@ fn choose(
     }
     let want = match &args.run {
         Some(line) => want(args, line, userland.as_ref().ok()).map_err(BadUsage)?,
+        None if args.interactive => Want::Yes("the guest needs a shell".to_owned()),
         None if args.socket.is_some() || args.vsock.is_some() => Want::Maybe,
         None => Want::No,
     };
@@ -59,7 +60,8 @@ fn choose(
                 error => error.to_string(),
             };
             let remedy = remedy(guest);
-            BadUsage(format!("--run: {what}, and {cause}; {remedy}")).into()
+            let option = if args.interactive { "--interactive" } else { "--run" };
+            BadUsage(format!("{option}: {what}, and {cause}; {remedy}")).into()
         }),
     }
 }
@@ -186,6 +188,9 @@ mod tests {
         assert!(!chosen("", None, busybox()).unwrap());
         assert!(chosen("--socket s", None, busybox()).unwrap());
         assert!(!chosen("--socket s", None, none()).unwrap());
+        assert!(chosen("--interactive", None, busybox()).unwrap());
+        // A shell of its own.
+        assert!(!chosen("--interactive --root /", None, none()).unwrap());
     }
 
     #[test]
@@ -214,6 +219,19 @@ mod tests {
         // What a program before it may have made is the guest's to know.
         assert!(chosen("--add /nowhere/x", Some("/x && pss"), busybox()).is_ok());
         assert!(chosen("", Some("/elsewhere/x"), busybox()).is_ok());
+    }
+
+    // Who sits at the console has nothing to do there without a shell.
+    #[test]
+    fn an_interactive_guest_needs_busybox() {
+        let error = chosen("--interactive", None, none()).unwrap_err();
+        assert!(error.is::<BadUsage>(), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.starts_with("--interactive: the guest needs a shell, and no busybox"),
+            "{text}"
+        );
+        assert!(text.contains("vmtrace setup userland-x86_64"), "{text}");
     }
 
     #[test]

@@ -52,7 +52,7 @@ fn plain_output(args: &Args, reports: &Reports) -> Result<Box<dyn Write + Send>>
         let file = std::fs::File::create(path).with_context(|| path.display().to_string())?;
         return Ok(Box::new(file));
     }
-    if !reports.is_empty() {
+    if !reports.is_empty() || args.interactive {
         return Ok(Box::new(std::io::sink()));
     }
     let out = std::io::stdout();
