@@ -367,7 +367,8 @@ impl Drain {
             self.mark(&Mark { ticks, kind, duration_ns: 0, text: line.text })?;
         }
         for (begun, time) in self.waits.stalls() {
-            let ticks = self.clock.ticks_at(begun);
+            // As those of other pauses: when they were over.
+            let ticks = self.clock.ticks_at(begun + time);
             let duration_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
             let text = "the output of the trace took nothing".to_owned();
             self.mark(&Mark { ticks, kind: MarkKind::Pause, duration_ns, text })?;
