@@ -12,7 +12,8 @@ use std::time::Duration;
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
-use nix::sys::signal::{SigSet, Signal};
+use signal_hook::consts::{SIGUSR1, SIGUSR2};
+use signal_hook::iterator::Signals;
 
 use crate::channel::{Channel, drain};
 use crate::command::{self, Status};
@@ -136,13 +137,12 @@ fn serve(reaper: &Arc<Reaper>) -> Result<(), String> {
     thread.map_err(|e| format!("no thread: {e}"))
 }
 
-/// `poweroff` and `halt` within busybox's shell are its own, which ask process 1 by a signal. Before there are threads.
+/// `poweroff` and `halt` within busybox's shell are its own, which ask process 1 by a signal. By a handler: a mask is
+/// inherited, and signals would be blocked in whatever is run.
 fn power_off_when_told() {
-    let told: SigSet = [Signal::SIGUSR1, Signal::SIGUSR2].into_iter().collect();
-    // Blocked here, as every child has its mask emptied.
-    if told.thread_block().is_ok() {
+    if let Ok(mut told) = Signals::new([SIGUSR1, SIGUSR2]) {
         let _ = start_thread("poweroff", move || {
-            if told.wait().is_ok() {
+            if told.forever().next().is_some() {
                 power_off(&mut Channel::open());
             }
         });

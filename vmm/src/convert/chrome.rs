@@ -217,7 +217,7 @@ impl Chrome {
     }
 
     fn mark(&mut self, mark: &Mark) -> io::Result<()> {
-        let at = self.clock.ns(mark.ticks);
+        let at = self.clock.ns(mark.ticks).saturating_sub(mark.duration_ns);
         let lasts = mark.duration_ns > 0;
         self.start(if lasts { "X" } else { "i" }, at, BESIDE, BESIDE)?;
         self.key("name", mark.kind.to_string())?;

@@ -24,7 +24,7 @@ fn reads_calls_by_vcpu_and_task() {
     let said = folder.convert(&["-o", "out.ctf"]);
     assert!(said.contains("note: ctf: 1 calls without a return: they have no event"), "{said}");
     let (text, said) = babeltrace(&folder, &[]);
-    let expected = r#"[0.000001000] vmtrace_attach: { text = "4 sites", duration_ns = 70000 }
+    let expected = r#"[0.000001000] vmtrace_attach: { text = "4 sites", duration_ns = 600 }
 [0.001000000] func_entry: { cpu_id = 0 }, { tid = 42, pid = 42, procname = "dd" }, { function = "ksys_read", address = 0xFFFFFFFF81000000, depth = 0 }
 [0.001002000] func_entry: { cpu_id = 0 }, { tid = 42, pid = 42, procname = "dd" }, { function = "vfs_read", address = 0xFFFFFFFF81000100, caller = "ksys_read", caller_address = 0xFFFFFFFF81000005, depth = 1 }
 [0.001003000] func_entry: { cpu_id = 0 }, { tid = 42, pid = 42, procname = "dd" }, { function = "timer_tick", address = 0xFFFFFFFF81000200, caller = "vfs_read", caller_address = 0xFFFFFFFF81000105 }

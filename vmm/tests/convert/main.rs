@@ -58,7 +58,7 @@ fn stream() -> Vec<u8> {
         duration_ns,
         text: text.into(),
     };
-    writer.mark(&mark(1, MarkKind::Attach, 70_000, "4 sites")).expect("memory");
+    writer.mark(&mark(1, MarkKind::Attach, 600, "4 sites")).expect("memory");
     let sp = 0xffff_c900_0000_3000_u64;
     let enter =
         |us, function, caller, pid, sp| EntryRecord::new(at(us), function, caller, pid).with_sp(sp);
@@ -207,7 +207,7 @@ fn trace_cmd_reads_trace_dat() {
     let text = report("out.dat");
     let expected = "\
 cpus=2
-          <idle>-0     [000]     0.000001: print:                attach 70.000 us: 4 sites
+          <idle>-0     [000]     0.000001: print:                attach 0.600 us: 4 sites
               dd-42    [000]     0.001000: funcgraph_entry:                   |  ksys_read() {
               dd-42    [000]     0.001002: funcgraph_entry:                   |    vfs_read() {
               dd-42    [000]     0.001003: function:             timer_tick
@@ -384,7 +384,7 @@ fn perfetto_has_slices_by_thread() {
     has(main, "vfs_read", 1_002_000, 502_000, 1);
     has(main, "ext4_read [ext4]", 1_004_000, 500_000, 2);
     has(worker, "vfs_read", 1_100_000, 1_000, 0);
-    has(named("pauses"), "attach: 4 sites", 1_000, 70_000, 0);
+    has(named("pauses"), "attach: 4 sites", 400, 600, 0);
     has(named("vCPU 0"), "dd 42", 1_000_000, 1_400_000, 0);
     assert!(instants.contains(&(main, "timer_tick".to_owned(), 1_003_000)), "{instants:?}");
     let line = (named("console"), "a line, \"quoted\"".to_owned(), 950_000_000);
@@ -454,7 +454,7 @@ fn csv_has_a_row_an_event() {
     let lines: Vec<_> = text.lines().collect();
     assert!(lines[0].starts_with("time_ns,event,vcpu,pid,tgid,comm,function,module,caller,"));
     for line in [
-        "1000,attach,,,,,,,,,,70000,,4 sites,",
+        "1000,attach,,,,,,,,,,600,,4 sites,",
         "1002000,entry,0,42,42,dd,vfs_read,,ksys_read,,1,,,,",
         "1003000,entry,0,42,42,dd,timer_tick,,vfs_read,,,,,,",
         "1504000,return,0,42,42,dd,ext4_read,ext4,,,2,500000,,,",

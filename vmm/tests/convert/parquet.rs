@@ -93,7 +93,7 @@ fn both_readers_see_what_the_report_says() {
                 "select count(*), count(duration_ns) from {} where kind in ('call', 'return') and end_ns is null",
                 "select start_ns, vcpu, pid, comm, function, args from {} where kind = 'event'",
                 "select vcpu, count, text from {} where kind = 'loss'",
-                "select start_ns, mark, coalesce(duration_ns, 0), text from {} where kind = 'mark'",
+                "select coalesce(end_ns, start_ns), mark, coalesce(duration_ns, 0), text from {} where kind = 'mark'",
                 "select vcpu, tracer, function, module, count from {} where kind = 'count'",
                 "from {} order by all",
             ],

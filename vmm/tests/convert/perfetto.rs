@@ -51,7 +51,7 @@ fn trace_processor_reads_calls_marks_and_losses() {
     assert_eq!(slices, expected);
     assert_eq!(args, json!([["timer_tick", "debug.caller", "vfs_read"]]));
     let expected = json!([
-        ["pauses", "attach: 4 sites", 1000, 70_000],
+        ["pauses", "attach: 4 sites", 400, 600],
         ["vCPU 1", "dd worker 43", 1_100_000, 898_900_000],
         ["vCPU 1", "123 records lost", 1_101_000, 0],
         ["console", "a line, \"quoted\"", 950_000_000, 0],

@@ -61,7 +61,7 @@ task: 43
 [0] vfs_read";
     assert_eq!(lines(&text).join("\n"), expected);
     let full = uftrace(&place, "replay", &["--event-full"]);
-    assert!(full.contains("/* external-data: attach 70.000 us: 4 sites */"), "{full}");
+    assert!(full.contains("/* external-data: attach 0.600 us: 4 sites */"), "{full}");
 }
 
 #[test]

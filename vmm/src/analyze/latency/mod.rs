@@ -263,8 +263,8 @@ impl Found {
         if self.pauses.len() == PAUSES {
             self.pauses.pop_front();
         }
-        let start = self.at(mark.ticks);
-        let pause = (start, start.saturating_add(mark.duration_ns));
+        let end = self.at(mark.ticks);
+        let pause = (end.saturating_sub(mark.duration_ns), end);
         self.pauses.push_back(pause);
         Some(pause)
     }

@@ -255,7 +255,7 @@ fn losses_and_pauses_are_not_the_guests() {
     script.switch_from((7, 1), 950, 0, INIT);
     script.waking(1_000, 0, CAT);
     let text = "2 sites".into();
-    let mark = Mark { ticks: 1_010_000, kind: MarkKind::Pause, duration_ns: 70_000, text };
+    let mark = Mark { ticks: 1_080_000, kind: MarkKind::Pause, duration_ns: 70_000, text };
     script.0.mark(&mark).expect("memory");
     script.switch(1_100, 0, CAT);
     script.switch_from((7, 1), 1_150, 0, INIT);
@@ -287,7 +287,7 @@ fn exits_are_the_hosts_time() {
     script.exit(1_030, 0, 5);
     script.exit(1_200, 1, 150);
     let text = "2 sites".into();
-    let mark = Mark { ticks: 1_100_000, kind: MarkKind::Pause, duration_ns: 50_000, text };
+    let mark = Mark { ticks: 1_150_000, kind: MarkKind::Pause, duration_ns: 50_000, text };
     script.0.mark(&mark).expect("memory");
     script.exit(1_155, 0, 60);
     script.switch(1_300, 0, CAT);
@@ -309,7 +309,7 @@ fn exits_are_noise_of_the_host() {
     script.switch_from((0, 0), 100, 0, CAT);
     script.exit(200, 0, 20);
     let text = "2 sites".into();
-    let mark = Mark { ticks: 300_000, kind: MarkKind::Pause, duration_ns: 70_000, text };
+    let mark = Mark { ticks: 370_000, kind: MarkKind::Pause, duration_ns: 70_000, text };
     script.0.mark(&mark).expect("memory");
     script.exit(375, 0, 80);
     script.switch_from((7, 1), 900, 0, ("idle", 0, 120));
@@ -485,7 +485,7 @@ fn pauses_are_the_hosts_noise_and_tasks_that_move_wait_no_more() {
     let mut script = Script::new();
     script.switch_from((0, 0), 100, 0, CAT);
     let text = "2 sites".into();
-    let mark = Mark { ticks: 110_000, kind: MarkKind::Pause, duration_ns: 70_000, text };
+    let mark = Mark { ticks: 180_000, kind: MarkKind::Pause, duration_ns: 70_000, text };
     script.0.mark(&mark).expect("memory");
     script.switch_from((7, 0), 300, 0, RT);
     script.switch_from((0, 0), 330, 1, CAT);

@@ -195,7 +195,7 @@ impl Chart {
     }
 
     fn mark(&mut self, mark: &Mark) {
-        let at = self.at(mark.ticks);
+        let at = self.at(mark.ticks).saturating_sub(mark.duration_ns);
         let mut text = format!("{}: {}", mark.kind, mark.text);
         text.truncate(text.floor_char_boundary(500));
         self.push(Marked { at, duration: mark.duration_ns, loss: false, text });

@@ -297,10 +297,11 @@ impl Parquet {
     }
 
     fn mark(&mut self, mark: &Mark) -> io::Result<()> {
-        let start = self.ns(mark.ticks);
+        let at = self.ns(mark.ticks);
         let lasts = mark.duration_ns > 0;
         let duration = if lasts { whole(mark.duration_ns) } else { -1 };
-        let stop = if lasts { start.saturating_add(duration) } else { -1 };
+        let start = if lasts { at.saturating_sub(duration) } else { at };
+        let stop = if lasts { at } else { -1 };
         let row = Row { start, stop, duration, ..Row::new(Kind::Mark) };
         self.parts.add(&self.names, &self.tracers, row, |texts, row| {
             row.mark = texts.optional(Some(&*mark.kind.to_string()));

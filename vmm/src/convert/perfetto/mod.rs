@@ -456,13 +456,13 @@ impl Perfetto {
             (text, kind) => format!("{kind}: {text}"),
         };
         if mark.duration_ns > 0 {
-            self.named(at, PAUSES, SLICE_BEGIN, text)?;
+            self.named(at.saturating_sub(mark.duration_ns), PAUSES, SLICE_BEGIN, text)?;
             let event = TrackEvent {
                 kind: Some(SLICE_END),
                 track_uuid: Some(PAUSES),
                 ..TrackEvent::default()
             };
-            return self.event(at.saturating_add(mark.duration_ns), event, InternedData::default());
+            return self.event(at, event, InternedData::default());
         }
         let track = if mark.kind == MarkKind::Console { CONSOLE } else { MARKS };
         self.named(at, track, INSTANT, text)
