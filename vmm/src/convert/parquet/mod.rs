@@ -300,7 +300,8 @@ impl Parquet {
         let at = self.ns(mark.ticks);
         let lasts = mark.duration_ns > 0;
         let duration = if lasts { whole(mark.duration_ns) } else { -1 };
-        let start = if lasts { at.saturating_sub(duration) } else { at };
+        // Not before the clock's start, as everywhere.
+        let start = if lasts { at.saturating_sub(duration).max(0) } else { at };
         let stop = if lasts { at } else { -1 };
         let row = Row { start, stop, duration, ..Row::new(Kind::Mark) };
         self.parts.add(&self.names, &self.tracers, row, |texts, row| {
