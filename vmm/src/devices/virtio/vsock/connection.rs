@@ -408,7 +408,7 @@ mod tests {
     }
 
     // A guest that is told of one direction alone is right to send, and its byte is lost (EPIPE was
-    // due): what the kernel's own vsock_test found once in some hundred runs.
+    // due). The kernel's own vsock_test found that in CI.
     #[test]
     fn a_socket_that_is_closed_ends_both_directions_at_once() {
         let (mut connection, theirs) = opened();
