@@ -42,6 +42,13 @@ pub enum Test {
         /// Whether they must be that, or must not.
         equal: bool,
     },
+    /// Whether the task is in the set of those that are [followed](crate::family).
+    Followed {
+        /// Where in a task its process id is.
+        pid: u32,
+        /// Whether it must, or must not.
+        inside: bool,
+    },
 }
 
 /// An integer that a program can look at.

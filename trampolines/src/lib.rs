@@ -9,6 +9,7 @@ mod branch;
 pub mod condition;
 mod context;
 mod displacement;
+pub mod family;
 pub mod histogram;
 pub mod layout;
 mod program;

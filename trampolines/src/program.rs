@@ -215,6 +215,15 @@ pub enum Counts {
         /// `t0`), and all that the function has is in its place (riscv64: but `a7`, in `t1`).
         trap: &'static [u8],
     },
+    /// Nothing: a task is to be [followed](crate::family) or not, the first argument or the one that runs.
+    Follow {
+        /// Whether it is the one that runs.
+        own: bool,
+        /// Where in a task its process id is.
+        pid: u32,
+        /// Whether it is.
+        inside: bool,
+    },
     /// Values of an argument, by size.
     Sort(Histograms, Sorted),
     /// Calls, until they end: at [`Point::Entry`].
@@ -226,9 +235,11 @@ pub enum Counts {
 impl Counts {
     fn is_at(self, point: Point) -> bool {
         match self {
-            Self::Up(_) | Self::Down { .. } | Self::Sort(..) | Self::Begin(..) => {
-                point == Point::Entry
-            }
+            Self::Up(_)
+            | Self::Down { .. }
+            | Self::Follow { .. }
+            | Self::Sort(..)
+            | Self::Begin(..) => point == Point::Entry,
             Self::End(..) => point != Point::Entry,
         }
     }
@@ -256,7 +267,7 @@ impl Counts {
             Self::Down { counter, .. } if !counter.is_multiple_of(8) => {
                 Err(ProgramError::Counts("needs a counter at a multiple of 8"))
             }
-            Self::Down { .. } => Ok(()),
+            Self::Down { .. } | Self::Follow { .. } => Ok(()),
         }
     }
 }
@@ -322,6 +333,9 @@ pub enum ProgramError {
     /// What counts cannot be like that.
     #[error("a program that counts {0}")]
     Counts(&'static str),
+    /// It is about tasks that are followed, and none is.
+    #[error("no tasks are followed")]
+    NotFollowed,
     /// Numbers are used up.
     #[error("a program cannot have number {0} or {1} tracers")]
     Number(u16, u16),
@@ -384,7 +398,7 @@ impl Program {
                 Test::Bytes { bytes, .. } if bytes.len() > Condition::MAX_BYTES => {
                     return refused("compares with more bytes than a task's name has");
                 }
-                Test::Caller { .. } | Test::Bytes { .. } => {}
+                Test::Caller { .. } | Test::Bytes { .. } | Test::Followed { .. } => {}
             }
         }
         Ok(())

@@ -5,9 +5,10 @@
 mod common;
 
 use common::arch::{ADDRESSINGS, ARGUMENTS, Registers, STACK, call, free};
-use common::{FakeGuest, NAME, Random, entry_program};
+use common::{FakeGuest, NAME, PID, Random, entry_program, followed};
 use core::sync::atomic::Ordering;
 use vmtrace_trampolines::condition::{Operand, Relation, Test, extended};
+use vmtrace_trampolines::family::SIZE;
 use vmtrace_trampolines::{
     Condition, Counters, Counts, Field, Overflow, Point, Program, ProgramError,
 };
@@ -28,7 +29,10 @@ impl Random {
     }
 
     fn test(&mut self, point: Point, caller: u64) -> Test {
-        let kind = self.below(6);
+        let kind = self.below(7);
+        if kind == 6 {
+            return Test::Followed { pid: PID as u32, inside: self.below(2) == 0 };
+        }
         if kind == 0 {
             let start = caller.wrapping_sub(self.below(3)).wrapping_add(1);
             let (len, inside) = (self.below(3) as u32, self.below(2) == 0);
@@ -81,6 +85,7 @@ struct Call<'a> {
     name: [u8; NAME.1],
     caller: u64,
     cpu: u64,
+    pid: u32,
 }
 
 impl Call<'_> {
@@ -139,8 +144,14 @@ impl Call<'_> {
                 });
                 same == *equal
             }
+            Test::Followed { inside, .. } => is_followed(self.pid) == *inside,
         }
     }
+}
+
+/// Whether the set has it.
+fn is_followed(pid: u32) -> bool {
+    followed().1[pid as usize % SIZE as usize].load(Ordering::Relaxed) != 0
 }
 
 /// The site that is called.
@@ -164,7 +175,8 @@ fn check(
     let (mut yes, mut no) = (0, 0);
     let counter = &guest.heap().1[0];
     for _ in 0..40 {
-        let task = guest.set_current(0, 5);
+        let pid = [1, 5, 31, 32, 63, 64, 0x3f_ffff, 0x40_0005][random.below(8) as usize];
+        let task = guest.set_current(0, pid);
         let name = core::array::from_fn(|_| random.letter());
         guest.set_name(task, name);
         let mut before = common::registers(0);
@@ -198,7 +210,7 @@ fn check(
                 assert_eq!(before.x[register], after.x[register], "{register} {program:?}");
             }
         }
-        let meant = Call { registers: &before, name, caller, cpu: 0 }.holds(condition);
+        let meant = Call { registers: &before, name, caller, cpu: 0, pid }.holds(condition);
         let mut found = 0;
         guest.drain(0, &mut tail, |record| {
             found += 1;
@@ -222,6 +234,9 @@ fn exactly_the_calls_that_are_meant_are_recorded_and_counted() {
     let (mut inside, mut outside) = (0, 0);
     let from = FakeGuest::new(1, 1 << 16, ADDRESSINGS[0], Overflow::Drop);
     let caller = from.caller_of(from.site(SITE)).1;
+    for pid in [5, 31, 64, 0x3f_ffff_usize] {
+        followed().1[pid].store(1, Ordering::Relaxed);
+    }
     for round in 0..if cfg!(target_arch = "riscv64") { 150 } else { 1500 } {
         let point = [Point::Entry, Point::Entry, Point::Tail, Point::Return][round % 4];
         let addressing = ADDRESSINGS[random.below(ADDRESSINGS.len() as u64) as usize];
@@ -248,6 +263,49 @@ fn exactly_the_calls_that_are_meant_are_recorded_and_counted() {
     }
     assert!(inside > 20 && outside > 20, "{inside} and {outside} by their callers");
     assert!(yes > 500 && no > 500, "{yes} and {no}");
+}
+
+// A task that is not noted is not followed, with all that it begins; one that is noted in another's place
+// fills the trace.
+#[test]
+fn a_task_that_begins_is_noted_or_not_and_no_other_is() {
+    let mut random = Random(7);
+    // None of the other test, which has the same set.
+    let pids = [2, 3, 30, 33, 62, 65, 77, 4095, 32768, SIZE as u32 - 2];
+    for addressing in ADDRESSINGS {
+        for (inside, own) in [(true, false), (false, true), (true, true), (false, false)] {
+            let counts = Some(Counts::Follow { own, pid: PID as u32, inside });
+            let program = Program { counts, ..entry_program() };
+            let guest = FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, &[program]);
+            guest.call_from(SITE, 0);
+            let (child, memory) = guest.heap();
+            for pid in [2, 30, 33, 4095, SIZE as u32 - 2] {
+                // The other one is not to be noted.
+                guest.set_current(0, if own { pid } else { 77 });
+                let born = if own { 77 } else { pid };
+                memory[PID as usize / 8]
+                    .store(0xffff_ffff_0000_0000 | u64::from(born), Ordering::Relaxed);
+                let kept = pids.map(is_followed);
+                let mut after = common::registers(0);
+                after.x.fill_with(|| random.next());
+                after.x[ARGUMENTS[0]] = child;
+                let registers = after.clone();
+                guest.run(SITE, &mut after);
+                for register in (0..registers.x.len()).filter(|&register| register != STACK) {
+                    if !free(Point::Entry).contains(&register)
+                        && !common::arch::OWN.contains(&register)
+                    {
+                        assert_eq!(registers.x[register], after.x[register], "{register}");
+                    }
+                }
+                for (other, before) in pids.into_iter().zip(kept) {
+                    let expected = if other == pid { inside } else { before };
+                    assert_eq!(is_followed(other), expected, "{other} by {pid} {inside}");
+                }
+            }
+            memory[PID as usize / 8].store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 // What a condition cannot be must not become code that does something else.

@@ -97,7 +97,9 @@ fn condition() -> impl Strategy<Value = Condition> {
     let start = (0..1_u64 << 31).prop_map(|start| start | 0xffff_ffff_8000_0000);
     let caller = (start, 0..1_u32 << 20, any::<bool>())
         .prop_map(|(start, len, inside)| Test::Caller { start, len, inside });
-    let test = prop_oneof![number, bytes, caller].prop_map(Condition::Test);
+    let followed =
+        (0..8192_u32, any::<bool>()).prop_map(|(pid, inside)| Test::Followed { pid, inside });
+    let test = prop_oneof![number, bytes, caller, followed].prop_map(Condition::Test);
     test.prop_recursive(3, 20, 4, |inner| {
         let list = prop::collection::vec(inner, 0..4);
         (list, any::<bool>()).prop_map(|(list, all)| match all {
@@ -106,6 +108,9 @@ fn condition() -> impl Strategy<Value = Condition> {
         })
     })
 }
+
+/// Where tasks are noted that are followed.
+const SET: u64 = 0xffff_ffff_8740_0000;
 
 /// What an instruction can have as a displacement.
 fn word() -> impl Strategy<Value = u64> {
@@ -134,6 +139,7 @@ fn x86_values() -> impl Strategy<Value = vmtrace_trampolines::x86_64::Values> {
             cpu: 0x20,
             slide: 0,
             readable: readable(),
+            followed: Some(SET),
             context: Some(places),
         },
     )
@@ -147,6 +153,7 @@ fn riscv_values() -> impl Strategy<Value = vmtrace_trampolines::riscv64::Values>
             controls,
             slide: 0,
             readable: readable(),
+            followed: Some(SET),
             context: Some(places),
         }
     })
@@ -362,6 +369,7 @@ fn usual_x86() -> vmtrace_trampolines::x86_64::Values {
         cpu: 0x20,
         slide: 0,
         readable: readable(),
+        followed: Some(SET),
         context: Some(ContextPlaces {
             flags: 0,
             preempt_count: 0x1_fb40,
@@ -379,6 +387,7 @@ fn usual_riscv() -> vmtrace_trampolines::riscv64::Values {
         controls: 0xffff_ffff_8160_0000,
         slide: 0,
         readable: readable(),
+        followed: Some(SET),
         context: Some(ContextPlaces {
             flags: 0,
             preempt_count: 8,
@@ -702,4 +711,67 @@ fn a_stop_is_two_instructions_of_x86_64_and_six_of_riscv64_at_all_calls_but_one(
         ]
     );
     assert_eq!((code.stop, code.endings), (Some(28), vec![40]));
+}
+
+// What a call of a task costs that is not followed, in a trace of those that are; and each new task.
+#[test]
+fn tasks_are_followed_by_a_few_instructions() {
+    let skips = Condition::Test(Test::Followed { pid: 0x990, inside: true });
+    let condition = Program { condition: Some(skips), ..with(Point::Entry, &[]) };
+    let counts = Some(Counts::Follow { own: false, pid: 0x990, inside: true });
+    let follow = Program { counts, ..with(Point::Entry, &[]) };
+    let text =
+        |all: &[Instruction]| all.iter().map(|one| one.text.trim().to_owned()).collect::<Vec<_>>();
+    let x86 = |program| {
+        let code =
+            vmtrace_trampolines::x86_64::compile(program, Overflow::Drop, &usual_x86()).unwrap();
+        text(&x86_64(&code.bytes))
+    };
+    let riscv = |program| {
+        let code =
+            vmtrace_trampolines::riscv64::compile(program, Overflow::Drop, &usual_riscv()).unwrap();
+        text(&riscv64(&code.bytes))
+    };
+    let skipped = [
+        "mov r10, qword ptr gs:[0x1fb80]",
+        "mov r10d, dword ptr [r10 + riz + 0x990]",
+        "and r10d, 0x3fffff",
+        "cmp byte ptr [r10 - 0x78c00000], 0",
+    ];
+    let x86_condition = x86(&condition);
+    assert_eq!(x86_condition[..4], skipped);
+    assert!(x86_condition[4].starts_with("je "), "{x86_condition:?}");
+    let noted = [
+        "mov r10d, dword ptr [rdi + riz + 0x990]",
+        "and r10d, 0x3fffff",
+        "mov byte ptr [r10 - 0x78c00000], 1",
+        "ret",
+    ];
+    assert_eq!(x86(&follow)[..4], noted);
+    // With the jump to its end, and that: 12.
+    let skipped = [
+        "lui t3, 1",
+        "add t3, t3, tp",
+        "lw t3, -0x670(t3)",
+        "slli t4, t3, 0x2a",
+        "srli t4, t4, 0x2a",
+        "lui t5, 0x87400",
+        "add t4, t4, t5",
+        "lbu t4, 0(t4)",
+        "bnez t4, 8",
+    ];
+    assert_eq!(riscv(&condition)[..9], skipped);
+    let noted = [
+        "lui t3, 1",
+        "add t3, t3, a0",
+        "lw t3, -0x670(t3)",
+        "slli t4, t3, 0x2a",
+        "srli t4, t4, 0x2a",
+        "lui t5, 0x87400",
+        "add t4, t4, t5",
+        "addi t5, zero, 1",
+        "sb t5, 0(t4)",
+        "jr t0",
+    ];
+    assert_eq!(riscv(&follow), noted);
 }

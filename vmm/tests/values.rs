@@ -2,12 +2,15 @@
 //! of `scripts/setup`.
 
 use std::collections::HashSet;
+use vmtrace::condition::Condition;
 use vmtrace::emulated::cache_dir;
 use vmtrace::kernel::Kernel;
 use vmtrace::kernel::arguments::ArgumentSpec;
-use vmtrace::session::{Tracer, Tracing, ValuesError, Wants, values};
+use vmtrace::session::{Follow, Tracer, Tracing, ValuesError, Wants, values};
 use vmtrace::stream::Shape;
-use vmtrace_trampolines::{Field, Overflow};
+use vmtrace::tracer::{Part, Tally};
+use vmtrace_trampolines::condition::Test;
+use vmtrace_trampolines::{Condition as Compiled, Field, Overflow};
 
 const KERNELS: [&str; 5] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7", "riscv64-6.12", "riscv64-7"];
 
@@ -51,6 +54,65 @@ fn all_arguments_of_all_functions_can_be_recorded_at_once() {
         let programs: HashSet<Vec<Field>> = plan.duties.iter().map(|duty| duty.fields()).collect();
         println!("{name}: {} programs, {} of them different", plan.duties.len(), programs.len());
         assert!(plan.duties.len() < 400, "{name}: {} programs", plan.duties.len());
+    }
+}
+
+// Tasks whose children are not followed are half a trace; a condition that can never hold is none.
+#[test]
+fn tasks_are_followed_in_every_kernel() {
+    for name in KERNELS {
+        let kernel = kernel(name);
+        let named: Condition = "pid == 42 || comm == \"sh\"".parse().unwrap();
+        let (follow, all) = Follow::new(&kernel, &named).unwrap();
+        assert_eq!(all.to_string(), "(pid == 42 || comm == \"sh\") || followed");
+        let mut tracing = Tracing::of(vec![1, 2], Overflow::Drop);
+        assert!(tracing.check_followed(Some(&named)).is_ok());
+        assert!(
+            tracing.check_followed(Some(&all)).is_err_and(|error| error.contains("--children"))
+        );
+        tracing.follow = Some(follow);
+        assert!(tracing.check_followed(Some(&all)).is_ok());
+        let plan = tracing.plan(&[]);
+        let follows = |part: &Part| match part.counts {
+            Some(Tally::Follow { own: false, inside, .. }) => {
+                Some((inside, part.condition.clone()))
+            }
+            _ => None,
+        };
+        let site = |&(site, of): &(usize, u32)| (site, &plan.duties[of as usize].parts);
+        let sites: Vec<_> = plan.sites.iter().map(site).collect();
+        let named = |name| {
+            sites.iter().find(|&&(site, _)| kernel.site_name(&kernel.sites()[site]) == Some(name))
+        };
+        assert_eq!(sites.len(), 4, "{name}: {sites:?}");
+        let (Some((_, parts)), Some((_, renames))) =
+            (named("wake_up_new_task"), named("__set_task_comm"))
+        else {
+            panic!("{name}: {sites:?}")
+        };
+        assert!(
+            matches!(
+                renames[..],
+                [Part { counts: Some(Tally::Follow { own: true, inside: true, .. }), .. }]
+            ),
+            "{name}: {renames:?}"
+        );
+        let [Some((true, joins)), Some((false, leaves))] =
+            &parts.iter().map(follows).collect::<Vec<_>>()[..]
+        else {
+            panic!("{name}: {parts:?}")
+        };
+        let tests =
+            |condition: &Option<_>| condition.as_ref().map(|it: &Compiled| it.tests().count());
+        assert_eq!((tests(joins), tests(leaves)), (Some(3), Some(3)), "{name}");
+        let followed = |condition: &Option<Compiled>| {
+            let last = condition.as_ref().and_then(|it| it.tests().last().cloned());
+            match last {
+                Some(Test::Followed { inside, .. }) => inside,
+                other => panic!("{name}: {other:?}"),
+            }
+        };
+        assert!(followed(joins) && !followed(leaves), "{name}");
     }
 }
 

@@ -5,6 +5,7 @@ use super::encode::split;
 use super::operands::{Assembler, argument, load_word, parts};
 use crate::branch::{Branches, Way};
 use crate::condition::{Operand, Relation, Test, extended};
+use crate::family::{FAMILY, PID_BITS};
 use crate::program::ProgramError;
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 
@@ -74,9 +75,54 @@ impl Branches for Tests<'_> {
                     dynasm!(ops; .arch riscv64; j =>target; =>differ);
                 }
             }
+            Test::Followed { pid, inside } => {
+                load_word(ops, "a task's member", pid.into())?;
+                let lower = family(ops, values)?;
+                dynasm!(ops; .arch riscv64; lbu t4, [t4, lower]);
+                if inside == when {
+                    dynasm!(ops; .arch riscv64; bnez t4, =>target);
+                } else {
+                    dynasm!(ops; .arch riscv64; beqz t4, =>target);
+                }
+            }
         }
         Ok(())
     }
+}
+
+/// Leaves in t4 the address in the set of tasks that are followed of the process id in t3, less the offset
+/// that is returned. t5 is lost.
+fn family(ops: &mut Assembler, values: &Values) -> Result<i32, ProgramError> {
+    const ABOVE: u32 = 64 - PID_BITS;
+    let (upper, lower) = parts(FAMILY, values.followed.ok_or(ProgramError::NotFollowed)?)?;
+    dynasm!(ops; .arch riscv64
+        ; slli t4, t3, ABOVE
+        ; srli t4, t4, ABOVE
+        ; lui t5, upper
+        ; add t4, t4, t5
+    );
+    Ok(lower)
+}
+
+/// Puts a task into the set, its `own` or the first argument, or takes it out. t3 to t5 are lost.
+pub(super) fn follow(
+    ops: &mut Assembler,
+    (own, pid, inside): (bool, u32, bool),
+    values: &Values,
+) -> Result<(), ProgramError> {
+    if own {
+        load_word(ops, "a task's member", pid.into())?;
+    } else {
+        let (upper, lower) = parts("a task's member", pid.into())?;
+        dynasm!(ops; .arch riscv64; lui t3, upper; add t3, t3, a0; lw t3, [t3, lower]);
+    }
+    let lower = family(ops, values)?;
+    if inside {
+        dynasm!(ops; .arch riscv64; addi t5, zero, 1; sb t5, [t4, lower]);
+    } else {
+        dynasm!(ops; .arch riscv64; sb zero, [t4, lower]);
+    }
+    Ok(())
 }
 
 /// The register with the whole value of an operand.

@@ -4,7 +4,7 @@
 //! loses a call: a task that was migrated counts in the table of the CPU that it came from.
 
 use super::Values;
-use super::condition::Tests;
+use super::condition::{Tests, follow};
 use super::operands::{Assembler, find_counter, parts};
 use super::sort::{begin, end, sort};
 use crate::branch::branch;
@@ -36,6 +36,10 @@ pub(super) fn count(
             None
         }
         Counts::Down { counter, trap, .. } => Some(count_down(&mut ops, (counter, trap), leave)?),
+        Counts::Follow { own, pid, inside } => {
+            follow(&mut ops, (own, pid, inside), values)?;
+            None
+        }
         Counts::Sort(histograms, sorted) => {
             sort(&mut ops, histograms, sorted, values)?;
             None

@@ -49,6 +49,8 @@ pub struct Values {
     pub slide: u64,
     /// What memory can be read.
     pub readable: Readable,
+    /// Address of the set of tasks that are followed, if there is one.
+    pub followed: Option<u64>,
     /// Where the state of a CPU is, if that is known.
     pub context: Option<ContextPlaces>,
 }

@@ -1,6 +1,6 @@
 //! The way that every hit takes.
 
-use super::condition::Tests;
+use super::condition::{Tests, follow};
 use super::count::{count, count_down};
 use super::operands::{ABOVE_SPENT, ARGUMENTS, Assembler, ENDING, Operands, RDX, disp, exchange};
 use super::read::{finish, read};
@@ -45,6 +45,9 @@ pub fn compile(
         (Some(Counts::Up(counters)), _) => count(&mut ops, counters, values)?,
         (Some(Counts::Down { counter, trap, .. }), _) => {
             stop = Some(count_down(&mut ops, (counter, trap), ends)?);
+        }
+        (Some(Counts::Follow { own, pid, inside }), _) => {
+            follow(&mut ops, (own, pid, inside), values)?;
         }
         (Some(Counts::Sort(histograms, sorted)), _) => sort(&mut ops, histograms, sorted, values)?,
         (Some(Counts::Begin(histograms, calls)), _) => {

@@ -6,8 +6,11 @@ use super::{Addressing, Values};
 use crate::branch::{Branches, Way};
 use crate::condition::{Operand, Relation, Test};
 use crate::displacement::small;
+use crate::family::{FAMILY, PID_BITS};
 use crate::program::{Point, ProgramError};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
+
+const R10: u8 = 10;
 
 /// What the tests of a condition are written with, and where they stand.
 pub(super) struct Tests<'a> {
@@ -57,6 +60,14 @@ impl Branches for Tests<'_> {
                     dynasm!(ops; .arch x64; jmp =>target; =>differ);
                 }
             }
+            Test::Followed { pid, inside } => {
+                let family = family(values)?;
+                task(ops, values)?;
+                number(ops, R10, pid)?;
+                dynasm!(ops; .arch x64; cmp BYTE [r10 + family], 0);
+                let relation = if inside == when { Relation::NotEqual } else { Relation::Equal };
+                jump(ops, relation, false, target);
+            }
         }
         Ok(())
     }
@@ -66,6 +77,38 @@ impl Branches for Tests<'_> {
 fn task(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError> {
     let current = disp("current's offset", values.current)?;
     dynasm!(ops; .arch x64; gs mov r10, [DWORD current]);
+    Ok(())
+}
+
+/// Where the set of tasks that are followed is.
+fn family(values: &Values) -> Result<i32, ProgramError> {
+    let address = values.followed.ok_or(ProgramError::NotFollowed)?;
+    disp(FAMILY, address)
+}
+
+/// Leaves the process id of the task in a register in r10, within those that a set has.
+fn number(ops: &mut Assembler, task: u8, pid: u32) -> Result<(), ProgramError> {
+    const PIDS: i32 = (1 << PID_BITS) - 1;
+    let pid = disp("a task's member", pid.into())?;
+    dynasm!(ops; .arch x64; mov r10d, [Rq(task) + pid]; and r10d, PIDS);
+    Ok(())
+}
+
+/// Puts a task into the set, its `own` or the first argument, or takes it out. r10 and the flags are lost.
+pub(super) fn follow(
+    ops: &mut Assembler,
+    (own, pid, inside): (bool, u32, bool),
+    values: &Values,
+) -> Result<(), ProgramError> {
+    let family = family(values)?;
+    if own {
+        task(ops, values)?;
+        number(ops, R10, pid)?;
+    } else {
+        let [first, ..] = ARGUMENTS;
+        number(ops, first, pid)?;
+    }
+    dynasm!(ops; .arch x64; mov BYTE [r10 + family], i8::from(inside));
     Ok(())
 }
 
@@ -104,7 +147,6 @@ fn compare(
             }
         }
         Operand::Argument { number, bytes, signed } => {
-            const R10: u8 = 10;
             let register = if let Some(&register) = ARGUMENTS.get(usize::from(number)) {
                 register
             } else {

@@ -2,7 +2,9 @@
 #![allow(unsafe_code, reason = "runs machine code in this process")]
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::OnceLock;
+use vmtrace_trampolines::family::SIZE;
 use vmtrace_trampolines::layout::{
     CHUNK_SIZE, CLAIMED, COMMON_SIZE, Common, Control, Front, Info, Ring, below, control, front,
 };
@@ -19,7 +21,7 @@ use arch::Addressing;
 /// Bytes of what belongs to a CPU, and of all tasks.
 const AREA: u64 = 4096;
 /// Offset of `pid` in a fake task, and of the address of its stack.
-const PID: u64 = 40;
+pub(crate) const PID: u64 = 40;
 const STACK_OF: u64 = 48;
 /// Bytes of a fake stack.
 pub(crate) const STACK_SIZE: u64 = 1024;
@@ -122,6 +124,18 @@ pub(crate) fn words(count: u64) -> (u64, &'static [AtomicU64]) {
     let count = usize::try_from(count).unwrap();
     // SAFETY: all of a mapping that stays, aligned, only used atomically.
     (address, unsafe { core::slice::from_raw_parts(at::<AtomicU64>(address), count) })
+}
+
+/// The set of tasks that all guests follow, and its address.
+pub(crate) fn followed() -> (u64, &'static [AtomicU8]) {
+    static SET: OnceLock<(u64, &[AtomicU8])> = OnceLock::new();
+    *SET.get_or_init(|| {
+        let (address, _) = words(SIZE / 8);
+        // SAFETY: all of a mapping that stays, only used like this.
+        (address, unsafe {
+            core::slice::from_raw_parts(at(address), usize::try_from(SIZE).unwrap())
+        })
+    })
 }
 
 fn at<T>(address: u64) -> *mut T {

@@ -356,6 +356,7 @@ impl FakeGuest {
             controls: self.per_cpu,
             slide: 0,
             readable: self.readable(),
+            followed: Some(super::followed().0),
             context: None,
         };
         compile(program, self.overflow, &values).unwrap()

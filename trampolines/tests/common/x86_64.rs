@@ -221,6 +221,7 @@ impl FakeGuest {
             cpu: CPU_NUMBER,
             slide: 0,
             readable: self.readable(),
+            followed: Some(super::followed().0),
             context: Some(ContextPlaces {
                 flags: FLAGS,
                 preempt_count: PREEMPT_COUNT,

@@ -20,6 +20,9 @@ use std::fmt;
 use std::str::FromStr;
 use vmtrace_trampolines::condition::Relation;
 
+/// The operand that is not 0 of tasks that are followed, whatever the function.
+pub const FOLLOWED: &str = "followed";
+
 /// A condition, and how it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
@@ -38,6 +41,16 @@ pub enum Expression {
     Not(Box<Expression>),
     /// A single comparison.
     Compare(Comparison),
+}
+
+impl Expression {
+    fn is_about(&self, operand: &str) -> bool {
+        match self {
+            Self::All(list) | Self::Any(list) => list.iter().any(|one| one.is_about(operand)),
+            Self::Not(one) => one.is_about(operand),
+            Self::Compare(one) => one.operand == operand,
+        }
+    }
 }
 
 /// A comparison.
@@ -67,6 +80,12 @@ impl Condition {
     #[must_use]
     pub fn expression(&self) -> &Expression {
         &self.expression
+    }
+
+    /// Whether it looks at this operand.
+    #[must_use]
+    pub fn is_about(&self, operand: &str) -> bool {
+        self.expression.is_about(operand)
     }
 
     /// All of these at once; `None` for none.

@@ -450,6 +450,9 @@ impl Controller {
         let memory = Arc::new(annex.clone());
         let mut attachment = Attachment::new(&ram, &self.kernel, image, memory, options)?;
         attachment.stop_by(&TRAP_INSTRUCTION);
+        if self.tracing.follow.is_some() {
+            attachment.follow()?;
+        }
         self.set_triggers(&mut attachment);
         self.share(machine, paused, &mut attachment);
         let attachment = Box::new(attachment);
@@ -594,7 +597,7 @@ impl Controller {
             return Ok(());
         }
         let ram = Ram(machine.memory());
-        let held_back = self.held_back.then(|| self.tracing.plan_triggers_alone());
+        let held_back = self.held_back.then(|| self.tracing.plan_untraced());
         let wanted = self.prepare(&ram, attachment, held_back.as_ref().unwrap_or(plan))?;
         let report = self.change(&ram, attachment, &wanted)?;
         self.summary.patch_ns += nanoseconds(report.patch_time);

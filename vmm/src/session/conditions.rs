@@ -1,6 +1,6 @@
 //! From a condition as people write it to what programs look at.
 
-use crate::condition::{Comparison, Condition, Expression};
+use crate::condition::{Comparison, Condition, Expression, FOLLOWED};
 use crate::kernel::Kernel;
 use crate::kernel::arguments::{Fetch, Shape};
 use crate::tracer::TaskOffsets;
@@ -160,9 +160,10 @@ impl Resolver<'_> {
                 list.iter().any(|one| self.is_about_parameters(one))
             }
             Expression::Not(one) => self.is_about_parameters(one),
-            Expression::Compare(one) => {
-                !matches!(one.operand.as_str(), "pid" | "tgid" | "cpu" | "comm" | "caller")
-            }
+            Expression::Compare(one) => !matches!(
+                one.operand.as_str(),
+                "pid" | "tgid" | "cpu" | "comm" | "caller" | FOLLOWED
+            ),
         }
     }
 
@@ -191,6 +192,7 @@ impl Resolver<'_> {
         let task = match one.operand.as_str() {
             "comm" => return self.comm(one, when),
             "caller" => return self.caller(one, when),
+            FOLLOWED => return self.followed(one, when),
             "cpu" if self.returns => {
                 let problem = "a task may be on another CPU when the function returns: leave out \
                                cpu, or the returns (--graph, --retval)";
@@ -323,6 +325,18 @@ impl Resolver<'_> {
         let offset = u32::try_from(self.offsets(one)?.comm);
         let offset = offset.map_err(|_| self.error(one.at, "is out of reach"))?;
         Ok(Compiled::Test(Test::Bytes { offset, bytes, equal }))
+    }
+
+    fn followed(&mut self, one: &Comparison, when: bool) -> Result<Compiled, ConditionalError> {
+        let equal = self.equal(one, when)?;
+        let inside = match one.value.as_str() {
+            "1" => equal,
+            "0" => !equal,
+            _ => return Err(self.error(one.at, format!("{FOLLOWED} is 0 or 1"))),
+        };
+        let pid = u32::try_from(self.offsets(one)?.pid);
+        let pid = pid.map_err(|_| self.error(one.at, "is out of reach"))?;
+        Ok(Compiled::Test(Test::Followed { pid, inside }))
     }
 
     fn caller(&self, one: &Comparison, when: bool) -> Result<Compiled, ConditionalError> {

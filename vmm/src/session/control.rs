@@ -160,6 +160,7 @@ impl Controller {
         let (condition, more) =
             conditional(&self.kernel, &mut sites, spec.condition.as_ref(), spec.actions.exits())
                 .map_err(|error| error.to_string())?;
+        self.tracing.check_followed(spec.condition.as_ref())?;
         let wants = spec.actions.into();
         let (values, mut notes) =
             values(&self.kernel, &sites, &wants).map_err(|error| error.to_string())?;

@@ -15,6 +15,7 @@ mod counting;
 mod ending;
 mod events;
 mod exits;
+mod follow;
 mod histograms;
 mod history;
 mod modules;
@@ -44,6 +45,7 @@ use std::time::{Duration, Instant};
 
 pub use conditions::{Conditional, ConditionalError, conditional};
 pub use events::{EventError, TracedEvent, add_events, events};
+pub use follow::{Follow, FollowError};
 pub use histograms::{Histogram, HistogramError, histogram};
 pub use tracing::{Plan, Tracer, Tracing};
 pub use triggers::{Action, Trigger};

@@ -2,6 +2,7 @@
 
 use super::conditions::Conditional;
 use super::events::TracedEvent;
+use super::follow::Follow;
 use super::histograms::Histogram;
 use super::triggers::Trigger;
 use super::values::Wants;
@@ -11,6 +12,9 @@ use crate::serve::Globs;
 use crate::tracer::{Duty, Part, Tally};
 use rustc_hash::FxHashMap;
 use vmtrace_trampolines::{Condition, Field, Overflow, Point, ProgramError};
+
+/// In place of a tracer's number: no record is on its account.
+pub(super) const NOBODY: u8 = u8::MAX;
 
 /// One request: which functions, to do what.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -111,6 +115,8 @@ pub struct Tracing {
     pub events: Vec<TracedEvent>,
     /// Which of these are recorded; `None` for all.
     pub events_if: Option<Condition>,
+    /// How tasks are followed.
+    pub follow: Option<Follow>,
     /// Calls at which something is to be done.
     pub triggers: Vec<Trigger>,
     /// Whether records tell the state of the CPU.
@@ -163,6 +169,7 @@ impl Tracing {
             returns: Vec::new(),
             events: Vec::new(),
             events_if: None,
+            follow: None,
             triggers: Vec::new(),
             context: false,
             exits: false,
@@ -252,7 +259,7 @@ impl Tracing {
         if self.context {
             plan.add_context();
         }
-        self.plan_triggers(&mut plan);
+        self.plan_always(&mut plan);
         plan
     }
 
@@ -538,6 +545,7 @@ mod tests {
             returns: Vec::new(),
             events: Vec::new(),
             events_if: None,
+            follow: None,
             triggers: Vec::new(),
             context: false,
             exits: false,

@@ -4,7 +4,8 @@
 use super::arch;
 use super::attach::{Controller, Stage};
 use super::conditions::Conditional;
-use super::tracing::{Duties, Plan, Tracing};
+use super::follow::Follow;
+use super::tracing::{Duties, NOBODY, Plan, Tracing};
 use crate::machine::Machine;
 use crate::serve::{Answer, Control, ControlRequest, Reply};
 use crate::stream::MarkKind;
@@ -12,9 +13,6 @@ use crate::tracer::{Attachment, Duty, Part, Tally};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use vmtrace_trampolines::{Overflow, Point};
-
-/// In place of a tracer's number: no record is on a trigger's account.
-const NOBODY: u8 = u8::MAX;
 
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,17 +76,18 @@ impl Tracing {
         self.triggers.iter().any(|trigger| trigger.action == Action::Start && !trigger.fired)
     }
 
-    /// What sites have to do for triggers alone.
-    pub(super) fn plan_triggers_alone(&self) -> Plan {
+    /// What sites have to do although nothing is traced: for triggers, and to follow tasks.
+    pub(super) fn plan_untraced(&self) -> Plan {
         let mut plan = Plan::default();
-        self.plan_triggers(&mut plan);
+        self.plan_always(&mut plan);
         plan
     }
 
-    /// Adds what sites have to do for triggers, before all else: who starts to trace traces this
+    /// Adds what sites have to do in any case, before all else: who starts to trace traces this
     /// very call.
-    pub(super) fn plan_triggers(&self, plan: &mut Plan) {
-        let mut wanted: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
+    pub(super) fn plan_always(&self, plan: &mut Plan) {
+        let follows = self.follow.as_ref().map(Follow::parts);
+        let mut wanted: BTreeMap<usize, Vec<Part>> = follows.into_iter().flatten().collect();
         for (number, trigger) in (0..).zip(&self.triggers).filter(|(_, trigger)| !trigger.fired) {
             for &site in &trigger.sites {
                 wanted.entry(site).or_default().push(Part {
@@ -133,7 +132,7 @@ impl Controller {
 
     /// What sites have to do by now: for tracers, too, unless tracing waits or pauses.
     pub(super) fn planned_now(&mut self) -> std::sync::Arc<Plan> {
-        if self.held_back { self.tracing.plan_triggers_alone().into() } else { self.planned() }
+        if self.held_back { self.tracing.plan_untraced().into() } else { self.planned() }
     }
 
     /// Whether a program has stopped a vCPU here, for a trigger, which is obeyed then.
@@ -246,7 +245,7 @@ mod tests {
         let all = [(2, vec![own]), (5, vec![first, second, own]), (6, vec![first]), (7, vec![own])];
         assert_eq!(stops(&tracing.plan(&[])), all);
         let alone = [(5, vec![first, second]), (6, vec![first])];
-        assert_eq!(stops(&tracing.plan_triggers_alone()), alone);
+        assert_eq!(stops(&tracing.plan_untraced()), alone);
         assert!(tracing.waits_for_start());
         tracing.triggers[0].fired = true;
         let all = [(2, vec![own]), (5, vec![second, own]), (7, vec![own])];

@@ -183,6 +183,9 @@ pub(super) trait GuestCode: Send {
     /// they can.
     fn allow(&mut self, readable: Readable);
 
+    /// Where programs that are made from now on find the set of tasks that are followed (run-time address).
+    fn follow(&mut self, family: u64);
+
     /// Makes a program, which goes on to the one with the number `next`, if any, and puts it into
     /// the guest. Numbers come in order.
     ///

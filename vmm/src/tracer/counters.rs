@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, VolatileSlice};
 use vmtrace_trampolines as program;
+use vmtrace_trampolines::family;
 use vmtrace_trampolines::histogram::{Calls, MISSED, WORDS};
 
 const PAGE: u64 = 4096;
@@ -241,6 +242,11 @@ impl Counters {
             table.histograms.insert(told, histogram);
         }
         Ok(())
+    }
+
+    /// Where programs note which tasks are followed, none so far; `None` when there is no room.
+    pub(super) fn family(&mut self) -> Option<u64> {
+        self.room(family::SIZE).map(|offset| self.area.address.wrapping_add(offset))
     }
 
     /// Where programs keep the calls of a tracer that are open.

@@ -37,6 +37,15 @@ pub enum Tally {
     Table(u16),
     /// Calls down to the one at which a vCPU stops: the number of that stop.
     Stop(u16),
+    /// Nothing: a task is to be followed, or not. Where in a task its process id is.
+    Follow {
+        /// Whether it is the task that runs, and not one that begins.
+        own: bool,
+        /// Bytes.
+        pid: u32,
+        /// Whether it is.
+        inside: bool,
+    },
     /// An argument by size, in the histograms of the table with this number.
     Sort(u16, Sorted),
     /// Where a call begins that is to be sorted into those when it ends.
@@ -61,7 +70,7 @@ impl Tally {
         match self {
             Self::Table(table) => Some((table, Kind::Calls)),
             Self::Sort(table, _) | Self::Begin(table) => Some((table, Kind::Histograms)),
-            Self::Stop(_) | Self::End(_) => None,
+            Self::Stop(_) | Self::Follow { .. } | Self::End(_) => None,
         }
     }
 
@@ -72,7 +81,7 @@ impl Tally {
             Self::Table(_) => Self::Table(table),
             Self::Sort(_, sorted) => Self::Sort(table, sorted),
             Self::Begin(_) => Self::Begin(table),
-            Self::Stop(_) | Self::End(_) => self,
+            Self::Stop(_) | Self::Follow { .. } | Self::End(_) => self,
         }
     }
 }

@@ -85,6 +85,9 @@ pub enum TraceError {
     /// There is no room for another counter of calls at whose end a vCPU stops.
     #[error("no room for what stops the guest at a call")]
     Stops,
+    /// There is no room for the set of tasks that are followed.
+    #[error("no room to note which tasks are followed: leave out --children")]
+    Family,
     /// The kernel has no place for trampolines.
     #[error("no place for trampolines in the guest's kernel: {0}")]
     Code(&'static str),
@@ -271,6 +274,7 @@ impl Attachment {
                 let counter = counters.find_stop(number).filter(|_| !trap.is_empty())?;
                 Some(Counts::Down { number, counter, trap })
             }
+            Tally::Follow { own, pid, inside } => Some(Counts::Follow { own, pid, inside }),
         };
         self.programs.number(duty, find, |program, next| {
             // Not before it is needed: it takes a walk through page tables.
@@ -301,6 +305,16 @@ impl Attachment {
             Some((target.return_address(&spot.site), site))
         });
         self.counters.tables((tracer, kind), told.collect())
+    }
+
+    /// Lets programs that are made from now on follow tasks. To be called once.
+    ///
+    /// # Errors
+    /// When there is no room for their set.
+    pub fn follow(&mut self) -> Result<(), TraceError> {
+        let family = self.counters.family().ok_or(TraceError::Family)?;
+        self.code.follow(family);
+        Ok(())
     }
 
     /// The tables in which programs count.

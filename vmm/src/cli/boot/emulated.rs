@@ -215,6 +215,7 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
         (args.no_console_marks, "--no-console-marks"),
         (args.traces_boot(), "--trace-boot"),
         (args.no_seccomp, "--no-seccomp"),
+        (args.children, "--children"),
     ];
     job.extend(flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag.to_owned()));
     job.extend(args.arg.iter().map(|values| format!("--arg={values}")));

@@ -50,6 +50,7 @@ mod headings {
 
 /// Arguments of `vmtrace boot`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("tasks").multiple(true)))]
 pub struct Args {
     /// Kernel: bzImage, vmlinux, or riscv64 Image, plain, compressed or as EFI zboot image. Without
     /// one, the running kernel of this machine (/boot/vmlinuz-RELEASE) with its modules
@@ -111,12 +112,16 @@ pub struct Args {
     pub condition: Option<Condition>,
     /// Record only what this task (thread) does, of all functions and events: as `--if 'pid == N'`;
     /// may be repeated
-    #[arg(long, value_name = "N", help_heading = headings::TRACE)]
+    #[arg(long, value_name = "N", group = "tasks", help_heading = headings::TRACE)]
     pub pid: Vec<u32>,
     /// Record only what tasks of this name do, of all functions and events: as `--if 'comm ==
     /// NAME'`, with ? for any character and * at its end; may be repeated
-    #[arg(long, value_name = "NAME", value_parser = conditions::parse_comm, help_heading = headings::TRACE)]
+    #[arg(long, value_name = "NAME", value_parser = conditions::parse_comm, group = "tasks", help_heading = headings::TRACE)]
     pub comm: Vec<String>,
+    /// With --pid and --comm: what their children and children's children do as well, whatever their
+    /// names. Conditions can ask for such tasks, too: `followed`
+    #[arg(long, requires = "tasks", conflicts_with = "from", help_heading = headings::TRACE)]
+    pub children: bool,
     /// Trace this event (tracepoint), with its fields: a name as `vmtrace events` lists them, or a
     /// glob, such as sched:sched_switch or 'block:*'; may be repeated. Without -f and --tracer there
     /// are only these

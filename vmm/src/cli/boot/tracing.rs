@@ -6,8 +6,8 @@ use crate::condition::Condition;
 use crate::kernel::{Coverage, Kernel, Missing};
 use crate::machine;
 use crate::serve::{Globs, HistogramSpec, TracerSpec};
-use crate::session::{self, Histogram, Tracer, Tracing, Wants};
-use anyhow::{Result, bail};
+use crate::session::{self, Follow, Histogram, Tracer, Tracing, Wants};
+use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use vmtrace_system::say;
 use vmtrace_trampolines::Overflow;
@@ -72,7 +72,15 @@ impl Args {
             tracers.push(Some(tracer));
             Ok::<_, anyhow::Error>(())
         };
-        let tasks = conditions::tasks(&self.pid, &self.comm)?;
+        let mut tasks = conditions::tasks(&self.pid, &self.comm)?;
+        let follow = match &tasks {
+            Some(named) if self.children => {
+                let (follow, all) = Follow::new(kernel, named).context("--children")?;
+                tasks = Some(all);
+                Some(follow)
+            }
+            _ => None,
+        };
         let both = |own: Option<&Condition>| {
             Condition::all(&own.into_iter().chain(&tasks).collect::<Vec<_>>())
         };
@@ -174,10 +182,16 @@ impl Args {
             returns,
             events,
             events_if,
+            follow,
             triggers,
             context,
             exits,
         };
+        let tracers = tracing.present().filter_map(|(_, tracer)| tracer.condition.as_ref());
+        let triggers = tracing.triggers.iter().filter_map(|trigger| trigger.condition.as_ref());
+        for condition in tracers.chain(triggers) {
+            tracing.check_followed(Some(&condition.source)).map_err(anyhow::Error::msg)?;
+        }
         tracing.check_modules(kernel).map_err(anyhow::Error::msg)?;
         if tracing.is_empty() {
             return Err(kernel.no_match(unmatched).into());

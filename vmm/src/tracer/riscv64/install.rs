@@ -48,6 +48,7 @@ pub(super) fn install(
         controls,
         slide: image.runtime(0),
         readable: Readable::default(),
+        followed: None,
         context: context.state,
     };
     let kind = if kernel.ftrace_kind() == FtraceKind::CallOps {
@@ -228,6 +229,10 @@ fn instructions([a, b, c, d, e, f, g, h]: [u8; site::LEN]) -> [u32; 2] {
 impl GuestCode for Code {
     fn allow(&mut self, readable: Readable) {
         self.values.readable = readable;
+    }
+
+    fn follow(&mut self, family: u64) {
+        self.values.followed = Some(family);
     }
 
     fn add(

@@ -90,6 +90,7 @@ fn values(image: &Image, layout: &Layout, context: &Context) -> Values {
         cpu: context.cpu_number,
         slide: image.runtime(0),
         readable: Readable::default(),
+        followed: None,
         context: context.state,
     }
 }
@@ -264,6 +265,10 @@ impl Code {
 impl GuestCode for Code {
     fn allow(&mut self, readable: Readable) {
         self.values.readable = readable;
+    }
+
+    fn follow(&mut self, family: u64) {
+        self.values.followed = Some(family);
     }
 
     fn add(

@@ -1,0 +1,109 @@
+//! Tasks that are followed (`--children`): those that somebody named, and all that descend from them.
+//!
+//! Programs note each new task before it first runs, where its parent still is the current one; and a task that
+//! was named by its name before it gets another, such as that of what it executes. That is one function of the
+//! kernel each, whose sites are held whatever else is traced, in pauses of tracing, too.
+
+use super::conditions::{ConditionalError, conditional};
+use super::tracing::{NOBODY, Tracing};
+use crate::condition::{Condition, ConditionError, FOLLOWED};
+use crate::kernel::Kernel;
+use crate::tracer::{Part, Tally, TaskOffsets};
+use vmtrace_trampolines::Condition as Compiled;
+
+/// What every new task comes by (kernel/sched/core.c): called by its parent, with the task.
+const BEGINS: &str = "wake_up_new_task";
+/// What a task comes by when it executes a program, or else renames itself (fs/exec.c).
+const RENAMES: &str = "__set_task_comm";
+
+/// How tasks are followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Follow {
+    /// Where tasks begin: an index into [`Kernel::sites`](crate::kernel::Kernel::sites).
+    begins: usize,
+    /// Where they get another name.
+    renames: usize,
+    /// Where in a task its process id is.
+    pid: u32,
+    /// What holds of tasks whose children are followed.
+    joins: Compiled,
+    /// What holds of all others.
+    leaves: Compiled,
+}
+
+/// Why tasks cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum FollowError {
+    /// The kernel does not say where they begin.
+    #[error("tasks cannot be followed in this kernel: {0} has no site; leave out --children")]
+    NoSite(&'static str),
+    /// Nor where a process id is.
+    #[error("{0}; leave out --children")]
+    Tasks(String),
+    /// There can be no such condition.
+    #[error(transparent)]
+    Condition(#[from] ConditionError),
+    /// The same of this kernel.
+    #[error(transparent)]
+    Conditional(#[from] ConditionalError),
+}
+
+impl Follow {
+    /// The descendants of tasks that `named` holds of, those tasks included: how, and the condition that holds
+    /// of all of them.
+    ///
+    /// # Errors
+    /// When that cannot be in this kernel, or the condition is about functions.
+    pub fn new(kernel: &Kernel, named: &Condition) -> Result<(Self, Condition), FollowError> {
+        let site = |name: &'static str| {
+            let is_it = |site| kernel.site_name(site) == Some(name);
+            kernel.sites().iter().position(is_it).ok_or(FollowError::NoSite(name))
+        };
+        let (begins, renames) = (site(BEGINS)?, site(RENAMES)?);
+        let tasks =
+            TaskOffsets::find(kernel).map_err(|error| FollowError::Tasks(error.to_string()))?;
+        let pid = u32::try_from(tasks.pid)
+            .map_err(|_| FollowError::Tasks(format!("a task of {} bytes", tasks.pid)))?;
+        let all: Condition = format!("({named}) || {FOLLOWED}").parse()?;
+        let others: Condition = format!("!({all})").parse()?;
+        let compiled = |condition: &Condition| {
+            let (found, _) = conditional(kernel, &mut Vec::new(), Some(condition), false)?;
+            Ok::<_, ConditionalError>(found.and_then(|found| found.general().cloned()))
+        };
+        let none = || Compiled::Any(Vec::new());
+        let (joins, leaves) = (compiled(&all)?, compiled(&others)?);
+        let (joins, leaves) = (joins.unwrap_or_else(none), leaves.unwrap_or_else(none));
+        Ok((Self { begins, renames, pid, joins, leaves }, all))
+    }
+
+    /// What these sites have to do.
+    pub(super) fn parts(&self) -> [(usize, Vec<Part>); 2] {
+        let part = |condition: &Compiled, (own, inside)| Part {
+            tracer: NOBODY,
+            fields: Vec::new(),
+            condition: Some(condition.clone()),
+            counts: Some(Tally::Follow { own, pid: self.pid, inside }),
+        };
+        // Numbers of processes come again: who is not followed has to be taken out.
+        let begins = vec![part(&self.joins, (false, true)), part(&self.leaves, (false, false))];
+        [(self.begins, begins), (self.renames, vec![part(&self.joins, (true, true))])]
+    }
+}
+
+impl Tracing {
+    /// Whether a condition can be: those about tasks that are followed need some.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_followed(&self, condition: Option<&Condition>) -> Result<(), String> {
+        match condition {
+            Some(condition) if self.follow.is_none() && condition.is_about(FOLLOWED) => {
+                Err(format!(
+                    "condition {:?}: no task is {FOLLOWED}: boot with --children, and with --pid or --comm",
+                    condition.text()
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+}
