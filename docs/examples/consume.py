@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Reads a vmtrace stream from a file or a unix socket; needs nothing but Python.
+"""Reads a vmtrace stream from a file or a unix socket; needs nothing but Python (for compressed
+ones 3.14, or the package zstandard).
 
 Prints the records as `vmtrace report` does, with what was counted and sorted in the guest
 at the end, or counts them per function (--counts). Everything that docs/stream.md lets a consumer verify is verified:
@@ -23,7 +24,8 @@ MAGIC = b"\xf5vmtr\r\n\0"
 MAX_PAYLOAD = 1 << 20
 LOCAL, OPTIONAL = 1, 2
 HEADER, SYMBOLS, TASKS, RECORDS, LOSS, MARK, WATERMARK, JOIN, END, TRACERS, VALUES = range(1, 12)
-COUNTS = 13
+COUNTS, COMPRESSED = 13, 14
+MAX_PLAIN, ZSTD = 1 << 20, 1
 MARKS = ["attach", "pause", "resume", "filter", "detach", "exit", "agent", "note", "console"]
 CONSUMER_SLOW = 3
 ENTRY, RETURN, TAIL = 1, 2, 3
@@ -137,6 +139,49 @@ def arguments(fields, failed, raw):
     return ", ".join(shown)
 
 
+def verify(start, head, payload):
+    if zlib.crc32(payload, zlib.crc32(head[:12])) != struct.unpack_from("<I", head, 12)[0]:
+        raise StreamError(f"frame at byte {start}: wrong check value")
+
+
+def decompress(data, length):
+    """At most one byte more than that length, whatever the data say."""
+    try:
+        from compression import zstd  # Python 3.14
+    except ImportError:
+        try:
+            import zstandard as zstd
+        except ImportError:
+            raise StreamError("compressed stream: install the package zstandard, or use Python 3.14")
+    try:
+        if hasattr(zstd.ZstdDecompressor, "stream_reader"):
+            return zstd.ZstdDecompressor().stream_reader(data).read(length + 1)
+        return zstd.ZstdDecompressor().decompress(data, length + 1)
+    except zstd.ZstdError as error:
+        raise StreamError(f"a compressed frame: {error}")
+
+
+def expanded(payload):
+    """The frames inside of a compressed one, as (head, payload)."""
+    length, size, frames, method = struct.unpack_from("<IIIB", payload)
+    if method != ZSTD or length > MAX_PLAIN or 16 + size > len(payload):
+        raise StreamError("a compressed frame that cannot be")
+    plain = decompress(payload[16 : 16 + size], length)
+    if len(plain) != length:
+        raise StreamError("a compressed frame is not as long as it says")
+    at = 0
+    for _ in range(frames):
+        if at + 16 > length:
+            raise StreamError("a compressed frame has fewer frames than it says")
+        end = at + 16 + struct.unpack_from("<I", plain, at + 4)[0]
+        if end > length or plain[at] in (HEADER, END, COMPRESSED):
+            raise StreamError("a compressed frame has one inside that cannot be there")
+        yield plain[at : at + 16], plain[at + 16 : end]
+        at = end
+    if at != length:
+        raise StreamError("a compressed frame has more inside than it says")
+
+
 class Frames:
     """Frames of a stream, as (type, flags, payload), verified one by one."""
 
@@ -162,19 +207,12 @@ class Frames:
             raise StreamError("not a vmtrace stream")
         if zlib.crc32(prologue[:12]) != check:
             raise StreamError("the version is damaged")
-        if major != 1:
-            raise StreamError(f"stream format {major} is not known, only 1")
+        if major not in (1, 2):
+            raise StreamError(f"stream format {major} is not known, only 1 and 2 (compressed)")
         expected = None
-        frame_type = None
-        while frame_type != END:
-            start = self.offset
-            head = self.take(16, "before the end frame")
-            frame_type, flags, length, sequence, check = struct.unpack("<HHIII", head)
-            if length > MAX_PAYLOAD or length % 8:
-                raise StreamError(f"frame at byte {start}: impossible length {length}")
-            payload = self.take(length, "inside a frame")
-            if zlib.crc32(payload, zlib.crc32(head[:12])) != check:
-                raise StreamError(f"frame at byte {start}: wrong check value")
+        for start, head, payload in self.frames(compressed=major == 2):
+            verify(start, head, payload)
+            frame_type, flags, _, sequence = struct.unpack_from("<HHII", head)
             local = flags & LOCAL
             if expected is None and frame_type != HEADER:
                 raise StreamError("the first frame is not a header")
@@ -185,6 +223,23 @@ class Frames:
             if not local:
                 expected = (expected + 1) & 0xFFFFFFFF
             yield frame_type, flags, payload
+
+    def frames(self, compressed):
+        """All frames, those that were compressed as well, with the places where they begin."""
+        frame_type = None
+        while frame_type != END:
+            start = self.offset
+            head = self.take(16, "before the end frame")
+            frame_type, _, length = struct.unpack_from("<HHI", head)
+            if length > MAX_PAYLOAD or length % 8:
+                raise StreamError(f"frame at byte {start}: impossible length {length}")
+            payload = self.take(length, "inside a frame")
+            if compressed and frame_type == COMPRESSED:
+                verify(start, head, payload)
+                for inside in expanded(payload):
+                    yield start, *inside
+            else:
+                yield start, head, payload
 
 
 class Merger:

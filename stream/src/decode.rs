@@ -6,9 +6,12 @@ use zerocopy::FromBytes;
 
 use super::check::Check;
 use super::error::{Remedy, StreamError};
+use super::expand::Expanded;
 use super::frame::{Frame, PayloadError};
 use super::header::Header;
-use super::wire::{ALIGN, FrameHead, HEAD, MAGIC, MAX_PAYLOAD, Prologue, VERSION_MAJOR, kind};
+use super::wire::{
+    ALIGN, FrameHead, HEAD, MAGIC, MAX_PAYLOAD, Prologue, VERSION_COMPRESSED, VERSION_MAJOR, kind,
+};
 
 /// What [`Decoder::advance`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,19 +37,29 @@ enum State {
 struct Current {
     kind: u16,
     flags: u16,
+    /// In the frames that were compressed, or else in the buffer.
+    inside: bool,
     payload: Range<usize>,
 }
 
 /// Bytes in, verified frames out.
 ///
-/// Holds at most one incomplete frame beside what it was fed.
+/// Holds at most one incomplete frame beside what it was fed, and the frames of one compressed frame.
 #[derive(Debug)]
 pub struct Decoder {
     buffer: Vec<u8>,
     /// The undecoded bytes of `buffer`.
     pending: Range<usize>,
-    /// Place of the first undecoded byte in the stream.
+    /// Where the first undecoded byte is.
+    place: u64,
+    /// The same in a stream that is not compressed.
     offset: u64,
+    /// Whether there may be compressed frames.
+    compressed: bool,
+    expanded: Expanded,
+    /// Those of `expanded` that were not decoded yet, and the bytes of the frame that they came in.
+    inside: Range<usize>,
+    outside: usize,
     state: State,
     current: Option<Current>,
     header: Option<Box<Header>>,
@@ -58,7 +71,12 @@ impl Default for Decoder {
         Self {
             buffer: Vec::new(),
             pending: 0..0,
+            place: 0,
             offset: 0,
+            compressed: false,
+            expanded: Expanded::default(),
+            inside: 0..0,
+            outside: 0,
             state: State::Prologue,
             current: None,
             header: None,
@@ -80,7 +98,8 @@ impl Decoder {
         self.header.as_deref()
     }
 
-    /// Bytes of the stream that were decoded.
+    /// Bytes of the stream that were decoded; of one that is compressed, as if it were not: all
+    /// frames have places of their own.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
@@ -128,7 +147,7 @@ impl Decoder {
     #[must_use]
     pub fn frame(&self) -> Option<Frame<'_>> {
         let current = self.current.as_ref()?;
-        let payload = self.buffer.get(current.payload.clone())?;
+        let payload = self.bytes(current.inside).get(current.payload.clone())?;
         Frame::parse(current.kind, current.flags, payload).ok()
     }
 
@@ -144,8 +163,8 @@ impl Decoder {
             (_, true) => "between two frames, before the end frame",
             (_, false) => "inside a frame",
         };
-        let rest = u64::try_from(self.pending.len()).unwrap_or(0);
-        Err(StreamError::Torn { offset: self.offset + rest, place })
+        let rest = u64::try_from(self.pending.len() + self.outside).unwrap_or(0);
+        Err(StreamError::Torn { offset: self.place + rest, place })
     }
 
     fn step(&mut self) -> Result<Progress, StreamError> {
@@ -160,9 +179,49 @@ impl Decoder {
             }
             State::Header | State::Frames => {}
         }
-        let bytes = &self.buffer[self.pending.clone()];
-        let Ok((head, rest)) = FrameHead::read_from_prefix(bytes) else {
-            return Ok(Progress::NeedMore);
+        let (head, current) = loop {
+            let Some((head, current)) = self.sealed()? else { return Ok(Progress::NeedMore) };
+            let compressed = self.compressed && head.kind.get() == kind::COMPRESSED;
+            if !compressed || self.state == State::Header {
+                break (head, current);
+            }
+            self.expand(&head, current.payload)?;
+        };
+        let Current { kind, flags, inside, ref payload } = current;
+        if (self.state == State::Header) != (kind == kind::HEADER) {
+            let cause = format!("a frame of type {kind} where the header must or must not be");
+            return Err(self.damaged(cause, Remedy::Writer));
+        }
+        let size = payload.len();
+        // Not by `bytes`: what checks them is of this decoder, too.
+        let bytes = if inside { self.expanded.plain() } else { &self.buffer };
+        let payload = &bytes[payload.clone()];
+        let frame = Frame::parse(kind, flags, payload).map_err(|error| self.faulty(kind, error))?;
+        frame.verify().map_err(|error| self.faulty(kind, error))?;
+        if let Err(cause) = self.check.frame(&head, &frame) {
+            return Err(self.damaged(cause, Remedy::Writer));
+        }
+        self.state = if kind == kind::END { State::Ended } else { State::Frames };
+        if let Frame::Header(header) = frame {
+            self.header = Some(header);
+        }
+        self.current = Some(current);
+        self.consume(HEAD + size);
+        Ok(Progress::Frame)
+    }
+
+    /// What is there to be decoded: bytes of the stream, or those that were compressed.
+    fn bytes(&self, inside: bool) -> &[u8] {
+        if inside { self.expanded.plain() } else { &self.buffer }
+    }
+
+    /// The next frame with its check value verified; `None` if it is not complete.
+    fn sealed(&self) -> Result<Option<(FrameHead, Current)>, StreamError> {
+        let inside = !self.inside.is_empty();
+        let range = if inside { self.inside.clone() } else { self.pending.clone() };
+        let Ok((head, rest)) = FrameHead::read_from_prefix(&self.bytes(inside)[range.clone()])
+        else {
+            return Ok(None);
         };
         let length = head.length.get();
         let size = usize::try_from(length).unwrap_or(usize::MAX);
@@ -174,43 +233,36 @@ impl Decoder {
                 Remedy::Copy,
             ));
         }
-        let Some(payload) = rest.get(..size) else { return Ok(Progress::NeedMore) };
+        let Some(payload) = rest.get(..size) else { return Ok(None) };
         let found = head.expected_check(payload);
         if found != head.check.get() {
             let cause = format!("check value {found:#010x} instead of {:#010x}", head.check.get());
             return Err(self.damaged(cause, Remedy::Copy));
         }
+        let start = range.start + HEAD;
         let (kind, flags) = (head.kind.get(), head.flags.get());
-        if (self.state == State::Header) != (kind == kind::HEADER) {
-            let cause = format!("a frame of type {kind} where the header must or must not be");
-            return Err(self.damaged(cause, Remedy::Writer));
-        }
-        let frame = match Frame::parse(kind, flags, payload) {
-            Ok(frame) => frame,
-            Err(PayloadError::Malformed(cause)) => {
-                let cause = format!("the frame of type {kind}: {cause}");
-                return Err(self.damaged(cause, Remedy::Writer));
+        Ok(Some((head, Current { kind, flags, inside, payload: start..start + size })))
+    }
+
+    /// Puts what is inside of a compressed frame in its place.
+    fn expand(&mut self, head: &FrameHead, payload: Range<usize>) -> Result<(), StreamError> {
+        let outside = HEAD + payload.len();
+        let filled = self.expanded.fill(&self.buffer[payload], head.sequence.get());
+        filled.map_err(|error| self.faulty(kind::COMPRESSED, error))?;
+        self.pending.start += outside;
+        (self.inside, self.outside) = (0..self.expanded.plain().len(), outside);
+        Ok(())
+    }
+
+    fn faulty(&self, kind: u16, error: PayloadError) -> StreamError {
+        match error {
+            PayloadError::Malformed(cause) => {
+                self.damaged(format!("the frame of type {kind}: {cause}"), Remedy::Writer)
             }
-            Err(PayloadError::UnknownType(kind)) => {
-                let cause = format!("frame type {kind} is not known to this vmtrace");
-                return Err(self.damaged(cause, Remedy::Upgrade));
+            PayloadError::Unknown(what) => {
+                self.damaged(format!("{what} is not known to this vmtrace"), Remedy::Upgrade)
             }
-        };
-        if let Err(PayloadError::Malformed(cause)) = frame.verify() {
-            let cause = format!("the frame of type {kind}: {cause}");
-            return Err(self.damaged(cause, Remedy::Writer));
         }
-        if let Err(cause) = self.check.frame(&head, &frame) {
-            return Err(self.damaged(cause, Remedy::Writer));
-        }
-        self.state = if kind == kind::END { State::Ended } else { State::Frames };
-        if let Frame::Header(header) = frame {
-            self.header = Some(header);
-        }
-        let start = self.pending.start + HEAD;
-        self.current = Some(Current { kind, flags, payload: start..start + size });
-        self.consume(HEAD + size);
-        Ok(Progress::Frame)
     }
 
     /// Whether the prologue is complete; it is then consumed.
@@ -226,7 +278,11 @@ impl Decoder {
             return Err(self.damaged(cause, Remedy::Copy));
         }
         let (major, minor) = (prologue.major.get(), prologue.minor.get());
-        if major != VERSION_MAJOR {
+        self.compressed = major == VERSION_COMPRESSED;
+        if self.compressed && !cfg!(feature = "zstd") {
+            return Err(StreamError::Compressed);
+        }
+        if major != VERSION_MAJOR && !self.compressed {
             return Err(StreamError::Version { major, minor });
         }
         self.consume(size_of::<Prologue>());
@@ -234,11 +290,18 @@ impl Decoder {
     }
 
     fn consume(&mut self, length: usize) {
-        self.pending.start += length;
+        let consumed = if self.inside.is_empty() {
+            self.pending.start += length;
+            length
+        } else {
+            self.inside.start += length;
+            if self.inside.is_empty() { std::mem::take(&mut self.outside) } else { 0 }
+        };
+        self.place += u64::try_from(consumed).unwrap_or(0);
         self.offset += u64::try_from(length).unwrap_or(0);
     }
 
     fn damaged(&self, cause: String, remedy: Remedy) -> StreamError {
-        StreamError::Damaged { offset: self.offset, cause, remedy }
+        StreamError::Damaged { offset: self.place, cause, remedy }
     }
 }

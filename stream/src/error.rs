@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use super::wire::{VERSION_MAJOR, VERSION_MINOR};
+use super::wire::{VERSION_COMPRESSED, VERSION_MAJOR, VERSION_MINOR};
 
 /// What can be wrong with a stream. Every variant but `Io` says where (in bytes from the
 /// start of the stream), what, and what to do.
@@ -26,7 +26,8 @@ pub enum StreamError {
     /// Another major version.
     #[error(
         "stream format {major}.{minor}, but this vmtrace reads \
-         {VERSION_MAJOR}.0 to {VERSION_MAJOR}.{VERSION_MINOR} and later {VERSION_MAJOR}.x; {}",
+         {VERSION_MAJOR}.0 to {VERSION_MAJOR}.{VERSION_MINOR} and later {VERSION_MAJOR}.x, and \
+         compressed {VERSION_COMPRESSED}.x; {}",
         Remedy::Upgrade
     )]
     Version {
@@ -35,6 +36,13 @@ pub enum StreamError {
         /// Minor version.
         minor: u16,
     },
+    /// A compressed stream, and this program cannot decompress.
+    #[error(
+        "compressed stream, but this program was built without the feature `zstd` of \
+         vmtrace-stream; {}",
+        Remedy::Feature
+    )]
+    Compressed,
     /// The stream stops before its end frame.
     #[error("torn stream: it stops at byte {offset}, {place}; {}", Remedy::Torn)]
     Torn {
@@ -62,6 +70,8 @@ pub enum Remedy {
     Source,
     /// A newer format.
     Upgrade,
+    /// A format that this program was built without.
+    Feature,
     /// The writer or the transport stopped early.
     Torn,
     /// The bytes changed on their way.
@@ -75,6 +85,7 @@ impl fmt::Display for Remedy {
         f.write_str(match self {
             Self::Source => "give a file written by `vmtrace boot -o` or a vmtrace socket",
             Self::Upgrade => "use a vmtrace at least as new as the one that wrote it",
+            Self::Feature => "build it with that feature",
             Self::Torn => {
                 "what came before is whole: the writer was killed, still writes, or the disk was \
                  full"

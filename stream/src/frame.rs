@@ -70,8 +70,8 @@ pub struct Loss {
 pub(super) enum PayloadError {
     /// Its parts and its length disagree.
     Malformed(String),
-    /// A type that must be known.
-    UnknownType(u16),
+    /// It would have to be known.
+    Unknown(String),
 }
 
 impl<'a> Frame<'a> {
@@ -128,7 +128,7 @@ impl<'a> Frame<'a> {
                     .ok_or_else(|| malformed("it has fewer counts than it says"))?,
             ),
             skipped if flags & flag::OPTIONAL != 0 => Self::Skipped(skipped),
-            unknown => return Err(PayloadError::UnknownType(unknown)),
+            unknown => return Err(PayloadError::Unknown(format!("frame type {unknown}"))),
         })
     }
 

@@ -6,13 +6,20 @@
 //! - [`Reader`] (pull) and [`Decoder`] (push) turn bytes back into [`Frame`]s and verify
 //!   them: check values, frame numbers, positions and the totals of the last frame;
 //! - [`Dictionaries`] is what both ends know of names, and what a late joiner is sent;
-//! - [`Merger`] puts the records of all vCPUs into one order.
+//! - [`Merger`] puts the records of all vCPUs into one order;
+//! - `Compressor` makes a smaller stream of one, which readers read like any other.
+//!
+//! The feature `zstd`, on by default, is for compressed streams, and all that takes a C library.
 //!
 //! Nothing that is read is trusted: a reader returns a [`StreamError`] or a frame, never
 //! panics, and holds no more memory than the limits of the format allow.
 
 mod buffer;
 mod check;
+#[cfg(feature = "zstd")]
+mod compress;
+#[cfg(all(test, feature = "zstd"))]
+mod compress_tests;
 mod context;
 mod counts;
 #[cfg(test)]
@@ -20,6 +27,7 @@ mod counts_tests;
 mod decode;
 mod dictionary;
 mod error;
+mod expand;
 mod frame;
 mod header;
 #[cfg(test)]
@@ -48,6 +56,8 @@ mod wire;
 mod writer;
 
 pub use buffer::RecordBuffer;
+#[cfg(feature = "zstd")]
+pub use compress::{Compression, Compressor};
 pub use context::Context;
 pub use counts::{Bucket, Count, Counts, CountsOf, HistogramOf};
 pub use decode::{Decoder, Progress};
@@ -73,7 +83,7 @@ pub use values::{
 };
 pub use wire::{
     MAGIC, MAX_DESCRIPTION, MAX_FORMATS, MAX_FORMATS_TEXT, MAX_NAME, MAX_PAYLOAD, MAX_PID,
-    MAX_SYMBOLS, MAX_VALUE_WORDS, MAX_VALUES, MAX_VALUES_TEXT, MAX_VCPUS, VERSION_MAJOR,
-    VERSION_MINOR,
+    MAX_SYMBOLS, MAX_VALUE_WORDS, MAX_VALUES, MAX_VALUES_TEXT, MAX_VCPUS, VERSION_COMPRESSED,
+    VERSION_MAJOR, VERSION_MINOR,
 };
 pub use writer::{Writer, consumer_loss};

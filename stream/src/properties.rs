@@ -13,7 +13,7 @@ use super::*;
 
 /// One call of a writer.
 #[derive(Clone, Debug)]
-enum Step {
+pub(super) enum Step {
     Symbol(u64, u32, String, String),
     Task(u32, u32, Vec<u8>),
     Records(u32, Vec<(u64, u32, u32, u32)>),
@@ -29,7 +29,7 @@ enum Step {
     Watermark(u64),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+pub(super) fn step() -> impl Strategy<Value = Step> {
     let comm = vec(1..=u8::MAX, 0..=16);
     prop_oneof![
         (any::<u64>(), any::<u32>(), ".{0,40}", ".{0,9}")
@@ -100,7 +100,7 @@ fn shown<'a>(records: impl Iterator<Item = Record<'a>>) -> String {
 }
 
 /// Writes the steps and returns what a reader must find.
-fn write(steps: &[Step]) -> (Vec<u8>, Vec<String>) {
+pub(super) fn write(steps: &[Step]) -> (Vec<u8>, Vec<String>) {
     let mut writer = Writer::new(Vec::new(), &sample::header()).expect("header");
     let mut expected = Vec::new();
     let mut names = Dictionaries::new();
@@ -223,7 +223,7 @@ fn write(steps: &[Step]) -> (Vec<u8>, Vec<String>) {
     (writer.into_inner().expect("memory"), expected)
 }
 
-fn read(bytes: &[u8]) -> Result<Vec<String>, StreamError> {
+pub(super) fn read(bytes: &[u8]) -> Result<Vec<String>, StreamError> {
     let mut reader = Reader::new(bytes)?;
     let mut found = Vec::new();
     while let Some(frame) = reader.next_frame()? {
@@ -372,7 +372,7 @@ proptest! {
     }
 }
 
-fn frame_starts(bytes: &[u8]) -> Vec<usize> {
+pub(super) fn frame_starts(bytes: &[u8]) -> Vec<usize> {
     let mut starts = Vec::new();
     let mut at = size_of::<Prologue>();
     while let Ok((head, _)) = FrameHead::read_from_prefix(&bytes[at..]) {
@@ -383,7 +383,7 @@ fn frame_starts(bytes: &[u8]) -> Vec<usize> {
 }
 
 /// Makes the check value of a frame fit.
-fn seal(frame: &mut [u8]) {
+pub(super) fn seal(frame: &mut [u8]) {
     let (mut head, payload) = FrameHead::read_from_prefix(&*frame).expect("a frame");
     head.check = head.expected_check(payload).into();
     frame[..HEAD].copy_from_slice(head.as_bytes());
@@ -427,7 +427,7 @@ fn every_missing_or_repeated_frame_is_recognised() {
 }
 
 /// Without a reader's large buffer, for tests that ask thousands of times.
-fn is_whole(stream: &[u8]) -> bool {
+pub(super) fn is_whole(stream: &[u8]) -> bool {
     let mut decoder = Decoder::new();
     decoder.feed(stream);
     loop {
@@ -456,11 +456,11 @@ fn refused(index: usize, change: impl FnOnce(&mut FrameHead, &mut [u8])) -> Stri
 #[test]
 fn errors_name_place_cause_and_remedy() {
     let mut newer = sample::stream();
-    newer[8] = 2;
+    newer[8] = 3;
     let check = crc32(&[&newer[..12]]);
     newer[12..16].copy_from_slice(&check.to_le_bytes());
     let error = read(&newer).expect_err("newer").to_string();
-    assert!(error.contains("stream format 2.1"), "{error}");
+    assert!(error.contains("stream format 3.1"), "{error}");
     assert!(error.contains("use a vmtrace at least as new"), "{error}");
 
     let error = read(b"#!/bin/sh\n").expect_err("a script").to_string();

@@ -10,8 +10,14 @@ pub const MAGIC: [u8; 8] = *b"\xf5vmtr\r\n\0";
 pub const VERSION_MAJOR: u16 = 1;
 /// Grows with additions that older readers may skip.
 pub const VERSION_MINOR: u16 = 1;
+/// Major version of a stream with compressed frames; all else in it is as in [`VERSION_MAJOR`].
+pub const VERSION_COMPRESSED: u16 = 2;
 /// Longest payload of a frame, in bytes.
 pub const MAX_PAYLOAD: u32 = 1 << 20;
+/// Most bytes of frames that are compressed together.
+pub(super) const MAX_PLAIN: usize = 1 << 20;
+/// How they are compressed: the only way so far.
+pub(super) const METHOD_ZSTD: u8 = 1;
 /// Most vCPUs that a header may announce.
 pub const MAX_VCPUS: u32 = 4096;
 /// Longest symbol or module name, in bytes (the kernel's own limit is 511).
@@ -55,6 +61,7 @@ pub(super) mod kind {
     pub(crate) const VALUES: u16 = 11;
     pub(crate) const TRACED: u16 = 12;
     pub(crate) const COUNTS: u16 = 13;
+    pub(crate) const COMPRESSED: u16 = 14;
 }
 
 /// Frame flags.
@@ -78,12 +85,12 @@ pub(super) struct Prologue {
 
 impl Prologue {
     pub(super) fn current() -> Self {
-        let mut prologue = Self {
-            magic: MAGIC,
-            major: VERSION_MAJOR.into(),
-            minor: VERSION_MINOR.into(),
-            check: 0.into(),
-        };
+        Self::new(VERSION_MAJOR, VERSION_MINOR)
+    }
+
+    pub(super) fn new(major: u16, minor: u16) -> Self {
+        let mut prologue =
+            Self { magic: MAGIC, major: major.into(), minor: minor.into(), check: 0.into() };
         prologue.check = prologue.expected_check().into();
         prologue
     }
@@ -109,6 +116,21 @@ pub(super) struct FrameHead {
 pub(super) const HEAD: usize = size_of::<FrameHead>();
 
 impl FrameHead {
+    /// The head of a payload.
+    pub(super) fn sealed(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Self {
+        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        debug_assert!(length <= MAX_PAYLOAD);
+        let mut head = Self {
+            kind: kind.into(),
+            flags: flags.into(),
+            length: length.into(),
+            sequence: sequence.into(),
+            check: 0.into(),
+        };
+        head.check = head.expected_check(payload).into();
+        head
+    }
+
     pub(super) fn expected_check(&self, payload: &[u8]) -> u32 {
         crc32(&[&self.as_bytes()[..12], payload])
     }
@@ -282,4 +304,17 @@ pub(super) struct TotalsHead {
 pub(super) struct TotalEntry {
     pub(crate) records: U64,
     pub(crate) lost: U64,
+}
+
+/// Head of a compressed frame; `size` bytes of data follow, then zeros up to a multiple of 8.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct CompressedHead {
+    /// Bytes of the frames inside, at most [`MAX_PLAIN`].
+    pub(crate) length: U32,
+    pub(crate) size: U32,
+    /// How many frames are inside.
+    pub(crate) frames: U32,
+    pub(crate) method: u8,
+    pub(crate) reserved: [u8; 3],
 }

@@ -16,8 +16,8 @@ use super::told::Told;
 use super::traced::{MAX_FUNCTIONS, Stretch};
 use super::values::{RawValues, ValuesFormat};
 use super::wire::{
-    ALIGN, BATCH, BatchHead, FrameHead, HEAD, ListHead, LossFixed, MAX_PAYLOAD, MAX_PID, MarkFixed,
-    Prologue, TotalEntry, TotalsHead, WatermarkFixed, flag, kind,
+    ALIGN, BATCH, BatchHead, FrameHead, HEAD, ListHead, LossFixed, MAX_PID, MarkFixed, Prologue,
+    TotalEntry, TotalsHead, WatermarkFixed, flag, kind,
 };
 
 /// Bytes gathered before they are handed on.
@@ -489,16 +489,7 @@ impl Frames {
         let length = self.bytes.len() - start - HEAD;
         self.bytes.resize(start + HEAD + length.next_multiple_of(ALIGN), 0);
         let (head, payload) = self.bytes[start..].split_at_mut(HEAD);
-        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        debug_assert!(length <= MAX_PAYLOAD);
-        let mut filled = FrameHead {
-            kind: kind.into(),
-            flags: flags.into(),
-            length: length.into(),
-            sequence: self.sequence.into(),
-            check: 0.into(),
-        };
-        filled.check = filled.expected_check(payload).into();
+        let filled = FrameHead::sealed(kind, flags, self.sequence, payload);
         head.copy_from_slice(filled.as_bytes());
         if flags & flag::LOCAL == 0 {
             self.sequence = self.sequence.wrapping_add(1);

@@ -90,7 +90,7 @@ impl Guests {
     /// counted beside the records.
     pub fn every_function_can_be_traced_from_boot_to_power_off(&self) {
         let args = ["--cpus", "2", "--run", "true", "--overflow", "block", "-f", "*"];
-        let args = [&args[..], &["--tracer", "counts=*:count"]].concat();
+        let args = [&args[..], &["--tracer", "counts=*:count", "--compress", "zstd"]].concat();
         for &name in self.kernels {
             let (finished, trace) = boot(&self.host, name, &args).unwrap();
             let (err, summary) = (finished.err(), &trace.summary);
@@ -110,6 +110,7 @@ impl Guests {
             let differ: u64 = counted.values().map(|more| more.unsigned_abs()).sum();
             assert!(differ <= 4, "{name}: more counted than recorded: {counted:?}");
             assert!(trace.entries.len() > 1_000_000, "{name}: {}", trace.entries.len());
+            assert!(trace.stream.len() < 6 * trace.entries.len(), "{name}: hardly compressed");
             assert!(trace.entries.iter().any(|e| e.vcpu == 1), "{name}: no record of vCPU 1");
             // Nothing of .init.text before it is freed is missed, and nothing comes after.
             let seen: BTreeSet<&str> = trace.entries.iter().map(|e| &*e.function).collect();

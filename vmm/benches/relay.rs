@@ -1,8 +1,9 @@
 //! Records per second through the relay: out of full rings, as trampolines leave them, to where
 //! the stream goes. Everything has one core: consumers are fed and read on it as well.
 //!
-//! `cargo bench -p vmtrace --bench relay`; an item is a record, bytes are those of the stream (of
-//! the rings for `copy`, the floor: their bytes copied to somewhere else).
+//! `cargo bench -p vmtrace --bench relay`; an item is a record, bytes are those that are written (of
+//! the rings for `copy` and `copy_to_file`, the floors: their bytes copied to somewhere else). These
+//! records are more regular than those of guests: `vmtrace-bench boots` says how small real ones get.
 
 #[path = "../tests/relay/rings.rs"]
 mod rings;
@@ -23,8 +24,8 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use rings::Rings;
 use vmtrace::relay::{Drain, Grace};
-use vmtrace::serve::{Format, Globs, Join, Origin, StreamRequest};
-use vmtrace::stream::{EntryRecord, Header, Summary, Writer};
+use vmtrace::serve::{Format, Globs, Join, Origin, Sink, StreamRequest};
+use vmtrace::stream::{Compressor, EntryRecord, Header, Summary, Writer};
 
 /// Bytes of a record in a ring.
 const SLOT: u64 = vmtrace_trampolines::layout::COMMON_SIZE as u64;
@@ -68,9 +69,14 @@ struct Relayed {
 
 impl Relayed {
     fn new(cpus: u64, primary: impl Write + Send + 'static, join: Option<Join>) -> Relayed {
+        Self::to(cpus, |written| Box::new(Counted(primary, written)).into(), join)
+    }
+
+    /// To a sink that counts what it is given.
+    fn to(cpus: u64, sink: impl FnOnce(Arc<AtomicU64>) -> Sink, join: Option<Join>) -> Relayed {
         let rings = Rings::new(cpus);
         let written = Arc::new(AtomicU64::new(0));
-        let (setup, joining) = rings.setup(Box::new(Counted(primary, Arc::clone(&written))));
+        let (setup, joining) = rings.setup(sink(Arc::clone(&written)));
         join.into_iter().for_each(|join| joining.send(join).expect("there is a receiver"));
         let drain = Drain::start(setup).expect("a stream");
         Relayed { rings, drain, written, records: 0 }
@@ -137,6 +143,18 @@ fn file(bencher: Bencher<'_, '_>, rings: u64) {
     bench(bencher, Relayed::new(rings, file, None), |_| ());
 }
 
+/// To a file, as `--compress zstd` writes it.
+#[divan::bench(sample_count = 40, sample_size = 1, args = [1, 2])]
+fn file_zstd(bencher: Bencher<'_, '_>, rings: u64) {
+    let file: File = tempfile::tempfile().expect("a temporary file");
+    let sink = |written| {
+        let way = "zstd".parse().expect("a way");
+        let out = Compressor::new(Counted(file, written), way).expect("memory");
+        Sink::gathering(Box::new(out))
+    };
+    bench(bencher, Relayed::to(rings, sink, None), |_| ());
+}
+
 /// To a consumer at a Unix socket, who reads all of it.
 #[divan::bench(sample_count = 40, sample_size = 1, args = [1, 2])]
 fn consumer(bencher: Bencher<'_, '_>, rings: u64) {
@@ -175,13 +193,26 @@ fn writer_alone(bencher: Bencher<'_, '_>, rings: u64) {
 /// The rings' memory, copied to somewhere else.
 #[divan::bench(sample_count = 40, sample_size = 1, args = [1, 2])]
 fn copy(bencher: Bencher<'_, '_>, rings: u64) {
+    copied(bencher, rings, |_| ());
+}
+
+/// The same, and from there to a file.
+#[divan::bench(sample_count = 40, sample_size = 1, args = [1, 2])]
+fn copy_to_file(bencher: Bencher<'_, '_>, rings: u64) {
+    let mut file: File = tempfile::tempfile().expect("a temporary file");
+    copied(bencher, rings, |bytes| file.write_all(bytes).expect("room"));
+}
+
+fn copied(bencher: Bencher<'_, '_>, rings: u64, mut then: impl FnMut(&[u8])) {
     let mut relayed = Relayed::new(rings, io::sink(), None);
     let records = relayed.fill();
     let mut to = vec![0_u8; 12 << 20];
     bencher.counter(ItemsCount::new(records)).counter(BytesCount::new(records * SLOT)).bench_local(
         || {
             relayed.rings.slots(|slots| {
-                slots.copy_to(black_box(&mut to[..slots.len()]));
+                let to = &mut to[..slots.len()];
+                slots.copy_to(black_box(to));
+                then(to);
             });
         },
     );

@@ -5,8 +5,8 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::NamedTempFile;
 use vmtrace::stream::{
-    EntryRecord, Exit, Header, RecordBuffer, ReturnRecord, Summary, Symbol, Task, Tracer, Writer,
-    sample,
+    Compressor, EntryRecord, Exit, Header, RecordBuffer, ReturnRecord, Summary, Symbol, Task,
+    Tracer, Writer, sample,
 };
 
 const RECORDS: usize = 50_000;
@@ -104,6 +104,45 @@ fn prints_a_whole_file() {
     assert!(text.contains("vmtrace: records 50000 (vcpu0 50000), lost 0 (vcpu0 0)\n"), "{text}");
 }
 
+fn compressed(plain: &[u8]) -> Vec<u8> {
+    let mut compressor =
+        Compressor::new(Vec::new(), "zstd".parse().expect("a way")).expect("memory");
+    compressor.write_all(plain).expect("a stream");
+    compressor.into_inner().expect("memory")
+}
+
+#[test]
+fn a_compressed_file_is_read_as_a_plain_one() {
+    let plain = calls();
+    let stream = compressed(&plain);
+    assert!(stream.len() * 2 < plain.len(), "{} and {}", stream.len(), plain.len());
+    let (plain, stream) = (file(&plain), file(&stream));
+    let said = |file: &NamedTempFile, command: &[&str]| {
+        let path = file.path().to_str().expect("UTF-8");
+        let (name, options) = command.split_first().expect("a command");
+        let output = vmtrace(&[name, path]).args(options).output().expect("vmtrace runs");
+        let other = plain.path().to_str().expect("UTF-8");
+        let text = |bytes| {
+            let text = String::from_utf8(bytes).expect("UTF-8");
+            text.replace(path, "FILE").replace(other, "FILE")
+        };
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    for command in [
+        &["report"][..],
+        &["report", "--format", "json"],
+        &["report", "--top"],
+        &["report", "--summary"],
+        &["convert", "-o", "-", "--format", "folded"],
+        &["check", "--expect", "vfs_read >= 5"],
+        &["diff", plain.path().to_str().expect("UTF-8")],
+    ] {
+        let (of_plain, of_stream) = (said(&plain, command), said(&stream, command));
+        assert_eq!(of_plain, of_stream, "{command:?}");
+        assert!(!of_plain.1.is_empty(), "{command:?}: {}", of_plain.2);
+    }
+}
+
 #[test]
 fn prints_calls() {
     let stream = calls();
@@ -198,6 +237,14 @@ fn says_what_is_wrong_with_a_file() {
     assert_eq!(lines(&torn), RECORDS + 6);
     let errors = String::from_utf8_lossy(&torn.stderr);
     assert!(errors.contains("torn stream: it stops at byte"), "{errors}");
+
+    let stream = compressed(&stream);
+    let torn = report(&stream[..stream.len() / 2], &[]);
+    assert_eq!(torn.status.code(), Some(1));
+    assert!((6..RECORDS).contains(&lines(&torn)), "{} lines", lines(&torn));
+    let errors = String::from_utf8_lossy(&torn.stderr);
+    let place = format!("torn stream: it stops at byte {}, inside a frame", stream.len() / 2);
+    assert!(errors.contains(&place), "{errors}");
 
     let missing = vmtrace(&["report", "no such file"]).output().expect("vmtrace runs");
     assert_eq!(missing.status.code(), Some(1));

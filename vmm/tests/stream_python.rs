@@ -8,9 +8,9 @@ use std::process::{Command, Output};
 
 use vmtrace::export::{Player, Text};
 use vmtrace::stream::{
-    Bucket, EntryRecord, Exit, Header, HistogramOf, LossReason, Mark, MarkKind, RecordBuffer,
-    ReturnRecord, Shape, Summary, Symbol, TailRecord, Task, Tracer, ValueField, ValuesFormat,
-    ValuesOf, Writer, consumer_loss, sample,
+    Bucket, Compressor, EntryRecord, Exit, Header, HistogramOf, LossReason, Mark, MarkKind,
+    RecordBuffer, ReturnRecord, Shape, Summary, Symbol, TailRecord, Task, Tracer, ValueField,
+    ValuesFormat, ValuesOf, Writer, consumer_loss, sample,
 };
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
@@ -129,6 +129,38 @@ fn prints_the_same_text() {
     }
     assert_eq!(text.lines().count(), expected.len());
     assert_eq!(errors, "11940 records, 130 lost, 0 missed; guest: poweroff\n");
+}
+
+/// The stream, compressed.
+fn compressed(plain: &[u8]) -> Vec<u8> {
+    let mut compressor =
+        Compressor::new(Vec::new(), "zstd".parse().expect("a way")).expect("memory");
+    compressor.write_all(plain).expect("a stream");
+    compressor.into_inner().expect("memory")
+}
+
+// Python has zstd from 3.14 on; before that it takes a package, which the error names.
+#[test]
+fn a_compressed_stream_is_read_as_the_plain_one_or_refused() {
+    let stream = compressed(&stream());
+    let Some(output) = python_file(&stream, &[]) else { return };
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let has = "import importlib.util as it; find = lambda name: it.find_spec(name) is not None\n\
+               exit(not (find('zstandard') or find('compression') and find('compression.zstd')))";
+    let has = Command::new("python3").args(["-c", has]).status().expect("python3 runs");
+    if !has.success() {
+        assert!(errors.contains("install the package zstandard"), "{errors}");
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));
+        return;
+    }
+    assert!(output.status.success(), "{errors}");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(text.lines().eq(rust_lines(&stream)));
+    assert_eq!(errors, "11940 records, 130 lost, 0 missed; guest: poweroff\n");
+    for length in [stream.len() / 2, stream.len() - 1] {
+        let output = python_file(&stream[..length], &[]).expect("python3");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("torn stream"));
+    }
 }
 
 // Version 1.1 of the page: what a reader need not know is skipped, what it knows is read.

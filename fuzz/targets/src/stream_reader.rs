@@ -1,7 +1,9 @@
 //! The trace stream: the input as it is, or frames of it with check values that fit, so that
-//! what lies behind the check is reached.
+//! what lies behind the check is reached; these compressed, too, and damaged then.
+use std::io::Write;
+
 use vmtrace::export::{Graph, Json, Player, Text};
-use vmtrace::stream::{Frame, MAGIC, Reader, Record, show_values};
+use vmtrace::stream::{Compressor, Frame, MAGIC, Reader, Record, show_values};
 
 /// CRC-32 as the format has it; written again here, so that the library's own is tested too.
 fn crc32(parts: &[&[u8]]) -> [u8; 4] {
@@ -76,13 +78,33 @@ pub(crate) fn sealed(mut input: &[u8]) -> Vec<u8> {
     stream
 }
 
-fn read(stream: &[u8]) {
-    let Ok(mut reader) = Reader::new(stream) else { return };
-    let mut records = 0;
+/// Bytes of prologue and header.
+const BEGIN: usize = 16 + 16 + 40;
+
+/// The same stream compressed; the damage, if there is any, is to the first compressed frame, whose
+/// check value fits.
+fn packed(plain: &[u8], damage: u8, place: usize) -> Vec<u8> {
+    let mut compressor =
+        Compressor::new(Vec::new(), "zstd".parse().expect("a way")).expect("memory");
+    compressor.write_all(plain).expect("frames");
+    let mut stream = compressor.into_inner().expect("memory");
+    let (head, payload) = stream[BEGIN..].split_at_mut(16);
+    let length = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
+    payload[place % length] ^= damage;
+    let check = crc32(&[&head[..12], &payload[..length]]);
+    head[12..].copy_from_slice(&check);
+    stream
+}
+
+/// How many frames and records were read of a stream that has so many bytes decompressed.
+fn read(stream: &[u8], size: usize) -> (usize, usize) {
+    let Ok(mut reader) = Reader::new(stream) else { return (0, 0) };
+    let (mut frames, mut records) = (0, 0);
     while let Ok(Some(frame)) = reader.next_frame() {
+        frames += 1;
         match frame {
             Frame::Symbols(symbols) => drop(symbols.map(|it| it.name.len()).collect::<Vec<_>>()),
-            Frame::Tracers(list) => assert!(list.count() < stream.len()),
+            Frame::Tracers(list) => assert!(list.count() < size),
             Frame::Values(list) => {
                 for values in list {
                     let Some(format) = values.format().expect("verified") else { continue };
@@ -94,7 +116,7 @@ fn read(stream: &[u8]) {
                     assert!(read.filter(|(_, shown)| shown.is_some()).count() == 0);
                 }
             }
-            Frame::Tasks(tasks) => assert!(tasks.count() < stream.len()),
+            Frame::Tasks(tasks) => assert!(tasks.count() < size),
             Frame::Records(batch) => {
                 assert_eq!(batch.records().count(), batch.count as usize);
                 records += batch.records().count();
@@ -107,13 +129,21 @@ fn read(stream: &[u8]) {
             _ => {}
         }
     }
-    assert!(records * 16 <= stream.len());
+    assert!(records * 16 <= size);
+    (frames, records)
 }
 
 pub(crate) fn run(input: &[u8]) {
     let Some((&choice, rest)) = input.split_first() else { return };
-    let stream = if choice & 1 == 1 { sealed(rest) } else { rest.to_vec() };
-    read(&stream);
+    let mut stream = if choice & 1 == 1 { sealed(rest) } else { rest.to_vec() };
+    let (size, found) = (stream.len(), read(&stream, stream.len()));
+    if choice & 3 == 3 {
+        assert_eq!(read(&packed(&stream, 0, 0), size), found);
+        let [damage, place @ ..] = rest.first_chunk().copied().unwrap_or([1, 2, 3]);
+        stream = packed(&stream, damage, u16::from_le_bytes(place).into());
+        // What was damaged may say that it is longer.
+        read(&stream, size + (1 << 20));
+    }
     // All the way to text, in pieces.
     let mut player = Player::new(Text::new(std::io::sink()));
     let size = usize::from(choice >> 1) + 1;

@@ -2,7 +2,7 @@
 
 use super::consumer::{Consumer, Join, Resolve};
 use super::patience::Patience;
-use super::primary::{Primary, Unwritten};
+use super::primary::{Primary, Sink, Unwritten};
 use super::queue::{Chunk, Queue};
 use super::request::Origin;
 use super::server::refuse;
@@ -46,7 +46,7 @@ impl Hub {
     ///
     /// # Errors
     /// When the system has no thread left.
-    pub fn new(primary: Box<dyn Write + Send>, vcpus: usize, resolve: Resolve) -> Result<Self> {
+    pub fn new(primary: impl Into<Sink>, vcpus: usize, resolve: Resolve) -> Result<Self> {
         let primary = Primary::start(primary)?;
         Ok(Self { primary, consumers: Vec::new(), events: None, vcpus, capacity: QUEUE, resolve })
     }

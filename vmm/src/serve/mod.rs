@@ -26,7 +26,7 @@ pub(crate) use guests::FIRST_UNPRIVILEGED_PORT;
 pub use guests::GuestReaders;
 pub use hub::Hub;
 pub use patience::Patience;
-pub use primary::{Primary, Unwritten};
+pub use primary::{Primary, Sink, Unwritten};
 pub use request::{Control, Format, Globs, Origin, Request, RequestError, StreamRequest};
 pub use server::{Answer, ControlRequest, Door, PassToAgent, Reply, Server, Services};
 pub use spec::{Actions, HistogramSpec, SpecError, TracerSpec};

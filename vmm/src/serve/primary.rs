@@ -7,15 +7,45 @@ use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What may wait to be written, bytes; as much again of what must not be left out.
 const CAPACITY: usize = 64 << 20;
 /// Buffers that are kept to be used again, and their size up to which they are.
 const SPARES: usize = 8;
 const SPARE_SIZE: usize = 1 << 20;
+/// What a sink that gathers is given at once, bytes, and how long less than that may wait.
+const GATHER: u64 = 1 << 20;
+const GATHER_TIME: Duration = Duration::from_secs(1);
 /// How often what the output has taken is looked at.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// Where a stream goes.
+pub struct Sink {
+    out: Box<dyn Write + Send>,
+    gathers: bool,
+}
+
+impl Sink {
+    /// One that makes better use of much at once, such as a
+    /// [`Compressor`](crate::stream::Compressor), and is flushed after that.
+    #[must_use]
+    pub fn gathering(out: Box<dyn Write + Send>) -> Self {
+        Self { out, gathers: true }
+    }
+}
+
+impl From<Box<dyn Write + Send>> for Sink {
+    fn from(out: Box<dyn Write + Send>) -> Self {
+        Self { out, gathers: false }
+    }
+}
+
+impl<W: Write + Send + 'static> From<Box<W>> for Sink {
+    fn from(out: Box<W>) -> Self {
+        Self { out, gathers: false }
+    }
+}
 
 /// What an output has not taken by the time it was left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,6 +95,10 @@ struct State {
     waiting: Unwritten,
     /// Bytes that were written.
     taken: u64,
+    /// When the first of `pieces` came, about.
+    since: Option<Instant>,
+    /// Nothing is to be gathered.
+    hurried: bool,
     /// Nothing follows.
     ended: bool,
     /// How writing has ended.
@@ -83,36 +117,61 @@ impl Shared {
     }
 
     /// The thread: writes all that comes, to the end or to an error.
-    fn write_all(&self, mut sink: Box<dyn Write + Send>) {
-        let mut result = Ok(());
-        while let (Ok(()), Some(piece)) = (&result, self.next()) {
-            result = sink.write_all(&piece.bytes);
-            let mut state = self.lock();
-            if result.is_ok() {
-                state.taken += piece.bytes.len() as u64;
-                state.less(&piece);
+    fn write_all(&self, sink: Sink) {
+        let Sink { mut out, gathers } = sink;
+        let (mut result, mut pieces) = (Ok(()), Vec::new());
+        while result.is_ok() && self.next(gathers, &mut pieces) {
+            result = pieces.iter().try_for_each(|piece: &Piece| out.write_all(&piece.bytes));
+            if gathers && result.is_ok() {
+                // What it gathers itself counts as written only now.
+                result = out.flush();
             }
-            if state.spares.len() < SPARES && piece.bytes.capacity() <= SPARE_SIZE {
-                state.spares.push(piece.bytes);
+            let mut state = self.lock();
+            for piece in pieces.drain(..) {
+                if result.is_ok() {
+                    state.taken += piece.bytes.len() as u64;
+                    state.less(&piece);
+                }
+                if state.spares.len() < SPARES && piece.bytes.capacity() <= SPARE_SIZE {
+                    state.spares.push(piece.bytes);
+                }
             }
             self.less.notify_all();
         }
-        let result = result.and_then(|()| sink.flush());
-        drop(sink);
+        let result = result.and_then(|()| out.flush());
+        drop(out);
         self.lock().result = Some(result);
         self.less.notify_all();
     }
 
-    fn next(&self) -> Option<Piece> {
+    /// Waits for what is to be written next; false: nothing is.
+    fn next(&self, gathers: bool, pieces: &mut Vec<Piece>) -> bool {
+        let most = if gathers { GATHER } else { 1 };
         let mut state = self.lock();
         loop {
-            if let Some(piece) = state.pieces.pop_front() {
-                return Some(piece);
+            let time = state
+                .since
+                .map_or(GATHER_TIME, |since| GATHER_TIME.saturating_sub(since.elapsed()));
+            let enough = state.waiting.bytes >= most || time.is_zero();
+            if !gathers || state.ended || state.hurried || enough {
+                let mut size = 0;
+                while size < most
+                    && let Some(piece) = state.pieces.pop_front()
+                {
+                    size += piece.bytes.len() as u64;
+                    pieces.push(piece);
+                }
+                state.since = (!state.pieces.is_empty()).then(Instant::now);
+                if !pieces.is_empty() || state.ended {
+                    return !pieces.is_empty();
+                }
             }
-            if state.ended {
-                return None;
-            }
-            state = self.more.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = if state.since.is_some() {
+                let waited = self.more.wait_timeout(state, time);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            } else {
+                self.more.wait(state).unwrap_or_else(PoisonError::into_inner)
+            };
         }
     }
 }
@@ -130,7 +189,8 @@ impl Primary {
     ///
     /// # Errors
     /// When the system has no thread left.
-    pub fn start(sink: Box<dyn Write + Send>) -> io::Result<Self> {
+    pub fn start(sink: impl Into<Sink>) -> io::Result<Self> {
+        let sink = sink.into();
         let shared = Arc::<Shared>::default();
         let writing = Arc::clone(&shared);
         let thread =
@@ -161,6 +221,7 @@ impl Primary {
         let mut piece = state.spares.pop().unwrap_or_default();
         piece.clear();
         piece.extend_from_slice(bytes);
+        state.since.get_or_insert_with(Instant::now);
         state.waiting.bytes += bytes.len() as u64;
         state.waiting.records += records;
         state.pieces.push_back(Piece { bytes: piece, records });
@@ -203,7 +264,10 @@ impl Primary {
 
     /// Waits until all is written that was pushed, or the output has failed.
     pub fn wait_until_written(&self) {
+        self.shared.lock().hurried = true;
+        self.shared.more.notify_one();
         self.wait(|_| Some(LOOK), |state| state.result.is_some() || state.waiting.bytes == 0);
+        self.shared.lock().hurried = false;
     }
 
     fn wait(
@@ -361,6 +425,53 @@ mod tests {
         let unwritten = primary.finish(|taken| (taken > 6).then_some(LOOK)).unwrap();
         assert_eq!(unwritten, Unwritten { bytes: 18, records: 6 });
         assert_eq!(primary.taken(), 6);
+    }
+
+    /// What was written, with nothing where it was flushed.
+    #[derive(Clone, Default)]
+    struct Pieces(Arc<Mutex<Vec<Vec<u8>>>>);
+
+    impl Write for Pieces {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().push(bytes.to_vec());
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            self.write(&[]).map(drop)
+        }
+    }
+
+    // A block of a trace of few records would otherwise be as small as what one look at the rings
+    // has found.
+    #[test]
+    fn a_sink_that_gathers_is_given_much_at_once() {
+        let sink = Pieces::default();
+        let mut primary = Primary::start(Sink::gathering(Box::new(sink.clone()))).unwrap();
+        let large = vec![2; 1 << 20];
+        for piece in [&[1][..], &large, &[3], &[4]] {
+            primary.push(piece, 0).unwrap();
+        }
+        assert_eq!(primary.finish(|_| Some(LOOK)).unwrap(), ALL);
+        let pieces = sink.0.lock().unwrap();
+        let first: Vec<_> = pieces.iter().map(|it| it.first().copied().unwrap_or(0)).collect();
+        assert_eq!(first, [1, 2, 0, 3, 4, 0, 0]);
+        assert_eq!(primary.taken(), 3 + (1 << 20));
+    }
+
+    #[test]
+    fn what_is_gathered_does_not_wait_for_ever() {
+        let sink = Pieces::default();
+        let mut primary = Primary::start(Sink::gathering(Box::new(sink.clone()))).unwrap();
+        let begun = Instant::now();
+        primary.push(&[1], 0).unwrap();
+        while primary.taken() == 0 {
+            assert!(begun.elapsed() < 30 * GATHER_TIME, "it is not written");
+            std::thread::sleep(LOOK);
+        }
+        assert!(begun.elapsed() >= GATHER_TIME / 2);
+        primary.push(&[2], 0).unwrap();
+        primary.wait_until_written();
+        assert_eq!(*sink.0.lock().unwrap(), [&[1][..], &[], &[2], &[]]);
     }
 
     #[test]

@@ -30,7 +30,7 @@ use super::{Histogram, SessionError, Tracing, mark};
 use crate::kernel::{Exits, Kernel};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::{self, ConsoleLines, ExitReader, Relay, Setup, Targets};
-use crate::serve::{ControlRequest, Hub, Join};
+use crate::serve::{ControlRequest, Hub, Join, Sink};
 use crate::stream::{Context, Header, Initcall, MarkKind, Summary};
 use crate::tracer::{
     Attachment, Counters, ExitPlan, Image, ModuleFunction, Options, Ram, Tripwire,
@@ -38,7 +38,6 @@ use crate::tracer::{
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::Write;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -82,7 +81,7 @@ pub(super) struct From {
 
 /// Where the stream goes, until there is a relay that has it.
 pub(super) struct Output {
-    pub(super) primary: Box<dyn Write + Send>,
+    pub(super) primary: Sink,
     pub(super) joins: Receiver<Join>,
     pub(super) console: ConsoleLines,
     /// The exits of each vCPU, if they are traced.

@@ -35,7 +35,7 @@ use crate::kernel::{Kernel, KernelError};
 use crate::machine::{Config, ConsoleSinks, Event, ExitReason, Machine, MachineError};
 use crate::relay::ConsoleLines;
 use crate::sandbox::{self, Thread};
-use crate::serve::{ControlRequest, Join, Unwritten};
+use crate::serve::{ControlRequest, Join, Sink, Unwritten};
 use crate::stream::{Exit, Mark, MarkKind, Summary};
 use attach::{Controller, Output};
 use std::io::Write;
@@ -69,7 +69,7 @@ pub struct Request {
     /// What to trace.
     pub tracing: Tracing,
     /// Where the trace stream goes in any case.
-    pub stream: Box<dyn Write + Send>,
+    pub stream: Sink,
     /// Consumers that come while it runs.
     pub joins: Receiver<Join>,
     /// Commands that come while it runs; the sender wakes the run after each.

@@ -16,11 +16,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rings::Rings;
+use vmtrace::export::{Player, Text};
 use vmtrace::relay::{Drain, End, Grace, Relay, Sorted, resolver};
-use vmtrace::serve::{Format, Globs, Hub, Join, Origin, StreamRequest};
+use vmtrace::serve::{self, Format, Globs, Hub, Join, Origin, StreamRequest, Unwritten};
 use vmtrace::stream::{
-    Bucket, Count, CountsOf, EntryRecord, Frame, Header, HistogramOf, Mark, MarkKind, Reader,
-    Stretch, Summary, TracedOf,
+    Bucket, Compressor, Count, CountsOf, EntryRecord, Frame, Header, HistogramOf, Mark, MarkKind,
+    Reader, Stretch, Summary, TracedOf,
 };
 use vmtrace::tracer::{Hits, RawBatch};
 use vmtrace_trampolines::layout::{COMMON_SIZE, Common, Info};
@@ -89,6 +90,34 @@ fn snapshots_tell_each_record_once() {
         }
     }
     assert_eq!(times, (0..70).map(|number| lap(number).timestamp).collect::<Vec<_>>());
+}
+
+// As `--compress` has it.
+#[test]
+fn a_compressed_file_has_what_consumers_get_plain() {
+    let rings = Rings::new(1);
+    let sink = Sink::default();
+    let out = Compressor::new(sink.clone(), "zstd".parse().unwrap()).unwrap();
+    let (setup, joining) = rings.setup(serve::Sink::gathering(Box::new(out)));
+    let (join, reader) = consumer();
+    joining.send(join).unwrap();
+    let mut drain = Drain::start(setup).unwrap();
+    let mut count = 0;
+    for _ in 0..3 {
+        count += rings.fill(count);
+        drain.pass().unwrap();
+    }
+    let end = drain.finish(Summary::default(), &Grace::of(TIME)).unwrap();
+    assert_eq!((end.summary.records(), end.unwritten), (count, Unwritten::default()));
+    let (file, plain) = (std::mem::take(&mut *sink.0.lock().unwrap()), reader.join().unwrap());
+    assert!(file.len() * 4 < plain.len(), "{} and {}", file.len(), plain.len());
+    let text = |stream: &[u8]| {
+        let mut player = Player::new(Text::new(Vec::new()));
+        player.push(stream).unwrap();
+        player.finish().unwrap();
+        player.into_export().into_inner()
+    };
+    assert!(text(&file) == text(&plain));
 }
 
 // Rings that overflow now and then, and several consumers: each record is in the stream, once,

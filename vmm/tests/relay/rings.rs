@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory, VolatileSlice};
 use vmtrace::kernel::Kernel;
 use vmtrace::relay::{ConsoleLines, Setup, Targets, resolver};
-use vmtrace::serve::{Hub, Join};
+use vmtrace::serve::{Hub, Join, Sink};
 use vmtrace::stream::Header;
 use vmtrace::tracer::annex::{self, Layout, Memory};
 use vmtrace::tracer::ring::RingReader;
@@ -84,7 +84,7 @@ impl Rings {
     }
 
     /// What a relay of them needs, and where consumers join.
-    pub fn setup(&self, primary: Box<dyn std::io::Write + Send>) -> (Setup, Sender<Join>) {
+    pub fn setup(&self, primary: impl Into<Sink>) -> (Setup, Sender<Join>) {
         let (joining, joins): (_, Receiver<Join>) = channel();
         let vcpus = self.layout.rings.len();
         let header = Header {

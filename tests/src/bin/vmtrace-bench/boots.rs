@@ -30,6 +30,9 @@ pub(crate) fn run() -> Result<()> {
     print("vmtrace, all, relayed", figure, &relayed);
     let (figure, run) = cost(&["--overflow", "block"], "")?;
     print("vmtrace, all, relayed, block", figure, &run);
+    let (figure, packed) = cost(&["--overflow", "block", "--compress", "zstd"], "")?;
+    print("the same, --compress zstd", figure, &packed);
+    println!("    bytes a record: {:.2}, and {:.2} plain", each(&packed), each(&run));
     let waits = run.summary.waits.as_ref();
     let waited = waits.and_then(|waits| waits.vcpus_ns.first()).map_or(0, |time| *time);
     println!("    of which it waited for room  {:6.2}", millions(waited) / 1e3);
@@ -60,6 +63,12 @@ fn cost(args: &[&str], cmdline: &str) -> Result<(f64, Run)> {
     let all = ["--add", WORKLOAD, "--run", &command, "--cmdline", &cmdline];
     let run = boot(&[&all[..], args].concat())?;
     Ok((value(&run.text, "uptime ")? / NANOSECONDS / 1e9, run))
+}
+
+fn each(run: &Run) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let [bytes, records] = [run.bytes as f64, run.summary.records() as f64];
+    bytes / records
 }
 
 fn per(what: &str, count: u64, of: &str, nanoseconds: u64) {

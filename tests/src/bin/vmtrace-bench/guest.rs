@@ -19,6 +19,8 @@ pub(crate) struct Run {
     pub(crate) summary: Summary,
     /// Calls that were counted and not recorded.
     pub(crate) calls: u64,
+    /// Bytes of the trace.
+    pub(crate) bytes: usize,
 }
 
 #[derive(Default)]
@@ -96,5 +98,6 @@ fn read(trace: &[u8]) -> Result<Run> {
     let summary = summary.context("the trace has no end")?;
     let counted = records.entries + records.returns + records.tails + records.events;
     ensure!(counted == summary.records(), "the totals are wrong");
-    Ok(Run { text: String::new(), release, records, marks, summary, calls })
+    let (text, bytes) = (String::new(), trace.len());
+    Ok(Run { text, release, records, marks, summary, calls, bytes })
 }

@@ -21,7 +21,7 @@ use vmtrace_system::say;
 
 use super::Args;
 use crate::cli::convert::{DONE, GO};
-use crate::cli::{exit, output};
+use crate::cli::{BadUsage, exit, output};
 use crate::convert::Format;
 use crate::emulated::THIS_PROGRAM;
 
@@ -48,6 +48,12 @@ impl Conversion {
         let Some(place) = args.output.clone() else { return Ok(None) };
         let Some(format) = format(&place)? else { return Ok(None) };
         let shown = || format!("-o {}", place.display());
+        if args.compress.is_some() {
+            let (shown, format) = (shown(), format.name());
+            let what =
+                "--compress is for vmtrace's own format: leave it out, or name the file otherwise";
+            return Err(BadUsage(format!("{shown} is of the format {format}, and {what}")).into());
+        }
         // Links are followed: what is there is replaced, and not the link.
         let target = output::target(&place).with_context(shown)?;
         let Some(target) = target.filter(|it| it.is_file() || it.is_dir() || !it.exists()) else {
@@ -206,10 +212,12 @@ mod tests {
             ("t.json", "files only"),
             ("none/t.dat", "No such file"),
             ("t.dat.gz", "leave .gz out"),
+            ("t.pftrace --compress zstd", "--compress is for vmtrace's own format"),
         ];
         for (name, why) in bad {
             let error = prepared(&format!("-o {}", at(name))).err().expect(name);
             let text = format!("{error:#}");
+            let (name, _) = name.split_once(' ').unwrap_or((name, ""));
             assert!(text.starts_with("-o ") && text.contains(name) && text.contains(why), "{text}");
         }
         let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().collect();

@@ -30,6 +30,7 @@ use crate::host::{HostMode, choose};
 use crate::kernel::arguments::ArgumentSpec;
 use crate::machine::DEFAULT_CMDLINE;
 use crate::serve::{GuestReaders, TracerSpec};
+use crate::stream::Compression;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use conversion::Conversion;
@@ -196,6 +197,10 @@ pub struct Args {
     /// (trace.dat, *.pftrace, *.html and others: see vmtrace convert), in that, once the run is over
     #[arg(short, long, value_name = "FILE", help_heading = headings::PLACES)]
     pub output: Option<PathBuf>,
+    /// Write it compressed: zstd, or zstd:LEVEL (1 by default; those below 0 are the fastest). Every
+    /// subcommand reads that as it does a plain trace
+    #[arg(long, value_name = "HOW", requires = "output", help_heading = headings::PLACES)]
+    pub compress: Option<Compression>,
     /// How to print it: text, or graph if anything but entries is traced
     #[arg(long, value_enum, conflicts_with = "output", help_heading = headings::PLACES)]
     pub format: Option<FormatArg>,
@@ -465,6 +470,16 @@ mod tests {
         assert_eq!(args("--tracer a --tracer b:graph").unwrap().format(), FormatArg::Graph);
         assert_eq!(args("--graph --format json").unwrap().format(), FormatArg::Json);
         assert!(args("-o file --format json").is_err());
+    }
+
+    #[test]
+    fn files_are_compressed_and_nothing_else() {
+        for good in ["-o t --compress zstd", "-o t --compress zstd:3", "-o t --compress=zstd:-7"] {
+            assert!(args(good).unwrap().compress.is_some(), "{good}");
+        }
+        for bad in ["--compress zstd", "-o t --compress lz4", "-o t --compress zstd:99"] {
+            assert_eq!(args(bad).unwrap_err().exit_code(), 2, "{bad}");
+        }
     }
 
     // The trace of a report is not printed, so that only its own forms are.

@@ -1,6 +1,6 @@
 //! Where the trace of an emulated host comes out.
 
-use crate::serve::{Patience, Primary};
+use crate::serve::{Patience, Primary, Sink};
 use std::io::{Error, Result, Write};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -33,7 +33,7 @@ impl Ended {
 impl Outlet {
     /// # Errors
     /// When the system has no thread left.
-    pub(super) fn start(sink: Box<dyn Write + Send>) -> Result<Self> {
+    pub(super) fn start(sink: impl Into<Sink>) -> Result<Self> {
         let primary = Primary::start(sink)?;
         Ok(Self { primary, ended: Ended::default(), begun: None, left_out: 0 })
     }

@@ -8,6 +8,8 @@ use super::reports::Reports;
 use super::{Args, FormatArg};
 use crate::cli::check::Live;
 use crate::export::{Export, Graph, Json, Player, Text};
+use crate::serve::Sink;
+use crate::stream::Compressor;
 
 /// What looks at the trace as the run goes.
 #[derive(Clone, Default)]
@@ -39,18 +41,21 @@ impl Write for Tee {
 }
 
 /// Where the trace stream of a run goes.
-pub(super) fn trace_output(args: &Args, watchers: &Watchers) -> Result<Box<dyn Write + Send>> {
-    let trace = plain_output(args, &watchers.reports)?;
-    if watchers.rules.is_none() && watchers.reports.is_empty() {
-        return Ok(trace);
+pub(super) fn trace_output(args: &Args, watchers: &Watchers) -> Result<Sink> {
+    let mut trace = output(args, &watchers.reports)?;
+    if watchers.rules.is_some() || !watchers.reports.is_empty() {
+        trace = Box::new(Tee { trace, watchers: watchers.clone() });
     }
-    Ok(Box::new(Tee { trace, watchers: watchers.clone() }))
+    Ok(if args.compress.is_some() { Sink::gathering(trace) } else { trace.into() })
 }
 
-fn plain_output(args: &Args, reports: &Reports) -> Result<Box<dyn Write + Send>> {
+fn output(args: &Args, reports: &Reports) -> Result<Box<dyn Write + Send>> {
     if let Some(path) = &args.output {
         let file = std::fs::File::create(path).with_context(|| path.display().to_string())?;
-        return Ok(Box::new(file));
+        return Ok(match args.compress {
+            Some(how) => Box::new(Compressor::new(file, how).context("--compress")?),
+            None => Box::new(file),
+        });
     }
     if !reports.is_empty() || args.interactive {
         return Ok(Box::new(std::io::sink()));
