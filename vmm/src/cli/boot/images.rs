@@ -302,4 +302,22 @@ mod tests {
             "{error}"
         );
     }
+
+    // Nobody has asked for them: a run without them is one as before there was such an output.
+    #[test]
+    fn modules_for_the_output_of_a_command_are_no_must() {
+        let tree = tree(&["vmlinuz", "modules/modules.dep"]);
+        let root = tree.path().canonicalize().unwrap();
+        let find = |options: &str| {
+            let mut args = args(options).unwrap();
+            args.device_modules = device_modules(&args, &root.join("vmlinuz"), "6.1-none");
+            args
+        };
+        assert_eq!(find("").device_modules, None);
+        let run = find("--run ls");
+        assert_eq!(run.device_modules, Some(root.join("modules")));
+        assert!(initrd(&run, HostArch::X86_64).is_ok(), "a list of modules that names none");
+        let shares = find("--run ls --share /");
+        assert!(initrd(&shares, HostArch::X86_64).is_err());
+    }
 }
