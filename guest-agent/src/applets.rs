@@ -8,6 +8,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// An applet: arguments without its name, exit code.
 pub(crate) type Applet = fn(&[OsString]) -> ExitCode;
@@ -81,10 +83,19 @@ fn ls(args: &[OsString]) -> ExitCode {
     each("ls", args, list)
 }
 
-/// `poweroff`: at once, as there is nobody else to ask.
+/// `poweroff`: by the agent where that is process 1, which waits for what the command has written and no
+/// more; else at once.
 fn poweroff(args: &[OsString]) -> ExitCode {
     if !args.is_empty() {
         return usage("poweroff");
+    }
+    let program = |of: &str| std::fs::read_link(format!("/proc/{of}/exe")).ok();
+    if program("1").is_some_and(|one| program("self") == Some(one))
+        && kill(Pid::from_raw(1), Signal::SIGUSR2).is_ok()
+    {
+        loop {
+            std::thread::park();
+        }
     }
     crate::init::drain_console();
     nix::unistd::sync();

@@ -54,6 +54,11 @@ impl Channel {
         self.line(&format!("novsock {reason}"));
     }
 
+    /// Why the command's output goes to the console.
+    pub(crate) fn output_to_console(&mut self, reason: &str) {
+        self.line(&format!("console {reason}"));
+    }
+
     /// `false`: there is no such port.
     pub(crate) fn mark(&mut self, ticks: u64, text: &str) -> bool {
         self.line(&format!("mark {ticks} {text}"));

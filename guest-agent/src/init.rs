@@ -18,6 +18,7 @@ use signal_hook::iterator::Signals;
 use crate::channel::{Channel, drain};
 use crate::command::{self, Status};
 use crate::console::{self, Console};
+use crate::output;
 use crate::protocol::AGENT_PORT;
 use crate::reaper::{Reaper, start_thread};
 use crate::root;
@@ -27,6 +28,9 @@ use crate::server::{Listener, Server};
 const RUN: &str = "/vmtrace/run";
 /// Modules to load, in the order of their names.
 const MODULES: &str = "/vmtrace/modules";
+
+/// A power-off does not wait longer for a host that takes nothing of the command's output.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Says that the root is a directory of the host, and what process 1 is there, if not the agent.
 const ROOT: &str = "/vmtrace/root";
@@ -68,6 +72,7 @@ pub(crate) fn main() -> ! {
     }
     // What is in the initramfs is not to be seen any more in another root.
     let (run, shares) = (fs::read(RUN), fs::read_to_string(SHARES));
+    let output = fs::read(output::ASKED);
     let console = fs::read_to_string(console::ASKED).ok();
     let console = console.as_deref().and_then(Console::parse);
     let entered = enter_root();
@@ -88,9 +93,7 @@ pub(crate) fn main() -> ! {
             power_off(&mut channel);
         }
     }
-    if command::has_userland() {
-        power_off_when_told();
-    }
+    power_off_when_told();
     let reaper = match Reaper::of_everything() {
         Ok(reaper) => reaper,
         Err(e) => {
@@ -105,6 +108,9 @@ pub(crate) fn main() -> ! {
             false
         }
     };
+    if let Err(reason) = output::begin(output) {
+        channel.output_to_console(&reason);
+    }
     let result = match (run, console) {
         (Ok(line), _) => Some(command::run(&reaper, &command::line_of(&line))),
         (Err(e), _) if e.kind() != io::ErrorKind::NotFound => Some(Err(format!("{RUN}: {e}"))),
@@ -114,6 +120,8 @@ pub(crate) fn main() -> ! {
         (Err(_), None) if serves => idle(),
         (Err(_), None) => None,
     };
+    // However long the host takes: the command would wait for it as well.
+    output::finish(None);
     match result {
         Some(Ok(Status::Exited(code))) => channel.exited(code),
         Some(Ok(Status::Signaled(signal))) => channel.signaled(signal),
@@ -137,8 +145,8 @@ fn serve(reaper: &Arc<Reaper>) -> Result<(), String> {
     thread.map_err(|e| format!("no thread: {e}"))
 }
 
-/// `poweroff` and `halt` within busybox's shell are its own, which ask process 1 by a signal. By a handler: a mask is
-/// inherited, and signals would be blocked in whatever is run.
+/// The applet `poweroff`, and `poweroff` and `halt` within busybox's shell, ask process 1 by a signal. By a handler: a
+/// mask is inherited, and signals would be blocked in whatever is run.
 fn power_off_when_told() {
     if let Ok(mut told) = Signals::new([SIGUSR1, SIGUSR2]) {
         let _ = start_thread("poweroff", move || {
@@ -243,11 +251,17 @@ fn report_panics() {
     std::panic::set_hook(Box::new(|info| {
         let mut channel = Channel::open();
         channel.error(&format!("defect in the agent: {info}"));
-        power_off(&mut channel);
+        power_off_now(&mut channel);
     }));
 }
 
 fn power_off(channel: &mut Channel) -> ! {
+    output::finish(Some(OUTPUT_TIMEOUT));
+    power_off_now(channel);
+}
+
+/// Without a look at the command's output, of which nobody knows who has it.
+fn power_off_now(channel: &mut Channel) -> ! {
     channel.drain();
     drain_console();
     nix::unistd::sync();

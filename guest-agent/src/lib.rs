@@ -13,6 +13,7 @@ mod command;
 mod console;
 mod init;
 mod mark;
+mod output;
 pub mod protocol;
 pub mod reaper;
 mod root;

@@ -20,6 +20,7 @@ pub const APPLETS: [&str; 9] =
 #[derive(Debug, Default)]
 pub struct Builder {
     run: Option<String>,
+    output: Option<bool>,
     files: Vec<PathBuf>,
     modules: Vec<LoadedModule>,
     userland: Option<Userland>,
@@ -59,6 +60,13 @@ impl Builder {
     #[must_use]
     pub fn run(mut self, line: Option<impl Into<String>>) -> Self {
         self.run = line.map(Into::into);
+        self
+    }
+
+    /// The host takes what that writes, by vsock, both streams `apart` or as standard error.
+    #[must_use]
+    pub fn output(mut self, apart: bool) -> Self {
+        self.output = Some(apart);
         self
     }
 
@@ -153,6 +161,10 @@ impl Builder {
         }
         if let Some(run) = &self.run {
             bytes(&mut archive, "vmtrace/run", 0o644, run.as_bytes())?;
+        }
+        if let Some(apart) = self.output {
+            let how: &[u8] = if apart { b"apart" } else { b"together" };
+            bytes(&mut archive, "vmtrace/output", 0o644, how)?;
         }
         archive.finish()
     }

@@ -13,7 +13,7 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
 /// Bytes that are another in each place, and by each seed.
-pub(crate) fn noise(length: usize, seed: u64) -> Vec<u8> {
+pub fn noise(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed;
     let mut next = || {
         state =
@@ -65,7 +65,7 @@ pub fn what_was_flushed_outlives_vmtrace(kernel: &str) {
     fs::write(&image, &content).unwrap();
     let (disk, console) = (format!("--disk={},rw", image.display()), directory.path().join("said"));
     let console = console.to_str().unwrap().to_owned();
-    let run = "dd if=/dev/vda of=/dev/vda bs=64k count=4 seek=8 conv=notrunc,fsync && echo flush-ed; sleep 1000";
+    let run = "dd if=/dev/vda of=/dev/vda bs=64k count=4 seek=8 conv=notrunc,fsync && echo flush-ed >/dev/console; sleep 1000";
     let mut guest =
         LiveGuest::boot_in(directory, kernel, &[&disk, "--console", &console, "--run", run]);
     guest.wait_until(|| said(Path::new(&console)).contains("flush-ed"));

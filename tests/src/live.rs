@@ -18,7 +18,26 @@ use crate::{command, within};
 pub struct LiveGuest {
     directory: tempfile::TempDir,
     child: Option<Child>,
-    said: Option<JoinHandle<String>>,
+    /// Standard output, unless it went elsewhere, and standard error.
+    outputs: Vec<JoinHandle<Vec<u8>>>,
+}
+
+/// How a run has ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its status.
+    pub status: ExitStatus,
+    /// Its standard output, byte for byte.
+    pub out: Vec<u8>,
+    /// Its standard error: the console's lines, and what vmtrace says.
+    pub err: String,
+}
+
+impl Ended {
+    /// All that it said, as text.
+    pub fn said(&self) -> String {
+        format!("{}{}", String::from_utf8_lossy(&self.out), self.err)
+    }
 }
 
 /// What the runs of this test said that have ended.
@@ -33,6 +52,16 @@ impl LiveGuest {
 
     /// The same in a directory that may have something at the place of the trace.
     pub fn boot_in(directory: tempfile::TempDir, kernel: &str, args: &[&str]) -> Self {
+        Self::boot_to(Stdio::piped(), directory, kernel, args)
+    }
+
+    /// The same with another standard output, which has what `--run` writes.
+    pub fn boot_to(
+        stdout: Stdio,
+        directory: tempfile::TempDir,
+        kernel: &str,
+        args: &[&str],
+    ) -> Self {
         let cached = cache_dir().unwrap().join("kernels").join(kernel);
         let mut command = command().unwrap();
         command.args(["boot", "--host", "emulated", "--timeout", "400"]);
@@ -47,15 +76,19 @@ impl LiveGuest {
         // As in `trace::cmdline`.
         command.args(["--cmdline", "loglevel=5"]);
         command.args(args);
-        command.stdin(Stdio::null()).stderr(Stdio::piped());
+        command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let mut stderr = child.stderr.take().unwrap();
-        let said = thread::spawn(move || {
-            let mut said = Vec::new();
-            let _ = stderr.read_to_end(&mut said);
-            String::from_utf8_lossy(&said).into_owned()
+        let stdout: Option<Box<dyn Read + Send>> = child.stdout.take().map(|it| Box::new(it) as _);
+        let stderr: Option<Box<dyn Read + Send>> = child.stderr.take().map(|it| Box::new(it) as _);
+        let outputs = [stdout, stderr].map(|output| {
+            let mut output = output.unwrap_or_else(|| Box::new(std::io::empty()));
+            thread::spawn(move || {
+                let mut said = Vec::new();
+                let _ = output.read_to_end(&mut said);
+                said
+            })
         });
-        Self { directory, child: Some(child), said: Some(said) }
+        Self { directory, child: Some(child), outputs: outputs.into() }
     }
 
     /// A file beside the trace.
@@ -72,7 +105,7 @@ impl LiveGuest {
             is_ready || !self.runs()
         });
         assert!(known, "{HANGS}");
-        assert!(is_ready, "the run has ended: {}", self.end().1);
+        assert!(is_ready, "the run has ended: {}", self.end().said());
     }
 
     /// Whether the run goes on.
@@ -96,12 +129,14 @@ impl LiveGuest {
         Command::new("kill").args(["-s", name, &id]).status().unwrap();
     }
 
-    /// Waits for the end of the run: its status, and what it said.
-    pub fn end(&mut self) -> (ExitStatus, String) {
+    /// Waits for the end of the run.
+    pub fn end(&mut self) -> Ended {
         let status = self.child.take().unwrap().wait().unwrap();
-        let said = self.said.take().unwrap().join().unwrap();
-        SAID.lock().unwrap_or_else(PoisonError::into_inner).push_str(&said);
-        (status, said)
+        let mut outputs = self.outputs.drain(..).map(|output| output.join().unwrap());
+        let (out, err) = (outputs.next().unwrap(), outputs.next().unwrap());
+        let ended = Ended { status, out, err: String::from_utf8_lossy(&err).into_owned() };
+        SAID.lock().unwrap_or_else(PoisonError::into_inner).push_str(&ended.said());
+        ended
     }
 }
 

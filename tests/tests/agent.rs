@@ -144,8 +144,9 @@ fn from_outside(name: &str) {
     assert!(marked.status.success(), "{marked:?}");
     // The connection ends with the guest.
     assert_eq!(run(&socket, &["poweroff"]).status.code(), Some(125));
-    let (ended, said) = guest.end();
-    assert_eq!(ended.code(), Some(0), "{name}: {said}");
+    let ended = guest.end();
+    let said = ended.said();
+    assert_eq!(ended.status.code(), Some(0), "{name}: {said}");
     assert_eq!(marks(&guest.at("trace")), ["half way"], "{name}: {said}");
     let refused = "vmtrace: agent: vsock: refused a connection from CID 1, which is not the host";
     assert!(said.contains(refused), "{name}: {said}");

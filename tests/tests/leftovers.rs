@@ -122,7 +122,8 @@ fn after_ctrl_c_of_a_traced_guest() {
     let trace = files.path().join("trace.vmt");
     let mut command = Command::new(vmtrace_tests::vmtrace().unwrap());
     command.arg("boot").arg(kernel).arg("-o").arg(&trace);
-    command.args(["--host", "emulated", "--filter", "vfs_*", "--run", "echo ready; sleep 600"]);
+    command.args(["--host", "emulated", "--filter", "vfs_*"]);
+    command.args(["--run", "echo ready >/dev/console; sleep 600"]);
     let mut run = start_command(command.stdout(Stdio::null()).stderr(Stdio::piped()));
     signal(run.child.id(), libc::SIGINT);
     assert_eq!(wait(&mut run).code(), Some(1));

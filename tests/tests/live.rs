@@ -8,7 +8,8 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 use vmtrace::stream::Exit;
-use vmtrace_tests::live::{LiveGuest, unless_lost, vmtrace};
+use vmtrace_tests::disks::noise;
+use vmtrace_tests::live::{Ended, LiveGuest, unless_lost, vmtrace};
 use vmtrace_tests::trace::{Trace, arch_of, missing, syscall};
 use vmtrace_tests::{command, exits, terminal, within, workload};
 
@@ -26,12 +27,12 @@ fn wait_for(guest: &mut LiveGuest, wanted: impl Fn(&Value) -> bool) {
     guest.wait_until(|| status(&socket).is_some_and(|status| wanted(&status)));
 }
 
-fn boot(kernel: &str, run: &str) -> LiveGuest {
+fn boot(kernel: &str, run: &str, more: &[&str]) -> LiveGuest {
     let workload = workload(arch_of(kernel).unwrap()).unwrap();
     let workload = workload.to_str().unwrap();
     let args =
         ["--cpus", "2", "-f", "vfs_*", "--returns", "vfs_*", "--add", workload, "--run", run];
-    LiveGuest::boot(kernel, &[&args[..], &["--serve-guest"]].concat())
+    LiveGuest::boot(kernel, &[&args[..], &["--serve-guest"], more].concat())
 }
 
 fn stream(socket: &Path, to: &Path, args: &[&str]) -> Child {
@@ -63,8 +64,13 @@ fn every_consumer_gets_what_it_should() {
 }
 
 fn consumers(kernel: &str) {
-    let mut guest =
-        boot(kernel, "/vmtrace-guest stranger && /vmtrace-guest consume 20000 && sleep 3");
+    // All bytes that there are, more than waits anywhere.
+    let (bytes, directory) = (noise(3 << 20, 7), tempfile::tempdir().unwrap());
+    let file = directory.path().join("bytes");
+    fs::write(&file, &bytes).unwrap();
+    let run = "/vmtrace-guest stranger && /vmtrace-guest consume 20000 && sleep 3; \
+               cat /no/such; cat /bytes";
+    let mut guest = boot(kernel, run, &["--add", file.to_str().unwrap()]);
     let socket = guest.at("socket");
     let raw = stream(&socket, &guest.at("live.vmt"), &["--format", "raw"]);
     let mut killed = stream(&socket, &guest.at("killed"), &["--format", "raw"]);
@@ -75,9 +81,11 @@ fn consumers(kernel: &str) {
     wait_for(&mut guest, |status| status["records"][0].as_u64() > Some(0));
     killed.kill().unwrap();
     killed.wait().unwrap();
-    let (ended, said) = guest.end();
-    assert_eq!(ended.code(), Some(0), "{said}");
+    let ended = guest.end();
+    let said = ended.said();
+    assert_eq!(ended.status.code(), Some(0), "{said}");
     assert!(said.contains("consumed 20000"), "{said}");
+    output_is_apart(&ended, &bytes);
     assert!(said.contains("stranger: only privileged processes of the guest"), "{said}");
     assert!(!socket.exists());
     for child in [raw, late] {
@@ -95,6 +103,37 @@ fn consumers(kernel: &str) {
     drop(stuck);
 }
 
+/// What a command wrote at last is there before the run ends, byte for byte, and nothing else is.
+fn output_is_apart(ended: &Ended, bytes: &[u8]) {
+    let (out, err) = (&ended.out, &ended.err);
+    assert!(out.ends_with(bytes), "{} bytes: {err}", out.len());
+    let lines = String::from_utf8_lossy(&out[..out.len() - bytes.len()]).into_owned();
+    assert!(lines.contains("consumed 20000\n"), "{lines}\n{err}");
+    assert!(!lines.contains("vmtrace: ") && !lines.contains("/no/such"), "{lines}");
+    assert!(err.contains("/no/such: No such file") && !err.contains("consumed"), "{err}");
+    assert!(!err.contains("guest's console"), "{err}");
+}
+
+// `| head -1` is an end for the command as it is anywhere, and for nothing else.
+#[test]
+fn a_reader_that_has_seen_enough_ends_the_command() {
+    unless_lost(|| {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let run = "cat /proc/kallsyms /proc/kallsyms; echo status $? >&2; exit 3";
+        let mut guest = LiveGuest::boot_to(writer.into(), directory, KERNELS[0], &["--run", run]);
+        reader.read_exact(&mut [0; 100]).unwrap();
+        drop(reader);
+        let ended = guest.end();
+        assert_eq!(ended.status.code(), Some(4), "{}", ended.err);
+        // SIGPIPE.
+        for said in ["\nstatus 141\n", "vmtrace: run status 3\n"] {
+            assert!(ended.err.contains(said), "no {said:?} in {}", ended.err);
+        }
+        assert!(!ended.err.contains("panicked"), "{}", ended.err);
+    });
+}
+
 // What is traced changes while the guest runs, and the stream tells of each change.
 #[test]
 fn a_running_trace_is_controlled() {
@@ -104,7 +143,7 @@ fn a_running_trace_is_controlled() {
 }
 
 fn control(kernel: &str) {
-    let mut guest = boot(kernel, "/vmtrace-guest getppid 1000 0 && sleep 600");
+    let mut guest = boot(kernel, "/vmtrace-guest getppid 1000 0 && sleep 600", &[]);
     let socket = guest.at("socket");
     wait_for(&mut guest, |status| {
         let records = status["records"].as_array().unwrap();
@@ -161,7 +200,7 @@ fn control(kernel: &str) {
         assert!(text.contains(mark), "no {mark:?} in\n{text}");
     }
     guest.interrupt();
-    let (_, said) = guest.end();
+    let said = guest.end().said();
     assert!(said.contains("vmtrace: records "), "{said}");
 }
 
@@ -170,7 +209,7 @@ fn control(kernel: &str) {
 #[test]
 fn histograms_are_told_of_tracers_that_are_gone() {
     unless_lost(|| {
-        let run = "while true; do ls / >/dev/null; echo again; done";
+        let run = "while true; do ls / >/dev/null; echo again >/dev/console; done";
         let args = ["-f", "vfs_open", "--exits", "--run", run];
         let mut guest = LiveGuest::boot(KERNELS[0], &args);
         let socket = guest.at("socket");
@@ -279,7 +318,7 @@ fn counts_are_seen_while_they_grow() {
         assert!(cleared.status.success(), "{}", String::from_utf8_lossy(&cleared.stderr));
         assert_eq!(table(&[]).as_deref(), Some("nothing was counted\n"));
         guest.interrupt();
-        let (_, said) = guest.end();
+        let said = guest.end().said();
         assert!(
             said.contains(&format!("vmtrace: counted {hits} calls of 1 functions\n")),
             "{said}"
@@ -312,8 +351,9 @@ fn a_run_that_is_interrupted_is_converted() {
         assert!(!place.exists(), "not whole");
         guest.signal("TERM");
         guest.signal("TERM");
-        let (ended, said) = guest.end();
-        assert_eq!(ended.code(), Some(1), "{said}");
+        let ended = guest.end();
+        let said = ended.said();
+        assert_eq!(ended.status.code(), Some(1), "{said}");
         assert!(said.contains("stopped before --run had finished"), "{said}");
         let text = fs::read_to_string(&place).unwrap();
         let records = said.split_once("vmtrace: records ").and_then(|(_, it)| it.split_once(' '));
@@ -326,7 +366,8 @@ fn a_run_that_is_interrupted_is_converted() {
     });
 }
 
-// `vmtrace boot K | less` that is left alone: control goes on, and the end comes and says what is missing.
+// `vmtrace boot K | less` that is left alone: control goes on, and the end comes and says what is missing. So it is with
+// what a command writes.
 #[test]
 fn an_output_that_nobody_reads_keeps_nothing_from_ending() {
     unless_lost(|| {
@@ -335,10 +376,12 @@ fn an_output_that_nobody_reads_keeps_nothing_from_ending() {
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let unread = fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
         // More than a pipe holds.
-        let args = ["-f", "vfs_*", "--run", "/vmtrace-guest getppid 20000 0 && sleep 600"];
+        let run = "/vmtrace-guest getppid 20000 0 && cat /dev/zero";
+        let args = ["-f", "vfs_*", "--run", run];
         let workload = workload(arch_of(KERNELS[0]).unwrap()).unwrap();
         let args = [&args[..], &["--add", workload.to_str().unwrap()]].concat();
-        let mut guest = LiveGuest::boot_in(directory, KERNELS[0], &args);
+        let (unread_output, output) = std::io::pipe().unwrap();
+        let mut guest = LiveGuest::boot_to(output.into(), directory, KERNELS[0], &args);
         wait_for(&mut guest, |status| status["records"][0].as_u64() >= Some(20_000));
         for command in [&["filter", "ksys_*"][..], &["mark", "x"], &["stop"]] {
             let done = vmtrace("ctl", &guest.at("socket"), command);
@@ -346,10 +389,11 @@ fn an_output_that_nobody_reads_keeps_nothing_from_ending() {
         }
         guest.signal("TERM");
         assert!(guest.ends_within(60), "it waits for an output that nobody reads");
-        let (ended, said) = guest.end();
-        assert_eq!(ended.code(), Some(1), "{said}");
+        let ended = guest.end();
+        let said = ended.said();
+        assert_eq!(ended.status.code(), Some(1), "{said}");
         assert!(said.contains("bytes of the stream were not taken in time"), "{said}");
-        drop(unread);
+        drop((unread, unread_output));
     });
 }
 
@@ -358,13 +402,14 @@ fn an_output_that_nobody_reads_keeps_nothing_from_ending() {
 #[test]
 fn two_signals_at_once_are_one_request_to_stop() {
     unless_lost(|| {
-        let mut guest = boot(KERNELS[0], "/vmtrace-guest getppid 1000 0 && sleep 600");
+        let mut guest = boot(KERNELS[0], "/vmtrace-guest getppid 1000 0 && sleep 600", &[]);
         wait_for(&mut guest, |status| status["records"][0].as_u64() >= Some(1000));
         guest.signal("TERM");
         guest.signal("TERM");
-        let (ended, said) = guest.end();
+        let ended = guest.end();
+        let said = ended.said();
         // By itself, not by the signal.
-        assert_eq!(ended.code(), Some(1), "{said}");
+        assert_eq!(ended.status.code(), Some(1), "{said}");
         assert!(said.contains("vmtrace: guest stopped"), "{said}");
         assert!(said.contains("stopped before --run had finished"), "{said}");
         let trace = Trace::read(fs::read(guest.at("trace")).unwrap()).unwrap();

@@ -20,6 +20,13 @@ pub const AGENT_PORT: u32 = 1025;
 /// The VMM listens on this port of the host (CID 2): for consumers of the trace, and for marks.
 pub const TRACE_PORT: u32 = 1024;
 
+/// Where the VMM takes what the command of `--run` writes to standard output, a stream of bytes.
+/// Only from a port below 1024, and it closes the connection when it has everything.
+pub const STDOUT_PORT: u32 = 1026;
+
+/// The same for standard error.
+pub const STDERR_PORT: u32 = 1027;
+
 /// What may be under way on one stream of a command: sent, and not granted again by a credit.
 pub const WINDOW: u32 = 256 << 10;
 

@@ -1,7 +1,7 @@
 //! A connection: frames in, frames out, never blocking by itself.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, PipeReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
@@ -124,10 +124,16 @@ impl Link {
     }
 }
 
-pub(super) fn non_blocking(fd: &impl AsFd) -> io::Result<()> {
+pub(crate) fn non_blocking(fd: &impl AsFd) -> io::Result<()> {
     let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
     fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
     Ok(())
+}
+
+/// The most that a pipe holds.
+pub(crate) fn pipe_capacity(pipe: &PipeReader) -> usize {
+    let capacity = fcntl(pipe, FcntlArg::F_GETPIPE_SZ).ok();
+    capacity.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(1 << 20)
 }
 
 fn wait_for(fd: BorrowedFd<'_>, wanted: PollFlags, deadline: Option<Instant>) -> io::Result<()> {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use crate::protocol::{Decoder, Failure, Frame, Hello, Reason, Request};
 use crate::reaper::{Reaper, start_thread};
 use link::Link;
+pub(crate) use link::{non_blocking, pipe_capacity};
 pub use vsock::Listener;
 
 /// More connections at once are refused.

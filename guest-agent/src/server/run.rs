@@ -10,11 +10,10 @@ use std::path::Path;
 use std::process;
 use std::sync::Arc;
 
-use nix::fcntl::{FcntlArg, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
-use super::link::{Link, OUT_MAX, non_blocking};
+use super::link::{Link, OUT_MAX, non_blocking, pipe_capacity};
 use super::unexpected;
 use crate::command;
 use crate::protocol::{
@@ -300,8 +299,7 @@ impl Output {
     /// command wrote itself is in the pipe now.
     fn command_ended(&mut self) {
         if let Some(pipe) = &self.pipe {
-            let capacity = fcntl(pipe, FcntlArg::F_GETPIPE_SZ).ok();
-            self.left = capacity.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(1 << 20);
+            self.left = pipe_capacity(pipe);
         }
     }
 

@@ -48,7 +48,12 @@ fn round_trip() {
     assert_eq!(files["vmtrace/modules/000-base.ko"].1, b"base");
     assert_eq!(files["vmtrace/modules/001-top.ko"].1, b"top");
     let plain = unpack(&Builder::new().build().unwrap());
-    assert!(!plain.contains_key("vmtrace/run") && !plain.contains_key("vmtrace/console"));
+    for asked in ["run", "console", "output"] {
+        assert!(!plain.contains_key(&format!("vmtrace/{asked}")));
+    }
+    let taken =
+        |apart| unpack(&Builder::new().output(apart).build().unwrap())["vmtrace/output"].1.clone();
+    assert_eq!([taken(true), taken(false)], [&b"apart"[..], b"together"]);
     let seated = Builder::new().console(Some((24, 80, "xterm"))).build().unwrap();
     assert_eq!(unpack(&seated)["vmtrace/console"].1, b"24 80 xterm");
 }

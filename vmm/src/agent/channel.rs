@@ -49,6 +49,8 @@ pub enum AgentMessage {
     Mark(AgentMark),
     /// Why the host cannot connect to the agent by vsock.
     NoVsock(String),
+    /// Why the command's output goes to the console.
+    ToConsole(String),
 }
 
 /// Takes bytes as they come and gives messages. What is no message is dropped.
@@ -100,6 +102,7 @@ fn parse(line: &[u8]) -> Option<AgentMessage> {
         "error" => AgentMessage::Error(value.to_owned()),
         "mark" => AgentMessage::Mark(AgentMark::parse(value)?),
         "novsock" => AgentMessage::NoVsock(value.to_owned()),
+        "console" => AgentMessage::ToConsole(value.to_owned()),
         _ => return None,
     })
 }
@@ -142,6 +145,8 @@ mod tests {
         assert_eq!(AgentMark::parse(&format!("5 {longest}x")), None);
         let reason = AgentMessage::NoVsock("the kernel has no AF_VSOCK".into());
         assert_eq!(all(b"vmtrace-agent 1 novsock the kernel has no AF_VSOCK\n"), [reason]);
+        let reason = AgentMessage::ToConsole("no AF_VSOCK".into());
+        assert_eq!(all(b"vmtrace-agent 1 console no AF_VSOCK\n"), [reason]);
     }
 
     #[test]

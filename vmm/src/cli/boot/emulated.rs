@@ -3,7 +3,7 @@
 //! instructions are cheap.
 
 use super::interactive::{self, Typing};
-use super::outlet::Outlet;
+use super::outlet::{Ended, Outlet};
 use super::{Args, OverflowArg, Watchers, disks, shares, trace_name, trace_output};
 use crate::devices::virtio::blk::Disk;
 use crate::devices::virtio::fs::Share;
@@ -14,6 +14,7 @@ use crate::kernel::Kernel;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use vmtrace_system::say;
@@ -91,8 +92,15 @@ pub(super) fn run(
         "stderr" | "none" => Box::new(std::io::sink()),
         path => Box::new(std::fs::File::create(path).with_context(|| path.to_owned())?),
     };
-    let (mut stdout, mut stderr) = (std::io::stdout(), Stderr);
-    let mut job = Job::new(line, &mut stdout, &mut stderr);
+    // The trace has an output of its own: this is what --run writes.
+    let mut stdout =
+        args.has_stdout_for_run().then(|| run_stdout(args, &interrupts)).transpose()?;
+    let stdout_ended = stdout.as_ref().map(Outlet::ended);
+    let (mut no_stdout, mut stderr) = (Stderr, Stderr);
+    let mut job = match &mut stdout {
+        Some(stdout) => Job::new(line, stdout, &mut stderr),
+        None => Job::new(line, &mut no_stdout, &mut stderr),
+    };
     // Not before: while the host comes up Ctrl-C ends it.
     let terminal = args.interactive.then(interactive::take_terminal).transpose()?;
     if args.interactive {
@@ -101,17 +109,31 @@ pub(super) fn run(
         job.stdin = Stdin::Reader(Box::new(std::io::stdin()));
     }
     let ended = trace.ended();
-    job.ended = Some(Box::new(move || ended.note()));
+    job.ended = Some(Box::new(move || {
+        ended.note();
+        stdout_ended.iter().for_each(Ended::note);
+    }));
     job.outputs.push((TRACE.to_owned(), &mut trace));
     job.outputs.push((CONSOLE.to_owned(), &mut *console));
     job.interrupts = Some(interrupts);
     if let Ok(level) = std::env::var("VMTRACE_LOG") {
         job.env.insert("VMTRACE_LOG".to_owned(), level);
     }
-    let end = host.run(job).map_err(|error| named(error, args))?;
+    let end = host.run(job).map_err(|error| named(error, args));
     drop(terminal);
+    // Also of a host that has died.
+    let written = stdout.map_or(Ok(()), Outlet::finish);
+    let end = end?;
     trace.finish().with_context(|| format!("cannot write {}", trace_name(args)))?;
+    written.context("cannot write what --run has written to standard output")?;
     Ok(end.exit_code())
+}
+
+/// For what the command writes to standard output.
+fn run_stdout(args: &Args, interrupts: &Arc<Interrupts>) -> std::io::Result<Outlet> {
+    let sink = std::fs::File::from(std::io::stdout().as_fd().try_clone_to_owned()?);
+    let (limited, interrupts) = (args.timeout.is_some(), Arc::clone(interrupts));
+    Outlet::of_program(Box::new(sink), move || limited || interrupts.count() > 0)
 }
 
 /// The servers of shares, for the vmtrace in the host: each is there once.

@@ -2,6 +2,7 @@
 
 use super::input::Input;
 use super::interactive::{self, Decoder, Keys, Plain, Teller, Typed, UserKeys, Window};
+use super::run_output::RunOutput;
 use super::{Args, Watchers, trace_name, trace_output};
 use crate::agent::protocol::AGENT_PORT;
 use crate::agent::{AgentMessage, AgentParser};
@@ -137,6 +138,7 @@ pub(super) fn run(
     sockets.listen(vsock::TRACE_PORT, move |incoming| {
         door.take_guest(incoming.stream, incoming.guest_port);
     })?;
+    let run_output = RunOutput::listen(args, &sockets).context("--run")?;
     let shares = shares.into_iter().map(|share| Fs::new(share, &events.handle()));
     let shares = shares.collect::<std::io::Result<Vec<_>>>().context("--share")?;
     let machine = Config {
@@ -217,6 +219,7 @@ pub(super) fn run(
             }
         }),
     };
+    let asked = Arc::clone(&stop);
     let outcome = {
         let stopped = Arc::clone(&stop);
         let keys: Option<Box<dyn Keys>> = match args.console.as_str() {
@@ -241,6 +244,8 @@ pub(super) fn run(
     };
     // Nobody is let in any more.
     drop(server);
+    let by_itself = outcome.as_ref().is_ok_and(|outcome| outcome.exit.is_some());
+    let run_output = run_output.finish(by_itself, || asked.load(Ordering::Relaxed));
     let outcome = match outcome {
         Err(SessionError::Stream(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => {
             return Ok(exit::DONE);
@@ -258,9 +263,17 @@ pub(super) fn run(
     for error in &said.errors {
         say!("vmtrace: agent: {error}");
     }
+    if let Some(reason) = &said.to_console {
+        say!(
+            "vmtrace: what --run wrote is among the lines of the guest's console: {reason} (--modules DIR gives the \
+             guest a driver)"
+        );
+    }
     if outcome.unwritten.bytes > 0 {
+        run_output.err().iter().for_each(|error| say!("vmtrace: error: {error:#}"));
         bail!("the trace is not whole: {}", outcome.unwritten);
     }
+    run_output?;
     exit_code(args, &outcome)
 }
 
@@ -301,6 +314,8 @@ struct Said {
     status: Option<i32>,
     errors: Vec<String>,
     no_vsock: Option<String>,
+    /// Why the command's output went to the console.
+    to_console: Option<String>,
     /// The guest has not powered off in time.
     stays_on: bool,
     /// Marks that there was no room for.
@@ -317,6 +332,7 @@ impl Said {
             // As shells have it.
             AgentMessage::Signal(signal) => self.status = Some(128 + i32::from(signal)),
             AgentMessage::NoVsock(reason) => self.no_vsock = Some(reason),
+            AgentMessage::ToConsole(reason) => self.to_console = Some(reason),
             AgentMessage::Error(text) if self.errors.len() < Self::MAX_ERRORS => {
                 self.errors.push(text);
             }

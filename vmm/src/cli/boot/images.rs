@@ -2,7 +2,7 @@
 
 use super::{Args, interactive, userland};
 use crate::emulated::HostArch;
-use crate::initramfs;
+use crate::initramfs::{self, LoadedModule};
 use anyhow::{Context, Result, anyhow, bail};
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
@@ -102,10 +102,14 @@ const SHARE_MODULES: [&str; 3] = ["virtio_mmio", "fuse", "virtiofs"];
 /// What keeps the changes of a root that may only be read.
 const ROOT_MODULE: &str = "overlay";
 
-/// Where the modules are that disks and shares need, in the built-in initramfs: those of the run, or as found.
+/// And for what a command writes.
+const OUTPUT_MODULES: [&str; 2] = ["virtio_mmio", "vmw_vsock_virtio_transport"];
+
+/// Where the modules are that disks, shares and the output of a command need, in the built-in initramfs: those of the
+/// run, or as found.
 pub(super) fn device_modules(args: &Args, image: &Path, release: &str) -> Option<PathBuf> {
-    let any = args.disks.any() || args.shares.count() > 0;
-    if !any || args.initrd.is_some() {
+    let devices = args.needs_devices();
+    if !devices && args.run.is_none() || args.initrd.is_some() {
         return None;
     }
     if args.modules.is_some() {
@@ -114,7 +118,12 @@ pub(super) fn device_modules(args: &Args, image: &Path, release: &str) -> Option
     let places = module_places(Path::new("/"), image, release);
     let found = places.into_iter().find(|dir| dir.join("modules.dep").is_file());
     match &found {
-        Some(dir) => say!("vmtrace: modules for disks and shares: {}", dir.display()),
+        Some(dir) if devices => {
+            say!("vmtrace: modules for disks and shares: {}", dir.display());
+        }
+        Some(dir) => say!("vmtrace: modules for the output of --run: {}", dir.display()),
+        // The agent says what it has come to.
+        None if !devices => {}
         None => say!(
             "vmtrace: no modules of {release} are found: the guest has its disks and shares if \
              virtio_mmio, virtio_blk and virtiofs are built into its kernel, or with --modules DIR"
@@ -149,6 +158,9 @@ pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
         return Ok(if args.add_agent { initramfs::add_agent(&content)? } else { content });
     }
     let mut builder = initramfs::Builder::new().run(args.run.as_deref());
+    if args.run.is_some() {
+        builder = builder.output(args.has_stdout_for_run());
+    }
     builder = builder.userland(userland::find(args, guest)?);
     builder = builder.shares(args.shares.mounts()).root(args.shares.process_1());
     let terminal = interactive::for_guest(args);
@@ -161,17 +173,37 @@ pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
         builder = builder.add_file(file);
     }
     if let Some(dir) = args.modules.as_ref().or(args.device_modules.as_ref()) {
-        let modules = initramfs::Modules::open(dir)?;
-        let usual = MODULES.iter().filter(|_| args.modules.is_some());
-        let wanted = usual
-            .chain(DISK_MODULES.iter().filter(|_| args.disks.any()))
-            .chain(SHARE_MODULES.iter().filter(|_| args.shares.count() > 0))
-            .chain(args.shares.root.iter().map(|_| &ROOT_MODULE));
-        let names: Vec<_> =
-            wanted.copied().filter(|name| modules.names().any(|has| has == *name)).collect();
-        builder = builder.modules(modules.resolve(&names)?);
+        builder = builder.modules(match guest_modules(args, dir) {
+            // The user has not asked for any, and the agent says what it has come to.
+            Err(error) if args.modules.is_none() && !args.needs_devices() => {
+                say!("vmtrace: no modules for the output of --run: {error}");
+                Vec::new()
+            }
+            modules => modules?,
+        });
     }
     Ok(builder.build()?)
+}
+
+impl Args {
+    /// Whether the guest needs drivers of disks or shares.
+    fn needs_devices(&self) -> bool {
+        self.disks.any() || self.shares.count() > 0
+    }
+}
+
+/// The modules that a run needs, of those in a directory.
+fn guest_modules(args: &Args, dir: &Path) -> Result<Vec<LoadedModule>, initramfs::Error> {
+    let modules = initramfs::Modules::open(dir)?;
+    let usual = MODULES.iter().filter(|_| args.modules.is_some());
+    let wanted = usual
+        .chain(OUTPUT_MODULES.iter().filter(|_| args.run.is_some()))
+        .chain(DISK_MODULES.iter().filter(|_| args.disks.any()))
+        .chain(SHARE_MODULES.iter().filter(|_| args.shares.count() > 0))
+        .chain(args.shares.root.iter().map(|_| &ROOT_MODULE));
+    let names: Vec<_> =
+        wanted.copied().filter(|name| modules.names().any(|has| has == *name)).collect();
+    modules.resolve(&names)
 }
 
 #[cfg(test)]
@@ -269,5 +301,23 @@ mod tests {
             error.contains("/lib/modules/6.1-none") && error.contains("--modules DIR"),
             "{error}"
         );
+    }
+
+    // Nobody has asked for them: a run without them is one as before there was such an output.
+    #[test]
+    fn modules_for_the_output_of_a_command_are_no_must() {
+        let tree = tree(&["vmlinuz", "modules/modules.dep"]);
+        let root = tree.path().canonicalize().unwrap();
+        let find = |options: &str| {
+            let mut args = args(options).unwrap();
+            args.device_modules = device_modules(&args, &root.join("vmlinuz"), "6.1-none");
+            args
+        };
+        assert_eq!(find("").device_modules, None);
+        let run = find("--run ls");
+        assert_eq!(run.device_modules, Some(root.join("modules")));
+        assert!(initrd(&run, HostArch::X86_64).is_ok(), "a list of modules that names none");
+        let shares = find("--run ls --share /");
+        assert!(initrd(&shares, HostArch::X86_64).is_err());
     }
 }

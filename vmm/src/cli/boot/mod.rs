@@ -12,6 +12,7 @@ mod interactive;
 mod outlet;
 mod parse;
 mod reports;
+mod run_output;
 mod shares;
 mod times;
 mod tracing;
@@ -83,7 +84,7 @@ pub struct Args {
     /// Shares
     #[command(flatten)]
     pub shares: shares::Shares,
-    /// Where modules are that the guest needs for disks and shares
+    /// Where modules are that the guest needs for disks, shares and the output of --run
     #[arg(skip)]
     device_modules: Option<PathBuf>,
     /// Let the kernel choose its addresses (boots through its own decompressor)
@@ -172,7 +173,8 @@ pub struct Args {
     /// What is done at calls
     #[command(flatten)]
     pub triggers: Triggers,
-    /// Run a command line in the guest, then power off. Programs: what --add gave, cat, echo, false,
+    /// Run a command line in the guest, then power off. Its standard output is that of vmtrace where the
+    /// trace goes to a file (-o), else standard error, as its standard error. Programs: what --add gave, cat, echo, false,
     /// ls, mark, poweroff, sleep, true, write, and those of Debian's static busybox, whose shell is
     /// only for what words, quotes, `;` and `&&` are not enough for (vmtrace setup fetches it)
     #[arg(long, value_name = "CMD", value_parser = parse::run, help_heading = headings::MACHINE)]
