@@ -23,15 +23,12 @@ pub fn frame_spans(bytes: &[u8]) -> impl Iterator<Item = FrameSpan<'_>> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
         let skip = if rest.starts_with(&MAGIC) { size_of::<Prologue>() } else { 0 };
-        let (head, payload) = FrameHead::read_from_prefix(rest.get(skip..)?).ok()?;
+        let (head, _) = FrameHead::read_from_prefix(rest.get(skip..)?).ok()?;
         let length = usize::try_from(head.length.get()).ok()?;
-        let records = if head.kind.get() == kind::RECORDS {
-            let (batch, _) = BatchHead::read_from_prefix(payload).ok()?;
-            Some((batch.vcpu.get(), batch.count.get()))
-        } else {
-            None
-        };
         let (bytes, after) = rest.split_at_checked(skip + HEAD + length)?;
+        let batch = bytes.get(skip + HEAD..).filter(|_| head.kind.get() == kind::RECORDS);
+        let batch = batch.and_then(|payload| BatchHead::read_from_prefix(payload).ok());
+        let records = batch.map(|(batch, _)| (batch.vcpu.get(), batch.count.get()));
         rest = after;
         Some(FrameSpan {
             bytes,
