@@ -30,8 +30,9 @@ fn boot(image: &Path, args: &[&str]) -> Command {
     command
 }
 
+/// What the guest's command wrote, and what vmtrace did.
 fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
 }
 
 fn gzip(content: &[u8]) -> Vec<u8> {
