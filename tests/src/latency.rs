@@ -25,8 +25,9 @@ fn lines(output: &Output, event: &str) -> Vec<Value> {
 }
 
 /// The guest's own tracer `wakeup_rt` and ours at the same time: what it calls the longest wait is
-/// one of ours, of the same task, and is not longer than ours. (It begins to count at `sched_wakeup`,
-/// a little behind `sched_waking`.)
+/// one of ours, of the same task, and as long. (It begins to count at `sched_wakeup`, a little behind
+/// `sched_waking`, and ends at the same switch, where its probe comes after ours: a busy machine can come
+/// between the two at either end.)
 pub fn waits_are_those_of_the_guests_own_tracer(kernel: &str) {
     let directory = tempfile::tempdir().unwrap();
     let script = directory.path().join("own-wakeup");
@@ -60,11 +61,12 @@ pub fn waits_are_those_of_the_guests_own_tracer(kernel: &str) {
     let named = |wait: &Value| format!("{}-{}", wait["comm"].as_str().unwrap(), wait["pid"]);
     let micros = |wait: &Value| wait["duration_ns"].as_u64().unwrap() / 1000;
     let of_task: Vec<u64> = waits.iter().filter(|wait| named(wait) == task).map(micros).collect();
-    // The clocks are the same one; what lies between is the way from waking to wakeup.
-    let meant = longest..=longest + longest / 4 + 5_000;
+    // The clocks are the same one.
+    let between = longest / 4 + 5_000;
+    let meant = longest.saturating_sub(between).max(1)..=longest + between;
     assert!(of_task.iter().any(|us| meant.contains(&(us + 1))), "{own}: {of_task:?}");
     let all = &lines(&output, "latencies")[0];
-    assert!(micros(&all["longest"]) + 1 >= longest, "{own}: {all}");
+    assert!(micros(&all["longest"]) + between >= longest, "{own}: {all}");
     assert_eq!(all["gaps"]["lost"], 0, "{all}");
 }
 
@@ -76,11 +78,12 @@ pub fn a_task_is_the_noise_of_another(kernel: &str) {
     let rows = all["rows"].as_array().expect("rows");
     assert!(rows.len() >= 2, "{all}");
     let number = |row: &Value, key: &str| row[key].as_u64().unwrap();
-    // The busiest second.
+    // Seconds in a row, as only these two make them: a boot has busy ones as well.
     let share = |row: &&Value| number(row, "noise_ns") * 100 / number(row, "runtime_ns").max(1);
-    let most = rows.iter().filter(|row| number(row, "runtime_ns") > 900_000_000).map(|r| share(&r));
-    let most = most.max().expect("a second in which something ran");
-    assert!((30..=80).contains(&most), "{most} %: {all}");
+    let shares: Vec<u64> = rows.iter().map(|row| share(&row)).collect();
+    let halves =
+        shares.windows(3).filter(|seconds| seconds.iter().all(|it| (30..=70).contains(it)));
+    assert!(halves.count() > 0, "{shares:?} %: {all}");
     for row in rows {
         assert!(number(row, "runtime_ns") <= 1_000_000_000, "{row}");
         assert!(number(row, "longest_ns") <= number(&all["longest"], "duration_ns"), "{row}");
