@@ -7,16 +7,10 @@ use proptest::prelude::*;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::properties::{frame_starts, is_whole, read, seal, step, write};
-use super::sample;
+use super::properties::{check_bits, check_cuts, frame_starts, read, seal, step, write};
+use super::sample::{self, compressed};
 use super::wire::{CompressedHead, FrameHead, HEAD, MAX_PLAIN, kind};
 use super::*;
-
-fn compressed(plain: &[u8]) -> Vec<u8> {
-    let mut compressor = Compressor::new(Vec::new(), "zstd".parse().unwrap()).unwrap();
-    compressor.write_all(plain).unwrap();
-    compressor.into_inner().unwrap()
-}
 
 /// Types and lengths of all frames as they are in a file.
 fn frames(stream: &[u8]) -> Vec<(u16, usize)> {
@@ -149,11 +143,7 @@ fn what_is_gathered_is_there_once_it_is_flushed() {
 #[test]
 fn every_cut_of_a_compressed_stream_is_torn() {
     let stream = compressed(&sample::stream());
-    for length in 0..stream.len() {
-        let error = read(&stream[..length]).expect_err("torn");
-        let StreamError::Torn { offset, .. } = error else { panic!("{length}: {error}") };
-        assert_eq!(offset, length as u64);
-    }
+    check_cuts(&stream);
     let end = *frame_starts(&stream).last().unwrap();
     let error = read(&stream[..end - 1]).unwrap_err().to_string();
     assert!(error.contains("inside a frame"), "{error}");
@@ -161,15 +151,7 @@ fn every_cut_of_a_compressed_stream_is_torn() {
 
 #[test]
 fn every_flipped_bit_of_a_compressed_stream_is_recognised() {
-    let mut stream = compressed(&sample::stream());
-    assert!(is_whole(&stream));
-    for place in 0..stream.len() {
-        for bit in 0..8 {
-            stream[place] ^= 1 << bit;
-            assert!(!is_whole(&stream), "bit {bit} of byte {place}");
-            stream[place] ^= 1 << bit;
-        }
-    }
+    check_bits(compressed(&sample::stream()));
 }
 
 /// The error when the frame behind the header has this instead of what it has.

@@ -391,18 +391,24 @@ pub(super) fn seal(frame: &mut [u8]) {
 
 #[test]
 fn every_torn_stream_is_recognised() {
-    let stream = sample::stream();
+    check_cuts(&sample::stream());
+}
+
+pub(super) fn check_cuts(stream: &[u8]) {
     for end in 0..stream.len() {
         let torn = read(&stream[..end]).expect_err("torn");
         let StreamError::Torn { offset, .. } = torn else { panic!("{end}: {torn}") };
         assert_eq!(offset, end as u64);
     }
-    assert!(read(&stream).is_ok());
+    assert!(read(stream).is_ok());
 }
 
 #[test]
 fn every_flipped_bit_is_recognised() {
-    let mut stream = sample::stream();
+    check_bits(sample::stream());
+}
+
+pub(super) fn check_bits(mut stream: Vec<u8>) {
     assert!(is_whole(&stream));
     for place in 0..stream.len() {
         for bit in 0..8 {
@@ -427,7 +433,7 @@ fn every_missing_or_repeated_frame_is_recognised() {
 }
 
 /// Without a reader's large buffer, for tests that ask thousands of times.
-pub(super) fn is_whole(stream: &[u8]) -> bool {
+fn is_whole(stream: &[u8]) -> bool {
     let mut decoder = Decoder::new();
     decoder.feed(stream);
     loop {

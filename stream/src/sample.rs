@@ -76,6 +76,16 @@ pub fn fill<W: std::io::Write>(writer: &mut Writer<W>) -> std::io::Result<()> {
     writer.entries(0, &[entry(1_500_001, OPEN - 1, 0xffff_ffff_dead_beef, 7)])
 }
 
+/// A plain stream, compressed.
+#[cfg(feature = "zstd")]
+pub fn compressed(plain: &[u8]) -> Vec<u8> {
+    use std::io::Write;
+    let way = "zstd".parse().expect("a way to compress");
+    let mut compressor = Compressor::new(Vec::new(), way).expect("memory");
+    compressor.write_all(plain).expect("a plain stream");
+    compressor.into_inner().expect("memory")
+}
+
 pub fn stream() -> Vec<u8> {
     let mut writer = Writer::new(Vec::new(), &header()).expect("header");
     fill(&mut writer).expect("memory");

@@ -5,8 +5,8 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::NamedTempFile;
 use vmtrace::stream::{
-    Compressor, EntryRecord, Exit, Header, RecordBuffer, ReturnRecord, Summary, Symbol, Task,
-    Tracer, Writer, sample,
+    EntryRecord, Exit, Header, RecordBuffer, ReturnRecord, Summary, Symbol, Task, Tracer, Writer,
+    sample,
 };
 
 const RECORDS: usize = 50_000;
@@ -104,17 +104,10 @@ fn prints_a_whole_file() {
     assert!(text.contains("vmtrace: records 50000 (vcpu0 50000), lost 0 (vcpu0 0)\n"), "{text}");
 }
 
-fn compressed(plain: &[u8]) -> Vec<u8> {
-    let mut compressor =
-        Compressor::new(Vec::new(), "zstd".parse().expect("a way")).expect("memory");
-    compressor.write_all(plain).expect("a stream");
-    compressor.into_inner().expect("memory")
-}
-
 #[test]
 fn a_compressed_file_is_read_as_a_plain_one() {
     let plain = calls();
-    let stream = compressed(&plain);
+    let stream = sample::compressed(&plain);
     assert!(stream.len() * 2 < plain.len(), "{} and {}", stream.len(), plain.len());
     let (plain, stream) = (file(&plain), file(&stream));
     let said = |file: &NamedTempFile, command: &[&str]| {
@@ -238,7 +231,7 @@ fn says_what_is_wrong_with_a_file() {
     let errors = String::from_utf8_lossy(&torn.stderr);
     assert!(errors.contains("torn stream: it stops at byte"), "{errors}");
 
-    let stream = compressed(&stream);
+    let stream = sample::compressed(&stream);
     let torn = report(&stream[..stream.len() / 2], &[]);
     assert_eq!(torn.status.code(), Some(1));
     assert!((6..RECORDS).contains(&lines(&torn)), "{} lines", lines(&torn));

@@ -8,9 +8,9 @@ use std::process::{Command, Output};
 
 use vmtrace::export::{Player, Text};
 use vmtrace::stream::{
-    Bucket, Compressor, EntryRecord, Exit, Header, HistogramOf, LossReason, Mark, MarkKind,
-    RecordBuffer, ReturnRecord, Shape, Summary, Symbol, TailRecord, Task, Tracer, ValueField,
-    ValuesFormat, ValuesOf, Writer, consumer_loss, sample,
+    Bucket, EntryRecord, Exit, Header, HistogramOf, LossReason, Mark, MarkKind, RecordBuffer,
+    ReturnRecord, Shape, Summary, Symbol, TailRecord, Task, Tracer, ValueField, ValuesFormat,
+    ValuesOf, Writer, consumer_loss, sample,
 };
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
@@ -131,18 +131,10 @@ fn prints_the_same_text() {
     assert_eq!(errors, "11940 records, 130 lost, 0 missed; guest: poweroff\n");
 }
 
-/// The stream, compressed.
-fn compressed(plain: &[u8]) -> Vec<u8> {
-    let mut compressor =
-        Compressor::new(Vec::new(), "zstd".parse().expect("a way")).expect("memory");
-    compressor.write_all(plain).expect("a stream");
-    compressor.into_inner().expect("memory")
-}
-
 // Python has zstd from 3.14 on; before that it takes a package, which the error names.
 #[test]
 fn a_compressed_stream_is_read_as_the_plain_one_or_refused() {
-    let stream = compressed(&stream());
+    let stream = sample::compressed(&stream());
     let Some(output) = python_file(&stream, &[]) else { return };
     let errors = String::from_utf8_lossy(&output.stderr);
     let has = "import importlib.util as it; find = lambda name: it.find_spec(name) is not None\n\
