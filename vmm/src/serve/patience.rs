@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-/// Nobody has to have taken anything by then.
-const GRACE: Duration = Duration::from_secs(5);
 /// What a reader has to take from then on, on the average; bytes a second.
 const RATE: u64 = 256 << 10;
 
@@ -16,10 +14,15 @@ pub struct Patience {
 }
 
 impl Patience {
+    /// How long a reader may take nothing when somebody wants an end.
+    pub const WANTED: Duration = Duration::from_secs(5);
+    /// The same when the guest has ended by itself: then a person may be reading by a pager.
+    pub const BY_ITSELF: Duration = Duration::from_secs(60);
+
     /// It begins to run.
     #[must_use]
     pub fn new() -> Self {
-        Self::of(GRACE)
+        Self::of(Self::WANTED)
     }
 
     /// With another time for who takes nothing.
@@ -51,8 +54,8 @@ mod tests {
     #[test]
     fn readers_have_to_keep_up() {
         let patience = Patience::new();
-        assert!(patience.left(0).unwrap() <= GRACE);
-        assert!(patience.left(RATE).unwrap() > GRACE);
+        assert!(patience.left(0).unwrap() <= Patience::WANTED);
+        assert!(patience.left(RATE).unwrap() > Patience::WANTED);
         assert!(patience.left(u64::MAX).is_some());
         assert_eq!(Patience::of(Duration::ZERO).left(0), None);
         assert_eq!(Patience::of(Duration::ZERO).left(10), None);

@@ -5,17 +5,13 @@ use super::attach::{Controller, Output};
 use super::{Closing, SessionError};
 use crate::machine::Machine;
 use crate::relay::{self, Ending, Relay, Setup, Targets};
-use crate::serve::{Answer, Hub, Reply, Unwritten};
+use crate::serve::{Answer, Hub, Patience, Reply, Unwritten};
 use crate::stream::{Exit, Summary};
 use crate::tracer::Ram;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long outputs may take nothing at the end when somebody wants it to end, and when the guest
-/// has ended: then a person may be reading by a pager.
-const WANTED: Duration = Duration::from_secs(5);
-const BY_ITSELF: Duration = Duration::from_secs(60);
 /// How often it is asked whether somebody does not want to wait any more.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -52,7 +48,7 @@ impl Controller {
             return reply.send(Err("the trace has ended".into()));
         }
         self.detach(machine);
-        self.begin_end(machine, Exit::Stopped, WANTED, reply);
+        self.begin_end(machine, Exit::Stopped, Patience::WANTED, reply);
     }
 
     /// Drains what is left and ends the stream, once.
@@ -145,7 +141,7 @@ impl Controller {
         self.summary.run_status = run_status;
         self.summary.notes.extend(notes);
         let wanted = matches!(exit, Exit::Stopped | Exit::Timeout);
-        let grace = if wanted { WANTED } else { BY_ITSELF };
+        let grace = if wanted { Patience::WANTED } else { Patience::BY_ITSELF };
         self.begin_end(machine, exit, grace, Reply::nobody());
         let mut patient = !wanted;
         while !self.await_end(LOOK) {

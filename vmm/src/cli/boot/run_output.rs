@@ -22,12 +22,10 @@ use std::time::Duration;
 const PIECE: usize = 64 << 10;
 /// How often an end is looked for.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long an output may take nothing when the guest has ended by itself: a person may be reading.
-const BY_ITSELF: Duration = Duration::from_secs(60);
 
 /// How long an output may take nothing once the run has ended.
 pub(super) fn patience(ended_by_itself: bool) -> Patience {
-    if ended_by_itself { Patience::of(BY_ITSELF) } else { Patience::new() }
+    if ended_by_itself { Patience::of(Patience::BY_ITSELF) } else { Patience::new() }
 }
 
 impl Args {
@@ -232,7 +230,7 @@ mod tests {
         let begun = std::time::Instant::now();
         let error = output.finish(true, || true).unwrap_err().to_string();
         assert!(error.contains("standard output was stuck"), "{error}");
-        assert!(begun.elapsed() < BY_ITSELF / 2);
+        assert!(begun.elapsed() < Patience::BY_ITSELF / 2);
     }
 
     // Among the text of a trace it would be lost.
