@@ -220,6 +220,11 @@ impl Kernel {
         self.symbols.primary_at(site.entry)
     }
 
+    /// The first site (an index) of a function of this name.
+    pub fn site_of(&self, name: &str) -> Option<usize> {
+        self.sites().iter().position(|site| self.site_name(site) == Some(name))
+    }
+
     /// How sites look in this kernel.
     pub fn ftrace_kind(&self) -> FtraceKind {
         self.sites.kind

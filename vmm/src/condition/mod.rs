@@ -44,11 +44,11 @@ pub enum Expression {
 }
 
 impl Expression {
-    fn is_about(&self, operand: &str) -> bool {
+    fn is_about(&self, kind: &impl Fn(&str) -> bool) -> bool {
         match self {
-            Self::All(list) | Self::Any(list) => list.iter().any(|one| one.is_about(operand)),
-            Self::Not(one) => one.is_about(operand),
-            Self::Compare(one) => one.operand == operand,
+            Self::All(list) | Self::Any(list) => list.iter().any(|one| one.is_about(kind)),
+            Self::Not(one) => one.is_about(kind),
+            Self::Compare(one) => kind(&one.operand),
         }
     }
 }
@@ -82,10 +82,9 @@ impl Condition {
         &self.expression
     }
 
-    /// Whether it looks at this operand.
-    #[must_use]
-    pub fn is_about(&self, operand: &str) -> bool {
-        self.expression.is_about(operand)
+    /// Whether it looks at an operand of this kind.
+    pub fn is_about(&self, kind: impl Fn(&str) -> bool) -> bool {
+        self.expression.is_about(&kind)
     }
 
     /// All of these at once; `None` for none.

@@ -82,7 +82,7 @@ pub fn conditional(
     let Some(condition) = condition else { return Ok((None, Vec::new())) };
     let mut resolver = Resolver { kernel, condition, returns, site: None, tasks: None };
     let source = condition.clone();
-    if !resolver.is_about_parameters(condition.expression()) {
+    if !condition.is_about(is_parameter) {
         let of = Of::All(resolver.expression(condition.expression(), true)?);
         return Ok((Some(Conditional { source, of }), Vec::new()));
     }
@@ -136,6 +136,11 @@ pub(super) fn integer(shape: &Shape) -> Option<(u8, bool)> {
     matches!(bytes, 1 | 2 | 4 | 8).then_some((bytes, signed))
 }
 
+/// Whether an operand is the function's own, and not the task's or the CPU's.
+fn is_parameter(operand: &str) -> bool {
+    !matches!(operand, "pid" | "tgid" | "cpu" | "comm" | "caller" | FOLLOWED)
+}
+
 struct Resolver<'a> {
     kernel: &'a Kernel,
     condition: &'a Condition,
@@ -151,19 +156,6 @@ impl Resolver<'_> {
             condition: self.condition.text().to_owned(),
             place: self.condition.place(at),
             problem: problem.into(),
-        }
-    }
-
-    fn is_about_parameters(&self, expression: &Expression) -> bool {
-        match expression {
-            Expression::All(list) | Expression::Any(list) => {
-                list.iter().any(|one| self.is_about_parameters(one))
-            }
-            Expression::Not(one) => self.is_about_parameters(one),
-            Expression::Compare(one) => !matches!(
-                one.operand.as_str(),
-                "pid" | "tgid" | "cpu" | "comm" | "caller" | FOLLOWED
-            ),
         }
     }
 

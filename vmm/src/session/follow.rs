@@ -55,10 +55,7 @@ impl Follow {
     /// # Errors
     /// When that cannot be in this kernel, or the condition is about functions.
     pub fn new(kernel: &Kernel, named: &Condition) -> Result<(Self, Condition), FollowError> {
-        let site = |name: &'static str| {
-            let is_it = |site| kernel.site_name(site) == Some(name);
-            kernel.sites().iter().position(is_it).ok_or(FollowError::NoSite(name))
-        };
+        let site = |name| kernel.site_of(name).ok_or(FollowError::NoSite(name));
         let (begins, renames) = (site(BEGINS)?, site(RENAMES)?);
         let tasks =
             TaskOffsets::find(kernel).map_err(|error| FollowError::Tasks(error.to_string()))?;
@@ -68,11 +65,10 @@ impl Follow {
         let others: Condition = format!("!({all})").parse()?;
         let compiled = |condition: &Condition| {
             let (found, _) = conditional(kernel, &mut Vec::new(), Some(condition), false)?;
-            Ok::<_, ConditionalError>(found.and_then(|found| found.general().cloned()))
+            let general = found.and_then(|found| found.general().cloned());
+            Ok::<_, ConditionalError>(general.unwrap_or(Compiled::Any(Vec::new())))
         };
-        let none = || Compiled::Any(Vec::new());
         let (joins, leaves) = (compiled(&all)?, compiled(&others)?);
-        let (joins, leaves) = (joins.unwrap_or_else(none), leaves.unwrap_or_else(none));
         Ok((Self { begins, renames, pid, joins, leaves }, all))
     }
 
@@ -97,7 +93,7 @@ impl Tracing {
     /// Why not.
     pub fn check_followed(&self, condition: Option<&Condition>) -> Result<(), String> {
         match condition {
-            Some(condition) if self.follow.is_none() && condition.is_about(FOLLOWED) => {
+            Some(condition) if self.follow.is_none() && condition.is_about(|it| it == FOLLOWED) => {
                 Err(format!(
                     "condition {:?}: no task is {FOLLOWED}: boot with --children, and with --pid or --comm",
                     condition.text()

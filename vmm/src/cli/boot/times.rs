@@ -27,9 +27,12 @@ pub(super) struct Asked {
 /// # Errors
 /// When the kernel has none of the functions.
 pub(super) fn tracers(kernel: &Kernel) -> Result<(Vec<Asked>, Vec<String>)> {
-    let has = |name: &&str| kernel.sites().iter().any(|site| kernel.site_name(site) == Some(*name));
     let of = |names: &[&str]| -> Vec<String> {
-        names.iter().filter(|name| has(name)).map(|name| (*name).to_owned()).collect()
+        names
+            .iter()
+            .filter(|name| kernel.site_of(name).is_some())
+            .map(|name| (*name).to_owned())
+            .collect()
     };
     let calls = of(&[&[INITCALL, LOAD_MODULE, INIT_MODULE], &FUNCTIONS[..]].concat());
     let idle = of(&IDLE);
