@@ -14,12 +14,14 @@ use common::arch::{
 use common::{FakeGuest, entry_program};
 use std::cell::RefCell;
 use std::collections::HashSet;
-use vmtrace_trampolines::layout::{CHUNK_SIZE, front};
+use vmtrace_trampolines::layout::{CHUNK_SIZE, FRONT_SIZE, front};
 use vmtrace_trampolines::{Field, Overflow, Program};
 
 /// What the handler has to know.
 struct Scene {
     guest: FakeGuest,
+    /// Bytes of a record.
+    size: usize,
     /// What is to be put back, and where.
     instruction: Option<(u64, Vec<u8>)>,
     nested: u64,
@@ -90,6 +92,12 @@ fn check(scene: &mut Scene, tail: &mut u64, drained: &mut u64, when: &str) {
     } else {
         guest.recorded(0).into_iter().for_each(&mut take);
         *drained = serials.len() as u64;
+        // A chunk that was opened in this lap must not be taken for the oldest one: the newest
+        // records, as many as surely fit into one chunk, are all there. (One that was interrupted
+        // has its serial from before.)
+        let newest = scene.hits.min(((CHUNK_SIZE - FRONT_SIZE) / scene.size - 16) as u64);
+        let missing = (scene.hits - newest..scene.hits).find(|serial| !serials.contains(serial));
+        assert_eq!(missing, None, "{when}: of {} hits a new one was overwritten", scene.hits);
     }
     let lost = guest.dropped(0) + guest.overwritten(0);
     assert_eq!(*drained + lost, scene.hits, "{when}: not all accounted for");
@@ -109,9 +117,10 @@ fn run(overflow: Overflow, addressing: Addressing) {
     let code = unsafe { std::slice::from_raw_parts(guest.code(start), len) }.to_vec();
     let mut tail = guest.ring(0).start();
     let mut drained = 0;
+    let size = program.size();
+    let in_chunk = (CHUNK_SIZE / size) as u64;
     let mut scene =
-        Scene { guest, instruction: None, nested: 0, hits: 0, interruptions: 0, late: 0 };
-    let in_chunk = (CHUNK_SIZE / program.size()) as u64;
+        Scene { guest, size, instruction: None, nested: 0, hits: 0, interruptions: 0, late: 0 };
     for (offset, len) in instructions(&code) {
         // The ring goes round more than twice; more than a chunk is used up; one.
         'nested: for nested in [chunks * in_chunk * 2 + 70, in_chunk + 3, 1] {

@@ -94,13 +94,17 @@ pub(super) fn overwrite(ops: &mut Assembler, program: &Program) {
         ; sd a2, [sp, 16]
         ; sd a3, [sp, 24]
         ; try_chunk:
+        // t4: the account of the chunk to be opened; a0: its state; a2: how many were overwritten;
+        // t6: where it is read. The state is read before the head is compared: while head is where
+        // it was, nobody has opened a chunk since, so that the state is no newer than that. The
+        // other way round, whoever is interrupted between the two for a whole chunk takes one for
+        // used up that was opened in this very lap.
+        ; sext.w t4, t5
+        ; ld a0, [t4, small(front::STATE)]
+        ; fence r, r
         // Who was away for long must not take chunks that are newer than where he looked.
         ; ld t3, [X(control), 0]
         ; bne t3, t2, >moved
-        // t4: the account of the chunk to be opened; a0: its state; a2: how many were overwritten;
-        // t6: where it is read.
-        ; sext.w t4, t5
-        ; ld a0, [t4, small(front::STATE)]
         ; slli a2, a0, 32
         ; srli a2, a2, 32
         ; srai a1, a0, 32

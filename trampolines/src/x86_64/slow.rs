@@ -87,6 +87,13 @@ fn overwrite(ops: &mut Assembler, operands: &Operands) {
         ; mov r8, rax
         ; try_chunk:
     );
+    // The state is read before the head is compared: while head is where it was, nobody has opened a
+    // chunk since, so that the state is no newer than that. Otherwise, whoever is interrupted
+    // between the two for a whole chunk takes one for used up that was opened in this very lap.
+    dynasm!(ops; .arch x64
+        ; movsxd r10, edx
+        ; mov rax, [r10 + small(front::STATE)]
+    );
     // Who was away for long must not take chunks that are newer than where he looked.
     if operands.shared {
         dynasm!(ops; .arch x64; cmp [r11], r8);
@@ -97,8 +104,6 @@ fn overwrite(ops: &mut Assembler, operands: &Operands) {
         ; jne >moved
         // r10: the account of the chunk to be opened; rax: its state; esi: how many were
         // overwritten; rcx: where it is read.
-        ; movsxd r10, edx
-        ; mov rax, [r10 + small(front::STATE)]
         ; mov esi, eax
         ; mov rcx, rax
         ; shr rcx, 32
