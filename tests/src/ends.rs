@@ -15,26 +15,29 @@ impl Guests {
     }
 
     /// A panic is one whether or not a console shows it, with what it says; and a run whose
-    /// kernel then halts for good ends.
-    pub fn panics_are_told_by_the_kernel(&self, name: &str) {
-        let crash = ["--run", "write /proc/sysrq-trigger c"];
+    /// kernel then halts for good ends. Of each kernel one that has its arguments in registers.
+    pub fn panics_are_told_by_the_kernel(&self, names: &[&str]) {
+        // A program that is given no arguments fails.
         let init = format!("loglevel=0 rdinit={WORKLOAD}");
-        for (cmdline, args, message) in [
-            ("loglevel=0", &crash[..], "sysrq triggered crash"),
-            ("loglevel=0 panic=0", &crash[..], "sysrq triggered crash"),
-            // A program that is given no arguments fails; and a panic's are in registers.
-            (&init, &[], "Attempted to kill init! exitcode=0x00000100"),
-        ] {
-            let (finished, trace) = self.end(name, cmdline, args);
-            let err = finished.err();
-            assert_eq!(finished.end.code, Some(3), "{name} {cmdline}: {err}");
-            assert_eq!(trace.summary.exit, Exit::Panic, "{name} {cmdline}: {err}");
-            let note = format!("kernel panic: {message}");
-            assert_eq!(trace.summary.notes, std::slice::from_ref(&note), "{name} {cmdline}: {err}");
-            assert!(err.contains(&format!("vmtrace: note {note}\n")), "{name} {cmdline}: {err}");
-            assert!(!err.contains("Kernel panic - not syncing"), "{name}: the console told: {err}");
-            assert!(trace.marks(MarkKind::Exit).unwrap().contains(&note), "{name} {cmdline}");
+        for name in names {
+            self.panic(name, &init, &[], "Attempted to kill init! exitcode=0x00000100");
         }
+        let crash = ["--run", "write /proc/sysrq-trigger c"];
+        for cmdline in ["loglevel=0", "loglevel=0 panic=0"] {
+            self.panic(names[0], cmdline, &crash, "sysrq triggered crash");
+        }
+    }
+
+    fn panic(&self, name: &str, cmdline: &str, args: &[&str], message: &str) {
+        let (finished, trace) = self.end(name, cmdline, args);
+        let err = finished.err();
+        assert_eq!(finished.end.code, Some(3), "{name} {cmdline}: {err}");
+        assert_eq!(trace.summary.exit, Exit::Panic, "{name} {cmdline}: {err}");
+        let note = format!("kernel panic: {message}");
+        assert_eq!(trace.summary.notes, std::slice::from_ref(&note), "{name} {cmdline}: {err}");
+        assert!(err.contains(&format!("vmtrace: note {note}\n")), "{name} {cmdline}: {err}");
+        assert!(!err.contains("Kernel panic - not syncing"), "{name}: the console told: {err}");
+        assert!(trace.marks(MarkKind::Exit).unwrap().contains(&note), "{name} {cmdline}");
     }
 
     /// Whatever a process writes to the console, the guest lives on, and ends as it does.
