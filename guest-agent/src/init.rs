@@ -16,7 +16,7 @@ use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 use crate::channel::{Channel, drain};
-use crate::command::{self, Status};
+use crate::command::{self, Status, TOOLS};
 use crate::console::{self, Console};
 use crate::output;
 use crate::protocol::AGENT_PORT;
@@ -32,6 +32,9 @@ const MODULES: &str = "/vmtrace/modules";
 /// A power-off does not wait longer for a host that takes nothing of the command's output.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The agent in somebody else's initramfs, where it is not `/init`. Beside it are its orders.
+const BESIDE: &str = "/vmtrace/agent";
+
 /// Says that the root is a directory of the host, and what process 1 is there, if not the agent.
 const ROOT: &str = "/vmtrace/root";
 /// Shares to mount: a line for each, with its tag, and rw or ro.
@@ -43,15 +46,23 @@ struct Mount {
     data: &'static str,
     /// A kernel may be built without it.
     optional: bool,
+    /// Memory: in somebody else's initramfs there may be files, which it would hide.
+    empty: bool,
 }
 
 const MOUNTS: [Mount; 6] = [
-    Mount { kind: "devtmpfs", target: "/dev", data: "mode=755", optional: false },
-    Mount { kind: "proc", target: "/proc", data: "", optional: false },
-    Mount { kind: "sysfs", target: "/sys", data: "", optional: false },
-    Mount { kind: "tmpfs", target: "/run", data: "mode=755", optional: false },
-    Mount { kind: "tmpfs", target: "/tmp", data: "mode=1777", optional: false },
-    Mount { kind: "tracefs", target: "/sys/kernel/tracing", data: "", optional: true },
+    Mount { kind: "devtmpfs", target: "/dev", data: "mode=755", optional: false, empty: false },
+    Mount { kind: "proc", target: "/proc", data: "", optional: false, empty: false },
+    Mount { kind: "sysfs", target: "/sys", data: "", optional: false, empty: false },
+    Mount { kind: "tmpfs", target: "/run", data: "mode=755", optional: false, empty: true },
+    Mount { kind: "tmpfs", target: "/tmp", data: "mode=1777", optional: false, empty: true },
+    Mount {
+        kind: "tracefs",
+        target: "/sys/kernel/tracing",
+        data: "",
+        optional: true,
+        empty: false,
+    },
 ];
 
 /// The life of process 1.
@@ -76,6 +87,11 @@ pub(crate) fn main() -> ! {
     let console = fs::read_to_string(console::ASKED).ok();
     let console = console.as_deref().and_then(Console::parse);
     let entered = enter_root();
+    if Path::new(BESIDE).exists()
+        && let Err(e) = root::link_tools(TOOLS.as_ref(), BESIDE.as_ref())
+    {
+        channel.error(&format!("cannot put the agent's commands into {TOOLS}: {e}"));
+    }
     for error in mount_shares(shares) {
         channel.error(&error);
     }
@@ -159,10 +175,14 @@ fn power_off_when_told() {
 
 fn mount_all() -> Vec<String> {
     let mut errors = Vec::new();
+    let is_guest = Path::new(BESIDE).exists();
     for m in MOUNTS {
         // /sys/kernel/tracing is sysfs's to make; the others may be missing in somebody else's initramfs.
         if !Path::new(m.target).exists() {
             let _ = fs::DirBuilder::new().recursive(true).mode(0o755).create(m.target);
+        }
+        if is_guest && m.empty {
+            continue;
         }
         let flags = if m.kind == "devtmpfs" {
             MsFlags::MS_NOSUID

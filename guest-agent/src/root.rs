@@ -74,5 +74,11 @@ fn moved(from: &Path, to: &Path) -> Result<(), String> {
 fn keep_tools(directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     fs::copy("/proc/self/exe", directory.join("agent"))?;
-    applets::NEW.iter().try_for_each(|name| symlink("agent", directory.join(name)))
+    link_tools(directory, "agent".as_ref())
+}
+
+/// Puts the commands there that other systems lack, as links to the agent.
+pub(crate) fn link_tools(directory: &Path, agent: &Path) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    applets::NEW.iter().try_for_each(|name| symlink(agent, directory.join(name)))
 }

@@ -1,4 +1,4 @@
-//! The guest's built-in initramfs, with the agent as `/init`.
+//! The guest's built-in initramfs, with the agent as `/init`, and what is put before a user's own initramfs.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -16,6 +16,18 @@ pub static AGENT: &[u8] = include_bytes!(env!("VMTRACE_AGENT"));
 pub const APPLETS: [&str; 9] =
     ["cat", "echo", "false", "ls", "mark", "poweroff", "sleep", "true", "write"];
 
+/// The agent in a user's own initramfs, whose `/init` stays what it is: `rdinit=` starts it.
+pub const AGENT_BESIDE: &str = "/vmtrace/agent";
+
+/// Which file the agent is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AgentAs {
+    /// `/init` of the built-in initramfs, with its applets in `/bin`.
+    Init,
+    /// [`AGENT_BESIDE`], and no other file: the rest is the user's.
+    Beside,
+}
+
 /// The built-in initramfs: agent, added files, modules, and the command line to run.
 #[derive(Debug, Default)]
 pub struct Builder {
@@ -30,19 +42,26 @@ pub struct Builder {
     without_agent: bool,
 }
 
-/// Puts the agent into an initramfs that was made [`Builder::without_agent`]. The kernel takes
-/// several archives, one behind the other.
-pub fn add_agent(initramfs: &[u8]) -> Result<Vec<u8>, Error> {
+/// Puts the agent into an initramfs that was made [`Builder::without_agent`].
+pub fn add_agent(initramfs: &[u8], role: AgentAs) -> Result<Vec<u8>, Error> {
     let mut archive = Archive::new(Vec::new());
-    agent(&mut archive)?;
-    let mut bytes = archive.finish()?;
-    // It looks for the next one at multiples of 4.
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-    bytes.extend_from_slice(initramfs);
-    Ok(bytes)
+    agent(&mut archive, role)?;
+    Ok(before(archive.finish()?, initramfs))
 }
 
-fn agent(archive: &mut Archive<Vec<u8>>) -> Result<(), Error> {
+/// The kernel takes several archives, one behind the other. The first one is not compressed, so that the kernel can
+/// read it whatever the other is.
+fn before(mut first: Vec<u8>, second: &[u8]) -> Vec<u8> {
+    // It looks for the next one at multiples of 4.
+    first.resize(first.len().next_multiple_of(4), 0);
+    first.extend_from_slice(second);
+    first
+}
+
+fn agent(archive: &mut Archive<Vec<u8>>, role: AgentAs) -> Result<(), Error> {
+    if role == AgentAs::Beside {
+        return bytes(archive, AGENT_BESIDE, 0o755, AGENT);
+    }
     bytes(archive, "init", 0o755, AGENT)?;
     for applet in APPLETS {
         archive.link(&format!("bin/{applet}"), "../init")?;
@@ -134,7 +153,7 @@ impl Builder {
         if self.without_agent {
             archive.reserve("init");
         } else {
-            agent(&mut archive)?;
+            agent(&mut archive, AgentAs::Init)?;
         }
         if let Some(userland) = &self.userland {
             userland.add(&mut archive)?;
@@ -142,31 +161,48 @@ impl Builder {
         for file in &self.files {
             add(&mut archive, file)?;
         }
+        self.orders(&mut archive)?;
+        archive.finish()
+    }
+
+    /// A user's own initramfs with the agent beside what is in there, and before that, what the agent has to do. It
+    /// has neither added files nor a userland.
+    pub fn build_before(&self, initramfs: &[u8]) -> Result<Vec<u8>, Error> {
+        let mut archive = Archive::new(Vec::new());
+        if !self.without_agent {
+            agent(&mut archive, AgentAs::Beside)?;
+        }
+        self.orders(&mut archive)?;
+        Ok(before(archive.finish()?, initramfs))
+    }
+
+    /// What the agent has to do.
+    fn orders(&self, archive: &mut Archive<Vec<u8>>) -> Result<(), Error> {
         for (n, module) in self.modules.iter().enumerate() {
             bytes(
-                &mut archive,
+                archive,
                 &format!("vmtrace/modules/{n:03}-{}.ko", module.name),
                 0o644,
                 &module.content,
             )?;
         }
         if !self.shares.is_empty() {
-            bytes(&mut archive, "vmtrace/shares", 0o644, self.shares.as_bytes())?;
+            bytes(archive, "vmtrace/shares", 0o644, self.shares.as_bytes())?;
         }
         if let Some(init) = &self.root {
-            bytes(&mut archive, "vmtrace/root", 0o644, init.as_bytes())?;
+            bytes(archive, "vmtrace/root", 0o644, init.as_bytes())?;
         }
         if let Some(console) = &self.console {
-            bytes(&mut archive, "vmtrace/console", 0o644, console.as_bytes())?;
+            bytes(archive, "vmtrace/console", 0o644, console.as_bytes())?;
         }
         if let Some(run) = &self.run {
-            bytes(&mut archive, "vmtrace/run", 0o644, run.as_bytes())?;
+            bytes(archive, "vmtrace/run", 0o644, run.as_bytes())?;
         }
         if let Some(apart) = self.output {
             let how: &[u8] = if apart { b"apart" } else { b"together" };
-            bytes(&mut archive, "vmtrace/output", 0o644, how)?;
+            bytes(archive, "vmtrace/output", 0o644, how)?;
         }
-        archive.finish()
+        Ok(())
     }
 }
 

@@ -8,7 +8,7 @@ mod modules;
 mod userland;
 
 pub use archive::Archive;
-pub use built_in::{AGENT, APPLETS, Builder, add_agent};
+pub use built_in::{AGENT, AGENT_BESIDE, APPLETS, AgentAs, Builder, add_agent};
 pub use error::Error;
 pub use modules::{LoadedModule, Modules};
 pub use userland::Userland;

@@ -1,13 +1,19 @@
 //! What guests without a system of their own can run.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+use std::process::Output;
 
 use serde_json::Value;
-use vmtrace::stream::Exit;
+use vmtrace::emulated::cache_dir;
+use vmtrace::initramfs::Archive;
+use vmtrace::stream::{Exit, MarkKind};
 
 use crate::args::json;
 use crate::cases::Guests;
-use crate::trace::boot;
+use crate::live::vmtrace;
+use crate::trace::{Trace, arch_of, boot};
 
 impl Guests {
     /// A line that needs a shell gets busybox's, whose programs are those that are meant; the agent's are beside them.
@@ -47,4 +53,77 @@ impl Guests {
         assert!(calls().any(|call| late(&call)), "{name}: not followed under another name");
         assert!(shell != 1 && traced.is_superset(&born), "{name}: {shell}, {traced:?} of {born:?}");
     }
+}
+
+/// A command in an initramfs of the user's, which stays as it is: compressed and laid out as Debian's are, with a shell; and
+/// plain, without one.
+pub fn a_command_runs_in_a_users_own_initramfs(kernel: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    let image = cache_dir().unwrap().join("kernels").join(kernel).join("vmlinuz");
+    let trace = directory.path().join("trace");
+    let run = |initrd: &[u8], line: &str| -> Output {
+        let file = directory.path().join("initrd");
+        fs::write(&file, initrd).unwrap();
+        let files = [&file, &trace].map(|file| file.to_str().unwrap());
+        let args = ["--initrd", files[0], "-o", files[1], "-f", "vfs_open", "--timeout", "300"];
+        vmtrace("boot", &image, &[&args[..], &["--cmdline", "loglevel=5", "--run", line]].concat())
+    };
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+
+    let line = "cat /tmp/data /run/data && test $$ != 1 && ! test -e /started && test -c /dev/null \
+                && test -e /sys/kernel && mark in-theirs && readlink /bin && mine";
+    let output = run(&debian_style(kernel), line);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{err}");
+    assert!(err.contains("run status 7") && err.contains("guest poweroff"), "{err}");
+    assert_eq!(text(&output.stdout), "of /tmp\nof /run\nusr/bin\nmine-is-run\n", "{err}");
+    let read = Trace::read(fs::read(&trace).unwrap()).unwrap();
+    assert_eq!(read.marks(MarkKind::Agent).unwrap(), ["in-theirs"]);
+    assert!(!read.entries.is_empty(), "{err}");
+
+    let mut plain = Archive::new(Vec::new());
+    add_busybox(&mut plain, "busybox", kernel);
+    plain.file("data", 0o644, 4, &b"o-k\n"[..]).unwrap();
+    let output = run(&plain.finish().unwrap(), "busybox cat /data; busybox cat /none || true");
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{err}");
+    assert!(err.contains("vmtrace: agent: '|' in the command line needs a shell"), "{err}");
+    assert!(err.contains("there is no /bin/sh") && err.contains("run status 125"), "{err}");
+}
+
+fn add_busybox(archive: &mut Archive<Vec<u8>>, path: &str, kernel: &str) {
+    let arch = arch_of(kernel).unwrap().name();
+    let busybox = cache_dir().unwrap().join("userland").join(arch).join("busybox");
+    let busybox = fs::read(busybox).unwrap();
+    archive.file(path, 0o755, busybox.len() as u64, &busybox[..]).unwrap();
+}
+
+/// An archive for the processor before the system's own, which is compressed, with /bin as a link.
+fn debian_style(kernel: &str) -> Vec<u8> {
+    let mut early = Archive::new(Vec::new());
+    early.file("kernel/x86/microcode/none.bin", 0o644, 0, &b""[..]).unwrap();
+    let mut archive = Archive::new(Vec::new());
+    add_busybox(&mut archive, "usr/bin/busybox", kernel);
+    archive.link("bin", "usr/bin").unwrap();
+    for name in ["sh", "cat", "readlink", "test", "touch"] {
+        archive.link(&format!("usr/bin/{name}"), "busybox").unwrap();
+    }
+    let scripts = [
+        ("init", "#!/bin/sh\ntouch /started\n"),
+        ("usr/bin/mine", "#!/bin/sh\necho mine-is-run\nexit 7\n"),
+    ];
+    for (name, script) in scripts {
+        archive.file(name, 0o755, script.len() as u64, script.as_bytes()).unwrap();
+    }
+    for folder in ["tmp", "run"] {
+        let content = format!("of /{folder}\n");
+        let name = format!("{folder}/data");
+        archive.file(&name, 0o644, content.len() as u64, content.as_bytes()).unwrap();
+    }
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&archive.finish().unwrap()).unwrap();
+    let mut whole = early.finish().unwrap();
+    whole.resize(whole.len().next_multiple_of(512), 0);
+    whole.extend(gzip.finish().unwrap());
+    whole
 }

@@ -11,7 +11,7 @@ use vmtrace_tests::live::{unless_lost, vmtrace};
 use vmtrace_tests::mitigations::Closed;
 use vmtrace_tests::readers::trace_cmd_report;
 use vmtrace_tests::trace::{KERNELS, WORKLOAD, boot, kernel, options};
-use vmtrace_tests::{disks, latency, shares};
+use vmtrace_tests::{disks, latency, shares, userland};
 
 static GUESTS: Guests = Guests {
     host: SharedHost::new(|| options(env!("CARGO_BIN_EXE_vmtrace-guest"), &KERNELS)),
@@ -159,6 +159,11 @@ fn system_calls_are_told_apart() {
 #[test]
 fn a_line_that_needs_a_shell_gets_one() {
     GUESTS.a_line_that_needs_a_shell_gets_one("x86_64-6.12");
+}
+
+#[test]
+fn a_command_runs_in_a_users_own_initramfs() {
+    userland::a_command_runs_in_a_users_own_initramfs("x86_64-6.12");
 }
 
 #[test]

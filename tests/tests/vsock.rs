@@ -90,7 +90,7 @@ impl Guests {
         let mut args: Vec<&str> = vec!["beside", "/init", "boot", &image, "--host", "kvm"];
         args.extend(["--initrd", &initrd, "--expect-run", "--vsock", SOCKET, "--timeout", "600"]);
         args.extend(["-f", "vfs_read", "-o", "/trace"]);
-        args.extend((!self.arch.is_native()).then_some("--add-agent"));
+        args.extend((!self.arch.is_native()).then_some("--add-agent=init"));
         args.extend(["--cmdline", &cmdline, "--", PEER]);
         args.extend(peer);
         let lacks: &[u8] = if kernel.ends_with("-6.1") { &NOT_YET } else { &[] };

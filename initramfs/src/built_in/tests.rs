@@ -64,7 +64,7 @@ fn the_agent_can_come_later() {
     let builder = || Builder::new().run(Some("ls /")).without_agent();
     let rest = builder().build().unwrap();
     assert!(!unpack(&rest).contains_key("init"));
-    let whole = add_agent(&rest).unwrap();
+    let whole = add_agent(&rest, AgentAs::Init).unwrap();
     assert_eq!(unpack(&whole)["init"].1, AGENT);
     assert_eq!(unpack(&whole)["bin/ls"].0, 0o120_777);
     let second = whole.len() - rest.len();
@@ -75,6 +75,28 @@ fn the_agent_can_come_later() {
     fs::write(&init, "").unwrap();
     let error = builder().add_file(&init).build().unwrap_err();
     assert!(error.to_string().contains("/init would be"));
+}
+
+// A file of ours over one of the user's would change what is booted, and a folder of ours in the place of a link to one
+// (`/bin` is one in Debian's) would keep the kernel from making it.
+#[test]
+fn a_users_initramfs_stays_what_it_is() {
+    let own = Archive::new(Vec::new());
+    let own = own.finish().unwrap();
+    let module = LoadedModule { name: "vsock".to_owned(), content: b"module".to_vec() };
+    let builder = || Builder::new().run(Some("ls /")).output(true).modules(vec![module.clone()]);
+    let whole = builder().build_before(&own).unwrap();
+    let rest = builder().without_agent().build_before(&own).unwrap();
+    let later = add_agent(&rest, AgentAs::Beside).unwrap();
+    assert!(whole.len().is_multiple_of(4) && whole.ends_with(&own));
+    assert!(later.ends_with(&rest) && rest.ends_with(&own));
+    let orders =
+        ["vmtrace/modules", "vmtrace/modules/000-vsock.ko", "vmtrace/output", "vmtrace/run"];
+    let names = |archive: &[u8]| -> Vec<String> { unpack(archive).into_keys().collect() };
+    assert_eq!(names(&whole), [&["vmtrace", "vmtrace/agent"][..], &orders].concat());
+    assert_eq!(names(&later), ["vmtrace", "vmtrace/agent"]);
+    assert_eq!(names(&rest), [&["vmtrace"][..], &orders].concat());
+    assert_eq!(unpack(&later)["vmtrace/agent"], (0o100_755, AGENT.to_vec()));
 }
 
 // A guest of another architecture gets its agent later, which must not undo what is here.
@@ -91,7 +113,7 @@ fn a_userland_leaves_the_agent_its_names() {
     let builder = || Builder::new().userland(Some(Userland::open(dir.path()).unwrap()));
     let whole = unpack(&builder().build().unwrap());
     let rest = builder().without_agent().build().unwrap();
-    let mut later = unpack(&add_agent(&rest).unwrap());
+    let mut later = unpack(&add_agent(&rest, AgentAs::Init).unwrap());
     later.extend(unpack(&rest));
     assert_eq!(whole["bin/busybox"], (0o100_755, b"\x7fELF".to_vec()));
     for files in [&whole, &later] {

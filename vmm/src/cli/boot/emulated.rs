@@ -271,8 +271,12 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     if args.kaslr {
         job.extend(["--kaslr".to_owned(), format!("--boot-image={BZIMAGE}")]);
     }
-    if args.initrd.is_none() && !arch.is_native() {
-        job.push("--add-agent".to_owned());
+    if !arch.is_native() {
+        match (&args.initrd, &args.run) {
+            (None, _) => job.push("--add-agent=init".to_owned()),
+            (Some(_), Some(_)) => job.push("--add-agent=beside".to_owned()),
+            (Some(_), None) => {}
+        }
     }
     if args.expects_run() {
         job.push("--expect-run".to_owned());
@@ -293,6 +297,24 @@ mod tests {
             job.iter().any(|option| option == "--exits")
         };
         assert_eq!([asks("--exits"), asks("--context")], [true, false]);
+    }
+
+    // The agent here cannot run there; in a user's own initrd it must not be its /init.
+    #[test]
+    fn the_host_of_another_architecture_adds_its_agent() {
+        let added = |options: &str, arch: HostArch| {
+            let job = job_args(&args(options).unwrap(), arch);
+            job.into_iter().find(|option| option.starts_with("--add-agent"))
+        };
+        let other = HostArch::ALL.into_iter().find(|arch| !arch.is_native()).unwrap();
+        for (options, expected) in [
+            ("--run ls", Some("--add-agent=init")),
+            ("--initrd i --run ls", Some("--add-agent=beside")),
+            ("--initrd i", None),
+        ] {
+            assert_eq!(added(options, other).as_deref(), expected, "{options}");
+            assert_eq!(added(options, HostArch::native()), None, "{options}");
+        }
     }
 
     // The user has never heard of /job/trace.

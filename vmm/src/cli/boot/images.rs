@@ -1,8 +1,9 @@
 //! The kernel, modules and initial RAM disk of a run: as named, or as found.
 
-use super::{Args, interactive, userland};
+use super::{AgentArg, Args, interactive, userland};
+use crate::cli::BadUsage;
 use crate::emulated::HostArch;
-use crate::initramfs::{self, LoadedModule};
+use crate::initramfs::{self, AGENT_BESIDE, AgentAs, LoadedModule};
 use anyhow::{Context, Result, anyhow, bail};
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
@@ -105,11 +106,12 @@ const ROOT_MODULE: &str = "overlay";
 /// And for what a command writes.
 const OUTPUT_MODULES: [&str; 2] = ["virtio_mmio", "vmw_vsock_virtio_transport"];
 
-/// Where the modules are that disks, shares and the output of a command need, in the built-in initramfs: those of the
+/// Where the modules are that disks, shares and the output of a command need, for the agent to load: those of the
 /// run, or as found.
 pub(super) fn device_modules(args: &Args, image: &Path, release: &str) -> Option<PathBuf> {
     let devices = args.needs_devices();
-    if !devices && args.run.is_none() || args.initrd.is_some() {
+    let nobody_loads_them = args.initrd.is_some() && args.run.is_none();
+    if !devices && args.run.is_none() || nobody_loads_them {
         return None;
     }
     if args.modules.is_some() {
@@ -153,10 +155,18 @@ fn module_places(root: &Path, image: &Path, release: &str) -> Vec<PathBuf> {
 
 /// The guest's initial RAM disk; one for another architecture lacks the agent.
 pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
-    if let Some(path) = &args.initrd {
-        let content = std::fs::read(path).with_context(|| path.display().to_string())?;
-        return Ok(if args.add_agent { initramfs::add_agent(&content)? } else { content });
-    }
+    let own = args.initrd.as_ref();
+    let own = own.map(|path| std::fs::read(path).with_context(|| path.display().to_string()));
+    let own = match own.transpose()? {
+        Some(content) if args.run.is_none() => {
+            return Ok(match args.add_agent {
+                Some(AgentArg::Init) => initramfs::add_agent(&content, AgentAs::Init)?,
+                Some(AgentArg::Beside) => initramfs::add_agent(&content, AgentAs::Beside)?,
+                None => content,
+            });
+        }
+        own => own,
+    };
     let mut builder = initramfs::Builder::new().run(args.run.as_deref());
     if args.run.is_some() {
         builder = builder.output(args.has_stdout_for_run());
@@ -182,7 +192,40 @@ pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
             modules => modules?,
         });
     }
-    Ok(builder.build()?)
+    Ok(match own {
+        Some(own) => builder.build_before(&own)?,
+        None => builder.build()?,
+    })
+}
+
+/// Has the kernel start the agent in an initial RAM disk of the user's that a command is to be run in.
+///
+/// # Errors
+/// When the user has something else started, or asks for what the agent would have to do.
+pub(super) fn add_rdinit(args: &mut Args) -> Result<(), BadUsage> {
+    if args.initrd.is_none() {
+        return Ok(());
+    }
+    if args.run.is_none() {
+        return match args.modules {
+            Some(_) => Err(BadUsage(
+                "--modules: with --initrd they are loaded only for --run; an initial RAM disk of \
+                 your own loads its own"
+                    .to_owned(),
+            )),
+            None => Ok(()),
+        };
+    }
+    // What is behind -- is for process 1.
+    let mut words = args.cmdline.split_whitespace().take_while(|word| *word != "--");
+    if let Some(word) = words.find(|word| word.starts_with("rdinit=")) {
+        return Err(BadUsage(format!(
+            "--run: in an --initrd the agent runs the command as process 1 (rdinit={AGENT_BESIDE}), \
+             and --cmdline has {word}: leave out one of them"
+        )));
+    }
+    args.cmdline = format!("rdinit={AGENT_BESIDE} {}", args.cmdline).trim_end().to_owned();
+    Ok(())
 }
 
 impl Args {
@@ -301,6 +344,35 @@ mod tests {
             error.contains("/lib/modules/6.1-none") && error.contains("--modules DIR"),
             "{error}"
         );
+    }
+
+    // The kernel would start another process 1, and the run would end without a status; or the agent, and not what the user
+    // has named.
+    #[test]
+    fn a_command_in_a_users_initrd_is_run_by_the_agent() {
+        let add = |options: &str| {
+            let mut args = args(options).unwrap();
+            add_rdinit(&mut args).map(|()| args.cmdline).map_err(|error| error.to_string())
+        };
+        let asked = "rdinit=/vmtrace/agent";
+        assert_eq!(add("--initrd i --run ls").unwrap(), asked);
+        assert_eq!(add("--initrd i --run ls --cmdline a").unwrap(), format!("{asked} a"));
+        for other in ["--initrd i --cmdline=rdinit=/x", "--run ls --cmdline=rdinit=/x", "--run ls"]
+        {
+            assert!(!add(other).unwrap().contains(asked), "{other}");
+        }
+        let error = add("--initrd i --run ls --cmdline=rdinit=/x").unwrap_err();
+        assert!(
+            error.contains("--cmdline has rdinit=/x") && error.contains("leave out"),
+            "{error}"
+        );
+        let error = add("--initrd i --modules auto").unwrap_err();
+        assert!(error.contains("loaded only for --run"), "{error}");
+        assert!(add("--initrd i --modules auto --run ls").is_ok());
+        let mut behind = args("--initrd i --run ls").unwrap();
+        behind.cmdline = "quiet -- rdinit=/x".to_owned();
+        assert!(add_rdinit(&mut behind).is_ok());
+        assert_eq!(behind.cmdline, format!("{asked} quiet -- rdinit=/x"));
     }
 
     // Nobody has asked for them: a run without them is one as before there was such an output.

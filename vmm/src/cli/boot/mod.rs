@@ -61,8 +61,8 @@ pub struct Args {
     /// CONFIG_KALLSYMS_ALL
     #[arg(long, value_name = "FILE", help_heading = headings::MACHINE)]
     pub system_map: Option<PathBuf>,
-    /// Initial RAM disk instead of the built-in one
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["run", "add", "modules"], help_heading = headings::MACHINE)]
+    /// Initial RAM disk instead of the built-in one. Its /init is process 1; with --run the agent is, in its place
+    #[arg(long, value_name = "FILE", conflicts_with = "add", help_heading = headings::MACHINE)]
     pub initrd: Option<PathBuf>,
     /// Appended to the kernel's command line
     #[arg(long, value_name = "TEXT", default_value = "", help_heading = headings::MACHINE)]
@@ -176,7 +176,8 @@ pub struct Args {
     /// Run a command line in the guest, then power off. Its standard output is that of vmtrace where the
     /// trace goes to a file (-o), else standard error, as its standard error. Programs: what --add gave, cat, echo, false,
     /// ls, mark, poweroff, sleep, true, write, and those of Debian's static busybox, whose shell is
-    /// only for what words, quotes, `;` and `&&` are not enough for (vmtrace setup fetches it)
+    /// only for what words, quotes, `;` and `&&` are not enough for (vmtrace setup fetches it). With --initrd
+    /// and --root: those that are in there, by their /bin/sh if there is one
     #[arg(long, value_name = "CMD", value_parser = parse::run, help_heading = headings::MACHINE)]
     pub run: Option<String>,
     /// Put this file at /NAME of the built-in initramfs; may be repeated
@@ -254,9 +255,9 @@ pub struct Args {
     /// The initial RAM disk given runs a command, whose end the agent reports
     #[arg(long, hide = true)]
     pub expect_run: bool,
-    /// The initial RAM disk given lacks the agent: add it
+    /// The initial RAM disk given lacks the agent: add it, as that
     #[arg(long, hide = true, requires = "initrd")]
-    pub add_agent: bool,
+    pub add_agent: Option<AgentArg>,
     /// The initial RAM disk given has the modules for vsock
     #[arg(long, hide = true)]
     pub with_modules: bool,
@@ -286,6 +287,15 @@ pub enum FormatArg {
     Json,
     /// As ftrace's function_graph tracer
     Graph,
+}
+
+/// `--add-agent`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AgentArg {
+    /// `/init` of the built-in initramfs
+    Init,
+    /// Process 1 beside a user's `/init`
+    Beside,
 }
 
 /// `--overflow`
@@ -369,6 +379,7 @@ impl Args {
 /// When vmtrace itself fails.
 pub fn run(mut args: Args) -> Result<u8> {
     interactive::check(&args)?;
+    images::add_rdinit(&mut args)?;
     for globs in [&mut args.filter, &mut args.notrace, &mut args.returns] {
         *globs = super::from_files(std::mem::take(globs))?;
     }

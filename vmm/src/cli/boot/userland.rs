@@ -39,7 +39,7 @@ fn choose(
     guest: HostArch,
     userland: Result<Userland, Error>,
 ) -> Result<Option<Userland>> {
-    if args.shares.root.is_some() {
+    if args.shares.root.is_some() || args.initrd.is_some() {
         // Lines are run by what is in there.
         return Ok(None);
     }
