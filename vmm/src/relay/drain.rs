@@ -1,5 +1,9 @@
 //! From the rings to the stream.
 
+mod rest;
+
+pub use rest::Snapshot;
+
 use super::events::Events;
 use super::exits::Exits;
 use super::names::{Callers, Functions, ModuleNames, TaskNames};
@@ -272,33 +276,6 @@ impl Drain {
         Ok(total)
     }
 
-    /// Takes what flight recorders have, while nobody writes there: how many records. What was begun
-    /// and is not finished stays there, and counts as lost when it is overwritten.
-    ///
-    /// # Errors
-    /// When the primary output fails.
-    pub fn snapshot(&mut self) -> io::Result<u64> {
-        self.tasks.start_pass();
-        let mut taken = 0;
-        for vcpu in 0..self.readers.len() {
-            self.raw.clear();
-            let Some(reader) = self.readers.get_mut(vcpu) else { break };
-            let Some(order) = self.orders.get_mut(vcpu) else { break };
-            if !reader.overwrites() {
-                continue;
-            }
-            order.resume(&mut self.raw);
-            let (lost, _) = reader.finish(&mut self.raw);
-            order.settle(&mut self.raw, true);
-            taken += self.raw.records.len() as u64;
-            self.lost(vcpu, lost, LossReason::Overwritten)?;
-            taken += self.exits.gather(vcpu, true, &mut self.writer)?;
-            self.write(vcpu, true)?;
-        }
-        self.writer.flush()?;
-        Ok(taken)
-    }
-
     /// Takes from every ring until each was seen empty. Whether there was anything.
     ///
     /// # Errors
@@ -528,22 +505,10 @@ impl Drain {
                 self.unheard
             ));
         }
+        let mut left_there = 0;
         for vcpu in 0..self.readers.len() {
-            self.raw.clear();
-            let Some(reader) = self.readers.get_mut(vcpu) else { break };
-            let Some(order) = self.orders.get_mut(vcpu) else { break };
-            order.resume(&mut self.raw);
-            let (lost, unfinished) = reader.finish(&mut self.raw);
-            order.settle(&mut self.raw, true);
-            let unfinished =
-                unfinished.into_iter().map(|program| self.programs.tracers(program)).sum();
-            let Some(reader) = self.readers.get(vcpu) else { break };
-            let corrupt = reader.corrupt();
-            let overwrites = reader.overwrites();
-            self.lost(vcpu, lost, reason(overwrites))?;
-            self.lost(vcpu, unfinished, LossReason::Unfinished)?;
-            self.exits.gather(vcpu, overwrites, &mut self.writer)?;
-            self.write(vcpu, true)?;
+            left_there += self.take_rest(vcpu, left)?;
+            let corrupt = self.readers.get(vcpu).and_then(RingReader::corrupt);
             summary.exits.extend(self.exits.end(vcpu, &mut self.writer)?);
             // Most often that has been told, when it was found.
             let corrupt = corrupt.map(|corrupt| corrupt.to_string());
@@ -563,6 +528,12 @@ impl Drain {
                 ));
             }
         }
+        if left_there > 0 {
+            summary.notes.push(format!(
+                "the output of the trace was stuck at the end: {left_there} records were left in the flight \
+                 recorder, and count as lost"
+            ));
+        }
         self.writer.watermark(u64::MAX)?;
         // Whoever asked in time gets at least the end.
         self.join()?;
@@ -580,7 +551,7 @@ impl Drain {
         for vcpu in 0..self.readers.len() {
             let Some(reader) = self.readers.get_mut(vcpu) else { break };
             if reader.overwrites() {
-                // Taken in one piece, which does not have to wait.
+                // Taken at the end, as far as the output takes it.
                 continue;
             }
             let (cleared, lost) = reader.clear();

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 pub use console::ConsoleLines;
 pub use counts::Sorted;
-pub use drain::Drain;
+pub use drain::{Drain, Snapshot};
 pub use events::{EventFields, EventTarget, EventValue, From, OneCall, Part};
 pub use exits::{ExitReader, ExitWriter, exit_log};
 pub use names::resolver;
@@ -119,7 +119,7 @@ enum Command {
     Module(Arc<Module>),
     Status(Sender<Status>),
     Clear(Sender<u64>),
-    Snapshot(Sender<u64>),
+    Snapshot(Sender<Snapshot>),
     Traced(Vec<TracedSites>),
     Counted(Vec<Hits>, Vec<Sorted>),
     Finish(Box<Summary>, Grace),
@@ -325,10 +325,11 @@ impl Relay {
         self.ask(Command::Clear)
     }
 
-    /// Writes what a flight recorder has; returns how many records, `None` when the relay has failed.
-    /// All vCPUs are paused: what is overwritten meanwhile would be half another record.
+    /// Writes what a flight recorder has; `None` when the relay has failed. All vCPUs are paused: what
+    /// is overwritten meanwhile would be half another record. This takes as long as the output takes
+    /// for what does not fit in its queue, within bounds.
     #[must_use]
-    pub fn snapshot(&self) -> Option<u64> {
+    pub fn snapshot(&self) -> Option<Snapshot> {
         self.ask(Command::Snapshot)
     }
 

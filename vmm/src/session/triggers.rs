@@ -7,6 +7,7 @@ use super::conditions::Conditional;
 use super::follow::Follow;
 use super::tracing::{Duties, NOBODY, Plan, Tracing};
 use crate::machine::Machine;
+use crate::relay::Snapshot;
 use crate::serve::{Answer, Control, ControlRequest, Reply};
 use crate::stream::MarkKind;
 use crate::tracer::{Attachment, Duty, Part, Tally};
@@ -199,8 +200,13 @@ impl Controller {
         }
         let paused = machine.pause().map_err(|error| error.to_string())?;
         let relay = self.relay.as_ref().ok_or("tracing has not begun")?;
-        let count = relay.snapshot().ok_or("the relay has failed")?;
-        let text = format!("snapshot: {count} records");
+        let Snapshot { records, whole } = relay.snapshot().ok_or("the relay has failed")?;
+        let mut text = format!("snapshot: {records} records");
+        if !whole {
+            text.push_str(
+                "; the output of the trace was too slow for the others, which stay in the recorder",
+            );
+        }
         self.count_pause(paused, MarkKind::Note, text.clone());
         Ok(text)
     }

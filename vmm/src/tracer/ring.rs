@@ -1,5 +1,9 @@
 //! The VMM's side of the rings: it trusts nothing that it finds there.
 
+mod rest;
+
+pub use rest::Rest;
+
 use super::annex::{Layout, Memory};
 use super::raw::{RawBatch, RawRecord};
 use std::sync::Arc;
@@ -27,6 +31,9 @@ pub struct Corrupt {
     /// The position at which that was found.
     pub position: u64,
 }
+
+/// Laps between two looks at what was overwritten.
+const COUNT_LAPS: u64 = 64;
 
 /// The upper part of a record as it is copied out of guest memory.
 type Slot = [u64; COMMON_SIZE / 8];
@@ -58,6 +65,11 @@ pub struct RingReader {
     /// The same overwritten, modulo 2^32, as chunks count it; and all together.
     overwritten: Vec<u32>,
     all_overwritten: u64,
+    /// The lap in which that was looked at last.
+    counted: u64,
+    /// Chunks all of whose records are known, by chunk: the lap in which it was opened, and how many
+    /// they are, one for each tracer.
+    known: Vec<(u32, u32)>,
     /// Overwriting: records before `tail`, kept or not, that are accounted for.
     accounted: u64,
     /// The head at the last look: see [`RingReader::newest`].
@@ -83,6 +95,11 @@ impl RingReader {
             dropped: vec![0; usize::try_from(ring.chunks()).unwrap_or(0)],
             overwritten: vec![0; usize::try_from(ring.chunks()).unwrap_or(0)],
             all_overwritten: 0,
+            counted: 0,
+            known: vec![
+                (0, 0);
+                if overwrite { usize::try_from(ring.chunks()).unwrap_or(0) } else { 0 }
+            ],
             accounted: 0,
             looked: ring.start(),
             overwrite,
@@ -349,8 +366,11 @@ impl RingReader {
         let opening = ring.opening(ring.chunk(head), head >> 32);
         let mut position = if known { self.looked } else { opening };
         self.looked = head;
-        if self.overwrite && !known {
+        // Long before any chunk has overwritten 2^32, of which it has 2^17 in a lap at most: a ring may
+        // have so many chunks that looking at all of them is work.
+        if self.overwrite && (head >> 32).wrapping_sub(self.counted) > COUNT_LAPS {
             self.count_overwritten(&memory);
+            self.counted = head >> 32;
         }
         while position > head && out.has_room() {
             match self.look(&memory, position, self.tag(position), &mut out.extra) {
@@ -398,7 +418,7 @@ impl RingReader {
         let mut overwritten = 0;
         for _ in 0..TRIES {
             overwritten = self.count_overwritten(&memory);
-            kept = self.walk(&memory, head, None, &mut Vec::new()).events;
+            kept = self.count(&memory, head);
             if self.count_overwritten(&memory) == overwritten {
                 break;
             }
@@ -426,148 +446,4 @@ impl RingReader {
         }
         self.all_overwritten
     }
-
-    /// Goes through all chunks in the order in which they were opened. Adds the records behind
-    /// `tail` to `out`, if there is one, and programs of unfinished ones to `unfinished`.
-    fn walk(
-        &self,
-        memory: &VolatileSlice<'_>,
-        head: u64,
-        mut out: Option<&mut RawBatch>,
-        unfinished: &mut Vec<u16>,
-    ) -> Walked {
-        let ring = self.ring;
-        let mut openings: Vec<_> = (0..ring.chunks())
-            .map(|chunk| ring.opening(chunk, self.front(memory, chunk, front::STATE) >> 32))
-            .filter(|&opening| opening >> 32 != 0 && ring.order(opening) <= ring.order(head))
-            .collect();
-        openings.sort_unstable_by_key(|&opening| ring.order(opening));
-        let mut walked = Walked::default();
-        let mut extra = Vec::new();
-        for opening in openings {
-            let mut position = opening;
-            let mut hole = false;
-            // An earlier lap of the head's own chunk cannot be: it was opened with this lap.
-            let end = if (head ^ opening) < CHUNK_SIZE as u64 { head } else { 0 };
-            while position > end && !(end == 0 && ring.is_spent(position)) {
-                extra.clear();
-                let size = match self.look(memory, position, self.tag(opening), &mut extra) {
-                    Found::Record(mut record, size) => {
-                        let events = u64::from(record.tracers);
-                        let forgotten = ring.order(position) < ring.order(self.tail);
-                        if let Some(out) = out.as_mut().filter(|_| !forgotten) {
-                            record.extra = u32::try_from(out.extra.len()).unwrap_or(u32::MAX);
-                            out.extra.extend_from_slice(&extra);
-                            out.records.push(record);
-                            walked.taken += events;
-                        }
-                        walked.events += events;
-                        hole = false;
-                        size
-                    }
-                    Found::Unfinished(info) => {
-                        unfinished.push(info.program());
-                        hole = false;
-                        info.size() as u64
-                    }
-                    // Reserved, and not even begun. All of it is zero up to the next record.
-                    Found::Nothing => {
-                        if !std::mem::replace(&mut hole, true) {
-                            unfinished.push(RawRecord::NO_PROGRAM);
-                        }
-                        8
-                    }
-                    Found::Damage => {
-                        unfinished.push(RawRecord::NO_PROGRAM);
-                        break;
-                    }
-                };
-                position -= size.min(position - end);
-            }
-        }
-        walked
-    }
-
-    /// Takes all that is left once the guest is gone or no site calls any more. Returns how many
-    /// records were newly found lost, and the programs of those that were never finished
-    /// ([`RawRecord::NO_PROGRAM`] where that is not known).
-    pub fn finish(&mut self, out: &mut RawBatch) -> (u64, Vec<u16>) {
-        let shared = Arc::clone(&self.memory);
-        let memory = shared.slice();
-        let mut unfinished = Vec::new();
-        let before = out.records.len();
-        let mut lost = self.all_dropped(&memory);
-        let Some(head) = self.head(&memory) else { return (lost, unfinished) };
-        if self.overwrite {
-            let walked = self.walk(&memory, head, Some(out), &mut unfinished);
-            let ever = self.count_overwritten(&memory).saturating_add(walked.events);
-            let newly = ever.saturating_sub(self.accounted).saturating_sub(walked.taken);
-            lost = lost.saturating_add(newly);
-            (self.tail, self.accounted) = (head, ever);
-        } else {
-            self.take_rest(&memory, head, out, &mut unfinished);
-        }
-        self.totals.records += (out.records.len() - before) as u64;
-        self.totals.lost = self.totals.lost.saturating_add(lost);
-        (lost, unfinished)
-    }
-
-    /// All from `tail` on, unfinished records left out.
-    fn take_rest(
-        &mut self,
-        memory: &VolatileSlice<'_>,
-        head: u64,
-        out: &mut RawBatch,
-        unfinished: &mut Vec<u16>,
-    ) {
-        let mut hole = false;
-        while self.tail != head {
-            let in_head = self.is_in_chunk_of(head);
-            if self.ring.is_spent(self.tail) {
-                if in_head {
-                    break;
-                }
-                self.tail = self.ring.next_opening(self.tail);
-                hole = false;
-                continue;
-            }
-            let size = match self.look(memory, self.tail, Info::DRAINED, &mut out.extra) {
-                Found::Record(record, size) => {
-                    out.records.push(record);
-                    hole = false;
-                    size
-                }
-                Found::Unfinished(info) => {
-                    unfinished.push(info.program());
-                    hole = false;
-                    info.size() as u64
-                }
-                // Reserved, and not even begun. All of it is zero up to the next record.
-                Found::Nothing => {
-                    if !std::mem::replace(&mut hole, true) {
-                        unfinished.push(RawRecord::NO_PROGRAM);
-                    }
-                    8
-                }
-                Found::Damage => {
-                    self.damaged(self.tail);
-                    return;
-                }
-            };
-            if in_head && self.tail - size < head {
-                self.damaged(self.tail);
-                return;
-            }
-            self.tail -= size;
-        }
-    }
-}
-
-/// What [`RingReader::walk`] has met.
-#[derive(Clone, Copy, Debug, Default)]
-struct Walked {
-    /// Records, one for each tracer.
-    events: u64,
-    /// Of these added.
-    taken: u64,
 }

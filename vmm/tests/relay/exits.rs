@@ -167,8 +167,8 @@ fn a_flight_recorder_keeps_the_newest_exits() {
         }
     }
     run.rings.hit(0, lap(&run, 1000 + all));
-    assert_eq!(run.drain.snapshot().unwrap(), KEPT + 1);
-    assert_eq!(run.drain.snapshot().unwrap(), 0);
+    assert_eq!(run.drain.snapshot().unwrap().records, KEPT + 1);
+    assert_eq!(run.drain.snapshot().unwrap().records, 0);
     put(&mut run.writer, 2000 + all);
     let (seen, summary, _) = run.end();
     let mut wanted = vec![Seen::Lost(LossReason::Overwritten, QUEUE)];

@@ -69,12 +69,12 @@ fn snapshots_tell_each_record_once() {
     let hit = |numbers: std::ops::Range<u64>| numbers.for_each(|number| rings.hit(0, lap(number)));
     let mut drain = Drain::start(setup).unwrap();
     hit(0..40);
-    assert_eq!(drain.snapshot().unwrap(), 40);
-    assert_eq!(drain.snapshot().unwrap(), 0);
+    assert_eq!(drain.snapshot().unwrap().records, 40);
+    assert_eq!(drain.snapshot().unwrap().records, 0);
     let unfinished = rings.reserve(0).unwrap();
     hit(40..60);
     drain.pass().unwrap();
-    assert_eq!(drain.snapshot().unwrap(), 20);
+    assert_eq!(drain.snapshot().unwrap().records, 20);
     // Its writer was only preempted.
     rings.publish(unfinished, lap(0));
     rings.reserve(0).unwrap();
@@ -90,6 +90,38 @@ fn snapshots_tell_each_record_once() {
         }
     }
     assert_eq!(times, (0..70).map(|number| lap(number).timestamp).collect::<Vec<_>>());
+}
+
+// A ring may be larger than what should wait for the output. What that takes too long for is there for the
+// next snapshot; at the end it is lost, and told.
+#[test]
+fn what_the_output_is_too_slow_for_stays_in_the_recorder() {
+    const RECORDS: u64 = 100_000;
+    let rings = Rings::new(1);
+    let sink = Sink::default();
+    let (mut setup, _joining) = rings.setup(Box::new(sink.clone()));
+    setup.stream = setup.stream.with_room(0);
+    setup.readers = rings.readers(true);
+    let lap = |number| Common { info: Info::new(COMMON_SIZE, 0, 1, 1).0, ..rings.record(number) };
+    rings.open_all();
+    let mut drain = Drain::start(setup).unwrap();
+    (0..RECORDS).for_each(|number| rings.hit(0, lap(number)));
+    // Nothing is written while this is held.
+    let stuck = sink.0.lock().unwrap();
+    let first = drain.snapshot_within(|_| None).unwrap();
+    assert!(!first.whole && (1..RECORDS / 2).contains(&first.records), "{first:?}");
+    drop(stuck);
+    let second = drain.snapshot().unwrap();
+    assert!(second.whole);
+    assert_eq!(first.records + second.records, RECORDS);
+    (RECORDS..2 * RECORDS).for_each(|number| rings.hit(0, lap(number)));
+    drain.wait_for_output();
+    let stuck = sink.0.lock().unwrap();
+    let end = drain.finish(Summary::default(), &Grace::of(Duration::ZERO)).unwrap().summary;
+    drop(stuck);
+    assert_eq!(end.records() + end.lost(), 2 * RECORDS, "{end:?}");
+    assert!(end.records() > RECORDS && end.lost() > RECORDS / 2, "{end:?}");
+    assert!(end.notes.iter().any(|note| note.contains("left in the flight recorder")), "{end:?}");
 }
 
 // As `--compress` has it.

@@ -131,6 +131,22 @@ impl Rings {
         RingReader::all(&self.layout, &self.memory, overwrite)
     }
 
+    /// Accounts say of every chunk that it was opened in the first lap: what is behind the head does
+    /// not count.
+    pub fn open_all(&self) {
+        let memory = self.memory.slice();
+        for ring in &self.layout.rings {
+            let states = (0..ring.chunks()).map(|chunk| {
+                self.layout.offset(ring) + ring.front_offset(chunk) + front::STATE as u64
+            });
+            for at in states {
+                let word =
+                    memory.get_atomic_ref::<AtomicU64>(usize::try_from(at).unwrap()).unwrap();
+                word.store(LAP, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Bytes of every ring, in the memory that guests write to.
     pub fn slots(&self, mut each: impl FnMut(&VolatileSlice<'_>)) {
         let memory = self.memory.slice();

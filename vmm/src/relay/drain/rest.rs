@@ -1,0 +1,129 @@
+//! What is in the rings at an end, and in flight recorders at a snapshot. A ring may be larger than all that
+//! should wait for the output: so it is taken in pieces, as the output takes them.
+
+use super::{BATCH, Drain, reason};
+use crate::serve::Patience;
+use crate::stream::LossReason;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// How long a snapshot waits for the output in all: no vCPU runs meanwhile.
+const SNAPSHOT_TIME: Duration = Duration::from_secs(30);
+
+/// What a snapshot has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Records.
+    pub records: u64,
+    /// Nothing was left because the output took too long.
+    pub whole: bool,
+}
+
+impl Drain {
+    /// Takes what flight recorders have, while nobody writes there. What was begun and is not finished
+    /// stays there, and counts as lost when it is overwritten. So does what the output takes too long
+    /// for: it is for the next snapshot, or the end.
+    ///
+    /// # Errors
+    /// When the primary output fails.
+    pub fn snapshot(&mut self) -> io::Result<Snapshot> {
+        let (begun, patience) = (Instant::now(), Patience::new());
+        let before = self.writer.get_mut().primary().taken();
+        self.snapshot_within(|taken| {
+            let in_all = SNAPSHOT_TIME.checked_sub(begun.elapsed())?;
+            Some(patience.left(taken.saturating_sub(before))?.min(in_all))
+        })
+    }
+
+    /// The same as long as `left` allows (see [`Primary::wait_for_room`](crate::serve::Primary)).
+    ///
+    /// # Errors
+    /// When the primary output fails.
+    pub fn snapshot_within(
+        &mut self,
+        left: impl Fn(u64) -> Option<Duration>,
+    ) -> io::Result<Snapshot> {
+        self.tasks.start_pass();
+        let mut snapshot = Snapshot { records: 0, whole: true };
+        for vcpu in 0..self.readers.len() {
+            let Some(reader) = self.readers.get_mut(vcpu).filter(|reader| reader.overwrites())
+            else {
+                continue;
+            };
+            let (lost, mut rest) = reader.rest();
+            self.lost(vcpu, lost, LossReason::Overwritten)?;
+            snapshot.records += self.exits.gather(vcpu, true, &mut self.writer)?;
+            loop {
+                let records = self.take_piece(vcpu, &mut rest)?;
+                snapshot.records += records;
+                if rest.is_empty() {
+                    break;
+                }
+                if !self.writer.get_mut().primary().wait_for_room(&left) {
+                    snapshot.whole = false;
+                    break;
+                }
+            }
+            if !snapshot.whole {
+                break;
+            }
+        }
+        self.writer.flush()?;
+        Ok(snapshot)
+    }
+
+    /// Writes the next piece of what is left in a ring: how many records.
+    fn take_piece(&mut self, vcpu: usize, rest: &mut crate::tracer::ring::Rest) -> io::Result<u64> {
+        self.raw.clear();
+        let Some(reader) = self.readers.get_mut(vcpu) else { return Ok(0) };
+        let Some(order) = self.orders.get_mut(vcpu) else { return Ok(0) };
+        order.resume(&mut self.raw);
+        let before = self.raw.records.len();
+        reader.take_rest(rest, &mut self.raw, BATCH);
+        let taken = (self.raw.records.len() - before) as u64;
+        let last = rest.is_empty();
+        order.settle(&mut self.raw, last);
+        self.write(vcpu, last)?;
+        Ok(taken)
+    }
+
+    /// Takes all that is left in a ring at the end, as long as the output takes it. Returns how many
+    /// records were left in a flight recorder.
+    pub(super) fn take_rest(
+        &mut self,
+        vcpu: usize,
+        left: impl Fn(u64) -> Option<Duration>,
+    ) -> io::Result<u64> {
+        let Some(reader) = self.readers.get_mut(vcpu) else { return Ok(0) };
+        let overwrites = reader.overwrites();
+        let (lost, mut rest) = reader.rest();
+        self.lost(vcpu, lost, reason(overwrites))?;
+        self.exits.gather(vcpu, overwrites, &mut self.writer)?;
+        let mut left_there = 0;
+        loop {
+            self.take_piece(vcpu, &mut rest)?;
+            if rest.is_empty() {
+                break;
+            }
+            if !self.writer.get_mut().primary().wait_for_room(&left) {
+                left_there = self.leave(vcpu, &mut rest)?;
+                break;
+            }
+        }
+        let unfinished = std::mem::take(&mut rest.unfinished).into_iter();
+        let unfinished = unfinished.map(|program| self.programs.tracers(program)).sum();
+        self.lost(vcpu, unfinished, LossReason::Unfinished)?;
+        Ok(left_there)
+    }
+
+    /// Nobody takes what is left in a ring any more: it is lost. How many records.
+    fn leave(&mut self, vcpu: usize, rest: &mut crate::tracer::ring::Rest) -> io::Result<u64> {
+        let Some(reader) = self.readers.get_mut(vcpu) else { return Ok(0) };
+        let overwrites = reader.overwrites();
+        let given_up = reader.leave_rest(rest);
+        self.lost(vcpu, given_up, reason(overwrites))?;
+        // Those of the last piece that wait for newer ones.
+        self.take_piece(vcpu, rest)?;
+        Ok(given_up)
+    }
+}
