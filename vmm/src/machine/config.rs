@@ -32,6 +32,8 @@ pub struct Config {
     /// Size in bytes of the annex, a multiple of 2 MiB, at most [`MAX_ANNEX`](super::MAX_ANNEX);
     /// 0 for none.
     pub annex: u64,
+    /// A second part of the annex, if there shall be one.
+    pub far: Option<Far>,
     /// Stop the guest once, at the first write to this model-specific register:
     /// [`Event::MsrWrite`](super::Event::MsrWrite).
     pub watch_msr: Option<u32>,
@@ -42,6 +44,16 @@ pub struct Config {
     pub disks: Vec<Disk>,
     /// File system devices.
     pub shares: Vec<Fs>,
+}
+
+/// A second part of the annex, in guest-physical memory behind all RAM and devices. To this process
+/// it lies right behind the first part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Far {
+    /// Its size in bytes, a multiple of 2 MiB.
+    pub size: u64,
+    /// Its distance from a multiple of 1 GiB, at which it begins: a multiple of 2 MiB.
+    pub offset: u64,
 }
 
 /// Gets bytes that the guest sends to the agent's port.

@@ -60,6 +60,24 @@ pub enum MachineError {
         #[source]
         source: io::Error,
     },
+    /// Size or place of the annex's second part that is not possible.
+    #[error("{0} bytes are no size of a second part of the annex")]
+    FarSize(u64),
+    /// The host has no room for the annex's second part.
+    #[error(
+        "the rings take {} MiB, and this machine has {} MiB of memory left: give a smaller --buffer, or fewer --cpus", asked >> 20, available >> 20
+    )]
+    FarMemory {
+        /// Bytes.
+        asked: u64,
+        /// Bytes that there are.
+        available: u64,
+    },
+    /// The processor cannot map the annex's second part.
+    #[error(
+        "rings of this size need {0}, which KVM does not give guests here: give a smaller --buffer (without it rings are as large as they can be anywhere), or less --memory"
+    )]
+    FarPages(&'static str),
     /// Annex size that is not possible.
     #[error(
         "an annex of {asked} bytes is not possible: it must be a multiple of 2 MiB and at most {max} bytes"

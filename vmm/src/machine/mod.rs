@@ -26,7 +26,7 @@ pub use arch::{
     ANNEX_BASE, BootImage, DEFAULT_CMDLINE, MAX_ANNEX, Registers, TRAP_INSTRUCTION,
     WAIT_INSTRUCTION,
 };
-pub use config::{AgentSink, Config, ConsoleSinks, ImageBytes, MAX_MEMORY, MIN_MEMORY};
+pub use config::{AgentSink, Config, ConsoleSinks, Far, ImageBytes, MAX_MEMORY, MIN_MEMORY};
 pub use error::MachineError;
 pub use event::{Event, ExitReason};
 pub use exits::{ExitCause, ExitObserver, VcpuExit};

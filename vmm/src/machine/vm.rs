@@ -46,7 +46,10 @@ impl Machine {
             return Err(MachineError::Cpus { asked: config.cpus, max });
         }
         let memory = memory::create_ram(config.memory)?;
-        let annex = memory::create_annex(config.annex)?;
+        let annex = memory::create_annex(config.annex, config.far, config.memory)?;
+        if let Some((start, size)) = annex.as_ref().and_then(Annex::far) {
+            arch::check_far(&kvm, start + size)?;
+        }
         let vm = Arc::new(kvm.create_vm().map_err(MachineError::kvm("create a machine"))?);
         memory::register(&vm, &memory, annex.as_ref())?;
         let gate = Arc::new(Gate::default());

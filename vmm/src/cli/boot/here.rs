@@ -148,6 +148,7 @@ pub(super) fn run(
         initrd: Some(initrd),
         cmdline: args.guest_cmdline(),
         annex: 0,
+        far: None,
         watch_msr: None,
         vsock: Some(device),
         disks,

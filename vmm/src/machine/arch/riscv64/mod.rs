@@ -18,7 +18,7 @@ pub use layout::{ANNEX_BASE, MAX_ANNEX};
 pub use load::BootImage;
 pub use registers::Registers;
 
-pub(in crate::machine) use kvm::NEEDED_CAPABILITIES;
+pub(in crate::machine) use kvm::{NEEDED_CAPABILITIES, check_far};
 pub(in crate::machine) use layout::ram_ranges;
 pub(in crate::machine) use load::load;
 pub(in crate::machine) use platform::Platform;

@@ -21,6 +21,33 @@ pub(super) fn leaves(kvm: &Kvm, id: u8, count: u8) -> Result<CpuId, MachineError
     CpuId::from_entries(&leaves).map_err(|_| MachineError::TooManyLeaves)
 }
 
+/// Whether guests can map memory by pages of 1 GiB, up to this guest-physical address.
+///
+/// # Errors
+/// When they cannot, or KVM does not say.
+pub(in crate::machine) fn check_far(kvm: &Kvm, end: u64) -> Result<(), MachineError> {
+    let what = "tell what CPUs it offers";
+    let supported =
+        kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(MachineError::kvm(what))?;
+    reaches(supported.as_slice(), end)
+}
+
+fn reaches(supported: &[kvm_cpuid_entry2], end: u64) -> Result<(), MachineError> {
+    const FEATURES: u32 = 0x8000_0001;
+    const PAGES_OF_1G: u32 = 1 << 26;
+    const SIZES: u32 = 0x8000_0008;
+    let leaf = |function| supported.iter().find(|leaf| leaf.function == function);
+    if leaf(FEATURES).is_none_or(|leaf| leaf.edx & PAGES_OF_1G == 0) {
+        return Err(MachineError::FarPages("pages of 1 GiB (pdpe1gb)"));
+    }
+    // Without that leaf a CPU has 36 bits.
+    let bits = leaf(SIZES).map_or(36, |leaf| leaf.eax & 0xff);
+    if end.checked_shr(bits).is_some_and(|above| above > 0) {
+        return Err(MachineError::FarPages("more physical address bits"));
+    }
+    Ok(())
+}
+
 fn set_bits(register: &mut u32, from: u32, count: u32, value: u32) {
     let mask = (1_u32 << count) - 1;
     *register = *register & !(mask << from) | (value & mask) << from;
@@ -201,5 +228,17 @@ mod tests {
         let leaves = adapt(&supported, 0, 2, true);
         assert!(leaves.iter().any(|e| e.function == 0xb));
         assert!(!leaves.iter().any(|e| e.function == 0x1f));
+    }
+
+    // A guest whose page tables have a bit that its CPU reserves dies of that, and says nothing.
+    #[test]
+    fn far_memory_must_be_in_reach() {
+        let leaf =
+            |function, eax, edx| kvm_cpuid_entry2 { function, eax, edx, ..Default::default() };
+        let cpu = |bits, edx| [leaf(0x8000_0001, 0, edx), leaf(0x8000_0008, bits, 0)];
+        assert!(reaches(&cpu(36, 1 << 26), 1 << 33).is_ok());
+        assert!(reaches(&cpu(36, 1 << 26), (1 << 36) + 1).is_err());
+        assert!(reaches(&cpu(40, 0), 1 << 33).unwrap_err().to_string().contains("pdpe1gb"));
+        assert!(reaches(&[], 1 << 33).is_err());
     }
 }

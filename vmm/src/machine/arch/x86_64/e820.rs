@@ -17,8 +17,8 @@ pub(super) struct Range {
     pub(super) kind: u32,
 }
 
-/// The map of a machine with `memory` bytes of RAM and an annex at (address, length).
-pub(super) fn map(memory: u64, annex: Option<(u64, u64)>) -> Vec<Range> {
+/// The map of a machine with `memory` bytes of RAM and parts of an annex at (address, length).
+pub(super) fn map(memory: u64, annex: impl IntoIterator<Item = (u64, u64)>) -> Vec<Range> {
     let between = |start: u64, end: u64, kind| Range { start, length: end - start, kind };
     let mut ranges = vec![
         between(0, layout::LOW_RAM_END, RAM),
@@ -28,7 +28,8 @@ pub(super) fn map(memory: u64, annex: Option<(u64, u64)>) -> Vec<Range> {
     for (start, length) in ram_ranges(memory) {
         ranges.push(between(start.max(layout::HIGH_RAM), start + length, RAM));
     }
-    ranges.extend(annex.map(|(start, length)| Range { start, length, kind: RESERVED }));
+    let reserved = |(start, length)| Range { start, length, kind: RESERVED };
+    ranges.extend(annex.into_iter().map(reserved));
     ranges.push(between(layout::KVM_IDENTITY_MAP, layout::KVM_END, RESERVED));
     ranges.sort_by_key(|range| range.start);
     ranges

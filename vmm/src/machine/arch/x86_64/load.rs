@@ -132,7 +132,8 @@ pub(in crate::machine) fn load(
         params.hdr.ramdisk_size = low(initrd.len() as u64);
     }
     params.acpi_rsdp_addr = layout::ACPI;
-    let ranges = e820::map(config.memory, annex.map(|annex| (annex.gpa(), annex.len())));
+    let annex = annex.map(|annex| [Some((annex.gpa(), annex.len())), annex.far()]);
+    let ranges = e820::map(config.memory, annex.into_iter().flatten().flatten());
     params.e820_entries = u8::try_from(ranges.len()).unwrap_or(u8::MAX);
     for (entry, Range { start, length, kind }) in params.e820_table.iter_mut().zip(ranges) {
         *entry = boot_e820_entry { addr: start, size: length, r#type: kind };
