@@ -133,6 +133,8 @@ fn x86_values() -> impl Strategy<Value = vmtrace_trampolines::x86_64::Values> {
         .prop_map(|(number, cpus, table)| Addressing::Shared { number, cpus, table });
     (prop_oneof![per_cpu, shared], word(), word(), places()).prop_map(
         |(addressing, current, pid, places)| vmtrace_trampolines::x86_64::Values {
+            // Where large ones are.
+            rings: -0x7fe0_0000,
             addressing,
             current,
             pid,
@@ -363,6 +365,7 @@ fn with(point: Point, fields: &[Field]) -> Program {
 /// Of a usual kernel.
 fn usual_x86() -> vmtrace_trampolines::x86_64::Values {
     vmtrace_trampolines::x86_64::Values {
+        rings: 0,
         addressing: Addressing::PerCpu { distance: 0xffff_8000_1234_5678 },
         current: 0x1_fb80,
         pid: 0x990,

@@ -2,7 +2,7 @@
 
 mod fake_guest;
 
-use fake_guest::{ANNEX, DISABLED, ENABLED, Fake, kernels};
+use fake_guest::{ANNEX, DISABLED, ENABLED, FAR, Fake, X86, kernels};
 use vmtrace::kernel::{FtraceKind, SiteSection};
 use vmtrace::tracer::annex::Addressing;
 use vmtrace::tracer::{Guest, SkipReason, Tripwire};
@@ -65,6 +65,37 @@ fn the_annex_is_mapped_by_what_it_is_for() {
         assert_eq!((writable, executable), (slot != 0, slot == 0), "slot {slot}: {entry:#x}");
     }
     assert_eq!(fake.read_u64(fake.entry(40)).unwrap() & 1, 0);
+}
+
+// Processes have these entries, and no others: a ring that is elsewhere for one of them is its own memory.
+#[test]
+fn large_rings_are_in_the_hole_of_the_memory_map() {
+    for name in X86 {
+        // One entry, and two.
+        for (buffer, entries) in [(64 << 20, 1), (600 << 20, 2)] {
+            let fake = Fake::with_buffer(name, 4, buffer);
+            let slot = |index| fake.symbol("level3_kernel_pgt") + 8 * index;
+            let attachment = fake.attach();
+            for index in [508, 509] {
+                let entry = fake.read_u64(slot(index)).unwrap();
+                if index - 508 >= entries {
+                    assert_eq!(entry, 0, "{name}");
+                    continue;
+                }
+                assert_eq!(entry & 0x000f_ffff_ffff_f000, FAR + ((index - 508) << 30), "{name}");
+                // Large and writable, not executable.
+                assert_eq!((entry & 0x83, entry >> 63), (0x83, 1), "{name}: {entry:#x}");
+            }
+            let readers = attachment.readers();
+            assert_eq!(readers.len(), 2);
+            let fake = Fake::with_buffer(name, 4, buffer);
+            fake.write(slot(508 + entries - 1), &0x1e3_u64.to_le_bytes()).unwrap();
+            let before = fake.read_vec(fake.symbol("_text"), 64 << 20);
+            let error = fake.try_attach().err().unwrap().to_string();
+            assert!(error.contains("leave out --buffer"), "{name}: {error}");
+            assert!(fake.read_vec(fake.symbol("_text"), 64 << 20) == before, "{name}");
+        }
+    }
 }
 
 #[test]

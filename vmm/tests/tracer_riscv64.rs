@@ -3,7 +3,7 @@
 mod fake_guest;
 
 use fake_guest::riscv64::{disabled, gap, jump};
-use fake_guest::{ANNEX, Fake, RISCV};
+use fake_guest::{ANNEX, FAR, Fake, RISCV};
 use std::collections::BTreeMap;
 use vmtrace::kernel::FtraceKind;
 use vmtrace::tracer::{Duty, Guest, SkipReason, annex};
@@ -47,6 +47,24 @@ fn rings_are_mapped_behind_the_image_and_code_is_where_text_is_mapped() {
             assert!(tail.clone().any(|word| word == lr_d(T2, T1)));
             assert!(tail.clone().any(|word| word == jr(T0)));
         }
+    }
+}
+
+// As above; where the kernel's table ends an entry of the table above it goes on.
+#[test]
+fn large_rings_are_mapped_behind_all_else() {
+    const HOLE: u64 = 0xffff_ffff_a000_0000;
+    for levels in [3, 4, 5] {
+        let fake = Fake::with_buffer("riscv64-7", levels, 600 << 20);
+        fake.attach();
+        let (_, tables) = fake.tables();
+        let page = |address| tables.translate(&fake, address).unwrap();
+        let start = FAR + (512 << 20);
+        assert_eq!(page(HOLE), start);
+        for offset in [0x1234, 511 << 20, 513 << 20, 1100 << 20] {
+            assert_eq!(page(HOLE + offset), start + offset, "{levels} {offset:#x}");
+        }
+        assert!(tables.translate(&fake, HOLE - (2 << 20)).is_ok(), "the fake's heap");
     }
 }
 

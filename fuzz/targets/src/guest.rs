@@ -251,6 +251,8 @@ fn attach(watched: &Watched<'_>, choice: u8) -> Option<Held> {
     let options = Options {
         overflow: if choice & 1 == 0 { Overflow::Drop } else { Overflow::Overwrite },
         cpus: [2, 1, 64, 65][usize::from(choice >> 1 & 3)],
+        // For the largest there is no memory.
+        buffer: [None, Some(32 << 10), None, Some(64 << 20)][usize::from(choice >> 4 & 3)],
         clock_hz: 1_000_000_000,
         returns: &watched.prey.plans[usize::from(choice >> 3 & 1)],
     };

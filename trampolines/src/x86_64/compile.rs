@@ -32,7 +32,7 @@ pub fn compile(
     values: &Values,
 ) -> Result<Code, ProgramError> {
     program.check()?;
-    let operands = Operands::new(program, overflow, values);
+    let operands = Operands::new(program, overflow, values)?;
     let mut ops = Assembler::new(0);
     let mut reads = Reads::default();
     let ends = ops.new_dynamic_label();
@@ -97,7 +97,7 @@ fn find_control(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError
 
 /// Reserves; leaves the end of the record in r10 and the old position in rax. rdx is lost.
 fn reserve(ops: &mut Assembler, operands: &Operands) {
-    let Operands { size, info, overwrite, shared, .. } = *operands;
+    let Operands { size, info, overwrite, shared, rings, .. } = *operands;
     const { assert!(control::HEAD == 0) };
     dynasm!(ops; .arch x64; reserve:);
     if shared {
@@ -115,11 +115,11 @@ fn reserve(ops: &mut Assembler, operands: &Operands) {
         ; jne <reserve
         ; movsxd r10, eax
     );
-    dynasm!(ops; .arch x64; mov DWORD [r10 + at(below::INFO)], info);
+    dynasm!(ops; .arch x64; mov DWORD [r10 + (rings + at(below::INFO))], info);
     if overwrite {
         dynasm!(ops; .arch x64
             ; shr rax, 32
-            ; mov [r10 - 1], al
+            ; mov [r10 + (rings - 1)], al
         );
     }
 }
@@ -128,14 +128,15 @@ fn reserve(ops: &mut Assembler, operands: &Operands) {
 fn who_and_when(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError> {
     let current = disp("current's offset", values.current)?;
     let pid = disp("the pid's offset", values.pid)?;
+    let rings = values.rings;
     dynasm!(ops; .arch x64
         ; gs mov rdx, [DWORD current]
-        ; mov [r10 + at(below::TASK)], rdx
+        ; mov [r10 + (rings + at(below::TASK))], rdx
         ; mov edx, [rdx + pid]
-        ; mov [r10 + at(below::PID)], edx
+        ; mov [r10 + (rings + at(below::PID))], edx
         ; rdtsc
-        ; mov [r10 + at(below::TIMESTAMP)], eax
-        ; mov [r10 + at(below::TIMESTAMP) + 4], edx
+        ; mov [r10 + (rings + at(below::TIMESTAMP))], eax
+        ; mov [r10 + (rings + at(below::TIMESTAMP) + 4)], edx
     );
     Ok(())
 }
@@ -235,11 +236,11 @@ fn entry(
     reserve(ops, operands);
     dynasm!(ops; .arch x64
         ; mov rdx, [rsp + more + 24]
-        ; mov [r10 + at(below::CALLER)], edx
+        ; mov [r10 + (values.rings + at(below::CALLER))], edx
     );
     let mut in_rdx = None;
     for (index, (field, below)) in program.places().enumerate() {
-        let to = at(below);
+        let to = values.rings + at(below);
         let keeps = match field {
             Field::Known(_) | Field::Failed => true,
             Field::Argument(number) => {
@@ -276,11 +277,11 @@ fn entry(
             Field::Value => return Err(ProgramError::Field(field, program.point)),
         }
     }
-    reads.failed = program.below(Field::Failed).map(at);
+    reads.failed = program.below(Field::Failed).map(|below| values.rings + at(below));
     who_and_when(ops, values)?;
     dynasm!(ops; .arch x64
         ; mov rdx, [rsp + more + 16]
-        ; mov [r10 + at(below::SITE)], edx
+        ; mov [r10 + (values.rings + at(below::SITE))], edx
         ; out:
         ; pop rdx
         ; pop rax
@@ -305,10 +306,10 @@ fn end(
     reserve(ops, operands);
     dynasm!(ops; .arch x64
         ; mov rdx, [rsp]
-        ; mov [r10 + at(below::CALLER)], edx
+        ; mov [r10 + (values.rings + at(below::CALLER))], edx
     );
     for (field, below) in program.places() {
-        let to = at(below);
+        let to = values.rings + at(below);
         match field {
             Field::Stack => dynasm!(ops; .arch x64; mov [r10 + to], rsp),
             Field::Value => dynasm!(ops; .arch x64; mov [r10 + to], rsi),
@@ -321,7 +322,7 @@ fn end(
     }
     who_and_when(ops, values)?;
     dynasm!(ops; .arch x64
-        ; mov [r10 + at(below::SITE)], ecx
+        ; mov [r10 + (values.rings + at(below::SITE))], ecx
         ; out:
         ; mov rax, rsi
         ; mov rdx, rdi

@@ -57,6 +57,9 @@ pub enum Addressing {
 pub struct Values {
     /// How the control block of a CPU is found.
     pub addressing: Addressing,
+    /// From what the low half of a position gives when it is sign-extended to where that is in memory:
+    /// a multiple of a chunk's bytes, small enough for a displacement with any field's.
+    pub rings: i32,
     /// Offset of `current` from the gs base.
     pub current: u64,
     /// Offset of `pid` in a task.

@@ -33,12 +33,28 @@ pub(super) struct Operands {
     pub(super) wait: Option<&'static [u8]>,
     pub(super) tracers: i32,
     pub(super) shared: bool,
+    /// From the sign-extended low half of a position to memory: [`Values::rings`].
+    pub(super) rings: i32,
 }
 
 impl Operands {
     /// Of a program that was checked.
-    pub(super) fn new(program: &Program, overflow: Overflow, values: &Values) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// When rings cannot be where they are said to be.
+    pub(super) fn new(
+        program: &Program,
+        overflow: Overflow,
+        values: &Values,
+    ) -> Result<Self, ProgramError> {
+        let rings = values.rings;
+        let within = i32::MIN + small(CHUNK_SIZE) <= rings && rings <= i32::MAX - small(CHUNK_SIZE);
+        if !within || rings % small(CHUNK_SIZE) != 0 {
+            let rings = i64::from(rings).cast_unsigned();
+            return Err(ProgramError::Range("the distance of the rings", rings));
+        }
+        Ok(Self {
+            rings,
             size: small(program.size()),
             info: program.info(overflow).0.cast_signed(),
             overwrite: !overflow.drains(),
@@ -48,7 +64,7 @@ impl Operands {
             },
             tracers: program.tracers.into(),
             shared: matches!(values.addressing, Addressing::Shared { .. }),
-        }
+        })
     }
 }
 

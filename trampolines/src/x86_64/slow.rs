@@ -16,6 +16,7 @@ const _: () = assert!(CLAIMED_LAP == -1);
 
 /// With the position in rax and the control block in r11, as `reserve` leaves them.
 pub(super) fn slow(ops: &mut Assembler, operands: &Operands) {
+    let rings = operands.rings;
     dynasm!(ops; .arch x64
         ; slow:
         // r10: the last byte of this chunk; rdx: the position that opens the next one.
@@ -24,14 +25,14 @@ pub(super) fn slow(ops: &mut Assembler, operands: &Operands) {
         ; mov rdx, rax
         ; shr rdx, 32
         ; shl rdx, 32
-        ; add rdx, [r10 + account(front::NEXT)]
+        ; add rdx, [r10 + (rings + account(front::NEXT))]
     );
     if operands.overwrite {
         overwrite(ops, operands);
     } else {
         dynasm!(ops; .arch x64
             ; movsxd r10, edx
-            ; cmp rdx, [r10 + small(front::ROOM)]
+            ; cmp rdx, [r10 + (rings + small(front::ROOM))]
             ; jne >full
         );
         exchange(ops, operands.shared);
@@ -46,7 +47,7 @@ pub(super) fn slow(ops: &mut Assembler, operands: &Operands) {
     dynasm!(ops; .arch x64
         ; movsxd r10, eax
         ; or r10, LAST_BYTE
-        ; lock add QWORD [r10 + account(front::DROPPED)], operands.tracers
+        ; lock add QWORD [r10 + (rings + account(front::DROPPED))], operands.tracers
         ; jmp <out
     );
 }
@@ -79,6 +80,7 @@ fn wait(ops: &mut Assembler, shared: bool, instruction: &[u8]) {
 ///
 /// Locked, since a task that was migrated may be among those; that is once for a chunk.
 fn overwrite(ops: &mut Assembler, operands: &Operands) {
+    let rings = operands.rings;
     dynasm!(ops; .arch x64
         ; push rcx
         ; push rsi
@@ -92,7 +94,7 @@ fn overwrite(ops: &mut Assembler, operands: &Operands) {
     // between the two for a whole chunk takes one for used up that was opened in this very lap.
     dynasm!(ops; .arch x64
         ; movsxd r10, edx
-        ; mov rax, [r10 + small(front::STATE)]
+        ; mov rax, [r10 + (rings + small(front::STATE))]
     );
     // Who was away for long must not take chunks that are newer than where he looked.
     if operands.shared {
@@ -112,11 +114,11 @@ fn overwrite(ops: &mut Assembler, operands: &Operands) {
         ; je >next
         ; mov rcx, r10
         ; next_record:
-        ; cmp DWORD [rcx - small(below::SITE)], 0
+        ; cmp DWORD [rcx + (rings - small(below::SITE))], 0
         ; je >next
-        ; movzx edi, BYTE [rcx - small(below::INFO) + 2]
+        ; movzx edi, BYTE [rcx + (rings - small(below::INFO) + 2)]
         ; lea esi, [rsi + rdi + 1]
-        ; mov edi, [rcx - small(below::INFO)]
+        ; mov edi, [rcx + (rings - small(below::INFO))]
         ; and edi, 31
         ; lea edi, [rdi * 8 + 8]
         ; sub rcx, rdi
@@ -126,9 +128,9 @@ fn overwrite(ops: &mut Assembler, operands: &Operands) {
         ; mov rcx, CLAIMED_LAP
         ; shl rcx, 32
         ; or rcx, rsi
-        ; lock cmpxchg [r10 + small(front::STATE)], rcx
+        ; lock cmpxchg [r10 + (rings + small(front::STATE))], rcx
         ; jne <try_chunk
-        ; mov rdi, r10
+        ; lea rdi, [r10 + rings]
         ; and rdi, -small(CHUNK_SIZE)
         ; mov ecx, small(CHUNK_SIZE - FRONT_SIZE) / 8
         ; xor eax, eax
@@ -137,13 +139,13 @@ fn overwrite(ops: &mut Assembler, operands: &Operands) {
         ; shr rcx, 32
         ; shl rcx, 32
         ; or rcx, rsi
-        ; mov [r10 + small(front::STATE)], rcx
+        ; mov [r10 + (rings + small(front::STATE))], rcx
         ; mov rax, r8
     );
     exchange(ops, operands.shared);
     dynasm!(ops; .arch x64
         ; je >moved
-        ; mov [r10 + small(front::STATE)], rsi
+        ; mov [r10 + (rings + small(front::STATE))], rsi
         ; moved:
         ; pop r8
         ; pop rdi
@@ -153,7 +155,7 @@ fn overwrite(ops: &mut Assembler, operands: &Operands) {
         ; next:
         ; shr rdx, 32
         ; shl rdx, 32
-        ; add rdx, [r10 + small(front::NEXT)]
+        ; add rdx, [r10 + (rings + small(front::NEXT))]
         // Once around: this chunk is the next one.
         ; mov eax, r8d
         ; or eax, LAST_BYTE

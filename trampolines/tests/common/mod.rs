@@ -138,6 +138,11 @@ pub(crate) fn followed() -> (u64, &'static [AtomicU8]) {
     })
 }
 
+/// Where a ring is.
+fn memory_of(ring: &Ring) -> u64 {
+    ring.address() + u64::from(arch::RINGS.cast_unsigned())
+}
+
 fn at<T>(address: u64) -> *mut T {
     core::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap())
 }
@@ -164,13 +169,15 @@ impl FakeGuest {
         let memory = map(size * cpus, CHUNK_SIZE as u64, rw);
         let code = map(CODE as u64, 4096, rw | libc::PROT_EXEC);
         let heap = map(2 * HEAP + STACK_SIZE, 4096, rw);
-        let ring = |cpu| Ring::new(memory + cpu * size, size, arch::SPENT).unwrap();
+        // Positions need not be addresses.
+        let first = memory.wrapping_sub(arch::RINGS.cast_unsigned().into());
+        let ring = |cpu| Ring::new(first + cpu * size, size, arch::SPENT).unwrap();
         let rings: Vec<_> = (0..cpus).map(ring).collect();
         for (cpu, ring) in (0..cpus).zip(&rings) {
             // SAFETY: inside the mappings made above, aligned, not shared yet.
             unsafe { at::<Control>(arch::control(per_cpu, cpu)).write(ring.control()) };
             for chunk in 0..ring.chunks() {
-                let address = ring.address() + ring.front_offset(chunk);
+                let address = memory_of(ring) + ring.front_offset(chunk);
                 // SAFETY: as above.
                 unsafe { at::<Front>(address).write(ring.front(chunk)) };
             }
@@ -293,7 +300,7 @@ impl FakeGuest {
     /// A word of a chunk's account.
     pub(crate) fn front(&self, cpu: u64, chunk: u64, field: usize) -> &AtomicU64 {
         let ring = self.ring(cpu);
-        self.word(ring.address() + ring.front_offset(chunk) + field as u64)
+        self.word(memory_of(&ring) + ring.front_offset(chunk) + field as u64)
     }
 
     pub(crate) fn dropped(&self, cpu: u64) -> u64 {
@@ -308,7 +315,7 @@ impl FakeGuest {
 
     fn address(&self, cpu: u64, position: u64) -> u64 {
         let ring = self.ring(cpu);
-        ring.address() + ring.offset(position)
+        memory_of(&ring) + ring.offset(position)
     }
 
     /// The published record that ends at a position; `None` when there is none.
@@ -333,7 +340,7 @@ impl FakeGuest {
         while *tail != head {
             if ring.is_spent(*tail) {
                 let chunk = ring.chunk(*tail);
-                let start = ring.address() + chunk * CHUNK_SIZE as u64;
+                let start = memory_of(&ring) + chunk * CHUNK_SIZE as u64;
                 let len = usize::try_from(ring.front_offset(0)).unwrap();
                 // SAFETY: all of the chunk but its account; nobody writes it now.
                 unsafe { core::ptr::write_bytes(at::<u8>(start), 0, len) };

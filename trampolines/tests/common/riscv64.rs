@@ -18,6 +18,8 @@ pub(crate) use vmtrace_trampolines::riscv64::SPENT;
 pub(crate) struct Addressing;
 
 pub(crate) const ADDRESSINGS: [Addressing; 1] = [Addressing];
+/// From positions to memory.
+pub(crate) const RINGS: i32 = 0;
 /// From a site to where the trampoline returns to.
 pub(crate) const SITE_RETURN: u64 = 8;
 

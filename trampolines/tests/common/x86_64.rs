@@ -14,6 +14,8 @@ pub(crate) enum Addressing {
 }
 
 pub(crate) const ADDRESSINGS: [Addressing; 2] = [Addressing::PerCpu, Addressing::Shared];
+/// From positions to memory.
+pub(crate) const RINGS: i32 = 0x1000_0000;
 /// From a site to where the program returns to.
 pub(crate) const SITE_RETURN: u64 = 5;
 
@@ -215,6 +217,7 @@ impl FakeGuest {
             }
         };
         let values = Values {
+            rings: RINGS,
             addressing,
             current: CURRENT,
             pid: PID,

@@ -24,6 +24,7 @@ mod view;
 
 use crate::serve::Source;
 use crate::session::ValuesError;
+use crate::tracer::TraceError;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use std::os::unix::net::UnixStream;
@@ -200,8 +201,10 @@ pub fn main() -> u8 {
     };
     result.unwrap_or_else(|error| {
         say!("vmtrace: error: {error:#}");
-        let is_usage =
-            error.is::<ValuesError>() || error.is::<check::BadRules>() || error.is::<BadUsage>();
+        let is_usage = error.is::<ValuesError>()
+            || error.is::<check::BadRules>()
+            || error.is::<BadUsage>()
+            || error.is::<TraceError>();
         if is_usage { exit::USAGE } else { exit::FAILED }
     })
 }

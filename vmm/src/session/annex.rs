@@ -12,4 +12,8 @@ impl annex::Memory for Annex {
     fn guest_address(&self) -> u64 {
         self.gpa()
     }
+
+    fn far_guest_address(&self) -> Option<u64> {
+        self.far().map(|(address, _)| address)
+    }
 }

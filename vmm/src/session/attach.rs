@@ -445,7 +445,8 @@ impl Controller {
         };
         let (overflow, cpus) = (self.tracing.overflow, machine.vcpus() as u64);
         let clock_hz = machine.clock_hz();
-        let options = Options { overflow, cpus, clock_hz, returns: &exit_plan };
+        let buffer = self.tracing.buffer;
+        let options = Options { overflow, cpus, buffer, clock_hz, returns: &exit_plan };
         let memory = Arc::new(annex.clone());
         let mut attachment = Attachment::new(&ram, &self.kernel, image, memory, options)?;
         attachment.stop_by(&TRAP_INSTRUCTION);

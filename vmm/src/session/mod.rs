@@ -32,11 +32,13 @@ mod values;
 mod verdict;
 
 use crate::kernel::{Kernel, KernelError};
-use crate::machine::{Config, ConsoleSinks, Event, ExitReason, Machine, MachineError};
+use crate::machine::{Config, ConsoleSinks, Event, ExitReason, Far, Machine, MachineError};
 use crate::relay::ConsoleLines;
 use crate::sandbox::{self, Thread};
 use crate::serve::{ControlRequest, Join, Sink, Unwritten};
 use crate::stream::{Exit, Mark, MarkKind, Summary};
+use crate::tracer::TraceError;
+use crate::tracer::annex::{WITH_TABLES, far_memory};
 use attach::{Controller, Output};
 use std::io::Write;
 use std::sync::Arc;
@@ -113,6 +115,9 @@ pub enum SessionError {
     /// The kernel is unusable.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// Tracing cannot be as it was asked for.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     /// The trace could not be written.
     #[error("the trace cannot be written")]
     Stream(#[source] std::io::Error),
@@ -147,8 +152,10 @@ pub fn run(
     let Request { stream, joins, control, timeout, closing, console_marks, .. } = request;
     // Parsed now: later the guest would wait for it.
     kernel.check_traceable()?;
+    let far = far_memory(kernel.arch(), machine.cpus.into(), tracing.buffer)?;
     let config = Config {
-        annex: crate::tracer::annex::WITH_TABLES,
+        annex: WITH_TABLES,
+        far: far.map(|(size, offset)| Far { size, offset }),
         watch_msr: arch::WATCHED_MSR,
         ..machine
     };

@@ -109,6 +109,8 @@ pub struct Tracing {
     pub from: Option<usize>,
     /// What happens when a ring is full.
     pub overflow: Overflow,
+    /// Bytes of each vCPU's ring; `None`: as many as fit beside the programs.
+    pub buffer: Option<u64>,
     /// Sites of functions whose returns may be asked for later.
     pub returns: Vec<usize>,
     /// Events of tracepoints, each of another one, or of other system calls.
@@ -166,6 +168,7 @@ impl Tracing {
             tracers: vec![Some(tracer)],
             from: None,
             overflow,
+            buffer: None,
             returns: Vec::new(),
             events: Vec::new(),
             events_if: None,
@@ -542,6 +545,7 @@ mod tests {
             tracers,
             from: None,
             overflow: Overflow::Drop,
+            buffer: None,
             returns: Vec::new(),
             events: Vec::new(),
             events_if: None,

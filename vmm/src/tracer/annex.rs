@@ -5,13 +5,16 @@
 //!  2 MiB  control blocks                                           read-write
 //!  4 MiB  rings                                                    read-write
 //! 16 MiB  tables of counters, mapped where the guest has room         read-write
+//!         rings that do not fit above, mapped in a hole of their own  read-write
 //! ```
 //!
 //! Where the guest has it is for the architecture to say; on riscv64 the first 2 MiB are for
 //! exits alone, and mapped behind the others.
 
+use super::arch;
 use super::paging::PMD_SIZE;
 use super::trace::TraceError;
+use crate::kernel::Arch;
 use vm_memory::{Bytes, VolatileSlice};
 use vmtrace_trampolines::layout::{
     CHUNK_SIZE, CONTROL_SIZE, Control, FRONT_SIZE, Front, Info, Ring, front,
@@ -23,6 +26,10 @@ pub const SIZE: u64 = 16 << 20;
 pub const WITH_TABLES: u64 = SIZE + (512 << 20);
 /// Bytes at its front that are code and constants; the rest is data.
 pub(super) const CODE: u64 = PMD_SIZE;
+/// The smallest ring that can be asked for: one of two chunks.
+pub const LEAST_BUFFER: u64 = 2 * CHUNK_SIZE as u64;
+/// The largest.
+pub const MOST_BUFFER: u64 = 1 << 30;
 /// Most CPUs for which the annex has rings.
 pub const MAX_CPUS: u64 = 64;
 
@@ -47,6 +54,80 @@ pub trait Memory: Send + Sync {
     fn slice(&self) -> VolatileSlice<'_>;
     /// Where it is in guest-physical memory, a multiple of 2 MiB.
     fn guest_address(&self) -> u64;
+    /// Where what lies behind its first [`WITH_TABLES`] bytes is instead, if there is any.
+    fn far_guest_address(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// Where rings are that do not fit into the annex's first [`SIZE`] bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hole {
+    /// The first position in it, sign-extended.
+    pub positions: u64,
+    /// From positions to run-time addresses.
+    pub distance: i32,
+    /// Its bytes.
+    pub len: u64,
+}
+
+impl Hole {
+    /// Run-time address of its beginning.
+    #[must_use]
+    pub const fn address(&self) -> u64 {
+        self.positions.wrapping_add_signed(self.distance as i64)
+    }
+
+    fn too_small(&self, cpus: u64, size: u64) -> TraceError {
+        const CHUNK: u64 = CHUNK_SIZE as u64;
+        let most = (self.len / cpus.max(1) / CHUNK * CHUNK).min(MOST_BUFFER);
+        TraceError::Buffer { size, most, cpus }
+    }
+}
+
+/// What memory rings of this size need beside the annex's first [`WITH_TABLES`] bytes, if any: its size,
+/// and how far behind a multiple of 1 GiB it must begin in guest-physical memory.
+///
+/// # Errors
+/// When the address space of such a kernel has no room for them.
+pub fn far_memory(
+    arch: Arch,
+    cpus: u64,
+    buffer: Option<u64>,
+) -> Result<Option<(u64, u64)>, TraceError> {
+    let (hole, offset) = arch::of(arch).hole();
+    match far_size(cpus, buffer) {
+        0 => Ok(None),
+        size if size <= hole.len => Ok(Some((size, offset))),
+        _ => Err(hole.too_small(cpus, buffer.unwrap_or(0))),
+    }
+}
+
+/// What is to be mapped into a [`Hole`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Far {
+    pub(super) guest_address: u64,
+    /// Bytes, a multiple of 2 MiB.
+    pub(super) len: u64,
+}
+
+/// How large a ring can be that the annex has for each of so many CPUs without memory of its own.
+#[must_use]
+pub fn usual_buffer(cpus: u64) -> u64 {
+    const CHUNK: u64 = CHUNK_SIZE as u64;
+    (SIZE - RINGS) / cpus.max(1) / CHUNK * CHUNK
+}
+
+/// Bytes of memory that rings of this size need beside the annex's first [`WITH_TABLES`]: none, where
+/// they fit in there.
+#[must_use]
+pub fn far_size(cpus: u64, buffer: Option<u64>) -> u64 {
+    match buffer {
+        Some(size) if size > usual_buffer(cpus) => {
+            size.saturating_mul(cpus).checked_next_multiple_of(PMD_SIZE).unwrap_or(u64::MAX)
+        }
+        _ => 0,
+    }
 }
 
 /// How a trampoline finds the control block of its CPU.
@@ -71,6 +152,10 @@ pub struct Layout {
     pub controls: Vec<u64>,
     /// How trampolines get at the control blocks.
     pub addressing: Addressing,
+    /// From what positions are when they are sign-extended to run-time addresses.
+    pub distance: i32,
+    /// What the sign-extended position of the annex's first byte would be.
+    origin: u64,
 }
 
 impl Layout {
@@ -99,7 +184,7 @@ impl Layout {
             Addressing::Table(address + TABLE)
         };
         let controls = offsets.into_iter().map(|offset| CONTROLS + offset).collect();
-        Ok(Self { address, rings, controls, addressing })
+        Ok(Self { address, rings, controls, addressing, distance: 0, origin: address })
     }
 
     /// For CPUs that are told by their number, in an annex at this guest virtual
@@ -111,13 +196,49 @@ impl Layout {
         let rings = rings(address, cpus, spent)?;
         let controls = array(cpus).into_iter().map(|offset| CONTROLS + offset).collect();
         let addressing = Addressing::Array(address + CONTROLS);
-        Ok(Self { address, rings, controls, addressing })
+        Ok(Self { address, rings, controls, addressing, distance: 0, origin: address })
+    }
+
+    /// The same with rings of `size` bytes, which are in this hole if they do not fit beside the rest.
+    ///
+    /// # Errors
+    /// With a size that is none, or when the hole is too small.
+    pub fn with_buffer(mut self, size: u64, hole: &Hole) -> Result<Self, TraceError> {
+        let cpus = self.rings.len() as u64;
+        let spent = self.rings.first().map_or(0, Ring::spent);
+        let far = far_size(cpus, Some(size));
+        let start = if far == 0 {
+            self.address + RINGS
+        } else if far <= hole.len {
+            self.distance = hole.distance;
+            self.origin = hole.positions.wrapping_sub(WITH_TABLES);
+            hole.positions
+        } else {
+            return Err(hole.too_small(cpus, size));
+        };
+        let ring = |cpu| Ring::new(start + cpu * size, size, spent);
+        let rings = (0..cpus).map(ring).collect::<Option<_>>();
+        self.rings = rings.ok_or_else(|| hole.too_small(cpus, size))?;
+        Ok(self)
+    }
+
+    /// What is to be mapped beside the annex, when its rings are there.
+    ///
+    /// # Errors
+    /// When there is no such memory.
+    pub(super) fn far(&self, memory: &dyn Memory) -> Result<Option<Far>, TraceError> {
+        let Some(ring) = self.rings.first().filter(|ring| self.offset(ring) >= WITH_TABLES) else {
+            return Ok(None);
+        };
+        let len = far_size(self.rings.len() as u64, Some(ring.size()));
+        let guest_address = memory.far_guest_address().ok_or(TraceError::Annex)?;
+        Ok(Some(Far { guest_address, len }))
     }
 
     /// Offset in the annex of `ring`.
     #[must_use]
     pub fn offset(&self, ring: &Ring) -> u64 {
-        ring.address() - self.address
+        ring.address().wrapping_sub(self.origin)
     }
 
     /// Writes control blocks, accounts of chunks and the table into a fresh annex.
@@ -125,7 +246,8 @@ impl Layout {
     /// # Errors
     /// When the memory is too small.
     pub fn install(&self, memory: &VolatileSlice<'_>) -> Result<(), TraceError> {
-        if (memory.len() as u64) < SIZE {
+        let far = self.rings.last().map_or(0, |ring| self.offset(ring) + ring.size());
+        if (memory.len() as u64) < SIZE.max(far) {
             return Err(TraceError::Annex);
         }
         let write = |offset: u64, word: u64| {
@@ -175,7 +297,7 @@ fn rings(address: u64, cpus: u64, spent: u64) -> Result<Vec<Ring>, TraceError> {
     if cpus == 0 || cpus > MAX_CPUS {
         return Err(TraceError::Cpus(cpus));
     }
-    let size = (SIZE - RINGS) / cpus / CHUNK_SIZE as u64 * CHUNK_SIZE as u64;
+    let size = usual_buffer(cpus);
     let ring = |cpu| Ring::new(address + RINGS + cpu * size, size, spent);
     (0..cpus).map(ring).collect::<Option<_>>().ok_or(TraceError::Annex)
 }
@@ -213,6 +335,48 @@ mod tests {
     fn the_usual_counts_get_large_rings() {
         let size = |cpus| rings(ADDRESS, cpus, 256).unwrap()[0].size();
         assert_eq!((size(1), size(2), size(3), size(64)), (12 << 20, 6 << 20, 4 << 20, 192 << 10));
+    }
+
+    // Rings that overlap each other or the rest of the annex, or lie where positions do not lead.
+    #[test]
+    fn rings_of_any_size_have_a_place() {
+        let holes = [
+            Hole { positions: 0xffff_ffff_8000_0000, distance: -0x7fe0_0000, len: 2046 << 20 },
+            Hole { positions: 0xffff_ffff_a000_0000, distance: 0, len: 1534 << 20 },
+        ];
+        for hole in holes {
+            for (cpus, size) in
+                [(1, LEAST_BUFFER), (1, MOST_BUFFER), (3, 257 << 20), (64, 16 << 10)]
+            {
+                let bases: Vec<_> =
+                    (0..cpus).map(|cpu| 0xffff_8880_3fc0_0000 + (cpu << 15)).collect();
+                let layout = Layout::per_cpu(ADDRESS, &bases, 256).unwrap();
+                let layout = layout.with_buffer(size, &hole);
+                if size < LEAST_BUFFER {
+                    assert!(matches!(layout, Err(TraceError::Buffer { .. })));
+                    continue;
+                }
+                let layout = layout.unwrap();
+                let far = far_size(cpus, Some(size));
+                let (start, end) = match far {
+                    0 => (RINGS, SIZE),
+                    _ => (WITH_TABLES, WITH_TABLES + far),
+                };
+                assert_eq!(layout.distance, if far == 0 { 0 } else { hole.distance });
+                let mut at = start;
+                for ring in &layout.rings {
+                    assert_eq!((layout.offset(ring), ring.size()), (at, size));
+                    at += size;
+                }
+                assert!(at <= end, "{cpus} {size:#x}");
+            }
+            assert_eq!(hole.address() % (2 << 20), 0);
+        }
+        let layout = Layout::per_cpu(ADDRESS, &[0, 1 << 15], 256).unwrap();
+        assert!(matches!(layout.with_buffer(1 << 30, &holes[0]), Err(TraceError::Buffer { .. })));
+        assert_eq!(far_size(2, None), 0);
+        assert_eq!(far_size(2, Some(usual_buffer(2))), 0);
+        assert_eq!(far_size(2, Some(usual_buffer(2) + CHUNK_SIZE as u64)), 14 << 20);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What differs between architectures. Chosen by the kernel at hand and not by the
 //! build: all of it is memory and numbers, and so is tested on any machine.
 
-use super::annex::{Layout, Memory};
+use super::annex::{Hole, Layout, Memory};
 use super::counters::Area;
 use super::exit_plan::ExitPlan;
 use super::exits::ExitWord;
@@ -84,6 +84,10 @@ pub(super) trait Target: Sync {
 
     /// Whether a program multiplies best by a power of two.
     fn multiplies_by_shifting(&self) -> bool;
+
+    /// Where rings are that do not fit beside the programs, and how far behind a multiple of 1 GiB
+    /// their guest-physical memory must begin.
+    fn hole(&self) -> (Hole, u64);
 
     /// What the image alone tells of exits that must be rewritten when tracing begins: those of the
     /// functions at these sites (indices).

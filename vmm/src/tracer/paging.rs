@@ -8,6 +8,8 @@ use crate::kernel::Arch;
 
 /// Bytes mapped by an entry of the second level from the bottom.
 pub(super) const PMD_SIZE: u64 = 2 << 20;
+/// The same of the third.
+pub(super) const PUD_SIZE: u64 = 1 << 30;
 
 /// A root table and the number of levels under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +149,18 @@ impl PageTables {
             let Some(next) = address.checked_add(len) else { break };
             address = next;
         }
+    }
+
+    /// The 1 GiB entry for `address`, present or not: where it is, what it holds.
+    ///
+    /// # Errors
+    /// When a table above it is missing.
+    pub(super) fn pud(&self, guest: &dyn Guest, address: u64) -> Result<(u64, u64), GuestError> {
+        let (slot, entry, level) = self.walk(guest, address, 3)?;
+        if level != 3 {
+            return Err(GuestError::Unmapped { address, cause: WalkError::OtherSize(level) });
+        }
+        Ok((slot, entry))
     }
 
     /// The 2 MiB entry for `address`, present or not: where it is, what it holds.

@@ -31,6 +31,8 @@ pub struct Options<'a> {
     pub overflow: Overflow,
     /// vCPUs of the guest.
     pub cpus: u64,
+    /// Bytes of each ring; `None`: as many as fit beside the programs.
+    pub buffer: Option<u64>,
     /// Ticks a second of the clock that programs read.
     pub clock_hz: u64,
     /// The functions whose exits may be asked for. Where exits can be changed at the attach moment
@@ -70,6 +72,19 @@ pub enum TraceError {
     /// The annex has no place for so many rings.
     #[error("no rings for {0} vCPUs: 1 to 64 can be traced")]
     Cpus(u64),
+    /// Rings of this size have no place in the guest's address space.
+    #[error(
+        "no room in the kernel's address space for a ring of {}K for each of {cpus} vCPUs: give \
+         --buffer {}K or less, or fewer --cpus", size >> 10, most >> 10
+    )]
+    Buffer {
+        /// Bytes of each.
+        size: u64,
+        /// So many would have room.
+        most: u64,
+        /// How many there are to be.
+        cpus: u64,
+    },
     /// The annex memory is unusable.
     #[error("the annex memory is too small")]
     Annex,

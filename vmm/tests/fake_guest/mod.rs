@@ -26,6 +26,9 @@ pub(crate) const DISABLED: u64 = 1 << 25;
 pub(crate) const ENABLED: u64 = 1 << 31;
 pub(crate) const ANNEX: u64 = 0x2_c000_0000;
 
+/// Guest-physical memory of large rings is behind this.
+pub(crate) const FAR: u64 = 0x40_0000_0000;
+
 /// Guest-physical bytes of RAM.
 const RAM: usize = 256 << 20;
 /// From the start of RAM to what the fake kernel has allocated, beyond any image.
@@ -43,6 +46,8 @@ pub(crate) struct Fake {
     pub(crate) failing: RefCell<Range<usize>>,
     /// Every write: where, and what.
     pub(crate) log: RefCell<Vec<(u64, Vec<u8>)>>,
+    /// Of each ring, if that was said.
+    pub(crate) buffer: Option<u64>,
     /// Without that, and with windows as a real guest's memory has them.
     quiet: bool,
     /// Guest-physical start of RAM.
@@ -57,12 +62,12 @@ pub(crate) struct Fake {
     ops: OnceCell<(u64, u64)>,
 }
 
-pub(crate) struct FakeAnnex(GuestMemoryMmap, usize);
+pub(crate) struct FakeAnnex(GuestMemoryMmap, usize, Option<u64>);
 
 impl FakeAnnex {
-    fn new(size: u64) -> Self {
+    fn new(size: u64, far: Option<u64>) -> Self {
         let size = usize::try_from(size).unwrap();
-        Self(GuestMemoryMmap::from_ranges(&[(GuestAddress(ANNEX), size)]).unwrap(), size)
+        Self(GuestMemoryMmap::from_ranges(&[(GuestAddress(ANNEX), size)]).unwrap(), size, far)
     }
 }
 
@@ -72,6 +77,9 @@ impl annex::Memory for FakeAnnex {
     }
     fn guest_address(&self) -> u64 {
         ANNEX
+    }
+    fn far_guest_address(&self) -> Option<u64> {
+        self.2
     }
 }
 
@@ -121,7 +129,18 @@ impl Fake {
     /// With memory for tables of counters.
     pub(crate) fn counting(name: &str) -> Self {
         let mut fake = Self::new(name);
-        fake.annex = Arc::new(FakeAnnex::new(annex::WITH_TABLES));
+        fake.annex = Arc::new(FakeAnnex::new(annex::WITH_TABLES, None));
+        fake
+    }
+
+    /// With a ring of so many bytes for each vCPU.
+    pub(crate) fn with_buffer(name: &str, levels: u32, buffer: u64) -> Self {
+        // Not where the rings are.
+        let mut fake = Self::with_heap(name, levels, 0xffff_ffff_9fe0_0000);
+        let far = annex::far_memory(fake.kernel.arch(), 2, Some(buffer)).unwrap();
+        let (size, offset) = far.unwrap();
+        fake.annex = Arc::new(FakeAnnex::new(annex::WITH_TABLES + size, Some(FAR + offset)));
+        fake.buffer = Some(buffer);
         fake
     }
 
@@ -132,15 +151,21 @@ impl Fake {
 
     /// With so many levels of page tables.
     pub(crate) fn with_levels(name: &str, levels: u32) -> Self {
+        Self::with_heap(name, levels, 0xffff_ffff_a000_0000)
+    }
+
+    /// On riscv64 with its heap at this address.
+    fn with_heap(name: &str, levels: u32, heap: u64) -> Self {
         let kernel = kernel(name);
         let (base, load, heap) = match kernel.arch() {
             Arch::X86_64 => (0, 0, MAP + HEAP),
-            Arch::Riscv64 => (0x8000_0000, 0x8020_0000, 0xffff_ffff_a000_0000),
+            Arch::Riscv64 => (0x8000_0000, 0x8020_0000, heap),
         };
         let fake = Self {
             memory: GuestMemoryMmap::from_ranges(&[(GuestAddress(base), RAM)]).unwrap(),
-            annex: Arc::new(FakeAnnex::new(annex::SIZE)),
+            annex: Arc::new(FakeAnnex::new(annex::SIZE, None)),
             failing: RefCell::new(0..0),
+            buffer: None,
             log: RefCell::new(Vec::new()),
             quiet: false,
             base,
@@ -301,7 +326,7 @@ impl Fake {
     /// With what was made for those before.
     pub(crate) fn try_attach_with(&self, returns: &ExitPlan) -> Result<Attachment, TraceError> {
         let (overflow, clock_hz) = (Overflow::Drop, 1_000_000_000);
-        let options = Options { overflow, cpus: 2, clock_hz, returns };
+        let options = Options { overflow, cpus: 2, buffer: self.buffer, clock_hz, returns };
         let annex = Arc::clone(&self.annex) as Arc<dyn annex::Memory>;
         Attachment::new(self, &self.kernel, self.image(), annex, options)
     }

@@ -11,6 +11,7 @@ use crate::emulated::{
     EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, Stdin, Tunnel,
 };
 use crate::kernel::Kernel;
+use crate::tracer::annex;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use std::io::Write;
@@ -59,7 +60,10 @@ pub(super) fn run(
     let files = files(args, kernel, initrd)?;
     // Each file is there twice while the initramfs is unpacked, and once in vmtrace.
     let content: u64 = files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-    let memory = HOST_MEMORY + args.memory.saturating_add(content.saturating_mul(3)) / (1 << 20);
+    let rings = annex::far_memory(kernel.arch(), args.cpus.into(), args.buffer)?;
+    let rings = rings.map_or(0, |(size, _)| size);
+    let memory = args.memory.saturating_add(content.saturating_mul(3)).saturating_add(rings);
+    let memory = HOST_MEMORY + memory / (1 << 20);
     let arch = HostArch::of(kernel.arch());
     let defaults = HostOptions::new(arch)?;
     let options = HostOptions {
@@ -155,7 +159,7 @@ fn enough(error: HostError, mebibytes: u64) -> anyhow::Error {
     if refused {
         error.context(format!(
             "this machine does not give {mebibytes} MiB to guest and emulated host: give the guest \
-             less (--memory)"
+             less (--memory, --buffer)"
         ))
     } else {
         error
@@ -224,6 +228,7 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     .map(str::to_owned)
     .to_vec();
     job.push(format!("--cmdline={} {}", arch.guest_cmdline(), args.cmdline));
+    job.extend(args.buffer.map(|size| format!("--buffer={size}")));
     job.extend(args.filter.iter().map(|glob| format!("--filter={glob}")));
     job.extend(args.notrace.iter().map(|glob| format!("--notrace={glob}")));
     let flags = [

@@ -229,6 +229,11 @@ pub struct Args {
     /// What happens to records when a ring is full
     #[arg(long, value_enum, default_value_t = OverflowArg::Drop, help_heading = headings::TRACE)]
     pub overflow: OverflowArg,
+    /// Size of each vCPU's ring: bytes, or with K, M or G, up to 1G. Above what fits beside the trace's
+    /// code (12M for one vCPU, 6M for each of two, ...), the default, all rings together can have 2046M
+    /// on x86-64 and 1534M on riscv64, and need as much of this machine's memory
+    #[arg(long, value_name = "SIZE", value_parser = parse::buffer, help_heading = headings::TRACE)]
+    pub buffer: Option<u64>,
     /// Where to run: on this machine's KVM or in an emulated host
     #[arg(long, value_enum, default_value_t = HostArg::Auto, help_heading = headings::RUN)]
     pub host: HostArg,

@@ -3,6 +3,8 @@
 use crate::kernel::arguments::ArgumentSpec;
 use crate::machine::{MAX_MEMORY, MIN_MEMORY};
 use crate::serve::{SpecError, TracerSpec};
+use crate::tracer::annex::{LEAST_BUFFER, MOST_BUFFER};
+use vmtrace_trampolines::layout::CHUNK_SIZE;
 
 pub(super) fn tracer(text: &str) -> Result<TracerSpec, String> {
     text.parse().map_err(|error: SpecError| error.to_string())
@@ -47,9 +49,31 @@ pub(super) fn memory(text: &str) -> Result<u64, String> {
     Ok(size)
 }
 
+/// A size that a ring can have.
+pub(super) fn buffer(text: &str) -> Result<u64, String> {
+    let size = size(text)?;
+    if !(LEAST_BUFFER..=MOST_BUFFER).contains(&size) || !size.is_multiple_of(CHUNK_SIZE as u64) {
+        return Err("a ring has 32K to 1G, in multiples of 16K".to_owned());
+    }
+    Ok(size)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // The guest would boot first, and be traced by nobody.
+    #[test]
+    fn rings_that_there_cannot_be_are_usage_errors() {
+        for (text, size) in
+            [("32K", 32 << 10), ("48K", 48 << 10), ("64M", 64 << 20), ("1G", 1 << 30)]
+        {
+            assert_eq!(buffer(text), Ok(size));
+        }
+        for bad in ["0", "16K", "33K", "2G", "1025M", "x", "18446744073709551615"] {
+            assert!(buffer(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn sizes() {

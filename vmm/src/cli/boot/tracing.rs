@@ -7,6 +7,7 @@ use crate::kernel::{Coverage, Kernel, Missing};
 use crate::machine;
 use crate::serve::{Globs, HistogramSpec, TracerSpec};
 use crate::session::{self, Follow, Histogram, Tracer, Tracing, Wants};
+use crate::tracer::annex;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use vmtrace_system::say;
@@ -174,11 +175,14 @@ impl Args {
         if self.context {
             kernel.check_context()?;
         }
+        // Before an emulated host boots for that.
+        annex::far_memory(kernel.arch(), self.cpus.into(), self.buffer)?;
         let (context, exits) = (self.context, self.exits);
         let tracing = Tracing {
             tracers,
             from,
             overflow,
+            buffer: self.buffer,
             returns,
             events,
             events_if,

@@ -39,7 +39,11 @@ pub(super) fn install(
     let symbol =
         |name: &'static str| kernel.symbols().address(name).ok_or(TraceError::NoSymbol(name));
     let context = Context::find(kernel)?;
-    let layout = Layout::numbered(image.runtime(map::link(kernel)?), options.cpus, SPENT)?;
+    let mut layout = Layout::numbered(image.runtime(map::link(kernel)?), options.cpus, SPENT)?;
+    if let Some(buffer) = options.buffer {
+        layout = layout.with_buffer(buffer, &map::HOLE)?;
+    }
+    let far = layout.far(&**memory)?;
     let (Addressing::Array(controls) | Addressing::Table(controls) | Addressing::PerCpu(controls)) =
         layout.addressing;
     let values = Values {
@@ -86,7 +90,8 @@ pub(super) fn install(
         code.prepare(&view, image, kernel)?;
         rewrites.write(&view)?;
         let annex = memory.guest_address();
-        map::map(guest, image, layout.address, annex, !options.returns.sites.is_empty())?;
+        let with_code = !options.returns.sites.is_empty();
+        map::map(guest, image, layout.address, annex, with_code, far)?;
         if (memory.slice().len() as u64) < WITH_TABLES {
             return Ok(Area::default());
         }

@@ -3,14 +3,28 @@
 //! They are mapped by the 2 MiB entries behind `_end`: above the kernel's image
 //! nothing is ever put (modules and BPF are below it, arch/riscv/include/asm/
 //! pgtable.h), and the table is shared by every process.
+//!
+//! Rings that do not fit in there are in the upper three quarters of the same 2 GiB, which are for
+//! the kernel's image alone (Documentation/arch/riscv/vm-layout.rst): by entries of that table up to its
+//! end, and by one for 1 GiB behind it. With three levels of tables that is an entry of the root, of
+//! which processes have copies: they are made of what the kernel's root has by then, and no process is
+//! there yet.
 
 use super::paging::{ACCESSED, DIRTY, EXECUTE, GLOBAL, READ, VALID, WRITE};
 use crate::kernel::Kernel;
-use crate::tracer::annex::{CODE, SIZE, WITH_TABLES};
+use crate::tracer::annex::{CODE, Far, Hole, SIZE, WITH_TABLES};
 use crate::tracer::counters::Area;
 use crate::tracer::guest::{Guest, GuestError, Image};
-use crate::tracer::paging::PMD_SIZE;
+use crate::tracer::paging::{PMD_SIZE, PUD_SIZE};
 use crate::tracer::trace::TraceError;
+
+/// Where large rings are: the last 2 MiB have no position, and errors as pointers.
+pub(super) const HOLE: Hole =
+    Hole { positions: 0xffff_ffff_a000_0000, distance: 0, len: (1536 << 20) - PMD_SIZE };
+/// Where the kernel's table of entries for 2 MiB ends.
+const TABLE_END: u64 = 0xffff_ffff_c000_0000;
+/// How far behind a multiple of 1 GiB of guest-physical memory the rings begin.
+pub(super) const FAR_OFFSET: u64 = 512 << 20;
 
 /// The link address of the annex, which moves with the kernel: its first 2 MiB, which are for code,
 /// are mapped behind the others, so that these may overlap the kernel's last.
@@ -36,6 +50,7 @@ pub(super) fn map(
     address: u64,
     annex: u64,
     with_code: bool,
+    far: Option<Far>,
 ) -> Result<(), GuestError> {
     // Accessed and dirty from the start: a processor may leave setting them to the
     // kernel, which would not know what to do about these.
@@ -53,6 +68,33 @@ pub(super) fn map(
             )));
         }
         entries.push((slot, (annex + offset) >> 12 << 10 | FLAGS | access));
+    }
+    if let Some(far) = far {
+        if far.guest_address % PUD_SIZE != FAR_OFFSET {
+            return Err(GuestError::Mismatch(format!(
+                "memory at guest-physical {:#x} cannot be mapped by pages of 1 GiB",
+                far.guest_address
+            )));
+        }
+        let mut offset = 0;
+        while offset < far.len {
+            let virt = HOLE.address() + offset;
+            let in_table = virt < TABLE_END;
+            let found = if in_table {
+                image.tables.pmd(guest, virt)?
+            } else {
+                image.tables.pud(guest, virt)?
+            };
+            let (slot, old) = found;
+            if old != 0 {
+                return Err(GuestError::Mismatch(format!(
+                    "the guest uses {virt:#x} itself (entry {old:#x}): no place for rings of this size, \
+                     leave out --buffer"
+                )));
+            }
+            entries.push((slot, (far.guest_address + offset) >> 12 << 10 | FLAGS | WRITE | DIRTY));
+            offset += if in_table { PMD_SIZE } else { PUD_SIZE };
+        }
     }
     for (slot, entry) in entries {
         guest.write_u64(slot, entry)?;

@@ -11,7 +11,7 @@ mod returns;
 mod site;
 mod tracepoint;
 
-use super::annex::Memory;
+use super::annex::{Hole, Memory};
 use super::arch::{DirectMap, Installed, Target};
 use super::exit_plan::ExitPlan;
 use super::guest::{Guest, GuestError, Image};
@@ -92,6 +92,10 @@ impl Target for Riscv64 {
 
     fn multiplies_by_shifting(&self) -> bool {
         true
+    }
+
+    fn hole(&self) -> (Hole, u64) {
+        (map::HOLE, map::FAR_OFFSET)
     }
 
     fn plan_exits(&self, kernel: &Kernel, sites: &[usize]) -> Result<ExitPlan, TraceError> {

@@ -40,12 +40,15 @@ pub(super) fn install(
 ) -> Result<Installed, TraceError> {
     let context = Context::find(kernel, image)?;
     let gs_bases = context::gs_bases(guest, kernel, image, options.cpus)?;
-    let layout = Layout::per_cpu(map::ADDRESS, &gs_bases, compiler::SPENT)?;
+    let mut layout = Layout::per_cpu(map::ADDRESS, &gs_bases, compiler::SPENT)?;
+    if let Some(buffer) = options.buffer {
+        layout = layout.with_buffer(buffer, &map::HOLE)?;
+    }
     let values = values(image, &layout, &context);
     layout.install(&memory.slice())?;
     let text = kernel.symbols().address("_text").ok_or(TraceError::NoSymbol("_text"))?;
     let text = image.runtime(text);
-    map::map(guest, image, text, memory.guest_address())?;
+    map::map(guest, image, text, memory.guest_address(), layout.far(&**memory)?)?;
     let area = if memory.slice().len() as u64 >= WITH_TABLES {
         map::map_tables(guest, (kernel, image), text, memory.guest_address())?
     } else {
@@ -85,6 +88,7 @@ fn values(image: &Image, layout: &Layout, context: &Context) -> Values {
     };
     Values {
         addressing,
+        rings: layout.distance,
         current: context.current,
         pid: context.pid,
         cpu: context.cpu_number,

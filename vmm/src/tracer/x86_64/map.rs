@@ -5,15 +5,31 @@
 //! (16 MiB, arch/x86/boot/compressed/kaslr.c), so never used, at the same place
 //! under KASLR, shared by every process, and in reach of a call from all kernel
 //! and module text.
+//!
+//! Rings that do not fit in there are at …00000000 to …80000000, which the kernel's memory map has as an
+//! unused hole (Documentation/arch/x86/x86_64/mm.rst) with and without KASLR, which moves none of what is
+//! beside it (arch/x86/mm/kaslr.c): two entries of `level3_kernel_pgt`, shared by every process. Each maps
+//! 1 GiB by itself, since a table of entries would have to be in memory that the kernel knows.
 
 use crate::kernel::Kernel;
-use crate::tracer::annex::{CODE, SIZE, WITH_TABLES};
+use crate::tracer::annex::{CODE, Far, Hole, SIZE, WITH_TABLES};
 use crate::tracer::counters::Area;
 use crate::tracer::guest::{Guest, GuestError, Image};
-use crate::tracer::paging::PMD_SIZE;
+use crate::tracer::paging::{PMD_SIZE, PUD_SIZE};
 
 /// Where the annex begins in guest virtual memory.
 pub(crate) const ADDRESS: u64 = 0xffff_ffff_8000_0000;
+
+/// Where large rings are mapped, by entries for 1 GiB each.
+const FAR: u64 = 0xffff_ffff_0000_0000;
+
+/// How far behind a multiple of 1 GiB of guest-physical memory the rings begin.
+pub(crate) const FAR_OFFSET: u64 = PMD_SIZE;
+
+/// Where large rings are. Their positions are those of the upper 2 GiB, all but the last 2 MiB: so a
+/// displacement leads from what is sign-extended to any field below the rings' addresses.
+pub(crate) const HOLE: Hole =
+    Hole { positions: ADDRESS, distance: -0x7fe0_0000, len: (2 << 30) - PMD_SIZE };
 
 /// Where modules begin: the end of what the image's table maps, and of kernels that are never moved (no
 /// RANDOMIZE_BASE) its middle (`KERNEL_IMAGE_SIZE`, arch/x86/include/asm/page_64_types.h).
@@ -40,6 +56,7 @@ pub(crate) fn map(
     image: &Image,
     text: u64,
     annex: u64,
+    far: Option<Far>,
 ) -> Result<(), GuestError> {
     // Whether kernel pages are global depends on page-table isolation.
     let (_, model) = image.tables.pmd(guest, text)?;
@@ -60,6 +77,29 @@ pub(crate) fn map(
         let flags = PRESENT | ACCESSED | LARGE | (model & GLOBAL);
         let access = if offset < CODE { 0 } else { WRITABLE | DIRTY | NO_EXECUTE };
         entries.push((slot, (annex + offset) | flags | access));
+    }
+    if let Some(far) = far {
+        // The rings begin at the same distance from a multiple of 1 GiB in both.
+        let physical = far.guest_address.wrapping_sub(HOLE.address() - FAR);
+        if !physical.is_multiple_of(PUD_SIZE) {
+            return Err(GuestError::Mismatch(format!(
+                "memory at guest-physical {:#x} cannot be mapped by pages of 1 GiB",
+                far.guest_address
+            )));
+        }
+        let end = HOLE.address() - FAR + far.len;
+        for offset in (0..end).step_by(1 << 30) {
+            let (slot, old) = image.tables.pud(guest, FAR + offset)?;
+            if old != 0 {
+                return Err(GuestError::Mismatch(format!(
+                    "the guest uses {:#x} itself (entry {old:#x}): no place for rings of this size, leave \
+                     out --buffer",
+                    FAR + offset
+                )));
+            }
+            let flags = PRESENT | WRITABLE | ACCESSED | DIRTY | LARGE | NO_EXECUTE;
+            entries.push((slot, (physical + offset) | flags | (model & GLOBAL)));
+        }
     }
     for (slot, entry) in entries {
         guest.write(slot, &entry.to_le_bytes())?;
@@ -101,4 +141,5 @@ pub(crate) fn map_tables(
     Ok(Area { address, len: entries * PMD_SIZE })
 }
 
-const _: () = assert!(STEP as u64 == PMD_SIZE);
+const _: () = assert!(STEP as u64 == PMD_SIZE && 1 << 30 == PUD_SIZE);
+const _: () = assert!(HOLE.address() == FAR + FAR_OFFSET && HOLE.address() + HOLE.len == ADDRESS);

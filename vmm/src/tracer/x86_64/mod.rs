@@ -11,7 +11,7 @@ pub(super) mod site;
 mod switch_stubs;
 mod tracepoint;
 
-use super::annex::Memory;
+use super::annex::{Hole, Memory};
 use super::arch::{DirectMap, Installed, Target};
 use super::exit_plan::ExitPlan;
 use super::guest::{Guest, GuestError, Image};
@@ -107,6 +107,10 @@ impl Target for X86_64 {
     /// They can be changed at any time.
     fn multiplies_by_shifting(&self) -> bool {
         false
+    }
+
+    fn hole(&self) -> (Hole, u64) {
+        (map::HOLE, map::FAR_OFFSET)
     }
 
     fn plan_exits(&self, _: &Kernel, _: &[usize]) -> Result<ExitPlan, TraceError> {
