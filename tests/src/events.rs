@@ -1,7 +1,11 @@
 //! Events of tracepoints beside the guest's own trace of them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
 
+use flate2::Compression;
+use flate2::read::DeflateDecoder;
+use flate2::write::DeflateEncoder;
 use vmtrace::export::{Player, Text};
 use vmtrace::kernel::Kernel;
 use vmtrace::stream::MarkKind;
@@ -97,20 +101,27 @@ fn seen(line: &str) -> Option<Seen> {
     Some(Seen { cpu, pid, state, name, text })
 }
 
-/// How often a guest tells each line: a message of its kernel may stand in the midst of one.
+/// How often a guest tells each piece: a message of its kernel may stand in the midst of one.
 const TIMES: usize = 2;
+/// Bytes of a piece.
+const PIECE: usize = 100;
 
-/// The lines in which a guest tells these of its own trace: a console is slow.
+/// The lines in which a guest tells these of its own trace: packed, since a console is slow.
 pub fn lines_to_tell(trace: &[&str]) -> Vec<String> {
-    let told: Vec<String> = trace
+    let told: String = trace
         .iter()
         .filter_map(|line| seen(line))
-        .map(|Seen { pid, state, name, text, .. }| format!("{pid} {state} {name}: {text}"))
+        .map(|Seen { pid, state, name, text, .. }| format!("{pid} {state} {name}: {text}\n"))
         .collect();
+    let mut packed = DeflateEncoder::new(Vec::new(), Compression::best());
+    packed.write_all(told.as_bytes()).expect("memory takes all");
+    let packed = packed.finish().expect("memory takes all");
+    let hex = |piece: &[u8]| piece.iter().map(|byte| format!("{byte:02x}")).collect();
+    let pieces: Vec<String> = packed.chunks(PIECE).map(hex).collect();
     let line = |(number, text): (usize, &String)| {
-        format!("{TOLD}{number} {} {:x} {text}", told.len(), short_hash(text))
+        format!("{TOLD}{number} {} {:x} {text}", pieces.len(), short_hash(text))
     };
-    let once: Vec<String> = told.iter().enumerate().map(line).collect();
+    let once: Vec<String> = pieces.iter().enumerate().map(line).collect();
     once.iter().cycle().take(once.len() * TIMES).cloned().collect()
 }
 
@@ -130,16 +141,10 @@ fn told(console: &str) -> Vec<Seen> {
         let mut next = || parts.next().unwrap_or_default();
         let (number, all) = (next().parse::<usize>(), next().parse::<usize>());
         let (sum, text) = (next(), next());
-        let seen = text.split_once(' ').and_then(|(pid, text)| {
-            let (pid, (state, text)) = (pid.parse().ok()?, text.split_once(' ')?);
-            let (name, text) = text.split_once(": ")?;
-            let [state, name, text] = [state, name, text].map(str::to_owned);
-            Some(Seen { cpu: CPU, pid, state, name, text })
-        });
-        if let (Ok(number), Ok(all), Some(seen)) = (number, all, seen)
+        if let (Ok(number), Ok(all)) = (number, all)
             && sum == format!("{:x}", short_hash(text))
         {
-            found.insert(number, seen);
+            found.insert(number, text);
             total = all;
         }
     }
@@ -147,7 +152,19 @@ fn told(console: &str) -> Vec<Seen> {
     let of = |line: &&str| missing.iter().any(|number| line.contains(&format!("{TOLD}{number} ")));
     let torn: Vec<&str> = console.lines().filter(of).take(20).collect();
     assert!(total > 0 && missing.is_empty(), "torn each time: {missing:?} of {total}: {torn:#?}");
-    found.into_values().collect()
+    let digits = found.into_values().flat_map(str::bytes).collect::<Vec<u8>>();
+    let byte = |pair: &[u8; 2]| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap();
+    let packed: Vec<u8> = digits.as_chunks().0.iter().map(byte).collect();
+    let mut text = String::new();
+    DeflateDecoder::new(&*packed).read_to_string(&mut text).expect("as it was packed");
+    let line = |line: &str| {
+        let (pid, line) = line.split_once(' ')?;
+        let (state, line) = line.split_once(' ')?;
+        let (name, text) = line.split_once(": ")?;
+        let [state, name, text] = [state, name, text].map(str::to_owned);
+        Some(Seen { cpu: CPU, pid: pid.parse().ok()?, state, name, text })
+    };
+    text.lines().map(|text| line(text).expect(text)).collect()
 }
 
 /// Marks in the trace: an event, and how its fields read.
@@ -357,24 +374,40 @@ mod tests {
     // A test must not fail because a kernel had something to say, nor pass with a line less.
     #[test]
     fn torn_lines_are_not_believed() {
+        // What cannot be packed well makes several pieces.
+        let long: String = (0..40).map(|n| format!("{:x}", hash([&*n.to_string()]))).collect();
         let trace = [
-            "x-1 [001] ..... 1.5: a: 1",
-            "x y-2 [001] d..2. 2.0: b: c: 2",
-            "x-1 [001] ..... 3.0: c: d",
+            format!("x-1 [001] ..... 1.5: a: {long}"),
+            "x y-2 [001] d..2. 2.0: b: c: 2".to_owned(),
+            "x-1 [001] ..... 3.0: c: d".to_owned(),
         ];
-        let lines = lines_to_tell(&trace);
-        assert_eq!(lines.len(), 3 * TIMES);
-        let torn = lines[1].replace(": c", ": [   69.488142] watchdog\r\n c");
-        let console = |lines: &[&str]| lines.join("\r\n");
+        let lines = lines_to_tell(&trace.each_ref().map(String::as_str));
+        let (first, second) = lines.split_at(lines.len() / TIMES);
+        assert!(first == second && first.len() > 2, "{lines:?}");
+        let torn: Vec<String> = first
+            .iter()
+            .map(|line| {
+                let (front, rest) = line.split_at(line.len() / 2);
+                format!("{front}[   69.488142] watchdog\r\n {rest}")
+            })
+            .collect();
+        let console = |lines: &[&String]| {
+            lines.iter().map(|line| line.as_str()).collect::<Vec<_>>().join("\r\n")
+        };
         let seen = |pid, state: &str, name: &str, text: &str| {
             let [state, name, text] = [state, name, text].map(str::to_owned);
             Seen { cpu: CPU, pid, state, name, text }
         };
-        let all =
-            [seen(1, ".....", "a", "1"), seen(2, "d..2.", "b", "c: 2"), seen(1, ".....", "c", "d")];
-        let [a, b, c] = [0, 1, 2].map(|number| &*lines[number]);
-        assert_eq!(told(&console(&[a, &torn, c, "more", a, b])), all);
-        let lost = std::panic::catch_unwind(|| told(&console(&[a, &torn, c, a, &torn])).len());
+        let all = [
+            seen(1, ".....", "a", &long),
+            seen(2, "d..2.", "b", "c: 2"),
+            seen(1, ".....", "c", "d"),
+        ];
+        let others: Vec<&String> = first[2..].iter().collect();
+        let more = "more".to_owned();
+        let told_by = |lines: &[&String]| told(&console(&[lines, &others].concat()));
+        assert_eq!(told_by(&[&first[0], &torn[1], &more, &first[0], &first[1]]), all);
+        let lost = std::panic::catch_unwind(|| told_by(&[&first[0], &torn[1], &first[0]]).len());
         assert!(lost.is_err());
     }
 }
