@@ -10,7 +10,7 @@ use vmtrace::emulated::cache_dir;
 use vmtrace::initramfs::Modules;
 use vmtrace::stream::{Frame, MarkKind, Reader};
 use vmtrace_tests::live::{LiveGuest, unless_lost, vmtrace};
-use vmtrace_tests::trace::arch_of;
+use vmtrace_tests::trace::{arch_of, syscall};
 use vmtrace_tests::{command, workload};
 
 fn run(socket: &Path, args: &[&str]) -> Output {
@@ -97,8 +97,13 @@ fn from_outside(name: &str) {
     let workload = workload(arch_of(name).unwrap()).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let module = loopback_module(name, directory.path());
-    let add = ["--add", workload.to_str().unwrap(), "--add", module.to_str().unwrap()];
-    let mut guest = LiveGuest::boot(name, &add);
+    let (call, trigger) = command_at_a_call(name, directory.path());
+    let args = [
+        ["--add", workload.to_str().unwrap()],
+        ["--add", module.to_str().unwrap()],
+        ["--exec-at", &trigger],
+    ];
+    let mut guest = LiveGuest::boot(name, args.as_flattened());
     let (socket, vsock) = (guest.at("socket"), guest.at("vsock"));
     guest.wait_until(|| run(&socket, &["true"]).status.success());
     for way in [&socket, &vsock] {
@@ -108,7 +113,7 @@ fn from_outside(name: &str) {
     }
     assert_eq!(run(&socket, &["no-such-program"]).status.code(), Some(127));
 
-    let input: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
+    let input: Vec<u8> = (0..1_000_000_u32).flat_map(u32::to_le_bytes).collect();
     let out = pipe(&socket, &["cat"], &input);
     assert!(out.status.success() && out.stdout == input, "{} bytes", out.stdout.len());
     ports_of_the_host(&socket, &guest.at("vsock_5001"));
@@ -140,6 +145,15 @@ fn from_outside(name: &str) {
     let error = String::from_utf8_lossy(&out.stderr);
     assert!(!out.status.success() && error.contains("does not serve its guest"), "{error}");
 
+    let out = run(&socket, &["/vmtrace-guest", "getppid", "10", "0"]);
+    assert!(out.status.success(), "{out:?}");
+    // It runs while the guest goes on, and asks for its own run.
+    let (called, status) = (directory.path().join("called"), directory.path().join("status"));
+    guest.wait_until(|| called.exists());
+    let told = std::fs::read_to_string(&called).unwrap();
+    // Its first name may be another one.
+    assert!(told.ends_with("sys_getppid 0\n"), "{name}: {told}");
+    assert!(std::fs::read_to_string(&status).unwrap().contains(&call), "{name}");
     let marked = run(&socket, &["mark", "half way"]);
     assert!(marked.status.success(), "{marked:?}");
     // The connection ends with the guest.
@@ -150,6 +164,21 @@ fn from_outside(name: &str) {
     assert_eq!(marks(&guest.at("trace")), ["half way"], "{name}: {said}");
     let refused = "vmtrace: agent: vsock: refused a connection from CID 1, which is not the host";
     assert!(said.contains(refused), "{name}: {said}");
+    let failed = format!("vmtrace: note --exec-at {trigger}: exit status 3");
+    assert!(said.contains(&failed), "{name}: {said}");
+}
+
+/// A function of the workload's, and what is to be run here at its third call.
+fn command_at_a_call(name: &str, directory: &Path) -> (String, String) {
+    let (call, here) = (syscall(name, "getppid").unwrap(), directory.display());
+    let vmtrace = command().unwrap();
+    let vmtrace = vmtrace.get_program().to_str().unwrap();
+    let status = format!("{vmtrace} ctl \"$VMTRACE_SOCKET\" status >{here}/status");
+    let called = format!(
+        "echo \"$VMTRACE_FUNCTION $VMTRACE_CPU\" >{here}/new && mv {here}/new {here}/called"
+    );
+    let trigger = format!("{call}:3 -- {status}; {called}; exit 3");
+    (call, trigger)
 }
 
 /// The guest's marks, which lie in the time of the trace.

@@ -30,4 +30,4 @@ pub use primary::{Primary, Sink, Unwritten};
 pub use request::{Control, Format, Globs, Origin, Request, RequestError, StreamRequest};
 pub use server::{Answer, ControlRequest, Door, PassToAgent, Reply, Server, Services};
 pub use spec::{Actions, HistogramSpec, SpecError, TracerSpec};
-pub use trigger::{TriggerError, TriggerSpec};
+pub use trigger::{CommandError, CommandSpec, TriggerError, TriggerSpec};

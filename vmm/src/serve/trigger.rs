@@ -1,4 +1,5 @@
-//! Triggers as people write them: `GLOB[,GLOB...][:N][ if CONDITION]`, with N for the N-th call.
+//! Triggers as people write them: `GLOB[,GLOB...][:N][ if CONDITION]`, with N for the N-th call, and ` -- COMMAND` behind
+//! it where one is run.
 
 use super::spec::{Actions, IF, MODULE, SpecError, TracerSpec, write_globs};
 use crate::condition::Condition;
@@ -76,6 +77,55 @@ impl fmt::Display for TriggerSpec {
     }
 }
 
+/// What ends the calls and begins the command. No glob, number or operand has it.
+const COMMAND: &str = " -- ";
+
+/// Calls of functions, and a command of the shell for them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommandSpec {
+    /// The calls.
+    pub at: TriggerSpec,
+    /// For `sh -c`.
+    pub command: String,
+}
+
+/// Why a text is no trigger with a command.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CommandError {
+    /// Of the calls.
+    #[error(transparent)]
+    At(#[from] TriggerError),
+    /// Nothing to run.
+    #[error("{0:?} has no command: say GLOB[,GLOB...][:N][ if CONDITION] -- COMMAND")]
+    NoCommand(String),
+    /// No argument of a program can have one.
+    #[error("the command has a NUL byte")]
+    Nul,
+}
+
+impl FromStr for CommandSpec {
+    type Err = CommandError;
+
+    fn from_str(text: &str) -> Result<Self, CommandError> {
+        let none = || CommandError::NoCommand(text.to_owned());
+        let (at, command) = text.split_once(COMMAND).ok_or_else(none)?;
+        let command = command.trim();
+        if command.is_empty() {
+            return Err(none());
+        }
+        if command.contains('\0') {
+            return Err(CommandError::Nul);
+        }
+        Ok(Self { at: at.parse()?, command: command.to_owned() })
+    }
+}
+
+impl fmt::Display for CommandSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{COMMAND}{}", self.at, self.command)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,6 +140,20 @@ mod tests {
         }
         let spec: TriggerSpec = "a,b:1 if cpu == 0".parse().unwrap();
         assert_eq!((spec.call, spec.filter.len(), spec.condition.is_some()), (1, 2, true));
+    }
+
+    #[test]
+    fn commands_are_behind_the_calls() {
+        for text in ["panic -- ./collect", "a,!b:3 if pid == 1 -- echo \"$X\" -- if >f; exit 3"] {
+            assert_eq!(text.parse::<CommandSpec>().unwrap().to_string(), text);
+        }
+        let spec: CommandSpec = "a if cpu == 0 --   b -- c ".parse().unwrap();
+        assert_eq!((spec.at.condition.is_some(), &*spec.command), (true, "b -- c"));
+        for bad in
+            ["a", "a --", "a -- ", "a -- \t", "-- b", " -- b", "a:0 -- b", "a --b", "a -- b\0c"]
+        {
+            assert!(bad.parse::<CommandSpec>().is_err(), "{bad:?}");
+        }
     }
 
     #[test]

@@ -26,7 +26,7 @@ use super::room;
 use super::selftest::Testing;
 use super::tracing::Plan;
 use super::verdict::Verdict;
-use super::{Histogram, SessionError, Tracing, mark};
+use super::{Commands, Histogram, SessionError, Tracing, mark};
 use crate::kernel::{Exits, Kernel};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::{self, ConsoleLines, ExitReader, Relay, Setup, Targets};
@@ -124,6 +124,8 @@ pub(super) struct Controller {
     pub(super) unvalued: Vec<String>,
     /// The trigger that ends the run.
     pub(super) ended_by: Option<String>,
+    /// Of triggers.
+    pub(super) commands: Commands,
 }
 
 /// The guest's clock, for which it has to pause.
@@ -136,7 +138,12 @@ pub(super) fn nanoseconds(duration: Duration) -> u64 {
 }
 
 impl Controller {
-    pub(super) fn new(kernel: Arc<Kernel>, tracing: Tracing, stream: Output) -> Self {
+    pub(super) fn new(
+        kernel: Arc<Kernel>,
+        tracing: Tracing,
+        stream: Output,
+        commands: Commands,
+    ) -> Self {
         // What the image tells is found out before there is a guest that waits for it; what is
         // missing is told when it is needed.
         let _ = kernel.structs();
@@ -164,6 +171,7 @@ impl Controller {
             functions: FxHashMap::default(),
             unvalued: Vec::new(),
             ended_by: None,
+            commands,
         };
         controller.tracing_changed();
         controller

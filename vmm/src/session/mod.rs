@@ -50,7 +50,7 @@ pub use events::{EventError, TracedEvent, add_events, events};
 pub use follow::{Follow, FollowError};
 pub use histograms::{Histogram, HistogramError, histogram};
 pub use tracing::{Plan, Tracer, Tracing};
-pub use triggers::{Action, Trigger};
+pub use triggers::{Action, Called, Commands, Trigger};
 pub use values::{ValuesError, Wants, values};
 
 /// Gets bytes of the guest in pieces of any size.
@@ -78,6 +78,8 @@ pub struct Request {
     pub control: Receiver<ControlRequest>,
     /// Give up after this long.
     pub timeout: Option<Duration>,
+    /// Runs the commands of triggers.
+    pub commands: Commands,
     /// Asked at the end.
     pub closing: Box<dyn Fn() -> Closing + Send>,
 }
@@ -149,7 +151,7 @@ pub fn run(
     mut stop: impl FnMut() -> bool,
 ) -> Result<Outcome, SessionError> {
     let Request { kernel, machine, console, agent, tracing, .. } = request;
-    let Request { stream, joins, control, timeout, closing, console_marks, .. } = request;
+    let Request { stream, joins, control, timeout, closing, console_marks, commands, .. } = request;
     // Parsed now: later the guest would wait for it.
     kernel.check_traceable()?;
     let far = far_memory(kernel.arch(), machine.cpus.into(), tracing.buffer)?;
@@ -177,6 +179,7 @@ pub fn run(
         Arc::clone(&kernel),
         tracing,
         Output { primary: stream, joins, console: lines, exits },
+        commands,
     );
     controller.loaded(&machine);
     // Everything is open that this thread needs but what the sandbox was told of.

@@ -28,6 +28,8 @@ pub enum Action {
     Mark,
     /// The run ends.
     End,
+    /// A command is run beside the VMM.
+    Command,
 }
 
 impl Action {
@@ -40,9 +42,24 @@ impl Action {
             Self::Snapshot => "--snapshot-at",
             Self::Mark => "--mark-at",
             Self::End => "--end-at",
+            Self::Command => "--exec-at",
         }
     }
 }
+
+/// A call at which a command is to be run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Called {
+    /// Which of the commands: from 0 on, in the order of the triggers that have one.
+    pub command: usize,
+    /// What was called.
+    pub function: String,
+    /// Where.
+    pub vcpu: usize,
+}
+
+/// Has the command of a call run, and does not wait for it: a vCPU does.
+pub type Commands = Box<dyn FnMut(&Called) -> std::io::Result<()> + Send>;
 
 /// Something to be done once, at a call of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -182,6 +199,13 @@ impl Controller {
             }
             Action::Mark => {}
             Action::End => self.ended_by = Some(text),
+            Action::Command => {
+                let before = self.tracing.triggers.iter().take(number);
+                let command = before.filter(|trigger| trigger.action == Action::Command).count();
+                if let Err(error) = (self.commands)(&Called { command, function, vcpu }) {
+                    self.note(format!("{text}: no command was run: {error}"));
+                }
+            }
         }
         action == Action::Start && before
     }

@@ -2,13 +2,15 @@
 //! trace passed through. Images are decompressed and records printed here, where
 //! instructions are cheap.
 
+use super::commands::Shell;
 use super::interactive::{self, Typing};
 use super::outlet::{Ended, Outlet};
 use super::{Args, OverflowArg, Watchers, disks, shares, trace_name, trace_output};
 use crate::devices::virtio::blk::Disk;
 use crate::devices::virtio::fs::Share;
 use crate::emulated::{
-    EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, Stdin, Tunnel,
+    EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, Output, Stdin,
+    Tunnel,
 };
 use crate::kernel::Kernel;
 use crate::tracer::annex;
@@ -29,6 +31,7 @@ const CONSOLE: &str = "/job/console";
 const SOCKET: &str = "/job/socket";
 const VSOCK: &str = "/job/vsock";
 const GATEWAY: &str = "/job/vsock-gateway";
+const CALLS: &str = "/job/calls";
 const SHARES: &str = "/job/shares";
 
 /// Memory of the host beside that of the guest and the files, MiB.
@@ -80,6 +83,13 @@ pub(super) fn run(
         interrupts: Some(Arc::clone(&interrupts)),
         ..defaults
     };
+    let commands = &args.triggers.exec_at;
+    let shell = (!commands.is_empty())
+        .then(|| {
+            Shell::start(commands, args.socket.as_deref()).context("--exec-at: cannot start sh")
+        })
+        .transpose()?;
+    let mut calls = shell.as_ref().map(Shell::input).transpose()?;
     let mut host = EmulatedHost::start(&options).map_err(|error| enough(error, memory))?;
     let tunnel = |here: &Option<PathBuf>, there| {
         here.as_deref().map(|here| host.tunnel(here, there)).transpose()
@@ -119,12 +129,18 @@ pub(super) fn run(
     }));
     job.outputs.push((TRACE.to_owned(), &mut trace));
     job.outputs.push((CONSOLE.to_owned(), &mut *console));
+    job.outputs.extend(calls.iter_mut().map(|calls| (CALLS.to_owned(), calls as Output<'_>)));
+    let asked = Arc::clone(&interrupts);
     job.interrupts = Some(interrupts);
     if let Ok(level) = std::env::var("VMTRACE_LOG") {
         job.env.insert("VMTRACE_LOG".to_owned(), level);
     }
     let end = host.run(job).map_err(|error| named(error, args));
     drop(terminal);
+    drop(calls);
+    if let Some(shell) = shell {
+        shell.finish(|| asked.count() > 0);
+    }
     // Also of a host that has died.
     let written = stdout.map_or(Ok(()), Outlet::finish);
     let end = end?;
@@ -254,6 +270,9 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     job.extend(args.comm.iter().map(|comm| format!("--comm={comm}")));
     job.extend(args.event.iter().map(|event| format!("--event={event}")));
     job.extend(args.triggers.options());
+    if !args.triggers.exec_at.is_empty() {
+        job.push(format!("--exec-to={CALLS}"));
+    }
     job.extend(args.from.iter().map(|name| format!("--from={name}")));
     job.extend(args.timeout.iter().map(|seconds| format!("--timeout={seconds}")));
     if args.socket.is_some() {

@@ -1,5 +1,6 @@
 //! A run on the KVM of this machine.
 
+use super::commands::{self, Shell};
 use super::input::Input;
 use super::interactive::{self, Decoder, Keys, Plain, Teller, Typed, UserKeys, Window};
 use super::run_output::RunOutput;
@@ -20,6 +21,7 @@ use crate::serve::{Control, Reply, Services};
 use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tracing};
 use crate::stream::Exit;
 use anyhow::{Context, Result, bail};
+use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,7 +77,7 @@ fn console(args: &Args) -> Result<Box<dyn Write + Send>> {
     Ok(match args.console.as_str() {
         "stderr" => Box::new(std::io::stderr()),
         "none" => Box::new(std::io::sink()),
-        path => Box::new(std::fs::File::create(path).with_context(|| path.to_owned())?),
+        path => Box::new(File::create(path).with_context(|| path.to_owned())?),
     })
 }
 
@@ -102,6 +104,15 @@ pub(super) fn run(
     tracing: Tracing,
     (initrd, disks, shares): (Vec<u8>, Vec<Disk>, Vec<Share>),
 ) -> Result<u8> {
+    let specs = &args.triggers.exec_at;
+    let shell = (!specs.is_empty() && args.exec_to.is_none())
+        .then(|| Shell::start(specs, args.socket.as_deref()).context("--exec-at: cannot start sh"))
+        .transpose()?;
+    let mut told = match (&shell, &args.exec_to) {
+        (Some(shell), _) => Some(shell.input()?),
+        (None, Some(path)) => Some(told_to(path)?),
+        (None, None) => None,
+    };
     sandbox::set_up(&confinement(args))?;
     let events = EventLoop::start(Thread::Events).context("no event loop")?;
     let (joining, joins) = sync_channel(MAX_JOINS);
@@ -199,6 +210,10 @@ pub(super) fn run(
         joins,
         control,
         timeout: args.timeout.map(Duration::from_secs),
+        commands: Box::new(move |called| match &mut told {
+            Some(told) => told.write_all(commands::line(called).as_bytes()),
+            None => Ok(()),
+        }),
         closing: Box::new({
             let said = Arc::clone(&said);
             let wanted = args.wants_vsock();
@@ -245,6 +260,9 @@ pub(super) fn run(
     };
     // Nobody is let in any more.
     drop(server);
+    if let Some(shell) = shell {
+        shell.finish(|| asked.load(Ordering::Relaxed));
+    }
     let by_itself = outcome.as_ref().is_ok_and(|outcome| outcome.exit.is_some());
     let run_output = run_output.finish(by_itself, || asked.load(Ordering::Relaxed));
     let outcome = match outcome {
@@ -276,6 +294,12 @@ pub(super) fn run(
     }
     run_output?;
     exit_code(args, &outcome)
+}
+
+/// The file, or pipe, of `--exec-to`.
+fn told_to(path: &Path) -> Result<File> {
+    let file = OpenOptions::new().append(true).create(true).open(path);
+    file.with_context(|| format!("--exec-to {}", path.display()))
 }
 
 fn exit_code(args: &Args, outcome: &Outcome) -> Result<u8> {

@@ -1,5 +1,6 @@
 //! `vmtrace boot`: boots a kernel and traces it.
 
+mod commands;
 mod conditions;
 mod conversion;
 mod disks;
@@ -272,6 +273,9 @@ pub struct Args {
     /// What there is to say of the filters was said
     #[arg(long, hide = true)]
     pub filters_checked: bool,
+    /// Where calls of --exec-at are told: whoever reads it runs the commands
+    #[arg(long, hide = true, value_name = "FILE")]
+    pub exec_to: Option<PathBuf>,
     /// Trace what a boot report takes, and print none
     #[arg(long, hide = true)]
     pub trace_boot: bool,

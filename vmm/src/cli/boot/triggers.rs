@@ -2,7 +2,7 @@
 
 use super::headings;
 use crate::kernel::Kernel;
-use crate::serve::{TriggerError, TriggerSpec};
+use crate::serve::{CommandError, CommandSpec, TriggerError, TriggerSpec};
 use crate::session::{self, Action, Tracing, Trigger};
 use anyhow::{Context, Result, bail};
 use vmtrace_trampolines::Overflow;
@@ -11,7 +11,12 @@ fn trigger(text: &str) -> Result<TriggerSpec, String> {
     text.parse().map_err(|error: TriggerError| error.to_string())
 }
 
+fn command(text: &str) -> Result<CommandSpec, String> {
+    text.parse().map_err(|error: CommandError| error.to_string())
+}
+
 const SPEC: &str = "GLOB[,GLOB...][:N][ if CONDITION]";
+const COMMAND_SPEC: &str = "GLOB[,GLOB...][:N][ if CONDITION] -- COMMAND";
 
 /// What is done at calls, each once.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -34,14 +39,19 @@ pub struct Triggers {
     /// End the run at such a call, whatever --run does; may be repeated
     #[arg(long, value_name = SPEC, value_parser = trigger, help_heading = headings::TRACE)]
     pub end_at: Vec<TriggerSpec>,
+    /// Run a command of the shell at such a call, on this machine and as you, while the guest goes on; it
+    /// finds VMTRACE_FUNCTION, VMTRACE_CPU and, with --socket, VMTRACE_SOCKET (for `vmtrace ctl`) in its
+    /// environment, and standard error takes what it writes; may be repeated
+    #[arg(long, value_name = COMMAND_SPEC, value_parser = command, help_heading = headings::TRACE)]
+    pub exec_at: Vec<CommandSpec>,
     /// The exit code of a run that --end-at has ended
     #[arg(long, value_name = "CODE", default_value_t = 0, requires = "end_at", help_heading = headings::TRACE)]
     pub end_code: u8,
 }
 
 impl Triggers {
-    fn all(&self) -> impl Iterator<Item = (Action, &TriggerSpec)> {
-        let Self { start_at, stop_at, snapshot_at, mark_at, end_at, .. } = self;
+    fn all(&self) -> impl Iterator<Item = (Action, &TriggerSpec, String)> {
+        let Self { start_at, stop_at, snapshot_at, mark_at, end_at, exec_at, .. } = self;
         let lists = [
             (Action::Start, start_at),
             (Action::Stop, stop_at),
@@ -49,13 +59,17 @@ impl Triggers {
             (Action::Mark, mark_at),
             (Action::End, end_at),
         ];
-        lists.into_iter().flat_map(|(action, specs)| specs.iter().map(move |spec| (action, spec)))
+        let commands = exec_at.iter().map(|spec| (Action::Command, &spec.at, spec.to_string()));
+        let all = lists.into_iter().flat_map(|(action, specs)| {
+            specs.iter().map(move |spec| (action, spec, spec.to_string()))
+        });
+        all.chain(commands)
     }
 
     /// The same as words of a command line.
     pub(super) fn options(&self) -> impl Iterator<Item = String> {
         let code = (self.end_code != 0).then(|| format!("--end-code={}", self.end_code));
-        self.all().map(|(action, spec)| format!("{}={spec}", action.option())).chain(code)
+        self.all().map(|(action, _, text)| format!("{}={text}", action.option())).chain(code)
     }
 
     /// What that is in `kernel`, and what the user should know of it.
@@ -68,7 +82,7 @@ impl Triggers {
         overflow: Overflow,
     ) -> Result<(Vec<Trigger>, Vec<String>)> {
         let (mut triggers, mut notes) = (Vec::new(), Vec::new());
-        for (action, spec) in self.all() {
+        for (action, spec, text) in self.all() {
             let option = action.option();
             if action == Action::Snapshot && overflow != Overflow::Overwrite {
                 bail!(
@@ -89,7 +103,7 @@ impl Triggers {
                 session::conditional(kernel, &mut sites, spec.condition.as_ref(), false)
                     .with_context(|| option)?;
             notes.extend(more.into_iter().map(|note| format!("{option}: {note}")));
-            let (text, call) = (spec.to_string(), spec.call);
+            let call = spec.call;
             triggers.push(Trigger { action, text, sites, condition, call, fired: false });
         }
         if triggers.len() > Tracing::MAX_TRIGGERS {
@@ -102,6 +116,19 @@ impl Triggers {
 #[cfg(test)]
 mod tests {
     use crate::cli::boot::tests::args;
+
+    // A condition has blanks, and so has a command.
+    #[test]
+    fn an_emulated_host_gets_commands() {
+        let words = ["boot", "vmlinuz", "--exec-at", "a:3 if pid == 1 -- echo b >&2"];
+        let line = <crate::cli::Cli as clap::Parser>::try_parse_from(
+            std::iter::once("vmtrace").chain(words),
+        );
+        let crate::cli::Command::Boot(args) = line.unwrap().command else { panic!("{words:?}") };
+        let again: Vec<_> = args.triggers.options().collect();
+        assert_eq!(again, ["--exec-at=a:3 if pid == 1 -- echo b >&2"]);
+        assert!(crate::cli::boot::tests::args("--exec-at a").is_err());
+    }
 
     // An emulated host gets them as text again: one that is lost there never comes.
     #[test]
