@@ -1,12 +1,12 @@
 //! `vmtrace diff`: what differs between two traces.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
 use super::exit;
-use super::report::{feed, horizon, is_broken_pipe, open};
+use super::report::{feed, horizon, open};
+use super::terminal::Paging;
 use super::view::{choose, parse_time};
 use crate::analyze::diff::{Difference, Noise, Profile};
 use crate::export::{PlayError, Player};
@@ -39,6 +39,8 @@ pub struct Args {
     /// How to print it
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
+    #[command(flatten)]
+    paging: Paging,
 }
 
 /// `--format`
@@ -60,18 +62,13 @@ pub fn run(args: &Args) -> Result<u8> {
     let (b, name_b, whole_b) = args.profile(&args.b)?;
     let noise = Noise { percent: args.noise, nanoseconds: args.least };
     let found = Difference::new((&a, &name_a), (&b, &name_b), noise);
-    let mut out = io::stdout().lock();
-    let printed = match args.format {
-        Format::Text => found.write_text(&mut out),
-        Format::Json => found.write_json(&mut out),
-    };
+    let seen = args.paging.show(|out| match args.format {
+        Format::Text => found.write_text(out),
+        Format::Json => found.write_json(out),
+    });
     whole_a.context(name_a)?;
     whole_b.context(name_b)?;
-    match printed.map_err(anyhow::Error::from) {
-        Err(error) if !is_broken_pipe(&error) => Err(error),
-        _ if found.is_empty() => Ok(exit::DONE),
-        _ => Ok(exit::DIFFERENT),
-    }
+    seen.map(|()| if found.is_empty() { exit::DONE } else { exit::DIFFERENT })
 }
 
 impl Args {

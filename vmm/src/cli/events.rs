@@ -1,10 +1,11 @@
 //! `vmtrace events`: which tracepoints a kernel has, with their fields.
 
-use std::io::{BufWriter, Write as _, stdout};
+use std::io::Write;
 use std::path::PathBuf;
 
 use serde::Serialize;
 
+use super::terminal::Paging;
 use crate::kernel::tracepoints::{Event, Origin};
 use crate::kernel::{Kernel, glob};
 
@@ -25,6 +26,8 @@ pub struct Args {
     /// Take the symbols from this file of the same build
     #[arg(long, value_name = "FILE")]
     system_map: Option<PathBuf>,
+    #[command(flatten)]
+    paging: Paging,
 }
 
 /// Prints each event: its name, a tab, its fields with their types.
@@ -32,11 +35,13 @@ pub struct Args {
 /// # Errors
 /// When the kernel cannot be read, or no event matches.
 pub fn run(args: Args) -> anyhow::Result<u8> {
-    let Args { kernel, glob, json, count, system_map } = args;
+    let Args { kernel, glob, json, count, system_map, paging } = args;
     let kernel = super::inspect::open(&kernel, system_map.as_deref())?;
     let events = matching(&kernel, glob.as_deref().unwrap_or("*"))?;
-    let printed = if count { writeln!(stdout(), "{}", events.len()) } else { print(&events, json) };
-    super::inspect::ignore_closed_pipe(printed)?;
+    paging.show(|out| match count {
+        true => writeln!(out, "{}", events.len()),
+        false => print(out, &events, json),
+    })?;
     Ok(0)
 }
 
@@ -92,8 +97,7 @@ impl<'a> Line<'a> {
     }
 }
 
-fn print(events: &[&Event], json: bool) -> std::io::Result<()> {
-    let mut out = BufWriter::with_capacity(1 << 16, stdout().lock());
+fn print(mut out: &mut dyn Write, events: &[&Event], json: bool) -> std::io::Result<()> {
     for event in events {
         if json {
             serde_json::to_writer(&mut out, &Line::new(event))?;
@@ -103,7 +107,7 @@ fn print(events: &[&Event], json: bool) -> std::io::Result<()> {
         let fields: Vec<String> = event.fields.iter().map(declared).collect();
         writeln!(out, "{}\t{}", event.full_name(), fields.join(", "))?;
     }
-    out.flush()
+    Ok(())
 }
 
 /// As C declares it.

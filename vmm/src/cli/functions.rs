@@ -1,8 +1,9 @@
 //! `vmtrace functions`: what can be traced in a kernel, and in its modules.
 
-use std::io::{BufWriter, Write as _, stdout};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use super::terminal::Paging;
 use crate::initramfs::Modules;
 use crate::kernel::{Functions, Kernel, ModuleFile, Selection, selects};
 use anyhow::{Context as _, ensure};
@@ -28,6 +29,8 @@ pub struct Args {
     /// Take the symbols from this file of the same build
     #[arg(long, value_name = "FILE")]
     system_map: Option<PathBuf>,
+    #[command(flatten)]
+    paging: Paging,
 }
 
 /// Prints a line for each function: primary name, tab, link address of its symbol. For one of a
@@ -36,7 +39,7 @@ pub struct Args {
 /// # Errors
 /// When the kernel or a module cannot be read, or no function matches.
 pub fn run(args: Args) -> anyhow::Result<u8> {
-    let Args { kernel, filter, notrace, modules, count, system_map } = args;
+    let Args { kernel, filter, notrace, modules, count, system_map, paging } = args;
     let (filter, notrace) = (super::from_files(filter)?, super::from_files(notrace)?);
     let kernel = super::inspect::open(&kernel, system_map.as_deref())?;
     let selection = kernel.select_with_report(&filter, &notrace);
@@ -60,13 +63,16 @@ pub fn run(args: Args) -> anyhow::Result<u8> {
     if lines.is_empty() {
         return Err(kernel.no_match(unmatched).into());
     }
+    let seen = paging.show(|out| match count {
+        true => writeln!(out, "{}", lines.len()),
+        false => print(out, lines),
+    });
+    // Behind what a pager shows.
     for pattern in unmatched.iter().chain(&unmatched_notrace) {
         let near = kernel.near_functions(pattern);
         say!("vmtrace: warning: no traceable function matches '{pattern}'{near}");
     }
-    let printed = if count { writeln!(stdout(), "{}", lines.len()) } else { print(lines) };
-    super::inspect::ignore_closed_pipe(printed)?;
-    Ok(0)
+    seen.map(|()| 0)
 }
 
 /// A function's name, and where it is.
@@ -132,11 +138,10 @@ impl Found<'_> {
     }
 }
 
-fn print(mut lines: Vec<Line>) -> std::io::Result<()> {
+fn print(out: &mut dyn Write, mut lines: Vec<Line>) -> std::io::Result<()> {
     lines.sort_unstable();
-    let mut out = BufWriter::with_capacity(1 << 16, stdout().lock());
     for (name, place) in lines {
         writeln!(out, "{name}\t{place}")?;
     }
-    out.flush()
+    Ok(())
 }

@@ -1,12 +1,14 @@
 //! What people see at a terminal: through a pager, in colours, as git does it.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
+
+use super::inspect::ignore_closed_pipe;
 
 /// Options about it.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -14,6 +16,13 @@ pub(super) struct Looks {
     /// Colours: auto means at a terminal, unless NO_COLOR is set
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = When::Auto)]
     color: When,
+    #[command(flatten)]
+    paging: Paging,
+}
+
+/// The option of what is only plain text.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(super) struct Paging {
     /// Print at a terminal without a pager (else $VMTRACE_PAGER, $PAGER or less)
     #[arg(long)]
     no_pager: bool,
@@ -52,6 +61,16 @@ impl Looks {
         }
     }
 
+    /// As [`Paging::open`].
+    ///
+    /// # Errors
+    /// As that.
+    pub(super) fn open(self) -> Result<Screen> {
+        self.paging.open()
+    }
+}
+
+impl Paging {
     fn pager_in(self, around: &Surroundings) -> Option<OsString> {
         if self.no_pager || !around.terminal {
             return None;
@@ -73,6 +92,21 @@ impl Looks {
         signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::new(AtomicBool::new(false)))
             .context("signals")?;
         Screen::paged(&pager)
+    }
+
+    /// Prints with `print`, and waits until it was seen. Whoever leaves the pager has seen enough.
+    ///
+    /// # Errors
+    /// When the pager cannot be started, or the output fails.
+    pub(super) fn show(self, print: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+        let mut screen = self.open()?;
+        let printed = {
+            let mut out = BufWriter::with_capacity(1 << 16, &mut screen);
+            print(&mut out).and_then(|()| out.flush())
+        };
+        let seen = screen.finish();
+        ignore_closed_pipe(printed)?;
+        seen
     }
 }
 
@@ -160,7 +194,7 @@ mod tests {
         Surroundings { terminal: true, variable: |_| None, has_less: || true };
 
     fn looks(color: When) -> Looks {
-        Looks { color, no_pager: false }
+        Looks { color, paging: Paging { no_pager: false } }
     }
 
     // Bytes of a terminal in a file are what nobody can search.
@@ -184,13 +218,13 @@ mod tests {
 
     #[test]
     fn pagers_are_those_of_the_user() {
-        let pager = |around: &Surroundings| looks(When::Auto).pager_in(around);
+        let pager = |around: &Surroundings| Paging { no_pager: false }.pager_in(around);
         assert_eq!(pager(&NOTHING), Some("less".into()));
         assert_eq!(pager(&Surroundings { has_less: || false, ..NOTHING }), None);
         assert_eq!(pager(&Surroundings { terminal: false, ..NOTHING }), None);
         let own = Surroundings { variable: |name| Some(format!("my {name}").into()), ..NOTHING };
         assert_eq!(pager(&own), Some("my VMTRACE_PAGER".into()));
-        assert_eq!(Looks { no_pager: true, ..looks(When::Auto) }.pager_in(&own), None);
+        assert_eq!(Paging { no_pager: true }.pager_in(&own), None);
         for none in [|_: &str| Some("".into()), |_: &str| Some("cat".into())] {
             assert_eq!(pager(&Surroundings { variable: none, ..NOTHING }), None);
         }
