@@ -53,23 +53,30 @@ impl Drain {
             let (lost, mut rest) = reader.rest();
             self.lost(vcpu, lost, LossReason::Overwritten)?;
             snapshot.records += self.exits.gather(vcpu, true, &mut self.writer)?;
-            loop {
-                let records = self.take_piece(vcpu, &mut rest)?;
-                snapshot.records += records;
-                if rest.is_empty() {
-                    break;
-                }
-                if !self.writer.get_mut().primary().wait_for_room(&left) {
-                    snapshot.whole = false;
-                    break;
-                }
-            }
-            if !snapshot.whole {
+            snapshot.records += self.take_pieces(vcpu, &mut rest, &left)?;
+            if !rest.is_empty() {
+                snapshot.whole = false;
                 break;
             }
         }
         self.writer.flush()?;
         Ok(snapshot)
+    }
+
+    /// Writes what is left in a ring, as long as the output has room for it in time: how many records.
+    fn take_pieces(
+        &mut self,
+        vcpu: usize,
+        rest: &mut crate::tracer::ring::Rest,
+        left: &impl Fn(u64) -> Option<Duration>,
+    ) -> io::Result<u64> {
+        let mut records = 0;
+        loop {
+            records += self.take_piece(vcpu, rest)?;
+            if rest.is_empty() || !self.writer.get_mut().primary().wait_for_room(left) {
+                return Ok(records);
+            }
+        }
     }
 
     /// Writes the next piece of what is left in a ring: how many records.
@@ -99,17 +106,8 @@ impl Drain {
         let (lost, mut rest) = reader.rest();
         self.lost(vcpu, lost, reason(overwrites))?;
         self.exits.gather(vcpu, overwrites, &mut self.writer)?;
-        let mut left_there = 0;
-        loop {
-            self.take_piece(vcpu, &mut rest)?;
-            if rest.is_empty() {
-                break;
-            }
-            if !self.writer.get_mut().primary().wait_for_room(&left) {
-                left_there = self.leave(vcpu, &mut rest)?;
-                break;
-            }
-        }
+        self.take_pieces(vcpu, &mut rest, &left)?;
+        let left_there = if rest.is_empty() { 0 } else { self.leave(vcpu, &mut rest)? };
         let unfinished = std::mem::take(&mut rest.unfinished).into_iter();
         let unfinished = unfinished.map(|program| self.programs.tracers(program)).sum();
         self.lost(vcpu, unfinished, LossReason::Unfinished)?;
