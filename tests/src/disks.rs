@@ -7,7 +7,8 @@ use std::process::Output;
 use vmtrace::emulated::cache_dir;
 
 use crate::live::{LiveGuest, vmtrace};
-use crate::trace::syscall;
+use crate::trace::{arch_of, syscall};
+use crate::workload;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -23,11 +24,17 @@ pub fn noise(length: usize, seed: u64) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-fn boot(kernel: &str, disks: &[String], run: &str) -> Output {
+/// As `vmtrace-guest disk` tells it.
+fn fnv(bytes: &[u8]) -> u64 {
+    let begin = 0xcbf2_9ce4_8422_2325;
+    bytes.iter().fold(begin, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+fn boot(kernel: &str, options: &[String], run: &str) -> Output {
     let image = cache_dir().unwrap().join("kernels").join(kernel).join("vmlinuz");
     let fsync = syscall(kernel, "fsync").unwrap();
     let mut args = vec!["-f", &fsync, "--timeout", "300", "--cmdline", "loglevel=5", "--run", run];
-    args.extend(disks.iter().map(String::as_str));
+    args.extend(options.iter().map(String::as_str));
     vmtrace("boot", &image, &args)
 }
 
@@ -38,19 +45,29 @@ pub fn files_have_what_the_guest_has_written(kernel: &str) {
     let (mut content, source) = (noise(4 * MIB, 1), noise(2 * MIB, 2));
     fs::write(at("a"), &content).unwrap();
     fs::write(at("b,c"), &source).unwrap();
-    let disks =
-        [format!("--disk={},rw", at("a").display()), format!("--disk={}", at("b,c").display())];
+    fs::write(at("d"), vec![0; 8 * MIB]).unwrap();
+    let workload = workload(arch_of(kernel).unwrap()).unwrap();
+    let options = [
+        format!("--disk={},rw", at("a").display()),
+        format!("--disk={}", at("b,c").display()),
+        format!("--disk={},rw", at("d").display()),
+        format!("--add={}", workload.display()),
+    ];
     // A copy from the one to the other; a write that must fail; a part that is given back.
     let run = "dd if=/dev/vdb of=/dev/vda bs=64k seek=3 count=20 conv=notrunc,fsync \
                && ! dd if=/dev/vda of=/dev/vdb bs=512 count=1 conv=fsync \
                && blkdiscard -o 2097152 -l 1048576 /dev/vda \
+               && /vmtrace-guest disk /dev/vdc 1 250 3 \
                && echo $(cat /sys/block/vda/serial) $(cat /sys/block/vda/ro /sys/block/vdb/ro)";
-    let output = boot(kernel, &disks, run);
+    let output = boot(kernel, &options, run);
     let (out, err) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{err}");
     assert!(err.contains("vmtrace-0 0 1"), "{err}");
     assert!(out.contains("dd-"), "its fsync is traced: {out}");
+    // Several threads at once, requests of all sizes, and each had what it had written.
+    let hash = format!("disk-hash {:016x}", fnv(&fs::read(at("d")).unwrap()));
+    assert!(err.contains("disk-requests 750") && err.contains(&hash), "{hash}: {err}");
     content[192 * KIB..][..1280 * KIB].copy_from_slice(&source[..1280 * KIB]);
     content[2 * MIB..3 * MIB].fill(0);
     assert!(fs::read(at("a")).unwrap() == content, "another content");

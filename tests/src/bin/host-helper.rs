@@ -1,7 +1,7 @@
 //! A program for the tests of jobs: it runs inside the emulated host and does what its arguments say.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
@@ -71,6 +71,8 @@ fn main() -> ExitCode {
         ["threads", args @ ..] => return threads(args),
         // Two programs at a time, each with its arguments; both must succeed.
         ["beside", both @ ..] => return beside(both),
+        // A program with a guest that works on a disk: how often that leaves KVM meanwhile.
+        ["exits", program, args @ ..] => return exits(program, args),
         ["ignore-sigint"] => {
             let _taken = vmtrace::emulated::Interrupts::install();
             println!("ready");
@@ -131,6 +133,44 @@ fn bytes(path: &str, count: u64) {
     // It is closed when all of it was read.
     consume(stream);
     println!("host-to-guest-nanoseconds {}", start.elapsed().as_nanos());
+}
+
+/// Exits of all guests that there are, by KVM's own count.
+fn exit_count() -> u64 {
+    let count = std::fs::read_to_string("/sys/kernel/debug/kvm/exits");
+    count.ok().and_then(|count| count.trim().parse().ok()).expect("KVM counts exits")
+}
+
+/// Runs a program whose guest says when it begins and ends, and ends it when the guest has said all; prints what it says.
+fn exits(program: &str, args: &[&str]) -> ExitCode {
+    // It may be there.
+    let flags = nix::mount::MsFlags::empty();
+    let _ = nix::mount::mount(
+        Some("debugfs"),
+        "/sys/kernel/debug",
+        Some("debugfs"),
+        flags,
+        None::<&str>,
+    );
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).stdout(writer.try_clone().unwrap()).stderr(writer);
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    let mut begun = None;
+    for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line);
+        println!("{}", line.trim_end());
+        if line.contains("disk begins") {
+            begun = Some(exit_count());
+        } else if line.contains("disk ends") {
+            println!("exits {}", exit_count() - begun.expect("it has begun"));
+        } else if line.contains("disk-hash") {
+            let _ = child.kill();
+        }
+    }
+    let _ = child.wait();
+    if begun.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn beside(both: &[&str]) -> ExitCode {

@@ -8,6 +8,7 @@
 mod args;
 mod boots;
 mod bytes;
+mod disk;
 mod events;
 mod graph;
 mod guest;
@@ -43,12 +44,23 @@ fn riscv_host() -> Result<HostOptions> {
 
 fn main() -> Result<()> {
     let names: Vec<String> = std::env::args().skip(1).collect();
-    let all =
-        ["bytes", "events", "args", "tracepoints", "boots", "two", "graph", "graph-boots", "ops"]
-            .map(str::to_owned);
+    let all = [
+        "bytes",
+        "disk",
+        "events",
+        "args",
+        "tracepoints",
+        "boots",
+        "two",
+        "graph",
+        "graph-boots",
+        "ops",
+    ]
+    .map(str::to_owned);
     let names = if names.is_empty() { &all[..] } else { &names };
     names.iter().try_for_each(|name| match name.as_str() {
         "bytes" => bytes::run(),
+        "disk" => disk::run(),
         "events" => events::run(),
         "args" => args::run(),
         "tracepoints" => tracepoints::run(),

@@ -40,6 +40,9 @@
 //! vmtrace-guest bench-graph [guest]    entries with their returns: vmtrace, or the guest's tracer
 //! vmtrace-guest bench-args [guest]     the same of entries with arguments
 //! vmtrace-guest bench-events WHICH     the same of tracepoints: `switch` or `call`, or `guest`
+//! vmtrace-guest disk FILE SEED N THREADS
+//!                                      N random requests of each thread to a disk of zeroes, which must
+//!                                      have what was written; then its content as a hash
 //! vmtrace-guest tree [guest]           calls that are the same each time; prints what the guest's
 //!                                      function_graph shows of them, and this task's stack
 //! vmtrace-guest crash                  panics the kernel (sysrq)
@@ -52,6 +55,7 @@ mod bench;
 mod beside;
 mod code;
 mod cpus;
+mod disk;
 mod events;
 mod modules;
 mod scribble;
@@ -107,6 +111,9 @@ fn main() -> Result<()> {
         ["bench-args"] => bench::args(false),
         ["bench-events", which] => bench::events(which),
         ["bench-args", "guest"] => bench::args(true),
+        ["disk", file, seed, count, threads] => {
+            disk::disk(file, seed.parse()?, count.parse()?, threads.parse()?)
+        }
         ["tree"] => tree::tree(false),
         ["tree", "guest"] => tree::tree(true),
         ["stress", cpus] => stress::stress(cpus.parse()?),
