@@ -75,6 +75,9 @@ numbered! {
         Note = 8 "note",
         /// A line of the guest's console; the time is that of its end.
         Console = 9 "console",
+        /// Other events are traced from here on; the text names them. What was open of the events
+        /// before is not known any more.
+        Events = 10 "events",
     }
 }
 

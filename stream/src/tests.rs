@@ -144,6 +144,9 @@ fn an_idle_trace_does_not_grow() {
     assert!(grows(&mut writer, 16));
     assert!(grows(&mut writer, mark().ticks));
     assert!(!grows(&mut writer, u64::MAX));
+    // But where somebody asks how far it is.
+    writer.tell_watermark(u64::MAX).expect("watermark");
+    assert_ne!(size, writer.get_mut().len());
 }
 
 // More functions than a frame holds; and readers that do not know the frame go on.

@@ -331,8 +331,18 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// When the sink fails.
     pub fn watermark(&mut self, ticks: u64) -> Result<()> {
-        let Some(held) = self.held else { return self.flush() };
-        if held <= ticks {
+        if self.held.is_none() {
+            return self.flush();
+        }
+        self.tell_watermark(ticks)
+    }
+
+    /// The same, also where nothing waits for it: for those who want to know how far the stream is.
+    ///
+    /// # Errors
+    /// When the sink fails.
+    pub fn tell_watermark(&mut self, ticks: u64) -> Result<()> {
+        if self.held.is_some_and(|held| held <= ticks) {
             self.held = None;
         }
         self.frames.push(kind::WATERMARK, 0, |out| {

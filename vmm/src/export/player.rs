@@ -66,6 +66,8 @@ pub struct Player<E> {
     disordered: u64,
     /// The latest time of a record.
     newest: u64,
+    /// The last watermark.
+    watermark: u64,
     horizon: Option<Horizon>,
     begun: bool,
 }
@@ -83,6 +85,7 @@ impl<E: Export> Player<E> {
             unknown_records: 0,
             disordered: 0,
             newest: 0,
+            watermark: 0,
             horizon: None,
             begun: false,
         }
@@ -208,6 +211,12 @@ impl<E: Export> Player<E> {
         self.merger.held()
     }
 
+    /// Up to this time, in ticks of the guest's clock, the stream has all records, and they were
+    /// played.
+    pub fn watermark(&self) -> u64 {
+        self.watermark
+    }
+
     /// The export.
     pub fn export(&self) -> &E {
         &self.stage.export
@@ -289,6 +298,7 @@ impl<E: Export> Player<E> {
                 self.relieve()
             }
             Some(Frame::Watermark(ticks)) => {
+                self.watermark = ticks.max(self.watermark);
                 // The horizon knows better.
                 let known = self.horizon.as_ref().is_some_and(Horizon::is_within);
                 if known { Ok(()) } else { self.play(ticks.max(self.patience())) }

@@ -293,7 +293,13 @@ impl<E: Export> Stage<E> {
                 Event::Loss(*loss)
             }
             Item::Mark(mark) => {
-                let beside = [MarkKind::Exit, MarkKind::Agent, MarkKind::Note, MarkKind::Console];
+                let beside = [
+                    MarkKind::Exit,
+                    MarkKind::Agent,
+                    MarkKind::Note,
+                    MarkKind::Console,
+                    MarkKind::Events,
+                ];
                 if !beside.contains(&mark.kind) {
                     self.pairing.change();
                 }

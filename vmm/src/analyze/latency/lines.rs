@@ -6,7 +6,7 @@ use crate::export::{Entry, Return, Tracepoint};
 use crate::stream::Context;
 
 /// Records that are kept of each vCPU, and shown of one episode.
-const KEPT: usize = 1 << 14;
+pub(super) const KEPT: usize = 1 << 14;
 /// Columns by which a call stands to the right of its caller, and most callers that are shown so.
 const INDENT: usize = 2;
 const DEEPEST: u32 = 40;
@@ -31,12 +31,18 @@ pub(super) struct Seen {
 }
 
 /// The latest records of each vCPU.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lines {
     vcpus: Vec<VecDeque<Line>>,
+    kept: usize,
 }
 
 impl Lines {
+    /// So many of each.
+    pub(super) fn new(kept: usize) -> Self {
+        Self { vcpus: Vec::new(), kept }
+    }
+
     pub(super) fn begin(&mut self, vcpus: u32) {
         let vcpus = usize::try_from(vcpus).unwrap_or(0);
         self.vcpus = std::iter::repeat_with(VecDeque::new).take(vcpus).collect();
@@ -60,8 +66,9 @@ impl Lines {
         text: String,
     ) {
         let comm = comm.unwrap_or("<...>").to_owned();
+        let kept = self.kept;
         let Some(lines) = self.of(vcpu) else { return };
-        if lines.len() == KEPT {
+        if lines.len() == kept {
             lines.pop_front();
         }
         lines.push_back(Line { at, pid, comm, context, text });
@@ -102,7 +109,7 @@ impl Lines {
     pub(super) fn between(&self, vcpu: u32, since: u64, until: u64) -> Seen {
         let lines = usize::try_from(vcpu).ok().and_then(|it| self.vcpus.get(it));
         let Some(lines) = lines else { return Seen::default() };
-        let cut = lines.len() == KEPT && lines.front().is_some_and(|line| line.at > since);
+        let cut = lines.len() == self.kept && lines.front().is_some_and(|line| line.at > since);
         let meant = lines.iter().filter(|line| (since..=until).contains(&line.at));
         Seen { lines: meant.cloned().collect(), cut }
     }

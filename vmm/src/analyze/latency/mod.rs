@@ -39,6 +39,27 @@ const SUMS: usize = 1 << 16;
 const LISTED: usize = 100_000;
 /// Pauses that are remembered, of which an episode may have some.
 const PAUSES: usize = 1024;
+/// Most rows.
+const ROWS: usize = 100_000;
+
+/// How much is kept. What is told while a guest runs is an answer of bounded length, however long
+/// it has run.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    /// Records of each vCPU.
+    lines: usize,
+    listed: usize,
+    rows: usize,
+    /// The newest are kept, and not the first.
+    newest: bool,
+}
+
+impl Bounds {
+    const WHOLE: Self = Self { lines: lines::KEPT, listed: LISTED, rows: ROWS, newest: false };
+    const LIVE: Self = Self { lines: 500, listed: 500, rows: 60, newest: true };
+    /// Most sums that are told.
+    const LIVE_SUMS: usize = 100;
+}
 
 /// Makes a [`Report`].
 #[derive(Debug)]
@@ -59,6 +80,17 @@ impl Latency {
     /// Of this kind; episodes of at least so many nanoseconds are listed.
     #[must_use]
     pub fn new(kind: Kind, over: Option<u64>) -> Self {
+        Self::with_bounds(kind, over, Bounds::WHOLE)
+    }
+
+    /// The same of a guest that runs: [`Latency::so_far`] can tell at any time what was found, in
+    /// bounded length. Of the episodes that are listed the newest 500 are kept.
+    #[must_use]
+    pub fn live(kind: Kind, over: Option<u64>) -> Self {
+        Self::with_bounds(kind, over, Bounds::LIVE)
+    }
+
+    fn with_bounds(kind: Kind, over: Option<u64>, bounds: Bounds) -> Self {
         let finder = match kind {
             Kind::Wakeup | Kind::WakeupRt => Finder::Waits(Waits::new(kind)),
             Kind::Irqsoff | Kind::Preemptoff | Kind::Preemptirqsoff => {
@@ -66,7 +98,38 @@ impl Latency {
             }
             Kind::Osnoise => Finder::Noise(Noise::default()),
         };
-        Self { found: Found::new(kind, over), finder }
+        Self { found: Found::new(kind, over, bounds), finder }
+    }
+
+    /// What was found by now; so many records came late. What has not ended is not in it but as a
+    /// number.
+    #[must_use]
+    pub fn so_far(&self, late: u64) -> Report {
+        let found = &self.found;
+        let mut report = found.report.clone();
+        let mut sums: Vec<_> = found.sums.values().collect();
+        sums.sort_by(|a, b| Sums::longest_first(a, b));
+        report.more_sums = sums.len().saturating_sub(Bounds::LIVE_SUMS) as u64;
+        report.sums = sums.into_iter().take(Bounds::LIVE_SUMS).cloned().collect();
+        report.rows.sort_by_key(|row| (row.ns, row.cpu));
+        let old_rows = report.rows.len().saturating_sub(found.bounds.rows);
+        report.rows.drain(..old_rows);
+        report.other_rows += old_rows as u64;
+        report.open = self.open();
+        report.gaps.late = late;
+        // It was joined where it was asked for, and goes on.
+        (report.gaps.torn, report.gaps.joined) = (false, false);
+        report.seen_ns = found.seen;
+        report
+    }
+
+    /// Episodes that have not ended.
+    fn open(&self) -> u64 {
+        match &self.finder {
+            Finder::Waits(waits) => waits.open(),
+            Finder::Regions(regions) => regions.open(),
+            Finder::Noise(noise) => noise.open(),
+        }
     }
 
     /// What was found; so many records came late.
@@ -75,16 +138,12 @@ impl Latency {
         if let Finder::Noise(noise) = &mut self.finder {
             noise.end(&mut self.found);
         }
-        let open = match &self.finder {
-            Finder::Waits(waits) => waits.open(),
-            Finder::Regions(regions) => regions.open(),
-            Finder::Noise(noise) => noise.open(),
-        };
+        let open = self.open();
         let Found { mut report, sums, .. } = self.found;
         report.gaps.late = late;
         report.open = open;
         let mut sums: Vec<_> = sums.into_values().collect();
-        sums.sort_by(|a, b| b.longest_ns.cmp(&a.longest_ns).then_with(|| a.name.cmp(&b.name)));
+        sums.sort_by(Sums::longest_first);
         report.sums = sums;
         report
     }
@@ -105,6 +164,15 @@ impl Export for Latency {
         let Self { found, finder } = self;
         found.report.gaps.event(&found.header, event);
         match event {
+            Event::Mark(mark) if mark.kind == MarkKind::Events => {
+                // What is open may end unseen, and what ends may have begun so.
+                match finder {
+                    Finder::Waits(waits) => waits.forget(found),
+                    Finder::Regions(regions) => regions.forget(found),
+                    Finder::Noise(noise) => noise.forget(found),
+                }
+                found.seen(mark.ticks);
+            }
             Event::Entry(entry) => {
                 if let Finder::Regions(regions) = finder {
                     regions.state(entry.vcpu, entry.context, found);
@@ -113,6 +181,7 @@ impl Export for Latency {
             }
             Event::Return(ret) => found.lines.ret(found.at(ret.timestamp), ret),
             Event::Tracepoint(event) => {
+                found.seen(event.timestamp);
                 found.lines.tracepoint(found.at(event.timestamp), event);
                 if let Some(out) = OutOfGuest::of(event) {
                     let span = found.out_of_guest(event, &out);
@@ -177,17 +246,22 @@ struct Found {
     pauses: VecDeque<(u64, u64)>,
     exits: Exits,
     sums: HashMap<String, Sums>,
+    bounds: Bounds,
+    /// The first and the last moment of which something was seen, in nanoseconds.
+    seen: Option<(u64, u64)>,
     report: Report,
 }
 
 impl Found {
-    fn new(kind: Kind, over: Option<u64>) -> Self {
+    fn new(kind: Kind, over: Option<u64>, bounds: Bounds) -> Self {
         Self {
             header: Header::default(),
-            lines: Lines::default(),
+            lines: Lines::new(bounds.lines),
             pauses: VecDeque::new(),
             exits: Exits::default(),
             sums: HashMap::new(),
+            bounds,
+            seen: None,
             report: Report::new(kind, over),
         }
     }
@@ -195,6 +269,27 @@ impl Found {
     /// Ticks in nanoseconds since the clock's start.
     fn at(&self, ticks: u64) -> u64 {
         nanoseconds(&self.header, ticks)
+    }
+
+    /// Something was seen of this moment, in ticks.
+    fn seen(&mut self, ticks: u64) {
+        let at = self.at(ticks);
+        let (since, until) = self.seen.unwrap_or((at, at));
+        self.seen = Some((since, until.max(at)));
+    }
+
+    /// A period has ended.
+    fn row(&mut self, row: Row) {
+        let (rows, most) = (&mut self.report.rows, self.bounds.rows);
+        if self.bounds.newest && rows.len() >= 2 * most {
+            rows.drain(..most);
+            self.report.other_rows += most as u64;
+        }
+        if rows.len() < most || self.bounds.newest {
+            rows.push(row);
+        } else {
+            self.report.other_rows += 1;
+        }
     }
 
     /// An episode has ended. Its `host_ns` is found here.
@@ -215,8 +310,12 @@ impl Found {
         report.histogram(episode.cpu).add(ns);
         report.count += 1;
         if report.over_ns.is_some_and(|over| ns >= over) {
-            if report.listed.len() < LISTED {
-                report.listed.push(episode.clone());
+            if self.bounds.newest && report.listed.len() >= self.bounds.listed {
+                report.listed.pop_front();
+                report.unlisted += 1;
+            }
+            if report.listed.len() < self.bounds.listed {
+                report.listed.push_back(episode.clone());
             } else {
                 report.unlisted += 1;
             }

@@ -20,8 +20,6 @@ use super::{Episode, Found, Kind, name, number, pid, task, text};
 const JOINED: u64 = 5_000;
 /// Most things at a time that take one CPU away: kernels have four levels.
 const FRAMES: usize = 16;
-/// Most rows.
-const ROWS: usize = 100_000;
 /// Periods without an event after which a CPU is taken for idle: ticks come each second at least
 /// while a task runs (`sched_tick_remote`, kernel/sched/core.c).
 const SILENT: u64 = 60;
@@ -102,8 +100,19 @@ impl Noise {
     pub(super) fn lost(&mut self, vcpu: u32, found: &mut Found) {
         let Some(cpu) = self.cpus.get_mut(&vcpu) else { return };
         found.report.doubtful += cpu.frames.len() as u64;
+        cpu.break_off(vcpu, found);
         (cpu.frames, cpu.preempted, cpu.current) = (Vec::new(), None, None);
-        cpu.finish(vcpu, found);
+    }
+
+    /// Other events are traced from here on: nothing is known any more.
+    pub(super) fn forget(&mut self, found: &mut Found) {
+        found.report.doubtful += self.open();
+        for (vcpu, mut cpu) in std::mem::take(&mut self.cpus) {
+            cpu.break_off(vcpu, found);
+            let until = cpu.counted;
+            cpu.close_row(vcpu, until, found);
+        }
+        self.start = None;
     }
 
     /// All vCPUs were paused.
@@ -136,7 +145,7 @@ impl Noise {
     /// The trace ends.
     pub(super) fn end(&mut self, found: &mut Found) {
         for (&vcpu, cpu) in &mut self.cpus {
-            cpu.finish(vcpu, found);
+            cpu.break_off(vcpu, found);
             let until = cpu.counted;
             cpu.close_row(vcpu, until, found);
         }
@@ -290,6 +299,14 @@ impl Cpu {
         self.frames.truncate(tasks);
     }
 
+    /// Nothing more is seen of the noise: one that has not ended is left out.
+    fn break_off(&mut self, vcpu: u32, found: &mut Found) {
+        match self.frames.is_empty() {
+            true => self.finish(vcpu, found),
+            false => self.stretch = None,
+        }
+    }
+
     /// The noise is over.
     fn finish(&mut self, vcpu: u32, found: &mut Found) {
         let Some(Stretch { since, until, pid, comm, mostly }) = self.stretch.take() else { return };
@@ -334,11 +351,7 @@ impl Cpu {
         if row.runtime_ns == 0 {
             return;
         }
-        if found.report.rows.len() < ROWS {
-            found.report.rows.push(row);
-        } else {
-            found.report.other_rows += 1;
-        }
+        found.row(row);
     }
 }
 

@@ -31,6 +31,9 @@ impl Report {
 
 fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     writeln!(out, "# tracer: {}\n#", report.latency)?;
+    if let Some((since, until)) = report.seen_ns {
+        writeln!(out, "# seen: from {} s to {} s\n#", seconds(since), seconds(until))?;
+    }
     rows(out, report)?;
     match &report.longest {
         Some(longest) => latency(out, report, longest)?,
@@ -47,7 +50,8 @@ fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         }
     };
     note(report.doubtful, &format!("{many} left out, of which not all records are there"));
-    note(report.open, &format!("{many} that had not ended at the end of the trace"));
+    let end = if report.seen_ns.is_some() { "by then" } else { "at the end of the trace" };
+    note(report.open, &format!("{many} that had not ended {end}"));
     note(report.other_sums, &format!("{many} of something that has no line"));
     note(report.other_rows, "periods that have no line");
     note(
@@ -55,6 +59,10 @@ fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         "records that tell another state of their CPU than the events, so that what they were in is \
          left out",
     );
+    if report.behind {
+        let note = "the output of the trace is too slow: what happened last was not seen yet";
+        notes.push(note.to_owned());
+    }
     if !notes.is_empty() {
         writeln!(out)?;
         notes.iter().try_for_each(|note| wrap(out, "note: ", note))?;
@@ -241,7 +249,7 @@ fn sums(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         let (mean, longest) = (micros(of.total_ns / of.count.max(1)), micros(of.longest_ns));
         writeln!(out, "{name}{:>9}{mean:>12}{longest:>12}{:>15}", of.count, seconds(of.at_ns))?;
     }
-    let more = report.sums.len().saturating_sub(LINES);
+    let more = report.sums.len().saturating_sub(LINES) as u64 + report.more_sums;
     if more > 0 {
         writeln!(out, "  and {more} more")?;
     }

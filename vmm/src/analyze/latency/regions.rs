@@ -2,7 +2,8 @@
 //!
 //! As in the kernel's own tracers (kernel/trace/trace_irqsoff.c) a CPU that idles keeps nobody
 //! waiting (`power:cpu_idle`). Records that tell the state of their CPU are compared with what the
-//! events say.
+//! events say. What was off when the events began to be traced has begun at no known time: it is
+//! left out, and the state is learnt by what ends it.
 
 use std::collections::BTreeMap;
 
@@ -28,20 +29,27 @@ struct Cpu {
     /// None: not known yet.
     irqs_off: Option<bool>,
     preempt_off: Option<bool>,
-    idle: bool,
+    idle: Option<bool>,
     begun: Option<Begun>,
     /// The task that runs, and its priority.
     task: Option<(u32, Option<i64>)>,
 }
 
 impl Cpu {
-    fn is_off(&self, kind: Kind) -> bool {
-        !self.idle
-            && match kind {
-                Kind::Irqsoff => self.irqs_off == Some(true),
-                Kind::Preemptoff => self.preempt_off == Some(true),
-                _ => self.irqs_off == Some(true) || self.preempt_off == Some(true),
-            }
+    /// Whether it is off, as far as that is known.
+    fn is_off(&self, kind: Kind) -> Option<bool> {
+        if self.idle? {
+            return Some(false);
+        }
+        match kind {
+            Kind::Irqsoff => self.irqs_off,
+            Kind::Preemptoff => self.preempt_off,
+            _ => match (self.irqs_off, self.preempt_off) {
+                (Some(true), _) | (_, Some(true)) => Some(true),
+                (Some(false), Some(false)) => Some(false),
+                _ => None,
+            },
+        }
     }
 
     /// What was off is on.
@@ -83,6 +91,12 @@ impl Regions {
         self.cpus.values().filter(|cpu| cpu.begun.is_some()).count() as u64
     }
 
+    /// Other events are traced from here on: nothing is known any more.
+    pub(super) fn forget(&mut self, found: &mut Found) {
+        found.report.doubtful += self.open();
+        self.cpus.clear();
+    }
+
     pub(super) fn lost(&mut self, vcpu: u32, found: &mut Found) {
         if self.cpus.remove(&vcpu).is_some_and(|cpu| cpu.begun.is_some()) {
             found.report.doubtful += 1;
@@ -110,6 +124,19 @@ impl Regions {
     pub(super) fn event(&mut self, event: &Tracepoint<'_>, found: &mut Found) {
         let kind = self.kind;
         let cpu = self.cpus.entry(event.vcpu).or_default();
+        if event.pid != 0 {
+            cpu.idle.get_or_insert(false);
+        }
+        match name(event) {
+            // These come only where it was on.
+            Some("preemptirq:irq_disable") if cpu.irqs_off.is_none() && is_interrupt(event) => {
+                cpu.irqs_off = Some(false);
+            }
+            Some("preemptirq:preempt_disable") => {
+                cpu.preempt_off.get_or_insert(false);
+            }
+            _ => {}
+        }
         let was_off = cpu.is_off(kind);
         let mut again = false;
         match name(event) {
@@ -121,7 +148,7 @@ impl Regions {
                     Kind::Preemptirqsoff => cpu.preempt_off == Some(false),
                     _ => false,
                 };
-                again = was_on && cpu.irqs_off == Some(true) && place(event).starts_with("asm_");
+                again = was_on && cpu.irqs_off == Some(true) && is_interrupt(event);
                 cpu.irqs_off = Some(true);
             }
             Some("preemptirq:irq_enable") => cpu.irqs_off = Some(false),
@@ -129,7 +156,7 @@ impl Regions {
             Some("preemptirq:preempt_enable") => cpu.preempt_off = Some(false),
             Some("power:cpu_idle") => {
                 let state = number(event.fields, "state");
-                cpu.idle = state.map(|state| state & IDLE_ENDS) != Some(IDLE_ENDS);
+                cpu.idle = Some(state.map(|state| state & IDLE_ENDS) != Some(IDLE_ENDS));
             }
             Some("sched:sched_switch") => {
                 let next = pid(event.fields, "next_pid");
@@ -137,17 +164,20 @@ impl Regions {
             }
             _ => {}
         }
-        let is_off = cpu.is_off(kind);
-        if (was_off && !is_off) || again {
+        let is_off = cpu.is_off(kind) == Some(true);
+        if (was_off == Some(true) && !is_off) || again {
             cpu.ended(kind, event, found);
         }
-        // Where the one is not known yet, the other may be the end of something longer.
-        let is_known =
-            kind != Kind::Preemptirqsoff || (cpu.irqs_off.is_some() && cpu.preempt_off.is_some());
-        if is_off && (!was_off || again) && is_known {
+        // Where it is not known that it was on, this may be in the midst of something longer.
+        if is_off && (was_off == Some(false) || again) {
             cpu.begun = Some(Begun { since: found.at(event.timestamp), place: place(event) });
         }
     }
+}
+
+/// Whether it is told where an interrupt or exception comes.
+fn is_interrupt(event: &Tracepoint<'_>) -> bool {
+    place(event).starts_with("asm_")
 }
 
 /// Where an event was; others than `preemptirq:*` are places of their own.

@@ -1,5 +1,7 @@
 //! What was found of latencies.
 
+use std::cmp::Ordering;
+use std::collections::VecDeque;
 use std::io::{self, Write};
 
 use serde::Serialize;
@@ -92,6 +94,18 @@ pub struct Sums {
     pub at_ns: u64,
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+impl Sums {
+    /// Their order.
+    pub(super) fn longest_first(one: &Self, other: &Self) -> Ordering {
+        other.longest_ns.cmp(&one.longest_ns).then_with(|| one.name.cmp(&other.name))
+    }
+}
+
 /// What was found.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -109,6 +123,9 @@ pub struct Report {
     pub histograms: Vec<Histogram>,
     /// The longest first.
     pub sums: Vec<Sums>,
+    /// Of a report of what was found so far: sums that are not among these.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub more_sums: u64,
     /// Episodes of things for which there was no room.
     pub other_sums: u64,
     /// Of noise: what tasks got of the vCPUs, second by second.
@@ -120,7 +137,7 @@ pub struct Report {
     pub over_ns: Option<u64>,
     /// Those that took at least that long, in their order.
     #[serde(skip)]
-    pub listed: Vec<Episode>,
+    pub listed: VecDeque<Episode>,
     /// Those of them for which there was no room.
     pub unlisted: u64,
     /// Episodes of which not all records are there.
@@ -129,6 +146,12 @@ pub struct Report {
     pub open: u64,
     /// Records whose CPU was in another state than the events tell.
     pub differing: u64,
+    /// Of a report of a guest that goes on: from when to when it is, in nanoseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seen_ns: Option<(u64, u64)>,
+    /// Not all that had happened by then was seen: the output of the trace was too slow.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub behind: bool,
     /// Exits of vCPUs that were traced: the host's time contains these where there are any.
     pub exits: u64,
     /// What is missing in the trace.
@@ -152,15 +175,18 @@ impl Report {
             longest: None,
             histograms: Vec::new(),
             sums: Vec::new(),
+            more_sums: 0,
             other_sums: 0,
             rows: Vec::new(),
             other_rows: 0,
             over_ns,
-            listed: Vec::new(),
+            listed: VecDeque::new(),
             unlisted: 0,
             doubtful: 0,
             open: 0,
             differing: 0,
+            seen_ns: None,
+            behind: false,
             exits: 0,
             gaps: Gaps::new(),
             kind,

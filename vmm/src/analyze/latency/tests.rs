@@ -9,6 +9,8 @@ use crate::stream::{
 
 use super::{Kind, Latency, Report};
 
+mod live;
+
 const WAKING: u32 = 0x8100_0000;
 const SWITCH: u32 = 0x8100_0100;
 /// Events whose one field is a number.

@@ -48,11 +48,18 @@ impl Waits {
     }
 
     pub(super) fn event(&mut self, event: &Tracepoint<'_>, found: &mut Found) {
+        // What runs on a vCPU is not known before its first switch is seen.
+        self.running.entry(event.vcpu).or_insert(event.pid);
         match name(event) {
             Some("sched:sched_waking" | "sched:sched_wakeup_new") => self.woken(event, found),
             Some("sched:sched_switch") => self.switched(event, found),
             _ => {}
         }
+    }
+
+    /// Other events are traced from here on: nothing is known any more.
+    pub(super) fn forget(&mut self, found: &mut Found) {
+        self.lost(found);
     }
 
     fn means(&self, prio: Option<i64>) -> bool {
