@@ -72,6 +72,8 @@ pub struct Drain {
     written: Vec<u64>,
     /// The highest watermark so far.
     marked: u64,
+    /// Somebody wants to know when all records up to this time have been written.
+    reach: Option<u64>,
     /// Whether records are taken out before the end.
     live: bool,
     /// To be told before the end.
@@ -109,6 +111,7 @@ impl Drain {
             orders: readers.iter().map(|_| Order::default()).collect(),
             written: vec![0; readers.len()],
             marked: 0,
+            reach: None,
             live: readers.iter().any(|reader| !reader.overwrites()),
             readers,
             exits: Exits::new(exits),
@@ -185,6 +188,11 @@ impl Drain {
                 self.take_all()?;
                 self.targets(&targets)?;
                 let _ = done.send(());
+            }
+            Command::Reach(ticks) => self.reach = self.reach.max(Some(ticks)),
+            Command::Watch(watched, done) => {
+                let first = self.writer.join()?;
+                let _ = done.send(self.writer.get_mut().watch(first, *watched));
             }
             Command::Status(answer) => {
                 let vcpus = self.writer.totals().to_vec();
@@ -325,7 +333,10 @@ impl Drain {
         self.waits.passed(&self.readers, any);
         let until = self.written.iter().copied().min().unwrap_or(now).max(self.marked);
         // Also where it stays: readers learn by it that there has been a pass.
-        if until > self.marked || any {
+        if self.reach.is_some_and(|reach| reach <= until) {
+            (self.reach, self.marked) = (None, until);
+            self.writer.tell_watermark(until)?;
+        } else if until > self.marked || any {
             self.marked = until;
             self.writer.watermark(until)?;
         } else {

@@ -17,7 +17,7 @@ mod waiting;
 
 use crate::kernel::Kernel;
 use crate::sandbox::{self, Thread};
-use crate::serve::{Hub, Join, Patience, Unwritten};
+use crate::serve::{Hub, Join, Patience, Unwritten, Watched};
 use crate::stream::{Header, Mark, Stretch, Summary, VcpuTotals};
 use crate::tracer::ring::RingReader;
 use crate::tracer::{Duty, ExitWord, Guest, Hits, Module, Tasks};
@@ -118,6 +118,9 @@ enum Command {
     Targets(Box<Targets>, Sender<()>),
     Module(Arc<Module>),
     Status(Sender<Status>),
+    /// Say so in the stream when it has all records up to this time.
+    Reach(u64),
+    Watch(Box<Watched>, Sender<io::Result<()>>),
     Clear(Sender<u64>),
     Snapshot(Sender<Snapshot>),
     Traced(Vec<TracedSites>),
@@ -290,6 +293,21 @@ impl Relay {
     pub fn targets(&self, targets: Targets) {
         // A relay that has failed says so at the next look.
         self.ask(|done| Command::Targets(Box::new(targets), done));
+    }
+
+    /// Has the stream tell by a watermark when it has all records up to this time, in ticks of the
+    /// guest's clock: of a guest that does nothing it would have none.
+    pub fn reach(&self, ticks: u64) {
+        // A relay that has failed says so at the next look.
+        let _ = self.commands.send(Command::Reach(ticks));
+    }
+
+    /// Lets something look at the stream from here on.
+    ///
+    /// # Errors
+    /// When the system has no descriptors or threads left, or the relay has failed.
+    pub fn watch(&self, watched: Watched) -> io::Result<()> {
+        self.ask(|done| Command::Watch(Box::new(watched), done)).unwrap_or_else(|| Err(gone()))
     }
 
     /// A module is loaded. To be called before its sites are enabled.

@@ -6,6 +6,7 @@ use super::primary::{Primary, Sink, Unwritten};
 use super::queue::{Chunk, Queue};
 use super::request::Origin;
 use super::server::refuse;
+use super::watcher::Watched;
 use crate::events::{EventLoop, Subscription};
 use crate::sandbox::Thread;
 use crate::stream::frame_spans;
@@ -27,6 +28,8 @@ const MAX_GUEST_CONSUMERS: usize = 8;
 pub struct Hub {
     primary: Primary,
     consumers: Vec<Place>,
+    /// What looks at the stream within vmtrace.
+    watchers: Vec<(Arc<Queue>, Subscription)>,
     /// Serves all consumers, once there was one. Making text of a stream is work, which sockets
     /// of the guest and the console shall not wait for.
     events: Option<EventLoop>,
@@ -48,7 +51,15 @@ impl Hub {
     /// When the system has no thread left.
     pub fn new(primary: impl Into<Sink>, vcpus: usize, resolve: Resolve) -> Result<Self> {
         let primary = Primary::start(primary)?;
-        Ok(Self { primary, consumers: Vec::new(), events: None, vcpus, capacity: QUEUE, resolve })
+        Ok(Self {
+            primary,
+            consumers: Vec::new(),
+            watchers: Vec::new(),
+            events: None,
+            vcpus,
+            capacity: QUEUE,
+            resolve,
+        })
     }
 
     /// The same with another limit for what consumers may be behind by, in bytes.
@@ -82,16 +93,35 @@ impl Hub {
             refuse(&join.stream, &format!("there are {most} consumers already"));
             return Ok(());
         }
-        let events = match &mut self.events {
-            Some(events) => events,
-            none => none.insert(EventLoop::start(Thread::Consumers)?),
-        };
         let queue = Arc::new(Queue::new(capacity, self.vcpus)?);
         queue.push_first(first.into());
         let consumer = Consumer::new(Arc::clone(&queue), join, Arc::clone(&self.resolve))?;
-        let subscription = events.handle().add(Box::new(consumer))?;
+        let subscription = self.events()?.handle().add(Box::new(consumer))?;
         self.consumers.push(Place { queue, origin, _subscription: subscription });
         Ok(())
+    }
+
+    /// Lets something look at the stream, as a consumer that does not count as one.
+    ///
+    /// # Errors
+    /// When the system has no descriptors or threads left.
+    pub fn watch(&mut self, first: Vec<u8>, watched: Watched) -> Result<()> {
+        let (watcher, queue) = watched.subscriber(first);
+        let subscription = self.events()?.handle().add(watcher)?;
+        self.watchers.push((queue, subscription));
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(super) fn watchers(&self) -> usize {
+        self.watchers.len()
+    }
+
+    fn events(&mut self) -> Result<&EventLoop> {
+        Ok(match &mut self.events {
+            Some(events) => events,
+            none => none.insert(EventLoop::start(Thread::Consumers)?),
+        })
     }
 
     /// How many consumers there are.
@@ -115,6 +145,7 @@ impl Hub {
     pub fn finish(&mut self, patience: impl Fn(u64) -> Option<Duration>) -> Result<Unwritten> {
         let places = std::mem::take(&mut self.consumers);
         places.iter().for_each(|place| place.queue.end());
+        self.watchers.iter().for_each(|(queue, _)| queue.end());
         let of_consumers = Patience::new();
         let unwritten = self.primary.finish(patience);
         places.iter().for_each(|place| place.queue.wait_over(&of_consumers));
@@ -134,9 +165,10 @@ impl Write for Hub {
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
         let records = frame_spans(bytes).filter_map(|span| span.records);
         self.primary.push(bytes, records.map(|(_, count)| u64::from(count)).sum())?;
-        if !self.consumers.is_empty() {
+        if !self.consumers.is_empty() || !self.watchers.is_empty() {
             let chunk: Chunk = bytes.into();
             self.consumers.retain(|consumer| consumer.queue.push(&chunk));
+            self.watchers.retain(|(queue, _)| queue.push(&chunk));
         }
         Ok(bytes.len())
     }

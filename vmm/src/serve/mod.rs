@@ -19,6 +19,7 @@ mod spec;
 #[cfg(test)]
 mod tests;
 mod trigger;
+mod watcher;
 
 pub use client::{Source, accepted, ask_stream, command};
 pub use consumer::{Join, Resolve};
@@ -31,3 +32,4 @@ pub use request::{Control, Format, Globs, Origin, Request, RequestError, StreamR
 pub use server::{Answer, ControlRequest, Door, PassToAgent, Reply, Server, Services};
 pub use spec::{Actions, HistogramSpec, SpecError, TracerSpec};
 pub use trigger::{CommandError, CommandSpec, TriggerError, TriggerSpec};
+pub use watcher::{Look, Watch, Watched};

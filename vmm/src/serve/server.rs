@@ -51,6 +51,15 @@ impl Reply {
         Self(None)
     }
 
+    /// Who waits, and what is to be sent there; for those who can wait until that is taken.
+    pub(super) fn into_parts(mut self, answer: Answer) -> Option<(UnixStream, Vec<u8>)> {
+        let line = match answer {
+            Ok(text) => format!("OK {text}\n"),
+            Err(error) => format!("ERR {}\n", error.replace('\n', " ")),
+        };
+        Some((self.0.take()?, line.into_bytes()))
+    }
+
     /// Answers. This never waits: a new connection has room for a line.
     pub fn send(mut self, answer: Answer) {
         match (self.0.take(), answer) {
