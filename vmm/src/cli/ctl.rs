@@ -1,5 +1,6 @@
 //! `vmtrace ctl`: commands to a running trace.
 
+use crate::analyze::latency::Kind;
 use crate::export::Table;
 use crate::serve::{self, Control, Globs, Source, TracerSpec};
 use anyhow::{Context, Result, bail};
@@ -45,6 +46,9 @@ enum Command {
     /// Add, remove or list events (tracepoints)
     #[command(subcommand)]
     Event(EventCommand),
+    /// Measure latencies while the guest runs, as `vmtrace boot --latency` does from its beginning
+    #[command(subcommand)]
+    Latency(LatencyCommand),
     /// Give all sites back until `resume`
     Pause,
     /// Go on after `pause`
@@ -114,6 +118,31 @@ enum EventCommand {
     List,
 }
 
+#[derive(Debug, clap::Subcommand)]
+enum LatencyCommand {
+    /// Trace what latencies of this kind are made of, and measure them; one kind at a time
+    Start {
+        /// Which
+        #[arg(value_enum)]
+        kind: Kind,
+        /// List those of at least this length, such as 500us: the newest 500 of them
+        #[arg(long, value_name = "TIME", value_parser = super::view::parse_time)]
+        over: Option<u64>,
+    },
+    /// Show what was found so far: the longest with what its vCPU did meanwhile, histograms, sums
+    Show {
+        /// As lines of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Give back what was traced for them, and show what was found
+    Stop {
+        /// As lines of JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
 /// Gives the command, prints the answer.
 ///
 /// # Errors
@@ -125,7 +154,9 @@ pub fn run(args: Args) -> Result<u8> {
     let json = matches!(args.command, Command::Status { json: true });
     let status = matches!(args.command, Command::Status { .. });
     let command = args.command.into_control()?;
+    let tells = matches!(command, Control::LatencyShow { .. } | Control::LatencyStop { .. });
     let text = match ask(&args.socket, &command)? {
+        answer if tells => page(&answer)?,
         answer if status && !json => table(&answer)?,
         answer if answer.is_empty() => answer,
         answer => answer + "\n",
@@ -137,6 +168,11 @@ pub fn run(args: Args) -> Result<u8> {
 fn ask(socket: &Path, command: &Control) -> Result<String> {
     let stream = super::reach(&Source::Unix(socket.to_owned()), Duration::ZERO)?;
     serve::command(&stream, command).with_context(|| socket.display().to_string())
+}
+
+/// Text of several lines, which an answer has as a string of JSON.
+fn page(answer: &str) -> Result<String> {
+    serde_json::from_str(answer).context("the answer is no page: it is another vmtrace")
 }
 
 /// Shows what was counted, once or again and again.
@@ -186,6 +222,11 @@ impl Command {
                 Control::EventRemove(glob)
             }
             Self::Event(EventCommand::List) => Control::EventList,
+            Self::Latency(LatencyCommand::Start { kind, over }) => {
+                Control::LatencyStart { kind, over }
+            }
+            Self::Latency(LatencyCommand::Show { json }) => Control::LatencyShow { json },
+            Self::Latency(LatencyCommand::Stop { json }) => Control::LatencyStop { json },
             Self::Pause => Control::Pause,
             Self::Resume => Control::Resume,
             Self::Stop => Control::Stop,
@@ -338,6 +379,12 @@ mod tests {
             by_cpu.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["hits", "[000]", "[001]", "function"]);
         assert_eq!(lines[1..], [["20", "20", "0", "b"], ["1", "0", "1", "a"]]);
+    }
+
+    #[test]
+    fn an_answer_may_be_a_page() {
+        assert_eq!(page("\"# tracer: irqsoff\\n#\\n\"").unwrap(), "# tracer: irqsoff\n#\n");
+        assert!(page("fine").is_err());
     }
 
     #[test]

@@ -110,6 +110,16 @@ pub fn command(mut stream: &UnixStream, command: &Control) -> io::Result<String>
         Control::EventAdd(glob) => format!("event add {glob}"),
         Control::EventRemove(glob) => format!("event remove {glob}"),
         Control::EventList => "event list".to_owned(),
+        Control::LatencyStart { kind, over } => {
+            let over = over.map(|over| format!(" {over}ns")).unwrap_or_default();
+            format!("latency start {}{over}", kind.name())
+        }
+        Control::LatencyShow { json } => {
+            format!("latency show{}", if *json { " json" } else { "" })
+        }
+        Control::LatencyStop { json } => {
+            format!("latency stop{}", if *json { " json" } else { "" })
+        }
         Control::Pause => "pause".to_owned(),
         Control::Resume => "resume".to_owned(),
         Control::Stop => "stop".to_owned(),

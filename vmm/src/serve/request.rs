@@ -2,6 +2,9 @@
 
 use super::spec::{SpecError, TracerSpec, is_name};
 use crate::agent::AgentMark;
+use crate::analyze::latency::Kind;
+use crate::check::parse_time;
+use clap::ValueEnum;
 use std::fmt;
 use vmtrace_agent::protocol::MARK_MAX;
 
@@ -118,6 +121,23 @@ pub enum Control {
     EventRemove(String),
     /// Tell which events are traced.
     EventList,
+    /// Measure latencies from now on.
+    LatencyStart {
+        /// Which.
+        kind: Kind,
+        /// Those of at least so many nanoseconds are listed.
+        over: Option<u64>,
+    },
+    /// Tell what was found of them so far.
+    LatencyShow {
+        /// As lines of JSON.
+        json: bool,
+    },
+    /// Measure them no more, and tell what was found.
+    LatencyStop {
+        /// As lines of JSON.
+        json: bool,
+    },
     /// Give all sites back until `Resume`.
     Pause,
     /// Go on after `Pause`.
@@ -161,7 +181,7 @@ pub enum RequestError {
     HostOnly(String),
     /// Not a command.
     #[error(
-        "unknown command {0:?}: say status, table, filter, tracer, event, pause, resume, stop, clear, snapshot or mark"
+        "unknown command {0:?}: say status, table, filter, tracer, event, latency, pause, resume, stop, clear, snapshot or mark"
     )]
     Command(String),
     /// Not a command about tracers.
@@ -170,6 +190,17 @@ pub enum RequestError {
     /// Not a command about events.
     #[error("unknown command {0:?}: say event add GLOB, event remove GLOB or event list")]
     Event(String),
+    /// Not a command about latencies.
+    #[error(
+        "unknown command {0:?}: say latency start KIND [TIME], latency show [json] or latency stop [json]"
+    )]
+    Latency(String),
+    /// Not a kind of latencies.
+    #[error("{0:?} is no latency: say {kinds}", kinds = kinds())]
+    Kind(String),
+    /// Not a time.
+    #[error("{0:?} is no time: say for example 500ns, 10us, 1ms or 2s")]
+    Time(String),
     /// Not a tracer.
     #[error(transparent)]
     Spec(#[from] SpecError),
@@ -192,6 +223,33 @@ pub enum RequestError {
         "a mark is `mark TICKS TEXT`, with 1 to {MARK_MAX} bytes of text without control characters"
     )]
     Mark,
+}
+
+fn kinds() -> String {
+    Kind::value_variants().iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// `start KIND [TIME]`, `show [json]` or `stop [json]`
+fn latency<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Control, RequestError> {
+    let verb = words.next().unwrap_or_default();
+    let first = words.next();
+    let json = first == Some("json");
+    let command = match (verb, first) {
+        ("start", Some(name)) => {
+            let kinds = Kind::value_variants().iter();
+            let kind = kinds.copied().find(|kind| kind.name() == name);
+            let kind = kind.ok_or_else(|| RequestError::Kind(cut(name)))?;
+            let time = |text| parse_time(text).ok_or_else(|| RequestError::Time(cut(text)));
+            Control::LatencyStart { kind, over: words.next().map(time).transpose()? }
+        }
+        ("show", None | Some("json")) => Control::LatencyShow { json },
+        ("stop", None | Some("json")) => Control::LatencyStop { json },
+        _ => return Err(RequestError::Latency(cut(verb))),
+    };
+    match words.next() {
+        None => Ok(command),
+        Some(more) => Err(RequestError::More { verb: format!("latency {verb}"), more: cut(more) }),
+    }
 }
 
 /// Not more of a stranger's text than an error should repeat.
@@ -250,6 +308,7 @@ fn command<'a>(
             (Some("list"), None) => Control::EventList,
             (verb, _) => return Err(RequestError::Event(cut(verb.unwrap_or_default()))),
         },
+        "latency" => return latency(words),
         "pause" => Control::Pause,
         "resume" => Control::Resume,
         "stop" => Control::Stop,
@@ -322,6 +381,17 @@ mod tests {
         assert_eq!(host("ctl event remove a:b"), Ok(Request::Control(remove)));
         assert_eq!(host("ctl event list"), Ok(Request::Control(Control::EventList)));
         assert_eq!(host("ctl event add"), Err(RequestError::Event("add".into())));
+        let start = |kind, over| Request::Control(Control::LatencyStart { kind, over });
+        assert_eq!(host("ctl latency start osnoise"), Ok(start(Kind::Osnoise, None)));
+        let over = Some(500_000);
+        assert_eq!(host("ctl latency start wakeup_rt 500us"), Ok(start(Kind::WakeupRt, over)));
+        let show = |json| Request::Control(Control::LatencyShow { json });
+        assert_eq!(host("ctl latency show"), Ok(show(false)));
+        assert_eq!(host("ctl latency show json"), Ok(show(true)));
+        let stop = Request::Control(Control::LatencyStop { json: false });
+        assert_eq!(host("ctl latency stop"), Ok(stop));
+        let unknown = host("ctl latency start hwlat").unwrap_err().to_string();
+        assert!(unknown.contains("irqsoff, preemptoff"), "{unknown}");
         assert!(host("ctl event list x").is_err() && host("ctl event add a b").is_err());
     }
 
@@ -358,6 +428,12 @@ mod tests {
             "ctl tracer remove",
             "ctl tracer remove a/b",
             "ctl tracer list all",
+            "ctl latency",
+            "ctl latency start",
+            "ctl latency start irqsoff 5",
+            "ctl latency start irqsoff 5us x",
+            "ctl latency show text",
+            "ctl latency stop json x",
             "mark",
             "mark x y",
             "mark 1",

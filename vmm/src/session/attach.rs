@@ -22,6 +22,7 @@ use super::anomaly::Anomaly;
 use super::arch;
 use super::ending::TraceEnd;
 use super::history::History;
+use super::latency::Measured;
 use super::room;
 use super::selftest::Testing;
 use super::tracing::Plan;
@@ -126,6 +127,10 @@ pub(super) struct Controller {
     pub(super) ended_by: Option<String>,
     /// Of triggers.
     pub(super) commands: Commands,
+    /// Latencies that are measured.
+    pub(super) latency: Option<Measured>,
+    /// Events that the stream says are traced now.
+    pub(super) events_told: Vec<String>,
 }
 
 /// The guest's clock, for which it has to pause.
@@ -172,6 +177,8 @@ impl Controller {
             unvalued: Vec::new(),
             ended_by: None,
             commands,
+            latency: None,
+            events_told: Vec::new(),
         };
         controller.tracing_changed();
         controller
@@ -238,6 +245,7 @@ impl Controller {
         if let Some(relay) = &self.relay {
             relay.mark(mark(ticks, kind, duration, text));
         }
+        self.tell_events(ticks);
         ticks
     }
 

@@ -19,6 +19,13 @@ impl Controller {
         let ControlRequest { command, reply } = request;
         match command {
             Control::Stop => self.stop(machine, reply),
+            // Who looks at the stream answers when it has seen what there is.
+            Control::LatencyShow { json } if !self.end.has_begun() => {
+                self.show_latency(json, reply);
+            }
+            Control::LatencyStop { json } if !self.end.has_begun() => {
+                self.stop_latency(machine, json, reply);
+            }
             command => reply.send(self.obey(machine, command)),
         }
     }
@@ -36,6 +43,7 @@ impl Controller {
             Control::EventAdd(glob) => self.add_events(machine, &glob),
             Control::EventRemove(glob) => self.remove_events(machine, &glob),
             Control::EventList => Ok(self.list_events()),
+            Control::LatencyStart { kind, over } => self.start_latency(machine, kind, over),
             Control::Pause if self.held_back => Err("tracing is paused already".into()),
             Control::Pause => {
                 self.held_back = true;
@@ -60,7 +68,9 @@ impl Controller {
             Control::Snapshot => self.snapshot(machine),
             Control::Mark { ticks, text } => self.agent_mark(machine, ticks, text),
             // Answered later.
-            Control::Stop => Err("the trace is about to end".into()),
+            Control::LatencyShow { .. } | Control::LatencyStop { .. } | Control::Stop => {
+                Err("the trace is about to end".into())
+            }
         }
     }
 
@@ -318,12 +328,15 @@ impl Controller {
         };
         attachment.counters().begin_calls(paused.tsc(0).unwrap_or(0));
         let changed = self.change(&ram, &mut attachment, &wanted);
-        let count = attachment.held();
+        let (count, switches) = (attachment.held(), attachment.held_switches());
         self.stage = Stage::Attached { attachment, from: None, wires };
-        let text = match wanted.events.len() {
+        let mut text = match wanted.events.len() {
             0 => format!("{what}: {count} sites"),
             events => format!("{what}: {count} sites, {events} events"),
         };
+        if switches > 0 {
+            text.push_str(&format!(", {switches} switches of interrupts and preemption"));
+        }
         let text = match &changed {
             Ok(report) => {
                 self.summary.patch_ns += nanoseconds(report.patch_time);

@@ -18,6 +18,7 @@ mod exits;
 mod follow;
 mod histograms;
 mod history;
+mod latency;
 mod modules;
 mod points;
 mod printk;

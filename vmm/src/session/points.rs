@@ -1,11 +1,17 @@
 //! Tracepoints beside the guest's own tracing.
 
 use super::attach::{Controller, Stage};
-use super::events::{add_events, events, is_meant};
+use super::events::{TracedEvent, add_events, events, is_meant};
+use super::mark;
+use crate::kernel::preemptirq::{Switch, Switches};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::serve::Answer;
 use crate::stream::MarkKind;
 use crate::tracer::{Attachment, Moment, PointSkip, Ram};
+use std::time::Duration;
+
+/// Names of events that a mark has.
+const NAMED: usize = 20;
 
 impl Controller {
     /// Lets tracepoints be held, if any are asked for: the guest is watched from then on, and not
@@ -83,8 +89,13 @@ impl Controller {
     pub(super) fn add_events(&mut self, machine: &Machine, glob: &str) -> Answer {
         let (found, notes) = events(&self.kernel, glob).map_err(|error| error.to_string())?;
         let before = self.tracing.events.clone();
+        let addresses: Vec<u64> = found.iter().map(|event| event.address).collect();
         add_events(&mut self.tracing.events, found);
+        let kept = self.keep_for_others(&addresses);
         if self.tracing.events.len() == before.len() {
+            if kept > 0 {
+                return Ok(format!("event {glob} added: it was traced for a latency, and stays"));
+            }
             return Err(format!("{glob} is traced already"));
         }
         let mut done = self.watch_now(machine).and_then(|()| {
@@ -103,6 +114,11 @@ impl Controller {
 
     /// Traces these events no more.
     pub(super) fn remove_events(&mut self, machine: &Machine, glob: &str) -> Answer {
+        let mut meant = self.tracing.events.iter().map(|event| event.fields.name.as_str());
+        let needed = |name: &str| is_meant(glob, name).then(|| self.needed_for_latency(name));
+        if let Some(why) = meant.find_map(|name| needed(name).flatten()) {
+            return Err(why);
+        }
         let before = self.tracing.events.clone();
         self.tracing.events.retain(|event| !is_meant(glob, &event.fields.name));
         if self.tracing.events.len() == before.len() {
@@ -123,8 +139,53 @@ impl Controller {
         names.collect::<Vec<_>>().join("; ")
     }
 
+    /// Says in the stream which events are traced from this time on, if these are others than
+    /// before: readers must not make anything of one before that and one behind it.
+    pub(super) fn tell_events(&mut self, ticks: u64) {
+        let Some(relay) = &self.relay else { return };
+        if self.tracing.events.is_empty() && self.events_told.is_empty() {
+            return;
+        }
+        let held = match &self.stage {
+            Stage::Attached { attachment, .. } => self.held_events(attachment),
+            _ => Vec::new(),
+        };
+        if held == self.events_told {
+            return;
+        }
+        let named: Vec<_> = held.iter().take(NAMED).map(String::as_str).collect();
+        let text = match held.len() {
+            0 => "none".to_owned(),
+            all if all > NAMED => format!("{} and {} more", named.join(", "), all - NAMED),
+            _ => named.join(", "),
+        };
+        relay.mark(mark(ticks, MarkKind::Events, Duration::ZERO, text));
+        self.events_told = held;
+    }
+
+    /// Names of the events that are told now.
+    fn held_events(&self, attachment: &Attachment) -> Vec<String> {
+        let mut switches: Vec<Switch> = Vec::new();
+        // To find them takes its time, which is for those who trace them.
+        if attachment.held_switches() > 0 {
+            let all = self.kernel.switches().map(Switches::all).unwrap_or_default();
+            let switch = |(site, _): (usize, u16)| all.get(site).map(|site| site.kind.switch());
+            for switch in attachment.switches().filter_map(switch) {
+                if !switches.contains(&switch) {
+                    switches.push(switch);
+                }
+            }
+        }
+        let is_held = |event: &&TracedEvent| match (event.tracepoint(), event.switch()) {
+            (Some(tracepoint), _) => attachment.holds_tracepoint(tracepoint),
+            (None, switch) => switch.is_some_and(|switch| switches.contains(&switch)),
+        };
+        let events = self.tracing.events.iter().filter(is_held);
+        events.map(|event| event.fields.name.clone()).collect()
+    }
+
     /// Begins to watch a guest that runs.
-    fn watch_now(&mut self, machine: &Machine) -> Result<(), String> {
+    pub(super) fn watch_now(&mut self, machine: &Machine) -> Result<(), String> {
         let Stage::Attached { attachment, .. } = &mut self.stage else { return Ok(()) };
         if !self.tracing.has_tracepoints() || attachment.watches_tracepoints() {
             return Ok(());

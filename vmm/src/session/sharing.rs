@@ -137,6 +137,8 @@ impl Controller {
                 | Control::TracerRemove(_)
                 | Control::EventAdd(_)
                 | Control::EventRemove(_)
+                | Control::LatencyStart { .. }
+                | Control::LatencyStop { .. }
                 | Control::Pause
                 | Control::Resume
         );

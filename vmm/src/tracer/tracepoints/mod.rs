@@ -190,6 +190,12 @@ impl Attachment {
         self.take_tracepoints(guest)
     }
 
+    /// Whether a tracepoint (link address) is ours now.
+    #[must_use]
+    pub fn holds_tracepoint(&self, tracepoint: u64) -> bool {
+        self.points.held.contains_key(&tracepoint)
+    }
+
     /// How many tracepoints are ours.
     #[must_use]
     pub fn held_tracepoints(&self) -> usize {
