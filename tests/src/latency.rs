@@ -1,12 +1,15 @@
-//! `boot --latency` as a user would ask for it.
+//! `boot --latency` and `ctl latency` as a user would ask for them.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::process::Output;
 
 use serde_json::Value;
 use vmtrace::emulated::cache_dir;
 
-use crate::live::vmtrace;
+use crate::live::{LiveGuest, vmtrace};
+use crate::trace::syscall;
 
 fn boot(kernel: &str, options: &[&str]) -> Output {
     let image = cache_dir().unwrap().join("kernels").join(kernel).join("vmlinuz");
@@ -93,4 +96,137 @@ pub fn a_task_is_the_noise_of_another(kernel: &str) {
     let noises = lines(&output, "latency");
     assert!(noises.iter().any(|noise| noise["mostly"].as_str().unwrap().starts_with("sh-")));
     assert_eq!(all["gaps"]["lost"], 0, "{all}");
+}
+
+/// What counts the rounds of `vmtrace-guest rounds`, as of `--tracer`.
+pub fn rounds(kernel: &str) -> String {
+    format!("rounds={}:count", syscall(kernel, "sched_rr_get_interval").unwrap())
+}
+
+/// Latencies of a guest in which `vmtrace-guest rounds` runs and is counted, measured while it does: what it knows of
+/// its waits is found, each start and stop leaves the kernel's code as it was, and in between it is
+/// another. Returns what must be among what the guest has said at the end.
+pub fn of_a_running_guest(kernel: &str, guest: &mut LiveGuest) -> Rounds {
+    let socket = guest.at("socket");
+    let ctl = |args: &[&str]| {
+        let out = vmtrace("ctl", &socket, args);
+        let said = if out.status.success() { out.stdout } else { out.stderr };
+        (out.status.success(), String::from_utf8(said).unwrap())
+    };
+    let ok = |args: &[&str]| {
+        let (done, said) = ctl(args);
+        assert!(done, "{args:?}: {said}");
+        said
+    };
+    let refused = |args: &[&str]| {
+        let (done, said) = ctl(args);
+        assert!(!done, "{args:?}: {said}");
+        said
+    };
+    let status = || serde_json::from_str::<Value>(&ok(&["status", "--json"])).unwrap();
+    // The guest's changes of tracepoints are watched from the first event on.
+    ok(&["event", "add", "sched:sched_process_exec"]);
+    ok(&["event", "remove", "sched:sched_process_exec"]);
+    let count = || {
+        let counted: Value = serde_json::from_str(&ok(&["table", "--json"])).unwrap();
+        let counts = counted["counts"].as_array().unwrap().iter();
+        counts
+            .filter(|count| count["tracer"] == "rounds")
+            .map(|it| it["hits"].as_u64().unwrap())
+            .sum()
+    };
+    // The number of a round that begins and ends with all as it is now.
+    let mut whole_round = || -> u64 {
+        let before: u64 = count();
+        guest.wait_until(|| count() >= before + 2);
+        before + 1
+    };
+    let mut rounds = Rounds::default();
+    rounds.plain.push(whole_round());
+    assert!(refused(&["latency", "show"]).contains("latency start KIND"));
+    if kernel.starts_with("x86_64") {
+        let said = ok(&["latency", "start", "irqsoff"]);
+        assert!(said.contains("switches of interrupts and preemption"), "{said}");
+        assert!(status()["sites"]["switches"].as_u64() > Some(1000));
+        assert!(refused(&["latency", "start", "wakeup"]).contains("irqsoff is measured already"));
+        rounds.changed.push(whole_round());
+        let page = ok(&["latency", "show"]);
+        assert!(
+            page.starts_with("# tracer: irqsoff\n") && page.contains("TIMES ON CPU 0"),
+            "{page}"
+        );
+        let told = ok(&["latency", "stop", "--json"]);
+        let told: Value = serde_json::from_str(told.lines().last().unwrap()).unwrap();
+        assert!(told["count"].as_u64() > Some(100), "{told}");
+        // Nothing that had begun before.
+        let at = |value: &Value| value.as_u64().unwrap();
+        let (longest, seen) = (&told["longest"], &told["seen_ns"]);
+        assert!(
+            at(&seen[0]) <= at(&longest["since_ns"]) && at(&longest["ns"]) <= at(&seen[1]),
+            "{told}"
+        );
+        assert_eq!(status()["sites"]["switches"], 0);
+        rounds.plain.push(whole_round());
+    } else {
+        let said = refused(&["latency", "start", "irqsoff"]);
+        assert!(said.contains("irqsoff cannot be measured") && said.contains("osnoise"), "{said}");
+    }
+    ok(&["latency", "start", "wakeup", "--over", "50ms"]);
+    assert!(refused(&["event", "remove", "sched:*"]).contains("latency stop"));
+    rounds.changed.push(whole_round());
+    let sleepers = |text: &str| -> Vec<u64> {
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect(line));
+        let own = lines.filter(|line| line["event"] == "latency" && line["comm"] == "sleeper");
+        own.map(|wait| wait["duration_ns"].as_u64().unwrap()).collect()
+    };
+    rounds.waits = sleepers(&ok(&["latency", "show", "--json"]));
+    let all = sleepers(&ok(&["latency", "stop", "--json"]));
+    assert!(all.starts_with(&rounds.waits), "{all:?} begins with {:?}", rounds.waits);
+    assert!(refused(&["latency", "stop"]).contains("no latency is measured"));
+    rounds.plain.push(whole_round());
+    rounds.waits = all;
+    rounds
+}
+
+/// What was measured of rounds, and in which of them what was traced.
+#[derive(Debug, Default)]
+pub struct Rounds {
+    /// Numbers of rounds without events.
+    plain: Vec<u64>,
+    /// Those with events.
+    changed: Vec<u64>,
+    /// Waits of the sleeper that were found, in nanoseconds.
+    waits: Vec<u64>,
+}
+
+impl Rounds {
+    /// Compares with what the guest has said, and with what a reader of the trace finds.
+    pub fn agree(&self, said: &str, trace: &Path) {
+        let mut told = BTreeMap::new();
+        for line in said.lines() {
+            let words: Vec<_> = line.split_whitespace().collect();
+            if let ["round", number, "waited", waited, "code", code] = words[..] {
+                told.insert(number.parse::<u64>().unwrap(), (waited.parse::<u64>().unwrap(), code));
+            }
+        }
+        let code = |number: &u64| told.get(number).map(|(_, code)| *code).expect(said);
+        let plain = code(&self.plain[0]);
+        assert!(self.plain.iter().all(|number| code(number) == plain), "{self:?}: {said}");
+        assert!(self.changed.iter().all(|number| code(number) != plain), "{self:?}: {said}");
+        // It is told a little before the wait ends, and the guest measures a little later.
+        let known: Vec<u64> = told.values().map(|(waited, _)| *waited).collect();
+        let near =
+            |wait: &u64| known.iter().any(|known| known.abs_diff(*wait) < known / 4 + 5_000_000);
+        assert!(!self.waits.is_empty() && self.waits.iter().all(near), "{self:?}: {known:?}");
+        let out = vmtrace(
+            "report",
+            trace,
+            &["--latency", "wakeup", "--over", "50ms", "--format", "json"],
+        );
+        let text = String::from_utf8(out.stdout).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect(line));
+        let own = lines.filter(|line| line["event"] == "latency" && line["comm"] == "sleeper");
+        let read: Vec<_> = own.map(|wait| wait["duration_ns"].as_u64().unwrap()).collect();
+        assert_eq!(read, self.waits, "{text}");
+    }
 }

@@ -11,7 +11,7 @@ use vmtrace::stream::Exit;
 use vmtrace_tests::disks::noise;
 use vmtrace_tests::live::{Ended, LiveGuest, unless_lost, vmtrace};
 use vmtrace_tests::trace::{Trace, arch_of, missing, syscall};
-use vmtrace_tests::{command, exits, terminal, within, workload};
+use vmtrace_tests::{command, exits, latency, terminal, within, workload};
 
 /// One of each architecture.
 const KERNELS: [&str; 2] = ["x86_64-6.12", "riscv64-7"];
@@ -143,7 +143,8 @@ fn a_running_trace_is_controlled() {
 }
 
 fn control(kernel: &str) {
-    let mut guest = boot(kernel, "/vmtrace-guest getppid 1000 0 && sleep 600", &[]);
+    let run = "/vmtrace-guest getppid 1000 0 && /vmtrace-guest rounds 100";
+    let mut guest = boot(kernel, run, &["--tracer", &latency::rounds(kernel)]);
     let socket = guest.at("socket");
     wait_for(&mut guest, |status| {
         let records = status["records"].as_array().unwrap();
@@ -172,6 +173,8 @@ fn control(kernel: &str) {
     } else {
         assert!(!ok(&["tracer", "add", both]).contains("left out"));
     }
+    // Before the pause, in which no rounds are counted.
+    let rounds = latency::of_a_running_guest(kernel, &mut guest);
     ok(&["mark", "half", "way"]);
     assert!(ok(&["pause"]).contains("0 sites"));
     assert_eq!(status(&socket).unwrap()["state"], "paused");
@@ -202,6 +205,7 @@ fn control(kernel: &str) {
     guest.interrupt();
     let said = guest.end().said();
     assert!(said.contains("vmtrace: records "), "{said}");
+    rounds.agree(&said, &guest.at("trace"));
 }
 
 // What a tracer has sorted is told when it is gone as well, and under its own name: another one may have its number

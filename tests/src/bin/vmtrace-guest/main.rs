@@ -45,6 +45,8 @@
 //!                                      have what was written; then its content as a hash
 //! vmtrace-guest tree [guest]           calls that are the same each time; prints what the guest's
 //!                                      function_graph shows of them, and this task's stack
+//! vmtrace-guest rounds MS               rounds in which a task waits for its CPU, each with a line of how
+//!                                      long that was, and of what the kernel's code is like
 //! vmtrace-guest crash                  panics the kernel (sysrq)
 //! vmtrace-guest reboot                 restarts the machine as reboot(8) does
 //! vmtrace-guest uptime                 CLOCK_BOOTTIME in nanoseconds
@@ -61,6 +63,7 @@ mod modules;
 mod scribble;
 mod stress;
 mod tree;
+mod waits;
 
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
@@ -116,6 +119,7 @@ fn main() -> Result<()> {
         }
         ["tree"] => tree::tree(false),
         ["tree", "guest"] => tree::tree(true),
+        ["rounds", ms] => waits::rounds(ms.parse()?),
         ["stress", cpus] => stress::stress(cpus.parse()?),
         ["load", cpus, rounds] => cpus::load(cpus.parse()?, rounds.parse()?),
         ["hotplug", rounds] => cpus::hotplug(rounds.parse()?),

@@ -1,0 +1,67 @@
+//! Known waits for a CPU, and what the kernel's code is like meanwhile.
+
+use anyhow::{Result, bail};
+use std::fs;
+use std::time::Duration;
+
+/// How long before the wait begins the CPU is taken.
+const BEFORE: i64 = 30_000_000;
+
+/// Rounds, until it is killed. In each the task `sleeper` is woken and waits `ms` for its CPU, which a
+/// real-time task has. Then a line has the number of the round, what it has waited as it knows it,
+/// and a hash of the kernel's code as it was after that; and
+/// `sched_rr_get_interval` is called, which nobody else calls.
+pub(crate) fn rounds(ms: i64) -> Result<()> {
+    super::pin(0)?;
+    fs::write("/proc/self/comm", "sleeper")?;
+    for round in 0_u64.. {
+        let wake = super::now(libc::CLOCK_MONOTONIC) + 3 * BEFORE;
+        // SAFETY: the child makes a few system calls and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let hogged = hog(wake, ms * 1_000_000);
+            // SAFETY: ends the process, runs nothing of it.
+            unsafe { libc::_exit(i32::from(hogged.is_err())) };
+        }
+        sleep_until(wake);
+        let waited = super::now(libc::CLOCK_MONOTONIC) - wake;
+        let mut status = 0;
+        // SAFETY: a child of ours, a valid place for its status.
+        if child < 0 || unsafe { libc::waitpid(child, &raw mut status, 0) } != child || status != 0
+        {
+            bail!("no real-time task: {}, status {status}", std::io::Error::last_os_error());
+        }
+        let code = hash(&super::stress::text()?);
+        println!("round {round} waited {waited} code {code:x}");
+        let mut interval = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: a valid place for it.
+        unsafe { libc::sched_rr_get_interval(0, &raw mut interval) };
+    }
+    Ok(())
+}
+
+/// Quick: the guest's processor is an emulated one.
+fn hash(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let words = words.iter().map(|word| u64::from_le_bytes(*word));
+    let all = words.chain(rest.iter().map(|&byte| byte.into()));
+    all.fold(0, |hash: u64, word| (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+/// Has the CPU from before that moment of `CLOCK_MONOTONIC` to `ns` behind it.
+fn hog(wake: i64, ns: i64) -> Result<()> {
+    fs::write("/proc/self/comm", "hog")?;
+    let parameters = libc::sched_param { sched_priority: 50 };
+    // SAFETY: a valid parameter for this process.
+    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) } != 0 {
+        bail!("sched_setscheduler: {}", std::io::Error::last_os_error());
+    }
+    sleep_until(wake - BEFORE);
+    while super::now(libc::CLOCK_MONOTONIC) < wake + ns {}
+    Ok(())
+}
+
+fn sleep_until(moment: i64) {
+    let left = u64::try_from(moment - super::now(libc::CLOCK_MONOTONIC));
+    std::thread::sleep(Duration::from_nanos(left.unwrap_or(0)));
+}
