@@ -170,14 +170,25 @@ impl RecordBuffer {
     /// Gives the newest record, which has none, the state of the CPU, unless it is of the greatest
     /// length.
     pub fn with_context(&mut self, context: Context) {
+        self.grow(RecordHead::CONTEXT, context.word());
+    }
+
+    /// Gives the newest record, a return or a tail jump which has neither this nor the state of the CPU, how many ticks
+    /// its call took.
+    pub fn with_duration(&mut self, ticks: u64) {
+        self.grow(RecordHead::DURATION, ticks);
+    }
+
+    /// Puts a word behind the newest record, and says so.
+    fn grow(&mut self, flag: u8, word: u64) {
         let Some([.., words, _, flags]) =
             self.bytes.get_mut(self.last..self.last + offset_of!(RecordHead, flags) + 1)
         else {
             return;
         };
         let Some(grown) = words.checked_add(1) else { return };
-        (*words, *flags) = (grown, *flags | RecordHead::CONTEXT);
-        self.bytes.extend_from_slice(&context.word().to_le_bytes());
+        (*words, *flags) = (grown, *flags | flag);
+        self.bytes.extend_from_slice(&word.to_le_bytes());
         if self.bytes.len() - self.begin > BATCH {
             // It is counted already.
             self.begin = self.last;

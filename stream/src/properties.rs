@@ -629,6 +629,44 @@ fn a_state_is_told_beside_all_else() {
     }
 }
 
+// A duration that is taken for a value, or for a state, is a wrong trace.
+#[test]
+fn a_duration_is_told_behind_a_value_and_before_a_state() {
+    let context = Context::new(0, 1, 0);
+    let ret = ReturnRecord::new(1, 2, 3, 4, 5);
+    let tail = TailRecord::new(1, 2, 3, 4, 5);
+    let mut buffer = RecordBuffer::new();
+    for value in [None, Some(6)] {
+        for duration in [None, Some(7)] {
+            for context in [None, Some(context)] {
+                match value {
+                    Some(value) => buffer.push_return_value(ret.with_value(value)),
+                    None => buffer.push_return(ret),
+                }
+                duration.into_iter().for_each(|ticks| buffer.with_duration(ticks));
+                context.into_iter().for_each(|context| buffer.with_context(context));
+                let records = Batch::new(0, 0, 1, buffer.as_bytes());
+                let Some(Record::Return { value: v, duration: d, context: c, .. }) =
+                    records.records().next()
+                else {
+                    panic!("a return")
+                };
+                assert_eq!((v, d, c), (value, duration, context));
+                buffer.clear();
+            }
+        }
+    }
+    buffer.push_tail(tail.and_last());
+    buffer.with_duration(8);
+    let batch = Batch::new(0, 0, 1, buffer.as_bytes());
+    let found = batch.records().next();
+    assert!(matches!(found, Some(Record::Tail { duration: Some(8), .. })), "{found:?}");
+    // One that says it has one is as long as that.
+    let mut cut = buffer.as_bytes()[..32].to_vec();
+    cut[9] = 4;
+    assert!(!RecordBuffer::new().push_whole(&cut));
+}
+
 // A frame that is longer than the longest is refused by every reader.
 #[test]
 fn records_with_a_state_are_cut_into_frames_as_others_are() {

@@ -22,7 +22,7 @@ pub struct RecordHead {
     /// Number of the tracer that the record is of; zero is the first.
     pub tracer: u8,
     /// What the record has beside its fixed fields: [`RecordHead::SP`], [`RecordHead::VALUE`],
-    /// [`RecordHead::VALUES`], [`RecordHead::CONTEXT`].
+    /// [`RecordHead::VALUES`], [`RecordHead::CONTEXT`], [`RecordHead::DURATION`].
     pub flags: u8,
     /// Process id of the task that ran.
     pub pid: U32,
@@ -37,6 +37,9 @@ impl RecordHead {
     pub const VALUES: u8 = 4;
     /// Flag: the last word of the record is a [`Context`].
     pub const CONTEXT: u8 = 32;
+    /// Flag of a return or a tail jump: how long the call took follows, in ticks. Such a record is all there is of
+    /// its call.
+    pub const DURATION: u8 = 64;
     /// Flag of a tail jump: to a function that is not traced and calls nothing, so that nothing else
     /// is heard of this call.
     pub const LAST: u8 = 8;
@@ -310,6 +313,8 @@ pub enum Record<'a> {
         ret: &'a ReturnRecord,
         /// The value, where it was recorded.
         value: Option<u64>,
+        /// How many ticks the call took, where it was recorded: there is no other record of it then.
+        duration: Option<u64>,
         /// The state of the CPU, where it was recorded.
         context: Option<Context>,
     },
@@ -317,6 +322,8 @@ pub enum Record<'a> {
     Tail {
         /// What every tail jump has.
         tail: &'a TailRecord,
+        /// How many ticks the call took up to this, where it was recorded: there is no other record of it then.
+        duration: Option<u64>,
         /// The state of the CPU, where it was recorded.
         context: Option<Context>,
     },
@@ -397,11 +404,14 @@ impl<'a> Record<'a> {
             }
             ReturnRecord::KIND => {
                 let (ret, rest) = ReturnRecord::ref_from_prefix(bytes).ok()?;
-                let (value, _) = optional(head, RecordHead::VALUE, rest)?;
-                Self::Return { ret, value, context }
+                let (value, rest) = optional(head, RecordHead::VALUE, rest)?;
+                let (duration, _) = optional(head, RecordHead::DURATION, rest)?;
+                Self::Return { ret, value, duration, context }
             }
             TailRecord::KIND => {
-                Self::Tail { tail: TailRecord::ref_from_prefix(bytes).ok()?.0, context }
+                let (tail, rest) = TailRecord::ref_from_prefix(bytes).ok()?;
+                let (duration, _) = optional(head, RecordHead::DURATION, rest)?;
+                Self::Tail { tail, duration, context }
             }
             EventRecord::KIND => {
                 let (event, rest) = EventRecord::ref_from_prefix(bytes).ok()?;

@@ -119,6 +119,9 @@ impl Chrome {
         self.now = self.now.max(at);
         let (pid, tid) = self.thread(ret.vcpu, ret.pid, ret.tgid, ret.comm)?;
         let lane = Lane::new(ret.vcpu, ret.pid, self.tracers.number(ret.tracer));
+        if let Some(ns) = ret.duration_ns.filter(|_| ret.whole) {
+            return self.whole(ret, (at, ns), (pid, tid));
+        }
         let ended = ret.frame.map_or(Vec::new(), |frame| self.calls.leave(lane, frame));
         for _ in 1..ended.len() {
             self.end_unfinished(at, pid, tid)?;
@@ -144,6 +147,31 @@ impl Chrome {
         if !args.is_empty() {
             self.key("args", args)?;
         }
+        self.stop()
+    }
+
+    /// A call of which there is nothing but its end, after so many nanoseconds.
+    fn whole(
+        &mut self,
+        ret: &Return<'_>,
+        (at, ns): (u64, u64),
+        (pid, tid): (u32, u32),
+    ) -> io::Result<()> {
+        self.start("X", at.saturating_sub(ns), pid, tid)?;
+        write!(self.out, r#","dur":{}.{:03}"#, ns / 1000, ns % 1000)?;
+        self.key("name", ret.function.label())?;
+        if let Some(tracer) = ret.tracer {
+            self.key("cat", tracer)?;
+        }
+        let mut args = serde_json::Map::new();
+        args.insert("vcpu".to_owned(), json!(ret.vcpu));
+        if let Some(context) = ret.context {
+            args.insert("context at return".to_owned(), json!(context.to_string()));
+        }
+        if let Some(value) = ret.value {
+            args.insert("value".to_owned(), serde_json::to_value(JsonReturned(value))?);
+        }
+        self.key("args", args)?;
         self.stop()
     }
 

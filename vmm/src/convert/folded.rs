@@ -139,7 +139,23 @@ impl Folded {
         self.call(around, &Name { address: hash >> 1, symbol: caller.symbol })
     }
 
-    fn ret(&mut self, ret: &Return<'_>) {
+    fn ret(&mut self, ret: &Return<'_>) -> io::Result<()> {
+        if let Some(ns) = ret.duration_ns.filter(|_| ret.whole) {
+            // What is around it is not known.
+            let root = self.root(ret.pid, ret.comm, ret.tracer)?;
+            let node = self.call(root, &ret.function)?;
+            self.durations = true;
+            if let Some(node) = self.node(node) {
+                node.entered += 1;
+                node.ns = node.ns.saturating_add(ns);
+            }
+        } else {
+            self.leave(ret);
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, ret: &Return<'_>) {
         let Some(frame) = ret.frame else { return };
         let lane = Lane::new(ret.vcpu, ret.pid, tracer(ret.tracer));
         let Some(call) = self.calls.leave(lane, frame).pop() else { return };
@@ -211,7 +227,7 @@ impl Export for Folded {
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
         match event {
             Event::Entry(entry) => self.entry(entry)?,
-            Event::Return(ret) => self.ret(ret),
+            Event::Return(ret) => self.ret(ret)?,
             Event::Unfinished(left) => {
                 let lane = Lane::new(left.vcpu, left.pid, tracer(left.tracer));
                 self.calls.forget(lane, left.place.frame);

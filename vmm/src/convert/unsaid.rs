@@ -26,6 +26,8 @@ pub enum Fact {
     Return,
     /// A return whose entry is not in the trace.
     Orphan,
+    /// A call of which there is nothing but its return, and how long it took.
+    Whole,
     /// A return after a time that is not certain.
     Uncertain,
     /// A call whose return is not in the trace.
@@ -60,6 +62,7 @@ impl Fact {
             Self::Plain => "entries without a recorded return",
             Self::Return => "returns",
             Self::Orphan => "returns without an entry",
+            Self::Whole => "calls of which the trace has only the ends, with their durations",
             Self::Uncertain => "returns of which it is not certain how long the call took",
             Self::Unfinished => "calls without a return",
             Self::Mark => "marks",
@@ -79,7 +82,7 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
     use Fact::{
         Args, Caller, Context, Counted, Early, Event as Point, Loss, Mark, Orphan, Plain, Reason,
     };
-    use Fact::{Return, Sorted, Tail, Tracer, Uncertain, Unfinished, Value};
+    use Fact::{Return, Sorted, Tail, Tracer, Uncertain, Unfinished, Value, Whole};
     const INSIDE: &str = "what was jumped to is shown inside of the function that jumped";
     const LEFT_OUT: &str = "left out";
     const AT_START: &str = "at the clock's start";
@@ -116,6 +119,7 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Caller, LEFT_OUT),
             (Plain, "shown as if they had taken no time; boot with --graph for returns"),
             (Orphan, LEFT_OUT),
+            (Whole, LEFT_OUT),
             (Uncertain, "shown as if they had taken that long"),
             (Unfinished, "shown as open, or as left at the next record: their times are not known"),
             (Point, "without their fields; all of them only in replay --event-full"),
@@ -237,7 +241,8 @@ impl<E: Export> Export for Tally<E> {
             Event::Return(ret) => &[
                 (Fact::Return, true),
                 (Fact::Value, ret.value.is_some()),
-                (Fact::Orphan, ret.frame.is_none()),
+                (Fact::Orphan, ret.frame.is_none() && !ret.whole),
+                (Fact::Whole, ret.whole),
                 (Fact::Uncertain, ret.frame.is_some() && ret.duration_ns.is_none()),
                 (Fact::Early, ret.timestamp < self.clock_start),
             ],

@@ -276,7 +276,16 @@ impl<W: Write> Graph<W> {
             comment(&mut leaf, b"; /*", &value);
         }
         let ending = if leaf.is_empty() { b";\n" } else { &*leaf };
-        if !self.decide(vcpu, ret.frame.map(|frame| (frame, duration_ns, ending))) {
+        let decided = self.decide(vcpu, ret.frame.map(|frame| (frame, duration_ns, ending)));
+        if ret.whole {
+            // A line of its own, as of one in which nothing was called.
+            let mut lines = self.switch(vcpu, pid, comm);
+            self.line(&mut lines, (vcpu, ret.context), duration_ns, depth);
+            name(&mut lines, &ret.function);
+            lines.extend_from_slice(b"()");
+            lines.extend_from_slice(ending);
+            self.push(lines);
+        } else if !decided {
             let mut lines = self.switch(vcpu, pid, comm);
             lines.reserve(NAME);
             self.line(&mut lines, (vcpu, ret.context), duration_ns, depth);

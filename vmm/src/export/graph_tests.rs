@@ -84,6 +84,64 @@ impl Script {
     }
 }
 
+/// Calls of which there are only the ends, with durations, and one that has none.
+fn ends() -> Vec<u8> {
+    let mut script = Script::new();
+    script.enter(1, EXT4_READ, STACK + 0x2000);
+    let ret = ReturnRecord::new(50_000, VFS_READ, 0x8100_0001, 7, STACK + 0x2000);
+    script.buffer.push_return_value(ret.with_value((-2_i64).cast_unsigned()));
+    script.buffer.with_duration(30_000);
+    script.buffer.push_tail(TailRecord::new(60_000, LOCK, VFS_READ, 7, STACK));
+    script.buffer.with_duration(5000);
+    script.write().give(70, TIMER, STACK, 3).leave(80, EXT4_READ, STACK + 0x2000);
+    script.end()
+}
+
+#[test]
+fn a_call_that_only_its_end_tells_is_a_call() {
+    assert_eq!(
+        graph(&ends(), |player| player),
+        concat!(
+            " 0)               |  ext4_read [ext4]() {\n",
+            " 0) + 30.000 us   |  vfs_read(); /* = -2 */\n",
+            " 0)   5.000 us    |  lock();\n",
+            " 0)               |  } /* timer_tick = 0x3 */\n",
+            " 0) + 79.000 us   |  } /* ext4_read [ext4] */\n",
+        )
+    );
+    let mut json = Vec::new();
+    player(&ends(), 1 << 20, Player::new(Json::new(&mut json)));
+    let json = String::from_utf8(json).unwrap();
+    let lines: Vec<serde_json::Value> =
+        json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let shown: Vec<_> = lines
+        .iter()
+        .filter(|line| line["function"].is_string())
+        .map(|line| {
+            let [event, function] = ["event", "function"].map(|key| line[key].as_str().unwrap());
+            (event, function, line["ns"].as_u64().unwrap(), line["duration_ns"].as_u64())
+        })
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            ("entry", "ext4_read", 1000, None),
+            ("return", "vfs_read", 50_000, Some(30_000)),
+            ("tail", "lock", 60_000, None),
+            ("return", "lock", 60_000, Some(5000)),
+            ("return", "timer_tick", 70_000, None),
+            ("return", "ext4_read", 80_000, Some(79_000)),
+        ]
+    );
+    let mut stats = Vec::new();
+    player(&ends(), 1 << 20, Player::new(Stats::new(&mut stats)));
+    let stats = String::from_utf8(stats).unwrap();
+    assert!(stats.starts_with("# 3 entries of 3 functions, 0 lost\n"), "{stats}");
+    // As other calls are.
+    let long = graph(&ends(), |player| player.with_min_duration(10_000));
+    assert_eq!(long.matches("us").count(), 2, "{long}");
+}
+
 /// All that may happen to calls.
 fn calls() -> Vec<u8> {
     let mut script = Script::new();

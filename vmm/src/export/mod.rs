@@ -297,12 +297,15 @@ pub struct Return<'a> {
     pub tracer: Option<&'a str>,
     /// So many calls of shown functions are around it.
     pub depth: u32,
-    /// How long it took, if its entry was seen and that is certain.
+    /// How long it took, if its entry was seen and that is certain, or if the guest has
+    /// told it.
     pub duration_ns: Option<u64>,
     /// What it returned, if that was recorded.
     pub value: Option<Returned<'a>>,
     /// Number of the call, if it was shown.
     pub frame: Option<u64>,
+    /// Whether it is all that there is of the call: it has a duration, and no entry.
+    pub whole: bool,
     /// The state of the CPU, if it was recorded.
     pub context: Option<Context>,
 }

@@ -62,14 +62,28 @@ enum Kind {
     Tail,
     /// Nothing else is heard of the call.
     Last,
+    /// A return, with how long the call took: there is no other record of it.
+    Whole,
+    /// The same of a jump.
+    WholeTail,
     /// A tracepoint.
     Event,
 }
 
+impl Kind {
+    fn is_whole(self) -> bool {
+        matches!(self, Self::Whole | Self::WholeTail)
+    }
+}
+
 impl Held {
-    /// With stack pointer and value; `None` for records of unknown kinds.
+    /// With stack pointer, value and duration; `None` for records of unknown kinds.
     #[inline]
-    fn of(record: &Record<'_>, tasks: &mut Tasks) -> Option<(Self, Option<u64>, Option<u64>)> {
+    fn of(record: &Record<'_>, tasks: &mut Tasks) -> Option<(Self, [Option<u64>; 3])> {
+        let took = match record {
+            Record::Return { duration, .. } | Record::Tail { duration, .. } => *duration,
+            _ => None,
+        };
         let (kind, function, other, sp, value) = match record {
             Record::Entry { entry, sp, .. } => {
                 (Kind::Entry, entry.function, entry.caller, *sp, None)
@@ -91,6 +105,13 @@ impl Held {
             }
             Record::Other(..) => return None,
         };
+        let kind = match (kind, took) {
+            (Kind::Return, Some(_)) => Kind::Whole,
+            (Kind::Tail | Kind::Last, Some(_)) => Kind::WholeTail,
+            // It means nothing there.
+            (kind, _) => kind,
+        };
+        let took = took.filter(|_| kind.is_whole());
         let head = record.head();
         let pid = head.pid.get();
         let held = Self {
@@ -106,7 +127,7 @@ impl Held {
             has_format: false,
             context: record.context(),
         };
-        Some((held, sp, value))
+        Some((held, [sp, value, took]))
     }
 
     pub(super) fn timestamp(&self) -> u64 {
@@ -127,7 +148,7 @@ pub(super) struct Stage<E> {
     steps: Vec<Step>,
     pub(super) formats: Formats,
     /// Of the records that wait, by queue and in their order, what they have of these: the stack
-    /// pointer, the returned value, and a format's number, what failed, and words.
+    /// pointer, the returned value, the duration, and a format's number, what failed, and words.
     beside: Vec<VecDeque<u64>>,
     /// Words of values in there.
     words: usize,
@@ -181,7 +202,7 @@ impl<E: Export> Stage<E> {
         record: &Record<'_>,
         unknown: &mut u64,
     ) -> Option<Held> {
-        let Some((mut held, sp, value)) = Held::of(record, &mut self.tasks) else {
+        let Some((mut held, numbers)) = Held::of(record, &mut self.tasks) else {
             *unknown += 1;
             return None;
         };
@@ -189,8 +210,8 @@ impl<E: Export> Stage<E> {
         let wanted = self.selection.wants_tracer(held.tracer)
             && (held.has_sp
                 || self.selection.wants_plain(&mut self.symbols, header, held.function));
-        if wanted && let (Some(sp), Some(beside)) = (sp, self.beside.get_mut(queue)) {
-            beside.extend(std::iter::once(sp).chain(value));
+        if wanted && let (true, Some(beside)) = (held.has_sp, self.beside.get_mut(queue)) {
+            beside.extend(numbers.into_iter().flatten());
         }
         if wanted && !self.formats.is_empty() {
             held.has_format = self.hold_values(queue, record);
@@ -251,11 +272,12 @@ impl<E: Export> Stage<E> {
         let vcpu = u32::try_from(queue).unwrap_or(u32::MAX);
         let sp = if held.has_sp { self.beside(queue) } else { None };
         let value = if held.has_value { self.beside(queue) } else { None };
+        let took = if held.kind.is_whole() { self.beside(queue) } else { None };
         self.take_values(queue);
         let given = if held.kind == Kind::Event {
             self.event(header, vcpu, held)
         } else if held.has_sp {
-            self.pair(header, vcpu, held, sp.unwrap_or(0), value)
+            self.pair(header, vcpu, held, sp.unwrap_or(0), (value, took))
         } else {
             self.pairing.plain(vcpu);
             self.entry(header, vcpu, held, None)
@@ -282,7 +304,8 @@ impl<E: Export> Stage<E> {
             Item::Record(held) if held.has_sp => {
                 let sp = self.beside(queue).unwrap_or(0);
                 let value = if held.has_value { self.beside(queue) } else { None };
-                return self.pair(header, vcpu, held, sp, value);
+                let took = if held.kind.is_whole() { self.beside(queue) } else { None };
+                return self.pair(header, vcpu, held, sp, (value, took));
             }
             Item::Record(held) => {
                 self.pairing.plain(vcpu);
@@ -387,7 +410,7 @@ impl<E: Export> Stage<E> {
         vcpu: u32,
         held: &Held,
         sp: u64,
-        value: Option<u64>,
+        (value, took): (Option<u64>, Option<u64>),
     ) -> Result<(), PlayError> {
         let call = Call {
             timestamp: held.timestamp,
@@ -401,6 +424,8 @@ impl<E: Export> Stage<E> {
         let choice: Choice = self.selection.choice(&mut self.symbols, header, held.function);
         let mut steps = std::mem::take(&mut self.steps);
         match held.kind {
+            Kind::Whole => self.pairing.whole(&call, choice, (false, took), &mut steps),
+            Kind::WholeTail => self.pairing.whole(&call, choice, (true, took), &mut steps),
             Kind::Entry => self.pairing.enter(&call, choice, &mut steps),
             Kind::Return => self.pairing.leave(&call, choice, &mut steps),
             Kind::Aid => self.pairing.leave_others(&call, &mut steps),
@@ -466,6 +491,7 @@ impl<E: Export> Stage<E> {
                     duration_ns,
                     value: value.map(|raw| Returned { raw, shape }),
                     frame: frame.filter(|_| !hides).map(|frame| frame.id),
+                    whole: frame.is_none() && ticks.is_some(),
                     context: held.context,
                 });
                 self.export.event(&event).map_err(PlayError::Output)

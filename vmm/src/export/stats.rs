@@ -52,6 +52,8 @@ impl<W: Write> Export for Stats<W> {
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
         match event {
             Event::Entry(entry) => self.add(&entry.function, 1),
+            // Of such a call there is no entry.
+            Event::Return(ret) if ret.whole => self.add(&ret.function, 1),
             Event::Loss(loss) => self.lost = self.lost.saturating_add(loss.count),
             // Only entries are counted.
             _ => {}

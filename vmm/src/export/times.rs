@@ -141,8 +141,11 @@ impl Times {
     /// A function returned.
     pub(crate) fn ret(&mut self, ret: &Return<'_>) {
         let open = ret.frame.and_then(|frame| self.close(frame, ret.duration_ns));
-        let (Some(took), Some(open)) = (ret.duration_ns, open) else { return };
-        let inside = self.is_inside(open.function, open.parent);
+        if ret.whole {
+            self.counted(&ret.function, 1);
+        }
+        let Some(took) = ret.duration_ns.filter(|_| open.is_some() || ret.whole) else { return };
+        let inside = open.as_ref().is_some_and(|open| self.is_inside(open.function, open.parent));
         let room = self.distributions < DISTRIBUTIONS;
         let Some(function) = self.function(&ret.function) else { return };
         function.timed += 1;
@@ -150,7 +153,8 @@ impl Times {
         if !inside {
             function.total = function.total.saturating_add(took);
         }
-        if !open.doubtful {
+        // What was called in one without an entry is not known.
+        if let Some(open) = open.filter(|open| !open.doubtful) {
             function.own += 1;
             function.own_time = function.own_time.saturating_add(took.saturating_sub(open.inner));
         }

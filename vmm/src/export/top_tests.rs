@@ -91,6 +91,19 @@ impl Script {
     }
 }
 
+// A call of which there is only the end has its time, and nobody knows what of it was its own.
+#[test]
+fn calls_that_only_their_ends_tell_have_their_time() {
+    let mut script = Script::new();
+    for (at, took) in [(10, 4), (20, 6)] {
+        let mut buffer = RecordBuffer::new();
+        buffer.push_return(ReturnRecord::new(at * 1000, INNER, 0, 7, STACK));
+        buffer.with_duration(took * 1000);
+        script.writer.records(1, &buffer).unwrap();
+    }
+    assert_eq!(script.top(), ["- 10.000 2 2 4.000 6.000 6.000 6.000 inner"]);
+}
+
 // What a function calls is not its own time.
 #[test]
 fn time_is_that_of_the_function_itself() {

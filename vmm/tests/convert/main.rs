@@ -4,6 +4,7 @@
 mod chart;
 mod context;
 mod ctf;
+mod ends;
 mod events;
 mod exits;
 mod parquet;

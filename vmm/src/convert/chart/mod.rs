@@ -118,18 +118,23 @@ impl Chart {
     }
 
     /// The number of a task, whose name is the last one.
-    fn task(&mut self, lane: Lane, entry: &Entry<'_>) -> io::Result<u32> {
+    fn task(
+        &mut self,
+        lane: Lane,
+        (pid, vcpu): (u32, u32),
+        (comm, tracer): (Option<&str>, Option<&str>),
+    ) -> io::Result<u32> {
         let next = u32::try_from(self.tasks.len()).unwrap_or(u32::MAX);
         let number = *self.lanes.entry(lane).or_insert(next);
         if number == next {
             if self.tasks.len() >= TASKS {
                 return Err(too_many("tasks"));
             }
-            let (pid, vcpu, tracer) = (entry.pid, entry.vcpu, entry.tracer.map(Into::into));
+            let tracer = tracer.map(Into::into);
             self.tasks.push(Task { pid, vcpu, comm: None, tracer });
         }
         if let Some(task) = usize::try_from(number).ok().and_then(|it| self.tasks.get_mut(it))
-            && let Some(comm) = entry.comm
+            && let Some(comm) = comm
             && task.comm.as_deref() != Some(comm)
         {
             task.comm = Some(comm.into());
@@ -140,7 +145,7 @@ impl Chart {
     fn entry(&mut self, entry: &Entry<'_>) -> io::Result<()> {
         let since = self.at(entry.timestamp);
         let lane = Lane::new(entry.vcpu, entry.pid, self.tracers.number(entry.tracer));
-        let task = self.task(lane, entry)?;
+        let task = self.task(lane, (entry.pid, entry.vcpu), (entry.comm, entry.tracer))?;
         let name = self.name(&entry.function)?;
         let depth = self.calls.top(lane).map_or(0, |open| open.depth.saturating_add(1));
         if depth >= DEEPEST {
@@ -166,7 +171,25 @@ impl Chart {
         }
     }
 
-    fn ret(&mut self, ret: &Return<'_>) {
+    /// A call of which there is nothing but its end, after so many nanoseconds.
+    fn whole(&mut self, ret: &Return<'_>, duration: u64) -> io::Result<()> {
+        let since = self.at(ret.timestamp).saturating_sub(duration);
+        let lane = Lane::new(ret.vcpu, ret.pid, self.tracers.number(ret.tracer));
+        let task = self.task(lane, (ret.pid, ret.vcpu), (ret.comm, ret.tracer))?;
+        let (name, vcpu) = (self.name(&ret.function)?, ret.vcpu);
+        self.kept.call(Call { since, duration, task, depth: 0, name, vcpu, end: End::Seen });
+        Ok(())
+    }
+
+    fn ret(&mut self, ret: &Return<'_>) -> io::Result<()> {
+        match ret.duration_ns.filter(|_| ret.whole) {
+            Some(duration) => self.whole(ret, duration)?,
+            None => self.leave(ret),
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, ret: &Return<'_>) {
         let Some(frame) = ret.frame else { return };
         self.at(ret.timestamp);
         let lane = Lane::new(ret.vcpu, ret.pid, self.tracers.number(ret.tracer));
@@ -220,7 +243,7 @@ impl Export for Chart {
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
         match event {
             Event::Entry(entry) => self.entry(entry)?,
-            Event::Return(ret) => self.ret(ret),
+            Event::Return(ret) => self.ret(ret)?,
             Event::Unfinished(left) => self.unfinished(left),
             Event::Loss(loss) => self.loss(loss),
             Event::Mark(mark) => self.mark(mark),

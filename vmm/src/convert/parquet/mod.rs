@@ -195,8 +195,14 @@ impl Parquet {
             }
             return self.call(call.with, Some(ret));
         }
+        // Of a whole call nobody knows where it began, and what it called.
+        let (kind, end, took) = match ret.duration_ns.filter(|_| ret.whole) {
+            Some(took) => (Kind::Call, End::Return, whole(took)),
+            None => (Kind::Return, End::Nothing, 0),
+        };
         let row = Row {
-            start: at,
+            end,
+            start: at.saturating_sub(took),
             stop: at,
             stop_vcpu: ret.vcpu.into(),
             vcpu: ret.vcpu.into(),
@@ -207,7 +213,7 @@ impl Parquet {
             function: self.name(Some(&ret.function))?,
             tracer,
             stop_context: ret.context,
-            ..Row::new(Kind::Return)
+            ..Row::new(kind)
         };
         let value = self.value(ret)?;
         let value = Some(self.json.as_slice()).filter(|_| value);

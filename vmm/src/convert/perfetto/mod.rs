@@ -324,6 +324,9 @@ impl Perfetto {
         event.track_uuid = Some(uuid);
         let index =
             ret.frame.and_then(|frame| lane?.open.iter().rposition(|(open, _)| *open == frame));
+        if let Some(took) = ret.duration_ns.filter(|_| ret.whole) {
+            return self.whole(ret, (at, took), event, new);
+        }
         let (Some(key), Some(index)) = (key, index) else {
             event.kind = Some(INSTANT);
             self.category(&mut event, &mut new, ret.tracer);
@@ -343,6 +346,25 @@ impl Perfetto {
             lane.open.truncate(index);
         }
         self.settle(key, at)
+    }
+
+    /// A call of which there is nothing but its end, which `event` tells, after so many nanoseconds. Readers put
+    /// both into their order.
+    fn whole(
+        &mut self,
+        ret: &Return<'_>,
+        (at, took): (u64, u64),
+        mut event: TrackEvent,
+        mut new: InternedData,
+    ) -> io::Result<()> {
+        let track_uuid = event.track_uuid;
+        let mut begin = TrackEvent { kind: Some(SLICE_BEGIN), track_uuid, ..TrackEvent::default() };
+        self.name(&mut begin, &mut new, &ret.function);
+        self.category(&mut begin, &mut new, ret.tracer);
+        begin.debug_annotations.push(annotation(VCPU, Value::Uint(ret.vcpu.into())));
+        self.event(at.saturating_sub(took), begin, new)?;
+        event.kind = Some(SLICE_END);
+        self.event(at, event, InternedData::default())
     }
 
     /// Ends the open calls from that one on, as unfinished.

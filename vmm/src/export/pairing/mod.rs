@@ -78,7 +78,7 @@ pub(super) enum Step {
     Returned {
         frame: Option<Frame>,
         depth: u32,
-        /// How long it was open, if that is certain.
+        /// How long it was open, if that is certain. Without a frame it is all that there is of the call.
         ticks: Option<u64>,
         shown: bool,
     },
@@ -151,6 +151,22 @@ impl Pairing {
     /// A function returned that is not traced: those that jumped to it do.
     pub(super) fn leave_others(&mut self, call: &Call, steps: &mut Vec<Step>) {
         self.on_stack(call, steps, |stack, steps| stack.leave_by_aid(call, steps));
+    }
+
+    /// A call ended of which nothing else is recorded, by a jump or by a return: so long it took.
+    pub(super) fn whole(
+        &mut self,
+        call: &Call,
+        choice: Choice,
+        (jumps, ticks): (bool, Option<u64>),
+        steps: &mut Vec<Step>,
+    ) {
+        self.plain(call.vcpu);
+        let (depth, shown) = (0, choice.selected && choice.root && self.max_depth > 0);
+        if jumps {
+            steps.push(Step::Tailed { depth, shown });
+        }
+        steps.push(Step::Returned { frame: None, depth, ticks, shown });
     }
 
     /// A record without a stack pointer.
