@@ -29,6 +29,7 @@ fn main() {
         fields: fields.to_vec(),
         condition: None,
         counts: None,
+        since: None,
     };
     let plain = [record(Point::Entry, &[])];
     let three = [record(Point::Entry, &[0, 1, 2].map(Field::Argument))];

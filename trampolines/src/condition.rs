@@ -67,6 +67,16 @@ pub enum Operand {
         /// Whether it has a sign.
         signed: bool,
     },
+    /// What the function returns, at its return.
+    Value {
+        /// 1, 2, 4 or 8.
+        bytes: u8,
+        /// Whether it has a sign.
+        signed: bool,
+    },
+    /// How long the call took, at its end: 8 bytes, unsigned. In ticks where a program looks at it; see
+    /// [`Condition::in_ticks`].
+    Duration,
 }
 
 impl Operand {
@@ -76,7 +86,8 @@ impl Operand {
         match self {
             Self::Cpu => (4, false),
             Self::Task(_) => (4, true),
-            Self::Argument { bytes, signed, .. } => (bytes, signed),
+            Self::Argument { bytes, signed, .. } | Self::Value { bytes, signed } => (bytes, signed),
+            Self::Duration => (8, false),
         }
     }
 }
@@ -130,6 +141,34 @@ impl Condition {
         match self {
             Self::All(list) | Self::Any(list) => Box::new(list.iter().flat_map(Self::tests)),
             Self::Test(test) => Box::new(std::iter::once(test)),
+        }
+    }
+
+    /// Whether it looks at such an operand.
+    pub fn looks_at(&self, kind: impl Fn(Operand) -> bool) -> bool {
+        self.tests().any(|test| matches!(test, Test::Number { operand, .. } if kind(*operand)))
+    }
+
+    /// The same with durations in ticks of a clock with so many a second, where they were in nanoseconds:
+    /// exactly, so that a number of ticks is longer than the one if and only if it is longer than the other.
+    #[must_use]
+    pub fn in_ticks(&self, ticks_per_second: u64) -> Self {
+        let all = |list: &[Self]| list.iter().map(|one| one.in_ticks(ticks_per_second)).collect();
+        match self {
+            Self::All(list) => Self::All(all(list)),
+            Self::Any(list) => Self::Any(all(list)),
+            &Self::Test(Test::Number { operand: Operand::Duration, relation, value }) => {
+                const SECOND: u128 = 1_000_000_000;
+                let ticks = u128::from(value) * u128::from(ticks_per_second);
+                // Whole ticks that are less are those below the next whole one; of equal ones likewise.
+                let ticks = match relation {
+                    Relation::Less | Relation::GreaterEqual => ticks.div_ceil(SECOND),
+                    _ => ticks / SECOND,
+                };
+                let value = u64::try_from(ticks).unwrap_or(u64::MAX);
+                Self::Test(Test::Number { operand: Operand::Duration, relation, value })
+            }
+            Self::Test(test) => Self::Test(test.clone()),
         }
     }
 }

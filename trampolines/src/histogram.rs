@@ -16,6 +16,8 @@ pub const MISSED: u8 = SUM + 1;
 ///
 /// ```text
 /// + 0   ticks: calls that began before are not of interest any more
+/// + 8   calls that found no place, where no histogram counts them
+/// + 16  calls whose end could not be told: Counts::Untold
 /// + 64  places: the stack pointer, or 0; ticks at the entry; address of the histogram; 8 bytes unused
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +33,10 @@ impl Calls {
     pub const TRIED: u64 = 4;
     /// Bytes of all.
     pub const SIZE: u64 = Self::PLACES + ((1 << Self::BITS) + Self::TRIED) * Self::PLACE;
+    /// Where calls are counted that found no place.
+    pub const CROWDED: u64 = 8;
+    /// Where calls are counted whose end could not be told.
+    pub const UNTOLD: u64 = 16;
     /// Where the first place is.
     pub const PLACES: u64 = 64;
     /// What spreads stack pointers: 2^64 divided by the golden ratio.

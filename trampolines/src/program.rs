@@ -54,6 +54,8 @@ pub enum Field {
     /// Whether interrupts are on, flags of the task, and counts of preemption and migration: a
     /// [`RawContext`](crate::RawContext).
     Context,
+    /// How long the call took, in ticks: where [`Program::since`] says when it began.
+    Duration,
     /// Memory behind an argument; one that failed has in its first word the address that cannot be
     /// read.
     Read(Read),
@@ -226,10 +228,14 @@ pub enum Counts {
     },
     /// Values of an argument, by size.
     Sort(Histograms, Sorted),
-    /// Calls, until they end: at [`Point::Entry`].
-    Begin(Histograms, Calls),
+    /// Calls, until they end: at [`Point::Entry`]. Without histograms they are those that others [look
+    /// for](Program::since).
+    Begin(Option<Histograms>, Calls),
     /// What has become of them, by size: where they end.
     End(Calls, Ended),
+    /// Calls of which cannot be told whether they are meant, all in [one counter](Calls::UNTOLD): left for another
+    /// function, which returns in their place, at [`Point::Tail`].
+    Untold(Calls),
 }
 
 impl Counts {
@@ -241,6 +247,7 @@ impl Counts {
             | Self::Sort(..)
             | Self::Begin(..) => point == Point::Entry,
             Self::End(..) => point != Point::Entry,
+            Self::Untold(_) => point == Point::Tail,
         }
     }
 
@@ -250,7 +257,10 @@ impl Counts {
             Self::Sort(histograms, Sorted { bytes, .. }) => {
                 histograms.check().and_then(|()| check_integer(bytes))
             }
-            Self::Begin(histograms, calls) => histograms.check().and_then(|()| check_calls(calls)),
+            Self::Begin(histograms, calls) => {
+                histograms.map_or(Ok(()), Counters::check).and_then(|()| check_calls(calls))
+            }
+            Self::Untold(calls) => check_calls(calls),
             Self::End(calls, ended) => {
                 check_calls(calls)?;
                 match ended {
@@ -310,6 +320,9 @@ pub struct Program {
     pub condition: Option<Condition>,
     /// Counts calls here instead of recording them, without fields.
     pub counts: Option<Counts>,
+    /// Only calls whose beginnings are here: they end with this, and [`Field::Duration`] and
+    /// [`Operand::Duration`] are known.
+    pub since: Option<Calls>,
 }
 
 /// Why a program cannot be compiled.
@@ -391,8 +404,14 @@ impl Program {
                     {
                         return refused("compares with what the operand can never be");
                     }
-                    if matches!(operand, Operand::Argument { .. }) && self.point != Point::Entry {
-                        return refused("is about an argument");
+                    let known = match operand {
+                        Operand::Argument { .. } => self.point == Point::Entry,
+                        Operand::Value { .. } => self.point == Point::Return,
+                        Operand::Duration => self.since.is_some(),
+                        Operand::Cpu | Operand::Task(_) => true,
+                    };
+                    if !known {
+                        return refused("is about what is not known");
                     }
                 }
                 Test::Bytes { bytes, .. } if bytes.len() > Condition::MAX_BYTES => {
@@ -424,6 +443,13 @@ impl Program {
             }
             counts.check()?;
         }
+        if let Some(calls) = self.since {
+            if self.point == Point::Entry || !matches!(self.counts, None | Some(Counts::Untold(_)))
+            {
+                return Err(ProgramError::Counts("does not look for what has begun"));
+            }
+            check_calls(calls)?;
+        }
         if let Some(condition) = &self.condition {
             self.check_condition(condition)?;
         }
@@ -434,6 +460,7 @@ impl Program {
                 Field::Value => self.point == Point::Return,
                 Field::Target => self.point == Point::Tail,
                 Field::Failed | Field::Context => true,
+                Field::Duration => self.since.is_some(),
                 Field::Known(_) => self.point == Point::Entry,
                 // What fails must be able to say so, in what is there by then.
                 Field::Read(_) => {

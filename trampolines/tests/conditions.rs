@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::arch::{ADDRESSINGS, ARGUMENTS, Registers, STACK, call, free};
+use common::arch::{ADDRESSINGS, ARGUMENTS, Registers, STACK, VALUE, call, free};
 use common::{FakeGuest, NAME, PID, Random, entry_program, followed};
 use core::sync::atomic::Ordering;
 use vmtrace_trampolines::condition::{Operand, Relation, Test, extended};
@@ -48,7 +48,10 @@ impl Random {
         let operand = match kind {
             2 => Operand::Cpu,
             3 => Operand::Task(NAME.0 + 4 * self.below(3) as u32),
-            _ if point != Point::Entry => Operand::Task(NAME.0),
+            _ if point == Point::Tail => Operand::Task(NAME.0),
+            _ if point == Point::Return => {
+                Operand::Value { bytes: 1 << self.below(4), signed: self.below(2) == 0 }
+            }
             _ => Operand::Argument {
                 number: self.below(ARGUMENTS.len() as u64 + 8) as u8,
                 bytes: 1 << self.below(4),
@@ -96,6 +99,8 @@ impl Call<'_> {
                 let from = (offset - NAME.0) as usize;
                 u32::from_le_bytes(self.name[from..from + 4].try_into().unwrap()).into()
             }
+            Operand::Value { .. } => self.registers.x[VALUE],
+            Operand::Duration => panic!("not of these programs"),
             Operand::Argument { number, .. } => {
                 let number = usize::from(number);
                 match ARGUMENTS.get(number) {
@@ -315,6 +320,7 @@ fn conditions_that_cannot_be_are_refused() {
         Condition::Test(Test::Number { operand, relation: Relation::Equal, value })
     };
     let argument = Operand::Argument { number: 0, bytes: 4, signed: true };
+    let value = Operand::Value { bytes: 4, signed: true };
     let program = |point, condition| Program {
         point,
         fields: vec![Field::Stack],
@@ -333,6 +339,9 @@ fn conditions_that_cannot_be_are_refused() {
             Condition::Test(Test::Bytes { offset: 0, bytes: vec![None; 17], equal: true }),
         ),
         (Point::Entry, Condition::Any(vec![number(Operand::Cpu, 1); 65])),
+        (Point::Entry, number(value, 1)),
+        (Point::Tail, number(value, 1)),
+        (Point::Return, number(Operand::Duration, 1)),
     ];
     for (point, condition) in bad {
         let refused = program(point, condition).check();

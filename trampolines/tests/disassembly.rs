@@ -32,7 +32,15 @@ fn program() -> impl Strategy<Value = (Program, Overflow)> {
                 });
             prop::collection::vec(field, 0..=28).prop_map(move |fields| {
                 (
-                    Program { number, tracers, point, fields, condition: None, counts: None },
+                    Program {
+                        number,
+                        tracers,
+                        point,
+                        fields,
+                        condition: None,
+                        counts: None,
+                        since: None,
+                    },
                     overflow,
                 )
             })
@@ -68,6 +76,7 @@ fn reader() -> impl Strategy<Value = (Program, Overflow)> {
                 fields,
                 condition: None,
                 counts: None,
+                since: None,
             },
             overflow,
         )
@@ -359,6 +368,7 @@ fn with(point: Point, fields: &[Field]) -> Program {
         fields: fields.to_vec(),
         condition: None,
         counts: None,
+        since: None,
     }
 }
 
@@ -527,6 +537,7 @@ fn a_switch_of_tasks_is_recorded_in_fifty_instructions() {
         fields,
         condition: None,
         counts: None,
+        since: None,
     };
     let values = vmtrace_trampolines::x86_64::Values { current: 0x35000, pid: 2432, ..usual_x86() };
     let code = vmtrace_trampolines::x86_64::compile(&program, Overflow::Drop, &values).unwrap();
@@ -565,10 +576,77 @@ fn timing_a_call_is_as_short_as_promised() {
         let all = x86_64(&code.unwrap().bytes);
         all.iter().position(|one| one.ending).unwrap() + 1
     };
-    let begin = cost(Point::Entry, Counts::Begin(near, calls));
+    let begin = cost(Point::Entry, Counts::Begin(Some(near), calls));
     let end = cost(Point::Return, Counts::End(calls, ended));
     let sorted = Sorted { number: 2, bytes: 8, signed: false };
     assert_eq!((begin, end, cost(Point::Entry, Counts::Sort(near, sorted))), (24, 32, 18));
+}
+
+// What a call costs of which only the end says that it is not meant: its entry, if that has to be kept, and its
+// return, each with the instruction that goes on. A return's stub has two more.
+#[test]
+fn an_end_that_is_not_meant_is_as_short_as_promised() {
+    let calls = Calls { address: 0xffff_ffff_9000_0000 };
+    let compiled = |program: &Program| {
+        let (x86, riscv, drop) = (usual_x86(), usual_riscv(), Overflow::Drop);
+        let x86 = vmtrace_trampolines::x86_64::compile(program, drop, &x86).unwrap().bytes;
+        let riscv = vmtrace_trampolines::riscv64::compile(program, drop, &riscv).unwrap().bytes;
+        [x86_64(&x86), riscv64(&riscv)]
+    };
+    let number =
+        |operand, relation, value| Some(Condition::Test(Test::Number { operand, relation, value }));
+    let value = Operand::Value { bytes: 4, signed: true };
+    let condition = number(value, Relation::Less, 0);
+    let by_value = Program { condition, ..with(Point::Return, &[Field::Stack, Field::Value]) };
+    let condition = number(Operand::Duration, Relation::Greater, 2_500_000);
+    let since = Some(calls);
+    let by_time =
+        Program { condition, since, ..with(Point::Return, &[Field::Stack, Field::Duration]) };
+    let counts = Some(Counts::Begin(None, calls));
+    let begin = Program { counts, ..with(Point::Entry, &[]) };
+    let till = |all: &[Instruction], text: &str| {
+        all.iter().position(|one| one.text.trim().starts_with(text)).expect(text) + 1
+    };
+    let [x86, riscv] = compiled(&by_value);
+    assert_eq!((till(&x86, "jge") + 1, till(&riscv, "j ") + 1), (3, 5));
+    // Behind the comparison: the jump, and what puts two registers back.
+    let [x86, riscv] = compiled(&by_time);
+    let compared = till(&x86, "cmp r9, 0x2625a0");
+    assert_eq!(x86[compared].text.trim().split(' ').next(), Some("jbe"));
+    // Of riscv64 without what is skipped: the places that are not tried when the first one is it, the
+    // jump away of what is too old, and what is done when the clock has gone back.
+    let places = till(&riscv, "ld t0") - till(&riscv, "beq t3, sp") - 1;
+    let read = till(&riscv, "rdtime");
+    let missed = read + till(&riscv[read..], "j ");
+    assert_eq!((compared + 1 + 3, missed - places - 2 + 1), (26, 30));
+    let [x86, riscv] = compiled(&begin);
+    let skipped = till(&riscv, "rdtime") - till(&riscv, "j ") - 1;
+    assert_eq!((common(&x86).len(), till(&riscv, "jr t0") - skipped), (18, 22));
+}
+
+// What leads elsewhere than a program's end is not gone on from.
+#[test]
+fn ends_are_code_that_ends_as_said() {
+    let number =
+        |operand, relation, value| Condition::Test(Test::Number { operand, relation, value });
+    let since = Some(Calls { address: 0xffff_ffff_9000_0040 });
+    let value = Operand::Value { bytes: 2, signed: true };
+    let both =
+        [number(value, Relation::Less, 0), number(Operand::Duration, Relation::Greater, 1 << 40)];
+    let condition = Some(Condition::Any(both.to_vec()));
+    let fields = [Field::Stack, Field::Value, Field::Duration, Field::Context];
+    let program = Program { condition, since, ..with(Point::Return, &fields) };
+    for overflow in [Overflow::Drop, Overflow::Overwrite] {
+        let code = vmtrace_trampolines::x86_64::compile(&program, overflow, &usual_x86()).unwrap();
+        let all = x86_64(&code.bytes);
+        assert_eq!(all.iter().map(|one| one.len).sum::<usize>(), code.bytes.len());
+        assert_eq!(endings(&all), code.endings);
+        let code = vmtrace_trampolines::riscv64::compile(&program, overflow, &usual_riscv());
+        let code = code.unwrap();
+        let all = riscv64(&code.bytes);
+        assert_eq!(all.len() * 4, code.bytes.len());
+        assert_eq!(endings(&all), code.endings);
+    }
 }
 
 proptest! {

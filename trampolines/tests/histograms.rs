@@ -52,7 +52,7 @@ impl Sorting {
 
     /// Calls of function 0 begin at its entry; they end where function 1 is left.
     fn times(&mut self, point: Point, ended: Ended) {
-        let begin = self.add(Point::Entry, Counts::Begin(self.histograms, self.calls));
+        let begin = self.add(Point::Entry, Counts::Begin(Some(self.histograms), self.calls));
         self.guest.call_from(0, begin);
         let end = self.add(point, Counts::End(self.calls, ended));
         match point {
@@ -359,19 +359,19 @@ fn what_cannot_be_sorted_is_refused() {
     let check = |point, counts| Program { point, counts: Some(counts), ..entry_program() }.check();
     let sorted = Sorted { number: 0, bytes: 4, signed: true };
     assert_eq!(check(Point::Entry, Counts::Sort(histograms, sorted)), Ok(()));
-    assert_eq!(check(Point::Entry, Counts::Begin(histograms, calls)), Ok(()));
+    assert_eq!(check(Point::Entry, Counts::Begin(Some(histograms), calls)), Ok(()));
     assert_eq!(check(Point::Return, Counts::End(calls, TICKS)), Ok(()));
     let value = |bytes| Ended::Value { bytes, signed: false };
     for (point, counts) in [
         (Point::Return, Counts::Sort(histograms, sorted)),
-        (Point::Tail, Counts::Begin(histograms, calls)),
+        (Point::Tail, Counts::Begin(Some(histograms), calls)),
         (Point::Entry, Counts::End(calls, TICKS)),
         (Point::Entry, Counts::Sort(histograms, Sorted { bytes: 3, ..sorted })),
         (Point::Return, Counts::End(calls, value(16))),
         (Point::Return, Counts::End(calls, Ended::Duration { multiplier: 0, shift: 0 })),
         (Point::Return, Counts::End(calls, Ended::Duration { multiplier: 1, shift: 33 })),
-        (Point::Entry, Counts::Begin(Counters { stride: 8, ..histograms }, calls)),
-        (Point::Entry, Counts::Begin(histograms, Calls { address: 0x10008 })),
+        (Point::Entry, Counts::Begin(Some(Counters { stride: 8, ..histograms }), calls)),
+        (Point::Entry, Counts::Begin(Some(histograms), Calls { address: 0x10008 })),
     ] {
         let refused = check(point, counts);
         assert!(matches!(refused, Err(ProgramError::Counts(_))), "{refused:?} {counts:?}");

@@ -9,6 +9,7 @@ use super::operands::{
 };
 use super::read::{finish, known, read};
 use super::slow::{overwrite, slow};
+use super::timed::{DURATION, timed};
 use crate::branch::branch;
 use crate::context::part;
 use crate::displacement::at;
@@ -40,7 +41,9 @@ pub fn compile(
     let mut ops = Assembler::new(0);
     let Registers { link, control } = registers(program.point);
     let returns = program.point == Point::Return;
-    if let Some(condition) = &program.condition {
+    if let Some(calls) = program.since {
+        timed(&mut ops, program, calls, values)?;
+    } else if let Some(condition) = &program.condition {
         let record = ops.new_dynamic_label();
         branch(&mut Tests { ops: &mut ops, values }, condition, (record, true))?;
         // A branch does not reach the end of a long program.
@@ -60,6 +63,9 @@ pub fn compile(
         match field {
             Field::Stack => dynasm!(ops; .arch riscv64; .feature A, Zicntr; sd sp, [t2, to]),
             Field::Value => dynasm!(ops; .arch riscv64; .feature A, Zicntr; sd a0, [t2, to]),
+            Field::Duration => {
+                dynasm!(ops; .arch riscv64; .feature A, Zicntr; sd X(DURATION), [t2, to]);
+            }
             // There are no tail calls.
             Field::Target => return Err(ProgramError::Field(field, program.point)),
             Field::Argument(number) => {

@@ -9,6 +9,7 @@ use crate::family::{FAMILY, PID_BITS};
 use crate::program::ProgramError;
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 
+const A0: u8 = 10;
 const T3: u8 = 28;
 const T4: u8 = 29;
 const T5: u8 = 30;
@@ -130,8 +131,12 @@ fn load(ops: &mut Assembler, values: &Values, operand: Operand) -> Result<u8, Pr
     match operand {
         Operand::Cpu => load_word(ops, "the CPU number's offset", values.cpu)?,
         Operand::Task(offset) => load_word(ops, "a task's member", offset.into())?,
-        Operand::Argument { number, bytes, signed } => {
-            let register = argument(ops, number);
+        Operand::Duration => return Ok(super::timed::DURATION),
+        Operand::Argument { bytes, signed, .. } | Operand::Value { bytes, signed } => {
+            let register = match operand {
+                Operand::Argument { number, .. } => argument(ops, number),
+                _ => A0,
+            };
             let unused = 64 - 8 * u32::from(bytes.clamp(1, 8));
             match (bytes, signed) {
                 (8, _) => return Ok(register),

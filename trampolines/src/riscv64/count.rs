@@ -48,6 +48,8 @@ pub(super) fn count(
             begin(&mut ops, histograms, calls, values, leave)?;
             None
         }
+        // There are no tail calls.
+        Counts::Untold(_) => return Err(ProgramError::Counts("is for jumps to other functions")),
         Counts::End(calls, ended) => {
             end(&mut ops, (calls, ended), leave)?;
             None

@@ -25,6 +25,7 @@ mod operands;
 mod read;
 mod slow;
 mod sort;
+mod timed;
 
 pub use compile::compile;
 

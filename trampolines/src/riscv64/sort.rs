@@ -29,8 +29,15 @@ fn find(ops: &mut Assembler, histograms: Histograms, values: &Values) -> Result<
     Ok(())
 }
 
+/// Leaves where something of the open calls is in t3.
+fn address(ops: &mut Assembler, address: u64) -> Result<(), ProgramError> {
+    let (upper, lower) = parts(OPEN, address)?;
+    dynasm!(ops; .arch riscv64; lui t3, upper; addi t3, t3, lower);
+    Ok(())
+}
+
 /// Leaves the first place of the call with this stack pointer in t2. t3 is lost.
-fn place(ops: &mut Assembler, calls: Calls) -> Result<(), ProgramError> {
+pub(super) fn place(ops: &mut Assembler, calls: Calls) -> Result<(), ProgramError> {
     const { assert!(Calls::PLACE == 1 << 5) };
     let (upper, lower) = parts(OPEN, calls.address + Calls::PLACES)?;
     constant(ops, T2, Calls::SPREAD.cast_signed());
@@ -113,7 +120,7 @@ pub(super) fn sort(
 /// Takes a place for a call. `t1` to `t6` are lost.
 pub(super) fn begin(
     ops: &mut Assembler,
-    histograms: Histograms,
+    histograms: Option<Histograms>,
     calls: Calls,
     values: &Values,
     leave: DynamicLabel,
@@ -139,18 +146,24 @@ pub(super) fn begin(
             ; beq t3, sp, =>has_place
         );
     }
-    find(ops, histograms, values)?;
-    let missed = word(MISSED);
+    if let Some(histograms) = histograms {
+        find(ops, histograms, values)?;
+        let missed = word(MISSED);
+        dynasm!(ops; .arch riscv64; addi t3, t3, missed);
+    } else {
+        address(ops, calls.address + Calls::CROWDED)?;
+    }
     dynasm!(ops; .arch riscv64; .feature A
-        ; addi t3, t3, missed
         ; addi t4, zero, 1
         ; amoadd.d zero, t4, [t3]
         ; j =>leave
         ; =>has_place
     );
-    find(ops, histograms, values)?;
+    if let Some(histograms) = histograms {
+        find(ops, histograms, values)?;
+        dynasm!(ops; .arch riscv64; sd t3, [t2, Calls::HISTOGRAM]);
+    }
     dynasm!(ops; .arch riscv64; .feature Zicntr
-        ; sd t3, [t2, Calls::HISTOGRAM]
         ; rdtime t3
         ; sd t3, [t2, Calls::BEGAN]
     );

@@ -6,6 +6,7 @@ use super::operands::{ABOVE_SPENT, ARGUMENTS, Assembler, ENDING, Operands, RDX, 
 use super::read::{finish, read};
 use super::slow::slow;
 use super::sort::{begin, crowded, end as end_sorted, sort};
+use super::timed::{restore, tail, timed, untold};
 use super::{Addressing, Values};
 use crate::branch::branch;
 use crate::context::part;
@@ -36,8 +37,13 @@ pub fn compile(
     let mut ops = Assembler::new(0);
     let mut reads = Reads::default();
     let ends = ops.new_dynamic_label();
-    if let Some(condition) = &program.condition {
-        let mut tests = Tests { ops: &mut ops, values, point: program.point };
+    let point = program.point;
+    let since = match program.since {
+        Some(calls) => Some(timed(&mut ops, program, calls, values)?),
+        None => None,
+    };
+    if let (Some(condition), None) = (&program.condition, &since) {
+        let mut tests = Tests { ops: &mut ops, values, point, timed: false };
         branch(&mut tests, condition, (ends, false))?;
     }
     let (mut stop, mut others) = (None, None);
@@ -56,17 +62,30 @@ pub fn compile(
         (Some(Counts::End(calls, ended)), point) => {
             others = Some(end_sorted(&mut ops, point, (calls, ended))?);
         }
+        (Some(Counts::Untold(calls)), _) => untold(&mut ops, calls)?,
+        (None, Point::Tail) if since.is_some() => tail(&mut ops, program, &operands, values)?,
         (None, Point::Entry | Point::Tail) => {
             entry(&mut ops, program, &operands, values, &mut reads)?;
         }
-        (None, Point::Return) => end(&mut ops, program, &operands, values)?,
+        (None, Point::Return) => {
+            if since.is_none() {
+                dynasm!(ops; .arch x64; mov rsi, rax; mov rdi, rdx);
+            }
+            end(&mut ops, program, &operands, values)?;
+            if since.is_none() {
+                dynasm!(ops; .arch x64; mov rax, rsi; mov rdx, rdi);
+            }
+        }
+    }
+    if let Some(since) = &since {
+        restore(&mut ops, point, since);
     }
     let ending = ops.offset().0;
     dynasm!(ops; .arch x64; =>ends; .bytes ENDING);
     if program.counts.is_none() {
         slow(&mut ops, &operands);
     }
-    if let Some(others) = others {
+    if let Some(others) = others.or(since) {
         crowded(&mut ops, &others, values)?;
     }
     let load = finish(reads, &mut ops, values)?;
@@ -75,7 +94,7 @@ pub fn compile(
 }
 
 /// Leaves the control block, or its distance from the gs base, in r11. rdx is free.
-fn find_control(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError> {
+pub(super) fn find_control(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError> {
     match values.addressing {
         Addressing::PerCpu { distance } => {
             dynasm!(ops; .arch x64; mov r11, QWORD distance.cast_signed());
@@ -96,7 +115,7 @@ fn find_control(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError
 }
 
 /// Reserves; leaves the end of the record in r10 and the old position in rax. rdx is lost.
-fn reserve(ops: &mut Assembler, operands: &Operands) {
+pub(super) fn reserve(ops: &mut Assembler, operands: &Operands) {
     let Operands { size, info, overwrite, shared, rings, .. } = *operands;
     const { assert!(control::HEAD == 0) };
     dynasm!(ops; .arch x64; reserve:);
@@ -125,7 +144,7 @@ fn reserve(ops: &mut Assembler, operands: &Operands) {
 }
 
 /// Task, pid and time. rax and rdx are lost.
-fn who_and_when(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError> {
+pub(super) fn who_and_when(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError> {
     let current = disp("current's offset", values.current)?;
     let pid = disp("the pid's offset", values.pid)?;
     let rings = values.rings;
@@ -186,7 +205,7 @@ fn known(ops: &mut Assembler, read: &Read, (more, to): (i32, i32), in_rdx: &mut 
 
 /// The state of the CPU, to this displacement. rax and rdx are lost. Comparisons leave the flag of
 /// interrupts as it is.
-fn context(ops: &mut Assembler, values: &Values, to: i32) -> Result<(), ProgramError> {
+pub(super) fn context(ops: &mut Assembler, values: &Values, to: i32) -> Result<(), ProgramError> {
     let places = values.context.ok_or(ProgramError::Unknown(Field::Context))?;
     let current = disp("current's offset", values.current)?;
     let flags = disp("the offset of a task's flags", places.flags)?;
@@ -274,7 +293,9 @@ fn entry(
                 read(reads, ops, &wanted, (index, to));
             }
             Field::Known(wanted) => known(ops, &wanted, (more, to), &mut in_rdx),
-            Field::Value => return Err(ProgramError::Field(field, program.point)),
+            Field::Value | Field::Duration => {
+                return Err(ProgramError::Field(field, program.point));
+            }
         }
     }
     reads.failed = program.below(Field::Failed).map(|below| values.rings + at(below));
@@ -292,16 +313,13 @@ fn entry(
     Ok(())
 }
 
+/// With what is returned in rsi and rdi, where it stays, and the duration in r9, if it is known.
 fn end(
     ops: &mut Assembler,
     program: &Program,
     operands: &Operands,
     values: &Values,
 ) -> Result<(), ProgramError> {
-    dynasm!(ops; .arch x64
-        ; mov rsi, rax
-        ; mov rdi, rdx
-    );
     find_control(ops, values)?;
     reserve(ops, operands);
     dynasm!(ops; .arch x64
@@ -313,6 +331,7 @@ fn end(
         match field {
             Field::Stack => dynasm!(ops; .arch x64; mov [r10 + to], rsp),
             Field::Value => dynasm!(ops; .arch x64; mov [r10 + to], rsi),
+            Field::Duration => dynasm!(ops; .arch x64; mov [r10 + to], r9),
             Field::Failed => dynasm!(ops; .arch x64; mov QWORD [r10 + to], 0),
             Field::Context => context(ops, values, to)?,
             Field::Argument(_) | Field::Target | Field::Read(_) | Field::Known(_) => {
@@ -324,8 +343,6 @@ fn end(
     dynasm!(ops; .arch x64
         ; mov [r10 + (values.rings + at(below::SITE))], ecx
         ; out:
-        ; mov rax, rsi
-        ; mov rdx, rdi
     );
     Ok(())
 }

@@ -2,6 +2,7 @@
 //! flags; nothing is written.
 
 use super::operands::{ARGUMENTS, Assembler, disp};
+use super::timed::SAVED;
 use super::{Addressing, Values};
 use crate::branch::{Branches, Way};
 use crate::condition::{Operand, Relation, Test};
@@ -10,6 +11,9 @@ use crate::family::{FAMILY, PID_BITS};
 use crate::program::{Point, ProgramError};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 
+const RAX: u8 = 0;
+const RSI: u8 = 6;
+const R9: u8 = 9;
 const R10: u8 = 10;
 
 /// What the tests of a condition are written with, and where they stand.
@@ -17,6 +21,8 @@ pub(super) struct Tests<'a> {
     pub(super) ops: &'a mut Assembler,
     pub(super) values: &'a Values,
     pub(super) point: Point,
+    /// Whether what [`timed`](super::timed::timed) saves is saved, and r9 has the duration.
+    pub(super) timed: bool,
 }
 
 impl Branches for Tests<'_> {
@@ -33,19 +39,20 @@ impl Branches for Tests<'_> {
     }
 
     fn test(&mut self, test: &Test, (target, when): Way) -> Result<(), ProgramError> {
-        let Self { ops, values, point } = self;
+        let Self { ops, values, point, timed } = self;
         match *test {
             Test::Number { operand, relation, value } => {
-                compare(ops, values, operand, relation, value)?;
+                compare(ops, (values, *timed), operand, relation, value)?;
                 let relation = if when { relation } else { relation.inverse() };
                 jump(ops, relation, operand.width().1, target);
             }
             Test::Caller { start, len, inside } => {
                 let start = disp("a function", start.wrapping_add(values.slide))?;
                 // Below the return address into the function, or into the stub.
-                match point {
-                    Point::Entry | Point::Tail => dynasm!(ops; .arch x64; mov r10, [rsp + 8]),
-                    Point::Return => dynasm!(ops; .arch x64; mov r10, [rsp]),
+                match (point, timed) {
+                    (Point::Return, _) => dynasm!(ops; .arch x64; mov r10, [rsp]),
+                    (_, false) => dynasm!(ops; .arch x64; mov r10, [rsp + 8]),
+                    (_, true) => dynasm!(ops; .arch x64; mov r10, [rsp + 8 + SAVED]),
                 }
                 let len = disp("a function's length", len.into())?;
                 dynasm!(ops; .arch x64; sub r10, start; cmp r10, len);
@@ -115,7 +122,7 @@ pub(super) fn follow(
 /// Sets the flags.
 fn compare(
     ops: &mut Assembler,
-    values: &Values,
+    (values, timed): (&Values, bool),
     operand: Operand,
     relation: Relation,
     value: u64,
@@ -146,6 +153,11 @@ fn compare(
                 dynasm!(ops; .arch x64; cmp DWORD [r10 + offset], low);
             }
         }
+        Operand::Value { bytes, signed } => {
+            let register = if timed { RSI } else { RAX };
+            integer(ops, register, (bytes, signed), (value, bits));
+        }
+        Operand::Duration => integer(ops, R9, (8, false), (value, bits)),
         Operand::Argument { number, bytes, signed } => {
             let register = if let Some(&register) = ARGUMENTS.get(usize::from(number)) {
                 register
@@ -155,43 +167,55 @@ fn compare(
                 dynasm!(ops; .arch x64; mov r10, [rsp + from]);
                 R10
             };
-            // What is above an argument's own bytes may be anything.
-            let register = match (bytes, signed) {
-                (1, false) => {
-                    dynasm!(ops; .arch x64; movzx r10d, Rb(register));
-                    R10
-                }
-                (1, true) => {
-                    dynasm!(ops; .arch x64; movsx r10d, Rb(register));
-                    R10
-                }
-                (2, false) => {
-                    dynasm!(ops; .arch x64; movzx r10d, Rw(register));
-                    R10
-                }
-                (2, true) => {
-                    dynasm!(ops; .arch x64; movsx r10d, Rw(register));
-                    R10
-                }
-                _ => register,
-            };
-            match (bytes, i32::try_from(value.cast_signed()), bits) {
-                (8, Ok(value), false) => dynasm!(ops; .arch x64; cmp Rq(register), value),
-                (8, Ok(value), true) => dynasm!(ops; .arch x64; test Rq(register), value),
-                (8, Err(_), _) => {
-                    dynasm!(ops; .arch x64; mov r11, QWORD value.cast_signed());
-                    if bits {
-                        dynasm!(ops; .arch x64; test Rq(register), r11);
-                    } else {
-                        dynasm!(ops; .arch x64; cmp Rq(register), r11);
-                    }
-                }
-                (_, _, false) => dynasm!(ops; .arch x64; cmp Rd(register), low),
-                (_, _, true) => dynasm!(ops; .arch x64; test Rd(register), low),
-            }
+            integer(ops, register, (bytes, signed), (value, bits));
         }
     }
     Ok(())
+}
+
+/// Compares an integer of so many bytes in a register, or its bits. What is above its own bytes may be
+/// anything.
+fn integer(
+    ops: &mut Assembler,
+    register: u8,
+    (bytes, signed): (u8, bool),
+    (value, bits): (u64, bool),
+) {
+    #[allow(clippy::cast_possible_truncation, reason = "operands of up to 4 bytes")]
+    let low = (value as u32).cast_signed();
+    let register = match (bytes, signed) {
+        (1, false) => {
+            dynasm!(ops; .arch x64; movzx r10d, Rb(register));
+            R10
+        }
+        (1, true) => {
+            dynasm!(ops; .arch x64; movsx r10d, Rb(register));
+            R10
+        }
+        (2, false) => {
+            dynasm!(ops; .arch x64; movzx r10d, Rw(register));
+            R10
+        }
+        (2, true) => {
+            dynasm!(ops; .arch x64; movsx r10d, Rw(register));
+            R10
+        }
+        _ => register,
+    };
+    match (bytes, i32::try_from(value.cast_signed()), bits) {
+        (8, Ok(value), false) => dynasm!(ops; .arch x64; cmp Rq(register), value),
+        (8, Ok(value), true) => dynasm!(ops; .arch x64; test Rq(register), value),
+        (8, Err(_), _) => {
+            dynasm!(ops; .arch x64; mov r11, QWORD value.cast_signed());
+            if bits {
+                dynasm!(ops; .arch x64; test Rq(register), r11);
+            } else {
+                dynasm!(ops; .arch x64; cmp Rq(register), r11);
+            }
+        }
+        (_, _, false) => dynasm!(ops; .arch x64; cmp Rd(register), low),
+        (_, _, true) => dynasm!(ops; .arch x64; test Rd(register), low),
+    }
 }
 
 fn jump(ops: &mut Assembler, relation: Relation, signed: bool, target: DynamicLabel) {

@@ -19,6 +19,8 @@ mod slow;
 #[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
 mod sort;
 mod switch;
+#[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
+mod timed;
 
 pub use compile::{
     INDIRECT_CALL, PROBE_CALL, compile, indirect_jump, indirect_stub, probe, return_stub, tail_stub,

@@ -45,7 +45,7 @@ fn find(
 }
 
 /// Leaves the first place of the call with the stack pointer in r10 in r11.
-fn place(ops: &mut Assembler, calls: Calls) -> Result<(), ProgramError> {
+pub(super) fn place(ops: &mut Assembler, calls: Calls) -> Result<(), ProgramError> {
     const { assert!(Calls::PLACE == 1 << 5) };
     let mask = ((1_i32 << Calls::BITS) - 1) << 5;
     let shift = i8::try_from(64 - Calls::BITS - 5).unwrap_or(0);
@@ -116,17 +116,27 @@ pub(super) fn sort(
 
 /// What comes behind the program's ending.
 pub(super) struct Crowded {
-    from: DynamicLabel,
-    to: DynamicLabel,
+    pub(super) from: DynamicLabel,
+    pub(super) to: DynamicLabel,
     /// Of a call that has no place.
-    none: DynamicLabel,
-    histograms: Option<Histograms>,
+    pub(super) none: DynamicLabel,
+    pub(super) missed: Missed,
+}
+
+/// Who counts a call that has no place.
+#[derive(Clone, Copy)]
+pub(super) enum Missed {
+    /// None is looked for.
+    Nobody,
+    Histograms(Histograms),
+    /// All of them together.
+    Calls(Calls),
 }
 
 /// Takes a place for a call. r10, r11 and the flags are lost.
 pub(super) fn begin(
     ops: &mut Assembler,
-    histograms: Histograms,
+    histograms: Option<Histograms>,
     calls: Calls,
     values: &Values,
 ) -> Result<Crowded, ProgramError> {
@@ -143,9 +153,11 @@ pub(super) fn begin(
         ; jne =>from
         ; =>to
     );
-    find(ops, histograms, values, 16)?;
+    if let Some(histograms) = histograms {
+        find(ops, histograms, values, 16)?;
+        dynasm!(ops; .arch x64; mov [r11 + Calls::HISTOGRAM], rax);
+    }
     dynasm!(ops; .arch x64
-        ; mov [r11 + Calls::HISTOGRAM], rax
         ; rdtsc
         ; shl rdx, 32
         ; or rax, rdx
@@ -154,7 +166,8 @@ pub(super) fn begin(
         ; pop rdx
         ; pop rax
     );
-    Ok(Crowded { from, to, none, histograms: Some(histograms) })
+    let missed = histograms.map_or(Missed::Calls(calls), Missed::Histograms);
+    Ok(Crowded { from, to, none, missed })
 }
 
 /// Gives the place of a call back and sorts it. At a return r9 to r11, rsi, rdi and the flags are lost;
@@ -235,7 +248,7 @@ pub(super) fn end(
             ; mov rdx, rdi
         );
     }
-    Ok(Crowded { from, to, none, histograms: None })
+    Ok(Crowded { from, to, none, missed: Missed::Nobody })
 }
 
 /// Looks at the other places in which a call can be.
@@ -244,10 +257,10 @@ pub(super) fn crowded(
     crowded: &Crowded,
     values: &Values,
 ) -> Result<(), ProgramError> {
-    let Crowded { from, to, none, histograms } = *crowded;
+    let Crowded { from, to, none, missed } = *crowded;
     let size = i8::try_from(Calls::PLACE).unwrap_or(0);
     dynasm!(ops; .arch x64; =>from);
-    let Some(histograms) = histograms else {
+    if matches!(missed, Missed::Nobody) {
         for _ in 1..Calls::TRIED {
             dynasm!(ops; .arch x64
                 ; add r11, BYTE size
@@ -257,7 +270,7 @@ pub(super) fn crowded(
         }
         dynasm!(ops; .arch x64; jmp =>none);
         return Ok(());
-    };
+    }
     // One with this stack pointer is left over of a call that has ended unseen.
     dynasm!(ops; .arch x64; cmp rax, Rq(R10); je =>to);
     for _ in 1..Calls::TRIED {
@@ -270,10 +283,17 @@ pub(super) fn crowded(
             ; je =>to
         );
     }
-    find(ops, histograms, values, 16)?;
-    dynasm!(ops; .arch x64
-        ; lock inc QWORD [rax + word(MISSED)]
-        ; jmp =>none
-    );
+    match missed {
+        Missed::Nobody => {}
+        Missed::Histograms(histograms) => {
+            find(ops, histograms, values, 16)?;
+            dynasm!(ops; .arch x64; lock inc QWORD [rax + word(MISSED)]);
+        }
+        Missed::Calls(calls) => {
+            let counter = disp(OPEN, calls.address + Calls::CROWDED)?;
+            dynasm!(ops; .arch x64; lock inc QWORD [DWORD counter]);
+        }
+    }
+    dynasm!(ops; .arch x64; jmp =>none);
     Ok(())
 }

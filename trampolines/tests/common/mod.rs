@@ -95,6 +95,7 @@ pub(crate) fn entry_program() -> Program {
         fields: Vec::new(),
         condition: None,
         counts: None,
+        since: None,
     }
 }
 

@@ -157,7 +157,7 @@ impl EventFields {
 
     /// Its program.
     fn program(&self) -> Program {
-        crate::tracer::Duty::new(Point::Entry, vec![0], &self.fields).program(0, None)
+        crate::tracer::Duty::new(Point::Entry, vec![0], &self.fields).program(0, None, None)
     }
 }
 

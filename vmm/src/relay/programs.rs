@@ -21,9 +21,10 @@ pub(super) struct Format {
     /// Which of them is the stack pointer, and what it lacks.
     stack: Option<usize>,
     bias: u64,
-    /// Which of them is the value returned, which the function jumped to, and which says what
+    /// Which of them is the value returned, which how long the call took, which the function jumped to, and which says what
     /// failed.
     value: Option<usize>,
+    duration: Option<usize>,
     target: Option<usize>,
     failed: Option<usize>,
     /// Which of them is the state of the CPU, and what that means.
@@ -45,7 +46,7 @@ struct PartFormat {
 impl Format {
     /// `meaning` is that of a state of the CPU, if one is told.
     fn new(kernel: &Kernel, duty: &Duty, meaning: Option<Meaning>) -> Self {
-        let program = duty.program(0, None);
+        let program = duty.program(0, None, None);
         let place = |wanted: Field| {
             let mut places = program.places().enumerate();
             let (index, (field, below)) = places.find(|&(_, (field, _))| field == wanted)?;
@@ -74,6 +75,7 @@ impl Format {
             stack: find(Field::Stack),
             bias: stack_bias(kernel, duty.point),
             value: find(Field::Value),
+            duration: find(Field::Duration),
             target: find(Field::Target),
             failed: find(Field::Failed),
             context: find(Field::Context).zip(meaning),
@@ -143,6 +145,9 @@ impl Format {
                         Some(value) => batch.push_return_value(ret.with_value(value)),
                         None => batch.push_return(ret),
                     }
+                    if let Some(ticks) = field(self.duration) {
+                        batch.with_duration(ticks);
+                    }
                 }
                 Point::Tail => {
                     let sp = sp.unwrap_or(0);
@@ -151,6 +156,9 @@ impl Format {
                         tail = tail.and_last();
                     }
                     batch.push_tail(tail.of_tracer(part.tracer));
+                    if let Some(ticks) = field(self.duration) {
+                        batch.with_duration(ticks);
+                    }
                 }
             }
             if let Some(context) = context {

@@ -402,7 +402,7 @@ impl Tracing {
         let plan = self.plan(&[]);
         let mut failed: Vec<Option<ProgramError>> = vec![];
         let check =
-            |duty: &Duty| duty.records().iter().find_map(|one| one.program(0, None).check().err());
+            |duty: &Duty| duty.records().iter().find_map(|one| one.program(0, None, None).check().err());
         failed.extend(plan.duties.iter().map(check));
         for (site, duty) in plan.sites {
             if let Some(Some(error)) = failed.get(duty as usize) {

@@ -170,9 +170,8 @@ impl Counters {
         mut told: Vec<(u64, usize)>,
     ) -> Result<FxHashMap<usize, u16>, TraceError> {
         told.sort_unstable();
-        if kind == Kind::Histograms && !self.open.contains_key(&tracer) {
-            let offset = self.room(Calls::SIZE).ok_or(TraceError::Counters(self.vcpus))?;
-            self.open.insert(tracer, offset);
+        if kind == Kind::Histograms {
+            self.open_calls(tracer)?;
         }
         let mut found = FxHashMap::default();
         for cluster in told.chunk_by(|(before, _), (next, _)| next - before <= APART) {
@@ -180,6 +179,33 @@ impl Counters {
             found.extend(cluster.iter().map(|&(_, site)| (site, table)));
         }
         Ok(found)
+    }
+
+    /// Makes room for a tracer's calls that are open, if there is none yet.
+    ///
+    /// # Errors
+    /// When there is not so much.
+    pub fn open_calls(&mut self, tracer: u8) -> Result<(), TraceError> {
+        if !self.open.contains_key(&tracer) {
+            let offset = self.room(Calls::SIZE).ok_or(TraceError::Counters(self.vcpus))?;
+            self.open.insert(tracer, offset);
+        }
+        Ok(())
+    }
+
+    /// How many calls of a tracer's have found no place among those that are open, and of how many it could not be
+    /// told whether they were meant; counted from 0 again.
+    pub fn take_untold(&mut self, tracer: u8) -> [u64; 2] {
+        let Some(&offset) = self.open.get(&tracer) else { return [0; 2] };
+        let memory = self.memory.slice();
+        [Calls::CROWDED, Calls::UNTOLD].map(|word| {
+            let at = SIZE + offset + word;
+            // Of the area itself, where nothing else is at this place.
+            let total =
+                usize::try_from(at).ok().and_then(|at| memory.load(at, Ordering::Relaxed).ok());
+            let total: u64 = total.unwrap_or(0);
+            total.saturating_sub(self.taken.insert(offset + word, total).unwrap_or(0))
+        })
     }
 
     /// So many bytes, at a multiple of a page's.

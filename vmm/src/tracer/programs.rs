@@ -3,7 +3,7 @@
 use super::counters::Kind;
 use super::trace::TraceError;
 use std::collections::HashMap;
-use vmtrace_trampolines::histogram::Sorted;
+use vmtrace_trampolines::histogram::{Calls, Sorted};
 use vmtrace_trampolines::layout::Info;
 use vmtrace_trampolines::{Condition, Counts, Field, Point, Program};
 
@@ -24,7 +24,7 @@ pub struct Part {
     pub tracer: u8,
     /// In the order in which its values are told.
     pub fields: Vec<Field>,
-    /// Of which calls; `None` for all.
+    /// Of which calls; `None` for all. Durations are in nanoseconds.
     pub condition: Option<Condition>,
     /// What it counts instead of recording calls.
     pub counts: Option<Tally>,
@@ -52,6 +52,13 @@ pub enum Tally {
     Begin(u16),
     /// Where it ends.
     End(Measure),
+    /// Where a call begins of which is decided when it ends.
+    Open,
+    /// Where one goes on in another function, so that it cannot be told whether it is meant.
+    Untold {
+        /// Whether its beginning was kept.
+        timed: bool,
+    },
 }
 
 /// By what calls are sorted when they end.
@@ -70,7 +77,11 @@ impl Tally {
         match self {
             Self::Table(table) => Some((table, Kind::Calls)),
             Self::Sort(table, _) | Self::Begin(table) => Some((table, Kind::Histograms)),
-            Self::Stop(_) | Self::Follow { .. } | Self::End(_) => None,
+            Self::Stop(_)
+            | Self::Follow { .. }
+            | Self::End(_)
+            | Self::Open
+            | Self::Untold { .. } => None,
         }
     }
 
@@ -81,8 +92,32 @@ impl Tally {
             Self::Table(_) => Self::Table(table),
             Self::Sort(_, sorted) => Self::Sort(table, sorted),
             Self::Begin(_) => Self::Begin(table),
-            Self::Stop(_) | Self::Follow { .. } | Self::End(_) => self,
+            Self::Stop(_)
+            | Self::Follow { .. }
+            | Self::End(_)
+            | Self::Open
+            | Self::Untold { .. } => self,
         }
+    }
+
+    /// Whether it needs the tracer's open calls, and nothing else.
+    fn is_of_ends(self) -> bool {
+        matches!(self, Self::Open | Self::Untold { .. })
+    }
+}
+
+impl Part {
+    /// Whether it is about calls whose beginnings were kept.
+    fn is_timed(&self) -> bool {
+        let untold = matches!(self.counts, Some(Tally::Untold { timed: true }));
+        untold || self.fields.contains(&Field::Duration)
+    }
+
+    /// Whether its program needs what the tracer keeps of [open calls](Calls), without
+    /// histograms.
+    #[must_use]
+    pub fn needs_open_calls(&self) -> bool {
+        self.is_timed() || self.counts.is_some_and(Tally::is_of_ends)
     }
 }
 
@@ -112,7 +147,7 @@ impl Duty {
         // What tells that a read failed must be there before it is read.
         fields.sort_by_key(|field| match field {
             Field::Stack => 0,
-            Field::Target | Field::Value => 1,
+            Field::Target | Field::Value | Field::Duration => 1,
             Field::Failed => 2,
             Field::Argument(_) | Field::Read(_) | Field::Known(_) => 3,
             // Behind all else, whose places are the same with it and without.
@@ -128,7 +163,8 @@ impl Duty {
         let mut records: Vec<Self> = Vec::new();
         for part in &self.parts {
             let same = |record: &&mut Self| {
-                let alone = matches!(part.counts, Some(Tally::End(_) | Tally::Begin(_)));
+                let alone = matches!(part.counts, Some(Tally::End(_) | Tally::Begin(_)))
+                    || part.needs_open_calls();
                 record.condition() == part.condition.as_ref()
                     && record.tally() == part.counts
                     && (!alone || record.tracer() == part.tracer)
@@ -164,12 +200,19 @@ impl Duty {
         self.parts.first().map_or(0, |part| part.tracer)
     }
 
-    /// The program for one of its [records](Self::records), which counts like this.
+    /// Whether it is about calls whose beginnings were kept.
+    fn is_timed(&self) -> bool {
+        self.parts.first().is_some_and(Part::is_timed)
+    }
+
+    /// The program for one of its [records](Self::records), which counts like this, of calls that begin there if
+    /// it is about such. Durations are still in nanoseconds.
     #[must_use]
-    pub fn program(&self, number: u16, counts: Option<Counts>) -> Program {
+    pub fn program(&self, number: u16, counts: Option<Counts>, calls: Option<Calls>) -> Program {
         let tracers = u16::try_from(self.parts.len()).unwrap_or(u16::MAX);
-        let condition = self.condition().cloned();
-        Program { number, tracers, point: self.point, fields: self.fields(), condition, counts }
+        let (point, fields, condition) = (self.point, self.fields(), self.condition().cloned());
+        let since = calls.filter(|_| self.is_timed());
+        Program { number, tracers, point, fields, condition, counts, since }
     }
 }
 
@@ -188,11 +231,12 @@ pub(super) struct Programs {
 
 impl Programs {
     /// The number of the program for `duty`; new ones are given to `make` first, each with that of
-    /// the program to which it goes on. `find` tells where a tracer's counters of a tally are.
+    /// the program to which it goes on. `find` tells where a tracer's counters of a tally are, and its open
+    /// calls.
     pub(super) fn number(
         &mut self,
         duty: &Duty,
-        find: impl Fn(Tally, u8) -> Option<Counts>,
+        find: &(impl Fn(Tally, u8) -> Option<Counts>, impl Fn(u8) -> Option<Calls>),
         mut make: impl FnMut(&Program, Option<u16>) -> Result<(), TraceError>,
     ) -> Result<u16, TraceError> {
         if let Some(&number) = self.first.get(duty) {
@@ -200,9 +244,9 @@ impl Programs {
         }
         let mut records = duty.records().into_iter().rev();
         let last = records.next().unwrap_or_else(|| duty.clone());
-        let mut first = self.single(last, None, &find, &mut make)?;
+        let mut first = self.single(last, None, find, &mut make)?;
         for record in records {
-            first = self.single(record, Some(first), &find, &mut make)?;
+            first = self.single(record, Some(first), find, &mut make)?;
         }
         self.first.insert(duty.clone(), first);
         Ok(first)
@@ -212,7 +256,7 @@ impl Programs {
         &mut self,
         record: Duty,
         next: Option<u16>,
-        find: &impl Fn(Tally, u8) -> Option<Counts>,
+        (find, calls): &(impl Fn(Tally, u8) -> Option<Counts>, impl Fn(u8) -> Option<Calls>),
         make: &mut impl FnMut(&Program, Option<u16>) -> Result<(), TraceError>,
     ) -> Result<u16, TraceError> {
         let key = (record, next);
@@ -231,7 +275,12 @@ impl Programs {
             })?),
             None => None,
         };
-        make(&key.0.program(number, counts), next)?;
+        let calls = if key.0.is_timed() {
+            Some(calls(key.0.tracer()).ok_or(TraceError::NotCounted)?)
+        } else {
+            None
+        };
+        make(&key.0.program(number, counts, calls), next)?;
         let mut whole = key.0.clone();
         let more = next.and_then(|next| self.whole.get(usize::from(next)));
         whole.parts.extend(more.into_iter().flat_map(|more| more.parts.iter().cloned()));
@@ -269,7 +318,7 @@ mod tests {
             part(0, &[Field::Argument(1)]),
             part(3, &[read, Field::Argument(1), Field::Failed, Field::Stack]),
         ];
-        let program = Duty { point: Point::Entry, parts }.program(5, None);
+        let program = Duty { point: Point::Entry, parts }.program(5, None, None);
         assert_eq!(program.fields, [Field::Stack, Field::Failed, Field::Argument(1), read]);
         assert_eq!((program.check(), program.tracers, program.number), (Ok(()), 2, 5));
     }
@@ -284,7 +333,7 @@ mod tests {
                 made.push((program.number, program.tracers));
                 Ok(())
             };
-            programs.number(&Duty::entry(tracers), |_, _| None, make).unwrap();
+            programs.number(&Duty::entry(tracers), &(|_, _| None, |_| None), make).unwrap();
         }
         assert_eq!(made, [(0, 1), (1, 2), (2, 1)]);
         assert_eq!(programs.all().len(), 3);
@@ -310,7 +359,7 @@ mod tests {
                 made.push((program.number, program.tracers, program.condition.is_some(), next));
                 Ok(())
             };
-            programs.number(duty, |_, _| None, make).unwrap()
+            programs.number(duty, &(|_, _| None, |_| None), make).unwrap()
         };
         let all = parts(&[(0, Some(1)), (1, None), (2, Some(2)), (3, Some(1))]);
         assert_eq!(number(&all), 2);
@@ -354,9 +403,9 @@ mod tests {
             made.push((distance, program.tracers, next));
             Ok(())
         };
-        programs.number(&duty, counters, make).unwrap();
+        programs.number(&duty, &(counters, |_| None), make).unwrap();
         assert_eq!(made, [(Some(5), 1, None), (None, 2, Some(0)), (Some(4), 1, Some(1))]);
-        let none = Programs::default().number(&duty, |_, _| None, |_, _| Ok(()));
+        let none = Programs::default().number(&duty, &(|_, _| None, |_| None), |_, _| Ok(()));
         assert_eq!(none, Err(TraceError::NotCounted));
         assert!(duty.of_all_calls().parts.iter().all(|part| part.counts.is_none()));
     }
@@ -365,18 +414,21 @@ mod tests {
     #[test]
     fn numbers_run_out_and_what_failed_has_none() {
         let mut programs = Programs::default();
-        let failed =
-            programs.number(&Duty::entry(vec![9]), |_, _| None, |_, _| Err(TraceError::Annex));
+        let failed = programs
+            .number(&Duty::entry(vec![9]), &(|_, _| None, |_| None), |_, _| Err(TraceError::Annex));
         assert_eq!(failed, Err(TraceError::Annex));
         for number in 0..=Info::MAX_PROGRAM {
             let [low, high] = number.to_le_bytes();
             let duty = Duty::entry(vec![low, high]);
-            assert_eq!(programs.number(&duty, |_, _| None, |_, _| Ok(())), Ok(number));
+            assert_eq!(programs.number(&duty, &(|_, _| None, |_| None), |_, _| Ok(())), Ok(number));
         }
         assert!(matches!(
-            programs.number(&Duty::entry(vec![]), |_, _| None, |_, _| Ok(())),
+            programs.number(&Duty::entry(vec![]), &(|_, _| None, |_| None), |_, _| Ok(())),
             Err(TraceError::Full(2048))
         ));
-        assert_eq!(programs.number(&Duty::entry(vec![0, 0]), |_, _| None, |_, _| Ok(())), Ok(0));
+        assert_eq!(
+            programs.number(&Duty::entry(vec![0, 0]), &(|_, _| None, |_| None), |_, _| Ok(())),
+            Ok(0)
+        );
     }
 }

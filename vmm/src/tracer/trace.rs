@@ -22,7 +22,7 @@ use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmtrace_trampolines::histogram::Ended;
-use vmtrace_trampolines::{Counts, Field, Overflow, Point};
+use vmtrace_trampolines::{Condition, Counts, Field, Overflow, Point, Program};
 
 /// What to write and how.
 #[derive(Clone, Copy, Debug)]
@@ -274,16 +274,19 @@ impl Attachment {
         let (counters, trap) = (&self.counters, self.trap);
         let at = |table| counters.find(table, image.runtime(0));
         let clock_hz = self.clock_hz;
+        let calls = |tracer| counters.calls(tracer);
         let find = |tally, tracer| match tally {
             Tally::Table(table) => at(table).map(Counts::Up),
             Tally::Sort(table, sorted) => Some(Counts::Sort(at(table)?, sorted)),
-            Tally::Begin(table) => Some(Counts::Begin(at(table)?, counters.calls(tracer)?)),
+            Tally::Begin(table) => Some(Counts::Begin(Some(at(table)?), calls(tracer)?)),
+            Tally::Open => Some(Counts::Begin(None, calls(tracer)?)),
+            Tally::Untold { .. } => Some(Counts::Untold(calls(tracer)?)),
             Tally::End(measure) => {
                 let ended = match measure {
                     Measure::Duration => Ended::duration(clock_hz)?,
                     Measure::Value(bytes, signed) => Ended::Value { bytes, signed },
                 };
-                Some(Counts::End(counters.calls(tracer)?, ended))
+                Some(Counts::End(calls(tracer)?, ended))
             }
             Tally::Stop(number) => {
                 let counter = counters.find_stop(number).filter(|_| !trap.is_empty())?;
@@ -291,7 +294,11 @@ impl Attachment {
             }
             Tally::Follow { own, pid, inside } => Some(Counts::Follow { own, pid, inside }),
         };
-        self.programs.number(duty, find, |program, next| {
+        self.programs.number(duty, &(find, calls), |program, next| {
+            // Only now it is known what a tick is.
+            let in_ticks = |condition: &Condition| condition.in_ticks(clock_hz);
+            let condition = program.condition.as_ref().map(in_ticks);
+            let program = &Program { condition, ..program.clone() };
             // Not before it is needed: it takes a walk through page tables.
             let reads = program.fields.iter().any(|field| matches!(field, Field::Read(_)));
             if reads && !std::mem::replace(readable, true) {

@@ -1,0 +1,83 @@
+//! What ends calls whose beginnings were kept: how long each took, before anything is recorded of it.
+//!
+//! A call that is not meant gives its place back all the same.
+
+use super::Values;
+use super::condition::Tests;
+use super::operands::{Assembler, parts};
+use super::sort::place;
+use crate::branch::branch;
+use crate::condition::Operand;
+use crate::histogram::{Calls, OPEN};
+use crate::program::{Field, Program, ProgramError};
+use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
+
+/// a4, which what records keeps: how many ticks a call took.
+pub(super) const DURATION: u8 = 14;
+
+/// Gives the place of a call back, at its return, and leaves in [`DURATION`] how many ticks it took; goes on at the
+/// next `leave` if it has no place, or is not meant. `t0` and `t2` to `t5` are lost.
+pub(super) fn timed(
+    ops: &mut Assembler,
+    program: &Program,
+    calls: Calls,
+    values: &Values,
+) -> Result<(), ProgramError> {
+    let found = ops.new_dynamic_label();
+    place(ops, calls)?;
+    for place in 0..Calls::TRIED {
+        if place > 0 {
+            let size = i32::try_from(Calls::PLACE).unwrap_or(0);
+            dynasm!(ops; .arch riscv64; addi t2, t2, size);
+        }
+        dynasm!(ops; .arch riscv64
+            ; ld t3, [t2]
+            ; beq t3, sp, =>found
+        );
+    }
+    let (upper, lower) = parts(OPEN, calls.address)?;
+    let meant = ops.new_dynamic_label();
+    dynasm!(ops; .arch riscv64
+        ; j >leave
+        ; =>found
+        ; ld t0, [t2, Calls::BEGAN]
+        // Who takes the place next must not be seen by this.
+        ; fence r, w
+        ; sd zero, [t2]
+        ; lui t3, upper
+        ; ld t3, [t3, lower]
+        // A branch does not reach the end of a long program.
+        ; bgeu t0, t3, =>meant
+        ; j >leave
+        ; =>meant
+    );
+    let test = |ops: &mut Assembler| {
+        if let Some(condition) = &program.condition {
+            let meant = ops.new_dynamic_label();
+            branch(&mut Tests { ops: &mut *ops, values }, condition, (meant, true))?;
+            dynasm!(ops; .arch riscv64; j >leave; =>meant);
+        }
+        Ok::<_, ProgramError>(())
+    };
+    // Without a look at the clock if that is not asked for.
+    let by_time = |operand| operand == Operand::Duration;
+    let by_time = program.condition.as_ref().is_some_and(|condition| condition.looks_at(by_time));
+    if !by_time {
+        test(ops)?;
+    }
+    if by_time || program.fields.contains(&Field::Duration) {
+        // Clocks of two harts may differ.
+        let after = ops.new_dynamic_label();
+        dynasm!(ops; .arch riscv64; .feature Zicntr
+            ; rdtime a4
+            ; bgeu a4, t0, =>after
+            ; mv a4, t0
+            ; =>after
+            ; sub a4, a4, t0
+        );
+    }
+    if by_time {
+        test(ops)?;
+    }
+    Ok(())
+}
