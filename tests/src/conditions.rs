@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::args::json;
-use crate::cases::{Guests, value};
+use crate::cases::{Guests, function, value};
 use crate::trace::missing;
 
 /// The functions of each tracer.
@@ -48,6 +48,59 @@ fn calls<'a>(lines: impl Iterator<Item = &'a Value>) -> Vec<(u64, String, String
     calls
 }
 
+/// Tracers whose conditions only the end of a call decides, and one that records all ends.
+fn of_ends(name: &str) -> [String; 6] {
+    let [close, sleep] = ["close", "nanosleep"].map(|call| function(name, call));
+    [
+        format!("ended={OF},{close},{sleep}:retval"),
+        format!("failed={OF},{close},{sleep} if retval < 0"),
+        format!("every={OF},{close},{sleep} if duration >= 0ns"),
+        format!("never={OF},{close},{sleep} if duration > 1000s || duration < 0ns"),
+        format!("slow={close},{sleep} if comm == vmtrace-g* && duration > 100ms"),
+        "whole=vfs_read,vfs_write if count == 5000 && retval == 5000 && pid > 1".to_owned(),
+    ]
+}
+
+/// A call that failed and is not there looks as if all had gone well; one that did not hides it.
+fn ends_are_those_that_are_meant(lines: &[Value], err: &str, pid: u32, name: &str) {
+    let of = |tracer: &'static str| {
+        let own = lines.iter().filter(move |line| line["tracer"] == tracer);
+        own.filter(|line| line["event"] == "return")
+    };
+    for tracer in ["failed", "every", "never", "slow", "whole"] {
+        let entry = |line: &&Value| line["tracer"] == tracer && line["event"] == "entry";
+        assert_eq!(lines.iter().find(entry), None, "{name}: {tracer}");
+    }
+    let is_failed = |line: &&Value| line["value"].as_i64().is_some_and(|value| value < 0);
+    let failed: Vec<_> = of("failed").collect();
+    assert!(failed.iter().all(is_failed), "{name}: {failed:?}");
+    // Without a place for its beginning nobody knows how long such a call took.
+    assert!(failed.iter().all(|line| line["duration_ns"].is_null()), "{name}: {failed:?}");
+    let own = |line: &&Value| line["pid"] == pid;
+    let closes = |line: &&Value| own(line) && line["value"] == -9;
+    assert_eq!(failed.iter().copied().filter(closes).count(), 25, "{name}");
+    // What is left by a jump returns what another function does.
+    if !err.contains("left by a jump") {
+        assert_eq!(calls(failed.into_iter()), calls(of("ended").filter(is_failed)), "{name}");
+    }
+    let ended: Vec<_> = of("ended").filter(own).collect();
+    let every: Vec<_> = of("every").filter(own).collect();
+    assert_eq!(calls(every.iter().copied()), calls(ended.iter().copied()), "{name}");
+    assert_eq!(of("never").count(), 0, "{name}");
+    // Of what took nearly as long the two may not agree.
+    let took = |line: &Value| line["duration_ns"].as_u64().unwrap_or(0);
+    let slow: Vec<_> = of("slow").collect();
+    assert!(slow.iter().all(|line| took(line) >= 100_000_000 && own(line)), "{name}: {slow:?}");
+    let sleeps = |line: &&&Value| line["function"].as_str().unwrap().contains("nanosleep");
+    let paired = ended.iter().filter(sleeps).filter(|line| took(line) > 101_000_000).count();
+    let short = ended.iter().filter(sleeps).filter(|line| took(line) < 99_000_000).count();
+    assert!(slow.len() >= 3 && slow.len() >= paired, "{name}: {slow:?}");
+    assert!(slow.len() + short <= 7, "{name}: {slow:?}, {short} short ones");
+    let whole: Vec<_> = of("whole").filter(own).collect();
+    assert_eq!(whole.len(), 40, "{name}");
+    assert!(whole.iter().all(|line| line["value"] == 5000 && took(line) > 0), "{name}");
+}
+
 impl Guests {
     /// A call that is left out although it is meant looks as if it had not been made, and one that
     /// is not meant hides those that are.
@@ -62,10 +115,13 @@ impl Guests {
         tracers.push(format!("graph={OF}:graph if pid == 1"));
         let mut args: Vec<&str> = tracers.iter().flat_map(|one| ["--tracer", one]).collect();
         args.extend(["--cpus", "2", "--event", "sched:sched_process_exec"]);
-        let (finished, trace) = self.run(name, "files", &args);
+        let of_ends = of_ends(name);
+        args.extend(of_ends.iter().flat_map(|one| ["--tracer", one]));
+        let (finished, trace) = self.run(name, "files ends", &args);
         let err = finished.err();
         let pid = value(&finished, "pid ");
         let lines = json(&trace);
+        ends_are_those_that_are_meant(&lines, &err, pid, name);
         assert_eq!(missing(&trace.summary), 0, "{name}");
 
         let all: Vec<&Value> = by(&lines, "all").collect();

@@ -6,10 +6,10 @@ use vmtrace::condition::Condition;
 use vmtrace::emulated::cache_dir;
 use vmtrace::kernel::Kernel;
 use vmtrace::kernel::arguments::ArgumentSpec;
-use vmtrace::session::{Follow, Tracer, Tracing, ValuesError, Wants, values};
+use vmtrace::session::{Follow, Tracer, Tracing, Use, ValuesError, Wants, conditional, values};
 use vmtrace::stream::Shape;
 use vmtrace::tracer::{Part, Tally};
-use vmtrace_trampolines::condition::Test;
+use vmtrace_trampolines::condition::{Operand, Relation, Test};
 use vmtrace_trampolines::{Condition as Compiled, Field, Overflow};
 
 const KERNELS: [&str; 5] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7", "riscv64-6.12", "riscv64-7"];
@@ -113,6 +113,77 @@ fn tasks_are_followed_in_every_kernel() {
             }
         };
         assert!(followed(joins) && !followed(leaves), "{name}");
+    }
+}
+
+// A condition that is looked at where it is not known, or compared as another type, is another one; a function
+// whose ends are not all seen has calls that nobody decides about.
+#[test]
+fn what_only_the_end_of_a_call_tells_is_looked_at_there() {
+    for name in KERNELS {
+        let kernel = kernel(name);
+        let planned = |globs: &[&str], text: &str| {
+            let globs: Vec<String> = globs.iter().map(|&glob| glob.to_owned()).collect();
+            let mut sites = kernel.select(&globs, &[]).unwrap();
+            let written: Condition = text.parse().unwrap();
+            let (condition, notes) = conditional(&kernel, &mut sites, Some(&written), Use::Ends)?;
+            let tracer = Tracer { sites, graph: true, condition, ..Tracer::default() };
+            let mut tracing = Tracing::of(Vec::new(), Overflow::Drop);
+            tracing.tracers = vec![Some(tracer)];
+            Ok::<_, vmtrace::session::ConditionalError>((
+                tracing.plan(kernel.exits().unwrap().all()),
+                notes,
+            ))
+        };
+        // Nothing at the entry where the value alone is looked at.
+        let (plan, _) = planned(&["vfs_read"], "retval < 0").unwrap();
+        assert_eq!((plan.sites.len(), plan.duties.is_empty()), (0, false), "{name}");
+        let part = &plan.duties[plan.exits[0].1 as usize].parts[0];
+        assert_eq!((&part.fields[..], part.counts), (&[Field::Stack][..], None), "{name}");
+        let value = Operand::Value { bytes: 8, signed: true };
+        let (relation, tests) = (Relation::Less, part.condition.as_ref().unwrap());
+        let expected = [Test::Number { operand: value, relation, value: 0 }];
+        assert!(tests.tests().eq(expected.iter()), "{name}: {tests:?}");
+
+        let text = "duration >= 2ms && count > 4K && retval == -1 && pid == 1";
+        let (plan, _) = planned(&["vfs_read"], text).unwrap();
+        let [(_, duty)] = plan.sites[..] else { panic!("{name}: {plan:?}") };
+        let entry = &plan.duties[duty as usize].parts[0];
+        assert_eq!(entry.counts, Some(Tally::Open), "{name}");
+        assert_eq!(entry.condition.as_ref().unwrap().tests().count(), 2, "{name}");
+        let part = &plan.duties[plan.exits[0].1 as usize].parts[0];
+        assert!(part.fields.contains(&Field::Duration) && part.needs_open_calls(), "{name}");
+        let numbers = part.condition.as_ref().unwrap().tests().map(|test| match test {
+            Test::Number { value, .. } => *value,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(numbers.collect::<Vec<_>>(), [2_000_000, u64::MAX], "{name}");
+
+        // All functions together, but for those of which nobody could know.
+        let (plan, notes) = planned(&["vfs_*", "do_*"], "retval < 0").unwrap();
+        assert!(plan.exits.len() > 200, "{name}: {}", plan.exits.len());
+        let jumps = notes.iter().any(|note| note.contains("by a jump to another"));
+        // There are none on riscv64.
+        assert_eq!(jumps, name.starts_with("x86_64"), "{name}: {notes:?}");
+        for why in ["returns nothing", "never below 0"] {
+            assert!(notes.iter().any(|note| note.contains(why)), "{name}: {notes:?}");
+        }
+        let error = |text: &str| match planned(&["vfs_read"], text) {
+            Err(error) => error.to_string(),
+            Ok(_) => panic!("{name}: {text}"),
+        };
+        assert!(error("count > 4K || retval < 0").contains("a tracer of its own"), "{name}");
+        assert!(error("duration == 1ms").contains("say <, <=, > or >="), "{name}");
+        assert!(error("duration > 5").contains("500ns, 10us"), "{name}");
+        assert!(error("retval == x").contains("is no number"), "{name}");
+        let refused = error("pid == 1 && duration > 1h");
+        assert!(refused.contains("at character 13: \"duration > 1h\""), "{name}: {refused}");
+        let mut sites = vec![0];
+        let written: Condition = "retval < 0".parse().unwrap();
+        for used in [Use::Entries, Use::Calls] {
+            let refused = conditional(&kernel, &mut sites, Some(&written), used).unwrap_err();
+            assert!(refused.to_string().contains("args.retval"), "{name}: {refused}");
+        }
     }
 }
 

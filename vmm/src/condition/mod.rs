@@ -23,6 +23,20 @@ use vmtrace_trampolines::condition::Relation;
 /// The operand that is not 0 of tasks that are followed, whatever the function.
 pub const FOLLOWED: &str = "followed";
 
+/// The operand that is what a function returns, and the same as `--arg` has it.
+pub const VALUE: &str = "retval";
+/// See [`VALUE`].
+pub const RETURNED: &str = "$ret";
+
+/// The operand that is how long a call took.
+pub const DURATION: &str = "duration";
+
+/// Whether an operand is only known when a function is left.
+#[must_use]
+pub fn is_of_ends(operand: &str) -> bool {
+    matches!(operand, VALUE | RETURNED | DURATION)
+}
+
 /// A condition, and how it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
@@ -85,6 +99,18 @@ impl Condition {
     /// Whether it looks at an operand of this kind.
     pub fn is_about(&self, kind: impl Fn(&str) -> bool) -> bool {
         self.expression.is_about(&kind)
+    }
+
+    /// Whether it looks at what is only known when a function is left.
+    #[must_use]
+    pub fn is_of_ends(&self) -> bool {
+        self.is_about(is_of_ends)
+    }
+
+    /// Whether it looks at what functions return.
+    #[must_use]
+    pub fn tells_value(&self) -> bool {
+        self.is_about(|operand| matches!(operand, VALUE | RETURNED))
     }
 
     /// All of these at once; `None` for none.

@@ -133,7 +133,9 @@ impl<'a> Parser<'a> {
         let at = self.at;
         let operand = self.operand();
         if operand.is_empty() {
-            return Err(self.expected("an operand (pid, tgid, comm, cpu, caller, a parameter)"));
+            return Err(self.expected(
+                "an operand (pid, tgid, comm, cpu, caller, retval, duration, a parameter)",
+            ));
         }
         let Some(relation) = self.relation() else {
             // Not a single =, nor a word.
@@ -253,10 +255,10 @@ mod tests {
     #[test]
     fn what_is_no_condition_is_refused_with_its_place() {
         for (text, message) in [
-            ("", "an operand (pid, tgid, comm, cpu, caller, a parameter) was expected at the end"),
+            ("", "retval, duration, a parameter) was expected at the end"),
             ("pid = 1", "==, !=, <, <=, >, >= or & was expected at character 5: \"= 1\""),
             ("pid == ", "a value was expected at the end"),
-            ("pid == 1 &&", "caller, a parameter) was expected at the end"),
+            ("pid == 1 &&", "duration, a parameter) was expected at the end"),
             ("(pid == 1", "&&, || or ) was expected at the end"),
             ("pid == 1)", "&&, || or the end was expected at character 9: \")\""),
             ("\u{e9}\u{e9} == == 1", "a value was expected at character 7: \"== 1\""),

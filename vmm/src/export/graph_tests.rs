@@ -105,8 +105,8 @@ fn a_call_that_only_its_end_tells_is_a_call() {
             " 0)               |  ext4_read [ext4]() {\n",
             " 0) + 30.000 us   |  vfs_read(); /* = -2 */\n",
             " 0)   5.000 us    |  lock();\n",
-            " 0)               |  } /* timer_tick = 0x3 */\n",
-            " 0) + 79.000 us   |  } /* ext4_read [ext4] */\n",
+            " 0)               |    } /* timer_tick = 0x3 */\n",
+            " 0) + 79.000 us   |  }\n",
         )
     );
     let mut json = Vec::new();

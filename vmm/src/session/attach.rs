@@ -187,7 +187,9 @@ impl Controller {
     /// There are other tracers, or others are gone.
     pub(super) fn tracing_changed(&mut self) {
         self.plan = None;
-        self.summary.sites.matched = self.planned().sites.len() as u64;
+        let plan = self.planned();
+        let of_ends = self.tracing.only_left(&plan);
+        self.summary.sites.matched = (plan.sites.len() + of_ends) as u64;
     }
 
     pub(super) fn note(&mut self, text: String) {

@@ -1,10 +1,12 @@
 //! From a condition as people write it to what programs look at.
 
-use crate::condition::{Comparison, Condition, Expression, FOLLOWED};
-use crate::kernel::Kernel;
+use super::ends::{Parted, Use, is_parameter, unseen};
+use crate::check::parse_time;
+use crate::condition::{Comparison, Condition, DURATION, Expression, FOLLOWED, RETURNED, VALUE};
 use crate::kernel::arguments::{Fetch, Shape};
+use crate::kernel::{ExitKind, Kernel};
 use crate::tracer::TaskOffsets;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 use vmtrace_trampolines::Condition as Compiled;
 use vmtrace_trampolines::condition::{Operand, Relation, Test, extended};
@@ -30,6 +32,8 @@ enum Of {
     All(Compiled),
     /// By site: parameters are elsewhere at each.
     Sites(Arc<FxHashMap<usize, Compiled>>),
+    /// The same of the ends of calls.
+    Ends(Arc<FxHashMap<usize, Parted>>),
 }
 
 /// Why a condition cannot be.
@@ -39,6 +43,8 @@ pub struct ConditionalError {
     condition: String,
     place: String,
     problem: String,
+    /// What is the same of all functions of which it is said.
+    reason: String,
 }
 
 impl Conditional {
@@ -50,6 +56,21 @@ impl Conditional {
             Of::Sites(sites) => {
                 Some(sites.get(&site).cloned().unwrap_or(Compiled::Any(Vec::new())))
             }
+            Of::Ends(_) => Some(Compiled::Any(Vec::new())),
+        }
+    }
+
+    /// Whether it is about how calls end, of which nothing else is recorded then.
+    #[must_use]
+    pub fn is_of_ends(&self) -> bool {
+        matches!(self.of, Of::Ends(_))
+    }
+
+    /// What has to hold where for the end of a call of the function at a site to be recorded.
+    pub(super) fn ends(&self, site: usize) -> Option<&Parted> {
+        match &self.of {
+            Of::Ends(sites) => sites.get(&site),
+            Of::All(_) | Of::Sites(_) => None,
         }
     }
 
@@ -63,13 +84,13 @@ impl Conditional {
     pub fn general(&self) -> Option<&Compiled> {
         match &self.of {
             Of::All(condition) => Some(condition),
-            Of::Sites(_) => None,
+            Of::Sites(_) | Of::Ends(_) => None,
         }
     }
 }
 
 /// Resolves a condition, if there is one, for the functions at `sites`, which loses those that have no such
-/// parameters; notes say which. With `returns` it has to hold at their returns as well.
+/// parameters or returns; notes say which.
 ///
 /// # Errors
 /// When it can hold for none.
@@ -77,46 +98,83 @@ pub fn conditional(
     kernel: &Kernel,
     sites: &mut Vec<usize>,
     condition: Option<&Condition>,
-    returns: bool,
+    used: Use,
 ) -> Result<(Option<Conditional>, Vec<String>), ConditionalError> {
     let Some(condition) = condition else { return Ok((None, Vec::new())) };
-    let mut resolver = Resolver { kernel, condition, returns, site: None, tasks: None };
+    let mut resolver = Resolver { kernel, condition, used, site: None, tasks: None };
     let source = condition.clone();
-    if !condition.is_about(is_parameter) {
+    if used != Use::Ends && !condition.is_about(is_parameter) {
         let of = Of::All(resolver.expression(condition.expression(), true)?);
         return Ok((Some(Conditional { source, of }), Vec::new()));
     }
-    let mut found = FxHashMap::default();
-    let (mut first, mut without) = (None, Vec::new());
-    sites.retain(|&site| {
-        resolver.site = Some(site);
-        match resolver.expression(condition.expression(), true) {
-            Ok(compiled) => {
-                found.insert(site, compiled);
-                true
-            }
-            Err(error) => {
-                first.get_or_insert(error);
-                without.push(site);
-                false
-            }
-        }
-    });
-    let mut notes = Vec::new();
-    match first {
-        Some(error) if found.is_empty() => return Err(error),
-        Some(error) => {
-            let names = without.iter().take(EXAMPLES).map(|&site| name(kernel, site));
+    if used == Use::Ends {
+        let (found, mut notes) = of_each(kernel, sites, |site| resolver.ends(site))?;
+        notes.extend(jumping(kernel, found.iter().filter(|(_, it)| it.by_value).map(|it| *it.0)));
+        let only_left = found.values().filter(|parted| parted.entry.is_none()).count();
+        if only_left > 0 {
             notes.push(format!(
-                "{} functions are not traced (such as {}): {}",
-                without.len(),
-                names.collect::<Vec<_>>().join(", "),
-                error.problem
+                "{only_left} functions are looked at where they return alone: their sites stay as they are"
             ));
         }
-        None => {}
+        return Ok((Some(Conditional { source, of: Of::Ends(Arc::new(found)) }), notes));
     }
+    let (found, notes) = of_each(kernel, sites, |site| {
+        resolver.site = Some(site);
+        resolver.expression(condition.expression(), true)
+    })?;
     Ok((Some(Conditional { source, of: Of::Sites(Arc::new(found)) }), notes))
+}
+
+/// A note on those of these functions that may be left by a jump to another one.
+fn jumping(kernel: &Kernel, sites: impl Iterator<Item = usize>) -> Option<String> {
+    let exits = kernel.exits().ok()?.all().iter();
+    let jumps = exits.filter(|exit| !matches!(exit.kind, ExitKind::Return));
+    let jumps: FxHashSet<usize> = jumps.map(|exit| exit.site as usize).collect();
+    let mut sites: Vec<usize> = sites.filter(|site| jumps.contains(site)).collect();
+    sites.sort_unstable();
+    let names = sites.iter().take(EXAMPLES).map(|&site| name(kernel, site));
+    let names = names.collect::<Vec<_>>().join(", ");
+    (!sites.is_empty()).then(|| {
+        format!(
+            "{} functions may be left by a jump to another (such as {names}), which returns in their place: such \
+             calls are not compared, and a note at the end tells how many; trace what they jump to",
+            sites.len()
+        )
+    })
+}
+
+/// What it is at each of these sites, which lose those for which there can be no such thing; a note for each
+/// reason.
+fn of_each<T>(
+    kernel: &Kernel,
+    sites: &mut Vec<usize>,
+    mut of: impl FnMut(usize) -> Result<T, ConditionalError>,
+) -> Result<(FxHashMap<usize, T>, Vec<String>), ConditionalError> {
+    let mut found = FxHashMap::default();
+    let mut without: Vec<(ConditionalError, Vec<usize>)> = Vec::new();
+    sites.retain(|&site| match of(site) {
+        Ok(compiled) => {
+            found.insert(site, compiled);
+            true
+        }
+        Err(error) => {
+            let known = without.iter_mut().find(|(known, _)| known.reason == error.reason);
+            match known {
+                Some((_, sites)) => sites.push(site),
+                None => without.push((error, vec![site])),
+            }
+            false
+        }
+    });
+    if found.is_empty() && !without.is_empty() {
+        return Err(without.remove(0).0);
+    }
+    let note = |(error, sites): (ConditionalError, Vec<usize>)| {
+        let names = sites.iter().take(EXAMPLES).map(|&site| name(kernel, site));
+        let (count, names) = (sites.len(), names.collect::<Vec<_>>().join(", "));
+        format!("{count} functions are not traced (such as {names}): {}", error.problem)
+    };
+    Ok((found, without.into_iter().map(note).collect()))
 }
 
 fn name(kernel: &Kernel, site: usize) -> &str {
@@ -136,15 +194,10 @@ pub(super) fn integer(shape: &Shape) -> Option<(u8, bool)> {
     matches!(bytes, 1 | 2 | 4 | 8).then_some((bytes, signed))
 }
 
-/// Whether an operand is the function's own, and not the task's or the CPU's.
-fn is_parameter(operand: &str) -> bool {
-    !matches!(operand, "pid" | "tgid" | "cpu" | "comm" | "caller" | FOLLOWED)
-}
-
 struct Resolver<'a> {
     kernel: &'a Kernel,
     condition: &'a Condition,
-    returns: bool,
+    used: Use,
     /// The function, where there is one.
     site: Option<usize>,
     tasks: Option<TaskOffsets>,
@@ -156,7 +209,26 @@ impl Resolver<'_> {
             condition: self.condition.text().to_owned(),
             place: self.condition.place(at),
             problem: problem.into(),
+            reason: String::new(),
         }
+    }
+
+    /// What holds where of the ends of calls of the function at a site.
+    fn ends(&mut self, site: usize) -> Result<Parted, ConditionalError> {
+        if let Some(why) = unseen(self.kernel, site) {
+            let problem = format!("{}: {why}", name(self.kernel, site));
+            return Err(ConditionalError { reason: why, ..self.error(0, problem) });
+        }
+        self.site = Some(site);
+        let compiled = self.expression(self.condition.expression(), true)?;
+        Parted::of(compiled).ok_or_else(|| {
+            self.error(
+                0,
+                "one || has both what is known when a function is entered (arguments, cpu) and what is \
+                 known when it is left (retval, duration): let each side be a tracer of its own, as \
+                 --tracer 'GLOB if ONE' --tracer 'GLOB if OTHER'",
+            )
+        })
     }
 
     /// What holds when the expression is what `when` says.
@@ -185,7 +257,9 @@ impl Resolver<'_> {
             "comm" => return self.comm(one, when),
             "caller" => return self.caller(one, when),
             FOLLOWED => return self.followed(one, when),
-            "cpu" if self.returns => {
+            VALUE | RETURNED => return self.value(one, when),
+            DURATION => return self.duration(one, when),
+            "cpu" if self.used == Use::Calls => {
                 let problem = "a task may be on another CPU when the function returns: leave out \
                                cpu, or the returns (--graph, --retval)";
                 return Err(self.error(one.at, problem));
@@ -213,7 +287,7 @@ impl Resolver<'_> {
         let Some(site) = self.site else {
             return refused(format!("{:?} is known of functions only", one.operand));
         };
-        if self.returns {
+        if self.used == Use::Calls {
             return refused(format!(
                 "{:?} is known when a function is entered, and not when it returns: leave out the \
                  returns (--graph, --retval)",
@@ -232,14 +306,26 @@ impl Resolver<'_> {
             ));
         };
         let operand = |bytes, signed| Operand::Argument { number, bytes, signed };
-        let width = match &value.shape {
+        self.typed(one, when, &value.shape, operand)
+    }
+
+    /// An integer or a pointer of this type.
+    fn typed(
+        &self,
+        one: &Comparison,
+        when: bool,
+        shape: &Shape,
+        operand: impl Fn(u8, bool) -> Operand,
+    ) -> Result<Compiled, ConditionalError> {
+        let width = match shape {
             Shape::Pointer | Shape::Text => Some((8, false)),
             shape => integer(shape),
         };
         let Some((bytes, signed)) = width else {
-            return refused(format!("{path:?} is no integer and no pointer"));
+            let problem = format!("{:?} is no integer and no pointer", one.operand);
+            return Err(self.error(one.at, problem));
         };
-        let names = match &value.shape {
+        let names = match shape {
             Shape::Enum { names, .. } => &names[..],
             _ => &[],
         };
@@ -250,6 +336,77 @@ impl Resolver<'_> {
             Some(number) => self.compared(one, when, operand(bytes, signed), number),
             None => self.number(one, when, operand(bytes, signed)),
         }
+    }
+
+    /// That what is looked at is known when a function is left.
+    fn at_end(&self, one: &Comparison) -> Result<(), ConditionalError> {
+        match self.used {
+            Use::Ends => Ok(()),
+            Use::Entries | Use::Calls => Err(self.error(
+                one.at,
+                format!(
+                    "{0} is known when a function is left, and this is decided before: leave it out (a \
+                     parameter of that name is {PARAMETER}{0})",
+                    one.operand
+                ),
+            )),
+        }
+    }
+
+    /// What is returned.
+    fn value(&self, one: &Comparison, when: bool) -> Result<Compiled, ConditionalError> {
+        self.at_end(one)?;
+        let because = |function: &str, why: String| ConditionalError {
+            reason: why.clone(),
+            ..self.error(one.at, format!("{function}: {why}"))
+        };
+        let Some(site) = self.site else {
+            return Err(self.error(one.at, format!("{VALUE} is known of functions only")));
+        };
+        let function = name(self.kernel, site);
+        let Some(prototype) = self.kernel.prototype(site) else {
+            let why = self.kernel.no_prototype(site);
+            let why = why.map_or_else(|| "its type is not known".to_owned(), |why| why.to_string());
+            return Err(because(function, why));
+        };
+        let Some(result) = prototype.result else {
+            return Err(because(function, "it returns nothing".to_owned()));
+        };
+        let shape = match result.fetch {
+            Fetch::Result => &result.shape,
+            // A text, say: what is returned is where it is.
+            _ => &Shape::Pointer,
+        };
+        let signed = integer(shape).is_some_and(|(_, signed)| signed);
+        if !signed
+            && matches!(one.relation, Relation::Less | Relation::GreaterEqual)
+            && number(&one.value) == Some(0)
+        {
+            let why = "what it returns has no sign, and is never below 0 (of pointers that are \
+                       errors say retval >= 0xfffffffffffff001)";
+            return Err(because(function, why.to_owned()));
+        }
+        self.typed(one, when, shape, |bytes, signed| Operand::Value { bytes, signed })
+    }
+
+    /// How long it took.
+    fn duration(&self, one: &Comparison, when: bool) -> Result<Compiled, ConditionalError> {
+        self.at_end(one)?;
+        let relation = if when { one.relation } else { one.relation.inverse() };
+        if !matches!(
+            relation,
+            Relation::Less | Relation::LessEqual | Relation::Greater | Relation::GreaterEqual
+        ) {
+            let problem =
+                "a duration is hardly ever just this: say <, <=, > or >=, as duration > 1ms";
+            return Err(self.error(one.at, problem));
+        }
+        let Some(value) = parse_time(&one.value) else {
+            let problem =
+                format!("{:?} is no time: say one such as 500ns, 10us, 5ms or 2s", one.value);
+            return Err(self.error(one.at, problem));
+        };
+        Ok(Compiled::Test(Test::Number { operand: Operand::Duration, relation, value }))
     }
 
     fn number(

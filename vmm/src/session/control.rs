@@ -2,7 +2,8 @@
 //! whose time is in the stream as a mark.
 
 use super::attach::{Controller, Stage, nanoseconds, ticks_now};
-use super::{Histogram, Tracer, Tracing, conditional, histogram, mark, values};
+use super::{Doing, Histogram, Tracer, Tracing, Use, Wants, conditional, histogram, mark, values};
+use crate::condition::Condition;
 use crate::machine::Machine;
 use crate::serve::{Answer, Control, ControlRequest, Globs, TracerSpec};
 use crate::stream::MarkKind;
@@ -106,11 +107,16 @@ impl Controller {
         let wants = before.first().and_then(Option::as_ref);
         let graph = wants.is_some_and(|first| first.graph);
         let counts = wants.is_some_and(|first| first.counts);
+        let condition = wants.and_then(|first| first.condition.as_ref());
+        let used = match condition {
+            Some(condition) if condition.is_of_ends() => Use::Ends,
+            _ if graph => Use::Calls,
+            _ => Use::Entries,
+        };
+        let condition = condition.map(|condition| condition.source.clone());
         let wants = wants.map(|first| first.wants.clone()).unwrap_or_default();
         let (mut sites, left_out) = self.prepared(selection.sites, graph)?;
-        let condition = before.first().and_then(Option::as_ref);
-        let condition = condition.and_then(|first| Some(first.condition.as_ref()?.source.clone()));
-        let (condition, more) = conditional(&self.kernel, &mut sites, condition.as_ref(), graph)
+        let (condition, more) = conditional(&self.kernel, &mut sites, condition.as_ref(), used)
             .map_err(|error| error.to_string())?;
         let (values, mut notes) =
             values(&self.kernel, &sites, &wants.of_these(&self.kernel, &sites))
@@ -162,16 +168,24 @@ impl Controller {
         let mut sites = selection.sites;
         let (histogram, sorted) = histogram(&self.kernel, &mut sites, spec.histogram.as_ref())
             .map_err(|error| error.to_string())?;
-        let graph = spec.actions.exits() || histogram.as_ref().is_some_and(Histogram::exits);
+        let doing = Doing {
+            graph: spec.actions.graph,
+            results: spec.actions.retval,
+            parameters: spec.actions.args,
+            counts: spec.actions.count || histogram.is_some(),
+        };
+        let used = Use::of(spec.condition.as_ref(), doing).map_err(|error| error.to_string())?;
+        let graph = used.returns() || histogram.as_ref().is_some_and(Histogram::exits);
         if graph {
             self.kernel.exits().map_err(|error| error.to_string())?;
         }
         let (mut sites, left_out) = self.prepared(sites, graph)?;
         let (condition, more) =
-            conditional(&self.kernel, &mut sites, spec.condition.as_ref(), spec.actions.exits())
+            conditional(&self.kernel, &mut sites, spec.condition.as_ref(), used)
                 .map_err(|error| error.to_string())?;
         self.tracing.check_followed(spec.condition.as_ref())?;
-        let wants = spec.actions.into();
+        let mut wants = Wants::from(spec.actions);
+        wants.results |= spec.condition.as_ref().is_some_and(Condition::tells_value);
         let (values, mut notes) =
             values(&self.kernel, &sites, &wants).map_err(|error| error.to_string())?;
         notes.extend(sorted);
@@ -270,6 +284,9 @@ impl Controller {
         }
         let done =
             self.retarget_or(machine, MarkKind::Filter, &format!("tracer {name} removed"), before);
+        if done.is_ok() {
+            self.tell_untold(number, name);
+        }
         if done.is_err() {
             self.gone.remove(&number);
         }

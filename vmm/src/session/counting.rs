@@ -1,8 +1,8 @@
 //! What tracers count: tables before they begin, and what they say.
 
-use super::Histogram;
 use super::attach::{Controller, Stage};
 use super::tracing::{Duties, Plan};
+use super::{Conditional, Histogram, Tracer};
 use crate::export::Words;
 use crate::relay;
 use crate::tracer::{Attachment, Buckets, Counted, Counters, Duty, Hits, Kind, Part, TraceError};
@@ -26,6 +26,10 @@ impl Controller {
         attachment: &mut Attachment,
         plan: &'a Plan,
     ) -> Result<Cow<'a, Plan>, TraceError> {
+        let parts = plan.duties.iter().flat_map(|duty| &duty.parts);
+        for part in parts.filter(|part| part.needs_open_calls()) {
+            attachment.counters().open_calls(part.tracer)?;
+        }
         let kind = |part: &Part| Some(part.counts?.table()?.1);
         let in_table = |part: &Part| kind(part).is_some();
         let counts = |duty: &Duty| duty.parts.iter().any(in_table);
@@ -92,6 +96,34 @@ impl Controller {
     pub(super) fn tell_counted(&mut self) {
         let hits = self.take_counted();
         self.tell(hits);
+    }
+
+    /// Notes of how many calls of a tracer's was not decided whether they were meant, and why not.
+    pub(super) fn tell_untold(&mut self, number: u8, name: &str) {
+        let [crowded, elsewhere] =
+            self.counters().map_or([0; 2], |counters| counters.take_untold(number));
+        if crowded > 0 {
+            self.note(format!(
+                "{name}: {crowded} calls were not compared with its condition: too many others were open, so \
+                 that there was no place to keep when they began; trace fewer functions"
+            ));
+        }
+        if elsewhere > 0 {
+            self.note(format!(
+                "{name}: {elsewhere} calls were not compared with its condition: they were left by a jump to \
+                 another function, which returned a value in their place; trace that one"
+            ));
+        }
+    }
+
+    /// The same of all that are there.
+    pub(super) fn tell_all_untold(&mut self) {
+        let ends = |tracer: &Tracer| tracer.condition.as_ref().is_some_and(Conditional::is_of_ends);
+        let present = self.tracing.present().filter(|(_, tracer)| ends(tracer));
+        let present: Vec<_> = present.map(|(number, it)| (number, it.name.clone())).collect();
+        for (number, name) in present {
+            self.tell_untold(number, &name);
+        }
     }
 
     /// Forgets what has been counted up to now: how many calls that nobody has been told of.

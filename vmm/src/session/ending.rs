@@ -59,6 +59,7 @@ impl Controller {
         self.summary.exit = exit;
         self.tell_unfired();
         self.tell_counted();
+        self.tell_all_untold();
         let relay = match (self.relay.take(), self.stream.take()) {
             (Some(relay), _) => Ok(relay),
             // Never attached: the stream still says so.

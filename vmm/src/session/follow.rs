@@ -5,6 +5,7 @@
 //! kernel each, whose sites are held whatever else is traced, in pauses of tracing, too.
 
 use super::conditions::{ConditionalError, conditional};
+use super::ends::Use;
 use super::tracing::{NOBODY, Tracing};
 use crate::condition::{Condition, ConditionError, FOLLOWED};
 use crate::kernel::Kernel;
@@ -64,7 +65,7 @@ impl Follow {
         let all: Condition = format!("({named}) || {FOLLOWED}").parse()?;
         let others: Condition = format!("!({all})").parse()?;
         let compiled = |condition: &Condition| {
-            let (found, _) = conditional(kernel, &mut Vec::new(), Some(condition), false)?;
+            let (found, _) = conditional(kernel, &mut Vec::new(), Some(condition), Use::Entries)?;
             let general = found.and_then(|found| found.general().cloned());
             Ok::<_, ConditionalError>(general.unwrap_or(Compiled::Any(Vec::new())))
         };

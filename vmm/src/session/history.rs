@@ -86,7 +86,9 @@ impl History {
 
 /// Whether calls leave neither a record nor a count.
 fn sorts(part: &Part) -> bool {
-    matches!(part.counts, Some(Tally::Sort(..) | Tally::Begin(_) | Tally::End(_)))
+    let sorts = matches!(part.counts, Some(Tally::Sort(..) | Tally::Begin(_) | Tally::End(_)));
+    // Nor if only the end of a call says whether it is meant.
+    sorts || part.needs_open_calls()
 }
 
 impl Controller {

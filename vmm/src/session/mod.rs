@@ -13,6 +13,7 @@ mod conditions;
 mod control;
 mod counting;
 mod ending;
+mod ends;
 mod events;
 mod exits;
 mod follow;
@@ -47,6 +48,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 pub use conditions::{Conditional, ConditionalError, conditional};
+pub use ends::{Doing, EndsError, Use};
 pub use events::{EventError, TracedEvent, add_events, events};
 pub use follow::{Follow, FollowError};
 pub use histograms::{Histogram, HistogramError, histogram};

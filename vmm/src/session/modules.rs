@@ -232,17 +232,18 @@ impl Controller {
         let (mut unvalued, mut unsorted) = (Vec::new(), Vec::new());
         for tracer in self.tracing.tracers.iter_mut().flatten() {
             // What their parameters are is not known.
-            if !tracer.condition.as_ref().is_none_or(Conditional::is_general) {
+            let ends = tracer.condition.as_ref().is_some_and(Conditional::is_of_ends);
+            if !ends && !tracer.condition.as_ref().is_none_or(Conditional::is_general) {
                 continue;
             }
             let globs = &tracer.globs;
-            if tracer.histogram.is_some() {
+            if ends || tracer.histogram.is_some() {
                 let wants = |(_, function): &(usize, Arc<ModuleFunction>)| {
                     let names = function.names.iter().map(|name| &**name);
                     selects(&globs.filter, &globs.notrace, &module.name, &names)
                 };
                 if module.functions.iter().any(wants) {
-                    unsorted.push(tracer.name.clone());
+                    unsorted.push((tracer.name.clone(), ends));
                 }
                 continue;
             }
@@ -265,10 +266,14 @@ impl Controller {
             self.plan = None;
             self.summary.sites.matched += all.len() as u64;
         }
-        for tracer in unsorted {
+        for (tracer, ends) in unsorted {
             if !self.unvalued.contains(&tracer) {
+                let what = match ends {
+                    true => "are not traced: their returns are not seen",
+                    false => "have no histograms",
+                };
                 self.note(format!(
-                    "{tracer}: functions of modules (such as those of {}) have no histograms",
+                    "{tracer}: functions of modules (such as those of {}) {what}",
                     module.name
                 ));
                 self.unvalued.push(tracer);

@@ -71,6 +71,19 @@ impl Tracer {
         !general || sorted || self.values.entries.contains_key(&site)
     }
 
+    /// Its part at the entry of the function at a site, if it has one there.
+    fn entry_part(&self, number: u8, site: usize) -> Option<Part> {
+        let Some(ends) = self.ends() else {
+            return Some(Part {
+                tracer: number,
+                fields: self.entry_fields(site),
+                condition: self.condition(site),
+                counts: self.tally(site),
+            });
+        };
+        ends.ends(site)?.begin(number)
+    }
+
     /// What it counts at the entry of the function at a site instead of recording it. Which table is known when
     /// there is a guest.
     fn tally(&self, site: usize) -> Option<Tally> {
@@ -93,7 +106,7 @@ impl Tracer {
     }
 
     /// What it wants of the return at a site.
-    fn return_fields(&self, site: u32) -> Vec<Field> {
+    pub(super) fn return_fields(&self, site: u32) -> Vec<Field> {
         let value = self.values.results.contains_key(&(site as usize));
         let fields = [(true, Field::Stack), (value, Field::Value)];
         fields.into_iter().filter_map(|(wanted, field)| wanted.then_some(field)).collect()
@@ -291,7 +304,7 @@ impl Tracing {
         let mut sets = Sets::default();
         // By site, the set of those that want its returns.
         let mut graphed = vec![Sets::NONE; all.last().map_or(0, |&(site, _)| site + 1)];
-        let mut entries: FxHashMap<u32, u32> = FxHashMap::default();
+        let mut entries: FxHashMap<u32, Option<u32>> = FxHashMap::default();
         let mut numbers: Vec<u8> = Vec::new();
         for of_site in all.chunk_by(|a, b| a.0 == b.0) {
             let Some(&(site, _)) = of_site.first() else { continue };
@@ -299,20 +312,17 @@ impl Tracing {
             numbers.extend(of_site.iter().map(|&(_, number)| number));
             let tracers = numbers.iter().filter_map(|&number| self.numbered(number));
             let mut duty = || {
-                let part = |(tracer, wants): (u8, &Tracer)| Part {
-                    tracer,
-                    fields: wants.entry_fields(site),
-                    condition: wants.condition(site),
-                    counts: wants.tally(site),
-                };
-                duties
-                    .index(Duty { point: Point::Entry, parts: tracers.clone().map(part).collect() })
+                let part = |(tracer, wants): (u8, &Tracer)| wants.entry_part(tracer, site);
+                let parts: Vec<_> = tracers.clone().filter_map(part).collect();
+                let point = Point::Entry;
+                (!parts.is_empty()).then(|| duties.index(Duty { point, parts }))
             };
             // Most sites do what others with the same tracers do.
             let own = tracers.clone().any(|(_, t)| t.is_particular(site));
             let duty =
                 if own { duty() } else { *entries.entry(sets.id(&numbers)).or_insert_with(duty) };
-            plan.sites.push((site, duty));
+            // Where ends alone are looked at, nothing is to be done here.
+            plan.sites.extend(duty.map(|duty| (site, duty)));
             numbers.retain(|&number| self.numbered(number).is_some_and(|(_, t)| t.graph));
             if let (false, Some(set)) = (numbers.is_empty(), graphed.get_mut(site)) {
                 *set = sets.id(&numbers);
@@ -339,6 +349,7 @@ impl Tracing {
             let mut tracers = sets.get(set).iter().filter_map(|&number| self.numbered(number));
             let own = tracers.any(|(_, tracer)| match &tracer.histogram {
                 Some(histogram) => histogram.is_particular(),
+                None if tracer.ends().is_some() => true,
                 None => way == Way::Return && tracer.values.results.contains_key(&site),
             });
             let known = leaving.get(&(set, way)).filter(|_| !own);
@@ -376,6 +387,7 @@ impl Tracing {
         // Only conditions that hold at every function are of tracers that want returns.
         let site = exit.site as usize;
         let part = |(tracer, wants): (u8, &Tracer)| match &wants.histogram {
+            None if wants.ends().is_some() => wants.end_part(tracer, exit, way),
             // What has begun is what is meant.
             Some(histogram) => {
                 let counts = Some(histogram.exit(site, way)?);
@@ -401,8 +413,9 @@ impl Tracing {
     pub fn check(&self) -> Result<(), (usize, ProgramError)> {
         let plan = self.plan(&[]);
         let mut failed: Vec<Option<ProgramError>> = vec![];
-        let check =
-            |duty: &Duty| duty.records().iter().find_map(|one| one.program(0, None, None).check().err());
+        let check = |duty: &Duty| {
+            duty.records().iter().find_map(|one| one.program(0, None, None).check().err())
+        };
         failed.extend(plan.duties.iter().map(check));
         for (site, duty) in plan.sites {
             if let Some(Some(error)) = failed.get(duty as usize) {

@@ -90,6 +90,7 @@ fn main() -> Result<()> {
     match args.as_slice() {
         ["getppid", count, cpus @ ..] => getppid(count.parse()?, cpus),
         ["files"] => files(),
+        ["files", "ends"] => files().and_then(|()| ends()),
         ["ftrace", glob, "files"] => ftrace(glob),
         ["ftrace-all", "files"] => ftrace_all(),
         ["beside", count, cpus] => beside::beside(count.parse()?, cpus.parse()?),
@@ -310,6 +311,24 @@ fn files() -> Result<()> {
         fs::remove_file("/tmp/vmtrace-workload-2")?;
     }
     mark();
+    Ok(())
+}
+
+/// Calls that fail, and calls that take long and not.
+fn ends() -> Result<()> {
+    for _ in 0..25 {
+        // SAFETY: no pointers, and no descriptor.
+        let closed = unsafe { libc::syscall(libc::SYS_close, -1) };
+        assert_eq!(closed, -1);
+    }
+    for milliseconds in [1, 150, 1, 1, 150, 150, 1] {
+        let time = libc::timespec { tv_sec: 0, tv_nsec: milliseconds * 1_000_000 };
+        // SAFETY: a time, and nobody wants to know what is left of it.
+        let failed = unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, 0) };
+        if failed != 0 {
+            bail!("no sleep: {}", io::Error::last_os_error());
+        }
+    }
     Ok(())
 }
 

@@ -110,7 +110,9 @@ pub struct Args {
     /// Of the functions of -f record only calls for which this holds, decided in the guest before
     /// anything is written: pid, tgid, comm, cpu, caller (a function) and parameters by their names
     /// (args.NAME where one is called like these), with ==, !=, <, <=, >, >=, & (common bits), &&,
-    /// ||, ! and parentheses, such as 'count > 4K && comm == "ssh*"'
+    /// ||, ! and parentheses, such as 'count > 4K && comm == "ssh*"'. With retval or duration, such as
+    /// 'retval < 0' or 'duration > 1ms' (ns, us, ms, s), it is decided where calls end, and what is
+    /// recorded is the return of each that matches, with that value, and the duration where it is known
     #[arg(long = "if", value_name = "CONDITION", value_parser = conditions::parse, help_heading = headings::TRACE)]
     pub condition: Option<Condition>,
     /// Record only what this task (thread) does, of all functions and events: as `--if 'pid == N'`;
@@ -365,7 +367,13 @@ impl Args {
     /// Whether where functions are left is traced.
     #[must_use]
     pub fn wants_graph(&self) -> bool {
-        self.graph || self.retval || self.tracer.iter().any(|spec| spec.actions.exits())
+        let own = self.tracer.iter();
+        let mut conditions =
+            own.clone().filter_map(|spec| spec.condition.as_ref()).chain(&self.condition);
+        self.graph
+            || self.retval
+            || own.clone().any(|spec| spec.actions.exits())
+            || conditions.any(Condition::is_of_ends)
     }
 
     /// How the trace is printed.

@@ -6,7 +6,7 @@ use crate::condition::Condition;
 use crate::kernel::{Coverage, Kernel, Missing};
 use crate::machine;
 use crate::serve::{Globs, HistogramSpec, TracerSpec};
-use crate::session::{self, Follow, Histogram, Tracer, Tracing, Wants};
+use crate::session::{self, Conditional, Doing, Follow, Histogram, Tracer, Tracing, Use, Wants};
 use crate::tracer::annex;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
@@ -41,22 +41,32 @@ impl Args {
         let (mut tracers, mut unmatched, mut unmatched_notrace) = (vec![], vec![], vec![]);
         let (mut notes, mut boot_notes) = (Vec::new(), Vec::new());
         let mut add = |name: String, text: String, [filter, own]: [&[String]; 2], asked| {
-            let Asked { graph, counts, sorts, wants, condition } = asked;
+            let Asked { graph, counts, sorts, mut wants, condition } = asked;
             let notrace: Vec<String> = self.notrace.iter().chain(own).cloned().collect();
             let selection = kernel.select_with_report(filter, &notrace);
             unmatched.extend(selection.unmatched);
             unmatched_notrace.extend(selection.unmatched_notrace);
             let mut sites = selection.sites;
-            let returns = graph || wants.results;
+            let used = Use::of(
+                condition.as_ref(),
+                Doing {
+                    graph,
+                    results: wants.results,
+                    parameters: wants.parameters || !wants.paths.is_empty(),
+                    counts: counts || sorts.is_some(),
+                },
+            )?;
+            wants.results |= condition.as_ref().is_some_and(Condition::tells_value);
             let (histogram, more) = session::histogram(kernel, &mut sites, sorts.as_ref())?;
             notes.extend(more);
             let (condition, more) =
-                session::conditional(kernel, &mut sites, condition.as_ref(), returns)?;
+                session::conditional(kernel, &mut sites, condition.as_ref(), used)?;
             notes.extend(more);
             let (values, more) = session::values(kernel, &sites, &wants)?;
             notes.extend(more);
             let sorts_ends = histogram.as_ref().is_some_and(Histogram::exits);
-            let graph = graph || sorts_ends || !values.results.is_empty();
+            let ends = condition.as_ref().is_some_and(Conditional::is_of_ends);
+            let graph = graph || sorts_ends || ends || !values.results.is_empty();
             let globs = Globs { filter: filter.to_vec(), notrace };
             let tracer = Tracer {
                 name,
@@ -168,7 +178,8 @@ impl Args {
             notes.extend(more);
             session::add_events(&mut events, found);
         }
-        let (found, _) = session::conditional(kernel, &mut Vec::new(), tasks.as_ref(), false)?;
+        let (found, _) =
+            session::conditional(kernel, &mut Vec::new(), tasks.as_ref(), Use::Entries)?;
         let events_if = found.and_then(|found| found.general().cloned());
         let (triggers, more) = self.triggers.resolve(kernel, overflow)?;
         notes.extend(more);

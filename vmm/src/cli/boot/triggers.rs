@@ -99,9 +99,13 @@ impl Triggers {
                 );
             }
             let mut sites = selection.sites;
-            let (condition, more) =
-                session::conditional(kernel, &mut sites, spec.condition.as_ref(), false)
-                    .with_context(|| option)?;
+            let (condition, more) = session::conditional(
+                kernel,
+                &mut sites,
+                spec.condition.as_ref(),
+                session::Use::Entries,
+            )
+            .with_context(|| option)?;
             notes.extend(more.into_iter().map(|note| format!("{option}: {note}")));
             let call = spec.call;
             triggers.push(Trigger { action, text, sites, condition, call, fired: false });
