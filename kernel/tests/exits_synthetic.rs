@@ -140,7 +140,7 @@ fn only_indirect_jumps_that_leave_are_exits() {
     assert_eq!(code.told("tail"), (vec![], Coverage::None(Missing::IndirectJump)));
 }
 
-/// Dead code must not be hooked on account of the function before it.
+/// Dead code must not be hooked because of the function before it.
 #[test]
 fn overridden_functions_are_left_out() {
     let mut code = Code::new();

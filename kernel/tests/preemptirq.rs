@@ -39,7 +39,7 @@ fn count(list: &[SwitchSite], wanted: impl Fn(SwitchKind) -> bool) -> usize {
     list.iter().filter(|site| wanted(site.kind)).count()
 }
 
-// A kind of place that is not found is a state that is wrong from there on, without a word.
+// A kind of place that is not found is a state that is silently wrong from there on.
 #[test]
 fn all_kinds_are_found_in_all_kernels() {
     each(|name, _, list| {

@@ -83,7 +83,7 @@ pub struct Count {
     pub hits: u64,
 }
 
-/// How often functions were entered on a vCPU on account of one tracer, beside records; what comes
+/// How often functions were entered on a vCPU for one tracer, beside records; what comes
 /// again adds to it.
 #[derive(Clone, Copy, Debug)]
 pub struct Counts<'a> {

@@ -74,7 +74,7 @@ macro_rules! wire_record {
             /// Size in units of 8 bytes.
             pub const WORDS: u8 = $words;
 
-            /// The same on account of another tracer than the first.
+            /// The same for another tracer than the first.
             #[must_use]
             pub fn of_tracer(mut self, tracer: u8) -> Self {
                 self.head_mut().tracer = tracer;

@@ -158,7 +158,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Says how often functions were entered on a vCPU on account of a tracer, beside records; what
+    /// Says how often functions were entered on a vCPU for a tracer, beside records; what
     /// was said before is added to. Their names are to be sent before.
     ///
     /// # Errors
@@ -173,7 +173,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Adds to histograms of calls that began on a vCPU, on account of one tracer, beside records: of the argument
+    /// Adds to histograms of calls that began on a vCPU, for one tracer, beside records: of the argument
     /// with this name, where they are of one. Names of functions are to be sent before.
     ///
     /// # Errors

@@ -105,7 +105,7 @@ pub struct Entry {
     pub pid: u32,
     /// All of one function share it.
     pub function: Arc<str>,
-    /// On account of which tracer.
+    /// For which tracer.
     pub tracer: u8,
     /// The stack pointer at the function's entry, where it is known.
     pub sp: Option<u64>,
@@ -325,7 +325,7 @@ fn is_lost_untraced(host: &SharedHost, kernel: &str, args: &[&str]) -> bool {
     }
 }
 
-/// The emulated host itself, by its kernel's panic or without a word; none of its programs can bring that about
+/// The emulated host itself, by its kernel's panic or silently; none of its programs can bring that about
 /// but the first one, which is ours, by its end.
 pub fn host_lost(error: &Error) -> bool {
     let Some(HostError::Died { log, .. }) = error.downcast_ref() else { return false };

@@ -73,7 +73,7 @@ pub struct Common {
 /// ```text
 /// bits 0..5   its length in units of 8 bytes, less 1
 /// bits 5..16  number of the program that wrote it
-/// bits 16..24 on account of how many tracers, less 1 (overwrite only)
+/// bits 16..24 for how many tracers, less 1 (overwrite only)
 /// bits 24..32 overwrite: low bits of the lap; else [`Info::DRAINED`]
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +109,7 @@ impl Info {
         (self.0 >> 5 & 0x7ff) as u16
     }
 
-    /// On account of how many tracers; 1 where records are drained.
+    /// For how many tracers; 1 where records are drained.
     #[must_use]
     pub const fn tracers(self) -> u64 {
         (self.0 >> 16 & 0xff) as u64 + 1

@@ -310,7 +310,7 @@ pub(crate) const STOPS: &str = "the counter of a stop";
 pub struct Program {
     /// Its number, in every record: up to [`Info::MAX_PROGRAM`].
     pub number: u16,
-    /// On account of how many tracers: 1 to 256.
+    /// For how many tracers: 1 to 256.
     pub tracers: u16,
     /// Where it runs.
     pub point: Point,

@@ -75,7 +75,7 @@ impl Kernel {
 mod tests {
     use super::*;
 
-    // What is meant for one function would be asked of another, or lost without a word.
+    // What is meant for one function would be asked of another, or silently lost.
     #[test]
     fn an_argument_is_a_pattern_and_paths() {
         let spec = |function: &str, paths: &[&str]| ArgumentSpec {

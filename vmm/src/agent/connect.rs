@@ -37,7 +37,7 @@ pub enum Endpoint {
 enum Answer {
     Connected(OwnedFd),
     Refused(String),
-    /// It ended without a word.
+    /// It ended without saying why.
     Nothing,
 }
 

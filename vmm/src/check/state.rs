@@ -123,7 +123,7 @@ impl State {
         }
     }
 
-    /// So many calls of its functions were counted on account of a tracer, the first if it has no
+    /// So many calls of its functions were counted for a tracer, the first if it has no
     /// name. False: it matters when they were.
     pub(super) fn counted(&mut self, tracer: Option<&str>, hits: u64) -> bool {
         let Self::Count(count) = self else { return false };

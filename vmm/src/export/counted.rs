@@ -43,7 +43,7 @@ struct Row {
 }
 
 impl Counted {
-    /// Adds what was counted on a vCPU on account of a tracer, the first if there are not several.
+    /// Adds what was counted on a vCPU for a tracer, the first if there are not several.
     pub(super) fn add(
         &mut self,
         vcpu: u32,

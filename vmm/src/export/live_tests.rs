@@ -122,7 +122,7 @@ fn a_table_is_of_its_interval_alone() {
     assert_eq!(table(&live, Order::Own, 9)[0], expected);
 }
 
-// A table that is cut without a word would be taken for all there is.
+// A table that is silently cut would be taken for all there is.
 #[test]
 fn what_has_no_row_is_told() {
     let (live, mut trace) = running();

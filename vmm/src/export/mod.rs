@@ -99,7 +99,7 @@ pub trait Export {
         Ok(())
     }
 
-    /// How often functions were entered on a vCPU, beside events, on account of a tracer (which is
+    /// How often functions were entered on a vCPU, beside events, for a tracer (which is
     /// named if there are several). At any time before the end; what comes again adds to it.
     ///
     /// # Errors

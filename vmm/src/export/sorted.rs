@@ -19,7 +19,7 @@ const BAR: u64 = 40;
 pub struct SortedBy<'a> {
     /// The vCPU on which they began.
     pub vcpu: u32,
-    /// On account of which tracer, if there are several.
+    /// For which tracer, if there are several.
     pub tracer: Option<&'a str>,
     /// What is sorted.
     pub of: HistogramOf,

@@ -151,8 +151,8 @@ mod tests {
         assert!(History::default().finish().is_empty());
     }
 
-    // The guest decides how often: memory of the host must not grow with it, and nothing be left out
-    // without a word.
+    // The guest decides how often: memory of the host must not grow with it, and nothing be silently left
+    // out.
     #[test]
     fn what_is_kept_is_bounded() {
         let mut history = History::default();

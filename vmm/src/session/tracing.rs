@@ -1,4 +1,4 @@
-//! What is to be traced, on account of which tracers.
+//! What is to be traced, for which tracers.
 
 use super::conditions::Conditional;
 use super::events::TracedEvent;
@@ -576,7 +576,7 @@ mod tests {
         plan.sites.iter().map(|&(site, duty)| (site, tracers(duty))).collect()
     }
 
-    // A site that left a tracer out would lose its records without a word.
+    // A site that left a tracer out would silently lose its records.
     #[test]
     fn a_site_works_for_all_of_its_tracers() {
         let mut tracing = tracing(&[&[5, 6], &[1, 5], &[], &[1, 5]]);

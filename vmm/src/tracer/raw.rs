@@ -21,7 +21,7 @@ pub struct RawRecord {
     pub fields: u8,
     /// Where they begin.
     pub extra: u32,
-    /// On account of how many tracers, as the record itself says (overwrite only; else 1).
+    /// For how many tracers, as the record itself says (overwrite only; else 1).
     pub tracers: u16,
 }
 

@@ -467,7 +467,7 @@ fn csv_has_a_row_an_event() {
     assert_eq!(lines.len(), 1 + 14);
 }
 
-// A format that has no words for counts must not leave them out without a word.
+// A format that has no words for counts must not silently leave them out.
 #[test]
 fn counts_are_converted_or_told_of() {
     let folder = Folder::new(&sample::counts());

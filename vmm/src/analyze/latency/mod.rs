@@ -326,7 +326,7 @@ impl Found {
         }
     }
 
-    /// So long it was on account of this, until then.
+    /// For so long this was the cause, until then.
     fn sum(&mut self, name: &str, prio: Option<i64>, ns: u64, at_ns: u64) {
         if self.sums.len() >= SUMS && !self.sums.contains_key(name) {
             self.report.other_sums += 1;

@@ -48,7 +48,7 @@ pub struct Episode {
     pub prio: Option<i64>,
     /// How long it was.
     pub duration_ns: u64,
-    /// For how long of that its vCPU did not run on account of its host: vmtrace had all vCPUs paused,
+    /// For how long of that its vCPU did not run because of its host: vmtrace had all vCPUs paused,
     /// or, where exits were traced, this one was out of the guest for whatever reason.
     pub host_ns: u64,
     /// For how long of that vmtrace had all vCPUs paused.
