@@ -5,11 +5,12 @@ use super::condition::Tests;
 use super::count::count;
 use super::encode::{SSTATUS, csrr, register};
 use super::operands::{
-    Assembler, Registers, SHIFT, SPENT_SHIFTED, argument, load_byte, load_word, parts, registers,
+    Assembler, DURATION, Registers, SHIFT, SPENT_SHIFTED, argument, load_byte, load_word, parts,
+    registers,
 };
 use super::read::{finish, known, read};
 use super::slow::{overwrite, slow};
-use super::timed::{DURATION, timed};
+use super::timed::timed;
 use crate::branch::branch;
 use crate::context::part;
 use crate::displacement::at;

@@ -2,7 +2,7 @@
 
 use super::Values;
 use super::encode::split;
-use super::operands::{Assembler, argument, load_word, parts};
+use super::operands::{Assembler, DURATION, argument, load_word, parts};
 use crate::branch::{Branches, Way};
 use crate::condition::{Operand, Relation, Test, extended};
 use crate::family::{FAMILY, PID_BITS};
@@ -131,7 +131,7 @@ fn load(ops: &mut Assembler, values: &Values, operand: Operand) -> Result<u8, Pr
     match operand {
         Operand::Cpu => load_word(ops, "the CPU number's offset", values.cpu)?,
         Operand::Task(offset) => load_word(ops, "a task's member", offset.into())?,
-        Operand::Duration => return Ok(super::timed::DURATION),
+        Operand::Duration => return Ok(DURATION),
         Operand::Argument { bytes, signed, .. } | Operand::Value { bytes, signed } => {
             let register = match operand {
                 Operand::Argument { number, .. } => argument(ops, number),

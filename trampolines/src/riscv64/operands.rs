@@ -16,6 +16,9 @@ pub(super) const SHIFT: u32 = 18;
 #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "small constants")]
 pub(super) const SPENT_SHIFTED: i32 = (MAX_RECORD << SHIFT) as i32;
 
+/// a4, which what records keeps: how many ticks a call took.
+pub(super) const DURATION: u8 = 14;
+
 /// `value` for `lui` and the instruction after it, sign-extended from 32 bits.
 pub(super) fn parts(what: &'static str, value: u64) -> Result<(i32, i32), ProgramError> {
     let (upper, lower) = split(value.cast_signed()).ok_or(ProgramError::Range(what, value))?;

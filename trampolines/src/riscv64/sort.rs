@@ -37,7 +37,7 @@ fn address(ops: &mut Assembler, address: u64) -> Result<(), ProgramError> {
 }
 
 /// Leaves the first place of the call with this stack pointer in t2. t3 is lost.
-pub(super) fn place(ops: &mut Assembler, calls: Calls) -> Result<(), ProgramError> {
+fn place(ops: &mut Assembler, calls: Calls) -> Result<(), ProgramError> {
     const { assert!(Calls::PLACE == 1 << 5) };
     let (upper, lower) = parts(OPEN, calls.address + Calls::PLACES)?;
     constant(ops, T2, Calls::SPREAD.cast_signed());
@@ -170,12 +170,9 @@ pub(super) fn begin(
     Ok(())
 }
 
-/// Gives the place of a call back, at its return, and sorts it. `t0` and `t2` to `t6` are lost.
-pub(super) fn end(
-    ops: &mut Assembler,
-    (calls, ended): (Calls, Ended),
-    leave: DynamicLabel,
-) -> Result<(), ProgramError> {
+/// Goes on at what is returned with the place of a call that ends in `t2`, or falls through if it has none. `t3` is lost,
+/// and what [`place`] loses.
+pub(super) fn find_place(ops: &mut Assembler, calls: Calls) -> Result<DynamicLabel, ProgramError> {
     let found = ops.new_dynamic_label();
     place(ops, calls)?;
     for place in 0..Calls::TRIED {
@@ -188,6 +185,16 @@ pub(super) fn end(
             ; beq t3, sp, =>found
         );
     }
+    Ok(found)
+}
+
+/// Gives the place of a call back, at its return, and sorts it. `t0` and `t2` to `t6` are lost.
+pub(super) fn end(
+    ops: &mut Assembler,
+    (calls, ended): (Calls, Ended),
+    leave: DynamicLabel,
+) -> Result<(), ProgramError> {
+    let found = find_place(ops, calls)?;
     let (upper, lower) = parts(OPEN, calls.address)?;
     dynasm!(ops; .arch riscv64; .feature Zicntr
         ; j =>leave

@@ -5,17 +5,14 @@
 use super::Values;
 use super::condition::Tests;
 use super::operands::{Assembler, parts};
-use super::sort::place;
+use super::sort::find_place;
 use crate::branch::branch;
 use crate::condition::Operand;
 use crate::histogram::{Calls, OPEN};
 use crate::program::{Field, Program, ProgramError};
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
 
-/// a4, which what records keeps: how many ticks a call took.
-pub(super) const DURATION: u8 = 14;
-
-/// Gives the place of a call back, at its return, and leaves in [`DURATION`] how many ticks it took; goes on at the
+/// Gives the place of a call back, at its return, and leaves in [`DURATION`](super::operands::DURATION) how many ticks it took; goes on at the
 /// next `leave` if it has no place, or is not meant. `t0` and `t2` to `t5` are lost.
 pub(super) fn timed(
     ops: &mut Assembler,
@@ -23,18 +20,7 @@ pub(super) fn timed(
     calls: Calls,
     values: &Values,
 ) -> Result<(), ProgramError> {
-    let found = ops.new_dynamic_label();
-    place(ops, calls)?;
-    for place in 0..Calls::TRIED {
-        if place > 0 {
-            let size = i32::try_from(Calls::PLACE).unwrap_or(0);
-            dynasm!(ops; .arch riscv64; addi t2, t2, size);
-        }
-        dynasm!(ops; .arch riscv64
-            ; ld t3, [t2]
-            ; beq t3, sp, =>found
-        );
-    }
+    let found = find_place(ops, calls)?;
     let (upper, lower) = parts(OPEN, calls.address)?;
     let meant = ops.new_dynamic_label();
     dynasm!(ops; .arch riscv64

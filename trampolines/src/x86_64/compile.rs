@@ -5,8 +5,8 @@ use super::count::{count, count_down};
 use super::operands::{ABOVE_SPENT, ARGUMENTS, Assembler, ENDING, Operands, RDX, disp, exchange};
 use super::read::{finish, read};
 use super::slow::slow;
-use super::sort::{begin, crowded, end as end_sorted, sort};
-use super::timed::{restore, tail, timed, untold};
+use super::sort::{SAVED, begin, crowded, end as end_sorted, restore, sort};
+use super::timed::{timed, untold};
 use super::{Addressing, Values};
 use crate::branch::branch;
 use crate::context::part;
@@ -342,6 +342,45 @@ fn end(
     who_and_when(ops, values)?;
     dynasm!(ops; .arch x64
         ; mov [r10 + (values.rings + at(below::SITE))], ecx
+        ; out:
+    );
+    Ok(())
+}
+
+/// Records a call that is left for another function, behind [`timed`].
+fn tail(
+    ops: &mut Assembler,
+    program: &Program,
+    operands: &Operands,
+    values: &Values,
+) -> Result<(), ProgramError> {
+    find_control(ops, values)?;
+    reserve(ops, operands);
+    dynasm!(ops; .arch x64
+        ; mov rdx, [rsp + (SAVED + 8)]
+        ; mov [r10 + (values.rings + at(below::CALLER))], edx
+    );
+    for (field, below) in program.places() {
+        let to = values.rings + at(below);
+        match field {
+            // As if nothing but rax and rdx were saved.
+            Field::Stack => dynasm!(ops; .arch x64
+                ; lea rdx, [rsp + (SAVED - 16)]
+                ; mov [r10 + to], rdx
+            ),
+            Field::Target => dynasm!(ops; .arch x64; mov rdx, [rsp]; mov [r10 + to], rdx),
+            Field::Duration => dynasm!(ops; .arch x64; mov [r10 + to], r9),
+            Field::Failed => dynasm!(ops; .arch x64; mov QWORD [r10 + to], 0),
+            Field::Context => context(ops, values, to)?,
+            Field::Value | Field::Argument(_) | Field::Read(_) | Field::Known(_) => {
+                return Err(ProgramError::Field(field, program.point));
+            }
+        }
+    }
+    who_and_when(ops, values)?;
+    dynasm!(ops; .arch x64
+        ; mov rdx, [rsp + SAVED]
+        ; mov [r10 + (values.rings + at(below::SITE))], edx
         ; out:
     );
     Ok(())

@@ -2,7 +2,7 @@
 //! flags; nothing is written.
 
 use super::operands::{ARGUMENTS, Assembler, disp};
-use super::timed::SAVED;
+use super::sort::SAVED;
 use super::{Addressing, Values};
 use crate::branch::{Branches, Way};
 use crate::condition::{Operand, Relation, Test};

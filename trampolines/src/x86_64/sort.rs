@@ -45,7 +45,7 @@ fn find(
 }
 
 /// Leaves the first place of the call with the stack pointer in r10 in r11.
-pub(super) fn place(ops: &mut Assembler, calls: Calls) -> Result<(), ProgramError> {
+fn place(ops: &mut Assembler, calls: Calls) -> Result<(), ProgramError> {
     const { assert!(Calls::PLACE == 1 << 5) };
     let mask = ((1_i32 << Calls::BITS) - 1) << 5;
     let shift = i8::try_from(64 - Calls::BITS - 5).unwrap_or(0);
@@ -170,21 +170,24 @@ pub(super) fn begin(
     Ok(Crowded { from, to, none, missed })
 }
 
-/// Gives the place of a call back and sorts it. At a return r9 to r11, rsi, rdi and the flags are lost;
-/// at a tail call r10 and the flags.
-pub(super) fn end(
+/// Bytes that are on the stack at the end of a call by a jump: rax, rdx, r9 and r11.
+pub(super) const SAVED: i32 = 32;
+
+/// Leaves in r11 the place of a call that ends, whose stack pointer is in r10; goes on at `none` of what is returned
+/// if there is none. Saves what [`restore`] puts back: at a return rax and rdx are in rsi and rdi.
+pub(super) fn find_place(
     ops: &mut Assembler,
     point: Point,
-    (calls, ended): (Calls, Ended),
+    calls: Calls,
 ) -> Result<Crowded, ProgramError> {
     let [from, to, none] = [(); 3].map(|()| ops.new_dynamic_label());
-    let tail = point == Point::Tail;
-    if tail {
+    if point == Point::Tail {
         dynasm!(ops; .arch x64
             ; push rax
             ; push rdx
             ; push r9
             ; push r11
+            // Above what is SAVED and where the jump was; a literal has a displacement of one byte.
             ; lea r10, [rsp + 40]
         );
     } else {
@@ -195,11 +198,44 @@ pub(super) fn end(
         );
     }
     place(ops, calls)?;
-    let since = disp(OPEN, calls.address)?;
     dynasm!(ops; .arch x64
         ; cmp [r11], r10
         ; jne =>from
         ; =>to
+    );
+    Ok(Crowded { from, to, none, missed: Missed::Nobody })
+}
+
+/// Behind [`find_place`]: puts back what that has saved.
+pub(super) fn restore(ops: &mut Assembler, point: Point, crowded: &Crowded) {
+    let none = crowded.none;
+    dynasm!(ops; .arch x64; =>none);
+    if point == Point::Tail {
+        dynasm!(ops; .arch x64
+            ; pop r11
+            ; pop r9
+            ; pop rdx
+            ; pop rax
+        );
+    } else {
+        dynasm!(ops; .arch x64
+            ; mov rax, rsi
+            ; mov rdx, rdi
+        );
+    }
+}
+
+/// Gives the place of a call back and sorts it. At a return r9 to r11, rsi, rdi and the flags are lost;
+/// at a tail call r10 and the flags.
+pub(super) fn end(
+    ops: &mut Assembler,
+    point: Point,
+    (calls, ended): (Calls, Ended),
+) -> Result<Crowded, ProgramError> {
+    let crowded = find_place(ops, point, calls)?;
+    let none = crowded.none;
+    let since = disp(OPEN, calls.address)?;
+    dynasm!(ops; .arch x64
         ; mov r10, [r11 + Calls::BEGAN]
         ; mov r9, [r11 + Calls::HISTOGRAM]
         ; mov QWORD [r11], 0
@@ -225,7 +261,7 @@ pub(super) fn end(
             put(ops, 9);
         }
         // What is returned in its place is another function's.
-        Ended::Value { .. } if tail => {
+        Ended::Value { .. } if point == Point::Tail => {
             dynasm!(ops; .arch x64; lock inc QWORD [r9 + word(MISSED)]);
         }
         Ended::Value { bytes, signed } => {
@@ -234,21 +270,8 @@ pub(super) fn end(
             put(ops, 9);
         }
     }
-    dynasm!(ops; .arch x64; =>none);
-    if tail {
-        dynasm!(ops; .arch x64
-            ; pop r11
-            ; pop r9
-            ; pop rdx
-            ; pop rax
-        );
-    } else {
-        dynasm!(ops; .arch x64
-            ; mov rax, rsi
-            ; mov rdx, rdi
-        );
-    }
-    Ok(Crowded { from, to, none, missed: Missed::Nobody })
+    restore(ops, point, &crowded);
+    Ok(crowded)
 }
 
 /// Looks at the other places in which a call can be.
