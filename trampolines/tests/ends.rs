@@ -3,10 +3,8 @@
 
 mod common;
 
-use common::arch::{
-    ADDRESSINGS, ARGUMENTS, Addressing, OWN, STACK, VALUE, free, stack_bias, ticks,
-};
-use common::{FakeGuest, Random, entry_program, registers, words};
+use common::arch::{ADDRESSINGS, ARGUMENTS, Addressing, VALUE, stack_bias, ticks};
+use common::{FakeGuest, Random, entry_program, words};
 use core::sync::atomic::{AtomicU64, Ordering};
 use vmtrace_trampolines::condition::{Operand, Relation, Test};
 use vmtrace_trampolines::histogram::Calls;
@@ -48,22 +46,6 @@ impl Ending {
             Point::Tail => drop(self.guest.tail_from(1, program)),
             _ => drop(self.guest.return_from(1, program)),
         }
-    }
-
-    /// Calls it; all registers but those that are free are kept.
-    fn call(&self, site: u64, point: Point, random: &mut Random, set: (usize, u64)) {
-        let mut before = registers(0);
-        before.x.fill_with(|| random.next());
-        before.stack.fill_with(|| random.next());
-        before.x[set.0] = set.1;
-        let mut after = before.clone();
-        self.guest.run(site, &mut after);
-        for register in (0..before.x.len()).filter(|&register| register != STACK) {
-            if !free(point).contains(&register) && !OWN.contains(&register) {
-                assert_eq!(before.x[register], after.x[register], "{point:?} {register}");
-            }
-        }
-        assert_eq!(before.stack, after.stack);
     }
 
     /// Places that are taken: their stack pointers and where they are.
@@ -114,7 +96,7 @@ fn exactly_the_ends_that_are_meant_are_recorded() {
                 ending.guest.set_current(first, 1);
                 let begun = entry.is_none() || random.below(2) == 0;
                 let given = if begun { MEANT } else { 5 };
-                ending.call(0, Point::Entry, &mut random, (ARGUMENTS[0], given));
+                ending.guest.call(0, Point::Entry, &mut random, &[(ARGUMENTS[0], given)]);
                 let places = ending.taken();
                 assert_eq!(places.len(), usize::from(begun));
                 let took = if random.below(2) == 0 { LONG } else { 0 };
@@ -123,7 +105,7 @@ fn exactly_the_ends_that_are_meant_are_recorded() {
                 }
                 ending.guest.set_current(other, 1);
                 let value = random.next();
-                ending.call(1, point, &mut random, (VALUE, value));
+                ending.guest.call(1, point, &mut random, &[(VALUE, value)]);
                 assert!(ending.taken().is_empty(), "{program:?}");
                 let negative = value & 0x8000_0000 != 0;
                 let meant = begun && (!by_time || took != 0) && (!by_value || negative);
@@ -160,8 +142,8 @@ fn what_cannot_be_told_is_counted() {
         let program = Program { point: Point::Return, fields, since, ..entry_program() };
         ending.end(addressing, None, &program);
         ending.guest.set_current(0, 1);
-        let call = |random: &mut Random| ending.call(0, Point::Entry, random, (0, 0));
-        let end = |random: &mut Random| ending.call(1, Point::Return, random, (0, 0));
+        let call = |random: &mut Random| ending.guest.call(0, Point::Entry, random, &[(0, 0)]);
+        let end = |random: &mut Random| ending.guest.call(1, Point::Return, random, &[(0, 0)]);
         call(&mut random);
         let (stack, first) = ending.taken()[0];
         let tried = usize::try_from(Calls::TRIED).unwrap();
@@ -207,10 +189,10 @@ fn calls_that_go_on_elsewhere_are_counted() {
             ending.guest.set_current(0, 1);
             for took in [LONG, 0, LONG, 0] {
                 if known {
-                    ending.call(0, Point::Entry, &mut random, (0, 0));
+                    ending.guest.call(0, Point::Entry, &mut random, &[(0, 0)]);
                     ending.open[ending.taken()[0].1 + 1].fetch_sub(took, Ordering::Relaxed);
                 }
-                ending.call(1, point, &mut random, (0, 0));
+                ending.guest.call(1, point, &mut random, &[(0, 0)]);
                 assert!(ending.taken().is_empty());
             }
             let counted = ending.header(Calls::UNTOLD).load(Ordering::Relaxed);
@@ -235,8 +217,8 @@ fn a_program_that_looks_for_a_beginning_goes_on_to_others() {
         ending.guest.set_current(0, 1);
         let mut random = Random(3);
         for call in 0..10 {
-            ending.call(0, Point::Entry, &mut random, (0, 0));
-            ending.call(1, point, &mut random, (VALUE, call));
+            ending.guest.call(0, Point::Entry, &mut random, &[(0, 0)]);
+            ending.guest.call(1, point, &mut random, &[(VALUE, call)]);
             assert!(ending.taken().is_empty());
         }
         let mut records = Vec::new();

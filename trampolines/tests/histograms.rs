@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::arch::{ADDRESSINGS, ARGUMENTS, Addressing, OWN, STACK, free};
+use common::arch::{ADDRESSINGS, ARGUMENTS, Addressing, VALUE};
 use common::{FakeGuest, Random, entry_program, registers, words};
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
@@ -11,8 +11,6 @@ use vmtrace_trampolines::histogram::{Calls, Ended, MISSED, SUM, Sorted, WORDS};
 use vmtrace_trampolines::{Counters, Counts, Field, Overflow, Point, Program, ProgramError};
 
 const CPUS: u64 = 2;
-/// What `rax` and `a0` are in the registers of a call.
-const RESULT: usize = if cfg!(target_arch = "riscv64") { 10 } else { 0 };
 /// One tick is a nanosecond.
 const TICKS: Ended = Ended::Duration { multiplier: 1, shift: 0 };
 
@@ -61,24 +59,6 @@ impl Sorting {
         };
     }
 
-    /// Calls it with this result, or these registers; all but those that are free must be kept.
-    fn call(&self, site: u64, point: Point, random: &mut Random, set: &[(usize, u64)]) {
-        let mut before = registers(0);
-        before.x.fill_with(|| random.next());
-        before.stack.fill_with(|| random.next());
-        for &(register, value) in set {
-            before.x[register] = value;
-        }
-        let mut after = before.clone();
-        self.guest.run(site, &mut after);
-        for register in (0..before.x.len()).filter(|&register| register != STACK) {
-            if !free(point).contains(&register) && !OWN.contains(&register) {
-                assert_eq!(before.x[register], after.x[register], "{point:?} {register}");
-            }
-        }
-        assert_eq!(before.stack, after.stack);
-    }
-
     /// What is not 0 in the histogram of a function on a CPU.
     fn found(&self, cpu: u64, function: u64) -> BTreeMap<u64, u64> {
         let start = usize::try_from(WORDS * (2 * cpu + function)).unwrap();
@@ -123,13 +103,7 @@ fn arguments_are_sorted_by_size() {
                         Some(&register) => before.x[register] = value,
                         None => before.stack[usize::from(number) - ARGUMENTS.len()] = value,
                     }
-                    let mut after = before.clone();
-                    sorting.guest.run(0, &mut after);
-                    for register in (0..before.x.len()).filter(|&register| register != STACK) {
-                        if !free(Point::Entry).contains(&register) && !OWN.contains(&register) {
-                            assert_eq!(before.x[register], after.x[register], "{register}");
-                        }
-                    }
+                    sorting.guest.run_kept(0, Point::Entry, &before);
                     let whole = vmtrace_trampolines::condition::extended(value, bytes, signed);
                     let expected = &mut expected[usize::try_from(cpu).unwrap()];
                     *expected.entry(bucket(whole)).or_default() += 1;
@@ -161,14 +135,14 @@ fn what_begins_ends_once_in_its_own_histogram() {
                 // It ends on another CPU, and is told of that on which it began.
                 sorting.guest.set_current(call % 2, 1);
                 let before = common::arch::ticks();
-                sorting.call(0, Point::Entry, &mut random, &[]);
+                sorting.guest.call(0, Point::Entry, &mut random, &[]);
                 assert_eq!(sorting.taken(), 1);
                 sorting.guest.set_current(random.below(CPUS), 1);
-                sorting.call(1, point, &mut random, &[]);
+                sorting.guest.call(1, point, &mut random, &[]);
                 sum += common::arch::ticks() - before;
                 assert_eq!(sorting.taken(), 0, "{point:?}");
                 // Nothing has begun.
-                sorting.call(1, point, &mut random, &[]);
+                sorting.guest.call(1, point, &mut random, &[]);
             }
             let mut told = 0;
             for cpu in 0..CPUS {
@@ -195,8 +169,8 @@ fn what_a_call_returns_is_sorted_and_nothing_of_a_tail_call() {
             let mut expected: BTreeMap<u64, u64> = BTreeMap::new();
             for _ in 0..100 {
                 let value = random.next() >> random.below(64);
-                sorting.call(0, Point::Entry, &mut random, &[]);
-                sorting.call(1, Point::Return, &mut random, &[(RESULT, value)]);
+                sorting.guest.call(0, Point::Entry, &mut random, &[]);
+                sorting.guest.call(1, Point::Return, &mut random, &[(VALUE, value)]);
                 let whole = vmtrace_trampolines::condition::extended(value, bytes, signed);
                 *expected.entry(bucket(whole)).or_default() += 1;
                 let sum = expected.entry(SUM.into()).or_default();
@@ -209,8 +183,8 @@ fn what_a_call_returns_is_sorted_and_nothing_of_a_tail_call() {
             let mut sorting = Sorting::new(addressing);
             sorting.times(Point::Tail, Ended::Value { bytes: 8, signed: false });
             sorting.guest.set_current(0, 1);
-            sorting.call(0, Point::Entry, &mut random, &[]);
-            sorting.call(1, Point::Tail, &mut random, &[]);
+            sorting.guest.call(0, Point::Entry, &mut random, &[]);
+            sorting.guest.call(1, Point::Tail, &mut random, &[]);
             assert_eq!(sorting.found(0, 0), BTreeMap::from([(MISSED.into(), 1)]));
             assert_eq!(sorting.taken(), 0);
         }
@@ -226,7 +200,7 @@ fn calls_without_a_place_are_missed_and_hurt_nobody() {
         let mut sorting = Sorting::new(addressing);
         sorting.times(Point::Return, TICKS);
         sorting.guest.set_current(0, 1);
-        sorting.call(0, Point::Entry, &mut random, &[]);
+        sorting.guest.call(0, Point::Entry, &mut random, &[]);
         let places = usize::try_from(Calls::PLACES / 8).unwrap();
         let is_taken = |place: &usize| sorting.open[*place].load(Ordering::Relaxed) != 0;
         let first = (places..sorting.open.len()).step_by(4).find(is_taken).unwrap();
@@ -238,14 +212,14 @@ fn calls_without_a_place_are_missed_and_hurt_nobody() {
                 let key = if place == free { 0 } else { 1 + place as u64 };
                 sorting.open[first + 4 * place].store(key, Ordering::Relaxed);
             }
-            sorting.call(0, Point::Entry, &mut random, &[]);
+            sorting.guest.call(0, Point::Entry, &mut random, &[]);
             if free < tried {
                 assert_eq!(sorting.open[first + 4 * free].load(Ordering::Relaxed), stack);
                 // Left over of one that has ended unseen, it is taken again.
-                sorting.call(0, Point::Entry, &mut random, &[]);
+                sorting.guest.call(0, Point::Entry, &mut random, &[]);
                 assert_eq!(sorting.taken(), tried);
             }
-            sorting.call(1, Point::Return, &mut random, &[]);
+            sorting.guest.call(1, Point::Return, &mut random, &[]);
             for place in 0..tried {
                 let key = if place == free { 0 } else { 1 + place as u64 };
                 assert_eq!(sorting.open[first + 4 * place].load(Ordering::Relaxed), key);
@@ -257,11 +231,11 @@ fn calls_without_a_place_are_missed_and_hurt_nobody() {
         assert_eq!(found.values().sum::<u64>(), Calls::TRIED);
         // What began before all was changed has no duration.
         sorting.open.iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        sorting.call(0, Point::Entry, &mut random, &[]);
+        sorting.guest.call(0, Point::Entry, &mut random, &[]);
         let since = usize::try_from(sorting.calls.address - sorting.open.as_ptr() as u64).unwrap();
         sorting.open[since / 8].store(common::arch::ticks(), Ordering::Relaxed);
         let before = sorting.found(0, 0);
-        sorting.call(1, Point::Return, &mut random, &[]);
+        sorting.guest.call(1, Point::Return, &mut random, &[]);
         assert_eq!((sorting.found(0, 0), sorting.taken()), (before, 0));
     }
 }
@@ -312,8 +286,8 @@ fn a_program_that_sorts_goes_on_to_others() {
         sorting.guest.set_current(0, 1);
         let mut random = Random(3);
         for call in 0..10 {
-            sorting.call(0, Point::Entry, &mut random, &[]);
-            sorting.call(1, Point::Return, &mut random, &[(RESULT, call)]);
+            sorting.guest.call(0, Point::Entry, &mut random, &[]);
+            sorting.guest.call(1, Point::Return, &mut random, &[(VALUE, call)]);
         }
         let mut records = Vec::new();
         sorting.guest.drain(0, &mut sorting.guest.ring(0).start(), |record| records.push(record));

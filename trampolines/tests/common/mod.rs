@@ -418,6 +418,33 @@ impl FakeGuest {
         self.set_site(site, &arch::site(self.site(site), self.programs[program]));
     }
 
+    /// Calls a function with registers and a stack at random, but for those that are `set`, as
+    /// [`FakeGuest::run_kept`]. Each call from one function has the same stack pointer, also where the compiler could
+    /// have made it a part of that.
+    #[inline(never)]
+    pub(crate) fn call(&self, site: u64, point: Point, random: &mut Random, set: &[(usize, u64)]) {
+        let mut before = registers(0);
+        before.x.fill_with(|| random.next());
+        before.stack.fill_with(|| random.next());
+        for &(register, value) in set {
+            before.x[register] = value;
+        }
+        self.run_kept(site, point, &before);
+    }
+
+    /// Calls a function with these registers, of which it leaves all as they were that are not free.
+    #[inline(never)]
+    pub(crate) fn run_kept(&self, site: u64, point: Point, before: &arch::Registers) {
+        let mut after = before.clone();
+        self.run(site, &mut after);
+        for register in (0..before.x.len()).filter(|&register| register != arch::STACK) {
+            if !arch::free(point).contains(&register) && !arch::OWN.contains(&register) {
+                assert_eq!(before.x[register], after.x[register], "{point:?} {register}");
+            }
+        }
+        assert_eq!(before.stack, after.stack);
+    }
+
     /// Code, to be changed.
     pub(crate) fn code(&self, address: u64) -> *mut u8 {
         assert!((self.code..self.code + CODE as u64).contains(&address));
