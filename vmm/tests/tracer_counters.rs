@@ -314,9 +314,13 @@ fn every_function_has_a_histogram_of_its_own_for_each_vcpu() {
         assert_eq!(counters.take(None), Counted::default(), "{name}");
         counters.clear();
         assert_eq!(counters.read(), Counted::default(), "{name}");
-        counters.begin_calls(4711);
-        let since: u64 = memory.read_obj(usize::try_from(annex(calls.address)).unwrap()).unwrap();
-        assert_eq!(since, 4711, "{name}");
+        let since =
+            || -> u64 { memory.read_obj(usize::try_from(annex(calls.address)).unwrap()).unwrap() };
+        counters.begin_calls([3], 4711);
+        assert_eq!(since(), 4711, "{name}");
+        // What another tracer's calls are since is nothing to this one.
+        counters.begin_calls([1], 4712);
+        assert_eq!(since(), 4711, "{name}");
         // Programs for all of that can be made.
         let sorted = Sorted { number: 2, bytes: 4, signed: true };
         let (first, tail) = (table(&few[0]), fake.kernel.arch() == Arch::X86_64);

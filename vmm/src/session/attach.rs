@@ -115,6 +115,8 @@ pub(super) struct Controller {
     pub(super) counts_due: Instant,
     /// Of tracers that are gone, by the number that nobody has taken yet: not all may have been told.
     pub(super) gone: BTreeMap<u8, (String, Histogram)>,
+    /// Tracers that keep open calls, with what tells of which functions: see [`Plan::keepers`].
+    pub(super) keepers: BTreeMap<u8, u64>,
     /// Sites are to be taken when an update of the guest's ftrace is over.
     pub(super) late: bool,
     /// Requests that wait for the same.
@@ -171,6 +173,7 @@ impl Controller {
             counters: None,
             counts_due: Instant::now(),
             gone: BTreeMap::new(),
+            keepers: BTreeMap::new(),
             late: false,
             waiting: Vec::new(),
             functions: FxHashMap::default(),
@@ -616,8 +619,10 @@ impl Controller {
         }
         let ram = Ram(machine.memory());
         let held_back = self.held_back.then(|| self.tracing.plan_untraced());
-        let wanted = self.prepare(&ram, attachment, held_back.as_ref().unwrap_or(plan))?;
+        let plan = held_back.as_ref().unwrap_or(plan);
+        let wanted = self.prepare(&ram, attachment, plan)?;
         let report = self.change(&ram, attachment, &wanted)?;
+        self.keepers = plan.keepers();
         self.summary.patch_ns += nanoseconds(report.patch_time);
         Ok(())
     }

@@ -8,6 +8,7 @@ use crate::machine::Machine;
 use crate::serve::{Answer, Control, ControlRequest, Globs, TracerSpec};
 use crate::stream::MarkKind;
 use crate::tracer::Ram;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Names of functions that an answer shows.
@@ -343,8 +344,15 @@ impl Controller {
                 return Err(error);
             }
         };
-        attachment.counters().begin_calls(paused.tsc(0).unwrap_or(0));
+        // Who goes on with the same functions has seen all ends: its open calls stay.
+        let keepers = plan.keepers();
+        let begin =
+            keepers.iter().filter(|(number, sites)| self.keepers.get(number) != Some(sites));
+        attachment
+            .counters()
+            .begin_calls(begin.map(|(number, _)| *number), paused.tsc(0).unwrap_or(0));
         let changed = self.change(&ram, &mut attachment, &wanted);
+        self.keepers = if changed.is_ok() { keepers } else { BTreeMap::new() };
         let (count, switches) = (attachment.held(), attachment.held_switches());
         self.stage = Stage::Attached { attachment, from: None, wires };
         let mut text = match wanted.events.len() {

@@ -6,9 +6,10 @@ use super::{Conditional, Histogram, Tracer};
 use crate::export::Words;
 use crate::relay;
 use crate::tracer::{Attachment, Buckets, Counted, Counters, Duty, Hits, Kind, Part, TraceError};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHasher};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 use std::time::{Duration, Instant};
 
 /// Functions that an answer has, at most: it is one line.
@@ -17,6 +18,26 @@ const MOST: usize = 10_000;
 /// and no more than one part in so many of the time is for that.
 const EVERY: Duration = Duration::from_secs(1);
 const SHARE: u32 = 20;
+
+impl Plan {
+    /// What tells whether a tracer that keeps open calls still has the same functions: a hash, by its number.
+    pub(super) fn keepers(&self) -> BTreeMap<u8, u64> {
+        let keeps = |duty: &Duty| duty.parts.iter().any(|part| part.keeps_calls());
+        let mut all: BTreeMap<u8, FxHasher> = BTreeMap::new();
+        if !self.duties.iter().any(keeps) {
+            return BTreeMap::new();
+        }
+        for (kind, places) in [(0, &self.sites), (1, &self.exits)] {
+            for &(place, duty) in places {
+                let parts = self.duties.get(duty as usize).into_iter().flat_map(|duty| &duty.parts);
+                for part in parts.filter(|part| part.keeps_calls()) {
+                    (kind, place).hash(all.entry(part.tracer).or_default());
+                }
+            }
+        }
+        all.into_iter().map(|(tracer, hasher)| (tracer, hasher.finish())).collect()
+    }
+}
 
 impl Controller {
     /// A plan with the tables of those that count: sites of other memory count in other tables. Nothing
@@ -263,5 +284,45 @@ impl Controller {
             }))
         });
         (shown.collect(), all.len().saturating_sub(MOST))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tracer::{Measure, Tally};
+    use vmtrace_trampolines::{Field, Point};
+
+    // If a change of others began open calls anew, those that are open would be left out of a table, and nobody
+    // would know; if one of its own did not, an end could be taken for that of an earlier call.
+    #[test]
+    fn open_calls_stay_while_functions_do() {
+        let sorts = |point, tracer, tally| {
+            let mut duty = Duty::new(point, vec![tracer], &[]);
+            duty.parts[0].counts = Some(tally);
+            duty
+        };
+        let duties = vec![
+            Duty::entry(vec![0]),
+            sorts(Point::Entry, 1, Tally::Begin(0)),
+            sorts(Point::Return, 1, Tally::End(Measure::Duration)),
+            Duty::new(Point::Return, vec![2], &[Field::Duration]),
+            sorts(Point::Entry, 3, Tally::Table(0)),
+        ];
+        let plan = |sites: &[(usize, u32)], exits: &[(usize, u32)]| Plan {
+            duties: duties.clone(),
+            sites: sites.to_vec(),
+            exits: exits.to_vec(),
+            events: Vec::new(),
+        };
+        let before = plan(&[(5, 1), (6, 1), (9, 4)], &[(10, 2), (11, 3)]).keepers();
+        assert_eq!(before.keys().copied().collect::<Vec<_>>(), [1, 2]);
+        // Others come and go.
+        assert_eq!(plan(&[(4, 0), (5, 1), (6, 1)], &[(10, 2), (11, 3)]).keepers(), before);
+        let fewer = plan(&[(5, 1)], &[(10, 2), (11, 3)]).keepers();
+        assert!(fewer[&1] != before[&1] && fewer[&2] == before[&2]);
+        let fewer = plan(&[(5, 1), (6, 1)], &[(10, 2)]).keepers();
+        assert!(fewer[&1] == before[&1] && !fewer.contains_key(&2));
+        assert!(plan(&[(4, 0), (9, 4)], &[]).keepers().is_empty());
     }
 }

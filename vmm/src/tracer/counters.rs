@@ -282,10 +282,11 @@ impl Counters {
         Some(Calls { address: self.area.address.wrapping_add(*offset) })
     }
 
-    /// What is traced has changed at these ticks: calls that began before may have ended unseen.
-    pub fn begin_calls(&self, ticks: u64) {
+    /// These tracers begin at these ticks, or have other functions from then on: of calls that began before, ends may
+    /// have been those of others.
+    pub fn begin_calls(&self, tracers: impl IntoIterator<Item = u8>, ticks: u64) {
         let memory = self.memory.slice();
-        for offset in self.open.values() {
+        for offset in tracers.into_iter().filter_map(|tracer| self.open.get(&tracer)) {
             let at = usize::try_from(SIZE + offset).unwrap_or(usize::MAX);
             // It is memory of the annex, as the tables are.
             let _ = memory.store(ticks, at, Ordering::Relaxed);

@@ -113,6 +113,13 @@ impl Part {
         untold || self.fields.contains(&Field::Duration)
     }
 
+    /// Whether its program begins or ends what the tracer keeps of [open calls](Calls).
+    #[must_use]
+    pub fn keeps_calls(&self) -> bool {
+        let sorts = matches!(self.counts, Some(Tally::Begin(_) | Tally::End(_)));
+        sorts || self.needs_open_calls()
+    }
+
     /// Whether its program needs what the tracer keeps of [open calls](Calls), without
     /// histograms.
     #[must_use]
