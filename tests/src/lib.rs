@@ -8,6 +8,7 @@ pub mod counts;
 pub mod disks;
 pub mod ends;
 pub mod events;
+pub mod exact;
 pub mod exits;
 pub mod graph;
 pub mod hostile;

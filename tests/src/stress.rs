@@ -3,6 +3,7 @@
 
 use crate::SharedHost;
 use crate::cases::trouble;
+use crate::exact::{Consumer, EXACT, Exact, FUNCTION, Kept, compare};
 use crate::random::Random;
 use crate::trace::{WORKLOAD, arch_of, cmdline, host_lost, kernel, lost, lost_sign};
 use anyhow::{Context, Result, bail, ensure};
@@ -25,6 +26,11 @@ const CPUS: usize = 2;
 const TRACERS: [&str; 2] = ["vfs_r*:graph", "do_sys_*"];
 /// Those that come and go.
 const EXTRAS: [&str; 2] = ["extra", "second"];
+/// Tracers whose totals are known, at a time, and those that come and go beside them on the same function.
+const KEPT: usize = 3;
+const NOISE: usize = 2;
+/// Changes while calls are made that are counted.
+const CHANGES: usize = 5;
 /// Functions whose returns `TRACERS` want as well.
 const SHARED: [&str; 3] = ["vfs_r*", "vfs_read", "vfs_re*"];
 /// How vmtrace begins to say that the guest holds as many programs as it can.
@@ -112,6 +118,12 @@ struct Driver<'a> {
     others: Vec<Vec<usize>>,
     /// Those of `EXTRAS`.
     extras: [Option<Vec<usize>>; 2],
+    /// Whose totals are known.
+    kept: Vec<Kept>,
+    /// What changes beside them.
+    noise: [Option<&'static Exact>; NOISE],
+    /// Names that were given to them, and marks.
+    names: usize,
     /// Exits that were not as they were kept at the last look.
     changed_exits: usize,
     /// What the changes came to.
@@ -128,6 +140,12 @@ struct Tally {
     conditional: usize,
     retval: usize,
     count: usize,
+    /// Of tracers on one function whose calls are known.
+    exact: usize,
+    /// Totals that were compared with these calls, and those that could not be.
+    compared: usize,
+    unsure: usize,
+    calls: u64,
     /// Several tracers that want the returns of one function, after a change.
     shared: usize,
     /// Refused since the guest holds as many programs as it can.
@@ -208,7 +226,10 @@ impl Driver<'_> {
         let Globs { filter, notrace } = &self.globs;
         let first = self.kernel.select_with_report(filter, notrace).sites;
         let all = std::iter::once(&first).chain(&self.others).chain(self.extras.iter().flatten());
-        let all = all.flatten().copied();
+        let known = self.kept.iter().map(|kept| kept.exact).chain(self.noise.into_iter().flatten());
+        let known =
+            known.filter(|exact| exact.at_entry).filter_map(|_| self.kernel.site_of(FUNCTION));
+        let all = all.flatten().copied().chain(known);
         let sites = self.kernel.sites();
         all.filter(|&site| sites[site].section == SiteSection::Text).collect()
     }
@@ -313,6 +334,8 @@ impl Driver<'_> {
             self.add(which, spec)?;
         }
 
+        let stream = Source::Unix(self.socket.into()).connect(PATIENCE)?;
+        let consumer = Consumer::new(stream)?;
         let mut random = Random::new(seed);
         let kernel = self.kernel;
         let kept = kernel.sites().iter().filter(|site| site.section == SiteSection::Text);
@@ -320,6 +343,11 @@ impl Driver<'_> {
         // Where sites are shared, the guest's own tracers come and go at the same time.
         let churns = kernel.arch() == Arch::X86_64;
         for round in 0..rounds {
+            if round % 2 == 1 {
+                let exact = self.exact(&mut random, &named, &consumer);
+                exact.with_context(|| format!("round {round}"))?;
+                continue;
+            }
             let request = format!("churn {}", 1 + random.below(1 << 30));
             let churn = churns.then(|| self.request(&request)).transpose()?;
             let ours = self.round(&mut random, &named);
@@ -328,6 +356,8 @@ impl Driver<'_> {
             theirs.with_context(|| format!("round {round}"))?;
         }
 
+        let Tally { compared, unsure, .. } = self.tally;
+        ensure!(rounds < 2 || compared > unsure, "of too many totals it is not known: {unsure}");
         ensure!(self.control(&Control::Pause)? == 0, "a pause gives all back");
         let changed = self.changed()?;
         let names = changed.iter().filter_map(|&site| {
@@ -337,6 +367,67 @@ impl Driver<'_> {
         ensure!(self.changed_exits == 0, "{} exits are not as before", self.changed_exits);
         ensure!(changed.is_empty(), "not as before: {:?}", names.collect::<Vec<_>>());
         Ok(())
+    }
+
+    /// Calls that are counted by the guest and by tracers, while other tracers of that function come and go.
+    fn exact(&mut self, random: &mut Random, named: &[&str], consumer: &Consumer) -> Result<()> {
+        if self.kept.len() == KEPT {
+            let gone = self.kept[random.below(KEPT)].name.clone();
+            self.change(&Control::TracerRemove(gone.clone()), |driver| {
+                driver.kept.retain(|kept| kept.name != gone);
+                driver.tally.exact += 1;
+            })?;
+        }
+        for _ in self.kept.len()..KEPT {
+            self.names += 1;
+            let kept = Kept::new(random, format!("exact{}", self.names));
+            let spec = kept.exact.spec(&kept.name)?;
+            self.change(&Control::TracerAdd(spec), |driver| {
+                driver.kept.push(kept);
+                driver.tally.exact += 1;
+            })?;
+        }
+        self.ask("begin")?;
+        for _ in 0..CHANGES {
+            self.disturb(random, named)?;
+        }
+        let calls = self.ask("finish")?;
+        let calls = calls.iter().filter_map(|line| line.strip_prefix("called ")?.parse().ok());
+        let calls: Vec<u64> = calls.collect();
+        ensure!(calls.len() == CPUS && !calls.contains(&0), "too few calls: {calls:?}");
+        self.names += 1;
+        let mark = format!("behind all calls {}", self.names);
+        self.command(&Control::Mark { ticks: None, text: mark.clone() })?;
+        let table = self.command(&Control::Table)?;
+        let compared = compare(&mut self.kept, &calls, &table, (consumer, &mark))?;
+        self.tally.calls += calls.iter().sum::<u64>();
+        self.tally.compared += compared;
+        self.tally.unsure += self.kept.len() - compared;
+        Ok(())
+    }
+
+    /// Some change beside tracers whose totals are known.
+    fn disturb(&mut self, random: &mut Random, named: &[&str]) -> Result<()> {
+        let which = random.below(NOISE + 1);
+        let Some(noise) = self.noise.get(which) else {
+            let mut globs = random_globs(random, named);
+            if random.below(2) == 0 {
+                globs.filter.push(FUNCTION.to_owned());
+            }
+            return self.change(&Control::Filter(globs.clone()), |driver| {
+                driver.globs = globs;
+                driver.tally.filters += 1;
+            });
+        };
+        let (name, exact) = (format!("noise{which}"), &EXACT[random.below(EXACT.len())]);
+        let (control, after) = match noise {
+            Some(_) => (Control::TracerRemove(name), None),
+            None => (Control::TracerAdd(exact.spec(&name)?), Some(exact)),
+        };
+        self.change(&control, |driver| {
+            driver.noise[which] = after;
+            driver.tally.exact += 1;
+        })
     }
 
     fn round(&mut self, random: &mut Random, named: &[&str]) -> Result<()> {
@@ -470,6 +561,9 @@ fn once(
         globs: Globs::default(),
         others,
         extras: [None, None],
+        kept: Vec::new(),
+        noise: [None; NOISE],
+        names: 0,
         changed_exits: 0,
         tally: Tally::default(),
     };

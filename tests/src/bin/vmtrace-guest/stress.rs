@@ -1,15 +1,24 @@
 //! Work for the guest while its sites change, and its own look at its code.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::io::{BufRead, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use vmtrace_tests::exact::BACKLOGS;
 use vmtrace_tests::stress::hash;
+
+/// Calls that are made before others have the CPU: so many that some are open at most changes.
+const BATCH: usize = 200;
+/// Calls that are known to the last one: of each CPU, and whether they go on.
+static CALLS: [Mutex<u64>; 2] = [const { Mutex::new(0) }; 2];
+static CALLING: AtomicBool = AtomicBool::new(false);
 
 /// Forks and files on every CPU until standard input says `end`. Other lines are requests: a number and a word. At
 /// `keep` a copy of the kernel's code is made; at `compare` it is told where that differs now; at `churn SEED` some of
-/// the guest's own tracers come and go.
+/// the guest's own tracers come and go; between `begin` and `finish` calls are made on all CPUs, which are counted.
 ///
 /// Each line of an answer begins with the number of its request, and the last one has a hash of all: the kernel's
 /// messages can stand in the midst of any line of a console. The same request once more has the same answer.
@@ -19,13 +28,35 @@ pub(crate) fn stress(cpus: usize) -> Result<()> {
         let stop = &stop;
         let more = |_| !stop.load(Ordering::Relaxed);
         let workers: Vec<_> = (0..cpus).map(|cpu| scope.spawn(move || work(cpu, more))).collect();
+        let callers = (0..CALLS.len()).map(|cpu| scope.spawn(move || call(cpu, stop)));
+        let callers: Vec<_> = callers.collect();
         let obeyed = obey();
         stop.store(true, Ordering::Relaxed);
         for worker in workers {
             println!("worked {}", worker.join().map_err(|_| anyhow::anyhow!("a panic"))??);
         }
+        for caller in callers {
+            caller.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+        }
         obeyed
     })
+}
+
+/// Calls that fail at once, with backlogs from 0 on, some at a time.
+fn call(cpu: usize, stop: &AtomicBool) -> Result<()> {
+    super::pin(cpu)?;
+    while !stop.load(Ordering::Relaxed) {
+        let mut calls = CALLS[cpu].lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..if CALLING.load(Ordering::SeqCst) { BATCH } else { 0 } {
+            // SAFETY: no pointers, and no descriptor.
+            let failed = unsafe { libc::syscall(libc::SYS_listen, -1, *calls % BACKLOGS) };
+            ensure!(failed == -1, "a socket at -1");
+            *calls += 1;
+        }
+        drop(calls);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
 }
 
 fn obey() -> Result<()> {
@@ -57,6 +88,19 @@ fn answer(request: &str, kept: &mut Vec<u8>) -> Result<Vec<String>> {
         "compare" => {
             let differ = differences(kept, &text()?);
             differ.iter().map(|(start, end)| format!("differs {start:x} {end:x}")).collect()
+        }
+        "begin" => {
+            for calls in &CALLS {
+                *calls.lock().unwrap_or_else(PoisonError::into_inner) = 0;
+            }
+            CALLING.store(true, Ordering::SeqCst);
+            Vec::new()
+        }
+        "finish" => {
+            CALLING.store(false, Ordering::SeqCst);
+            // Who still makes some holds its lock.
+            let calls = CALLS.iter().map(|it| *it.lock().unwrap_or_else(PoisonError::into_inner));
+            calls.map(|calls| format!("called {calls}")).collect()
         }
         "churn" => vec![super::beside::churn(rest.parse()?)?],
         _ => bail!("unknown request {request:?}"),
