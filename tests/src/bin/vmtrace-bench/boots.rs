@@ -1,8 +1,9 @@
 //! x86-64: instructions from power-on to the first program.
 
-use crate::guest::Run;
-use crate::{NANOSECONDS, boot, value};
+use crate::guest::{Run, boot};
+use crate::{HOST, KERNEL, NANOSECONDS, value};
 use anyhow::{Context, Result};
+use vmtrace_tests::SharedHost;
 use vmtrace_tests::trace::WORKLOAD;
 
 /// As a distribution boots: with the self-tests, which emulated hosts leave out by default.
@@ -12,6 +13,7 @@ const NONE: [&str; 2] = ["-f", "__x64_sys_getpgid"];
 
 /// The table.
 pub(crate) fn run() -> Result<()> {
+    let cost = |args: &[&str], cmdline: &str| cost(&HOST, KERNEL, args, cmdline);
     let (untraced, _) = cost(&NONE, "")?;
     println!("\nboot to init, 10^9 instructions (everything on one CPU, the relay too)");
     println!("  untraced                               {untraced:6.2}");
@@ -57,11 +59,16 @@ pub(crate) fn run() -> Result<()> {
 }
 
 /// By the guest's clock.
-fn cost(args: &[&str], cmdline: &str) -> Result<(f64, Run)> {
+pub(crate) fn cost(
+    host: &SharedHost,
+    kernel: &str,
+    args: &[&str],
+    cmdline: &str,
+) -> Result<(f64, Run)> {
     let command = format!("{WORKLOAD} uptime");
     let cmdline = format!("{CMDLINE} {cmdline}");
     let all = ["--add", WORKLOAD, "--run", &command, "--cmdline", &cmdline];
-    let run = boot(&[&all[..], args].concat())?;
+    let run = boot(host, kernel, &[&all[..], args].concat())?;
     Ok((value(&run.text, "uptime ")? / NANOSECONDS / 1e9, run))
 }
 
@@ -77,6 +84,6 @@ fn per(what: &str, count: u64, of: &str, nanoseconds: u64) {
     println!("{what} {count} {of}: {millions:.1} million instructions, {each:.0} each");
 }
 
-fn millions(nanoseconds: u64) -> f64 {
+pub(crate) fn millions(nanoseconds: u64) -> f64 {
     f64::from(u32::try_from(nanoseconds / 1000).unwrap_or(u32::MAX)) / 1000.0 / NANOSECONDS
 }

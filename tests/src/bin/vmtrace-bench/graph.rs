@@ -3,10 +3,11 @@
 //! The guest's own tracer is measured in a boot of its own: without CALL_OPS vmtrace leaves a site
 //! alone that the guest has used.
 
-use crate::guest::{Run, boot, work};
+use crate::boots::cost;
+use crate::guest::{Run, work};
 use crate::{NANOSECONDS, RISCV, value};
 use anyhow::{Result, ensure};
-use vmtrace_tests::trace::{RISCV_KERNELS, WORKLOAD};
+use vmtrace_tests::trace::RISCV_KERNELS;
 
 const FUNCTION: &str = "__riscv_sys_getppid";
 /// A function that no boot calls.
@@ -46,7 +47,7 @@ fn call(name: &str, who: &str, args: &[&str]) -> Result<Run> {
 pub(crate) fn boots() -> Result<()> {
     println!("\nboot to init, riscv64, 10^9 instructions (everything on one CPU)");
     for name in RISCV_KERNELS.into_iter().rev() {
-        let (untraced, run) = cost(name, &["-f", NONE], "")?;
+        let (untraced, run) = cost(&RISCV, name, &["-f", NONE], "")?;
         println!("  {:<36}  {untraced:6.2}", run.release);
         let recorder = ["--overflow", "overwrite"];
         let graph = [&recorder[..], &["--graph"]].concat();
@@ -59,7 +60,7 @@ pub(crate) fn boots() -> Result<()> {
             ("guest ftrace=function_graph", &guest, "ftrace=function_graph"),
         ];
         for (what, args, cmdline) in rows {
-            let (cost, run) = cost(name, args, cmdline)?;
+            let (cost, run) = cost(&RISCV, name, args, cmdline)?;
             let pause = u32::try_from(run.summary.pauses.max_ns / 1000).unwrap_or(u32::MAX);
             println!(
                 "  {what:<36}  {cost:6.2}  {:5.2} times, {} records, {} lost or overwritten, longest pause {:.1} million",
@@ -72,14 +73,4 @@ pub(crate) fn boots() -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// By the guest's clock.
-fn cost(name: &str, args: &[&str], cmdline: &str) -> Result<(f64, Run)> {
-    let command = format!("{WORKLOAD} uptime");
-    // As a distribution boots: with the self-tests, which emulated hosts leave out by default.
-    let cmdline = format!("cryptomgr.notests=0 {cmdline}");
-    let all = ["--add", WORKLOAD, "--run", &command, "--cmdline", &cmdline];
-    let run = boot(&RISCV, name, &[&all[..], args].concat())?;
-    Ok((value(&run.text, "uptime ")? / NANOSECONDS / 1e9, run))
 }

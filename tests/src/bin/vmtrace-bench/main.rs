@@ -8,6 +8,7 @@
 mod args;
 mod boots;
 mod bytes;
+mod counts;
 mod disk;
 mod events;
 mod graph;
@@ -16,7 +17,6 @@ mod ops;
 mod tracepoints;
 
 use anyhow::{Context, Result, bail};
-use guest::Run;
 use vmtrace::emulated::{HostArch, HostOptions};
 use vmtrace_tests::trace::{RISCV_KERNELS, options};
 use vmtrace_tests::{SharedHost, workload};
@@ -49,6 +49,8 @@ fn main() -> Result<()> {
         "disk",
         "events",
         "args",
+        "counts",
+        "counts-boots",
         "tracepoints",
         "boots",
         "two",
@@ -63,6 +65,8 @@ fn main() -> Result<()> {
         "disk" => disk::run(),
         "events" => events::run(),
         "args" => args::run(),
+        "counts" => counts::run(),
+        "counts-boots" => counts::boots(),
         "tracepoints" => tracepoints::run(),
         "boots" => boots::run(),
         "two" => ops::two(),
@@ -71,11 +75,6 @@ fn main() -> Result<()> {
         "ops" => ops::run(),
         other => bail!("unknown table {other:?}: say nothing, or some of {all:?}"),
     })
-}
-
-/// In the host that counts, on x86-64.
-fn boot(args: &[&str]) -> Result<Run> {
-    guest::boot(&HOST, KERNEL, args)
 }
 
 fn value(text: &str, key: &str) -> Result<f64> {

@@ -25,7 +25,7 @@ const FILTER: &str = "*sys_getppid\n";
 
 /// Nanoseconds of `body`, the median of many runs: the relay and interrupts take
 /// some of them.
-fn median(mut body: impl FnMut()) -> f64 {
+pub(crate) fn median(mut body: impl FnMut()) -> f64 {
     let mut figures: Vec<i64> = (0..51)
         .map(|_| {
             let start = now(libc::CLOCK_MONOTONIC);
@@ -38,13 +38,13 @@ fn median(mut body: impl FnMut()) -> f64 {
 }
 
 /// A clock that counts instructions.
-struct Meter {
+pub(crate) struct Meter {
     /// Nanoseconds of one.
-    instruction: f64,
+    pub(crate) instruction: f64,
 }
 
 impl Meter {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         const LOOP: u32 = 10_000;
         // Two instructions a round: how long is one?
         Self { instruction: median(|| spin(LOOP)) / f64::from(2 * LOOP) }
@@ -55,7 +55,7 @@ impl Meter {
         self.per(call_getppid)
     }
 
-    fn per(&self, call: fn()) -> f64 {
+    pub(crate) fn per(&self, call: fn()) -> f64 {
         self.per_of(call, 200)
     }
 
@@ -85,7 +85,7 @@ impl Meter {
     }
 
     /// Under a tracer of the guest's own.
-    fn tracer(&self, name: &str) -> Result<f64> {
+    pub(crate) fn tracer(&self, name: &str) -> Result<f64> {
         set("set_ftrace_filter", FILTER)?;
         set("current_tracer", name)?;
         self.per_call();
@@ -95,7 +95,7 @@ impl Meter {
         Ok(figure)
     }
 
-    fn function(&self) -> Result<f64> {
+    pub(crate) fn function(&self) -> Result<f64> {
         self.tracer("function")
     }
 
@@ -110,7 +110,7 @@ impl Meter {
 
 /// Small, and filled once before anything is measured: the first touch of a page of its
 /// buffer is a fault in the hypervisor, no cost of the tracer.
-fn small_buffer() -> Result<()> {
+pub(crate) fn small_buffer() -> Result<()> {
     set("buffer_size_kb", "64")
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn bench(others: usize) -> Result<()> {
 
 /// As with the guest's buffers: once through the whole ring, so that the hypervisor has mapped
 /// all of its pages. With pauses for the relay, which has the same CPU.
-fn fill_ring(call: fn()) {
+pub(crate) fn fill_ring(call: fn()) {
     fill_ring_by(call, 1);
 }
 

@@ -40,6 +40,8 @@
 //! vmtrace-guest bench-graph [guest]    entries with their returns: vmtrace, or the guest's tracer
 //! vmtrace-guest bench-args [guest]     the same of entries with arguments
 //! vmtrace-guest bench-events WHICH     the same of tracepoints: `switch` or `call`, or `guest`
+//! vmtrace-guest bench-counts [guest]   the same of calls that are counted, sorted, or decided on
+//! vmtrace-guest bench-counts load      the same of forks and files with every function counted
 //! vmtrace-guest disk FILE SEED N THREADS
 //!                                      N random requests of each thread to a disk of zeroes, which must
 //!                                      have what was written; then its content as a hash
@@ -56,6 +58,7 @@
 mod bench;
 mod beside;
 mod code;
+mod counts;
 mod cpus;
 mod disk;
 mod events;
@@ -115,6 +118,9 @@ fn main() -> Result<()> {
         ["bench-args"] => bench::args(false),
         ["bench-events", which] => bench::events(which),
         ["bench-args", "guest"] => bench::args(true),
+        ["bench-counts"] => counts::counts(),
+        ["bench-counts", "guest"] => counts::guest(),
+        ["bench-counts", "load"] => counts::load(),
         ["disk", file, seed, count, threads] => {
             disk::disk(file, seed.parse()?, count.parse()?, threads.parse()?)
         }
