@@ -7,6 +7,7 @@ pub mod ctl;
 pub mod diff;
 pub mod doctor;
 pub mod events;
+mod examples;
 pub mod functions;
 pub mod inspect;
 mod losses;
@@ -26,7 +27,7 @@ use crate::serve::Source;
 use crate::session::ValuesError;
 use crate::tracer::TraceError;
 use anyhow::Context as _;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use vmtrace_system::say;
@@ -174,7 +175,8 @@ fn check_globs<'a>(globs: impl IntoIterator<Item = &'a String>) -> anyhow::Resul
 /// with 2 in here.
 #[must_use]
 pub fn main() -> u8 {
-    let cli = Cli::parse();
+    let matches = examples::add(Cli::command()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     if log::set_logger(&Stderr).is_ok() {
         let level = std::env::var("VMTRACE_LOG").ok().and_then(|level| level.parse().ok());
         log::set_max_level(level.unwrap_or(log::LevelFilter::Error));
