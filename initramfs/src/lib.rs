@@ -3,12 +3,14 @@
 
 mod archive;
 mod built_in;
+mod contents;
 mod error;
 mod modules;
 mod userland;
 
 pub use archive::Archive;
 pub use built_in::{AGENT, AGENT_BESIDE, APPLETS, AgentAs, Builder, add_agent};
+pub use contents::Contents;
 pub use error::Error;
 pub use modules::{LoadedModule, Modules};
 pub use userland::Userland;

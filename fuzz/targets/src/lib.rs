@@ -14,6 +14,7 @@ mod exits;
 mod guest;
 mod host_wire;
 mod image;
+mod initramfs;
 mod input;
 mod kallsyms;
 mod kernels;
@@ -45,7 +46,7 @@ fn none() -> Vec<Vec<u8>> {
 }
 
 /// All targets, by name.
-pub const TARGETS: [Target; 20] = [
+pub const TARGETS: [Target; 21] = [
     Target { name: "agent", run: agent::run, seeds: none },
     Target { name: "arguments", run: arguments::run, seeds: arguments::seeds },
     Target { name: "blk", run: blk::run, seeds: none },
@@ -57,6 +58,7 @@ pub const TARGETS: [Target; 20] = [
     Target { name: "guest", run: guest::run, seeds: none },
     Target { name: "host_wire", run: host_wire::run, seeds: host_wire::seeds },
     Target { name: "image", run: image::run, seeds: none },
+    Target { name: "initramfs", run: initramfs::run, seeds: initramfs::seeds },
     Target { name: "kallsyms", run: kallsyms::run, seeds: none },
     Target { name: "modules", run: modules::run, seeds: modules::seeds },
     Target { name: "request", run: request::run, seeds: request::seeds },
