@@ -165,14 +165,18 @@ impl Builder {
         archive.finish()
     }
 
-    /// A user's own initramfs with the agent beside what is in there, and before that, what the agent has to do. It
-    /// has neither added files nor a userland.
+    /// A user's own initramfs, and before that an archive with the agent, what the agent has to do, and added files.
+    /// There is no userland in it. A file of the same name in the user's replaces an added one.
     pub fn build_before(&self, initramfs: &[u8]) -> Result<Vec<u8>, Error> {
         let mut archive = Archive::new(Vec::new());
+        archive.directory("vmtrace", 0o755)?;
         if !self.without_agent {
             agent(&mut archive, AgentAs::Beside)?;
         }
         self.orders(&mut archive)?;
+        for file in &self.files {
+            add(&mut archive, file)?;
+        }
         Ok(before(archive.finish()?, initramfs))
     }
 

@@ -15,6 +15,7 @@ use vmtrace::emulated::cache_dir;
 use vmtrace::stream::Exit;
 
 use crate::trace::Trace;
+use crate::userland::debian_style;
 use crate::{command, within};
 
 /// What is waited for may take so long, on a busy machine.
@@ -178,15 +179,21 @@ pub fn a_user_sits_at_the_console(kernel: &str) {
     assert!(!shown.contains("vfs_"), "the trace is elsewhere: {shown}");
 }
 
-/// The end of the shell is that of the guest, and its status that of a run.
+/// The end of the shell is that of the guest, and its status that of a run: in an initramfs of the user's, whose /init is not
+/// started.
 pub fn a_shell_ends_its_guest(kernel: &str) {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().join("trace");
-    let mut seat = Seat::take(kernel, &place, &[]);
+    let initrd = directory.path().join("initrd");
+    fs::write(&initrd, debian_style(kernel)).unwrap();
+    let initrd = initrd.to_str().unwrap();
+    let mut seat = Seat::take(kernel, &place, &["--initrd", initrd]);
     let found = seat.settings();
+    seat.wait_for("its own /init");
     seat.wait_for("# ");
     seat.ask("echo a-$((1+1))-$TERM", "a-2-vt220");
     seat.ask("stty size", "33 101");
+    seat.ask("test -e /started || echo b-$((2+2))-b", "b-4-b");
     seat.key(b"exit 7\r");
     let code = seat.ends();
     let shown = seat.shown();

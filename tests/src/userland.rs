@@ -61,22 +61,25 @@ pub fn a_command_runs_in_a_users_own_initramfs(kernel: &str) {
     let directory = tempfile::tempdir().unwrap();
     let image = cache_dir().unwrap().join("kernels").join(kernel).join("vmlinuz");
     let trace = directory.path().join("trace");
+    let added = directory.path().join("added");
+    fs::write(&added, "of --add\n").unwrap();
     let run = |initrd: &[u8], line: &str| -> Output {
         let file = directory.path().join("initrd");
         fs::write(&file, initrd).unwrap();
         let files = [&file, &trace].map(|file| file.to_str().unwrap());
-        let args = ["--initrd", files[0], "-o", files[1], "-f", "vfs_open", "--timeout", "300"];
+        let mut args = vec!["--initrd", files[0], "-o", files[1], "-f", "vfs_open"];
+        args.extend(["--timeout", "300", "--add", added.to_str().unwrap()]);
         vmtrace("boot", &image, &[&args[..], &["--cmdline", "loglevel=5", "--run", line]].concat())
     };
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
 
-    let line = "cat /tmp/data /run/data && test $$ != 1 && ! test -e /started && test -c /dev/null \
+    let line = "cat /tmp/data /run/data /added && test $$ != 1 && ! test -e /started && test -c /dev/null \
                 && test -e /sys/kernel && mark in-theirs && readlink /bin && mine";
     let output = run(&debian_style(kernel), line);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(4), "{err}");
     assert!(err.contains("run status 7") && err.contains("guest poweroff"), "{err}");
-    assert_eq!(text(&output.stdout), "of /tmp\nof /run\nusr/bin\nmine-is-run\n", "{err}");
+    assert_eq!(text(&output.stdout), "of /tmp\nof /run\nof --add\nusr/bin\nmine-is-run\n", "{err}");
     let read = Trace::read(fs::read(&trace).unwrap()).unwrap();
     assert_eq!(read.marks(MarkKind::Agent).unwrap(), ["in-theirs"]);
     assert!(!read.entries.is_empty(), "{err}");
@@ -84,11 +87,11 @@ pub fn a_command_runs_in_a_users_own_initramfs(kernel: &str) {
     let mut plain = Archive::new(Vec::new());
     add_busybox(&mut plain, "busybox", kernel);
     plain.file("data", 0o644, 4, &b"o-k\n"[..]).unwrap();
-    let output = run(&plain.finish().unwrap(), "busybox cat /data; busybox cat /none || true");
+    let output = run(&plain.finish().unwrap(), "busybox cat /data /added; busybox cat /none");
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(4), "{err}");
-    assert!(err.contains("vmtrace: agent: '|' in the command line needs a shell"), "{err}");
-    assert!(err.contains("there is no /bin/sh") && err.contains("run status 125"), "{err}");
+    assert_eq!(text(&output.stdout), "o-k\nof --add\n", "{err}");
+    assert!(err.contains("cat: can't open '/none'") && err.contains("run status 1"), "{err}");
 }
 
 fn add_busybox(archive: &mut Archive<Vec<u8>>, path: &str, kernel: &str) {
@@ -99,13 +102,13 @@ fn add_busybox(archive: &mut Archive<Vec<u8>>, path: &str, kernel: &str) {
 }
 
 /// An archive for the processor before the system's own, which is compressed, with /bin as a link.
-fn debian_style(kernel: &str) -> Vec<u8> {
+pub(crate) fn debian_style(kernel: &str) -> Vec<u8> {
     let mut early = Archive::new(Vec::new());
     early.file("kernel/x86/microcode/none.bin", 0o644, 0, &b""[..]).unwrap();
     let mut archive = Archive::new(Vec::new());
     add_busybox(&mut archive, "usr/bin/busybox", kernel);
     archive.link("bin", "usr/bin").unwrap();
-    for name in ["sh", "cat", "readlink", "test", "touch"] {
+    for name in ["sh", "cat", "readlink", "stty", "test", "touch"] {
         archive.link(&format!("usr/bin/{name}"), "busybox").unwrap();
     }
     let scripts = [

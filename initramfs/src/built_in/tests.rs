@@ -97,6 +97,18 @@ fn a_users_initramfs_stays_what_it_is() {
     assert_eq!(names(&later), ["vmtrace", "vmtrace/agent"]);
     assert_eq!(names(&rest), [&["vmtrace"][..], &orders].concat());
     assert_eq!(unpack(&later)["vmtrace/agent"], (0o100_755, AGENT.to_vec()));
+
+    let dir = tempfile::tempdir().unwrap();
+    let (file, clash) = (dir.path().join("file"), dir.path().join("vmtrace"));
+    fs::write(&file, "added").unwrap();
+    fs::write(&clash, "").unwrap();
+    let added = Builder::new().without_agent().add_file(&file).build_before(&own).unwrap();
+    assert_eq!(names(&added), ["file", "vmtrace"]);
+    assert_eq!(unpack(&added)["file"], (0o100_644, b"added".to_vec()));
+    assert!(added.ends_with(&own));
+    // It would be where the agent has to be.
+    let error = builder().add_file(&clash).build_before(&own).unwrap_err();
+    assert!(error.to_string().contains("/vmtrace would be"), "{error}");
 }
 
 // A guest of another architecture gets its agent later, which must not undo what is here.

@@ -296,10 +296,10 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
         job.extend(["--kaslr".to_owned(), format!("--boot-image={BZIMAGE}")]);
     }
     if !arch.is_native() {
-        match (&args.initrd, &args.run) {
+        match (&args.initrd, args.agent_in_initrd) {
             (None, _) => job.push("--add-agent=init".to_owned()),
-            (Some(_), Some(_)) => job.push("--add-agent=beside".to_owned()),
-            (Some(_), None) => {}
+            (Some(_), true) => job.push("--add-agent=beside".to_owned()),
+            (Some(_), false) => {}
         }
     }
     if args.expects_run() {
@@ -327,13 +327,16 @@ mod tests {
     #[test]
     fn the_host_of_another_architecture_adds_its_agent() {
         let added = |options: &str, arch: HostArch| {
-            let job = job_args(&args(options).unwrap(), arch);
-            job.into_iter().find(|option| option.starts_with("--add-agent"))
+            let mut args = args(options).unwrap();
+            super::super::images::start_agent(&mut args).unwrap();
+            job_args(&args, arch).into_iter().find(|option| option.starts_with("--add-agent"))
         };
         let other = HostArch::ALL.into_iter().find(|arch| !arch.is_native()).unwrap();
         for (options, expected) in [
             ("--run ls", Some("--add-agent=init")),
             ("--initrd i --run ls", Some("--add-agent=beside")),
+            ("--initrd i --interactive", Some("--add-agent=beside")),
+            ("--initrd i --interactive --cmdline=rdinit=/init", None),
             ("--initrd i", None),
         ] {
             assert_eq!(added(options, other).as_deref(), expected, "{options}");

@@ -110,7 +110,7 @@ const OUTPUT_MODULES: [&str; 2] = ["virtio_mmio", "vmw_vsock_virtio_transport"];
 /// run, or as found.
 pub(super) fn device_modules(args: &Args, image: &Path, release: &str) -> Option<PathBuf> {
     let devices = args.needs_devices();
-    let nobody_loads_them = args.initrd.is_some() && args.run.is_none();
+    let nobody_loads_them = args.initrd.is_some() && !args.agent_in_initrd;
     if !devices && args.run.is_none() || nobody_loads_them {
         return None;
     }
@@ -158,7 +158,13 @@ pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
     let own = args.initrd.as_ref();
     let own = own.map(|path| std::fs::read(path).with_context(|| path.display().to_string()));
     let own = match own.transpose()? {
-        Some(content) if args.run.is_none() => {
+        Some(content) if !args.agent_in_initrd => {
+            if !args.add.is_empty() {
+                userland::check_own(args, &content)?;
+                let builder = initramfs::Builder::new().without_agent();
+                let builder = args.add.iter().fold(builder, initramfs::Builder::add_file);
+                return Ok(builder.build_before(&content)?);
+            }
             return Ok(match args.add_agent {
                 Some(AgentArg::Init) => initramfs::add_agent(&content, AgentAs::Init)?,
                 Some(AgentArg::Beside) => initramfs::add_agent(&content, AgentAs::Beside)?,
@@ -167,6 +173,9 @@ pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
         }
         own => own,
     };
+    if let Some(own) = &own {
+        userland::check_own(args, own)?;
+    }
     let mut builder = initramfs::Builder::new().run(args.run.as_deref());
     if args.run.is_some() {
         builder = builder.output(args.has_stdout_for_run());
@@ -198,31 +207,40 @@ pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
     })
 }
 
-/// Has the kernel start the agent in an initial RAM disk of the user's that a command is to be run in.
+/// Has the kernel start the agent in an initial RAM disk of the user's, where a command or a shell is to be run by it.
 ///
 /// # Errors
 /// When the user has something else started, or asks for what the agent would have to do.
-pub(super) fn add_rdinit(args: &mut Args) -> Result<(), BadUsage> {
-    if args.initrd.is_none() {
-        return Ok(());
-    }
-    if args.run.is_none() {
+pub(super) fn start_agent(args: &mut Args) -> Result<(), BadUsage> {
+    let Some(initrd) = &args.initrd else { return Ok(()) };
+    // What is behind -- is for process 1.
+    let mut words = args.cmdline.split_whitespace().take_while(|word| *word != "--");
+    let other = words.find(|word| word.starts_with("rdinit="));
+    args.agent_in_initrd = match (&args.run, other) {
+        (Some(_), Some(word)) => {
+            return Err(BadUsage(format!(
+                "--run: in an --initrd the agent runs the command as process 1 (rdinit={AGENT_BESIDE}), \
+                 and --cmdline has {word}: leave out one of them"
+            )));
+        }
+        (Some(_), None) => true,
+        (None, other) => args.interactive && other.is_none(),
+    };
+    if !args.agent_in_initrd {
         return match args.modules {
             Some(_) => Err(BadUsage(
-                "--modules: with --initrd they are loaded only for --run; an initial RAM disk of \
-                 your own loads its own"
+                "--modules: with --initrd they are loaded only for --run and --interactive; an initial \
+                 RAM disk of your own loads its own"
                     .to_owned(),
             )),
             None => Ok(()),
         };
     }
-    // What is behind -- is for process 1.
-    let mut words = args.cmdline.split_whitespace().take_while(|word| *word != "--");
-    if let Some(word) = words.find(|word| word.starts_with("rdinit=")) {
-        return Err(BadUsage(format!(
-            "--run: in an --initrd the agent runs the command as process 1 (rdinit={AGENT_BESIDE}), \
-             and --cmdline has {word}: leave out one of them"
-        )));
+    if args.interactive {
+        say!(
+            "vmtrace: a shell in {}, run by the agent; for its own /init add: --cmdline rdinit=/init",
+            initrd.display()
+        );
     }
     args.cmdline = format!("rdinit={AGENT_BESIDE} {}", args.cmdline).trim_end().to_owned();
     Ok(())
@@ -352,7 +370,7 @@ mod tests {
     fn a_command_in_a_users_initrd_is_run_by_the_agent() {
         let add = |options: &str| {
             let mut args = args(options).unwrap();
-            add_rdinit(&mut args).map(|()| args.cmdline).map_err(|error| error.to_string())
+            start_agent(&mut args).map(|()| args.cmdline).map_err(|error| error.to_string())
         };
         let asked = "rdinit=/vmtrace/agent";
         assert_eq!(add("--initrd i --run ls").unwrap(), asked);
@@ -367,11 +385,16 @@ mod tests {
             "{error}"
         );
         let error = add("--initrd i --modules auto").unwrap_err();
-        assert!(error.contains("loaded only for --run"), "{error}");
+        assert!(error.contains("loaded only for --run and --interactive"), "{error}");
+        // Who sits at the console gets a shell, unless something else is named.
+        assert_eq!(add("--initrd i --interactive").unwrap(), asked);
+        assert!(add("--initrd i --interactive --modules auto").is_ok());
+        assert_eq!(add("--initrd i --interactive --cmdline=rdinit=/init").unwrap(), "rdinit=/init");
+        assert_eq!(add("--initrd i").unwrap(), "");
         assert!(add("--initrd i --modules auto --run ls").is_ok());
         let mut behind = args("--initrd i --run ls").unwrap();
         behind.cmdline = "quiet -- rdinit=/x".to_owned();
-        assert!(add_rdinit(&mut behind).is_ok());
+        assert!(start_agent(&mut behind).is_ok());
         assert_eq!(behind.cmdline, format!("{asked} quiet -- rdinit=/x"));
     }
 

@@ -62,9 +62,13 @@ pub struct Args {
     /// CONFIG_KALLSYMS_ALL
     #[arg(long, value_name = "FILE", help_heading = headings::MACHINE)]
     pub system_map: Option<PathBuf>,
-    /// Initial RAM disk instead of the built-in one. Its /init is process 1; with --run the agent is, in its place
-    #[arg(long, value_name = "FILE", conflicts_with = "add", help_heading = headings::MACHINE)]
+    /// Initial RAM disk instead of the built-in one. Its /init is process 1; with --run and --interactive the agent
+    /// is, in its place, beside what is in there
+    #[arg(long, value_name = "FILE", help_heading = headings::MACHINE)]
     pub initrd: Option<PathBuf>,
+    /// The agent is process 1 in that.
+    #[arg(skip)]
+    agent_in_initrd: bool,
     /// Appended to the kernel's command line
     #[arg(long, value_name = "TEXT", default_value = "", help_heading = headings::MACHINE)]
     pub cmdline: String,
@@ -183,7 +187,7 @@ pub struct Args {
     /// and --root: those that are in there, by their /bin/sh if there is one
     #[arg(long, value_name = "CMD", value_parser = parse::run, help_heading = headings::MACHINE)]
     pub run: Option<String>,
-    /// Put this file at /NAME of the built-in initramfs; may be repeated
+    /// Put this file at /NAME of the built-in initramfs, or of the one of --initrd; may be repeated
     #[arg(long, value_name = "FILE", help_heading = headings::MACHINE)]
     pub add: Vec<PathBuf>,
     /// At the end print where the time of the boot went: by initcall, function, idle time, module and
@@ -222,8 +226,8 @@ pub struct Args {
     #[arg(long, value_name = "WHERE", default_value = "stderr", help_heading = headings::PLACES)]
     pub console: String,
     /// Use this terminal as the guest's console, with every key for the guest but Ctrl-] (q behind it
-    /// ends the run, Ctrl-] is itself, ? helps). The built-in initramfs and --root run a shell there
-    /// and power off when it ends. The trace needs another place (-o, --socket)
+    /// ends the run, Ctrl-] is itself, ? helps). The agent runs a shell there, of the built-in initramfs, --initrd or
+    /// --root, and the guest powers off when it ends. The trace needs another place (-o, --socket)
     #[arg(short, long, conflicts_with_all = ["run", "console"], help_heading = headings::MACHINE)]
     pub interactive: bool,
     /// Leave the lines of the guest's console out of the trace, where they are marks
@@ -396,7 +400,7 @@ impl Args {
 /// When vmtrace itself fails.
 pub fn run(mut args: Args) -> Result<u8> {
     interactive::check(&args)?;
-    images::add_rdinit(&mut args)?;
+    images::start_agent(&mut args)?;
     for globs in [&mut args.filter, &mut args.notrace, &mut args.returns] {
         *globs = super::from_files(std::mem::take(globs))?;
     }

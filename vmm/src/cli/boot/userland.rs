@@ -3,12 +3,19 @@
 use super::Args;
 use crate::cli::BadUsage;
 use crate::emulated::{HostArch, cache_dir};
-use crate::initramfs::{APPLETS, Error, Userland};
+use crate::initramfs::{APPLETS, Contents, Error, Userland};
 use anyhow::Result;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 use vmtrace_agent::{Line, Step};
+
+/// What the agent gives lines to in an initramfs of the user's.
+const SHELL: &str = "/bin/sh";
+/// Where a login shell is named.
+const PASSWD: &str = "/etc/passwd";
+/// Where the agent looks for programs there.
+const BINS: [&str; 6] = ["", "/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin"];
 
 /// Adds the userland if the line needs it, or somebody may connect who needs it.
 ///
@@ -22,6 +29,48 @@ pub(super) fn find(args: &Args, guest: HostArch) -> Result<Option<Userland>> {
     };
     let userland = userland.ok_or_else(missing).and_then(|dir| Userland::open(&dir));
     choose(args, guest, userland)
+}
+
+/// Refuses what an initramfs of the user's is known not to have a shell for, and added files that are in there already. Of
+/// one whose contents are not known ([`Contents::of`]) the guest says that.
+pub(super) fn check_own(args: &Args, initramfs: &[u8]) -> Result<(), BadUsage> {
+    let is_for_shell = match &args.run {
+        Some(line) => !matches!(vmtrace_agent::understand(line, |_| false), Ok(Line::Steps(_))),
+        None => args.interactive && args.agent_in_initrd,
+    };
+    if !is_for_shell && args.add.is_empty() {
+        return Ok(());
+    }
+    let Some(contents) = Contents::of(initramfs) else { return Ok(()) };
+    let name = args.initrd.iter().map(|path| path.display().to_string()).collect::<String>();
+    for added in args.add.iter().filter_map(|path| path.file_name()?.to_str()) {
+        if contents.has(added) {
+            return Err(BadUsage(format!(
+                "--add: {name} has a /{added} of its own: give the file another name"
+            )));
+        }
+    }
+    // Root's entry may name another shell.
+    let shells = if args.run.is_some() { &[SHELL][..] } else { &[SHELL, PASSWD] };
+    if !is_for_shell || shells.iter().any(|path| contents.has_file(path)) {
+        return Ok(());
+    }
+    let remedy =
+        format!("{name} has no {SHELL}: boot one that has, or the built-in one (no --initrd)");
+    let Some(line) = &args.run else {
+        return Err(BadUsage(format!("--interactive: the guest needs a shell, and {remedy}")));
+    };
+    let is_program = |program: &str| {
+        let added = args.add.iter().any(|file| file.file_name() == Some(program.as_ref()));
+        added || BINS.iter().any(|bin| contents.has_file(&format!("{bin}/{program}")))
+    };
+    match vmtrace_agent::understand(line, is_program) {
+        Ok(Line::Steps(_)) => Ok(()),
+        Ok(Line::Shell(what)) => {
+            Err(BadUsage(format!("--run: '{what}' needs a shell, and {remedy}")))
+        }
+        Err(error) => Err(BadUsage(format!("--run: {error}"))),
+    }
 }
 
 /// How much a line wants busybox.
@@ -232,6 +281,47 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("vmtrace setup userland-x86_64"), "{text}");
+    }
+
+    // It was told after a whole boot.
+    #[test]
+    fn an_initrd_without_a_shell_is_refused_before_the_boot() {
+        let archive = |names: &[&str]| {
+            let mut archive = crate::initramfs::Archive::new(Vec::new());
+            for name in names {
+                archive.file(name, 0o755, 0, std::io::empty()).unwrap();
+            }
+            archive.finish().unwrap()
+        };
+        let check = |options: &str, line: Option<&str>, initramfs: &[u8]| {
+            let mut args = args(&format!("--initrd i.img {options}")).unwrap();
+            args.run = line.map(str::to_owned);
+            super::super::images::start_agent(&mut args).unwrap();
+            check_own(&args, initramfs).map_err(|error| error.to_string())
+        };
+        let (bare, own) = (archive(&["bin/ls", "sbin/cd"]), archive(&["bin/sh", "data"]));
+        for line in ["ls | wc", "X=1 ls", "read x", "ls >x"] {
+            let error = check("", Some(line), &bare).unwrap_err();
+            assert!(error.starts_with("--run: '"), "{error}");
+            assert!(error.contains("i.img has no /bin/sh") && !error.contains('\n'), "{error}");
+            assert_eq!(check("", Some(line), &own), Ok(()));
+            // Compressed in a way that is not known here.
+            assert_eq!(check("", Some(line), b"BZh91AY"), Ok(()));
+        }
+        for line in ["ls", "cd /", "ls; /none 'a | b'"] {
+            assert_eq!(check("", Some(line), &bare), Ok(()), "{line}");
+        }
+        assert!(check("", Some("ls 'a"), &bare).unwrap_err().contains("closing '"));
+        let error = check("--interactive", None, &bare).unwrap_err();
+        assert!(error.starts_with("--interactive: the guest needs a shell, and i.img"), "{error}");
+        assert_eq!(check("--interactive", None, &own), Ok(()));
+        assert_eq!(check("--interactive --cmdline=rdinit=/x", None, &bare), Ok(()));
+        // The kernel would take the user's own.
+        for options in ["--add /nowhere/data", "--interactive --add /nowhere/data"] {
+            let error = check(options, None, &own).unwrap_err();
+            assert!(error.contains("i.img has a /data of its own"), "{error}");
+        }
+        assert_eq!(check("--add /nowhere/new", Some("new"), &own), Ok(()));
     }
 
     #[test]
