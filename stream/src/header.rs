@@ -14,6 +14,10 @@ const BILLION: u64 = 1_000_000_000;
 #[inline]
 pub fn nanoseconds(ticks: u64, hz: u64) -> u128 {
     let hz = hz.max(1);
+    // The time since a boot, or of a call, is mostly short enough for one division.
+    if let Some(product) = ticks.checked_mul(BILLION) {
+        return u128::from(product / hz);
+    }
     // Most rates need no division of more than 64 bits.
     if hz <= u64::MAX / BILLION {
         let (seconds, rest) = (ticks / hz, ticks % hz);

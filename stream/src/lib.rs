@@ -60,7 +60,7 @@ pub use buffer::RecordBuffer;
 pub use compress::{Compression, Compressor};
 pub use context::Context;
 pub use counts::{Bucket, Count, Counts, CountsOf, HistogramOf};
-pub use decode::{Decoder, Progress};
+pub use decode::{Apart, Decoder, Progress};
 pub use dictionary::{AddressSet, Dictionaries, DictionaryFull, FormatsFull, Symbol, Task, Tracer};
 pub use error::{Remedy, StreamError};
 pub use frame::{Frame, Loss, RawSymbol, RawTracer, SymbolList, TaskList, TracerList, ValuesList};

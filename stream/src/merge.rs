@@ -1,6 +1,7 @@
 //! One order for the records of all vCPUs.
 
 use std::cmp::Reverse;
+use std::collections::binary_heap::PeekMut;
 use std::collections::{BinaryHeap, VecDeque};
 
 /// Merges queues that are ordered in themselves (one per vCPU) by time.
@@ -99,18 +100,19 @@ impl<T> Merger<T> {
             queue.items.front().map(|(time, _)| Reverse((*time, index)))
         });
         let mut heads: BinaryHeap<_> = heads.collect();
-        while let Some(Reverse((_, index))) = heads.pop() {
-            // This queue goes on until another one is earlier.
-            let limit = heads.peek().map_or((u64::MAX, usize::MAX), |Reverse(next)| *next);
+        while let Some(Reverse((_, index))) = heads.peek().copied() {
+            // This queue goes on until another one is earlier: one of the two below the top.
+            let others = heads.as_slice().iter().skip(1).take(2);
+            let limit = others.max().map_or((u64::MAX, usize::MAX), |Reverse(next)| *next);
             let queue = &mut self.queues[index];
-            while let Some((time, _)) = queue.items.front() {
+            let next = loop {
+                let Some((time, _)) = queue.items.front() else { break None };
                 let time = *time;
                 if time > until || count == 0 {
-                    break;
+                    break None;
                 }
                 if (time, index) > limit {
-                    heads.push(Reverse((time, index)));
-                    break;
+                    break Some(Reverse((time, index)));
                 }
                 if let Some((_, item)) = queue.items.pop_front() {
                     self.held -= 1;
@@ -118,6 +120,11 @@ impl<T> Merger<T> {
                     count -= 1;
                     give(index, item)?;
                 }
+            };
+            match (next, heads.peek_mut()) {
+                (Some(next), Some(mut top)) => *top = next,
+                (None, Some(top)) => drop(PeekMut::pop(top)),
+                (_, None) => {}
             }
         }
         Ok(())

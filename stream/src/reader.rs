@@ -37,7 +37,21 @@ impl<R: Read> Reader<R> {
     /// # Errors
     /// When the source fails or does not begin a stream.
     pub fn new(source: R) -> Result<Self, StreamError> {
-        let mut reader = Self { source, decoder: Decoder::new(), header: Header::default() };
+        Self::with(source, Decoder::new())
+    }
+
+    /// The same without looking whether what comes is right: no check values, numbers or entries of
+    /// lists are verified. Only for what a second reader of the same stream does, and without
+    /// believing any of it.
+    ///
+    /// # Errors
+    /// When the source fails or does not begin a stream.
+    pub fn trusting(source: R) -> Result<Self, StreamError> {
+        Self::with(source, Decoder::trusting())
+    }
+
+    fn with(source: R, decoder: Decoder) -> Result<Self, StreamError> {
+        let mut reader = Self { source, decoder, header: Header::default() };
         reader.ready()?;
         reader.header = reader.decoder.header().cloned().unwrap_or_default();
         Ok(reader)

@@ -489,6 +489,18 @@ impl<'a> Batch<'a> {
         entries.iter().all(EntryRecord::is_plain).then_some(entries)
     }
 
+    /// The times of the records, in clock ticks, whatever else is in them; ends early where a
+    /// record has no room for its head.
+    pub fn times(&self) -> impl Iterator<Item = u64> + use<'a> {
+        let mut rest = self.bytes;
+        std::iter::from_fn(move || {
+            let (head, _) = RecordHead::ref_from_prefix(rest).ok()?;
+            let size = usize::from(head.words) * ALIGN;
+            rest = rest.get(size.max(size_of::<RecordHead>())..)?;
+            Some(head.timestamp.get())
+        })
+    }
+
     /// The records as they are on the wire.
     #[must_use]
     pub fn as_bytes(&self) -> &'a [u8] {
