@@ -179,16 +179,12 @@ pub fn run(args: Args) -> Result<u8> {
     if let Some(name) = args.tracer {
         player = player.with_tracer(name);
     }
-    if let Some(horizon) = super::report::horizon(&mut source).with_context(|| name.clone())? {
-        player = player.with_horizon(horizon);
-    }
-    let played = super::report::feed(&mut source, &mut player);
-    let finished = player.finish().map(|_| ());
+    let played = super::report::play_through(&mut source, &mut player, true);
     let late = player.late();
     let outcomes = player.into_export().finish(late);
     // What was found up to the place where a stream is torn is worth knowing.
     let printed = args.rules.write(&mut io::stdout().lock(), &outcomes);
-    played.and(finished).with_context(|| name)?;
+    played.with_context(|| name)?;
     match printed {
         Err(error) if !super::report::is_broken_pipe(&error) => Err(error),
         _ => Ok(code(&outcomes)),

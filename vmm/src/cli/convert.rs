@@ -88,10 +88,8 @@ fn convert(args: Args) -> Result<u8> {
     if let Some(tracer) = tracer {
         player = player.with_tracer(tracer);
     }
-    if let Some(horizon) = report::horizon(&mut source).with_context(|| name.clone())? {
-        player = player.with_horizon(horizon);
-    }
-    let played = report::play(&mut source, player);
+    let played = report::play_through(&mut source, &mut player, true);
+    let played = report::played_of(player, played);
     let unsaid: Vec<_> = tally.told().collect();
     let begun = tally.has_begun();
     drop(tally);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::exit;
-use super::report::{feed, horizon, open};
+use super::report::{open, play_through};
 use super::terminal::Paging;
 use super::view::{choose, parse_time};
 use crate::analyze::diff::{Difference, Noise, Profile};
@@ -80,18 +80,14 @@ impl Args {
             player = player.with_tracer(tracer.clone());
         }
         player = choose(player, self.filter.clone(), self.notrace.clone());
-        if let Some(horizon) = horizon(&mut source).with_context(|| name.clone())? {
-            player = player.with_horizon(horizon);
-        }
-        let played = feed(&mut source, &mut player);
-        let finished = player.finish().map(|_| ());
+        let played = play_through(&mut source, &mut player, true);
         if player.header().is_none() {
-            played.and(finished).context(name)?;
+            played.context(name)?;
             anyhow::bail!("{}: no trace", path.display());
         }
         let late = player.late();
         let mut profile = player.into_export();
         profile.finish(late);
-        Ok((profile, name, played.and(finished)))
+        Ok((profile, name, played))
     }
 }

@@ -176,10 +176,8 @@ impl Args {
         let filter = if self.callers.is_empty() { self.filter } else { self.callers };
         player = choose(player, filter, self.notrace);
         let (mut source, name) = open(&self.file)?;
-        if !unordered && let Some(horizon) = horizon(&mut source).with_context(|| name.clone())? {
-            player = player.with_horizon(horizon);
-        }
-        let Played { header, summary } = play(&mut source, player).context(name)?;
+        let played = play_through(&mut source, &mut player, !unordered);
+        let Played { header, summary } = played_of(player, played).context(name)?;
         let (Some(header), Some(summary)) = (header, summary) else { bail!("no summary") };
         if format == Format::RawSummary {
             raw_summary(&mut out, &header, &summary)?;
@@ -209,16 +207,12 @@ impl Args {
         let json = self.as_json(option)?;
         let (mut source, name) = open(&self.file)?;
         let mut player = Player::new(analysis);
-        if let Some(horizon) = horizon(&mut source).with_context(|| name.clone())? {
-            player = player.with_horizon(horizon);
-        }
-        let played = feed(&mut source, &mut player);
-        let finished = player.finish().map(|_| ());
+        let played = play_through(&mut source, &mut player, true);
         if player.header().is_some() {
             let late = player.late();
             player.into_export().write(late, json, out)?;
         }
-        played.and(finished).context(name)?;
+        played.context(name)?;
         Ok(Printed { told: None })
     }
 }
@@ -237,52 +231,64 @@ pub(super) fn open(path: &Path) -> Result<(File, String)> {
     })
 }
 
-/// What comes where in a file; `None` when it is none that can be read twice.
-pub(super) fn horizon(source: &mut File) -> Result<Option<Horizon>> {
-    if !source.metadata()?.is_file() {
-        return Ok(None);
-    }
-    let start = source.stream_position()?;
-    let horizon = Horizon::scan(&mut *source)?;
-    source.seek(io::SeekFrom::Start(start))?;
-    Ok(Some(horizon))
-}
-
 /// What a whole stream has besides events.
 pub(super) struct Played {
     pub(super) header: Option<Header>,
     pub(super) summary: Option<Summary>,
 }
 
-/// Gives a player all that there is to read.
+/// Plays all that there is to read, from the beginning to the end: what is whole of a stream is
+/// played before an error tells that it is not. Files are played in order if that is asked for,
+/// since they can be read twice.
+///
+/// # Errors
+/// When the source fails, the stream is damaged or torn, or the output fails.
+pub(super) fn play_through<E: Export>(
+    source: &mut File,
+    player: &mut Player<E>,
+    in_order: bool,
+) -> Result<(), PlayError> {
+    if !source.metadata().map_err(StreamError::from)?.is_file() {
+        return feed(source, player);
+    }
+    if in_order {
+        let start = source.stream_position().map_err(StreamError::from)?;
+        player.set_horizon(Horizon::scan(&mut *source)?);
+        source.seek(io::SeekFrom::Start(start)).map_err(StreamError::from)?;
+    }
+    player.play_file(source)
+}
+
+/// The same of what comes as it is made: everything is shown as soon as it can be.
+///
+/// # Errors
+/// As those of [`play_through`].
 pub(super) fn feed<E: Export>(
     source: &mut dyn Read,
     player: &mut Player<E>,
 ) -> Result<(), PlayError> {
     let mut chunk = vec![0; CHUNK];
-    loop {
+    let fed = loop {
         match source.read(&mut chunk) {
-            Ok(0) => return Ok(()),
-            Ok(length) => player.push(chunk.get(..length).unwrap_or_default())?,
+            Ok(0) => break Ok(()),
+            Ok(length) => match player.push(chunk.get(..length).unwrap_or_default()) {
+                Ok(()) => {}
+                Err(error @ PlayError::Output(_)) => return Err(error),
+                error => break error,
+            },
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(StreamError::from(error).into()),
-        }
-    }
-}
-
-/// Plays all that is whole, and then says what is not.
-pub(super) fn play(
-    source: &mut dyn Read,
-    mut player: Player<Box<dyn Export + '_>>,
-) -> Result<Played, PlayError> {
-    let fed = feed(source, &mut player);
-    let played = match fed {
-        Err(PlayError::Output(_)) => fed,
-        fed => {
-            let finished = player.finish().map(|_| ());
-            fed.and(finished)
+            Err(error) => break Err(StreamError::from(error).into()),
         }
     };
+    let finished = player.finish().map(|_| ());
+    fed.and(finished)
+}
+
+/// What was played, once what could not be shown has been told.
+pub(super) fn played_of<E: Export>(
+    player: Player<E>,
+    played: Result<(), PlayError>,
+) -> Result<Played, PlayError> {
     tell_skipped(&player);
     let (header, summary) = (player.header().cloned(), player.summary().cloned());
     played.map(|()| Played { header, summary })

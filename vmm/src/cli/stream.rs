@@ -104,11 +104,12 @@ impl Args {
         let export = self.view.pick(export);
         let missed = Cell::new(0);
         let export: Box<dyn Export + '_> = Box::new(Counted { export, missed: &missed });
-        let Played { summary, .. } =
-            match report::play(&mut source, self.view.apply(Player::new(export))) {
-                Err(PlayError::Output(error)) => return Err(error).with_context(unwritten),
-                played => played.with_context(|| name)?,
-            };
+        let mut player = self.view.apply(Player::new(export));
+        let played = report::feed(&mut source, &mut player);
+        let Played { summary, .. } = match report::played_of(player, played) {
+            Err(PlayError::Output(error)) => return Err(error).with_context(unwritten),
+            played => played.with_context(|| name)?,
+        };
         out.flush().with_context(unwritten)?;
         if let Some(summary) = summary {
             let mut text = Vec::new();

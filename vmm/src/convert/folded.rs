@@ -136,7 +136,7 @@ impl Folded {
             })
         });
         // Not in the range of kernel text, so that it is no function's address.
-        self.call(around, &Name { address: hash >> 1, symbol: caller.symbol })
+        self.call(around, &Name { address: hash >> 1, ..*caller })
     }
 
     fn ret(&mut self, ret: &Return<'_>) -> io::Result<()> {
@@ -192,7 +192,10 @@ impl Folded {
                 } else if let Some(known) = self.names.get(node.name) {
                     let symbol = known.symbol.as_ref();
                     let symbol = symbol.map(|(symbol, module)| (&**symbol, &**module));
-                    stack.push(clean(&Name { address: known.address, symbol }.label(), false));
+                    stack.push(clean(
+                        &Name { address: known.address, symbol, number: None }.label(),
+                        false,
+                    ));
                 }
                 at = usize::try_from(node.parent).ok().and_then(|parent| self.tree.get(parent));
             }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::num::NonZeroU64;
 
 use rustc_hash::FxHashMap;
 
@@ -72,7 +73,16 @@ pub(super) fn task_name(vcpu: u32, pid: u32, comm: Option<&str>) -> Cow<'_, str>
 pub(super) struct Names {
     numbers: FxHashMap<u64, u32>,
     known: Vec<Known>,
-    recent: Box<[(u64, u32)]>,
+    recent: Box<[Recent]>,
+}
+
+/// A name that was asked for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Recent {
+    address: u64,
+    /// That of the stream.
+    symbol: Option<NonZeroU64>,
+    number: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -92,7 +102,7 @@ pub(super) struct Number {
 
 impl Names {
     pub(super) fn new() -> Self {
-        let recent = vec![(0, u32::MAX); 1 << 12].into();
+        let recent = vec![Recent::default(); 1 << 12].into();
         Self { numbers: FxHashMap::default(), known: Vec::new(), recent }
     }
 
@@ -102,15 +112,16 @@ impl Names {
     pub(super) fn number(&mut self, name: &Name<'_>) -> Option<Number> {
         let slot = usize::try_from(name.address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52);
         let slot = slot.unwrap_or(0) & (self.recent.len() - 1);
-        let (address, number) = self.recent[slot];
-        if address == name.address
-            && let Some(known) = usize::try_from(number).ok().and_then(|it| self.known.get(it))
-            && known.is(name)
+        let recent = self.recent[slot];
+        if let Some(number) = recent.number
+            && (recent.address, recent.symbol) == (name.address, name.number)
+            && (name.number.is_some() || self.get(number)?.is(name))
         {
             return Some(Number { number, new: false });
         }
         let found = self.look_up(name)?;
-        self.recent[slot] = (name.address, found.number);
+        self.recent[slot] =
+            Recent { address: name.address, symbol: name.number, number: Some(found.number) };
         Some(found)
     }
 
@@ -172,7 +183,7 @@ mod tests {
     #[test]
     fn an_address_with_another_name_is_another() {
         let mut names = Names::new();
-        let name = |symbol| Name { address: 0x1000, symbol };
+        let name = |symbol| Name { address: 0x1000, symbol, number: None };
         let number = |names: &mut Names, symbol| names.number(&name(symbol)).expect("room");
         let first = number(&mut names, Some(("open", "ext4")));
         assert_eq!(first, Number { number: 0, new: true });

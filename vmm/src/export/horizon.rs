@@ -34,7 +34,7 @@ impl Horizon {
     /// When the source fails. What is wrong with the stream is told by who reads it then.
     pub fn scan(source: impl Read) -> Result<Self, StreamError> {
         let mut horizon = Self::default();
-        let mut reader = match Reader::new(source) {
+        let mut reader = match Reader::trusting(source) {
             Err(error @ StreamError::Io(_)) => return Err(error),
             Err(_) => return Ok(horizon),
             Ok(reader) => reader,
@@ -52,8 +52,8 @@ impl Horizon {
                     let vcpu = usize::try_from(batch.vcpu).ok();
                     let Some(last) = vcpu.and_then(|vcpu| last.get_mut(vcpu)) else { continue };
                     let mut earliest = None;
-                    for record in batch.records() {
-                        *last = record.head().timestamp.get().max(*last);
+                    for time in batch.times() {
+                        *last = time.max(*last);
                         earliest.get_or_insert(*last);
                     }
                     newest = newest.max(*last);

@@ -15,12 +15,15 @@
 //! # }
 //! ```
 
+mod ahead;
+mod aside;
 mod callers;
 mod colour;
 mod counted;
 #[cfg(test)]
 mod counted_tests;
 pub(crate) mod fields;
+mod front;
 mod graph;
 #[cfg(test)]
 mod graph_tests;
@@ -53,6 +56,7 @@ mod values;
 mod values_tests;
 
 use std::io;
+use std::num::NonZeroU64;
 
 use crate::stream::{Context, Header, Loss, Mark, Stretch, Summary};
 
@@ -391,6 +395,9 @@ pub struct Name<'a> {
     /// The symbol that it is in: name and module (empty for the kernel itself), both
     /// without control characters.
     pub symbol: Option<(&'a str, &'a str)>,
+    /// Which symbol of the stream that is: another one as soon as the symbol has another name, so
+    /// that names need not be compared. `None` where nobody has numbered it.
+    pub number: Option<NonZeroU64>,
 }
 
 impl Name<'_> {

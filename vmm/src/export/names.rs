@@ -1,6 +1,7 @@
 //! Names for events: looked up once per address and once per task, not once per record.
 
 use std::collections::HashMap;
+use std::num::NonZeroU64;
 
 use crate::stream::{
     Dictionaries, DictionaryFull, Header, HostExit, RawSymbol, RawTracer, Task, Tracer,
@@ -13,11 +14,21 @@ use super::{Name, printable};
 #[derive(Debug)]
 pub(super) struct Symbols {
     table: Dictionaries,
-    /// Printable name and module by index.
-    names: Vec<(Box<str>, Box<str>)>,
+    names: Vec<Known>,
+    /// Names that there were, with those that were replaced.
+    named: u64,
     /// Index by the symbol's address.
     index: HashMap<u64, u32>,
     cache: Box<[Cached]>,
+}
+
+/// A symbol's printable name and module.
+#[derive(Debug)]
+struct Known {
+    name: Box<str>,
+    module: Box<str>,
+    /// Of no other name of the stream.
+    number: Option<NonZeroU64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -32,16 +43,19 @@ const UNKNOWN: u32 = u32::MAX - 1;
 const CACHE: usize = 1 << 14;
 const NOT_CACHED: Cached = Cached { address: 0, index: EMPTY };
 
-impl Symbols {
-    pub(super) fn new() -> Self {
+impl Default for Symbols {
+    fn default() -> Self {
         Self {
             table: Dictionaries::new(),
             names: Vec::new(),
+            named: 0,
             index: HashMap::new(),
             cache: vec![NOT_CACHED; CACHE].into(),
         }
     }
+}
 
+impl Symbols {
     /// Whether the symbol gives another name to an address that has one.
     pub(super) fn renames(&self, symbol: &RawSymbol<'_>) -> bool {
         symbol.with_text(|new| {
@@ -65,7 +79,12 @@ impl Symbols {
     fn insert(&mut self, symbol: &RawSymbol<'_>) -> Result<(), DictionaryFull> {
         symbol.with_text(|symbol| {
             if self.table.insert_symbol(symbol)? {
-                let name = (printable(symbol.name).into(), printable(symbol.module).into());
+                self.named += 1;
+                let name = Known {
+                    name: printable(symbol.name).into(),
+                    module: printable(symbol.module).into(),
+                    number: NonZeroU64::new(self.named),
+                };
                 let next = u32::try_from(self.names.len()).map_err(|_| DictionaryFull)?;
                 let index = *self.index.entry(symbol.address).or_insert(next);
                 if index == next {
@@ -98,7 +117,8 @@ impl Symbols {
         let symbol = self.names.get(position(index));
         Name {
             address: header.address(address),
-            symbol: symbol.map(|(name, module)| (&**name, &**module)),
+            symbol: symbol.map(|known| (&*known.name, &*known.module)),
+            number: symbol.and_then(|known| known.number),
         }
     }
 }
@@ -109,17 +129,34 @@ fn position(index: u32) -> usize {
 
 /// Names of tasks. A record is given its task when it is read, because the task may have
 /// another name by the time that the record is printed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tasks {
     current: HashMap<u32, u32>,
     /// Names, and ids of thread groups; 0 when not known.
     slots: Vec<Option<(Box<str>, u32)>>,
     free: Vec<u32>,
-    last: Option<(u32, u32)>,
+    /// Processes that were asked for, with their slots.
+    recent: Box<[(u32, u32)]>,
+}
+
+/// Enough for the processes of a busy second.
+const RECENT: usize = 1 << 10;
+
+impl Default for Tasks {
+    fn default() -> Self {
+        Self {
+            current: HashMap::new(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            recent: vec![NOT_RECENT; RECENT].into(),
+        }
+    }
 }
 
 /// The slot of tasks without a name.
 const NAMELESS: u32 = u32::MAX;
+/// No process, and no slot.
+const NOT_RECENT: (u32, u32) = (0, u32::MAX - 1);
 
 impl Tasks {
     pub(super) fn insert(&mut self, task: &Task) {
@@ -132,20 +169,17 @@ impl Tasks {
             *free = Some((comm.into(), task.tgid));
         }
         self.current.insert(task.pid, slot);
-        self.last = None;
+        self.recent[position(task.pid) % RECENT] = NOT_RECENT;
     }
 
     /// Where the present name of a process is.
     #[inline]
     pub(super) fn slot(&mut self, pid: u32) -> u32 {
-        match self.last {
-            Some((last, slot)) if last == pid => slot,
-            _ => {
-                let slot = self.current.get(&pid).copied().unwrap_or(NAMELESS);
-                self.last = Some((pid, slot));
-                slot
-            }
+        let recent = &mut self.recent[position(pid) % RECENT];
+        if recent.0 != pid || *recent == NOT_RECENT {
+            *recent = (pid, self.current.get(&pid).copied().unwrap_or(NAMELESS));
         }
+        recent.1
     }
 
     #[inline]
@@ -197,6 +231,12 @@ pub(super) struct Tracers {
 }
 
 impl Tracers {
+    /// Whether [`Tracers::see`] of this one would change anything.
+    #[inline]
+    pub(super) fn is_new(&self, number: u8) -> bool {
+        number != 0 && self.names.len() <= usize::from(number)
+    }
+
     /// A record is of this one.
     #[inline]
     pub(super) fn see(&mut self, number: u8) {

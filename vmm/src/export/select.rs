@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
 use crate::stream::{Header, Tracer};
 
@@ -12,18 +13,23 @@ use super::pairing::Choice;
 const KNOWN: usize = 1 << 20;
 
 /// Whether a function with this name, of this module, is wanted.
-type Accepts = dyn Fn(&str, Option<&str>) -> bool + Send;
+type Accepts = dyn Fn(&str, Option<&str>) -> bool + Send + Sync;
 
 /// Which functions are wanted.
 pub(super) struct Filter {
-    accepts: Box<Accepts>,
+    accepts: Arc<Accepts>,
     /// Answers by address, until the names change.
     known: HashMap<u32, bool>,
 }
 
 impl Filter {
-    fn new(accepts: impl Fn(&str, Option<&str>) -> bool + Send + 'static) -> Self {
-        Self { accepts: Box::new(accepts), known: HashMap::new() }
+    fn new(accepts: impl Fn(&str, Option<&str>) -> bool + Send + Sync + 'static) -> Self {
+        Self { accepts: Arc::new(accepts), known: HashMap::new() }
+    }
+
+    /// The same, without what it remembers.
+    fn again(&self) -> Self {
+        Self { accepts: Arc::clone(&self.accepts), known: HashMap::new() }
     }
 
     fn accepts(&mut self, symbols: &mut Symbols, header: &Header, function: u32) -> bool {
@@ -92,16 +98,26 @@ pub(super) struct Selection {
 }
 
 impl Selection {
+    /// The same, as it is before a stream begins.
+    pub(super) fn again(&self) -> Self {
+        Self {
+            filter: self.filter.as_ref().map(Filter::again),
+            roots: self.roots.as_ref().map(Filter::again),
+            tracer: self.tracer.clone(),
+            min_duration: self.min_duration,
+        }
+    }
+
     pub(super) fn set_filter(
         &mut self,
-        accepts: impl Fn(&str, Option<&str>) -> bool + Send + 'static,
+        accepts: impl Fn(&str, Option<&str>) -> bool + Send + Sync + 'static,
     ) {
         self.filter = Some(Filter::new(accepts));
     }
 
     pub(super) fn set_roots(
         &mut self,
-        accepts: impl Fn(&str, Option<&str>) -> bool + Send + 'static,
+        accepts: impl Fn(&str, Option<&str>) -> bool + Send + Sync + 'static,
     ) {
         self.roots = Some(Filter::new(accepts));
     }

@@ -240,7 +240,7 @@ mod tests {
 
     fn name(address: u64) -> Name<'static> {
         let symbol = if address == 1 { ("vfs_read", "") } else { ("vfs_write", "") };
-        Name { address, symbol: Some(symbol) }
+        Name { address, symbol: Some(symbol), number: None }
     }
 
     // A call in another row, or a mean of something else, is a wrong answer without a sign of it.

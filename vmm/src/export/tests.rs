@@ -2,7 +2,9 @@
 
 use std::io::Write;
 
-use crate::stream::{Counted, EntryRecord, Header, Mark, Summary, Writer, sample};
+use crate::stream::{
+    Counted, EntryRecord, Header, LossReason, Mark, Summary, Symbol, Task, Writer, sample,
+};
 
 use super::{Event, Export, Json, PlayError, Player, Stats, Text, write_summary};
 
@@ -232,4 +234,92 @@ fn long_marks_do_not_pile_up() {
     assert!(writer.get_mut().held() < 300);
     writer.end(&Summary::default()).expect("no failure");
     assert_eq!(writer.into_inner().expect("no failure").into_export().marks, 1000);
+}
+
+/// Plays a stream as a file, with a second thread.
+fn play_file<E: Export>(mut stream: &[u8], export: E) -> (Player<E>, Result<(), PlayError>) {
+    let mut player = Player::new(export);
+    let played = player.play_file(&mut stream);
+    (player, played)
+}
+
+// All that a file is good for is played by two threads: what one of them knows and the other does not
+// is a wrong name or a missing line. Cut off anywhere, and with any byte wrong.
+#[test]
+fn two_threads_show_what_one_shows() {
+    let whole = sample::stream();
+    let cut = (0..whole.len()).map(|end| whole[..end].to_vec());
+    let wrong = (0..whole.len()).step_by(7).map(|at| {
+        let mut stream = whole.clone();
+        stream[at] ^= 0x10;
+        stream
+    });
+    let others = [whole.clone(), sample::values()];
+    for stream in others.into_iter().chain(cut).chain(wrong) {
+        let (mut one, mut two) = (Vec::new(), Vec::new());
+        let (_, expected) = play(&stream, 1 << 20, Text::new(&mut one));
+        let (player, played) = play_file(&stream, Text::new(&mut two));
+        let said = |result: &Result<(), PlayError>| result.as_ref().err().map(ToString::to_string);
+        assert_eq!(said(&played), said(&expected));
+        drop(player);
+        assert_eq!(String::from_utf8_lossy(&two), String::from_utf8_lossy(&one));
+    }
+}
+
+// Many tasks that are renamed again and again, a tracer that was never told, and a module that takes
+// the place of another: each is a state that both threads must have at the same record.
+#[test]
+fn two_threads_have_the_same_names_at_each_record() {
+    let mut writer = Writer::new(Vec::new(), &sample::header()).expect("header");
+    for round in 0..30_000u32 {
+        let name = |what: &str| format!("{what}{round}");
+        writer.task(Task::new(round % 7, 1, name("t").as_bytes())).expect("memory");
+        if round % 100 == 0 {
+            let (function, module) = (name("f"), name("m"));
+            let address = sample::header().address(1);
+            let symbol = Symbol { module: &module, ..Symbol::new(address, 16, &function) };
+            writer.symbols(std::iter::once(symbol)).expect("memory");
+        }
+        let mut record = EntryRecord::new(u64::from(round) * 10, 1, 2, round % 7);
+        record.head.tracer = u8::try_from(round / 10_000).expect("small");
+        writer.entries(round % 2, &[record]).expect("memory");
+        if round % 5000 == 0 {
+            writer.loss(0, 3, LossReason::Full).expect("memory");
+        }
+    }
+    writer.end(&Summary::default()).expect("memory");
+    let stream = writer.into_inner().expect("memory");
+    let (mut one, mut two) = (Vec::new(), Vec::new());
+    play(&stream, 1 << 16, Json::new(&mut one)).1.expect("whole");
+    play_file(&stream, Json::new(&mut two)).1.expect("whole");
+    assert!(one.len() > 1 << 20, "{} bytes", one.len());
+    assert_eq!(two, one);
+}
+
+// The other thread must not wait for one that has gone.
+#[test]
+fn an_output_that_fails_ends_both_threads() {
+    struct Full;
+    impl Write for Full {
+        fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+            Err(std::io::ErrorKind::StorageFull.into())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut writer = Writer::new(Vec::new(), &sample::header()).expect("header");
+    for round in 0..200_u64 {
+        let records: Vec<_> =
+            (0..1000).map(|number| EntryRecord::new(round * 1000 + number, 1, 2, 3)).collect();
+        writer.entries(0, &records).expect("memory");
+    }
+    let stream = writer.into_inner().expect("memory");
+    let (_, played) = play_file(&stream, Text::new(Full));
+    match played {
+        Err(PlayError::Output(error)) => {
+            assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+        }
+        other => panic!("{other:?}"),
+    }
 }

@@ -175,7 +175,7 @@ impl<'a> Page<'a> {
             let label = chart.names.get(*number).map_or_else(String::new, |known| {
                 let symbol = known.symbol.as_ref();
                 let symbol = symbol.map(|(symbol, module)| (&**symbol, &**module));
-                Name { address: known.address, symbol }.label()
+                Name { address: known.address, symbol, number: None }.label()
             });
             out.write_all(if place == 0 { b"" } else { b"," })?;
             serde_json::to_writer(Inside(out), &label)?;

@@ -224,7 +224,8 @@ impl Uftrace {
         self.lanes.see(lane, Who { vcpu: loss.vcpu, pid, tgid: None, comm, tracer: None })?;
         let function = format!("records lost ({})", loss.reason);
         // No address of a function.
-        let address = self.address(&Name { address: 0, symbol: Some((&function, "")) })?;
+        let address =
+            self.address(&Name { address: 0, symbol: Some((&function, "")), number: None })?;
         self.lanes.record(lane, at, Kind::Entry, 0, address)?;
         let text = format!("{} records lost on vCPU {}: {}", loss.count, loss.vcpu, loss.reason);
         self.text(at, &text)?;

@@ -1,0 +1,341 @@
+//! Bytes of a stream in, items in time order out.
+
+use crate::stream::{
+    Decoder, Frame, Header, Mark, MarkKind, Merger, Progress, RecordHead, Summary,
+};
+
+use super::Export;
+use super::ahead::{Ahead, Item};
+use super::horizon::Horizon;
+use super::player::PlayError;
+use super::stage::Stage;
+
+/// Most events that wait for their order; see [`Player::disordered`](super::Player::disordered).
+const HELD: usize = 1 << 20;
+/// The same where it is known how long they must wait, which is longer only where one is that late.
+const HELD_KNOWN: usize = 1 << 23;
+/// What is so many milliseconds older than the newest record does not wait for a vCPU whose records
+/// do not come: a task may be preempted for long while it writes one.
+const PATIENCE_MS: u64 = 100;
+/// Most bytes of text that wait in marks.
+const HELD_TEXT: usize = 16 << 20;
+/// Most words of values that wait with their records.
+const HELD_WORDS: usize = 4 << 20;
+
+/// What is behind a [`Front`]: all that it is told is to be taken in this order.
+pub(super) trait Behind {
+    /// What is known of the stream up to where it has been read.
+    fn ahead(&mut self) -> &mut Ahead;
+
+    /// The next item of all queues.
+    fn give(&mut self, header: &Header, queue: usize, item: Item) -> Result<(), PlayError>;
+
+    /// A frame that does not wait, which the decoder has just found.
+    fn frame(
+        &mut self,
+        header: &Header,
+        frame: &Frame<'_>,
+        decoder: &Decoder,
+    ) -> Result<(), PlayError>;
+
+    /// A tracer has a record of which nothing has been told.
+    fn see(&mut self, tracer: u8) -> Result<(), PlayError>;
+
+    /// Names of tasks are in use in these places only, and in those of present tasks.
+    fn sweep_tasks(&mut self, in_use: Vec<u32>) -> Result<(), PlayError>;
+
+    /// No record waits with a format.
+    fn sweep_formats(&mut self) -> Result<(), PlayError>;
+
+    /// Nothing follows; with a word about the order, and the summary if there is one.
+    fn end(
+        &mut self,
+        header: &Header,
+        note: Option<Mark>,
+        summary: Option<&Summary>,
+    ) -> Result<(), PlayError>;
+}
+
+impl<E: Export> Behind for Stage<E> {
+    fn ahead(&mut self) -> &mut Ahead {
+        &mut self.ahead
+    }
+
+    #[inline]
+    fn give(&mut self, header: &Header, queue: usize, item: Item) -> Result<(), PlayError> {
+        let mut words = std::mem::take(&mut self.words);
+        if let Item::Record(held) = &item {
+            self.ahead.take(queue, held, &mut words);
+        }
+        let given = Stage::give(self, header, queue, &item, &words);
+        words.clear();
+        self.words = words;
+        given
+    }
+
+    fn frame(&mut self, header: &Header, frame: &Frame<'_>, _: &Decoder) -> Result<(), PlayError> {
+        Stage::frame(self, header, frame)
+    }
+
+    fn see(&mut self, tracer: u8) -> Result<(), PlayError> {
+        self.ahead.tracers.see(tracer);
+        Ok(())
+    }
+
+    fn sweep_tasks(&mut self, in_use: Vec<u32>) -> Result<(), PlayError> {
+        self.ahead.tasks.sweep(in_use.into_iter());
+        Ok(())
+    }
+
+    fn sweep_formats(&mut self) -> Result<(), PlayError> {
+        self.ahead.formats.sweep();
+        Ok(())
+    }
+
+    fn end(
+        &mut self,
+        header: &Header,
+        note: Option<Mark>,
+        summary: Option<&Summary>,
+    ) -> Result<(), PlayError> {
+        Stage::end(self, header, note.as_ref(), summary)
+    }
+}
+
+/// Bytes of a stream in, items in time order out.
+#[derive(Debug)]
+pub(super) struct Front {
+    decoder: Decoder,
+    merger: Merger<Item>,
+    header: Header,
+    summary: Option<Summary>,
+    held_text: usize,
+    unknown_records: u64,
+    disordered: u64,
+    /// The latest time of a record.
+    newest: u64,
+    /// The last watermark.
+    watermark: u64,
+    horizon: Option<Horizon>,
+    begun: bool,
+}
+
+impl Default for Front {
+    fn default() -> Self {
+        Self {
+            decoder: Decoder::new(),
+            merger: Merger::new(0),
+            header: Header::default(),
+            summary: None,
+            held_text: 0,
+            unknown_records: 0,
+            disordered: 0,
+            newest: 0,
+            watermark: 0,
+            horizon: None,
+            begun: false,
+        }
+    }
+}
+
+impl Front {
+    pub(super) fn set_horizon(&mut self, horizon: Horizon) {
+        self.horizon = Some(horizon);
+    }
+
+    pub(super) fn header(&self) -> Option<&Header> {
+        self.begun.then_some(&self.header)
+    }
+
+    pub(super) fn summary(&self) -> Option<&Summary> {
+        self.summary.as_ref()
+    }
+
+    pub(super) fn unknown_records(&self) -> u64 {
+        self.unknown_records
+    }
+
+    pub(super) fn disordered(&self) -> u64 {
+        self.disordered
+    }
+
+    pub(super) fn late(&self) -> u64 {
+        // Marks are of whoever makes them.
+        self.merger.late().take(marks_of(&self.header)).sum()
+    }
+
+    pub(super) fn held(&self) -> usize {
+        self.merger.held()
+    }
+
+    pub(super) fn watermark(&self) -> u64 {
+        self.watermark
+    }
+
+    /// Takes the next bytes.
+    ///
+    /// # Errors
+    /// When the stream is damaged, or what is behind fails.
+    pub(super) fn push(&mut self, bytes: &[u8], behind: &mut impl Behind) -> Result<(), PlayError> {
+        self.decoder.feed(bytes);
+        while self.decoder.advance()? == Progress::Frame {
+            self.frame(behind)?;
+            let offset = self.decoder.offset();
+            if let Some(until) = self.horizon.as_mut().and_then(|horizon| horizon.at(offset)) {
+                self.play(until, behind)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// No bytes follow.
+    ///
+    /// # Errors
+    /// When the stream is torn, or what is behind fails.
+    pub(super) fn finish(&mut self, behind: &mut impl Behind) -> Result<(), PlayError> {
+        self.play(u64::MAX, behind)?;
+        if self.begun && self.summary.is_none() {
+            behind.end(&self.header, self.about_order(), None)?;
+        }
+        Ok(self.decoder.finish()?)
+    }
+
+    fn frame(&mut self, behind: &mut impl Behind) -> Result<(), PlayError> {
+        let header = &self.header;
+        let marks = marks_of(header);
+        let Some(frame) = self.decoder.frame() else { return Ok(()) };
+        match frame {
+            Frame::Header(header) => {
+                self.begun = true;
+                self.header = *header;
+                self.merger = Merger::new(marks_of(&self.header) + 1);
+                let frame = Frame::Header(Box::new(self.header.clone()));
+                behind.frame(&self.header, &frame, &self.decoder)
+            }
+            Frame::Records(batch) => {
+                let queue = usize::try_from(batch.vcpu).unwrap_or(usize::MAX);
+                let mut last = 0;
+                for record in batch.records() {
+                    let RecordHead { tracer, .. } = *record.head();
+                    if tracer != last && behind.ahead().tracers.is_new(tracer) {
+                        behind.see(tracer)?;
+                    }
+                    last = tracer;
+                    let unknown = &mut self.unknown_records;
+                    let held = behind.ahead().hold(&self.header, queue, &record, unknown);
+                    if let Some(held) = held {
+                        self.newest = self.newest.max(held.timestamp);
+                        self.merger.push(queue, held.timestamp, Item::Record(held));
+                    }
+                }
+                self.relieve(behind)
+            }
+            Frame::Symbols(ref list) => {
+                // A module took the place of another: old records keep the old names.
+                if list.clone().any(|symbol| behind.ahead().symbols.renames(&symbol)) {
+                    self.merger.drain(u64::MAX, |queue, item| behind.give(header, queue, item))?;
+                }
+                behind.frame(header, &frame, &self.decoder)
+            }
+            Frame::Tasks(_) => {
+                behind.frame(header, &frame, &self.decoder)?;
+                if behind.ahead().tasks.is_crowded() {
+                    let slot = |item: &Item| match item {
+                        Item::Record(held) => Some(held.slot),
+                        _ => None,
+                    };
+                    behind.sweep_tasks(self.merger.items().filter_map(slot).collect())?;
+                }
+                Ok(())
+            }
+            Frame::Tracers(ref list) => {
+                // What waits has the old names.
+                if list.clone().any(|tracer| behind.ahead().tracers.renames(&tracer)) {
+                    self.merger.drain(u64::MAX, |queue, item| behind.give(header, queue, item))?;
+                }
+                behind.frame(header, &frame, &self.decoder)
+            }
+            Frame::Values(_) => {
+                behind.frame(header, &frame, &self.decoder)?;
+                if behind.ahead().formats.is_crowded() {
+                    self.merger.drain(u64::MAX, |queue, item| behind.give(header, queue, item))?;
+                    behind.sweep_formats()?;
+                }
+                Ok(())
+            }
+            Frame::Loss(loss) => {
+                let queue = usize::try_from(loss.vcpu).unwrap_or(usize::MAX);
+                self.merger.push_now(queue, Item::Loss(loss));
+                self.relieve(behind)
+            }
+            Frame::Mark(mark) => {
+                self.held_text += mark.text.len();
+                self.merger.push(marks, mark.ticks, Item::Mark(Box::new(mark)));
+                self.relieve(behind)
+            }
+            Frame::Watermark(ticks) => {
+                self.watermark = ticks.max(self.watermark);
+                // The horizon knows better.
+                let known = self.horizon.as_ref().is_some_and(Horizon::is_within);
+                if known { Ok(()) } else { self.play(ticks.max(self.patience()), behind) }
+            }
+            Frame::End(summary) => {
+                self.play(u64::MAX, behind)?;
+                behind.end(&self.header, self.about_order(), Some(&summary))?;
+                self.summary = Some(*summary);
+                Ok(())
+            }
+            Frame::Join(_) | Frame::Traced(_) | Frame::Counts(_) => {
+                behind.frame(header, &frame, &self.decoder)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn play(&mut self, until: u64, behind: &mut impl Behind) -> Result<(), PlayError> {
+        let header = &self.header;
+        self.merger.drain(until, |queue, item| behind.give(header, queue, item))?;
+        if self.merger.held() == 0 {
+            self.held_text = 0;
+        }
+        Ok(())
+    }
+
+    /// What is older does not wait any longer.
+    fn patience(&self) -> u64 {
+        let ticks = u128::from(self.header.clock_hz) * u128::from(PATIENCE_MS) / 1000;
+        self.newest.saturating_sub(u64::try_from(ticks).unwrap_or(u64::MAX))
+    }
+
+    /// Says at the end that the order is not what it should be.
+    fn about_order(&self) -> Option<Mark> {
+        let late = self.late();
+        let text = format!("{late} records came late: they are shown behind later ones");
+        let mark = Mark { ticks: self.newest, kind: MarkKind::Note, duration_ns: 0, text };
+        (late > 0).then_some(mark)
+    }
+
+    /// Keeps the memory bounded when the watermarks stay away.
+    fn relieve(&mut self, behind: &mut impl Behind) -> Result<(), PlayError> {
+        let held = self.merger.held();
+        let known = self.horizon.as_ref().is_some_and(Horizon::is_within);
+        let most = if known { HELD_KNOWN } else { HELD };
+        let keep = match self.held_text {
+            text if text > HELD_TEXT => 0,
+            _ if held > most => most / 2,
+            _ if behind.ahead().words() > HELD_WORDS => held / 2,
+            _ => return Ok(()),
+        };
+        if keep == 0 {
+            self.held_text = 0;
+        }
+        self.disordered += u64::try_from(held - keep).unwrap_or(0);
+        let header = &self.header;
+        self.merger.shrink(keep, |queue, item| behind.give(header, queue, item))
+    }
+}
+
+/// The queue of the marks, which comes after those of the vCPUs.
+fn marks_of(header: &Header) -> usize {
+    usize::try_from(header.vcpus).unwrap_or(0)
+}
