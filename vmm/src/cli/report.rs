@@ -291,6 +291,8 @@ pub(super) fn played_of<E: Export>(
 ) -> Result<Played, PlayError> {
     tell_skipped(&player);
     let (header, summary) = (player.header().cloned(), player.summary().cloned());
+    // What it prints to is the caller's again.
+    drop(player);
     played.map(|()| Played { header, summary })
 }
 
