@@ -30,7 +30,7 @@ pub(crate) fn run(bytes: &[u8]) {
     }
     let whole = choice & 3 == 3;
     if let Some(contents) = Contents::of(&content) {
-        let mut found = ["/bin/sh", "/bin/../usr/./bin/sh"].map(|path| contents.has_file(path));
+        let mut found = ["/bin/sh", "/bin/../bin/./sh"].map(|path| contents.has_file(path));
         assert!(!contents.has_file("/bin/sh/none"));
         if whole && choice & 4 == 0 {
             found.sort_unstable();
