@@ -13,7 +13,7 @@ use crate::reaper::Reaper;
 use crate::words::{self, Error, Line, Step};
 
 /// Where commands are looked for, in this order: `/` first, since that is where added files are.
-pub(crate) const PATH: &str = "/:/bin:/sbin:/usr/bin:/usr/sbin:/usr/local/bin:/run/vmtrace";
+pub const PATH: &str = "/:/bin:/sbin:/usr/bin:/usr/sbin:/usr/local/bin:/run/vmtrace";
 
 /// Where the agent's own commands are in a root of the host's.
 pub(crate) const TOOLS: &str = "/run/vmtrace";

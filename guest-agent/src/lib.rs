@@ -26,6 +26,7 @@ use std::process::ExitCode;
 const USAGE: &str = "usage: vmtrace-agent serve [--port N] | mark TEXT | run 'COMMAND LINE' \
                      | applet NAME [ARGUMENT]... | --version";
 
+pub use command::PATH;
 pub use words::{Line, Step};
 
 /// How a command line is run in a system of vmtrace's own that has a shell, and these programs beside it.

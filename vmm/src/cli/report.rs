@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Seek, Write};
+use std::io::{self, ErrorKind, Seek, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
@@ -20,9 +20,6 @@ use crate::export::{
     write_summary,
 };
 use crate::stream::{Header, StreamError, Summary};
-
-/// Bytes read at once.
-const CHUNK: usize = 256 << 10;
 
 /// Options that are not for reports of a whole trace.
 const OF_PARTS: [&str; 19] = [
@@ -237,19 +234,18 @@ pub(super) struct Played {
     pub(super) summary: Option<Summary>,
 }
 
-/// Plays all that there is to read, from the beginning to the end: what is whole of a stream is
-/// played before an error tells that it is not. Files are played in order if that is asked for,
-/// since they can be read twice.
+/// Plays all that there is to read, from the beginning to the end. Files are played in order if that
+/// is asked for, since they can be read twice.
 ///
 /// # Errors
-/// When the source fails, the stream is damaged or torn, or the output fails.
+/// As those of [`Player::play`].
 pub(super) fn play_through<E: Export>(
     source: &mut File,
     player: &mut Player<E>,
     in_order: bool,
 ) -> Result<(), PlayError> {
     if !source.metadata().map_err(StreamError::from)?.is_file() {
-        return feed(source, player);
+        return player.play(source);
     }
     if in_order {
         let start = source.stream_position().map_err(StreamError::from)?;
@@ -257,31 +253,6 @@ pub(super) fn play_through<E: Export>(
         source.seek(io::SeekFrom::Start(start)).map_err(StreamError::from)?;
     }
     player.play_file(source)
-}
-
-/// The same of what comes as it is made: everything is shown as soon as it can be.
-///
-/// # Errors
-/// As those of [`play_through`].
-pub(super) fn feed<E: Export>(
-    source: &mut dyn Read,
-    player: &mut Player<E>,
-) -> Result<(), PlayError> {
-    let mut chunk = vec![0; CHUNK];
-    let fed = loop {
-        match source.read(&mut chunk) {
-            Ok(0) => break Ok(()),
-            Ok(length) => match player.push(chunk.get(..length).unwrap_or_default()) {
-                Ok(()) => {}
-                Err(error @ PlayError::Output(_)) => return Err(error),
-                error => break error,
-            },
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => break Err(StreamError::from(error).into()),
-        }
-    };
-    let finished = player.finish().map(|_| ());
-    fed.and(finished)
 }
 
 /// What was played, once what could not be shown has been told.

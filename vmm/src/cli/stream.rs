@@ -105,7 +105,7 @@ impl Args {
         let missed = Cell::new(0);
         let export: Box<dyn Export + '_> = Box::new(Counted { export, missed: &missed });
         let mut player = self.view.apply(Player::new(export));
-        let played = report::feed(&mut source, &mut player);
+        let played = player.play(&mut source);
         let Played { summary, .. } = match report::played_of(player, played) {
             Err(PlayError::Output(error)) => return Err(error).with_context(unwritten),
             played => played.with_context(|| name)?,

@@ -10,12 +10,10 @@ use crate::stream::{Apart, Decoder, Frame, Header, Mark, StreamError, Summary};
 
 use super::Export;
 use super::ahead::{Ahead, Item};
+use super::error::PlayError;
 use super::front::{Behind, Front};
-use super::player::PlayError;
 use super::stage::Stage;
 
-/// Bytes that are read at a time.
-const CHUNK: usize = 256 << 10;
 /// Things to do that are handed over at a time.
 const STEPS: usize = 4096;
 /// So many times that may wait to be done.
@@ -49,8 +47,6 @@ struct Forward {
     to: SyncSender<Batch>,
     /// Batches that were done, to be filled again.
     back: Receiver<Batch>,
-    /// Nobody takes any more: the output has failed.
-    gone: bool,
 }
 
 impl Forward {
@@ -61,12 +57,9 @@ impl Forward {
 
     fn hand_over(&mut self) -> Result<(), PlayError> {
         let next = self.back.try_recv().unwrap_or_default();
-        if self.to.send(mem::replace(&mut self.batch, next)).is_err() {
-            self.gone = true;
-            // The other thread knows why, and tells.
-            return Err(PlayError::Output(ErrorKind::BrokenPipe.into()));
-        }
-        Ok(())
+        let sent = self.to.send(mem::replace(&mut self.batch, next));
+        // The other thread knows why its output failed, and tells.
+        sent.map_err(|_| PlayError::Output(ErrorKind::BrokenPipe.into()))
     }
 }
 
@@ -105,6 +98,11 @@ impl Behind for Forward {
         self.step(Step::SweepFormats)
     }
 
+    /// Each batch is shown when it is done.
+    fn flush(&mut self) -> Result<(), PlayError> {
+        Ok(())
+    }
+
     fn end(
         &mut self,
         _: &Header,
@@ -127,7 +125,7 @@ pub(super) fn play<E: Export>(
     let (to, batches) = sync_channel(WAITING);
     let (done, back) = channel();
     let ahead = stage.ahead.again();
-    let forward = Forward { ahead, batch: Batch::default(), to, back, gone: false };
+    let forward = Forward { ahead, batch: Batch::default(), to, back };
     thread::scope(|scope| {
         let reader = thread::Builder::new().name("reader".into());
         let reader = reader.spawn_scoped(scope, move || read(source, front, forward));
@@ -141,27 +139,12 @@ pub(super) fn play<E: Export>(
 }
 
 fn read(source: &mut impl Read, front: &mut Front, mut forward: Forward) -> Result<(), PlayError> {
-    let mut chunk = vec![0; CHUNK];
-    let fed = loop {
-        match source.read(&mut chunk) {
-            Ok(0) => break Ok(()),
-            Ok(length) => {
-                let fed = front.push(chunk.get(..length).unwrap_or_default(), &mut forward);
-                if fed.is_err() {
-                    break fed;
-                }
-            }
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => break Err(StreamError::from(error).into()),
-        }
-    };
-    if forward.gone {
-        return fed;
+    match front.play_all(source, &mut forward) {
+        // Nobody takes any more.
+        Err(error @ PlayError::Output(_)) => Err(error),
+        // What there is has been told, whatever came then.
+        played => forward.hand_over().and(played),
     }
-    let finished = front.finish(&mut forward);
-    let fed = fed.and(finished);
-    // What there is has been told, whatever came then.
-    if forward.gone { fed } else { forward.hand_over().and(fed) }
 }
 
 /// Does what is handed over, until nothing more is.
@@ -199,7 +182,7 @@ fn replay<E: Export>(
         batch.words.clear();
         // Nobody may need it any more.
         let _ = done.send(batch);
-        stage.export.flush().map_err(PlayError::Output)?;
+        stage.flush()?;
     }
     Ok(())
 }

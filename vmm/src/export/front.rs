@@ -1,15 +1,17 @@
 //! Bytes of a stream in, items in time order out.
 
+use std::io::{ErrorKind, Read};
+
 use crate::stream::{
-    Decoder, Frame, Header, Mark, MarkKind, Merger, Progress, RecordHead, Summary,
+    Decoder, Frame, Header, Mark, MarkKind, Merger, Progress, RecordHead, StreamError, Summary,
 };
 
-use super::Export;
 use super::ahead::{Ahead, Item};
+use super::error::PlayError;
 use super::horizon::Horizon;
-use super::player::PlayError;
-use super::stage::Stage;
 
+/// Bytes that are read at a time.
+const CHUNK: usize = 256 << 10;
 /// Most events that wait for their order; see [`Player::disordered`](super::Player::disordered).
 const HELD: usize = 1 << 20;
 /// The same where it is known how long they must wait, which is longer only where one is that late.
@@ -47,6 +49,9 @@ pub(super) trait Behind {
     /// No record waits with a format.
     fn sweep_formats(&mut self) -> Result<(), PlayError>;
 
+    /// What was read has been told, and more may take its time.
+    fn flush(&mut self) -> Result<(), PlayError>;
+
     /// Nothing follows; with a word about the order, and the summary if there is one.
     fn end(
         &mut self,
@@ -54,52 +59,6 @@ pub(super) trait Behind {
         note: Option<Mark>,
         summary: Option<&Summary>,
     ) -> Result<(), PlayError>;
-}
-
-impl<E: Export> Behind for Stage<E> {
-    fn ahead(&mut self) -> &mut Ahead {
-        &mut self.ahead
-    }
-
-    #[inline]
-    fn give(&mut self, header: &Header, queue: usize, item: Item) -> Result<(), PlayError> {
-        let mut words = std::mem::take(&mut self.words);
-        if let Item::Record(held) = &item {
-            self.ahead.take(queue, held, &mut words);
-        }
-        let given = Stage::give(self, header, queue, &item, &words);
-        words.clear();
-        self.words = words;
-        given
-    }
-
-    fn frame(&mut self, header: &Header, frame: &Frame<'_>, _: &Decoder) -> Result<(), PlayError> {
-        Stage::frame(self, header, frame)
-    }
-
-    fn see(&mut self, tracer: u8) -> Result<(), PlayError> {
-        self.ahead.tracers.see(tracer);
-        Ok(())
-    }
-
-    fn sweep_tasks(&mut self, in_use: Vec<u32>) -> Result<(), PlayError> {
-        self.ahead.tasks.sweep(in_use.into_iter());
-        Ok(())
-    }
-
-    fn sweep_formats(&mut self) -> Result<(), PlayError> {
-        self.ahead.formats.sweep();
-        Ok(())
-    }
-
-    fn end(
-        &mut self,
-        header: &Header,
-        note: Option<Mark>,
-        summary: Option<&Summary>,
-    ) -> Result<(), PlayError> {
-        Stage::end(self, header, note.as_ref(), summary)
-    }
 }
 
 /// Bytes of a stream in, items in time order out.
@@ -185,7 +144,34 @@ impl Front {
                 self.play(until, behind)?;
             }
         }
-        Ok(())
+        behind.flush()
+    }
+
+    /// Takes all that there is to read.
+    ///
+    /// # Errors
+    /// When the source fails, the stream is damaged or torn, or what is behind fails. All that is
+    /// whole has been told in any case, unless the last is why.
+    pub(super) fn play_all(
+        &mut self,
+        source: &mut impl Read,
+        behind: &mut impl Behind,
+    ) -> Result<(), PlayError> {
+        let mut chunk = vec![0; CHUNK];
+        let read = loop {
+            match source.read(&mut chunk) {
+                Ok(0) => break Ok(()),
+                Ok(length) => match self.push(chunk.get(..length).unwrap_or_default(), behind) {
+                    Ok(()) => {}
+                    Err(error @ PlayError::Output(_)) => return Err(error),
+                    error => break error,
+                },
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => break Err(StreamError::from(error).into()),
+            }
+        };
+        let finished = self.finish(behind);
+        read.and(finished)
     }
 
     /// No bytes follow.
@@ -201,16 +187,26 @@ impl Front {
     }
 
     fn frame(&mut self, behind: &mut impl Behind) -> Result<(), PlayError> {
-        let header = &self.header;
-        let marks = marks_of(header);
         let Some(frame) = self.decoder.frame() else { return Ok(()) };
+        // A module took the place of another, or a tracer of one: what waits has the old names.
+        let renames = match &frame {
+            Frame::Symbols(list) => {
+                list.clone().any(|symbol| behind.ahead().symbols.renames(&symbol))
+            }
+            Frame::Tracers(list) => {
+                list.clone().any(|tracer| behind.ahead().tracers.renames(&tracer))
+            }
+            _ => false,
+        };
+        if renames {
+            give_all(&mut self.merger, &self.header, behind)?;
+        }
         match frame {
-            Frame::Header(header) => {
+            Frame::Header(ref header) => {
                 self.begun = true;
-                self.header = *header;
-                self.merger = Merger::new(marks_of(&self.header) + 1);
-                let frame = Frame::Header(Box::new(self.header.clone()));
-                behind.frame(&self.header, &frame, &self.decoder)
+                self.header.clone_from(header);
+                self.merger = Merger::new(marks_of(header) + 1);
+                behind.frame(header, &frame, &self.decoder)
             }
             Frame::Records(batch) => {
                 let queue = usize::try_from(batch.vcpu).unwrap_or(usize::MAX);
@@ -230,15 +226,8 @@ impl Front {
                 }
                 self.relieve(behind)
             }
-            Frame::Symbols(ref list) => {
-                // A module took the place of another: old records keep the old names.
-                if list.clone().any(|symbol| behind.ahead().symbols.renames(&symbol)) {
-                    self.merger.drain(u64::MAX, |queue, item| behind.give(header, queue, item))?;
-                }
-                behind.frame(header, &frame, &self.decoder)
-            }
             Frame::Tasks(_) => {
-                behind.frame(header, &frame, &self.decoder)?;
+                behind.frame(&self.header, &frame, &self.decoder)?;
                 if behind.ahead().tasks.is_crowded() {
                     let slot = |item: &Item| match item {
                         Item::Record(held) => Some(held.slot),
@@ -248,17 +237,10 @@ impl Front {
                 }
                 Ok(())
             }
-            Frame::Tracers(ref list) => {
-                // What waits has the old names.
-                if list.clone().any(|tracer| behind.ahead().tracers.renames(&tracer)) {
-                    self.merger.drain(u64::MAX, |queue, item| behind.give(header, queue, item))?;
-                }
-                behind.frame(header, &frame, &self.decoder)
-            }
             Frame::Values(_) => {
-                behind.frame(header, &frame, &self.decoder)?;
+                behind.frame(&self.header, &frame, &self.decoder)?;
                 if behind.ahead().formats.is_crowded() {
-                    self.merger.drain(u64::MAX, |queue, item| behind.give(header, queue, item))?;
+                    give_all(&mut self.merger, &self.header, behind)?;
                     behind.sweep_formats()?;
                 }
                 Ok(())
@@ -270,7 +252,7 @@ impl Front {
             }
             Frame::Mark(mark) => {
                 self.held_text += mark.text.len();
-                self.merger.push(marks, mark.ticks, Item::Mark(Box::new(mark)));
+                self.merger.push(marks_of(&self.header), mark.ticks, Item::Mark(Box::new(mark)));
                 self.relieve(behind)
             }
             Frame::Watermark(ticks) => {
@@ -285,9 +267,11 @@ impl Front {
                 self.summary = Some(*summary);
                 Ok(())
             }
-            Frame::Join(_) | Frame::Traced(_) | Frame::Counts(_) => {
-                behind.frame(header, &frame, &self.decoder)
-            }
+            Frame::Symbols(_)
+            | Frame::Tracers(_)
+            | Frame::Join(_)
+            | Frame::Traced(_)
+            | Frame::Counts(_) => behind.frame(&self.header, &frame, &self.decoder),
             _ => Ok(()),
         }
     }
@@ -333,6 +317,15 @@ impl Front {
         let header = &self.header;
         self.merger.shrink(keep, |queue, item| behind.give(header, queue, item))
     }
+}
+
+/// Gives all that waits, whatever may still come.
+fn give_all(
+    merger: &mut Merger<Item>,
+    header: &Header,
+    behind: &mut impl Behind,
+) -> Result<(), PlayError> {
+    merger.drain(u64::MAX, |queue, item| behind.give(header, queue, item))
 }
 
 /// The queue of the marks, which comes after those of the vCPUs.

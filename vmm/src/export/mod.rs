@@ -22,6 +22,7 @@ mod colour;
 mod counted;
 #[cfg(test)]
 mod counted_tests;
+mod error;
 pub(crate) mod fields;
 mod front;
 mod graph;
@@ -62,6 +63,7 @@ use crate::stream::{Context, Header, Loss, Mark, Stretch, Summary};
 
 pub use callers::Callers;
 pub use colour::Colours;
+pub use error::PlayError;
 pub use graph::Graph;
 pub use horizon::Horizon;
 pub(crate) use host::OutOfGuest;
@@ -70,7 +72,7 @@ pub use json::Json;
 pub use live::{Live, Order, Rows};
 pub use losses::write_losses;
 pub use pick::{Pick, Picked};
-pub use player::{PlayError, Player};
+pub use player::Player;
 pub(crate) use select::TracerChoice;
 pub use sorted::SortedBy;
 pub(crate) use sorted::{Table, Words};

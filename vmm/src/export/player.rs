@@ -1,44 +1,14 @@
 //! Bytes of a stream in, events in time order out.
 
-use std::convert::Infallible;
 use std::io::{self, Read};
 
-use crate::stream::{DictionaryFull, Header, StreamError, Summary};
+use crate::stream::{Header, Summary};
 
-use super::Export;
+use super::error::PlayError;
 use super::front::Front;
 use super::horizon::Horizon;
 use super::stage::Stage;
-
-/// Why playing stopped.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PlayError {
-    /// The stream is not whole.
-    #[error(transparent)]
-    Stream(#[from] StreamError),
-    /// The stream has too many names.
-    #[error(transparent)]
-    Names(#[from] DictionaryFull),
-    /// The output failed.
-    #[error("writing the output")]
-    Output(#[source] io::Error),
-}
-
-impl From<Infallible> for PlayError {
-    fn from(never: Infallible) -> Self {
-        match never {}
-    }
-}
-
-impl From<PlayError> for io::Error {
-    fn from(error: PlayError) -> Self {
-        match error {
-            PlayError::Output(error) => error,
-            other => Self::new(io::ErrorKind::InvalidData, other),
-        }
-    }
-}
+use super::{Export, aside};
 
 /// Bytes of a stream in, events in time order out.
 #[derive(Debug)]
@@ -113,8 +83,7 @@ impl<E: Export> Player<E> {
     /// # Errors
     /// When the stream is damaged or the output fails.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), PlayError> {
-        self.front.push(bytes, &mut self.stage)?;
-        self.stage.export.flush().map_err(PlayError::Output)
+        self.front.push(bytes, &mut self.stage)
     }
 
     /// No bytes follow. What was whole has been played in any case.
@@ -126,15 +95,23 @@ impl<E: Export> Player<E> {
         Ok(self.front.summary())
     }
 
-    /// Plays all that there is to read, from the beginning to the end, with a second thread: one
-    /// reads and finds the order, the other makes events of it. For files: when the output
-    /// fails while a source is waited for, that wait ends first.
+    /// Plays all that there is to read, from the beginning to the end; everything is shown as soon as
+    /// it can be.
     ///
     /// # Errors
     /// When the source fails, the stream is damaged or torn, or the output fails. What was whole
     /// has been played in any case, unless the output failed.
+    pub fn play(&mut self, source: &mut impl Read) -> Result<(), PlayError> {
+        self.front.play_all(source, &mut self.stage)
+    }
+
+    /// The same with a second thread: one reads and finds the order, the other makes events of it.
+    /// For files: when the output fails while a source is waited for, that wait ends first.
+    ///
+    /// # Errors
+    /// As those of [`Player::play`].
     pub fn play_file(&mut self, source: &mut (impl Read + Send)) -> Result<(), PlayError> {
-        super::aside::play(source, &mut self.front, &mut self.stage)
+        aside::play(source, &mut self.front, &mut self.stage)
     }
 
     /// The header, once it was seen.

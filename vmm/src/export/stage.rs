@@ -1,12 +1,14 @@
 //! From what waited for its turn to events with names, depths and durations.
 
 use crate::stream::{
-    Count, Counts, CountsOf, Frame, Header, HistogramOf, Mark, MarkKind, Stretch, Summary, Traced,
+    Count, Counts, CountsOf, Decoder, Frame, Header, HistogramOf, Mark, MarkKind, Stretch, Summary,
+    Traced,
 };
 
 use super::ahead::{Ahead, Held, Item, Kind};
+use super::error::PlayError;
+use super::front::Behind;
 use super::pairing::{self, Call, Choice, Pairing, Step};
-use super::player::PlayError;
 use super::values::{Args, Returned};
 use super::{Entry, Event, Export, Place, Return, SortedBy, Tail, Tracepoint, Unfinished};
 
@@ -28,7 +30,7 @@ pub(super) struct Stage<E> {
     steps: Vec<Step>,
     present: Present,
     /// Room for what waited beside an item.
-    pub(super) words: Vec<u64>,
+    words: Vec<u64>,
 }
 
 impl<E: Export> Stage<E> {
@@ -397,5 +399,55 @@ impl<E: Export> Stage<E> {
             place: Place { frame: frame.id, parent: None, depth: frame.depth },
         });
         self.export.event(&event).map_err(PlayError::Output)
+    }
+}
+
+impl<E: Export> Behind for Stage<E> {
+    fn ahead(&mut self) -> &mut Ahead {
+        &mut self.ahead
+    }
+
+    #[inline]
+    fn give(&mut self, header: &Header, queue: usize, item: Item) -> Result<(), PlayError> {
+        let mut words = std::mem::take(&mut self.words);
+        if let Item::Record(held) = &item {
+            self.ahead.take(queue, held, &mut words);
+        }
+        let given = Stage::give(self, header, queue, &item, &words);
+        words.clear();
+        self.words = words;
+        given
+    }
+
+    fn frame(&mut self, header: &Header, frame: &Frame<'_>, _: &Decoder) -> Result<(), PlayError> {
+        Stage::frame(self, header, frame)
+    }
+
+    fn see(&mut self, tracer: u8) -> Result<(), PlayError> {
+        self.ahead.tracers.see(tracer);
+        Ok(())
+    }
+
+    fn sweep_tasks(&mut self, in_use: Vec<u32>) -> Result<(), PlayError> {
+        self.ahead.tasks.sweep(in_use.into_iter());
+        Ok(())
+    }
+
+    fn sweep_formats(&mut self) -> Result<(), PlayError> {
+        self.ahead.formats.sweep();
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), PlayError> {
+        self.export.flush().map_err(PlayError::Output)
+    }
+
+    fn end(
+        &mut self,
+        header: &Header,
+        note: Option<Mark>,
+        summary: Option<&Summary>,
+    ) -> Result<(), PlayError> {
+        Stage::end(self, header, note.as_ref(), summary)
     }
 }

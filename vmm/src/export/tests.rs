@@ -151,17 +151,21 @@ vmtrace: guest unknown
     assert_eq!(print(&Summary::default()), empty);
 }
 
+/// Takes nothing.
+struct Full;
+
+impl Write for Full {
+    fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+        Err(std::io::ErrorKind::StorageFull.into())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 #[test]
 fn an_output_that_fails_stops_the_player() {
-    struct Full;
-    impl Write for Full {
-        fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
-            Err(std::io::ErrorKind::BrokenPipe.into())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
     let error = play(&sample::stream(), 1 << 20, Text::new(Full)).1.expect_err("closed");
     assert!(matches!(error, PlayError::Output(_)));
 }
@@ -299,15 +303,6 @@ fn two_threads_have_the_same_names_at_each_record() {
 // The other thread must not wait for one that has gone.
 #[test]
 fn an_output_that_fails_ends_both_threads() {
-    struct Full;
-    impl Write for Full {
-        fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
-            Err(std::io::ErrorKind::StorageFull.into())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
     let mut writer = Writer::new(Vec::new(), &sample::header()).expect("header");
     for round in 0..200_u64 {
         let records: Vec<_> =

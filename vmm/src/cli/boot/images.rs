@@ -157,10 +157,13 @@ fn module_places(root: &Path, image: &Path, release: &str) -> Vec<PathBuf> {
 pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
     let own = args.initrd.as_ref();
     let own = own.map(|path| std::fs::read(path).with_context(|| path.display().to_string()));
-    let own = match own.transpose()? {
+    let own = own.transpose()?;
+    if let Some(own) = &own {
+        userland::check_own(args, own)?;
+    }
+    let own = match own {
         Some(content) if !args.agent_in_initrd => {
             if !args.add.is_empty() {
-                userland::check_own(args, &content)?;
                 let builder = initramfs::Builder::new().without_agent();
                 let builder = args.add.iter().fold(builder, initramfs::Builder::add_file);
                 return Ok(builder.build_before(&content)?);
@@ -173,9 +176,6 @@ pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
         }
         own => own,
     };
-    if let Some(own) = &own {
-        userland::check_own(args, own)?;
-    }
     let mut builder = initramfs::Builder::new().run(args.run.as_deref());
     if args.run.is_some() {
         builder = builder.output(args.has_stdout_for_run());

@@ -14,8 +14,6 @@ use vmtrace_agent::{Line, Step};
 const SHELL: &str = "/bin/sh";
 /// Where a login shell is named.
 const PASSWD: &str = "/etc/passwd";
-/// Where the agent looks for programs there.
-const BINS: [&str; 6] = ["", "/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin"];
 
 /// Adds the userland if the line needs it, or somebody may connect who needs it.
 ///
@@ -62,7 +60,8 @@ pub(super) fn check_own(args: &Args, initramfs: &[u8]) -> Result<(), BadUsage> {
     };
     let is_program = |program: &str| {
         let added = args.add.iter().any(|file| file.file_name() == Some(program.as_ref()));
-        added || BINS.iter().any(|bin| contents.has_file(&format!("{bin}/{program}")))
+        let mut folders = vmtrace_agent::PATH.split(':');
+        added || folders.any(|folder| contents.has_file(&format!("{folder}/{program}")))
     };
     match vmtrace_agent::understand(line, is_program) {
         Ok(Line::Steps(_)) => Ok(()),
