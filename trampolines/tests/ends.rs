@@ -11,8 +11,9 @@ use vmtrace_trampolines::histogram::Calls;
 use vmtrace_trampolines::{Condition, Counts, Field, Overflow, Point, Program, ProgramError};
 
 const CPUS: u64 = 2;
-/// Longer than any call here takes by itself.
-const LONG: u64 = 1 << 44;
+/// Longer than any call here takes by itself, and less than the clock of a machine tells that was
+/// started minutes ago.
+const LONG: u64 = 1 << 38;
 /// Of the condition on an argument.
 const MEANT: u64 = 0x1234_5678_9abc;
 
