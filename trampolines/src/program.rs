@@ -166,7 +166,8 @@ impl Readable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Counters {
     /// Bytes from the address that tells the site (where the program returns to, in the function)
-    /// to its counter of CPU 0, wrapping; a sign-extended number of 32 bits.
+    /// to its counter of CPU 0, wrapping: within 2 GiB; riscv64, whose modules are 2 GiB before all
+    /// else of the kernel, within 4 GiB.
     pub distance: u64,
     /// Bytes from a CPU's table to that of the next one: a multiple of 4096, less than 2 GiB.
     /// With 0 all CPUs have one table.
@@ -180,7 +181,9 @@ impl Counters {
     /// Whether instructions can have these.
     fn check(self) -> Result<(), ProgramError> {
         let Self { distance, stride, rounds } = self;
-        if i32::try_from(distance.cast_signed()).is_err() {
+        const FAR: i64 = 1 << 32;
+        // What two instructions add ends with a page.
+        if !(-FAR..FAR - 8192).contains(&distance.cast_signed()) {
             return Err(ProgramError::Range("the distance of counters", distance));
         }
         if rounds && !distance.is_multiple_of(8) {

@@ -33,6 +33,28 @@ fn guest(above: bool, addressing: Addressing) -> (FakeGuest, u64, &'static [Atom
     (guest, address, counters)
 }
 
+// Counters of functions of modules are further away than one instruction can tell.
+#[cfg(target_arch = "riscv64")]
+#[test]
+fn calls_are_counted_beyond_two_gigabytes() {
+    let mut random = Random(3);
+    for (far, rounds) in [(0x8000_0000, false), (0x9123_4000, true), (0xe000_0000, false)] {
+        let mut guest = FakeGuest::new(CPUS, 1 << 15, ADDRESSINGS[0], Overflow::Drop);
+        let first = u64::from(guest.function(0));
+        let address = (first + far).next_multiple_of(4096);
+        let counters = common::words_at(address, TABLES / 8);
+        let distance = address.wrapping_sub(if rounds { first & !7 } else { first });
+        assert!(distance > i32::MAX.unsigned_abs().into());
+        let counts = Counters { distance, stride: 4096, rounds };
+        let number = guest.add(&counting(counts), ADDRESSINGS[0], None);
+        guest.call_from(2, number);
+        guest.set_current(1, 1);
+        call(&guest, &mut random, 2);
+        let place = 4096 + guest.site(2) - guest.site(0);
+        assert_eq!(found(counters), BTreeMap::from([(place, 1)]), "{distance:#x}");
+    }
+}
+
 /// The counters that are not 0, by their offset in bytes.
 fn found(counters: &[AtomicU64]) -> BTreeMap<u64, u64> {
     let counts = counters.iter().map(|counter| counter.load(Ordering::Relaxed));
@@ -300,9 +322,11 @@ fn counters_that_cannot_be_are_refused() {
         Counters { distance: 0x1008, rounds: true, ..near },
         Counters { distance: signed(i32::MIN.into()), ..near },
         Counters { distance: i32::MAX.unsigned_abs().into(), ..near },
+        Counters { distance: 0xffff_d000, ..near },
+        Counters { distance: signed(-1 << 32), ..near },
     ];
     assert!(good.into_iter().all(|counts| check(counts) == Ok(())));
-    for distance in [signed(i64::from(i32::MIN) - 1), 1 << 31, 0xffff_f000, 1 << 63] {
+    for distance in [signed((-1 << 32) - 1), 0xffff_e000, 1 << 32, 1 << 63] {
         let refused = check(Counters { distance, ..near });
         assert!(matches!(refused, Err(ProgramError::Range(_, value)) if value == distance));
     }

@@ -109,10 +109,16 @@ pub(super) fn find_counter(
         dynasm!(ops; .arch riscv64; add t3, t3, t0);
         sum = T3;
     }
-    let (upper, lower) = parts("the distance of counters", distance)?;
-    if upper != 0 {
-        dynasm!(ops; .arch riscv64; lui t4, upper; add t3, X(sum), t4);
-        sum = T3;
+    // What one instruction cannot add comes in two parts.
+    let near = distance.cast_signed().clamp(-(1 << 31), (1 << 31) - 4096);
+    let near = if near == distance.cast_signed() { 0 } else { near.cast_unsigned() };
+    let rest = distance.wrapping_sub(near);
+    let (upper, lower) = parts("the distance of counters", rest)?;
+    for upper in [parts("the distance of counters", near)?.0, upper] {
+        if upper != 0 {
+            dynasm!(ops; .arch riscv64; lui t4, upper; add t3, X(sum), t4);
+            sum = T3;
+        }
     }
     if rounds {
         // The distance is a multiple of 8.

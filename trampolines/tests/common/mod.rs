@@ -104,6 +104,11 @@ fn map(len: u64, align: u64, protection: i32) -> u64 {
     // architecture has MAP_32BIT.
     static NEXT: AtomicU64 = AtomicU64::new(0x3000_0000);
     let address = NEXT.fetch_add(len + align, Ordering::Relaxed).next_multiple_of(align);
+    map_at(address, len, protection);
+    address
+}
+
+fn map_at(address: u64, len: u64, protection: i32) {
     // SAFETY: a new anonymous mapping, nothing existing is replaced.
     let mapped = unsafe {
         libc::mmap(
@@ -115,13 +120,21 @@ fn map(len: u64, align: u64, protection: i32) -> u64 {
             0,
         )
     };
-    assert_eq!(mapped.addr() as u64, address, "no memory in the low 2 GiB");
-    address
+    assert_eq!(mapped.addr() as u64, address, "no memory there");
 }
 
 /// So many words, all 0, and their address.
 pub(crate) fn words(count: u64) -> (u64, &'static [AtomicU64]) {
-    let address = map(8 * count, 4096, libc::PROT_READ | libc::PROT_WRITE);
+    words_of(map(8 * count, 4096, libc::PROT_READ | libc::PROT_WRITE), count)
+}
+
+/// The same at an address that nothing has yet.
+pub(crate) fn words_at(address: u64, count: u64) -> &'static [AtomicU64] {
+    map_at(address, 8 * count, libc::PROT_READ | libc::PROT_WRITE);
+    words_of(address, count).1
+}
+
+fn words_of(address: u64, count: u64) -> (u64, &'static [AtomicU64]) {
     let count = usize::try_from(count).unwrap();
     // SAFETY: all of a mapping that stays, aligned, only used atomically.
     (address, unsafe { core::slice::from_raw_parts(at::<AtomicU64>(address), count) })
