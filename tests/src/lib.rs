@@ -110,8 +110,21 @@ pub fn command() -> Result<Command> {
     Ok(command)
 }
 
-/// A program of this very source for another architecture, optimised: it runs emulated.
+/// A program of this very source for another architecture, optimised: it runs emulated. It is built
+/// once for each process: a test asks for it at every command of a guest that runs.
 pub fn cross(program: &str, arch: HostArch) -> Result<PathBuf> {
+    static BUILT: Mutex<Vec<(String, HostArch, PathBuf)>> = Mutex::new(Vec::new());
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = built.iter().find(|(name, of, _)| name == program && *of == arch);
+    if let Some((_, _, path)) = known {
+        return Ok(path.clone());
+    }
+    let path = cross_build(program, arch)?;
+    built.push((program.to_owned(), arch, path.clone()));
+    Ok(path)
+}
+
+fn cross_build(program: &str, arch: HostArch) -> Result<PathBuf> {
     let target = match arch {
         HostArch::X86_64 => "x86_64-unknown-linux-gnu",
         HostArch::Riscv64 => "riscv64gc-unknown-linux-gnu",
