@@ -208,7 +208,7 @@ fn control(kernel: &str) {
     rounds.agree(&said, &guest.at("trace"));
 }
 
-// What a tracer has sorted is told when it is gone as well, and under its own name: another one may have its number
+// What a tracer has sorted or counted is told when it is gone as well, and under its own name: another one may have its number
 // then. Beside: what the guest writes to its console makes its vCPU leave it.
 #[test]
 fn histograms_are_told_of_tracers_that_are_gone() {
@@ -236,9 +236,21 @@ fn histograms_are_told_of_tracers_that_are_gone() {
         let left = sorted().unwrap();
         assert_eq!((&left["function"], &left["of"]), (&"vfs_statx".into(), &"duration_ns".into()));
         assert_eq!(left["tracer"], "h", "{left}");
+        let times = calls(&left);
         // It gets the number, and sorts by something else.
         assert!(ctl(&["tracer", "add", "c=vfs_statx:hist(flags)"]).is_some());
         guest.wait_until(|| sorted().is_some_and(|it| it["tracer"] == "c" && calls(&it) > 0));
+        // What it has counted has its name, too.
+        let counted = || {
+            let answer: Value = serde_json::from_str(&ctl(&["table", "--json"])?).unwrap();
+            let one = answer["counts"][0].clone();
+            one["tracer"].is_string().then_some(one)
+        };
+        assert!(ctl(&["tracer", "add", "n=vfs_statx:count"]).is_some());
+        guest.wait_until(|| counted().is_some());
+        assert!(ctl(&["tracer", "remove", "n"]).is_some());
+        let left = counted().unwrap();
+        assert_eq!((&left["function"], &left["tracer"]), (&"vfs_statx".into(), &"n".into()));
         guest.interrupt();
         guest.end();
         let file = vmtrace("report", &guest.at("trace"), &["--format", "json"]);
@@ -255,7 +267,7 @@ fn histograms_are_told_of_tracers_that_are_gone() {
                 _ => {}
             }
         }
-        assert_eq!(timed, calls(&left), "all, once");
+        assert_eq!(timed, times, "all, once");
         assert!(flags > 0);
     });
 }

@@ -114,7 +114,7 @@ pub(super) struct Controller {
     /// When consumers are told next of what they say.
     pub(super) counts_due: Instant,
     /// Of tracers that are gone, by the number that nobody has taken yet: not all may have been told.
-    pub(super) gone: BTreeMap<u8, (String, Histogram)>,
+    pub(super) gone: BTreeMap<u8, (String, Option<Histogram>)>,
     /// Tracers that keep open calls, with what tells of which functions: see [`Plan::keepers`].
     pub(super) keepers: BTreeMap<u8, u64>,
     /// Sites are to be taken when an update of the guest's ftrace is over.

@@ -278,10 +278,8 @@ impl Controller {
         };
         let before = self.tracing.tracers.clone();
         let slot = self.tracing.tracers.get_mut(usize::from(number));
-        if let Some(removed) = slot.and_then(Option::take)
-            && let Some(histogram) = removed.histogram
-        {
-            self.gone.insert(number, (removed.name, histogram));
+        if let Some(removed) = slot.and_then(Option::take) {
+            self.gone.insert(number, (removed.name, removed.histogram));
         }
         let done =
             self.retarget_or(machine, MarkKind::Filter, &format!("tracer {name} removed"), before);

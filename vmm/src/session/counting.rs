@@ -108,7 +108,7 @@ impl Controller {
         let buckets = std::mem::take(&mut counted.buckets);
         self.tell(counted);
         // What it sorts is not what the one before did.
-        if let Some((_, histogram)) = self.gone.remove(&tracer) {
+        if let Some((_, Some(histogram))) = self.gone.remove(&tracer) {
             self.tell_sorted(Vec::new(), buckets, |_| Some(&histogram));
         }
     }
@@ -199,7 +199,21 @@ impl Controller {
     fn sorter(&self, number: u8) -> Option<(&str, &Histogram)> {
         match self.tracing.numbered(number) {
             Some((_, tracer)) => Some((&tracer.name, tracer.histogram.as_ref()?)),
-            None => self.gone.get(&number).map(|(name, histogram)| (name.as_str(), histogram)),
+            None => {
+                let (name, histogram) = self.gone.get(&number)?;
+                Some((name, histogram.as_ref()?))
+            }
+        }
+    }
+
+    /// The name of a tracer that is there, or was.
+    fn counter(&self, number: u8) -> String {
+        match self.tracing.numbered(number) {
+            Some((_, tracer)) => tracer.name.clone(),
+            None => match self.gone.get(&number) {
+                Some((name, _)) => name.clone(),
+                None => super::Tracing::default_name(number.into()),
+            },
         }
     }
 
@@ -240,14 +254,10 @@ impl Controller {
         let mut functions: Vec<_> = functions.into_iter().collect();
         functions.sort_by_key(|(key, hits)| (std::cmp::Reverse(total(hits)), *key));
         let left_out = functions.len().saturating_sub(MOST);
-        let name = |number: u8| match self.tracing.tracers.get(usize::from(number)) {
-            Some(Some(tracer)) => tracer.name.clone(),
-            _ => super::Tracing::default_name(number.into()),
-        };
         let function = |((tracer, site), hits): &((u8, usize), BTreeMap<u32, u64>)| {
             serde_json::json!({
                 "function": self.name(*site),
-                "tracer": name(*tracer),
+                "tracer": self.counter(*tracer),
                 "hits": total(hits),
                 "vcpus": hits.iter().map(|(vcpu, hits)| (vcpu.to_string(), (*hits).into()))
                     .collect::<serde_json::Map<_, _>>(),
