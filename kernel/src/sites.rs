@@ -25,6 +25,26 @@ impl FtraceKind {
             Self::CallOps => "call_ops",
         }
     }
+
+    /// Where the function of a site can begin, of which the table has this: the first of these that
+    /// has a name.
+    pub fn entries(self, location: u64) -> [u64; 2] {
+        match self {
+            // As the kernel does: a function may begin with endbr64, before the call.
+            Self::Fentry => [location, location.wrapping_sub(4)],
+            Self::Patchable => [location; 2],
+            Self::CallOps => [location.wrapping_add(8); 2],
+        }
+    }
+
+    /// Bytes from what the table has of a site to the site's end.
+    pub fn span(self) -> usize {
+        match self {
+            Self::Fentry => 5,
+            Self::Patchable => 8,
+            Self::CallOps => 16,
+        }
+    }
 }
 
 /// Which part of the kernel a site is in.
@@ -108,21 +128,13 @@ impl Sites {
                     "__mcount_loc names {location:#x}, where the kernel has no code"
                 )));
             }
-            let (entry, symbol) = match kind {
-                // As the kernel does: a function may begin with endbr64, before the call.
-                FtraceKind::Fentry => match cursor.exactly(&[location, location.wrapping_sub(4)]) {
-                    Some(found) => found,
-                    None if starts_with_endbr(data, space, location) => {
-                        (location.wrapping_sub(4), UNNAMED)
-                    }
-                    None => (location, UNNAMED),
-                },
-                FtraceKind::Patchable => cursor.exactly(&[location]).unwrap_or((location, UNNAMED)),
-                FtraceKind::CallOps => {
-                    let entry = location.wrapping_add(8);
-                    cursor.exactly(&[entry]).unwrap_or((entry, UNNAMED))
-                }
-            };
+            let entries = kind.entries(location);
+            let (entry, symbol) = cursor.exactly(&entries).unwrap_or_else(|| {
+                let [first, second] = entries;
+                let begins_before =
+                    kind == FtraceKind::Fentry && starts_with_endbr(data, space, location);
+                (if begins_before { second } else { first }, UNNAMED)
+            });
             let in_init = init.is_some_and(|(start, end)| (start..end).contains(&location));
             let section = if in_init { SiteSection::InitText } else { SiteSection::Text };
             sites.stats.text += usize::from(!in_init);

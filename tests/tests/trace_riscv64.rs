@@ -164,3 +164,15 @@ fn a_directory_is_the_root() {
 fn a_task_is_the_noise_of_another() {
     unless_lost(|| latency::a_task_is_the_noise_of_another("riscv64-6.12"));
 }
+
+#[test]
+fn functions_of_a_module_are_traced() {
+    for name in RISCV_KERNELS {
+        GUESTS.functions_of_a_module_are_traced(name);
+    }
+}
+
+#[test]
+fn modules_come_and_go_with_every_function_traced() {
+    GUESTS.modules_come_and_go_with_every_function_traced("riscv64-6.12");
+}

@@ -3,154 +3,34 @@
 
 mod fake_guest;
 
-use fake_guest::{ENABLED, Fake, MAP, X86};
+use fake_guest::module::{CODE, Module};
+use fake_guest::{ENABLED, Fake, X86};
 use vmtrace::kernel::{Exit, ExitKind};
-use vmtrace::tracer::{Attachment, Duty, Guest, Module, ModuleError, ModuleMoment, SkipReason};
+use vmtrace::tracer::{Attachment, Duty, Guest, ModuleMoment, SkipReason};
 use vmtrace_trampolines::Point;
 
 const TRAP: [u8; 2] = [0xe6, 0x42];
 const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
-/// Of the heap: behind the records of all of the kernel's sites.
-const BOOKS: u64 = 0x10_0000;
-/// Where the module's code is mapped, by pages that do not lie side by side.
-const CODE: u64 = MAP + (0x0a00_0000 | 0x20_0000);
-const PAGES: [u64; 2] = [0x3000, 0x1000];
-
 /// Functions of the module: where their sites are in its code.
 const PLAIN: u64 = 0x14;
 /// Two bytes on one page, three on the next.
 const ACROSS: u64 = 0xffe;
 const INIT: u64 = 0x1ff0;
-const SITES: [(&str, u64); 3] = [("plain", PLAIN), ("across", ACROSS), ("init_module", INIT)];
+const SITES: [u64; 3] = [PLAIN, ACROSS, INIT];
 
-/// A module in a fake guest.
-struct Loaded<'a> {
-    fake: &'a Fake,
-    /// Run-time address of the books.
-    books: u64,
+fn module(fake: &Fake) -> Module<'_> {
+    Module::new(fake, SITES)
 }
 
-impl<'a> Loaded<'a> {
-    fn new(fake: &'a Fake) -> Self {
-        let books = fake.page() + BOOKS;
-        let module = Self { fake, books };
-        // Page tables: one of small pages behind the heap's entry.
-        let table = fake.heap() + BOOKS + 0x1_0000;
-        let slot = (CODE - MAP) >> 21;
-        fake.write(fake.entry(slot), &(table | 0x63).to_le_bytes()).unwrap();
-        for (entry, page) in (0..).zip(PAGES) {
-            let physical = module.page(page);
-            fake.write(table + 8 * entry, &(physical | 0x63).to_le_bytes()).unwrap();
-        }
-        module.write();
-        module
-    }
-
-    /// Guest-physical address of a page of code.
-    fn page(&self, page: u64) -> u64 {
-        self.fake.heap() + BOOKS + 0x2_0000 + page
-    }
-
-    /// Guest-physical address of a place of the code.
-    fn code(&self, place: u64) -> u64 {
-        self.page(PAGES[usize::try_from(place / 4096).unwrap()]) + place % 4096
-    }
-
-    fn put(&self, place: u64, bytes: &[u8]) {
-        for (at, byte) in (place..).zip(bytes) {
-            self.fake.write(self.code(at), &[*byte]).unwrap();
-        }
-    }
-
-    fn get(&self, place: u64) -> [u8; 5] {
-        [0, 1, 2, 3, 4].map(|at| self.fake.read_vec(self.code(place + at), 1)[0])
-    }
-
-    fn offset(&self, strukt: &str, member: &str) -> u64 {
-        self.fake.kernel.btf().unwrap().member_offset(strukt, member).unwrap().into()
-    }
-
-    fn set(&self, place: u64, bytes: &[u8]) {
-        self.fake.write(self.fake.heap() + BOOKS + place, bytes).unwrap();
-    }
-
-    fn member(&self, member: &str, bytes: &[u8]) {
-        self.set(self.offset("module", member), bytes);
-    }
-
-    /// As it is when a module is ready.
-    fn write(&self) {
-        const KALLSYMS: u64 = 0x1000;
-        const SYMTAB: u64 = 0x2000;
-        const STRTAB: u64 = 0x3000;
-        const CALLSITES: u64 = 0x4000;
-        const RECORDS: u64 = 0x5000;
-        for (_, place) in SITES {
-            self.put(place, &NOP);
-        }
-        self.member("name", b"test_module\0");
-        self.member("ftrace_callsites", &(self.books + CALLSITES).to_le_bytes());
-        self.member("num_ftrace_callsites", &4_u32.to_le_bytes());
-        self.member("kallsyms", &(self.books + KALLSYMS).to_le_bytes());
-        let kallsyms = |member, bytes: &[u8]| {
-            self.set(KALLSYMS + self.offset("mod_kallsyms", member), bytes);
-        };
-        kallsyms("symtab", &(self.books + SYMTAB).to_le_bytes());
-        kallsyms("num_symtab", &6_u32.to_le_bytes());
-        kallsyms("strtab", &(self.books + STRTAB).to_le_bytes());
-        // One begins with endbr64; one has two names; one is no function; one is elsewhere.
-        let mut strings = vec![0];
-        let mut symbol = |number: u64, name: &str, info: u8, section: u16, value: u64| {
-            let at = SYMTAB + 24 * number;
-            let name_at = u32::try_from(strings.len()).unwrap();
-            strings.extend(name.as_bytes());
-            strings.push(0);
-            self.set(at, &name_at.to_le_bytes());
-            self.set(at + 4, &[info, 0]);
-            self.set(at + 6, &section.to_le_bytes());
-            self.set(at + 8, &value.to_le_bytes());
-            self.set(at + 16, &32_u64.to_le_bytes());
-        };
-        symbol(0, "none", 2, 1, CODE);
-        symbol(1, "plain", 2, 1, CODE + PLAIN - 4);
-        symbol(2, "across", 2, 1, CODE + ACROSS);
-        symbol(3, "my_init", 2, 2, CODE + INIT);
-        symbol(4, "init_module", 0x12, 2, CODE + INIT);
-        symbol(5, "printk", 0x10, 0, CODE + 0x30);
-        self.set(STRTAB, &strings);
-        for (number, (_, place)) in (0..).zip(SITES) {
-            self.set(CALLSITES + 8 * number, &(CODE + place).to_le_bytes());
-            self.set(RECORDS + 16 * number, &(CODE + place).to_le_bytes());
-            self.set(RECORDS + 16 * number + 8, &0_u64.to_le_bytes());
-        }
-        // Of a weak function.
-        self.set(CALLSITES + 8 * 3, &0_u64.to_le_bytes());
-        // Behind the kernel's own.
-        let page = self.books + 0x6000;
-        self.set(0x6000, &0_u64.to_le_bytes());
-        self.set(0x6008, &(self.books + RECORDS).to_le_bytes());
-        self.set(0x6010, &3_u32.to_le_bytes());
-        self.fake.write(self.fake.heap(), &page.to_le_bytes()).unwrap();
-    }
-
-    fn set_flags(&self, number: u64, flags: u64) {
-        self.set(0x5000 + 16 * number + 8, &flags.to_le_bytes());
-    }
-
-    fn load(&self, attachment: &mut Attachment) -> Result<Module, ModuleError> {
-        attachment.load_module(self.fake, self.books)
-    }
-}
-
-fn target(place: u64, bytes: [u8; 5]) -> u64 {
-    let [0xe8, rest @ ..] = bytes else { panic!("no call: {bytes:x?}") };
-    (CODE + place + 5).wrapping_add_signed(i32::from_le_bytes(rest).into())
+fn target(module: &Module<'_>, place: u64) -> u64 {
+    let [0xe8, a, b, c, d] = module.get(place) else { panic!("no call") };
+    (CODE + place + 5).wrapping_add_signed(i32::from_le_bytes([a, b, c, d]).into())
 }
 
 fn watched(fake: &Fake) -> (Attachment, Vec<u64>) {
     let mut attachment = fake.attach();
     attachment.share(fake, &fake.kernel, &TRAP).unwrap();
-    let traps = attachment.watch_modules(fake, &fake.kernel, &TRAP).unwrap().unwrap();
+    let traps = attachment.watch_modules(fake, &fake.kernel, &TRAP).unwrap();
     (attachment, traps)
 }
 
@@ -158,7 +38,7 @@ fn watched(fake: &Fake) -> (Attachment, Vec<u64>) {
 #[test]
 fn sites_of_a_module_come_and_go() {
     for fake in X86.into_iter().map(Fake::quiet).chain([Fake::new("x86_64-6.12")]) {
-        let module = Loaded::new(&fake);
+        let module = module(&fake);
         let before = fake.text();
         let (mut attachment, traps) = watched(&fake);
         let own = fake.all()[0];
@@ -189,8 +69,8 @@ fn sites_of_a_module_come_and_go() {
             assert!(numbers.iter().all(|&number| attachment.is_of_module(number)));
             let report = fake.enable(&mut attachment, &numbers).unwrap();
             assert_eq!((report.patched, report.skipped), (3, vec![]));
-            for (_, place) in SITES {
-                assert_eq!(target(place, module.get(place)), program, "{place:#x}");
+            for place in SITES {
+                assert_eq!(target(&module, place), program, "{place:#x}");
             }
             // An update touches one of them, and no other one is to be taken in the middle of it.
             module.set_flags(1, 1);
@@ -202,7 +82,7 @@ fn sites_of_a_module_come_and_go() {
                 module.set_flags(1, 0);
                 let again = attachment.take_again(&fake, &fake.kernel, &TRAP).unwrap();
                 assert_eq!(again, (1, vec![]));
-                assert_eq!(target(ACROSS, module.get(ACROSS)), program);
+                assert_eq!(target(&module, ACROSS), program);
             }
             // Its init functions go, then all of it.
             let range = CODE + INIT..CODE + INIT + 5;
@@ -213,7 +93,7 @@ fn sites_of_a_module_come_and_go() {
             let (gone, restored) = attachment.unload_module(&fake, module.books, None).unwrap();
             let held = if round < 2 { 2 } else { 1 };
             assert_eq!((gone, restored.sites), (numbers[..2].to_vec(), held));
-            for (_, place) in SITES {
+            for place in SITES {
                 assert_eq!(module.get(place), NOP);
             }
             if round == 2 {
@@ -236,7 +116,7 @@ fn sites_of_a_module_come_and_go() {
 #[test]
 fn sites_of_a_module_are_shared() {
     let fake = Fake::new("x86_64-6.12");
-    let module = Loaded::new(&fake);
+    let module = module(&fake);
     let (mut attachment, _) = watched(&fake);
     let caller = fake.link("ftrace_caller");
     let distance = i32::try_from(caller.wrapping_sub(CODE + ACROSS + 5).cast_signed()).unwrap();
@@ -250,16 +130,16 @@ fn sites_of_a_module_are_shared() {
     let [skip] = report.skipped[..] else { panic!("{:?}", report.skipped) };
     assert_eq!(skip.reason, SkipReason::GuestOwned("a breakpoint"));
     assert_eq!((report.patched, attachment.shared().get(&caller)), (2, Some(&1)));
-    assert_ne!(target(ACROSS, module.get(ACROSS)), caller);
+    assert_ne!(target(&module, ACROSS), caller);
     attachment.unload_module(&fake, module.books, None).unwrap();
-    assert_eq!(module.get(ACROSS), call[..]);
+    assert_eq!(module.get::<5>(ACROSS), call[..]);
 }
 
 // All of it is the guest's word.
 #[test]
 fn hostile_modules_are_refused() {
     let fake = Fake::quiet("x86_64-6.12");
-    let module = Loaded::new(&fake);
+    let module = module(&fake);
     let (mut attachment, _) = watched(&fake);
     let refused = |attachment: &mut Attachment, why: &str| {
         let error = module.load(attachment).unwrap_err().to_string();

@@ -6,7 +6,7 @@ use super::attach::{Controller, Stage};
 use super::conditions::Conditional;
 use super::shares::Shares;
 use super::{Tracer, Tracing, arch};
-use crate::kernel::{Arch, Functions, Kernel, Selection, selects};
+use crate::kernel::{Functions, Selection, selects};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::stream::{MarkKind, Skipped};
 use crate::tracer::{Attachment, Module, ModuleFunction, ModuleMoment, Ram, TraceError};
@@ -31,24 +31,6 @@ impl Tracer {
     }
 }
 
-impl Tracing {
-    /// Whether functions of modules that are asked for by name can be traced at all.
-    ///
-    /// # Errors
-    /// Why not.
-    pub fn check_modules(&self, kernel: &Kernel) -> Result<(), String> {
-        let named = self.present().any(|(_, tracer)| tracer.names_modules());
-        if named && kernel.arch() != Arch::X86_64 {
-            return Err(format!(
-                ":mod: in a filter: functions of modules cannot be traced in guests of this \
-                 architecture ({}) yet, only in those of x86_64",
-                kernel.arch().name()
-            ));
-        }
-        Ok(())
-    }
-}
-
 /// Sites with the programs that they call.
 type Programs = Vec<(usize, u16)>;
 
@@ -66,28 +48,19 @@ impl Controller {
         }
         let ram = Ram(machine.memory());
         let why = match attachment.watch_modules(&ram, &self.kernel, &TRAP_INSTRUCTION) {
-            Ok(Some(traps)) => {
+            Ok(traps) => {
                 for trap in traps {
                     paused.arm_trap(trap);
                 }
                 return;
             }
-            Ok(None) => None,
-            Err(error) => Some(error),
+            Err(why) => why,
         };
-        let named = self.tracing.present().any(|(_, tracer)| tracer.names_modules());
-        let meant = |(_, tracer): (u8, &Tracer)| can_mean_modules(&tracer.globs.filter);
-        let meant = self.tracing.present().any(meant);
-        match why {
-            Some(why) if named || meant => {
-                self.note(format!("functions of modules are not traced: {why}"));
-            }
-            None if named => self.note(
-                "functions of modules are not traced: in guests of this architecture they cannot \
-                 be yet"
-                    .into(),
-            ),
-            _ => {}
+        let meant = |(_, tracer): (u8, &Tracer)| {
+            tracer.names_modules() || can_mean_modules(&tracer.globs.filter)
+        };
+        if self.tracing.present().any(meant) {
+            self.note(format!("functions of modules are not traced: {why}"));
         }
     }
 
@@ -198,7 +171,7 @@ impl Controller {
         begun: bool,
     ) -> Result<Option<(String, usize)>, String> {
         let ram = Ram(machine.memory());
-        let module = attachment.load_module(&ram, address);
+        let module = attachment.load_module(&ram, &self.kernel, address);
         let module =
             module.map_err(|error| format!("functions of a module are not traced: {error}"))?;
         let module = Arc::new(module);

@@ -215,8 +215,7 @@ pub(super) trait GuestCode: Send {
         trap: &[u8],
     ) -> Result<Option<Stops<Moment>>, TraceError>;
 
-    /// Lets all calls of these functions exit to the VMM first, by `trap`. `None` where that cannot
-    /// be.
+    /// Lets all calls of these functions exit to the VMM first, by `trap`.
     ///
     /// # Errors
     /// When the kernel has another code there; nothing has changed then.
@@ -227,7 +226,24 @@ pub(super) trait GuestCode: Send {
         kernel: &Kernel,
         functions: &[(ModuleMoment, &'static str)],
         trap: &[u8],
-    ) -> Result<Option<Stops<ModuleMoment>>, TraceError>;
+    ) -> Result<Stops<ModuleMoment>, TraceError>;
+
+    /// Lets these sites of a module be held, of which no code has run yet. All vCPUs are paused.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    fn prepare(&self, _: &View<'_>, _: &Image, _: &[Spot]) -> Result<(), GuestError> {
+        Ok(())
+    }
+
+    /// Takes back what [`GuestCode::prepare`] has written to sites that are not held. All vCPUs are
+    /// paused.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    fn unprepare(&self, _: &View<'_>, _: &Image, _: &[Spot]) -> Result<(), GuestError> {
+        Ok(())
+    }
 
     /// What the guest's own ftrace has put into a site, if there is something that can be shared.
     fn guest_call(&self, view: &View<'_>, image: &Image, spot: &Spot) -> Option<GuestCall>;

@@ -1,7 +1,7 @@
 //! When modules of the guest's kernel come and go, and which of their sites are ours.
 
 use super::guest::Guest;
-use super::modules::{Loaded, Module, ModuleError, ModuleFunction, Offsets};
+use super::modules::{Loaded, Module, ModuleError, ModuleFunction, Offsets, Spot};
 use super::patch::Restored;
 use super::stops::Stops;
 use super::trace::{Attachment, TraceError};
@@ -17,6 +17,41 @@ pub(super) const FUNCTIONS: [(ModuleMoment, &str); 3] = [
     (ModuleMoment::Freed, "ftrace_free_mem"),
     (ModuleMoment::Gone, "ftrace_release_mod"),
 ];
+
+/// That they are called elsewhere.
+pub(super) const UNKNOWN: TraceError = TraceError::Code("its modules are loaded by unknown code");
+
+/// Beginnings of the names of functions that may have calls of these in them: those that the
+/// compiler made pieces or variants of, too.
+const CALLERS: [&str; 8] = [
+    "load_module",
+    "do_init_module",
+    "__do_sys_delete_module",
+    "__se_sys_delete_module",
+    "__x64_sys_delete_module",
+    "__riscv_sys_delete_module",
+    "__do_sys_init_module",
+    "init_module_from_file",
+];
+
+/// The functions that may have these calls in them: link addresses and code.
+pub(super) fn callers(kernel: &Kernel) -> impl Iterator<Item = (u64, &[u8])> {
+    let symbols = kernel.symbols();
+    let is_caller = |name: &str| {
+        CALLERS.iter().any(|caller| {
+            name.strip_prefix(caller).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        })
+    };
+    let mut starts: Vec<u64> =
+        symbols.iter().filter(|symbol| is_caller(symbol.name)).map(|it| it.address).collect();
+    // One function may have several names.
+    starts.sort_unstable();
+    starts.dedup();
+    starts.into_iter().filter_map(move |start| {
+        let len = symbols.next_after(start).unwrap_or(start) - start;
+        Some((start, kernel.bytes(start, usize::try_from(len).ok()?)?))
+    })
+}
 
 /// What has become of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +73,7 @@ pub(super) struct ModuleTraps {
 
 impl Attachment {
     /// Lets the guest stop, by `trap`, when a module comes and goes; where it then stands (run-time
-    /// addresses). `None` where modules cannot be traced. All vCPUs are paused.
+    /// addresses). All vCPUs are paused.
     ///
     /// # Errors
     /// What is missing; nothing has changed then.
@@ -47,17 +82,16 @@ impl Attachment {
         guest: &dyn Guest,
         kernel: &Kernel,
         trap: &[u8],
-    ) -> Result<Option<Vec<u64>>, TraceError> {
+    ) -> Result<Vec<u64>, TraceError> {
         let offsets = Offsets::find(kernel).map_err(TraceError::Kernel)?;
         let stops = self.code.calls(guest, &self.image, kernel, &FUNCTIONS, trap)?;
-        let Some(stops) = stops else { return Ok(None) };
         let view = View::with_annex(guest, self.near, &*self.memory);
         if !stops.lay(&view)? {
             return Err(TraceError::Code("the code that loads its modules cannot be changed"));
         }
         let traps = stops.traps().collect();
         self.module_traps = Some(ModuleTraps { stops, offsets });
-        Ok(Some(traps))
+        Ok(traps)
     }
 
     /// Whether modules are seen to come and go.
@@ -82,7 +116,12 @@ impl Attachment {
     ///
     /// # Errors
     /// Why it cannot be read.
-    pub fn load_module(&mut self, guest: &dyn Guest, address: u64) -> Result<Module, ModuleError> {
+    pub fn load_module(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        address: u64,
+    ) -> Result<Module, ModuleError> {
         // It cannot have gone unseen; but who says so is the guest.
         if self.modules.find(address).is_some() {
             let _ = self.unload_module(guest, address, None);
@@ -90,7 +129,15 @@ impl Attachment {
         let Some(traps) = &self.module_traps else {
             return Err(ModuleError::Absurd("come unasked"));
         };
-        self.modules.load(guest, &self.image, &traps.offsets, address)
+        let module = self.modules.load(guest, &self.image, &traps.offsets, address)?;
+        let view = View::ram(guest, [self.near; 2]);
+        let sites = module.functions.iter().map(|&(site, _)| site);
+        self.code.prepare(&view, &self.image, &self.spots(kernel, sites))?;
+        Ok(module)
+    }
+
+    fn spots(&self, kernel: &Kernel, sites: impl Iterator<Item = usize>) -> Vec<Spot> {
+        sites.filter_map(|site| self.modules.spot(kernel, &self.image, site)).collect()
     }
 
     /// A module (by its `struct module`) is about to go, or (`range`) a part of its memory: gives
@@ -141,9 +188,16 @@ impl Attachment {
     }
 
     /// Modules come and go unseen from now on. Whether the guest's code is as it was.
-    pub(super) fn end_watching_modules(&mut self, guest: &dyn Guest) -> Result<bool, TraceError> {
+    pub(super) fn end_watching_modules(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+    ) -> Result<bool, TraceError> {
         let Some(ModuleTraps { stops, .. }) = self.module_traps.take() else { return Ok(true) };
         let view = View::with_annex(guest, self.near, &*self.memory);
-        Ok(stops.remove(&view)?)
+        let removed = stops.remove(&view)?;
+        let present = self.modules.present().map(|(site, _)| site);
+        self.code.unprepare(&view, &self.image, &self.spots(kernel, present))?;
+        Ok(removed)
     }
 }

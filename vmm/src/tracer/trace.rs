@@ -595,7 +595,7 @@ impl Attachment {
         let switches = switches?;
         self.code.stops().remove(&annex)?;
         self.code.remove(guest, &self.image, kernel, self.patcher.freed())?;
-        let modules = self.end_watching_modules(guest)?;
+        let modules = self.end_watching_modules(guest, kernel)?;
         if !(self.end_sharing(guest)? && modules) {
             return Err(TraceError::Ftrace("its code is not as it was kept"));
         }

@@ -3,6 +3,7 @@
 //! of `scripts/setup`.
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
+pub(crate) mod module;
 pub(crate) mod riscv64;
 mod x86_64;
 

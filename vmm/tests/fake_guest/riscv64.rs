@@ -15,6 +15,17 @@ pub(crate) fn gap(fake: &Fake) -> u64 {
     fake.link("_etext").next_multiple_of(4096)
 }
 
+/// Maps two pages of code at an address by a table at guest-physical `table`.
+pub(super) fn map(fake: &Fake, code: u64, table: u64, pages: [u64; 2]) {
+    let put = |at: u64, physical: u64, flags: u64| {
+        fake.write(at, &(physical >> 12 << 10 | flags).to_le_bytes()).unwrap();
+    };
+    put(pmds(fake) + 8 * index(code, 2), table, TABLE);
+    for (number, page) in (0..).zip(pages) {
+        put(table + 8 * number, page, LEAF);
+    }
+}
+
 fn index(address: u64, level: u32) -> u64 {
     address >> (12 + 9 * (level - 1)) & 511
 }
@@ -57,10 +68,14 @@ pub(crate) fn load(fake: &Fake) {
 
 /// As the kernel's `ftrace_init` leaves a site.
 pub(crate) fn disabled(fake: &Fake, site: usize) -> Vec<u8> {
+    disabled_at(fake, fake.kernel.sites()[site].entry)
+}
+
+/// The same of the site of a function that begins there.
+pub(crate) fn disabled_at(fake: &Fake, entry: u64) -> Vec<u8> {
     if fake.kernel.ftrace_kind() == FtraceKind::Patchable {
         return [NOP, NOP].map(u32::to_le_bytes).concat();
     }
-    let entry = fake.kernel.sites()[site].entry;
     let mut bytes = fake.link("ftrace_nop_ops").to_le_bytes().to_vec();
     let (upper, _) = split(fake.link("ftrace_caller").wrapping_sub(entry).cast_signed()).unwrap();
     bytes.extend([auipc(T0, upper), NOP].map(u32::to_le_bytes).concat());
@@ -106,7 +121,18 @@ pub(crate) fn jump(fake: &Fake, address: u64) -> u64 {
 pub(crate) fn target(fake: &Fake, site: usize) -> u64 {
     let entry = fake.kernel.sites()[site].entry;
     let at = fake.at(entry);
-    let target = call(entry, fake.word(at), fake.word(at + 4)).expect("no call");
+    target_of(fake, entry, [fake.word(at), fake.word(at + 4)], || fake.read_u64(at - 8).unwrap())
+}
+
+/// Where a call from the function at `entry` ends up, with these instructions in it and, where there
+/// is such, that literal before it; panics unless it is a sound call.
+pub(crate) fn target_of(
+    fake: &Fake,
+    entry: u64,
+    [first, second]: [u32; 2],
+    literal: impl Fn() -> u64,
+) -> u64 {
+    let target = call(entry, first, second).expect("no call");
     if fake.kernel.ftrace_kind() == FtraceKind::Patchable {
         return jump(fake, target);
     }
@@ -117,7 +143,7 @@ pub(crate) fn target(fake: &Fake, site: usize) -> u64 {
         let member = |name| u64::from(btf.member_offset("ftrace_ops", name).unwrap());
         (member("func"), member("direct_call"))
     });
-    let ops = fake.read_u64(at - 8).unwrap();
+    let ops = literal();
     let annex = fake.link("_end").next_multiple_of(2 << 20) - (2 << 20);
     let word = |address: u64| {
         let offset = usize::try_from(address - annex).unwrap();

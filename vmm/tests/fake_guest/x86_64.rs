@@ -45,3 +45,11 @@ pub(super) fn target(fake: &Fake, site: usize) -> u64 {
     let next = fake.kernel.sites()[site].location + 5;
     next.wrapping_add_signed(i64::from(distance))
 }
+
+/// Maps two pages of code at an address by a table at guest-physical `table`.
+pub(super) fn map(fake: &Fake, code: u64, table: u64, pages: [u64; 2]) {
+    fake.write(fake.entry((code - MAP) >> 21), &(table | 0x63).to_le_bytes()).unwrap();
+    for (number, page) in (0..).zip(pages) {
+        fake.write(table + 8 * number, &(page | 0x63).to_le_bytes()).unwrap();
+    }
+}

@@ -207,7 +207,6 @@ impl Args {
         for condition in tracers.chain(triggers) {
             tracing.check_followed(Some(&condition.source)).map_err(anyhow::Error::msg)?;
         }
-        tracing.check_modules(kernel).map_err(anyhow::Error::msg)?;
         if tracing.is_empty() {
             return Err(kernel.no_match(unmatched).into());
         }

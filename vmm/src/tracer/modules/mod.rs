@@ -6,9 +6,12 @@
 
 mod read;
 
-use super::guest::Image;
+use super::guest::{GuestError, Image};
+use super::patch::Edit;
+use super::view::View;
 use crate::kernel::{Kernel, Site, SiteSection};
 use rustc_hash::FxHashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 pub(super) use read::Offsets;
@@ -74,13 +77,72 @@ impl Spot {
         Self { site, physical: image.physical_of(site.location), beyond: None }
     }
 
-    /// Where `len` bytes of it are: guest-physical addresses and the bytes' places.
-    pub(super) fn pieces(&self, len: usize) -> [(u64, std::ops::Range<usize>); 2] {
+    /// Where bytes of it are, counted from its beginning on: guest-physical addresses, and which of
+    /// these bytes are there.
+    fn pieces(&self, bytes: &Range<usize>) -> [(u64, Range<usize>); 2] {
+        let len = bytes.len();
+        let physical = self.physical.wrapping_add(bytes.start as u64);
         let Some(beyond) = self.beyond else {
-            return [(self.physical, 0..len), (self.physical, len..len)];
+            return [(physical, 0..len), (physical, len..len)];
         };
-        let first = usize::try_from(PAGE - self.physical % PAGE).unwrap_or(len).min(len);
-        [(self.physical, 0..first), (beyond, first..len)]
+        let on_first = usize::try_from(PAGE - self.physical % PAGE).unwrap_or(bytes.end);
+        let first = on_first.saturating_sub(bytes.start).min(len);
+        let next = beyond.wrapping_add((bytes.start + first).saturating_sub(on_first) as u64);
+        [(physical, 0..first), (next, first..len)]
+    }
+
+    /// Up to eight of its bytes, counted from its beginning on.
+    #[inline]
+    pub(super) fn load<const N: usize>(
+        &self,
+        view: &View<'_>,
+        start: usize,
+    ) -> Result<[u8; N], GuestError> {
+        let mut found = [0; N];
+        match (self.beyond, u8::try_from(N)) {
+            // Most sites: a guest waits while a hundred thousand of them are read.
+            (None, Ok(len @ 0..=8)) => {
+                let word = view.load(self.physical.wrapping_add(start as u64), len)?.to_le_bytes();
+                found.iter_mut().zip(word).for_each(|(to, byte)| *to = byte);
+            }
+            _ => {
+                for (physical, place) in self.pieces(&(start..start + N)) {
+                    view.read(physical, found.get_mut(place).unwrap_or_default())?;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Writes bytes of it, counted from its beginning on.
+    pub(super) fn store(
+        &self,
+        view: &View<'_>,
+        start: usize,
+        bytes: &[u8],
+    ) -> Result<(), GuestError> {
+        for (physical, place) in self.pieces(&(start..start + bytes.len())) {
+            view.write(physical, bytes.get(place).unwrap_or_default())?;
+        }
+        Ok(())
+    }
+
+    /// Adds what puts bytes of ours in the place of as many of its own, or more, counted from its
+    /// beginning on; `None` when that cannot be.
+    pub(super) fn replace(
+        &self,
+        start: usize,
+        original: &[u8],
+        ours: &[u8],
+        edits: &mut Vec<Edit>,
+    ) -> Option<()> {
+        for (physical, place) in self.pieces(&(start..start + ours.len())) {
+            let (original, ours) = (original.get(place.clone())?, ours.get(place)?);
+            if !ours.is_empty() {
+                edits.push(Edit::new(physical, original, ours)?);
+            }
+        }
+        Some(())
     }
 }
 
@@ -210,12 +272,7 @@ impl Modules {
     }
 
     /// Sites of a module (by the address of its `struct module`) in this memory (run-time addresses).
-    pub(super) fn within(
-        &self,
-        image: &Image,
-        address: u64,
-        range: std::ops::Range<u64>,
-    ) -> Vec<usize> {
+    pub(super) fn within(&self, image: &Image, address: u64, range: Range<u64>) -> Vec<usize> {
         let sites = self.find(address).map(|loaded| &loaded.sites[..]).unwrap_or_default();
         let is_in = |&&number: &&usize| {
             let function = number.checked_sub(self.first).and_then(|at| self.functions.get(at));

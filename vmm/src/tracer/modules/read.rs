@@ -1,9 +1,8 @@
 //! What a module is, by its `struct module` in guest memory: all of it bounded, none of it trusted.
 
 use super::PAGE;
-use crate::kernel::Kernel;
+use crate::kernel::{FtraceKind, Kernel};
 use crate::tracer::guest::{Guest, GuestError, Image};
-use crate::tracer::x86_64::site;
 use std::collections::BTreeMap;
 
 /// `MODULE_NAME_LEN` (include/linux/module.h).
@@ -21,8 +20,6 @@ const PAGE_LEN: usize = 4096;
 const SYMBOL: usize = 24;
 /// `STT_FUNC`.
 const FUNCTION: u8 = 2;
-/// Bytes of `endbr64`, behind which a site may be.
-const ENDBR: u64 = 4;
 
 /// Why a module cannot be traced.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -38,6 +35,8 @@ pub enum ModuleError {
 /// Where a module has what.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::tracer) struct Offsets {
+    /// What the table of sites has.
+    kind: FtraceKind,
     name: u64,
     callsites: u64,
     callsites_count: u64,
@@ -59,6 +58,7 @@ impl Offsets {
             found.ok_or_else(|| format!("the kernel has no {strukt}.{member}"))
         };
         Ok(Self {
+            kind: kernel.ftrace_kind(),
             name: offset("module", "name")?,
             callsites: offset("module", "ftrace_callsites")?,
             callsites_count: offset("module", "num_ftrace_callsites")?,
@@ -194,10 +194,10 @@ pub(super) fn read(
     locations.dedup();
     // Zeros are of weak functions that were overridden.
     for location in locations.into_iter().filter(|&location| location != 0) {
-        let entries = [location, location.wrapping_sub(ENDBR)];
+        let entries = offsets.kind.entries(location);
         let found = entries.into_iter().find_map(|entry| Some((entry, named.remove(&entry)?)));
-        let (Some((entry, (names, size))), Some(at)) = (found, place(guest, image, location))
-        else {
+        let at = place(guest, image, location, offsets.kind.span());
+        let (Some((entry, (names, size))), Some(at)) = (found, at) else {
             raw.left_out += 1;
             continue;
         };
@@ -206,11 +206,16 @@ pub(super) fn read(
     Ok(raw)
 }
 
-/// Guest-physical address of a site, and of the page on which it goes on.
-fn place(guest: &dyn Guest, image: &Image, location: u64) -> Option<(u64, Option<u64>)> {
+/// Guest-physical address of a site of so many bytes, and of the page on which it goes on.
+fn place(
+    guest: &dyn Guest,
+    image: &Image,
+    location: u64,
+    span: usize,
+) -> Option<(u64, Option<u64>)> {
     let translate = |address| image.tables.translate(guest, address).ok();
     let physical = translate(location)?;
-    let next = location.checked_add(site::LEN as u64 - 1)? & !(PAGE - 1);
+    let next = location.checked_add(span as u64 - 1)? & !(PAGE - 1);
     if next <= location {
         return Some((physical, None));
     }

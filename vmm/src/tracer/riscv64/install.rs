@@ -1,5 +1,6 @@
 //! The annex and the programs in a riscv64 guest, and its two kinds of sites.
 
+use super::calls;
 use super::context::Context;
 use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout, TRAP_ENTRY};
 use super::map;
@@ -87,7 +88,7 @@ pub(super) fn install(
     };
     let done = code.gap.fill(guest).and_then(|()| {
         code.put_ops(None, code.gap.trap_stub())?;
-        code.prepare(&view, image, kernel)?;
+        code.prepare_all(&view, image, kernel)?;
         rewrites.write(&view)?;
         let annex = memory.guest_address();
         let with_code = !options.returns.sites.is_empty();
@@ -157,7 +158,7 @@ struct Code {
     gap: Gap,
     returns: Returns,
     kind: Kind,
-    /// Sites whose first instruction is ours; see [`Code::prepare`].
+    /// Sites whose first instruction is ours; see [`Code::prepare_all`].
     prepared: Vec<usize>,
     values: Values,
     overflow: Overflow,
@@ -196,7 +197,7 @@ impl Code {
     /// context stands between them. That it would execute the second without the
     /// first is excluded by never changing the first again, and doing it now: one
     /// CPU runs, with interrupts off, in a function that is no site.
-    fn prepare(
+    fn prepare_all(
         &mut self,
         view: &View<'_>,
         image: &Image,
@@ -218,6 +219,35 @@ impl Code {
         }
         Ok(())
     }
+
+    /// Changes the first instruction of sites with two others in their place: from the one that
+    /// `change` has of ours to the other. No context can stand behind it, or the second is a nop.
+    fn exchange(
+        &self,
+        view: &View<'_>,
+        image: &Image,
+        spots: &[Spot],
+        change: impl Fn(u32) -> [u32; 2],
+    ) -> Result<(), GuestError> {
+        if let Kind::CallOps { .. } = self.kind {
+            return Ok(());
+        }
+        for spot in spots {
+            let entry = image.runtime(spot.site.entry);
+            let Some(aim) = Aim::new(entry, self.gap.table()) else { continue };
+            let [from, to] = change(aim.first());
+            let front = front(&spot.site);
+            if instructions(spot.load(view, front)?) == [from, NOP] {
+                spot.store(view, front, &to.to_le_bytes())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes from what the table has of a site to the function's entry.
+fn front(site: &Site) -> usize {
+    usize::try_from(site.entry.wrapping_sub(site.location)).unwrap_or(0)
 }
 
 /// Both instructions of a site.
@@ -293,13 +323,21 @@ impl GuestCode for Code {
 
     fn calls(
         &mut self,
-        _: &dyn Guest,
-        _: &Image,
-        _: &Kernel,
-        _: &[(ModuleMoment, &'static str)],
-        _: &[u8],
-    ) -> Result<Option<Stops<ModuleMoment>>, TraceError> {
-        Ok(None)
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        functions: &[(ModuleMoment, &'static str)],
+        trap: &[u8],
+    ) -> Result<Stops<ModuleMoment>, TraceError> {
+        calls::modules(&mut self.gap, guest, (image, kernel), functions, trap)
+    }
+
+    fn prepare(&self, view: &View<'_>, image: &Image, spots: &[Spot]) -> Result<(), GuestError> {
+        self.exchange(view, image, spots, |first| [NOP, first])
+    }
+
+    fn unprepare(&self, view: &View<'_>, image: &Image, spots: &[Spot]) -> Result<(), GuestError> {
+        self.exchange(view, image, spots, |first| [first, NOP])
     }
 
     fn guest_call(&self, _: &View<'_>, _: &Image, _: &Spot) -> Option<GuestCall> {
@@ -313,7 +351,7 @@ impl GuestCode for Code {
     fn record(&self, site: &Site) -> u64 {
         match self.kind {
             Kind::Patchable => site.entry,
-            Kind::CallOps { .. } => site.entry.wrapping_add(site::SECOND),
+            Kind::CallOps { .. } => site.entry.wrapping_add(site::SECOND as u64),
         }
     }
 
@@ -325,22 +363,19 @@ impl GuestCode for Code {
         hook: Hook<'_>,
         edits: &mut Vec<Edit>,
     ) -> Result<Option<GuestCall>, SkipReason> {
-        let site = &spot.site;
-        let (entry, physical) = (image.runtime(site.entry), image.physical_of(site.entry));
-        let found = view.load(physical, 8).map_err(|_| SkipReason::NoRam)?;
-        let found = instructions(found.to_le_bytes());
-        let mut add = |physical, original: &[u8], ours: &[u8]| {
-            edits.push(Edit::new(physical, original, ours).ok_or(SkipReason::OutOfReach)?);
-            Ok(())
-        };
+        let no_ram = |_| SkipReason::NoRam;
+        let entry = image.runtime(spot.site.entry);
+        let front = front(&spot.site);
+        let found = instructions(spot.load(view, front).map_err(no_ram)?);
         let (program, way) = match hook {
             Hook::Call(program) => match self.programs.get(usize::from(program)) {
                 Some(&Way::Entry(_, way)) => (Some(program), way),
                 Some(Way::Return(_)) | None => return Err(SkipReason::OutOfReach),
             },
             Hook::Trap(trap) => {
-                let len = trap.len().min(MAX_TRAP);
-                add(self.gap.trap().1, &NO_TRAP[..len], trap)?;
+                let quiet = NO_TRAP.get(..trap.len()).ok_or(SkipReason::OutOfReach)?;
+                let edit = Edit::new(self.gap.trap().1, quiet, trap);
+                edits.push(edit.ok_or(SkipReason::OutOfReach)?);
                 (None, TRAP_ENTRY)
             }
         };
@@ -354,20 +389,22 @@ impl GuestCode for Code {
             }
             Kind::CallOps { caller, none, .. } => {
                 let [first, second] = site::call(entry, caller).ok_or(SkipReason::OutOfReach)?;
-                let at = physical.wrapping_sub(8);
-                if view.load(at, 8).map_err(|_| SkipReason::NoRam)? != none {
+                let none = none.to_le_bytes();
+                // The literal is what lies before the function.
+                if spot.load(view, 0).map_err(no_ram)? != none {
                     return Err(SkipReason::GuestOwned("the ops of another tracer"));
                 }
                 let ours = self.ops(program).to_le_bytes();
-                add(at, &none.to_le_bytes(), &ours)?;
+                spot.replace(0, &none, &ours, edits).ok_or(SkipReason::OutOfReach)?;
                 (first, second)
             }
         };
         if found != [first, NOP] {
             return Err(SkipReason::GuestOwned(site::describe(found)));
         }
-        let at = physical + site::SECOND;
-        add(at, &NOP.to_le_bytes(), &second.to_le_bytes())?;
+        let replaced =
+            spot.replace(front + site::SECOND, &NOP.to_le_bytes(), &second.to_le_bytes(), edits);
+        replaced.ok_or(SkipReason::OutOfReach)?;
         Ok(None)
     }
 

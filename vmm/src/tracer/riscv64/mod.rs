@@ -2,6 +2,7 @@
 //! an ops before the function; code lies in a gap of the kernel's own mapping, rings and what
 //! exits lead to are mapped behind its end.
 
+mod calls;
 mod context;
 mod gap;
 mod install;

@@ -6,7 +6,7 @@ use vmtrace_trampolines::riscv64::encode::{NOP, auipc, jalr, split};
 /// Bytes of a site, from the function's entry on.
 pub(super) const LEN: usize = 8;
 /// Offset of its second instruction.
-pub(super) const SECOND: u64 = 4;
+pub(super) const SECOND: usize = 4;
 /// Bytes from one entry of a [`table`](Aim) to the next.
 pub(super) const STEP: u8 = 4;
 /// Entries of a table.

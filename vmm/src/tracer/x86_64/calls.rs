@@ -6,45 +6,21 @@
 use super::{map, site};
 use crate::kernel::Kernel;
 use crate::tracer::guest::{Guest, Image};
-use crate::tracer::module_traps::ModuleMoment;
+use crate::tracer::module_traps::{self, ModuleMoment};
 use crate::tracer::patch::Edit;
 use crate::tracer::stops::{Stops, Stub};
 use crate::tracer::trace::TraceError;
 
-/// Beginnings of the names of functions that may have the calls in them: those that the compiler
-/// made pieces or variants of, too.
-const CALLERS: [&str; 7] = [
-    "load_module",
-    "do_init_module",
-    "__do_sys_delete_module",
-    "__se_sys_delete_module",
-    "__x64_sys_delete_module",
-    "__do_sys_init_module",
-    "init_module_from_file",
-];
-
 /// Link addresses of the calls of (and jumps to) a function that are in those that may have them.
 fn calls(kernel: &Kernel, function: u64) -> Vec<u64> {
-    let symbols = kernel.symbols();
-    let is_caller = |name: &str| {
-        CALLERS.iter().any(|caller| {
-            name.strip_prefix(caller).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        })
-    };
-    let mut found = Vec::new();
-    for symbol in symbols.iter().filter(|symbol| is_caller(symbol.name)) {
-        let start = symbol.address;
-        let len = symbols.next_after(start).unwrap_or(start) - start;
-        let len = usize::try_from(len).unwrap_or(0);
-        let Some(body) = kernel.bytes(start, len) else { continue };
-        found.extend((start..).zip(body.windows(site::LEN)).filter_map(|(link, bytes)| {
+    let of = |(start, body): (u64, &[u8])| {
+        let leads = |(link, bytes): (u64, &[u8])| {
             let &[0xe8 | 0xe9, a, b, c, d] = bytes else { return None };
             (site::jump_target(link, &[0xe9, a, b, c, d]) == Some(function)).then_some(link)
-        }));
-    }
-    found.sort_unstable();
-    found.dedup();
-    found
+        };
+        (start..).zip(body.windows(site::LEN)).filter_map(leads).collect::<Vec<_>>()
+    };
+    module_traps::callers(kernel).flat_map(of).collect()
 }
 
 /// Makes the stubs of these functions, to be put at run-time address `at` of an annex that lies at
@@ -60,7 +36,7 @@ pub(super) fn make(
     trap: &[u8],
     (at, annex): (u64, u64),
 ) -> Result<(Vec<u8>, Stops<ModuleMoment>), TraceError> {
-    let unknown = |_| TraceError::Code("its modules are loaded by unknown code");
+    const UNKNOWN: TraceError = module_traps::UNKNOWN;
     let mut code: Vec<u8> = Vec::new();
     let mut stops = Stops::default();
     for &(moment, name) in functions {
@@ -68,14 +44,14 @@ pub(super) fn make(
         let calls = calls(kernel, function);
         log::debug!("calls of {name}: {calls:x?}");
         if calls.is_empty() {
-            return Err(unknown(()));
+            return Err(UNKNOWN);
         }
         code.resize(code.len().next_multiple_of(16), 0xcc);
         let stub = at + code.len() as u64;
         let next = stub + trap.len() as u64;
         let stop = Stub::new(stub, annex + (stub - map::ADDRESS), trap, &site::QUIET);
         let way = site::jump(next, image.runtime(function));
-        let (Some(stop), Some(way)) = (stop, way) else { return Err(unknown(())) };
+        let (Some(stop), Some(way)) = (stop, way) else { return Err(UNKNOWN) };
         code.extend(trap);
         code.extend(way);
         stops.stub(moment, stop);
@@ -87,7 +63,7 @@ pub(super) fn make(
             let ours = site::jump(from, stub).map(|[_, a, b, c, d]| [now[0], a, b, c, d]);
             let edit = ours.and_then(|ours| Edit::new(physical, &now, &ours));
             let edit = edit.filter(|_| expected == Some(&now[..]));
-            stops.lead(edit.ok_or_else(|| unknown(()))?);
+            stops.lead(edit.ok_or(UNKNOWN)?);
         }
     }
     Ok((code, stops))
@@ -107,7 +83,7 @@ mod tests {
             let symbol = |name| kernel.symbols().address(name).unwrap();
             let (start, end) = (symbol("_stext"), symbol("_etext"));
             let text = kernel.bytes(start, usize::try_from(end - start).unwrap()).unwrap();
-            let functions = crate::tracer::module_traps::FUNCTIONS.map(|(_, name)| symbol(name));
+            let functions = module_traps::FUNCTIONS.map(|(_, name)| symbol(name));
             let mut all = functions.map(|_| Vec::new());
             let opcodes = text.iter().enumerate().filter(|(_, byte)| matches!(byte, 0xe8 | 0xe9));
             for (at, _) in opcodes {

@@ -132,41 +132,6 @@ struct Code {
     init: Range<u64>,
 }
 
-/// The bytes of a site.
-fn load(view: &View<'_>, spot: &Spot) -> Result<[u8; site::LEN], SkipReason> {
-    #[expect(clippy::cast_possible_truncation, reason = "five")]
-    const LEN: u8 = site::LEN as u8;
-    let no_ram = |_| SkipReason::NoRam;
-    if spot.beyond.is_none() {
-        let [a, b, c, d, e, ..] = view.load(spot.physical, LEN).map_err(no_ram)?.to_le_bytes();
-        return Ok([a, b, c, d, e]);
-    }
-    let mut found = [0; site::LEN];
-    for (physical, place) in spot.pieces(site::LEN) {
-        view.read(physical, found.get_mut(place).unwrap_or_default()).map_err(no_ram)?;
-    }
-    Ok(found)
-}
-
-/// Adds what puts bytes of ours in the place of those at the front of a site.
-fn replace(
-    spot: &Spot,
-    original: &[u8; site::LEN],
-    ours: &[u8],
-    edits: &mut Vec<Edit>,
-) -> Result<(), SkipReason> {
-    for (physical, place) in spot.pieces(ours.len()) {
-        let (original, ours) = (original.get(place.clone()), ours.get(place));
-        let (Some(original), Some(ours)) = (original, ours) else {
-            return Err(SkipReason::OutOfReach);
-        };
-        if !ours.is_empty() {
-            edits.push(Edit::new(physical, original, ours).ok_or(SkipReason::OutOfReach)?);
-        }
-    }
-    Ok(())
-}
-
 /// The call or jump of the guest's own in a site at this run-time address. What leads into the annex
 /// is none of the guest's: a chain to a chain would be given back as one.
 fn shared(address: u64, bytes: [u8; site::LEN]) -> Option<GuestCall> {
@@ -320,16 +285,16 @@ impl GuestCode for Code {
         kernel: &Kernel,
         functions: &[(ModuleMoment, &'static str)],
         trap: &[u8],
-    ) -> Result<Option<Stops<ModuleMoment>>, TraceError> {
+    ) -> Result<Stops<ModuleMoment>, TraceError> {
         let at = (self.next(ALIGN), self.memory.guest_address());
         let (code, calls) = calls::make(guest, image, kernel, functions, trap, at)?;
         self.put(&code, ALIGN)?;
         self.stops.extend(calls.traps());
-        Ok(Some(calls))
+        Ok(calls)
     }
 
     fn guest_call(&self, view: &View<'_>, image: &Image, spot: &Spot) -> Option<GuestCall> {
-        let found = load(view, spot).ok()?;
+        let found = spot.load(view, 0).ok()?;
         self.shares.then(|| shared(image.runtime(spot.site.location), found))?
     }
 
@@ -556,14 +521,15 @@ impl GuestCode for Code {
         edits: &mut Vec<Edit>,
     ) -> Result<Option<GuestCall>, SkipReason> {
         let address = image.runtime(spot.site.location);
-        let original = load(view, spot)?;
+        let original = spot.load(view, 0).map_err(|_| SkipReason::NoRam)?;
         let guests = if site::DISABLED.contains(&original) {
             None
         } else {
             let shared = if self.shares { shared(address, original) } else { None };
             Some(shared.ok_or(SkipReason::GuestOwned(site::describe(original)))?)
         };
-        match hook {
+        let call;
+        let ours = match hook {
             Hook::Call(program) => {
                 let target = match guests {
                     None => self.programs.get(usize::from(program)),
@@ -571,11 +537,12 @@ impl GuestCode for Code {
                         Some(self.chains.get(&(program, call)).ok_or(SkipReason::NoStub)?)
                     }
                 };
-                let call = target.and_then(|&target| site::call(address, target));
-                replace(spot, &original, &call.ok_or(SkipReason::OutOfReach)?, edits)?;
+                call = target.and_then(|&target| site::call(address, target));
+                &call.as_ref().ok_or(SkipReason::OutOfReach)?[..]
             }
-            Hook::Trap(trap) => replace(spot, &original, trap, edits)?,
-        }
+            Hook::Trap(trap) => trap,
+        };
+        spot.replace(0, &original, ours, edits).ok_or(SkipReason::OutOfReach)?;
         Ok(guests)
     }
 

@@ -1,0 +1,182 @@
+//! Calls in the kernel's code, and how they are led through stubs that exit to the VMM.
+//!
+//! A call is two instructions, between which a task may stand for as long as it likes:
+//!
+//! ```text
+//! auipc rd, upper
+//! jalr  ra, lower(rd)
+//! ```
+//!
+//! So only the first changes, and our stub lies where the second, as it is, leads from there: as far
+//! into its page as the function. Whatever a task has in `rd`, it comes to one of the two.
+
+use super::gap::{Gap, MAX_TRAP, NO_TRAP};
+use crate::kernel::Kernel;
+use crate::tracer::guest::{Guest, Image};
+use crate::tracer::module_traps::{self, ModuleMoment};
+use crate::tracer::patch::Edit;
+use crate::tracer::stops::{Stops, Stub};
+use crate::tracer::trace::TraceError;
+use crate::tracer::tracepoints::guest::Call;
+use std::collections::HashMap;
+use vmtrace_trampolines::riscv64::encode::register::{T2, ZERO};
+use vmtrace_trampolines::riscv64::encode::{auipc, jalr, split};
+
+/// Bytes of an instruction that is not compressed.
+const LEN: usize = 4;
+/// Bits of `auipc` beside its constant.
+const BELOW_UPPER: u32 = 0xfff;
+
+/// What `auipc`, and `jalr` behind it, call or jump to from the link address `link`.
+fn call(link: u64, first: u32, second: u32) -> Option<Call> {
+    const AUIPC: u32 = 0x17;
+    const JALR: u32 = 0x67;
+    const RA: u32 = 1;
+    let register = |bits: u32| bits & 0x1f;
+    let is_pair = first & 0x7f == AUIPC
+        && second & 0x707f == JALR
+        && register(first >> 7) == register(second >> 15);
+    let into = register(second >> 7);
+    if !is_pair || ![0, RA].contains(&into) {
+        return None;
+    }
+    let upper = i64::from((first & !BELOW_UPPER).cast_signed());
+    let lower = i64::from(second.cast_signed() >> 20);
+    Some(Call { link, target: link.wrapping_add_signed(upper + lower), jumps: into == 0 })
+}
+
+/// What may be calls and jumps in code at a link address.
+pub(super) fn calls(start: u64, body: &[u8]) -> Vec<Call> {
+    // Compressed instructions are of two bytes.
+    let pairs = (start..).step_by(2).zip(body.windows(2 * LEN).step_by(2));
+    let found = |(link, pair): (u64, &[u8])| {
+        let &[a, b, c, d, e, f, g, h] = pair else { return None };
+        call(link, u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]))
+    };
+    pairs.filter_map(found).collect()
+}
+
+/// A function's stub: exits, and goes on to the function. A call's registers for temporaries are
+/// free; the trap takes a7, which no argument of the functions that are meant is in.
+fn stub(trap: &[u8], at: u64, function: u64) -> Option<Vec<u8>> {
+    let jump = at.wrapping_add(MAX_TRAP as u64);
+    let (upper, lower) = split(function.wrapping_sub(jump).cast_signed())?;
+    let go_on = [auipc(T2, upper), jalr(ZERO, T2, lower)].map(u32::to_le_bytes).concat();
+    (trap.len() == MAX_TRAP).then(|| [trap, &go_on].concat())
+}
+
+/// Puts a stub into the gap for each function that these call, and what leads there; each vCPU that
+/// comes stops by `trap`, for what is beside the call. Nothing has been written to the guest's own
+/// code yet. `unknown`: that the kernel has another code there.
+///
+/// # Errors
+/// When there is no room, or as `unknown` says.
+pub(super) fn lead<M: Copy>(
+    gap: &mut Gap,
+    guest: &dyn Guest,
+    (image, kernel): (&Image, &Kernel),
+    calls: &[(M, Call)],
+    trap: &[u8],
+    unknown: &TraceError,
+) -> Result<Stops<M>, TraceError> {
+    let unknown = || unknown.clone();
+    let mut stubs = HashMap::new();
+    let mut stops = Stops::default();
+    for &(means, call) in calls {
+        let (from, function) = (image.runtime(call.link), image.runtime(call.target));
+        let (mut now, at) = ([0; 2 * LEN], image.physical_of(call.link));
+        guest.read(at, &mut now)?;
+        if kernel.bytes(call.link, now.len()) != Some(&now) {
+            return Err(unknown());
+        }
+        let address = match stubs.get(&function) {
+            Some(&known) => known,
+            None => {
+                let code = |at| stub(trap, at, function);
+                let put = gap.put_like(guest, function, 2 * MAX_TRAP, code)?;
+                let (address, physical) =
+                    put.ok_or(TraceError::Code("what follows its text is full"))?;
+                let stop = Stub::new(address, physical, trap, &NO_TRAP).ok_or_else(unknown)?;
+                stops.stub(means, stop);
+                *stubs.entry(function).or_insert(address)
+            }
+        };
+        let [a, b, c, d, ..] = now;
+        let first = u32::from_le_bytes([a, b, c, d]);
+        // By as many pages as the stub is away from the function.
+        let pages = address.wrapping_sub(function).cast_signed();
+        let upper = i64::from((first & !BELOW_UPPER).cast_signed()) + pages;
+        let upper = i32::try_from(upper).map_err(|_| unknown())?;
+        debug_assert_eq!(upper.cast_unsigned() & BELOW_UPPER, 0, "{from:#x}");
+        let ours = first & BELOW_UPPER | upper.cast_unsigned();
+        let edit = Edit::new(at, &first.to_le_bytes(), &ours.to_le_bytes());
+        stops.lead(edit.ok_or_else(unknown)?);
+    }
+    Ok(stops)
+}
+
+/// Calls of these functions in those by which the kernel loads and unloads modules.
+fn of_modules(
+    kernel: &Kernel,
+    functions: &[(ModuleMoment, &'static str)],
+) -> Result<Vec<(ModuleMoment, Call)>, TraceError> {
+    let mut found = Vec::new();
+    for &(moment, name) in functions {
+        let function = kernel.symbols().address(name).ok_or(TraceError::NoSymbol(name))?;
+        let of =
+            |(start, body)| calls(start, body).into_iter().filter(|call| call.target == function);
+        let before = found.len();
+        found.extend(module_traps::callers(kernel).flat_map(of).map(|call| (moment, call)));
+        log::debug!("calls of {name}: {:x?}", found.get(before..));
+        if found.len() == before {
+            return Err(module_traps::UNKNOWN);
+        }
+    }
+    Ok(found)
+}
+
+/// Lets all calls of these functions exit to the VMM first, by `trap`: puts stubs into the gap, and
+/// what leads there.
+///
+/// # Errors
+/// When the kernel has no such function, or no call of it where it should be.
+pub(super) fn modules(
+    gap: &mut Gap,
+    guest: &dyn Guest,
+    (image, kernel): (&Image, &Kernel),
+    functions: &[(ModuleMoment, &'static str)],
+    trap: &[u8],
+) -> Result<Stops<ModuleMoment>, TraceError> {
+    let calls = of_modules(kernel, functions)?;
+    lead(gap, guest, (image, kernel), &calls, trap, &module_traps::UNKNOWN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A call that is not found is a module whose memory is written after it is gone.
+    #[test]
+    fn all_calls_of_the_kernel_are_found() {
+        for name in ["riscv64-6.12", "riscv64-7"] {
+            let cache = vmtrace_emulated::cache_dir().expect("no cache directory");
+            let path = cache.join("kernels").join(name).join("vmlinuz");
+            let kernel = Kernel::open(&path).unwrap();
+            let symbol = |name| kernel.symbols().address(name).unwrap();
+            let (start, end) = (symbol("_stext"), symbol("_etext"));
+            let text = kernel.bytes(start, usize::try_from(end - start).unwrap()).unwrap();
+            let all = calls(start, text);
+            for function in module_traps::FUNCTIONS {
+                let address = symbol(function.1);
+                let of = |calls: Vec<Call>| -> Vec<u64> {
+                    let own = calls.into_iter().filter(|call| call.target == address);
+                    own.map(|call| call.link).collect()
+                };
+                let known = of_modules(&kernel, &[function]).unwrap();
+                let known = of(known.into_iter().map(|(_, call)| call).collect());
+                assert!(!known.is_empty());
+                assert_eq!(known, of(all.clone()), "{name}: {}", function.1);
+            }
+        }
+    }
+}

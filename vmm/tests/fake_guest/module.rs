@@ -1,0 +1,153 @@
+//! A module in a fake guest.
+
+use super::{Arch, Fake, FtraceKind, Guest, MAP, riscv64, x86_64};
+use vmtrace::tracer::{Attachment, Module as Loaded, ModuleError};
+
+/// Of the heap: behind the records of all of the kernel's sites.
+const BOOKS: u64 = 0x10_0000;
+/// Where the module's code is mapped, by pages that do not lie side by side.
+pub(crate) const CODE: u64 = MAP + (0x0a00_0000 | 0x20_0000);
+const PAGES: [u64; 2] = [0x3000, 0x1000];
+
+/// A module with three functions: one that begins with `endbr64` where there is such, one whose site
+/// goes over the end of a page, and its init function, which has two names.
+pub(crate) struct Module<'a> {
+    fake: &'a Fake,
+    /// Run-time address of its `struct module`.
+    pub(crate) books: u64,
+    sites: [u64; 3],
+}
+
+impl<'a> Module<'a> {
+    /// With sites at these places of its code, as the table of sites has them.
+    pub(crate) fn new(fake: &'a Fake, sites: [u64; 3]) -> Self {
+        let module = Self { fake, books: fake.page() + BOOKS, sites };
+        // Page tables: one of small pages behind the heap's entry.
+        let table = fake.heap() + BOOKS + 0x1_0000;
+        let pages = PAGES.map(|page| module.page(page));
+        match fake.kernel.arch() {
+            Arch::X86_64 => x86_64::map(fake, CODE, table, pages),
+            Arch::Riscv64 => riscv64::map(fake, CODE, table, pages),
+        }
+        module.write();
+        module
+    }
+
+    /// Guest-physical address of a page of code.
+    fn page(&self, page: u64) -> u64 {
+        self.fake.heap() + BOOKS + 0x2_0000 + page
+    }
+
+    /// Guest-physical address of a place of the code.
+    fn code(&self, place: u64) -> u64 {
+        self.page(PAGES[usize::try_from(place / 4096).unwrap()]) + place % 4096
+    }
+
+    pub(crate) fn put(&self, place: u64, bytes: &[u8]) {
+        for (at, byte) in (place..).zip(bytes) {
+            self.fake.write(self.code(at), &[*byte]).unwrap();
+        }
+    }
+
+    pub(crate) fn get<const N: usize>(&self, place: u64) -> [u8; N] {
+        let mut places = place..;
+        [(); N].map(|()| self.fake.read_vec(self.code(places.next().unwrap()), 1)[0])
+    }
+
+    pub(crate) fn offset(&self, strukt: &str, member: &str) -> u64 {
+        self.fake.kernel.btf().unwrap().member_offset(strukt, member).unwrap().into()
+    }
+
+    pub(crate) fn set(&self, place: u64, bytes: &[u8]) {
+        self.fake.write(self.fake.heap() + BOOKS + place, bytes).unwrap();
+    }
+
+    pub(crate) fn member(&self, member: &str, bytes: &[u8]) {
+        self.set(self.offset("module", member), bytes);
+    }
+
+    /// Where the function of the site at a place begins.
+    pub(crate) fn entry(&self, place: u64) -> u64 {
+        match self.fake.kernel.ftrace_kind() {
+            FtraceKind::Fentry if place == self.sites[0] => place - 4,
+            FtraceKind::Fentry | FtraceKind::Patchable => place,
+            FtraceKind::CallOps => place + 8,
+        }
+    }
+
+    /// As the guest's ftrace leaves the site at a place.
+    pub(crate) fn disabled(&self, place: u64) -> Vec<u8> {
+        match self.fake.kernel.arch() {
+            Arch::X86_64 => vec![0x0f, 0x1f, 0x44, 0, 0],
+            Arch::Riscv64 => riscv64::disabled_at(self.fake, CODE + self.entry(place)),
+        }
+    }
+
+    /// As it is when a module is ready.
+    pub(crate) fn write(&self) {
+        const KALLSYMS: u64 = 0x1000;
+        const SYMTAB: u64 = 0x2000;
+        const STRTAB: u64 = 0x3000;
+        const CALLSITES: u64 = 0x4000;
+        const RECORDS: u64 = 0x5000;
+        for place in self.sites {
+            self.put(place, &self.disabled(place));
+        }
+        self.member("name", b"test_module\0");
+        self.member("ftrace_callsites", &(self.books + CALLSITES).to_le_bytes());
+        self.member("num_ftrace_callsites", &4_u32.to_le_bytes());
+        self.member("kallsyms", &(self.books + KALLSYMS).to_le_bytes());
+        let kallsyms = |member, bytes: &[u8]| {
+            self.set(KALLSYMS + self.offset("mod_kallsyms", member), bytes);
+        };
+        kallsyms("symtab", &(self.books + SYMTAB).to_le_bytes());
+        kallsyms("num_symtab", &6_u32.to_le_bytes());
+        kallsyms("strtab", &(self.books + STRTAB).to_le_bytes());
+        // One has two names; one is no function; one is elsewhere.
+        let mut strings = vec![0];
+        let mut symbol = |number: u64, name: &str, info: u8, section: u16, value: u64| {
+            let at = SYMTAB + 24 * number;
+            let name_at = u32::try_from(strings.len()).unwrap();
+            strings.extend(name.as_bytes());
+            strings.push(0);
+            self.set(at, &name_at.to_le_bytes());
+            self.set(at + 4, &[info, 0]);
+            self.set(at + 6, &section.to_le_bytes());
+            self.set(at + 8, &value.to_le_bytes());
+            self.set(at + 16, &32_u64.to_le_bytes());
+        };
+        let [plain, across, init] = self.sites.map(|place| CODE + self.entry(place));
+        symbol(0, "none", 2, 1, CODE);
+        symbol(1, "plain", 2, 1, plain);
+        symbol(2, "across", 2, 1, across);
+        symbol(3, "my_init", 2, 2, init);
+        symbol(4, "init_module", 0x12, 2, init);
+        symbol(5, "printk", 0x10, 0, CODE + 0x30);
+        self.set(STRTAB, &strings);
+        for (number, place) in (0..).zip(self.sites) {
+            let ip = match self.fake.kernel.ftrace_kind() {
+                FtraceKind::CallOps => place + 12,
+                FtraceKind::Fentry | FtraceKind::Patchable => place,
+            };
+            self.set(CALLSITES + 8 * number, &(CODE + place).to_le_bytes());
+            self.set(RECORDS + 16 * number, &(CODE + ip).to_le_bytes());
+            self.set(RECORDS + 16 * number + 8, &0_u64.to_le_bytes());
+        }
+        // Of a weak function.
+        self.set(CALLSITES + 8 * 3, &0_u64.to_le_bytes());
+        // Behind the kernel's own.
+        let page = self.books + 0x6000;
+        self.set(0x6000, &0_u64.to_le_bytes());
+        self.set(0x6008, &(self.books + RECORDS).to_le_bytes());
+        self.set(0x6010, &3_u32.to_le_bytes());
+        self.fake.write(self.fake.heap(), &page.to_le_bytes()).unwrap();
+    }
+
+    pub(crate) fn set_flags(&self, number: u64, flags: u64) {
+        self.set(0x5000 + 16 * number + 8, &flags.to_le_bytes());
+    }
+
+    pub(crate) fn load(&self, attachment: &mut Attachment) -> Result<Loaded, ModuleError> {
+        attachment.load_module(self.fake, &self.fake.kernel, self.books)
+    }
+}
