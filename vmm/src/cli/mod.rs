@@ -59,6 +59,7 @@ enum Command {
     /// Convert a trace file to a format of other tools
     Convert(convert::Args),
     /// Control a running trace
+    #[command(after_help = ctl::HELP)]
     Ctl(ctl::Args),
     /// Compare two traces: what only one has called, how often, and how long
     Diff(diff::Args),
@@ -75,6 +76,7 @@ enum Command {
     /// Print a trace file
     Report(report::Args),
     /// Run a command in a guest, or look at its files and modules, by its agent
+    #[command(after_help = run::HELP)]
     Run(Box<run::Args>),
     #[command(hide = true)]
     Sandbox(sandbox::Args),
