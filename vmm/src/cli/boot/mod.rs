@@ -69,7 +69,7 @@ pub struct Args {
     /// The agent is process 1 in that.
     #[arg(skip)]
     agent_in_initrd: bool,
-    /// Appended to the kernel's command line
+    /// Appended to the kernel's command line, which begins with `console=ttyS0 panic=-1`
     #[arg(long, value_name = "TEXT", default_value = "", help_heading = headings::MACHINE)]
     pub cmdline: String,
     /// Number of vCPUs
@@ -78,9 +78,10 @@ pub struct Args {
     /// Guest memory: bytes, or with K, M or G
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse::memory, help_heading = headings::MACHINE)]
     pub memory: u64,
-    /// Load modules of this directory, which is like /lib/modules/RELEASE, with the built-in
-    /// initramfs: those for virtio devices, sockets to the guest among them, and what they need.
-    /// auto finds them: modules or lib/modules/RELEASE beside the image, or /lib/modules/RELEASE
+    /// Have the agent load modules of this directory, which is like /lib/modules/RELEASE: those for virtio
+    /// devices, sockets to the guest among them, and what they need. It does so in the built-in initramfs,
+    /// under --root, and in an --initrd with --run or --interactive; with another --initrd this is an
+    /// error. auto finds them: modules or lib/modules/RELEASE beside the image, or /lib/modules/RELEASE
     #[arg(long, value_name = "DIR|auto", help_heading = headings::MACHINE)]
     pub modules: Option<PathBuf>,
     /// Disks
