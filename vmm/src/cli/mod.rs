@@ -4,6 +4,7 @@ pub mod boot;
 pub mod check;
 pub mod convert;
 pub mod ctl;
+mod defaults;
 pub mod diff;
 pub mod doctor;
 pub mod events;
@@ -173,11 +174,16 @@ fn check_globs<'a>(globs: impl IntoIterator<Item = &'a String>) -> anyhow::Resul
     Ok(())
 }
 
+/// The command line with what its options do by default, and examples.
+fn documented() -> clap::Command {
+    examples::add(defaults::add(Cli::command()))
+}
+
 /// Parses the command line and runs it. Returns the exit code; usage errors exit
 /// with 2 in here.
 #[must_use]
 pub fn main() -> u8 {
-    let matches = examples::add(Cli::command()).get_matches();
+    let matches = documented().get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     if log::set_logger(&Stderr).is_ok() {
         let level = std::env::var("VMTRACE_LOG").ok().and_then(|level| level.parse().ok());

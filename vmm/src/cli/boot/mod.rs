@@ -212,7 +212,7 @@ pub struct Args {
     /// subcommand reads that as it does a plain trace
     #[arg(long, value_name = "HOW", requires = "output", help_heading = headings::PLACES)]
     pub compress: Option<Compression>,
-    /// How to print it: text, or graph if anything but entries is traced
+    /// How to print the trace
     #[arg(long, value_enum, conflicts_with = "output", help_heading = headings::PLACES)]
     pub format: Option<FormatArg>,
     /// Serve the running trace on this unix socket: see `vmtrace stream` and `vmtrace ctl`
