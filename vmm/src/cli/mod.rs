@@ -52,7 +52,7 @@ enum Command {
     /// Boot a kernel and trace it
     #[command(after_help = BOOT_HELP)]
     Boot(Box<boot::Args>),
-    /// Check whether a trace is as rules say
+    /// Check a trace against rules
     Check(Box<check::Args>),
     /// Print the completion script of a shell
     #[command(after_help = pages::COMPLETIONS_HELP)]
@@ -62,7 +62,7 @@ enum Command {
     /// Control a running trace
     #[command(after_help = ctl::HELP)]
     Ctl(ctl::Args),
-    /// Compare two traces: what only one has called, how often, and how long
+    /// Compare two traces: functions that only one has called, counts and times that differ
     Diff(diff::Args),
     /// Show what this machine can do, and how to get the rest
     Doctor(doctor::Args),
