@@ -65,7 +65,11 @@ const DEFAULTS: &[(&str, &str, &str)] = &[
     ("boot", "if", "all calls"),
     ("boot", "init", "the agent"),
     ("boot", "initrd", "the built-in initramfs, with the agent as process 1"),
-    ("boot", "interactive", "the console is only shown: see --console"),
+    (
+        "boot",
+        "interactive",
+        "the console is standard error, and standard input is its input: see --console",
+    ),
     ("boot", "kaslr", "the addresses of the image"),
     ("boot", "latency", "no report"),
     ("boot", "mark-at", "no marks of calls"),

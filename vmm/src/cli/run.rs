@@ -21,9 +21,9 @@ const NOT_FOUND: u8 = 127;
 
 /// The numbers that commands leave free, as `env` and `chroot` of coreutils have them.
 pub(super) const HELP: &str = "\
-The exit code is the command's, or 128 and its signal's number; 125 if vmtrace or the agent failed (also
-where there is no such socket), 126 if the program cannot be started, 127 if there is none. With
---modules, --list and --fetch, which run nothing, it is 0, or 1 for a failure, as of other subcommands.";
+The exit code is the command's, or 128 and its signal's number; 125 if vmtrace or the agent
+failed (also where there is no such socket), 126 if the program cannot be started, 127 if there is
+none. With --modules, --list and --fetch, which run nothing, it is 0, or 1 for a failure.";
 
 /// Arguments of `vmtrace run`.
 #[derive(Debug, clap::Args)]
