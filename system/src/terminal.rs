@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
+use nix::unistd::{Pid, getpgrp, tcgetpgrp};
 
 /// The one that was made raw first, and how it was.
 static TERMINAL: OnceLock<Terminal> = OnceLock::new();
@@ -21,6 +22,8 @@ static MID_LINE: AtomicBool = AtomicBool::new(false);
 
 struct Terminal {
     terminal: File,
+    /// The process group of this process, as shells know jobs.
+    group: Pid,
     cooked: libc::termios,
     raw: libc::termios,
 }
@@ -39,7 +42,7 @@ impl RawTerminal {
         let mut raw = found.clone();
         cfmakeraw(&mut raw);
         let terminal = File::from(terminal.as_fd().try_clone_to_owned()?);
-        let first = Terminal { terminal, cooked: found.into(), raw: raw.into() };
+        let first = Terminal { terminal, group: getpgrp(), cooked: found.into(), raw: raw.into() };
         if TERMINAL.set(first).is_ok() {
             let hook = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |panic| {
@@ -82,6 +85,23 @@ pub fn restore() {
     if let Some(terminal) = TERMINAL.get()
         && RAW.swap(false, Ordering::SeqCst)
     {
+        give_back(terminal);
+    }
+}
+
+/// Gives the terminal back for as long as this process is stopped: [`again`] takes it once more.
+/// Async-signal-safe.
+pub fn lend() {
+    if let Some(terminal) = TERMINAL.get()
+        && RAW.load(Ordering::SeqCst)
+    {
+        give_back(terminal);
+    }
+}
+
+fn give_back(terminal: &Terminal) {
+    // In the background it belongs to another job, and the shell has restored it.
+    if !tcgetpgrp(&terminal.terminal).is_ok_and(|group| group != terminal.group) {
         // Nobody is left to tell of a terminal that is gone.
         let _ = set(terminal, terminal.cooked);
     }
@@ -166,6 +186,10 @@ mod tests {
         assert_eq!((is_raw.1 & libc::OPOST, is_raw.2 & (libc::ECHO | libc::ISIG)), (0, 0));
         // What a shell does with the terminal of a job that was stopped.
         set(TERMINAL.get().unwrap(), TERMINAL.get().unwrap().cooked).unwrap();
+        again().unwrap();
+        assert_eq!(flags(), is_raw);
+        lend();
+        assert_eq!(flags(), found);
         again().unwrap();
         assert_eq!(flags(), is_raw);
         assert_eq!(&*lines(b"a\nb\n"), b"a\r\nb\r\n");

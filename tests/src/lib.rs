@@ -53,6 +53,18 @@ pub fn within(time: Duration, mut so: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// The QEMU that is a child of `parent`.
+pub fn qemu_of(parent: u32) -> Option<u32> {
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(|pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let Some((name, rest)) = stat.split_once('(').and_then(|(_, s)| s.rsplit_once(") ")) else {
+            return false;
+        };
+        name.starts_with("qemu-system") && rest.split(' ').nth(1) == Some(&parent.to_string())
+    })
+}
+
 /// The vmtrace binary of this very source, in the profile that the tests are built with.
 pub fn vmtrace() -> Result<PathBuf> {
     static PATH: OnceLock<PathBuf> = OnceLock::new();

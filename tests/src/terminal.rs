@@ -16,7 +16,7 @@ use vmtrace::stream::Exit;
 
 use crate::trace::Trace;
 use crate::userland::debian_style;
-use crate::{command, within};
+use crate::{command, qemu_of, within};
 
 /// What is waited for may take so long, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -110,8 +110,7 @@ impl Seat {
         let status = Command::new("stty").arg("-F").arg(name).args(size).status().unwrap();
         assert!(status.success());
         // As the kernel does for the session that has the terminal.
-        let id = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-s", "WINCH", &id]).status().unwrap().success());
+        signal("WINCH", self.child.id());
     }
 
     /// Its exit code.
@@ -127,6 +126,11 @@ impl Seat {
     fn settings(&self) -> Termios {
         tcgetattr(&self.terminal).unwrap()
     }
+}
+
+fn signal(name: &str, process: u32) {
+    let status = Command::new("kill").args(["-s", name, &process.to_string()]).status().unwrap();
+    assert!(status.success());
 }
 
 impl Drop for Seat {
@@ -202,4 +206,34 @@ pub fn a_shell_ends_its_guest(kernel: &str) {
     assert_eq!(seat.settings(), found, "{shown}");
     let trace = Trace::read(fs::read(&place).unwrap()).unwrap();
     assert_eq!((trace.summary.exit, trace.summary.run_status), (Exit::Poweroff, Some(7)));
+}
+
+/// Stopped as a job of a shell, the run has the terminal no more, and has it again when it goes on; and it gives it back
+/// at an end that is not in order.
+pub fn a_run_that_is_stopped_gives_the_terminal_back(kernel: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    let mut seat = Seat::take(kernel, &directory.path().join("trace"), &[]);
+    let (found, id) = (seat.settings(), seat.child.id());
+    let becomes_raw = |seat: &Seat| within(PATIENCE, || seat.settings() != found);
+    assert!(becomes_raw(&seat), "{}", seat.shown());
+    let raw = seat.settings();
+    signal("TSTP", id);
+    let stat = format!("/proc/{id}/stat");
+    let stopped = || fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "));
+    assert!(within(PATIENCE, stopped), "{}", seat.shown());
+    assert_eq!(seat.settings(), found);
+    signal("CONT", id);
+    assert!(becomes_raw(&seat), "{}", seat.shown());
+    assert_eq!(seat.settings(), raw);
+    // A host that hangs, so that nothing ends in order.
+    signal("STOP", qemu_of(id).unwrap());
+    let mut status = None;
+    let ended = within(PATIENCE, || {
+        signal("TERM", id);
+        status = seat.child.try_wait().unwrap();
+        status.is_some()
+    });
+    assert!(ended, "{}", seat.shown());
+    assert_eq!(status.and_then(|status| status.code()), Some(1), "{}", seat.shown());
+    assert_eq!(seat.settings(), found, "{}", seat.shown());
 }

@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use vmtrace_tests::within;
+use vmtrace_tests::{qemu_of, within};
 
 struct Run {
     child: Child,
@@ -37,18 +37,6 @@ fn start_command(command: &mut Command) -> Run {
     }
     let qemu = qemu_of(child.id()).expect("a running QEMU");
     Run { child, output, temp, qemu }
-}
-
-/// The QEMU that is a child of `parent`.
-fn qemu_of(parent: u32) -> Option<u32> {
-    let pids = fs::read_dir("/proc").unwrap().flatten();
-    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(|pid| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let Some((name, rest)) = stat.split_once('(').and_then(|(_, s)| s.rsplit_once(") ")) else {
-            return false;
-        };
-        name.starts_with("qemu-system") && rest.split(' ').nth(1) == Some(&parent.to_string())
-    })
 }
 
 fn is_alive(pid: u32) -> bool {

@@ -442,6 +442,11 @@ fn a_terminal_is_a_guests_console() {
 }
 
 #[test]
+fn a_console_that_is_stopped_is_the_users_terminal_again() {
+    unless_lost(|| terminal::a_run_that_is_stopped_gives_the_terminal_back(KERNELS[0]));
+}
+
+#[test]
 fn the_end_of_a_shell_at_the_console_is_the_end_of_the_run() {
     unless_lost(|| terminal::a_shell_ends_its_guest(KERNELS[1]));
 }

@@ -115,6 +115,34 @@ fn failures_have_the_numbers_of_shells() {
     usage(&["-o", "x", "true"]);
 }
 
+// Who starts a guest cannot know when its agent is there.
+#[test]
+fn a_socket_and_an_agent_are_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("s");
+    let run = |wait: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vmtrace"));
+        command.arg("run").arg(&socket).args(["--wait", wait, "--", "sh", "-c", "exit 9"]);
+        command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    assert_eq!(run("0").wait().unwrap().code(), Some(125));
+    let mut child = run("600");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let accept = |answer: &str| {
+        let (mut socket, _) = listener.accept().unwrap();
+        socket.read_exact(&mut [0; 6]).unwrap();
+        socket.write_all(answer.as_bytes()).unwrap();
+        socket
+    };
+    // As vmtrace does before the guest has a driver, and a VMM that starts.
+    drop(accept("ERR no agent in the guest\n"));
+    drop(accept("OK\n"));
+    let agent = accept("OK\n");
+    let server = Server::new(Reaper::new());
+    thread::spawn(move || server.attend(agent.into()));
+    assert_eq!(child.wait().unwrap().code(), Some(9));
+}
+
 #[test]
 fn the_first_signal_is_the_commands_and_the_second_kills_it() {
     let guest = Guest::start();

@@ -4,11 +4,14 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::client::{AgentError, Connection, TIMEOUT, set_timeout};
 use super::protocol::AGENT_PORT;
 use crate::host_vsock;
 
+/// How long until another attempt.
+const RETRY: Duration = Duration::from_millis(100);
 /// A longer line is no answer to a connection.
 const LINE_MAX: u64 = 256;
 
@@ -54,6 +57,26 @@ impl Endpoint {
             return Self::Vsock { cid, port: own.or(port).unwrap_or(AGENT_PORT) };
         }
         Self::Unix { path: text.to_owned(), port: port.unwrap_or(AGENT_PORT), vsock }
+    }
+
+    /// Connects to the agent; tries for so long.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn connect_within(&self, wait: Duration) -> Result<Connection, AgentError> {
+        // Longer than clocks go is for ever.
+        let begin = Instant::now();
+        loop {
+            match self.connect() {
+                // Another version, or one that does not keep to the protocol, stays what it is.
+                Err(
+                    AgentError::Connect { .. } | AgentError::Refused { .. } | AgentError::Ended,
+                ) if begin.elapsed() < wait => {
+                    std::thread::sleep(RETRY);
+                }
+                done => return done,
+            }
+        }
     }
 
     /// Connects to the agent.

@@ -13,12 +13,12 @@ use crate::check::{Check, Format, Outcome, Rule, RuleError, Verb, Verdict, parse
 use crate::export::{PlayError, Player};
 use crate::kernel::glob;
 
-/// Rules, and where what becomes of them is written.
+/// Rules, and where their results are written.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Rules")]
 pub struct Rules {
-    /// These functions are called at least once, or so often: < N, <= N, = N, >= N, > N. All
-    /// functions of rules are globs, and may be several: 'panic|oops_*'
+    /// These functions are called at least once, or as often as given: < N, <= N, = N, >= N, > N.
+    /// The functions of all rules are globs, one or several: 'panic|oops_*'
     #[arg(long, value_name = "'F [>= N]'", value_parser = parse(Verb::Expect))]
     expect: Vec<Rule>,
     /// None of these functions is called
@@ -30,18 +30,17 @@ pub struct Rules {
     /// No call takes longer (needs returns: --graph)
     #[arg(long, value_name = "'F TIME'", value_parser = parse(Verb::Max))]
     max: Vec<Rule>,
-    /// Every call of F, of which there is one at least, is followed by one of G in that time,
-    /// whoever calls it
+    /// F is called, and each call of it is followed by one of G within this time, whoever calls it
     #[arg(long, value_name = "'F -> G TIME'", value_parser = parse(Verb::Within))]
     within: Vec<Rule>,
-    /// So long after the start of the machine, in time of the guest, init is started (boot), or
-    /// this function called
+    /// Init is started (boot), or this function is called, within this time of the machine's start,
+    /// by the guest's clock
     #[arg(long, value_name = "'boot|F TIME'", value_parser = parse(Verb::Budget))]
     budget: Vec<Rule>,
-    /// Rules of a file: one a line, such as 'expect vfs_open >= 1'; # begins a comment
+    /// Rules from a file: one a line, such as 'expect vfs_open >= 1'; # begins a comment
     #[arg(long, value_name = "FILE")]
     rules: Vec<PathBuf>,
-    /// Write what becomes of the rules in this format, to this file if one is given; may be
+    /// Write the results of the rules in this format, to this file if one is given; may be
     /// repeated [default: text; formats: text, junit, tap, github]
     #[arg(long, value_name = "FORMAT[=FILE]", value_parser = parse_results)]
     results: Vec<Results>,

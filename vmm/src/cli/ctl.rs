@@ -9,6 +9,11 @@ use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// What differs from `vmtrace run`.
+pub(super) const HELP: &str = "\
+The exit code is 0, or 1 for a failure: also where there is no such socket, and when the trace refuses
+the command.";
+
 /// Control a running trace.
 #[derive(Debug, clap::Args)]
 pub struct Args {

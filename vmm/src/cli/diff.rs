@@ -30,10 +30,10 @@ pub struct Args {
     /// Compare only records of the tracer of this name
     #[arg(long, value_name = "NAME")]
     tracer: Option<String>,
-    /// Counts and times are equal that differ by no more than so much of the larger one
+    /// Counts and times are equal if they differ by no more than PERCENT of the larger one
     #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=100))]
     noise: u32,
-    /// Times are equal that differ by less, such as 100us or 1ms
+    /// Times are equal if they differ by less, such as 100us or 1ms
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_time)]
     least: u64,
     /// How to print it

@@ -172,7 +172,7 @@ mod tests {
             // What needs another option besides.
             let line = match (command.as_str(), option.as_str()) {
                 ("convert", option) if option != "output" => line.replace('@', "-o out.json @"),
-                ("run", "cwd" | "env" | "port") => format!("{line} -- ls"),
+                ("run", "cwd" | "env" | "port" | "wait") => format!("{line} -- ls"),
                 _ => (*line).to_owned(),
             };
             let line = format!("vmtrace {}", line.replace('@', example));

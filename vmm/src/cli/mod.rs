@@ -4,6 +4,7 @@ pub mod boot;
 pub mod check;
 pub mod convert;
 pub mod ctl;
+mod defaults;
 pub mod diff;
 pub mod doctor;
 pub mod events;
@@ -51,7 +52,7 @@ enum Command {
     /// Boot a kernel and trace it
     #[command(after_help = BOOT_HELP)]
     Boot(Box<boot::Args>),
-    /// Check whether a trace is as rules say
+    /// Check a trace against rules
     Check(Box<check::Args>),
     /// Print the completion script of a shell
     #[command(after_help = pages::COMPLETIONS_HELP)]
@@ -59,8 +60,9 @@ enum Command {
     /// Convert a trace file to a format of other tools
     Convert(convert::Args),
     /// Control a running trace
+    #[command(after_help = ctl::HELP)]
     Ctl(ctl::Args),
-    /// Compare two traces: what only one has called, how often, and how long
+    /// Compare two traces: functions that only one has called, counts and times that differ
     Diff(diff::Args),
     /// Show what this machine can do, and how to get the rest
     Doctor(doctor::Args),
@@ -75,6 +77,7 @@ enum Command {
     /// Print a trace file
     Report(report::Args),
     /// Run a command in a guest, or look at its files and modules, by its agent
+    #[command(after_help = run::HELP)]
     Run(Box<run::Args>),
     #[command(hide = true)]
     Sandbox(sandbox::Args),
@@ -171,11 +174,16 @@ fn check_globs<'a>(globs: impl IntoIterator<Item = &'a String>) -> anyhow::Resul
     Ok(())
 }
 
+/// The command line with what its options do by default, and examples.
+fn documented() -> clap::Command {
+    examples::add(defaults::add(Cli::command()))
+}
+
 /// Parses the command line and runs it. Returns the exit code; usage errors exit
 /// with 2 in here.
 #[must_use]
 pub fn main() -> u8 {
-    let matches = examples::add(Cli::command()).get_matches();
+    let matches = documented().get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     if log::set_logger(&Stderr).is_ok() {
         let level = std::env::var("VMTRACE_LOG").ok().and_then(|level| level.parse().ok());

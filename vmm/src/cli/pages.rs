@@ -1,7 +1,7 @@
 //! `vmtrace completions` and `vmtrace man`: what an installation has besides the program, from the
 //! definition of the command line itself.
 
-use super::{Cli, examples, exit, inspect::ignore_closed_pipe};
+use super::{Cli, documented, exit, inspect::ignore_closed_pipe};
 use anyhow::{Context as _, Result};
 use clap::{Command, CommandFactory as _};
 use clap_complete::Shell;
@@ -59,7 +59,7 @@ pub(super) struct Man {
 
 /// Writes the pages: `vmtrace.1`, and `vmtrace-COMMAND.1` for each command.
 pub(super) fn man(args: &Man) -> Result<u8> {
-    clap_mangen::generate_to(examples::add(Cli::command()), &args.directory)
+    clap_mangen::generate_to(documented(), &args.directory)
         .with_context(|| format!("cannot write pages to {}", args.directory.display()))?;
     Ok(exit::DONE)
 }

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -18,10 +19,13 @@ const CANNOT_RUN: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
+/// The numbers that commands leave free, as `env` and `chroot` of coreutils have them.
+pub(super) const HELP: &str = "\
+The exit code is the command's, or 128 and its signal's number; 125 if vmtrace or the agent
+failed (also where there is no such socket), 126 if the program cannot be started, 127 if there is
+none. With --modules, --list and --fetch, which run nothing, it is 0, or 1 for a failure.";
+
 /// Arguments of `vmtrace run`.
-///
-/// The exit status is the command's, 128 and more for a signal; 127 if there is no such program,
-/// 126 if it cannot be started, and 125 if vmtrace or the agent failed.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true))]
 pub struct Args {
@@ -51,6 +55,9 @@ pub struct Args {
     /// Write the file of --fetch here
     #[arg(short, long, value_name = "FILE", conflicts_with_all = ["command", "command_line", "modules", "list"])]
     output: Option<PathBuf>,
+    /// Wait up to SECS seconds for the socket to appear and the agent to answer
+    #[arg(long, value_name = "SECS", default_value_t = 0)]
+    wait: u64,
     /// SOCKET is that of a vsock device; otherwise autodetected
     #[arg(long)]
     vsock: bool,
@@ -65,7 +72,7 @@ pub struct Args {
 /// When modules or files cannot be had; what concerns a command is printed here, since it has its own exit status.
 pub fn run(args: Args) -> Result<u8> {
     let endpoint = Endpoint::parse(&args.socket, args.port, args.vsock);
-    let connection = endpoint.connect();
+    let connection = endpoint.connect_within(Duration::from_secs(args.wait));
     if args.modules {
         let modules = connection?.modules()?;
         return printed(modules.iter().try_for_each(print_module));

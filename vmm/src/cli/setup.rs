@@ -22,7 +22,7 @@ pub(super) struct Args {
     /// Show the names, and what is there
     #[arg(long)]
     list: bool,
-    /// Replace what is there by the archive's newest
+    /// Replace what was fetched before by the archive's newest
     #[arg(long, conflicts_with = "list")]
     refresh: bool,
     /// Report errors only

@@ -23,7 +23,7 @@ pub(super) struct Looks {
 /// The option of what is only plain text.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(super) struct Paging {
-    /// Print at a terminal without a pager (else $VMTRACE_PAGER, $PAGER or less)
+    /// Print at a terminal without a pager
     #[arg(long)]
     no_pager: bool,
 }

@@ -13,10 +13,10 @@ pub(super) struct View {
     /// Show only what functions that match this glob call, and these; may be repeated
     #[arg(long, value_name = "GLOB")]
     graph_root: Vec<String>,
-    /// Show no calls deeper than so many
+    /// Show no calls deeper than N levels
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_depth: Option<u32>,
-    /// Show only returns of calls that took at least so long, such as 10us or 1ms
+    /// Show only returns of calls that took at least this long, such as 10us or 1ms
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     min_duration: Option<u64>,
     /// Show only records of the tracer of this name
@@ -44,7 +44,7 @@ pub(super) struct View {
     /// Show nothing after this time
     #[arg(long, value_name = "TIME", value_parser = parse_moment)]
     until: Option<u64>,
-    /// Show only so many records, the first
+    /// Show only the first N records
     #[arg(long, value_name = "N")]
     limit: Option<u64>,
 }

@@ -33,4 +33,5 @@ pub use exits::{ExitCause, ExitObserver, VcpuExit};
 pub use memory::Annex;
 pub use pause::{Detour, Diverted, Paused};
 pub use room::{Room, Stall};
+pub(crate) use signal::number as kick_signal;
 pub use vm::{Machine, SerialInput, Waker};

@@ -25,7 +25,7 @@ thread_local! {
 }
 
 /// The signal: one real-time signal among those no library is known to take.
-fn number() -> libc::c_int {
+pub(crate) fn number() -> libc::c_int {
     libc::SIGRTMIN() + 4
 }
 

@@ -127,9 +127,9 @@ const DESCRIPTOR_REQUESTS: &[u64] = &[
     libc::TIOCGWINSZ,
 ];
 
-/// To restore a terminal that is raw (glibc does by `TCSETS2` from 2.42 on): any thread may end the
-/// process, and who can write to a terminal can upset it anyway.
-pub(super) const TERMINAL_REQUESTS: &[u64] = &[libc::TCSETS, libc::TCSETS2];
+/// To restore a terminal that is raw (glibc does by `TCSETS2` from 2.42 on), if this process has it: any
+/// thread may end the process, and who can write to a terminal can upset it anyway.
+pub(super) const TERMINAL_REQUESTS: &[u64] = &[libc::TCSETS, libc::TCSETS2, libc::TIOCGPGRP];
 
 /// Sockets that there are.
 const SOCKET_IO: &[Sysno] = &[

@@ -165,6 +165,12 @@ pub fn set_up(settings: &Settings) -> Result<(), SandboxError> {
     Ok(())
 }
 
+/// Whether forbidden system calls come as a `SIGSYS` that has a handler.
+#[must_use]
+pub fn takes_sigsys() -> bool {
+    SANDBOX.get().is_some_and(|sandbox| sandbox.filters.is_some())
+}
+
 /// Confines this process, which has one thread, to the files of a shared directory: it serves a guest
 /// that may have found a bug of its.
 ///

@@ -44,7 +44,7 @@ pub enum Deed {
     Write(PathBuf),
     /// To remove a file.
     Remove(PathBuf),
-    /// To change the settings of a terminal.
+    /// To ask whose a terminal is, and to change its settings.
     Terminal,
     /// To panic, which prints a backtrace where that is wanted.
     Panic,
@@ -114,7 +114,7 @@ impl Deed {
             Self::Read(path) => File::open(path).map(drop),
             Self::Write(path) => File::create(path).map(drop),
             Self::Remove(path) => fs::remove_file(path),
-            Self::Terminal => request(libc::TCSETS),
+            Self::Terminal => request(libc::TIOCGPGRP).and(request(libc::TCSETS)),
             Self::Panic => panic!("as it was told to"),
             Self::Work => work(),
         }

@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 pub struct Disks {
     /// A disk of the guest (virtio): a raw image or a block device, which is only read unless rw is
     /// said, as in `--disk root.img,rw --cmdline root=/dev/vda`; may be repeated, up to 16 times:
-    /// /dev/vda, /dev/vdb and so on. The built-in initramfs loads the drivers if they are modules
+    /// /dev/vda, /dev/vdb and so on. Where the agent is process 1 it loads the drivers if they are modules:
+    /// in the built-in initramfs, under --root, and in an --initrd with --run or --interactive. Any other
+    /// --initrd has to load its own
     #[arg(long, value_name = "FILE[,rw]", value_parser = parse, help_heading = headings::MACHINE)]
     pub disk: Vec<Spec>,
 }

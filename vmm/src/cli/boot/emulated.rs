@@ -116,7 +116,7 @@ pub(super) fn run(
         None => Job::new(line, &mut no_stdout, &mut stderr),
     };
     // Not before: while the host comes up Ctrl-C ends it.
-    let terminal = args.interactive.then(interactive::take_terminal).transpose()?;
+    let terminal = args.interactive.then(|| interactive::take_terminal(&[])).transpose()?;
     if args.interactive {
         job.stdin = Stdin::Reader(Box::new(Typing::new(Arc::clone(&interrupts))?));
     } else if args.console == "stderr" {

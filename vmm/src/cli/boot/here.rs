@@ -15,7 +15,7 @@ use crate::emulated::Patience;
 use crate::events::{EventLoop, Handle, Signals, Subscription};
 use crate::export::{write_losses, write_summary};
 use crate::kernel::Kernel;
-use crate::machine::{BootImage, Config, ExitReason, ImageBytes, Waker};
+use crate::machine::{self, BootImage, Config, ExitReason, ImageBytes, Waker};
 use crate::sandbox::{self, Thread};
 use crate::serve::{Control, Reply, Services};
 use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tracing};
@@ -28,7 +28,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
-use vmtrace_system::{say, terminal};
+use vmtrace_system::say;
+use vmtrace_system::terminal::{self, RawTerminal};
 
 /// How long the agent may take to accept a connection.
 const AGENT_TIME: Duration = Duration::from_secs(5);
@@ -246,14 +247,18 @@ pub(super) fn run(
         };
         let at_terminal = args.interactive;
         let events = events.handle();
-        let _terminal = at_terminal.then(interactive::take_terminal).transpose()?;
+        let patience = Arc::default();
+        let ending = Ending { stop, waker: Arc::clone(&waker), patience };
+        // Before the terminal is raw: none of them may end the process from then on.
+        listen_to_signals(&events, ending.clone());
+        let _terminal = at_terminal.then(take_terminal).transpose()?;
         session::run(
             request,
             move |handles| {
                 let _ = waker.set(handles.waker.clone());
                 // A command may have come before there was anybody to wake.
                 handles.waker.wake();
-                listen_to_user(&events, handles, &stop, keys, (window, at_terminal));
+                listen_to_user(&events, handles, ending, keys, (window, at_terminal));
             },
             move || stopped.load(Ordering::Relaxed),
         )
@@ -370,14 +375,15 @@ impl Said {
 #[derive(Clone)]
 struct Ending {
     stop: Arc<AtomicBool>,
-    waker: Waker,
+    waker: Arc<OnceLock<Waker>>,
     patience: Arc<Patience>,
 }
 
 impl Ending {
     fn ask(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.waker.wake();
+        // Who starts the machine looks once the waker is there.
+        self.waker.get().into_iter().for_each(Waker::wake);
         if self.patience.signal(Patience::now()) {
             // The orderly end hangs: the user insists.
             terminal::restore();
@@ -386,19 +392,17 @@ impl Ending {
     }
 }
 
-/// Console input, the size of the terminal, and what ends the run.
+/// Console input with the keys that end the run, and the size of the terminal.
 fn listen_to_user(
     events: &Handle,
     handles: Handles,
-    stop: &Arc<AtomicBool>,
+    ending: Ending,
     keys: Option<Box<dyn Keys>>,
     (window, at_terminal): (Window, bool),
 ) {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    let Handles { waker, console, agent } = handles;
-    let ending = Ending { stop: Arc::clone(stop), waker, patience: Arc::default() };
+    let Handles { console, agent, .. } = handles;
     if let Some(keys) = keys {
-        let (ending, resized) = (ending.clone(), window.clone());
+        let resized = window.clone();
         let other = move |typed: &Typed| {
             typed.size.into_iter().for_each(|size| resized.resize(size));
             (0..typed.ends).for_each(|_| ending.ask());
@@ -412,6 +416,18 @@ fn listen_to_user(
     }
     let teller = Teller::new(window, agent);
     keep("no sizes", teller.and_then(|teller| events.add(Box::new(teller))));
+}
+
+/// The terminal, which signals give back that nothing else here handles.
+fn take_terminal() -> Result<RawTerminal> {
+    let sigsys = sandbox::takes_sigsys().then_some(libc::SIGSYS);
+    let taken: Vec<_> = sigsys.into_iter().chain([machine::kick_signal()]).collect();
+    interactive::take_terminal(&taken)
+}
+
+/// Those that end the run in order.
+fn listen_to_signals(events: &Handle, ending: Ending) {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let signals = Signals::new(&[SIGINT, SIGTERM, SIGHUP], move || ending.ask());
     let signals = signals.and_then(|signals| events.add(Box::new(signals)));
     keep("signals are not handled", signals);

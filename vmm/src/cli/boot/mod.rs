@@ -69,7 +69,7 @@ pub struct Args {
     /// The agent is process 1 in that.
     #[arg(skip)]
     agent_in_initrd: bool,
-    /// Appended to the kernel's command line
+    /// Appended to the kernel's command line, which begins with `console=ttyS0 panic=-1`
     #[arg(long, value_name = "TEXT", default_value = "", help_heading = headings::MACHINE)]
     pub cmdline: String,
     /// Number of vCPUs
@@ -78,9 +78,10 @@ pub struct Args {
     /// Guest memory: bytes, or with K, M or G
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse::memory, help_heading = headings::MACHINE)]
     pub memory: u64,
-    /// Load modules of this directory, which is like /lib/modules/RELEASE, with the built-in
-    /// initramfs: those for virtio devices, sockets to the guest among them, and what they need.
-    /// auto finds them: modules or lib/modules/RELEASE beside the image, or /lib/modules/RELEASE
+    /// Have the agent load modules of this directory, which is like /lib/modules/RELEASE: those for virtio
+    /// devices, sockets to the guest among them, and what they need. It does so in the built-in initramfs,
+    /// under --root, and in an --initrd with --run or --interactive; with another --initrd this is an
+    /// error. auto finds them: modules or lib/modules/RELEASE beside the image, or /lib/modules/RELEASE
     #[arg(long, value_name = "DIR|auto", help_heading = headings::MACHINE)]
     pub modules: Option<PathBuf>,
     /// Disks
@@ -105,7 +106,7 @@ pub struct Args {
     pub notrace: Vec<String>,
     /// Another tracer beside that of -f, with a name if one is given; may be repeated, up to 254
     /// times. A glob with ! before it is an exception of this tracer's own. Actions: entry (the
-    /// default), graph (where functions are left, too), args (their parameters), retval (what they
+    /// default), graph (returns, too), args (their parameters), retval (what they
     /// return), count (how often they are called, and no records), or hist, hist(retval) and
     /// hist(PARAMETER) (as --hist). A function of several tracers is recorded for each; none costs anything to
     /// functions that it does not trace. Without -f there are only these
@@ -115,8 +116,8 @@ pub struct Args {
     /// anything is written: pid, tgid, comm, cpu, caller (a function) and parameters by their names
     /// (args.NAME where one is called like these), with ==, !=, <, <=, >, >=, & (common bits), &&,
     /// ||, ! and parentheses, such as 'count > 4K && comm == "ssh*"'. With retval or duration, such as
-    /// 'retval < 0' or 'duration > 1ms' (ns, us, ms, s), it is decided where calls end, and what is
-    /// recorded is the return of each that matches, with that value, and the duration where it is known
+    /// 'retval < 0' or 'duration > 1ms' (ns, us, ms, s), it is decided where calls end: the
+    /// return of each call that matches is recorded, with that value, and the duration where it is known
     #[arg(long = "if", value_name = "CONDITION", value_parser = conditions::parse, help_heading = headings::TRACE)]
     pub condition: Option<Condition>,
     /// Record only what this task (thread) does, of all functions and events: as `--if 'pid == N'`;
@@ -127,7 +128,7 @@ pub struct Args {
     /// NAME'`, with ? for any character and * at its end; may be repeated
     #[arg(long, value_name = "NAME", value_parser = conditions::parse_comm, group = "tasks", help_heading = headings::TRACE)]
     pub comm: Vec<String>,
-    /// With --pid and --comm: what their children and children's children do as well, whatever their
+    /// With --pid and --comm: also what the children of these tasks do, and theirs, whatever their
     /// names. Conditions can ask for such tasks, too: `followed`
     #[arg(long, requires = "tasks", conflicts_with = "from", help_heading = headings::TRACE)]
     pub children: bool,
@@ -136,14 +137,14 @@ pub struct Args {
     /// are only these
     #[arg(long, value_name = "SYSTEM:NAME", help_heading = headings::TRACE)]
     pub event: Vec<String>,
-    /// Trace where the functions of -f are left, too, and print calls with their durations as
-    /// ftrace's function_graph tracer does
+    /// Trace the returns of the functions of -f, too, and print calls with their durations as ftrace's
+    /// function_graph tracer does
     #[arg(long, help_heading = headings::TRACE)]
     pub graph: bool,
     /// Record the parameters of the functions of -f, by the types that the kernel says they have
     #[arg(long, help_heading = headings::TRACE)]
     pub args: bool,
-    /// Record what the functions of -f return, as --graph does where
+    /// Record what the functions of -f return, and their returns as --graph does
     #[arg(long, help_heading = headings::TRACE)]
     pub retval: bool,
     /// Record the state of the CPU at every call and event, too, and show it as ftrace does (`d..2.`):
@@ -156,7 +157,7 @@ pub struct Args {
     #[arg(long, help_heading = headings::TRACE)]
     pub exits: bool,
     /// Count calls of the functions of -f in the guest instead of recording them: a table at the end
-    /// of the trace tells how often each was called on each vCPU
+    /// of the trace shows how often each was called on each vCPU
     #[arg(long, conflicts_with_all = ["graph", "args", "retval", "arg"], help_heading = headings::TRACE)]
     pub count: bool,
     /// Sort calls of these functions in the guest into a histogram of each, instead of recording them: by how long
@@ -211,22 +212,22 @@ pub struct Args {
     /// subcommand reads that as it does a plain trace
     #[arg(long, value_name = "HOW", requires = "output", help_heading = headings::PLACES)]
     pub compress: Option<Compression>,
-    /// How to print it: text, or graph if anything but entries is traced
+    /// How to print the trace
     #[arg(long, value_enum, conflicts_with = "output", help_heading = headings::PLACES)]
     pub format: Option<FormatArg>,
     /// Serve the running trace on this unix socket: see `vmtrace stream` and `vmtrace ctl`
     #[arg(long, value_name = "PATH", help_heading = headings::PLACES)]
     pub socket: Option<PathBuf>,
-    /// Let processes of the guest read the trace at vsock port 1024 of CID 2: with all that other
-    /// processes do in it, and where KASLR has put the kernel. Alone it lets in those that connect
-    /// from a port below 1024, as only privileged ones can. Marks need no such leave
+    /// Let processes of the guest read the trace at vsock port 1024 of CID 2: including what other
+    /// processes do, and where KASLR has put the kernel. Without WHO it lets in those that connect
+    /// from a port below 1024, as only privileged ones can. Marks need no such permission
     #[arg(long, value_enum, value_name = "WHO", num_args = 0..=1, require_equals = true, default_missing_value = "privileged", help_heading = headings::PLACES)]
     pub serve_guest: Option<GuestReaders>,
     /// Where the guest's console goes: stderr, none, or a file
     #[arg(long, value_name = "WHERE", default_value = "stderr", help_heading = headings::PLACES)]
     pub console: String,
-    /// Use this terminal as the guest's console, with every key for the guest but Ctrl-] (q behind it
-    /// ends the run, Ctrl-] is itself, ? helps). The agent runs a shell there, of the built-in initramfs, --initrd or
+    /// Use this terminal as the guest's console, with every key for the guest but Ctrl-] (followed by q it
+    /// ends the run, by Ctrl-] it is that key, by ? it shows help). The agent runs a shell there, of the built-in initramfs, --initrd or
     /// --root, and the guest powers off when it ends. The trace needs another place (-o, --socket)
     #[arg(short, long, conflicts_with_all = ["run", "console"], help_heading = headings::MACHINE)]
     pub interactive: bool,
@@ -248,8 +249,8 @@ pub struct Args {
     /// Connections of the guest to the host's port P go to PATH_P
     #[arg(long, value_name = "PATH", help_heading = headings::PLACES)]
     pub vsock: Option<PathBuf>,
-    /// Do not confine the process that runs the guest: without seccomp filters, Landlock, and
-    /// capabilities dropped, whatever a guest makes of a bug of vmtrace may do what you may do
+    /// Do not confine the process that runs the guest: without seccomp filters, Landlock and
+    /// dropped capabilities a guest that exploits a bug of vmtrace can do what you can do
     #[arg(long, help_heading = headings::RUN)]
     pub no_seccomp: bool,
     /// The guest's context identifier (CID)

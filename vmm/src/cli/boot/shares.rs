@@ -20,8 +20,10 @@ const ROOT: &str = "vmtrace-root";
 #[derive(Clone, Debug, clap::Args)]
 pub struct Shares {
     /// A directory of this machine for the guest (virtio-fs), which may only read it unless rw is
-    /// said; may be repeated. The built-in initramfs mounts it at /mnt/T; other guests do by `mount -t
-    /// virtiofs T DIR`. T is share0, share1 and so on if no tag is given
+    /// said; may be repeated. T is share0, share1 and so on if no tag is given. Where the agent is process 1
+    /// it loads the driver if that is a module and mounts the share at /mnt/T: in the built-in initramfs,
+    /// under --root, and in an --initrd with --run or --interactive. In any other --initrd: `mount -t
+    /// virtiofs T DIR`
     #[arg(long, value_name = "DIR[,rw][,tag=T]", value_parser = parse, help_heading = headings::MACHINE)]
     pub share: Vec<Spec>,
     /// A directory of this machine as the guest's root, as / itself: the guest reads it by virtio-fs,
@@ -29,7 +31,8 @@ pub struct Shares {
     /// the shell in there
     #[arg(long, value_name = "DIR", conflicts_with_all = ["initrd", "add"], value_parser = parse_root, help_heading = headings::MACHINE)]
     pub root: Option<Spec>,
-    /// With --root: process 1 in place of the agent, such as /sbin/init
+    /// With --root: process 1 in place of the agent, such as /sbin/init. The agent starts it once the
+    /// root and shares are mounted
     #[arg(long, value_name = "PATH", requires = "root", conflicts_with = "run", help_heading = headings::MACHINE)]
     pub init: Option<String>,
     /// A share that is served elsewhere, by its tag.

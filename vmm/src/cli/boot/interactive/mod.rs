@@ -1,5 +1,6 @@
 //! `--interactive`: the user's terminal is the guest's console.
 
+mod ends;
 mod keys;
 mod window;
 
@@ -96,12 +97,14 @@ fn size() -> Option<Size> {
     Some(Size { rows: rows.0, columns: columns.0 })
 }
 
-/// Tells the user how this ends, and takes the terminal until the guard is dropped.
+/// Tells the user how this ends, and takes the terminal until the guard is dropped, or a signal but
+/// these ends or stops the process.
 ///
 /// # Errors
 /// When the terminal is gone.
-pub(super) fn take_terminal() -> Result<RawTerminal> {
+pub(super) fn take_terminal(taken: &[c_int]) -> Result<RawTerminal> {
     hint();
+    ends::give_the_terminal_back(taken);
     RawTerminal::enter(io::stdin()).context("--interactive: the terminal cannot be made raw")
 }
 
