@@ -325,6 +325,7 @@ impl Made<'_> {
                 let info = self.part(info, true)?;
                 (From::Signal(info, self.part(member, false)?, *numbers), None)
             }
+            Rule::Always(number) => (From::Always(*number), None),
             Rule::Each(paths) => {
                 let parts = paths.iter().map(|path| self.part(path, true));
                 (From::Each(parts.collect::<Option<_>>()?), None)
