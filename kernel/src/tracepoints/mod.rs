@@ -8,6 +8,7 @@ mod code;
 mod prepare;
 mod signature;
 mod syscalls;
+mod x86_64;
 
 use std::collections::HashMap;
 

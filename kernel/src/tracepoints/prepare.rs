@@ -1,6 +1,8 @@
 //! What the kernel does beside its code when a tracepoint is switched on.
 
-use super::super::Kernel;
+use super::super::{Arch, Kernel};
+use super::x86_64;
+use crate::read::index;
 
 /// What a tracepoint asks for when it is switched on (`regfunc` of its structure).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,17 +52,34 @@ impl Kernel {
     fn syscall_marks(&self) -> Option<SyscallMarks> {
         let btf = self.btf().ok()?;
         let offset = |strukt, member| btf.member_offset(strukt, member).map(u64::from);
-        let bit = btf.enumerator("SYSCALL_WORK_BIT_SYSCALL_TRACEPOINT")?;
-        let bit = u32::try_from(bit).ok().filter(|bit| *bit < 64)?;
+        let (word, bit) = match btf.enumerator("SYSCALL_WORK_BIT_SYSCALL_TRACEPOINT") {
+            Some(bit) => ("thread_info.syscall_work", u32::try_from(bit).ok()?),
+            // Before 5.11 it was one of the thread's flags, whose numbers only code has.
+            None => ("thread_info.flags", self.marked_flag()?),
+        };
+        let mark = 1_u64.checked_shl(bit)?;
         Some(SyscallMarks {
             users: self.symbols().address("sys_tracepoint_refcount")?,
             init_task: self.symbols().address("init_task")?,
-            work: offset("task_struct", "thread_info.syscall_work")?,
-            mark: 1 << bit,
+            work: offset("task_struct", word)?,
+            mark,
             tasks: offset("task_struct", "tasks")?,
             signal: offset("task_struct", "signal")?,
             threads: offset("signal_struct", "thread_head")?,
             thread: offset("task_struct", "thread_node")?,
         })
+    }
+
+    /// The flag that `syscall_regfunc` sets in each task.
+    fn marked_flag(&self) -> Option<u32> {
+        /// The function has less than 200 bytes.
+        const MAX: u64 = 512;
+        let start = self.symbols().address("syscall_regfunc")?;
+        let len = self.symbols().next_after(start)?.checked_sub(start)?.min(MAX);
+        let code = self.bytes(start, index(len))?;
+        match self.arch() {
+            Arch::X86_64 => x86_64::marked_flag(code),
+            Arch::Riscv64 => None,
+        }
     }
 }

@@ -78,6 +78,8 @@ pub enum From {
     Each(Vec<Part>),
     /// Where it was.
     Caller,
+    /// The same for every event.
+    Always(u64),
 }
 
 impl From {
@@ -86,7 +88,11 @@ impl From {
     pub fn words(&self) -> Option<usize> {
         match self {
             Self::Same(_) => None,
-            Self::SwitchState(_) | Self::Swapped(_) | Self::Signal(..) | Self::Caller => Some(1),
+            Self::SwitchState(_)
+            | Self::Swapped(_)
+            | Self::Signal(..)
+            | Self::Caller
+            | Self::Always(_) => Some(1),
             Self::Each(parts) => Some(parts.len()),
         }
     }
@@ -342,6 +348,7 @@ impl Events {
                     1 => (*kernel, false),
                     _ => number(member),
                 },
+                From::Always(number) => (*number, false),
                 From::Caller => (Header::TOP_4_GIB | u64::from(record.caller), false),
                 From::Each(parts) => {
                     let mut lost = false;

@@ -87,10 +87,10 @@ impl Controller {
 
     /// Traces more events from now on.
     pub(super) fn add_events(&mut self, machine: &Machine, glob: &str) -> Answer {
-        let (found, notes) = events(&self.kernel, glob).map_err(|error| error.to_string())?;
+        let (found, mut notes) = events(&self.kernel, glob).map_err(|error| error.to_string())?;
         let before = self.tracing.events.clone();
         let addresses: Vec<u64> = found.iter().map(|event| event.address).collect();
-        add_events(&mut self.tracing.events, found);
+        notes.extend(add_events(&mut self.tracing.events, found));
         let kept = self.keep_for_others(&addresses);
         if self.tracing.events.len() == before.len() {
             if kept > 0 {

@@ -176,7 +176,7 @@ impl Args {
         for pattern in &self.event {
             let (found, more) = session::events(kernel, pattern)?;
             notes.extend(more);
-            session::add_events(&mut events, found);
+            notes.extend(session::add_events(&mut events, found));
         }
         let (found, _) =
             session::conditional(kernel, &mut Vec::new(), tasks.as_ref(), Use::Entries)?;

@@ -112,8 +112,7 @@ pub fn events(
             Ok((made, note)) => {
                 // Two events of one tracepoint would be two records of one moment.
                 if traced.iter().any(|other| other.is_beside(&made)) {
-                    let why = "its tracepoint has another event, which is traced".to_owned();
-                    reasons.entry(why).or_default().push(event.full_name());
+                    reasons.entry(ANOTHER.to_owned()).or_default().push(event.full_name());
                 } else {
                     notes.extend(note);
                     traced.push(made);
@@ -128,11 +127,7 @@ pub fn events(
             None => unknown(kernel, pattern),
         });
     }
-    let told = |(why, names): (String, Vec<String>)| {
-        let examples = names.iter().take(3).map(String::as_str).collect::<Vec<_>>().join(", ");
-        format!("{} events are not traced: {why} (such as {examples})", names.len())
-    };
-    notes.extend(reasons.into_iter().map(told));
+    notes.extend(reasons.iter().map(|(why, names)| not_traced(why, names)));
     Ok((traced, notes))
 }
 
@@ -186,13 +181,26 @@ fn switched(
 }
 
 /// Adds those of which no record is written yet: two events of one tracepoint would be two records
-/// of one moment.
-pub fn add_events(events: &mut Vec<TracedEvent>, found: Vec<TracedEvent>) {
+/// of one moment. What there is to say of those that are left out for another one.
+pub fn add_events(events: &mut Vec<TracedEvent>, found: Vec<TracedEvent>) -> Option<String> {
+    let mut left_out = Vec::new();
     for event in found {
-        if !events.iter().any(|known| known.is_beside(&event)) {
-            events.push(event);
+        match events.iter().find(|known| known.is_beside(&event)) {
+            None => events.push(event),
+            Some(same) if same.address == event.address => {}
+            Some(_) => left_out.push(event.fields.name.clone()),
         }
     }
+    (!left_out.is_empty()).then(|| not_traced(ANOTHER, &left_out))
+}
+
+/// Why an event is left out beside one of the same tracepoint.
+const ANOTHER: &str = "its tracepoint has another event, which is traced";
+
+/// Why these events are not traced, for people.
+fn not_traced(why: &str, names: &[String]) -> String {
+    let examples = names.iter().take(3).map(String::as_str).collect::<Vec<_>>().join(", ");
+    format!("{} events are not traced: {why} (such as {examples})", names.len())
 }
 
 /// Whether a pattern means the event with this full name.
@@ -325,6 +333,7 @@ impl Made<'_> {
                 let info = self.part(info, true)?;
                 (From::Signal(info, self.part(member, false)?, *numbers), None)
             }
+            Rule::Always(number) => (From::Always(*number), None),
             Rule::Each(paths) => {
                 let parts = paths.iter().map(|path| self.part(path, true));
                 (From::Each(parts.collect::<Option<_>>()?), None)
@@ -384,4 +393,36 @@ fn shape(field: &EventField, text: Option<u16>) -> Option<Shape> {
         _ if field.signed => Shape::Signed { bytes: bytes? },
         _ => Shape::Unsigned { bytes: bytes? },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // `--event syscalls:sys_enter_openat --event 'raw_syscalls:*'` had no sys_enter, and nothing said so.
+    #[test]
+    fn what_is_left_out_for_another_event_is_told() {
+        let event = |name: &str, address| {
+            let name = name.to_owned();
+            let (fields, values) = (Vec::new(), Vec::new());
+            let fields =
+                EventFields { name, fields, values, print: None, call: None, in_place: true };
+            TracedEvent {
+                fields: Arc::new(fields),
+                from: Place::Switch(Switch::IrqDisable),
+                address,
+            }
+        };
+        let mut events = Vec::new();
+        assert_eq!(add_events(&mut events, vec![event("a:one", 1)]), None);
+        assert_eq!(add_events(&mut events, vec![event("a:one", 1)]), None, "asked for twice");
+        assert_eq!(
+            add_events(&mut events, vec![event("b:other", 2)]).as_deref(),
+            Some(
+                "1 events are not traced: its tracepoint has another event, which is traced \
+                 (such as b:other)"
+            )
+        );
+        assert_eq!(events.len(), 1);
+    }
 }

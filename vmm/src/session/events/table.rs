@@ -1,5 +1,5 @@
 //! What the fields of events are made of: what `TP_fast_assign` says in `include/trace/events` of
-//! Linux 6.1 to 7.2. A test compares some of them with what guests trace themselves;
+//! Linux 5.10 to 7.3. A test compares some of them with what guests trace themselves;
 //! docs/architecture.md says which.
 
 use crate::kernel::tracepoints::Event;
@@ -25,6 +25,8 @@ pub(super) enum Rule {
     Swapped(&'static str),
     /// A signal's information, what is wanted of it, and what that is if the first is 0 or 1.
     Signal(&'static str, &'static str, [u64; 2]),
+    /// A number that is always the same, which the kernel does not print.
+    Always(u64),
     /// Numbers of an array, where the kernel itself follows these pointers.
     Each(&'static [&'static str]),
 }
@@ -36,17 +38,20 @@ pub(super) fn find(name: &str) -> Option<&'static Row> {
 
 /// How an event is printed: by the form that has all of its fields and no others.
 pub(super) fn print(row: &Row, event: &Event) -> Option<String> {
+    let silent = |name: &str| {
+        row.rules.iter().any(|(field, rule)| *field == name && matches!(rule, Always(_)))
+    };
     let fits = |print: &&&str| {
         let ends = ['}', ':', '['];
         let has = |name: &str| ends.iter().any(|end| print.contains(&format!("{{{name}{end}")));
         let mut used = print.split('{').skip(1).filter_map(|rest| rest.split(ends).next());
         let known = |name: &str| event.fields.iter().any(|field| field.name == name);
-        event.fields.iter().all(|field| has(&field.name)) && used.all(known)
+        event.fields.iter().all(|field| has(&field.name) || silent(&field.name)) && used.all(known)
     };
     row.prints.iter().find(fits).map(|print| (*print).to_owned())
 }
 
-use Rule::{Each, Known, Path, Signal, Swapped, SwitchState};
+use Rule::{Always, Each, Known, Path, Signal, Swapped, SwitchState};
 
 /// `SI_USER` and `SI_KERNEL`: what stands for information that there is not.
 const NO_INFO: [u64; 2] = [0, 0x80];
@@ -62,6 +67,9 @@ const ROWS: &[Row] = &[
             ("prev_pid", Known("prev->pid")),
             ("prev_prio", Known("prev->prio")),
             ("prev_state", SwitchState(["preempt", "prev_state", "prev->exit_state"])),
+            // Before 5.18 the tracepoint read it off the task itself, where it had its present name from 5.14 on.
+            ("prev_state", SwitchState(["preempt", "prev->__state", "prev->exit_state"])),
+            ("prev_state", SwitchState(["preempt", "prev->state", "prev->exit_state"])),
             ("next_comm", Known("next->comm")),
             ("next_pid", Known("next->pid")),
             ("next_prio", Known("next->prio")),
@@ -76,7 +84,9 @@ const ROWS: &[Row] = &[
             ("comm", Known("p->comm")),
             ("pid", Known("p->pid")),
             ("prio", Known("p->prio")),
+            ("success", Always(1)), // before 5.17
             ("target_cpu", Known("p->thread_info.cpu")),
+            ("target_cpu", Known("p->cpu")), // before 5.16
         ],
         prints: &["comm={comm} pid={pid} prio={prio} target_cpu={target_cpu:03}"],
     },
@@ -120,6 +130,7 @@ const ROWS: &[Row] = &[
             ("pid", Known("p->pid")),
             ("prio", Known("p->prio")),
             ("orig_cpu", Known("p->thread_info.cpu")),
+            ("orig_cpu", Known("p->cpu")), // before 5.16
             ("dest_cpu", Path("dest_cpu")),
         ],
         prints: &["comm={comm} pid={pid} prio={prio} orig_cpu={orig_cpu} dest_cpu={dest_cpu}"],
@@ -392,3 +403,57 @@ const ROWS: &[Row] = &[
     },
     Row { names: &["module_free"], rules: &[("name", Path("mod->name:56"))], prints: &["{name}"] },
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::tracepoints::{EventField, Origin};
+
+    fn event(name: &str, fields: &[&str]) -> Event {
+        let field = |name: &&str| EventField {
+            name: (*name).to_owned(),
+            kind: "int".to_owned(),
+            size: 4,
+            signed: true,
+        };
+        Event {
+            system: "sched".to_owned(),
+            name: name.to_owned(),
+            fields: fields.iter().map(field).collect(),
+            origin: Origin::Other,
+            address: 0,
+            print: String::new(),
+        }
+    }
+
+    // Formats of 5.10, 6.12, and one that has a field nobody knows.
+    #[test]
+    fn a_field_that_is_always_the_same_is_not_printed() {
+        let row = find("sched_wakeup").unwrap();
+        let print = |fields: &[&str]| print(row, &event("sched_wakeup", fields));
+        let printed = "comm={comm} pid={pid} prio={prio} target_cpu={target_cpu:03}".to_owned();
+        let old = ["comm", "pid", "prio", "success", "target_cpu"];
+        assert_eq!(print(&old), Some(printed.clone()));
+        assert_eq!(print(&["comm", "pid", "prio", "target_cpu"]), Some(printed));
+        assert_eq!(print(&["comm", "pid", "prio", "target_cpu", "other"]), None);
+    }
+
+    // Where the task keeps its state and its CPU has moved over the years; the present place is first.
+    #[test]
+    fn older_kernels_keep_state_and_cpu_in_other_places() {
+        let paths = |event: &str, field: &str| -> Vec<&str> {
+            let rules = find(event).unwrap().rules.iter().filter(|(name, _)| *name == field);
+            rules
+                .filter_map(|(_, rule)| match rule {
+                    Known(path) | SwitchState([_, path, _]) => Some(*path),
+                    _ => None,
+                })
+                .collect()
+        };
+        let states = ["prev_state", "prev->__state", "prev->state"];
+        assert_eq!(paths("sched_switch", "prev_state"), states);
+        let cpus = ["p->thread_info.cpu", "p->cpu"];
+        assert_eq!(paths("sched_waking", "target_cpu"), cpus);
+        assert_eq!(paths("sched_migrate_task", "orig_cpu"), cpus);
+    }
+}
