@@ -89,11 +89,12 @@ mod tests {
         if std::env::var_os(VARIABLE).is_none() {
             return;
         }
-        let _terminal = interactive::take_terminal(&[]).unwrap();
         let window = interactive::Window::new().unwrap();
         let events = crate::events::EventLoop::start(crate::sandbox::Thread::Events).unwrap();
         let follower = interactive::follow(&window).unwrap();
         events.handle().add(Box::new(follower)).unwrap().keep();
+        // Last: a raw terminal is what the parent waits for.
+        let _terminal = interactive::take_terminal(&[]).unwrap();
         std::thread::sleep(2 * PATIENCE);
     }
 
