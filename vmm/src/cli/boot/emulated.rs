@@ -115,10 +115,12 @@ pub(super) fn run(
         Some(stdout) => Job::new(line, stdout, &mut stderr),
         None => Job::new(line, &mut no_stdout, &mut stderr),
     };
-    // Not before: while the host comes up Ctrl-C ends it.
-    let terminal = args.interactive.then(|| interactive::take_terminal(&[])).transpose()?;
+    let mut terminal = None;
     if args.interactive {
+        // It knows of a raw terminal that is to be taken again, so it is first.
         job.stdin = Stdin::Reader(Box::new(Typing::new(Arc::clone(&interrupts))?));
+        // Not before: while the host comes up Ctrl-C ends it.
+        terminal = Some(interactive::take_terminal(&[])?);
     } else if args.console == "stderr" {
         job.stdin = Stdin::Reader(Box::new(std::io::stdin()));
     }
