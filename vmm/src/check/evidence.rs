@@ -139,7 +139,8 @@ impl Coverage {
         Some(if self.window.is_none() {
             format!(
                 "{missing} has no record, and the trace does not say which functions were traced: \
-                 nothing was, or it is of an older vmtrace"
+                 only calls that match a condition (--if, --pid, --comm), or none; or it is of an \
+                 older vmtrace"
             )
         } else {
             format!(
