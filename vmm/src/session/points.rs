@@ -90,14 +90,15 @@ impl Controller {
         let (found, mut notes) = events(&self.kernel, glob).map_err(|error| error.to_string())?;
         let before = self.tracing.events.clone();
         let addresses: Vec<u64> = found.iter().map(|event| event.address).collect();
-        notes.extend(add_events(&mut self.tracing.events, found));
+        let left_out = add_events(&mut self.tracing.events, found);
         let kept = self.keep_for_others(&addresses);
         if self.tracing.events.len() == before.len() {
             if kept > 0 {
                 return Ok(format!("event {glob} added: it was traced for a latency, and stays"));
             }
-            return Err(format!("{glob} is traced already"));
+            return Err(left_out.unwrap_or_else(|| format!("{glob} is traced already")));
         }
+        notes.extend(left_out);
         let mut done = self.watch_now(machine).and_then(|()| {
             self.tracing_changed();
             self.retarget(machine, MarkKind::Filter, &format!("event {glob} added"))
