@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes moved at a time.
 const BLOCK: usize = 64 << 10;
+/// A run of vmtrace, which has a limit of 240 s, hangs if it takes longer.
+const PATIENCE: Duration = Duration::from_secs(400);
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -203,15 +205,32 @@ fn number<T: std::str::FromStr>(text: &str) -> T {
     text.parse().unwrap_or_else(|_| panic!("{text} is no number"))
 }
 
+/// Where each thread of a process that hangs is.
+fn tell_where(directory: &str) {
+    for thread in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let read = |name: &str| std::fs::read_to_string(thread.path().join(name));
+        for name in ["comm", "wchan", "syscall", "stack"] {
+            eprintln!("hangs: {} {}", name, read(name).unwrap_or_default().trim());
+        }
+    }
+}
+
 /// Looks at the threads of vmtrace until it ends. A line for each: its name, and of its status the
 /// lines for `Seccomp`, `Seccomp_filters`, `NoNewPrivs` and `CapEff`.
 fn threads(args: &[&str]) -> ExitCode {
     let mut child = Command::new("/init").arg0("vmtrace").args(args).spawn().unwrap();
     let directory = format!("/proc/{}/task", child.id());
     let mut seen = BTreeMap::new();
+    let begin = Instant::now();
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
+        }
+        if begin.elapsed() > PATIENCE {
+            tell_where(&directory);
+            child.kill().unwrap();
+            child.wait().unwrap();
+            return ExitCode::from(254);
         }
         for thread in std::fs::read_dir(&directory).into_iter().flatten().flatten() {
             let Ok(status) = std::fs::read_to_string(thread.path().join("status")) else {
