@@ -66,6 +66,11 @@ fn the_guests_own_ftrace_sees_the_same_and_keeps_working() {
 }
 
 #[test]
+fn both_trace_the_same_function() {
+    GUESTS.both_trace_the_same_function("riscv64-7");
+}
+
+#[test]
 fn counts_are_those_of_the_records() {
     for name in RISCV_KERNELS {
         GUESTS.counts_are_those_of_the_records(name);

@@ -29,6 +29,7 @@ pub mod register {
     pub const T4: Register = Register(29);
     pub const T5: Register = Register(30);
     pub const T6: Register = Register(31);
+    pub const A2: Register = Register(12);
     pub const A7: Register = Register(17);
 }
 use register::ZERO;

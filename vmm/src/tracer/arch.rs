@@ -142,7 +142,7 @@ pub(super) enum Hook<'a> {
 /// What the guest's own ftrace has put into a site that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct GuestCall {
-    /// Run-time address.
+    /// Run-time address: of code, or of the ops where sites have a literal.
     pub(super) target: u64,
     /// It is a jump: what it leads to returns to the caller of the function.
     pub(super) jumps: bool,
@@ -253,7 +253,8 @@ pub(super) trait GuestCode: Send {
     ///
     /// # Errors
     /// When there is no place for it.
-    fn chain(&mut self, program: u16, call: GuestCall) -> Result<(), TraceError>;
+    fn chain(&mut self, guest: &dyn Guest, program: u16, call: GuestCall)
+    -> Result<(), TraceError>;
 
     /// What the guest's `dyn_ftrace` has for the site (link address).
     fn record(&self, site: &Site) -> u64;

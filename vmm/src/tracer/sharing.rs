@@ -158,7 +158,7 @@ impl Attachment {
             let spot = self.modules.spot(kernel, &self.image, site);
             let (Hook::Call(program), Some(spot)) = (hook, spot) else { continue };
             if let Some(call) = self.code.guest_call(&view, &self.image, &spot)
-                && let Err(error) = self.code.chain(program, call)
+                && let Err(error) = self.code.chain(guest, program, call)
             {
                 // The site will have no stub, and be skipped for that.
                 log::debug!("no chain to {:#x}: {error}", call.target);

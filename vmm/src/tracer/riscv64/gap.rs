@@ -46,8 +46,8 @@ pub(super) const NO_TRAP: [u8; MAX_TRAP] = [0x13, 0, 0, 0, 0x13, 0, 0, 0];
 /// Where the guest's `struct ftrace_ops` has what, and what goes there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OpsLayout {
-    func: u64,
-    direct_call: u64,
+    pub(super) func: u64,
+    pub(super) direct_call: u64,
     /// Run-time address of a function that does nothing.
     stub: u64,
 }
@@ -73,9 +73,14 @@ impl OpsLayout {
 impl OpsLayout {
     /// One that calls `target`.
     pub(super) fn ops(&self, target: u64) -> Vec<u8> {
-        let mut ops = vec![0; usize::try_from(OPS_SIZE).unwrap_or(0)];
         // Who is on the way through ftrace_caller while a site changes hands may still call func.
-        for (at, word) in [(self.func, self.stub), (self.direct_call, target)] {
+        self.ops_with(target, self.stub)
+    }
+
+    /// One that calls `target` directly, and `func` by way of `ftrace_caller`.
+    pub(super) fn ops_with(&self, target: u64, func: u64) -> Vec<u8> {
+        let mut ops = vec![0; usize::try_from(OPS_SIZE).unwrap_or(0)];
+        for (at, word) in [(self.func, func), (self.direct_call, target)] {
             let at = usize::try_from(at).unwrap_or(usize::MAX);
             if let Some(to) = ops.get_mut(at..at.saturating_add(8)) {
                 to.copy_from_slice(&word.to_le_bytes());
@@ -232,6 +237,11 @@ impl Gap {
     /// Run-time address of the tables of jumps.
     pub(super) fn table(&self) -> u64 {
         self.address
+    }
+
+    /// Whether a run-time address is in here.
+    pub(super) fn contains(&self, address: u64) -> bool {
+        address.wrapping_sub(self.address) < self.len
     }
 
     /// Run-time address of the stub of a trap.

@@ -5,11 +5,12 @@ use super::context::Context;
 use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout, TRAP_ENTRY};
 use super::map;
 use super::returns::Returns;
+use super::sharing::{self, Sharing};
 use super::site::{self, Aim};
 use super::tracepoint;
 use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, Exits, FtraceKind, Kernel, Site, SiteSection};
-use crate::tracer::annex::{Addressing, Layout, Memory, OPS, OPS_SIZE, WITH_TABLES};
+use crate::tracer::annex::{Addressing, Layout, Memory, OPS, OPS_SIZE, SIZE, WITH_TABLES};
 use crate::tracer::arch::{Faults, GuestCall, GuestCode, Hook, Installed, PointReason};
 use crate::tracer::counters::Area;
 use crate::tracer::exits::ExitWord;
@@ -81,6 +82,8 @@ pub(super) fn install(
         memory: Arc::clone(memory),
         annex: layout.address,
         programs: Vec::new(),
+        sources: Vec::new(),
+        sharing: None,
         entries: 0,
         arrays: HashMap::new(),
         program_stops: Stops::default(),
@@ -167,7 +170,11 @@ struct Code {
     annex: u64,
     /// All programs, by number.
     programs: Vec<Way>,
-    /// How many of them are for entries.
+    /// What each does, and the one that it goes on to.
+    sources: Vec<(Program, Option<u16>)>,
+    /// Sites are shared with the guest's own ftrace.
+    sharing: Option<Sharing>,
+    /// How many programs are for entries.
     entries: u16,
     /// Arrays of probes beside the programs, by what is in them. None ever goes away.
     arrays: HashMap<Vec<u64>, u64>,
@@ -180,6 +187,39 @@ impl Code {
     /// Run-time address of the ops of a program; without one, of that of traps.
     fn ops(&self, program: Option<u16>) -> u64 {
         self.annex + OPS + program.map_or(0, |number| u64::from(number) + 1) * OPS_SIZE
+    }
+
+    /// Run-time address of the ops of a program that goes on with an ops of the guest's. A trap
+    /// does not: the site is executed again.
+    fn ops_beside(&self, program: Option<u16>, guests: GuestCall) -> Result<u64, SkipReason> {
+        let Some(number) = program else { return Ok(self.ops(None)) };
+        let chain = self.sharing.as_ref().and_then(|sharing| sharing.get(number, guests.target));
+        chain.map(|chain| chain.ops).ok_or(SkipReason::NoStub)
+    }
+
+    /// The ops in a site as what its guest calls. One of ours is none of the guest's: a chain to a
+    /// chain would be given back as one.
+    fn shared(&self, ops: u64) -> Option<GuestCall> {
+        let is_ours = self.gap.contains(ops) || ops.wrapping_sub(self.annex) < SIZE;
+        let shares = self.sharing.is_some() && !is_ours;
+        shares.then_some(GuestCall { target: ops, jumps: false })
+    }
+
+    /// Takes note of where a vCPU stops in a program that was put at a run-time address.
+    fn note_stop(
+        &mut self,
+        program: &Program,
+        address: u64,
+        stop: Option<usize>,
+        call: Option<GuestCall>,
+    ) -> Result<(), TraceError> {
+        let (Some(at), Some(Counts::Down { number, trap, .. })) = (stop, program.counts) else {
+            return Ok(());
+        };
+        let trap_at = address + at as u64;
+        let stub = Stub::new(trap_at, self.gap.physical(trap_at), trap, &NO_TRAP);
+        self.program_stops.stub(ProgramStop { number, call }, stub.ok_or(TraceError::Annex)?);
+        Ok(())
     }
 
     /// Writes the ops that calls `target`, where the kernel has such.
@@ -288,6 +328,7 @@ impl GuestCode for Code {
         if program.point == Point::Return {
             let address = self.returns.put(&code()?)?.ok_or(full.clone())?;
             self.programs.push(Way::Return(address));
+            self.sources.push((program.clone(), next));
             return Ok(());
         }
         let entry = self.entries;
@@ -295,30 +336,30 @@ impl GuestCode for Code {
             return Err(full.clone());
         }
         let address = self.gap.put(guest, &code()?)?.ok_or(full.clone())?;
-        if let (Some(stop), Some(Counts::Down { number, trap, .. })) = (stop, program.counts) {
-            let trap_at = address + stop as u64;
-            let stub = Stub::new(trap_at, self.gap.physical(trap_at), trap, &NO_TRAP);
-            let stub = stub.ok_or(TraceError::Annex)?;
-            self.program_stops.stub(ProgramStop { number, call: None }, stub);
-        }
+        self.note_stop(program, address, stop, None)?;
         match self.kind {
             Kind::Patchable => self.gap.aim(guest, entry, address)?,
             Kind::CallOps { .. } => self.put_ops(Some(program.number), address)?,
         }
         self.entries = entry + 1;
         self.programs.push(Way::Entry(address, entry));
+        self.sources.push((program.clone(), next));
         Ok(())
     }
 
-    /// Not yet: the guest is refused what is traced.
+    /// Without CALL_OPS not yet: the guest is refused what is traced.
     fn bracket(
         &mut self,
-        _: &dyn Guest,
-        _: &Image,
-        _: &Kernel,
-        _: &[u8],
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        trap: &[u8],
     ) -> Result<Option<Stops<Moment>>, TraceError> {
-        Ok(None)
+        let Kind::CallOps { caller, ops, .. } = self.kind else { return Ok(None) };
+        let sharing = Sharing::find(guest, image, caller, ops)?;
+        let brackets = sharing::brackets(&mut self.gap, guest, (image, kernel), trap)?;
+        self.sharing = Some(sharing);
+        Ok(Some(brackets))
     }
 
     fn calls(
@@ -340,12 +381,41 @@ impl GuestCode for Code {
         self.exchange(view, image, spots, |first| [first, NOP])
     }
 
-    fn guest_call(&self, _: &View<'_>, _: &Image, _: &Spot) -> Option<GuestCall> {
-        None
+    fn guest_call(&self, view: &View<'_>, image: &Image, spot: &Spot) -> Option<GuestCall> {
+        let Kind::CallOps { caller, none, .. } = self.kind else { return None };
+        let call = site::call(image.runtime(spot.site.entry), caller)?;
+        let literal = u64::from_le_bytes(spot.load(view, 0).ok()?);
+        let found = instructions(spot.load(view, front(&spot.site)).ok()?);
+        (site::is(found, call) && literal != none).then(|| self.shared(literal))?
     }
 
-    fn chain(&mut self, _: u16, _: GuestCall) -> Result<(), TraceError> {
-        Err(TraceError::Full(self.programs.len()))
+    fn chain(
+        &mut self,
+        guest: &dyn Guest,
+        program: u16,
+        call: GuestCall,
+    ) -> Result<(), TraceError> {
+        let full = TraceError::Full(self.programs.len());
+        let known = |sharing: &Sharing| sharing.get(program, call.target);
+        if self.sharing.as_ref().and_then(known).is_some() {
+            return Ok(());
+        }
+        let source = self.sources.get(usize::from(program)).cloned();
+        let (source, next) = source.ok_or_else(|| full.clone())?;
+        if let Some(next) = next {
+            // Who comes last goes on with the guest's call.
+            self.chain(guest, next, call)?;
+        }
+        let sharing = self.sharing.as_mut().ok_or_else(|| full.clone())?;
+        let way = sharing.way(&mut self.gap, guest, call.target, &full)?;
+        let next = next.and_then(|next| sharing.get(next, call.target));
+        let code = compile(&source, self.overflow, &self.values)?;
+        let stop = code.stop;
+        let code =
+            going_on(code, next.map_or(way, |next| next.code)).ok_or_else(|| full.clone())?;
+        let at = self.gap.put(guest, &code)?.ok_or_else(|| full.clone())?;
+        sharing.chain(&mut self.gap, guest, (program, call.target, at), &full)?;
+        self.note_stop(&source, at, stop, Some(call))
     }
 
     fn record(&self, site: &Site) -> u64 {
@@ -389,17 +459,30 @@ impl GuestCode for Code {
             }
             Kind::CallOps { caller, none, .. } => {
                 let [first, second] = site::call(entry, caller).ok_or(SkipReason::OutOfReach)?;
-                let none = none.to_le_bytes();
                 // The literal is what lies before the function.
-                if spot.load(view, 0).map_err(no_ram)? != none {
-                    return Err(SkipReason::GuestOwned("the ops of another tracer"));
+                let literal = spot.load(view, 0).map_err(no_ram)?;
+                let ops = u64::from_le_bytes(literal);
+                if ops != none {
+                    const OTHER: SkipReason = SkipReason::GuestOwned("the ops of another tracer");
+                    let guests = self.shared(ops).ok_or(OTHER)?;
+                    if !site::is(found, [first, second]) {
+                        return Err(SkipReason::GuestOwned(site::describe(found)));
+                    }
+                    let ours = self.ops_beside(program, guests)?.to_le_bytes();
+                    spot.replace(0, &literal, &ours, edits).ok_or(SkipReason::OutOfReach)?;
+                    return Ok(Some(guests));
                 }
                 let ours = self.ops(program).to_le_bytes();
-                spot.replace(0, &none, &ours, edits).ok_or(SkipReason::OutOfReach)?;
+                spot.replace(0, &literal, &ours, edits).ok_or(SkipReason::OutOfReach)?;
                 (first, second)
             }
         };
-        if found != [first, NOP] {
+        let disabled = [first, NOP];
+        let is_disabled = match self.kind {
+            Kind::Patchable => found == disabled,
+            Kind::CallOps { .. } => site::is(found, disabled),
+        };
+        if !is_disabled {
             return Err(SkipReason::GuestOwned(site::describe(found)));
         }
         let replaced =

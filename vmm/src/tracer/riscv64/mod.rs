@@ -9,6 +9,7 @@ mod install;
 mod map;
 pub(super) mod paging;
 mod returns;
+mod sharing;
 mod site;
 mod tracepoint;
 

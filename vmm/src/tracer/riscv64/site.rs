@@ -55,9 +55,17 @@ pub(super) fn call(entry: u64, target: u64) -> Option<[u32; 2]> {
     Some([auipc(T0, upper), jalr(T0, T0, lower)])
 }
 
+/// What a kprobe of the guest's puts over an instruction of four bytes.
+const EBREAK: u32 = 0x0010_0073;
+
+/// Whether a site with a literal holds these instructions: the first, which nobody changes, may be
+/// under a kprobe of the guest's, which does what that does.
+pub(super) fn is([first, second]: [u32; 2], expected: [u32; 2]) -> bool {
+    (first == expected[0] || first == EBREAK) && second == expected[1]
+}
+
 /// What foreign instructions at a site most likely are.
 pub(super) fn describe([first, second]: [u32; 2]) -> &'static str {
-    const EBREAK: u32 = 0x0010_0073;
     const C_EBREAK: u32 = 0x9002;
     const CALL: u32 = jalr(T0, T0, 0);
     if [first, second].contains(&EBREAK) || first & 0xffff == C_EBREAK {

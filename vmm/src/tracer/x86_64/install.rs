@@ -298,7 +298,12 @@ impl GuestCode for Code {
         self.shares.then(|| shared(image.runtime(spot.site.location), found))?
     }
 
-    fn chain(&mut self, program: u16, call: GuestCall) -> Result<(), TraceError> {
+    fn chain(
+        &mut self,
+        guest: &dyn Guest,
+        program: u16,
+        call: GuestCall,
+    ) -> Result<(), TraceError> {
         if self.chains.contains_key(&(program, call)) {
             return Ok(());
         }
@@ -309,7 +314,7 @@ impl GuestCode for Code {
         let stop = code.stop;
         let way = if let Some(next) = next {
             // Who comes last goes on with the guest's call.
-            self.chain(next, call)?;
+            self.chain(guest, next, call)?;
             *self.chains.get(&(next, call)).ok_or_else(full)?
         } else if call.jumps {
             let way = self.next(ALIGN) + code.bytes.len() as u64;
