@@ -340,27 +340,23 @@ impl Driver<'_> {
         let kernel = self.kernel;
         let kept = kernel.sites().iter().filter(|site| site.section == SiteSection::Text);
         let named: Vec<&str> = kept.filter_map(|site| kernel.site_name(site)).collect();
-        // Where sites are shared, the guest's own tracers come and go at the same time. Totals are compared there, too.
-        let churns = kernel.arch() == Arch::X86_64;
+        // The guest's own tracers come and go at the same time, or totals are compared.
         for round in 0..rounds {
-            if churns && round % 2 == 1 {
+            if round % 2 == 1 {
                 let exact = self.exact(&mut random, &named, &consumer);
                 exact.with_context(|| format!("round {round}"))?;
                 continue;
             }
             let request = format!("churn {}", 1 + random.below(1 << 30));
-            let churn = churns.then(|| self.request(&request)).transpose()?;
+            let churn = self.request(&request)?;
             let ours = self.round(&mut random, &named);
-            let theirs = churn.map(|request| self.answer(&request)).transpose();
+            let theirs = self.answer(&churn);
             ours.with_context(|| format!("round {round}"))?;
             theirs.with_context(|| format!("round {round}"))?;
         }
 
         let Tally { compared, unsure, .. } = self.tally;
-        ensure!(
-            !churns || rounds < 2 || compared > unsure,
-            "of too many totals it is not known: {unsure}"
-        );
+        ensure!(rounds < 2 || compared > unsure, "of too many totals it is not known: {unsure}");
         ensure!(self.control(&Control::Pause)? == 0, "a pause gives all back");
         let changed = self.changed()?;
         let names = changed.iter().filter_map(|&site| {

@@ -67,7 +67,9 @@ fn the_guests_own_ftrace_sees_the_same_and_keeps_working() {
 
 #[test]
 fn both_trace_the_same_function() {
-    GUESTS.both_trace_the_same_function("riscv64-7");
+    for name in RISCV_KERNELS {
+        GUESTS.both_trace_the_same_function(name);
+    }
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! Sites that the guest's own ftrace uses as well, on plain memory, with a model of that ftrace: kernels
-//! of riscv64 whose sites have a literal (CALL_OPS).
+//! of riscv64, whose sites have a literal (CALL_OPS) or not.
 
 mod fake_guest;
 
 use fake_guest::riscv64::{call, disabled, gap, jump};
-use fake_guest::{ENABLED, Fake};
-use std::collections::BTreeMap;
+use fake_guest::{ENABLED, Fake, RISCV};
+use std::collections::{BTreeMap, BTreeSet};
 use vm_memory::Bytes;
+use vmtrace::kernel::FtraceKind;
 use vmtrace::tracer::annex::Memory;
 use vmtrace::tracer::{Attachment, Duty, Guest, Moment, SkipReason, TraceError};
 use vmtrace_trampolines::riscv64::encode::register::T0;
@@ -25,16 +26,38 @@ fn members(fake: &Fake) -> [u64; 2] {
     ["func", "direct_call"].map(|name| u64::from(btf.member_offset("ftrace_ops", name).unwrap()))
 }
 
-/// A site whose ops is this one of the guest's.
+/// A site in which the guest has this.
 fn called(fake: &Fake, site: usize, ops: u64) -> Vec<u8> {
     let entry = entry(fake, site);
     let distance = fake.link("ftrace_caller").wrapping_sub(entry).cast_signed();
     let (upper, lower) = split(distance).unwrap();
     let call = [auipc(T0, upper), jalr(T0, T0, lower)].map(u32::to_le_bytes).concat();
-    [&ops.to_le_bytes()[..], &call].concat()
+    let ops = ops.to_le_bytes();
+    [if has_literals(fake) { &ops[..] } else { &[] }, &call].concat()
 }
 
-/// The guest's ftrace: the ops that it has in each site, and wants there.
+fn has_literals(fake: &Fake) -> bool {
+    fake.kernel.ftrace_kind() == FtraceKind::CallOps
+}
+
+/// What the guest can have in sites: ops of the kernel's own and such as it has allocated, or the one
+/// function that it calls.
+fn targets(fake: &Fake) -> Vec<u64> {
+    if has_literals(fake) {
+        let own = ["global_ops", "ftrace_list_ops"].map(|name| fake.link(name));
+        [&own[..], &[0xffff_af80_1234_5678]].concat()
+    } else {
+        vec![fake.link("ftrace_caller")]
+    }
+}
+
+/// Both instructions of a site.
+fn words(fake: &Fake, site: usize) -> [u32; 2] {
+    let at = fake.at(entry(fake, site));
+    [fake.word(at), fake.word(at + 4)]
+}
+
+/// The guest's ftrace: what it has in each site, and wants there.
 struct Model<'a> {
     fake: &'a Fake,
     /// By site.
@@ -114,6 +137,12 @@ impl Hart<'_> {
             match word & 0x7f {
                 0x17 => self.set(rd, self.at.wrapping_add_signed(upper)),
                 0x37 => self.set(rd, upper.cast_unsigned()),
+                0x13 if word >> 12 & 7 == 0 => self.set(rd, x.wrapping_add_signed(immediate)),
+                // sd without an offset.
+                0x23 if word & 0xfe00_7f80 == 0x3000 => {
+                    self.guest.insert(x, y);
+                }
+                0x6f => next = jump(self.fake, self.at),
                 0x03 if word >> 12 & 7 == 3 => {
                     let value = self.load(x.wrapping_add_signed(immediate));
                     self.set(rd, value);
@@ -143,7 +172,18 @@ fn does(fake: &Fake, site: usize, programs: &[u64]) -> (usize, Option<u64>) {
     const FUNC: u64 = 0x1234_5670;
     let at = fake.at(entry(fake, site));
     let caller = fake.link("ftrace_caller");
-    assert_eq!(call(entry(fake, site), fake.word(at), fake.word(at + 4)), Some(caller));
+    let [first, second] = words(fake, site);
+    let called = call(entry(fake, site), first, second).unwrap();
+    if !has_literals(fake) {
+        let start = jump(fake, called);
+        if let Some(program) = programs.iter().position(|&program| program == start) {
+            return (program, None);
+        }
+        let (number, end) = copied(fake, start, programs);
+        let target = call_absolute(fake, jump(fake, end));
+        return (number, Some(target));
+    }
+    assert_eq!(called, caller);
     let [func, direct] = members(fake);
     let ops = fake.read_u64(at - 8).unwrap();
     let hart = |at, guest| Hart { fake, at, registers: [0; 32], guest };
@@ -152,14 +192,8 @@ fn does(fake: &Fake, site: usize, programs: &[u64]) -> (usize, Option<u64>) {
         assert_eq!(through, fake.link("ftrace_stub"));
         return (program, None);
     }
-    let words = |at: u64| (0..512).map(move |word| fake.word(fake.at(at + 4 * word)));
-    let is_end = |word: &u32| *word == jr(T0);
-    let same = |program: &u64| {
-        let len = words(*program).position(|word| is_end(&word)).unwrap();
-        words(*program).take(len).eq(words(start).take(len)).then_some(len as u64)
-    };
-    let (number, len) = (0..).zip(programs).find_map(|(n, it)| Some((n, same(it)?))).unwrap();
-    let way = jump(fake, start + 4 * len);
+    let (number, end) = copied(fake, start, programs);
+    let way = jump(fake, end);
 
     // By the guest's own ops, which it finds in the literal of the second kind.
     let target = fake_target(fake, way);
@@ -182,6 +216,18 @@ fn does(fake: &Fake, site: usize, programs: &[u64]) -> (usize, Option<u64>) {
         assert!(kept.iter().all(|&register| hart.registers[register] == 0), "an argument is lost");
     }
     (number, Some(target))
+}
+
+/// Which program this code is a copy of, up to where that ends (its address).
+fn copied(fake: &Fake, start: u64, programs: &[u64]) -> (usize, u64) {
+    let words = |at: u64| (0..512).map(move |word| fake.word(fake.at(at + 4 * word)));
+    let same = |program: &u64| {
+        let len = words(*program).position(|word| word == jr(T0)).unwrap();
+        words(*program).take(len).eq(words(start).take(len)).then_some(len as u64)
+    };
+    let found = (0..).zip(programs).find_map(|(number, it)| Some((number, same(it)?)));
+    let (number, len) = found.unwrap();
+    (number, start + 4 * len)
 }
 
 /// The ops of the guest's that a way goes on with: the first word that it loads.
@@ -215,26 +261,48 @@ fn programs(fake: &Fake, attachment: &mut Attachment) -> [(u16, u64); 2] {
 // the end of tracing.
 #[test]
 fn updates_go_through_two_stubs_and_back() {
-    let fake = Fake::new(NAME);
-    let before = fake.text();
+    for name in RISCV {
+        updates_go_through_stubs(name);
+    }
+}
+
+fn updates_go_through_stubs(name: &str) {
+    let fake = Fake::new(name);
+    let initial = fake.text();
     let mut attachment = fake.attach();
+    let before = fake.text();
     let traps = attachment.share(&fake, &fake.kernel, &TRAP).unwrap().unwrap();
     let changed = before.iter().zip(&fake.text()).filter(|(old, new)| old != new).count();
-    assert!((2..=8).contains(&changed), "two instructions and no more: {changed} bytes");
+    assert!((1..=8).contains(&changed), "{name}: two instructions at most: {changed} bytes");
     let moments: Vec<_> = traps.iter().map(|&trap| attachment.moment(trap)).collect();
     let places = [Moment::Begin, Moment::End].into_iter().zip(&traps);
     let expected: Vec<_> = places.map(|(moment, trap)| Some((moment, trap + 8))).collect();
     assert_eq!(moments, expected);
-    for (trap, function) in traps.iter().zip(["mutex_lock", "mutex_unlock"]) {
-        assert_eq!(fake.read_vec(fake.at(*trap), 8), TRAP);
-        let mut hart =
-            Hart { fake: &fake, at: trap + 8, registers: [0; 32], guest: BTreeMap::new() };
+    let start = |at| Hart { fake: &fake, at, registers: [0; 32], guest: BTreeMap::new() };
+    assert!(traps.iter().all(|&trap| fake.read_vec(fake.at(trap), 8) == TRAP));
+    if has_literals(&fake) {
+        for (trap, function) in traps.iter().zip(["mutex_lock", "mutex_unlock"]) {
+            let mut hart = start(trap + 8);
+            hart.run();
+            assert_eq!(hart.at, fake.link(function));
+        }
+    } else {
+        // One call, and an exit before and behind it; with where that returns to on the stack.
+        const RA: usize = 1;
+        const SP: usize = 2;
+        let [begin, end] = traps[..] else { panic!("{traps:x?}") };
+        let mut hart = start(begin + 8);
+        (hart.registers[RA], hart.registers[SP]) = (0x1234_5678, 0x8000);
         hart.run();
-        assert_eq!(hart.at, fake.link(function));
+        assert_eq!((hart.at, hart.registers[RA]), (fake.link("ftrace_modify_all_code"), end));
+        assert_eq!((hart.registers[SP], hart.guest.get(&0x7ff0)), (0x7ff0, Some(&0x1234_5678)));
+        hart.at = end + 8;
+        hart.run();
+        assert_eq!((hart.at, hart.registers[SP]), (0x1234_5678, 0x8000));
     }
     assert_eq!(attachment.moment(traps[0] + 8), None);
     attachment.release_all(&fake, &fake.kernel).unwrap();
-    assert!(fake.text() == before, "the image is not as it was");
+    assert!(fake.text() == initial, "the image is not as it was");
     // A task may stand before it.
     for trap in traps {
         assert_eq!([0, 4].map(|offset| fake.word(fake.at(trap + offset))), [NOP; 2]);
@@ -243,12 +311,17 @@ fn updates_go_through_two_stubs_and_back() {
 
 #[test]
 fn a_kernel_that_calls_tracers_otherwise_is_left_alone() {
-    for function in ["ftrace_caller", "ftrace_arch_code_modify_post_process"] {
-        let fake = Fake::new(NAME);
+    let functions = [
+        (NAME, "ftrace_caller"),
+        (NAME, "ftrace_arch_code_modify_post_process"),
+        ("riscv64-6.12", "__ftrace_modify_code"),
+    ];
+    for (name, function) in functions {
+        let fake = Fake::new(name);
         let start = fake.at(fake.link(function));
-        fake.write(start, &[0x13, 0, 0, 0].repeat(16)).unwrap();
-        let before = fake.text();
+        fake.write(start, &[0x13, 0, 0, 0].repeat(48)).unwrap();
         let mut attachment = fake.attach();
+        let before = fake.text();
         attachment.share(&fake, &fake.kernel, &TRAP).unwrap_err();
         assert!(fake.text() == before);
         // And its sites are refused to the guest, as before.
@@ -262,16 +335,65 @@ fn a_kernel_that_calls_tracers_otherwise_is_left_alone() {
 // a function that is not traced, and a chain to a wrong place the end of the guest.
 #[test]
 fn random_updates_of_both_sides_agree() {
+    for name in RISCV {
+        random_updates(name);
+    }
+}
+
+/// Harts that stand between the two instructions of sites.
+struct Between<'a> {
+    fake: &'a Fake,
+    /// First instructions that they can have executed, by site.
+    first: BTreeMap<usize, BTreeSet<u32>>,
+}
+
+impl Between<'_> {
+    /// All harts stand still, and none in there; from then on some do.
+    fn begin(&mut self) {
+        for (&site, first) in &mut self.first {
+            *first = BTreeSet::from([words(self.fake, site)[0]]);
+        }
+    }
+
+    /// Whatever the first was, the second has led to a program, or to where the guest's does.
+    fn go_on(&mut self, programs: &[u64]) {
+        let fake = self.fake;
+        let starts: BTreeSet<u32> = programs.iter().map(|&it| fake.word(fake.at(it))).collect();
+        let caller = fake.link("ftrace_caller");
+        for (&site, firsts) in &mut self.first {
+            let [first, second] = words(fake, site);
+            firsts.insert(first);
+            for &first in firsts.iter().filter(|_| second != NOP) {
+                let target = call(entry(fake, site), first, second);
+                let at = target.unwrap_or_else(|| panic!("site {site}: a jalr alone"));
+                if at == caller {
+                    continue;
+                }
+                let mut hart = Hart { fake, at, registers: [0; 32], guest: BTreeMap::new() };
+                assert!((gap(fake)..gap(fake) + 0x2800).contains(&at), "site {site}: {at:#x}");
+                hart.at = jump(fake, at);
+                if !starts.contains(&fake.word(fake.at(hart.at))) {
+                    hart.run();
+                    assert_eq!(hart.at, caller, "site {site}");
+                }
+            }
+        }
+    }
+}
+
+fn random_updates(name: &str) {
     const ROUNDS: usize = 200;
-    let fake = Fake::quiet(NAME);
+    let fake = Fake::new(name);
     let before = fake.text();
     let mut attachment = fake.attach();
     attachment.share(&fake, &fake.kernel, &TRAP).unwrap();
     let numbers = programs(&fake, &mut attachment);
     let all: Vec<usize> = fake.all().into_iter().step_by(997).take(24).collect();
-    // Of the kernel's own, and of what it has allocated.
-    let targets =
-        [fake.link("global_ops"), fake.link("ftrace_list_ops"), 0xffff_af80_1234_5678 & !7];
+    let targets = targets(&fake);
+    let mut between =
+        Between { fake: &fake, first: all.iter().map(|&site| (site, BTreeSet::new())).collect() };
+    between.begin();
+    let starts = numbers.map(|number| number.1);
     let mut model = Model { fake: &fake, has: BTreeMap::new() };
     let mut held: BTreeMap<usize, usize> = BTreeMap::new();
     let mut seed = 0x1234_5678_9abc_def1_u64;
@@ -297,6 +419,9 @@ fn random_updates_of_both_sides_agree() {
             let leave: Vec<usize> =
                 held.iter().filter(|pair| differs(pair, &wanted)).map(|pair| *pair.0).collect();
             let restored = attachment.disable(&fake, &leave).unwrap();
+            if !has_literals(&fake) {
+                between.go_on(&starts);
+            }
             assert_eq!((restored.sites, restored.foreign), (leave.len(), vec![]));
             let take = wanted.iter().filter(|pair| differs(pair, &held));
             let take: Vec<_> = take.map(|(&site, &which)| (site, numbers[which].0)).collect();
@@ -324,16 +449,24 @@ fn random_updates_of_both_sides_agree() {
             model.update(&wanted);
             let (count, skipped) = attachment.take_again(&fake, &fake.kernel, &TRAP).unwrap();
             assert_eq!((count, skipped), (touched, vec![]), "round {round}");
+            between.begin();
+        }
+        if !has_literals(&fake) {
+            between.go_on(&starts);
         }
         assert_eq!(attachment.held(), held.len());
         for &site in &all {
             let guest = model.has.get(&site).copied();
             match held.get(&site) {
                 Some(&which) => {
-                    let does = does(&fake, site, &numbers.map(|number| number.1));
+                    let does = does(&fake, site, &starts);
                     assert_eq!(does, (which, guest), "round {round}, site {site}");
                 }
-                None => assert_eq!(fake.bytes(site), model.bytes(site, guest)),
+                None if has_literals(&fake) => {
+                    assert_eq!(fake.bytes(site), model.bytes(site, guest));
+                }
+                // The first is prepared.
+                None => assert_eq!(fake.bytes(site)[4..], model.bytes(site, guest)[4..]),
             }
         }
         let shared = held.keys().filter(|site| model.has.contains_key(site)).count();
@@ -342,6 +475,9 @@ fn random_updates_of_both_sides_agree() {
     }
     assert!(most > all.len() / 3, "{most}");
     attachment.release_all(&fake, &fake.kernel).unwrap();
+    if !has_literals(&fake) {
+        between.go_on(&starts);
+    }
     let wanted: Vec<_> = model.has.keys().map(|&site| (site, None)).collect();
     model.announce(&wanted);
     model.update(&wanted);

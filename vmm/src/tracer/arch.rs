@@ -215,6 +215,12 @@ pub(super) trait GuestCode: Send {
         trap: &[u8],
     ) -> Result<Option<Stops<Moment>>, TraceError>;
 
+    /// Whether sites have to be prepared before they can be held, and not be so while an update of the
+    /// guest's own ftrace touches them: [`GuestCode::prepare`], [`GuestCode::unprepare`].
+    fn prepares(&self) -> bool {
+        false
+    }
+
     /// Lets all calls of these functions exit to the VMM first, by `trap`.
     ///
     /// # Errors
@@ -228,7 +234,8 @@ pub(super) trait GuestCode: Send {
         trap: &[u8],
     ) -> Result<Stops<ModuleMoment>, TraceError>;
 
-    /// Lets these sites of a module be held, of which no code has run yet. All vCPUs are paused.
+    /// Lets these sites be held, of a module of which no code has run yet, or such as an update of the
+    /// guest's own ftrace has just changed. All vCPUs are paused.
     ///
     /// # Errors
     /// When guest memory cannot be used.

@@ -4,14 +4,15 @@
 //! there; then they are taken again. A site that the guest uses holds a call of ours that records and
 //! goes on with the guest's.
 
-use super::arch::Hook;
+use super::arch::{GuestCode, Hook};
 use super::ftrace::{self, Records};
 use super::guest::Guest;
+use super::modules::Spot;
 use super::patch::{LentSites, Place, Skip, SkipReason};
 use super::stops::{Moment, Stops};
 use super::trace::{Attachment, TraceError};
 use super::view::View;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, SiteSection};
 use std::collections::BTreeMap;
 
 /// How sites are shared with the guest's ftrace.
@@ -55,6 +56,11 @@ impl Attachment {
         let view = View::with_annex(guest, self.near, &*self.memory);
         if !stops.lay(&view)? {
             return Err(TraceError::Ftrace("its code cannot be changed"));
+        }
+        if self.code.prepares() {
+            // Those that the guest has traced before it came here.
+            let all = kernel.sites().iter().map(|&site| Spot::kernel(&self.image, site));
+            self.code.prepare(&view, &self.image, &all.collect::<Vec<_>>())?;
         }
         self.patcher.share();
         let traps = stops.traps().collect();
@@ -105,6 +111,7 @@ impl Attachment {
             sharing.lent = Some(lent);
             sharing.touched = records.with_flags(|flags| ftrace::is_touched(flags, on));
         }
+        self.prepare_touched(guest, kernel, false)?;
         Ok(Lent { sites, foreign: restored.foreign })
     }
 
@@ -122,6 +129,7 @@ impl Attachment {
     ) -> Result<(usize, Vec<Skip>), TraceError> {
         let lent = self.sharing.as_mut().and_then(|sharing| sharing.lent.take());
         let lent = lent.ok_or(TraceError::Ftrace("an update ends that did not begin"))?;
+        self.prepare_touched(guest, kernel, true)?;
         if lent.is_empty() {
             return Ok((0, Vec::new()));
         }
@@ -133,6 +141,31 @@ impl Attachment {
         // Given back for good meanwhile.
         skipped.retain(|skip| skip.reason != SkipReason::Freed);
         Ok((lent.len(), skipped))
+    }
+
+    /// Lets the sites that an update touches be held again behind it, or be what the guest has left
+    /// there before it: ours or not. All vCPUs are paused.
+    fn prepare_touched(
+        &self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        prepared: bool,
+    ) -> Result<(), TraceError> {
+        let touched = self.sharing.as_ref().map_or(&[][..], |sharing| &sharing.touched);
+        if touched.is_empty() || !self.code.prepares() {
+            return Ok(());
+        }
+        let all = (0..kernel.sites().len()).chain(self.modules.present().map(|(site, _)| site));
+        let spots = all.filter_map(|site| self.modules.spot(kernel, &self.image, site));
+        let is_meant = |spot: &Spot| {
+            let record = self.image.runtime(self.code.record(&spot.site));
+            let is_gone = self.patcher.freed() && spot.site.section == SiteSection::InitText;
+            !is_gone && touched.binary_search(&record).is_ok()
+        };
+        let spots: Vec<Spot> = spots.filter(is_meant).collect();
+        let view = View::ram(guest, [self.near; 2]);
+        let change = if prepared { GuestCode::prepare } else { GuestCode::unprepare };
+        Ok(change(&*self.code, &view, &self.image, &spots)?)
     }
 
     /// A site that is the guest's while its update lasts is not to be ours after that.

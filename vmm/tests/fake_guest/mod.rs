@@ -288,7 +288,7 @@ impl Fake {
     pub(crate) fn program(&self) -> u64 {
         match self.kernel.arch() {
             Arch::X86_64 => MAP,
-            Arch::Riscv64 => riscv64::gap(self) + 0x1400,
+            Arch::Riscv64 => riscv64::gap(self) + 0x2800,
         }
     }
 

@@ -21,7 +21,7 @@ pub(super) enum Feature {
     Instance,
 }
 
-pub(super) const ALL: [Feature; 6] = [
+const ALL: [Feature; 6] = [
     Feature::Function,
     Feature::Graph,
     Feature::Kprobe,
@@ -45,9 +45,28 @@ impl Feature {
     }
 
     /// A guest that does not know it does without.
-    pub(super) fn is_known(self) -> Result<bool> {
-        let readme = fs::read_to_string(format!("{TRACING}/README"))?;
-        Ok(self != Self::Fprobe || readme.contains("f[:[<group>/][<event>]] <func-name>"))
+    fn is_known(self) -> Result<bool> {
+        match self {
+            Self::Fprobe => {
+                let readme = fs::read_to_string(format!("{TRACING}/README"))?;
+                Ok(readme.contains("f[:[<group>/][<event>]] <func-name>"))
+            }
+            // Kernels of riscv64 without CALL_OPS refuse it where ftrace has a site, traced or not.
+            Self::Kprobe | Self::Kretprobe => {
+                let Some((definition, name)) = self.event("kernel_clone") else { return Ok(false) };
+                if append("dynamic_events", &definition).is_err() {
+                    return Ok(false);
+                }
+                patiently(|| append("dynamic_events", &format!("-:kprobes/{name}\n")))?;
+                Ok(true)
+            }
+            Self::Function | Self::Graph | Self::Instance => Ok(true),
+        }
+    }
+
+    /// All that the guest knows.
+    fn known() -> Vec<Self> {
+        ALL.into_iter().filter(|feature| feature.is_known().unwrap_or(false)).collect()
     }
 
     /// Makes ready and switches on, for one function.
@@ -149,13 +168,12 @@ pub(super) fn function() -> Result<String> {
 }
 
 /// Each of the guest's tracers on the function of getppid: calls before, with it, and after;
-/// then each beside the kprobe, going first or last. Tells what each has seen, and all calls made.
+/// then each beside the kprobe, or where there is none the instance, going first or last. Tells what each has seen, and all calls made.
 pub(crate) fn beside(count: usize, cpus: usize) -> Result<()> {
     let function = &*function()?;
     println!("pid {}", std::process::id());
     let mut total = calls(count, cpus)?;
-    let known: Vec<_> =
-        ALL.into_iter().filter(|feature| feature.is_known().unwrap_or(false)).collect();
+    let known = Feature::known();
     for &feature in &known {
         set("trace", "")?;
         feature.on(function)?;
@@ -166,11 +184,12 @@ pub(crate) fn beside(count: usize, cpus: usize) -> Result<()> {
         ensure!(seen == made, "{feature:?} has seen {seen} of {made}");
         total += made + calls(count, cpus)?;
     }
+    let has_kprobes = known.contains(&Feature::Kprobe);
+    let other = if has_kprobes { Feature::Kprobe } else { Feature::Instance };
     for (&feature, is_first) in
-        known.iter().filter(|&&f| f != Feature::Kprobe).flat_map(|f| [(f, true), (f, false)])
+        known.iter().filter(|&&f| f != other).flat_map(|f| [(f, true), (f, false)])
     {
         // Both on, the one or the other off first.
-        let other = Feature::Kprobe;
         set("trace", "")?;
         let (a, b) = if is_first { (feature, other) } else { (other, feature) };
         a.on(function)?;
@@ -202,8 +221,7 @@ pub(super) fn churn(seed: u64) -> Result<String> {
     const CPUS: usize = 2;
     let mut random = Random::new(seed);
     let mut below = |bound| random.below(bound);
-    let known: Vec<_> =
-        ALL.into_iter().filter(|feature| feature.is_known().unwrap_or(false)).collect();
+    let known = Feature::known();
     let getppid = function()?;
     let mut done = String::new();
     for _ in 0..2 {

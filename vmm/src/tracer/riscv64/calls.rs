@@ -12,7 +12,7 @@
 
 use super::gap::{Gap, MAX_TRAP, NO_TRAP};
 use crate::kernel::Kernel;
-use crate::tracer::guest::{Guest, Image};
+use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::module_traps::{self, ModuleMoment};
 use crate::tracer::patch::Edit;
 use crate::tracer::stops::{Stops, Stub};
@@ -24,6 +24,8 @@ use vmtrace_trampolines::riscv64::encode::{auipc, jalr, split};
 
 /// Bytes of an instruction that is not compressed.
 const LEN: usize = 4;
+/// There is no room for a stub.
+pub(super) const FULL: TraceError = TraceError::Code("what follows its text is full");
 /// Bits of `auipc` beside its constant.
 const BELOW_UPPER: u32 = 0xfff;
 
@@ -65,6 +67,30 @@ fn stub(trap: &[u8], at: u64, function: u64) -> Option<Vec<u8>> {
     (trap.len() == MAX_TRAP).then(|| [trap, &go_on].concat())
 }
 
+/// What leads a call through a stub at a run-time address, which lies as far into its page as the
+/// function; `None` when the kernel has another code there.
+pub(super) fn redirect(
+    guest: &dyn Guest,
+    (image, kernel): (&Image, &Kernel),
+    call: Call,
+    stub: u64,
+) -> Result<Option<Edit>, GuestError> {
+    let (mut now, at) = ([0; 2 * LEN], image.physical_of(call.link));
+    guest.read(at, &mut now)?;
+    if kernel.bytes(call.link, now.len()) != Some(&now) {
+        return Ok(None);
+    }
+    let [a, b, c, d, ..] = now;
+    let first = u32::from_le_bytes([a, b, c, d]);
+    // By as many pages as the stub is away from the function.
+    let pages = stub.wrapping_sub(image.runtime(call.target)).cast_signed();
+    let upper = i64::from((first & !BELOW_UPPER).cast_signed()) + pages;
+    let Ok(upper) = i32::try_from(upper) else { return Ok(None) };
+    debug_assert_eq!(upper.cast_unsigned() & BELOW_UPPER, 0, "{stub:#x}");
+    let ours = first & BELOW_UPPER | upper.cast_unsigned();
+    Ok(Edit::new(at, &first.to_le_bytes(), &ours.to_le_bytes()))
+}
+
 /// Puts a stub into the gap for each function that these call, and what leads there; each vCPU that
 /// comes stops by `trap`, for what is beside the call. Nothing has been written to the guest's own
 /// code yet. `unknown`: that the kernel has another code there.
@@ -83,34 +109,19 @@ pub(super) fn lead<M: Copy>(
     let mut stubs = HashMap::new();
     let mut stops = Stops::default();
     for &(means, call) in calls {
-        let (from, function) = (image.runtime(call.link), image.runtime(call.target));
-        let (mut now, at) = ([0; 2 * LEN], image.physical_of(call.link));
-        guest.read(at, &mut now)?;
-        if kernel.bytes(call.link, now.len()) != Some(&now) {
-            return Err(unknown());
-        }
+        let function = image.runtime(call.target);
         let address = match stubs.get(&function) {
             Some(&known) => known,
             None => {
                 let code = |at| stub(trap, at, function);
                 let put = gap.put_like(guest, function, 2 * MAX_TRAP, code)?;
-                let (address, physical) =
-                    put.ok_or(TraceError::Code("what follows its text is full"))?;
+                let (address, physical) = put.ok_or(FULL)?;
                 let stop = Stub::new(address, physical, trap, &NO_TRAP).ok_or_else(unknown)?;
                 stops.stub(means, stop);
                 *stubs.entry(function).or_insert(address)
             }
         };
-        let [a, b, c, d, ..] = now;
-        let first = u32::from_le_bytes([a, b, c, d]);
-        // By as many pages as the stub is away from the function.
-        let pages = address.wrapping_sub(function).cast_signed();
-        let upper = i64::from((first & !BELOW_UPPER).cast_signed()) + pages;
-        let upper = i32::try_from(upper).map_err(|_| unknown())?;
-        debug_assert_eq!(upper.cast_unsigned() & BELOW_UPPER, 0, "{from:#x}");
-        let ours = first & BELOW_UPPER | upper.cast_unsigned();
-        let edit = Edit::new(at, &first.to_le_bytes(), &ours.to_le_bytes());
-        stops.lead(edit.ok_or_else(unknown)?);
+        stops.lead(redirect(guest, (image, kernel), call, address)?.ok_or_else(unknown)?);
     }
     Ok(stops)
 }
@@ -121,12 +132,13 @@ fn of_modules(
     functions: &[(ModuleMoment, &'static str)],
 ) -> Result<Vec<(ModuleMoment, Call)>, TraceError> {
     let mut found = Vec::new();
+    let all: Vec<Call> =
+        module_traps::callers(kernel).flat_map(|(start, body)| calls(start, body)).collect();
     for &(moment, name) in functions {
         let function = kernel.symbols().address(name).ok_or(TraceError::NoSymbol(name))?;
-        let of =
-            |(start, body)| calls(start, body).into_iter().filter(|call| call.target == function);
+        let own = all.iter().filter(|call| call.target == function);
         let before = found.len();
-        found.extend(module_traps::callers(kernel).flat_map(of).map(|call| (moment, call)));
+        found.extend(own.map(|&call| (moment, call)));
         log::debug!("calls of {name}: {:x?}", found.get(before..));
         if found.len() == before {
             return Err(module_traps::UNKNOWN);

@@ -6,10 +6,12 @@
 //! what is behind `_end`.
 //!
 //! ```text
-//! 0x0000  two copies of a table of jumps (kernels without CALL_OPS)
-//! 0x1000  the stub of a trap on a site
-//! 0x1200  the stub that sees the annex
-//! 0x1400  programs, probes and their arrays
+//! 0x0000  the stub of a trap on a site
+//! 0x0200  the stub that sees the annex
+//! 0x0800  nothing but a jump for who has one half of a call (see [`Gap::land`])
+//! 0x1000  two copies of a table of jumps (kernels without CALL_OPS)
+//! 0x2000  as at 0x0800
+//! 0x2800  programs, probes and their arrays
 //!         stubs that lie as far into their pages as functions do: from the end downwards
 //! ```
 
@@ -26,9 +28,10 @@ use vmtrace_trampolines::riscv64::encode::{
 
 const PAGE: u64 = PAGE_LEN as u64;
 const PAGE_LEN: usize = 4096;
-const TRAP: u64 = 0x1000;
-const RESUME: u64 = 0x1200;
-const PROGRAMS: u64 = 0x1400;
+const TRAP: u64 = 0;
+const RESUME: u64 = 0x200;
+const TABLE: u64 = 0x1000;
+const PROGRAMS: u64 = 0x2800;
 /// Programs begin at multiples of so many bytes: those of a cache line.
 const ALIGN: u64 = 64;
 /// Probes and arrays begin at multiples of so many bytes.
@@ -112,7 +115,7 @@ impl Gap {
         let start = symbol("_etext")?.next_multiple_of(PAGE);
         let end = symbol("__init_begin")?;
         let len = end.saturating_sub(start).min(MAX) / PAGE * PAGE;
-        if len < 2 * PAGE {
+        if len < 4 * PAGE {
             return Err(TraceError::Code("its text and its start-up code are too close"));
         }
         let (address, physical) = (image.runtime(start), image.physical_of(start));
@@ -130,11 +133,23 @@ impl Gap {
         Ok(Self { address, physical, len, used: PROGRAMS })
     }
 
-    /// Writes what is there before any program.
-    pub(super) fn fill(&self, guest: &dyn Guest) -> Result<(), TraceError> {
-        // The trap may need a7; afterwards the site is executed again.
+    /// Writes what is there before any program. `caller`: run-time address of `ftrace_caller`, where
+    /// that finds what a site calls.
+    pub(super) fn fill(&self, guest: &dyn Guest, caller: Option<u64>) -> Result<(), TraceError> {
+        // The trap may need a7; afterwards what the site does by then is done.
         let before = [mv(T1, A7)].map(u32::to_le_bytes).concat();
-        let after = [mv(A7, T1), addi(T0, T0, -8), jr(T0)].map(u32::to_le_bytes).concat();
+        let mut after = vec![mv(A7, T1)];
+        match caller {
+            // The site itself would fire a kprobe at it once more.
+            Some(caller) => {
+                let at = self.address + TRAP + (before.len() + MAX_TRAP + 4) as u64;
+                let way = split(caller.wrapping_sub(at).cast_signed());
+                let (upper, lower) = way.ok_or(TraceError::Code("its ftrace is out of reach"))?;
+                after.extend([auipc(T1, upper), jalr(ZERO, T1, lower)]);
+            }
+            None => after.extend([addi(T0, T0, -8), jr(T0)]),
+        }
+        let after: Vec<u8> = after.into_iter().flat_map(u32::to_le_bytes).collect();
         self.write(guest, TRAP, &[&before[..], &NO_TRAP, &after].concat())?;
         self.aim(guest, TRAP_ENTRY, self.address + TRAP)
     }
@@ -222,11 +237,41 @@ impl Gap {
     /// Lets an entry of both tables lead to `target`, in the gap.
     pub(super) fn aim(&self, guest: &dyn Guest, entry: u16, target: u64) -> Result<(), TraceError> {
         for copy in [0, COPY] {
-            let at = copy + u64::from(entry) * u64::from(STEP);
-            let distance = i32::try_from(target.wrapping_sub(self.address + at)).unwrap_or(0);
-            self.write(guest, at, &j(distance).to_le_bytes())?;
+            self.jump(guest, TABLE + copy + u64::from(entry) * u64::from(STEP), target)?;
         }
         Ok(())
+    }
+
+    fn jump(&self, guest: &dyn Guest, at: u64, target: u64) -> Result<(), TraceError> {
+        let distance = target.wrapping_sub(self.address + at).cast_signed();
+        let distance = i32::try_from(distance).unwrap_or(0);
+        self.write(guest, at, &j(distance).to_le_bytes())
+    }
+
+    /// The entry of the tables that is not a program's when sites are shared with what the guest calls
+    /// at run-time address `target`; `None` when they cannot be.
+    pub(super) fn landing(target: u64) -> Option<u16> {
+        let entry = u16::try_from(target % COPY / u64::from(STEP)).ok()?;
+        (target.is_multiple_of(STEP.into()) && entry != TRAP_ENTRY).then_some(entry)
+    }
+
+    /// Lets whoever has one half of our call and one of the guest's, of `target`, come to `target`.
+    ///
+    /// The `auipc` of a site leads to within 2 KiB of the tables, and the guest's `jalr` adds what
+    /// makes that an address as far into its page as `target`: one of three.
+    ///
+    /// # Errors
+    /// When there is no room.
+    pub(super) fn land(&mut self, guest: &dyn Guest, target: u64) -> Result<(), TraceError> {
+        const FULL: TraceError = TraceError::Code("what follows its text is full");
+        let way = split(target.wrapping_sub(self.next_small()).cast_signed());
+        let (upper, lower) = way.ok_or(FULL)?;
+        let code = [auipc(T1, upper), jalr(ZERO, T1, lower)].map(u32::to_le_bytes).concat();
+        let stub = self.put_small(guest, &code)?.ok_or(FULL)?;
+        let within = target % PAGE;
+        self.jump(guest, TABLE + within, stub)?;
+        let beside = if within < COPY { TABLE + PAGE } else { TABLE - PAGE };
+        self.jump(guest, beside + within, stub)
     }
 
     /// Puts the zeros back: only while no context of the guest can be in here.
@@ -236,7 +281,7 @@ impl Gap {
 
     /// Run-time address of the tables of jumps.
     pub(super) fn table(&self) -> u64 {
-        self.address
+        self.address + TABLE
     }
 
     /// Whether a run-time address is in here.

@@ -5,7 +5,7 @@ use super::context::Context;
 use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout, TRAP_ENTRY};
 use super::map;
 use super::returns::Returns;
-use super::sharing::{self, Sharing};
+use super::sharing::{self, By, Sharing};
 use super::site::{self, Aim};
 use super::tracepoint;
 use crate::kernel::tracepoints::Hooks;
@@ -57,26 +57,25 @@ pub(super) fn install(
         followed: None,
         context: context.state,
     };
+    let caller = image.runtime(symbol("ftrace_caller")?);
     let kind = if kernel.ftrace_kind() == FtraceKind::CallOps {
         Kind::CallOps {
-            caller: image.runtime(symbol("ftrace_caller")?),
+            caller,
             none: image.runtime(symbol("ftrace_nop_ops")?),
             ops: OpsLayout::find(kernel, image)?,
         }
     } else {
-        Kind::Patchable
+        Kind::Patchable { caller }
     };
     let gap = Gap::find(guest, kernel, image)?;
     layout.install(&memory.slice())?;
     let at = map::code(layout.address);
-    let text = kernel.sites().first().map_or(0, |site| image.physical_of(site.entry));
-    let view = View::ram(guest, [text; 2]);
+    let view = text(guest, kernel, image);
     let (returns, mut rewrites) = Returns::new(&view, image, memory, at, options.returns)?;
     let mut code = Code {
         gap,
         returns,
         kind,
-        prepared: Vec::new(),
         values,
         overflow: options.overflow,
         memory: Arc::clone(memory),
@@ -84,14 +83,20 @@ pub(super) fn install(
         programs: Vec::new(),
         sources: Vec::new(),
         sharing: None,
+        landing: Gap::landing(caller),
         entries: 0,
         arrays: HashMap::new(),
         program_stops: Stops::default(),
         init: points::init_text(kernel),
     };
-    let done = code.gap.fill(guest).and_then(|()| {
+    let again = match kind {
+        Kind::Patchable { .. } => None,
+        Kind::CallOps { caller, .. } => Some(caller),
+    };
+    let done = code.gap.fill(guest, again).and_then(|()| {
         code.put_ops(None, code.gap.trap_stub())?;
-        code.prepare_all(&view, image, kernel)?;
+        let all = kernel.sites().iter().map(|&site| Spot::kernel(image, site));
+        code.prepare_those(&view, image, all)?;
         rewrites.write(&view)?;
         let annex = memory.guest_address();
         let with_code = !options.returns.sites.is_empty();
@@ -118,11 +123,21 @@ pub(super) fn install(
 /// How a site finds its way, as the kernel was built.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// By its second instruction, to an entry of a table of jumps.
-    Patchable,
+    /// By its second instruction, to an entry of a table of jumps; the guest's own calls lead to
+    /// `caller` (`ftrace_caller`).
+    Patchable { caller: u64 },
     /// By the literal before the function, which `caller` (`ftrace_caller`) follows
     /// to an ops; `none` is the ops of a site without tracer.
     CallOps { caller: u64, none: u64, ops: OpsLayout },
+}
+
+impl Kind {
+    /// Run-time address of `ftrace_caller`.
+    fn caller(self) -> u64 {
+        match self {
+            Self::Patchable { caller } | Self::CallOps { caller, .. } => caller,
+        }
+    }
 }
 
 /// How a program is called.
@@ -161,8 +176,6 @@ struct Code {
     gap: Gap,
     returns: Returns,
     kind: Kind,
-    /// Sites whose first instruction is ours; see [`Code::prepare_all`].
-    prepared: Vec<usize>,
     values: Values,
     overflow: Overflow,
     memory: Arc<dyn Memory>,
@@ -174,7 +187,9 @@ struct Code {
     sources: Vec<(Program, Option<u16>)>,
     /// Sites are shared with the guest's own ftrace.
     sharing: Option<Sharing>,
-    /// How many programs are for entries.
+    /// The entry of the tables that is no program's: see [`Gap::landing`].
+    landing: Option<u16>,
+    /// The entries of the tables up to here are in use.
     entries: u16,
     /// Arrays of probes beside the programs, by what is in them. None ever goes away.
     arrays: HashMap<Vec<u64>, u64>,
@@ -189,20 +204,31 @@ impl Code {
         self.annex + OPS + program.map_or(0, |number| u64::from(number) + 1) * OPS_SIZE
     }
 
-    /// Run-time address of the ops of a program that goes on with an ops of the guest's. A trap
-    /// does not: the site is executed again.
-    fn ops_beside(&self, program: Option<u16>, guests: GuestCall) -> Result<u64, SkipReason> {
-        let Some(number) = program else { return Ok(self.ops(None)) };
+    /// How a site comes to a program that goes on with what the guest calls. A trap does not go on:
+    /// the site is executed again.
+    fn beside(&self, program: Option<u16>, guests: GuestCall) -> Result<By, SkipReason> {
+        let Some(number) = program else {
+            return Ok(match self.kind {
+                Kind::Patchable { .. } => By::Entry(TRAP_ENTRY),
+                Kind::CallOps { .. } => By::Ops(self.ops(None)),
+            });
+        };
         let chain = self.sharing.as_ref().and_then(|sharing| sharing.get(number, guests.target));
-        chain.map(|chain| chain.ops).ok_or(SkipReason::NoStub)
+        chain.map(|chain| chain.by).ok_or(SkipReason::NoStub)
     }
 
-    /// The ops in a site as what its guest calls. One of ours is none of the guest's: a chain to a
+    /// What is in a site as what its guest calls. An ops of ours is none of the guest's: a chain to a
     /// chain would be given back as one.
-    fn shared(&self, ops: u64) -> Option<GuestCall> {
-        let is_ours = self.gap.contains(ops) || ops.wrapping_sub(self.annex) < SIZE;
+    fn shared(&self, target: u64) -> Option<GuestCall> {
+        let is_ours = self.gap.contains(target) || target.wrapping_sub(self.annex) < SIZE;
         let shares = self.sharing.is_some() && !is_ours;
-        shares.then_some(GuestCall { target: ops, jumps: false })
+        shares.then_some(GuestCall { target, jumps: false })
+    }
+
+    /// The next entry of the tables that can be a program's, if there is one.
+    fn next_entry(&self) -> Option<u16> {
+        let next = self.entries + u16::from(self.landing == Some(self.entries));
+        (next < TRAP_ENTRY).then_some(next)
     }
 
     /// Takes note of where a vCPU stops in a program that was put at a run-time address.
@@ -230,54 +256,62 @@ impl Code {
         written.map_err(|_| TraceError::Annex)
     }
 
-    /// Gives every site the first instruction of a call, which does nothing but
-    /// change `t0`, dead at a function's entry. (CALL_OPS kernels do so themselves.)
+    /// From the site of the function at a run-time address to the tables.
+    fn aim(&self, entry: u64) -> Option<Aim> {
+        Aim::new(entry, self.gap.table())
+    }
+
+    /// Lets sites be held: gives each the first instruction of a call, which does nothing but
+    /// change `t0`, dead at a function's entry, or has the guest's call go another way to where it
+    /// goes (see [`Gap::land`]). (CALL_OPS kernels do so themselves.)
     ///
     /// A call is two instructions, and no pause can tell whether some interrupted
     /// context stands between them. That it would execute the second without the
-    /// first is excluded by never changing the first again, and doing it now: one
-    /// CPU runs, with interrupts off, in a function that is no site.
-    fn prepare_all(
-        &mut self,
+    /// first is excluded by changing the first only when there is no such context: for a module before
+    /// anything of it has run, for sites that an update of the guest's has changed at its end, and for
+    /// all of the kernel's when one CPU runs, with interrupts off, in a function that is no site.
+    fn prepare_those(
+        &self,
         view: &View<'_>,
         image: &Image,
-        kernel: &Kernel,
+        spots: impl Iterator<Item = Spot>,
     ) -> Result<(), GuestError> {
-        if let Kind::CallOps { .. } = self.kind {
-            return Ok(());
-        }
-        self.prepared.reserve(kernel.sites().len());
-        for (index, site) in kernel.sites().iter().enumerate() {
-            let Some(aim) = Aim::new(image.runtime(site.entry), self.gap.table()) else {
-                continue;
-            };
-            let physical = image.physical_of(site.entry);
-            if instructions(view.load(physical, 8)?.to_le_bytes()) == [NOP, NOP] {
-                self.prepared.push(index);
-                view.store(physical, aim.first().into(), 4)?;
-            }
-        }
-        Ok(())
+        self.exchange(view, image, spots, |ours, theirs| [theirs, ours])
     }
 
-    /// Changes the first instruction of sites with two others in their place: from the one that
-    /// `change` has of ours to the other. No context can stand behind it, or the second is a nop.
+    /// Takes the first instructions back: whatever is behind them does what it did before, so
+    /// this is safe at any time. To put them there again would not be.
+    fn unprepare_those(
+        &self,
+        view: &View<'_>,
+        image: &Image,
+        spots: impl Iterator<Item = Spot>,
+    ) -> Result<(), GuestError> {
+        self.exchange(view, image, spots, |ours, theirs| [ours, theirs])
+    }
+
+    /// Changes the first instruction of sites that have no second one of ours: `change` says from
+    /// what to what, of ours and the guest's own.
     fn exchange(
         &self,
         view: &View<'_>,
         image: &Image,
-        spots: &[Spot],
-        change: impl Fn(u32) -> [u32; 2],
+        spots: impl Iterator<Item = Spot>,
+        change: impl Fn(u32, u32) -> [u32; 2],
     ) -> Result<(), GuestError> {
-        if let Kind::CallOps { .. } = self.kind {
-            return Ok(());
-        }
+        let Kind::Patchable { caller } = self.kind else { return Ok(()) };
         for spot in spots {
             let entry = image.runtime(spot.site.entry);
-            let Some(aim) = Aim::new(entry, self.gap.table()) else { continue };
-            let [from, to] = change(aim.first());
+            let Some(aim) = self.aim(entry) else { continue };
             let front = front(&spot.site);
-            if instructions(spot.load(view, front)?) == [from, NOP] {
+            let [found, second] = instructions(spot.load(view, front)?);
+            let theirs = match site::call(entry, caller) {
+                _ if second == NOP => NOP,
+                Some(call) if self.sharing.is_some() && second == call[1] => call[0],
+                _ => continue,
+            };
+            let [from, to] = change(aim.first(), theirs);
+            if found == from {
                 spot.store(view, front, &to.to_le_bytes())?;
             }
         }
@@ -290,11 +324,10 @@ fn front(site: &Site) -> usize {
     usize::try_from(site.entry.wrapping_sub(site.location)).unwrap_or(0)
 }
 
-/// Both instructions of a site.
-fn read(guest: &dyn Guest, physical: u64) -> Result<[u32; 2], GuestError> {
-    let mut bytes = [0; site::LEN];
-    guest.read(physical, &mut bytes)?;
-    Ok(instructions(bytes))
+/// The guest's memory, with a window at its sites.
+fn text<'a>(guest: &'a dyn Guest, kernel: &Kernel, image: &Image) -> View<'a> {
+    let text = kernel.sites().first().map_or(0, |site| image.physical_of(site.entry));
+    View::ram(guest, [text; 2])
 }
 
 fn instructions([a, b, c, d, e, f, g, h]: [u8; site::LEN]) -> [u32; 2] {
@@ -331,23 +364,24 @@ impl GuestCode for Code {
             self.sources.push((program.clone(), next));
             return Ok(());
         }
-        let entry = self.entries;
-        if matches!(self.kind, Kind::Patchable) && entry >= TRAP_ENTRY {
-            return Err(full.clone());
-        }
+        let entry = match self.kind {
+            Kind::Patchable { .. } => self.next_entry().ok_or_else(|| full.clone())?,
+            Kind::CallOps { .. } => 0,
+        };
         let address = self.gap.put(guest, &code()?)?.ok_or(full.clone())?;
         self.note_stop(program, address, stop, None)?;
         match self.kind {
-            Kind::Patchable => self.gap.aim(guest, entry, address)?,
+            Kind::Patchable { .. } => {
+                self.gap.aim(guest, entry, address)?;
+                self.entries = entry + 1;
+            }
             Kind::CallOps { .. } => self.put_ops(Some(program.number), address)?,
         }
-        self.entries = entry + 1;
         self.programs.push(Way::Entry(address, entry));
         self.sources.push((program.clone(), next));
         Ok(())
     }
 
-    /// Without CALL_OPS not yet: the guest is refused what is traced.
     fn bracket(
         &mut self,
         guest: &dyn Guest,
@@ -355,11 +389,26 @@ impl GuestCode for Code {
         kernel: &Kernel,
         trap: &[u8],
     ) -> Result<Option<Stops<Moment>>, TraceError> {
-        let Kind::CallOps { caller, ops, .. } = self.kind else { return Ok(None) };
-        let sharing = Sharing::find(guest, image, caller, ops)?;
-        let brackets = sharing::brackets(&mut self.gap, guest, (image, kernel), trap)?;
+        let place = (image, kernel);
+        let (sharing, brackets) = match self.kind {
+            Kind::CallOps { caller, ops, .. } => {
+                let sharing = Sharing::with_literals(guest, image, caller, ops)?;
+                (sharing, sharing::around_updates(&mut self.gap, guest, place, trap)?)
+            }
+            Kind::Patchable { caller } => {
+                const FAR: TraceError = TraceError::Ftrace("where its tracers are called");
+                self.landing.ok_or(FAR)?;
+                self.gap.land(guest, caller)?;
+                let brackets = sharing::around_changes(&mut self.gap, guest, place, trap)?;
+                (Sharing::new(), brackets)
+            }
+        };
         self.sharing = Some(sharing);
         Ok(Some(brackets))
+    }
+
+    fn prepares(&self) -> bool {
+        matches!(self.kind, Kind::Patchable { .. })
     }
 
     fn calls(
@@ -374,19 +423,28 @@ impl GuestCode for Code {
     }
 
     fn prepare(&self, view: &View<'_>, image: &Image, spots: &[Spot]) -> Result<(), GuestError> {
-        self.exchange(view, image, spots, |first| [NOP, first])
+        self.prepare_those(view, image, spots.iter().copied())
     }
 
     fn unprepare(&self, view: &View<'_>, image: &Image, spots: &[Spot]) -> Result<(), GuestError> {
-        self.exchange(view, image, spots, |first| [first, NOP])
+        self.unprepare_those(view, image, spots.iter().copied())
     }
 
     fn guest_call(&self, view: &View<'_>, image: &Image, spot: &Spot) -> Option<GuestCall> {
-        let Kind::CallOps { caller, none, .. } = self.kind else { return None };
-        let call = site::call(image.runtime(spot.site.entry), caller)?;
-        let literal = u64::from_le_bytes(spot.load(view, 0).ok()?);
         let found = instructions(spot.load(view, front(&spot.site)).ok()?);
-        (site::is(found, call) && literal != none).then(|| self.shared(literal))?
+        let entry = image.runtime(spot.site.entry);
+        let [first, second] = site::call(entry, self.kind.caller())?;
+        match self.kind {
+            // The first is ours already.
+            Kind::Patchable { caller } => {
+                (found == [self.aim(entry)?.first(), second]).then(|| self.shared(caller))?
+            }
+            Kind::CallOps { none, .. } => {
+                let literal = u64::from_le_bytes(spot.load(view, 0).ok()?);
+                let is_called = site::is(found, [first, second]) && literal != none;
+                is_called.then(|| self.shared(literal))?
+            }
+        }
     }
 
     fn chain(
@@ -406,21 +464,29 @@ impl GuestCode for Code {
             // Who comes last goes on with the guest's call.
             self.chain(guest, next, call)?;
         }
+        let entry = self.next_entry();
         let sharing = self.sharing.as_mut().ok_or_else(|| full.clone())?;
-        let way = sharing.way(&mut self.gap, guest, call.target, &full)?;
+        let way = sharing.way(&mut self.gap, guest, call.target)?;
         let next = next.and_then(|next| sharing.get(next, call.target));
         let code = compile(&source, self.overflow, &self.values)?;
         let stop = code.stop;
         let code =
             going_on(code, next.map_or(way, |next| next.code)).ok_or_else(|| full.clone())?;
         let at = self.gap.put(guest, &code)?.ok_or_else(|| full.clone())?;
-        sharing.chain(&mut self.gap, guest, (program, call.target, at), &full)?;
+        let entries = &mut self.entries;
+        let aim = |gap: &Gap| {
+            let entry = entry.ok_or(full)?;
+            gap.aim(guest, entry, at)?;
+            *entries = entry + 1;
+            Ok(entry)
+        };
+        sharing.chain(&mut self.gap, guest, (program, call.target, at), aim)?;
         self.note_stop(&source, at, stop, Some(call))
     }
 
     fn record(&self, site: &Site) -> u64 {
         match self.kind {
-            Kind::Patchable => site.entry,
+            Kind::Patchable { .. } => site.entry,
             Kind::CallOps { .. } => site.entry.wrapping_add(site::SECOND as u64),
         }
     }
@@ -450,10 +516,20 @@ impl GuestCode for Code {
             }
         };
         let (first, second) = match self.kind {
-            Kind::Patchable => {
-                let aim = Aim::new(entry, self.gap.table()).ok_or(SkipReason::OutOfReach)?;
+            Kind::Patchable { .. } => {
+                let aim = self.aim(entry).ok_or(SkipReason::OutOfReach)?;
                 if found == [NOP, NOP] {
                     return Err(SkipReason::Unprepared);
+                }
+                if let Some(guests) = self.guest_call(view, image, spot) {
+                    let By::Entry(way) = self.beside(program, guests)? else {
+                        return Err(SkipReason::NoStub);
+                    };
+                    let theirs = found[1].to_le_bytes();
+                    let ours = aim.call(way).to_le_bytes();
+                    let replaced = spot.replace(front + site::SECOND, &theirs, &ours, edits);
+                    replaced.ok_or(SkipReason::OutOfReach)?;
+                    return Ok(Some(guests));
                 }
                 (aim.first(), aim.call(way))
             }
@@ -468,8 +544,11 @@ impl GuestCode for Code {
                     if !site::is(found, [first, second]) {
                         return Err(SkipReason::GuestOwned(site::describe(found)));
                     }
-                    let ours = self.ops_beside(program, guests)?.to_le_bytes();
-                    spot.replace(0, &literal, &ours, edits).ok_or(SkipReason::OutOfReach)?;
+                    let By::Ops(ours) = self.beside(program, guests)? else {
+                        return Err(SkipReason::NoStub);
+                    };
+                    spot.replace(0, &literal, &ours.to_le_bytes(), edits)
+                        .ok_or(SkipReason::OutOfReach)?;
                     return Ok(Some(guests));
                 }
                 let ours = self.ops(program).to_le_bytes();
@@ -479,7 +558,7 @@ impl GuestCode for Code {
         };
         let disabled = [first, NOP];
         let is_disabled = match self.kind {
-            Kind::Patchable => found == disabled,
+            Kind::Patchable { .. } => found == disabled,
             Kind::CallOps { .. } => site::is(found, disabled),
         };
         if !is_disabled {
@@ -592,8 +671,6 @@ impl GuestCode for Code {
         Some(self.gap.trap().0 + MAX_TRAP as u64)
     }
 
-    /// Takes the first instructions back: with a nop behind each they do nothing, so
-    /// this is safe at any time. To put them there again would not be.
     fn remove(
         &mut self,
         guest: &dyn Guest,
@@ -601,19 +678,9 @@ impl GuestCode for Code {
         kernel: &Kernel,
         freed: bool,
     ) -> Result<(), GuestError> {
-        for index in std::mem::take(&mut self.prepared) {
-            let Some(site) = kernel.sites().get(index) else { continue };
-            if freed && site.section == SiteSection::InitText {
-                continue;
-            }
-            let Some(aim) = Aim::new(image.runtime(site.entry), self.gap.table()) else {
-                continue;
-            };
-            let physical = image.physical_of(site.entry);
-            if read(guest, physical)? == [aim.first(), NOP] {
-                guest.write(physical, &NOP.to_le_bytes())?;
-            }
-        }
-        Ok(())
+        let kept = |site: &&Site| !(freed && site.section == SiteSection::InitText);
+        let sites = kernel.sites().iter().filter(kept);
+        let view = text(guest, kernel, image);
+        self.unprepare_those(&view, image, sites.map(|&site| Spot::kernel(image, site)))
     }
 }

@@ -1,8 +1,8 @@
-//! Sites that the guest's own ftrace uses as well, in kernels with CALL_OPS
-//! (arch/riscv/kernel/ftrace.c, arch/riscv/kernel/mcount-dyn.S).
+//! Sites that the guest's own ftrace uses as well (arch/riscv/kernel/ftrace.c,
+//! arch/riscv/kernel/mcount-dyn.S).
 //!
-//! The literal of such a site is the guest's ops, which `ftrace_caller` reads twice: for a function
-//! that is called directly, and for one that it calls by way of a list. Ours is in its place:
+//! With CALL_OPS the literal of such a site is the guest's ops, which `ftrace_caller` reads twice: for a
+//! function that is called directly, and for one that it calls by way of a list. Ours is in its place:
 //!
 //! ```text
 //! ops.direct_call   the program, which goes on with the guest's ops.direct_call, or else with
@@ -12,17 +12,23 @@
 //!
 //! So a literal is one store, whenever it is written: who has read one of the two first and then the
 //! other comes to the guest's function all the same.
+//!
+//! Without, the guest has a call of `ftrace_caller` in the site, two instructions. While it updates
+//! sites all harts are in `stop_machine`, and such kernels have no preemption: no context can stand
+//! between the two. At the end of an update the first becomes ours (see [`Gap::land`] for where the
+//! guest's second then leads), and the second is one store whenever it is written: the guest's own, or
+//! ours, which leads to a program that goes on with `ftrace_caller`.
 
-use super::calls;
-use super::gap::{Gap, OpsLayout};
+use super::calls::{self, FULL};
+use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout};
 use crate::kernel::Kernel;
 use crate::tracer::guest::{Guest, Image};
-use crate::tracer::stops::{Moment, Stops};
+use crate::tracer::stops::{Moment, Stops, Stub};
 use crate::tracer::trace::TraceError;
 use crate::tracer::tracepoints::guest::Call;
 use std::collections::HashMap;
-use vmtrace_trampolines::riscv64::encode::register::{A2, T0, T1, T3, ZERO};
-use vmtrace_trampolines::riscv64::encode::{NOP, auipc, bne, jalr, jr, ld, split};
+use vmtrace_trampolines::riscv64::encode::register::{A2, RA, SP, T0, T1, T3, ZERO};
+use vmtrace_trampolines::riscv64::encode::{NOP, addi, auipc, bne, jalr, jr, ld, sd, split};
 
 /// Where an update begins, and the lock that it takes there.
 const PREPARE: &str = "ftrace_arch_code_modify_prepare";
@@ -30,25 +36,35 @@ const LOCKS: [&str; 2] = ["mutex_lock", "mutex_lock_nested"];
 /// Where it ends, and gives that back.
 const FINISH: &str = "ftrace_arch_code_modify_post_process";
 const UNLOCKS: [&str; 1] = ["mutex_unlock"];
-/// More than either function has.
-const LONGEST: u64 = 128;
+/// Where all harts stand still without CALL_OPS, and what changes the sites then.
+const STILL: &str = "__ftrace_modify_code";
+const CHANGES: [&str; 1] = ["ftrace_modify_all_code"];
+/// More than any of these functions has.
+const LONGEST: u64 = 256;
 
 const UNKNOWN: TraceError = TraceError::Ftrace("how it changes sites");
 /// Of the first two instructions of `ftrace_caller` and the branch behind them.
-const FRONT: u64 = 12;
+const FRONT: usize = 12;
 /// Where `ftrace_caller` finds the literal, from where a site returns to.
 const LITERAL: i32 = -16;
 
 /// What is needed to go on with the guest's own tracers.
 #[derive(Debug)]
 pub(super) struct Sharing {
+    /// Where sites have a literal.
+    ops: Option<Literals>,
+    /// By the program, and what the guest calls. Never written again: a task may stand in it.
+    chains: HashMap<(u16, u64), Chain>,
+}
+
+/// How to go on with what is in literals.
+#[derive(Debug)]
+struct Literals {
     layout: OpsLayout,
     /// Run-time address of `ftrace_caller` behind its first look at the ops.
     behind: u64,
-    /// By the run-time address of the guest's ops. Never written again: a task may stand in it.
+    /// By the run-time address of the guest's ops. Never written again, as above.
     ways: HashMap<u64, Way>,
-    /// Run-time addresses of our ops, by the program and the guest's ops.
-    chains: HashMap<(u16, u64), Chain>,
 }
 
 /// How to go on with an ops of the guest's: run-time addresses.
@@ -60,17 +76,26 @@ struct Way {
     func: u64,
 }
 
-/// What a program and an ops of the guest's make: run-time addresses.
+/// A program that goes on with what the guest calls.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chain {
-    /// Our ops.
-    pub(super) ops: u64,
-    /// The code in it.
+    /// Run-time address of the code.
     pub(super) code: u64,
+    /// How a site comes to it.
+    pub(super) by: By,
 }
 
-/// The calls (or jumps) of these functions in another one.
-fn find(kernel: &Kernel, function: &str, callees: &[&str]) -> Option<Vec<Call>> {
+/// How a site comes to code of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    /// By the ops at this run-time address.
+    Ops(u64),
+    /// By this entry of the tables of jumps.
+    Entry(u16),
+}
+
+/// The only call of (or jump to) one of these functions in another one.
+fn find(kernel: &Kernel, function: &str, callees: &[&str]) -> Option<Call> {
     let symbols = kernel.symbols();
     let start = symbols.address(function)?;
     let len = symbols.next_after(start)?.checked_sub(start).filter(|len| *len <= LONGEST)?;
@@ -78,7 +103,8 @@ fn find(kernel: &Kernel, function: &str, callees: &[&str]) -> Option<Vec<Call>> 
     let callees: Vec<u64> = callees.iter().filter_map(|name| symbols.address(name)).collect();
     let mut found = calls::calls(start, body);
     found.retain(|call| callees.contains(&call.target));
-    (found.len() == 1).then_some(found)
+    let &[call] = &found[..] else { return None };
+    Some(call)
 }
 
 /// Lets the guest stop, by `trap`, before it takes the lock of its code for an update of ftrace, and
@@ -87,7 +113,7 @@ fn find(kernel: &Kernel, function: &str, callees: &[&str]) -> Option<Vec<Call>> 
 ///
 /// # Errors
 /// When the kernel has another code there; nothing has changed then.
-pub(super) fn brackets(
+pub(super) fn around_updates(
     gap: &mut Gap,
     guest: &dyn Guest,
     (image, kernel): (&Image, &Kernel),
@@ -95,17 +121,65 @@ pub(super) fn brackets(
 ) -> Result<Stops<Moment>, TraceError> {
     let begin = find(kernel, PREPARE, &LOCKS).ok_or(UNKNOWN)?;
     let end = find(kernel, FINISH, &UNLOCKS).ok_or(UNKNOWN)?;
-    let begin = begin.into_iter().map(|call| (Moment::Begin, call));
-    let all: Vec<_> = begin.chain(end.into_iter().map(|call| (Moment::End, call))).collect();
-    calls::lead(gap, guest, (image, kernel), &all, trap, &UNKNOWN)
+    calls::lead(
+        gap,
+        guest,
+        (image, kernel),
+        &[(Moment::Begin, begin), (Moment::End, end)],
+        trap,
+        &UNKNOWN,
+    )
+}
+
+/// The same before and after the changes of an update, while all harts stand still.
+///
+/// # Errors
+/// When the kernel has another code there; nothing has changed then.
+pub(super) fn around_changes(
+    gap: &mut Gap,
+    guest: &dyn Guest,
+    (image, kernel): (&Image, &Kernel),
+    trap: &[u8],
+) -> Result<Stops<Moment>, TraceError> {
+    let call = find(kernel, STILL, &CHANGES).filter(|call| !call.jumps).ok_or(UNKNOWN)?;
+    let function = image.runtime(call.target);
+    let put = gap.put_like(guest, function, AROUND, |at| around(trap, at, function))?;
+    let (address, physical) = put.ok_or(FULL)?;
+    let mut stops = Stops::default();
+    for (moment, offset) in [(Moment::Begin, 0), (Moment::End, SECOND)] {
+        let stop = Stub::new(address + offset, physical + offset, trap, &NO_TRAP);
+        stops.stub(moment, stop.ok_or(UNKNOWN)?);
+    }
+    stops.lead(calls::redirect(guest, (image, kernel), call, address)?.ok_or(UNKNOWN)?);
+    Ok(stops)
+}
+
+/// Bytes of a stub that exits before and after a call, and where its second trap is.
+const AROUND: usize = 2 * MAX_TRAP + 28;
+const SECOND: u64 = MAX_TRAP as u64 + 16;
+
+/// Such a stub of a function that has one argument and returns nothing.
+fn around(trap: &[u8], at: u64, function: u64) -> Option<Vec<u8>> {
+    let call = at + MAX_TRAP as u64 + 8;
+    let (upper, lower) = split(function.wrapping_sub(call).cast_signed())?;
+    let before = [addi(SP, SP, -16), sd(RA, SP, 0), auipc(RA, upper), jalr(RA, RA, lower)];
+    let after = [ld(RA, SP, 0), addi(SP, SP, 16), jr(RA)];
+    let bytes =
+        |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+    (trap.len() == MAX_TRAP).then(|| [trap, &bytes(&before), trap, &bytes(&after)].concat())
 }
 
 impl Sharing {
-    /// For a kernel whose `ftrace_caller` is at this run-time address.
+    /// For a kernel without literals.
+    pub(super) fn new() -> Self {
+        Self { ops: None, chains: HashMap::new() }
+    }
+
+    /// For one with literals, whose `ftrace_caller` is at this run-time address.
     ///
     /// # Errors
     /// When that has another code.
-    pub(super) fn find(
+    pub(super) fn with_literals(
         guest: &dyn Guest,
         image: &Image,
         caller: u64,
@@ -113,7 +187,7 @@ impl Sharing {
     ) -> Result<Self, TraceError> {
         /// Of `bne`, all but the distance.
         const BNE: u32 = 0x01ff_f07f;
-        let mut front = [0; FRONT as usize];
+        let mut front = [0; FRONT];
         image.read(guest, caller, &mut front)?;
         let [a, b, c, d, e, f, g, h, i, j, k, l] = front;
         let words = [[a, b, c, d], [e, f, g, h], [i, j, k, l]].map(u32::from_le_bytes);
@@ -122,16 +196,16 @@ impl Sharing {
         if [words[0], words[1], words[2] & BNE] != expected {
             return Err(UNKNOWN);
         }
-        Ok(Self { layout, behind: caller + FRONT, ways: HashMap::new(), chains: HashMap::new() })
+        let ops = Literals { layout, behind: caller + FRONT as u64, ways: HashMap::new() };
+        Ok(Self { ops: Some(ops), chains: HashMap::new() })
     }
 
-    /// The chain of a program and an ops of the guest's, if there is one.
-    pub(super) fn get(&self, program: u16, ops: u64) -> Option<Chain> {
-        self.chains.get(&(program, ops)).copied()
+    /// The chain of a program and what the guest calls, if there is one.
+    pub(super) fn get(&self, program: u16, target: u64) -> Option<Chain> {
+        self.chains.get(&(program, target)).copied()
     }
 
-    /// Where a program goes on that is followed by an ops of the guest's (run-time addresses).
-    /// `full`: that there is no room.
+    /// Where a program goes on that is followed by what the guest calls (run-time addresses).
     ///
     /// # Errors
     /// When there is no room.
@@ -139,19 +213,44 @@ impl Sharing {
         &mut self,
         gap: &mut Gap,
         guest: &dyn Guest,
-        ops: u64,
-        full: &TraceError,
+        target: u64,
     ) -> Result<u64, TraceError> {
-        if let Some(way) = self.ways.get(&ops) {
+        let Some(literals) = &mut self.ops else { return Ok(target) };
+        if let Some(way) = literals.ways.get(&target) {
             return Ok(way.on);
         }
-        let at = gap.next_small();
-        let (code, func) = self.code(at, ops)?;
-        let on = gap.put_small(guest, &code)?.ok_or_else(|| full.clone())?;
-        self.ways.insert(ops, Way { on, func: on + func });
+        let (code, func) = literals.code(gap.next_small(), target)?;
+        let on = gap.put_small(guest, &code)?.ok_or(FULL)?;
+        literals.ways.insert(target, Way { on, func: on + func });
         Ok(on)
     }
 
+    /// Makes the chain of a program whose code goes on, at run-time address `code`, along the way of
+    /// what the guest calls. `entry`: makes an entry of the tables of jumps that leads there.
+    ///
+    /// # Errors
+    /// When there is no room, or no such way.
+    pub(super) fn chain(
+        &mut self,
+        gap: &mut Gap,
+        guest: &dyn Guest,
+        (program, target, code): (u16, u64, u64),
+        entry: impl FnOnce(&Gap) -> Result<u16, TraceError>,
+    ) -> Result<(), TraceError> {
+        let by = match &self.ops {
+            None => By::Entry(entry(gap)?),
+            Some(literals) => {
+                let way = literals.ways.get(&target).ok_or(FULL)?;
+                let bytes = literals.layout.ops_with(code, way.func);
+                By::Ops(gap.put_small(guest, &bytes)?.ok_or(FULL)?)
+            }
+        };
+        self.chains.insert((program, target), Chain { code, by });
+        Ok(())
+    }
+}
+
+impl Literals {
     /// The code of a way at run-time address `at`, and where in it that of `func` begins.
     fn code(&self, at: u64, ops: u64) -> Result<(Vec<u8>, u64), TraceError> {
         // Of what follows, in bytes.
@@ -177,26 +276,6 @@ impl Sharing {
         ];
         let code = words.into_iter().flat_map(u32::to_le_bytes).chain(ops.to_le_bytes());
         Ok((code.collect(), FUNC))
-    }
-
-    /// Makes our ops for a program whose code goes on, at run-time address `code`, along the way of
-    /// the guest's `ops`.
-    ///
-    /// # Errors
-    /// When there is no room, or no such way.
-    pub(super) fn chain(
-        &mut self,
-        gap: &mut Gap,
-        guest: &dyn Guest,
-        (program, ops, code): (u16, u64, u64),
-        full: &TraceError,
-    ) -> Result<(), TraceError> {
-        let full = || full.clone();
-        let way = self.ways.get(&ops).ok_or_else(full)?;
-        let bytes = self.layout.ops_with(code, way.func);
-        let ours = gap.put_small(guest, &bytes)?.ok_or_else(full)?;
-        self.chains.insert((program, ops), Chain { ops: ours, code });
-        Ok(())
     }
 }
 

@@ -22,7 +22,9 @@ const UNLOCK: [&str; 1] = ["mutex_unlock"];
 const LONGEST: usize = 96;
 /// `movl $imm32, disp32(%rip)`.
 const STORE: [u8; 2] = [0xc7, 0x05];
-/// Bytes of that.
+/// `xor %eax, %eax`.
+const CLEAR: [u8; 2] = [0x31, 0xc0];
+/// Bytes of a store.
 const STORE_LEN: usize = 10;
 
 /// An instruction of the kernel at a link address.
@@ -45,9 +47,12 @@ fn find(kernel: &Kernel, function: &'static str, callees: &[&str]) -> Option<Fou
     })
 }
 
-/// The store behind the call that takes the lock.
+/// The store behind the call that takes the lock. Before 5.15 the function returns 0, which may be
+/// put between the two.
 fn begin(kernel: &Kernel) -> Option<Found<STORE_LEN>> {
-    let link = find(kernel, PREPARE, &LOCK)?.link + site::LEN as u64;
+    let behind = find(kernel, PREPARE, &LOCK)?.link + site::LEN as u64;
+    let clears = kernel.bytes(behind, CLEAR.len())? == CLEAR;
+    let link = behind + if clears { CLEAR.len() as u64 } else { 0 };
     let bytes: [u8; STORE_LEN] = kernel.bytes(link, STORE_LEN)?.try_into().ok()?;
     bytes.starts_with(&STORE).then_some(Found { link, bytes })
 }

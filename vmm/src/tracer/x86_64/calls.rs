@@ -12,15 +12,15 @@ use crate::tracer::stops::{Stops, Stub};
 use crate::tracer::trace::TraceError;
 
 /// Link addresses of the calls of (and jumps to) a function that are in those that may have them.
-fn calls(kernel: &Kernel, function: u64) -> Vec<u64> {
-    let of = |(start, body): (u64, &[u8])| {
+fn calls(callers: &[(u64, &[u8])], function: u64) -> Vec<u64> {
+    let of = |&(start, body): &(u64, &[u8])| {
         let leads = |(link, bytes): (u64, &[u8])| {
             let &[0xe8 | 0xe9, a, b, c, d] = bytes else { return None };
             (site::jump_target(link, &[0xe9, a, b, c, d]) == Some(function)).then_some(link)
         };
         (start..).zip(body.windows(site::LEN)).filter_map(leads).collect::<Vec<_>>()
     };
-    module_traps::callers(kernel).flat_map(of).collect()
+    callers.iter().flat_map(of).collect()
 }
 
 /// Makes the stubs of these functions, to be put at run-time address `at` of an annex that lies at
@@ -39,9 +39,10 @@ pub(super) fn make(
     const UNKNOWN: TraceError = module_traps::UNKNOWN;
     let mut code: Vec<u8> = Vec::new();
     let mut stops = Stops::default();
+    let callers: Vec<_> = module_traps::callers(kernel).collect();
     for &(moment, name) in functions {
         let function = kernel.symbols().address(name).ok_or(TraceError::NoSymbol(name))?;
-        let calls = calls(kernel, function);
+        let calls = calls(&callers, function);
         log::debug!("calls of {name}: {calls:x?}");
         if calls.is_empty() {
             return Err(UNKNOWN);
@@ -95,8 +96,9 @@ mod tests {
                     all[which].push(link);
                 }
             }
+            let callers: Vec<_> = module_traps::callers(&kernel).collect();
             for (function, all) in functions.into_iter().zip(all) {
-                assert_eq!(calls(&kernel, function), all, "{name}");
+                assert_eq!(calls(&callers, function), all, "{name}");
                 assert!(!all.is_empty());
             }
         }

@@ -185,6 +185,36 @@ impl Code {
         self.put_ending(&bytes, others)
     }
 
+    /// Makes code that does what a program does and goes on with the guest's call, if there is none
+    /// yet.
+    fn put_chain(&mut self, program: u16, call: GuestCall) -> Result<(), TraceError> {
+        if self.chains.contains_key(&(program, call)) {
+            return Ok(());
+        }
+        let count = self.programs.len();
+        let full = || TraceError::Full(count);
+        let (source, next) = self.sources.get(usize::from(program)).ok_or_else(full)?.clone();
+        let mut code = compiler::compile(&source, self.overflow, &self.values)?;
+        let stop = code.stop;
+        let way = if let Some(next) = next {
+            // Who comes last goes on with the guest's call.
+            self.put_chain(next, call)?;
+            *self.chains.get(&(next, call)).ok_or_else(full)?
+        } else if call.jumps {
+            let way = self.next(ALIGN) + code.bytes.len() as u64;
+            code.bytes.extend(site::DROP_RETURN);
+            let from = self.next(ALIGN) + code.bytes.len() as u64;
+            code.bytes.extend(site::jump(from, call.target).ok_or_else(full)?);
+            way
+        } else {
+            call.target
+        };
+        let address = self.put_going_on(code, way)?;
+        self.note_stop(&source, address, stop, Some(call))?;
+        self.chains.insert((program, call), address);
+        Ok(())
+    }
+
     /// Takes note of where a vCPU stops in a program that was put at a run-time address.
     fn note_stop(
         &mut self,
@@ -298,37 +328,8 @@ impl GuestCode for Code {
         self.shares.then(|| shared(image.runtime(spot.site.location), found))?
     }
 
-    fn chain(
-        &mut self,
-        guest: &dyn Guest,
-        program: u16,
-        call: GuestCall,
-    ) -> Result<(), TraceError> {
-        if self.chains.contains_key(&(program, call)) {
-            return Ok(());
-        }
-        let count = self.programs.len();
-        let full = || TraceError::Full(count);
-        let (source, next) = self.sources.get(usize::from(program)).ok_or_else(full)?.clone();
-        let mut code = compiler::compile(&source, self.overflow, &self.values)?;
-        let stop = code.stop;
-        let way = if let Some(next) = next {
-            // Who comes last goes on with the guest's call.
-            self.chain(guest, next, call)?;
-            *self.chains.get(&(next, call)).ok_or_else(full)?
-        } else if call.jumps {
-            let way = self.next(ALIGN) + code.bytes.len() as u64;
-            code.bytes.extend(site::DROP_RETURN);
-            let from = self.next(ALIGN) + code.bytes.len() as u64;
-            code.bytes.extend(site::jump(from, call.target).ok_or_else(full)?);
-            way
-        } else {
-            call.target
-        };
-        let address = self.put_going_on(code, way)?;
-        self.note_stop(&source, address, stop, Some(call))?;
-        self.chains.insert((program, call), address);
-        Ok(())
+    fn chain(&mut self, _: &dyn Guest, program: u16, call: GuestCall) -> Result<(), TraceError> {
+        self.put_chain(program, call)
     }
 
     fn is_prepared(&self, _: usize) -> bool {
