@@ -3,6 +3,7 @@
 //! exits lead to are mapped behind its end.
 
 mod calls;
+mod code;
 mod context;
 mod gap;
 mod install;

@@ -1,0 +1,594 @@
+//! The programs in a riscv64 guest, and how its two kinds of sites come to them.
+
+use super::calls;
+use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout, TRAP_ENTRY};
+use super::returns::Returns;
+use super::sharing::{self, By, Sharing};
+use super::site::{self, Aim};
+use super::tracepoint;
+use crate::kernel::tracepoints::Hooks;
+use crate::kernel::{Exit, Exits, Kernel, Site, SiteSection};
+use crate::tracer::annex::{Memory, OPS, OPS_SIZE, SIZE};
+use crate::tracer::arch::{Faults, GuestCall, GuestCode, Hook, PointReason};
+use crate::tracer::exits::ExitWord;
+use crate::tracer::guest::{Guest, GuestError, Image};
+use crate::tracer::module_traps::ModuleMoment;
+use crate::tracer::modules::Spot;
+use crate::tracer::patch::{Edit, SkipReason};
+use crate::tracer::stops::{Moment, ProgramStop, Stops, Stub};
+use crate::tracer::trace::TraceError;
+use crate::tracer::tracepoints::guest::Probes;
+use crate::tracer::view::View;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use vm_memory::Bytes;
+use vmtrace_trampolines::riscv64::encode::register::{T3, ZERO};
+use vmtrace_trampolines::riscv64::encode::{NOP, j, jalr, lui, split};
+use vmtrace_trampolines::riscv64::{Values, compile};
+use vmtrace_trampolines::{Counts, Overflow, Point, Program, Readable};
+
+/// How a site finds its way, as the kernel was built.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    /// By its second instruction, to an entry of a table of jumps; the guest's own calls lead to
+    /// `caller` (`ftrace_caller`).
+    Patchable { caller: u64 },
+    /// By the literal before the function, which `caller` (`ftrace_caller`) follows
+    /// to an ops; `none` is the ops of a site without tracer.
+    CallOps { caller: u64, none: u64, ops: OpsLayout },
+}
+
+impl Kind {
+    /// Run-time address of `ftrace_caller`.
+    fn caller(self) -> u64 {
+        match self {
+            Self::Patchable { caller } | Self::CallOps { caller, .. } => caller,
+        }
+    }
+}
+
+/// How a program is called.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way {
+    /// By a function's entry, at this run-time address: where the kernel has no CALL_OPS, through
+    /// this entry of the tables.
+    Entry(u64, u16),
+    /// By the stub of an exit, at this run-time address.
+    Return(u64),
+}
+
+impl Way {
+    fn address(self) -> u64 {
+        match self {
+            Self::Entry(address, _) | Self::Return(address) => address,
+        }
+    }
+}
+
+/// The same program, which goes on at a run-time address in place of its end; `None` when that is
+/// out of reach.
+fn going_on(code: vmtrace_trampolines::Code, to: u64) -> Option<Vec<u8>> {
+    let vmtrace_trampolines::Code { mut bytes, endings, .. } = code;
+    let &ending = endings.first()?;
+    let behind = i32::try_from(bytes.len().checked_sub(ending)?).ok()?;
+    let (upper, lower) = split(to.cast_signed())?;
+    bytes.get_mut(ending..ending + 4)?.copy_from_slice(&j(behind).to_le_bytes());
+    for word in [lui(T3, upper), jalr(ZERO, T3, lower)] {
+        bytes.extend(word.to_le_bytes());
+    }
+    Some(bytes)
+}
+
+pub(super) struct Code {
+    pub(super) gap: Gap,
+    pub(super) returns: Returns,
+    pub(super) kind: Kind,
+    pub(super) values: Values,
+    pub(super) overflow: Overflow,
+    pub(super) memory: Arc<dyn Memory>,
+    /// Run-time address of the annex.
+    pub(super) annex: u64,
+    /// All programs, by number.
+    pub(super) programs: Vec<Way>,
+    /// What each does, and the one that it goes on to.
+    pub(super) sources: Vec<(Program, Option<u16>)>,
+    /// Sites are shared with the guest's own ftrace.
+    pub(super) sharing: Option<Sharing>,
+    /// The entry of the tables that is no program's: see [`Gap::landing`].
+    pub(super) landing: Option<u16>,
+    /// The entries of the tables up to here are in use.
+    pub(super) entries: u16,
+    /// Arrays of probes beside the programs, by what is in them. None ever goes away.
+    pub(super) arrays: HashMap<Vec<u64>, u64>,
+    pub(super) program_stops: Stops<ProgramStop>,
+    /// Link addresses of code that is freed when the kernel has booted.
+    pub(super) init: Range<u64>,
+}
+
+impl Code {
+    /// Run-time address of the ops of a program; without one, of that of traps.
+    fn ops(&self, program: Option<u16>) -> u64 {
+        self.annex + OPS + program.map_or(0, |number| u64::from(number) + 1) * OPS_SIZE
+    }
+
+    /// How a site comes to a program that goes on with what the guest calls. A trap does not go on:
+    /// the site is executed again.
+    fn beside(&self, program: Option<u16>, guests: GuestCall) -> Result<By, SkipReason> {
+        let Some(number) = program else {
+            return Ok(match self.kind {
+                Kind::Patchable { .. } => By::Entry(TRAP_ENTRY),
+                Kind::CallOps { .. } => By::Ops(self.ops(None)),
+            });
+        };
+        let chain = self.sharing.as_ref().and_then(|sharing| sharing.get(number, guests.target));
+        chain.map(|chain| chain.by).ok_or(SkipReason::NoStub)
+    }
+
+    /// What is in a site as what its guest calls. An ops of ours is none of the guest's: a chain to a
+    /// chain would be given back as one.
+    fn shared(&self, target: u64) -> Option<GuestCall> {
+        let is_ours = self.gap.contains(target) || target.wrapping_sub(self.annex) < SIZE;
+        let shares = self.sharing.is_some() && !is_ours;
+        shares.then_some(GuestCall { target, jumps: false })
+    }
+
+    /// The next entry of the tables that can be a program's, if there is one.
+    fn next_entry(&self) -> Option<u16> {
+        let next = self.entries + u16::from(self.landing == Some(self.entries));
+        (next < TRAP_ENTRY).then_some(next)
+    }
+
+    /// Takes note of where a vCPU stops in a program that was put at a run-time address.
+    fn note_stop(
+        &mut self,
+        program: &Program,
+        address: u64,
+        stop: Option<usize>,
+        call: Option<GuestCall>,
+    ) -> Result<(), TraceError> {
+        let (Some(at), Some(Counts::Down { number, trap, .. })) = (stop, program.counts) else {
+            return Ok(());
+        };
+        let trap_at = address + at as u64;
+        let stub = Stub::new(trap_at, self.gap.physical(trap_at), trap, &NO_TRAP);
+        self.program_stops.stub(ProgramStop { number, call }, stub.ok_or(TraceError::Annex)?);
+        Ok(())
+    }
+
+    /// Writes the ops that calls `target`, where the kernel has such.
+    pub(super) fn put_ops(&self, program: Option<u16>, target: u64) -> Result<(), TraceError> {
+        let Kind::CallOps { ops, .. } = self.kind else { return Ok(()) };
+        let at = usize::try_from(self.ops(program) - self.annex).map_err(|_| TraceError::Annex)?;
+        let written = self.memory.slice().write_slice(&ops.ops(target), at);
+        written.map_err(|_| TraceError::Annex)
+    }
+
+    /// From the site of the function at a run-time address to the tables.
+    fn aim(&self, entry: u64) -> Option<Aim> {
+        Aim::new(entry, self.gap.table())
+    }
+
+    /// Lets sites be held: gives each the first instruction of a call, which does nothing but
+    /// change `t0`, dead at a function's entry, or has the guest's call go another way to where it
+    /// goes (see [`Gap::land`]). (CALL_OPS kernels do so themselves.)
+    ///
+    /// A call is two instructions, and no pause can tell whether some interrupted
+    /// context stands between them. That it would execute the second without the
+    /// first is excluded by changing the first only when there is no such context: for a module before
+    /// anything of it has run, for sites that an update of the guest's has changed at its end, and for
+    /// all of the kernel's when one CPU runs, with interrupts off, in a function that is no site.
+    pub(super) fn prepare_those(
+        &self,
+        view: &View<'_>,
+        image: &Image,
+        spots: impl Iterator<Item = Spot>,
+    ) -> Result<(), GuestError> {
+        self.exchange(view, image, spots, |ours, theirs| [theirs, ours])
+    }
+
+    /// Takes the first instructions back: whatever is behind them does what it did before, so
+    /// this is safe at any time. To put them there again would not be.
+    fn unprepare_those(
+        &self,
+        view: &View<'_>,
+        image: &Image,
+        spots: impl Iterator<Item = Spot>,
+    ) -> Result<(), GuestError> {
+        self.exchange(view, image, spots, |ours, theirs| [ours, theirs])
+    }
+
+    /// Changes the first instruction of sites that have no second one of ours: `change` says from
+    /// what to what, of ours and the guest's own.
+    fn exchange(
+        &self,
+        view: &View<'_>,
+        image: &Image,
+        spots: impl Iterator<Item = Spot>,
+        change: impl Fn(u32, u32) -> [u32; 2],
+    ) -> Result<(), GuestError> {
+        let Kind::Patchable { caller } = self.kind else { return Ok(()) };
+        for spot in spots {
+            let entry = image.runtime(spot.site.entry);
+            let Some(aim) = self.aim(entry) else { continue };
+            let front = front(&spot.site);
+            let [found, second] = instructions(spot.load(view, front)?);
+            let theirs = match site::call(entry, caller) {
+                _ if second == NOP => NOP,
+                Some(call) if self.sharing.is_some() && second == call[1] => call[0],
+                _ => continue,
+            };
+            let [from, to] = change(aim.first(), theirs);
+            if found == from {
+                spot.store(view, front, &to.to_le_bytes())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes from what the table has of a site to the function's entry.
+fn front(site: &Site) -> usize {
+    usize::try_from(site.entry.wrapping_sub(site.location)).unwrap_or(0)
+}
+
+/// The guest's memory, with a window at its sites.
+pub(super) fn text<'a>(guest: &'a dyn Guest, kernel: &Kernel, image: &Image) -> View<'a> {
+    let text = kernel.sites().first().map_or(0, |site| image.physical_of(site.entry));
+    View::ram(guest, [text; 2])
+}
+
+fn instructions([a, b, c, d, e, f, g, h]: [u8; site::LEN]) -> [u32; 2] {
+    [[a, b, c, d], [e, f, g, h]].map(u32::from_le_bytes)
+}
+
+impl GuestCode for Code {
+    fn allow(&mut self, readable: Readable) {
+        self.values.readable = readable;
+    }
+
+    fn follow(&mut self, family: u64) {
+        self.values.followed = Some(family);
+    }
+
+    fn add(
+        &mut self,
+        guest: &dyn Guest,
+        program: &Program,
+        next: Option<u16>,
+    ) -> Result<(), TraceError> {
+        let full = TraceError::Full(self.programs.len());
+        let mut stop = None;
+        let mut code = || {
+            let code = compile(program, self.overflow, &self.values)?;
+            stop = code.stop;
+            let Some(next) = next else { return Ok(code.bytes) };
+            let next = self.programs.get(usize::from(next)).map(|way| way.address());
+            next.and_then(|next| going_on(code, next)).ok_or_else(|| full.clone())
+        };
+        if program.point == Point::Return {
+            let address = self.returns.put(&code()?)?.ok_or(full.clone())?;
+            self.programs.push(Way::Return(address));
+            self.sources.push((program.clone(), next));
+            return Ok(());
+        }
+        let entry = match self.kind {
+            Kind::Patchable { .. } => self.next_entry().ok_or_else(|| full.clone())?,
+            Kind::CallOps { .. } => 0,
+        };
+        let address = self.gap.put(guest, &code()?)?.ok_or(full.clone())?;
+        self.note_stop(program, address, stop, None)?;
+        match self.kind {
+            Kind::Patchable { .. } => {
+                self.gap.aim(guest, entry, address)?;
+                self.entries = entry + 1;
+            }
+            Kind::CallOps { .. } => self.put_ops(Some(program.number), address)?,
+        }
+        self.programs.push(Way::Entry(address, entry));
+        self.sources.push((program.clone(), next));
+        Ok(())
+    }
+
+    fn bracket(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        trap: &[u8],
+    ) -> Result<Option<Stops<Moment>>, TraceError> {
+        let place = (image, kernel);
+        let (sharing, brackets) = match self.kind {
+            Kind::CallOps { caller, ops, .. } => {
+                let sharing = Sharing::with_literals(guest, image, caller, ops)?;
+                (sharing, sharing::around_updates(&mut self.gap, guest, place, trap)?)
+            }
+            Kind::Patchable { caller } => {
+                const FAR: TraceError = TraceError::Ftrace("where its tracers are called");
+                self.landing.ok_or(FAR)?;
+                self.gap.land(guest, caller)?;
+                let brackets = sharing::around_changes(&mut self.gap, guest, place, trap)?;
+                (Sharing::new(), brackets)
+            }
+        };
+        self.sharing = Some(sharing);
+        Ok(Some(brackets))
+    }
+
+    fn prepares(&self) -> bool {
+        matches!(self.kind, Kind::Patchable { .. })
+    }
+
+    fn calls(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        functions: &[(ModuleMoment, &'static str)],
+        trap: &[u8],
+    ) -> Result<Stops<ModuleMoment>, TraceError> {
+        calls::modules(&mut self.gap, guest, (image, kernel), functions, trap)
+    }
+
+    fn prepare(&self, view: &View<'_>, image: &Image, spots: &[Spot]) -> Result<(), GuestError> {
+        self.prepare_those(view, image, spots.iter().copied())
+    }
+
+    fn unprepare(&self, view: &View<'_>, image: &Image, spots: &[Spot]) -> Result<(), GuestError> {
+        self.unprepare_those(view, image, spots.iter().copied())
+    }
+
+    fn guest_call(&self, view: &View<'_>, image: &Image, spot: &Spot) -> Option<GuestCall> {
+        let found = instructions(spot.load(view, front(&spot.site)).ok()?);
+        let entry = image.runtime(spot.site.entry);
+        let [first, second] = site::call(entry, self.kind.caller())?;
+        match self.kind {
+            // The first is ours already.
+            Kind::Patchable { caller } => {
+                (found == [self.aim(entry)?.first(), second]).then(|| self.shared(caller))?
+            }
+            Kind::CallOps { none, .. } => {
+                let literal = u64::from_le_bytes(spot.load(view, 0).ok()?);
+                let is_called = site::is(found, [first, second]) && literal != none;
+                is_called.then(|| self.shared(literal))?
+            }
+        }
+    }
+
+    fn chain(
+        &mut self,
+        guest: &dyn Guest,
+        program: u16,
+        call: GuestCall,
+    ) -> Result<(), TraceError> {
+        let full = TraceError::Full(self.programs.len());
+        let known = |sharing: &Sharing| sharing.get(program, call.target);
+        if self.sharing.as_ref().and_then(known).is_some() {
+            return Ok(());
+        }
+        let source = self.sources.get(usize::from(program)).cloned();
+        let (source, next) = source.ok_or_else(|| full.clone())?;
+        if let Some(next) = next {
+            // Who comes last goes on with the guest's call.
+            self.chain(guest, next, call)?;
+        }
+        let entry = self.next_entry();
+        let sharing = self.sharing.as_mut().ok_or_else(|| full.clone())?;
+        let way = sharing.way(&mut self.gap, guest, call.target)?;
+        let next = next.and_then(|next| sharing.get(next, call.target));
+        let code = compile(&source, self.overflow, &self.values)?;
+        let stop = code.stop;
+        let code =
+            going_on(code, next.map_or(way, |next| next.code)).ok_or_else(|| full.clone())?;
+        let at = self.gap.put(guest, &code)?.ok_or_else(|| full.clone())?;
+        let entries = &mut self.entries;
+        let aim = |gap: &Gap| {
+            let entry = entry.ok_or(full)?;
+            gap.aim(guest, entry, at)?;
+            *entries = entry + 1;
+            Ok(entry)
+        };
+        sharing.chain(&mut self.gap, guest, (program, call.target, at), aim)?;
+        self.note_stop(&source, at, stop, Some(call))
+    }
+
+    fn record(&self, site: &Site) -> u64 {
+        match self.kind {
+            Kind::Patchable { .. } => site.entry,
+            Kind::CallOps { .. } => site.entry.wrapping_add(site::SECOND as u64),
+        }
+    }
+
+    fn edits(
+        &self,
+        view: &View<'_>,
+        image: &Image,
+        spot: &Spot,
+        hook: Hook<'_>,
+        edits: &mut Vec<Edit>,
+    ) -> Result<Option<GuestCall>, SkipReason> {
+        let no_ram = |_| SkipReason::NoRam;
+        let entry = image.runtime(spot.site.entry);
+        let front = front(&spot.site);
+        let found = instructions(spot.load(view, front).map_err(no_ram)?);
+        let (program, way) = match hook {
+            Hook::Call(program) => match self.programs.get(usize::from(program)) {
+                Some(&Way::Entry(_, way)) => (Some(program), way),
+                Some(Way::Return(_)) | None => return Err(SkipReason::OutOfReach),
+            },
+            Hook::Trap(trap) => {
+                let quiet = NO_TRAP.get(..trap.len()).ok_or(SkipReason::OutOfReach)?;
+                let edit = Edit::new(self.gap.trap().1, quiet, trap);
+                edits.push(edit.ok_or(SkipReason::OutOfReach)?);
+                (None, TRAP_ENTRY)
+            }
+        };
+        let (first, second) = match self.kind {
+            Kind::Patchable { .. } => {
+                let aim = self.aim(entry).ok_or(SkipReason::OutOfReach)?;
+                if found == [NOP, NOP] {
+                    return Err(SkipReason::Unprepared);
+                }
+                if let Some(guests) = self.guest_call(view, image, spot) {
+                    let By::Entry(way) = self.beside(program, guests)? else {
+                        return Err(SkipReason::NoStub);
+                    };
+                    let theirs = found[1].to_le_bytes();
+                    let ours = aim.call(way).to_le_bytes();
+                    let replaced = spot.replace(front + site::SECOND, &theirs, &ours, edits);
+                    replaced.ok_or(SkipReason::OutOfReach)?;
+                    return Ok(Some(guests));
+                }
+                (aim.first(), aim.call(way))
+            }
+            Kind::CallOps { caller, none, .. } => {
+                let [first, second] = site::call(entry, caller).ok_or(SkipReason::OutOfReach)?;
+                // The literal is what lies before the function.
+                let literal = spot.load(view, 0).map_err(no_ram)?;
+                let ops = u64::from_le_bytes(literal);
+                if ops != none {
+                    const OTHER: SkipReason = SkipReason::GuestOwned("the ops of another tracer");
+                    let guests = self.shared(ops).ok_or(OTHER)?;
+                    if !site::is(found, [first, second]) {
+                        return Err(SkipReason::GuestOwned(site::describe(found)));
+                    }
+                    let By::Ops(ours) = self.beside(program, guests)? else {
+                        return Err(SkipReason::NoStub);
+                    };
+                    spot.replace(0, &literal, &ours.to_le_bytes(), edits)
+                        .ok_or(SkipReason::OutOfReach)?;
+                    return Ok(Some(guests));
+                }
+                let ours = self.ops(program).to_le_bytes();
+                spot.replace(0, &literal, &ours, edits).ok_or(SkipReason::OutOfReach)?;
+                (first, second)
+            }
+        };
+        let disabled = [first, NOP];
+        let is_disabled = match self.kind {
+            Kind::Patchable { .. } => found == disabled,
+            Kind::CallOps { .. } => site::is(found, disabled),
+        };
+        if !is_disabled {
+            return Err(SkipReason::GuestOwned(site::describe(found)));
+        }
+        let replaced =
+            spot.replace(front + site::SECOND, &NOP.to_le_bytes(), &second.to_le_bytes(), edits);
+        replaced.ok_or(SkipReason::OutOfReach)?;
+        Ok(None)
+    }
+
+    fn faults(&mut self, guest: &dyn Guest, trap: &[u8]) -> Result<Faults, TraceError> {
+        let full = TraceError::Full(self.programs.len());
+        let table = self.gap.put(guest, trap)?.ok_or(full)?;
+        Ok(Faults { table, traps: vec![table] })
+    }
+
+    fn trap(&self, _: &Image, _: &Site) -> u64 {
+        self.gap.trap().0
+    }
+
+    fn is_prepared(&self, exit: usize) -> bool {
+        self.returns.is_prepared(exit)
+    }
+
+    fn stubs(
+        &mut self,
+        _: &View<'_>,
+        image: &Image,
+        exits: &Exits,
+        wanted: &[(usize, u16)],
+    ) -> Result<Vec<Option<ExitWord>>, TraceError> {
+        let word = |&(index, _): &(usize, u16)| {
+            exits.all().get(index).and_then(|exit| self.returns.named(image, (index, exit)))
+        };
+        Ok(wanted.iter().map(word).collect())
+    }
+
+    fn exit(
+        &self,
+        view: &View<'_>,
+        _: &Image,
+        exit: (usize, &Exit),
+        program: u16,
+    ) -> Result<Edit, SkipReason> {
+        match self.programs.get(usize::from(program)) {
+            Some(&Way::Return(program)) => self.returns.edit(view, exit.0, program),
+            Some(Way::Entry(..)) | None => Err(SkipReason::NoStub),
+        }
+    }
+
+    fn tracepoint_brackets(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        trap: &[u8],
+    ) -> Result<Stops<Moment>, TraceError> {
+        tracepoint::brackets(&mut self.gap, guest, image, kernel, trap)
+    }
+
+    fn probe(&mut self, guest: &dyn Guest, program: u16) -> Result<(u64, u64), TraceError> {
+        let full = || TraceError::Full(self.programs.len());
+        let Some(&Way::Entry(target, _)) = self.programs.get(usize::from(program)) else {
+            return Err(full());
+        };
+        let made = tracepoint::probe(self.gap.next_small(), target);
+        let (code, word) = made.ok_or_else(full)?;
+        let address = self.gap.put_small(guest, &code)?.ok_or_else(full)?;
+        Ok((address, word))
+    }
+
+    fn tracepoint(
+        &mut self,
+        view: &View<'_>,
+        guest: &dyn Guest,
+        image: &Image,
+        hooks: &Hooks,
+        probe: u64,
+    ) -> Result<Vec<Edit>, PointReason> {
+        let probes = Probes::read(guest, view, image, hooks)?;
+        let words = probes.behind(probe);
+        let array = match self.arrays.get(&words) {
+            Some(&array) => array,
+            None => {
+                let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+                let put = self.gap.put_small(guest, &bytes).map_err(|_| PointReason::NoRam)?;
+                let array = put.ok_or(PointReason::OutOfReach)?;
+                self.arrays.insert(words, array);
+                array
+            }
+        };
+        tracepoint::edits(view, image, hooks, array, &probes, &self.init)
+    }
+
+    fn mitigate(&mut self, _: &dyn Guest, _: &Image, _: &Kernel) -> Result<(), TraceError> {
+        Ok(())
+    }
+
+    fn resume(&self, guest: &dyn Guest, address: u64) -> Result<u64, GuestError> {
+        self.gap.resume(guest, address)
+    }
+
+    fn stops(&self) -> &Stops<ProgramStop> {
+        &self.program_stops
+    }
+
+    /// As behind the trap of a site, which is executed again.
+    fn again(&self, _: u16, _: Option<GuestCall>) -> Option<u64> {
+        Some(self.gap.trap().0 + MAX_TRAP as u64)
+    }
+
+    fn remove(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        freed: bool,
+    ) -> Result<(), GuestError> {
+        let kept = |site: &&Site| !(freed && site.section == SiteSection::InitText);
+        let sites = kernel.sites().iter().filter(kept);
+        let view = text(guest, kernel, image);
+        self.unprepare_those(&view, image, sites.map(|&site| Spot::kernel(image, site)))
+    }
+}
