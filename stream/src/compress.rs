@@ -35,7 +35,7 @@ impl FromStr for Compression {
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let (method, level) = text.split_once(':').map_or((text, None), |(it, at)| (it, Some(at)));
         if method != "zstd" {
-            return Err(format!("{method:?} is no way to compress: say zstd or zstd:LEVEL"));
+            return Err(format!("{method:?} is not a way to compress: say zstd or zstd:LEVEL"));
         }
         let levels = zstd::compression_level_range();
         let level = level.map_or(Some(Self::LEVEL), |level| level.parse().ok());
@@ -86,7 +86,7 @@ impl<W: Write> Compressor<W> {
     fn begin(&mut self) -> Result<bool> {
         let Ok((prologue, _)) = Prologue::read_from_prefix(&self.pending) else { return Ok(false) };
         if prologue.magic != MAGIC || prologue.major.get() != VERSION_MAJOR {
-            return Err(invalid("what is to be compressed is no plain stream of this version"));
+            return Err(invalid("only a plain stream of this version can be compressed"));
         }
         let prologue = Prologue::new(VERSION_COMPRESSED, prologue.minor.get());
         self.sink.write_all(prologue.as_bytes())?;

@@ -365,17 +365,18 @@ fn the_first_hart_goes_on_where_it_stood_and_sees_the_annex() {
 fn jumps_of_the_table_lead_to_programs_and_the_last_to_the_trap() {
     let fake = Fake::new("riscv64-6.12");
     let mut attachment = fake.attach();
+    let table = gap(&fake) + 0x1000;
     let mut programs = Vec::new();
     for tracer in 0..9 {
         let program = attachment.program(&fake, &fake.kernel, &Duty::entry(vec![tracer])).unwrap();
-        programs.push((u64::from(program), jump(&fake, gap(&fake) + 4 * u64::from(program))));
+        programs.push((u64::from(program), jump(&fake, table + 4 * u64::from(program))));
     }
     assert_eq!(programs[0], (0, fake.program()));
     for (number, target) in programs {
-        let copy = jump(&fake, gap(&fake) + 2048 + 4 * number);
+        let copy = jump(&fake, table + 2048 + 4 * number);
         assert_eq!((copy, fake.word(fake.at(target)) & 0x707f), (target, 0x2003), "lw");
     }
     for copy in [0, 2048] {
-        assert_eq!(jump(&fake, gap(&fake) + copy + 4 * 511), gap(&fake) + 0x1000);
+        assert_eq!(jump(&fake, table + copy + 4 * 511), gap(&fake));
     }
 }

@@ -35,7 +35,7 @@ const POOL: usize = 512;
 
 fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is no number: {text:?}")))
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {text:?}")))
 }
 
 /// Files of the folder, in the order of their names.

@@ -202,7 +202,7 @@ fn beside(both: &[&str]) -> ExitCode {
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> T {
-    text.parse().unwrap_or_else(|_| panic!("{text} is no number"))
+    text.parse().unwrap_or_else(|_| panic!("{text} is not a number"))
 }
 
 /// Where each thread of a process that hangs is.

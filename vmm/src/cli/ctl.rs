@@ -177,7 +177,7 @@ fn ask(socket: &Path, command: &Control) -> Result<String> {
 
 /// Text of several lines, which an answer has as a string of JSON.
 fn page(answer: &str) -> Result<String> {
-    serde_json::from_str(answer).context("the answer is no page: it is another vmtrace")
+    serde_json::from_str(answer).context("the answer is not a page: it is another vmtrace")
 }
 
 /// Shows what was counted, once or again and again.
@@ -280,7 +280,7 @@ fn table(json: &str) -> Result<String> {
 /// What has been counted, for people: a line for each function, the one that was called most first.
 /// With columns for vCPUs there is a line above that tells which.
 fn counted(json: &str, by_cpu: bool) -> Result<String> {
-    const NO: &str = "the answer is no table: it is another vmtrace";
+    const NO: &str = "the answer is not a table: it is another vmtrace";
     let answer: serde_json::Value = serde_json::from_str(json).context(NO)?;
     let counts = answer.get("counts").and_then(serde_json::Value::as_array).context(NO)?;
     let histograms = answer.get("histograms").and_then(serde_json::Value::as_array);

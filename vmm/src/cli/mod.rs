@@ -168,7 +168,7 @@ fn check_globs<'a>(globs: impl IntoIterator<Item = &'a String>) -> anyhow::Resul
     for glob in globs {
         anyhow::ensure!(
             !glob.is_empty() && !glob.contains(char::is_whitespace),
-            "{glob:?} is no glob: names of functions have no spaces"
+            "{glob:?} is not a glob: names of functions have no spaces"
         );
     }
     Ok(())

@@ -199,7 +199,7 @@ pub enum RequestError {
     #[error("{0:?} is no latency: say {kinds}", kinds = kinds())]
     Kind(String),
     /// Not a time.
-    #[error("{0:?} is no time: say for example 500ns, 10us, 1ms or 2s")]
+    #[error("{0:?} is not a time: say for example 500ns, 10us, 1ms or 2s")]
     Time(String),
     /// Not a tracer.
     #[error(transparent)]

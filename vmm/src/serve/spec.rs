@@ -105,13 +105,13 @@ pub struct TracerSpec {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// A name that could not be told from something else.
-    #[error("{0:?} is no name of a tracer: say letters, digits, - and _, at most {NAME_MAX}")]
+    #[error("{0:?} is not the name of a tracer: say letters, digits, - and _, at most {NAME_MAX}")]
     Name(String),
     /// Between two commas.
     #[error("{0:?} has an empty glob: say GLOB[,GLOB...], with ! before exceptions")]
     NoGlob(String),
     /// A name of a function has none.
-    #[error("{0:?} is no glob: names of functions have no spaces")]
+    #[error("{0:?} is not a glob: names of functions have no spaces")]
     Space(String),
     /// Behind the colon.
     #[error("{0:?} is no action of a tracer: say {known}", known = Actions::KNOWN)]

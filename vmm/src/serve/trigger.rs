@@ -29,7 +29,7 @@ pub enum TriggerError {
     #[error("{0:?} is no trigger: say GLOB[,GLOB...][:N][ if CONDITION], N for the N-th call")]
     NoTrigger(String),
     /// Between the colon and the condition.
-    #[error("{0:?} is no number of a call: say 1 for the first")]
+    #[error("{0:?} is not the number of a call: say 1 for the first")]
     Call(String),
     /// It is not known when that is.
     #[error("{0:?} names a module: triggers are at functions of the kernel's own image")]

@@ -322,7 +322,7 @@ impl Resolver<'_> {
             shape => integer(shape),
         };
         let Some((bytes, signed)) = width else {
-            let problem = format!("{:?} is no integer and no pointer", one.operand);
+            let problem = format!("{:?} is neither an integer nor a pointer", one.operand);
             return Err(self.error(one.at, problem));
         };
         let names = match shape {
@@ -403,7 +403,7 @@ impl Resolver<'_> {
         }
         let Some(value) = parse_time(&one.value) else {
             let problem =
-                format!("{:?} is no time: say one such as 500ns, 10us, 5ms or 2s", one.value);
+                format!("{:?} is not a time: say one such as 500ns, 10us, 5ms or 2s", one.value);
             return Err(self.error(one.at, problem));
         };
         Ok(Compiled::Test(Test::Number { operand: Operand::Duration, relation, value }))
@@ -417,7 +417,7 @@ impl Resolver<'_> {
     ) -> Result<Compiled, ConditionalError> {
         let Some(number) = number(&one.value) else {
             let problem =
-                format!("{:?} is no number: say one such as 42, -1, 0x1f or 4K", one.value);
+                format!("{:?} is not a number: say one such as 42, -1, 0x1f or 4K", one.value);
             return Err(self.error(one.at, problem));
         };
         self.compared(one, when, operand, number)

@@ -158,5 +158,5 @@ fn how(kernel: &Kernel, site: usize, wanted: &HistogramSpec) -> Result<How, Stri
 }
 
 fn width(value: &Value) -> Result<(u8, bool), String> {
-    integer(&value.shape).ok_or_else(|| format!("{:?} is no integer", value.name))
+    integer(&value.shape).ok_or_else(|| format!("{:?} is not an integer", value.name))
 }

@@ -1,6 +1,7 @@
 //! Sites that the guest's own ftrace uses as well: its updates, and who waits for their end.
 
 use super::attach::{Controller, Stage};
+use crate::kernel::FtraceKind;
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::serve::{Control, ControlRequest};
 use crate::stream::{MarkKind, Skipped};
@@ -150,14 +151,18 @@ impl Controller {
     }
 
     /// How many sites are shared with what the guest's ftrace calls from them: functions of its own,
-    /// and trampolines that it has made.
+    /// and trampolines that it has made; where sites have a literal, the ops in that.
     pub(super) fn shared(&self) -> BTreeMap<String, usize> {
         let Stage::Attached { attachment, .. } = &self.stage else { return BTreeMap::new() };
         let slide = attachment.image().slide;
+        let made = match self.kernel.ftrace_kind() {
+            FtraceKind::CallOps => "ops",
+            FtraceKind::Fentry | FtraceKind::Patchable => "trampoline",
+        };
         let name = |target: u64| match self.kernel.symbols().primary_at(target.wrapping_sub(slide))
         {
             Some(name) => name.to_owned(),
-            None => format!("trampoline {target:#x}"),
+            None => format!("{made} {target:#x}"),
         };
         let shared = attachment.shared();
         shared.into_iter().map(|(target, count)| (name(target), count)).collect()

@@ -218,9 +218,11 @@ impl Controller {
     /// Writes what a flight recorder has into the stream; it goes on.
     pub(super) fn snapshot(&mut self, machine: &Machine) -> Answer {
         if self.tracing.overflow != Overflow::Overwrite {
-            return Err("this trace is no flight recorder: its records come at once (boot with \
+            return Err(
+                "this trace is not a flight recorder: its records come at once (boot with \
                         --overflow overwrite for one)"
-                .into());
+                    .into(),
+            );
         }
         let paused = machine.pause().map_err(|error| error.to_string())?;
         let relay = self.relay.as_ref().ok_or("tracing has not begun")?;

@@ -303,7 +303,7 @@ fn fields(mut bytes: &[u8]) -> Message {
 fn number(message: &Message, field: u64) -> Option<u64> {
     match message.get(&field)?.first()? {
         Wire::Number(number) => Some(*number),
-        Wire::Bytes(_) => panic!("field {field} is no number"),
+        Wire::Bytes(_) => panic!("field {field} is not a number"),
     }
 }
 

@@ -165,7 +165,7 @@ fn format(place: &Path) -> Result<Option<Format>> {
 
 /// A new file in the same directory.
 fn beside(place: &Path) -> Result<PathBuf> {
-    let name = place.file_name().context("this is no name of a file")?.to_string_lossy();
+    let name = place.file_name().context("this is not the name of a file")?.to_string_lossy();
     let parent = place.parent().filter(|parent| !parent.as_os_str().is_empty());
     let file = tempfile::Builder::new()
         .prefix(&format!("{name}."))

@@ -173,7 +173,7 @@ impl Spec {
             Some((_, option)) => {
                 format!("{shown}: shares have no option {option}, only rw, ro and tag=NAME")
             }
-            None => format!("{shown} is no directory that can be read"),
+            None => format!("{shown} is not a directory that can be read"),
         });
         Err(error)
     }
@@ -269,12 +269,12 @@ mod tests {
         };
         assert_eq!(check("--share @d --share @d,rw --share @a,b"), Ok(()));
         for (line, what, remedy) in [
-            ("--share @none", "none is no directory", "No such file"),
-            ("--share @file", "file is no directory", "Not a directory"),
+            ("--share @none", "none is not a directory", "No such file"),
+            ("--share @file", "file is not a directory", "Not a directory"),
             ("--share @d,wr", "no option wr", "rw, ro and tag"),
             ("--share @d,tag=x --share @a,b,tag=x", "two are called x", ",tag=NAME"),
-            ("--root @none", "none is no directory", "No such file"),
-            ("--root @d,rw", "--root @d,rw is no directory", "No such file"),
+            ("--root @none", "none is not a directory", "No such file"),
+            ("--root @d,rw", "--root @d,rw is not a directory", "No such file"),
             ("--share @d,tag=share1 --share @d", "two are called share1", ",tag=NAME"),
         ] {
             let error = check(line).unwrap_err();

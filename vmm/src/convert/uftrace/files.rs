@@ -55,7 +55,7 @@ impl Modules {
         let functions = &mut self.functions[module];
         let place = u64::try_from(functions.len()).unwrap_or(u64::MAX);
         functions.push(number.number);
-        // The first module is not at zero, which is no address.
+        // The first module is not at zero, which is not an address.
         let base = MODULE * (u64::try_from(module).unwrap_or(0) + 1);
         let address = base + place * FUNCTION;
         self.addresses.push(address);

@@ -304,7 +304,7 @@ impl Gap {
     pub(super) fn resume(&self, guest: &dyn Guest, address: u64) -> Result<u64, GuestError> {
         let stub = self.address + RESUME;
         let Some((upper, lower)) = split(address.wrapping_sub(stub + 8).cast_signed()) else {
-            return Err(GuestError::Mismatch(format!("{address:#x} is no kernel text")));
+            return Err(GuestError::Mismatch(format!("{address:#x} is not kernel text")));
         };
         let code = [SFENCE_VMA, FENCE_I, auipc(T1, upper), jalr(ZERO, T1, lower)];
         guest.write(self.physical + RESUME, &code.map(u32::to_le_bytes).concat())?;

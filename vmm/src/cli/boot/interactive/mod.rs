@@ -56,11 +56,11 @@ pub(super) fn check(args: &Args) -> Result<()> {
             "-o is a terminal: the trace would be among the guest's words"
         }
         _ if !io::stdin().is_terminal() => {
-            "standard input is no terminal (ssh and containers have an option for one: -t); to run a \
+            "standard input is not a terminal (ssh and containers have an option for one: -t); to run a \
              command in the guest there is --run"
         }
         _ if !io::stdout().is_terminal() => {
-            "standard output is no terminal, and the guest's console is shown there"
+            "standard output is not a terminal, and the guest's console is shown there"
         }
         _ => return Ok(()),
     };
@@ -241,7 +241,7 @@ mod tests {
         for line in ["-o t", "-o /dev/null", "--socket s", "--boot-report", "--expect f"] {
             let checked = check(&args(&format!("--interactive {line}")).unwrap());
             let text = checked.err().map(|error| error.to_string()).unwrap_or_default();
-            assert!(text.is_empty() || text.contains("is no terminal"), "{line}: {text}");
+            assert!(text.is_empty() || text.contains("is not a terminal"), "{line}: {text}");
         }
         assert!(check(&args("").unwrap()).is_ok());
     }

@@ -240,7 +240,7 @@ impl Core {
             Err(_) => ANSWER,
         };
         if !(ANSWER..=ANSWER + MAX).contains(&wanted) {
-            self.lose(&"its server has sent what is no answer");
+            self.lose(&"its server has sent something that is not an answer");
             return Ok(true);
         }
         if length < wanted {
