@@ -58,7 +58,7 @@ fn prepared(fake: &Fake, module: &Module<'_>, place: u64) -> bool {
 
 fn watched(fake: &Fake) -> (Attachment, Vec<u64>) {
     let mut attachment = fake.attach();
-    attachment.share(fake, &fake.kernel, &TRAP).unwrap().unwrap();
+    attachment.share(fake, &fake.kernel, &TRAP).unwrap();
     let traps = attachment.watch_modules(fake, &fake.kernel, &TRAP).unwrap();
     (attachment, traps)
 }

@@ -127,7 +127,7 @@ fn updates_go_through_two_stubs_and_back() {
         let fake = Fake::new(name);
         let before = fake.text();
         let mut attachment = fake.attach();
-        let traps = attachment.share(&fake, &fake.kernel, &TRAP).unwrap().unwrap();
+        let traps = attachment.share(&fake, &fake.kernel, &TRAP).unwrap();
         let [begin, end] = traps[..] else { panic!("{traps:x?}") };
         let changed = |function: &str, len: usize| {
             let start = fake.link(function);

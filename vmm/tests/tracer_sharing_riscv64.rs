@@ -271,7 +271,7 @@ fn updates_go_through_stubs(name: &str) {
     let initial = fake.text();
     let mut attachment = fake.attach();
     let before = fake.text();
-    let traps = attachment.share(&fake, &fake.kernel, &TRAP).unwrap().unwrap();
+    let traps = attachment.share(&fake, &fake.kernel, &TRAP).unwrap();
     let changed = before.iter().zip(&fake.text()).filter(|(old, new)| old != new).count();
     assert!((1..=8).contains(&changed), "{name}: two instructions at most: {changed} bytes");
     let moments: Vec<_> = traps.iter().map(|&trap| attachment.moment(trap)).collect();

@@ -17,7 +17,7 @@ impl Controller {
         attachment: &mut Attachment,
     ) {
         match attachment.share(&Ram(machine.memory()), &self.kernel, &TRAP_INSTRUCTION) {
-            Ok(traps) => traps.into_iter().flatten().for_each(|trap| {
+            Ok(traps) => traps.into_iter().for_each(|trap| {
                 paused.arm_trap(trap);
             }),
             Err(error) => {

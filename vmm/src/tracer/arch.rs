@@ -203,7 +203,7 @@ pub(super) trait GuestCode: Send {
     ) -> Result<(), TraceError>;
 
     /// Lets the guest stop, by `trap`, where its ftrace begins to change sites and where that is
-    /// over: from then on sites are shared with it. `None` where that cannot be.
+    /// over: from then on sites are shared with it.
     ///
     /// # Errors
     /// When the kernel has another code there; nothing has changed then.
@@ -213,7 +213,7 @@ pub(super) trait GuestCode: Send {
         image: &Image,
         kernel: &Kernel,
         trap: &[u8],
-    ) -> Result<Option<Stops<Moment>>, TraceError>;
+    ) -> Result<Stops<Moment>, TraceError>;
 
     /// Whether sites have to be prepared before they can be held, and not be so while an update of the
     /// guest's own ftrace touches them: [`GuestCode::prepare`], [`GuestCode::unprepare`].

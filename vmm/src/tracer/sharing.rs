@@ -37,35 +37,31 @@ pub struct Lent {
 impl Attachment {
     /// Lets the guest stop, by `trap`, before and after each update of its own ftrace; where it
     /// then stands (run-time addresses). To be called before any site is held, when no such update
-    /// can be under way. `None` where sites cannot be shared: the guest is refused what is held. All
-    /// vCPUs are paused.
+    /// can be under way. All vCPUs are paused.
     ///
     /// # Errors
-    /// When the kernel updates sites in an unknown way, which also means that it is refused them.
+    /// When the kernel updates sites in an unknown way: it is refused what is held.
     pub fn share(
         &mut self,
         guest: &dyn Guest,
         kernel: &Kernel,
         trap: &[u8],
-    ) -> Result<Option<Vec<u64>>, TraceError> {
+    ) -> Result<Vec<u64>, TraceError> {
         // Without this no update could be understood.
         ftrace::is_on(guest, &self.image, kernel)?;
-        let Some(stops) = self.code.bracket(guest, &self.image, kernel, trap)? else {
-            return Ok(None);
-        };
+        let stops = self.code.bracket(guest, &self.image, kernel, trap)?;
         let view = View::with_annex(guest, self.near, &*self.memory);
         if !stops.lay(&view)? {
             return Err(TraceError::Ftrace("its code cannot be changed"));
         }
         if self.code.prepares() {
             // Those that the guest has traced before it came here.
-            let all = kernel.sites().iter().map(|&site| Spot::kernel(&self.image, site));
-            self.code.prepare(&view, &self.image, &all.collect::<Vec<_>>())?;
+            self.code.prepare(&view, &self.image, &Spot::all(kernel, &self.image))?;
         }
         self.patcher.share();
         let traps = stops.traps().collect();
         self.sharing = Some(Sharing { stops, lent: None, touched: Vec::new() });
-        Ok(Some(traps))
+        Ok(traps)
     }
 
     /// Which moment of an update a vCPU that stands at this run-time address is at, and where it

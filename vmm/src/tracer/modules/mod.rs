@@ -77,6 +77,11 @@ impl Spot {
         Self { site, physical: image.physical_of(site.location), beyond: None }
     }
 
+    /// Of all sites of the kernel itself.
+    pub(super) fn all(kernel: &Kernel, image: &Image) -> Vec<Self> {
+        kernel.sites().iter().map(|&site| Self::kernel(image, site)).collect()
+    }
+
     /// Where bytes of it are, counted from its beginning on: guest-physical addresses, and which of
     /// these bytes are there.
     fn pieces(&self, bytes: &Range<usize>) -> [(u64, Range<usize>); 2] {

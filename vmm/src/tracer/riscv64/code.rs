@@ -169,42 +169,13 @@ impl Code {
         Aim::new(entry, self.gap.table())
     }
 
-    /// Lets sites be held: gives each the first instruction of a call, which does nothing but
-    /// change `t0`, dead at a function's entry, or has the guest's call go another way to where it
-    /// goes (see [`Gap::land`]). (CALL_OPS kernels do so themselves.)
-    ///
-    /// A call is two instructions, and no pause can tell whether some interrupted
-    /// context stands between them. That it would execute the second without the
-    /// first is excluded by changing the first only when there is no such context: for a module before
-    /// anything of it has run, for sites that an update of the guest's has changed at its end, and for
-    /// all of the kernel's when one CPU runs, with interrupts off, in a function that is no site.
-    pub(super) fn prepare_those(
-        &self,
-        view: &View<'_>,
-        image: &Image,
-        spots: impl Iterator<Item = Spot>,
-    ) -> Result<(), GuestError> {
-        self.exchange(view, image, spots, |ours, theirs| [theirs, ours])
-    }
-
-    /// Takes the first instructions back: whatever is behind them does what it did before, so
-    /// this is safe at any time. To put them there again would not be.
-    fn unprepare_those(
-        &self,
-        view: &View<'_>,
-        image: &Image,
-        spots: impl Iterator<Item = Spot>,
-    ) -> Result<(), GuestError> {
-        self.exchange(view, image, spots, |ours, theirs| [ours, theirs])
-    }
-
     /// Changes the first instruction of sites that have no second one of ours: `change` says from
     /// what to what, of ours and the guest's own.
     fn exchange(
         &self,
         view: &View<'_>,
         image: &Image,
-        spots: impl Iterator<Item = Spot>,
+        spots: &[Spot],
         change: impl Fn(u32, u32) -> [u32; 2],
     ) -> Result<(), GuestError> {
         let Kind::Patchable { caller } = self.kind else { return Ok(()) };
@@ -296,7 +267,7 @@ impl GuestCode for Code {
         image: &Image,
         kernel: &Kernel,
         trap: &[u8],
-    ) -> Result<Option<Stops<Moment>>, TraceError> {
+    ) -> Result<Stops<Moment>, TraceError> {
         let place = (image, kernel);
         let (sharing, brackets) = match self.kind {
             Kind::CallOps { caller, ops, .. } => {
@@ -312,7 +283,7 @@ impl GuestCode for Code {
             }
         };
         self.sharing = Some(sharing);
-        Ok(Some(brackets))
+        Ok(brackets)
     }
 
     fn prepares(&self) -> bool {
@@ -330,12 +301,23 @@ impl GuestCode for Code {
         calls::modules(&mut self.gap, guest, (image, kernel), functions, trap)
     }
 
+    /// Gives each the first instruction of a call, which does nothing but change `t0`, dead at a
+    /// function's entry, or has the guest's call go another way to where it goes (see [`Gap::land`]).
+    /// (CALL_OPS kernels do so themselves.)
+    ///
+    /// A call is two instructions, and no pause can tell whether some interrupted
+    /// context stands between them. That it would execute the second without the
+    /// first is excluded by changing the first only when there is no such context: for a module before
+    /// anything of it has run, for sites that an update of the guest's has changed at its end, and for
+    /// all of the kernel's when one CPU runs, with interrupts off, in a function that is no site.
     fn prepare(&self, view: &View<'_>, image: &Image, spots: &[Spot]) -> Result<(), GuestError> {
-        self.prepare_those(view, image, spots.iter().copied())
+        self.exchange(view, image, spots, |ours, theirs| [theirs, ours])
     }
 
+    /// Whatever is behind the first instructions does what it did before, so this is safe at any time. To
+    /// put them there again would not be.
     fn unprepare(&self, view: &View<'_>, image: &Image, spots: &[Spot]) -> Result<(), GuestError> {
-        self.unprepare_those(view, image, spots.iter().copied())
+        self.exchange(view, image, spots, |ours, theirs| [ours, theirs])
     }
 
     fn guest_call(&self, view: &View<'_>, image: &Image, spot: &Spot) -> Option<GuestCall> {
@@ -588,7 +570,7 @@ impl GuestCode for Code {
     ) -> Result<(), GuestError> {
         let kept = |site: &&Site| !(freed && site.section == SiteSection::InitText);
         let sites = kernel.sites().iter().filter(kept);
-        let view = text(guest, kernel, image);
-        self.unprepare_those(&view, image, sites.map(|&site| Spot::kernel(image, site)))
+        let spots: Vec<_> = sites.map(|&site| Spot::kernel(image, site)).collect();
+        self.unprepare(&text(guest, kernel, image), image, &spots)
     }
 }

@@ -83,8 +83,7 @@ pub(super) fn install(
     };
     let done = code.gap.fill(guest, again).and_then(|()| {
         code.put_ops(None, code.gap.trap_stub())?;
-        let all = kernel.sites().iter().map(|&site| Spot::kernel(image, site));
-        code.prepare_those(&view, image, all)?;
+        code.prepare(&view, image, &Spot::all(kernel, image))?;
         rewrites.write(&view)?;
         let annex = memory.guest_address();
         let with_code = !options.returns.sites.is_empty();

@@ -298,14 +298,14 @@ impl GuestCode for Code {
         image: &Image,
         kernel: &Kernel,
         trap: &[u8],
-    ) -> Result<Option<Stops<Moment>>, TraceError> {
+    ) -> Result<Stops<Moment>, TraceError> {
         let at = self.next(ALIGN);
         let (code, brackets) =
             brackets::make(guest, image, kernel, trap, (at, self.memory.guest_address()))?;
         self.put(&code, ALIGN)?;
         self.stops.extend(brackets.traps());
         self.shares = true;
-        Ok(Some(brackets))
+        Ok(brackets)
     }
 
     fn calls(
