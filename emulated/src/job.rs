@@ -45,6 +45,8 @@ pub struct Job<'a> {
     pub stderr: Output<'a>,
     /// Paths that the job writes to from beginning to end (they are FIFOs), and where that goes.
     pub outputs: Vec<(String, Output<'a>)>,
+    /// Called when an output has taken something.
+    pub taken: Option<Box<dyn Fn() + Send + Sync + 'a>>,
     /// Called once it has ended; outputs may not be done.
     pub ended: Option<Box<dyn FnOnce() + Send + 'a>>,
     /// It is stopped after this time.
@@ -68,6 +70,7 @@ impl<'a> Job<'a> {
             stdout,
             stderr,
             outputs: Vec::new(),
+            taken: None,
             ended: None,
             timeout: None,
             interrupts: None,
@@ -131,13 +134,14 @@ impl EmulatedHost {
         let request =
             Frame::json(Kind::Run, number, &run).map_err(|e| HostError::Protocol(e.to_string()))?;
 
+        let taken = job.taken.unwrap_or_else(|| Box::new(|| ()));
         let limits = Limits { timeout: job.timeout, interrupts: job.interrupts.as_deref() };
         thread::scope(|scope| {
             let writers: Vec<_> = outputs
                 .into_iter()
                 .map(|(what, stream, data, out)| {
-                    let link = &link;
-                    (what, scope.spawn(move || forward(link, stream, &data, out)))
+                    let (link, taken) = (&link, &taken);
+                    (what, scope.spawn(move || forward(link, stream, &data, out, taken)))
                 })
                 .collect();
             let end = self.send(&request).and_then(|()| {
@@ -245,12 +249,14 @@ fn forward(
     stream: u32,
     data: &mpsc::Receiver<Vec<u8>>,
     out: Output<'_>,
+    taken: &dyn Fn(),
 ) -> io::Result<()> {
     for bytes in data {
         if let Err(e) = out.write_all(&bytes).and_then(|()| out.flush()) {
             let _ = link.stop(stream);
             return Err(e);
         }
+        taken();
         let _ = link.grant(stream, bytes.len());
     }
     Ok(())

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -33,8 +34,28 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct PrivateListener {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and inode: only this very file is removed at the end.
-    file: (u64, u64),
+    file: Made,
+}
+
+/// A socket's file by device and inode: only this very file is removed at the end.
+type Made = (u64, u64);
+
+/// Those that there are, for whoever ends the process without dropping them.
+static ALL: Mutex<Vec<(PathBuf, Made)>> = Mutex::new(Vec::new());
+
+/// Removes the files of all listeners, which nobody can reach any more. It waits for no lock: for
+/// those who end a process in which something is stuck.
+pub fn remove_all() {
+    for (path, made) in ALL.try_lock().iter().flat_map(|all| all.iter()) {
+        remove(path, *made);
+    }
+}
+
+fn remove(path: &Path, made: Made) {
+    let ours = |file: fs::Metadata| (file.dev(), file.ino()) == made;
+    if fs::symlink_metadata(path).is_ok_and(ours) {
+        let _ = fs::remove_file(path);
+    }
 }
 
 /// Why a socket cannot be made.
@@ -79,7 +100,9 @@ impl PrivateListener {
         };
         let listener = UnixListener::from(make().map_err(|errno| system(errno.into()))?);
         let file = fs::symlink_metadata(path).map_err(system)?;
-        Ok(PrivateListener { listener, path: path.to_owned(), file: (file.dev(), file.ino()) })
+        let (path, file) = (path.to_owned(), (file.dev(), file.ino()));
+        ALL.lock().unwrap_or_else(PoisonError::into_inner).push((path.clone(), file));
+        Ok(PrivateListener { listener, path, file })
     }
 
     /// The listener itself.
@@ -97,10 +120,9 @@ impl PrivateListener {
 
 impl Drop for PrivateListener {
     fn drop(&mut self) {
-        let ours = |file: fs::Metadata| (file.dev(), file.ino()) == self.file;
-        if fs::symlink_metadata(&self.path).is_ok_and(ours) {
-            let _ = fs::remove_file(&self.path);
-        }
+        remove(&self.path, self.file);
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(path, made)| (path, *made) != (&self.path, self.file));
     }
 }
 

@@ -11,6 +11,7 @@ pub mod check;
 pub mod cli;
 pub mod condition;
 pub mod convert;
+pub mod deadline;
 pub mod devices;
 pub mod events;
 pub mod export;

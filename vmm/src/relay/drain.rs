@@ -2,7 +2,7 @@
 
 mod rest;
 
-pub use rest::Snapshot;
+pub use rest::{SNAPSHOT_TIME, Snapshot};
 
 use super::events::Events;
 use super::exits::Exits;
@@ -15,6 +15,7 @@ use super::{
     Clock, Command, ConsoleLines, End, Grace, Setup, Status, Targets, TracedSites, TracerName,
     counts,
 };
+use crate::deadline::Pulse;
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
 use crate::stream::{
@@ -79,6 +80,7 @@ pub struct Drain {
     /// To be told before the end.
     traced: Vec<TracedSites>,
     waits: Waits,
+    pulse: Pulse,
 }
 
 impl Drain {
@@ -124,6 +126,7 @@ impl Drain {
             unmarked: 0,
             traced: Vec::new(),
             waits: Waits::new(waiting),
+            pulse: Pulse::default(),
             programs: Programs::default(),
             untold: Untold::default(),
             raw: RawBatch::with_capacity(BATCH),
@@ -131,6 +134,13 @@ impl Drain {
         };
         drain.targets(&targets)?;
         Ok(drain)
+    }
+
+    /// The same, which tells that it goes on.
+    pub(super) fn with_pulse(mut self, pulse: Pulse) -> Self {
+        self.writer.get_mut().set_pulse(pulse.clone());
+        self.pulse = pulse;
+        self
     }
 
     /// Drains until it is told to finish; `tell` is called with what is wrong with a ring, and
@@ -291,6 +301,7 @@ impl Drain {
     pub fn pass(&mut self) -> io::Result<bool> {
         // Not later: what is reserved after a ring was seen empty has a later time than this.
         let now = self.clock.ticks(LATE);
+        self.pulse.beat();
         self.tasks.start_pass();
         self.hear()?;
         if !self.live {
@@ -487,9 +498,13 @@ impl Drain {
         self.console.finish();
         self.waits.end(&self.readers);
         let begun = self.writer.get_mut().primary().taken();
-        let left = |taken: u64| grace.left(taken.saturating_sub(begun));
+        let pulse = self.pulse.clone();
+        let left = |taken: u64| {
+            pulse.beat();
+            grace.left(taken.saturating_sub(begun))
+        };
         loop {
-            if !self.writer.get_mut().primary().wait_for_room(left) {
+            if !self.writer.get_mut().primary().wait_for_room(&left) {
                 self.readers.iter_mut().for_each(RingReader::seal);
                 let given_up = self.give_up()?;
                 summary.notes.push(format!(
@@ -518,7 +533,7 @@ impl Drain {
         }
         let mut left_there = 0;
         for vcpu in 0..self.readers.len() {
-            left_there += self.take_rest(vcpu, left)?;
+            left_there += self.take_rest(vcpu, &left)?;
             let corrupt = self.readers.get(vcpu).and_then(RingReader::corrupt);
             summary.exits.extend(self.exits.end(vcpu, &mut self.writer)?);
             // Most often that has been told, when it was found.

@@ -15,6 +15,7 @@ mod programs;
 mod values;
 mod waiting;
 
+use crate::deadline::Pulse;
 use crate::kernel::Kernel;
 use crate::sandbox::{self, Thread};
 use crate::serve::{Hub, Join, Patience, Unwritten, Watched};
@@ -33,7 +34,7 @@ use std::time::{Duration, Instant};
 
 pub use console::ConsoleLines;
 pub use counts::Sorted;
-pub use drain::{Drain, Snapshot};
+pub use drain::{Drain, SNAPSHOT_TIME, Snapshot};
 pub use events::{EventFields, EventTarget, EventValue, From, OneCall, Part};
 pub use exits::{ExitReader, ExitWriter, exit_log};
 pub use names::resolver;
@@ -220,6 +221,7 @@ pub struct Relay {
     lost_marks: AtomicU64,
     corrupt: Arc<OnceLock<String>>,
     consumers: Arc<AtomicUsize>,
+    pulse: Pulse,
     done: Receiver<io::Result<End>>,
 }
 
@@ -245,6 +247,8 @@ impl Relay {
         let found = Arc::clone(&corrupt);
         let consumers = Arc::<AtomicUsize>::default();
         let seen = Arc::clone(&consumers);
+        let pulse = Pulse::default();
+        let beats = pulse.clone();
         let clock = Clock::of(&setup);
         std::thread::Builder::new().name(Thread::Relay.name().into()).spawn(move || {
             // Dropped last: whoever is called finds that there will be nothing more.
@@ -257,10 +261,10 @@ impl Relay {
                     (ended.0)();
                 }
             };
-            let drain = Drain::new(setup, clock);
+            let drain = Drain::new(setup, clock).map(|drain| drain.with_pulse(beats));
             let _ = end.send(drain.and_then(|drain| drain.run(&receiver, &tell, &seen)));
         })?;
-        Ok(Self { clock, commands, lost_marks: AtomicU64::new(0), corrupt, consumers, done })
+        Ok(Self { clock, commands, lost_marks: AtomicU64::new(0), corrupt, consumers, pulse, done })
     }
 
     /// Puts a mark into the stream.
@@ -384,7 +388,7 @@ impl Relay {
         let grace = Grace::of(time);
         let hurry = Arc::clone(&grace.hurry);
         let _ = self.commands.send(Command::Finish(Box::new(summary), grace));
-        Ending { done: self.done, hurry }
+        Ending { done: self.done, hurry, pulse: self.pulse }
     }
 }
 
@@ -392,6 +396,7 @@ impl Relay {
 pub struct Ending {
     done: Receiver<io::Result<End>>,
     hurry: Arc<AtomicBool>,
+    pulse: Pulse,
 }
 
 impl Ending {
@@ -405,6 +410,13 @@ impl Ending {
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => Some(Err(gone())),
         }
+    }
+
+    /// How often the thread has told that it goes on: it does so while it waits for outputs, too, as
+    /// long as these have time.
+    #[must_use]
+    pub fn beats(&self) -> u64 {
+        self.pulse.beats()
     }
 
     /// Somebody does not want to wait so long any more.

@@ -298,6 +298,12 @@ pub(super) fn of(thread: Thread) -> Calls {
             requests.extend(arch::INTERRUPT_REQUESTS);
             refused.extend([looks, removal].concat());
         }
+        Thread::Watchdog => {
+            // In the place of the event loop.
+            any.extend(removal);
+            any.extend([Sysno::statx, Sysno::newfstatat]);
+            refused.extend(looks.into_iter().filter(|call| !any.contains(call)));
+        }
         Thread::Output | Thread::Console => {
             any.extend([Sysno::fsync, Sysno::fdatasync]);
             refused.extend([looks, removal].concat());

@@ -46,11 +46,13 @@ pub enum Thread {
     Console,
     /// Reads and writes a disk's file.
     Disk,
+    /// Ends the process when a part of the run does not end.
+    Watchdog,
 }
 
 impl Thread {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Controller,
         Self::Vcpu,
         Self::Relay,
@@ -59,6 +61,7 @@ impl Thread {
         Self::Output,
         Self::Console,
         Self::Disk,
+        Self::Watchdog,
     ];
 
     /// What it is called, here and by `ps`. Those of vCPUs have their number behind it.
@@ -73,6 +76,7 @@ impl Thread {
             Self::Output => "output",
             Self::Console => "console",
             Self::Disk => "disk",
+            Self::Watchdog => "watchdog",
         }
     }
 }

@@ -68,8 +68,8 @@ pub(super) fn keep_for_share(writable: bool) -> Result<(), SandboxError> {
 pub(super) fn keep(thread: Thread) -> Result<(), SandboxError> {
     let kept: &[_] = match thread {
         Thread::Controller => &KEPT,
-        // Removes sockets.
-        Thread::Events => &KEPT[..1],
+        // They remove sockets.
+        Thread::Events | Thread::Watchdog => &KEPT[..1],
         _ => &[],
     };
     keep_of(kept)

@@ -7,6 +7,7 @@ use super::queue::{Chunk, Queue};
 use super::request::Origin;
 use super::server::refuse;
 use super::watcher::Watched;
+use crate::deadline::Pulse;
 use crate::events::{EventLoop, Subscription};
 use crate::sandbox::Thread;
 use crate::stream::frame_spans;
@@ -36,6 +37,8 @@ pub struct Hub {
     vcpus: usize,
     capacity: usize,
     resolve: Resolve,
+    /// Told while consumers are waited for.
+    pulse: Pulse,
 }
 
 struct Place {
@@ -59,6 +62,7 @@ impl Hub {
             vcpus,
             capacity: QUEUE,
             resolve,
+            pulse: Pulse::default(),
         })
     }
 
@@ -74,6 +78,11 @@ impl Hub {
     pub fn with_room(mut self, bytes: usize) -> Self {
         self.primary.set_capacity(bytes);
         self
+    }
+
+    /// Has somebody told that the wait for consumers goes on.
+    pub(crate) fn set_pulse(&mut self, pulse: Pulse) {
+        self.pulse = pulse;
     }
 
     /// Adds a consumer, or refuses it when there are too many; `first` is what
@@ -148,7 +157,7 @@ impl Hub {
         self.watchers.iter().for_each(|(queue, _)| queue.end());
         let of_consumers = Patience::new();
         let unwritten = self.primary.finish(patience);
-        places.iter().for_each(|place| place.queue.wait_over(&of_consumers));
+        places.iter().for_each(|place| place.queue.wait_over(&of_consumers, &self.pulse));
         unwritten
     }
 }

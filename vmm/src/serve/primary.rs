@@ -248,6 +248,12 @@ impl Primary {
         if state.result.is_some() { 0 } else { state.waiting.bytes }
     }
 
+    /// What waits to be written, for those who wait for no lock: `None` where somebody has that.
+    pub(crate) fn unwritten(&self) -> impl Fn() -> Option<Unwritten> + Send + 'static {
+        let shared = Arc::clone(&self.shared);
+        move || shared.state.try_lock().ok().map(|state| state.waiting)
+    }
+
     /// Bytes that were written.
     #[must_use]
     pub fn taken(&self) -> u64 {

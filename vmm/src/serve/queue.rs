@@ -1,6 +1,7 @@
 //! What one consumer has still to be sent, and what it loses when that gets too much.
 
 use super::patience::Patience;
+use crate::deadline::Pulse;
 use crate::events::Bell;
 use crate::stream::{FrameSpan, consumer_loss, frame_spans};
 use std::collections::VecDeque;
@@ -165,7 +166,7 @@ impl Queue {
     }
 
     /// Waits until the consumer has everything, or has had its time.
-    pub(super) fn wait_over(&self, patience: &Patience) {
+    pub(super) fn wait_over(&self, patience: &Patience, pulse: &Pulse) {
         /// How often what it has taken is looked at.
         const LOOK: Duration = Duration::from_millis(50);
         let before = self.sent.load(Ordering::Relaxed);
@@ -173,6 +174,7 @@ impl Queue {
         while inner.state != State::Gone {
             let sent = self.sent.load(Ordering::Relaxed) - before;
             let Some(left) = patience.left(sent) else { break };
+            pulse.beat();
             let waited = self.left.wait_timeout(inner, left.min(LOOK));
             inner = waited.unwrap_or_else(PoisonError::into_inner).0;
         }

@@ -28,10 +28,11 @@ use super::selftest::Testing;
 use super::tracing::Plan;
 use super::verdict::Verdict;
 use super::{Commands, Histogram, SessionError, Tracing, mark};
+use crate::deadline::Deadline;
 use crate::kernel::{Exits, Kernel};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::{self, ConsoleLines, ExitReader, Relay, Setup, Targets};
-use crate::serve::{ControlRequest, Hub, Join, Sink};
+use crate::serve::{ControlRequest, Join, Sink};
 use crate::stream::{Context, Header, Initcall, MarkKind, Summary};
 use crate::tracer::{
     Attachment, Counters, ExitPlan, Image, ModuleFunction, Options, Ram, Tripwire,
@@ -125,6 +126,8 @@ pub(super) struct Controller {
     pub(super) functions: FxHashMap<usize, Arc<ModuleFunction>>,
     /// Tracers of which it was said that they miss something of modules.
     pub(super) unvalued: Vec<String>,
+    /// Of the run.
+    pub(super) deadline: Deadline,
     /// The trigger that ends the run.
     pub(super) ended_by: Option<String>,
     /// Of triggers.
@@ -150,6 +153,7 @@ impl Controller {
         tracing: Tracing,
         stream: Output,
         commands: Commands,
+        deadline: Deadline,
     ) -> Self {
         // What the image tells is found out before there is a guest that waits for it; what is
         // missing is told when it is needed.
@@ -178,6 +182,7 @@ impl Controller {
             waiting: Vec::new(),
             functions: FxHashMap::default(),
             unvalued: Vec::new(),
+            deadline,
             ended_by: None,
             commands,
             latency: None,
@@ -522,7 +527,7 @@ impl Controller {
         let resolve = relay::resolver(&self.kernel, image.slide);
         let setup = Setup {
             header: self.header(machine, image.slide),
-            stream: Hub::new(primary, machine.vcpus(), resolve)?,
+            stream: self.hub(machine, primary, resolve)?,
             joins,
             readers: attachment.readers(),
             exits,

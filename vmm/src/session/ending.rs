@@ -3,14 +3,15 @@
 
 use super::attach::{Controller, Output};
 use super::{Closing, SessionError};
+use crate::deadline;
 use crate::machine::Machine;
 use crate::relay::{self, Ending, Relay, Setup, Targets};
-use crate::serve::{Answer, Hub, Patience, Reply, Unwritten};
+use crate::serve::{Answer, Hub, Patience, Reply, Resolve, Sink, Unwritten};
 use crate::stream::{Exit, Summary};
 use crate::tracer::Ram;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often it is asked whether somebody does not want to wait any more.
 const LOOK: Duration = Duration::from_millis(50);
@@ -30,8 +31,21 @@ struct UnderWay {
     ending: Ending,
     /// Notes of the summary that the stream ends with.
     notes: usize,
-    /// Who has asked for it.
-    reply: Reply,
+    /// Who has asked for it, until they have an answer.
+    reply: Option<Reply>,
+    /// How often the relay has told that it goes on, and when that was seen.
+    seen: (u64, Instant),
+}
+
+impl UnderWay {
+    /// Whether the relay goes on.
+    fn goes_on(&mut self) -> bool {
+        let beats = self.ending.beats();
+        if beats != self.seen.0 {
+            self.seen = (beats, Instant::now());
+        }
+        self.seen.1.elapsed() < deadline::TIME
+    }
 }
 
 impl TraceEnd {
@@ -73,7 +87,8 @@ impl Controller {
                 relay.traced(history.finish());
                 let ending = relay.finish(self.summary.clone(), grace);
                 let notes = self.summary.notes.len();
-                self.end.under_way = Some(UnderWay { ending, notes, reply });
+                let seen = (ending.beats(), Instant::now());
+                self.end.under_way = Some(UnderWay { ending, notes, reply: Some(reply), seen });
             }
             Err(error) => {
                 reply.send(Err(error.to_string()));
@@ -82,11 +97,30 @@ impl Controller {
         }
     }
 
+    /// Where the stream goes. What has not come out there is told if the process must end.
+    pub(super) fn hub(
+        &self,
+        machine: &Machine,
+        primary: Sink,
+        resolve: Resolve,
+    ) -> io::Result<Hub> {
+        let hub = Hub::new(primary, machine.vcpus(), resolve)?;
+        let unwritten = hub.primary().unwritten();
+        self.deadline.set_lost(Box::new(move || {
+            let Unwritten { bytes, records } = unwritten().unwrap_or_default();
+            Some(format!(
+                "the trace is torn: what was in the rings is lost, and {bytes} bytes behind them with {records} \
+                 records"
+            ))
+        }));
+        Ok(hub)
+    }
+
     fn untraced(&self, machine: &Machine, output: Output) -> io::Result<Relay> {
         let Output { primary, joins, console, .. } = output;
         let setup = Setup {
             header: self.header(machine, 0),
-            stream: Hub::new(primary, machine.vcpus(), relay::resolver(&self.kernel, 0))?,
+            stream: self.hub(machine, primary, relay::resolver(&self.kernel, 0))?,
             joins,
             readers: Vec::new(),
             exits: Vec::new(),
@@ -105,10 +139,19 @@ impl Controller {
     /// Takes note of the end of the stream if it comes within `time`. Whether nothing is to be
     /// waited for any more.
     pub(super) fn await_end(&mut self, time: Duration) -> bool {
-        let Some(under_way) = &self.end.under_way else { return true };
-        let Some(end) = under_way.ending.wait(time) else { return false };
+        let Some(under_way) = &mut self.end.under_way else { return true };
+        let Some(end) = under_way.ending.wait(time) else {
+            if !under_way.goes_on()
+                && let Some(reply) = under_way.reply.take()
+            {
+                // Nobody waits for ever; the run goes on.
+                reply.send(Err("the trace does not end: its relay is stuck".into()));
+            }
+            return false;
+        };
         let Some(UnderWay { notes, reply, .. }) = self.end.under_way.take() else { return true };
-        reply.send(match end {
+        self.deadline.set_lost(Box::new(|| None));
+        reply.unwrap_or_else(Reply::nobody).send(match end {
             Ok(relay::End { mut summary, unwritten }) => {
                 // What has come since is not in the stream.
                 let since = self.summary.notes.split_off(notes.min(self.summary.notes.len()));
@@ -124,6 +167,12 @@ impl Controller {
             }
         });
         true
+    }
+
+    /// When it is to be looked at whether the end of the trace goes on, if somebody waits for it.
+    pub(super) fn end_deadline(&self) -> Option<Instant> {
+        let under_way = self.end.under_way.as_ref().filter(|end| end.reply.is_some())?;
+        under_way.seen.1.checked_add(deadline::TIME)
     }
 
     /// Ends the stream if it has not ended, and tells how the run went, and what the primary output
@@ -143,9 +192,16 @@ impl Controller {
         self.summary.notes.extend(notes);
         let wanted = matches!(exit, Exit::Stopped | Exit::Timeout);
         let grace = if wanted { Patience::WANTED } else { Patience::BY_ITSELF };
+        self.deadline.begin("the relay's thread, or an output of the trace,", deadline::TIME);
         self.begin_end(machine, exit, grace, Reply::nobody());
         let mut patient = !wanted;
+        let mut seen = None;
         while !self.await_end(LOOK) {
+            // It waits for outputs as long as they have time, and tells so.
+            let beats = self.end.under_way.as_ref().map(|end| end.ending.beats());
+            if std::mem::replace(&mut seen, beats) != beats {
+                self.deadline.renew();
+            }
             if patient && stop() {
                 patient = false;
                 self.end.under_way.iter().for_each(|under_way| under_way.ending.hurry());

@@ -33,6 +33,7 @@ mod triggers;
 mod values;
 mod verdict;
 
+use crate::deadline::{self, Deadline};
 use crate::kernel::{Kernel, KernelError};
 use crate::machine::{Config, ConsoleSinks, Event, ExitReason, Far, Machine, MachineError};
 use crate::relay::ConsoleLines;
@@ -59,6 +60,12 @@ pub use values::{ValuesError, Wants, values};
 /// Gets bytes of the guest in pieces of any size.
 pub type Listener = Box<dyn FnMut(&[u8]) + Send>;
 
+/// What a run that does not end is said to have waited for.
+const CONTROLLER: &str = "the run's main thread, which was to end it,";
+const MACHINE: &str = "a thread of a vCPU or of a device";
+/// How long events keep what is due from being seen to.
+const LATE: Duration = Duration::from_secs(1);
+
 /// One run.
 pub struct Request {
     /// The kernel that the machine boots.
@@ -81,6 +88,8 @@ pub struct Request {
     pub control: Receiver<ControlRequest>,
     /// Give up after this long.
     pub timeout: Option<Duration>,
+    /// Told what the run waits for.
+    pub deadline: Deadline,
     /// Runs the commands of triggers.
     pub commands: Commands,
     /// Asked at the end.
@@ -155,6 +164,7 @@ pub fn run(
 ) -> Result<Outcome, SessionError> {
     let Request { kernel, machine, console, agent, tracing, .. } = request;
     let Request { stream, joins, control, timeout, closing, console_marks, commands, .. } = request;
+    let deadlines = request.deadline;
     // Parsed now: later the guest would wait for it.
     kernel.check_traceable()?;
     let far = far_memory(kernel.arch(), machine.cpus.into(), tracing.buffer)?;
@@ -172,6 +182,8 @@ pub fn run(
         Box::new(|_| ())
     };
     let mut machine = Machine::new(config, ConsoleSinks { console, agent, heard })?;
+    // Dropped before it, however this ends: that waits for its threads.
+    let _threads = deadlines.at_drop(MACHINE, deadline::STEP);
     let exits = if tracing.exits { exits::observe(&mut machine) } else { Vec::new() };
     started(Handles {
         waker: machine.waker(),
@@ -183,10 +195,15 @@ pub fn run(
         tracing,
         Output { primary: stream, joins, console: lines, exits },
         commands,
+        deadlines.clone(),
     );
     controller.loaded(&machine);
     // Everything is open that this thread needs but what the sandbox was told of.
     machine.start(|| sandbox::enter(Thread::Controller))?;
+    match timeout {
+        Some(timeout) => deadlines.begin(CONTROLLER, timeout.saturating_add(deadline::STEP)),
+        None => deadlines.begin_open(CONTROLLER),
+    }
     // Beyond any clock is never.
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let mut exit = None;
@@ -194,11 +211,8 @@ pub fn run(
         let halted = controller.verdict.deadline();
         let counts = controller.counts_deadline();
         let wait = deadline.into_iter().chain(halted).chain(counts);
-        let wait = wait.chain(controller.test_deadline()).min();
-        let wait = wait.map_or(Duration::from_secs(3600), |deadline| {
-            deadline.saturating_duration_since(Instant::now())
-        });
-        match machine.events().recv_timeout(wait) {
+        let wait = wait.chain(controller.test_deadline()).chain(controller.end_deadline()).min();
+        match next(machine.events(), wait) {
             Ok(Event::MsrWrite { vcpu, value, .. }) => {
                 controller.entry_known(&machine, vcpu, value);
                 let _ = machine.release(vcpu);
@@ -233,6 +247,7 @@ pub fn run(
                 }
             }
             Err(RecvTimeoutError::Timeout) => {
+                controller.await_end(Duration::ZERO);
                 controller.test_overdue(&machine);
                 if halted.is_some_and(|deadline| Instant::now() >= deadline) {
                     exit = controller.verdict.panic();
@@ -256,6 +271,7 @@ pub fn run(
             return Err(SessionError::Stream(error));
         }
     };
+    deadlines.begin("giving back what is traced", deadline::STEP);
     controller.detach(&machine);
     if let Some(ExitReason::Panic { message }) = &exit {
         controller.note(format!("kernel panic: {message}"));
@@ -265,11 +281,47 @@ pub fn run(
     let anomaly = std::mem::take(&mut controller.anomaly).take();
     let ended_by = controller.ended_by.take();
     let (summary, unwritten) = controller.finish(&machine, end, closing(), stop)?;
+    deadlines.begin(MACHINE, deadline::STEP);
     machine.stop();
     Ok(Outcome { summary, exit, unwritten, anomaly, ended_by })
+}
+
+/// The next event, or that it is time to look at what is due. What has happened by then comes first, but for no
+/// longer than [`LATE`]: of a guest that runs into traps all the time, or of commands, there is always another event.
+fn next(events: &Receiver<Event>, due: Option<Instant>) -> Result<Event, RecvTimeoutError> {
+    let Some(due) = due else { return events.recv_timeout(Duration::from_secs(3600)) };
+    let now = Instant::now();
+    if now.saturating_duration_since(due) > LATE {
+        return Err(RecvTimeoutError::Timeout);
+    }
+    events.recv_timeout(due.saturating_duration_since(now))
 }
 
 fn mark(ticks: u64, kind: MarkKind, duration: Duration, text: String) -> Mark {
     let duration_ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
     Mark { ticks, kind, duration_ns, text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    // Else `--timeout` ends no run whose guest keeps vmtrace busy.
+    #[test]
+    fn what_is_due_is_seen_to_though_there_is_always_another_event() {
+        let (sender, events) = channel();
+        (0..3).for_each(|_| sender.send(Event::Wake).unwrap());
+        let now = Instant::now();
+        let before = |time| now.checked_sub(time);
+        // What has happened in time is not overlooked.
+        assert!(matches!(next(&events, Some(now)), Ok(Event::Wake)));
+        assert!(matches!(next(&events, None), Ok(Event::Wake)));
+        let late = next(&events, before(2 * LATE));
+        assert!(matches!(late, Err(RecvTimeoutError::Timeout)), "{late:?}");
+        assert!(matches!(next(&events, before(LATE / 2)), Ok(Event::Wake)));
+        drop(sender);
+        let gone = next(&events, Some(now));
+        assert!(matches!(gone, Err(RecvTimeoutError::Disconnected)), "{gone:?}");
+    }
 }

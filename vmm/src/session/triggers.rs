@@ -6,8 +6,9 @@ use super::attach::{Controller, Stage};
 use super::conditions::Conditional;
 use super::follow::Follow;
 use super::tracing::{Duties, NOBODY, Plan, Tracing};
+use crate::deadline;
 use crate::machine::Machine;
-use crate::relay::Snapshot;
+use crate::relay::{SNAPSHOT_TIME, Snapshot};
 use crate::serve::{Answer, Control, ControlRequest, Reply};
 use crate::stream::MarkKind;
 use crate::tracer::{Attachment, Duty, Part, Tally};
@@ -226,6 +227,8 @@ impl Controller {
         }
         let paused = machine.pause().map_err(|error| error.to_string())?;
         let relay = self.relay.as_ref().ok_or("tracing has not begun")?;
+        // It may wait for the output.
+        self.deadline.allow(SNAPSHOT_TIME + deadline::TIME);
         let Snapshot { records, whole } = relay.snapshot().ok_or("the relay has failed")?;
         let mut text = format!("snapshot: {records} records");
         if !whole {

@@ -126,13 +126,26 @@ pub(super) fn then(code: Result<u8>, conversion: Option<Conversion>) -> Result<u
     }
 }
 
+/// The run is over, and with it what has seen to signals: from now on they end the process.
+///
+/// # Errors
+/// When they cannot be handled.
+pub(super) fn end_by_signals() -> io::Result<()> {
+    end_by_signals_if(&Arc::new(AtomicBool::new(true)))
+}
+
+fn end_by_signals_if(insists: &Arc<AtomicBool>) -> io::Result<()> {
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        let code = i32::from(exit::FAILED);
+        signal_hook::flag::register_conditional_shutdown(signal, code, Arc::clone(insists))?;
+    }
+    Ok(())
+}
+
 /// The whole answer. Who does not want to wait for it ends this process: the converter goes on.
 fn heard(mut answer: ChildStdout) -> io::Result<Vec<u8>> {
     let insists = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        let code = i32::from(exit::FAILED);
-        signal_hook::flag::register_conditional_shutdown(signal, code, Arc::clone(&insists))?;
-    }
+    end_by_signals_if(&insists)?;
     loop {
         let mut wanted = [PollFd::new(answer.as_fd(), PollFlags::POLLIN)];
         match poll(&mut wanted, PollTimeout::from(TOGETHER)) {

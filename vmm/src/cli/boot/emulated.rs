@@ -6,6 +6,8 @@ use super::commands::Shell;
 use super::interactive::{self, Typing};
 use super::outlet::{Ended, Outlet};
 use super::{Args, OverflowArg, Watchers, disks, shares, trace_name, trace_output};
+use crate::cli::exit;
+use crate::deadline::{self, Deadline, Guard};
 use crate::devices::virtio::blk::Disk;
 use crate::devices::virtio::fs::Share;
 use crate::emulated::{
@@ -13,6 +15,7 @@ use crate::emulated::{
     Tunnel,
 };
 use crate::kernel::Kernel;
+use crate::serve::{Patience, Unwritten};
 use crate::tracer::annex;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -20,6 +23,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use vmtrace_system::say;
 
 const VMLINUX: &str = "/job/vmlinux";
@@ -33,6 +37,18 @@ const VSOCK: &str = "/job/vsock";
 const GATEWAY: &str = "/job/vsock-gateway";
 const CALLS: &str = "/job/calls";
 const SHARES: &str = "/job/shares";
+
+/// What a run that does not end is said to have waited for.
+const HOST: &str = "vmtrace in the emulated host, or that host,";
+/// How long a signal may take to end a run there, and then the host, if nothing else does.
+const HURRY: Duration = Duration::from_secs(60);
+/// How much longer a run with a `--timeout` may take: it is prepared there, where instructions take their time,
+/// and ends.
+const AROUND: Duration = Duration::from_secs(240);
+/// How long a run that tells something lives after that in any case.
+const ALIVE: Duration = Duration::from_secs(60);
+/// How long sockets may take to be closed: each has its own time for that.
+const CLOSING: Duration = Duration::from_secs(30);
 
 /// Memory of the host beside that of the guest and the files, MiB.
 const HOST_MEMORY: u64 = 1024;
@@ -58,8 +74,12 @@ pub(super) fn run(
     kernel: &Kernel,
     initrd: Vec<u8>,
     (disks, shares): (&[Disk], Vec<Share>),
+    guard: &mut Option<Guard>,
 ) -> Result<u8> {
     let interrupts = Arc::new(Interrupts::install().context("cannot handle signals")?);
+    let deadline =
+        guard.insert(Guard::start(HURRY, exit::FAILED).context("no watchdog")?).deadline();
+    deadline.begin_open("the start of the emulated host");
     let files = files(args, kernel, initrd)?;
     // Each file is there twice while the initramfs is unpacked, and once in vmtrace.
     let content: u64 = files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
@@ -91,6 +111,7 @@ pub(super) fn run(
         .transpose()?;
     let mut calls = shell.as_ref().map(Shell::input).transpose()?;
     let mut host = EmulatedHost::start(&options).map_err(|error| enough(error, memory))?;
+    let _host = deadline.at_drop(HOST, deadline::TIME);
     let tunnel = |here: &Option<PathBuf>, there| {
         here.as_deref().map(|here| host.tunnel(here, there)).transpose()
     };
@@ -100,7 +121,15 @@ pub(super) fn run(
     line.extend(disks::in_host(disks));
     line.extend(shares::in_host(&shares, SHARES));
     let _shares = (!shares.is_empty()).then(|| offer(&host, shares)).transpose()?;
-    let mut trace = Outlet::start(trace_output(args, watchers)?)?;
+    let _sockets = deadline.at_drop("a connection to the run", CLOSING);
+    let mut trace = Outlet::start(trace_output(args, watchers)?, &deadline)?;
+    let unwritten = trace.unwritten();
+    deadline.set_lost(Box::new(move || {
+        let Unwritten { bytes, .. } = unwritten().unwrap_or_default();
+        Some(format!(
+            "the trace is torn: what the emulated host had of it is lost, and {bytes} bytes here"
+        ))
+    }));
     let mut console: Box<dyn Write + Send> = match args.console.as_str() {
         _ if args.interactive => Box::new(interactive::screen()?),
         "stderr" | "none" => Box::new(std::io::sink()),
@@ -108,7 +137,7 @@ pub(super) fn run(
     };
     // The trace has an output of its own: this is what --run writes.
     let mut stdout =
-        args.has_stdout_for_run().then(|| run_stdout(args, &interrupts)).transpose()?;
+        args.has_stdout_for_run().then(|| run_stdout(args, &interrupts, &deadline)).transpose()?;
     let stdout_ended = stdout.as_ref().map(Outlet::ended);
     let (mut no_stdout, mut stderr) = (Stderr, Stderr);
     let mut job = match &mut stdout {
@@ -125,10 +154,24 @@ pub(super) fn run(
         job.stdin = Stdin::Reader(Box::new(std::io::stdin()));
     }
     let ended = trace.ended();
-    job.ended = Some(Box::new(move || {
-        ended.note();
-        stdout_ended.iter().for_each(Ended::note);
+    job.taken = Some(Box::new({
+        let deadline = deadline.clone();
+        move || deadline.allow(ALIVE)
     }));
+    job.ended = Some(Box::new({
+        let deadline = deadline.clone();
+        move || {
+            deadline.begin("what reads the run's output", Patience::BY_ITSELF + deadline::TIME);
+            ended.note();
+            stdout_ended.iter().for_each(Ended::note);
+        }
+    }));
+    match args.timeout.map(Duration::from_secs) {
+        // Time there is counted by instructions.
+        _ if args.icount => deadline.begin_open(HOST),
+        Some(timeout) => deadline.begin(HOST, timeout.saturating_add(AROUND)),
+        None => deadline.begin_open(HOST),
+    }
     job.outputs.push((TRACE.to_owned(), &mut trace));
     job.outputs.push((CONSOLE.to_owned(), &mut *console));
     job.outputs.extend(calls.iter_mut().map(|calls| (CALLS.to_owned(), calls as Output<'_>)));
@@ -141,21 +184,32 @@ pub(super) fn run(
     drop(terminal);
     drop(calls);
     if let Some(shell) = shell {
-        shell.finish(|| asked.count() > 0);
+        deadline.begin("what --exec-at has started", deadline::TIME);
+        shell.finish(|| {
+            deadline.renew();
+            asked.count() > 0
+        });
     }
+    deadline.begin("an output of the run", deadline::TIME);
     // Also of a host that has died.
     let written = stdout.map_or(Ok(()), Outlet::finish);
     let end = end?;
     trace.finish().with_context(|| format!("cannot write {}", trace_name(args)))?;
     written.context("cannot write what --run has written to standard output")?;
+    deadline.set_lost(Box::new(|| None));
+    deadline.set_code(end.exit_code());
     Ok(end.exit_code())
 }
 
 /// For what the command writes to standard output.
-fn run_stdout(args: &Args, interrupts: &Arc<Interrupts>) -> std::io::Result<Outlet> {
+fn run_stdout(
+    args: &Args,
+    interrupts: &Arc<Interrupts>,
+    deadline: &Deadline,
+) -> std::io::Result<Outlet> {
     let sink = std::fs::File::from(std::io::stdout().as_fd().try_clone_to_owned()?);
     let (limited, interrupts) = (args.timeout.is_some(), Arc::clone(interrupts));
-    Outlet::of_program(Box::new(sink), move || limited || interrupts.count() > 0)
+    Outlet::of_program(Box::new(sink), move || limited || interrupts.count() > 0, deadline)
 }
 
 /// The servers of shares, for the vmtrace in the host: each is there once.

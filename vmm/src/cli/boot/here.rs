@@ -8,6 +8,7 @@ use super::{Args, Watchers, trace_name, trace_output};
 use crate::agent::protocol::AGENT_PORT;
 use crate::agent::{AgentMessage, AgentParser};
 use crate::cli::{exit, output};
+use crate::deadline::{self, Deadline, Guard};
 use crate::devices::virtio::blk::Disk;
 use crate::devices::virtio::fs::{Fs, Share};
 use crate::devices::virtio::vsock::{self, Vsock};
@@ -20,7 +21,7 @@ use crate::sandbox::{self, Thread};
 use crate::serve::{Control, Reply, Services};
 use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tracing};
 use crate::stream::Exit;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
@@ -28,6 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
+use vmtrace_system::private_socket;
 use vmtrace_system::say;
 use vmtrace_system::terminal::{self, RawTerminal};
 
@@ -39,6 +41,8 @@ const POWER_OFF_TIME: Duration = Duration::from_secs(60);
 /// Consumers, and commands, that may wait to be seen to.
 const MAX_JOINS: usize = 64;
 const MAX_COMMANDS: usize = 256;
+/// What a run that does not end is said to have waited for.
+const EVENTS: &str = "the thread of the event loop";
 const NO_DRIVER: &str = "no vsock in the guest, so neither consumers nor an agent there: its kernel \
                          has started no driver for it (--modules DIR gives it the modules)";
 
@@ -97,13 +101,15 @@ fn confinement(args: &Args) -> sandbox::Settings {
     }
 }
 
-/// Runs the guest on the KVM of this machine; returns the exit code.
+/// Runs the guest on the KVM of this machine; returns the exit code. `guard` has a deadline from the moment on
+/// when the process is confined.
 pub(super) fn run(
     args: &Args,
     watchers: &Watchers,
     kernel: Arc<Kernel>,
     tracing: Tracing,
     (initrd, disks, shares): (Vec<u8>, Vec<Disk>, Vec<Share>),
+    guard: &mut Option<Guard>,
 ) -> Result<u8> {
     let specs = &args.triggers.exec_at;
     let shell = (!specs.is_empty() && args.exec_to.is_none())
@@ -115,7 +121,11 @@ pub(super) fn run(
         (None, None) => None,
     };
     sandbox::set_up(&confinement(args))?;
+    let deadline =
+        guard.insert(Guard::start(deadline::STEP, exit::FAILED).context("no watchdog")?).deadline();
+    deadline.begin_open("the start of the run");
     let events = EventLoop::start(Thread::Events).context("no event loop")?;
+    let _events = deadline.at_drop(EVENTS, deadline::TIME);
     let (joining, joins) = sync_channel(MAX_JOINS);
     let (commands, control) = sync_channel(MAX_COMMANDS);
     let waker = Arc::new(OnceLock::<Waker>::new());
@@ -211,6 +221,7 @@ pub(super) fn run(
         joins,
         control,
         timeout: args.timeout.map(Duration::from_secs),
+        deadline: deadline.clone(),
         commands: Box::new(move |called| match &mut told {
             Some(told) => told.write_all(commands::line(called).as_bytes()),
             None => Ok(()),
@@ -248,7 +259,8 @@ pub(super) fn run(
         let at_terminal = args.interactive;
         let events = events.handle();
         let patience = Arc::default();
-        let ending = Ending { stop, waker: Arc::clone(&waker), patience };
+        let ending =
+            Ending { stop, waker: Arc::clone(&waker), patience, deadline: deadline.clone() };
         // Before the terminal is raw: none of them may end the process from then on.
         listen_to_signals(&events, ending.clone());
         let _terminal = at_terminal.then(take_terminal).transpose()?;
@@ -264,12 +276,20 @@ pub(super) fn run(
         )
     };
     // Nobody is let in any more.
+    deadline.begin(EVENTS, deadline::TIME);
     drop(server);
+    // Asked all the time while these wait as long as they may.
+    let hurry = || {
+        deadline.renew();
+        asked.load(Ordering::Relaxed)
+    };
     if let Some(shell) = shell {
-        shell.finish(|| asked.load(Ordering::Relaxed));
+        deadline.begin("what --exec-at has started", deadline::TIME);
+        shell.finish(hurry);
     }
     let by_itself = outcome.as_ref().is_ok_and(|outcome| outcome.exit.is_some());
-    let run_output = run_output.finish(by_itself, || asked.load(Ordering::Relaxed));
+    deadline.begin("what --run has written", deadline::TIME);
+    let run_output = run_output.finish(by_itself, hurry);
     let outcome = match outcome {
         Err(SessionError::Stream(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => {
             return Ok(exit::DONE);
@@ -279,6 +299,12 @@ pub(super) fn run(
         }
         outcome => outcome?,
     };
+    let (words, code) = verdict(args, &outcome);
+    let whole = outcome.unwritten.bytes == 0 && run_output.is_ok();
+    deadline.set_code(
+        code.as_ref().map_or(exit::FAILED, |code| if whole { *code } else { exit::FAILED }),
+    );
+    deadline.begin("standard error", deadline::TIME);
     let mut text = Vec::new();
     let said = said.lock().unwrap_or_else(PoisonError::into_inner);
     write_summary(&mut text, &outcome.summary)?;
@@ -298,7 +324,8 @@ pub(super) fn run(
         bail!("the trace is not whole: {}", outcome.unwritten);
     }
     run_output?;
-    exit_code(args, &outcome)
+    words.iter().for_each(|words| say!("vmtrace: {words}"));
+    code
 }
 
 /// The file, or pipe, of `--exec-to`.
@@ -307,35 +334,37 @@ fn told_to(path: &Path) -> Result<File> {
     file.with_context(|| format!("--exec-to {}", path.display()))
 }
 
-fn exit_code(args: &Args, outcome: &Outcome) -> Result<u8> {
+/// What the user is told of how the run went, and the exit code.
+fn verdict(args: &Args, outcome: &Outcome) -> (Option<String>, Result<u8>) {
     if let (Some(by), None) = (&outcome.ended_by, &outcome.anomaly) {
-        say!("vmtrace: ended by {by}");
-        return Ok(args.triggers.end_code);
+        return (Some(format!("ended by {by}")), Ok(args.triggers.end_code));
     }
     let unfinished = args.expects_run() && outcome.summary.run_status.is_none();
     let anomaly = outcome.anomaly.as_deref();
     let anomaly = anomaly.map(|what| format!("tracing has ended before the guest: {what}"));
     match (&outcome.exit, anomaly) {
         (Some(ExitReason::Panic { .. } | ExitReason::TripleFault), anomaly) => {
-            anomaly.iter().for_each(|what| say!("vmtrace: error: {what}"));
-            return Ok(exit::GUEST_DIED);
+            return (anomaly.map(|what| format!("error: {what}")), Ok(exit::GUEST_DIED));
         }
-        (Some(ExitReason::InternalError(what)), _) => bail!("the machine failed: {what}"),
-        (_, Some(what)) => bail!(what),
+        (Some(ExitReason::InternalError(what)), _) => {
+            return (None, Err(anyhow!("the machine failed: {what}")));
+        }
+        (_, Some(what)) => return (None, Err(anyhow!(what))),
         (_, None) => {}
     }
-    Ok(match &outcome.exit {
+    let code = match &outcome.exit {
         None if outcome.summary.exit == Exit::Timeout && unfinished => {
-            say!("vmtrace: error: the time was up before --run had finished: see --timeout");
-            exit::TIMED_OUT
+            let words = "error: the time was up before --run had finished: see --timeout";
+            return (Some(words.to_owned()), Ok(exit::TIMED_OUT));
         }
-        _ if outcome.summary.run_status.is_some_and(|status| status != 0) => exit::RUN_FAILED,
+        _ if outcome.summary.run_status.is_some_and(|status| status != 0) => Ok(exit::RUN_FAILED),
         None if outcome.summary.exit == Exit::Stopped && unfinished => {
-            bail!("stopped before --run had finished")
+            Err(anyhow!("stopped before --run had finished"))
         }
-        _ if unfinished => bail!("the guest ended without saying how --run had ended"),
-        _ => exit::DONE,
-    })
+        _ if unfinished => Err(anyhow!("the guest ended without saying how --run had ended")),
+        _ => Ok(exit::DONE),
+    };
+    (None, code)
 }
 
 /// What the agent has said.
@@ -377,16 +406,19 @@ struct Ending {
     stop: Arc<AtomicBool>,
     waker: Arc<OnceLock<Waker>>,
     patience: Arc<Patience>,
+    deadline: Deadline,
 }
 
 impl Ending {
     fn ask(&self) {
+        self.deadline.hurry();
         self.stop.store(true, Ordering::Relaxed);
         // Who starts the machine looks once the waker is there.
         self.waker.get().into_iter().for_each(Waker::wake);
         if self.patience.signal(Patience::now()) {
             // The orderly end hangs: the user insists.
             terminal::restore();
+            private_socket::remove_all();
             std::process::exit(i32::from(exit::FAILED));
         }
     }
@@ -460,7 +492,8 @@ mod tests {
     ) -> Result<u8> {
         let summary = Summary { exit: end, run_status, ..Summary::default() };
         let (unwritten, anomaly) = (Unwritten::default(), anomaly.map(str::to_owned));
-        exit_code(&args(options)?, &Outcome { summary, exit, unwritten, anomaly, ended_by: None })
+        let outcome = Outcome { summary, exit, unwritten, anomaly, ended_by: None };
+        verdict(&args(options)?, &outcome).1
     }
 
     // What is missing from the trace may be what somebody looks for.

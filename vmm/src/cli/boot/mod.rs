@@ -23,8 +23,10 @@ mod watchers;
 
 use crate::analyze::latency::Kind;
 use crate::cli::check::{Live, Rules};
+use crate::cli::exit;
 use crate::cli::view::parse_time;
 use crate::condition::Condition;
+use crate::deadline::{self, Deadline, Guard};
 use crate::devices::virtio::blk::MAX_DISKS;
 use crate::devices::virtio::vsock;
 use crate::emulated::{HostArch, THIS_PROGRAM};
@@ -451,19 +453,29 @@ pub fn run(mut args: Args) -> Result<u8> {
     }
     let watchers = Watchers { rules: rules.clone(), reports: reports.clone() };
     let shares = args.shares.start(args.no_seccomp)?;
+    let mut guard = None;
     let code = if choice.emulated {
-        emulated::run(args, &watchers, &kernel, initrd, (&disks, shares))
+        emulated::run(args, &watchers, &kernel, initrd, (&disks, shares), &mut guard)
     } else {
         tracing::uncovered(&kernel, &tracing);
         for note in notes {
             say!("vmtrace: {note}");
         }
-        here::run(args, &watchers, kernel, tracing, (initrd, disks, shares))
+        here::run(args, &watchers, kernel, tracing, (initrd, disks, shares), &mut guard)
     };
+    let deadline = guard.as_ref().map_or_else(Deadline::never, Guard::deadline);
+    deadline.run_has_ended();
     // Also of a run that has failed: what was traced until then is worth having.
-    let code = conversion::then(code, conversion)?;
-    reports.print()?;
-    rules.map_or(Ok(code), |rules| rules.finish(code))
+    let code = conversion::then(code, conversion).and_then(|code| {
+        conversion::end_by_signals()?;
+        reports.print()?;
+        rules.map_or(Ok(code), |rules| rules.finish(code))
+    });
+    deadline.set_code(*code.as_ref().unwrap_or(&exit::FAILED));
+    // What is still to be said is said by whoever has called this.
+    deadline.begin("standard error", deadline::TIME);
+    std::mem::forget(guard);
+    code
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Where the trace of an emulated host comes out.
 
 use super::run_output::patience;
-use crate::serve::{Patience, Primary, Sink};
+use crate::deadline::Deadline;
+use crate::serve::{Patience, Primary, Sink, Unwritten};
 use std::io::{Error, Result, Write};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -33,6 +34,8 @@ struct End {
     patience: OnceLock<[Patience; 2]>,
     /// Whether readers are not waited for.
     hurry: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Told that the wait for them goes on as it should.
+    deadline: Deadline,
 }
 
 impl Ended {
@@ -44,16 +47,17 @@ impl Ended {
     /// The time that is left for a reader who has taken so many bytes since then.
     fn left(&self, [waited_for, other]: &[Patience; 2], taken: u64) -> Option<Duration> {
         let patience = if (self.0.hurry)() { other } else { waited_for };
-        patience.left(taken)
+        patience.left(taken).inspect(|_| self.0.deadline.renew())
     }
 }
 
 impl Outlet {
     /// # Errors
     /// When the system has no thread left.
-    pub(super) fn start(sink: impl Into<Sink>) -> Result<Self> {
+    pub(super) fn start(sink: impl Into<Sink>, deadline: &Deadline) -> Result<Self> {
         let primary = Primary::start(sink)?;
-        let end = End { patience: OnceLock::new(), hurry: Box::new(|| true) };
+        let (patience, deadline) = (OnceLock::new(), deadline.clone());
+        let end = End { patience, hurry: Box::new(|| true), deadline };
         Ok(Self { primary, ended: Ended(Arc::new(end)), begun: None, left_out: 0, failed: false })
     }
 
@@ -64,11 +68,18 @@ impl Outlet {
     pub(super) fn of_program(
         sink: Box<dyn Write + Send>,
         hurry: impl Fn() -> bool + Send + Sync + 'static,
+        deadline: &Deadline,
     ) -> Result<Self> {
-        let mut outlet = Self::start(sink)?;
+        let mut outlet = Self::start(sink, deadline)?;
         outlet.primary.set_capacity(PROGRAM);
-        outlet.ended.0 = Arc::new(End { patience: OnceLock::new(), hurry: Box::new(hurry) });
+        let (patience, deadline) = (OnceLock::new(), deadline.clone());
+        outlet.ended.0 = Arc::new(End { patience, hurry: Box::new(hurry), deadline });
         Ok(outlet)
+    }
+
+    /// What has not come out, for those who wait for no lock.
+    pub(super) fn unwritten(&self) -> impl Fn() -> Option<Unwritten> + Send + 'static {
+        self.primary.unwritten()
     }
 
     /// To be told when the run has ended.
@@ -154,7 +165,8 @@ mod tests {
     // `| head -1`: not an output that is stuck, for which there would be 60 s.
     #[test]
     fn one_that_has_failed_is_not_waited_for() {
-        let mut outlet = Outlet::of_program(Box::new(Closed), || false).unwrap();
+        let mut outlet =
+            Outlet::of_program(Box::new(Closed), || false, &Deadline::never()).unwrap();
         let error = loop {
             if let Err(error) = outlet.write_all(b"x") {
                 break error;
@@ -171,7 +183,7 @@ mod tests {
     #[test]
     fn a_run_ends_whether_or_not_its_output_is_read() {
         let (_open, opened) = channel();
-        let mut outlet = Outlet::start(Box::new(Stuck(opened))).unwrap();
+        let mut outlet = Outlet::start(Box::new(Stuck(opened)), &Deadline::never()).unwrap();
         outlet.primary.set_capacity(10);
         outlet.write_all(&[0; 8]).unwrap();
         outlet.write_all(&[0; 8]).unwrap();

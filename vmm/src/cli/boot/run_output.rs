@@ -76,7 +76,7 @@ impl RunOutput {
     }
 
     /// The machine is gone: waits until all that came from it is written. Outputs that take nothing
-    /// are left, soon if somebody wants to `hurry`.
+    /// are left, soon if somebody wants to `hurry`, which is asked all the time.
     ///
     /// # Errors
     /// When not all could be written, other than to somebody who has seen enough.
@@ -96,7 +96,7 @@ impl RunOutput {
                     }
                     Err(RecvTimeoutError::Timeout) => {}
                 }
-                if waits && hurry() {
+                if hurry() && waits {
                     (waits, patience) = (false, Patience::new());
                 }
                 if patience.left(taken.load(Ordering::Relaxed) - before).is_none() {

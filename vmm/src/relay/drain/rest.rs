@@ -8,7 +8,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 /// How long a snapshot waits for the output in all: no vCPU runs meanwhile.
-const SNAPSHOT_TIME: Duration = Duration::from_secs(30);
+pub const SNAPSHOT_TIME: Duration = Duration::from_secs(30);
 
 /// What a snapshot has taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +81,7 @@ impl Drain {
 
     /// Writes the next piece of what is left in a ring: how many records.
     fn take_piece(&mut self, vcpu: usize, rest: &mut crate::tracer::ring::Rest) -> io::Result<u64> {
+        self.pulse.beat();
         self.raw.clear();
         let Some(reader) = self.readers.get_mut(vcpu) else { return Ok(0) };
         let Some(order) = self.orders.get_mut(vcpu) else { return Ok(0) };
