@@ -47,8 +47,8 @@ pub struct Job<'a> {
     pub outputs: Vec<(String, Output<'a>)>,
     /// Called when an output has taken something.
     pub taken: Option<Box<dyn Fn() + Send + Sync + 'a>>,
-    /// Called once it has ended; outputs may not be done.
-    pub ended: Option<Box<dyn FnOnce() + Send + 'a>>,
+    /// Called once it has ended, with how, if that is known; outputs may not be done.
+    pub ended: Option<Box<dyn FnOnce(Option<JobEnd>) + Send + 'a>>,
     /// It is stopped after this time.
     pub timeout: Option<Duration>,
     /// The user's signals: the first stops the job, one too many ([`super::Patience`]) ends everything.
@@ -152,7 +152,7 @@ impl EmulatedHost {
                 }
                 self.wait(number, &run, limits)
             });
-            job.ended.into_iter().for_each(|ended| ended());
+            job.ended.into_iter().for_each(|ended| ended(end.as_ref().ok().copied()));
             run.stdin.into_iter().for_each(|stream| link.abandon(stream));
             if end.is_err() {
                 // Without an end nobody closes the streams, and the writers would wait for ever.

@@ -55,8 +55,9 @@ struct State {
     hurry: Duration,
     /// Signals ask for something else from now on.
     closed: bool,
-    /// With what the process would end.
+    /// With what the process would end, and with what if something is lost.
     code: u8,
+    failed: u8,
     /// Tells what would be lost.
     lost: Option<Lost>,
     over: bool,
@@ -80,12 +81,13 @@ pub struct Late {
 
 impl Guard {
     /// Starts the thread; nothing has a deadline yet. Once somebody wants an end, what the run does
-    /// then has so long as `hurry`. The process ends with `code` when a part is late.
+    /// then has so long as `hurry`. The process ends when a part is late: with `failed` until another code is
+    /// known, and where something is lost.
     ///
     /// # Errors
     /// When the system has no thread left.
-    pub fn start(hurry: Duration, code: u8) -> io::Result<Self> {
-        let guard = Self::start_with(hurry, code, LOOK, |late| end(&late))?;
+    pub fn start(hurry: Duration, failed: u8) -> io::Result<Self> {
+        let guard = Self::start_with(hurry, failed, LOOK, |late| end(&late))?;
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register(signal, Arc::clone(&guard.0.0.asked))?;
         }
@@ -94,11 +96,11 @@ impl Guard {
 
     fn start_with(
         hurry: Duration,
-        code: u8,
+        failed: u8,
         look: Duration,
         late: impl FnOnce(Late) + Send + 'static,
     ) -> io::Result<Self> {
-        let state = State { hurry, code, ..State::default() };
+        let state = State { hurry, code: failed, failed, ..State::default() };
         let shared = Arc::new(Shared { state: Mutex::new(state), ..Shared::default() });
         let watching = Arc::clone(&shared);
         std::thread::Builder::new().name(Thread::Watchdog.name().into()).spawn(move || {
@@ -245,12 +247,13 @@ impl Shared {
             }
             state.pass(before.elapsed().min(MOST));
             if state.is_late() {
-                let State { part, given, code, lost, .. } = &mut *state;
-                let (part, time, code) = (std::mem::take(part), *given, *code);
+                let State { part, given, code, failed, lost, .. } = &mut *state;
+                let (part, time, code, failed) = (std::mem::take(part), *given, *code, *failed);
                 let lost = lost.take();
                 // Whoever comes now is not to wait for this thread.
                 drop(state);
                 let lost = lost.and_then(|lost| lost());
+                let code = if lost.is_some() { failed } else { code };
                 return Some(Late { part, time, code, lost });
             }
         }
@@ -312,14 +315,25 @@ mod tests {
     #[test]
     fn a_part_that_never_ends_is_named() {
         let (_guard, deadline, lates) = guard();
-        deadline.set_lost(Box::new(|| Some("the rest is lost".to_owned())));
+        deadline.set_lost(Box::new(|| None));
         deadline.begin("one that ends", LONG);
         deadline.begin("the relay", SHORT);
         deadline.set_code(7);
         let late = lates.recv().unwrap();
         assert_eq!((&*late.part, late.time, late.code), ("the relay", SHORT, 7));
-        let text = late.to_string();
-        assert!(text.contains("the relay") && text.ends_with("; the rest is lost"), "{text}");
+        assert!(late.to_string().contains("the relay"), "{late}");
+    }
+
+    // Not even where the guest's command has succeeded.
+    #[test]
+    fn what_loses_something_is_no_success() {
+        let (_guard, deadline, lates) = guard();
+        deadline.set_code(0);
+        deadline.set_lost(Box::new(|| Some("the rest is lost".to_owned())));
+        deadline.begin("the relay", SHORT);
+        let late = lates.recv().unwrap();
+        assert_eq!(late.code, FAILED);
+        assert!(late.to_string().ends_with("; the rest is lost"), "{late}");
     }
 
     // Else a slow reader's output would be torn.

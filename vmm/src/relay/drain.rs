@@ -504,7 +504,7 @@ impl Drain {
             grace.left(taken.saturating_sub(begun))
         };
         loop {
-            if !self.writer.get_mut().primary().wait_for_room(&left) {
+            if !self.writer.get_mut().primary().wait_for_room(left) {
                 self.readers.iter_mut().for_each(RingReader::seal);
                 let given_up = self.give_up()?;
                 summary.notes.push(format!(
@@ -533,7 +533,7 @@ impl Drain {
         }
         let mut left_there = 0;
         for vcpu in 0..self.readers.len() {
-            left_there += self.take_rest(vcpu, &left)?;
+            left_there += self.take_rest(vcpu, left)?;
             let corrupt = self.readers.get(vcpu).and_then(RingReader::corrupt);
             summary.exits.extend(self.exits.end(vcpu, &mut self.writer)?);
             // Most often that has been told, when it was found.

@@ -11,11 +11,10 @@ use crate::deadline::{self, Deadline, Guard};
 use crate::devices::virtio::blk::Disk;
 use crate::devices::virtio::fs::Share;
 use crate::emulated::{
-    EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, Output, Stdin,
-    Tunnel,
+    EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, JobEnd, Output,
+    Stdin, Tunnel,
 };
 use crate::kernel::Kernel;
-use crate::serve::{Patience, Unwritten};
 use crate::tracer::annex;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -79,7 +78,12 @@ pub(super) fn run(
     let interrupts = Arc::new(Interrupts::install().context("cannot handle signals")?);
     let deadline =
         guard.insert(Guard::start(HURRY, exit::FAILED).context("no watchdog")?).deadline();
-    deadline.begin_open("the start of the emulated host");
+    let limit = |part| match args.timeout.map(Duration::from_secs) {
+        // Time there is counted by instructions.
+        Some(timeout) if !args.icount => deadline.begin(part, timeout.saturating_add(AROUND)),
+        _ => deadline.begin_open(part),
+    };
+    limit("the start of the emulated host");
     let files = files(args, kernel, initrd)?;
     // Each file is there twice while the initramfs is unpacked, and once in vmtrace.
     let content: u64 = files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
@@ -123,13 +127,7 @@ pub(super) fn run(
     let _shares = (!shares.is_empty()).then(|| offer(&host, shares)).transpose()?;
     let _sockets = deadline.at_drop("a connection to the run", CLOSING);
     let mut trace = Outlet::start(trace_output(args, watchers)?, &deadline)?;
-    let unwritten = trace.unwritten();
-    deadline.set_lost(Box::new(move || {
-        let Unwritten { bytes, .. } = unwritten().unwrap_or_default();
-        Some(format!(
-            "the trace is torn: what the emulated host had of it is lost, and {bytes} bytes here"
-        ))
-    }));
+    deadline.set_lost(Box::new(|| Some("what was not written by then is lost".to_owned())));
     let mut console: Box<dyn Write + Send> = match args.console.as_str() {
         _ if args.interactive => Box::new(interactive::screen()?),
         "stderr" | "none" => Box::new(std::io::sink()),
@@ -139,6 +137,7 @@ pub(super) fn run(
     let mut stdout =
         args.has_stdout_for_run().then(|| run_stdout(args, &interrupts, &deadline)).transpose()?;
     let stdout_ended = stdout.as_ref().map(Outlet::ended);
+    let unwritten: Vec<_> = stdout.iter().chain([&trace]).map(Outlet::unwritten).collect();
     let (mut no_stdout, mut stderr) = (Stderr, Stderr);
     let mut job = match &mut stdout {
         Some(stdout) => Job::new(line, stdout, &mut stderr),
@@ -160,18 +159,22 @@ pub(super) fn run(
     }));
     job.ended = Some(Box::new({
         let deadline = deadline.clone();
-        move || {
-            deadline.begin("what reads the run's output", Patience::BY_ITSELF + deadline::TIME);
+        move |end: Option<JobEnd>| {
+            // Those who have a time of their own renew it.
+            deadline.begin("what reads the run's output", deadline::TIME);
+            if let Some(end) = end {
+                deadline.set_code(end.exit_code());
+                deadline.set_lost(Box::new(move || {
+                    let bytes: u64 =
+                        unwritten.iter().map(|it| it().unwrap_or_default().bytes).sum();
+                    (bytes > 0).then(|| format!("{bytes} bytes of its output are lost"))
+                }));
+            }
             ended.note();
             stdout_ended.iter().for_each(Ended::note);
         }
     }));
-    match args.timeout.map(Duration::from_secs) {
-        // Time there is counted by instructions.
-        _ if args.icount => deadline.begin_open(HOST),
-        Some(timeout) => deadline.begin(HOST, timeout.saturating_add(AROUND)),
-        None => deadline.begin_open(HOST),
-    }
+    limit(HOST);
     job.outputs.push((TRACE.to_owned(), &mut trace));
     job.outputs.push((CONSOLE.to_owned(), &mut *console));
     job.outputs.extend(calls.iter_mut().map(|calls| (CALLS.to_owned(), calls as Output<'_>)));
@@ -196,8 +199,6 @@ pub(super) fn run(
     let end = end?;
     trace.finish().with_context(|| format!("cannot write {}", trace_name(args)))?;
     written.context("cannot write what --run has written to standard output")?;
-    deadline.set_lost(Box::new(|| None));
-    deadline.set_code(end.exit_code());
     Ok(end.exit_code())
 }
 

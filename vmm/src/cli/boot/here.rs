@@ -42,7 +42,10 @@ const POWER_OFF_TIME: Duration = Duration::from_secs(60);
 const MAX_JOINS: usize = 64;
 const MAX_COMMANDS: usize = 256;
 /// What a run that does not end is said to have waited for.
+const START: &str = "the start of the run";
 const EVENTS: &str = "the thread of the event loop";
+/// How much longer than `--timeout` it may take until the guest runs.
+const START_TIME: Duration = Duration::from_secs(120);
 const NO_DRIVER: &str = "no vsock in the guest, so neither consumers nor an agent there: its kernel \
                          has started no driver for it (--modules DIR gives it the modules)";
 
@@ -123,7 +126,10 @@ pub(super) fn run(
     sandbox::set_up(&confinement(args))?;
     let deadline =
         guard.insert(Guard::start(deadline::STEP, exit::FAILED).context("no watchdog")?).deadline();
-    deadline.begin_open("the start of the run");
+    match args.timeout.map(Duration::from_secs) {
+        Some(timeout) => deadline.begin(START, timeout.saturating_add(START_TIME)),
+        None => deadline.begin_open(START),
+    }
     let events = EventLoop::start(Thread::Events).context("no event loop")?;
     let _events = deadline.at_drop(EVENTS, deadline::TIME);
     let (joining, joins) = sync_channel(MAX_JOINS);
