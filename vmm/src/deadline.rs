@@ -17,9 +17,9 @@ use vmtrace_system::{private_socket, say, terminal};
 use crate::sandbox::{self, Thread};
 
 /// How long a part of the end may do nothing.
-pub const TIME: Duration = Duration::from_secs(10);
+pub const TIME: Duration = Duration::from_secs(30);
 /// How long the run may take to see that it is to end: it may be in the middle of a pause.
-pub const STEP: Duration = Duration::from_secs(30);
+pub const STEP: Duration = Duration::from_secs(60);
 /// How often the thread looks.
 const LOOK: Duration = Duration::from_millis(500);
 /// What a look counts for at most. A process that is stopped, or does not get to run, is not late.

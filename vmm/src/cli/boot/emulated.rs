@@ -40,7 +40,7 @@ const SHARES: &str = "/job/shares";
 /// What a run that does not end is said to have waited for.
 const HOST: &str = "vmtrace in the emulated host, or that host,";
 /// How long a signal may take to end a run there, and then the host, if nothing else does.
-const HURRY: Duration = Duration::from_secs(60);
+const HURRY: Duration = Duration::from_secs(120);
 /// How much longer a run with a `--timeout` may take: it is prepared there, where instructions take their time,
 /// and ends.
 const AROUND: Duration = Duration::from_secs(240);
@@ -316,6 +316,8 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
         (args.traces_boot(), "--trace-boot"),
         (args.no_seccomp, "--no-seccomp"),
         (args.children, "--children"),
+        // Its clock is that of nobody who waits.
+        (args.icount, "--icount"),
     ];
     job.extend(flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag.to_owned()));
     job.extend(args.arg.iter().map(|values| format!("--arg={values}")));
