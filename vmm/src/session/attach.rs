@@ -28,7 +28,7 @@ use super::selftest::Testing;
 use super::tracing::Plan;
 use super::verdict::Verdict;
 use super::{Commands, Histogram, SessionError, Tracing, mark};
-use crate::kernel::{Exits, Kernel};
+use crate::kernel::{Exit, Exits, Kernel, Missing};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::{self, ConsoleLines, ExitReader, Relay, Setup, Targets};
 use crate::serve::{ControlRequest, Hub, Join, Sink};
@@ -37,7 +37,7 @@ use crate::tracer::{
     Attachment, Counters, ExitPlan, Image, ModuleFunction, Options, Ram, Tripwire,
 };
 use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -123,7 +123,12 @@ pub(super) struct Controller {
     pub(super) waiting: Vec<ControlRequest>,
     /// Functions of modules, also of those that are gone, by their sites.
     pub(super) functions: FxHashMap<usize, Arc<ModuleFunction>>,
-    /// Tracers of which it was said that they miss something of modules.
+    /// Exits of functions of modules that are loaded, as far as anybody wants returns: indices behind
+    /// those of the kernel's own, ascending.
+    pub(super) module_exits: Vec<(usize, Exit)>,
+    /// Sites of functions of modules of which not all ends can be seen.
+    pub(super) unseen: BTreeMap<Missing, BTreeSet<usize>>,
+    /// Tracers of which it was said that they miss something of modules, and what else was said of them.
     pub(super) unvalued: Vec<String>,
     /// The trigger that ends the run.
     pub(super) ended_by: Option<String>,
@@ -177,6 +182,8 @@ impl Controller {
             late: false,
             waiting: Vec::new(),
             functions: FxHashMap::default(),
+            module_exits: Vec::new(),
+            unseen: BTreeMap::new(),
             unvalued: Vec::new(),
             ended_by: None,
             commands,
@@ -208,7 +215,8 @@ impl Controller {
             return Arc::clone(plan);
         }
         let exits = self.tracing.wants_exits().then(|| self.kernel.exits().ok()).flatten();
-        let plan = Arc::new(self.tracing.plan(exits.map_or(&[], Exits::all)));
+        let plan = self.tracing.plan_with(&self.module_exits, exits.map_or(&[], Exits::all));
+        let plan = Arc::new(plan);
         self.plan = Some(Arc::clone(&plan));
         plan
     }
