@@ -9,11 +9,13 @@ use vmtrace::stream::{Exit, Frame, MarkKind, Reader};
 use crate::args::json;
 use crate::cases::{Guests, assert_whole, trouble, value, values};
 use crate::counts::counted;
-use crate::trace::{Trace, arch_of, syscall};
+use crate::trace::{Entry, Trace, arch_of, missing, syscall};
 
 /// The module that guests load, and its function that is called once for each look at its device.
 const MODULE: &str = "dummy";
 const FUNCTION: &str = "dummy_get_stats64";
+/// What that jumps to.
+const BEHIND: &str = "dev_lstats_read";
 /// How often it comes, and is used each time.
 const ROUNDS: usize = 3;
 const READS: usize = 25;
@@ -88,6 +90,52 @@ impl Guests {
         {
             assert_eq!(count(text), ROUNDS, "{name}: {marks:?}");
         }
+    }
+
+    /// Every call of a function of a module ends as it begins, each time that the module comes, however it
+    /// is left: by a return, or by a jump to a function of the kernel that returns in its place.
+    pub fn functions_of_a_module_return(&self, name: &str) {
+        let module = self.put_module(name);
+        let run = format!("modules /{MODULE}.ko {ROUNDS} {READS} beside");
+        let filter = format!(":mod:{MODULE}");
+        let args = ["-f", &filter, "-f", BEHIND, "--graph", "--retval", "--cpus", "2"];
+        let (finished, trace) = self.run(name, &run, &[&args[..], &["--add", &module]].concat());
+        let (err, summary) = (finished.err(), &trace.summary);
+        assert_eq!(trouble(&err), None, "{name}");
+        assert_eq!(value(&finished, "ftrace-enabled "), 1, "{name}");
+        let raw = "functions of modules (such as those of dummy) show raw registers";
+        let (typed, others): (Vec<_>, Vec<_>) =
+            summary.notes.iter().partition(|note| note.contains(raw));
+        assert_eq!((missing(summary), typed.len(), &others[..]), (0, 1, &[][..]), "{name}\n{err}");
+
+        let of = |entries: &[Entry], function: &str| {
+            entries.iter().filter(|entry| &*entry.function == function).count()
+        };
+        let reads = of(&trace.entries, FUNCTION);
+        assert!(reads >= ROUNDS * READS, "{name}: {reads}");
+        assert_eq!(of(&trace.tails, FUNCTION), reads, "{name}: it ends by a jump");
+        assert_eq!(of(&trace.returns, FUNCTION), 0, "{name}");
+        let lines = json(&trace);
+        let lines = |event: &str, function: &str| {
+            let own = lines.iter().filter(|line| line["module"] == MODULE);
+            let own = own.filter(|line| line["event"] == event && line["function"] == function);
+            own.cloned().collect::<Vec<_>>()
+        };
+        let own = trace.entries.iter().map(|entry| &*entry.function);
+        let own: BTreeSet<&str> = own.filter(|function| *function != BEHIND).collect();
+        assert!(own.len() > 3, "{name}: {own:?}");
+        for function in own {
+            let [entries, returns] = ["entry", "return"].map(|event| lines(event, function));
+            assert_eq!(entries.len(), returns.len(), "{name}: {function}\n{err}");
+            for line in &returns {
+                assert!(line["duration_ns"].as_u64().is_some(), "{name}: {line}");
+                // What it jumps to returns nothing.
+                assert_eq!(line["value"].is_string(), function != FUNCTION, "{name}: {line}");
+            }
+        }
+        let init = lines("return", "dummy_init_module");
+        assert_eq!(init.len(), ROUNDS, "{name}");
+        assert!(init.iter().all(|line| line["value"] == "0x0"), "{name}: {init:?}");
     }
 
     /// The memory of what is gone is not written, whatever else the guest does meanwhile.

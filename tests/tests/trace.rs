@@ -332,6 +332,13 @@ fn functions_of_a_module_are_traced() {
 }
 
 #[test]
+fn functions_of_a_module_return() {
+    for name in ["x86_64-6.12", "x86_64-7"] {
+        GUESTS.functions_of_a_module_return(name);
+    }
+}
+
+#[test]
 fn modules_come_and_go_with_every_function_traced() {
     GUESTS.modules_come_and_go_with_every_function_traced("x86_64-6.12");
 }

@@ -5,9 +5,9 @@ mod fake_guest;
 
 use fake_guest::module::{CODE, Module};
 use fake_guest::{ENABLED, Fake, X86};
-use vmtrace::kernel::{Exit, ExitKind};
+use vmtrace::kernel::{Exit, ExitKind, Missing};
 use vmtrace::tracer::{Attachment, Duty, Guest, ModuleMoment, SkipReason};
-use vmtrace_trampolines::Point;
+use vmtrace_trampolines::{Field, Point};
 
 const TRAP: [u8; 2] = [0xe6, 0x42];
 const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
@@ -112,6 +112,170 @@ fn sites_of_a_module_come_and_go() {
     }
 }
 
+const RETURN: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
+/// Where the functions of a module are left: a jump to a function of the kernel's, a return that goes over
+/// the end of a page, and that of the init function.
+const JUMP: u64 = PLAIN + 5;
+const OVER: u64 = 0xffe;
+const INIT_RETURN: u64 = INIT + 5;
+const TABLE: u64 = 0x400;
+
+/// With such exits.
+fn with_exits(fake: &Fake) -> (Module<'_>, [u8; 5]) {
+    let module = Module::new(fake, [PLAIN, OVER - 14, INIT]);
+    let target = fake.link("vfs_read");
+    let distance = i32::try_from(target.wrapping_sub(CODE + JUMP + 5).cast_signed()).unwrap();
+    let [a, b, c, d] = distance.to_le_bytes();
+    let jump = [0xe9, a, b, c, d];
+    module.put(JUMP, &jump);
+    module.put(OVER - 9, &[0x90; 9]);
+    module.put(OVER, &RETURN);
+    module.put(OVER + 5, &[0xcc; 13]);
+    module.put(INIT_RETURN, &RETURN);
+    module.put(INIT_RETURN + 5, &[0xcc; 6]);
+    // One that is none: in the middle of the jump.
+    module.returns(TABLE, &[OVER, INIT_RETURN, JUMP + 2]);
+    (module, jump)
+}
+
+/// Programs of a return and of a jump.
+fn end_programs(fake: &Fake, attachment: &mut Attachment) -> [u16; 2] {
+    [Point::Return, Point::Tail].map(|point| {
+        let duty = Duty::new(point, vec![0], &[Field::Stack]);
+        attachment.program(fake, &fake.kernel, &duty).unwrap()
+    })
+}
+
+fn settled(fake: &Fake) -> Attachment {
+    let (mut attachment, _) = watched(fake);
+    fake.write(fake.symbol("alternatives_patched"), &1_u32.to_le_bytes()).unwrap();
+    attachment.settle(fake, &fake.kernel).unwrap();
+    attachment
+}
+
+// What is written over a page's end, or after a module is gone, is somebody else's memory; and an exit that is
+// not what it seems to be is the guest's.
+#[test]
+fn exits_of_a_module_come_and_go() {
+    for fake in X86.into_iter().map(Fake::quiet) {
+        let (module, jump) = with_exits(&fake);
+        let mut attachment = settled(&fake);
+        let [ends, jumps] = end_programs(&fake, &mut attachment);
+        let own = fake.kernel.exits().unwrap().all().len();
+        let (mut indices, mut words) = (Vec::new(), Vec::new());
+        for round in 0..3 {
+            let loaded = module.load(&mut attachment).unwrap();
+            let sites: Vec<_> = loaded.functions.iter().map(|&(number, _)| number).collect();
+            let found = attachment.find_module_exits(&fake, &fake.kernel);
+            let [found] = &found[..] else { panic!("{found:?}") };
+            assert_eq!((&*found.module, &found.missing), ("test_module", &Ok(vec![])));
+            assert_eq!((found.exits.len(), found.left_out), (3, 0));
+            assert!(attachment.find_module_exits(&fake, &fake.kernel).is_empty(), "once");
+            let exits: Vec<_> = attachment.module_exits().map(|(at, exit)| (at, *exit)).collect();
+            let target = fake.link("vfs_read");
+            let kinds = [ExitKind::Jump { target }, ExitKind::Return, ExitKind::Return];
+            let is = |exit: &Exit| (exit.address, exit.kind, exit.site as usize);
+            let expected: Vec<_> = [JUMP, OVER, INIT_RETURN]
+                .map(|place| CODE + place)
+                .into_iter()
+                .zip(kinds)
+                .zip(&sites)
+                .map(|((at, kind), &site)| (at, kind, site))
+                .collect();
+            assert_eq!(exits.iter().map(|(_, exit)| is(exit)).collect::<Vec<_>>(), expected);
+            let numbers: Vec<_> = exits.iter().map(|&(index, _)| index).collect();
+            assert!(numbers.iter().all(|&index| index >= own));
+            let wanted: Vec<_> = numbers.iter().copied().zip([jumps, ends, ends]).collect();
+            let said = attachment.stubs(&fake, &fake.kernel, &wanted).unwrap();
+            assert!(said.iter().all(Option::is_some));
+            if round > 0 {
+                assert_eq!((&numbers, &said), (&indices, &words), "the same ones again");
+            }
+            (indices, words) = (numbers, said);
+            assert_eq!(words[1].unwrap().word, u32::try_from((CODE + OVER) & 0xffff_ffff).unwrap());
+            let skipped = attachment.enable_exits(&fake, &fake.kernel, &wanted).unwrap();
+            assert_eq!((skipped, attachment.held_exits()), (vec![], 3));
+            for place in [JUMP, OVER, INIT_RETURN] {
+                let bytes = module.get::<5>(place);
+                assert!(bytes[0] == 0xe9 && bytes != jump, "{place:#x}: {bytes:x?}");
+            }
+            assert_eq!(module.get::<3>(OVER + 5), [0xcc; 3], "not more than that");
+            let range = CODE + INIT..CODE + INIT + 16;
+            attachment.unload_module(&fake, module.books, Some(range)).unwrap();
+            assert_eq!((module.get(INIT_RETURN), attachment.held_exits()), (RETURN, 2));
+            assert_eq!(attachment.module_exits().count(), 2);
+            if round == 1 {
+                // Somebody else has it by now.
+                module.put(OVER, &[0xcc]);
+            }
+            attachment.unload_module(&fake, module.books, None).unwrap();
+            let left = module.get::<5>(OVER);
+            assert_eq!(left[0], if round == 1 { 0xcc } else { 0xc3 });
+            assert_eq!(left == RETURN, round != 1, "{left:x?}");
+            module.put(OVER, &RETURN);
+            assert_eq!((module.get(JUMP), attachment.held_exits()), (jump, 0));
+            assert_eq!(attachment.module_exits().count(), 0);
+            let skipped = attachment.enable_exits(&fake, &fake.kernel, &wanted).unwrap();
+            assert_eq!((skipped, attachment.held_exits()), (vec![], 0), "never again");
+            assert_eq!(module.get(OVER), RETURN);
+        }
+        // Not a return of the kernel's, and a jump to somewhere else than when it was looked for.
+        module.load(&mut attachment).unwrap();
+        attachment.find_module_exits(&fake, &fake.kernel);
+        module.put(OVER, &[0xc3, 0xcc, 0xcc, 0xcc, 0x90]);
+        module.put(JUMP, &[0xe9, 0, 0, 0, 0]);
+        let wanted: Vec<_> = indices.iter().copied().zip([jumps, ends, ends]).collect();
+        let skipped = attachment.enable_exits(&fake, &fake.kernel, &wanted).unwrap();
+        let skipped: Vec<_> = skipped.iter().map(|skip| (skip.exit, skip.reason)).collect();
+        let owned = SkipReason::GuestOwned;
+        let expected = [(indices[0], owned("a jump")), (indices[1], owned("other bytes"))];
+        assert_eq!(skipped, expected);
+        attachment.release_all(&fake, &fake.kernel).unwrap();
+        assert_eq!((module.get(INIT_RETURN), attachment.held_exits()), (RETURN, 0));
+    }
+}
+
+// Without what it takes, entries are all there is, and one knows why.
+#[test]
+fn modules_without_known_exits_tell_why() {
+    let fake = Fake::quiet("x86_64-6.12");
+    let (module, _) = with_exits(&fake);
+    let mut attachment = settled(&fake);
+    let why = |attachment: &mut Attachment| {
+        module.load(attachment).unwrap();
+        let found = attachment.find_module_exits(&fake, &fake.kernel);
+        assert_eq!(attachment.module_exits().count(), 0);
+        found[0].missing.clone().unwrap_err().to_string()
+    };
+    module.member("sect_attrs", &0_u64.to_le_bytes());
+    assert_eq!(why(&mut attachment), "the guest does not tell where its sections are");
+    module.returns(TABLE, &[OVER]);
+    module.set(0x8040, b".return_sitez\0");
+    assert_eq!(why(&mut attachment), "it has no list of its returns");
+    module.set(0x7000 + module.offset("module_sect_attrs", "nsections"), &[0xff; 4]);
+    assert!(why(&mut attachment).contains("more sections"));
+    module.member("sect_attrs", &(CODE + 0x10_0000).to_le_bytes());
+    assert!(why(&mut attachment).contains("not mapped"));
+    module.returns(TABLE, &[OVER]);
+    for member in ["num_jump_entries", "num_static_call_sites", "num_exentries"] {
+        module.member(member, &[0xff; 4]);
+        assert!(why(&mut attachment).contains("longer table"));
+        module.member(member, &[0; 4]);
+    }
+    // Not all returns are in the list.
+    module.load(&mut attachment).unwrap();
+    let found = attachment.find_module_exits(&fake, &fake.kernel);
+    let missing: Vec<_> = found[0].missing.clone().unwrap();
+    assert_eq!(missing.iter().map(|it| it.1).collect::<Vec<_>>(), [Missing::UnlistedReturn]);
+    // Looked for when its init functions are gone.
+    module.load(&mut attachment).unwrap();
+    let range = CODE + INIT..CODE + INIT + 16;
+    attachment.unload_module(&fake, module.books, Some(range)).unwrap();
+    module.put(INIT, &[0x06; 16]);
+    let found = attachment.find_module_exits(&fake, &fake.kernel);
+    assert_eq!((found[0].exits.len(), &found[0].missing), (2, &Ok(vec![])));
+}
+
 // The guest's own tracer on a module's function goes on, and what is no site of ours is left alone.
 #[test]
 fn sites_of_a_module_are_shared() {
@@ -182,8 +346,13 @@ fn hostile_modules_are_refused() {
             let at = place + next(if place == 0 { 1400 } else { 144 });
             module.set(at, &next(256).to_le_bytes()[..1]);
         }
+        module.returns(TABLE, &[PLAIN + 5]);
+        for _ in 0..next(3) {
+            module.set(0x7000 + next(0x400), &next(256).to_le_bytes()[..1]);
+        }
         if let Ok(loaded) = module.load(&mut attachment) {
             good += 1;
+            let _ = attachment.find_module_exits(&fake, &fake.kernel);
             let numbers: Vec<_> = loaded.functions.iter().map(|&(number, _)| number).collect();
             // An endless list of records is an error of its own. They are many: not each time.
             if round % 40 == 0 {

@@ -9,10 +9,11 @@ use std::fmt;
 use super::read::index;
 use super::{Arch, Kernel, KernelError, epilogues};
 
+pub(crate) mod module;
 pub(crate) mod x86_64;
 
 /// One place where a traced function is left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Exit {
     /// Link address of its instruction.
     pub address: u64,
@@ -27,7 +28,7 @@ pub struct Exit {
 }
 
 /// What follows where a function is left for another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum After {
     /// Its caller, or a function that tells itself where it is left.
     Nothing,
@@ -64,7 +65,7 @@ impl Exit {
 }
 
 /// How a function is left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExitKind {
     /// A return. On x86-64 5 bytes that `.return_sites` names, `jmp __x86_return_thunk` in the
     /// image; on riscv64 a `ret`.

@@ -15,6 +15,7 @@ use super::{After, Exit, ExitKind, Exits, Missing, ReturnStats};
 
 mod beyond;
 mod marks;
+pub(in crate::exits) mod module;
 mod orc;
 mod pieces;
 mod sweep;

@@ -264,7 +264,7 @@ impl Drain {
         self.events.add(self.writer.header().slide, targets);
         self.programs.set(&self.kernel, targets);
         let values = targets.tracers.iter().map(|tracer| (tracer.number, tracer.values.clone()));
-        self.untold.set(&self.kernel, self.writer.header().slide, values);
+        self.untold.set(&self.kernel, &self.modules, self.writer.header().slide, values);
         for TracerName { number, name, text, .. } in &targets.tracers {
             self.writer.tracer(Tracer { number: *number, name, description: text })?;
         }

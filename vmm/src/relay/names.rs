@@ -99,7 +99,12 @@ impl Functions {
                 After::Group(_) | After::Nothing => End::Usual,
             };
             let function = low(exit.function);
-            self.exits.entry(exit.word).or_insert(Place { function, fresh: true, target, end });
+            let place = Place { function, fresh: true, target, end };
+            // Modules come to the place of others.
+            let known = self.exits.entry(exit.word).or_insert(place);
+            if (Place { fresh: true, ..*known }) != place {
+                *known = place;
+            }
         }
     }
 
@@ -197,7 +202,7 @@ impl ModuleNames {
     }
 
     /// A site of the kernel, or of a module that was loaded.
-    fn site(&self, kernel: &Kernel, index: usize) -> Option<Site> {
+    pub(super) fn site(&self, kernel: &Kernel, index: usize) -> Option<Site> {
         let own = kernel.sites().get(index).copied();
         own.or_else(|| self.sites.get(&index).map(|function| function.site))
     }
@@ -313,6 +318,29 @@ impl Callers {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Modules come to the place of others: their returns would be those of functions that are gone.
+    #[test]
+    fn exits_of_modules_take_the_place_of_others() {
+        let mut functions = Functions::new(0);
+        let exit = |function: u64| ExitWord {
+            word: 0x1010,
+            function: Header::TOP_4_GIB | function,
+            target: 0,
+            after: After::Nothing,
+            is_aid: false,
+        };
+        let place = |functions: &mut Functions| {
+            let place = functions.place(Point::Return, 0x1010).unwrap();
+            (place.function, place.fresh)
+        };
+        functions.add_exits(&[exit(0x1000)]);
+        assert_eq!(place(&mut functions), (0x1000, true));
+        functions.add_exits(&[exit(0x1000)]);
+        assert_eq!(place(&mut functions), (0x1000, false), "it has its name");
+        functions.add_exits(&[exit(0x100c)]);
+        assert_eq!(place(&mut functions), (0x100c, true));
+    }
 
     // Only what a site writes may become a record: rings are guest-writable.
     #[test]

@@ -1,5 +1,6 @@
 //! Values of calls: where they are in records, and what the stream tells of them.
 
+use super::names::ModuleNames;
 use crate::kernel::Kernel;
 use crate::stream::{Header, ValueField, ValuesFormat, ValuesOf};
 use rustc_hash::FxHashMap;
@@ -38,6 +39,7 @@ impl Untold {
     pub(super) fn set(
         &mut self,
         kernel: &Kernel,
+        modules: &ModuleNames,
         slide: u64,
         tracers: impl Iterator<Item = (u8, Values)>,
     ) {
@@ -46,7 +48,7 @@ impl Untold {
         let values = self.values.values();
         let sites = values.flat_map(|one| one.entries.keys().chain(one.results.keys()));
         for &index in sites {
-            let Some(site) = kernel.sites().get(index) else { continue };
+            let Some(site) = modules.site(kernel, index) else { continue };
             let low = site.entry.wrapping_add(slide).wrapping_sub(Header::TOP_4_GIB);
             self.sites.extend(u32::try_from(low).map(|low| (low, index)));
         }

@@ -4,7 +4,6 @@ use super::attach::Controller;
 use super::shares::Shares;
 use super::tracing::{Plan, changes};
 use super::{Tracer, Tracing};
-use crate::kernel::Exits;
 use crate::kernel::tracepoints::Hooks;
 use crate::relay::{EventTarget, Targets, TracerName};
 use crate::stream::Skipped;
@@ -109,25 +108,33 @@ impl Controller {
         if let Ok(report) = &report {
             self.summary.sites.skipped = self.skipped(&report.skipped);
         }
-        let exits_skipped = changed?;
-        if !exits_skipped.is_empty() {
-            let exits = self.kernel.exits().map(Exits::all).unwrap_or_default();
-            let skip = |skip: &ExitSkip| {
-                let site = exits.get(skip.exit).map_or(0, |exit| exit.site as usize);
-                Skip { site, reason: skip.reason }
-            };
-            let skips: Vec<_> = exits_skipped.iter().map(skip).collect();
-            for Skipped { reason, count, examples } in self.skipped(&skips) {
-                let examples = examples.join(", ");
-                self.note(format!(
-                    "{count} exits are not traced: {reason} (such as of {examples})"
-                ));
-            }
-        }
+        self.exits_skipped(&changed?);
         report
     }
 
-    fn change_exits(
+    /// Says which exits were left alone.
+    pub(super) fn exits_skipped(&mut self, skips: &[ExitSkip]) {
+        let skip = |skip: &ExitSkip| {
+            let site = self.site_of_exit(skip.exit).unwrap_or(usize::MAX);
+            Skip { site, reason: skip.reason }
+        };
+        let skips: Vec<_> = skips.iter().map(skip).collect();
+        for Skipped { reason, count, examples } in self.skipped(&skips) {
+            let examples = examples.join(", ");
+            self.note(format!("{count} exits are not traced: {reason} (such as of {examples})"));
+        }
+    }
+
+    /// The site (index) of the function that is left at an exit (index), of the kernel or of a module.
+    pub(super) fn site_of_exit(&self, index: usize) -> Option<usize> {
+        let own = self.kernel.exits().ok().and_then(|exits| exits.all().get(index));
+        own.map(|exit| exit.site as usize).or_else(|| {
+            let at = self.module_exits.binary_search_by_key(&index, |&(index, _)| index).ok()?;
+            self.module_exits.get(at).map(|(_, exit)| exit.site as usize)
+        })
+    }
+
+    pub(super) fn change_exits(
         &self,
         ram: &dyn Guest,
         attachment: &mut Attachment,

@@ -29,7 +29,7 @@ use super::tracing::Plan;
 use super::verdict::Verdict;
 use super::{Commands, Histogram, SessionError, Tracing, mark};
 use crate::deadline::Deadline;
-use crate::kernel::{Exits, Kernel};
+use crate::kernel::{Exit, Exits, Kernel, Missing};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::{self, ConsoleLines, ExitReader, Relay, Setup, Targets};
 use crate::serve::{ControlRequest, Join, Sink};
@@ -38,7 +38,7 @@ use crate::tracer::{
     Attachment, Counters, ExitPlan, Image, ModuleFunction, Options, Ram, Tripwire,
 };
 use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -124,7 +124,12 @@ pub(super) struct Controller {
     pub(super) waiting: Vec<ControlRequest>,
     /// Functions of modules, also of those that are gone, by their sites.
     pub(super) functions: FxHashMap<usize, Arc<ModuleFunction>>,
-    /// Tracers of which it was said that they miss something of modules.
+    /// Exits of functions of modules that are loaded, as far as anybody wants returns: indices behind
+    /// those of the kernel's own, ascending.
+    pub(super) module_exits: Vec<(usize, Exit)>,
+    /// Sites of functions of modules of which not all ends can be seen.
+    pub(super) unseen: BTreeMap<Missing, BTreeSet<usize>>,
+    /// Tracers of which it was said that they miss something of modules, and what else was said of them.
     pub(super) unvalued: Vec<String>,
     /// Of the run.
     pub(super) deadline: Deadline,
@@ -181,6 +186,8 @@ impl Controller {
             late: false,
             waiting: Vec::new(),
             functions: FxHashMap::default(),
+            module_exits: Vec::new(),
+            unseen: BTreeMap::new(),
             unvalued: Vec::new(),
             deadline,
             ended_by: None,
@@ -213,7 +220,8 @@ impl Controller {
             return Arc::clone(plan);
         }
         let exits = self.tracing.wants_exits().then(|| self.kernel.exits().ok()).flatten();
-        let plan = Arc::new(self.tracing.plan(exits.map_or(&[], Exits::all)));
+        let plan = self.tracing.plan_with(&self.module_exits, exits.map_or(&[], Exits::all));
+        let plan = Arc::new(plan);
         self.plan = Some(Arc::clone(&plan));
         plan
     }

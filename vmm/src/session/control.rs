@@ -329,8 +329,9 @@ impl Controller {
             self.stage = stage;
             return Ok(format!("{what}, from when tracing begins"));
         };
-        let plan = self.planned_now();
         let ram = Ram(machine.memory());
+        self.find_module_exits(&ram, &mut attachment);
+        let plan = self.planned_now();
         // The guest still runs: what cannot be is found out before anything is touched.
         let paused = self.prepare(&ram, &mut attachment, &plan).map_err(|error| error.to_string());
         let paused = paused

@@ -84,6 +84,8 @@ impl Controller {
             Ok(relay) => {
                 let history = std::mem::take(&mut self.history);
                 self.summary.notes.extend(history.note());
+                let unseen = self.unseen_of_modules();
+                self.summary.notes.extend(unseen);
                 relay.traced(history.finish());
                 let ending = relay.finish(self.summary.clone(), grace);
                 let notes = self.summary.notes.len();

@@ -1,7 +1,6 @@
 //! Which functions have been traced when, for those who must know that one was not called.
 
 use super::attach::{Controller, Stage};
-use crate::kernel::Exits;
 use crate::relay::TracedSites;
 use crate::stream::{Stretch, TracedOf};
 use crate::tracer::{Part, Tally};
@@ -109,9 +108,8 @@ impl Controller {
             }
             now.sort_unstable();
             let entries = now.len();
-            let exits = self.kernel.exits().map(Exits::all).unwrap_or_default();
             for (exit, program) in attachment.exits() {
-                let Some(site) = exits.get(exit).map(|exit| exit.site as usize) else { continue };
+                let Some(site) = self.site_of_exit(exit) else { continue };
                 for tracer in tracers(program) {
                     // Those of others only help to see the ends of these.
                     let entry = (tracer, TracedOf::Entries, site);

@@ -5,12 +5,24 @@ use super::apply::Wanted;
 use super::attach::{Controller, Stage};
 use super::conditions::Conditional;
 use super::shares::Shares;
-use super::{Tracer, Tracing, arch};
-use crate::kernel::{Functions, Selection, selects};
+use super::{Tracer, Tracing, arch, values};
+use crate::kernel::{Exit, Functions, Missing, Selection, selects};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
+use crate::relay::Values;
 use crate::stream::{MarkKind, Skipped};
-use crate::tracer::{Attachment, Module, ModuleFunction, ModuleMoment, Ram, TraceError};
+use crate::tracer::{
+    Attachment, Guest, Module, ModuleCoverage, ModuleFunction, ModuleMoment, Ram, TraceError,
+};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
+
+/// Names that a note gives for a reason.
+const EXAMPLES: usize = 3;
+
+fn owned<T: Clone>((site, value): (&usize, &T)) -> (usize, T) {
+    (*site, value.clone())
+}
 
 /// Whether functions of modules can be among those that patterns of a filter mean, for all that can
 /// be told without them.
@@ -183,6 +195,7 @@ impl Controller {
             relay.module(Arc::clone(&module));
         }
         let own = self.take_up(&module);
+        self.find_module_exits(&ram, attachment);
         if module.left_out > 0 && !own.is_empty() {
             let count = module.left_out;
             self.note(format!(
@@ -203,6 +216,7 @@ impl Controller {
     fn take_up(&mut self, module: &Module) -> Vec<usize> {
         let mut all = Vec::new();
         let (mut unvalued, mut unsorted) = (Vec::new(), Vec::new());
+        let unseen = !self.kernel.sees_exits_of_modules();
         for tracer in self.tracing.tracers.iter_mut().flatten() {
             // What their parameters are is not known.
             let ends = tracer.condition.as_ref().is_some_and(Conditional::is_of_ends);
@@ -227,9 +241,21 @@ impl Controller {
             }));
             all.extend_from_slice(tracer.sites.get(before..).unwrap_or_default());
             if tracer.sites.len() > before {
+                let own = tracer.sites.get(before..).unwrap_or_default();
+                // They have no types, so this is what there is in any case.
+                if let Ok((values, _)) = values(&self.kernel, own, &tracer.wants.of_types()) {
+                    let Values { entries, results } = &mut tracer.values;
+                    if !values.entries.is_empty() {
+                        Arc::make_mut(entries).extend(values.entries.iter().map(owned));
+                    }
+                    if !values.results.is_empty() {
+                        Arc::make_mut(results).extend(values.results.iter().map(owned));
+                    }
+                }
                 tracer.sites.sort_unstable();
-                if tracer.graph || tracer.wants.parameters || tracer.wants.results {
-                    unvalued.push(tracer.name.clone());
+                let raw = tracer.wants.parameters || tracer.wants.results;
+                if (tracer.graph && unseen) || raw {
+                    unvalued.push((tracer.name.clone(), tracer.graph && unseen, raw));
                 }
             }
         }
@@ -242,7 +268,7 @@ impl Controller {
         for (tracer, ends) in unsorted {
             if !self.unvalued.contains(&tracer) {
                 let what = match ends {
-                    true => "are not traced: their returns are not seen",
+                    true => "are not traced: no condition looks at how they are left",
                     false => "have no histograms",
                 };
                 self.note(format!(
@@ -252,17 +278,83 @@ impl Controller {
                 self.unvalued.push(tracer);
             }
         }
-        for tracer in unvalued {
+        for (tracer, unseen, raw) in unvalued {
             if !self.unvalued.contains(&tracer) {
+                let what = match (unseen, raw) {
+                    (true, false) => "are traced without returns",
+                    (true, true) => "are traced without returns, and show raw registers",
+                    (false, _) => "show raw registers: their types are not known",
+                };
                 self.note(format!(
-                    "{tracer}: of functions of modules (such as those of {}) only the entries are \
-                     traced, without returns and values",
+                    "{tracer}: functions of modules (such as those of {}) {what}",
                     module.name
                 ));
                 self.unvalued.push(tracer);
             }
         }
         all
+    }
+
+    /// Looks for the exits of modules that are loaded, if any are to be traced.
+    pub(super) fn find_module_exits(&mut self, ram: &dyn Guest, attachment: &mut Attachment) {
+        if !self.tracing.wants_exits() || !self.kernel.sees_exits_of_modules() {
+            return;
+        }
+        for found in attachment.find_module_exits(ram, &self.kernel) {
+            let new = found.exits.iter();
+            let all = attachment.module_exits();
+            let all: FxHashMap<usize, Exit> = all.map(|(index, exit)| (index, *exit)).collect();
+            self.module_exits.extend(new.filter_map(|index| Some((*index, *all.get(index)?))));
+            self.module_exits.sort_unstable_by_key(|&(index, _)| index);
+            self.plan = None;
+            self.tell_unseen(&found);
+        }
+    }
+
+    /// Takes note of the functions of a module of which returns are wanted and not, or not all, seen.
+    fn tell_unseen(&mut self, found: &ModuleCoverage) {
+        let module = &found.module;
+        match &found.missing {
+            Ok(missing) => {
+                let graphed = |site: &usize| {
+                    let mut tracers = self.tracing.present().filter(|(_, tracer)| tracer.graph);
+                    tracers.any(|(_, tracer)| tracer.sites.binary_search(site).is_ok())
+                };
+                for &(site, reason) in missing.iter().filter(|(site, _)| graphed(site)) {
+                    self.unseen.entry(reason).or_default().insert(site);
+                }
+            }
+            // What one lacks others lack, too.
+            Err(why) => {
+                let key = format!("returns: {why}");
+                if !self.unvalued.contains(&key) {
+                    self.note(format!(
+                        "returns of functions of modules (such as those of {module}) are not \
+                         seen: {why}"
+                    ));
+                    self.unvalued.push(key);
+                }
+            }
+        }
+        let text = format!("exits of functions of module {module} have no place");
+        if found.left_out > 0 && !self.unvalued.contains(&text) {
+            self.note(format!("{} {text}", found.left_out));
+            self.unvalued.push(text);
+        }
+    }
+
+    /// What the summary says of functions of modules of which not all ends were seen: at the end, since
+    /// modules come and go.
+    pub(super) fn unseen_of_modules(&self) -> Vec<String> {
+        let note = |(reason, sites): (&Missing, &BTreeSet<usize>)| {
+            let examples: Vec<_> = sites.iter().take(EXAMPLES).map(|&it| self.name(it)).collect();
+            format!(
+                "returns of {} functions of modules were not (all) seen: {reason} (such as {})",
+                sites.len(),
+                examples.join(", ")
+            )
+        };
+        self.unseen.iter().map(note).collect()
     }
 
     /// Lets these sites of a module call their programs: how many do.
@@ -284,8 +376,32 @@ impl Controller {
         let (tracers, overflow) = (tracers.collect(), self.tracing.overflow);
         let context = self.tracing.context;
         let only = Tracing { tracers, context, ..Tracing::of(Vec::new(), overflow) };
-        let plan = only.plan(&[]);
-        let Wanted { mut sites, .. } = self.prepare(&ram, attachment, &plan)?;
+        let is_own = |(_, exit): &&(usize, Exit)| own.binary_search(&(exit.site as usize)).is_ok();
+        let own_exits: Vec<_> = self.module_exits.iter().filter(is_own).copied().collect();
+        let plan = only.plan_with(&own_exits, &[]);
+        let wanted = match self.prepare(&ram, attachment, &plan) {
+            Err(error) if !plan.exits.is_empty() => {
+                // Entries may have a place all the same.
+                self.module_exits.retain(|exit| !own_exits.contains(exit));
+                self.note(format!("returns of module {name} are not traced: {error}"));
+                self.prepare(&ram, attachment, &only.plan(&[]))?
+            }
+            wanted => wanted?,
+        };
+        let Wanted { mut sites, exits, .. } = wanted;
+        if !exits.is_empty() {
+            let skipped = attachment.enable_exits(&ram, &self.kernel, &exits)?;
+            self.exits_skipped(&skipped);
+        }
+        // Functions of the kernel end in the place of these: others may want their ends, too.
+        let held = |index| exits.binary_search_by_key(&index, |&(index, _)| index).is_ok();
+        let groups = |&(index, exit): &(usize, Exit)| held(index) && exit.after.group().is_some();
+        if own_exits.iter().any(groups) {
+            let all = self.planned();
+            let all = self.prepare(&ram, attachment, &all)?;
+            let skipped = self.change_exits(&ram, attachment, &all.exits)?;
+            self.exits_skipped(&skipped);
+        }
         if attachment.is_lent() {
             let all = sites.len();
             sites.retain(|&(site, _)| attachment.can_take(&self.kernel, site));
@@ -324,6 +440,12 @@ impl Controller {
         let (mut sites, restored) = gone
             .map_err(|error| format!("functions of module {name} were not given back: {error}"))?;
         sites.sort_unstable();
+        let exits = self.module_exits.len();
+        let left: FxHashSet<usize> = attachment.module_exits().map(|(index, _)| index).collect();
+        self.module_exits.retain(|(index, _)| left.contains(index));
+        if self.module_exits.len() < exits {
+            self.plan = None;
+        }
         self.tell_gone(attachment, &sites);
         let is_gone = |site: &usize| sites.binary_search(site).is_ok();
         let mut matched: Vec<usize> = Vec::new();

@@ -270,7 +270,13 @@ impl Tracing {
     /// tracers together.
     #[must_use]
     pub fn plan(&self, exits: &[Exit]) -> Plan {
-        let mut plan = self.plan_functions(exits);
+        self.plan_with(&[], exits)
+    }
+
+    /// The same with exits of modules, which have indices behind those.
+    #[must_use]
+    pub fn plan_with(&self, of_modules: &[(usize, Exit)], exits: &[Exit]) -> Plan {
+        let mut plan = self.plan_functions(of_modules, exits);
         self.plan_events(&mut plan);
         if self.context {
             plan.add_context();
@@ -279,7 +285,7 @@ impl Tracing {
         plan
     }
 
-    fn plan_functions(&self, exits: &[Exit]) -> Plan {
+    fn plan_functions(&self, of_modules: &[(usize, Exit)], exits: &[Exit]) -> Plan {
         let mut present: Vec<_> = self.present().filter(|(_, t)| !t.sites.is_empty()).collect();
         if let [(number, tracer)] = present[..]
             && !tracer.graph
@@ -331,10 +337,11 @@ impl Tracing {
         // Who jumps to what cannot be traced ends where that does.
         let mut aided: FxHashMap<u32, u32> = FxHashMap::default();
         let mut leaving: FxHashMap<(u32, Way), u32> = FxHashMap::default();
-        for (index, exit) in exits.iter().enumerate() {
+        let of_modules = of_modules.iter().map(|(index, exit)| (*index, exit));
+        for (index, exit) in of_modules.chain(exits.iter().enumerate()) {
             let group = exit.after.group();
             let set = match (exit.site, group) {
-                // They come last.
+                // They come last: behind those of modules, too.
                 (Exit::NO_SITE, Some(group)) => aided.get(&group).copied(),
                 (site, _) => graphed.get(site as usize).copied(),
             };
@@ -615,6 +622,40 @@ mod tests {
         assert_eq!(sites, [(5, entry(&[0, 1], 1)), (6, entry(&[0], 0)), (7, entry(&[2], 0))]);
         let exits: Vec<_> = plan.exits.iter().map(|&(exit, index)| (exit, duty(index))).collect();
         assert_eq!(exits, [(0, (Point::Return, vec![1], 1)), (1, (Point::Tail, vec![1], 1))]);
+    }
+
+    // A function of a module that jumps to one that cannot be traced ends where that does.
+    #[test]
+    fn exits_of_modules_are_planned_with_those_that_they_need() {
+        let mut tracing = tracing(&[&[5, 90], &[91]]);
+        tracing.tracers.iter_mut().flatten().for_each(|tracer| tracer.graph = true);
+        let exit = |site, kind, after| Exit { address: 0, function: 1, site, kind, after };
+        let jump = ExitKind::Jump { target: 1 };
+        let own = [
+            exit(5, ExitKind::Return, After::Nothing),
+            exit(Exit::NO_SITE, ExitKind::Return, After::Group(3)),
+            exit(Exit::NO_SITE, ExitKind::Return, After::Group(4)),
+        ];
+        let of_modules = [
+            (70, exit(90, jump, After::Group(3))),
+            (71, exit(91, ExitKind::Return, After::Nothing)),
+            (72, exit(92, ExitKind::Return, After::Nothing)),
+        ];
+        let plan = tracing.plan_with(&of_modules, &own);
+        let tracers = |duty: u32| {
+            let duty = &plan.duties[duty as usize];
+            (duty.point, duty.parts.iter().map(|part| part.tracer).collect::<Vec<_>>())
+        };
+        let mut exits: Vec<_> =
+            plan.exits.iter().map(|&(exit, duty)| (exit, tracers(duty))).collect();
+        exits.sort_unstable_by_key(|&(exit, _)| exit);
+        let expected = [
+            (0, (Point::Return, vec![0])),
+            (1, (Point::Return, vec![0])),
+            (70, (Point::Tail, vec![0])),
+            (71, (Point::Return, vec![1])),
+        ];
+        assert_eq!(exits, expected);
     }
 
     // The only tracer there is takes a short way.

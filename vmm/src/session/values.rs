@@ -36,6 +36,11 @@ impl From<Actions> for Wants {
 }
 
 impl Wants {
+    /// The same without single values.
+    pub(super) fn of_types(&self) -> Self {
+        Self { paths: Vec::new(), ..*self }
+    }
+
     /// The same without single values of functions that are not among these.
     #[must_use]
     pub fn of_these(&self, kernel: &Kernel, sites: &[usize]) -> Self {

@@ -4,7 +4,7 @@
 use super::annex::{Hole, Layout, Memory};
 use super::counters::Area;
 use super::exit_plan::ExitPlan;
-use super::exits::ExitWord;
+use super::exits::{AllExits, ExitEdit, ExitWord};
 use super::guest::{Guest, GuestError, Image};
 use super::module_traps::ModuleMoment;
 use super::modules::Spot;
@@ -15,7 +15,7 @@ use super::view::View;
 use super::{riscv64, x86_64};
 use crate::kernel::preemptirq::{SwitchSite, Switches};
 use crate::kernel::tracepoints::Hooks;
-use crate::kernel::{Arch, Exit, Exits, Kernel, Site};
+use crate::kernel::{Arch, Exit, Kernel, Site};
 use std::sync::Arc;
 use vmtrace_trampolines::{Point, Program, Readable};
 
@@ -300,7 +300,7 @@ pub(super) trait GuestCode: Send {
         &mut self,
         view: &View<'_>,
         image: &Image,
-        exits: &Exits,
+        exits: AllExits<'_>,
         wanted: &[(usize, u16)],
     ) -> Result<Vec<Option<ExitWord>>, TraceError>;
 
@@ -310,9 +310,10 @@ pub(super) trait GuestCode: Send {
         &self,
         view: &View<'_>,
         image: &Image,
+        exits: AllExits<'_>,
         exit: (usize, &Exit),
         program: u16,
-    ) -> Result<Edit, SkipReason>;
+    ) -> Result<ExitEdit, SkipReason>;
 
     /// Makes the stubs that lead from instructions that switch interrupts or preemption (indices) to
     /// the programs beside them, where there are none yet; what the records of each say.

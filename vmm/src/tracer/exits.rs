@@ -4,15 +4,82 @@
 //! context stands, before and after, so it may be changed in any pause, both ways. On riscv64 its
 //! stub is there from the beginning, and one word of it becomes a call: an instruction, too.
 
-use super::guest::GuestError;
+use super::guest::{GuestError, Image};
+use super::modules::{Modules, Spot};
 use super::patch::{Edit, Restored, SkipReason};
 use super::view::View;
-use crate::kernel::{After, Exit, ExitKind};
+use crate::kernel::{After, Exit, ExitKind, Exits};
+
+/// All exits that there are now: those of the kernel, and behind them those of modules.
+#[derive(Clone, Copy)]
+pub(super) struct AllExits<'a> {
+    pub(super) kernel: &'a Exits,
+    pub(super) modules: &'a Modules,
+}
+
+impl<'a> AllExits<'a> {
+    pub(super) fn get(&self, index: usize) -> Option<&'a Exit> {
+        let own = self.kernel.all().get(index);
+        own.or_else(|| self.modules.exit(index).map(|(exit, _)| exit))
+    }
+
+    /// Where one is in guest memory.
+    pub(super) fn spot(&self, image: &Image, index: usize) -> Option<Spot> {
+        let own = self.kernel.all().get(index).map(|exit| Spot::exit(image, exit));
+        own.or_else(|| self.modules.exit(index).map(|(_, spot)| spot))
+    }
+}
+
+/// What is to be written for one.
+#[derive(Clone, Debug)]
+pub(super) struct ExitEdit {
+    /// All of it, or the part on its first page.
+    pub(super) first: Edit,
+    /// The part on the next page, which lies elsewhere.
+    pub(super) beyond: Option<Box<Edit>>,
+}
+
+impl From<Edit> for ExitEdit {
+    fn from(first: Edit) -> Self {
+        Self { first, beyond: None }
+    }
+}
+
+impl ExitEdit {
+    fn parts(&self) -> impl Iterator<Item = &Edit> {
+        std::iter::once(&self.first).chain(self.beyond.as_deref())
+    }
+
+    #[inline]
+    fn apply(&self, view: &View<'_>) -> Result<bool, GuestError> {
+        match &self.beyond {
+            None => self.first.apply(view),
+            Some(beyond) => Ok(self.first.apply(view)? && beyond.apply(view)?),
+        }
+    }
+
+    fn undo(&self, view: &View<'_>) {
+        for part in self.parts() {
+            let _ = part.undo(view);
+        }
+    }
+
+    /// A part that is not ours is left as it is, and so is the other.
+    fn restore(&self, view: &View<'_>) -> Result<bool, GuestError> {
+        match &self.beyond {
+            None => self.first.restore(view),
+            Some(beyond) if self.first.is_ours(view)? && beyond.is_ours(view)? => {
+                Ok(self.first.restore(view)? && beyond.restore(view)?)
+            }
+            Some(beyond) => Ok(self.first.is_untouched(view)? && beyond.is_untouched(view)?),
+        }
+    }
+}
 
 /// An exit that was left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExitSkip {
-    /// Index into [`Exits::all`].
+    /// Index into [`Exits::all`], or behind those the number of one of a module.
     pub exit: usize,
     /// Why.
     pub reason: SkipReason,
@@ -46,11 +113,11 @@ impl ExitWord {
 }
 
 /// An exit that is ours, or another instruction that leads to a stub.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Held {
     exit: usize,
     program: u16,
-    edit: Edit,
+    edit: ExitEdit,
 }
 
 /// All exits that are ours right now, or all others of a kind.
@@ -76,7 +143,7 @@ impl HeldExits {
         &mut self,
         view: &View<'_>,
         wanted: &[(usize, u16)],
-        edit: impl Fn(usize, u16) -> Option<Result<Edit, SkipReason>>,
+        edit: impl Fn(usize, u16) -> Option<Result<ExitEdit, SkipReason>>,
     ) -> Result<Vec<(usize, SkipReason)>, GuestError> {
         let before = self.0.len();
         let mut skipped = Vec::new();
@@ -87,8 +154,9 @@ impl HeldExits {
             let reason = match held {
                 Err(reason) => reason,
                 Ok(held) => {
+                    let applied = held.edit.apply(view);
                     self.0.push(held);
-                    match held.edit.apply(view) {
+                    match applied {
                         Ok(true) => continue,
                         Ok(false) => {
                             self.undo_from(view, self.0.len() - 1);
@@ -108,7 +176,7 @@ impl HeldExits {
 
     fn undo_from(&mut self, view: &View<'_>, count: usize) {
         for held in self.0.drain(count..).rev() {
-            let _ = held.edit.undo(view);
+            held.edit.undo(view);
         }
     }
 

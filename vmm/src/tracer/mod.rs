@@ -39,7 +39,9 @@ pub use exit_plan::ExitPlan;
 pub use exits::{ExitSkip, ExitWord};
 pub use guest::{Guest, GuestError, Image};
 pub use module_traps::ModuleMoment;
-pub use modules::{Loaded, Module, ModuleError, ModuleFunction, ModuleSymbol};
+pub use modules::{
+    ExitsError, Loaded, Module, ModuleCoverage, ModuleError, ModuleFunction, ModuleSymbol,
+};
 pub use paging::{PageTables, WalkError};
 pub use patch::{Skip, SkipReason};
 pub use program_stops::Stopped;

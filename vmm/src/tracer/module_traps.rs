@@ -1,12 +1,13 @@
 //! When modules of the guest's kernel come and go, and which of their sites are ours.
 
 use super::guest::Guest;
-use super::modules::{Loaded, Module, ModuleError, ModuleFunction, Offsets, Spot};
+use super::modules::{Loaded, Module, ModuleCoverage, ModuleError, ModuleFunction, Offsets, Spot};
 use super::patch::Restored;
 use super::stops::Stops;
 use super::trace::{Attachment, TraceError};
 use super::view::View;
-use crate::kernel::Kernel;
+use crate::kernel::{Exit, Kernel};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Called when a module is ready and nothing of it has run, when memory of sites is about to be
@@ -140,8 +141,37 @@ impl Attachment {
         sites.filter_map(|site| self.modules.spot(kernel, &self.image, site)).collect()
     }
 
+    /// Looks for the exits of modules that are loaded, in which nobody has done so yet; how much was
+    /// found of each. No module comes or goes meanwhile.
+    pub fn find_module_exits(&mut self, guest: &dyn Guest, kernel: &Kernel) -> Vec<ModuleCoverage> {
+        let Some(traps) = &self.module_traps else { return Vec::new() };
+        self.modules.find_exits(guest, &self.image, kernel, &traps.offsets)
+    }
+
+    /// Exits of functions of modules that are loaded, as far as somebody has looked for them, with
+    /// their indices: numbers behind those of the kernel's.
+    pub fn module_exits(&self) -> impl Iterator<Item = (usize, &Exit)> {
+        self.modules.exits()
+    }
+
+    /// Gives exits of a module back, or those in a part of its memory, and forgets them.
+    fn leave_exits(
+        &mut self,
+        guest: &dyn Guest,
+        address: u64,
+        range: Option<&Range<u64>>,
+    ) -> Result<(), TraceError> {
+        let exits = self.modules.exits_of(&self.image, address, range);
+        // What is not ours any more is the guest's, and goes with it.
+        let restored = self.disable_exits(guest, &exits);
+        if let Some(range) = range {
+            self.modules.forget_exits(address, range, &exits);
+        }
+        restored.map(|_| ())
+    }
+
     /// A module (by its `struct module`) is about to go, or (`range`) a part of its memory: gives
-    /// its sites back, which are none any more. They were these. All vCPUs are paused.
+    /// its exits and sites back, which are none any more. The sites were these. All vCPUs are paused.
     ///
     /// An update of the guest's ftrace may be under way, and others may begin before the guest has
     /// dropped its own records of them: so they must hold what it has left there.
@@ -152,8 +182,9 @@ impl Attachment {
         &mut self,
         guest: &dyn Guest,
         address: u64,
-        range: Option<std::ops::Range<u64>>,
+        range: Option<Range<u64>>,
     ) -> Result<(Vec<usize>, Restored), TraceError> {
+        let exits = self.leave_exits(guest, address, range.as_ref());
         let sites = match range {
             Some(range) => {
                 let sites = self.modules.within(&self.image, address, range);
@@ -167,6 +198,7 @@ impl Attachment {
             self.keep_from_taking(site);
         }
         self.patcher.unflag(&sites);
+        exits?;
         Ok((sites, restored?))
     }
 

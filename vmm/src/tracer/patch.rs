@@ -97,6 +97,11 @@ impl Edit {
         self.holds(view, self.original)
     }
 
+    /// Whether what is there is ours.
+    pub(super) fn is_ours(&self, view: &View<'_>) -> Result<bool, GuestError> {
+        self.holds(view, self.ours)
+    }
+
     #[inline]
     fn holds(&self, view: &View<'_>, bytes: u64) -> Result<bool, GuestError> {
         Ok(view.load(self.physical, self.len)? == bytes)

@@ -59,7 +59,7 @@ impl Attachment {
         let view = View::with_annex(guest, self.near, &*self.memory);
         let edit = |index: usize, program| {
             let site = all.all().get(index)?;
-            Some(self.code.switch(&view, &self.image, (index, site), program))
+            Some(self.code.switch(&view, &self.image, (index, site), program).map(Into::into))
         };
         Ok(self.switches.hold(&view, wanted, edit)?)
     }

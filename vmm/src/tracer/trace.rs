@@ -4,7 +4,7 @@ use super::annex::{Addressing, Layout, Memory};
 use super::arch::{self, GuestCode, Hook, Installed};
 use super::counters::{Counters, Kind};
 use super::exit_plan::ExitPlan;
-use super::exits::{ExitSkip, ExitWord, HeldExits};
+use super::exits::{AllExits, ExitSkip, ExitWord, HeldExits};
 use super::ftrace::{self, Offsets, Records};
 use super::guest::{Guest, GuestError, Image};
 use super::module_traps::ModuleTraps;
@@ -164,7 +164,7 @@ pub struct Attachment {
     pub(super) module_traps: Option<ModuleTraps>,
     pub(super) modules: Modules,
     programs: Programs,
-    exits: HeldExits,
+    pub(super) exits: HeldExits,
     /// By index into [`Switches::all`](crate::kernel::preemptirq::Switches::all).
     pub(super) switches: HeldExits,
     /// What lets a vCPU stop in a program.
@@ -446,7 +446,7 @@ impl Attachment {
     }
 
     /// Makes the stubs that lead from exits (indices into
-    /// [`Exits::all`](crate::kernel::Exits::all)) to the programs beside them; what the records of
+    /// [`Exits::all`](crate::kernel::Exits::all), and numbers of those of modules) to the programs beside them; what the records of
     /// each say, if there can be one. The guest may run.
     ///
     /// # Errors
@@ -457,7 +457,7 @@ impl Attachment {
         kernel: &Kernel,
         exits: &[(usize, u16)],
     ) -> Result<Vec<Option<ExitWord>>, TraceError> {
-        let all = exits_of(kernel)?;
+        let all = AllExits { kernel: exits_of(kernel)?, modules: &self.modules };
         let view = View::with_annex(guest, self.near, &*self.memory);
         self.code.stubs(&view, &self.image, all, exits)
     }
@@ -485,11 +485,11 @@ impl Attachment {
         kernel: &Kernel,
         exits: &[(usize, u16)],
     ) -> Result<Vec<ExitSkip>, TraceError> {
-        let all = exits_of(kernel)?;
+        let all = AllExits { kernel: exits_of(kernel)?, modules: &self.modules };
         let view = View::with_annex(guest, self.near, &*self.memory);
         let edit = |index: usize, program| {
-            let exit = all.all().get(index)?;
-            Some(self.code.exit(&view, &self.image, (index, exit), program))
+            let exit = all.get(index)?;
+            Some(self.code.exit(&view, &self.image, all, (index, exit), program))
         };
         let skipped = self.exits.hold(&view, exits, edit)?;
         Ok(skipped.into_iter().map(|(exit, reason)| ExitSkip { exit, reason }).collect())

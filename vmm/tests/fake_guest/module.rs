@@ -114,7 +114,9 @@ impl<'a> Module<'a> {
             self.set(at + 4, &[info, 0]);
             self.set(at + 6, &section.to_le_bytes());
             self.set(at + 8, &value.to_le_bytes());
-            self.set(at + 16, &32_u64.to_le_bytes());
+            // Not beyond what is mapped.
+            let size = (CODE + 0x2000).saturating_sub(value).min(32);
+            self.set(at + 16, &size.to_le_bytes());
         };
         let [plain, across, init] = self.sites.map(|place| CODE + self.entry(place));
         symbol(0, "none", 2, 1, CODE);
@@ -141,6 +143,51 @@ impl<'a> Module<'a> {
         self.set(0x6008, &(self.books + RECORDS).to_le_bytes());
         self.set(0x6010, &3_u32.to_le_bytes());
         self.fake.write(self.fake.heap(), &page.to_le_bytes()).unwrap();
+    }
+
+    /// A place of the code that its table of returns, at another one, names.
+    pub(crate) fn returns(&self, table: u64, places: &[u64]) {
+        const ATTRS: u64 = 0x7000;
+        const LIST: u64 = 0x7800;
+        const NAMES: u64 = 0x8000;
+        let len = 4 * u64::try_from(places.len()).unwrap();
+        for (at, place) in (table..).step_by(4).zip(places) {
+            let distance = i32::try_from(place.wrapping_sub(at).cast_signed()).unwrap();
+            self.put(at, &distance.to_le_bytes());
+        }
+        self.set(NAMES, b".text\0");
+        self.set(NAMES + 0x40, b".return_sites\0");
+        let sections = [(NAMES, CODE), (NAMES + 0x40, CODE + table), (NAMES, CODE + table + len)];
+        self.member("sect_attrs", &(self.books + ATTRS).to_le_bytes());
+        let btf = self.fake.kernel.btf().unwrap();
+        let offset = |strukt, member| btf.member_offset(strukt, member).map(u64::from);
+        let array = offset("module_sect_attrs", "attrs").zip(btf.struct_size("module_sect_attr"));
+        let (entries, size, name, address) = match array {
+            Some((attrs, size)) if offset("module_sect_attr", "address").is_some() => {
+                let count = self.offset("module_sect_attrs", "nsections");
+                self.set(ATTRS + count, &3_u32.to_le_bytes());
+                let name = self.offset("module_sect_attr", "battr.attr.name");
+                (ATTRS + attrs, u64::from(size), name, self.offset("module_sect_attr", "address"))
+            }
+            _ => {
+                let list = self.offset("attribute_group", "bin_attrs");
+                let group = offset("module_sect_attrs", "grp").unwrap_or(0);
+                self.set(ATTRS + group + list, &(self.books + LIST).to_le_bytes());
+                let size = u64::from(btf.struct_size("bin_attribute").unwrap());
+                for number in 0..3 {
+                    let at = self.books + LIST + 0x40 + number * size;
+                    self.set(LIST + 8 * number, &at.to_le_bytes());
+                }
+                self.set(LIST + 24, &0_u64.to_le_bytes());
+                let name = self.offset("bin_attribute", "attr.name");
+                (LIST + 0x40, size, name, self.offset("bin_attribute", "private"))
+            }
+        };
+        for (number, (text, section)) in (0..).zip(sections) {
+            let at = entries + number * size;
+            self.set(at + name, &(self.books + text).to_le_bytes());
+            self.set(at + address, &section.to_le_bytes());
+        }
     }
 
     pub(crate) fn set_flags(&self, number: u64, flags: u64) {

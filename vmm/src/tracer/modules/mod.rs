@@ -4,18 +4,23 @@
 //! it again when the module is loaded again at the same place, so that what has been said of it stays
 //! true.
 
+mod exits;
 mod read;
+mod text;
 
+use super::exits::ExitEdit;
 use super::guest::{GuestError, Image};
 use super::patch::Edit;
 use super::view::View;
-use crate::kernel::{Kernel, Site, SiteSection};
+use crate::kernel::{Exit, Kernel, Site, SiteSection};
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub use exits::ModuleCoverage;
 pub(super) use read::Offsets;
 pub use read::{ModuleError, ModuleSymbol};
+pub use text::ExitsError;
 
 /// Sites of modules in all, gone ones included: whoever loads others for ever must not fill our
 /// memory.
@@ -82,6 +87,13 @@ impl Spot {
         kernel.sites().iter().map(|&site| Self::kernel(image, site)).collect()
     }
 
+    /// Of an exit of the kernel itself.
+    #[inline]
+    pub(super) fn exit(image: &Image, exit: &Exit) -> Self {
+        let (location, section) = (exit.address, SiteSection::Text);
+        Self::kernel(image, Site { location, entry: location, section })
+    }
+
     /// Where bytes of it are, counted from its beginning on: guest-physical addresses, and which of
     /// these bytes are there.
     fn pieces(&self, bytes: &Range<usize>) -> [(u64, Range<usize>); 2] {
@@ -132,6 +144,20 @@ impl Spot {
         Ok(())
     }
 
+    /// What puts bytes of ours in the place of its own, up to eight from its beginning on; `None`
+    /// when that cannot be.
+    pub(super) fn exchange(&self, original: &[u8], ours: &[u8]) -> Option<ExitEdit> {
+        let [(first, here), (next, there)] = self.pieces(&(0..ours.len()));
+        let part = |physical, place: Range<usize>| {
+            Edit::new(physical, original.get(place.clone())?, ours.get(place)?)
+        };
+        let beyond = match there.is_empty() {
+            true => None,
+            false => Some(Box::new(part(next, there)?)),
+        };
+        Some(ExitEdit { first: part(first, here)?, beyond })
+    }
+
     /// Adds what puts bytes of ours in the place of as many of its own, or more, counted from its
     /// beginning on; `None` when that cannot be.
     pub(super) fn replace(
@@ -162,6 +188,7 @@ pub(super) struct Modules {
     functions: Vec<(Arc<ModuleFunction>, bool)>,
     numbers: FxHashMap<Key, usize>,
     loaded: Vec<Loaded>,
+    exits: exits::Numbered,
 }
 
 /// A module that is loaded.
@@ -173,6 +200,10 @@ pub struct Loaded {
     pub name: Arc<str>,
     /// Numbers of its sites.
     pub sites: Vec<usize>,
+    /// All of its functions that are there, by address.
+    symbols: Vec<ModuleSymbol>,
+    /// Numbers of its exits; `None`: nobody has looked for them yet.
+    exits: Option<Vec<usize>>,
 }
 
 impl Loaded {
@@ -263,7 +294,8 @@ impl Modules {
             module.functions.push((number, function));
         }
         let sites = module.functions.iter().map(|&(number, _)| number).collect();
-        self.loaded.push(Loaded { address: raw.address, name, sites });
+        let symbols = module.symbols.clone();
+        self.loaded.push(Loaded { address: raw.address, name, sites, symbols, exits: None });
         module
     }
 
@@ -308,6 +340,7 @@ impl Modules {
                 *present = false;
             }
         }
+        self.exits.forget(loaded.exits.iter().flatten());
         Some(loaded)
     }
 }

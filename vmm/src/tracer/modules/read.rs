@@ -1,6 +1,6 @@
 //! What a module is, by its `struct module` in guest memory: all of it bounded, none of it trusted.
 
-use super::PAGE;
+use super::{PAGE, text};
 use crate::kernel::{FtraceKind, Kernel};
 use crate::tracer::guest::{Guest, GuestError, Image};
 use std::collections::BTreeMap;
@@ -44,6 +44,8 @@ pub(in crate::tracer) struct Offsets {
     symtab: u64,
     symbols_count: u64,
     strtab: u64,
+    /// Where its exits can be found, if they can.
+    pub(super) text: Result<text::Offsets, &'static str>,
 }
 
 impl Offsets {
@@ -66,6 +68,7 @@ impl Offsets {
             symtab: offset("mod_kallsyms", "symtab")?,
             symbols_count: offset("mod_kallsyms", "num_symtab")?,
             strtab: offset("mod_kallsyms", "strtab")?,
+            text: text::Offsets::find(btf),
         })
     }
 }
@@ -100,16 +103,20 @@ pub(super) struct Raw {
 }
 
 /// Guest memory by pages: names lie side by side.
-struct Pages<'a> {
+pub(super) struct Pages<'a> {
     guest: &'a dyn Guest,
     image: &'a Image,
     page: Option<u64>,
     bytes: Box<[u8; PAGE_LEN]>,
 }
 
-impl Pages<'_> {
+impl<'a> Pages<'a> {
+    pub(super) fn new(guest: &'a dyn Guest, image: &'a Image) -> Self {
+        Self { guest, image, page: None, bytes: Box::new([0; PAGE_LEN]) }
+    }
+
     /// The bytes from `address` to the end of its page.
-    fn rest(&mut self, address: u64) -> Result<&[u8], GuestError> {
+    pub(super) fn rest(&mut self, address: u64) -> Result<&[u8], GuestError> {
         let page = address & !(PAGE - 1);
         if self.page != Some(page) {
             self.page = None;
@@ -121,7 +128,7 @@ impl Pages<'_> {
     }
 
     /// Text up to its NUL, or so long.
-    fn text(&mut self, address: u64, most: usize) -> Result<Vec<u8>, GuestError> {
+    pub(super) fn text(&mut self, address: u64, most: usize) -> Result<Vec<u8>, GuestError> {
         let mut text = Vec::new();
         let mut at = address;
         while text.len() < most {
@@ -137,17 +144,17 @@ impl Pages<'_> {
         Ok(text)
     }
 
-    fn word(&self, address: u64) -> Result<u64, GuestError> {
+    pub(super) fn word(&self, address: u64) -> Result<u64, GuestError> {
         self.image.read_u64(self.guest, address)
     }
 
-    fn count(&self, address: u64) -> Result<u32, GuestError> {
+    pub(super) fn count(&self, address: u64) -> Result<u32, GuestError> {
         let mut count = [0; 4];
         self.image.read(self.guest, address, &mut count)?;
         Ok(u32::from_le_bytes(count))
     }
 
-    fn all(&self, address: u64, len: usize) -> Result<Vec<u8>, GuestError> {
+    pub(super) fn all(&self, address: u64, len: usize) -> Result<Vec<u8>, GuestError> {
         let mut bytes = vec![0; len];
         self.image.read(self.guest, address, &mut bytes)?;
         Ok(bytes)
@@ -172,8 +179,7 @@ pub(super) fn read(
     address: u64,
 ) -> Result<Raw, ModuleError> {
     let member = |offset: u64| address.wrapping_add(offset);
-    let bytes = Box::new([0; PAGE_LEN]);
-    let mut pages = Pages { guest, image, page: None, bytes };
+    let mut pages = Pages::new(guest, image);
     let name = shown(&pages.text(member(offsets.name), NAME)?);
     if name.is_empty() {
         return Err(ModuleError::Absurd("no name"));
@@ -206,8 +212,8 @@ pub(super) fn read(
     Ok(raw)
 }
 
-/// Guest-physical address of a site of so many bytes, and of the page on which it goes on.
-fn place(
+/// Guest-physical address of so many bytes, and of the page on which they go on.
+pub(super) fn place(
     guest: &dyn Guest,
     image: &Image,
     location: u64,

@@ -7,10 +7,10 @@ use super::sharing::{self, By, Sharing};
 use super::site::{self, Aim};
 use super::tracepoint;
 use crate::kernel::tracepoints::Hooks;
-use crate::kernel::{Exit, Exits, Kernel, Site, SiteSection};
+use crate::kernel::{Exit, Kernel, Site, SiteSection};
 use crate::tracer::annex::{Memory, OPS, OPS_SIZE, SIZE};
 use crate::tracer::arch::{Faults, GuestCall, GuestCode, Hook, PointReason};
-use crate::tracer::exits::ExitWord;
+use crate::tracer::exits::{AllExits, ExitEdit, ExitWord};
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::module_traps::ModuleMoment;
 use crate::tracer::modules::Spot;
@@ -478,11 +478,11 @@ impl GuestCode for Code {
         &mut self,
         _: &View<'_>,
         image: &Image,
-        exits: &Exits,
+        exits: AllExits<'_>,
         wanted: &[(usize, u16)],
     ) -> Result<Vec<Option<ExitWord>>, TraceError> {
         let word = |&(index, _): &(usize, u16)| {
-            exits.all().get(index).and_then(|exit| self.returns.named(image, (index, exit)))
+            exits.get(index).and_then(|exit| self.returns.named(image, (index, exit)))
         };
         Ok(wanted.iter().map(word).collect())
     }
@@ -491,11 +491,12 @@ impl GuestCode for Code {
         &self,
         view: &View<'_>,
         _: &Image,
+        _: AllExits<'_>,
         exit: (usize, &Exit),
         program: u16,
-    ) -> Result<Edit, SkipReason> {
+    ) -> Result<ExitEdit, SkipReason> {
         match self.programs.get(usize::from(program)) {
-            Some(&Way::Return(program)) => self.returns.edit(view, exit.0, program),
+            Some(&Way::Return(program)) => self.returns.edit(view, exit.0, program).map(Into::into),
             Some(Way::Entry(..)) | None => Err(SkipReason::NoStub),
         }
     }

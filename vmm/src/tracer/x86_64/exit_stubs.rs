@@ -4,11 +4,15 @@ use super::site;
 use crate::kernel::{Exit, ExitKind};
 use crate::tracer::exits::ExitWord;
 use crate::tracer::guest::Image;
+use crate::tracer::modules::Spot;
 use crate::tracer::patch::SkipReason;
 use crate::tracer::view::View;
 use rustc_hash::FxHashMap;
 use vmtrace_trampolines::x86_64 as compiler;
 
+/// Bytes of nearly all exits, and of the others.
+const LEN: u8 = 5;
+const LONGEST: usize = 6;
 /// Bytes of half a cache line.
 const HALF_LINE: u64 = 32;
 
@@ -47,6 +51,10 @@ impl Stubs {
     }
 
     pub(super) fn insert(&mut self, exit: usize, stub: Stub) {
+        // Those of modules come behind the kernel's.
+        if exit >= self.last.len() {
+            self.last.resize(exit + 1, None);
+        }
         if let Some(last) = self.last.get_mut(exit)
             && let Some(before) = last.replace(stub)
         {
@@ -70,14 +78,23 @@ pub(super) enum Form {
 pub(super) fn form(
     view: &View<'_>,
     image: &Image,
-    exit: &Exit,
+    (exit, spot): (&Exit, &Spot),
     thunk: Option<u64>,
     stops: &[u64],
 ) -> Result<(Form, [u8; 8]), SkipReason> {
-    const LONGEST: u8 = 6;
-    let size = exit.size().min(LONGEST);
-    let word = view.load(image.physical_of(exit.address), size).map_err(|_| SkipReason::NoRam)?;
-    let (bytes, len) = (word.to_le_bytes(), usize::from(size));
+    let mut bytes = [0; 8];
+    let len = match exit.size() {
+        LEN => {
+            let found = spot.load::<{ site::LEN }>(view, 0).map_err(|_| SkipReason::NoRam)?;
+            bytes[..site::LEN].copy_from_slice(&found);
+            site::LEN
+        }
+        _ => {
+            let found = spot.load::<LONGEST>(view, 0).map_err(|_| SkipReason::NoRam)?;
+            bytes[..LONGEST].copy_from_slice(&found);
+            LONGEST
+        }
+    };
     let address = image.runtime(exit.address);
     let [first, second, ..] = bytes;
     let form = match exit.kind {

@@ -6,11 +6,11 @@ use super::switch_stubs::{self, SwitchStubs};
 use super::{brackets, calls, map, site, tracepoint};
 use crate::kernel::preemptirq::{SwitchSite, Switches};
 use crate::kernel::tracepoints::Hooks;
-use crate::kernel::{Exit, Exits, Kernel, Site};
+use crate::kernel::{Exit, Kernel, Site};
 use crate::tracer::annex::{Addressing, Layout, Memory, SIZE, TABLE, WITH_TABLES};
 use crate::tracer::arch::{Faults, GuestCall, GuestCode, Hook, Installed, PointReason};
 use crate::tracer::counters::Area;
-use crate::tracer::exits::ExitWord;
+use crate::tracer::exits::{AllExits, ExitEdit, ExitWord};
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::module_traps::ModuleMoment;
 use crate::tracer::modules::Spot;
@@ -379,11 +379,11 @@ impl GuestCode for Code {
         &mut self,
         view: &View<'_>,
         image: &Image,
-        exits: &Exits,
+        exits: AllExits<'_>,
         wanted: &[(usize, u16)],
     ) -> Result<Vec<Option<ExitWord>>, TraceError> {
         if self.stubs.last.is_empty() {
-            self.stubs.last = vec![None; exits.all().len()];
+            self.stubs.last = vec![None; exits.kernel.all().len()];
         }
         let mut words = Vec::with_capacity(wanted.len());
         let mut made = Vec::with_capacity(wanted.len());
@@ -391,7 +391,7 @@ impl GuestCode for Code {
         let mut code = Vec::with_capacity(wanted.len() * 10);
         let start = self.next(1);
         for &(index, program) in wanted {
-            let exit = exits.all().get(index).zip(self.programs.get(usize::from(program)));
+            let exit = exits.get(index).zip(self.programs.get(usize::from(program)));
             let word = exit.and_then(|(exit, &target)| {
                 let at = match self.stubs.find(index, program) {
                     Some(at) => at,
@@ -400,7 +400,10 @@ impl GuestCode for Code {
                         let form = match self.stubs.last(index) {
                             Some(last) => last.form,
                             // A wrong one is told when it is to be written.
-                            None => form(view, image, exit, self.thunk, &self.stops).ok()?.0,
+                            None => {
+                                let spot = exits.spot(image, index)?;
+                                form(view, image, (exit, &spot), self.thunk, &self.stops).ok()?.0
+                            }
                         };
                         let site = image.runtime(exit.address);
                         let free = start + before as u64;
@@ -433,10 +436,12 @@ impl GuestCode for Code {
         &self,
         view: &View<'_>,
         image: &Image,
+        exits: AllExits<'_>,
         (index, exit): (usize, &Exit),
         program: u16,
-    ) -> Result<Edit, SkipReason> {
-        let (found, bytes) = form(view, image, exit, self.thunk, &self.stops)?;
+    ) -> Result<ExitEdit, SkipReason> {
+        let spot = exits.spot(image, index).ok_or(SkipReason::Unknown)?;
+        let (found, bytes) = form(view, image, (exit, &spot), self.thunk, &self.stops)?;
         // Its stubs go on as it did when they were made.
         if self.stubs.last(index).is_some_and(|last| last.form != found) {
             return Err(SkipReason::GuestOwned("another jump"));
@@ -444,8 +449,7 @@ impl GuestCode for Code {
         let stub = self.stubs.find(index, program).ok_or(SkipReason::NoStub)?;
         let jump = site::jump(image.runtime(exit.address), stub).ok_or(SkipReason::OutOfReach)?;
         // A longer one keeps its end, which is never executed.
-        Edit::new(image.physical_of(exit.address), &bytes[..site::LEN], &jump)
-            .ok_or(SkipReason::OutOfReach)
+        spot.exchange(&bytes[..site::LEN], &jump).ok_or(SkipReason::OutOfReach)
     }
 
     fn switch_stubs(

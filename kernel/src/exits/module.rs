@@ -1,0 +1,67 @@
+//! Exits of functions of modules: by the code of a module as it is in memory, since its tables are
+//! there and in no image.
+
+use super::{Exit, Missing, x86_64};
+use crate::{Arch, Kernel, KernelError};
+
+/// The code of a module in a guest, and what its tables say of it. All addresses are as if it were
+/// linked with the kernel.
+#[derive(Clone, Debug, Default)]
+pub struct ModuleText {
+    /// Its functions, and the parts of them that the compiler put elsewhere, ascending.
+    pub pieces: Vec<ModulePiece>,
+    /// Instructions that `.return_sites` names, ascending.
+    pub returns: Vec<u64>,
+    /// Instructions of static calls, ascending.
+    pub static_calls: Vec<u64>,
+    /// Instructions that are a nop or a jump, by a static key, ascending.
+    pub labels: Vec<u64>,
+    /// Ways from an instruction to another that the code does not show.
+    pub ways: Vec<(u64, u64)>,
+    /// Entries of functions of other modules that can be traced, ascending.
+    pub others: Vec<u64>,
+}
+
+/// A function of a module, or a part of one.
+#[derive(Clone, Debug, Default)]
+pub struct ModulePiece {
+    /// Where it begins.
+    pub start: u64,
+    /// All of it.
+    pub bytes: Vec<u8>,
+    /// Its name.
+    pub name: Box<str>,
+    /// Number and place of its site, if it can be traced.
+    pub site: Option<(u32, u64)>,
+}
+
+/// The exits of a module's functions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModuleExits {
+    /// All that can be used.
+    pub list: Vec<Exit>,
+    /// Sites with an exit that cannot be used, or without any, each once.
+    pub missing: Vec<(u32, Missing)>,
+}
+
+impl Kernel {
+    /// Whether exits of functions of modules can be found.
+    pub fn sees_exits_of_modules(&self) -> bool {
+        match self.arch() {
+            Arch::X86_64 => true,
+            Arch::Riscv64 => false,
+        }
+    }
+
+    /// The exits of a module's functions.
+    ///
+    /// # Errors
+    /// As [`Kernel::exits`], since those of the kernel tell what follows where a function of a module
+    /// is left for one of the kernel's.
+    pub fn module_exits(&self, text: &ModuleText) -> Result<ModuleExits, KernelError> {
+        match self.arch() {
+            Arch::X86_64 => x86_64::module::find(self, text),
+            Arch::Riscv64 => Ok(ModuleExits::default()),
+        }
+    }
+}

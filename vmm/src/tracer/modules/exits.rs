@@ -1,0 +1,211 @@
+//! Where functions of modules are left. As sites do, exits of modules have numbers behind those of
+//! the kernel's own, each the same again when its module comes again at the same place.
+
+use super::read::place;
+use super::text::{self, ExitsError, Function};
+use super::{Loaded, Modules, Offsets, Spot};
+use crate::kernel::{Exit, Kernel, Missing, Site, SiteSection};
+use crate::tracer::guest::{Guest, Image};
+use rustc_hash::FxHashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Exits of modules in all, as of their sites.
+const MOST: usize = 1 << 20;
+/// Bytes that are written at one.
+const SPAN: usize = 5;
+
+/// What is known of where the functions of a module are left.
+#[derive(Clone, Debug)]
+pub struct ModuleCoverage {
+    /// The module.
+    pub module: Arc<str>,
+    /// Numbers of its exits.
+    pub exits: Vec<usize>,
+    /// Sites with an exit that cannot be held; or why none is known.
+    pub missing: Result<Vec<(usize, Missing)>, ExitsError>,
+    /// Exits for which there is no room, or whose memory is not mapped.
+    pub left_out: usize,
+}
+
+/// All that there were.
+#[derive(Debug, Default)]
+pub(super) struct Numbered {
+    /// How many exits the kernel itself has, once somebody has asked.
+    first: usize,
+    list: Vec<Numbering>,
+    numbers: FxHashMap<Exit, usize>,
+}
+
+#[derive(Debug)]
+struct Numbering {
+    exit: Exit,
+    physical: u64,
+    beyond: Option<u64>,
+    present: bool,
+}
+
+impl Numbered {
+    /// Of one that is there now, at this guest-physical address and on the page there.
+    fn number(&mut self, exit: Exit, (physical, beyond): (u64, Option<u64>)) -> Option<usize> {
+        let known = Numbering { exit, physical, beyond, present: true };
+        if let Some(&number) = self.numbers.get(&exit) {
+            *self.slot(number)? = known;
+            return Some(number);
+        }
+        if self.list.len() >= MOST {
+            return None;
+        }
+        let number = self.first + self.list.len();
+        self.list.push(known);
+        self.numbers.insert(exit, number);
+        Some(number)
+    }
+
+    fn get(&self, number: usize) -> Option<&Numbering> {
+        self.list.get(number.checked_sub(self.first)?).filter(|found| found.present)
+    }
+
+    fn slot(&mut self, number: usize) -> Option<&mut Numbering> {
+        self.list.get_mut(number.checked_sub(self.first)?)
+    }
+
+    pub(super) fn forget<'a>(&mut self, numbers: impl Iterator<Item = &'a usize>) {
+        for &number in numbers {
+            if let Some(exit) = self.slot(number) {
+                exit.present = false;
+            }
+        }
+    }
+}
+
+impl Modules {
+    /// An exit by its number, and where it is, if it is there.
+    pub(in crate::tracer) fn exit(&self, number: usize) -> Option<(&Exit, Spot)> {
+        let found = self.exits.get(number)?;
+        let (address, exit) = (found.exit.address, &found.exit);
+        let site = Site { location: address, entry: address, section: SiteSection::Text };
+        Some((exit, Spot { site, physical: found.physical, beyond: found.beyond }))
+    }
+
+    /// Exits that are there, with their numbers.
+    pub(in crate::tracer) fn exits(&self) -> impl Iterator<Item = (usize, &Exit)> {
+        let all = (self.exits.first..).zip(&self.exits.list);
+        all.filter(|(_, found)| found.present).map(|(number, found)| (number, &found.exit))
+    }
+
+    /// Numbers of the exits of a module (by the address of its `struct module`), or of those in a
+    /// part of its memory (run-time addresses).
+    pub(in crate::tracer) fn exits_of(
+        &self,
+        image: &Image,
+        address: u64,
+        range: Option<&Range<u64>>,
+    ) -> Vec<usize> {
+        let exits = self.find(address).and_then(|loaded| loaded.exits.as_deref());
+        let is_in = |number: &usize| {
+            let exit = self.exits.get(*number).map(|found| image.runtime(found.exit.address));
+            exit.is_some_and(|exit| range.is_none_or(|range| range.contains(&exit)))
+        };
+        exits.unwrap_or_default().iter().copied().filter(is_in).collect()
+    }
+
+    /// What is in this memory (run-time addresses) is gone: exits with these numbers, and functions
+    /// in which others might be looked for.
+    pub(in crate::tracer) fn forget_exits(
+        &mut self,
+        address: u64,
+        range: &Range<u64>,
+        numbers: &[usize],
+    ) {
+        self.exits.forget(numbers.iter());
+        for loaded in self.loaded.iter_mut().filter(|loaded| loaded.is_at(address)) {
+            loaded.symbols.retain(|symbol| !range.contains(&symbol.address));
+            if let Some(exits) = &mut loaded.exits {
+                exits.retain(|exit| !numbers.contains(exit));
+            }
+        }
+    }
+
+    /// Looks for the exits of modules in which nobody has done so yet; how much was found of each.
+    pub(in crate::tracer) fn find_exits(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        offsets: &Offsets,
+    ) -> Vec<ModuleCoverage> {
+        let mut all = Vec::new();
+        for at in 0..self.loaded.len() {
+            let Some(loaded) = self.loaded.get(at).filter(|it| it.exits.is_none()) else {
+                continue;
+            };
+            let found = self.look(guest, image, kernel, offsets, loaded);
+            if let Ok(exits) = kernel.exits() {
+                self.exits.first = exits.all().len();
+            }
+            let module = Arc::clone(&loaded.name);
+            let (exits, missing) = (Vec::new(), Ok(Vec::new()));
+            let mut coverage = ModuleCoverage { module, exits, missing, left_out: 0 };
+            match found {
+                Ok(found) => {
+                    for exit in found.list {
+                        let at = place(guest, image, image.runtime(exit.address), SPAN);
+                        match at.and_then(|at| self.exits.number(exit, at)) {
+                            Some(number) => coverage.exits.push(number),
+                            None => coverage.left_out += 1,
+                        }
+                    }
+                    let missing = found.missing.into_iter();
+                    coverage.missing =
+                        Ok(missing.map(|(site, missing)| (site as usize, missing)).collect());
+                }
+                Err(error) => coverage.missing = Err(error),
+            }
+            if let Some(loaded) = self.loaded.get_mut(at) {
+                loaded.exits = Some(coverage.exits.clone());
+            }
+            all.push(coverage);
+        }
+        all
+    }
+
+    fn look(
+        &self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        offsets: &Offsets,
+        loaded: &Loaded,
+    ) -> Result<crate::kernel::ModuleExits, ExitsError> {
+        let offsets = offsets.text.as_ref().map_err(|&why| ExitsError::Absurd(why))?;
+        let of = |number: &usize| {
+            let function = number.checked_sub(self.first).and_then(|at| self.functions.get(at));
+            function.map(|(function, _)| function.site)
+        };
+        let sites: FxHashMap<u64, (u32, u64)> = loaded
+            .sites
+            .iter()
+            .filter_map(|number| {
+                let site = of(number)?;
+                let location = image.runtime(site.location);
+                Some((image.runtime(site.entry), (u32::try_from(*number).ok()?, location)))
+            })
+            .collect();
+        let functions: Vec<Function<'_>> = loaded
+            .symbols
+            .iter()
+            .map(|symbol| Function {
+                start: symbol.address,
+                size: symbol.size,
+                name: &symbol.name,
+                site: sites.get(&symbol.address).copied(),
+            })
+            .collect();
+        let mut text = text::read(guest, image, offsets, loaded.address, &functions)?;
+        let others = self.present().map(|(_, function)| function.site.entry);
+        text.others = others.collect();
+        text.others.sort_unstable();
+        kernel.module_exits(&text).map_err(|error| ExitsError::Kernel(error.to_string()))
+    }
+}

@@ -1,0 +1,248 @@
+//! The code of a module, and what its tables say of it: all of it bounded, none of it trusted.
+
+use super::read::Pages;
+use crate::kernel::{Btf, ModulePiece, ModuleText};
+use crate::tracer::guest::{Guest, GuestError, Image};
+
+/// Sections of a module: several times what the largest has.
+const MOST_SECTIONS: usize = 1 << 12;
+/// Bytes of the name of one that is looked for, and some more.
+const NAME: usize = 64;
+/// Bytes of all code of a module.
+const MOST_CODE: usize = 64 << 20;
+/// Bytes of a table of a module.
+const MOST_TABLE: u64 = 4 << 20;
+/// Bytes of a table at the end of memory, of which nothing tells the length.
+const LAST_TABLE: u64 = 64 << 10;
+/// Code of a function without a size.
+const UNSIZED: u64 = 4096;
+
+/// Why the exits of a module cannot be found.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExitsError {
+    /// Guest memory is not as it should be.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    /// Something is absurd, or missing.
+    #[error("{0}")]
+    Absurd(&'static str),
+    /// The kernel's own exits are not known.
+    #[error("{0}")]
+    Kernel(String),
+}
+
+/// Where a module has what.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::tracer) struct Offsets {
+    sect_attrs: u64,
+    sections: Sections,
+    /// Tables, each with the number of its entries: `None` where the kernel has no such.
+    static_calls: Option<(u64, u64)>,
+    labels: Option<(u64, u64)>,
+    exceptions: Option<(u64, u64)>,
+}
+
+/// What tells names and addresses of sections: files in sysfs.
+#[derive(Clone, Copy, Debug)]
+enum Sections {
+    /// An array, with the number of its entries.
+    Array { count: u64, first: u64, size: u64, name: u64, address: u64 },
+    /// A list of pointers, which ends with none (since 6.14).
+    List { list: u64, name: u64, address: u64 },
+}
+
+impl Offsets {
+    /// By the kernel's type information.
+    ///
+    /// # Errors
+    /// What it is that it lacks.
+    pub(super) fn find(btf: &Btf) -> Result<Self, &'static str> {
+        let offset = |strukt: &str, member: &str| btf.member_offset(strukt, member).map(u64::from);
+        let table = |table, count| Some((offset("module", table)?, offset("module", count)?));
+        let array = || {
+            Some(Sections::Array {
+                count: offset("module_sect_attrs", "nsections")?,
+                first: offset("module_sect_attrs", "attrs")?,
+                size: btf.struct_size("module_sect_attr")?.into(),
+                name: offset("module_sect_attr", "battr.attr.name")?,
+                address: offset("module_sect_attr", "address")?,
+            })
+        };
+        let list = || {
+            let group = offset("module_sect_attrs", "grp").unwrap_or(0);
+            Some(Sections::List {
+                list: group + offset("attribute_group", "bin_attrs")?,
+                name: offset("bin_attribute", "attr.name")?,
+                address: offset("bin_attribute", "private")?,
+            })
+        };
+        let unknown = "the kernel does not tell where sections of modules are";
+        Ok(Self {
+            sect_attrs: offset("module", "sect_attrs").ok_or(unknown)?,
+            sections: array().or_else(list).ok_or(unknown)?,
+            static_calls: table("static_call_sites", "num_static_call_sites"),
+            labels: table("jump_entries", "num_jump_entries"),
+            exceptions: table("extable", "num_exentries"),
+        })
+    }
+
+    /// Sections of a module: names, as far as they matter, and run-time addresses.
+    fn sections(
+        &self,
+        pages: &mut Pages<'_>,
+        module: u64,
+    ) -> Result<Vec<(Vec<u8>, u64)>, ExitsError> {
+        let attrs = pages.word(module.wrapping_add(self.sect_attrs))?;
+        if attrs == 0 {
+            return Err(ExitsError::Absurd("the guest does not tell where its sections are"));
+        }
+        let mut found = Vec::new();
+        let mut add = |pages: &mut Pages<'_>, name: u64, address: u64| {
+            let name = pages.word(name)?;
+            found.push((pages.text(name, NAME)?, pages.word(address)?));
+            Ok::<(), GuestError>(())
+        };
+        match self.sections {
+            Sections::Array { count, first, size, name, address } => {
+                let count = u64::from(pages.count(attrs.wrapping_add(count))?);
+                if count > MOST_SECTIONS as u64 {
+                    return Err(ExitsError::Absurd("it has more sections than a module can have"));
+                }
+                for at in (0..count).map(|n| attrs.wrapping_add(first + n * size)) {
+                    add(pages, at.wrapping_add(name), at.wrapping_add(address))?;
+                }
+            }
+            Sections::List { list, name, address } => {
+                let list = pages.word(attrs.wrapping_add(list))?;
+                let mut at = (0..MOST_SECTIONS as u64).map(|n| list.wrapping_add(n * 8));
+                loop {
+                    let Some(next) = at.next() else {
+                        let reason = "it has more sections than a module can have";
+                        return Err(ExitsError::Absurd(reason));
+                    };
+                    match pages.word(next)? {
+                        0 => break,
+                        at => add(pages, at.wrapping_add(name), at.wrapping_add(address))?,
+                    }
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// What `.return_sites` names: run-time addresses, ascending.
+    fn returns(&self, pages: &mut Pages<'_>, module: u64) -> Result<Vec<u64>, ExitsError> {
+        let sections = self.sections(pages, module)?;
+        let start = sections.iter().find(|(name, _)| name == b".return_sites").map(|&(_, at)| at);
+        let start = start.ok_or(ExitsError::Absurd("it has no list of its returns"))?;
+        // Up to what comes next: what lies between names no return, or one by chance, which is
+        // looked at before it is used.
+        let next = sections.iter().map(|&(_, at)| at).filter(|&at| at > start).min();
+        let len = next.map_or(LAST_TABLE, |next| next - start);
+        let len = if len > MOST_TABLE { LAST_TABLE } else { len };
+        let mut returns = Vec::new();
+        let mut at = start;
+        while at < start.saturating_add(len / 4 * 4) {
+            let left = usize::try_from(start + len / 4 * 4 - at).unwrap_or(0);
+            let Ok(rest) = pages.rest(at) else { break };
+            let rest = rest.get(..rest.len().min(left)).unwrap_or_default();
+            for (place, distance) in (at..).step_by(4).zip(rest.as_chunks::<4>().0) {
+                let distance = i64::from(i32::from_le_bytes(*distance));
+                returns.push(place.wrapping_add_signed(distance));
+            }
+            if rest.len() < 4 {
+                break;
+            }
+            at += rest.len() as u64;
+        }
+        returns.sort_unstable();
+        returns.dedup();
+        Ok(returns)
+    }
+
+    /// A table of entries of so many bytes, and its run-time address.
+    fn table(
+        pages: &Pages<'_>,
+        module: u64,
+        members: Option<(u64, u64)>,
+        size: u64,
+    ) -> Result<(u64, Vec<u8>), ExitsError> {
+        let Some((table, count)) = members else { return Ok((0, Vec::new())) };
+        let count = u64::from(pages.count(module.wrapping_add(count))?);
+        if count * size > MOST_TABLE {
+            return Err(ExitsError::Absurd("it has a longer table than a module can have"));
+        }
+        let table = pages.word(module.wrapping_add(table))?;
+        let len = usize::try_from(count * size).unwrap_or(0);
+        Ok((table, if len == 0 { Vec::new() } else { pages.all(table, len)? }))
+    }
+}
+
+/// A function, or a part of one, by run-time address.
+pub(super) struct Function<'a> {
+    pub(super) start: u64,
+    /// Bytes; 0 when not known.
+    pub(super) size: u32,
+    pub(super) name: &'a str,
+    /// Number and run-time address of its site.
+    pub(super) site: Option<(u32, u64)>,
+}
+
+/// The code of a module with its `struct module` at this run-time address, and with these
+/// functions, which are ascending.
+pub(super) fn read(
+    guest: &dyn Guest,
+    image: &Image,
+    offsets: &Offsets,
+    module: u64,
+    functions: &[Function<'_>],
+) -> Result<ModuleText, ExitsError> {
+    let mut pages = Pages::new(guest, image);
+    let link = |address: u64| address.wrapping_sub(image.slide);
+    let mut text = ModuleText::default();
+    let mut code = 0;
+    for (number, function) in functions.iter().enumerate() {
+        let next = functions.get(number + 1).map_or(u64::MAX, |next| next.start);
+        let room = next.saturating_sub(function.start);
+        let len = match function.size {
+            0 => room.min(UNSIZED),
+            size => room.min(size.into()),
+        };
+        let len = usize::try_from(len).unwrap_or(0);
+        code += len;
+        if code > MOST_CODE {
+            return Err(ExitsError::Absurd("it has more code than a module can have"));
+        }
+        text.pieces.push(ModulePiece {
+            start: link(function.start),
+            bytes: pages.all(function.start, len)?,
+            name: function.name.into(),
+            site: function.site.map(|(site, location)| (site, link(location))),
+        });
+    }
+    text.returns = offsets.returns(&mut pages, module)?.into_iter().map(link).collect();
+    // Distances to the code, and to where it goes (arch/x86/include/asm/extable.h,
+    // include/linux/{jump_label,static_call_types}.h).
+    let relative = |table: u64, at: usize, bytes: &[u8]| {
+        let distance = bytes.get(at..at + 4)?.first_chunk::<4>()?;
+        let distance = i64::from(i32::from_le_bytes(*distance));
+        Some(link(table.wrapping_add(at as u64).wrapping_add_signed(distance)))
+    };
+    let (table, bytes) = Offsets::table(&pages, module, offsets.static_calls, 8)?;
+    text.static_calls =
+        (0..bytes.len()).step_by(8).filter_map(|at| relative(table, at, &bytes)).collect();
+    let ways = |table: u64, bytes: &[u8], size: usize| -> Vec<(u64, u64)> {
+        let way = |at| Some((relative(table, at, bytes)?, relative(table, at + 4, bytes)?));
+        (0..bytes.len()).step_by(size).filter_map(way).collect()
+    };
+    let (table, bytes) = Offsets::table(&pages, module, offsets.labels, 16)?;
+    let labels = ways(table, &bytes, 16);
+    text.labels = labels.iter().map(|&(from, _)| from).collect();
+    let (table, bytes) = Offsets::table(&pages, module, offsets.exceptions, 12)?;
+    text.ways = ways(table, &bytes, 12);
+    text.ways.extend(labels);
+    text.returns.sort_unstable();
+    text.static_calls.sort_unstable();
+    text.labels.sort_unstable();
+    Ok(text)
+}
