@@ -288,6 +288,9 @@ impl Fake {
     pub(crate) fn program(&self) -> u64 {
         match self.kernel.arch() {
             Arch::X86_64 => MAP,
+            Arch::Riscv64 if self.kernel.ftrace_kind() == FtraceKind::CallOps => {
+                riscv64::gap(self) + 0x400
+            }
             Arch::Riscv64 => riscv64::gap(self) + 0x2800,
         }
     }

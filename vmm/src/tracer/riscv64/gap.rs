@@ -8,8 +8,9 @@
 //! ```text
 //! 0x0000  the stub of a trap on a site
 //! 0x0200  the stub that sees the annex
+//! 0x0400  with CALL_OPS: programs, probes and their arrays; without:
 //! 0x0800  nothing but a jump for who has one half of a call (see [`Gap::land`])
-//! 0x1000  two copies of a table of jumps (kernels without CALL_OPS)
+//! 0x1000  two copies of a table of jumps
 //! 0x2000  as at 0x0800
 //! 0x2800  programs, probes and their arrays
 //!         stubs that lie as far into their pages as functions do: from the end downwards
@@ -21,6 +22,7 @@ use crate::tracer::annex::OPS_SIZE;
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::members::Members;
 use crate::tracer::trace::TraceError;
+use std::ops::Range;
 use vmtrace_trampolines::riscv64::encode::register::{A7, T0, T1, ZERO};
 use vmtrace_trampolines::riscv64::encode::{
     FENCE_I, NOP, SFENCE_VMA, addi, auipc, j, jalr, jr, mv, split,
@@ -31,7 +33,9 @@ const PAGE_LEN: usize = 4096;
 const TRAP: u64 = 0;
 const RESUME: u64 = 0x200;
 const TABLE: u64 = 0x1000;
+/// Of programs with tables, and without.
 const PROGRAMS: u64 = 0x2800;
+const ALONE: u64 = 0x400;
 /// Programs begin at multiples of so many bytes: those of a cache line.
 const ALIGN: u64 = 64;
 /// Probes and arrays begin at multiples of so many bytes.
@@ -101,14 +105,19 @@ pub(super) struct Gap {
     len: u64,
     /// Bytes in use, from its beginning on.
     used: u64,
+    /// Stubs at its end: where each begins and ends.
+    stubs: Vec<Range<u64>>,
+    /// There are tables of jumps.
+    tables: bool,
 }
 
 impl Gap {
-    /// Finds it and makes sure that nothing is in it.
+    /// Finds it and makes sure that nothing is in it; with room for `tables` of jumps or without.
     pub(super) fn find(
         guest: &dyn Guest,
         kernel: &Kernel,
         image: &Image,
+        tables: bool,
     ) -> Result<Self, TraceError> {
         let symbol =
             |name: &'static str| kernel.symbols().address(name).ok_or(TraceError::NoSymbol(name));
@@ -130,7 +139,8 @@ impl Gap {
                 return Err(TraceError::Code("what follows its text is in use"));
             }
         }
-        Ok(Self { address, physical, len, used: PROGRAMS })
+        let used = if tables { PROGRAMS } else { ALONE };
+        Ok(Self { address, physical, len, used, stubs: Vec::new(), tables })
     }
 
     /// Writes what is there before any program. `caller`: run-time address of `ftrace_caller`, where
@@ -151,7 +161,7 @@ impl Gap {
         }
         let after: Vec<u8> = after.into_iter().flat_map(u32::to_le_bytes).collect();
         self.write(guest, TRAP, &[&before[..], &NO_TRAP, &after].concat())?;
-        self.aim(guest, TRAP_ENTRY, self.address + TRAP)
+        if self.tables { self.aim(guest, TRAP_ENTRY, self.address + TRAP) } else { Ok(()) }
     }
 
     /// Guest-physical address of code in it.
@@ -207,15 +217,19 @@ impl Gap {
         len: usize,
         code: impl FnOnce(u64) -> Option<Vec<u8>>,
     ) -> Result<Option<(u64, u64)>, TraceError> {
+        let size = len as u64;
         // The gap begins with a page.
-        let highest = self.len.saturating_sub(len as u64 + like % PAGE) / PAGE * PAGE;
-        let at = highest + like % PAGE;
-        let Some(code) = code(self.address + at) else { return Ok(None) };
-        if at < self.used || code.len() != len {
+        let highest = self.len.saturating_sub(size + like % PAGE) / PAGE * PAGE;
+        let taken = |at: u64| self.stubs.iter().any(|it| at < it.end && it.start < at + size);
+        let pages = (0..=highest).rev().step_by(PAGE_LEN).map(|page| page + like % PAGE);
+        let Some(at) = { pages }.find(|&at| !taken(at)).filter(|&at| at >= self.used) else {
             return Ok(None);
-        }
+        };
+        let Some(code) = code(self.address + at).filter(|code| code.len() == len) else {
+            return Ok(None);
+        };
         self.write(guest, at, &code)?;
-        self.len = at;
+        self.stubs.push(at..at + size);
         Ok(Some((self.address + at, self.physical + at)))
     }
 
@@ -226,7 +240,8 @@ impl Gap {
         code: &[u8],
     ) -> Result<Option<u64>, TraceError> {
         let end = at + code.len() as u64;
-        if end > self.len {
+        let stubs = self.stubs.iter().map(|stub| stub.start).min();
+        if end > stubs.unwrap_or(self.len) {
             return Ok(None);
         }
         self.write(guest, at, code)?;

@@ -55,7 +55,8 @@ pub(super) fn install(
     } else {
         Kind::Patchable { caller }
     };
-    let gap = Gap::find(guest, kernel, image)?;
+    let has_tables = matches!(kind, Kind::Patchable { .. });
+    let gap = Gap::find(guest, kernel, image, has_tables)?;
     layout.install(&memory.slice())?;
     let at = map::code(layout.address);
     let view = text(guest, kernel, image);
