@@ -8,6 +8,7 @@ use std::fmt;
 
 use super::read::index;
 use super::{Arch, Kernel, KernelError, epilogues};
+use module::{ModuleExits, ModuleText};
 
 pub(crate) mod module;
 pub(crate) mod x86_64;
@@ -243,6 +244,26 @@ impl Kernel {
             Arch::Riscv64 => riscv64(self)?,
         };
         Ok(self.exits.get_or_init(|| exits))
+    }
+
+    /// Whether exits of functions of modules can be found.
+    pub fn sees_exits_of_modules(&self) -> bool {
+        match self.arch() {
+            Arch::X86_64 => true,
+            Arch::Riscv64 => false,
+        }
+    }
+
+    /// The exits of a module's functions.
+    ///
+    /// # Errors
+    /// As [`Kernel::exits`], since those of the kernel tell what follows where a function of a module
+    /// is left for one of the kernel's.
+    pub fn module_exits(&self, text: &ModuleText) -> Result<ModuleExits, KernelError> {
+        match self.arch() {
+            Arch::X86_64 => x86_64::module::find(self, text),
+            Arch::Riscv64 => Ok(ModuleExits::default()),
+        }
     }
 }
 

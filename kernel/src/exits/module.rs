@@ -1,8 +1,7 @@
 //! Exits of functions of modules: by the code of a module as it is in memory, since its tables are
 //! there and in no image.
 
-use super::{Exit, Missing, x86_64};
-use crate::{Arch, Kernel, KernelError};
+use super::{Exit, Missing};
 
 /// The code of a module in a guest, and what its tables say of it. All addresses are as if it were
 /// linked with the kernel.
@@ -42,26 +41,4 @@ pub struct ModuleExits {
     pub list: Vec<Exit>,
     /// Sites with an exit that cannot be used, or without any, each once.
     pub missing: Vec<(u32, Missing)>,
-}
-
-impl Kernel {
-    /// Whether exits of functions of modules can be found.
-    pub fn sees_exits_of_modules(&self) -> bool {
-        match self.arch() {
-            Arch::X86_64 => true,
-            Arch::Riscv64 => false,
-        }
-    }
-
-    /// The exits of a module's functions.
-    ///
-    /// # Errors
-    /// As [`Kernel::exits`], since those of the kernel tell what follows where a function of a module
-    /// is left for one of the kernel's.
-    pub fn module_exits(&self, text: &ModuleText) -> Result<ModuleExits, KernelError> {
-        match self.arch() {
-            Arch::X86_64 => x86_64::module::find(self, text),
-            Arch::Riscv64 => Ok(ModuleExits::default()),
-        }
-    }
 }

@@ -13,7 +13,7 @@ use crate::stream::{MarkKind, Skipped};
 use crate::tracer::{
     Attachment, Guest, Module, ModuleCoverage, ModuleFunction, ModuleMoment, Ram, TraceError,
 };
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -301,14 +301,11 @@ impl Controller {
             return;
         }
         for found in attachment.find_module_exits(ram, &self.kernel) {
-            let new = found.exits.iter();
-            let all = attachment.module_exits();
-            let all: FxHashMap<usize, Exit> = all.map(|(index, exit)| (index, *exit)).collect();
-            self.module_exits.extend(new.filter_map(|index| Some((*index, *all.get(index)?))));
-            self.module_exits.sort_unstable_by_key(|&(index, _)| index);
+            self.module_exits.extend_from_slice(&found.exits);
             self.plan = None;
             self.tell_unseen(&found);
         }
+        self.module_exits.sort_unstable_by_key(|&(index, _)| index);
     }
 
     /// Takes note of the functions of a module of which returns are wanted and not, or not all, seen.

@@ -4,7 +4,9 @@
 use super::arch::GuestCall;
 use super::guest::GuestError;
 use super::patch::Edit;
+use super::trace::TraceError;
 use super::view::View;
+use vmtrace_trampolines::{Counts, Program};
 
 /// What begins and ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +57,26 @@ pub(super) struct Stops<M> {
 impl<M> Default for Stops<M> {
     fn default() -> Self {
         Self { stubs: Vec::new(), edits: Vec::new() }
+    }
+}
+
+impl Stops<ProgramStop> {
+    /// Takes note of where a vCPU stops in a program, so many bytes (`stop`) behind its beginning at a
+    /// run-time and a guest-physical address; `nops` as in [`Stub::new`].
+    pub(super) fn note(
+        &mut self,
+        program: &Program,
+        (address, physical): (u64, u64),
+        stop: Option<usize>,
+        call: Option<GuestCall>,
+        nops: &[u8],
+    ) -> Result<(), TraceError> {
+        let (Some(at), Some(Counts::Down { number, trap, .. })) = (stop, program.counts) else {
+            return Ok(());
+        };
+        let stub = Stub::new(address + at as u64, physical + at as u64, trap, nops);
+        self.stub(ProgramStop { number, call }, stub.ok_or(TraceError::Annex)?);
+        Ok(())
     }
 }
 

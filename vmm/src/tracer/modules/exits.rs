@@ -20,8 +20,8 @@ const SPAN: usize = 5;
 pub struct ModuleCoverage {
     /// The module.
     pub module: Arc<str>,
-    /// Numbers of its exits.
-    pub exits: Vec<usize>,
+    /// Its exits, with their numbers.
+    pub exits: Vec<(usize, Exit)>,
     /// Sites with an exit that cannot be held; or why none is known.
     pub missing: Result<Vec<(usize, Missing)>, ExitsError>,
     /// Exits for which there is no room, or whose memory is not mapped.
@@ -122,7 +122,7 @@ impl Modules {
         for loaded in self.loaded.iter_mut().filter(|loaded| loaded.is_at(address)) {
             loaded.symbols.retain(|symbol| !range.contains(&symbol.address));
             if let Some(exits) = &mut loaded.exits {
-                exits.retain(|exit| !numbers.contains(exit));
+                exits.retain(|&exit| self.exits.get(exit).is_some());
             }
         }
     }
@@ -152,7 +152,7 @@ impl Modules {
                     for exit in found.list {
                         let at = place(guest, image, image.runtime(exit.address), SPAN);
                         match at.and_then(|at| self.exits.number(exit, at)) {
-                            Some(number) => coverage.exits.push(number),
+                            Some(number) => coverage.exits.push((number, exit)),
                             None => coverage.left_out += 1,
                         }
                     }
@@ -163,7 +163,7 @@ impl Modules {
                 Err(error) => coverage.missing = Err(error),
             }
             if let Some(loaded) = self.loaded.get_mut(at) {
-                loaded.exits = Some(coverage.exits.clone());
+                loaded.exits = Some(coverage.exits.iter().map(|&(number, _)| number).collect());
             }
             all.push(coverage);
         }

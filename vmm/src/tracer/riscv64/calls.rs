@@ -10,7 +10,7 @@
 //! So only the first changes, and our stub lies where the second, as it is, leads from there: as far
 //! into its page as the function. Whatever a task has in `rd`, it comes to one of the two.
 
-use super::gap::{Gap, MAX_TRAP, NO_TRAP};
+use super::gap::{FULL, Gap, MAX_TRAP, NO_TRAP};
 use crate::kernel::Kernel;
 use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::module_traps::{self, ModuleMoment};
@@ -24,8 +24,6 @@ use vmtrace_trampolines::riscv64::encode::{auipc, jalr, split};
 
 /// Bytes of an instruction that is not compressed.
 const LEN: usize = 4;
-/// There is no room for a stub.
-pub(super) const FULL: TraceError = TraceError::Code("what follows its text is full");
 /// Bits of `auipc` beside its constant.
 const BELOW_UPPER: u32 = 0xfff;
 

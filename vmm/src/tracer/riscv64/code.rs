@@ -15,7 +15,7 @@ use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::module_traps::ModuleMoment;
 use crate::tracer::modules::Spot;
 use crate::tracer::patch::{Edit, SkipReason};
-use crate::tracer::stops::{Moment, ProgramStop, Stops, Stub};
+use crate::tracer::stops::{Moment, ProgramStop, Stops};
 use crate::tracer::trace::TraceError;
 use crate::tracer::tracepoints::guest::Probes;
 use crate::tracer::view::View;
@@ -26,7 +26,7 @@ use vm_memory::Bytes;
 use vmtrace_trampolines::riscv64::encode::register::{T3, ZERO};
 use vmtrace_trampolines::riscv64::encode::{NOP, j, jalr, lui, split};
 use vmtrace_trampolines::riscv64::{Values, compile};
-use vmtrace_trampolines::{Counts, Overflow, Point, Program, Readable};
+use vmtrace_trampolines::{Overflow, Point, Program, Readable};
 
 /// How a site finds its way, as the kernel was built.
 #[derive(Clone, Copy, Debug)]
@@ -147,13 +147,8 @@ impl Code {
         stop: Option<usize>,
         call: Option<GuestCall>,
     ) -> Result<(), TraceError> {
-        let (Some(at), Some(Counts::Down { number, trap, .. })) = (stop, program.counts) else {
-            return Ok(());
-        };
-        let trap_at = address + at as u64;
-        let stub = Stub::new(trap_at, self.gap.physical(trap_at), trap, &NO_TRAP);
-        self.program_stops.stub(ProgramStop { number, call }, stub.ok_or(TraceError::Annex)?);
-        Ok(())
+        let physical = self.gap.physical(address);
+        self.program_stops.note(program, (address, physical), stop, call, &NO_TRAP)
     }
 
     /// Writes the ops that calls `target`, where the kernel has such.

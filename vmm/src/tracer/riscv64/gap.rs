@@ -43,6 +43,8 @@ const SMALL_ALIGN: u64 = 8;
 /// As far as a jump of the tables reaches.
 const MAX: u64 = (1 << 20) - PAGE;
 
+/// There is no room.
+pub(super) const FULL: TraceError = TraceError::Code("what follows its text is full");
 /// The entry of the tables that stands for a trap.
 pub(super) const TRAP_ENTRY: u16 = ENTRIES - 1;
 /// Most bytes of a trap.
@@ -278,7 +280,6 @@ impl Gap {
     /// # Errors
     /// When there is no room.
     pub(super) fn land(&mut self, guest: &dyn Guest, target: u64) -> Result<(), TraceError> {
-        const FULL: TraceError = TraceError::Code("what follows its text is full");
         let way = split(target.wrapping_sub(self.next_small()).cast_signed());
         let (upper, lower) = way.ok_or(FULL)?;
         let code = [auipc(T1, upper), jalr(ZERO, T1, lower)].map(u32::to_le_bytes).concat();

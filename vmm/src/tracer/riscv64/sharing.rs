@@ -19,8 +19,8 @@
 //! guest's second then leads), and the second is one store whenever it is written: the guest's own, or
 //! ours, which leads to a program that goes on with `ftrace_caller`.
 
-use super::calls::{self, FULL};
-use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout};
+use super::calls;
+use super::gap::{FULL, Gap, MAX_TRAP, NO_TRAP, OpsLayout};
 use crate::kernel::Kernel;
 use crate::tracer::guest::{Guest, Image};
 use crate::tracer::stops::{Moment, Stops, Stub};

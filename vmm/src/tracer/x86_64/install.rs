@@ -15,7 +15,7 @@ use crate::tracer::guest::{Guest, GuestError, Image};
 use crate::tracer::module_traps::ModuleMoment;
 use crate::tracer::modules::Spot;
 use crate::tracer::patch::{Edit, SkipReason};
-use crate::tracer::stops::{self, Moment, ProgramStop, Stops};
+use crate::tracer::stops::{Moment, ProgramStop, Stops};
 use crate::tracer::trace::{Options, TraceError};
 use crate::tracer::tracepoints::guest::{self as points, Probes};
 use crate::tracer::view::View;
@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use vm_memory::Bytes;
 use vmtrace_trampolines::x86_64::{self as compiler, Values};
-use vmtrace_trampolines::{self as program, Counts, Overflow, Program, Readable};
+use vmtrace_trampolines::{self as program, Overflow, Program, Readable};
 
 /// Programs begin at multiples of so many bytes: those of a cache line.
 const ALIGN: u64 = 64;
@@ -223,15 +223,8 @@ impl Code {
         stop: Option<usize>,
         call: Option<GuestCall>,
     ) -> Result<(), TraceError> {
-        let (Some(at), Some(Counts::Down { number, trap, .. })) = (stop, program.counts) else {
-            return Ok(());
-        };
-        let trap_at = address + at as u64;
-        let physical = self.memory.guest_address() + (trap_at - map::ADDRESS);
-        let stub = stops::Stub::new(trap_at, physical, trap, &site::QUIET);
-        let stub = stub.ok_or(TraceError::Annex)?;
-        self.program_stops.stub(ProgramStop { number, call }, stub);
-        Ok(())
+        let physical = self.memory.guest_address() + (address - map::ADDRESS);
+        self.program_stops.note(program, (address, physical), stop, call, &site::QUIET)
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), TraceError> {
