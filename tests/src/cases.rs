@@ -173,7 +173,9 @@ impl Guests {
         assert_whole(name, summary, &err);
         let sites = &summary.sites;
         assert_eq!((sites.matched, sites.shared), (sites.patched, 1), "{name}: {sites:?}");
-        assert!(sites.guest_updates > 15, "{name}: {sites:?}");
+        // Fewer where the guest has no kprobes at sites.
+        let least = if err.contains("beside Kprobe") { 20 } else { 15 };
+        assert!(sites.guest_updates > least, "{name}: {sites:?}");
     }
 
     /// Records begin with the function that was asked for.

@@ -168,7 +168,8 @@ pub(super) fn function() -> Result<String> {
 }
 
 /// Each of the guest's tracers on the function of getppid: calls before, with it, and after;
-/// then each beside the kprobe, or where there is none the instance, going first or last. Tells what each has seen, and all calls made.
+/// then each beside the kprobe, or where there is none the instance, going first or last. Tells what
+/// each has seen, and all calls made.
 pub(crate) fn beside(count: usize, cpus: usize) -> Result<()> {
     let function = &*function()?;
     println!("pid {}", std::process::id());
