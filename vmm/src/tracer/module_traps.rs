@@ -35,6 +35,9 @@ const CALLERS: [&str; 8] = [
     "init_module_from_file",
 ];
 
+/// Bytes of the longest of them, several times over.
+const LONGEST: usize = 1 << 16;
+
 /// The functions that may have these calls in them: link addresses and code.
 pub(super) fn callers(kernel: &Kernel) -> impl Iterator<Item = (u64, &[u8])> {
     let symbols = kernel.symbols();
@@ -48,10 +51,7 @@ pub(super) fn callers(kernel: &Kernel) -> impl Iterator<Item = (u64, &[u8])> {
     // One function may have several names.
     starts.sort_unstable();
     starts.dedup();
-    starts.into_iter().filter_map(move |start| {
-        let len = symbols.next_after(start).unwrap_or(start) - start;
-        Some((start, kernel.bytes(start, usize::try_from(len).ok()?)?))
-    })
+    starts.into_iter().filter_map(|start| Some((start, kernel.code(start, LONGEST)?)))
 }
 
 /// What has become of a module.

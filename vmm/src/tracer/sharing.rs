@@ -12,7 +12,7 @@ use super::patch::{LentSites, Place, Skip, SkipReason};
 use super::stops::{Moment, Stops};
 use super::trace::{Attachment, TraceError};
 use super::view::View;
-use crate::kernel::{Kernel, SiteSection};
+use crate::kernel::{Kernel, Site, SiteSection};
 use std::collections::BTreeMap;
 
 /// How sites are shared with the guest's ftrace.
@@ -151,12 +151,17 @@ impl Attachment {
         if touched.is_empty() || !self.code.prepares() {
             return Ok(());
         }
-        let all = (0..kernel.sites().len()).chain(self.modules.present().map(|(site, _)| site));
-        let spots = all.filter_map(|site| self.modules.spot(kernel, &self.image, site));
+        let record = |site: &Site| self.image.runtime(self.code.record(site));
+        // Records of the image's sites are in the order of the sites, and those of modules are few.
+        let sites = kernel.sites();
+        let found =
+            touched.iter().filter_map(|address| sites.binary_search_by_key(address, record).ok());
+        let of_modules = self.modules.present().map(|(site, _)| site);
+        let spots =
+            found.chain(of_modules).filter_map(|site| self.modules.spot(kernel, &self.image, site));
         let is_meant = |spot: &Spot| {
-            let record = self.image.runtime(self.code.record(&spot.site));
             let is_gone = self.patcher.freed() && spot.site.section == SiteSection::InitText;
-            !is_gone && touched.binary_search(&record).is_ok()
+            !is_gone && touched.binary_search(&record(&spot.site)).is_ok()
         };
         let spots: Vec<Spot> = spots.filter(is_meant).collect();
         let view = View::ram(guest, [self.near; 2]);

@@ -6,6 +6,7 @@ use crate::tracer::guest::{Guest, GuestError, Image};
 
 /// Sections of a module: several times what the largest has.
 const MOST_SECTIONS: usize = 1 << 12;
+const TOO_MANY: ExitsError = ExitsError::Absurd("it has more sections than a module can have");
 /// Bytes of the name of one that is looked for, and some more.
 const NAME: usize = 64;
 /// Bytes of all code of a module.
@@ -106,7 +107,7 @@ impl Offsets {
             Sections::Array { count, first, size, name, address } => {
                 let count = u64::from(pages.count(attrs.wrapping_add(count))?);
                 if count > MOST_SECTIONS as u64 {
-                    return Err(ExitsError::Absurd("it has more sections than a module can have"));
+                    return Err(TOO_MANY);
                 }
                 for at in (0..count).map(|n| attrs.wrapping_add(first + n * size)) {
                     add(pages, at.wrapping_add(name), at.wrapping_add(address))?;
@@ -117,8 +118,7 @@ impl Offsets {
                 let mut at = (0..MOST_SECTIONS as u64).map(|n| list.wrapping_add(n * 8));
                 loop {
                     let Some(next) = at.next() else {
-                        let reason = "it has more sections than a module can have";
-                        return Err(ExitsError::Absurd(reason));
+                        return Err(TOO_MANY);
                     };
                     match pages.word(next)? {
                         0 => break,

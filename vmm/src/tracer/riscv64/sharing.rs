@@ -40,7 +40,7 @@ const UNLOCKS: [&str; 1] = ["mutex_unlock"];
 const STILL: &str = "__ftrace_modify_code";
 const CHANGES: [&str; 1] = ["ftrace_modify_all_code"];
 /// More than any of these functions has.
-const LONGEST: u64 = 256;
+const LONGEST: usize = 256;
 
 const UNKNOWN: TraceError = TraceError::Ftrace("how it changes sites");
 /// Of the first two instructions of `ftrace_caller` and the branch behind them.
@@ -98,8 +98,7 @@ pub(super) enum By {
 fn find(kernel: &Kernel, function: &str, callees: &[&str]) -> Option<Call> {
     let symbols = kernel.symbols();
     let start = symbols.address(function)?;
-    let len = symbols.next_after(start)?.checked_sub(start).filter(|len| *len <= LONGEST)?;
-    let body = kernel.bytes(start, usize::try_from(len).ok()?)?;
+    let body = kernel.code(start, LONGEST)?;
     let callees: Vec<u64> = callees.iter().filter_map(|name| symbols.address(name)).collect();
     let mut found = calls::calls(start, body);
     found.retain(|call| callees.contains(&call.target));

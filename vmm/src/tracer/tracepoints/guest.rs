@@ -22,7 +22,7 @@ const NEEDED: [&str; 2] = ["tracepoint_probe_register_prio", "tracepoint_probe_u
 const LOCKS: [&str; 2] = ["mutex_lock", "mutex_lock_nested"];
 const UNLOCK: &str = "mutex_unlock";
 /// More than any of these functions has.
-const LONGEST: u64 = 8192;
+const LONGEST: usize = 8192;
 
 /// A call in the kernel's code, or a jump to a function in its place. Link addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +53,7 @@ pub(in crate::tracer) fn brackets(
             }
             continue;
         };
-        let len = symbols.next_after(start)?.checked_sub(start).filter(|len| *len <= LONGEST)?;
-        let body = kernel.bytes(start, usize::try_from(len).ok()?)?;
+        let body = kernel.code(start, LONGEST)?;
         let before = all.len();
         for call in calls(start, body) {
             let moment = match call.target {
