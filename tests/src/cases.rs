@@ -173,6 +173,10 @@ impl Guests {
         assert_whole(name, summary, &err);
         let sites = &summary.sites;
         assert_eq!((sites.matched, sites.shared), (sites.patched, 1), "{name}: {sites:?}");
+        // Direct calls go another way than what all tracers share.
+        for program in ["Fentry", "Fexit"] {
+            assert!(err.contains(&format!("beside {program} ")), "{name}: no BPF: {err}");
+        }
         // Fewer where the guest has no kprobes at sites.
         let least = if err.contains("beside Kprobe") { 20 } else { 15 };
         assert!(sites.guest_updates > least, "{name}: {sites:?}");

@@ -29,8 +29,8 @@ fn members(fake: &Fake) -> [u64; 2] {
 /// A site in which the guest has this.
 fn called(fake: &Fake, site: usize, ops: u64) -> Vec<u8> {
     let entry = entry(fake, site);
-    let distance = fake.link("ftrace_caller").wrapping_sub(entry).cast_signed();
-    let (upper, lower) = split(distance).unwrap();
+    let target = if has_literals(fake) { fake.link("ftrace_caller") } else { ops };
+    let (upper, lower) = split(target.wrapping_sub(entry).cast_signed()).unwrap();
     let call = [auipc(T0, upper), jalr(T0, T0, lower)].map(u32::to_le_bytes).concat();
     let ops = ops.to_le_bytes();
     [if has_literals(fake) { &ops[..] } else { &[] }, &call].concat()
@@ -40,14 +40,21 @@ fn has_literals(fake: &Fake) -> bool {
     fake.kernel.ftrace_kind() == FtraceKind::CallOps
 }
 
-/// What the guest can have in sites: ops of the kernel's own and such as it has allocated, or the one
-/// function that it calls.
+/// Where the code of a BPF trampoline can be: in the 128 MiB below the image, at a multiple of 64.
+fn trampoline(fake: &Fake, chunk: u64) -> u64 {
+    (fake.link("_start") & !0xfff) - (128 << 20) + 64 * chunk
+}
+
+/// What the guest can have in sites: ops of the kernel's own and such as it has allocated, or the
+/// functions that it calls.
 fn targets(fake: &Fake) -> Vec<u64> {
     if has_literals(fake) {
         let own = ["global_ops", "ftrace_list_ops"].map(|name| fake.link(name));
         [&own[..], &[0xffff_af80_1234_5678]].concat()
     } else {
-        vec![fake.link("ftrace_caller")]
+        // Two of one entry of the tables, and one that is as near as a module's.
+        let direct = [7, 7 + 32, 12, 4096 * 3 + 63].map(|chunk| trampoline(fake, chunk));
+        [&[fake.link("ftrace_caller")], &direct[..]].concat()
     }
 }
 
@@ -105,7 +112,11 @@ struct Hart<'a> {
     guest: BTreeMap<u64, u64>,
 }
 
-impl Hart<'_> {
+impl<'a> Hart<'a> {
+    fn at(fake: &'a Fake, at: u64) -> Self {
+        Self { fake, at, registers: [0; 32], guest: BTreeMap::new() }
+    }
+
     /// A word of the guest's ops, the annex, or the kernel with what lies in its gap.
     fn load(&self, address: u64) -> u64 {
         let annex = self.fake.link("_end").next_multiple_of(2 << 20) - (2 << 20);
@@ -180,8 +191,10 @@ fn does(fake: &Fake, site: usize, programs: &[u64]) -> (usize, Option<u64>) {
             return (program, None);
         }
         let (number, end) = copied(fake, start, programs);
-        let target = call_absolute(fake, jump(fake, end));
-        return (number, Some(target));
+        let mut hart = Hart::at(fake, jump(fake, end));
+        hart.run();
+        assert!((10..18).all(|argument| hart.registers[argument] == 0), "an argument is lost");
+        return (number, Some(hart.at));
     }
     assert_eq!(called, caller);
     let [func, direct] = members(fake);
@@ -232,7 +245,7 @@ fn copied(fake: &Fake, start: u64, programs: &[u64]) -> (usize, u64) {
 
 /// The ops of the guest's that a way goes on with: the first word that it loads.
 fn fake_target(fake: &Fake, way: u64) -> u64 {
-    let hart = Hart { fake, at: way, registers: [0; 32], guest: BTreeMap::new() };
+    let hart = Hart::at(fake, way);
     // Two instructions lead there from the program.
     let far = call_absolute(fake, way);
     hart.load(far + 48)
@@ -278,7 +291,7 @@ fn updates_go_through_stubs(name: &str) {
     let places = [Moment::Begin, Moment::End].into_iter().zip(&traps);
     let expected: Vec<_> = places.map(|(moment, trap)| Some((moment, trap + 8))).collect();
     assert_eq!(moments, expected);
-    let start = |at| Hart { fake: &fake, at, registers: [0; 32], guest: BTreeMap::new() };
+    let start = |at| Hart::at(&fake, at);
     assert!(traps.iter().all(|&trap| fake.read_vec(fake.at(trap), 8) == TRAP));
     if has_literals(&fake) {
         for (trap, function) in traps.iter().zip(["mutex_lock", "mutex_unlock"]) {
@@ -356,25 +369,25 @@ impl Between<'_> {
     }
 
     /// Whatever the first was, the second has led to a program, or to where the guest's does.
-    fn go_on(&mut self, programs: &[u64]) {
+    fn go_on(&mut self, programs: &[u64], model: &Model<'_>) {
         let fake = self.fake;
         let starts: BTreeSet<u32> = programs.iter().map(|&it| fake.word(fake.at(it))).collect();
-        let caller = fake.link("ftrace_caller");
         for (&site, firsts) in &mut self.first {
+            let theirs = model.has.get(&site).copied();
             let [first, second] = words(fake, site);
             firsts.insert(first);
             for &first in firsts.iter().filter(|_| second != NOP) {
                 let target = call(entry(fake, site), first, second);
                 let at = target.unwrap_or_else(|| panic!("site {site}: a jalr alone"));
-                if at == caller {
+                if Some(at) == theirs {
                     continue;
                 }
-                let mut hart = Hart { fake, at, registers: [0; 32], guest: BTreeMap::new() };
+                let mut hart = Hart::at(fake, at);
                 assert!((gap(fake)..gap(fake) + 0x2800).contains(&at), "site {site}: {at:#x}");
                 hart.at = jump(fake, at);
                 if !starts.contains(&fake.word(fake.at(hart.at))) {
                     hart.run();
-                    assert_eq!(hart.at, caller, "site {site}");
+                    assert_eq!(Some(hart.at), theirs, "site {site}");
                 }
             }
         }
@@ -420,7 +433,7 @@ fn random_updates(name: &str) {
                 held.iter().filter(|pair| differs(pair, &wanted)).map(|pair| *pair.0).collect();
             let restored = attachment.disable(&fake, &leave).unwrap();
             if !has_literals(&fake) {
-                between.go_on(&starts);
+                between.go_on(&starts, &model);
             }
             assert_eq!((restored.sites, restored.foreign), (leave.len(), vec![]));
             let take = wanted.iter().filter(|pair| differs(pair, &held));
@@ -452,7 +465,7 @@ fn random_updates(name: &str) {
             between.begin();
         }
         if !has_literals(&fake) {
-            between.go_on(&starts);
+            between.go_on(&starts, &model);
         }
         assert_eq!(attachment.held(), held.len());
         for &site in &all {
@@ -476,11 +489,47 @@ fn random_updates(name: &str) {
     assert!(most > all.len() / 3, "{most}");
     attachment.release_all(&fake, &fake.kernel).unwrap();
     if !has_literals(&fake) {
-        between.go_on(&starts);
+        between.go_on(&starts, &model);
     }
     let wanted: Vec<_> = model.has.keys().map(|&site| (site, None)).collect();
     model.announce(&wanted);
     model.update(&wanted);
+    assert!(fake.text() == before, "the image is not as it was");
+}
+
+// Who stands between the instructions of a site comes to one place for both targets: the other function's
+// BPF program would be called instead.
+#[test]
+fn direct_callers_that_lie_alike_do_not_share_a_site() {
+    const NAME: &str = "riscv64-6.12";
+    let fake = Fake::new(NAME);
+    let before = fake.text();
+    let mut attachment = fake.attach();
+    attachment.share(&fake, &fake.kernel, &TRAP).unwrap();
+    let sites = &fake.all()[..2];
+    fake.enable(&mut attachment, sites).unwrap();
+    let [one, other] = [5, 5 + 64].map(|chunk| trampoline(&fake, chunk));
+    let mut model = Model { fake: &fake, has: BTreeMap::new() };
+    let mut update = |attachment: &mut Attachment, wanted: &[(usize, Option<u64>)]| {
+        model.announce(wanted);
+        attachment.lend(&fake, &fake.kernel).unwrap();
+        model.update(wanted);
+        attachment.take_again(&fake, &fake.kernel, &TRAP).unwrap()
+    };
+    assert_eq!(update(&mut attachment, &[(sites[0], Some(one))]), (1, vec![]));
+    let (_, skipped) = update(&mut attachment, &[(sites[1], Some(other))]);
+    let reasons: Vec<_> = skipped.iter().map(|skip| (skip.site, skip.reason)).collect();
+    assert_eq!(reasons, [(sites[1], SkipReason::GuestOwned("a call"))]);
+    assert_eq!(fake.bytes(sites[1]), called(&fake, sites[1], other), "the guest's as a whole");
+    assert_eq!(attachment.shared(), BTreeMap::from([(one, 1)]));
+    // When the first has gone its place is free.
+    assert_eq!(update(&mut attachment, &[(sites[0], None)]), (1, vec![]));
+    assert_eq!(update(&mut attachment, &[(sites[1], None)]), (0, vec![]));
+    fake.enable(&mut attachment, &sites[1..]).unwrap();
+    assert_eq!(update(&mut attachment, &[(sites[1], Some(other))]), (1, vec![]));
+    assert_eq!(attachment.shared(), BTreeMap::from([(other, 1)]));
+    assert_eq!(update(&mut attachment, &[(sites[1], None)]), (1, vec![]));
+    attachment.release_all(&fake, &fake.kernel).unwrap();
     assert!(fake.text() == before, "the image is not as it was");
 }
 

@@ -239,7 +239,13 @@ pub(super) trait GuestCode: Send {
     ///
     /// # Errors
     /// When guest memory cannot be used.
-    fn prepare(&self, _: &View<'_>, _: &Image, _: &[Spot]) -> Result<(), GuestError> {
+    fn prepare(
+        &mut self,
+        _: &dyn Guest,
+        _: &View<'_>,
+        _: &Image,
+        _: &[Spot],
+    ) -> Result<(), TraceError> {
         Ok(())
     }
 
@@ -248,7 +254,7 @@ pub(super) trait GuestCode: Send {
     ///
     /// # Errors
     /// When guest memory cannot be used.
-    fn unprepare(&self, _: &View<'_>, _: &Image, _: &[Spot]) -> Result<(), GuestError> {
+    fn unprepare(&mut self, _: &View<'_>, _: &Image, _: &[Spot]) -> Result<(), GuestError> {
         Ok(())
     }
 

@@ -133,7 +133,8 @@ impl Attachment {
         let module = self.modules.load(guest, &self.image, &traps.offsets, address)?;
         let view = View::ram(guest, [self.near; 2]);
         let sites = module.functions.iter().map(|&(site, _)| site);
-        self.code.prepare(&view, &self.image, &self.spots(kernel, sites))?;
+        let spots = self.spots(kernel, sites);
+        self.code.prepare(guest, &view, &self.image, &spots)?;
         Ok(module)
     }
 
@@ -229,7 +230,8 @@ impl Attachment {
         let view = View::with_annex(guest, self.near, &*self.memory);
         let removed = stops.remove(&view)?;
         let present = self.modules.present().map(|(site, _)| site);
-        self.code.unprepare(&view, &self.image, &self.spots(kernel, present))?;
+        let spots = self.spots(kernel, present);
+        self.code.unprepare(&view, &self.image, &spots)?;
         Ok(removed)
     }
 }

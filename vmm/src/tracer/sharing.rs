@@ -4,7 +4,7 @@
 //! there; then they are taken again. A site that the guest uses holds a call of ours that records and
 //! goes on with the guest's.
 
-use super::arch::{GuestCode, Hook};
+use super::arch::Hook;
 use super::ftrace::{self, Records};
 use super::guest::Guest;
 use super::modules::Spot;
@@ -56,7 +56,8 @@ impl Attachment {
         }
         if self.code.prepares() {
             // Those that the guest has traced before it came here.
-            self.code.prepare(&view, &self.image, &Spot::all(kernel, &self.image))?;
+            let all = Spot::all(kernel, &self.image);
+            self.code.prepare(guest, &view, &self.image, &all)?;
         }
         self.patcher.share();
         let traps = stops.traps().collect();
@@ -142,7 +143,7 @@ impl Attachment {
     /// Lets the sites that an update touches be held again behind it, or be what the guest has left
     /// there before it: ours or not. All vCPUs are paused.
     fn prepare_touched(
-        &self,
+        &mut self,
         guest: &dyn Guest,
         kernel: &Kernel,
         prepared: bool,
@@ -165,8 +166,12 @@ impl Attachment {
         };
         let spots: Vec<Spot> = spots.filter(is_meant).collect();
         let view = View::ram(guest, [self.near; 2]);
-        let change = if prepared { GuestCode::prepare } else { GuestCode::unprepare };
-        Ok(change(&*self.code, &view, &self.image, &spots)?)
+        if prepared {
+            self.code.prepare(guest, &view, &self.image, &spots)?;
+        } else {
+            self.code.unprepare(&view, &self.image, &spots)?;
+        }
+        Ok(())
     }
 
     /// A site that is the guest's while its update lasts is not to be ours after that.

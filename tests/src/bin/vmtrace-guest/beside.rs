@@ -1,9 +1,11 @@
 //! The guest's own tracers on a function, beside whoever traces it from outside.
 
+use super::bpf::{Attach, Attached};
 use super::{TRACING, call_getppid, pin, set};
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::io::Write;
+use std::sync::Mutex;
 use std::time::Duration;
 use vmtrace_tests::random::Random;
 
@@ -19,16 +21,25 @@ pub(super) enum Feature {
     Fprobe,
     /// The function tracer of an instance.
     Instance,
+    /// A BPF program that is called directly.
+    Fentry,
+    /// The same at the return, by a trampoline that calls the function.
+    Fexit,
 }
 
-const ALL: [Feature; 6] = [
+const ALL: [Feature; 8] = [
     Feature::Function,
     Feature::Graph,
     Feature::Kprobe,
     Feature::Kretprobe,
     Feature::Fprobe,
     Feature::Instance,
+    Feature::Fentry,
+    Feature::Fexit,
 ];
+
+/// The programs of [`Feature::Fentry`] and [`Feature::Fexit`] that are attached.
+static PROGRAMS: [Mutex<Option<Attached>>; 2] = [const { Mutex::new(None) }; 2];
 
 const INSTANCE: &str = "instances/beside";
 
@@ -39,7 +50,9 @@ impl Feature {
             Self::Kprobe => ("p:kprobes", "vk"),
             Self::Kretprobe => ("r:kprobes", "vr"),
             Self::Fprobe => ("f:kprobes", "vf"),
-            Self::Function | Self::Graph | Self::Instance => return None,
+            Self::Function | Self::Graph | Self::Instance | Self::Fentry | Self::Fexit => {
+                return None;
+            }
         };
         Some((format!("{kind}/{name} {function}\n"), name))
     }
@@ -61,7 +74,31 @@ impl Feature {
                 Ok(true)
             }
             Self::Function | Self::Graph | Self::Instance => Ok(true),
+            // Not without type information, or without direct calls.
+            Self::Fentry | Self::Fexit => {
+                let tried = self.attach("kernel_clone");
+                if let Err(error) = &tried {
+                    eprintln!("{self:?}: {error:#}");
+                }
+                Ok(tried.is_ok())
+            }
         }
+    }
+
+    fn attach(self, function: &str) -> Result<Attached> {
+        let attach = if self == Self::Fexit { Attach::Return } else { Attach::Entry };
+        Attached::new(attach, function)
+    }
+
+    /// Where its program is.
+    fn program(self) -> std::sync::MutexGuard<'static, Option<Attached>> {
+        let place = &PROGRAMS[usize::from(self == Self::Fexit)];
+        place.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Whether it takes a glob of functions.
+    fn globs(self) -> bool {
+        matches!(self, Self::Function | Self::Graph | Self::Instance)
     }
 
     /// All that the guest knows.
@@ -86,6 +123,10 @@ impl Feature {
                 append("dynamic_events", &definition)?;
                 set(&format!("events/kprobes/{name}/enable"), "1")
             }
+            Self::Fentry | Self::Fexit => {
+                *self.program() = Some(self.attach(function)?);
+                Ok(())
+            }
         }
     }
 
@@ -109,6 +150,10 @@ impl Feature {
                 set(&format!("events/kprobes/{name}/enable"), "0")?;
                 patiently(|| append("dynamic_events", &format!("-:kprobes/{name}\n")))
             }
+            Self::Fentry | Self::Fexit => {
+                *self.program() = None;
+                Ok(())
+            }
         }
     }
 
@@ -121,6 +166,11 @@ impl Feature {
             Self::Kprobe => ("trace".to_owned(), " vk: (".to_owned()),
             Self::Kretprobe => ("trace".to_owned(), " vr: (".to_owned()),
             Self::Fprobe => ("trace".to_owned(), " vf: (".to_owned()),
+            Self::Fentry | Self::Fexit => {
+                let program = self.program();
+                let calls = program.as_ref().context("no program is attached")?.calls()?;
+                return Ok(calls.try_into()?);
+            }
         };
         let trace = fs::read_to_string(format!("{TRACING}/{file}"))?;
         Ok(trace.lines().filter(|line| line.contains(&sign)).count())
@@ -227,8 +277,7 @@ pub(super) fn churn(seed: u64) -> Result<String> {
     let mut done = String::new();
     for _ in 0..2 {
         let feature = known.get(below(known.len())).copied().unwrap_or(Feature::Function);
-        let globs = feature.event("").is_none();
-        let other = OTHERS.get(if globs { below(OTHERS.len()) } else { 1 }).copied();
+        let other = OTHERS.get(if feature.globs() { below(OTHERS.len()) } else { 1 }).copied();
         let is_counted = below(2) == 0;
         let name = if is_counted { &*getppid } else { other.unwrap_or("vfs_read") };
         set("trace", "")?;

@@ -57,6 +57,7 @@
 
 mod bench;
 mod beside;
+mod bpf;
 mod code;
 mod counts;
 mod cpus;

@@ -3,6 +3,7 @@
 use super::{PAGE, text};
 use crate::kernel::{FtraceKind, Kernel};
 use crate::tracer::guest::{Guest, GuestError, Image};
+use crate::tracer::trace::TraceError;
 use std::collections::BTreeMap;
 
 /// `MODULE_NAME_LEN` (include/linux/module.h).
@@ -27,6 +28,9 @@ pub enum ModuleError {
     /// Guest memory is not as it should be.
     #[error(transparent)]
     Guest(#[from] GuestError),
+    /// Its sites cannot be prepared.
+    #[error(transparent)]
+    Sites(#[from] TraceError),
     /// Something is absurd.
     #[error("it has {0}")]
     Absurd(&'static str),

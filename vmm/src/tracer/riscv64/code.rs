@@ -2,6 +2,7 @@
 
 use super::calls;
 use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout, TRAP_ENTRY};
+use super::landing::Landings;
 use super::returns::Returns;
 use super::sharing::{self, By, Sharing};
 use super::site::{self, Aim};
@@ -37,15 +38,6 @@ pub(super) enum Kind {
     /// By the literal before the function, which `caller` (`ftrace_caller`) follows
     /// to an ops; `none` is the ops of a site without tracer.
     CallOps { caller: u64, none: u64, ops: OpsLayout },
-}
-
-impl Kind {
-    /// Run-time address of `ftrace_caller`.
-    fn caller(self) -> u64 {
-        match self {
-            Self::Patchable { caller } | Self::CallOps { caller, .. } => caller,
-        }
-    }
 }
 
 /// How a program is called.
@@ -95,8 +87,7 @@ pub(super) struct Code {
     pub(super) sources: Vec<(Program, Option<u16>)>,
     /// Sites are shared with the guest's own ftrace.
     pub(super) sharing: Option<Sharing>,
-    /// The entry of the tables that is no program's: see [`Gap::landing`].
-    pub(super) landing: Option<u16>,
+    pub(super) landings: Landings,
     /// The entries of the tables up to here are in use.
     pub(super) entries: u16,
     /// Arrays of probes beside the programs, by what is in them. None ever goes away.
@@ -135,8 +126,7 @@ impl Code {
 
     /// The next entry of the tables that can be a program's, if there is one.
     fn next_entry(&self) -> Option<u16> {
-        let next = self.entries + u16::from(self.landing == Some(self.entries));
-        (next < TRAP_ENTRY).then_some(next)
+        (self.entries..TRAP_ENTRY).find(|&entry| !self.landings.keeps(entry))
     }
 
     /// Takes note of where a vCPU stops in a program that was put at a run-time address.
@@ -164,32 +154,17 @@ impl Code {
         Aim::new(entry, self.gap.table())
     }
 
-    /// Changes the first instruction of sites that have no second one of ours: `change` says from
-    /// what to what, of ours and the guest's own.
-    fn exchange(
-        &self,
-        view: &View<'_>,
-        image: &Image,
-        spots: &[Spot],
-        change: impl Fn(u32, u32) -> [u32; 2],
-    ) -> Result<(), GuestError> {
-        let Kind::Patchable { caller } = self.kind else { return Ok(()) };
-        for spot in spots {
-            let entry = image.runtime(spot.site.entry);
-            let Some(aim) = self.aim(entry) else { continue };
-            let front = front(&spot.site);
-            let [found, second] = instructions(spot.load(view, front)?);
-            let theirs = match site::call(entry, caller) {
-                _ if second == NOP => NOP,
-                Some(call) if self.sharing.is_some() && second == call[1] => call[0],
-                _ => continue,
-            };
-            let [from, to] = change(aim.first(), theirs);
-            if found == from {
-                spot.store(view, front, &to.to_le_bytes())?;
-            }
+    /// What the guest has in a site whose second instruction is not ours: both instructions of it.
+    fn theirs(&self, entry: u64, [found, second]: [u32; 2], caller: u64) -> Option<[u32; 2]> {
+        if second == NOP {
+            return Some([NOP; 2]);
         }
-        Ok(())
+        self.sharing.as_ref()?;
+        let known = [caller].into_iter().chain(self.landings.called(entry));
+        let known =
+            known.filter_map(|target| site::call(entry, target)).find(|call| call[1] == second);
+        // One that is called directly, before the first is ours.
+        known.or_else(|| site::called(entry, [found, second]).map(|_| [found, second]))
     }
 }
 
@@ -271,8 +246,8 @@ impl GuestCode for Code {
             }
             Kind::Patchable { caller } => {
                 const FAR: TraceError = TraceError::Ftrace("where its tracers are called");
-                self.landing.ok_or(FAR)?;
-                self.gap.land(guest, caller)?;
+                Gap::landing(caller).ok_or(FAR)?;
+                self.landings.keep(&mut self.gap, guest, caller)?;
                 let brackets = sharing::around_changes(&mut self.gap, guest, place, trap)?;
                 (Sharing::new(), brackets)
             }
@@ -305,26 +280,68 @@ impl GuestCode for Code {
     /// first is excluded by changing the first only when there is no such context: for a module before
     /// anything of it has run, for sites that an update of the guest's has changed at its end, and for
     /// all of the kernel's when one CPU runs, with interrupts off, in a function that is no site.
-    fn prepare(&self, view: &View<'_>, image: &Image, spots: &[Spot]) -> Result<(), GuestError> {
-        self.exchange(view, image, spots, |ours, theirs| [theirs, ours])
+    fn prepare(
+        &mut self,
+        guest: &dyn Guest,
+        view: &View<'_>,
+        image: &Image,
+        spots: &[Spot],
+    ) -> Result<(), TraceError> {
+        let Kind::Patchable { caller } = self.kind else { return Ok(()) };
+        for spot in spots {
+            let entry = image.runtime(spot.site.entry);
+            let (Some(aim), front) = (self.aim(entry), front(&spot.site)) else { continue };
+            let found = instructions(spot.load(view, front)?);
+            if self.theirs(entry, found, caller) != Some(found) {
+                continue;
+            }
+            if let Some(target) = site::called(entry, found).filter(|&target| target != caller) {
+                let programs = self.entries;
+                // Ours otherwise, and already prepared.
+                let is_theirs = !self.gap.contains(target);
+                let site = (entry, target);
+                if !is_theirs || !self.landings.direct(&mut self.gap, guest, site, programs)? {
+                    continue;
+                }
+            }
+            spot.store(view, front, &aim.first().to_le_bytes())?;
+        }
+        Ok(())
     }
 
     /// Whatever is behind the first instructions does what it did before, so this is safe at any time. To
     /// put them there again would not be.
-    fn unprepare(&self, view: &View<'_>, image: &Image, spots: &[Spot]) -> Result<(), GuestError> {
-        self.exchange(view, image, spots, |ours, theirs| [ours, theirs])
+    fn unprepare(
+        &mut self,
+        view: &View<'_>,
+        image: &Image,
+        spots: &[Spot],
+    ) -> Result<(), GuestError> {
+        let Kind::Patchable { caller } = self.kind else { return Ok(()) };
+        for spot in spots {
+            let entry = image.runtime(spot.site.entry);
+            let (Some(aim), front) = (self.aim(entry), front(&spot.site)) else { continue };
+            let found = instructions(spot.load(view, front)?);
+            let theirs = self.theirs(entry, found, caller).filter(|_| found[0] == aim.first());
+            let Some([first, _]) = theirs.filter(|theirs| *theirs != found) else { continue };
+            spot.store(view, front, &first.to_le_bytes())?;
+            self.landings.leave(entry);
+        }
+        Ok(())
     }
 
     fn guest_call(&self, view: &View<'_>, image: &Image, spot: &Spot) -> Option<GuestCall> {
         let found = instructions(spot.load(view, front(&spot.site)).ok()?);
         let entry = image.runtime(spot.site.entry);
-        let [first, second] = site::call(entry, self.kind.caller())?;
         match self.kind {
-            // The first is ours already.
             Kind::Patchable { caller } => {
-                (found == [self.aim(entry)?.first(), second]).then(|| self.shared(caller))?
+                // The first is ours already.
+                let is_prepared = found[0] == self.aim(entry)?.first();
+                let theirs = self.theirs(entry, found, caller).filter(|_| is_prepared)?;
+                self.shared(site::called(entry, theirs)?)
             }
-            Kind::CallOps { none, .. } => {
+            Kind::CallOps { caller, none, .. } => {
+                let [first, second] = site::call(entry, caller)?;
                 let literal = u64::from_le_bytes(spot.load(view, 0).ok()?);
                 let is_called = site::is(found, [first, second]) && literal != none;
                 is_called.then(|| self.shared(literal))?
@@ -351,7 +368,11 @@ impl GuestCode for Code {
         }
         let entry = self.next_entry();
         let sharing = self.sharing.as_mut().ok_or_else(|| full.clone())?;
-        let way = sharing.way(&mut self.gap, guest, call.target)?;
+        let way = match self.landings.stub(call.target) {
+            // From anywhere in our code.
+            Some(stub) => stub,
+            None => sharing.way(&mut self.gap, guest, call.target)?,
+        };
         let next = next.and_then(|next| sharing.get(next, call.target));
         let code = compile(&source, self.overflow, &self.values)?;
         let stop = code.stop;

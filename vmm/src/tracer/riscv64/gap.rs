@@ -29,6 +29,8 @@ use vmtrace_trampolines::riscv64::encode::{
 };
 
 const PAGE: u64 = PAGE_LEN as u64;
+/// Landings of targets that lie so many bytes apart, or a multiple, are in one place.
+pub(super) const COLUMN: u64 = PAGE;
 const PAGE_LEN: usize = 4096;
 const TRAP: u64 = 0;
 const RESUME: u64 = 0x200;
@@ -265,21 +267,22 @@ impl Gap {
         self.write(guest, at, &j(distance).to_le_bytes())
     }
 
-    /// The entry of the tables that is not a program's when sites are shared with what the guest calls
-    /// at run-time address `target`; `None` when they cannot be.
+    /// The entry of the tables that is in the place of the landing of `target`; `None` when there can be
+    /// none.
     pub(super) fn landing(target: u64) -> Option<u16> {
         let entry = u16::try_from(target % COPY / u64::from(STEP)).ok()?;
         (target.is_multiple_of(STEP.into()) && entry != TRAP_ENTRY).then_some(entry)
     }
 
-    /// Lets whoever has one half of our call and one of the guest's, of `target`, come to `target`.
+    /// Lets whoever has one half of our call and one of the guest's, of `target`, come to `target`. By the
+    /// stub at the run-time address that is returned, which stays as it is.
     ///
     /// The `auipc` of a site leads to within 2 KiB of the tables, and the guest's `jalr` adds what
     /// makes that an address as far into its page as `target`: one of three.
     ///
     /// # Errors
     /// When there is no room.
-    pub(super) fn land(&mut self, guest: &dyn Guest, target: u64) -> Result<(), TraceError> {
+    pub(super) fn land(&mut self, guest: &dyn Guest, target: u64) -> Result<u64, TraceError> {
         let way = split(target.wrapping_sub(self.next_small()).cast_signed());
         let (upper, lower) = way.ok_or(FULL)?;
         let code = [auipc(T1, upper), jalr(ZERO, T1, lower)].map(u32::to_le_bytes).concat();
@@ -287,7 +290,8 @@ impl Gap {
         let within = target % PAGE;
         self.jump(guest, TABLE + within, stub)?;
         let beside = if within < COPY { TABLE + PAGE } else { TABLE - PAGE };
-        self.jump(guest, beside + within, stub)
+        self.jump(guest, beside + within, stub)?;
+        Ok(stub)
     }
 
     /// Puts the zeros back: only while no context of the guest can be in here.

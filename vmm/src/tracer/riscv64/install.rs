@@ -3,6 +3,7 @@
 use super::code::{Code, Kind, text};
 use super::context::Context;
 use super::gap::{Gap, OpsLayout};
+use super::landing::Landings;
 use super::map;
 use super::returns::Returns;
 use crate::kernel::{FtraceKind, Kernel};
@@ -72,7 +73,7 @@ pub(super) fn install(
         programs: Vec::new(),
         sources: Vec::new(),
         sharing: None,
-        landing: Gap::landing(caller),
+        landings: Landings::default(),
         entries: 0,
         arrays: HashMap::new(),
         program_stops: Stops::default(),
@@ -84,7 +85,7 @@ pub(super) fn install(
     };
     let done = code.gap.fill(guest, again).and_then(|()| {
         code.put_ops(None, code.gap.trap_stub())?;
-        code.prepare(&view, image, &Spot::all(kernel, image))?;
+        code.prepare(guest, &view, image, &Spot::all(kernel, image))?;
         rewrites.write(&view)?;
         let annex = memory.guest_address();
         let with_code = !options.returns.sites.is_empty();

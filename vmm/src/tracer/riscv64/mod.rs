@@ -7,6 +7,7 @@ mod code;
 mod context;
 mod gap;
 mod install;
+mod landing;
 mod map;
 pub(super) mod paging;
 mod returns;

@@ -55,6 +55,14 @@ pub(super) fn call(entry: u64, target: u64) -> Option<[u32; 2]> {
     Some([auipc(T0, upper), jalr(T0, T0, lower)])
 }
 
+/// Where a call at `entry` leads, if these are its instructions: the inverse of [`call`].
+pub(super) fn called(entry: u64, [first, second]: [u32; 2]) -> Option<u64> {
+    let upper = i64::from((first & !0xfff).cast_signed());
+    let lower = i64::from(second.cast_signed() >> 20);
+    let target = entry.wrapping_add_signed(upper + lower);
+    (call(entry, target) == Some([first, second])).then_some(target)
+}
+
 /// What a kprobe of the guest's puts over an instruction of four bytes.
 const EBREAK: u32 = 0x0010_0073;
 
@@ -119,5 +127,10 @@ mod tests {
     fn calls_are_those_of_the_kernel() {
         let [first, second] = call(0xffff_ffff_8000_0000, 0xffff_ffff_8002_29e8).unwrap();
         assert_eq!((first, second), (0x0002_3297, 0x9e82_82e7));
+        let back = |words| called(0xffff_ffff_8000_0000, words);
+        assert_eq!(back([first, second]), Some(0xffff_ffff_8002_29e8));
+        // Of another register, or no call.
+        assert_eq!(back([first ^ 1 << 7, second]), None);
+        assert_eq!(back([first, NOP]), None);
     }
 }

@@ -1,0 +1,148 @@
+//! BPF programs at the entry or the return of a function of the kernel, which the kernel calls
+//! directly (fentry and fexit). Each counts its calls in a map.
+//!
+//! By the system call itself: the libraries for it take an object file of a compiler for BPF.
+//! Structures and numbers: `include/uapi/linux/bpf.h`.
+
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
+use vmtrace::kernel::Btf;
+
+const MAP_CREATE: u32 = 0;
+const MAP_LOOKUP_ELEM: u32 = 1;
+const PROG_LOAD: u32 = 5;
+const RAW_TRACEPOINT_OPEN: u32 = 17;
+const MAP_TYPE_ARRAY: u32 = 2;
+const PROG_TYPE_TRACING: u32 = 26;
+/// Bytes of the verifier's words.
+const LOG: usize = 4096;
+
+/// Where a program is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Attach {
+    Entry = 24,
+    Return = 25,
+}
+
+/// A program that is attached, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Attached {
+    /// First: it is detached before it goes.
+    _link: OwnedFd,
+    _program: OwnedFd,
+    map: OwnedFd,
+}
+
+impl Attached {
+    /// Attaches to a function: to that one of its names which the type information has.
+    pub(super) fn new(attach: Attach, function: &str) -> Result<Self> {
+        let map = command(MAP_CREATE, &mut words(&[MAP_TYPE_ARRAY, 4, 8, 1]))?;
+        // SAFETY: the kernel has just given us this descriptor.
+        let map = unsafe { OwnedFd::from_raw_fd(map) };
+        let mut refused = None;
+        for number in numbers(function)? {
+            let done = load(&map, attach, number).and_then(|program| {
+                let mut attributes = words(&[0, 0, program.as_raw_fd().cast_unsigned(), 0]);
+                let link = command(RAW_TRACEPOINT_OPEN, &mut attributes)?;
+                // SAFETY: as above.
+                Ok((program, unsafe { OwnedFd::from_raw_fd(link) }))
+            });
+            match done {
+                Ok((program, link)) => return Ok(Self { _link: link, _program: program, map }),
+                Err(error) => refused = Some(error),
+            }
+        }
+        let refused = refused.with_context(|| format!("no BTF function {function}"))?;
+        Err(refused.context(format!("BPF program at {function}")))
+    }
+
+    /// Calls of the program.
+    pub(super) fn calls(&self) -> Result<u64> {
+        let (key, mut value) = (0_u32, 0_u64);
+        let mut attributes = words(&[self.map.as_raw_fd().cast_unsigned(), 0]);
+        attributes.extend((&raw const key as u64).to_le_bytes());
+        attributes.extend((&raw mut value as u64).to_le_bytes());
+        command(MAP_LOOKUP_ELEM, &mut attributes)?;
+        Ok(value)
+    }
+}
+
+/// The numbers of functions of this name in the kernel's type information. A system call has several
+/// names at one address, of which it has one.
+fn numbers(function: &str) -> Result<Vec<u32>> {
+    static BTF: OnceLock<Btf> = OnceLock::new();
+    let btf = match BTF.get() {
+        Some(btf) => btf,
+        None => {
+            let btf = Btf::parse(fs::read("/sys/kernel/btf/vmlinux")?)?;
+            BTF.get_or_init(|| btf)
+        }
+    };
+    let call = function.split_once("_sys_").map(|(_, call)| format!("_sys_{call}"));
+    let is_meant = |name: &str| match &call {
+        Some(call) => name.starts_with("__") && name.ends_with(call.as_str()),
+        None => name == function,
+    };
+    let all = 1..u32::try_from(btf.len())?;
+    Ok(all.filter(|&number| btf.type_name(number).is_some_and(is_meant)).collect())
+}
+
+/// `map[0] += 1; return 0`.
+fn load(map: &OwnedFd, attach: Attach, function: u32) -> Result<OwnedFd> {
+    // Opcode, registers (source, destination), offset, value.
+    let instructions: [(u8, u8, i16, i32); 11] = [
+        (0x62, 0x0a, -4, 0),              // *(u32 *)(r10 - 4) = 0
+        (0xbf, 0xa2, 0, 0),               // r2 = r10
+        (0x07, 0x02, 0, -4),              // r2 -= 4
+        (0x18, 0x11, 0, map.as_raw_fd()), // r1 = map
+        (0x00, 0x00, 0, 0),
+        (0x85, 0x00, 0, 1), // r0 = bpf_map_lookup_elem(r1, r2)
+        (0x15, 0x00, 2, 0), // if r0 == 0, over the next two
+        (0xb7, 0x01, 0, 1), // r1 = 1
+        (0xdb, 0x10, 0, 0), // lock *(u64 *)r0 += r1
+        (0xb7, 0x00, 0, 0), // r0 = 0
+        (0x95, 0x00, 0, 0), // exit
+    ];
+    let mut code = Vec::with_capacity(8 * instructions.len());
+    for (opcode, registers, offset, value) in instructions {
+        code.extend([opcode, registers]);
+        code.extend(offset.to_le_bytes());
+        code.extend(value.to_le_bytes());
+    }
+    let mut log = vec![0_u8; LOG];
+    let mut attributes = words(&[PROG_TYPE_TRACING, instructions.len().try_into()?]);
+    attributes.extend((code.as_ptr() as u64).to_le_bytes());
+    attributes.extend((c"GPL".as_ptr() as u64).to_le_bytes());
+    attributes.extend(words(&[1, LOG.try_into()?]));
+    attributes.extend((log.as_mut_ptr() as u64).to_le_bytes());
+    // Up to expected_attach_type, and from there to attach_btf_id.
+    attributes.resize(68, 0);
+    attributes.extend((attach as u32).to_le_bytes());
+    attributes.resize(108, 0);
+    attributes.extend(function.to_le_bytes());
+    attributes.resize(120, 0);
+    let program = command(PROG_LOAD, &mut attributes).with_context(|| {
+        let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
+        format!("the verifier says {:?}", String::from_utf8_lossy(&log[..end]))
+    })?;
+    // SAFETY: the kernel has just given us this descriptor.
+    Ok(unsafe { OwnedFd::from_raw_fd(program) })
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// bpf(2); its result.
+fn command(number: u32, attributes: &mut [u8]) -> Result<RawFd> {
+    // SAFETY: the attributes are as long as is said, and what they point to is alive in the callers.
+    let done =
+        unsafe { libc::syscall(libc::SYS_bpf, number, attributes.as_mut_ptr(), attributes.len()) };
+    if done < 0 {
+        bail!("bpf command {number}: {}", io::Error::last_os_error());
+    }
+    Ok(done.try_into()?)
+}

@@ -1,0 +1,105 @@
+//! Where whoever has one half of our call and one of the guest's comes to, on kernels without CALL_OPS.
+//!
+//! The first instruction of a site stays ours while the second is the guest's. For what all tracers
+//! share, `ftrace_caller`, there is one landing. What the guest calls directly (BPF programs and other
+//! direct callers of ftrace) has one each, as long as a site calls it. Two that lie as far into their
+//! pages cannot have one at a time.
+
+use super::gap::{COLUMN, Gap};
+use super::site::STEP;
+use crate::tracer::guest::Guest;
+use crate::tracer::trace::TraceError;
+use std::collections::{BTreeMap, HashMap};
+
+/// BPF trampolines begin at multiples of so many bytes (`BPF_PROG_CHUNK_SIZE`,
+/// include/linux/filter.h): entries of the tables at such are left for them.
+const CHUNK: u16 = 64;
+
+/// The landings of a guest.
+#[derive(Debug, Default)]
+pub(super) struct Landings {
+    /// By how far into a page it is: where it leads to, and by which stub (run-time addresses).
+    open: BTreeMap<u64, (u64, u64)>,
+    /// Targets that always have theirs.
+    kept: Vec<u64>,
+    /// What is called directly in prepared sites, by the run-time address of the function.
+    sites: HashMap<u64, u64>,
+}
+
+impl Landings {
+    /// Whether an entry of the tables is not for programs.
+    pub(super) fn keeps(&self, entry: u16) -> bool {
+        let is_open = || self.open.keys().any(|&target| Gap::landing(target) == Some(entry));
+        entry.is_multiple_of(CHUNK / u16::from(STEP)) || is_open()
+    }
+
+    /// Makes one for a run-time address that is called again and again.
+    ///
+    /// # Errors
+    /// When there is no room.
+    pub(super) fn keep(
+        &mut self,
+        gap: &mut Gap,
+        guest: &dyn Guest,
+        target: u64,
+    ) -> Result<(), TraceError> {
+        let stub = gap.land(guest, target)?;
+        self.open.insert(target % COLUMN, (target, stub));
+        self.kept.push(target);
+        Ok(())
+    }
+
+    /// Lets a site of the guest's, of the function at run-time address `entry`, have our first
+    /// instruction with the second of a call of `target`, at a moment when nobody stands between the
+    /// two in any site. Whether that can be: not beside another target that lies as far into its page,
+    /// and not where a program's entry is. Entries of the tables below `programs` may be such.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    pub(super) fn direct(
+        &mut self,
+        gap: &mut Gap,
+        guest: &dyn Guest,
+        (entry, target): (u64, u64),
+        programs: u16,
+    ) -> Result<bool, TraceError> {
+        let within = target % COLUMN;
+        let other = match self.open.get(&within) {
+            Some(&(known, _)) if known == target => None,
+            Some(&(other, _)) => Some(Some(other)),
+            None => Some(None),
+        };
+        if let Some(other) = other {
+            let is_used =
+                |other| self.kept.contains(&other) || self.sites.values().any(|&it| it == other);
+            let Some(number) = Gap::landing(target) else { return Ok(false) };
+            let is_program = number < programs && !self.keeps(number);
+            if is_program || other.is_some_and(is_used) {
+                return Ok(false);
+            }
+            let stub = match gap.land(guest, target) {
+                Err(error) if error == super::gap::FULL => return Ok(false),
+                stub => stub?,
+            };
+            self.open.insert(within, (target, stub));
+        }
+        self.sites.insert(entry, target);
+        Ok(true)
+    }
+
+    /// What the guest calls directly in the prepared site of the function at run-time address `entry`.
+    pub(super) fn called(&self, entry: u64) -> Option<u64> {
+        self.sites.get(&entry).copied()
+    }
+
+    /// The site is the guest's as a whole again.
+    pub(super) fn leave(&mut self, entry: u64) {
+        self.sites.remove(&entry);
+    }
+
+    /// A stub that goes on to a target (run-time addresses).
+    pub(super) fn stub(&self, target: u64) -> Option<u64> {
+        let &(known, stub) = self.open.get(&(target % COLUMN))?;
+        (known == target).then_some(stub)
+    }
+}
