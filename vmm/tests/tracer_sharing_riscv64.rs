@@ -257,6 +257,12 @@ fn call_absolute(fake: &Fake, at: u64) -> u64 {
     i64::from(upper & !0xfff).wrapping_add(i64::from(lower >> 20)).cast_unsigned()
 }
 
+/// What the ops in a site's literal calls directly.
+fn direct(fake: &Fake, site: usize) -> u64 {
+    let ops = fake.read_u64(fake.at(fake.extent(site).0)).unwrap();
+    Hart::at(fake, 0).load(ops + members(fake)[1])
+}
+
 /// The first program does this for one tracer, the second for another.
 fn programs(fake: &Fake, attachment: &mut Attachment) -> [(u16, u64); 2] {
     [0, 1].map(|tracer| {
@@ -601,6 +607,33 @@ fn a_kprobe_at_the_entry_is_left_where_it_is() {
     }
 }
 
+// A hart that has read the guest's ops a moment before, and reads what the literal has then, calls the
+// guest's tracer all the same.
+#[test]
+fn a_trap_on_a_shared_site_loses_no_call_of_the_guests() {
+    const A2: usize = 12;
+    const FUNC: u64 = 0x1234_5670;
+    let fake = Fake::new(NAME);
+    let mut attachment = fake.attach();
+    attachment.share(&fake, &fake.kernel, &TRAP).unwrap();
+    let (site, ops) = (fake.all()[3], fake.link("global_ops"));
+    let literal = fake.at(fake.extent(site).0);
+    fake.write(literal, &called(&fake, site, ops)).unwrap();
+    fake.set_flags(site, ENABLED | 1);
+    let stub = attachment.arm(&fake, &fake.kernel, site, &TRAP).unwrap().unwrap() - 4;
+    assert_eq!(direct(&fake, site), stub);
+    let ours = fake.read_u64(literal).unwrap();
+    assert_ne!(ours, ops);
+    let [func, _] = members(&fake);
+    let mut hart = Hart::at(&fake, 0);
+    hart.at = hart.load(ours + func);
+    hart.guest = BTreeMap::from([(ops + func, FUNC)]);
+    hart.run();
+    assert_eq!((hart.at, hart.registers[A2]), (FUNC, ops));
+    attachment.disarm(&fake, site).unwrap();
+    assert_eq!(fake.bytes(site), called(&fake, site, ops));
+}
+
 // A trap that comes back when it is over would stop the guest for ever.
 #[test]
 fn a_trap_is_lent_and_laid_again_unless_it_is_over() {
@@ -610,7 +643,7 @@ fn a_trap_is_lent_and_laid_again_unless_it_is_over() {
     let site = fake.all()[3];
     let trap = attachment.arm(&fake, &fake.kernel, site, &TRAP).unwrap().unwrap();
     let stub = trap - 4;
-    assert_eq!(fake.target(site), stub);
+    assert_eq!(direct(&fake, site), stub);
     fake.set_flags(site, 1);
     assert_eq!(attachment.lend(&fake, &fake.kernel).unwrap().sites, 1);
     assert_eq!(fake.bytes(site), disabled(&fake, site));
@@ -618,7 +651,7 @@ fn a_trap_is_lent_and_laid_again_unless_it_is_over() {
     fake.write(fake.at(fake.extent(site).0), &bytes).unwrap();
     fake.set_flags(site, ENABLED | 1);
     attachment.take_again(&fake, &fake.kernel, &TRAP).unwrap();
-    assert_eq!(fake.target(site), stub);
+    assert_eq!(direct(&fake, site), stub);
     fake.set_flags(site, ENABLED);
     attachment.lend(&fake, &fake.kernel).unwrap();
     assert_eq!(fake.bytes(site), bytes);

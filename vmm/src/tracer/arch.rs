@@ -269,6 +269,14 @@ pub(super) trait GuestCode: Send {
     fn chain(&mut self, guest: &dyn Guest, program: u16, call: GuestCall)
     -> Result<(), TraceError>;
 
+    /// The same for a trap, where it cannot go on with the guest's call as it is.
+    ///
+    /// # Errors
+    /// When there is no place for it.
+    fn chain_trap(&mut self, _: &dyn Guest, _: GuestCall) -> Result<(), TraceError> {
+        Ok(())
+    }
+
     /// What the guest's `dyn_ftrace` has for the site (link address).
     fn record(&self, site: &Site) -> u64;
 

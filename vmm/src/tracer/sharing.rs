@@ -195,10 +195,13 @@ impl Attachment {
         let view = self.view(guest, records);
         for (site, hook) in sites {
             let spot = self.modules.spot(kernel, &self.image, site);
-            let (Hook::Call(program), Some(spot)) = (hook, spot) else { continue };
-            if let Some(call) = self.code.guest_call(&view, &self.image, &spot)
-                && let Err(error) = self.code.chain(guest, program, call)
-            {
+            let call = spot.and_then(|spot| self.code.guest_call(&view, &self.image, &spot));
+            let Some(call) = call else { continue };
+            let made = match hook {
+                Hook::Call(program) => self.code.chain(guest, program, call),
+                Hook::Trap(_) => self.code.chain_trap(guest, call),
+            };
+            if let Err(error) = made {
                 // The site will have no stub, and be skipped for that.
                 log::debug!("no chain to {:#x}: {error}", call.target);
             }

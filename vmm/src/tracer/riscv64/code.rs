@@ -106,14 +106,13 @@ impl Code {
     /// How a site comes to a program that goes on with what the guest calls. A trap does not go on:
     /// the site is executed again.
     fn beside(&self, program: Option<u16>, guests: GuestCall) -> Result<By, SkipReason> {
-        let Some(number) = program else {
-            return Ok(match self.kind {
-                Kind::Patchable { .. } => By::Entry(TRAP_ENTRY),
-                Kind::CallOps { .. } => By::Ops(self.ops(None)),
-            });
+        let sharing = self.sharing.as_ref().ok_or(SkipReason::NoStub)?;
+        let by = match (program, self.kind) {
+            (Some(number), _) => sharing.get(number, guests.target).map(|chain| chain.by),
+            (None, Kind::Patchable { .. }) => Some(By::Entry(TRAP_ENTRY)),
+            (None, Kind::CallOps { .. }) => sharing.trap(guests.target).map(By::Ops),
         };
-        let chain = self.sharing.as_ref().and_then(|sharing| sharing.get(number, guests.target));
-        chain.map(|chain| chain.by).ok_or(SkipReason::NoStub)
+        by.ok_or(SkipReason::NoStub)
     }
 
     /// What is in a site as what its guest calls. An ops of ours is none of the guest's: a chain to a
@@ -388,6 +387,14 @@ impl GuestCode for Code {
         };
         sharing.chain(&mut self.gap, guest, (program, call.target, at), aim)?;
         self.note_stop(&source, at, stop, Some(call))
+    }
+
+    fn chain_trap(&mut self, guest: &dyn Guest, call: GuestCall) -> Result<(), TraceError> {
+        let stub = self.gap.trap_stub();
+        match &mut self.sharing {
+            Some(sharing) => sharing.put_trap(&mut self.gap, guest, (call.target, stub)),
+            None => Ok(()),
+        }
     }
 
     fn record(&self, site: &Site) -> u64 {

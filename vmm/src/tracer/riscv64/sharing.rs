@@ -65,6 +65,9 @@ struct Literals {
     behind: u64,
     /// By the run-time address of the guest's ops. Never written again, as above.
     ways: HashMap<u64, Way>,
+    /// By the same: run-time addresses of ops that call the trap's stub directly, and the guest's
+    /// function by way of a list.
+    traps: HashMap<u64, u64>,
 }
 
 /// How to go on with an ops of the guest's: run-time addresses.
@@ -195,7 +198,8 @@ impl Sharing {
         if [words[0], words[1], words[2] & BNE] != expected {
             return Err(UNKNOWN);
         }
-        let ops = Literals { layout, behind: caller + FRONT as u64, ways: HashMap::new() };
+        let behind = caller + FRONT as u64;
+        let ops = Literals { layout, behind, ways: HashMap::new(), traps: HashMap::new() };
         Ok(Self { ops: Some(ops), chains: HashMap::new() })
     }
 
@@ -222,6 +226,33 @@ impl Sharing {
         let on = gap.put_small(guest, &code)?.ok_or(FULL)?;
         literals.ways.insert(target, Way { on, func: on + func });
         Ok(on)
+    }
+
+    /// The ops of a trap on a site in which the guest has the ops `target`, if there is one
+    /// (run-time addresses).
+    pub(super) fn trap(&self, target: u64) -> Option<u64> {
+        self.ops.as_ref()?.traps.get(&target).copied()
+    }
+
+    /// Makes it, if sites have literals; `stub`: run-time address of the trap's stub.
+    ///
+    /// # Errors
+    /// When there is no room.
+    pub(super) fn put_trap(
+        &mut self,
+        gap: &mut Gap,
+        guest: &dyn Guest,
+        (target, stub): (u64, u64),
+    ) -> Result<(), TraceError> {
+        if self.ops.is_none() || self.trap(target).is_some() {
+            return Ok(());
+        }
+        self.way(gap, guest, target)?;
+        let literals = self.ops.as_mut().ok_or(FULL)?;
+        let way = literals.ways.get(&target).ok_or(FULL)?;
+        let ops = gap.put_small(guest, &literals.layout.ops_with(stub, way.func))?.ok_or(FULL)?;
+        literals.traps.insert(target, ops);
+        Ok(())
     }
 
     /// Makes the chain of a program whose code goes on, at run-time address `code`, along the way of
