@@ -58,7 +58,7 @@ impl Expanded {
             count += 1;
         }
         if whole != self.plain.len() || count != frames || count == 0 {
-            return Err(malformed("not as many whole frames are inside as it says"));
+            return Err(malformed("there are not as many whole frames inside as it says"));
         }
         Ok(())
     }
