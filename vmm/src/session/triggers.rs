@@ -173,7 +173,7 @@ impl Controller {
         let went_on =
             machine.pause().and_then(|paused| paused.set_rip(vcpu, again.unwrap_or(stopped.next)));
         if let Err(error) = went_on {
-            self.note(format!("a vCPU did not go on behind a trigger: {error}"));
+            self.note(format!("a vCPU did not go on after a trigger: {error}"));
         }
         true
     }

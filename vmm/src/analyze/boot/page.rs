@@ -51,7 +51,7 @@ fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     idle(out, report)?;
     modules(out, report)?;
     if !report.untold.is_empty() {
-        writeln!(out, "\nNOT TOLD HERE")?;
+        writeln!(out, "\nNOT SHOWN HERE")?;
         for sentence in &report.untold {
             wrap(out, "  - ", sentence)?;
         }

@@ -35,7 +35,7 @@ fn write(out: &mut dyn Write, found: &Difference) -> io::Result<()> {
     times(out, found)?;
     tasks(out, &found.tasks)?;
     if !found.untold.is_empty() {
-        writeln!(out, "\nNOT TOLD HERE")?;
+        writeln!(out, "\nNOT SHOWN HERE")?;
         for sentence in &found.untold {
             wrap(out, "  - ", sentence)?;
         }

@@ -56,8 +56,8 @@ fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     note(report.other_rows, "periods that have no line");
     note(
         report.differing,
-        "records that tell another state of their CPU than the events, so that what they were in is \
-         left out",
+        "records that give another state of their CPU than the events, so that what they were in \
+         is left out",
     );
     if report.behind {
         let note = "the output of the trace is too slow: what happened last was not seen yet";

@@ -161,7 +161,7 @@ fn switched(
     let note = (!names.is_empty()).then(|| {
         let count = names.len();
         format!(
-            "{switch} is not told everywhere in {count} functions (such as {examples}): no room"
+            "{switch} is not recorded everywhere in {count} functions (such as {examples}): no room"
         )
     });
     let values = event.fields.iter().map(|field| EventValue {
