@@ -100,7 +100,7 @@ impl<W: Write> Compressor<W> {
         let Ok((head, payload)) = FrameHead::read_from_prefix(rest) else { return Ok(false) };
         let size = usize::try_from(head.length.get()).unwrap_or(usize::MAX);
         if head.length.get() > MAX_PAYLOAD || !size.is_multiple_of(ALIGN) {
-            return Err(invalid("what is to be compressed has a frame of no possible size"));
+            return Err(invalid("what is to be compressed has a frame of an impossible size"));
         }
         if payload.len() < size {
             return Ok(false);

@@ -48,7 +48,7 @@ impl Expanded {
             let head = FrameHead::ref_from_prefix(span.bytes);
             let kind = head.map_or(0, |(head, _)| head.kind.get());
             if matches!(kind, kind::HEADER | kind::END | kind::COMPRESSED) {
-                let cause = format!("a frame of type {kind} is inside, where none can be");
+                let cause = format!("a frame of type {kind} is inside, where it must not be");
                 return Err(PayloadError::Malformed(cause));
             }
             if count == 0 && span.sequence != sequence {

@@ -152,7 +152,7 @@ pub enum PathProblem {
         of: String,
     },
     /// Beyond 2 GiB.
-    #[error("it is too far from where the pointer leads")]
+    #[error("it is too far from the address in the pointer")]
     Far,
     /// More pointers than tracing follows.
     #[error("more than {} pointers to follow", super::Fetch::MOST_HOPS)]
@@ -178,7 +178,7 @@ pub enum SpecError {
         function: String,
     },
     /// Two values of one name.
-    #[error("'{name}' is there twice; give one another name: LABEL={name}")]
+    #[error("'{name}' is given twice; give one another name: LABEL={name}")]
     Twice {
         /// The name.
         name: String,
