@@ -211,7 +211,7 @@ impl Live {
         let all = rules.all()?;
         if all.is_empty() {
             if rules.wants_results() {
-                let text = "--results: there are no rules whose results these would be";
+                let text = "--results: there are no rules that could have results";
                 return Err(BadRules(text.to_owned()).into());
             }
             return Ok(None);

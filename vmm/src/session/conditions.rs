@@ -286,7 +286,7 @@ impl Resolver<'_> {
     fn parameter(&self, one: &Comparison, when: bool) -> Result<Compiled, ConditionalError> {
         let refused = |problem: String| Err(self.error(one.at, problem));
         let Some(site) = self.site else {
-            return refused(format!("{:?} is known of functions only", one.operand));
+            return refused(format!("{:?} is known for functions only", one.operand));
         };
         if self.used == Use::Calls {
             return refused(format!(
@@ -362,7 +362,7 @@ impl Resolver<'_> {
             ..self.error(one.at, format!("{function}: {why}"))
         };
         let Some(site) = self.site else {
-            return Err(self.error(one.at, format!("{VALUE} is known of functions only")));
+            return Err(self.error(one.at, format!("{VALUE} is known for functions only")));
         };
         let function = name(self.kernel, site);
         let Some(prototype) = self.kernel.prototype(site) else {

@@ -208,7 +208,7 @@ impl Controller {
         if self.tracing.find(&name).is_some() {
             self.tracing.tracers = before;
             return Err(format!(
-                "there is a tracer {name} already: name another, or remove it first"
+                "there is a tracer {name} already: choose another name, or remove it first"
             ));
         }
         if let Some(Some(tracer)) = self.tracing.tracers.get_mut(usize::from(number)) {

@@ -220,7 +220,7 @@ impl Controller {
     pub(super) fn snapshot(&mut self, machine: &Machine) -> Answer {
         if self.tracing.overflow != Overflow::Overwrite {
             return Err(
-                "this trace is not a flight recorder: its records come at once (boot with \
+                "this trace is not a flight recorder: its records are written at once (boot with \
                         --overflow overwrite for one)"
                     .into(),
             );

@@ -98,7 +98,7 @@ pub enum TraceError {
     #[error("these functions cannot be counted: they are not in the image, or are too short")]
     NotCounted,
     /// There is no room for another counter of calls at whose end a vCPU stops.
-    #[error("no room for what stops the guest at a call")]
+    #[error("no room for another counter that stops the guest at a call")]
     Stops,
     /// There is no room for the set of tasks that are followed.
     #[error("no room to note which tasks are followed: leave out --children")]

@@ -49,7 +49,7 @@ fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             notes.push(format!("{what}: {count}"));
         }
     };
-    note(report.doubtful, &format!("{many} left out, of which not all records are there"));
+    note(report.doubtful, &format!("{many} left out, since some of their records are missing"));
     let end = if report.seen_ns.is_some() { "by then" } else { "at the end of the trace" };
     note(report.open, &format!("{many} that had not ended {end}"));
     note(report.other_sums, &format!("{many} of something that has no line"));
