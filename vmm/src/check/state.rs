@@ -255,8 +255,8 @@ fn budget(
         (None, None) => (
             Verdict::Undecided,
             format!(
-                "the trace does not show when init was started: trace {STARTS_INIT}, or let the \
-                 console say it (no quiet in --cmdline)"
+                "the trace does not show when init was started: trace {STARTS_INIT}, or make \
+                 the console show it (no quiet in --cmdline)"
             ),
         ),
         (None, Some(_)) => match why {
