@@ -110,7 +110,7 @@ pub enum HostError {
         log: LogTail,
     },
     /// A job that does not end although it was killed.
-    #[error("the job in the emulated host does not end, not even by SIGKILL{0}")]
+    #[error("the job in the emulated host does not end, not even after SIGKILL{0}")]
     Stuck(LogTail),
     /// The user does not want to wait.
     #[error("interrupted")]

@@ -284,7 +284,7 @@ impl EmulatedHost {
                 }
                 if !options.source.is_empty() && hello.source != options.source {
                     say!(
-                        "vmtrace: warning: {} was built from other sources than this program; build it again: cargo \
+                        "vmtrace: warning: {} was built from different sources than this program; build it again: cargo \
                          build --release --target {} --package vmtrace",
                         options.vmtrace.display(),
                         machine.target

@@ -57,7 +57,8 @@ impl Qemu {
         let text = String::from_utf8_lossy(&output.stdout);
         let Some(version) = parse_version(&text) else {
             let reason = String::from_utf8_lossy(&output.stderr);
-            let reason = reason.lines().next().unwrap_or("it does not tell its version").to_owned();
+            let reason =
+                reason.lines().next().unwrap_or("it does not report its version").to_owned();
             return Err(HostError::BadQemu { program: shown, reason });
         };
         if numbers(&version) < numbers(MINIMUM) {

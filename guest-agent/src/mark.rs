@@ -51,7 +51,9 @@ fn put(ticks: u64, text: &str) -> Result<(), String> {
     if Channel::open().mark(ticks, text) {
         return Ok(());
     }
-    Err(format!("no way to vmtrace: vsock port {TRACE_PORT}: {vsock}; and no second serial port"))
+    Err(format!(
+        "vmtrace cannot be reached: vsock port {TRACE_PORT}: {vsock}; and no second serial port"
+    ))
 }
 
 fn connect() -> nix::Result<OwnedFd> {

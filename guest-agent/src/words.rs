@@ -74,7 +74,9 @@ impl fmt::Display for Error {
                     "'{c}' in the command line needs a shell, and there is no /bin/sh: quote it, or boot a system that has one"
                 )
             }
-            Self::NoCommand => write!(f, "the command line has '&&' without a command beside it"),
+            Self::NoCommand => {
+                write!(f, "the command line has '&&' without a command before or after it")
+            }
         }
     }
 }

@@ -37,14 +37,14 @@ impl Userland {
         let damaged =
             |what: &str| Error::Userland { path: dir.to_owned(), reason: what.to_owned() };
         if !busybox.starts_with(b"\x7fELF") {
-            return Err(damaged("busybox is no program"));
+            return Err(damaged("busybox is not a program"));
         }
         let text = |name| read(&dir.join(name), MAX_TEXT).map(|text| String::from_utf8(text).ok());
-        let applets = text("applets")?.ok_or_else(|| damaged("the names are no text"))?;
+        let applets = text("applets")?.ok_or_else(|| damaged("the names are not text"))?;
         let package = text("package")?.unwrap_or_default();
         let programs: BTreeSet<_> = applets.lines().map(str::to_owned).collect();
         if !programs.contains("sh") || !programs.iter().all(|name| is_name(name)) {
-            return Err(damaged("these are no names of programs"));
+            return Err(damaged("these are not names of programs"));
         }
         Ok(Self { busybox, programs, package })
     }
@@ -124,9 +124,9 @@ mod tests {
             Userland::open(entry(applets, busybox).path()).unwrap_err().to_string()
         };
         for bad in ["", "ls\n", "sh\n..\n", "sh\na/b\n", "sh\n\n", "sh\na b\n"] {
-            assert!(error(bad, b"\x7fELF").contains("no names of programs"), "{bad:?}");
+            assert!(error(bad, b"\x7fELF").contains("not names of programs"), "{bad:?}");
         }
-        assert!(error("sh\n", b"#!/bin/sh").contains("is no program"));
+        assert!(error("sh\n", b"#!/bin/sh").contains("is not a program"));
         let dir = entry("sh\n", b"\x7fELF");
         fs::remove_file(dir.path().join("applets")).unwrap();
         let error = Userland::open(dir.path()).unwrap_err();

@@ -10,7 +10,7 @@ pub enum KernelError {
     #[error("cannot be read: {0}")]
     Read(io::Error),
     /// More bytes than any kernel has.
-    #[error("{what} is larger than {limit} MiB, which no kernel image is")]
+    #[error("{what} is larger than {limit} MiB, more than any kernel image has")]
     TooLarge {
         /// The file or the payload.
         what: &'static str,
@@ -124,7 +124,9 @@ pub enum KernelError {
         reason: &'static str,
     },
     /// Nobody knows where it keeps the state of a CPU.
-    #[error("the state of the CPU cannot be recorded: the kernel has not {0}; leave out --context")]
+    #[error(
+        "the state of the CPU cannot be recorded: the kernel does not have {0}; leave out --context"
+    )]
     NoContext(&'static str),
     /// Nothing tells where it switches interrupts or preemption.
     #[error(

@@ -42,7 +42,7 @@ pub enum ModuleError {
     #[error("it is damaged: {0}")]
     Elf(String),
     /// Of another kind.
-    #[error("it is no module of a 64-bit x86 or RISC-V kernel")]
+    #[error("it is not a module of a 64-bit x86 or RISC-V kernel")]
     Other,
     /// The table of call sites refers to what is not there.
     #[error("it is damaged: its table of call sites refers to what is not in it")]

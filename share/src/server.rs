@@ -30,7 +30,7 @@ pub enum ServeError {
     #[error("the socket has failed")]
     Socket(#[from] io::Error),
     /// The other side has sent what is no message, so that nobody knows where the next one begins.
-    #[error("a message of {0} bytes, which none has")]
+    #[error("a message of {0} bytes: not a possible length of a message")]
     Length(u32),
     /// An answer was made and could not be sent.
     #[error("an answer is lost: {0}")]
@@ -139,7 +139,7 @@ impl Server {
             // The library thinks that nobody waits for this one.
             (Ok(_), _) if header.opcode.get() == opcode::DESTROY => Ok(Err(0)),
             (done, _) => {
-                log::debug!("a message that is none: {:?}", done.err());
+                log::debug!("a message that is not valid: {:?}", done.err());
                 Ok(Err(libc::EINVAL))
             }
         }

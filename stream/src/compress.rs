@@ -35,7 +35,7 @@ impl FromStr for Compression {
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let (method, level) = text.split_once(':').map_or((text, None), |(it, at)| (it, Some(at)));
         if method != "zstd" {
-            return Err(format!("{method:?} is not a way to compress: say zstd or zstd:LEVEL"));
+            return Err(format!("{method:?} is not a compression method: use zstd or zstd:LEVEL"));
         }
         let levels = zstd::compression_level_range();
         let level = level.map_or(Some(Self::LEVEL), |level| level.parse().ok());
@@ -100,7 +100,7 @@ impl<W: Write> Compressor<W> {
         let Ok((head, payload)) = FrameHead::read_from_prefix(rest) else { return Ok(false) };
         let size = usize::try_from(head.length.get()).unwrap_or(usize::MAX);
         if head.length.get() > MAX_PAYLOAD || !size.is_multiple_of(ALIGN) {
-            return Err(invalid("what is to be compressed has a frame of no possible size"));
+            return Err(invalid("what is to be compressed has a frame of an impossible size"));
         }
         if payload.len() < size {
             return Ok(false);

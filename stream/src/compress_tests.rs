@@ -252,8 +252,8 @@ fn ways_to_compress() {
     assert_eq!(read("zstd"), read("zstd:1"));
     assert!(read("zstd:-5").is_ok() && read("zstd:19").is_ok());
     for (bad, says) in [
-        ("gzip", "say zstd or zstd:LEVEL"),
-        ("", "say zstd"),
+        ("gzip", "use zstd or zstd:LEVEL"),
+        ("", "use zstd"),
         ("zstd:", "levels of zstd are"),
         ("zstd:x", "levels of zstd are"),
         ("zstd:23", "to 22"),

@@ -87,11 +87,11 @@ impl fmt::Display for Remedy {
             Self::Upgrade => "use a vmtrace at least as new as the one that wrote it",
             Self::Feature => "build it with that feature",
             Self::Torn => {
-                "what came before is whole: the writer was killed, still writes, or the disk was \
-                 full"
+                "everything before it is intact: the writer was killed, still writes, or the disk \
+                 was full"
             }
-            Self::Copy => "what came before is whole: copy or transfer the rest again",
-            Self::Writer => "what came before is whole: please report this with the file",
+            Self::Copy => "everything before it is intact: copy or transfer the rest again",
+            Self::Writer => "everything before it is intact: please report this with the file",
         })
     }
 }

@@ -48,7 +48,7 @@ impl Expanded {
             let head = FrameHead::ref_from_prefix(span.bytes);
             let kind = head.map_or(0, |(head, _)| head.kind.get());
             if matches!(kind, kind::HEADER | kind::END | kind::COMPRESSED) {
-                let cause = format!("a frame of type {kind} is inside, where none can be");
+                let cause = format!("a frame of type {kind} is inside, where it must not be");
                 return Err(PayloadError::Malformed(cause));
             }
             if count == 0 && span.sequence != sequence {
@@ -58,7 +58,7 @@ impl Expanded {
             count += 1;
         }
         if whole != self.plain.len() || count != frames || count == 0 {
-            return Err(malformed("not as many whole frames are inside as it says"));
+            return Err(malformed("there are not as many whole frames inside as it says"));
         }
         Ok(())
     }

@@ -263,7 +263,9 @@ impl Shape {
             Self::Unknown { kind, .. } => !TYPES.contains(&&**kind),
         };
         (!possible).then(|| match self {
-            Self::Unknown { kind, .. } => format!("its value of type {kind} is not as that type"),
+            Self::Unknown { kind, .. } => {
+                format!("its value of type {kind} does not fit that type")
+            }
             shape => format!("there is no such value as {shape:?}"),
         })
     }

@@ -77,7 +77,7 @@ fn only_for_the_host(socket: &Path) {
         let out = run(socket, &["/vmtrace-guest", "agent", cid, "echo a stranger ran this"]);
         let (text, error) = (&*out.stdout, String::from_utf8_lossy(&out.stderr));
         assert!(!out.status.success() && text.is_empty(), "{out:?}");
-        let refusal = "the agent serves the host (CID 2) alone, and this is CID 1";
+        let refusal = "the agent serves only the host (CID 2), and this is CID 1";
         assert!(error.contains(refusal), "by CID {cid}: {error}");
     }
     let out = run(socket, &["echo", "the host"]);

@@ -188,7 +188,7 @@ impl Counters {
         }
         if rounds && !distance.is_multiple_of(8) {
             return Err(ProgramError::Counts(
-                "cannot round at a distance that is no multiple of 8",
+                "cannot round at a distance that is not a multiple of 8",
             ));
         }
         if i32::try_from(stride).is_err() {

@@ -440,7 +440,7 @@ proptest! {
     }
 }
 
-// What a call costs that is not meant, from the site's call on: see design.md.
+// What a call costs that is not meant, from the site's call on: docs/architecture.md, Conditions.
 #[test]
 fn a_call_that_is_not_meant_costs_at_most_twelve_instructions() {
     let number = |operand, value| {

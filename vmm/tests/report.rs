@@ -255,7 +255,7 @@ fn where_the_time_of_a_boot_went_is_told_of_any_trace() {
     assert_eq!(page.status.code(), Some(0));
     let text = String::from_utf8_lossy(&page.stdout);
     assert!(text.starts_with("Boot of Linux 6.12.0 (x86_64), 1 vCPU\n"), "{text}");
-    assert!(text.contains("\nNOT TOLD HERE\n"), "{text}");
+    assert!(text.contains("\nNOT SHOWN HERE\n"), "{text}");
     let json = report(&stream, &["--boot", "--format", "json"]);
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
     assert_eq!((&json["init_ns"], &json["until_ns"]), (&serde_json::Value::Null, &49_999.into()));

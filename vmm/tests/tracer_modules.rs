@@ -248,7 +248,7 @@ fn modules_without_known_exits_tell_why() {
         found[0].missing.clone().unwrap_err().to_string()
     };
     module.member("sect_attrs", &0_u64.to_le_bytes());
-    assert_eq!(why(&mut attachment), "the guest does not tell where its sections are");
+    assert_eq!(why(&mut attachment), "the guest does not say where its sections are");
     module.returns(TABLE, &[OVER]);
     module.set(0x8040, b".return_sitez\0");
     assert_eq!(why(&mut attachment), "it has no list of its returns");

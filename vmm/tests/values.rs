@@ -173,7 +173,7 @@ fn what_only_the_end_of_a_call_tells_is_looked_at_there() {
             Ok(_) => panic!("{name}: {text}"),
         };
         assert!(error("count > 4K || retval < 0").contains("a tracer of its own"), "{name}");
-        assert!(error("duration == 1ms").contains("say <, <=, > or >="), "{name}");
+        assert!(error("duration == 1ms").contains("use <, <=, > or >="), "{name}");
         assert!(error("duration > 5").contains("500ns, 10us"), "{name}");
         assert!(error("retval == x").contains("is not a number"), "{name}");
         let refused = error("pid == 1 && duration > 1h");

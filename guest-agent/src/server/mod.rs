@@ -68,7 +68,7 @@ impl Server {
 
     /// For a listener that anybody can reach: tells whoever is not the host so.
     pub(crate) fn refuse_stranger(&self, socket: OwnedFd, cid: u32) {
-        let text = format!("the agent serves the host (CID 2) alone, and this is CID {cid}");
+        let text = format!("the agent serves only the host (CID 2), and this is CID {cid}");
         self.refuse(socket, Failure { reason: Reason::Denied, text });
     }
 

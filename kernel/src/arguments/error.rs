@@ -80,25 +80,25 @@ pub enum PathProblem {
         names: Near,
     },
     /// A member of what has none.
-    #[error("what stands before it is of type {of} and has no members")]
+    #[error("the value before it has type {of} and has no members")]
     NoMembers {
         /// Its type.
         of: String,
     },
     /// A pointer to a pointer: `->` is not enough.
-    #[error("what stands before it is of type {of}; write [0] first")]
+    #[error("the value before it has type {of}; write [0] first")]
     PointerToPointer {
         /// Its type.
         of: String,
     },
     /// `->` behind what is no pointer.
-    #[error("what stands before it is of type {of}, which is no pointer; write '.'")]
+    #[error("the value before it has type {of}, which is not a pointer; write '.'")]
     NoPointer {
         /// Its type.
         of: String,
     },
     /// An index behind what is neither array nor pointer.
-    #[error("what stands before it is of type {of}, which has no elements")]
+    #[error("the value before it has type {of}, which has no elements")]
     NoElements {
         /// Its type.
         of: String,
@@ -129,10 +129,10 @@ pub enum PathProblem {
         names: Near,
     },
     /// An array of more than a record has room for, or of no known length.
-    #[error("an array with no room in a record; take one of its elements, such as [0]")]
+    #[error("the array does not fit into a record; take one of its elements, such as [0]")]
     LargeArray,
     /// A longest length for what is no text.
-    #[error("{of} is no text, and takes no length")]
+    #[error("{of} is not a string and takes no length")]
     NotText {
         /// The type.
         of: String,
@@ -152,7 +152,7 @@ pub enum PathProblem {
         of: String,
     },
     /// Beyond 2 GiB.
-    #[error("it is too far from where the pointer leads")]
+    #[error("it is too far from the address in the pointer")]
     Far,
     /// More pointers than tracing follows.
     #[error("more than {} pointers to follow", super::Fetch::MOST_HOPS)]
@@ -172,13 +172,13 @@ pub enum SpecError {
         text: String,
     },
     /// Nothing before the colon, or several words.
-    #[error("'{function}' is no function before the colon; write 'FUNCTION: PATH, PATH...'")]
+    #[error("'{function}' before the colon is not a function; write 'FUNCTION: PATH, PATH...'")]
     NoFunction {
         /// What stands before the colon.
         function: String,
     },
     /// Two values of one name.
-    #[error("'{name}' is there twice; give one another name: LABEL={name}")]
+    #[error("'{name}' is given twice; give one another name: LABEL={name}")]
     Twice {
         /// The name.
         name: String,

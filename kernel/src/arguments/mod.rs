@@ -145,7 +145,7 @@ pub enum NoPrototype {
     #[error("the kernel's type information does not describe it")]
     Unknown,
     /// Several functions of its name have different parameters, or may have.
-    #[error("several functions have its name, and the type information may be another's")]
+    #[error("several functions have its name, and the type information may be that of another")]
     Ambiguous,
     /// Types that contradict each other.
     #[error("the type information of its parameters is damaged")]

@@ -101,8 +101,8 @@ mod tests {
             ("vfs_read: a,", "a parameter's name"),
             (": a", "no function"),
             ("a b: c", "no function"),
-            ("a: b, b", "'b' is there twice"),
-            ("a: x=b, x=c", "'x' is there twice"),
+            ("a: b, b", "'b' is given twice"),
+            ("a: x=b, x=c", "'x' is given twice"),
             ("a: b->", "'b->' at its character 4"),
         ] {
             let error = ArgumentSpec::parse(text).unwrap_err().to_string();

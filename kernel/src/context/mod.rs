@@ -66,7 +66,7 @@ impl Kernel {
         };
         let flags = structs.member_offset("thread_info", "flags");
         if structs.source() == Source::Image || flags.is_none() {
-            Err(KernelError::NoContext("its type information (BTF), which tells where it is"))
+            Err(KernelError::NoContext("type information (BTF), which says where it is"))
         } else if structs.member_offset("task_struct", "migration_disabled").is_none() {
             Err(KernelError::NoContext(
                 "a count of bans on migration, as kernels have from 5.11 on",

@@ -51,7 +51,7 @@ pub(super) fn jump_labels(kernel: &Kernel) -> Result<Vec<Detour>, &'static str> 
 pub(super) fn exceptions(kernel: &Kernel) -> Result<Vec<Detour>, &'static str> {
     const UNKNOWN: &str = "its table of exceptions has a layout that is not known";
     let names = ("__start___ex_table", "__stop___ex_table");
-    kernel.symbols().address(names.0).ok_or("its symbols do not tell where its tables are")?;
+    kernel.symbols().address(names.0).ok_or("its symbols do not say where its tables are")?;
     let entries = entries::<12>(kernel, names.0, names.1, UNKNOWN)?;
     entries
         .map(|(address, entry)| detour(kernel, address, entry))

@@ -157,8 +157,8 @@ impl Kernel {
             Arch::X86_64 => x86_64::find(self)?,
             Arch::Riscv64 => {
                 return Err(KernelError::NoSwitches(
-                    "that takes instructions with room for a jump, which kernels for riscv64 have \
-                     not",
+                    "that takes instructions with room for a jump, which riscv64 kernels do not \
+                     have",
                 ));
             }
         };

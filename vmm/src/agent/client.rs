@@ -46,7 +46,7 @@ pub enum AgentError {
     /// They would not understand each other.
     #[error(
         "the guest has {agent}, this is {ours}: no version of the protocol is common to both; \
-         take both of one release"
+         use both from the same release"
     )]
     Version {
         /// The agent.

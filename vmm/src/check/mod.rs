@@ -138,8 +138,8 @@ impl Check {
             match timeless.get(&index).filter(|_| !rule.kind.is_certain(verdict)) {
                 Some(name) => {
                     let detail = format!(
-                        "calls of {name} were counted, which does not tell when they were: record \
-                         them, or choose a tracer that does (--tracer)"
+                        "calls of {name} were counted, which does not show when they were made: \
+                         record them, or choose a tracer that does (--tracer)"
                     );
                     Outcome { rule, verdict: Verdict::Undecided, detail }
                 }

@@ -272,7 +272,7 @@ impl<'a> Words<'a> {
             Some(word) => (format!("not {:?}", word.text), word.column),
             None => ("but nothing follows".to_owned(), self.end),
         };
-        let message = format!("here must be {expected}, {found}");
+        let message = format!("expected here: {expected}, {found}");
         RuleError { message, text: self.whole.to_owned(), column }
     }
 
@@ -412,7 +412,7 @@ mod tests {
         assert_eq!(column, 20);
         assert_eq!(
             text,
-            "here must be a number, not \"many\"\n  expect vfs_open >= many\n                     ^"
+            "expected here: a number, not \"many\"\n  expect vfs_open >= many\n                     ^"
         );
         let columns = [
             ("", 1),

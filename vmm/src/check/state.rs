@@ -172,7 +172,7 @@ impl State {
             (Self::Count(seen), Kind::Expect { comparison, count, .. }) => {
                 let missing = if partial.is_some() { u64::MAX } else { losses.most() };
                 let (least, most) = seen.range();
-                let several = || "several tracers tell of it: choose one (--tracer)".to_owned();
+                let several = || "several tracers recorded it: choose one (--tracer)".to_owned();
                 let why = partial.or_else(|| losses.text());
                 let why = why.or_else(|| (least < most).then(several));
                 let range = (least, most.saturating_add(missing));
@@ -255,8 +255,8 @@ fn budget(
         (None, None) => (
             Verdict::Undecided,
             format!(
-                "the trace does not show when init was started: trace {STARTS_INIT}, or let the \
-                 console say it (no quiet in --cmdline)"
+                "the trace does not show when init was started: trace {STARTS_INIT}, or make \
+                 the console show it (no quiet in --cmdline)"
             ),
         ),
         (None, Some(_)) => match why {

@@ -159,7 +159,7 @@ fn calls_that_were_counted_are_calls() {
     script.0.counts(1, 1, &[hits(OPEN, 3)]).unwrap();
     let outcomes = script.call(0, 1, OPEN).call(0, 2, OPEN).all().check(&rules);
     assert_eq!(letters(&outcomes), "pufff");
-    assert!(outcomes[1].detail.contains("several tracers tell of it"), "{:?}", outcomes[1]);
+    assert!(outcomes[1].detail.contains("several tracers recorded it"), "{:?}", outcomes[1]);
 }
 
 // That it was called is known, and not when: it may have been in order and in time.

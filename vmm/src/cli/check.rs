@@ -65,7 +65,7 @@ fn parse_results(text: &str) -> Result<Results, String> {
     let format = <Format as clap::ValueEnum>::from_str(format, false)
         .map_err(|_| format!("{format:?} is not a format: text, junit, tap or github"))?;
     match file {
-        Some("") => Err("no name of a file behind the =".to_owned()),
+        Some("") => Err("no file name after the =".to_owned()),
         file => Ok(Results { format, file: file.map(PathBuf::from) }),
     }
 }
@@ -211,7 +211,7 @@ impl Live {
         let all = rules.all()?;
         if all.is_empty() {
             if rules.wants_results() {
-                let text = "--results: there are no rules whose results these would be";
+                let text = "--results: there are no rules that could have results";
                 return Err(BadRules(text.to_owned()).into());
             }
             return Ok(None);

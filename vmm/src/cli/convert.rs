@@ -75,7 +75,7 @@ fn convert(args: Args) -> Result<u8> {
     let Args { file, output: place, format, filter, notrace, tracer, once_told } = args;
     let shown = place.display().to_string();
     let format = format.or_else(|| Format::of(&place)).with_context(|| {
-        format!("{shown}: no format goes with this name; say --format {}", Format::list())
+        format!("{shown}: no format goes with this name; use --format {}", Format::list())
     })?;
     let (mut source, name) = open(&file)?;
     let output = format.output(&place).with_context(|| format!("cannot write {shown}"))?;

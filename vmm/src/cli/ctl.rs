@@ -177,7 +177,8 @@ fn ask(socket: &Path, command: &Control) -> Result<String> {
 
 /// Text of several lines, which an answer has as a string of JSON.
 fn page(answer: &str) -> Result<String> {
-    serde_json::from_str(answer).context("the answer is not a page: it is another vmtrace")
+    serde_json::from_str(answer)
+        .context("the answer is not a page: the run is by another version of vmtrace")
 }
 
 /// Shows what was counted, once or again and again.
@@ -250,8 +251,8 @@ impl Command {
 
 /// The status for people: a line for each key.
 fn table(json: &str) -> Result<String> {
-    let status: serde_json::Map<String, serde_json::Value> =
-        serde_json::from_str(json).context("the answer is not JSON: it is another vmtrace")?;
+    let status: serde_json::Map<String, serde_json::Value> = serde_json::from_str(json)
+        .context("the answer is not JSON: the run is by another version of vmtrace")?;
     let mut text = String::new();
     for (key, value) in &status {
         let value = match value {
@@ -280,7 +281,7 @@ fn table(json: &str) -> Result<String> {
 /// What has been counted, for people: a line for each function, the one that was called most first.
 /// With columns for vCPUs there is a line above that tells which.
 fn counted(json: &str, by_cpu: bool) -> Result<String> {
-    const NO: &str = "the answer is not a table: it is another vmtrace";
+    const NO: &str = "the answer is not a table: the run is by another version of vmtrace";
     let answer: serde_json::Value = serde_json::from_str(json).context(NO)?;
     let counts = answer.get("counts").and_then(serde_json::Value::as_array).context(NO)?;
     let histograms = answer.get("histograms").and_then(serde_json::Value::as_array);
@@ -333,7 +334,7 @@ fn counted(json: &str, by_cpu: bool) -> Result<String> {
 
 /// One of them as a table.
 fn histogram(it: &serde_json::Value) -> Result<String> {
-    const NO: &str = "the answer has no such histogram: it is another vmtrace";
+    const NO: &str = "the answer has no such histogram: the run is by another version of vmtrace";
     let word = |key: &str| it.get(key).and_then(serde_json::Value::as_str).context(NO);
     let number = |key: &str| it.get(key).and_then(serde_json::Value::as_u64);
     let buckets = it.get("buckets").and_then(serde_json::Value::as_array).context(NO)?;

@@ -58,7 +58,7 @@ pub fn run(args: Args) -> anyhow::Result<u8> {
     } else if let Some(pattern) =
         filter.iter().find(|pattern| Functions::of(pattern).module().is_some())
     {
-        anyhow::bail!("{pattern}: which modules? Say --modules DIR");
+        anyhow::bail!("{pattern}: which modules? Use --modules DIR");
     }
     if lines.is_empty() {
         return Err(kernel.no_match(unmatched).into());

@@ -276,7 +276,7 @@ pub(super) fn tell_skipped<E: Export>(player: &Player<E>) {
         );
     }
     if player.late() > 0 {
-        log::warn!("{} records came late: they are shown behind later ones", player.late());
+        log::warn!("{} records came late: they are shown after later ones", player.late());
     }
     if player.evicted() > 0 {
         log::warn!("{} calls were given up: too many were open at once", player.evicted());

@@ -33,7 +33,7 @@ pub(super) struct Args {
 /// Becomes the script; its exit code is the program's.
 pub(super) fn run(args: &Args) -> Result<u8> {
     let error = command(args).exec();
-    Err(error).context("setup is a script, which bash runs: install bash")
+    Err(error).context("setup is a bash script: install bash")
 }
 
 fn command(args: &Args) -> Command {

@@ -163,7 +163,7 @@ impl Screen {
         let status = child.wait().context("the pager")?;
         // As the shell says it.
         if matches!(status.code(), Some(126 | 127)) {
-            bail!("the pager '{}' cannot be run: set PAGER, or say --no-pager", name.display());
+            bail!("the pager '{}' cannot be run: set PAGER, or use --no-pager", name.display());
         }
         Ok(())
     }

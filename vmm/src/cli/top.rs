@@ -267,7 +267,7 @@ pub(super) fn parse_every(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.01..=86_400.0).contains(seconds));
     seconds
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .ok_or_else(|| format!("{text:?}: say seconds from 0.01 to 86400, such as 0.5"))
+        .ok_or_else(|| format!("{text:?}: use seconds from 0.01 to 86400, such as 0.5"))
 }
 
 /// What is looked at between events.

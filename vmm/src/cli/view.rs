@@ -117,7 +117,7 @@ pub(super) fn choose<E: Export>(
 /// A time with its unit, in nanoseconds.
 pub(in crate::cli) fn parse_time(text: &str) -> Result<u64, String> {
     parse_unit(text)
-        .ok_or_else(|| format!("{text:?} is not a time; say for example 500ns, 10us, 1ms or 2s"))
+        .ok_or_else(|| format!("{text:?} is not a time; use for example 500ns, 10us, 1ms or 2s"))
 }
 
 /// A moment of the trace in nanoseconds: seconds with a fraction, or a time with its unit.
@@ -133,7 +133,7 @@ fn parse_moment(text: &str) -> Result<u64, String> {
     };
     decimal()
         .or_else(|| parse_unit(text))
-        .ok_or_else(|| format!("{text:?} is not a time; say for example 1.204530, 1200ms or 2s"))
+        .ok_or_else(|| format!("{text:?} is not a time; use for example 1.204530, 1200ms or 2s"))
 }
 
 /// A name that a request can have.

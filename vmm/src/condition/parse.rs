@@ -20,7 +20,7 @@ pub enum ConditionError {
         place: String,
     },
     /// A quote without its end.
-    #[error("condition: the quote {0} has no end")]
+    #[error("condition: the quote {0} is not closed")]
     Quote(String),
     /// It has too many parts.
     #[error("condition: {0}")]
@@ -262,7 +262,7 @@ mod tests {
             ("(pid == 1", "&&, || or ) was expected at the end"),
             ("pid == 1)", "&&, || or the end was expected at character 9: \")\""),
             ("\u{e9}\u{e9} == == 1", "a value was expected at character 7: \"== 1\""),
-            ("comm == \"a", "the quote at character 9: \"\\\"a\" has no end"),
+            ("comm == \"a", "the quote at character 9: \"\\\"a\" is not closed"),
             ("a b", "==, !=, <, <=, >, >= or & was expected at character 3: \"b\""),
         ] {
             let error = text.parse::<Condition>().unwrap_err().to_string();

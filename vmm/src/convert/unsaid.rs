@@ -71,7 +71,7 @@ impl Fact {
             Self::Event => "events of tracepoints",
             Self::Counted => "counts of calls",
             Self::Sorted => "histograms of calls",
-            Self::Context => "events that tell the state of their CPU",
+            Self::Context => "events with the state of their CPU",
             Self::Early => "events before the clock's start",
         }
     }
@@ -90,12 +90,12 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
         Format::Text => &[
             (Return, "left out, see --format graph"),
             (Tail, LEFT_OUT),
-            (Tracer, "not told apart"),
+            (Tracer, "not distinguished"),
             (Reason, "counted without it"),
         ],
         Format::Graph => &[
             (Tail, INSIDE),
-            (Tracer, "not told apart"),
+            (Tracer, "not distinguished"),
             (Caller, LEFT_OUT),
             (Reason, "counted without it"),
         ],
@@ -104,7 +104,7 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Args, LEFT_OUT),
             (Value, LEFT_OUT),
             (Tail, INSIDE),
-            (Tracer, "not told apart"),
+            (Tracer, "not distinguished"),
             (Caller, LEFT_OUT),
             (Uncertain, "shown as if they had taken no time"),
             (Unfinished, "shown as open"),
@@ -142,8 +142,8 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
             (Value, LEFT_OUT),
             (Tail, INSIDE),
             (Orphan, LEFT_OUT),
-            (Uncertain, "their time is nobody's"),
-            (Unfinished, "their time is nobody's"),
+            (Uncertain, "their time is attributed to no function"),
+            (Unfinished, "their time is attributed to no function"),
             (Point, LEFT_OUT),
             (Mark, LEFT_OUT),
             (Loss, LEFT_OUT),

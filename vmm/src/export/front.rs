@@ -294,7 +294,7 @@ impl Front {
     /// Says at the end that the order is not what it should be.
     fn about_order(&self) -> Option<Mark> {
         let late = self.late();
-        let text = format!("{late} records came late: they are shown behind later ones");
+        let text = format!("{late} records came late: they are shown after later ones");
         let mark = Mark { ticks: self.newest, kind: MarkKind::Note, duration_ns: 0, text };
         (late > 0).then_some(mark)
     }

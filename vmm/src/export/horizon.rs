@@ -243,6 +243,6 @@ mod tests {
         assert!((95..200).contains(&player.held()), "{} wait", player.held());
         let (Shown(times, notes), late) = shown(Player::new(Shown::default()), &whole);
         assert_eq!((times.len(), late), (205, 5));
-        assert_eq!(notes, ["5 records came late: they are shown behind later ones"]);
+        assert_eq!(notes, ["5 records came late: they are shown after later ones"]);
     }
 }

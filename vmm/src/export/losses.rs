@@ -50,7 +50,7 @@ const REMEDIES: [(LossReason, &str); 6] = [
     ),
     (
         LossReason::Overwritten,
-        "newer records took their place, as --overflow overwrite has it: trace fewer functions \
+        "newer records took their place, as --overflow overwrite asks for: trace fewer functions \
          (-f, -n) to keep a longer time, or keep all that can be taken (--overflow drop)",
     ),
     (
@@ -64,7 +64,7 @@ const REMEDIES: [(LossReason, &str); 6] = [
     ),
     (
         LossReason::Unfinished,
-        "the guest ended while it wrote them: there is nothing to be done, unless this is a bug \
+        "the guest ended while it wrote them: nothing can be done about that, unless this is a bug \
          of vmtrace",
     ),
     (

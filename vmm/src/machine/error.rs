@@ -61,7 +61,7 @@ pub enum MachineError {
         source: io::Error,
     },
     /// Size or place of the annex's second part that is not possible.
-    #[error("{0} bytes are no size of a second part of the annex")]
+    #[error("{0} bytes is not a possible size of a second part of the annex")]
     FarSize(u64),
     /// The host has no room for the annex's second part.
     #[error(
@@ -136,7 +136,7 @@ pub enum MachineError {
     #[error("KVM refused to set model-specific register {0:#x}")]
     NoMsr(u32),
     /// KVM does not tell the clock.
-    #[error("KVM does not tell the guest's clock")]
+    #[error("KVM does not report the guest's clock")]
     NoClock,
     /// A thread could not be started, or a signal handler not be installed.
     #[error("cannot {what}")]

@@ -543,8 +543,8 @@ impl Drain {
             let behind = self.orders.get(vcpu).map_or(0, Order::behind);
             if behind > 0 {
                 summary.notes.push(format!(
-                    "vCPU {vcpu} wrote {behind} records with a time behind that of an earlier one, \
-                     which they were given: the guest has set its clock back"
+                    "vCPU {vcpu} wrote {behind} records with a time before that of an earlier one, \
+                     and were given that time: the guest has set its clock back"
                 ));
             }
             if let Some(&count) = self.invalid.get(vcpu).filter(|&&count| count > 0) {

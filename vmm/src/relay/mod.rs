@@ -426,5 +426,5 @@ impl Ending {
 }
 
 fn gone() -> io::Error {
-    io::Error::other("the relay's thread has ended without a word")
+    io::Error::other("the relay's thread has ended without reporting anything")
 }

@@ -82,7 +82,7 @@ impl Waits {
         }
         if self.times > 0 {
             summary.notes.push(format!(
-                "vCPUs were let go without room {} times: a record in a ring was not finished for \
+                "vCPUs went on without room {} times: a record in a ring was not finished for \
                  {} s, by a task that did not run",
                 self.times,
                 DEADLOCK.as_secs()

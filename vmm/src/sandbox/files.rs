@@ -82,10 +82,10 @@ fn add(
 /// The calling thread, and all that it starts, obey these from now on.
 pub(super) fn restrict(rules: &RulesetCreated) -> Result<(), SandboxError> {
     let rules = rules.try_clone().map_err(SandboxError::system("copy a descriptor"))?;
-    let status = rules.restrict_self().map_err(error("obey rules for files (Landlock)"))?;
+    let status = rules.restrict_self().map_err(error("apply rules for files (Landlock)"))?;
     if status.ruleset == RulesetStatus::NotEnforced {
-        let nothing = io::Error::other("the kernel has taken none of them");
-        return Err(SandboxError::system("obey rules for files (Landlock)")(nothing));
+        let nothing = io::Error::other("the kernel has accepted none of them");
+        return Err(SandboxError::system("apply rules for files (Landlock)")(nothing));
     }
     Ok(())
 }

@@ -98,7 +98,7 @@ pub struct Settings {
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// The system refuses.
-    #[error("no sandbox: cannot {what} (with {OPTION} there is none)")]
+    #[error("no sandbox: cannot {what} ({OPTION} runs without one)")]
     System {
         /// To do what.
         what: &'static str,
@@ -107,7 +107,7 @@ pub enum SandboxError {
         source: io::Error,
     },
     /// A filter that cannot be: a bug.
-    #[error("no sandbox: no filter for {thread} threads (with {OPTION} there is none)")]
+    #[error("no sandbox: no filter for {thread} threads ({OPTION} runs without one)")]
     Filter {
         /// Whose.
         thread: &'static str,

@@ -35,7 +35,7 @@ impl FromStr for Source {
             .and_then(|(cid, port)| {
                 Some(Self::Vsock { cid: cid.parse().ok()?, port: port.parse().ok()? })
             })
-            .ok_or_else(|| format!("{text:?} is not an address: say vsock:CID:PORT, or a path"))
+            .ok_or_else(|| format!("{text:?} is not an address: use vsock:CID:PORT, or a path"))
     }
 }
 

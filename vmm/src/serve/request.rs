@@ -173,7 +173,7 @@ pub enum Request {
 pub enum RequestError {
     /// Nothing known.
     #[error(
-        "unknown request {0:?}: say raw, text, json or graph, then -f GLOB, -n GLOB or -t TRACER if wanted"
+        "unknown request {0:?}: use raw, text, json or graph, then -f GLOB, -n GLOB or -t TRACER if wanted"
     )]
     Unknown(String),
     /// A guest asks for what is the host's.
@@ -181,34 +181,34 @@ pub enum RequestError {
     HostOnly(String),
     /// Not a command.
     #[error(
-        "unknown command {0:?}: say status, table, filter, tracer, event, latency, pause, resume, stop, clear, snapshot or mark"
+        "unknown command {0:?}: use status, table, filter, tracer, event, latency, pause, resume, stop, clear, snapshot or mark"
     )]
     Command(String),
     /// Not a command about tracers.
-    #[error("unknown command {0:?}: say tracer add SPEC, tracer remove NAME or tracer list")]
+    #[error("unknown command {0:?}: use tracer add SPEC, tracer remove NAME or tracer list")]
     Tracer(String),
     /// Not a command about events.
-    #[error("unknown command {0:?}: say event add GLOB, event remove GLOB or event list")]
+    #[error("unknown command {0:?}: use event add GLOB, event remove GLOB or event list")]
     Event(String),
     /// Not a command about latencies.
     #[error(
-        "unknown command {0:?}: say latency start KIND [TIME], latency show [json] or latency stop [json]"
+        "unknown command {0:?}: use latency start KIND [TIME], latency show [json] or latency stop [json]"
     )]
     Latency(String),
     /// Not a kind of latencies.
-    #[error("{0:?} is no latency: say {kinds}", kinds = kinds())]
+    #[error("{0:?} is not a kind of latency: use {kinds}", kinds = kinds())]
     Kind(String),
     /// Not a time.
-    #[error("{0:?} is not a time: say for example 500ns, 10us, 1ms or 2s")]
+    #[error("{0:?} is not a time: use for example 500ns, 10us, 1ms or 2s")]
     Time(String),
     /// Not a tracer.
     #[error(transparent)]
     Spec(#[from] SpecError),
     /// Not an option.
-    #[error("unknown option {0:?}: say -f GLOB or -n GLOB, or -t TRACER for a stream")]
+    #[error("unknown option {0:?}: use -f GLOB or -n GLOB, or -t TRACER for a stream")]
     Option(String),
     /// A command has something behind it.
-    #[error("{verb} stands alone, and {more:?} is behind it")]
+    #[error("{verb} takes no arguments, but {more:?} follows it")]
     More {
         /// The command.
         verb: String,
@@ -216,7 +216,7 @@ pub enum RequestError {
         more: String,
     },
     /// An option without its value.
-    #[error("{0} without its value")]
+    #[error("{0} needs a value")]
     NoGlob(String),
     /// A mark that cannot be.
     #[error(

@@ -381,7 +381,9 @@ impl Asker {
             let mut byte = [0];
             match (&self.stream).read(&mut byte) {
                 Ok(0) => {
-                    return Err(io::Error::other("the connection ended before its first line did"));
+                    return Err(io::Error::other(
+                        "the connection ended before the end of its first line",
+                    ));
                 }
                 Ok(_) if byte == [b'\n'] => return Ok(true),
                 Ok(_) if self.line.len() >= LINE_MAX => {

@@ -105,25 +105,28 @@ pub struct TracerSpec {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// A name that could not be told from something else.
-    #[error("{0:?} is not the name of a tracer: say letters, digits, - and _, at most {NAME_MAX}")]
+    #[error("{0:?} is not the name of a tracer: use letters, digits, - and _, at most {NAME_MAX}")]
     Name(String),
     /// Between two commas.
-    #[error("{0:?} has an empty glob: say GLOB[,GLOB...], with ! before exceptions")]
+    #[error("{0:?} has an empty glob: use GLOB[,GLOB...], with ! before exceptions")]
     NoGlob(String),
     /// A name of a function has none.
     #[error("{0:?} is not a glob: names of functions have no spaces")]
     Space(String),
     /// Behind the colon.
-    #[error("{0:?} is no action of a tracer: say {known}", known = Actions::KNOWN)]
+    #[error("{0:?} is not an action of a tracer: use {known}", known = Actions::KNOWN)]
     Action(String),
     /// Nothing is recorded of what is only counted.
-    #[error("count and hist are the only action of a tracer: let {0:?} be several, one for each")]
+    #[error(
+        "a tracer with count or hist does nothing else: make {0:?} several tracers, one for each \
+         action"
+    )]
     Count(String),
     /// Of what has no place for one.
-    #[error("{0:?} has a name: say --tracer NAME=GLOB:hist")]
+    #[error("{0:?} has a name, but --hist takes none: use --tracer NAME=GLOB:hist")]
     Named(String),
     /// No histogram is of that.
-    #[error("{0:?} cannot be sorted: say duration, retval or the name of a parameter")]
+    #[error("{0:?} cannot be sorted: use duration, retval or the name of a parameter")]
     Sorted(String),
     /// Behind `if`.
     #[error(transparent)]

@@ -26,10 +26,10 @@ pub enum TriggerError {
     #[error(transparent)]
     Spec(#[from] SpecError),
     /// What tracers have and triggers have not.
-    #[error("{0:?} is no trigger: say GLOB[,GLOB...][:N][ if CONDITION], N for the N-th call")]
+    #[error("{0:?} is not a trigger: use GLOB[,GLOB...][:N][ if CONDITION], N for the N-th call")]
     NoTrigger(String),
     /// Between the colon and the condition.
-    #[error("{0:?} is not the number of a call: say 1 for the first")]
+    #[error("{0:?} is not the number of a call: use 1 for the first")]
     Call(String),
     /// It is not known when that is.
     #[error("{0:?} names a module: triggers are at functions of the kernel's own image")]
@@ -96,7 +96,7 @@ pub enum CommandError {
     #[error(transparent)]
     At(#[from] TriggerError),
     /// Nothing to run.
-    #[error("{0:?} has no command: say GLOB[,GLOB...][:N][ if CONDITION] -- COMMAND")]
+    #[error("{0:?} has no command: use GLOB[,GLOB...][:N][ if CONDITION] -- COMMAND")]
     NoCommand(String),
     /// No argument of a program can have one.
     #[error("the command has a NUL byte")]

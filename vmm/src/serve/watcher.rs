@@ -22,7 +22,7 @@ const BEHIND: Duration = Duration::from_secs(5);
 const TURN: usize = 4;
 
 const TOO_MANY: &str = "too many commands at once; try again later";
-const GONE: &str = "nothing was made of the stream any more: the trace has ended, or came too fast; \
+const GONE: &str = "the stream is no longer evaluated: the trace has ended, or came too fast; \
                     stop, and start again if it goes on";
 
 /// What makes something of a stream.
@@ -408,7 +408,7 @@ mod tests {
         let (reply, gone) = waits();
         drop(writer);
         watch.ask(0, false, reply);
-        assert!(heard(gone).starts_with("ERR nothing was made of the stream any more"));
+        assert!(heard(gone).starts_with("ERR the stream is no longer evaluated"));
     }
 
     // One that nobody asks any more costs nothing.

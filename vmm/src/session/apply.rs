@@ -88,7 +88,7 @@ impl Controller {
         let changed = self.change_exits(ram, attachment, &wanted.exits);
         if attachment.counters().tell_shared() {
             self.note(
-                "what all vCPUs count is told as of vCPU 0: no room for tables of each".into(),
+                "what all vCPUs count is reported as of vCPU 0: no room for tables of each".into(),
             );
         }
         if attachment.watches_tracepoints() {

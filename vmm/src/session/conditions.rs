@@ -113,7 +113,7 @@ pub fn conditional(
         let only_left = found.values().filter(|parted| parted.entry.is_none()).count();
         if only_left > 0 {
             notes.push(format!(
-                "{only_left} functions are looked at where they return alone: their sites stay as they are"
+                "{only_left} functions are traced only where they return: their sites stay unchanged"
             ));
         }
         return Ok((Some(Conditional { source, of: Of::Ends(Arc::new(found)) }), notes));
@@ -137,7 +137,8 @@ fn jumping(kernel: &Kernel, sites: impl Iterator<Item = usize>) -> Option<String
     (!sites.is_empty()).then(|| {
         format!(
             "{} functions may be left by a jump to another (such as {names}), which returns in their place: such \
-             calls are not compared, and a note at the end tells how many; trace what they jump to",
+             calls are not compared, and a note at the end gives their number; trace what they jump \
+             to",
             sites.len()
         )
     })
@@ -225,7 +226,7 @@ impl Resolver<'_> {
             self.error(
                 0,
                 "one || has both what is known when a function is entered (arguments, cpu) and what is \
-                 known when it is left (retval, duration): let each side be a tracer of its own, as \
+                 known when it is left (retval, duration): make each side a tracer of its own, as in \
                  --tracer 'GLOB if ONE' --tracer 'GLOB if OTHER'",
             )
         })
@@ -285,7 +286,7 @@ impl Resolver<'_> {
     fn parameter(&self, one: &Comparison, when: bool) -> Result<Compiled, ConditionalError> {
         let refused = |problem: String| Err(self.error(one.at, problem));
         let Some(site) = self.site else {
-            return refused(format!("{:?} is known of functions only", one.operand));
+            return refused(format!("{:?} is known for functions only", one.operand));
         };
         if self.used == Use::Calls {
             return refused(format!(
@@ -301,7 +302,7 @@ impl Resolver<'_> {
         };
         let Fetch::Argument(number) = value.fetch else {
             return refused(format!(
-                "{path:?} is not what is passed itself: conditions look at integers and pointers \
+                "{path:?} is not itself an argument: conditions compare integers and pointers \
                  that are arguments"
             ));
         };
@@ -361,7 +362,7 @@ impl Resolver<'_> {
             ..self.error(one.at, format!("{function}: {why}"))
         };
         let Some(site) = self.site else {
-            return Err(self.error(one.at, format!("{VALUE} is known of functions only")));
+            return Err(self.error(one.at, format!("{VALUE} is known for functions only")));
         };
         let function = name(self.kernel, site);
         let Some(prototype) = self.kernel.prototype(site) else {
@@ -382,8 +383,8 @@ impl Resolver<'_> {
             && matches!(one.relation, Relation::Less | Relation::GreaterEqual)
             && number(&one.value) == Some(0)
         {
-            let why = "what it returns has no sign, and is never below 0 (of pointers that are \
-                       errors say retval >= 0xfffffffffffff001)";
+            let why = "what it returns has no sign, and is never below 0 (for pointers that \
+                       are errors use retval >= 0xfffffffffffff001)";
             return Err(because(function, why.to_owned()));
         }
         self.typed(one, when, shape, |bytes, signed| Operand::Value { bytes, signed })
@@ -398,12 +399,12 @@ impl Resolver<'_> {
             Relation::Less | Relation::LessEqual | Relation::Greater | Relation::GreaterEqual
         ) {
             let problem =
-                "a duration is hardly ever just this: say <, <=, > or >=, as duration > 1ms";
+                "a duration is hardly ever exactly this: use <, <=, > or >=, as in duration > 1ms";
             return Err(self.error(one.at, problem));
         }
         let Some(value) = parse_time(&one.value) else {
             let problem =
-                format!("{:?} is not a time: say one such as 500ns, 10us, 5ms or 2s", one.value);
+                format!("{:?} is not a time: use one such as 500ns, 10us, 5ms or 2s", one.value);
             return Err(self.error(one.at, problem));
         };
         Ok(Compiled::Test(Test::Number { operand: Operand::Duration, relation, value }))
@@ -417,7 +418,7 @@ impl Resolver<'_> {
     ) -> Result<Compiled, ConditionalError> {
         let Some(number) = number(&one.value) else {
             let problem =
-                format!("{:?} is not a number: say one such as 42, -1, 0x1f or 4K", one.value);
+                format!("{:?} is not a number: use one such as 42, -1, 0x1f or 4K", one.value);
             return Err(self.error(one.at, problem));
         };
         self.compared(one, when, operand, number)
@@ -538,7 +539,7 @@ fn comm(pattern: &str) -> Result<Vec<Option<u8>>, String> {
     };
     if let Some(odd) = front.chars().find(|c| matches!(c, '*' | '[' | ']' | '\\')) {
         return Err(format!(
-            "{odd:?} in a task's name: say the name, with ? for any character and * at its end"
+            "{odd:?} in a task's name: use the name, with ? for any character and * at its end"
         ));
     }
     if front.len() >= COMM {

@@ -196,7 +196,10 @@ impl Controller {
         let tracer =
             Tracer { name, text, globs, sites, graph, counts, histogram, wants, values, condition };
         let Some(number) = self.tracing.add(tracer) else {
-            return Err(format!("there are {} tracers, and not more can be", Tracing::MAX_TRACERS));
+            return Err(format!(
+                "there are {} tracers, and there cannot be more",
+                Tracing::MAX_TRACERS
+            ));
         };
         let name = match &spec.name {
             Some(name) => name.clone(),
@@ -205,7 +208,7 @@ impl Controller {
         if self.tracing.find(&name).is_some() {
             self.tracing.tracers = before;
             return Err(format!(
-                "there is a tracer {name} already: name another, or remove it first"
+                "there is a tracer {name} already: choose another name, or remove it first"
             ));
         }
         if let Some(Some(tracer)) = self.tracing.tracers.get_mut(usize::from(number)) {
@@ -258,8 +261,8 @@ impl Controller {
             (_, true) => Ok((sites, None)),
             (false, false) => Ok((sites, Some(which))),
             (true, false) => Err(format!(
-                "no returns of {which}: guests of this architecture must know when they boot whose \
-                 returns may be asked for; boot with --returns GLOB or --graph"
+                "no returns of {which}: for guests of this architecture, functions whose returns \
+                 may be asked for must be named at boot; boot with --returns GLOB or --graph"
             )),
         }
     }

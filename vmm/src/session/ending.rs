@@ -111,7 +111,7 @@ impl Controller {
         self.deadline.set_lost(Box::new(move || {
             let Unwritten { bytes, records } = unwritten().unwrap_or_default();
             Some(format!(
-                "the trace is torn: what was in the rings is lost, and {bytes} bytes behind them with {records} \
+                "the trace is torn: what was in the rings is lost, and {bytes} bytes after them with {records} \
                  records"
             ))
         }));

@@ -37,21 +37,21 @@ pub enum Use {
 pub enum EndsError {
     /// Entries are over before it is known whether they are meant.
     #[error(
-        "a condition on retval or duration records the ends of calls alone, since entries are over before \
-         it is known: leave out graph (--graph)"
+        "a condition on retval or duration records only the ends of calls, since neither is known when a \
+         function is entered: leave out graph (--graph)"
     )]
     Graph,
     /// The same of what they are given.
     #[error(
-        "a condition on retval or duration records the ends of calls alone, where arguments are not known \
-         any more: leave out args (--args, --arg), or trace entries by a tracer of its own (--tracer \
+        "a condition on retval or duration records only the ends of calls, where arguments are no longer \
+         known: leave out args (--args, --arg), or trace entries by a tracer of its own (--tracer \
          GLOB:args)"
     )]
     Arguments,
     /// They are counted before it is known.
     #[error(
         "count and hist look at calls when they begin, before retval and duration are known: leave these \
-         out of the condition; hist(duration) and hist(retval) tell how many there are of which size"
+         out of the condition; hist(duration) and hist(retval) show how many there are of each size"
     )]
     Counts,
 }

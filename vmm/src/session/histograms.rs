@@ -136,7 +136,7 @@ fn how(kernel: &Kernel, site: usize, wanted: &HistogramSpec) -> Result<How, Stri
         let path = path.strip_prefix("args.").unwrap_or(path);
         let value = kernel.path(site, path).map_err(|error| error.to_string())?;
         let Fetch::Argument(number) = value.fetch else {
-            return Err(format!("{path:?} is not what is passed itself, as an integer is"));
+            return Err(format!("{path:?} is not itself an integer argument"));
         };
         let (bytes, signed) = width(&value)?;
         return Ok(How::Argument(Sorted { number, bytes, signed }));

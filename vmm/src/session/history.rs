@@ -68,7 +68,7 @@ impl History {
     pub(super) fn note(&self) -> Option<String> {
         (self.forgotten > 0).then(|| {
             format!(
-                "what was traced changed so often that {} of the times are not told",
+                "what was traced changed so often that {} of the times are not recorded",
                 self.forgotten
             )
         })

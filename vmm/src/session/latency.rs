@@ -51,7 +51,7 @@ impl Look for Looking {
 
     fn tell(&mut self, json: bool, behind: bool) -> Answer {
         if let Some(error) = &self.failed {
-            return Err(format!("latencies could not be made of the stream: {error}"));
+            return Err(format!("latencies could not be measured from the stream: {error}"));
         }
         let mut report = self.player.export().so_far(self.player.late());
         report.behind = behind;
@@ -98,7 +98,8 @@ impl Controller {
         let name = kind.name();
         if let Some(measured) = &self.latency {
             return Err(format!(
-                "{} is measured already, and one kind can be at a time: latency stop first",
+                "{} is measured already, and only one kind can be at a time: use \
+                 latency stop first",
                 measured.kind.name()
             ));
         }
@@ -132,7 +133,7 @@ impl Controller {
         };
         self.latency = Some(Measured { kind, watch, added });
         if matches!(&self.stage, Stage::Attached { attachment, .. } if !attachment.is_settled()) {
-            done.push_str("; switches of interrupts and preemption are told from rest_init on");
+            done.push_str("; switches of interrupts and preemption are recorded from rest_init on");
         }
         notes.iter().for_each(|note| done.push_str(&format!("; {note}")));
         Ok(done)
@@ -149,7 +150,7 @@ impl Controller {
         }
         if self.tracing.events_if.is_some() {
             return Err(format!(
-                "{name} is made of the events of all tasks, and this run traces those of some \
+                "{name} needs the events of all tasks, and this run traces those of some \
                  (--pid, --comm): boot without these"
             ));
         }
@@ -172,8 +173,8 @@ impl Controller {
                 Ok(found) => found,
                 Err(_) if !needed => continue,
                 Err(error) => {
-                    let others = "see vmtrace events for what this kernel tells; wakeup, wakeup_rt \
-                                  and osnoise are made of what most kernels tell";
+                    let others = "see vmtrace events for what this kernel reports; wakeup, \
+                                  wakeup_rt and osnoise need only what most kernels report";
                     return Err(format!("{name} cannot be measured: {error}; {others}"));
                 }
             };
@@ -185,7 +186,7 @@ impl Controller {
             if let Some(missing) = names.iter().find(|name| needed && !is_there(name)) {
                 return Err(format!(
                     "{name} cannot be measured: another event of the tracepoint of {missing} is \
-                     traced; event remove that first (see event list)"
+                     traced; use event remove for it first (see event list)"
                 ));
             }
         }
@@ -205,7 +206,7 @@ impl Controller {
             relay.watch(watched)?;
             Ok(watch)
         });
-        watch.map_err(|error| format!("nothing can look at the stream: {error}"))
+        watch.map_err(|error| format!("the stream cannot be evaluated: {error}"))
     }
 
     /// Has what was found so far told, by who looks for it.

@@ -169,7 +169,7 @@ impl Controller {
             self.note(error);
         }
         if let Err(error) = went_on {
-            self.note(format!("a vCPU did not go on behind a module's trap: {error}"));
+            self.note(format!("a vCPU did not go on after a module's trap: {error}"));
         }
         true
     }

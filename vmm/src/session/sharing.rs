@@ -84,8 +84,8 @@ impl Controller {
         for Skipped { reason, count, examples } in self.skipped(&skipped) {
             let examples = examples.join(", ");
             self.note(format!(
-                "{count} sites are the guest's alone since an update of its ftrace: {reason} (such \
-                 as {examples})"
+                "{count} sites are used only by the guest since an update of its ftrace: {reason} \
+                 (such as {examples})"
             ));
         }
         match failed {

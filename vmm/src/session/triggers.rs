@@ -173,7 +173,7 @@ impl Controller {
         let went_on =
             machine.pause().and_then(|paused| paused.set_rip(vcpu, again.unwrap_or(stopped.next)));
         if let Err(error) = went_on {
-            self.note(format!("a vCPU did not go on behind a trigger: {error}"));
+            self.note(format!("a vCPU did not go on after a trigger: {error}"));
         }
         true
     }
@@ -220,7 +220,7 @@ impl Controller {
     pub(super) fn snapshot(&mut self, machine: &Machine) -> Answer {
         if self.tracing.overflow != Overflow::Overwrite {
             return Err(
-                "this trace is not a flight recorder: its records come at once (boot with \
+                "this trace is not a flight recorder: its records are written at once (boot with \
                         --overflow overwrite for one)"
                     .into(),
             );

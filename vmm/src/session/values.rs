@@ -232,13 +232,15 @@ impl Collected<'_> {
             return Ok(());
         }
         if value.fetch.at_return() {
-            let reason = "is behind the pointer that is returned, where it cannot be read: ask \
-                          for the pointer ($ret)";
+            let reason = "is in memory that the returned pointer leads to, where it cannot be \
+                          read: ask for the pointer ($ret)";
             return Err(unsupported(reason));
         }
         let taken = taken(&value);
         if taken.is_empty() {
-            return Err(unsupported("is behind too many pointers: ask for one on the way"));
+            return Err(unsupported(
+                "is reached through too many pointers: ask for one on the way",
+            ));
         }
         let values = self.entries.entry(site).or_default();
         for one in taken {

@@ -101,12 +101,12 @@ impl Controller {
         for (name, kind, error) in missing {
             let untold = match kind {
                 Kind::Panic => {
-                    "whether the guest panics is told by its console alone, where anybody \
-                                in it can write"
+                    "only the guest's console shows whether it panics, and anybody in the \
+                                guest can write there"
                 }
-                Kind::Oops => "an oops of the guest is not told",
-                Kind::FtraceBug => "it is not told when the guest gives up its own ftrace",
-                Kind::Restart => "a restart of this kind is not told from a reset",
+                Kind::Oops => "an oops of the guest is not reported",
+                Kind::FtraceBug => "it is not reported when the guest gives up its own ftrace",
+                Kind::Restart => "a restart of this kind is not distinguished from a reset",
             };
             self.note(format!("{untold}: no tripwire on {name}: {error}"));
         }

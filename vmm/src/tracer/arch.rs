@@ -176,7 +176,7 @@ impl std::fmt::Display for PointReason {
             Self::OutOfReach => "no place for its probe",
             Self::NoRam => "it is not in guest RAM",
             Self::ReadBack => "it did not take the patch",
-            Self::Tasks => "tasks cannot be told that their system calls are traced",
+            Self::Tasks => "tasks cannot be marked as having their system calls traced",
         })
     }
 }

@@ -51,10 +51,10 @@ pub trait Guest {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GuestError {
     /// Not RAM.
-    #[error("guest-physical {0:#x} is no RAM of the guest")]
+    #[error("guest-physical address {0:#x} is not guest RAM")]
     NoRam(u64),
     /// Not mapped, or mapped in a way the walk does not follow.
-    #[error("guest virtual {address:#x}: {cause}")]
+    #[error("guest-virtual address {address:#x}: {cause}")]
     Unmapped {
         /// Guest virtual address.
         address: u64,

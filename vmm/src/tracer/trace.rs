@@ -90,15 +90,15 @@ pub enum TraceError {
     Annex,
     /// There is no room for another table of counters.
     #[error(
-        "no room to count so many functions for {0} vCPUs: count fewer, or with fewer vCPUs or \
-         tracers that count"
+        "no room to count so many functions for {0} vCPUs: count fewer functions, or use fewer \
+         vCPUs or fewer tracers that count"
     )]
     Counters(u64),
     /// Some functions cannot be counted.
-    #[error("these functions cannot be counted: they are none of the image, or too short")]
+    #[error("these functions cannot be counted: they are not in the image, or are too short")]
     NotCounted,
     /// There is no room for another counter of calls at whose end a vCPU stops.
-    #[error("no room for what stops the guest at a call")]
+    #[error("no room for another counter that stops the guest at a call")]
     Stops,
     /// There is no room for the set of tasks that are followed.
     #[error("no room to note which tasks are followed: leave out --children")]

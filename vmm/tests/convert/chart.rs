@@ -280,7 +280,7 @@ fn without_returns_it_says_how_to_get_them() {
     let script = "return { notes: texts('#notes li'), tip: point(calls()[0]) };";
     let seen = browse(&folder, "out.html", script);
     let notes = seen["notes"].to_string();
-    assert!(notes.contains("No returns were recorded, so that nobody knows how long"), "{notes}");
+    assert!(notes.contains("No returns were recorded, so it is not known how long"), "{notes}");
     assert!(notes.contains("boot with --graph"), "{notes}");
     assert!(
         seen["tip"].as_str().expect("a text").starts_with("timer_tick\nduration: not recorded")

@@ -56,7 +56,7 @@ fn the_state_of_the_cpu_is_converted_or_told_of() {
         ("out.html", true),
     ] {
         let said = folder.convert(&["-o", place]);
-        let told = said.contains(": 3 events that tell the state of their CPU: left out\n");
+        let told = said.contains(": 3 events with the state of their CPU: left out\n");
         assert_eq!(told, says, "{place}: {said}");
     }
     let text = folder.read("out.txt");

@@ -78,7 +78,7 @@ fn writers_are_let_go_where_waiting_does_not_help() {
     let told = Waits { vcpus_ns: vec![3000, 0], stalls: 1, stalls_ns: 250_000_000 };
     assert_eq!(end.summary.waits, Some(told));
     let [note] = &end.summary.notes[..] else { panic!("{:?}", end.summary.notes) };
-    assert!(note.contains("let go without room 1 times"), "{note}");
+    assert!(note.contains("went on without room 1 times"), "{note}");
     let file = sink.0.lock().unwrap();
     let mut reader = Reader::new(&**file).unwrap();
     let mut pauses = Vec::new();

@@ -22,7 +22,7 @@ fn socket_host() -> Result<HostOptions> {
     let workload = me.with_file_name("vmtrace-guest");
     let line = format!("{WORKLOAD} bytes {PORT} {BYTES} {CONSOLE_BYTES}");
     let initrd = socket_initrd(KERNEL, &line, &workload)?;
-    let mut options = options(workload.to_str().context("a path that is no UTF-8")?, &[KERNEL])?;
+    let mut options = options(workload.to_str().context("a path that is not UTF-8")?, &[KERNEL])?;
     options.files.push((INITRD.to_owned(), FileSource::Bytes(initrd)));
     options.files.push((HELPER.to_owned(), FileSource::Path(me.with_file_name("host-helper"))));
     Ok(HostOptions { progress: true, ..options })

@@ -49,7 +49,7 @@ fn qemu() -> Result<Vec<(String, FileSource)>> {
 fn host() -> Result<HostOptions> {
     let me = std::env::current_exe()?;
     let workload = me.with_file_name("vmtrace-guest");
-    let mut options = options(workload.to_str().context("a path that is no UTF-8")?, &[KERNEL])?;
+    let mut options = options(workload.to_str().context("a path that is not UTF-8")?, &[KERNEL])?;
     let modules =
         cache_dir().context("no cache directory")?.join("kernels").join(KERNEL).join("modules");
     let modules = Modules::open(&modules)?;

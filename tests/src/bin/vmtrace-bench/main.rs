@@ -31,7 +31,7 @@ static RISCV: SharedHost = SharedHost::new(riscv_host);
 fn host() -> Result<HostOptions> {
     let me = std::env::current_exe()?;
     let workload = me.with_file_name("vmtrace-guest");
-    let workload = workload.to_str().context("a path that is no UTF-8")?;
+    let workload = workload.to_str().context("a path that is not UTF-8")?;
     let options = options(workload, &[KERNEL])?;
     Ok(HostOptions { icount: true, cpus: 1, progress: true, ..options })
 }
@@ -73,7 +73,9 @@ fn main() -> Result<()> {
         "graph" => graph::calls(),
         "graph-boots" => graph::boots(),
         "ops" => ops::run(),
-        other => bail!("unknown table {other:?}: say nothing, or some of {all:?}"),
+        other => {
+            bail!("unknown table {other:?}: use no argument for all of them, or some of {all:?}")
+        }
     })
 }
 

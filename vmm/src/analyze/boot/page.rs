@@ -40,7 +40,7 @@ fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             writeln!(out, "Init was not seen; the trace ends at {} s.", seconds(report.until_ns))?;
         }
     }
-    writeln!(out, "Times are of the guest's clock, with waiting, and with what tracing costs.")?;
+    writeln!(out, "Times are by the guest's clock; they include waiting and what tracing costs.")?;
     for sentence in report.missing.sentences() {
         wrap(out, "", &format!("ATTENTION: {sentence}"))?;
     }
@@ -51,7 +51,7 @@ fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     idle(out, report)?;
     modules(out, report)?;
     if !report.untold.is_empty() {
-        writeln!(out, "\nNOT TOLD HERE")?;
+        writeln!(out, "\nNOT SHOWN HERE")?;
         for sentence in &report.untold {
             wrap(out, "  - ", sentence)?;
         }

@@ -290,7 +290,7 @@ fn untold(boot: &Boot, initcalls: &[Initcall]) -> Vec<String> {
     if boot.init.is_none() {
         let why = not(Role::Step(STEPS.len() - 1), STARTS_INIT);
         all.push(format!(
-            "when init was started: {why}, and no line of the console says it; times are counted \
+            "when init was started: {why}, and no line of the console shows it; times are counted \
              to the end of the trace"
         ));
     }

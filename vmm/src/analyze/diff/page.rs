@@ -35,7 +35,7 @@ fn write(out: &mut dyn Write, found: &Difference) -> io::Result<()> {
     times(out, found)?;
     tasks(out, &found.tasks)?;
     if !found.untold.is_empty() {
-        writeln!(out, "\nNOT TOLD HERE")?;
+        writeln!(out, "\nNOT SHOWN HERE")?;
         for sentence in &found.untold {
             wrap(out, "  - ", sentence)?;
         }
@@ -118,7 +118,7 @@ fn tasks(out: &mut dyn Write, tasks: &[Parting]) -> io::Result<()> {
     if tasks.is_empty() {
         return Ok(());
     }
-    writeln!(out, "\nWHERE CALLS OF TASKS PART")?;
+    writeln!(out, "\nWHERE CALLS OF TASKS DIFFER")?;
     for parting in tasks.iter().take(LINES) {
         let Parting { comm, pid_a, pid_b, same, after, .. } = parting;
         let after = after.as_ref().map_or(String::new(), |after| format!(", the last of {after}"));

@@ -251,7 +251,8 @@ impl Difference {
                 "counts and times are not compared: a trace with gaps has too few of them".into(),
             );
         } else if !(a.has_returns && b.has_returns) {
-            self.untold.push("times are not compared: they take returns in both (--graph)".into());
+            self.untold
+                .push("times are not compared: they need returns in both traces (--graph)".into());
         }
     }
 
@@ -276,7 +277,7 @@ impl Difference {
         let more = self.tasks.len().saturating_sub(PARTINGS);
         self.tasks.truncate(PARTINGS);
         if more > 0 {
-            self.untold.push(format!("the calls of {more} more tasks part"));
+            self.untold.push(format!("the calls of {more} more tasks differ"));
         }
         if cut > 0 {
             self.untold.push(format!(

@@ -49,15 +49,15 @@ fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             notes.push(format!("{what}: {count}"));
         }
     };
-    note(report.doubtful, &format!("{many} left out, of which not all records are there"));
+    note(report.doubtful, &format!("{many} left out, since some of their records are missing"));
     let end = if report.seen_ns.is_some() { "by then" } else { "at the end of the trace" };
     note(report.open, &format!("{many} that had not ended {end}"));
     note(report.other_sums, &format!("{many} of something that has no line"));
     note(report.other_rows, "periods that have no line");
     note(
         report.differing,
-        "records that tell another state of their CPU than the events, so that what they were in is \
-         left out",
+        "records that give another state of their CPU than the events, so that what they were in \
+         is left out",
     );
     if report.behind {
         let note = "the output of the trace is too slow: what happened last was not seen yet";

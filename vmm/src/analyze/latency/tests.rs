@@ -268,7 +268,7 @@ fn losses_and_pauses_are_not_the_guests() {
     assert_eq!((longest.duration_ns, longest.host_ns), (100_000, 70_000));
     let page = super::tests::text(&report);
     assert!(
-        page.contains("note: waits left out, of which not all records are there: 1\n"),
+        page.contains("note: waits left out, since some of their records are missing: 1\n"),
         "{page}"
     );
     let mut json = Vec::new();

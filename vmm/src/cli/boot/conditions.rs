@@ -10,7 +10,7 @@ pub(super) fn parse(text: &str) -> Result<Condition, String> {
 /// A name that can stand in a condition.
 pub(super) fn parse_comm(text: &str) -> Result<String, String> {
     match text.contains('"') || text.is_empty() {
-        true => Err(format!("{text:?} is not the name of a task: say one without quotes")),
+        true => Err(format!("{text:?} is not the name of a task: use one without quotes")),
         false => Ok(text.to_owned()),
     }
 }

@@ -50,15 +50,15 @@ impl Conversion {
         let shown = || format!("-o {}", place.display());
         if args.compress.is_some() {
             let (shown, format) = (shown(), format.name());
-            let what =
-                "--compress is for vmtrace's own format: leave it out, or name the file otherwise";
+            let what = "--compress is for vmtrace's own format: leave it out, or give the file \
+                        another name";
             return Err(BadUsage(format!("{shown} is of the format {format}, and {what}")).into());
         }
         // Links are followed: what is there is replaced, and not the link.
         let target = output::target(&place).with_context(shown)?;
         let Some(target) = target.filter(|it| it.is_file() || it.is_dir() || !it.exists()) else {
             bail!(
-                "{}: {} is written to files only: give it a name that ends otherwise for the stream",
+                "{}: {} is written to files only: for the stream give a name with another ending",
                 shown(),
                 format.name()
             );

@@ -64,8 +64,8 @@ impl Disks {
             }) {
                 let (one, other) = (one.path.display(), other.path.display());
                 bail!(
-                    "--disk {one} and --disk {other} are the same file, which cannot be written by \
-                     way of one and be right in the other: give each disk a file of its own"
+                    "--disk {one} and --disk {other} are the same file, and what is written to one \
+                     would damage the other: give each disk a file of its own"
                 );
             }
         }

@@ -231,8 +231,8 @@ fn enough(error: HostError, mebibytes: u64) -> anyhow::Error {
     let error = anyhow::Error::from(error);
     if refused {
         error.context(format!(
-            "this machine does not give {mebibytes} MiB to guest and emulated host: give the guest \
-             less (--memory, --buffer)"
+            "this machine does not have {mebibytes} MiB for guest and emulated host: give the \
+             guest less (--memory, --buffer)"
         ))
     } else {
         error

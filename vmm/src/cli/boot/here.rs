@@ -373,7 +373,7 @@ fn verdict(args: &Args, outcome: &Outcome) -> (Option<String>, Result<u8>) {
         None if outcome.summary.exit == Exit::Stopped && unfinished => {
             Err(anyhow!("stopped before --run had finished"))
         }
-        _ if unfinished => Err(anyhow!("the guest ended without saying how --run had ended")),
+        _ if unfinished => Err(anyhow!("the guest ended without reporting how --run had ended")),
         _ => Ok(exit::DONE),
     };
     (None, code)
@@ -538,8 +538,10 @@ mod tests {
         // Not the command's failure, and not ours.
         assert_eq!(code(run, timeout.clone(), None).unwrap(), exit::TIMED_OUT);
         assert_eq!(code(run, timeout, Some(1)).unwrap(), exit::RUN_FAILED);
-        assert!(error(off(), run).contains("without saying how --run had ended"));
-        assert!(error((Exit::Unknown, None), run).contains("without saying how --run had ended"));
+        assert!(error(off(), run).contains("without reporting how --run had ended"));
+        assert!(
+            error((Exit::Unknown, None), run).contains("without reporting how --run had ended")
+        );
     }
 
     #[test]

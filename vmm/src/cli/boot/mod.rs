@@ -434,7 +434,7 @@ pub fn run(mut args: Args) -> Result<u8> {
     }
     if args.kaslr && args.boot_image.is_none() && kernel.bzimage().is_none() {
         bail!(
-            "--kaslr needs a bzImage, whose decompressor chooses the addresses; {} is none",
+            "--kaslr needs a bzImage, whose decompressor chooses the addresses; {} is not one",
             image.display()
         );
     }

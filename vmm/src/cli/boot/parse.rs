@@ -37,7 +37,7 @@ fn size(text: &str) -> Result<u64, String> {
         .parse::<u64>()
         .ok()
         .and_then(|number| number.checked_mul(unit))
-        .ok_or_else(|| format!("{text:?} is not a size; say for example 512M or 2G"))
+        .ok_or_else(|| format!("{text:?} is not a size; use for example 512M or 2G"))
 }
 
 /// A size that a machine can have.

@@ -109,7 +109,7 @@ impl<E: Analysis> Live<E> {
         let Some(mut player) = player else { return Ok(()) };
         let finished = player.finish().map(|_| ());
         if let Some(error) = error.or(finished.err()) {
-            say!("vmtrace: the {what} does not go to the end: {error}");
+            say!("vmtrace: the {what} is not complete: {error}");
         }
         if player.header().is_none() {
             say!("vmtrace: no {what}: nothing was traced");

@@ -65,7 +65,7 @@ pub(super) fn tracers(kernel: &Kernel) -> Result<(Vec<Asked>, Vec<String>)> {
     let all: Vec<_> = all.into_iter().filter(|asked| !asked.globs.is_empty()).collect();
     anyhow::ensure!(
         !all.is_empty(),
-        "--boot-report: {} has no function that could tell of its boot: see `vmtrace functions`",
+        "--boot-report: {} has no function that shows its boot: see `vmtrace functions`",
         kernel.release()
     );
     Ok((all, notes))

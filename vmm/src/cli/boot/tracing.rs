@@ -120,7 +120,7 @@ impl Args {
         {
             bail!(
                 "--graph, --args, --retval, --count, --arg and --if are about the functions of -f, and there are \
-                 only those of other options: give -f, or say --tracer GLOB:ACTION"
+                 only those of other options: give -f, or use --tracer GLOB:ACTION"
             );
         }
         for (number, spec) in (1..).zip(&own) {

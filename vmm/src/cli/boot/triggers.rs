@@ -86,8 +86,8 @@ impl Triggers {
             let option = action.option();
             if action == Action::Snapshot && overflow != Overflow::Overwrite {
                 bail!(
-                    "{option} writes what a flight recorder has: make the trace one, by --overflow \
-                     overwrite"
+                    "{option} writes what a flight recorder holds: make the trace one with \
+                     --overflow overwrite"
                 );
             }
             let selection = kernel.select_with_report(&spec.filter, &spec.notrace);

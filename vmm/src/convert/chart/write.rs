@@ -100,7 +100,7 @@ impl<'a> Page<'a> {
         }
         if entries > 0 && !calls {
             missing.push(
-                "No returns were recorded, so that nobody knows how long calls took: entries are \
+                "No returns were recorded, so it is not known how long calls took: entries are \
                  shown as ticks. For calls with durations boot with --graph."
                     .to_owned(),
             );

@@ -73,8 +73,8 @@ impl TraceDat {
             Some(_) => Ok(name.address),
             None => Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "the trace has more than a million different addresses: no kernel has; convert \
-                 fewer functions (-f)",
+                "the trace has more than a million different addresses, more than any kernel has; \
+                 convert fewer functions (-f)",
             )),
         }
     }

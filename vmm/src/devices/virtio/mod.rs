@@ -92,7 +92,7 @@ pub struct Activation {
 
 /// The device cannot go on because of what its driver did; only a reset helps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the driver did something from which only a reset helps")]
+#[error("the driver made an error that only a reset clears")]
 pub struct Broken;
 
 impl From<virtio_queue::Error> for Broken {

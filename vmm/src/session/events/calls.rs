@@ -33,7 +33,7 @@ impl Calls {
             }
             _ => None,
         });
-        let unknown = || format!("raw_syscalls:{name} is not as it is known to be");
+        let unknown = || format!("raw_syscalls:{name} is not as expected");
         let (event, point, address) = found.ok_or_else(unknown)?;
         let hooks = super::usable_hooks(kernel, address)?;
         let mut made = Made { kernel, point, fields: Vec::new(), values: Vec::new() };
@@ -53,7 +53,7 @@ impl Calls {
     /// The event of one call, whose number is known or not.
     pub(super) fn one(&self, event: &Event, number: Option<u32>) -> Result<TracedEvent, String> {
         let number =
-            number.ok_or("no program can make such a call: the kernel's table has it not")?;
+            number.ok_or("no program can make such a call: it is not in the kernel's table")?;
         // The first field is the number, in every kernel.
         let parts = std::iter::once(&self.number).chain(&self.values);
         let mut values = Vec::new();

@@ -161,7 +161,7 @@ fn switched(
     let note = (!names.is_empty()).then(|| {
         let count = names.len();
         format!(
-            "{switch} is not told everywhere in {count} functions (such as {examples}): no room"
+            "{switch} is not recorded everywhere in {count} functions (such as {examples}): no room"
         )
     });
     let values = event.fields.iter().map(|field| EventValue {
@@ -238,7 +238,7 @@ fn one(
             return Ok((known.one(event, *number)?, None));
         }
         Origin::Switch(switch) => return switched(kernel, event, *switch),
-        Origin::Other => return Err("it comes from no tracepoint".to_owned()),
+        Origin::Other => return Err("it does not come from a tracepoint".to_owned()),
     };
     let hooks = usable_hooks(kernel, address)?;
     let mut made = Made { kernel, point, fields: Vec::new(), values: Vec::new() };

@@ -77,7 +77,7 @@ impl Offsets {
                 address: offset("bin_attribute", "private")?,
             })
         };
-        let unknown = "the kernel does not tell where sections of modules are";
+        let unknown = "the kernel does not say where sections of modules are";
         Ok(Self {
             sect_attrs: offset("module", "sect_attrs").ok_or(unknown)?,
             sections: array().or_else(list).ok_or(unknown)?,
@@ -95,7 +95,7 @@ impl Offsets {
     ) -> Result<Vec<(Vec<u8>, u64)>, ExitsError> {
         let attrs = pages.word(module.wrapping_add(self.sect_attrs))?;
         if attrs == 0 {
-            return Err(ExitsError::Absurd("the guest does not tell where its sections are"));
+            return Err(ExitsError::Absurd("the guest does not say where its sections are"));
         }
         let mut found = Vec::new();
         let mut add = |pages: &mut Pages<'_>, name: u64, address: u64| {

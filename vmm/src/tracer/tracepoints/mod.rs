@@ -89,7 +89,7 @@ impl Points {
             (Some(marks), None) => {
                 self.marked = None;
                 if !of(&marks).unmark()? {
-                    let what = "the guest's list of tasks is not as it is known to be";
+                    let what = "the guest's list of tasks is not as expected";
                     return Err(GuestError::Mismatch(what.to_owned()));
                 }
             }

@@ -74,7 +74,7 @@ fn nothing_lasts_over_a_time_in_which_its_events_were_not_traced() {
     assert_eq!((report.doubtful, report.open), (1, 1));
     let page = text(&report);
     assert!(
-        page.contains("note: times left out, of which not all records are there: 1\n"),
+        page.contains("note: times left out, since some of their records are missing: 1\n"),
         "{page}"
     );
 

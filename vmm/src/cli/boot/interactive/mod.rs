@@ -53,7 +53,7 @@ pub(super) fn check(args: &Args) -> Result<()> {
              /dev/null) or a socket (--socket PATH)"
         }
         Some(file) if is_terminal(file) => {
-            "-o is a terminal: the trace would be among the guest's words"
+            "-o is a terminal: the trace would be mixed with the guest's output"
         }
         _ if !io::stdin().is_terminal() => {
             "standard input is not a terminal (ssh and containers have an option for one: -t); to run a \

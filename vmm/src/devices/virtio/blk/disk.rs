@@ -60,7 +60,7 @@ pub enum DiskError {
     },
     /// Its end is within a sector.
     #[error(
-        "{} has {bytes} bytes, and a disk has sectors of 512: make it longer by truncate -s %512, or is it no raw image (qemu-img convert -O raw)?",
+        "{} has {bytes} bytes, and a disk has sectors of 512: make it longer by truncate -s %512, or is it not a raw image (qemu-img convert -O raw)?",
         path.display()
     )]
     Size {

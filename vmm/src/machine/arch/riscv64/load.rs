@@ -151,7 +151,7 @@ fn inspect(image: &[u8]) -> Result<Kernel, MachineError> {
     let offset = header.text_offset.get();
     if !offset.is_multiple_of(ALIGNMENT) {
         return Err(invalid(format!(
-            "it wants to be at {offset:#x} from the beginning of memory, no multiple of 2 MiB"
+            "it needs to be at {offset:#x} from the beginning of memory, not a multiple of 2 MiB"
         )));
     }
     // Kernels before 5.8 or so do not tell their size.
@@ -160,7 +160,7 @@ fn inspect(image: &[u8]) -> Result<Kernel, MachineError> {
     let end = entry.and_then(|entry| entry.checked_add(size)).filter(|end| *end < 1 << 48);
     match (entry, end) {
         (Some(entry), Some(end)) => Ok(Kernel { entry, end }),
-        _ => Err(invalid("it wants memory where none is")),
+        _ => Err(invalid("it needs memory where there is none")),
     }
 }
 

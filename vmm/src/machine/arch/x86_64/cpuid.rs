@@ -10,7 +10,7 @@ use crate::machine::MachineError;
 
 /// The CPUID leaves of vCPU `id` of `count`.
 pub(super) fn leaves(kvm: &Kvm, id: u8, count: u8) -> Result<CpuId, MachineError> {
-    let what = "tell what CPUs it offers";
+    let what = "report what CPUs it offers";
     let supported =
         kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(MachineError::kvm(what))?;
     let deadline = kvm.check_extension(Cap::TscDeadlineTimer);
@@ -26,7 +26,7 @@ pub(super) fn leaves(kvm: &Kvm, id: u8, count: u8) -> Result<CpuId, MachineError
 /// # Errors
 /// When they cannot, or KVM does not say.
 pub(in crate::machine) fn check_far(kvm: &Kvm, end: u64) -> Result<(), MachineError> {
-    let what = "tell what CPUs it offers";
+    let what = "report what CPUs it offers";
     let supported =
         kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(MachineError::kvm(what))?;
     reaches(supported.as_slice(), end)

@@ -175,7 +175,9 @@ fn inspect_elf(image: &[u8]) -> Result<Kernel, MachineError> {
         let segment_end = start
             .checked_add(size)
             .filter(|end| *end <= layout::GAP && start >= layout::HIGH_RAM)
-            .ok_or_else(|| invalid(format!("it wants memory at {start:#x}, where none is")))?;
+            .ok_or_else(|| {
+                invalid(format!("it needs memory at {start:#x}, where there is none"))
+            })?;
         if segment.data(endian, image).is_err() || segment.p_filesz(endian) > size {
             return Err(invalid("it is truncated"));
         }
@@ -218,7 +220,7 @@ fn inspect_bzimage(image: &[u8]) -> Result<Kernel, MachineError> {
     let unpacked = { header.pref_address }.max(start).checked_add(u64::from(header.init_size));
     let end = unpacked
         .filter(|end| *end <= layout::GAP)
-        .ok_or_else(|| invalid("it wants memory where none is"))?
+        .ok_or_else(|| invalid("it needs memory where there is none"))?
         .max(loaded);
     header.code32_start = low(start);
     Ok(Kernel { entry: start + ENTRY_64, end, header })

@@ -160,7 +160,7 @@ pub(in crate::machine) fn clock(fd: &VcpuFd) -> Result<u64, MachineError> {
 
 /// Rate of the time stamp counter in Hz.
 pub(in crate::machine) fn clock_hz(fd: &VcpuFd) -> Result<u64, MachineError> {
-    let khz = fd.get_tsc_khz().map_err(MachineError::kvm("tell the rate of the clock"))?;
+    let khz = fd.get_tsc_khz().map_err(MachineError::kvm("report the rate of the clock"))?;
     Ok(u64::from(khz) * 1000)
 }
 
