@@ -164,6 +164,77 @@ impl Code {
         Aim::new(entry, self.gap.table())
     }
 
+    /// [`GuestCode::edits`] of a site that comes to an entry of the tables: the second instruction.
+    fn by_tables(
+        &self,
+        view: &View<'_>,
+        image: &Image,
+        spot: &Spot,
+        (program, way): (Option<u16>, u16),
+        edits: &mut Vec<Edit>,
+    ) -> Result<Option<GuestCall>, SkipReason> {
+        let entry = image.runtime(spot.site.entry);
+        let [first, second] = instructions(spot.load(view, 0).map_err(|_| SkipReason::NoRam)?);
+        let aim = self.aim(entry).ok_or(SkipReason::OutOfReach)?;
+        let (guests, way) = if [first, second] == [aim.first(), NOP] {
+            (None, way)
+        } else if [first, second] == [NOP, NOP] {
+            return Err(SkipReason::Unprepared);
+        } else {
+            let owned = SkipReason::GuestOwned(site::describe([first, second]));
+            let guests = self.guest_call(view, image, spot).ok_or(owned)?;
+            let By::Entry(way) = self.beside(program, guests)? else {
+                return Err(SkipReason::NoStub);
+            };
+            (Some(guests), way)
+        };
+        let (theirs, ours) = (second.to_le_bytes(), aim.call(way).to_le_bytes());
+        let replaced = spot.replace(site::SECOND, &theirs, &ours, edits);
+        replaced.map(|()| guests).ok_or(SkipReason::OutOfReach)
+    }
+
+    /// The same of one that comes to an ops: the literal before it, and the second instruction unless
+    /// that is the guest's call already. `caller` and `none` as in [`Kind::CallOps`].
+    fn by_literal(
+        &self,
+        view: &View<'_>,
+        image: &Image,
+        spot: &Spot,
+        (caller, none): (u64, u64),
+        program: Option<u16>,
+        edits: &mut Vec<Edit>,
+    ) -> Result<Option<GuestCall>, SkipReason> {
+        let entry = image.runtime(spot.site.entry);
+        let [literal, code] = spot.load_words(view).map_err(|_| SkipReason::NoRam)?;
+        let found = instructions(code.to_le_bytes());
+        let [first, second] = site::call(entry, caller).ok_or(SkipReason::OutOfReach)?;
+        let guests = match literal == none {
+            true => None,
+            false => {
+                const OTHER: SkipReason = SkipReason::GuestOwned("the ops of another tracer");
+                Some(self.shared(literal).ok_or(OTHER)?)
+            }
+        };
+        let expected = if guests.is_none() { NOP } else { second };
+        if !site::is(found, [first, expected]) {
+            return Err(SkipReason::GuestOwned(site::describe(found)));
+        }
+        let ours = match guests {
+            None => self.ops(program),
+            Some(guests) => match self.beside(program, guests)? {
+                By::Ops(ours) => ours,
+                By::Entry(_) => return Err(SkipReason::NoStub),
+            },
+        };
+        let mut replaced = spot.replace(0, &literal.to_le_bytes(), &ours.to_le_bytes(), edits);
+        if guests.is_none() {
+            let (nop, second) = (NOP.to_le_bytes(), second.to_le_bytes());
+            let call = spot.replace(LITERAL + site::SECOND, &nop, &second, edits);
+            replaced = replaced.and(call);
+        }
+        replaced.map(|()| guests).ok_or(SkipReason::OutOfReach)
+    }
+
     /// Changes the first instruction of sites that have no second one of ours: `change` says from
     /// what to what, of ours and the guest's own.
     fn exchange(
@@ -192,6 +263,9 @@ impl Code {
         Ok(())
     }
 }
+
+/// Bytes of a literal, which lies before the function.
+const LITERAL: usize = 8;
 
 /// Bytes from what the table has of a site to the function's entry.
 fn front(site: &Site) -> usize {
@@ -369,10 +443,11 @@ impl GuestCode for Code {
         self.note_stop(&source, at, stop, Some(call))
     }
 
-    fn record(&self, site: &Site) -> u64 {
+    /// At the function's entry, or with the literal before it at the second instruction.
+    fn record_offset(&self) -> u64 {
         match self.kind {
-            Kind::Patchable { .. } => site.entry,
-            Kind::CallOps { .. } => site.entry.wrapping_add(site::SECOND as u64),
+            Kind::Patchable { .. } => 0,
+            Kind::CallOps { .. } => (LITERAL + site::SECOND) as u64,
         }
     }
 
@@ -384,10 +459,6 @@ impl GuestCode for Code {
         hook: Hook<'_>,
         edits: &mut Vec<Edit>,
     ) -> Result<Option<GuestCall>, SkipReason> {
-        let no_ram = |_| SkipReason::NoRam;
-        let entry = image.runtime(spot.site.entry);
-        let front = front(&spot.site);
-        let found = instructions(spot.load(view, front).map_err(no_ram)?);
         let (program, way) = match hook {
             Hook::Call(program) => match self.programs.get(usize::from(program)) {
                 Some(&Way::Entry(_, way)) => (Some(program), way),
@@ -400,59 +471,12 @@ impl GuestCode for Code {
                 (None, TRAP_ENTRY)
             }
         };
-        let (first, second) = match self.kind {
-            Kind::Patchable { .. } => {
-                let aim = self.aim(entry).ok_or(SkipReason::OutOfReach)?;
-                if found == [NOP, NOP] {
-                    return Err(SkipReason::Unprepared);
-                }
-                if let Some(guests) = self.guest_call(view, image, spot) {
-                    let By::Entry(way) = self.beside(program, guests)? else {
-                        return Err(SkipReason::NoStub);
-                    };
-                    let theirs = found[1].to_le_bytes();
-                    let ours = aim.call(way).to_le_bytes();
-                    let replaced = spot.replace(front + site::SECOND, &theirs, &ours, edits);
-                    replaced.ok_or(SkipReason::OutOfReach)?;
-                    return Ok(Some(guests));
-                }
-                (aim.first(), aim.call(way))
-            }
+        match self.kind {
+            Kind::Patchable { .. } => self.by_tables(view, image, spot, (program, way), edits),
             Kind::CallOps { caller, none, .. } => {
-                let [first, second] = site::call(entry, caller).ok_or(SkipReason::OutOfReach)?;
-                // The literal is what lies before the function.
-                let literal = spot.load(view, 0).map_err(no_ram)?;
-                let ops = u64::from_le_bytes(literal);
-                if ops != none {
-                    const OTHER: SkipReason = SkipReason::GuestOwned("the ops of another tracer");
-                    let guests = self.shared(ops).ok_or(OTHER)?;
-                    if !site::is(found, [first, second]) {
-                        return Err(SkipReason::GuestOwned(site::describe(found)));
-                    }
-                    let By::Ops(ours) = self.beside(program, guests)? else {
-                        return Err(SkipReason::NoStub);
-                    };
-                    spot.replace(0, &literal, &ours.to_le_bytes(), edits)
-                        .ok_or(SkipReason::OutOfReach)?;
-                    return Ok(Some(guests));
-                }
-                let ours = self.ops(program).to_le_bytes();
-                spot.replace(0, &literal, &ours, edits).ok_or(SkipReason::OutOfReach)?;
-                (first, second)
+                self.by_literal(view, image, spot, (caller, none), program, edits)
             }
-        };
-        let disabled = [first, NOP];
-        let is_disabled = match self.kind {
-            Kind::Patchable { .. } => found == disabled,
-            Kind::CallOps { .. } => site::is(found, disabled),
-        };
-        if !is_disabled {
-            return Err(SkipReason::GuestOwned(site::describe(found)));
         }
-        let replaced =
-            spot.replace(front + site::SECOND, &NOP.to_le_bytes(), &second.to_le_bytes(), edits);
-        replaced.ok_or(SkipReason::OutOfReach)?;
-        Ok(None)
     }
 
     fn faults(&mut self, guest: &dyn Guest, trap: &[u8]) -> Result<Faults, TraceError> {
