@@ -34,6 +34,13 @@ fn fake(name: &str) -> (Fake, Vec<usize>) {
     (fake, sites)
 }
 
+/// A guest of whose kernel all is parsed that a session parses before the guest runs.
+fn parsed(name: &str) -> Fake {
+    let fake = Fake::quiet(name);
+    fake.kernel.check_traceable().unwrap();
+    fake
+}
+
 /// As tracing begins.
 #[divan::bench(args = KERNELS, sample_count = 40, sample_size = 1)]
 fn hold(bencher: Bencher<'_, '_>, name: &str) {
@@ -125,7 +132,7 @@ fn rewrite(bencher: Bencher<'_, '_>, name: &str) {
     let (fake, sites) = fake(name);
     let count = fake.kernel.exits().unwrap().all().len();
     let guest = || {
-        let fake = Fake::quiet(name);
+        let fake = parsed(name);
         let plan = ExitPlan::new(&fake.kernel, &sites).unwrap();
         (fake, plan)
     };
@@ -180,7 +187,7 @@ fn plan(bencher: Bencher<'_, '_>, name: &str) {
 /// What it takes without.
 #[divan::bench(args = REWRITTEN_KERNELS, sample_count = 6, sample_size = 1)]
 fn attach(bencher: Bencher<'_, '_>, name: &str) {
-    bencher.with_inputs(|| Fake::quiet(name)).bench_local_values(|fake| {
+    bencher.with_inputs(|| parsed(name)).bench_local_values(|fake| {
         let attachment = fake.attach();
         (fake, attachment)
     });

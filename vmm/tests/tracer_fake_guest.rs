@@ -5,7 +5,7 @@ mod fake_guest;
 use fake_guest::{ANNEX, DISABLED, ENABLED, FAR, Fake, X86, kernels};
 use vmtrace::kernel::{FtraceKind, SiteSection};
 use vmtrace::tracer::annex::Addressing;
-use vmtrace::tracer::{Guest, SkipReason, Tripwire};
+use vmtrace::tracer::{Guest, Skip, SkipReason, Tripwire};
 
 // A site that calls anything but the trampoline crashes the guest; one that is not
 // given back keeps calling it for ever.
@@ -259,6 +259,32 @@ fn one_failure_changes_nothing_else() {
         assert!(attachment.sites().map(|(site, _)| site).eq(others[..50].iter().copied()));
         let restored = attachment.release_all(&fake, &fake.kernel).unwrap();
         assert_eq!((restored.sites, restored.foreign), (50, vec![]), "{name}");
+    }
+}
+
+// What does not hold is not ours, and the guest may use it; all others are.
+#[test]
+fn a_site_that_does_not_take_the_patch_is_left_alone() {
+    for name in kernels() {
+        let fake = Fake::new(name);
+        let sites = &fake.all()[..10];
+        let before = (fake.text(), fake.read_vec(fake.records(), 16 * 10));
+        let mut attachment = fake.attach();
+        let stuck = sites[4];
+        let (link, len) = fake.extent(stuck);
+        *fake.stuck.borrow_mut() = fake.at(link)..fake.at(link) + len as u64;
+        let report = fake.enable(&mut attachment, sites).unwrap();
+        let skip = Skip { site: stuck, reason: SkipReason::ReadBack };
+        assert_eq!((report.patched, report.skipped), (9, vec![skip]), "{name}");
+        for &site in sites.iter().filter(|&&site| site != stuck) {
+            assert_eq!(fake.target(site), fake.program(), "{name}: site {site}");
+        }
+        assert_eq!(fake.flags(stuck), 0, "{name}");
+        *fake.stuck.borrow_mut() = 0..0;
+        let restored = attachment.release_all(&fake, &fake.kernel).unwrap();
+        assert_eq!((restored.sites, restored.foreign), (9, vec![]), "{name}");
+        let after = (fake.text(), fake.read_vec(fake.records(), 16 * 10));
+        assert!(before == after, "{name}: something was left behind");
     }
 }
 

@@ -55,7 +55,8 @@ impl Functions {
 
     /// Adds the sites with these indices.
     pub(super) fn add(&mut self, kernel: &Kernel, modules: &ModuleNames, sites: &[usize]) {
-        self.back.reserve(sites.len());
+        // Those that were traced before are there.
+        self.back.reserve(sites.len().saturating_sub(self.back.len()));
         for &index in sites {
             let Some(site) = modules.site(kernel, index) else { continue };
             if let Some((written, back)) = self.written(kernel, &site) {
@@ -86,7 +87,7 @@ impl Functions {
 
     /// Adds exits.
     pub(super) fn add_exits(&mut self, exits: &[ExitWord]) {
-        self.exits.reserve(exits.len());
+        self.exits.reserve(exits.len().saturating_sub(self.exits.len()));
         let low = |address: u64| {
             let low = address.wrapping_add(self.slide).wrapping_sub(Header::TOP_4_GIB);
             u32::try_from(low).unwrap_or(0)

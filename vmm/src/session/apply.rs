@@ -8,6 +8,7 @@ use crate::kernel::tracepoints::Hooks;
 use crate::relay::{EventTarget, Targets, TracerName};
 use crate::stream::Skipped;
 use crate::tracer::{AttachReport, Attachment, ExitSkip, Guest, Skip, TraceError};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -44,6 +45,7 @@ impl Controller {
         if attachment.is_settled() && !plan.exits.is_empty() {
             wanted.exits = all(&plan.exits);
             let made = attachment.stubs(ram, &self.kernel, &wanted.exits)?;
+            words.reserve(made.len());
             words.extend(made.into_iter().flatten());
         }
         let mut events = Vec::new();
@@ -98,9 +100,10 @@ impl Controller {
         let switches_skipped = self.change_switches(ram, attachment, &wanted.switches)?;
         self.switches_skipped(&switches_skipped);
         let (leave, take) = if attachment.held() == 0 {
-            (Vec::new(), wanted.sites.clone())
+            (Vec::new(), Cow::Borrowed(&wanted.sites))
         } else {
-            changes(attachment.sites(), &wanted.sites)
+            let (leave, take) = changes(attachment.sites(), &wanted.sites);
+            (leave, Cow::Owned(take))
         };
         let left = attachment.disable(ram, &leave);
         let report = left.and_then(|_| attachment.enable(ram, &self.kernel, &take));

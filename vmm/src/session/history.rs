@@ -3,7 +3,7 @@
 use super::attach::{Controller, Stage};
 use crate::relay::TracedSites;
 use crate::stream::{Stretch, TracedOf};
-use crate::tracer::{Part, Tally};
+use crate::tracer::{Among, Part, Tally};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
@@ -106,18 +106,20 @@ impl Controller {
             for (site, program) in attachment.sites() {
                 now.extend(tracers(program).map(|tracer| (tracer, TracedOf::Entries, site)));
             }
-            now.sort_unstable();
-            let entries = now.len();
+            let mut entries = Among::new(now);
+            let mut returns = Vec::new();
             for (exit, program) in attachment.exits() {
                 let Some(site) = self.site_of_exit(exit) else { continue };
                 for tracer in tracers(program) {
                     // Those of others only help to see the ends of these.
                     let entry = (tracer, TracedOf::Entries, site);
-                    if now.get(..entries).is_some_and(|all| all.binary_search(&entry).is_ok()) {
-                        now.push((tracer, TracedOf::Returns, site));
+                    if entries.contains(&entry) {
+                        returns.push((tracer, TracedOf::Returns, site));
                     }
                 }
             }
+            now = entries.into_sorted();
+            now.append(&mut returns);
         }
         self.history.change(now, ticks);
     }

@@ -277,8 +277,13 @@ pub(super) trait GuestCode: Send {
         Ok(())
     }
 
+    /// How far behind a site's [`Site::location`] is what the guest's `dyn_ftrace` has for it.
+    fn record_offset(&self) -> u64;
+
     /// What the guest's `dyn_ftrace` has for the site (link address).
-    fn record(&self, site: &Site) -> u64;
+    fn record(&self, site: &Site) -> u64 {
+        site.location.wrapping_add(self.record_offset())
+    }
 
     /// Adds what is to be written for a site to do what `hook` says: in this order, and back in the
     /// opposite one. Verifies that it is disabled, or holds a call of the guest's own that can be

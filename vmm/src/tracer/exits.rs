@@ -187,7 +187,7 @@ impl HeldExits {
     pub(super) fn release_if(
         &mut self,
         view: &View<'_>,
-        wanted: impl Fn(usize) -> bool,
+        mut wanted: impl FnMut(usize) -> bool,
     ) -> Result<Restored, GuestError> {
         let mut restored = Restored::default();
         let mut failed = Ok(());

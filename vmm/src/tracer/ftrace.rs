@@ -162,14 +162,19 @@ pub(super) struct Cursor<'a> {
 
 impl<'a> Cursor<'a> {
     /// The record of the site at run-time address `ip`.
+    #[inline]
     pub(super) fn find(&mut self, ip: u64) -> Option<&'a Record> {
-        let is_next = self.records.get(self.next).is_some_and(|record| record.ip == ip);
-        let index = match is_next {
-            true => self.next,
-            false => self.records.binary_search_by_key(&ip, |record| record.ip).ok()?,
-        };
-        self.next = index + 1;
-        self.records.get(index)
+        let next = self.records.get(self.next).filter(|record| record.ip == ip);
+        let record = next.or_else(|| self.search(ip))?;
+        self.next += 1;
+        Some(record)
+    }
+
+    /// The same in any order; the next one is then where it was found.
+    #[cold]
+    fn search(&mut self, ip: u64) -> Option<&'a Record> {
+        self.next = self.records.binary_search_by_key(&ip, |record| record.ip).ok()?;
+        self.records.get(self.next)
     }
 }
 
@@ -187,30 +192,24 @@ fn read_group(
     if !(16..=PAGE).contains(&size) || !PAGE.is_multiple_of(size) || !records.is_multiple_of(size) {
         return Err(TraceError::Ftrace("its records have an unknown shape"));
     }
-    let field = |bytes: &[u8], at: u64| {
-        let at = usize::try_from(at).ok()?;
-        Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
-    };
+    let unknown = || TraceError::Ftrace("its records have an unknown shape");
+    let small = |number: u64| usize::try_from(number).map_err(|_| unknown());
+    let (step, ip_at, flags_at) = (small(size)?, small(offsets.ip)?, small(offsets.flags)?);
+    let field =
+        |record: &[u8], at| record.get(at..)?.first_chunk().copied().map(u64::from_le_bytes);
     let mut page = [0; PAGE_LEN];
     let mut address = records;
     let end = records.wrapping_add(count * size);
     while address != end {
         let len = (PAGE - address % PAGE).min(end.wrapping_sub(address));
-        let bytes = page
-            .get_mut(..usize::try_from(len).unwrap_or(0))
-            .ok_or(TraceError::Ftrace("its records have an unknown shape"))?;
-        let physical = image.tables.translate(guest, address)?;
+        let bytes = page.get_mut(..small(len)?).ok_or_else(unknown)?;
+        let mut physical = image.tables.translate(guest, address)?;
         guest.read(physical, bytes)?;
-        for (at, record) in (0..)
-            .step_by(usize::try_from(size).unwrap_or(1))
-            .zip(bytes.chunks_exact(usize::try_from(size).unwrap_or(1)))
-        {
-            let (Some(ip), Some(flags)) = (field(record, offsets.ip), field(record, offsets.flags))
-            else {
-                return Err(TraceError::Ftrace("its records have an unknown shape"));
-            };
-            let at: u64 = at;
-            found.push(Record { ip, flags, flags_at: physical + at + offsets.flags });
+        for record in bytes.chunks_exact(step) {
+            let both = field(record, ip_at).zip(field(record, flags_at));
+            let (ip, flags) = both.ok_or_else(unknown)?;
+            found.push(Record { ip, flags, flags_at: physical.wrapping_add(offsets.flags) });
+            physical = physical.wrapping_add(size);
         }
         address = address.wrapping_add(len);
     }

@@ -1,11 +1,12 @@
 //! Rewriting sites: verify, write, read back, remember, restore.
 
 use super::arch::{GuestCode, Hook};
-use super::ftrace::{self, Cursor, Records};
+use super::ftrace::{self, Cursor, Record, Records};
 use super::guest::{GuestError, Image};
 use super::modules::{Modules, Spot};
+use super::sets::{Among, SiteSet};
 use super::view::{View, word};
-use crate::kernel::{Kernel, SiteSection};
+use crate::kernel::{Kernel, Site, SiteSection};
 use std::ops::Range;
 
 /// Why a site is not traced.
@@ -75,7 +76,7 @@ pub(super) struct Edit {
 
 impl Edit {
     /// `None` unless both are of one length, up to 8.
-    #[inline]
+    #[inline(always)]
     pub(super) fn new(physical: u64, original: &[u8], ours: &[u8]) -> Option<Self> {
         let len = u8::try_from(original.len()).ok().filter(|&len| len <= 8)?;
         let both = (word(original), word(ours));
@@ -110,8 +111,7 @@ impl Edit {
     /// Writes ours; whether it holds.
     #[inline]
     pub(super) fn apply(&self, view: &View<'_>) -> Result<bool, GuestError> {
-        view.store(self.physical, self.ours, self.len)?;
-        self.holds(view, self.ours)
+        view.put(self.physical, self.ours, self.len)
     }
 
     /// Writes what was there.
@@ -132,19 +132,15 @@ impl Edit {
 #[derive(Clone, Copy, Debug)]
 struct Held {
     site: usize,
-    /// Guest-physical address of the flags that refuse it to the guest; `None`: it is shared.
-    flags_at: Option<u64>,
     /// Run-time address to which the guest's own ftrace lets it go.
     guest_call: Option<u64>,
     /// Its edits are so many from here on in [`Patcher::edits`], in the order in which they
     /// are written.
-    first_edit: u32,
+    first_edit: usize,
     edits: u8,
     /// `None`: a trap.
     program: Option<u16>,
     init: bool,
-    /// It was ours to refuse before it was held.
-    was_flagged: bool,
 }
 
 /// What giving sites back came to.
@@ -171,43 +167,6 @@ pub struct Patcher {
     freed: bool,
 }
 
-/// Some of the sites of a kernel, by their indices.
-#[derive(Debug, Default)]
-struct SiteSet(Vec<bool>);
-
-impl SiteSet {
-    fn insert(&mut self, site: usize) {
-        if site >= self.0.len() {
-            self.0.resize((site + 1).next_power_of_two(), false);
-        }
-        if let Some(is_in) = self.0.get_mut(site) {
-            *is_in = true;
-        }
-    }
-
-    fn remove(&mut self, site: usize) {
-        if let Some(is_in) = self.0.get_mut(site) {
-            *is_in = false;
-        }
-    }
-
-    fn contains(&self, site: usize) -> bool {
-        self.0.get(site).copied().unwrap_or(false)
-    }
-
-    fn iter(&self) -> impl Iterator<Item = usize> {
-        self.0.iter().enumerate().filter_map(|(site, &is_in)| is_in.then_some(site))
-    }
-}
-
-impl FromIterator<usize> for SiteSet {
-    fn from_iter<I: IntoIterator<Item = usize>>(sites: I) -> Self {
-        let mut set = Self::default();
-        sites.into_iter().for_each(|site| set.insert(site));
-        set
-    }
-}
-
 /// Sites that are the guest's for a while, with what each had: a program, or a trap.
 pub(super) type LentSites = Vec<(usize, Option<u16>)>;
 
@@ -224,6 +183,26 @@ impl Place<'_> {
     /// Where a site is, if there is such a site.
     fn spot(&self, site: usize) -> Option<Spot> {
         self.modules.spot(self.kernel, self.image, site)
+    }
+
+    /// What the guest's books have of sites.
+    fn records<'r>(&self, records: &'r Records) -> SiteRecords<'r> {
+        let distance = self.image.runtime(self.code.record_offset());
+        SiteRecords { cursor: records.cursor(), distance }
+    }
+}
+
+/// Finds the guest's records of sites, the next one at once.
+struct SiteRecords<'r> {
+    cursor: Cursor<'r>,
+    /// From a site's location to what the record has for it.
+    distance: u64,
+}
+
+impl<'r> SiteRecords<'r> {
+    #[inline]
+    fn find(&mut self, site: &Site) -> Option<&'r Record> {
+        self.cursor.find(site.location.wrapping_add(self.distance))
     }
 }
 
@@ -262,60 +241,91 @@ impl Patcher {
         records: &Records,
         sites: impl IntoIterator<Item = (usize, Hook<'a>)>,
     ) -> Result<Vec<Skip>, GuestError> {
-        let view = &place.view;
         let before = self.held.len();
-        let mut records = records.cursor();
+        let mut next = place.records(records);
         let mut skipped = Vec::new();
         let sites = sites.into_iter();
         self.held.reserve(sites.size_hint().0);
         self.edits.reserve(sites.size_hint().0);
         for (index, hook) in sites {
             let Some(spot) = place.spot(index) else { continue };
-            let first_edit = self.edits.len();
-            let reason = match self.check(place, &mut records, (index, &spot), hook) {
-                Err(reason) => reason,
-                Ok((held, flags)) => match held.write(view, &self.edits, flags) {
-                    Ok(true) => {
-                        if !self.shares {
-                            self.flagged.insert(index);
+            let first = self.edits.len();
+            let reason = match self.add(place, &mut next, (index, &spot), hook) {
+                Ok(record) => match self.write(&place.view, first, record) {
+                    Ok(true) => continue,
+                    written => {
+                        let undone = self.undo_from(place, records, self.held.len() - 1);
+                        if let Err(error) = written.and(undone) {
+                            let _ = self.undo_from(place, records, before);
+                            return Err(error);
                         }
-                        self.held.push(held);
-                        continue;
-                    }
-                    Ok(false) => SkipReason::ReadBack,
-                    Err(error) => {
-                        self.held.push(held);
-                        self.undo_from(view, before);
-                        return Err(error);
+                        SkipReason::ReadBack
                     }
                 },
+                Err(reason) => reason,
             };
-            self.edits.truncate(first_edit);
+            self.edits.truncate(first);
             skipped.push(Skip { site: index, reason });
+        }
+        if !self.shares {
+            self.held.iter().skip(before).for_each(|held| self.flagged.insert(held.site));
         }
         Ok(skipped)
     }
 
-    /// Puts back all but the first `count` of the sites held, as far as that is possible.
-    fn undo_from(&mut self, view: &View<'_>, count: usize) {
-        for held in self.held.drain(count..).rev() {
-            let _ = held.undo(view, &self.edits);
-            if !held.was_flagged {
-                self.flagged.remove(held.site);
-            }
+    /// Marks a site in the guest's books, patches it by the edits from the `first` on, and reads all
+    /// back: whether it holds.
+    #[inline(always)]
+    fn write(&self, view: &View<'_>, first: usize, record: &Record) -> Result<bool, GuestError> {
+        let flags = record.flags | ftrace::DISABLED;
+        let mut holds = self.shares || view.put(record.flags_at, flags, 8)?;
+        let Some(edits) = self.edits.get(first..) else { return Ok(false) };
+        for edit in edits {
+            holds &= edit.apply(view)?;
         }
-        self.edits.truncate(self.held.iter().map(|held| held.range().end).max().unwrap_or(0));
+        Ok(holds)
     }
 
-    /// What is to be written for a site, with its edits at the end of all; and the flags that
-    /// it has.
-    fn check(
+    /// Puts back all but the first `count` of the sites held, as far as that is possible, with the
+    /// flags that they had in these records.
+    ///
+    /// # Errors
+    /// When guest memory cannot be written; all others are put back all the same.
+    fn undo_from(
         &mut self,
         place: &Place<'_>,
-        records: &mut Cursor<'_>,
+        records: &Records,
+        count: usize,
+    ) -> Result<(), GuestError> {
+        let mut records = place.records(records);
+        let mut undone = Ok(());
+        for held in self.held.drain(count..).rev() {
+            let own = held.own(&self.edits).iter().rev();
+            let edits = own.map(|edit| edit.undo(&place.view)).fold(Ok(()), Result::and);
+            let record = place.spot(held.site).and_then(|spot| records.find(&spot.site));
+            let flags = match record.filter(|_| !self.shares) {
+                Some(record) => {
+                    let was_flagged = record.flags & ftrace::DISABLED != 0;
+                    set_flag(&place.view, record.flags_at, was_flagged)
+                }
+                None => Ok(()),
+            };
+            undone = undone.and(edits).and(flags);
+        }
+        self.edits.truncate(self.held.last().map_or(0, |held| held.range().end));
+        undone
+    }
+
+    /// Adds a site with what is to be written for it, behind all others: the guest's record of it. Edits
+    /// of one that is refused may be left behind.
+    #[inline(always)]
+    fn add<'r>(
+        &mut self,
+        place: &Place<'_>,
+        records: &mut SiteRecords<'r>,
         (index, spot): (usize, &Spot),
         hook: Hook<'_>,
-    ) -> Result<(Held, u64), SkipReason> {
+    ) -> Result<&'r Record, SkipReason> {
         let site = &spot.site;
         let init = site.section == SiteSection::InitText;
         if init && self.freed {
@@ -323,9 +333,7 @@ impl Patcher {
         }
         let first = self.edits.len();
         let call = place.code.edits(&place.view, place.image, spot, hook, &mut self.edits)?;
-        let record = records
-            .find(place.image.runtime(place.code.record(site)))
-            .ok_or(SkipReason::Unknown)?;
+        let record = records.find(site).ok_or(SkipReason::Unknown)?;
         match (record.flags & ftrace::ENABLED != 0, call) {
             (true, None) => return Err(SkipReason::GuestEnabled),
             (false, Some(_)) => return Err(SkipReason::GuestOwned("a call")),
@@ -340,20 +348,15 @@ impl Patcher {
             Hook::Trap(_) => None,
         };
         let edits = u8::try_from(self.edits.len() - first).map_err(|_| SkipReason::OutOfReach)?;
-        let first_edit = u32::try_from(first).map_err(|_| SkipReason::OutOfReach)?;
-        let flags_at = (!self.shares).then_some(record.flags_at);
-        let guest_call = call.map(|call| call.target);
-        let held = Held {
+        self.held.push(Held {
             site: index,
-            flags_at,
-            guest_call,
-            first_edit,
+            guest_call: call.map(|call| call.target),
+            first_edit: first,
             edits,
             program,
             init,
-            was_flagged,
-        };
-        Ok((held, record.flags))
+        });
+        Ok(record)
     }
 
     /// The guest drops its records of these sites.
@@ -392,20 +395,16 @@ impl Patcher {
         records: &Records,
         is_touched: impl Fn(u64) -> bool,
     ) -> Result<(LentSites, Restored), GuestError> {
-        let mut records = records.cursor();
+        let mut records = place.records(records);
         let mut lent = Vec::new();
         for held in &self.held {
-            let spot = place.spot(held.site);
-            let ip = spot.map(|spot| place.image.runtime(place.code.record(&spot.site)));
-            let record = ip.and_then(|ip| records.find(ip));
+            let record = place.spot(held.site).and_then(|spot| records.find(&spot.site));
             if record.is_some_and(|record| is_touched(record.flags)) {
                 lent.push((held.site, held.program));
             }
         }
-        let mut sites: Vec<usize> = lent.iter().map(|&(site, _)| site).collect();
-        sites.sort_unstable();
-        let wanted = |held: &Held| sites.binary_search(&held.site).is_ok();
-        let restored = self.release(&place.view, wanted)?;
+        let mut sites = Among::new(lent.iter().map(|&(site, _)| site).collect());
+        let restored = self.release(&place.view, |held| sites.contains(&held.site))?;
         Ok((lent, restored))
     }
 
@@ -428,7 +427,7 @@ impl Patcher {
     pub(super) fn release_if(
         &mut self,
         view: &View<'_>,
-        wanted: impl Fn(usize) -> bool,
+        mut wanted: impl FnMut(usize) -> bool,
     ) -> Result<Restored, GuestError> {
         self.release(view, |held| wanted(held.site))
     }
@@ -443,13 +442,13 @@ impl Patcher {
         place: &Place<'_>,
         records: &Records,
     ) -> Result<(), GuestError> {
-        let mut records = records.cursor();
+        let mut records = place.records(records);
         for index in std::mem::take(&mut self.flagged).iter() {
             let Some(Spot { site, .. }) = place.spot(index) else { continue };
             if site.section == SiteSection::InitText && self.freed {
                 continue;
             }
-            if let Some(record) = records.find(place.image.runtime(place.code.record(&site))) {
+            if let Some(record) = records.find(&site) {
                 set_flag(&place.view, record.flags_at, false)?;
             }
         }
@@ -461,17 +460,18 @@ impl Patcher {
     fn release(
         &mut self,
         view: &View<'_>,
-        wanted: impl Fn(&Held) -> bool,
+        mut wanted: impl FnMut(&Held) -> bool,
     ) -> Result<Restored, GuestError> {
         let mut restored = Restored::default();
         let mut failed = Ok(());
         let mut kept = 0;
         let all = &mut self.edits;
         self.held.retain_mut(|held| {
-            let edits = held.range();
             if !wanted(held) {
-                all.copy_within(edits, kept);
-                held.first_edit = u32::try_from(kept).unwrap_or(held.first_edit);
+                if held.first_edit != kept {
+                    all.copy_within(held.range(), kept);
+                    held.first_edit = kept;
+                }
                 kept += usize::from(held.edits);
                 return true;
             }
@@ -491,40 +491,11 @@ impl Patcher {
 impl Held {
     /// Where its edits are in [`Patcher::edits`].
     fn range(&self) -> Range<usize> {
-        let first = usize::try_from(self.first_edit).unwrap_or(usize::MAX);
-        first..first.saturating_add(self.edits.into())
+        self.first_edit..self.first_edit + usize::from(self.edits)
     }
 
     fn own<'a>(&self, edits: &'a [Edit]) -> &'a [Edit] {
         edits.get(self.range()).unwrap_or_default()
-    }
-
-    /// Marks the site, which has these flags, in the guest's books, patches it, reads all
-    /// back. If it does not hold, all is put back.
-    #[inline]
-    fn write(&self, view: &View<'_>, edits: &[Edit], flags: u64) -> Result<bool, GuestError> {
-        let flags = flags | ftrace::DISABLED;
-        if let Some(flags_at) = self.flags_at {
-            view.store(flags_at, flags, 8)?;
-        }
-        let mut holds = true;
-        for edit in self.own(edits) {
-            holds &= edit.apply(view)?;
-        }
-        if let Some(flags_at) = self.flags_at {
-            holds &= view.load(flags_at, 8)? == flags;
-        }
-        if !holds {
-            self.undo(view, edits)?;
-        }
-        Ok(holds)
-    }
-
-    fn undo(&self, view: &View<'_>, edits: &[Edit]) -> Result<(), GuestError> {
-        for edit in self.own(edits).iter().rev() {
-            edit.undo(view)?;
-        }
-        self.flags_at.map_or(Ok(()), |flags_at| set_flag(view, flags_at, self.was_flagged))
     }
 
     /// Puts the site back if all of it is still ours; else leaves it alone. Whether

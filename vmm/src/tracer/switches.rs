@@ -6,6 +6,7 @@
 
 use super::guest::Guest;
 use super::patch::{Restored, SkipReason};
+use super::sets::Among;
 use super::trace::{Attachment, TraceError};
 use super::view::View;
 use crate::kernel::Kernel;
@@ -73,9 +74,8 @@ impl Attachment {
         guest: &dyn Guest,
         sites: &[usize],
     ) -> Result<Restored, TraceError> {
-        let mut sites = sites.to_vec();
-        sites.sort_unstable();
+        let mut sites = Among::new(sites.to_vec());
         let view = View::with_annex(guest, self.near, &*self.memory);
-        Ok(self.switches.release_if(&view, |site| sites.binary_search(&site).is_ok())?)
+        Ok(self.switches.release_if(&view, |site| sites.contains(&site))?)
     }
 }

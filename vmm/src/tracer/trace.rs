@@ -13,6 +13,7 @@ use super::patch::{Patcher, Place, Restored, Skip, SkipReason};
 use super::programs::{Duty, Measure, Programs, Tally};
 use super::readable;
 use super::ring::RingReader;
+use super::sets::Among;
 use super::sharing::Sharing;
 use super::tasks::{self, Tasks};
 use super::tracepoints::Points;
@@ -367,6 +368,9 @@ impl Attachment {
         kernel: &Kernel,
         sites: &[(usize, u16)],
     ) -> Result<AttachReport, TraceError> {
+        if sites.is_empty() {
+            return Ok(AttachReport::default());
+        }
         let start = Instant::now();
         let before = self.patcher.len();
         let hooks = sites.iter().map(|&(site, program)| (site, Hook::Call(program)));
@@ -504,10 +508,12 @@ impl Attachment {
         guest: &dyn Guest,
         exits: &[usize],
     ) -> Result<Restored, TraceError> {
-        let mut exits = exits.to_vec();
-        exits.sort_unstable();
+        if exits.is_empty() {
+            return Ok(Restored::default());
+        }
+        let mut exits = Among::new(exits.to_vec());
         let view = View::with_annex(guest, self.near, &*self.memory);
-        Ok(self.exits.release_if(&view, |exit| exits.binary_search(&exit).is_ok())?)
+        Ok(self.exits.release_if(&view, |exit| exits.contains(&exit))?)
     }
 
     /// Gives `sites` back; they can be enabled again at any time. All vCPUs are
@@ -516,10 +522,12 @@ impl Attachment {
     /// # Errors
     /// When guest memory cannot be used.
     pub fn disable(&mut self, guest: &dyn Guest, sites: &[usize]) -> Result<Restored, TraceError> {
-        let mut sites = sites.to_vec();
-        sites.sort_unstable();
+        if sites.is_empty() {
+            return Ok(Restored::default());
+        }
+        let mut sites = Among::new(sites.to_vec());
         let view = View::ram(guest, [self.near; 2]);
-        Ok(self.patcher.release_if(&view, |site| sites.binary_search(&site).is_ok())?)
+        Ok(self.patcher.release_if(&view, |site| sites.contains(&site))?)
     }
 
     /// Puts a trap (instructions that exit to the VMM) on a site: the guest stops

@@ -15,29 +15,31 @@ pub(super) struct View<'a> {
 }
 
 /// A run of guest-physical memory.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Window<'a> {
     start: u64,
-    len: u64,
-    memory: Option<VolatileSlice<'a>>,
+    memory: VolatileSlice<'a>,
+}
+
+impl Default for Window<'_> {
+    /// One with nothing in it.
+    fn default() -> Self {
+        Self { start: 0, memory: VolatileSlice::from(<&mut [u8]>::default()) }
+    }
 }
 
 impl<'a> Window<'a> {
-    fn new(start: u64, memory: VolatileSlice<'a>) -> Self {
-        Self { start, len: memory.len() as u64, memory: Some(memory) }
-    }
-
-    /// Offset of so many bytes from `address`, with the memory that they are in.
-    #[inline]
-    fn find(&self, address: u64, len: usize) -> Option<(&VolatileSlice<'a>, usize)> {
-        let at = address.wrapping_sub(self.start);
-        let is_in = at < self.len && len as u64 <= self.len - at;
-        self.memory.as_ref().filter(|_| is_in).zip(usize::try_from(at).ok())
+    /// So many bytes from `address` on, if all are in here.
+    #[inline(always)]
+    fn find(&self, address: u64, len: usize) -> Option<VolatileSlice<'a>> {
+        // What lies before the window is far behind its end.
+        let at = usize::try_from(address.wrapping_sub(self.start)).ok()?;
+        self.memory.subslice(at, len).ok()
     }
 }
 
 /// Up to eight bytes as the low ones of a word, the rest zero.
-#[inline]
+#[inline(always)]
 pub(super) fn word(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     let len = bytes.len().min(8);
@@ -50,7 +52,7 @@ impl<'a> View<'a> {
     pub(super) fn ram(guest: &'a dyn Guest, [first, second]: [u64; 2]) -> Self {
         let window = |address| {
             let run = guest.run(address);
-            run.map(|(start, memory)| Window::new(start, memory)).unwrap_or_default()
+            run.map(|(start, memory)| Window { start, memory }).unwrap_or_default()
         };
         let first = window(first);
         let second =
@@ -63,14 +65,21 @@ impl<'a> View<'a> {
         let Self { windows: [first, _], .. } = Self::ram(guest, [address; 2]);
         let slice = memory.slice();
         let front = usize::try_from(annex::SIZE).ok().and_then(|len| slice.subslice(0, len).ok());
-        let annex = front.map(|front| Window::new(memory.guest_address(), front));
+        let start = memory.guest_address();
+        let annex = front.map(|memory| Window { start, memory });
         Self { guest, windows: [first, annex.unwrap_or_default()] }
     }
 
-    #[inline]
-    fn find(&self, address: u64, len: usize) -> Option<(&VolatileSlice<'a>, usize)> {
+    #[inline(always)]
+    fn find(&self, address: u64, len: usize) -> Option<VolatileSlice<'a>> {
         let [first, second] = &self.windows;
         first.find(address, len).or_else(|| second.find(address, len))
+    }
+
+    /// The eight bytes from `address` on: one look for a window does for whatever is shorter, too.
+    #[inline(always)]
+    fn eight(&self, address: u64) -> Option<Eight<'a>> {
+        self.find(address, 8).map(Eight)
     }
 
     /// Fills `out` from guest-physical `address`.
@@ -79,9 +88,7 @@ impl<'a> View<'a> {
     /// As [`Guest::read`].
     pub(super) fn read(&self, address: u64, out: &mut [u8]) -> Result<(), GuestError> {
         match self.find(address, out.len()) {
-            Some((memory, at)) => {
-                memory.read_slice(out, at).map_err(|_| GuestError::NoRam(address))
-            }
+            Some(memory) => memory.read_slice(out, 0).map_err(|_| GuestError::NoRam(address)),
             None => self.guest.read(address, out),
         }
     }
@@ -92,9 +99,7 @@ impl<'a> View<'a> {
     /// As [`Guest::write`].
     pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), GuestError> {
         match self.find(address, bytes.len()) {
-            Some((memory, at)) => {
-                memory.write_slice(bytes, at).map_err(|_| GuestError::NoRam(address))
-            }
+            Some(memory) => memory.write_slice(bytes, 0).map_err(|_| GuestError::NoRam(address)),
             None => self.guest.write(address, bytes),
         }
     }
@@ -103,15 +108,30 @@ impl<'a> View<'a> {
     ///
     /// # Errors
     /// As [`Guest::read`].
-    #[inline]
+    #[inline(always)]
     pub(super) fn load(&self, address: u64, len: u8) -> Result<u64, GuestError> {
-        match self.find(address, len.into()).and_then(|(memory, at)| load(memory, at, len)) {
+        match self.eight(address).and_then(|eight| eight.load(len)) {
             Some(word) => Ok(word),
             None => self.load_slowly(address, len),
         }
     }
 
+    /// Two words at guest-physical `address`.
+    ///
+    /// # Errors
+    /// As [`Guest::read`].
+    #[inline(always)]
+    pub(super) fn load_words(&self, address: u64) -> Result<[u64; 2], GuestError> {
+        if let Some(place) = self.find(address, 16)
+            && let (Ok(first), Ok(second)) = (place.get_ref::<u64>(0), place.get_ref::<u64>(8))
+        {
+            return Ok([first.load(), second.load()].map(u64::from_le));
+        }
+        Ok([self.load(address, 8)?, self.load(address.wrapping_add(8), 8)?])
+    }
+
     #[cold]
+    #[inline(never)]
     fn load_slowly(&self, address: u64, len: u8) -> Result<u64, GuestError> {
         let mut bytes = [0; 8];
         self.read(address, &mut bytes[..usize::from(len.min(8))])?;
@@ -123,72 +143,93 @@ impl<'a> View<'a> {
     ///
     /// # Errors
     /// As [`Guest::write`].
-    #[inline]
+    #[inline(always)]
     pub(super) fn store(&self, address: u64, word: u64, len: u8) -> Result<(), GuestError> {
-        match self.find(address, len.into()).and_then(|(memory, at)| store(memory, at, word, len)) {
+        match self.eight(address).and_then(|eight| eight.store(word, len)) {
             Some(()) => Ok(()),
             None => self.store_slowly(address, word, len),
         }
     }
 
     #[cold]
+    #[inline(never)]
     fn store_slowly(&self, address: u64, word: u64, len: u8) -> Result<(), GuestError> {
         if len == 8 && address.is_multiple_of(8) && self.find(address, 8).is_none() {
             return self.guest.write_u64(address, word);
         }
         self.write(address, &word.to_le_bytes()[..usize::from(len.min(8))])
     }
-}
 
-/// Where so many bytes are as two accesses of four, which may overlap. (Copies that are not aligned
-/// go byte by byte.)
-#[inline]
-fn halves(at: usize, len: u8) -> Option<(usize, u32)> {
-    (4..8).contains(&len).then(|| (at + usize::from(len) - 4, 8 * u32::from(len - 4)))
-}
-
-#[inline]
-fn load(memory: &VolatileSlice<'_>, at: usize, len: u8) -> Option<u64> {
-    let half = |at| Some(u32::from_le_bytes(memory.get_ref::<[u8; 4]>(at).ok()?.load()));
-    if len == 8 {
-        return Some(u64::from_le_bytes(memory.get_ref::<[u8; 8]>(at).ok()?.load()));
-    }
-    if len == 2 {
-        return Some(u16::from_le_bytes(memory.get_ref::<[u8; 2]>(at).ok()?.load()).into());
-    }
-    let (last, shift) = halves(at, len)?;
-    let low = half(at)?;
-    if shift == 0 {
-        return Some(low.into());
-    }
-    // Of what is in both the upper one counts: the other may be older.
-    let keep = (1 << shift) - 1;
-    Some(u64::from(low) & keep | u64::from(half(last)?) << shift)
-}
-
-#[inline]
-fn store(memory: &VolatileSlice<'_>, at: usize, word: u64, len: u8) -> Option<()> {
-    #[allow(clippy::cast_possible_truncation, reason = "four bytes of it")]
-    let half = |at, word: u64| {
-        memory.get_ref::<[u8; 4]>(at).ok()?.store((word as u32).to_le_bytes());
-        Some(())
-    };
-    if len == 8 {
-        if let Ok(cell) = memory.get_atomic_ref::<AtomicU64>(at) {
-            cell.store(word.to_le(), Ordering::Release);
-        } else {
-            memory.get_ref::<[u8; 8]>(at).ok()?.store(word.to_le_bytes());
+    /// Writes a word with no other bytes as [`View::store`] does, and reads back: whether it holds.
+    ///
+    /// # Errors
+    /// As [`Guest::write`] and [`Guest::read`].
+    #[inline(always)]
+    pub(super) fn put(&self, address: u64, word: u64, len: u8) -> Result<bool, GuestError> {
+        if let Some(held) = self.eight(address).and_then(|eight| eight.put(word, len)) {
+            return Ok(held == word);
         }
-        return Some(());
+        self.store_slowly(address, word, len)?;
+        Ok(self.load_slowly(address, len)? == word)
     }
-    if len == 2 {
-        #[allow(clippy::cast_possible_truncation, reason = "two bytes of it")]
-        memory.get_ref::<[u8; 2]>(at).ok()?.store((word as u16).to_le_bytes());
-        return Some(());
+}
+
+/// Eight bytes of guest memory.
+#[derive(Clone, Copy)]
+struct Eight<'a>(VolatileSlice<'a>);
+
+impl Eight<'_> {
+    /// The first `len` of them; `None` unless these are one to eight.
+    #[inline(always)]
+    fn load(self, len: u8) -> Option<u64> {
+        let unwanted = 8_u8.checked_sub(len).filter(|unwanted| *unwanted < 8)?;
+        let all = u64::from_le(self.0.get_ref::<u64>(0).ok()?.load());
+        Some(all & u64::MAX >> (8 * unwanted))
     }
-    let (last, shift) = halves(at, len)?;
-    half(at, word)?;
-    if shift > 0 { half(last, word >> shift) } else { Some(()) }
+
+    /// Writes the low `len` bytes of a word to the first of them; `None`, and nothing written, where
+    /// there is no quick way for so many.
+    #[inline(always)]
+    fn store(self, word: u64, len: u8) -> Option<()> {
+        self.put(word, len).map(drop)
+    }
+
+    /// The same, and reads them back.
+    ///
+    /// (All in whole words: copies that are not aligned go byte by byte.)
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation, reason = "so many bytes of it")]
+    fn put(self, word: u64, len: u8) -> Option<u64> {
+        let four = |at| self.0.get_ref::<u32>(at).ok();
+        match len {
+            8 => {
+                let place = self.0.get_ref::<u64>(0).ok()?;
+                match self.0.get_atomic_ref::<AtomicU64>(0) {
+                    Ok(aligned) => aligned.store(word.to_le(), Ordering::Release),
+                    Err(_) => place.store(word.to_le()),
+                }
+                Some(u64::from_le(place.load()))
+            }
+            // Two halves, which overlap.
+            5..8 => {
+                let (first, last) = (four(0)?, four(usize::from(len - 4))?);
+                first.store((word as u32).to_le());
+                last.store(((word >> (8 * (len - 4))) as u32).to_le());
+                self.load(len)
+            }
+            4 => {
+                let place = four(0)?;
+                place.store((word as u32).to_le());
+                Some(u32::from_le(place.load()).into())
+            }
+            2 => {
+                let place = self.0.get_ref::<u16>(0).ok()?;
+                place.store((word as u16).to_le());
+                Some(u16::from_le(place.load()).into())
+            }
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -229,8 +270,14 @@ mod tests {
                     let held = views.each_ref().map(|view| {
                         view.write(start, &[0xee; 64]).unwrap();
                         view.store(address, ours, len).unwrap();
+                        let word = word(&ours.to_le_bytes()[..len.into()]);
+                        let mut stored = [0; 64];
+                        view.read(start, &mut stored).unwrap();
+                        view.write(start, &[0xee; 64]).unwrap();
+                        assert!(view.put(address, word, len).unwrap());
                         let mut all = [0; 64];
                         view.read(start, &mut all).unwrap();
+                        assert_eq!(stored, all, "{len} bytes at {at}");
                         (view.load(address, len).unwrap(), all)
                     });
                     let mut expected = [0xee; 64];
@@ -242,6 +289,10 @@ mod tests {
                     assert_eq!(held[0], held[1]);
                 }
                 for view in &views {
+                    let words = view.load_words(start + 3).unwrap();
+                    assert_eq!(words[0], view.load(start + 3, 8).unwrap());
+                    assert_eq!(words[1], view.load(start + 11, 8).unwrap());
+                    assert!(view.load_words(start + 49).is_err());
                     let end = start + 65 - u64::from(len);
                     assert!(view.load(end, len).is_err() && view.store(end, 0, len).is_err());
                     assert!(view.load(start - 1, len).is_err());

@@ -45,6 +45,8 @@ pub(crate) struct Fake {
     pub(crate) annex: Arc<FakeAnnex>,
     /// Which of the writes to come fail.
     pub(crate) failing: RefCell<Range<usize>>,
+    /// Guest-physical memory in which writes are lost.
+    pub(crate) stuck: RefCell<Range<u64>>,
     /// Every write: where, and what.
     pub(crate) log: RefCell<Vec<(u64, Vec<u8>)>>,
     /// Of each ring, if that was said.
@@ -94,6 +96,9 @@ impl Guest for Fake {
         *failing = failing.start.saturating_sub(1)..failing.end.saturating_sub(1);
         if fails {
             return Err(GuestError::NoRam(address));
+        }
+        if self.stuck.borrow().contains(&address) {
+            return Ok(());
         }
         if !self.quiet {
             self.log.borrow_mut().push((address, bytes.to_vec()));
@@ -166,6 +171,7 @@ impl Fake {
             memory: GuestMemoryMmap::from_ranges(&[(GuestAddress(base), RAM)]).unwrap(),
             annex: Arc::new(FakeAnnex::new(annex::SIZE, None)),
             failing: RefCell::new(0..0),
+            stuck: RefCell::new(0..0),
             buffer: None,
             log: RefCell::new(Vec::new()),
             quiet: false,

@@ -44,11 +44,23 @@ pub(crate) fn run() -> Result<()> {
         let (figure, run) = cost(&NONE, &format!("ftrace={tracer}"))?;
         print(&format!("guest ftrace={tracer}"), figure, &run);
     }
-    let sites = relayed.summary.sites.patched;
-    let longest = millions(relayed.summary.pauses.max_ns);
     println!();
-    per("patching", sites, "sites", relayed.summary.patch_ns);
-    println!("  longest pause {longest:.1} million");
+    pauses(&relayed, &graph)
+}
+
+/// What patching alone takes, of the same.
+pub(crate) fn patching() -> Result<()> {
+    let cost =
+        |args: &[&str]| cost(&HOST, KERNEL, &[&["--overflow", "overwrite"], args].concat(), "");
+    let ((_, entries), (_, graph)) = (cost(&[])?, cost(&["--graph"])?);
+    pauses(&entries, &graph)
+}
+
+/// Of a run with entries, and of one with returns as well.
+fn pauses(entries: &Run, graph: &Run) -> Result<()> {
+    let sites = entries.summary.sites.patched;
+    per("patching", sites, "sites", entries.summary.patch_ns);
+    println!("  longest pause {:.1} million", millions(entries.summary.pauses.max_ns));
     // Both in one pause: the stubs are made, and the exits are written.
     let mark = graph.marks.iter().find(|mark| mark.text.ends_with(" exits"));
     let mark = mark.with_context(|| format!("no exits: {:?}", graph.summary))?;

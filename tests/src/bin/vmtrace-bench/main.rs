@@ -2,8 +2,8 @@
 //! from one boot of an emulated host whose clock counts instructions (icount). And bytes
 //! a second between guest and host, from one boot of an emulated host by the clock.
 //!
-//! `scripts/bench` runs it; with names of tables, these alone. The instructions
-//! repeat from run to run.
+//! `scripts/bench` runs it; with names of tables, these alone (`patching` is a part of
+//! `boots`). The instructions repeat from run to run.
 
 mod args;
 mod boots;
@@ -69,6 +69,7 @@ fn main() -> Result<()> {
         "counts-boots" => counts::boots(),
         "tracepoints" => tracepoints::run(),
         "boots" => boots::run(),
+        "patching" => boots::patching(),
         "two" => ops::two(),
         "graph" => graph::calls(),
         "graph-boots" => graph::boots(),

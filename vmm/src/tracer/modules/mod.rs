@@ -11,7 +11,7 @@ mod text;
 use super::exits::ExitEdit;
 use super::guest::{GuestError, Image};
 use super::patch::Edit;
-use super::view::View;
+use super::view::{View, word};
 use crate::kernel::{Exit, Kernel, Site, SiteSection};
 use rustc_hash::FxHashMap;
 use std::ops::Range;
@@ -109,35 +109,55 @@ impl Spot {
     }
 
     /// Up to eight of its bytes, counted from its beginning on.
-    #[inline]
+    #[inline(always)]
     pub(super) fn load<const N: usize>(
         &self,
         view: &View<'_>,
         start: usize,
     ) -> Result<[u8; N], GuestError> {
-        let mut found = [0; N];
         match (self.beyond, u8::try_from(N)) {
             // Most sites: a guest waits while a hundred thousand of them are read.
             (None, Ok(len @ 0..=8)) => {
                 let word = view.load(self.physical.wrapping_add(start as u64), len)?.to_le_bytes();
-                found.iter_mut().zip(word).for_each(|(to, byte)| *to = byte);
+                Ok(std::array::from_fn(|at| word[at]))
             }
-            _ => {
-                for (physical, place) in self.pieces(&(start..start + N)) {
-                    view.read(physical, found.get_mut(place).unwrap_or_default())?;
-                }
-            }
+            _ => self.load_pieces(view, start),
+        }
+    }
+
+    /// Its first sixteen bytes, as two words.
+    #[inline(always)]
+    pub(super) fn load_words(&self, view: &View<'_>) -> Result<[u64; 2], GuestError> {
+        if self.beyond.is_none() {
+            return view.load_words(self.physical);
+        }
+        Ok([self.load(view, 0)?, self.load(view, 8)?].map(u64::from_le_bytes))
+    }
+
+    #[cold]
+    fn load_pieces<const N: usize>(
+        &self,
+        view: &View<'_>,
+        start: usize,
+    ) -> Result<[u8; N], GuestError> {
+        let mut found = [0; N];
+        for (physical, place) in self.pieces(&(start..start + N)) {
+            view.read(physical, found.get_mut(place).unwrap_or_default())?;
         }
         Ok(found)
     }
 
     /// Writes bytes of it, counted from its beginning on.
+    #[inline]
     pub(super) fn store(
         &self,
         view: &View<'_>,
         start: usize,
         bytes: &[u8],
     ) -> Result<(), GuestError> {
+        if let (None, Ok(len @ 1..=8)) = (self.beyond, u8::try_from(bytes.len())) {
+            return view.store(self.physical.wrapping_add(start as u64), word(bytes), len);
+        }
         for (physical, place) in self.pieces(&(start..start + bytes.len())) {
             view.write(physical, bytes.get(place).unwrap_or_default())?;
         }
@@ -146,7 +166,11 @@ impl Spot {
 
     /// What puts bytes of ours in the place of its own, up to eight from its beginning on; `None`
     /// when that cannot be.
+    #[inline(always)]
     pub(super) fn exchange(&self, original: &[u8], ours: &[u8]) -> Option<ExitEdit> {
+        if self.beyond.is_none() {
+            return Edit::new(self.physical, original.get(..ours.len())?, ours).map(Into::into);
+        }
         let [(first, here), (next, there)] = self.pieces(&(0..ours.len()));
         let part = |physical, place: Range<usize>| {
             Edit::new(physical, original.get(place.clone())?, ours.get(place)?)
@@ -160,7 +184,24 @@ impl Spot {
 
     /// Adds what puts bytes of ours in the place of as many of its own, or more, counted from its
     /// beginning on; `None` when that cannot be.
+    #[inline(always)]
     pub(super) fn replace(
+        &self,
+        start: usize,
+        original: &[u8],
+        ours: &[u8],
+        edits: &mut Vec<Edit>,
+    ) -> Option<()> {
+        if self.beyond.is_some() {
+            return self.replace_pieces(start, original, ours, edits);
+        }
+        let physical = self.physical.wrapping_add(start as u64);
+        edits.push(Edit::new(physical, original.get(..ours.len())?, ours)?);
+        Some(())
+    }
+
+    #[cold]
+    fn replace_pieces(
         &self,
         start: usize,
         original: &[u8],

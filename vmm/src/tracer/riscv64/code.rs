@@ -2,6 +2,7 @@
 
 use super::calls;
 use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout, TRAP_ENTRY};
+use super::hold::LITERAL;
 use super::landing::Landings;
 use super::returns::Returns;
 use super::sharing::{self, By, Sharing};
@@ -25,7 +26,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use vm_memory::Bytes;
 use vmtrace_trampolines::riscv64::encode::register::{T3, ZERO};
-use vmtrace_trampolines::riscv64::encode::{NOP, j, jalr, lui, split};
+use vmtrace_trampolines::riscv64::encode::{j, jalr, lui, split};
 use vmtrace_trampolines::riscv64::{Values, compile};
 use vmtrace_trampolines::{Overflow, Point, Program, Readable};
 
@@ -99,13 +100,13 @@ pub(super) struct Code {
 
 impl Code {
     /// Run-time address of the ops of a program; without one, of that of traps.
-    fn ops(&self, program: Option<u16>) -> u64 {
+    pub(super) fn ops(&self, program: Option<u16>) -> u64 {
         self.annex + OPS + program.map_or(0, |number| u64::from(number) + 1) * OPS_SIZE
     }
 
     /// How a site comes to a program that goes on with what the guest calls. A trap does not go on:
     /// the site is executed again.
-    fn beside(&self, program: Option<u16>, guests: GuestCall) -> Result<By, SkipReason> {
+    pub(super) fn beside(&self, program: Option<u16>, guests: GuestCall) -> Result<By, SkipReason> {
         let sharing = self.sharing.as_ref().ok_or(SkipReason::NoStub)?;
         let by = match (program, self.kind) {
             (Some(number), _) => sharing.get(number, guests.target).map(|chain| chain.by),
@@ -117,7 +118,7 @@ impl Code {
 
     /// What is in a site as what its guest calls. An ops of ours is none of the guest's: a chain to a
     /// chain would be given back as one.
-    fn shared(&self, target: u64) -> Option<GuestCall> {
+    pub(super) fn shared(&self, target: u64) -> Option<GuestCall> {
         let is_ours = self.gap.contains(target) || target.wrapping_sub(self.annex) < SIZE;
         let shares = self.sharing.is_some() && !is_ours;
         shares.then_some(GuestCall { target, jumps: false })
@@ -149,21 +150,8 @@ impl Code {
     }
 
     /// From the site of the function at a run-time address to the tables.
-    fn aim(&self, entry: u64) -> Option<Aim> {
+    pub(super) fn aim(&self, entry: u64) -> Option<Aim> {
         Aim::new(entry, self.gap.table())
-    }
-
-    /// What the guest has in a site whose second instruction is not ours: both instructions of it.
-    fn theirs(&self, entry: u64, [found, second]: [u32; 2], caller: u64) -> Option<[u32; 2]> {
-        if second == NOP {
-            return Some([NOP; 2]);
-        }
-        self.sharing.as_ref()?;
-        let known = [caller].into_iter().chain(self.landings.called(entry));
-        let known =
-            known.filter_map(|target| site::call(entry, target)).find(|call| call[1] == second);
-        // One that is called directly, before the first is ours.
-        known.or_else(|| site::called(entry, [found, second]).map(|_| [found, second]))
     }
 }
 
@@ -178,7 +166,7 @@ pub(super) fn text<'a>(guest: &'a dyn Guest, kernel: &Kernel, image: &Image) -> 
     View::ram(guest, [text; 2])
 }
 
-fn instructions([a, b, c, d, e, f, g, h]: [u8; site::LEN]) -> [u32; 2] {
+pub(super) fn instructions([a, b, c, d, e, f, g, h]: [u8; site::LEN]) -> [u32; 2] {
     [[a, b, c, d], [e, f, g, h]].map(u32::from_le_bytes)
 }
 
@@ -397,10 +385,11 @@ impl GuestCode for Code {
         }
     }
 
-    fn record(&self, site: &Site) -> u64 {
+    /// At the function's entry, or with the literal before it at the second instruction.
+    fn record_offset(&self) -> u64 {
         match self.kind {
-            Kind::Patchable { .. } => site.entry,
-            Kind::CallOps { .. } => site.entry.wrapping_add(site::SECOND as u64),
+            Kind::Patchable { .. } => 0,
+            Kind::CallOps { .. } => (LITERAL + site::SECOND) as u64,
         }
     }
 
@@ -412,10 +401,6 @@ impl GuestCode for Code {
         hook: Hook<'_>,
         edits: &mut Vec<Edit>,
     ) -> Result<Option<GuestCall>, SkipReason> {
-        let no_ram = |_| SkipReason::NoRam;
-        let entry = image.runtime(spot.site.entry);
-        let front = front(&spot.site);
-        let found = instructions(spot.load(view, front).map_err(no_ram)?);
         let (program, way) = match hook {
             Hook::Call(program) => match self.programs.get(usize::from(program)) {
                 Some(&Way::Entry(_, way)) => (Some(program), way),
@@ -428,59 +413,12 @@ impl GuestCode for Code {
                 (None, TRAP_ENTRY)
             }
         };
-        let (first, second) = match self.kind {
-            Kind::Patchable { .. } => {
-                let aim = self.aim(entry).ok_or(SkipReason::OutOfReach)?;
-                if found == [NOP, NOP] {
-                    return Err(SkipReason::Unprepared);
-                }
-                if let Some(guests) = self.guest_call(view, image, spot) {
-                    let By::Entry(way) = self.beside(program, guests)? else {
-                        return Err(SkipReason::NoStub);
-                    };
-                    let theirs = found[1].to_le_bytes();
-                    let ours = aim.call(way).to_le_bytes();
-                    let replaced = spot.replace(front + site::SECOND, &theirs, &ours, edits);
-                    replaced.ok_or(SkipReason::OutOfReach)?;
-                    return Ok(Some(guests));
-                }
-                (aim.first(), aim.call(way))
-            }
+        match self.kind {
+            Kind::Patchable { .. } => self.by_tables(view, image, spot, (program, way), edits),
             Kind::CallOps { caller, none, .. } => {
-                let [first, second] = site::call(entry, caller).ok_or(SkipReason::OutOfReach)?;
-                // The literal is what lies before the function.
-                let literal = spot.load(view, 0).map_err(no_ram)?;
-                let ops = u64::from_le_bytes(literal);
-                if ops != none {
-                    const OTHER: SkipReason = SkipReason::GuestOwned("the ops of another tracer");
-                    let guests = self.shared(ops).ok_or(OTHER)?;
-                    if !site::is(found, [first, second]) {
-                        return Err(SkipReason::GuestOwned(site::describe(found)));
-                    }
-                    let By::Ops(ours) = self.beside(program, guests)? else {
-                        return Err(SkipReason::NoStub);
-                    };
-                    spot.replace(0, &literal, &ours.to_le_bytes(), edits)
-                        .ok_or(SkipReason::OutOfReach)?;
-                    return Ok(Some(guests));
-                }
-                let ours = self.ops(program).to_le_bytes();
-                spot.replace(0, &literal, &ours, edits).ok_or(SkipReason::OutOfReach)?;
-                (first, second)
+                self.by_literal(view, image, spot, (caller, none), program, edits)
             }
-        };
-        let disabled = [first, NOP];
-        let is_disabled = match self.kind {
-            Kind::Patchable { .. } => found == disabled,
-            Kind::CallOps { .. } => site::is(found, disabled),
-        };
-        if !is_disabled {
-            return Err(SkipReason::GuestOwned(site::describe(found)));
         }
-        let replaced =
-            spot.replace(front + site::SECOND, &NOP.to_le_bytes(), &second.to_le_bytes(), edits);
-        replaced.ok_or(SkipReason::OutOfReach)?;
-        Ok(None)
     }
 
     fn faults(&mut self, guest: &dyn Guest, trap: &[u8]) -> Result<Faults, TraceError> {

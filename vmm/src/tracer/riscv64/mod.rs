@@ -6,6 +6,7 @@ mod calls;
 mod code;
 mod context;
 mod gap;
+mod hold;
 mod install;
 mod landing;
 mod map;

@@ -511,8 +511,8 @@ impl GuestCode for Code {
         self.endings.iter().try_for_each(|&ending| self.end(ending))
     }
 
-    fn record(&self, site: &Site) -> u64 {
-        site.location
+    fn record_offset(&self) -> u64 {
+        0
     }
 
     fn edits(
@@ -531,22 +531,20 @@ impl GuestCode for Code {
             let shared = if self.shares { shared(address, original) } else { None };
             Some(shared.ok_or(SkipReason::GuestOwned(site::describe(original)))?)
         };
-        let call;
-        let ours = match hook {
-            Hook::Call(program) => {
-                let target = match guests {
-                    None => self.programs.get(usize::from(program)),
-                    Some(call) => {
-                        Some(self.chains.get(&(program, call)).ok_or(SkipReason::NoStub)?)
-                    }
-                };
-                call = target.and_then(|&target| site::call(address, target));
-                &call.as_ref().ok_or(SkipReason::OutOfReach)?[..]
+        let program = match hook {
+            Hook::Call(program) => program,
+            Hook::Trap(trap) => {
+                let replaced = spot.replace(0, &original, trap, edits);
+                return replaced.map(|()| guests).ok_or(SkipReason::OutOfReach);
             }
-            Hook::Trap(trap) => trap,
         };
-        spot.replace(0, &original, ours, edits).ok_or(SkipReason::OutOfReach)?;
-        Ok(guests)
+        let target = match guests {
+            None => self.programs.get(usize::from(program)),
+            Some(call) => Some(self.chains.get(&(program, call)).ok_or(SkipReason::NoStub)?),
+        };
+        let call = target.and_then(|&target| site::call(address, target));
+        let replaced = call.and_then(|call| spot.replace(0, &original, &call, edits));
+        replaced.map(|()| guests).ok_or(SkipReason::OutOfReach)
     }
 
     fn faults(&mut self, _: &dyn Guest, trap: &[u8]) -> Result<Faults, TraceError> {
