@@ -237,12 +237,15 @@ pub(crate) fn beside(count: usize, cpus: usize) -> Result<()> {
     }
     let has_kprobes = known.contains(&Feature::Kprobe);
     let other = if has_kprobes { Feature::Kprobe } else { Feature::Instance };
-    for (&feature, is_first) in
-        known.iter().filter(|&&f| f != other).flat_map(|f| [(f, true), (f, false)])
-    {
+    let others = known.iter().filter(|&&feature| feature != other);
+    let mut pairs: Vec<_> = others.flat_map(|&it| [(it, other), (other, it)]).collect();
+    if known.contains(&Feature::Fexit) {
+        // The kernel makes a new trampoline of both, and calls that instead.
+        pairs.extend([(Feature::Fentry, Feature::Fexit), (Feature::Fexit, Feature::Fentry)]);
+    }
+    for (a, b) in pairs {
         // Both on, the one or the other off first.
         set("trace", "")?;
-        let (a, b) = if is_first { (feature, other) } else { (other, feature) };
         a.on(function)?;
         total += calls(count, cpus)?;
         b.on(function)?;
