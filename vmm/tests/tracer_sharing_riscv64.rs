@@ -503,6 +503,28 @@ fn random_updates(name: &str) {
     assert!(fake.text() == before, "the image is not as it was");
 }
 
+// Programs may be there before sites are shared: one whose place in the tables became a landing would not be
+// called any more.
+#[test]
+fn landings_are_in_no_programs_place() {
+    let fake = Fake::new("riscv64-6.12");
+    let mut attachment = fake.attach();
+    let one = (0..=u8::MAX).map(|tracer| vec![tracer]);
+    let two = (1..=u8::MAX).map(|tracer| vec![0, tracer]);
+    let made = one
+        .chain(two)
+        .map_while(|tracers| attachment.program(&fake, &fake.kernel, &Duty::entry(tracers)).ok());
+    assert!(made.count() > 400, "nearly all places are programs'");
+    let tables = fake.at(gap(&fake) + 0x1000);
+    let before = fake.read_vec(tables, 4096);
+    attachment.share(&fake, &fake.kernel, &TRAP).unwrap();
+    let after = fake.read_vec(tables, 4096);
+    let both = before.as_chunks::<4>().0.iter().zip(after.as_chunks::<4>().0);
+    let changed: Vec<_> = both.filter(|(before, after)| before != after).collect();
+    assert_eq!(changed.len(), 1, "the landing of ftrace_caller");
+    assert_eq!(changed[0].0, &[0; 4]);
+}
+
 // Who stands between the instructions of a site comes to one place for both targets: the other function's
 // BPF program would be called instead.
 #[test]

@@ -231,10 +231,8 @@ impl GuestCode for Code {
                 let sharing = Sharing::with_literals(guest, image, caller, ops)?;
                 (sharing, sharing::around_updates(&mut self.gap, guest, place, trap)?)
             }
-            Kind::Patchable { caller } => {
-                const FAR: TraceError = TraceError::Ftrace("where its tracers are called");
-                Gap::landing(caller).ok_or(FAR)?;
-                self.landings.keep(&mut self.gap, guest, caller)?;
+            Kind::Patchable { .. } => {
+                self.landings.open(&mut self.gap, guest)?;
                 let brackets = sharing::around_changes(&mut self.gap, guest, place, trap)?;
                 (Sharing::new(), brackets)
             }

@@ -73,7 +73,7 @@ pub(super) fn install(
         programs: Vec::new(),
         sources: Vec::new(),
         sharing: None,
-        landings: Landings::default(),
+        landings: Landings::new(caller),
         entries: 0,
         arrays: HashMap::new(),
         program_stops: Stops::default(),

@@ -16,36 +16,38 @@ use std::collections::{BTreeMap, HashMap};
 const CHUNK: u16 = 64;
 
 /// The landings of a guest.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Landings {
+    /// `ftrace_caller`, whose landing is never another's: a run-time address.
+    caller: u64,
     /// By how far into a page it is: where it leads to, and by which stub (run-time addresses).
     open: BTreeMap<u64, (u64, u64)>,
-    /// Targets that always have theirs.
-    kept: Vec<u64>,
     /// What is called directly in prepared sites, by the run-time address of the function.
     sites: HashMap<u64, u64>,
 }
 
 impl Landings {
+    /// None yet; `caller`: run-time address of `ftrace_caller`.
+    pub(super) fn new(caller: u64) -> Self {
+        Self { caller, open: BTreeMap::new(), sites: HashMap::new() }
+    }
+
     /// Whether an entry of the tables is not for programs.
     pub(super) fn keeps(&self, entry: u16) -> bool {
-        let is_open = || self.open.keys().any(|&target| Gap::landing(target) == Some(entry));
+        let mut targets = self.open.keys().chain([&self.caller]);
+        let mut is_open = || targets.any(|&target| Gap::landing(target) == Some(entry));
         entry.is_multiple_of(CHUNK / u16::from(STEP)) || is_open()
     }
 
-    /// Makes one for a run-time address that is called again and again.
+    /// Makes that of `ftrace_caller`.
     ///
     /// # Errors
-    /// When there is no room.
-    pub(super) fn keep(
-        &mut self,
-        gap: &mut Gap,
-        guest: &dyn Guest,
-        target: u64,
-    ) -> Result<(), TraceError> {
-        let stub = gap.land(guest, target)?;
-        self.open.insert(target % COLUMN, (target, stub));
-        self.kept.push(target);
+    /// When there is no room, or can be none.
+    pub(super) fn open(&mut self, gap: &mut Gap, guest: &dyn Guest) -> Result<(), TraceError> {
+        const FAR: TraceError = TraceError::Ftrace("where its tracers are called");
+        Gap::landing(self.caller).ok_or(FAR)?;
+        let stub = gap.land(guest, self.caller)?;
+        self.open.insert(self.caller % COLUMN, (self.caller, stub));
         Ok(())
     }
 
@@ -71,7 +73,7 @@ impl Landings {
         };
         if let Some(other) = other {
             let is_used =
-                |other| self.kept.contains(&other) || self.sites.values().any(|&it| it == other);
+                |other| other == self.caller || self.sites.values().any(|&it| it == other);
             let Some(number) = Gap::landing(target) else { return Ok(false) };
             let is_program = number < programs && !self.keeps(number);
             if is_program || other.is_some_and(is_used) {
