@@ -24,6 +24,11 @@ impl<'a> Functions<'a> {
         }
     }
 
+    /// The glob of their own names.
+    pub fn glob(&self) -> &'a str {
+        self.glob
+    }
+
     /// The glob of the module's name, if only functions of modules are meant.
     pub fn module(&self) -> Option<&'a str> {
         self.module

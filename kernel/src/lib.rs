@@ -86,6 +86,7 @@ pub struct Kernel {
     switches: OnceLock<preemptirq::Switches>,
     epilogues: OnceLock<Epilogues>,
     arguments: OnceLock<arguments::Arguments>,
+    event_layout: OnceLock<tracepoints::EventLayout>,
     events: OnceLock<Vec<tracepoints::Event>>,
 }
 
@@ -150,6 +151,7 @@ impl Kernel {
             switches: OnceLock::new(),
             epilogues: OnceLock::new(),
             arguments: OnceLock::new(),
+            event_layout: OnceLock::new(),
             events: OnceLock::new(),
         })
     }

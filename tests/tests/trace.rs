@@ -339,6 +339,13 @@ fn functions_of_a_module_return() {
 }
 
 #[test]
+fn events_of_modules_are_traced() {
+    for name in KERNELS {
+        GUESTS.events_of_modules_are_traced(name);
+    }
+}
+
+#[test]
 fn modules_come_and_go_with_every_function_traced() {
     GUESTS.modules_come_and_go_with_every_function_traced("x86_64-6.12");
 }

@@ -180,6 +180,13 @@ fn functions_of_a_module_are_traced() {
 }
 
 #[test]
+fn events_of_modules_are_traced() {
+    for name in RISCV_KERNELS {
+        GUESTS.events_of_modules_are_traced(name);
+    }
+}
+
+#[test]
 fn modules_come_and_go_with_every_function_traced() {
     GUESTS.modules_come_and_go_with_every_function_traced("riscv64-6.12");
 }

@@ -606,7 +606,7 @@ fn events_have_the_fields_of_their_format_on_every_kernel() {
         for event in events {
             let Origin::Tracepoint(point, at) = &event.origin else { continue };
             points += 1;
-            let prototype = cached.kernel.tracepoint_prototype(point);
+            let prototype = cached.kernel.tracepoint_prototype(point, None);
             assert!(prototype.is_ok(), "{name} {point}: {prototype:?}");
             let hooks = cached.kernel.tracepoint_hooks(*at).unwrap();
             nowhere += usize::from(!hooks.are_used());

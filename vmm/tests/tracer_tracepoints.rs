@@ -202,7 +202,7 @@ fn with_probes<const N: usize>(
     let all = hooks(fake);
     names.map(|wanted| {
         let (_, hooks) = all.iter().find(|(event, _)| event == wanted).unwrap();
-        attachment.tracepoint_word(fake, hooks.tracepoint, program).unwrap();
+        attachment.tracepoint_word(fake, (hooks.tracepoint, ""), program).unwrap();
         (hooks.clone(), program)
     })
 }
@@ -219,7 +219,7 @@ fn every_tracepoint_is_held_and_given_back() {
         assert!(all.len() > 500, "{name}: {}", all.len());
         let mut names = Vec::new();
         for (_, hooks) in &all {
-            names.push(attachment.tracepoint_word(&fake, hooks.tracepoint, program).unwrap());
+            names.push(attachment.tracepoint_word(&fake, (hooks.tracepoint, ""), program).unwrap());
         }
         let wanted: Vec<_> = all.iter().map(|(_, hooks)| (hooks.clone(), program)).collect();
         let skipped = attachment.hold_tracepoints(&fake, wanted).unwrap();

@@ -22,4 +22,12 @@ pub(crate) fn run(input: &[u8]) {
     let options = Options { types: Some(bytes), ..Options::new(machine, layout) };
     let Ok(kernel) = Kernel::parse(build(&options).image) else { return };
     crate::kernels::arguments(&kernel);
+    // The types of a module, behind those.
+    let mut split = crate::kernels::synthetic::btf();
+    crate::kernels::damage(&mut split, 0, rest);
+    let Ok(types) = kernel.module_types(&split) else { return };
+    for name in ["vfs_read", "do_work", "f"] {
+        let _ = kernel.module_prototype(&types, [name].into_iter());
+        let _ = kernel.tracepoint_prototype(name, Some(&types));
+    }
 }

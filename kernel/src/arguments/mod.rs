@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use super::btf::{Btf, Functions, Kind, Named};
 use super::near::Near;
-use super::{Arch, Kernel};
+use super::{Arch, Kernel, KernelError};
 
 mod convention;
 mod error;
@@ -159,6 +159,29 @@ pub(super) struct Arguments {
     enums: Mutex<Enums>,
 }
 
+/// The types of a module, with those of the kernel that it was built for.
+#[derive(Debug)]
+pub struct ModuleTypes {
+    btf: Btf,
+    /// Of functions of its own.
+    arguments: Arguments,
+}
+
+impl ModuleTypes {
+    fn scope(&self) -> Scope<'_> {
+        Scope { btf: &self.btf, arguments: &self.arguments, module: true }
+    }
+}
+
+/// Where functions are looked up.
+#[derive(Clone, Copy)]
+struct Scope<'a> {
+    btf: &'a Btf,
+    arguments: &'a Arguments,
+    /// Of a module, of which no table has all names.
+    module: bool,
+}
+
 /// A function's parameters as types.
 struct Signature<'a> {
     function: String,
@@ -192,15 +215,55 @@ impl Kernel {
         Some(types.prototype(&signature))
     }
 
-    /// The same of a function by its name, whether it has a site or not.
-    pub(super) fn prototype_of_name(&self, name: &str) -> Result<Prototype, NoPrototype> {
-        let (types, signature) = self.signature_of([name].into_iter())?;
+    /// The same of a function by its name, whether it has a site or not; `module` has the types of
+    /// the module that it is in, if it is in one.
+    pub(super) fn prototype_of_name(
+        &self,
+        name: &str,
+        module: Option<&ModuleTypes>,
+    ) -> Result<Prototype, NoPrototype> {
+        let (types, signature) = match module {
+            Some(module) => self.signature_in(module.scope(), [name].into_iter())?,
+            None => self.signature_of([name].into_iter())?,
+        };
         Ok(types.prototype(&signature))
+    }
+
+    /// The parameters and the result of a function of a module, by its names and the module's types.
+    ///
+    /// # Errors
+    /// Why they are not known.
+    pub fn module_prototype<'n>(
+        &self,
+        types: &ModuleTypes,
+        names: impl Iterator<Item = &'n str>,
+    ) -> Result<Prototype, NoPrototype> {
+        let (types, signature) = self.signature_in(types.scope(), names)?;
+        Ok(types.prototype(&signature))
+    }
+
+    /// The types of a module, by its `.BTF` section as it is in the guest's memory.
+    ///
+    /// # Errors
+    /// When the kernel has none itself, or these are damaged.
+    pub fn module_types(&self, split: &[u8]) -> Result<ModuleTypes, KernelError> {
+        let own = self.btf()?;
+        let btf = own.with_split(split)?;
+        let functions = Functions::new(&btf, own.len());
+        Ok(ModuleTypes { btf, arguments: Arguments { functions, enums: Mutex::default() } })
     }
 
     /// Why the function at a site has no prototype; none if it has one.
     pub fn no_prototype(&self, site: usize) -> Option<NoPrototype> {
         self.signature(site).err()
+    }
+
+    /// The prototype of the function at a site.
+    ///
+    /// # Errors
+    /// Why it has none.
+    pub fn known_prototype(&self, site: usize) -> Result<Prototype, NoPrototype> {
+        self.prototype(site).ok_or_else(|| self.no_prototype(site).unwrap_or(NoPrototype::Unknown))
     }
 
     /// The registers that pass parameters, by their own names: for functions whose parameters
@@ -229,14 +292,23 @@ impl Kernel {
     ) -> Result<(Types<'a>, Signature<'a>), NoPrototype> {
         let btf = self.btf().map_err(|_| NoPrototype::NoTypes)?;
         let arguments = self.arguments.get_or_init(|| Arguments {
-            functions: Functions::new(btf),
-            enums: Mutex::new(Enums::default()),
+            functions: Functions::new(btf, 0),
+            enums: Mutex::default(),
         });
+        self.signature_in(Scope { btf, arguments, module: false }, names)
+    }
+
+    fn signature_in<'a, 'n>(
+        &self,
+        scope: Scope<'a>,
+        names: impl Iterator<Item = &'n str>,
+    ) -> Result<(Types<'a>, Signature<'a>), NoPrototype> {
+        let Scope { btf, arguments, module } = scope;
         // The first that tells why stands for all.
         let mut why = None;
         for name in names {
             let found = match arguments.functions.find(btf, name) {
-                Named::Known(number) if self.is_its(&arguments.functions, name) => {
+                Named::Known(number) if module || self.is_its(&arguments.functions, name) => {
                     Signature::new(btf, self.arch(), name, number).ok_or(NoPrototype::Damaged)
                 }
                 Named::Known(_) | Named::Ambiguous => Err(NoPrototype::Ambiguous),

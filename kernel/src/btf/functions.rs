@@ -27,11 +27,14 @@ pub(crate) enum Named {
 }
 
 impl Functions {
-    pub(crate) fn new(btf: &Btf) -> Self {
+    /// Of the types from a number on: 0 has all.
+    pub(crate) fn new(btf: &Btf, from: usize) -> Self {
         let hasher = RandomState::new();
         let mut list = Vec::new();
         let mut consistent = false;
-        for (number, this) in (0_u32..).zip((0..btf.len()).map(|number| btf.get(number))) {
+        for number in from..btf.len() {
+            let this = btf.get(number);
+            let Ok(number) = u32::try_from(number) else { break };
             match this.map(|this| (this.kind, btf.text(this.name))) {
                 Some((FUNCTION, name)) if !name.is_empty() => {
                     list.push((hasher.hash_one(name), number));

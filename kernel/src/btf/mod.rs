@@ -78,45 +78,34 @@ pub(crate) struct Member {
 impl Btf {
     /// Reads the contents of a `.BTF` section.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, KernelError> {
-        const MAGIC: u16 = 0xeb9f;
+        let (table, strings) = parts(&bytes)?;
+        let mut types = vec![0];
+        add_types(&bytes, table, &mut types)?;
+        Ok(Self { bytes, strings, types })
+    }
+
+    /// These types and those of a module, whose `.BTF` section counts its types and strings from
+    /// the end of the kernel's own (tools/lib/bpf: split BTF).
+    ///
+    /// # Errors
+    /// When what the module has is damaged.
+    pub(crate) fn with_split(&self, split: &[u8]) -> Result<Self, KernelError> {
+        let (table, strings) = parts(split)?;
         let bad = |reason: &str| KernelError::BadBtf(reason.to_owned());
-        if u16_at(&bytes, 0) != Some(MAGIC) || bytes.get(2) != Some(&1) {
-            return Err(bad("no BTF header of version 1"));
-        }
-        let field = |offset| {
-            u32_at(&bytes, offset).map(|v| index(v.into())).ok_or_else(|| bad("short header"))
-        };
-        let header = field(4)?;
-        let part = |offset: usize, len: usize| {
-            let start = header.checked_add(offset)?;
-            let end = start.checked_add(len)?;
-            (end <= bytes.len()).then_some(start..end)
-        };
-        let table = part(field(8)?, field(12)?).ok_or_else(|| bad("the types are cut off"))?;
-        let strings = part(field(16)?, field(20)?).ok_or_else(|| bad("the strings are cut off"))?;
+        let own = self.bytes.get(..self.strings.end).ok_or_else(|| bad("no strings"))?;
+        let [table, more] = [table, strings].map(|part| split.get(part).unwrap_or_default());
+        // Strings must be one run. Types keep their places.
+        let bytes = [own, more, table].concat();
         if u32::try_from(bytes.len()).is_err() {
             return Err(bad("larger than 4 GiB"));
         }
-        let mut types = vec![0];
-        let mut position = table.start;
-        while position < table.end {
-            let Some(fixed) = fixed_part(&bytes, position) else {
-                return Err(bad("a type is cut off"));
-            };
-            let Some(extra) = fixed.extra() else {
-                let kind = fixed.kind;
-                return Err(KernelError::BadBtf(format!(
-                    "type {} of unknown kind {kind}",
-                    types.len()
-                )));
-            };
-            types.extend(u32::try_from(position));
-            position = fixed.rest + extra;
+        // As every writer of BTF has them.
+        if self.types.iter().any(|&at| index(at.into()) >= own.len()) {
+            return Err(bad("the kernel's strings are before its types"));
         }
-        if position != table.end {
-            return Err(bad("the last type is cut off"));
-        }
-        Ok(Self { bytes, strings, types })
+        let mut types = self.types.clone();
+        add_types(&bytes, own.len() + more.len()..bytes.len(), &mut types)?;
+        Ok(Self { bytes, strings: self.strings.start..own.len() + more.len(), types })
     }
 
     /// The section's bytes, as `/sys/kernel/btf/vmlinux` shows them in the guest.
@@ -234,6 +223,53 @@ impl Btf {
         let name = index(self.get(index(number.into()))?.name.into());
         text_at(&self.bytes[self.strings.clone()], name, 512)
     }
+}
+
+/// Where types and strings are in a `.BTF` section.
+fn parts(bytes: &[u8]) -> Result<(Range<usize>, Range<usize>), KernelError> {
+    const MAGIC: u16 = 0xeb9f;
+    let bad = |reason: &str| KernelError::BadBtf(reason.to_owned());
+    if u16_at(bytes, 0) != Some(MAGIC) || bytes.get(2) != Some(&1) {
+        return Err(bad("no BTF header of version 1"));
+    }
+    let field =
+        |offset| u32_at(bytes, offset).map(|v| index(v.into())).ok_or_else(|| bad("short header"));
+    let header = field(4)?;
+    let part = |offset: usize, len: usize| {
+        let start = header.checked_add(offset)?;
+        let end = start.checked_add(len)?;
+        (end <= bytes.len()).then_some(start..end)
+    };
+    let table = part(field(8)?, field(12)?).ok_or_else(|| bad("the types are cut off"))?;
+    let strings = part(field(16)?, field(20)?).ok_or_else(|| bad("the strings are cut off"))?;
+    if u32::try_from(bytes.len()).is_err() {
+        return Err(bad("larger than 4 GiB"));
+    }
+    Ok((table, strings))
+}
+
+/// Adds where each type of a table begins.
+fn add_types(bytes: &[u8], table: Range<usize>, types: &mut Vec<u32>) -> Result<(), KernelError> {
+    let bad = |reason: &str| KernelError::BadBtf(reason.to_owned());
+    let mut position = table.start;
+    while position < table.end {
+        let Some(fixed) = fixed_part(bytes, position) else {
+            return Err(bad("a type is cut off"));
+        };
+        let Some(extra) = fixed.extra() else {
+            let kind = fixed.kind;
+            return Err(KernelError::BadBtf(format!(
+                "type {} of unknown kind {kind}",
+                types.len()
+            )));
+        };
+        types.extend(u32::try_from(position));
+        position = fixed.rest + extra;
+    }
+    if position != table.end {
+        return Err(bad("the last type is cut off"));
+    }
+    Ok(())
 }
 
 fn fixed_part(bytes: &[u8], at: usize) -> Option<Type> {

@@ -5,6 +5,8 @@
 //! BTF tells where in the structures.
 
 mod code;
+mod memory;
+mod module;
 mod prepare;
 mod signature;
 mod syscalls;
@@ -17,6 +19,8 @@ use super::read::{index, u64_at};
 use super::{Arch, Kernel, KernelError};
 
 pub use code::{Branch, Call, Hooks, StaticCalls};
+pub use memory::Memory;
+pub use module::{ModuleTracepoint, ModuleTracepoints, Uses};
 pub use prepare::{Preparation, SyscallMarks};
 
 /// A tracepoint as the kernel's own tracing shows it.
@@ -87,7 +91,10 @@ const LONGEST: usize = 256;
 const LONGEST_PRINT: usize = 16 << 10;
 
 /// Where in the kernel's structures things are.
-struct Layout {
+#[derive(Debug)]
+pub(super) struct EventLayout {
+    points: code::Layout,
+    module: Option<module::Layout>,
     class: u64,
     tracepoint: u64,
     print: u64,
@@ -101,7 +108,7 @@ struct Layout {
     signed: u64,
 }
 
-impl Layout {
+impl EventLayout {
     fn find(kernel: &Kernel) -> Result<Self, KernelError> {
         let btf = kernel.btf()?;
         let member = |strukt: &'static str, member: &'static str| {
@@ -110,6 +117,8 @@ impl Layout {
         };
         let size = btf.struct_size("trace_event_fields").map(u64::from);
         Ok(Self {
+            points: code::Layout::find(kernel)?,
+            module: module::Layout::find(btf),
             class: member("trace_event_call", "class")?,
             tracepoint: member("trace_event_call", "tp")?,
             print: member("trace_event_call", "print_fmt")?,
@@ -140,33 +149,23 @@ impl Kernel {
         Ok(self.events.get_or_init(|| events))
     }
 
-    fn word(&self, address: u64) -> Option<u64> {
-        u64_at(self.bytes(address, 8)?, 0)
+    /// Where in its structures things are: looked for once.
+    pub(super) fn event_layout(&self) -> Result<&EventLayout, KernelError> {
+        if let Some(layout) = self.event_layout.get() {
+            return Ok(layout);
+        }
+        let layout = EventLayout::find(self)?;
+        Ok(self.event_layout.get_or_init(|| layout))
     }
 
-    /// The text at a link address.
-    fn text(&self, address: u64, longest: usize) -> Option<&str> {
-        // It may stand at the end of what there is.
-        let mut len = longest;
-        let bytes = loop {
-            match self.bytes(address, len) {
-                Some(bytes) => break bytes,
-                None if len > 16 => len /= 2,
-                None => return None,
-            }
-        };
-        let end = memchr::memchr(0, bytes)?;
-        std::str::from_utf8(&bytes[..end]).ok()
-    }
-
-    /// The text that the pointer at a link address leads to.
-    fn text_behind(&self, pointer: u64, longest: usize) -> Option<&str> {
-        self.text(self.word(pointer)?, longest)
+    /// The memory of the image's file.
+    fn memory(&self) -> &dyn Memory {
+        self
     }
 }
 
 fn find(kernel: &Kernel) -> Result<Vec<Event>, KernelError> {
-    let layout = Layout::find(kernel)?;
+    let layout = kernel.event_layout()?;
     let symbols = kernel.symbols();
     let table =
         symbols.address("__start_ftrace_events").zip(symbols.address("__stop_ftrace_events"));
@@ -177,7 +176,7 @@ fn find(kernel: &Kernel) -> Result<Vec<Event>, KernelError> {
         .ok_or(KernelError::Tracepoints("its table of events is not in the file"))?;
     let tables = Tables { points: tracepoints(kernel), syscalls: syscalls::numbers(kernel) };
     let mut events: Vec<Event> =
-        (0..count).filter_map(|i| event(kernel, &layout, &tables, u64_at(words, 8 * i)?)).collect();
+        (0..count).filter_map(|i| event(kernel, layout, &tables, u64_at(words, 8 * i)?)).collect();
     if kernel.arch() == Arch::X86_64 {
         // The table itself is none of the events'.
         let places = (start..stop).step_by(8);
@@ -221,14 +220,13 @@ fn tracepoints(kernel: &Kernel) -> HashMap<u64, &str> {
     named.collect()
 }
 
-fn event(kernel: &Kernel, layout: &Layout, tables: &Tables<'_>, call: u64) -> Option<Event> {
+fn event(kernel: &Kernel, layout: &EventLayout, tables: &Tables<'_>, call: u64) -> Option<Event> {
+    let memory = kernel.memory();
     let at = |offset: u64| call.wrapping_add(offset);
-    let class = kernel.word(at(layout.class))?;
-    let system = kernel.text_behind(class.wrapping_add(layout.system), LONGEST)?;
+    let class = memory.pointer(at(layout.class))?;
+    let system = memory.text_behind(class.wrapping_add(layout.system), LONGEST)?;
     // Name and tracepoint are one word.
-    let point = kernel.word(at(layout.tracepoint))?;
-    let print = kernel.text_behind(at(layout.print), LONGEST_PRINT).unwrap_or_default();
-    let mut fields = Vec::new();
+    let point = memory.pointer(at(layout.tracepoint))?;
     let (name, origin) = match tables.points.get(&point) {
         Some(&name) => {
             // Events may have other names than their tracepoints.
@@ -238,8 +236,8 @@ fn event(kernel: &Kernel, layout: &Layout, tables: &Tables<'_>, call: u64) -> Op
             (own, Origin::Tracepoint(name.to_owned(), point))
         }
         None => {
-            let name = kernel.text(point, LONGEST)?.to_owned();
-            let origin = match (system, syscalls::part(&name)) {
+            let name = memory.text(point, LONGEST)?;
+            let origin = match (&*system, syscalls::part(&name)) {
                 ("syscalls", Some((exit, own))) => {
                     Origin::Syscall { number: tables.syscalls.get(own).copied(), exit }
                 }
@@ -248,29 +246,46 @@ fn event(kernel: &Kernel, layout: &Layout, tables: &Tables<'_>, call: u64) -> Op
             (name, origin)
         }
     };
-    if let Origin::Syscall { exit, .. } = origin {
-        fields = syscalls::fields(kernel, kernel.word(at(layout.data))?, exit)?;
-    } else if let Some(table) = kernel.word(class.wrapping_add(layout.fields)) {
-        fields.extend(
-            (0..MOST_FIELDS as u64)
-                .map_while(|i| field(kernel, layout, table.wrapping_add(i * layout.stride))),
-        );
-    }
-    let (system, print) = (system.to_owned(), print.to_owned());
+    let fields = match origin {
+        Origin::Syscall { exit, .. } => {
+            syscalls::fields(kernel, memory.pointer(at(layout.data))?, exit)?
+        }
+        _ => layout.fields(memory, class),
+    };
+    let print = layout.print(memory, call);
     Some(Event { system, name, origin, address: call, fields, print })
 }
 
-fn field(kernel: &Kernel, layout: &Layout, at: u64) -> Option<EventField> {
-    let at = |offset: u64| at.wrapping_add(offset);
-    let kind = kernel.word(at(layout.kind)).filter(|&kind| kind != 0 && kind != u64::MAX)?;
-    let size = u32::from_le_bytes(kernel.bytes(at(layout.size), 4)?.try_into().ok()?);
-    let signed = kernel.bytes(at(layout.signed), 1)?;
-    Some(EventField {
-        name: kernel.text_behind(at(layout.name), LONGEST)?.to_owned(),
-        kind: counted(kernel.text(kind, LONGEST)?, size),
-        size,
-        signed: signed.first().is_some_and(|&bits| bits & 1 != 0),
-    })
+impl EventLayout {
+    /// The fields of the events of a class, by its address.
+    fn fields(&self, memory: &dyn Memory, class: u64) -> Vec<EventField> {
+        let table = memory.pointer(class.wrapping_add(self.fields));
+        let places = table.into_iter().flat_map(|table| {
+            (0..MOST_FIELDS as u64).map(move |i| table.wrapping_add(i * self.stride))
+        });
+        places.map_while(|at| self.field(memory, at)).collect()
+    }
+
+    fn field(&self, memory: &dyn Memory, at: u64) -> Option<EventField> {
+        let at = |offset: u64| at.wrapping_add(offset);
+        let kind = u64::from_le_bytes(memory.array(at(self.kind))?);
+        if kind == 0 || kind == u64::MAX {
+            return None;
+        }
+        let size = memory.count(at(self.size))?;
+        let [signed] = memory.array(at(self.signed))?;
+        Some(EventField {
+            name: memory.text_behind(at(self.name), LONGEST)?,
+            kind: counted(&memory.text_behind(at(self.kind), LONGEST)?, size),
+            size,
+            signed: signed & 1 != 0,
+        })
+    }
+
+    /// How an event is printed, by the address of its `struct trace_event_call`.
+    fn print(&self, memory: &dyn Memory, call: u64) -> String {
+        memory.text_behind(call.wrapping_add(self.print), LONGEST_PRINT).unwrap_or_default()
+    }
 }
 
 /// A type whose count of characters is a name in the image, which the kernel replaces at boot.

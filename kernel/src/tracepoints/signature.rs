@@ -1,16 +1,20 @@
 //! What a tracepoint passes to its probes.
 
 use super::super::Kernel;
-use super::super::arguments::{NoPrototype, PathError, Prototype, Value};
+use super::super::arguments::{ModuleTypes, NoPrototype, PathError, Prototype, Value};
 
 impl Kernel {
-    /// What the probes of a tracepoint are called with, by its name: the first word is the probe's
-    /// own and not among these.
+    /// What the probes of a tracepoint are called with, by its name, and the types of the module that
+    /// has it: the first word is the probe's own and not among these.
     ///
     /// # Errors
     /// Why it is not known.
-    pub fn tracepoint_prototype(&self, name: &str) -> Result<Prototype, NoPrototype> {
-        let mut prototype = self.prototype_of_name(&iterator(name))?;
+    pub fn tracepoint_prototype(
+        &self,
+        name: &str,
+        module: Option<&ModuleTypes>,
+    ) -> Result<Prototype, NoPrototype> {
+        let mut prototype = self.prototype_of_name(&iterator(name), module)?;
         prototype.parameters.retain(|parameter| parameter.name != OWN);
         Ok(prototype)
     }

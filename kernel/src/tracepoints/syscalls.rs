@@ -59,11 +59,12 @@ pub(super) fn fields(kernel: &Kernel, data: u64, exit: bool) -> Option<Vec<Event
     let count = kernel.bytes(data.wrapping_add(member("nb_args")?), 4)?;
     let count = u32::from_le_bytes(count.try_into().ok()?).min(MOST_ARGUMENTS);
     let (types, names) = (member("types")?, member("args")?);
+    let memory = kernel.memory();
     let (types, names) =
-        (kernel.word(data.wrapping_add(types)), kernel.word(data.wrapping_add(names)));
+        (memory.pointer(data.wrapping_add(types)), memory.pointer(data.wrapping_add(names)));
     for i in 0..u64::from(count) {
-        let text = |table: Option<u64>| kernel.text_behind(table?.wrapping_add(8 * i), LONGEST);
-        fields.push(word(text(names)?, text(types)?, 8, false));
+        let text = |table: Option<u64>| memory.text_behind(table?.wrapping_add(8 * i), LONGEST);
+        fields.push(word(&text(names)?, &text(types)?, 8, false));
     }
     Some(fields)
 }

@@ -53,10 +53,10 @@ impl Controller {
             for (index, program) in all(&plan.events) {
                 let Some(event) = self.tracing.events.get(index) else { continue };
                 let Some(hooks) = event.hooks() else { continue };
-                let word = attachment.tracepoint_word(ram, hooks.tracepoint, program)?;
+                let word = attachment.tracepoint_word(ram, event.known_by(hooks), program)?;
                 let (address, event_fields) = (event.address, Arc::clone(&event.fields));
                 events.push(EventTarget { address, word, event: event_fields });
-                wanted.events.push((hooks.clone(), program));
+                wanted.events.push((self.with_modules(hooks), program));
             }
         }
         if attachment.is_settled() {

@@ -23,6 +23,7 @@ use super::arch;
 use super::ending::TraceEnd;
 use super::history::History;
 use super::latency::Measured;
+use super::module_events::ModulePoints;
 use super::room;
 use super::selftest::Testing;
 use super::tracing::Plan;
@@ -131,6 +132,8 @@ pub(super) struct Controller {
     pub(super) unseen: BTreeMap<Missing, BTreeSet<usize>>,
     /// Tracers of which it was said that they miss something of modules, and what else was said of them.
     pub(super) unvalued: Vec<String>,
+    /// What modules that are loaded have of tracepoints, by the addresses of their `struct module`.
+    pub(super) module_points: BTreeMap<u64, ModulePoints>,
     /// Of the run.
     pub(super) deadline: Deadline,
     /// The trigger that ends the run.
@@ -189,6 +192,7 @@ impl Controller {
             module_exits: Vec::new(),
             unseen: BTreeMap::new(),
             unvalued: Vec::new(),
+            module_points: BTreeMap::new(),
             deadline,
             ended_by: None,
             commands,

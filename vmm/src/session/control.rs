@@ -2,7 +2,7 @@
 //! whose time is in the stream as a mark.
 
 use super::attach::{Controller, Stage, nanoseconds, ticks_now};
-use super::{Doing, Histogram, Tracer, Tracing, Use, Wants, conditional, histogram, mark, values};
+use super::{Doing, Histogram, Tracer, Tracing, Use, Wants, conditional, histogram, mark};
 use crate::condition::Condition;
 use crate::machine::Machine;
 use crate::serve::{Answer, Control, ControlRequest, Globs, TracerSpec};
@@ -120,8 +120,7 @@ impl Controller {
         let (condition, more) = conditional(&self.kernel, &mut sites, condition.as_ref(), used)
             .map_err(|error| error.to_string())?;
         let (values, mut notes) =
-            values(&self.kernel, &sites, &wants.of_these(&self.kernel, &sites))
-                .map_err(|error| error.to_string())?;
+            self.values(machine, &sites, &wants.of_these(&self.kernel, &sites))?;
         notes.extend(more);
         let globs = globs.clone();
         let text = match &condition {
@@ -187,8 +186,7 @@ impl Controller {
         self.tracing.check_followed(spec.condition.as_ref())?;
         let mut wants = Wants::from(spec.actions);
         wants.results |= spec.condition.as_ref().is_some_and(Condition::tells_value);
-        let (values, mut notes) =
-            values(&self.kernel, &sites, &wants).map_err(|error| error.to_string())?;
+        let (values, mut notes) = self.values(machine, &sites, &wants)?;
         notes.extend(sorted);
         notes.extend(more);
         let (name, text) = (String::new(), spec.to_string());

@@ -20,6 +20,8 @@ mod follow;
 mod histograms;
 mod history;
 mod latency;
+mod module_events;
+mod module_types;
 mod modules;
 mod points;
 mod printk;
@@ -50,7 +52,7 @@ use std::time::{Duration, Instant};
 
 pub use conditions::{Conditional, ConditionalError, conditional};
 pub use ends::{Doing, EndsError, Use};
-pub use events::{EventError, TracedEvent, add_events, events};
+pub use events::{EventError, Patterns, TracedEvent, add_events, events};
 pub use follow::{Follow, FollowError};
 pub use histograms::{Histogram, HistogramError, histogram};
 pub use tracing::{Plan, Tracer, Tracing};

@@ -4,14 +4,16 @@
 use super::apply::Wanted;
 use super::attach::{Controller, Stage};
 use super::conditions::Conditional;
+use super::module_types::{WithModules, module_types};
 use super::shares::Shares;
-use super::{Tracer, Tracing, arch, values};
+use super::values::values_of;
+use super::{Tracer, Tracing, Wants, arch};
 use crate::kernel::{Exit, Functions, Missing, Selection, selects};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
 use crate::relay::Values;
 use crate::stream::{MarkKind, Skipped};
 use crate::tracer::{
-    Attachment, Guest, Module, ModuleCoverage, ModuleFunction, ModuleMoment, Ram, TraceError,
+    Attachment, Guest, Image, Module, ModuleCoverage, ModuleFunction, ModuleMoment, Ram, TraceError,
 };
 use rustc_hash::FxHashSet;
 use std::collections::BTreeSet;
@@ -138,16 +140,29 @@ impl Controller {
                     _ => 0,
                 };
                 let [module, start, end] = [0, 1, 2].map(word);
+                let begun = from.is_none();
                 match moment {
                     ModuleMoment::Ready => {
-                        self.module_ready(machine, &mut attachment, module, from.is_none())
+                        self.module_ready(machine, &mut attachment, module, begun)
                     }
                     // Of the kernel itself: given back long ago.
                     ModuleMoment::Freed if module == 0 => Ok(None),
                     ModuleMoment::Freed => {
                         self.module_gone(machine, &mut attachment, module, Some(start..end))
                     }
-                    ModuleMoment::Gone => self.module_gone(machine, &mut attachment, module, None),
+                    ModuleMoment::Gone => {
+                        self.module_events_gone(machine, &mut attachment, module, begun);
+                        self.forget_module_events(module);
+                        self.module_gone(machine, &mut attachment, module, None)
+                    }
+                    // Of others than modules it was not told here: the state is the second, the
+                    // module the third.
+                    ModuleMoment::Told if attachment.is_going(start) => {
+                        self.module_events_gone(machine, &mut attachment, end, begun);
+                        self.leave_module_events(end);
+                        Ok(None)
+                    }
+                    ModuleMoment::Told => Ok(None),
                 }
             }
             Err(error) => Err(error.to_string()),
@@ -194,7 +209,7 @@ impl Controller {
         if let Some(relay) = &self.relay {
             relay.module(Arc::clone(&module));
         }
-        let own = self.take_up(&module);
+        let own = self.take_up(&ram, attachment.image(), &module);
         self.find_module_exits(&ram, attachment);
         if module.left_out > 0 && !own.is_empty() {
             let count = module.left_out;
@@ -207,15 +222,23 @@ impl Controller {
         } else {
             self.take(machine, attachment, &own, &name)
         };
+        let events = self.module_events_ready(machine, attachment, (address, &name), begun);
         let taken = taken.map_err(|error| format!("module {name} is not traced: {error}"))?;
         let all = module.functions.len();
-        Ok(Some((format!("module {name} loaded: {taken} of {all} functions"), taken)))
+        let mut text = format!("module {name} loaded: {taken} of {all} functions");
+        if events > 0 {
+            text.push_str(&format!(", {events} events"));
+        }
+        Ok(Some((text, taken)))
     }
 
     /// Gives the functions of a module to the tracers that want them: those that any does.
-    fn take_up(&mut self, module: &Module) -> Vec<usize> {
+    fn take_up(&mut self, ram: &dyn Guest, image: &Image, module: &Module) -> Vec<usize> {
         let mut all = Vec::new();
-        let (mut unvalued, mut unsorted) = (Vec::new(), Vec::new());
+        let (mut unvalued, mut unsorted, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+        let typed = |wants: &Wants| wants.parameters || wants.results;
+        let typed = self.tracing.present().any(|(_, tracer)| typed(&tracer.wants));
+        let mut known: Option<WithModules<'_>> = None;
         let unseen = !self.kernel.sees_exits_of_modules();
         for tracer in self.tracing.tracers.iter_mut().flatten() {
             // What their parameters are is not known.
@@ -242,8 +265,17 @@ impl Controller {
             all.extend_from_slice(tracer.sites.get(before..).unwrap_or_default());
             if tracer.sites.len() > before {
                 let own = tracer.sites.get(before..).unwrap_or_default();
-                // They have no types, so this is what there is in any case.
-                if let Ok((values, _)) = values(&self.kernel, own, &tracer.wants.of_types()) {
+                let wants = tracer.wants.of_types();
+                // To read the types takes its time, in which the guest waits.
+                let known = known.get_or_insert_with(|| {
+                    let types = || module_types(&self.kernel, ram, image, module.address);
+                    let types = typed.then(types).flatten();
+                    let types = types.map(|types| (Arc::clone(&module.name), types));
+                    let (kernel, functions) = (&*self.kernel, &self.functions);
+                    WithModules { kernel, functions, types: types.into_iter().collect() }
+                });
+                if let Ok((values, more)) = values_of(&self.kernel, known, own, &wants) {
+                    notes.extend(more.into_iter().map(|note| (tracer.name.clone(), note)));
                     let Values { entries, results } = &mut tracer.values;
                     if !values.entries.is_empty() {
                         Arc::make_mut(entries).extend(values.entries.iter().map(owned));
@@ -253,9 +285,8 @@ impl Controller {
                     }
                 }
                 tracer.sites.sort_unstable();
-                let raw = tracer.wants.parameters || tracer.wants.results;
-                if (tracer.graph && unseen) || raw {
-                    unvalued.push((tracer.name.clone(), tracer.graph && unseen, raw));
+                if tracer.graph && unseen {
+                    unvalued.push(tracer.name.clone());
                 }
             }
         }
@@ -278,18 +309,21 @@ impl Controller {
                 self.unvalued.push(tracer);
             }
         }
-        for (tracer, unseen, raw) in unvalued {
+        for tracer in unvalued {
             if !self.unvalued.contains(&tracer) {
-                let what = match (unseen, raw) {
-                    (true, false) => "are traced without returns",
-                    (true, true) => "are traced without returns, and show raw registers",
-                    (false, _) => "show raw registers: their types are not known",
-                };
                 self.note(format!(
-                    "{tracer}: functions of modules (such as those of {}) {what}",
+                    "{tracer}: functions of modules (such as those of {}) are traced without returns",
                     module.name
                 ));
                 self.unvalued.push(tracer);
+            }
+        }
+        for (tracer, note) in notes {
+            // What one lacks others lack, too.
+            let key = format!("values of {tracer}");
+            if !self.unvalued.contains(&key) {
+                self.note(format!("{tracer}: {note}"));
+                self.unvalued.push(key);
             }
         }
         all

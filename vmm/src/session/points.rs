@@ -1,7 +1,7 @@
 //! Tracepoints beside the guest's own tracing.
 
 use super::attach::{Controller, Stage};
-use super::events::{TracedEvent, add_events, events, is_meant};
+use super::events::{TracedEvent, add_events, events};
 use super::mark;
 use crate::kernel::preemptirq::{Switch, Switches};
 use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
@@ -87,12 +87,21 @@ impl Controller {
 
     /// Traces more events from now on.
     pub(super) fn add_events(&mut self, machine: &Machine, glob: &str) -> Answer {
-        let (found, mut notes) = events(&self.kernel, glob).map_err(|error| error.to_string())?;
-        let before = self.tracing.events.clone();
+        let before = (self.tracing.events.clone(), self.tracing.patterns.clone());
+        self.tracing.patterns.add(glob);
+        let found = self.find_events(machine, glob);
+        let (found, mut notes) = match found {
+            Ok(found) => found,
+            Err(error) => {
+                self.tracing.patterns = before.1;
+                return Err(error);
+            }
+        };
+        let waits = found.is_empty();
         let addresses: Vec<u64> = found.iter().map(|event| event.address).collect();
         let left_out = add_events(&mut self.tracing.events, found);
         let kept = self.keep_for_others(&addresses);
-        if self.tracing.events.len() == before.len() {
+        if self.tracing.events.len() == before.0.len() && !waits {
             if kept > 0 {
                 return Ok(format!("event {glob} added: it was traced for a latency, and stays"));
             }
@@ -106,38 +115,61 @@ impl Controller {
         match &mut done {
             Ok(done) => notes.iter().for_each(|note| done.push_str(&format!("; {note}"))),
             Err(_) => {
-                self.tracing.events = before;
+                (self.tracing.events, self.tracing.patterns) = before;
                 self.tracing_changed();
             }
         }
         done
     }
 
+    /// The events that a pattern means, of the kernel and the modules that are loaded, and notes.
+    fn find_events(
+        &mut self,
+        machine: &Machine,
+        glob: &str,
+    ) -> Result<(Vec<TracedEvent>, Vec<String>), String> {
+        let own = events(&self.kernel, glob);
+        self.learn_modules(machine);
+        let (found, notes) = self.events_of_modules(machine, glob);
+        match own {
+            // What it would wait for is there.
+            Ok((own, _)) if own.is_empty() && !found.is_empty() => Ok((found, notes)),
+            Ok((mut own, mut own_notes)) => {
+                own.extend(found);
+                own_notes.extend(notes);
+                Ok((own, own_notes))
+            }
+            Err(_) if !found.is_empty() => Ok((found, notes)),
+            Err(error) => Err(notes.into_iter().next().unwrap_or_else(|| error.to_string())),
+        }
+    }
+
     /// Traces these events no more.
     pub(super) fn remove_events(&mut self, machine: &Machine, glob: &str) -> Answer {
-        let mut meant = self.tracing.events.iter().map(|event| event.fields.name.as_str());
-        let needed = |name: &str| is_meant(glob, name).then(|| self.needed_for_latency(name));
-        if let Some(why) = meant.find_map(|name| needed(name).flatten()) {
+        let mut meant = self.tracing.events.iter().filter(|event| event.is_meant_by(glob));
+        if let Some(why) = meant.find_map(|event| self.needed_for_latency(&event.fields.name)) {
             return Err(why);
         }
-        let before = self.tracing.events.clone();
-        self.tracing.events.retain(|event| !is_meant(glob, &event.fields.name));
-        if self.tracing.events.len() == before.len() {
+        let before = (self.tracing.events.clone(), self.tracing.patterns.clone());
+        self.tracing.events.retain(|event| !event.is_meant_by(glob));
+        let waited = self.tracing.patterns.remove(glob);
+        if self.tracing.events.len() == before.0.len() && !waited {
+            self.tracing.patterns = before.1;
             return Err(format!("no event that is traced matches {glob}: see event list"));
         }
         self.tracing_changed();
         let done = self.retarget(machine, MarkKind::Filter, &format!("event {glob} removed"));
         if done.is_err() {
-            self.tracing.events = before;
+            (self.tracing.events, self.tracing.patterns) = before;
             self.tracing_changed();
         }
         done
     }
 
-    /// One line: the names of all.
+    /// One line: the names of all, and the patterns of those of modules.
     pub(super) fn list_events(&self) -> String {
         let names = self.tracing.events.iter().map(|event| event.fields.name.as_str());
-        names.collect::<Vec<_>>().join("; ")
+        names.chain(self.tracing.patterns.of_modules()).collect::<Vec<_>>().join("; ")
     }
 
     /// Says in the stream which events are traced from this time on, if these are others than

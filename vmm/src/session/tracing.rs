@@ -1,7 +1,7 @@
 //! What is to be traced, for which tracers.
 
 use super::conditions::Conditional;
-use super::events::TracedEvent;
+use super::events::{Patterns, TracedEvent};
 use super::follow::Follow;
 use super::histograms::Histogram;
 use super::triggers::Trigger;
@@ -128,6 +128,8 @@ pub struct Tracing {
     pub returns: Vec<usize>,
     /// Events of tracepoints, each of another one, or of other system calls.
     pub events: Vec<TracedEvent>,
+    /// What they were asked for by: modules that come later may have others.
+    pub patterns: Patterns,
     /// Which of these are recorded; `None` for all.
     pub events_if: Option<Condition>,
     /// How tasks are followed.
@@ -184,6 +186,7 @@ impl Tracing {
             buffer: None,
             returns: Vec::new(),
             events: Vec::new(),
+            patterns: Patterns::default(),
             events_if: None,
             follow: None,
             triggers: Vec::new(),
@@ -247,7 +250,8 @@ impl Tracing {
 
     /// Whether tracepoints tell any of the events.
     pub(super) fn has_tracepoints(&self) -> bool {
-        self.events.iter().any(|event| event.hooks().is_some())
+        let waits = self.patterns.of_modules().next().is_some();
+        waits || self.events.iter().any(|event| event.hooks().is_some())
     }
 
     /// Whether there is something that can only be held when the kernel has patched its alternatives.
@@ -438,6 +442,7 @@ impl Tracing {
         let of_functions = |tracer: &Tracer| !tracer.sites.is_empty() || tracer.names_modules();
         !self.exits
             && self.events.is_empty()
+            && self.patterns.of_modules().next().is_none()
             && !self.present().any(|(_, tracer)| of_functions(tracer))
     }
 }
@@ -568,6 +573,7 @@ mod tests {
             buffer: None,
             returns: Vec::new(),
             events: Vec::new(),
+            patterns: Patterns::default(),
             events_if: None,
             follow: None,
             triggers: Vec::new(),

@@ -2,7 +2,8 @@
 
 use crate::kernel::Kernel;
 use crate::kernel::arguments::{
-    ArgumentSpec, Fetch, Last as Behind, PathError, Shape as Typed, Source, SpecError, Value,
+    ArgumentSpec, Fetch, Last as Behind, NoPrototype, PathError, Prototype, Shape as Typed, Source,
+    SpecError, Value,
 };
 use crate::relay::{Recorded, Values};
 use crate::serve::Actions;
@@ -101,7 +102,35 @@ pub fn values(
     sites: &[usize],
     wanted: &Wants,
 ) -> Result<(Values, Vec<String>), ValuesError> {
-    let mut all = Collected { kernel, entries: BTreeMap::new(), results: FxHashMap::default() };
+    values_of(kernel, kernel, sites, wanted)
+}
+
+/// What is known of functions by their sites.
+pub(super) trait Known {
+    /// Parameters and result, or why they are not known.
+    fn prototype(&self, site: usize) -> Result<Prototype, NoPrototype>;
+    fn name(&self, site: usize) -> String;
+}
+
+impl Known for Kernel {
+    fn prototype(&self, site: usize) -> Result<Prototype, NoPrototype> {
+        self.known_prototype(site)
+    }
+
+    fn name(&self, site: usize) -> String {
+        name(self, site)
+    }
+}
+
+/// The same of functions of which `known` knows more than the kernel's image.
+pub(super) fn values_of(
+    kernel: &Kernel,
+    known: &dyn Known,
+    sites: &[usize],
+    wanted: &Wants,
+) -> Result<(Values, Vec<String>), ValuesError> {
+    let (entries, results) = (BTreeMap::new(), FxHashMap::default());
+    let mut all = Collected { kernel, known, entries, results };
     let mut notes = Vec::new();
     if wanted.parameters || wanted.results {
         notes.extend(all.prototypes(sites, wanted));
@@ -113,7 +142,7 @@ pub fn values(
     for (site, values) in all.entries {
         let words = values.iter().map(|value| value.field.words()).sum();
         if words > ROOM {
-            return Err(ValuesError::TooMany { function: name(kernel, site), words });
+            return Err(ValuesError::TooMany { function: known.name(site), words });
         }
         let fields = values.iter().map(|value| value.field).collect();
         let values = values.into_iter().map(|value| value.shown).collect();
@@ -136,6 +165,7 @@ pub(super) struct Taken {
 
 struct Collected<'a> {
     kernel: &'a Kernel,
+    known: &'a dyn Known,
     entries: BTreeMap<usize, Vec<Taken>>,
     results: FxHashMap<usize, ValueField>,
 }
@@ -145,12 +175,10 @@ impl Collected<'_> {
     fn prototypes(&mut self, sites: &[usize], wanted: &Wants) -> Vec<String> {
         let mut unknown: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for &site in sites {
-            let (parameters, result) = match self.kernel.prototype(site) {
-                Some(prototype) => (prototype.parameters, prototype.result),
-                None => {
-                    let why = self.kernel.no_prototype(site);
-                    let why = why.map_or_else(String::new, |why| why.to_string());
-                    unknown.entry(why).or_default().push(site);
+            let (parameters, result) = match self.known.prototype(site) {
+                Ok(prototype) => (prototype.parameters, prototype.result),
+                Err(why) => {
+                    unknown.entry(why.to_string()).or_default().push(site);
                     // What there is in any case. Not all of it may be meant.
                     let raw = Value {
                         name: "ret".to_owned(),
@@ -175,7 +203,7 @@ impl Collected<'_> {
             }
         }
         let note = |(why, sites): (String, Vec<usize>)| {
-            let examples = sites.iter().take(EXAMPLES).map(|&site| name(self.kernel, site));
+            let examples = sites.iter().take(EXAMPLES).map(|&site| self.known.name(site));
             format!(
                 "{} functions show raw registers: {why} (such as {})",
                 sites.len(),

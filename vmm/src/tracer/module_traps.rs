@@ -12,11 +12,13 @@ use std::sync::Arc;
 
 /// Called when a module is ready and nothing of it has run, when memory of sites is about to be
 /// freed (its init functions, and those of the kernel itself), and when a module is about to be
-/// unloaded or has failed to load (kernel/module/main.c, kernel/trace/ftrace.c).
-pub(super) const FUNCTIONS: [(ModuleMoment, &str); 3] = [
+/// unloaded or has failed to load (kernel/module/main.c, kernel/trace/ftrace.c); and what tells others
+/// of that before, among whom are those who look whether its tracepoints have probes.
+pub(super) const FUNCTIONS: [(ModuleMoment, &str); 4] = [
     (ModuleMoment::Ready, "do_init_module"),
     (ModuleMoment::Freed, "ftrace_free_mem"),
     (ModuleMoment::Gone, "ftrace_release_mod"),
+    (ModuleMoment::Told, "blocking_notifier_call_chain"),
 ];
 
 /// That they are called elsewhere.
@@ -63,6 +65,16 @@ pub enum ModuleMoment {
     Freed,
     /// It is about to go: the first argument is its `struct module`.
     Gone,
+    /// All who want to know are told what becomes of it: the second argument is its state, the third
+    /// its `struct module`. Only the tracepoints of modules need it.
+    Told,
+}
+
+impl ModuleMoment {
+    /// Whether modules can be traced at all in a kernel where it is not found.
+    pub(super) fn is_needed(self) -> bool {
+        self != Self::Told
+    }
 }
 
 /// The traps, and what is needed at them.
@@ -70,6 +82,8 @@ pub enum ModuleMoment {
 pub(super) struct ModuleTraps {
     stops: Stops<ModuleMoment>,
     offsets: Offsets,
+    /// The number of `MODULE_STATE_GOING`.
+    going: Option<u64>,
 }
 
 impl Attachment {
@@ -91,7 +105,9 @@ impl Attachment {
             return Err(TraceError::Code("the code that loads its modules cannot be changed"));
         }
         let traps = stops.traps().collect();
-        self.module_traps = Some(ModuleTraps { stops, offsets });
+        let going = kernel.btf().ok().and_then(|btf| btf.enumerator("MODULE_STATE_GOING"));
+        let going = going.and_then(|state| u64::try_from(state).ok());
+        self.module_traps = Some(ModuleTraps { stops, offsets, going });
         Ok(traps)
     }
 
@@ -99,6 +115,19 @@ impl Attachment {
     #[must_use]
     pub fn watches_modules(&self) -> bool {
         self.module_traps.is_some()
+    }
+
+    /// Whether modules are seen before the guest looks whether their tracepoints are in use.
+    #[must_use]
+    pub fn watches_module_tracepoints(&self) -> bool {
+        let Some(traps) = &self.module_traps else { return false };
+        traps.going.is_some() && traps.stops.is_for(ModuleMoment::Told)
+    }
+
+    /// Whether this state of a module (see [`ModuleMoment::Told`]) is that it goes.
+    #[must_use]
+    pub fn is_going(&self, state: u64) -> bool {
+        self.module_traps.as_ref().and_then(|traps| traps.going) == Some(state)
     }
 
     /// What becomes of a module where a vCPU stands at this run-time address, and where it goes on.

@@ -133,6 +133,14 @@ impl<M: Copy> Stops<M> {
         Some((*means, stub.next))
     }
 
+    /// Whether any stands for this.
+    pub(super) fn is_for(&self, means: M) -> bool
+    where
+        M: PartialEq,
+    {
+        self.stubs.iter().any(|(known, _)| *known == means)
+    }
+
     /// Run-time addresses of the traps.
     pub(super) fn traps(&self) -> impl Iterator<Item = u64> {
         self.stubs.iter().map(|(_, stub)| stub.trap)

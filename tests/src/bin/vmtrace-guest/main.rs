@@ -22,6 +22,9 @@
 //! vmtrace-guest modules FILE ROUNDS READS [beside|busy]
 //!                                      the module `dummy` comes, is used so often, and goes; with
 //!                                      the guest's own tracer on it, or forks and files beside it
+//! vmtrace-guest points ROUNDS N EVENT,... FILE...
+//!                                      these modules come, xfs and bridge are used so often, and go;
+//!                                      how often the guest's own trace has each event (SYSTEM/NAME)
 //! vmtrace-guest bytes PORT N CONSOLE   sends N bytes to that port and gets N; then writes so
 //!                                      many to the console and tells how long that took
 //! vmtrace-guest bench N                instructions an event, under icount; the guest's function
@@ -110,6 +113,10 @@ fn main() -> Result<()> {
         }
         ["modules", file, rounds, reads, beside @ ..] => {
             modules::modules(file, rounds.parse()?, reads.parse()?, beside == ["beside"])
+        }
+        ["points", rounds, uses, events, files @ ..] => {
+            let events: Vec<&str> = events.split(',').collect();
+            modules::points(rounds.parse()?, uses.parse()?, &events, files)
         }
         ["bytes", port, count, console] => bytes(port.parse()?, count.parse()?, console.parse()?),
         ["bench", others] => bench::bench(others.parse()?),

@@ -2,10 +2,13 @@
 
 use super::{TRACING, load, mark, set};
 use anyhow::{Context, Result, ensure};
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs;
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
+use std::ptr::null;
 
 /// Of the module `dummy`: called once for each look at its device's counters.
 const FUNCTION: &str = "dummy_get_stats64";
@@ -58,7 +61,82 @@ pub(super) fn modules(file: &str, rounds: u32, reads: usize, beside: bool) -> Re
     Ok(())
 }
 
-/// The same while all CPUs fork and use files.
+/// Loads modules from files, has them come by tracepoints so often (by mounting what is no file system
+/// from /dev/ram0, and by bridges that come and go) between two calls of getpgid, and unloads them; all
+/// that so often. From the second round on the guest's own trace has the events (SYSTEM/NAME), too: in
+/// every other round until the modules are gone.
+pub(super) fn points(rounds: u32, uses: usize, events: &[&str], files: &[&str]) -> Result<()> {
+    println!("pid {}", std::process::id());
+    set("tracing_on", "1")?;
+    for round in 0..rounds {
+        for file in files {
+            load(file)?;
+        }
+        let switch = |state: &str| {
+            let mut each = events.iter();
+            each.try_for_each(|event| set(&format!("events/{event}/enable"), state))
+        };
+        if round > 0 {
+            set("trace", "")?;
+            switch("1")?;
+        }
+        mark();
+        for _ in 0..uses {
+            mount_nothing("/dev/ram0", c"xfs")?;
+            bridge()?;
+        }
+        mark();
+        if round > 0 {
+            let trace = fs::read_to_string(format!("{TRACING}/trace"))?;
+            for event in events {
+                let name = event.rsplit('/').next().unwrap_or(event);
+                let seen = trace.lines().filter(|line| line.contains(&format!(" {name}: ")));
+                println!("guest-saw-{name} {}", seen.count());
+            }
+            if round % 2 == 1 {
+                switch("0")?;
+            }
+        }
+        for file in files.iter().rev() {
+            let stem = Path::new(file).file_stem().and_then(|stem| stem.to_str());
+            let name = CString::new(stem.context("no name")?.replace('-', "_"))?;
+            // SAFETY: a string and flags.
+            let failed = unsafe { libc::syscall(libc::SYS_delete_module, name.as_ptr(), 0) };
+            ensure!(failed == 0, "cannot unload {file}: {}", std::io::Error::last_os_error());
+        }
+    }
+    println!("ftrace-enabled {}", fs::read_to_string("/proc/sys/kernel/ftrace_enabled")?.trim());
+    Ok(())
+}
+
+/// Mounts what is no such file system, which fails.
+fn mount_nothing(device: &str, kind: &CStr) -> Result<()> {
+    let device = CString::new(device)?;
+    let place = c"/tmp".as_ptr();
+    // SAFETY: strings, flags and no data.
+    let failed =
+        unsafe { libc::mount(device.as_ptr(), place, kind.as_ptr(), libc::MS_RDONLY, null()) };
+    let error = std::io::Error::last_os_error();
+    ensure!(failed != 0, "mounted");
+    ensure!(error.raw_os_error() == Some(libc::EINVAL), "not mounted: {error}");
+    Ok(())
+}
+
+/// A bridge comes and goes.
+fn bridge() -> Result<()> {
+    // include/uapi/linux/sockios.h
+    const ADD: libc::Ioctl = 0x89a0;
+    const DELETE: libc::Ioctl = 0x89a1;
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    for request in [ADD, DELETE] {
+        // SAFETY: a descriptor, and a name that these requests read.
+        let failed = unsafe { libc::ioctl(socket.as_raw_fd(), request, c"vbr0".as_ptr()) };
+        ensure!(failed == 0, "no bridge: {}", std::io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// As [`modules`], while all CPUs fork and use files.
 pub(super) fn busy(file: &str, rounds: u32, reads: usize) -> Result<()> {
     const FOR_EVER: &str = "1000000000";
     let mut load = Command::new(std::env::current_exe()?);

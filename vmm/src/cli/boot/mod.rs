@@ -135,7 +135,8 @@ pub struct Args {
     #[arg(long, requires = "tasks", conflicts_with = "from", help_heading = headings::TRACE)]
     pub children: bool,
     /// Trace this event (tracepoint), with its fields: a name as `vmtrace events` lists them, or a
-    /// glob, such as sched:sched_switch or 'block:*'; may be repeated. Without -f and --tracer there
+    /// glob, such as sched:sched_switch or 'block:*'; may be repeated. With ':mod:NAME' behind it, it
+    /// means events of this module, and waits for it: 'xfs:*:mod:xfs'. Without -f and --tracer there
     /// are only these
     #[arg(long, value_name = "SYSTEM:NAME", help_heading = headings::TRACE)]
     pub event: Vec<String>,

@@ -6,7 +6,9 @@ use crate::condition::Condition;
 use crate::kernel::{Coverage, Kernel, Missing};
 use crate::machine;
 use crate::serve::{Globs, HistogramSpec, TracerSpec};
-use crate::session::{self, Conditional, Doing, Follow, Histogram, Tracer, Tracing, Use, Wants};
+use crate::session::{
+    self, Conditional, Doing, Follow, Histogram, Patterns, Tracer, Tracing, Use, Wants,
+};
 use crate::tracer::annex;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
@@ -173,7 +175,9 @@ impl Args {
             selection.sites
         };
         let mut events = Vec::new();
+        let mut patterns = Patterns::default();
         for pattern in &self.event {
+            patterns.add(pattern);
             let (found, more) = session::events(kernel, pattern)?;
             notes.extend(more);
             notes.extend(session::add_events(&mut events, found));
@@ -196,6 +200,7 @@ impl Args {
             buffer: self.buffer,
             returns,
             events,
+            patterns,
             events_if,
             follow,
             triggers,

@@ -36,7 +36,7 @@ impl Calls {
         let unknown = || format!("raw_syscalls:{name} is not as expected");
         let (event, point, address) = found.ok_or_else(unknown)?;
         let hooks = super::usable_hooks(kernel, address)?;
-        let mut made = Made { kernel, point, fields: Vec::new(), values: Vec::new() };
+        let mut made = Made::new(kernel, point);
         let row = table::find(name).ok_or_else(unknown)?;
         let known = event.fields.iter().all(|field| made.by_row(row, field));
         let mut parts = made.values.into_iter().map(|value| match value.from {
@@ -76,7 +76,7 @@ impl Calls {
             in_place: false,
         };
         let (fields, from) = (Arc::new(fields), Place::Tracepoint(self.hooks.clone()));
-        Ok(TracedEvent { fields, from, address: event.address })
+        Ok(TracedEvent { fields, from, address: event.address, module: None })
     }
 }
 

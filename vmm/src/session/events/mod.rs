@@ -1,14 +1,16 @@
 //! Events of tracepoints: from what a user asks for to what their records have.
 
 mod calls;
+mod modules;
+mod patterns;
 mod plan;
 mod table;
 
 use super::values::{ROOM, shorten, taken, whole};
-use crate::kernel::arguments::{Fetch, Last as Behind, Source, Value};
+use crate::kernel::arguments::{Fetch, Last as Behind, ModuleTypes, Source, Value};
 use crate::kernel::preemptirq::Switch;
 use crate::kernel::tracepoints::{Event, EventField, Hooks, Origin, Preparation};
-use crate::kernel::{Kernel, KernelError, glob};
+use crate::kernel::{Functions, Kernel, KernelError, glob};
 use crate::relay::{EventFields, EventValue, From, Part};
 use crate::stream::{Shape, ValueField};
 use calls::Calls;
@@ -16,6 +18,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use table::{Row, Rule};
 use vmtrace_trampolines::{Field, Last, Read};
+
+pub(super) use modules::module_events;
+pub use patterns::Patterns;
 
 /// An event that is to be traced.
 #[derive(Clone, Debug)]
@@ -26,6 +31,8 @@ pub struct TracedEvent {
     pub from: Place,
     /// Link address of what it is known by in the kernel: no other event has the same.
     pub address: u64,
+    /// The module that it is of, if it is of one.
+    pub module: Option<Arc<str>>,
 }
 
 /// What tells an event.
@@ -56,6 +63,16 @@ impl TracedEvent {
         }
     }
 
+    /// What the probe of its tracepoint is known by.
+    pub(super) fn known_by(&self, hooks: &Hooks) -> (u64, &str) {
+        (hooks.tracepoint, self.module.as_ref().map_or("", |_| &self.fields.name))
+    }
+
+    /// Whether a pattern means it.
+    pub(super) fn is_meant_by(&self, pattern: &str) -> bool {
+        is_meant_in(pattern, &self.fields.name, self.module.as_deref())
+    }
+
     /// Link address of its `struct tracepoint`, if it has one.
     pub(super) fn tracepoint(&self) -> Option<u64> {
         self.hooks().map(|hooks| hooks.tracepoint)
@@ -76,8 +93,14 @@ impl TracedEvent {
 #[derive(Debug, thiserror::Error)]
 pub enum EventError {
     /// There is none.
-    #[error("no event of the kernel matches '{0}': vmtrace events lists all, as SYSTEM:NAME")]
+    #[error(
+        "no event of the kernel matches '{0}': vmtrace events lists all, as SYSTEM:NAME; those of a \
+         module that is not loaded yet are '{0}:mod:MODULE'"
+    )]
     Unknown(String),
+    /// Only functions have modules of which nothing is told.
+    #[error("'{0}' waits for a module, but the kernel does not say where modules have events: {1}")]
+    Modules(String, String),
     /// All that match need what is not done.
     #[error("{0}: {1}")]
     Unsupported(String, String),
@@ -106,7 +129,7 @@ pub fn events(
     let mut traced: Vec<TracedEvent> = Vec::new();
     let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut notes = Vec::new();
-    let mut calls = [None, None];
+    let (mut calls, mut waiting) = ([None, None], Vec::new());
     for event in kernel.events()?.iter().filter(matches) {
         match one(kernel, event, &mut calls) {
             Ok((made, note)) => {
@@ -114,12 +137,21 @@ pub fn events(
                 if traced.iter().any(|other| other.is_beside(&made)) {
                     reasons.entry(ANOTHER.to_owned()).or_default().push(event.full_name());
                 } else {
+                    if made.hooks().is_some_and(|hooks| !hooks.are_used()) {
+                        waiting.push(event.full_name());
+                    }
                     notes.extend(note);
                     traced.push(made);
                 }
             }
             Err(why) => reasons.entry(why).or_default().push(event.full_name()),
         }
+    }
+    if let Some(module) = Functions::of(pattern).module() {
+        let unknown =
+            |error: KernelError| EventError::Modules(pattern.to_owned(), error.to_string());
+        kernel.check_module_tracepoints().map_err(unknown)?;
+        return Ok((Vec::new(), vec![format!("event {pattern} waits for module {module}")]));
     }
     if traced.is_empty() {
         return Err(match reasons.into_iter().next() {
@@ -128,6 +160,13 @@ pub fn events(
         });
     }
     notes.extend(reasons.iter().map(|(why, names)| not_traced(why, names)));
+    if !waiting.is_empty() {
+        notes.push(format!(
+            "{} events are traced where modules use them, since the kernel itself does not{}",
+            waiting.len(),
+            such_as(&waiting)
+        ));
+    }
     Ok((traced, notes))
 }
 
@@ -177,7 +216,7 @@ fn switched(
         in_place: true,
     };
     let (from, address) = (Place::Switch(switch), event.address);
-    Ok((TracedEvent { fields: Arc::new(fields), from, address }, note))
+    Ok((TracedEvent { fields: Arc::new(fields), from, address, module: None }, note))
 }
 
 /// Adds those of which no record is written yet: two events of one tracepoint would be two records
@@ -199,8 +238,22 @@ const ANOTHER: &str = "its tracepoint has another event, which is traced";
 
 /// Why these events are not traced, for people.
 fn not_traced(why: &str, names: &[String]) -> String {
+    format!("{} events are not traced: {why}{}", names.len(), such_as(names))
+}
+
+fn such_as(names: &[String]) -> String {
     let examples = names.iter().take(3).map(String::as_str).collect::<Vec<_>>().join(", ");
-    format!("{} events are not traced: {why} (such as {examples})", names.len())
+    format!(" (such as {examples})")
+}
+
+/// Whether a pattern means the event with this full name, in this module; `None`: in the kernel itself.
+pub(super) fn is_meant_in(pattern: &str, name: &str, module: Option<&str>) -> bool {
+    let of = Functions::of(pattern);
+    let is_there = match module {
+        Some(module) => of.reaches(module),
+        None => of.module().is_none(),
+    };
+    is_there && is_meant(of.glob(), name)
 }
 
 /// Whether a pattern means the event with this full name.
@@ -212,14 +265,19 @@ pub(super) fn is_meant(pattern: &str, name: &str) -> bool {
 /// Where the kernel's code comes by a tracepoint that can be traced.
 fn usable_hooks(kernel: &Kernel, address: u64) -> Result<Hooks, String> {
     let hooks = kernel.tracepoint_hooks(address).map_err(|error| error.to_string())?;
+    check_preparation(&hooks)?;
+    if !hooks.are_used() && kernel.check_module_tracepoints().is_err() {
+        return Err("the kernel's own code does not use it".to_owned());
+    }
+    Ok(hooks)
+}
+
+fn check_preparation(hooks: &Hooks) -> Result<(), String> {
     if hooks.preparation == Preparation::Unknown {
         return Err("the guest's kernel must be prepared for it, which only its own tracing does"
             .to_owned());
     }
-    if !hooks.are_used() {
-        return Err("the kernel's own code does not use it".to_owned());
-    }
-    Ok(hooks)
+    Ok(())
 }
 
 /// An event, and what there is to say of it. What beginnings and ends of system calls have in common
@@ -241,7 +299,7 @@ fn one(
         Origin::Other => return Err("it does not come from a tracepoint".to_owned()),
     };
     let hooks = usable_hooks(kernel, address)?;
-    let mut made = Made { kernel, point, fields: Vec::new(), values: Vec::new() };
+    let mut made = Made::new(kernel, point);
     let row = table::find(&event.name);
     let mut unknown = Vec::new();
     match row {
@@ -252,19 +310,13 @@ fn one(
                 }
             }
         }
-        None => made.by_types()?,
+        None => made.by_types(None)?,
     }
     let note = (!unknown.is_empty())
         .then(|| format!("{} is traced without {}", event.full_name(), unknown.join(", ")));
     let print = row.filter(|_| unknown.is_empty()).and_then(|row| table::print(row, event));
-    let Made { mut fields, values, .. } = made;
-    if fields.iter().any(|field| matches!(field, Field::Read(_))) {
-        fields.push(Field::Failed);
-    }
-    let (name, call, in_place) = (event.full_name(), None, false);
-    let fields = EventFields { name, fields, values, print, call, in_place };
-    let from = Place::Tracepoint(hooks);
-    Ok((TracedEvent { fields: Arc::new(fields), from, address }, note))
+    let fields = Arc::new(made.fields(event.full_name(), print));
+    Ok((TracedEvent { fields, from: Place::Tracepoint(hooks), address, module: None }, note))
 }
 
 /// What an event is made of.
@@ -276,10 +328,25 @@ struct Made<'a> {
     values: Vec<EventValue>,
 }
 
-impl Made<'_> {
-    /// All that its probes are called with, by its types.
-    fn by_types(&mut self) -> Result<(), String> {
-        let prototype = self.kernel.tracepoint_prototype(self.point);
+impl<'a> Made<'a> {
+    fn new(kernel: &'a Kernel, point: &'a str) -> Self {
+        Self { kernel, point, fields: Vec::new(), values: Vec::new() }
+    }
+
+    /// What an event of this name records and shows.
+    fn fields(self, name: String, print: Option<String>) -> EventFields {
+        let Self { mut fields, values, .. } = self;
+        if fields.iter().any(|field| matches!(field, Field::Read(_))) {
+            fields.push(Field::Failed);
+        }
+        let (call, in_place) = (None, false);
+        EventFields { name, fields, values, print, call, in_place }
+    }
+
+    /// All that its probes are called with, by its types; `module` has those of its module, if it is
+    /// of one.
+    fn by_types(&mut self, module: Option<&ModuleTypes>) -> Result<(), String> {
+        let prototype = self.kernel.tracepoint_prototype(self.point, module);
         let prototype = prototype.map_err(|why| format!("its arguments are not known: {why}"))?;
         let mut all: Vec<_> = prototype.parameters.iter().flat_map(taken).collect();
         shorten(&mut all);
@@ -411,6 +478,7 @@ mod tests {
                 fields: Arc::new(fields),
                 from: Place::Switch(Switch::IrqDisable),
                 address,
+                module: None,
             }
         };
         let mut events = Vec::new();

@@ -68,6 +68,7 @@ mod tests {
     fn call(number: u32, place: Field) -> TracedEvent {
         let hooks = Hooks {
             tracepoint: 0x1000,
+            key: 0x1008,
             funcs: 0x1010,
             enabled: 0x1008,
             iterator: 0x2000,
@@ -84,7 +85,7 @@ mod tests {
             in_place: false,
         };
         let from = Place::Tracepoint(hooks);
-        TracedEvent { fields: Arc::new(fields), from, address: number.into() }
+        TracedEvent { fields: Arc::new(fields), from, address: number.into(), module: None }
     }
 
     fn conditions(events: Vec<TracedEvent>, asked: Option<Condition>) -> Vec<Option<Condition>> {

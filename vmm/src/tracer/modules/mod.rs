@@ -18,15 +18,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use exits::ModuleCoverage;
-pub(super) use read::Offsets;
 pub use read::{ModuleError, ModuleSymbol};
+pub(super) use read::{Offsets, place};
 pub use text::ExitsError;
 
 /// Sites of modules in all, gone ones included: whoever loads others for ever must not fill our
 /// memory.
 const MOST: usize = 1 << 20;
 /// Bytes of a page.
-const PAGE: u64 = 4096;
+pub(super) const PAGE: u64 = 4096;
 
 /// A function of a module that can be traced.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -248,6 +248,12 @@ pub struct Loaded {
 }
 
 impl Loaded {
+    /// Run-time address of its `struct module`.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
     /// Whether its `struct module` is at this run-time address.
     #[must_use]
     pub fn is_at(&self, address: u64) -> bool {

@@ -217,7 +217,7 @@ pub(super) fn read(
 }
 
 /// Guest-physical address of so many bytes, and of the page on which they go on.
-pub(super) fn place(
+pub(in crate::tracer) fn place(
     guest: &dyn Guest,
     image: &Image,
     location: u64,

@@ -19,10 +19,9 @@ use crate::tracer::modules::Spot;
 use crate::tracer::patch::{Edit, SkipReason};
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
 use crate::tracer::trace::TraceError;
-use crate::tracer::tracepoints::guest::Probes;
+use crate::tracer::tracepoints::guest::{Own, Places, Probes};
 use crate::tracer::view::View;
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::Arc;
 use vm_memory::Bytes;
 use vmtrace_trampolines::riscv64::encode::register::{T3, ZERO};
@@ -94,8 +93,7 @@ pub(super) struct Code {
     /// Arrays of probes beside the programs, by what is in them. None ever goes away.
     pub(super) arrays: HashMap<Vec<u64>, u64>,
     pub(super) program_stops: Stops<ProgramStop>,
-    /// Link addresses of code that is freed when the kernel has booted.
-    pub(super) init: Range<u64>,
+    pub(super) own: Own,
 }
 
 impl Code {
@@ -489,7 +487,8 @@ impl GuestCode for Code {
         hooks: &Hooks,
         probe: u64,
     ) -> Result<Vec<Edit>, PointReason> {
-        let probes = Probes::read(guest, view, image, hooks)?;
+        let places = Places { guest, view, image, own: &self.own };
+        let probes = Probes::read(&places, hooks)?;
         let words = probes.behind(probe);
         let array = match self.arrays.get(&words) {
             Some(&array) => array,
@@ -501,7 +500,8 @@ impl GuestCode for Code {
                 array
             }
         };
-        tracepoint::edits(view, image, hooks, array, &probes, &self.init)
+        let places = Places { guest, view, image, own: &self.own };
+        tracepoint::edits(&places, hooks, array, &probes)
     }
 
     fn mitigate(&mut self, _: &dyn Guest, _: &Image, _: &Kernel) -> Result<(), TraceError> {

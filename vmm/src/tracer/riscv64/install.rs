@@ -14,7 +14,7 @@ use crate::tracer::guest::{Guest, Image};
 use crate::tracer::modules::Spot;
 use crate::tracer::stops::Stops;
 use crate::tracer::trace::{Options, TraceError};
-use crate::tracer::tracepoints::guest as points;
+use crate::tracer::tracepoints::guest::Own;
 use std::collections::HashMap;
 use std::sync::Arc;
 use vmtrace_trampolines::Readable;
@@ -77,7 +77,7 @@ pub(super) fn install(
         entries: 0,
         arrays: HashMap::new(),
         program_stops: Stops::default(),
-        init: points::init_text(kernel),
+        own: Own::of(kernel),
     };
     let again = match kind {
         Kind::Patchable { .. } => None,

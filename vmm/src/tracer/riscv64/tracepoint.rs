@@ -17,9 +17,7 @@ use crate::tracer::guest::{Guest, Image};
 use crate::tracer::patch::Edit;
 use crate::tracer::stops::{Moment, Stops};
 use crate::tracer::trace::TraceError;
-use crate::tracer::tracepoints::guest::{self as points, Probes};
-use crate::tracer::view::View;
-use std::ops::Range;
+use crate::tracer::tracepoints::guest::{self as points, Places, Probes};
 use vmtrace_trampolines::riscv64::encode::register::T0;
 use vmtrace_trampolines::riscv64::encode::{NOP, j, jal};
 
@@ -63,30 +61,25 @@ fn reach(from: u64, to: u64) -> Option<i32> {
 
 /// What is to be written, with our own array of probes at run-time address `ours`.
 pub(super) fn edits(
-    view: &View<'_>,
-    image: &Image,
+    places: &Places<'_>,
     hooks: &Hooks,
     ours: u64,
     probes: &Probes,
-    init: &Range<u64>,
 ) -> Result<Vec<Edit>, PointReason> {
-    let too_far = PointReason::OutOfReach;
-    let funcs = image.physical_of(hooks.funcs);
-    let array = Edit::new(funcs, &probes.array().to_le_bytes(), &ours.to_le_bytes());
-    let mut edits = vec![array.ok_or(too_far)?];
+    let array = [&probes.array().to_le_bytes()[..], &ours.to_le_bytes()];
+    let mut edits = places.edit(hooks.funcs, array)?;
     let mut count = 0;
-    for branch in hooks.branches.iter().filter(|branch| !init.contains(&branch.code)) {
+    for branch in hooks.branches.iter().filter(|branch| places.own.stays(branch.code)) {
         count += 1;
-        let at = image.physical_of(branch.code);
-        let found = view.load(at, 4).map_err(|_| PointReason::NoRam)?;
-        let distance = reach(branch.code, branch.target).ok_or(too_far)?;
+        let found = places.load(branch.code, 4)?;
+        let distance = reach(branch.code, branch.target).ok_or(PointReason::OutOfReach)?;
         let jump = j(distance);
         match (found == u64::from(jump), probes.all().is_empty()) {
             // The guest's own probes need it as well.
             (true, false) => {}
             (false, true) if found == u64::from(NOP) => {
-                let edit = Edit::new(at, &NOP.to_le_bytes(), &jump.to_le_bytes());
-                edits.push(edit.ok_or(too_far)?);
+                let both = [NOP, jump].map(u32::to_le_bytes);
+                edits.extend(places.edit(branch.code, [&both[0], &both[1]])?);
             }
             _ => return Err(PointReason::Unknown),
         }

@@ -5,6 +5,8 @@ use crate::kernel::Kernel;
 use crate::kernel::tracepoints::Hooks;
 use crate::tracer::arch::PointReason;
 use crate::tracer::guest::{Guest, Image};
+use crate::tracer::modules::{PAGE, place};
+use crate::tracer::patch::Edit;
 use crate::tracer::stops::Moment;
 use crate::tracer::view::View;
 use std::ops::Range;
@@ -93,10 +95,90 @@ pub(in crate::tracer) fn is_changing(
     Some(owner != 0)
 }
 
-/// Code that the guest frees.
-pub(in crate::tracer) fn init_text(kernel: &Kernel) -> Range<u64> {
-    let address = |name| kernel.symbols().address(name).unwrap_or(0);
-    address("_sinittext")..address("_einittext")
+/// Which addresses are the kernel's own; all others are of modules.
+#[derive(Clone, Debug)]
+pub(in crate::tracer) struct Own {
+    all: Range<u64>,
+    /// Code that the guest frees.
+    init: Range<u64>,
+}
+
+impl Own {
+    pub(in crate::tracer) fn of(kernel: &Kernel) -> Self {
+        let symbols = kernel.symbols();
+        let address = |name| symbols.address(name).unwrap_or(0);
+        let last = || symbols.iter().map(|symbol| symbol.address).max().unwrap_or(0);
+        let start = symbols.address("_stext").or_else(|| symbols.address("_text")).unwrap_or(0);
+        let start = start.min(symbols.address("_text").unwrap_or(start));
+        Self {
+            all: start..symbols.address("_end").unwrap_or_else(last),
+            init: address("_sinittext")..address("_einittext"),
+        }
+    }
+
+    /// Whether code at a link address is there as long as the kernel, or its module.
+    pub(in crate::tracer) fn stays(&self, code: u64) -> bool {
+        !self.init.contains(&code)
+    }
+}
+
+/// Where code and data of the kernel and its modules are in guest-physical memory.
+#[derive(Clone, Copy)]
+pub(in crate::tracer) struct Places<'a> {
+    pub(in crate::tracer) guest: &'a dyn Guest,
+    pub(in crate::tracer) view: &'a View<'a>,
+    pub(in crate::tracer) image: &'a Image,
+    pub(in crate::tracer) own: &'a Own,
+}
+
+impl Places<'_> {
+    /// Where so many bytes (up to 8) are that begin at a link address, in one or two pieces: each
+    /// its guest-physical address and length.
+    fn pieces(&self, link: u64, len: usize) -> Result<[(u64, usize); 2], PointReason> {
+        if self.own.all.contains(&link) {
+            return Ok([(self.image.physical_of(link), len), (0, 0)]);
+        }
+        let at = place(self.guest, self.image, self.image.runtime(link), len);
+        let (first, beyond) = at.ok_or(PointReason::NoRam)?;
+        let there = match beyond {
+            Some(_) => usize::try_from(PAGE - first % PAGE).unwrap_or(len).min(len),
+            None => len,
+        };
+        Ok([(first, there), (beyond.unwrap_or(0), len - there)])
+    }
+
+    /// Up to 8 bytes at a link address, the first the lowest.
+    pub(in crate::tracer) fn load(&self, link: u64, len: u8) -> Result<u64, PointReason> {
+        let mut word = 0;
+        let mut shift = 0;
+        for (physical, len) in self.pieces(link, len.into())? {
+            let Some(len) = u8::try_from(len).ok().filter(|len| *len > 0) else { continue };
+            let piece = self.view.load(physical, len).map_err(|_| PointReason::NoRam)?;
+            word |= piece << shift;
+            shift += 8 * u32::from(len);
+        }
+        Ok(word)
+    }
+
+    /// What changes bytes at a link address: one edit, or two where they are on two pages.
+    pub(in crate::tracer) fn edit(
+        &self,
+        link: u64,
+        [before, after]: [&[u8]; 2],
+    ) -> Result<Vec<Edit>, PointReason> {
+        let mut from = 0;
+        let mut edits = Vec::with_capacity(1);
+        for (physical, len) in self.pieces(link, before.len())? {
+            if len > 0 {
+                let part = from..from + len;
+                let [before, after] =
+                    [before, after].map(|bytes| bytes.get(part.clone()).unwrap_or_default());
+                edits.push(Edit::new(physical, before, after).ok_or(PointReason::Unknown)?);
+            }
+            from += len;
+        }
+        Ok(edits)
+    }
 }
 
 /// The guest's own probes of a tracepoint.
@@ -109,18 +191,12 @@ pub(in crate::tracer) struct Probes {
 
 impl Probes {
     /// Reads them.
-    pub(in crate::tracer) fn read(
-        guest: &dyn Guest,
-        view: &View<'_>,
-        image: &Image,
-        hooks: &Hooks,
-    ) -> Result<Self, PointReason> {
+    pub(in crate::tracer) fn read(places: &Places<'_>, hooks: &Hooks) -> Result<Self, PointReason> {
         const MOST: u64 = 32;
         const SIZE: u64 = 24;
-        let load =
-            |link, len| view.load(image.physical_of(link), len).map_err(|_| PointReason::NoRam);
-        let array = load(hooks.funcs, 8)?;
-        let enabled = load(hooks.enabled, 4)?;
+        let Places { guest, image, .. } = *places;
+        let array = places.load(hooks.funcs, 8)?;
+        let enabled = places.load(hooks.enabled, 4)?;
         // While there is no bracket open both say the same.
         if (array != 0) != (enabled != 0) {
             return Err(PointReason::Unknown);

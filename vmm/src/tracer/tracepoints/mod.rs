@@ -17,6 +17,7 @@ use crate::kernel::Kernel;
 use crate::kernel::tracepoints::{Hooks, Preparation, SyscallMarks};
 use marks::Tasks;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 /// A tracepoint that was left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,9 @@ pub(super) struct Points {
     /// Run-time addresses of probes, and of what their programs return to, by tracepoint and
     /// program. None ever goes away: a task may stand in it.
     probes: HashMap<(u64, u16), (u64, u64)>,
+    /// Names of the events of modules by their tracepoints: another module may have others in the
+    /// place of those of one that is gone.
+    names: HashMap<u64, Arc<str>>,
     /// Tasks are marked on our account. They stay so while the guest changes its tracepoints.
     marked: Option<SyscallMarks>,
 }
@@ -139,17 +143,22 @@ impl Attachment {
         self.points.stops.find(address)
     }
 
-    /// What records of a program say that is called at a tracepoint (link address), by a probe that
-    /// is made if there is none yet.
+    /// What records of a program say that is called at a tracepoint (link address, and if it is of a
+    /// module the name of its event, else nothing), by a probe that is made if there is none yet.
     ///
     /// # Errors
     /// When there is no place for it.
     pub fn tracepoint_word(
         &mut self,
         guest: &dyn Guest,
-        tracepoint: u64,
+        (tracepoint, name): (u64, &str),
         program: u16,
     ) -> Result<u32, TraceError> {
+        // Records of the one that was there before must not be taken for those of this one.
+        if self.points.names.get(&tracepoint).map_or("", |known| known) != name {
+            self.points.probes.retain(|&(at, _), _| at != tracepoint);
+            self.points.names.insert(tracepoint, name.into());
+        }
         let key = (tracepoint, program);
         let word = match self.points.probes.get(&key) {
             Some(&(_, word)) => word,
@@ -210,7 +219,8 @@ impl Attachment {
         let view = View::with_annex(guest, self.near, &*self.memory);
         let is_marked = self.points.mark(guest, &self.image, &view)?;
         for (&tracepoint, (hooks, program)) in &self.points.wanted {
-            if self.points.held.contains_key(&tracepoint) {
+            // Modules may come that use it.
+            if self.points.held.contains_key(&tracepoint) || !hooks.are_used() {
                 continue;
             }
             if !is_marked && hooks.preparation != Preparation::Nothing {

@@ -41,11 +41,18 @@ pub(super) fn make(
     let mut stops = Stops::default();
     let callers: Vec<_> = module_traps::callers(kernel).collect();
     for &(moment, name) in functions {
-        let function = kernel.symbols().address(name).ok_or(TraceError::NoSymbol(name))?;
+        let function = kernel.symbols().address(name);
+        if function.is_none() && !moment.is_needed() {
+            continue;
+        }
+        let function = function.ok_or(TraceError::NoSymbol(name))?;
         let calls = calls(&callers, function);
         log::debug!("calls of {name}: {calls:x?}");
         if calls.is_empty() {
-            return Err(UNKNOWN);
+            if moment.is_needed() {
+                return Err(UNKNOWN);
+            }
+            continue;
         }
         code.resize(code.len().next_multiple_of(16), 0xcc);
         let stub = at + code.len() as u64;
@@ -84,8 +91,10 @@ mod tests {
             let symbol = |name| kernel.symbols().address(name).unwrap();
             let (start, end) = (symbol("_stext"), symbol("_etext"));
             let text = kernel.bytes(start, usize::try_from(end - start).unwrap()).unwrap();
-            let functions = module_traps::FUNCTIONS.map(|(_, name)| symbol(name));
-            let mut all = functions.map(|_| Vec::new());
+            // Others are told of other things by the last one.
+            let needed = module_traps::FUNCTIONS.iter().filter(|(moment, _)| moment.is_needed());
+            let functions: Vec<u64> = needed.map(|(_, name)| symbol(name)).collect();
+            let mut all = vec![Vec::new(); functions.len()];
             let opcodes = text.iter().enumerate().filter(|(_, byte)| matches!(byte, 0xe8 | 0xe9));
             for (at, _) in opcodes {
                 let Some(&[_, a, b, c, d]) = text[at..].first_chunk() else { continue };

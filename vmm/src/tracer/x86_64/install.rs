@@ -17,10 +17,9 @@ use crate::tracer::modules::Spot;
 use crate::tracer::patch::{Edit, SkipReason};
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
 use crate::tracer::trace::{Options, TraceError};
-use crate::tracer::tracepoints::guest::{self as points, Probes};
+use crate::tracer::tracepoints::guest::{Own, Places, Probes};
 use crate::tracer::view::View;
 use rustc_hash::FxHashMap;
-use std::ops::Range;
 use std::sync::Arc;
 use vm_memory::Bytes;
 use vmtrace_trampolines::x86_64::{self as compiler, Values};
@@ -71,7 +70,7 @@ pub(super) fn install(
         stops: Vec::new(),
         arrays: FxHashMap::default(),
         program_stops: Stops::default(),
-        init: points::init_text(kernel),
+        own: Own::of(kernel),
     });
     Ok(Installed { layout, code, area })
 }
@@ -129,7 +128,7 @@ struct Code {
     /// Run-time addresses of arrays of probes, by what is in them. Never written again.
     arrays: FxHashMap<Vec<u64>, u64>,
     program_stops: Stops<ProgramStop>,
-    init: Range<u64>,
+    own: Own,
 }
 
 /// The call or jump of the guest's own in a site at this run-time address. What leads into the annex
@@ -363,9 +362,11 @@ impl GuestCode for Code {
         hooks: &Hooks,
         probe: u64,
     ) -> Result<Vec<Edit>, PointReason> {
-        let probes = Probes::read(guest, view, image, hooks)?;
+        let places = Places { guest, view, image, own: &self.own };
+        let probes = Probes::read(&places, hooks)?;
         let ours = self.array(probes.behind(probe)).map_err(|_| PointReason::OutOfReach)?;
-        tracepoint::edits(view, image, hooks, (probe, ours), &probes, &self.init)
+        let places = Places { guest, view, image, own: &self.own };
+        tracepoint::edits(&places, hooks, (probe, ours), &probes)
     }
 
     fn stubs(

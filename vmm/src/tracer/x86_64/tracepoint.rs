@@ -18,8 +18,7 @@ use crate::tracer::guest::{Guest, Image};
 use crate::tracer::patch::Edit;
 use crate::tracer::stops::{Moment, Stops, Stub};
 use crate::tracer::trace::TraceError;
-use crate::tracer::tracepoints::guest::{self as points, Call, Probes};
-use crate::tracer::view::View;
+use crate::tracer::tracepoints::guest::{self as points, Call, Places, Probes};
 
 /// What may be calls and jumps in code at a link address.
 fn calls(start: u64, body: &[u8]) -> Vec<Call> {
@@ -74,17 +73,15 @@ pub(super) fn brackets(
 
 /// What is to be written, with our own array of probes at run-time address `ours`.
 pub(super) fn edits(
-    view: &View<'_>,
-    image: &Image,
+    places: &Places<'_>,
     hooks: &Hooks,
     (probe, ours): (u64, u64),
     probes: &Probes,
-    init: &std::ops::Range<u64>,
 ) -> Result<Vec<Edit>, PointReason> {
     let too_far = PointReason::OutOfReach;
-    let funcs = image.physical_of(hooks.funcs);
-    let mut edits =
-        vec![Edit::new(funcs, &probes.array().to_le_bytes(), &ours.to_le_bytes()).ok_or(too_far)?];
+    let Places { image, own, .. } = *places;
+    let array = [&probes.array().to_le_bytes()[..], &ours.to_le_bytes()];
+    let mut edits = places.edit(hooks.funcs, array)?;
     let static_calls = hooks.static_calls.as_ref().ok_or(PointReason::Unknown)?;
     let iterator = image.runtime(hooks.iterator);
     // Who calls the trampoline behind it comes to the same.
@@ -94,14 +91,11 @@ pub(super) fn edits(
         [[only, ..]] => (*only, iterator),
         _ => (iterator, iterator),
     };
-    let stays = |code: &u64| !init.contains(code);
-    let calls = static_calls.sites.iter().filter(|call| stays(&call.code));
     let mut count = 0;
-    for call in calls {
+    for call in static_calls.sites.iter().filter(|call| own.stays(call.code)) {
         count += 1;
-        let (at, address) = (image.physical_of(call.code), image.runtime(call.code));
-        let found = view.load(at, 5).map_err(|_| PointReason::NoRam)?;
-        let [opcode, a, b, c, d, ..] = found.to_le_bytes();
+        let address = image.runtime(call.code);
+        let [opcode, a, b, c, d, ..] = places.load(call.code, 5)?.to_le_bytes();
         let expected = if call.tail { 0xe9 } else { 0xe8 };
         let leads = site::jump_target(address, &[0xe9, a, b, c, d]);
         let known = leads.is_some_and(|leads| [now, trampoline].contains(&leads));
@@ -109,30 +103,30 @@ pub(super) fn edits(
             return Err(PointReason::Unknown);
         }
         let [_, e, f, g, h] = site::jump(address, target).ok_or(too_far)?;
-        let before = [opcode, a, b, c, d];
-        edits.push(Edit::new(at, &before, &[opcode, e, f, g, h]).ok_or(too_far)?);
+        let both = [&[opcode, a, b, c, d][..], &[opcode, e, f, g, h]];
+        edits.extend(places.edit(call.code, both)?);
     }
-    for branch in hooks.branches.iter().filter(|branch| stays(&branch.code)) {
+    for branch in hooks.branches.iter().filter(|branch| own.stays(branch.code)) {
         count += 1;
-        let (at, address) = (image.physical_of(branch.code), image.runtime(branch.code));
-        let found = view.load(at, 5).map_err(|_| PointReason::NoRam)?.to_le_bytes();
-        let [a, b, c, d, e, ..] = found;
+        let address = image.runtime(branch.code);
+        let [a, b, c, d, e, ..] = places.load(branch.code, 5)?.to_le_bytes();
         let bytes = [a, b, c, d, e];
         let goal = image.runtime(branch.target);
         let long = site::jump(address, goal).ok_or(too_far)?;
         let distance = goal.wrapping_sub(address.wrapping_add(2)).cast_signed();
         let short = i8::try_from(distance).map(|distance| [0xeb, distance.to_le_bytes()[0]]);
         let jumps = bytes == long || short.is_ok_and(|short| bytes[..2] == short);
-        let edit = match (jumps, probes.all().is_empty()) {
+        let both = match (jumps, probes.all().is_empty()) {
             // The guest's own probes need it as well.
             (true, false) => continue,
-            (false, true) if site::DISABLED.contains(&bytes) => Edit::new(at, &bytes, &long),
+            (false, true) if site::DISABLED.contains(&bytes) => [&bytes[..], &long],
             (false, true) if bytes[..2] == site::QUIET => {
-                Edit::new(at, &site::QUIET, &short.map_err(|_| PointReason::Unknown)?)
+                let short = short.as_ref().map_err(|_| PointReason::Unknown)?;
+                [&site::QUIET[..], short]
             }
             _ => return Err(PointReason::Unknown),
         };
-        edits.push(edit.ok_or(too_far)?);
+        edits.extend(places.edit(branch.code, both)?);
     }
     if count == 0 { Err(PointReason::Nowhere) } else { Ok(edits) }
 }

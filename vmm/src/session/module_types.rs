@@ -1,0 +1,95 @@
+//! Types of functions of modules, by what the guest's kernel keeps of them.
+
+use super::attach::{Controller, Stage};
+use super::values::{Known, Wants, values_of};
+use crate::kernel::Kernel;
+use crate::kernel::arguments::{ModuleTypes, NoPrototype, Prototype};
+use crate::kernel::tracepoints::Memory;
+use crate::machine::Machine;
+use crate::relay::Values;
+use crate::tracer::{Guest, Image, ModuleFunction, Ram};
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+
+/// The guest's memory, by addresses as if its modules were linked with the kernel.
+pub(super) struct Linked<'a> {
+    pub(super) guest: &'a dyn Guest,
+    pub(super) image: &'a Image,
+}
+
+impl Memory for Linked<'_> {
+    fn read(&self, address: u64, out: &mut [u8]) -> bool {
+        self.image.read(self.guest, self.image.runtime(address), out).is_ok()
+    }
+
+    fn slide(&self) -> u64 {
+        self.image.slide
+    }
+}
+
+/// The types of a module that is loaded, whose `struct module` is at this run-time address. None if
+/// the guest has none, or damaged ones.
+pub(super) fn module_types(
+    kernel: &Kernel,
+    guest: &dyn Guest,
+    image: &Image,
+    address: u64,
+) -> Option<ModuleTypes> {
+    let memory = Linked { guest, image };
+    let split = kernel.module_btf(&memory, address.wrapping_sub(image.slide))?;
+    kernel.module_types(&split).ok()
+}
+
+/// Functions of the kernel and of modules.
+pub(super) struct WithModules<'a> {
+    pub(super) kernel: &'a Kernel,
+    /// Of modules, by their sites.
+    pub(super) functions: &'a FxHashMap<usize, Arc<ModuleFunction>>,
+    /// Of modules by their names, as far as there are any.
+    pub(super) types: FxHashMap<Arc<str>, ModuleTypes>,
+}
+
+impl Known for WithModules<'_> {
+    fn prototype(&self, site: usize) -> Result<Prototype, NoPrototype> {
+        let Some(function) = self.functions.get(&site) else {
+            return self.kernel.known_prototype(site);
+        };
+        let types = self.types.get(&function.module).ok_or(NoPrototype::NoTypes)?;
+        self.kernel.module_prototype(types, function.names.iter().map(|name| &**name))
+    }
+
+    fn name(&self, site: usize) -> String {
+        match self.functions.get(&site) {
+            Some(function) => format!("{} [{}]", function.name(), function.module),
+            None => self.kernel.name(site),
+        }
+    }
+}
+
+impl Controller {
+    /// As [`values_of`], of functions of which some may be of modules.
+    pub(super) fn values(
+        &self,
+        machine: &Machine,
+        sites: &[usize],
+        wanted: &Wants,
+    ) -> Result<(Values, Vec<String>), String> {
+        let is_typed = wanted.parameters || wanted.results;
+        let known = self.known(machine, if is_typed { sites } else { &[] });
+        values_of(&self.kernel, &known, sites, wanted).map_err(|error| error.to_string())
+    }
+
+    fn known(&self, machine: &Machine, sites: &[usize]) -> WithModules<'_> {
+        let mut types = FxHashMap::default();
+        if let Stage::Attached { attachment, .. } = &self.stage {
+            let ram = Ram(machine.memory());
+            let has =
+                |sites_of: &[usize]| sites_of.iter().any(|site| sites.binary_search(site).is_ok());
+            for module in attachment.modules().iter().filter(|module| has(&module.sites)) {
+                let found = module_types(&self.kernel, &ram, attachment.image(), module.address());
+                types.extend(found.map(|found| (Arc::clone(&module.name), found)));
+            }
+        }
+        WithModules { kernel: &self.kernel, functions: &self.functions, types }
+    }
+}
