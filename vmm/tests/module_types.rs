@@ -69,7 +69,8 @@ struct Anything(u64);
 
 impl Memory for Anything {
     fn read(&self, address: u64, out: &mut [u8]) -> bool {
-        for (byte, at) in out.iter_mut().zip(address..) {
+        for (byte, offset) in out.iter_mut().zip(0..) {
+            let at = address.wrapping_add(offset);
             let mut word = (at / 8 ^ self.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             word ^= word >> 29;
             let word = match word % 4 {
@@ -78,8 +79,7 @@ impl Memory for Anything {
                 2 => 0x6161_6161_6161_6161 & word,
                 _ => word >> 52,
             };
-            let [byte_of @ ..] = word.to_le_bytes();
-            *byte = byte_of[usize::try_from(at % 8).unwrap()];
+            *byte = word.to_le_bytes()[usize::try_from(at % 8).unwrap()];
         }
         address % 0x1000 < 0xf00
     }

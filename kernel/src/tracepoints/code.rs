@@ -1,6 +1,6 @@
 //! Where the kernel's code comes by a tracepoint.
 
-use super::super::read::{i32_at, u64_at};
+use super::super::read::{i32_at, u64_at, wide};
 use super::super::{Arch, Kernel, KernelError};
 use super::memory::Memory;
 use super::prepare::Preparation;
@@ -157,10 +157,17 @@ pub(super) type Keyed<T> = (u64, u64, T);
 /// The lowest bits of the address of a key say what the code is.
 const FLAGS: u64 = 3;
 
+/// The entries of a table at `start`, each with its address: one of a guest may be at the end of all
+/// addresses.
+fn entries(start: u64, table: &[u8], size: usize) -> impl Iterator<Item = (u64, &[u8])> {
+    let all = table.chunks_exact(size).enumerate();
+    all.map(move |(index, entry)| (start.wrapping_add(wide(index * size)), entry))
+}
+
 /// `struct jump_entry {s32 code, target; long key}`, each relative to itself, of a table at `start`.
 pub(super) fn branches(start: u64, table: &[u8]) -> impl Iterator<Item = Keyed<Branch>> {
     const SIZE: usize = 16;
-    (start..).step_by(SIZE).zip(table.chunks_exact(SIZE)).filter_map(|(at, entry)| {
+    entries(start, table, SIZE).filter_map(|(at, entry)| {
         let relative = |offset: usize, distance: i64| {
             at.wrapping_add(offset as u64).wrapping_add_signed(distance)
         };
@@ -175,7 +182,7 @@ pub(super) fn branches(start: u64, table: &[u8]) -> impl Iterator<Item = Keyed<B
 pub(super) fn calls(start: u64, table: &[u8]) -> impl Iterator<Item = Keyed<Call>> {
     const SIZE: usize = 8;
     const TAIL: u64 = 1;
-    (start..).step_by(SIZE).zip(table.chunks_exact(SIZE)).filter_map(|(at, entry)| {
+    entries(start, table, SIZE).filter_map(|(at, entry)| {
         let relative = |offset: usize| {
             let distance = i32_at(entry, offset)?;
             Some(at.wrapping_add(offset as u64).wrapping_add_signed(distance.into()))
