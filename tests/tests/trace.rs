@@ -340,7 +340,7 @@ fn functions_of_a_module_return() {
 
 #[test]
 fn events_of_modules_are_traced() {
-    for name in KERNELS {
+    for name in ["x86_64-6.1", "x86_64-7"] {
         GUESTS.events_of_modules_are_traced(name);
     }
 }

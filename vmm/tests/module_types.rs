@@ -71,11 +71,11 @@ impl Memory for Anything {
     fn read(&self, address: u64, out: &mut [u8]) -> bool {
         for (byte, offset) in out.iter_mut().zip(0..) {
             let at = address.wrapping_add(offset);
-            let mut word = (at / 8 ^ self.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let mut word = ((at / 8) ^ self.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             word ^= word >> 29;
             let word = match word % 4 {
                 0 => word >> 58,
-                1 => 0xffff_ffff_c000_0000 | word >> 40,
+                1 => 0xffff_ffff_c000_0000 | (word >> 40),
                 2 => 0x6161_6161_6161_6161 & word,
                 _ => word >> 52,
             };
