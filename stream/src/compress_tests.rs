@@ -54,7 +54,7 @@ proptest! {
             }
         }
         let stream = compressor.into_inner().unwrap();
-        prop_assert_eq!(&stream[8..12], &[2, 0, 1, 0]);
+        prop_assert_eq!(&stream[8..12], &[2, 0, 2, 0]);
         prop_assert_eq!(read(&stream).expect("whole"), expected);
         // Also in pieces, with places as in the plain stream.
         let (mut decoder, mut whole) = (Decoder::new(), Decoder::new());

@@ -75,7 +75,9 @@ pub use record::{
     ReturnValueRecord, TailRecord, WireRecord,
 };
 pub use span::{FrameSpan, frame_spans};
-pub use summary::{Counted, Exit, ExitsOf, Pauses, Sites, Skipped, Summary, VcpuTotals, Waits};
+pub use summary::{
+    Counted, Exit, ExitsOf, GuestClock, Pauses, Sites, Skipped, Summary, VcpuTotals, Waits,
+};
 pub use traced::{Stretch, Traced, TracedOf};
 pub use values::{
     RawValues, Shape, Shown, ValueField, Values, ValuesFormat, ValuesOf, number_repeated,

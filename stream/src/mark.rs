@@ -78,6 +78,8 @@ numbered! {
         /// Other events are traced from here on; the text names them. What was open of the events
         /// before is not known any more.
         Events = 10 "events",
+        /// It is known when the clock of the guest's log began; the text says it.
+        Clock = 11 "clock",
     }
 }
 

@@ -25,6 +25,9 @@ pub struct Summary {
     pub exits: Vec<ExitsOf>,
     /// Time spent patching, in nanoseconds.
     pub patch_ns: u64,
+    /// The clock of the guest's log beside that of the stream, if it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest_clock: Option<GuestClock>,
     /// How the run ended.
     pub exit: Exit,
     /// Exit status of `--run`.
@@ -110,6 +113,22 @@ pub struct Pauses {
     pub total_ns: u64,
     /// The longest in nanoseconds.
     pub max_ns: u64,
+}
+
+/// The clock that the guest's kernel has for its log (`local_clock`, kernel/sched/clock.c), beside the
+/// clock of time stamps: both are of one rate, and begin at different moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GuestClock {
+    /// Ticks of the stream's clock at which that of the log shows 0.
+    pub zero_ticks: u64,
+    /// The same in nanoseconds since the `clock_start` of the stream's header, rounded down.
+    pub zero_ns: u64,
+    /// So many nanoseconds the log's clock was ahead of this (behind, if it is negative) at its
+    /// beginning. How it came from there to here is not known: the kernel has followed its tick.
+    pub early_ns: i64,
+    /// So many nanoseconds it had gained on the stream's clock when it was compared again at the end.
+    pub drift_ns: i64,
 }
 
 /// How vCPUs waited for room in their rings instead of losing records.

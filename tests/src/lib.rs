@@ -3,6 +3,7 @@
 pub mod arch;
 pub mod args;
 pub mod cases;
+pub mod clocks;
 pub mod conditions;
 pub mod counts;
 pub mod disks;

@@ -21,6 +21,12 @@ fn a_hundred_thousand_calls_are_a_hundred_thousand_records() {
     }
 }
 
+// Whoever reads a line of dmesg looks for its time in the trace.
+#[test]
+fn times_are_those_of_the_guests_log() {
+    GUESTS.times_are_those_of_the_guests_log("riscv64-6.12");
+}
+
 #[test]
 fn every_function_can_be_traced_from_boot_to_power_off() {
     GUESTS.every_function_can_be_traced_from_boot_to_power_off();

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use vmtrace_system::say;
 
+use super::clock::Clock;
 use super::losses::{self, Counted};
 use super::{report, view};
 use crate::convert::{Format, Tally};
@@ -39,6 +40,10 @@ pub struct Args {
     /// Convert only records of the tracer of this name.
     #[arg(long, value_name = "NAME")]
     tracer: Option<String>,
+    /// Count times from here: with guest they are those of the guest's own log (dmesg), to the
+    /// microsecond from when the kernel has marked its clock stable.
+    #[arg(long, value_enum, default_value_t)]
+    clock: Clock,
     /// Wait until standard input says so; remove FILE when all of it is converted.
     #[arg(long, hide = true)]
     once_told: bool,
@@ -72,7 +77,7 @@ pub fn run(args: Args) -> Result<u8> {
 }
 
 fn convert(args: Args) -> Result<u8> {
-    let Args { file, output: place, format, filter, notrace, tracer, once_told } = args;
+    let Args { file, output: place, format, filter, notrace, tracer, clock, once_told } = args;
     let shown = place.display().to_string();
     let format = format.or_else(|| Format::of(&place)).with_context(|| {
         format!("{shown}: no format goes with this name; use --format {}", Format::list())
@@ -88,7 +93,7 @@ fn convert(args: Args) -> Result<u8> {
     if let Some(tracer) = tracer {
         player = player.with_tracer(tracer);
     }
-    let played = report::play_through(&mut source, &mut player, true);
+    let played = report::play_by(clock, &mut source, &mut player, true);
     let played = report::played_of(player, played);
     let unsaid: Vec<_> = tally.told().collect();
     let begun = tally.has_begun();

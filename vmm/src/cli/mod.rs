@@ -2,6 +2,7 @@
 
 pub mod boot;
 pub mod check;
+mod clock;
 pub mod convert;
 pub mod ctl;
 mod defaults;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use super::BadUsage;
+use super::clock::Clock;
 use super::losses::{self, Counted};
 use super::terminal::Looks;
 use super::view::{View, choose, parse_time};
@@ -22,7 +23,7 @@ use crate::export::{
 use crate::stream::{Header, StreamError, Summary};
 
 /// Options that are not for reports of a whole trace.
-const OF_PARTS: [&str; 19] = [
+const OF_PARTS: [&str; 20] = [
     "top",
     "stats",
     "summary",
@@ -42,6 +43,7 @@ const OF_PARTS: [&str; 19] = [
     "since",
     "until",
     "limit",
+    "clock",
 ];
 
 /// Print a trace file.
@@ -94,6 +96,10 @@ pub struct Args {
     /// With --latency: list those of at least this length, such as 500us.
     #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "latency")]
     over: Option<u64>,
+    /// Count times from here: with guest they are those of the guest's own log (dmesg), to the
+    /// microsecond from when the kernel has marked its clock stable.
+    #[arg(long, value_enum, default_value_t)]
+    clock: Clock,
     #[command(flatten)]
     looks: Looks,
 }
@@ -173,7 +179,7 @@ impl Args {
         let filter = if self.callers.is_empty() { self.filter } else { self.callers };
         player = choose(player, filter, self.notrace);
         let (mut source, name) = open(&self.file)?;
-        let played = play_through(&mut source, &mut player, !unordered);
+        let played = play_by(self.clock, &mut source, &mut player, !unordered);
         let Played { header, summary } = played_of(player, played).context(name)?;
         let (Some(header), Some(summary)) = (header, summary) else { bail!("no summary") };
         if format == Format::RawSummary {
@@ -244,12 +250,32 @@ pub(super) fn play_through<E: Export>(
     player: &mut Player<E>,
     in_order: bool,
 ) -> Result<(), PlayError> {
+    play_by(Clock::Trace, source, player, in_order)
+}
+
+/// The same with times that are counted from another moment.
+///
+/// # Errors
+/// As those of [`Player::play`], and when it is not known how they are to be counted.
+pub(super) fn play_by<E: Export>(
+    clock: Clock,
+    source: &mut File,
+    player: &mut Player<E>,
+    in_order: bool,
+) -> Result<(), PlayError> {
     if !source.metadata().map_err(StreamError::from)?.is_file() {
+        clock.start(None).map_err(PlayError::Start)?;
         return player.play(source);
     }
-    if in_order {
+    if in_order || clock == Clock::Guest {
         let start = source.stream_position().map_err(StreamError::from)?;
-        player.set_horizon(Horizon::scan(&mut *source)?);
+        let horizon = Horizon::scan(&mut *source)?;
+        if let Some(ticks) = clock.start(Some(&horizon)).map_err(PlayError::Start)? {
+            player.set_start(ticks);
+        }
+        if in_order {
+            player.set_horizon(horizon);
+        }
         source.seek(io::SeekFrom::Start(start)).map_err(StreamError::from)?;
     }
     player.play_file(source)
@@ -322,7 +348,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::stream::sample;
+    use crate::stream::{GuestClock, Writer, sample};
 
     #[derive(Parser)]
     struct Cli {
@@ -373,6 +399,58 @@ mod tests {
         let whole: serde_json::Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(whole["summary"]["vcpus"][0]["records"], 4);
         assert_eq!(whole["clock_hz"], 2_000_000_000u64);
+    }
+
+    // The header's zero with everything that is shown: who reads JSON computes with it.
+    #[test]
+    fn times_are_counted_from_where_the_guests_log_begins() {
+        let begin = sample::header().clock_start;
+        let clock = GuestClock {
+            zero_ticks: begin + 50_000,
+            zero_ns: 25_000,
+            early_ns: 7_000_000,
+            drift_ns: -5,
+        };
+        let mut writer = Writer::new(Vec::new(), &sample::header()).expect("header");
+        sample::fill(&mut writer).expect("memory");
+        let summary = Summary { guest_clock: Some(clock), ..sample::summary() };
+        writer.end(&summary).expect("memory");
+        let stream = writer.into_inner().expect("memory");
+        let json = |options: &[&str]| {
+            let (text, status) = report(&stream, &[&["--format", "json"], options].concat());
+            status.expect("whole");
+            let lines = text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+            lines.collect::<Vec<serde_json::Value>>()
+        };
+        let (trace, guest) = (json(&["--clock", "trace"]), json(&["--clock", "guest"]));
+        assert_eq!(trace, json(&[]));
+        assert_eq!(guest[0]["clock_start"], begin + 50_000);
+        assert_eq!(trace.len(), guest.len());
+        let times = |lines: &[serde_json::Value]| {
+            lines.iter().filter_map(|line| line["ns"].as_i64()).collect::<Vec<_>>()
+        };
+        let moved: Vec<_> = times(&trace).iter().map(|ns| ns - 25_000).collect();
+        assert!(moved.iter().any(|ns| *ns < 0) && moved.iter().any(|ns| *ns > 0), "{moved:?}");
+        assert_eq!(times(&guest), moved);
+        assert_eq!(guest.last().expect("the end")["summary"]["guest_clock"]["zero_ns"], 25_000);
+        // Without an order, too.
+        let (stats, status) = report(&stream, &["--stats", "--clock", "guest"]);
+        status.expect("whole");
+        assert!(stats.contains("vfs_read"), "{stats}");
+        let (text, _) = report(&stream, &["--summary"]);
+        let line = "vmtrace: clock 0 of the guest's log is 0.000025 s of the trace, early times 0.007000 s ahead\n";
+        assert!(text.contains(line), "{text}");
+    }
+
+    // Times on a clock that nobody knows would be taken for those of dmesg.
+    #[test]
+    fn a_guests_clock_that_is_not_known_is_refused() {
+        let stream = sample::stream();
+        for stream in [&stream[..], &stream[..stream.len() - 1]] {
+            let (text, status) = report(stream, &["--clock", "guest"]);
+            let error = format!("{:#}", status.expect_err("no clock"));
+            assert!(text.is_empty() && error.contains("leave --clock guest out"), "{error}");
+        }
     }
 
     #[test]

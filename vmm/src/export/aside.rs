@@ -25,6 +25,8 @@ enum Step {
     /// An item of a queue, with so many words beside it.
     Item(u32, u16, Item),
     Frame(Apart),
+    /// What follows is of this stream.
+    Begin(Box<Header>, Apart),
     See(u8),
     SweepTasks(Vec<u32>),
     SweepFormats,
@@ -78,9 +80,18 @@ impl Behind for Forward {
         self.step(Step::Item(u32::try_from(queue).unwrap_or(u32::MAX), words, item))
     }
 
-    fn frame(&mut self, _: &Header, frame: &Frame<'_>, decoder: &Decoder) -> Result<(), PlayError> {
+    fn frame(
+        &mut self,
+        header: &Header,
+        frame: &Frame<'_>,
+        decoder: &Decoder,
+    ) -> Result<(), PlayError> {
         self.ahead.learn(frame)?;
-        decoder.apart().map_or(Ok(()), |frame| self.step(Step::Frame(frame)))
+        let Some(apart) = decoder.apart() else { return Ok(()) };
+        self.step(match frame {
+            Frame::Header(_) => Step::Begin(Box::new(header.clone()), apart),
+            _ => Step::Frame(apart),
+        })
     }
 
     fn see(&mut self, tracer: u8) -> Result<(), PlayError> {
@@ -166,9 +177,11 @@ fn replay<E: Export>(
                 }
                 Step::Frame(frame) => {
                     let Some(frame) = frame.frame() else { continue };
-                    if let Frame::Header(new) = &frame {
-                        header.clone_from(new);
-                    }
+                    stage.frame(&header, &frame)?;
+                }
+                Step::Begin(new, frame) => {
+                    header = *new;
+                    let Some(frame) = frame.frame() else { continue };
                     stage.frame(&header, &frame)?;
                 }
                 Step::See(tracer) => stage.ahead.tracers.see(tracer),

@@ -15,6 +15,9 @@ pub enum PlayError {
     /// The stream has too many names.
     #[error(transparent)]
     Names(#[from] DictionaryFull),
+    /// Times cannot be counted from where it was asked for.
+    #[error("{0}")]
+    Start(String),
     /// The output failed.
     #[error("writing the output")]
     Output(#[source] io::Error),

@@ -76,6 +76,8 @@ pub(super) struct Front {
     /// The last watermark.
     watermark: u64,
     horizon: Option<Horizon>,
+    /// Ticks that are shown as 0, if not those of the header.
+    start: Option<u64>,
     begun: bool,
 }
 
@@ -92,6 +94,7 @@ impl Default for Front {
             newest: 0,
             watermark: 0,
             horizon: None,
+            start: None,
             begun: false,
         }
     }
@@ -100,6 +103,10 @@ impl Default for Front {
 impl Front {
     pub(super) fn set_horizon(&mut self, horizon: Horizon) {
         self.horizon = Some(horizon);
+    }
+
+    pub(super) fn set_start(&mut self, ticks: u64) {
+        self.start = Some(ticks);
     }
 
     pub(super) fn header(&self) -> Option<&Header> {
@@ -205,8 +212,11 @@ impl Front {
             Frame::Header(ref header) => {
                 self.begun = true;
                 self.header.clone_from(header);
+                if let Some(start) = self.start {
+                    self.header.clock_start = start;
+                }
                 self.merger = Merger::new(marks_of(header) + 1);
-                behind.frame(header, &frame, &self.decoder)
+                behind.frame(&self.header, &frame, &self.decoder)
             }
             Frame::Records(batch) => {
                 let queue = usize::try_from(batch.vcpu).unwrap_or(usize::MAX);

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use crate::stream::{Frame, Mark, Reader, StreamError};
+use crate::stream::{Frame, GuestClock, Mark, Reader, StreamError};
 
 /// Places are not told apart more finely than this, in bytes of the stream.
 const GRAIN: u64 = 64 << 10;
@@ -25,6 +25,7 @@ pub struct Horizon {
     next: usize,
     /// The last offset that was asked for.
     offset: u64,
+    guest_clock: Option<GuestClock>,
 }
 
 impl Horizon {
@@ -66,6 +67,10 @@ impl Horizon {
                     last_mark = ticks.max(last_mark);
                     (last_mark >= newest.saturating_sub(behind)).then_some(last_mark)
                 }
+                Ok(Some(Frame::End(summary))) => {
+                    horizon.guest_clock = summary.guest_clock;
+                    None
+                }
                 Ok(Some(_)) => None,
             };
             horizon.end = reader.offset();
@@ -74,6 +79,12 @@ impl Horizon {
             }
         }
         Ok(horizon)
+    }
+
+    /// The clock of the guest's log, if the stream has an end that tells it.
+    #[must_use]
+    pub fn guest_clock(&self) -> Option<&GuestClock> {
+        self.guest_clock.as_ref()
     }
 
     fn add(&mut self, earliest: u64) {

@@ -35,6 +35,12 @@ impl<E: Export> Player<E> {
         self.front.set_horizon(horizon);
     }
 
+    /// Shows these ticks as 0, instead of the header's `clock_start`: to be called before the stream
+    /// begins. What is before them has negative times, where a format has such.
+    pub fn set_start(&mut self, ticks: u64) {
+        self.front.set_start(ticks);
+    }
+
     /// Plays only the records of functions whose name and module (none: the kernel itself) the
     /// filter accepts; a function without a name has its address, such as `0xffffffff81000000`.
     #[must_use]

@@ -52,7 +52,8 @@ impl<E: Export> Stage<E> {
     pub(super) fn frame(&mut self, header: &Header, frame: &Frame<'_>) -> Result<(), PlayError> {
         self.ahead.learn(frame)?;
         match frame {
-            Frame::Header(header) => {
+            // With another start than the frame's, if that was asked for.
+            Frame::Header(_) => {
                 let max_depth = self.pairing.max_depth;
                 self.pairing = Pairing::new(usize::try_from(header.vcpus).unwrap_or(0));
                 self.pairing.max_depth = max_depth;
@@ -93,6 +94,7 @@ impl<E: Export> Stage<E> {
                     MarkKind::Note,
                     MarkKind::Console,
                     MarkKind::Events,
+                    MarkKind::Clock,
                 ];
                 if !beside.contains(&mark.kind) {
                     self.pairing.change();

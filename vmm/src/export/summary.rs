@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use crate::stream::{Counted, ExitsOf, Summary, Waits};
+use crate::stream::{Counted, ExitsOf, GuestClock, Summary, Waits};
 
 use super::printable;
 use super::text::milliseconds;
@@ -88,6 +88,9 @@ pub fn write_summary(out: &mut impl Write, summary: &Summary) -> io::Result<()> 
         write_waits(out, waits)?;
     }
     write_exits(out, exits)?;
+    if let Some(clock) = &summary.guest_clock {
+        write_clock(out, clock)?;
+    }
     writeln!(out, "vmtrace: guest {}", exit.as_str())?;
     if let Some(status) = run_status {
         writeln!(out, "vmtrace: run status {status}")?;
@@ -107,6 +110,24 @@ fn write_waits(out: &mut impl Write, waits: &Waits) -> io::Result<()> {
     if waits.stalls > 0 {
         let time = milliseconds(waits.stalls_ns);
         write!(out, ", all at once {} times for {time} (the output took nothing)", waits.stalls)?;
+    }
+    writeln!(out)
+}
+
+/// How times of the guest's log are to be compared with those of the trace.
+fn write_clock(out: &mut impl Write, clock: &GuestClock) -> io::Result<()> {
+    let GuestClock { zero_ns, early_ns, drift_ns, .. } = *clock;
+    let seconds = |nanoseconds: u64| {
+        format!("{}.{:06} s", nanoseconds / 1_000_000_000, nanoseconds / 1000 % 1_000_000)
+    };
+    write!(out, "vmtrace: clock 0 of the guest's log is {} of the trace", seconds(zero_ns))?;
+    if early_ns != 0 {
+        let way = if early_ns > 0 { "ahead" } else { "behind" };
+        write!(out, ", early times {} {way}", seconds(early_ns.unsigned_abs()))?;
+    }
+    // Less is of the arithmetic.
+    if drift_ns.unsigned_abs() >= 1000 {
+        write!(out, ", drift {drift_ns} ns")?;
     }
     writeln!(out)
 }

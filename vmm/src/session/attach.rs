@@ -418,6 +418,8 @@ impl Controller {
                         String::new()
                     }
                 };
+                // Late initcalls are over: from now on it goes evenly.
+                self.look_at_clock(machine, &paused, attachment.image());
                 let wires = Wires { init: None, settle, leave };
                 self.stage = Stage::Attached { attachment, from, wires };
                 // Nobody can call these any more: nothing is missed of them.
@@ -689,6 +691,7 @@ impl Controller {
                 for wire in [wires.init, wires.settle, wires.leave].into_iter().flatten() {
                     self.disarm(machine, &paused, wire);
                 }
+                self.look_at_clock(machine, &paused, attachment.image());
                 if let Some(text) = self.give_back(machine, &paused, attachment) {
                     self.account(paused, MarkKind::Detach, text);
                 }

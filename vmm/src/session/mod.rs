@@ -9,6 +9,7 @@ mod anomaly;
 mod apply;
 mod arch;
 mod attach;
+mod clock;
 mod conditions;
 mod control;
 mod counting;
