@@ -24,6 +24,7 @@ use super::ending::TraceEnd;
 use super::history::History;
 use super::latency::Measured;
 use super::module_events::ModulePoints;
+use super::notes::Notes;
 use super::room;
 use super::selftest::Testing;
 use super::tracing::Plan;
@@ -132,6 +133,8 @@ pub(super) struct Controller {
     pub(super) unseen: BTreeMap<Missing, BTreeSet<usize>>,
     /// Tracers of which it was said that they miss something of modules, and what else was said of them.
     pub(super) unvalued: Vec<String>,
+    /// Notes that were left out.
+    pub(super) notes: Notes,
     /// What modules that are loaded have of tracepoints, by the addresses of their `struct module`.
     pub(super) module_points: BTreeMap<u64, ModulePoints>,
     /// Of the run.
@@ -192,6 +195,7 @@ impl Controller {
             module_exits: Vec::new(),
             unseen: BTreeMap::new(),
             unvalued: Vec::new(),
+            notes: Notes::default(),
             module_points: BTreeMap::new(),
             deadline,
             ended_by: None,
@@ -212,8 +216,7 @@ impl Controller {
     }
 
     pub(super) fn note(&mut self, text: String) {
-        log::warn!("{text}");
-        self.summary.notes.push(text);
+        self.notes.keep(&mut self.summary.notes, text);
     }
 
     /// What every site has to do, and every exit, if any are to be traced. Made once for each

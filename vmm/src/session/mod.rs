@@ -24,6 +24,7 @@ mod latency;
 mod module_events;
 mod module_types;
 mod modules;
+mod notes;
 mod points;
 mod printk;
 mod room;

@@ -199,7 +199,7 @@ impl Controller {
 
     /// Says what was not said yet.
     pub(super) fn note_once(&mut self, note: String) {
-        if !self.unvalued.contains(&note) {
+        if !self.notes.are_full() && !self.unvalued.contains(&note) {
             self.note(note.clone());
             self.unvalued.push(note);
         }

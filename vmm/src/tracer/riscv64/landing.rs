@@ -66,17 +66,13 @@ impl Landings {
         programs: u16,
     ) -> Result<bool, TraceError> {
         let within = target % COLUMN;
-        let other = match self.open.get(&within) {
-            Some(&(known, _)) if known == target => None,
-            Some(&(other, _)) => Some(Some(other)),
-            None => Some(None),
-        };
-        if let Some(other) = other {
+        let known = self.open.get(&within).map(|&(known, _)| known);
+        if known != Some(target) {
             let is_used =
                 |other| other == self.caller || self.sites.values().any(|&it| it == other);
             let Some(number) = Gap::landing(target) else { return Ok(false) };
             let is_program = number < programs && !self.keeps(number);
-            if is_program || other.is_some_and(is_used) {
+            if is_program || known.is_some_and(is_used) {
                 return Ok(false);
             }
             let stub = match gap.land(guest, target) {
