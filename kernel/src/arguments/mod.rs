@@ -211,8 +211,7 @@ impl Kernel {
     /// [`Kernel::sites`]. None if they are not known: [`Kernel::no_prototype`] says why, and
     /// [`Kernel::raw_arguments`] is what can be had then.
     pub fn prototype(&self, site: usize) -> Option<Prototype> {
-        let (types, signature) = self.signature(site).ok()?;
-        Some(types.prototype(&signature))
+        self.known_prototype(site).ok()
     }
 
     /// The same of a function by its name, whether it has a site or not; `module` has the types of
@@ -222,11 +221,12 @@ impl Kernel {
         name: &str,
         module: Option<&ModuleTypes>,
     ) -> Result<Prototype, NoPrototype> {
-        let (types, signature) = match module {
-            Some(module) => self.signature_in(module.scope(), [name].into_iter())?,
-            None => self.signature_of([name].into_iter())?,
+        let names = [name].into_iter();
+        let Some(module) = module else {
+            let (types, signature) = self.signature_of(names)?;
+            return Ok(types.prototype(&signature));
         };
-        Ok(types.prototype(&signature))
+        self.module_prototype(module, names)
     }
 
     /// The parameters and the result of a function of a module, by its names and the module's types.
@@ -263,7 +263,8 @@ impl Kernel {
     /// # Errors
     /// Why it has none.
     pub fn known_prototype(&self, site: usize) -> Result<Prototype, NoPrototype> {
-        self.prototype(site).ok_or_else(|| self.no_prototype(site).unwrap_or(NoPrototype::Unknown))
+        let (types, signature) = self.signature(site)?;
+        Ok(types.prototype(&signature))
     }
 
     /// The registers that pass parameters, by their own names: for functions whose parameters

@@ -263,7 +263,7 @@ impl Btf {
     }
 
     /// The value of an enumerator, of whichever enum.
-    pub fn enumerator(&self, name: &str) -> Option<i64> {
+    pub(crate) fn enumerator(&self, name: &str) -> Option<i64> {
         let numbers = (1..self.types.len()).filter_map(|number| u32::try_from(number).ok());
         let mut all = numbers.flat_map(|number| self.enumerators(number));
         all.find_map(|(value, known)| (known == name).then_some(value))

@@ -55,17 +55,21 @@ impl Uses {
 }
 
 impl Hooks {
-    /// Adds the code of a module that comes by it; whether there is any.
-    pub fn add(&mut self, uses: &Uses) -> bool {
+    /// Adds the code of a module that comes by it.
+    pub fn add(&mut self, uses: &Uses) {
         fn of<T: Copy>(all: &[(u64, T)], key: u64) -> impl Iterator<Item = T> {
             all.iter().filter(move |(of, _)| *of == key).map(|&(_, it)| it)
         }
-        let before = self.branches.len();
         self.branches.extend(of(&uses.branches, self.key));
         if let Some(calls) = &mut self.static_calls {
             calls.sites.extend(of(&uses.calls, calls.key));
         }
-        self.branches.len() > before
+    }
+
+    /// Whether there is code of a module that comes by it.
+    #[must_use]
+    pub fn is_used_in(&self, uses: &Uses) -> bool {
+        uses.branches.iter().any(|(key, _)| *key == self.key)
     }
 }
 

@@ -12,7 +12,7 @@ pub mod latency;
 
 use std::io::{self, Write};
 
-use crate::export::Export;
+use crate::export::{Export, seconds};
 
 pub use gaps::{Gaps, LostOf};
 
@@ -28,11 +28,6 @@ pub trait Analysis: Export {
 
 /// Columns of a page for people.
 const WIDTH: usize = 80;
-
-/// As ftrace shows times, in seconds.
-fn seconds(nanoseconds: u64) -> String {
-    format!("{}.{:06}", nanoseconds / 1_000_000_000, nanoseconds / 1_000 % 1_000_000)
-}
 
 /// In milliseconds.
 fn milliseconds(nanoseconds: u64) -> String {

@@ -79,6 +79,7 @@ pub(crate) use sorted::{Table, Words};
 pub use stats::Stats;
 pub use summary::write_summary;
 pub use text::Text;
+pub(crate) use text::seconds;
 pub use top::Top;
 pub use values::{Args, Returned};
 pub(crate) use values::{JsonArgs, JsonReturned, quoted_char};

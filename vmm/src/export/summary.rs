@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use crate::stream::{Counted, ExitsOf, GuestClock, Summary, Waits};
 
 use super::printable;
-use super::text::milliseconds;
+use super::text::{milliseconds, seconds};
 
 /// Prints the closing summary. The beginning of every line is stable; the lines that are
 /// always there are `sites`, `records`, `pauses` and `guest`.
@@ -117,13 +117,10 @@ fn write_waits(out: &mut impl Write, waits: &Waits) -> io::Result<()> {
 /// How times of the guest's log are to be compared with those of the trace.
 fn write_clock(out: &mut impl Write, clock: &GuestClock) -> io::Result<()> {
     let GuestClock { zero_ns, early_ns, drift_ns, .. } = *clock;
-    let seconds = |nanoseconds: u64| {
-        format!("{}.{:06} s", nanoseconds / 1_000_000_000, nanoseconds / 1000 % 1_000_000)
-    };
-    write!(out, "vmtrace: clock 0 of the guest's log is {} of the trace", seconds(zero_ns))?;
+    write!(out, "vmtrace: clock 0 of the guest's log is {} s of the trace", seconds(zero_ns))?;
     if early_ns != 0 {
         let way = if early_ns > 0 { "ahead" } else { "behind" };
-        write!(out, ", early times {} {way}", seconds(early_ns.unsigned_abs()))?;
+        write!(out, ", early times {} s {way}", seconds(early_ns.unsigned_abs()))?;
     }
     // Less is of the arithmetic.
     if drift_ns.unsigned_abs() >= 1000 {

@@ -310,6 +310,11 @@ pub(super) fn name(out: &mut Vec<u8>, name: &Name<'_>) {
     }
 }
 
+/// As ftrace shows times, in seconds.
+pub(crate) fn seconds(nanoseconds: u64) -> String {
+    format!("{}.{:06}", nanoseconds / 1_000_000_000, nanoseconds / 1_000 % 1_000_000)
+}
+
 /// Nanoseconds as milliseconds with three digits, rounded to the nearest.
 pub(super) fn milliseconds(nanoseconds: u64) -> String {
     let micros = nanoseconds / 1000 + u64::from(nanoseconds % 1000 >= 500);

@@ -58,7 +58,7 @@ impl Controller {
         left_out.into_iter().for_each(|note| self.note_once(note));
         let uses = self.module_points.get(&address).is_some_and(|module| {
             let mut hooks = self.tracing.events.iter().filter_map(TracedEvent::hooks);
-            hooks.any(|hooks| hooks.clone().add(&module.uses))
+            hooks.any(|hooks| hooks.is_used_in(&module.uses))
         });
         if (count > 0 || uses) && begun && !self.held_back {
             self.hold_events(&ram, attachment);
@@ -81,7 +81,7 @@ impl Controller {
         let before = self.tracing.events.len();
         self.tracing.events.retain(|event| !is_own(event));
         let mut hooks = self.tracing.events.iter().filter_map(TracedEvent::hooks);
-        let used = hooks.any(|hooks| hooks.clone().add(&uses));
+        let used = hooks.any(|hooks| hooks.is_used_in(&uses));
         if (self.tracing.events.len() < before || used) && begun && !self.held_back {
             self.hold_events(&Ram(machine.memory()), attachment);
         }

@@ -157,7 +157,7 @@ impl Controller {
                     }
                     // Of others than modules it was not told here: the state is the second, the
                     // module the third.
-                    ModuleMoment::Told if attachment.is_going(start) => {
+                    ModuleMoment::Told if start == ModuleMoment::GOING => {
                         self.module_events_gone(machine, &mut attachment, end, begun);
                         self.leave_module_events(end);
                         Ok(None)

@@ -71,6 +71,9 @@ pub enum ModuleMoment {
 }
 
 impl ModuleMoment {
+    /// The state of a module that goes (`MODULE_STATE_GOING`, include/linux/module.h).
+    pub const GOING: u64 = 2;
+
     /// Whether modules can be traced at all in a kernel where it is not found.
     pub(super) fn is_needed(self) -> bool {
         self != Self::Told
@@ -82,8 +85,6 @@ impl ModuleMoment {
 pub(super) struct ModuleTraps {
     stops: Stops<ModuleMoment>,
     offsets: Offsets,
-    /// The number of `MODULE_STATE_GOING`.
-    going: Option<u64>,
 }
 
 impl Attachment {
@@ -105,9 +106,7 @@ impl Attachment {
             return Err(TraceError::Code("the code that loads its modules cannot be changed"));
         }
         let traps = stops.traps().collect();
-        let going = kernel.btf().ok().and_then(|btf| btf.enumerator("MODULE_STATE_GOING"));
-        let going = going.and_then(|state| u64::try_from(state).ok());
-        self.module_traps = Some(ModuleTraps { stops, offsets, going });
+        self.module_traps = Some(ModuleTraps { stops, offsets });
         Ok(traps)
     }
 
@@ -120,14 +119,7 @@ impl Attachment {
     /// Whether modules are seen before the guest looks whether their tracepoints are in use.
     #[must_use]
     pub fn watches_module_tracepoints(&self) -> bool {
-        let Some(traps) = &self.module_traps else { return false };
-        traps.going.is_some() && traps.stops.is_for(ModuleMoment::Told)
-    }
-
-    /// Whether this state of a module (see [`ModuleMoment::Told`]) is that it goes.
-    #[must_use]
-    pub fn is_going(&self, state: u64) -> bool {
-        self.module_traps.as_ref().and_then(|traps| traps.going) == Some(state)
+        self.module_traps.as_ref().is_some_and(|traps| traps.stops.is_for(ModuleMoment::Told))
     }
 
     /// What becomes of a module where a vCPU stands at this run-time address, and where it goes on.

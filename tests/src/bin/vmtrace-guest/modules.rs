@@ -19,8 +19,6 @@ const FUNCTION: &str = "dummy_get_stats64";
 /// gone.
 pub(super) fn modules(file: &str, rounds: u32, reads: usize, beside: bool) -> Result<()> {
     println!("pid {}", std::process::id());
-    let stem = Path::new(file).file_stem().and_then(|stem| stem.to_str());
-    let name = CString::new(stem.context("no name")?)?;
     if beside {
         set("current_tracer", "nop")?;
         set("set_ftrace_pid", &std::process::id().to_string())?;
@@ -50,9 +48,7 @@ pub(super) fn modules(file: &str, rounds: u32, reads: usize, beside: bool) -> Re
                 set("current_tracer", "nop")?;
             }
         }
-        // SAFETY: a string and flags.
-        let failed = unsafe { libc::syscall(libc::SYS_delete_module, name.as_ptr(), 0) };
-        ensure!(failed == 0, "cannot unload {file}: {}", std::io::Error::last_os_error());
+        unload(file)?;
         if beside {
             set("current_tracer", "nop")?;
         }
@@ -98,14 +94,20 @@ pub(super) fn points(rounds: u32, uses: usize, events: &[&str], files: &[&str]) 
             }
         }
         for file in files.iter().rev() {
-            let stem = Path::new(file).file_stem().and_then(|stem| stem.to_str());
-            let name = CString::new(stem.context("no name")?.replace('-', "_"))?;
-            // SAFETY: a string and flags.
-            let failed = unsafe { libc::syscall(libc::SYS_delete_module, name.as_ptr(), 0) };
-            ensure!(failed == 0, "cannot unload {file}: {}", std::io::Error::last_os_error());
+            unload(file)?;
         }
     }
     println!("ftrace-enabled {}", fs::read_to_string("/proc/sys/kernel/ftrace_enabled")?.trim());
+    Ok(())
+}
+
+/// Unloads the module that was loaded from a file.
+fn unload(file: &str) -> Result<()> {
+    let stem = Path::new(file).file_stem().and_then(|stem| stem.to_str());
+    let name = CString::new(stem.context("no name")?.replace('-', "_"))?;
+    // SAFETY: a string and flags.
+    let failed = unsafe { libc::syscall(libc::SYS_delete_module, name.as_ptr(), 0) };
+    ensure!(failed == 0, "cannot unload {file}: {}", std::io::Error::last_os_error());
     Ok(())
 }
 

@@ -11,6 +11,7 @@ mod x86_64;
 
 use super::attach::Controller;
 use super::mark;
+use crate::export::seconds;
 use crate::kernel::{Arch, Kernel};
 use crate::machine::{Machine, Paused};
 use crate::stream::{GuestClock, MarkKind, nanoseconds};
@@ -99,9 +100,6 @@ impl Controller {
 
 /// For people who see the stream alone.
 fn told(clock: &GuestClock) -> String {
-    let seconds = |nanoseconds: u64| {
-        format!("{}.{:06}", nanoseconds / 1_000_000_000, nanoseconds / 1000 % 1_000_000)
-    };
     let mut text = format!("0 of the guest's log is {} s of the trace", seconds(clock.zero_ns));
     if clock.early_ns != 0 {
         let way = if clock.early_ns > 0 { "ahead" } else { "behind" };

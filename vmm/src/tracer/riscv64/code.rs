@@ -500,7 +500,6 @@ impl GuestCode for Code {
                 array
             }
         };
-        let places = Places { guest, view, image, own: &self.own };
         tracepoint::edits(&places, hooks, array, &probes)
     }
 
