@@ -171,6 +171,10 @@ pub enum Exit {
     Panic,
     /// A fault inside the handling of a double fault.
     TripleFault,
+    /// The guest halted: nothing runs in it any more, as it was asked for. Since 1.2.
+    Halt,
+    /// A CPU of the guest, or all, could not be interrupted any more. Since 1.2.
+    Hang,
     /// `--timeout` passed.
     Timeout,
     /// The user stopped it.
@@ -190,6 +194,8 @@ impl Exit {
             Self::Reset => "reset",
             Self::Panic => "panic",
             Self::TripleFault => "triple fault",
+            Self::Halt => "halt",
+            Self::Hang => "hang",
             Self::Timeout => "timeout",
             Self::Stopped => "stopped",
             Self::Unknown => "unknown",

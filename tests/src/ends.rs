@@ -2,9 +2,12 @@
 
 use vmtrace::stream::{Exit, MarkKind};
 
+use vmtrace::emulated::{EmulatedHost, FileSource, HostArch};
+use vmtrace::kernel::Arch;
+
 use crate::Finished;
 use crate::cases::Guests;
-use crate::trace::{self, Trace, WORKLOAD, arch_of, boot, syscall};
+use crate::trace::{self, Trace, WORKLOAD, arch_of, boot, kernel, syscall};
 
 impl Guests {
     fn end(&self, name: &str, cmdline: &str, args: &[&str]) -> (Finished, Trace) {
@@ -52,12 +55,69 @@ impl Guests {
         assert_eq!(trace.summary.notes, [] as [&str; 0], "{name}: {err}");
     }
 
+    /// A CPU that keeps its interrupts off for ever is a hang, with where it is, also where another one
+    /// lives on. The guest is a kernel in which a system call was made to do that.
+    pub fn a_guest_that_hangs_is_found_out(&self, name: &str) {
+        let kernel = kernel(name).unwrap();
+        let entry = kernel.symbols().address(&syscall(name, "getppid").unwrap()).unwrap();
+        // It has several names.
+        let getppid = kernel.symbols().primary_at(entry).unwrap();
+        let site = kernel.sites().iter().find(|site| site.entry == entry).unwrap();
+        let (at, code): (u64, &[u8]) = match kernel.arch() {
+            // cli; jmp to itself
+            Arch::X86_64 => (site.location + 5, &[0xfa, 0xeb, 0xfe]),
+            // csrci sstatus, SIE; j to itself
+            Arch::Riscv64 => (site.entry + 8, &[0x73, 0x70, 0x01, 0x10, 0x6f, 0, 0, 0]),
+        };
+        let mut image = kernel.vmlinux().to_vec();
+        let old = kernel.bytes(at, code.len()).unwrap();
+        let offset = old.as_ptr().addr() - kernel.vmlinux().as_ptr().addr();
+        image[offset..offset + code.len()].copy_from_slice(code);
+        let hangs = format!("{name}-hangs");
+        let put = |host: &mut EmulatedHost| {
+            host.put_file(&format!("/k/{hangs}"), &FileSource::Bytes(image.clone()))
+        };
+        self.host.with(put).unwrap();
+
+        let call = format!("{WORKLOAD} getppid 1 1");
+        let args = ["--run", &call, "--cpus", "2", "--hang-after", "4"];
+        let (finished, trace) = self.end(&hangs, "", &args);
+        let err = finished.err();
+        assert_eq!((finished.end.code, trace.summary.exit), (Some(3), Exit::Hang), "{name}: {err}");
+        let begins = format!("guest hangs: interrupts were off for 4 s: vCPU 1 in {getppid}+0x");
+        let [note] = &trace.summary.notes[..] else { panic!("{name}: {err}") };
+        assert!(note.starts_with(&begins) && note.contains("; the others: vCPU 0 in "), "{note}");
+        assert!(err.contains(&format!("vmtrace: note {note}\n")), "{name}: {err}");
+        let last = trace.entries.last().unwrap();
+        assert_eq!((&*last.function, last.vcpu), (getppid, 1), "{name}: {err}");
+
+        // One that the guest does not use is none, nor is one that is idle.
+        let cpu = "/sys/devices/system/cpu/cpu1/online";
+        let run = format!("echo 0 >{cpu} && sleep 9 && cat {cpu} && echo 1 >{cpu} && sleep 4");
+        let args = ["--run", &run, "--cpus", "2", "--hang-after", "2"];
+        let (finished, trace) = self.end(name, "", &args);
+        let err = finished.err();
+        assert_eq!((finished.end.code, trace.summary.exit), (Some(0), Exit::Poweroff), "{err}");
+        assert_eq!(trace.summary.notes, [] as [&str; 0], "{name}: {err}");
+    }
+
     /// A restart is none of a guest's deaths; a time that is up has a code of its own.
     pub fn other_ends_are_told_apart(&self, name: &str) {
         let reboot = format!("{WORKLOAD} reboot");
         let (finished, trace) = self.end(name, "", &["--run", &reboot]);
         let err = finished.err();
         assert_eq!(trace.summary.exit, Exit::Reset, "{name}: {err}");
+        assert_eq!(finished.end.code, Some(1), "{name}: the command did not finish: {err}");
+        assert_eq!(trace.summary.notes, [] as [&str; 0], "{name}: {err}");
+
+        // No device tells of a PC that halts; on riscv64 that is a power-off. The agent is gone by then.
+        let halted = match arch_of(name).unwrap() {
+            HostArch::X86_64 => Exit::Halt,
+            HostArch::Riscv64 => Exit::Poweroff,
+        };
+        let (finished, trace) = self.end(name, "", &["--run", "halt -f"]);
+        let err = finished.err();
+        assert_eq!(trace.summary.exit, halted, "{name}: {err}");
         assert_eq!(finished.end.code, Some(1), "{name}: the command did not finish: {err}");
         assert_eq!(trace.summary.notes, [] as [&str; 0], "{name}: {err}");
 

@@ -276,7 +276,8 @@ pub fn boot(host: &SharedHost, kernel: &str, args: &[&str]) -> Result<(Finished,
         let how = match boot_once(host, kernel, args) {
             Ok((finished, trace)) => {
                 let err = finished.err();
-                let hung = trace.summary.exit == Exit::Timeout && !args.contains(&"--timeout");
+                let hung = trace.summary.exit == Exit::Timeout && !args.contains(&"--timeout")
+                    || trace.summary.exit == Exit::Hang && !args.contains(&"--hang-after");
                 match lost_sign(&err) {
                     _ if hung => format!("timeout\n{err}"),
                     Some(sign) => format!("{sign}\n{err}"),

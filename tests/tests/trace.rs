@@ -372,6 +372,11 @@ fn the_console_is_no_witness() {
 }
 
 #[test]
+fn a_guest_that_hangs_is_found_out() {
+    GUESTS.a_guest_that_hangs_is_found_out("x86_64-6.12");
+}
+
+#[test]
 fn other_ends_are_told_apart() {
     GUESTS.other_ends_are_told_apart("x86_64-6.12");
 }

@@ -149,6 +149,11 @@ fn the_console_is_no_witness() {
 }
 
 #[test]
+fn a_guest_that_hangs_is_found_out() {
+    GUESTS.a_guest_that_hangs_is_found_out("riscv64-7");
+}
+
+#[test]
 fn other_ends_are_told_apart() {
     GUESTS.other_ends_are_told_apart("riscv64-7");
 }

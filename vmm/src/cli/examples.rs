@@ -47,6 +47,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("boot", "filter", "-f 'vfs_*' -f 'ext4_*:mod:ext4' -f @functions.txt"),
     ("boot", "format", "--format json"),
     ("boot", "from", "--from do_sys_openat2"),
+    ("boot", "hang-after", "--hang-after 20"),
     ("boot", "hist", "--hist 'vfs_read:count if pid == 42'"),
     ("boot", "host", "--host emulated"),
     ("boot", "if", "--if 'count > 4K && comm == \"ssh*\"'"),

@@ -56,8 +56,27 @@ pub enum ExitReason {
         /// The reason the kernel gave.
         message: String,
     },
+    /// The guest has halted all its CPUs, as it was asked to. The machine cannot tell that from a guest
+    /// that is idle; its owner can.
+    Halt,
+    /// A CPU of the guest, or all, cannot be interrupted any more. The machine does not know; its owner does.
+    Hang {
+        /// For how long, and where it is.
+        message: String,
+    },
     /// KVM or this program could not go on, with registers of the vCPU where there are any.
     InternalError(String),
+}
+
+impl ExitReason {
+    /// Whether the guest is gone though nobody wanted that.
+    #[must_use]
+    pub fn is_death(&self) -> bool {
+        match self {
+            Self::Panic { .. } | Self::TripleFault | Self::Hang { .. } => true,
+            Self::PowerOff | Self::Reset | Self::Halt | Self::InternalError(_) => false,
+        }
+    }
 }
 
 impl fmt::Display for ExitReason {
@@ -67,6 +86,8 @@ impl fmt::Display for ExitReason {
             ExitReason::Reset => write!(f, "reset"),
             ExitReason::TripleFault => write!(f, "triple fault"),
             ExitReason::Panic { message } => write!(f, "kernel panic: {message}"),
+            ExitReason::Halt => write!(f, "halt"),
+            ExitReason::Hang { message } => write!(f, "guest hangs: {message}"),
             ExitReason::InternalError(what) => write!(f, "internal error: {what}"),
         }
     }

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use kvm_bindings::{KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE};
+
 use super::vcpu::lock;
 use super::{Machine, MachineError, Registers, arch};
 
@@ -90,6 +92,16 @@ impl<'a> Paused<'a> {
     /// Registers of a vCPU. One that the guest has not started shows those of a reset.
     pub fn registers(&self, vcpu: usize) -> Result<Registers, MachineError> {
         self.with(vcpu, arch::registers)
+    }
+
+    /// Whether the guest has not started this vCPU, or has stopped it. (On x86-64 a guest that stops one
+    /// only lets it wait with interrupts off.)
+    pub fn is_stopped(&self, vcpu: usize) -> Result<bool, MachineError> {
+        let state = |fd: &kvm_ioctls::VcpuFd| {
+            fd.get_mp_state().map_err(MachineError::kvm("tell whether a vCPU is started"))
+        };
+        self.with(vcpu, state)
+            .map(|state| !matches!(state.mp_state, KVM_MP_STATE_RUNNABLE | KVM_MP_STATE_HALTED))
     }
 
     /// Moves a vCPU to another instruction.

@@ -269,6 +269,7 @@ pub(super) fn of(thread: Thread) -> Calls {
             any.extend([looks, removal, renaming].concat());
             conditional.extend([THREADS_IF, SOCKETS_IF, ENTERING_IF].concat());
             requests.extend([arch::VCPU_REQUESTS, arch::INTERRUPT_REQUESTS].concat());
+            requests.push(arch::KVM_GET_MP_STATE);
         }
         Thread::Vcpu => {
             requests.push(arch::KVM_RUN);

@@ -21,6 +21,7 @@
 use super::anomaly::Anomaly;
 use super::arch;
 use super::ending::TraceEnd;
+use super::hang::HangWatch;
 use super::history::History;
 use super::latency::Measured;
 use super::module_events::ModulePoints;
@@ -109,6 +110,8 @@ pub(super) struct Controller {
     pub(super) end: TraceEnd,
     /// How the guest ends.
     pub(super) verdict: Verdict,
+    /// Whether it hangs.
+    pub(super) hang: HangWatch,
     pub(super) anomaly: Anomaly,
     /// What was traced when.
     pub(super) history: History,
@@ -165,6 +168,7 @@ impl Controller {
         stream: Output,
         commands: Commands,
         deadline: Deadline,
+        hang: HangWatch,
     ) -> Self {
         // What the image tells is found out before there is a guest that waits for it; what is
         // missing is told when it is needed.
@@ -183,6 +187,7 @@ impl Controller {
             held_back,
             end: TraceEnd::default(),
             verdict: Verdict::default(),
+            hang,
             anomaly: Anomaly::default(),
             history: History::default(),
             counters: None,

@@ -18,6 +18,7 @@ mod ends;
 mod events;
 mod exits;
 mod follow;
+mod hang;
 mod histograms;
 mod history;
 mod latency;
@@ -47,6 +48,7 @@ use crate::stream::{Exit, Mark, MarkKind, Summary};
 use crate::tracer::TraceError;
 use crate::tracer::annex::{WITH_TABLES, far_memory};
 use attach::{Controller, Output};
+use hang::HangWatch;
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -92,6 +94,8 @@ pub struct Request {
     pub control: Receiver<ControlRequest>,
     /// Give up after this long.
     pub timeout: Option<Duration>,
+    /// Take the guest for hung when a CPU of it could not be interrupted for so long; `None`: never.
+    pub hang: Option<Duration>,
     /// Told what the run waits for.
     pub deadline: Deadline,
     /// Runs the commands of triggers.
@@ -168,7 +172,7 @@ pub fn run(
 ) -> Result<Outcome, SessionError> {
     let Request { kernel, machine, console, agent, tracing, .. } = request;
     let Request { stream, joins, control, timeout, closing, console_marks, commands, .. } = request;
-    let deadlines = request.deadline;
+    let (deadlines, hang) = (request.deadline, request.hang);
     // Parsed now: later the guest would wait for it.
     kernel.check_traceable()?;
     let far = far_memory(kernel.arch(), machine.cpus.into(), tracing.buffer)?;
@@ -200,6 +204,7 @@ pub fn run(
         Output { primary: stream, joins, console: lines, exits },
         commands,
         deadlines.clone(),
+        HangWatch::new(hang, Instant::now()),
     );
     controller.loaded(&machine);
     // Everything is open that this thread needs but what the sandbox was told of.
@@ -215,7 +220,8 @@ pub fn run(
         let halted = controller.verdict.deadline();
         let counts = controller.counts_deadline();
         let wait = deadline.into_iter().chain(halted).chain(counts);
-        let wait = wait.chain(controller.test_deadline()).chain(controller.end_deadline()).min();
+        let wait = wait.chain(controller.test_deadline()).chain(controller.end_deadline());
+        let wait = wait.chain(controller.hang_deadline()).min();
         match next(machine.events(), wait) {
             Ok(Event::MsrWrite { vcpu, value, .. }) => {
                 controller.entry_known(&machine, vcpu, value);
@@ -223,6 +229,10 @@ pub fn run(
             }
             Ok(Event::Trap { vcpu, address }) => {
                 controller.trapped(&machine, vcpu, address)?;
+                if controller.verdict.halts {
+                    exit = Some(controller.verdict.of(ExitReason::Halt));
+                    break exit.as_ref().map_or(Exit::Halt, end_of);
+                }
                 // Nothing comes behind the call at which the run ends.
                 if controller.ended_by.is_none() {
                     let _ = machine.release(vcpu);
@@ -230,13 +240,7 @@ pub fn run(
             }
             Ok(Event::Exit(reason)) => {
                 let reason = controller.verdict.of(reason);
-                let end = match reason {
-                    ExitReason::PowerOff => Exit::Poweroff,
-                    ExitReason::Reset => Exit::Reset,
-                    ExitReason::TripleFault => Exit::TripleFault,
-                    ExitReason::Panic { .. } => Exit::Panic,
-                    ExitReason::InternalError(_) => Exit::Unknown,
-                };
+                let end = end_of(&reason);
                 exit = Some(reason);
                 break end;
             }
@@ -262,6 +266,10 @@ pub fn run(
                     exit = controller.verdict.panic();
                     break exit.as_ref().map_or(Exit::Timeout, |_| Exit::Panic);
                 }
+                if let Some(message) = controller.look_for_hang(&machine) {
+                    exit = Some(ExitReason::Hang { message });
+                    break Exit::Hang;
+                }
             }
             Err(RecvTimeoutError::Disconnected) => break Exit::Unknown,
         }
@@ -277,8 +285,8 @@ pub fn run(
     };
     deadlines.begin("giving back what is traced", deadline::STEP);
     controller.detach(&machine);
-    if let Some(ExitReason::Panic { message }) = &exit {
-        controller.note(format!("kernel panic: {message}"));
+    if let Some(reason @ (ExitReason::Panic { .. } | ExitReason::Hang { .. })) = &exit {
+        controller.note(reason.to_string());
     }
     let text = exit.as_ref().map_or_else(|| end.as_str().to_owned(), ToString::to_string);
     controller.mark(&machine, MarkKind::Exit, Duration::ZERO, text);
@@ -288,6 +296,18 @@ pub fn run(
     deadlines.begin(MACHINE, deadline::STEP);
     machine.stop();
     Ok(Outcome { summary, exit, unwritten, anomaly, ended_by })
+}
+
+fn end_of(reason: &ExitReason) -> Exit {
+    match reason {
+        ExitReason::PowerOff => Exit::Poweroff,
+        ExitReason::Reset => Exit::Reset,
+        ExitReason::TripleFault => Exit::TripleFault,
+        ExitReason::Panic { .. } => Exit::Panic,
+        ExitReason::Halt => Exit::Halt,
+        ExitReason::Hang { .. } => Exit::Hang,
+        ExitReason::InternalError(_) => Exit::Unknown,
+    }
 }
 
 /// The next event, or that it is time to look at what is due. What has happened by then comes first, but for no

@@ -28,6 +28,8 @@ enum Kind {
     FtraceBug,
     /// Somebody wants a restart.
     Restart,
+    /// Nothing is to run any more.
+    Halt,
 }
 
 /// Where each is told: `panic` and `oops_enter` in kernel/panic.c, `emergency_restart` in
@@ -49,11 +51,13 @@ struct Wire {
 /// What is known of the guest's end.
 #[derive(Default)]
 pub(super) struct Verdict {
-    image: Option<Image>,
+    pub(super) image: Option<Image>,
     wires: Vec<Wire>,
     /// The first panic's message, and when.
     panicked: Option<(String, Instant)>,
     restarts: bool,
+    /// It halts, and no device will tell.
+    pub(super) halts: bool,
     /// Another kernel runs, in which there are no tripwires.
     left: bool,
 }
@@ -89,7 +93,8 @@ impl Controller {
     pub(super) fn watch_the_end(&mut self, machine: &Machine, paused: &Paused<'_>, image: Image) {
         let ram = Ram(machine.memory());
         let mut missing = Vec::new();
-        for (name, kind) in FUNCTIONS {
+        let halt = arch::HALT.map(|name| (name, Kind::Halt));
+        for (name, kind) in FUNCTIONS.into_iter().chain(halt) {
             match Tripwire::on_function(&ram, &image, &self.kernel, name, &TRAP_INSTRUCTION) {
                 Ok(wire) => {
                     paused.arm_trap(wire.address());
@@ -107,6 +112,7 @@ impl Controller {
                 Kind::Oops => "an oops of the guest is not reported",
                 Kind::FtraceBug => "it is not reported when the guest gives up its own ftrace",
                 Kind::Restart => "a restart of this kind is not distinguished from a reset",
+                Kind::Halt => "a guest that halts does not end the run",
             };
             self.note(format!("{untold}: no tripwire on {name}: {error}"));
         }
@@ -163,6 +169,10 @@ impl Controller {
             Kind::Restart => {
                 self.verdict.restarts = true;
                 "kernel restarts".to_owned()
+            }
+            Kind::Halt => {
+                self.verdict.halts = true;
+                "kernel halts".to_owned()
             }
         };
         self.lift(machine, &paused, wire);

@@ -334,6 +334,7 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     }
     job.extend(args.from.iter().map(|name| format!("--from={name}")));
     job.extend(args.timeout.iter().map(|seconds| format!("--timeout={seconds}")));
+    job.push(format!("--hang-after={}", args.hang_after().map_or(0, |time| time.as_secs())));
     if args.socket.is_some() {
         job.push(format!("--socket={SOCKET}"));
     }

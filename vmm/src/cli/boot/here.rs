@@ -233,6 +233,7 @@ pub(super) fn run(
         joins,
         control,
         timeout: args.timeout.map(Duration::from_secs),
+        hang: args.hang_after(),
         deadline: deadline.clone(),
         commands: Box::new(move |called| match &mut told {
             Some(told) => told.write_all(commands::line(called).as_bytes()),
@@ -355,7 +356,7 @@ fn verdict(args: &Args, outcome: &Outcome) -> (Option<String>, Result<u8>) {
     let anomaly = outcome.anomaly.as_deref();
     let anomaly = anomaly.map(|what| format!("tracing has ended before the guest: {what}"));
     match (&outcome.exit, anomaly) {
-        (Some(ExitReason::Panic { .. } | ExitReason::TripleFault), anomaly) => {
+        (Some(reason), anomaly) if reason.is_death() => {
             return (anomaly.map(|what| format!("error: {what}")), Ok(exit::GUEST_DIED));
         }
         (Some(ExitReason::InternalError(what)), _) => {

@@ -41,6 +41,7 @@ use conversion::Conversion;
 use reports::Reports;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use triggers::Triggers;
 use vmtrace_system::say;
 use watchers::{Watchers, trace_name, trace_output};
@@ -262,6 +263,10 @@ pub struct Args {
     /// Stop after SECS seconds
     #[arg(long, value_name = "SECS", help_heading = headings::RUN)]
     pub timeout: Option<u64>,
+    /// Take the guest for hung, and end the run with exit code 3, when one of its CPUs had interrupts off for
+    /// SECS seconds; 0: never, as is the default with --interactive, where that may be a debugger [default: 60]
+    #[arg(long, value_name = "SECS", help_heading = headings::RUN)]
+    pub hang_after: Option<u64>,
     /// Boot this bzImage, which KERNEL (a vmlinux) was taken from
     #[arg(long, value_name = "FILE", hide = true)]
     pub boot_image: Option<PathBuf>,
@@ -344,6 +349,13 @@ impl Args {
     #[must_use]
     pub fn expects_run(&self) -> bool {
         self.run.is_some() || self.expect_run
+    }
+
+    /// For how long a CPU of the guest may have interrupts off; `None`: for ever.
+    fn hang_after(&self) -> Option<Duration> {
+        const DEFAULT: u64 = 60;
+        let seconds = self.hang_after.unwrap_or(if self.interactive { 0 } else { DEFAULT });
+        (seconds > 0).then(|| Duration::from_secs(seconds))
     }
 
     /// Whether disks and shares can be, as far as they can be looked at.
@@ -567,5 +579,13 @@ mod tests {
             let error = args(&format!("--memory {bad}")).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{bad}");
         }
+    }
+    // Whoever is in a debugger of the kernel has interrupts off for as long as it takes.
+    #[test]
+    fn a_guest_hangs_after_a_minute_unless_somebody_talks_to_it() {
+        let after = |line| args(line).unwrap().hang_after().map(|time| time.as_secs());
+        assert_eq!((after(""), after("--interactive -o t")), (Some(60), None));
+        assert_eq!((after("--hang-after 5"), after("--hang-after 0")), (Some(5), None));
+        assert_eq!(after("--interactive -o t --hang-after 5"), Some(5));
     }
 }

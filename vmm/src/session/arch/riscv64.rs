@@ -76,6 +76,23 @@ pub(in crate::session) fn program_counter(registers: &Registers) -> u64 {
     registers.pc
 }
 
+/// Called when the guest halts: that is a power-off here, of which the machine tells
+/// (arch/riscv/kernel/reset.c).
+pub(in crate::session) const HALT: Option<&str> = None;
+
+/// Whether an interrupt would be taken, or wakes the hart: the kernel is idle with interrupts off, in a
+/// `wfi` that goes on whenever there is one (arch/riscv/include/asm/processor.h). A hart that was stopped
+/// there stands at it or behind it. `word` reads four bytes at a virtual address.
+pub(in crate::session) fn is_interruptible(
+    registers: &Registers,
+    word: impl Fn(u64) -> Option<u32>,
+) -> bool {
+    const SIE: u64 = 1 << 1;
+    const WFI: u32 = 0x1050_0073;
+    let at_wfi = || [registers.pc, registers.pc.wrapping_sub(4)].map(word).contains(&Some(WFI));
+    registers.sstatus & SIE != 0 || at_wfi()
+}
+
 /// What tells the site of a program in which it was stopped.
 pub(in crate::session) fn told(registers: &Registers) -> u64 {
     registers.x[5]

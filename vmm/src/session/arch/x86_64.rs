@@ -52,6 +52,19 @@ pub(in crate::session) fn program_counter(registers: &Registers) -> u64 {
     registers.rip
 }
 
+/// Called when the guest halts: its CPUs wait with interrupts off then, and no device is told
+/// (arch/x86/kernel/reboot.c).
+pub(in crate::session) const HALT: Option<&str> = Some("machine_halt");
+
+/// Whether an interrupt would be taken: unlike riscv64's `wfi`, `hlt` waits for one only where it is.
+pub(in crate::session) fn is_interruptible(
+    registers: &Registers,
+    _: impl Fn(u64) -> Option<u32>,
+) -> bool {
+    const INTERRUPT_FLAG: u64 = 1 << 9;
+    registers.rflags & INTERRUPT_FLAG != 0
+}
+
 /// What tells the site of a program in which it was stopped.
 pub(in crate::session) fn told(registers: &Registers) -> u64 {
     registers.r10

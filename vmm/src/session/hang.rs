@@ -1,0 +1,273 @@
+//! A guest that hangs: one of its CPUs cannot be interrupted any more.
+//!
+//! A kernel keeps interrupts off for microseconds, at worst for milliseconds. Without them nothing wakes
+//! a CPU, its clock stands still, no other CPU gets an answer, and no watchdog that needs a timer can
+//! say so. So from time to time all vCPUs are stopped for a look at them. When one could not be
+//! interrupted, they are looked at more often, until it can be, or it has been too long.
+//!
+//! A CPU that waits with interrupts on may be idle: whoever wants a guest to end that is blocked for
+//! ever says `--timeout`.
+
+use super::arch;
+use super::attach::Controller;
+use crate::machine::{Machine, MachineError, Paused, Registers};
+use crate::stream::MarkKind;
+use crate::tracer::{Guest, Ram};
+use std::time::{Duration, Instant};
+
+/// How often a guest is looked at that is well.
+const LOOK: Duration = Duration::from_secs(5);
+/// How often once it may be one that hangs. A CPU that has interrupts on now and then is found out
+/// within a few looks.
+const AGAIN: Duration = Duration::from_millis(100);
+/// For how much the time between two of these counts at most: a machine that was suspended, or busy
+/// with something else, has not run the guest all the time.
+const MOST: Duration = Duration::from_millis(500);
+/// vCPUs that the message names.
+const NAMED: usize = 8;
+
+/// Where the kernel leaves a CPU for good, with interrupts off (arch/x86/kernel/smpboot.c and
+/// process.c): one that was taken offline, and all when it halts or makes room for another kernel.
+const LEFT: [&str; 2] = ["play_dead", "stop_this_cpu"];
+
+/// What a look has shown of a vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// An interrupt would be taken.
+    Interruptible,
+    /// It would not.
+    Stuck,
+    /// The guest does not use it.
+    Off,
+}
+
+/// When to look, and what was seen.
+pub(super) struct HangWatch {
+    /// How long a CPU may be like that; `None`: nobody looks.
+    limit: Option<Duration>,
+    due: Instant,
+    looked: Instant,
+    /// For how long each vCPU has been stuck at every look.
+    stuck: Vec<Option<Duration>>,
+    /// For how long no vCPU could be interrupted.
+    none: Option<Duration>,
+}
+
+impl HangWatch {
+    pub(super) fn new(limit: Option<Duration>, now: Instant) -> Self {
+        let due = now + limit.unwrap_or(LOOK).min(LOOK);
+        Self { limit, due, looked: now, stuck: Vec::new(), none: None }
+    }
+
+    /// When to look next, if ever.
+    fn due(&self) -> Option<Instant> {
+        self.limit.map(|_| self.due)
+    }
+
+    /// A look has shown this of each vCPU. Returns whether that is so for too long.
+    fn seen(&mut self, states: &[State], now: Instant) -> bool {
+        let Some(limit) = self.limit else { return false };
+        let since = now.saturating_duration_since(self.looked).min(MOST);
+        let longer = |is: bool, time: Option<Duration>| {
+            is.then(|| time.map_or(Duration::ZERO, |time| time + since))
+        };
+        self.stuck.resize(states.len(), None);
+        for (time, state) in self.stuck.iter_mut().zip(states) {
+            *time = longer(*state == State::Stuck, *time);
+        }
+        let none = !states.is_empty() && !states.contains(&State::Interruptible);
+        self.none = longer(none, self.none);
+        let longest = self.stuck.iter().chain([&self.none]).filter_map(|time| *time).max();
+        self.looked = now;
+        self.due = now + if longest.is_some() { AGAIN } else { LOOK.min(limit) };
+        longest >= Some(limit)
+    }
+
+    /// Those that were stuck for too long; all, if it is only that none could be interrupted.
+    fn hung(&self, vcpu: usize) -> bool {
+        let is = |time: Option<Duration>| time.is_some() && time >= self.limit;
+        match self.stuck.iter().any(|time| is(*time)) {
+            true => self.stuck.get(vcpu).is_some_and(|time| is(*time)),
+            false => true,
+        }
+    }
+}
+
+impl Controller {
+    /// When the guest is to be looked at.
+    pub(super) fn hang_deadline(&self) -> Option<Instant> {
+        self.hang.due()
+    }
+
+    /// Looks at the guest if it is time. Returns what is to be said of one that hangs.
+    pub(super) fn look_for_hang(&mut self, machine: &Machine) -> Option<String> {
+        if self.hang.due().is_none_or(|due| Instant::now() < due) {
+            return None;
+        }
+        // One that waits for room waits for us; one that has panicked has its own deadline.
+        let excused = machine.room().wanted_for().is_some() || self.verdict.deadline().is_some();
+        let paused = if excused { None } else { machine.pause().ok() };
+        let Some(paused) = paused else {
+            self.hang.seen(&[], Instant::now());
+            return None;
+        };
+        let ram = Ram(machine.memory());
+        let vcpus: Vec<_> =
+            (0..paused.vcpus()).map(|vcpu| self.state(&ram, &paused, vcpu)).collect();
+        let states: Vec<State> = vcpus.iter().map(|(state, _)| *state).collect();
+        let hangs = self.hang.seen(&states, Instant::now());
+        let message = hangs.then(|| self.hang_message(&vcpus));
+        // Whoever measures how long the guest takes is told of looks; others need not see each.
+        if self.latency.is_some() {
+            self.count_pause(paused, MarkKind::Pause, "looked whether the guest hangs".to_owned());
+        }
+        message
+    }
+
+    /// What a vCPU is like, and where it stands.
+    fn state(&self, ram: &dyn Guest, paused: &Paused<'_>, vcpu: usize) -> (State, Option<u64>) {
+        let look = || -> Result<Option<Registers>, MachineError> {
+            if paused.is_stopped(vcpu)? { Ok(None) } else { paused.registers(vcpu).map(Some) }
+        };
+        match look() {
+            // One that cannot be seen may be well.
+            Err(_) => (State::Interruptible, None),
+            Ok(None) => (State::Off, None),
+            Ok(Some(registers)) => {
+                let at = arch::program_counter(&registers);
+                let state = match is_interruptible(ram, &registers) {
+                    true => State::Interruptible,
+                    // Where it is not known where the kernel is, it is not known who is left.
+                    false if self.verdict.image.is_none() => State::Off,
+                    false if LEFT.iter().any(|name| self.place(at).contains(name)) => State::Off,
+                    false => State::Stuck,
+                };
+                (state, Some(at))
+            }
+        }
+    }
+
+    fn hang_message(&self, vcpus: &[(State, Option<u64>)]) -> String {
+        let started = vcpus.iter().enumerate().filter_map(|(vcpu, (_, at))| Some((vcpu, (*at)?)));
+        let (hung, others): (Vec<_>, Vec<_>) = started.partition(|(vcpu, _)| self.hang.hung(*vcpu));
+        let list = |all: &[(usize, u64)]| {
+            let named = all.iter().take(NAMED);
+            let mut places: Vec<String> =
+                named.map(|(vcpu, at)| format!("vCPU {vcpu} in {}", self.place(*at))).collect();
+            let more = all.len().saturating_sub(NAMED);
+            places.extend((more > 0).then(|| format!("and {more} more")));
+            places.join(", ")
+        };
+        let seconds = self.hang.limit.unwrap_or_default().as_secs();
+        let mut text = format!("interrupts were off for {seconds} s: {}", list(&hung));
+        if !others.is_empty() {
+            text += &format!("; the others: {}", list(&others));
+        }
+        text
+    }
+
+    /// A run-time address as the kernel prints it.
+    fn place(&self, address: u64) -> String {
+        let Some(image) = &self.verdict.image else { return format!("{address:#x}") };
+        let link = address.wrapping_sub(image.slide);
+        let module = self.functions.values().find(|function| {
+            link.checked_sub(function.site.entry).is_some_and(|at| at < function.size.into())
+        });
+        if let Some(function) = module {
+            let offset = link - function.site.entry;
+            return format!("{}+{offset:#x} [{}]", function.name(), function.module);
+        }
+        match self.kernel.symbols().lookup(link) {
+            Some((name, start)) => format!("{name}+{:#x}", link - start),
+            None => format!("{address:#x}"),
+        }
+    }
+}
+
+fn is_interruptible(ram: &dyn Guest, registers: &Registers) -> bool {
+    let tables = arch::tables(registers);
+    arch::is_interruptible(registers, |address| {
+        // In two halves: instructions lie on 2-byte boundaries, and the next page may be anywhere.
+        let half = |address| {
+            let physical = tables.translate(ram, address).ok()?;
+            let mut bytes = [0; 2];
+            ram.read(physical, &mut bytes).ok()?;
+            Some(u32::from(u16::from_le_bytes(bytes)))
+        };
+        Some(half(address)? | half(address.wrapping_add(2))? << 16)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::State::{Interruptible, Off, Stuck};
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// Looks whenever it is time, for an hour: when it was too long, and after how many looks.
+    fn watch(states: impl Fn(u32) -> Vec<State>) -> (Option<HangWatch>, u32) {
+        let begun = Instant::now();
+        let mut watch = HangWatch::new(Some(LIMIT), begun);
+        let mut looks = 0;
+        loop {
+            let now = watch.due().unwrap();
+            if now > begun + HOUR {
+                return (None, looks);
+            }
+            let hangs = watch.seen(&states(looks), now);
+            looks += 1;
+            if hangs {
+                let time = now.duration_since(begun);
+                assert!(time >= LIMIT && time <= LIMIT + LOOK, "{time:?}");
+                return (Some(watch), looks);
+            }
+        }
+    }
+
+    // A verdict on a guest that lives ends somebody's run; none on one that is dead lets it go on
+    // for ever.
+    #[test]
+    fn a_guest_hangs_when_a_cpu_is_stuck_at_every_look() {
+        let (watch_one, _) = watch(|_| vec![Interruptible, Stuck]);
+        let one = watch_one.unwrap();
+        assert!(!one.hung(0) && one.hung(1));
+        // None that runs is as good as one that is stuck.
+        let all = watch(|_| vec![Off, Off]).0.unwrap();
+        assert!(all.hung(0) && all.hung(1));
+        // A guest that is well costs a pause every few seconds.
+        let (found, looks) = watch(|_| vec![Interruptible, Off]);
+        assert!(found.is_none() && looks == 720, "{looks}");
+        // One that has interrupts off nearly all the time is none that hangs.
+        let now_and_then = |look| if look % 100 == 0 { Interruptible } else { Stuck };
+        let (found, looks) = watch(|look| vec![now_and_then(look)]);
+        assert!(found.is_none() && looks > 20_000, "{looks}");
+        // Nor is one whose CPUs take turns.
+        let turns =
+            |look| if look % 2 == 0 { [Stuck, Interruptible] } else { [Interruptible, Stuck] };
+        assert!(watch(|look| turns(look).to_vec()).0.is_none());
+    }
+
+    // A guest that was not run has had no time to be interrupted.
+    #[test]
+    fn time_in_which_nobody_looked_counts_little() {
+        let now = Instant::now();
+        let mut watch = HangWatch::new(Some(LIMIT), now);
+        assert!(!watch.seen(&[Stuck], now));
+        assert!(!watch.seen(&[Stuck], now + 10 * LIMIT));
+        assert_eq!((watch.stuck[0], watch.none), (Some(MOST), Some(MOST)));
+        // Nor is anything known of it when it could not be stopped.
+        assert!(!watch.seen(&[], now + 11 * LIMIT));
+        assert!(!watch.seen(&[Stuck], now + 12 * LIMIT));
+        assert_eq!((watch.stuck[0], watch.none), (Some(Duration::ZERO), Some(Duration::ZERO)));
+    }
+
+    #[test]
+    fn nobody_looks_who_was_not_asked_to() {
+        let mut watch = HangWatch::new(None, Instant::now());
+        assert!(watch.due().is_none() && !watch.seen(&[Stuck], Instant::now()));
+        let short = HangWatch::new(Some(Duration::from_secs(2)), Instant::now());
+        assert!(short.due() <= Some(Instant::now() + Duration::from_secs(2)));
+    }
+}
