@@ -44,9 +44,12 @@ pub enum ModuleError {
     /// Of another kind.
     #[error("it is not a module of a 64-bit x86 or RISC-V kernel")]
     Other,
-    /// The table of call sites refers to what is not there.
-    #[error("it is damaged: its table of call sites refers to what is not in it")]
+    /// A table refers to what is not there.
+    #[error("it is damaged: one of its tables refers to what is not in it")]
     Table,
+    /// It has more data than any module.
+    #[error("it is damaged, or no module: it has more data than any module has")]
+    Large,
 }
 
 impl From<object::read::Error> for ModuleError {
@@ -65,16 +68,7 @@ impl ModuleFile {
     /// # Errors
     /// When it is no module, or a damaged one.
     pub fn parse(data: &[u8]) -> Result<Self, ModuleError> {
-        let header = Elf::parse(data)?;
-        let endian = header.endian()?;
-        let arch = match header.e_machine(endian) {
-            EM_X86_64 => Arch::X86_64,
-            EM_RISCV => Arch::Riscv64,
-            _ => return Err(ModuleError::Other),
-        };
-        if header.e_type(endian) != ET_REL {
-            return Err(ModuleError::Other);
-        }
+        let (header, endian, arch) = header(data)?;
         let sections = header.sections(endian, data)?;
         let symbols = sections.symbols(endian, data, object::elf::SHT_SYMTAB)?;
         let (table, absolute) = match arch {
@@ -124,6 +118,21 @@ impl ModuleFile {
         let name = name.next().map(|name| String::from_utf8_lossy(name).into_owned());
         Ok(Self { name, arch, functions })
     }
+}
+
+/// What a module's file begins with.
+pub(crate) fn header(data: &[u8]) -> Result<(&Elf, LittleEndian, Arch), ModuleError> {
+    let header = Elf::parse(data)?;
+    let endian = header.endian()?;
+    let arch = match header.e_machine(endian) {
+        EM_X86_64 => Arch::X86_64,
+        EM_RISCV => Arch::Riscv64,
+        _ => return Err(ModuleError::Other),
+    };
+    if header.e_type(endian) != ET_REL {
+        return Err(ModuleError::Other);
+    }
+    Ok((header, endian, arch))
 }
 
 /// Section and offset of what a relocation means; `None` when there is no such thing.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use vmtrace::kernel::tracepoints::{Event, Origin, Preparation};
+use vmtrace::kernel::tracepoints::{Event, EventField, ModuleData, Origin, Preparation};
 use vmtrace::kernel::{
     Arch, Container, FtraceKind, Kernel, KernelError, ModuleFile, NeedResched, SiteSection, Source,
 };
@@ -84,6 +84,41 @@ fn functions_of_modules_are_found() {
             let _ = ModuleFile::parse(&damaged);
             damaged[at] = data[at];
         }
+    });
+}
+
+// The same of events: whoever waits for those of a module asks for them by these names.
+#[test]
+fn events_of_modules_are_found() {
+    each(|cached| {
+        let modules = vmtrace::initramfs::Modules::open(&cached.folder.join("modules")).unwrap();
+        let events =
+            |data: &[u8]| cached.kernel.module_file_events(&ModuleData::parse(data).ok()?).ok();
+        let data = modules.read("xfs").unwrap();
+        let all = events(&data).unwrap();
+        assert!((400..1000).contains(&all.len()), "{}: {}", cached.name, all.len());
+        assert!(all.is_sorted_by_key(|event| event.full_name()), "{}", cached.name);
+        let free = all.iter().find(|event| event.full_name() == "xfs:xfs_buf_free").unwrap();
+        let field = |name: &str, kind: &str, size, signed| EventField {
+            name: name.to_owned(),
+            kind: kind.to_owned(),
+            size,
+            signed,
+        };
+        let fields = [field("dev", "dev_t", 4, false), field("bno", "xfs_daddr_t", 8, true)];
+        assert_eq!(free.fields[..2], fields, "{}: {free:?}", cached.name);
+        assert!(free.print.starts_with("\"dev %d:%d daddr 0x%llx "), "{}: {free:?}", cached.name);
+        for len in (0..data.len()).step_by(data.len() / 12) {
+            let _ = events(&data[..len]);
+        }
+        let mut damaged = data.clone();
+        for at in (0..data.len()).step_by(data.len() / 24) {
+            damaged[at] ^= 0xff;
+            let _ = events(&damaged);
+            damaged[at] = data[at];
+        }
+        let none = events(&modules.read("dummy").unwrap()).unwrap();
+        assert_eq!(none, [], "{}: it has none", cached.name);
     });
 }
 

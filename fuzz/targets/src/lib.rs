@@ -18,6 +18,7 @@ mod initramfs;
 mod input;
 mod kallsyms;
 mod kernels;
+mod module_file;
 mod modules;
 mod request;
 mod ring;
@@ -46,7 +47,7 @@ fn none() -> Vec<Vec<u8>> {
 }
 
 /// All targets, by name.
-pub const TARGETS: [Target; 21] = [
+pub const TARGETS: [Target; 22] = [
     Target { name: "agent", run: agent::run, seeds: none },
     Target { name: "arguments", run: arguments::run, seeds: arguments::seeds },
     Target { name: "blk", run: blk::run, seeds: none },
@@ -60,6 +61,7 @@ pub const TARGETS: [Target; 21] = [
     Target { name: "image", run: image::run, seeds: none },
     Target { name: "initramfs", run: initramfs::run, seeds: initramfs::seeds },
     Target { name: "kallsyms", run: kallsyms::run, seeds: none },
+    Target { name: "module_file", run: module_file::run, seeds: module_file::seeds },
     Target { name: "modules", run: modules::run, seeds: modules::seeds },
     Target { name: "request", run: request::run, seeds: request::seeds },
     Target { name: "ring", run: ring::run, seeds: none },

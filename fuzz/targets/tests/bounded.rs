@@ -212,6 +212,6 @@ macro_rules! targets {
 }
 
 targets! {
-    agent arguments blk btf command_line convert epilogues exits guest host_wire image initramfs kallsyms
+    agent arguments blk btf command_line convert epilogues exits guest host_wire image initramfs kallsyms module_file
     modules request ring sites stream_reader values vsock walk
 }

@@ -5,6 +5,7 @@
 //! BTF tells where in the structures.
 
 mod code;
+mod file;
 mod memory;
 mod module;
 mod prepare;
@@ -19,6 +20,7 @@ use super::read::{index, u64_at};
 use super::{Arch, Kernel, KernelError};
 
 pub use code::{Branch, Call, Hooks, StaticCalls};
+pub use file::ModuleData;
 pub use memory::Memory;
 pub use module::{ModuleTracepoint, ModuleTracepoints, Uses};
 pub use prepare::{Preparation, SyscallMarks};

@@ -74,7 +74,7 @@ impl Hooks {
 }
 
 /// More than any module has.
-const MOST_EVENTS: u32 = 1 << 12;
+pub(super) const MOST_EVENTS: u32 = 1 << 12;
 const MOST_ENTRIES: u32 = 1 << 17;
 /// More modules than can be loaded, and larger than the type information of any.
 const MOST_MODULES: usize = 1 << 14;
@@ -92,6 +92,15 @@ pub(super) struct Layout {
     /// The flag of an event that comes from a tracepoint.
     of_tracepoint: u32,
     types: Option<TypesLayout>,
+}
+
+/// An event of a module: addresses of its class and its tracepoint, its system, and the name of its
+/// tracepoint, which is its own.
+pub(super) struct Head {
+    pub(super) class: u64,
+    pub(super) system: String,
+    pub(super) tracepoint: u64,
+    pub(super) point: String,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -167,7 +176,7 @@ impl Kernel {
         self.module_layout().map(drop)
     }
 
-    fn module_layout(&self) -> Result<(&EventLayout, &Layout), KernelError> {
+    pub(super) fn module_layout(&self) -> Result<(&EventLayout, &Layout), KernelError> {
         let unknown = "its type information does not describe those of modules";
         let layout = self.event_layout()?;
         let own = layout.module.as_ref().ok_or(KernelError::Tracepoints(unknown))?;
@@ -205,16 +214,8 @@ impl Kernel {
         own: &Layout,
         call: u64,
     ) -> Option<ModuleTracepoint> {
-        let at = |offset: u64| call.wrapping_add(offset);
-        if memory.count(at(own.flags))? & own.of_tracepoint == 0 {
-            return None;
-        }
-        let class = memory.pointer(at(layout.class))?;
-        let system = memory.text_behind(class.wrapping_add(layout.system), LONGEST)?;
-        let tracepoint = memory.pointer(at(layout.tracepoint))?;
-        let point = memory.text_behind(tracepoint.wrapping_add(layout.points.name), LONGEST)?;
+        let Head { system, tracepoint, point, .. } = own.head(memory, layout, call)?;
         let hooks = layout.points.read(self, memory, tracepoint)?;
-        // Events of modules have the names of their tracepoints.
         let name = format!("{system}:{point}");
         Some(ModuleTracepoint { name, address: call, point, hooks })
     }
@@ -244,6 +245,24 @@ impl Kernel {
 }
 
 impl Layout {
+    /// What a `struct trace_event_call` of a module says, if its event comes from a tracepoint.
+    pub(super) fn head(
+        &self,
+        memory: &dyn Memory,
+        layout: &EventLayout,
+        call: u64,
+    ) -> Option<Head> {
+        let at = |offset: u64| call.wrapping_add(offset);
+        if memory.count(at(self.flags))? & self.of_tracepoint == 0 {
+            return None;
+        }
+        let class = memory.pointer(at(layout.class))?;
+        let system = memory.text_behind(class.wrapping_add(layout.system), LONGEST)?;
+        let tracepoint = memory.pointer(at(layout.tracepoint))?;
+        let point = memory.text_behind(tracepoint.wrapping_add(layout.points.name), LONGEST)?;
+        Some(Head { class, system, tracepoint, point })
+    }
+
     /// Where a module's code comes by tracepoints.
     fn uses(&self, memory: &dyn Memory, module: u64) -> Option<Uses> {
         /// That it is freed when the module is initialised (`jump_entry_set_init`,

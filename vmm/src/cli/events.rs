@@ -1,22 +1,29 @@
-//! `vmtrace events`: which tracepoints a kernel has, with their fields.
+//! `vmtrace events`: which tracepoints a kernel has, and its modules, with their fields.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use anyhow::{Context as _, bail, ensure};
 use serde::Serialize;
 
 use super::terminal::Paging;
-use crate::kernel::tracepoints::{Event, Origin};
-use crate::kernel::{Kernel, glob};
+use crate::initramfs::Modules;
+use crate::kernel::tracepoints::{Event, ModuleData, Origin};
+use crate::kernel::{Functions, Kernel};
+use crate::session::is_meant_in;
 
 /// Arguments of `vmtrace events`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Kernel image: bzImage (vmlinuz), vmlinux, or a riscv64 Image
     kernel: PathBuf,
-    /// Only events that the pattern matches: SYSTEM:NAME, or NAME of any system
+    /// Only events that the pattern matches: SYSTEM:NAME, or NAME of any system; with :mod:NAME behind it,
+    /// or alone, those of a module
     #[arg(value_name = "GLOB")]
     glob: Option<String>,
+    /// Also the events of the modules in this directory, which is like /lib/modules/RELEASE
+    #[arg(long, value_name = "DIR")]
+    modules: Option<PathBuf>,
     /// Print JSON: one object a line
     #[arg(long)]
     json: bool,
@@ -30,33 +37,55 @@ pub struct Args {
     paging: Paging,
 }
 
-/// Prints each event: its name, a tab, its fields with their types.
+/// An event, and the module that has it, if it is none of the kernel's own.
+type Found = (Event, Option<String>);
+
+/// Prints each event: its name, for one of a module that in brackets, a tab, its fields with their types.
 ///
 /// # Errors
-/// When the kernel cannot be read, or no event matches.
+/// When the kernel or a module cannot be read, or no event matches.
 pub fn run(args: Args) -> anyhow::Result<u8> {
-    let Args { kernel, glob, json, count, system_map, paging } = args;
+    let Args { kernel, glob, modules, json, count, system_map, paging } = args;
     let kernel = super::inspect::open(&kernel, system_map.as_deref())?;
-    let events = matching(&kernel, glob.as_deref().unwrap_or("*"))?;
+    let pattern = glob.as_deref().unwrap_or("*");
+    let mut found = matching(kernel.events()?, pattern, None);
+    match modules {
+        Some(dir) => found.extend(of_modules(&kernel, &dir, pattern)?),
+        None if Functions::of(pattern).module().is_some() => {
+            bail!("{pattern}: which modules? Use --modules DIR")
+        }
+        None => {}
+    }
+    ensure!(
+        !found.is_empty(),
+        "no event of the kernel matches '{pattern}': vmtrace events lists all, as SYSTEM:NAME, and with \
+         --modules DIR those of modules"
+    );
     paging.show(|out| match count {
-        true => writeln!(out, "{}", events.len()),
-        false => print(out, &events, json),
+        true => writeln!(out, "{}", found.len()),
+        false => print(out, &found, json),
     })?;
     Ok(0)
 }
 
-/// The events that a pattern matches.
-fn matching<'a>(kernel: &'a Kernel, pattern: &str) -> anyhow::Result<Vec<&'a Event>> {
-    let all = kernel.events()?;
-    let wanted = |event: &&Event| match pattern.contains(':') {
-        true => glob::matches(pattern, &event.full_name()),
-        false => glob::matches(pattern, &event.name),
-    };
-    let found: Vec<&Event> = all.iter().filter(wanted).collect();
-    anyhow::ensure!(
-        !found.is_empty(),
-        "no event of the kernel matches '{pattern}': vmtrace events lists all, as SYSTEM:NAME"
-    );
+/// The events of the kernel, or of a module of it, that a pattern matches.
+fn matching(events: &[Event], pattern: &str, module: Option<&str>) -> Vec<Found> {
+    let wanted = events.iter().filter(|event| is_meant_in(pattern, &event.full_name(), module));
+    wanted.map(|event| (event.clone(), module.map(str::to_owned))).collect()
+}
+
+fn of_modules(kernel: &Kernel, dir: &Path, pattern: &str) -> anyhow::Result<Vec<Found>> {
+    let modules = Modules::open(dir)?;
+    let mut found = Vec::new();
+    for name in modules.names().filter(|name| Functions::of(pattern).reaches(name)) {
+        let read = || {
+            let data = ModuleData::parse(&modules.read(name)?)?;
+            super::functions::check_module(data.arch(), kernel)?;
+            anyhow::Ok(kernel.module_file_events(&data)?)
+        };
+        let events = read().with_context(|| modules.path(name).display().to_string())?;
+        found.extend(matching(&events, pattern, Some(name)));
+    }
     Ok(found)
 }
 
@@ -64,6 +93,9 @@ fn matching<'a>(kernel: &'a Kernel, pattern: &str) -> anyhow::Result<Vec<&'a Eve
 #[derive(Serialize)]
 struct Line<'a> {
     name: String,
+    /// Whose it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    module: Option<&'a str>,
     /// Of the tracepoint that it comes from.
     #[serde(skip_serializing_if = "Option::is_none")]
     tracepoint: Option<&'a str>,
@@ -81,7 +113,7 @@ struct Field<'a> {
 }
 
 impl<'a> Line<'a> {
-    fn new(event: &'a Event) -> Self {
+    fn new((event, module): &'a Found) -> Self {
         let tracepoint = match &event.origin {
             Origin::Tracepoint(name, _) => Some(&**name),
             Origin::Syscall { .. } | Origin::Switch(_) | Origin::Other => None,
@@ -93,19 +125,22 @@ impl<'a> Line<'a> {
             signed: field.signed,
         };
         let fields = event.fields.iter().map(field).collect();
-        Self { name: event.full_name(), tracepoint, fields, print: &event.print }
+        let module = module.as_deref();
+        Self { name: event.full_name(), module, tracepoint, fields, print: &event.print }
     }
 }
 
-fn print(mut out: &mut dyn Write, events: &[&Event], json: bool) -> std::io::Result<()> {
-    for event in events {
+fn print(mut out: &mut dyn Write, events: &[Found], json: bool) -> std::io::Result<()> {
+    for found in events {
         if json {
-            serde_json::to_writer(&mut out, &Line::new(event))?;
+            serde_json::to_writer(&mut out, &Line::new(found))?;
             writeln!(out)?;
             continue;
         }
+        let (event, module) = found;
         let fields: Vec<String> = event.fields.iter().map(declared).collect();
-        writeln!(out, "{}\t{}", event.full_name(), fields.join(", "))?;
+        let module = module.as_ref().map_or_else(String::new, |module| format!(" [{module}]"));
+        writeln!(out, "{}{module}\t{}", event.full_name(), fields.join(", "))?;
     }
     Ok(())
 }

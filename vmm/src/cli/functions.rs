@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::terminal::Paging;
 use crate::initramfs::Modules;
-use crate::kernel::{Functions, Kernel, ModuleFile, Selection, selects};
+use crate::kernel::{Arch, Functions, Kernel, ModuleFile, Selection, selects};
 use anyhow::{Context as _, ensure};
 use vmtrace_system::say;
 
@@ -106,13 +106,7 @@ impl Found<'_> {
             let path = modules.path(name);
             let file = ModuleFile::parse(&modules.read(name)?);
             let file = file.with_context(|| path.display().to_string())?;
-            ensure!(
-                file.arch == kernel.arch(),
-                "{}: it is a module for {}, and the kernel is one for {}",
-                path.display(),
-                file.arch.name(),
-                kernel.arch().name()
-            );
+            check_module(file.arch, kernel).with_context(|| path.display().to_string())?;
             self.take(name, &file);
         }
         Ok(())
@@ -136,6 +130,13 @@ impl Found<'_> {
             }
         }
     }
+}
+
+/// A module must be one for the kernel.
+pub(super) fn check_module(arch: Arch, kernel: &Kernel) -> anyhow::Result<()> {
+    let (own, kernel) = (arch.name(), kernel.arch().name());
+    ensure!(own == kernel, "it is a module for {own}, and the kernel is one for {kernel}");
+    Ok(())
 }
 
 fn print(out: &mut dyn Write, mut lines: Vec<Line>) -> std::io::Result<()> {

@@ -56,7 +56,7 @@ use std::time::{Duration, Instant};
 
 pub use conditions::{Conditional, ConditionalError, conditional};
 pub use ends::{Doing, EndsError, Use};
-pub use events::{EventError, Patterns, TracedEvent, add_events, events};
+pub use events::{EventError, Patterns, TracedEvent, add_events, events, is_meant_in};
 pub use follow::{Follow, FollowError};
 pub use histograms::{Histogram, HistogramError, histogram};
 pub use tracing::{Plan, Tracer, Tracing};

@@ -247,7 +247,7 @@ fn such_as(names: &[String]) -> String {
 }
 
 /// Whether a pattern means the event with this full name, in this module; `None`: in the kernel itself.
-pub(super) fn is_meant_in(pattern: &str, name: &str, module: Option<&str>) -> bool {
+pub fn is_meant_in(pattern: &str, name: &str, module: Option<&str>) -> bool {
     let of = Functions::of(pattern);
     let is_there = match module {
         Some(module) => of.reaches(module),
