@@ -5,16 +5,20 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
 use vmtrace_system::say;
 
 use super::clock::Clock;
 use super::losses::{self, Counted};
-use super::{report, view};
-use crate::convert::{Format, Tally};
+use super::{BadUsage, report, view};
+use crate::convert::{Format, Output, Tally};
 use crate::export::{Event, Export, Name, PlayError, Player, SortedBy};
-use crate::stream::{Header, Summary};
+use crate::serve::{Globs, Refilter};
+use crate::stream::{Compression, Compressor, Header, StreamError, Summary};
 
 /// What a run says to who waits for its end, and what that says when it has converted.
 pub(super) const GO: &[u8] = b"go\n";
@@ -30,7 +34,7 @@ pub struct Args {
     output: PathBuf,
     /// The format [default: what the name of OUT ends with].
     #[arg(long, value_enum)]
-    format: Option<Format>,
+    format: Option<Target>,
     /// Convert only functions whose name matches (repeatable).
     #[arg(short, long = "filter", value_name = "GLOB")]
     filter: Vec<String>,
@@ -44,9 +48,53 @@ pub struct Args {
     /// microsecond from when the kernel has marked its clock stable.
     #[arg(long, value_enum, default_value_t)]
     clock: Clock,
+    /// Write a trace of vmtrace (*.vmt) compressed: zstd, or zstd:LEVEL
+    #[arg(long, value_name = "METHOD")]
+    compress: Option<Compression>,
     /// Wait until standard input says so; remove FILE when all of it is converted.
     #[arg(long, hide = true)]
     once_told: bool,
+}
+
+/// What a trace is made into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    /// A trace of fewer functions, or a compressed one.
+    Trace,
+    /// What is for others.
+    Other(Format),
+}
+
+impl Target {
+    /// The ending of names, and the name of the format.
+    const TRACE: &str = "vmt";
+
+    /// What goes with the name of a file or directory.
+    fn of(place: &Path) -> Option<Self> {
+        match place.extension() {
+            Some(extension) if extension == Self::TRACE => Some(Self::Trace),
+            _ => Format::of(place).map(Self::Other),
+        }
+    }
+}
+
+impl ValueEnum for Target {
+    fn value_variants<'a>() -> &'a [Self] {
+        static ALL: LazyLock<Vec<Target>> = LazyLock::new(|| {
+            let others = Format::value_variants().iter().map(|&format| Target::Other(format));
+            others.chain([Target::Trace]).collect()
+        });
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self {
+            Self::Trace => Some(PossibleValue::new(Self::TRACE).help(
+                "A trace of vmtrace, with the functions that are chosen, or compressed (*.vmt)",
+            )),
+            Self::Other(format) => format.to_possible_value(),
+        }
+    }
 }
 
 /// Writes what was asked for, and says on standard error what could not be.
@@ -77,12 +125,30 @@ pub fn run(args: Args) -> Result<u8> {
 }
 
 fn convert(args: Args) -> Result<u8> {
-    let Args { file, output: place, format, filter, notrace, tracer, clock, once_told } = args;
+    let Args { file, output: place, format, filter, notrace, tracer, clock, .. } = args;
+    let (compress, once_told) = (args.compress, args.once_told);
     let shown = place.display().to_string();
-    let format = format.or_else(|| Format::of(&place)).with_context(|| {
-        format!("{shown}: no format goes with this name; use --format {}", Format::list())
+    let target = format.or_else(|| Target::of(&place)).with_context(|| {
+        let (trace, others) = (Target::TRACE, Format::list());
+        format!("{shown}: no format goes with this name; use --format {others}|{trace}")
     })?;
     let (mut source, name) = open(&file)?;
+    let format = match target {
+        Target::Trace if clock != Clock::Trace => {
+            let reason = "--clock is for other formats: a trace of vmtrace has the times of its records, \
+                          and whoever reads it chooses the clock";
+            return Err(BadUsage(reason.to_owned()).into());
+        }
+        Target::Trace => {
+            let globs = Globs { filter, notrace };
+            return cut(source, &name, &place, (globs, tracer), compress);
+        }
+        Target::Other(_) if compress.is_some() => {
+            let reason = "--compress is for traces of vmtrace: name OUT *.vmt, or use --format vmt";
+            return Err(BadUsage(reason.to_owned()).into());
+        }
+        Target::Other(format) => format,
+    };
     let output = format.output(&place).with_context(|| format!("cannot write {shown}"))?;
     let writer = format.writer(&output).with_context(|| format!("cannot write {shown}"))?;
     let mut tally = Tally::new(writer, format);
@@ -116,6 +182,48 @@ fn convert(args: Args) -> Result<u8> {
     // The run has told of them itself.
     if let Some(summary) = played.summary.filter(|_| !once_told) {
         losses::tell(&summary, missed.get())?;
+    }
+    Ok(0)
+}
+
+/// Writes a trace of what is chosen, compressed or not, whatever the source is.
+fn cut(
+    mut source: File,
+    name: &str,
+    place: &Path,
+    (globs, tracer): (Globs, Option<String>),
+    compress: Option<Compression>,
+) -> Result<u8> {
+    const PIECE: usize = 1 << 20;
+    let shown = || format!("cannot write {}", place.display());
+    let output = Output::file(place).with_context(shown)?;
+    let file = io::BufWriter::with_capacity(PIECE, output.handle().with_context(shown)?);
+    let sink: Box<dyn io::Write> = match compress {
+        Some(how) => Box::new(Compressor::new(file, how).with_context(shown)?),
+        None => Box::new(file),
+    };
+    let mut refilter = Refilter::by_names(sink, globs, tracer);
+    let mut piece = vec![0; PIECE];
+    let played = loop {
+        let bytes = match source.read(&mut piece).context(name.to_owned())? {
+            0 => break refilter.finish().map_err(anyhow::Error::from),
+            len => piece.get(..len).unwrap_or_default(),
+        };
+        match refilter.write_all(bytes) {
+            Err(error) if error.get_ref().is_some_and(|inner| inner.is::<StreamError>()) => {
+                break Err(error.into());
+            }
+            written => written.with_context(shown)?,
+        }
+    };
+    refilter.flush().with_context(shown)?;
+    drop(refilter);
+    // What is whole of a torn trace is worth having; nothing of what is none.
+    if output.handle().and_then(|file| file.metadata()).is_ok_and(|file| file.len() > 0) {
+        output.commit().with_context(shown)?;
+    }
+    if let Some(summary) = played.context(name.to_owned())? {
+        losses::tell(&summary, 0)?;
     }
     Ok(0)
 }

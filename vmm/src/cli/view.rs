@@ -3,6 +3,7 @@
 use crate::check::parse_time as parse_unit;
 use crate::export::{Export, Pick, Picked, Player};
 use crate::kernel::Functions;
+use crate::serve::Globs;
 
 /// Which calls are shown.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -103,15 +104,11 @@ pub(super) fn choose<E: Export>(
     filter: Vec<String>,
     notrace: Vec<String>,
 ) -> Player<E> {
-    if filter.is_empty() && notrace.is_empty() {
+    let globs = Globs { filter, notrace };
+    if globs.is_empty() {
         return player;
     }
-    let any = |globs: &[String], name: &str, module: Option<&str>| {
-        globs.iter().any(|pattern| Functions::of(pattern).matches(name, module))
-    };
-    player.with_filter(move |name, module| {
-        (filter.is_empty() || any(&filter, name, module)) && !any(&notrace, name, module)
-    })
+    player.with_filter(move |name, module| globs.mean(name, module))
 }
 
 /// A time with its unit, in nanoseconds.

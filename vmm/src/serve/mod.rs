@@ -28,6 +28,7 @@ pub use guests::GuestReaders;
 pub use hub::Hub;
 pub use patience::Patience;
 pub use primary::{Primary, Sink, Unwritten};
+pub(crate) use refilter::Refilter;
 pub use request::{Control, Format, Globs, Origin, Request, RequestError, StreamRequest};
 pub use server::{Answer, ControlRequest, Door, PassToAgent, Reply, Server, Services};
 pub use spec::{Actions, HistogramSpec, SpecError, TracerSpec};

@@ -3,28 +3,66 @@
 
 use super::request::Globs;
 use crate::export::TracerChoice;
-use crate::kernel::selects;
 use crate::stream::{
     Count, CountsOf, Decoder, Frame, Header, LossReason, Progress, Record, RecordBuffer,
-    RecordHead, Stretch, Symbol, Traced, Writer,
+    RecordHead, StreamError, Stretch, Summary, Symbol, Traced, Writer,
 };
 use std::collections::HashSet;
 use std::io::{Error, ErrorKind, Result, Write};
+use std::mem::offset_of;
 
 /// Takes the bytes of one stream, writes another into `sink`.
-pub(super) struct Refilter<W> {
+pub(crate) struct Refilter<W> {
     decoder: Decoder,
     out: Out<W>,
     /// Those that are wanted, when not all are.
     functions: Option<HashSet<u32>>,
     /// By which those of modules become known, as they are named.
     globs: Globs,
+    /// Those of the kernel as well.
+    by_names: bool,
     header: Option<Header>,
     kept: RecordBuffer,
     /// Numbers of the tracers whose records are wanted, when not all are.
     tracer: Option<TracerChoice>,
     /// Records of kinds that nobody here knows: whether they are wanted, neither.
     unknown: u64,
+    /// Calls that are wanted and go on in functions that may not be.
+    jumps: Jumps,
+    /// A record that is changed.
+    aid: Vec<u8>,
+    /// Of the end frame, when it has come.
+    summary: Option<Summary>,
+}
+
+/// Calls that were left by a jump, by tracer, task and stack pointer: a return from what was jumped to
+/// ends them as well.
+#[derive(Default)]
+struct Jumps(HashSet<(u8, u32, u64)>);
+
+impl Jumps {
+    /// More than can be open at a time, if no ends are missing.
+    const MOST: usize = 1 << 16;
+
+    /// Whether a record that may not be wanted for itself ends such a call.
+    fn follow(&mut self, record: &Record<'_>, wanted: bool) -> bool {
+        let RecordHead { tracer, flags, pid, .. } = *record.head();
+        let call = |sp: u64| (tracer, pid.get(), sp);
+        match record {
+            Record::Return { ret, .. } => self.0.remove(&call(ret.sp.get())),
+            // Of others nothing else is heard.
+            Record::Tail { tail, .. }
+                if wanted && flags & (RecordHead::LAST | RecordHead::DURATION) == 0 =>
+            {
+                if self.0.len() >= Self::MOST {
+                    self.0.clear();
+                }
+                self.0.insert(call(tail.sp.get()));
+                false
+            }
+            _ => false,
+        }
+    }
 }
 
 enum Out<W> {
@@ -48,25 +86,43 @@ impl<W: Write> Refilter<W> {
             out: Out::Sink(sink),
             functions,
             globs,
+            by_names: false,
             header: None,
             kept: RecordBuffer::new(),
             tracer: tracer.map(TracerChoice::new),
             unknown: 0,
+            jumps: Jumps::default(),
+            aid: Vec::new(),
+            summary: None,
         }
+    }
+
+    /// The same of a stream alone: the names in it tell which functions `globs` mean.
+    pub(crate) fn by_names(sink: W, globs: Globs, tracer: Option<String>) -> Self {
+        let functions = (!globs.is_empty()).then(HashSet::new);
+        Self { by_names: true, ..Self::new(sink, functions, globs, tracer) }
+    }
+
+    /// To be called when no more bytes come. Returns the summary of the stream that was read.
+    ///
+    /// # Errors
+    /// When its end frame was not reached.
+    pub(crate) fn finish(&mut self) -> std::result::Result<Option<Summary>, StreamError> {
+        self.decoder.finish().map(|()| self.summary.take())
     }
 
     /// A function of a module is where the symbol says, whatever was there before.
     fn learn(
         functions: &mut Option<HashSet<u32>>,
-        globs: &Globs,
+        (globs, by_names): (&Globs, bool),
         header: Option<&Header>,
         symbol: &Symbol<'_>,
     ) {
         let Some(functions) = functions else { return };
+        let module = (!symbol.module.is_empty()).then_some(symbol.module);
         let at = header.and_then(|header| header.offset(symbol.address));
-        let (Some(at), false) = (at, symbol.module.is_empty()) else { return };
-        let Globs { filter, notrace } = globs;
-        if selects(filter, notrace, symbol.module, &std::iter::once(symbol.name)) {
+        let (Some(at), true) = (at, module.is_some() || by_names) else { return };
+        if globs.mean(symbol.name, module) {
             functions.insert(at);
         } else {
             functions.remove(&at);
@@ -87,7 +143,7 @@ impl<W: Write> Refilter<W> {
         };
         match frame {
             Frame::Symbols(mut list) => {
-                let (functions, globs) = (&mut self.functions, &self.globs);
+                let (functions, globs) = (&mut self.functions, (&self.globs, self.by_names));
                 let header = self.header.as_ref();
                 list.try_for_each(|symbol| {
                     symbol.with_text(|symbol| {
@@ -104,15 +160,24 @@ impl<W: Write> Refilter<W> {
                         self.unknown += 1;
                         continue;
                     };
-                    let (tracer, flags) = (record.head().tracer, record.head().flags);
+                    let RecordHead { tracer, flags, .. } = *record.head();
+                    if self.tracer.as_ref().is_some_and(|choice| !choice.is(tracer)) {
+                        continue;
+                    }
+                    let wanted = self.functions.as_ref().is_none_or(|set| set.contains(&function));
+                    let ends = self.jumps.follow(&record, wanted);
                     // A function of the set may have jumped to it.
                     let aid =
                         matches!(record, Record::Return { .. }) && flags & RecordHead::AID != 0;
-                    let wanted = (aid
-                        || self.functions.as_ref().is_none_or(|set| set.contains(&function)))
-                        && self.tracer.as_ref().is_none_or(|choice| choice.is(tracer));
-                    if wanted {
+                    if wanted || aid {
                         self.kept.push_whole(bytes);
+                    } else if ends {
+                        self.aid.clear();
+                        self.aid.extend_from_slice(bytes);
+                        if let Some(flags) = self.aid.get_mut(offset_of!(RecordHead, flags)) {
+                            *flags |= RecordHead::AID;
+                        }
+                        self.kept.push_whole(&self.aid);
                     }
                 }
                 writer.records(batch.vcpu, &self.kept)
@@ -175,7 +240,9 @@ impl<W: Write> Refilter<W> {
                     let unknown = self.unknown;
                     summary.notes.push(format!("{unknown} records of unknown kinds were left out"));
                 }
-                writer.end(&summary).map(drop)
+                writer.end(&summary)?;
+                self.summary = Some(*summary);
+                Ok(())
             }
             // Where a late consumer joined; this stream begins there.
             _ => Ok(()),

@@ -4,6 +4,7 @@ use super::spec::{SpecError, TracerSpec, is_name};
 use crate::agent::AgentMark;
 use crate::analyze::latency::Kind;
 use crate::check::parse_time;
+use crate::kernel::Functions;
 use clap::ValueEnum;
 use std::fmt;
 use vmtrace_agent::protocol::MARK_MAX;
@@ -47,6 +48,14 @@ impl Globs {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.filter.is_empty() && self.notrace.is_empty()
+    }
+
+    /// Whether a function of this name is meant, in this module; `None`: in the kernel itself.
+    pub(crate) fn mean(&self, name: &str, module: Option<&str>) -> bool {
+        let any = |globs: &[String]| {
+            globs.iter().any(|pattern| Functions::of(pattern).matches(name, module))
+        };
+        (self.filter.is_empty() || any(&self.filter)) && !any(&self.notrace)
     }
 
     /// `-f GLOB` and `-n GLOB`, any number of them.

@@ -10,6 +10,7 @@ mod exits;
 mod parquet;
 mod perfetto;
 mod uftrace;
+mod vmt;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
