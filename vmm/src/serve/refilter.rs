@@ -49,7 +49,7 @@ impl Jumps {
         let RecordHead { tracer, flags, pid, .. } = *record.head();
         let call = |sp: u64| (tracer, pid.get(), sp);
         match record {
-            Record::Return { ret, .. } => self.0.remove(&call(ret.sp.get())),
+            Record::Return { ret, .. } => !self.0.is_empty() && self.0.remove(&call(ret.sp.get())),
             // Of others nothing else is heard.
             Record::Tail { tail, .. }
                 if wanted && flags & (RecordHead::LAST | RecordHead::DURATION) == 0 =>
@@ -164,8 +164,13 @@ impl<W: Write> Refilter<W> {
                     if self.tracer.as_ref().is_some_and(|choice| !choice.is(tracer)) {
                         continue;
                     }
-                    let wanted = self.functions.as_ref().is_none_or(|set| set.contains(&function));
-                    let ends = self.jumps.follow(&record, wanted);
+                    let (wanted, ends) = match &self.functions {
+                        None => (true, false),
+                        Some(set) => {
+                            let wanted = set.contains(&function);
+                            (wanted, self.jumps.follow(&record, wanted))
+                        }
+                    };
                     // A function of the set may have jumped to it.
                     let aid =
                         matches!(record, Record::Return { .. }) && flags & RecordHead::AID != 0;
