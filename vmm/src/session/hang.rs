@@ -117,8 +117,9 @@ impl Controller {
         let states: Vec<State> = vcpus.iter().map(|(state, _)| *state).collect();
         let hangs = self.hang.seen(&states, Instant::now());
         let message = hangs.then(|| self.hang_message(&vcpus));
-        // Whoever measures how long the guest takes must know.
-        self.count_pause(paused, MarkKind::Pause, "looked whether the guest hangs".to_owned());
+        // Whoever measures how long the guest takes must know. Nothing of what is traced has changed, as
+        // other pauses say: calls go on.
+        self.count_pause(paused, MarkKind::Note, "looked whether the guest hangs".to_owned());
         message
     }
 

@@ -5,41 +5,38 @@ use std::fs;
 use std::io::{Read, Write};
 use std::time::Duration;
 
-/// How long before the wait begins the CPU is taken.
-const BEFORE: i64 = 30_000_000;
-/// How late it may be woken.
-const LATEST: i64 = 1_000_000_000;
+/// Between rounds: a real-time task must not have the CPU all the time.
+const BETWEEN: Duration = Duration::from_millis(60);
+/// How often the task is looked at that is to wait.
+const LOOK: Duration = Duration::from_millis(1);
 
-/// Rounds, until it is killed. In each the task `sleeper` is woken and waits `ms` for its CPU, which a
-/// real-time task has. Then a line has the number of the round, what it has waited since that task has
-/// seen it woken (its timer may be late), and a hash of the kernel's code as it was after that; and
-/// `sched_rr_get_interval` is called, which nobody else calls.
+/// Rounds, until it is killed. In each the task `sleeper` is woken and waits `ms` for its CPU, which the
+/// real-time task has that wakes it. Then a line has the number of the round, what it has waited, and a
+/// hash of the kernel's code as it was after that; and `sched_rr_get_interval` is called, which nobody
+/// else calls.
 pub(crate) fn rounds(ms: i64) -> Result<()> {
     super::pin(0)?;
     fs::write("/proc/self/comm", "sleeper")?;
     for round in 0_u64.. {
-        let wake = super::now(libc::CLOCK_MONOTONIC) + 3 * BEFORE;
-        let (mut told, teller) = std::io::pipe()?;
+        let (mut wakes, waker) = std::io::pipe()?;
         // SAFETY: the child makes a few system calls and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let hogged = hog(wake, ms * 1_000_000, teller);
+            let hogged = hog(ms * 1_000_000, waker);
             // SAFETY: ends the process, runs nothing of it.
             unsafe { libc::_exit(i32::from(hogged.is_err())) };
         }
-        drop(teller);
-        sleep_until(wake);
-        let runs = super::now(libc::CLOCK_MONOTONIC);
+        drop(waker);
+        let mut woken = [0; 8];
+        let read = wakes.read_exact(&mut woken);
+        let waited = super::now(libc::CLOCK_MONOTONIC) - i64::from_le_bytes(woken);
         let mut status = 0;
         // SAFETY: a child of ours, a valid place for its status.
         if child < 0 || unsafe { libc::waitpid(child, &raw mut status, 0) } != child || status != 0
         {
             bail!("no real-time task: {}, status {status}", std::io::Error::last_os_error());
         }
-        let mut woken = [0; 8];
-        // One that was late itself has seen nothing.
-        let seen = told.read_exact(&mut woken).map(|()| i64::from_le_bytes(woken));
-        let waited = runs - seen.unwrap_or(wake);
+        read?;
         let code = hash(&super::stress::text()?);
         println!("round {round} waited {waited} code {code:x}");
         let mut interval = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -57,34 +54,23 @@ fn hash(bytes: &[u8]) -> u64 {
     all.fold(0, |hash: u64, word| (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// Has the CPU from before that moment of `CLOCK_MONOTONIC`, at which its parent is woken, to `ns` behind
-/// the moment at which it sees that, which it tells if it is.
-fn hog(wake: i64, ns: i64, mut tell: impl Write) -> Result<()> {
+/// Wakes its parent once that sleeps, and has the CPU for `ns` from then on. No timer decides when: on a
+/// busy host they come late.
+fn hog(ns: i64, mut wake: impl Write) -> Result<()> {
     fs::write("/proc/self/comm", "hog")?;
     let parameters = libc::sched_param { sched_priority: 50 };
     // SAFETY: a valid parameter for this process.
     if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) } != 0 {
         bail!("sched_setscheduler: {}", std::io::Error::last_os_error());
     }
-    sleep_until(wake - BEFORE);
-    // A host that is busy lets the guest's timers come late.
+    std::thread::sleep(BETWEEN);
     let parent = format!("/proc/{}/stat", std::os::unix::process::parent_id());
-    let woken = loop {
-        let stat = fs::read_to_string(&parent)?;
-        let now = super::now(libc::CLOCK_MONOTONIC);
-        if stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('R')) {
-            break now;
-        }
-        if now > wake + LATEST {
-            return Ok(());
-        }
-    };
-    tell.write_all(&woken.to_le_bytes())?;
+    let sleeps = |stat: &str| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'));
+    while !sleeps(&fs::read_to_string(&parent)?) {
+        std::thread::sleep(LOOK);
+    }
+    let woken = super::now(libc::CLOCK_MONOTONIC);
+    wake.write_all(&woken.to_le_bytes())?;
     while super::now(libc::CLOCK_MONOTONIC) < woken + ns {}
     Ok(())
-}
-
-fn sleep_until(moment: i64) {
-    let left = u64::try_from(moment - super::now(libc::CLOCK_MONOTONIC));
-    std::thread::sleep(Duration::from_nanos(left.unwrap_or(0)));
 }

@@ -355,7 +355,10 @@ impl Found {
 
     /// The beginning and the end of a pause, if that is what the mark says.
     fn pause(&mut self, mark: &Mark) -> Option<(u64, u64)> {
-        let paused = matches!(mark.kind, MarkKind::Pause | MarkKind::Attach | MarkKind::Filter);
+        let paused = matches!(
+            mark.kind,
+            MarkKind::Pause | MarkKind::Attach | MarkKind::Filter | MarkKind::Note
+        );
         if !paused || mark.duration_ns == 0 {
             return None;
         }
