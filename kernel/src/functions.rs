@@ -63,14 +63,14 @@ fn is_module(wanted: &str, module: &str) -> bool {
 pub fn selects<'a>(
     filter: &[String],
     notrace: &[String],
-    module: &str,
+    module: Option<&str>,
     names: &(impl Iterator<Item = &'a str> + Clone),
 ) -> bool {
     let any = |patterns: &[String]| {
-        patterns.iter().map(|pattern| Functions::of(pattern)).any(|functions| {
-            functions.reaches(module)
-                && names.clone().any(|name| functions.matches(name, Some(module)))
-        })
+        patterns
+            .iter()
+            .map(|pattern| Functions::of(pattern))
+            .any(|functions| names.clone().any(|name| functions.matches(name, module)))
     };
     (filter.is_empty() || any(filter)) && !any(notrace)
 }
@@ -103,7 +103,7 @@ mod tests {
     fn filters_choose_and_leave_out() {
         let patterns = |list: &[&str]| list.iter().map(|&one| one.to_owned()).collect::<Vec<_>>();
         let selects = |filter: &[&str], notrace: &[&str], names: &[&str]| {
-            selects(&patterns(filter), &patterns(notrace), "dummy", &names.iter().copied())
+            selects(&patterns(filter), &patterns(notrace), Some("dummy"), &names.iter().copied())
         };
         assert!(selects(&[], &[], &["a"]) && selects(&["b", ":mod:dummy"], &[], &["a"]));
         assert!(!selects(&["b"], &[], &["a"]) && selects(&["b"], &[], &["a", "b"]));

@@ -71,9 +71,10 @@ impl ModuleFile {
         let (header, endian, arch) = header(data)?;
         let sections = header.sections(endian, data)?;
         let symbols = sections.symbols(endian, data, object::elf::SHT_SYMTAB)?;
-        let (table, absolute) = match arch {
-            Arch::X86_64 => (&b"__mcount_loc"[..], R_X86_64_64),
-            Arch::Riscv64 => (&b"__patchable_function_entries"[..], R_RISCV_64),
+        let absolute = absolute(arch);
+        let table = match arch {
+            Arch::X86_64 => &b"__mcount_loc"[..],
+            Arch::Riscv64 => &b"__patchable_function_entries"[..],
         };
         let mut names = Names::new();
         for (index, symbol) in symbols.enumerate() {
@@ -135,8 +136,16 @@ pub(crate) fn header(data: &[u8]) -> Result<(&Elf, LittleEndian, Arch), ModuleEr
     Ok((header, endian, arch))
 }
 
+/// The kind of relocations that are addresses.
+pub(crate) fn absolute(arch: Arch) -> object::elf::RelocationType {
+    match arch {
+        Arch::X86_64 => R_X86_64_64,
+        Arch::Riscv64 => R_RISCV_64,
+    }
+}
+
 /// Section and offset of what a relocation means; `None` when there is no such thing.
-fn place<'a>(
+pub(crate) fn place<'a>(
     symbols: &object::read::elf::SymbolTable<'a, Elf>,
     endian: LittleEndian,
     relocation: &Rela64<LittleEndian>,

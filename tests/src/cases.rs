@@ -200,6 +200,12 @@ impl Guests {
         trace.check_order().unwrap();
     }
 
+    /// Puts a changed kernel into the host, to be booted by this name.
+    pub(crate) fn put_kernel(&self, name: &str, image: Vec<u8>) {
+        let (place, file) = (format!("/k/{name}"), FileSource::Bytes(image));
+        self.host.with(|host: &mut EmulatedHost| host.put_file(&place, &file)).unwrap();
+    }
+
     /// Kernels whose type information nobody can read, as those have that are built without.
     pub fn a_kernel_without_type_information_is_traced(&self, name: &str) {
         let kernel = kernel(name).unwrap();
@@ -208,10 +214,7 @@ impl Guests {
         let at = image.windows(btf.len()).position(|bytes| bytes == btf).unwrap();
         image[at] ^= 0xff;
         let plain = format!("{name}-without-btf");
-        let put = |host: &mut EmulatedHost| {
-            host.put_file(&format!("/k/{plain}"), &FileSource::Bytes(image.clone()))
-        };
-        self.host.with(put).unwrap();
+        self.put_kernel(&plain, image);
         let args = ["-f", &function(name, "getppid"), "--cpus", "2"];
         let (finished, trace) = self.run(&plain, "getppid 1000 0 1", &args);
         let pid = value(&finished, "pid ");

@@ -2,7 +2,7 @@
 
 use vmtrace::stream::{Exit, MarkKind};
 
-use vmtrace::emulated::{EmulatedHost, FileSource, HostArch};
+use vmtrace::emulated::HostArch;
 use vmtrace::kernel::Arch;
 
 use crate::Finished;
@@ -74,10 +74,7 @@ impl Guests {
         let offset = old.as_ptr().addr() - kernel.vmlinux().as_ptr().addr();
         image[offset..offset + code.len()].copy_from_slice(code);
         let hangs = format!("{name}-hangs");
-        let put = |host: &mut EmulatedHost| {
-            host.put_file(&format!("/k/{hangs}"), &FileSource::Bytes(image.clone()))
-        };
-        self.host.with(put).unwrap();
+        self.put_kernel(&hangs, image);
 
         let call = format!("{WORKLOAD} getppid 1 1");
         let args = ["--run", &call, "--cpus", "2", "--hang-after", "4"];

@@ -1,9 +1,9 @@
 //! Events of a module, by its file: what the module loader would make of its data.
 
-use object::elf::{R_RISCV_64, R_X86_64_64, SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_RELA};
-use object::read::elf::{FileHeader as _, Rela as _, SectionHeader as _, Sym as _};
+use object::elf::{SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_RELA};
+use object::read::elf::{FileHeader as _, SectionHeader as _};
 
-use super::super::module::{ModuleError, header};
+use super::super::module::{ModuleError, absolute, header, place};
 use super::super::read::u64_at;
 use super::super::{Arch, Kernel, KernelError};
 use super::memory::Memory;
@@ -42,10 +42,7 @@ impl ModuleData {
     /// When it is no module, or a damaged one.
     pub fn parse(data: &[u8]) -> Result<Self, ModuleError> {
         let (header, endian, arch) = header(data)?;
-        let absolute = match arch {
-            Arch::X86_64 => R_X86_64_64,
-            Arch::Riscv64 => R_RISCV_64,
-        };
+        let absolute = absolute(arch);
         let sections = header.sections(endian, data)?;
         let symbols = sections.symbols(endian, data, object::elf::SHT_SYMTAB)?;
         // By the section's number: its place in the list.
@@ -81,15 +78,11 @@ impl ModuleData {
                 if relocation.r_type(endian, false) != absolute {
                     continue;
                 }
-                let Some(index) = relocation.symbol(endian, false) else { continue };
-                let symbol = symbols.symbol(index)?;
                 // Of others, such as the kernel, nothing is needed, nor where code is.
-                let own = symbols.symbol_section(endian, symbol, index)?;
-                let Some(to) = own.and_then(|own| place_of(own.0)) else { continue };
-                let base = placed.get(to).map_or(0, |to| to.address);
-                let value = base
-                    .wrapping_add(symbol.st_value(endian))
-                    .wrapping_add_signed(relocation.r_addend.get(endian));
+                let Some(meant) = place(&symbols, endian, relocation) else { continue };
+                let (section, offset) = meant?;
+                let Some(to) = place_of(section).and_then(|to| placed.get(to)) else { continue };
+                let value = to.address.wrapping_add(offset);
                 let at = usize::try_from(relocation.r_offset.get(endian)).ok();
                 let word = at
                     .zip(placed.get_mut(target))

@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
@@ -132,7 +131,7 @@ fn convert(args: Args) -> Result<u8> {
         let (trace, others) = (Target::TRACE, Format::list());
         format!("{shown}: no format goes with this name; use --format {others}|{trace}")
     })?;
-    let (mut source, name) = open(&file)?;
+    let (mut source, name) = report::open(&file)?;
     let format = match target {
         Target::Trace if clock != Clock::Trace => {
             let reason = "--clock is for other formats: a trace of vmtrace has the times of its records, \
@@ -226,16 +225,6 @@ fn cut(
         losses::tell(&summary, 0)?;
     }
     Ok(0)
-}
-
-fn open(file: &Path) -> Result<(File, String)> {
-    if file == Path::new("-") {
-        let standard = io::stdin().as_fd().try_clone_to_owned().context("standard input")?;
-        return Ok((File::from(standard), "standard input".to_owned()));
-    }
-    let name = file.display().to_string();
-    let opened = File::open(file).with_context(|| format!("cannot open {name}"))?;
-    Ok((opened, name))
 }
 
 /// An export that is looked at later.

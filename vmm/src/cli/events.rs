@@ -3,11 +3,11 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{bail, ensure};
 use serde::Serialize;
 
+use super::module_files;
 use super::terminal::Paging;
-use crate::initramfs::Modules;
 use crate::kernel::tracepoints::{Event, ModuleData, Origin};
 use crate::kernel::{Functions, Kernel};
 use crate::session::is_meant_in;
@@ -75,17 +75,17 @@ fn matching(events: &[Event], pattern: &str, module: Option<&str>) -> Vec<Found>
 }
 
 fn of_modules(kernel: &Kernel, dir: &Path, pattern: &str) -> anyhow::Result<Vec<Found>> {
-    let modules = Modules::open(dir)?;
     let mut found = Vec::new();
-    for name in modules.names().filter(|name| Functions::of(pattern).reaches(name)) {
-        let read = || {
-            let data = ModuleData::parse(&modules.read(name)?)?;
-            super::functions::check_module(data.arch(), kernel)?;
-            anyhow::Ok(kernel.module_file_events(&data)?)
-        };
-        let events = read().with_context(|| modules.path(name).display().to_string())?;
-        found.extend(matching(&events, pattern, Some(name)));
-    }
+    module_files::each(
+        dir,
+        |name| Functions::of(pattern).reaches(name),
+        |name, data| {
+            let data = ModuleData::parse(data)?;
+            module_files::check(data.arch(), kernel)?;
+            found.extend(matching(&kernel.module_file_events(&data)?, pattern, Some(name)));
+            Ok(())
+        },
+    )?;
     Ok(found)
 }
 

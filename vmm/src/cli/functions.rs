@@ -3,10 +3,9 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use super::module_files;
 use super::terminal::Paging;
-use crate::initramfs::Modules;
-use crate::kernel::{Arch, Functions, Kernel, ModuleFile, Selection, selects};
-use anyhow::{Context as _, ensure};
+use crate::kernel::{Functions, Kernel, ModuleFile, Selection, selects};
 use vmtrace_system::say;
 
 /// Arguments of `vmtrace functions`.
@@ -97,19 +96,17 @@ struct Found<'a> {
 
 impl Found<'_> {
     fn read(&mut self, kernel: &Kernel, dir: &Path) -> anyhow::Result<()> {
-        let modules = Modules::open(dir)?;
-        for name in modules.names() {
+        let filter = self.filter;
+        let wanted = |name: &str| {
             let can_be = |pattern: &String| Functions::of(pattern).reaches(name);
-            if !self.filter.is_empty() && !self.filter.iter().any(can_be) {
-                continue;
-            }
-            let path = modules.path(name);
-            let file = ModuleFile::parse(&modules.read(name)?);
-            let file = file.with_context(|| path.display().to_string())?;
-            check_module(file.arch, kernel).with_context(|| path.display().to_string())?;
+            filter.is_empty() || filter.iter().any(can_be)
+        };
+        module_files::each(dir, wanted, |name, data| {
+            let file = ModuleFile::parse(data)?;
+            module_files::check(file.arch, kernel)?;
             self.take(name, &file);
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     fn take(&mut self, module: &str, file: &ModuleFile) {
@@ -123,20 +120,13 @@ impl Found<'_> {
                 }
             }
             if let Some(name) = function.names.first()
-                && selects(self.filter, self.notrace, module, &names())
+                && selects(self.filter, self.notrace, Some(module), &names())
             {
                 let place = format!("{}+{:#x}", function.section, function.offset);
                 self.lines.push((format!("{name} [{module}]"), place));
             }
         }
     }
-}
-
-/// A module must be one for the kernel.
-pub(super) fn check_module(arch: Arch, kernel: &Kernel) -> anyhow::Result<()> {
-    let (own, kernel) = (arch.name(), kernel.arch().name());
-    ensure!(own == kernel, "it is a module for {own}, and the kernel is one for {kernel}");
-    Ok(())
 }
 
 fn print(out: &mut dyn Write, mut lines: Vec<Line>) -> std::io::Result<()> {

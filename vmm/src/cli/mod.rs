@@ -13,6 +13,7 @@ mod examples;
 pub mod functions;
 pub mod inspect;
 mod losses;
+mod module_files;
 mod output;
 mod pages;
 pub mod report;

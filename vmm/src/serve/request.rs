@@ -4,7 +4,7 @@ use super::spec::{SpecError, TracerSpec, is_name};
 use crate::agent::AgentMark;
 use crate::analyze::latency::Kind;
 use crate::check::parse_time;
-use crate::kernel::Functions;
+use crate::kernel::selects;
 use clap::ValueEnum;
 use std::fmt;
 use vmtrace_agent::protocol::MARK_MAX;
@@ -52,10 +52,7 @@ impl Globs {
 
     /// Whether a function of this name is meant, in this module; `None`: in the kernel itself.
     pub(crate) fn mean(&self, name: &str, module: Option<&str>) -> bool {
-        let any = |globs: &[String]| {
-            globs.iter().any(|pattern| Functions::of(pattern).matches(name, module))
-        };
-        (self.filter.is_empty() || any(&self.filter)) && !any(&self.notrace)
+        selects(&self.filter, &self.notrace, module, &std::iter::once(name))
     }
 
     /// `-f GLOB` and `-n GLOB`, any number of them.

@@ -230,8 +230,10 @@ pub fn run(
             Ok(Event::Trap { vcpu, address }) => {
                 controller.trapped(&machine, vcpu, address)?;
                 if controller.verdict.halts {
-                    exit = Some(controller.verdict.of(ExitReason::Halt));
-                    break exit.as_ref().map_or(Exit::Halt, end_of);
+                    let reason = controller.verdict.of(ExitReason::Halt);
+                    let end = end_of(&reason);
+                    exit = Some(reason);
+                    break end;
                 }
                 // Nothing comes behind the call at which the run ends.
                 if controller.ended_by.is_none() {

@@ -84,7 +84,7 @@ impl Controller {
         let Stage::Attached { attachment, .. } = &self.stage else { return selection };
         for (site, function) in attachment.module_functions() {
             let names = || function.names.iter().map(|name| &**name);
-            if selects(filter, notrace, &function.module, &names()) {
+            if selects(filter, notrace, Some(&function.module), &names()) {
                 selection.sites.push(site);
             }
             let is_missing = |pattern: &String| {
@@ -250,7 +250,7 @@ impl Controller {
             if ends || tracer.histogram.is_some() {
                 let wants = |(_, function): &(usize, Arc<ModuleFunction>)| {
                     let names = function.names.iter().map(|name| &**name);
-                    selects(&globs.filter, &globs.notrace, &module.name, &names)
+                    selects(&globs.filter, &globs.notrace, Some(&module.name), &names)
                 };
                 if module.functions.iter().any(wants) {
                     unsorted.push((tracer.name.clone(), ends));
@@ -260,7 +260,7 @@ impl Controller {
             let before = tracer.sites.len();
             tracer.sites.extend(module.functions.iter().filter_map(|(site, function)| {
                 let names = function.names.iter().map(|name| &**name);
-                selects(&globs.filter, &globs.notrace, &module.name, &names).then_some(*site)
+                selects(&globs.filter, &globs.notrace, Some(&module.name), &names).then_some(*site)
             }));
             all.extend_from_slice(tracer.sites.get(before..).unwrap_or_default());
             if tracer.sites.len() > before {
