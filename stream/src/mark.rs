@@ -69,7 +69,7 @@ numbered! {
         Detach = 5 "detach",
         /// The guest ended.
         Exit = 6 "exit",
-        /// Written by the guest's agent or a user of the control socket.
+        /// Written by the guest's agent; before version 1.3 by a user of the control socket, too.
         Agent = 7 "agent",
         /// Anything that vmtrace wants to be known.
         Note = 8 "note",
@@ -80,6 +80,8 @@ numbered! {
         Events = 10 "events",
         /// It is known when the clock of the guest's log began; the text says it.
         Clock = 11 "clock",
+        /// Written by a user of the control socket.
+        User = 12 "user",
     }
 }
 

@@ -9,7 +9,7 @@ pub const MAGIC: [u8; 8] = *b"\xf5vmtr\r\n\0";
 /// Readers reject every other major version.
 pub const VERSION_MAJOR: u16 = 1;
 /// Grows with additions that older readers may skip.
-pub const VERSION_MINOR: u16 = 2;
+pub const VERSION_MINOR: u16 = 3;
 /// Major version of a stream with compressed frames; all else in it is as in [`VERSION_MAJOR`].
 pub const VERSION_COMPRESSED: u16 = 2;
 /// Longest payload of a frame, in bytes.

@@ -199,7 +199,7 @@ fn control(kernel: &str) {
     assert!(guest.runs(), "the guest has ended as well");
     let report = vmtrace("report", &guest.at("trace"), &[]);
     let text = String::from_utf8(report.stdout).unwrap();
-    for mark in ["filter ", "agent: half way", "tracing paused", "tracing resumed", "detach "] {
+    for mark in ["filter ", "user: half way", "tracing paused", "tracing resumed", "detach "] {
         assert!(text.contains(mark), "no {mark:?} in\n{text}");
     }
     guest.interrupt();

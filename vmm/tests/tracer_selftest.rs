@@ -2,48 +2,23 @@
 
 mod fake_guest;
 
-use fake_guest::{Fake, kernels};
+use fake_guest::{CONTROL, Fake, Record, kernels};
 use vm_memory::Bytes;
-use vmtrace::kernel::{Arch, Kernel};
+use vmtrace::kernel::Arch;
 use vmtrace::tracer::annex::Memory;
 use vmtrace::tracer::{
     Attachment, Duty, Guest, Reached, Seen, SelfTest, SkipReason, return_address,
 };
-use vmtrace_trampolines::layout::{CHUNK_SIZE, COMMON_SIZE, Info};
+use vmtrace_trampolines::layout::CHUNK_SIZE;
 
-/// Where the first control block and the first ring are in the annex.
-const CONTROL: usize = 2 << 20;
-const RING: usize = 4 << 20;
 const RETURNS_TO: u64 = 0xffff_ffff_8123_4567;
 const TICKS: [u64; 2] = [1000, 2000];
 
-#[derive(Clone, Copy)]
-struct Record {
-    task: u64,
-    caller: u64,
-    pid: u64,
-    time: u64,
-    site: u64,
-    program: u16,
-}
-
-fn trap(kernel: &Kernel) -> &'static [u8] {
-    match kernel.arch() {
-        Arch::X86_64 => &[0xe6, 0xea],
-        Arch::Riscv64 => &[0xb7, 0xd8, 0x76, 0x09, 0x73, 0, 0, 0],
-    }
-}
-
-/// A place of the image where nothing of interest is.
-fn stack(fake: &Fake) -> u64 {
-    fake.link("init_task") + 64
-}
-
 fn begin(fake: &Fake, attachment: &mut Attachment, site: usize) -> Result<SelfTest, SkipReason> {
     let program = attachment.program(fake, &fake.kernel, &Duty::entry(vec![0])).unwrap();
-    let from = [stack(fake), RETURNS_TO];
+    let from = [fake.stack(), RETURNS_TO];
     let place = (site, program);
-    attachment.begin_self_test(fake, &fake.kernel, place, trap(&fake.kernel), from).unwrap()
+    attachment.begin_self_test(fake, &fake.kernel, place, fake.trap(), from).unwrap()
 }
 
 fn expected(fake: &Fake, site: usize) -> Record {
@@ -54,21 +29,6 @@ fn expected(fake: &Fake, site: usize) -> Record {
         time: 1500,
         site: return_address(&fake.kernel, &fake.kernel.sites()[site]) & 0xffff_ffff,
         program: 0,
-    }
-}
-
-/// Writes what a program writes, so many times.
-fn record(fake: &Fake, record: Record, times: usize) {
-    let memory = fake.annex.slice();
-    let mut head: u64 = memory.read_obj(CONTROL).unwrap();
-    for _ in 0..times {
-        let Record { task, caller, pid, time, site, program } = record;
-        let info = u64::from(Info::new(COMMON_SIZE, program, 1, Info::DRAINED).0);
-        let end = RING + usize::try_from(head % CHUNK_SIZE as u64).unwrap();
-        let words = [task, caller | pid << 32, time, site | info << 32];
-        memory.write_slice(&words.map(u64::to_le_bytes).concat(), end - COMMON_SIZE).unwrap();
-        head -= COMMON_SIZE as u64;
-        memory.write_obj(head, CONTROL).unwrap();
     }
 }
 
@@ -97,12 +57,12 @@ fn a_site_is_called_alone_and_all_is_as_before() {
         let test = begin(&fake, &mut attachment, site).unwrap();
         assert_eq!(attachment.held(), 1, "{name}");
         let behind = fake.at(return_address(&fake.kernel, &fake.kernel.sites()[site]));
-        let trap = trap(&fake.kernel);
+        let trap = fake.trap();
         assert_eq!(fake.read_vec(behind, trap.len()), trap, "{name}");
         let (start, after_call) = test.start();
         if fake.kernel.arch() == Arch::X86_64 {
             assert_eq!(start, fake.kernel.sites()[site].location);
-            assert_eq!(after_call, stack(&fake) - 8);
+            assert_eq!(after_call, fake.stack() - 8);
             assert_eq!(fake.read_u64(fake.symbol("init_task") + 56).unwrap(), RETURNS_TO);
             fake.write(fake.symbol("init_task") + 56, &[0; 8]).unwrap();
         }
@@ -110,7 +70,7 @@ fn a_site_is_called_alone_and_all_is_as_before() {
         assert_eq!(reached[0], Some(Reached::End), "{name}");
         assert!(matches!(reached[1], Some(Reached::Fault(_))), "{name}");
         assert_eq!(test.reached(start), None, "{name}");
-        record(&fake, expected(&fake, site), 1);
+        fake.hit(expected(&fake, site), 1);
         attachment.end_self_test(&fake, &fake.kernel, &test, seen()).unwrap();
         assert_eq!(attachment.held(), 0, "{name}");
         assert!(fake.text() == text, "{name}: the image is not as it was");
@@ -141,12 +101,12 @@ fn anything_but_exactly_its_record_ends_the_test() {
             let fake = Fake::new(name);
             let mut attachment = fake.attach();
             let test = begin(&fake, &mut attachment, site).unwrap();
-            record(&fake, wrong, times);
+            fake.hit(wrong, times);
             let error = attachment.end_self_test(&fake, &fake.kernel, &test, seen()).unwrap_err();
             assert!(error.to_string().contains(what), "{name}, {what}: {error}");
             assert_eq!(attachment.held(), 0, "{name}, {what}");
             let behind = fake.at(return_address(&fake.kernel, &fake.kernel.sites()[site]));
-            let trap = trap(&fake.kernel);
+            let trap = fake.trap();
             assert_ne!(fake.read_vec(behind, trap.len()), trap, "{name}, {what}");
         }
     }
@@ -159,7 +119,7 @@ fn the_ring_has_to_be_that_of_the_vcpu() {
     let mut attachment = fake.attach();
     let site = fake.all()[7];
     let test = begin(&fake, &mut attachment, site).unwrap();
-    record(&fake, expected(&fake, site), 1);
+    fake.hit(expected(&fake, site), 1);
     let seen = seen().map(|seen| Seen { vcpu: 1, ..seen });
     let error = attachment.end_self_test(&fake, &fake.kernel, &test, seen).unwrap_err();
     assert!(error.to_string().contains("vCPU 0 has 1 records"), "{error}");

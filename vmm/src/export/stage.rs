@@ -95,6 +95,7 @@ impl<E: Export> Stage<E> {
                     MarkKind::Console,
                     MarkKind::Events,
                     MarkKind::Clock,
+                    MarkKind::User,
                 ];
                 if !beside.contains(&mark.kind) {
                     self.pairing.change();

@@ -27,8 +27,8 @@ impl Detour {
     pub const GATES: usize = 32;
 }
 
-/// What a vCPU had before [`Paused::divert`].
-#[derive(Debug)]
+/// What a vCPU had before [`Paused::divert`]; by default that of none.
+#[derive(Debug, Default)]
 pub struct Diverted(arch::Kept);
 
 /// All vCPUs are out of guest mode, their I/O is complete, no device touches guest memory, and that

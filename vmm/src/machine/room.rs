@@ -54,7 +54,8 @@ struct State {
 
 impl Room {
     /// Of so many vCPUs.
-    pub(super) fn new(vcpus: usize) -> Room {
+    #[must_use]
+    pub fn new(vcpus: usize) -> Room {
         let state = State {
             waited: vec![Duration::ZERO; vcpus],
             since: None,

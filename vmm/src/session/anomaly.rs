@@ -1,7 +1,7 @@
 //! What must never be, in the guest or between it and us: tracing ends, the guest lives.
 
 use super::attach::Controller;
-use crate::machine::Machine;
+use super::vm::Vm;
 
 /// Names of functions that a message shows.
 const EXAMPLES: usize = 3;
@@ -27,7 +27,7 @@ impl Anomaly {
 impl Controller {
     /// Something is not as it has to be: gives everything back and traces no more. The stream is
     /// whole up to here, and goes on with what else there is to tell.
-    pub(super) fn anomaly(&mut self, machine: &Machine, what: String) {
+    pub(super) fn anomaly(&mut self, machine: &dyn Vm, what: String) {
         self.note(format!("tracing ends: {what}"));
         self.anomaly.found(what);
         self.detach(machine);
@@ -49,7 +49,7 @@ impl Controller {
     }
 
     /// What the relay has found in rings.
-    pub(super) fn look_at_rings(&mut self, machine: &Machine) {
+    pub(super) fn look_at_rings(&mut self, machine: &dyn Vm) {
         let corrupt = self.relay.as_ref().and_then(crate::relay::Relay::corrupt);
         if let Some(what) = corrupt
             && self.anomaly.first.is_none()

@@ -30,16 +30,15 @@ use super::room;
 use super::selftest::Testing;
 use super::tracing::Plan;
 use super::verdict::Verdict;
+use super::vm::{Paused, Vm};
 use super::{Commands, Histogram, SessionError, Tracing, mark};
 use crate::deadline::Deadline;
 use crate::kernel::{Exit, Exits, Kernel, Missing};
-use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
+use crate::machine::TRAP_INSTRUCTION;
 use crate::relay::{self, ConsoleLines, ExitReader, Relay, Setup, Targets};
 use crate::serve::{ControlRequest, Join, Sink};
 use crate::stream::{Context, Header, Initcall, MarkKind, Summary};
-use crate::tracer::{
-    Attachment, Counters, ExitPlan, Image, ModuleFunction, Options, Ram, Tripwire,
-};
+use crate::tracer::{Attachment, Counters, ExitPlan, Image, ModuleFunction, Options, Tripwire};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -153,7 +152,7 @@ pub(super) struct Controller {
 }
 
 /// The guest's clock, for which it has to pause.
-pub(super) fn ticks_now(machine: &Machine) -> u64 {
+pub(super) fn ticks_now(machine: &dyn Vm) -> u64 {
     machine.pause().ok().and_then(|paused| paused.tsc(0).ok()).unwrap_or(0)
 }
 
@@ -280,7 +279,7 @@ impl Controller {
     }
 
     /// The kernel is in memory, and no vCPU has run.
-    pub(super) fn loaded(&mut self, machine: &Machine) {
+    pub(super) fn loaded(&mut self, machine: &dyn Vm) {
         if self.tracing.is_empty() {
             return;
         }
@@ -298,7 +297,7 @@ impl Controller {
     }
 
     /// The guest has told where one of its symbols is.
-    pub(super) fn entry_known(&mut self, machine: &Machine, vcpu: usize, address: u64) {
+    pub(super) fn entry_known(&mut self, machine: &dyn Vm, vcpu: usize, address: u64) {
         if !matches!(self.stage, Stage::Unknown) || self.tracing.is_empty() {
             return;
         }
@@ -316,21 +315,21 @@ impl Controller {
 
     fn locate(
         &self,
-        machine: &Machine,
+        machine: &dyn Vm,
         paused: &Paused<'_>,
         vcpu: usize,
         symbol: &str,
         address: u64,
     ) -> anyhow::Result<Image> {
         let tables = arch::tables(&paused.registers(vcpu)?);
-        Ok(Image::locate(&Ram(machine.memory()), &self.kernel, symbol, address, tables)?)
+        Ok(Image::locate(machine.ram(), &self.kernel, symbol, address, tables)?)
     }
 
     /// Makes the guest stop after `ftrace_init`.
-    fn wait(&self, machine: &Machine, paused: &Paused<'_>, image: Image) -> anyhow::Result<Stage> {
-        let ram = Ram(machine.memory());
+    fn wait(&self, machine: &dyn Vm, paused: &Paused<'_>, image: Image) -> anyhow::Result<Stage> {
+        let ram = machine.ram();
         let name = AFTER_FTRACE_INIT;
-        let wire = Tripwire::on_function(&ram, &image, &self.kernel, name, &TRAP_INSTRUCTION)?;
+        let wire = Tripwire::on_function(ram, &image, &self.kernel, name, &TRAP_INSTRUCTION)?;
         paused.arm_trap(wire.address());
         Ok(Stage::Located { image, wire })
     }
@@ -338,7 +337,7 @@ impl Controller {
     /// A tripwire was hit; the vCPU stands at it.
     pub(super) fn trapped(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         vcpu: usize,
         address: u64,
     ) -> Result<(), SessionError> {
@@ -375,7 +374,7 @@ impl Controller {
                 let paused = machine.pause()?;
                 paused.disarm_trap(address);
                 let enabled = attachment
-                    .disarm(&Ram(machine.memory()), from.site)
+                    .disarm(machine.ram(), from.site)
                     .map_err(anyhow::Error::from)
                     .and_then(|()| self.enable(machine, &mut attachment, &plan));
                 self.stage = Stage::Attached { attachment, from: None, wires };
@@ -393,8 +392,8 @@ impl Controller {
                 let plan = self.planned();
                 let paused = machine.pause()?;
                 self.disarm(machine, &paused, wire);
-                let ram = Ram(machine.memory());
-                let mut settled = attachment.settle(&ram, &self.kernel).map_err(Into::into);
+                let ram = machine.ram();
+                let mut settled = attachment.settle(ram, &self.kernel).map_err(Into::into);
                 let waits = !plan.exits.is_empty() || self.tracing.waits_for_alternatives();
                 if from.is_none() && waits {
                     settled = settled.and_then(|()| self.enable(machine, &mut attachment, &plan));
@@ -419,7 +418,7 @@ impl Controller {
             } if wire.address() == address => {
                 let paused = machine.pause()?;
                 self.disarm(machine, &paused, wire);
-                let text = match attachment.release_init(&Ram(machine.memory())) {
+                let text = match attachment.release_init(machine.ram()) {
                     Ok(restored) => format!("{} sites of .init.text given back", restored.sites),
                     Err(error) => {
                         self.note(error.to_string());
@@ -452,34 +451,33 @@ impl Controller {
     /// A tripwire where the kernel leaves for another one; none in kernels that cannot.
     fn before_kexec(
         &self,
-        machine: &Machine,
+        machine: &dyn Vm,
         paused: &Paused<'_>,
         image: &Image,
     ) -> Option<Tripwire> {
-        let (ram, name) = (Ram(machine.memory()), BEFORE_KEXEC);
-        let wire =
-            Tripwire::on_function(&ram, image, &self.kernel, name, &TRAP_INSTRUCTION).ok()?;
+        let (ram, name) = (machine.ram(), BEFORE_KEXEC);
+        let wire = Tripwire::on_function(ram, image, &self.kernel, name, &TRAP_INSTRUCTION).ok()?;
         paused.arm_trap(wire.address());
         Some(wire)
     }
 
-    pub(super) fn disarm(&mut self, machine: &Machine, paused: &Paused<'_>, wire: Tripwire) {
+    pub(super) fn disarm(&mut self, machine: &dyn Vm, paused: &Paused<'_>, wire: Tripwire) {
         paused.disarm_trap(wire.address());
-        if let Err(error) = wire.disarm(&Ram(machine.memory())) {
+        if let Err(error) = wire.disarm(machine.ram()) {
             self.note(error.to_string());
         }
     }
 
     fn attach(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         paused: &Paused<'_>,
         vcpu: usize,
         image: Image,
         stopped: u64,
         plan: &Plan,
     ) -> anyhow::Result<Stage> {
-        let ram = Ram(machine.memory());
+        let ram = machine.ram();
         // By now the kernel has its own page tables.
         let entry = self.kernel.symbols().address(AFTER_FTRACE_INIT).unwrap_or(0);
         let entry = image.runtime(entry);
@@ -495,8 +493,7 @@ impl Controller {
         let clock_hz = machine.clock_hz();
         let buffer = self.tracing.buffer;
         let options = Options { overflow, cpus, buffer, clock_hz, returns: &exit_plan };
-        let memory = Arc::new(annex.clone());
-        let mut attachment = Attachment::new(&ram, &self.kernel, image, memory, options)?;
+        let mut attachment = Attachment::new(ram, &self.kernel, image, annex, options)?;
         attachment.stop_by(&TRAP_INSTRUCTION);
         if self.tracing.follow.is_some() {
             attachment.follow()?;
@@ -514,7 +511,7 @@ impl Controller {
     /// `stopped`.
     pub(super) fn begin_tracing(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         paused: &Paused<'_>,
         vcpu: usize,
         mut attachment: Box<Attachment>,
@@ -532,15 +529,15 @@ impl Controller {
 
     fn take_sites(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         paused: &Paused<'_>,
         vcpu: usize,
         attachment: &mut Attachment,
         stopped: u64,
         plan: &Plan,
     ) -> anyhow::Result<(Option<From>, Wires)> {
-        let (ram, image) = (Ram(machine.memory()), *attachment.image());
-        paused.set_rip(vcpu, attachment.resume(&ram, stopped)?)?;
+        let (ram, image) = (machine.ram(), *attachment.image());
+        paused.set_rip(vcpu, attachment.resume(ram, stopped)?)?;
         self.watch_tracepoints(machine, paused, attachment);
         self.watch_modules(machine, paused, attachment);
         let Output { primary, joins, console, exits } =
@@ -554,7 +551,7 @@ impl Controller {
             readers: attachment.readers(),
             exits,
             tasks: attachment.tasks(),
-            memory: Box::new(Ram(machine.memory().clone())),
+            memory: machine.shared_ram(),
             kernel: Arc::clone(&self.kernel),
             targets: Targets::default(),
             ticks: paused.tsc(0)?,
@@ -562,13 +559,13 @@ impl Controller {
             waiting: room::waiting(machine, self.tracing.overflow),
         };
         let waker = machine.waker();
-        self.relay = Some(Relay::start(setup, move || waker.wake())?);
+        self.relay = Some(Relay::start(setup, move || waker())?);
         let from = match self.tracing.from {
             None => {
                 self.enable(machine, attachment, plan)?;
                 None
             }
-            Some(site) => match attachment.arm(&ram, &self.kernel, site, &TRAP_INSTRUCTION)? {
+            Some(site) => match attachment.arm(ram, &self.kernel, site, &TRAP_INSTRUCTION)? {
                 Ok(address) => {
                     paused.arm_trap(address);
                     Some(From { site, address })
@@ -579,7 +576,7 @@ impl Controller {
         // After the exits, which are found by what the image has there.
         self.watch_the_end(machine, paused, image);
         let wire = |name: &str| {
-            let wire = Tripwire::on_function(&ram, &image, &self.kernel, name, &TRAP_INSTRUCTION);
+            let wire = Tripwire::on_function(ram, &image, &self.kernel, name, &TRAP_INSTRUCTION);
             wire.inspect(|wire| {
                 paused.arm_trap(wire.address());
             })
@@ -589,7 +586,7 @@ impl Controller {
         let settle = Attachment::settles_at(&self.kernel).map(wire).transpose();
         if init.is_none() {
             // Without it we could not know when that memory is gone.
-            let restored = attachment.release_init(&ram)?;
+            let restored = attachment.release_init(ram)?;
             if restored.sites > 0 {
                 self.note("functions of .init.text are not traced: no tripwire".into());
             }
@@ -609,7 +606,7 @@ impl Controller {
         Ok((from, wires))
     }
 
-    pub(super) fn header(&self, machine: &Machine, slide: u64) -> Header {
+    pub(super) fn header(&self, machine: &dyn Vm, slide: u64) -> Header {
         let mut header = Header {
             arch: std::env::consts::ARCH.to_owned(),
             clock: arch::CLOCK.to_owned(),
@@ -636,7 +633,7 @@ impl Controller {
 
     pub(super) fn enable(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         attachment: &mut Attachment,
         plan: &Plan,
     ) -> anyhow::Result<()> {
@@ -644,11 +641,11 @@ impl Controller {
             self.late = true;
             return Ok(());
         }
-        let ram = Ram(machine.memory());
+        let ram = machine.ram();
         let held_back = self.held_back.then(|| self.tracing.plan_untraced());
         let plan = held_back.as_ref().unwrap_or(plan);
-        let wanted = self.prepare(&ram, attachment, plan)?;
-        let report = self.change(&ram, attachment, &wanted)?;
+        let wanted = self.prepare(ram, attachment, plan)?;
+        let report = self.change(ram, attachment, &wanted)?;
         self.keepers = plan.keepers();
         self.summary.patch_ns += nanoseconds(report.patch_time);
         Ok(())
@@ -659,14 +656,14 @@ impl Controller {
         self.relay.as_mut()?.error()
     }
 
-    pub(super) fn mark(&self, machine: &Machine, kind: MarkKind, duration: Duration, text: String) {
+    pub(super) fn mark(&self, machine: &dyn Vm, kind: MarkKind, duration: Duration, text: String) {
         if let Some(relay) = &self.relay {
             relay.mark(mark(ticks_now(machine), kind, duration, text));
         }
     }
 
     /// Gives every site back, whether the guest lives or is gone.
-    pub(super) fn detach(&mut self, machine: &Machine) {
+    pub(super) fn detach(&mut self, machine: &dyn Vm) {
         // Whoever waits is told that the trace has ended.
         self.waiting.clear();
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
@@ -711,7 +708,7 @@ impl Controller {
     /// Gives all back that is held; what there is to tell of it.
     pub(super) fn give_back(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         paused: &Paused<'_>,
         mut attachment: Box<Attachment>,
     ) -> Option<String> {
@@ -719,13 +716,15 @@ impl Controller {
             paused.disarm_trap(trap);
         }
         self.counters = Some(attachment.counters().clone());
-        match attachment.release_all(&Ram(machine.memory()), &self.kernel) {
+        match attachment.release_all(machine.ram(), &self.kernel) {
             Ok(restored) => {
                 self.foreign(&restored.foreign);
                 Some(format!("{} sites given back", restored.sites))
             }
             Err(error) => {
-                self.note(format!("sites were not given back: {error}"));
+                let what = format!("not all sites were given back: {error}");
+                self.note(what.clone());
+                self.anomaly.found(what);
                 None
             }
         }

@@ -2,12 +2,12 @@
 //! whose time is in the stream as a mark.
 
 use super::attach::{Controller, Stage, nanoseconds, ticks_now};
+use super::vm::Vm;
 use super::{Doing, Histogram, Tracer, Tracing, Use, Wants, conditional, histogram, mark};
 use crate::condition::Condition;
-use crate::machine::Machine;
+use crate::kernel::Selection;
 use crate::serve::{Answer, Control, ControlRequest, Globs, TracerSpec};
 use crate::stream::MarkKind;
-use crate::tracer::Ram;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const EXAMPLES: usize = 3;
 impl Controller {
     /// Does what a command says, and answers: why it cannot be done (nothing has changed then, or a
     /// note says what), or what was done.
-    pub(super) fn control(&mut self, machine: &Machine, request: ControlRequest) {
+    pub(super) fn control(&mut self, machine: &dyn Vm, request: ControlRequest) {
         let ControlRequest { command, reply } = request;
         match command {
             Control::Stop => self.stop(machine, reply),
@@ -32,7 +32,7 @@ impl Controller {
         }
     }
 
-    fn obey(&mut self, machine: &Machine, command: Control) -> Answer {
+    fn obey(&mut self, machine: &dyn Vm, command: Control) -> Answer {
         if self.end.has_begun() && command != Control::Status {
             return Err("the trace has ended".into());
         }
@@ -68,7 +68,7 @@ impl Controller {
                 Ok(text)
             }
             Control::Snapshot => self.snapshot(machine),
-            Control::Mark { ticks, text } => self.agent_mark(machine, ticks, text),
+            Control::Mark { ticks, text } => self.add_mark(machine, ticks, text),
             // Answered later.
             Control::LatencyShow { .. } | Control::LatencyStop { .. } | Control::Stop => {
                 Err("the trace is about to end".into())
@@ -76,27 +76,27 @@ impl Controller {
         }
     }
 
-    /// A mark of the agent or of a user.
-    fn agent_mark(&mut self, machine: &Machine, ticks: Option<u64>, text: String) -> Answer {
+    /// A mark of the agent, which says when, or of a user.
+    fn add_mark(&mut self, machine: &dyn Vm, ticks: Option<u64>, text: String) -> Answer {
         let relay = self.relay.as_ref().ok_or("tracing has not begun")?;
-        // The guest's word for when, but not for a time to come: consumers would wait for it.
-        let ticks = ticks.map_or_else(|| ticks_now(machine), |ticks| ticks.min(relay.now()));
-        if relay.try_mark(mark(ticks, MarkKind::Agent, Duration::ZERO, text)) {
+        let (ticks, kind) = match ticks {
+            // The guest's word for when, but not for a time to come: consumers would wait for it.
+            Some(ticks) => (ticks.min(relay.now()), MarkKind::Agent),
+            None => (ticks_now(machine), MarkKind::User),
+        };
+        if relay.try_mark(mark(ticks, kind, Duration::ZERO, text)) {
             Ok(String::new())
         } else {
             Err("too many marks at once: this one is lost".into())
         }
     }
 
-    fn filter(&mut self, machine: &Machine, globs: &Globs) -> Answer {
+    fn filter(&mut self, machine: &dyn Vm, globs: &Globs) -> Answer {
         let selection = self.select(&globs.filter, &globs.notrace);
         let waits = self.waits(&globs.filter)?;
         let meant = Tracer { globs: globs.clone(), ..Tracer::default() };
         if selection.sites.is_empty() && !meant.names_modules() {
-            return Err(format!(
-                "no function that can be traced matches {}: see vmtrace functions",
-                if globs.is_empty() { "it".to_owned() } else { globs.to_string() }
-            ));
+            return Err(self.no_match(&globs.to_string(), &selection));
         }
         let text = if globs.is_empty() { "all functions".to_owned() } else { globs.to_string() };
         // The first one's; the others keep theirs.
@@ -149,20 +149,28 @@ impl Controller {
         notes.iter().for_each(|note| done.push_str(&format!("; {note}")));
         self.tell_left_out(&mut done, &text, left_out);
         for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
-            done.push_str(&format!("; no function matches {glob:?}"));
+            let near = self.kernel.near_functions(glob);
+            done.push_str(&format!("; no function matches {glob:?}{near}"));
         }
         Ok(done)
     }
 
-    fn add_tracer(&mut self, machine: &Machine, spec: &TracerSpec) -> Answer {
+    /// What to say when nothing can be traced of what was asked for.
+    fn no_match(&self, asked: &str, selection: &Selection) -> String {
+        let asked = if asked.is_empty() { "it" } else { asked };
+        let near = selection.unmatched.iter().map(|glob| self.kernel.near_functions(glob));
+        let near = near.collect::<String>();
+        let next = if near.is_empty() { ": see vmtrace functions" } else { &near };
+        format!("no function that can be traced matches {asked}{next}")
+    }
+
+    fn add_tracer(&mut self, machine: &dyn Vm, spec: &TracerSpec) -> Answer {
         let selection = self.select(&spec.filter, &spec.notrace);
         let waits = self.waits(&spec.filter)?;
         let globs = Globs { filter: spec.filter.clone(), notrace: spec.notrace.clone() };
         let meant = Tracer { globs: globs.clone(), ..Tracer::default() };
         if selection.sites.is_empty() && !meant.names_modules() {
-            return Err(format!(
-                "no function that can be traced matches {spec}: see vmtrace functions"
-            ));
+            return Err(self.no_match(&spec.to_string(), &selection));
         }
         let before = self.tracing.tracers.clone();
         let mut sites = selection.sites;
@@ -224,7 +232,8 @@ impl Controller {
         notes.iter().for_each(|note| done.push_str(&format!("; {note}")));
         self.tell_left_out(&mut done, &spec.to_string(), left_out);
         for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
-            done.push_str(&format!("; no function matches {glob:?}"));
+            let near = self.kernel.near_functions(glob);
+            done.push_str(&format!("; no function matches {glob:?}{near}"));
         }
         Ok(done)
     }
@@ -273,7 +282,7 @@ impl Controller {
         self.note(format!("{what}: {left_out}"));
     }
 
-    fn remove_tracer(&mut self, machine: &Machine, name: &str) -> Answer {
+    fn remove_tracer(&mut self, machine: &dyn Vm, name: &str) -> Answer {
         let Some(number) = self.tracing.find(name) else {
             return Err(format!("there is no tracer {name}: see tracer list"));
         };
@@ -308,7 +317,7 @@ impl Controller {
     /// As [`Controller::retarget`]; when nothing could be changed, tracers are those of before.
     fn retarget_or(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         kind: MarkKind,
         what: &str,
         before: Vec<Option<Tracer>>,
@@ -323,18 +332,18 @@ impl Controller {
     }
 
     /// Makes the sites that are ours those that should be.
-    pub(super) fn retarget(&mut self, machine: &Machine, kind: MarkKind, what: &str) -> Answer {
+    pub(super) fn retarget(&mut self, machine: &dyn Vm, kind: MarkKind, what: &str) -> Answer {
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
         let Stage::Attached { mut attachment, from: None, wires } = stage else {
             // Not yet attached, or waiting for --from: it will be as it is to be then.
             self.stage = stage;
             return Ok(format!("{what}, from when tracing begins"));
         };
-        let ram = Ram(machine.memory());
-        self.find_module_exits(&ram, &mut attachment);
+        let ram = machine.ram();
+        self.find_module_exits(ram, &mut attachment);
         let plan = self.planned_now();
         // The guest still runs: what cannot be is found out before anything is touched.
-        let paused = self.prepare(&ram, &mut attachment, &plan).map_err(|error| error.to_string());
+        let paused = self.prepare(ram, &mut attachment, &plan).map_err(|error| error.to_string());
         let paused = paused
             .and_then(|wanted| Ok((machine.pause().map_err(|error| error.to_string())?, wanted)));
         let (paused, wanted) = match paused {
@@ -351,7 +360,7 @@ impl Controller {
         attachment
             .counters()
             .begin_calls(begin.map(|(number, _)| *number), paused.tsc(0).unwrap_or(0));
-        let changed = self.change(&ram, &mut attachment, &wanted);
+        let changed = self.change(ram, &mut attachment, &wanted);
         self.keepers = if changed.is_ok() { keepers } else { BTreeMap::new() };
         let (count, switches) = (attachment.held(), attachment.held_switches());
         self.stage = Stage::Attached { attachment, from: None, wires };
@@ -380,7 +389,7 @@ impl Controller {
     }
 
     /// One JSON object.
-    fn status(&self, machine: &Machine) -> String {
+    fn status(&self, machine: &dyn Vm) -> String {
         let state = match &self.stage {
             _ if self.end.has_begun() => "ended",
             Stage::Unknown | Stage::Located { .. } | Stage::Testing(_) => "booting",

@@ -2,13 +2,12 @@
 //! the guest and its tripwires do not wait for it.
 
 use super::attach::{Controller, Output};
+use super::vm::Vm;
 use super::{Closing, SessionError};
 use crate::deadline;
-use crate::machine::Machine;
 use crate::relay::{self, Ending, Relay, Setup, Targets};
 use crate::serve::{Answer, Hub, Patience, Reply, Resolve, Sink, Unwritten};
 use crate::stream::{Exit, Summary};
-use crate::tracer::Ram;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,7 +56,7 @@ impl TraceEnd {
 
 impl Controller {
     /// Ends the trace; the guest goes on. The answer comes when the stream has ended.
-    pub(super) fn stop(&mut self, machine: &Machine, reply: Reply) {
+    pub(super) fn stop(&mut self, machine: &dyn Vm, reply: Reply) {
         if self.end.begun {
             return reply.send(Err("the trace has ended".into()));
         }
@@ -66,7 +65,7 @@ impl Controller {
     }
 
     /// Drains what is left and ends the stream, once.
-    fn begin_end(&mut self, machine: &Machine, exit: Exit, grace: Duration, reply: Reply) {
+    fn begin_end(&mut self, machine: &dyn Vm, exit: Exit, grace: Duration, reply: Reply) {
         if std::mem::replace(&mut self.end.begun, true) {
             return;
         }
@@ -100,12 +99,7 @@ impl Controller {
     }
 
     /// Where the stream goes. What has not come out there is told if the process must end.
-    pub(super) fn hub(
-        &self,
-        machine: &Machine,
-        primary: Sink,
-        resolve: Resolve,
-    ) -> io::Result<Hub> {
+    pub(super) fn hub(&self, machine: &dyn Vm, primary: Sink, resolve: Resolve) -> io::Result<Hub> {
         let hub = Hub::new(primary, machine.vcpus(), resolve)?;
         let unwritten = hub.primary().unwritten();
         self.deadline.set_lost(Box::new(move || {
@@ -118,7 +112,7 @@ impl Controller {
         Ok(hub)
     }
 
-    fn untraced(&self, machine: &Machine, output: Output) -> io::Result<Relay> {
+    fn untraced(&self, machine: &dyn Vm, output: Output) -> io::Result<Relay> {
         let Output { primary, joins, console, .. } = output;
         let setup = Setup {
             header: self.header(machine, 0),
@@ -127,7 +121,7 @@ impl Controller {
             readers: Vec::new(),
             exits: Vec::new(),
             tasks: crate::tracer::Tasks::none(),
-            memory: Box::new(Ram(machine.memory().clone())),
+            memory: machine.shared_ram(),
             kernel: Arc::clone(&self.kernel),
             targets: Targets::default(),
             ticks: 0,
@@ -135,7 +129,7 @@ impl Controller {
             waiting: None,
         };
         let waker = machine.waker();
-        Relay::start(setup, move || waker.wake())
+        Relay::start(setup, move || waker())
     }
 
     /// Takes note of the end of the stream if it comes within `time`. Whether nothing is to be
@@ -184,7 +178,7 @@ impl Controller {
     /// When the primary output fails.
     pub(super) fn finish(
         mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         exit: Exit,
         closing: Closing,
         mut stop: impl FnMut() -> bool,

@@ -1,14 +1,15 @@
 //! Exits of vCPUs: from the machine to the relay.
 
-use crate::machine::{ExitCause, ExitObserver, Machine, VcpuExit};
+use super::vm::Vm;
+use crate::machine::{ExitCause, ExitObserver, VcpuExit};
 use crate::relay::{ExitReader, ExitWriter, exit_log};
 use crate::stream::{ExitDir, ExitReason, HostExit};
 
 /// Has the exits of all vCPUs observed, for the relay.
-pub(super) fn observe(machine: &mut Machine) -> Vec<ExitReader> {
+pub(super) fn observe(machine: &mut dyn Vm) -> Vec<ExitReader> {
     let (writers, readers): (Vec<_>, Vec<_>) = (0..machine.vcpus()).map(|_| exit_log()).unzip();
     let observers = writers.into_iter().map(|writer| Box::new(Observer(writer)) as Box<_>);
-    machine.observe_exits(observers);
+    machine.observe_exits(observers.collect());
     readers
 }
 

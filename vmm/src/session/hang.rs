@@ -10,9 +10,10 @@
 
 use super::arch;
 use super::attach::Controller;
-use crate::machine::{Machine, MachineError, Paused, Registers};
+use super::vm::{Paused, Vm};
+use crate::machine::{MachineError, Registers};
 use crate::stream::MarkKind;
-use crate::tracer::{Guest, Ram};
+use crate::tracer::Guest;
 use std::time::{Duration, Instant};
 
 /// How often a guest is looked at that is well.
@@ -100,7 +101,7 @@ impl Controller {
     }
 
     /// Looks at the guest if it is time. Returns what is to be said of one that hangs.
-    pub(super) fn look_for_hang(&mut self, machine: &Machine) -> Option<String> {
+    pub(super) fn look_for_hang(&mut self, machine: &dyn Vm) -> Option<String> {
         if self.hang.due().is_none_or(|due| Instant::now() < due) {
             return None;
         }
@@ -111,9 +112,9 @@ impl Controller {
             self.hang.seen(&[], Instant::now());
             return None;
         };
-        let ram = Ram(machine.memory());
+        let ram = machine.ram();
         let vcpus: Vec<_> =
-            (0..paused.vcpus()).map(|vcpu| self.state(&ram, &paused, vcpu)).collect();
+            (0..paused.vcpus()).map(|vcpu| self.state(ram, &paused, vcpu)).collect();
         let states: Vec<State> = vcpus.iter().map(|(state, _)| *state).collect();
         let hangs = self.hang.seen(&states, Instant::now());
         let message = hangs.then(|| self.hang_message(&vcpus));

@@ -4,9 +4,9 @@
 
 use super::attach::{Controller, Stage};
 use super::events::{add_events, events, is_meant};
+use super::vm::Vm;
 use crate::analyze::latency::{EventsOf, Kind, Latency, Report};
 use crate::export::Player;
-use crate::machine::Machine;
 use crate::serve::{Answer, Look, Reply, Watch};
 use crate::stream::MarkKind;
 use std::io;
@@ -91,7 +91,7 @@ impl Controller {
     /// Measures latencies of this kind from now on; those of at least `over` nanoseconds are listed.
     pub(super) fn start_latency(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         kind: Kind,
         over: Option<u64>,
     ) -> Answer {
@@ -195,7 +195,7 @@ impl Controller {
 
     fn look_at_the_stream(
         &self,
-        machine: &Machine,
+        machine: &dyn Vm,
         kind: Kind,
         over: Option<u64>,
     ) -> Result<Watch, String> {
@@ -222,7 +222,7 @@ impl Controller {
     }
 
     /// Gives back what is traced for latencies alone, and has told what was found.
-    pub(super) fn stop_latency(&mut self, machine: &Machine, json: bool, reply: Reply) {
+    pub(super) fn stop_latency(&mut self, machine: &dyn Vm, json: bool, reply: Reply) {
         let Some(measured) = self.latency.take() else { return reply.send(Err(NONE.into())) };
         let before = self.tracing.events.clone();
         self.tracing.events.retain(|event| !measured.added.contains(&event.address));

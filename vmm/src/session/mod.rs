@@ -37,12 +37,12 @@ mod tracing;
 mod triggers;
 mod values;
 mod verdict;
+mod vm;
 
 use crate::deadline::{self, Deadline};
 use crate::kernel::{Kernel, KernelError};
 use crate::machine::{Config, ConsoleSinks, Event, ExitReason, Far, Machine, MachineError};
 use crate::relay::ConsoleLines;
-use crate::sandbox::{self, Thread};
 use crate::serve::{ControlRequest, Join, Sink, Unwritten};
 use crate::stream::{Exit, Mark, MarkKind, Summary};
 use crate::tracer::TraceError;
@@ -62,6 +62,8 @@ pub use histograms::{Histogram, HistogramError, histogram};
 pub use tracing::{Plan, Tracer, Tracing};
 pub use triggers::{Action, Called, Commands, Trigger};
 pub use values::{ValuesError, Wants, values};
+use vm::Kvm;
+pub use vm::{Paused, Stopped, Vm, Wake};
 
 /// Gets bytes of the guest in pieces of any size.
 pub type Listener = Box<dyn FnMut(&[u8]) + Send>;
@@ -74,8 +76,6 @@ const LATE: Duration = Duration::from_secs(1);
 
 /// One run.
 pub struct Request {
-    /// The kernel that the machine boots.
-    pub kernel: Arc<Kernel>,
     /// The machine; the annex and the watched register are filled in.
     pub machine: Config,
     /// Where the guest's console goes.
@@ -84,6 +84,14 @@ pub struct Request {
     pub console_marks: bool,
     /// Gets what the agent says, in pieces.
     pub agent: Listener,
+    /// What is done with the machine.
+    pub work: Work,
+}
+
+/// What is done with a machine.
+pub struct Work {
+    /// The kernel that the machine boots.
+    pub kernel: Arc<Kernel>,
     /// What to trace.
     pub tracing: Tracing,
     /// Where the trace stream goes in any case.
@@ -168,11 +176,10 @@ pub struct Handles {
 pub fn run(
     request: Request,
     started: impl FnOnce(Handles),
-    mut stop: impl FnMut() -> bool,
+    stop: impl FnMut() -> bool,
 ) -> Result<Outcome, SessionError> {
-    let Request { kernel, machine, console, agent, tracing, .. } = request;
-    let Request { stream, joins, control, timeout, closing, console_marks, commands, .. } = request;
-    let (deadlines, hang) = (request.deadline, request.hang);
+    let Request { machine, console, console_marks, agent, work } = request;
+    let (kernel, tracing, deadlines) = (&work.kernel, &work.tracing, work.deadline.clone());
     // Parsed now: later the guest would wait for it.
     kernel.check_traceable()?;
     let far = far_memory(kernel.arch(), machine.cpus.into(), tracing.buffer)?;
@@ -189,26 +196,45 @@ pub fn run(
     } else {
         Box::new(|_| ())
     };
-    let mut machine = Machine::new(config, ConsoleSinks { console, agent, heard })?;
-    // Dropped before it, however this ends: that waits for its threads.
-    let _threads = deadlines.at_drop(MACHINE, deadline::STEP);
-    let exits = if tracing.exits { exits::observe(&mut machine) } else { Vec::new() };
+    let machine = Machine::new(config, ConsoleSinks { console, agent, heard })?;
     started(Handles {
         waker: machine.waker(),
         console: machine.serial_input(),
         agent: machine.agent_input(),
     });
+    let mut machine = Kvm::new(machine);
+    // Dropped before it, however this ends: that waits for its threads.
+    let _threads = deadlines.at_drop(MACHINE, deadline::STEP);
+    let outcome = attend(&mut machine, work, lines, stop)?;
+    deadlines.begin(MACHINE, deadline::STEP);
+    machine.stop();
+    Ok(outcome)
+}
+
+/// Starts a machine, attends to what it tells and to what others want of it, and returns when the guest is
+/// gone, `stop` says so at a wake-up, or the time is up. `lines` of the guest's console become marks.
+///
+/// # Errors
+/// As [`run`].
+pub fn attend(
+    machine: &mut dyn Vm,
+    work: Work,
+    lines: ConsoleLines,
+    mut stop: impl FnMut() -> bool,
+) -> Result<Outcome, SessionError> {
+    let Work { kernel, tracing, stream, joins, control, timeout, hang, .. } = work;
+    let Work { deadline: deadlines, commands, closing, .. } = work;
+    let exits = if tracing.exits { exits::observe(machine) } else { Vec::new() };
     let mut controller = Controller::new(
-        Arc::clone(&kernel),
+        kernel,
         tracing,
         Output { primary: stream, joins, console: lines, exits },
         commands,
         deadlines.clone(),
         HangWatch::new(hang, Instant::now()),
     );
-    controller.loaded(&machine);
-    // Everything is open that this thread needs but what the sandbox was told of.
-    machine.start(|| sandbox::enter(Thread::Controller))?;
+    controller.loaded(machine);
+    machine.start()?;
     match timeout {
         Some(timeout) => deadlines.begin(CONTROLLER, timeout.saturating_add(deadline::STEP)),
         None => deadlines.begin_open(CONTROLLER),
@@ -224,11 +250,11 @@ pub fn run(
         let wait = wait.chain(controller.hang_deadline()).min();
         match next(machine.events(), wait) {
             Ok(Event::MsrWrite { vcpu, value, .. }) => {
-                controller.entry_known(&machine, vcpu, value);
+                controller.entry_known(machine, vcpu, value);
                 let _ = machine.release(vcpu);
             }
             Ok(Event::Trap { vcpu, address }) => {
-                controller.trapped(&machine, vcpu, address)?;
+                controller.trapped(machine, vcpu, address)?;
                 if controller.verdict.halts {
                     let reason = controller.verdict.of(ExitReason::Halt);
                     let end = end_of(&reason);
@@ -249,7 +275,7 @@ pub fn run(
             Ok(Event::Wake) => {
                 machine.awake();
                 for request in control.try_iter() {
-                    controller.request(&machine, request);
+                    controller.request(machine, request);
                 }
                 controller.await_end(Duration::ZERO);
                 if stop() {
@@ -258,7 +284,7 @@ pub fn run(
             }
             Err(RecvTimeoutError::Timeout) => {
                 controller.await_end(Duration::ZERO);
-                controller.test_overdue(&machine);
+                controller.test_overdue(machine);
                 if halted.is_some_and(|deadline| Instant::now() >= deadline) {
                     exit = controller.verdict.panic();
                     break Exit::Panic;
@@ -268,7 +294,7 @@ pub fn run(
                     exit = controller.verdict.panic();
                     break exit.as_ref().map_or(Exit::Timeout, |_| Exit::Panic);
                 }
-                if let Some(message) = controller.look_for_hang(&machine) {
+                if let Some(message) = controller.look_for_hang(machine) {
                     exit = Some(ExitReason::Hang { message });
                     break Exit::Hang;
                 }
@@ -279,24 +305,22 @@ pub fn run(
             break Exit::Stopped;
         }
         controller.tell_counts();
-        controller.look_at_rings(&machine);
+        controller.look_at_rings(machine);
         if let Some(error) = controller.relay_error() {
-            controller.detach(&machine);
+            controller.detach(machine);
             return Err(SessionError::Stream(error));
         }
     };
     deadlines.begin("giving back what is traced", deadline::STEP);
-    controller.detach(&machine);
+    controller.detach(machine);
     if let Some(reason @ (ExitReason::Panic { .. } | ExitReason::Hang { .. })) = &exit {
         controller.note(reason.to_string());
     }
     let text = exit.as_ref().map_or_else(|| end.as_str().to_owned(), ToString::to_string);
-    controller.mark(&machine, MarkKind::Exit, Duration::ZERO, text);
+    controller.mark(machine, MarkKind::Exit, Duration::ZERO, text);
     let anomaly = std::mem::take(&mut controller.anomaly).take();
     let ended_by = controller.ended_by.take();
-    let (summary, unwritten) = controller.finish(&machine, end, closing(), stop)?;
-    deadlines.begin(MACHINE, deadline::STEP);
-    machine.stop();
+    let (summary, unwritten) = controller.finish(machine, end, closing(), stop)?;
     Ok(Outcome { summary, exit, unwritten, anomaly, ended_by })
 }
 

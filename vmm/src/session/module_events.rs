@@ -4,10 +4,10 @@
 use super::attach::{Controller, Stage};
 use super::events::{add_events, module_events};
 use super::module_types::{Linked, module_types};
+use super::vm::Vm;
 use super::{TracedEvent, Tracing};
 use crate::kernel::tracepoints::{Hooks, ModuleTracepoint, ModuleTracepoints, Uses};
-use crate::machine::Machine;
-use crate::tracer::{Attachment, Guest, Image, Ram};
+use crate::tracer::{Attachment, Guest, Image};
 use std::sync::Arc;
 
 /// Places of modules in all: whoever loads others for ever must not fill our memory.
@@ -37,7 +37,7 @@ impl Controller {
     /// events of its own. All vCPUs are paused.
     pub(super) fn module_events_ready(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         attachment: &mut Attachment,
         (address, name): (u64, &Arc<str>),
         begun: bool,
@@ -47,11 +47,11 @@ impl Controller {
         if !attachment.watches_tracepoints() {
             return 0;
         }
-        let ram = Ram(machine.memory());
-        if !self.learn_module(&ram, attachment, (address, name)) {
+        let ram = machine.ram();
+        if !self.learn_module(ram, attachment, (address, name)) {
             return 0;
         }
-        let (found, notes) = self.events_of_module(&ram, attachment.image(), address, None);
+        let (found, notes) = self.events_of_module(ram, attachment.image(), address, None);
         notes.into_iter().for_each(|note| self.note_once(note));
         let count = found.len();
         let left_out = add_events(&mut self.tracing.events, found);
@@ -61,7 +61,7 @@ impl Controller {
             hooks.any(|hooks| hooks.is_used_in(&module.uses))
         });
         if (count > 0 || uses) && begun && !self.held_back {
-            self.hold_events(&ram, attachment);
+            self.hold_events(ram, attachment);
         }
         count
     }
@@ -70,7 +70,7 @@ impl Controller {
     /// more, if tracing has `begun`. All vCPUs are paused.
     pub(super) fn module_events_gone(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         attachment: &mut Attachment,
         address: u64,
         begun: bool,
@@ -83,7 +83,7 @@ impl Controller {
         let mut hooks = self.tracing.events.iter().filter_map(TracedEvent::hooks);
         let used = hooks.any(|hooks| hooks.is_used_in(&uses));
         if (self.tracing.events.len() < before || used) && begun && !self.held_back {
-            self.hold_events(&Ram(machine.memory()), attachment);
+            self.hold_events(machine.ram(), attachment);
         }
     }
 
@@ -101,12 +101,12 @@ impl Controller {
 
     /// Reads what modules that are loaded have of tracepoints, where that is not known yet: nobody
     /// asked for events before.
-    pub(super) fn learn_modules(&mut self, machine: &Machine) {
+    pub(super) fn learn_modules(&mut self, machine: &dyn Vm) {
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
         if let Stage::Attached { attachment, .. } = &stage {
-            let ram = Ram(machine.memory());
+            let ram = machine.ram();
             for module in attachment.modules() {
-                self.learn_module(&ram, attachment, (module.address(), &module.name));
+                self.learn_module(ram, attachment, (module.address(), &module.name));
             }
         }
         self.stage = stage;
@@ -116,13 +116,13 @@ impl Controller {
     /// traced.
     pub(super) fn events_of_modules(
         &self,
-        machine: &Machine,
+        machine: &dyn Vm,
         pattern: &str,
     ) -> (Vec<TracedEvent>, Vec<String>) {
         let Stage::Attached { attachment, .. } = &self.stage else { return Default::default() };
-        let (ram, image) = (Ram(machine.memory()), attachment.image());
+        let (ram, image) = (machine.ram(), attachment.image());
         let each = self.module_points.keys();
-        let each = each.map(|&at| self.events_of_module(&ram, image, at, Some(pattern)));
+        let each = each.map(|&at| self.events_of_module(ram, image, at, Some(pattern)));
         let (found, notes): (Vec<_>, Vec<_>) = each.unzip();
         (found.into_iter().flatten().collect(), notes.into_iter().flatten().collect())
     }

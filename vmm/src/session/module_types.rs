@@ -2,12 +2,12 @@
 
 use super::attach::{Controller, Stage};
 use super::values::{Known, Wants, values_of};
+use super::vm::Vm;
 use crate::kernel::Kernel;
 use crate::kernel::arguments::{ModuleTypes, NoPrototype, Prototype};
 use crate::kernel::tracepoints::Memory;
-use crate::machine::Machine;
 use crate::relay::Values;
-use crate::tracer::{Guest, Image, ModuleFunction, Ram};
+use crate::tracer::{Guest, Image, ModuleFunction};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
@@ -70,7 +70,7 @@ impl Controller {
     /// As [`values_of`], of functions of which some may be of modules.
     pub(super) fn values(
         &self,
-        machine: &Machine,
+        machine: &dyn Vm,
         sites: &[usize],
         wanted: &Wants,
     ) -> Result<(Values, Vec<String>), String> {
@@ -79,14 +79,14 @@ impl Controller {
         values_of(&self.kernel, &known, sites, wanted).map_err(|error| error.to_string())
     }
 
-    fn known(&self, machine: &Machine, sites: &[usize]) -> WithModules<'_> {
+    fn known(&self, machine: &dyn Vm, sites: &[usize]) -> WithModules<'_> {
         let mut types = FxHashMap::default();
         if let Stage::Attached { attachment, .. } = &self.stage {
-            let ram = Ram(machine.memory());
+            let ram = machine.ram();
             let has =
                 |sites_of: &[usize]| sites_of.iter().any(|site| sites.binary_search(site).is_ok());
             for module in attachment.modules().iter().filter(|module| has(&module.sites)) {
-                let found = module_types(&self.kernel, &ram, attachment.image(), module.address());
+                let found = module_types(&self.kernel, ram, attachment.image(), module.address());
                 types.extend(found.map(|found| (Arc::clone(&module.name), found)));
             }
         }

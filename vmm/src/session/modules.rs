@@ -7,13 +7,14 @@ use super::conditions::Conditional;
 use super::module_types::{WithModules, module_types};
 use super::shares::Shares;
 use super::values::values_of;
+use super::vm::{Paused, Vm};
 use super::{Tracer, Tracing, Wants, arch};
 use crate::kernel::{Exit, Functions, Missing, Selection, selects};
-use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
+use crate::machine::TRAP_INSTRUCTION;
 use crate::relay::Values;
 use crate::stream::{MarkKind, Skipped};
 use crate::tracer::{
-    Attachment, Guest, Image, Module, ModuleCoverage, ModuleFunction, ModuleMoment, Ram, TraceError,
+    Attachment, Guest, Image, Module, ModuleCoverage, ModuleFunction, ModuleMoment, TraceError,
 };
 use rustc_hash::FxHashSet;
 use std::collections::BTreeSet;
@@ -52,7 +53,7 @@ impl Controller {
     /// Lets the guest stop when modules come and go, if that can be.
     pub(super) fn watch_modules(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         paused: &Paused<'_>,
         attachment: &mut Attachment,
     ) {
@@ -60,8 +61,8 @@ impl Controller {
             // It has no modules.
             return;
         }
-        let ram = Ram(machine.memory());
-        let why = match attachment.watch_modules(&ram, &self.kernel, &TRAP_INSTRUCTION) {
+        let ram = machine.ram();
+        let why = match attachment.watch_modules(ram, &self.kernel, &TRAP_INSTRUCTION) {
             Ok(traps) => {
                 for trap in traps {
                     paused.arm_trap(trap);
@@ -120,7 +121,7 @@ impl Controller {
     }
 
     /// Whether a module comes or goes here, which is dealt with then.
-    pub(super) fn module_told(&mut self, machine: &Machine, vcpu: usize, address: u64) -> bool {
+    pub(super) fn module_told(&mut self, machine: &dyn Vm, vcpu: usize, address: u64) -> bool {
         let Stage::Attached { attachment, .. } = &self.stage else { return false };
         let Some((moment, next)) = attachment.module_moment(address) else { return false };
         let paused = match machine.pause() {
@@ -192,13 +193,13 @@ impl Controller {
     /// A module is ready: what it was, and how many of its functions are traced.
     fn module_ready(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         attachment: &mut Attachment,
         address: u64,
         begun: bool,
     ) -> Result<Option<(String, usize)>, String> {
-        let ram = Ram(machine.memory());
-        let module = attachment.load_module(&ram, &self.kernel, address);
+        let ram = machine.ram();
+        let module = attachment.load_module(ram, &self.kernel, address);
         let module =
             module.map_err(|error| format!("functions of a module are not traced: {error}"))?;
         let module = Arc::new(module);
@@ -209,8 +210,8 @@ impl Controller {
         if let Some(relay) = &self.relay {
             relay.module(Arc::clone(&module));
         }
-        let own = self.take_up(&ram, attachment.image(), &module);
-        self.find_module_exits(&ram, attachment);
+        let own = self.take_up(ram, attachment.image(), &module);
+        self.find_module_exits(ram, attachment);
         if module.left_out > 0 && !own.is_empty() {
             let count = module.left_out;
             self.note(format!(
@@ -391,12 +392,12 @@ impl Controller {
     /// Lets these sites of a module call their programs: how many do.
     fn take(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         attachment: &mut Attachment,
         own: &[usize],
         name: &str,
     ) -> Result<usize, TraceError> {
-        let ram = Ram(machine.memory());
+        let ram = machine.ram();
         // The others stay as they are.
         let tracers = self.tracing.tracers.iter().map(|tracer| {
             let tracer = tracer.as_ref()?;
@@ -410,18 +411,18 @@ impl Controller {
         let is_own = |(_, exit): &&(usize, Exit)| own.binary_search(&(exit.site as usize)).is_ok();
         let own_exits: Vec<_> = self.module_exits.iter().filter(is_own).copied().collect();
         let plan = only.plan_with(&own_exits, &[]);
-        let wanted = match self.prepare(&ram, attachment, &plan) {
+        let wanted = match self.prepare(ram, attachment, &plan) {
             Err(error) if !plan.exits.is_empty() => {
                 // Entries may have a place all the same.
                 self.module_exits.retain(|exit| !own_exits.contains(exit));
                 self.note(format!("returns of module {name} are not traced: {error}"));
-                self.prepare(&ram, attachment, &only.plan(&[]))?
+                self.prepare(ram, attachment, &only.plan(&[]))?
             }
             wanted => wanted?,
         };
         let Wanted { mut sites, exits, .. } = wanted;
         if !exits.is_empty() {
-            let skipped = attachment.enable_exits(&ram, &self.kernel, &exits)?;
+            let skipped = attachment.enable_exits(ram, &self.kernel, &exits)?;
             self.exits_skipped(&skipped);
         }
         // Functions of the kernel end in the place of these: others may want their ends, too.
@@ -429,8 +430,8 @@ impl Controller {
         let groups = |&(index, exit): &(usize, Exit)| held(index) && exit.after.group().is_some();
         if own_exits.iter().any(groups) {
             let all = self.planned();
-            let all = self.prepare(&ram, attachment, &all)?;
-            let skipped = self.change_exits(&ram, attachment, &all.exits)?;
+            let all = self.prepare(ram, attachment, &all)?;
+            let skipped = self.change_exits(ram, attachment, &all.exits)?;
             self.exits_skipped(&skipped);
         }
         if attachment.is_lent() {
@@ -439,7 +440,7 @@ impl Controller {
             // The rest when the update is over.
             self.late |= sites.len() < all;
         }
-        let report = attachment.enable(&ram, &self.kernel, &sites)?;
+        let report = attachment.enable(ram, &self.kernel, &sites)?;
         for Skipped { reason, count, examples } in self.skipped(&report.skipped) {
             let examples = examples.join(", ");
             self.note(format!(
@@ -457,7 +458,7 @@ impl Controller {
     /// A module, or a part of its memory, is about to go.
     fn module_gone(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         attachment: &mut Attachment,
         address: u64,
         range: Option<std::ops::Range<u64>>,
@@ -467,7 +468,7 @@ impl Controller {
         };
         let (name, init) = (Arc::clone(&module.name), range.is_some());
         let held: Programs = attachment.sites().collect();
-        let gone = attachment.unload_module(&Ram(machine.memory()), address, range);
+        let gone = attachment.unload_module(machine.ram(), address, range);
         let (mut sites, restored) = gone
             .map_err(|error| format!("functions of module {name} were not given back: {error}"))?;
         sites.sort_unstable();

@@ -3,11 +3,12 @@
 use super::attach::{Controller, Stage};
 use super::events::{TracedEvent, add_events, events};
 use super::mark;
+use super::vm::{Paused, Vm};
 use crate::kernel::preemptirq::{Switch, Switches};
-use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
+use crate::machine::TRAP_INSTRUCTION;
 use crate::serve::Answer;
 use crate::stream::MarkKind;
-use crate::tracer::{Attachment, Moment, PointSkip, Ram};
+use crate::tracer::{Attachment, Moment, PointSkip};
 use std::time::Duration;
 
 /// Names of events that a mark has.
@@ -18,15 +19,15 @@ impl Controller {
     /// before.
     pub(super) fn watch_tracepoints(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         paused: &Paused<'_>,
         attachment: &mut Attachment,
     ) {
         if !self.tracing.has_tracepoints() || attachment.watches_tracepoints() {
             return;
         }
-        let ram = Ram(machine.memory());
-        match attachment.watch_tracepoints(&ram, &self.kernel, &TRAP_INSTRUCTION) {
+        let ram = machine.ram();
+        match attachment.watch_tracepoints(ram, &self.kernel, &TRAP_INSTRUCTION) {
             Ok(traps) => traps.into_iter().for_each(|trap| {
                 paused.arm_trap(trap);
             }),
@@ -37,7 +38,7 @@ impl Controller {
     /// Whether the guest begins or ends a change of its tracepoints here, which is dealt with then.
     pub(super) fn guest_changes_tracepoints(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         vcpu: usize,
         address: u64,
     ) -> bool {
@@ -50,11 +51,11 @@ impl Controller {
                 return true;
             }
         };
-        let ram = Ram(machine.memory());
+        let ram = machine.ram();
         let mut skipped = Vec::new();
         let done = match moment {
-            Moment::Begin => attachment.lend_tracepoints(&ram),
-            Moment::End => attachment.take_tracepoints_again(&ram).map(|(count, left)| {
+            Moment::Begin => attachment.lend_tracepoints(ram),
+            Moment::End => attachment.take_tracepoints_again(ram).map(|(count, left)| {
                 skipped = left;
                 (count, true)
             }),
@@ -86,7 +87,7 @@ impl Controller {
     }
 
     /// Traces more events from now on.
-    pub(super) fn add_events(&mut self, machine: &Machine, glob: &str) -> Answer {
+    pub(super) fn add_events(&mut self, machine: &dyn Vm, glob: &str) -> Answer {
         let before = (self.tracing.events.clone(), self.tracing.patterns.clone());
         self.tracing.patterns.add(glob);
         let found = self.find_events(machine, glob);
@@ -125,7 +126,7 @@ impl Controller {
     /// The events that a pattern means, of the kernel and the modules that are loaded, and notes.
     fn find_events(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         glob: &str,
     ) -> Result<(Vec<TracedEvent>, Vec<String>), String> {
         let own = events(&self.kernel, glob);
@@ -145,7 +146,7 @@ impl Controller {
     }
 
     /// Traces these events no more.
-    pub(super) fn remove_events(&mut self, machine: &Machine, glob: &str) -> Answer {
+    pub(super) fn remove_events(&mut self, machine: &dyn Vm, glob: &str) -> Answer {
         let mut meant = self.tracing.events.iter().filter(|event| event.is_meant_by(glob));
         if let Some(why) = meant.find_map(|event| self.needed_for_latency(&event.fields.name)) {
             return Err(why);
@@ -218,14 +219,14 @@ impl Controller {
     }
 
     /// Begins to watch a guest that runs.
-    pub(super) fn watch_now(&mut self, machine: &Machine) -> Result<(), String> {
+    pub(super) fn watch_now(&mut self, machine: &dyn Vm) -> Result<(), String> {
         let Stage::Attached { attachment, .. } = &mut self.stage else { return Ok(()) };
         if !self.tracing.has_tracepoints() || attachment.watches_tracepoints() {
             return Ok(());
         }
         let paused = machine.pause().map_err(|error| error.to_string())?;
-        let ram = Ram(machine.memory());
-        let traps = attachment.watch_tracepoints(&ram, &self.kernel, &TRAP_INSTRUCTION);
+        let ram = machine.ram();
+        let traps = attachment.watch_tracepoints(ram, &self.kernel, &TRAP_INSTRUCTION);
         for trap in traps.map_err(|error| error.to_string())? {
             paused.arm_trap(trap);
         }

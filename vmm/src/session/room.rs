@@ -1,13 +1,14 @@
 //! Room in the rings, between the vCPUs that wait for it and the relay that makes it.
 
-use crate::machine::{Machine, Room};
+use super::vm::Vm;
+use crate::machine::Room;
 use crate::relay::Waiting;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmtrace_trampolines::Overflow;
 
 /// Those who wait, if programs do that.
-pub(super) fn waiting(machine: &Machine, overflow: Overflow) -> Option<Box<dyn Waiting>> {
+pub(super) fn waiting(machine: &dyn Vm, overflow: Overflow) -> Option<Box<dyn Waiting>> {
     match overflow {
         Overflow::Drop | Overflow::Overwrite => None,
         Overflow::Block(_) => Some(Box::new(Vcpus(machine.room()))),

@@ -3,10 +3,11 @@
 use super::arch;
 use super::attach::{Controller, Stage};
 use super::tracing::Plan;
+use super::vm::{Paused, Vm};
 use crate::kernel::SiteSection;
-use crate::machine::{Detour, Diverted, Machine, Paused, Registers, TRAP_INSTRUCTION};
+use crate::machine::{Detour, Diverted, Registers, TRAP_INSTRUCTION};
 use crate::stream::MarkKind;
-use crate::tracer::{Attachment, Duty, Ram, Reached, Seen, SelfTest};
+use crate::tracer::{Attachment, Duty, Reached, Seen, SelfTest};
 use anyhow::{Context, bail};
 use std::time::{Duration, Instant};
 
@@ -39,7 +40,7 @@ impl Controller {
     /// Without a site that can be taken there is no test, and that is a note.
     pub(super) fn begin_self_test(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         paused: &Paused<'_>,
         vcpu: usize,
         mut attachment: Box<Attachment>,
@@ -58,20 +59,20 @@ impl Controller {
 
     fn send(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         paused: &Paused<'_>,
         vcpu: usize,
         attachment: &mut Attachment,
         stopped: u64,
         plan: &Plan,
     ) -> anyhow::Result<Option<Sent>> {
-        let ram = Ram(machine.memory());
+        let ram = machine.ram();
         let from = [arch::stack_pointer(&paused.registers(vcpu)?), stopped];
         let mut why = None;
         for (site, duty) in self.test_candidates(plan) {
-            let place = (site, attachment.program(&ram, &self.kernel, &duty)?);
+            let place = (site, attachment.program(ram, &self.kernel, &duty)?);
             let begun =
-                attachment.begin_self_test(&ram, &self.kernel, place, &TRAP_INSTRUCTION, from)?;
+                attachment.begin_self_test(ram, &self.kernel, place, &TRAP_INSTRUCTION, from)?;
             let test = match begun {
                 Ok(test) => test,
                 Err(reason) => {
@@ -126,7 +127,7 @@ impl Controller {
     }
 
     /// Whether the test has come to an end here, which is dealt with then.
-    pub(super) fn self_tested(&mut self, machine: &Machine, vcpu: usize, address: u64) -> bool {
+    pub(super) fn self_tested(&mut self, machine: &dyn Vm, vcpu: usize, address: u64) -> bool {
         let Stage::Testing(testing) = &self.stage else { return false };
         let Some(reached) = testing.sent.test.reached(address) else { return false };
         let Stage::Testing(testing) = std::mem::replace(&mut self.stage, Stage::Off) else {
@@ -138,7 +139,7 @@ impl Controller {
     }
 
     /// A test that has not come to an end in time does so now.
-    pub(super) fn test_overdue(&mut self, machine: &Machine) {
+    pub(super) fn test_overdue(&mut self, machine: &dyn Vm) {
         if self.test_deadline().is_none_or(|deadline| Instant::now() < deadline) {
             return;
         }
@@ -148,10 +149,15 @@ impl Controller {
     }
 
     /// Looks at what was recorded, lets the vCPU go on where it was, and begins to trace.
-    fn end_self_test(&mut self, machine: &Machine, testing: Testing, reached: Option<Reached>) {
+    fn end_self_test(&mut self, machine: &dyn Vm, testing: Testing, reached: Option<Reached>) {
         let paused = match machine.pause() {
             Ok(paused) => paused,
-            Err(error) => return self.note(format!("not traced: {error}")),
+            Err(error) => {
+                // It is still away: it stops again where it stands, and must be put back.
+                self.note(format!("the self-test cannot be ended: {error}"));
+                self.stage = Stage::Testing(Box::new(testing));
+                return;
+            }
         };
         let Testing { mut attachment, sent } = testing;
         let (vcpu, stopped, ticks) = (sent.vcpu, sent.stopped, sent.ticks);
@@ -181,7 +187,7 @@ impl Controller {
     /// When not exactly that was seen which has to be.
     fn conclude(
         &self,
-        machine: &Machine,
+        machine: &dyn Vm,
         paused: &Paused<'_>,
         attachment: &mut Attachment,
         sent: Sent,
@@ -213,19 +219,19 @@ impl Controller {
             paused.disarm_trap(trap);
         }
         let put_back = paused.put_back(vcpu, &diverted).context("registers were not put back");
-        let ram = Ram(machine.memory());
+        let ram = machine.ram();
         let (as_seen, failed) = match seen {
             Ok(seen) => (Some(seen), Ok(())),
             Err(error) => (None, Err(error)),
         };
-        let ended = attachment.end_self_test(&ram, &self.kernel, &test, as_seen);
+        let ended = attachment.end_self_test(ram, &self.kernel, &test, as_seen);
         failed.and(put_back).and(ended.map_err(Into::into))
     }
 
     /// The guest is gone, or tracing has to end, before the test is over.
     pub(super) fn abandon_self_test(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         paused: &Paused<'_>,
         testing: Testing,
     ) {

@@ -1,22 +1,23 @@
 //! Sites that the guest's own ftrace uses as well: its updates, and who waits for their end.
 
 use super::attach::{Controller, Stage};
+use super::vm::{Paused, Vm};
 use crate::kernel::FtraceKind;
-use crate::machine::{Machine, Paused, TRAP_INSTRUCTION};
+use crate::machine::TRAP_INSTRUCTION;
 use crate::serve::{Control, ControlRequest};
 use crate::stream::{MarkKind, Skipped};
-use crate::tracer::{Attachment, Moment, Ram};
+use crate::tracer::{Attachment, Moment};
 use std::collections::BTreeMap;
 
 impl Controller {
     /// Lets sites be shared with the guest, if that can be. None is held yet.
     pub(super) fn share(
         &mut self,
-        machine: &Machine,
+        machine: &dyn Vm,
         paused: &Paused<'_>,
         attachment: &mut Attachment,
     ) {
-        match attachment.share(&Ram(machine.memory()), &self.kernel, &TRAP_INSTRUCTION) {
+        match attachment.share(machine.ram(), &self.kernel, &TRAP_INSTRUCTION) {
             Ok(traps) => traps.into_iter().for_each(|trap| {
                 paused.arm_trap(trap);
             }),
@@ -27,7 +28,7 @@ impl Controller {
     }
 
     /// Whether an update of the guest's ftrace begins or ends here, which is dealt with then.
-    pub(super) fn guest_updates(&mut self, machine: &Machine, vcpu: usize, address: u64) -> bool {
+    pub(super) fn guest_updates(&mut self, machine: &dyn Vm, vcpu: usize, address: u64) -> bool {
         let Stage::Attached { attachment, .. } = &mut self.stage else { return false };
         let Some((moment, next)) = attachment.moment(address) else { return false };
         let paused = match machine.pause() {
@@ -38,15 +39,15 @@ impl Controller {
                 return true;
             }
         };
-        let ram = Ram(machine.memory());
+        let ram = machine.ram();
         let mut skipped = Vec::new();
         let done = match moment {
-            Moment::Begin => attachment.lend(&ram, &self.kernel).map(|lent| {
+            Moment::Begin => attachment.lend(ram, &self.kernel).map(|lent| {
                 let why = lent.foreign.first().map(|&site| (site, lent.foreign.len()));
                 (lent.sites, why)
             }),
             Moment::End => {
-                let taken = attachment.take_again(&ram, &self.kernel, &TRAP_INSTRUCTION);
+                let taken = attachment.take_again(ram, &self.kernel, &TRAP_INSTRUCTION);
                 taken.map(|(count, left)| {
                     skipped = left;
                     (count - skipped.len(), None)
@@ -97,7 +98,7 @@ impl Controller {
     }
 
     /// Does what had to wait for the end of an update.
-    fn catch_up(&mut self, machine: &Machine) {
+    fn catch_up(&mut self, machine: &dyn Vm) {
         if std::mem::take(&mut self.late) {
             self.enable_late(machine);
         }
@@ -106,7 +107,7 @@ impl Controller {
         }
     }
 
-    fn enable_late(&mut self, machine: &Machine) {
+    fn enable_late(&mut self, machine: &dyn Vm) {
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
         let Stage::Attached { mut attachment, from: None, wires } = stage else {
             self.stage = stage;
@@ -130,7 +131,7 @@ impl Controller {
     }
 
     /// Does what a request says, or keeps it until sites can be changed.
-    pub(super) fn request(&mut self, machine: &Machine, request: ControlRequest) {
+    pub(super) fn request(&mut self, machine: &dyn Vm, request: ControlRequest) {
         let changes = matches!(
             request.command,
             Control::Filter(_)

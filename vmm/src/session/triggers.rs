@@ -6,8 +6,8 @@ use super::attach::{Controller, Stage};
 use super::conditions::Conditional;
 use super::follow::Follow;
 use super::tracing::{Duties, NOBODY, Plan, Tracing};
+use super::vm::Vm;
 use crate::deadline;
-use crate::machine::Machine;
 use crate::relay::{SNAPSHOT_TIME, Snapshot};
 use crate::serve::{Answer, Control, ControlRequest, Reply};
 use crate::stream::MarkKind;
@@ -155,7 +155,7 @@ impl Controller {
     }
 
     /// Whether a program has stopped a vCPU here, for a trigger, which is obeyed then.
-    pub(super) fn triggered(&mut self, machine: &Machine, vcpu: usize, address: u64) -> bool {
+    pub(super) fn triggered(&mut self, machine: &dyn Vm, vcpu: usize, address: u64) -> bool {
         let Stage::Attached { attachment, .. } = &self.stage else { return false };
         let Some(stopped) = attachment.stopped(address) else { return false };
         let number = usize::from(stopped.number);
@@ -179,7 +179,7 @@ impl Controller {
     }
 
     /// Does what a trigger is for, and lets its sites go. Whether tracing begins with this.
-    fn fire(&mut self, machine: &Machine, vcpu: usize, number: usize, site: Option<usize>) -> bool {
+    fn fire(&mut self, machine: &dyn Vm, vcpu: usize, number: usize, site: Option<usize>) -> bool {
         let function = site.map_or_else(|| "a function".to_owned(), |site| self.name(site));
         let Some(trigger) = self.tracing.triggers.get_mut(number) else { return false };
         if std::mem::replace(&mut trigger.fired, true) {
@@ -212,12 +212,12 @@ impl Controller {
     }
 
     /// As somebody's who does not wait for an answer.
-    fn command(&mut self, machine: &Machine, command: Control) {
+    fn command(&mut self, machine: &dyn Vm, command: Control) {
         self.request(machine, ControlRequest { command, reply: Reply::nobody() });
     }
 
     /// Writes what a flight recorder has into the stream; it goes on.
-    pub(super) fn snapshot(&mut self, machine: &Machine) -> Answer {
+    pub(super) fn snapshot(&mut self, machine: &dyn Vm) -> Answer {
         if self.tracing.overflow != Overflow::Overwrite {
             return Err(
                 "this trace is not a flight recorder: its records are written at once (boot with \

@@ -5,10 +5,11 @@
 use super::arch;
 use super::attach::Controller;
 use super::printk::{self, Arguments};
+use super::vm::{Paused, Vm};
 use crate::kernel::Kernel;
-use crate::machine::{ExitReason, Machine, Paused, TRAP_INSTRUCTION};
+use crate::machine::{ExitReason, TRAP_INSTRUCTION};
 use crate::stream::MarkKind;
-use crate::tracer::{Guest, Image, Ram, Tripwire};
+use crate::tracer::{Guest, Image, Tripwire};
 use std::time::{Duration, Instant};
 
 /// How long a guest whose kernel has panicked may take to print, to notify and to reset itself.
@@ -90,12 +91,12 @@ impl Verdict {
 impl Controller {
     /// Lays the tripwires, at the moment when the guest is attached to: one CPU runs, and it is in
     /// none of these functions.
-    pub(super) fn watch_the_end(&mut self, machine: &Machine, paused: &Paused<'_>, image: Image) {
-        let ram = Ram(machine.memory());
+    pub(super) fn watch_the_end(&mut self, machine: &dyn Vm, paused: &Paused<'_>, image: Image) {
+        let ram = machine.ram();
         let mut missing = Vec::new();
         let halt = arch::HALT.map(|name| (name, Kind::Halt));
         for (name, kind) in FUNCTIONS.into_iter().chain(halt) {
-            match Tripwire::on_function(&ram, &image, &self.kernel, name, &TRAP_INSTRUCTION) {
+            match Tripwire::on_function(ram, &image, &self.kernel, name, &TRAP_INSTRUCTION) {
                 Ok(wire) => {
                     paused.arm_trap(wire.address());
                     self.verdict.wires.push(Wire { kind, wire });
@@ -124,7 +125,7 @@ impl Controller {
 
     /// The kernel leaves for another one, and takes no tripwire with it: of that one the console
     /// tells, unless this one has panicked.
-    pub(super) fn leave_the_end(&mut self, machine: &Machine) {
+    pub(super) fn leave_the_end(&mut self, machine: &dyn Vm) {
         let paused = match machine.pause() {
             Ok(paused) => paused,
             Err(error) => return self.note(format!("tripwires stay: {error}")),
@@ -139,7 +140,7 @@ impl Controller {
     }
 
     /// Whether a tripwire of these was hit, which is dealt with then.
-    pub(super) fn end_told(&mut self, machine: &Machine, vcpu: usize, address: u64) -> bool {
+    pub(super) fn end_told(&mut self, machine: &dyn Vm, vcpu: usize, address: u64) -> bool {
         let found = self.verdict.wires.iter().position(|wire| wire.wire.address() == address);
         let (Some(found), Some(image)) = (found, self.verdict.image) else { return false };
         let paused = match machine.pause() {
@@ -150,10 +151,10 @@ impl Controller {
             }
         };
         let Wire { kind, wire } = self.verdict.wires.swap_remove(found);
-        let ram = Ram(machine.memory());
+        let ram = machine.ram();
         let text = match kind {
             Kind::Panic => {
-                let message = message(&ram, &image, &self.kernel, &paused, vcpu);
+                let message = message(ram, &image, &self.kernel, &paused, vcpu);
                 machine.kernel_has_panicked();
                 let text = format!("kernel panic: {message}");
                 self.verdict.panicked.get_or_insert((message, Instant::now()));
@@ -186,7 +187,7 @@ impl Controller {
     }
 
     /// Puts back what was under a tripwire of these. A vCPU that stands inside it begins again.
-    fn lift(&mut self, machine: &Machine, paused: &Paused<'_>, wire: Tripwire) {
+    fn lift(&mut self, machine: &dyn Vm, paused: &Paused<'_>, wire: Tripwire) {
         let inside = wire.address() + 1..wire.address() + TRAP_INSTRUCTION.len() as u64;
         for vcpu in 0..paused.vcpus() {
             let stands = paused.registers(vcpu).map(|registers| arch::program_counter(&registers));

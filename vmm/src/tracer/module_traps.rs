@@ -249,10 +249,10 @@ impl Attachment {
     ) -> Result<bool, TraceError> {
         let Some(ModuleTraps { stops, .. }) = self.module_traps.take() else { return Ok(true) };
         let view = View::with_annex(guest, self.near, &*self.memory);
-        let removed = stops.remove(&view)?;
+        let removed = stops.remove(&view);
         let present = self.modules.present().map(|(site, _)| site);
         let spots = self.spots(kernel, present);
         self.code.unprepare(&view, &self.image, &spots)?;
-        Ok(removed)
+        Ok(removed?)
     }
 }

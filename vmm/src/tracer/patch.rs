@@ -126,6 +126,19 @@ impl Edit {
         }
         self.holds(view, self.original)
     }
+
+    /// [`Edit::restore`] of all, even if one fails; whether all is as it was.
+    pub(super) fn restore_all<'a>(
+        edits: impl IntoIterator<Item = &'a Self>,
+        view: &View<'_>,
+    ) -> Result<bool, GuestError> {
+        edits.into_iter().map(|edit| edit.restore(view)).fold(Ok(true), both)
+    }
+}
+
+/// Whether both are so. The first error is told.
+pub(super) fn both<E>(a: Result<bool, E>, b: Result<bool, E>) -> Result<bool, E> {
+    a.and_then(|a| b.map(|b| a & b))
 }
 
 /// A site that holds our call.

@@ -57,7 +57,10 @@ impl Attachment {
         if self.code.prepares() {
             // Those that the guest has traced before it came here.
             let all = Spot::all(kernel, &self.image);
-            self.code.prepare(guest, &view, &self.image, &all)?;
+            if let Err(error) = self.code.prepare(guest, &view, &self.image, &all) {
+                stops.remove(&view)?;
+                return Err(error);
+            }
         }
         self.patcher.share();
         let traps = stops.traps().collect();

@@ -3,7 +3,7 @@
 
 use super::arch::GuestCall;
 use super::guest::GuestError;
-use super::patch::Edit;
+use super::patch::{Edit, both};
 use super::trace::TraceError;
 use super::view::View;
 use vmtrace_trampolines::{Counts, Program};
@@ -96,17 +96,18 @@ impl<M: Copy> Stops<M> {
         self.stubs.is_empty()
     }
 
-    /// Lets all lead to their stubs; whether all do. If not, nothing has changed.
+    /// Lets all lead to their stubs; whether all do. If not, nothing has changed that can be written.
     ///
     /// # Errors
     /// When guest memory cannot be written.
     pub(super) fn lay(&self, view: &View<'_>) -> Result<bool, GuestError> {
         for (at, edit) in self.edits.iter().enumerate() {
-            if !edit.apply(view)? {
-                for edit in self.edits.iter().take(at + 1) {
-                    edit.undo(view)?;
-                }
-                return Ok(false);
+            let laid = edit.apply(view);
+            if !matches!(laid, Ok(true)) {
+                // All are tried: one that cannot be written is no reason to leave the others.
+                let undone =
+                    self.edits.iter().take(at + 1).map(|edit| edit.undo(view).map(|()| false));
+                return undone.fold(laid, both);
             }
         }
         Ok(true)
@@ -117,14 +118,9 @@ impl<M: Copy> Stops<M> {
     /// # Errors
     /// When guest memory cannot be written.
     pub(super) fn remove(&self, view: &View<'_>) -> Result<bool, GuestError> {
-        let mut restored = true;
-        for edit in &self.edits {
-            restored &= edit.restore(view)?;
-        }
-        for (_, stub) in &self.stubs {
-            stub.quiet.apply(view)?;
-        }
-        Ok(restored)
+        let restored = Edit::restore_all(&self.edits, view);
+        let quiet = self.stubs.iter().map(|(_, stub)| stub.quiet.apply(view).map(|_| true));
+        quiet.fold(restored, both)
     }
 
     /// What it means that a vCPU stands at this run-time address, and where it goes on.

@@ -598,13 +598,14 @@ impl Attachment {
         let exits = self.exits.release_if(&annex, |_| true);
         let switches = self.switches.release_if(&annex, |_| true);
         let points = self.points.end(guest, &self.image, &annex);
-        let restored = self.patcher.release_if(&View::ram(guest, [text; 2]), |_| true)?;
-        exits?;
-        let switches = switches?;
-        self.code.stops().remove(&annex)?;
-        self.code.remove(guest, &self.image, kernel, self.patcher.freed())?;
-        let modules = self.end_watching_modules(guest, kernel)?;
-        if !(self.end_sharing(guest)? && modules) {
+        let restored = self.patcher.release_if(&View::ram(guest, [text; 2]), |_| true);
+        let programs = self.code.stops().remove(&annex);
+        let code = self.code.remove(guest, &self.image, kernel, self.patcher.freed());
+        let modules = self.end_watching_modules(guest, kernel);
+        let sharing = self.end_sharing(guest);
+        let (restored, switches) = (restored?, switches?);
+        exits.and(programs).and(code)?;
+        if !(sharing? && modules?) {
             return Err(TraceError::Ftrace("its code is not as it was kept"));
         }
         if !switches.foreign.is_empty() {

@@ -8,16 +8,21 @@ pub(crate) mod riscv64;
 mod x86_64;
 
 use std::cell::{OnceCell, RefCell};
+use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
+use vm_memory::{
+    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap,
+    MmapRegion, VolatileSlice,
+};
 use vmtrace::kernel::{Arch, FtraceKind, Kernel};
-use vmtrace::tracer::annex;
+use vmtrace::tracer::annex::{self, Memory};
 use vmtrace::tracer::{
     AttachReport, Attachment, Duty, ExitPlan, Guest, GuestError, Image, Options, PageTables, Ram,
     TraceError,
 };
 use vmtrace_trampolines::Overflow;
+use vmtrace_trampolines::layout::{CHUNK_SIZE, COMMON_SIZE, Info};
 
 pub(crate) const X86: [&str; 3] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7"];
 pub(crate) const RISCV: [&str; 2] = ["riscv64-6.12", "riscv64-7"];
@@ -34,6 +39,21 @@ pub(crate) const FAR: u64 = 0x40_0000_0000;
 const RAM: usize = 256 << 20;
 /// From the start of RAM to what the fake kernel has allocated, beyond any image.
 const HEAP: u64 = 0x0a00_0000;
+
+/// Where the first control block and the first ring are in the annex.
+pub(crate) const CONTROL: usize = 2 << 20;
+const RING: usize = 4 << 20;
+
+/// What a program of entries writes.
+#[derive(Clone, Copy)]
+pub(crate) struct Record {
+    pub(crate) task: u64,
+    pub(crate) caller: u64,
+    pub(crate) pid: u64,
+    pub(crate) time: u64,
+    pub(crate) site: u64,
+    pub(crate) program: u16,
+}
 
 pub(crate) fn kernels() -> impl Iterator<Item = &'static str> {
     X86.into_iter().chain(RISCV)
@@ -63,6 +83,8 @@ pub(crate) struct Fake {
     pub(crate) levels: u32,
     /// Offsets in `struct ftrace_ops`, once looked up.
     ops: OnceCell<(u64, u64)>,
+    /// Its memory, for others like it.
+    file: OnceCell<File>,
 }
 
 pub(crate) struct FakeAnnex(GuestMemoryMmap, usize, Option<u64>);
@@ -74,7 +96,7 @@ impl FakeAnnex {
     }
 }
 
-impl annex::Memory for FakeAnnex {
+impl Memory for FakeAnnex {
     fn slice(&self) -> VolatileSlice<'_> {
         self.0.get_slice(GuestAddress(ANNEX), self.1).unwrap()
     }
@@ -139,6 +161,32 @@ impl Fake {
         fake
     }
 
+    /// Another one that is as this one was when it was first asked for another one, but for its annex and
+    /// what has happened to this one. The two share memory until it is written.
+    pub(crate) fn again(&self) -> Self {
+        let file = self.file.get_or_init(|| {
+            let mut file = tempfile::tempfile().unwrap();
+            let memory = self.memory.get_slice(GuestAddress(self.base), RAM).unwrap();
+            memory.write_all_volatile_to(0, &mut file, RAM).unwrap();
+            file
+        });
+        let file = FileOffset::new(file.try_clone().unwrap(), 0);
+        let (all, mine) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
+        let region = MmapRegion::build(Some(file), RAM, all, mine).unwrap();
+        let region = GuestRegionMmap::new(region, GuestAddress(self.base)).unwrap();
+        Self {
+            memory: GuestMemoryMmap::from_regions(vec![region]).unwrap(),
+            kernel: Arc::clone(&self.kernel),
+            annex: Arc::new(FakeAnnex::new(self.annex.1 as u64, self.annex.2)),
+            failing: RefCell::new(0..0),
+            stuck: RefCell::new(0..0),
+            log: RefCell::new(Vec::new()),
+            ops: OnceCell::new(),
+            file: OnceCell::new(),
+            ..*self
+        }
+    }
+
     /// With a ring of so many bytes for each vCPU.
     pub(crate) fn with_buffer(name: &str, levels: u32, buffer: u64) -> Self {
         // Not where the rings are.
@@ -180,6 +228,7 @@ impl Fake {
             heap,
             levels,
             ops: OnceCell::new(),
+            file: OnceCell::new(),
             kernel,
         };
         match fake.kernel.arch() {
@@ -320,6 +369,39 @@ impl Fake {
         Image::locate(self, &self.kernel, symbol, address, tables)
     }
 
+    /// What makes a vCPU exit.
+    pub(crate) fn trap(&self) -> &'static [u8] {
+        match self.kernel.arch() {
+            Arch::X86_64 => &[0xe6, 0xea],
+            Arch::Riscv64 => &[0xb7, 0xd8, 0x76, 0x09, 0x73, 0, 0, 0],
+        }
+    }
+
+    /// A stack pointer, in a place of the image where nothing of interest is.
+    pub(crate) fn stack(&self) -> u64 {
+        self.link("init_task") + 64
+    }
+
+    /// Its RAM, without what this counts and keeps.
+    pub(crate) fn ram(&self) -> Ram<GuestMemoryMmap> {
+        Ram(self.memory.clone())
+    }
+
+    /// The first vCPU's program writes this, so many times.
+    pub(crate) fn hit(&self, record: Record, times: usize) {
+        let memory = self.annex.slice();
+        let mut head: u64 = memory.read_obj(CONTROL).unwrap();
+        for _ in 0..times {
+            let Record { task, caller, pid, time, site, program } = record;
+            let info = u64::from(Info::new(COMMON_SIZE, program, 1, Info::DRAINED).0);
+            let end = RING + usize::try_from(head % CHUNK_SIZE as u64).unwrap();
+            let words = [task, caller | pid << 32, time, site | info << 32];
+            memory.write_slice(&words.map(u64::to_le_bytes).concat(), end - COMMON_SIZE).unwrap();
+            head -= COMMON_SIZE as u64;
+            memory.write_obj(head, CONTROL).unwrap();
+        }
+    }
+
     pub(crate) fn attach(&self) -> Attachment {
         self.try_attach().unwrap()
     }
@@ -337,7 +419,7 @@ impl Fake {
     pub(crate) fn try_attach_with(&self, returns: &ExitPlan) -> Result<Attachment, TraceError> {
         let (overflow, clock_hz) = (Overflow::Drop, 1_000_000_000);
         let options = Options { overflow, cpus: 2, buffer: self.buffer, clock_hz, returns };
-        let annex = Arc::clone(&self.annex) as Arc<dyn annex::Memory>;
+        let annex = Arc::clone(&self.annex) as Arc<dyn Memory>;
         Attachment::new(self, &self.kernel, self.image(), annex, options)
     }
 

@@ -19,7 +19,7 @@ use crate::kernel::Kernel;
 use crate::machine::{self, BootImage, Config, ExitReason, ImageBytes, Waker};
 use crate::sandbox::{self, Thread};
 use crate::serve::{Control, Reply, Services};
-use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tracing};
+use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tracing, Work};
 use crate::stream::Exit;
 use anyhow::{Context, Result, anyhow, bail};
 use std::fs::{File, OpenOptions};
@@ -209,7 +209,6 @@ pub(super) fn run(
     let mut parser = AgentParser::new();
     let stream = trace_output(args, watchers)?;
     let request = Request {
-        kernel,
         machine,
         console: console(args)?,
         console_marks: !args.no_console_marks,
@@ -228,37 +227,44 @@ pub(super) fn run(
                 timers.after(POWER_OFF_TIME, give_up);
             }
         }),
-        tracing,
-        stream,
-        joins,
-        control,
-        timeout: args.timeout.map(Duration::from_secs),
-        hang: args.hang_after(),
-        deadline: deadline.clone(),
-        commands: Box::new(move |called| match &mut told {
-            Some(told) => told.write_all(commands::line(called).as_bytes()),
-            None => Ok(()),
-        }),
-        closing: Box::new({
-            let said = Arc::clone(&said);
-            let wanted = args.wants_vsock();
-            move || {
-                let said = said.lock().unwrap_or_else(PoisonError::into_inner);
-                let missing = (wanted && !sockets.driver_seen()).then(|| match &said.no_vsock {
-                    Some(reason) => format!("{NO_DRIVER}; the agent says: {reason}"),
-                    None => NO_DRIVER.to_owned(),
-                });
-                let stays_on = said.stays_on.then(|| {
-                    let seconds = POWER_OFF_TIME.as_secs();
-                    format!("{seconds} s after --run the guest had not powered off: stopped")
-                });
-                let lost_marks = (said.lost_marks > 0).then(|| {
-                    format!("{} marks of the guest were lost: it made too many", said.lost_marks)
-                });
-                let notes = missing.into_iter().chain(stays_on).chain(lost_marks).collect();
-                Closing { run_status: said.status, notes }
-            }
-        }),
+        work: Work {
+            kernel,
+            tracing,
+            stream,
+            joins,
+            control,
+            timeout: args.timeout.map(Duration::from_secs),
+            hang: args.hang_after(),
+            deadline: deadline.clone(),
+            commands: Box::new(move |called| match &mut told {
+                Some(told) => told.write_all(commands::line(called).as_bytes()),
+                None => Ok(()),
+            }),
+            closing: Box::new({
+                let said = Arc::clone(&said);
+                let wanted = args.wants_vsock();
+                move || {
+                    let said = said.lock().unwrap_or_else(PoisonError::into_inner);
+                    let missing =
+                        (wanted && !sockets.driver_seen()).then(|| match &said.no_vsock {
+                            Some(reason) => format!("{NO_DRIVER}; the agent says: {reason}"),
+                            None => NO_DRIVER.to_owned(),
+                        });
+                    let stays_on = said.stays_on.then(|| {
+                        let seconds = POWER_OFF_TIME.as_secs();
+                        format!("{seconds} s after --run the guest had not powered off: stopped")
+                    });
+                    let lost_marks = (said.lost_marks > 0).then(|| {
+                        format!(
+                            "{} marks of the guest were lost: it made too many",
+                            said.lost_marks
+                        )
+                    });
+                    let notes = missing.into_iter().chain(stays_on).chain(lost_marks).collect();
+                    Closing { run_status: said.status, notes }
+                }
+            }),
+        },
     };
     let asked = Arc::clone(&stop);
     let outcome = {

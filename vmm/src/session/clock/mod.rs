@@ -11,11 +11,11 @@ mod x86_64;
 
 use super::attach::Controller;
 use super::mark;
+use super::vm::{Paused, Vm};
 use crate::export::seconds;
 use crate::kernel::{Arch, Kernel};
-use crate::machine::{Machine, Paused};
 use crate::stream::{GuestClock, MarkKind, nanoseconds};
-use crate::tracer::{Guest, Image, Ram};
+use crate::tracer::{Guest, Image};
 use std::time::Duration;
 
 const BILLION: i128 = 1_000_000_000;
@@ -81,9 +81,9 @@ fn compare(variables: &Variables<'_>, ticks: u64, hz: u64) -> Option<GuestClock>
 impl Controller {
     /// Looks at the clock of the guest's log. The first time that it can be told, the stream gets a
     /// mark; later ones tell how far it has drifted since.
-    pub(super) fn look_at_clock(&mut self, machine: &Machine, paused: &Paused<'_>, image: &Image) {
-        let ram = Ram(machine.memory());
-        let variables = Variables { guest: &ram, image, kernel: &self.kernel };
+    pub(super) fn look_at_clock(&mut self, machine: &dyn Vm, paused: &Paused<'_>, image: &Image) {
+        let ram = machine.ram();
+        let variables = Variables { guest: ram, image, kernel: &self.kernel };
         let Ok(ticks) = paused.tsc(0) else { return };
         let Some(clock) = compare(&variables, ticks, machine.clock_hz()) else { return };
         if let Some(known) = &mut self.summary.guest_clock {

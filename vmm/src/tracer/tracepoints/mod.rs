@@ -9,7 +9,7 @@ mod marks;
 
 use super::arch::PointReason;
 use super::guest::{Guest, GuestError, Image};
-use super::patch::Edit;
+use super::patch::{Edit, both};
 use super::stops::{Moment, Stops};
 use super::trace::{Attachment, TraceError};
 use super::view::View;
@@ -49,7 +49,7 @@ pub(super) struct Points {
 
 /// Takes back what was written, the last first; whether all of it was still there.
 fn restore(edits: &[Edit], view: &View<'_>) -> Result<bool, GuestError> {
-    edits.iter().rev().try_fold(true, |all, edit| Ok(all & edit.restore(view)?))
+    Edit::restore_all(edits.iter().rev(), view)
 }
 
 impl Points {
@@ -61,14 +61,12 @@ impl Points {
         view: &View<'_>,
     ) -> Result<bool, GuestError> {
         self.wanted.clear();
-        let mut whole = true;
-        for (_, edits) in std::mem::take(&mut self.held) {
-            whole &= restore(&edits, view)?;
-        }
+        let held = std::mem::take(&mut self.held);
+        let whole = held.values().map(|edits| restore(edits, view)).fold(Ok(true), both);
         // Whatever the guest has made of its tasks, it must not stop any more.
         let marks = self.mark(guest, image, view);
-        whole &= std::mem::take(&mut self.stops).remove(view)?;
-        marks.map(|_| whole)
+        let whole = both(whole, std::mem::take(&mut self.stops).remove(view));
+        marks.and(whole)
     }
 
     /// Marks tasks if that is wanted, and no more if it is not; false when they cannot be marked.

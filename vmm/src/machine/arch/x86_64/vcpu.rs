@@ -110,7 +110,7 @@ pub(in crate::machine) fn set_program_counter(
 }
 
 /// What a vCPU had before it was sent away.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::machine) struct Kept {
     regs: kvm_regs,
     sregs: kvm_sregs,

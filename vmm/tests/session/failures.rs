@@ -1,0 +1,133 @@
+//! Writes to the guest that fail, pauses that fail, and a guest that spoils what is ours.
+
+use crate::fake_guest::Fake;
+use crate::machine::{FakeVm, Step, Trouble, run};
+use crate::{BEGIN, Subject, boot, exit_of, tracing};
+use vmtrace::machine::ExitReason;
+use vmtrace::serve::Control;
+use vmtrace::stream::Exit;
+use vmtrace::tracer::Guest;
+
+const ON: &str = "x86_64-6.12";
+
+/// Most changes are of one byte or five: what is left behind when one write fails.
+fn left_behind(subject: &Subject, broken: &dyn Fn(&Fake), most: usize, what: &str) -> bool {
+    let fake = subject.fake.again();
+    broken(&fake);
+    let trouble = Trouble { broken: true, ..Trouble::default() };
+    let ran = run(fake, tracing(subject.kernel()), boot(), trouble);
+    let outcome = match &ran.outcome {
+        Ok(outcome) => outcome,
+        // It says why, and is no panic.
+        Err(error) => panic!("{what}: {error}"),
+    };
+    assert_eq!(outcome.exit, Some(ExitReason::PowerOff), "{what}");
+    assert_eq!(exit_of(&ran), Exit::Poweroff, "{what}");
+    let differences = subject.differences(&ran);
+    let told = !outcome.summary.notes.is_empty() || outcome.anomaly.is_some();
+    assert!(told || differences.is_empty(), "{what}: nothing is said of {differences:x?}");
+    assert!(differences.len() <= most, "{what}: {differences:x?}\n{}", ran.notes());
+    told
+}
+
+// A write fails where a guest has given memory back, or a table of it is wrong: what was begun is undone,
+// the rest is given back, and it is said.
+#[test]
+fn any_write_may_fail() {
+    let subject = Subject::new(ON);
+    let whole = subject.run(boot(), Trouble::default());
+    let writes = whole.vm.fake.log.borrow().len();
+    assert!(writes > 50, "{writes}");
+    let mut told = 0;
+    for number in 0..writes {
+        let once = |fake: &Fake| *fake.failing.borrow_mut() = number..number + 1;
+        told +=
+            usize::from(left_behind(&subject, &once, 8, &format!("write {number} of {writes}")));
+    }
+    assert!(told > writes / 2, "{told} of {writes}");
+}
+
+// From one moment on nothing can be written any more, as when the guest's tables are gone: all that was
+// written before stays, and that is an anomaly and not a trace without faults.
+#[test]
+fn writing_may_end_at_any_moment() {
+    let subject = Subject::new(ON);
+    let whole = subject.run(boot(), Trouble::default());
+    let writes = whole.vm.fake.log.borrow().len();
+    for number in (0..writes).step_by(11) {
+        let from = |fake: &Fake| *fake.failing.borrow_mut() = number..usize::MAX;
+        left_behind(&subject, &from, usize::MAX, &format!("from write {number} of {writes} on"));
+    }
+}
+
+// A vCPU that does not stop: the run goes on without what the pause was for, or ends with an error. Nothing
+// is written meanwhile, and nobody stays parked while the run goes on.
+#[test]
+fn any_pause_may_fail() {
+    let subject = Subject::new(ON);
+    let whole = subject.run(boot(), Trouble::default());
+    assert!(whole.vm.pauses() > 8, "{}", whole.vm.pauses());
+    for number in 1..=whole.vm.pauses() {
+        let failing_pauses = [number].into();
+        let ran = subject.run(boot(), Trouble { failing_pauses, ..Trouble::default() });
+        let what = format!("pause {number}");
+        match &ran.outcome {
+            Err(error) => assert!(error.to_string().contains("no vCPU"), "{what}: {error}"),
+            Ok(outcome) => {
+                assert_eq!(exit_of(&ran), Exit::Poweroff, "{what}");
+                let is_restored = subject.differences(&ran).is_empty();
+                assert!(
+                    is_restored || ran.notes().contains("not given back"),
+                    "{what}: {outcome:?}"
+                );
+            }
+        }
+    }
+}
+
+// What is not ours any more is not written over: it is left alone, and said.
+#[test]
+fn what_the_guest_has_spoiled_is_left_alone() {
+    const THEIRS: [u8; 5] = [0xe8, 1, 2, 3, 4];
+    let subject = Subject::new(ON);
+    type Spoil = fn(&FakeVm);
+    let spoils: [(Spoil, &str); 3] = [
+        (
+            |vm| {
+                let site = tracing(&vm.fake.kernel).plan(&[]).indices()[1];
+                vm.fake.ram().write(vm.fake.at(vm.fake.extent(site).0), &THEIRS).unwrap();
+            },
+            "1 sites did not hold our call any more",
+        ),
+        (
+            |vm| {
+                let trap = vm.trap_in("panic").unwrap();
+                vm.fake.ram().write(vm.fake.at(trap), &THEIRS).unwrap();
+            },
+            "",
+        ),
+        (
+            |vm| {
+                let entry = vm.fake.link(BEGIN);
+                vm.fake.ram().write(vm.fake.at(entry), &[0xcc; 64]).unwrap();
+            },
+            "its code is not as it was kept",
+        ),
+    ];
+    for (spoil, why) in spoils {
+        for at_end in [false, true] {
+            let steps = [boot(), vec![Step::Does(spoil)]].concat();
+            let asks = Step::Asks(vec![Control::Stop]);
+            let steps = if at_end { steps } else { [steps, vec![asks]].concat() };
+            let ran = subject.run(steps, Trouble { broken: true, ..Trouble::default() });
+            let anomaly = ran.outcome().anomaly.clone().unwrap_or_default();
+            assert!(anomaly.contains(why) && anomaly.is_empty() == why.is_empty(), "{anomaly}");
+            assert!(ran.notes().contains(why), "{}", ran.notes());
+            let theirs = subject
+                .differences(&ran)
+                .iter()
+                .all(|(_, [_, is])| [THEIRS[0], 1, 2, 3, 4, 0xcc].contains(is));
+            assert!(theirs, "{:x?}", subject.differences(&ran));
+        }
+    }
+}

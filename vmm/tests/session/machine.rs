@@ -1,0 +1,511 @@
+//! A machine without KVM: a guest in plain memory whose vCPUs do what a script says.
+//!
+//! It keeps what a real machine promises, and fails the test when the controller does not keep its part:
+//! no pause in a pause, each vCPU that is parked released once, and after every pause a trap in memory
+//! wherever one is armed, and nowhere else.
+
+use crate::fake_guest::{ANNEX, Fake, Record};
+use std::cell::RefCell;
+use std::collections::{BTreeSet, VecDeque};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use vm_memory::Bytes;
+use vmtrace::deadline::Deadline;
+use vmtrace::machine::{
+    Detour, Diverted, Event, ExitObserver, ExitReason, MachineError, Registers, Room,
+};
+use vmtrace::relay::ConsoleLines;
+use vmtrace::serve::{Control, ControlRequest, Reply, Sink};
+use vmtrace::session::{
+    Closing, Outcome, Paused, SessionError, Stopped, Tracing, Vm, Wake, Work, attend,
+};
+use vmtrace::tracer::annex::Memory;
+use vmtrace::tracer::{Guest, Image, return_address};
+
+pub(crate) const VCPUS: usize = 2;
+/// How far into a function a trap can be.
+const INSIDE: usize = 96;
+
+/// What happens next in the machine.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    /// vCPU 0 writes the register that says where the kernel is.
+    Located,
+    /// These vCPUs call a function. They are parked one after the other if there is a trap in it; who
+    /// comes later may find it gone.
+    Calls(&'static str, Vec<usize>),
+    /// These commands come, all at once.
+    Asks(Vec<Control>),
+    /// The guest is gone.
+    Exits(ExitReason),
+    /// The guest, or who tests it, does something.
+    Does(fn(&FakeVm)),
+    /// All of these, before anybody attends to the first.
+    Together(Vec<Step>),
+}
+
+/// What becomes of the call of a self-test.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum SelfCall {
+    /// It writes its record and returns.
+    #[default]
+    Returns,
+    /// It returns without a record.
+    Forgets,
+    /// It comes back with another register than it began with.
+    Spoils,
+}
+
+#[derive(Default)]
+struct State {
+    steps: VecDeque<Step>,
+    registers: [Registers; VCPUS],
+    /// Where each vCPU waits to be released.
+    parked: [Option<u64>; VCPUS],
+    /// Those that were released where a trap still is.
+    again: BTreeSet<usize>,
+    traps: BTreeSet<u64>,
+    paused: bool,
+    pauses: usize,
+    /// A vCPU that was sent away, and what it had.
+    away: Option<(usize, Registers, Detour)>,
+    self_call: SelfCall,
+    clock: u64,
+    gone: bool,
+    asked: bool,
+    released: usize,
+    answers: Vec<UnixStream>,
+}
+
+pub(crate) struct FakeVm {
+    pub(crate) fake: Rc<Fake>,
+    image: Image,
+    sender: Sender<Event>,
+    events: Receiver<Event>,
+    woken: Arc<AtomicBool>,
+    room: Arc<Room>,
+    control: Sender<ControlRequest>,
+    /// Which pauses fail, by their number.
+    failing: BTreeSet<usize>,
+    /// Whether writes fail, or the guest spoils what is ours: then traps may be where they should not.
+    broken: bool,
+    state: RefCell<State>,
+}
+
+/// How a run ended.
+pub(crate) struct Ran {
+    pub(crate) outcome: Result<Outcome, SessionError>,
+    pub(crate) stream: Vec<u8>,
+    /// What was said to those who asked, in their order.
+    pub(crate) answers: Vec<String>,
+    pub(crate) vm: FakeVm,
+}
+
+impl Ran {
+    pub(crate) fn outcome(&self) -> &Outcome {
+        self.outcome.as_ref().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Notes of the summary, a line each.
+    pub(crate) fn notes(&self) -> String {
+        self.outcome().summary.notes.join("\n")
+    }
+
+    /// So many times vCPUs were parked and released.
+    pub(crate) fn released(&self) -> usize {
+        self.vm.state.borrow().released
+    }
+}
+
+/// Everything that a run may be told beside its steps.
+#[derive(Default)]
+pub(crate) struct Trouble {
+    pub(crate) failing_pauses: BTreeSet<usize>,
+    pub(crate) self_call: SelfCall,
+    /// See [`FakeVm::broken`].
+    pub(crate) broken: bool,
+}
+
+#[derive(Clone, Default)]
+struct Output(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Traces a guest that does this, and then powers off.
+pub(crate) fn run(fake: Fake, tracing: Tracing, steps: Vec<Step>, trouble: Trouble) -> Ran {
+    let fake = Rc::new(fake);
+    let (sender, events) = channel();
+    let (control, requests) = channel();
+    let (symbol, root) = (fake.tables().0, fake.symbol("init_top_pgt"));
+    let image = fake.locate(0).unwrap();
+    let registers =
+        Registers { rip: fake.link(symbol), rsp: fake.stack(), cr3: root, ..Registers::default() };
+    let state = State {
+        steps: steps.into(),
+        registers: [registers; VCPUS],
+        self_call: trouble.self_call,
+        clock: 1000,
+        ..State::default()
+    };
+    let mut vm = FakeVm {
+        image,
+        sender,
+        events,
+        woken: Arc::default(),
+        room: Arc::new(Room::new(VCPUS)),
+        control,
+        failing: trouble.failing_pauses,
+        broken: trouble.broken,
+        state: RefCell::new(state),
+        fake,
+    };
+    let output = Output::default();
+    let (_joining, joins) = channel();
+    let work = Work {
+        kernel: Arc::clone(&vm.fake.kernel),
+        tracing,
+        stream: Sink::from(Box::new(output.clone())),
+        joins,
+        control: requests,
+        timeout: None,
+        hang: None,
+        deadline: Deadline::never(),
+        commands: Box::new(|_| Ok(())),
+        closing: Box::new(Closing::default),
+    };
+    let outcome = attend(&mut vm, work, ConsoleLines::default(), || false);
+    let streams = std::mem::take(&mut vm.state.get_mut().answers);
+    let answers = streams.into_iter().map(|mut stream| {
+        let mut line = String::new();
+        stream.read_to_string(&mut line).unwrap();
+        line.trim_end().to_owned()
+    });
+    let answers = answers.collect();
+    let stream = std::mem::take(&mut *output.0.lock().unwrap());
+    Ran { outcome, stream, answers, vm }
+}
+
+impl FakeVm {
+    /// The bytes at a virtual address, of RAM or the annex, so many of them.
+    fn bytes(&self, address: u64, len: usize) -> Vec<u8> {
+        let physical = self.image.tables.translate(&*self.fake, address).unwrap();
+        let mut bytes = vec![0; len];
+        match physical.checked_sub(ANNEX) {
+            Some(offset) => {
+                let at = usize::try_from(offset).unwrap();
+                self.fake.annex.slice().read_slice(&mut bytes, at).unwrap();
+            }
+            None => self.fake.read(physical, &mut bytes).unwrap(),
+        }
+        bytes
+    }
+
+    /// The armed trap that a call of this function comes to: in the function, or where it jumps to.
+    pub(crate) fn trap_in(&self, function: &str) -> Option<u64> {
+        let entry = self.fake.link(function);
+        let traps = &self.state.borrow().traps;
+        let within = traps.range(entry..entry + 16).next();
+        within.copied().or_else(|| {
+            let body = self.bytes(entry, INSIDE);
+            let ways = (entry + 5..).zip(body.windows(5)).filter_map(|(next, bytes)| {
+                let &[0xe8 | 0xe9, a, b, c, d] = bytes else { return None };
+                Some(next.wrapping_add_signed(i32::from_le_bytes([a, b, c, d]).into()))
+            });
+            ways.into_iter().find(|target| traps.contains(target))
+        })
+    }
+
+    /// The guest's kernel has patched its alternatives.
+    pub(crate) fn patch_alternatives(&self) {
+        let at = self.fake.symbol("alternatives_patched");
+        self.fake.ram().write(at, &1_u32.to_le_bytes()).unwrap();
+    }
+
+    /// The armed traps.
+    pub(crate) fn traps(&self) -> BTreeSet<u64> {
+        self.state.borrow().traps.clone()
+    }
+
+    /// How many pauses there were, failed ones included.
+    pub(crate) fn pauses(&self) -> usize {
+        self.state.borrow().pauses
+    }
+
+    fn park(&self, vcpu: usize, address: u64) {
+        let mut state = self.state.borrow_mut();
+        assert_eq!(state.parked[vcpu], None, "vCPU {vcpu} is parked");
+        state.parked[vcpu] = Some(address);
+        state.registers[vcpu].rip = address;
+    }
+
+    /// Does a step; whether somebody has to attend to something now.
+    fn take(&self, step: Step) -> bool {
+        match step {
+            Step::Located => {
+                let address = self.fake.link("entry_SYSCALL_64");
+                self.park(0, address);
+                let event = Event::MsrWrite { vcpu: 0, index: 0xc000_0082, value: address };
+                self.sender.send(event).unwrap();
+                true
+            }
+            Step::Calls(function, vcpus) => {
+                let Some(address) = self.trap_in(function) else { return false };
+                for &vcpu in &vcpus {
+                    self.park(vcpu, address);
+                    self.sender.send(Event::Trap { vcpu, address }).unwrap();
+                }
+                true
+            }
+            Step::Asks(commands) => {
+                for command in commands {
+                    let (ours, theirs) = UnixStream::pair().unwrap();
+                    let reply = Reply::to(theirs);
+                    // Nobody hears it any more when the trace has ended.
+                    self.control.send(ControlRequest { command, reply }).unwrap();
+                    self.state.borrow_mut().answers.push(ours);
+                }
+                self.state.borrow_mut().asked = true;
+                self.waker()();
+                true
+            }
+            Step::Exits(reason) => {
+                self.state.borrow_mut().gone = true;
+                self.sender.send(Event::Exit(reason)).unwrap();
+                true
+            }
+            Step::Does(what) => {
+                what(self);
+                false
+            }
+            // Each is done, whether it parks somebody or not.
+            Step::Together(steps) => {
+                steps.into_iter().fold(false, |any, step| self.take(step) | any)
+            }
+        }
+    }
+
+    /// A vCPU that was sent to a site comes back from there.
+    fn self_test(&self, vcpu: usize, start: u64) {
+        let kernel = &self.fake.kernel;
+        let site = kernel.sites().iter().find(|site| site.location == start).unwrap();
+        let returns = return_address(kernel, site);
+        // What a call pushes and a return takes back.
+        let caller = self.fake.read_u64(self.fake.at(self.fake.stack() - 8)).unwrap();
+        self.fake.ram().write(self.fake.at(self.fake.stack() - 8), &[0; 8]).unwrap();
+        let mut state = self.state.borrow_mut();
+        let time = state.clock;
+        match state.self_call {
+            SelfCall::Forgets => {}
+            SelfCall::Returns | SelfCall::Spoils => self.fake.hit(
+                Record {
+                    task: self.fake.link("init_task"),
+                    caller: caller & 0xffff_ffff,
+                    pid: 0,
+                    time,
+                    site: returns & 0xffff_ffff,
+                    program: 0,
+                },
+                1,
+            ),
+        }
+        if state.self_call == SelfCall::Spoils {
+            state.registers[vcpu].rbx ^= 1;
+        }
+        drop(state);
+        self.park(vcpu, returns);
+        self.sender.send(Event::Trap { vcpu, address: returns }).unwrap();
+    }
+
+    /// Goes on until there is something to attend to.
+    fn advance(&self) {
+        loop {
+            let mut state = self.state.borrow_mut();
+            let waits = state.parked.iter().any(Option::is_some) || state.asked || state.gone;
+            if waits {
+                return;
+            }
+            if let Some(vcpu) = state.again.pop_first() {
+                let address = state.registers[vcpu].rip;
+                drop(state);
+                if self.traps().contains(&address) {
+                    self.park(vcpu, address);
+                    return self.sender.send(Event::Trap { vcpu, address }).unwrap();
+                }
+                continue;
+            }
+            if let Some((vcpu, _, detour)) = state.away
+                && state.registers[vcpu].rip == detour.address
+            {
+                drop(state);
+                return self.self_test(vcpu, detour.address);
+            }
+            let next = state.steps.pop_front();
+            drop(state);
+            if self.take(next.unwrap_or(Step::Exits(ExitReason::PowerOff))) {
+                return;
+            }
+        }
+    }
+}
+
+impl Vm for FakeVm {
+    fn ram(&self) -> &dyn Guest {
+        &*self.fake
+    }
+
+    fn shared_ram(&self) -> Box<dyn Guest + Send> {
+        Box::new(self.fake.ram())
+    }
+
+    fn annex(&self) -> Option<Arc<dyn Memory>> {
+        Some(Arc::clone(&self.fake.annex) as Arc<dyn Memory>)
+    }
+
+    fn vcpus(&self) -> usize {
+        VCPUS
+    }
+
+    fn clock_hz(&self) -> u64 {
+        1_000_000_000
+    }
+
+    fn observe_exits(&mut self, _: Vec<Box<dyn ExitObserver>>) {}
+
+    fn start(&mut self) -> Result<(), MachineError> {
+        Ok(())
+    }
+
+    // Asked before each wait for an event: what came before was attended to.
+    fn events(&self) -> &Receiver<Event> {
+        self.advance();
+        &self.events
+    }
+
+    fn waker(&self) -> Wake {
+        let (sender, woken) = (self.sender.clone(), Arc::clone(&self.woken));
+        Arc::new(move || {
+            if !woken.swap(true, Ordering::Relaxed) {
+                let _ = sender.send(Event::Wake);
+            }
+        })
+    }
+
+    fn awake(&self) {
+        self.woken.store(false, Ordering::Relaxed);
+        self.state.borrow_mut().asked = false;
+    }
+
+    fn pause(&self) -> Result<Paused<'_>, MachineError> {
+        let mut state = self.state.borrow_mut();
+        assert!(!state.paused, "a pause in a pause");
+        state.pauses += 1;
+        if self.failing.contains(&state.pauses) {
+            return Err(MachineError::NoVcpu(usize::MAX));
+        }
+        state.paused = true;
+        Ok(Paused::new(AllStopped(self)))
+    }
+
+    fn release(&self, vcpu: usize) -> Result<(), MachineError> {
+        let mut state = self.state.borrow_mut();
+        assert!(!state.paused, "released in a pause");
+        let parked = state.parked[vcpu].take();
+        let at = parked.unwrap_or_else(|| panic!("vCPU {vcpu} was not parked"));
+        if state.registers[vcpu].rip == at && state.traps.contains(&at) {
+            state.again.insert(vcpu);
+        }
+        state.released += 1;
+        Ok(())
+    }
+
+    fn room(&self) -> Arc<Room> {
+        Arc::clone(&self.room)
+    }
+
+    fn console_is_no_witness(&self) {}
+    fn console_is_witness(&self) {}
+    fn kernel_has_panicked(&self) {}
+}
+
+struct AllStopped<'a>(&'a FakeVm);
+
+impl Drop for AllStopped<'_> {
+    fn drop(&mut self) {
+        let vm = self.0;
+        vm.state.borrow_mut().paused = false;
+        if vm.broken || std::thread::panicking() {
+            return;
+        }
+        let trap = vm.fake.trap();
+        for address in vm.traps() {
+            let bytes = vm.bytes(address, trap.len());
+            assert_eq!(bytes, trap, "{address:#x} is armed and holds no trap");
+        }
+    }
+}
+
+impl Stopped for AllStopped<'_> {
+    fn vcpus(&self) -> usize {
+        VCPUS
+    }
+
+    fn registers(&self, vcpu: usize) -> Result<Registers, MachineError> {
+        Ok(self.0.state.borrow().registers[vcpu])
+    }
+
+    fn is_stopped(&self, _: usize) -> Result<bool, MachineError> {
+        Ok(false)
+    }
+
+    fn set_rip(&self, vcpu: usize, address: u64) -> Result<(), MachineError> {
+        self.0.state.borrow_mut().registers[vcpu].rip = address;
+        Ok(())
+    }
+
+    fn divert(&self, vcpu: usize, detour: &Detour) -> Result<Diverted, MachineError> {
+        let state = &mut *self.0.state.borrow_mut();
+        assert!(state.away.is_none(), "sent away twice");
+        let registers = &mut state.registers[vcpu];
+        state.away = Some((vcpu, *registers, *detour));
+        (registers.rip, registers.rsp) = (detour.address, detour.stack);
+        Ok(Diverted::default())
+    }
+
+    fn put_back(&self, vcpu: usize, _: &Diverted) -> Result<(), MachineError> {
+        let mut state = self.0.state.borrow_mut();
+        let (whose, registers, _) = state.away.take().expect("nobody was sent away");
+        assert_eq!(whose, vcpu);
+        state.registers[vcpu] = registers;
+        Ok(())
+    }
+
+    fn tsc(&self, _: usize) -> Result<u64, MachineError> {
+        let mut state = self.0.state.borrow_mut();
+        state.clock += 100;
+        Ok(state.clock)
+    }
+
+    fn arm_trap(&self, address: u64) -> bool {
+        self.0.state.borrow_mut().traps.insert(address)
+    }
+
+    fn disarm_trap(&self, address: u64) -> bool {
+        self.0.state.borrow_mut().traps.remove(&address)
+    }
+
+    fn duration(&self) -> Duration {
+        Duration::from_micros(1)
+    }
+}

@@ -1,0 +1,246 @@
+//! What comes at the same time, and what comes when nobody expects it.
+
+use crate::machine::{FakeVm, Ran, SelfCall, Step, Trouble};
+use crate::{BEGIN, END, ENDS, Subject, boot, call, exit_of, tracing};
+use vmtrace::kernel::SiteSection;
+use vmtrace::machine::ExitReason;
+use vmtrace::serve::{Control, Globs};
+use vmtrace::stream::{Exit, Frame, MarkKind, Reader};
+
+const ON: &str = "x86_64-6.12";
+const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
+
+fn filter(glob: &str) -> Control {
+    Control::Filter(Globs { filter: vec![glob.to_owned()], notrace: vec![] })
+}
+
+/// The first of the sites that are traced.
+fn first(vm: &FakeVm) -> usize {
+    tracing(&vm.fake.kernel).plan(&[]).indices()[0]
+}
+
+fn mark() -> Control {
+    Control::Mark { ticks: None, text: "here".into() }
+}
+
+/// The texts of a stream's marks of a kind.
+fn marks(ran: &Ran, kind: MarkKind) -> Vec<String> {
+    let mut reader = Reader::new(&*ran.stream).unwrap();
+    let mut all = Vec::new();
+    while let Some(frame) = reader.next_frame().unwrap() {
+        all.extend(match frame {
+            Frame::Mark(mark) if mark.kind == kind => Some(mark.text),
+            _ => None,
+        });
+    }
+    all
+}
+
+// All other tests here compare with this.
+#[test]
+fn a_boot_is_traced_and_given_back() {
+    for name in crate::fake_guest::X86 {
+        let subject = Subject::new(name);
+        let held = Step::Does(|vm| {
+            for site in tracing(&vm.fake.kernel).plan(&[]).indices() {
+                assert_eq!(vm.fake.bytes(site)[0], 0xe8, "site {site}");
+            }
+        });
+        let ran = subject.run([boot(), vec![held]].concat(), Trouble::default());
+        let summary = &ran.outcome().summary;
+        assert_eq!((summary.sites.patched, summary.sites.guest_updates), (3, 1), "{name}");
+        assert_eq!(summary.notes, [""; 0], "{name}");
+        assert_eq!(ran.outcome().exit, Some(ExitReason::PowerOff));
+        // The register, four functions, both ends of the update, and the self-test.
+        assert_eq!(ran.released(), 7, "{name}");
+        assert_eq!(exit_of(&ran), Exit::Poweroff);
+        subject.assert_restored(&ran, name);
+        let traps = ran.vm.traps().len();
+        assert_eq!(traps, ENDS.len(), "{name}: {:x?}", ran.vm.traps());
+    }
+}
+
+// The second finds the kernel's own code back when it goes on; whatever was done for the first must not
+// be done twice, and nobody may stay parked.
+#[test]
+fn two_vcpus_at_one_trap_are_attended_to_once() {
+    let subject = Subject::new(ON);
+    let before = subject.run(boot(), Trouble::default());
+    let pauses = |ran: &Ran| ran.outcome().summary.pauses.count;
+    for function in ["early_trace_init", "rest_init", "ftrace_free_init_mem"] {
+        for vcpus in [vec![0, 1], vec![1, 0]] {
+            // Where the self-test is, the first vCPU boots.
+            if function == "early_trace_init" && vcpus[0] == 1 {
+                continue;
+            }
+            let mut steps = boot();
+            let place =
+                steps.iter().position(|it| matches!(it, Step::Calls(f, _) if *f == function));
+            // The self-test has its own ideas of who is where.
+            steps[place.unwrap()] = Step::Calls(function, vcpus.clone());
+            let ran = subject.run(steps, Trouble::default());
+            let what = format!("{function} {vcpus:?}: {}", ran.notes());
+            assert_eq!(ran.released(), before.released() + 1, "{what}");
+            assert_eq!(ran.outcome().summary.sites, before.outcome().summary.sites, "{what}");
+            assert_eq!(pauses(&ran), pauses(&before), "{what}");
+            assert_eq!(ran.notes(), "", "{what}");
+            subject.assert_restored(&ran, &what);
+        }
+    }
+    for function in ["panic", "oops_enter", "machine_restart", "machine_kexec"] {
+        for vcpus in [vec![0, 1], vec![1, 0]] {
+            let steps = |vcpus| [boot(), vec![Step::Calls(function, vcpus)]].concat();
+            let [one, two] =
+                [vec![0], vcpus.clone()].map(|vcpus| subject.run(steps(vcpus), Trouble::default()));
+            let what = format!("{function} {vcpus:?}");
+            assert_eq!(two.released(), one.released() + 1, "{what}");
+            assert_eq!(pauses(&two), pauses(&one), "{what}");
+            assert_eq!(two.notes(), one.notes(), "{what}");
+            assert_eq!(two.outcome().exit, one.outcome().exit, "{what}");
+            subject.assert_restored(&two, &what);
+        }
+    }
+}
+
+// A guest may end wherever it is: at a trap, while the trap is being dealt with, in the self-test, in an
+// update of its ftrace.
+#[test]
+fn the_guest_may_end_at_any_moment() {
+    let subject = Subject::new(ON);
+    let reasons = [ExitReason::PowerOff, ExitReason::Reset, ExitReason::TripleFault];
+    let ends = [Exit::Poweroff, Exit::Reset, Exit::TripleFault];
+    let boot = boot();
+    for many in 0..=boot.len() {
+        for (number, (reason, end)) in reasons.iter().zip(ends).enumerate() {
+            let mut steps = boot[..many].to_vec();
+            let exits = Step::Exits(reason.clone());
+            // Also as another vCPU's doing, before anybody has attended to the last step.
+            let at_once = number == 1;
+            match steps.pop() {
+                Some(last) if at_once => steps.push(Step::Together(vec![last, exits])),
+                last => steps.extend(last.into_iter().chain([exits])),
+            }
+            let ran = subject.run(steps, Trouble::default());
+            let what = format!("{reason:?} after {many} steps");
+            assert_eq!(ran.outcome().exit.as_ref(), Some(reason), "{what}");
+            assert_eq!(exit_of(&ran), end, "{what}");
+            assert!(ran.outcome().anomaly.is_none(), "{what}: {:?}", ran.outcome().anomaly);
+            subject.assert_restored(&ran, &what);
+            let why = match (many, at_once) {
+                (0, _) => "before it said where it is",
+                (1, _) => "before early_trace_init",
+                (2, true) => "the guest ended in the self-test",
+                _ => "",
+            };
+            assert!(ran.notes().contains(why), "{what}: {}", ran.notes());
+            assert_eq!(ran.notes().is_empty(), why.is_empty(), "{what}: {}", ran.notes());
+        }
+    }
+}
+
+// Who asks during a boot gets an answer, and what was asked for when tracing begins; an update of the
+// guest's own ftrace is waited for.
+#[test]
+fn commands_may_come_at_any_moment() {
+    let subject = Subject::new(ON);
+    let boot = boot();
+    for many in 0..=boot.len() {
+        let asks = [filter("vfs_raed"), filter("vfs_*"), mark(), Control::Pause, Control::Resume];
+        let [before, after] = [&boot[..many], &boot[many..]].map(<[Step]>::to_vec);
+        let held = Step::Does(|vm| {
+            for site in vm.fake.kernel.select(&["vfs_*".to_owned()], &[]).unwrap() {
+                // Those of the memory that is freed were given back.
+                let is_held = vm.fake.kernel.sites()[site].section == SiteSection::Text;
+                assert_eq!(vm.fake.bytes(site)[0] == 0xe8, is_held, "site {site}");
+            }
+        });
+        let steps = [before, vec![Step::Asks(asks.to_vec())], after, vec![held]].concat();
+        let ran = subject.run(steps, Trouble::default());
+        let what = format!("after {many} steps: {:?}\n{}", ran.answers, ran.notes());
+        let [nothing, filter, mark, pause, resume] = &ran.answers[..] else { panic!("{what}") };
+        let near = "ERR no function that can be traced matches -f vfs_raed; near: vfs_read";
+        assert!(nothing.starts_with(near), "{what}");
+        let begun = many >= 2;
+        let expected =
+            if begun { "OK -f vfs_*: " } else { "OK -f vfs_*, from when tracing begins" };
+        assert!(filter.starts_with(expected), "{what}");
+        let is_begun = |answer: &str| !answer.contains("tracing has not begun");
+        assert_eq!(is_begun(mark), begun, "{what}");
+        assert_eq!(marks(&ran, MarkKind::User), vec!["here"; usize::from(begun)], "{what}");
+        for answer in [pause, resume] {
+            assert!(answer.starts_with("OK "), "{what}");
+        }
+        assert_eq!(ran.outcome().summary.sites.guest_updates, 1, "{what}");
+        assert!(ran.outcome().anomaly.is_none(), "{what}");
+        subject.assert_restored(&ran, &what);
+    }
+}
+
+// `stop` at any moment ends the trace and not the guest, whose end is told all the same.
+#[test]
+fn the_trace_may_be_stopped_at_any_moment() {
+    let subject = Subject::new(ON);
+    let boot = boot();
+    for many in 0..=boot.len() {
+        let mut steps = boot.clone();
+        steps.insert(many, Step::Asks(vec![Control::Stop, filter("vfs_*"), Control::Status]));
+        steps.push(call("panic"));
+        let ran = subject.run(steps, Trouble::default());
+        let what = format!("after {many} steps: {:?}\n{}", ran.answers, ran.notes());
+        assert!(ran.answers[0].starts_with("OK the trace has ended"), "{what}");
+        assert!(ran.answers[2].contains("\"state\":\"ended\""), "{what}");
+        // Nobody has laid traps in a guest that was not attached to.
+        let told = matches!(ran.outcome().exit, Some(ExitReason::Panic { .. }));
+        assert_eq!(told, many >= 2, "{what}");
+        assert_eq!(exit_of(&ran), Exit::Stopped, "{what}");
+        subject.assert_restored(&ran, &what);
+    }
+}
+
+// The annex, the program and the ring are in doubt when one call has not done what it must: nothing is
+// traced, and the guest goes on as if nothing had been.
+#[test]
+fn a_failed_self_test_leaves_the_guest_alone() {
+    let subject = Subject::new(ON);
+    let whys = [(SelfCall::Forgets, "has 0 records"), (SelfCall::Spoils, "rbx was not as before")];
+    for (self_call, why) in whys {
+        let trouble = Trouble { self_call, ..Trouble::default() };
+        let steps = [boot(), vec![Step::Asks(vec![filter("vfs_*"), Control::Status])]].concat();
+        let ran = subject.run(steps, trouble);
+        let anomaly = ran.outcome().anomaly.clone().unwrap_or_default();
+        assert!(anomaly.contains("the self-test has failed") && anomaly.contains(why), "{anomaly}");
+        assert_eq!(ran.outcome().summary.sites.patched, 0);
+        assert!(ran.answers[1].contains("\"state\":\"off\""), "{:?}", ran.answers);
+        assert_eq!(ran.outcome().exit, Some(ExitReason::PowerOff));
+        subject.assert_restored(&ran, why);
+        assert_eq!(ran.vm.traps().len(), 0, "{:x?}", ran.vm.traps());
+    }
+}
+
+// Between the two ends of an update the guest's bytes are the guest's; it may die there, panic there, or
+// leave for another kernel.
+#[test]
+fn nothing_is_written_in_an_update_of_the_guests() {
+    let subject = Subject::new(ON);
+    // It wants a site that is ours, and has none yet.
+    let wants = Step::Does(|vm| vm.fake.set_flags(first(vm), 1));
+    let own = Step::Does(|vm| {
+        let bytes = vm.fake.bytes(first(vm));
+        assert_eq!(bytes, NOP, "held in an update");
+    });
+    let asks = || Step::Asks(vec![filter("vfs_*"), Control::Pause]);
+    for way in ["panic", "oops_enter", "machine_kexec", "machine_restart", END] {
+        let until = boot().iter().position(|it| matches!(it, Step::Calls(f, _) if *f == BEGIN));
+        let mut steps = boot()[..until.unwrap()].to_vec();
+        steps.extend([wants.clone(), call(BEGIN)]);
+        steps.extend([own.clone(), asks(), own.clone(), call(way)]);
+        let ran = subject.run(steps, Trouble::default());
+        let what = format!("{way}: {:?}\n{}", ran.answers, ran.notes());
+        assert_eq!(ran.outcome().anomaly, None, "{what}");
+        for answer in &ran.answers {
+            let expected = if way == END { "OK " } else { "ERR the trace has ended" };
+            assert!(answer.starts_with(expected), "{what}");
+        }
+        subject.assert_restored(&ran, &what);
+    }
+}
