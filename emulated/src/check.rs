@@ -1,4 +1,4 @@
-//! What was looked at, for people and for JSON.
+//! The result of a check of the host, as text and as JSON.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The emulated host: a QEMU in which vmtrace finds a real `/dev/kvm`, and jobs that run in it.
+//! The emulated host: a QEMU in which vmtrace finds a real `/dev/kvm` and runs jobs.
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};

@@ -1,4 +1,4 @@
-//! The user's wish to stop: SIGINT, SIGTERM and SIGHUP, counted.
+//! Counts the signals by which a user stops a run: SIGINT, SIGTERM and SIGHUP.
 
 use std::io;
 use std::sync::Arc;

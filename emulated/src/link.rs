@@ -1,4 +1,4 @@
-//! The outer end of the connection: a thread reads frames and hands them to whom they are for; see [`super::wire`].
+//! The outer end of the connection: a thread reads frames and passes each to its receiver; see [`super::wire`].
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};

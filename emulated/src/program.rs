@@ -1,4 +1,4 @@
-//! The vmtrace that runs in an emulated host: this one, or one built for another architecture.
+//! The vmtrace program for an emulated host: this one, or one built for another architecture.
 
 use std::env;
 use std::path::{Path, PathBuf};

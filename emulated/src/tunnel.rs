@@ -1,4 +1,5 @@
-//! Unix sockets here whose other ends are unix sockets in the emulated host, and the other way round.
+//! Tunnels for Unix sockets: from sockets on this machine to sockets in the emulated host, and vice
+//! versa.
 
 use std::io;
 use std::os::unix::net::UnixStream;

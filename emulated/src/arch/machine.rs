@@ -1,4 +1,4 @@
-//! What tells emulated hosts of different architectures apart.
+//! The parameters in which emulated hosts of different architectures differ.
 
 /// The machine an emulated host is.
 #[derive(Debug)]
