@@ -1,4 +1,4 @@
-//! Streams of any bytes, to every format of `vmtrace convert`.
+//! Converts streams of arbitrary bytes to every format of `vmtrace convert`.
 
 use std::path::Path;
 
