@@ -1,4 +1,5 @@
-//! A shell on the guest's console as a login has it: with job control, a size, and a type of terminal.
+//! A shell on the guest's console, as after a login: with job control, a window size, and a terminal
+//! type.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, BufReader};

@@ -1,4 +1,5 @@
-//! Process 1: makes a system to run one command line in, runs it, reports, powers off. Never returns.
+//! Process 1: prepares a minimal system, runs one command line, reports its result, and powers off.
+//! It never returns.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -1,4 +1,4 @@
-//! What the command of `--run` writes, apart from the console: by vsock to the host.
+//! Sends the output of the command of `--run` to the host by vsock, separate from the console.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read, Write};

@@ -1,4 +1,5 @@
-//! Children and their ends. One place waits, so that nobody takes the status of somebody else's child.
+//! Child processes and their exit statuses. Only this module waits for children, so that each status
+//! reaches the code that started the child.
 
 use std::collections::HashMap;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};

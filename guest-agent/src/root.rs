@@ -1,4 +1,4 @@
-//! A directory of the host as the root (`--root`), with changes in memory.
+//! Makes a directory of the host the guest's root (`--root`), with changes kept in memory.
 
 use std::fs::{self, DirBuilder};
 use std::io;

@@ -1,4 +1,4 @@
-//! A connection: frames in, frames out, never blocking by itself.
+//! A connection that reads and writes frames without blocking.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, PipeReader, Read, Write};

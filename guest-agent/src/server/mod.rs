@@ -1,4 +1,4 @@
-//! Serves connections: a thread each, one request each.
+//! Serves connections: each has a thread, and makes one request.
 
 mod files;
 mod link;
