@@ -1,4 +1,4 @@
-//! The guest's built-in initramfs, with the agent as `/init`, and what is put before a user's own initramfs.
+//! The built-in initramfs, with the agent as `/init`, and the archive that is added to a user's initramfs.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! What is in an initramfs of the user's, as far as that can be known: names and links, as the kernel would unpack them.
+//! The contents of a user's initramfs, as far as they can be read: names and links, as the kernel would unpack them.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read};

@@ -1,4 +1,4 @@
-//! What can go wrong with an initramfs.
+//! Errors of an initramfs.
 
 use std::io;
 use std::path::PathBuf;

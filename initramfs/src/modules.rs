@@ -1,4 +1,4 @@
-//! Kernel modules: which files a module needs, in which order, and their plain content.
+//! Kernel modules: the files that a module needs, in load order, and their decompressed content.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,5 @@
-//! Programs for guests without a system of their own: Debian's static busybox, as set-up has put it into the cache.
+//! Programs for guests without a system of their own: Debian's static busybox, which `vmtrace setup` puts into the
+//! cache.
 
 use std::collections::BTreeSet;
 use std::fs::File;
