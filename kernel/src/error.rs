@@ -1,4 +1,4 @@
-//! What can be wrong with a kernel image, each with a way out.
+//! Errors in a kernel image, each with a remedy.
 
 use std::io;
 use std::path::PathBuf;

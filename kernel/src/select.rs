@@ -1,4 +1,4 @@
-//! From filters to sites.
+//! Selects the sites that filters match.
 
 use super::near::Near;
 use super::read::index;

@@ -1,4 +1,4 @@
-//! What a value of a type looks like.
+//! Derives the shape of a value from its type.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

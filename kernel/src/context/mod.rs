@@ -1,10 +1,9 @@
-//! Which of a task's flags ask for a reschedule.
+//! Finds the flags of a task that ask for a reschedule.
 //!
-//! The numbers of these flags (`TIF_NEED_RESCHED`, `TIF_NEED_RESCHED_LAZY`) differ from version to
-//! version and between architectures, distributions carry the newer ones back, and type
-//! information has no macros. The kernel's own `tracing_gen_ctx_irq_test` (kernel/trace/trace.c,
-//! since 5.12), which makes ftrace's columns of context, tests exactly these two: they are read
-//! off its code.
+//! The numbers of these flags (`TIF_NEED_RESCHED`, `TIF_NEED_RESCHED_LAZY`) differ between versions
+//! and architectures. Distributions backport the newer ones, and type information has no macros.
+//! The kernel's own `tracing_gen_ctx_irq_test` (kernel/trace/trace.c, since 5.12), which makes
+//! ftrace's columns of context, tests exactly these two, so the numbers are taken from its code.
 
 use std::collections::BTreeSet;
 

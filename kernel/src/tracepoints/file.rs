@@ -1,4 +1,4 @@
-//! Events of a module, by its file: what the module loader would make of its data.
+//! Events of a module, from its file. Its data is relocated as the module loader would do it.
 
 use object::elf::{SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_RELA};
 use object::read::elf::{FileHeader as _, SectionHeader as _};

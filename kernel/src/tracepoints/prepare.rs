@@ -1,4 +1,4 @@
-//! What the kernel does beside its code when a tracepoint is switched on.
+//! What the kernel does, other than patching its code, when a tracepoint is switched on.
 
 use super::super::{Arch, Kernel};
 use super::x86_64;

@@ -1,4 +1,4 @@
-//! Functions that no kernel has: any code there can be, and what cannot be covered.
+//! Functions that no kernel has: every kind of code, and what cannot be covered.
 
 use crate::builder::{self, Layout, Machine, Options};
 use crate::execution::compare;
