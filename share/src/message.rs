@@ -1,5 +1,5 @@
-//! The frame of FUSE messages (include/uapi/linux/fuse.h): all numbers are little-endian, as on both
-//! architectures.
+//! The headers of FUSE messages (include/uapi/linux/fuse.h). All numbers are little-endian, as on
+//! both architectures.
 
 use zerocopy::little_endian::{I32, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

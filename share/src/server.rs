@@ -1,4 +1,4 @@
-//! The process that answers.
+//! The process that answers requests.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
