@@ -1,4 +1,4 @@
-//! What is inside of compressed frames.
+//! Decompresses frames.
 
 use super::frame::PayloadError;
 use super::span::frame_spans;

@@ -1,18 +1,19 @@
 //! The trace stream: one framing for files, unix sockets and vsock.
 //!
-//! `docs/stream.md` specifies the bytes; this module is the library for both ends:
+//! `docs/stream.md` specifies the format; this crate is the library for both ends:
 //!
-//! - [`Writer`] turns what the relay drained into frames;
-//! - [`Reader`] (pull) and [`Decoder`] (push) turn bytes back into [`Frame`]s and verify
-//!   them: check values, frame numbers, positions and the totals of the last frame;
-//! - [`Dictionaries`] is what both ends know of names, and what a late joiner is sent;
+//! - [`Writer`] turns records of the relay into frames;
+//! - [`Reader`] (pull) and [`Decoder`] (push) turn bytes into [`Frame`]s and verify them: check
+//!   values, frame numbers, positions, and the totals in the last frame;
+//! - [`Dictionaries`] has the names that both ends know, and that a consumer that joins late is
+//!   sent;
 //! - [`Merger`] puts the records of all vCPUs into one order;
-//! - `Compressor` makes a smaller stream of one, which readers read like any other.
+//! - `Compressor` compresses a stream; readers read it like any other.
 //!
-//! The feature `zstd`, on by default, is for compressed streams, and all that takes a C library.
+//! The feature `zstd`, on by default, adds compressed streams. Only this feature needs a C library.
 //!
-//! Nothing that is read is trusted: a reader returns a [`StreamError`] or a frame, never
-//! panics, and holds no more memory than the limits of the format allow.
+//! Input is not trusted: a reader returns a frame or a [`StreamError`], never panics, and uses no
+//! more memory than the limits of the format allow.
 
 mod buffer;
 mod check;

@@ -1,4 +1,4 @@
-//! What was told of counts so far: for the summary, and for who joins late.
+//! The counts that were reported so far, for the summary and for consumers that join late.
 
 use std::collections::{BTreeMap, HashSet};
 

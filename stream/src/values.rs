@@ -1,4 +1,4 @@
-//! Values of arguments and returns: what the words of records are, and what they say.
+//! Values of arguments and returns: how the words of records are described and decoded.
 
 use std::collections::HashSet;
 

@@ -1,4 +1,4 @@
-//! Frames out.
+//! Writes frames.
 
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind, Result, Write};
