@@ -1,4 +1,4 @@
-//! How many files may be open.
+//! The limit of open files.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 

@@ -1,4 +1,4 @@
-//! Words for the user.
+//! Messages for the user.
 
 use std::fmt::Arguments;
 use std::io::Write;
