@@ -1,4 +1,4 @@
-//! How the parts of a condition lead on, on any architecture.
+//! Branches between the parts of a condition, on any architecture.
 
 use crate::condition::{Condition, Test};
 use crate::program::ProgramError;

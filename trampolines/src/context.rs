@@ -1,4 +1,4 @@
-//! In which state of its CPU a call was made.
+//! The state of the CPU when a call was made.
 
 /// Where a kernel keeps what [`Field::Context`](crate::Field::Context) is made of. Offsets in a
 /// task, in bytes, but for one.
