@@ -1,4 +1,4 @@
-//! Tells builds of different sources apart, by `VMTRACE_SOURCE` at compile time.
+//! Sets `VMTRACE_SOURCE` at compile time, which identifies the sources of a build.
 
 use std::env;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Ways to an agent.
+//! Connects to an agent.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;

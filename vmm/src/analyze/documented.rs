@@ -1,4 +1,4 @@
-//! Whether docs/stream.md has all keys that other programs are given.
+//! A test helper: checks that docs/stream.md describes all keys of the JSON output.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! What a trace has, and what it lacks.
+//! The evidence in a trace, and its gaps.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -1,4 +1,4 @@
-//! `vmtrace check`: whether a trace is as rules say. The same rules are options of `boot`.
+//! `vmtrace check`: checks a trace against rules. The same rules are options of `boot`.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

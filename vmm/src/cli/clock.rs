@@ -1,4 +1,4 @@
-//! `--clock`: from when on times of a trace are counted.
+//! `--clock`: the origin of a trace's times.
 
 use crate::export::Horizon;
 

@@ -1,5 +1,5 @@
-//! What happens without an option, at the end of what `--help` and the manual pages say of it. A test sees to it that each option
-//! says that.
+//! The defaults of options, which `--help` and the manual pages show at the end of each option's help. A test checks
+//! that every option has one.
 
 use clap::{Arg, Command};
 

@@ -1,5 +1,5 @@
-//! An example of every option that takes a value, at the end of what `--help` and the manual pages say of it. A test parses them
-//! all.
+//! An example of every option that takes a value, which `--help` and the manual pages show at the end of the option's
+//! help. A test parses them all.
 
 use clap::{Arg, Command};
 

@@ -1,6 +1,5 @@
-//! `vmtrace setup`: fetches kernels and guests' busybox out of Debian's packages, by the script that developers use
-//! (`images/fetch`). apt checks signatures and knows mirrors and proxies, better than code of our
-//! own would.
+//! `vmtrace setup`: fetches kernels and guests' busybox from Debian's packages, by the script that developers use
+//! (`images/fetch`). apt checks signatures and handles mirrors and proxies better than new code would.
 
 use crate::emulated::HostArch;
 use anyhow::{Context as _, Result};

@@ -1,4 +1,4 @@
-//! What of a trace is printed: the options that several commands share.
+//! Options that select what of a trace is printed, shared by several commands.
 
 use crate::check::parse_time as parse_unit;
 use crate::export::{Export, Pick, Picked, Player};

@@ -1,4 +1,4 @@
-//! What a format has no words for: counted while a trace is converted, and told once.
+//! What a format cannot express: it is counted while a trace is converted, and reported once.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,4 +1,4 @@
-//! What other threads, and KVM, call a subscriber with.
+//! A bell, by which other threads and KVM wake a subscriber.
 
 use std::io;
 use std::sync::Arc;

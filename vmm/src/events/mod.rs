@@ -1,11 +1,10 @@
-//! The event loop: one thread that waits on the descriptors of all who have some.
+//! The event loop: one thread that waits on the descriptors of all subscribers.
 //!
-//! Whoever waits is a subscriber ([`MutEventSubscriber`] of `event-manager`): it says which
-//! descriptors it waits on, and is called when something happens to one of them. It must return
-//! soon and never block. Two more things can call it: a [`Bell`], rung by other threads, and a
-//! [`Timer`].
+//! A subscriber ([`MutEventSubscriber`] of `event-manager`) registers the descriptors that it waits
+//! on, and is called when one of them is ready. It must return soon and never block. A [`Bell`],
+//! which other threads ring, and a [`Timer`] call it as well.
 //!
-//! A descriptor must be taken out of the loop ([`EventOps::remove`]) before it is closed.
+//! A descriptor must be removed from the loop ([`EventOps::remove`]) before it is closed.
 
 mod bell;
 mod signals;

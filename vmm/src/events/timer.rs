@@ -1,4 +1,4 @@
-//! What calls a subscriber at some time.
+//! A timer, which calls a subscriber at a given time.
 
 use std::io;
 use std::time::{Duration, Instant};

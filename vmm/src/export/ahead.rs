@@ -1,4 +1,4 @@
-//! What is known of a stream up to where it has been read, ahead of what is shown.
+//! What is known of the part of a stream that has been read but not yet shown.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,5 @@
-//! What a finished stream has at which place: so much that it can be shown in one order.
+//! For each place of a finished stream, the earliest time that follows, so that events can be shown
+//! in one order.
 
 use std::io::Read;
 

@@ -1,4 +1,4 @@
-//! A loud word about lost records, with what can be done.
+//! A warning about lost records, with remedies.
 
 use std::io::{self, Write};
 

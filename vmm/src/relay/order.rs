@@ -1,8 +1,8 @@
 //! The order of one vCPU's records.
 //!
-//! A program reserves its record first and reads the clock then. If it is interrupted in between,
-//! by whatever else is traced, its record comes before those of the interrupt and has a later time.
-//! Where functions are entered counts: it gets the earliest time of those behind it.
+//! A program first reserves its record and then reads the clock. If a traced interrupt comes in
+//! between, the program's record precedes those of the interrupt but has a later time. The order of
+//! entries counts: such a record gets the earliest time of those that follow it.
 
 use crate::tracer::{RawBatch, RawRecord};
 

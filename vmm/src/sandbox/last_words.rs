@@ -1,4 +1,4 @@
-//! What a forbidden system call comes to: it is not made, a line says which it was, and the process
+//! The handler of a forbidden system call: the call is not made, a line names it, and the process
 //! ends.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! One consumer: from its queue to its socket, in the event loop of the consumers.
+//! One consumer: writes its queue to its socket, in the event loop of the consumers.
 
 use super::queue::{Chunk, Popped, Queue};
 use super::refilter::Refilter;

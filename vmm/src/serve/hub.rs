@@ -1,4 +1,4 @@
-//! Where the relay's stream ends: the primary output, and any number of consumers.
+//! Distributes the relay's stream to the primary output and any number of consumers.
 
 use super::consumer::{Consumer, Join, Resolve};
 use super::patience::Patience;

@@ -1,4 +1,4 @@
-//! How long an end waits for those who read.
+//! How long the end of a run waits for consumers that still read.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! The primary output of a stream, written by a thread of its own: whoever makes the stream never
+//! The primary output of a stream. A separate thread writes it, so that the stream's writer never
 //! waits for a terminal, a pipe or a disk.
 
 use crate::sandbox::{self, Thread};

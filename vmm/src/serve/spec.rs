@@ -1,4 +1,4 @@
-//! Tracers as people write them: `[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]][ if CONDITION]`.
+//! Parses specifications of tracers: `[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]][ if CONDITION]`.
 
 use crate::condition::{Condition, ConditionError};
 use std::fmt;

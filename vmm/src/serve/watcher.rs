@@ -1,7 +1,7 @@
-//! What looks at the stream of a running trace within vmtrace itself, and answers commands about it.
+//! Consumers of a running trace inside vmtrace itself, which answer commands about it.
 //!
-//! It has a queue as consumers have, and their thread: neither the relay nor the controller ever
-//! waits for it, and what it is too slow for is a loss that it is told of.
+//! Like other consumers a watcher has a queue, and it runs in their thread. Neither the relay nor
+//! the controller ever waits for it. If it is too slow, it loses records and is told so.
 
 use super::queue::{Popped, Queue};
 use super::server::{Answer, Reply};

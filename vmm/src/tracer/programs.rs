@@ -1,4 +1,4 @@
-//! Which programs there are in a guest.
+//! The programs in a guest.
 
 use super::counters::Kind;
 use super::trace::TraceError;

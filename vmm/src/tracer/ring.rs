@@ -1,4 +1,4 @@
-//! The VMM's side of the rings: it trusts nothing that it finds there.
+//! The VMM's side of the rings. Nothing that it reads there is trusted.
 
 mod rest;
 

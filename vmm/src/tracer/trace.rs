@@ -1,4 +1,4 @@
-//! An attachment: the annex in a guest, the programs, the sites that call them.
+//! An attachment to a guest: the annex, the programs, and the sites that call them.
 
 use super::annex::{Addressing, Layout, Memory};
 use super::arch::{self, GuestCode, Hook, Installed};

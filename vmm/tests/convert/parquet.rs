@@ -1,4 +1,4 @@
-//! Parquet, as DuckDB and PyArrow read it, beside what `vmtrace report` says of the same stream.
+//! Parquet read by DuckDB and PyArrow, compared with `vmtrace report` on the same stream.
 
 use std::path::Path;
 use std::process::Command;

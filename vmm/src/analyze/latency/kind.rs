@@ -1,4 +1,4 @@
-//! Kinds of latencies, and what must be traced for each.
+//! Kinds of latencies, and the events that must be traced for each.
 
 /// What is looked for. The names are those of the kernel's tracers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

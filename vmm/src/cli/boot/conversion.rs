@@ -1,8 +1,8 @@
-//! A trace for another tool (`-o trace.dat`): the run writes the stream to a file beside it, which is
-//! converted when the run is over.
+//! Writes a trace for another tool (`-o trace.dat`): the run writes the stream to a file beside it,
+//! which is converted when the run is over.
 //!
-//! The process that runs the guest can make no files by then, nor start programs (docs/security.md): a
-//! process of its own waits for the end from the beginning on.
+//! By then the process that runs the guest can neither create files nor start programs
+//! (docs/security.md). So a separate process is started first and waits for the end.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};

@@ -1,4 +1,4 @@
-//! `--disk`: files and devices that the guest has as disks.
+//! `--disk`: files and devices that become the guest's disks.
 
 use super::files::Identity;
 use super::headings;

@@ -1,4 +1,4 @@
-//! Which files of a run are one and the same.
+//! Detects files of a run that are the same file.
 
 use super::Args;
 use crate::cli::output;

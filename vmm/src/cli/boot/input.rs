@@ -1,4 +1,4 @@
-//! What is typed goes to the guest's console.
+//! Forwards standard input to the guest's console.
 
 use super::interactive::{Keys, Typed};
 use crate::events::{EventOps, EventSet, Events, MutEventSubscriber, Timer, watch};

@@ -1,4 +1,4 @@
-//! Where the trace of an emulated host comes out.
+//! Where the trace from an emulated host is written.
 
 use super::run_output::patience;
 use crate::deadline::Deadline;

@@ -1,5 +1,5 @@
-//! What the command of `--run` writes, apart from the guest's console: to standard output and standard error of this
-//! process.
+//! The output of the command of `--run`, separate from the guest's console: it goes to standard output and standard
+//! error of this process.
 
 use super::Args;
 use crate::agent::protocol::{STDERR_PORT, STDOUT_PORT};

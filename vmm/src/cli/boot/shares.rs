@@ -1,4 +1,4 @@
-//! `--share`: directories of this machine that the guest has as file systems.
+//! `--share`: directories of this machine that the guest can mount.
 
 use super::headings;
 use crate::devices::virtio::fs::{MAX_TAG, Share};

@@ -1,4 +1,4 @@
-//! `--boot-report`: what it traces.
+//! `--boot-report`: the functions that it traces.
 
 use anyhow::Result;
 

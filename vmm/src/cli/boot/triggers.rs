@@ -1,4 +1,4 @@
-//! Options for what is done at calls.
+//! Options for actions at calls.
 
 use super::headings;
 use crate::kernel::Kernel;

@@ -1,4 +1,4 @@
-//! Where the trace of a run goes, and who looks at it on its way.
+//! Where the trace of a run goes, and which reports read it on its way.
 
 use std::io::Write;
 

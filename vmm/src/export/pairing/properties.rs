@@ -1,4 +1,5 @@
-//! Whatever a machine does, and whatever is lost: what is told of calls is true.
+//! Property tests: whatever a machine does, and whatever is lost, all that is reported of calls is
+//! true.
 
 use std::collections::HashMap;
 

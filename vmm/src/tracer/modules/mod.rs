@@ -1,8 +1,8 @@
 //! Modules of the guest's kernel: which are loaded, and their sites.
 //!
-//! A site of a module has a number behind those of the kernel's own. It keeps that number, and gets
-//! it again when the module is loaded again at the same place, so that what has been said of it stays
-//! true.
+//! A site of a module has a number after those of the kernel's own. It keeps that number, and gets it
+//! again when the module is loaded again at the same address, so that earlier records of it stay
+//! valid.
 
 mod exits;
 mod read;

@@ -1,4 +1,4 @@
-//! The size of the user's terminal, on its way to the guest's console by the agent.
+//! Sends the size of the user's terminal to the guest's console, by the agent.
 
 use super::keys::Size;
 use crate::events::{Bell, EventOps, Events, MutEventSubscriber, Timer, watch};
