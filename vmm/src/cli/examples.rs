@@ -3,7 +3,7 @@
 
 use clap::{Arg, Command};
 
-/// By subcommand, where it is not that of all that have the option; and by the option's long name.
+/// Examples by subcommand, empty for all that have the option, and by the option's long name.
 const EXAMPLES: &[(&str, &str, &str)] = &[
     ("", "comm", "--comm 'ssh*'"),
     ("", "cpu", "--cpu 0,2"),

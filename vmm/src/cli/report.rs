@@ -78,13 +78,13 @@ pub struct Args {
         conflicts_with_all = ["top", "stats", "summary", "format", "graph", "filter"]
     )]
     callers: Vec<String>,
-    /// Print where the time of the boot went, as text or JSON, of a trace made with boot
-    /// --boot-report or with what that traces (see docs/stream.md).
+    /// Print where the time of the boot went, as text or JSON. The trace must be of boot
+    /// --boot-report, or have the same functions (see docs/stream.md).
     #[arg(long, conflicts_with_all = OF_PARTS)]
     boot: bool,
-    /// Print latencies of this kind, as text or JSON: the longest with what its vCPU did meanwhile,
-    /// histograms, sums, and those over a threshold. Of a trace made with boot --latency, or with
-    /// the events that traces (see docs/howto/latency.md).
+    /// Print latencies of this kind, as text or JSON: the longest one with what its vCPU did
+    /// meanwhile, histograms, sums, and those above a threshold. The trace must be of boot
+    /// --latency, or have the same events (see docs/howto/latency.md).
     #[arg(
         long,
         value_enum,
@@ -96,8 +96,8 @@ pub struct Args {
     /// With --latency: list those of at least this length, such as 500us.
     #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "latency")]
     over: Option<u64>,
-    /// Count times from here: with guest they are those of the guest's own log (dmesg), to the
-    /// microsecond from when the kernel has marked its clock stable.
+    /// Origin of the times. With guest they are those of the guest's own log (dmesg), exact to the
+    /// microsecond once the kernel has marked its clock stable.
     #[arg(long, value_enum, default_value_t)]
     clock: Clock,
     #[command(flatten)]
@@ -106,11 +106,11 @@ pub struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Format {
-    /// As ftrace's function tracer.
+    /// As ftrace's function tracer prints it.
     Text,
-    /// One JSON object per line and event.
+    /// One JSON object per line.
     Json,
-    /// As ftrace's function_graph tracer.
+    /// As ftrace's function_graph tracer prints it.
     Graph,
     /// Header and closing summary as one JSON object.
     RawSummary,

@@ -39,15 +39,15 @@ pub struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum FormatArg {
-    /// As ftrace's function tracer
+    /// As ftrace's function tracer prints it
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
-    /// As ftrace's function_graph tracer
+    /// As ftrace's function_graph tracer prints it
     Graph,
     /// How often each function was entered, at the end
     Stats,
-    /// Where the time goes, by function, at the end
+    /// Time and calls of each function, at the end
     Top,
     /// The stream itself, for `vmtrace report`
     Raw,

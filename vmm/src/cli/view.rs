@@ -5,13 +5,13 @@ use crate::export::{Export, Pick, Picked, Player};
 use crate::kernel::Functions;
 use crate::serve::Globs;
 
-/// Which calls are shown.
+/// Options that select the calls that are shown.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct View {
     /// Show calls with their durations, as ftrace's function_graph tracer does: `--format graph`
     #[arg(long, conflicts_with = "format")]
     graph: bool,
-    /// Show only what functions that match this glob call, and these; may be repeated
+    /// Show only functions that match this glob, and what they call; may be repeated
     #[arg(long, value_name = "GLOB")]
     graph_root: Vec<String>,
     /// Show no calls deeper than N levels
@@ -29,8 +29,8 @@ pub(super) struct View {
     /// Show only records of tasks whose name matches this glob; may be repeated
     #[arg(long, value_name = "GLOB")]
     comm: Vec<String>,
-    /// Show only records of this task: of this process id, or from when its name first matches this
-    /// glob on, whatever it is called later; may be repeated
+    /// Show only records of this task: by its process id, or from the moment on when its name first
+    /// matches this glob, even if its name changes later; may be repeated
     #[arg(long, value_name = "PID|GLOB")]
     follow: Vec<String>,
     /// Show only records of this vCPU; may be repeated, or a list such as 0,2
@@ -39,7 +39,8 @@ pub(super) struct View {
     /// Show only functions of modules that match this glob; may be repeated
     #[arg(long, value_name = "GLOB")]
     module: Vec<String>,
-    /// Show nothing before this time: seconds as they are shown, such as 1.204530, or 1200ms
+    /// Show nothing before this time: seconds as in the output, such as 1.204530, or with a unit,
+    /// such as 1200ms
     #[arg(long, value_name = "TIME", value_parser = parse_moment)]
     since: Option<u64>,
     /// Show nothing after this time

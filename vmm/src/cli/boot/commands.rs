@@ -16,7 +16,7 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use vmtrace_system::say;
 
-/// How long commands may still run when the run has ended, and when somebody is in a hurry.
+/// How long commands may still run after the end of the run, and after another request to stop.
 const TIME: Duration = Duration::from_secs(30);
 const HURRY: Duration = Duration::from_secs(2);
 /// How often it is looked whether somebody is.

@@ -25,7 +25,8 @@ use crate::cli::{BadUsage, exit, output};
 use crate::convert::Format;
 use crate::emulated::THIS_PROGRAM;
 
-/// Signals that come within so many milliseconds of the end of the run are those that have ended it.
+/// Signals that arrive within this many milliseconds of the end of the run count as those that ended
+/// it.
 const TOGETHER: u16 = 1000;
 /// What people have names of traces end with that they compress: there is no such format.
 const COMPRESSED: [&str; 5] = ["gz", "xz", "zst", "bz2", "zip"];

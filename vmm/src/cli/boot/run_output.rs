@@ -100,7 +100,7 @@ impl RunOutput {
                     (waits, patience) = (false, Patience::new());
                 }
                 if patience.left(taken.load(Ordering::Relaxed) - before).is_none() {
-                    bail!("{name} was stuck: not all that --run has written was taken in time");
+                    bail!("{name} was blocked: part of the output of --run is lost");
                 }
             }
         }

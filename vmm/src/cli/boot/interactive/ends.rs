@@ -12,7 +12,7 @@ use signal_hook::low_level::{emulate_default_handler, exit};
 use vmm_sys_util::signal::register_signal_handler;
 use vmtrace_system::terminal;
 
-/// All others whose default is to end the process and that can be caught; but for SIGPIPE, which
+/// All other signals that end the process by default and can be caught, except SIGPIPE, which
 /// programs in Rust ignore.
 const ENDS: [c_int; 18] = [
     libc::SIGABRT,
