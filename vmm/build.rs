@@ -5,7 +5,7 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-/// What a vmtrace is made from.
+/// The sources of vmtrace.
 const SOURCES: [&str; 10] = [
     "Cargo.lock",
     "vmm/src",

@@ -18,7 +18,7 @@ use super::wire::{
     Accepted, Connect, DATA_MAX, Decoder, Exited, Frame, Hello, Kind, Listen, ProtocolError, WINDOW,
 };
 
-/// What the host has to say besides data.
+/// Messages of the host other than data.
 #[derive(Debug)]
 pub(super) enum Event {
     Hello(Hello),

@@ -37,8 +37,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Changes whenever the two sides would not understand each other. (They are the same binary unless somebody
-/// mixes them.)
+/// The version of the protocol. It changes with every incompatible change. (The two sides are the same
+/// binary unless a user mixes builds.)
 pub(super) const PROTOCOL: u32 = 3;
 
 /// What may be under way in one direction of a stream.
@@ -182,7 +182,7 @@ pub(super) fn header(kind: Kind, stream: u32, length: usize) -> [u8; HEADER] {
 
 /// The other side does not keep to the protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the emulated host's connection is out of step ({0})")]
+#[error("the protocol of the connection to the emulated host is broken ({0})")]
 pub(super) struct ProtocolError(pub(super) &'static str);
 
 impl Frame {

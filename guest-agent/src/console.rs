@@ -18,7 +18,7 @@ use crate::channel::{DEVICE, drain};
 use crate::command::{self, CANNOT_RUN, SHELL, Status};
 use crate::reaper::{Reaper, start_thread};
 
-/// Says that a user sits at the console, with a terminal of these rows and columns, and its type.
+/// The file that says that a user is at the console: rows and columns of the terminal, and its type.
 pub(crate) const ASKED: &str = "/vmtrace/console";
 
 /// The console itself: a process cannot have `/dev/console` as its controlling terminal.

@@ -114,7 +114,7 @@ pub(crate) fn main() -> ! {
     let reaper = match Reaper::of_everything() {
         Ok(reaper) => reaper,
         Err(e) => {
-            channel.error(&format!("no thread: {e}"));
+            channel.error(&format!("cannot start a thread: {e}"));
             power_off(&mut channel);
         }
     };
@@ -159,7 +159,7 @@ fn serve(reaper: &Arc<Reaper>) -> Result<(), String> {
         let error = listener.serve(&server, |line| Channel::open().error(line));
         Channel::open().error(&format!("vsock: {error}"));
     });
-    thread.map_err(|e| format!("no thread: {e}"))
+    thread.map_err(|e| format!("cannot start a thread: {e}"))
 }
 
 /// The applet `poweroff`, and `poweroff` and `halt` within busybox's shell, ask process 1 by a signal. By a handler: a

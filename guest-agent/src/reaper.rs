@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
-/// In place of a process: any child.
+/// Instead of a process: any child.
 const ALL: libc::pid_t = -1;
 
 /// Starts children and learns how they end.

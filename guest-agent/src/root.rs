@@ -11,7 +11,7 @@ use nix::unistd::{chdir, chroot};
 use crate::applets;
 use crate::command::TOOLS;
 
-/// By which the host shares it.
+/// The tag by which the host shares it.
 const TAG: &str = "vmtrace-root";
 
 const LOWER: &str = "/vmtrace/lower";

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, Read};
 
 use cpio::newc;
 
-/// Bytes that are unpacked at most, and an archive with more is not known.
+/// The most bytes that are unpacked. The contents of a larger archive count as unknown.
 const MAX_UNPACKED: u64 = 1 << 30;
 /// Bytes of names that are kept at most.
 const MAX_NAMES: usize = 64 << 20;

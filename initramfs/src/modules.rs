@@ -9,7 +9,7 @@ use object::{Object, ObjectSection};
 
 use crate::error::Error;
 
-/// Modules do not get near this; a decompressor must end somewhere.
+/// The limit of decompression. No module is nearly as large.
 const SIZE_MAX: u64 = 256 << 20;
 
 const SUFFIXES: [&str; 4] = [".ko", ".ko.xz", ".ko.gz", ".ko.zst"];

@@ -10,7 +10,7 @@ use crate::archive::Archive;
 use crate::built_in::{APPLETS, bytes};
 use crate::error::Error;
 
-/// More than any busybox has.
+/// A limit above the size of any busybox.
 const MAX_BUSYBOX: u64 = 64 << 20;
 const MAX_TEXT: u64 = 64 << 10;
 const MAX_NAME: usize = 64;

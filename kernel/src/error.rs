@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Why an image cannot be used, or a part of it is missing.
+/// The reason why an image cannot be used, or why a part of it is missing.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// The file cannot be read. Like the others it leaves it to the caller to name the image.

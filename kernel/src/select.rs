@@ -6,7 +6,7 @@ use super::sites::UNNAMED;
 use super::symbols::Symbols;
 use super::{Functions, Kernel, KernelError};
 
-/// What filters choose.
+/// The result of filters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     /// Indices into [`Kernel::sites`], ascending.

@@ -16,7 +16,7 @@ use vmtrace_system::{private_socket, say, terminal};
 
 use crate::sandbox::{self, Thread};
 
-/// How long a part of the end may do nothing.
+/// How long a step of the end may make no progress.
 pub const TIME: Duration = Duration::from_secs(30);
 /// How long the run may take to see that it is to end: it may be in the middle of a pause.
 pub const STEP: Duration = Duration::from_secs(60);

@@ -17,7 +17,7 @@ use link::Link;
 pub(crate) use link::{non_blocking, pipe_capacity};
 pub use vsock::Listener;
 
-/// More connections at once are refused.
+/// The largest number of connections at once; more are refused.
 pub const CONNECTIONS: usize = 64;
 
 /// A connection says within this time what it is for.

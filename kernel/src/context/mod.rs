@@ -67,11 +67,9 @@ impl Kernel {
         if structs.source() == Source::Image || flags.is_none() {
             Err(KernelError::NoContext("type information (BTF), which says where it is"))
         } else if structs.member_offset("task_struct", "migration_disabled").is_none() {
-            Err(KernelError::NoContext(
-                "a count of bans on migration, as kernels have from 5.11 on",
-            ))
+            Err(KernelError::NoContext("a count of migrate_disable, which kernels have since 5.11"))
         } else if count.is_none() {
-            Err(KernelError::NoContext("a count of preemptions"))
+            Err(KernelError::NoContext("a preemption count"))
         } else if self.need_resched().is_none() {
             Err(KernelError::NoContext(
                 "code that shows which flags ask for a reschedule (tracing_gen_ctx_irq_test)",

@@ -11,7 +11,7 @@ pub(crate) const RA: u8 = 1;
 pub(crate) const SP: u8 = 2;
 pub(crate) const T1: u8 = 6;
 
-/// What an instruction reads that nothing is known of.
+/// The registers that an unknown instruction may read.
 const ALL: u32 = u32::MAX;
 
 /// One instruction.

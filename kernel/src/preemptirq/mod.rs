@@ -10,7 +10,7 @@ use super::{Arch, Kernel, KernelError};
 
 mod x86_64;
 
-/// What is told of a CPU.
+/// The change of a CPU's state that an event reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Switch {
     /// Its interrupts are off from here on.

@@ -10,7 +10,7 @@ use super::memory::Memory;
 use super::module::{Layout, MOST_EVENTS};
 use super::{Event, EventLayout, Origin};
 
-/// Where the first section is put: no kernel has anything there.
+/// The address of the first section, where no kernel has anything.
 const BASE: u64 = 1 << 32;
 /// What lies between the beginnings of two sections at least.
 const APART: u64 = 1 << 12;

@@ -4,7 +4,7 @@ use super::super::{Arch, Kernel};
 use super::x86_64;
 use crate::read::index;
 
-/// What a tracepoint asks for when it is switched on (`regfunc` of its structure).
+/// What a tracepoint needs when it is switched on (`regfunc` of its structure).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Preparation {
     /// Nothing.

@@ -6,7 +6,7 @@
 
 use vmtrace_agent::protocol::MARK_MAX;
 
-/// A longer line is none of the agent's.
+/// The longest line of the agent; a longer one is from another program.
 const LINE_MAX: usize = 256;
 const PREFIX: &str = "vmtrace-agent 1 ";
 

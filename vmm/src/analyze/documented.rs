@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// Fails at the first key that is not in there.
+/// Fails at the first key that the document does not have.
 pub(super) fn check(json: &Value) {
     let docs = include_str!("../../../docs/stream.md");
     let mut all = vec![json];

@@ -7,7 +7,7 @@ use crate::stream::{Stretch, TracedOf};
 
 use super::rule::Functions;
 
-/// Records that are missing.
+/// Missing records.
 #[derive(Debug, Default)]
 pub(super) struct Losses {
     /// How many.

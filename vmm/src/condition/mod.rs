@@ -19,7 +19,7 @@ use std::fmt;
 use std::str::FromStr;
 use vmtrace_trampolines::condition::Relation;
 
-/// The operand that is not 0 of tasks that are followed, whatever the function.
+/// The operand that is not 0 for tasks that are followed.
 pub const FOLLOWED: &str = "followed";
 
 /// The operand that is what a function returns, and the same as `--arg` has it.

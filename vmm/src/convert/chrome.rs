@@ -15,7 +15,7 @@ use crate::export::{
 };
 use crate::stream::{Header, Loss, Mark, Summary};
 
-/// The process of what is no task's: no pid of Linux is as high.
+/// The process of events that belong to no task. No pid of Linux is as high.
 const BESIDE: u32 = 1 << 22;
 
 /// Chrome's JSON.

@@ -7,7 +7,7 @@ use super::Format;
 use crate::export::{Event, Export, Name, SortedBy};
 use crate::stream::{Header, Summary};
 
-/// What traces say and not every format can.
+/// The parts of a trace that some formats cannot express.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fact {
     /// Arguments of an entry.

@@ -25,7 +25,7 @@ pub use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 pub use signals::Signals;
 pub use timer::Timer;
 
-/// What waits.
+/// A subscriber.
 pub type Subscriber = Box<dyn MutEventSubscriber + Send>;
 
 /// Events taken at a time.
@@ -124,8 +124,8 @@ impl Handle {
         });
         match added {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => log::warn!("events: no timer: {error}"),
-            Err(error) => log::warn!("events: no timer: {error}"),
+            Ok(Err(error)) => log::warn!("events: cannot make a timer: {error}"),
+            Err(error) => log::warn!("events: cannot make a timer: {error}"),
         }
     }
 }

@@ -38,7 +38,7 @@ impl Timer {
             }
         };
         if let Err(error) = set {
-            log::error!("events: no timer: {}", io::Error::from(error));
+            log::error!("events: cannot set a timer: {}", io::Error::from(error));
         }
     }
 

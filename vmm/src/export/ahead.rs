@@ -9,7 +9,7 @@ use crate::stream::{
     Context, DictionaryFull, Frame, Header, Loss, Mark, Record, RecordHead, ValuesOf,
 };
 
-/// What waits for its turn.
+/// An item that waits until it is shown.
 #[derive(Debug)]
 pub(super) enum Item {
     Record(Held),

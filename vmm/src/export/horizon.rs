@@ -5,7 +5,7 @@ use std::io::Read;
 
 use crate::stream::{Frame, GuestClock, Mark, Reader, StreamError};
 
-/// Places are not told apart more finely than this, in bytes of the stream.
+/// The resolution of places, in bytes of the stream.
 const GRAIN: u64 = 64 << 10;
 /// A mark that is further behind the records around it is not waited for, in seconds: whoever makes
 /// one may name any time.

@@ -6,9 +6,9 @@
 
 use crate::tracer::{RawBatch, RawRecord};
 
-/// So many of the newest records wait for those behind them, while there are any: as deep as
-/// programs interrupt one another between two instructions (tasks, interrupts, NMIs, exceptions),
-/// and then some.
+/// This many of the newest records wait for those that follow: more than the depth to which
+/// programs can interrupt one another between two instructions (tasks, interrupts, NMIs,
+/// exceptions).
 const WAITING: usize = 16;
 
 /// Records of one vCPU on their way: their times never go back.

@@ -23,7 +23,7 @@ use landlock::RulesetCreated;
 
 pub use last_words::EXIT_CODE;
 
-/// The way out.
+/// The option that disables the sandbox.
 pub const OPTION: &str = "--no-seccomp";
 
 /// A kind of thread.

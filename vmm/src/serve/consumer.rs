@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Somebody who wants the stream.
+/// A consumer of the stream.
 #[derive(Debug)]
 pub struct Join {
     /// Where it is to be sent.

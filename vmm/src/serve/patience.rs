@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// What a reader has to take from then on, on the average; bytes a second.
+/// The average number of bytes per second that a reader has to take from then on.
 const RATE: u64 = 256 << 10;
 
 /// Time for a reader after the end of what there is to read. One that takes nothing is left soon,

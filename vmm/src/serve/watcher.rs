@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What it may be behind by before it loses records; bytes.
+/// How many bytes it may be behind before it loses records.
 const QUEUE: usize = 64 << 20;
 /// Answers that may be waited for at a time.
 const MOST: usize = 16;

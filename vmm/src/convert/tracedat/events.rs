@@ -14,7 +14,7 @@ use crate::export::Tracepoint;
 use crate::export::fields::{PREEMPTED, Piece, STATES, names, pieces};
 use crate::stream::{Shape, Shown, ValueField};
 
-/// Where the fields of all events end.
+/// The offset after the fields that all events have.
 const HEAD: usize = 8;
 /// The first number: those below are the kernel's own.
 const FIRST_ID: u16 = 512;

@@ -22,8 +22,8 @@ pub use read::{ModuleError, ModuleSymbol};
 pub(super) use read::{Offsets, place};
 pub use text::ExitsError;
 
-/// Sites of modules in all, gone ones included: whoever loads others for ever must not fill our
-/// memory.
+/// The most sites of modules, unloaded ones included, so that a guest that keeps loading modules
+/// cannot fill the host's memory.
 const MOST: usize = 1 << 20;
 /// Bytes of a page.
 pub(super) const PAGE: u64 = 4096;

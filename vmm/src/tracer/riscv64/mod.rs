@@ -25,7 +25,7 @@ use crate::kernel::{Kernel, Site};
 use std::sync::Arc;
 use vmtrace_trampolines::Point;
 
-/// See the module.
+/// See the module's documentation.
 pub(super) struct Riscv64;
 
 impl Target for Riscv64 {

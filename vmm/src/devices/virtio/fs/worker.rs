@@ -23,7 +23,7 @@ use crate::devices::virtio::buffers::{Buffers, Chain};
 use crate::devices::virtio::{Activation, Broken, Interrupt};
 use crate::events::{Bell, EventOps, Events, MutEventSubscriber, watch};
 
-/// What nobody waits for has one of its own (section 5.11.2), before that of requests.
+/// The queue of high-priority requests, which comes first, and that of other requests (section 5.11.2).
 pub(super) const QUEUES: usize = 2;
 
 /// Messages moved before others have their turn.

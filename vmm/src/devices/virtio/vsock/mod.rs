@@ -37,7 +37,7 @@ pub use device::{Host, Vsock};
 
 pub use worker::Worker;
 
-/// The guest's CID if nothing else is said.
+/// The guest's default CID.
 pub const GUEST_CID: u32 = 3;
 
 /// The port where vmtrace serves the trace: a consumer in the guest connects to CID 2 there.
