@@ -14,7 +14,8 @@ use super::wire::{
     VERSION_COMPRESSED, VERSION_MAJOR, kind,
 };
 
-/// Bytes of frames from which on they are compressed: more make the result hardly smaller.
+/// The number of bytes of frames that are compressed together. More would hardly improve the
+/// result.
 const BLOCK: usize = 256 << 10;
 
 /// How a stream is compressed.

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use super::counts::{Bucket, Count, HistogramOf, cut};
 use super::summary::Counted;
 
-/// Most numbers that are kept, as readers of text do: more than any kernel has.
+/// The most counters that are kept: more than any kernel has functions. Readers of text have the
+/// same limit.
 const MOST: usize = 1 << 20;
 
 /// vCPU, tracer, and what histograms are of: which argument.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 use nix::unistd::{Pid, getpgrp, tcgetpgrp};
 
-/// The one that was made raw first, and how it was.
+/// The terminal that was made raw first, with its former mode.
 static TERMINAL: OnceLock<Terminal> = OnceLock::new();
 static RAW: AtomicBool = AtomicBool::new(false);
 /// What was shown last did not end a line.

@@ -32,7 +32,7 @@
 
 use core::mem::{offset_of, size_of};
 
-/// Bytes that every record has; those of further fields lie below them.
+/// Bytes that every record has; those of further fields are below them.
 pub const COMMON_SIZE: usize = size_of::<Common>();
 /// Bytes of the longest record.
 pub const MAX_RECORD: usize = 256;

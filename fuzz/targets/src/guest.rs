@@ -24,7 +24,7 @@ use vmtrace::tracer::{
 };
 use vmtrace_trampolines::{Condition, Field, Overflow, Point};
 
-/// One of each way to call programs.
+/// One kernel for each way to call programs.
 const KERNELS: [&str; 3] = ["x86_64-6.12", "riscv64-6.12", "riscv64-7"];
 const SITES: usize = 40;
 const STEPS: usize = 64;
