@@ -257,27 +257,36 @@ fn table(json: &str) -> Result<String> {
         .context("the answer is not JSON: the run is by another version of vmtrace")?;
     let mut text = String::new();
     for (key, value) in &status {
-        let value = match value {
-            serde_json::Value::String(value) => value.clone(),
-            serde_json::Value::Object(map) => {
-                let pair = |(key, value): (&String, &serde_json::Value)| match (
-                    key.strip_suffix("_ns"),
-                    value.as_u64(),
-                ) {
-                    (Some(key), Some(time)) => format!("{key} {:.1?}", Duration::from_nanos(time)),
-                    _ => format!("{key} {value}"),
-                };
-                map.iter().map(pair).collect::<Vec<_>>().join(", ")
-            }
-            serde_json::Value::Array(list) => {
-                let list: Vec<_> = list.iter().map(ToString::to_string).collect();
-                list.join(" ")
-            }
-            other => other.to_string(),
-        };
-        text.push_str(&format!("{key:<10} {value}\n"));
+        text.push_str(&format!("{key:<10} {}\n", shown(value)));
     }
     Ok(text)
+}
+
+/// A value of the status. Each object of a list is a line; its name comes first.
+fn shown(value: &serde_json::Value) -> String {
+    use serde_json::Value;
+    match value {
+        Value::String(value) => value.clone(),
+        Value::Object(map) if map.is_empty() => "none".to_owned(),
+        Value::Object(map) => {
+            let name = map.get("name").map(shown);
+            let rest = map.iter().filter(|(key, _)| *key != "name");
+            let rest = rest.map(|(key, value)| match (key.strip_suffix("_ns"), value.as_u64()) {
+                (Some(key), Some(time)) => format!("{key} {:.1?}", Duration::from_nanos(time)),
+                _ if value.as_object().is_some_and(|map| !map.is_empty()) => {
+                    format!("{key} ({})", shown(value))
+                }
+                _ => format!("{key} {}", shown(value)),
+            });
+            let rest = rest.collect::<Vec<_>>().join(", ");
+            name.map_or(rest.clone(), |name| format!("{name}: {rest}"))
+        }
+        Value::Array(list) => {
+            let line = if list.iter().any(Value::is_object) { "\n           " } else { " " };
+            list.iter().map(shown).collect::<Vec<_>>().join(line)
+        }
+        other => other.to_string(),
+    }
 }
 
 /// What has been counted, for people: a line for each function, the one that was called most first.
@@ -402,5 +411,12 @@ mod tests {
         let pauses = table(r#"{"pauses":{"count":2,"max_ns":213735285,"total_ns":999}}"#).unwrap();
         assert_eq!(pauses, "pauses     count 2, max 213.7ms, total 999.0ns\n");
         assert!(table("fine").is_err());
+        let modules = r#"{"modules":[{"functions":21,"name":"dummy"},{"functions":3,"name":"xfs"}],
+            "sites":{"shared":1,"shared_with":{"kprobes":1},"with":{}}}"#;
+        assert_eq!(
+            table(modules).unwrap(),
+            "modules    dummy: functions 21\n           xfs: functions 3\n\
+             sites      shared 1, shared_with (kprobes 1), with none\n"
+        );
     }
 }

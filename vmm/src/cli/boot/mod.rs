@@ -193,7 +193,7 @@ pub struct Args {
     /// quotes, `;` and `&&`. With --initrd or --root: the programs in there, run by their /bin/sh if there is one
     #[arg(long, value_name = "CMD", value_parser = parse::run, help_heading = headings::MACHINE)]
     pub run: Option<String>,
-    /// Add this file as /NAME to the built-in initramfs, or to that of --initrd; may be repeated
+    /// Add this file as /NAME to the built-in initramfs (vmtrace itself: /bin/vmtrace), or to that of --initrd; may be repeated
     #[arg(long, value_name = "FILE", help_heading = headings::MACHINE)]
     pub add: Vec<PathBuf>,
     /// At the end print where the time of the boot went, instead of the trace (-o keeps that): by
