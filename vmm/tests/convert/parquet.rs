@@ -187,7 +187,10 @@ fn the_example_loads_a_trace() {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/examples/arrow.py");
     let mut command = python();
     command.arg(example).arg(folder.path("trace.vmt"));
-    let said = run(command.env("VMTRACE", env!("CARGO_BIN_EXE_vmtrace")));
+    // Losses of the trace are said on standard error.
+    let output = command.env("VMTRACE", env!("CARGO_BIN_EXE_vmtrace")).output().expect("it runs");
+    let said = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(output.status.success(), "{said} {}", String::from_utf8_lossy(&output.stderr));
     let mut counted = BTreeMap::new();
     for line in report(&folder).iter().filter(|line| line["event"] == "entry") {
         *counted.entry(line["function"].as_str().expect("a name").to_owned()).or_insert(0_u64) += 1;

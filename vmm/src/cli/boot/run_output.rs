@@ -229,7 +229,7 @@ mod tests {
         let (_tell, output) = stuck();
         let begun = std::time::Instant::now();
         let error = output.finish(true, || true).unwrap_err().to_string();
-        assert!(error.contains("standard output was stuck"), "{error}");
+        assert!(error.contains("standard output was blocked: part of the output"), "{error}");
         assert!(begun.elapsed() < Patience::BY_ITSELF / 2);
     }
 
