@@ -1,6 +1,6 @@
 //! Builds the guest agent for the same target, as a small static program, so that the library can embed it.
 //!
-//! The path of the result is in `VMTRACE_AGENT` at compile time.
+//! `VMTRACE_AGENT` is the path of the result at compile time.
 
 use std::env;
 use std::path::PathBuf;

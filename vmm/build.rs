@@ -1,11 +1,11 @@
-//! Tells builds of different sources apart, by `VMTRACE_SOURCE` at compile time.
+//! Sets `VMTRACE_SOURCE` at compile time, which identifies the sources of a build.
 
 use std::env;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-/// What a vmtrace is made from.
+/// The sources of vmtrace.
 const SOURCES: [&str; 10] = [
     "Cargo.lock",
     "vmm/src",

@@ -1,4 +1,4 @@
-//! Where `vmtrace setup` (`images/fetch`) puts kernels.
+//! The directory where `vmtrace setup` (`images/fetch`) puts kernels.
 
 use std::env;
 use std::path::PathBuf;

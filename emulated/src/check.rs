@@ -1,10 +1,10 @@
-//! What was looked at, for people and for JSON.
+//! The result of a check of the host, as text and as JSON.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// One thing that was looked at.
+/// One check and its result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
     /// What.

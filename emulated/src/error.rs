@@ -1,4 +1,4 @@
-//! What can go wrong with an emulated host.
+//! Errors of an emulated host.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! The emulated host: a QEMU in which vmtrace finds a real `/dev/kvm`, and jobs that run in it.
+//! The emulated host: a QEMU in which vmtrace finds a real `/dev/kvm` and runs jobs.
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -23,7 +23,7 @@ use super::wire::{self, Frame, Hello, Kind, Put};
 use vmtrace_initramfs::Modules;
 use vmtrace_system::say;
 
-/// Interrupts and time limits are looked at this often.
+/// How often interrupts and time limits are checked.
 pub(super) const TICK: Duration = Duration::from_millis(50);
 /// So many QEMUs are started at most, should they crash or one of them hang.
 const STARTS: u32 = 3;

@@ -1,4 +1,4 @@
-//! The user's wish to stop: SIGINT, SIGTERM and SIGHUP, counted.
+//! Counts the signals by which a user stops a run: SIGINT, SIGTERM and SIGHUP.
 
 use std::io;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
 
-/// Which signal is one too many: the third or a later one, if the first is a second old by then.
-/// Those that come together are one wish: `timeout` of coreutils signals its child and then the
-/// child's whole process group, a terminal the group, and a script perhaps both.
+/// Which signal ends the process at once: the third or a later one, a second or more after the
+/// first. Signals that come together are one request: `timeout` of coreutils signals its child and
+/// then the child's whole process group, a terminal signals the group, and a script may do both.
 #[derive(Debug, Default)]
 pub struct Patience {
     count: AtomicUsize,

@@ -1,4 +1,4 @@
-//! What an emulated host needs and whether it is there, without starting one.
+//! Checks whether everything that an emulated host needs is installed, without starting one.
 
 use super::arch::HostArch;
 use super::cache::HostKernel;

@@ -1,4 +1,4 @@
-//! Jobs: a vmtrace (or another program) run in the emulated host as if it ran here.
+//! Jobs: a job runs a vmtrace (or another program) in the emulated host as if it ran here.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};

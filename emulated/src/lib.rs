@@ -1,7 +1,8 @@
-//! The emulated host: a QEMU in which vmtrace finds a real `/dev/kvm`, and jobs that run in it.
+//! The emulated host: a QEMU in which vmtrace finds a real `/dev/kvm` and runs jobs.
 //!
-//! Both ends are here. Outside, an [`EmulatedHost`] is started and given [`Job`]s; inside, the same
-//! program is process 1 ([`init`]) and executes them. What they say to each other is `wire`.
+//! This crate has both ends. Outside, a program starts an [`EmulatedHost`] and gives it [`Job`]s.
+//! Inside, the same program is process 1 ([`init`]) and executes them. `wire` is the protocol
+//! between the two.
 
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 

@@ -1,4 +1,4 @@
-//! The outer end of the connection: a thread reads frames and hands them to whom they are for; see [`super::wire`].
+//! The outer end of the connection: a thread reads frames and passes each to its receiver; see [`super::wire`].
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -18,7 +18,7 @@ use super::wire::{
     Accepted, Connect, DATA_MAX, Decoder, Exited, Frame, Hello, Kind, Listen, ProtocolError, WINDOW,
 };
 
-/// What the host has to say besides data.
+/// Messages of the host other than data.
 #[derive(Debug)]
 pub(super) enum Event {
     Hello(Hello),

@@ -1,4 +1,4 @@
-//! The vmtrace that runs in an emulated host: this one, or one built for another architecture.
+//! The vmtrace program for an emulated host: this one, or one built for another architecture.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use super::arch::HostArch;
 use super::cache::cache_dir;
 use super::error::HostError;
 
-/// This very program, wherever its file is by now.
+/// This program itself, wherever its file is now.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// Finds the vmtrace for hosts of `arch`: this program, or in this order

@@ -1,4 +1,4 @@
-//! QEMU as a child process that can neither outlive this process nor leave anything behind.
+//! QEMU as a child process. It never outlives this process, and no file of it remains.
 
 use std::collections::VecDeque;
 use std::env;

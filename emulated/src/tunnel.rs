@@ -1,4 +1,5 @@
-//! Unix sockets here whose other ends are unix sockets in the emulated host, and the other way round.
+//! Tunnels for Unix sockets: from sockets on this machine to sockets in the emulated host, and vice
+//! versa.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -13,7 +14,7 @@ use super::link::{Connection, Link, TunnelError};
 use vmtrace_system::ports::{self, beside};
 use vmtrace_system::private_socket::{Acceptor, SocketError, connect_now};
 
-/// Between two tries to reach a socket that is not there yet.
+/// The time between two attempts to reach a socket that does not exist yet.
 const RETRY: Duration = Duration::from_millis(100);
 /// The longest request.
 const MAX_LINE: usize = 64;

@@ -1,4 +1,4 @@
-//! What the outer vmtrace and the emulated host's `/init` say to each other.
+//! The protocol between the outer vmtrace and the emulated host's `/init`.
 //!
 //! One byte stream in each direction (a virtio-serial port; its other end is a socket of QEMU's) carries frames:
 //!
@@ -6,13 +6,13 @@
 //! u32 length of the payload | u32 stream | u8 kind | u8 0 | u16 0 | payload      (little endian)
 //! ```
 //!
-//! A *stream* is a byte stream of its own inside the connection. The outer side gives the numbers (from 1); a
-//! stream is opened by being named in a request and is gone when it was closed. (Connections to sockets in the host
-//! begin there: the host gives the numbers of their streams, from [`FIRST_ACCEPTED`] on.) Both directions of it are
-//! independent. For each direction the receiver grants *credit*: the sender may have at most [`WINDOW`] bytes
-//! under way that were not granted again by `CREDIT`. So a slow reader of one stream (a full pipe behind a
-//! job's standard output) stops that stream alone; requests, signals and the other streams pass it by, and
-//! neither side ever buffers more than the windows.
+//! A *stream* is an independent byte stream inside the connection. The outer side chooses the numbers of streams,
+//! from 1 on. A request that names a stream opens it, and it ends when it is closed. (The host opens the streams
+//! of connections to its sockets, and chooses their numbers, from [`FIRST_ACCEPTED`] on.) Both directions of a
+//! stream are independent. For each direction the receiver grants *credit*: the sender may send at most [`WINDOW`]
+//! bytes before the receiver returns credit by `CREDIT`. So a slow reader of one stream (such as a full pipe at a
+//! job's standard output) stops only that stream. Requests, signals and other streams continue, and neither side
+//! buffers more than the windows.
 //!
 //! | kind | from | stream | payload |
 //! |---|---|---|---|
@@ -37,8 +37,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Changes whenever the two sides would not understand each other. (They are the same binary unless somebody
-/// mixes them.)
+/// The version of the protocol. It changes with every incompatible change. (The two sides are the same
+/// binary unless a user mixes builds.)
 pub(super) const PROTOCOL: u32 = 3;
 
 /// What may be under way in one direction of a stream.
@@ -182,7 +182,7 @@ pub(super) fn header(kind: Kind, stream: u32, length: usize) -> [u8; HEADER] {
 
 /// The other side does not keep to the protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the emulated host's connection is out of step ({0})")]
+#[error("the protocol of the connection to the emulated host is broken ({0})")]
 pub(super) struct ProtocolError(pub(super) &'static str);
 
 impl Frame {

@@ -1,4 +1,4 @@
-//! The few commands that the agent brings along, each a plain function of its arguments.
+//! The agent's built-in commands, each a function of its arguments.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

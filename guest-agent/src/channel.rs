@@ -1,4 +1,4 @@
-//! The agent channel: lines to the VMM over the second serial port.
+//! The agent channel: lines for the VMM on the second serial port.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! Runs a command line: by the system's `/bin/sh` where it has one, step by step otherwise. In vmtrace's own userland the
-//! shell is for lines that need one.
+//! Runs a command line: by the system's `/bin/sh` if there is one, otherwise without a shell, one command after the
+//! other. In vmtrace's own userland the shell runs only lines that need one.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;

@@ -1,4 +1,5 @@
-//! A shell on the guest's console as a login has it: with job control, a size, and a type of terminal.
+//! A shell on the guest's console, as after a login: with job control, a window size, and a terminal
+//! type.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, BufReader};
@@ -17,7 +18,7 @@ use crate::channel::{DEVICE, drain};
 use crate::command::{self, CANNOT_RUN, SHELL, Status};
 use crate::reaper::{Reaper, start_thread};
 
-/// Says that a user sits at the console, with a terminal of these rows and columns, and its type.
+/// The file that says that a user is at the console: rows and columns of the terminal, and its type.
 pub(crate) const ASKED: &str = "/vmtrace/console";
 
 /// The console itself: a process cannot have `/dev/console` as its controlling terminal.

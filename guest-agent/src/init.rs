@@ -1,4 +1,5 @@
-//! Process 1: makes a system to run one command line in, runs it, reports, powers off. Never returns.
+//! Process 1: prepares a minimal system, runs one command line, reports its result, and powers off.
+//! It never returns.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -113,7 +114,7 @@ pub(crate) fn main() -> ! {
     let reaper = match Reaper::of_everything() {
         Ok(reaper) => reaper,
         Err(e) => {
-            channel.error(&format!("no thread: {e}"));
+            channel.error(&format!("cannot start a thread: {e}"));
             power_off(&mut channel);
         }
     };
@@ -158,7 +159,7 @@ fn serve(reaper: &Arc<Reaper>) -> Result<(), String> {
         let error = listener.serve(&server, |line| Channel::open().error(line));
         Channel::open().error(&format!("vsock: {error}"));
     });
-    thread.map_err(|e| format!("no thread: {e}"))
+    thread.map_err(|e| format!("cannot start a thread: {e}"))
 }
 
 /// The applet `poweroff`, and `poweroff` and `halt` within busybox's shell, ask process 1 by a signal. By a handler: a

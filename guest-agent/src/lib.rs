@@ -1,8 +1,8 @@
 //! The guest agent: `/init` of the built-in initramfs, or an ordinary service in any system.
 //!
-//! As process 1 it makes a minimal system, loads the modules it was given, serves the host over vsock, runs one
-//! command line, reports over the agent channel (see `README.md`) and powers off. Called by the name of an applet
-//! (`ls`, `cat`, ...) it is that applet, so that a command line can do something where there is no userland at all.
+//! As process 1 it prepares a minimal system, loads the modules in the initramfs, serves the host over vsock, runs
+//! one command line, reports over the agent channel (see `README.md`) and powers off. If it is called by the name
+//! of an applet (`ls`, `cat`, ...), it is that applet: so a guest without a userland can run simple commands.
 //!
 //! The VMM uses [`protocol`]; the rest is public for tests.
 

@@ -1,4 +1,4 @@
-//! The `vmtrace-agent` binary: everything is in the library.
+//! The `vmtrace-agent` binary; all of its code is in the library.
 
 fn main() -> std::process::ExitCode {
     vmtrace_agent::main()

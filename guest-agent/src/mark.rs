@@ -13,7 +13,7 @@ use crate::channel::Channel;
 use crate::clock;
 use crate::protocol::{MARK_MAX, TRACE_PORT};
 
-/// The VMM answers at once, unless it is stopped.
+/// The time to wait for an answer. The VMM answers at once unless it is stopped.
 const TIMEOUT: TimeVal = TimeVal::new(10, 0);
 
 /// A longer answer is none of the VMM's.

@@ -1,4 +1,4 @@
-//! What the command of `--run` writes, apart from the console: by vsock to the host.
+//! Sends the output of the command of `--run` to the host by vsock, separate from the console.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read, Write};
@@ -16,7 +16,8 @@ use crate::protocol::{STDERR_PORT, STDOUT_PORT};
 use crate::reaper::start_thread;
 use crate::server::{non_blocking, pipe_capacity};
 
-/// Says that the host takes the command's output, and whether its two streams stay apart.
+/// The file that says that the host takes the command's output, and whether its two streams
+/// stay separate.
 pub(crate) const ASKED: &str = "/vmtrace/output";
 const APART: &[u8] = b"apart";
 

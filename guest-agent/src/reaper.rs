@@ -1,4 +1,5 @@
-//! Children and their ends. One place waits, so that nobody takes the status of somebody else's child.
+//! Child processes and their exit statuses. Only this module waits for children, so that each status
+//! reaches the code that started the child.
 
 use std::collections::HashMap;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -12,7 +13,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
-/// In place of a process: any child.
+/// Instead of a process: any child.
 const ALL: libc::pid_t = -1;
 
 /// Starts children and learns how they end.

@@ -1,4 +1,4 @@
-//! A directory of the host as the root (`--root`), with changes in memory.
+//! Makes a directory of the host the guest's root (`--root`), with changes kept in memory.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -11,7 +11,7 @@ use nix::unistd::{chdir, chroot};
 use crate::applets;
 use crate::command::TOOLS;
 
-/// By which the host shares it.
+/// The tag by which the host shares it.
 const TAG: &str = "vmtrace-root";
 
 const LOWER: &str = "/vmtrace/lower";

@@ -1,4 +1,4 @@
-//! Splits a command line the way a shell would, as far as that goes without one.
+//! Splits a command line as a shell would, as far as that is possible without a shell.
 
 use std::fmt;
 

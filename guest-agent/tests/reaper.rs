@@ -1,5 +1,5 @@
-//! The reaper that waits for everything, as process 1's does. A test binary of its own: it takes the end of every child
-//! of the process, so there is one test.
+//! The reaper that waits for every child, as that of process 1 does. It takes the status of every child of the process,
+//! so this test binary has a single test.
 
 use std::io::{self, Read};
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! A cpio archive as the kernel unpacks it: every path once, parents before children, nothing of the build
-//! machine (owners, times, inode numbers) in it.
+//! Writes a cpio archive that the kernel can unpack: every path once, parents before children, and no data
+//! of the build machine (owners, times, inode numbers).
 
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};

@@ -1,4 +1,4 @@
-//! The guest's built-in initramfs, with the agent as `/init`, and what is put before a user's own initramfs.
+//! The built-in initramfs, with the agent as `/init`, and the archive that is added to a user's initramfs.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -15,6 +15,9 @@ pub static AGENT: &[u8] = include_bytes!(env!("VMTRACE_AGENT"));
 /// The agent's applets; each has a link in `/bin`.
 pub const APPLETS: [&str; 9] =
     ["cat", "echo", "false", "ls", "mark", "poweroff", "sleep", "true", "write"];
+
+/// The folder with what the agent has to do.
+const ORDERS: &str = "vmtrace";
 
 /// The agent in a user's own initramfs, whose `/init` stays what it is: `rdinit=` starts it.
 pub const AGENT_BESIDE: &str = "/vmtrace/agent";
@@ -89,7 +92,8 @@ impl Builder {
         self
     }
 
-    /// Puts a file at `/NAME`, executable if it is so here.
+    /// Puts a file at `/NAME`, executable if it is so here. vmtrace itself goes to `/bin`, since `/vmtrace` is the
+    /// folder of the agent's orders.
     #[must_use]
     pub fn add_file(mut self, file: impl Into<PathBuf>) -> Self {
         self.files.push(file.into());
@@ -159,7 +163,10 @@ impl Builder {
             userland.add(&mut archive)?;
         }
         for file in &self.files {
-            add(&mut archive, file)?;
+            add(&mut archive, file, |name| match name {
+                ORDERS => format!("bin/{name}"),
+                _ => name.to_owned(),
+            })?;
         }
         self.orders(&mut archive)?;
         archive.finish()
@@ -175,7 +182,8 @@ impl Builder {
         }
         self.orders(&mut archive)?;
         for file in &self.files {
-            add(&mut archive, file)?;
+            // Not to /bin here: a directory of that name would break an initramfs whose /bin is a link.
+            add(&mut archive, file, str::to_owned)?;
         }
         Ok(before(archive.finish()?, initramfs))
     }
@@ -219,7 +227,11 @@ pub(crate) fn bytes(
     archive.file(path, mode, u64::try_from(content.len()).unwrap_or(u64::MAX), content)
 }
 
-fn add(archive: &mut Archive<Vec<u8>>, path: &Path) -> Result<(), Error> {
+fn add(
+    archive: &mut Archive<Vec<u8>>,
+    path: &Path,
+    place: impl Fn(&str) -> String,
+) -> Result<(), Error> {
     let name =
         path.file_name().and_then(|n| n.to_str()).ok_or_else(|| Error::NoName(path.to_owned()))?;
     let open = |reason| Error::Open { path: path.to_owned(), reason };
@@ -230,7 +242,7 @@ fn add(archive: &mut Archive<Vec<u8>>, path: &Path) -> Result<(), Error> {
     let file = File::open(path).map_err(open)?;
     let metadata = file.metadata().map_err(open)?;
     let mode = if metadata.permissions().mode() & 0o111 == 0 { 0o644 } else { 0o755 };
-    archive.file(name, mode, metadata.len(), file)
+    archive.file(&place(name), mode, metadata.len(), file)
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! What is in an initramfs of the user's, as far as that can be known: names and links, as the kernel would unpack them.
+//! The contents of a user's initramfs, as far as they can be read: names and links, as the kernel would unpack them.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read};
 
 use cpio::newc;
 
-/// Bytes that are unpacked at most, and an archive with more is not known.
+/// The most bytes that are unpacked. The contents of a larger archive count as unknown.
 const MAX_UNPACKED: u64 = 1 << 30;
 /// Bytes of names that are kept at most.
 const MAX_NAMES: usize = 64 << 20;

@@ -1,4 +1,4 @@
-//! What can go wrong with an initramfs.
+//! Errors of an initramfs.
 
 use std::io;
 use std::path::PathBuf;
@@ -50,7 +50,7 @@ pub enum Error {
     },
     /// A directory without modules.
     #[error(
-        "{} has no kernel modules; it should be like the content of /lib/modules/RELEASE",
+        "{} has no kernel modules (modules.dep); give a directory like /lib/modules/RELEASE",
         .0.display()
     )]
     NoModules(PathBuf),

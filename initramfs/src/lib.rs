@@ -1,5 +1,5 @@
-//! Initial RAM file systems, made in memory: the guest's built-in one with the agent as `/init`, and the
-//! archive format that the emulated host's one is made of too.
+//! Makes initial RAM file systems in memory: the guest's built-in one, with the agent as `/init`. The
+//! emulated host's one uses the same archive format.
 
 mod archive;
 mod built_in;

@@ -1,4 +1,4 @@
-//! Kernel modules: which files a module needs, in which order, and their plain content.
+//! Kernel modules: the files that a module needs, in load order, and their decompressed content.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,7 +9,7 @@ use object::{Object, ObjectSection};
 
 use crate::error::Error;
 
-/// Modules do not get near this; a decompressor must end somewhere.
+/// The limit of decompression. No module is nearly as large.
 const SIZE_MAX: u64 = 256 << 20;
 
 const SUFFIXES: [&str; 4] = [".ko", ".ko.xz", ".ko.gz", ".ko.zst"];

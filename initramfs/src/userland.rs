@@ -1,4 +1,5 @@
-//! Programs for guests without a system of their own: Debian's static busybox, as set-up has put it into the cache.
+//! Programs for guests without a system of their own: Debian's static busybox, which `vmtrace setup` puts into the
+//! cache.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -9,7 +10,7 @@ use crate::archive::Archive;
 use crate::built_in::{APPLETS, bytes};
 use crate::error::Error;
 
-/// More than any busybox has.
+/// A limit above the size of any busybox.
 const MAX_BUSYBOX: u64 = 64 << 20;
 const MAX_TEXT: u64 = 64 << 10;
 const MAX_NAME: usize = 64;

@@ -1,7 +1,7 @@
 //! The seven compressions a kernel image may use.
 //!
-//! The output is bounded by what the image's own header promises, or by [`LIMIT`]; memory is
-//! touched only as output arrives, so that a damaged size field cannot exhaust it.
+//! The output is bounded by the size in the image's header, or by [`LIMIT`]. Memory is touched only
+//! as output arrives, so that a damaged size field cannot exhaust it.
 
 use std::io::Read;
 

@@ -1,4 +1,5 @@
-//! The parts of a vmlinux ELF file that matter here: segments, BTF, a symbol table if kept.
+//! Reads the parts of a vmlinux ELF file that are used: segments, BTF, and the symbol table if
+//! there is one.
 
 use std::ops::Range;
 

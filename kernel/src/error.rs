@@ -1,9 +1,9 @@
-//! What can be wrong with a kernel image, each with a way out.
+//! Errors in a kernel image, each with a remedy.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why an image cannot be used, or a part of it is missing.
+/// The reason why an image cannot be used, or why a part of it is missing.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// The file cannot be read. Like the others it leaves it to the caller to name the image.

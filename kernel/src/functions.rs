@@ -1,4 +1,4 @@
-//! Patterns of filters as ftrace spells them: `GLOB`, `GLOB:mod:NAME` and `:mod:NAME`.
+//! Patterns of filters in ftrace's syntax: `GLOB`, `GLOB:mod:NAME` and `:mod:NAME`.
 
 use super::glob;
 

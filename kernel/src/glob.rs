@@ -1,4 +1,4 @@
-//! Patterns for function names, as the kernel's `set_ftrace_filter` has them.
+//! Patterns for function names, with the rules of the kernel's `set_ftrace_filter`.
 
 /// Whether the whole of `text` matches: `*` is any text, `?` any one character, `[a-z]` a class
 /// and `[!a-z]` its opposite, `\` takes the next character as it is. A `[` that is never closed

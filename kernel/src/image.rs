@@ -1,4 +1,4 @@
-//! Containers: from the file a user gives to the kernel's own bytes.
+//! Extracts a kernel from its containers (bzImage, EFI zboot, compressed files).
 
 use std::ops::Range;
 

@@ -1,7 +1,8 @@
 //! The kernel's initcalls, by level (include/asm-generic/vmlinux.lds.h, `INIT_CALLS`).
 //!
 //! Each level is a table between two symbols. An entry is an address, or the distance from itself to
-//! the function (`CONFIG_HAVE_ARCH_PREL32_RELOCATIONS`): whichever makes all of them functions.
+//! the function (`CONFIG_HAVE_ARCH_PREL32_RELOCATIONS`). The form is the one by which all entries
+//! name functions.
 
 use super::Kernel;
 use super::read::{i32_at, index, u64_at, wide};

@@ -1,10 +1,10 @@
-//! kallsyms: the kernel's own symbol table, found in its image without any help.
+//! kallsyms: finds the kernel's own symbol table in its image, without other information.
 //!
 //! Symbol names are compressed: each byte of a name stands for a token of `token_table`, which
-//! `token_index` indexes. `names` holds a length and that many bytes for each symbol, `markers`
-//! the position of every 256th. These four are found by their structure, which is rigid. The
-//! addresses are not: three layouts exist, two of them look plausible where the third is meant,
-//! and so an interpretation counts only if `linux_banner` then points at the banner.
+//! `token_index` indexes. `names` holds a length and that many bytes for each symbol, `markers` the
+//! position of every 256th. These four are found by their rigid structure. The addresses have three
+//! layouts, and a table in one may look plausible in the two others. So an interpretation is
+//! accepted only if `linux_banner` then points at the banner.
 
 use super::read::{array_at, i32_at, index, u16_at, u32_at, u64_at, wide};
 use super::sites::Table;

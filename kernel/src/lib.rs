@@ -1,10 +1,9 @@
-//! Understanding a kernel image; no KVM, no I/O but reading.
+//! Analyses a kernel image, without KVM, and without I/O except reading.
 //!
-//! From a file to what tracing needs: `image` takes off containers and compression, `kallsyms`
-//! finds the symbols in the image itself, `sites` the places that can be traced, `exits` where
-//! the functions are left, `btf` and `structs` the layout of the kernel's structures, `arguments`
-//! what functions take and return. Every byte is untrusted: reads are bounds-checked, sizes capped,
-//! and a damaged image ends in a [`KernelError`].
+//! `image` removes containers and compression. `kallsyms` finds the symbols in the image itself,
+//! `sites` the places that can be traced, `exits` where functions are left, `btf` and `structs` the
+//! layout of the kernel's structures, and `arguments` what functions take and return. Every byte is
+//! untrusted: reads are bounds-checked, sizes are capped, and a damaged image is a [`KernelError`].
 
 use std::io::Read as _;
 use std::ops::Range;

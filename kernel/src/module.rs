@@ -1,4 +1,4 @@
-//! Files of kernel modules: what can be traced in one, before it is loaded.
+//! Files of kernel modules: finds what can be traced in one, before it is loaded.
 
 use std::collections::BTreeMap;
 

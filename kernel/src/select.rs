@@ -1,4 +1,4 @@
-//! From filters to sites.
+//! Selects the sites that filters match.
 
 use super::near::Near;
 use super::read::index;
@@ -6,7 +6,7 @@ use super::sites::UNNAMED;
 use super::symbols::Symbols;
 use super::{Functions, Kernel, KernelError};
 
-/// What filters choose.
+/// The result of filters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     /// Indices into [`Kernel::sites`], ascending.

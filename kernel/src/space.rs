@@ -1,4 +1,4 @@
-//! Where link addresses lie in the image.
+//! Maps link addresses to offsets in the image.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Layout of the kernel's structures: as its BTF tells, or, in a kernel without, as far as the
+//! Layout of the kernel's structures: from its BTF, or, in a kernel without BTF, as far as the
 //! image itself shows it.
 
 use std::collections::BTreeMap;

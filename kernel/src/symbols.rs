@@ -1,6 +1,6 @@
 //! Symbols by address and by name.
 //!
-//! A kernel has up to 200,000 of them, so that the names live in one allocation.
+//! A kernel has up to 200,000 of them, so their names are in one allocation.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;

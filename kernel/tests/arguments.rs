@@ -1,6 +1,6 @@
 //! Parameters of the functions of the real kernels that scripts/setup puts into the cache. Their
-//! versions move, so that these are rules, shares of functions, and structures that have been the
-//! same for years.
+//! versions change, so the tests check rules, shares of functions, and structures that have been
+//! the same for years.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

@@ -1,5 +1,5 @@
-//! Parameters of functions by type information made by hand: all calling conventions and shapes,
-//! and damage.
+//! Parameters of functions, from type information made by hand: all calling conventions and shapes,
+//! and damaged data.
 
 mod builder;
 

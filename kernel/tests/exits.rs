@@ -1,5 +1,5 @@
 //! Exits of the functions of the real kernels that scripts/setup puts into the cache. Their
-//! versions move, so that these are rules, and shares of functions, and no build's numbers.
+//! versions change, so the tests check rules and shares of functions, not the numbers of one build.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Exits of functions made by hand: the hard cases one by one, and damage.
+//! Exits of functions made by hand: the hard cases one by one, and damaged data.
 
 // Small numbers are cut to size all over the place here.
 #![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)]

@@ -1,5 +1,6 @@
-//! Where the real kernels that scripts/setup puts into the cache switch interrupts and preemption.
-//! Their versions move, so that these are rules and lower bounds, and no build's numbers.
+//! The places where the real kernels that scripts/setup puts into the cache switch interrupts and
+//! preemption. Their versions change, so the tests check rules and lower bounds, not the numbers of
+//! one build.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

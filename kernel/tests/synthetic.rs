@@ -1,5 +1,5 @@
-//! What vmtrace understands of kernels, on kernels made in memory: every layout and container,
-//! every error, and damage of all sorts.
+//! The analysis of kernels that are made in memory: every layout and container, every error, and
+//! damage of all kinds.
 
 // Small numbers are cut to size all over the place here.
 #![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)]

@@ -1,8 +1,9 @@
-//! Directories of the host for guests (`--share`): a process of its own answers the FUSE messages
-//! that come by a socket, one after the other, and knows nothing of virtio or of guest memory.
+//! Shares directories of the host with guests (`--share`). A separate process answers the FUSE
+//! messages that it receives from a socket, one after the other. It knows nothing of virtio or of
+//! guest memory.
 //!
-//! What the messages mean, and how files are done with them, is fuse-backend-rs' work. Here is what
-//! a guest may ask for ([`Rights`]), and who asks: nobody is trusted to ask rightly.
+//! fuse-backend-rs interprets the messages and executes them on files. This crate decides what a
+//! guest may ask for ([`Rights`]). No request is trusted to be valid.
 
 pub mod message;
 mod rights;

@@ -1,10 +1,10 @@
-//! The frame of FUSE messages (include/uapi/linux/fuse.h): all numbers are little-endian, as on both
-//! architectures.
+//! The headers of FUSE messages (include/uapi/linux/fuse.h). All numbers are little-endian, as on
+//! both architectures.
 
 use zerocopy::little_endian::{I32, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The longest message, in bytes: 1 MiB of data, and a page for all else.
+/// The longest message, in bytes: 1 MiB of data, and a page for the rest.
 pub const MAX: usize = (1 << 20) + 4096;
 
 /// `struct fuse_in_header`: what every request begins with.

@@ -1,4 +1,5 @@
-//! What a guest may ask for. The list is of what is allowed: what is new, or not thought of, is not.
+//! The requests that a guest may make. This is a list of allowed requests: new or unknown ones are
+//! refused.
 
 use libc::{EINVAL, ENOSYS, EPERM, EROFS};
 

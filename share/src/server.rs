@@ -1,4 +1,4 @@
-//! The process that answers.
+//! The process that answers requests.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::Rights;
 use crate::message::{ANSWER, Answer, MAX, Offer, REQUEST, Request, Wishes, is_silent, opcode};
 
-/// What a server says when it is ready, before all answers.
+/// The byte that a server sends first, when it is ready.
 pub const READY: u8 = b'R';
 
 /// How long a guest may believe what it was told of names and files: the host may change them.
@@ -30,10 +30,10 @@ pub enum ServeError {
     #[error("the socket has failed")]
     Socket(#[from] io::Error),
     /// The other side has sent what is no message, so that nobody knows where the next one begins.
-    #[error("a message of {0} bytes: not a possible length of a message")]
+    #[error("a message has the impossible length of {0} bytes")]
     Length(u32),
     /// An answer was made and could not be sent.
-    #[error("an answer is lost: {0}")]
+    #[error("cannot send an answer: {0}")]
     Answer(String),
 }
 
@@ -139,7 +139,7 @@ impl Server {
             // The library thinks that nobody waits for this one.
             (Ok(_), _) if header.opcode.get() == opcode::DESTROY => Ok(Err(0)),
             (done, _) => {
-                log::debug!("a message that is not valid: {:?}", done.err());
+                log::debug!("an invalid message: {:?}", done.err());
                 Ok(Err(libc::EINVAL))
             }
         }

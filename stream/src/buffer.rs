@@ -1,4 +1,4 @@
-//! Records on their way to a writer.
+//! Buffers records for a writer.
 
 use std::mem::offset_of;
 

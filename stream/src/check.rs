@@ -1,4 +1,4 @@
-//! Whether frames fit together: numbers, positions, totals.
+//! Checks that frames are consistent: their numbers, positions and totals.
 
 use std::collections::HashMap;
 

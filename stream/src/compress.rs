@@ -1,7 +1,7 @@
 //! Compressed frames: whole frames of a stream, compressed together.
 //!
-//! What is inside are the very frames of the plain stream, with their heads, so that nothing but
-//! [`Compressor`] and the decoder know of it.
+//! A compressed frame contains the unchanged frames of the plain stream, with their heads, so that
+//! only [`Compressor`] and the decoder know of compression.
 
 use std::io::{Error, ErrorKind, Result, Write};
 use std::str::FromStr;
@@ -14,7 +14,8 @@ use super::wire::{
     VERSION_COMPRESSED, VERSION_MAJOR, kind,
 };
 
-/// Bytes of frames from which on they are compressed: more make the result hardly smaller.
+/// The number of bytes of frames that are compressed together. More would hardly improve the
+/// result.
 const BLOCK: usize = 256 << 10;
 
 /// How a stream is compressed.

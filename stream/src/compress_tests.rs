@@ -1,4 +1,4 @@
-//! Compressed streams say what plain ones do, and nothing that was made of them does any harm.
+//! Compressed streams decode to the plain ones, and damaged ones do no harm.
 
 use std::io::Write;
 

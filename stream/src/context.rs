@@ -1,4 +1,4 @@
-//! In which state of its CPU a record was written.
+//! The state of the CPU when a record was written.
 
 use std::fmt;
 

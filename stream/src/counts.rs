@@ -1,4 +1,4 @@
-//! How often functions were entered whose entries were counted, not recorded, and histograms of calls.
+//! Counts of calls that were counted instead of recorded, and histograms of calls.
 
 use zerocopy::{FromBytes, IntoBytes};
 

@@ -1,4 +1,4 @@
-//! Counts as they are written and read, and what is no count.
+//! Counts that are written and read back, and invalid ones that are refused.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Bytes in, frames out: the state machine behind every reader.
+//! The state machine of every reader: it turns bytes into frames.
 
 use std::ops::Range;
 

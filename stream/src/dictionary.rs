@@ -1,4 +1,4 @@
-//! Names: what both ends know, and what a late joiner is sent first.
+//! Names that both ends know, and that a consumer that joins late is sent first.
 
 use std::collections::{BTreeMap, HashMap};
 

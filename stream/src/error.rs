@@ -1,4 +1,4 @@
-//! What can be wrong with a stream.
+//! Errors in a stream.
 
 use std::fmt;
 use std::io;

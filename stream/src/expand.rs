@@ -1,4 +1,4 @@
-//! What is inside of compressed frames.
+//! Decompresses frames.
 
 use super::frame::PayloadError;
 use super::span::frame_spans;
@@ -6,7 +6,7 @@ use super::wire::{ALIGN, CompressedHead, FrameHead, MAX_PLAIN, METHOD_ZSTD, kind
 
 use zerocopy::FromBytes;
 
-/// The frames of the last compressed frame: at most [`MAX_PLAIN`] bytes, whatever that says.
+/// The frames in the last compressed frame: at most [`MAX_PLAIN`] bytes, whatever its head says.
 #[derive(Debug, Default)]
 pub(super) struct Expanded {
     zstd: zstd_frames::Decompressor,

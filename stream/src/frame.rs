@@ -18,7 +18,7 @@ use super::wire::{
     kind,
 };
 
-/// One step of a stream.
+/// One frame of a stream, decoded.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Frame<'a> {

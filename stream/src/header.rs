@@ -1,4 +1,4 @@
-//! The first frame: what a consumer must know before any record.
+//! The header, the first frame: it has everything that a consumer must know before any record.
 
 use zerocopy::{FromBytes, IntoBytes};
 

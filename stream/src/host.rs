@@ -1,4 +1,4 @@
-//! Exits of vCPUs as events: `host:exit`, which no tracepoint of the guest tells.
+//! Exits of vCPUs as the event `host:exit`, which is no tracepoint of the guest.
 
 use super::buffer::RecordBuffer;
 use super::dictionary::Symbol;

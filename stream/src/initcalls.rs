@@ -1,4 +1,4 @@
-//! Initcalls of the kernel in a header: which function is of which level.
+//! Initcalls of the kernel in a header: the level of each such function.
 
 use super::Header;
 

@@ -1,18 +1,60 @@
 //! The trace stream: one framing for files, unix sockets and vsock.
 //!
-//! `docs/stream.md` specifies the bytes; this module is the library for both ends:
+//! `docs/stream.md` specifies the format; this crate is the library for both ends:
 //!
-//! - [`Writer`] turns what the relay drained into frames;
-//! - [`Reader`] (pull) and [`Decoder`] (push) turn bytes back into [`Frame`]s and verify
-//!   them: check values, frame numbers, positions and the totals of the last frame;
-//! - [`Dictionaries`] is what both ends know of names, and what a late joiner is sent;
+//! - [`Writer`] turns records of the relay into frames;
+//! - [`Reader`] (pull) and [`Decoder`] (push) turn bytes into [`Frame`]s and verify them: check
+//!   values, frame numbers, positions, and the totals in the last frame;
+//! - [`Dictionaries`] has the names that both ends know, and that a consumer that joins late is
+//!   sent;
 //! - [`Merger`] puts the records of all vCPUs into one order;
-//! - `Compressor` makes a smaller stream of one, which readers read like any other.
+//! - `Compressor` compresses a stream; readers read it like any other.
 //!
-//! The feature `zstd`, on by default, is for compressed streams, and all that takes a C library.
+//! How often each function was called (a function is an offset from an address in the header, and its
+//! name comes before its first record):
 //!
-//! Nothing that is read is trusted: a reader returns a [`StreamError`] or a frame, never
-//! panics, and holds no more memory than the limits of the format allow.
+//! ```
+//! use std::collections::BTreeMap;
+//! use vmtrace_stream::{Frame, Reader, Record};
+//! # use vmtrace_stream::{EntryRecord, Header, Summary, Symbol, Writer};
+//!
+//! # // Instead of a file of `vmtrace boot -o`, or a connection to its socket:
+//! # let header = Header { clock_hz: 1_000_000, vcpus: 1, address_base: Header::TOP_4_GIB, ..Header::default() };
+//! # let mut writer = Writer::new(Vec::new(), &header)?;
+//! # writer.symbols([Symbol::new(Header::TOP_4_GIB + 64, 32, "vfs_read")])?;
+//! # writer.entries(0, &[EntryRecord::new(10, 64, 0, 1), EntryRecord::new(20, 64, 0, 1)])?;
+//! # writer.end(&Summary::default())?;
+//! # let source = writer.into_inner()?;
+//! # let source = source.as_slice();
+//! // `source` is a file, a socket, or anything else that can be read.
+//! let mut reader = Reader::new(source)?;
+//! let header = reader.header().clone();
+//! let (mut names, mut calls) = (BTreeMap::new(), BTreeMap::<String, u64>::new());
+//! while let Some(frame) = reader.next_frame()? {
+//!     match frame {
+//!         Frame::Symbols(list) => names.extend(
+//!             list.map(|symbol| (symbol.address, String::from_utf8_lossy(symbol.name).into_owned())),
+//!         ),
+//!         Frame::Records(batch) => {
+//!             for record in batch.records() {
+//!                 let Record::Entry { entry, .. } = record else { continue };
+//!                 let function = header.address(entry.function.get());
+//!                 let name = names.get(&function).cloned().unwrap_or_else(|| format!("{function:#x}"));
+//!                 *calls.entry(name).or_default() += 1;
+//!             }
+//!         }
+//!         Frame::Loss(loss) => println!("vCPU {} has lost {} records", loss.vcpu, loss.count),
+//!         _ => {}
+//!     }
+//! }
+//! assert_eq!(calls["vfs_read"], 2);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The feature `zstd`, on by default, adds compressed streams. Only this feature needs a C library.
+//!
+//! Input is not trusted: a reader returns a frame or a [`StreamError`], never panics, and uses no
+//! more memory than the limits of the format allow.
 
 mod buffer;
 mod check;

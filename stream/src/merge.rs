@@ -1,4 +1,4 @@
-//! One order for the records of all vCPUs.
+//! Merges the records of all vCPUs into one order.
 
 use std::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;

@@ -1,4 +1,4 @@
-//! What must hold for every stream, whole or not.
+//! Property tests: what must hold for every stream, complete or truncated.
 
 use std::collections::HashMap;
 

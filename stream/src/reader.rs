@@ -1,4 +1,4 @@
-//! A stream from anything that can be read.
+//! Reads a stream from any [`Read`](std::io::Read).
 
 use std::io::{ErrorKind, Read};
 

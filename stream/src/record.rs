@@ -7,7 +7,7 @@ use super::context::Context;
 use super::values::Values;
 use super::wire::ALIGN;
 
-/// What every record begins with, of whatever kind.
+/// The head of every record, of all kinds.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]

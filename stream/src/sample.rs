@@ -1,4 +1,4 @@
-//! A small stream with everything in it, for tests.
+//! A small stream with every kind of frame, for tests.
 
 use super::*;
 

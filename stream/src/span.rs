@@ -1,4 +1,4 @@
-//! Whole frames in a row, without a look into them.
+//! Finds runs of complete frames without decoding their payloads.
 
 use zerocopy::FromBytes;
 

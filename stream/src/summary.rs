@@ -1,4 +1,4 @@
-//! The closing summary: text of the last frame.
+//! The closing summary: the text of the last frame.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A stream as it is meant to be: written, read, joined late.
+//! Tests of valid streams: written, read, joined late.
 
 use super::sample::{header, mark, summary};
 use super::*;

@@ -1,11 +1,12 @@
-//! What was told of counts so far: for the summary, and for who joins late.
+//! The counts that were reported so far, for the summary and for consumers that join late.
 
 use std::collections::{BTreeMap, HashSet};
 
 use super::counts::{Bucket, Count, HistogramOf, cut};
 use super::summary::Counted;
 
-/// Most numbers that are kept, as readers of text do: more than any kernel has.
+/// The most counters that are kept: more than any kernel has functions. Readers of text have the
+/// same limit.
 const MOST: usize = 1 << 20;
 
 /// vCPU, tracer, and what histograms are of: which argument.

@@ -1,4 +1,4 @@
-//! Which functions were traced, called or not.
+//! The functions that were traced, whether or not they were called.
 
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};

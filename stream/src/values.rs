@@ -1,4 +1,4 @@
-//! Values of arguments and returns: what the words of records are, and what they say.
+//! Values of arguments and returns: how the words of records are described and decoded.
 
 use std::collections::HashSet;
 
@@ -8,8 +8,8 @@ use zerocopy::little_endian::U64;
 
 use super::wire::{ALIGN, MAX_VALUE_WORDS, MAX_VALUES, MAX_VALUES_TEXT, ValuesHead};
 
-/// Values of one record, as they are there: of what kinds they are says the [`ValuesFormat`] of
-/// the record's function.
+/// The values of one record, not decoded. The [`ValuesFormat`] of the record's function gives their
+/// kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Values<'a> {
     /// Bit *i*: value *i* could not be read; its first word is then the address that could not

@@ -1,4 +1,4 @@
-//! What values say, and what is no value.
+//! Decoded values, and invalid ones that are refused.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Numbers and fixed layouts of the format: the Rust side of `docs/stream.md`.
+//! Constants and fixed layouts of the format; `docs/stream.md` specifies them.
 
 use flate2::Crc;
 use zerocopy::little_endian::{U16, U32, U64};

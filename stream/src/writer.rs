@@ -1,4 +1,4 @@
-//! Frames out.
+//! Writes frames.
 
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind, Result, Write};
@@ -20,7 +20,7 @@ use super::wire::{
     TotalEntry, TotalsHead, WatermarkFixed, flag, kind,
 };
 
-/// Bytes gathered before they are handed on.
+/// The number of bytes that are buffered before they are written.
 const GATHER: usize = 256 << 10;
 /// Longest text of a mark or note.
 const MAX_TEXT: usize = 64 << 10;

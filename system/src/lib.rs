@@ -1,5 +1,4 @@
-//! What both vmtrace and its emulated host need of the operating system, beyond the standard
-//! library.
+//! Operating system helpers beyond the standard library, for both vmtrace and its emulated host.
 
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 

@@ -1,9 +1,9 @@
-//! How many files may be open.
+//! The limit of open files.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// As high as it goes: every connection takes a descriptor or two, and many systems begin with
-/// 1024.
+/// Raises the limit of open files as far as possible: every connection takes one or two
+/// descriptors, and many systems have a limit of 1024.
 pub fn raise_descriptor_limit() {
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && soft < hard

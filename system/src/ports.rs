@@ -1,5 +1,5 @@
-//! Ports of a guest and of its host at Unix sockets, by Firecracker's convention: who connects to
-//! a socket asks with a line for a port of the guest, and a port of the host is a socket beside it.
+//! Vsock ports as Unix sockets, by Firecracker's convention. A client connects to a socket and
+//! names a port of the guest in a line. Each port of the host is a socket beside it.
 
 use std::path::{Path, PathBuf};
 

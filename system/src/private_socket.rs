@@ -1,4 +1,4 @@
-//! Unix sockets at a path, for their owner alone.
+//! Unix sockets at a path to which only their owner has access.
 
 use std::fs::{self, File};
 use std::io;

@@ -1,4 +1,4 @@
-//! Words for the user.
+//! Messages for the user.
 
 use std::fmt::Arguments;
 use std::io::Write;
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// As `eprintln!`, which panics when standard error cannot be written: what a command does, and
-/// what it exits with, must not depend on who reads it.
+/// Like `eprintln!`, but without its panic when standard error cannot be written: the work and the
+/// exit code of a command must not depend on the reader of its messages.
 #[macro_export]
 macro_rules! say {
     ($($words:tt)*) => {

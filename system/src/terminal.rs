@@ -1,8 +1,8 @@
-//! The user's terminal, raw: every key is for somebody else.
+//! The user's terminal in raw mode, so that the guest gets every key.
 //!
-//! There is one for a process. It is as it was found when the guard ends, and [`restore`] does the
-//! same for those who end the process without that. Words for the user ([`crate::say`]) have the line
-//! ends meanwhile that a raw terminal wants.
+//! A process has one. The guard restores its mode when it is dropped; [`restore`] does so for code
+//! that ends the process without dropping it. Meanwhile messages for the user ([`crate::say`]) have
+//! the line ends that a raw terminal needs.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 use nix::unistd::{Pid, getpgrp, tcgetpgrp};
 
-/// The one that was made raw first, and how it was.
+/// The terminal that was made raw first, with its former mode.
 static TERMINAL: OnceLock<Terminal> = OnceLock::new();
 static RAW: AtomicBool = AtomicBool::new(false);
 /// What was shown last did not end a line.

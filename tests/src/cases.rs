@@ -1,4 +1,4 @@
-//! What must hold for the guests of every architecture, whatever boots them.
+//! Test cases for guests of every architecture, however they are booted.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

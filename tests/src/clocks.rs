@@ -1,4 +1,4 @@
-//! Times of the trace beside those of the guest's own log.
+//! Times of the trace compared with those of the guest's own log.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::Write as _;

@@ -1,4 +1,4 @@
-//! Conditions, decided where the call is made: what must hold on every kernel.
+//! Conditions that are evaluated in the guest: what must hold on every kernel.
 
 use serde_json::Value;
 

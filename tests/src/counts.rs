@@ -1,4 +1,4 @@
-//! Counted and sorted calls beside records of the same calls.
+//! Counters and histograms compared with records of the same calls.
 
 use serde_json::Value;
 use std::collections::BTreeMap;

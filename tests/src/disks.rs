@@ -1,4 +1,4 @@
-//! Disks of guests that `vmtrace boot` runs as a user would.
+//! Disks of guests, with `vmtrace boot` run as a user would.
 
 use std::fs;
 use std::path::Path;

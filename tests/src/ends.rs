@@ -1,4 +1,4 @@
-//! How guests end, as their kernels say it and not as their consoles do.
+//! How guests end, as seen from their kernels and not from their consoles.
 
 use vmtrace::stream::{Exit, MarkKind};
 

@@ -1,4 +1,4 @@
-//! Events of tracepoints beside the guest's own trace of them.
+//! Events of tracepoints compared with the guest's own trace of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! Tracers whose totals are known to the call, while others change on the very same function.
+//! Tracers whose exact numbers of calls are known, while other tracers of the same function change.
 
 use crate::random::Random;
 use anyhow::{Context, Result, ensure};

@@ -1,4 +1,4 @@
-//! `boot --latency` and `ctl latency` as a user would ask for them.
+//! `boot --latency` and `ctl latency`, run as a user would.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Guests that `vmtrace boot` runs as a user would, and that are used while they run.
+//! Guests of `vmtrace boot`, run as a user would, and controlled while they run.
 
 use std::io::Read;
 use std::panic::{RefUnwindSafe, catch_unwind, resume_unwind};

@@ -1,4 +1,5 @@
-//! Faults of processors that a guest has closed stay closed: what is put into it returns as its own code does.
+//! Mitigations of processor vulnerabilities stay effective: code that vmtrace puts into the guest returns as
+//! the guest's own code does.
 
 use anyhow::{Context, Result};
 use vmtrace::kernel::{Exit, ExitKind, Kernel, SiteSection};

@@ -1,4 +1,4 @@
-//! Programs of other projects that read what vmtrace writes: those of `images/readers`.
+//! Programs of other projects that read vmtrace's output, from `images/readers`.
 
 use std::path::Path;
 use std::process::Command;

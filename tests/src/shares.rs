@@ -1,4 +1,4 @@
-//! Directories that guests share, of runs of `vmtrace boot` as a user would.
+//! Shared directories, with `vmtrace boot` run as a user would.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

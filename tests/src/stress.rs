@@ -1,5 +1,5 @@
-//! Random changes of what is traced while the guest works: whatever is changed when,
-//! the guest must not notice, and must have its code back at the end.
+//! Random changes of what is traced while the guest works. The guest must not notice any of them,
+//! and must have its code back at the end.
 
 use crate::SharedHost;
 use crate::cases::trouble;

@@ -1,4 +1,5 @@
-//! Events of switched interrupts and preemption beside the state of the CPU in other records.
+//! Events of interrupts and preemption that are switched, compared with the state of the CPU in
+//! other records.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! What a guest says of its own calls and stacks: vmtrace must say the same, and leave them alone.
+//! A guest's own trace of its calls and stacks: vmtrace must report the same, and must not change
+//! the stacks.
 
 use std::collections::BTreeMap;
 

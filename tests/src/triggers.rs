@@ -1,4 +1,4 @@
-//! What is done at calls that the guest itself counts down to.
+//! Triggers: actions at calls that the guest itself counts down to.
 
 use vmtrace::stream::{Exit, MarkKind};
 

@@ -1,4 +1,4 @@
-//! What guests without a system of their own can run.
+//! Commands that guests without a system of their own can run.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Jobs in the emulated host: streams, files, exit codes, signals, and what happens when things break.
+//! Jobs in the emulated host: streams, files, exit codes, signals, and failures.
 
 use std::fs;
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! However a vmtrace with an emulated host ends, no process and no file of it stays.
+//! However a vmtrace with an emulated host ends, no process and no file of it remains.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};

@@ -1,4 +1,4 @@
-//! Consumers of a running trace, and control, through the emulated host.
+//! Consumers and control of a running trace, through the emulated host.
 
 use serde_json::Value;
 use std::fs;

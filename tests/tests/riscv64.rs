@@ -1,5 +1,5 @@
-//! `vmtrace boot` of riscv64 kernels on whatever machine this is: hosts, containers of images, ends of guests.
-//! What is in traces is tests/trace_riscv64.rs's.
+//! `vmtrace boot` of riscv64 kernels on any machine: hosts, containers of images, ends of guests.
+//! tests/trace_riscv64.rs tests the content of traces.
 
 use std::fs;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! What confines the process that runs a guest, on real kernels with seccomp and Landlock.
+//! The sandbox of the process that runs a guest, on real kernels with seccomp and Landlock.
 
 use std::collections::BTreeMap;
 

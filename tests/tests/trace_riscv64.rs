@@ -1,5 +1,5 @@
-//! Real riscv64 kernels, without CALL_OPS and with, booted and traced in the emulated
-//! host: held to what those of x86-64 are.
+//! Real riscv64 kernels, with and without CALL_OPS, booted and traced in the emulated host. They
+//! must pass the same checks as those of x86-64.
 
 use vmtrace::emulated::HostArch;
 use vmtrace_tests::cases::Guests;

@@ -1,4 +1,4 @@
-//! Nanoseconds per record, beside a bare clock read in the same run.
+//! Nanoseconds per record, compared with a bare clock read in the same run.
 #![allow(unsafe_code, reason = "runs machine code in this process")]
 
 #[cfg(target_arch = "x86_64")]

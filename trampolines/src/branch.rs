@@ -1,10 +1,11 @@
-//! How the parts of a condition lead on, on any architecture.
+//! Branches between the parts of a condition, on any architecture.
 
 use crate::condition::{Condition, Test};
 use crate::program::ProgramError;
 use dynasmrt::DynamicLabel;
 
-/// Where something goes, and for which outcome: for the other one it goes on.
+/// The target of a branch, and the outcome for which it is taken. For the other outcome execution
+/// continues.
 pub(crate) type Way = (DynamicLabel, bool);
 
 /// What an architecture has for it.

@@ -1,5 +1,5 @@
-//! Which calls a program records: looked at before it reserves a record, so that a call that is not
-//! meant costs a few instructions and writes nothing.
+//! Conditions: which calls a program records. They are evaluated before a record is reserved, so
+//! that a call that does not match costs a few instructions and writes nothing.
 
 /// What must be true of a call.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,7 +1,7 @@
-//! In which state of its CPU a call was made.
+//! The state of the CPU when a call was made.
 
-/// Where a kernel keeps what [`Field::Context`](crate::Field::Context) is made of. Offsets in a
-/// task, in bytes, but for one.
+/// Where a kernel keeps the data of [`Field::Context`](crate::Field::Context): byte offsets in a
+/// task, with one exception.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextPlaces {
     /// Of its flags (`thread_info.flags`).

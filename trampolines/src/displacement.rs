@@ -1,4 +1,4 @@
-//! Places in chunks and records as displacements of instructions, on any architecture.
+//! Converts positions in chunks and records to displacements of instructions, on any architecture.
 
 use crate::layout::FRONT_SIZE;
 

@@ -1,7 +1,7 @@
-//! Tasks that are followed: a set of process ids, which grows with each fork of one that is in it.
+//! Tasks that are followed: a set of process ids, which grows with each fork of a task in it.
 
-/// Bytes of a set: one for each process id that there can be (`PID_MAX_LIMIT` of 64-bit kernels), which is 1
-/// where the task is followed and else 0. So a store is enough, and no other CPU's can be lost.
+/// Bytes of a set: one for each possible process id (`PID_MAX_LIMIT` of 64-bit kernels). It is 1 if the task
+/// is followed, else 0. So a plain store is enough, and no store of another CPU can be lost.
 pub const SIZE: u64 = 1 << PID_BITS;
 
 pub(crate) const PID_BITS: u32 = 22;

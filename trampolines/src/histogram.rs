@@ -1,5 +1,4 @@
-//! What programs keep of calls that are sorted by size instead of being recorded: histograms, and the calls
-//! whose end is not seen yet.
+//! Histograms: the layout of buckets, and of the calls that have not ended yet.
 
 /// Words of 8 bytes that a histogram takes: [`BUCKETS`], [`SUM`], [`MISSED`], and room up to a cache line.
 pub const WORDS: u64 = 72;

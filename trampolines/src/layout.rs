@@ -2,19 +2,20 @@
 //!
 //! A ring belongs to one guest CPU and is a run of [`CHUNK_SIZE`] chunks. Each chunk has its own
 //! account, the [`Front`], at its upper end; records fill it **downwards** from there. So the end
-//! of a record is known when it is reserved, whatever its length is, and what is common to all
-//! records lies at fixed places below that end. A chunk is used up when a position in it is below
-//! [`Ring::spent`]: one test of the position alone, and a record of [`MAX_RECORD`] bytes always
-//! fits above it.
+//! of a record is known when it is reserved, whatever its length is, and the fields that all
+//! records have are at fixed places below that end. A chunk is used up when a position in it is
+//! below [`Ring::spent`]: one test of the position alone, and a record of [`MAX_RECORD`] bytes
+//! always fits above it.
 //!
-//! Positions are 64-bit words: the low half is the low half of the address down to which the
-//! chunk is in use, the high half counts laps from 1 on. Two rings share no address and laps only
-//! grow, so that a position never comes back: that makes a reservation by one
-//! compare-and-exchange safe against interrupts, NMIs, preemption and migration at once.
+//! Positions are 64-bit words. The low half is the low half of the address down to which the chunk
+//! is in use. The high half counts laps from 1 on. Two rings share no address, and laps only grow,
+//! so a position never repeats. That makes a reservation by one compare-and-exchange safe against
+//! interrupts, NMIs, preemption and migration alike.
 //!
 //! A chunk is all zeros when it is opened. So a record is published when its [`Common::site`] is
-//! not 0, and one that is only reserved, whose length is not known yet, is a run of zero words: who
-//! looks for what lies below it skips them, since the word that ends a record is written first.
+//! not 0. A record that is only reserved, whose length is not known yet, is a run of zero words: a
+//! reader that looks for the record below skips them, since the word that ends a record is written
+//! first.
 //!
 //! ```text
 //!  Control (per CPU)               chunk, at a multiple of its size
@@ -31,7 +32,7 @@
 
 use core::mem::{offset_of, size_of};
 
-/// Bytes that every record has; those of further fields lie below them.
+/// Bytes that every record has; those of further fields are below them.
 pub const COMMON_SIZE: usize = size_of::<Common>();
 /// Bytes of the longest record.
 pub const MAX_RECORD: usize = 256;

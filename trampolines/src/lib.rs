@@ -1,9 +1,9 @@
 //! The annex layout and the compiler of programs.
 //!
 //! [`layout`] is the one source of truth for what compiled programs, the VMM (reader of the rings)
-//! and the tests agree on. A [`Program`] says what a site has to do; [`x86_64`] and [`riscv64`]
-//! make machine code of it, on any machine, when it is known what only the running guest tells:
-//! where its rings are, where `current` is.
+//! and the tests agree on. A [`Program`] says what a site has to do. [`x86_64`] and [`riscv64`]
+//! compile it, on any machine. They need facts that only the running guest has: where its rings
+//! are, and where `current` is.
 
 mod branch;
 pub mod condition;

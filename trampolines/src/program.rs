@@ -1,4 +1,4 @@
-//! Programs: what a site has to do, as a description that no architecture is in.
+//! Programs: an architecture-independent description of what a site has to do.
 
 use crate::condition::{Condition, Operand, Test, extended};
 use crate::histogram::{Calls, Ended, OPEN, Sorted};

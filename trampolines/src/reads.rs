@@ -1,4 +1,4 @@
-//! What the reads of a program need behind its code, on any architecture.
+//! The code after a program that its reads of memory need, on any architecture: failure paths, and a subroutine.
 
 use dynasmrt::DynamicLabel;
 

@@ -1,5 +1,4 @@
-//! Conditions: a program writes a record of exactly the calls that are meant, and is not seen by
-//! those that are not.
+//! Conditions: a program records exactly the calls that match, and the function does not notice it.
 #![allow(clippy::cast_possible_truncation, reason = "all are limited")]
 
 mod common;

@@ -1,4 +1,5 @@
-//! Programs that count: each call once, where its site's counter is, unseen by the function.
+//! Programs that count: each call once, in its site's counter, without a change that the function
+//! notices.
 
 mod common;
 

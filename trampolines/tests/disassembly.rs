@@ -1,4 +1,4 @@
-//! What an independent decoder says of programs, for both architectures on any machine.
+//! Checks programs with an independent decoder, for both architectures on any machine.
 
 mod disassembled;
 

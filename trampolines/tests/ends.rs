@@ -1,5 +1,5 @@
-//! Conditions on how long a call took and what it returned: a record of exactly the ends that are meant, and a place
-//! that is free again after all of them.
+//! Conditions on the duration of a call and on its returned value: exactly the matching ends are recorded, and every
+//! end frees its place.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Programs that sort calls: each value into its bucket, each end to its beginning, unseen by the function.
+//! Programs that sort calls: each value is counted in its bucket, each end is matched with its start, and
+//! the function notices nothing.
 
 mod common;
 

@@ -1,8 +1,8 @@
 //! Programs that are interrupted at each of their instructions in turn.
 //!
-//! One instruction of a program is replaced by one that faults. The handler puts it back and hits
-//! other sites, which call another copy of the program, as often as the ring goes round. So every
-//! order of two writers comes about, each time the same way, in the slow paths too.
+//! One instruction of a program is replaced by one that faults. The handler restores it and hits
+//! other sites, which call another copy of the program, until the ring has wrapped around. So every
+//! order of two writers occurs, reproducibly, in the slow paths too.
 #![allow(unsafe_code, reason = "runs machine code in this process")]
 
 mod common;

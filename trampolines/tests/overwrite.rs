@@ -1,14 +1,14 @@
-//! A flight recorder whose writers are interrupted while the ring goes round.
+//! A flight recorder whose writers are interrupted while the ring wraps around.
 //!
-//! The interrupted writer is played by hand: the test exchanges head itself and writes the record in
-//! the order in which programs do. What must hold after every step: a record that a reader gets is
-//! one that happened, and all are accounted for.
+//! The test plays the interrupted writer: it exchanges head itself and writes the record in the
+//! order in which programs do. After every step, a reader may get only records of calls that
+//! happened, and all calls must be accounted for.
 //!
-//! The first programs wrote "which lap" before the other half of a record: a writer that slept in
-//! between while the ring went round completed a record whose other half was someone else's, a call
-//! that never happened, with the right lap. The next ones found such writers by a tag that each
-//! record had, but not one that had only reserved: what fields of earlier records had left there
-//! could look like a finished record with the right tag.
+//! Two earlier versions failed here. The first wrote the lap before the other half of a record. A
+//! writer that slept in between while the ring wrapped around completed a record whose other half
+//! was another writer's: a call that never happened, with the right lap. The second found such
+//! writers by a tag in each record, but not a writer that had only reserved: leftover fields of
+//! earlier records could look like a finished record with the right tag.
 #![allow(unsafe_code, reason = "runs machine code in this process")]
 
 mod common;

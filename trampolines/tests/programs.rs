@@ -1,4 +1,4 @@
-//! Programs of every kind: what they record, and what they leave alone.
+//! Programs of every kind: what they record, and what they must not change.
 #![allow(unsafe_code, reason = "runs machine code in this process")]
 
 mod common;

@@ -1,4 +1,5 @@
-//! Memory along pointers: what can be read is read right, and nothing else is touched.
+//! Reads of memory along pointers: readable memory is read correctly, and no other memory is
+//! accessed.
 #![allow(unsafe_code, reason = "runs machine code in this process")]
 
 mod common;

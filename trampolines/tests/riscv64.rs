@@ -1,4 +1,4 @@
-//! What only the riscv64 trampolines have.
+//! Features that only the riscv64 trampolines have.
 #![cfg(target_arch = "riscv64")]
 #![allow(unsafe_code, reason = "runs machine code in this process")]
 

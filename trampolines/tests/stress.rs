@@ -1,4 +1,4 @@
-//! Drained rings under interrupts, preemption and migration: see the engine.
+//! Drained rings under interrupts, preemption and migration: see `common/stress.rs`.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Flight recorders under interrupts, preemption and migration: see the engine. (A binary of its
-//! own, since the engine's state is the process's.)
+//! Flight recorders under interrupts, preemption and migration: see `common/stress.rs`. This is a
+//! separate binary, since that module's state is global to the process.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Stubs where interrupts and preemption are switched: what they tell, and what they leave alone.
+//! Stubs where interrupts and preemption are switched: what they report, and what they must not
+//! change.
 #![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code, reason = "runs machine code in this process")]
 

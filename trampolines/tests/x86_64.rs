@@ -1,4 +1,4 @@
-//! What only the x86-64 trampolines have.
+//! Features that only the x86-64 trampolines have.
 #![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code, reason = "runs machine code in this process")]
 

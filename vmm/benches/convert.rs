@@ -1,9 +1,10 @@
-//! Records per second of `vmtrace convert`, each format beside `trace-cmd report` on the same trace.
+//! Records per second of `vmtrace convert`, for each format, compared with `trace-cmd report` on the
+//! same trace.
 //!
-//! `cargo bench -p vmtrace --bench convert [-- MILLIONS [FOLDER]]`: a trace of so many million records
-//! (10) is made in FOLDER (a temporary one), half entries and half returns, nested 8 deep, of 200
-//! tasks on 4 vCPUs. Each row is a process of its own: seconds of wall clock and of CPU, and the most
-//! memory that was resident. `trace-cmd` comes from `images/readers`.
+//! `cargo bench -p vmtrace --bench convert [-- MILLIONS [FOLDER]]`: makes a trace of MILLIONS (10)
+//! million records in FOLDER (a temporary one): half entries and half returns, nested 8 deep, of 200
+//! tasks on 4 vCPUs. Each row is a separate process: seconds of wall clock and of CPU, and peak
+//! resident memory. `trace-cmd` comes from `images/readers`.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};

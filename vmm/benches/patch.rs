@@ -1,9 +1,9 @@
-//! Every site of a kernel, held and given back: what a guest waits for. Needs the kernels of
-//! `scripts/setup`.
+//! The time to hold and give back every site of a kernel, for which a guest waits. Needs the
+//! kernels of `scripts/setup`.
 //!
-//! `cargo bench -p vmtrace --bench patch`; an item is a site. `look` is the floor: all
-//! of them read once. `hold_exits` and `make_stubs` (x86-64): the places where all of them are left; an
-//! item is such a place.
+//! `cargo bench -p vmtrace --bench patch`; an item is a site. `look` is the lower bound: it reads all
+//! of them once. `hold_exits` and `make_stubs` (x86-64) do the same for the exits of all functions; an
+//! item is an exit.
 
 #[path = "../tests/fake_guest/mod.rs"]
 mod fake_guest;

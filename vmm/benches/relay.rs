@@ -1,9 +1,9 @@
-//! Records per second through the relay: out of full rings, as trampolines leave them, to where
-//! the stream goes. Everything has one core: consumers are fed and read on it as well.
+//! Records per second through the relay: from full rings, as trampolines leave them, to the output
+//! of the stream. Everything shares one core, including the consumers and their readers.
 //!
-//! `cargo bench -p vmtrace --bench relay`; an item is a record, bytes are those that are written (of
-//! the rings for `copy` and `copy_to_file`, the floors: their bytes copied to somewhere else). These
-//! records are more regular than those of guests: `vmtrace-bench boots` says how small real ones get.
+//! `cargo bench -p vmtrace --bench relay`; an item is a record, and bytes are those written. `copy`
+//! and `copy_to_file` are the lower bounds: they only copy the bytes of the rings. These records are
+//! more regular than those of guests: `vmtrace-bench boots` says how small real ones are.
 
 #[path = "../tests/relay/rings.rs"]
 mod rings;

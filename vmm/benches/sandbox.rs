@@ -1,5 +1,5 @@
-//! What the filter of a vCPU's thread adds to every entry into the guest: an `ioctl` that the kernel
-//! refuses at once, without and with it, in turns.
+//! The time that the seccomp filter of a vCPU's thread adds to every entry into the guest: an
+//! `ioctl` that the kernel refuses at once, alternately without and with the filter.
 //!
 //! `cargo bench -p vmtrace --bench sandbox`
 

@@ -1,5 +1,5 @@
-//! Bytes per second through the socket device, in each direction, against a driver in this
-//! process; beside it the Unix socket alone, which is the way's second half.
+//! Bytes per second through the socket device, in each direction, with a driver in this process.
+//! For comparison the Unix socket alone, which is the second half of the path.
 //!
 //! `cargo bench -p vmtrace --bench vsock`
 

@@ -1,9 +1,9 @@
-//! The deadline of a run: a thread that waits for nothing but time.
+//! The deadline of a run: a thread that only waits for time to pass.
 //!
-//! A run has many parts, and each may hang: a thread that does not end, an output that takes nothing,
-//! an emulated host that is stuck. Each has a bound of its own where one is known. This is for what
-//! nobody has thought of: whoever sees to the run says what it does next, and how long that may take.
-//! When it takes longer, it is named, and the process ends.
+//! A run has many parts, and each may hang: a thread that does not end, an output that accepts
+//! nothing, an emulated host that is stuck. Most have their own time limits. This one catches the
+//! rest: the code that ends a run declares each step and how long it may take. If a step takes
+//! longer, a message names it and the process ends.
 
 use std::fmt;
 use std::io;
@@ -16,7 +16,7 @@ use vmtrace_system::{private_socket, say, terminal};
 
 use crate::sandbox::{self, Thread};
 
-/// How long a part of the end may do nothing.
+/// How long a step of the end may make no progress.
 pub const TIME: Duration = Duration::from_secs(30);
 /// How long the run may take to see that it is to end: it may be in the middle of a pause.
 pub const STEP: Duration = Duration::from_secs(60);

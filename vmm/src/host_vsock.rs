@@ -1,4 +1,4 @@
-//! The kernel's own `AF_VSOCK`: of a host towards its guests, or of a guest towards its host.
+//! The kernel's own `AF_VSOCK`: from a host to its guests, or from a guest to its host.
 
 use crate::serve::FIRST_UNPRIVILEGED_PORT;
 use nix::errno::Errno;

@@ -1,6 +1,6 @@
 //! vmtrace: a hypervisor-based tracer of guest kernel functions.
 //!
-//! The life of a record is described in `docs/architecture.md`.
+//! `docs/architecture.md` describes the life of a record.
 
 // They panic when nobody can be told: see `vmtrace_system::say`.
 #![warn(clippy::print_stderr, clippy::print_stdout)]

@@ -1,4 +1,4 @@
-//! The `vmtrace` binary: everything is in the library.
+//! The `vmtrace` binary; all of its code is in the library.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The client of the agent protocol against the agent's server, each in this process, over socket pairs.
+//! The client of the agent protocol and the agent's server, both in this process, over socket pairs.
 
 use std::fs;
 use std::io::{self, Read, Write};

@@ -1,4 +1,4 @@
-//! What all commands have in common, as a user meets it.
+//! Tests of what all commands have in common, run as a user would.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};

@@ -1,4 +1,4 @@
-//! A process in which a part of a run never ends does end, as it should: in processes of their own.
+//! A process ends although a part of its run never does. Each test runs in a separate process.
 
 use std::fs;
 use std::io::Write as _;

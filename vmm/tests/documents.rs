@@ -1,4 +1,4 @@
-//! The documents: every link leads somewhere, every page can be found, and every command has the options that it is shown
+//! The documents: every link has a target, every page is linked, and every command has the options that it is shown
 //! with.
 
 use std::collections::{BTreeMap, BTreeSet};

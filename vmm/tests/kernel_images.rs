@@ -1,5 +1,5 @@
-//! What vmtrace understands of the real kernels that scripts/setup puts into the cache. Their
-//! versions move, so that nothing here depends on one build's numbers.
+//! The analysis of the real kernels that scripts/setup puts into the cache. Their versions change,
+//! so nothing here depends on the numbers of one build.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

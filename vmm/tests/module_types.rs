@@ -1,5 +1,5 @@
-//! Types and tracepoints of modules: by the type information in real module files, and in a guest's
-//! memory that has anything. Needs the kernels of `scripts/setup`.
+//! Types and tracepoints of modules, from the type information in real module files, and from guest
+//! memory with arbitrary content. Needs the kernels of `scripts/setup`.
 
 use object::{Object as _, ObjectSection as _};
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `vmtrace report` as a user runs it.
+//! `vmtrace report`, run as a user would.
 
 use std::io::{Read, Write};
 use std::process::{Command, Output, Stdio};

@@ -1,4 +1,4 @@
-//! `vmtrace run` as a program, and an agent in this process behind a socket like that of `vmtrace boot --socket`.
+//! `vmtrace run` as a program, with an agent in this process at a socket like that of `vmtrace boot --socket`.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

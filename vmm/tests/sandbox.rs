@@ -1,4 +1,4 @@
-//! What threads may do that deal with a guest, and what becomes of the rest.
+//! What the threads that deal with a guest may do, and the results of forbidden operations.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;

@@ -1,5 +1,5 @@
-//! The example consumer in Python understands what the Rust writer writes, from the page
-//! `docs/stream.md` alone: it shares no code with the library.
+//! The example consumer in Python reads what the Rust writer writes. It was written from
+//! `docs/stream.md` alone, and shares no code with the library.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixListener;

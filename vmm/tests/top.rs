@@ -1,4 +1,4 @@
-//! `vmtrace top` as a user runs it, of a trace that a test serves.
+//! `vmtrace top`, run as a user would, on a trace that a test serves.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -1,5 +1,5 @@
-//! Sites of modules, on plain memory with real kernels' images (x86-64): found by a `struct module`,
-//! held, lent, given back before their memory goes.
+//! Sites of modules, on plain memory with real kernels' images (x86-64): they are found from a
+//! `struct module`, held, lent, and given back before their memory is freed.
 
 mod fake_guest;
 

@@ -1,5 +1,5 @@
-//! Sites of modules of riscv64 kernels, on plain memory: two instructions, and a literal in those with
-//! CALL_OPS.
+//! Sites of modules of riscv64 kernels, on plain memory: two instructions, and a literal in kernels
+//! with CALL_OPS.
 
 mod fake_guest;
 

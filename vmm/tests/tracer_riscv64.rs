@@ -1,4 +1,4 @@
-//! What only riscv64 guests have: two-instruction sites, literals, code in the gap.
+//! Features that only riscv64 guests have: two-instruction sites, literals, code in the gap.
 
 mod fake_guest;
 

@@ -1,4 +1,4 @@
-//! The self-test of an attach, on plain memory: what a program would have written is written here.
+//! The self-test of an attach, on plain memory: the tests write what a program would have written.
 
 mod fake_guest;
 

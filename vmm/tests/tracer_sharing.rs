@@ -1,5 +1,5 @@
 //! Sites that the guest's own ftrace uses as well, on plain memory, with a model of that ftrace
-//! which checks what the real one checks (x86-64).
+//! which makes the same checks as the real one (x86-64).
 
 mod fake_guest;
 

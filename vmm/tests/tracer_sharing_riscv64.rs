@@ -1,5 +1,5 @@
-//! Sites that the guest's own ftrace uses as well, on plain memory, with a model of that ftrace: kernels
-//! of riscv64, whose sites have a literal (CALL_OPS) or not.
+//! Sites that the guest's own ftrace uses as well, on plain memory, with a model of that ftrace
+//! (riscv64): kernels whose sites have a literal (CALL_OPS), and others.
 
 mod fake_guest;
 

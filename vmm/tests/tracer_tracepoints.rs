@@ -1,5 +1,5 @@
 //! Tracepoints on plain memory, with a model of the guest that changes them as the kernel does and
-//! checks what it checks.
+//! makes the same checks.
 
 mod fake_guest;
 

@@ -1,5 +1,5 @@
-//! Values of calls on real images: what users ask for becomes records that can be. Needs the kernels
-//! of `scripts/setup`.
+//! Values of calls on real images: what users ask for becomes valid records. Needs the kernels of
+//! `scripts/setup`.
 
 use std::collections::HashSet;
 use vmtrace::condition::Condition;

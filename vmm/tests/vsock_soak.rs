@@ -1,7 +1,8 @@
-//! Storms of connections against the socket device: guests and host processes that open, close,
-//! abort, stall, lie and break queues, all at once. In the end nothing may be left of them.
+//! Stress test of the socket device: guests and host processes open, close, abort, stall, send
+//! invalid packets and break queues, all at once. At the end no connection may remain.
 //!
-//! `VMTRACE_SOAK_SECONDS` says how long (2 without it), `VMTRACE_SOAK_SEED` repeats the choices.
+//! `VMTRACE_SOAK_SECONDS` is the time (2 by default), and `VMTRACE_SOAK_SEED` the seed that repeats
+//! the choices.
 
 #[path = "vsock/driver.rs"]
 mod driver;

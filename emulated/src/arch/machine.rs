@@ -1,6 +1,6 @@
-//! What tells emulated hosts of different architectures apart.
+//! The parameters in which emulated hosts of different architectures differ.
 
-/// The machine an emulated host is.
+/// The parameters of an emulated host's machine.
 #[derive(Debug)]
 pub(crate) struct Machine {
     /// As in the cache's `host/NAME`.

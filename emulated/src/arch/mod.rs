@@ -1,4 +1,4 @@
-//! What differs between emulated hosts of different architectures: one file of data each.
+//! Differences between emulated hosts, one file of data for each architecture.
 
 mod machine;
 mod riscv64;

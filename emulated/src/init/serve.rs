@@ -1,4 +1,5 @@
-//! The loop of process 1: frames from the outer side, output of jobs, ended children. One thread, nothing blocks.
+//! The loop of process 1 handles frames from the outer side, output of jobs, and exited children. It is one
+//! thread that never blocks.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,4 +1,4 @@
-//! File systems, modules, `/dev/kvm`.
+//! Mounts file systems, loads modules, makes `/dev/kvm`.
 
 use std::fs::{self, File};
 use std::io;

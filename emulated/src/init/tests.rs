@@ -1,4 +1,4 @@
-//! The host's end of the connection in a thread of this process.
+//! Tests of the host's end of the connection, which runs in a thread of this process.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! What the agent's peer says, in either direction, and what the agent says over the serial port.
+//! The agent's protocol, in both directions, and the agent's lines on the serial port.
 use vmtrace::agent::AgentParser;
 use vmtrace::agent::protocol::{Decoder, Frame, HEADER, PAYLOAD_MAX};
 

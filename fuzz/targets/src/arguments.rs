@@ -1,4 +1,4 @@
-//! Paths of `--arg`, on a kernel whose types have everything.
+//! Paths of `--arg`, on a kernel that has every kind of type.
 
 use crate::kernels::synthetic::{Layout, Machine, Options, build, types};
 use std::sync::OnceLock;

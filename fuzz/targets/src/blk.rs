@@ -1,4 +1,4 @@
-//! The block device: requests, descriptors and rings as the input has them.
+//! The block device: requests, descriptors and rings made of the input.
 #[path = "../../../vmm/tests/blk/driver.rs"]
 mod driver;
 

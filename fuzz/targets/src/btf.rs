@@ -1,4 +1,4 @@
-//! Type information: the input as it is, or damage to a small whole one.
+//! Type information (BTF): the input itself, or a small valid one that the input damages.
 use crate::kernels::synthetic::{Options, build};
 use vmtrace::kernel::{Btf, Kernel};
 

@@ -1,4 +1,4 @@
-//! Streams of any bytes, to every format of `vmtrace convert`.
+//! Converts streams of arbitrary bytes to every format of `vmtrace convert`.
 
 use std::path::Path;
 
@@ -28,7 +28,7 @@ pub(crate) fn run(input: &[u8]) {
     }
 }
 
-/// Text of the guest's must not leave its quotes.
+/// Text from the guest must stay inside its quotes.
 fn check(format: Format, place: &Path, begun: bool) {
     if format == Format::Chrome && begun {
         let text = std::fs::read_to_string(place).expect("UTF-8");

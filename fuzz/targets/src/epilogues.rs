@@ -1,4 +1,5 @@
-//! Exits of riscv64 functions: bodies of any instructions, and what is to be written for them.
+//! Exits of riscv64 functions: function bodies of arbitrary instructions, and the patches planned
+//! for them.
 
 use crate::input::Input;
 use crate::kernels::synthetic::{Layout, Machine, Options, build};

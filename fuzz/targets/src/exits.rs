@@ -1,4 +1,4 @@
-//! Exits of functions: damage to code and to the tables that tell of it.
+//! Exits of functions: damaged code, and damaged tables that describe it.
 use crate::kernels::synthetic::code::everything;
 
 pub(crate) fn run(input: &[u8]) {

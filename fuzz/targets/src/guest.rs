@@ -1,10 +1,10 @@
-//! A guest that changes whatever it can, between and before all that the tracer does to it: a real
-//! kernel's image in plain memory, whose sites, records of ftrace, page tables and variables, and
-//! whose annex, get any words at any time.
+//! A guest that changes whatever it can, before and between the tracer's operations. It is a real
+//! kernel's image in plain memory. The input writes arbitrary words at arbitrary times to its
+//! sites, records of ftrace, page tables, variables and annex.
 //!
-//! The tracer may refuse anything, but it must end, and every byte of the guest that it writes must
-//! be one that it wrote last itself or that it had to find as it was (`Watched::allowed`); and what
-//! it says that it gave back it must have given back.
+//! The tracer may refuse anything, but it must terminate. It may write a byte of the guest only if
+//! it wrote that byte last, or if it verified the byte's value before (`Watched::allowed`).
+//! Whatever it reports as given back must be given back.
 
 #[path = "../../../vmm/tests/fake_guest/mod.rs"]
 mod fake_guest;
@@ -24,7 +24,7 @@ use vmtrace::tracer::{
 };
 use vmtrace_trampolines::{Condition, Field, Overflow, Point};
 
-/// One of each way to call programs.
+/// One kernel for each way to call programs.
 const KERNELS: [&str; 3] = ["x86_64-6.12", "riscv64-6.12", "riscv64-7"];
 const SITES: usize = 40;
 const STEPS: usize = 64;

@@ -1,4 +1,4 @@
-//! What the emulated host and the outer vmtrace say to each other, in either direction.
+//! The protocol between the emulated host and the outer vmtrace, in both directions.
 
 pub(crate) fn run(input: &[u8]) {
     let Some((&piece, bytes)) = input.split_first() else { return };

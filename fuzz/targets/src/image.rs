@@ -1,4 +1,5 @@
-//! Containers and headers: the input as it is, or damage to the head of a whole image.
+//! Containers and headers of images: the input itself, or a valid image whose head the input
+//! damages.
 
 pub(crate) fn run(input: &[u8]) {
     let Some((&choice, rest)) = input.split_first() else { return };

@@ -1,5 +1,5 @@
-//! An initramfs of the user's that vmtrace looks into before it boots: archives behind each other, as they are or compressed,
-//! with any bytes for damage.
+//! A user's initramfs, whose contents vmtrace reads before it boots: concatenated archives, plain or compressed, with
+//! arbitrary damage.
 
 use crate::input::Input;
 use crate::kernels::damage;

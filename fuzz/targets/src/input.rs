@@ -1,4 +1,4 @@
-//! Bytes of an input as numbers; where there are none left, zeros.
+//! Reads numbers from the bytes of an input; zeros follow its end.
 
 #[derive(Clone, Copy)]
 pub(crate) struct Input<'a>(&'a [u8]);

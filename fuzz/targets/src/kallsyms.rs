@@ -1,4 +1,4 @@
-//! Symbol tables: damage to the last third of a plain image, where they are.
+//! Symbol tables: the input damages the last third of a plain image, where they are.
 
 pub(crate) fn run(input: &[u8]) {
     let Some((&choice, rest)) = input.split_first() else { return };

@@ -1,4 +1,4 @@
-//! Kernels to damage, and what is done with one that still parses.
+//! Kernels that inputs damage, and the checks of a damaged one that still parses.
 
 #[path = "../../../kernel/tests/builder/mod.rs"]
 pub(crate) mod synthetic;

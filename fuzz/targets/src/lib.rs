@@ -1,7 +1,7 @@
-//! What each fuzz target does with an input.
+//! The fuzz targets.
 //!
-//! A target is a function of bytes that panics when something is wrong. What drives it is elsewhere:
-//! libFuzzer (`fuzz/fuzz_targets`), and on stable Rust the loop in `tests/bounded.rs`.
+//! A target is a function that takes an input and panics when something is wrong. Targets are called
+//! by libFuzzer (`fuzz/fuzz_targets`), and on stable Rust by the loop in `tests/bounded.rs`.
 
 mod agent;
 mod arguments;

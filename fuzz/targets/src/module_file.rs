@@ -1,4 +1,5 @@
-//! Files of kernel modules: the input says of which machine, and damages one that has functions and events.
+//! Files of kernel modules: the input chooses the architecture, and damages a module that has functions and
+//! events.
 
 use std::sync::OnceLock;
 

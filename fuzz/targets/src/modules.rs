@@ -1,5 +1,5 @@
-//! A directory of kernel modules and the initramfs that is made of it: the input is a `modules.dep`
-//! and damage to the modules.
+//! A directory of kernel modules, and the initramfs made of it. The input is a `modules.dep`, and
+//! damage to the modules.
 
 use crate::input::Input;
 use crate::kernels::damage;

@@ -1,5 +1,5 @@
-//! The first line of a connection, and tracers as people write them: what was understood must say
-//! the same when it is written again, and errors must not repeat control characters.
+//! The first line of a connection, and specifications of tracers. A parsed one that is written and
+//! parsed again must be the same. Errors must not repeat control characters.
 
 use vmtrace::serve::{Control, Origin, Request, Source, TracerSpec};
 

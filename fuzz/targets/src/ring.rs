@@ -1,5 +1,5 @@
-//! Rings, their accounts and heads, between what programs write there and what a guest makes of it:
-//! the reader alone, or the relay all the way to the stream.
+//! Rings, their accounts and heads, written by programs and then damaged by a guest. The input is
+//! read by the ring's reader alone, or by the relay, which writes a stream.
 
 #[path = "../../../vmm/tests/relay/rings.rs"]
 mod rings;

@@ -1,4 +1,4 @@
-//! Call sites: any words in `__mcount_loc`, of any machine.
+//! Call sites: arbitrary words in `__mcount_loc`, on each architecture.
 use crate::kernels::synthetic::{Options, build};
 
 pub(crate) fn run(input: &[u8]) {

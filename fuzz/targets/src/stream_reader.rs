@@ -1,5 +1,5 @@
-//! The trace stream: the input as it is, or frames of it with check values that fit, so that
-//! what lies behind the check is reached; these compressed, too, and damaged then.
+//! The trace stream: the input itself, or frames made of it with valid check values, so that the
+//! code after the check is reached. Such frames are also compressed, and then damaged.
 use std::io::Write;
 
 use vmtrace::export::{Graph, Json, Player, Text};

@@ -1,5 +1,4 @@
-//! Formats of values: the text of a frame, as it is and among good ones, and the words that it is
-//! about.
+//! Formats of values: a frame's text, alone and among valid ones, and the words that it describes.
 
 use crate::input::Input;
 use vmtrace::stream::{RawValues, Shown, show_values};

@@ -1,4 +1,4 @@
-//! The socket device: packets, descriptors and rings as the input has them.
+//! The socket device: packets, descriptors and rings made of the input.
 #[path = "../../../vmm/tests/vsock/driver.rs"]
 mod driver;
 

@@ -1,5 +1,5 @@
-//! Page tables of both architectures, in a few pages of memory: each translation must be what a
-//! plain walk by the manuals says, and none may read outside of memory or have no end.
+//! Page tables of both architectures, in a few pages of memory. Each translation must equal that of
+//! a simple walk written from the manuals. No walk may read outside of memory or fail to terminate.
 
 use crate::input::Input;
 use vmtrace::tracer::{Guest, GuestError, Image, PageTables};

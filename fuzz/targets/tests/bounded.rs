@@ -1,12 +1,12 @@
-//! Every fuzz target on stable Rust: what is kept in `fuzz/seeds`, the target's own seeds, then
-//! inputs made of them by chance for a bounded time.
+//! Runs every fuzz target on stable Rust: the inputs in `fuzz/seeds`, the target's own seeds, then
+//! random mutations of these for a bounded time.
 //!
-//! `VMTRACE_FUZZ_SECONDS` is how long (for each target), `VMTRACE_FUZZ_INPUTS` how many at most,
-//! `VMTRACE_FUZZ_SEED` where chance begins: the same inputs come again, in the same order. Without
-//! any of these they are the same few every time: a suite must not fail by chance, and what chance
-//! may find is for those who look for it (`scripts/fuzz`). What fails is written to `VMTRACE_FUZZ_KEEP`, or the
-//! folder for temporary files. With `VMTRACE_FUZZ_TRACE` every input is written there before it is
-//! run, for one that ends the process or never ends.
+//! `VMTRACE_FUZZ_SECONDS` is the time for each target, and `VMTRACE_FUZZ_INPUTS` the largest number of inputs.
+//! `VMTRACE_FUZZ_SEED` is the seed of the random numbers: the same seed gives the same inputs in the same
+//! order. Without any of these the inputs are the same few every time, since a suite must not fail at random;
+//! `scripts/fuzz` looks for more. A failing input is written to `VMTRACE_FUZZ_KEEP`, or to the folder for
+//! temporary files. With `VMTRACE_FUZZ_TRACE` every input is written there before it runs, to find one that
+//! kills the process or never returns.
 
 use peak_alloc::PeakAlloc;
 use rand::rngs::SmallRng;

@@ -1,4 +1,4 @@
-//! The clock that records use, read by a program.
+//! The clock of records, read by a program in the guest.
 
 #[cfg(target_arch = "riscv64")]
 mod riscv64;

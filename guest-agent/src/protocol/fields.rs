@@ -1,4 +1,4 @@
-//! Little-endian fields of a payload. Byte strings have a `u32` length before them.
+//! Little-endian fields of a payload. A `u32` length precedes each byte string.
 
 use super::ProtocolError;
 

@@ -1,4 +1,5 @@
-//! The first bytes of both sides. Their form never changes, so that any two versions understand them.
+//! The greeting that each side sends first. Its form never changes, so that any two versions
+//! understand it.
 
 use super::ProtocolError;
 use super::fields::printable;

@@ -1,7 +1,7 @@
-//! What the agent and the host say to each other over a byte stream; `README.md` has it in words.
+//! The protocol between the agent and the host, over a byte stream; `README.md` describes it.
 //!
-//! Both sides are made of this module, and neither trusts the other: everything has a bound, and what does not
-//! fit is a [`ProtocolError`], never a panic.
+//! Both sides use this module, and neither trusts the other: everything has a bound, and invalid input is a
+//! [`ProtocolError`], never a panic.
 
 mod fields;
 mod frame;

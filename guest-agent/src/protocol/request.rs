@@ -1,4 +1,4 @@
-//! Requests and what answers them.
+//! Requests and answers.
 
 use super::ProtocolError;
 use super::fields::{Fields, put_bytes, put_list};

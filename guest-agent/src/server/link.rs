@@ -1,4 +1,4 @@
-//! A connection: frames in, frames out, never blocking by itself.
+//! A connection that reads and writes frames without blocking.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, PipeReader, Read, Write};
@@ -10,7 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::protocol::{Decoder, Frame, Hello, ProtocolError};
 
-/// No more output is made while so much waits to be sent.
+/// No more output is produced while this many bytes wait to be sent.
 pub(super) const OUT_MAX: usize = 64 << 10;
 
 /// Read at once.

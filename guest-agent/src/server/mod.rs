@@ -1,4 +1,4 @@
-//! Serves connections: a thread each, one request each.
+//! Serves connections: each has a thread, and makes one request.
 
 mod files;
 mod link;
@@ -17,7 +17,7 @@ use link::Link;
 pub(crate) use link::{non_blocking, pipe_capacity};
 pub use vsock::Listener;
 
-/// More connections at once are refused.
+/// The largest number of connections at once; more are refused.
 pub const CONNECTIONS: usize = 64;
 
 /// A connection says within this time what it is for.

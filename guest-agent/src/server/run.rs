@@ -1,4 +1,5 @@
-//! A command and its streams. One thread moves everything, and nothing in it waits for a single stream.
+//! Runs a command and forwards its streams. One thread does it all, and never waits for a single
+//! stream.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};

@@ -1,4 +1,4 @@
-//! `AF_VSOCK`: whether it is there, and listening on it.
+//! Listens on `AF_VSOCK`, if the kernel has it.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};

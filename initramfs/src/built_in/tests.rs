@@ -47,6 +47,12 @@ fn round_trip() {
     assert_eq!(files["vmtrace/run"].1, b"ls /");
     assert_eq!(files["vmtrace/modules/000-base.ko"].1, b"base");
     assert_eq!(files["vmtrace/modules/001-top.ko"].1, b"top");
+    // vmtrace itself, in guests that read the trace: `/vmtrace` is a folder.
+    let vmtrace = dir.path().join("vmtrace");
+    fs::copy(&program, &vmtrace).unwrap();
+    let with_vmtrace = unpack(&Builder::new().add_file(&vmtrace).run(Some("ls")).build().unwrap());
+    assert_eq!(with_vmtrace["bin/vmtrace"], files["program"]);
+    assert_eq!(with_vmtrace["vmtrace/run"].1, b"ls");
     let plain = unpack(&Builder::new().build().unwrap());
     for asked in ["run", "console", "output"] {
         assert!(!plain.contains_key(&format!("vmtrace/{asked}")));

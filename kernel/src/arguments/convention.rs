@@ -1,7 +1,7 @@
-//! The integer calling conventions: in which words a function finds its parameters.
+//! The integer calling conventions: the words in which a function receives its parameters.
 //!
-//! System V ABI, AMD64 supplement, 3.2.3; RISC-V ELF psABI, "Integer Calling Convention". Words
-//! are numbered: the registers first, then the stack slots, of 8 bytes each.
+//! System V ABI, AMD64 supplement, 3.2.3; RISC-V ELF psABI, "Integer Calling Convention". Words are
+//! numbered: first the registers, then the stack slots of 8 bytes each.
 
 use super::super::Arch;
 use super::super::btf::{Btf, Kind};

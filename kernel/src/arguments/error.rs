@@ -1,4 +1,4 @@
-//! What can be wrong with what a user asks for, each with the place and a way out.
+//! Errors in what a user asks for, each with its place and a remedy.
 
 use std::fmt;
 use std::ops::Range;

@@ -1,8 +1,9 @@
-//! Parameters and results of functions: where they are, and how they are shown, by the kernel's
+//! Parameters and results of functions: where they are and how they are shown, from the kernel's
 //! own type information.
 //!
-//! [`Kernel::prototype`] has all parameters of a function and its result, [`Kernel::path`] one
-//! value that a user asks for, and [`Kernel::raw_arguments`] what there is without types.
+//! [`Kernel::prototype`] describes all parameters of a function and its result, [`Kernel::path`]
+//! one value that a user asks for, and [`Kernel::raw_arguments`] the argument registers of a
+//! function without type information.
 
 use std::sync::Mutex;
 

@@ -1,4 +1,4 @@
-//! Paths as they are written: `[LABEL=]NAME(('->'|'.')MEMBER | '[' N ']')*[:MAX]`.
+//! Parses paths: `[LABEL=]NAME(('->'|'.')MEMBER | '[' N ']')*[:MAX]`.
 
 use std::ops::Range;
 

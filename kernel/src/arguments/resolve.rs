@@ -1,4 +1,4 @@
-//! From a path to the value that it names.
+//! Resolves a path to the value that it names.
 
 use super::super::btf::{Int, Kind, Seen};
 use super::convention::Place;

@@ -1,4 +1,4 @@
-//! How the bytes of a value are to be read.
+//! The interpretation of a value's bytes.
 
 use std::sync::Arc;
 

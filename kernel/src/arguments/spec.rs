@@ -1,4 +1,4 @@
-//! What `--arg` asks for.
+//! Parses the value of `--arg`.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What a value of a type looks like.
+//! Derives the shape of a value from its type.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use super::super::btf::{Btf, Int, Kind, Seen};
 use super::shape::{EnumNames, Shape};
 
-/// Structs hold each other, damaged ones without end.
+/// The limit of nested structures, since damaged ones may be endless.
 const DEPTH: usize = 32;
 
 /// The names of enums that have been asked for, by the numbers of the types.

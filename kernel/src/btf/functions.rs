@@ -1,4 +1,4 @@
-//! Functions by name.
+//! Finds functions by name.
 
 use std::hash::{BuildHasher as _, RandomState};
 

@@ -1,6 +1,6 @@
 //! BTF: the kernel's description of its own types.
 //!
-//! Parsing records where each type stands; names are compared as numbers, because the string
+//! Parsing notes the position of each type. Names are compared by their offsets, because the string
 //! table holds every string once.
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! Types as C has them: what one is, behind its typedefs and qualifiers.
+//! C types, with typedefs and qualifiers resolved.
 
 use std::collections::VecDeque;
 

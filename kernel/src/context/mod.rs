@@ -1,10 +1,9 @@
-//! Which of a task's flags ask for a reschedule.
+//! Finds the flags of a task that ask for a reschedule.
 //!
-//! The numbers of these flags (`TIF_NEED_RESCHED`, `TIF_NEED_RESCHED_LAZY`) differ from version to
-//! version and between architectures, distributions carry the newer ones back, and type
-//! information has no macros. The kernel's own `tracing_gen_ctx_irq_test` (kernel/trace/trace.c,
-//! since 5.12), which makes ftrace's columns of context, tests exactly these two: they are read
-//! off its code.
+//! The numbers of these flags (`TIF_NEED_RESCHED`, `TIF_NEED_RESCHED_LAZY`) differ between versions
+//! and architectures. Distributions backport the newer ones, and type information has no macros.
+//! The kernel's own `tracing_gen_ctx_irq_test` (kernel/trace/trace.c, since 5.12), which makes
+//! ftrace's columns of context, tests exactly these two, so the numbers are taken from its code.
 
 use std::collections::BTreeSet;
 
@@ -68,11 +67,9 @@ impl Kernel {
         if structs.source() == Source::Image || flags.is_none() {
             Err(KernelError::NoContext("type information (BTF), which says where it is"))
         } else if structs.member_offset("task_struct", "migration_disabled").is_none() {
-            Err(KernelError::NoContext(
-                "a count of bans on migration, as kernels have from 5.11 on",
-            ))
+            Err(KernelError::NoContext("a count of migrate_disable, which kernels have since 5.11"))
         } else if count.is_none() {
-            Err(KernelError::NoContext("a count of preemptions"))
+            Err(KernelError::NoContext("a preemption count"))
         } else if self.need_resched().is_none() {
             Err(KernelError::NoContext(
                 "code that shows which flags ask for a reschedule (tracing_gen_ctx_irq_test)",

@@ -1,4 +1,5 @@
-//! Flags that a function tests, on riscv64: `tp` is the task, the flags are its first word.
+//! Finds the flags that a function tests, on riscv64: `tp` points to the task, whose first word
+//! holds the flags.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -1,5 +1,5 @@
-//! Flags that a function tests, on x86-64: the task comes from its per-CPU variable, the flags are
-//! its first word.
+//! Finds the flags that a function tests, on x86-64: a per-CPU variable points to the task, whose
+//! first word holds the flags.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -1,8 +1,9 @@
-//! As much of RV64GC as moving instructions takes: how long they are, where they jump, and which
-//! integer registers they read and write (The RISC-V Instruction Set Manual, volume I; vectors,
-//! Zcb and Zimop as far as not to mistake them).
+//! Decodes as much of RV64GC as moving instructions needs: their length, where they jump, and which
+//! integer registers they read and write (The RISC-V Instruction Set Manual, volume I). Vector, Zcb
+//! and Zimop instructions are only told apart from others.
 //!
-//! Where an encoding leaves it open, a register counts as read: that only narrows the choice.
+//! Where the encoding does not decide it, a register counts as read: that is safe, since it only
+//! excludes choices.
 
 use crate::read::{u16_at, u32_at};
 
@@ -10,7 +11,7 @@ pub(crate) const RA: u8 = 1;
 pub(crate) const SP: u8 = 2;
 pub(crate) const T1: u8 = 6;
 
-/// What an instruction reads that nothing is known of.
+/// The registers that an unknown instruction may read.
 const ALL: u32 = u32::MAX;
 
 /// One instruction.

@@ -1,4 +1,4 @@
-//! The few instructions that redirected exits and their stubs are made of.
+//! Encodes the instructions of redirected exits and their stubs.
 
 use super::decode::{Condition, RA};
 

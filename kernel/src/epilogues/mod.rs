@@ -1,9 +1,9 @@
-//! How functions of a riscv64 kernel end, and how they can be made to say so.
+//! How functions of a riscv64 kernel end, and how their ends can be traced.
 //!
-//! A function that saves its return address in a frame ends in an epilogue: a few instructions
-//! up to the `ret` that nothing jumps into. Once, before anybody can be there, they are replaced
-//! by a jump to a stub that does the same and may call a handler; from then on only that call is
-//! switched on and off. All this can be told from the image alone: which instructions (`windows`),
+//! A function that saves its return address in a frame ends in an epilogue: a few instructions up
+//! to the `ret` that nothing jumps into. They are replaced once, before any CPU executes them, by a
+//! jump to a stub that does the same and can call a handler. From then on only that call is
+//! switched on and off. The image alone determines which instructions are replaced (`windows`),
 //! what jumps where (`targets`, `tables`), and what is written (`plan`, `patch`).
 
 mod decode;

@@ -1,4 +1,4 @@
-//! What is written for an exit: the jumps of its window and landings, and its stub.
+//! Makes what is written for an exit: the jumps in its window and landings, and its stub.
 
 use super::decode::{Condition, Instruction, Kind, T1};
 use super::encode::{self, distance};

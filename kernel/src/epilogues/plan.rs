@@ -1,9 +1,10 @@
-//! Which exits are rewritten, and by which way each leads to its stub.
+//! Decides which exits are rewritten, and how each reaches its stub.
 //!
-//! A window of eight bytes holds a jump to anywhere. A shorter one jumps to a landing that does:
-//! eight bytes of another window that is rewritten as well, which are free once its instructions
-//! run in its stub. `jal` finds one anywhere near. The two bytes of a bare `ret` reach 2 KiB only;
-//! where there is no landing so near, they take a relay, which is four bytes for a `jal`.
+//! A window of eight bytes has room for a jump to any address. A shorter one jumps to a landing,
+//! which has that room: eight bytes of another rewritten window, which are free because its
+//! instructions run in its stub. A `jal` reaches landings in a wide range. The two bytes of a bare
+//! `ret` reach only 2 KiB. Where no landing is so near, they jump to a relay: four bytes, for a
+//! `jal` to a landing.
 
 use std::collections::BTreeSet;
 

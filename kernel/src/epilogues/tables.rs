@@ -1,5 +1,5 @@
-//! The tables by which the kernel itself changes its text or enters it where no instruction
-//! points: alternatives, jump labels, exceptions.
+//! The tables by which the kernel itself changes its text, or enters it at places to which no
+//! instruction jumps: alternatives, jump labels, exceptions.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
-//! Where the kernel may jump to, and which of its bytes must stay as they are.
+//! Finds where the kernel may jump to, and which of its bytes must not change.
 //!
-//! A window's first instruction may be a target, no later one: whoever jumped there would run
-//! the middle of what replaced it. So that no target is missed, they come from all text and all
-//! data, and what only looks like one counts too.
+//! The first instruction of a window may be a jump target, but no later one: a jump there would
+//! enter the middle of the replacement. So that none is missed, all text and all data are searched,
+//! and a word that only looks like a target counts as one.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The kernel's text, cut into functions, and sets of places in it.
+//! The kernel's text, divided into functions, and sets of addresses in it.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Exits: every place where a traced function is left.
+//! Exits: the instructions by which a traced function is left.
 //!
 //! A function ends by a return, or by a jump to another function that returns in its place (a
 //! tail call). On x86-64 the kernel lists its returns, and jumps are found by disassembly. On

@@ -1,5 +1,5 @@
-//! Exits of functions of modules: by the code of a module as it is in memory, since its tables are
-//! there and in no image.
+//! Exits of functions of modules. They are found in a loaded module's code in memory, since its
+//! tables are there and in no image.
 
 use super::{Exit, Missing};
 

@@ -1,9 +1,10 @@
 //! Exits of x86-64 functions.
 //!
-//! The kernel's code is cut into pieces at its symbols and sites. Each piece is disassembled once,
-//! for the branches that leave it. Then each unlikely part that the compiler put elsewhere
-//! (`.cold`) goes to the one function that jumps there, and each branch out of a function is
-//! judged: it stays within, it is an exit, or it tells what is missing.
+//! The kernel's code is divided into pieces at its symbols and sites. Each piece is disassembled
+//! once, to find the branches that leave it. Then each unlikely part that the compiler has moved
+//! elsewhere (`.cold`) is assigned to the one function that jumps there. Last, each branch out of a
+//! piece is classified: it stays inside the function, it is an exit, or it shows that exits are
+//! missing.
 
 use std::ops::Range;
 

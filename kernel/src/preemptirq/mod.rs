@@ -1,8 +1,8 @@
-//! Where the kernel's code switches interrupts and preemption off and on.
+//! Finds where the kernel's code switches interrupts and preemption off and on.
 //!
 //! Kernels have tracepoints there (`preemptirq`, include/trace/events/preemptirq.h) only with
-//! `CONFIG_PREEMPTIRQ_TRACEPOINTS`. Without it the instructions themselves tell: on x86-64 each of
-//! them has room for a jump.
+//! `CONFIG_PREEMPTIRQ_TRACEPOINTS`. Without it the instructions themselves are traced: on x86-64
+//! each of them has room for a jump.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::{Arch, Kernel, KernelError};
 
 mod x86_64;
 
-/// What is told of a CPU.
+/// The change of a CPU's state that an event reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Switch {
     /// Its interrupts are off from here on.

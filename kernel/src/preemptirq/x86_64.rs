@@ -1,10 +1,10 @@
-//! Of x86-64 kernels.
+//! Finds these places in x86-64 kernels.
 //!
 //! With `CONFIG_PARAVIRT_XXL` every `cli` and `sti` of C code is an alternative of 6 bytes, a call
 //! through `pv_ops` until it is replaced by the instruction and a nop (arch/x86/include/asm/
-//! paravirt.h). Interrupts and exceptions come by a call in `.entry.text` and leave by
-//! `jmp error_return` (arch/x86/entry/entry_64.S, `idtentry_body`). The count of preemptions is one
-//! word of each CPU, changed in place (arch/x86/include/asm/preempt.h).
+//! paravirt.h). Interrupts and exceptions enter C code by a call in `.entry.text`, and leave by
+//! `jmp error_return` (arch/x86/entry/entry_64.S, `idtentry_body`). The preemption count is a
+//! per-CPU word that is changed in place (arch/x86/include/asm/preempt.h).
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Where the kernel's code comes by a tracepoint.
+//! Finds the places in the kernel's code where a tracepoint is.
 
 use super::super::read::{i32_at, u64_at, wide};
 use super::super::{Arch, Kernel, KernelError};

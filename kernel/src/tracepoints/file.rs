@@ -1,4 +1,4 @@
-//! Events of a module, by its file: what the module loader would make of its data.
+//! Events of a module, from its file. Its data is relocated as the module loader would do it.
 
 use object::elf::{SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_RELA};
 use object::read::elf::{FileHeader as _, SectionHeader as _};
@@ -10,7 +10,7 @@ use super::memory::Memory;
 use super::module::{Layout, MOST_EVENTS};
 use super::{Event, EventLayout, Origin};
 
-/// Where the first section is put: no kernel has anything there.
+/// The address of the first section, where no kernel has anything.
 const BASE: u64 = 1 << 32;
 /// What lies between the beginnings of two sections at least.
 const APART: u64 = 1 << 12;

@@ -1,4 +1,5 @@
-//! Memory that has what a kernel tells of its tracepoints: the file of its image, or a guest's.
+//! Memory that holds a kernel's descriptions of its tracepoints: that of its image file, or a
+//! guest's.
 
 use super::super::Kernel;
 use super::super::read::index;

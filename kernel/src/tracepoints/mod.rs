@@ -1,8 +1,8 @@
-//! Tracepoints: what a kernel can tell of itself, and where its code does so.
+//! Tracepoints: the kernel's events, and the places in its code where they are.
 //!
 //! An *event* is a tracepoint as the kernel's own tracing shows it: `sched:sched_switch` with its
-//! fields. All of it is in the image ready-made (`_ftrace_events`, include/linux/trace_events.h);
-//! BTF tells where in the structures.
+//! fields. The image has complete descriptions of them (`_ftrace_events`,
+//! include/linux/trace_events.h); BTF gives the offsets in their structures.
 
 mod code;
 mod file;

@@ -1,4 +1,4 @@
-//! Tracepoints of a module that is loaded, and those that it uses, by what its `struct module` says
+//! Tracepoints of a loaded module, and those that it uses, from its `struct module`
 //! (include/linux/module.h) once the module is ready.
 
 use super::super::btf::Btf;

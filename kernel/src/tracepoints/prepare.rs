@@ -1,10 +1,10 @@
-//! What the kernel does beside its code when a tracepoint is switched on.
+//! What the kernel does, other than patching its code, when a tracepoint is switched on.
 
 use super::super::{Arch, Kernel};
 use super::x86_64;
 use crate::read::index;
 
-/// What a tracepoint asks for when it is switched on (`regfunc` of its structure).
+/// What a tracepoint needs when it is switched on (`regfunc` of its structure).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Preparation {
     /// Nothing.

@@ -1,4 +1,4 @@
-//! What a tracepoint passes to its probes.
+//! The parameters that a tracepoint passes to its probes.
 
 use super::super::Kernel;
 use super::super::arguments::{ModuleTypes, NoPrototype, PathError, Prototype, Value};

@@ -1,4 +1,4 @@
-//! Single system calls, which share two tracepoints (kernel/trace/trace_syscalls.c).
+//! Events of single system calls, which share two tracepoints (kernel/trace/trace_syscalls.c).
 
 use std::collections::HashMap;
 

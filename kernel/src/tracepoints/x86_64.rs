@@ -1,5 +1,5 @@
-//! The mark of traced system calls of kernels before 5.11, on x86-64: the flags of a thread are the
-//! first word of its task.
+//! The thread flag that switches on the tracing of system calls, in kernels before 5.11 on x86-64.
+//! The first word of a task holds these flags.
 
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 

@@ -1,4 +1,4 @@
-//! Kernels with code made by hand, and the tables that tell of it. Shared like the other kernels.
+//! Kernels with code made by hand, and the tables that describe it. Shared like the other kernels.
 
 use std::collections::HashMap;
 use std::ops::Range;

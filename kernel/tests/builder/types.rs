@@ -1,4 +1,4 @@
-//! Type information made by hand: each call adds a type and returns its number.
+//! Builds type information: each call adds a type and returns its number.
 
 /// What is in a `.BTF` section.
 pub struct Types {

@@ -1,4 +1,4 @@
-//! What rewritten exits do is what they did.
+//! Rewritten exits do the same as the original ones.
 
 use crate::hart::Hart;
 use crate::image::window;

@@ -1,4 +1,4 @@
-//! The kernels of the cache.
+//! The kernels in the cache.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

@@ -1,4 +1,4 @@
-//! Functions that no kernel has: any code there can be, and what cannot be covered.
+//! Functions that no kernel has: every kind of code, and what cannot be covered.
 
 use crate::builder::{self, Layout, Machine, Options};
 use crate::execution::compare;
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use vmtrace_kernel::Kernel;
 use vmtrace_kernel::epilogues::{Coverage, Missing};
 
-/// An instruction of some kind, in the bits that are left open any.
+/// An instruction of some kind, with random operands.
 fn instruction() -> impl Strategy<Value = Vec<u8>> {
     let short = |code: u16, open: u16| {
         any::<u16>().prop_map(move |bits| (code | bits & open).to_le_bytes().to_vec())

@@ -1,5 +1,5 @@
-//! The exits of the real riscv64 kernels in the cache, and what rewriting them does. Their
-//! versions move, so that nothing here depends on one build's numbers.
+//! The exits of the real riscv64 kernels in the cache, and what rewriting them does. Their versions
+//! change, so nothing here depends on the numbers of one build.
 
 // Small numbers are cut to size all over the place here.
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]

@@ -1,4 +1,4 @@
-//! Numbers for tests.
+//! Pseudo-random numbers for tests.
 
 use crate::hart::mix;
 

@@ -1,4 +1,4 @@
-//! Where is written: within windows, at each place once, and where nothing jumps to.
+//! Writes are inside windows, at each place once, and never where something jumps to.
 
 use crate::image::{Code, Windows, alternatives, branch_target, functions, pairs, window};
 use crate::kernels::{each, name_of};

@@ -1,8 +1,9 @@
-//! As much of a RISC-V hart as running the ends of functions takes, apart from the code under
-//! test: its decoder is not used here.
+//! A model of a RISC-V hart that can run the ends of functions. It is independent of the code under
+//! test, and does not use its decoder.
 //!
-//! Jumps, branches, loads, stores, `addi`, `auipc` and `lui` do what they do. What is left only
-//! has to give the same for the same: a number made of the instruction and of what it reads.
+//! Jumps, branches, loads, stores, `addi`, `auipc` and `lui` are executed. Any other instruction
+//! only has to be deterministic: its result is a number computed from the instruction and its
+//! inputs.
 
 // Registers and immediates are cut to size all over the place here.
 #![allow(unreachable_pub, clippy::cast_possible_truncation, clippy::cast_sign_loss)]

@@ -1,4 +1,4 @@
-//! What is in an image and in a plan, read without the code under test.
+//! Reads an image and a plan without the code under test.
 
 // Small numbers are cut to size all over the place here.
 #![allow(unreachable_pub, clippy::cast_possible_truncation)]

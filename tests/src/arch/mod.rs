@@ -1,4 +1,4 @@
-//! What programs in guests need of their architecture.
+//! Per-architecture code of the programs in guests.
 
 #[cfg(target_arch = "riscv64")]
 mod riscv64;

@@ -1,4 +1,4 @@
-//! riscv64
+//! riscv64.
 #![allow(unsafe_code, reason = "a loop of known length")]
 
 /// Number of the system call (scripts/syscall.tbl).

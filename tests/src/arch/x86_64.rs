@@ -1,4 +1,4 @@
-//! x86-64
+//! x86-64.
 #![allow(unsafe_code, reason = "a loop of known length")]
 
 /// Number of the system call (arch/x86/entry/syscalls/syscall_64.tbl).

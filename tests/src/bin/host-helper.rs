@@ -1,4 +1,4 @@
-//! A program for the tests of jobs: it runs inside the emulated host and does what its arguments say.
+//! A program for the tests of jobs. It runs inside the emulated host; its arguments say what it does.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

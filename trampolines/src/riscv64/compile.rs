@@ -1,4 +1,4 @@
-//! The way that every hit takes.
+//! Compiles the path that every hit takes.
 
 use super::Values;
 use super::condition::Tests;

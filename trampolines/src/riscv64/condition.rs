@@ -1,4 +1,4 @@
-//! Whether a call is recorded at all. `t3` to `t5` are used; nothing is written.
+//! Compiles conditions: whether a call is recorded. They use `t3` to `t5`, and write nothing.
 
 use super::Values;
 use super::encode::split;

@@ -1,8 +1,8 @@
-//! The instructions of RV64 that trampolines and patched sites are made of, in
-//! their 4-byte forms (The RISC-V Instruction Set Manual, volume I, chapter 37).
+//! Encodes the RV64 instructions of trampolines and patched sites, in their 4-byte forms (The
+//! RISC-V Instruction Set Manual, volume I, chapter 37).
 //!
-//! Encoded here and not by the assembler, so that an x86-64 build can make and
-//! test them as well. The test that runs on riscv64 compares with the assembler.
+//! They are encoded here and not by the assembler, so that an x86-64 build can make and test them
+//! as well. A test on riscv64 compares them with the assembler's output.
 #![warn(
     clippy::cast_sign_loss,
     clippy::cast_possible_truncation,

@@ -1,13 +1,13 @@
 //! Programs for riscv64.
 //!
-//! How room is found: `tp` is the current task, its `thread_info.cpu` numbers the control block,
-//! and `lr.d`/`sc.d` on that block's head reserve. No instruction of this architecture picks a CPU
-//! and reserves at once; none is needed, since the pair is atomic between harts: a task that was
-//! migrated after it looked up its CPU reserves in the ring of the CPU on which its function was
-//! entered, beside that CPU's own tasks. An interrupt in between makes the pair fail, as does any
-//! other hart's reservation: what reserves always ends with an `sc.d`, so that none that was nested
-//! leaves a reservation with which the `sc.d` of the outer one could store its older position.
-//! (Kernels end reservations when they return from an exception, too.)
+//! How a record is reserved: `tp` points to the current task, its `thread_info.cpu` is the number
+//! of the control block, and `lr.d`/`sc.d` on that block's head reserve. No instruction of this
+//! architecture selects a CPU and reserves at once. None is needed, since the pair is atomic
+//! between harts: a task that was migrated after it looked up its CPU reserves in the ring of the
+//! CPU on which its function was entered, along with that CPU's own tasks. An interrupt in between
+//! makes the pair fail, as does a reservation by any other hart. Every reservation ends with an
+//! `sc.d`. So no nested one leaves a reservation with which the `sc.d` of the outer one could store
+//! its older position. (Kernels also end reservations when they return from an exception.)
 #![allow(
     clippy::cast_sign_loss,
     clippy::cast_possible_truncation,

@@ -1,4 +1,4 @@
-//! Memory along pointers, read where that cannot fault.
+//! Compiles reads of memory along pointers, which never fault.
 
 use super::Values;
 use super::operands::{Assembler, parts};

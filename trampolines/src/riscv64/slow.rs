@@ -1,7 +1,8 @@
-//! What a hit does that finds its chunk used up: opens the next one, waits for it, or drops the record.
+//! Compiles the path of a hit that finds its chunk used up: it opens the next one, waits for it, or
+//! drops the record.
 //!
-//! The account of a chunk is found from the position itself, so whatever happens to this task in
-//! here, the exchange or the verdict "full" is about the ring that the position named.
+//! The account of a chunk is found from the position itself. So whatever happens to the task
+//! meanwhile, the exchange, or the result "full", concerns the ring that the position names.
 
 use super::operands::{Assembler, Registers, SHIFT, SPENT_SHIFTED, registers};
 use crate::displacement::{account, at, small};

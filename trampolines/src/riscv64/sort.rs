@@ -1,8 +1,8 @@
-//! What sorts calls into histograms instead of recording them.
+//! Compiles programs that sort calls into histograms instead of recording them.
 //!
-//! A place among the open calls is taken by `lr.d`/`sc.d`, and is its call's alone until that ends: whatever
-//! comes in between, an interrupt or another hart, has another stack pointer. What reserves always ends with
-//! an `sc.d` (see the module above).
+//! A place among the open calls is taken by `lr.d`/`sc.d`, and belongs to its call until that ends: an
+//! interrupt or another hart has a different stack pointer. Every reservation ends with an `sc.d` (see
+//! [`super`]).
 
 use super::Values;
 use super::condition::constant;

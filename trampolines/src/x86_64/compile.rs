@@ -1,4 +1,4 @@
-//! The way that every hit takes.
+//! Compiles the path that every hit takes.
 
 use super::condition::{Tests, follow};
 use super::count::{count, count_down};

@@ -1,5 +1,5 @@
-//! Whether a call is recorded at all. `r10` and, where there are arguments, `r11` are used, and the
-//! flags; nothing is written.
+//! Compiles conditions: whether a call is recorded. They use `r10`, the flags and, where there are
+//! arguments, `r11`, and write nothing.
 
 use super::operands::{ARGUMENTS, Assembler, disp};
 use super::sort::SAVED;

@@ -1,7 +1,7 @@
-//! What counts instead of recording.
+//! Compiles programs that count instead of recording.
 //!
-//! One locked instruction counts, so nothing that comes between it and the look at the CPU's number
-//! loses a call: a task that was migrated counts in the table of the CPU that it came from.
+//! One locked instruction counts, so an interruption after the CPU's number was read loses no call:
+//! a task that was migrated then counts in the table of its former CPU.
 
 use super::Values;
 use super::operands::{Assembler, disp};

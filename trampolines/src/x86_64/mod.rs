@@ -1,11 +1,11 @@
 //! Programs for x86-64.
 //!
-//! How room is found: the control block of a CPU lies at a constant distance from that CPU's gs
-//! base ([`Addressing::PerCpu`]), so a single `cmpxchg gs:[..]` both picks the CPU and reserves.
-//! No lock prefix is needed (only this CPU writes head), no preemption count is touched, and a task
-//! that is migrated in between fails the exchange, since positions of two rings are never equal.
-//! Where a guest's per-CPU areas are not evenly spaced, the block is found by CPU number and
-//! instructions are locked ([`Addressing::Shared`]).
+//! How a record is reserved: the control block of a CPU is at a constant distance from that CPU's
+//! gs base ([`Addressing::PerCpu`]), so a single `cmpxchg gs:[..]` both selects the CPU and
+//! reserves. No lock prefix is needed, since only this CPU writes head. The preemption count is not
+//! changed: if a task is migrated in between, its exchange fails, since positions of two rings are
+//! never equal. Where a guest's per-CPU areas are not evenly spaced, the block is found by CPU
+//! number and instructions are locked ([`Addressing::Shared`]).
 
 #[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
 mod compile;

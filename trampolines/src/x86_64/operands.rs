@@ -1,4 +1,4 @@
-//! What all parts of a program are written with: the assembler and operands of its instructions.
+//! The assembler and operands that all parts of a program use.
 
 use super::{Addressing, SPENT, Values};
 use crate::displacement::small;

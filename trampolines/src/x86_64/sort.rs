@@ -1,7 +1,7 @@
-//! What sorts calls into histograms instead of recording them.
+//! Compiles programs that sort calls into histograms instead of recording them.
 //!
-//! A place among the open calls is taken by one locked instruction, and is its call's alone until that ends:
-//! whatever comes in between, an interrupt or another CPU, has another stack pointer.
+//! A place among the open calls is taken by one locked instruction, and belongs to its call until that ends:
+//! an interrupt or another CPU has a different stack pointer.
 
 use super::Values;
 use super::operands::{ARGUMENTS, Assembler, RDX, disp};

@@ -1,7 +1,8 @@
-//! Stubs that the kernel's instructions lead through where they switch interrupts or preemption.
+//! Stubs for the kernel's instructions that switch interrupts or preemption.
 //!
-//! Each calls a program and does what was there before. It is jumped to and jumps on, so that no
-//! task ever has an address in the kernel's code on its stack that is not an instruction's.
+//! Each calls a program and executes the replaced instruction. The kernel enters and leaves a stub
+//! by jumps, so that no task's stack ever holds an address in the kernel's code at which no
+//! instruction begins.
 
 use super::compile::jump;
 use super::operands::ENDING;

@@ -1,6 +1,7 @@
-//! What ends calls whose beginnings were kept: how long each took, before anything is recorded of it.
+//! Compiles programs at the ends of calls whose starts were kept: they compute the duration before
+//! anything is recorded.
 //!
-//! A call that is not meant gives its place back all the same.
+//! A call that does not match frees its place as well.
 
 use super::Values;
 use super::condition::Tests;

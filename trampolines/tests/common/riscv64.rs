@@ -1,4 +1,4 @@
-//! A CPU is a number in a task, and the task is in `tp` while a function is called.
+//! A fake CPU is a number in a task, and `tp` points to the task while a function is called.
 
 use super::{AREA, FakeGuest, PID, STACK_OF, at};
 use core::sync::atomic::{AtomicU64, Ordering};

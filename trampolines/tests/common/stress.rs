@@ -1,10 +1,10 @@
-//! Tasks, interrupts, preemption and migration against one another, for real.
+//! Stresses programs with concurrent tasks, interrupts, preemption and migration.
 //!
 //! Threads that share a fake CPU are pinned to one processor, so that they preempt each other at any
-//! instruction as tasks do, and a signal comes as an interrupt: it hits sites itself (nesting), and
-//! it moves the interrupted thread to the other CPU in the middle of a program. Threads signal each
-//! other, so that however slow the machine is, signals come at any instruction of whoever runs on
-//! the other processor.
+//! instruction as tasks do. A signal stands for an interrupt: its handler hits sites itself
+//! (nesting), and moves the interrupted thread to the other CPU in the middle of a program. Threads
+//! signal each other, so that even on a slow machine signals arrive at any instruction of the thread
+//! on the other processor.
 
 use super::arch::{ADDRESSINGS, ARGUMENTS, Addressing, SIGNALS, handler, ticks};
 use super::{FakeGuest, Record, entry_program, registers};

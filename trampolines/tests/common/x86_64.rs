@@ -1,4 +1,4 @@
-//! A CPU is a gs base.
+//! A fake CPU is a gs base.
 
 use super::{AREA, FakeGuest, PID, STACK_OF, at};
 use vmtrace_trampolines::x86_64::{self, Values, compile};

@@ -1,4 +1,4 @@
-//! Instructions as capstone reads them.
+//! Instructions as disassembled by capstone.
 
 use capstone::RegAccessType;
 use capstone::arch::x86::{ArchMode, X86OperandType};

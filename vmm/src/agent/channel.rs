@@ -1,11 +1,12 @@
-//! What the guest agent says over its serial port: lines as `guest-agent/README.md` has them.
+//! Parses the lines that the guest agent writes to its serial port; `guest-agent/README.md`
+//! specifies them.
 //!
-//! Any program in the guest can write to that port, so everything here is bounded and nothing is trusted
-//! beyond being shown or counted.
+//! Any program in the guest can write to that port. So everything here is bounded, and its content is
+//! only shown or counted.
 
 use vmtrace_agent::protocol::MARK_MAX;
 
-/// A longer line is none of the agent's.
+/// The longest line of the agent; a longer one is from another program.
 const LINE_MAX: usize = 256;
 const PREFIX: &str = "vmtrace-agent 1 ";
 

@@ -12,7 +12,7 @@ use super::protocol::{
     Decoder, Entry, Failure, Frame, Hello, LoadedModule, ProtocolError, Request, Stream,
 };
 
-/// Who this side says it is.
+/// The name of this side in the greeting.
 const SOFTWARE: &str = concat!("vmtrace ", env!("CARGO_PKG_VERSION"));
 
 /// An agent that is there answers at once, but in an emulated host that may be slow.
@@ -58,7 +58,7 @@ pub enum AgentError {
     #[error("{}", .0.text)]
     Failed(Failure),
     /// The agent does not keep to the protocol.
-    #[error("the agent in the guest cannot be understood")]
+    #[error("the agent in the guest has sent an invalid message")]
     Protocol(#[from] ProtocolError),
     /// No answer.
     #[error("the guest's agent does not answer; is the guest stopped?")]

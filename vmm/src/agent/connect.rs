@@ -1,4 +1,4 @@
-//! Ways to an agent.
+//! Connects to an agent.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use super::client::{AgentError, Connection, TIMEOUT, set_timeout};
 use super::protocol::AGENT_PORT;
 use crate::host_vsock;
 
-/// How long until another attempt.
+/// The time until the next attempt.
 const RETRY: Duration = Duration::from_millis(100);
 /// A longer line is no answer to a connection.
 const LINE_MAX: u64 = 256;

@@ -1,6 +1,6 @@
-//! The guest's agent as the host sees it: what it says over the serial port, and what can be asked over vsock.
+//! The host's side of the guest's agent: its lines on the serial port, and requests over vsock.
 //!
-//! Tracing does not depend on it. Nothing that comes from it is trusted.
+//! Tracing does not depend on the agent. Nothing from it is trusted.
 
 mod channel;
 mod client;

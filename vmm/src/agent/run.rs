@@ -1,8 +1,8 @@
-//! A command in the guest, with streams here.
+//! Runs a command in the guest, with its streams on this side.
 //!
-//! The calling thread reads the connection and never waits for anything else; a thread for each output writes, and
-//! grants credit for what it has written; a thread reads the input as far as the agent's credit goes. So each
-//! stream stops alone.
+//! The calling thread reads the connection and waits for nothing else. One thread for each output writes it, and
+//! grants credit for what it has written. Another thread reads the input, within the agent's credit. So a stream
+//! that blocks stops only itself.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};

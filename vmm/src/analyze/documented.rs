@@ -1,8 +1,8 @@
-//! Whether docs/stream.md has all keys that other programs are given.
+//! A test helper: checks that docs/stream.md describes all keys of the JSON output.
 
 use serde_json::Value;
 
-/// Fails at the first key that is not in there.
+/// Fails at the first key that the document does not have.
 pub(super) fn check(json: &Value) {
     let docs = include_str!("../../../docs/stream.md");
     let mut all = vec![json];

@@ -1,4 +1,4 @@
-//! What is missing in a trace, as far as it says so itself.
+//! The losses that a trace itself reports.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
-//! What whole traces say: where the time of a boot went, and what differs between two.
+//! Reports on whole traces: the time of a boot, latencies, and the differences between two traces.
 //!
-//! These are [`Export`](crate::export::Export)s that keep what they need in bounded memory, whatever
-//! the length of the trace, and then make a report.
+//! Each is an [`Export`](crate::export::Export) that uses bounded memory, whatever the length of the
+//! trace, and makes a report at the end.
 
 pub mod boot;
 pub mod diff;

@@ -1,4 +1,4 @@
-//! What a trace has, and what it lacks.
+//! The evidence in a trace, and its gaps.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -7,7 +7,7 @@ use crate::stream::{Stretch, TracedOf};
 
 use super::rule::Functions;
 
-/// Records that are missing.
+/// Missing records.
 #[derive(Debug, Default)]
 pub(super) struct Losses {
     /// How many.

@@ -1,7 +1,7 @@
-//! Whether a trace is as rules say: what automated tests ask of it.
+//! Checks a trace against rules, for automated tests.
 //!
-//! A [`Check`] is an [`Export`]: it is played a trace, live or from a file, and then says of every
-//! rule whether it holds, fails, or cannot be decided.
+//! A [`Check`] is an [`Export`]: it receives the events of a trace, live or from a file, and then
+//! decides for every rule whether it passes, fails, or cannot be decided.
 
 mod evidence;
 mod results;

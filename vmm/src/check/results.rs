@@ -1,4 +1,4 @@
-//! Results of rules, for people and for what runs tests.
+//! Results of rules, for people and for test runners.
 
 use std::io::{self, Write};
 

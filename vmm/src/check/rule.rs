@@ -1,4 +1,4 @@
-//! Rules as people write them.
+//! Parses rules.
 
 use std::fmt;
 

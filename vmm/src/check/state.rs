@@ -1,6 +1,6 @@
-//! What was seen of one rule, and what follows from it.
+//! The evidence for one rule, and the result that follows from it.
 //!
-//! A rule passes or fails only if it would whatever the missing records are.
+//! A rule passes or fails only if it would do so whatever the missing records are.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,4 +1,4 @@
-//! What becomes of rules.
+//! Tests of the results of rules.
 
 use std::io::Write;
 

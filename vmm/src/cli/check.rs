@@ -1,4 +1,4 @@
-//! `vmtrace check`: whether a trace is as rules say. The same rules are options of `boot`.
+//! `vmtrace check`: checks a trace against rules. The same rules are options of `boot`.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -24,7 +24,7 @@ pub struct Rules {
     /// None of these functions is called
     #[arg(long, value_name = "'F|G...'", value_parser = parse(Verb::Forbid))]
     forbid: Vec<Rule>,
-    /// The first call of each comes after that of the one before it
+    /// The first calls of these functions come in this order
     #[arg(long, value_name = "'F < G...'", value_parser = parse(Verb::Order))]
     order: Vec<Rule>,
     /// No call takes longer (needs returns: --graph)
@@ -33,11 +33,11 @@ pub struct Rules {
     /// F is called, and each call of it is followed by one of G within this time, whoever calls it
     #[arg(long, value_name = "'F -> G TIME'", value_parser = parse(Verb::Within))]
     within: Vec<Rule>,
-    /// Init is started (boot), or this function is called, within this time of the machine's start,
+    /// Init starts (boot), or this function is called, within this time after the machine's start,
     /// by the guest's clock
     #[arg(long, value_name = "'boot|F TIME'", value_parser = parse(Verb::Budget))]
     budget: Vec<Rule>,
-    /// Rules from a file: one a line, such as 'expect vfs_open >= 1'; # begins a comment
+    /// Read rules from a file: one per line, such as 'expect vfs_open >= 1'; # begins a comment
     #[arg(long, value_name = "FILE")]
     rules: Vec<PathBuf>,
     /// Write the results of the rules in this format, to this file if one is given; may be

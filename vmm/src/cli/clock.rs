@@ -1,14 +1,14 @@
-//! `--clock`: from when on times of a trace are counted.
+//! `--clock`: the origin of a trace's times.
 
 use crate::export::Horizon;
 
-/// From when on times are counted.
+/// The origin of times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Clock {
-    /// From the start of the machine
+    /// The start of the machine
     #[default]
     Trace,
-    /// From where the guest's own log has its 0: times are those of dmesg
+    /// The time 0 of the guest's own log, so that times are those of dmesg
     Guest,
 }
 

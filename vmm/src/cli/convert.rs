@@ -19,7 +19,8 @@ use crate::export::{Event, Export, Name, PlayError, Player, SortedBy};
 use crate::serve::{Globs, Refilter};
 use crate::stream::{Compression, Compressor, Header, StreamError, Summary};
 
-/// What a run says to who waits for its end, and what that says when it has converted.
+/// The messages between a run and the process that converts its trace: the run has ended, and the
+/// trace is converted.
 pub(super) const GO: &[u8] = b"go\n";
 pub(super) const DONE: &[u8] = b"done\n";
 
@@ -28,10 +29,10 @@ pub(super) const DONE: &[u8] = b"done\n";
 pub struct Args {
     /// File written by `vmtrace boot -o`; `-` reads standard input.
     file: PathBuf,
-    /// Where to; `-` is standard output, for formats that are one file.
+    /// Output file or directory; `-` is standard output, for formats that are one file.
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
-    /// The format [default: what the name of OUT ends with].
+    /// The format [default: by the ending of OUT].
     #[arg(long, value_enum)]
     format: Option<Target>,
     /// Convert only functions whose name matches (repeatable).
@@ -43,11 +44,11 @@ pub struct Args {
     /// Convert only records of the tracer of this name.
     #[arg(long, value_name = "NAME")]
     tracer: Option<String>,
-    /// Count times from here: with guest they are those of the guest's own log (dmesg), to the
-    /// microsecond from when the kernel has marked its clock stable.
+    /// Origin of the times. With guest they are those of the guest's own log (dmesg), exact to the
+    /// microsecond once the kernel has marked its clock stable.
     #[arg(long, value_enum, default_value_t)]
     clock: Clock,
-    /// Write a trace of vmtrace (*.vmt) compressed: zstd, or zstd:LEVEL
+    /// Compress a trace of vmtrace (*.vmt): zstd, or zstd:LEVEL
     #[arg(long, value_name = "METHOD")]
     compress: Option<Compression>,
     /// Wait until standard input says so; remove FILE when all of it is converted.

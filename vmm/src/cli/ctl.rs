@@ -9,7 +9,7 @@ use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What differs from `vmtrace run`.
+/// The exit codes, which differ from those of `vmtrace run`.
 pub(super) const HELP: &str = "\
 The exit code is 0, or 1 for a failure: also where there is no such socket, and when the trace refuses
 the command.";
@@ -31,9 +31,9 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show how often functions were called, as tracers that count have it by now
+    /// Show how often functions were called so far, from tracers that count
     Table(TableArgs),
-    /// Trace other functions from now on; without a glob all
+    /// Trace other functions from now on; all of them without a glob
     Filter {
         /// Functions to trace: GLOB, GLOB:mod:NAME or :mod:NAME
         #[arg(value_name = "GLOB")]
@@ -54,7 +54,7 @@ enum Command {
     /// Measure latencies while the guest runs, as `vmtrace boot --latency` does from its beginning
     #[command(subcommand)]
     Latency(LatencyCommand),
-    /// Give all sites back until `resume`
+    /// Stop tracing until `resume`: all sites are given back
     Pause,
     /// Go on after `pause`
     Resume,
@@ -62,11 +62,11 @@ enum Command {
     Stop,
     /// Forget the records that are not yet delivered (all of a flight recorder)
     Clear,
-    /// Write what a flight recorder (boot --overflow overwrite) has by now into the trace; it goes on
+    /// Write the content of the flight recorder (boot --overflow overwrite) to the trace, and go on
     Snapshot,
     /// Put a mark into the trace
     Mark {
-        /// What it shows
+        /// The text of the mark
         #[arg(required = true)]
         text: Vec<String>,
     },
@@ -74,29 +74,29 @@ enum Command {
 
 #[derive(Debug, Default, clap::Args)]
 struct TableArgs {
-    /// As one JSON object, a line each time
+    /// Print one JSON object per table
     #[arg(long)]
     json: bool,
-    /// Also on which vCPU; JSON always says that
+    /// Also show the counts of each vCPU; JSON always has them
     #[arg(long, conflicts_with = "json")]
     by_cpu: bool,
-    /// Seconds between tables, such as 0.5; until the trace ends
+    /// Show a table every SECS seconds, such as 0.5, until the trace ends
     #[arg(long, value_name = "SECS", value_parser = super::top::parse_every)]
     every: Option<Duration>,
-    /// End after N tables [default: 1, or with the trace if there is --every]
+    /// End after N tables [default: 1; with --every, at the end of the trace]
     #[arg(long, value_name = "N", requires = "every", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum TracerCommand {
-    /// Trace for another tracer, too: [NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]], with ! before
-    /// globs that are exceptions
+    /// Add a tracer: [NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]], with ! before globs that are
+    /// exceptions
     Add {
-        /// What it traces
+        /// The tracer, as of `vmtrace boot --tracer`
         spec: TracerSpec,
     },
-    /// End a tracer; the others go on
+    /// Remove a tracer; the others go on
     Remove {
         /// Its name, as `list` shows it
         name: String,
@@ -107,13 +107,13 @@ enum TracerCommand {
 
 #[derive(Debug, clap::Subcommand)]
 enum EventCommand {
-    /// Trace these events, too: SYSTEM:NAME or a glob, as of `vmtrace boot --event`
+    /// Trace these events as well: SYSTEM:NAME or a glob, as of `vmtrace boot --event`
     Add {
         /// Which
         #[arg(value_name = "GLOB")]
         glob: String,
     },
-    /// Trace these events no more
+    /// Stop tracing these events
     Remove {
         /// Which
         #[arg(value_name = "GLOB")]
@@ -125,7 +125,8 @@ enum EventCommand {
 
 #[derive(Debug, clap::Subcommand)]
 enum LatencyCommand {
-    /// Trace what latencies of this kind are made of, and measure them; one kind at a time
+    /// Begin to measure latencies of this kind, and trace the events that this needs; one kind at a
+    /// time
     Start {
         /// Which
         #[arg(value_enum)]
@@ -134,13 +135,14 @@ enum LatencyCommand {
         #[arg(long, value_name = "TIME", value_parser = super::view::parse_time)]
         over: Option<u64>,
     },
-    /// Show what was found so far: the longest with what its vCPU did meanwhile, histograms, sums
+    /// Show the latencies so far: the longest one with what its vCPU did meanwhile, histograms,
+    /// sums
     Show {
         /// As lines of JSON
         #[arg(long)]
         json: bool,
     },
-    /// Give back what was traced for them, and show what was found
+    /// Stop measuring, and show the latencies
     Stop {
         /// As lines of JSON
         #[arg(long)]
@@ -255,27 +257,36 @@ fn table(json: &str) -> Result<String> {
         .context("the answer is not JSON: the run is by another version of vmtrace")?;
     let mut text = String::new();
     for (key, value) in &status {
-        let value = match value {
-            serde_json::Value::String(value) => value.clone(),
-            serde_json::Value::Object(map) => {
-                let pair = |(key, value): (&String, &serde_json::Value)| match (
-                    key.strip_suffix("_ns"),
-                    value.as_u64(),
-                ) {
-                    (Some(key), Some(time)) => format!("{key} {:.1?}", Duration::from_nanos(time)),
-                    _ => format!("{key} {value}"),
-                };
-                map.iter().map(pair).collect::<Vec<_>>().join(", ")
-            }
-            serde_json::Value::Array(list) => {
-                let list: Vec<_> = list.iter().map(ToString::to_string).collect();
-                list.join(" ")
-            }
-            other => other.to_string(),
-        };
-        text.push_str(&format!("{key:<10} {value}\n"));
+        text.push_str(&format!("{key:<10} {}\n", shown(value)));
     }
     Ok(text)
+}
+
+/// A value of the status. Each object of a list is a line; its name comes first.
+fn shown(value: &serde_json::Value) -> String {
+    use serde_json::Value;
+    match value {
+        Value::String(value) => value.clone(),
+        Value::Object(map) if map.is_empty() => "none".to_owned(),
+        Value::Object(map) => {
+            let name = map.get("name").map(shown);
+            let rest = map.iter().filter(|(key, _)| *key != "name");
+            let rest = rest.map(|(key, value)| match (key.strip_suffix("_ns"), value.as_u64()) {
+                (Some(key), Some(time)) => format!("{key} {:.1?}", Duration::from_nanos(time)),
+                _ if value.as_object().is_some_and(|map| !map.is_empty()) => {
+                    format!("{key} ({})", shown(value))
+                }
+                _ => format!("{key} {}", shown(value)),
+            });
+            let rest = rest.collect::<Vec<_>>().join(", ");
+            name.map_or(rest.clone(), |name| format!("{name}: {rest}"))
+        }
+        Value::Array(list) => {
+            let line = if list.iter().any(Value::is_object) { "\n           " } else { " " };
+            list.iter().map(shown).collect::<Vec<_>>().join(line)
+        }
+        other => other.to_string(),
+    }
 }
 
 /// What has been counted, for people: a line for each function, the one that was called most first.
@@ -400,5 +411,12 @@ mod tests {
         let pauses = table(r#"{"pauses":{"count":2,"max_ns":213735285,"total_ns":999}}"#).unwrap();
         assert_eq!(pauses, "pauses     count 2, max 213.7ms, total 999.0ns\n");
         assert!(table("fine").is_err());
+        let modules = r#"{"modules":[{"functions":21,"name":"dummy"},{"functions":3,"name":"xfs"}],
+            "sites":{"shared":1,"shared_with":{"kprobes":1},"with":{}}}"#;
+        assert_eq!(
+            table(modules).unwrap(),
+            "modules    dummy: functions 21\n           xfs: functions 3\n\
+             sites      shared 1, shared_with (kprobes 1), with none\n"
+        );
     }
 }

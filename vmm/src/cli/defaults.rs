@@ -1,12 +1,12 @@
-//! What happens without an option, at the end of what `--help` and the manual pages say of it. A test sees to it that each option
-//! says that.
+//! The defaults of options, which `--help` and the manual pages show at the end of each option's help. A test checks
+//! that every option has one.
 
 use clap::{Arg, Command};
 
 const EVERY_FUNCTION: &str = "every function";
 const ALL_RECORDS: &str = "records of all tracers";
 
-/// By subcommand, where it is not that of all that have the option; and by the option's long name.
+/// Defaults by subcommand, empty for all that have the option, and by the option's long name.
 const DEFAULTS: &[(&str, &str, &str)] = &[
     ("", "comm", "all tasks"),
     ("", "cpu", "all vCPUs"),
@@ -14,14 +14,14 @@ const DEFAULTS: &[(&str, &str, &str)] = &[
     ("", "follow", "all tasks"),
     ("", "graph", "--format decides"),
     ("", "graph-root", "all calls"),
-    ("", "json", "text for people"),
+    ("", "json", "text"),
     ("", "limit", "all"),
     ("", "max-depth", "calls of any depth"),
     ("", "min-duration", "returns of all calls"),
     ("", "module", "functions of the kernel and of all modules"),
     ("", "no-pager", "$VMTRACE_PAGER, $PAGER or less"),
     ("", "notrace", "no exceptions"),
-    ("", "over", "none is listed"),
+    ("", "over", "none are listed"),
     ("", "pid", "all processes"),
     ("", "since", "from the beginning"),
     ("", "system-map", "the symbols in the image"),
@@ -81,7 +81,7 @@ const DEFAULTS: &[(&str, &str, &str)] = &[
     ("boot", "no-console-marks", "each line is a mark"),
     ("boot", "no-seccomp", "the process is confined"),
     ("boot", "output", "printed to standard output, as --format says"),
-    ("boot", "returns", "the functions of which returns are traced from the beginning"),
+    ("boot", "returns", "only functions whose returns are traced from the beginning"),
     ("boot", "retval", "not recorded"),
     ("boot", "root", "the root is the initramfs"),
     (
@@ -101,7 +101,7 @@ const DEFAULTS: &[(&str, &str, &str)] = &[
     ("boot", "vsock", "no socket"),
     ("convert", "compress", "not compressed"),
     ("convert", "notrace", "no exceptions"),
-    ("doctor", "boot", "only what can be seen without starting them"),
+    ("doctor", "boot", "only checks that need no emulated host"),
     ("events", "count", "a list"),
     ("events", "json", "a line for each"),
     ("events", "modules", "only those of the kernel"),
@@ -120,10 +120,10 @@ const DEFAULTS: &[(&str, &str, &str)] = &[
     ("run", "list", "a command is run"),
     ("run", "modules", "a command is run"),
     ("run", "output", "standard output"),
-    ("run", "vsock", "vmtrace finds out"),
-    ("setup", "list", "fetch"),
+    ("run", "vsock", "autodetected"),
+    ("setup", "list", "they are fetched"),
     ("setup", "quiet", "progress is shown"),
-    ("setup", "refresh", "what is there stays"),
+    ("setup", "refresh", "fetched versions are kept"),
     ("stream", "output", "standard output"),
     ("table", "by-cpu", "sums of all vCPUs"),
     ("table", "every", "one table"),

@@ -14,9 +14,9 @@ use crate::export::{PlayError, Player};
 /// Arguments of `vmtrace diff`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// File written by `vmtrace boot -o`: how it was
+    /// File written by `vmtrace boot -o`: the older trace
     a: PathBuf,
-    /// Another one: how it is
+    /// File written by `vmtrace boot -o`: the newer trace
     b: PathBuf,
     /// Compare only functions that match: GLOB, GLOB:mod:NAME or :mod:NAME; may be repeated
     #[arg(short, long, value_name = "GLOB")]
@@ -33,10 +33,10 @@ pub struct Args {
     /// Counts and times are equal if they differ by no more than PERCENT of the larger one
     #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=100))]
     noise: u32,
-    /// Times are equal if they differ by less, such as 100us or 1ms
+    /// Times are equal if they differ by less than TIME, such as 100us or 1ms
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_time)]
     least: u64,
-    /// How to print it
+    /// How to print the differences
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
     #[command(flatten)]
@@ -46,7 +46,7 @@ pub struct Args {
 /// `--format`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Format {
-    /// A page for people
+    /// Text of 80 columns
     Text,
     /// One JSON object
     Json,

@@ -15,13 +15,13 @@ use crate::host::probe;
 /// Arguments of `vmtrace doctor`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Also start the emulated hosts and look at the KVM in them
+    /// Also start the emulated hosts and check the KVM in them
     #[arg(long)]
     boot: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Make the checks of KVM in this very process, a line of JSON each
+    /// Check KVM in this process itself, and print a line of JSON for each check
     #[arg(long, hide = true)]
     kvm_probe_worker: bool,
 }

@@ -17,17 +17,18 @@ use crate::session::is_meant_in;
 pub struct Args {
     /// Kernel image: bzImage (vmlinuz), vmlinux, or a riscv64 Image
     kernel: PathBuf,
-    /// Only events that the pattern matches: SYSTEM:NAME, or NAME of any system; with :mod:NAME behind it,
-    /// or alone, those of a module
+    /// List only events that match: SYSTEM:NAME, or NAME of any system. With :mod:NAME at the end, or
+    /// alone, those of a module
     #[arg(value_name = "GLOB")]
     glob: Option<String>,
-    /// Also the events of the modules in this directory, which is like /lib/modules/RELEASE
+    /// Also list the events of the modules in this directory, which has the layout of
+    /// /lib/modules/RELEASE
     #[arg(long, value_name = "DIR")]
     modules: Option<PathBuf>,
-    /// Print JSON: one object a line
+    /// Print JSON: one object per line
     #[arg(long)]
     json: bool,
-    /// Print how many there are, and nothing else
+    /// Print only their number
     #[arg(long, conflicts_with = "json")]
     count: bool,
     /// Take the symbols from this file of the same build

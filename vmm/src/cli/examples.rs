@@ -1,9 +1,9 @@
-//! An example of every option that takes a value, at the end of what `--help` and the manual pages say of it. A test parses them
-//! all.
+//! An example of every option that takes a value, which `--help` and the manual pages show at the end of the option's
+//! help. A test parses them all.
 
 use clap::{Arg, Command};
 
-/// By subcommand, where it is not that of all that have the option; and by the option's long name.
+/// Examples by subcommand, empty for all that have the option, and by the option's long name.
 const EXAMPLES: &[(&str, &str, &str)] = &[
     ("", "comm", "--comm 'ssh*'"),
     ("", "cpu", "--cpu 0,2"),

@@ -13,16 +13,17 @@ use vmtrace_system::say;
 pub struct Args {
     /// Kernel image: bzImage (vmlinuz), vmlinux, or a riscv64 Image
     kernel: PathBuf,
-    /// Only functions that the pattern matches: GLOB, GLOB:mod:NAME or :mod:NAME; repeatable
+    /// List only functions that match: GLOB, GLOB:mod:NAME or :mod:NAME; may be repeated
     #[arg(short, long, value_name = "GLOB")]
     filter: Vec<String>,
-    /// No functions that the pattern matches; repeatable
+    /// List no functions that match; may be repeated
     #[arg(short, long, value_name = "GLOB")]
     notrace: Vec<String>,
-    /// Also the functions of the modules in this directory, which is like /lib/modules/RELEASE
+    /// Also list the functions of the modules in this directory, which has the layout of
+    /// /lib/modules/RELEASE
     #[arg(long, value_name = "DIR")]
     modules: Option<PathBuf>,
-    /// Print how many there are, and nothing else
+    /// Print only their number
     #[arg(long)]
     count: bool,
     /// Take the symbols from this file of the same build

@@ -1,4 +1,4 @@
-//! Telling people of lost records.
+//! Warnings about lost records.
 
 use std::cell::Cell;
 use std::io;

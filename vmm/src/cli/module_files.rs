@@ -1,4 +1,4 @@
-//! The files of a directory of modules, for those who list what is in them.
+//! Reads the files of a directory of modules, for commands that list their content.
 
 use std::path::Path;
 

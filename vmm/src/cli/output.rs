@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
-/// As many as the kernel follows.
+/// The most symbolic links that are followed, as in the kernel.
 const LINKS: usize = 40;
 
 /// A file that is whole before anybody sees it, as far as what has its name allows that.

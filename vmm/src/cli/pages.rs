@@ -1,5 +1,5 @@
-//! `vmtrace completions` and `vmtrace man`: what an installation has besides the program, from the
-//! definition of the command line itself.
+//! `vmtrace completions` and `vmtrace man`: files for an installation, generated from the
+//! definition of the command line.
 
 use super::{Cli, documented, exit, inspect::ignore_closed_pipe};
 use anyhow::{Context as _, Result};

@@ -12,7 +12,7 @@ use super::BadUsage;
 use super::clock::Clock;
 use super::losses::{self, Counted};
 use super::terminal::Looks;
-use super::view::{View, choose, parse_time};
+use super::view::{View, WHAT, choose, parse_time};
 use crate::analyze::Analysis;
 use crate::analyze::boot::Boot;
 use crate::analyze::latency::{Kind, Latency};
@@ -46,6 +46,9 @@ const OF_PARTS: [&str; 20] = [
     "clock",
 ];
 
+/// The heading in `--help` of options that print something else than the records.
+const TABLES: &str = "Instead of the records";
+
 /// Print a trace file.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -55,49 +58,51 @@ pub struct Args {
     #[arg(long, value_enum)]
     format: Option<Format>,
     /// Print only functions that match: GLOB, GLOB:mod:NAME or :mod:NAME (repeatable).
-    #[arg(short, long = "filter", value_name = "GLOB")]
+    #[arg(short, long = "filter", value_name = "GLOB", help_heading = WHAT)]
     filter: Vec<String>,
     /// Print no functions whose name matches (repeatable).
-    #[arg(short, long, value_name = "GLOB")]
+    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
     notrace: Vec<String>,
     #[command(flatten)]
     view: View,
     /// Print only the closing summary.
-    #[arg(long, conflicts_with_all = ["stats", "filter"])]
+    #[arg(long, conflicts_with_all = ["stats", "filter"], help_heading = TABLES)]
     summary: bool,
     /// Print how often each function was entered, the most frequent first.
-    #[arg(long)]
+    #[arg(long, help_heading = TABLES)]
     stats: bool,
     /// Print where the time goes: for each function self and total time, calls and percentiles.
-    #[arg(long, conflicts_with_all = ["stats", "summary", "format", "graph", "min_duration"])]
+    #[arg(long, conflicts_with_all = ["stats", "summary", "format", "graph", "min_duration"], help_heading = TABLES)]
     top: bool,
     /// Print who calls the functions that match this glob, and how often (repeatable).
     #[arg(
         long,
         value_name = "GLOB",
-        conflicts_with_all = ["top", "stats", "summary", "format", "graph", "filter"]
+        conflicts_with_all = ["top", "stats", "summary", "format", "graph", "filter"],
+        help_heading = TABLES
     )]
     callers: Vec<String>,
-    /// Print where the time of the boot went, as text or JSON, of a trace made with boot
-    /// --boot-report or with what that traces (see docs/stream.md).
-    #[arg(long, conflicts_with_all = OF_PARTS)]
+    /// Print where the time of the boot went, as text or JSON. The trace must be of boot
+    /// --boot-report, or have the same functions (see docs/stream.md).
+    #[arg(long, conflicts_with_all = OF_PARTS, help_heading = TABLES)]
     boot: bool,
-    /// Print latencies of this kind, as text or JSON: the longest with what its vCPU did meanwhile,
-    /// histograms, sums, and those over a threshold. Of a trace made with boot --latency, or with
-    /// the events that traces (see docs/howto/latency.md).
+    /// Print latencies of this kind, as text or JSON: the longest one with what its vCPU did
+    /// meanwhile, histograms, sums, and those above a threshold. The trace must be of boot
+    /// --latency, or have the same events (see docs/howto/latency.md).
     #[arg(
         long,
         value_enum,
         value_name = "KIND",
         conflicts_with = "boot",
-        conflicts_with_all = OF_PARTS
+        conflicts_with_all = OF_PARTS,
+        help_heading = TABLES
     )]
     latency: Option<Kind>,
     /// With --latency: list those of at least this length, such as 500us.
-    #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "latency")]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "latency", help_heading = TABLES)]
     over: Option<u64>,
-    /// Count times from here: with guest they are those of the guest's own log (dmesg), to the
-    /// microsecond from when the kernel has marked its clock stable.
+    /// Origin of the times. With guest they are those of the guest's own log (dmesg), exact to the
+    /// microsecond once the kernel has marked its clock stable.
     #[arg(long, value_enum, default_value_t)]
     clock: Clock,
     #[command(flatten)]
@@ -106,11 +111,11 @@ pub struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Format {
-    /// As ftrace's function tracer.
+    /// As ftrace's function tracer prints it.
     Text,
-    /// One JSON object per line and event.
+    /// One JSON object per line.
     Json,
-    /// As ftrace's function_graph tracer.
+    /// As ftrace's function_graph tracer prints it.
     Graph,
     /// Header and closing summary as one JSON object.
     RawSummary,
@@ -345,7 +350,7 @@ impl Export for Nothing {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use clap::{CommandFactory, Parser};
 
     use super::*;
     use crate::stream::{GuestClock, Writer, sample};
@@ -464,6 +469,17 @@ mod tests {
         assert_eq!(text, "");
         let error = format!("{:#}", status.expect_err("another file"));
         assert!(error.contains("not a vmtrace stream"), "{error}");
+    }
+
+    // Thirty options in one list are not read.
+    #[test]
+    fn the_help_is_in_groups() {
+        let help = Cli::command().render_help().to_string();
+        let place = |text: &str| help.find(text).unwrap_or_else(|| panic!("no {text}: {help}"));
+        let words =
+            ["Options:", "--format", WHAT, "--filter", "--since", TABLES, "--top", "--over"];
+        let places = words.map(place);
+        assert!(places.is_sorted(), "{help}");
     }
 
     #[test]

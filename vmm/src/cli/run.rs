@@ -14,7 +14,7 @@ use crate::agent::protocol::{Command, Entry, LoadedModule, Reason, Run};
 use crate::agent::{AgentError, Connection, Endpoint, Handle, Streams};
 use vmtrace_system::say;
 
-/// The exit status when the command could not be run, but for reasons that shells have numbers for.
+/// The exit status if the command could not be run for a reason for which shells have no number.
 const CANNOT_RUN: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
@@ -46,7 +46,7 @@ pub struct Args {
     /// Print the loaded modules: name, size, users, state, address
     #[arg(long, group = "what")]
     modules: bool,
-    /// Print what is in this directory of the guest
+    /// List this directory of the guest
     #[arg(long, value_name = "PATH", group = "what")]
     list: Option<OsString>,
     /// Print this file of the guest
@@ -58,10 +58,10 @@ pub struct Args {
     /// Wait up to SECS seconds for the socket to appear and the agent to answer
     #[arg(long, value_name = "SECS", default_value_t = 0)]
     wait: u64,
-    /// SOCKET is that of a vsock device; otherwise autodetected
+    /// SOCKET is that of a vsock device
     #[arg(long)]
     vsock: bool,
-    /// The agent's vsock port, where SOCKET does not decide it [default: 1025]
+    /// The agent's vsock port, unless SOCKET determines it [default: 1025]
     #[arg(long, value_name = "N")]
     port: Option<u32>,
 }

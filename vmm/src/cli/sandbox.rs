@@ -1,4 +1,4 @@
-//! `vmtrace sandbox`: what becomes of a deed of a thread that is confined. For tests.
+//! `vmtrace sandbox`: tries a forbidden or allowed operation in a confined thread. For tests.
 
 use super::exit;
 use crate::sandbox::trial::{Deed, attempt};

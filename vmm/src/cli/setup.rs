@@ -1,13 +1,12 @@
-//! `vmtrace setup`: fetches kernels and guests' busybox out of Debian's packages, by the script that developers use
-//! (`images/fetch`). apt checks signatures and knows mirrors and proxies, better than code of our
-//! own would.
+//! `vmtrace setup`: fetches kernels and guests' busybox from Debian's packages, by the script that developers use
+//! (`images/fetch`). apt checks signatures and handles mirrors and proxies better than new code would.
 
 use crate::emulated::HostArch;
 use anyhow::{Context as _, Result};
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-/// The whole program, for bash: nothing of it is a file.
+/// The whole program for bash, embedded, so that it needs no files.
 const SCRIPT: &str =
     concat!(include_str!("../../../images/apt.sh"), "\n", include_str!("../../../images/fetch"));
 
@@ -19,10 +18,10 @@ pub(super) struct Args {
     /// default host and userland of this machine's architecture
     #[arg(value_name = "NAME", conflicts_with = "list")]
     names: Vec<String>,
-    /// Show the names, and what is there
+    /// Show the names, and which of them are fetched
     #[arg(long)]
     list: bool,
-    /// Replace what was fetched before by the archive's newest
+    /// Fetch the newest versions, even if older ones are there
     #[arg(long, conflicts_with = "list")]
     refresh: bool,
     /// Report errors only

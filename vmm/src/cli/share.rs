@@ -1,5 +1,5 @@
-//! `vmtrace serve-share`: answers the guest of another vmtrace, which starts it, about the files of a
-//! directory.
+//! `vmtrace serve-share`: serves a directory to the guest of another vmtrace, which starts this
+//! process.
 
 use super::exit;
 use crate::sandbox;

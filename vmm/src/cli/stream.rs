@@ -2,7 +2,7 @@
 
 use super::losses::{self, Counted};
 use super::report::{self, Played};
-use super::view::View;
+use super::view::{View, WHAT};
 use crate::export::{Export, Graph, Json, PlayError, Player, Stats, Text, Top, write_summary};
 use crate::serve::{self, Format, Globs, Source, StreamRequest};
 use crate::stream::{Decoder, Progress, StreamError};
@@ -24,10 +24,10 @@ pub struct Args {
     #[command(flatten)]
     view: View,
     /// Only functions that match: GLOB, GLOB:mod:NAME or :mod:NAME; may be repeated
-    #[arg(short, long, value_name = "GLOB")]
+    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
     filter: Vec<String>,
     /// No functions that match this glob; may be repeated
-    #[arg(short, long, value_name = "GLOB")]
+    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
     notrace: Vec<String>,
     /// Write to this file instead of standard output
     #[arg(short, long, value_name = "FILE")]
@@ -39,15 +39,15 @@ pub struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum FormatArg {
-    /// As ftrace's function tracer
+    /// As ftrace's function tracer prints it
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
-    /// As ftrace's function_graph tracer
+    /// As ftrace's function_graph tracer prints it
     Graph,
     /// How often each function was entered, at the end
     Stats,
-    /// Where the time goes, by function, at the end
+    /// Time and calls of each function, at the end
     Top,
     /// The stream itself, for `vmtrace report`
     Raw,

@@ -1,4 +1,4 @@
-//! What people see at a terminal: through a pager, in colours, as git does it.
+//! Output to a terminal: through a pager and in colours, as git does it.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufWriter, IsTerminal, Write};

@@ -39,13 +39,13 @@ pub struct Args {
     /// Seconds between tables, such as 0.5
     #[arg(long, value_name = "SECS", default_value = "1", value_parser = parse_every)]
     every: Duration,
-    /// What comes first
+    /// The order of functions
     #[arg(long, value_enum, default_value_t = By::Calls)]
     by: By,
     /// Rows of functions, and of events [default: as many as the terminal has room for, else 20]
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     rows: Option<usize>,
-    /// End after N tables [default: with the trace]
+    /// End after N tables [default: at the end of the trace]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Only functions that match, and no events: GLOB, GLOB:mod:NAME or :mod:NAME; may be repeated
@@ -75,10 +75,10 @@ pub struct Args {
 enum By {
     /// Most calls
     Calls,
-    /// Most time of its own, without the traced functions that it calls
+    /// Most self time: without the traced functions that it calls
     #[value(name = "self")]
     Own,
-    /// Most time, with what it calls
+    /// Most total time: with the functions that it calls
     Total,
 }
 

@@ -1,52 +1,56 @@
-//! What of a trace is printed: the options that several commands share.
+//! Options that select what of a trace is printed, shared by several commands.
 
 use crate::check::parse_time as parse_unit;
 use crate::export::{Export, Pick, Picked, Player};
 use crate::kernel::Functions;
 use crate::serve::Globs;
 
-/// Which calls are shown.
+/// The heading in `--help` of options that select what of a trace is shown.
+pub(super) const WHAT: &str = "What to show";
+
+/// Options that select the calls that are shown.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct View {
     /// Show calls with their durations, as ftrace's function_graph tracer does: `--format graph`
-    #[arg(long, conflicts_with = "format")]
+    #[arg(long, conflicts_with = "format", help_heading = WHAT)]
     graph: bool,
-    /// Show only what functions that match this glob call, and these; may be repeated
-    #[arg(long, value_name = "GLOB")]
+    /// Show only functions that match this glob, and what they call; may be repeated
+    #[arg(long, value_name = "GLOB", help_heading = WHAT)]
     graph_root: Vec<String>,
     /// Show no calls deeper than N levels
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = WHAT)]
     max_depth: Option<u32>,
     /// Show only returns of calls that took at least this long, such as 10us or 1ms
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = WHAT)]
     min_duration: Option<u64>,
     /// Show only records of the tracer of this name
-    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    #[arg(long, value_name = "NAME", value_parser = parse_name, help_heading = WHAT)]
     tracer: Option<String>,
     /// Show only records of this process id; may be repeated
-    #[arg(long, value_name = "PID")]
+    #[arg(long, value_name = "PID", help_heading = WHAT)]
     pid: Vec<u32>,
     /// Show only records of tasks whose name matches this glob; may be repeated
-    #[arg(long, value_name = "GLOB")]
+    #[arg(long, value_name = "GLOB", help_heading = WHAT)]
     comm: Vec<String>,
-    /// Show only records of this task: of this process id, or from when its name first matches this
-    /// glob on, whatever it is called later; may be repeated
-    #[arg(long, value_name = "PID|GLOB")]
+    /// Show only records of this task: by its process id, or from the moment on when its name first
+    /// matches this glob, even if its name changes later; may be repeated
+    #[arg(long, value_name = "PID|GLOB", help_heading = WHAT)]
     follow: Vec<String>,
     /// Show only records of this vCPU; may be repeated, or a list such as 0,2
-    #[arg(long, value_name = "N", value_delimiter = ',')]
+    #[arg(long, value_name = "N", value_delimiter = ',', help_heading = WHAT)]
     cpu: Vec<u32>,
     /// Show only functions of modules that match this glob; may be repeated
-    #[arg(long, value_name = "GLOB")]
+    #[arg(long, value_name = "GLOB", help_heading = WHAT)]
     module: Vec<String>,
-    /// Show nothing before this time: seconds as they are shown, such as 1.204530, or 1200ms
-    #[arg(long, value_name = "TIME", value_parser = parse_moment)]
+    /// Show nothing before this time: seconds as in the output, such as 1.204530, or with a unit,
+    /// such as 1200ms
+    #[arg(long, value_name = "TIME", value_parser = parse_moment, help_heading = WHAT)]
     since: Option<u64>,
     /// Show nothing after this time
-    #[arg(long, value_name = "TIME", value_parser = parse_moment)]
+    #[arg(long, value_name = "TIME", value_parser = parse_moment, help_heading = WHAT)]
     until: Option<u64>,
     /// Show only the first N records
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = WHAT)]
     limit: Option<u64>,
 }
 

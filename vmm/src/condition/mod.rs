@@ -1,4 +1,4 @@
-//! Conditions as people write them: `pid == 1 && count > 4096`.
+//! Parses conditions, such as `pid == 1 && count > 4096`.
 //!
 //! ```text
 //! condition  = both, { "||", both } ;
@@ -9,8 +9,7 @@
 //! value      = word | '"', text, '"' | "'", text, "'" ;
 //! ```
 //!
-//! What operands there are, and which values they can have, depends on the function: see
-//! [`session`](crate::session).
+//! The operands and their possible values depend on the function: see [`session`](crate::session).
 
 mod parse;
 
@@ -20,7 +19,7 @@ use std::fmt;
 use std::str::FromStr;
 use vmtrace_trampolines::condition::Relation;
 
-/// The operand that is not 0 of tasks that are followed, whatever the function.
+/// The operand that is not 0 for tasks that are followed.
 pub const FOLLOWED: &str = "followed";
 
 /// The operand that is what a function returns, and the same as `--arg` has it.

@@ -1,4 +1,4 @@
-//! From text to expressions.
+//! Parses text into expressions.
 
 use super::{Comparison, Condition, Expression};
 use vmtrace_trampolines::condition::Relation;

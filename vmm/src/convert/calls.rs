@@ -1,4 +1,4 @@
-//! Calls that are open, for formats that nest them: a stack for each task and tracer.
+//! Open calls, for formats that nest them: a stack for each task and tracer.
 
 use rustc_hash::FxHashMap;
 

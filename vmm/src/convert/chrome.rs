@@ -1,6 +1,6 @@
 //! Chrome's trace event JSON: calls by `B` and `E` on their threads, everything else as instants.
-//! Idle tasks are threads of process 0, one a vCPU; losses, marks and exits of vCPUs are of a process
-//! "vmtrace".
+//! Idle tasks are threads of process 0, one for each vCPU. Losses, marks and exits of vCPUs belong to
+//! a process "vmtrace".
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -15,7 +15,7 @@ use crate::export::{
 };
 use crate::stream::{Header, Loss, Mark, Summary};
 
-/// The process of what is no task's: no pid of Linux is as high.
+/// The process of events that belong to no task. No pid of Linux is as high.
 const BESIDE: u32 = 1 << 22;
 
 /// Chrome's JSON.

@@ -1,5 +1,5 @@
-//! Folded stacks, as flame graphs are made of: a line for each stack, with the nanoseconds that its
-//! innermost function took itself, or, in a trace without returns, with how often it was entered.
+//! Folded stacks, the input of flame graphs: a line for each stack, with the nanoseconds that its
+//! innermost function itself took, or, in a trace without returns, with how often it was entered.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};

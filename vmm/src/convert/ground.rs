@@ -1,4 +1,4 @@
-//! What several formats need: time in nanoseconds, numbers for names, names of tasks.
+//! Helpers for several formats: time in nanoseconds, numbers for names, names of tasks.
 
 use std::borrow::Cow;
 use std::io;

@@ -1,8 +1,9 @@
-//! Formats of other tools: `vmtrace convert`. A file each; [`unsaid`] is the one table of what they
-//! have no words for.
+//! Formats of other tools, for `vmtrace convert`, one file each. [`unsaid`] is the table of what
+//! formats cannot express.
 //!
-//! A converter is an [`Export`]: it gets the events of a trace in time order, once. What a format
-//! wants in another order goes to a scratch file of its [`Output`], so that memory stays bounded.
+//! A converter is an [`Export`]: it gets the events of a trace once, in time order. Data that a
+//! format needs in another order goes to a scratch file of its [`Output`], so that memory stays
+//! bounded.
 
 mod calls;
 mod chart;

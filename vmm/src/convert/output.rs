@@ -1,4 +1,4 @@
-//! Where a converted trace goes: nothing is seen at its place before it is whole.
+//! The output of a conversion: it appears at its path only when it is complete.
 
 use std::fs::{self, File};
 use std::io;

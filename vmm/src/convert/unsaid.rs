@@ -1,4 +1,4 @@
-//! What a format has no words for: counted while a trace is converted, and told once.
+//! What a format cannot express: it is counted while a trace is converted, and reported once.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,7 +7,7 @@ use super::Format;
 use crate::export::{Event, Export, Name, SortedBy};
 use crate::stream::{Header, Summary};
 
-/// What traces say and not every format can.
+/// The parts of a trace that some formats cannot express.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fact {
     /// Arguments of an entry.

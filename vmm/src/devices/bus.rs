@@ -1,4 +1,4 @@
-//! Who answers at which address.
+//! Maps addresses to devices.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

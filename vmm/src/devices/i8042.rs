@@ -1,4 +1,4 @@
-//! A keyboard controller that can only reset the machine.
+//! An i8042 keyboard controller that can only reset the machine.
 
 use super::{Device, Outcome};
 

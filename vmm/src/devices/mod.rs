@@ -1,7 +1,7 @@
 //! Emulated devices.
 //!
-//! Devices are driven by the guest: every offset, length and value they get is untrusted. They
-//! know neither KVM nor an architecture; an interrupt is an [`IrqLine`].
+//! The guest drives devices: every offset, length and value that they get is untrusted. They depend
+//! neither on KVM nor on an architecture; an interrupt is an [`IrqLine`].
 
 mod bus;
 mod gate;

@@ -1,4 +1,4 @@
-//! Console output on its way to a sink that may be slow.
+//! Buffers console output for a sink that may be slow.
 
 use crate::sandbox::{self, Thread};
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! Recognising a kernel panic on the console.
+//! Recognises a kernel panic on the console.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,4 +1,4 @@
-//! Power-off and reset, as ACPI announces them.
+//! The power-off and reset registers that ACPI describes.
 
 use super::{Device, Outcome};
 

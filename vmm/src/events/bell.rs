@@ -1,4 +1,4 @@
-//! What other threads, and KVM, call a subscriber with.
+//! A bell, by which other threads and KVM wake a subscriber.
 
 use std::io;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use event_manager::{EventSet, Events};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// An event descriptor; clones are the same. Every ring is an edge, and nobody ever has to read it.
+/// An event descriptor, which clones share. Every ring is an edge, so that nobody has to read it.
 #[derive(Clone, Debug)]
 pub struct Bell(Arc<EventFd>);
 

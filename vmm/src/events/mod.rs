@@ -1,11 +1,10 @@
-//! The event loop: one thread that waits on the descriptors of all who have some.
+//! The event loop: one thread that waits on the descriptors of all subscribers.
 //!
-//! Whoever waits is a subscriber ([`MutEventSubscriber`] of `event-manager`): it says which
-//! descriptors it waits on, and is called when something happens to one of them. It must return
-//! soon and never block. Two more things can call it: a [`Bell`], rung by other threads, and a
-//! [`Timer`].
+//! A subscriber ([`MutEventSubscriber`] of `event-manager`) registers the descriptors that it waits
+//! on, and is called when one of them is ready. It must return soon and never block. A [`Bell`],
+//! which other threads ring, and a [`Timer`] call it as well.
 //!
-//! A descriptor must be taken out of the loop ([`EventOps::remove`]) before it is closed.
+//! A descriptor must be removed from the loop ([`EventOps::remove`]) before it is closed.
 
 mod bell;
 mod signals;
@@ -26,7 +25,7 @@ pub use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 pub use signals::Signals;
 pub use timer::Timer;
 
-/// What waits.
+/// A subscriber.
 pub type Subscriber = Box<dyn MutEventSubscriber + Send>;
 
 /// Events taken at a time.
@@ -125,8 +124,8 @@ impl Handle {
         });
         match added {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => log::warn!("events: no timer: {error}"),
-            Err(error) => log::warn!("events: no timer: {error}"),
+            Ok(Err(error)) => log::warn!("events: cannot make a timer: {error}"),
+            Err(error) => log::warn!("events: cannot make a timer: {error}"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What calls a subscriber at some time.
+//! A timer, which calls a subscriber at a given time.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ impl Timer {
             }
         };
         if let Err(error) = set {
-            log::error!("events: no timer: {}", io::Error::from(error));
+            log::error!("events: cannot set a timer: {}", io::Error::from(error));
         }
     }
 

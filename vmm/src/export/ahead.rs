@@ -1,4 +1,4 @@
-//! What is known of a stream up to where it has been read, ahead of what is shown.
+//! What is known of the part of a stream that has been read but not yet shown.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crate::stream::{
     Context, DictionaryFull, Frame, Header, Loss, Mark, Record, RecordHead, ValuesOf,
 };
 
-/// What waits for its turn.
+/// An item that waits until it is shown.
 #[derive(Debug)]
 pub(super) enum Item {
     Record(Held),

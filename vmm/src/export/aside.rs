@@ -1,5 +1,5 @@
-//! A finished stream is played with a second thread: one reads and finds the order, the other makes
-//! events of it.
+//! Plays a finished stream with two threads: one reads it and finds the order, the other makes
+//! events.
 
 use std::io::{ErrorKind, Read};
 use std::mem;

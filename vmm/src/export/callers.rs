@@ -1,4 +1,4 @@
-//! Who calls a function, and how often.
+//! The callers of a function, and how often each calls it.
 
 use std::collections::HashMap;
 use std::io::{self, Write};

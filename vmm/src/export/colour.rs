@@ -1,6 +1,7 @@
-//! Colours for the lines of a text, for people at a terminal.
+//! Colours the lines of a text for a terminal.
 //!
-//! What is printed stays what it is: a line is told by its form, and anything else is left alone.
+//! The text itself does not change. The kind of a line is recognised by its form; other lines stay
+//! as they are.
 
 use std::io::{self, Write};
 

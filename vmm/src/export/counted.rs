@@ -1,4 +1,4 @@
-//! Functions whose calls were counted, not recorded: the table at the end of a text.
+//! Functions whose calls were counted instead of recorded: the table at the end of the text output.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::{self, BufWriter, Write};

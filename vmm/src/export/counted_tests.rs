@@ -1,4 +1,4 @@
-//! What every format makes of counts.
+//! Counts in every format.
 
 use proptest::prelude::*;
 

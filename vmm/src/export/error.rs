@@ -1,4 +1,4 @@
-//! Why playing stopped.
+//! Errors that end the playing of a stream.
 
 use std::convert::Infallible;
 use std::io;

@@ -1,4 +1,4 @@
-//! Fields of events, as the kernel's own trace prints them.
+//! Formats the fields of events as the kernel's own trace does.
 
 use super::values::{Args, write_shown};
 use super::{Tracepoint, printable};

@@ -1,4 +1,4 @@
-//! Bytes of a stream in, items in time order out.
+//! Turns the bytes of a stream into items in time order.
 
 use std::io::{ErrorKind, Read};
 

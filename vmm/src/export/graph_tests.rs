@@ -1,4 +1,4 @@
-//! What formats make of calls.
+//! Calls in every format.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

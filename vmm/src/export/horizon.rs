@@ -1,10 +1,11 @@
-//! What a finished stream has at which place: so much that it can be shown in one order.
+//! For each place of a finished stream, the earliest time that follows, so that events can be shown
+//! in one order.
 
 use std::io::Read;
 
 use crate::stream::{Frame, GuestClock, Mark, Reader, StreamError};
 
-/// Places are not told apart more finely than this, in bytes of the stream.
+/// The resolution of places, in bytes of the stream.
 const GRAIN: u64 = 64 << 10;
 /// A mark that is further behind the records around it is not waited for, in seconds: whoever makes
 /// one may name any time.

@@ -1,4 +1,4 @@
-//! Exits of vCPUs among events.
+//! Exits of vCPUs as events.
 
 use super::Tracepoint;
 use crate::stream::{HostExit, Shown};

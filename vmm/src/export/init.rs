@@ -1,4 +1,4 @@
-//! When init is started.
+//! Finds the start of init.
 
 /// The function that starts init (init/main.c).
 pub(crate) const STARTS_INIT: &str = "run_init_process";

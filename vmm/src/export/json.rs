@@ -1,4 +1,4 @@
-//! One JSON object per line and event.
+//! JSON Lines: one object for each event.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! What happens in a trace just now: the functions with the most calls of an interval.
+//! The current activity in a trace: the functions with the most calls in an interval.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! Tables of what happens just now.
+//! Tables of current activity.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,10 +1,11 @@
-//! A loud word about lost records, with what can be done.
+//! A warning about lost records, with remedies.
 
 use std::io::{self, Write};
 
 use crate::stream::{LossReason, Summary};
 
-/// Fewer are told by the closing summary alone: one of so many.
+/// The warning is given if one of this many records is lost. Fewer losses are only in the closing
+/// summary.
 const NOTABLE: u64 = 100;
 
 /// Says so, and what can be done about it, if more than 1 % of all records are lost; beside what

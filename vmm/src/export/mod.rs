@@ -1,8 +1,8 @@
 //! Output formats, one file each.
 //!
-//! A [`Player`] turns the bytes of a stream into [`Event`]s in time order with their names
-//! resolved; an [`Export`] turns events into a format. A player is an [`std::io::Write`], so
-//! that a stream [`Writer`](crate::stream::Writer) can print live:
+//! A [`Player`] turns the bytes of a stream into [`Event`]s in time order, with names resolved. An
+//! [`Export`] turns events into a format. A player is an [`std::io::Write`], so that a stream
+//! [`Writer`](crate::stream::Writer) can print live:
 //!
 //! ```no_run
 //! use vmtrace::export::{Player, Text};

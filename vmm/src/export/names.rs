@@ -1,4 +1,4 @@
-//! Names for events: looked up once per address and once per task, not once per record.
+//! Names for events: each is looked up once per address or task, not once per record.
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;

@@ -1,4 +1,4 @@
-//! Only some of the events.
+//! Selects some of the events.
 
 use std::collections::HashSet;
 use std::io;

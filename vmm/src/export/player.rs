@@ -1,4 +1,4 @@
-//! Bytes of a stream in, events in time order out.
+//! Turns the bytes of a stream into events in time order.
 
 use std::io::{self, Read};
 

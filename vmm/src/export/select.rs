@@ -1,4 +1,4 @@
-//! What of a trace is wanted.
+//! The selection of what to show of a trace.
 
 use std::collections::HashMap;
 use std::fmt;

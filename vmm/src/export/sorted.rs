@@ -1,4 +1,4 @@
-//! Histograms of calls: what formats make of them, and the tables at the end of a text.
+//! Histograms of calls in each format, and the tables at the end of the text output.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};

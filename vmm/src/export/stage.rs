@@ -1,4 +1,4 @@
-//! From what waited for its turn to events with names, depths and durations.
+//! Turns ordered items into events with names, depths and durations.
 
 use crate::stream::{
     Count, Counts, CountsOf, Decoder, Frame, Header, HistogramOf, Mark, MarkKind, Stretch, Summary,

@@ -1,4 +1,4 @@
-//! How often each function was entered.
+//! Counts how often each function was entered.
 
 use std::collections::HashMap;
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! The closing summary for people, and for scripts that search it.
+//! The closing summary, for people and for scripts that search it.
 
 use std::io::{self, Write};
 

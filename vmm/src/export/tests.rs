@@ -1,4 +1,4 @@
-//! What every format makes of the sample.
+//! The sample in every format.
 
 use std::io::Write;
 

@@ -1,7 +1,7 @@
 //! Text as ftrace's function tracer prints it.
 //!
-//! The layout is that of a kernel with `noirq-info` set in `trace_options`, or, where records tell
-//! the state of the CPU, with `irq-info`, as kernels mostly have it.
+//! The layout is that of a kernel with `noirq-info` in `trace_options`, or, if records have the
+//! state of the CPU, with `irq-info`, the default of most kernels.
 
 use std::io::{self, Write};
 

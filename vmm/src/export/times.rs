@@ -1,4 +1,4 @@
-//! How long calls of each function take.
+//! Durations of the calls of each function.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Where the time goes, by function.
+//! The table of functions by calls and time.
 
 use std::io::{self, Write};
 

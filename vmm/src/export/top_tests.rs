@@ -1,4 +1,4 @@
-//! Where the time goes, who calls, and only some of the events.
+//! Tests of the table of functions, of callers, and of selections.
 
 use std::io::Write;
 

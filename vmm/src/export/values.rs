@@ -1,4 +1,4 @@
-//! Values of arguments and returns: of what kinds they are, and how they are shown.
+//! Values of arguments and returns: their kinds, and how they are shown.
 
 use std::io::Write;
 

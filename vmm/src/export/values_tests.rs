@@ -1,4 +1,4 @@
-//! What formats make of arguments and of what was returned.
+//! Arguments and returned values in every format.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! KVM here, or an emulated host?
+//! Chooses between KVM on this machine and an emulated host.
 
 use std::fmt;
 use std::path::Path;

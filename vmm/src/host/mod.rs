@@ -1,4 +1,4 @@
-//! Where jobs can run: on this machine's KVM, or in an emulated host.
+//! The hosts where jobs can run: this machine's KVM, or an emulated host.
 
 mod choice;
 pub mod probe;

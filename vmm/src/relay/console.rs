@@ -1,4 +1,4 @@
-//! Lines of the guest's console, on their way into the stream as marks.
+//! Puts lines of the guest's console into the stream as marks.
 
 use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

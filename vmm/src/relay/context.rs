@@ -1,4 +1,4 @@
-//! From the state of a CPU as programs record it to that of the stream.
+//! Converts the state of a CPU from the form of programs to that of the stream.
 
 use crate::kernel::{Arch, Kernel, NeedResched};
 use crate::stream::Context;

@@ -1,4 +1,4 @@
-//! Counts on their way into the stream.
+//! Puts counts into the stream.
 
 use super::names::{Functions, ModuleNames};
 use crate::kernel::Kernel;

@@ -1,4 +1,4 @@
-//! From the rings to the stream.
+//! Drains rings into the stream.
 
 mod rest;
 

@@ -1,4 +1,4 @@
-//! Events of tracepoints: what their fields are made of, and from records of programs to records of
+//! Events of tracepoints: describes their fields, and converts records of programs to records of
 //! the stream.
 
 use super::Targets;

@@ -1,8 +1,8 @@
-//! Exits of vCPUs, from the vCPUs' threads to the stream.
+//! Transfers exits of vCPUs from the vCPUs' threads to the stream.
 //!
-//! A vCPU's thread says that it is about to tell an exit, reads the guest's clock, and puts the exit
-//! into a queue that never lets it wait. The relay merges it with the records of that vCPU. While
-//! the vCPU is out it writes none, so that an exit comes behind all records that were begun before.
+//! A vCPU's thread announces an exit, reads the guest's clock, and puts the exit into a queue that
+//! never blocks it. The relay merges the exit with the records of that vCPU. A vCPU that is out of
+//! the guest writes no records, so an exit follows all records that were begun before it.
 
 use crate::stream::{ExitReason, ExitsOf, HostExit, LossReason, Writer};
 use std::collections::VecDeque;

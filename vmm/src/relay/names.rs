@@ -1,4 +1,4 @@
-//! From addresses in records to names in the stream.
+//! Resolves the addresses in records, and puts their names into the stream.
 
 use crate::kernel::{After, Kernel, Site};
 use crate::serve::{Globs, Resolve};

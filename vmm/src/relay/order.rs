@@ -1,14 +1,14 @@
 //! The order of one vCPU's records.
 //!
-//! A program reserves its record first and reads the clock then. If it is interrupted in between,
-//! by whatever else is traced, its record comes before those of the interrupt and has a later time.
-//! Where functions are entered counts: it gets the earliest time of those behind it.
+//! A program first reserves its record and then reads the clock. If a traced interrupt comes in
+//! between, the program's record precedes those of the interrupt but has a later time. The order of
+//! entries counts: such a record gets the earliest time of those that follow it.
 
 use crate::tracer::{RawBatch, RawRecord};
 
-/// So many of the newest records wait for those behind them, while there are any: as deep as
-/// programs interrupt one another between two instructions (tasks, interrupts, NMIs, exceptions),
-/// and then some.
+/// This many of the newest records wait for those that follow: more than the depth to which
+/// programs can interrupt one another between two instructions (tasks, interrupts, NMIs,
+/// exceptions).
 const WAITING: usize = 16;
 
 /// Records of one vCPU on their way: their times never go back.

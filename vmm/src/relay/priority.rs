@@ -1,4 +1,4 @@
-//! Scheduling of the relay.
+//! The scheduling priority of the relay.
 #![allow(unsafe_code, reason = "setpriority has no safe wrapper")]
 
 /// Lets the calling thread run before vCPUs that keep every CPU busy: a ring that is

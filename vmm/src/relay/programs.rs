@@ -1,4 +1,4 @@
-//! From records as programs leave them to records of the stream.
+//! Converts records of programs to records of the stream.
 
 use super::Targets;
 use super::context::Meaning;

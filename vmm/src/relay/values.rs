@@ -1,4 +1,4 @@
-//! Values of calls: where they are in records, and what the stream tells of them.
+//! Values of calls: where they are in records, and how the stream describes them.
 
 use super::names::ModuleNames;
 use crate::kernel::Kernel;

@@ -1,8 +1,8 @@
-//! The table: which system calls each kind of thread makes. docs/security.md says it in words.
+//! The table of system calls that each kind of thread may make. docs/security.md describes it.
 //!
-//! What is in here was found by reading what the threads do, and by watching them; what the C
-//! library and the standard library may do at any time is in [`COMMON`]. A call that is missing
-//! ends the run, so that what is harmless is allowed generously.
+//! It was made by reading the code of the threads, and by tracing them. [`COMMON`] has the calls
+//! that the C library and the standard library may make at any time. A missing call ends the run,
+//! so harmless calls are allowed generously.
 
 use libc::c_int;
 use syscalls::Sysno;

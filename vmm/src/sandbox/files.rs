@@ -1,4 +1,4 @@
-//! Which files can still be reached by name: Landlock (Linux 5.13).
+//! Limits the files that can be opened by name, by Landlock (Linux 5.13).
 
 use std::io;
 use std::path::Path;

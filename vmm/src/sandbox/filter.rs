@@ -1,4 +1,4 @@
-//! From the table to what the kernel runs on every system call.
+//! Compiles the table to the filter that the kernel runs on every system call.
 #![allow(unsafe_code, reason = "seccomp(2) has no wrapper that only asks")]
 
 use std::collections::BTreeMap;

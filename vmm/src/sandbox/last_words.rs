@@ -1,4 +1,4 @@
-//! What a forbidden system call comes to: it is not made, a line says which it was, and the process
+//! The handler of a forbidden system call: the call is not made, a line names it, and the process
 //! ends.
 #![allow(unsafe_code)]
 
@@ -12,7 +12,7 @@ use vmm_sys_util::signal::register_signal_handler;
 
 use super::{OPTION, SandboxError, Thread};
 
-/// What the process exits with: as shells have it for a process that has died of `SIGSYS`.
+/// The exit code of the process: that of shells for a process that died of `SIGSYS`.
 pub const EXIT_CODE: u8 = 128 + 31;
 
 /// How long the line may take, in ms: nobody may be reading.

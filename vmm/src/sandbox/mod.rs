@@ -1,10 +1,9 @@
-//! What the threads of a process that runs a guest may still do, should the guest ever come to
-//! control one of them: see docs/security.md.
+//! The sandbox of a process that runs a guest. It limits what a guest could do if it took control
+//! of one of the threads: see docs/security.md.
 //!
-//! A process is set up once ([`set_up`]), before it has any thread but its first. Each thread that
-//! deals with the guest [enters](enter) the sandbox before it does so: a seccomp filter for its
-//! kind, Landlock, and no capabilities. Threads of a process that was not set up (tests, other
-//! subcommands) enter nothing.
+//! [`set_up`] is called once in a process, before its second thread starts. Each thread that deals
+//! with the guest first [enters](enter) the sandbox: a seccomp filter for its kind, Landlock, and
+//! no capabilities. Without [`set_up`] (in tests and other subcommands), [`enter`] does nothing.
 
 mod arch;
 mod calls;
@@ -24,7 +23,7 @@ use landlock::RulesetCreated;
 
 pub use last_words::EXIT_CODE;
 
-/// The way out.
+/// The option that disables the sandbox.
 pub const OPTION: &str = "--no-seccomp";
 
 /// A kind of thread.

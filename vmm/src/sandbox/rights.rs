@@ -1,4 +1,4 @@
-//! Privileges and limits of the process.
+//! Drops privileges of the process and sets its limits.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! What becomes of a deed in the sandbox: for tests, which run `vmtrace sandbox`.
+//! Tries operations in the sandbox, for tests, which run `vmtrace sandbox`.
 #![allow(
     unsafe_code,
     reason = "what is tried here has no safe wrappers, being what nobody should do"

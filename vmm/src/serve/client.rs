@@ -1,4 +1,4 @@
-//! The other end: asks a running trace for something.
+//! The client's end: sends a request to a running trace.
 
 use super::request::StreamRequest;
 use super::{Control, Format};

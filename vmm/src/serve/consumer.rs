@@ -1,4 +1,4 @@
-//! One consumer: from its queue to its socket, in the event loop of the consumers.
+//! One consumer: writes its queue to its socket, in the event loop of the consumers.
 
 use super::queue::{Chunk, Popped, Queue};
 use super::refilter::Refilter;
@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Somebody who wants the stream.
+/// A consumer of the stream.
 #[derive(Debug)]
 pub struct Join {
     /// Where it is to be sent.

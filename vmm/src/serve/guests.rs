@@ -1,4 +1,4 @@
-//! Who in the guest may read the trace.
+//! Decides which processes of the guest may read the trace.
 
 use clap::ValueEnum;
 

@@ -1,4 +1,4 @@
-//! Where the relay's stream ends: the primary output, and any number of consumers.
+//! Distributes the relay's stream to the primary output and any number of consumers.
 
 use super::consumer::{Consumer, Join, Resolve};
 use super::patience::Patience;
@@ -15,8 +15,8 @@ use std::io::{Result, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a consumer of the host may be behind by before it loses records; bytes. One of the
-/// guest has a quarter of it: no guest shall have much of the host's memory.
+/// How many bytes a consumer of the host may be behind before it loses records. A consumer of the
+/// guest has a quarter of it, so that no guest takes much of the host's memory.
 const QUEUE: usize = 64 << 20;
 /// Consumers at once, of the host and of the guest each.
 const MAX_CONSUMERS: usize = 32;

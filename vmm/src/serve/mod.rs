@@ -1,9 +1,9 @@
-//! The running trace for other programs: consumers of the stream, and control.
+//! Serves a running trace to other programs: consumers of the stream, and control.
 //!
-//! One connection is one request, made in its first line (docs/stream.md, "Asking for a
-//! stream"). [`Services`] reads that line of every connection; the [`Hub`] is where the
-//! relay's stream writer ends, and gives every consumer its copy. Every consumer has a queue of
-//! its own, so that a slow one loses its own records and nobody else's.
+//! One connection is one request, made in its first line (docs/stream.md, "Asking for a stream").
+//! [`Services`] reads that line of every connection. The [`Hub`] receives the stream from the
+//! relay's writer, and gives every consumer a copy. Every consumer has its own queue, so that a
+//! slow one loses only its own records.
 
 mod client;
 mod consumer;

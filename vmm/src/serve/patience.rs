@@ -1,8 +1,8 @@
-//! How long an end waits for those who read.
+//! How long the end of a run waits for consumers that still read.
 
 use std::time::{Duration, Instant};
 
-/// What a reader has to take from then on, on the average; bytes a second.
+/// The average number of bytes per second that a reader has to take from then on.
 const RATE: u64 = 256 << 10;
 
 /// Time for a reader after the end of what there is to read. One that takes nothing is left soon,

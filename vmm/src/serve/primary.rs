@@ -1,4 +1,4 @@
-//! The primary output of a stream, written by a thread of its own: whoever makes the stream never
+//! The primary output of a stream. A separate thread writes it, so that the stream's writer never
 //! waits for a terminal, a pipe or a disk.
 
 use crate::sandbox::{self, Thread};
@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What may wait to be written, bytes; as much again of what must not be left out.
+/// The most bytes that wait to be written. Frames that must not be dropped may take as much again.
 const CAPACITY: usize = 64 << 20;
 /// Buffers that are kept to be used again, and their size up to which they are.
 const SPARES: usize = 8;

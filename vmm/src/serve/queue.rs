@@ -1,4 +1,4 @@
-//! What one consumer has still to be sent, and what it loses when that gets too much.
+//! The frames that one consumer has still to be sent, and what it loses when the queue is full.
 
 use super::patience::Patience;
 use crate::deadline::Pulse;

@@ -1,5 +1,5 @@
-//! A stream of some functions out of a stream of all: a stream of its own, with its own
-//! numbers and totals.
+//! Makes a stream of some functions from a stream of all. The result is a complete stream, with its
+//! own frame numbers and totals.
 
 use super::request::Globs;
 use crate::export::TracerChoice;

@@ -1,4 +1,4 @@
-//! Connections: reads the first line of each, and hands it to whom it is for.
+//! Accepts connections, reads the first line of each, and passes the connection to its handler.
 
 use super::consumer::Join;
 use super::guests::GuestReaders;

@@ -1,4 +1,4 @@
-//! Tracers as people write them: `[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]][ if CONDITION]`.
+//! Parses specifications of tracers: `[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]][ if CONDITION]`.
 
 use crate::condition::{Condition, ConditionError};
 use std::fmt;
@@ -126,7 +126,7 @@ pub enum SpecError {
     #[error("{0:?} has a name, but --hist takes none: use --tracer NAME=GLOB:hist")]
     Named(String),
     /// No histogram is of that.
-    #[error("{0:?} cannot be sorted: use duration, retval or the name of a parameter")]
+    #[error("no histogram of {0:?}: use duration, retval or the name of a parameter")]
     Sorted(String),
     /// Behind `if`.
     #[error(transparent)]

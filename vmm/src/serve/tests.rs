@@ -1,4 +1,4 @@
-//! Consumers against a writer, without a guest.
+//! Consumers of a writer, without a guest.
 
 use super::*;
 use crate::events::EventLoop;

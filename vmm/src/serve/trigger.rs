@@ -1,5 +1,5 @@
-//! Triggers as people write them: `GLOB[,GLOB...][:N][ if CONDITION]`, with N for the N-th call, and ` -- COMMAND` behind
-//! it where one is run.
+//! Parses triggers: `GLOB[,GLOB...][:N][ if CONDITION]`, with N for the N-th call, followed by ` -- COMMAND` for
+//! triggers that run one.
 
 use super::spec::{Actions, IF, MODULE, SpecError, TracerSpec, write_globs};
 use crate::condition::Condition;

@@ -1,7 +1,7 @@
-//! What looks at the stream of a running trace within vmtrace itself, and answers commands about it.
+//! Consumers of a running trace inside vmtrace itself, which answer commands about it.
 //!
-//! It has a queue as consumers have, and their thread: neither the relay nor the controller ever
-//! waits for it, and what it is too slow for is a loss that it is told of.
+//! Like other consumers a watcher has a queue, and it runs in their thread. Neither the relay nor
+//! the controller ever waits for it. If it is too slow, it loses records and is told so.
 
 use super::queue::{Popped, Queue};
 use super::server::{Answer, Reply};
@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What it may be behind by before it loses records; bytes.
+/// How many bytes it may be behind before it loses records.
 const QUEUE: usize = 64 << 20;
 /// Answers that may be waited for at a time.
 const MOST: usize = 16;

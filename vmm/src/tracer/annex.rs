@@ -8,8 +8,8 @@
 //!         rings that do not fit above, mapped in a hole of their own  read-write
 //! ```
 //!
-//! Where the guest has it is for the architecture to say; on riscv64 the first 2 MiB are for
-//! exits alone, and mapped behind the others.
+//! The architecture decides where the guest has it mapped. On riscv64 the first 2 MiB are for exits
+//! only, and are mapped after the others.
 
 use super::arch;
 use super::paging::PMD_SIZE;

@@ -1,5 +1,5 @@
-//! What differs between architectures. Chosen by the kernel at hand and not by the
-//! build: all of it is memory and numbers, and so is tested on any machine.
+//! Differences between architectures. The guest's kernel selects the architecture, not the build:
+//! all of it is memory and numbers, so it is tested on any machine.
 
 use super::annex::{Hole, Layout, Memory};
 use super::counters::Area;

@@ -1,8 +1,9 @@
-//! Tables in which programs count calls, behind the rings in the annex.
+//! Tables in which programs count calls, after the rings in the annex.
 //!
-//! A table has a counter of 8 bytes for each function, as far behind its start as what tells the
-//! function is behind the first one: no search leads a program there. Each vCPU has its own, so that
-//! none waits for another. Only what is counted takes memory of the host.
+//! A table has a counter of 8 bytes for each function. The offset of a counter in the table follows
+//! from the address of the function's site or record, so that a program needs no search. Each vCPU
+//! has its own table, so that none waits for another. Only pages that hold used counters take memory
+//! of the host.
 
 use super::annex::{Memory, SIZE};
 use super::trace::TraceError;

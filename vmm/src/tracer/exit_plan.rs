@@ -1,5 +1,5 @@
-//! Exits that are rewritten when tracing begins, as far as the image alone decides it: made before
-//! the guest runs, which waits for everything that is left to do then.
+//! Plans the rewriting of exits as far as the image alone determines it. The plan is made before
+//! the guest runs, since the guest waits for all work that is left for the start of tracing.
 
 use super::arch;
 use super::patch::Edit;

@@ -1,8 +1,8 @@
-//! Rewriting the places where functions are left: verify, write, read back, restore.
+//! Rewrites the instructions by which functions are left: verify, write, read back, restore.
 //!
-//! On x86-64 an exit becomes a jump into a stub of its own. Only its first byte can be where a
-//! context stands, before and after, so it may be changed in any pause, both ways. On riscv64 its
-//! stub is there from the beginning, and one word of it becomes a call: an instruction, too.
+//! On x86-64 an exit becomes a jump to its own stub. A context can only be suspended at its first
+//! byte, before and after the change, so it can be changed and restored in any pause. On riscv64
+//! the stub is there from the start, and one instruction in it becomes a call.
 
 use super::guest::{GuestError, Image};
 use super::modules::{Modules, Spot};

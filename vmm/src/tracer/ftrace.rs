@@ -1,9 +1,9 @@
 //! The guest's own record of its sites: `struct dyn_ftrace`.
 //!
-//! A call that the guest's ftrace finds at a site and did not write makes it give up ftrace until
-//! the next boot (kernel/trace/ftrace.c). Its flags tell which sites an update of its own touches
-//! ([`is_touched`]): those are given back for that long. Where that cannot be, a site that we hold
-//! is marked `FTRACE_FL_DISABLED`, so that the guest refuses it (`EINVAL`).
+//! If the guest's ftrace finds a call at a site that it did not write, it disables itself until the
+//! next boot (kernel/trace/ftrace.c). The flags of a record tell which sites an update changes
+//! ([`is_touched`]): these are given back for the duration of the update. Where that is impossible,
+//! a held site is marked `FTRACE_FL_DISABLED`, so that the guest refuses to trace it (`EINVAL`).
 
 use super::guest::{Guest, Image};
 use super::members::Members;

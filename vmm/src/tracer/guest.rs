@@ -1,4 +1,4 @@
-//! A guest at rest, and its kernel image in memory.
+//! A guest that does not run, and its kernel image in memory.
 
 use super::arch;
 use super::paging::{PageTables, WalkError};

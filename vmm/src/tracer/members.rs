@@ -4,7 +4,7 @@ use super::trace::TraceError;
 use crate::kernel::{Kernel, Structs};
 use vmtrace_trampolines::ContextPlaces;
 
-/// Where members of the guest's structures are.
+/// Offsets of members of the guest's structures.
 pub(super) struct Members<'a>(&'a Structs);
 
 impl<'a> Members<'a> {

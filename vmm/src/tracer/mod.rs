@@ -1,7 +1,7 @@
 //! Plan, annex, patching, rings: knows guest memory and a pause, never KVM.
 //!
-//! Everything here works on a [`Guest`]: guest-physical memory that nobody runs
-//! on while it is used. Unit tests and fuzzing use plain memory.
+//! Everything here works on a [`Guest`]: guest-physical memory that no vCPU uses meanwhile. Unit
+//! tests and fuzzing use plain memory.
 
 pub mod annex;
 mod arch;

@@ -1,4 +1,4 @@
-//! When modules of the guest's kernel come and go, and which of their sites are ours.
+//! Follows the loading and unloading of modules of the guest's kernel, and takes their sites.
 
 use super::guest::Guest;
 use super::modules::{Loaded, Module, ModuleCoverage, ModuleError, ModuleFunction, Offsets, Spot};

@@ -1,5 +1,5 @@
-//! Page tables, walked as the processor does. Both architectures have 512 entries
-//! of 8 bytes in a table of 4 KiB; only what an entry means differs.
+//! Walks page tables as the processor does. Both architectures have 512 entries of 8 bytes in a
+//! table of 4 KiB; only the meaning of an entry differs.
 
 use super::arch::{self, Target};
 use super::guest::{Guest, GuestError};

@@ -1,4 +1,4 @@
-//! Rewriting sites: verify, write, read back, remember, restore.
+//! Rewrites sites: verify, write, read back, remember, restore.
 
 use super::arch::{GuestCode, Hook};
 use super::ftrace::{self, Cursor, Record, Records};

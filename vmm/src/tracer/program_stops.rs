@@ -1,4 +1,4 @@
-//! vCPUs that stop in a program: at a call that was counted down to.
+//! Stops of vCPUs in a program, at a call that it has counted down to.
 
 use super::arch;
 use super::trace::Attachment;

@@ -1,4 +1,4 @@
-//! Which programs there are in a guest.
+//! The programs in a guest.
 
 use super::counters::Kind;
 use super::trace::TraceError;
@@ -7,8 +7,8 @@ use vmtrace_trampolines::histogram::{Calls, Sorted};
 use vmtrace_trampolines::layout::Info;
 use vmtrace_trampolines::{Condition, Counts, Field, Point, Program};
 
-/// What a site has to do, and on whose account: one record that serves all of these tracers, or one
-/// for each of their conditions.
+/// What a site has to do, and for which tracers: one record for all of these tracers, or one for
+/// each of their conditions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Duty {
     /// Where in its function the site is.

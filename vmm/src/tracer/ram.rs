@@ -1,4 +1,4 @@
-//! The memory of a machine as the tracer wants it.
+//! Implements the tracer's interface to guest memory for a machine's memory.
 
 use super::guest::{Guest, GuestError};
 use std::borrow::Borrow;

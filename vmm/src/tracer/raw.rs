@@ -1,4 +1,4 @@
-//! Records as programs leave them.
+//! Records as programs write them.
 
 use vmtrace_trampolines::layout::Info;
 

@@ -1,9 +1,9 @@
-//! Which memory of a guest a program can read without a fault, found by walking its page tables.
+//! Finds the memory of a guest that programs can read without a fault, by walking its page tables.
 //!
-//! That is the RAM in the kernel's direct map, the array of `struct page` and the image's data, as
-//! they are mapped when tracing begins, and the kernel stack of the task that runs. The kernel
-//! takes none of these away later, but for pages that it poisons: those are left out where they are
-//! known (KFENCE), and where all can be (`debug_pagealloc`) only the others remain.
+//! It consists of the RAM in the kernel's direct map, the array of `struct page` and the image's
+//! data, as they are mapped when tracing begins, and the kernel stack of the current task. The
+//! kernel unmaps none of these later, except poisoned pages. Where these are known (KFENCE), they
+//! are left out. Where any page can be one (`debug_pagealloc`), the whole direct map is left out.
 
 use super::arch;
 use super::guest::{Guest, Image};

@@ -1,4 +1,4 @@
-//! The VMM's side of the rings: it trusts nothing that it finds there.
+//! The VMM's side of the rings. Nothing that it reads there is trusted.
 
 mod rest;
 
@@ -13,7 +13,7 @@ use vmtrace_trampolines::layout::{
     CHUNK_SIZE, COMMON_SIZE, FRONT_SIZE, Info, LAP, Ring, control, front,
 };
 
-/// What a ring has come to.
+/// The state of a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Records taken out, as many as programs wrote.

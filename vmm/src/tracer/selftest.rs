@@ -1,11 +1,11 @@
-//! The self-test: before any site is taken for the user, one is taken alone and called once, and
-//! exactly its record must be there.
+//! The self-test: before any site is taken for the user, a single one is taken and called once, and
+//! exactly its record must appear.
 //!
-//! A vCPU that stands somewhere is sent to the site as a call of the function would, and stopped
-//! right behind it. So all that a record needs is used as it will be: the call in the site, the
-//! mapping of the annex, the program, the CPU's control block and ring, the clock, and what is
-//! known of tasks. Exceptions are led to code of ours meanwhile, so that a program that fails does
-//! not take the guest with it.
+//! A stopped vCPU is set to the site as a call of the function would do, and stopped again right
+//! after the site. So everything that a record needs is used: the call in the site, the mapping of
+//! the annex, the program, the CPU's control block and ring, the clock, and the offsets in tasks.
+//! Meanwhile exceptions are handled by vmtrace's code, so that a program that fails does not crash
+//! the guest.
 
 use super::arch::{self, Faults};
 use super::guest::{Guest, GuestError};

@@ -1,4 +1,5 @@
-//! Sets of sites and of exits, by their numbers: a guest waits while tens of thousands are looked up.
+//! Sets of sites and of exits, by their numbers. Look-ups are fast, since a guest waits while tens of
+//! thousands are made.
 
 /// Some of the sites of a kernel, by their indices.
 #[derive(Debug, Default)]

@@ -1,8 +1,8 @@
 //! Sites that the guest's own ftrace uses as well.
 //!
-//! While an update of the guest's ftrace is under way, the sites that it touches hold what it left
-//! there; then they are taken again. A site that the guest uses holds a call of ours that records and
-//! goes on with the guest's.
+//! During an update by the guest's ftrace, the sites that it changes are given back; afterwards they
+//! are taken again. A site that the guest uses then has a call of a program that records and
+//! continues with the guest's.
 
 use super::arch::Hook;
 use super::ftrace::{self, Records};

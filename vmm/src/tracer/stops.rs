@@ -1,5 +1,5 @@
-//! Where the guest stops for us: instructions of its kernel lead through stubs of ours, which exit to
-//! the VMM and go on where they led.
+//! Stops of the guest: instructions of its kernel are redirected through stubs, which exit to the VMM
+//! and continue at the original target.
 
 use super::arch::GuestCall;
 use super::guest::GuestError;

@@ -1,8 +1,8 @@
-//! Instructions that switch interrupts or preemption and lead to our programs first.
+//! Instructions that switch interrupts or preemption, redirected to programs.
 //!
-//! Each is written with one jump or call, inside of which no context can stand, before and after
-//! (`x86_64/switch_stubs.rs`): in any pause, both ways. The guest may run: nobody executes stubs
-//! before that.
+//! Each is replaced by one jump or call. No context can be suspended inside of it, before or after
+//! the change (`x86_64/switch_stubs.rs`), so it can be changed and restored in any pause. Stubs may be
+//! written while the guest runs: no context executes them before that.
 
 use super::guest::Guest;
 use super::patch::{Restored, SkipReason};

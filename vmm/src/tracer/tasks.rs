@@ -1,4 +1,4 @@
-//! Names of tasks, read from the guest while it runs.
+//! Reads names of tasks from the guest while it runs.
 
 use super::guest::{Guest, GuestError, Image};
 use super::members::Members;

@@ -1,4 +1,4 @@
-//! An attachment: the annex in a guest, the programs, the sites that call them.
+//! An attachment to a guest: the annex, the programs, and the sites that call them.
 
 use super::annex::{Addressing, Layout, Memory};
 use super::arch::{self, GuestCode, Hook, Installed};
@@ -68,7 +68,7 @@ pub enum TraceError {
     #[error("the kernel image has no symbol {0}")]
     NoSymbol(&'static str),
     /// A structure lacks a member, or nothing tells where it is.
-    #[error("the kernel has no {0}.{1} that could be found")]
+    #[error("the offset of {0}.{1} in the kernel is not known")]
     NoMember(&'static str, &'static str),
     /// The annex has no place for so many rings.
     #[error("no rings for {0} vCPUs: 1 to 64 can be traced")]
@@ -108,14 +108,14 @@ pub enum TraceError {
     #[error("no place for trampolines in the guest's kernel: {0}")]
     Code(&'static str),
     /// The guest's own ftrace is not as expected.
-    #[error("the guest's ftrace cannot be understood: {0}")]
+    #[error("the data of the guest's ftrace is not as expected: {0}")]
     Ftrace(&'static str),
     /// A program cannot be made.
     #[error(transparent)]
     Program(#[from] vmtrace_trampolines::ProgramError),
     /// There is no place for what so many exits lead to.
     #[error(
-        "no place for the {0} exits of the functions whose returns may be asked for: name fewer \
+        "no room for the {0} exits of the functions whose returns may be traced: name fewer \
          (--graph, --returns)"
     )]
     Returns(usize),

@@ -1,5 +1,5 @@
-//! Stopping the guest at a chosen instruction: in its place something that exits on
-//! every KVM (a breakpoint does not), an `out` to a private port or a call of the SBI.
+//! Stops the guest at a chosen instruction. It is replaced by one that exits on every KVM (a
+//! breakpoint does not): an `out` to a private port, or an SBI call.
 
 use super::arch;
 use super::guest::{Guest, GuestError, Image};

@@ -1,4 +1,4 @@
-//! A guest's memory for many small accesses: where it is in ours is looked up once.
+//! Guest memory for many small accesses: its host address is looked up once.
 
 use super::annex::{self, Memory};
 use super::guest::{Guest, GuestError};

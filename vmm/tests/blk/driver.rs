@@ -1,4 +1,4 @@
-//! The guest's part of a block device: a driver that does as it is told, right or wrong.
+//! A driver of the block device that makes valid or invalid requests, as a test asks.
 
 // Tests and fuzzer need a part of it each.
 #![allow(dead_code, unreachable_pub)]

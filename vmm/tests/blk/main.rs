@@ -1,4 +1,4 @@
-//! The block device, with the driver's part played here.
+//! Tests of the block device, which play the driver.
 
 mod driver;
 

@@ -1,4 +1,4 @@
-//! The state of the CPU in every format that has words for it.
+//! The state of the CPU in every format that can express it.
 
 use vmtrace::stream::{
     Context, EntryRecord, Header, RecordBuffer, ReturnRecord, Summary, Symbol, Task, Writer,

@@ -1,4 +1,4 @@
-//! Directories of the Common Trace Format, as babeltrace2 reads them.
+//! Directories of the Common Trace Format, read by babeltrace2.
 
 use vmtrace::stream::{
     EntryRecord, EventRecord, Header, LossReason, RecordBuffer, Shape, Summary, Symbol, Task,

@@ -1,4 +1,4 @@
-//! Calls of which the trace has only the ends, with durations.
+//! Calls of which the trace has only the ends, with their durations.
 
 use vmtrace::stream::{Header, RecordBuffer, ReturnRecord, Summary, Symbol, Task, Writer};
 

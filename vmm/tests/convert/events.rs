@@ -1,4 +1,4 @@
-//! Events of tracepoints, as the programs read them that the formats are for.
+//! Events of tracepoints, read by the programs that the formats are for.
 
 use vmtrace::stream::{
     EventRecord, Header, LossReason, RecordBuffer, Shape, Summary, Symbol, Task, ValueField,

@@ -1,4 +1,4 @@
-//! `vmtrace convert` as a user runs it, and its outputs in the programs that they are for.
+//! `vmtrace convert` run as a user would, and its outputs read by the programs that they are for.
 //! Those come from `images/readers`, which `scripts/test` calls.
 
 mod chart;

@@ -1,5 +1,6 @@
-//! Parquet, as DuckDB and PyArrow read it, beside what `vmtrace report` says of the same stream.
+//! Parquet read by DuckDB and PyArrow, compared with `vmtrace report` on the same stream.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
@@ -177,6 +178,31 @@ fn both_readers_see_what_the_report_says() {
         assert_eq!(about["vmtrace.summary"], end["summary"], "{name}");
     }
     assert!((0..6).all(|kind| seen.iter().any(|of| of[kind] > 0)), "{seen:?}");
+}
+
+// The example counts what the report counts.
+#[test]
+fn the_example_loads_a_trace() {
+    let folder = Folder::new(&stream());
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/examples/arrow.py");
+    let mut command = python();
+    command.arg(example).arg(folder.path("trace.vmt"));
+    // Losses of the trace are said on standard error.
+    let output = command.env("VMTRACE", env!("CARGO_BIN_EXE_vmtrace")).output().expect("it runs");
+    let said = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(output.status.success(), "{said} {}", String::from_utf8_lossy(&output.stderr));
+    let mut counted = BTreeMap::new();
+    for line in report(&folder).iter().filter(|line| line["event"] == "entry") {
+        *counted.entry(line["function"].as_str().expect("a name").to_owned()).or_insert(0_u64) += 1;
+    }
+    let (rows, calls) = said.split_once(" rows\n").expect("a number of rows");
+    assert!(rows.parse::<usize>().expect("a number") >= counted.len(), "{said}");
+    let calls = calls.lines().map(|line| {
+        let (count, function) = line.trim().split_once("  ").expect("a count and a function");
+        (function.to_owned(), count.parse().expect("a number"))
+    });
+    assert_eq!(calls.collect::<BTreeMap<_, u64>>(), counted);
+    assert!(!counted.is_empty());
 }
 
 #[test]

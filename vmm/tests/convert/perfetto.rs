@@ -1,4 +1,4 @@
-//! Perfetto's traces, as its own trace_processor reads them.
+//! Perfetto's traces, read by its trace_processor.
 
 use std::path::Path;
 

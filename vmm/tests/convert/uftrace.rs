@@ -1,4 +1,4 @@
-//! Directories of uftrace, as uftrace reads them.
+//! Directories of uftrace, read by uftrace.
 
 use std::io::Write as _;
 use std::path::Path;

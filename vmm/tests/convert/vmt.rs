@@ -1,4 +1,4 @@
-//! Traces of vmtrace out of others: with fewer functions, compressed and not.
+//! Traces converted to vmtrace's own format: with fewer functions, compressed or not.
 
 use std::process::Command;
 

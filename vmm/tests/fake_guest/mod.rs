@@ -1,6 +1,5 @@
-//! Plain memory that looks like a guest right after `ftrace_init`: a real kernel's
-//! image and page tables, disabled sites, `ftrace_page`s made here. Needs the kernels
-//! of `scripts/setup`.
+//! Plain memory that looks like a guest right after `ftrace_init`, with a real kernel's image, page
+//! tables, disabled sites and `ftrace_page`s. Needs the kernels of `scripts/setup`.
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
 pub(crate) mod module;

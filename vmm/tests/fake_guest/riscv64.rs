@@ -1,4 +1,4 @@
-//! What a riscv64 guest has.
+//! The parts of a fake guest that are specific to riscv64.
 
 use super::{Fake, Guest, MAP};
 use vm_memory::{Bytes, GuestAddress};

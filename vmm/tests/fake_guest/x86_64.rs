@@ -1,4 +1,4 @@
-//! What an x86-64 guest has.
+//! The parts of a fake guest that are specific to x86-64.
 
 use super::{Fake, Guest, HEAP, MAP};
 use object::{Object, ObjectSegment};

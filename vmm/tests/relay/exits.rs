@@ -1,4 +1,4 @@
-//! Exits of vCPUs between the records of the guest.
+//! Exits of vCPUs among the records of the guest.
 
 use super::{Rings, Sink, TIME};
 use proptest::prelude::*;

@@ -1,5 +1,5 @@
-//! Rings that a guest has written to itself: what cannot be is told, nothing of it is taken for a
-//! record, and the rings of other vCPUs are as good as before.
+//! Rings that a guest has overwritten: impossible content is reported and never taken for a record,
+//! and the rings of other vCPUs are not affected.
 
 use crate::TIME;
 use crate::rings::Rings;

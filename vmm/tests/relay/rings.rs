@@ -1,4 +1,4 @@
-//! Rings that are filled as programs fill them, by the same layout, without a guest.
+//! Fills rings as programs do, with the same layout, without a guest.
 
 // Test and benchmark need a part of it each.
 #![allow(dead_code, unreachable_pub)]

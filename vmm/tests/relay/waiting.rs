@@ -1,4 +1,4 @@
-//! Writers that wait for room, of whom the relay decides when they go on without.
+//! Writers that wait for room, and the relay, which decides when they continue without it.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

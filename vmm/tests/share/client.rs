@@ -1,4 +1,4 @@
-//! The guest's part of a share: FUSE messages as a kernel makes them, or as none would.
+//! The guest's side of a share: FUSE messages as a kernel sends them, and invalid ones.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! What serves a share, as the process that it is, with its sandbox: the guest's part is played here.
+//! The server of a share, as a process with its sandbox. The tests play the guest.
 
 mod client;
 

@@ -1,4 +1,4 @@
-//! Drivers and packets that should not be.
+//! Invalid drivers and packets.
 
 use std::io::Read;
 

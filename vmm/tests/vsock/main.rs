@@ -1,4 +1,4 @@
-//! The socket device, with the driver's part played here.
+//! Tests of the socket device, which play the driver.
 
 mod driver;
 mod flow;

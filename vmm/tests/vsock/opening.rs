@@ -1,4 +1,4 @@
-//! Who gets connected to whom.
+//! The opening of connections, in both directions.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;

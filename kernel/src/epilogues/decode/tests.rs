@@ -1,5 +1,5 @@
-//! Encodings are those of GNU as 2.40; of the extensions that it does not know (Zacas, Zcb), by
-//! the manual.
+//! Encodings come from GNU as 2.40; those of extensions that it does not know (Zacas, Zcb) from the
+//! manual.
 
 use super::*;
 

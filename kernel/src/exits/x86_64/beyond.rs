@@ -1,8 +1,9 @@
-//! Functions that cannot be traced, but return in the place of some that can, which jump to them.
+//! Functions that cannot be traced, but to which traced functions jump, so that they return in
+//! their place.
 //!
-//! They have no site (`notrace`, as are inline functions that stand alone, all of lib/, and
-//! assembly). Such a function's own returns end the calls that jumped to it. One that calls nothing
-//! needs none: nobody can tell its end from the jump.
+//! They have no site (`notrace`, as are out-of-line copies of inline functions, all of lib/, and
+//! assembly). The returns of such a function end the calls that jumped to it. The returns of one
+//! that calls nothing need not be traced: between the jump and its end nothing else is recorded.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,8 +1,8 @@
 //! Exits of functions of modules.
 //!
-//! The code is that of a loaded module: its returns have been rewritten for the processor, its static
-//! calls and static keys are as they are now. So tables decide what is a return, and which
-//! instructions the kernel writes itself.
+//! The code is that of a loaded module: its returns have been rewritten for the processor, and its
+//! static calls and static keys have their current state. So the module's tables decide which
+//! instructions are returns, and which the kernel rewrites itself.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,9 +1,10 @@
-//! How deep the stack is at an instruction, by the kernel's unwind tables (ORC).
+//! Finds the depth of the stack at an instruction, from the kernel's unwind tables (ORC).
 //!
-//! `.orc_unwind_ip` has a distance of 4 bytes for each entry of `.orc_unwind`, of 6 bytes: offset
-//! from a register to the stack at the function's call, another one, and packed numbers, the
-//! lowest four bits of which name the register (arch/x86/include/asm/orc_types.h). The number of
-//! the stack pointer differs by version: what stands at the entries of functions tells it.
+//! `.orc_unwind_ip` has a relative address of 4 bytes for each entry of `.orc_unwind`. An entry has
+//! 6 bytes: the offset from a register to the stack at the function's call, another offset, and
+//! packed numbers, the lowest four bits of which name the register
+//! (arch/x86/include/asm/orc_types.h). The number of the stack pointer depends on the version; it
+//! is found from the entries at the starts of functions.
 
 use crate::read::{i32_at, u16_at, wide};
 use crate::sites::SiteSection;

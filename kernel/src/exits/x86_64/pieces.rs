@@ -1,4 +1,5 @@
-//! The kernel's code, cut at its symbols and sites, and which function each piece belongs to.
+//! The kernel's code, divided at its symbols and sites, and the function to which each piece
+//! belongs.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Disassembly: every instruction once, from the beginning of a piece of code to its end.
+//! Disassembles a piece of code from its beginning to its end, every instruction once.
 
 use std::ops::{Range, RangeInclusive};
 

@@ -1,4 +1,4 @@
-//! The kernel's own tables of instructions: returns, and all that it rewrites.
+//! The kernel's own tables of instructions: its returns, and those that it rewrites.
 
 use std::ops::Range;
 

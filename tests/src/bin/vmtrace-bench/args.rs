@@ -1,5 +1,5 @@
-//! What an entry with arguments costs, one under a condition, and one that is only counted, on both architectures, beside events
-//! of the guest's own with the same arguments and with a filter, which have a boot of their own.
+//! The cost of an entry with arguments, one under a condition, and one that is only counted, on both architectures. The
+//! guest's own events with the same arguments and with a filter are measured for comparison, in a separate boot.
 
 use crate::guest::{Run, work};
 use crate::value;

@@ -1,5 +1,6 @@
-//! What deciding, counting and sorting in the guest cost a call, on both architectures, each beside what the guest
-//! itself has for it, in a boot of its own; and counting every function, of work and of whole boots.
+//! The cost of conditions, counters and histograms for a call, on both architectures, each compared with the
+//! guest's own equivalent, in a separate boot. Also the cost of counting every function, for a workload and for
+//! whole boots.
 
 use crate::boots::{cost, millions};
 use crate::guest::{Run, work};

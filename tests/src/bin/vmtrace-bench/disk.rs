@@ -1,4 +1,4 @@
-//! Random reads and writes of a disk: ours, and QEMU's in the same emulated host.
+//! Random reads and writes of a disk: vmtrace's, and QEMU's in the same emulated host.
 
 use crate::{KERNEL, value};
 use anyhow::{Context, Result, ensure};

@@ -1,5 +1,5 @@
-//! x86-64: instructions an event, each kind in a boot of its own in which the guest's own
-//! tracers are measured before.
+//! x86-64: instructions per event. Each kind has a separate boot, in which the guest's own tracers
+//! are measured first.
 
 use crate::guest::{Run, work};
 use crate::{HOST, KERNEL, value};

@@ -1,7 +1,7 @@
-//! riscv64: what entries and returns cost, a call of getppid and a whole boot.
+//! riscv64: the cost of entries and returns, for a call of getppid and for a whole boot.
 //!
-//! The guest's own tracer is measured in a boot of its own: without CALL_OPS vmtrace leaves a site
-//! alone that the guest has used.
+//! The guest's own tracer is measured in a separate boot: without CALL_OPS, vmtrace does not take a
+//! site that the guest has used.
 
 use crate::boots::cost;
 use crate::guest::{Run, work};

@@ -1,4 +1,4 @@
-//! One boot of a guest, with what its trace counts: records may be of any kind.
+//! One boot of a guest, and the number of its records of any kind.
 
 use anyhow::{Context, Result, ensure};
 use vmtrace::stream::{Frame, Mark, Reader, Record, Summary};

@@ -1,9 +1,9 @@
-//! What tracing costs, in instructions, beside the guest's own tracers: everything
-//! from one boot of an emulated host whose clock counts instructions (icount). And bytes
-//! a second between guest and host, from one boot of an emulated host by the clock.
+//! The cost of tracing in instructions, compared with the guest's own tracers: all figures come
+//! from one boot of an emulated host whose clock counts instructions (icount). Also bytes per
+//! second between guest and host, from one boot of an emulated host in real time.
 //!
-//! `scripts/bench` runs it; with names of tables, these alone (`patching` is a part of
-//! `boots`). The instructions repeat from run to run.
+//! `scripts/bench` runs it. Names of tables as arguments select these alone (`patching` is a part
+//! of `boots`). The numbers of instructions are the same in every run.
 
 mod args;
 mod boots;

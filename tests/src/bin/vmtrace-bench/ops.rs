@@ -1,7 +1,7 @@
-//! riscv64: what tracers cost that have nothing to do, as the kernel's CALL_OPS were
-//! proposed with: one tracer of a function, and beside it 0 to 200 of others that are not
-//! called. The guest's own tracers in one boot, vmtrace with each number in a boot of its
-//! own: without CALL_OPS it leaves a site alone that the guest has used.
+//! riscv64: the cost of tracers of other functions, by the measurement with which the kernel's
+//! CALL_OPS were proposed: one tracer of a function, and 0 to 200 tracers of functions that are not
+//! called. The guest's own tracers are measured in one boot, vmtrace with each number in a separate
+//! boot: without CALL_OPS, it does not take a site that the guest has used.
 
 use crate::guest::{Run, work};
 use crate::value;

@@ -1,5 +1,5 @@
-//! What events of tracepoints cost, on both architectures, beside the guest's own, which have a boot of
-//! their own.
+//! The cost of events of tracepoints, on both architectures, compared with the guest's own, which are
+//! measured in a separate boot.
 
 use crate::guest::{Run, work};
 use crate::value;

@@ -1,4 +1,4 @@
-//! Instructions an event, under icount.
+//! Instructions per event, under icount.
 
 use super::{TRACING, call_getppid, mark, now, set};
 use anyhow::{Context, Result, ensure};

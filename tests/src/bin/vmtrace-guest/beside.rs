@@ -1,4 +1,4 @@
-//! The guest's own tracers on a function, beside whoever traces it from outside.
+//! The guest's own tracers on a function that vmtrace traces as well.
 
 use super::bpf::{Attach, Attached};
 use super::{TRACING, call_getppid, pin, set};

@@ -1,7 +1,7 @@
 //! BPF programs at the entry or the return of a function of the kernel, which the kernel calls
 //! directly (fentry and fexit). Each counts its calls in a map.
 //!
-//! By the system call itself: the libraries for it take an object file of a compiler for BPF.
+//! It uses the system call directly: libraries need an object file from a compiler for BPF.
 //! Structures and numbers: `include/uapi/linux/bpf.h`.
 
 use anyhow::{Context, Result, bail};

@@ -1,4 +1,4 @@
-//! Code of the guest as it is: the kernel's own, and that in the annex (x86-64).
+//! Dumps the current code of the guest: the kernel's own, and that in the annex (x86-64).
 
 use super::stress;
 use anyhow::{Context, Result, bail};

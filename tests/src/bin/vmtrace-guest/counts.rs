@@ -1,5 +1,5 @@
-//! What deciding, counting and sorting cost a call, under icount: each by a system call of its own, so that
-//! one boot measures all of them.
+//! The cost of conditions, counters and histograms for a call, under icount. Each is measured on a
+//! different system call, so that one boot measures all of them.
 
 use super::bench::{Meter, fill_ring, median, small_buffer};
 use super::{mark, set, stress};

@@ -1,4 +1,4 @@
-//! CPUs of the guest that work, leave and come back.
+//! CPUs of the guest that work, go offline and come online again.
 
 use super::{call_getppid, pin, stress};
 use anyhow::{Result, ensure};

@@ -1,4 +1,4 @@
-//! The guest's own trace of events, beside whoever traces them from outside.
+//! The guest's own trace of events that vmtrace traces as well.
 
 use super::{TRACING, set};
 use anyhow::{Context, Result, ensure};

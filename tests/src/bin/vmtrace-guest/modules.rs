@@ -1,4 +1,4 @@
-//! A module that comes and goes, and is used in between.
+//! A module that is loaded, used and unloaded.
 
 use super::{TRACING, load, mark, set};
 use anyhow::{Context, Result, ensure};

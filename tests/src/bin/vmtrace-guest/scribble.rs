@@ -1,5 +1,5 @@
-//! A guest that writes where only vmtrace does: into the annex, by `/dev/mem`. No map of the guest's
-//! memory has it, so its kernel does not mind.
+//! A guest that writes to the annex, by `/dev/mem`. The annex is in no memory map of the guest, so
+//! its kernel allows that.
 
 use super::call_getppid;
 use anyhow::{Context, Result, ensure};

@@ -1,4 +1,4 @@
-//! Work for the guest while its sites change, and its own look at its code.
+//! Work for the guest while its sites change, and a check of the kernel's code from inside.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;

@@ -1,4 +1,4 @@
-//! Calls that are the same each time, and what the guest's own tracer shows of them.
+//! A repeatable sequence of calls, and the guest's own trace of it.
 
 use super::{TRACING, mark, set};
 use anyhow::{Context, Result};

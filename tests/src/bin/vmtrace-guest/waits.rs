@@ -1,4 +1,4 @@
-//! Known waits for a CPU, and what the kernel's code is like meanwhile.
+//! Known waits for a CPU, and the state of the kernel's code meanwhile.
 
 use anyhow::{Result, bail};
 use std::fs;

@@ -1,4 +1,4 @@
-//! When vCPUs had nothing to do.
+//! The idle times of vCPUs.
 
 /// What a vCPU does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

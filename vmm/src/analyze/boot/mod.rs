@@ -1,6 +1,6 @@
-//! Where the time of a boot went.
+//! The report on a boot: where its time went.
 //!
-//! All of it comes from calls of a few functions: [`FUNCTIONS`] and [`IDLE`] say which.
+//! It is made from the calls of a few functions, [`FUNCTIONS`] and [`IDLE`].
 
 mod calls;
 mod idle;

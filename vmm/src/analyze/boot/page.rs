@@ -1,4 +1,4 @@
-//! The page for people: 80 columns.
+//! The report as text of 80 columns.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! The report of a boot: what there is to tell, in fields whose names stay.
+//! The data of a boot report. Field names are stable.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! Boots made in memory, and what is told of them.
+//! Boots made in memory, and the reports on them.
 
 use crate::export::Player;
 use crate::stream::{

@@ -1,7 +1,7 @@
-//! What differs between two traces: functions that only one has called, how often and how long each
-//! was called, and where a task's calls part.
+//! The differences between two traces: functions that only one has called, numbers and durations of
+//! calls, and where the calls of a task diverge.
 //!
-//! Functions and tasks are told by their names: the kernels may be different ones.
+//! Functions and tasks are identified by their names, since the kernels may differ.
 
 mod page;
 mod profile;

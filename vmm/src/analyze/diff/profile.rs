@@ -1,4 +1,4 @@
-//! What is kept of each trace.
+//! The profile of a trace that is compared with another's.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;

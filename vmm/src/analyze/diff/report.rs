@@ -1,4 +1,4 @@
-//! What there is to say of two traces. Times are in nanoseconds.
+//! The data of a report on two traces. Times are in nanoseconds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! Pairs of traces made in memory, and what is told of them.
+//! Pairs of traces made in memory, and the reports on them.
 
 use crate::export::Player;
 use crate::stream::{

@@ -1,4 +1,4 @@
-//! When vCPUs were out of the guest.
+//! The times when vCPUs were out of the guest.
 
 use std::collections::{HashMap, VecDeque};
 

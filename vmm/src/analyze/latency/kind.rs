@@ -1,6 +1,6 @@
-//! Kinds of latencies, and what must be traced for each.
+//! Kinds of latencies, and the events that must be traced for each.
 
-/// What is looked for. The names are those of the kernel's tracers.
+/// A kind of latency. The names are those of the kernel's tracers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Kind {

@@ -1,4 +1,4 @@
-//! The latest records, so that it is known what a vCPU did while somebody waited.
+//! Keeps the latest records, to show what a vCPU did while a task waited.
 
 use std::collections::VecDeque;
 

@@ -1,9 +1,9 @@
-//! What keeps a guest waiting: how long tasks waited for a CPU, how long interrupts or preemption
-//! were off, and what took CPUs away from those that ran on them.
+//! Latencies in a guest: how long tasks waited for a CPU, how long interrupts or preemption were
+//! off, and what interrupted the tasks that ran.
 //!
-//! Each is made of events, which carry the guest's clock and are exact. What may be among lost
-//! records is dropped and counted. Kept are the longest one with what its vCPU did meanwhile,
-//! histograms, sums, and those over a threshold.
+//! Each is computed from events, which have exact times of the guest's clock. A latency that lost
+//! records may have affected is dropped and counted. The report has the longest one with what its
+//! vCPU did meanwhile, histograms, sums, and those above a threshold.
 
 mod exits;
 mod kind;

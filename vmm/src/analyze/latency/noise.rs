@@ -1,10 +1,10 @@
-//! What takes vCPUs away from the tasks that run on them, as the kernel's osnoise tracer tells it
-//! (Documentation/trace/osnoise-tracer.rst), without a thread in the guest.
+//! Noise: what interrupts the tasks that run on vCPUs, as the kernel's osnoise tracer measures it
+//! (Documentation/trace/osnoise-tracer.rst), but without a thread in the guest.
 //!
-//! osnoise measures with a thread that never sleeps. Here it is whatever task runs: noise is
-//! what keeps it from running while it could. Interrupts of an idle CPU are in the sums, and are no
-//! noise. What is inside something else counts once: an interrupt in a softirq is not the softirq's
-//! time.
+//! osnoise measures with a thread that never sleeps. Here any running task takes its place: noise
+//! is what keeps the task from running while it could. Interrupts of an idle CPU are in the sums,
+//! but are no noise. Nested time counts once: the time of an interrupt in a softirq does not count
+//! as the softirq's.
 
 use std::collections::BTreeMap;
 

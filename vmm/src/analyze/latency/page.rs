@@ -1,4 +1,4 @@
-//! The page.
+//! The report as text.
 
 use std::io::{self, Write};
 

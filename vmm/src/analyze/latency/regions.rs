@@ -1,9 +1,9 @@
 //! How long interrupts or preemption were off on each vCPU (`preemptirq:*`).
 //!
-//! As in the kernel's own tracers (kernel/trace/trace_irqsoff.c) a CPU that idles keeps nobody
-//! waiting (`power:cpu_idle`). Records that tell the state of their CPU are compared with what the
-//! events say. What was off when the events began to be traced has begun at no known time: it is
-//! left out, and the state is learnt by what ends it.
+//! As in the kernel's own tracers (kernel/trace/trace_irqsoff.c), the time of an idle CPU
+//! (`power:cpu_idle`) does not count. Records that have the state of their CPU are compared with
+//! the events. If something was off before the events were traced, its beginning is unknown: that
+//! region is left out, and the event at its end tells the state.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What was found of latencies.
+//! The data of a latency report.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! What tasks got of a vCPU, second by second, as the kernel's osnoise tracer prints it.
+//! Rows as the kernel's osnoise tracer prints them: how much of a vCPU tasks got in each second.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! Who waited how long for a CPU: from being woken (`sched:sched_waking`, for new tasks
+//! How long tasks waited for a CPU: from the wakeup (`sched:sched_waking`, for new tasks
 //! `sched:sched_wakeup_new`) to the switch to the task (`sched:sched_switch`).
 
 use std::collections::HashMap;

@@ -1,8 +1,8 @@
-//! Commands of triggers (`--exec-at`), run on the machine where the user is.
+//! Runs the commands of triggers (`--exec-at`) on the user's machine.
 //!
-//! A process that runs a guest must not start others: its sandbox forbids it. So a shell is started before there is a
-//! guest, and gets a line for each call; it runs the commands, and says how they ended. A vmtrace in an emulated host
-//! writes these lines to the one outside, whose shell it is.
+//! The sandbox of a process that runs a guest forbids it to start others. So a shell is started before the guest, and
+//! gets a line for each call; it runs the commands and reports their exit codes. A vmtrace in an emulated host sends
+//! these lines to the outer vmtrace, which has the shell.
 
 use crate::serve::CommandSpec;
 use crate::session::Called;
@@ -16,7 +16,7 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use vmtrace_system::say;
 
-/// How long commands may still run when the run has ended, and when somebody is in a hurry.
+/// How long commands may still run after the end of the run, and after another request to stop.
 const TIME: Duration = Duration::from_secs(30);
 const HURRY: Duration = Duration::from_secs(2);
 /// How often it is looked whether somebody is.

@@ -1,4 +1,4 @@
-//! Which calls are recorded, as options say it.
+//! Options that limit which calls are recorded.
 
 use crate::condition::{Condition, ConditionError};
 

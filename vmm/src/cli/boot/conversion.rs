@@ -1,8 +1,8 @@
-//! A trace for another tool (`-o trace.dat`): the run writes the stream to a file beside it, which is
-//! converted when the run is over.
+//! Writes a trace for another tool (`-o trace.dat`): the run writes the stream to a file beside it,
+//! which is converted when the run is over.
 //!
-//! The process that runs the guest can make no files by then, nor start programs (docs/security.md): a
-//! process of its own waits for the end from the beginning on.
+//! By then the process that runs the guest can neither create files nor start programs
+//! (docs/security.md). So a separate process is started first and waits for the end.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -25,7 +25,8 @@ use crate::cli::{BadUsage, exit, output};
 use crate::convert::Format;
 use crate::emulated::THIS_PROGRAM;
 
-/// Signals that come within so many milliseconds of the end of the run are those that have ended it.
+/// Signals that arrive within this many milliseconds of the end of the run count as those that ended
+/// it.
 const TOGETHER: u16 = 1000;
 /// What people have names of traces end with that they compress: there is no such format.
 const COMPRESSED: [&str; 5] = ["gz", "xz", "zst", "bz2", "zip"];

@@ -1,4 +1,4 @@
-//! `--disk`: files and devices that the guest has as disks.
+//! `--disk`: files and devices that become the guest's disks.
 
 use super::files::Identity;
 use super::headings;
@@ -11,11 +11,10 @@ use std::path::{Path, PathBuf};
 /// Options about disks.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Disks {
-    /// A disk of the guest (virtio): a raw image or a block device, which is only read unless rw is
-    /// said, as in `--disk root.img,rw --cmdline root=/dev/vda`; may be repeated, up to 16 times:
-    /// /dev/vda, /dev/vdb and so on. Where the agent is process 1 it loads the drivers if they are modules:
-    /// in the built-in initramfs, under --root, and in an --initrd with --run or --interactive. Any other
-    /// --initrd has to load its own
+    /// Add a disk to the guest (virtio): a raw image or a block device, read-only unless rw is given, as in
+    /// `--disk root.img,rw --cmdline root=/dev/vda`; may be repeated, up to 16 times: /dev/vda, /dev/vdb
+    /// and so on. If the drivers are modules, the agent loads them in the built-in initramfs, under --root,
+    /// and in an --initrd with --run or --interactive. Any other --initrd has to load its own
     #[arg(long, value_name = "FILE[,rw]", value_parser = parse, help_heading = headings::MACHINE)]
     pub disk: Vec<Spec>,
 }

@@ -37,7 +37,7 @@ const GATEWAY: &str = "/job/vsock-gateway";
 const CALLS: &str = "/job/calls";
 const SHARES: &str = "/job/shares";
 
-/// What a run that does not end is said to have waited for.
+/// The part of a run that the message names if the run does not end.
 const HOST: &str = "vmtrace in the emulated host, or that host,";
 /// How long a signal may take to end a run there, and then the host, if nothing else does.
 const HURRY: Duration = Duration::from_secs(120);

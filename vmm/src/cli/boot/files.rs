@@ -1,4 +1,4 @@
-//! Which files of a run are one and the same.
+//! Detects files of a run that are the same file.
 
 use super::Args;
 use crate::cli::output;
@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// What a file is, whatever it is called.
+/// The identity of a file, whatever its name.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Identity {
     /// Device and inode.

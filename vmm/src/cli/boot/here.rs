@@ -334,7 +334,7 @@ pub(super) fn run(
     }
     if let Some(reason) = &said.to_console {
         say!(
-            "vmtrace: what --run wrote is among the lines of the guest's console: {reason} (--modules DIR gives the \
+            "vmtrace: the output of --run is mixed with the guest's console: {reason} (--modules DIR gives the \
              guest a driver)"
         );
     }

@@ -1,4 +1,4 @@
-//! What is typed goes to the guest's console.
+//! Forwards standard input to the guest's console.
 
 use super::interactive::{Keys, Typed};
 use crate::events::{EventOps, EventSet, Events, MutEventSubscriber, Timer, watch};
@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use std::io::{self, Stdin};
 use std::time::{Duration, Instant};
 
-/// When a console that takes no more is tried again.
+/// The time until a full console is tried again.
 const AGAIN: Duration = Duration::from_millis(10);
 
 const STDIN: u32 = 0;

@@ -46,7 +46,7 @@ use triggers::Triggers;
 use vmtrace_system::say;
 use watchers::{Watchers, trace_name, trace_output};
 
-/// What `--help` puts options under.
+/// The headings of options in `--help`.
 mod headings {
     pub(super) const MACHINE: &str = "What to boot";
     pub(super) const TRACE: &str = "What to trace";
@@ -65,8 +65,8 @@ pub struct Args {
     /// CONFIG_KALLSYMS_ALL
     #[arg(long, value_name = "FILE", help_heading = headings::MACHINE)]
     pub system_map: Option<PathBuf>,
-    /// Initial RAM disk instead of the built-in one. Its /init is process 1; with --run and --interactive the agent
-    /// is, in its place, beside what is in there
+    /// Initial RAM disk instead of the built-in one. Its /init is process 1. With --run or --interactive the agent
+    /// is process 1 instead, and is added to its files
     #[arg(long, value_name = "FILE", help_heading = headings::MACHINE)]
     pub initrd: Option<PathBuf>,
     /// The agent is process 1 in that.
@@ -81,10 +81,11 @@ pub struct Args {
     /// Guest memory: bytes, or with K, M or G
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse::memory, help_heading = headings::MACHINE)]
     pub memory: u64,
-    /// Have the agent load modules of this directory, which is like /lib/modules/RELEASE: those for virtio
-    /// devices, sockets to the guest among them, and what they need. It does so in the built-in initramfs,
-    /// under --root, and in an --initrd with --run or --interactive; with another --initrd this is an
-    /// error. auto finds them: modules or lib/modules/RELEASE beside the image, or /lib/modules/RELEASE
+    /// Load modules from this directory, which has the layout of /lib/modules/RELEASE. The agent loads
+    /// those for virtio devices (sockets to the guest included) and their dependencies: in the built-in
+    /// initramfs, under --root, and in an --initrd with --run or --interactive; with any other --initrd
+    /// this is an error. auto takes the first of: modules or lib/modules/RELEASE beside the image,
+    /// /lib/modules/RELEASE
     #[arg(long, value_name = "DIR|auto", help_heading = headings::MACHINE)]
     pub modules: Option<PathBuf>,
     /// Disks
@@ -99,151 +100,154 @@ pub struct Args {
     /// Let the kernel choose its addresses (boots through its own decompressor)
     #[arg(long, help_heading = headings::MACHINE)]
     pub kaslr: bool,
-    /// Trace functions that match this glob, those of modules that are loaded later, too
-    /// (GLOB:mod:NAME and :mod:NAME: only those of such modules); may be repeated; none means all.
-    /// @FILE stands for the globs in that file
+    /// Trace functions that match this glob, also those of modules that are loaded later.
+    /// GLOB:mod:NAME and :mod:NAME match only functions of such modules. @FILE stands for the globs
+    /// in that file. May be repeated
     #[arg(short, long, value_name = "GLOB", help_heading = headings::TRACE)]
     pub filter: Vec<String>,
     /// Do not trace functions that match this glob; may be repeated
     #[arg(short, long, value_name = "GLOB", help_heading = headings::TRACE)]
     pub notrace: Vec<String>,
-    /// Another tracer beside that of -f, with a name if one is given; may be repeated, up to 254
-    /// times. A glob with ! before it is an exception of this tracer's own. Actions: entry (the
-    /// default), graph (returns, too), args (their parameters), retval (what they
-    /// return), count (how often they are called, and no records), or hist, hist(retval) and
-    /// hist(PARAMETER) (as --hist). A function of several tracers is recorded for each; none costs anything to
-    /// functions that it does not trace. Without -f there are only these
+    /// Add a tracer to that of -f; may be repeated, up to 254 times. A glob with ! before it is an exception
+    /// of this tracer. Actions: entry (the default), graph (returns, too), args (parameters), retval (returned
+    /// values), count (counts calls, records none), or hist, hist(retval) and hist(PARAMETER) (as --hist). A
+    /// call of a function that several tracers have is recorded for each. A tracer costs nothing in functions
+    /// that it does not trace. Without -f there are only these tracers
     #[arg(long, value_name = "[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]][ if CONDITION]", value_parser = parse::tracer, help_heading = headings::TRACE)]
     pub tracer: Vec<TracerSpec>,
-    /// Of the functions of -f record only calls for which this holds, decided in the guest before
-    /// anything is written: pid, tgid, comm, cpu, caller (a function) and parameters by their names
-    /// (args.NAME where one is called like these), with ==, !=, <, <=, >, >=, & (common bits), &&,
-    /// ||, ! and parentheses, such as 'count > 4K && comm == "ssh*"'. With retval or duration, such as
-    /// 'retval < 0' or 'duration > 1ms' (ns, us, ms, s), it is decided where calls end: the
-    /// return of each call that matches is recorded, with that value, and the duration where it is known
+    /// Record only calls of the functions of -f for which this condition holds. The guest evaluates it
+    /// before anything is written. Operands: pid, tgid, comm, cpu, caller (a function), and parameters
+    /// by their names (args.NAME for one that has the name of another operand). Operators: ==, !=, <,
+    /// <=, >, >=, & (common bits), &&, ||, ! and parentheses. A condition on retval or duration, such as
+    /// 'retval < 0' or 'duration > 1ms' (ns, us, ms, s), is evaluated where calls end: of each call that
+    /// matches, the return is recorded, with its value, and with the duration if it is known
     #[arg(long = "if", value_name = "CONDITION", value_parser = conditions::parse, help_heading = headings::TRACE)]
     pub condition: Option<Condition>,
-    /// Record only what this task (thread) does, of all functions and events: as `--if 'pid == N'`;
-    /// may be repeated
+    /// Record only what this task (thread) does, of all functions and events, like `--if 'pid ==
+    /// N'`; may be repeated
     #[arg(long, value_name = "N", group = "tasks", help_heading = headings::TRACE)]
     pub pid: Vec<u32>,
-    /// Record only what tasks of this name do, of all functions and events: as `--if 'comm ==
-    /// NAME'`, with ? for any character and * at its end; may be repeated
+    /// Record only what tasks of this name do, of all functions and events, like `--if 'comm ==
+    /// NAME'`. ? stands for any character, * at the end for any rest; may be repeated
     #[arg(long, value_name = "NAME", value_parser = conditions::parse_comm, group = "tasks", help_heading = headings::TRACE)]
     pub comm: Vec<String>,
-    /// With --pid and --comm: also what the children of these tasks do, and theirs, whatever their
-    /// names. Conditions can ask for such tasks, too: `followed`
+    /// With --pid and --comm: also record what all descendants of these tasks do, whatever their
+    /// names. In conditions the operand `followed` stands for such tasks
     #[arg(long, requires = "tasks", conflicts_with = "from", help_heading = headings::TRACE)]
     pub children: bool,
-    /// Trace this event (tracepoint), with its fields: a name as `vmtrace events` lists them, or a
-    /// glob, such as sched:sched_switch or 'block:*'; may be repeated. With ':mod:NAME' behind it, it
-    /// means events of this module, and waits for it: 'xfs:*:mod:xfs'. Without -f and --tracer there
-    /// are only these
+    /// Trace this event (tracepoint) with its fields: a name from `vmtrace events`, or a glob, such
+    /// as sched:sched_switch or 'block:*'; may be repeated. With ':mod:NAME' at the end, such as
+    /// 'xfs:*:mod:xfs', it means events of this module, once it is loaded. Without -f and --tracer
+    /// only events are traced
     #[arg(long, value_name = "SYSTEM:NAME", help_heading = headings::TRACE)]
     pub event: Vec<String>,
-    /// Trace the returns of the functions of -f, too, and print calls with their durations as ftrace's
-    /// function_graph tracer does
+    /// Trace the returns of the functions of -f as well, and print calls with their durations as
+    /// ftrace's function_graph tracer does
     #[arg(long, help_heading = headings::TRACE)]
     pub graph: bool,
-    /// Record the parameters of the functions of -f, by the types that the kernel says they have
+    /// Record the parameters of the functions of -f, with their names and types from the kernel's
+    /// type information
     #[arg(long, help_heading = headings::TRACE)]
     pub args: bool,
-    /// Record what the functions of -f return, and their returns as --graph does
+    /// Record the values that the functions of -f return, and their returns as --graph does
     #[arg(long, help_heading = headings::TRACE)]
     pub retval: bool,
-    /// Record the state of the CPU at every call and event, too, and show it as ftrace does (`d..2.`):
+    /// Record the state of the CPU at every call and event, and show it as ftrace does (`d..2.`):
     /// interrupts off, need-resched, hard or soft interrupt, preemption and migration off
     #[arg(long, help_heading = headings::TRACE)]
     pub context: bool,
-    /// Trace every exit of a vCPU to vmtrace as an event host:exit, with its reason, where (port, address),
-    /// and for how long the vCPU was out, pauses included. Without -f, --tracer and --event there
-    /// are only these. With --latency they count as the host's time
+    /// Trace every exit of a vCPU to vmtrace as an event host:exit, with its reason, port or address, and
+    /// the time that the vCPU was out of the guest, pauses included. Without -f, --tracer and --event only
+    /// exits are traced. With --latency they count as the host's time
     #[arg(long, help_heading = headings::TRACE)]
     pub exits: bool,
     /// Count calls of the functions of -f in the guest instead of recording them: a table at the end
     /// of the trace shows how often each was called on each vCPU
     #[arg(long, conflicts_with_all = ["graph", "args", "retval", "arg"], help_heading = headings::TRACE)]
     pub count: bool,
-    /// Sort calls of these functions in the guest into a histogram of each, instead of recording them: by how long
-    /// they take (duration, the default), by what they return (retval) or by a parameter (its name, or
-    /// args.NAME), such as 'vfs_read:count if pid == 42'; may be repeated
+    /// Make a histogram of the calls of each of these functions in the guest, instead of recording them: by
+    /// duration (the default), by returned value (retval), or by a parameter (its name, or args.NAME), such as
+    /// 'vfs_read:count if pid == 42'; may be repeated
     #[arg(long, value_name = "GLOB[,GLOB...][:OF][ if CONDITION]", value_parser = parse::hist, help_heading = headings::TRACE)]
     pub hist: Vec<TracerSpec>,
-    /// Record these values of calls of functions of -f: parameters, and members of what they point
-    /// to, such as 'vfs_read: file->f_path.dentry->d_name.name, count'; a path can have a name
-    /// (NAME=PATH), and a text a length (PATH:BYTES). FUNCTION is a glob; may be repeated
+    /// Record these values at calls of functions of -f: parameters, and members of structures to
+    /// which they point. A path may have a name (NAME=PATH), and a string a largest length
+    /// (PATH:BYTES). FUNCTION is a glob; may be repeated
     #[arg(long, value_name = "FUNCTION: PATH, ...", value_parser = parse::argument, help_heading = headings::TRACE)]
     pub arg: Vec<ArgumentSpec>,
-    /// Returns of functions that match this glob may be asked for later, by `vmtrace ctl tracer add
-    /// ...:graph`; may be repeated. riscv64 guests must know that when they boot, since places
-    /// where functions are left are rewritten only then; others need nothing
+    /// Allow that returns of functions that match this glob are traced later, by `vmtrace ctl
+    /// tracer add ...:graph`; may be repeated. Only riscv64 guests need this option, since the ends
+    /// of functions are rewritten only during their boot
     #[arg(long, value_name = "GLOB", help_heading = headings::TRACE)]
     pub returns: Vec<String>,
-    /// Begin to trace when this function is first called
+    /// Begin to trace at the first call of this function
     #[arg(long, value_name = "FUNCTION", help_heading = headings::TRACE)]
     pub from: Option<String>,
     /// What is done at calls
     #[command(flatten)]
     pub triggers: Triggers,
-    /// Run a command line in the guest, then power off. Its standard output is that of vmtrace where the
-    /// trace goes to a file (-o), else standard error, as its standard error. Programs: what --add gave, cat, echo, false,
-    /// ls, mark, poweroff, sleep, true, write, and those of Debian's static busybox, whose shell is
-    /// only for what words, quotes, `;` and `&&` are not enough for (vmtrace setup fetches it). With --initrd
-    /// and --root: those that are in there, by their /bin/sh if there is one
+    /// Run a command line in the guest, then power off. If the trace goes to a file (-o), the command's standard output
+    /// goes to that of vmtrace; else it goes to standard error, as the command's standard error always does. Programs
+    /// in the built-in initramfs: the files of --add, cat, echo, false, ls, mark, poweroff, sleep, true, write, and
+    /// those of Debian's static busybox (`vmtrace setup` fetches it). Its shell runs lines that have more than words,
+    /// quotes, `;` and `&&`. With --initrd or --root: the programs in there, run by their /bin/sh if there is one
     #[arg(long, value_name = "CMD", value_parser = parse::run, help_heading = headings::MACHINE)]
     pub run: Option<String>,
-    /// Put this file at /NAME of the built-in initramfs, or of the one of --initrd; may be repeated
+    /// Add this file as /NAME to the built-in initramfs (vmtrace itself: /bin/vmtrace), or to that of --initrd; may be repeated
     #[arg(long, value_name = "FILE", help_heading = headings::MACHINE)]
     pub add: Vec<PathBuf>,
-    /// At the end print where the time of the boot went: by initcall, function, idle time, module and
-    /// step to init, as text or JSON (--format), in place of the trace, which -o keeps. Traces what
-    /// that takes, beside what else is asked for; nothing else without -f, --tracer and --event
+    /// At the end print where the time of the boot went, instead of the trace (-o keeps that): by
+    /// initcall, function, idle time, module and step to init, as text or JSON (--format). The
+    /// functions that this needs are traced in addition to those of -f, --tracer and --event, or
+    /// alone without these
     #[arg(long, help_heading = headings::TRACE)]
     pub boot_report: bool,
-    /// At the end print latencies of this kind, as the kernel's tracer of that name does and more, in
-    /// place of the trace, which -o keeps: the longest with what its vCPU did meanwhile (events, and
-    /// the functions of -f if given), histograms, sums. Traces the events that takes, and --context
+    /// At the end print latencies of this kind, instead of the trace (-o keeps that), as the kernel's
+    /// tracer of the same name does: the longest one with what its vCPU did meanwhile (events, and
+    /// functions of -f if given); also histograms and sums. The events that this needs are traced,
+    /// with --context
     #[arg(long, value_enum, value_name = "KIND", conflicts_with = "boot_report", help_heading = headings::TRACE)]
     pub latency: Option<Kind>,
     /// With --latency: list those of at least this length, such as 500us
     #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "latency", help_heading = headings::TRACE)]
     pub over: Option<u64>,
-    /// Write the trace to this file instead of printing it; where its name is that of another format
-    /// (trace.dat, *.pftrace, *.html and others: see vmtrace convert), in that, once the run is over
+    /// Write the trace to this file instead of printing it. If its name is that of another format
+    /// (trace.dat, *.pftrace, *.html and others: see vmtrace convert), the trace is converted to
+    /// that format at the end of the run
     #[arg(short, long, value_name = "FILE", help_heading = headings::PLACES)]
     pub output: Option<PathBuf>,
-    /// Write it compressed: zstd, or zstd:LEVEL (1 by default; those below 0 are the fastest). Every
-    /// subcommand reads that as it does a plain trace
+    /// Compress the trace file: zstd, or zstd:LEVEL (1 by default; levels below 0 are the fastest).
+    /// Every subcommand reads compressed and plain traces alike
     #[arg(long, value_name = "HOW", requires = "output", help_heading = headings::PLACES)]
     pub compress: Option<Compression>,
     /// How to print the trace
     #[arg(long, value_enum, conflicts_with = "output", help_heading = headings::PLACES)]
     pub format: Option<FormatArg>,
-    /// Serve the running trace on this unix socket: see `vmtrace stream` and `vmtrace ctl`
+    /// Serve the running trace on this Unix socket: see `vmtrace stream` and `vmtrace ctl`
     #[arg(long, value_name = "PATH", help_heading = headings::PLACES)]
     pub socket: Option<PathBuf>,
-    /// Let processes of the guest read the trace at vsock port 1024 of CID 2: including what other
-    /// processes do, and where KASLR has put the kernel. Without WHO it lets in those that connect
-    /// from a port below 1024, as only privileged ones can. Marks need no such permission
+    /// Let processes of the guest read the trace at vsock port 1024 of CID 2. It shows what other
+    /// processes do, and where KASLR has put the kernel. Without WHO only processes that connect
+    /// from a port below 1024 may read it, which takes a privilege. Marks need no such permission
     #[arg(long, value_enum, value_name = "WHO", num_args = 0..=1, require_equals = true, default_missing_value = "privileged", help_heading = headings::PLACES)]
     pub serve_guest: Option<GuestReaders>,
     /// Where the guest's console goes: stderr, none, or a file
     #[arg(long, value_name = "WHERE", default_value = "stderr", help_heading = headings::PLACES)]
     pub console: String,
-    /// Use this terminal as the guest's console, with every key for the guest but Ctrl-] (followed by q it
-    /// ends the run, by Ctrl-] it is that key, by ? it shows help). The agent runs a shell there, of the built-in initramfs, --initrd or
-    /// --root, and the guest powers off when it ends. The trace needs another place (-o, --socket)
+    /// Use this terminal as the guest's console. The guest gets every key except Ctrl-]: Ctrl-] q ends the run, Ctrl-]
+    /// Ctrl-] sends that key, Ctrl-] ? shows help. The agent runs a shell there, from the built-in initramfs, --initrd
+    /// or --root, and the guest powers off when the shell ends. The trace has to go elsewhere (-o, --socket)
     #[arg(short, long, conflicts_with_all = ["run", "console"], help_heading = headings::MACHINE)]
     pub interactive: bool,
-    /// Leave the lines of the guest's console out of the trace, where they are marks
+    /// Do not record the lines of the guest's console as marks in the trace
     #[arg(long, help_heading = headings::PLACES)]
     pub no_console_marks: bool,
     /// What happens to records when a ring is full
     #[arg(long, value_enum, default_value_t = OverflowArg::Drop, help_heading = headings::TRACE)]
     pub overflow: OverflowArg,
-    /// Size of each vCPU's ring: bytes, or with K, M or G, up to 1G. Above what fits beside the trace's
-    /// code (12M for one vCPU, 6M for each of two, ...), the default, all rings together can have 2046M
-    /// on x86-64 and 1534M on riscv64, and need as much of this machine's memory
+    /// Size of each vCPU's ring: bytes, or with K, M or G, up to 1G. Above the default, all rings
+    /// together can have 2046M on x86-64 and 1534M on riscv64, and need as much of this machine's
+    /// memory
     #[arg(long, value_name = "SIZE", value_parser = parse::buffer, help_heading = headings::TRACE)]
     pub buffer: Option<u64>,
     /// Where to run: on this machine's KVM or in an emulated host
@@ -263,8 +267,8 @@ pub struct Args {
     /// Stop after SECS seconds
     #[arg(long, value_name = "SECS", help_heading = headings::RUN)]
     pub timeout: Option<u64>,
-    /// Take the guest for hung, and end the run with exit code 3, when one of its CPUs had interrupts off for
-    /// SECS seconds; 0: never, as is the default with --interactive, where that may be a debugger [default: 60]
+    /// End the run with exit code 3 if the guest hangs: one of its CPUs had interrupts off for SECS seconds. 0
+    /// means never; this is the default with --interactive, where a debugger may cause that [default: 60]
     #[arg(long, value_name = "SECS", help_heading = headings::RUN)]
     pub hang_after: Option<u64>,
     /// Boot this bzImage, which KERNEL (a vmlinux) was taken from
@@ -305,11 +309,11 @@ pub struct Args {
 /// `--format`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FormatArg {
-    /// As ftrace's function tracer
+    /// As ftrace's function tracer prints it
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
-    /// As ftrace's function_graph tracer
+    /// As ftrace's function_graph tracer prints it
     Graph,
 }
 

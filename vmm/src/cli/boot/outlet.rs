@@ -1,4 +1,4 @@
-//! Where the trace of an emulated host comes out.
+//! Where the trace from an emulated host is written.
 
 use super::run_output::patience;
 use crate::deadline::Deadline;
@@ -7,7 +7,7 @@ use std::io::{Error, Result, Write};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// How often it is looked whether the run has ended.
+/// How often the end of the run is checked.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// What a program's reader may be behind with: little, since the program is to know how far it was read.

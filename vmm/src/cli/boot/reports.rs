@@ -1,4 +1,4 @@
-//! Reports that are made of the trace as the run goes, and printed at its end in its place.
+//! Reports that are made during the run, and printed at its end instead of the trace.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};

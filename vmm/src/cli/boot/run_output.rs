@@ -1,5 +1,5 @@
-//! What the command of `--run` writes, apart from the guest's console: to standard output and standard error of this
-//! process.
+//! The output of the command of `--run`, separate from the guest's console: it goes to standard output and standard
+//! error of this process.
 
 use super::Args;
 use crate::agent::protocol::{STDERR_PORT, STDOUT_PORT};
@@ -100,7 +100,7 @@ impl RunOutput {
                     (waits, patience) = (false, Patience::new());
                 }
                 if patience.left(taken.load(Ordering::Relaxed) - before).is_none() {
-                    bail!("{name} was stuck: not all that --run has written was taken in time");
+                    bail!("{name} was blocked: part of the output of --run is lost");
                 }
             }
         }
@@ -229,7 +229,7 @@ mod tests {
         let (_tell, output) = stuck();
         let begun = std::time::Instant::now();
         let error = output.finish(true, || true).unwrap_err().to_string();
-        assert!(error.contains("standard output was stuck"), "{error}");
+        assert!(error.contains("standard output was blocked: part of the output"), "{error}");
         assert!(begun.elapsed() < Patience::BY_ITSELF / 2);
     }
 

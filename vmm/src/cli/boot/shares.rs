@@ -1,4 +1,4 @@
-//! `--share`: directories of this machine that the guest has as file systems.
+//! `--share`: directories of this machine that the guest can mount.
 
 use super::headings;
 use crate::devices::virtio::fs::{MAX_TAG, Share};
@@ -19,20 +19,19 @@ const ROOT: &str = "vmtrace-root";
 /// Options about shares.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Shares {
-    /// A directory of this machine for the guest (virtio-fs), which may only read it unless rw is
-    /// said; may be repeated. T is share0, share1 and so on if no tag is given. Where the agent is process 1
-    /// it loads the driver if that is a module and mounts the share at /mnt/T: in the built-in initramfs,
-    /// under --root, and in an --initrd with --run or --interactive. In any other --initrd: `mount -t
-    /// virtiofs T DIR`
+    /// Share a directory of this machine with the guest (virtio-fs), read-only unless rw is given; may be
+    /// repeated. T is share0, share1 and so on if no tag is given. In the built-in initramfs, under --root,
+    /// and in an --initrd with --run or --interactive, the agent loads the driver if it is a module, and
+    /// mounts the share at /mnt/T. In any other --initrd: `mount -t virtiofs T DIR`
     #[arg(long, value_name = "DIR[,rw][,tag=T]", value_parser = parse, help_heading = headings::MACHINE)]
     pub share: Vec<Spec>,
-    /// A directory of this machine as the guest's root, as / itself: the guest reads it by virtio-fs,
-    /// and keeps in its memory what it changes there. The agent is process 1; --run is a line for
-    /// the shell in there
+    /// Use a directory of this machine as the guest's root; it may be / itself. The guest reads it by
+    /// virtio-fs, and keeps its changes in memory. The agent is process 1; the shell in the directory
+    /// runs the line of --run
     #[arg(long, value_name = "DIR", conflicts_with_all = ["initrd", "add"], value_parser = parse_root, help_heading = headings::MACHINE)]
     pub root: Option<Spec>,
-    /// With --root: process 1 in place of the agent, such as /sbin/init. The agent starts it once the
-    /// root and shares are mounted
+    /// With --root: process 1 instead of the agent, such as /sbin/init. The agent mounts the root and
+    /// the shares, and then executes it
     #[arg(long, value_name = "PATH", requires = "root", conflicts_with = "run", help_heading = headings::MACHINE)]
     pub init: Option<String>,
     /// A share that is served elsewhere, by its tag.

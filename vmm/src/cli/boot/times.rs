@@ -1,4 +1,4 @@
-//! `--boot-report`: what it traces.
+//! `--boot-report`: the functions that it traces.
 
 use anyhow::Result;
 
@@ -7,7 +7,7 @@ use crate::kernel::Kernel;
 use crate::kernel::arguments::ArgumentSpec;
 use crate::session::{self, Wants};
 
-/// What tells which functions and modules are initialised.
+/// The values that name the functions and modules that are initialised.
 const VALUES: [(&str, &str); 3] = [
     (INITCALL, "do_one_initcall: fn"),
     (FROM_FILE[0], "init_module_from_file: f->f_path.dentry->d_name.name"),

@@ -1,4 +1,4 @@
-//! What a command line asks to trace.
+//! Converts options to what is to be traced.
 
 use super::{Args, OverflowArg, conditions, times};
 use crate::analyze::latency::EventsOf;

@@ -1,4 +1,4 @@
-//! Options for what is done at calls.
+//! Options for actions at calls.
 
 use super::headings;
 use crate::kernel::Kernel;
@@ -18,33 +18,34 @@ fn command(text: &str) -> Result<CommandSpec, String> {
 const SPEC: &str = "GLOB[,GLOB...][:N][ if CONDITION]";
 const COMMAND_SPEC: &str = "GLOB[,GLOB...][:N][ if CONDITION] -- COMMAND";
 
-/// What is done at calls, each once.
+/// Actions at calls, each done once.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Triggers {
-    /// Record nothing before a call of these functions, and this very call on: the N-th of all their
-    /// calls for which the condition (as of --if) holds, or the first. Counted in the guest, which stops
-    /// at that call alone; may be repeated, and pauses end by it (--stop-at, `ctl pause`)
+    /// Begin to record at a call of these functions: at the N-th, or the first, of all their calls for
+    /// which the condition (see --if) holds. That call is recorded. The guest counts the calls itself
+    /// and stops only at that one; may be repeated. It also ends a pause by --stop-at or `ctl pause`
     #[arg(long, value_name = SPEC, value_parser = trigger, help_heading = headings::TRACE)]
     pub start_at: Vec<TriggerSpec>,
-    /// Stop recording at such a call, which is recorded still if its function is traced; may be repeated
+    /// Stop recording after such a call, which is still recorded if its function is traced; may be
+    /// repeated
     #[arg(long, value_name = SPEC, value_parser = trigger, help_heading = headings::TRACE)]
     pub stop_at: Vec<TriggerSpec>,
-    /// At such a call write what the flight recorder (--overflow overwrite) has into the trace; it goes
-    /// on; may be repeated
+    /// At such a call write the content of the flight recorder (--overflow overwrite) to the trace, and
+    /// go on; may be repeated
     #[arg(long, value_name = SPEC, value_parser = trigger, help_heading = headings::TRACE)]
     pub snapshot_at: Vec<TriggerSpec>,
     /// Put a mark into the trace at such a call; may be repeated
     #[arg(long, value_name = SPEC, value_parser = trigger, help_heading = headings::TRACE)]
     pub mark_at: Vec<TriggerSpec>,
-    /// End the run at such a call, whatever --run does; may be repeated
+    /// End the run at such a call, even if the command of --run has not finished; may be repeated
     #[arg(long, value_name = SPEC, value_parser = trigger, help_heading = headings::TRACE)]
     pub end_at: Vec<TriggerSpec>,
-    /// Run a command of the shell at such a call, on this machine and as you, while the guest goes on; it
-    /// finds VMTRACE_FUNCTION, VMTRACE_CPU and, with --socket, VMTRACE_SOCKET (for `vmtrace ctl`) in its
-    /// environment, and standard error takes what it writes; may be repeated
+    /// Run a shell command at such a call, on this machine, as the user who runs vmtrace, while the guest
+    /// goes on. Its environment has VMTRACE_FUNCTION, VMTRACE_CPU and, with --socket, VMTRACE_SOCKET (for
+    /// `vmtrace ctl`). Its output goes to standard error; may be repeated
     #[arg(long, value_name = COMMAND_SPEC, value_parser = command, help_heading = headings::TRACE)]
     pub exec_at: Vec<CommandSpec>,
-    /// The exit code of a run that --end-at has ended
+    /// The exit code of a run that --end-at ends
     #[arg(long, value_name = "CODE", default_value_t = 0, requires = "end_at", help_heading = headings::TRACE)]
     pub end_code: u8,
 }

@@ -1,4 +1,4 @@
-//! What the built-in initramfs has to have beside the agent for the line of `--run`: nothing, or busybox.
+//! Decides whether the built-in initramfs needs busybox for the line of `--run`.
 
 use super::Args;
 use crate::cli::BadUsage;

@@ -1,4 +1,4 @@
-//! Where the trace of a run goes, and who looks at it on its way.
+//! Where the trace of a run goes, and which reports read it on its way.
 
 use std::io::Write;
 
@@ -11,7 +11,7 @@ use crate::export::{Export, Graph, Json, Player, Text};
 use crate::serve::Sink;
 use crate::stream::Compressor;
 
-/// What looks at the trace as the run goes.
+/// Reports and checks that read the trace during the run.
 #[derive(Clone, Default)]
 pub(super) struct Watchers {
     pub(super) rules: Option<Live>,

@@ -1,4 +1,5 @@
-//! What there is room for: the longest calls, and entries, merged with their neighbours.
+//! The calls that a chart has room for: the longest ones, and entries, merged with their
+//! neighbours.
 
 use super::End;
 

@@ -1,9 +1,9 @@
-//! A flame chart: one HTML page that draws calls by time and depth, a lane for each task. It needs
-//! nothing but itself. All that it knows is in a block of JSON, which its script (`page.js`) shows as
-//! text only: names are the guest's, and must not become markup.
+//! A flame chart: one HTML page that draws calls by time and depth, a lane for each task. The page is
+//! self-contained. Its data is a block of JSON, which its script (`page.js`) shows as text only:
+//! names come from the guest and must not become markup.
 //!
-//! The page has room for [`Kept::MOST`] calls, the longest, and for as many entries without a
-//! return; it says what is not there.
+//! The page has room for the [`Kept::MOST`] longest calls, and for as many entries without a
+//! return. It says what is left out.
 
 mod kept;
 mod write;

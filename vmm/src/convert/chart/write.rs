@@ -1,4 +1,4 @@
-//! The page.
+//! Writes the page.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};

@@ -1,4 +1,4 @@
-//! What streams hold, in the format's own language (TSDL: CTF 1.8.3, appendix C).
+//! The description of streams, in the format's own language (TSDL: CTF 1.8.3, appendix C).
 
 use std::fmt::Write as _;
 use std::hash::{BuildHasher, Hash, Hasher};

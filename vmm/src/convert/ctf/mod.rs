@@ -1,9 +1,9 @@
 //! A trace of the Common Trace Format 1.8 (diamon.org/ctf): a directory with `metadata`, a stream
 //! for each vCPU that has events, and one for marks.
 //!
-//! Fields have types: numbers stay numbers. Events that differ in their fields (arguments, values)
-//! are of classes of their own, which have a name in common. Losses are the discarded events of
-//! packets, as the format means it, and the event `records_lost` beside that has the reason.
+//! Fields have types: numbers stay numbers. Events with different fields (arguments, values) are in
+//! separate event classes with the same name. Losses are given as the discarded events of packets,
+//! as the format intends. The event `records_lost` additionally has the reason.
 
 mod metadata;
 mod packets;

@@ -1,5 +1,5 @@
-//! Streams of packets: a header, what is known of the whole packet, and its events. All numbers are
-//! little-endian, and nothing is aligned.
+//! Streams of packets: a header, the packet context, and the events. All numbers are little-endian,
+//! and nothing is aligned.
 
 use std::fs::File;
 use std::io::{self, Write as _};

@@ -1,9 +1,9 @@
-//! Apache Parquet: a row for each call, and rows of other kinds beside them, in one file or in
+//! Apache Parquet: a row for each call and for each event of other kinds, in one file or in
 //! directories by vCPU. The columns are in [`table`], the files in [`parts`].
 //!
-//! Events come by the time of returns, rows are looked for by the time of entries. So a row group is
-//! sorted by that, and calls that began before a group did are in groups of their own: by the
-//! statistics of the others readers can tell which of them to skip.
+//! Events arrive ordered by the time of returns, but readers search rows by the time of entries. So
+//! each row group is sorted by the time of entries, and calls that began before their group are in
+//! separate groups. By the statistics of the other groups readers can tell which to skip.
 
 mod parts;
 mod table;

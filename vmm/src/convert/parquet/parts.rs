@@ -1,4 +1,4 @@
-//! The files: one, or some for each vCPU in Hive's layout (`vcpu=0/part-0.parquet`).
+//! The files: one, or several for each vCPU in Hive's layout (`vcpu=0/part-0.parquet`).
 
 use std::fs::{self, File};
 use std::io::{self, Write};

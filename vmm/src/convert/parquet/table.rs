@@ -1,4 +1,4 @@
-//! The one table: its rows, its columns, and how a group of rows is written.
+//! The table: its rows and columns, and how a row group is written.
 
 use std::fs::File;
 use std::io;

@@ -1,9 +1,9 @@
 //! Perfetto's protobuf, as `TrackEvent`s: calls are slices on the track of their thread (of the
 //! vCPU for idle tasks, which share a pid), with arguments and returned values as their arguments.
 //!
-//! Every vCPU has a track of the tasks that were seen on it, with losses as instants, and a counter
-//! of what it lost; losses are statistics of trace_processor as well. Tracepoints are ftrace events,
-//! but for exits of vCPUs, which are slices on a track of their vCPU.
+//! Every vCPU has a track of the tasks that ran on it, with losses as instants, and a counter of
+//! lost records. Losses are also statistics of trace_processor. Tracepoints are ftrace events. Exits
+//! of vCPUs are slices on a track of their vCPU.
 
 mod ftrace;
 mod wire;

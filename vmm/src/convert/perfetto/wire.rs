@@ -1,4 +1,4 @@
-//! The part of Perfetto's messages that is written. Names and numbers of fields are those of
+//! The subset of Perfetto's messages that is written. Names and numbers of fields are those of
 //! `protos/perfetto/trace` in Perfetto's repository.
 
 use prost::Message;

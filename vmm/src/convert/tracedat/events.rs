@@ -1,8 +1,8 @@
-//! Events of tracepoints in trace.dat: a format each, of the fields that its records have, in the
-//! language of ftrace's format files (`Documentation/trace/events.rst`).
+//! Events of tracepoints in trace.dat. Each has a format, which describes the fields of its records
+//! in the syntax of ftrace's format files (`Documentation/trace/events.rst`).
 //!
-//! A format says what every record of it has. Records of which a value could not be read, or an
-//! enumeration's number has no name, therefore have another format under the same name.
+//! All records of a format have the same fields. So a record with a value that could not be read,
+//! or with a number that its enumeration does not name, has another format of the same name.
 
 use std::fmt::Write as _;
 use std::io;
@@ -14,7 +14,7 @@ use crate::export::Tracepoint;
 use crate::export::fields::{PREEMPTED, Piece, STATES, names, pieces};
 use crate::stream::{Shape, Shown, ValueField};
 
-/// Where the fields of all events end.
+/// The offset after the fields that all events have.
 const HEAD: usize = 8;
 /// The first number: those below are the kernel's own.
 const FIRST_ID: u16 = 512;

@@ -1,6 +1,7 @@
-//! trace.dat, what trace-cmd and KernelShark read: entries as events of the function tracer, calls
-//! as those of function_graph, marks and reasons of losses as `trace_marker` prints (marks on vCPU
-//! 0), tracepoints as events with their own fields. Times are nanoseconds since the clock's start.
+//! trace.dat, which trace-cmd and KernelShark read. Entries are events of the function tracer,
+//! calls those of function_graph, marks and reasons of losses are `trace_marker` prints (marks on
+//! vCPU 0), and tracepoints are events with their own fields. Times are nanoseconds since the
+//! clock's start.
 
 mod events;
 mod file;

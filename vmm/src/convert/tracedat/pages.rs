@@ -1,5 +1,5 @@
-//! Sub-buffers of ftrace's ring buffer, as they are in trace.dat: pages of 4 KiB, one vCPU's each,
-//! kept in a scratch file until it is known what comes before them.
+//! Sub-buffers of ftrace's ring buffer, as trace.dat has them: pages of 4 KiB, each of one vCPU. A
+//! scratch file holds them until everything that precedes them in the file is known.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};

@@ -1,4 +1,4 @@
-//! The files that say what records mean.
+//! The files that describe records.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! Records of tasks: a file each, of which there may be more than a process may have open.
+//! Records of tasks, a file for each. There may be more files than a process may have open.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};

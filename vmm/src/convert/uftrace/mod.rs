@@ -1,11 +1,11 @@
-//! A data directory of uftrace. What its files hold is said by uftrace's `utils/data-file.c`,
+//! A data directory of uftrace. Its files are as defined by uftrace's `utils/data-file.c`,
 //! `utils/session.c` and `cmds/info.c`:
 //!
 //! - `info`: a header, and lines about the machine.
 //! - `task.txt`: tasks, and sessions, which name the address space and the command of each.
 //! - `sid-*.map`: the address space. Every module of the guest (and `vmlinux`) is a mapping with
-//!   symbols of its own. Addresses are made up, 16 bytes a function: records have 48 bits for
-//!   them, and a module may take the place of another.
+//!   symbols of its own. Addresses are artificial, 16 bytes for each function: records have 48 bits
+//!   for them, and a module may be loaded at a former address of another.
 //! - `TID.dat`: records of a task: 8 bytes of time, and 8 of type, depth and address.
 //! - `events.txt`: names of events; `extern.dat`: times and texts, which are marks and losses here.
 

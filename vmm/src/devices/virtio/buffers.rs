@@ -1,4 +1,4 @@
-//! Memory of the guest that its descriptors name: for devices that move bytes piece by piece.
+//! Guest memory that descriptors name, for devices that move data in pieces.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Tests of the transport, with the entropy device behind it and the driver's part played here.
+//! Tests of the transport with the entropy device; the tests play the driver.
 
 use std::io::Cursor;
 use std::sync::atomic::Ordering;

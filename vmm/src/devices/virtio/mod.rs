@@ -1,8 +1,8 @@
 //! Virtio devices (virtio 1.2), without the legacy interface.
 //!
-//! A device implements [`VirtioDevice`]; [`MmioTransport`] makes the guest find it. Rings and
-//! everything in them belong to the guest: whatever is read from there is checked by
-//! `virtio-queue` or by the device.
+//! A device implements [`VirtioDevice`]; [`MmioTransport`] presents it to the guest. The guest
+//! controls rings and everything in them: `virtio-queue` or the device checks whatever is read from
+//! there.
 
 pub mod blk;
 mod buffers;

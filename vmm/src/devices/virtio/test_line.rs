@@ -1,4 +1,4 @@
-//! An interrupt for tests: it counts.
+//! An interrupt line for tests that counts its interrupts.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,10 +1,10 @@
-//! Where records are missing, and which frames that makes doubtful.
+//! Gaps where records are missing, and the frames that become uncertain by them.
 //!
-//! Records that were lost may have held the return of an open frame and the entry of the next call
-//! of the same function at the same place of the stack. So what was open while its task may have
-//! run on a vCPU with a gap has no certain duration any more. A task that is taken off a vCPU
-//! leaves records of others there; between two records that follow each other on one vCPU it was
-//! nowhere else.
+//! Lost records may include the return of an open frame and the entry of the next call of the same
+//! function at the same stack pointer. So a frame has no certain duration if its task may have run
+//! on a vCPU with a gap while the frame was open. A task that leaves a vCPU is followed there by
+//! records of other tasks. So between two consecutive records of a task on one vCPU, it ran on no
+//! other vCPU.
 
 /// Gaps of all vCPUs so far.
 #[derive(Debug)]

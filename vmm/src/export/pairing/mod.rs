@@ -1,16 +1,15 @@
-//! From entries, returns and tail jumps to frames: who was called how deep, for how long.
+//! Pairs entries, returns and tail jumps to frames: the depth and duration of every call.
 //!
-//! Nothing but the stack pointer says what belongs together. One stack of open frames is kept for
-//! each kernel stack (and tracer); tasks, vCPUs and interrupts need no care of their own, since
-//! each has its kernel stack, wherever it goes. The rules:
+//! Only the stack pointer tells which records belong together. There is one stack of open frames
+//! for each kernel stack (and tracer). Tasks, vCPUs and interrupts need no special treatment, since
+//! each has its own kernel stack. The rules:
 //!
 //! - A record with a stack pointer closes all frames below it.
 //! - A return closes all frames at its own: a chain of tail calls.
-//! - A return of a function that is not traced closes them only if the innermost jumped.
+//! - A return of a function that is not traced closes them only if the innermost frame jumped.
 //! - An entry at a frame's own continues a chain if the frame jumped, or may have; else the frame
 //!   was left unseen.
-//! - A duration is told only where none of that is a guess, and no record is missing that could
-//!   make it one.
+//! - A duration is given only if all of this is certain, and no missing record could change it.
 
 mod gaps;
 #[cfg(test)]

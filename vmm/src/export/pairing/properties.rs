@@ -1,4 +1,5 @@
-//! Whatever a machine does, and whatever is lost: what is told of calls is true.
+//! Property tests: whatever a machine does, and whatever is lost, all that is reported of calls is
+//! true.
 
 use std::collections::HashMap;
 
@@ -7,7 +8,7 @@ use proptest::prelude::*;
 
 use super::{Call, Choice, Pairing, Step};
 
-/// Small numbers, so that the same things meet at the same places again and again.
+/// Small numbers, so that the same functions and stack pointers occur again and again.
 const FUNCTIONS: u32 = 5;
 const TASKS: usize = 4;
 const VCPUS: usize = 3;

@@ -1,4 +1,5 @@
-//! The checks that are the same everywhere; what the virtual machine executes is the architecture's.
+//! The checks that all architectures share; the code that the virtual machine executes is
+//! per-architecture.
 #![allow(unsafe_code)]
 
 use std::io::{self, Write};

@@ -1,11 +1,10 @@
-//! What can KVM here really do?
+//! Tests what KVM on this machine can really do.
 //!
-//! A `/dev/kvm` alone says little: there are KVMs that run a guest's user code well and emulate its kernel
-//! instruction by instruction, until an instruction comes that they do not know. So a tiny virtual machine
-//! executes in 64-bit ring 0 what every kernel executes early, and its results are checked.
+//! A `/dev/kvm` alone says little: some KVMs run a guest's user code well, but emulate its kernel
+//! instruction by instruction, until one comes that they do not know. So a tiny virtual machine executes
+//! in 64-bit ring 0 what every kernel executes early, and the results are checked.
 //!
-//! KVM is called in a process of its own, which is given up on after [`TIMEOUT`]: whatever it does, finding it
-//! out cannot hang.
+//! A separate process calls KVM, with a limit of [`TIMEOUT`], so that the test cannot hang.
 
 mod checks;
 #[cfg(target_arch = "riscv64")]

@@ -21,7 +21,7 @@ pub(super) const NEEDED: [(Cap, &str); 4] = [
 // Where things are in the virtual machine's memory.
 pub(super) const BASE: u64 = 0x8000_0000;
 pub(super) const MEMORY: usize = 2 << 20;
-/// No memory: stores to it are words to us.
+/// An address without memory: stores to it exit, and are messages to the probe.
 const WORDS: u64 = 0x1000_0000;
 
 const WRONG: u32 = 0x100;

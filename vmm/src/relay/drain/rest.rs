@@ -1,5 +1,5 @@
-//! What is in the rings at an end, and in flight recorders at a snapshot. A ring may be larger than all that
-//! should wait for the output: so it is taken in pieces, as the output takes them.
+//! Takes what is in the rings at the end, and in flight recorders at a snapshot. A ring may be larger than
+//! the output's queue should become: so it is taken in pieces, as fast as the output accepts them.
 
 use super::{BATCH, Drain, reason};
 use crate::serve::Patience;

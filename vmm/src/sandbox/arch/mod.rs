@@ -1,4 +1,4 @@
-//! What differs between architectures: system calls that only some have, and requests of KVM.
+//! Differences between architectures: system calls that only some have, and KVM's ioctls.
 
 #[cfg(target_arch = "riscv64")]
 mod riscv64;

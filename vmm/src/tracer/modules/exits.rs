@@ -1,5 +1,5 @@
-//! Where functions of modules are left. As sites do, exits of modules have numbers behind those of
-//! the kernel's own, each the same again when its module comes again at the same place.
+//! Exits of functions of modules. Like sites, they have numbers after those of the kernel's own,
+//! and a module that is loaded again at the same address gets the same numbers again.
 
 use super::read::place;
 use super::text::{self, ExitsError, Function};

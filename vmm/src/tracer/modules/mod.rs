@@ -1,8 +1,8 @@
 //! Modules of the guest's kernel: which are loaded, and their sites.
 //!
-//! A site of a module has a number behind those of the kernel's own. It keeps that number, and gets
-//! it again when the module is loaded again at the same place, so that what has been said of it stays
-//! true.
+//! A site of a module has a number after those of the kernel's own. It keeps that number, and gets it
+//! again when the module is loaded again at the same address, so that earlier records of it stay
+//! valid.
 
 mod exits;
 mod read;
@@ -22,8 +22,8 @@ pub use read::{ModuleError, ModuleSymbol};
 pub(super) use read::{Offsets, place};
 pub use text::ExitsError;
 
-/// Sites of modules in all, gone ones included: whoever loads others for ever must not fill our
-/// memory.
+/// The most sites of modules, unloaded ones included, so that a guest that keeps loading modules
+/// cannot fill the host's memory.
 const MOST: usize = 1 << 20;
 /// Bytes of a page.
 pub(super) const PAGE: u64 = 4096;

@@ -1,4 +1,5 @@
-//! What a module is, by its `struct module` in guest memory: all of it bounded, none of it trusted.
+//! Reads the `struct module` of a module in guest memory. Everything is bounded, and nothing is
+//! trusted.
 
 use super::{PAGE, text};
 use crate::kernel::{FtraceKind, Kernel};

@@ -1,4 +1,5 @@
-//! The code of a module, and what its tables say of it: all of it bounded, none of it trusted.
+//! Reads the code of a module, and the tables that describe it. Everything is bounded, and nothing
+//! is trusted.
 
 use super::read::Pages;
 use crate::kernel::{Btf, ModulePiece, ModuleText};

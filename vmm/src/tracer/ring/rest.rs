@@ -1,5 +1,5 @@
-//! What is in a ring at an end or at a snapshot, taken out in pieces: a ring may be larger than what should
-//! be in memory twice.
+//! Takes what is in a ring at the end or at a snapshot. It works in pieces, since a ring may be too large
+//! to be in memory twice.
 
 use super::{Found, RingReader};
 use crate::tracer::raw::{RawBatch, RawRecord};

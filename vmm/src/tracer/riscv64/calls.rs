@@ -1,14 +1,15 @@
-//! Calls in the kernel's code, and how they are led through stubs that exit to the VMM.
+//! Redirects calls in the kernel's code through stubs that exit to the VMM.
 //!
-//! A call is two instructions, between which a task may stand for as long as it likes:
+//! A call is two instructions, between which a task may be suspended for any time:
 //!
 //! ```text
 //! auipc rd, upper
 //! jalr  ra, lower(rd)
 //! ```
 //!
-//! So only the first changes, and our stub lies where the second, as it is, leads from there: as far
-//! into its page as the function. Whatever a task has in `rd`, it comes to one of the two.
+//! So only the first is changed. The stub is at the same offset in its page as the function, so that
+//! the unchanged second instruction reaches it. Whatever value a task has in `rd`, it reaches either
+//! the function or the stub.
 
 use super::gap::{FULL, Gap, MAX_TRAP, NO_TRAP};
 use crate::kernel::Kernel;

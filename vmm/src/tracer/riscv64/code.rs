@@ -1,4 +1,4 @@
-//! The programs in a riscv64 guest, and how its two kinds of sites come to them.
+//! The programs in a riscv64 guest, and how its two kinds of sites call them.
 
 use super::calls;
 use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout, TRAP_ENTRY};

@@ -1,9 +1,8 @@
 //! Code in the gap between the kernel's text and its start-up code.
 //!
-//! Linux maps `[_etext, __init_begin)` read-execute with the text (the two are apart
-//! so that their pages can have other rights later), never uses it and never frees it.
-//! So it needs no mapping of ours, and every module can reach it; none can reach
-//! what is behind `_end`.
+//! Linux maps `[_etext, __init_begin)` read-execute with the text (the two are apart so that their
+//! pages can have other rights later), never uses it and never frees it. So it needs no additional
+//! mapping, and every module can reach it. No module can reach what is after `_end`.
 //!
 //! ```text
 //! 0x0000  the stub of a trap on a site

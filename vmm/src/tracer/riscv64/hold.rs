@@ -1,4 +1,4 @@
-//! What is written to sites to hold them, and what the guest has there.
+//! The instructions that are written to sites to hold them, and those of the guest.
 
 use super::code::{Code, instructions};
 use super::sharing::By;

@@ -1,4 +1,4 @@
-//! Puts the annex and what programs need into a riscv64 guest.
+//! Installs the annex and the programs' data in a riscv64 guest.
 
 use super::code::{Code, Kind, text};
 use super::context::Context;

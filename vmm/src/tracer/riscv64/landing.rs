@@ -1,9 +1,10 @@
-//! Where whoever has one half of our call and one of the guest's comes to, on kernels without CALL_OPS.
+//! Landings for contexts that have executed one half of vmtrace's call and continue with the other half
+//! of the guest's, on kernels without CALL_OPS.
 //!
-//! The first instruction of a site stays ours while the second is the guest's. For what all tracers
-//! share, `ftrace_caller`, there is one landing. What the guest calls directly (BPF programs and other
-//! direct callers of ftrace) has one each, as long as a site calls it. Two that lie as far into their
-//! pages cannot have one at a time.
+//! The first instruction of a site stays vmtrace's while the second is the guest's. `ftrace_caller`,
+//! which all tracers share, has one landing. Each function that the guest calls directly (BPF programs
+//! and other direct callers of ftrace) has one as long as a site calls it. Two functions at the same
+//! offset in their pages cannot have landings at the same time.
 
 use super::gap::{COLUMN, Gap};
 use super::site::STEP;

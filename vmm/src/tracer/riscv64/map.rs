@@ -1,14 +1,14 @@
 //! Controls, rings and the code that exits lead to in the guest's kernel half.
 //!
-//! They are mapped by the 2 MiB entries behind `_end`: above the kernel's image
-//! nothing is ever put (modules and BPF are below it, arch/riscv/include/asm/
-//! pgtable.h), and the table is shared by every process.
+//! They are mapped by the 2 MiB entries after `_end`: nothing is ever mapped above the kernel's
+//! image (modules and BPF are below it, arch/riscv/include/asm/pgtable.h), and every process shares
+//! this table.
 //!
-//! Rings that do not fit in there are in the upper three quarters of the same 2 GiB, which are for
-//! the kernel's image alone (Documentation/arch/riscv/vm-layout.rst): by entries of that table up to its
-//! end, and by one for 1 GiB behind it. With three levels of tables that is an entry of the root, of
-//! which processes have copies: they are made of what the kernel's root has by then, and no process is
-//! there yet.
+//! Rings that do not fit there are in the upper three quarters of the same 2 GiB, which are for the
+//! kernel's image only (Documentation/arch/riscv/vm-layout.rst). They are mapped by entries of that
+//! table up to its end, and after that by one for 1 GiB. With three levels of tables the latter is an
+//! entry of the root. Every process has a copy of the kernel's root; the entry is written before there
+//! are processes.
 
 use super::paging::{ACCESSED, DIRTY, EXECUTE, GLOBAL, READ, VALID, WRITE};
 use crate::kernel::Kernel;

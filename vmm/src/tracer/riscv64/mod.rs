@@ -1,6 +1,6 @@
-//! riscv64: sites are two instructions, in newer kernels (CALL_OPS) with a pointer to
-//! an ops before the function; code lies in a gap of the kernel's own mapping, rings and what
-//! exits lead to are mapped behind its end.
+//! riscv64: a site is two instructions, in newer kernels (CALL_OPS) with a pointer to an ops before
+//! the function. Code is in a gap of the kernel's own mapping. Rings and the stubs of exits are
+//! mapped after its end.
 
 mod calls;
 mod code;
@@ -25,7 +25,7 @@ use crate::kernel::{Kernel, Site};
 use std::sync::Arc;
 use vmtrace_trampolines::Point;
 
-/// See the module.
+/// See the module's documentation.
 pub(super) struct Riscv64;
 
 impl Target for Riscv64 {

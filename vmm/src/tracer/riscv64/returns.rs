@@ -1,8 +1,10 @@
-//! Exits of functions: rewritten once, at the attach moment, and from then on switched by one word.
+//! Exits of functions: each is rewritten once, at the attach, and from then on switched by one
+//! word.
 //!
-//! Each leads to a stub of its own, in the annex' first 2 MiB, which are mapped read-execute behind
-//! its data. A stub's slot calls a program, or does nothing. That call is a `jal`, which reaches
-//! 1 MiB: programs that end functions lie in the middle, where every stub reaches all of them.
+//! Each jumps to its own stub, in the first 2 MiB of the annex, which are mapped read-execute after
+//! its data. A slot in the stub calls a program, or does nothing. That call is a `jal`, which
+//! reaches 1 MiB. So the programs for ends of functions are in the middle, where every stub reaches
+//! all of them.
 //!
 //! ```text
 //! 0        half of the stubs

@@ -1,8 +1,9 @@
 //! Sites that the guest's own ftrace uses as well (arch/riscv/kernel/ftrace.c,
 //! arch/riscv/kernel/mcount-dyn.S).
 //!
-//! With CALL_OPS the literal of such a site is the guest's ops, which `ftrace_caller` reads twice: for a
-//! function that is called directly, and for one that it calls by way of a list. Ours is in its place:
+//! With CALL_OPS the literal of such a site points to the guest's ops, which `ftrace_caller` reads
+//! twice: for a directly called function, and for one that is called by a list. vmtrace's ops takes its
+//! place:
 //!
 //! ```text
 //! ops.direct_call   the program, which goes on with the guest's ops.direct_call, or else with
@@ -10,14 +11,14 @@
 //! ops.func          calls that of the guest's ops, with these
 //! ```
 //!
-//! So a literal is one store, whenever it is written: who has read one of the two first and then the
-//! other comes to the guest's function all the same.
+//! So a literal can be written by one store at any time: a context that reads one field from the
+//! guest's ops and the other from vmtrace's still calls the guest's function.
 //!
-//! Without, the guest has a call of `ftrace_caller` in the site, two instructions. While it updates
-//! sites all harts are in `stop_machine`, and such kernels have no preemption: no context can stand
-//! between the two. At the end of an update the first becomes ours (see [`Gap::land`] for where the
-//! guest's second then leads), and the second is one store whenever it is written: the guest's own, or
-//! ours, which leads to a program that goes on with `ftrace_caller`.
+//! Without CALL_OPS the guest has a call of `ftrace_caller` in the site, two instructions. While it
+//! updates sites, all harts are in `stop_machine`, and such kernels have no preemption: no context can
+//! be suspended between the two. At the end of an update vmtrace replaces the first (see [`Gap::land`]
+//! for where the guest's second then leads). The second can be written by one store at any time: it is
+//! the guest's own, or vmtrace's, which calls a program that continues with `ftrace_caller`.
 
 use super::calls;
 use super::gap::{FULL, Gap, MAX_TRAP, NO_TRAP, OpsLayout};

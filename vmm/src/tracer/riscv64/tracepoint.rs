@@ -1,11 +1,12 @@
-//! What calls a tracepoint's probes (include/linux/tracepoint.h, arch/riscv/kernel/jump_label.c).
+//! The code that calls a tracepoint's probes (include/linux/tracepoint.h,
+//! arch/riscv/kernel/jump_label.c).
 //!
 //! ```text
 //! branch:  nop                        or j, while there are probes
 //!          call the iterator, which calls each probe of tracepoint.funcs
 //! ```
 //!
-//! The guest stops where it is about to take or give back the lock of its tracepoints: at the calls
+//! The guest stops before it takes and before it releases the lock of its tracepoints: at its calls
 //! of these functions (see [`super::calls`]).
 
 use super::calls;

@@ -1,5 +1,5 @@
-//! What the guest has for its tracepoints, on any architecture (kernel/tracepoint.c): who changes
-//! them, under which lock, and the probes that it has itself.
+//! The guest's own handling of tracepoints, on any architecture (kernel/tracepoint.c): the code
+//! that changes them, its lock, and the guest's own probes.
 
 use crate::kernel::Kernel;
 use crate::kernel::tracepoints::Hooks;

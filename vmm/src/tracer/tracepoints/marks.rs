@@ -1,7 +1,8 @@
-//! Marks of tasks whose system calls are traced (`syscall_regfunc`, kernel/tracepoint.c).
+//! The flag of tasks whose system calls are traced (`syscall_regfunc`, kernel/tracepoint.c).
 //!
-//! We are one of those who need them: counted as such, so that the guest, which counts its own,
-//! neither sets them a second time nor takes them away under us. A new task has its parent's mark.
+//! The guest counts the users of these flags. vmtrace adds itself to that count, so that the guest
+//! neither sets the flags again nor clears them while vmtrace needs them. A new task inherits its
+//! parent's flag.
 
 use crate::kernel::tracepoints::SyscallMarks;
 use crate::tracer::guest::{Guest, GuestError, Image};

@@ -1,8 +1,8 @@
-//! Tracepoints that call our probes.
+//! Tracepoints that call vmtrace's probes.
 //!
-//! The guest changes its tracepoints under a lock of its own. Before it waits for that, ours are
-//! given back, all of them; they are taken again when nobody has the lock or waits for it. So the
-//! guest never sees what we write, and what it has registered itself goes on beside us.
+//! The guest changes its tracepoints under a lock. Before it waits for this lock, all tracepoints
+//! are given back. They are taken again when no task has the lock or waits for it. So the guest
+//! never sees the changes, and its own probes keep working.
 
 pub(super) mod guest;
 mod marks;

@@ -1,9 +1,9 @@
-//! Where the guest's ftrace begins to change sites, and where that is over
-//! (`ftrace_arch_code_modify_prepare` and `..._post_process`, arch/x86/kernel/ftrace.c).
+//! Finds the calls between which the guest's ftrace changes sites: from
+//! `ftrace_arch_code_modify_prepare` to `..._post_process` (arch/x86/kernel/ftrace.c).
 //!
-//! Both run with `text_mutex` held, and all changes of live sites lie between the two: not between
-//! the functions' entries, where other tasks may still wait for the lock, and pokes are pending.
-//! Only the first byte of what is replaced can be where a context stands.
+//! All changes of live sites happen between two instructions in these functions, with `text_mutex`
+//! held. The entries of the functions would be wrong: there other tasks may still hold the lock, or
+//! pokes are pending. A context can only be suspended at the first byte of what is replaced.
 
 use super::{map, site};
 use crate::kernel::Kernel;

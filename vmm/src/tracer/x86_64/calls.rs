@@ -1,7 +1,7 @@
 //! Calls of functions by which the kernel loads and unloads modules (kernel/module/main.c).
 //!
-//! A call is one instruction of five bytes that nothing in the kernel verifies: it can be led through
-//! a stub, and back, in any pause.
+//! A call is one instruction of five bytes that nothing in the kernel verifies: in any pause it can
+//! be redirected through a stub, and restored.
 
 use super::{map, site};
 use crate::kernel::Kernel;

@@ -1,4 +1,4 @@
-//! Where the running kernel keeps what a trampoline needs.
+//! Finds the data of the running kernel that trampolines need.
 
 use crate::kernel::Kernel;
 use crate::tracer::guest::{Guest, GuestError, Image};

@@ -1,4 +1,4 @@
-//! Stubs that lead from exits of functions to programs, and on.
+//! Stubs for exits of functions: they call programs and then leave the function.
 
 use super::site;
 use crate::kernel::{Exit, ExitKind};

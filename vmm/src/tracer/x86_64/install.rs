@@ -1,4 +1,4 @@
-//! The annex and the programs in an x86-64 guest.
+//! Installs the annex and the programs in an x86-64 guest.
 
 use super::context::{self, Context};
 use super::exit_stubs::{Stub, Stubs, form, named, place, put_stub};

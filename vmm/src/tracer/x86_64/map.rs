@@ -1,15 +1,14 @@
 //! The annex in the guest's kernel half.
 //!
-//! It is mapped at …80000000 to …81000000: the 2 MiB entries of
-//! `level2_kernel_pgt` below the lowest address at which a kernel is ever put
-//! (16 MiB, arch/x86/boot/compressed/kaslr.c), so never used, at the same place
-//! under KASLR, shared by every process, and in reach of a call from all kernel
-//! and module text.
+//! It is mapped at …80000000 to …81000000, by the 2 MiB entries of `level2_kernel_pgt` below the
+//! lowest load address of a kernel (16 MiB, arch/x86/boot/compressed/kaslr.c). These are never used
+//! otherwise, are at the same place under KASLR, are shared by every process, and are in reach of a
+//! call from all kernel and module text.
 //!
-//! Rings that do not fit in there are at …00000000 to …80000000, which the kernel's memory map has as an
-//! unused hole (Documentation/arch/x86/x86_64/mm.rst) with and without KASLR, which moves none of what is
-//! beside it (arch/x86/mm/kaslr.c): two entries of `level3_kernel_pgt`, shared by every process. Each maps
-//! 1 GiB by itself, since a table of entries would have to be in memory that the kernel knows.
+//! Rings that do not fit there are at …00000000 to …80000000, an unused hole in the kernel's memory map
+//! (Documentation/arch/x86/x86_64/mm.rst). KASLR does not move its neighbours (arch/x86/mm/kaslr.c). Two
+//! entries of `level3_kernel_pgt`, shared by every process, map it. Each maps 1 GiB directly, since a
+//! table of smaller pages would have to be in memory that the kernel manages.
 
 use crate::kernel::Kernel;
 use crate::tracer::annex::{CODE, Far, Hole, SIZE, WITH_TABLES};

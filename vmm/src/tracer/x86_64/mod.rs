@@ -20,7 +20,7 @@ use crate::kernel::{Kernel, Site};
 use std::sync::Arc;
 use vmtrace_trampolines::Point;
 
-/// See the module.
+/// See the module's documentation.
 pub(super) struct X86_64;
 
 impl Target for X86_64 {

@@ -1,4 +1,5 @@
-//! Stubs for instructions that switch interrupts or preemption, and what takes the place of these.
+//! Stubs for instructions that switch interrupts or preemption, and the jumps and calls that
+//! replace these.
 
 use super::site;
 use crate::kernel::preemptirq::{SwitchKind, SwitchSite};

@@ -1,5 +1,5 @@
-//! What calls a tracepoint's probes (include/linux/tracepoint.h, arch/x86/kernel/static_call.c and
-//! jump_label.c).
+//! The code that calls a tracepoint's probes (include/linux/tracepoint.h,
+//! arch/x86/kernel/static_call.c and jump_label.c).
 //!
 //! ```text
 //! branch:  nop                        or jmp, while there are probes
@@ -7,8 +7,8 @@
 //!          if array: call probe       (static) with array[0].data; with more than one the iterator
 //! ```
 //!
-//! The guest verifies branches when it changes them and dies of what it did not write; it changes
-//! nothing but under its lock, and by then all is as it was.
+//! The guest verifies a branch when it changes it, and crashes on bytes that it did not write. It
+//! changes branches only under its lock, and before that all of them are restored.
 
 use super::site;
 use crate::kernel::Kernel;

@@ -1,4 +1,5 @@
-//! What is found while the guest runs, and of traces whose events were not traced all of the time.
+//! Latencies found while the guest runs, and in traces whose events were traced only part of the
+//! time.
 
 use super::super::{Kind, Latency, Report};
 use super::*;

@@ -1,7 +1,7 @@
-//! Signals that end or stop this process at once: the user's terminal is given back first.
+//! Signals that end or stop this process at once: their handlers restore the user's terminal first.
 //!
-//! Those that end a run in order (SIGINT, SIGTERM, SIGHUP) have handlers of their own. SIGSEGV keeps
-//! that of the standard library, which needs a stack of its own: it turns an overflow of a stack into
+//! Signals that end a run in order (SIGINT, SIGTERM, SIGHUP) have other handlers. SIGSEGV keeps the
+//! handler of the standard library, which runs on a separate stack: it turns a stack overflow into
 //! SIGABRT.
 
 use std::ffi::{c_int, c_void};
@@ -12,7 +12,7 @@ use signal_hook::low_level::{emulate_default_handler, exit};
 use vmm_sys_util::signal::register_signal_handler;
 use vmtrace_system::terminal;
 
-/// All others whose default is to end the process and that can be caught; but for SIGPIPE, which
+/// All other signals that end the process by default and can be caught, except SIGPIPE, which
 /// programs in Rust ignore.
 const ENDS: [c_int; 18] = [
     libc::SIGABRT,

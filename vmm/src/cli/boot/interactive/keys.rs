@@ -1,4 +1,5 @@
-//! What keys mean before they are the guest's, and how they get into an emulated host.
+//! Keys: the escape sequences that are not for the guest, and the transport of the others into an
+//! emulated host.
 
 /// Ctrl-].
 const ESCAPE: u8 = 0x1d;

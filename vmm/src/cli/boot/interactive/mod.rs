@@ -28,7 +28,7 @@ use keys::Escape;
 pub(super) use keys::{Decoder, Keys, Plain, Size, Typed};
 pub(super) use window::{Teller, Window};
 
-/// What a user must know who cannot stop the run by Ctrl-C.
+/// The message for a user who cannot stop the run by Ctrl-C.
 const HINT: &str = "this terminal is the guest's console; Ctrl-] q ends the run, Ctrl-] Ctrl-] sends \
                     Ctrl-] to the guest";
 

@@ -1,4 +1,4 @@
-//! The size of the user's terminal, on its way to the guest's console by the agent.
+//! Sends the size of the user's terminal to the guest's console, by the agent.
 
 use super::keys::Size;
 use crate::events::{Bell, EventOps, Events, MutEventSubscriber, Timer, watch};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// When a port that takes no more is tried again.
+/// The time until a full port is tried again.
 const AGAIN: Duration = Duration::from_millis(10);
 
 const CHANGED: u32 = 0;

@@ -34,7 +34,7 @@ pub struct Disk {
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     /// It cannot be opened.
-    #[error("{} cannot be opened for {}", path.display(), if *.writable { "reading and writing: without ,rw it is only read" } else { "reading" })]
+    #[error("{} cannot be opened for {}", path.display(), if *.writable { "reading and writing; without ,rw it is read-only" } else { "reading" })]
     Open {
         /// The file.
         path: PathBuf,

@@ -1,10 +1,10 @@
 //! A block device (virtio 1.2, section 5.2): a raw image or a block device of the host.
 //!
-//! A [`Disk`] is the file, opened before the guest runs. A [`Block`] makes a device of it, with a
-//! thread of its own that executes requests one after the other: files have no other way that never
-//! waits. Data pass a buffer of fixed size, so that the file is never waited for while the machine
-//! is kept from pausing. What was written is in the host's page cache when it is answered, and on
-//! the host's disk when a flush is.
+//! A [`Disk`] is the file, opened before the guest runs. A [`Block`] makes a device of it. Its
+//! thread executes requests one after the other, since reads and writes of files may block. Data
+//! passes through a buffer of fixed size, so that the machine can pause while the thread waits for
+//! the file. When a write is answered, its data is in the host's page cache; when a flush is
+//! answered, it is on the host's disk.
 
 mod disk;
 mod request;

@@ -1,4 +1,4 @@
-//! Requests as they stand in the guest's memory (virtio 1.2, section 5.2.6).
+//! Requests in the guest's memory (virtio 1.2, section 5.2.6).
 
 use std::collections::VecDeque;
 

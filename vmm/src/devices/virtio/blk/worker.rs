@@ -1,8 +1,8 @@
-//! What executes requests, in a thread of the disk's own.
+//! Executes requests, in a thread for each disk.
 //!
-//! One step at a time, under the lock: to take a request, to move a piece of its data, to answer
-//! it. Guest memory is touched only within the gate, and the file only outside: a pause never
-//! waits for a disk. A reset waits for a step at most.
+//! It works in steps, each under the lock: to take a request, to move a piece of its data, to
+//! answer it. It touches guest memory only inside the gate, and the file only outside, so a pause
+//! never waits for a disk. A reset waits for at most one step.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,6 @@
-//! A file system device (virtio 1.2, section 5.11) without DAX: FUSE messages of the guest go to a
-//! [`Share`]'s socket as they are, and answers come back. Files are another process' business
-//! (`vmtrace-share`); what is done here is to move bytes, as a subscriber of the event loop.
+//! A file system device (virtio 1.2, section 5.11) without DAX. It forwards FUSE messages of the
+//! guest to a [`Share`]'s socket, and the answers to the guest. Another process (`vmtrace-share`)
+//! accesses the files. This device only moves bytes, as a subscriber of the event loop.
 
 #[cfg(test)]
 mod tests;

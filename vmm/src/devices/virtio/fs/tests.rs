@@ -1,4 +1,4 @@
-//! The device, with the parts of guest and server played here.
+//! Tests of the device, which play both the guest and the server.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;

@@ -1,7 +1,8 @@
-//! What moves messages, called by the event loop: never waits, neither for the server nor for a pause.
+//! Moves messages when the event loop calls it. It waits neither for the server nor for a pause.
 //!
-//! A request gets a number of its own on its way, so that an answer finds the very request, whatever
-//! the guest calls it, and one that comes after a reset finds none.
+//! Each request gets a unique number, which replaces the guest's. So an answer finds exactly its
+//! request, whatever number the guest has chosen, and an answer that arrives after a reset finds
+//! none.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -22,7 +23,7 @@ use crate::devices::virtio::buffers::{Buffers, Chain};
 use crate::devices::virtio::{Activation, Broken, Interrupt};
 use crate::events::{Bell, EventOps, Events, MutEventSubscriber, watch};
 
-/// What nobody waits for has one of its own (section 5.11.2), before that of requests.
+/// The queue of high-priority requests, which comes first, and that of other requests (section 5.11.2).
 pub(super) const QUEUES: usize = 2;
 
 /// Messages moved before others have their turn.

@@ -1,5 +1,5 @@
-//! Those who have still to say a line: clients of the host's socket to which port they want, and
-//! the gateway whether there is somebody for the guest.
+//! Connections that still have to send a line: clients of the host's socket name the port that they
+//! want, and the gateway says whether it has accepted the guest's connection.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};

@@ -18,7 +18,7 @@ use super::rings::Span;
 use super::watch::Watched;
 use super::{ConnectError, Limits};
 
-/// Who waits for the guest to accept.
+/// The side that waits for the guest to accept.
 pub(super) enum Requester {
     /// A client of the host's socket, which is told its port.
     Client,

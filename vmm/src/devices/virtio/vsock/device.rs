@@ -1,4 +1,4 @@
-//! The device as its transport sees it, and the handle of those in this process who use it.
+//! The device as its transport uses it, and the handle by which code of this process uses it.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;

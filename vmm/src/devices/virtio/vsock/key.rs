@@ -1,6 +1,6 @@
 //! The ports of a connection.
 
-/// What tells connections apart.
+/// The identity of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     /// The host's port.

@@ -1,19 +1,20 @@
 //! A socket device (virtio 1.2, section 5.10): streams between the guest and the host, without a
-//! network and without the host kernel's help.
+//! network and without vhost.
 //!
 //! On the host's side there are
 //! - **Unix sockets** by Firecracker's convention. A process connects to [`Options::socket`],
 //!   writes `CONNECT PORT` and a newline, and reads `OK HOSTPORT` and a newline once the guest has
 //!   accepted; if it does not accept, the connection is closed. A connection of the guest to CID 2
 //!   and port P goes to the socket whose path is that one with `_P` appended; if nobody listens
-//!   there, it is refused. Where those sockets are not to be reached from here, a gateway knows
-//!   them: see [`Options::gateway`].
-//! - **Services** of this process: see [`Host`]. They come before sockets with the same port.
+//!   there, it is refused. If this process cannot reach those sockets, a gateway connects to them:
+//!   see [`Options::gateway`].
+//! - **Services** of this process: see [`Host`]. They take precedence over sockets with the same
+//!   port.
 //!
-//! The event loop moves the bytes, through non-blocking sockets only. Each connection has its
-//! own credit in either direction, so that a slow reader stops its own connection and nothing else.
-//! Nothing of the guest is trusted: a packet that is none is dropped, one that does not fit its
-//! connection resets that, and a queue that is broken stops the device until the driver resets it.
+//! The event loop moves the bytes, and all sockets are non-blocking. Each connection has its own
+//! credit in each direction, so that a slow reader stops only its own connection. Nothing from the
+//! guest is trusted: an invalid packet is dropped, one that does not fit its connection resets that
+//! connection, and a broken queue stops the device until the driver resets it.
 
 mod clients;
 mod connection;
@@ -36,7 +37,7 @@ pub use device::{Host, Vsock};
 
 pub use worker::Worker;
 
-/// The guest's CID if nothing else is said.
+/// The guest's default CID.
 pub const GUEST_CID: u32 = 3;
 
 /// The port where vmtrace serves the trace: a consumer in the guest connects to CID 2 there.

@@ -1,4 +1,4 @@
-//! All connections of the device, and who gets the next packet.
+//! All connections of the device, and the choice of the one that sends the next packet.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

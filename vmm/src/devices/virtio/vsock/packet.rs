@@ -1,4 +1,4 @@
-//! What packets begin with (virtio 1.2, section 5.10.6).
+//! Headers of packets (virtio 1.2, section 5.10.6).
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

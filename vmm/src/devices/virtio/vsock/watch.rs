@@ -1,7 +1,8 @@
-//! What the device waits for on the host's side.
+//! The sockets that the device watches on the host's side.
 //!
-//! Sockets come and go under the device's lock, in any thread; the event loop is told of it by its
-//! own thread, when that has the lock next. A socket that the loop knows is closed after that.
+//! Any thread may add and remove sockets under the device's lock. The thread of the event loop
+//! applies these changes when it next holds the lock. A socket is closed only after the loop has
+//! removed it.
 
 use std::collections::HashMap;
 use std::ops::Deref;

@@ -1,4 +1,4 @@
-//! What moves the bytes, called by the event loop.
+//! Moves the bytes when the event loop calls it.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
