@@ -1,4 +1,4 @@
-//! Who may run: the state that vCPU threads and the controller share.
+//! The run state that vCPU threads and the controller share.
 //!
 //! A vCPU thread runs guest code only after [`Control::checkpoint`] let it, and comes back there
 //! when it is kicked. Whoever wants vCPUs to stop changes the state, kicks, and waits. No thread

@@ -1,4 +1,4 @@
-//! Is KVM here, and can it do what is needed?
+//! Checks that KVM is there and has the needed features.
 
 use std::io;
 

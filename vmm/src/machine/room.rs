@@ -1,11 +1,11 @@
-//! vCPUs that wait for room: the guest's code has found none for what it has to write
+//! vCPUs that wait for room in their rings: a program has found none for its record
 //! ([`WAIT_INSTRUCTION`](super::WAIT_INSTRUCTION)).
 //!
 //! A wait is short. The guest's code looks again after it, and comes back if there still is none: so
 //! interrupts are delivered meanwhile, and a vCPU that waits is paused like any other.
 //!
-//! Room that is not made for long, because nobody takes what was written, must not look like a CPU
-//! that hangs. So all vCPUs wait then, a **stall**, and are told afterwards that they were stopped.
+//! If there is no room for long, because the output is not read, the guest must not see a CPU that
+//! hangs. So all vCPUs wait then, a **stall**, and are told afterwards that they were stopped.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,5 @@
-//! What must never be, in the guest or between it and us: tracing ends, the guest lives.
+//! Anomalies: states that must never occur, in the guest or between it and vmtrace. Tracing ends, the guest
+//! lives.
 
 use super::attach::Controller;
 use super::vm::Vm;

@@ -1,4 +1,4 @@
-//! From a plan to sites and exits that are ours.
+//! Applies a plan: takes sites and exits, and gives them back.
 
 use super::attach::Controller;
 use super::shares::Shares;

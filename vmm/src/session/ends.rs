@@ -1,4 +1,4 @@
-//! Conditions on how a call ends: which part of one is looked at where, and what a tracer with one is.
+//! Conditions on how a call ends: which part is evaluated where, and how a tracer with one works.
 
 use super::conditions::Conditional;
 use super::tracing::{Plan, Tracer, Tracing, Way};

@@ -1,4 +1,4 @@
-//! Tasks that are followed (`--children`): those that somebody named, and all that descend from them.
+//! Tasks that are followed (`--children`): the named ones and all their descendants.
 //!
 //! Programs note each new task before it first runs, where its parent still is the current one; and a task that
 //! was named by its name before it gets another, such as that of what it executes. That is one function of the

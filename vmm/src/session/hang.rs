@@ -5,8 +5,7 @@
 //! say so. So from time to time all vCPUs are stopped for a look at them. When one could not be
 //! interrupted, they are looked at more often, until it can be, or it has been too long.
 //!
-//! A CPU that waits with interrupts on may be idle: whoever wants a guest to end that is blocked for
-//! ever says `--timeout`.
+//! A CPU that waits with interrupts on may be idle: `--timeout` ends a guest that is blocked for ever.
 
 use super::arch;
 use super::attach::Controller;

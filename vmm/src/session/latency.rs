@@ -1,6 +1,5 @@
-//! Latencies that are measured while the guest runs: their events are traced from the beginning of
-//! that to its end, and what is made of them is made of the stream, as a reader of it would
-//! (`analyze/latency`), by a thread that nobody waits for.
+//! Latencies that are measured while the guest runs. Their events are traced meanwhile. A separate
+//! thread evaluates the stream as a reader would (`analyze/latency`); nothing waits for it.
 
 use super::attach::{Controller, Stage};
 use super::events::{add_events, events, is_meant};

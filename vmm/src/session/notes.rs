@@ -1,6 +1,6 @@
-//! What the summary says beside numbers, bounded: a guest can give cause for notes as often as it likes.
+//! The notes in the summary. Their number is bounded, since a guest can cause any number.
 
-/// Several times what the strangest guest gives cause for that is not out for it.
+/// Several times what the strangest guest causes without meaning to.
 const MOST: usize = 1000;
 const LEFT_OUT: &str = "more notes were left out, such as";
 

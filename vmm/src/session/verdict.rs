@@ -1,6 +1,6 @@
 //! How the guest ends, from its kernel's own code: tripwires on the functions by which a kernel
-//! dies or restarts. They cost nothing until they are hit. Its console is no witness: anybody in
-//! the guest can write there, and with `loglevel=0` the kernel does not.
+//! dies or restarts. They cost nothing until they are hit. Its console is not trusted: any
+//! process of the guest can write there, and with `loglevel=0` the kernel does not.
 
 use super::arch;
 use super::attach::Controller;

@@ -1,5 +1,5 @@
-//! What the fields of events are made of: what `TP_fast_assign` says in `include/trace/events` of
-//! Linux 5.10 to 7.3. A test compares some of them with what guests trace themselves;
+//! The sources of event fields, as `TP_fast_assign` defines them in `include/trace/events` of Linux
+//! 5.10 to 7.3. A test compares some of them with what guests trace themselves;
 //! docs/architecture.md says which.
 
 use crate::kernel::tracepoints::Event;
