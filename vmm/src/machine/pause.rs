@@ -32,7 +32,7 @@ impl Detour {
 pub struct Diverted(arch::Kept);
 
 /// All vCPUs are out of guest mode, their I/O is complete, no device touches guest memory, and that
-/// stays so until this is dropped or [`Paused::resume`]d.
+/// stays so until this is dropped.
 ///
 /// Registers can be read and changed, guest memory and code be changed without the guest seeing
 /// an intermediate state. vCPUs parked on an event stay parked after the pause, too, until they are
@@ -140,11 +140,6 @@ impl<'a> Paused<'a> {
     /// `address`: once released they run the original instruction.
     pub fn disarm_trap(&self, address: u64) -> bool {
         self.machine.control.set_trap(address, false)
-    }
-
-    /// Ends the pause; returns how long it was.
-    pub fn resume(self) -> Duration {
-        self.duration()
     }
 }
 

@@ -558,8 +558,7 @@ impl Controller {
             console,
             waiting: room::waiting(machine, self.tracing.overflow),
         };
-        let waker = machine.waker();
-        self.relay = Some(Relay::start(setup, move || waker())?);
+        self.relay = Some(Relay::start(setup, machine.waker())?);
         let from = match self.tracing.from {
             None => {
                 self.enable(machine, attachment, plan)?;

@@ -148,11 +148,16 @@ impl Controller {
         done.push_str(&waits);
         notes.iter().for_each(|note| done.push_str(&format!("; {note}")));
         self.tell_left_out(&mut done, &text, left_out);
-        for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
+        self.tell_unmatched(&mut done, [&selection.unmatched, &selection.unmatched_notrace]);
+        Ok(done)
+    }
+
+    /// Says which patterns match no function, beside others that do.
+    fn tell_unmatched(&self, done: &mut String, patterns: [&[String]; 2]) {
+        for glob in patterns.into_iter().flatten() {
             let near = self.kernel.near_functions(glob);
             done.push_str(&format!("; no function matches {glob:?}{near}"));
         }
-        Ok(done)
     }
 
     /// What to say when nothing can be traced of what was asked for.
@@ -231,10 +236,7 @@ impl Controller {
         done.push_str(&waits);
         notes.iter().for_each(|note| done.push_str(&format!("; {note}")));
         self.tell_left_out(&mut done, &spec.to_string(), left_out);
-        for glob in selection.unmatched.iter().chain(&selection.unmatched_notrace) {
-            let near = self.kernel.near_functions(glob);
-            done.push_str(&format!("; no function matches {glob:?}{near}"));
-        }
+        self.tell_unmatched(&mut done, [&selection.unmatched, &selection.unmatched_notrace]);
         Ok(done)
     }
 

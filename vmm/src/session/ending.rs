@@ -128,8 +128,7 @@ impl Controller {
             console,
             waiting: None,
         };
-        let waker = machine.waker();
-        Relay::start(setup, move || waker())
+        Relay::start(setup, machine.waker())
     }
 
     /// Takes note of the end of the stream if it comes within `time`. Whether nothing is to be

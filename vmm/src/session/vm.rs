@@ -12,7 +12,7 @@ use std::time::Duration;
 use vm_memory::GuestMemoryMmap;
 
 /// Wakes a controller that waits for events.
-pub type Wake = Arc<dyn Fn() + Send + Sync>;
+pub type Wake = Box<dyn Fn() + Send>;
 
 /// A machine whose kernel is loaded. As [`Machine`], where each of these is described.
 pub trait Vm {
@@ -152,7 +152,7 @@ impl Vm for Kvm {
 
     fn waker(&self) -> Wake {
         let waker = self.machine.waker();
-        Arc::new(move || waker.wake())
+        Box::new(move || waker.wake())
     }
 
     fn awake(&self) {

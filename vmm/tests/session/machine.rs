@@ -2,14 +2,13 @@
 //!
 //! It keeps what a real machine promises, and fails the test when the controller does not keep its part:
 //! no pause in a pause, each vCPU that is parked released once, and after every pause a trap in memory
-//! wherever one is armed, and nowhere else.
+//! wherever one is armed. That none is anywhere else is seen at the end, by the image.
 
 use crate::fake_guest::{ANNEX, Fake, Record};
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -83,7 +82,7 @@ struct State {
 }
 
 pub(crate) struct FakeVm {
-    pub(crate) fake: Rc<Fake>,
+    pub(crate) fake: Fake,
     image: Image,
     sender: Sender<Event>,
     events: Receiver<Event>,
@@ -145,7 +144,6 @@ impl Write for Output {
 
 /// Traces a guest that does this, and then powers off.
 pub(crate) fn run(fake: Fake, tracing: Tracing, steps: Vec<Step>, trouble: Trouble) -> Ran {
-    let fake = Rc::new(fake);
     let (sender, events) = channel();
     let (control, requests) = channel();
     let (symbol, root) = (fake.tables().0, fake.symbol("init_top_pgt"));
@@ -200,7 +198,7 @@ pub(crate) fn run(fake: Fake, tracing: Tracing, steps: Vec<Step>, trouble: Troub
 impl FakeVm {
     /// The bytes at a virtual address, of RAM or the annex, so many of them.
     fn bytes(&self, address: u64, len: usize) -> Vec<u8> {
-        let physical = self.image.tables.translate(&*self.fake, address).unwrap();
+        let physical = self.image.tables.translate(&self.fake, address).unwrap();
         let mut bytes = vec![0; len];
         match physical.checked_sub(ANNEX) {
             Some(offset) => {
@@ -362,7 +360,7 @@ impl FakeVm {
 
 impl Vm for FakeVm {
     fn ram(&self) -> &dyn Guest {
-        &*self.fake
+        &self.fake
     }
 
     fn shared_ram(&self) -> Box<dyn Guest + Send> {
@@ -395,7 +393,7 @@ impl Vm for FakeVm {
 
     fn waker(&self) -> Wake {
         let (sender, woken) = (self.sender.clone(), Arc::clone(&self.woken));
-        Arc::new(move || {
+        Box::new(move || {
             if !woken.swap(true, Ordering::Relaxed) {
                 let _ = sender.send(Event::Wake);
             }

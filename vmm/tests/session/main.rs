@@ -11,6 +11,7 @@ mod random;
 
 use fake_guest::Fake;
 use machine::{Ran, Step, Trouble, run};
+use std::ops::Range;
 use vmtrace::kernel::Kernel;
 use vmtrace::session::Tracing;
 use vmtrace::stream::{Frame, Reader};
@@ -70,13 +71,18 @@ impl Subject {
         run(self.fake.again(), tracing(self.kernel()), steps, trouble)
     }
 
+    /// Where the traps that stay can be.
+    fn ends(&self) -> Vec<Range<u64>> {
+        let entries = ENDS.iter().filter_map(|name| self.kernel().symbols().address(name));
+        entries.map(|entry| entry..entry + 16).collect()
+    }
+
     /// Where the image is not as it was, but for the traps that stay and for what a guest writes itself;
     /// what was there and is now.
     fn differences(&self, ran: &Ran) -> Vec<(u64, [u8; 2])> {
         let fake = &ran.vm.fake;
         let after = fake.text();
-        let ends = ENDS.map(|name| self.kernel().symbols().address(name).map(|at| at..at + 16));
-        let mut stays: Vec<_> = ends.into_iter().flatten().collect();
+        let mut stays = self.ends();
         let (patched, stack) = (fake.link("alternatives_patched"), fake.stack());
         stays.extend([patched..patched + 4, stack - 8..stack]);
         let mut all = Vec::new();
@@ -96,16 +102,12 @@ impl Subject {
     fn assert_restored(&self, ran: &Ran, what: &str) {
         let differences = self.differences(ran);
         assert!(differences.is_empty(), "{what}: {differences:x?}\n{}", ran.notes());
+        let ends = self.ends();
         for trap in ran.vm.traps() {
-            let of = self.kernel().symbols().primary_at(trap).map_or_else(
-                || {
-                    let entries =
-                        ENDS.iter().filter_map(|name| self.kernel().symbols().address(name));
-                    entries.filter(|entry| (*entry..*entry + 16).contains(&trap)).count()
-                },
-                |name| usize::from(ENDS.contains(&name)),
-            );
-            assert_eq!(of, 1, "{what}: a trap is left at {trap:#x}");
+            let of = ends.iter().filter(|end| end.contains(&trap)).count();
+            let other = self.kernel().symbols().primary_at(trap);
+            let other = other.filter(|name| !ENDS.contains(name));
+            assert_eq!((of, other), (1, None), "{what}: a trap is left at {trap:#x}");
         }
     }
 }
