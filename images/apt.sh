@@ -96,6 +96,10 @@ Dir::Cache "$dir";
 Dir::Cache::archives "$dir/archives";
 Dir::Log "$dir";
 CONF
+        # Root of a user namespace cannot become the user who downloads otherwise.
+        if [[ $(cat /proc/self/setgroups 2>/dev/null) == deny ]]; then
+            printf 'APT::Sandbox::User "root";\n'
+        fi
     } >"$dir/apt.conf"
 }
 

@@ -11,6 +11,8 @@ use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::channel::drain_console;
+
 /// An applet: arguments without its name, exit code.
 pub(crate) type Applet = fn(&[OsString]) -> ExitCode;
 
@@ -97,7 +99,7 @@ fn poweroff(args: &[OsString]) -> ExitCode {
             std::thread::park();
         }
     }
-    crate::init::drain_console();
+    drain_console();
     nix::unistd::sync();
     let Err(error) = reboot(RebootMode::RB_POWER_OFF);
     finish("poweroff", Err(error.into()))

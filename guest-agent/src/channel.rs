@@ -104,6 +104,14 @@ pub(crate) fn drain(terminal: &File) {
     }
 }
 
+/// Waits for the UART to take what was written: the kernel's last message does not, and the
+/// power goes with the rest.
+pub(crate) fn drain_console() {
+    if let Ok(console) = File::options().write(true).open("/dev/console") {
+        drain(&console);
+    }
+}
+
 #[allow(unsafe_code)] // an ioctl that nix and std do not wrap
 fn waiting(port: &File) -> libc::c_int {
     let mut count = 0;

@@ -16,7 +16,7 @@ use nix::sys::reboot::{RebootMode, reboot};
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
-use crate::channel::{Channel, drain};
+use crate::channel::{Channel, drain_console};
 use crate::command::{self, Status, TOOLS};
 use crate::console::{self, Console};
 use crate::output;
@@ -289,14 +289,6 @@ fn power_off_now(channel: &mut Channel) -> ! {
     let _ = reboot(RebootMode::RB_POWER_OFF);
     // A machine that cannot be powered off: be idle rather than end.
     idle()
-}
-
-/// Waits for the UART to take what was written: the kernel's last message does not, and the
-/// power goes with the rest.
-pub(crate) fn drain_console() {
-    if let Ok(console) = File::options().write(true).open("/dev/console") {
-        drain(&console);
-    }
 }
 
 fn idle() -> ! {

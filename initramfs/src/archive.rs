@@ -42,6 +42,11 @@ impl<W: Write> Archive<W> {
         self.entry(relative(path), ModeFileType::Regular, mode, (0, 0), size, content)
     }
 
+    /// A file with this content.
+    pub fn bytes(&mut self, path: &str, mode: u32, content: &[u8]) -> Result<(), Error> {
+        self.file(path, mode, u64::try_from(content.len()).unwrap_or(u64::MAX), content)
+    }
+
     /// A symbolic link.
     pub fn link(&mut self, path: &str, target: &str) -> Result<(), Error> {
         let size = u64::try_from(target.len()).unwrap_or(u64::MAX);

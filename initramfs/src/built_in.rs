@@ -7,14 +7,10 @@ use std::path::{Path, PathBuf};
 use crate::archive::Archive;
 use crate::error::Error;
 use crate::modules::LoadedModule;
-use crate::userland::Userland;
+use crate::userland::{APPLETS, Userland};
 
 /// The agent for guests of the architecture that vmtrace is built for.
 pub static AGENT: &[u8] = include_bytes!(env!("VMTRACE_AGENT"));
-
-/// The agent's applets; each has a link in `/bin`.
-pub const APPLETS: [&str; 9] =
-    ["cat", "echo", "false", "ls", "mark", "poweroff", "sleep", "true", "write"];
 
 /// The folder with what the agent has to do.
 const ORDERS: &str = "vmtrace";
@@ -63,9 +59,9 @@ fn before(mut first: Vec<u8>, second: &[u8]) -> Vec<u8> {
 
 fn agent(archive: &mut Archive<Vec<u8>>, role: AgentAs) -> Result<(), Error> {
     if role == AgentAs::Beside {
-        return bytes(archive, AGENT_BESIDE, 0o755, AGENT);
+        return archive.bytes(AGENT_BESIDE, 0o755, AGENT);
     }
-    bytes(archive, "init", 0o755, AGENT)?;
+    archive.bytes("init", 0o755, AGENT)?;
     for applet in APPLETS {
         archive.link(&format!("bin/{applet}"), "../init")?;
     }
@@ -191,40 +187,30 @@ impl Builder {
     /// What the agent has to do.
     fn orders(&self, archive: &mut Archive<Vec<u8>>) -> Result<(), Error> {
         for (n, module) in self.modules.iter().enumerate() {
-            bytes(
-                archive,
+            archive.bytes(
                 &format!("vmtrace/modules/{n:03}-{}.ko", module.name),
                 0o644,
                 &module.content,
             )?;
         }
         if !self.shares.is_empty() {
-            bytes(archive, "vmtrace/shares", 0o644, self.shares.as_bytes())?;
+            archive.bytes("vmtrace/shares", 0o644, self.shares.as_bytes())?;
         }
         if let Some(init) = &self.root {
-            bytes(archive, "vmtrace/root", 0o644, init.as_bytes())?;
+            archive.bytes("vmtrace/root", 0o644, init.as_bytes())?;
         }
         if let Some(console) = &self.console {
-            bytes(archive, "vmtrace/console", 0o644, console.as_bytes())?;
+            archive.bytes("vmtrace/console", 0o644, console.as_bytes())?;
         }
         if let Some(run) = &self.run {
-            bytes(archive, "vmtrace/run", 0o644, run.as_bytes())?;
+            archive.bytes("vmtrace/run", 0o644, run.as_bytes())?;
         }
         if let Some(apart) = self.output {
             let how: &[u8] = if apart { b"apart" } else { b"together" };
-            bytes(archive, "vmtrace/output", 0o644, how)?;
+            archive.bytes("vmtrace/output", 0o644, how)?;
         }
         Ok(())
     }
-}
-
-pub(crate) fn bytes(
-    archive: &mut Archive<Vec<u8>>,
-    path: &str,
-    mode: u32,
-    content: &[u8],
-) -> Result<(), Error> {
-    archive.file(path, mode, u64::try_from(content.len()).unwrap_or(u64::MAX), content)
 }
 
 fn add(

@@ -9,8 +9,8 @@ mod modules;
 mod userland;
 
 pub use archive::Archive;
-pub use built_in::{AGENT, AGENT_BESIDE, APPLETS, AgentAs, Builder, add_agent};
+pub use built_in::{AGENT, AGENT_BESIDE, AgentAs, Builder, add_agent};
 pub use contents::Contents;
 pub use error::Error;
 pub use modules::{LoadedModule, Modules};
-pub use userland::Userland;
+pub use userland::{APPLETS, Userland};

@@ -7,13 +7,16 @@ use std::io::{self, Read as _};
 use std::path::Path;
 
 use crate::archive::Archive;
-use crate::built_in::{APPLETS, bytes};
 use crate::error::Error;
 
 /// A limit above the size of any busybox.
 const MAX_BUSYBOX: u64 = 64 << 20;
 const MAX_TEXT: u64 = 64 << 10;
 const MAX_NAME: usize = 64;
+
+/// The agent's applets; each has a link in `/bin`.
+pub const APPLETS: [&str; 9] =
+    ["cat", "echo", "false", "ls", "mark", "poweroff", "sleep", "true", "write"];
 
 /// What the agent does better: it is process 1.
 const AGENTS_ALONE: [&str; 3] = ["mark", "poweroff", "write"];
@@ -63,7 +66,7 @@ impl Userland {
 
     /// Puts it into an archive: names that the agent has in /bin are the agent's there, and real in /usr/bin.
     pub(crate) fn add(&self, archive: &mut Archive<Vec<u8>>) -> Result<(), Error> {
-        bytes(archive, "bin/busybox", 0o755, &self.busybox)?;
+        archive.bytes("bin/busybox", 0o755, &self.busybox)?;
         // Where scripts look for interpreters.
         archive.link("sbin", "bin")?;
         archive.directory("usr/bin", 0o755)?;
@@ -76,7 +79,7 @@ impl Userland {
                 archive.link(&format!("bin/{name}"), "busybox")?;
             }
         }
-        bytes(archive, "vmtrace/userland", 0o644, self.package.as_bytes())
+        archive.bytes("vmtrace/userland", 0o644, self.package.as_bytes())
     }
 }
 

@@ -44,6 +44,7 @@ pub use functions::{Functions, selects};
 pub use image::Container;
 pub use initcalls::Initcall;
 pub use module::{ModuleError, ModuleFile, ModuleFunction};
+pub use near::{Near, Which};
 pub use select::Selection;
 pub use sites::{FtraceKind, Site, SiteSection, SiteStats};
 pub use structs::{Source, Structs};

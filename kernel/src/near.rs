@@ -49,7 +49,8 @@ impl Near {
 
     /// Up to three names that differ from `wanted` in few letters; or all, if they are few and
     /// none is near.
-    pub(crate) fn to<'a>(wanted: &str, all: impl Iterator<Item = &'a str> + Clone) -> Self {
+    #[must_use]
+    pub fn to<'a>(wanted: &str, all: impl Iterator<Item = &'a str> + Clone) -> Self {
         const MOST: usize = 3;
         let mut near: Vec<(usize, &str)> = Vec::new();
         for name in all.clone() {

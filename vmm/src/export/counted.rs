@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::{self, BufWriter, Write};
 
 use super::Name;
-use super::select::unnamed;
+use super::names::unnamed;
 
 /// Most numbers that are told apart, and so most functions: more than any kernel has.
 const MOST: usize = 1 << 20;

@@ -6,8 +6,9 @@ use std::io::{self, Write};
 use crate::stream::{Context, Header, HostExit, Summary};
 
 use super::counted::Counted;
+use super::digits::{decimal, pad};
 use super::sorted::{Sorted, SortedBy};
-use super::text::{Clock, TIME_COLUMN, decimal, first_lines, legend, loss, mark, name, pad};
+use super::text::{Clock, TIME_COLUMN, first_lines, legend, loss, mark, name};
 use super::values::{write_args, write_returned};
 use super::{Entry, Event, Export, Name, Return, Tracepoint, Unfinished};
 

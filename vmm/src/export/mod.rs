@@ -22,6 +22,7 @@ mod colour;
 mod counted;
 #[cfg(test)]
 mod counted_tests;
+mod digits;
 mod error;
 pub(crate) mod fields;
 mod front;

@@ -7,8 +7,12 @@ use crate::stream::{
     Dictionaries, DictionaryFull, Header, HostExit, RawSymbol, RawTracer, Task, Tracer,
 };
 
-use super::select::unnamed;
 use super::{Name, printable};
+
+/// The name of a tracer that was not told.
+pub(crate) fn unnamed(number: u8) -> String {
+    format!("tracer{number}")
+}
 
 /// Symbols by 32-bit address, with a cache before the ordered table.
 #[derive(Debug)]

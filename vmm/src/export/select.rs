@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::stream::{Header, Tracer};
 
-use super::names::Symbols;
+use super::names::{Symbols, unnamed};
 use super::pairing::Choice;
 
 /// Most answers of a filter that are remembered.
@@ -53,11 +53,6 @@ impl fmt::Debug for Filter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Filter").field("known", &self.known).finish_non_exhaustive()
     }
-}
-
-/// The name of a tracer that was not told.
-pub(crate) fn unnamed(number: u8) -> String {
-    format!("tracer{number}")
 }
 
 /// Which of the tracers have a name that is wanted.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 
 use super::Name;
-use super::select::unnamed;
+use super::names::unnamed;
 use crate::stream::{Bucket, HistogramOf};
 
 /// Most words that are kept: more than any kernel's functions have.

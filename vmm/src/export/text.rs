@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use crate::stream::{Context, Header, Loss, Mark, Summary};
 
 use super::counted::Counted;
+use super::digits::{decimal, pad};
 use super::sorted::{Sorted, SortedBy};
 use super::values::write_args;
 use super::{Entry, Event, Export, Name, Tracepoint, printable};
@@ -272,28 +273,6 @@ impl Clock {
         out.push(b'.');
         decimal(out, micros % 1_000_000, 6, b'0');
     }
-}
-
-pub(super) fn pad(out: &mut Vec<u8>, width: usize) {
-    out.resize(out.len() + width, b' ');
-}
-
-/// Writes a number, filled from the left to `width`; returns its length.
-pub(super) fn decimal(out: &mut Vec<u8>, mut number: u64, width: usize, fill: u8) -> usize {
-    let mut digits = [fill; 20];
-    let mut start = digits.len();
-    loop {
-        start -= 1;
-        digits[start] = b'0' + u8::try_from(number % 10).unwrap_or(0);
-        number /= 10;
-        if number == 0 {
-            break;
-        }
-    }
-    let length = digits.len() - start;
-    let shown = length.max(width.min(digits.len()));
-    out.extend_from_slice(&digits[digits.len() - shown..]);
-    shown
 }
 
 pub(super) fn name(out: &mut Vec<u8>, name: &Name<'_>) {

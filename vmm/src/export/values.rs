@@ -9,8 +9,8 @@ use crate::stream::{
     RawValues, Shape, Shown, ValueField, ValuesOf, number_repeated, show_values, split_values,
 };
 
+use super::digits::{decimal, hexadecimal};
 use super::printable;
-use super::text::decimal;
 
 /// Formats that were replaced and may still be those of records that wait, and bytes of their
 /// texts.
@@ -222,11 +222,6 @@ pub(crate) fn quoted_char(byte: u8) -> Vec<u8> {
     let mut out = Vec::new();
     write_shown(&mut out, &Shown::Char(byte));
     out
-}
-
-fn hexadecimal(out: &mut Vec<u8>, number: u64) {
-    // A vector takes all.
-    let _ = write!(out, "{number:#x}");
 }
 
 /// Text in quotes; escaped as in C is what would end it, or move a terminal's cursor.

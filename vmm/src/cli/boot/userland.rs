@@ -4,6 +4,7 @@ use super::Args;
 use crate::cli::BadUsage;
 use crate::emulated::{HostArch, cache_dir};
 use crate::initramfs::{APPLETS, Contents, Error, Userland};
+use crate::kernel::{Near, Which};
 use anyhow::Result;
 use std::fs::File;
 use std::io::Read as _;
@@ -159,22 +160,26 @@ fn want(args: &Args, line: &str, userland: Option<&Userland>) -> Result<Want, St
     Ok(want)
 }
 
-/// The error that lists what there is.
+/// The error that says what there is: names that are like it, and where all are listed.
 fn unknown(args: &Args, name: &str, userland: Option<&Userland>) -> String {
     let added = args.add.iter().filter_map(|file| file.file_name()?.to_str());
-    let mut all: Vec<&str> = APPLETS.into_iter().chain(added).collect();
-    if let Some(userland) = userland {
-        all.extend(userland.programs().filter(|program| !APPLETS.contains(program)));
-    }
+    let own: Vec<&str> = APPLETS.into_iter().chain(added).collect();
+    let others: Vec<&str> = userland
+        .map(|userland| userland.programs().filter(|program| !own.contains(program)).collect())
+        .unwrap_or_default();
+    let near = Near::to(name, own.iter().chain(&others).copied());
+    let near = if near.which == Which::Like { near.to_string() } else { String::new() };
     let more = match userland {
-        Some(_) => String::new(),
+        Some(_) => {
+            format!(", and {} of busybox (--run 'busybox --list' prints their names)", others.len())
+        }
         None => {
             "; vmtrace setup fetches busybox, which has more (in a clone: scripts/setup)".into()
         }
     };
     format!(
-        "--run: there is no program {name} in the built-in initramfs: give it by --add FILE (a static one). There are {}{more}",
-        all.join(" ")
+        "--run: there is no program {name} in the built-in initramfs{near}; add a static one by --add FILE. There are {}{more}",
+        own.join(", ")
     )
 }
 
@@ -257,11 +262,11 @@ mod tests {
         }
         assert!(error("", "ls -l /", none).contains("ls has no options"));
         let said = error("--add /nowhere/x", "ls && pss", busybox);
-        assert!(
-            said.contains("no program pss") && said.contains("write x ps sh test wc"),
-            "{said}"
-        );
+        assert!(said.contains("no program pss") && said.contains("; near: ps; add"), "{said}");
+        assert!(said.contains("write, x, and 4 of busybox (--run 'busybox --list'"), "{said}");
         assert!(!said.contains("setup"), "{said}");
+        let said = error("", "zzzzzz", busybox);
+        assert!(!said.contains("near"), "{said}");
         let said = error("", "ps", none);
         assert!(said.contains("no program ps") && said.contains("vmtrace setup"), "{said}");
         // What a program before it may have made is the guest's to know.

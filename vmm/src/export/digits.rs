@@ -1,0 +1,32 @@
+//! Writes numbers into lines of text.
+
+use std::io::Write as _;
+
+/// Appends `width` spaces.
+pub(super) fn pad(out: &mut Vec<u8>, width: usize) {
+    out.resize(out.len() + width, b' ');
+}
+
+/// Writes a number, filled from the left to `width`; returns its length.
+pub(super) fn decimal(out: &mut Vec<u8>, mut number: u64, width: usize, fill: u8) -> usize {
+    let mut digits = [fill; 20];
+    let mut start = digits.len();
+    loop {
+        start -= 1;
+        digits[start] = b'0' + u8::try_from(number % 10).unwrap_or(0);
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    let length = digits.len() - start;
+    let shown = length.max(width.min(digits.len()));
+    out.extend_from_slice(&digits[digits.len() - shown..]);
+    shown
+}
+
+/// Writes a number as `0x` and its digits.
+pub(super) fn hexadecimal(out: &mut Vec<u8>, number: u64) {
+    // A vector takes all.
+    let _ = write!(out, "{number:#x}");
+}
