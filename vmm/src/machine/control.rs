@@ -10,8 +10,8 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use super::lock::lock;
 use super::signal::Thread;
-use super::vcpu::lock;
 use super::{Event, ExitReason, MachineError, Room};
 
 /// How long vCPUs are given to stop. Far above what any needs, even emulated.

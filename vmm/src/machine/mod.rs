@@ -15,6 +15,7 @@ mod error;
 mod event;
 mod exits;
 mod kvm;
+mod lock;
 mod memory;
 mod pause;
 mod room;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::{KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE};
 
-use super::vcpu::lock;
+use super::lock::lock;
 use super::{Machine, MachineError, Registers, arch};
 
 /// Where a vCPU is to go. All addresses are guest virtual.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::vcpu::lock;
+use super::lock::lock;
 
 /// How long one wait is at most: room may have been made just before it began.
 const WAIT: Duration = Duration::from_millis(1);

@@ -6,17 +6,17 @@
 //! machine's state and its entry: the thread clears the byte, looks, enters.
 #![allow(unsafe_code)]
 
+use std::any::Any;
 use std::cell::Cell;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use kvm_ioctls::VcpuFd;
 
 use super::MachineError;
-use super::vcpu::{Vcpu, lock};
 
 thread_local! {
     /// The `immediate_exit` byte of the vCPU that this thread runs; null for any other thread.
@@ -101,12 +101,12 @@ impl ImmediateExit {
 /// While it lives, kicks reach the vCPU of the calling thread.
 pub(super) struct Kickable {
     // keeps the mapping that the handler writes to
-    _vcpu: Arc<Mutex<Vcpu>>,
+    _vcpu: Arc<dyn Any>,
 }
 
-/// Lets kicks of the calling thread reach `vcpu`.
-pub(super) fn receive_kicks(vcpu: &Arc<Mutex<Vcpu>>) -> Kickable {
-    IMMEDIATE_EXIT.with(|flag| flag.set(lock(vcpu).immediate_exit.0));
+/// Lets kicks of the calling thread reach the vCPU of this byte; `vcpu` is its owner.
+pub(super) fn receive_kicks(immediate_exit: &ImmediateExit, vcpu: Arc<dyn Any>) -> Kickable {
+    IMMEDIATE_EXIT.with(|flag| flag.set(immediate_exit.0));
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: initialises the set it is given.
     unsafe { libc::sigemptyset(set.as_mut_ptr()) };
@@ -114,7 +114,7 @@ pub(super) fn receive_kicks(vcpu: &Arc<Mutex<Vcpu>>) -> Kickable {
     unsafe { libc::sigaddset(set.as_mut_ptr(), number()) };
     // SAFETY: the set is initialised. Cannot fail for a valid `how`.
     unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), ptr::null_mut()) };
-    Kickable { _vcpu: Arc::clone(vcpu) }
+    Kickable { _vcpu: vcpu }
 }
 
 impl Drop for Kickable {

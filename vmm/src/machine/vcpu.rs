@@ -1,12 +1,13 @@
 //! A vCPU and the loop of its thread.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use kvm_ioctls::VcpuFd;
 
 use super::arch::{self, Platform};
 use super::control::{Control, Go};
 use super::exits::ExitLog;
+use super::lock::lock;
 use super::signal::{self, ImmediateExit};
 use super::{Event, ExitReason};
 
@@ -69,15 +70,10 @@ impl Vcpu {
     }
 }
 
-/// Takes a lock; a thread that panicked holding it left nothing that others could not use.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The thread of vCPU `id`.
 pub(super) fn run(id: usize, vcpu: &Arc<Mutex<Vcpu>>, control: &Control, platform: &Platform) {
     let registration = control.register(id);
-    let kickable = signal::receive_kicks(vcpu);
+    let kickable = signal::receive_kicks(&lock(vcpu).immediate_exit, vcpu.clone());
     let mut go = Go::Run;
     while go == Go::Run {
         // A statement of its own: the lock is not held over what follows.

@@ -10,6 +10,7 @@ use vm_memory::GuestMemoryMmap;
 use super::arch::{self, Platform};
 use super::board::VirtioSet;
 use super::control::{Control, STOP_LIMIT};
+use super::lock::lock;
 use super::vcpu::{self, Vcpu};
 use super::{
     Annex, Config, ConsoleSinks, Event, ExitObserver, MachineError, Paused, Room, kvm, memory,
@@ -69,7 +70,7 @@ impl Machine {
         if let Some(index) = watch_msr {
             platform.watch(index)?;
         }
-        let clock_hz = arch::clock_hz(&vcpu::lock(&vcpus[0]).fd)?;
+        let clock_hz = arch::clock_hz(&lock(&vcpus[0]).fd)?;
         let (sender, events) = channel();
         let control = Arc::new(Control::new(vcpus.len(), watch_msr.is_some(), sender, STOP_LIMIT));
         Ok(Machine {
@@ -114,7 +115,7 @@ impl Machine {
     /// Has the exits of each vCPU observed, in their order; before the start.
     pub fn observe_exits(&mut self, observers: impl IntoIterator<Item = Box<dyn ExitObserver>>) {
         for (vcpu, observer) in self.vcpus.iter().zip(observers) {
-            vcpu::lock(vcpu).exits.observe(observer);
+            lock(vcpu).exits.observe(observer);
         }
     }
 
