@@ -88,6 +88,14 @@ impl Edit {
         })
     }
 
+    /// Of the low `len` bytes of two words; `None` unless these are one to eight.
+    #[inline(always)]
+    pub(super) fn of_words(physical: u64, original: u64, ours: u64, len: u8) -> Option<Self> {
+        let unwanted = 8_u8.checked_sub(len).filter(|unwanted| *unwanted < 8)?;
+        let mask = u64::MAX >> (8 * unwanted);
+        Some(Self { physical, original: original & mask, ours: ours & mask, len })
+    }
+
     /// The same of the running kernel, where its address is a link address.
     pub(super) fn at(&self, image: &Image) -> Self {
         Self { physical: image.physical_of(self.physical), ..*self }

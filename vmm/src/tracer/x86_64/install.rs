@@ -18,7 +18,7 @@ use crate::tracer::patch::{Edit, SkipReason};
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
 use crate::tracer::trace::{Options, TraceError};
 use crate::tracer::tracepoints::guest::{Own, Places, Probes};
-use crate::tracer::view::View;
+use crate::tracer::view::{View, word};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use vm_memory::Bytes;
@@ -436,14 +436,15 @@ impl GuestCode for Code {
     ) -> Result<ExitEdit, SkipReason> {
         let spot = exits.spot(image, index).ok_or(SkipReason::Unknown)?;
         let (found, bytes) = form(view, image, (exit, &spot), self.thunk, &self.stops)?;
+        let last = self.stubs.last(index).ok_or(SkipReason::NoStub)?;
         // Its stubs go on as it did when they were made.
-        if self.stubs.last(index).is_some_and(|last| last.form != found) {
+        if last.form != found {
             return Err(SkipReason::GuestOwned("another jump"));
         }
-        let stub = self.stubs.find(index, program).ok_or(SkipReason::NoStub)?;
+        let stub = self.stubs.of(last, index, program).ok_or(SkipReason::NoStub)?;
         let jump = site::jump(image.runtime(exit.address), stub).ok_or(SkipReason::OutOfReach)?;
         // A longer one keeps its end, which is never executed.
-        spot.exchange(&bytes[..site::LEN], &jump).ok_or(SkipReason::OutOfReach)
+        spot.exchange(bytes, word(&jump), site::BYTES).ok_or(SkipReason::OutOfReach)
     }
 
     fn switch_stubs(
