@@ -38,7 +38,9 @@ use crate::machine::TRAP_INSTRUCTION;
 use crate::relay::{self, ConsoleLines, ExitReader, Relay, Setup, Targets};
 use crate::serve::{ControlRequest, Join, Sink};
 use crate::stream::{Context, Header, Initcall, MarkKind, Summary};
-use crate::tracer::{Attachment, Counters, ExitPlan, Image, ModuleFunction, Options, Tripwire};
+use crate::tracer::{
+    Attachment, Counters, ExitPlan, Image, ModuleFunction, Options, Room, Tripwire,
+};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -97,6 +99,8 @@ pub(super) struct Controller {
     pub(super) tracing: Tracing,
     /// What was planned for it last: see [`Controller::planned`].
     pub(super) plan: Option<Arc<Plan>>,
+    /// For what will be held, until there is a guest that holds it.
+    room: Room,
     /// What is to be done about exits when tracing begins.
     exit_plan: Option<ExitPlan>,
     pub(super) stage: Stage,
@@ -178,6 +182,7 @@ impl Controller {
             kernel,
             tracing,
             plan: None,
+            room: Room::default(),
             exit_plan,
             stage: Stage::Unknown,
             stream: Some(stream),
@@ -208,6 +213,10 @@ impl Controller {
             events_told: Vec::new(),
         };
         controller.tracing_changed();
+        if !controller.tracing.is_empty() {
+            let plan = controller.planned();
+            controller.room = Room::new(&controller.kernel, plan.sites.len(), plan.exits.len());
+        }
         controller
     }
 
@@ -493,7 +502,8 @@ impl Controller {
         let clock_hz = machine.clock_hz();
         let buffer = self.tracing.buffer;
         let options = Options { overflow, cpus, buffer, clock_hz, returns: &exit_plan };
-        let mut attachment = Attachment::new(ram, &self.kernel, image, annex, options)?;
+        let attachment = Attachment::new(ram, &self.kernel, image, annex, options)?;
+        let mut attachment = attachment.with_room(std::mem::take(&mut self.room));
         attachment.stop_by(&TRAP_INSTRUCTION);
         if self.tracing.follow.is_some() {
             attachment.follow()?;
