@@ -189,6 +189,51 @@ fn exits_wait_for_alternatives() {
     assert!(!attachment.is_settled());
 }
 
+// Made while the guest still patches its alternatives: one that is not what is needed afterwards leaves
+// its exit alone, or goes on elsewhere.
+#[test]
+fn stubs_that_are_made_ahead_are_those_that_are_needed() {
+    for (name, thunk) in
+        [("x86_64-6.1", None), ("x86_64-6.12", Some("its_return_thunk")), ("x86_64-7", None)]
+    {
+        let fake = Fake::quiet(name);
+        let exits = fake.kernel.exits().unwrap().all();
+        let mut attachment = fake.attach();
+        let plan = plan(exits, programs(&fake, &mut attachment));
+        let ahead = attachment.stubs(&fake, &fake.kernel, &plan).unwrap();
+        let waits =
+            |&&(index, _): &&(usize, u16)| matches!(exits[index].kind, ExitKind::Indirect { .. });
+        for (place, word) in plan.iter().zip(&ahead) {
+            assert_ne!(word.is_some(), waits(&place), "{name}: {:?}", exits[place.0]);
+        }
+        patch_alternatives(&fake, thunk);
+        attachment.settle(&fake, &fake.kernel).unwrap();
+        let rest: Vec<_> = plan.iter().filter(waits).copied().collect();
+        assert!(!rest.is_empty() && rest.len() < plan.len() / 10, "{name}: {}", rest.len());
+        let made = attachment.stubs(&fake, &fake.kernel, &rest).unwrap();
+        assert!(made.iter().all(Option::is_some), "{name}");
+        // The same again, and nothing more.
+        let all = attachment.stubs(&fake, &fake.kernel, &plan).unwrap();
+        assert!(ahead.iter().zip(&all).all(|(a, b)| a.is_none() || a == b), "{name}");
+        assert_eq!(attachment.enable_exits(&fake, &fake.kernel, &plan).unwrap(), [], "{name}");
+        for exit in exits.iter().step_by(7) {
+            let site = fake.read_vec(fake.at(exit.address), 5);
+            let stub = leads(0xe9, exit.address, &site);
+            let code = annex(&fake, stub, 10);
+            match exit.kind {
+                ExitKind::Return => {
+                    let names = u32::from_le_bytes(code[1..5].try_into().unwrap());
+                    assert_eq!((code[0], u64::from(names)), (0xb9, exit.address & 0xffff_ffff));
+                }
+                ExitKind::Jump { target } => {
+                    assert_eq!(leads(0xe9, stub + 5, &code[5..]), target, "{name}");
+                }
+                ExitKind::Indirect { .. } => {}
+            }
+        }
+    }
+}
+
 // A bare return of ours would reopen what the guest has closed.
 #[test]
 fn programs_return_by_the_thunk_that_the_guest_has_chosen() {

@@ -194,6 +194,11 @@ impl Drain {
                 // What was unknown may have a name now, or another one.
                 self.callers.forget();
             }
+            Command::Exits(exits, done) => {
+                self.take_all()?;
+                self.functions.add_exits(&exits);
+                let _ = done.send(());
+            }
             Command::Targets(targets, done) => {
                 self.take_all()?;
                 self.targets(&targets)?;

@@ -117,6 +117,7 @@ enum Command {
     Mark(Mark),
     /// These may write records from now on.
     Targets(Box<Targets>, Sender<()>),
+    Exits(Vec<ExitWord>, Sender<()>),
     Module(Arc<Module>),
     Status(Sender<Status>),
     /// Say so in the stream when it has all records up to this time.
@@ -297,6 +298,12 @@ impl Relay {
     pub fn targets(&self, targets: Targets) {
         // A relay that has failed says so at the next look.
         self.ask(|done| Command::Targets(Box::new(targets), done));
+    }
+
+    /// These exits may write records from now on, beside all that the relay was told before.
+    pub fn exits(&self, exits: Vec<ExitWord>) {
+        // A relay that has failed says so at the next look.
+        self.ask(|done| Command::Exits(exits, done));
     }
 
     /// Has the stream tell by a watermark when it has all records up to this time, in ticks of the

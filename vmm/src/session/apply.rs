@@ -1,8 +1,9 @@
 //! Applies a plan: takes sites and exits, and gives them back.
 
-use super::attach::Controller;
+use super::attach::{Controller, Stage, nanoseconds};
 use super::shares::Shares;
 use super::tracing::{Plan, changes};
+use super::vm::Vm;
 use super::{Tracer, Tracing};
 use crate::kernel::tracepoints::Hooks;
 use crate::relay::{EventTarget, Targets, TracerName};
@@ -24,7 +25,88 @@ pub(super) struct Wanted {
     pub(super) switches: Vec<(usize, u16)>,
 }
 
+/// Places of a plan with the programs that they are to call.
+struct Places {
+    sites: Vec<(usize, u16)>,
+    exits: Vec<(usize, u16)>,
+    /// Those of the exits that have no stub yet.
+    rest: Vec<(usize, u16)>,
+}
+
+/// What was made for a plan before its exits can be held.
+pub(super) struct Ahead {
+    plan: Arc<Plan>,
+    /// `None`: there is no room for all, which is told when it is needed.
+    places: Option<Places>,
+}
+
+/// Places with the programs of their duties.
+fn with_programs(places: &[(usize, u32)], programs: &[u16]) -> Vec<(usize, u16)> {
+    let program = |duty: u32| programs.get(duty as usize).copied();
+    // It does not grow bit by bit: nearly always all of them are in it.
+    let mut all = Vec::with_capacity(places.len());
+    all.extend(places.iter().filter_map(|&(place, duty)| Some((place, program(duty)?))));
+    all
+}
+
 impl Controller {
+    /// Makes the stubs of exits that cannot be held yet, and lets the relay know them, while the
+    /// guest runs to where they can. To be called whenever it runs.
+    pub(super) fn prepare_ahead(&mut self, machine: &dyn Vm) {
+        let waits = match &self.stage {
+            Stage::Attached { attachment, from: None, wires } => {
+                wires.settles() && !attachment.is_lent()
+            }
+            _ => false,
+        };
+        // Once: stubs are for ever, and those of a plan that is changed meanwhile would stay.
+        if !waits || self.held_back || self.ahead.is_some() {
+            return;
+        }
+        let plan = self.planned();
+        if plan.exits.is_empty() {
+            return;
+        }
+        let stage = std::mem::replace(&mut self.stage, Stage::Off);
+        if let Stage::Attached { mut attachment, from, wires } = stage {
+            let made = self.make_ahead(machine.ram(), &mut attachment, &plan);
+            if let Err(error) = &made {
+                log::debug!("stubs are not made ahead: {error}");
+            }
+            self.ahead = Some(Ahead { plan, places: made.ok() });
+            self.stage = Stage::Attached { attachment, from, wires };
+        }
+    }
+
+    fn make_ahead(
+        &self,
+        ram: &dyn Guest,
+        attachment: &mut Attachment,
+        plan: &Plan,
+    ) -> Result<Places, TraceError> {
+        let plan = &*self.with_tables(attachment, plan)?;
+        let programs = self.programs(ram, attachment, plan)?;
+        let exits = with_programs(&plan.exits, &programs);
+        let words = attachment.stubs(ram, &self.kernel, &exits)?;
+        let none = exits.iter().zip(&words).filter(|(_, word)| word.is_none());
+        let rest = none.map(|(&exit, _)| exit).collect();
+        if let Some(relay) = &self.relay {
+            relay.exits(words.into_iter().flatten().collect());
+        }
+        Ok(Places { sites: with_programs(&plan.sites, &programs), exits, rest })
+    }
+
+    /// The programs of a plan's duties, which are made if there are none yet.
+    fn programs(
+        &self,
+        ram: &dyn Guest,
+        attachment: &mut Attachment,
+        plan: &Plan,
+    ) -> Result<Vec<u16>, TraceError> {
+        let duties = plan.duties.iter();
+        duties.map(|duty| attachment.program(ram, &self.kernel, duty)).collect()
+    }
+
     /// Makes the programs and stubs of a plan, and lets the relay know them: no site has changed,
     /// and the guest may run.
     pub(super) fn prepare(
@@ -33,24 +115,38 @@ impl Controller {
         attachment: &mut Attachment,
         plan: &Plan,
     ) -> Result<Wanted, TraceError> {
+        self.prepare_rest(ram, attachment, plan, None)
+    }
+
+    /// The same with what was made for this plan before, if anything.
+    fn prepare_rest(
+        &self,
+        ram: &dyn Guest,
+        attachment: &mut Attachment,
+        plan: &Plan,
+        ahead: Option<Places>,
+    ) -> Result<Wanted, TraceError> {
         let plan = &*self.with_tables(attachment, plan)?;
-        let programs = plan.duties.iter().map(|duty| attachment.program(ram, &self.kernel, duty));
-        let programs: Vec<u16> = programs.collect::<Result<_, _>>()?;
-        let all = |places: &[(usize, u32)]| -> Vec<(usize, u16)> {
-            let program = |duty: u32| programs.get(duty as usize).copied();
-            places.iter().filter_map(|&(place, duty)| Some((place, program(duty)?))).collect()
-        };
-        let mut wanted = Wanted { sites: all(&plan.sites), ..Wanted::default() };
-        let mut words = Vec::new();
-        if attachment.is_settled() && !plan.exits.is_empty() {
-            wanted.exits = all(&plan.exits);
-            let made = attachment.stubs(ram, &self.kernel, &wanted.exits)?;
-            words.reserve(made.len());
-            words.extend(made.into_iter().flatten());
+        let programs = self.programs(ram, attachment, plan)?;
+        let (mut told, mut words) = (Vec::new(), Vec::new());
+        let mut wanted = Wanted::default();
+        if let Some(Places { sites, exits, rest }) = ahead {
+            // The relay knows all the others.
+            words.extend(attachment.stubs(ram, &self.kernel, &rest)?.into_iter().flatten());
+            (wanted.sites, wanted.exits) = (sites, exits);
+        } else {
+            told = plan.indices();
+            wanted.sites = with_programs(&plan.sites, &programs);
+            if attachment.is_settled() && !plan.exits.is_empty() {
+                wanted.exits = with_programs(&plan.exits, &programs);
+                let made = attachment.stubs(ram, &self.kernel, &wanted.exits)?;
+                words.reserve(made.len());
+                words.extend(made.into_iter().flatten());
+            }
         }
         let mut events = Vec::new();
         if attachment.watches_tracepoints() {
-            for (index, program) in all(&plan.events) {
+            for (index, program) in with_programs(&plan.events, &programs) {
                 let Some(event) = self.tracing.events.get(index) else { continue };
                 let Some(hooks) = event.hooks() else { continue };
                 let word = attachment.tracepoint_word(ram, event.known_by(hooks), program)?;
@@ -60,7 +156,8 @@ impl Controller {
             }
         }
         if attachment.is_settled() {
-            self.prepare_switches(attachment, &all(&plan.events), (&mut wanted, &mut events))?;
+            let planned = with_programs(&plan.events, &programs);
+            self.prepare_switches(attachment, &planned, (&mut wanted, &mut events))?;
         }
         if let Some(relay) = &self.relay {
             let tracer = |(number, tracer): (u8, &Tracer)| TracerName {
@@ -70,7 +167,7 @@ impl Controller {
                 values: tracer.values.clone(),
             };
             relay.targets(Targets {
-                sites: plan.indices(),
+                sites: told,
                 exits: words,
                 events,
                 programs: attachment.programs().to_vec(),
@@ -78,6 +175,30 @@ impl Controller {
             });
         }
         Ok(wanted)
+    }
+
+    /// Takes the sites and exits of a plan.
+    pub(super) fn enable(
+        &mut self,
+        machine: &dyn Vm,
+        attachment: &mut Attachment,
+        plan: &Plan,
+    ) -> anyhow::Result<()> {
+        if attachment.is_lent() {
+            self.late = true;
+            return Ok(());
+        }
+        let ram = machine.ram();
+        let held_back = self.held_back.then(|| self.tracing.plan_untraced());
+        let plan = held_back.as_ref().unwrap_or(plan);
+        let ahead = if attachment.is_settled() { self.ahead.take() } else { None };
+        let ahead = ahead.filter(|ahead| std::ptr::eq(&*ahead.plan, plan));
+        let ahead = ahead.and_then(|ahead| ahead.places);
+        let wanted = self.prepare_rest(ram, attachment, plan, ahead)?;
+        let report = self.change(ram, attachment, &wanted)?;
+        self.keepers = plan.keepers();
+        self.summary.patch_ns += nanoseconds(report.patch_time);
+        Ok(())
     }
 
     /// Makes the sites and exits that are ours those that are wanted, and accounts for them.

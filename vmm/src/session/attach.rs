@@ -6,6 +6,7 @@
 //!      ─ early_trace_init ───► ftrace_init is done: annex, exits rewritten (riscv64), sites
 //!                              (or, with --from, a tripwire on that function); tripwire
 //!                              on ftrace_free_init_mem
+//!      ─ (x86-64) ───────────► stubs of exits are made while the guest runs
 //!      ─ rest_init (x86-64) ─► alternatives are patched: returns can be held, programs end
 //!                              as the kernel's own code does
 //!      ─ ftrace_free_init_mem► sites of .init.text are given back
@@ -19,6 +20,7 @@
 //! Whatever goes wrong with tracing is a note, not an end: the guest lives on.
 
 use super::anomaly::Anomaly;
+use super::apply::Ahead;
 use super::arch;
 use super::ending::TraceEnd;
 use super::hang::HangWatch;
@@ -38,7 +40,9 @@ use crate::machine::TRAP_INSTRUCTION;
 use crate::relay::{self, ConsoleLines, ExitReader, Relay, Setup, Targets};
 use crate::serve::{ControlRequest, Join, Sink};
 use crate::stream::{Context, Header, Initcall, MarkKind, Summary};
-use crate::tracer::{Attachment, Counters, ExitPlan, Image, ModuleFunction, Options, Tripwire};
+use crate::tracer::{
+    Attachment, Counters, ExitPlan, Image, ModuleFunction, Options, Room, Tripwire,
+};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -77,6 +81,13 @@ pub(super) struct Wires {
     leave: Option<Tripwire>,
 }
 
+impl Wires {
+    /// Whether alternatives are still to be patched.
+    pub(super) fn settles(&self) -> bool {
+        self.settle.is_some()
+    }
+}
+
 /// The tripwire of `--from`, on a site.
 pub(super) struct From {
     site: usize,
@@ -97,6 +108,10 @@ pub(super) struct Controller {
     pub(super) tracing: Tracing,
     /// What was planned for it last: see [`Controller::planned`].
     pub(super) plan: Option<Arc<Plan>>,
+    /// What was made for it before exits can be held.
+    pub(super) ahead: Option<Ahead>,
+    /// For what will be held, until there is a guest that holds it.
+    room: Room,
     /// What is to be done about exits when tracing begins.
     exit_plan: Option<ExitPlan>,
     pub(super) stage: Stage,
@@ -178,6 +193,8 @@ impl Controller {
             kernel,
             tracing,
             plan: None,
+            ahead: None,
+            room: Room::default(),
             exit_plan,
             stage: Stage::Unknown,
             stream: Some(stream),
@@ -208,6 +225,10 @@ impl Controller {
             events_told: Vec::new(),
         };
         controller.tracing_changed();
+        if !controller.tracing.is_empty() {
+            let plan = controller.planned();
+            controller.room = Room::new(&controller.kernel, plan.sites.len(), plan.exits.len());
+        }
         controller
     }
 
@@ -493,7 +514,8 @@ impl Controller {
         let clock_hz = machine.clock_hz();
         let buffer = self.tracing.buffer;
         let options = Options { overflow, cpus, buffer, clock_hz, returns: &exit_plan };
-        let mut attachment = Attachment::new(ram, &self.kernel, image, annex, options)?;
+        let attachment = Attachment::new(ram, &self.kernel, image, annex, options)?;
+        let mut attachment = attachment.with_room(std::mem::take(&mut self.room));
         attachment.stop_by(&TRAP_INSTRUCTION);
         if self.tracing.follow.is_some() {
             attachment.follow()?;
@@ -628,26 +650,6 @@ impl Controller {
             }));
         }
         header
-    }
-
-    pub(super) fn enable(
-        &mut self,
-        machine: &dyn Vm,
-        attachment: &mut Attachment,
-        plan: &Plan,
-    ) -> anyhow::Result<()> {
-        if attachment.is_lent() {
-            self.late = true;
-            return Ok(());
-        }
-        let ram = machine.ram();
-        let held_back = self.held_back.then(|| self.tracing.plan_untraced());
-        let plan = held_back.as_ref().unwrap_or(plan);
-        let wanted = self.prepare(ram, attachment, plan)?;
-        let report = self.change(ram, attachment, &wanted)?;
-        self.keepers = plan.keepers();
-        self.summary.patch_ns += nanoseconds(report.patch_time);
-        Ok(())
     }
 
     /// The error of a relay that cannot write any more.

@@ -304,6 +304,7 @@ pub fn attend(
         if controller.ended_by.is_some() {
             break Exit::Stopped;
         }
+        controller.prepare_ahead(machine);
         controller.tell_counts();
         controller.look_at_rings(machine);
         if let Some(error) = controller.relay_error() {

@@ -529,10 +529,14 @@ impl Duties {
 /// From what is held to what is to be held (sites with their programs): sites to give back, and to
 /// take after that. A site that changes its program is in both.
 pub(super) fn changes(
-    held: impl Iterator<Item = (usize, u16)>,
+    held: impl Iterator<Item = (usize, u16)> + Clone,
     wanted: &[(usize, u16)],
 ) -> (Vec<usize>, Vec<(usize, u16)>) {
-    // Sorted lists and no trees: a guest waits while tens of thousands are compared.
+    // A guest waits while tens of thousands are compared. Nearly always all stays as it is.
+    if held.clone().eq(wanted.iter().copied()) {
+        return (Vec::new(), Vec::new());
+    }
+    // Sorted lists and no trees.
     let sorted = |mut list: Vec<(usize, u16)>| {
         list.sort_unstable();
         list
@@ -689,6 +693,8 @@ mod tests {
         assert_eq!(changes(held.into_iter(), &held), (vec![], vec![]));
         let any_order = [(6, 0), (1, 0), (5, 1)];
         assert_eq!(changes(any_order.into_iter(), &[(7, 1), (1, 0)]), (vec![5, 6], vec![(7, 1)]));
+        let (leave, take) = changes(held.into_iter(), &any_order);
+        assert_eq!((leave, take), (vec![], vec![]));
         assert_eq!(changes([].into_iter(), &held), (vec![], held.to_vec()));
         assert_eq!(changes(held.into_iter(), &[]), (vec![1, 5, 6], vec![]));
     }

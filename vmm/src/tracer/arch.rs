@@ -310,8 +310,8 @@ pub(super) trait GuestCode: Send {
     fn is_prepared(&self, exit: usize) -> bool;
 
     /// Makes the stubs that lead from these exits (indices) to the programs beside them, where
-    /// there are none yet; what the records of each say, `None` for one that cannot have a stub.
-    /// The guest may run: nobody executes them yet.
+    /// there are none yet; what the records of each say, `None` for one that cannot have a stub (yet:
+    /// before the guest has patched its alternatives). The guest may run: nobody executes them yet.
     ///
     /// # Errors
     /// When there is no place for them; nothing has changed then.

@@ -7,6 +7,7 @@
 use super::guest::{GuestError, Image};
 use super::modules::{Modules, Spot};
 use super::patch::{Edit, Restored, SkipReason};
+use super::room::touched;
 use super::view::View;
 use crate::kernel::{After, Exit, ExitKind, Exits};
 
@@ -125,12 +126,17 @@ struct Held {
 pub(super) struct HeldExits(Vec<Held>);
 
 impl HeldExits {
+    /// With memory to hold so many.
+    pub(super) fn with_room(exits: usize) -> Self {
+        Self(touched(exits, Held { exit: 1, program: 1, edit: Edit::FILLER.into() }))
+    }
+
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Indices with the program of each.
-    pub(super) fn with_programs(&self) -> impl Iterator<Item = (usize, u16)> {
+    pub(super) fn with_programs(&self) -> impl Iterator<Item = (usize, u16)> + Clone {
         self.0.iter().map(|held| (held.exit, held.program))
     }
 

@@ -99,7 +99,10 @@ impl Attachment {
         kernel: &Kernel,
         trap: &[u8],
     ) -> Result<Vec<u64>, TraceError> {
-        let offsets = Offsets::find(kernel).map_err(TraceError::Kernel)?;
+        let offsets = match self.module_offsets.take() {
+            Some(offsets) => offsets,
+            None => Offsets::find(kernel).map_err(TraceError::Kernel)?,
+        };
         let stops = self.code.calls(guest, &self.image, kernel, &FUNCTIONS, trap)?;
         let view = View::with_annex(guest, self.near, &*self.memory);
         if !stops.lay(&view)? {

@@ -4,6 +4,7 @@ use super::arch::{GuestCode, Hook};
 use super::ftrace::{self, Cursor, Record, Records};
 use super::guest::{GuestError, Image};
 use super::modules::{Modules, Spot};
+use super::room::touched;
 use super::sets::{Among, SiteSet};
 use super::view::{View, word};
 use crate::kernel::{Kernel, Site, SiteSection};
@@ -75,6 +76,9 @@ pub(super) struct Edit {
 }
 
 impl Edit {
+    /// In memory that is written to for its own sake.
+    pub(super) const FILLER: Self = Self { physical: 1, original: 1, ours: 1, len: 1 };
+
     /// `None` unless both are of one length, up to 8.
     #[inline(always)]
     pub(super) fn new(physical: u64, original: &[u8], ours: &[u8]) -> Option<Self> {
@@ -86,6 +90,14 @@ impl Edit {
             ours: both.1,
             len,
         })
+    }
+
+    /// Of the low `len` bytes of two words; `None` unless these are one to eight.
+    #[inline(always)]
+    pub(super) fn of_words(physical: u64, original: u64, ours: u64, len: u8) -> Option<Self> {
+        let unwanted = 8_u8.checked_sub(len).filter(|unwanted| *unwanted < 8)?;
+        let mask = u64::MAX >> (8 * unwanted);
+        Some(Self { physical, original: original & mask, ours: ours & mask, len })
     }
 
     /// The same of the running kernel, where its address is a link address.
@@ -220,6 +232,24 @@ impl<'r> SiteRecords<'r> {
 }
 
 impl Patcher {
+    /// With memory to hold so many sites by so many edits, of so many sites that there are.
+    pub(super) fn with_room(sites: usize, edits: usize, all: usize) -> Self {
+        let held = Held {
+            site: 1,
+            guest_call: Some(1),
+            first_edit: 1,
+            edits: 1,
+            program: Some(1),
+            init: true,
+        };
+        Self {
+            held: touched(sites, held),
+            edits: touched(edits, Edit::FILLER),
+            flagged: SiteSet::with_room(all),
+            ..Self::default()
+        }
+    }
+
     /// Sites held.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -238,7 +268,7 @@ impl Patcher {
     }
 
     /// The same with what each has.
-    pub(super) fn sites_with_programs(&self) -> impl Iterator<Item = (usize, u16)> {
+    pub(super) fn sites_with_programs(&self) -> impl Iterator<Item = (usize, u16)> + Clone {
         self.held.iter().filter_map(|held| Some((held.site, held.program?)))
     }
 

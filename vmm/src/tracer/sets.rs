@@ -1,11 +1,20 @@
 //! Sets of sites and of exits, by their numbers. Look-ups are fast, since a guest waits while tens of
 //! thousands are made.
 
+use super::room::touched;
+
 /// Some of the sites of a kernel, by their indices.
 #[derive(Debug, Default)]
 pub(super) struct SiteSet(Vec<bool>);
 
 impl SiteSet {
+    /// An empty one with memory for sites below this.
+    pub(super) fn with_room(sites: usize) -> Self {
+        let mut room = touched(sites, true);
+        room.resize(sites, false);
+        Self(room)
+    }
+
     pub(super) fn insert(&mut self, site: usize) {
         if site >= self.0.len() {
             self.0.resize((site + 1).next_power_of_two(), false);

@@ -100,7 +100,7 @@ impl Attachment {
             return Err(TraceError::Ftrace("an update begins within another"));
         }
         let on = ftrace::is_on(guest, &self.image, kernel)?;
-        let records = Records::read(guest, &self.image, kernel, &self.books)?;
+        let records = Records::read(guest, &self.image, kernel, &self.books, Vec::new())?;
         let view = self.view(guest, &records);
         let (image, modules) = (&self.image, &self.modules);
         let place = Place { view, image, kernel, modules, code: &*self.code };

@@ -31,7 +31,7 @@ impl Attachment {
     }
 
     /// Those (indices into [`Switches::all`]) that are ours, with the program of each.
-    pub fn switches(&self) -> impl Iterator<Item = (usize, u16)> {
+    pub fn switches(&self) -> impl Iterator<Item = (usize, u16)> + Clone {
         self.switches.with_programs()
     }
 

@@ -5,14 +5,15 @@ use super::arch::{self, GuestCode, Hook, Installed};
 use super::counters::{Counters, Kind};
 use super::exit_plan::ExitPlan;
 use super::exits::{AllExits, ExitSkip, ExitWord, HeldExits};
-use super::ftrace::{self, Offsets, Records};
+use super::ftrace::{self, Offsets, Record, Records};
 use super::guest::{Guest, GuestError, Image};
 use super::module_traps::ModuleTraps;
-use super::modules::Modules;
+use super::modules::{self, Modules};
 use super::patch::{Patcher, Place, Restored, Skip, SkipReason};
 use super::programs::{Duty, Measure, Programs, Tally};
 use super::readable;
 use super::ring::RingReader;
+use super::room::Room;
 use super::sets::Among;
 use super::sharing::Sharing;
 use super::tasks::{self, Tasks};
@@ -158,11 +159,15 @@ pub struct Attachment {
     clock_hz: u64,
     pub(super) books: Offsets,
     pub(super) patcher: Patcher,
+    /// Memory for the guest's own records, between two pauses.
+    records: Vec<Record>,
     /// `None`: what is held is refused to the guest's own ftrace.
     pub(super) sharing: Option<Sharing>,
     pub(super) points: Points,
     /// `None`: modules come and go unseen.
     pub(super) module_traps: Option<ModuleTraps>,
+    /// Found before, for those.
+    pub(super) module_offsets: Option<modules::Offsets>,
     pub(super) modules: Modules,
     programs: Programs,
     pub(super) exits: HeldExits,
@@ -210,9 +215,11 @@ impl Attachment {
             clock_hz: options.clock_hz,
             books,
             patcher,
+            records: Vec::new(),
             sharing: None,
             points: Points::default(),
             module_traps: None,
+            module_offsets: None,
             modules: Modules::new(kernel),
             programs,
             exits: HeldExits::default(),
@@ -221,6 +228,13 @@ impl Attachment {
             readable: false,
             settled: target.after_alternatives().is_none(),
         })
+    }
+
+    /// Keeps what it holds in this room. To be called before anything is held.
+    #[must_use]
+    pub fn with_room(self, room: Room) -> Self {
+        let Room { patcher, exits, records, module_offsets } = room;
+        Self { patcher, exits, records, module_offsets, ..self }
     }
 
     /// From where a vCPU that stands at run-time `address`, at the entry of a
@@ -389,14 +403,17 @@ impl Attachment {
         kernel: &Kernel,
         sites: impl IntoIterator<Item = (usize, Hook<'a>), IntoIter: Clone>,
     ) -> Result<Vec<Skip>, TraceError> {
-        let records = Records::read(guest, &self.image, kernel, &self.books)?;
+        let room = std::mem::take(&mut self.records);
+        let records = Records::read(guest, &self.image, kernel, &self.books, room)?;
         log::debug!("the guest's ftrace knows {} sites", records.len());
         let sites = sites.into_iter();
         self.chain(guest, kernel, &records, sites.clone());
         let view = self.view(guest, &records);
         let (image, modules) = (&self.image, &self.modules);
         let place = Place { view, image, kernel, modules, code: &*self.code };
-        Ok(self.patcher.hold(&place, &records, sites)?)
+        let held = self.patcher.hold(&place, &records, sites);
+        self.records = records.into_room();
+        Ok(held?)
     }
 
     /// Of sites and the guest's records of them.
@@ -451,7 +468,8 @@ impl Attachment {
 
     /// Makes the stubs that lead from exits (indices into
     /// [`Exits::all`](crate::kernel::Exits::all), and numbers of those of modules) to the programs beside them; what the records of
-    /// each say, if there can be one. The guest may run.
+    /// each say, if there can be one. The guest may run. Before [`Attachment::settle`] some exits have
+    /// none yet: what they do is for the guest to decide.
     ///
     /// # Errors
     /// When there is no place for them; nothing has changed then.
@@ -468,7 +486,7 @@ impl Attachment {
 
     /// The exits (indices into [`Exits::all`](crate::kernel::Exits::all)) that are ours, with the
     /// program of each.
-    pub fn exits(&self) -> impl Iterator<Item = (usize, u16)> {
+    pub fn exits(&self) -> impl Iterator<Item = (usize, u16)> + Clone {
         self.exits.with_programs()
     }
 
@@ -562,7 +580,7 @@ impl Attachment {
     }
 
     /// The sites (indices) that write records, with the program of each.
-    pub fn sites(&self) -> impl Iterator<Item = (usize, u16)> {
+    pub fn sites(&self) -> impl Iterator<Item = (usize, u16)> + Clone {
         self.patcher.sites_with_programs()
     }
 
@@ -626,7 +644,7 @@ impl Attachment {
         kernel: &Kernel,
     ) -> Result<(), TraceError> {
         if self.patcher.is_flagging() && ftrace::is_idle(guest, &self.image, kernel) {
-            let records = Records::read(guest, &self.image, kernel, &self.books)?;
+            let records = Records::read(guest, &self.image, kernel, &self.books, Vec::new())?;
             let view = self.view(guest, &records);
             let (image, modules) = (&self.image, &self.modules);
             let place = Place { view, image, kernel, modules, code: &*self.code };

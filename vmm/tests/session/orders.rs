@@ -1,14 +1,16 @@
 //! What comes at the same time, and what comes when nobody expects it.
 
-use crate::machine::{FakeVm, Ran, SelfCall, Step, Trouble};
+use crate::machine::{FakeVm, Ran, SelfCall, Step, Trouble, run};
 use crate::{BEGIN, END, ENDS, Subject, boot, call, exit_of, tracing};
-use vmtrace::kernel::SiteSection;
+use vmtrace::kernel::{ExitKind, SiteSection};
 use vmtrace::machine::ExitReason;
 use vmtrace::serve::{Control, Globs};
 use vmtrace::stream::{Exit, Frame, MarkKind, Reader};
+use vmtrace::tracer::Guest;
 
 const ON: &str = "x86_64-6.12";
 const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
+const RETURN: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
 
 fn filter(glob: &str) -> Control {
     Control::Filter(Globs { filter: vec![glob.to_owned()], notrace: vec![] })
@@ -242,5 +244,51 @@ fn nothing_is_written_in_an_update_of_the_guests() {
             assert!(answer.starts_with(expected), "{what}");
         }
         subject.assert_restored(&ran, &what);
+    }
+}
+
+// Stubs are made while the guest runs to where its exits can be held: if that went wrong, returns would
+// be left alone, or a guest that has not patched them yet be changed.
+#[test]
+fn exits_are_held_when_alternatives_are_patched_and_not_before() {
+    let subject = Subject::new("x86_64-6.12");
+    let exits = subject.kernel().exits().unwrap();
+    let mut tracing = tracing(subject.kernel());
+    tracing.tracers.iter_mut().flatten().for_each(|tracer| tracer.graph = true);
+    let planned = tracing.plan(exits.all()).exits;
+    let mut own: Vec<_> = planned.iter().map(|&(exit, _)| exits.all()[exit]).collect();
+    own.retain(|exit| exit.kind == ExitKind::Return);
+    assert!(own.len() > 2, "{own:?}");
+    // As a kernel leaves them whose processor needs no thunk; nothing of ours is there yet.
+    let patch = |vm: &FakeVm| {
+        for exit in vm.fake.kernel.exits().unwrap().all() {
+            if exit.kind == ExitKind::Return {
+                let found = vm.fake.read_vec(vm.fake.at(exit.address), RETURN.len());
+                let thunk = found[0] == 0xe9 && {
+                    let distance = i32::from_le_bytes(found[1..].try_into().unwrap());
+                    let to = (exit.address + 5).wrapping_add_signed(distance.into());
+                    to == vm.fake.link("__x86_return_thunk")
+                };
+                assert!(thunk, "{exit:?} holds {found:02x?}");
+                vm.fake.ram().write(vm.fake.at(exit.address), &RETURN).unwrap();
+            }
+        }
+        vm.patch_alternatives();
+    };
+    let steps = vec![
+        Step::Located,
+        call("early_trace_init"),
+        Step::Does(patch),
+        call("rest_init"),
+        call("ftrace_free_init_mem"),
+    ];
+    let ran = run(subject.fake.again(), tracing, steps, Trouble::default());
+    let marks = marks(&ran, MarkKind::Filter);
+    let held: Vec<_> = marks.iter().filter(|text| text.ends_with(" exits")).collect();
+    assert_eq!(held, [&format!("{} exits", planned.len())], "{marks:?}\n{}", ran.notes());
+    assert!(!ran.notes().contains("not traced"), "{}", ran.notes());
+    for exit in own {
+        let at = ran.vm.fake.at(exit.address);
+        assert_eq!(ran.vm.fake.read_vec(at, RETURN.len()), RETURN, "{exit:?}");
     }
 }

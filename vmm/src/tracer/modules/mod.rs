@@ -134,6 +134,16 @@ impl Spot {
         Ok([self.load(view, 0)?, self.load(view, 8)?].map(u64::from_le_bytes))
     }
 
+    /// Up to eight of its bytes from its beginning on, as [`word`] has them.
+    #[inline(always)]
+    pub(super) fn load_word(&self, view: &View<'_>, len: u8) -> Result<u64, GuestError> {
+        if self.beyond.is_none() {
+            return view.load(self.physical, len);
+        }
+        let bytes = self.load_pieces::<8>(view, 0)?;
+        Ok(word(&bytes[..usize::from(len.min(8))]))
+    }
+
     #[cold]
     fn load_pieces<const N: usize>(
         &self,
@@ -164,14 +174,19 @@ impl Spot {
         Ok(())
     }
 
-    /// What puts bytes of ours in the place of its own, up to eight from its beginning on; `None`
-    /// when that cannot be.
+    /// What puts the low `len` bytes of a word in the place of its own, one to eight from its
+    /// beginning on; `None` when that cannot be.
     #[inline(always)]
-    pub(super) fn exchange(&self, original: &[u8], ours: &[u8]) -> Option<ExitEdit> {
+    pub(super) fn exchange(&self, original: u64, ours: u64, len: u8) -> Option<ExitEdit> {
         if self.beyond.is_none() {
-            return Edit::new(self.physical, original.get(..ours.len())?, ours).map(Into::into);
+            return Edit::of_words(self.physical, original, ours, len).map(Into::into);
         }
-        let [(first, here), (next, there)] = self.pieces(&(0..ours.len()));
+        self.exchange_pieces(&original.to_le_bytes(), &ours.to_le_bytes(), len)
+    }
+
+    #[cold]
+    fn exchange_pieces(&self, original: &[u8], ours: &[u8], len: u8) -> Option<ExitEdit> {
+        let [(first, here), (next, there)] = self.pieces(&(0..usize::from(len)));
         let part = |physical, place: Range<usize>| {
             Edit::new(physical, original.get(place.clone())?, ours.get(place)?)
         };

@@ -10,9 +10,6 @@ use crate::tracer::view::View;
 use rustc_hash::FxHashMap;
 use vmtrace_trampolines::x86_64 as compiler;
 
-/// Bytes of nearly all exits, and of the others.
-const LEN: u8 = 5;
-const LONGEST: usize = 6;
 /// Bytes of half a cache line.
 const HALF_LINE: u64 = 32;
 
@@ -45,7 +42,12 @@ impl Stubs {
     /// Where that of an exit to a program is.
     #[inline]
     pub(super) fn find(&self, exit: usize, program: u16) -> Option<u64> {
-        let last = self.last(exit)?;
+        self.of(self.last(exit)?, exit, program)
+    }
+
+    /// The same of an exit with this last one.
+    #[inline]
+    pub(super) fn of(&self, last: &Stub, exit: usize, program: u16) -> Option<u64> {
         let is_last = last.program == program;
         if is_last { Some(last.at) } else { self.older.get(&(exit, program)).copied() }
     }
@@ -74,58 +76,56 @@ pub(super) enum Form {
     Register([u8; 3], u8),
 }
 
-/// Reads an exit's instruction and verifies it.
+/// Reads an exit's instruction and verifies it: what it is, and its bytes, the first lowest.
+#[inline(always)]
 pub(super) fn form(
     view: &View<'_>,
     image: &Image,
     (exit, spot): (&Exit, &Spot),
     thunk: Option<u64>,
     stops: &[u64],
-) -> Result<(Form, [u8; 8]), SkipReason> {
-    let mut bytes = [0; 8];
-    let len = match exit.size() {
-        LEN => {
-            let found = spot.load::<{ site::LEN }>(view, 0).map_err(|_| SkipReason::NoRam)?;
-            bytes[..site::LEN].copy_from_slice(&found);
-            site::LEN
-        }
-        _ => {
-            let found = spot.load::<LONGEST>(view, 0).map_err(|_| SkipReason::NoRam)?;
-            bytes[..LONGEST].copy_from_slice(&found);
-            LONGEST
-        }
-    };
+) -> Result<(Form, u64), SkipReason> {
+    // Words, and no arrays: a guest waits while tens of thousands are read.
+    let found = spot.load_word(view, exit.size()).map_err(|_| SkipReason::NoRam)?;
     let address = image.runtime(exit.address);
-    let [first, second, ..] = bytes;
+    let jumps_to = site::jump_of_word(address, found);
     let form = match exit.kind {
-        ExitKind::Return if bytes[..len] == site::RETURN => Some(Form::Return),
-        ExitKind::Return => site::jump_target(address, &bytes[..len])
-            .filter(|&target| Some(target) == thunk)
-            .map(|_| Form::Return),
+        ExitKind::Return if found == site::RETURN_WORD => Some(Form::Return),
+        ExitKind::Return => jumps_to.filter(|_| jumps_to == thunk).map(|_| Form::Return),
         // Or to a stub of ours that goes on there: where the guest stops for its modules, and such.
-        ExitKind::Jump { target } => site::jump_target(address, &bytes[..len])
-            .filter(|found| *found == image.runtime(target) || stops.contains(found))
-            .map(Form::Jump),
+        ExitKind::Jump { target } => {
+            jumps_to.filter(|to| *to == image.runtime(target) || stops.contains(to)).map(Form::Jump)
+        }
+        ExitKind::Indirect { register, len } => indirect(address, found, jumps_to, register, len),
+    };
+    form.map(|form| (form, found)).ok_or_else(|| {
+        let [first, ..] = found.to_le_bytes();
+        SkipReason::GuestOwned(site::describe([first, 0, 0, 0, 0]))
+    })
+}
+
+/// What a jump through a register has become, of so many bytes.
+fn indirect(
+    address: u64,
+    found: u64,
+    jumps_to: Option<u64>,
+    register: u8,
+    len: u8,
+) -> Option<Form> {
+    let [first, second, third, ..] = found.to_le_bytes();
+    match len {
         // jmp *%reg; int3; nop
-        ExitKind::Indirect { register, len: 5 } if first == 0xff && second == 0xe0 | register => {
+        5 if first == 0xff && second == 0xe0 | register => {
             Some(Form::Register([first, second, 0], 2))
         }
-        ExitKind::Indirect { register, len: 6 }
-            if bytes[..3] == [0x41, 0xff, 0xe0 | register & 7] =>
-        {
-            Some(Form::Register([0x41, 0xff, 0xe0 | register & 7], 3))
+        6 if [first, second, third] == [0x41, 0xff, 0xe0 | register & 7] => {
+            Some(Form::Register([first, second, third], 3))
         }
         // To a thunk of the kernel's, with or without a prefix.
-        ExitKind::Indirect { len: 5, .. } => {
-            site::jump_target(address, &bytes[..len]).map(Form::Jump)
-        }
-        ExitKind::Indirect { .. } if first == 0x2e => {
-            site::jump_target(address + 1, &bytes[1..len]).map(Form::Jump)
-        }
-        ExitKind::Indirect { .. } => None,
-    };
-    let form = form.ok_or(SkipReason::GuestOwned(site::describe([first, 0, 0, 0, 0])))?;
-    Ok((form, bytes))
+        5 => jumps_to.map(Form::Jump),
+        _ if first == 0x2e => site::jump_of_word(address + 1, found >> 8).map(Form::Jump),
+        _ => None,
+    }
 }
 
 /// Where the stub of an exit of this form will be, with the next free byte at `at`.

@@ -1,12 +1,12 @@
 //! Installs the annex and the programs in an x86-64 guest.
 
 use super::context::{self, Context};
-use super::exit_stubs::{Stub, Stubs, form, named, place, put_stub};
+use super::exit_stubs::{Form, Stub, Stubs, form, named, place, put_stub};
 use super::switch_stubs::{self, SwitchStubs};
 use super::{brackets, calls, map, site, tracepoint};
 use crate::kernel::preemptirq::{SwitchSite, Switches};
 use crate::kernel::tracepoints::Hooks;
-use crate::kernel::{Exit, Kernel, Site};
+use crate::kernel::{Exit, ExitKind, Kernel, Site};
 use crate::tracer::annex::{Addressing, Layout, Memory, SIZE, TABLE, WITH_TABLES};
 use crate::tracer::arch::{Faults, GuestCall, GuestCode, Hook, Installed, PointReason};
 use crate::tracer::counters::Area;
@@ -18,7 +18,7 @@ use crate::tracer::patch::{Edit, SkipReason};
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
 use crate::tracer::trace::{Options, TraceError};
 use crate::tracer::tracepoints::guest::{Own, Places, Probes};
-use crate::tracer::view::View;
+use crate::tracer::view::{View, word};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use vm_memory::Bytes;
@@ -64,6 +64,7 @@ pub(super) fn install(
         chains: FxHashMap::default(),
         endings: Vec::new(),
         thunk: None,
+        settled: false,
         stubs: Stubs::default(),
         switches: SwitchStubs::default(),
         count: context.preempt_count,
@@ -118,6 +119,8 @@ struct Code {
     endings: Vec<u64>,
     /// Run-time address of the kernel's return thunk, where its processors need one.
     thunk: Option<u64>,
+    /// The guest has patched its alternatives.
+    settled: bool,
     stubs: Stubs,
     switches: SwitchStubs,
     /// Offset of the count of preemptions from the gs base, if that is known.
@@ -393,6 +396,14 @@ impl GuestCode for Code {
                         let before = code.len();
                         let form = match self.stubs.last(index) {
                             Some(last) => last.form,
+                            // Whatever the guest makes of it by then.
+                            None if !self.settled && exit.kind == ExitKind::Return => Form::Return,
+                            // Which way it goes is not known yet.
+                            None if !self.settled
+                                && matches!(exit.kind, ExitKind::Indirect { .. }) =>
+                            {
+                                return None;
+                            }
                             // A wrong one is told when it is to be written.
                             None => {
                                 let spot = exits.spot(image, index)?;
@@ -436,14 +447,15 @@ impl GuestCode for Code {
     ) -> Result<ExitEdit, SkipReason> {
         let spot = exits.spot(image, index).ok_or(SkipReason::Unknown)?;
         let (found, bytes) = form(view, image, (exit, &spot), self.thunk, &self.stops)?;
+        let last = self.stubs.last(index).ok_or(SkipReason::NoStub)?;
         // Its stubs go on as it did when they were made.
-        if self.stubs.last(index).is_some_and(|last| last.form != found) {
+        if last.form != found {
             return Err(SkipReason::GuestOwned("another jump"));
         }
-        let stub = self.stubs.find(index, program).ok_or(SkipReason::NoStub)?;
+        let stub = self.stubs.of(last, index, program).ok_or(SkipReason::NoStub)?;
         let jump = site::jump(image.runtime(exit.address), stub).ok_or(SkipReason::OutOfReach)?;
         // A longer one keeps its end, which is never executed.
-        spot.exchange(&bytes[..site::LEN], &jump).ok_or(SkipReason::OutOfReach)
+        spot.exchange(bytes, word(&jump), site::BYTES).ok_or(SkipReason::OutOfReach)
     }
 
     fn switch_stubs(
@@ -500,6 +512,7 @@ impl GuestCode for Code {
         image: &Image,
         kernel: &Kernel,
     ) -> Result<(), TraceError> {
+        self.settled = true;
         let symbols = kernel.symbols();
         let (Some(variable), Some(none)) =
             (symbols.address("x86_return_thunk"), symbols.address("__x86_return_thunk"))

@@ -1,7 +1,9 @@
 //! The instruction at a call site.
 
 /// Bytes of a site.
-pub(crate) const LEN: usize = 5;
+pub(crate) const LEN: usize = BYTES as usize;
+/// The same number.
+pub(crate) const BYTES: u8 = 5;
 
 /// What a disabled site can hold once the kernel has run `ftrace_init`: one instruction.
 /// Before 5.13 kernels chose it by the processor (arch/x86/kernel/alternative.c,
@@ -14,6 +16,9 @@ pub(crate) const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
 /// A return as kernels write it where no return thunk is needed.
 pub(crate) const RETURN: [u8; LEN] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
+
+/// The same as the low bytes of a word.
+pub(crate) const RETURN_WORD: u64 = 0x00cc_cccc_ccc3;
 
 /// A nop of the length of a trap, which is that of a short jump, too.
 pub(crate) const QUIET: [u8; 2] = [0x66, 0x90];
@@ -32,6 +37,14 @@ pub(crate) fn jump_target(from: u64, bytes: &[u8]) -> Option<u64> {
     let [0xe9, a, b, c, d] = *bytes else { return None };
     let distance = i64::from(i32::from_le_bytes([a, b, c, d]));
     Some(from.wrapping_add(LEN as u64).wrapping_add_signed(distance))
+}
+
+/// The same of the first bytes of a word, the first lowest.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation, reason = "a byte and four behind it")]
+pub(crate) fn jump_of_word(from: u64, word: u64) -> Option<u64> {
+    let distance = i64::from(((word >> 8) as u32).cast_signed());
+    (word as u8 == 0xe9).then(|| from.wrapping_add(LEN as u64).wrapping_add_signed(distance))
 }
 
 /// A call from a site at run-time address `site` to `target`; `None` when out of
@@ -70,6 +83,13 @@ mod tests {
         let (from, to) = (0xffff_ffff_8100_0000, 0xffff_ffff_8000_1234);
         assert_eq!(jump_target(from, &jump(from, to).unwrap()), Some(to));
         assert_eq!(jump_target(from, &call(from, to).unwrap()), None);
+        // Of six bytes, as some exits have.
+        let words = [jump, call].map(|make| {
+            let [a, b, c, d, e] = make(from, to).unwrap();
+            u64::from_le_bytes([a, b, c, d, e, 0x90, 0, 0])
+        });
+        assert_eq!(words.map(|word| jump_of_word(from, word)), [Some(to), None]);
+        assert_eq!(RETURN_WORD.to_le_bytes()[..LEN], RETURN);
     }
 
     #[test]
