@@ -11,10 +11,8 @@
 //! The architecture decides where the guest has it mapped. On riscv64 the first 2 MiB are for exits
 //! only, and are mapped after the others.
 
-use super::arch;
+use super::error::TraceError;
 use super::paging::PMD_SIZE;
-use super::trace::TraceError;
-use crate::kernel::Arch;
 use vm_memory::{Bytes, VolatileSlice};
 use vmtrace_trampolines::layout::{
     CHUNK_SIZE, CONTROL_SIZE, Control, FRONT_SIZE, Front, Info, Ring, front,
@@ -78,28 +76,10 @@ impl Hole {
         self.positions.wrapping_add_signed(self.distance as i64)
     }
 
-    fn too_small(&self, cpus: u64, size: u64) -> TraceError {
+    pub(super) fn too_small(&self, cpus: u64, size: u64) -> TraceError {
         const CHUNK: u64 = CHUNK_SIZE as u64;
         let most = (self.len / cpus.max(1) / CHUNK * CHUNK).min(MOST_BUFFER);
         TraceError::Buffer { size, most, cpus }
-    }
-}
-
-/// What memory rings of this size need beside the annex's first [`WITH_TABLES`] bytes, if any: its size,
-/// and how far behind a multiple of 1 GiB it must begin in guest-physical memory.
-///
-/// # Errors
-/// When the address space of such a kernel has no room for them.
-pub fn far_memory(
-    arch: Arch,
-    cpus: u64,
-    buffer: Option<u64>,
-) -> Result<Option<(u64, u64)>, TraceError> {
-    let (hole, offset) = arch::of(arch).hole();
-    match far_size(cpus, buffer) {
-        0 => Ok(None),
-        size if size <= hole.len => Ok(Some((size, offset))),
-        _ => Err(hole.too_small(cpus, buffer.unwrap_or(0))),
     }
 }
 

@@ -1,23 +1,25 @@
-//! Differences between architectures. The guest's kernel selects the architecture, not the build:
+//! What architectures differ in: the interface. The guest's kernel selects the architecture, not the build:
 //! all of it is memory and numbers, so it is tested on any machine.
 
 use super::annex::{Hole, Layout, Memory};
 use super::counters::Area;
+use super::edit::{Edit, ExitEdit, SkipReason};
+use super::error::TraceError;
 use super::exit_plan::ExitPlan;
-use super::exits::{AllExits, ExitEdit, ExitWord};
-use super::guest::{Guest, GuestError, Image};
-use super::module_traps::ModuleMoment;
-use super::modules::Spot;
-use super::patch::{Edit, SkipReason};
+use super::exits::{AllExits, ExitWord};
+use super::ftrace::GuestCall;
+use super::guest::{Guest, GuestError};
+use super::image::Image;
+use super::module_calls::ModuleMoment;
+use super::spot::Spot;
 use super::stops::{Moment, ProgramStop, Stops};
-use super::trace::{Options, TraceError};
+use super::tracepoints::guest::PointReason;
 use super::view::View;
-use super::{riscv64, x86_64};
 use crate::kernel::preemptirq::{SwitchSite, Switches};
 use crate::kernel::tracepoints::Hooks;
-use crate::kernel::{Arch, Exit, Kernel, Site};
+use crate::kernel::{Exit, Kernel, Site};
 use std::sync::Arc;
-use vmtrace_trampolines::{Point, Program, Readable};
+use vmtrace_trampolines::{Overflow, Point, Program, Readable};
 
 /// Where the kernel has mapped all RAM, one address after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,23 +33,24 @@ pub(super) struct DirectMap {
     pub(super) pages: Option<(u64, u64)>,
 }
 
+/// What to write and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Options<'a> {
+    /// What happens when a ring is full.
+    pub overflow: Overflow,
+    /// vCPUs of the guest.
+    pub cpus: u64,
+    /// Bytes of each ring; `None`: as many as fit beside the programs.
+    pub buffer: Option<u64>,
+    /// Ticks a second of the clock that programs read.
+    pub clock_hz: u64,
+    /// The functions whose exits may be asked for. Where exits can be changed at the attach moment
+    /// alone (riscv64) they are rewritten then; elsewhere this means nothing.
+    pub returns: &'a ExitPlan,
+}
+
 /// An architecture.
 pub(super) trait Target: Sync {
-    /// The symbol of the kernel's own top-level page table.
-    fn kernel_root(&self) -> &'static str;
-
-    /// Whether a kernel can have been moved by this much.
-    fn is_slide(&self, slide: u64) -> bool;
-
-    /// Whether an entry of a page table is in use.
-    fn is_present(&self, entry: u64) -> bool;
-
-    /// Whether a present entry of this level maps memory and not a table.
-    fn is_leaf(&self, entry: u64, level: u32) -> bool;
-
-    /// The guest-physical address in an entry.
-    fn address(&self, entry: u64) -> u64;
-
     /// Where an entry program returns to (link address): what its records have for the
     /// function of a site.
     fn return_address(&self, site: &Site) -> u64;
@@ -105,14 +108,6 @@ pub(super) trait Target: Sync {
     ) -> Result<Installed, TraceError>;
 }
 
-/// The architecture of a kernel.
-pub(super) fn of(arch: Arch) -> &'static dyn Target {
-    match arch {
-        Arch::X86_64 => &x86_64::X86_64,
-        Arch::Riscv64 => &riscv64::Riscv64,
-    }
-}
-
 /// What [`Target::install`] has put into a guest.
 pub(super) struct Installed {
     pub(super) layout: Layout,
@@ -137,48 +132,6 @@ pub(super) enum Hook<'a> {
     Call(u16),
     /// Exit to the VMM by this instruction sequence.
     Trap(&'a [u8]),
-}
-
-/// What the guest's own ftrace has put into a site that it uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct GuestCall {
-    /// Run-time address: of code, or of the ops where sites have a literal.
-    pub(super) target: u64,
-    /// It is a jump: what it leads to returns to the caller of the function.
-    pub(super) jumps: bool,
-}
-
-/// Why a tracepoint is left alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PointReason {
-    /// The code that calls its probes is not as the image and the guest's own state say.
-    Unknown,
-    /// It is nowhere in code that stays.
-    Nowhere,
-    /// The guest has more probes than are understood.
-    Probes,
-    /// What is called is out of reach, or there is no place for it.
-    OutOfReach,
-    /// It is not in guest RAM.
-    NoRam,
-    /// It did not hold what was written.
-    ReadBack,
-    /// The guest's list of its tasks is not as it is known to be.
-    Tasks,
-}
-
-impl std::fmt::Display for PointReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Unknown => "its code is not as the guest's tracepoint says",
-            Self::Nowhere => "the kernel's own code does not use it",
-            Self::Probes => "it has too many probes of the guest's own",
-            Self::OutOfReach => "no place for its probe",
-            Self::NoRam => "it is not in guest RAM",
-            Self::ReadBack => "it did not take the patch",
-            Self::Tasks => "tasks cannot be marked as having their system calls traced",
-        })
-    }
 }
 
 /// Programs in a guest, and how sites come to call them.

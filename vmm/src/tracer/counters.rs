@@ -6,7 +6,7 @@
 //! of the host.
 
 use super::annex::{Memory, SIZE};
-use super::trace::TraceError;
+use super::error::TraceError;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,16 +1,13 @@
 //! Plans the rewriting of exits as far as the image alone determines it. The plan is made before
 //! the guest runs, since the guest waits for all work that is left for the start of tracing.
 
-use super::arch;
-use super::patch::Edit;
-use super::trace::TraceError;
-use crate::kernel::Kernel;
+use super::edit::Edit;
 
 /// What is to be rewritten for the exits of some functions, and the stubs that they lead to. All
 /// addresses are link addresses. Where exits can be changed at any time there is nothing in it.
 #[derive(Debug, Default)]
 pub struct ExitPlan {
-    /// Functions (indices into [`Kernel::sites`]) whose exits may be asked for.
+    /// Functions (indices into [`Kernel::sites`](crate::kernel::Kernel::sites)) whose exits may be asked for.
     pub(super) sites: Vec<usize>,
     /// Of each exit (by index into [`Exits::all`](crate::kernel::Exits::all)) its number here, or
     /// [`ExitPlan::NONE`].
@@ -30,18 +27,6 @@ pub struct ExitPlan {
 impl ExitPlan {
     /// In place of a number.
     pub(super) const NONE: u32 = u32::MAX;
-
-    /// For the exits of the functions at these sites (indices).
-    ///
-    /// # Errors
-    /// When there is no place for so many, or nothing is known of the kernel's exits.
-    pub fn new(kernel: &Kernel, sites: &[usize]) -> Result<Self, TraceError> {
-        if sites.is_empty() {
-            return Ok(Self::default());
-        }
-        let plan = arch::of(kernel.arch()).plan_exits(kernel, sites)?;
-        Ok(Self { sites: sites.to_vec(), ..plan })
-    }
 
     /// The functions (indices) that it was made for.
     #[must_use]

@@ -4,10 +4,12 @@
 //! byte, before and after the change, so it can be changed and restored in any pause. On riscv64
 //! the stub is there from the start, and one instruction in it becomes a call.
 
-use super::guest::{GuestError, Image};
-use super::modules::{Modules, Spot};
-use super::patch::{Edit, Restored, SkipReason};
-use super::room::touched;
+use super::edit::{Edit, ExitEdit, Restored, SkipReason};
+use super::guest::GuestError;
+use super::image::Image;
+use super::modules::Modules;
+use super::spot::Spot;
+use super::touched::touched;
 use super::view::View;
 use crate::kernel::{After, Exit, ExitKind, Exits};
 
@@ -28,52 +30,6 @@ impl<'a> AllExits<'a> {
     pub(super) fn spot(&self, image: &Image, index: usize) -> Option<Spot> {
         let own = self.kernel.all().get(index).map(|exit| Spot::exit(image, exit));
         own.or_else(|| self.modules.exit(index).map(|(_, spot)| spot))
-    }
-}
-
-/// What is to be written for one.
-#[derive(Clone, Debug)]
-pub(super) struct ExitEdit {
-    /// All of it, or the part on its first page.
-    pub(super) first: Edit,
-    /// The part on the next page, which lies elsewhere.
-    pub(super) beyond: Option<Box<Edit>>,
-}
-
-impl From<Edit> for ExitEdit {
-    fn from(first: Edit) -> Self {
-        Self { first, beyond: None }
-    }
-}
-
-impl ExitEdit {
-    fn parts(&self) -> impl Iterator<Item = &Edit> {
-        std::iter::once(&self.first).chain(self.beyond.as_deref())
-    }
-
-    #[inline]
-    fn apply(&self, view: &View<'_>) -> Result<bool, GuestError> {
-        match &self.beyond {
-            None => self.first.apply(view),
-            Some(beyond) => Ok(self.first.apply(view)? && beyond.apply(view)?),
-        }
-    }
-
-    fn undo(&self, view: &View<'_>) {
-        for part in self.parts() {
-            let _ = part.undo(view);
-        }
-    }
-
-    /// A part that is not ours is left as it is, and so is the other.
-    fn restore(&self, view: &View<'_>) -> Result<bool, GuestError> {
-        match &self.beyond {
-            None => self.first.restore(view),
-            Some(beyond) if self.first.is_ours(view)? && beyond.is_ours(view)? => {
-                Ok(self.first.restore(view)? && beyond.restore(view)?)
-            }
-            Some(beyond) => Ok(self.first.is_untouched(view)? && beyond.is_untouched(view)?),
-        }
     }
 }
 

@@ -5,9 +5,11 @@
 //! ([`is_touched`]): these are given back for the duration of the update. Where that is impossible,
 //! a held site is marked `FTRACE_FL_DISABLED`, so that the guest refuses to trace it (`EINVAL`).
 
-use super::guest::{Guest, Image};
+use super::guest::Guest;
+
+use super::error::TraceError;
+use super::image::Image;
 use super::members::Members;
-use super::trace::TraceError;
 use crate::kernel::Kernel;
 
 /// The guest will not touch such a site (kernel/trace/ftrace.c, 4.5 and later).
@@ -55,6 +57,15 @@ pub(super) fn is_on(guest: &dyn Guest, image: &Image, kernel: &Kernel) -> Result
 /// Bounds against a list that the guest made endless.
 const MAX_GROUPS: usize = 1 << 16;
 const MAX_RECORDS: usize = 1 << 20;
+
+/// What the guest's own ftrace has put into a site that it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct GuestCall {
+    /// Run-time address: of code, or of the ops where sites have a literal.
+    pub(super) target: u64,
+    /// It is a jump: what it leads to returns to the caller of the function.
+    pub(super) jumps: bool,
+}
 
 /// One `struct dyn_ftrace`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Offsets in the guest's structures.
 
-use super::trace::TraceError;
+use super::error::TraceError;
 use crate::kernel::{Kernel, Structs};
 use vmtrace_trampolines::ContextPlaces;
 

@@ -1,9 +1,9 @@
 //! Walks page tables as the processor does. Both architectures have 512 entries of 8 bytes in a
 //! table of 4 KiB; only the meaning of an entry differs.
 
-use super::arch::{self, Target};
-use super::guest::{Guest, GuestError};
-use super::{riscv64, x86_64};
+use super::guest::{Guest, GuestError, WalkError};
+use super::riscv64::paging as riscv64;
+use super::x86_64::paging as x86_64;
 use crate::kernel::Arch;
 
 /// Bytes mapped by an entry of the second level from the bottom.
@@ -19,32 +19,18 @@ pub struct PageTables {
     levels: u32,
 }
 
-/// Where a walk ended without a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum WalkError {
-    /// The guest has not turned paging on.
-    #[error("paging is off")]
-    Off,
-    /// No present entry at this level (1 is the last).
-    #[error("not mapped (no entry at level {0})")]
-    NotPresent(u32),
-    /// A larger or smaller page than asked for.
-    #[error("mapped by a page of another size (level {0})")]
-    OtherSize(u32),
-}
-
 impl PageTables {
     /// x86-64, from CR3 and CR4.
     #[must_use]
     pub fn x86_64(cr3: u64, cr4: u64) -> Self {
-        let (root, levels) = x86_64::paging::root(cr3, cr4);
+        let (root, levels) = x86_64::root(cr3, cr4);
         Self { arch: Arch::X86_64, root, levels }
     }
 
     /// riscv64, from `satp`.
     #[must_use]
     pub fn riscv64(satp: u64) -> Self {
-        let (root, levels) = riscv64::paging::root(satp);
+        let (root, levels) = riscv64::root(satp);
         Self { arch: Arch::Riscv64, root, levels }
     }
 
@@ -70,8 +56,45 @@ impl PageTables {
         self.arch
     }
 
-    fn arch(&self) -> &'static dyn Target {
-        arch::of(self.arch)
+    /// The symbol of the kernel's own top-level table.
+    pub(super) fn kernel_root(&self) -> &'static str {
+        match self.arch {
+            Arch::X86_64 => x86_64::KERNEL_ROOT,
+            Arch::Riscv64 => riscv64::KERNEL_ROOT,
+        }
+    }
+
+    /// Whether a kernel can have been moved by this much.
+    pub(super) fn is_slide(&self, slide: u64) -> bool {
+        let most = match self.arch {
+            Arch::X86_64 => x86_64::MOST_SLIDE,
+            Arch::Riscv64 => riscv64::MOST_SLIDE,
+        };
+        slide < most && slide.is_multiple_of(PMD_SIZE)
+    }
+
+    /// Whether an entry is in use.
+    fn is_present(&self, entry: u64) -> bool {
+        match self.arch {
+            Arch::X86_64 => x86_64::is_present(entry),
+            Arch::Riscv64 => riscv64::is_present(entry),
+        }
+    }
+
+    /// Whether a present entry of this level maps memory and not a table.
+    fn is_leaf(&self, entry: u64, level: u32) -> bool {
+        match self.arch {
+            Arch::X86_64 => x86_64::is_leaf(entry, level),
+            Arch::Riscv64 => riscv64::is_leaf(entry, level),
+        }
+    }
+
+    /// The guest-physical address in an entry.
+    fn address(&self, entry: u64) -> u64 {
+        match self.arch {
+            Arch::X86_64 => x86_64::address(entry),
+            Arch::Riscv64 => riscv64::address(entry),
+        }
     }
 
     /// Follows `address` down to `stop` (1: 4 KiB, 2: 2 MiB) or to a larger page.
@@ -82,21 +105,20 @@ impl PageTables {
         address: u64,
         stop: u32,
     ) -> Result<(u64, u64, u32), GuestError> {
-        let arch = self.arch();
         let unmapped = |cause| GuestError::Unmapped { address, cause };
         let mut table = self.root;
         for level in (stop..=self.levels).rev() {
             let index = address >> (12 + 9 * (level - 1)) & 511;
             let slot = table.wrapping_add(index * 8);
             let entry = guest.read_u64(slot)?;
-            let present = arch.is_present(entry);
-            if level == stop || (present && arch.is_leaf(entry, level)) {
+            let present = self.is_present(entry);
+            if level == stop || (present && self.is_leaf(entry, level)) {
                 return Ok((slot, entry, level));
             }
             if !present {
                 return Err(unmapped(WalkError::NotPresent(level)));
             }
-            table = arch.address(entry);
+            table = self.address(entry);
         }
         Err(unmapped(WalkError::Off))
     }
@@ -106,13 +128,12 @@ impl PageTables {
     /// # Errors
     /// When it is not mapped, or a table is no RAM.
     pub fn translate(&self, guest: &dyn Guest, address: u64) -> Result<u64, GuestError> {
-        let arch = self.arch();
         let (_, entry, level) = self.walk(guest, address, 1)?;
-        if !arch.is_present(entry) {
+        if !self.is_present(entry) {
             return Err(GuestError::Unmapped { address, cause: WalkError::NotPresent(level) });
         }
         let offset_mask = (1_u64 << (12 + 9 * (level - 1))) - 1;
-        Ok((arch.address(entry) & !offset_mask) | (address & offset_mask))
+        Ok((self.address(entry) & !offset_mask) | (address & offset_mask))
     }
 
     /// What is mapped of `[start, end)`, page by page: run-time address, bytes and guest-physical
@@ -125,7 +146,6 @@ impl PageTables {
     ) {
         /// 64 GiB by pages of 2 MiB, beside 64 MiB by small ones.
         const MOST: usize = 48 << 10;
-        let arch = self.arch();
         let mut address = start;
         for _ in 0..MOST {
             if address >= end {
@@ -133,7 +153,7 @@ impl PageTables {
             }
             let (found, level) = match self.walk(guest, address, 1) {
                 Ok((_, entry, level)) => {
-                    (arch.is_present(entry).then(|| arch.address(entry)), level)
+                    (self.is_present(entry).then(|| self.address(entry)), level)
                 }
                 Err(GuestError::Unmapped { cause: WalkError::NotPresent(level), .. }) => {
                     (None, level)

@@ -1,60 +1,18 @@
 //! Rewrites sites: verify, write, read back, remember, restore.
 
 use super::arch::{GuestCode, Hook};
+use super::edit::{Edit, Restored, SkipReason};
 use super::ftrace::{self, Cursor, Record, Records};
-use super::guest::{GuestError, Image};
-use super::modules::{Modules, Spot};
-use super::room::touched;
+use super::guest::GuestError;
+use super::image::Image;
+use super::modules::Modules;
 use super::sets::{Among, SiteSet};
-use super::view::{View, word};
+use super::spot::Spot;
+use super::stops::{Moment, Stops};
+use super::touched::touched;
+use super::view::View;
 use crate::kernel::{Kernel, Site, SiteSection};
 use std::ops::Range;
-
-/// Why a site is not traced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum SkipReason {
-    /// It holds something that is not the kernel's own disabled site.
-    GuestOwned(&'static str),
-    /// The guest's ftrace is active on it, though not by its bytes.
-    GuestEnabled,
-    /// The guest has disabled it for good (`FTRACE_FL_DISABLED`).
-    GuestDisabled,
-    /// It lost what was prepared when tracing began, and it is not safe to prepare
-    /// it again while the guest runs.
-    Unprepared,
-    /// The guest's ftrace does not know it.
-    Unknown,
-    /// It is in memory of `.init.text` that the guest has freed.
-    Freed,
-    /// The program is out of reach of a call.
-    OutOfReach,
-    /// It is not in guest RAM.
-    NoRam,
-    /// It did not hold what was written to it.
-    ReadBack,
-    /// It has no stub.
-    NoStub,
-    /// It shares bytes with an exit that was left alone.
-    Shared,
-}
-
-impl std::fmt::Display for SkipReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::GuestOwned(what) => write!(f, "owner: guest (holds {what})"),
-            Self::GuestEnabled => f.write_str("owner: guest (its ftrace is active)"),
-            Self::GuestDisabled => f.write_str("disabled by the guest"),
-            Self::Unprepared => f.write_str("the guest's ftrace has used it since tracing began"),
-            Self::Unknown => f.write_str("unknown to the guest's ftrace"),
-            Self::Freed => f.write_str("in freed .init.text"),
-            Self::OutOfReach => f.write_str("out of reach of a call"),
-            Self::NoRam => f.write_str("not in guest RAM"),
-            Self::ReadBack => f.write_str("did not take the patch"),
-            Self::NoStub => f.write_str("no stub could be made for it"),
-            Self::Shared => f.write_str("it shares code with an exit that was left alone"),
-        }
-    }
-}
 
 /// A site that was left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,94 +21,6 @@ pub struct Skip {
     pub site: usize,
     /// Why.
     pub reason: SkipReason,
-}
-
-/// A few bytes of guest memory, before and after. No context of the guest can stand
-/// inside of them.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Edit {
-    physical: u64,
-    original: u64,
-    ours: u64,
-    len: u8,
-}
-
-impl Edit {
-    /// In memory that is written to for its own sake.
-    pub(super) const FILLER: Self = Self { physical: 1, original: 1, ours: 1, len: 1 };
-
-    /// `None` unless both are of one length, up to 8.
-    #[inline(always)]
-    pub(super) fn new(physical: u64, original: &[u8], ours: &[u8]) -> Option<Self> {
-        let len = u8::try_from(original.len()).ok().filter(|&len| len <= 8)?;
-        let both = (word(original), word(ours));
-        (ours.len() == original.len()).then_some(Self {
-            physical,
-            original: both.0,
-            ours: both.1,
-            len,
-        })
-    }
-
-    /// Of the low `len` bytes of two words; `None` unless these are one to eight.
-    #[inline(always)]
-    pub(super) fn of_words(physical: u64, original: u64, ours: u64, len: u8) -> Option<Self> {
-        let unwanted = 8_u8.checked_sub(len).filter(|unwanted| *unwanted < 8)?;
-        let mask = u64::MAX >> (8 * unwanted);
-        Some(Self { physical, original: original & mask, ours: ours & mask, len })
-    }
-
-    /// The same of the running kernel, where its address is a link address.
-    pub(super) fn at(&self, image: &Image) -> Self {
-        Self { physical: image.physical_of(self.physical), ..*self }
-    }
-
-    /// Whether what is there is what was.
-    pub(super) fn is_untouched(&self, view: &View<'_>) -> Result<bool, GuestError> {
-        self.holds(view, self.original)
-    }
-
-    /// Whether what is there is ours.
-    pub(super) fn is_ours(&self, view: &View<'_>) -> Result<bool, GuestError> {
-        self.holds(view, self.ours)
-    }
-
-    #[inline]
-    fn holds(&self, view: &View<'_>, bytes: u64) -> Result<bool, GuestError> {
-        Ok(view.load(self.physical, self.len)? == bytes)
-    }
-
-    /// Writes ours; whether it holds.
-    #[inline]
-    pub(super) fn apply(&self, view: &View<'_>) -> Result<bool, GuestError> {
-        view.put(self.physical, self.ours, self.len)
-    }
-
-    /// Writes what was there.
-    pub(super) fn undo(&self, view: &View<'_>) -> Result<(), GuestError> {
-        view.store(self.physical, self.original, self.len)
-    }
-
-    /// Writes what was there if it still holds ours; whether it is as it was.
-    pub(super) fn restore(&self, view: &View<'_>) -> Result<bool, GuestError> {
-        if self.holds(view, self.ours)? {
-            self.undo(view)?;
-        }
-        self.holds(view, self.original)
-    }
-
-    /// [`Edit::restore`] of all, even if one fails; whether all is as it was.
-    pub(super) fn restore_all<'a>(
-        edits: impl IntoIterator<Item = &'a Self>,
-        view: &View<'_>,
-    ) -> Result<bool, GuestError> {
-        edits.into_iter().map(|edit| edit.restore(view)).fold(Ok(true), both)
-    }
-}
-
-/// Whether both are so. The first error is told.
-pub(super) fn both<E>(a: Result<bool, E>, b: Result<bool, E>) -> Result<bool, E> {
-    a.and_then(|a| b.map(|b| a & b))
 }
 
 /// A site that holds our call.
@@ -166,15 +36,6 @@ struct Held {
     /// `None`: a trap.
     program: Option<u16>,
     init: bool,
-}
-
-/// What giving sites back came to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Restored {
-    /// Sites that hold their original bytes again.
-    pub sites: usize,
-    /// Sites (indices) that did not hold our call any more and were left alone.
-    pub foreign: Vec<usize>,
 }
 
 /// All sites that are ours right now.
@@ -194,6 +55,16 @@ pub struct Patcher {
 
 /// Sites that are the guest's for a while, with what each had: a program, or a trap.
 pub(super) type LentSites = Vec<(usize, Option<u16>)>;
+
+/// How sites are shared with the guest's ftrace.
+#[derive(Debug)]
+pub(super) struct Sharing {
+    pub(super) stops: Stops<Moment>,
+    /// What is the guest's while its update lasts.
+    pub(super) lent: Option<LentSites>,
+    /// All that it touches (run-time addresses), in order.
+    pub(super) touched: Vec<u64>,
+}
 
 /// A guest at rest, what is known of it, and the code in it.
 pub(super) struct Place<'a> {
@@ -545,19 +416,23 @@ impl Held {
     /// it is as it was.
     fn restore(&self, view: &View<'_>, edits: &[Edit]) -> Result<bool, GuestError> {
         let edits = self.own(edits);
-        if all(view, edits, |edit| edit.ours)? {
+        if all(view, edits, Edit::is_ours)? {
             for edit in edits.iter().rev() {
                 edit.undo(view)?;
             }
         }
-        all(view, edits, |edit| edit.original)
+        all(view, edits, Edit::is_untouched)
     }
 }
 
-/// Whether all edits hold these bytes of theirs.
-fn all(view: &View<'_>, edits: &[Edit], bytes: impl Fn(&Edit) -> u64) -> Result<bool, GuestError> {
+/// Whether this is so of all edits.
+fn all(
+    view: &View<'_>,
+    edits: &[Edit],
+    holds: impl Fn(&Edit, &View<'_>) -> Result<bool, GuestError>,
+) -> Result<bool, GuestError> {
     for edit in edits {
-        if !edit.holds(view, bytes(edit))? {
+        if !holds(edit, view)? {
             return Ok(false);
         }
     }

@@ -1,6 +1,6 @@
 //! Stops of vCPUs in a program, at a call that it has counted down to.
 
-use super::arch;
+use super::dispatch;
 use super::trace::Attachment;
 use crate::kernel::Kernel;
 
@@ -35,7 +35,7 @@ impl Attachment {
     /// stands in a program has in the register for it.
     #[must_use]
     pub fn site_told(&self, kernel: &Kernel, sites: &[usize], told: u64) -> Option<usize> {
-        let target = arch::of(kernel.arch());
+        let target = dispatch::of(kernel.arch());
         let is_told = |site: &usize| {
             let spot = self.modules.spot(kernel, &self.image, *site);
             spot.is_some_and(|spot| self.image.runtime(target.return_address(&spot.site)) == told)

@@ -1,7 +1,7 @@
 //! The programs in a guest.
 
 use super::counters::Kind;
-use super::trace::TraceError;
+use super::error::TraceError;
 use std::collections::HashMap;
 use vmtrace_trampolines::histogram::{Calls, Sorted};
 use vmtrace_trampolines::layout::Info;

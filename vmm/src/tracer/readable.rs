@@ -5,8 +5,9 @@
 //! kernel unmaps none of these later, except poisoned pages. Where these are known (KFENCE), they
 //! are left out. Where any page can be one (`debug_pagealloc`), the whole direct map is left out.
 
-use super::arch;
-use super::guest::{Guest, Image};
+use super::dispatch;
+use super::guest::Guest;
+use super::image::Image;
 use super::members::Members;
 use crate::kernel::Kernel;
 use vmtrace_trampolines::Readable;
@@ -25,7 +26,7 @@ const IMAGE: [(&str, &str); 3] =
 /// What can be read; nothing of what is not understood.
 pub(super) fn find(guest: &dyn Guest, kernel: &Kernel, image: &Image) -> Readable {
     let mut areas = Vec::new();
-    let target = arch::of(kernel.arch());
+    let target = dispatch::of(kernel.arch());
     if let Some(map) = target.direct_map(guest, kernel, image)
         && !poisons_pages(guest, kernel, image)
     {

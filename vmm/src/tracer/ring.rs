@@ -1,8 +1,6 @@
 //! The VMM's side of the rings. Nothing that it reads there is trusted.
 
-mod rest;
-
-pub use rest::Rest;
+pub mod rest;
 
 use super::annex::{Layout, Memory};
 use super::raw::{RawBatch, RawRecord};

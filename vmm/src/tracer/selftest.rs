@@ -7,12 +7,14 @@
 //! Meanwhile exceptions are handled by vmtrace's code, so that a program that fails does not crash
 //! the guest.
 
-use super::arch::{self, Faults};
+use super::arch::Faults;
+use super::dispatch;
+use super::edit::SkipReason;
+use super::error::TraceError;
 use super::guest::{Guest, GuestError};
-use super::patch::SkipReason;
 use super::raw::RawBatch;
 use super::ring::RingReader;
-use super::trace::{Attachment, TraceError};
+use super::trace::Attachment;
 use super::tripwire::Tripwire;
 use crate::kernel::{Kernel, Site};
 use vm_memory::Bytes;
@@ -126,7 +128,7 @@ impl Attachment {
         [stack, returns_to]: [u64; 2],
     ) -> Result<Result<SelfTest, SkipReason>, TraceError> {
         let Some(place) = kernel.sites().get(site) else { return Ok(Err(SkipReason::Unknown)) };
-        let target = arch::of(kernel.arch());
+        let target = dispatch::of(kernel.arch());
         let image = *self.image();
         let stack = target.call(guest, &image, stack, returns_to)?;
         if let Some(skip) = self.enable(guest, kernel, &[(site, program)])?.skipped.first() {
@@ -159,7 +161,7 @@ impl Attachment {
         // The kernel may have patched what is there.
         let mut there = vec![0; trap.len()];
         guest.read(image.physical_of(returns), &mut there)?;
-        let start = image.runtime(arch::of(image.tables.of()).start(site));
+        let start = image.runtime(dispatch::of(image.tables.of()).start(site));
         let start = self.resume(guest, start)?;
         Ok((Tripwire::arm(guest, image, returns, &there, trap)?, start))
     }

@@ -1,7 +1,7 @@
 //! Sets of sites and of exits, by their numbers. Look-ups are fast, since a guest waits while tens of
 //! thousands are made.
 
-use super::room::touched;
+use super::touched::touched;
 
 /// Some of the sites of a kernel, by their indices.
 #[derive(Debug, Default)]

@@ -5,25 +5,17 @@
 //! continues with the guest's.
 
 use super::arch::Hook;
+use super::edit::SkipReason;
+use super::error::TraceError;
 use super::ftrace::{self, Records};
 use super::guest::Guest;
-use super::modules::Spot;
-use super::patch::{LentSites, Place, Skip, SkipReason};
-use super::stops::{Moment, Stops};
-use super::trace::{Attachment, TraceError};
+use super::patch::{Place, Sharing, Skip};
+use super::spot::Spot;
+use super::stops::Moment;
+use super::trace::Attachment;
 use super::view::View;
 use crate::kernel::{Kernel, Site, SiteSection};
 use std::collections::BTreeMap;
-
-/// How sites are shared with the guest's ftrace.
-#[derive(Debug)]
-pub(super) struct Sharing {
-    stops: Stops<Moment>,
-    /// What is the guest's while its update lasts.
-    lent: Option<LentSites>,
-    /// All that it touches (run-time addresses), in order.
-    touched: Vec<u64>,
-}
 
 /// What has become of sites at the beginning of an update.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! Stops of the guest: instructions of its kernel are redirected through stubs, which exit to the VMM
 //! and continue at the original target.
 
-use super::arch::GuestCall;
+use super::edit::{Edit, both};
+use super::error::TraceError;
+use super::ftrace::GuestCall;
 use super::guest::GuestError;
-use super::patch::{Edit, both};
-use super::trace::TraceError;
 use super::view::View;
 use vmtrace_trampolines::{Counts, Program};
 

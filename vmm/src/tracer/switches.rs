@@ -4,10 +4,11 @@
 //! the change (`x86_64/switch_stubs.rs`), so it can be changed and restored in any pause. Stubs may be
 //! written while the guest runs: no context executes them before that.
 
+use super::edit::{Restored, SkipReason};
+use super::error::TraceError;
 use super::guest::Guest;
-use super::patch::{Restored, SkipReason};
 use super::sets::Among;
-use super::trace::{Attachment, TraceError};
+use super::trace::Attachment;
 use super::view::View;
 use crate::kernel::Kernel;
 use crate::kernel::preemptirq::Switches;

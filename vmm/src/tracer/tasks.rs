@@ -1,8 +1,10 @@
 //! Reads names of tasks from the guest while it runs.
 
-use super::guest::{Guest, GuestError, Image};
+use super::guest::{Guest, GuestError};
+
+use super::error::TraceError;
+use super::image::Image;
 use super::members::Members;
-use super::trace::TraceError;
 use crate::kernel::Kernel;
 use std::collections::HashMap;
 

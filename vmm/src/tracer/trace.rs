@@ -1,132 +1,32 @@
 //! An attachment to a guest: the annex, the programs, and the sites that call them.
 
 use super::annex::{Addressing, Layout, Memory};
-use super::arch::{self, GuestCode, Hook, Installed};
+use super::arch::{GuestCode, Hook, Installed, Options};
 use super::counters::{Counters, Kind};
-use super::exit_plan::ExitPlan;
+use super::dispatch;
+use super::edit::{Restored, SkipReason};
+use super::error::TraceError;
 use super::exits::{AllExits, ExitSkip, ExitWord, HeldExits};
 use super::ftrace::{self, Offsets, Record, Records};
-use super::guest::{Guest, GuestError, Image};
-use super::module_traps::ModuleTraps;
+use super::guest::Guest;
+use super::image::Image;
+use super::module_calls::ModuleTraps;
 use super::modules::{self, Modules};
-use super::patch::{Patcher, Place, Restored, Skip, SkipReason};
+use super::patch::{Patcher, Place, Sharing, Skip};
 use super::programs::{Duty, Measure, Programs, Tally};
 use super::readable;
 use super::ring::RingReader;
 use super::room::Room;
 use super::sets::Among;
-use super::sharing::Sharing;
 use super::tasks::{self, Tasks};
 use super::tracepoints::Points;
 use super::view::View;
-use crate::kernel::{Exits, Kernel, Site};
+use crate::kernel::{Exits, Kernel};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmtrace_trampolines::histogram::Ended;
-use vmtrace_trampolines::{Condition, Counts, Field, Overflow, Point, Program};
-
-/// What to write and how.
-#[derive(Clone, Copy, Debug)]
-pub struct Options<'a> {
-    /// What happens when a ring is full.
-    pub overflow: Overflow,
-    /// vCPUs of the guest.
-    pub cpus: u64,
-    /// Bytes of each ring; `None`: as many as fit beside the programs.
-    pub buffer: Option<u64>,
-    /// Ticks a second of the clock that programs read.
-    pub clock_hz: u64,
-    /// The functions whose exits may be asked for. Where exits can be changed at the attach moment
-    /// alone (riscv64) they are rewritten then; elsewhere this means nothing.
-    pub returns: &'a ExitPlan,
-}
-
-/// What entry programs write for the function of `site` (link address): where they
-/// return to.
-#[must_use]
-pub fn return_address(kernel: &Kernel, site: &Site) -> u64 {
-    arch::of(kernel.arch()).return_address(site)
-}
-
-/// What the stack pointer in records of programs lacks to be that at their function's entry, where
-/// the return address is the last that was pushed.
-#[must_use]
-pub fn stack_bias(kernel: &Kernel, point: Point) -> u64 {
-    arch::of(kernel.arch()).stack_bias(point)
-}
-
-/// Why a guest cannot be traced, or not any more.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TraceError {
-    /// Guest memory is not as it should be.
-    #[error(transparent)]
-    Guest(#[from] GuestError),
-    /// The image lacks what is needed.
-    #[error("{0}")]
-    Kernel(String),
-    /// A symbol is missing.
-    #[error("the kernel image has no symbol {0}")]
-    NoSymbol(&'static str),
-    /// A structure lacks a member, or nothing tells where it is.
-    #[error("the offset of {0}.{1} in the kernel is not known")]
-    NoMember(&'static str, &'static str),
-    /// The annex has no place for so many rings.
-    #[error("no rings for {0} vCPUs: 1 to 64 can be traced")]
-    Cpus(u64),
-    /// Rings of this size have no place in the guest's address space.
-    #[error(
-        "no room in the kernel's address space for a ring of {}K for each of {cpus} vCPUs: give \
-         --buffer {}K or less, or fewer --cpus", size >> 10, most >> 10
-    )]
-    Buffer {
-        /// Bytes of each.
-        size: u64,
-        /// So many would have room.
-        most: u64,
-        /// How many there are to be.
-        cpus: u64,
-    },
-    /// The annex memory is unusable.
-    #[error("the annex memory is too small")]
-    Annex,
-    /// There is no room for another table of counters.
-    #[error(
-        "no room to count so many functions for {0} vCPUs: count fewer functions, or use fewer \
-         vCPUs or fewer tracers that count"
-    )]
-    Counters(u64),
-    /// Some functions cannot be counted.
-    #[error("these functions cannot be counted: they are not in the image, or are too short")]
-    NotCounted,
-    /// There is no room for another counter of calls at whose end a vCPU stops.
-    #[error("no room for another counter that stops the guest at a call")]
-    Stops,
-    /// There is no room for the set of tasks that are followed.
-    #[error("no room to note which tasks are followed: leave out --children")]
-    Family,
-    /// The kernel has no place for trampolines.
-    #[error("no place for trampolines in the guest's kernel: {0}")]
-    Code(&'static str),
-    /// The guest's own ftrace is not as expected.
-    #[error("the data of the guest's ftrace is not as expected: {0}")]
-    Ftrace(&'static str),
-    /// A program cannot be made.
-    #[error(transparent)]
-    Program(#[from] vmtrace_trampolines::ProgramError),
-    /// There is no place for what so many exits lead to.
-    #[error(
-        "no room for the {0} exits of the functions whose returns may be traced: name fewer \
-         (--graph, --returns)"
-    )]
-    Returns(usize),
-    /// There is no place for another program.
-    #[error(
-        "no place for another program after {0}: too many combinations of tracers in one run; \
-         start a new one"
-    )]
-    Full(usize),
-}
+use vmtrace_trampolines::{Condition, Counts, Field, Overflow, Program};
 
 fn exits_of(kernel: &Kernel) -> Result<&Exits, TraceError> {
     kernel.exits().map_err(|error| TraceError::Kernel(error.to_string()))
@@ -195,7 +95,7 @@ impl Attachment {
         options: Options<'_>,
     ) -> Result<Self, TraceError> {
         let books = Offsets::find(kernel)?;
-        let target = arch::of(kernel.arch());
+        let target = dispatch::of(kernel.arch());
         let tasks = tasks::Offsets::find(kernel)?;
         let Installed { layout, code, area } =
             target.install(guest, kernel, &image, &memory, options)?;
@@ -336,7 +236,7 @@ impl Attachment {
         (tracer, kind): (u8, Kind),
         sites: &[usize],
     ) -> Result<FxHashMap<usize, u16>, TraceError> {
-        let target = arch::of(kernel.arch());
+        let target = dispatch::of(kernel.arch());
         let told = sites.iter().filter_map(|&site| {
             let spot = self.modules.spot(kernel, &self.image, site)?;
             Some((target.return_address(&spot.site), site))
@@ -426,7 +326,7 @@ impl Attachment {
     /// nothing to wait for.
     #[must_use]
     pub fn settles_at(kernel: &Kernel) -> Option<&'static str> {
-        arch::of(kernel.arch()).after_alternatives()
+        dispatch::of(kernel.arch()).after_alternatives()
     }
 
     /// The guest has patched its alternatives: its exits can be held from now on, and programs end

@@ -1,8 +1,9 @@
 //! Stops the guest at a chosen instruction. It is replaced by one that exits on every KVM (a
 //! breakpoint does not): an `out` to a private port, or an SBI call.
 
-use super::arch;
-use super::guest::{Guest, GuestError, Image};
+use super::dispatch;
+use super::guest::{Guest, GuestError};
+use super::image::Image;
 use crate::kernel::Kernel;
 
 /// Most bytes of a trap.
@@ -64,7 +65,7 @@ impl Tripwire {
         let entry = kernel.symbols().address(name).ok_or_else(|| {
             GuestError::Mismatch(format!("the kernel image has no function {name}"))
         })?;
-        let link = arch::of(kernel.arch()).tripwire(kernel, entry);
+        let link = dispatch::of(kernel.arch()).tripwire(kernel, entry);
         let expected = kernel
             .bytes(link, trap.len())
             .ok_or_else(|| GuestError::Mismatch(format!("{name} is not in the kernel's file")))?;

@@ -190,7 +190,7 @@ impl Fake {
     pub(crate) fn with_buffer(name: &str, levels: u32, buffer: u64) -> Self {
         // Not where the rings are.
         let mut fake = Self::with_heap(name, levels, 0xffff_ffff_9fe0_0000);
-        let far = annex::far_memory(fake.kernel.arch(), 2, Some(buffer)).unwrap();
+        let far = vmtrace::tracer::far_memory(fake.kernel.arch(), 2, Some(buffer)).unwrap();
         let (size, offset) = far.unwrap();
         fake.annex = Arc::new(FakeAnnex::new(annex::WITH_TABLES + size, Some(FAR + offset)));
         fake.buffer = Some(buffer);

@@ -15,7 +15,7 @@ use crate::emulated::{
     Stdin, Tunnel,
 };
 use crate::kernel::Kernel;
-use crate::tracer::annex;
+use crate::tracer;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use std::io::Write;
@@ -87,7 +87,7 @@ pub(super) fn run(
     let files = files(args, kernel, initrd)?;
     // Each file is there twice while the initramfs is unpacked, and once in vmtrace.
     let content: u64 = files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-    let rings = annex::far_memory(kernel.arch(), args.cpus.into(), args.buffer)?;
+    let rings = tracer::far_memory(kernel.arch(), args.cpus.into(), args.buffer)?;
     let rings = rings.map_or(0, |(size, _)| size);
     let memory = args.memory.saturating_add(content.saturating_mul(3)).saturating_add(rings);
     let memory = HOST_MEMORY + memory / (1 << 20);

@@ -9,7 +9,7 @@ use crate::serve::{Globs, HistogramSpec, TracerSpec};
 use crate::session::{
     self, Conditional, Doing, Follow, Histogram, Patterns, Tracer, Tracing, Use, Wants,
 };
-use crate::tracer::annex;
+use crate::tracer;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use vmtrace_system::say;
@@ -191,7 +191,7 @@ impl Args {
             kernel.check_context()?;
         }
         // Before an emulated host boots for that.
-        annex::far_memory(kernel.arch(), self.cpus.into(), self.buffer)?;
+        tracer::far_memory(kernel.arch(), self.cpus.into(), self.buffer)?;
         let (context, exits) = (self.context, self.exits);
         let tracing = Tracing {
             tracers,

@@ -1,17 +1,18 @@
 //! Exits of functions of modules. Like sites, they have numbers after those of the kernel's own,
 //! and a module that is loaded again at the same address gets the same numbers again.
 
-use super::read::place;
+use super::pages::place;
+use super::read::Offsets;
+use super::table::{Loaded, Modules};
 use super::text::{self, ExitsError, Function};
-use super::{Loaded, Modules, Offsets, Spot};
 use crate::kernel::{Exit, Kernel, Missing, Site, SiteSection};
-use crate::tracer::guest::{Guest, Image};
+use crate::tracer::guest::Guest;
+use crate::tracer::image::Image;
+use crate::tracer::spot::Spot;
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Exits of modules in all, as of their sites.
-const MOST: usize = 1 << 20;
 /// Bytes that are written at one.
 const SPAN: usize = 5;
 
@@ -26,57 +27,6 @@ pub struct ModuleCoverage {
     pub missing: Result<Vec<(usize, Missing)>, ExitsError>,
     /// Exits for which there is no room, or whose memory is not mapped.
     pub left_out: usize,
-}
-
-/// All that there were.
-#[derive(Debug, Default)]
-pub(super) struct Numbered {
-    /// How many exits the kernel itself has, once somebody has asked.
-    first: usize,
-    list: Vec<Numbering>,
-    numbers: FxHashMap<Exit, usize>,
-}
-
-#[derive(Debug)]
-struct Numbering {
-    exit: Exit,
-    physical: u64,
-    beyond: Option<u64>,
-    present: bool,
-}
-
-impl Numbered {
-    /// Of one that is there now, at this guest-physical address and on the page there.
-    fn number(&mut self, exit: Exit, (physical, beyond): (u64, Option<u64>)) -> Option<usize> {
-        let known = Numbering { exit, physical, beyond, present: true };
-        if let Some(&number) = self.numbers.get(&exit) {
-            *self.slot(number)? = known;
-            return Some(number);
-        }
-        if self.list.len() >= MOST {
-            return None;
-        }
-        let number = self.first + self.list.len();
-        self.list.push(known);
-        self.numbers.insert(exit, number);
-        Some(number)
-    }
-
-    fn get(&self, number: usize) -> Option<&Numbering> {
-        self.list.get(number.checked_sub(self.first)?).filter(|found| found.present)
-    }
-
-    fn slot(&mut self, number: usize) -> Option<&mut Numbering> {
-        self.list.get_mut(number.checked_sub(self.first)?)
-    }
-
-    pub(super) fn forget<'a>(&mut self, numbers: impl Iterator<Item = &'a usize>) {
-        for &number in numbers {
-            if let Some(exit) = self.slot(number) {
-                exit.present = false;
-            }
-        }
-    }
 }
 
 impl Modules {

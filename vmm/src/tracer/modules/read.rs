@@ -1,10 +1,12 @@
 //! Reads the `struct module` of a module in guest memory. Everything is bounded, and nothing is
 //! trusted.
 
-use super::{PAGE, text};
+use super::pages::{Pages, place};
+use super::text;
 use crate::kernel::{FtraceKind, Kernel};
-use crate::tracer::guest::{Guest, GuestError, Image};
-use crate::tracer::trace::TraceError;
+use crate::tracer::error::TraceError;
+use crate::tracer::guest::{Guest, GuestError};
+use crate::tracer::image::Image;
 use std::collections::BTreeMap;
 
 /// `MODULE_NAME_LEN` (include/linux/module.h).
@@ -16,8 +18,6 @@ const MOST_SITES: u32 = 1 << 17;
 const MOST_SYMBOLS: u32 = 1 << 19;
 /// Bytes of names of one module.
 const MOST_TEXT: usize = 32 << 20;
-/// [`PAGE`] for arrays.
-const PAGE_LEN: usize = 4096;
 /// Bytes of `Elf64_Sym`.
 const SYMBOL: usize = 24;
 /// `STT_FUNC`.
@@ -107,65 +107,6 @@ pub(super) struct Raw {
     pub(super) left_out: usize,
 }
 
-/// Guest memory by pages: names lie side by side.
-pub(super) struct Pages<'a> {
-    guest: &'a dyn Guest,
-    image: &'a Image,
-    page: Option<u64>,
-    bytes: Box<[u8; PAGE_LEN]>,
-}
-
-impl<'a> Pages<'a> {
-    pub(super) fn new(guest: &'a dyn Guest, image: &'a Image) -> Self {
-        Self { guest, image, page: None, bytes: Box::new([0; PAGE_LEN]) }
-    }
-
-    /// The bytes from `address` to the end of its page.
-    pub(super) fn rest(&mut self, address: u64) -> Result<&[u8], GuestError> {
-        let page = address & !(PAGE - 1);
-        if self.page != Some(page) {
-            self.page = None;
-            let physical = self.image.tables.translate(self.guest, page)?;
-            self.guest.read(physical, &mut self.bytes[..])?;
-            self.page = Some(page);
-        }
-        Ok(&self.bytes[usize::try_from(address - page).unwrap_or(0)..])
-    }
-
-    /// Text up to its NUL, or so long.
-    pub(super) fn text(&mut self, address: u64, most: usize) -> Result<Vec<u8>, GuestError> {
-        let mut text = Vec::new();
-        let mut at = address;
-        while text.len() < most {
-            let rest = self.rest(at)?;
-            let rest = &rest[..rest.len().min(most - text.len())];
-            let end = rest.iter().position(|&byte| byte == 0);
-            text.extend_from_slice(&rest[..end.unwrap_or(rest.len())]);
-            if end.is_some() {
-                break;
-            }
-            at = at.wrapping_add(rest.len() as u64);
-        }
-        Ok(text)
-    }
-
-    pub(super) fn word(&self, address: u64) -> Result<u64, GuestError> {
-        self.image.read_u64(self.guest, address)
-    }
-
-    pub(super) fn count(&self, address: u64) -> Result<u32, GuestError> {
-        let mut count = [0; 4];
-        self.image.read(self.guest, address, &mut count)?;
-        Ok(u32::from_le_bytes(count))
-    }
-
-    pub(super) fn all(&self, address: u64, len: usize) -> Result<Vec<u8>, GuestError> {
-        let mut bytes = vec![0; len];
-        self.image.read(self.guest, address, &mut bytes)?;
-        Ok(bytes)
-    }
-}
-
 /// A name as it can be shown.
 fn shown(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
@@ -215,22 +156,6 @@ pub(super) fn read(
         raw.sites.push(Found { location, entry, names, size, pages: at });
     }
     Ok(raw)
-}
-
-/// Guest-physical address of so many bytes, and of the page on which they go on.
-pub(in crate::tracer) fn place(
-    guest: &dyn Guest,
-    image: &Image,
-    location: u64,
-    span: usize,
-) -> Option<(u64, Option<u64>)> {
-    let translate = |address| image.tables.translate(guest, address).ok();
-    let physical = translate(location)?;
-    let next = location.checked_add(span as u64 - 1)? & !(PAGE - 1);
-    if next <= location {
-        return Some((physical, None));
-    }
-    Some((physical, Some(translate(next)?)))
 }
 
 /// Names and size of what begins at an address.

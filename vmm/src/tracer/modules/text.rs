@@ -1,9 +1,10 @@
 //! Reads the code of a module, and the tables that describe it. Everything is bounded, and nothing
 //! is trusted.
 
-use super::read::Pages;
+use super::pages::Pages;
 use crate::kernel::{Btf, ModulePiece, ModuleText};
-use crate::tracer::guest::{Guest, GuestError, Image};
+use crate::tracer::guest::{Guest, GuestError};
+use crate::tracer::image::Image;
 
 /// Sections of a module: several times what the largest has.
 const MOST_SECTIONS: usize = 1 << 12;

@@ -13,11 +13,12 @@
 
 use super::gap::{FULL, Gap, MAX_TRAP, NO_TRAP};
 use crate::kernel::Kernel;
-use crate::tracer::guest::{Guest, GuestError, Image};
-use crate::tracer::module_traps::{self, ModuleMoment};
-use crate::tracer::patch::Edit;
+use crate::tracer::edit::Edit;
+use crate::tracer::error::TraceError;
+use crate::tracer::guest::{Guest, GuestError};
+use crate::tracer::image::Image;
+use crate::tracer::module_calls::{self, ModuleMoment};
 use crate::tracer::stops::{Stops, Stub};
-use crate::tracer::trace::TraceError;
 use crate::tracer::tracepoints::guest::Call;
 use std::collections::HashMap;
 use vmtrace_trampolines::riscv64::encode::register::{T2, ZERO};
@@ -132,7 +133,7 @@ fn of_modules(
 ) -> Result<Vec<(ModuleMoment, Call)>, TraceError> {
     let mut found = Vec::new();
     let all: Vec<Call> =
-        module_traps::callers(kernel).flat_map(|(start, body)| calls(start, body)).collect();
+        module_calls::callers(kernel).flat_map(|(start, body)| calls(start, body)).collect();
     for &(moment, name) in functions {
         let function = kernel.symbols().address(name);
         if function.is_none() && !moment.is_needed() {
@@ -144,7 +145,7 @@ fn of_modules(
         found.extend(own.map(|&call| (moment, call)));
         log::debug!("calls of {name}: {:x?}", found.get(before..));
         if found.len() == before && moment.is_needed() {
-            return Err(module_traps::UNKNOWN);
+            return Err(module_calls::UNKNOWN);
         }
     }
     Ok(found)
@@ -163,7 +164,7 @@ pub(super) fn modules(
     trap: &[u8],
 ) -> Result<Stops<ModuleMoment>, TraceError> {
     let calls = of_modules(kernel, functions)?;
-    lead(gap, guest, (image, kernel), &calls, trap, &module_traps::UNKNOWN)
+    lead(gap, guest, (image, kernel), &calls, trap, &module_calls::UNKNOWN)
 }
 
 #[cfg(test)]
@@ -182,7 +183,7 @@ mod tests {
             let text = kernel.bytes(start, usize::try_from(end - start).unwrap()).unwrap();
             let all = calls(start, text);
             // Others are told of other things by the last one.
-            let needed = module_traps::FUNCTIONS.into_iter().filter(|it| it.0.is_needed());
+            let needed = module_calls::FUNCTIONS.into_iter().filter(|it| it.0.is_needed());
             for function in needed {
                 let address = symbol(function.1);
                 let of = |calls: Vec<Call>| -> Vec<u64> {

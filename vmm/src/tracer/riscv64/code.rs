@@ -2,7 +2,6 @@
 
 use super::calls;
 use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout, TRAP_ENTRY};
-use super::hold::LITERAL;
 use super::landing::Landings;
 use super::returns::Returns;
 use super::sharing::{self, By, Sharing};
@@ -11,15 +10,17 @@ use super::tracepoint;
 use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, Kernel, Site, SiteSection};
 use crate::tracer::annex::{Memory, OPS, OPS_SIZE, SIZE};
-use crate::tracer::arch::{Faults, GuestCall, GuestCode, Hook, PointReason};
-use crate::tracer::exits::{AllExits, ExitEdit, ExitWord};
-use crate::tracer::guest::{Guest, GuestError, Image};
-use crate::tracer::module_traps::ModuleMoment;
-use crate::tracer::modules::Spot;
-use crate::tracer::patch::{Edit, SkipReason};
+use crate::tracer::arch::{Faults, GuestCode, Hook};
+use crate::tracer::edit::{Edit, ExitEdit, SkipReason};
+use crate::tracer::error::TraceError;
+use crate::tracer::exits::{AllExits, ExitWord};
+use crate::tracer::ftrace::GuestCall;
+use crate::tracer::guest::{Guest, GuestError};
+use crate::tracer::image::Image;
+use crate::tracer::module_calls::ModuleMoment;
+use crate::tracer::spot::Spot;
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
-use crate::tracer::trace::TraceError;
-use crate::tracer::tracepoints::guest::{Own, Places, Probes};
+use crate::tracer::tracepoints::guest::{Own, Places, PointReason, Probes};
 use crate::tracer::view::View;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -385,7 +386,7 @@ impl GuestCode for Code {
     fn record_offset(&self) -> u64 {
         match self.kind {
             Kind::Patchable { .. } => 0,
-            Kind::CallOps { .. } => (LITERAL + site::SECOND) as u64,
+            Kind::CallOps { .. } => (site::LITERAL + site::SECOND) as u64,
         }
     }
 

@@ -1,8 +1,8 @@
 //! Finds the data of the running kernel that trampolines need.
 
 use crate::kernel::Kernel;
+use crate::tracer::error::TraceError;
 use crate::tracer::members::Members;
-use crate::tracer::trace::TraceError;
 use vmtrace_trampolines::ContextPlaces;
 
 /// Offsets in a task, which `tp` points to in the kernel.

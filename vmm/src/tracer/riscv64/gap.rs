@@ -18,9 +18,10 @@
 use super::site::{COPY, ENTRIES, STEP};
 use crate::kernel::Kernel;
 use crate::tracer::annex::OPS_SIZE;
-use crate::tracer::guest::{Guest, GuestError, Image};
+use crate::tracer::error::TraceError;
+use crate::tracer::guest::{Guest, GuestError};
+use crate::tracer::image::Image;
 use crate::tracer::members::Members;
-use crate::tracer::trace::TraceError;
 use std::ops::Range;
 use vmtrace_trampolines::riscv64::encode::register::{A7, T0, T1, ZERO};
 use vmtrace_trampolines::riscv64::encode::{

@@ -3,15 +3,13 @@
 use super::code::{Code, instructions};
 use super::sharing::By;
 use super::site;
-use crate::tracer::arch::{GuestCall, GuestCode};
-use crate::tracer::guest::Image;
-use crate::tracer::modules::Spot;
-use crate::tracer::patch::{Edit, SkipReason};
+use crate::tracer::arch::GuestCode;
+use crate::tracer::edit::{Edit, SkipReason};
+use crate::tracer::ftrace::GuestCall;
+use crate::tracer::image::Image;
+use crate::tracer::spot::Spot;
 use crate::tracer::view::View;
 use vmtrace_trampolines::riscv64::encode::NOP;
-
-/// Bytes of a literal, which lies before the function.
-pub(super) const LITERAL: usize = 8;
 
 impl Code {
     /// [`GuestCode::edits`] of a site that comes to an entry of the tables: the second instruction.
@@ -79,7 +77,7 @@ impl Code {
         let mut replaced = spot.replace(0, &literal.to_le_bytes(), &ours.to_le_bytes(), edits);
         if guests.is_none() {
             let (nop, second) = (NOP.to_le_bytes(), second.to_le_bytes());
-            let call = spot.replace(LITERAL + site::SECOND, &nop, &second, edits);
+            let call = spot.replace(site::LITERAL + site::SECOND, &nop, &second, edits);
             replaced = replaced.and(call);
         }
         replaced.map(|()| guests).ok_or(SkipReason::OutOfReach)

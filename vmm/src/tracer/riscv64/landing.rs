@@ -8,8 +8,8 @@
 
 use super::gap::{COLUMN, Gap};
 use super::site::STEP;
+use crate::tracer::error::TraceError;
 use crate::tracer::guest::Guest;
-use crate::tracer::trace::TraceError;
 use std::collections::{BTreeMap, HashMap};
 
 /// BPF trampolines begin at multiples of so many bytes (`BPF_PROG_CHUNK_SIZE`,

@@ -14,9 +14,10 @@ use super::paging::{ACCESSED, DIRTY, EXECUTE, GLOBAL, READ, VALID, WRITE};
 use crate::kernel::Kernel;
 use crate::tracer::annex::{CODE, Far, Hole, SIZE, WITH_TABLES};
 use crate::tracer::counters::Area;
-use crate::tracer::guest::{Guest, GuestError, Image};
+use crate::tracer::error::TraceError;
+use crate::tracer::guest::{Guest, GuestError};
+use crate::tracer::image::Image;
 use crate::tracer::paging::{PMD_SIZE, PUD_SIZE};
-use crate::tracer::trace::TraceError;
 
 /// Where large rings are: the last 2 MiB have no position, and errors as pointers.
 pub(super) const HOLE: Hole =

@@ -17,10 +17,11 @@ mod site;
 mod tracepoint;
 
 use super::annex::{Hole, Memory};
-use super::arch::{DirectMap, Installed, Target};
+use super::arch::{DirectMap, Installed, Options, Target};
+use super::error::TraceError;
 use super::exit_plan::ExitPlan;
-use super::guest::{Guest, GuestError, Image};
-use super::trace::{Options, TraceError};
+use super::guest::{Guest, GuestError};
+use super::image::Image;
 use crate::kernel::{Kernel, Site};
 use std::sync::Arc;
 use vmtrace_trampolines::Point;
@@ -29,27 +30,6 @@ use vmtrace_trampolines::Point;
 pub(super) struct Riscv64;
 
 impl Target for Riscv64 {
-    fn kernel_root(&self) -> &'static str {
-        "swapper_pg_dir"
-    }
-
-    /// Upwards, by whole 2 MiB pages, within the 2 GiB of kernel and modules.
-    fn is_slide(&self, slide: u64) -> bool {
-        slide < 1 << 31 && slide.is_multiple_of(2 << 20)
-    }
-
-    fn is_present(&self, entry: u64) -> bool {
-        paging::is_present(entry)
-    }
-
-    fn is_leaf(&self, entry: u64, level: u32) -> bool {
-        paging::is_leaf(entry, level)
-    }
-
-    fn address(&self, entry: u64) -> u64 {
-        paging::address(entry)
-    }
-
     fn return_address(&self, site: &Site) -> u64 {
         site.entry.wrapping_add(site::LEN as u64)
     }

@@ -1,5 +1,9 @@
 //! Entries of page tables (The RISC-V Instruction Set Manual, volume II, Sv39 to Sv57).
 
+/// The symbol of the kernel's own top-level table.
+pub(crate) const KERNEL_ROOT: &str = "swapper_pg_dir";
+/// The kernel is moved upwards, by whole pages of 2 MiB, within the 2 GiB of kernel and modules.
+pub(crate) const MOST_SLIDE: u64 = 1 << 31;
 pub(crate) const VALID: u64 = 1;
 pub(crate) const READ: u64 = 1 << 1;
 pub(crate) const WRITE: u64 = 1 << 2;

@@ -23,9 +23,10 @@
 use super::calls;
 use super::gap::{FULL, Gap, MAX_TRAP, NO_TRAP, OpsLayout};
 use crate::kernel::Kernel;
-use crate::tracer::guest::{Guest, Image};
+use crate::tracer::error::TraceError;
+use crate::tracer::guest::Guest;
+use crate::tracer::image::Image;
 use crate::tracer::stops::{Moment, Stops, Stub};
-use crate::tracer::trace::TraceError;
 use crate::tracer::tracepoints::guest::Call;
 use std::collections::HashMap;
 use vmtrace_trampolines::riscv64::encode::register::{A2, RA, SP, T0, T1, T3, ZERO};

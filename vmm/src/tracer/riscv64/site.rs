@@ -3,6 +3,8 @@
 use vmtrace_trampolines::riscv64::encode::register::T0;
 use vmtrace_trampolines::riscv64::encode::{NOP, auipc, jalr, split};
 
+/// Bytes of a literal, which lies before the function.
+pub(super) const LITERAL: usize = 8;
 /// Bytes of a site, from the function's entry on.
 pub(super) const LEN: usize = 8;
 /// Offset of its second instruction.

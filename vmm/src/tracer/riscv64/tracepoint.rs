@@ -13,12 +13,12 @@ use super::calls;
 use super::gap::Gap;
 use crate::kernel::Kernel;
 use crate::kernel::tracepoints::Hooks;
-use crate::tracer::arch::PointReason;
-use crate::tracer::guest::{Guest, Image};
-use crate::tracer::patch::Edit;
+use crate::tracer::edit::Edit;
+use crate::tracer::error::TraceError;
+use crate::tracer::guest::Guest;
+use crate::tracer::image::Image;
 use crate::tracer::stops::{Moment, Stops};
-use crate::tracer::trace::TraceError;
-use crate::tracer::tracepoints::guest::{self as points, Places, Probes};
+use crate::tracer::tracepoints::guest::{self as points, Places, PointReason, Probes};
 use vmtrace_trampolines::riscv64::encode::register::T0;
 use vmtrace_trampolines::riscv64::encode::{NOP, j, jal};
 

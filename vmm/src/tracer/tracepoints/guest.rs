@@ -3,10 +3,11 @@
 
 use crate::kernel::Kernel;
 use crate::kernel::tracepoints::Hooks;
-use crate::tracer::arch::PointReason;
-use crate::tracer::guest::{Guest, Image};
-use crate::tracer::modules::{PAGE, place};
-use crate::tracer::patch::Edit;
+use crate::tracer::edit::Edit;
+use crate::tracer::guest::Guest;
+use crate::tracer::image::Image;
+use crate::tracer::modules::place;
+use crate::tracer::spot::PAGE;
 use crate::tracer::stops::Moment;
 use crate::tracer::view::View;
 use std::ops::Range;
@@ -25,6 +26,39 @@ const LOCKS: [&str; 2] = ["mutex_lock", "mutex_lock_nested"];
 const UNLOCK: &str = "mutex_unlock";
 /// More than any of these functions has.
 const LONGEST: usize = 8192;
+
+/// Why a tracepoint is left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PointReason {
+    /// The code that calls its probes is not as the image and the guest's own state say.
+    Unknown,
+    /// It is nowhere in code that stays.
+    Nowhere,
+    /// The guest has more probes than are understood.
+    Probes,
+    /// What is called is out of reach, or there is no place for it.
+    OutOfReach,
+    /// It is not in guest RAM.
+    NoRam,
+    /// It did not hold what was written.
+    ReadBack,
+    /// The guest's list of its tasks is not as it is known to be.
+    Tasks,
+}
+
+impl std::fmt::Display for PointReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Unknown => "its code is not as the guest's tracepoint says",
+            Self::Nowhere => "the kernel's own code does not use it",
+            Self::Probes => "it has too many probes of the guest's own",
+            Self::OutOfReach => "no place for its probe",
+            Self::NoRam => "it is not in guest RAM",
+            Self::ReadBack => "it did not take the patch",
+            Self::Tasks => "tasks cannot be marked as having their system calls traced",
+        })
+    }
+}
 
 /// A call in the kernel's code, or a jump to a function in its place. Link addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

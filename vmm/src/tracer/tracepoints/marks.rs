@@ -5,7 +5,8 @@
 //! parent's flag.
 
 use crate::kernel::tracepoints::SyscallMarks;
-use crate::tracer::guest::{Guest, GuestError, Image};
+use crate::tracer::guest::{Guest, GuestError};
+use crate::tracer::image::Image;
 use crate::tracer::view::View;
 
 /// More threads than a kernel can have (`PID_MAX_LIMIT`), and steps along its lists.

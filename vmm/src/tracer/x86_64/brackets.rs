@@ -7,10 +7,11 @@
 
 use super::{map, site};
 use crate::kernel::Kernel;
-use crate::tracer::guest::{Guest, GuestError, Image};
-use crate::tracer::patch::Edit;
+use crate::tracer::edit::Edit;
+use crate::tracer::error::TraceError;
+use crate::tracer::guest::{Guest, GuestError};
+use crate::tracer::image::Image;
 use crate::tracer::stops::{Moment, Stops, Stub};
-use crate::tracer::trace::TraceError;
 
 const PREPARE: &str = "ftrace_arch_code_modify_prepare";
 const FINISH: &str = "ftrace_arch_code_modify_post_process";

@@ -5,11 +5,12 @@
 
 use super::{map, site};
 use crate::kernel::Kernel;
-use crate::tracer::guest::{Guest, Image};
-use crate::tracer::module_traps::{self, ModuleMoment};
-use crate::tracer::patch::Edit;
+use crate::tracer::edit::Edit;
+use crate::tracer::error::TraceError;
+use crate::tracer::guest::Guest;
+use crate::tracer::image::Image;
+use crate::tracer::module_calls::{self, ModuleMoment};
 use crate::tracer::stops::{Stops, Stub};
-use crate::tracer::trace::TraceError;
 
 /// Link addresses of the calls of (and jumps to) a function that are in those that may have them.
 fn calls(callers: &[(u64, &[u8])], function: u64) -> Vec<u64> {
@@ -36,10 +37,10 @@ pub(super) fn make(
     trap: &[u8],
     (at, annex): (u64, u64),
 ) -> Result<(Vec<u8>, Stops<ModuleMoment>), TraceError> {
-    const UNKNOWN: TraceError = module_traps::UNKNOWN;
+    const UNKNOWN: TraceError = module_calls::UNKNOWN;
     let mut code: Vec<u8> = Vec::new();
     let mut stops = Stops::default();
-    let callers: Vec<_> = module_traps::callers(kernel).collect();
+    let callers: Vec<_> = module_calls::callers(kernel).collect();
     for &(moment, name) in functions {
         let function = kernel.symbols().address(name);
         if function.is_none() && !moment.is_needed() {
@@ -92,7 +93,7 @@ mod tests {
             let (start, end) = (symbol("_stext"), symbol("_etext"));
             let text = kernel.bytes(start, usize::try_from(end - start).unwrap()).unwrap();
             // Others are told of other things by the last one.
-            let needed = module_traps::FUNCTIONS.iter().filter(|(moment, _)| moment.is_needed());
+            let needed = module_calls::FUNCTIONS.iter().filter(|(moment, _)| moment.is_needed());
             let functions: Vec<u64> = needed.map(|(_, name)| symbol(name)).collect();
             let mut all = vec![Vec::new(); functions.len()];
             let opcodes = text.iter().enumerate().filter(|(_, byte)| matches!(byte, 0xe8 | 0xe9));
@@ -105,7 +106,7 @@ mod tests {
                     all[which].push(link);
                 }
             }
-            let callers: Vec<_> = module_traps::callers(&kernel).collect();
+            let callers: Vec<_> = module_calls::callers(&kernel).collect();
             for (function, all) in functions.into_iter().zip(all) {
                 assert_eq!(calls(&callers, function), all, "{name}");
                 assert!(!all.is_empty());

@@ -1,9 +1,10 @@
 //! Finds the data of the running kernel that trampolines need.
 
 use crate::kernel::Kernel;
-use crate::tracer::guest::{Guest, GuestError, Image};
+use crate::tracer::error::TraceError;
+use crate::tracer::guest::{Guest, GuestError};
+use crate::tracer::image::Image;
 use crate::tracer::members::Members;
-use crate::tracer::trace::TraceError;
 use vmtrace_trampolines::ContextPlaces;
 
 /// Places a trampoline reads, relative to the gs base or in a task.

@@ -2,10 +2,10 @@
 
 use super::site;
 use crate::kernel::{Exit, ExitKind};
+use crate::tracer::edit::SkipReason;
 use crate::tracer::exits::ExitWord;
-use crate::tracer::guest::Image;
-use crate::tracer::modules::Spot;
-use crate::tracer::patch::SkipReason;
+use crate::tracer::image::Image;
+use crate::tracer::spot::Spot;
 use crate::tracer::view::View;
 use rustc_hash::FxHashMap;
 use vmtrace_trampolines::x86_64 as compiler;

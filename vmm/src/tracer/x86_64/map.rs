@@ -13,7 +13,8 @@
 use crate::kernel::Kernel;
 use crate::tracer::annex::{CODE, Far, Hole, SIZE, WITH_TABLES};
 use crate::tracer::counters::Area;
-use crate::tracer::guest::{Guest, GuestError, Image};
+use crate::tracer::guest::{Guest, GuestError};
+use crate::tracer::image::Image;
 use crate::tracer::paging::{PMD_SIZE, PUD_SIZE};
 
 /// Where the annex begins in guest virtual memory.

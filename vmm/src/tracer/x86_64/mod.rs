@@ -12,10 +12,11 @@ mod switch_stubs;
 mod tracepoint;
 
 use super::annex::{Hole, Memory};
-use super::arch::{DirectMap, Installed, Target};
+use super::arch::{DirectMap, Installed, Options, Target};
+use super::error::TraceError;
 use super::exit_plan::ExitPlan;
-use super::guest::{Guest, GuestError, Image};
-use super::trace::{Options, TraceError};
+use super::guest::{Guest, GuestError};
+use super::image::Image;
 use crate::kernel::{Kernel, Site};
 use std::sync::Arc;
 use vmtrace_trampolines::Point;
@@ -24,27 +25,6 @@ use vmtrace_trampolines::Point;
 pub(super) struct X86_64;
 
 impl Target for X86_64 {
-    fn kernel_root(&self) -> &'static str {
-        "init_top_pgt"
-    }
-
-    /// Upwards, by whole 2 MiB pages, inside the 1 GiB of `KERNEL_IMAGE_SIZE`.
-    fn is_slide(&self, slide: u64) -> bool {
-        slide < 1 << 30 && slide.is_multiple_of(2 << 20)
-    }
-
-    fn is_present(&self, entry: u64) -> bool {
-        paging::is_present(entry)
-    }
-
-    fn is_leaf(&self, entry: u64, level: u32) -> bool {
-        paging::is_leaf(entry, level)
-    }
-
-    fn address(&self, entry: u64) -> u64 {
-        paging::address(entry)
-    }
-
     fn return_address(&self, site: &Site) -> u64 {
         site.location.wrapping_add(site::LEN as u64)
     }
@@ -104,7 +84,6 @@ impl Target for X86_64 {
         if sealable { entry + site::ENDBR.len() as u64 } else { entry }
     }
 
-    /// They can be changed at any time.
     fn multiplies_by_shifting(&self) -> bool {
         false
     }
@@ -113,6 +92,7 @@ impl Target for X86_64 {
         (map::HOLE, map::FAR_OFFSET)
     }
 
+    /// Nothing: they can be changed at any time.
     fn plan_exits(&self, _: &Kernel, _: &[usize]) -> Result<ExitPlan, TraceError> {
         Ok(ExitPlan::default())
     }

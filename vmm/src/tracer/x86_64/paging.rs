@@ -1,5 +1,9 @@
 //! Entries of page tables (Intel SDM vol. 3, 4.5).
 
+/// The symbol of the kernel's own top-level table.
+pub(crate) const KERNEL_ROOT: &str = "init_top_pgt";
+/// `KERNEL_IMAGE_SIZE`: the kernel is moved upwards in it, by whole pages of 2 MiB.
+pub(crate) const MOST_SLIDE: u64 = 1 << 30;
 const PRESENT: u64 = 1;
 const LARGE: u64 = 1 << 7;
 pub(crate) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;

@@ -3,8 +3,8 @@
 
 use super::site;
 use crate::kernel::preemptirq::{SwitchKind, SwitchSite};
-use crate::tracer::guest::Image;
-use crate::tracer::patch::{Edit, SkipReason};
+use crate::tracer::edit::{Edit, SkipReason};
+use crate::tracer::image::Image;
 use crate::tracer::view::View;
 use rustc_hash::FxHashMap;
 use vmtrace_trampolines::x86_64::{Switch, SwitchStub, switch_stub};

@@ -13,12 +13,12 @@
 use super::site;
 use crate::kernel::Kernel;
 use crate::kernel::tracepoints::Hooks;
-use crate::tracer::arch::PointReason;
-use crate::tracer::guest::{Guest, Image};
-use crate::tracer::patch::Edit;
+use crate::tracer::edit::Edit;
+use crate::tracer::error::TraceError;
+use crate::tracer::guest::Guest;
+use crate::tracer::image::Image;
 use crate::tracer::stops::{Moment, Stops, Stub};
-use crate::tracer::trace::TraceError;
-use crate::tracer::tracepoints::guest::{self as points, Call, Places, Probes};
+use crate::tracer::tracepoints::guest::{self as points, Call, Places, PointReason, Probes};
 
 /// What may be calls and jumps in code at a link address.
 fn calls(start: u64, body: &[u8]) -> Vec<Call> {

@@ -1,0 +1,194 @@
+//! Changes of a few bytes of guest memory: verify, write, read back, restore.
+
+use super::guest::GuestError;
+use super::image::Image;
+use super::view::{View, word};
+
+/// Why a site is not traced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SkipReason {
+    /// It holds something that is not the kernel's own disabled site.
+    GuestOwned(&'static str),
+    /// The guest's ftrace is active on it, though not by its bytes.
+    GuestEnabled,
+    /// The guest has disabled it for good (`FTRACE_FL_DISABLED`).
+    GuestDisabled,
+    /// It lost what was prepared when tracing began, and it is not safe to prepare
+    /// it again while the guest runs.
+    Unprepared,
+    /// The guest's ftrace does not know it.
+    Unknown,
+    /// It is in memory of `.init.text` that the guest has freed.
+    Freed,
+    /// The program is out of reach of a call.
+    OutOfReach,
+    /// It is not in guest RAM.
+    NoRam,
+    /// It did not hold what was written to it.
+    ReadBack,
+    /// It has no stub.
+    NoStub,
+    /// It shares bytes with an exit that was left alone.
+    Shared,
+}
+
+impl std::fmt::Display for SkipReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::GuestOwned(what) => write!(f, "owner: guest (holds {what})"),
+            Self::GuestEnabled => f.write_str("owner: guest (its ftrace is active)"),
+            Self::GuestDisabled => f.write_str("disabled by the guest"),
+            Self::Unprepared => f.write_str("the guest's ftrace has used it since tracing began"),
+            Self::Unknown => f.write_str("unknown to the guest's ftrace"),
+            Self::Freed => f.write_str("in freed .init.text"),
+            Self::OutOfReach => f.write_str("out of reach of a call"),
+            Self::NoRam => f.write_str("not in guest RAM"),
+            Self::ReadBack => f.write_str("did not take the patch"),
+            Self::NoStub => f.write_str("no stub could be made for it"),
+            Self::Shared => f.write_str("it shares code with an exit that was left alone"),
+        }
+    }
+}
+
+/// A few bytes of guest memory, before and after. No context of the guest can stand
+/// inside of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Edit {
+    physical: u64,
+    original: u64,
+    ours: u64,
+    len: u8,
+}
+
+impl Edit {
+    /// In memory that is written to for its own sake.
+    pub(super) const FILLER: Self = Self { physical: 1, original: 1, ours: 1, len: 1 };
+
+    /// `None` unless both are of one length, up to 8.
+    #[inline(always)]
+    pub(super) fn new(physical: u64, original: &[u8], ours: &[u8]) -> Option<Self> {
+        let len = u8::try_from(original.len()).ok().filter(|&len| len <= 8)?;
+        let both = (word(original), word(ours));
+        (ours.len() == original.len()).then_some(Self {
+            physical,
+            original: both.0,
+            ours: both.1,
+            len,
+        })
+    }
+
+    /// Of the low `len` bytes of two words; `None` unless these are one to eight.
+    #[inline(always)]
+    pub(super) fn of_words(physical: u64, original: u64, ours: u64, len: u8) -> Option<Self> {
+        let unwanted = 8_u8.checked_sub(len).filter(|unwanted| *unwanted < 8)?;
+        let mask = u64::MAX >> (8 * unwanted);
+        Some(Self { physical, original: original & mask, ours: ours & mask, len })
+    }
+
+    /// The same of the running kernel, where its address is a link address.
+    pub(super) fn at(&self, image: &Image) -> Self {
+        Self { physical: image.physical_of(self.physical), ..*self }
+    }
+
+    /// Whether what is there is what was.
+    pub(super) fn is_untouched(&self, view: &View<'_>) -> Result<bool, GuestError> {
+        self.holds(view, self.original)
+    }
+
+    /// Whether what is there is ours.
+    pub(super) fn is_ours(&self, view: &View<'_>) -> Result<bool, GuestError> {
+        self.holds(view, self.ours)
+    }
+
+    #[inline]
+    fn holds(&self, view: &View<'_>, bytes: u64) -> Result<bool, GuestError> {
+        Ok(view.load(self.physical, self.len)? == bytes)
+    }
+
+    /// Writes ours; whether it holds.
+    #[inline]
+    pub(super) fn apply(&self, view: &View<'_>) -> Result<bool, GuestError> {
+        view.put(self.physical, self.ours, self.len)
+    }
+
+    /// Writes what was there.
+    pub(super) fn undo(&self, view: &View<'_>) -> Result<(), GuestError> {
+        view.store(self.physical, self.original, self.len)
+    }
+
+    /// Writes what was there if it still holds ours; whether it is as it was.
+    pub(super) fn restore(&self, view: &View<'_>) -> Result<bool, GuestError> {
+        if self.holds(view, self.ours)? {
+            self.undo(view)?;
+        }
+        self.holds(view, self.original)
+    }
+
+    /// [`Edit::restore`] of all, even if one fails; whether all is as it was.
+    pub(super) fn restore_all<'a>(
+        edits: impl IntoIterator<Item = &'a Self>,
+        view: &View<'_>,
+    ) -> Result<bool, GuestError> {
+        edits.into_iter().map(|edit| edit.restore(view)).fold(Ok(true), both)
+    }
+}
+
+/// Whether both are so. The first error is told.
+pub(super) fn both<E>(a: Result<bool, E>, b: Result<bool, E>) -> Result<bool, E> {
+    a.and_then(|a| b.map(|b| a & b))
+}
+
+/// What is to be written for one.
+#[derive(Clone, Debug)]
+pub(super) struct ExitEdit {
+    /// All of it, or the part on its first page.
+    pub(super) first: Edit,
+    /// The part on the next page, which lies elsewhere.
+    pub(super) beyond: Option<Box<Edit>>,
+}
+
+impl From<Edit> for ExitEdit {
+    fn from(first: Edit) -> Self {
+        Self { first, beyond: None }
+    }
+}
+
+impl ExitEdit {
+    pub(super) fn parts(&self) -> impl Iterator<Item = &Edit> {
+        std::iter::once(&self.first).chain(self.beyond.as_deref())
+    }
+
+    #[inline]
+    pub(super) fn apply(&self, view: &View<'_>) -> Result<bool, GuestError> {
+        match &self.beyond {
+            None => self.first.apply(view),
+            Some(beyond) => Ok(self.first.apply(view)? && beyond.apply(view)?),
+        }
+    }
+
+    pub(super) fn undo(&self, view: &View<'_>) {
+        for part in self.parts() {
+            let _ = part.undo(view);
+        }
+    }
+
+    /// A part that is not ours is left as it is, and so is the other.
+    pub(super) fn restore(&self, view: &View<'_>) -> Result<bool, GuestError> {
+        match &self.beyond {
+            None => self.first.restore(view),
+            Some(beyond) if self.first.is_ours(view)? && beyond.is_ours(view)? => {
+                Ok(self.first.restore(view)? && beyond.restore(view)?)
+            }
+            Some(beyond) => Ok(self.first.is_untouched(view)? && beyond.is_untouched(view)?),
+        }
+    }
+}
+
+/// What giving sites back came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// Sites that hold their original bytes again.
+    pub sites: usize,
+    /// Sites (indices) that did not hold our call any more and were left alone.
+    pub foreign: Vec<usize>,
+}

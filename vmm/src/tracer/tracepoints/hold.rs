@@ -1,0 +1,194 @@
+//! Lets tracepoints call probes, and gives them back.
+
+use super::guest::PointReason;
+use super::points::{PointSkip, restore};
+use crate::kernel::Kernel;
+use crate::kernel::tracepoints::{Hooks, Preparation};
+use crate::tracer::error::TraceError;
+use crate::tracer::guest::Guest;
+use crate::tracer::stops::Moment;
+use crate::tracer::trace::Attachment;
+use crate::tracer::view::View;
+use std::collections::BTreeMap;
+
+impl Attachment {
+    /// Lets the guest stop, by `trap`, around its changes of tracepoints; where it then stands
+    /// (run-time addresses). To be called when no such change can be under way. All vCPUs are
+    /// paused.
+    ///
+    /// # Errors
+    /// When the kernel changes them in an unknown way: none can be held then.
+    pub fn watch_tracepoints(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        trap: &[u8],
+    ) -> Result<Vec<u64>, TraceError> {
+        let stops = self.code.tracepoint_brackets(guest, &self.image, kernel, trap)?;
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        if !stops.lay(&view)? {
+            return Err(TraceError::Code("its code cannot be changed"));
+        }
+        self.points.stops = stops;
+        Ok(self.tracepoint_traps().collect())
+    }
+
+    /// Whether tracepoints can be held.
+    #[must_use]
+    pub fn watches_tracepoints(&self) -> bool {
+        !self.points.stops.is_empty()
+    }
+
+    /// Run-time addresses of the traps of [`Attachment::watch_tracepoints`].
+    pub(in crate::tracer) fn tracepoint_traps(&self) -> impl Iterator<Item = u64> {
+        self.points.stops.traps()
+    }
+
+    /// Whether a vCPU that stands at this run-time address begins or ends a change of tracepoints,
+    /// and where it goes on from there.
+    #[must_use]
+    pub fn tracepoint_moment(&self, address: u64) -> Option<(Moment, u64)> {
+        self.points.stops.find(address)
+    }
+
+    /// What records of a program say that is called at a tracepoint (link address, and if it is of a
+    /// module the name of its event, else nothing), by a probe that is made if there is none yet.
+    ///
+    /// # Errors
+    /// When there is no place for it.
+    pub fn tracepoint_word(
+        &mut self,
+        guest: &dyn Guest,
+        (tracepoint, name): (u64, &str),
+        program: u16,
+    ) -> Result<u32, TraceError> {
+        // Records of the one that was there before must not be taken for those of this one.
+        if self.points.names.get(&tracepoint).map_or("", |known| known) != name {
+            self.points.probes.retain(|&(at, _), _| at != tracepoint);
+            self.points.names.insert(tracepoint, name.into());
+        }
+        let key = (tracepoint, program);
+        let word = match self.points.probes.get(&key) {
+            Some(&(_, word)) => word,
+            None => {
+                let made = self.code.probe(guest, program)?;
+                self.points.probes.insert(key, made);
+                made.1
+            }
+        };
+        #[allow(clippy::cast_possible_truncation, reason = "the low half")]
+        Ok(word as u32)
+    }
+
+    /// Lets these tracepoints call these programs, and no others: at once, or when the guest has
+    /// changed what it is changing. All vCPUs are paused. Returns those that were left alone.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    pub fn hold_tracepoints(
+        &mut self,
+        guest: &dyn Guest,
+        wanted: Vec<(Hooks, u16)>,
+    ) -> Result<Vec<PointSkip>, TraceError> {
+        let wanted: BTreeMap<_, _> = wanted
+            .into_iter()
+            .map(|(hooks, program)| (hooks.tracepoint, (hooks, program)))
+            .collect();
+        let before = std::mem::replace(&mut self.points.wanted, wanted);
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        let changed: Vec<u64> = self.points.held.keys().copied().collect();
+        for tracepoint in changed {
+            if before.get(&tracepoint) != self.points.wanted.get(&tracepoint)
+                && let Some(edits) = self.points.held.remove(&tracepoint)
+            {
+                restore(&edits, &view)?;
+            }
+        }
+        self.take_tracepoints(guest)
+    }
+
+    /// Whether a tracepoint (link address) is ours now.
+    #[must_use]
+    pub fn holds_tracepoint(&self, tracepoint: u64) -> bool {
+        self.points.held.contains_key(&tracepoint)
+    }
+
+    /// How many tracepoints are ours.
+    #[must_use]
+    pub fn held_tracepoints(&self) -> usize {
+        self.points.held.len()
+    }
+
+    fn take_tracepoints(&mut self, guest: &dyn Guest) -> Result<Vec<PointSkip>, TraceError> {
+        let mut skipped = Vec::new();
+        if self.points.changes > 0 {
+            return Ok(skipped);
+        }
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        let is_marked = self.points.mark(guest, &self.image, &view)?;
+        for (&tracepoint, (hooks, program)) in &self.points.wanted {
+            // Modules may come that use it.
+            if self.points.held.contains_key(&tracepoint) || !hooks.are_used() {
+                continue;
+            }
+            if !is_marked && hooks.preparation != Preparation::Nothing {
+                skipped.push(PointSkip { tracepoint, reason: PointReason::Tasks });
+                continue;
+            }
+            let probe = self.points.probes.get(&(tracepoint, *program));
+            let edits = match probe {
+                Some(&(probe, _)) => self.code.tracepoint(&view, guest, &self.image, hooks, probe),
+                None => Err(PointReason::OutOfReach),
+            };
+            let edits = match edits {
+                Ok(edits) => edits,
+                Err(reason) => {
+                    skipped.push(PointSkip { tracepoint, reason });
+                    continue;
+                }
+            };
+            let mut holds = true;
+            for edit in &edits {
+                holds &= edit.apply(&view)?;
+            }
+            if holds {
+                self.points.held.insert(tracepoint, edits);
+            } else {
+                edits.iter().rev().try_for_each(|edit| edit.undo(&view))?;
+                skipped.push(PointSkip { tracepoint, reason: PointReason::ReadBack });
+            }
+        }
+        Ok(skipped)
+    }
+
+    /// The guest begins to change tracepoints: gives ours back. How many these were, and whether all
+    /// was as it was left. All vCPUs are paused.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    pub fn lend_tracepoints(&mut self, guest: &dyn Guest) -> Result<(usize, bool), TraceError> {
+        self.points.changes += 1;
+        let view = View::with_annex(guest, self.near, &*self.memory);
+        let (mut count, mut whole) = (0, true);
+        for (_, edits) in std::mem::take(&mut self.points.held) {
+            whole &= restore(&edits, &view)?;
+            count += 1;
+        }
+        Ok((count, whole))
+    }
+
+    /// A change of tracepoints is over: takes them again, if there is no other. Returns how many,
+    /// and what was left alone. All vCPUs are paused.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    pub fn take_tracepoints_again(
+        &mut self,
+        guest: &dyn Guest,
+    ) -> Result<(usize, Vec<PointSkip>), TraceError> {
+        self.points.changes = self.points.changes.saturating_sub(1);
+        let before = self.points.held.len();
+        let skipped = self.take_tracepoints(guest)?;
+        Ok((self.points.held.len() - before, skipped))
+    }
+}
