@@ -61,11 +61,11 @@ fn pauses(entries: &Run, graph: &Run) -> Result<()> {
     let sites = entries.summary.sites.patched;
     per("patching", sites, "sites", entries.summary.patch_ns);
     println!("  longest pause {:.1} million", millions(entries.summary.pauses.max_ns));
-    // Both in one pause: the stubs are made, and the exits are written.
+    // Their stubs have been made before.
     let mark = graph.marks.iter().find(|mark| mark.text.ends_with(" exits"));
     let mark = mark.with_context(|| format!("no exits: {:?}", graph.summary))?;
     let exits = mark.text.split(' ').next().context("no number")?.parse()?;
-    per("stubs for, and patching", exits, "exits", mark.duration_ns);
+    per("patching", exits, "exits", mark.duration_ns);
     graph.summary.notes.iter().for_each(|note| println!("  {note}"));
     Ok(())
 }
@@ -90,7 +90,7 @@ fn each(run: &Run) -> f64 {
     bytes / records
 }
 
-fn per(what: &str, count: u64, of: &str, nanoseconds: u64) {
+pub(crate) fn per(what: &str, count: u64, of: &str, nanoseconds: u64) {
     let millions = millions(nanoseconds);
     let each = millions * 1e6 / f64::from(u32::try_from(count).unwrap_or(u32::MAX));
     println!("{what} {count} {of}: {millions:.1} million instructions, {each:.0} each");

@@ -3,11 +3,11 @@
 //! The guest's own tracer is measured in a separate boot: without CALL_OPS, vmtrace does not take a
 //! site that the guest has used.
 
-use crate::boots::cost;
+use crate::boots::{cost, millions, per};
 use crate::guest::{Run, work};
 use crate::{NANOSECONDS, RISCV, value};
 use anyhow::{Result, ensure};
-use vmtrace_tests::trace::RISCV_KERNELS;
+use vmtrace_tests::trace::{RISCV_KERNELS, kernel};
 
 const FUNCTION: &str = "__riscv_sys_getppid";
 /// A function that no boot calls.
@@ -71,6 +71,31 @@ pub(crate) fn boots() -> Result<()> {
             );
             run.summary.notes.iter().for_each(|note| println!("    {note}"));
         }
+    }
+    Ok(())
+}
+
+/// What patching takes in the pause at the attach moment, for both kinds of kernels: of sites, and of exits that are
+/// rewritten and not held, by the difference to a pause without them.
+pub(crate) fn patching() -> Result<()> {
+    println!("\npatching, riscv64");
+    for name in RISCV_KERNELS.into_iter().rev() {
+        let pause = |args: &[&str]| -> Result<Run> {
+            Ok(cost(&RISCV, name, &[&["--overflow", "overwrite"], args].concat(), "")?.1)
+        };
+        let (none, all) = (pause(&["-f", NONE])?, pause(&[])?);
+        let rewritten = pause(&["-f", NONE, "--returns", "*"])?;
+        println!("  {}", none.release);
+        per("  patching", all.summary.sites.patched, "sites", all.summary.patch_ns);
+        let exits = kernel(name)?.exits()?.all().len().try_into()?;
+        let longest = |run: &Run| run.summary.pauses.max_ns;
+        per("  rewriting", exits, "exits", longest(&rewritten).saturating_sub(longest(&none)));
+        println!(
+            "    longest pauses: {:.1}, {:.1} with all sites, {:.1} with exits rewritten",
+            millions(longest(&none)),
+            millions(longest(&all)),
+            millions(longest(&rewritten))
+        );
     }
     Ok(())
 }

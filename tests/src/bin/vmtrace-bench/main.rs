@@ -56,6 +56,7 @@ fn main() -> Result<()> {
         "two",
         "graph",
         "graph-boots",
+        "patching-riscv64",
         "ops",
     ]
     .map(str::to_owned);
@@ -70,6 +71,7 @@ fn main() -> Result<()> {
         "tracepoints" => tracepoints::run(),
         "boots" => boots::run(),
         "patching" => boots::patching(),
+        "patching-riscv64" => graph::patching(),
         "two" => ops::two(),
         "graph" => graph::calls(),
         "graph-boots" => graph::boots(),
