@@ -7,6 +7,7 @@ mod ctf;
 mod ends;
 mod events;
 mod exits;
+mod kernelshark;
 mod parquet;
 mod perfetto;
 mod uftrace;
