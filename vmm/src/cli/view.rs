@@ -122,7 +122,7 @@ pub(in crate::cli) fn parse_time(text: &str) -> Result<u64, String> {
 }
 
 /// A moment of the trace in nanoseconds: seconds with a fraction, or a time with its unit.
-fn parse_moment(text: &str) -> Result<u64, String> {
+pub(super) fn parse_moment(text: &str) -> Result<u64, String> {
     let decimal = || {
         let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());

@@ -9,6 +9,7 @@ mod events;
 mod exits;
 mod kernelshark;
 mod parquet;
+mod part;
 mod perfetto;
 mod uftrace;
 mod vmt;
