@@ -175,10 +175,95 @@ fn earliest(clock: &Header, nanoseconds: i128) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Globs, Refilter};
     use super::*;
+    use crate::stream::{EntryRecord, Frame, LossReason, Reader, Summary, Writer};
     use proptest::prelude::*;
+    use std::io::Write as _;
+
+    /// What a vCPU does next: a record so many ticks later, or a loss of so many.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Record(u64),
+        Loss(u64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<(u32, Step)>> {
+        let step = prop_oneof![(0..20_u64).prop_map(Step::Record), (1..5_u64).prop_map(Step::Loss)];
+        prop::collection::vec((0..3_u32, step), 0..60)
+    }
+
+    fn header() -> Header {
+        Header { vcpus: 3, clock_hz: 1_000_000_000, ..Header::default() }
+    }
 
     proptest! {
+        // A record too many or too few is another trace, and a loss that is not told makes a part that
+        // looks whole.
+        #[test]
+        fn a_part_has_all_records_of_its_time_and_what_may_have_been_lost_then(
+            steps in steps(), since in 0..200_u64, length in 0..200_u64,
+        ) {
+            let until = since + length;
+            let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+            let mut now = [0; 3];
+            for (vcpu, step) in &steps {
+                match step {
+                    Step::Record(by) => {
+                        now[*vcpu as usize] += by;
+                        let record = EntryRecord::new(now[*vcpu as usize], 1, 2, 3);
+                        writer.entries(*vcpu, &[record]).expect("memory");
+                    }
+                    Step::Loss(count) => writer.loss(*vcpu, *count, LossReason::Full).expect("memory"),
+                }
+            }
+            writer.end(&Summary::default()).expect("memory");
+            let pick = Pick { since: Some(since), until: Some(until), ..Pick::default() };
+            let mut part = Vec::new();
+            let refilter = Refilter::by_names(&mut part, Globs::default(), None);
+            let mut refilter = refilter.with_part(pick, None);
+            for piece in writer.into_inner().expect("memory").chunks(100) {
+                refilter.write_all(piece).expect("a stream");
+            }
+            let told = refilter.finish().expect("whole").expect("a summary");
+            refilter.flush().expect("memory");
+            drop(refilter);
+            let (mut records, mut lost) = ([const { Vec::new() }; 3], [0; 3]);
+            let mut reader = Reader::new(&*part).expect("a stream");
+            while let Some(frame) = reader.next_frame().expect("a stream") {
+                match frame {
+                    Frame::Records(batch) => {
+                        let times = batch.whole_records().map(|(it, _)| it.head().timestamp.get());
+                        records[batch.vcpu as usize].extend(times);
+                    }
+                    Frame::Loss(loss) => lost[loss.vcpu as usize] += loss.count,
+                    _ => {}
+                }
+            }
+            for vcpu in 0..3 {
+                let own = steps.iter().filter(|(of, _)| *of as usize == vcpu);
+                let (mut now, mut times, mut losses, mut open) = (0, Vec::new(), 0, 0);
+                for (_, step) in own {
+                    match step {
+                        Step::Loss(count) => open += count,
+                        Step::Record(by) => {
+                            if now <= until && now + by >= since {
+                                losses += open;
+                            }
+                            (now, open) = (now + by, 0);
+                            times.extend((since..=until).contains(&now).then_some(now));
+                        }
+                    }
+                }
+                if now <= until {
+                    losses += open;
+                }
+                prop_assert_eq!(&records[vcpu], &times);
+                prop_assert_eq!(lost[vcpu], losses);
+                prop_assert_eq!(told.vcpus[vcpu].lost, losses);
+            }
+        }
+
         // One tick off, and the record that a report shows at that time is not in the part.
         #[test]
         fn a_part_begins_with_the_first_tick_of_its_time(
