@@ -182,12 +182,16 @@ fn kernelshark_shows_a_file_and_complains_of_nothing() {
     for (format, file) in FORMATS {
         folder.convert(&["-o", file, "--format", format]);
         let mut windows = Windows::open(&folder, file);
-        std::thread::sleep(enough);
         // A plugin is for traces of hosts, and says so.
         let expected = [
             format!("Loading  \"{file}\""),
             format!("plugin \"kvm_combo\" failed to initialize on stream {file}"),
         ];
+        let begin = Instant::now();
+        while windows.said().len() < expected.len() && begin.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        std::thread::sleep(enough);
         assert_eq!(windows.said(), expected);
     }
 }
