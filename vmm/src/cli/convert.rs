@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
@@ -13,9 +13,10 @@ use vmtrace_system::say;
 
 use super::clock::Clock;
 use super::losses::{self, Counted};
+use super::view::{parse_moment, parse_name};
 use super::{BadUsage, report, view};
 use crate::convert::{Format, Output, Tally};
-use crate::export::{Event, Export, Name, PlayError, Player, SortedBy};
+use crate::export::{Event, Export, Horizon, Name, Pick, Picked, PlayError, Player, SortedBy};
 use crate::serve::{Globs, Refilter};
 use crate::stream::{Compression, Compressor, Header, StreamError, Summary};
 
@@ -23,6 +24,12 @@ use crate::stream::{Compression, Compressor, Header, StreamError, Summary};
 /// trace is converted.
 pub(super) const GO: &[u8] = b"go\n";
 pub(super) const DONE: &[u8] = b"done\n";
+
+/// Bytes read and written at once.
+const PIECE: usize = 1 << 20;
+
+/// The heading in `--help` of options that select what of a trace is converted.
+const WHAT: &str = "What to convert";
 
 /// Convert a trace file to a format of other tools.
 #[derive(Debug, clap::Args)]
@@ -36,14 +43,16 @@ pub struct Args {
     #[arg(long, value_enum)]
     format: Option<Target>,
     /// Convert only functions whose name matches (repeatable).
-    #[arg(short, long = "filter", value_name = "GLOB")]
+    #[arg(short, long = "filter", value_name = "GLOB", help_heading = WHAT)]
     filter: Vec<String>,
     /// Convert no functions whose name matches (repeatable).
-    #[arg(short, long, value_name = "GLOB")]
+    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
     notrace: Vec<String>,
     /// Convert only records of the tracer of this name.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = parse_name, help_heading = WHAT)]
     tracer: Option<String>,
+    #[command(flatten)]
+    part: Part,
     /// Origin of the times. With guest they are those of the guest's own log (dmesg), exact to the
     /// microsecond once the kernel has marked its clock stable.
     #[arg(long, value_enum, default_value_t)]
@@ -54,6 +63,34 @@ pub struct Args {
     /// Wait until standard input says so; remove FILE when all of it is converted.
     #[arg(long, hide = true)]
     once_told: bool,
+}
+
+/// What of a trace is converted, besides functions.
+#[derive(Clone, Debug, clap::Args)]
+struct Part {
+    /// Convert only records of this process id (repeatable).
+    #[arg(long, value_name = "PID", help_heading = WHAT)]
+    pid: Vec<u32>,
+    /// Convert only records of tasks whose name matches (repeatable).
+    #[arg(long, value_name = "GLOB", help_heading = WHAT)]
+    comm: Vec<String>,
+    /// Convert only records of this vCPU (repeatable), or of a list such as 0,2.
+    #[arg(long, value_name = "N", value_delimiter = ',', help_heading = WHAT)]
+    cpu: Vec<u32>,
+    /// Convert nothing before this time: seconds as report prints them, such as 1.204530, or with a
+    /// unit, such as 1200ms.
+    #[arg(long, value_name = "TIME", value_parser = parse_moment, help_heading = WHAT)]
+    since: Option<u64>,
+    /// Convert nothing after this time.
+    #[arg(long, value_name = "TIME", value_parser = parse_moment, help_heading = WHAT)]
+    until: Option<u64>,
+}
+
+impl Part {
+    fn pick(self) -> Pick {
+        let Self { pid: pids, comm: comms, cpu: cpus, since, until } = self;
+        Pick { pids, comms, cpus, since, until, ..Pick::default() }
+    }
 }
 
 /// What a trace is made into.
@@ -125,7 +162,8 @@ pub fn run(args: Args) -> Result<u8> {
 }
 
 fn convert(args: Args) -> Result<u8> {
-    let Args { file, output: place, format, filter, notrace, tracer, clock, .. } = args;
+    let Args { file, output: place, format, filter, notrace, tracer, clock, part, .. } = args;
+    let part = part.pick();
     let (compress, once_told) = (args.compress, args.once_told);
     let shown = place.display().to_string();
     let target = format.or_else(|| Target::of(&place)).with_context(|| {
@@ -141,7 +179,7 @@ fn convert(args: Args) -> Result<u8> {
         }
         Target::Trace => {
             let globs = Globs { filter, notrace };
-            return cut(source, &name, &place, (globs, tracer), compress);
+            return trace(source, &name, &place, (globs, tracer, part), compress);
         }
         Target::Other(_) if compress.is_some() => {
             let reason = "--compress is for traces of vmtrace: name OUT *.vmt, or use --format vmt";
@@ -150,11 +188,23 @@ fn convert(args: Args) -> Result<u8> {
         Target::Other(format) => format,
     };
     let output = format.output(&place).with_context(|| format!("cannot write {shown}"))?;
+    let times = Pick { since: part.since, until: part.until, ..Pick::default() };
+    let mut torn = Ok(());
+    if !part.is_all() {
+        let scratch = output.scratch().with_context(|| format!("cannot write {shown}"))?;
+        (source, torn) = part_of(source, &name, scratch, (part, clock))?;
+    }
     let writer = format.writer(&output).with_context(|| format!("cannot write {shown}"))?;
     let mut tally = Tally::new(writer, format);
     let missed = Cell::new(0);
     let export: Box<dyn Export + '_> =
         Box::new(Counted { export: Box::new(Lent(&mut tally)), missed: &missed });
+    // Marks that a part has so that it can be understood are not shown before it begins.
+    let export = if times.is_all() {
+        export
+    } else {
+        Box::new(Picked::new(export, times)) as Box<dyn Export>
+    };
     let mut player = view::choose(Player::new(export), filter, notrace);
     if let Some(tracer) = tracer {
         player = player.with_tracer(tracer);
@@ -177,7 +227,7 @@ fn convert(args: Args) -> Result<u8> {
         Err(PlayError::Output(error)) => {
             return Err(error).with_context(|| format!("cannot write {shown}"));
         }
-        played => played.context(name)?,
+        played => torn.and_then(|()| played.context(name))?,
     };
     // The run has told of them itself.
     if let Some(summary) = played.summary.filter(|_| !once_told) {
@@ -186,23 +236,40 @@ fn convert(args: Args) -> Result<u8> {
     Ok(0)
 }
 
-/// Writes a trace of what is chosen, compressed or not, whatever the source is.
-fn cut(
+/// A trace that has only a part of another, in `file`, and whether that other was whole.
+fn part_of(
     mut source: File,
     name: &str,
-    place: &Path,
-    (globs, tracer): (Globs, Option<String>),
-    compress: Option<Compression>,
-) -> Result<u8> {
-    const PIECE: usize = 1 << 20;
-    let shown = || format!("cannot write {}", place.display());
-    let output = Output::file(place).with_context(shown)?;
-    let file = io::BufWriter::with_capacity(PIECE, output.handle().with_context(shown)?);
-    let sink: Box<dyn io::Write> = match compress {
-        Some(how) => Box::new(Compressor::new(file, how).with_context(shown)?),
-        None => Box::new(file),
-    };
-    let mut refilter = Refilter::by_names(sink, globs, tracer);
+    mut file: File,
+    (part, clock): (Pick, Clock),
+) -> Result<(File, Result<()>)> {
+    let mut zero = None;
+    if clock == Clock::Guest {
+        let is_file = source.metadata().context(name.to_owned())?.is_file();
+        let known = is_file.then(|| Horizon::scan(&mut source)).transpose();
+        let known = known.context(name.to_owned())?;
+        zero = clock.start(known.as_ref()).map_err(PlayError::Start).context(name.to_owned())?;
+        source.rewind().context(name.to_owned())?;
+    }
+    let shown = || "cannot write a temporary file".to_owned();
+    let sink = io::BufWriter::with_capacity(PIECE, file.try_clone().with_context(shown)?);
+    let mut refilter = Refilter::by_names(sink, Globs::default(), None).with_part(part, zero);
+    let whole = cut(&mut source, name, &mut refilter, &shown)?.map(|_| ());
+    let is_empty = file.stream_position().with_context(shown)? == 0;
+    file.rewind().with_context(shown)?;
+    match whole {
+        Err(error) if is_empty => Err(error),
+        whole => Ok((file, whole)),
+    }
+}
+
+/// Gives `refilter` all that there is. Returns whether that was whole, with its summary.
+fn cut<W: io::Write>(
+    source: &mut File,
+    name: &str,
+    refilter: &mut Refilter<W>,
+    shown: &dyn Fn() -> String,
+) -> Result<Result<Option<Summary>>> {
     let mut piece = vec![0; PIECE];
     let played = loop {
         let bytes = match source.read(&mut piece).context(name.to_owned())? {
@@ -217,12 +284,32 @@ fn cut(
         }
     };
     refilter.flush().with_context(shown)?;
+    Ok(played.context(name.to_owned()))
+}
+
+/// Writes a trace of what is chosen, compressed or not, whatever the source is.
+fn trace(
+    mut source: File,
+    name: &str,
+    place: &Path,
+    (globs, tracer, part): (Globs, Option<String>, Pick),
+    compress: Option<Compression>,
+) -> Result<u8> {
+    let shown = || format!("cannot write {}", place.display());
+    let output = Output::file(place).with_context(shown)?;
+    let file = io::BufWriter::with_capacity(PIECE, output.handle().with_context(shown)?);
+    let sink: Box<dyn io::Write> = match compress {
+        Some(how) => Box::new(Compressor::new(file, how).with_context(shown)?),
+        None => Box::new(file),
+    };
+    let mut refilter = Refilter::by_names(sink, globs, tracer).with_part(part, None);
+    let played = cut(&mut source, name, &mut refilter, &shown)?;
     drop(refilter);
     // What is whole of a torn trace is worth having; nothing of what is none.
     if output.handle().and_then(|file| file.metadata()).is_ok_and(|file| file.len() > 0) {
         output.commit().with_context(shown)?;
     }
-    if let Some(summary) = played.context(name.to_owned())? {
+    if let Some(summary) = played? {
         losses::tell(&summary, 0)?;
     }
     Ok(0)

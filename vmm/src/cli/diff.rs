@@ -11,6 +11,9 @@ use super::view::{choose, parse_time};
 use crate::analyze::diff::{Difference, Noise, Profile};
 use crate::export::{PlayError, Player};
 
+/// The heading in `--help` of options that select what is compared.
+const WHAT: &str = "What to compare";
+
 /// Arguments of `vmtrace diff`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -19,16 +22,16 @@ pub struct Args {
     /// File written by `vmtrace boot -o`: the newer trace
     b: PathBuf,
     /// Compare only functions that match: GLOB, GLOB:mod:NAME or :mod:NAME; may be repeated
-    #[arg(short, long, value_name = "GLOB")]
+    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
     filter: Vec<String>,
     /// Compare no functions that match this glob; may be repeated
-    #[arg(short, long, value_name = "GLOB")]
+    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
     notrace: Vec<String>,
     /// Compare only calls of tasks whose name matches this glob; may be repeated
-    #[arg(long, value_name = "GLOB")]
+    #[arg(long, value_name = "GLOB", help_heading = WHAT)]
     comm: Vec<String>,
     /// Compare only records of the tracer of this name
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = WHAT)]
     tracer: Option<String>,
     /// Counts and times are equal if they differ by no more than PERCENT of the larger one
     #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=100))]

@@ -13,8 +13,9 @@ use clap::builder::RangedU64ValueParser;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use vmtrace_system::say;
 
+use super::losses;
 use super::report::{is_broken_pipe, tell_skipped};
-use super::{losses, view};
+use super::view::{WHAT, parse_name};
 use crate::export::{
     Event, Export, Live, Name, Order, Pick, Picked, PlayError, Player, Rows, SortedBy,
     write_summary,
@@ -49,22 +50,22 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Only functions that match, and no events: GLOB, GLOB:mod:NAME or :mod:NAME; may be repeated
-    #[arg(short, long, value_name = "GLOB")]
+    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
     filter: Vec<String>,
     /// No functions that match this glob, and no events; may be repeated
-    #[arg(short, long, value_name = "GLOB")]
+    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
     notrace: Vec<String>,
     /// Only records of the tracer of this name
-    #[arg(long, value_name = "NAME", value_parser = view::parse_name)]
+    #[arg(long, value_name = "NAME", value_parser = parse_name, help_heading = WHAT)]
     tracer: Option<String>,
     /// Only records of this process id; may be repeated
-    #[arg(long, value_name = "PID")]
+    #[arg(long, value_name = "PID", help_heading = WHAT)]
     pid: Vec<u32>,
     /// Only records of tasks whose name matches this glob; may be repeated
-    #[arg(long, value_name = "GLOB")]
+    #[arg(long, value_name = "GLOB", help_heading = WHAT)]
     comm: Vec<String>,
     /// Only records of this vCPU; may be repeated, or a list such as 0,2
-    #[arg(long, value_name = "N", value_delimiter = ',')]
+    #[arg(long, value_name = "N", value_delimiter = ',', help_heading = WHAT)]
     cpu: Vec<u32>,
     /// Wait up to SECS seconds for the socket to appear
     #[arg(long, value_name = "SECS", default_value_t = 0)]

@@ -122,7 +122,7 @@ pub(in crate::cli) fn parse_time(text: &str) -> Result<u64, String> {
 }
 
 /// A moment of the trace in nanoseconds: seconds with a fraction, or a time with its unit.
-fn parse_moment(text: &str) -> Result<u64, String> {
+pub(super) fn parse_moment(text: &str) -> Result<u64, String> {
     let decimal = || {
         let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
@@ -148,6 +148,40 @@ pub(super) fn parse_name(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Cli;
+    use clap::CommandFactory as _;
+
+    // What narrows a trace is looked for together, not between formats and pagers.
+    #[test]
+    fn what_selects_is_a_group_of_its_own_in_the_help() {
+        let all = ["--filter", "--notrace", "--tracer"];
+        let tasks = [&all[..], &["--pid", "--comm", "--cpu"]].concat();
+        let times = [&tasks[..], &["--since", "--until"]].concat();
+        for (command, heading, selecting, others) in [
+            ("report", WHAT, &times, &["--format", "--clock"][..]),
+            ("stream", WHAT, &times, &["--format", "--output"]),
+            ("top", WHAT, &tasks, &["--every", "--by", "--rows", "--wait"]),
+            ("convert", "What to convert", &times, &["--output", "--format", "--compress"]),
+            ("diff", "What to compare", &[&all[..], &["--comm"]].concat(), &["--noise", "--least"]),
+        ] {
+            let mut cli = Cli::command();
+            let command = cli.find_subcommand_mut(command).expect("a command");
+            let help = command.render_help().to_string();
+            let (before, group) = help.split_once(&format!("\n{heading}:\n")).expect(heading);
+            let group = group.split_once("\n\n").map_or(group, |(group, _)| group);
+            // The first column: the help of one may name another.
+            let has = |text: &str, option: &str| {
+                let columns = text.lines().filter_map(|line| line.trim_start().split("  ").next());
+                columns.filter(|line| line.starts_with('-')).any(|line| line.contains(option))
+            };
+            for option in selecting {
+                assert!(has(group, option), "{option}: {help}");
+            }
+            for option in others {
+                assert!(has(before, option) && !has(group, option), "{option}: {help}");
+            }
+        }
+    }
 
     #[test]
     fn moments_are_as_they_are_shown() {

@@ -72,6 +72,7 @@ pub(crate) use init::{STARTS_INIT, says_init};
 pub use json::Json;
 pub use live::{Live, Order, Rows};
 pub use losses::write_losses;
+pub(crate) use names::task_name;
 pub use pick::{Pick, Picked};
 pub use player::Player;
 pub(crate) use select::TracerChoice;

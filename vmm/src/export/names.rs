@@ -162,9 +162,28 @@ const NAMELESS: u32 = u32::MAX;
 /// No process, and no slot.
 const NOT_RECENT: (u32, u32) = (0, u32::MAX - 1);
 
+/// What is shown of records that are of no task.
+fn nobody(pid: u32) -> Option<&'static str> {
+    match pid {
+        // As ftrace does; the idle tasks of all CPUs share this pid.
+        0 => Some("<idle>"),
+        HostExit::PID => Some("<host>"),
+        _ => None,
+    }
+}
+
+fn comm_of(task: &Task) -> String {
+    printable(&String::from_utf8_lossy(task.comm()))
+}
+
+/// The name that is shown of a process: nothing for one that nobody has named.
+pub(crate) fn task_name(pid: u32, known: Option<&Task>) -> String {
+    nobody(pid).map(str::to_owned).or_else(|| known.map(comm_of)).unwrap_or_default()
+}
+
 impl Tasks {
     pub(super) fn insert(&mut self, task: &Task) {
-        let comm = printable(&String::from_utf8_lossy(task.comm()));
+        let comm = comm_of(task);
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             u32::try_from(self.slots.len() - 1).unwrap_or(NAMELESS)
@@ -188,12 +207,8 @@ impl Tasks {
 
     #[inline]
     pub(super) fn comm(&self, pid: u32, slot: u32) -> Option<&str> {
-        // As ftrace does; the idle tasks of all CPUs share this pid.
-        if pid == 0 {
-            return Some("<idle>");
-        }
-        if pid == HostExit::PID {
-            return Some("<host>");
+        if let Some(name) = nobody(pid) {
+            return Some(name);
         }
         self.slots.get(position(slot))?.as_ref().map(|(comm, _)| &**comm)
     }

@@ -33,7 +33,7 @@ pub struct Pick {
 
 impl Pick {
     /// Whether what was counted on a vCPU is wanted: nobody knows whose calls they were, and when.
-    fn takes_counts(&self, vcpu: u32) -> bool {
+    pub(crate) fn takes_counts(&self, vcpu: u32) -> bool {
         let of_some = !self.pids.is_empty() || !self.comms.is_empty() || !self.follow.is_empty();
         let in_time = self.since.or(self.until).is_some();
         !of_some && !in_time && (self.cpus.is_empty() || self.cpus.contains(&vcpu))
@@ -46,7 +46,7 @@ impl Pick {
     }
 
     /// Whether only some tasks, vCPUs or functions are wanted.
-    fn is_of_some(&self) -> bool {
+    pub(crate) fn is_of_some(&self) -> bool {
         let lists = [&self.comms, &self.follow, &self.modules];
         !self.pids.is_empty()
             || !self.cpus.is_empty()

@@ -9,6 +9,7 @@ mod client;
 mod consumer;
 mod guests;
 mod hub;
+mod part;
 mod patience;
 mod primary;
 mod queue;

@@ -1,10 +1,11 @@
 //! Makes a stream of some functions from a stream of all. The result is a complete stream, with its
 //! own frame numbers and totals.
 
+use super::part::Part;
 use super::request::Globs;
-use crate::export::TracerChoice;
+use crate::export::{Pick, TracerChoice};
 use crate::stream::{
-    Count, CountsOf, Decoder, Frame, Header, LossReason, Progress, Record, RecordBuffer,
+    Count, CountsOf, Decoder, Frame, Header, Loss, LossReason, Progress, Record, RecordBuffer,
     RecordHead, StreamError, Stretch, Summary, Symbol, Traced, Writer,
 };
 use std::collections::HashSet;
@@ -25,6 +26,8 @@ pub(crate) struct Refilter<W> {
     kept: RecordBuffer,
     /// Numbers of the tracers whose records are wanted, when not all are.
     tracer: Option<TracerChoice>,
+    /// What is wanted by time, vCPU and task, when not all is.
+    part: Option<Part>,
     /// Records of kinds that nobody here knows: whether they are wanted, neither.
     unknown: u64,
     /// Calls that are wanted and go on in functions that may not be.
@@ -90,6 +93,7 @@ impl<W: Write> Refilter<W> {
             header: None,
             kept: RecordBuffer::new(),
             tracer: tracer.map(TracerChoice::new),
+            part: None,
             unknown: 0,
             jumps: Jumps::default(),
             aid: Vec::new(),
@@ -103,11 +107,22 @@ impl<W: Write> Refilter<W> {
         Self { by_names: true, ..Self::new(sink, functions, globs, tracer) }
     }
 
-    /// To be called when no more bytes come. Returns the summary of the stream that was read.
+    /// Keeps only what `pick` chooses by time, vCPU, process id and name. `zero` are the ticks of time
+    /// 0, if they are not those of the header.
+    pub(crate) fn with_part(mut self, pick: Pick, zero: Option<u64>) -> Self {
+        self.part = (!pick.is_all()).then(|| Part::new(pick, zero));
+        self
+    }
+
+    /// To be called when no more bytes come. Returns the summary of the stream: of a part by time, vCPU
+    /// or task that of the part.
     ///
     /// # Errors
     /// When its end frame was not reached.
     pub(crate) fn finish(&mut self) -> std::result::Result<Option<Summary>, StreamError> {
+        if let (Some(part), Out::Writer(writer)) = (&mut self.part, &mut self.out) {
+            part.rest().into_iter().try_for_each(|loss| lose(writer, loss))?;
+        }
         self.decoder.finish().map(|()| self.summary.take())
     }
 
@@ -134,6 +149,9 @@ impl<W: Write> Refilter<W> {
         if let Frame::Header(header) = &frame {
             if let Out::Sink(sink) = std::mem::replace(&mut self.out, Out::Failed) {
                 self.out = Out::Writer(Box::new(Writer::new(sink, header)?));
+                if let Some(part) = &mut self.part {
+                    part.begin(header);
+                }
                 self.header = Some((**header).clone());
             }
             return Ok(());
@@ -152,15 +170,29 @@ impl<W: Write> Refilter<W> {
                     })
                 })
             }
-            Frame::Tasks(mut list) => list.try_for_each(|task| writer.task(task)),
+            Frame::Tasks(mut list) => list.try_for_each(|task| {
+                if let Some(part) = &mut self.part {
+                    part.renamed(task.pid);
+                }
+                writer.task(task)
+            }),
             Frame::Records(batch) => {
                 self.kept.clear();
                 for (record, bytes) in batch.whole_records() {
+                    let RecordHead { tracer, flags, timestamp, pid, .. } = *record.head();
+                    if let Some(part) = &mut self.part {
+                        let (ticks, pid) = (timestamp.get(), pid.get());
+                        for loss in part.before(batch.vcpu, ticks) {
+                            lose(writer, loss)?;
+                        }
+                        if !part.has(batch.vcpu, ticks, pid, writer.names()) {
+                            continue;
+                        }
+                    }
                     let Some(function) = record.function() else {
                         self.unknown += 1;
                         continue;
                     };
-                    let RecordHead { tracer, flags, .. } = *record.head();
                     if self.tracer.as_ref().is_some_and(|choice| !choice.is(tracer)) {
                         continue;
                     }
@@ -187,10 +219,16 @@ impl<W: Write> Refilter<W> {
                 }
                 writer.records(batch.vcpu, &self.kept)
             }
-            Frame::Loss(loss) if loss.reason == LossReason::Consumer => {
-                writer.missed(loss.vcpu, loss.count, loss.total)
+            Frame::Loss(loss) => match &mut self.part {
+                Some(part) => {
+                    part.lost(loss);
+                    Ok(())
+                }
+                None => lose(writer, loss),
+            },
+            Frame::Mark(mark) if self.part.as_ref().is_some_and(|part| !part.has_mark(&mark)) => {
+                Ok(())
             }
-            Frame::Loss(loss) => writer.loss(loss.vcpu, loss.count, loss.reason),
             Frame::Mark(mark) => writer.mark(&mark),
             Frame::Watermark(ticks) => writer.watermark(ticks),
             Frame::Tracers(list) => {
@@ -217,10 +255,13 @@ impl<W: Write> Refilter<W> {
                     self.functions.as_ref().is_none_or(|set| set.contains(function))
                 };
                 let functions: Vec<_> = traced.functions().filter(wanted).collect();
-                writer.traced(&Stretch { since, until, tracer, of }, &functions)
+                let stretch = Stretch { since, until, tracer, of };
+                let cut = self.part.as_ref().map_or(Some(stretch), |part| part.cut(stretch));
+                cut.map_or(Ok(()), |stretch| writer.traced(&stretch, &functions))
             }
             Frame::Counts(counts) => {
-                if !self.tracer.as_ref().is_none_or(|it| it.is(counts.tracer)) {
+                let of_part = self.part.as_ref().is_none_or(|part| part.has_counts(counts.vcpu));
+                if !of_part || !self.tracer.as_ref().is_none_or(|it| it.is(counts.tracer)) {
                     return Ok(());
                 }
                 let wanted = |function: u32| {
@@ -245,13 +286,29 @@ impl<W: Write> Refilter<W> {
                     let unknown = self.unknown;
                     summary.notes.push(format!("{unknown} records of unknown kinds were left out"));
                 }
-                writer.end(&summary)?;
-                self.summary = Some(*summary);
+                let Some(part) = &mut self.part else {
+                    writer.end(&summary)?;
+                    self.summary = Some(*summary);
+                    return Ok(());
+                };
+                for loss in part.rest() {
+                    lose(writer, loss)?;
+                }
+                summary.notes.push(part.note());
+                self.summary = Some(writer.end(&summary)?);
                 Ok(())
             }
             // Where a late consumer joined; this stream begins there.
             _ => Ok(()),
         }
+    }
+}
+
+/// Records are missing here.
+fn lose<W: Write>(writer: &mut Writer<W>, loss: Loss) -> Result<()> {
+    match loss.reason {
+        LossReason::Consumer => writer.missed(loss.vcpu, loss.count, loss.total),
+        reason => writer.loss(loss.vcpu, loss.count, reason),
     }
 }
 

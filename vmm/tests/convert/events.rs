@@ -92,7 +92,7 @@ fn switch(from: (&[u8], u64), state: u64, to: (&[u8], u64)) -> Vec<u64> {
 }
 
 /// Values of all kinds, in all forms, with some that could not be read.
-fn everything() -> Folder {
+pub(super) fn everything() -> Folder {
     Folder::new(&everything_stream())
 }
 
@@ -172,7 +172,7 @@ pub(super) fn everything_stream() -> Vec<u8> {
 }
 
 /// What stands behind the time: name and text.
-fn told(report: &str) -> Vec<String> {
+pub(super) fn told(report: &str) -> Vec<String> {
     let lines = report.lines().filter(|line| line.contains(": ") && line.contains('['));
     let lines = lines.filter(|line| !line.contains("print: ") && !line.starts_with('#'));
     let behind = lines.filter_map(|line| line.split_once(": ").map(|(_, text)| text));

@@ -54,8 +54,9 @@ impl Pages {
         let Some(state) = usize::try_from(vcpu).ok().and_then(|it| self.vcpus.get_mut(it)) else {
             return Ok(());
         };
-        // Readers count on times that never go back.
-        let at = at.max(state.time);
+        // Readers count on times that never go back. KernelShark takes 0 for no time, and would list
+        // what the other vCPUs did first.
+        let at = at.max(state.time).max(1);
         // The head, its time extension, a length, the count of what is lost: 4 + 8 + 4 + 8.
         if !state.page.is_empty() && state.page.len() + data.len() + 24 > PAGE {
             self.close(vcpu)?;
