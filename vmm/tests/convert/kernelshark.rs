@@ -118,8 +118,7 @@ impl Windows {
     fn open(folder: &Folder, name: &str) -> Self {
         let shark = reader("kernelshark");
         // Root gets a warning first, which waits for a click.
-        let is_root = std::fs::metadata("/proc/self").expect("procfs").uid() == 0;
-        let mut command = if is_root {
+        let mut command = if is_root() {
             let mut command = Command::new("unshare");
             command.args(["--user", "--map-user=1000"]).arg(shark.get_program());
             command
@@ -166,8 +165,27 @@ impl Drop for Windows {
     }
 }
 
+/// Whether it can be run as somebody who is not root.
+fn can_be_shown() -> bool {
+    let mut namespace = Command::new("unshare");
+    is_root()
+        .then(|| namespace.args(["--user", "--map-user=1000", "true"]).output())
+        .is_none_or(|tried| tried.is_ok_and(|output| output.status.success()))
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").expect("procfs").uid() == 0
+}
+
 #[test]
 fn kernelshark_shows_a_file_and_complains_of_nothing() {
+    if !can_be_shown() {
+        // Its library, which reads the file, was tested above.
+        eprintln!(
+            "root cannot be anybody else here (user namespaces): KernelShark's windows are not tried"
+        );
+        return;
+    }
     let folder = everything();
     std::fs::write(folder.path("bad.dat"), "no trace of anything").expect("room");
     // How long it takes until a complaint would be there.
@@ -178,20 +196,23 @@ fn kernelshark_shows_a_file_and_complains_of_nothing() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let enough = begin.elapsed() * 3 + Duration::from_secs(1);
+    // What this machine makes Qt say of any file, such as of fonts.
+    let loading = |line: &str| line.starts_with("Loading ");
+    let mut noise = bad.said();
+    noise.retain(|line| !line.starts_with("ERROR: ") && !loading(line));
     drop(bad);
     for (format, file) in FORMATS {
         folder.convert(&["-o", file, "--format", format]);
         let mut windows = Windows::open(&folder, file);
-        // A plugin is for traces of hosts, and says so.
-        let expected = [
-            format!("Loading  \"{file}\""),
-            format!("plugin \"kvm_combo\" failed to initialize on stream {file}"),
-        ];
         let begin = Instant::now();
-        while windows.said().len() < expected.len() && begin.elapsed() < Duration::from_secs(60) {
+        while !windows.said().iter().any(|line| loading(line)) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", windows.said());
             std::thread::sleep(Duration::from_millis(20));
         }
         std::thread::sleep(enough);
-        assert_eq!(windows.said(), expected);
+        let mut said = windows.said();
+        // A plugin is for traces of hosts, and says so of any other.
+        said.retain(|line| !noise.contains(line) && !line.starts_with("plugin \"kvm_combo\" "));
+        assert_eq!(said, [format!("Loading  \"{file}\"")]);
     }
 }
