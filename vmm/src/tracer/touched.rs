@@ -35,7 +35,7 @@ mod tests {
             faults() - before
         };
         let (cold, warm) = (fill(Vec::with_capacity(COUNT)), fill(touched(COUNT, 7)));
-        // By huge pages, if the system likes.
-        assert!(cold > 0 && warm == 0, "{cold} and {warm}");
+        // By huge pages, if the system likes, which may also move a page meanwhile.
+        assert!(warm * 4 < cold, "{cold} and {warm}");
     }
 }
