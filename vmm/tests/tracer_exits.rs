@@ -63,6 +63,29 @@ fn annex(fake: &Fake, address: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// A held exit leads to a stub that names it or goes on as it did, by a program below.
+fn assert_leads_to_its_stub(fake: &Fake, exit: &Exit, name: &str) {
+    let site = fake.read_vec(fake.at(exit.address), 5);
+    let stub = leads(0xe9, exit.address, &site);
+    let code = annex(fake, stub, 10);
+    match exit.kind {
+        ExitKind::Return => {
+            let names = u32::from_le_bytes(code[1..5].try_into().unwrap());
+            assert_eq!((code[0], u64::from(names)), (0xb9, exit.address & 0xffff_ffff));
+            assert!(leads(0xe9, stub + 5, &code[5..]) < stub);
+        }
+        ExitKind::Jump { target } => {
+            assert!(leads(0xe8, stub, &code) < stub);
+            assert_eq!(leads(0xe9, stub + 5, &code[5..]), target, "{name}");
+        }
+        ExitKind::Indirect { register, .. } => {
+            let copy = [0x49 | register >> 3 << 2, 0x89, 0xc3 | (register & 7) << 3];
+            assert_eq!(code[..3], copy, "{name}: mov r11, register {register}");
+            assert!(leads(0xe8, stub + 3, &code[3..]) < stub);
+        }
+    }
+}
+
 // An exit that goes anywhere but on, or that is not given back, crashes the guest.
 #[test]
 fn every_exit_goes_through_its_stub_and_is_given_back() {
@@ -88,25 +111,7 @@ fn every_exit_goes_through_its_stub_and_is_given_back() {
         let held: Vec<usize> = attachment.exits().map(|(index, _)| index).collect();
         for &index in held.iter().step_by(7) {
             let exit = &exits[index];
-            let site = fake.read_vec(fake.at(exit.address), 5);
-            let stub = leads(0xe9, exit.address, &site);
-            let code = annex(&fake, stub, 10);
-            match exit.kind {
-                ExitKind::Return => {
-                    let names = u32::from_le_bytes(code[1..5].try_into().unwrap());
-                    assert_eq!((code[0], u64::from(names)), (0xb9, exit.address & 0xffff_ffff));
-                    assert!(leads(0xe9, stub + 5, &code[5..]) < stub);
-                }
-                ExitKind::Jump { target } => {
-                    assert!(leads(0xe8, stub, &code) < stub);
-                    assert_eq!(leads(0xe9, stub + 5, &code[5..]), target, "{name}");
-                }
-                ExitKind::Indirect { register, .. } => {
-                    let copy = [0x49 | register >> 3 << 2, 0x89, 0xc3 | (register & 7) << 3];
-                    assert_eq!(code[..3], copy, "{name}: mov r11, register {register}");
-                    assert!(leads(0xe8, stub + 3, &code[3..]) < stub);
-                }
-            }
+            assert_leads_to_its_stub(&fake, exit, name);
         }
         // Some, and then the others.
         let some: Vec<usize> = held.iter().copied().step_by(3).collect();
@@ -217,19 +222,7 @@ fn stubs_that_are_made_ahead_are_those_that_are_needed() {
         assert!(ahead.iter().zip(&all).all(|(a, b)| a.is_none() || a == b), "{name}");
         assert_eq!(attachment.enable_exits(&fake, &fake.kernel, &plan).unwrap(), [], "{name}");
         for exit in exits.iter().step_by(7) {
-            let site = fake.read_vec(fake.at(exit.address), 5);
-            let stub = leads(0xe9, exit.address, &site);
-            let code = annex(&fake, stub, 10);
-            match exit.kind {
-                ExitKind::Return => {
-                    let names = u32::from_le_bytes(code[1..5].try_into().unwrap());
-                    assert_eq!((code[0], u64::from(names)), (0xb9, exit.address & 0xffff_ffff));
-                }
-                ExitKind::Jump { target } => {
-                    assert_eq!(leads(0xe9, stub + 5, &code[5..]), target, "{name}");
-                }
-                ExitKind::Indirect { .. } => {}
-            }
+            assert_leads_to_its_stub(&fake, exit, name);
         }
     }
 }

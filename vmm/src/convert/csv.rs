@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 
 use super::ground::Clock;
-use crate::export::{Args, Event, Export, JsonArgs, JsonReturned, Name, Returned};
+use crate::export::{Args, Event, Export, JsonArgs, JsonReturned, Name, Returned, digits};
 use crate::stream::{Context, Header, Summary};
 
 /// Times are nanoseconds since the clock's start; what an event has not is empty. `details` is JSON
@@ -108,17 +108,9 @@ impl Csv {
 }
 
 fn number(out: &mut csv::Writer<File>, number: Option<u64>) -> io::Result<()> {
-    let Some(mut number) = number else { return Ok(out.write_field("")?) };
-    let mut digits = [0; 20];
-    let mut start = digits.len();
-    loop {
-        start -= 1;
-        digits[start] = b'0' + u8::try_from(number % 10).unwrap_or(0);
-        number /= 10;
-        if number == 0 {
-            return Ok(out.write_field(&digits[start..])?);
-        }
-    }
+    let Some(number) = number else { return Ok(out.write_field("")?) };
+    let (digits, start) = digits(number, b'0');
+    Ok(out.write_field(&digits[start..])?)
 }
 
 fn arguments(args: Option<Args<'_>>) -> io::Result<String> {

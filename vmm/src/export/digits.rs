@@ -7,8 +7,8 @@ pub(super) fn pad(out: &mut Vec<u8>, width: usize) {
     out.resize(out.len() + width, b' ');
 }
 
-/// Writes a number, filled from the left to `width`; returns its length.
-pub(super) fn decimal(out: &mut Vec<u8>, mut number: u64, width: usize, fill: u8) -> usize {
+/// The digits of a number, at the end of bytes that are `fill` before them, and where they begin.
+pub(crate) fn digits(mut number: u64, fill: u8) -> ([u8; 20], usize) {
     let mut digits = [fill; 20];
     let mut start = digits.len();
     loop {
@@ -16,9 +16,14 @@ pub(super) fn decimal(out: &mut Vec<u8>, mut number: u64, width: usize, fill: u8
         digits[start] = b'0' + u8::try_from(number % 10).unwrap_or(0);
         number /= 10;
         if number == 0 {
-            break;
+            return (digits, start);
         }
     }
+}
+
+/// Writes a number, filled from the left to `width`; returns its length.
+pub(super) fn decimal(out: &mut Vec<u8>, number: u64, width: usize, fill: u8) -> usize {
+    let (digits, start) = digits(number, fill);
     let length = digits.len() - start;
     let shown = length.max(width.min(digits.len()));
     out.extend_from_slice(&digits[digits.len() - shown..]);

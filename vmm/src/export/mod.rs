@@ -64,6 +64,7 @@ use crate::stream::{Context, Header, Loss, Mark, Stretch, Summary};
 
 pub use callers::Callers;
 pub use colour::Colours;
+pub(crate) use digits::digits;
 pub use error::PlayError;
 pub use graph::Graph;
 pub use horizon::Horizon;

@@ -4,6 +4,7 @@
 use super::{BATCH, Drain, reason};
 use crate::serve::Patience;
 use crate::stream::LossReason;
+use crate::tracer::ring::rest::Rest;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -67,7 +68,7 @@ impl Drain {
     fn take_pieces(
         &mut self,
         vcpu: usize,
-        rest: &mut crate::tracer::ring::rest::Rest,
+        rest: &mut Rest,
         left: &impl Fn(u64) -> Option<Duration>,
     ) -> io::Result<u64> {
         let mut records = 0;
@@ -80,11 +81,7 @@ impl Drain {
     }
 
     /// Writes the next piece of what is left in a ring: how many records.
-    fn take_piece(
-        &mut self,
-        vcpu: usize,
-        rest: &mut crate::tracer::ring::rest::Rest,
-    ) -> io::Result<u64> {
+    fn take_piece(&mut self, vcpu: usize, rest: &mut Rest) -> io::Result<u64> {
         self.pulse.beat();
         self.raw.clear();
         let Some(reader) = self.readers.get_mut(vcpu) else { return Ok(0) };
@@ -120,11 +117,7 @@ impl Drain {
     }
 
     /// Nobody takes what is left in a ring any more: it is lost. How many records.
-    fn leave(
-        &mut self,
-        vcpu: usize,
-        rest: &mut crate::tracer::ring::rest::Rest,
-    ) -> io::Result<u64> {
+    fn leave(&mut self, vcpu: usize, rest: &mut Rest) -> io::Result<u64> {
         let Some(reader) = self.readers.get_mut(vcpu) else { return Ok(0) };
         let overwrites = reader.overwrites();
         let given_up = reader.leave_rest(rest);
