@@ -1,6 +1,7 @@
 //! Drains rings into the stream.
 
 mod rest;
+mod write;
 
 pub use rest::{SNAPSHOT_TIME, Snapshot};
 
@@ -19,7 +20,7 @@ use crate::deadline::Pulse;
 use crate::kernel::Kernel;
 use crate::serve::{Hub, Join};
 use crate::stream::{
-    EntryRecord, LossReason, Mark, MarkKind, RecordBuffer, Summary, Symbol, Tracer, Writer,
+    EntryRecord, LossReason, Mark, MarkKind, RecordBuffer, Summary, Tracer, Writer,
 };
 use crate::tracer::ring::RingReader;
 use crate::tracer::{Guest, RawBatch};
@@ -30,7 +31,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 /// Records taken from one ring at a time.
-const BATCH: usize = 8192;
+const BATCH: usize = 2048;
 /// Rest between two passes while records come, and while none do. A ring of 4 MiB
 /// takes 5 ms to fill at 25 million records a second.
 const BUSY_REST: Duration = Duration::from_micros(500);
@@ -319,7 +320,7 @@ impl Drain {
             let overwrites = self.readers.get(vcpu).is_some_and(RingReader::overwrites);
             let settled = self.exits.take(vcpu, overwrites);
             // A vCPU that outruns the relay must not starve the others.
-            for _ in 0..16 {
+            for _ in 0..64 {
                 self.raw.clear();
                 let Some(reader) = self.readers.get_mut(vcpu) else { break };
                 let Some(order) = self.orders.get_mut(vcpu) else { break };
@@ -400,98 +401,6 @@ impl Drain {
             return Ok(());
         }
         self.writer.loss(u32::try_from(vcpu).unwrap_or(u32::MAX), count, reason)
-    }
-
-    /// Writes the raw records of one vCPU, with the names they need before them, and exits that were
-    /// before them, or `all` that were taken.
-    fn write(&mut self, vcpu: usize, all: bool) -> io::Result<()> {
-        self.batch.clear();
-        let Some(order) = self.orders.get_mut(vcpu) else { return Ok(()) };
-        let mut earliest = None;
-        let mut invalid = 0;
-        let mut symbols = Vec::new();
-        let cpu = u32::try_from(vcpu).unwrap_or(u32::MAX);
-        for record in self.raw.records.iter().map(Some).chain([None]) {
-            let until = record.map_or(if all { u64::MAX } else { 0 }, |record| record.timestamp);
-            while let Some((dropped, exit)) = self.exits.next(vcpu, until, &mut self.writer)? {
-                if dropped > 0 {
-                    // They are missing at this very place.
-                    hand_over(&mut self.writer, cpu, &mut self.batch, &mut symbols)?;
-                    self.writer.loss(cpu, dropped, LossReason::Exits)?;
-                }
-                let time = order.pass_at(exit.ticks);
-                earliest.get_or_insert(time);
-                exit.write(&mut self.batch, time);
-            }
-            let Some(record) = record else { break };
-            let format = self.programs.format(record);
-            if !self.events.is_empty()
-                && let Some(format) = format
-                && let Some(event) = self.events.find(record.site, self.raw.fields(record))
-            {
-                let Some(event) = event else { continue };
-                if let Some((symbol, told)) = self.events.first(&self.kernel, event) {
-                    self.writer.symbols([symbol])?;
-                    self.writer.values(&told)?;
-                }
-                symbols.extend(self.callers.name(&self.kernel, &self.modules, record.caller));
-                if let Some(task) = self.tasks.of(&*self.memory, record) {
-                    self.writer.task(task)?;
-                }
-                let time = order.pass(record);
-                earliest.get_or_insert(time);
-                let fields = self.raw.fields(record);
-                self.events.write(event, &mut self.batch, time, record, fields);
-                let context = match self.events.is_in_place(event) {
-                    true => format.context_in_place(fields),
-                    false => format.context_of_event(fields),
-                };
-                if let Some(context) = context {
-                    self.batch.with_context(context);
-                }
-                continue;
-            }
-            let place = format.and_then(|format| self.functions.place(format.point, record.site));
-            let (Some(format), Some(place)) = (format, place) else {
-                // Only the guest itself can have put this there.
-                invalid += 1;
-                continue;
-            };
-            let fields = self.raw.fields(record);
-            let place = format.refine(place, fields);
-            // Most of the functions that are traced are never called: those that are get
-            // their names now.
-            if place.fresh {
-                let symbol = self.functions.symbol(&self.kernel, &self.modules, place.function);
-                symbols.extend(symbol);
-            }
-            if place.target != 0 {
-                symbols.extend(self.callers.name(&self.kernel, &self.modules, place.target));
-            }
-            symbols.extend(self.callers.name(&self.kernel, &self.modules, record.caller));
-            if let Some(task) = self.tasks.of(&*self.memory, record) {
-                self.writer.task(task)?;
-            }
-            if format.has_values {
-                for (tracer, of) in format.valued() {
-                    if let Some(told) = self.untold.first(place.function, tracer, of) {
-                        self.writer.values(&told)?;
-                    }
-                }
-            }
-            let time = order.pass(record);
-            earliest.get_or_insert(time);
-            format.write(&mut self.batch, time, record, fields, &place);
-        }
-        if let Some(early) = earliest.and_then(|time| (self.marked + 1).checked_sub(time)) {
-            // The guest's clock is not where it was thought: it is behind.
-            self.clock.set_back(early);
-        }
-        hand_over(&mut self.writer, cpu, &mut self.batch, &mut symbols)?;
-        if let Some(total) = self.invalid.get_mut(vcpu) {
-            *total += invalid;
-        }
-        self.lost(vcpu, invalid, LossReason::Invalid)
     }
 
     /// Nothing is traced any more: takes everything, and ends the stream. An output that does not
@@ -592,23 +501,6 @@ impl Drain {
         }
         Ok(total)
     }
-}
-
-/// Writes what was gathered of one vCPU, with the names that it needs before it.
-fn hand_over(
-    writer: &mut Writer<Hub>,
-    vcpu: u32,
-    batch: &mut RecordBuffer,
-    symbols: &mut Vec<Symbol<'_>>,
-) -> io::Result<()> {
-    if !symbols.is_empty() {
-        writer.symbols(std::mem::take(symbols))?;
-    }
-    if !batch.is_empty() {
-        writer.records(vcpu, batch)?;
-        batch.clear();
-    }
-    Ok(())
 }
 
 impl Drain {

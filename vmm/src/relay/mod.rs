@@ -8,6 +8,7 @@ mod counts;
 mod drain;
 mod events;
 mod exits;
+mod memo;
 mod names;
 mod order;
 mod priority;

@@ -1,5 +1,6 @@
 //! Resolves the addresses in records, and puts their names into the stream.
 
+use super::memo::Memo;
 use crate::kernel::{After, Kernel, Site};
 use crate::serve::{Globs, Resolve};
 use crate::stream::{AddressSet, Header, Symbol, Task};
@@ -17,6 +18,8 @@ pub(super) struct Functions {
     back: FxHashMap<u32, u8>,
     /// The same of exits: what is left there, fresh until its name is in the stream.
     exits: FxHashMap<u32, Place>,
+    /// Those of the latest records.
+    memo: Memo,
     slide: u64,
 }
 
@@ -50,11 +53,12 @@ impl Functions {
     /// Of no sites, in a kernel that runs at `slide`.
     pub(super) fn new(slide: u64) -> Self {
         let (back, exits) = (FxHashMap::default(), FxHashMap::default());
-        Self { back, exits, slide }
+        Self { back, exits, memo: Memo::default(), slide }
     }
 
     /// Adds the sites with these indices.
     pub(super) fn add(&mut self, kernel: &Kernel, modules: &ModuleNames, sites: &[usize]) {
+        self.memo.forget();
         // Those that were traced before are there.
         self.back.reserve(sites.len().saturating_sub(self.back.len()));
         for &index in sites {
@@ -68,6 +72,7 @@ impl Functions {
     /// A module was loaded: what is written by those of its functions that are in the place of
     /// others is theirs from now on.
     pub(super) fn renew(&mut self, kernel: &Kernel, module: &Module) {
+        self.memo.forget();
         for (_, function) in &module.functions {
             if let Some((written, back)) = self.written(kernel, &function.site)
                 && let Some(known) = self.back.get_mut(&written)
@@ -87,6 +92,7 @@ impl Functions {
 
     /// Adds exits.
     pub(super) fn add_exits(&mut self, exits: &[ExitWord]) {
+        self.memo.forget();
         self.exits.reserve(exits.len().saturating_sub(self.exits.len()));
         let low = |address: u64| {
             let low = address.wrapping_add(self.slide).wrapping_sub(Header::TOP_4_GIB);
@@ -107,6 +113,17 @@ impl Functions {
                 *known = place;
             }
         }
+    }
+
+    /// The place of a record that was kept, and has not changed since: its caller is named, too.
+    #[inline]
+    pub(super) fn known(&self, record: &RawRecord) -> Option<Place> {
+        self.memo.place(record)
+    }
+
+    /// The stream has been told all that a reader needs of such records.
+    pub(super) fn keep(&mut self, record: &RawRecord, place: &Place) {
+        self.memo.keep(record, place);
     }
 
     /// Which function a record with this word is of; `None` for what neither site nor exit writes.
@@ -339,7 +356,12 @@ mod tests {
         assert_eq!(place(&mut functions), (0x1000, true));
         functions.add_exits(&[exit(0x1000)]);
         assert_eq!(place(&mut functions), (0x1000, false), "it has its name");
+        let record = RawRecord { site: 0x1010, ..RawRecord::default() };
+        let known = functions.place(Point::Return, 0x1010).unwrap();
+        functions.keep(&record, &known);
+        assert_eq!(functions.known(&record), Some(known));
         functions.add_exits(&[exit(0x100c)]);
+        assert_eq!(functions.known(&record), None, "of the one that is gone");
         assert_eq!(place(&mut functions), (0x100c, true));
     }
 

@@ -93,6 +93,11 @@ impl Format {
         })
     }
 
+    /// Whether all that the stream must be told of its records are functions and callers.
+    pub(super) fn is_plain(&self) -> bool {
+        self.target.is_none() && !self.has_values
+    }
+
     /// The place of a record, with where it jumps to if that is only known when it happens.
     #[inline]
     pub(super) fn refine(&self, place: Place, fields: &[u64]) -> Place {

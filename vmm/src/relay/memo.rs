@@ -1,0 +1,120 @@
+//! Remembers which function a pair of a site and a caller means. Most records are of a few thousand
+//! such pairs: one look finds what takes several otherwise.
+
+use super::names::{End, Place};
+use crate::tracer::RawRecord;
+
+/// Pairs that are remembered at most: those that share a slot take turns.
+const SLOTS: usize = 1 << 14;
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    site: u32,
+    caller: u32,
+    function: u32,
+    program: u16,
+}
+
+// All of them fit into a core's own cache, beside the records.
+const _: () = assert!(size_of::<Slot>() == 16);
+
+const EMPTY: Slot = Slot { site: 0, caller: 0, function: 0, program: RawRecord::NO_PROGRAM };
+
+/// Pairs of sites and callers, with programs, of which the stream has been told all that a reader
+/// needs.
+#[derive(Debug)]
+pub(super) struct Memo(Box<[Slot; SLOTS]>);
+
+impl Default for Memo {
+    fn default() -> Self {
+        Self(Box::new([EMPTY; SLOTS]))
+    }
+}
+
+impl Memo {
+    /// The place of a record, if it is remembered.
+    #[inline]
+    pub(super) fn place(&self, record: &RawRecord) -> Option<Place> {
+        let slot = &self.0[slot(record)];
+        let same = slot.site == record.site
+            && slot.caller == record.caller
+            && slot.program == record.program;
+        let place = Place { function: slot.function, fresh: false, target: 0, end: End::Usual };
+        same.then_some(place)
+    }
+
+    /// Remembers the place of a record, unless there is more to it than its function.
+    pub(super) fn keep(&mut self, record: &RawRecord, place: &Place) {
+        if place.target == 0 && place.end == End::Usual {
+            let &RawRecord { site, caller, program, .. } = record;
+            self.0[slot(record)] = Slot { site, caller, function: place.function, program };
+        }
+    }
+
+    /// Sites may mean other functions, or callers have other names.
+    pub(super) fn forget(&mut self) {
+        self.0.fill(EMPTY);
+    }
+}
+
+/// Where a record is remembered.
+#[inline]
+fn slot(record: &RawRecord) -> usize {
+    let pair = u64::from(record.site) << 32 | u64::from(record.caller);
+    // Multiplicative hashing: the upper bits of the product depend on every bit.
+    let product = pair.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    usize::try_from(product >> 50).unwrap_or(0) % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(site: u32, caller: u32, program: u16) -> RawRecord {
+        RawRecord { site, caller, program, ..RawRecord::default() }
+    }
+
+    fn place(function: u32) -> Place {
+        Place { function, fresh: true, target: 0, end: End::Usual }
+    }
+
+    // Any of site, caller and program alone is another record: it would get the function or miss the
+    // name of its caller.
+    #[test]
+    fn only_the_same_record_is_remembered() {
+        let mut memo = Memo::default();
+        memo.keep(&record(5, 7, 0), &place(1));
+        let found = |memo: &Memo, record| memo.place(&record).map(|place| place.function);
+        assert_eq!(found(&memo, record(5, 7, 0)), Some(1));
+        for other in [record(5, 8, 0), record(6, 7, 0), record(5, 7, 1), record(0, 0, 0)] {
+            assert_eq!(found(&memo, other), None);
+        }
+        memo.forget();
+        assert_eq!(found(&memo, record(5, 7, 0)), None);
+    }
+
+    // A jump has a target, which is told in its record.
+    #[test]
+    fn what_has_more_than_a_function_is_not_remembered() {
+        let mut memo = Memo::default();
+        memo.keep(&record(5, 7, 0), &Place { target: 9, ..place(1) });
+        memo.keep(&record(5, 7, 0), &Place { end: End::Aid, ..place(1) });
+        assert_eq!(memo.place(&record(5, 7, 0)), None);
+    }
+
+    // Those that share a slot take turns: neither is ever taken for the other.
+    #[test]
+    fn more_pairs_than_slots_are_never_mixed_up() {
+        let mut memo = Memo::default();
+        let all = 0..3 * u32::try_from(SLOTS).unwrap();
+        for number in all.clone() {
+            memo.keep(&record(number, number / 3, 0), &place(number));
+        }
+        let found = all.filter_map(|number| {
+            let place = memo.place(&record(number, number / 3, 0))?;
+            assert_eq!(place.function, number);
+            Some(number)
+        });
+        assert!(found.count() > SLOTS / 2);
+    }
+}
