@@ -342,7 +342,7 @@ impl Controller {
             return Ok(format!("{what}, from when tracing begins"));
         };
         let ram = machine.ram();
-        self.find_module_exits(ram, &mut attachment);
+        self.find_module_exits(ram, &mut attachment, None);
         let plan = self.planned_now();
         // The guest still runs: what cannot be is found out before anything is touched.
         let paused = self.prepare(ram, &mut attachment, &plan).map_err(|error| error.to_string());
