@@ -8,7 +8,7 @@ use fake_guest::{Fake, RISCV};
 use vm_memory::Bytes;
 use vmtrace::kernel::FtraceKind;
 use vmtrace::kernel::Missing;
-use vmtrace::tracer::{Attachment, Duty, ExitPlan, Fresh, Guest, ModuleCoverage, annex};
+use vmtrace::tracer::{Attachment, Duty, ExitPlan, Fresh, ModuleCoverage, annex};
 use vmtrace_trampolines::riscv64::encode::register::{RA, T1};
 use vmtrace_trampolines::riscv64::encode::{NOP, jal, jr};
 use vmtrace_trampolines::{Field, Point};
@@ -60,9 +60,15 @@ fn write(fake: &Fake, module: &Module<'_>) {
         let len = u32::try_from(end - start).unwrap();
         module.set(at + module.offset("module_memory", "size"), &len.to_le_bytes());
     }
+    module.set(setter(module), &[0; 8]);
     for member in ["num_bugs", "num_jump_entries", "num_exentries"] {
         module.member(member, &0_u32.to_le_bytes());
     }
+}
+
+/// Who holds the lock of its parameters.
+fn setter(module: &Module<'_>) -> u64 {
+    module.offset("module", "param_lock") + module.offset("mutex", "owner")
 }
 
 fn watched(fake: &Fake) -> Attachment {
@@ -317,6 +323,10 @@ fn absurd_modules_are_left_alone() {
         assert!(why(&|| module.set(size, &0x3000_u32.to_le_bytes())).contains("not mapped"));
         assert!(why(&|| module.set(base, &u64::MAX.to_le_bytes())).len() > 4);
         assert!(why(&|| module.member("num_bugs", &[0xff; 4])).contains("longer table"));
+        assert!(why(&|| module.set(size, &0x1802_u32.to_le_bytes())).contains("not apart"));
+        // Whose context may stand in one of its functions.
+        let held = why(&|| module.set(setter(&module), &0x1001_u64.to_le_bytes()));
+        assert!(held.contains("sets a parameter"), "{held}");
         let odd = (CODE + 1).to_le_bytes();
         assert!(why(&|| module.set(base, &odd)).contains("odd place"));
     }

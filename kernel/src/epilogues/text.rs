@@ -54,12 +54,14 @@ impl<'a> Text<'a> {
     /// Code of a module, in one piece from an address on, and what lies between its functions.
     pub(super) fn of_module(start: u64, bytes: &'a [u8], pieces: &[ModulePiece]) -> Option<Self> {
         let range = start..start.checked_add(wide(bytes.len()))?;
-        let ends = |piece: &ModulePiece| [piece.start, piece.start + wide(piece.bytes.len())];
+        let ends = |piece: &ModulePiece| {
+            [piece.start, piece.start.saturating_add(wide(piece.bytes.len()))]
+        };
         let mut cuts: Vec<u64> = pieces.iter().flat_map(ends).chain([start]).collect();
         cuts.retain(|cut| cut % 2 == 0 && range.contains(cut));
         cuts.sort_unstable();
         cuts.dedup();
-        (start % 2 == 0).then_some(Self { range, bytes, cuts })
+        start.is_multiple_of(2).then_some(Self { range, bytes, cuts })
     }
 
     /// The function that begins at an address.

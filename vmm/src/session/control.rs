@@ -271,7 +271,8 @@ impl Controller {
             (false, false) => Ok((sites, Some(which))),
             (true, false) => Err(format!(
                 "no returns of {which}: for guests of this architecture, functions whose returns \
-                 may be asked for must be named at boot; boot with --returns GLOB or --graph"
+                 may be asked for must be named at boot, or before their module is loaded; boot \
+                 with --returns GLOB or --graph"
             )),
         }
     }

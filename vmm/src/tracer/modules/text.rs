@@ -54,8 +54,9 @@ enum What {
     Code(Memory),
 }
 
-/// The memory of a module by kinds (`struct module_memory`, since 6.4), and its own table of
-/// instructions that stop: an address, and where that has its entries, which begin with a distance.
+/// The memory of a module by kinds (`struct module_memory`, since 6.4); its own table of instructions
+/// that stop: an address, and where that has its entries, which begin with a distance; and who sets a
+/// parameter, with the lock for that.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     first: u64,
@@ -64,6 +65,7 @@ struct Memory {
     size: u64,
     traps: (u64, u64),
     trap: u64,
+    setter: u64,
 }
 
 /// `MOD_TEXT` and `MOD_INIT_TEXT` (include/linux/module.h).
@@ -106,8 +108,13 @@ impl Offsets {
         };
         // Distances come first.
         let relative = offset("bug_entry", "bug_addr_disp") == Some(0);
+        let owner = offset("mutex", "owner").or_else(|| {
+            // PREEMPT_RT
+            Some(offset("mutex", "rtmutex")? + offset("rt_mutex_base", "owner")?)
+        });
         let memory = || {
             Some(What::Code(Memory {
+                setter: offset("module", "param_lock")? + owner?,
                 first: offset("module", "mem")?,
                 stride: btf.struct_size("module_memory")?.into(),
                 base: offset("module_memory", "base")?,
@@ -217,6 +224,10 @@ impl Offsets {
         pages: &Pages<'_>,
         module: u64,
     ) -> Result<Vec<(u64, Vec<u8>)>, ExitsError> {
+        // Files for that are there before anything else of it runs.
+        if pages.word(module.wrapping_add(memory.setter))? != 0 {
+            return Err(ExitsError::Absurd("a process sets a parameter while it is loaded"));
+        }
         let mut code = Vec::new();
         let mut left = MOST_CODE;
         for kind in [TEXT, INIT_TEXT] {
@@ -230,6 +241,13 @@ impl Offsets {
             }
         }
         code.sort_unstable_by_key(|&(base, _)| base);
+        let overlap = |pair: &[(u64, Vec<u8>)]| match pair {
+            [(base, code), (next, _)] => next.wrapping_sub(*base) < code.len() as u64,
+            _ => false,
+        };
+        if code.windows(2).any(overlap) {
+            return Err(ExitsError::Absurd("what is freed of its code is not apart from the rest"));
+        }
         Ok(code)
     }
 
