@@ -327,8 +327,11 @@ fn absurd_modules_are_left_alone() {
         // Whose context may stand in one of its functions.
         let held = why(&|| module.set(setter(&module), &0x1001_u64.to_le_bytes()));
         assert!(held.contains("sets a parameter"), "{held}");
-        let odd = (CODE + 1).to_le_bytes();
-        assert!(why(&|| module.set(base, &odd)).contains("odd place"));
+        let odd = why(&|| {
+            module.set(base, &(CODE + 1).to_le_bytes());
+            module.set(size, &0x1000_u32.to_le_bytes());
+        });
+        assert!(odd.contains("odd place"), "{odd}");
     }
 }
 
