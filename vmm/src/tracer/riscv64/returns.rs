@@ -69,6 +69,12 @@ struct Places {
 }
 
 impl Places {
+    /// With as much room for stubs of modules as those of the kernel leave, if there is to be any.
+    fn with_spare(lens: &[u64], of_modules: bool) -> Option<Self> {
+        let spares = if of_modules { &[SPARE, SPARE / 4, 0][..] } else { &[0] };
+        spares.iter().find_map(|&spare| Self::new(lens, spare))
+    }
+
     /// With room for so many bytes of stubs of modules, which reach all programs as well.
     fn new(lens: &[u64], spare: u64) -> Option<Self> {
         let all = lens.iter().sum::<u64>() + spare;
@@ -106,9 +112,7 @@ pub(super) fn plan(
     let failed = |error: KernelError| TraceError::Kernel(error.to_string());
     let plan = kernel.epilogues().map_err(failed)?.plan(sites);
     let lens: Vec<u64> = plan.exits.iter().map(|exit| exit.stub_len() as u64).collect();
-    // Those of the kernel come first.
-    let spares = if of_modules { &[SPARE, SPARE / 4, 0][..] } else { &[0] };
-    let places = spares.iter().find_map(|&spare| Places::new(&lens, spare));
+    let places = Places::with_spare(&lens, of_modules);
     let places = places.ok_or(TraceError::Returns(plan.exits.len()))?;
     let area = map::code(map::link(kernel)?);
     let len = usize::try_from(places.last).map_err(|_| TraceError::Annex)?;
@@ -449,13 +453,15 @@ mod tests {
         fn every_stub_reaches_every_program(
             lens in proptest::collection::vec((4_u64..40).prop_map(|words| words * 4), 0..20_000),
         ) {
-            let places = Places::new(&lens, SPARE).unwrap();
+            let places = Places::with_spare(&lens, true).unwrap();
             let (start, end) = places.programs;
             prop_assert!(start + LEAST <= end && start % ALIGN == 0);
             for (&at, &len) in places.stubs.iter().zip(&lens) {
                 prop_assert!(at + len <= start || at >= end, "{at:#x} is in {start:#x} to {end:#x}");
                 prop_assert!(at + len <= CODE);
-                for slot in [at, at + len - 12] {
+                let (first, behind) = places.spare;
+                prop_assert!(at + len <= first && end <= first && behind <= CODE);
+                for slot in [at, at + len - 12, first, first.max(behind.saturating_sub(12))] {
                     for program in [start, end - ALIGN] {
                         prop_assert!(slot_reaches(slot, program), "{slot:#x} {program:#x}");
                     }
