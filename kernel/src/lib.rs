@@ -38,7 +38,7 @@ pub use btf::Btf;
 pub use compression::Compression;
 pub use context::NeedResched;
 pub use error::KernelError;
-pub use exits::module::{ModuleExits, ModulePiece, ModuleText};
+pub use exits::module::{ModuleExits, ModulePiece, ModuleRewrite, ModuleText};
 pub use exits::{After, Coverage, Exit, ExitKind, Exits, Missing, ReturnStats};
 pub use functions::{Functions, selects};
 pub use image::Container;

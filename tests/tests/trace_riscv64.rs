@@ -199,3 +199,17 @@ fn events_of_modules_are_traced() {
 fn modules_come_and_go_with_every_function_traced() {
     GUESTS.modules_come_and_go_with_every_function_traced("riscv64-6.12");
 }
+
+#[test]
+fn functions_of_a_module_return() {
+    for name in RISCV_KERNELS {
+        GUESTS.functions_of_a_module_return(name);
+    }
+}
+
+#[test]
+fn modules_come_and_go_with_every_return_traced() {
+    for name in RISCV_KERNELS {
+        GUESTS.modules_come_and_go_with_every_return_traced(name);
+    }
+}

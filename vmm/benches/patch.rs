@@ -133,7 +133,7 @@ fn rewrite(bencher: Bencher<'_, '_>, name: &str) {
     let count = fake.kernel.exits().unwrap().all().len();
     let guest = || {
         let fake = parsed(name);
-        let plan = ExitPlan::new(&fake.kernel, &sites).unwrap();
+        let plan = ExitPlan::new(&fake.kernel, &sites, false).unwrap();
         (fake, plan)
     };
     bencher.counter(ItemsCount::new(count)).with_inputs(guest).bench_local_values(
@@ -152,7 +152,7 @@ fn plan_rewrites(bencher: Bencher<'_, '_>, name: &str) {
     fake.kernel.epilogues().unwrap();
     bencher
         .counter(ItemsCount::new(count))
-        .bench_local(|| ExitPlan::new(&fake.kernel, &sites).unwrap());
+        .bench_local(|| ExitPlan::new(&fake.kernel, &sites, false).unwrap());
 }
 
 /// The exits that are rewritten, held: one word of each stub.

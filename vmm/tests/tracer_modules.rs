@@ -166,11 +166,14 @@ fn exits_of_a_module_come_and_go() {
         for round in 0..3 {
             let loaded = module.load(&mut attachment).unwrap();
             let sites: Vec<_> = loaded.functions.iter().map(|&(number, _)| number).collect();
-            let found = attachment.find_module_exits(&fake, &fake.kernel);
+            let found = attachment.find_module_exits(&fake, &fake.kernel, None).unwrap();
             let [found] = &found[..] else { panic!("{found:?}") };
             assert_eq!((&*found.module, &found.missing), ("test_module", &Ok(vec![])));
             assert_eq!((found.exits.len(), found.left_out), (3, 0));
-            assert!(attachment.find_module_exits(&fake, &fake.kernel).is_empty(), "once");
+            assert!(
+                attachment.find_module_exits(&fake, &fake.kernel, None).unwrap().is_empty(),
+                "once"
+            );
             let exits: Vec<_> = attachment.module_exits().map(|(at, exit)| (at, *exit)).collect();
             let target = fake.link("vfs_read");
             let kinds = [ExitKind::Jump { target }, ExitKind::Return, ExitKind::Return];
@@ -221,7 +224,7 @@ fn exits_of_a_module_come_and_go() {
         }
         // Not a return of the kernel's, and a jump to somewhere else than when it was looked for.
         module.load(&mut attachment).unwrap();
-        attachment.find_module_exits(&fake, &fake.kernel);
+        attachment.find_module_exits(&fake, &fake.kernel, None).unwrap();
         module.put(OVER, &[0xc3, 0xcc, 0xcc, 0xcc, 0x90]);
         module.put(JUMP, &[0xe9, 0, 0, 0, 0]);
         let wanted: Vec<_> = indices.iter().copied().zip([jumps, ends, ends]).collect();
@@ -243,7 +246,7 @@ fn modules_without_known_exits_tell_why() {
     let mut attachment = settled(&fake);
     let why = |attachment: &mut Attachment| {
         module.load(attachment).unwrap();
-        let found = attachment.find_module_exits(&fake, &fake.kernel);
+        let found = attachment.find_module_exits(&fake, &fake.kernel, None).unwrap();
         assert_eq!(attachment.module_exits().count(), 0);
         found[0].missing.clone().unwrap_err().to_string()
     };
@@ -264,7 +267,7 @@ fn modules_without_known_exits_tell_why() {
     }
     // Not all returns are in the list.
     module.load(&mut attachment).unwrap();
-    let found = attachment.find_module_exits(&fake, &fake.kernel);
+    let found = attachment.find_module_exits(&fake, &fake.kernel, None).unwrap();
     let missing: Vec<_> = found[0].missing.clone().unwrap();
     assert_eq!(missing.iter().map(|it| it.1).collect::<Vec<_>>(), [Missing::UnlistedReturn]);
     // Looked for when its init functions are gone.
@@ -272,7 +275,7 @@ fn modules_without_known_exits_tell_why() {
     let range = CODE + INIT..CODE + INIT + 16;
     attachment.unload_module(&fake, module.books, Some(range)).unwrap();
     module.put(INIT, &[0x06; 16]);
-    let found = attachment.find_module_exits(&fake, &fake.kernel);
+    let found = attachment.find_module_exits(&fake, &fake.kernel, None).unwrap();
     assert_eq!((found[0].exits.len(), &found[0].missing), (2, &Ok(vec![])));
 }
 
@@ -352,7 +355,7 @@ fn hostile_modules_are_refused() {
         }
         if let Ok(loaded) = module.load(&mut attachment) {
             good += 1;
-            let _ = attachment.find_module_exits(&fake, &fake.kernel);
+            let _ = attachment.find_module_exits(&fake, &fake.kernel, None);
             let numbers: Vec<_> = loaded.functions.iter().map(|&(number, _)| number).collect();
             // An endless list of records is an error of its own. They are many: not each time.
             if round % 40 == 0 {

@@ -8,6 +8,7 @@
 
 mod decode;
 mod encode;
+mod module;
 mod patch;
 mod plan;
 mod tables;
@@ -16,6 +17,7 @@ mod text;
 mod windows;
 
 pub(super) use decode::Instruction;
+pub(super) use module::find as of_module;
 pub use patch::{Displaced, Epilogue, Jump, LINK, PlannedExit, Step, slot};
 
 use std::fmt;

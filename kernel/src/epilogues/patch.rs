@@ -10,7 +10,7 @@ use crate::read::{index, wide};
 pub const LINK: u8 = T1;
 
 /// An exit's window: the instructions that make room for a jump, up to the `ret`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Epilogue {
     /// Number of the function's site.
     pub site: u32,
@@ -27,7 +27,7 @@ pub struct Epilogue {
 }
 
 /// An instruction that runs in a stub instead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Displaced {
     /// The same wherever it stands.
     Copy {
@@ -161,12 +161,17 @@ impl PlannedExit {
             .collect()
     }
 
+    /// A jump from an address to another, as that in the window: none where that is out of reach.
+    pub fn far_jump(&self, from: u64, to: u64) -> Option<[u8; 8]> {
+        encode::far_jump(self.epilogue.scratch, from, to)
+    }
+
     /// What the image holds where [`PlannedExit::writes`] writes, to be checked before.
     pub fn original(&self, kernel: &Kernel) -> Option<Vec<(u64, Vec<u8>)>> {
         self.ranges().map(|(at, len)| Some((at, kernel.bytes(at, len)?.to_vec()))).collect()
     }
 
-    fn ranges(&self) -> impl Iterator<Item = (u64, usize)> {
+    pub(super) fn ranges(&self) -> impl Iterator<Item = (u64, usize)> {
         self.jumps.iter().enumerate().map(|(i, jump)| {
             let own = u64::from(self.epilogue.len - self.lent);
             (jump.at, index(if i == 0 { own } else { jump.step.len() }))

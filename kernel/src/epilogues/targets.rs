@@ -10,6 +10,7 @@ use super::Missing;
 use super::decode::{Instruction, Kind, RA};
 use super::tables::{self, Alternative};
 use super::text::{Places, Text};
+use crate::exits::module::ModuleText;
 use crate::read::{array_at, i32_at, index};
 use crate::{Kernel, sites};
 
@@ -25,40 +26,105 @@ pub(super) struct Targets {
     pub(super) reads: Vec<(u64, u32)>,
     /// Functions with a jump by a register that no table was found for.
     pub(super) unresolved: Vec<u64>,
+    /// A stub is too far away for what depends on its place: `auipc`, and branches back.
+    pub(super) are_far: bool,
 }
 
 /// How many entries of jump tables are read at most: a hundred times what kernels have.
 const ENTRIES: usize = 1 << 20;
+/// The same of a module, while the guest waits.
+const MODULE_ENTRIES: usize = 1 << 16;
 
 impl Targets {
     pub(super) fn find(kernel: &Kernel, text: &Text<'_>) -> Result<Self, &'static str> {
-        let mut targets = Self {
-            places: Places::within(&text.range),
-            barred: Places::within(&text.range),
-            replacements: Places::within(&text.range),
-            reads: Vec::new(),
-            unresolved: Vec::new(),
-        };
+        let mut targets = Self::within(text);
         targets.add_tables(kernel, text)?;
         let pointers = pointers(kernel, text);
         let mut budget = ENTRIES;
         let start_up = Text::start_up(kernel);
         for code in std::iter::once(text).chain(&start_up) {
             for function in code.functions() {
-                let seen = targets.add_code(code, &pointers, function.clone());
-                let tables = match seen.computed {
-                    0 => 0,
-                    _ => targets.add_switches(kernel, &seen, &function, &mut budget)?,
-                };
-                let inside = function.start.saturating_add(2)..function.end;
-                if tables < seen.computed || (seen.pointers > 0 && !pointers.any(inside)) {
-                    targets.unresolved.push(function.start);
-                }
+                let entry = |at| kernel.bytes(at, 4).and_then(|bytes| i32_at(bytes, 0));
+                targets.add_function(code, &pointers, function, &entry, &mut budget)?;
             }
         }
         targets.places.insert_places(&pointers);
         targets.unresolved.sort_unstable();
         Ok(targets)
+    }
+
+    /// The same of a piece of a module's code, where `all` of it may jump. `entry` reads the tables
+    /// of jumps.
+    pub(super) fn of_module(
+        module: &ModuleText,
+        text: &Text<'_>,
+        all: &[Text<'_>],
+        entry: &dyn Fn(u64) -> Option<i32>,
+    ) -> Result<Self, &'static str> {
+        let mut targets = Self { are_far: true, ..Self::within(text) };
+        for &(from, to) in &module.ways {
+            targets.barred.insert_all(from..from.saturating_add(4));
+            targets.places.insert(to);
+        }
+        for &from in &module.labels {
+            targets.barred.insert_all(from..from.saturating_add(4));
+        }
+        for piece in &module.pieces {
+            targets.places.insert(piece.start);
+            if let Some((_, location)) = piece.site {
+                targets.barred.insert_all(location..piece.start.saturating_add(8));
+            }
+        }
+        // Its data is not searched for pointers: a jump to what was loaded stays unresolved.
+        let pointers = Places::within(&text.range);
+        let mut budget = MODULE_ENTRIES;
+        for code in all {
+            for function in code.functions() {
+                targets.add_function(code, &pointers, function, entry, &mut budget)?;
+            }
+        }
+        // A probe of the guest's own may hide a branch.
+        for function in text.functions() {
+            let unknown = |address| module.traps.binary_search(&address).is_err();
+            let mut all = text.instructions(function.clone());
+            if all.any(|(at, it)| text.is_breakpoint(at, it.len) && unknown(at)) {
+                targets.unresolved.push(function.start);
+            }
+        }
+        targets.unresolved.sort_unstable();
+        Ok(targets)
+    }
+
+    fn within(text: &Text<'_>) -> Self {
+        Self {
+            places: Places::within(&text.range),
+            barred: Places::within(&text.range),
+            replacements: Places::within(&text.range),
+            reads: Vec::new(),
+            unresolved: Vec::new(),
+            are_far: false,
+        }
+    }
+
+    /// Where a function jumps, as far as that can be known.
+    fn add_function(
+        &mut self,
+        code: &Text<'_>,
+        pointers: &Places,
+        function: Range<u64>,
+        entry: &dyn Fn(u64) -> Option<i32>,
+        budget: &mut usize,
+    ) -> Result<(), &'static str> {
+        let seen = self.add_code(code, pointers, function.clone());
+        let tables = match seen.computed {
+            0 => 0,
+            _ => self.add_switches(entry, &seen, &function, budget)?,
+        };
+        let inside = function.start.saturating_add(2)..function.end;
+        if tables < seen.computed || (seen.pointers > 0 && !pointers.any(inside)) {
+            self.unresolved.push(function.start);
+        }
+        Ok(())
     }
 
     /// What the kernel's own tables name.
@@ -169,7 +235,7 @@ impl Targets {
     /// are in the function. Returns how many there are.
     fn add_switches(
         &mut self,
-        kernel: &Kernel,
+        entry: &dyn Fn(u64) -> Option<i32>,
         seen: &Seen,
         function: &Range<u64>,
         budget: &mut usize,
@@ -180,19 +246,18 @@ impl Targets {
         tables.dedup();
         let mut found = 0;
         for table in tables.into_iter().filter(|table| table % 4 == 0) {
-            let room = kernel.image.space.offset(table).map_or(0, |(_, room)| room);
-            let entries = kernel.bytes(table, room).unwrap_or_default();
-            let mut entry = 0;
-            while let Some(distance) = i32_at(entries, entry) {
+            let mut at = table;
+            while let Some(distance) = entry(at) {
                 let target = table.wrapping_add_signed(distance.into());
                 *budget = budget.checked_sub(1).ok_or(TOO_MANY)?;
                 if target % 2 != 0 || !function.contains(&target) {
                     break;
                 }
                 self.places.insert(target);
-                entry += 4;
+                let Some(next) = at.checked_add(4) else { break };
+                at = next;
             }
-            found += usize::from(entry > 0);
+            found += usize::from(at > table);
         }
         Ok(found)
     }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::decode::Instruction;
+use crate::exits::module::ModulePiece;
 use crate::read::{index, wide};
 use crate::{Kernel, SiteSection};
 
@@ -50,6 +51,19 @@ impl<'a> Text<'a> {
         Some(Self { range, bytes, cuts })
     }
 
+    /// Code of a module, in one piece from an address on, and what lies between its functions.
+    pub(super) fn of_module(start: u64, bytes: &'a [u8], pieces: &[ModulePiece]) -> Option<Self> {
+        let range = start..start.checked_add(wide(bytes.len()))?;
+        let ends = |piece: &ModulePiece| {
+            [piece.start, piece.start.saturating_add(wide(piece.bytes.len()))]
+        };
+        let mut cuts: Vec<u64> = pieces.iter().flat_map(ends).chain([start]).collect();
+        cuts.retain(|cut| cut % 2 == 0 && range.contains(cut));
+        cuts.sort_unstable();
+        cuts.dedup();
+        start.is_multiple_of(2).then_some(Self { range, bytes, cuts })
+    }
+
     /// The function that begins at an address.
     pub(super) fn function(&self, entry: u64) -> Range<u64> {
         let next = self.cuts.partition_point(|&cut| cut <= entry);
@@ -64,6 +78,12 @@ impl<'a> Text<'a> {
 
     pub(super) fn instruction(&self, address: u64) -> Option<Instruction> {
         Instruction::at(self.bytes, index(address.checked_sub(self.range.start)?))
+    }
+
+    /// Whether an instruction of this length is one that stops.
+    pub(super) fn is_breakpoint(&self, address: u64, len: u8) -> bool {
+        let bytes = self.bytes(address, len.into());
+        bytes == Some(&[0x02, 0x90]) || bytes == Some(&[0x73, 0, 0x10, 0])
     }
 
     pub(super) fn bytes(&self, address: u64, len: usize) -> Option<&'a [u8]> {

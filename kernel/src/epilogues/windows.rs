@@ -100,7 +100,13 @@ impl Windows {
         Ok(windows)
     }
 
-    fn add_function(&mut self, text: &Text<'_>, targets: &Targets, site: u32, entry: u64) {
+    pub(super) fn add_function(
+        &mut self,
+        text: &Text<'_>,
+        targets: &Targets,
+        site: u32,
+        entry: u64,
+    ) {
         let function = text.function(entry);
         let first = self.exits.len();
         let first_fixed = self.fixed.len();
@@ -131,9 +137,11 @@ impl Windows {
             let inside =
                 |distance: i32| function.contains(&address.wrapping_add_signed(distance.into()));
             match instruction.kind {
+                Kind::Auipc { .. } if targets.are_far => {}
                 Kind::Plain | Kind::Load | Kind::AddImmediate { .. } | Kind::Auipc { .. } => {
                     continue;
                 }
+                Kind::Branch { distance, .. } if inside(distance) && targets.are_far => {}
                 Kind::Branch { distance, .. } if inside(distance) => continue,
                 Kind::Branch { .. } => missing = Some(Missing::Leaves),
                 Kind::Jump { distance } if instruction.writes == 0 && !inside(distance) => {

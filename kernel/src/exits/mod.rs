@@ -246,23 +246,21 @@ impl Kernel {
         Ok(self.exits.get_or_init(|| exits))
     }
 
-    /// Whether exits of functions of modules can be found.
-    pub fn sees_exits_of_modules(&self) -> bool {
-        match self.arch() {
-            Arch::X86_64 => true,
-            Arch::Riscv64 => false,
-        }
-    }
-
-    /// The exits of a module's functions.
+    /// The exits of a module's functions. On riscv64 those of the functions that are asked for, with
+    /// what is to be rewritten before anything of the module runs; `entry` reads a word of its data,
+    /// by link address.
     ///
     /// # Errors
     /// As [`Kernel::exits`], since those of the kernel tell what follows where a function of a module
-    /// is left for one of the kernel's.
-    pub fn module_exits(&self, text: &ModuleText) -> Result<ModuleExits, KernelError> {
+    /// is left for one of the kernel's; and when the module's tables are absurd.
+    pub fn module_exits(
+        &self,
+        text: &ModuleText,
+        entry: &dyn Fn(u64) -> Option<i32>,
+    ) -> Result<ModuleExits, KernelError> {
         match self.arch() {
             Arch::X86_64 => x86_64::module::find(self, text),
-            Arch::Riscv64 => Ok(ModuleExits::default()),
+            Arch::Riscv64 => epilogues::of_module(text, entry).map_err(KernelError::NoEpilogues),
         }
     }
 }

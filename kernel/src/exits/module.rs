@@ -2,6 +2,7 @@
 //! tables are there and in no image.
 
 use super::{Exit, Missing};
+use crate::epilogues::PlannedExit;
 
 /// The code of a module in a guest, and what its tables say of it. All addresses are as if it were
 /// linked with the kernel.
@@ -17,6 +18,12 @@ pub struct ModuleText {
     pub labels: Vec<u64>,
     /// Ways from an instruction to another that the code does not show.
     pub ways: Vec<(u64, u64)>,
+    /// Its code by address, each part in one piece (riscv64).
+    pub regions: Vec<(u64, Vec<u8>)>,
+    /// Instructions that stop in its own code, ascending (riscv64).
+    pub traps: Vec<u64>,
+    /// Sites of functions whose exits are to be rewritten, ascending (riscv64).
+    pub wanted: Vec<u32>,
     /// Entries of functions of other modules that can be traced, ascending.
     pub others: Vec<u64>,
 }
@@ -41,4 +48,15 @@ pub struct ModuleExits {
     pub list: Vec<Exit>,
     /// Sites with an exit that cannot be used, or without any, each once.
     pub missing: Vec<(u32, Missing)>,
+    /// What is to be rewritten for them, by address (riscv64).
+    pub rewrites: Vec<ModuleRewrite>,
+}
+
+/// An exit of a module that is to be rewritten.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModuleRewrite {
+    /// How.
+    pub exit: PlannedExit,
+    /// What is there where [`PlannedExit::writes`] writes.
+    pub original: Vec<Vec<u8>>,
 }

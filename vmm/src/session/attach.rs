@@ -187,7 +187,7 @@ impl Controller {
         // What the image tells is found out before there is a guest that waits for it; what is
         // missing is told when it is needed.
         let _ = kernel.structs();
-        let exit_plan = ExitPlan::new(&kernel, &tracing.returning()).ok();
+        let exit_plan = ExitPlan::new(&kernel, &tracing.returning(), tracing.may_want_exits()).ok();
         let held_back = tracing.waits_for_start();
         let mut controller = Self {
             kernel,
@@ -505,10 +505,12 @@ impl Controller {
         let image = self.locate(machine, paused, vcpu, AFTER_FTRACE_INIT, entry)?;
         let annex = machine.annex().ok_or_else(|| anyhow::anyhow!("the machine has no annex"))?;
         let sites = self.tracing.returning();
+        let of_modules = self.tracing.may_want_exits();
         // Another one when the tracers have changed since.
-        let exit_plan = match self.exit_plan.take().filter(|plan| plan.sites() == sites) {
+        let fits = |plan: &ExitPlan| plan.sites() == sites && plan.is_of_modules() == of_modules;
+        let exit_plan = match self.exit_plan.take().filter(fits) {
             Some(plan) => plan,
-            None => ExitPlan::new(&self.kernel, &sites)?,
+            None => ExitPlan::new(&self.kernel, &sites, of_modules)?,
         };
         let (overflow, cpus) = (self.tracing.overflow, machine.vcpus() as u64);
         let clock_hz = machine.clock_hz();

@@ -271,7 +271,8 @@ impl Controller {
             (false, false) => Ok((sites, Some(which))),
             (true, false) => Err(format!(
                 "no returns of {which}: for guests of this architecture, functions whose returns \
-                 may be asked for must be named at boot; boot with --returns GLOB or --graph"
+                 may be asked for must be named at boot, or before their module is loaded; boot \
+                 with --returns GLOB or --graph"
             )),
         }
     }
@@ -342,7 +343,7 @@ impl Controller {
             return Ok(format!("{what}, from when tracing begins"));
         };
         let ram = machine.ram();
-        self.find_module_exits(ram, &mut attachment);
+        self.find_module_exits(ram, &mut attachment, None);
         let plan = self.planned_now();
         // The guest still runs: what cannot be is found out before anything is touched.
         let paused = self.prepare(ram, &mut attachment, &plan).map_err(|error| error.to_string());

@@ -14,7 +14,8 @@ use crate::machine::TRAP_INSTRUCTION;
 use crate::relay::Values;
 use crate::stream::{MarkKind, Skipped};
 use crate::tracer::{
-    Attachment, Guest, Image, Module, ModuleCoverage, ModuleFunction, ModuleMoment, TraceError,
+    Attachment, Fresh, Guest, Image, Module, ModuleCoverage, ModuleFunction, ModuleMoment,
+    TraceError,
 };
 use rustc_hash::FxHashSet;
 use std::collections::BTreeSet;
@@ -211,7 +212,8 @@ impl Controller {
             relay.module(Arc::clone(&module));
         }
         let own = self.take_up(ram, attachment.image(), &module);
-        self.find_module_exits(ram, attachment);
+        let sites = self.asked_exits(&module);
+        self.find_module_exits(ram, attachment, Some(Fresh { address, sites: &sites }));
         if module.left_out > 0 && !own.is_empty() {
             let count = module.left_out;
             self.note(format!(
@@ -236,11 +238,10 @@ impl Controller {
     /// Gives the functions of a module to the tracers that want them: those that any does.
     fn take_up(&mut self, ram: &dyn Guest, image: &Image, module: &Module) -> Vec<usize> {
         let mut all = Vec::new();
-        let (mut unvalued, mut unsorted, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut unsorted, mut notes) = (Vec::new(), Vec::new());
         let typed = |wants: &Wants| wants.parameters || wants.results;
         let typed = self.tracing.present().any(|(_, tracer)| typed(&tracer.wants));
         let mut known: Option<WithModules<'_>> = None;
-        let unseen = !self.kernel.sees_exits_of_modules();
         for tracer in self.tracing.tracers.iter_mut().flatten() {
             // What their parameters are is not known.
             let ends = tracer.condition.as_ref().is_some_and(Conditional::is_of_ends);
@@ -286,9 +287,6 @@ impl Controller {
                     }
                 }
                 tracer.sites.sort_unstable();
-                if tracer.graph && unseen {
-                    unvalued.push(tracer.name.clone());
-                }
             }
         }
         all.sort_unstable();
@@ -310,15 +308,6 @@ impl Controller {
                 self.unvalued.push(tracer);
             }
         }
-        for tracer in unvalued {
-            if !self.unvalued.contains(&tracer) {
-                self.note(format!(
-                    "{tracer}: functions of modules (such as those of {}) are traced without returns",
-                    module.name
-                ));
-                self.unvalued.push(tracer);
-            }
-        }
         for (tracer, note) in notes {
             // What one lacks others lack, too.
             let key = format!("values of {tracer}");
@@ -330,12 +319,40 @@ impl Controller {
         all
     }
 
-    /// Looks for the exits of modules that are loaded, if any are to be traced.
-    pub(super) fn find_module_exits(&mut self, ram: &dyn Guest, attachment: &mut Attachment) {
-        if !self.tracing.wants_exits() || !self.kernel.sees_exits_of_modules() {
+    /// Functions (sites) of a module whose returns are asked for, or may be later.
+    fn asked_exits(&self, module: &Module) -> Vec<usize> {
+        let globs = &self.tracing.returns_of_modules;
+        let is_asked = |(site, function): &&(usize, Arc<ModuleFunction>)| {
+            let names = function.names.iter().map(|name| &**name);
+            let mut graphs = self.tracing.present().filter(|(_, tracer)| tracer.graph);
+            graphs.any(|(_, tracer)| tracer.sites.binary_search(site).is_ok())
+                || (!globs.is_empty() && selects(globs, &[], Some(&module.name), &names))
+        };
+        let mut sites: Vec<_> =
+            module.functions.iter().filter(is_asked).map(|&(site, _)| site).collect();
+        sites.sort_unstable();
+        sites
+    }
+
+    /// Looks for the exits of modules that are loaded, if any are to be traced. Some kernels' must be
+    /// rewritten while their module is fresh.
+    pub(super) fn find_module_exits(
+        &mut self,
+        ram: &dyn Guest,
+        attachment: &mut Attachment,
+        fresh: Option<Fresh<'_>>,
+    ) {
+        if !self.tracing.wants_exits() && fresh.is_none_or(|fresh| fresh.sites.is_empty()) {
             return;
         }
-        for found in attachment.find_module_exits(ram, &self.kernel) {
+        let all = match attachment.find_module_exits(ram, &self.kernel, fresh) {
+            Ok(all) => all,
+            Err(error) => {
+                self.note(format!("returns of functions of a module are not traced: {error}"));
+                return;
+            }
+        };
+        for found in all {
             self.module_exits.extend_from_slice(&found.exits);
             self.plan = None;
             self.tell_unseen(&found);

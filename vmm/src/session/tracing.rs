@@ -126,6 +126,8 @@ pub struct Tracing {
     pub buffer: Option<u64>,
     /// Sites of functions whose returns may be asked for later.
     pub returns: Vec<usize>,
+    /// Patterns of functions of modules whose returns may be asked for later.
+    pub returns_of_modules: Vec<String>,
     /// Events of tracepoints, each of another one, or of other system calls.
     pub events: Vec<TracedEvent>,
     /// What they were asked for by: modules that come later may have others.
@@ -185,6 +187,7 @@ impl Tracing {
             overflow,
             buffer: None,
             returns: Vec::new(),
+            returns_of_modules: Vec::new(),
             events: Vec::new(),
             patterns: Patterns::default(),
             events_if: None,
@@ -252,6 +255,12 @@ impl Tracing {
     pub(super) fn has_tracepoints(&self) -> bool {
         let waits = self.patterns.of_modules().next().is_some();
         waits || self.events.iter().any(|event| event.hooks().is_some())
+    }
+
+    /// Whether returns are to be traced, or may be asked for later.
+    #[must_use]
+    pub fn may_want_exits(&self) -> bool {
+        self.wants_exits() || !self.returns.is_empty() || !self.returns_of_modules.is_empty()
     }
 
     /// Whether there is something that can only be held when the kernel has patched its alternatives.
@@ -576,6 +585,7 @@ mod tests {
             overflow: Overflow::Drop,
             buffer: None,
             returns: Vec::new(),
+            returns_of_modules: Vec::new(),
             events: Vec::new(),
             patterns: Patterns::default(),
             events_if: None,

@@ -17,7 +17,7 @@ use super::tracepoints::guest::PointReason;
 use super::view::View;
 use crate::kernel::preemptirq::{SwitchSite, Switches};
 use crate::kernel::tracepoints::Hooks;
-use crate::kernel::{Exit, Kernel, Site};
+use crate::kernel::{Exit, Kernel, ModuleRewrite, Site};
 use std::sync::Arc;
 use vmtrace_trampolines::{Overflow, Point, Program, Readable};
 
@@ -94,7 +94,12 @@ pub(super) trait Target: Sync {
 
     /// What the image alone tells of exits that must be rewritten when tracing begins: those of the
     /// functions at these sites (indices).
-    fn plan_exits(&self, kernel: &Kernel, sites: &[usize]) -> Result<ExitPlan, TraceError>;
+    fn plan_exits(
+        &self,
+        kernel: &Kernel,
+        sites: &[usize],
+        of_modules: bool,
+    ) -> Result<ExitPlan, TraceError>;
 
     /// Puts the annex and what programs need into a guest that has just run
     /// `ftrace_init`.
@@ -261,6 +266,27 @@ pub(super) trait GuestCode: Send {
 
     /// Whether an exit (index) can be held in this run, as far as that was decided at the attach moment.
     fn is_prepared(&self, exit: usize) -> bool;
+
+    /// Whether exits must be rewritten before they run.
+    fn rewrites(&self) -> bool {
+        false
+    }
+
+    /// Rewrites exits of a module of which nothing has run, where that is so. What cannot be
+    /// rewritten is told when it is to be held. `exits` have these numbers.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used; nothing has changed then.
+    fn rewrite(
+        &mut self,
+        _guest: &dyn Guest,
+        _view: &View<'_>,
+        _image: &Image,
+        _exits: &[(usize, Exit)],
+        _rewrites: &[ModuleRewrite],
+    ) -> Result<(), TraceError> {
+        Ok(())
+    }
 
     /// Makes the stubs that lead from these exits (indices) to the programs beside them, where
     /// there are none yet; what the records of each say, `None` for one that cannot have a stub (yet:

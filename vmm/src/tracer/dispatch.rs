@@ -50,15 +50,16 @@ pub fn far_memory(
 }
 
 impl ExitPlan {
-    /// For the exits of the functions at these sites (indices).
+    /// For the exits of the functions at these sites (indices), and, if `of_modules`, with room for
+    /// those of modules to come.
     ///
     /// # Errors
     /// When there is no place for so many, or nothing is known of the kernel's exits.
-    pub fn new(kernel: &Kernel, sites: &[usize]) -> Result<Self, TraceError> {
-        if sites.is_empty() {
+    pub fn new(kernel: &Kernel, sites: &[usize], of_modules: bool) -> Result<Self, TraceError> {
+        if sites.is_empty() && !of_modules {
             return Ok(Self::default());
         }
-        let plan = of(kernel.arch()).plan_exits(kernel, sites)?;
-        Ok(Self { sites: sites.to_vec(), ..plan })
+        let plan = of(kernel.arch()).plan_exits(kernel, sites, of_modules)?;
+        Ok(Self { sites: sites.to_vec(), of_modules, ..plan })
     }
 }

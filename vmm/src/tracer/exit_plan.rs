@@ -22,6 +22,10 @@ pub struct ExitPlan {
     pub(super) code: Vec<u8>,
     /// Where in the code programs go.
     pub(super) programs: (u64, u64),
+    /// Exits of modules may be asked for.
+    pub(super) of_modules: bool,
+    /// Where behind the code their stubs go.
+    pub(super) spare: (u64, u64),
 }
 
 impl ExitPlan {
@@ -32,5 +36,16 @@ impl ExitPlan {
     #[must_use]
     pub fn sites(&self) -> &[usize] {
         &self.sites
+    }
+
+    /// Whether it has room for exits of modules.
+    #[must_use]
+    pub fn is_of_modules(&self) -> bool {
+        self.of_modules
+    }
+
+    /// Whether there is any code.
+    pub(super) fn has_code(&self) -> bool {
+        !self.sites.is_empty() || self.of_modules
     }
 }

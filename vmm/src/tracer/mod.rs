@@ -53,7 +53,7 @@ pub use guest::{Guest, GuestError, WalkError};
 pub use image::Image;
 pub use module_calls::ModuleMoment;
 pub use modules::{
-    ExitsError, Loaded, Module, ModuleCoverage, ModuleError, ModuleFunction, ModuleSymbol,
+    ExitsError, Fresh, Loaded, Module, ModuleCoverage, ModuleError, ModuleFunction, ModuleSymbol,
 };
 pub use paging::PageTables;
 pub use patch::Skip;

@@ -4,7 +4,7 @@ use super::edit::Restored;
 use super::error::TraceError;
 use super::guest::Guest;
 use super::module_calls::{FUNCTIONS, ModuleMoment, ModuleTraps};
-use super::modules::{Loaded, Module, ModuleCoverage, ModuleError, ModuleFunction, Offsets};
+use super::modules::{Fresh, Loaded, Module, ModuleCoverage, ModuleError, ModuleFunction, Offsets};
 use super::spot::Spot;
 use super::trace::Attachment;
 use super::view::View;
@@ -92,10 +92,28 @@ impl Attachment {
     }
 
     /// Looks for the exits of modules that are loaded, in which nobody has done so yet; how much was
-    /// found of each. No module comes or goes meanwhile.
-    pub fn find_module_exits(&mut self, guest: &dyn Guest, kernel: &Kernel) -> Vec<ModuleCoverage> {
-        let Some(traps) = &self.module_traps else { return Vec::new() };
-        self.modules.find_exits(guest, &self.image, kernel, &traps.offsets)
+    /// found of each. No module comes or goes meanwhile. Where exits must be rewritten before they
+    /// run, only those of the `fresh` module are, and all vCPUs are paused then.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used while exits are rewritten; the exits are then as before.
+    pub fn find_module_exits(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        fresh: Option<Fresh<'_>>,
+    ) -> Result<Vec<ModuleCoverage>, TraceError> {
+        let Some(traps) = &self.module_traps else { return Ok(Vec::new()) };
+        let found = self.modules.find_exits(guest, &self.image, kernel, &traps.offsets, fresh);
+        let mut all = Vec::with_capacity(found.len());
+        let view = View::ram(guest, [self.near; 2]);
+        for (coverage, rewrites) in found {
+            if !rewrites.is_empty() {
+                self.code.rewrite(guest, &view, &self.image, &coverage.exits, &rewrites)?;
+            }
+            all.push(coverage);
+        }
+        Ok(all)
     }
 
     /// Exits of functions of modules that are loaded, as far as somebody has looked for them, with

@@ -360,6 +360,9 @@ impl Attachment {
     #[must_use]
     pub fn is_prepared(&self, kernel: &Kernel, site: usize) -> bool {
         let Ok(exits) = kernel.exits() else { return true };
+        if self.modules.is_of_module(site) {
+            return !self.code.rewrites() || self.modules.was_asked(site);
+        }
         // They are in the order of their sites.
         let first = exits.all().partition_point(|exit| (exit.site as usize) < site);
         let mut own = first..first + exits.of(site).len();

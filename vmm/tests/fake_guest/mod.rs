@@ -411,7 +411,7 @@ impl Fake {
 
     /// For returns of the functions at these sites, too.
     pub(crate) fn try_attach_for(&self, returns: &[usize]) -> Result<Attachment, TraceError> {
-        self.try_attach_with(&ExitPlan::new(&self.kernel, returns)?)
+        self.try_attach_with(&ExitPlan::new(&self.kernel, returns, false)?)
     }
 
     /// With what was made for those before.

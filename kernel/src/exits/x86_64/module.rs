@@ -235,7 +235,8 @@ impl<'a> Finder<'a> {
                 self.missing.entry(site).or_insert(Missing::NoReturn);
             }
         }
-        ModuleExits { list: self.list, missing: self.missing.into_iter().collect() }
+        let missing = self.missing.into_iter().collect();
+        ModuleExits { list: self.list, missing, rewrites: Vec::new() }
     }
 
     /// Whether nobody tells the end of the function that is jumped to.
@@ -370,7 +371,7 @@ mod tests {
     type Left = (u64, ExitKind, After);
 
     fn found(text: &ModuleText) -> (Vec<Left>, Vec<(u32, Missing)>) {
-        let ModuleExits { list, missing } = Finder::new(text).find(&outside);
+        let ModuleExits { list, missing, .. } = Finder::new(text).find(&outside);
         assert!(list.iter().all(|exit| (exit.site, exit.function) == (7, BASE)));
         let list = list.iter().map(|exit| (exit.address, exit.kind, exit.after));
         (list.collect(), missing)

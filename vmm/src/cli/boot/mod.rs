@@ -177,7 +177,7 @@ pub struct Args {
     pub arg: Vec<ArgumentSpec>,
     /// Allow that returns of functions that match this glob are traced later, by `vmtrace ctl
     /// tracer add ...:graph`; may be repeated. Only riscv64 guests need this option, since the ends
-    /// of functions are rewritten only during their boot
+    /// of functions are rewritten only during their boot, and those of modules when they are loaded
     #[arg(long, value_name = "GLOB", help_heading = headings::TRACE)]
     pub returns: Vec<String>,
     /// Begin to trace at the first call of this function

@@ -199,6 +199,7 @@ impl Args {
             overflow,
             buffer: self.buffer,
             returns,
+            returns_of_modules: self.returns.clone(),
             events,
             patterns,
             events_if,

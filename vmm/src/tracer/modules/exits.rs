@@ -5,7 +5,7 @@ use super::pages::place;
 use super::read::Offsets;
 use super::table::{Loaded, Modules};
 use super::text::{self, ExitsError, Function};
-use crate::kernel::{Exit, Kernel, Missing, Site, SiteSection};
+use crate::kernel::{Arch, Exit, Kernel, Missing, ModuleRewrite, Site, SiteSection};
 use crate::tracer::guest::Guest;
 use crate::tracer::image::Image;
 use crate::tracer::spot::Spot;
@@ -13,8 +13,22 @@ use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes that are written at one.
-const SPAN: usize = 5;
+/// Bytes that are written at one, where that can be done at any time, or else bytes of a return.
+fn span(kernel: &Kernel) -> usize {
+    match kernel.arch() {
+        Arch::X86_64 => 5,
+        Arch::Riscv64 => 2,
+    }
+}
+
+/// A module of which nothing has run, so that its code can be rewritten.
+#[derive(Clone, Copy, Debug)]
+pub struct Fresh<'a> {
+    /// Run-time address of its `struct module`.
+    pub address: u64,
+    /// Functions (sites) whose returns may be asked for, ascending.
+    pub sites: &'a [usize],
+}
 
 /// What is known of where the functions of a module are left.
 #[derive(Clone, Debug)]
@@ -77,20 +91,39 @@ impl Modules {
         }
     }
 
-    /// Looks for the exits of modules in which nobody has done so yet; how much was found of each.
+    /// Whether the exits of a function (site) were asked for when its module came.
+    pub(in crate::tracer) fn was_asked(&self, site: usize) -> bool {
+        self.loaded.iter().any(|loaded| loaded.asked.binary_search(&site).is_ok())
+    }
+
+    /// Looks for the exits of modules in which nobody has done so yet, or, where they must be
+    /// rewritten, of the fresh one; how much was found of each, and what is to be rewritten.
     pub(in crate::tracer) fn find_exits(
         &mut self,
         guest: &dyn Guest,
         image: &Image,
         kernel: &Kernel,
         offsets: &Offsets,
-    ) -> Vec<ModuleCoverage> {
+        fresh: Option<Fresh<'_>>,
+    ) -> Vec<(ModuleCoverage, Vec<ModuleRewrite>)> {
         let mut all = Vec::new();
         for at in 0..self.loaded.len() {
-            let Some(loaded) = self.loaded.get(at).filter(|it| it.exits.is_none()) else {
+            let Some(loaded) = self.loaded.get_mut(at).filter(|it| it.exits.is_none()) else {
                 continue;
             };
+            if kernel.arch() == Arch::Riscv64 {
+                let Some(fresh) = fresh.filter(|fresh| loaded.is_at(fresh.address)) else {
+                    continue;
+                };
+                loaded.asked = fresh.sites.to_vec();
+                if fresh.sites.is_empty() {
+                    loaded.exits = Some(Vec::new());
+                    continue;
+                }
+            }
+            let Some(loaded) = self.loaded.get(at) else { continue };
             let found = self.look(guest, image, kernel, offsets, loaded);
+            let mut rewrites = Vec::new();
             if let Ok(exits) = kernel.exits() {
                 self.exits.first = exits.all().len();
             }
@@ -99,8 +132,9 @@ impl Modules {
             let mut coverage = ModuleCoverage { module, exits, missing, left_out: 0 };
             match found {
                 Ok(found) => {
+                    rewrites = found.rewrites;
                     for exit in found.list {
-                        let at = place(guest, image, image.runtime(exit.address), SPAN);
+                        let at = place(guest, image, image.runtime(exit.address), span(kernel));
                         match at.and_then(|at| self.exits.number(exit, at)) {
                             Some(number) => coverage.exits.push((number, exit)),
                             None => coverage.left_out += 1,
@@ -115,7 +149,7 @@ impl Modules {
             if let Some(loaded) = self.loaded.get_mut(at) {
                 loaded.exits = Some(coverage.exits.iter().map(|&(number, _)| number).collect());
             }
-            all.push(coverage);
+            all.push((coverage, rewrites));
         }
         all
     }
@@ -156,6 +190,13 @@ impl Modules {
         let others = self.present().map(|(_, function)| function.site.entry);
         text.others = others.collect();
         text.others.sort_unstable();
-        kernel.module_exits(&text).map_err(|error| ExitsError::Kernel(error.to_string()))
+        let wanted = loaded.asked.iter().filter_map(|&site| u32::try_from(site).ok());
+        text.wanted = wanted.collect();
+        let entry = |address: u64| {
+            let mut word = [0; 4];
+            image.read(guest, image.runtime(address), &mut word).ok()?;
+            Some(i32::from_le_bytes(word))
+        };
+        kernel.module_exits(&text, &entry).map_err(|error| ExitsError::Kernel(error.to_string()))
     }
 }

@@ -73,7 +73,7 @@ impl Offsets {
             symtab: offset("mod_kallsyms", "symtab")?,
             symbols_count: offset("mod_kallsyms", "num_symtab")?,
             strtab: offset("mod_kallsyms", "strtab")?,
-            text: text::Offsets::find(btf),
+            text: text::Offsets::find(kernel.arch(), btf),
         })
     }
 }

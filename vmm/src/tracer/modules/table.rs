@@ -79,6 +79,8 @@ pub struct Loaded {
     pub(super) symbols: Vec<ModuleSymbol>,
     /// Numbers of its exits; `None`: nobody has looked for them yet.
     pub(super) exits: Option<Vec<usize>>,
+    /// Sites of functions whose exits were asked for when nothing of it had run, ascending.
+    pub(super) asked: Vec<usize>,
 }
 
 impl Loaded {
@@ -181,7 +183,14 @@ impl Modules {
         }
         let sites = module.functions.iter().map(|&(number, _)| number).collect();
         let symbols = module.symbols.clone();
-        self.loaded.push(Loaded { address: raw.address, name, sites, symbols, exits: None });
+        self.loaded.push(Loaded {
+            address: raw.address,
+            name,
+            sites,
+            symbols,
+            exits: None,
+            asked: Vec::new(),
+        });
         module
     }
 

@@ -2,13 +2,14 @@
 //! is trusted.
 
 use super::pages::Pages;
-use crate::kernel::{Btf, ModulePiece, ModuleText};
+use crate::kernel::{Arch, Btf, ModulePiece, ModuleText};
 use crate::tracer::guest::{Guest, GuestError};
 use crate::tracer::image::Image;
 
 /// Sections of a module: several times what the largest has.
 const MOST_SECTIONS: usize = 1 << 12;
 const TOO_MANY: ExitsError = ExitsError::Absurd("it has more sections than a module can have");
+const TOO_MUCH: ExitsError = ExitsError::Absurd("it has more code than a module can have");
 /// Bytes of the name of one that is looked for, and some more.
 const NAME: usize = 64;
 /// Bytes of all code of a module.
@@ -37,13 +38,39 @@ pub enum ExitsError {
 /// Where a module has what.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::tracer) struct Offsets {
-    sect_attrs: u64,
-    sections: Sections,
+    what: What,
     /// Tables, each with the number of its entries: `None` where the kernel has no such.
     static_calls: Option<(u64, u64)>,
     labels: Option<(u64, u64)>,
     exceptions: Option<(u64, u64)>,
 }
+
+/// What exits are found by.
+#[derive(Clone, Copy, Debug)]
+enum What {
+    /// The list of returns, in a section (x86-64).
+    Returns { sect_attrs: u64, sections: Sections },
+    /// All of the code (riscv64).
+    Code(Memory),
+}
+
+/// The memory of a module by kinds (`struct module_memory`, since 6.4); its own table of instructions
+/// that stop: an address, and where that has its entries, which begin with a distance; and who sets a
+/// parameter, with the lock for that.
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    first: u64,
+    stride: u64,
+    base: u64,
+    size: u64,
+    traps: (u64, u64),
+    trap: u64,
+    setter: u64,
+}
+
+/// `MOD_TEXT` and `MOD_INIT_TEXT` (include/linux/module.h).
+const TEXT: u64 = 0;
+const INIT_TEXT: u64 = 4;
 
 /// What tells names and addresses of sections: files in sysfs.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +86,7 @@ impl Offsets {
     ///
     /// # Errors
     /// What it is that it lacks.
-    pub(super) fn find(btf: &Btf) -> Result<Self, &'static str> {
+    pub(super) fn find(arch: Arch, btf: &Btf) -> Result<Self, &'static str> {
         let offset = |strukt: &str, member: &str| btf.member_offset(strukt, member).map(u64::from);
         let table = |table, count| Some((offset("module", table)?, offset("module", count)?));
         let array = || {
@@ -79,10 +106,35 @@ impl Offsets {
                 address: offset("bin_attribute", "private")?,
             })
         };
-        let unknown = "the kernel does not say where sections of modules are";
+        // Distances come first.
+        let relative = offset("bug_entry", "bug_addr_disp") == Some(0);
+        let owner = offset("mutex", "owner").or_else(|| {
+            // PREEMPT_RT
+            Some(offset("mutex", "rtmutex")? + offset("rt_mutex_base", "owner")?)
+        });
+        let memory = || {
+            Some(What::Code(Memory {
+                setter: offset("module", "param_lock")? + owner?,
+                first: offset("module", "mem")?,
+                stride: btf.struct_size("module_memory")?.into(),
+                base: offset("module_memory", "base")?,
+                size: offset("module_memory", "size")?,
+                traps: table("bug_table", "num_bugs")?,
+                trap: btf.struct_size("bug_entry").filter(|&size| size >= 4 && relative)?.into(),
+            }))
+        };
+        let sections = || {
+            let sect_attrs = offset("module", "sect_attrs")?;
+            Some(What::Returns { sect_attrs, sections: array().or_else(list)? })
+        };
+        let what = match arch {
+            Arch::X86_64 => {
+                sections().ok_or("the kernel does not say where sections of modules are")
+            }
+            Arch::Riscv64 => memory().ok_or("the kernel does not say where code of modules is"),
+        };
         Ok(Self {
-            sect_attrs: offset("module", "sect_attrs").ok_or(unknown)?,
-            sections: array().or_else(list).ok_or(unknown)?,
+            what: what?,
             static_calls: table("static_call_sites", "num_static_call_sites"),
             labels: table("jump_entries", "num_jump_entries"),
             exceptions: table("extable", "num_exentries"),
@@ -91,11 +143,11 @@ impl Offsets {
 
     /// Sections of a module: names, as far as they matter, and run-time addresses.
     fn sections(
-        &self,
+        sections: Sections,
         pages: &mut Pages<'_>,
-        module: u64,
+        attrs: u64,
     ) -> Result<Vec<(Vec<u8>, u64)>, ExitsError> {
-        let attrs = pages.word(module.wrapping_add(self.sect_attrs))?;
+        let attrs = pages.word(attrs)?;
         if attrs == 0 {
             return Err(ExitsError::Absurd("the guest does not say where its sections are"));
         }
@@ -105,7 +157,7 @@ impl Offsets {
             found.push((pages.text(name, NAME)?, pages.word(address)?));
             Ok::<(), GuestError>(())
         };
-        match self.sections {
+        match sections {
             Sections::Array { count, first, size, name, address } => {
                 let count = u64::from(pages.count(attrs.wrapping_add(count))?);
                 if count > MOST_SECTIONS as u64 {
@@ -133,8 +185,12 @@ impl Offsets {
     }
 
     /// What `.return_sites` names: run-time addresses, ascending.
-    fn returns(&self, pages: &mut Pages<'_>, module: u64) -> Result<Vec<u64>, ExitsError> {
-        let sections = self.sections(pages, module)?;
+    fn returns(
+        sections: Sections,
+        pages: &mut Pages<'_>,
+        attrs: u64,
+    ) -> Result<Vec<u64>, ExitsError> {
+        let sections = Self::sections(sections, pages, attrs)?;
         let start = sections.iter().find(|(name, _)| name == b".return_sites").map(|&(_, at)| at);
         let start = start.ok_or(ExitsError::Absurd("it has no list of its returns"))?;
         // Up to what comes next: what lies between names no return, or one by chance, which is
@@ -160,6 +216,39 @@ impl Offsets {
         returns.sort_unstable();
         returns.dedup();
         Ok(returns)
+    }
+
+    /// All code of a module by run-time addresses: what stays, and what is freed.
+    fn code(
+        memory: &Memory,
+        pages: &Pages<'_>,
+        module: u64,
+    ) -> Result<Vec<(u64, Vec<u8>)>, ExitsError> {
+        // Files for that are there before anything else of it runs.
+        if pages.word(module.wrapping_add(memory.setter))? != 0 {
+            return Err(ExitsError::Absurd("a process sets a parameter while it is loaded"));
+        }
+        let mut code = Vec::new();
+        let mut left = MOST_CODE;
+        for kind in [TEXT, INIT_TEXT] {
+            let at = module.wrapping_add(memory.first + kind * memory.stride);
+            let base = pages.word(at.wrapping_add(memory.base))?;
+            let len = pages.count(at.wrapping_add(memory.size))?;
+            let len = usize::try_from(len).unwrap_or(usize::MAX);
+            left = left.checked_sub(len).ok_or(TOO_MUCH)?;
+            if len > 0 {
+                code.push((base, pages.all(base, len)?));
+            }
+        }
+        code.sort_unstable_by_key(|&(base, _)| base);
+        let overlap = |pair: &[(u64, Vec<u8>)]| match pair {
+            [(base, code), (next, _)] => next.wrapping_sub(*base) < code.len() as u64,
+            _ => false,
+        };
+        if code.windows(2).any(overlap) {
+            return Err(ExitsError::Absurd("what is freed of its code is not apart from the rest"));
+        }
+        Ok(code)
     }
 
     /// A table of entries of so many bytes, and its run-time address.
@@ -213,7 +302,7 @@ pub(super) fn read(
         let len = usize::try_from(len).unwrap_or(0);
         code += len;
         if code > MOST_CODE {
-            return Err(ExitsError::Absurd("it has more code than a module can have"));
+            return Err(TOO_MUCH);
         }
         text.pieces.push(ModulePiece {
             start: link(function.start),
@@ -222,7 +311,19 @@ pub(super) fn read(
             site: function.site.map(|(site, location)| (site, link(location))),
         });
     }
-    text.returns = offsets.returns(&mut pages, module)?.into_iter().map(link).collect();
+    let memory = match offsets.what {
+        What::Returns { sect_attrs, sections } => {
+            let attrs = module.wrapping_add(sect_attrs);
+            let returns = Offsets::returns(sections, &mut pages, attrs)?;
+            text.returns = returns.into_iter().map(link).collect();
+            None
+        }
+        What::Code(memory) => {
+            let code = Offsets::code(&memory, &pages, module)?;
+            text.regions = code.into_iter().map(|(base, bytes)| (link(base), bytes)).collect();
+            Some(memory)
+        }
+    };
     // Distances to the code, and to where it goes (arch/x86/include/asm/extable.h,
     // include/linux/{jump_label,static_call_types}.h).
     let relative = |table: u64, at: usize, bytes: &[u8]| {
@@ -243,6 +344,13 @@ pub(super) fn read(
     let (table, bytes) = Offsets::table(&pages, module, offsets.exceptions, 12)?;
     text.ways = ways(table, &bytes, 12);
     text.ways.extend(labels);
+    if let Some(Memory { traps, trap, .. }) = memory {
+        let (table, bytes) = Offsets::table(&pages, module, Some(traps), trap)?;
+        let size = usize::try_from(trap).unwrap_or(usize::MAX);
+        text.traps =
+            (0..bytes.len()).step_by(size).filter_map(|at| relative(table, at, &bytes)).collect();
+        text.traps.sort_unstable();
+    }
     text.returns.sort_unstable();
     text.static_calls.sort_unstable();
     text.labels.sort_unstable();

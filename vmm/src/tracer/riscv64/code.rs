@@ -3,12 +3,13 @@
 use super::calls;
 use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout, TRAP_ENTRY};
 use super::landing::Landings;
+use super::module_returns;
 use super::returns::Returns;
 use super::sharing::{self, By, Sharing};
 use super::site::{self, Aim};
 use super::tracepoint;
 use crate::kernel::tracepoints::Hooks;
-use crate::kernel::{Exit, Kernel, Site, SiteSection};
+use crate::kernel::{Exit, Kernel, ModuleRewrite, Site, SiteSection};
 use crate::tracer::annex::{Memory, OPS, OPS_SIZE, SIZE};
 use crate::tracer::arch::{Faults, GuestCode, Hook};
 use crate::tracer::edit::{Edit, ExitEdit, SkipReason};
@@ -430,6 +431,21 @@ impl GuestCode for Code {
 
     fn is_prepared(&self, exit: usize) -> bool {
         self.returns.is_prepared(exit)
+    }
+
+    fn rewrites(&self) -> bool {
+        true
+    }
+
+    fn rewrite(
+        &mut self,
+        guest: &dyn Guest,
+        view: &View<'_>,
+        image: &Image,
+        exits: &[(usize, Exit)],
+        rewrites: &[ModuleRewrite],
+    ) -> Result<(), TraceError> {
+        module_returns::rewrite(self, guest, (view, image), exits, rewrites)
     }
 
     fn stubs(

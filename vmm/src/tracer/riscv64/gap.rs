@@ -202,6 +202,11 @@ impl Gap {
         self.put_at(guest, self.next(SMALL_ALIGN), code)
     }
 
+    /// Bytes of it in all.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
     /// Run-time address at which [`Gap::put_small`] puts what comes next.
     pub(super) fn next_small(&self) -> u64 {
         self.address + self.next(SMALL_ALIGN)

@@ -89,7 +89,7 @@ pub(super) fn install(
         code.prepare(guest, &view, image, &Spot::all(kernel, image))?;
         rewrites.write(&view)?;
         let annex = memory.guest_address();
-        let with_code = !options.returns.sites.is_empty();
+        let with_code = options.returns.has_code();
         map::map(guest, image, layout.address, annex, with_code, far)?;
         if (memory.slice().len() as u64) < WITH_TABLES {
             return Ok(Area::default());

@@ -10,6 +10,7 @@ mod hold;
 mod install;
 mod landing;
 mod map;
+mod module_returns;
 pub(super) mod paging;
 mod returns;
 mod sharing;
@@ -83,8 +84,13 @@ impl Target for Riscv64 {
         (map::HOLE, map::FAR_OFFSET)
     }
 
-    fn plan_exits(&self, kernel: &Kernel, sites: &[usize]) -> Result<ExitPlan, TraceError> {
-        returns::plan(kernel, sites)
+    fn plan_exits(
+        &self,
+        kernel: &Kernel,
+        sites: &[usize],
+        of_modules: bool,
+    ) -> Result<ExitPlan, TraceError> {
+        returns::plan(kernel, sites, of_modules)
     }
 
     fn install(

@@ -10,10 +10,12 @@
 //! 0        half of the stubs
 //!          programs that end functions, as much as is in reach of every stub
 //!          the other stubs
+//!          stubs of modules, as many as there are, and as reach all programs
 //! 2 MiB
 //! ```
 
 use super::map;
+use super::module_returns::OfModules;
 use crate::kernel::epilogues::{PlannedExit, slot};
 use crate::kernel::{Exit, Kernel, KernelError};
 use crate::tracer::annex::{CODE, Memory};
@@ -24,6 +26,7 @@ use crate::tracer::exits::ExitWord;
 use crate::tracer::guest::GuestError;
 use crate::tracer::image::Image;
 use crate::tracer::view::View;
+use std::borrow::Borrow;
 use std::sync::Arc;
 use vm_memory::Bytes;
 use vmtrace_trampolines::riscv64::encode::NOP;
@@ -34,6 +37,8 @@ const ALIGN: u64 = 64;
 const REACH: u64 = (1 << 20) - ALIGN;
 /// Room for programs that there must be: some 500, of 256 bytes.
 const LEAST: u64 = 128 << 10;
+/// Room for stubs of modules, if there is so much: some 9000.
+const SPARE: u64 = 192 << 10;
 
 /// The exits that are rewritten, and the code that they lead to.
 pub(super) struct Returns {
@@ -47,6 +52,8 @@ pub(super) struct Returns {
     /// Where in the area the next program can be, and where all end.
     free: u64,
     end: u64,
+    /// Those of modules.
+    pub(super) of_modules: OfModules,
 }
 
 /// Where stubs are.
@@ -57,11 +64,20 @@ struct Places {
     programs: (u64, u64),
     /// Where the last stub ends.
     last: u64,
+    /// Where stubs of modules begin and end.
+    spare: (u64, u64),
 }
 
 impl Places {
-    fn new(lens: &[u64]) -> Option<Self> {
-        let all: u64 = lens.iter().sum();
+    /// With as much room for stubs of modules as those of the kernel leave, if there is to be any.
+    fn with_spare(lens: &[u64], of_modules: bool) -> Option<Self> {
+        let spares = if of_modules { &[SPARE, SPARE / 4, 0][..] } else { &[0] };
+        spares.iter().find_map(|&spare| Self::new(lens, spare))
+    }
+
+    /// With room for so many bytes of stubs of modules, which reach all programs as well.
+    fn new(lens: &[u64], spare: u64) -> Option<Self> {
+        let all = lens.iter().sum::<u64>() + spare;
         let mut stubs = Vec::with_capacity(lens.len());
         let (mut next, mut programs) = (0, None);
         for &len in lens {
@@ -73,8 +89,10 @@ impl Places {
             stubs.push(next);
             next += len;
         }
-        let programs = programs.or_else(|| Self::programs(next, 0))?;
-        (next <= CODE).then_some(Self { stubs, programs, last: next })
+        let programs = programs.or_else(|| Self::programs(next, spare))?;
+        let first = next.max(programs.1);
+        let spare = (first, first + spare);
+        (spare.1 <= CODE).then_some(Self { stubs, programs, last: next, spare })
     }
 
     /// Between so many bytes of stubs and so many others.
@@ -86,11 +104,16 @@ impl Places {
 }
 
 /// What the image alone tells of rewriting the exits of the functions at these sites (indices).
-pub(super) fn plan(kernel: &Kernel, sites: &[usize]) -> Result<ExitPlan, TraceError> {
+pub(super) fn plan(
+    kernel: &Kernel,
+    sites: &[usize],
+    of_modules: bool,
+) -> Result<ExitPlan, TraceError> {
     let failed = |error: KernelError| TraceError::Kernel(error.to_string());
     let plan = kernel.epilogues().map_err(failed)?.plan(sites);
     let lens: Vec<u64> = plan.exits.iter().map(|exit| exit.stub_len() as u64).collect();
-    let places = Places::new(&lens).ok_or(TraceError::Returns(plan.exits.len()))?;
+    let places = Places::with_spare(&lens, of_modules);
+    let places = places.ok_or(TraceError::Returns(plan.exits.len()))?;
     let area = map::code(map::link(kernel)?);
     let len = usize::try_from(places.last).map_err(|_| TraceError::Annex)?;
     let mut planned = ExitPlan {
@@ -100,6 +123,7 @@ pub(super) fn plan(kernel: &Kernel, sites: &[usize]) -> Result<ExitPlan, TraceEr
         rewrites: Vec::with_capacity(plan.exits.len() + plan.exits.len() / 8),
         code: vec![0; len],
         programs: places.programs,
+        spare: places.spare,
         ..ExitPlan::default()
     };
     for ((number, exit), &stub) in (0..).zip(&plan.exits).zip(&places.stubs) {
@@ -148,7 +172,8 @@ impl Returns {
         let (free, end) = plan.programs;
         let numbers = plan.numbers.clone();
         let slots = plan.slots.iter().map(|&slot| Ok(slot)).collect();
-        let returns = Self { memory, address, numbers, slots, free, end };
+        let of_modules = OfModules::new(plan.spare);
+        let returns = Self { memory, address, numbers, slots, free, end, of_modules };
         let rewrites = Rewrites::new(view, image, plan)?;
         let moved;
         let code = if image.slide == 0 {
@@ -175,9 +200,14 @@ impl Returns {
         }
     }
 
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), TraceError> {
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), TraceError> {
         let offset = usize::try_from(offset).map_err(|_| TraceError::Annex)?;
         self.memory.slice().write_slice(bytes, offset).map_err(|_| TraceError::Annex)
+    }
+
+    /// Run-time address of what is so far in the area.
+    pub(super) fn address(&self, offset: u64) -> u64 {
+        self.address.wrapping_add(offset)
     }
 
     /// Puts a program that ends functions behind all others; `None` when there is no room. Nobody
@@ -196,7 +226,7 @@ impl Returns {
     /// Of an exit, by its index; `None` when it was not to be rewritten.
     #[inline]
     fn slot(&self, exit: usize) -> Option<Result<u64, SkipReason>> {
-        let number = *self.numbers.get(exit)?;
+        let Some(&number) = self.numbers.get(exit) else { return self.of_modules.slot(exit) };
         self.slots.get(usize::try_from(number).ok()?).copied()
     }
 
@@ -232,7 +262,7 @@ impl Returns {
 }
 
 /// What records of an exit have in place of a site.
-fn low_half(ret: u64) -> u32 {
+pub(super) fn low_half(ret: u64) -> u32 {
     #[allow(clippy::cast_possible_truncation, reason = "the low half")]
     let word = ret as u32;
     word
@@ -264,6 +294,41 @@ pub(super) struct Rewrites {
 }
 
 impl Rewrites {
+    /// Of exits by what is to be rewritten for each, or why it is left alone. Verifies that the guest
+    /// holds what is expected.
+    pub(super) fn of(
+        view: &View<'_>,
+        exits: Vec<Result<Vec<Edit>, SkipReason>>,
+        groups: Vec<u32>,
+    ) -> Result<Self, GuestError> {
+        let mut rewrites = Self { all: Vec::new(), skipped: vec![None; exits.len()], groups };
+        for (exit, edits) in (0..).zip(exits) {
+            match edits {
+                Ok(edits) => {
+                    for edit in edits {
+                        rewrites.add(view, exit, edit)?;
+                    }
+                }
+                Err(reason) => rewrites.skip(exit, reason),
+            }
+        }
+        rewrites.spread();
+        Ok(rewrites)
+    }
+
+    fn add(&mut self, view: &View<'_>, exit: u32, edit: Edit) -> Result<(), GuestError> {
+        if !edit.is_untouched(view)? {
+            self.skip(exit, SkipReason::GuestOwned("other code where it returns"));
+        }
+        self.all.push((exit, edit));
+        Ok(())
+    }
+
+    /// Of each exit, why it was left alone, if it was.
+    pub(super) fn skipped(&self) -> &[Option<SkipReason>] {
+        &self.skipped
+    }
+
     /// Verifies that the guest holds what the image does. Of exits that share their bytes all are
     /// left alone, or none.
     fn new(view: &View<'_>, image: &Image, plan: &ExitPlan) -> Result<Self, TraceError> {
@@ -273,11 +338,7 @@ impl Rewrites {
             groups: plan.groups.clone(),
         };
         for &(exit, ref edit) in &plan.rewrites {
-            let edit = edit.at(image);
-            if !edit.is_untouched(view)? {
-                rewrites.skip(exit, SkipReason::GuestOwned("other code where it returns"));
-            }
-            rewrites.all.push((exit, edit));
+            rewrites.add(view, exit, edit.at(image))?;
         }
         rewrites.spread();
         Ok(rewrites)
@@ -358,7 +419,7 @@ impl Rewrites {
 }
 
 /// Of each exit, by address, the first of those that it shares bytes with, itself included.
-fn groups(exits: &[PlannedExit]) -> Vec<u32> {
+pub(super) fn groups<E: Borrow<PlannedExit>>(exits: &[E]) -> Vec<u32> {
     let mut leaders: Vec<usize> = (0..exits.len()).collect();
     let leader = |leaders: &[usize], mut exit: usize| {
         while let Some(&next) = leaders.get(exit).filter(|&&next| next != exit) {
@@ -368,8 +429,8 @@ fn groups(exits: &[PlannedExit]) -> Vec<u32> {
     };
     for (guest, exit) in exits.iter().enumerate() {
         // The first is in the exit's own window.
-        for jump in exit.jumps.iter().skip(1) {
-            let host = exits.partition_point(|host| host.epilogue.start <= jump.at);
+        for jump in exit.borrow().jumps.iter().skip(1) {
+            let host = exits.partition_point(|host| host.borrow().epilogue.start <= jump.at);
             let host = host.saturating_sub(1);
             let (a, b) = (leader(&leaders, guest), leader(&leaders, host));
             if let Some(of_later) = leaders.get_mut(a.max(b)) {
@@ -392,13 +453,15 @@ mod tests {
         fn every_stub_reaches_every_program(
             lens in proptest::collection::vec((4_u64..40).prop_map(|words| words * 4), 0..20_000),
         ) {
-            let places = Places::new(&lens).unwrap();
+            let places = Places::with_spare(&lens, true).unwrap();
             let (start, end) = places.programs;
             prop_assert!(start + LEAST <= end && start % ALIGN == 0);
             for (&at, &len) in places.stubs.iter().zip(&lens) {
                 prop_assert!(at + len <= start || at >= end, "{at:#x} is in {start:#x} to {end:#x}");
                 prop_assert!(at + len <= CODE);
-                for slot in [at, at + len - 12] {
+                let (first, behind) = places.spare;
+                prop_assert!(at + len <= first && end <= first && behind <= CODE);
+                for slot in [at, at + len - 12, first, first.max(behind.saturating_sub(12))] {
                     for program in [start, end - ALIGN] {
                         prop_assert!(slot_reaches(slot, program), "{slot:#x} {program:#x}");
                     }
@@ -413,8 +476,8 @@ mod tests {
 
     #[test]
     fn too_many_stubs_are_refused() {
-        assert!(Places::new(&[16; 80_000]).is_some());
-        assert!(Places::new(&[16; 130_000]).is_none());
-        assert!(Places::new(&[16; 1_000_000]).is_none());
+        assert!(Places::new(&[16; 80_000], 0).is_some());
+        assert!(Places::new(&[16; 130_000], 0).is_none());
+        assert!(Places::new(&[16; 1_000_000], 0).is_none());
     }
 }

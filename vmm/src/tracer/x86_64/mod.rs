@@ -93,7 +93,7 @@ impl Target for X86_64 {
     }
 
     /// Nothing: they can be changed at any time.
-    fn plan_exits(&self, _: &Kernel, _: &[usize]) -> Result<ExitPlan, TraceError> {
+    fn plan_exits(&self, _: &Kernel, _: &[usize], _: bool) -> Result<ExitPlan, TraceError> {
         Ok(ExitPlan::default())
     }
 
