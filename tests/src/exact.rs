@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use vmtrace::serve::{Format, Globs, StreamRequest, TracerSpec, accepted, ask_stream};
+use vmtrace::serve::{Format, Globs, StreamRequest, TracerSpec, TriggerSpec, accepted, ask_stream};
 
 /// What the guest calls, without a socket: it fails. The numbers of its backlogs are all that it is given.
 pub const FUNCTION: &str = "__sys_listen";
@@ -78,7 +78,29 @@ pub const EXACT: [Exact; 16] = [
     one("__sys_listen if duration > 1000s", Tells::Return, true, |_| false),
 ];
 
+/// Calls of [`FUNCTION`] that triggers count.
+pub const COUNTED: [Exact; 6] = [
+    one("__sys_listen", Tells::Count, true, |_| true),
+    one("__sys_listen if backlog < 100", Tells::Count, true, |(_, log)| log < 100),
+    one("__sys_listen if cpu == 1 && backlog & 1", Tells::Count, true, |(cpu, log)| {
+        cpu == 1 && log & 1 == 1
+    }),
+    one("__sys_listen if comm == vmtrace-g* && cpu == 0", Tells::Count, true, |(cpu, _)| cpu == 0),
+    one("__sys_listen if backlog == 17 || backlog == 18", Tells::Count, true, |(_, log)| {
+        matches!(log, 17 | 18)
+    }),
+    one("__sys_listen if pid == 1", Tells::Count, true, |_| false),
+];
+
 impl Exact {
+    /// As it is asked for, of the call with this number.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn trigger(&self, call: u64) -> Result<TriggerSpec> {
+        Ok(TriggerSpec { call, ..self.text.parse()? })
+    }
+
     /// As it is asked for, with that name.
     ///
     /// # Errors
@@ -155,8 +177,9 @@ impl Consumer {
         note("the end".to_owned());
     }
 
-    /// What has come until a mark with this text has; and how often something was lost.
-    fn until(&self, mark: &str) -> Result<(Records, u64)> {
+    /// What has come until a mark with this text has, how often something was lost, and the marks since the last
+    /// time.
+    fn until(&self, mark: &str) -> Result<(Records, u64, Vec<String>)> {
         let (seen, changed) = &*self.0;
         let end = Instant::now() + PATIENCE;
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -166,8 +189,8 @@ impl Consumer {
             ensure!(!left.is_zero(), "no mark {mark:?}: {:?}", seen.marks);
             seen = changed.wait_timeout(seen, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        seen.marks.clear();
-        Ok((seen.records.clone(), seen.lost))
+        let marks = std::mem::take(&mut seen.marks);
+        Ok((seen.records.clone(), seen.lost, marks))
     }
 }
 
@@ -188,19 +211,65 @@ impl Kept {
     }
 }
 
+/// A trigger of which it is known how many calls are its own.
+#[derive(Debug)]
+pub struct KeptTrigger {
+    /// Its number.
+    pub id: u64,
+    /// Its calls.
+    pub exact: &'static Exact,
+    /// At which of them it comes.
+    pub call: u64,
+    /// It has come.
+    pub fired: bool,
+    expected: u64,
+}
+
+impl KeptTrigger {
+    /// One that has just been added.
+    #[must_use]
+    pub fn new(id: u64, exact: &'static Exact, call: u64) -> Self {
+        Self { id, exact, call, fired: false, expected: 0 }
+    }
+
+    /// Compares what vmtrace says of it in a list, and its marks since the last time, with what must be after so
+    /// many more calls on each CPU.
+    fn compare(&mut self, calls: &[u64], list: &Value, marks: &[String]) -> Result<()> {
+        self.expected += self.exact.expected(calls);
+        let fired = self.expected >= self.call;
+        let comes = fired && !std::mem::replace(&mut self.fired, fired);
+        let all = list["triggers"].as_array().with_context(|| format!("no triggers: {list}"))?;
+        let own = all.iter().find(|one| one["id"] == self.id);
+        let own = own.with_context(|| format!("{self:?} is not in {list}"))?;
+        let told = (own["left"].as_u64(), own["fired"].as_bool());
+        let told_marks =
+            marks.iter().filter(|mark| mark.contains(&format!("trigger {} (", self.id)));
+        let told_marks = told_marks.count();
+        let expected = (Some(self.call.saturating_sub(self.expected)), Some(fired));
+        ensure!(
+            told == expected && told_marks == usize::from(comes),
+            "{self:?}: {told:?} and {told_marks} marks, expected {expected:?} and {comes}, after {calls:?}"
+        );
+        Ok(())
+    }
+}
+
 /// Compares what tracers have told with what they must have, after so many more calls on each CPU.
-/// `table` is vmtrace's answer; `mark` the text of a mark behind all calls. Returns how many were compared.
+/// The same of triggers. `table` and `list` are vmtrace's answers; `mark` the text of a mark behind all calls. Returns
+/// how many tracers were compared.
 ///
 /// # Errors
 /// When one has told of a call too many or too few.
 pub fn compare(
-    kept: &mut [Kept],
+    (kept, triggers): (&mut [Kept], &mut [KeptTrigger]),
     calls: &[u64],
-    table: &str,
+    (table, list): (&str, &str),
     (consumer, mark): (&Consumer, &str),
 ) -> Result<usize> {
     let table: Value = serde_json::from_str(table)?;
-    let (records, lost) = consumer.until(mark)?;
+    let list: Value = serde_json::from_str(list)?;
+    let (records, lost, marks) = consumer.until(mark)?;
+    triggers.iter_mut().try_for_each(|trigger| trigger.compare(calls, &list, &marks))?;
     // A tracer has all of its lines here.
     let of = |list: &str, name: &str, hits: &dyn Fn(&Value) -> u64| -> Result<u64> {
         let lines = table[list].as_array().with_context(|| format!("no {list}: {table}"))?;
@@ -244,7 +313,10 @@ mod tests {
     #[test]
     fn what_is_expected_is_what_is_called() {
         let calls = [1000, 300];
-        for exact in &EXACT {
+        for exact in &COUNTED {
+            assert_eq!(exact.trigger(3).unwrap().call, 3);
+        }
+        for exact in EXACT.iter().chain(&COUNTED) {
             exact.spec("name").unwrap();
             let each = calls
                 .iter()

@@ -1,9 +1,11 @@
 //! Random changes of what is traced while the guest works. The guest must not notice any of them,
 //! and must have its code back at the end.
 
+mod triggers;
+
 use crate::SharedHost;
 use crate::cases::trouble;
-use crate::exact::{Consumer, EXACT, Exact, FUNCTION, Kept, compare};
+use crate::exact::{Consumer, EXACT, Exact, FUNCTION, Kept, KeptTrigger, compare};
 use crate::random::Random;
 use crate::trace::{WORKLOAD, arch_of, cmdline, host_lost, kernel, lost, lost_sign};
 use anyhow::{Context, Result, bail, ensure};
@@ -122,6 +124,14 @@ struct Driver<'a> {
     kept: Vec<Kept>,
     /// What changes beside them.
     noise: [Option<&'static Exact>; NOISE],
+    /// Triggers whose counts are known.
+    triggers: Vec<KeptTrigger>,
+    /// Numbers of those that come and go beside them, on that function as well.
+    noise_triggers: [Option<u64>; triggers::NOISE],
+    /// That of one that has just been added.
+    adding: Option<u64>,
+    /// What was said of the last change.
+    said: String,
     /// Names that were given to them, and marks.
     names: usize,
     /// Exits that were not as they were kept at the last look.
@@ -142,6 +152,10 @@ struct Tally {
     count: usize,
     /// Of tracers on one function whose calls are known.
     exact: usize,
+    /// Of triggers there.
+    triggers: usize,
+    /// Those that came where they had to.
+    fired: usize,
     /// Totals that were compared with these calls, and those that could not be.
     compared: usize,
     unsure: usize,
@@ -180,8 +194,9 @@ impl Driver<'_> {
     }
 
     /// Gives a command that changes what is traced; returns how many sites then are.
-    fn control(&self, control: &Control) -> Result<usize> {
+    fn control(&mut self, control: &Control) -> Result<usize> {
         let answer = self.command(control)?;
+        self.said.clone_from(&answer);
         // What else there is to say of it follows.
         let changed = answer.split("; ").next().unwrap_or_default();
         let sites = changed.strip_suffix(" sites").and_then(|text| text.rsplit_once(": "));
@@ -205,6 +220,7 @@ impl Driver<'_> {
     /// as it is.
     fn change(&mut self, control: &Control, done: impl FnOnce(&mut Self)) -> Result<()> {
         let before = self.held()?;
+        let waited = self.unfired()?;
         let held = match self.control(control) {
             Err(error) if error.to_string().contains(FULL) => {
                 let after = self.held()?;
@@ -214,22 +230,35 @@ impl Driver<'_> {
             }
             held => held.with_context(|| format!("{control:?}"))?,
         };
+        let known: Vec<u64> = self.trigger_ids().collect();
         done(self);
-        let expected = self.expected().len();
-        ensure!(held == expected, "{held} sites of {expected}: {control:?}");
+        // One that comes in between has no site, or has it still: only then it is not known which.
+        let after = self.unfired()?;
+        let [most, least] = [&waited, &after].map(|unfired| {
+            let mut ids = self.trigger_ids();
+            let waits = ids.any(|id| unfired.contains(&id) || !known.contains(&id));
+            self.expected_with(waits).len()
+        });
+        ensure!(held == most || held == least, "{held} sites of {most} or {least}: {control:?}");
         Ok(())
     }
 
+    /// Sites that hold a call while none are made of the function that triggers count.
+    fn expected(&self) -> Result<BTreeSet<usize>> {
+        Ok(self.expected_with(!self.unfired()?.is_empty()))
+    }
+
     /// Sites that hold a call now: all of the filter and of the other tracers that the guest
-    /// has not freed.
-    fn expected(&self) -> BTreeSet<usize> {
+    /// has not freed, and that of triggers if one `waits`.
+    fn expected_with(&self, waits: bool) -> BTreeSet<usize> {
         let Globs { filter, notrace } = &self.globs;
         let first = self.kernel.select_with_report(filter, notrace).sites;
         let all = std::iter::once(&first).chain(&self.others).chain(self.extras.iter().flatten());
         let known = self.kept.iter().map(|kept| kept.exact).chain(self.noise.into_iter().flatten());
         let known =
             known.filter(|exact| exact.at_entry).filter_map(|_| self.kernel.site_of(FUNCTION));
-        let all = all.flatten().copied().chain(known);
+        let triggers = waits.then(|| self.kernel.site_of(FUNCTION)).flatten();
+        let all = all.flatten().copied().chain(known).chain(triggers);
         let sites = self.kernel.sites();
         all.filter(|&site| sites[site].section == SiteSection::Text).collect()
     }
@@ -319,7 +348,7 @@ impl Driver<'_> {
         // A comparison that sees nothing would prove nothing.
         let globs = Globs { filter: vec!["vfs_*".into()], notrace: Vec::new() };
         self.change(&Control::Filter(globs.clone()), |driver| driver.globs = globs)?;
-        let (changed, expected) = (self.changed()?, self.expected());
+        let (changed, expected) = (self.changed()?, self.expected()?);
         ensure!(changed == expected && changed.len() > 50, "{changed:?} are not {expected:?}");
         let [_, exits] = self.held()?;
         ensure!(exits > 4, "only {exits} exits are held");
@@ -357,6 +386,7 @@ impl Driver<'_> {
 
         let Tally { compared, unsure, .. } = self.tally;
         ensure!(rounds < 2 || compared > unsure, "of too many totals it is not known: {unsure}");
+        self.remove_triggers()?;
         ensure!(self.control(&Control::Pause)? == 0, "a pause gives all back");
         let changed = self.changed()?;
         let names = changed.iter().filter_map(|&site| {
@@ -386,6 +416,7 @@ impl Driver<'_> {
                 driver.tally.exact += 1;
             })?;
         }
+        self.change_triggers(random)?;
         self.ask("begin")?;
         for _ in 0..CHANGES {
             self.disturb(random, named)?;
@@ -398,7 +429,12 @@ impl Driver<'_> {
         let mark = format!("behind all calls {}", self.names);
         self.command(&Control::Mark { ticks: None, text: mark.clone() })?;
         let table = self.command(&Control::Table)?;
-        let compared = compare(&mut self.kept, &calls, &table, (consumer, &mark))?;
+        let list = self.command(&Control::TriggerList)?;
+        let fired = |driver: &Self| driver.triggers.iter().filter(|kept| kept.fired).count();
+        let before = fired(self);
+        let kept = (&mut self.kept[..], &mut self.triggers[..]);
+        let compared = compare(kept, &calls, (&table, &list), (consumer, &mark))?;
+        self.tally.fired += fired(self) - before;
         self.tally.calls += calls.iter().sum::<u64>();
         self.tally.compared += compared;
         self.tally.unsure += self.kept.len() - compared;
@@ -407,6 +443,9 @@ impl Driver<'_> {
 
     /// Some change beside tracers whose totals are known.
     fn disturb(&mut self, random: &mut Random, named: &[&str]) -> Result<()> {
+        if random.below(3) == 0 {
+            return self.disturb_triggers(random);
+        }
         let which = random.below(NOISE + 1);
         let Some(noise) = self.noise.get(which) else {
             let mut globs = random_globs(random, named);
@@ -440,10 +479,13 @@ impl Driver<'_> {
         }
         if random.below(10) == 0 {
             let before = self.held()?;
+            // Triggers go on.
+            let waits = usize::from(!self.unfired()?.is_empty());
             let held = self.control(&Control::Pause)?;
-            ensure!(held == 0 && self.held()? == [0, 0], "{held} sites in a pause");
+            let in_pause = self.held()?;
+            ensure!(held == waits && in_pause == [waits as u64, 0], "{held} sites in a pause");
             let held = self.control(&Control::Resume)?;
-            let (expected, after) = (self.expected().len(), self.held()?);
+            let (expected, after) = (self.expected()?.len(), self.held()?);
             ensure!(held == expected && before == after, "{before:?} became {after:?}");
         }
         Ok(())
@@ -562,6 +604,10 @@ fn once(
         extras: [None, None],
         kept: Vec::new(),
         noise: [None; NOISE],
+        triggers: Vec::new(),
+        noise_triggers: [None; triggers::NOISE],
+        adding: None,
+        said: String::new(),
         names: 0,
         changed_exits: 0,
         tally: Tally::default(),

@@ -1,9 +1,16 @@
 //! Triggers: actions at calls that the guest itself counts down to.
 
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
 use vmtrace::stream::{Exit, MarkKind};
 
 use crate::cases::{Guests, function, trouble, value};
-use crate::trace::{Trace, WORKLOAD, boot, missing};
+use crate::live::{LiveGuest, vmtrace};
+use crate::trace::{Trace, WORKLOAD, arch_of, boot, missing, syscall};
+use crate::{within, workload};
 
 /// Calls of the workload, all of them on one vCPU.
 const CALLS: usize = 1000;
@@ -76,4 +83,134 @@ impl Guests {
         let others = trace.entries.len() - 899;
         assert!(taken.is_some_and(|taken| (499..=499 + others).contains(&taken)), "{notes:?}");
     }
+}
+
+/// `vmtrace ctl SOCKET trigger`, which must end like that; what it says.
+fn ctl(socket: &Path, code: i32, args: &[&str]) -> String {
+    let out = vmtrace("ctl", socket, &[&["trigger"], args].concat());
+    let said = [out.stdout, out.stderr].concat();
+    let said = String::from_utf8(said).unwrap();
+    assert_eq!(out.status.code(), Some(code), "{args:?}: {said}");
+    said
+}
+
+/// Numbers, calls left, and whether they have fired.
+fn listed(socket: &Path) -> Vec<(u64, u64, bool)> {
+    let list: Value = serde_json::from_str(&ctl(socket, 0, &["list", "--json"])).unwrap();
+    let one = |it: &Value| {
+        (it["id"].as_u64().unwrap(), it["left"].as_u64().unwrap(), it["fired"].as_bool().unwrap())
+    };
+    list["triggers"].as_array().unwrap().iter().map(one).collect()
+}
+
+fn patched(socket: &Path) -> u64 {
+    let out = vmtrace("ctl", socket, &["status", "--json"]);
+    let status: Value = serde_json::from_slice(&out.stdout).unwrap();
+    status["sites"]["patched"].as_u64().unwrap()
+}
+
+/// Has the guest run this.
+fn run(socket: &Path, args: &[&str]) -> String {
+    let out = vmtrace("run", socket, args);
+    assert!(out.status.success(), "{args:?}: {out:?}");
+    String::from_utf8(out.stdout).unwrap()
+}
+
+/// Calls of the workload on a CPU; its process.
+fn getppid(socket: &Path, calls: &str, cpu: &str) -> u32 {
+    let said = run(socket, &[WORKLOAD, "getppid", calls, cpu]);
+    said.lines().find_map(|line| line.strip_prefix("pid ")?.parse().ok()).unwrap()
+}
+
+/// A trigger that is added while the guest runs counts from then on, and comes at exactly the call that was asked for:
+/// a user who has found out live where to look sees another call otherwise. One that is removed leaves nothing.
+pub fn of_a_running_guest(kernel: &str) {
+    let workload = workload(arch_of(kernel).unwrap()).unwrap();
+    let mut guest = LiveGuest::boot(kernel, &["--cpus", "2", "--add", workload.to_str().unwrap()]);
+    let socket = &guest.at("socket");
+    guest.wait_until(|| vmtrace("run", socket, &["true"]).status.success());
+    let call = &*syscall(kernel, "getppid").unwrap();
+    // Before anybody waits for a call.
+    let first = getppid(socket, "7", "1");
+
+    let before = patched(socket);
+    let added = ctl(socket, 0, &["add", "stop", &format!("{call}:101")]);
+    assert!(added.starts_with(&format!("trigger 1 added (stop at {call}:101): ")), "{added}");
+    ctl(socket, 0, &["add", "mark", &format!("{call}:150 if cpu == 1")]);
+    // The call that starts to trace is made again, and this one must count it once.
+    ctl(socket, 0, &["add", "start", &format!("{call}:700")]);
+    ctl(socket, 0, &["add", "start", &format!("{call}:181")]);
+    assert_eq!(patched(socket), before, "a site of its own");
+    let begun = getppid(socket, "200", "0");
+    let all = [(1, 0, true), (2, 150, false), (3, 500, false), (4, 0, true)];
+    assert_eq!(listed(socket), all);
+    let marked = [getppid(socket, "149", "1"), getppid(socket, "33", "0")];
+    assert_eq!(listed(socket)[1], (2, 1, false));
+    let last = getppid(socket, "1", "1");
+    assert_eq!(listed(socket)[1], (2, 0, true));
+    let list = ctl(socket, 0, &["list"]);
+    let line = format!("2: mark at {call}:150 if cpu == 1 (1 function): fired");
+    assert!(list.lines().any(|it| it == line), "{list}");
+    for id in ["1", "2", "3", "4"] {
+        assert!(ctl(socket, 0, &["remove", id]).starts_with(&format!("trigger {id} removed: ")));
+    }
+    assert_eq!((listed(socket), patched(socket)), (Vec::new(), before));
+
+    // By an argument, of functions that nobody traces.
+    let spec = "vfs_write,vfs_fsync:2 if count == 4711";
+    let added = ctl(socket, 0, &["add", "mark", spec]);
+    assert!(added.contains("vfs_fsync"), "a function without a count: {added}");
+    assert_eq!(patched(socket), before + 1);
+    let written = ["dd", "if=/dev/zero", "of=/tmp/x", "bs=4711", "count=1"];
+    run(socket, &written);
+    assert_eq!(listed(socket), [(5, 1, false)]);
+    run(socket, &written);
+    assert_eq!(listed(socket), [(5, 0, true)]);
+    ctl(socket, 0, &["remove", "5"]);
+    assert_eq!(patched(socket), before);
+
+    let refused = |code, args: &[&str], words: [&str; 2]| {
+        let said = ctl(socket, code, args);
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    };
+    refused(1, &["add", "mark", "vfs_raed"], ["\"vfs_raed\"", "near: vfs_read"]);
+    refused(1, &["add", "mark", "vfs_read if cuont == 1"], ["cuont", "count"]);
+    refused(1, &["add", "snapshot", call], ["flight recorder", "--overflow overwrite"]);
+    refused(1, &["remove", "5"], ["no trigger 5", "trigger list"]);
+    refused(2, &["add", "exec", "vfs_read -- true"], ["boot --exec-at", "cannot start programs"]);
+    refused(2, &["add", "mark", "vfs_read if pid = 1"], ["at character 5", "= 1"]);
+    assert_eq!((listed(socket), patched(socket)), (Vec::new(), before));
+
+    ctl(socket, 0, &["add", "end", &format!("{call}:5")]);
+    let out = vmtrace("run", socket, &[WORKLOAD, "getppid", "10", "0"]);
+    assert_eq!(out.status.code(), Some(125), "the guest went on: {out:?}");
+    let ended = guest.end();
+    let said = ended.said();
+    assert_eq!(ended.status.code(), Some(0), "{said}");
+    assert!(said.contains(&format!("ended by trigger 6 (end at {call}:5): ")), "{said}");
+    assert_eq!(trouble(&said), None, "{said}");
+
+    let read = || Trace::read(fs::read(guest.at("trace")).unwrap());
+    within(Duration::from_secs(20), || read().is_ok());
+    let trace = read().unwrap();
+    let of = |pid| trace.entries.iter().filter(|entry| entry.pid == pid).count();
+    let [one, other] = marked;
+    let calls = [first, begun, one, other, last].map(of);
+    assert_eq!((calls, missing(&trace.summary)), ([7, 101 + 20, 149, 33, 1], 0), "{said}");
+    assert_eq!(trace.summary.notes, [] as [&str; 0]);
+    let notes = trace.marks(MarkKind::Note).unwrap();
+    let fired: Vec<_> = notes.iter().filter_map(|note| note.strip_prefix("trigger ")).collect();
+    let at = |text: &str, cpu: &str| {
+        let is_it = |note: &&&str| note.starts_with(text) && note.ends_with(cpu);
+        fired.iter().filter(is_it).count()
+    };
+    let all = [
+        at("1 (stop at ", " on vCPU 0"),
+        at("4 (start at ", " on vCPU 0"),
+        at("2 (mark at ", " on vCPU 1"),
+        at("5 (mark at vfs_write,vfs_fsync:2 if count == 4711): vfs_write", ""),
+        at("6 (end at ", " on vCPU 0"),
+    ];
+    assert_eq!((all, fired.len()), ([1; 5], 5), "{notes:?}");
+    trace.check_order().unwrap();
 }

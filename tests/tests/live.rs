@@ -11,7 +11,7 @@ use vmtrace::stream::Exit;
 use vmtrace_tests::disks::noise;
 use vmtrace_tests::live::{Ended, LiveGuest, unless_lost, vmtrace};
 use vmtrace_tests::trace::{Trace, arch_of, missing, syscall};
-use vmtrace_tests::{command, exits, latency, terminal, within, workload};
+use vmtrace_tests::{command, exits, latency, terminal, triggers, within, workload};
 
 /// One of each architecture.
 const KERNELS: [&str; 2] = ["x86_64-6.12", "riscv64-7"];
@@ -206,6 +206,12 @@ fn control(kernel: &str) {
     let said = guest.end().said();
     assert!(said.contains("vmtrace: records "), "{said}");
     rounds.agree(&said, &guest.at("trace"));
+}
+
+// See there.
+#[test]
+fn triggers_come_and_go_while_a_guest_runs() {
+    unless_lost(|| triggers::of_a_running_guest("x86_64-6.12"));
 }
 
 // What a tracer has sorted or counted is told when it is gone as well, and under its own name: another one may have its number

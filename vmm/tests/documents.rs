@@ -175,7 +175,7 @@ fn commands_are_shown_with_options_that_they_have() {
             if subcommand == "ctl" {
                 let Some(order) = words.nth(1) else { continue };
                 subcommand = format!("ctl S {order}");
-                if ["event", "latency", "tracer"].contains(&order) {
+                if ["event", "latency", "tracer", "trigger"].contains(&order) {
                     subcommand.extend(words.next().into_iter().flat_map(|next| [" ", next]));
                 }
             }

@@ -230,6 +230,10 @@ fn programs_stop_where_they_say_and_never_once_tracing_has_ended() {
             let counter = attachment.counters().find_stop(number).unwrap();
             let place = tables.translate(&fake, counter).unwrap();
             assert_eq!(bytes(place, 8), u64::from(number).to_le_bytes(), "{name}");
+            assert_eq!(attachment.counters().left(number), Some(u64::from(number)), "{name}");
+            // Calls behind the one that was meant.
+            attachment.counters().count_down(number, u64::MAX).unwrap();
+            assert_eq!(attachment.counters().left(number), Some(0), "{name}");
         }
         let sites = fake.all();
         let held = [(sites[4], stops[0]), (sites[9], stops[1])];
@@ -360,5 +364,6 @@ fn a_guest_without_room_counts_nothing() {
         let table = attachment.tables(&fake.kernel, (0, Kind::Calls), &sites);
         assert_eq!(table, Err(TraceError::Counters(VCPUS)), "{name}");
         assert_eq!(attachment.counters().count_down(0, 1), Err(TraceError::Stops), "{name}");
+        assert_eq!(attachment.counters().left(0), None, "{name}");
     }
 }

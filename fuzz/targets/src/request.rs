@@ -1,11 +1,12 @@
-//! The first line of a connection, and specifications of tracers. A parsed one that is written and
+//! The first line of a connection, and specifications of tracers and triggers. A parsed one that is written and
 //! parsed again must be the same. Errors must not repeat control characters.
 
-use vmtrace::serve::{Control, Origin, Request, Source, TracerSpec};
+use vmtrace::serve::{Control, Origin, Request, Source, TracerSpec, TriggerSpec};
 
 pub(crate) fn run(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
-    for line in [text.as_ref(), &format!("ctl {text}"), &format!("ctl tracer add {text}")] {
+    let lines = ["", "ctl ", "ctl tracer add ", "ctl trigger add mark "];
+    for line in lines.map(|before| format!("{before}{text}")).iter().map(String::as_str) {
         let host = Request::parse(line, Origin::Host);
         if let Err(error) = &host {
             assert!(!error.to_string().contains(char::is_control), "{error:?}");
@@ -31,6 +32,9 @@ pub(crate) fn run(input: &[u8]) {
     if let Ok(spec) = text.parse::<TracerSpec>() {
         assert_eq!(spec.to_string().parse::<TracerSpec>().as_ref(), Ok(&spec));
     }
+    if let Ok(spec) = text.parse::<TriggerSpec>() {
+        assert_eq!(spec.to_string().parse::<TriggerSpec>().as_ref(), Ok(&spec));
+    }
     if let Ok(source) = text.parse::<Source>() {
         assert_eq!(source.to_string().parse::<Source>().as_ref(), Ok(&source));
     }
@@ -44,6 +48,8 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         "mark 17 a b",
         "tracer remove fs",
         "fs=vfs_*,!vfs_read:graph+args+retval",
+        "trigger add end a,!b:17 if comm == \"c\"",
+        "trigger remove 3",
         "vsock:2:1024",
         "agent",
     ]

@@ -2,7 +2,9 @@
 
 use crate::analyze::latency::Kind;
 use crate::export::Table;
-use crate::serve::{self, Control, Globs, Source, TracerSpec};
+use crate::serve::{
+    self, Control, Globs, Source, TracerSpec, TriggerAction, TriggerError, TriggerSpec,
+};
 use anyhow::{Context, Result, bail};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Write as _};
@@ -51,6 +53,9 @@ enum Command {
     /// Add, remove or list events (tracepoints)
     #[command(subcommand)]
     Event(EventCommand),
+    /// Add, remove or list triggers: what is done at a call to come
+    #[command(subcommand)]
+    Trigger(TriggerCommand),
     /// Measure latencies while the guest runs, as `vmtrace boot --latency` does from its beginning
     #[command(subcommand)]
     Latency(LatencyCommand),
@@ -123,6 +128,38 @@ enum EventCommand {
     List,
 }
 
+fn action(text: &str) -> Result<TriggerAction, TriggerError> {
+    text.parse()
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum TriggerCommand {
+    /// Do something once, at a call of these functions: at the N-th, or the first, of all their calls
+    /// from now on for which the condition holds. The guest counts the calls itself and stops only at
+    /// that one
+    Add {
+        /// What: start (end a pause), stop (pause), snapshot (write the flight recorder), mark or end (the
+        /// run), as --start-at to --end-at of `vmtrace boot`. Commands (--exec-at) can be given only there
+        #[arg(value_name = "start|stop|snapshot|mark|end", value_parser = action)]
+        action: TriggerAction,
+        /// At which call: GLOB[,GLOB...][:N][ if CONDITION], as of `vmtrace boot --mark-at`
+        #[arg(value_name = "SPEC")]
+        spec: TriggerSpec,
+    },
+    /// Remove a trigger, whether it has fired or not
+    Remove {
+        /// Its number, as `add` and `list` show it
+        #[arg(value_name = "ID")]
+        id: u32,
+    },
+    /// Show the triggers, those of the boot as well: what each does, and how many calls are left
+    List {
+        /// As one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+}
+
 #[derive(Debug, clap::Subcommand)]
 enum LatencyCommand {
     /// Begin to measure latencies of this kind, and trace the events that this needs; one kind at a
@@ -160,11 +197,13 @@ pub fn run(args: Args) -> Result<u8> {
     }
     let json = matches!(args.command, Command::Status { json: true });
     let status = matches!(args.command, Command::Status { .. });
+    let listed = matches!(args.command, Command::Trigger(TriggerCommand::List { json: false }));
     let command = args.command.into_control()?;
     let tells = matches!(command, Control::LatencyShow { .. } | Control::LatencyStop { .. });
     let text = match ask(&args.socket, &command)? {
         answer if tells => page(&answer)?,
         answer if status && !json => table(&answer)?,
+        answer if listed => triggers(&answer)?,
         answer if answer.is_empty() => answer,
         answer => answer + "\n",
     };
@@ -230,6 +269,11 @@ impl Command {
                 Control::EventRemove(glob)
             }
             Self::Event(EventCommand::List) => Control::EventList,
+            Self::Trigger(TriggerCommand::Add { action, spec }) => {
+                Control::TriggerAdd { action, spec }
+            }
+            Self::Trigger(TriggerCommand::Remove { id }) => Control::TriggerRemove(id),
+            Self::Trigger(TriggerCommand::List { .. }) => Control::TriggerList,
             Self::Latency(LatencyCommand::Start { kind, over }) => {
                 Control::LatencyStart { kind, over }
             }
@@ -249,6 +293,27 @@ impl Command {
             }
         })
     }
+}
+
+/// The triggers for people: a line for each.
+fn triggers(json: &str) -> Result<String> {
+    const NO: &str = "the answer is no list of triggers: the run is by another version of vmtrace";
+    let answer: serde_json::Value = serde_json::from_str(json).context(NO)?;
+    let list = answer.get("triggers").and_then(serde_json::Value::as_array).context(NO)?;
+    let line = |one: &serde_json::Value| {
+        let number = |key: &str| one.get(key)?.as_u64();
+        let (action, at) = (one.get("action")?.as_str()?, one.get("at")?.as_str()?);
+        let (id, left, functions) = (number("id")?, number("left")?, number("functions")?);
+        let of = if functions == 1 { "" } else { "s" };
+        let state = match (one.get("fired")?.as_bool()?, left) {
+            (true, _) => "fired".to_owned(),
+            (false, 1) => "1 call left".to_owned(),
+            (false, left) => format!("{left} calls left"),
+        };
+        Some(format!("{id}: {action} at {at} ({functions} function{of}): {state}\n"))
+    };
+    let lines: Option<String> = list.iter().map(line).collect();
+    lines.context(NO)
 }
 
 /// The status for people: a line for each key.
@@ -402,6 +467,49 @@ mod tests {
     fn an_answer_may_be_a_page() {
         assert_eq!(page("\"# tracer: irqsoff\\n#\\n\"").unwrap(), "# tracer: irqsoff\n#\n");
         assert!(page("fine").is_err());
+    }
+
+    // Scripts parse these lines, and whoever looks wants to know what has come to pass.
+    #[test]
+    fn triggers_are_a_line_each() {
+        let json = r#"{"triggers":[
+            {"id":1,"action":"mark","at":"vfs_*:9 if pid == 1","functions":70,"left":4,"fired":false},
+            {"id":12,"action":"end","at":"panic","functions":1,"left":1,"fired":false},
+            {"id":13,"action":"exec","at":"a -- b","functions":1,"left":0,"fired":true}]}"#;
+        assert_eq!(
+            triggers(json).unwrap(),
+            "1: mark at vfs_*:9 if pid == 1 (70 functions): 4 calls left\n\
+             12: end at panic (1 function): 1 call left\n\
+             13: exec at a -- b (1 function): fired\n"
+        );
+        assert_eq!(triggers("{\"triggers\":[]}").unwrap(), "");
+        assert!(triggers("fine").is_err() && triggers("{\"triggers\":[{}]}").is_err());
+    }
+
+    // What cannot be is a usage error before anybody is asked, and says where.
+    #[test]
+    fn triggers_are_understood() {
+        use clap::Parser as _;
+        let parse = |words: &[&str]| {
+            let words = [&["vmtrace", "ctl", "s", "trigger"], words].concat();
+            crate::cli::Cli::try_parse_from(words).map_err(|error| error.to_string())
+        };
+        let crate::cli::Command::Ctl(args) =
+            parse(&["add", "end", "a,b:3 if x > 4K"]).unwrap().command
+        else {
+            panic!("another command");
+        };
+        let Control::TriggerAdd { action, spec } = args.command.into_control().unwrap() else {
+            panic!("another command");
+        };
+        assert_eq!((action, &*spec.to_string()), (TriggerAction::End, "a,b:3 if x > 4K"));
+        let refused = |words: &[&str]| parse(words).unwrap_err();
+        assert!(refused(&["add", "exec", "a -- b"]).contains("boot --exec-at"));
+        assert!(refused(&["add", "resume", "a"]).contains("start, stop, snapshot, mark or end"));
+        assert!(refused(&["add", "mark", "a:0"]).contains("\"0\" is not the number of a call"));
+        assert!(refused(&["add", "mark", "a if pid ="]).contains("pid ="));
+        assert!(parse(&["remove", "a"]).is_err() && parse(&["add", "mark"]).is_err());
+        assert!(parse(&["list", "--json"]).is_ok() && parse(&["remove", "3"]).is_ok());
     }
 
     #[test]

@@ -110,6 +110,9 @@ pub fn command(mut stream: &UnixStream, command: &Control) -> io::Result<String>
         Control::EventAdd(glob) => format!("event add {glob}"),
         Control::EventRemove(glob) => format!("event remove {glob}"),
         Control::EventList => "event list".to_owned(),
+        Control::TriggerAdd { action, spec } => format!("trigger add {action} {spec}"),
+        Control::TriggerRemove(id) => format!("trigger remove {id}"),
+        Control::TriggerList => "trigger list".to_owned(),
         Control::LatencyStart { kind, over } => {
             let over = over.map(|over| format!(" {over}ns")).unwrap_or_default();
             format!("latency start {}{over}", kind.name())

@@ -33,5 +33,5 @@ pub(crate) use refilter::Refilter;
 pub use request::{Control, Format, Globs, Origin, Request, RequestError, StreamRequest};
 pub use server::{Answer, ControlRequest, Door, PassToAgent, Reply, Server, Services};
 pub use spec::{Actions, HistogramSpec, SpecError, TracerSpec};
-pub use trigger::{CommandError, CommandSpec, TriggerError, TriggerSpec};
+pub use trigger::{CommandError, CommandSpec, TriggerAction, TriggerError, TriggerSpec};
 pub use watcher::{Look, Watch, Watched};

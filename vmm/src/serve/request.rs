@@ -1,6 +1,7 @@
 //! The first line of a connection.
 
 use super::spec::{SpecError, TracerSpec, is_name};
+use super::trigger::{TriggerAction, TriggerError, TriggerSpec};
 use crate::agent::AgentMark;
 use crate::analyze::latency::Kind;
 use crate::check::parse_time;
@@ -127,6 +128,17 @@ pub enum Control {
     EventRemove(String),
     /// Tell which events are traced.
     EventList,
+    /// Do something once, at a call to come.
+    TriggerAdd {
+        /// What.
+        action: TriggerAction,
+        /// At which call.
+        spec: TriggerSpec,
+    },
+    /// Forget the trigger that was given this number, whether it was done or not.
+    TriggerRemove(u32),
+    /// Tell which triggers there are.
+    TriggerList,
     /// Measure latencies from now on.
     LatencyStart {
         /// Which.
@@ -187,7 +199,7 @@ pub enum RequestError {
     HostOnly(String),
     /// Not a command.
     #[error(
-        "unknown command {0:?}: use status, table, filter, tracer, event, latency, pause, resume, stop, clear, snapshot or mark"
+        "unknown command {0:?}: use status, table, filter, tracer, event, trigger, latency, pause, resume, stop, clear, snapshot or mark"
     )]
     Command(String),
     /// Not a command about tracers.
@@ -196,6 +208,14 @@ pub enum RequestError {
     /// Not a command about events.
     #[error("unknown command {0:?}: use event add GLOB, event remove GLOB or event list")]
     Event(String),
+    /// Not a command about triggers.
+    #[error(
+        "unknown command {0:?}: use trigger add ACTION SPEC, trigger remove ID or trigger list"
+    )]
+    Trigger(String),
+    /// Not the number of a trigger.
+    #[error("{0:?} is not the number of a trigger: see trigger list")]
+    TriggerId(String),
     /// Not a command about latencies.
     #[error(
         "unknown command {0:?}: use latency start KIND [TIME], latency show [json] or latency stop [json]"
@@ -210,6 +230,9 @@ pub enum RequestError {
     /// Not a tracer.
     #[error(transparent)]
     Spec(#[from] SpecError),
+    /// Not a trigger.
+    #[error(transparent)]
+    TriggerSpec(#[from] TriggerError),
     /// Not an option.
     #[error("unknown option {0:?}: use -f GLOB or -n GLOB, or -t TRACER for a stream")]
     Option(String),
@@ -233,6 +256,36 @@ pub enum RequestError {
 
 fn kinds() -> String {
     Kind::value_variants().iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// `add ACTION SPEC`, `remove ID` or `list`, in a line.
+fn trigger<'a>(
+    line: &str,
+    mut words: impl Iterator<Item = &'a str>,
+) -> Result<Control, RequestError> {
+    let verb = words.next().unwrap_or_default();
+    let command = match (verb, words.next()) {
+        ("add", Some(action)) => {
+            // A condition has spaces.
+            let spec = line.split_once(" add ").map_or("", |(_, rest)| rest.trim());
+            let spec = spec.strip_prefix(action).unwrap_or_default();
+            let action = action.parse().map_err(|error| match error {
+                TriggerError::Action(text) => TriggerError::Action(cut(&text)),
+                other => other,
+            })?;
+            return Ok(Control::TriggerAdd { action, spec: spec.trim().parse()? });
+        }
+        ("remove", Some(id)) => {
+            let id = id.parse().map_err(|_| RequestError::TriggerId(cut(id)))?;
+            Control::TriggerRemove(id)
+        }
+        ("list", None) => Control::TriggerList,
+        _ => return Err(RequestError::Trigger(cut(verb))),
+    };
+    match words.next() {
+        None => Ok(command),
+        Some(more) => Err(RequestError::More { verb: format!("trigger {verb}"), more: cut(more) }),
+    }
 }
 
 /// `start KIND [TIME]`, `show [json]` or `stop [json]`
@@ -314,6 +367,7 @@ fn command<'a>(
             (Some("list"), None) => Control::EventList,
             (verb, _) => return Err(RequestError::Event(cut(verb.unwrap_or_default()))),
         },
+        "trigger" => return trigger(line, words),
         "latency" => return latency(words),
         "pause" => Control::Pause,
         "resume" => Control::Resume,
@@ -387,6 +441,20 @@ mod tests {
         assert_eq!(host("ctl event remove a:b"), Ok(Request::Control(remove)));
         assert_eq!(host("ctl event list"), Ok(Request::Control(Control::EventList)));
         assert_eq!(host("ctl event add"), Err(RequestError::Event("add".into())));
+        // A condition has what else would be words of a command.
+        for text in ["vfs_read", "vfs_*,!vfs_read:3 if comm == \"a add stop b\" && pid == 1"] {
+            for action in ["start", "stop", "snapshot", "mark", "end"] {
+                let (spec, action) = (text.parse().unwrap(), action.parse().unwrap());
+                let add = Control::TriggerAdd { action, spec };
+                let line = format!("ctl trigger add {action} {text}");
+                assert_eq!(host(&line), Ok(Request::Control(add)));
+            }
+        }
+        let remove = Control::TriggerRemove(12);
+        assert_eq!(host("ctl trigger remove 12"), Ok(Request::Control(remove)));
+        assert_eq!(host("ctl trigger list"), Ok(Request::Control(Control::TriggerList)));
+        let exec = host("ctl trigger add exec panic -- reboot").unwrap_err();
+        assert_eq!(exec, RequestError::TriggerSpec(TriggerError::Exec));
         let start = |kind, over| Request::Control(Control::LatencyStart { kind, over });
         assert_eq!(host("ctl latency start osnoise"), Ok(start(Kind::Osnoise, None)));
         let over = Some(500_000);
@@ -434,6 +502,20 @@ mod tests {
             "ctl tracer remove",
             "ctl tracer remove a/b",
             "ctl tracer list all",
+            "ctl trigger",
+            "ctl trigger add",
+            "ctl trigger add mark",
+            "ctl trigger add vfs_read",
+            "ctl trigger add resume vfs_read",
+            "ctl trigger add mark vfs_read:0",
+            "ctl trigger add mark vfs_read vfs_write",
+            "ctl trigger add mark vfs_read if pid = 1",
+            "ctl trigger add mark :mod:xfs",
+            "ctl trigger remove",
+            "ctl trigger remove -1",
+            "ctl trigger remove mark",
+            "ctl trigger remove 1 2",
+            "ctl trigger list json",
             "ctl latency",
             "ctl latency start",
             "ctl latency start irqsoff 5",

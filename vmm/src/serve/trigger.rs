@@ -6,6 +6,67 @@ use crate::condition::Condition;
 use std::fmt;
 use std::str::FromStr;
 
+/// What is done at a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TriggerAction {
+    /// Tracing begins, or goes on.
+    Start,
+    /// Tracing pauses.
+    Stop,
+    /// What a flight recorder has is written into the stream.
+    Snapshot,
+    /// A mark is put into the trace.
+    Mark,
+    /// The run ends.
+    End,
+    /// A command is run beside the VMM. Only at boot: who runs commands is started before the sandbox, and
+    /// knows them from then on.
+    Command,
+}
+
+impl TriggerAction {
+    /// All that can be asked for while a guest runs.
+    const LIVE: [Self; 5] = [Self::Start, Self::Stop, Self::Snapshot, Self::Mark, Self::End];
+
+    /// The option that asks for it at boot.
+    #[must_use]
+    pub fn option(self) -> &'static str {
+        match self {
+            Self::Start => "--start-at",
+            Self::Stop => "--stop-at",
+            Self::Snapshot => "--snapshot-at",
+            Self::Mark => "--mark-at",
+            Self::End => "--end-at",
+            Self::Command => "--exec-at",
+        }
+    }
+
+    /// The word for it: that of the option.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        self.option().trim_start_matches("--").trim_end_matches("-at")
+    }
+}
+
+impl fmt::Display for TriggerAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+/// One that can be asked for while a guest runs.
+impl FromStr for TriggerAction {
+    type Err = TriggerError;
+
+    fn from_str(text: &str) -> Result<Self, TriggerError> {
+        if text == Self::Command.word() {
+            return Err(TriggerError::Exec);
+        }
+        let found = Self::LIVE.into_iter().find(|action| action.word() == text);
+        found.ok_or_else(|| TriggerError::Action(text.to_owned()))
+    }
+}
+
 /// Calls of functions, and which of them is meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TriggerSpec {
@@ -34,6 +95,15 @@ pub enum TriggerError {
     /// It is not known when that is.
     #[error("{0:?} names a module: triggers are at functions of the kernel's own image")]
     Module(String),
+    /// Not what a running trace can do at a call.
+    #[error("{0:?} is not what a trigger does: use start, stop, snapshot, mark or end")]
+    Action(String),
+    /// Nobody can be started who runs it.
+    #[error(
+        "commands are given at boot (boot --exec-at): a run that has begun cannot start programs; \
+         a trigger that marks the trace is seen by who reads its stream"
+    )]
+    Exec,
 }
 
 impl FromStr for TriggerSpec {
@@ -153,6 +223,20 @@ mod tests {
             ["a", "a --", "a -- ", "a -- \t", "-- b", " -- b", "a:0 -- b", "a --b", "a -- b\0c"]
         {
             assert!(bad.parse::<CommandSpec>().is_err(), "{bad:?}");
+        }
+    }
+
+    // A run that is under way must never be given a command: its sandbox is there to keep it from running any.
+    #[test]
+    fn actions_are_the_words_of_the_options_and_commands_are_for_boots() {
+        for action in TriggerAction::LIVE {
+            assert_eq!(action.word().parse(), Ok(action));
+            assert_eq!(format!("--{action}-at"), action.option());
+        }
+        assert_eq!("exec".parse::<TriggerAction>(), Err(TriggerError::Exec));
+        for bad in ["", "Start", "start-at", "--start-at", "resume", "command"] {
+            let error = bad.parse::<TriggerAction>().unwrap_err();
+            assert_eq!(error, TriggerError::Action(bad.to_owned()));
         }
     }
 

@@ -31,6 +31,7 @@ use super::notes::Notes;
 use super::room;
 use super::selftest::Testing;
 use super::tracing::Plan;
+use super::trigger_commands::Numbers;
 use super::verdict::Verdict;
 use super::vm::{Paused, Vm};
 use super::{Commands, Histogram, SessionError, Tracing, mark};
@@ -160,6 +161,8 @@ pub(super) struct Controller {
     pub(super) ended_by: Option<String>,
     /// Of triggers.
     pub(super) commands: Commands,
+    /// What triggers are given that are added.
+    pub(super) trigger_numbers: Numbers,
     /// Latencies that are measured.
     pub(super) latency: Option<Measured>,
     /// Events that the stream says are traced now.
@@ -189,6 +192,7 @@ impl Controller {
         let _ = kernel.structs();
         let exit_plan = ExitPlan::new(&kernel, &tracing.returning(), tracing.may_want_exits()).ok();
         let held_back = tracing.waits_for_start();
+        let trigger_numbers = Numbers::beside(&tracing.triggers);
         let mut controller = Self {
             kernel,
             tracing,
@@ -221,6 +225,7 @@ impl Controller {
             deadline,
             ended_by: None,
             commands,
+            trigger_numbers,
             latency: None,
             events_told: Vec::new(),
         };
@@ -522,7 +527,6 @@ impl Controller {
         if self.tracing.follow.is_some() {
             attachment.follow()?;
         }
-        self.set_triggers(&mut attachment);
         self.share(machine, paused, &mut attachment);
         let attachment = Box::new(attachment);
         match self.begin_self_test(machine, paused, vcpu, attachment, stopped, plan)? {
@@ -542,6 +546,8 @@ impl Controller {
         stopped: u64,
         plan: &Plan,
     ) -> anyhow::Result<Stage> {
+        // Not before: triggers may have been added in the self-test.
+        self.set_triggers(&mut attachment);
         match self.take_sites(machine, paused, vcpu, &mut attachment, stopped, plan) {
             Ok((from, wires)) => Ok(Stage::Attached { attachment, from, wires }),
             Err(error) => {

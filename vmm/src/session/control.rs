@@ -45,6 +45,9 @@ impl Controller {
             Control::EventAdd(glob) => self.add_events(machine, &glob),
             Control::EventRemove(glob) => self.remove_events(machine, &glob),
             Control::EventList => Ok(self.list_events()),
+            Control::TriggerAdd { action, spec } => self.add_trigger(machine, action, &spec),
+            Control::TriggerRemove(id) => self.remove_trigger(machine, id),
+            Control::TriggerList => Ok(self.list_triggers()),
             Control::LatencyStart { kind, over } => self.start_latency(machine, kind, over),
             Control::Pause if self.held_back => Err("tracing is paused already".into()),
             Control::Pause => {
@@ -436,6 +439,7 @@ impl Controller {
                 "sites": sites.tracers.get(usize::from(number)).copied().unwrap_or(sites.patched),
             })).collect::<Vec<_>>(),
             "triggers": self.tracing.triggers.iter().map(|trigger| serde_json::json!({
+                "id": trigger.id,
                 "at": trigger.to_string(),
                 "fired": trigger.fired,
             })).collect::<Vec<_>>(),

@@ -34,6 +34,7 @@ mod shares;
 mod sharing;
 mod switches;
 mod tracing;
+mod trigger_commands;
 mod triggers;
 mod values;
 mod verdict;
@@ -61,7 +62,7 @@ pub use events::{EventError, Patterns, TracedEvent, add_events, events, is_meant
 pub use follow::{Follow, FollowError};
 pub use histograms::{Histogram, HistogramError, histogram};
 pub use tracing::{Plan, Tracer, Tracing};
-pub use triggers::{Action, Called, Commands, Trigger};
+pub use triggers::{Called, Commands, Spot, SpotError, Trigger};
 pub use values::{ValuesError, Wants, values};
 use vm::Kvm;
 pub use vm::{Paused, Stopped, Vm, Wake};

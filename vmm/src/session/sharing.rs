@@ -139,6 +139,8 @@ impl Controller {
                 | Control::TracerRemove(_)
                 | Control::EventAdd(_)
                 | Control::EventRemove(_)
+                | Control::TriggerAdd { .. }
+                | Control::TriggerRemove(_)
                 | Control::LatencyStart { .. }
                 | Control::LatencyStop { .. }
                 | Control::Pause

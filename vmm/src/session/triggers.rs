@@ -3,50 +3,20 @@
 
 use super::arch;
 use super::attach::{Controller, Stage};
-use super::conditions::Conditional;
+use super::conditions::{Conditional, ConditionalError, conditional};
+use super::ends::Use;
 use super::follow::Follow;
 use super::tracing::{Duties, NOBODY, Plan, Tracing};
 use super::vm::Vm;
 use crate::deadline;
+use crate::kernel::Kernel;
 use crate::relay::{SNAPSHOT_TIME, Snapshot};
-use crate::serve::{Answer, Control, ControlRequest, Reply};
+use crate::serve::{Answer, Control, ControlRequest, Reply, TriggerAction, TriggerSpec};
 use crate::stream::MarkKind;
 use crate::tracer::{Attachment, Duty, Part, Tally};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use vmtrace_trampolines::{Overflow, Point};
-
-/// What is done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Tracing begins, or goes on.
-    Start,
-    /// Tracing pauses.
-    Stop,
-    /// What a flight recorder has is written into the stream.
-    Snapshot,
-    /// A mark is put into the trace.
-    Mark,
-    /// The run ends.
-    End,
-    /// A command is run beside the VMM.
-    Command,
-}
-
-impl Action {
-    /// The option that asks for it.
-    #[must_use]
-    pub fn option(self) -> &'static str {
-        match self {
-            Self::Start => "--start-at",
-            Self::Stop => "--stop-at",
-            Self::Snapshot => "--snapshot-at",
-            Self::Mark => "--mark-at",
-            Self::End => "--end-at",
-            Self::Command => "--exec-at",
-        }
-    }
-}
 
 /// A call at which a command is to be run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,8 +35,10 @@ pub type Commands = Box<dyn FnMut(&Called) -> std::io::Result<()> + Send>;
 /// Something to be done once, at a call of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trigger {
+    /// Who asks for it by which number: from 1 on, never given twice in a run.
+    pub id: u32,
     /// What.
-    pub action: Action,
+    pub action: TriggerAction,
     /// The calls as they were asked for.
     pub text: String,
     /// Functions (indices into [`Kernel::sites`](crate::kernel::Kernel::sites)), in order.
@@ -75,24 +47,98 @@ pub struct Trigger {
     pub condition: Option<Conditional>,
     /// Which of these calls, of all functions and vCPUs together: from 1 on.
     pub call: u64,
+    /// How many of them were still to come when that was looked at last.
+    pub left: u64,
+    /// The number of the stop that programs count down to: another trigger may have had it before.
+    pub number: u16,
+    /// Which of the commands it runs: from 0 on.
+    pub command: Option<usize>,
+    /// It was asked for while the guest ran.
+    pub live: bool,
     /// It was done.
     pub fired: bool,
 }
 
+/// Where a trigger is.
+#[derive(Clone, Debug)]
+pub struct Spot {
+    /// Functions (indices into [`Kernel::sites`](crate::kernel::Kernel::sites)), in order.
+    pub sites: Vec<usize>,
+    /// Of which calls; `None` for all.
+    pub condition: Option<Conditional>,
+    /// What the user should know of it.
+    pub notes: Vec<String>,
+}
+
+/// Why a trigger can be nowhere.
+#[derive(Debug, thiserror::Error)]
+pub enum SpotError {
+    /// A pattern, and names that are like it.
+    #[error("no function of {release} that can be traced matches {glob:?}{near}")]
+    NoMatch {
+        /// Of the kernel.
+        release: String,
+        /// The pattern.
+        glob: String,
+        /// As [`Kernel::near_functions`].
+        near: String,
+    },
+    /// No such argument, or another type.
+    #[error(transparent)]
+    Condition(#[from] ConditionalError),
+}
+
+impl Spot {
+    /// Where that is in a kernel.
+    ///
+    /// # Errors
+    /// When a pattern matches nothing, or the condition cannot be.
+    pub fn find(kernel: &Kernel, spec: &TriggerSpec) -> Result<Self, SpotError> {
+        let selection = kernel.select_with_report(&spec.filter, &spec.notrace);
+        if let Some(glob) = selection.unmatched.first() {
+            let (release, near) = (kernel.release().to_owned(), kernel.near_functions(glob));
+            return Err(SpotError::NoMatch { release, glob: glob.clone(), near });
+        }
+        let mut sites = selection.sites;
+        let (condition, notes) =
+            conditional(kernel, &mut sites, spec.condition.as_ref(), Use::Entries)?;
+        Ok(Self { sites, condition, notes })
+    }
+}
+
 impl std::fmt::Display for Trigger {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}", self.action.option(), self.text)
+        let Self { id, action, text, .. } = self;
+        match self.live {
+            true => write!(f, "trigger {id} ({action} at {text})"),
+            false => write!(f, "{} {text}", action.option()),
+        }
+    }
+}
+
+impl Trigger {
+    /// What decides which of several at a site come first.
+    fn place(&self) -> (u8, u64) {
+        match (self.action, self.live) {
+            // A call at which tracing starts is made again, and counted again by what comes before: that must be
+            // nothing but those that start later.
+            (TriggerAction::Start, _) => (0, self.left),
+            // The newest first, which only adds a program to those of the others.
+            (TriggerAction::End, true) => (3, 0),
+            (_, true) => (1, u64::MAX - u64::from(self.id)),
+            (_, false) => (2, 0),
+        }
     }
 }
 
 impl Tracing {
-    /// Most triggers of a trace.
-    pub const MAX_TRIGGERS: usize = 256;
+    /// Most triggers of a trace at a time.
+    pub const MAX_TRIGGERS: u16 = 256;
 
     /// Whether nothing is traced before a trigger says so.
     #[must_use]
     pub fn waits_for_start(&self) -> bool {
-        self.triggers.iter().any(|trigger| trigger.action == Action::Start && !trigger.fired)
+        self.triggers.iter().any(|trigger| trigger.action == TriggerAction::Start && !trigger.fired)
     }
 
     /// What sites have to do although nothing is traced: for triggers, and to follow tasks.
@@ -107,13 +153,15 @@ impl Tracing {
     pub(super) fn plan_always(&self, plan: &mut Plan) {
         let follows = self.follow.as_ref().map(Follow::parts);
         let mut wanted: BTreeMap<usize, Vec<Part>> = follows.into_iter().flatten().collect();
-        for (number, trigger) in (0..).zip(&self.triggers).filter(|(_, trigger)| !trigger.fired) {
+        let mut unfired: Vec<_> = self.triggers.iter().filter(|it| !it.fired).collect();
+        unfired.sort_by_key(|it| it.place());
+        for trigger in unfired {
             for &site in &trigger.sites {
                 wanted.entry(site).or_default().push(Part {
                     tracer: NOBODY,
                     fields: Vec::new(),
                     condition: trigger.condition.as_ref().and_then(|condition| condition.at(site)),
-                    counts: Some(Tally::Stop(number)),
+                    counts: Some(Tally::Stop(trigger.number)),
                 });
             }
         }
@@ -137,11 +185,11 @@ impl Tracing {
 }
 
 impl Controller {
-    /// Lets the guest's programs count down to the calls of triggers.
+    /// Lets the guest's programs count down to the calls of triggers: of all that there are when tracing begins.
     pub(super) fn set_triggers(&mut self, attachment: &mut Attachment) {
         let mut failed = Vec::new();
-        for (number, trigger) in (0..).zip(&mut self.tracing.triggers) {
-            if let Err(error) = attachment.counters().count_down(number, trigger.call) {
+        for trigger in &mut self.tracing.triggers {
+            if let Err(error) = attachment.counters().count_down(trigger.number, trigger.call) {
                 trigger.fired = true;
                 failed.push(format!("{trigger}: {error}"));
             }
@@ -156,17 +204,21 @@ impl Controller {
 
     /// Whether a program has stopped a vCPU here, for a trigger, which is obeyed then.
     pub(super) fn triggered(&mut self, machine: &dyn Vm, vcpu: usize, address: u64) -> bool {
-        let Stage::Attached { attachment, .. } = &self.stage else { return false };
+        let Stage::Attached { attachment, .. } = &mut self.stage else { return false };
         let Some(stopped) = attachment.stopped(address) else { return false };
-        let number = usize::from(stopped.number);
+        // Who had this number before may be meant, in whose program a task has stood since: then not all calls of
+        // the one that has it now have come.
+        let is_done = attachment.counters().left(stopped.number) == Some(0);
+        let of = |it: &Trigger| it.number == stopped.number && is_done;
+        let index = self.tracing.triggers.iter().position(of);
         let told = machine.pause().and_then(|paused| paused.registers(vcpu));
-        let site = match (told, self.tracing.triggers.get(number)) {
+        let site = match (told, index.and_then(|index| self.tracing.triggers.get(index))) {
             (Ok(registers), Some(trigger)) => {
                 attachment.site_told(&self.kernel, &trigger.sites, arch::told(&registers))
             }
             _ => None,
         };
-        let starts = self.fire(machine, vcpu, number, site);
+        let starts = index.is_some_and(|index| self.fire(machine, vcpu, index, site));
         let Stage::Attached { attachment, .. } = &self.stage else { return true };
         // Who starts to trace does so with this call.
         let again = site.filter(|_| starts).and_then(|site| attachment.again(address, site));
@@ -179,36 +231,36 @@ impl Controller {
     }
 
     /// Does what a trigger is for, and lets its sites go. Whether tracing begins with this.
-    fn fire(&mut self, machine: &dyn Vm, vcpu: usize, number: usize, site: Option<usize>) -> bool {
+    fn fire(&mut self, machine: &dyn Vm, vcpu: usize, index: usize, site: Option<usize>) -> bool {
         let function = site.map_or_else(|| "a function".to_owned(), |site| self.name(site));
-        let Some(trigger) = self.tracing.triggers.get_mut(number) else { return false };
+        let Some(trigger) = self.tracing.triggers.get_mut(index) else { return false };
         if std::mem::replace(&mut trigger.fired, true) {
             return false;
         }
-        let (action, text) = (trigger.action, format!("{trigger}: {function} on vCPU {vcpu}"));
+        let (action, ran) = (trigger.action, trigger.command);
+        let text = format!("{trigger}: {function} on vCPU {vcpu}");
         log::debug!("{text}");
         self.plan = None;
         self.mark(machine, MarkKind::Note, Duration::ZERO, text.clone());
         let before = self.held_back;
         match action {
-            Action::Start => self.command(machine, Control::Resume),
-            Action::Stop => self.command(machine, Control::Pause),
-            Action::Snapshot => {
+            TriggerAction::Start => self.command(machine, Control::Resume),
+            TriggerAction::Stop => self.command(machine, Control::Pause),
+            TriggerAction::Snapshot => {
                 if let Err(error) = self.snapshot(machine) {
                     self.note(format!("{text}: {error}"));
                 }
             }
-            Action::Mark => {}
-            Action::End => self.ended_by = Some(text),
-            Action::Command => {
-                let before = self.tracing.triggers.iter().take(number);
-                let command = before.filter(|trigger| trigger.action == Action::Command).count();
+            TriggerAction::Mark => {}
+            TriggerAction::End => self.ended_by = Some(text),
+            TriggerAction::Command => {
+                let Some(command) = ran else { return false };
                 if let Err(error) = (self.commands)(&Called { command, function, vcpu }) {
                     self.note(format!("{text}: no command was run: {error}"));
                 }
             }
         }
-        action == Action::Start && before
+        action == TriggerAction::Start && before
     }
 
     /// As somebody's who does not wait for an answer.
@@ -256,9 +308,21 @@ impl Controller {
 mod tests {
     use super::*;
 
-    fn trigger(action: Action, sites: &[usize]) -> Trigger {
+    fn trigger(number: u16, action: TriggerAction, sites: &[usize]) -> Trigger {
         let (text, sites) = ("x".to_owned(), sites.to_vec());
-        Trigger { action, text, sites, condition: None, call: 1, fired: false }
+        Trigger {
+            id: u32::from(number) + 1,
+            action,
+            text,
+            sites,
+            condition: None,
+            call: 1,
+            left: 1,
+            number,
+            command: None,
+            live: false,
+            fired: false,
+        }
     }
 
     // A trigger behind the records of its site starts to trace one call late; a tracer that is lost at a
@@ -266,7 +330,8 @@ mod tests {
     #[test]
     fn triggers_come_before_what_else_a_site_does() {
         let mut tracing = Tracing::of(vec![2, 5, 7], Overflow::Drop);
-        tracing.triggers = vec![trigger(Action::Start, &[5, 6]), trigger(Action::End, &[5])];
+        tracing.triggers =
+            vec![trigger(0, TriggerAction::Start, &[5, 6]), trigger(1, TriggerAction::End, &[5])];
         let stops = |plan: &Plan| {
             let of = |of: u32| plan.duties[of as usize].parts.iter();
             let kind = |part: &Part| match part.counts {
@@ -286,5 +351,29 @@ mod tests {
         let all = [(2, vec![own]), (5, vec![second, own]), (7, vec![own])];
         assert_eq!(stops(&tracing.plan(&[])), all);
         assert!(!tracing.waits_for_start());
+    }
+
+    // A call at which tracing starts is made again, and all before that trigger count it twice: a mark comes a call
+    // early, or tracing starts at another. Nothing comes behind the end of a run.
+    #[test]
+    fn who_starts_first_counts_first_and_who_ends_comes_last() {
+        let mut tracing = Tracing::of(vec![7], Overflow::Drop);
+        let order = [
+            (TriggerAction::Mark, 1, false),
+            (TriggerAction::Start, 9, false),
+            (TriggerAction::End, 1, true),
+            (TriggerAction::Mark, 1, true),
+            (TriggerAction::Start, 3, true),
+            (TriggerAction::Stop, 1, true),
+        ];
+        let all = (0..).zip(order).map(|(number, (action, left, live))| Trigger {
+            left,
+            live,
+            ..trigger(number, action, &[5])
+        });
+        tracing.triggers = all.collect();
+        let plan = tracing.plan_untraced();
+        let stops: Vec<_> = plan.duties[0].parts.iter().map(|part| part.counts).collect();
+        assert_eq!(stops, [4, 1, 5, 3, 0, 2].map(|number| Some(Tally::Stop(number))));
     }
 }

@@ -388,6 +388,15 @@ impl Counters {
         stored.map_err(|_| TraceError::Stops)
     }
 
+    /// How many calls are still to come until a vCPU stops; `None` where there is no counter with this number.
+    #[must_use]
+    pub fn left(&self, number: u16) -> Option<u64> {
+        let at = usize::try_from(SIZE + self.stop(number)?).ok()?;
+        let left: u64 = self.memory.slice().load(at, Ordering::Relaxed).ok()?;
+        // It counts on below 0.
+        Some(left.cast_signed().max(0).cast_unsigned())
+    }
+
     /// Whether there is nothing to count in.
     #[must_use]
     pub fn is_empty(&self) -> bool {

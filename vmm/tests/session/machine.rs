@@ -38,6 +38,9 @@ pub(crate) enum Step {
     /// These vCPUs call a function. They are parked one after the other if there is a trap in it; who
     /// comes later may find it gone.
     Calls(&'static str, Vec<usize>),
+    /// This vCPU calls a function, whose first program counts down to a trigger's call and stops there.
+    /// Nothing happens where it does not.
+    Counts(&'static str, usize),
     /// These commands come, all at once.
     Asks(Vec<Control>),
     /// The guest is gone.
@@ -266,6 +269,12 @@ impl FakeVm {
                 }
                 true
             }
+            Step::Counts(function, vcpu) => {
+                let Some(trap) = self.count_down(function, vcpu) else { return false };
+                self.park(vcpu, trap);
+                self.sender.send(Event::Trap { vcpu, address: trap }).unwrap();
+                true
+            }
             Step::Asks(commands) => {
                 for command in commands {
                     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -292,6 +301,30 @@ impl FakeVm {
                 steps.into_iter().fold(false, |any, step| self.take(step) | any)
             }
         }
+    }
+
+    /// What the first program of a function's site does that counts down; where it stops, if this is the call.
+    fn count_down(&self, function: &str, vcpu: usize) -> Option<u64> {
+        // `lock dec` of a counter at an address, and from there to behind the jump and the load before the trap.
+        const DECREMENT: [u8; 5] = [0xf0, 0x48, 0xff, 0x0c, 0x25];
+        const TO_TRAP: u64 = 5 + 4 + 2 + 4;
+        let kernel = &self.fake.kernel;
+        let site = kernel.sites()[kernel.site_of(function)?];
+        let &[0xe8, a, b, c, d] = &self.bytes(site.location, 5)[..] else { return None };
+        let returns = return_address(kernel, &site);
+        let program = returns.wrapping_add_signed(i32::from_le_bytes([a, b, c, d]).into());
+        let code = self.bytes(program, INSIDE);
+        let at = code.windows(5).position(|bytes| bytes == DECREMENT)?;
+        let address = i32::from_le_bytes(code[at + 5..at + 9].try_into().unwrap());
+        let counter = i64::from(address).cast_unsigned();
+        let place = self.image.tables.translate(&self.fake, counter).unwrap() - ANNEX;
+        let place = usize::try_from(place).unwrap();
+        let left: u64 = self.fake.annex.slice().read_obj(place).unwrap();
+        self.fake.annex.slice().write_obj(left.wrapping_sub(1), place).unwrap();
+        let trap = program + at as u64 + TO_TRAP;
+        assert!(self.traps().contains(&trap), "no trap at {trap:#x} in {code:02x?}");
+        self.state.borrow_mut().registers[vcpu].r10 = returns;
+        (left == 1).then_some(trap)
     }
 
     /// A vCPU that was sent to a site comes back from there.

@@ -25,6 +25,10 @@ fn mark() -> Control {
     Control::Mark { ticks: None, text: "here".into() }
 }
 
+fn trigger(action: &str, spec: &str) -> Control {
+    Control::TriggerAdd { action: action.parse().unwrap(), spec: spec.parse().unwrap() }
+}
+
 /// The texts of a stream's marks of a kind.
 fn marks(ran: &Ran, kind: MarkKind) -> Vec<String> {
     let mut reader = Reader::new(&*ran.stream).unwrap();
@@ -147,7 +151,14 @@ fn commands_may_come_at_any_moment() {
     let subject = Subject::new(ON);
     let boot = boot();
     for many in 0..=boot.len() {
-        let asks = [filter("vfs_raed"), filter("vfs_*"), mark(), Control::Pause, Control::Resume];
+        let asks = [
+            filter("vfs_raed"),
+            filter("vfs_*"),
+            mark(),
+            Control::Pause,
+            Control::Resume,
+            trigger("mark", "vfs_read:2"),
+        ];
         let [before, after] = [&boot[..many], &boot[many..]].map(<[Step]>::to_vec);
         let held = Step::Does(|vm| {
             for site in vm.fake.kernel.select(&["vfs_*".to_owned()], &[]).unwrap() {
@@ -156,10 +167,14 @@ fn commands_may_come_at_any_moment() {
                 assert_eq!(vm.fake.bytes(site)[0] == 0xe8, is_held, "site {site}");
             }
         });
-        let steps = [before, vec![Step::Asks(asks.to_vec())], after, vec![held]].concat();
+        let counts = vec![Step::Counts("vfs_read", 0), Step::Counts("vfs_read", 1)];
+        let asks = vec![Step::Asks(asks.to_vec())];
+        let steps = [before, asks, after, vec![held], counts].concat();
         let ran = subject.run(steps, Trouble::default());
         let what = format!("after {many} steps: {:?}\n{}", ran.answers, ran.notes());
-        let [nothing, filter, mark, pause, resume] = &ran.answers[..] else { panic!("{what}") };
+        let [nothing, filter, mark, pause, resume, trigger] = &ran.answers[..] else {
+            panic!("{what}")
+        };
         let near = "ERR no function that can be traced matches -f vfs_raed; near: vfs_read";
         assert!(nothing.starts_with(near), "{what}");
         let begun = many >= 2;
@@ -169,13 +184,153 @@ fn commands_may_come_at_any_moment() {
         let is_begun = |answer: &str| !answer.contains("tracing has not begun");
         assert_eq!(is_begun(mark), begun, "{what}");
         assert_eq!(marks(&ran, MarkKind::User), vec!["here"; usize::from(begun)], "{what}");
-        for answer in [pause, resume] {
+        for answer in [pause, resume, trigger] {
             assert!(answer.starts_with("OK "), "{what}");
         }
+        let fired = "trigger 1 (mark at vfs_read:2): vfs_read on vCPU 1";
+        assert!(marks(&ran, MarkKind::Note).iter().any(|note| note == fired), "{what}");
         assert_eq!(ran.outcome().summary.sites.guest_updates, 1, "{what}");
         assert!(ran.outcome().anomaly.is_none(), "{what}");
         subject.assert_restored(&ran, &what);
     }
+}
+
+/// What a list says of each trigger: its number, how many calls are left, and whether it was done.
+fn listed(answer: &str) -> Vec<(u64, u64, bool)> {
+    let json: serde_json::Value =
+        serde_json::from_str(answer.strip_prefix("OK ").unwrap()).unwrap();
+    let one = |it: &serde_json::Value| {
+        (it["id"].as_u64().unwrap(), it["left"].as_u64().unwrap(), it["fired"].as_bool().unwrap())
+    };
+    json["triggers"].as_array().unwrap().iter().map(one).collect()
+}
+
+// A trigger that counts from another call than it was added at, or keeps its site, is another than the one that
+// was asked for. Each change is one pause.
+#[test]
+fn a_trigger_comes_and_goes_while_the_guest_runs() {
+    let subject = Subject::new(ON);
+    let counts = |vcpu| Step::Counts("vfs_fsync", vcpu);
+    fn site(vm: &FakeVm) -> Vec<u8> {
+        vm.fake.bytes(vm.fake.kernel.site_of("vfs_fsync").unwrap())
+    }
+    let is_held = Step::Does(|vm| assert_eq!(site(vm)[0], 0xe8));
+    let is_back = Step::Does(|vm| assert_eq!(site(vm), NOP));
+    let list = || Control::TriggerList;
+    let more = vec![
+        is_back.clone(),
+        Step::Asks(vec![trigger("mark", "vfs_fsync:3"), list()]),
+        is_held.clone(),
+        counts(0),
+        counts(1),
+        Step::Asks(vec![list()]),
+        counts(1),
+        counts(0),
+        Step::Asks(vec![list(), Control::TriggerRemove(1), list(), Control::TriggerRemove(1)]),
+        is_back,
+        // Nobody counts for the first one any more.
+        Step::Asks(vec![trigger("end", "vfs_fsync")]),
+        is_held,
+        counts(1),
+        Step::Does(|_| panic!("the run goes on")),
+    ];
+    let ran = subject.run([boot(), more].concat(), Trouble::default());
+    let what = format!("{:?}\n{}", ran.answers, ran.notes());
+    let [added, first, second, done, removed, none, again, last] = &ran.answers[..] else {
+        panic!("{what}")
+    };
+    assert!(added.starts_with("OK trigger 1 added (mark at vfs_fsync:3): 4 sites"), "{what}");
+    assert!(removed.starts_with("OK trigger 1 removed: 3 sites"), "{what}");
+    assert!(again.starts_with("ERR there is no trigger 1"), "{what}");
+    assert!(last.starts_with("OK trigger 2 added (end at vfs_fsync): 4 sites"), "{what}");
+    let lists = [first, second, done, none].map(|answer| listed(answer));
+    assert_eq!(lists, [vec![(1, 3, false)], vec![(1, 1, false)], vec![(1, 0, true)], vec![]]);
+    let fired = "trigger 1 (mark at vfs_fsync:3): vfs_fsync on vCPU 1";
+    let notes = marks(&ran, MarkKind::Note);
+    assert_eq!(notes.iter().filter(|note| *note == fired).count(), 1, "{notes:?}");
+    let ended = "trigger 2 (end at vfs_fsync): vfs_fsync on vCPU 1";
+    assert_eq!(ran.outcome().ended_by.as_deref(), Some(ended), "{what}");
+    assert_eq!(ran.notes(), "", "{what}");
+    let changes = marks(&ran, MarkKind::Filter);
+    let changes = changes.iter().filter(|text| text.starts_with("trigger ")).count();
+    let before = subject.run(boot(), Trouble::default()).outcome().summary.pauses.count;
+    assert_eq!((changes, ran.outcome().summary.pauses.count), (3, before + 3), "{what}");
+    subject.assert_restored(&ran, &what);
+}
+
+// A call that has come when its trigger is removed is nobody's: not that of the next one at the same function.
+#[test]
+fn a_trigger_that_is_gone_does_nothing() {
+    let subject = Subject::new(ON);
+    let counts = Step::Counts("vfs_fsync", 1);
+    let stop = || trigger("stop", "vfs_fsync");
+    for kept in [false, true] {
+        let remove = if kept { Control::TriggerList } else { Control::TriggerRemove(1) };
+        let asks = Step::Asks(vec![remove, trigger("end", "vfs_fsync:2"), Control::TriggerList]);
+        // The call first, of which is heard when the commands were obeyed.
+        let steps = vec![Step::Asks(vec![stop()]), Step::Together(vec![asks, counts.clone()])];
+        let ran = subject.run([boot(), steps].concat(), Trouble::default());
+        let what = format!("{:?}\n{}", ran.answers, ran.notes());
+        let paused = marks(&ran, MarkKind::Pause).iter().any(|it| it.starts_with("tracing paused"));
+        assert_eq!(paused, kept, "{what}");
+        assert_eq!(ran.outcome().ended_by, None, "{what}");
+        assert!(listed(&ran.answers[3]).contains(&(2, 2, false)), "{what}");
+        subject.assert_restored(&ran, &what);
+    }
+}
+
+// What is refused must leave all as it was, and say what can be done.
+#[test]
+fn triggers_that_cannot_be_are_refused() {
+    let subject = Subject::new(ON);
+    let long = Control::TriggerAdd {
+        action: "mark".parse().unwrap(),
+        spec: "vfs_read if cuont == 1".parse().unwrap(),
+    };
+    let asks = vec![
+        trigger("mark", "vfs_raed"),
+        long,
+        trigger("mark", "vfs_read if file > -1"),
+        trigger("mark", "vfs_read if followed"),
+        trigger("snapshot", "vfs_read"),
+        Control::TriggerRemove(7),
+        Control::TriggerList,
+    ];
+    let steps = [boot(), vec![Step::Asks(asks)]].concat();
+    let ran = subject.run(steps, Trouble::default());
+    let expected = [
+        ["\"vfs_raed\"", "near: vfs_read"],
+        ["cuont", "count"],
+        ["file", "-1"],
+        ["followed", ""],
+        ["flight recorder", "--overflow overwrite"],
+        ["no trigger 7", "trigger list"],
+    ];
+    for (answer, words) in ran.answers.iter().zip(expected) {
+        let says = words.iter().all(|word| answer.contains(word));
+        assert!(answer.starts_with("ERR ") && says, "{answer}");
+    }
+    assert_eq!(listed(&ran.answers[6]), [], "{:?}", ran.answers);
+    let before = subject.run(boot(), Trouble::default()).outcome().summary.pauses.count;
+    assert_eq!(ran.outcome().summary.pauses.count, before, "a pause for nothing");
+    subject.assert_restored(&ran, "refused");
+}
+
+// There are so many counters and no more; who gives one back can have another.
+#[test]
+fn triggers_are_bounded() {
+    let subject = Subject::new(ON);
+    let most = u32::from(vmtrace::session::Tracing::MAX_TRIGGERS);
+    let mut asks = vec![trigger("mark", "vfs_fsync:1000"); most as usize];
+    let one_more = || trigger("mark", "vfs_fsync:9");
+    asks.extend([one_more(), Control::TriggerRemove(5), one_more(), one_more()]);
+    let ran = subject.run([boot(), vec![Step::Asks(asks)]].concat(), Trouble::default());
+    let refused = |answer: &String| answer.starts_with("ERR there are 256 triggers");
+    let all: Vec<_> =
+        (0..).zip(&ran.answers).filter(|(_, it)| refused(it)).map(|it| it.0).collect();
+    assert_eq!(all, [most, most + 3], "{:?}", ran.answers.last());
+    assert!(ran.answers[most as usize + 2].starts_with("OK trigger 257 added"));
+    subject.assert_restored(&ran, "many triggers");
 }
 
 // `stop` at any moment ends the trace and not the guest, whose end is told all the same.

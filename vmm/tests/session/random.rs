@@ -14,6 +14,10 @@ fn command() -> impl Strategy<Value = Control> {
         Control::Filter(Globs { filter: vec![glob.to_owned()], notrace: vec!["vfs_f*".to_owned()] })
     };
     let tracer = |text: &str| Control::TracerAdd(text.parse().unwrap());
+    let trigger = |action: &str, spec: &str| Control::TriggerAdd {
+        action: action.parse().unwrap(),
+        spec: spec.parse().unwrap(),
+    };
     let all = vec![
         filter("vfs_*"),
         filter("nosuchfunction"),
@@ -28,6 +32,19 @@ fn command() -> impl Strategy<Value = Control> {
         Control::EventAdd("sched:*".into()),
         Control::EventRemove("sched:*".into()),
         Control::EventList,
+        trigger("start", "vfs_read:2"),
+        trigger("start", "vfs_*,ksys_read"),
+        trigger("stop", "vfs_read"),
+        trigger("stop", "ksys_read:3 if pid == 1"),
+        trigger("mark", "vfs_read,vfs_fsync:2 if count > 9"),
+        trigger("mark", "ksys_read"),
+        trigger("snapshot", "vfs_read"),
+        trigger("end", "ksys_read:4"),
+        trigger("end", "nosuchfunction"),
+        Control::TriggerRemove(1),
+        Control::TriggerRemove(2),
+        Control::TriggerRemove(3),
+        Control::TriggerList,
         Control::LatencyStart { kind: Kind::Wakeup, over: None },
         Control::LatencyStop { json: false },
         Control::LatencyShow { json: true },
@@ -58,11 +75,16 @@ fn anything() -> impl Strategy<Value = Vec<Step>> {
     let vcpus = prop::sample::select(vec![vec![0], vec![1], vec![0, 1], vec![1, 0]]);
     let calls = (prop::sample::select(functions.to_vec()), vcpus);
     let calls = calls.prop_map(|(function, vcpus)| Step::Calls(function, vcpus)).boxed();
+    let counted = prop::sample::select(vec!["vfs_read", "ksys_read", "vfs_fsync"]);
+    let counts = (counted, 0..2_usize).prop_map(|(function, vcpu)| Step::Counts(function, vcpu));
     let asks = prop::collection::vec(command(), 1..4).prop_map(Step::Asks).boxed();
     let step = prop_oneof![
         12 => asks.clone(),
+        6 => counts.clone(),
         3 => calls.clone(),
-        2 => (asks, calls).prop_map(|(asks, calls)| Step::Together(vec![calls, asks])),
+        2 => (asks.clone(), calls).prop_map(|(asks, calls)| Step::Together(vec![calls, asks])),
+        // Also the removal of a trigger whose call has come already, and is attended to after that.
+        2 => (asks, counts).prop_map(|(asks, counts)| Step::Together(vec![counts, asks])),
         1 => prop::sample::select(ends.to_vec()).prop_map(Step::Exits),
     ];
     prop::collection::vec(step, 0..3)

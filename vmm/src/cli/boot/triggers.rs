@@ -2,9 +2,9 @@
 
 use super::headings;
 use crate::kernel::Kernel;
-use crate::serve::{CommandError, CommandSpec, TriggerError, TriggerSpec};
-use crate::session::{self, Action, Tracing, Trigger};
-use anyhow::{Context, Result, bail};
+use crate::serve::{CommandError, CommandSpec, TriggerAction as Action, TriggerError, TriggerSpec};
+use crate::session::{Spot, SpotError, Tracing, Trigger};
+use anyhow::{Result, anyhow, bail};
 use vmtrace_trampolines::Overflow;
 
 fn trigger(text: &str) -> Result<TriggerSpec, String> {
@@ -50,6 +50,11 @@ pub struct Triggers {
     pub end_code: u8,
 }
 
+/// The number of the next trigger, behind so many.
+fn number(before: usize) -> Option<u16> {
+    u16::try_from(before).ok().filter(|number| *number < Tracing::MAX_TRIGGERS)
+}
+
 impl Triggers {
     fn all(&self) -> impl Iterator<Item = (Action, &TriggerSpec, String)> {
         let Self { start_at, stop_at, snapshot_at, mark_at, end_at, exec_at, .. } = self;
@@ -91,28 +96,29 @@ impl Triggers {
                      --overflow overwrite"
                 );
             }
-            let selection = kernel.select_with_report(&spec.filter, &spec.notrace);
-            if let Some(glob) = selection.unmatched.first() {
-                let near = kernel.near_functions(glob);
-                bail!(
-                    "{option} {spec}: no function of {} that can be traced matches {glob:?}{near}",
-                    kernel.release()
-                );
-            }
-            let mut sites = selection.sites;
-            let (condition, more) = session::conditional(
-                kernel,
-                &mut sites,
-                spec.condition.as_ref(),
-                session::Use::Entries,
-            )
-            .with_context(|| option)?;
-            notes.extend(more.into_iter().map(|note| format!("{option}: {note}")));
-            let call = spec.call;
-            triggers.push(Trigger { action, text, sites, condition, call, fired: false });
-        }
-        if triggers.len() > Tracing::MAX_TRIGGERS {
-            bail!("there can be {} triggers at most", Tracing::MAX_TRIGGERS);
+            let spot = Spot::find(kernel, spec).map_err(|error| match error {
+                SpotError::NoMatch { .. } => anyhow!("{option} {spec}: {error}"),
+                SpotError::Condition(error) => anyhow::Error::new(error).context(option),
+            })?;
+            notes.extend(spot.notes.into_iter().map(|note| format!("{option}: {note}")));
+            let Some(number) = number(triggers.len()) else {
+                bail!("there can be {} triggers at most", Tracing::MAX_TRIGGERS);
+            };
+            let of_command = |it: &&Trigger| it.action == Action::Command;
+            let command = triggers.iter().filter(of_command).count();
+            triggers.push(Trigger {
+                id: u32::from(number) + 1,
+                action,
+                text,
+                sites: spot.sites,
+                condition: spot.condition,
+                call: spec.call,
+                left: spec.call,
+                number,
+                command: (action == Action::Command).then_some(command),
+                live: false,
+                fired: false,
+            });
         }
         Ok((triggers, notes))
     }

@@ -1,0 +1,200 @@
+//! Triggers that come and go while the guest runs, each change in one pause.
+
+use super::attach::{Controller, Stage};
+use super::tracing::Tracing;
+use super::triggers::{Spot, Trigger};
+use super::vm::Vm;
+use crate::serve::{Answer, TriggerAction, TriggerSpec};
+use crate::stream::MarkKind;
+use std::collections::VecDeque;
+use vmtrace_trampolines::Overflow;
+
+/// What new triggers are given.
+pub(super) struct Numbers {
+    /// What a user calls the next one.
+    id: u32,
+    /// Of stops that nobody has, that which was given back longest ago first. A task may still stand in a program
+    /// that counts for the trigger that had one, and would count a call for the next.
+    free: VecDeque<u16>,
+}
+
+impl Numbers {
+    /// Others than these have.
+    pub(super) fn beside(triggers: &[Trigger]) -> Self {
+        let is_free = |number: &u16| triggers.iter().all(|it| it.number != *number);
+        let last = triggers.iter().map(|it| it.id).max().unwrap_or(0);
+        let free = (0..Tracing::MAX_TRIGGERS).filter(is_free).collect();
+        Self { id: last.saturating_add(1), free }
+    }
+
+    /// Those of another trigger, unless there are too many.
+    fn take(&mut self) -> Option<(u32, u16)> {
+        let number = self.free.pop_front()?;
+        let id = self.id;
+        self.id = id.saturating_add(1);
+        Some((id, number))
+    }
+
+    fn give_back(&mut self, number: u16) {
+        self.free.push_back(number);
+    }
+}
+
+impl Controller {
+    /// Has something done once, at a call to come: those from this pause on are counted.
+    pub(super) fn add_trigger(
+        &mut self,
+        machine: &dyn Vm,
+        action: TriggerAction,
+        spec: &TriggerSpec,
+    ) -> Answer {
+        if matches!(self.stage, Stage::Off) {
+            return Err("the guest is not traced (any more): see ctl status".into());
+        }
+        if action == TriggerAction::Snapshot && self.tracing.overflow != Overflow::Overwrite {
+            return Err("this trace is not a flight recorder, which a snapshot is of: boot with \
+                        --overflow overwrite for one"
+                .into());
+        }
+        let Spot { sites, condition, notes } =
+            Spot::find(&self.kernel, spec).map_err(|error| error.to_string())?;
+        self.tracing.check_followed(spec.condition.as_ref())?;
+        let Some((id, number)) = self.trigger_numbers.take() else {
+            return Err(format!(
+                "there are {} triggers, and there cannot be more: remove some, such as those that \
+                 were done (see trigger list)",
+                Tracing::MAX_TRIGGERS
+            ));
+        };
+        // Nobody counts there yet.
+        if let Stage::Attached { attachment, .. } = &mut self.stage
+            && let Err(error) = attachment.counters().count_down(number, spec.call)
+        {
+            self.trigger_numbers.give_back(number);
+            return Err(error.to_string());
+        }
+        self.look_at_triggers();
+        self.tracing.triggers.push(Trigger {
+            id,
+            action,
+            text: spec.to_string(),
+            sites,
+            condition,
+            call: spec.call,
+            left: spec.call,
+            number,
+            command: None,
+            live: true,
+            fired: false,
+        });
+        self.tracing_changed();
+        let what = format!("trigger {id} added ({action} at {spec})");
+        let done = self.retarget(machine, MarkKind::Filter, &what);
+        if done.is_err() {
+            self.tracing.triggers.retain(|it| it.id != id);
+            self.trigger_numbers.give_back(number);
+            self.tracing_changed();
+        }
+        let mut done = done?;
+        notes.iter().for_each(|note| done.push_str(&format!("; {note}")));
+        done.push_str(&self.not_held(id));
+        if action == TriggerAction::Start && !self.held_back {
+            done.push_str("; tracing goes on until then, since it is not paused");
+        }
+        Ok(done)
+    }
+
+    /// What to say when functions of a trigger cannot be held.
+    fn not_held(&self, id: u32) -> String {
+        let Stage::Attached { attachment, from: None, .. } = &self.stage else {
+            return String::new();
+        };
+        let Some(trigger) = self.tracing.triggers.iter().find(|it| it.id == id) else {
+            return String::new();
+        };
+        let mut held: Vec<usize> = attachment.sites().map(|(site, _)| site).collect();
+        held.sort_unstable();
+        let is_held = |site: &&usize| held.binary_search(site).is_ok();
+        match trigger.sites.len() - trigger.sites.iter().filter(is_held).count() {
+            0 => String::new(),
+            count => format!(
+                "; calls of {count} of its {} functions are not seen (see ctl status for what is \
+                 skipped, and why)",
+                trigger.sites.len()
+            ),
+        }
+    }
+
+    /// Forgets a trigger, and gives back what was held for it alone.
+    pub(super) fn remove_trigger(&mut self, machine: &dyn Vm, id: u32) -> Answer {
+        let Some(at) = self.tracing.triggers.iter().position(|it| it.id == id) else {
+            return Err(format!("there is no trigger {id}: see trigger list"));
+        };
+        self.look_at_triggers();
+        let trigger = self.tracing.triggers.remove(at);
+        self.tracing_changed();
+        let what = format!("trigger {id} removed");
+        let mut done = match self.retarget(machine, MarkKind::Filter, &what) {
+            Ok(done) => done,
+            Err(error) => {
+                self.tracing.triggers.insert(at, trigger);
+                self.tracing_changed();
+                return Err(error);
+            }
+        };
+        self.trigger_numbers.give_back(trigger.number);
+        let waited = trigger.action == TriggerAction::Start && !trigger.fired;
+        if waited && self.held_back && !self.tracing.waits_for_start() {
+            done.push_str("; tracing stays paused until ctl resume");
+        }
+        Ok(done)
+    }
+
+    /// One JSON object.
+    pub(super) fn list_triggers(&mut self) -> String {
+        self.look_at_triggers();
+        let one = |it: &Trigger| {
+            serde_json::json!({
+                "id": it.id,
+                "action": it.action.word(),
+                "at": it.text,
+                "functions": it.sites.len(),
+                "left": if it.fired { 0 } else { it.left },
+                "fired": it.fired,
+            })
+        };
+        let all: Vec<_> = self.tracing.triggers.iter().map(one).collect();
+        serde_json::json!({ "triggers": all }).to_string()
+    }
+
+    /// Looks how many calls are still to come.
+    fn look_at_triggers(&mut self) {
+        let Stage::Attached { attachment, .. } = &mut self.stage else { return };
+        for trigger in self.tracing.triggers.iter_mut().filter(|it| !it.fired) {
+            if let Some(left) = attachment.counters().left(trigger.number) {
+                trigger.left = left;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A stop that is given at once to the next trigger is counted down by who still stands in a program for the
+    // last one; a number of a user's that comes again removes somebody else's.
+    #[test]
+    fn a_stop_rests_before_it_is_given_again() {
+        let mut numbers = Numbers::beside(&[]);
+        let all: Vec<_> = std::iter::from_fn(|| numbers.take()).collect();
+        let expected: Vec<_> = (1..).zip(0..Tracing::MAX_TRIGGERS).collect();
+        assert_eq!(all, expected);
+        numbers.give_back(7);
+        numbers.give_back(3);
+        assert_eq!(numbers.take(), Some((257, 7)));
+        numbers.give_back(7);
+        assert_eq!((numbers.take(), numbers.take()), (Some((258, 3)), Some((259, 7))));
+        assert_eq!(numbers.take(), None);
+    }
+}
