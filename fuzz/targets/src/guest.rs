@@ -80,7 +80,8 @@ impl Prey {
                 (range, bytes)
             })
             .to_vec();
-        let plan = ExitPlan::new(&fake.kernel, &sites).expect("exits of a kernel of the cache");
+        let plan =
+            ExitPlan::new(&fake.kernel, &sites, false).expect("exits of a kernel of the cache");
         let plans = [plan, ExitPlan::default()];
         let mut prey = Self { fake, sites, exits, plans, text, areas: Vec::new() };
         prey.areas = prey.find_areas();
