@@ -77,8 +77,6 @@ pub struct RingReader {
     sealed: Option<u64>,
     totals: Totals,
     corrupt: Option<Corrupt>,
-    /// What is copied here is in the cache: see [`RingReader::warm`].
-    scratch: Box<[u8; CHUNK_SIZE]>,
 }
 
 impl RingReader {
@@ -106,7 +104,6 @@ impl RingReader {
             sealed: None,
             totals: Totals::default(),
             corrupt: None,
-            scratch: Box::new([0; CHUNK_SIZE]),
         };
         layout.rings.iter().zip(&layout.controls).enumerate().map(reader).collect()
     }
@@ -283,8 +280,6 @@ impl RingReader {
         let Ok(words) = chunk.get_array_ref::<u64>(0, WORDS) else { return false };
         let mut tail = self.tail;
         let before = out.records.len();
-        let most = (out.records.capacity() - before).saturating_mul(COMMON_SIZE);
-        self.warm(&chunk, (stop.saturating_sub(start), tail - start), most);
         let done = loop {
             if tail == stop || self.ring.is_spent(tail) || !out.has_room() {
                 break true;
@@ -316,17 +311,6 @@ impl RingReader {
         self.tail = tail;
         self.totals.records += (out.records.len() - before) as u64;
         done
-    }
-
-    /// Brings the last `most` bytes of this part of a chunk into the cache. Records are read one word
-    /// after the other, from high addresses to low ones, and each would wait for memory; a copy does
-    /// not. What it copies is not looked at: the guest may be writing there.
-    fn warm(&mut self, chunk: &VolatileSlice<'_>, part: (u64, u64), most: usize) {
-        let end = usize::try_from(part.1).unwrap_or(0);
-        let begin = usize::try_from(part.0).unwrap_or(end).max(end.saturating_sub(most));
-        if let Ok(part) = chunk.subslice(begin, end.saturating_sub(begin)) {
-            part.copy_to(std::hint::black_box(&mut self.scratch[..]));
-        }
     }
 
     fn is_in_chunk_of(&self, position: u64) -> bool {
