@@ -7,23 +7,48 @@ use crate::tracer::RawRecord;
 /// Pairs that are remembered at most: those that share a slot take turns.
 const SLOTS: usize = 1 << 14;
 
+/// What is known of a pair.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+pub(super) struct Known {
     site: u32,
     caller: u32,
-    function: u32,
+    /// Low half of the function's entry address.
+    pub(super) function: u32,
     program: u16,
+    /// The one tracer that has an entry of it, if there is nothing else to tell.
+    tracer: u8,
+    is_entry: bool,
 }
 
 // All of them fit into a core's own cache, beside the records.
-const _: () = assert!(size_of::<Slot>() == 16);
+const _: () = assert!(size_of::<Known>() == 16);
 
-const EMPTY: Slot = Slot { site: 0, caller: 0, function: 0, program: RawRecord::NO_PROGRAM };
+const EMPTY: Known = Known {
+    site: 0,
+    caller: 0,
+    function: 0,
+    program: RawRecord::NO_PROGRAM,
+    tracer: 0,
+    is_entry: false,
+};
+
+impl Known {
+    /// The tracer for which such a record without fields is an entry, and nothing else.
+    #[inline]
+    pub(super) fn entry_of(&self) -> Option<u8> {
+        self.is_entry.then_some(self.tracer)
+    }
+
+    #[inline]
+    pub(super) fn place(&self) -> Place {
+        Place { function: self.function, fresh: false, target: 0, end: End::Usual }
+    }
+}
 
 /// Pairs of sites and callers, with programs, of which the stream has been told all that a reader
 /// needs.
 #[derive(Debug)]
-pub(super) struct Memo(Box<[Slot; SLOTS]>);
+pub(super) struct Memo(Box<[Known; SLOTS]>);
 
 impl Default for Memo {
     fn default() -> Self {
@@ -32,22 +57,24 @@ impl Default for Memo {
 }
 
 impl Memo {
-    /// The place of a record, if it is remembered.
+    /// What is known of a record, if it is remembered.
     #[inline]
-    pub(super) fn place(&self, record: &RawRecord) -> Option<Place> {
-        let slot = &self.0[slot(record)];
-        let same = slot.site == record.site
-            && slot.caller == record.caller
-            && slot.program == record.program;
-        let place = Place { function: slot.function, fresh: false, target: 0, end: End::Usual };
-        same.then_some(place)
+    pub(super) fn find(&self, record: &RawRecord) -> Option<&Known> {
+        let known = &self.0[slot(record)];
+        let same = known.site == record.site
+            && known.caller == record.caller
+            && known.program == record.program;
+        same.then_some(known)
     }
 
-    /// Remembers the place of a record, unless there is more to it than its function.
-    pub(super) fn keep(&mut self, record: &RawRecord, place: &Place) {
+    /// Remembers the place of a record, unless there is more to it than its function; `entry_of` is
+    /// that of its program's records.
+    pub(super) fn keep(&mut self, record: &RawRecord, place: &Place, entry_of: Option<u8>) {
         if place.target == 0 && place.end == End::Usual {
             let &RawRecord { site, caller, program, .. } = record;
-            self.0[slot(record)] = Slot { site, caller, function: place.function, program };
+            let (function, tracer) = (place.function, entry_of.unwrap_or(0));
+            let is_entry = entry_of.is_some();
+            self.0[slot(record)] = Known { site, caller, function, program, tracer, is_entry };
         }
     }
 
@@ -83,8 +110,9 @@ mod tests {
     #[test]
     fn only_the_same_record_is_remembered() {
         let mut memo = Memo::default();
-        memo.keep(&record(5, 7, 0), &place(1));
-        let found = |memo: &Memo, record| memo.place(&record).map(|place| place.function);
+        memo.keep(&record(5, 7, 0), &place(1), Some(3));
+        let found = |memo: &Memo, record| memo.find(&record).map(|known| known.function);
+        assert_eq!(memo.find(&record(5, 7, 0)).unwrap().entry_of(), Some(3));
         assert_eq!(found(&memo, record(5, 7, 0)), Some(1));
         for other in [record(5, 8, 0), record(6, 7, 0), record(5, 7, 1), record(0, 0, 0)] {
             assert_eq!(found(&memo, other), None);
@@ -97,9 +125,12 @@ mod tests {
     #[test]
     fn what_has_more_than_a_function_is_not_remembered() {
         let mut memo = Memo::default();
-        memo.keep(&record(5, 7, 0), &Place { target: 9, ..place(1) });
-        memo.keep(&record(5, 7, 0), &Place { end: End::Aid, ..place(1) });
-        assert_eq!(memo.place(&record(5, 7, 0)), None);
+        memo.keep(&record(5, 7, 0), &Place { target: 9, ..place(1) }, None);
+        memo.keep(&record(5, 7, 0), &Place { end: End::Aid, ..place(1) }, None);
+        assert!(memo.find(&record(5, 7, 0)).is_none());
+        memo.keep(&record(5, 7, 0), &place(1), None);
+        let known = memo.find(&record(5, 7, 0)).unwrap();
+        assert_eq!((known.entry_of(), known.place()), (None, Place { fresh: false, ..place(1) }));
     }
 
     // Those that share a slot take turns: neither is ever taken for the other.
@@ -108,11 +139,11 @@ mod tests {
         let mut memo = Memo::default();
         let all = 0..3 * u32::try_from(SLOTS).unwrap();
         for number in all.clone() {
-            memo.keep(&record(number, number / 3, 0), &place(number));
+            memo.keep(&record(number, number / 3, 0), &place(number), None);
         }
         let found = all.filter_map(|number| {
-            let place = memo.place(&record(number, number / 3, 0))?;
-            assert_eq!(place.function, number);
+            let known = memo.find(&record(number, number / 3, 0))?;
+            assert_eq!(known.function, number);
             Some(number)
         });
         assert!(found.count() > SLOTS / 2);

@@ -1,6 +1,6 @@
 //! Resolves the addresses in records, and puts their names into the stream.
 
-use super::memo::Memo;
+use super::memo::{Known, Memo};
 use crate::kernel::{After, Kernel, Site};
 use crate::serve::{Globs, Resolve};
 use crate::stream::{AddressSet, Header, Symbol, Task};
@@ -115,15 +115,15 @@ impl Functions {
         }
     }
 
-    /// The place of a record that was kept, and has not changed since: its caller is named, too.
+    /// What is known of a record that was kept, and has not changed since: its caller is named, too.
     #[inline]
-    pub(super) fn known(&self, record: &RawRecord) -> Option<Place> {
-        self.memo.place(record)
+    pub(super) fn known(&self, record: &RawRecord) -> Option<&Known> {
+        self.memo.find(record)
     }
 
     /// The stream has been told all that a reader needs of such records.
-    pub(super) fn keep(&mut self, record: &RawRecord, place: &Place) {
-        self.memo.keep(record, place);
+    pub(super) fn keep(&mut self, record: &RawRecord, place: &Place, entry_of: Option<u8>) {
+        self.memo.keep(record, place, entry_of);
     }
 
     /// Which function a record with this word is of; `None` for what neither site nor exit writes.
@@ -358,10 +358,10 @@ mod tests {
         assert_eq!(place(&mut functions), (0x1000, false), "it has its name");
         let record = RawRecord { site: 0x1010, ..RawRecord::default() };
         let known = functions.place(Point::Return, 0x1010).unwrap();
-        functions.keep(&record, &known);
-        assert_eq!(functions.known(&record), Some(known));
+        functions.keep(&record, &known, None);
+        assert_eq!(functions.known(&record).map(Known::place), Some(known));
         functions.add_exits(&[exit(0x100c)]);
-        assert_eq!(functions.known(&record), None, "of the one that is gone");
+        assert!(functions.known(&record).is_none(), "of the one that is gone");
         assert_eq!(place(&mut functions), (0x100c, true));
     }
 

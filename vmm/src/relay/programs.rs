@@ -93,6 +93,15 @@ impl Format {
         })
     }
 
+    /// The tracer for which its records, which have no fields, are entries, if there is no other.
+    #[inline]
+    pub(super) fn entry_of(&self) -> Option<u8> {
+        match (self.point, self.words, &self.parts[..]) {
+            (Point::Entry, 0, [part]) => Some(part.tracer),
+            _ => None,
+        }
+    }
+
     /// Whether all that the stream must be told of its records are functions and callers.
     pub(super) fn is_plain(&self) -> bool {
         self.target.is_none() && !self.has_values
@@ -116,9 +125,9 @@ impl Format {
         fields: &[u64],
         place: &Place,
     ) {
-        if let (Point::Entry, 0, [part]) = (self.point, self.words, &self.parts[..]) {
+        if let Some(tracer) = self.entry_of() {
             let entry = EntryRecord::new(time, place.function, record.caller, record.pid);
-            return batch.push(entry.of_tracer(part.tracer));
+            return batch.push(entry.of_tracer(tracer));
         }
         let field = |index: Option<usize>| fields.get(index?).copied();
         let sp = field(self.stack).map(|sp| sp.wrapping_add(self.bias));

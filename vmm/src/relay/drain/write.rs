@@ -2,7 +2,7 @@
 
 use super::Drain;
 use crate::serve::Hub;
-use crate::stream::{LossReason, RecordBuffer, Symbol, Writer};
+use crate::stream::{EntryRecord, LossReason, RecordBuffer, Symbol, Writer};
 use std::io;
 
 impl Drain {
@@ -32,10 +32,23 @@ impl Drain {
                 exit.write(&mut self.batch, time);
             }
             let Some(record) = record else { break };
-            let format = self.programs.format(record);
-            if let Some(format) = format
-                && let Some(place) = self.functions.known(record)
+            let known = self.functions.known(record);
+            if let Some(known) = known
+                && let (Some(tracer), 0) = (known.entry_of(), record.fields)
             {
+                let function = known.function;
+                if let Some(task) = self.tasks.of(&*self.memory, record) {
+                    self.writer.task(task)?;
+                }
+                let time = order.pass(record);
+                earliest.get_or_insert(time);
+                let entry = EntryRecord::new(time, function, record.caller, record.pid);
+                self.batch.push(entry.of_tracer(tracer));
+                continue;
+            }
+            let format = self.programs.format(record);
+            if let (Some(format), Some(known)) = (format, known) {
+                let place = known.place();
                 if let Some(task) = self.tasks.of(&*self.memory, record) {
                     self.writer.task(task)?;
                 }
@@ -102,7 +115,7 @@ impl Drain {
             earliest.get_or_insert(time);
             format.write(&mut self.batch, time, record, fields, &place);
             if format.is_plain() {
-                self.functions.keep(record, &place);
+                self.functions.keep(record, &place, format.entry_of());
             }
         }
         if let Some(early) = earliest.and_then(|time| (self.marked + 1).checked_sub(time)) {
