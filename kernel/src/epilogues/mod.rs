@@ -9,7 +9,7 @@
 mod decode;
 mod encode;
 mod module;
-mod patch;
+pub(super) mod patch;
 mod plan;
 mod tables;
 mod targets;

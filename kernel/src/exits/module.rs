@@ -2,7 +2,7 @@
 //! tables are there and in no image.
 
 use super::{Exit, Missing};
-use crate::epilogues::PlannedExit;
+use crate::epilogues::patch::PlannedExit;
 
 /// The code of a module in a guest, and what its tables say of it. All addresses are as if it were
 /// linked with the kernel.

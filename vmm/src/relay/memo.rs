@@ -1,8 +1,31 @@
 //! Remembers which function a pair of a site and a caller means. Most records are of a few thousand
 //! such pairs: one look finds what takes several otherwise.
 
-use super::names::{End, Place};
 use crate::tracer::RawRecord;
+
+/// Which function a record is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Low half of its entry address.
+    pub(super) function: u32,
+    /// The stream has no name for it yet.
+    pub(super) fresh: bool,
+    /// Low half of the entry address of the function that it is left for; 0 when not known.
+    pub(super) target: u32,
+    /// What the reader must know of where it is left.
+    pub(super) end: End,
+}
+
+/// What is special of where a function is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// Nothing.
+    Usual,
+    /// By a jump to who is not traced and calls nothing: nothing else is heard of it.
+    Last,
+    /// It is not traced itself: this is the end of those that jumped to it, and of nothing else.
+    Aid,
+}
 
 /// Pairs that are remembered at most: those that share a slot take turns.
 const SLOTS: usize = 1 << 14;

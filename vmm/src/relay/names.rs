@@ -1,6 +1,6 @@
 //! Resolves the addresses in records, and puts their names into the stream.
 
-use super::memo::{Known, Memo};
+use super::memo::{End, Known, Memo, Place};
 use crate::kernel::{After, Kernel, Site};
 use crate::serve::{Globs, Resolve};
 use crate::stream::{AddressSet, Header, Symbol, Task};
@@ -21,30 +21,6 @@ pub(super) struct Functions {
     /// Those of the latest records.
     memo: Memo,
     slide: u64,
-}
-
-/// Which function a record is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    /// Low half of its entry address.
-    pub(super) function: u32,
-    /// The stream has no name for it yet.
-    pub(super) fresh: bool,
-    /// Low half of the entry address of the function that it is left for; 0 when not known.
-    pub(super) target: u32,
-    /// What the reader must know of where it is left.
-    pub(super) end: End,
-}
-
-/// What is special of where a function is left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// Nothing.
-    Usual,
-    /// By a jump to who is not traced and calls nothing: nothing else is heard of it.
-    Last,
-    /// It is not traced itself: this is the end of those that jumped to it, and of nothing else.
-    Aid,
 }
 
 const UNNAMED: u8 = 0x80;

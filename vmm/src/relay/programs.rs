@@ -2,7 +2,7 @@
 
 use super::Targets;
 use super::context::Meaning;
-use super::names::{End, Place};
+use super::memo::{End, Place};
 use crate::kernel::Kernel;
 use crate::stream::{
     Context, EntryRecord, Header, RecordBuffer, ReturnRecord, TailRecord, ValuesOf,

@@ -13,6 +13,7 @@ use fake_guest::Fake;
 use machine::{Ran, Step, Trouble, run};
 use std::ops::Range;
 use vmtrace::kernel::Kernel;
+use vmtrace::serve::Control;
 use vmtrace::session::Tracing;
 use vmtrace::stream::{Frame, Reader};
 use vmtrace_trampolines::Overflow;
@@ -36,6 +37,11 @@ fn tracing(kernel: &Kernel) -> Tracing {
 
 fn call(function: &'static str) -> Step {
     Step::Calls(function, vec![0])
+}
+
+/// Asks for a trigger.
+fn trigger(action: &str, spec: &str) -> Control {
+    Control::TriggerAdd { action: action.parse().unwrap(), spec: spec.parse().unwrap() }
 }
 
 /// What a guest does that boots, and changes its own ftrace once.

@@ -1,7 +1,7 @@
 //! What comes at the same time, and what comes when nobody expects it.
 
 use crate::machine::{FakeVm, Ran, SelfCall, Step, Trouble, run};
-use crate::{BEGIN, END, ENDS, Subject, boot, call, exit_of, tracing};
+use crate::{BEGIN, END, ENDS, Subject, boot, call, exit_of, tracing, trigger};
 use vmtrace::kernel::{ExitKind, SiteSection};
 use vmtrace::machine::ExitReason;
 use vmtrace::serve::{Control, Globs};
@@ -23,10 +23,6 @@ fn first(vm: &FakeVm) -> usize {
 
 fn mark() -> Control {
     Control::Mark { ticks: None, text: "here".into() }
-}
-
-fn trigger(action: &str, spec: &str) -> Control {
-    Control::TriggerAdd { action: action.parse().unwrap(), spec: spec.parse().unwrap() }
 }
 
 /// The texts of a stream's marks of a kind.
@@ -283,13 +279,9 @@ fn a_trigger_that_is_gone_does_nothing() {
 #[test]
 fn triggers_that_cannot_be_are_refused() {
     let subject = Subject::new(ON);
-    let long = Control::TriggerAdd {
-        action: "mark".parse().unwrap(),
-        spec: "vfs_read if cuont == 1".parse().unwrap(),
-    };
     let asks = vec![
         trigger("mark", "vfs_raed"),
-        long,
+        trigger("mark", "vfs_read if cuont == 1"),
         trigger("mark", "vfs_read if file > -1"),
         trigger("mark", "vfs_read if followed"),
         trigger("snapshot", "vfs_read"),

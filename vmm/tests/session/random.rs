@@ -1,7 +1,7 @@
 //! What nobody has thought of: steps at random, and what must be so whatever they are.
 
 use crate::machine::{Step, Trouble};
-use crate::{BEGIN, END, Subject, call, exit_of};
+use crate::{BEGIN, END, Subject, call, exit_of, trigger};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use vmtrace::analyze::latency::Kind;
@@ -14,10 +14,6 @@ fn command() -> impl Strategy<Value = Control> {
         Control::Filter(Globs { filter: vec![glob.to_owned()], notrace: vec!["vfs_f*".to_owned()] })
     };
     let tracer = |text: &str| Control::TracerAdd(text.parse().unwrap());
-    let trigger = |action: &str, spec: &str| Control::TriggerAdd {
-        action: action.parse().unwrap(),
-        spec: spec.parse().unwrap(),
-    };
     let all = vec![
         filter("vfs_*"),
         filter("nosuchfunction"),

@@ -445,7 +445,8 @@ impl GuestCode for Code {
         exits: &[(usize, Exit)],
         rewrites: &[ModuleRewrite],
     ) -> Result<(), TraceError> {
-        module_returns::rewrite(self, guest, (view, image), exits, rewrites)
+        let places = (&mut self.returns, &mut self.gap);
+        module_returns::rewrite(places, guest, (view, image), exits, rewrites)
     }
 
     fn stubs(

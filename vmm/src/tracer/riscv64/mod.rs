@@ -11,6 +11,7 @@ mod install;
 mod landing;
 mod map;
 mod module_returns;
+mod module_stubs;
 pub(super) mod paging;
 mod returns;
 mod sharing;

@@ -6,9 +6,9 @@
 //! goes, with its memory. Neither relays nor stubs are ever freed: a context may stand there as long
 //! as it likes. A module that comes again at its old place gets those that it had.
 
-use super::code::Code;
-use super::returns::{Rewrites, groups, low_half};
-use crate::kernel::epilogues::Epilogue;
+use super::gap::Gap;
+use super::module_stubs::Way;
+use super::returns::{Returns, Rewrites, groups, low_half};
 use crate::kernel::{Exit, ModuleRewrite};
 use crate::kernel::{Site, SiteSection};
 use crate::tracer::edit::{Edit, SkipReason};
@@ -19,49 +19,13 @@ use crate::tracer::modules::place;
 use crate::tracer::spot::Spot;
 use crate::tracer::view::View;
 use rustc_hash::FxHashMap;
-use std::collections::HashMap;
 
 /// Bytes of a relay.
 const RELAY: u64 = 8;
 
-/// The stubs of exits of modules.
-#[derive(Debug, Default)]
-pub(super) struct OfModules {
-    /// Where in the area the next stub can be, and where all end.
-    free: u64,
-    end: u64,
-    /// Bytes of relays.
-    relays: u64,
-    /// All that there ever were. A stub depends on nothing but this.
-    made: HashMap<Epilogue, Way>,
-    /// Of each exit that was to be rewritten, by its number, the slot of its stub, or why it was left
-    /// alone.
-    slots: FxHashMap<usize, Result<u64, SkipReason>>,
-}
-
-/// From a window on.
-#[derive(Clone, Copy, Debug)]
-struct Way {
-    /// Run-time address.
-    relay: u64,
-    /// Offset in the area.
-    slot: u64,
-}
-
-impl OfModules {
-    pub(super) fn new((free, end): (u64, u64)) -> Self {
-        Self { free, end, ..Self::default() }
-    }
-
-    /// Offset in the area of an exit's slot; `None` when it was not to be rewritten.
-    pub(super) fn slot(&self, exit: usize) -> Option<Result<u64, SkipReason>> {
-        self.slots.get(&exit).copied()
-    }
-}
-
 /// See [`GuestCode::rewrite`](crate::tracer::arch::GuestCode::rewrite).
 pub(super) fn rewrite(
-    code: &mut Code,
+    (returns, gap): (&mut Returns, &mut Gap),
     guest: &dyn Guest,
     (view, image): (&View<'_>, &Image),
     exits: &[(usize, Exit)],
@@ -69,7 +33,7 @@ pub(super) fn rewrite(
 ) -> Result<(), TraceError> {
     let mut ways = Vec::with_capacity(rewrites.len());
     for rewrite in rewrites {
-        ways.push(way(code, guest, image, rewrite)?);
+        ways.push(way(returns, gap, guest, image, rewrite)?);
     }
     let edits = rewrites.iter().zip(&ways).map(|(rewrite, way)| {
         let way = way.ok_or(SkipReason::NoStub)?;
@@ -78,7 +42,7 @@ pub(super) fn rewrite(
     let all: Vec<_> = rewrites.iter().map(|rewrite| &rewrite.exit).collect();
     let mut written = Rewrites::of(view, edits.collect(), groups(&all))?;
     written.write(view)?;
-    let slots = &mut code.returns.of_modules.slots;
+    let slots = &mut returns.of_modules.slots;
     let done = rewrites.iter().zip(&ways).zip(written.skipped());
     let done: FxHashMap<u64, _> = done
         .map(|((rewrite, way), skipped)| {
@@ -95,32 +59,32 @@ pub(super) fn rewrite(
 /// The relay and the stub of an exit, which are made if there are none yet; `None` when there is no
 /// room. Nobody executes them yet.
 fn way(
-    code: &mut Code,
+    returns: &mut Returns,
+    gap: &mut Gap,
     guest: &dyn Guest,
     image: &Image,
     rewrite: &ModuleRewrite,
 ) -> Result<Option<Way>, TraceError> {
     let ModuleRewrite { exit, .. } = rewrite;
-    let returns = &mut code.returns;
     if let Some(&way) = returns.of_modules.made.get(&exit.epilogue) {
         return Ok(Some(way));
     }
     let offset = returns.of_modules.free;
     let end = offset + exit.stub_len() as u64;
     // The rest of the gap is for programs and chains.
-    if end > returns.of_modules.end || returns.of_modules.relays + RELAY > code.gap.len() / 2 {
+    if end > returns.of_modules.end || returns.of_modules.relays + RELAY > gap.len() / 2 {
         return Ok(None);
     }
     let stub = returns.address(offset);
     let id = low_half(image.runtime(exit.epilogue.ret));
-    let at = code.gap.next_small();
+    let at = gap.next_small();
     let relay = exit.far_jump(at, stub);
     let made = exit.stub(stub.wrapping_sub(image.slide), None, id);
     let Some((relay, stub)) = relay.zip(made) else { return Ok(None) };
     returns.write(offset, &stub)?;
-    let Some(relay) = code.gap.put_small(guest, &relay)? else { return Ok(None) };
+    let Some(relay) = gap.put_small(guest, &relay)? else { return Ok(None) };
     let way = Way { relay, slot: offset + exit.slot_offset() as u64 };
-    let of_modules = &mut code.returns.of_modules;
+    let of_modules = &mut returns.of_modules;
     of_modules.free = end.next_multiple_of(4);
     of_modules.relays += RELAY;
     of_modules.made.insert(exit.epilogue.clone(), way);

@@ -15,7 +15,7 @@
 //! ```
 
 use super::map;
-use super::module_returns::OfModules;
+use super::module_stubs::OfModules;
 use crate::kernel::epilogues::{PlannedExit, slot};
 use crate::kernel::{Exit, Kernel, KernelError};
 use crate::tracer::annex::{CODE, Memory};
