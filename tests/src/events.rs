@@ -15,7 +15,7 @@ use crate::stress::hash;
 use crate::trace::{Trace, arch_of, cmdline, kernel, missing};
 
 /// Events that the workload brings about, which both sides print in the same words.
-const EVENTS: [&str; 19] = [
+const EVENTS: [&str; 24] = [
     "sched:sched_switch",
     "sched:sched_waking",
     "sched:sched_wakeup",
@@ -31,13 +31,18 @@ const EVENTS: [&str; 19] = [
     "task:task_rename",
     "task:task_newtask",
     "timer:hrtimer_cancel",
+    "timer:hrtimer_expire_entry",
+    "timer:hrtimer_start",
+    "timer:timer_cancel",
+    "timer:timer_expire_entry",
+    "timer:timer_start",
     "workqueue:workqueue_queue_work",
     "workqueue:workqueue_execute_start",
     "raw_syscalls:sys_enter",
     "raw_syscalls:sys_exit",
 ];
 /// Of these there are some in any case.
-const SURE: [&str; 13] = [
+const SURE: [&str; 14] = [
     "sched_switch",
     "sched_waking",
     "sched_wakeup",
@@ -49,6 +54,7 @@ const SURE: [&str; 13] = [
     "signal_generate",
     "signal_deliver",
     "task_rename",
+    "hrtimer_expire_entry",
     "sys_enter",
     "sys_exit",
 ];
@@ -62,7 +68,7 @@ const ORDERED: [&str; 5] =
 const CPU: u32 = 1;
 
 /// What a line says: who, in which state, which event, and its fields.
-#[derive(Clone, Debug, Eq)]
+#[derive(Clone, Debug)]
 struct Seen {
     cpu: u32,
     pid: u32,
@@ -72,7 +78,29 @@ struct Seen {
     text: String,
 }
 
+/// The ends of what is told in jiffies, which another CPU may count on between two sides' looks: by
+/// event, what stands before each.
+const JIFFIES: [(&str, &str); 2] = [("timer_start", "[timeout="), ("timer_expire_entry", " now=")];
+
 impl Seen {
+    /// Its text without what is told in jiffies, and that.
+    fn split(&self) -> (String, Option<i64>) {
+        let told = JIFFIES.iter().filter(|(name, _)| *name == self.name);
+        let found = told.filter_map(|(_, before)| self.text.split_once(before)).next();
+        let Some((front, rest)) = found else { return (self.text.clone(), None) };
+        let end = rest.find([' ', ']']).unwrap_or(rest.len());
+        (format!("{front}{}", &rest[end..]), Some(rest[..end].parse().expect("a number")))
+    }
+
+    fn says_the_same(&self, other: &Self) -> bool {
+        let ((text, jiffies), (others, other)) = (self.split(), other.split());
+        let near = match (jiffies, other) {
+            (Some(ours), Some(theirs)) => ours.abs_diff(theirs) <= 1,
+            (ours, theirs) => ours == theirs,
+        };
+        text == others && near
+    }
+
     /// The columns but need-resched: another CPU may set that between two sides' looks.
     fn own_state(&self) -> impl Iterator<Item = char> {
         self.state.chars().enumerate().filter(|&(column, _)| column != 1).map(|(_, it)| it)
@@ -81,8 +109,8 @@ impl Seen {
 
 impl PartialEq for Seen {
     fn eq(&self, other: &Self) -> bool {
-        (self.cpu, self.pid, &self.name, &self.text)
-            == (other.cpu, other.pid, &other.name, &other.text)
+        (self.cpu, self.pid, &self.name) == (other.cpu, other.pid, &other.name)
+            && self.says_the_same(other)
             && self.own_state().eq(other.own_state())
     }
 }
@@ -369,6 +397,26 @@ mod tests {
         assert_ne!(line("d..2."), line("...2."));
         assert_ne!(line("d..2."), line("d.h2."));
         assert_ne!(line("d..2."), line("d..21"));
+    }
+
+    // A tick between two looks is no other timer, and no other time of one.
+    #[test]
+    fn jiffies_may_be_one_more() {
+        let line = |text: &str| seen(&format!("x-1 [001] ..... 1.5: {text}")).unwrap();
+        let start = |timer, timeout, cpu| {
+            line(&format!("timer_start: timer={timer} expires=9 [timeout={timeout}] cpu={cpu}"))
+        };
+        assert_eq!(start(1, 7, 0), start(1, 6, 0));
+        assert_ne!(start(1, 7, 0), start(1, 5, 0));
+        assert_ne!(start(1, 7, 0), start(2, 7, 0));
+        assert_ne!(start(1, 7, 0), start(1, 7, 1));
+        let [end, next, other] =
+            [4, 5, 5].map(|now| line(&format!("timer_expire_entry: timer=1 now={now} baseclk=4")));
+        assert_eq!((&end, &next), (&next, &other));
+        assert_ne!(line("timer_expire_entry: timer=1 baseclk=4"), end);
+        // The clock of others is that of the call.
+        let high = |now| line(&format!("hrtimer_expire_entry: hrtimer=1 now={now}"));
+        assert_ne!(high(4), high(5));
     }
 
     // A test must not fail because a kernel had something to say, nor pass with a line less.

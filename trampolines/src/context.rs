@@ -13,6 +13,9 @@ pub struct ContextPlaces {
     /// Of its count of softirqs, where the count of preemptions has none (`softirq_disable_cnt`,
     /// PREEMPT_RT).
     pub softirq: Option<u64>,
+    /// Of the byte of its flags that has the lazy one, where that is not among the lower 16
+    /// (PREEMPT_RT of 5.x and 6.1).
+    pub lazy: Option<u64>,
 }
 
 /// The word that programs record of it.
@@ -20,7 +23,8 @@ pub struct ContextPlaces {
 /// ```text
 /// bits 0..8    count of bans on migration, its low byte
 /// bit 9        interrupts are on
-/// bits 16..32  flags of the task, the lower 16
+/// bits 16..32  flags of the task, the lower 16; bits 24..32 are of the byte with the lazy flag, where
+///              that is another one
 /// bits 32..64  count of preemptions as the kernel keeps it; bits 40..48 of PREEMPT_RT are of the
 ///              task's own count of softirqs
 /// ```
@@ -34,6 +38,7 @@ pub(crate) mod part {
     /// first one of `sstatus`.
     pub(crate) const INTERRUPTS: i32 = 1;
     pub(crate) const FLAGS: i32 = 2;
+    pub(crate) const LAZY: i32 = 3;
     pub(crate) const PREEMPT_COUNT: i32 = 4;
     pub(crate) const SOFTIRQ: i32 = 5;
 }
@@ -46,7 +51,7 @@ impl RawContext {
         self.0 >> 9 & 1 != 0
     }
 
-    /// The lower flags of the task.
+    /// The lower flags of the task, or those of two of its bytes.
     #[must_use]
     pub fn flags(self) -> u16 {
         (self.0 >> 16) as u16

@@ -62,6 +62,8 @@ pub enum Field {
     /// The same where the kernel itself follows these pointers at this very place, without a look:
     /// they lead where they should, and nothing fails. (riscv64: to multiples of 8 bytes.)
     Known(Read),
+    /// 8 bytes of the kernel's own data, by their link address: a multiple of 8.
+    Variable(u64),
 }
 
 impl Field {
@@ -464,7 +466,7 @@ impl Program {
                 Field::Target => self.point == Point::Tail,
                 Field::Failed | Field::Context => true,
                 Field::Duration => self.since.is_some(),
-                Field::Known(_) => self.point == Point::Entry,
+                Field::Known(_) | Field::Variable(_) => self.point == Point::Entry,
                 // What fails must be able to say so, in what is there by then.
                 Field::Read(_) => {
                     let before = self.fields.get(..index).unwrap_or_default();

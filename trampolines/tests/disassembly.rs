@@ -131,9 +131,16 @@ fn word() -> impl Strategy<Value = u64> {
 
 fn places() -> impl Strategy<Value = ContextPlaces> {
     let softirq = prop::option::of(0..1_u64 << 30);
-    (word(), word(), word(), softirq).prop_map(|(flags, preempt_count, migration, softirq)| {
-        ContextPlaces { flags, preempt_count, migration, softirq }
-    })
+    let lazy = prop::option::of(0..1_u64 << 30);
+    (word(), word(), word(), softirq, lazy).prop_map(
+        |(flags, preempt_count, migration, softirq, lazy)| ContextPlaces {
+            flags,
+            preempt_count,
+            migration,
+            softirq,
+            lazy,
+        },
+    )
 }
 
 fn x86_values() -> impl Strategy<Value = vmtrace_trampolines::x86_64::Values> {
@@ -388,6 +395,7 @@ fn usual_x86() -> vmtrace_trampolines::x86_64::Values {
             preempt_count: 0x1_fb40,
             migration: 0x7f0,
             softirq: None,
+            lazy: None,
         }),
     }
 }
@@ -406,6 +414,7 @@ fn usual_riscv() -> vmtrace_trampolines::riscv64::Values {
             preempt_count: 8,
             migration: 0x448,
             softirq: None,
+            lazy: None,
         }),
     }
 }
@@ -547,6 +556,28 @@ fn a_switch_of_tasks_is_recorded_in_fifty_instructions() {
     let probe = vmtrace_trampolines::x86_64::probe(base + 4096, base).unwrap();
     let around = x86_64(&probe).iter().position(|one| one.ending).unwrap() + 1;
     assert!(own + around <= 50, "{own} and {around} instructions");
+}
+
+// A variable that is read where it was linked, and not where it is, is somebody else's memory.
+#[test]
+fn variables_move_with_the_kernel() {
+    use vmtrace_trampolines::{riscv64, x86_64};
+    const SLIDE: u64 = 0x1a60_0000;
+    let program = |link| with(Point::Entry, &[Field::Variable(link)]);
+    for link in [0xffff_ffff_8200_0000, 0xffff_ffff_8340_1a40, 0xffff_ffff_8200_0ff8] {
+        let (there, here) = (program(link), program(link + SLIDE));
+        let code = |program, slide| {
+            let x86 = x86_64::Values { slide, ..usual_x86() };
+            let riscv = riscv64::Values { slide, ..usual_riscv() };
+            let x86 = x86_64::compile(program, Overflow::Drop, &x86).unwrap();
+            let riscv = riscv64::compile(program, Overflow::Drop, &riscv).unwrap();
+            [x86.bytes, riscv.bytes]
+        };
+        assert_eq!(code(&there, SLIDE), code(&here, 0));
+        for (moved, linked) in code(&there, SLIDE).iter().zip(code(&there, 0)) {
+            assert_ne!(*moved, linked);
+        }
+    }
 }
 
 /// A program that counts.

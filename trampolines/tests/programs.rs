@@ -132,8 +132,12 @@ fn check(kind: Kind, program: &Program, guest: &FakeGuest, random: &mut Random, 
         for (field, below) in program.places() {
             let value = record.fields[(below - COMMON_SIZE) / 8 - 1];
             let expected = match field {
-                Field::Target | Field::Known(_) | Field::Context | Field::Duration => {
-                    unreachable!("see the tests of x86-64, and of ends")
+                Field::Target
+                | Field::Known(_)
+                | Field::Variable(_)
+                | Field::Context
+                | Field::Duration => {
+                    unreachable!("see the tests of x86-64, of ends, and of reads")
                 }
                 Field::Stack => {
                     after.x[STACK].wrapping_sub(RETURN_ADDRESS + stack_bias(program.point))

@@ -241,3 +241,31 @@ fn what_is_known_to_be_there_is_read_without_a_look() {
         }
     }
 }
+
+// `jiffies` stands among what arguments lead to: a value must be that of its own address, and what rdx
+// holds of an argument must stay (x86-64).
+#[test]
+fn variables_of_the_kernel_are_read_among_other_fields() {
+    let (address, variables) = common::words(3);
+    for (variable, value) in variables.iter().zip([11, u64::MAX, 0x1234_5678_9abc_def0]) {
+        variable.store(value, Ordering::Relaxed);
+    }
+    let of = |number: u64| Field::Variable(address + 8 * number);
+    let read = Read::new(2, &[], Last::Words { offset: 16, words: 1 }).unwrap();
+    let fields = vec![of(2), Field::Known(read), of(0), Field::Known(read), of(1)];
+    for addressing in ADDRESSINGS {
+        let program = Program { fields: fields.clone(), ..common::entry_program() };
+        let guest = FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, &[program]);
+        guest.set_current(0, 1);
+        let (heap, words) = guest.heap();
+        words[2].store(815, Ordering::Relaxed);
+        let mut registers = common::registers(0x5a5a);
+        registers.x[ARGUMENTS[2]] = heap;
+        let before = registers.clone();
+        guest.run(1, &mut registers);
+        assert_eq!(ARGUMENTS.map(|at| registers.x[at]), ARGUMENTS.map(|at| before.x[at]));
+        let mut last = None;
+        guest.drain(0, &mut guest.ring(0).start(), |record| last = Some(record));
+        assert_eq!(last.unwrap().fields, [0x1234_5678_9abc_def0, 815, 11, 815, u64::MAX]);
+    }
+}

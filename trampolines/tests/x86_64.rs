@@ -69,7 +69,7 @@ fn the_state_of_the_cpu_is_that_of_the_call() {
             guest.set_current(0, 1);
             let states = [
                 (0, [0x8000_0000, 0, 0]),
-                (0x4000_0008, [0x7fff_00ff, 0x1_0002, 0xffff_2aff]),
+                (0x4018_2008, [0x7fff_00ff, 0x1_0002, 0xffff_2aff]),
                 (0xffff_ffff, [0x0012_0503, 0xff, 0]),
             ];
             for state in states {
@@ -88,10 +88,11 @@ fn the_state_of_the_cpu_is_that_of_the_call() {
                 .map(|record| RawContext(record.fields[1]))
                 .map(|it| (it.flags(), it.preempt_count(), it.migration(), it.interrupts_on()))
                 .collect();
+            let far = matches!(addressing, Addressing::Shared);
             // A process cannot switch interrupts off. The second byte of softirqs is the task's.
             let expected = [
                 (0, 0x8000_0000, 0, true),
-                (8, 0x7fff_2aff, 2, true),
+                (if far { 0x1808 } else { 0x2008 }, 0x7fff_2aff, 2, true),
                 (0xffff, 0x0012_0003, 0xff, true),
             ];
             assert_eq!(found, expected, "{addressing:?} {overflow:?} {point:?}");

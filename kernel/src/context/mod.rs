@@ -13,7 +13,8 @@ use crate::read::index;
 mod riscv64;
 mod x86_64;
 
-/// Numbers of bits in `thread_info.flags` of a task: less than 16.
+/// Numbers of bits in `thread_info.flags` of a task: less than 16 if both are, or the first less than 8 and
+/// the other less than 32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NeedResched {
     /// The task is to be preempted at once (`TIF_NEED_RESCHED`).
@@ -28,7 +29,15 @@ impl NeedResched {
         let mut bits = bits.iter().copied();
         let found = Self { eager: bits.next()?, lazy: bits.next() };
         let last = found.lazy.unwrap_or(found.eager);
-        (bits.next().is_none() && last < 16).then_some(found)
+        let within = last < 16 || (found.eager < 8 && last < 32);
+        (bits.next().is_none() && within).then_some(found)
+    }
+
+    /// The byte of the flags (from the lowest on) that has the lazy one, if that is not among the
+    /// lower 16: bit 19 in kernels of PREEMPT_RT up to 6.1.
+    #[must_use]
+    pub fn far(self) -> Option<u64> {
+        self.lazy.filter(|&bit| bit >= 16).map(|bit| u64::from(bit / 8))
     }
 }
 
@@ -119,6 +128,10 @@ mod tests {
         let bits = |bits: &[u8]| NeedResched::of(&bits.iter().copied().collect());
         assert_eq!(bits(&[3]), Some(NeedResched { eager: 3, lazy: None }));
         assert_eq!(bits(&[5, 4]), Some(NeedResched { eager: 4, lazy: Some(5) }));
-        assert_eq!((bits(&[]), bits(&[3, 4, 5]), bits(&[3, 17])), (None, None, None));
+        assert_eq!((bits(&[]), bits(&[3, 4, 5]), bits(&[3, 32])), (None, None, None));
+        // Both bytes must have room: that of the first and that of the other.
+        assert_eq!((bits(&[9, 19]), bits(&[17])), (None, None));
+        let rt = bits(&[3, 19]).unwrap();
+        assert_eq!((rt.lazy, rt.far(), bits(&[3, 4]).unwrap().far()), (Some(19), Some(2), None));
     }
 }

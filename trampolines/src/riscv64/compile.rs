@@ -85,6 +85,14 @@ pub fn compile(
                 let register = argument(&mut ops, wanted.argument());
                 known(&mut ops, &wanted, register, to)?;
             }
+            Field::Variable(link) => {
+                let (upper, lower) = parts("a variable", link.wrapping_add(values.slide))?;
+                dynasm!(ops; .arch riscv64; .feature A, Zicntr
+                    ; lui t3, upper
+                    ; ld t3, [t3, lower]
+                    ; sd t3, [t2, to]
+                );
+            }
         }
     }
     reads.failed = program.below(Field::Failed).map(at);
@@ -129,6 +137,10 @@ fn context(ops: &mut Assembler, values: &Values, to: i32) -> Result<(), ProgramE
     dynasm!(ops; .arch riscv64; .feature A, Zicntr; sb t3, [t2, to + part::MIGRATION]);
     load_word(ops, "the offset of a task's flags", places.flags)?;
     dynasm!(ops; .arch riscv64; .feature A, Zicntr; sh t3, [t2, to + part::FLAGS]);
+    if let Some(lazy) = places.lazy {
+        load_byte(ops, "the offset of a task's lazy flag", lazy)?;
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; sb t3, [t2, to + part::LAZY]);
+    }
     load_word(ops, "the offset of the count of preemptions", places.preempt_count)?;
     dynasm!(ops; .arch riscv64; .feature A, Zicntr; sw t3, [t2, to + part::PREEMPT_COUNT]);
     if let Some(softirq) = places.softirq {

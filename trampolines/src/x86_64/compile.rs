@@ -224,6 +224,13 @@ pub(super) fn context(ops: &mut Assembler, values: &Values, to: i32) -> Result<(
         ; gs mov edx, [DWORD count]
         ; mov [r10 + to + part::PREEMPT_COUNT], edx
     );
+    if let Some(lazy) = places.lazy {
+        let lazy = disp("the offset of a task's lazy flag", lazy)?;
+        dynasm!(ops; .arch x64
+            ; mov dl, [rax + lazy]
+            ; mov [r10 + to + part::LAZY], dl
+        );
+    }
     if let Some(softirq) = places.softirq {
         let second = disp("the offset of a task's softirqs", softirq.wrapping_add(1))?;
         dynasm!(ops; .arch x64
@@ -261,7 +268,7 @@ fn entry(
     for (index, (field, below)) in program.places().enumerate() {
         let to = values.rings + at(below);
         let keeps = match field {
-            Field::Known(_) | Field::Failed => true,
+            Field::Known(_) | Field::Failed | Field::Variable(_) => true,
             Field::Argument(number) => {
                 ARGUMENTS.get(usize::from(number)).is_some_and(|&register| register != RDX)
             }
@@ -293,6 +300,10 @@ fn entry(
                 read(reads, ops, &wanted, (index, to));
             }
             Field::Known(wanted) => known(ops, &wanted, (more, to), &mut in_rdx),
+            Field::Variable(link) => {
+                let at = disp("a variable", link.wrapping_add(values.slide))?;
+                dynasm!(ops; .arch x64; mov rax, [DWORD at]; mov [r10 + to], rax);
+            }
             Field::Value | Field::Duration => {
                 return Err(ProgramError::Field(field, program.point));
             }
@@ -334,7 +345,11 @@ fn end(
             Field::Duration => dynasm!(ops; .arch x64; mov [r10 + to], r9),
             Field::Failed => dynasm!(ops; .arch x64; mov QWORD [r10 + to], 0),
             Field::Context => context(ops, values, to)?,
-            Field::Argument(_) | Field::Target | Field::Read(_) | Field::Known(_) => {
+            Field::Argument(_)
+            | Field::Target
+            | Field::Read(_)
+            | Field::Known(_)
+            | Field::Variable(_) => {
                 return Err(ProgramError::Field(field, Point::Return));
             }
         }
@@ -372,7 +387,11 @@ fn tail(
             Field::Duration => dynasm!(ops; .arch x64; mov [r10 + to], r9),
             Field::Failed => dynasm!(ops; .arch x64; mov QWORD [r10 + to], 0),
             Field::Context => context(ops, values, to)?,
-            Field::Value | Field::Argument(_) | Field::Read(_) | Field::Known(_) => {
+            Field::Value
+            | Field::Argument(_)
+            | Field::Read(_)
+            | Field::Known(_)
+            | Field::Variable(_) => {
                 return Err(ProgramError::Field(field, program.point));
             }
         }

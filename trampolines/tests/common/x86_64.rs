@@ -230,6 +230,8 @@ impl FakeGuest {
                 preempt_count: PREEMPT_COUNT,
                 migration: MIGRATION,
                 softirq: Some(SOFTIRQ),
+                // One of the two as kernels with a flag up there.
+                lazy: matches!(addressing, x86_64::Addressing::Shared { .. }).then_some(FLAGS + 2),
             }),
         };
         compile(program, self.overflow, &values).unwrap()

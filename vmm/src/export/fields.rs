@@ -38,7 +38,21 @@ fn filled(fields: Args<'_>, print: Option<&str>) -> String {
                 let word = word.map(|word| Shown::Unsigned(*word));
                 out.push_str(&formed(word.as_ref(), form));
             }
-            Some((_, shown)) => out.push_str(&formed(shown.as_ref(), form)),
+            Some((_, shown)) => match form.strip_prefix("minus ") {
+                Some(less) => {
+                    let less = fields.iter().find(|(known, _)| *known == less);
+                    let of = |shown: Option<&Shown<'_>>| number(shown);
+                    let numbers =
+                        of(shown.as_ref()).zip(less.and_then(|(_, shown)| of(shown.as_ref())));
+                    match numbers {
+                        Some((value, less)) => {
+                            let _ = write!(out, "{}", value.wrapping_sub(less).cast_signed());
+                        }
+                        None => out.push('?'),
+                    }
+                }
+                None => out.push_str(&formed(shown.as_ref(), form)),
+            },
             None => out.push('?'),
         }
     }
@@ -131,12 +145,18 @@ fn formed(shown: Option<&Shown<'_>>, form: &str) -> String {
         "state" => state(value),
         "major" => (value >> 20).to_string(),
         "minor" => (value & 0xf_ffff).to_string(),
-        _ => match (form.strip_prefix("names "), form.strip_prefix('0')) {
-            (Some(list), _) => named(list).unwrap_or_else(|| plain(shown)),
-            (None, Some(width)) => {
-                format!("{value:0width$}", width = width.parse().unwrap_or(0).min(20))
-            }
-            _ => plain(shown),
+        _ => match form.split_once(' ') {
+            Some(("names", list)) => named(list).unwrap_or_else(|| plain(shown)),
+            Some(("flags", list)) => flags(value, list, "|"),
+            Some(("letters", list)) => flags(value, list, ""),
+            Some(("bits", places)) => bits(places)
+                .map_or_else(|| plain(shown), |(shift, mask)| (value >> shift & mask).to_string()),
+            _ => match form.strip_prefix('0') {
+                Some(width) => {
+                    format!("{value:0width$}", width = width.parse().unwrap_or(0).min(20))
+                }
+                None => plain(shown),
+            },
         },
     }
 }
@@ -145,6 +165,21 @@ fn formed(shown: Option<&Shown<'_>>, form: &str) -> String {
 pub(crate) fn names(list: &str) -> impl Iterator<Item = (u64, &str)> {
     let own = list.split(',').filter_map(|pair| pair.split_once('='));
     own.filter_map(|(number, name)| Some((number.parse().ok()?, name)))
+}
+
+/// Names of the bits that are set, with `between` between them, as `__print_flags` puts them. Bits without a
+/// name are not printed.
+fn flags(value: u64, list: &str, between: &str) -> String {
+    let set = names(list).filter(|(bits, _)| *bits != 0 && value & bits == *bits);
+    let set: Vec<&str> = set.map(|(_, name)| name).collect();
+    set.join(between)
+}
+
+/// Of the form `bits`, which has the lowest bit and how many: the shift to the right, and the mask behind it.
+pub(crate) fn bits(places: &str) -> Option<(u32, u64)> {
+    let (from, count) = places.split_once(' ')?;
+    let (from, count): (u32, u32) = (from.parse().ok()?, count.parse().ok()?);
+    (from < 64 && (1..=64).contains(&count)).then(|| (from, u64::MAX >> (64 - count)))
 }
 
 fn state(value: u64) -> String {
@@ -192,5 +227,31 @@ mod tests {
         assert_eq!(formed(Some(&Shown::Unsigned(255)), "x"), "ff");
         assert_eq!(formed(Some(&Shown::Unsigned(0x80_0003)), "major"), "8");
         assert_eq!(formed(None, "03"), "?");
+        // Of a timer: CPU 3, deferrable and safe with interrupts off.
+        let flags = Shown::Unsigned(0x2a_0003 | 5 << 22);
+        assert_eq!(formed(Some(&flags), "bits 0 18"), "3");
+        assert_eq!(formed(Some(&flags), "bits 22 10"), "5");
+        assert_eq!(formed(Some(&flags), "flags 262144=M,524288=D,2097152=I"), "D|I");
+        assert_eq!(formed(Some(&flags), "letters 524288=D,2097152=I"), "DI");
+        assert_eq!(formed(Some(&Shown::Unsigned(0)), "flags 1=A"), "");
+        // Streams may be anybody's.
+        for form in ["bits 64 1", "bits 0 0", "bits 0 65", "bits 1", "bits", "flags", "minus x"] {
+            assert_eq!(formed(Some(&shown), form), "7", "{form}");
+        }
+    }
+
+    #[test]
+    fn one_field_can_be_less_another() {
+        let field = |name: &str, shape| ValueField { name: name.to_owned(), shape };
+        let fields = [
+            field("expires", Shape::Unsigned { bytes: 8 }),
+            field("now", Shape::Unsigned { bytes: 8 }),
+            field("name", Shape::Text { bytes: 8 }),
+        ];
+        let args = |words| Args { fields: &fields, failed: 0, words };
+        let print = "[{expires:minus now}] {expires:minus gone} {expires:minus name}";
+        assert_eq!(filled(args(&[9, 5, 0x61]), Some(print)), "[4] ? ?");
+        // Of one that is over already.
+        assert_eq!(filled(args(&[5, 9, 0x61]), Some(print)), "[-4] ? ?");
     }
 }

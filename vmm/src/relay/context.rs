@@ -43,9 +43,11 @@ impl Meaning {
     pub(super) fn context(self, raw: RawContext) -> Context {
         let count = raw.preempt_count();
         let task = |bit: u8| raw.flags().checked_shr(bit.into()).unwrap_or(0) & 1 != 0;
+        let lazy =
+            self.need.lazy.map(|bit| if self.need.far().is_some() { 8 + bit % 8 } else { bit });
         let flags = [
             (!raw.interrupts_on(), Context::IRQS_OFF),
-            (self.need.lazy.is_some_and(task), Context::NEED_RESCHED_LAZY),
+            (lazy.is_some_and(task), Context::NEED_RESCHED_LAZY),
             (task(self.need.eager), Context::NEED_RESCHED),
             (count & part::HARDIRQ != 0, Context::HARDIRQ),
             (count & part::IN_SOFTIRQ != 0, Context::SOFTIRQ),
@@ -87,6 +89,9 @@ mod tests {
         assert_eq!(shown(true, Some(4), 0x8000_0001_0010_0000 | ON), [".l.1.", ".l..."]);
         assert_eq!(shown(false, None, 0x0000_0001_0010_0000 | ON), ["...1.", "....."]);
         assert_eq!(shown(false, None, 0x0001_0100_0008_0002), ["dnH.2", "dnH.2"]);
+        // The second byte of the flags is then that with the lazy one, which is bit 19.
+        assert_eq!(shown(true, Some(19), 0x8000_0001_0800_0000 | ON), [".l.1.", ".l..."]);
+        assert_eq!(shown(true, Some(19), 0x8000_0001_f700_0000 | ON), ["...1.", "....."]);
         assert_eq!(shown(true, None, 0x8010_0201_0000_00ff), ["D.z1f", "D.z.f"]);
         assert_eq!(shown(true, None, 0x8000_0201_0000_0000 | ON), ["b..1.", "b...."]);
     }

@@ -1,7 +1,7 @@
 //! Offsets in the guest's structures.
 
 use super::error::TraceError;
-use crate::kernel::{Kernel, Structs};
+use crate::kernel::{Kernel, NeedResched, Structs};
 use vmtrace_trampolines::ContextPlaces;
 
 /// Offsets of members of the guest's structures.
@@ -23,10 +23,16 @@ impl<'a> Members<'a> {
 
     /// Where the state of a CPU is, if the layout tells; `preempt_count` as in
     /// [`ContextPlaces::preempt_count`].
-    pub(super) fn context(&self, preempt_count: u64) -> Option<ContextPlaces> {
+    pub(super) fn context(
+        &self,
+        preempt_count: u64,
+        need: Option<NeedResched>,
+    ) -> Option<ContextPlaces> {
         let known = |strukt, member| self.0.member_offset(strukt, member);
+        let flags = known("task_struct", "thread_info")? + known("thread_info", "flags")?;
         Some(ContextPlaces {
-            flags: known("task_struct", "thread_info")? + known("thread_info", "flags")?,
+            flags,
+            lazy: need.and_then(NeedResched::far).map(|byte| flags + byte),
             preempt_count,
             migration: known("task_struct", "migration_disabled")?,
             softirq: known("task_struct", "softirq_disable_cnt"),

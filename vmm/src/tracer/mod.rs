@@ -18,6 +18,7 @@ mod members;
 mod module_calls;
 mod module_traps;
 mod modules;
+mod mutex;
 mod paging;
 pub mod patch;
 mod program_stops;

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 
 use super::super::ground::{numbered, too_many};
 use crate::export::Tracepoint;
-use crate::export::fields::{PREEMPTED, Piece, STATES, names, pieces};
+use crate::export::fields::{PREEMPTED, Piece, STATES, bits, names, pieces};
 use crate::stream::{Shape, Shown, ValueField};
 
 /// The offset after the fields that all events have.
@@ -333,6 +333,15 @@ impl Known {
             let listed = form.starts_with("names ") && found.next().is_some_and(|found| *found);
             let form = if form.starts_with("names ") && !listed { "" } else { form };
             let rec = format!("REC->{}", taken[at]);
+            if let Some(less) = form.strip_prefix("minus ") {
+                let is_number =
+                    |at: usize| matches!(kinds[at], Kind::Signed(_) | Kind::Unsigned(_));
+                let less = self.fields.iter().position(|field| field.name == less);
+                return match less.filter(|&less| is_number(at) && is_number(less)) {
+                    Some(less) => print.add("%lld", &format!("{rec} - REC->{}", taken[less])),
+                    None => print.text("?"),
+                };
+            }
             match (kinds[at], index) {
                 (Kind::Words(words), Some(index)) if index >= words.into() => print.text("?"),
                 (Kind::Words(_), Some(index)) => {
@@ -425,6 +434,22 @@ impl Print {
             _ if number && form.starts_with("names ") => {
                 let list = names(form.trim_start_matches("names "));
                 self.add("%s", &format!("__print_symbolic({rec}, {})", symbols(list)));
+            }
+            _ if number && (form.starts_with("flags ") || form.starts_with("letters ")) => {
+                let (form, list) = form.split_once(' ').unwrap_or_default();
+                let between = if form == "flags" { "|" } else { "" };
+                let all = names(list).fold(0, |all, (bits, _)| all | bits);
+                let list = symbols(names(list));
+                let some = format!("{rec} & {all:#x}");
+                self.add("%s", &format!(r#"__print_flags({some}, "{between}", {list})"#));
+            }
+            _ if number && form.starts_with("bits ") => {
+                match bits(form.trim_start_matches("bits ")) {
+                    Some((shift, mask)) => {
+                        self.add("%llu", &format!("({rec} >> {shift}) & {mask:#x}"));
+                    }
+                    None => self.plain(kind, rec, named),
+                }
             }
             _ => {
                 let width = form.strip_prefix('0').and_then(|width| width.parse::<usize>().ok());

@@ -400,6 +400,12 @@ impl<'a> Made<'a> {
                 let info = self.part(info, true)?;
                 (From::Signal(info, self.part(member, false)?, *numbers), None)
             }
+            Rule::Variable(name) => {
+                let address = self.kernel.symbols().address(name)?;
+                let field = address.is_multiple_of(8).then_some(Field::Variable(address))?;
+                let shape = Shape::Unsigned { bytes: 8 };
+                (From::Same(Part { field: self.field(field), shape }), None)
+            }
             Rule::Always(number) => (From::Always(*number), None),
             Rule::Each(paths) => {
                 let parts = paths.iter().map(|path| self.part(path, true));

@@ -25,6 +25,8 @@ pub(super) enum Rule {
     Swapped(&'static str),
     /// A signal's information, what is wanted of it, and what that is if the first is 0 or 1.
     Signal(&'static str, &'static str, [u64; 2]),
+    /// A variable of 8 bytes of the kernel's.
+    Variable(&'static str),
     /// A number that is always the same, which the kernel does not print.
     Always(u64),
     /// Numbers of an array, where the kernel itself follows these pointers.
@@ -43,7 +45,10 @@ pub(super) fn print(row: &Row, event: &Event) -> Option<String> {
     };
     let fits = |print: &&&str| {
         let ends = ['}', ':', '['];
-        let has = |name: &str| ends.iter().any(|end| print.contains(&format!("{{{name}{end}")));
+        let has = |name: &str| {
+            ends.iter().any(|end| print.contains(&format!("{{{name}{end}")))
+                || print.contains(&format!(":minus {name}}}"))
+        };
         let mut used = print.split('{').skip(1).filter_map(|rest| rest.split(ends).next());
         let known = |name: &str| event.fields.iter().any(|field| field.name == name);
         event.fields.iter().all(|field| has(&field.name) || silent(&field.name)) && used.all(known)
@@ -51,10 +56,26 @@ pub(super) fn print(row: &Row, event: &Event) -> Option<String> {
     row.prints.iter().find(fits).map(|print| (*print).to_owned())
 }
 
-use Rule::{Always, Each, Known, Path, Signal, Swapped, SwitchState};
+use Rule::{Always, Each, Known, Path, Signal, Swapped, SwitchState, Variable};
 
 /// `SI_USER` and `SI_KERNEL`: what stands for information that there is not.
 const NO_INFO: [u64; 2] = [0, 0x80];
+
+/// `TIMER_CPUMASK`, `TIMER_ARRAYSHIFT` and the flags between (include/linux/timer.h).
+macro_rules! timer_flags {
+    () => {
+        "cpu={flags:bits 0 18} idx={flags:bits 22 10} \
+         flags={flags:flags 262144=M,524288=D,1048576=P,2097152=I}"
+    };
+}
+
+/// `enum hrtimer_mode` (include/linux/hrtimer.h).
+macro_rules! hrtimer_mode {
+    () => {
+        "{mode:names 0=ABS,1=REL,2=ABS|PINNED,3=REL|PINNED,4=ABS|SOFT,5=REL|SOFT,6=ABS|PINNED|SOFT,\
+         7=REL|PINNED|SOFT,8=ABS|HARD,9=REL|HARD,10=ABS|PINNED|HARD,11=REL|PINNED|HARD}"
+    };
+}
 
 const SOFTIRQ: &str = "vec={vec} [action={vec:names 0=HI,1=TIMER,2=NET_TX,3=NET_RX,4=BLOCK,\
                        5=IRQ_POLL,6=TASKLET,7=SCHED,8=HRTIMER,9=RCU}]";
@@ -159,23 +180,35 @@ const ROWS: &[Row] = &[
         names: &["timer_start"],
         rules: &[
             ("timer", Path("timer")),
-            ("function", Path("timer->function")),
+            ("function", Known("timer->function")),
             ("expires", Path("expires")),
-            ("expires", Path("timer->expires")),
+            ("expires", Known("timer->expires")),
             ("bucket_expiry", Path("bucket_expiry")),
+            ("now", Variable("jiffies")),
             ("flags", Path("flags")),
-            ("flags", Path("timer->flags")),
+            ("flags", Known("timer->flags")),
         ],
-        prints: &[],
+        prints: &[
+            concat!(
+                "timer={timer:p} function={function} expires={expires} [timeout={expires:minus now}] ",
+                timer_flags!(),
+            ),
+            concat!(
+                "timer={timer:p} function={function} expires={expires} [timeout={expires:minus now}] ",
+                "bucket_expiry={bucket_expiry} ",
+                timer_flags!(),
+            ),
+        ],
     },
     Row {
         names: &["timer_expire_entry"],
         rules: &[
             ("timer", Path("timer")),
-            ("function", Path("timer->function")),
+            ("now", Variable("jiffies")),
+            ("function", Known("timer->function")),
             ("baseclk", Path("baseclk")),
         ],
-        prints: &[],
+        prints: &["timer={timer:p} function={function} now={now} baseclk={baseclk}"],
     },
     Row {
         names: &["hrtimer_init", "hrtimer_setup"],
@@ -184,26 +217,42 @@ const ROWS: &[Row] = &[
             ("clockid", Path("clockid")),
             ("mode", Path("mode")),
         ],
-        prints: &[],
+        prints: &[concat!(
+            "hrtimer={hrtimer:p} clockid={clockid:names ",
+            "0=CLOCK_REALTIME,1=CLOCK_MONOTONIC,7=CLOCK_BOOTTIME,11=CLOCK_TAI} mode=",
+            hrtimer_mode!(),
+        )],
     },
     Row {
         names: &["hrtimer_start"],
         rules: &[
             ("hrtimer", Path("hrtimer")),
-            ("function", Path("hrtimer->function")),
-            ("expires", Path("hrtimer->node.expires")),
-            ("softexpires", Path("hrtimer->_softexpires")),
+            ("function", Known("hrtimer->function")),
+            ("expires", Known("hrtimer->node.expires")),
+            ("softexpires", Known("hrtimer->_softexpires")),
             ("mode", Path("mode")),
             ("was_armed", Path("was_armed")),
         ],
-        prints: &[],
+        prints: &[
+            concat!(
+                "hrtimer={hrtimer:p} function={function} expires={expires} softexpires={softexpires} mode=",
+                hrtimer_mode!(),
+            ),
+            concat!(
+                "hrtimer={hrtimer:p} function={function} expires={expires} softexpires={softexpires} mode=",
+                hrtimer_mode!(),
+                " was_armed={was_armed}",
+            ),
+        ],
     },
     Row {
         names: &["hrtimer_expire_entry"],
         rules: &[
             ("hrtimer", Path("hrtimer")),
-            ("now", Path("now[0]")),
-            ("function", Path("hrtimer->function")),
+            ("now", Known("now[0]")),
+            // Since 7.3 it is the time itself.
+            ("now", Path("now")),
+            ("function", Known("hrtimer->function")),
         ],
         prints: &["hrtimer={hrtimer:p} function={function} now={now}"],
     },
@@ -370,7 +419,8 @@ const ROWS: &[Row] = &[
     Row {
         names: &["module_load"],
         rules: &[("taints", Path("mod->taints")), ("name", Path("mod->name:56"))],
-        prints: &[],
+        // The order is the kernel's (`show_module_flags`, include/trace/events/module.h).
+        prints: &["{name} {taints:letters 1=P,4096=O,2=F,1024=C,8192=E}"],
     },
     // Of the registers by which system calls are made those of the kernel's own programs.
     Row {

@@ -26,18 +26,17 @@ use crate::kernel::Kernel;
 use crate::tracer::error::TraceError;
 use crate::tracer::guest::Guest;
 use crate::tracer::image::Image;
+use crate::tracer::mutex::{LOCKS, UNLOCKS};
 use crate::tracer::stops::{Moment, Stops, Stub};
 use crate::tracer::tracepoints::guest::Call;
 use std::collections::HashMap;
 use vmtrace_trampolines::riscv64::encode::register::{A2, RA, SP, T0, T1, T3, ZERO};
 use vmtrace_trampolines::riscv64::encode::{NOP, addi, auipc, bne, jalr, jr, ld, sd, split};
 
-/// Where an update begins, and the lock that it takes there.
+/// Where an update begins and takes the lock.
 const PREPARE: &str = "ftrace_arch_code_modify_prepare";
-const LOCKS: [&str; 2] = ["mutex_lock", "mutex_lock_nested"];
 /// Where it ends, and gives that back.
 const FINISH: &str = "ftrace_arch_code_modify_post_process";
-const UNLOCKS: [&str; 1] = ["mutex_unlock"];
 /// Where all harts stand still without CALL_OPS, and what changes the sites then.
 const STILL: &str = "__ftrace_modify_code";
 const CHANGES: [&str; 1] = ["ftrace_modify_all_code"];

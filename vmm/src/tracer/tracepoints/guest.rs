@@ -7,6 +7,7 @@ use crate::tracer::edit::Edit;
 use crate::tracer::guest::Guest;
 use crate::tracer::image::Image;
 use crate::tracer::modules::place;
+use crate::tracer::mutex::{LOCKS, UNLOCKS};
 use crate::tracer::spot::PAGE;
 use crate::tracer::stops::Moment;
 use crate::tracer::view::View;
@@ -21,9 +22,6 @@ const CHANGES: [&str; 4] = [
 ];
 /// Those that each kernel has.
 const NEEDED: [&str; 2] = ["tracepoint_probe_register_prio", "tracepoint_probe_unregister"];
-/// The second of each with lockdep.
-const LOCKS: [&str; 2] = ["mutex_lock", "mutex_lock_nested"];
-const UNLOCK: &str = "mutex_unlock";
 /// More than any of these functions has.
 const LONGEST: usize = 8192;
 
@@ -79,8 +77,11 @@ pub(in crate::tracer) fn brackets(
     calls: impl Fn(u64, &[u8]) -> Vec<Call>,
 ) -> Option<Vec<(Moment, Call)>> {
     let symbols = kernel.symbols();
-    let locks: Vec<u64> = LOCKS.iter().filter_map(|name| symbols.address(name)).collect();
-    let unlock = symbols.address(UNLOCK)?;
+    let [locks, unlocks] = [&LOCKS[..], &UNLOCKS]
+        .map(|names| names.iter().filter_map(|name| symbols.address(name)).collect::<Vec<u64>>());
+    if unlocks.is_empty() {
+        return None;
+    }
     let mut all = Vec::new();
     for name in CHANGES {
         let Some(start) = symbols.address(name) else {
@@ -94,7 +95,7 @@ pub(in crate::tracer) fn brackets(
         for call in calls(start, body) {
             let moment = match call.target {
                 target if locks.contains(&target) => Moment::Begin,
-                target if target == unlock => Moment::End,
+                target if unlocks.contains(&target) => Moment::End,
                 _ => continue,
             };
             all.push((moment, call));
@@ -122,8 +123,8 @@ pub(in crate::tracer) fn is_changing(
 ) -> Option<bool> {
     let lock = kernel.symbols().address("tracepoints_mutex")?;
     let btf = kernel.btf().ok()?;
-    // The second in kernels for real time.
-    let offset = ["owner", "rtmutex.owner"];
+    // The others in kernels for real time, the last before 5.15.
+    let offset = ["owner", "rtmutex.owner", "lock.owner"];
     let offset = offset.iter().find_map(|member| btf.member_offset("mutex", member))?;
     let owner = guest.read_u64(image.physical_of(lock.wrapping_add(offset.into()))).ok()?;
     Some(owner != 0)

@@ -11,13 +11,11 @@ use crate::tracer::edit::Edit;
 use crate::tracer::error::TraceError;
 use crate::tracer::guest::{Guest, GuestError};
 use crate::tracer::image::Image;
+use crate::tracer::mutex::{LOCKS, UNLOCKS};
 use crate::tracer::stops::{Moment, Stops, Stub};
 
 const PREPARE: &str = "ftrace_arch_code_modify_prepare";
 const FINISH: &str = "ftrace_arch_code_modify_post_process";
-/// How the lock is called, the second with lockdep.
-const LOCK: [&str; 2] = ["mutex_lock", "mutex_lock_nested"];
-const UNLOCK: [&str; 1] = ["mutex_unlock"];
 
 /// More than either function has.
 const LONGEST: usize = 96;
@@ -51,7 +49,7 @@ fn find(kernel: &Kernel, function: &'static str, callees: &[&str]) -> Option<Fou
 /// The store behind the call that takes the lock. Before 5.15 the function returns 0, which may be
 /// put between the two.
 fn begin(kernel: &Kernel) -> Option<Found<STORE_LEN>> {
-    let behind = find(kernel, PREPARE, &LOCK)?.link + site::LEN as u64;
+    let behind = find(kernel, PREPARE, &LOCKS)?.link + site::LEN as u64;
     let clears = kernel.bytes(behind, CLEAR.len())? == CLEAR;
     let link = behind + if clears { CLEAR.len() as u64 } else { 0 };
     let bytes: [u8; STORE_LEN] = kernel.bytes(link, STORE_LEN)?.try_into().ok()?;
@@ -71,7 +69,7 @@ pub(super) fn make(
     (at, annex): (u64, u64),
 ) -> Result<(Vec<u8>, Stops<Moment>), TraceError> {
     let unknown = || TraceError::Ftrace("how it changes sites");
-    let (begin, end) = begin(kernel).zip(find(kernel, FINISH, &UNLOCK)).ok_or_else(unknown)?;
+    let (begin, end) = begin(kernel).zip(find(kernel, FINISH, &UNLOCKS)).ok_or_else(unknown)?;
     verify(guest, image, &begin)?;
     verify(guest, image, &end)?;
     let len = trap.len() as u64;

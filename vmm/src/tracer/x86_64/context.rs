@@ -43,7 +43,7 @@ impl Context {
             (variable("current_task")?, variable("cpu_number")?, variable("__preempt_count"))
         };
         let preempt_count = count.ok();
-        let state = preempt_count.and_then(|count| members.context(count));
+        let state = preempt_count.and_then(|count| members.context(count, kernel.need_resched()));
         let pid = members.offset("task_struct", "pid")?;
         Ok(Self { current, cpu_number, pid, preempt_count, state })
     }
