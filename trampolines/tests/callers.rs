@@ -266,3 +266,40 @@ fn what_cannot_be_counted_by_caller_is_refused() {
         assert!(matches!(refused, Err(ProgramError::Range(..))), "{refused:?} {address:#x}");
     }
 }
+
+// What the documentation promises of tables that fill up: a spread that is not even makes calls of no caller long before
+// that.
+#[test]
+fn pairs_find_places_until_a_table_is_rather_full() {
+    for seed in 1..4 {
+        let mut random = Random(seed);
+        let mut taken = vec![false; usize::try_from(Callers::COUNT).unwrap()];
+        let (mut pairs, mut without) = (0_u32, 0_u32);
+        for (until, at_most) in [(12_000, 0), (30_000, 30_000 / 300), (60_000, 60_000 / 10)] {
+            while pairs < until {
+                // Of 14 MiB of text: functions at multiples of 16, and calls anywhere.
+                let told = 0x8100_0005 + 16 * random.below(900_000);
+                let pair = Callers::pair(told, 0x8100_0000 + random.below(14 << 20));
+                let first = usize::try_from(Callers::first(pair)).unwrap();
+                let tried = taken[first..].iter_mut().take(8).find(|taken| !**taken);
+                match tried {
+                    Some(free) => *free = true,
+                    None => without += 1,
+                }
+                pairs += 1;
+            }
+            assert!(without <= at_most, "{without} of {pairs}");
+        }
+    }
+    // Few functions with very many callers, and callers of very many functions.
+    for spread in
+        [|n: u64| (0x8123_4565, 0x8100_0000 + 37 * n), |n| (0x8100_0005 + 16 * n, 0x8155_5555)]
+    {
+        let mut firsts = vec![0_u8; 1 << 16];
+        for n in 0..12_000 {
+            let (told, caller) = spread(n);
+            firsts[usize::try_from(Callers::first(Callers::pair(told, caller))).unwrap()] += 1;
+        }
+        assert!(firsts.iter().all(|&pairs| u64::from(pairs) <= Callers::TRIED));
+    }
+}

@@ -367,7 +367,7 @@ fn shows_callers() {
     let header = header();
     let mut writer = begin();
     let offset = |address| header.offset(address).expect("an address of the window");
-    let (one, other) = (offset(TEXT + 0x1000), offset(TEXT + 0x2000));
+    let (one, other) = (offset(TEXT + 0x1000), offset(TEXT + 0x800));
     for (number, name) in [(0, "who"), (1, "whose")] {
         writer.tracer(Tracer { number, name, description: "" }).expect("memory");
     }

@@ -210,7 +210,7 @@ fn callers_are_told_by_who_can_and_counted_by_others() {
     let mut out = Vec::new();
     play(&stream, Json::new(&mut out), |player| player);
     let json = String::from_utf8(out).expect("UTF-8");
-    let lines: Vec<_> = json.lines().filter(|line| line.contains("\"count\"")).collect();
+    let lines: Vec<_> = json.lines().filter(|line| line.contains("event\":\"count\"")).collect();
     assert_eq!(
         lines[..2],
         [

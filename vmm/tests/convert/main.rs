@@ -527,7 +527,7 @@ fn counts_by_caller_are_converted_or_told_of() {
         assert_eq!(said.contains(": 1 counts of calls: left out\n"), says, "{place}: {said}");
     }
     let csv = folder.read("out.csv");
-    assert!(csv.contains("\n0,count,1,,,,vfs_read,,ext4_open,,,,300,,\n"), "{csv}");
+    assert!(csv.contains("\n0,count,1,,,,vfs_read,,ext4_open [ext4],,,,300,,\n"), "{csv}");
     let json =
         r#""function":"vfs_read","caller":"ext4_open","caller_module":"ext4","cpu":1,"hits":300}"#;
     assert!(folder.read("out.jsonl").contains(json));
