@@ -34,6 +34,8 @@ MOST_COLUMNS = 32
 MOST_HITS = (1 << 64) - 1
 # What is sorted: the calls' durations, what they return, an argument. Words of a histogram behind its buckets.
 OF_DURATIONS, OF_VALUES, OF_ARGUMENTS = 1, 2, 3
+# Counts by caller, which is in the place of the bucket.
+OF_CALLERS = 4
 SUM, MISSED, NEGATIVE = 65, 66, 67
 LOWEST = {0: 0, NEGATIVE: -(1 << 63), **{bucket: 1 << (bucket - 1) for bucket in range(1, 65)}}
 BAR = 40
@@ -277,6 +279,7 @@ class Trace:
         self.formats = {}  # (function, tracer, of): what the values of records are
         self.sorted = {}  # (name, address, of, argument, tracer): {bucket: hits}
         self.counted = {}  # (name, tracer, address): {vCPU: hits}
+        self.called = {}  # (name, tracer, address): {caller's name: hits}
         self.unknown = 0  # records of kinds of later versions
         self.returns = False  # whether returns and tail jumps are shown
         self.said = False
@@ -392,7 +395,7 @@ class Trace:
         vcpu, tracer, of, named, count, _ = struct.unpack_from("<IBBHII", payload)
         if vcpu >= self.vcpus:
             raise StreamError(f"counts of vCPU {vcpu}, but there are {self.vcpus}")
-        if of not in (OF_ENTRY, OF_DURATIONS, OF_VALUES, OF_ARGUMENTS):
+        if of not in (OF_ENTRY, OF_DURATIONS, OF_VALUES, OF_ARGUMENTS, OF_CALLERS):
             return
         end = 16 + 16 * count
         if len(payload) < end:
@@ -401,6 +404,12 @@ class Trace:
         argument = text(payload[end : end + named])
         for function, bucket, hits in struct.iter_unpack("<IIQ", payload[16:end]):
             address = self.base + function
+            if of == OF_CALLERS:
+                if hits:
+                    callers = self.called.setdefault((self.symbol(address), by, address), {})
+                    caller = self.symbol(self.base + bucket) if bucket else "?"
+                    callers[caller] = min(callers.get(caller, 0) + hits, MOST_HITS)
+                continue
             if of != OF_ENTRY:
                 key = (self.symbol(address), address, of, argument, by)
                 self.sort(self.sorted.setdefault(key, {}), bucket & 0xFF, hits)
@@ -412,6 +421,19 @@ class Trace:
     def sort(words, bucket, hits):
         total = words.get(bucket, 0) + hits
         words[bucket] = total & MOST_HITS if bucket == SUM else min(total, MOST_HITS)
+
+    def callers(self):
+        """What was counted by caller, in lines, the functions of most calls first."""
+        every = [(-min(sum(callers.values()), MOST_HITS), key, callers) for key, callers in self.called.items()]
+        several = len({key[1] for key in self.called}) > 1
+        for calls, (name, tracer, _), callers in sorted(every, key=lambda it: it[:2]):
+            title = f"{name} ({tracer})" if several else name
+            one = ["s", ""]
+            number = f"{-calls} call{one[calls == -1]} by {len(callers)} caller{one[len(callers) == 1]}"
+            yield f"# callers of {title}: {number}"
+            for caller, hits in sorted(callers.items(), key=lambda item: (-item[1], item[0])):
+                permille = (hits * 1000 + -calls // 2) // -calls
+                yield f"#{hits:>12} {permille // 10:>4}.{permille % 10}%  {caller}"
 
     def histograms(self):
         """What was sorted in the guest, in lines, those of most calls first."""
@@ -580,10 +602,10 @@ def main():
 
     def finish(trace):
         if not options.counts:
-            for line in [*trace.table(), *trace.histograms()]:
+            for line in [*trace.table(), *trace.callers(), *trace.histograms()]:
                 print(line)
             return
-        for (name, *_), row in trace.counted.items():
+        for (name, *_), row in [*trace.counted.items(), *trace.called.items()]:
             counts[name] += sum(row.values())
 
     try:

@@ -6,6 +6,8 @@ use super::wire::{BATCH, CountEntry, CountsHead};
 
 /// Most functions in a frame.
 pub(super) const MAX_COUNTS: usize = BATCH / size_of::<CountEntry>();
+/// What says that counts are by caller.
+const CALLERS: u8 = 4;
 /// Most bytes of an argument's name.
 const MAX_NAME: usize = 256;
 
@@ -14,6 +16,8 @@ const MAX_NAME: usize = 256;
 pub enum CountsOf {
     /// Their entries.
     Entries,
+    /// Their entries, by caller.
+    Callers,
     /// Calls by size: histograms.
     Sorted(HistogramOf),
 }
@@ -83,6 +87,17 @@ pub struct Count {
     pub hits: u64,
 }
 
+/// How often a function was entered from a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CallerCount {
+    /// The function, as in records: its entry address less the header's `address_base`.
+    pub function: u32,
+    /// Where it returns to, in its caller: as in records, too.
+    pub caller: u32,
+    /// How often.
+    pub hits: u64,
+}
+
 /// How often functions were entered on a vCPU for one tracer, beside records; what comes
 /// again adds to it.
 #[derive(Clone, Copy, Debug)]
@@ -106,6 +121,16 @@ impl<'a> Counts<'a> {
         self.entries.iter().map(count)
     }
 
+    /// The functions with their callers, and how often.
+    pub fn callers(&self) -> impl ExactSizeIterator<Item = CallerCount> + 'a {
+        let count = |entry: &CountEntry| CallerCount {
+            function: entry.function.get(),
+            caller: entry.bucket.get(),
+            hits: entry.hits.get(),
+        };
+        self.entries.iter().map(count)
+    }
+
     /// The words of histograms.
     pub fn buckets(&self) -> impl ExactSizeIterator<Item = Bucket> + 'a {
         let bucket = |entry: &CountEntry| {
@@ -125,6 +150,7 @@ impl<'a> Counts<'a> {
             1 => Some(CountsOf::Sorted(HistogramOf::Durations)),
             2 => Some(CountsOf::Sorted(HistogramOf::Values)),
             3 => Some(CountsOf::Sorted(HistogramOf::Arguments)),
+            CALLERS => Some(CountsOf::Callers),
             _ => None,
         };
         let name = rest.get(..usize::from(head.name.get()))?;
@@ -137,6 +163,12 @@ impl<'a> Counts<'a> {
 pub(super) fn encode(vcpu: u32, tracer: u8, counts: &[Count], out: &mut Vec<u8>) {
     let words = counts.iter().map(|&Count { function, hits }| (function, 0, hits));
     encode_words((vcpu, tracer), (0, ""), words, out);
+}
+
+/// Appends the payload for so many pairs of functions and callers, [`MAX_COUNTS`] at most.
+pub(super) fn encode_callers(vcpu: u32, tracer: u8, counts: &[CallerCount], out: &mut Vec<u8>) {
+    let words = counts.iter().map(|it| (it.function, it.caller, it.hits));
+    encode_words((vcpu, tracer), (CALLERS, ""), words, out);
 }
 
 /// Appends the payload for so many words of histograms, [`MAX_COUNTS`] at most. Of the argument's name stand

@@ -181,3 +181,64 @@ fn readers_that_do_not_know_counts_can_skip_them() {
     let frame = writer.into_inner().expect("memory").split_off(skip);
     assert_eq!(frame[..4], [13, 0, 2, 0]);
 }
+
+/// Calls by vCPU, tracer, function and caller.
+fn by_caller(stream: &[u8]) -> BTreeMap<(u32, u8, u32, u32), u64> {
+    let mut all = BTreeMap::new();
+    let mut reader = Reader::new(stream).expect("a stream");
+    while let Some(frame) = reader.next_frame().expect("whole") {
+        let Frame::Counts(counts) = frame else { continue };
+        assert_eq!(counts.of, Some(CountsOf::Callers));
+        for CallerCount { function, caller, hits } in counts.callers() {
+            *all.entry((counts.vcpu, counts.tracer, function, caller)).or_default() += hits;
+        }
+    }
+    all
+}
+
+// A call of another caller, vCPU or tracer is two wrong numbers; who joins late must see what the others see,
+// but nothing under the name of a module that came to the place of another one.
+#[test]
+fn counts_by_caller_add_up_and_late_joiners_have_them() {
+    let header = header();
+    let offset = |address| header.offset(address).expect("in the window");
+    let (read, open) = (offset(sample::READ), offset(sample::OPEN));
+    let count = |function, caller, hits| CallerCount { function, caller, hits };
+    let module = |name| Symbol { address: sample::OPEN, size: 64, name, module: "ext4" };
+    let mut writer = Writer::new(Vec::new(), &header).expect("header");
+    writer.symbols([module("ext4_open"), Symbol::new(sample::READ, 64, "vfs_read")]).expect("room");
+    let mut expected = BTreeMap::new();
+    for (vcpu, tracer, of) in [
+        (0, 0, count(read, 7, 3)),
+        (0, 0, count(read, 9, 4)),
+        (0, 0, count(read, 7, 5)),
+        (1, 0, count(read, 7, 6)),
+        (1, 1, count(read, 7, 8)),
+        (1, 1, count(read, open + 63, 9)),
+        (1, 1, count(open, 7, 10)),
+        (1, 1, count(read, open + 64, 11)),
+    ] {
+        writer.callers(vcpu, tracer, &[of]).expect("vCPU");
+        *expected.entry((vcpu, tracer, of.function, of.caller)).or_insert(0) += of.hits;
+    }
+    assert!(writer.callers(2, 0, &[count(read, 7, 1)]).is_err(), "no such vCPU");
+    writer.symbols([module("another")]).expect("room");
+    let mut joined = writer.join().expect("memory");
+    let begin = writer.get_mut().len();
+    writer.end(&Summary::default()).expect("memory");
+    let bytes = writer.into_inner().expect("memory");
+    joined.extend_from_slice(&bytes[begin..]);
+    assert_eq!(by_caller(&bytes), expected);
+    expected.remove(&(1, 1, read, open + 63));
+    expected.remove(&(1, 1, open, 7));
+    assert_eq!(by_caller(&joined), expected);
+    // They are calls as others are.
+    let mut reader = Reader::new(&bytes[..]).expect("a stream");
+    let mut counted = None;
+    while let Some(frame) = reader.next_frame().expect("whole") {
+        if let Frame::End(summary) = frame {
+            counted = summary.counted.map(|it| (it.functions, it.calls));
+        }
+    }
+    assert_eq!(counted, Some((2, 56)));
+}

@@ -104,7 +104,7 @@ fn what_a_frame_says_of_its_name_is_not_trusted() {
     let end = payload.len() - 8;
     payload[end] = 0xff;
     assert_eq!(name(&payload).as_deref(), Some("?"), "no text");
-    payload[5] = 4;
+    payload[5] = 5;
     assert!(counts::Counts::decode(&payload).is_some_and(|it| it.of.is_none()));
 }
 

@@ -101,7 +101,7 @@ pub use buffer::RecordBuffer;
 #[cfg(feature = "zstd")]
 pub use compress::{Compression, Compressor};
 pub use context::Context;
-pub use counts::{Bucket, Count, Counts, CountsOf, HistogramOf};
+pub use counts::{Bucket, CallerCount, Count, Counts, CountsOf, HistogramOf};
 pub use decode::{Apart, Decoder, Progress};
 pub use dictionary::{AddressSet, Dictionaries, DictionaryFull, FormatsFull, Symbol, Task, Tracer};
 pub use error::{Remedy, StreamError};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::counts::{Bucket, Count, HistogramOf, cut};
+use super::counts::{Bucket, CallerCount, Count, HistogramOf, cut};
 use super::summary::Counted;
 
 /// The most counters that are kept: more than any kernel has functions. Readers of text have the
@@ -19,9 +19,11 @@ type Words = BTreeMap<(u32, u8), u64>;
 pub(super) struct Told {
     /// By vCPU and tracer, by function.
     sums: BTreeMap<(u32, u8), BTreeMap<u32, u64>>,
+    /// By vCPU and tracer, by function and caller.
+    callers: BTreeMap<(u32, u8), BTreeMap<(u32, u32), u64>>,
     /// Words of histograms by vCPU, tracer and what they are of, by function and number.
     sorted: BTreeMap<Histograms, Words>,
-    /// Numbers in both.
+    /// Numbers in all of them.
     numbers: usize,
     functions: HashSet<u32>,
     calls: u64,
@@ -31,11 +33,7 @@ impl Told {
     /// These are told.
     pub(super) fn add(&mut self, vcpu: u32, tracer: u8, counts: &[Count]) {
         for &Count { function, hits } in counts {
-            // A guest can make up any count.
-            self.calls = self.calls.saturating_add(hits);
-            if self.functions.len() < MOST {
-                self.functions.insert(function);
-            }
+            self.sum_up(function, hits);
             let sums = self.sums.entry((vcpu, tracer)).or_default();
             if let Some(sum) = sums.get_mut(&function) {
                 *sum = sum.saturating_add(hits);
@@ -43,6 +41,28 @@ impl Told {
                 sums.insert(function, hits);
                 self.numbers += 1;
             }
+        }
+    }
+
+    /// These are told, by caller.
+    pub(super) fn add_callers(&mut self, vcpu: u32, tracer: u8, counts: &[CallerCount]) {
+        for &CallerCount { function, caller, hits } in counts {
+            self.sum_up(function, hits);
+            let sums = self.callers.entry((vcpu, tracer)).or_default();
+            if let Some(sum) = sums.get_mut(&(function, caller)) {
+                *sum = sum.saturating_add(hits);
+            } else if self.numbers < MOST {
+                sums.insert((function, caller), hits);
+                self.numbers += 1;
+            }
+        }
+    }
+
+    fn sum_up(&mut self, function: u32, hits: u64) {
+        // A guest can make up any count.
+        self.calls = self.calls.saturating_add(hits);
+        if self.functions.len() < MOST {
+            self.functions.insert(function);
         }
     }
 
@@ -67,15 +87,20 @@ impl Told {
     /// The number is another tracer's from now on.
     pub(super) fn forget_tracer(&mut self, tracer: u8) {
         self.sums.retain(|(_, of), _| *of != tracer);
+        self.callers.retain(|(_, of), _| *of != tracer);
         self.sorted.retain(|(_, of, ..), _| *of != tracer);
         self.count();
     }
 
-    /// The place is another function's from now on.
-    pub(super) fn forget_function(&mut self, function: u32) {
+    /// The place of so many bytes is another function's from now on.
+    pub(super) fn forget_function(&mut self, function: u32, size: u32) {
         let gone = self.sums.values_mut().filter_map(|sums| sums.remove(&function)).count();
         self.numbers -= gone;
-        if !self.sorted.is_empty() {
+        if !self.sorted.is_empty() || !self.callers.is_empty() {
+            for sums in self.callers.values_mut() {
+                let gone = |caller: u32| caller.wrapping_sub(function) < size;
+                sums.retain(|&(of, caller), _| of != function && !gone(caller));
+            }
             for words in self.sorted.values_mut() {
                 words.retain(|(of, _), _| *of != function);
             }
@@ -85,7 +110,9 @@ impl Told {
 
     fn count(&mut self) {
         let sorted = self.sorted.values().map(BTreeMap::len);
-        self.numbers = self.sums.values().map(BTreeMap::len).chain(sorted).sum();
+        let callers = self.callers.values().map(BTreeMap::len);
+        let sums = self.sums.values().map(BTreeMap::len);
+        self.numbers = sums.chain(callers).chain(sorted).sum();
     }
 
     /// Words of histograms of tracers and functions that have the names that they had.
@@ -106,6 +133,18 @@ impl Told {
     pub(super) fn sums(&self) -> impl Iterator<Item = (u32, u8, Vec<Count>)> {
         self.sums.iter().map(|(&(vcpu, tracer), sums)| {
             let count = |(&function, &hits): (&u32, &u64)| Count { function, hits };
+            (vcpu, tracer, sums.iter().map(count).collect())
+        })
+    }
+
+    /// The same by caller: of those that have the names that they had, too.
+    pub(super) fn callers(&self) -> impl Iterator<Item = (u32, u8, Vec<CallerCount>)> {
+        self.callers.iter().map(|(&(vcpu, tracer), sums)| {
+            let count = |(&(function, caller), &hits): (&(u32, u32), &u64)| CallerCount {
+                function,
+                caller,
+                hits,
+            };
             (vcpu, tracer, sums.iter().map(count).collect())
         })
     }

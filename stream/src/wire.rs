@@ -247,6 +247,7 @@ pub(super) struct CountsHead {
 #[repr(C)]
 pub(super) struct CountEntry {
     pub(crate) function: U32,
+    /// The word of a histogram, or the caller.
     pub(crate) bucket: U32,
     pub(crate) hits: U64,
 }

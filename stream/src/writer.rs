@@ -6,7 +6,9 @@ use std::io::{Error, ErrorKind, Result, Write};
 use zerocopy::IntoBytes;
 
 use super::buffer::RecordBuffer;
-use super::counts::{Bucket, Count, HistogramOf, MAX_COUNTS, encode, encode_buckets};
+use super::counts::{
+    Bucket, CallerCount, Count, HistogramOf, MAX_COUNTS, encode, encode_buckets, encode_callers,
+};
 use super::dictionary::{Dictionaries, Symbol, Task, Tracer, cut};
 use super::header::Header;
 use super::mark::{LossReason, Mark};
@@ -98,7 +100,8 @@ impl<W: Write> Writer<W> {
         let mut full = None;
         let mut fresh = symbols.into_iter().filter_map(|symbol| {
             if names.replaces_symbol(symbol) {
-                header.offset(symbol.address).into_iter().for_each(|at| told.forget_function(at));
+                let at = header.offset(symbol.address);
+                at.into_iter().for_each(|at| told.forget_function(at, symbol.size));
             }
             let known = names.insert_symbol(symbol);
             let new = known.unwrap_or_else(|error| {
@@ -168,6 +171,20 @@ impl<W: Write> Writer<W> {
         self.told.add(vcpu, tracer, counts);
         for counts in counts.chunks(MAX_COUNTS) {
             self.frames.counts(0, vcpu, tracer, counts);
+            self.hand_on(GATHER)?;
+        }
+        Ok(())
+    }
+
+    /// The same by caller: what was said before is added to. Names of functions and callers are to be sent before.
+    ///
+    /// # Errors
+    /// When the sink fails or there is no such vCPU.
+    pub fn callers(&mut self, vcpu: u32, tracer: u8, counts: &[CallerCount]) -> Result<()> {
+        self.total(vcpu)?;
+        self.told.add_callers(vcpu, tracer, counts);
+        for counts in counts.chunks(MAX_COUNTS) {
+            self.frames.callers(0, vcpu, tracer, counts);
             self.hand_on(GATHER)?;
         }
         Ok(())
@@ -395,6 +412,11 @@ impl<W: Write> Writer<W> {
                 frames.counts(flag::LOCAL, vcpu, tracer, counts);
             }
         }
+        for (vcpu, tracer, sums) in self.told.callers() {
+            for counts in sums.chunks(MAX_COUNTS) {
+                frames.callers(flag::LOCAL, vcpu, tracer, counts);
+            }
+        }
         for (of, what, words) in self.told.sorted() {
             for buckets in words.chunks(MAX_COUNTS) {
                 frames.buckets(flag::LOCAL, of, what, buckets);
@@ -555,6 +577,12 @@ impl Frames {
     fn counts(&mut self, flags: u16, vcpu: u32, tracer: u8, counts: &[Count]) {
         let flags = flags | flag::OPTIONAL;
         self.push(kind::COUNTS, flags, |out| encode(vcpu, tracer, counts, out));
+    }
+
+    /// Readers of version 1.0 skip them.
+    fn callers(&mut self, flags: u16, vcpu: u32, tracer: u8, counts: &[CallerCount]) {
+        let flags = flags | flag::OPTIONAL;
+        self.push(kind::COUNTS, flags, |out| encode_callers(vcpu, tracer, counts, out));
     }
 
     /// Readers of version 1.0 skip them.

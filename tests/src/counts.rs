@@ -1,7 +1,7 @@
 //! Counters and histograms compared with records of the same calls.
 
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::args::json;
 use crate::cases::{Guests, assert_whole, function, trouble, value};
@@ -36,6 +36,25 @@ fn recorded(lines: &[Value], tracer: &str, meant: impl Fn(&Value) -> bool) -> Co
     let mut counts = Counts::new();
     let own = lines.iter().filter(|line| line["event"] == "entry" && line["tracer"] == tracer);
     own.filter(|line| meant(line)).for_each(|line| add(&mut counts, line, 1));
+    counts
+}
+
+/// Calls of functions by caller.
+type ByCaller = BTreeMap<(String, String), u64>;
+
+/// The same by caller, of all vCPUs: of a tracer's lines of this kind, each of which is so many calls.
+fn by_caller(
+    lines: &[Value],
+    (event, tracer): (&str, &str),
+    hits: impl Fn(&Value) -> u64,
+) -> ByCaller {
+    let mut counts = ByCaller::new();
+    let own = lines.iter().filter(|line| line["event"] == event && line["tracer"] == tracer);
+    for line in own {
+        let [function, caller] =
+            ["function", "caller"].map(|key| line[key].as_str().unwrap_or_default().to_owned());
+        *counts.entry((function, caller)).or_default() += hits(line);
+    }
     counts
 }
 
@@ -177,6 +196,7 @@ impl Guests {
             format!("records={of}"),
             format!("counts={of}:count"),
             format!("first={of}:count if pid == 1"),
+            format!("callers={of}:callers"),
             format!("none={of}:count if pid == 1 && pid == 2"),
             "everything=*:count".to_owned(),
             // Side by side, so that little lies between.
@@ -208,6 +228,12 @@ impl Guests {
         let first = recorded(&lines, "records", |line| line["pid"] == 1);
         assert_eq!(counted(&lines, "first", None), first, "{name}");
         assert_eq!(counted(&lines, "none", None), Counts::new(), "{name}");
+        let recorded = by_caller(&lines, ("entry", "records"), |_| 1);
+        let functions: BTreeSet<&String> = recorded.keys().map(|(function, _)| function).collect();
+        let pairs = recorded.len();
+        assert!(pairs > functions.len() + 3, "{name}: only {pairs} pairs: {recorded:?}");
+        let called = by_caller(&lines, ("count", "callers"), |line| line["hits"].as_u64().unwrap());
+        assert_eq!(called, recorded, "{name}");
         for cpu in [0, 1] {
             let calls = counted(&lines, "counts", Some(cpu));
             // Its first name may be another one.

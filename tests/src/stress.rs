@@ -279,8 +279,9 @@ impl Driver<'_> {
         }
         let graph = random.below(3) > 0;
         let (args, retval) = (random.below(3) == 0, random.below(3) == 0);
-        let count = !graph && !args && !retval;
-        let actions = Actions { graph, args, retval, count };
+        let counts = !graph && !args && !retval;
+        let callers = counts && random.below(2) == 0;
+        let actions = Actions { graph, args, retval, count: counts && !callers, callers };
         // What tells nothing of a call lies in the same code as what does.
         let conditions = ["pid == 1", "comm != \"vmtrace*\" || !(caller == ksys_read) && tgid & 1"];
         let condition = conditions.get(random.below(4)).map(|text| text.parse()).transpose()?;
@@ -292,7 +293,8 @@ impl Driver<'_> {
 
     fn add(&mut self, which: usize, spec: TracerSpec) -> Result<()> {
         let sites = self.kernel.select_with_report(&spec.filter, &spec.notrace).sites;
-        let Actions { graph, args, retval, count } = spec.actions;
+        let Actions { graph, args, retval, .. } = spec.actions;
+        let counts = spec.actions.counts();
         let conditional = spec.condition.is_some();
         self.change(&Control::TracerAdd(spec), |driver| {
             let shared = sites.iter().any(|site| driver.others[0].contains(site));
@@ -301,7 +303,7 @@ impl Driver<'_> {
             tally.args += usize::from(args);
             tally.conditional += usize::from(conditional);
             tally.retval += usize::from(retval);
-            tally.count += usize::from(count);
+            tally.count += usize::from(counts);
             tally.shared += usize::from(shared && (graph || retval));
             driver.extras[which] = Some(sites);
         })

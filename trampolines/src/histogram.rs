@@ -38,8 +38,6 @@ impl Calls {
     pub const UNTOLD: u64 = 16;
     /// Where the first place is.
     pub const PLACES: u64 = 64;
-    /// What spreads stack pointers: 2^64 divided by the golden ratio.
-    pub(crate) const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
     /// Bits that number a place.
     pub(crate) const BITS: u32 = 15;
     /// Where in a place is when the call began, and where its histogram is.

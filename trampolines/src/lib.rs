@@ -6,6 +6,7 @@
 //! are, and where `current` is.
 
 mod branch;
+pub mod callers;
 pub mod condition;
 mod context;
 mod displacement;

@@ -1,5 +1,6 @@
 //! Programs: an architecture-independent description of what a site has to do.
 
+use crate::callers::{CALLERS, Callers};
 use crate::condition::{Condition, Operand, Test, extended};
 use crate::histogram::{Calls, Ended, OPEN, Sorted};
 use crate::layout::{COMMON_SIZE, Info, MAX_RECORD};
@@ -212,6 +213,8 @@ pub type Histograms = Counters;
 pub enum Counts {
     /// Calls, by function and CPU.
     Up(Counters),
+    /// The same by caller as well.
+    ByCaller(Callers),
     /// Calls down to 0, all in one counter: at the one that makes it 0 the CPU stops.
     Down {
         /// The number of the stop, for who put the program somewhere.
@@ -247,6 +250,7 @@ impl Counts {
     fn is_at(self, point: Point) -> bool {
         match self {
             Self::Up(_)
+            | Self::ByCaller(_)
             | Self::Down { .. }
             | Self::Follow { .. }
             | Self::Sort(..)
@@ -259,6 +263,7 @@ impl Counts {
     fn check(self) -> Result<(), ProgramError> {
         match self {
             Self::Up(counters) => counters.check(),
+            Self::ByCaller(callers) => check_callers(callers),
             Self::Sort(histograms, Sorted { bytes, .. }) => {
                 histograms.check().and_then(|()| check_integer(bytes))
             }
@@ -295,6 +300,24 @@ fn check_calls(Calls { address }: Calls) -> Result<(), ProgramError> {
     }
     if !address.is_multiple_of(64) {
         return Err(ProgramError::Counts("needs open calls at a multiple of 64"));
+    }
+    Ok(())
+}
+
+fn check_callers(Callers { address, stride }: Callers) -> Result<(), ProgramError> {
+    let end = address.wrapping_add(Callers::SIZE);
+    let reached = |address: u64| i32::try_from(address.cast_signed()).is_ok();
+    if !reached(address) || !reached(end) || end < address {
+        return Err(ProgramError::Range(CALLERS, address));
+    }
+    if i32::try_from(stride).is_err() {
+        return Err(ProgramError::Range("the size of a table of callers", stride));
+    }
+    if !address.is_multiple_of(64) {
+        return Err(ProgramError::Counts("needs callers at a multiple of 64"));
+    }
+    if !stride.is_multiple_of(4096) || (1..Callers::SIZE).contains(&stride) {
+        return Err(ProgramError::Counts("needs whole tables of callers"));
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ mod disassembled;
 use disassembled::{FLAGS, Instruction, riscv64, x86_64};
 use proptest::prelude::*;
 use std::collections::{BTreeSet, HashSet};
+use vmtrace_trampolines::callers::Callers;
 use vmtrace_trampolines::condition::{Operand, Relation, Test};
 use vmtrace_trampolines::histogram::{Calls, Ended, Sorted};
 use vmtrace_trampolines::x86_64::Addressing;
@@ -611,6 +612,27 @@ fn timing_a_call_is_as_short_as_promised() {
     let end = cost(Point::Return, Counts::End(calls, ended));
     let sorted = Sorted { number: 2, bytes: 8, signed: false };
     assert_eq!((begin, end, cost(Point::Entry, Counts::Sort(near, sorted))), (24, 32, 18));
+}
+
+// What counting a call by caller costs, where the pair is in its first place.
+#[test]
+fn counting_by_caller_is_as_short_as_promised() {
+    let address = 0xffff_ffff_9000_0000;
+    let cost = |stride| {
+        let counts = Some(Counts::ByCaller(Callers { address, stride }));
+        let program = Program { counts, ..with(Point::Entry, &[]) };
+        let (x86, riscv, drop) = (usual_x86(), usual_riscv(), Overflow::Drop);
+        let x86 = vmtrace_trampolines::x86_64::compile(&program, drop, &x86).unwrap();
+        let riscv = vmtrace_trampolines::riscv64::compile(&program, drop, &riscv).unwrap();
+        let (x86_said, riscv_said) = (x86.endings, riscv.endings);
+        let (x86, riscv) = (x86_64(&x86.bytes), riscv64(&riscv.bytes));
+        assert_eq!((endings(&x86), endings(&riscv)), (x86_said, riscv_said));
+        // Of riscv64 without what is skipped: the search.
+        let found = riscv.iter().position(|one| one.name == "beq").unwrap();
+        let on = riscv.iter().position(|one| Some(one.offset) == riscv[found].target).unwrap();
+        (common(&x86).len(), found + 1 + riscv.len() - on)
+    };
+    assert_eq!((cost(Callers::SIZE), cost(0)), ((17, 28), (14, 24)));
 }
 
 // What a call costs of which only the end says that it is not meant: its entry, if that has to be kept, and its

@@ -8,9 +8,9 @@ use std::process::{Command, Output};
 
 use vmtrace::export::{Player, Text};
 use vmtrace::stream::{
-    Bucket, EntryRecord, Exit, Header, HistogramOf, LossReason, Mark, MarkKind, RecordBuffer,
-    ReturnRecord, Shape, Summary, Symbol, TailRecord, Task, Tracer, ValueField, ValuesFormat,
-    ValuesOf, Writer, consumer_loss, sample,
+    Bucket, CallerCount, EntryRecord, Exit, Header, HistogramOf, LossReason, Mark, MarkKind,
+    RecordBuffer, ReturnRecord, Shape, Summary, Symbol, TailRecord, Task, Tracer, ValueField,
+    ValuesFormat, ValuesOf, Writer, consumer_loss, sample,
 };
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
@@ -359,6 +359,38 @@ fn shows_histograms() {
         expected.iter().any(|line| line.contains("average 1162, total 100000")),
         "{expected:?}"
     );
+}
+
+// The same of callers.
+#[test]
+fn shows_callers() {
+    let header = header();
+    let mut writer = begin();
+    let offset = |address| header.offset(address).expect("an address of the window");
+    let (one, other) = (offset(TEXT + 0x1000), offset(TEXT + 0x800));
+    for (number, name) in [(0, "who"), (1, "whose")] {
+        writer.tracer(Tracer { number, name, description: "" }).expect("memory");
+    }
+    let hits = |list: &[(u32, u32, u64)]| -> Vec<CallerCount> {
+        let count = |&(function, caller, hits)| CallerCount { function, caller, hits };
+        list.iter().map(count).collect()
+    };
+    // Two places of one caller, one that is not known, and more than there can be.
+    let most = [(one, other + 4, 7), (one, other + 8, 5), (one, one + 4, 9), (other, 0, 3)];
+    writer.callers(0, 0, &hits(&most)).expect("vCPU");
+    writer.callers(1, 0, &hits(&[(one, one + 4, 1), (other, 5, 0)])).expect("vCPU");
+    writer.callers(1, 1, &hits(&[(one, other, u64::MAX), (one, other, 1)])).expect("vCPU");
+    writer.end(&Summary::default()).expect("memory");
+    let stream = writer.into_inner().expect("memory");
+    let Some(output) = python_file(&stream, &[]) else { return };
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let expected = rust_lines(&stream);
+    assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+    assert_eq!(expected.iter().filter(|line| line.starts_with("# callers of ")).count(), 3);
+    assert!(expected.iter().any(|line| line.contains("22 calls by 2 callers")), "{expected:?}");
+    let counts = python_file(&stream, &["--counts"]).expect("Python is there");
+    let counts = String::from_utf8(counts.stdout).expect("UTF-8");
+    assert!(counts.lines().any(|line| line.trim_start().starts_with("3 ")), "{counts}");
 }
 
 #[test]

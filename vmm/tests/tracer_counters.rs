@@ -311,7 +311,7 @@ fn every_function_has_a_histogram_of_its_own_for_each_vcpu() {
         let end = annex(calls.address) + Calls::SIZE;
         assert!(!taken.iter().any(|at| (annex(calls.address)..end).contains(at)), "{name}");
         let buckets = |vcpu| Buckets { tracer: 3, vcpu, words: expected[&vcpu].clone() };
-        let all = Counted { hits: vec![], buckets: (0..2).map(buckets).collect() };
+        let all = Counted { hits: vec![], buckets: (0..2).map(buckets).collect(), callers: vec![] };
         let counters = attachment.counters();
         assert_eq!(counters.take(Some(1)), Counted::default(), "{name}");
         assert_eq!((counters.read(), counters.take(None)), (all.clone(), all), "{name}");

@@ -3,10 +3,10 @@
 //! One atomic instruction counts, so an interruption after the CPU's number was read loses no call:
 //! a task that was migrated then counts in the table of its former CPU.
 
-use super::Values;
 use super::condition::{Tests, follow};
 use super::operands::{Assembler, find_counter, parts};
 use super::sort::{begin, end, sort};
+use super::{Values, callers};
 use crate::branch::branch;
 use crate::condition::Condition;
 use crate::program::{Code, Counts, Point, ProgramError, STOPS};
@@ -33,6 +33,10 @@ pub(super) fn count(
                 ; addi t4, zero, 1
                 ; amoadd.d zero, t4, [t3]
             );
+            None
+        }
+        Counts::ByCaller(of) => {
+            callers::count(&mut ops, of, values, leave)?;
             None
         }
         Counts::Down { counter, trap, .. } => Some(count_down(&mut ops, (counter, trap), leave)?),

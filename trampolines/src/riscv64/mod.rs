@@ -17,6 +17,7 @@
     reason = "of the assembler's macro"
 )]
 
+mod callers;
 mod compile;
 mod condition;
 mod count;

@@ -7,6 +7,7 @@
 use super::Values;
 use super::condition::constant;
 use super::operands::{Assembler, argument, find_counter, parts};
+use crate::callers::SPREAD;
 use crate::histogram::{Calls, Ended, MISSED, OPEN, SUM, Sorted};
 use crate::program::{Histograms, ProgramError};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
@@ -40,7 +41,7 @@ fn address(ops: &mut Assembler, address: u64) -> Result<(), ProgramError> {
 fn place(ops: &mut Assembler, calls: Calls) -> Result<(), ProgramError> {
     const { assert!(Calls::PLACE == 1 << 5) };
     let (upper, lower) = parts(OPEN, calls.address + Calls::PLACES)?;
-    constant(ops, T2, Calls::SPREAD.cast_signed());
+    constant(ops, T2, SPREAD.cast_signed());
     dynasm!(ops; .arch riscv64; .feature M
         ; mul t2, t2, sp
         ; srli t2, t2, 64 - Calls::BITS

@@ -7,7 +7,7 @@ use super::read::{finish, read};
 use super::slow::slow;
 use super::sort::{SAVED, begin, crowded, end as end_sorted, restore, sort};
 use super::timed::{timed, untold};
-use super::{Addressing, Values};
+use super::{Addressing, Values, callers};
 use crate::branch::branch;
 use crate::context::part;
 use crate::displacement::at;
@@ -46,9 +46,12 @@ pub fn compile(
         let mut tests = Tests { ops: &mut ops, values, point, timed: false };
         branch(&mut tests, condition, (ends, false))?;
     }
-    let (mut stop, mut others) = (None, None);
+    let (mut stop, mut others, mut elsewhere) = (None, None, None);
     match (program.counts, program.point) {
         (Some(Counts::Up(counters)), _) => count(&mut ops, counters, values)?,
+        (Some(Counts::ByCaller(of)), _) => {
+            elsewhere = Some(callers::count(&mut ops, of, values)?);
+        }
         (Some(Counts::Down { counter, trap, .. }), _) => {
             stop = Some(count_down(&mut ops, (counter, trap), ends)?);
         }
@@ -87,6 +90,9 @@ pub fn compile(
     }
     if let Some(others) = others.or(since) {
         crowded(&mut ops, &others, values)?;
+    }
+    if let Some(elsewhere) = elsewhere {
+        callers::elsewhere(&mut ops, &elsewhere, values)?;
     }
     let load = finish(reads, &mut ops, values)?;
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;

@@ -8,6 +8,8 @@
 //! number and instructions are locked ([`Addressing::Shared`]).
 
 #[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
+mod callers;
+#[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
 mod compile;
 #[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
 mod condition;

@@ -5,6 +5,7 @@
 
 use super::Values;
 use super::operands::{ARGUMENTS, Assembler, RDX, disp};
+use crate::callers::SPREAD;
 use crate::histogram::{Calls, Ended, MISSED, OPEN, SUM, Sorted};
 use crate::program::{Histograms, Point, ProgramError};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
@@ -51,7 +52,7 @@ fn place(ops: &mut Assembler, calls: Calls) -> Result<(), ProgramError> {
     let shift = i8::try_from(64 - Calls::BITS - 5).unwrap_or(0);
     let places = disp(OPEN, calls.address + Calls::PLACES)?;
     dynasm!(ops; .arch x64
-        ; mov r11, QWORD Calls::SPREAD.cast_signed()
+        ; mov r11, QWORD SPREAD.cast_signed()
         ; imul r11, r10
         ; shr r11, shift
         ; and r11d, mask

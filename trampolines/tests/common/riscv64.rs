@@ -330,14 +330,19 @@ impl FakeGuest {
 
     /// A function that calls another one and returns, with where its call returns to.
     pub(crate) fn caller_of(&self, function: u64) -> (u64, u64) {
+        self.caller_at(2, function)
+    }
+
+    /// The same in one of the places of [`FakeGuest::put`].
+    pub(crate) fn caller_at(&self, place: usize, function: u64) -> (u64, u64) {
         // addi sp, sp, -16; sd ra, 0(sp) ... ld ra, 0(sp); addi sp, sp, 16
         const SAVE: [u32; 2] = [0xff01_0113, 0x0011_3023];
         const RESTORE: [u32; 2] = [0x0001_3083, 0x0101_0113];
-        let stub = self.stub(2);
+        let stub = self.stub(place);
         let (upper, lower) = split(i64::from(distance(stub + 8, function))).unwrap();
         let call = [auipc(T0, upper), jalr(RA, T0, lower)];
         let code = code([SAVE[0], SAVE[1], call[0], call[1], RESTORE[0], RESTORE[1], jr(RA)]);
-        self.put(2, &code);
+        self.put(place, &code);
         (stub, stub + 16)
     }
 

@@ -188,8 +188,13 @@ impl FakeGuest {
 
     /// A function that calls another one and returns, with where its call returns to.
     pub(crate) fn caller_of(&self, function: u64) -> (u64, u64) {
-        let stub = self.stub(2);
-        self.put(2, &site(stub, function));
+        self.caller_at(2, function)
+    }
+
+    /// The same in one of the places of [`FakeGuest::put`].
+    pub(crate) fn caller_at(&self, place: usize, function: u64) -> (u64, u64) {
+        let stub = self.stub(place);
+        self.put(place, &site(stub, function));
         (stub, stub + SITE_RETURN)
     }
 

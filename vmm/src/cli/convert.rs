@@ -16,7 +16,9 @@ use super::losses::{self, Counted};
 use super::view::{parse_moment, parse_name};
 use super::{BadUsage, report, view};
 use crate::convert::{Format, Output, Tally};
-use crate::export::{Event, Export, Horizon, Name, Pick, Picked, PlayError, Player, SortedBy};
+use crate::export::{
+    Called, Event, Export, Horizon, Name, Pick, Picked, PlayError, Player, SortedBy,
+};
 use crate::serve::{Globs, Refilter};
 use crate::stream::{Compression, Compressor, Header, StreamError, Summary};
 
@@ -334,6 +336,15 @@ impl<E: Export> Export for Lent<'_, E> {
         hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
     ) -> io::Result<()> {
         self.0.counts(vcpu, tracer, hits)
+    }
+
+    fn callers(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = Called<'_>>,
+    ) -> io::Result<()> {
+        self.0.callers(vcpu, tracer, hits)
     }
 
     fn sorted(

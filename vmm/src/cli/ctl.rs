@@ -1,7 +1,7 @@
 //! `vmtrace ctl`: commands to a running trace.
 
 use crate::analyze::latency::Kind;
-use crate::export::Table;
+use crate::export::{Table, share};
 use crate::serve::{
     self, Control, Globs, Source, TracerSpec, TriggerAction, TriggerError, TriggerSpec,
 };
@@ -363,7 +363,9 @@ fn counted(json: &str, by_cpu: bool) -> Result<String> {
     let histograms = answer.get("histograms").and_then(serde_json::Value::as_array);
     let histograms = histograms.into_iter().flatten().map(histogram);
     let histograms: String = histograms.collect::<Result<Vec<_>>>()?.concat();
-    if counts.is_empty() && histograms.is_empty() {
+    let callers = answer.get("callers").and_then(serde_json::Value::as_array);
+    let callers = called(callers.map_or(&[][..], |callers| callers)).context(NO)?;
+    if counts.is_empty() && callers.is_empty() && histograms.is_empty() {
         return Ok("nothing was counted\n".to_owned());
     }
     let word = |count: &serde_json::Value, key: &str| {
@@ -404,8 +406,32 @@ fn counted(json: &str, by_cpu: bool) -> Result<String> {
         None | Some(0) => {}
         Some(more) => text.push_str(&format!("and {more} functions that were called less\n")),
     }
+    text.push_str(&callers);
     text.push_str(&histograms);
     Ok(text)
+}
+
+/// Functions with their callers: a line for each pair, with its share of the function's calls.
+fn called(callers: &[serde_json::Value]) -> Option<String> {
+    let mut text = String::new();
+    let mut totals: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    let mut all = Vec::new();
+    for it in callers {
+        let word = |key: &str| it.get(key).and_then(serde_json::Value::as_str);
+        let (function, tracer) = (word("function")?, word("tracer")?);
+        let hits = it.get("hits").and_then(serde_json::Value::as_u64)?;
+        let total = totals.entry((tracer, function)).or_default();
+        *total = total.saturating_add(hits);
+        all.push((tracer, function, word("caller")?, hits));
+    }
+    let several = all.iter().any(|it| all.first().is_some_and(|first| first.0 != it.0));
+    for (tracer, function, caller, hits) in all {
+        let total = totals.get(&(tracer, function)).copied().unwrap_or(0);
+        let share = share(hits, total);
+        let tracer = if several { format!("  {tracer}") } else { String::new() };
+        text.push_str(&format!("{hits:>14} {share}  {function} <- {caller}{tracer}\n"));
+    }
+    Some(text)
 }
 
 /// One of them as a table.
@@ -456,6 +482,19 @@ mod tests {
         assert!(lines[1].contains("below 0") && lines[2].contains("4 ... 8"), "{below}");
         let alone = counted(&format!("{{\"counts\":[],\"histograms\":[{one}]}}"), false).unwrap();
         assert_eq!(alone.lines().collect::<Vec<_>>(), lines);
+        // So do callers, with their shares.
+        let call = |caller, hits, tracer| {
+            format!(r#"{{"function":"b","caller":"{caller}","tracer":"{tracer}","hits":{hits}}}"#)
+        };
+        let [most, few, other] = [call("x", 30, "t"), call("y", 10, "t"), call("y", 5, "u")];
+        let callers =
+            |list: String| counted(&format!("{{\"counts\":[],\"callers\":[{list}]}}"), false);
+        let expected = "            30   75.0%  b <- x\n            10   25.0%  b <- y\n";
+        assert_eq!(callers(format!("{most},{few}")).unwrap(), expected);
+        let several = callers(format!("{most},{few},{other}")).unwrap();
+        assert!(several.contains("75.0%  b <- x  t\n"), "{several}");
+        assert!(several.ends_with("             5  100.0%  b <- y  u\n"), "{several}");
+        assert!(callers("{}".to_owned()).is_err());
         let by_cpu = counted(json, true).unwrap();
         let lines: Vec<Vec<_>> =
             by_cpu.lines().map(|line| line.split_whitespace().collect()).collect();

@@ -48,6 +48,7 @@ const DEFAULTS: &[(&str, &str, &str)] = &[
     ("boot", "compress", "not compressed"),
     ("boot", "context", "not recorded, except with --latency"),
     ("boot", "count", "calls are recorded"),
+    ("boot", "count-callers", "no calls are counted by caller"),
     ("boot", "disk", "no disks"),
     ("boot", "end-at", "the run ends with the guest, --run or --timeout"),
     ("boot", "event", "no events, except those of --boot-report and --latency"),
@@ -56,7 +57,7 @@ const DEFAULTS: &[(&str, &str, &str)] = &[
     (
         "boot",
         "filter",
-        "every function; none if there is --tracer, --hist, --event, --exits, --boot-report or --latency",
+        "every function; none if there is --tracer, --hist, --count-callers, --event, --exits, --boot-report or --latency",
     ),
     ("boot", "format", "text; graph if returns are traced"),
     ("boot", "from", "right after the kernel's ftrace_init"),

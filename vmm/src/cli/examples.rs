@@ -38,6 +38,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("boot", "comm", "--comm sshd --children"),
     ("boot", "compress", "-o trace.vmt --compress zstd:3"),
     ("boot", "console", "--console none"),
+    ("boot", "count-callers", "--count-callers 'vfs_read if pid == 42'"),
     ("boot", "cpus", "--cpus 4"),
     ("boot", "disk", "--disk root.img,rw --disk data.img"),
     ("boot", "end-at", "--end-at 'vfs_fsync:10'"),

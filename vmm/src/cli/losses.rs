@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::io;
 
-use crate::export::{Event, Export, Name, SortedBy, write_losses};
+use crate::export::{Called, Event, Export, Name, SortedBy, write_losses};
 use crate::stream::{Header, LossReason, Stretch, Summary};
 use vmtrace_system::say;
 
@@ -42,6 +42,15 @@ impl Export for Counted<'_> {
         hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
     ) -> io::Result<()> {
         self.export.counts(vcpu, tracer, hits)
+    }
+
+    fn callers(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = Called<'_>>,
+    ) -> io::Result<()> {
+        self.export.callers(vcpu, tracer, hits)
     }
 
     fn sorted(

@@ -17,7 +17,7 @@ use super::losses;
 use super::report::{is_broken_pipe, tell_skipped};
 use super::view::{WHAT, parse_name};
 use crate::export::{
-    Event, Export, Live, Name, Order, Pick, Picked, PlayError, Player, Rows, SortedBy,
+    Called, Event, Export, Live, Name, Order, Pick, Picked, PlayError, Player, Rows, SortedBy,
     write_summary,
 };
 use crate::serve::{self, Format, Globs, Source, StreamRequest};
@@ -290,6 +290,15 @@ impl Export for Shared {
         hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
     ) -> io::Result<()> {
         self.0.borrow_mut().counts(vcpu, tracer, hits)
+    }
+
+    fn callers(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = Called<'_>>,
+    ) -> io::Result<()> {
+        self.0.borrow_mut().callers(vcpu, tracer, hits)
     }
 
     fn sorted(

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 
 use super::ground::Clock;
-use crate::export::{Args, Event, Export, JsonArgs, JsonReturned, Name, Returned, digits};
+use crate::export::{Args, Called, Event, Export, JsonArgs, JsonReturned, Name, Returned, digits};
 use crate::stream::{Context, Header, Summary};
 
 /// Times are nanoseconds since the clock's start; what an event has not is empty. `details` is JSON
@@ -237,6 +237,26 @@ impl Export for Csv {
                 function: Some(function),
                 tracer,
                 count: Some(hits),
+                ..Row::default()
+            };
+            self.row(self.now, &row)
+        })
+    }
+
+    fn callers(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = Called<'_>>,
+    ) -> io::Result<()> {
+        hits.filter(|it| it.hits > 0).try_for_each(|it| {
+            let row = Row {
+                event: "count",
+                vcpu: Some(vcpu),
+                function: Some(it.function),
+                caller: it.caller,
+                tracer,
+                count: Some(it.hits),
                 ..Row::default()
             };
             self.row(self.now, &row)

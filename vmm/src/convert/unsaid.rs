@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use super::Format;
-use crate::export::{Event, Export, Name, SortedBy};
+use crate::export::{Called, Event, Export, Name, SortedBy};
 use crate::stream::{Header, Summary};
 
 /// The parts of a trace that some formats cannot express.
@@ -276,6 +276,21 @@ impl<E: Export> Export for Tally<E> {
         let mut counted = 0_u64;
         let mut hits = hits.inspect(|_| counted += 1);
         let told = self.export.counts(vcpu, tracer, &mut hits);
+        // Also what the export has not looked at.
+        hits.for_each(drop);
+        (0..counted).for_each(|_| self.count(Fact::Counted));
+        told
+    }
+
+    fn callers(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = Called<'_>>,
+    ) -> io::Result<()> {
+        let mut counted = 0_u64;
+        let mut hits = hits.inspect(|_| counted += 1);
+        let told = self.export.callers(vcpu, tracer, &mut hits);
         // Also what the export has not looked at.
         hits.for_each(drop);
         (0..counted).for_each(|_| self.count(Fact::Counted));

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use crate::stream::{Header, Summary};
 
 use super::stats::share;
-use super::{Event, Export, Name};
+use super::{Called, Event, Export, Name};
 
 /// Most pairs of function and caller that are told apart.
 const PAIRS: usize = 1 << 20;
@@ -27,6 +27,20 @@ impl<W: Write> Callers<W> {
     pub fn new(out: W) -> Self {
         Self { out, counts: HashMap::new(), others: 0, lost: 0 }
     }
+
+    fn add(&mut self, function: &Name<'_>, caller: Option<&Name<'_>>, calls: u64) {
+        let caller = caller.map_or_else(|| "?".to_owned(), Name::label);
+        let pair = (function.label(), caller);
+        let full = self.counts.len() >= PAIRS;
+        match self.counts.get_mut(&pair) {
+            // A guest can make up any count.
+            Some(count) => *count = count.saturating_add(calls),
+            None if full => self.others = self.others.saturating_add(calls),
+            None => {
+                self.counts.insert(pair, calls);
+            }
+        }
+    }
 }
 
 impl<W: Write> Export for Callers<W> {
@@ -36,21 +50,21 @@ impl<W: Write> Export for Callers<W> {
 
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
         match event {
-            Event::Entry(entry) => {
-                let caller = entry.caller.as_ref().map_or_else(|| "?".to_owned(), Name::label);
-                let pair = (entry.function.label(), caller);
-                let full = self.counts.len() >= PAIRS;
-                match self.counts.get_mut(&pair) {
-                    Some(count) => *count += 1,
-                    None if full => self.others += 1,
-                    None => {
-                        self.counts.insert(pair, 1);
-                    }
-                }
-            }
+            Event::Entry(entry) => self.add(&entry.function, entry.caller.as_ref(), 1),
             Event::Loss(loss) => self.lost = self.lost.saturating_add(loss.count),
             _ => {}
         }
+        Ok(())
+    }
+
+    fn callers(
+        &mut self,
+        _: u32,
+        _: Option<&str>,
+        hits: &mut dyn Iterator<Item = Called<'_>>,
+    ) -> io::Result<()> {
+        let hits = hits.filter(|it| it.hits > 0);
+        hits.for_each(|it| self.add(&it.function, it.caller.as_ref(), it.hits));
         Ok(())
     }
 
@@ -59,7 +73,9 @@ impl<W: Write> Export for Callers<W> {
         for ((function, caller), count) in &self.counts {
             functions.entry(function).or_default().push((*count, caller));
         }
-        let total = |callers: &[(u64, &str)]| callers.iter().map(|(count, _)| count).sum::<u64>();
+        let total = |callers: &[(u64, &str)]| {
+            callers.iter().fold(0_u64, |sum, (count, _)| sum.saturating_add(*count))
+        };
         let mut functions: Vec<_> =
             functions.into_iter().map(|(name, callers)| (total(&callers), name, callers)).collect();
         functions.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(b.1)));

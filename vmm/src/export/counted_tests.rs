@@ -2,7 +2,9 @@
 
 use proptest::prelude::*;
 
-use crate::stream::{Count, Header, Stretch, Summary, Symbol, TracedOf, Tracer, Writer, sample};
+use crate::stream::{
+    CallerCount, Count, Header, Stretch, Summary, Symbol, TracedOf, Tracer, Writer, sample,
+};
 
 use super::{Event, Export, Graph, Json, Pick, Picked, Player, Stats, Text, Top};
 
@@ -171,6 +173,69 @@ fn counts_have_the_names_of_their_time() {
                     #           2  one     open [xfs]\n\
                     #           1  two     open [xfs]\n";
     assert_eq!(text(&stream(writer), |player| player), expected);
+}
+
+/// A stream of counts by caller: on two vCPUs, from a caller with a name and one without.
+fn by_caller() -> Vec<u8> {
+    let header = sample::header();
+    let offset = |address| header.offset(address).expect("an address of the window");
+    let (read, open) = (offset(sample::READ), offset(sample::OPEN));
+    let mut writer = Writer::new(Vec::new(), &header).expect("header");
+    let module = Symbol { address: sample::OPEN, size: 64, name: "ext4_open", module: "ext4" };
+    writer.symbols([Symbol::new(sample::READ, 64, "vfs_read"), module]).expect("room");
+    let count = |function, caller, hits| CallerCount { function, caller, hits };
+    writer.callers(0, 0, &[count(read, open + 9, 30), count(open, 0, 2)]).expect("vCPU");
+    writer.callers(1, 0, &[count(read, open + 9, 5), count(read, 16, 5)]).expect("vCPU");
+    writer.callers(1, 0, &[count(read, open + 33, 0)]).expect("vCPU");
+    writer.end(&Summary::default()).expect("memory");
+    writer.into_inner().expect("memory")
+}
+
+// A form that drops the caller, or the call, shows something else than what was counted.
+#[test]
+fn callers_are_told_by_who_can_and_counted_by_others() {
+    let stream = by_caller();
+    let base = sample::header().address_base;
+    let expected = format!(
+        "# callers of vfs_read: 40 calls by 2 callers\n\
+         #          35   87.5%  ext4_open [ext4]\n\
+         #           5   12.5%  {:#x}\n\
+         # callers of ext4_open [ext4]: 2 calls by 1 caller\n\
+         #           2  100.0%  ?\n",
+        base + 16
+    );
+    assert_eq!(text(&stream, |player| player), expected);
+    let graph = play(&stream, Graph::new(Vec::new()), |player| player).into_inner();
+    assert!(String::from_utf8(graph).expect("UTF-8").ends_with(&expected));
+    let mut out = Vec::new();
+    play(&stream, Json::new(&mut out), |player| player);
+    let json = String::from_utf8(out).expect("UTF-8");
+    let lines: Vec<_> = json.lines().filter(|line| line.contains("event\":\"count\"")).collect();
+    assert_eq!(
+        lines[..2],
+        [
+            r#"{"event":"count","function":"vfs_read","caller":"ext4_open","caller_module":"ext4","cpu":0,"hits":30}"#,
+            r#"{"event":"count","function":"ext4_open","module":"ext4","cpu":0,"hits":2}"#,
+        ]
+    );
+    assert_eq!(lines.len(), 4, "{json}");
+    // As report --callers has those of records.
+    let mut out = Vec::new();
+    play(&stream, super::Callers::new(&mut out), |player| player);
+    let callers = String::from_utf8(out).expect("UTF-8");
+    assert!(callers.contains("vfs_read: 40 calls\n        35   87.5%  ext4_open"), "{callers}");
+    // They are calls of the function where callers are not told apart.
+    let mut out = Vec::new();
+    play(&stream, Stats::new(&mut out), |player| player);
+    let stats = String::from_utf8(out).expect("UTF-8");
+    assert!(stats.starts_with("# 42 entries of 2 functions, 0 lost\n"), "{stats}");
+    let one = text(&stream, |player| player.with_tracer("another".into()));
+    assert_eq!(one, "");
+    let pick = Pick { cpus: vec![0], ..Pick::default() };
+    let mut out = Vec::new();
+    play(&stream, Picked::new(Text::new(&mut out), pick), |player| player);
+    let picked = String::from_utf8(out).expect("UTF-8");
+    assert!(picked.contains("# callers of vfs_read: 30 calls by 1 caller\n"), "{picked}");
 }
 
 /// Sums of hits by name and vCPU, as the lines of JSON say.

@@ -5,12 +5,13 @@ use std::io::{self, Write};
 
 use crate::stream::{Context, Header, HostExit, Summary};
 
+use super::called::CalledBy;
 use super::counted::Counted;
 use super::digits::{decimal, pad};
 use super::sorted::{Sorted, SortedBy};
 use super::text::{Clock, TIME_COLUMN, first_lines, legend, loss, mark, name};
 use super::values::{write_args, write_returned};
-use super::{Entry, Event, Export, Name, Return, Tracepoint, Unfinished};
+use super::{Called, Entry, Event, Export, Name, Return, Tracepoint, Unfinished};
 
 /// Bytes gathered before they are written.
 const GATHER: usize = 64 << 10;
@@ -51,6 +52,7 @@ pub struct Graph<W> {
     /// Shown at the end.
     counted: Counted,
     sorted: Sorted,
+    called: CalledBy,
 }
 
 /// A vCPU's column.
@@ -106,6 +108,7 @@ impl<W: Write> Graph<W> {
             told: false,
             counted: Counted::default(),
             sorted: Sorted::default(),
+            called: CalledBy::default(),
         }
     }
 
@@ -393,6 +396,16 @@ impl<W: Write> Export for Graph<W> {
         Ok(())
     }
 
+    fn callers(
+        &mut self,
+        _: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = Called<'_>>,
+    ) -> io::Result<()> {
+        self.called.add(tracer, hits);
+        Ok(())
+    }
+
     fn sorted(
         &mut self,
         by: &SortedBy<'_>,
@@ -413,6 +426,7 @@ impl<W: Write> Export for Graph<W> {
         }
         self.hand_on()?;
         self.counted.write(&mut self.out)?;
+        self.called.write(&mut self.out)?;
         self.sorted.write(&mut self.out)?;
         self.flush()
     }

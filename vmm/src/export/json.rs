@@ -8,7 +8,7 @@ use crate::stream::{Context, Header, Summary};
 
 use super::sorted::{SortedBy, by_function};
 use super::values::{JsonArgs, JsonReturned};
-use super::{Entry, Event, Export, Name, Return, Tail, Tracepoint};
+use super::{Called, Entry, Event, Export, Name, Return, Tail, Tracepoint};
 
 /// One JSON object per line and event; `docs/stream.md` lists the keys.
 #[derive(Debug)]
@@ -189,6 +189,10 @@ enum Line<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         module: Option<&'a str>,
         #[serde(skip_serializing_if = "Option::is_none")]
+        caller: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        caller_module: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
         tracer: Option<&'a str>,
         cpu: u32,
         hits: u64,
@@ -286,9 +290,28 @@ impl<W: Write> Export for Json<W> {
         tracer: Option<&str>,
         hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
     ) -> io::Result<()> {
-        hits.filter(|(_, hits)| *hits > 0).try_for_each(|(name, hits)| {
-            let (function, module) = texts(&name);
-            self.line(&Line::Count { function: &function, module, tracer, cpu: vcpu, hits })
+        let hits = hits.map(|(function, hits)| Called { function, caller: None, hits });
+        self.callers(vcpu, tracer, &mut { hits })
+    }
+
+    fn callers(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = Called<'_>>,
+    ) -> io::Result<()> {
+        hits.filter(|it| it.hits > 0).try_for_each(|it| {
+            let (function, module) = texts(&it.function);
+            let (caller, caller_module) = it.caller.as_ref().map(texts).unzip();
+            self.line(&Line::Count {
+                function: &function,
+                module,
+                caller: caller.as_deref(),
+                caller_module: caller_module.flatten(),
+                tracer,
+                cpu: vcpu,
+                hits: it.hits,
+            })
         })
     }
 

@@ -17,6 +17,7 @@
 
 mod ahead;
 mod aside;
+mod called;
 mod callers;
 mod colour;
 mod counted;
@@ -80,6 +81,7 @@ pub(crate) use select::TracerChoice;
 pub use sorted::SortedBy;
 pub(crate) use sorted::{Table, Words};
 pub use stats::Stats;
+pub(crate) use stats::share;
 pub use summary::write_summary;
 pub use text::Text;
 pub(crate) use text::seconds;
@@ -121,6 +123,20 @@ pub trait Export {
         _hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
     ) -> io::Result<()> {
         Ok(())
+    }
+
+    /// The same by caller, if that is known: functions with their callers. Who does not tell callers apart counts
+    /// calls of functions.
+    ///
+    /// # Errors
+    /// When the output fails.
+    fn callers(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = Called<'_>>,
+    ) -> io::Result<()> {
+        self.counts(vcpu, tracer, &mut hits.map(|it| (it.function, it.hits)))
     }
 
     /// What calls were sorted into, beside events: functions with numbers and words as those of
@@ -191,6 +207,15 @@ impl<E: Export + ?Sized> Export for Box<E> {
         (**self).counts(vcpu, tracer, hits)
     }
 
+    fn callers(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = Called<'_>>,
+    ) -> io::Result<()> {
+        (**self).callers(vcpu, tracer, hits)
+    }
+
     fn sorted(
         &mut self,
         by: &SortedBy<'_>,
@@ -214,6 +239,17 @@ impl<E: Export + ?Sized> Export for Box<E> {
     fn notes(&self) -> Vec<String> {
         (**self).notes()
     }
+}
+
+/// How often a caller called a function.
+#[derive(Clone, Copy, Debug)]
+pub struct Called<'a> {
+    /// The function.
+    pub function: Name<'a>,
+    /// Who called it, if known.
+    pub caller: Option<Name<'a>>,
+    /// How often.
+    pub hits: u64,
 }
 
 /// Something in a trace.

@@ -6,7 +6,7 @@ use std::io;
 use crate::kernel::glob;
 use crate::stream::{Header, MarkKind, Stretch, Summary};
 
-use super::{Event, Export, Name, SortedBy};
+use super::{Called, Event, Export, Name, SortedBy};
 
 /// Which events are wanted: those that every condition accepts that is given. Losses and marks are
 /// not asked for tasks and functions; but of some tasks, vCPUs or functions alone, lines of the
@@ -206,6 +206,20 @@ impl<E: Export> Export for Picked<E> {
         }
         let wanted = |name: &Name<'_>| any(&pick.modules, module(name));
         self.export.counts(vcpu, tracer, &mut hits.filter(|(name, _)| wanted(name)))
+    }
+
+    fn callers(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = Called<'_>>,
+    ) -> io::Result<()> {
+        let pick = &self.pick;
+        if !pick.takes_counts(vcpu) {
+            return Ok(());
+        }
+        let wanted = |it: &Called<'_>| any(&pick.modules, module(&it.function));
+        self.export.callers(vcpu, tracer, &mut hits.filter(wanted))
     }
 
     fn sorted(

@@ -1,8 +1,8 @@
 //! Turns ordered items into events with names, depths and durations.
 
 use crate::stream::{
-    Count, Counts, CountsOf, Decoder, Frame, Header, HistogramOf, Mark, MarkKind, Stretch, Summary,
-    Traced,
+    CallerCount, Count, Counts, CountsOf, Decoder, Frame, Header, HistogramOf, Mark, MarkKind,
+    Stretch, Summary, Traced,
 };
 
 use super::ahead::{Ahead, Held, Item, Kind};
@@ -10,7 +10,7 @@ use super::error::PlayError;
 use super::front::Behind;
 use super::pairing::{self, Call, Choice, Pairing, Step};
 use super::values::{Args, Returned};
-use super::{Entry, Event, Export, Place, Return, SortedBy, Tail, Tracepoint, Unfinished};
+use super::{Called, Entry, Event, Export, Place, Return, SortedBy, Tail, Tracepoint, Unfinished};
 
 /// What is known of the values of the present record.
 #[derive(Debug, Default)]
@@ -189,6 +189,7 @@ impl<E: Export> Stage<E> {
         }
         match counts.of {
             Some(CountsOf::Entries) => {}
+            Some(CountsOf::Callers) => return self.callers(header, counts),
             Some(CountsOf::Sorted(of)) => return self.sorted(header, counts, of),
             None => return Ok(()),
         }
@@ -203,6 +204,25 @@ impl<E: Export> Stage<E> {
         let mut hits = wanted.iter().map(|&(at, of, hits)| (symbols.name(header, at, of), hits));
         let tracer = self.ahead.tracers.name(counts.tracer);
         self.export.counts(counts.vcpu, tracer, &mut hits).map_err(PlayError::Output)
+    }
+
+    fn callers(&mut self, header: &Header, counts: &Counts<'_>) -> Result<(), PlayError> {
+        let mut wanted = Vec::new();
+        for it in counts.callers() {
+            if self.ahead.selection.wants_plain(&mut self.ahead.symbols, header, it.function) {
+                let function = self.ahead.symbols.index(header, it.function);
+                wanted.push((it, function, self.ahead.symbols.index(header, it.caller)));
+            }
+        }
+        let symbols = &self.ahead.symbols;
+        let mut hits =
+            wanted.iter().map(|&(CallerCount { function, caller, hits }, of, by)| Called {
+                function: symbols.name(header, function, of),
+                caller: (caller != 0).then(|| symbols.name(header, caller, by)),
+                hits,
+            });
+        let tracer = self.ahead.tracers.name(counts.tracer);
+        self.export.callers(counts.vcpu, tracer, &mut hits).map_err(PlayError::Output)
     }
 
     fn sorted(

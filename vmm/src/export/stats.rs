@@ -89,7 +89,7 @@ impl<W: Write> Export for Stats<W> {
 }
 
 /// How much of `total` that is, in percent.
-pub(super) fn share(part: u64, total: u64) -> String {
+pub(crate) fn share(part: u64, total: u64) -> String {
     let total = u128::from(total).max(1);
     let permille = (u128::from(part) * 1000 + total / 2) / total;
     format!("{:>4}.{}%", permille / 10, permille % 10)

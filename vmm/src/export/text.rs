@@ -7,11 +7,12 @@ use std::io::{self, Write};
 
 use crate::stream::{Context, Header, Loss, Mark, Summary};
 
+use super::called::CalledBy;
 use super::counted::Counted;
 use super::digits::{decimal, pad};
 use super::sorted::{Sorted, SortedBy};
 use super::values::write_args;
-use super::{Entry, Event, Export, Name, Tracepoint, printable};
+use super::{Called, Entry, Event, Export, Name, Tracepoint, printable};
 
 /// Bytes gathered before they are written.
 const GATHER: usize = 64 << 10;
@@ -33,6 +34,7 @@ pub struct Text<W> {
     /// Shown at the end.
     counted: Counted,
     sorted: Sorted,
+    called: CalledBy,
 }
 
 impl<W: Write> Text<W> {
@@ -40,8 +42,8 @@ impl<W: Write> Text<W> {
     pub fn new(out: W) -> Self {
         let clock = Clock { start: 0, hz: 1 };
         let (line, counted) = (Vec::with_capacity(GATHER + 4096), Counted::default());
-        let sorted = Sorted::default();
-        Self { out, line, clock, told: false, said: false, counted, sorted }
+        let (sorted, called) = (Sorted::default(), CalledBy::default());
+        Self { out, line, clock, told: false, said: false, counted, sorted, called }
     }
 
     /// The output.
@@ -157,6 +159,16 @@ impl<W: Write> Export for Text<W> {
         Ok(())
     }
 
+    fn callers(
+        &mut self,
+        _: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = Called<'_>>,
+    ) -> io::Result<()> {
+        self.called.add(tracer, hits);
+        Ok(())
+    }
+
     fn sorted(
         &mut self,
         by: &SortedBy<'_>,
@@ -174,6 +186,7 @@ impl<W: Write> Export for Text<W> {
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
         self.hand_on()?;
         self.counted.write(&mut self.out)?;
+        self.called.write(&mut self.out)?;
         self.sorted.write(&mut self.out)?;
         self.flush()
     }

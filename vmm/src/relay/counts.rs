@@ -1,10 +1,10 @@
 //! Puts counts into the stream.
 
-use super::names::{Functions, ModuleNames};
+use super::names::{Callers, Functions, ModuleNames};
 use crate::kernel::Kernel;
 use crate::serve::Hub;
-use crate::stream::{Bucket, Count, HistogramOf, Writer};
-use crate::tracer::Hits;
+use crate::stream::{Bucket, CallerCount, Count, HistogramOf, Writer};
+use crate::tracer::{CallerHits, Hits};
 use std::io;
 
 /// What was added to histograms of a tracer on a vCPU.
@@ -66,6 +66,34 @@ pub(super) fn write(
         let name = |count: &Count| functions.symbol(kernel, modules, count.function);
         writer.symbols(counts.iter().filter_map(name))?;
         writer.counts(*vcpu, *tracer, &counts)?;
+    }
+    Ok(())
+}
+
+/// Writes counts by caller, with the names of functions and callers before them.
+///
+/// # Errors
+/// When the sink fails or there is no such vCPU.
+pub(super) fn write_callers(
+    writer: &mut Writer<Hub>,
+    (functions, kernel, modules): (&Functions, &Kernel, &ModuleNames),
+    callers: &mut Callers,
+    counted: &[CallerHits],
+) -> io::Result<()> {
+    for CallerHits { tracer, vcpu, hits } in counted {
+        let hits = hits.iter().filter(|(.., hits)| *hits > 0);
+        let counts: Vec<_> = hits
+            .filter_map(|&(site, caller, hits)| {
+                let function = functions.entry_of(kernel, modules, site)?;
+                Some(CallerCount { function, caller, hits })
+            })
+            .collect();
+        let name = |count: &CallerCount| functions.symbol(kernel, modules, count.function);
+        writer.symbols(counts.iter().filter_map(name))?;
+        writer.symbols(
+            counts.iter().filter_map(|count| callers.name(kernel, modules, count.caller)),
+        )?;
+        writer.callers(*vcpu, *tracer, &counts)?;
     }
     Ok(())
 }

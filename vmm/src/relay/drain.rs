@@ -225,10 +225,11 @@ impl Drain {
                 let _ = answer.send(taken);
             }
             Command::Traced(traced) => self.traced = traced,
-            Command::Counted(counted, sorted) => {
+            Command::Counted(counted, called, sorted) => {
                 self.take_all()?;
                 let names = (&self.functions, &*self.kernel, &self.modules);
                 counts::write(&mut self.writer, names, &counted)?;
+                counts::write_callers(&mut self.writer, names, &mut self.callers, &called)?;
                 counts::write_sorted(&mut self.writer, names, &sorted)?;
             }
             Command::Finish(summary, grace) => return Ok(Some((*summary, grace))),

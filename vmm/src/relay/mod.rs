@@ -22,7 +22,7 @@ use crate::sandbox::{self, Thread};
 use crate::serve::{Hub, Join, Patience, Unwritten, Watched};
 use crate::stream::{Header, Mark, Stretch, Summary, VcpuTotals};
 use crate::tracer::ring::RingReader;
-use crate::tracer::{Duty, ExitWord, Guest, Hits, Module, Tasks};
+use crate::tracer::{CallerHits, Duty, ExitWord, Guest, Hits, Module, Tasks};
 use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -127,7 +127,7 @@ enum Command {
     Clear(Sender<u64>),
     Snapshot(Sender<Snapshot>),
     Traced(Vec<TracedSites>),
-    Counted(Vec<Hits>, Vec<Sorted>),
+    Counted(Vec<Hits>, Vec<CallerHits>, Vec<Sorted>),
     Finish(Box<Summary>, Grace),
 }
 
@@ -333,8 +333,8 @@ impl Relay {
     }
 
     /// Counts for the stream, which are written when this comes; what is counted later adds to them.
-    pub fn counted(&self, counted: Vec<Hits>, sorted: Vec<Sorted>) {
-        let _ = self.commands.send(Command::Counted(counted, sorted));
+    pub fn counted(&self, counted: Vec<Hits>, callers: Vec<CallerHits>, sorted: Vec<Sorted>) {
+        let _ = self.commands.send(Command::Counted(counted, callers, sorted));
     }
 
     /// How many consumers there were a moment ago.

@@ -272,6 +272,10 @@ impl<W: Write> Refilter<W> {
                         let kept = counts.counts().filter(|it: &Count| wanted(it.function));
                         writer.counts(counts.vcpu, counts.tracer, &kept.collect::<Vec<_>>())
                     }
+                    Some(CountsOf::Callers) => {
+                        let kept = counts.callers().filter(|it| wanted(it.function));
+                        writer.callers(counts.vcpu, counts.tracer, &kept.collect::<Vec<_>>())
+                    }
                     Some(CountsOf::Sorted(of)) => {
                         let kept: Vec<_> =
                             counts.buckets().filter(|it| wanted(it.function)).collect();

@@ -24,17 +24,25 @@ pub struct Actions {
     pub retval: bool,
     /// Counts its calls, and records nothing.
     pub count: bool,
+    /// Counts its calls by caller, and records nothing.
+    pub callers: bool,
 }
 
 impl Actions {
     /// All words for them.
     const KNOWN: &'static str =
-        "entry, graph, args, retval, count, hist, hist(retval) or hist(PARAMETER)";
+        "entry, graph, args, retval, count, callers, hist, hist(retval) or hist(PARAMETER)";
 
     /// Whether it records where functions are left.
     #[must_use]
     pub fn exits(self) -> bool {
         self.graph || self.retval
+    }
+
+    /// Whether it counts calls instead of recording them.
+    #[must_use]
+    pub fn counts(self) -> bool {
+        self.count || self.callers
     }
 }
 
@@ -118,13 +126,16 @@ pub enum SpecError {
     Action(String),
     /// Nothing is recorded of what is only counted.
     #[error(
-        "a tracer with count or hist does nothing else: make {0:?} several tracers, one for each \
+        "a tracer with count, callers or hist does nothing else: make {0:?} several tracers, one for each \
          action"
     )]
     Count(String),
     /// Of what has no place for one.
-    #[error("{0:?} has a name, but --hist takes none: use --tracer NAME=GLOB:hist")]
-    Named(String),
+    #[error("{0:?} has a name, but {1} takes none: use --tracer NAME=GLOB:{2}")]
+    Named(String, &'static str, &'static str),
+    /// Of what has none but its own.
+    #[error("{0:?} has an action, but --count-callers takes none: use --tracer GLOB:ACTION")]
+    NoAction(String),
     /// No histogram is of that.
     #[error("no histogram of {0:?}: use duration, retval or the name of a parameter")]
     Sorted(String),
@@ -183,7 +194,7 @@ impl TracerSpec {
     pub fn sorting(text: &str) -> Result<Self, SpecError> {
         let (text, condition) = split_condition(text)?;
         if text.contains('=') {
-            return Err(SpecError::Named(text.to_owned()));
+            return Err(SpecError::Named(text.to_owned(), "--hist", "hist"));
         }
         let (globs, of) = split_words(text);
         let histogram = match of {
@@ -193,6 +204,26 @@ impl TracerSpec {
         let (filter, notrace) = split_globs(globs, text)?;
         let (name, actions, histogram) = (None, Actions::default(), Some(histogram));
         Ok(Self { name, filter, notrace, actions, histogram, condition })
+    }
+}
+
+impl TracerSpec {
+    /// One that only counts calls by caller: `GLOB[,GLOB...][ if CONDITION]`.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub fn by_caller(text: &str) -> Result<Self, SpecError> {
+        let (text, condition) = split_condition(text)?;
+        if text.contains('=') {
+            return Err(SpecError::Named(text.to_owned(), "--count-callers", "callers"));
+        }
+        let (globs, words) = split_words(text);
+        if words.is_some() {
+            return Err(SpecError::NoAction(text.to_owned()));
+        }
+        let (filter, notrace) = split_globs(globs, text)?;
+        let actions = Actions { callers: true, ..Actions::default() };
+        Ok(Self { name: None, filter, notrace, actions, histogram: None, condition })
     }
 }
 
@@ -216,13 +247,14 @@ impl FromStr for TracerSpec {
                 "args" => actions.args = true,
                 "retval" => actions.retval = true,
                 "count" => actions.count = true,
+                "callers" => actions.callers = true,
                 other => match HistogramSpec::action(other) {
                     Some(of) => histogram = Some(of),
                     None => return Err(SpecError::Action(other.to_owned())),
                 },
             }
         }
-        let alone = actions.count || histogram.is_some();
+        let alone = actions.counts() || histogram.is_some();
         if alone && words.is_some_and(|words| words.contains('+')) {
             return Err(SpecError::Count(text.to_owned()));
         }
@@ -252,8 +284,14 @@ impl fmt::Display for TracerSpec {
             write!(f, "{name}=")?;
         }
         write_globs(f, &self.filter, &self.notrace)?;
-        let Actions { graph, args, retval, count } = self.actions;
-        let words = [(graph, "graph"), (args, "args"), (retval, "retval"), (count, "count")];
+        let Actions { graph, args, retval, count, callers } = self.actions;
+        let words = [
+            (graph, "graph"),
+            (args, "args"),
+            (retval, "retval"),
+            (count, "count"),
+            (callers, "callers"),
+        ];
         for (index, (_, word)) in words.into_iter().filter(|(wanted, _)| *wanted).enumerate() {
             write!(f, "{}{word}", if index == 0 { ":" } else { "+" })?;
         }
@@ -286,6 +324,7 @@ mod tests {
             "fs=:mod:ext4,vfs_read,!a:mod:b:graph",
             "vfs_read if count > 4K",
             "reads=vfs_read:count if count > 4K",
+            "who=ksys_read,!a:mod:b:callers if pid == 3",
             "vfs_*:hist(duration)",
             "a=x:mod:y,z:hist(retval) if pid == 1",
             "vfs_read:hist(args.count)",
@@ -317,6 +356,21 @@ mod tests {
         }
     }
 
+    // As above, of callers.
+    #[test]
+    fn callers_are_counted_by_tracers_of_their_own() {
+        for (text, spec) in [
+            ("vfs_*", "vfs_*:callers"),
+            ("a:mod:b,!c if pid == 1", "a:mod:b,!c:callers if pid == 1"),
+        ] {
+            assert_eq!(TracerSpec::by_caller(text).unwrap().to_string(), spec);
+            assert_eq!(TracerSpec::by_caller(text).unwrap(), spec.parse().unwrap());
+        }
+        for bad in ["", "a,", "a:", "a:count", "a:callers", "x=a", "a b", "a if pid = 1"] {
+            assert!(TracerSpec::by_caller(bad).is_err(), "{bad:?}");
+        }
+    }
+
     #[test]
     fn what_is_no_tracer_is_refused() {
         for bad in [
@@ -338,6 +392,8 @@ mod tests {
             " if pid == 1",
             "a:count+graph",
             "a:entry+count",
+            "a:count+callers",
+            "a:callers(x)",
             "a:hist+count",
             "a:hist+hist(x)",
             "a:hist()",

@@ -111,6 +111,7 @@ impl Controller {
         let wants = before.first().and_then(Option::as_ref);
         let graph = wants.is_some_and(|first| first.graph);
         let counts = wants.is_some_and(|first| first.counts);
+        let by_caller = wants.is_some_and(|first| first.by_caller);
         let condition = wants.and_then(|first| first.condition.as_ref());
         let used = match condition {
             Some(condition) if condition.is_of_ends() => Use::Ends,
@@ -137,6 +138,7 @@ impl Controller {
             sites,
             graph,
             counts,
+            by_caller,
             histogram: None,
             wants,
             values,
@@ -188,7 +190,7 @@ impl Controller {
             graph: spec.actions.graph,
             results: spec.actions.retval,
             parameters: spec.actions.args,
-            counts: spec.actions.count || histogram.is_some(),
+            counts: spec.actions.counts() || histogram.is_some(),
         };
         let used = Use::of(spec.condition.as_ref(), doing).map_err(|error| error.to_string())?;
         let graph = used.returns() || histogram.as_ref().is_some_and(Histogram::exits);
@@ -206,9 +208,19 @@ impl Controller {
         notes.extend(sorted);
         notes.extend(more);
         let (name, text) = (String::new(), spec.to_string());
-        let counts = spec.actions.count;
-        let tracer =
-            Tracer { name, text, globs, sites, graph, counts, histogram, wants, values, condition };
+        let tracer = Tracer {
+            name,
+            text,
+            globs,
+            sites,
+            graph,
+            counts: spec.actions.counts(),
+            by_caller: spec.actions.callers,
+            histogram,
+            wants,
+            values,
+            condition,
+        };
         let Some(number) = self.tracing.add(tracer) else {
             return Err(format!(
                 "there are {} tracers, and there cannot be more",

@@ -5,7 +5,10 @@ use super::tracing::{Duties, Plan};
 use super::{Conditional, Histogram, Tracer};
 use crate::export::Words;
 use crate::relay;
-use crate::tracer::{Attachment, Buckets, Counted, Counters, Duty, Hits, Kind, Part, TraceError};
+use crate::stream::Header;
+use crate::tracer::{
+    Attachment, Buckets, CallerHits, Counted, Counters, Duty, Hits, Kind, Part, TraceError,
+};
 use rustc_hash::{FxHashMap, FxHasher};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -109,7 +112,8 @@ impl Controller {
         self.tell(counted);
         // What it sorts is not what the one before did.
         if let Some((_, Some(histogram))) = self.gone.remove(&tracer) {
-            self.tell_sorted(Vec::new(), buckets, |_| Some(&histogram));
+            let sorted = Counted { buckets, ..Counted::default() };
+            self.tell_sorted(sorted, |_| Some(&histogram));
         }
     }
 
@@ -119,7 +123,8 @@ impl Controller {
         self.tell(hits);
     }
 
-    /// Notes of how many calls of a tracer's was not decided whether they were meant, and why not.
+    /// Notes of how many calls of a tracer's was not decided whether they were meant, or from where they came, and why
+    /// not.
     pub(super) fn tell_untold(&mut self, number: u8, name: &str) {
         let [crowded, elsewhere] =
             self.counters().map_or([0; 2], |counters| counters.take_untold(number));
@@ -135,12 +140,19 @@ impl Controller {
                  another function, which returned a value in their place; trace that one"
             ));
         }
+        let uncalled = self.counters().map_or(0, |counters| counters.take_crowded(Some(number)));
+        if uncalled > 0 {
+            self.note(format!(
+                "{name}: {uncalled} calls were counted for no caller: there were so many pairs of functions and \
+                 callers that these found no place in the table; count fewer functions"
+            ));
+        }
     }
 
     /// The same of all that are there.
     pub(super) fn tell_all_untold(&mut self) {
         let ends = |tracer: &Tracer| tracer.condition.as_ref().is_some_and(Conditional::is_of_ends);
-        let present = self.tracing.present().filter(|(_, tracer)| ends(tracer));
+        let present = self.tracing.present().filter(|(_, it)| ends(it) || it.by_caller);
         let present: Vec<_> = present.map(|(number, it)| (number, it.name.clone())).collect();
         for (number, name) in present {
             self.tell_untold(number, &name);
@@ -191,8 +203,7 @@ impl Controller {
     }
 
     fn tell(&self, counted: Counted) {
-        let Counted { hits, buckets } = counted;
-        self.tell_sorted(hits, buckets, |tracer| Some(self.sorter(tracer)?.1));
+        self.tell_sorted(counted, |tracer| Some(self.sorter(tracer)?.1));
     }
 
     /// The name and the histogram of a tracer that is there, or was.
@@ -217,16 +228,12 @@ impl Controller {
         }
     }
 
-    fn tell_sorted<'a>(
-        &self,
-        hits: Vec<Hits>,
-        buckets: Vec<Buckets>,
-        histogram: impl Fn(u8) -> Option<&'a Histogram>,
-    ) {
+    fn tell_sorted<'a>(&self, counted: Counted, histogram: impl Fn(u8) -> Option<&'a Histogram>) {
         let Some(relay) = &self.relay else { return };
-        if hits.is_empty() && buckets.is_empty() {
+        if counted.is_empty() {
             return;
         }
+        let Counted { hits, buckets, callers } = counted;
         let sorted = buckets.into_iter().filter_map(|Buckets { tracer, vcpu, words }| {
             let histogram = histogram(tracer)?;
             let translated = words
@@ -235,12 +242,12 @@ impl Controller {
             let (of, name) = (histogram.of, histogram.name.clone());
             Some(relay::Sorted { tracer, vcpu, of, name, words: translated.collect() })
         });
-        relay.counted(hits, sorted.collect());
+        relay.counted(hits, callers, sorted.collect());
     }
 
     /// What has been counted up to now as one JSON object: the functions that were called most.
     pub(super) fn counted(&mut self) -> String {
-        let Counted { hits: all, buckets } =
+        let Counted { hits: all, buckets, callers } =
             self.counters().map(|counters| counters.read()).unwrap_or_default();
         let mut functions: BTreeMap<(u8, usize), BTreeMap<u32, u64>> = BTreeMap::new();
         for Hits { tracer, vcpu, hits } in all {
@@ -265,9 +272,51 @@ impl Controller {
         };
         let counts: Vec<_> = functions.iter().take(MOST).map(function).collect();
         let (histograms, unshown) = self.sorted(&buckets);
-        let left_out = left_out + unshown;
-        serde_json::json!({ "counts": counts, "left_out": left_out, "histograms": histograms })
-            .to_string()
+        let (callers, unnamed) = self.called(&callers);
+        let left_out = left_out + unshown + unnamed;
+        serde_json::json!({
+            "counts": counts,
+            "callers": callers,
+            "left_out": left_out,
+            "histograms": histograms,
+        })
+        .to_string()
+    }
+
+    /// Functions with their callers, of all vCPUs together: pairs of most calls, and how many others there are.
+    fn called(&self, hits: &[CallerHits]) -> (Vec<serde_json::Value>, usize) {
+        let mut names: BTreeMap<u32, String> = BTreeMap::new();
+        let mut all: BTreeMap<(u8, usize, String), u64> = BTreeMap::new();
+        for CallerHits { tracer, hits, .. } in hits {
+            for &(site, caller, count) in hits {
+                let name = names.entry(caller).or_insert_with(|| self.caller(caller));
+                let sum = all.entry((*tracer, site, name.clone())).or_default();
+                *sum = sum.saturating_add(count);
+            }
+        }
+        let mut all: Vec<_> = all.into_iter().collect();
+        all.sort_by(|(a, of_a), (b, of_b)| of_b.cmp(of_a).then_with(|| a.cmp(b)));
+        let shown = all.iter().take(MOST).map(|((tracer, site, caller), hits)| {
+            serde_json::json!({
+                "function": self.name(*site),
+                "caller": caller,
+                "tracer": self.counter(*tracer),
+                "hits": hits,
+            })
+        });
+        (shown.collect(), all.len().saturating_sub(MOST))
+    }
+
+    /// The function in which the low half of a run-time address is, or the address.
+    fn caller(&self, low: u32) -> String {
+        let place = self.place(Header::TOP_4_GIB | u64::from(low));
+        match place.split_once('+') {
+            Some((name, offset)) => match offset.split_once(' ') {
+                Some((_, module)) => format!("{name} {module}"),
+                None => name.to_owned(),
+            },
+            None => place,
+        }
     }
 
     /// Histograms of all vCPUs together: those of most calls, and how many others there are.

@@ -50,7 +50,7 @@ pub enum EndsError {
     Arguments,
     /// They are counted before it is known.
     #[error(
-        "count and hist look at calls when they begin, before retval and duration are known: leave these \
+        "count, callers and hist look at calls when they begin, before retval and duration are known: leave these \
          out of the condition; hist(duration) and hist(retval) show how many there are of each size"
     )]
     Counts,

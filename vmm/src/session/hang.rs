@@ -166,7 +166,7 @@ impl Controller {
     }
 
     /// A run-time address as the kernel prints it.
-    fn place(&self, address: u64) -> String {
+    pub(super) fn place(&self, address: u64) -> String {
         let Some(image) = &self.verdict.image else { return format!("{address:#x}") };
         let link = address.wrapping_sub(image.slide);
         let module = self.functions.values().find(|function| {

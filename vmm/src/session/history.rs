@@ -83,9 +83,13 @@ impl History {
     }
 }
 
-/// Whether calls leave neither a record nor a count.
+/// Whether calls may leave neither a record nor a count.
 fn sorts(part: &Part) -> bool {
-    let sorts = matches!(part.counts, Some(Tally::Sort(..) | Tally::Begin(_) | Tally::End(_)));
+    // Some of those that are counted by caller may have found no place.
+    let sorts = matches!(
+        part.counts,
+        Some(Tally::Callers(_) | Tally::Sort(..) | Tally::Begin(_) | Tally::End(_))
+    );
     // Nor if only the end of a call says whether it is meant.
     sorts || part.needs_open_calls()
 }

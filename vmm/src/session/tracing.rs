@@ -32,6 +32,8 @@ pub struct Tracer {
     pub graph: bool,
     /// Whether it counts calls instead of recording them.
     pub counts: bool,
+    /// Whether it does that by caller.
+    pub by_caller: bool,
     /// What it sorts calls by instead of recording them. Functions of modules have no such thing.
     pub histogram: Option<Histogram>,
     /// What it is to record of calls beside.
@@ -52,6 +54,7 @@ impl Tracer {
             sites,
             graph: self.graph,
             counts: self.counts,
+            by_caller: self.by_caller,
             histogram: self.histogram.clone(),
             wants: self.wants.clone(),
             values: self.values.clone(),
@@ -89,6 +92,7 @@ impl Tracer {
     fn tally(&self, site: usize) -> Option<Tally> {
         match &self.histogram {
             Some(histogram) => histogram.entry(site),
+            None if self.by_caller => Some(Tally::Callers(0)),
             None => self.counts.then_some(Tally::Table(0)),
         }
     }

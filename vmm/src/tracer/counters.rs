@@ -5,6 +5,10 @@
 //! has its own table, so that none waits for another. Only pages that hold used counters take memory
 //! of the host.
 
+mod callers;
+
+pub use callers::CallerHits;
+
 use super::annex::{Memory, SIZE};
 use super::error::TraceError;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -42,6 +46,8 @@ pub enum Kind {
     Calls,
     /// Where its histogram is.
     Histograms,
+    /// How often it was called, by caller: a table of another form.
+    Callers,
 }
 
 /// A table for each vCPU.
@@ -113,13 +119,15 @@ pub struct Counted {
     pub hits: Vec<Hits>,
     /// Histograms of others.
     pub buckets: Vec<Buckets>,
+    /// How often functions of others were called by whom.
+    pub callers: Vec<CallerHits>,
 }
 
 impl Counted {
     /// Whether there is nothing in it.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.hits.is_empty() && self.buckets.is_empty()
+        self.hits.is_empty() && self.buckets.is_empty() && self.callers.is_empty()
     }
 }
 
@@ -136,6 +144,7 @@ pub struct Counters {
     used: u64,
     shared: bool,
     tables: Vec<Table>,
+    callers: callers::Tables,
     /// Calls that are open, by tracer: from the start of the area. Who takes a number has the same as the
     /// one before, as programs at returns have.
     open: BTreeMap<u8, u64>,
@@ -157,7 +166,20 @@ impl Counters {
         let area = Area { len, ..area };
         let open = BTreeMap::new();
         let (used, shared) = (0, false);
-        Self { memory, area, stops, power, vcpus, used, shared, tables, open, taken, cleared }
+        Self {
+            memory,
+            area,
+            stops,
+            power,
+            vcpus,
+            used,
+            shared,
+            tables,
+            callers: callers::Tables::default(),
+            open,
+            taken,
+            cleared,
+        }
     }
 
     /// The numbers of tables of this tracer's and kind in which these sites have their places, by site; tables
@@ -198,15 +220,13 @@ impl Counters {
     /// told whether they were meant; counted from 0 again.
     pub fn take_untold(&mut self, tracer: u8) -> [u64; 2] {
         let Some(&offset) = self.open.get(&tracer) else { return [0; 2] };
-        let memory = self.memory.slice();
-        [Calls::CROWDED, Calls::UNTOLD].map(|word| {
-            let at = SIZE + offset + word;
-            // Of the area itself, where nothing else is at this place.
-            let total =
-                usize::try_from(at).ok().and_then(|at| memory.load(at, Ordering::Relaxed).ok());
-            let total: u64 = total.unwrap_or(0);
-            total.saturating_sub(self.taken.insert(offset + word, total).unwrap_or(0))
-        })
+        [Calls::CROWDED, Calls::UNTOLD].map(|word| self.take_word(offset + word))
+    }
+
+    /// What was added to a word of the area, where nothing else is, since this was called last.
+    fn take_word(&mut self, word: u64) -> u64 {
+        let total = load(&self.memory.slice(), SIZE + word);
+        total.saturating_sub(self.taken.insert(word, total).unwrap_or(0))
     }
 
     /// So many bytes, at a multiple of a page's.
@@ -347,7 +367,7 @@ impl Counters {
         let offset = table.offset;
         let before = self.look(|table, _| table.offset == offset);
         self.begin_anew(&before);
-        let _ = self.have_taken(before);
+        let _ = self.have_taken(before, Vec::new());
         self.tables.get_mut(found)?.sites.clear();
         Some(found)
     }
@@ -400,7 +420,7 @@ impl Counters {
     /// Whether there is nothing to count in.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.tables.is_empty()
+        self.tables.is_empty() && self.callers.is_empty()
     }
 
     /// Lets [`Counters::read`] begin anew, and [`Counters::take`] with it: how many calls it will
@@ -408,8 +428,13 @@ impl Counters {
     pub fn clear(&mut self) -> u64 {
         let all = self.look(|_, _| true);
         self.begin_anew(&all);
-        let Counted { hits, buckets } = self.have_taken(all);
+        let called = self.look_callers(|_, _| true);
+        self.cleared.extend(called.iter().map(|&(_, place, total)| (place, total)));
+        let Counted { hits, buckets, callers } = self.have_taken(all, called);
+        let crowded = self.take_crowded(None);
         let calls = hits.iter().flat_map(|hits| &hits.hits).map(|(_, hits)| hits);
+        let called = callers.iter().flat_map(|hits| &hits.hits).map(|(.., hits)| hits);
+        let calls = calls.chain(called).chain([&crowded]);
         let words = buckets.iter().flat_map(|buckets| &buckets.words);
         let sorted = words.filter(|(_, word, _)| is_calls(*word)).map(|(_, _, calls)| calls);
         calls.chain(sorted).fold(0, |sum, calls| sum.saturating_add(*calls))
@@ -423,7 +448,8 @@ impl Counters {
     #[must_use]
     pub fn take(&mut self, tracer: Option<u8>) -> Counted {
         let all = self.look(|table, _| tracer.is_none_or(|tracer| table.tracer == tracer));
-        self.have_taken(all)
+        let called = self.look_callers(|of, _| tracer.is_none_or(|tracer| of == tracer));
+        self.have_taken(all, called)
     }
 
     /// The same of sites that are gone, which are forgotten.
@@ -431,19 +457,28 @@ impl Counters {
     pub fn take_gone(&mut self, gone: &[usize]) -> Counted {
         let gone: FxHashSet<usize> = gone.iter().copied().collect();
         let all = self.look(|_, site| gone.contains(&site));
+        // Callers may be gone, too: who takes their place has another name.
+        let called = self.look_callers(|_, _| true);
+        self.callers.forget_sites(&gone);
         for table in &mut self.tables {
             table.sites.retain(|_, site| !gone.contains(site));
         }
         // What comes to their places begins at 0.
         self.begin_anew(&all);
-        self.have_taken(all)
+        let of_gone = called.iter().filter(|((_, _, site, _), ..)| gone.contains(site));
+        self.cleared.extend(of_gone.map(|&(_, place, total)| (place, total)));
+        self.have_taken(all, called)
     }
 
-    fn have_taken(&mut self, all: Vec<Found>) -> Counted {
+    fn have_taken(&mut self, all: Vec<Found>, called: Vec<callers::Found>) -> Counted {
         let mut counted = Counted::default();
         for (of, place, total) in all {
             let count = total.wrapping_sub(self.taken.insert(place, total).unwrap_or(0));
             counted.add(of, count);
+        }
+        for (of, place, total) in called {
+            let count = total.wrapping_sub(self.taken.insert(place, total).unwrap_or(0));
+            callers::add(&mut counted.callers, (of, count));
         }
         counted
     }
@@ -456,6 +491,10 @@ impl Counters {
             let before = self.cleared.get(&place).copied().unwrap_or(0);
             counted.add(of, total.wrapping_sub(before));
         }
+        for (of, place, total) in self.look_callers(|_, _| true) {
+            let before = self.cleared.get(&place).copied().unwrap_or(0);
+            callers::add(&mut counted.callers, (of, total.wrapping_sub(before)));
+        }
         counted
     }
 
@@ -464,6 +503,7 @@ impl Counters {
     pub fn forget(&mut self, tracer: u8) {
         let own = self.tables.iter_mut().filter(|table| table.tracer == tracer);
         own.for_each(|table| table.tracer = NOBODY);
+        self.callers.forget(tracer);
     }
 
     /// Counters that are not 0, of the tables and sites that are wanted. In order.
@@ -488,7 +528,7 @@ impl Counters {
                                 look(first + u64::from(word) * COUNTER, word);
                             });
                         }
-                        (Kind::Histograms, None) => {}
+                        (Kind::Histograms, None) | (Kind::Callers, _) => {}
                     }
                 }
             }

@@ -35,6 +35,8 @@ pub struct Part {
 pub enum Tally {
     /// Calls, in the table with this number.
     Table(u16),
+    /// The same by caller, in the table of callers with this number.
+    Callers(u16),
     /// Calls down to the one at which a vCPU stops: the number of that stop.
     Stop(u16),
     /// Nothing: a task is to be followed, or not. Where in a task its process id is.
@@ -71,11 +73,12 @@ pub enum Measure {
 }
 
 impl Tally {
-    /// The table in which it counts, and whether that has histograms.
+    /// The table in which it counts, and what that has.
     #[must_use]
     pub fn table(self) -> Option<(u16, Kind)> {
         match self {
             Self::Table(table) => Some((table, Kind::Calls)),
+            Self::Callers(table) => Some((table, Kind::Callers)),
             Self::Sort(table, _) | Self::Begin(table) => Some((table, Kind::Histograms)),
             Self::Stop(_)
             | Self::Follow { .. }
@@ -90,6 +93,7 @@ impl Tally {
     pub fn in_table(self, table: u16) -> Self {
         match self {
             Self::Table(_) => Self::Table(table),
+            Self::Callers(_) => Self::Callers(table),
             Self::Sort(_, sorted) => Self::Sort(table, sorted),
             Self::Begin(_) => Self::Begin(table),
             Self::Stop(_)

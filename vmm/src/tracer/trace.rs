@@ -192,6 +192,7 @@ impl Attachment {
         let calls = |tracer| counters.calls(tracer);
         let find = |tally, tracer| match tally {
             Tally::Table(table) => at(table).map(Counts::Up),
+            Tally::Callers(table) => counters.find_callers(table).map(Counts::ByCaller),
             Tally::Sort(table, sorted) => Some(Counts::Sort(at(table)?, sorted)),
             Tally::Begin(table) => Some(Counts::Begin(Some(at(table)?), calls(tracer)?)),
             Tally::Open => Some(Counts::Begin(None, calls(tracer)?)),
@@ -241,6 +242,11 @@ impl Attachment {
             let spot = self.modules.spot(kernel, &self.image, site)?;
             Some((target.return_address(&spot.site), site))
         });
+        if kind == Kind::Callers {
+            let told: Vec<_> = told.map(|(told, site)| (self.image.runtime(told), site)).collect();
+            let table = self.counters.callers(tracer, told.iter().copied())?;
+            return Ok(told.into_iter().map(|(_, site)| (site, table)).collect());
+        }
         self.counters.tables((tracer, kind), told.collect())
     }
 

@@ -20,8 +20,8 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 use vmtrace::stream::{
-    EntryRecord, Exit, Header, LossReason, Mark, MarkKind, RecordBuffer, ReturnRecord, Summary,
-    Symbol, TailRecord, Task, Writer, sample,
+    CallerCount, EntryRecord, Exit, Header, LossReason, Mark, MarkKind, RecordBuffer, ReturnRecord,
+    Summary, Symbol, TailRecord, Task, Writer, sample,
 };
 
 const BASE: u64 = 0xffff_ffff_8100_0000;
@@ -498,6 +498,46 @@ fn counts_are_converted_or_told_of() {
     for place in ["out.txt", "out.graph"] {
         assert!(folder.read(place).contains("\n# counted: 3 functions, 1017 calls\n"), "{place}");
     }
+}
+
+// So are those by caller, with the caller where a format has a place for one.
+#[test]
+fn counts_by_caller_are_converted_or_told_of() {
+    let header = sample::header();
+    let offset = |address| header.offset(address).expect("an address of the window");
+    let mut writer = Writer::new(Vec::new(), &header).expect("header");
+    let caller = Symbol { address: sample::OPEN, size: 64, name: "ext4_open", module: "ext4" };
+    writer.symbols([Symbol::new(sample::READ, 64, "vfs_read"), caller]).expect("room");
+    let caller = offset(sample::OPEN) + 7;
+    let count = CallerCount { function: offset(sample::READ), caller, hits: 300 };
+    writer.callers(1, 0, &[count]).expect("vCPU");
+    writer.end(&Summary::default()).expect("memory");
+    let folder = Folder::new(&writer.into_inner().expect("memory"));
+    for (place, says) in [
+        ("out.csv", false),
+        ("out.jsonl", false),
+        ("out.txt", false),
+        ("out.parquet", false),
+        ("out.dat", true),
+        ("out.folded", true),
+    ] {
+        let output = folder.vmtrace(&["-o", place]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{place}: {said}");
+        assert_eq!(said.contains(": 1 counts of calls: left out\n"), says, "{place}: {said}");
+    }
+    let csv = folder.read("out.csv");
+    assert!(csv.contains("\n0,count,1,,,,vfs_read,,ext4_open [ext4],,,,300,,\n"), "{csv}");
+    let json =
+        r#""function":"vfs_read","caller":"ext4_open","caller_module":"ext4","cpu":1,"hits":300}"#;
+    assert!(folder.read("out.jsonl").contains(json));
+    assert!(folder.read("out.txt").contains("\n#         300  100.0%  ext4_open [ext4]\n"));
+    // A part of it that is a trace has them as well.
+    assert_eq!(folder.vmtrace(&["-o", "part.vmt", "-f", "vfs_read"]).status.code(), Some(0));
+    let part = std::fs::read(folder.path("part.vmt")).expect("a trace");
+    let part = Folder::new(&part);
+    part.convert(&["-o", "part.jsonl"]);
+    assert!(part.read("part.jsonl").contains(json));
 }
 
 #[test]

@@ -23,7 +23,7 @@ use vmtrace::stream::{
     Bucket, Compressor, Count, CountsOf, EntryRecord, Frame, Header, HistogramOf, Mark, MarkKind,
     Reader, Stretch, Summary, TracedOf,
 };
-use vmtrace::tracer::{Hits, RawBatch};
+use vmtrace::tracer::{CallerHits, Hits, RawBatch};
 use vmtrace_trampolines::layout::{COMMON_SIZE, Common, Info};
 
 const CPUS: usize = 2;
@@ -228,6 +228,11 @@ fn what_was_drained_reaches_everyone_and_what_was_not_is_counted() {
     }
 }
 
+/// The low half of an address of the kernel, as records have it.
+fn low(address: u64) -> u32 {
+    u32::try_from(address - Header::TOP_4_GIB).unwrap()
+}
+
 // A consumer sees them while the guest runs, with names for them, behind the records that were there
 // before; there is nothing of what was not called, nor of what is no site.
 #[test]
@@ -240,18 +245,23 @@ fn counts_are_told_when_they_come() {
     let sites = rings.kernel.sites().len();
     let hits = vec![(3, 5), (sites - 1, 0), (sites, 1), (4, u64::MAX)];
     let none = Hits { tracer: 0, vcpu: 0, hits: vec![(3, 0)] };
-    relay.counted(vec![Hits { tracer: 1, vcpu: 1, hits }, none], vec![]);
+    relay.counted(vec![Hits { tracer: 1, vcpu: 1, hits }, none], vec![], vec![]);
+    // By a caller that has a name, one that has none, and for no site.
+    let [_, _, _, third, ..] = rings.kernel.sites() else { panic!("few sites") };
+    let caller = low(third.entry + 4);
+    let hits = vec![(3, caller, 11), (4, 1, 12), (sites, caller, 13), (4, caller, 0)];
+    relay.counted(vec![], vec![CallerHits { tracer: 1, vcpu: 1, hits }], vec![]);
     let words = vec![(3, 7, 9), (sites, 7, 1), (4, Bucket::MISSED, 1)];
     let (of, name) = (HistogramOf::Arguments, "count".to_owned());
     let sorted = Sorted { tracer: 1, vcpu: 1, of, name, words };
-    relay.counted(vec![Hits { tracer: 1, vcpu: 1, hits: vec![(3, 2)] }], vec![sorted]);
+    relay.counted(vec![Hits { tracer: 1, vcpu: 1, hits: vec![(3, 2)] }], vec![], vec![sorted]);
     let now = relay.now();
     relay.mark(Mark { ticks: now, kind: MarkKind::Note, duration_ns: 0, text: "behind".into() });
     relay.finish(Summary::default(), TIME).wait(TIME).unwrap().unwrap();
     let file = std::mem::take(&mut *sink.0.lock().unwrap());
     let mut reader = Reader::new(&*file).unwrap();
     let (mut names, mut records, mut counted, mut marked) = (HashSet::new(), 0, Vec::new(), false);
-    let mut words = Vec::new();
+    let (mut words, mut called) = (Vec::new(), Vec::new());
     while let Some(frame) = reader.next_frame().unwrap() {
         match frame {
             Frame::Symbols(list) => names.extend(list.map(|symbol| symbol.address)),
@@ -268,6 +278,11 @@ fn counts_are_told_when_they_come() {
                     }));
                     continue;
                 }
+                if counts.of == Some(CountsOf::Callers) {
+                    called.extend(counts.callers().map(|it| (it.function, it.caller, it.hits)));
+                    assert!(names.contains(&third.entry), "its caller's");
+                    continue;
+                }
                 for Count { function, hits } in counts.counts() {
                     let address = Header::TOP_4_GIB | u64::from(function);
                     assert!(names.contains(&address));
@@ -280,6 +295,7 @@ fn counts_are_told_when_they_come() {
     let entry = |site: usize| rings.kernel.sites()[site].entry;
     assert_eq!(counted, [(entry(3), 5), (entry(4), u64::MAX), (entry(3), 2)]);
     assert_eq!(words, [(entry(3), 7, 9), (entry(4), Bucket::MISSED, 1)]);
+    assert_eq!(called, [(low(entry(3)), caller, 11), (low(entry(4)), 1, 12)]);
     assert!(words.iter().all(|(address, ..)| names.contains(address)));
 }
 

@@ -11,7 +11,7 @@ use vmtrace_tests::trace::{RISCV_KERNELS, syscall};
 
 /// Rows by what the guest's program calls them: the function, if it is not that of a system call, and what is to
 /// be done there.
-const ROWS: [(&str, &str, &str); 9] = [
+const ROWS: [(&str, &str, &str); 10] = [
     ("count", "getppid", ":count"),
     ("hist-duration", "getuid", ":hist"),
     ("hist-argument", "__sys_setresuid", ":hist(ruid)"),
@@ -21,6 +21,7 @@ const ROWS: [(&str, &str, &str); 9] = [
     ("retval-fails", "getgid", " if retval < 0"),
     ("duration-fails", "gettid", " if duration > 1ms"),
     ("entry", "__sys_setfsgid", ""),
+    ("callers", "sched_get_priority_max", ":callers"),
 ];
 
 /// The table.

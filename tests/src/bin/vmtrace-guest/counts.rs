@@ -13,7 +13,7 @@ use vmtrace_tests::trace::syscall_of;
 const ROUNDS: u32 = 51;
 
 /// What is measured, and the system call that has it.
-const ROWS: [(&str, fn()); 10] = [
+const ROWS: [(&str, fn()); 11] = [
     ("count", super::call_getppid),
     ("hist-duration", || call(libc::SYS_getuid, &[])),
     ("hist-argument", || call(libc::SYS_setresuid, &[-1; 3])),
@@ -23,6 +23,7 @@ const ROWS: [(&str, fn()); 10] = [
     ("retval-fails", || call(libc::SYS_getgid, &[])),
     ("duration-fails", || call(libc::SYS_gettid, &[])),
     ("entry", || call(libc::SYS_setfsgid, &[-1])),
+    ("callers", || call(libc::SYS_sched_get_priority_max, &[])),
     ("children-fail", || call(libc::SYS_getegid, &[])),
 ];
 

@@ -322,7 +322,7 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
     job.extend(flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag.to_owned()));
     job.extend(args.arg.iter().map(|values| format!("--arg={values}")));
     job.extend(args.returns.iter().map(|glob| format!("--returns={glob}")));
-    let tracers = args.tracer.iter().chain(&args.hist);
+    let tracers = args.tracer.iter().chain(&args.hist).chain(&args.count_callers);
     job.extend(tracers.map(|globs| format!("--tracer={globs}")));
     job.extend(args.condition.iter().map(|condition| format!("--if={condition}")));
     job.extend(args.pid.iter().map(|pid| format!("--pid={pid}")));

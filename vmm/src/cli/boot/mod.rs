@@ -110,7 +110,8 @@ pub struct Args {
     pub notrace: Vec<String>,
     /// Add a tracer to that of -f; may be repeated, up to 254 times. A glob with ! before it is an exception
     /// of this tracer. Actions: entry (the default), graph (returns, too), args (parameters), retval (returned
-    /// values), count (counts calls, records none), or hist, hist(retval) and hist(PARAMETER) (as --hist). A
+    /// values), count (counts calls, records none), callers (as --count-callers), or hist, hist(retval) and
+    /// hist(PARAMETER) (as --hist). A
     /// call of a function that several tracers have is recorded for each. A tracer costs nothing in functions
     /// that it does not trace. Without -f there are only these tracers
     #[arg(long, value_name = "[NAME=]GLOB[,GLOB...][:ACTION[+ACTION...]][ if CONDITION]", value_parser = parse::tracer, help_heading = headings::TRACE)]
@@ -170,6 +171,10 @@ pub struct Args {
     /// 'vfs_read:count if pid == 42'; may be repeated
     #[arg(long, value_name = "GLOB[,GLOB...][:OF][ if CONDITION]", value_parser = parse::hist, help_heading = headings::TRACE)]
     pub hist: Vec<TracerSpec>,
+    /// Count calls of each of these functions in the guest by caller, instead of recording them: a table at the
+    /// end of the trace shows who called it, and how often. Such as 'vfs_read if pid == 42'; may be repeated
+    #[arg(long, value_name = "GLOB[,GLOB...][ if CONDITION]", value_parser = parse::callers, help_heading = headings::TRACE)]
+    pub count_callers: Vec<TracerSpec>,
     /// Record these values at calls of functions of -f: parameters, and members of structures to
     /// which they point. A path may have a name (NAME=PATH), and a string a largest length
     /// (PATH:BYTES). FUNCTION is a glob; may be repeated

@@ -15,6 +15,11 @@ pub(super) fn hist(text: &str) -> Result<TracerSpec, String> {
     TracerSpec::sorting(text).map_err(|error| error.to_string())
 }
 
+/// Of `--count-callers`: the same.
+pub(super) fn callers(text: &str) -> Result<TracerSpec, String> {
+    TracerSpec::by_caller(text).map_err(|error| error.to_string())
+}
+
 pub(super) fn argument(text: &str) -> Result<ArgumentSpec, String> {
     ArgumentSpec::parse(text).map_err(|error| error.to_string())
 }

@@ -19,6 +19,7 @@ use vmtrace_trampolines::Overflow;
 struct Asked {
     graph: bool,
     counts: bool,
+    by_caller: bool,
     sorts: Option<HistogramSpec>,
     wants: Wants,
     condition: Option<Condition>,
@@ -43,7 +44,7 @@ impl Args {
         let (mut tracers, mut unmatched, mut unmatched_notrace) = (vec![], vec![], vec![]);
         let (mut notes, mut boot_notes) = (Vec::new(), Vec::new());
         let mut add = |name: String, text: String, [filter, own]: [&[String]; 2], asked| {
-            let Asked { graph, counts, sorts, mut wants, condition } = asked;
+            let Asked { graph, counts, by_caller, sorts, mut wants, condition } = asked;
             let notrace: Vec<String> = self.notrace.iter().chain(own).cloned().collect();
             let selection = kernel.select_with_report(filter, &notrace);
             unmatched.extend(selection.unmatched);
@@ -77,6 +78,7 @@ impl Args {
                 sites,
                 graph,
                 counts,
+                by_caller,
                 histogram,
                 wants,
                 values,
@@ -98,7 +100,7 @@ impl Args {
             Condition::all(&own.into_iter().chain(&tasks).collect::<Vec<_>>())
         };
         let others = !self.event.is_empty() || self.traces_boot() || self.exits;
-        let own: Vec<_> = self.tracer.iter().chain(&self.hist).collect();
+        let own: Vec<_> = self.tracer.iter().chain(&self.hist).chain(&self.count_callers).collect();
         let only_others = own.is_empty() && others;
         if !self.filter.is_empty() || (own.is_empty() && !only_others) {
             let globs = Globs { filter: self.filter.clone(), notrace: self.notrace.clone() };
@@ -110,8 +112,14 @@ impl Args {
                 Some(condition) => format!("{text} if {condition}"),
                 None => text,
             };
-            let asked =
-                Asked { graph: self.graph, counts: self.count, wants, condition, sorts: None };
+            let asked = Asked {
+                graph: self.graph,
+                counts: self.count,
+                by_caller: false,
+                wants,
+                condition,
+                sorts: None,
+            };
             add(Tracing::default_name(0), text, [&self.filter, &[]], asked)?;
         } else if self.condition.is_some()
             || self.args
@@ -129,16 +137,24 @@ impl Args {
             let name = spec.name.clone().unwrap_or_else(|| Tracing::default_name(number));
             let condition = both(spec.condition.as_ref())?;
             let spec = TracerSpec { condition: condition.clone(), ..(*spec).clone() };
-            let (graph, counts) = (spec.actions.exits(), spec.actions.count);
+            let (graph, counts) = (spec.actions.exits(), spec.actions.counts());
+            let by_caller = spec.actions.callers;
             let (wants, sorts) = (spec.actions.into(), spec.histogram.clone());
-            let asked = Asked { graph, counts, sorts, wants, condition };
+            let asked = Asked { graph, counts, by_caller, sorts, wants, condition };
             add(name, spec.to_string(), [&spec.filter, &spec.notrace], asked)?;
         }
         if self.traces_boot() {
             let (asked, more) = times::tracers(kernel)?;
             boot_notes = more;
             for times::Asked { name, globs, graph, wants } in asked {
-                let asked = Asked { graph, counts: false, sorts: None, wants, condition: None };
+                let asked = Asked {
+                    graph,
+                    counts: false,
+                    by_caller: false,
+                    sorts: None,
+                    wants,
+                    condition: None,
+                };
                 add(name.to_owned(), globs.join(","), [&globs, &[]], asked)?;
             }
         }

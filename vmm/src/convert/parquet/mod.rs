@@ -16,7 +16,8 @@ use std::rc::Rc;
 use super::calls::{Calls, Lane, Open, Tracers};
 use super::ground::{Clock, Names, too_many};
 use crate::export::{
-    Entry, Event, Export, JsonArgs, JsonReturned, Name, Return, Tail, Tracepoint, Unfinished,
+    Called, Entry, Event, Export, JsonArgs, JsonReturned, Name, Return, Tail, Tracepoint,
+    Unfinished,
 };
 use crate::stream::{Header, Loss, Mark, Summary};
 use parts::Parts;
@@ -349,6 +350,27 @@ impl Export for Parquet {
                 function: self.name(Some(&function))?,
                 tracer,
                 count: whole(hits),
+                ..Row::new(Kind::Count)
+            };
+            self.parts.add(&self.names, &self.tracers, row, |_, _| ())
+        })
+    }
+
+    fn callers(
+        &mut self,
+        vcpu: u32,
+        tracer: Option<&str>,
+        hits: &mut dyn Iterator<Item = Called<'_>>,
+    ) -> io::Result<()> {
+        let tracer = self.tracers.number(tracer);
+        hits.filter(|it| it.hits > 0).try_for_each(|it| {
+            let row = Row {
+                start: self.now,
+                vcpu: vcpu.into(),
+                function: self.name(Some(&it.function))?,
+                caller: self.name(it.caller.as_ref())?,
+                tracer,
+                count: whole(it.hits),
                 ..Row::new(Kind::Count)
             };
             self.parts.add(&self.names, &self.tracers, row, |_, _| ())
