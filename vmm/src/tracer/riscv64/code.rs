@@ -19,11 +19,13 @@ use crate::tracer::ftrace::GuestCall;
 use crate::tracer::guest::{Guest, GuestError};
 use crate::tracer::image::Image;
 use crate::tracer::module_calls::ModuleMoment;
+use crate::tracer::modules::Fresh;
 use crate::tracer::spot::Spot;
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
 use crate::tracer::tracepoints::guest::{Own, Places, PointReason, Probes};
 use crate::tracer::view::View;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use vm_memory::Bytes;
 use vmtrace_trampolines::riscv64::encode::register::{T3, ZERO};
@@ -442,11 +444,26 @@ impl GuestCode for Code {
         guest: &dyn Guest,
         view: &View<'_>,
         image: &Image,
+        fresh: Fresh<'_>,
         exits: &[(usize, Exit)],
         rewrites: &[ModuleRewrite],
     ) -> Result<(), TraceError> {
         let places = (&mut self.returns, &mut self.gap);
-        module_returns::rewrite(places, guest, (view, image), exits, rewrites)
+        module_returns::rewrite(places, guest, (view, image), fresh, exits, rewrites)
+    }
+
+    fn module_came(&mut self, image: &Image, functions: &mut dyn Iterator<Item = u64>) {
+        self.returns.of_modules.come(image, functions);
+    }
+
+    fn module_goes(
+        &mut self,
+        image: &Image,
+        module: u64,
+        range: Option<&Range<u64>>,
+        exits: &[usize],
+    ) {
+        self.returns.of_modules.leave(image, module, range, exits);
     }
 
     fn stubs(
