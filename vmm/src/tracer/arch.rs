@@ -213,7 +213,7 @@ pub(super) trait GuestCode: Send {
     /// paused.
     ///
     /// # Errors
-    /// When guest memory cannot be used.
+    /// Which sites were not given back, and why; all others are.
     fn unprepare(&mut self, _: &View<'_>, _: &Image, _: &[Spot]) -> Result<(), GuestError> {
         Ok(())
     }

@@ -151,6 +151,26 @@ impl Code {
         written.map_err(|_| TraceError::Annex)
     }
 
+    /// Gives the first instruction of a site back if that is ours and the second is not. `entry` and
+    /// `caller` are run-time addresses.
+    fn give_back_first(
+        &mut self,
+        view: &View<'_>,
+        spot: &Spot,
+        (entry, caller): (u64, u64),
+    ) -> Result<(), GuestError> {
+        let (Some(aim), front) = (self.aim(entry), front(&spot.site)) else { return Ok(()) };
+        let found = instructions(spot.load(view, front)?);
+        let theirs = self.theirs(entry, found, caller).filter(|_| found[0] == aim.first());
+        let Some(theirs) = theirs.filter(|theirs| *theirs != found) else { return Ok(()) };
+        spot.store(view, front, &theirs[0].to_le_bytes())?;
+        if instructions(spot.load(view, front)?) != theirs {
+            return Err(GuestError::Mismatch("it did not take its own instruction".into()));
+        }
+        self.landings.leave(entry);
+        Ok(())
+    }
+
     /// From the site of the function at a run-time address to the tables.
     pub(super) fn aim(&self, entry: u64) -> Option<Aim> {
         Aim::new(entry, self.gap.table())
@@ -305,16 +325,16 @@ impl GuestCode for Code {
         spots: &[Spot],
     ) -> Result<(), GuestError> {
         let Kind::Patchable { caller } = self.kind else { return Ok(()) };
+        let mut failed = Vec::new();
         for spot in spots {
             let entry = image.runtime(spot.site.entry);
-            let (Some(aim), front) = (self.aim(entry), front(&spot.site)) else { continue };
-            let found = instructions(spot.load(view, front)?);
-            let theirs = self.theirs(entry, found, caller).filter(|_| found[0] == aim.first());
-            let Some([first, _]) = theirs.filter(|theirs| *theirs != found) else { continue };
-            spot.store(view, front, &first.to_le_bytes())?;
-            self.landings.leave(entry);
+            match self.give_back_first(view, spot, (entry, caller)) {
+                Ok(()) => {}
+                // The others can be.
+                Err(error) => failed.push((entry, error)),
+            }
         }
-        Ok(())
+        if failed.is_empty() { Ok(()) } else { Err(GuestError::Several(failed)) }
     }
 
     fn guest_call(&self, view: &View<'_>, image: &Image, spot: &Spot) -> Option<GuestCall> {
