@@ -9,7 +9,6 @@
 use super::gap::Gap;
 use super::module_stubs::{Made, Owner, Reclaim, Way};
 use super::returns::{Returns, Rewrites, groups, low_half};
-use crate::kernel::epilogues::PlannedExit;
 use crate::kernel::{Exit, ModuleRewrite};
 use crate::kernel::{Site, SiteSection};
 use crate::tracer::edit::{Edit, SkipReason};
@@ -22,7 +21,8 @@ use crate::tracer::view::View;
 use rustc_hash::FxHashMap;
 
 /// Bytes of a relay.
-const RELAY: u64 = 8;
+const RELAY: u64 = RELAY_LEN as u64;
+const RELAY_LEN: usize = 8;
 
 /// See [`GuestCode::rewrite`](crate::tracer::arch::GuestCode::rewrite).
 pub(super) fn rewrite(
@@ -87,7 +87,7 @@ fn again(
 
 /// Whether a stub and its relay hold what was written there, with an empty slot.
 fn is_intact(returns: &Returns, gap: &Gap, guest: &dyn Guest, made: &Made) -> bool {
-    let mut relay = [0; RELAY as usize];
+    let mut relay = [0; RELAY_LEN];
     returns.holds(made.at, &made.stub)
         && guest.read(gap.physical(made.way.relay), &mut relay).is_ok()
         && relay == made.relay
@@ -116,17 +116,19 @@ fn way(
     let Some((offset, relay_at)) = room(returns, gap, guest, len, reclaim) else {
         return Ok(None);
     };
-    let put = put(returns, gap, guest, image, (exit, offset, relay_at));
-    let Ok(Some((way, stub, relay))) = put else {
-        returns.of_modules.free.give(offset..offset + len);
-        returns.of_modules.relays.extend(relay_at);
-        return put.map(|_| None);
+    let places = (offset, relay_at);
+    let made = match put((returns, gap), guest, image, (rewrite, module), places) {
+        Ok(Some(made)) => made,
+        other => {
+            returns.of_modules.free.give(offset..offset + len);
+            returns.of_modules.relays.extend(relay_at);
+            return other.map(|_| None);
+        }
     };
-    let page = page(guest, image, exit.epilogue.start);
-    let made = Made { way, at: offset, stub, relay, owner: Owner::Module(module), page };
     if relay_at.is_none() {
         returns.of_modules.relay_bytes += RELAY;
     }
+    let way = made.way;
     returns.of_modules.made.insert(exit.epilogue.clone(), made);
     Ok(Some(way))
 }
@@ -161,25 +163,27 @@ fn room(
 
 /// Writes the stub of an exit and its relay to their places; `None` when they do not reach each other.
 fn put(
-    returns: &Returns,
-    gap: &mut Gap,
+    (returns, gap): (&Returns, &mut Gap),
     guest: &dyn Guest,
     image: &Image,
-    (exit, offset, relay_at): (&PlannedExit, u64, Option<u64>),
-) -> Result<Option<(Way, Vec<u8>, [u8; 8])>, TraceError> {
-    let stub = returns.address(offset);
+    (rewrite, module): (&ModuleRewrite, u64),
+    (at, relay_at): (u64, Option<u64>),
+) -> Result<Option<Made>, TraceError> {
+    let ModuleRewrite { exit, .. } = rewrite;
+    let address = returns.address(at);
     let id = low_half(image.runtime(exit.epilogue.ret));
-    let relay = exit.far_jump(relay_at.unwrap_or_else(|| gap.next_small()), stub);
-    let made = exit.stub(stub.wrapping_sub(image.slide), None, id);
-    let Some((code, made)) = relay.zip(made) else { return Ok(None) };
-    returns.write(offset, &made)?;
-    let relay = match relay_at {
-        Some(at) => gap.put_again(guest, at, &code).map(|()| Some(at)),
-        None => gap.put_small(guest, &code),
+    let relay = exit.far_jump(relay_at.unwrap_or_else(|| gap.next_small()), address);
+    let stub = exit.stub(address.wrapping_sub(image.slide), None, id);
+    let Some((relay, stub)) = relay.zip(stub) else { return Ok(None) };
+    returns.write(at, &stub)?;
+    let put = match relay_at {
+        Some(at) => gap.put_again(guest, at, &relay).map(|()| Some(at)),
+        None => gap.put_small(guest, &relay),
     };
-    let Some(relay) = relay? else { return Ok(None) };
-    let way = Way { relay, slot: offset + exit.slot_offset() as u64 };
-    Ok(Some((way, made, code)))
+    let slot = at + exit.slot_offset() as u64;
+    let Some(way) = put?.map(|relay| Way { relay, slot }) else { return Ok(None) };
+    let page = page(guest, image, exit.epilogue.start);
+    Ok(Some(Made { way, at, stub, relay, owner: Owner::Module(module), page }))
 }
 
 /// What is to be written for an exit to lead to the relay at a link address. The pages of a module
