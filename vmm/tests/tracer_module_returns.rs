@@ -447,8 +447,9 @@ fn stubs_that_may_run_are_not_written() {
         unload(&fake, &module, &mut attachment);
         module.is_freed(false);
         number += 1;
+        assert!(number < MANY, "it has no end");
     }
-    assert!((10..MANY).contains(&number), "{number}");
+    assert!(number > 10, "{number}");
     unload(&fake, &module, &mut attachment);
     let holds = |stub: u64, number: u32| in_stub(&fake, stub) == lui(number);
     assert!((0..).zip(&first).all(|(it, (_, stubs))| stubs.iter().all(|&at| holds(at, it))));
