@@ -497,15 +497,19 @@ fn stubs_that_others_changed_are_not_used_again() {
     };
     let stubs = load(&mut attachment, 0);
     assert_eq!(load(&mut attachment, 0), stubs, "the same again");
-    let at = usize::try_from(stubs[1]).unwrap();
-    annex::Memory::slice(&*fake.annex).write_slice(&[0x5a; 4], at).unwrap();
+    let change = |stub: u64| {
+        let at = usize::try_from(stub).unwrap();
+        annex::Memory::slice(&*fake.annex).write_slice(&[0x5a; 4], at).unwrap();
+    };
+    change(stubs[1]);
     let again = load(&mut attachment, 0);
     assert_eq!(again[0], stubs[0]);
     assert_ne!(again[1], stubs[1]);
-    annex::Memory::slice(&*fake.annex).write_slice(&[0x5a; 4], at).unwrap();
+    // Now one that would be another's.
+    change(again[1]);
     module.is_freed(false);
     come_and_go(&fake, &module, &mut attachment, 1..MANY, &[]);
-    assert_eq!(in_stub(&fake, stubs[1]), [0x5a; 4]);
+    assert_eq!([stubs[1], again[1]].map(|stub| in_stub(&fake, stub)), [[0x5a; 4]; 2]);
 }
 
 fn lui(number: u32) -> [u8; 4] {
