@@ -208,6 +208,13 @@ fn functions_of_a_module_return() {
 }
 
 #[test]
+fn a_large_module_returns_wherever_it_comes() {
+    for name in RISCV_KERNELS {
+        GUESTS.a_large_module_returns_wherever_it_comes(name);
+    }
+}
+
+#[test]
 fn modules_come_and_go_with_every_return_traced() {
     for name in RISCV_KERNELS {
         GUESTS.modules_come_and_go_with_every_return_traced(name);

@@ -55,7 +55,7 @@ fn write(fake: &Fake, module: &Module<'_>) {
     let first = module.offset("module", "mem");
     for (kind, start, end) in [(0, 0, FREED), (4, FREED, 0x2000)] {
         let at = first + kind * stride;
-        let base = CODE + start;
+        let base = module.address() + start;
         module.set(at + module.offset("module_memory", "base"), &base.to_le_bytes());
         let len = u32::try_from(end - start).unwrap();
         module.set(at + module.offset("module_memory", "size"), &len.to_le_bytes());
@@ -90,7 +90,7 @@ fn load(
     let sites: Vec<_> = loaded.functions.iter().map(|&(site, _)| site).collect();
     let wanted: Vec<_> =
         (0..).zip(&sites).filter(|&(at, _)| asked(at)).map(|(_, &site)| site).collect();
-    let fresh = Fresh { address: module.books, sites: &wanted };
+    let fresh = Fresh { address: module.books, sites: &wanted, words: Some(&[]) };
     let mut found = attachment.find_module_exits(fake, &fake.kernel, Some(fresh)).unwrap();
     (sites, found.pop().unwrap())
 }
@@ -110,11 +110,20 @@ fn far(at: u64, bytes: [u8; 8]) -> u64 {
 /// Offset in the annex' code of the stub that the jump at a place of the module leads to, by way of
 /// the gap.
 fn stub(fake: &Fake, module: &Module<'_>, place: u64) -> u64 {
-    let relay = far(CODE + place, module.get(place));
+    let (relay, stub) = way(fake, module, place);
     assert!((fake.link("_etext")..fake.link("__init_begin")).contains(&relay), "{relay:#x}");
-    let stub = far(relay, fake.read_vec(fake.at(relay), 8).try_into().unwrap());
-    let code = fake.link("_end").next_multiple_of(2 << 20) - (2 << 20) + annex::SIZE;
-    stub - code
+    stub - area(fake)
+}
+
+/// Run-time addresses of the relay and of the stub that the jump at a place of the module leads to.
+fn way(fake: &Fake, module: &Module<'_>, place: u64) -> (u64, u64) {
+    let relay = far(module.address() + place, module.get(place));
+    (relay, far(relay, fake.read_vec(fake.at(relay), 8).try_into().unwrap()))
+}
+
+/// Run-time address of the stubs.
+fn area(fake: &Fake) -> u64 {
+    fake.link("_end").next_multiple_of(2 << 20) - (2 << 20) + annex::SIZE
 }
 
 fn in_stub<const N: usize>(fake: &Fake, offset: u64) -> [u8; N] {
@@ -335,30 +344,172 @@ fn absurd_modules_are_left_alone() {
     }
 }
 
-// A guest that keeps loading other modules fills what there is, and no more; entries go on.
+/// As often as that other modules come in which there is no more room for what was there before.
+const MANY: u32 = 60;
+/// Returns of its first function.
+const FIRST: usize = 240;
+/// Of the functions that differ: where their windows are, and their returns.
+const DIFFERENT: [(u64, u64); 2] = [(ROOMY + 20, ROOMY + 26), (INIT + 8, INIT + 14)];
+
+/// Another module is loaded, at one of 256 addresses, with all of its returns: what its windows displace
+/// says which it is. Offsets of the stubs of the last two; `None` for one that is left alone.
+fn load_another(
+    fake: &Fake,
+    module: &Module<'_>,
+    attachment: &mut Attachment,
+    (number, address): (u32, u64),
+    words: Option<&[u64]>,
+) -> [Option<u64>; 2] {
+    module.comes_at(address);
+    write(fake, module);
+    write_init(module, number);
+    let end = [&lui(number)[..], &[0x01, 0x00, 0x82, 0x80]].concat();
+    module.put(ROOMY + 20, &end);
+    let ends = end.repeat(FIRST);
+    module.put(PLAIN + 8, &ends);
+    module.is_plain(8 + ends.len() as u64);
+    let loaded = module.load(attachment).unwrap();
+    let sites: Vec<_> = loaded.functions.iter().map(|&(site, _)| site).collect();
+    let fresh = Fresh { address: module.books, sites: &sites, words };
+    let found = attachment.find_module_exits(fake, &fake.kernel, Some(fresh)).unwrap();
+    let wanted: Vec<_> = found[0].exits.iter().map(|&(exit, _)| (exit, 0)).collect();
+    assert_eq!(wanted.len(), FIRST + DIFFERENT.len());
+    let said = attachment.stubs(fake, &fake.kernel, &wanted).unwrap();
+    let skipped = attachment.enable_exits(fake, &fake.kernel, &wanted).unwrap();
+    let untold = said.iter().filter(|said| said.is_none()).count();
+    assert_eq!((skipped.len(), attachment.held_exits()), (untold, wanted.len() - untold));
+    let mut stubs = said.iter().skip(FIRST).zip(DIFFERENT).map(|(said, (window, ret))| {
+        let Some(said) = said else {
+            assert_eq!(module.get(window), lui(number), "left as it was");
+            return None;
+        };
+        let name = u32::try_from((module.address() + ret) & 0xffff_ffff).unwrap();
+        let at = stub(fake, module, window);
+        assert_eq!((said.word, in_stub(fake, at)), (name, lui(number)), "another one's stub");
+        Some(at)
+    });
+    [stubs.next().unwrap(), stubs.next().unwrap()]
+}
+
+/// All of what [`load_another`] has loaded goes.
+fn unload(fake: &Fake, module: &Module<'_>, attachment: &mut Attachment) {
+    attachment.unload_module(fake, module.books, None).unwrap();
+    assert_eq!(attachment.held_exits(), 0);
+}
+
+/// Other modules come, with these numbers, each at another address than the one before it, and go.
+fn come_and_go(
+    fake: &Fake,
+    module: &Module<'_>,
+    attachment: &mut Attachment,
+    numbers: std::ops::Range<u32>,
+    words: &[u64],
+) {
+    for number in numbers {
+        let address = u64::from(number % 200);
+        let stubs = load_another(fake, module, attachment, (number, address), Some(words));
+        assert!(stubs.iter().all(Option::is_some), "{number}: no room");
+        unload(fake, module, attachment);
+        module.is_freed(number % 2 == 0);
+    }
+}
+
+// 200 modules of 4.8 KB of stubs each. Stubs that are never free run out: modules that come and go would lose their returns. One that is
+// given to two modules would run the code of one in the other.
 #[test]
-fn a_full_place_leaves_exits_alone() {
+fn stubs_of_what_is_gone_are_used_again() {
+    for fake in RISCV.into_iter().map(Fake::quiet) {
+        let module = module(&fake);
+        let mut attachment = watched(&fake);
+        assert_eq!(program(&fake, &mut attachment), 0);
+        come_and_go(&fake, &module, &mut attachment, 0..200, &[]);
+    }
+}
+
+// A stub that is written while its code may run, or while a vCPU stands in it or in a program that it
+// has called, sends that vCPU anywhere. What has no room is left alone.
+#[test]
+fn stubs_that_may_run_are_not_written() {
     let fake = Fake::quiet("riscv64-7");
     let module = module(&fake);
     let mut attachment = watched(&fake);
-    let mut left = 0;
-    for round in 0..12_000_u32 {
-        // `lui a0`, each another one.
-        write_init(&module, round);
-        let loaded = module.load(&mut attachment).unwrap();
-        let init = [loaded.functions[2].0];
-        let fresh = Fresh { address: module.books, sites: &init };
-        let found = attachment.find_module_exits(&fake, &fake.kernel, Some(fresh)).unwrap();
-        let number = found[0].exits[0].0;
-        let said = attachment.stubs(&fake, &fake.kernel, &[(number, 0)]).unwrap();
-        if said[0].is_none() {
-            assert_eq!(module.get::<4>(INIT + 8), lui(round), "left as it was");
-            left += 1;
-        } else {
-            assert_eq!(left, 0);
+    assert_eq!(program(&fake, &mut attachment), 0);
+    // It is not known where vCPUs stand: that ends.
+    let mut first = Vec::new();
+    let mut number = 0;
+    loop {
+        let at = (number, u64::from(number % 200));
+        let stubs = load_another(&fake, &module, &mut attachment, at, None);
+        let [Some(roomy), Some(init)] = stubs else { break };
+        if number < 3 {
+            first.push((way(&fake, &module, INIT + 8).0, [roomy, init]));
         }
+        unload(&fake, &module, &mut attachment);
+        module.is_freed(false);
+        number += 1;
+        assert!(number < MANY, "it has no end");
     }
-    assert!(left > 0 && left < 6000, "{left}");
+    assert!(number > 10, "{number}");
+    unload(&fake, &module, &mut attachment);
+    let holds = |stub: u64, number: u32| in_stub(&fake, stub) == lui(number);
+    assert!((0..).zip(&first).all(|(it, (_, stubs))| stubs.iter().all(|&at| holds(at, it))));
+
+    // One vCPU stands in a program that a stub has called, one in a relay, one in a stub's last
+    // instruction.
+    let [(_, [called, _]), (relay, [_, behind]), (_, [_, last])] = first[..] else { panic!() };
+    let words = [area(&fake) + called + 12, relay + 4, area(&fake) + last + 12];
+    let mut next = number + 1;
+    let mut others = |attachment: &mut Attachment, words: &[u64]| {
+        come_and_go(&fake, &module, attachment, next..next + MANY, words);
+        next += MANY;
+    };
+    others(&mut attachment, &words);
+    let are_held = || [holds(called, 0), holds(behind, 1), holds(last, 2)];
+    assert_eq!(are_held(), [true; 3]);
+    assert!(!holds(first[0].1[1], 0) && !holds(first[1].1[0], 1), "the others");
+    others(&mut attachment, &[]);
+    assert_eq!(are_held(), [false; 3]);
+
+    // A module goes, and the kernel has not freed it yet.
+    let going = (900_000, 250);
+    let stubs = load_another(&fake, &module, &mut attachment, going, Some(&[]));
+    unload(&fake, &module, &mut attachment);
+    let are_held = || stubs.map(|stub| holds(stub.unwrap(), going.0));
+    others(&mut attachment, &[]);
+    assert_eq!(are_held(), [true; 2]);
+    module.comes_at(going.1);
+    module.is_freed(true);
+    others(&mut attachment, &[]);
+    assert_eq!(are_held(), [false; 2]);
+}
+
+// What somebody else has written over a stub may be in use: its place is nobody's from then on.
+#[test]
+fn stubs_that_others_changed_are_not_used_again() {
+    let fake = Fake::quiet("riscv64-6.12");
+    let module = module(&fake);
+    let mut attachment = watched(&fake);
+    assert_eq!(program(&fake, &mut attachment), 0);
+    let load = |attachment: &mut Attachment, number| {
+        let stubs = load_another(&fake, &module, attachment, (number, 7), Some(&[]));
+        unload(&fake, &module, attachment);
+        stubs.map(Option::unwrap)
+    };
+    let stubs = load(&mut attachment, 0);
+    assert_eq!(load(&mut attachment, 0), stubs, "the same again");
+    let change = |stub: u64| {
+        let at = usize::try_from(stub).unwrap();
+        annex::Memory::slice(&*fake.annex).write_slice(&[0x5a; 4], at).unwrap();
+    };
+    change(stubs[1]);
+    let again = load(&mut attachment, 0);
+    assert_eq!(again[0], stubs[0]);
+    assert_ne!(again[1], stubs[1]);
+    // Now one that would be another's.
+    change(again[1]);
+    module.is_freed(false);
+    come_and_go(&fake, &module, &mut attachment, 1..MANY, &[]);
+    assert_eq!([stubs[1], again[1]].map(|stub| in_stub(&fake, stub)), [[0x5a; 4]; 2]);
 }
 
 fn lui(number: u32) -> [u8; 4] {

@@ -167,6 +167,27 @@ fn first_instructions_are_prepared_once_and_taken_back() {
     assert_eq!(report.skipped[0].reason, SkipReason::Unprepared);
 }
 
+// One site that cannot be written is no reason to leave ours in all that come after it.
+#[test]
+fn sites_that_cannot_be_given_back_are_told_and_the_others_are_given_back() {
+    let fake = Fake::new("riscv64-6.12");
+    let sites = fake.all();
+    let mut attachment = fake.attach();
+    let lost = fake.at(entry(&fake, sites[9]));
+    *fake.stuck.borrow_mut() = lost..lost + 4;
+    // The first write of all.
+    *fake.failing.borrow_mut() = 0..1;
+    let error = attachment.release_all(&fake, &fake.kernel).unwrap_err().to_string();
+    let own = |site: &usize| fake.bytes(*site) != disabled(&fake, *site);
+    let kept: Vec<usize> = sites.iter().copied().filter(own).collect();
+    assert_eq!(kept, [sites[0], sites[9]], "{error}");
+    for site in kept {
+        assert!(error.contains(&format!("{:#x} (", entry(&fake, site))), "{error}");
+    }
+    let (why, other) = ("is not guest RAM", "did not take its own instruction");
+    assert!(error.contains(why) && error.contains(other), "{error}");
+}
+
 #[test]
 fn kernels_with_call_ops_keep_their_first_instructions() {
     let fake = Fake::new("riscv64-7");

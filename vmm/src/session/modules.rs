@@ -34,6 +34,15 @@ fn can_mean_modules(filter: &[String]) -> bool {
     filter.is_empty() || filter.iter().any(|pattern| pattern.contains(['*', '?', '[']))
 }
 
+/// See [`Fresh::words`].
+fn words(paused: &Paused<'_>) -> Option<Vec<u64>> {
+    let mut words = Vec::new();
+    for vcpu in 0..paused.vcpus() {
+        words.extend(arch::words(&paused.registers(vcpu).ok()?));
+    }
+    Some(words)
+}
+
 /// Whether a pattern means functions of modules and nothing else.
 fn names_modules(pattern: &str) -> bool {
     Functions::of(pattern).module().is_some()
@@ -145,7 +154,7 @@ impl Controller {
                 let begun = from.is_none();
                 match moment {
                     ModuleMoment::Ready => {
-                        self.module_ready(machine, &mut attachment, module, begun)
+                        self.module_ready((machine, &paused), &mut attachment, module, begun)
                     }
                     // Of the kernel itself: given back long ago.
                     ModuleMoment::Freed if module == 0 => Ok(None),
@@ -194,7 +203,7 @@ impl Controller {
     /// A module is ready: what it was, and how many of its functions are traced.
     fn module_ready(
         &mut self,
-        machine: &dyn Vm,
+        (machine, paused): (&dyn Vm, &Paused<'_>),
         attachment: &mut Attachment,
         address: u64,
         begun: bool,
@@ -213,7 +222,9 @@ impl Controller {
         }
         let own = self.take_up(ram, attachment.image(), &module);
         let sites = self.asked_exits(&module);
-        self.find_module_exits(ram, attachment, Some(Fresh { address, sites: &sites }));
+        let words = if sites.is_empty() { None } else { words(paused) };
+        let fresh = Fresh { address, sites: &sites, words: words.as_deref() };
+        self.find_module_exits(ram, attachment, Some(fresh));
         if module.left_out > 0 && !own.is_empty() {
             let count = module.left_out;
             self.note(format!(

@@ -11,6 +11,7 @@ use super::ftrace::GuestCall;
 use super::guest::{Guest, GuestError};
 use super::image::Image;
 use super::module_calls::ModuleMoment;
+use super::modules::Fresh;
 use super::spot::Spot;
 use super::stops::{Moment, ProgramStop, Stops};
 use super::tracepoints::guest::PointReason;
@@ -18,6 +19,7 @@ use super::view::View;
 use crate::kernel::preemptirq::{SwitchSite, Switches};
 use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, Kernel, ModuleRewrite, Site};
+use std::ops::Range;
 use std::sync::Arc;
 use vmtrace_trampolines::{Overflow, Point, Program, Readable};
 
@@ -211,7 +213,7 @@ pub(super) trait GuestCode: Send {
     /// paused.
     ///
     /// # Errors
-    /// When guest memory cannot be used.
+    /// Which sites were not given back, and why; all others are.
     fn unprepare(&mut self, _: &View<'_>, _: &Image, _: &[Spot]) -> Result<(), GuestError> {
         Ok(())
     }
@@ -273,7 +275,7 @@ pub(super) trait GuestCode: Send {
     }
 
     /// Rewrites exits of a module of which nothing has run, where that is so. What cannot be
-    /// rewritten is told when it is to be held. `exits` have these numbers.
+    /// rewritten is told when it is to be held. `exits` have these numbers. All vCPUs are paused.
     ///
     /// # Errors
     /// When guest memory cannot be used; nothing has changed then.
@@ -282,10 +284,25 @@ pub(super) trait GuestCode: Send {
         _guest: &dyn Guest,
         _view: &View<'_>,
         _image: &Image,
+        _fresh: Fresh<'_>,
         _exits: &[(usize, Exit)],
         _rewrites: &[ModuleRewrite],
     ) -> Result<(), TraceError> {
         Ok(())
+    }
+
+    /// A module has come, with functions at these run-time addresses.
+    fn module_came(&mut self, _image: &Image, _functions: &mut dyn Iterator<Item = u64>) {}
+
+    /// A module (by the run-time address of its `struct module`) goes, or what of it is in `range`: these
+    /// exits, of which none is held. Its code may run until the kernel frees it.
+    fn module_goes(
+        &mut self,
+        _image: &Image,
+        _module: u64,
+        _range: Option<&Range<u64>>,
+        _exits: &[usize],
+    ) {
     }
 
     /// Makes the stubs that lead from these exits (indices) to the programs beside them, where

@@ -58,6 +58,17 @@ pub enum WalkError {
     OtherSize(u32),
 }
 
+/// What to say of places (run-time addresses) that failed: of the first few, why.
+fn several(failed: &[(u64, GuestError)]) -> String {
+    const FEW: usize = 4;
+    let each = failed.iter().take(FEW).map(|(at, why)| format!("{at:#x} ({why})"));
+    let each = each.collect::<Vec<_>>().join(", ");
+    match failed.len().saturating_sub(FEW) {
+        0 => format!("not given back: {each}"),
+        more => format!("not given back: {each} and {more} more"),
+    }
+}
+
 /// Why guest memory could not be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GuestError {
@@ -72,6 +83,9 @@ pub enum GuestError {
         /// Where the walk ended.
         cause: WalkError,
     },
+    /// Several places failed, each for its reason; others did not.
+    #[error("{}", several(.0))]
+    Several(Vec<(u64, GuestError)>),
     /// The guest's memory does not hold the kernel that was given.
     #[error("{0}")]
     Mismatch(String),

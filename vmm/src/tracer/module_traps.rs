@@ -80,6 +80,9 @@ impl Attachment {
             return Err(ModuleError::Absurd("come unasked"));
         };
         let module = self.modules.load(guest, &self.image, &traps.offsets, address)?;
+        let entries = module.functions.iter().map(|(_, function)| function.site.entry);
+        let image = self.image;
+        self.code.module_came(&image, &mut entries.map(|entry| image.runtime(entry)));
         let view = View::ram(guest, [self.near; 2]);
         let sites = module.functions.iter().map(|&(site, _)| site);
         let spots = self.spots(kernel, sites);
@@ -108,8 +111,9 @@ impl Attachment {
         let mut all = Vec::with_capacity(found.len());
         let view = View::ram(guest, [self.near; 2]);
         for (coverage, rewrites) in found {
-            if !rewrites.is_empty() {
-                self.code.rewrite(guest, &view, &self.image, &coverage.exits, &rewrites)?;
+            if let Some(fresh) = fresh.filter(|_| !rewrites.is_empty()) {
+                let exits = &coverage.exits;
+                self.code.rewrite(guest, &view, &self.image, fresh, exits, &rewrites)?;
             }
             all.push(coverage);
         }
@@ -132,6 +136,7 @@ impl Attachment {
         let exits = self.modules.exits_of(&self.image, address, range);
         // What is not ours any more is the guest's, and goes with it.
         let restored = self.disable_exits(guest, &exits);
+        self.code.module_goes(&self.image, address, range, &exits);
         if let Some(range) = range {
             self.modules.forget_exits(address, range, &exits);
         }

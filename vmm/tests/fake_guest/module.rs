@@ -1,6 +1,7 @@
 //! A module in a fake guest.
 
 use super::{Arch, Fake, FtraceKind, Guest, MAP, riscv64, x86_64};
+use std::cell::Cell;
 use vmtrace::tracer::{Attachment, Module as Loaded, ModuleError};
 
 /// Of the heap: behind the records of all of the kernel's sites.
@@ -16,21 +17,58 @@ pub(crate) struct Module<'a> {
     /// Run-time address of its `struct module`.
     pub(crate) books: u64,
     sites: [u64; 3],
+    /// Run-time address of its code.
+    code: Cell<u64>,
 }
 
 impl<'a> Module<'a> {
     /// With sites at these places of its code, as the table of sites has them.
     pub(crate) fn new(fake: &'a Fake, sites: [u64; 3]) -> Self {
-        let module = Self { fake, books: fake.page() + BOOKS, sites };
+        let module = Self { fake, books: fake.page() + BOOKS, sites, code: Cell::new(CODE) };
         // Page tables: one of small pages behind the heap's entry.
-        let table = fake.heap() + BOOKS + 0x1_0000;
-        let pages = PAGES.map(|page| module.page(page));
+        let (table, pages) = (module.table(), module.pages());
         match fake.kernel.arch() {
             Arch::X86_64 => x86_64::map(fake, CODE, table, pages),
             Arch::Riscv64 => riscv64::map(fake, CODE, table, pages),
         }
         module.write();
         module
+    }
+
+    fn table(&self) -> u64 {
+        self.fake.heap() + BOOKS + 0x1_0000
+    }
+
+    fn pages(&self) -> [u64; 2] {
+        PAGES.map(|page| self.page(page))
+    }
+
+    /// Run-time address of its code.
+    pub(crate) fn address(&self) -> u64 {
+        self.code.get()
+    }
+
+    /// So many bytes are its first function's.
+    pub(crate) fn is_plain(&self, size: u64) {
+        const FIRST: u64 = 0x2000 + 24;
+        self.set(FIRST + 16, &size.to_le_bytes());
+    }
+
+    /// Its code has this address next, one of 256 (riscv64).
+    pub(crate) fn comes_at(&self, number: u64) {
+        self.code.set(CODE + number * 0x2000);
+        riscv64::map_pages(self.fake, self.entries(), self.pages().map(Some));
+    }
+
+    /// Its code is freed: where it was nothing is mapped, or `others` have the address (riscv64).
+    pub(crate) fn is_freed(&self, others: bool) {
+        const OTHERS: u64 = 0x8000;
+        let pages = self.pages().map(|page| others.then_some(page + OTHERS));
+        riscv64::map_pages(self.fake, self.entries(), pages);
+    }
+
+    fn entries(&self) -> u64 {
+        self.table() + 16 * ((self.address() - CODE) / 0x2000)
     }
 
     /// Guest-physical address of a page of code.
@@ -79,7 +117,7 @@ impl<'a> Module<'a> {
     pub(crate) fn disabled(&self, place: u64) -> Vec<u8> {
         match self.fake.kernel.arch() {
             Arch::X86_64 => vec![0x0f, 0x1f, 0x44, 0, 0],
-            Arch::Riscv64 => riscv64::disabled_at(self.fake, CODE + self.entry(place)),
+            Arch::Riscv64 => riscv64::disabled_at(self.fake, self.address() + self.entry(place)),
         }
     }
 
@@ -90,6 +128,7 @@ impl<'a> Module<'a> {
         const STRTAB: u64 = 0x3000;
         const CALLSITES: u64 = 0x4000;
         const RECORDS: u64 = 0x5000;
+        let code = self.address();
         for place in self.sites {
             self.put(place, &self.disabled(place));
         }
@@ -115,24 +154,24 @@ impl<'a> Module<'a> {
             self.set(at + 6, &section.to_le_bytes());
             self.set(at + 8, &value.to_le_bytes());
             // Not beyond what is mapped.
-            let size = (CODE + 0x2000).saturating_sub(value).min(32);
+            let size = (code + 0x2000).saturating_sub(value).min(32);
             self.set(at + 16, &size.to_le_bytes());
         };
-        let [plain, across, init] = self.sites.map(|place| CODE + self.entry(place));
-        symbol(0, "none", 2, 1, CODE);
+        let [plain, across, init] = self.sites.map(|place| code + self.entry(place));
+        symbol(0, "none", 2, 1, code);
         symbol(1, "plain", 2, 1, plain);
         symbol(2, "across", 2, 1, across);
         symbol(3, "my_init", 2, 2, init);
         symbol(4, "init_module", 0x12, 2, init);
-        symbol(5, "printk", 0x10, 0, CODE + 0x30);
+        symbol(5, "printk", 0x10, 0, code + 0x30);
         self.set(STRTAB, &strings);
         for (number, place) in (0..).zip(self.sites) {
             let ip = match self.fake.kernel.ftrace_kind() {
                 FtraceKind::CallOps => place + 12,
                 FtraceKind::Fentry | FtraceKind::Patchable => place,
             };
-            self.set(CALLSITES + 8 * number, &(CODE + place).to_le_bytes());
-            self.set(RECORDS + 16 * number, &(CODE + ip).to_le_bytes());
+            self.set(CALLSITES + 8 * number, &(code + place).to_le_bytes());
+            self.set(RECORDS + 16 * number, &(code + ip).to_le_bytes());
             self.set(RECORDS + 16 * number + 8, &0_u64.to_le_bytes());
         }
         // Of a weak function.

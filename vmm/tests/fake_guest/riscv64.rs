@@ -21,8 +21,14 @@ pub(super) fn map(fake: &Fake, code: u64, table: u64, pages: [u64; 2]) {
         fake.write(at, &(physical >> 12 << 10 | flags).to_le_bytes()).unwrap();
     };
     put(pmds(fake) + 8 * index(code, 2), table, TABLE);
-    for (number, page) in (0..).zip(pages) {
-        put(table + 8 * number, page, LEAF);
+    map_pages(fake, table, pages.map(Some));
+}
+
+/// Maps two pages, or nothing, by two entries at guest-physical `entries`.
+pub(super) fn map_pages(fake: &Fake, entries: u64, pages: [Option<u64>; 2]) {
+    for (at, page) in (entries..).step_by(8).zip(pages) {
+        let entry = page.map_or(0, |physical| physical >> 12 << 10 | LEAF);
+        fake.write(at, &entry.to_le_bytes()).unwrap();
     }
 }
 

@@ -114,6 +114,9 @@ fn main() -> Result<()> {
         ["modules", file, rounds, reads, beside @ ..] => {
             modules::modules(file, rounds.parse()?, reads.parse()?, beside == ["beside"])
         }
+        ["elsewhere", rounds, other, files @ ..] => {
+            modules::elsewhere(rounds.parse()?, other, files)
+        }
         ["points", rounds, uses, events, files @ ..] => {
             let events: Vec<&str> = events.split(',').collect();
             modules::points(rounds.parse()?, uses.parse()?, &events, files)

@@ -101,10 +101,41 @@ pub(super) fn points(rounds: u32, uses: usize, events: &[&str], files: &[&str]) 
     Ok(())
 }
 
+/// Loads modules from files and unloads them, so often; every second time another one is loaded before
+/// and unloaded after them, so that they lie elsewhere. Says at which page the last one lies.
+pub(super) fn elsewhere(rounds: u32, other: &str, files: &[&str]) -> Result<()> {
+    let last = name(files.last().context("no module")?)?;
+    for round in 0..rounds {
+        let all: Vec<&str> = match round % 2 {
+            0 => files.to_vec(),
+            _ => [&[other], files].concat(),
+        };
+        for file in &all {
+            load(file)?;
+        }
+        let modules = fs::read_to_string("/proc/modules")?;
+        let line = modules.lines().find(|line| line.split(' ').next() == Some(&last));
+        let address = line.and_then(|line| line.split(' ').find_map(|it| it.strip_prefix("0x")));
+        let address = u64::from_str_radix(address.context("it has no address")?, 16)?;
+        ensure!(address != 0, "its address is not told");
+        println!("page {}", address >> 12 & 0xff_ffff);
+        for file in all.iter().rev() {
+            unload(file)?;
+        }
+    }
+    println!("ftrace-enabled {}", fs::read_to_string("/proc/sys/kernel/ftrace_enabled")?.trim());
+    Ok(())
+}
+
+/// The name of the module in a file.
+fn name(file: &str) -> Result<String> {
+    let stem = Path::new(file).file_stem().and_then(|stem| stem.to_str());
+    Ok(stem.context("no name")?.replace('-', "_"))
+}
+
 /// Unloads the module that was loaded from a file.
 fn unload(file: &str) -> Result<()> {
-    let stem = Path::new(file).file_stem().and_then(|stem| stem.to_str());
-    let name = CString::new(stem.context("no name")?.replace('-', "_"))?;
+    let name = CString::new(name(file)?)?;
     // SAFETY: a string and flags.
     let failed = unsafe { libc::syscall(libc::SYS_delete_module, name.as_ptr(), 0) };
     ensure!(failed == 0, "cannot unload {file}: {}", std::io::Error::last_os_error());

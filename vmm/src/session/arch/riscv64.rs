@@ -76,6 +76,12 @@ pub(in crate::session) fn program_counter(registers: &Registers) -> u64 {
     registers.pc
 }
 
+/// Where a vCPU stands, where it was interrupted last, and what else is in its registers: what leads
+/// to code that it may still execute.
+pub(in crate::session) fn words(registers: &Registers) -> impl Iterator<Item = u64> {
+    [registers.pc, registers.sepc].into_iter().chain(registers.x)
+}
+
 /// Called when the guest halts: that is a power-off here, of which the machine tells
 /// (arch/riscv/kernel/reset.c).
 pub(in crate::session) const HALT: Option<&str> = None;

@@ -28,6 +28,9 @@ pub struct Fresh<'a> {
     pub address: u64,
     /// Functions (sites) whose returns may be asked for, ascending.
     pub sites: &'a [usize],
+    /// Where all vCPUs stand, and what else is in their registers; `None` when that is not known. What
+    /// one of these words leads to is not written again.
+    pub words: Option<&'a [u64]>,
 }
 
 /// What is known of where the functions of a module are left.

@@ -19,11 +19,13 @@ use crate::tracer::ftrace::GuestCall;
 use crate::tracer::guest::{Guest, GuestError};
 use crate::tracer::image::Image;
 use crate::tracer::module_calls::ModuleMoment;
+use crate::tracer::modules::Fresh;
 use crate::tracer::spot::Spot;
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
 use crate::tracer::tracepoints::guest::{Own, Places, PointReason, Probes};
 use crate::tracer::view::View;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use vm_memory::Bytes;
 use vmtrace_trampolines::riscv64::encode::register::{T3, ZERO};
@@ -147,6 +149,26 @@ impl Code {
         let at = usize::try_from(self.ops(program) - self.annex).map_err(|_| TraceError::Annex)?;
         let written = self.memory.slice().write_slice(&ops.ops(target), at);
         written.map_err(|_| TraceError::Annex)
+    }
+
+    /// Gives the first instruction of a site back if that is ours and the second is not. `entry` and
+    /// `caller` are run-time addresses.
+    fn give_back_first(
+        &mut self,
+        view: &View<'_>,
+        spot: &Spot,
+        (entry, caller): (u64, u64),
+    ) -> Result<(), GuestError> {
+        let (Some(aim), front) = (self.aim(entry), front(&spot.site)) else { return Ok(()) };
+        let found = instructions(spot.load(view, front)?);
+        let theirs = self.theirs(entry, found, caller).filter(|_| found[0] == aim.first());
+        let Some(theirs) = theirs.filter(|theirs| *theirs != found) else { return Ok(()) };
+        spot.store(view, front, &theirs[0].to_le_bytes())?;
+        if instructions(spot.load(view, front)?) != theirs {
+            return Err(GuestError::Mismatch("it did not take its own instruction".into()));
+        }
+        self.landings.leave(entry);
+        Ok(())
     }
 
     /// From the site of the function at a run-time address to the tables.
@@ -303,16 +325,16 @@ impl GuestCode for Code {
         spots: &[Spot],
     ) -> Result<(), GuestError> {
         let Kind::Patchable { caller } = self.kind else { return Ok(()) };
+        let mut failed = Vec::new();
         for spot in spots {
             let entry = image.runtime(spot.site.entry);
-            let (Some(aim), front) = (self.aim(entry), front(&spot.site)) else { continue };
-            let found = instructions(spot.load(view, front)?);
-            let theirs = self.theirs(entry, found, caller).filter(|_| found[0] == aim.first());
-            let Some([first, _]) = theirs.filter(|theirs| *theirs != found) else { continue };
-            spot.store(view, front, &first.to_le_bytes())?;
-            self.landings.leave(entry);
+            match self.give_back_first(view, spot, (entry, caller)) {
+                Ok(()) => {}
+                // The others can be.
+                Err(error) => failed.push((entry, error)),
+            }
         }
-        Ok(())
+        if failed.is_empty() { Ok(()) } else { Err(GuestError::Several(failed)) }
     }
 
     fn guest_call(&self, view: &View<'_>, image: &Image, spot: &Spot) -> Option<GuestCall> {
@@ -442,11 +464,26 @@ impl GuestCode for Code {
         guest: &dyn Guest,
         view: &View<'_>,
         image: &Image,
+        fresh: Fresh<'_>,
         exits: &[(usize, Exit)],
         rewrites: &[ModuleRewrite],
     ) -> Result<(), TraceError> {
         let places = (&mut self.returns, &mut self.gap);
-        module_returns::rewrite(places, guest, (view, image), exits, rewrites)
+        module_returns::rewrite(places, guest, (view, image), fresh, exits, rewrites)
+    }
+
+    fn module_came(&mut self, image: &Image, functions: &mut dyn Iterator<Item = u64>) {
+        self.returns.of_modules.come(image, functions);
+    }
+
+    fn module_goes(
+        &mut self,
+        image: &Image,
+        module: u64,
+        range: Option<&Range<u64>>,
+        exits: &[usize],
+    ) {
+        self.returns.of_modules.leave(image, module, range, exits);
     }
 
     fn stubs(

@@ -202,6 +202,27 @@ impl Gap {
         self.put_at(guest, self.next(SMALL_ALIGN), code)
     }
 
+    /// Puts what is small where something else of ours was, at a run-time address. Nobody executes
+    /// it any more, nor yet.
+    pub(super) fn put_again(
+        &self,
+        guest: &dyn Guest,
+        address: u64,
+        code: &[u8],
+    ) -> Result<(), TraceError> {
+        self.write(guest, address.wrapping_sub(self.address), code)
+    }
+
+    /// Whether there is room for [`Gap::put_small`] of so many bytes.
+    pub(super) fn has_small(&self, len: u64) -> bool {
+        self.next(SMALL_ALIGN) + len <= self.end()
+    }
+
+    /// Where what is put behind all other code must end.
+    fn end(&self) -> u64 {
+        self.stubs.iter().map(|stub| stub.start).min().unwrap_or(self.len)
+    }
+
     /// Bytes of it in all.
     pub(super) fn len(&self) -> u64 {
         self.len
@@ -249,8 +270,7 @@ impl Gap {
         code: &[u8],
     ) -> Result<Option<u64>, TraceError> {
         let end = at + code.len() as u64;
-        let stubs = self.stubs.iter().map(|stub| stub.start).min();
-        if end > stubs.unwrap_or(self.len) {
+        if end > self.end() {
             return Ok(None);
         }
         self.write(guest, at, code)?;

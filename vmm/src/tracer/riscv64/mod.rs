@@ -5,6 +5,7 @@
 mod calls;
 mod code;
 mod context;
+mod free_list;
 mod gap;
 mod hold;
 mod install;

@@ -37,7 +37,7 @@ const ALIGN: u64 = 64;
 const REACH: u64 = (1 << 20) - ALIGN;
 /// Room for programs that there must be: some 500, of 256 bytes.
 const LEAST: u64 = 128 << 10;
-/// Room for stubs of modules, if there is so much: some 9000.
+/// Room for stubs of modules, if there is so much: some 9000 at once.
 const SPARE: u64 = 192 << 10;
 
 /// The exits that are rewritten, and the code that they lead to.
@@ -203,6 +203,14 @@ impl Returns {
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), TraceError> {
         let offset = usize::try_from(offset).map_err(|_| TraceError::Annex)?;
         self.memory.slice().write_slice(bytes, offset).map_err(|_| TraceError::Annex)
+    }
+
+    /// Whether the area holds these bytes.
+    pub(super) fn holds(&self, offset: u64, bytes: &[u8]) -> bool {
+        let mut held = vec![0; bytes.len()];
+        let offset = usize::try_from(offset).ok();
+        let read = offset.map(|offset| self.memory.slice().read_slice(&mut held, offset));
+        read.is_some_and(|read| read.is_ok()) && held == bytes
     }
 
     /// Run-time address of what is so far in the area.
