@@ -162,7 +162,7 @@ fn pairs_without_a_place_are_counted_together_and_hurt_nobody() {
 // in another CPU's table.
 #[test]
 fn a_table_ends_behind_its_last_place() {
-    assert!(Callers::PLACES + Callers::COUNT * Callers::PLACE <= Callers::SIZE);
+    const { assert!(Callers::PLACES + Callers::COUNT * Callers::PLACE <= Callers::SIZE) };
     let last = (0..1_u64 << 20).map(|of| Callers::first(of << 32 | of)).max().unwrap();
     assert_eq!(last + Callers::TRIED, Callers::COUNT);
 }
