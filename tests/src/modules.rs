@@ -251,7 +251,7 @@ impl Guests {
     /// addresses again and again, and each call of its functions has its return.
     pub fn a_large_module_returns_wherever_it_comes(&self, name: &str) {
         const LARGE: &str = "xfs";
-        const TIMES: usize = 24;
+        const TIMES: usize = 6;
         let directory = cache_dir().unwrap().join("kernels").join(name).join("modules");
         let known = Modules::open(&directory).unwrap();
         let mut modules = known.resolve(&["crc32c_generic"]).unwrap_or_default();
@@ -266,6 +266,7 @@ impl Guests {
         }
         let filter = format!(":mod:{LARGE}");
         let mut args = vec!["-f", &filter, "--graph", "--overflow", "block", "--cpus", "2"];
+        args.extend(["--timeout", "900"]);
         added.iter().for_each(|path| args.extend(["--add", path]));
         let (finished, trace) = self.run(name, &run, &args);
         let (err, summary) = (finished.err(), &trace.summary);
