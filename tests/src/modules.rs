@@ -252,11 +252,13 @@ impl Guests {
     pub fn a_large_module_returns_wherever_it_comes(&self, name: &str) {
         const LARGE: &str = "xfs";
         const TIMES: usize = 6;
+        // Two of the module have room.
+        const PLACES: usize = 3;
         let directory = cache_dir().unwrap().join("kernels").join(name).join("modules");
         let known = Modules::open(&directory).unwrap();
         let mut modules = known.resolve(&["crc32c_generic"]).unwrap_or_default();
         modules.extend(known.resolve(&[LARGE]).unwrap());
-        let (mut run, mut added) = (format!("elsewhere {TIMES} /{MODULE}.ko"), vec![]);
+        let (mut run, mut added) = (format!("elsewhere {TIMES} {PLACES} /{MODULE}.ko"), vec![]);
         added.push(self.put_module(name));
         for module in modules {
             run.push_str(&format!(" /{}.ko", module.name));
@@ -275,7 +277,7 @@ impl Guests {
         assert_eq!((summary.exit, missing(summary)), (Exit::Poweroff, 0), "{name}: {err}");
         let pages = values(&finished, "page ");
         let places: BTreeSet<_> = pages.iter().collect();
-        assert!(pages.len() == TIMES && places.len() > 2, "{name}: {pages:?}");
+        assert!(pages.len() >= TIMES && places.len() >= PLACES, "{name}: {pages:?}");
         let no_stub = |note: &&String| note.contains("no stub");
         assert_eq!(summary.notes.iter().find(no_stub), None, "{name}");
 
@@ -290,7 +292,7 @@ impl Guests {
         assert_eq!(other, None, "{name}: {:?}", summary.notes);
         println!("{name}: {calls} calls of {} functions, pages {pages:?}", counts.len());
         let init = counts.get("init_xfs_fs").unwrap();
-        assert_eq!(init, &[TIMES; 2], "{name}");
+        assert_eq!(init, &[pages.len(); 2], "{name}");
     }
 }
 

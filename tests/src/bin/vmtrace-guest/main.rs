@@ -114,8 +114,8 @@ fn main() -> Result<()> {
         ["modules", file, rounds, reads, beside @ ..] => {
             modules::modules(file, rounds.parse()?, reads.parse()?, beside == ["beside"])
         }
-        ["elsewhere", rounds, other, files @ ..] => {
-            modules::elsewhere(rounds.parse()?, other, files)
+        ["elsewhere", rounds, places, other, files @ ..] => {
+            modules::elsewhere((rounds.parse()?, places.parse()?), other, files)
         }
         ["points", rounds, uses, events, files @ ..] => {
             let events: Vec<&str> = events.split(',').collect();

@@ -2,6 +2,7 @@
 
 use super::{TRACING, load, mark, set};
 use anyhow::{Context, Result, ensure};
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 use std::fs;
 use std::net::UdpSocket;
@@ -101,11 +102,16 @@ pub(super) fn points(rounds: u32, uses: usize, events: &[&str], files: &[&str]) 
     Ok(())
 }
 
-/// Loads modules from files and unloads them, so often; every second time another one is loaded before
-/// and unloaded after them, so that they lie elsewhere. Says at which page the last one lies.
-pub(super) fn elsewhere(rounds: u32, other: &str, files: &[&str]) -> Result<()> {
+/// Loads modules from files and unloads them, so often and until the last one was at so many places; every
+/// second time another one is loaded before and unloaded after them, so that they lie elsewhere. Says at which
+/// page the last one lies. Where the kernel puts modules is its own affair: it has four times the rounds.
+pub(super) fn elsewhere((rounds, places): (u32, usize), other: &str, files: &[&str]) -> Result<()> {
     let last = name(files.last().context("no module")?)?;
-    for round in 0..rounds {
+    let mut pages = BTreeSet::new();
+    for round in 0..4 * rounds {
+        if round >= rounds && pages.len() >= places {
+            break;
+        }
         let all: Vec<&str> = match round % 2 {
             0 => files.to_vec(),
             _ => [&[other], files].concat(),
@@ -119,6 +125,7 @@ pub(super) fn elsewhere(rounds: u32, other: &str, files: &[&str]) -> Result<()> 
         let address = u64::from_str_radix(address.context("it has no address")?, 16)?;
         ensure!(address != 0, "its address is not told");
         println!("page {}", address >> 12 & 0xff_ffff);
+        pages.insert(address);
         for file in all.iter().rev() {
             unload(file)?;
         }
