@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(formed(Some(&Shown::Unsigned(0x80_0003)), "major"), "8");
         assert_eq!(formed(None, "03"), "?");
         // Of a timer: CPU 3, deferrable and safe with interrupts off.
-        let flags = Shown::Unsigned(0x2a_0003 | 5 << 22);
+        let flags = Shown::Unsigned(0x28_0003 | 5 << 22);
         assert_eq!(formed(Some(&flags), "bits 0 18"), "3");
         assert_eq!(formed(Some(&flags), "bits 22 10"), "5");
         assert_eq!(formed(Some(&flags), "flags 262144=M,524288=D,2097152=I"), "D|I");
