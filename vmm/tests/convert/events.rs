@@ -143,7 +143,9 @@ pub(super) fn everything_stream() -> Vec<u8> {
     let print = "100% \"{s8}\\{s32:x}\" {s16} {u64:x} {u32:p} {u16:05} {u8:names 254=two,1=one} \
                  {u8:names 1=one} {yes} {yes:names 0=no,1=yes} {ptr} {ptr:p} {s64:major}:{u64:minor} \
                  {args[0]:x} {args[1]} {args[2]} {args} {comm} {path:x} {sep} {mode} {mode:names 4=four} \
-                 {nothing} {u16:unheard} {bits:state} {id} {uuid} \u{e4} {later";
+                 {nothing} {u16:unheard} {bits:state} {id} {uuid} {u16:bits 4 8} {s8:bits 0 4} {u64:bits 64 1} \
+                 {u8:flags 2=a,4=b,1=c} {u8:flags 1=c} {u32:letters 16=A,512=B} {u16:minus u8} {u8:minus u16} \
+                 {u16:minus comm} {u16:minus nothing} \u{e4} {later";
     let kinds = [
         events.kind("all:plain", values(), None),
         events.kind("all:printed", values(), Some(&print.replace('\u{e4}', "-"))),
