@@ -24,6 +24,9 @@ fn filled(fields: Args<'_>, print: Option<&str>) -> String {
         }
         return out;
     };
+    let find = |name: &str| {
+        fields.iter().find(|(known, _)| *known == name).map(|(_, shown)| shown.as_ref())
+    };
     for piece in pieces(print) {
         let (name, index, form) = match piece {
             Piece::Text(text) => {
@@ -32,28 +35,19 @@ fn filled(fields: Args<'_>, print: Option<&str>) -> String {
             }
             Piece::Field { name, index, form } => (name, index, form),
         };
-        match fields.iter().find(|(known, _)| *known == name) {
-            Some((_, Some(Shown::Words(words)))) if index.is_some() => {
+        match (find(name), form.strip_prefix("minus ")) {
+            (Some(Some(Shown::Words(words))), _) if index.is_some() => {
                 let word = index.and_then(|index: usize| words.get(index));
                 let word = word.map(|word| Shown::Unsigned(*word));
                 out.push_str(&formed(word.as_ref(), form));
             }
-            Some((_, shown)) => match form.strip_prefix("minus ") {
-                Some(less) => {
-                    let less = fields.iter().find(|(known, _)| *known == less);
-                    let of = |shown: Option<&Shown<'_>>| number(shown);
-                    let numbers =
-                        of(shown.as_ref()).zip(less.and_then(|(_, shown)| of(shown.as_ref())));
-                    match numbers {
-                        Some((value, less)) => {
-                            let _ = write!(out, "{}", value.wrapping_sub(less).cast_signed());
-                        }
-                        None => out.push('?'),
-                    }
-                }
-                None => out.push_str(&formed(shown.as_ref(), form)),
-            },
-            None => out.push('?'),
+            (Some(shown), Some(less)) => {
+                let numbers = number(shown).zip(find(less).and_then(number));
+                let less = numbers.map(|(value, less)| value.wrapping_sub(less).cast_signed());
+                out.push_str(&less.map_or_else(|| "?".to_owned(), |less| less.to_string()));
+            }
+            (Some(shown), None) => out.push_str(&formed(shown, form)),
+            (None, _) => out.push('?'),
         }
     }
     printable(&out)

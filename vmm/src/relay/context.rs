@@ -18,7 +18,9 @@ mod part {
 /// What the bits mean in one kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Meaning {
-    need: NeedResched,
+    /// Numbers of bits in the flags of the task as they are recorded.
+    eager: u8,
+    lazy: Option<u8>,
     /// The count of preemptions tells whether the CPU is to preempt.
     folded: bool,
     /// Tracepoints switch preemption off once while they call their probes.
@@ -32,23 +34,25 @@ impl Meaning {
         // Those before 6.13 had one, too, for probes that were called while a CPU was idle.
         let by_srcu = has("tracepoint_srcu")
             && kernel.btf().is_ok_and(|btf| btf.member_offset("tracepoint", "ext").is_some());
-        Some(Self {
-            need: kernel.need_resched()?,
-            folded: kernel.arch() == Arch::X86_64,
-            counted: has("preempt_schedule") && !by_srcu,
-        })
+        let (folded, counted) =
+            (kernel.arch() == Arch::X86_64, has("preempt_schedule") && !by_srcu);
+        Some(Self::new(kernel.need_resched()?, folded, counted))
+    }
+
+    fn new(need: NeedResched, folded: bool, counted: bool) -> Self {
+        // A byte that is not among the lower two is recorded in place of the second.
+        let recorded = |bit| if need.far().is_some() { 8 + bit % 8 } else { bit };
+        Self { eager: need.eager, lazy: need.lazy.map(recorded), folded, counted }
     }
 
     /// As `tracing_gen_ctx_irq_test` makes it (kernel/trace/trace.c).
     pub(super) fn context(self, raw: RawContext) -> Context {
         let count = raw.preempt_count();
         let task = |bit: u8| raw.flags().checked_shr(bit.into()).unwrap_or(0) & 1 != 0;
-        let lazy =
-            self.need.lazy.map(|bit| if self.need.far().is_some() { 8 + bit % 8 } else { bit });
         let flags = [
             (!raw.interrupts_on(), Context::IRQS_OFF),
-            (lazy.is_some_and(task), Context::NEED_RESCHED_LAZY),
-            (task(self.need.eager), Context::NEED_RESCHED),
+            (self.lazy.is_some_and(task), Context::NEED_RESCHED_LAZY),
+            (task(self.eager), Context::NEED_RESCHED),
             (count & part::HARDIRQ != 0, Context::HARDIRQ),
             (count & part::IN_SOFTIRQ != 0, Context::SOFTIRQ),
             (self.folded && count & part::NO_RESCHED == 0, Context::PREEMPT_RESCHED),
@@ -75,7 +79,7 @@ mod tests {
 
     fn shown(folded: bool, lazy: Option<u8>, raw: u64) -> [String; 2] {
         let need = NeedResched { eager: 3, lazy };
-        let meaning = Meaning { need, folded, counted: true };
+        let meaning = Meaning::new(need, folded, true);
         let raw = RawContext(raw);
         [meaning.context(raw), meaning.context_of_event(raw)].map(|context| context.to_string())
     }

@@ -145,7 +145,7 @@ pub(super) fn everything_stream() -> Vec<u8> {
                  {args[0]:x} {args[1]} {args[2]} {args} {comm} {path:x} {sep} {mode} {mode:names 4=four} \
                  {nothing} {u16:unheard} {bits:state} {id} {uuid} {u16:bits 4 8} {s8:bits 0 4} {u64:bits 64 1} \
                  {u8:flags 2=a,4=b,1=c} {u8:flags 1=c} {u32:letters 16=A,512=B} {u16:minus u8} {u8:minus u16} \
-                 {u16:minus comm} {u16:minus nothing} \u{e4} {later";
+                 {u16:minus comm} {u16:minus nothing} {ptr:minus yes} \u{e4} {later";
     let kinds = [
         events.kind("all:plain", values(), None),
         events.kind("all:printed", values(), Some(&print.replace('\u{e4}', "-"))),

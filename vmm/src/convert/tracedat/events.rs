@@ -229,6 +229,11 @@ fn printable(text: &[u8]) -> Vec<u8> {
 }
 
 impl Kind {
+    /// Whether forms of numbers are for it.
+    fn is_number(self) -> bool {
+        matches!(self, Self::Signed(_) | Self::Unsigned(_) | Self::Bool | Self::Pointer)
+    }
+
     /// Bytes in the record's own part.
     fn size(self) -> usize {
         match self {
@@ -334,10 +339,10 @@ impl Known {
             let form = if form.starts_with("names ") && !listed { "" } else { form };
             let rec = format!("REC->{}", taken[at]);
             if let Some(less) = form.strip_prefix("minus ") {
-                let is_number =
-                    |at: usize| matches!(kinds[at], Kind::Signed(_) | Kind::Unsigned(_));
                 let less = self.fields.iter().position(|field| field.name == less);
-                return match less.filter(|&less| is_number(at) && is_number(less)) {
+                let are_numbers =
+                    |&less: &usize| [at, less].iter().all(|&it| kinds[it].is_number());
+                return match less.filter(are_numbers) {
                     Some(less) => print.add("%lld", &format!("{rec} - REC->{}", taken[less])),
                     None => print.text("?"),
                 };
@@ -415,8 +420,7 @@ impl Print {
 
     /// A value of a kind, by an expression, in a form.
     fn value(&mut self, kind: Kind, rec: &str, form: &str, named: &[(u64, &str)]) {
-        let number =
-            matches!(kind, Kind::Signed(_) | Kind::Unsigned(_) | Kind::Bool | Kind::Pointer);
+        let number = kind.is_number();
         match form {
             "x" if number => self.add("%llx", rec),
             "p" if number => self.add("%016llx", rec),
