@@ -10,7 +10,7 @@ use super::exits::{AllExits, ExitWord};
 use super::ftrace::GuestCall;
 use super::guest::{Guest, GuestError};
 use super::image::Image;
-use super::module_calls::ModuleMoment;
+use super::module_calls::{ModuleCalls, ModuleMoment};
 use super::modules::Fresh;
 use super::spot::Spot;
 use super::stops::{Moment, ProgramStop, Stops};
@@ -22,6 +22,17 @@ use crate::kernel::{Exit, Kernel, ModuleRewrite, Site};
 use std::ops::Range;
 use std::sync::Arc;
 use vmtrace_trampolines::{Overflow, Point, Program, Readable};
+
+/// A call in the kernel's code, or a jump to a function in its place. Link addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Call {
+    /// Of its first instruction.
+    pub(super) link: u64,
+    /// The function.
+    pub(super) target: u64,
+    /// It is a jump.
+    pub(super) jumps: bool,
+}
 
 /// Where the kernel has mapped all RAM, one address after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +83,9 @@ pub(super) trait Target: Sync {
         stack: u64,
         returns_to: u64,
     ) -> Result<u64, GuestError>;
+
+    /// What may be calls of and jumps to functions in code at a link address.
+    fn calls_in(&self, start: u64, body: &[u8]) -> Vec<Call>;
 
     /// What a program's stack pointer lacks to be that of its function's entry.
     fn stack_bias(&self, point: Point) -> u64;
@@ -181,7 +195,7 @@ pub(super) trait GuestCode: Send {
         false
     }
 
-    /// Lets all calls of these functions exit to the VMM first, by `trap`.
+    /// Lets these calls exit to the VMM first, by `trap`.
     ///
     /// # Errors
     /// When the kernel has another code there; nothing has changed then.
@@ -190,7 +204,7 @@ pub(super) trait GuestCode: Send {
         guest: &dyn Guest,
         image: &Image,
         kernel: &Kernel,
-        functions: &[(ModuleMoment, &'static str)],
+        calls: &ModuleCalls,
         trap: &[u8],
     ) -> Result<Stops<ModuleMoment>, TraceError>;
 

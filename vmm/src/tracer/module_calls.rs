@@ -1,15 +1,15 @@
 //! Calls by which the guest's kernel loads and unloads modules.
 
+use super::arch::Call;
+use super::dispatch;
 use super::error::TraceError;
-use super::modules::Offsets;
-use super::stops::Stops;
 use crate::kernel::Kernel;
 
 /// Called when a module is ready and nothing of it has run, when memory of sites is about to be
 /// freed (its init functions, and those of the kernel itself), and when a module is about to be
 /// unloaded or has failed to load (kernel/module/main.c, kernel/trace/ftrace.c); and what tells others
 /// of that before, among whom are those who look whether its tracepoints have probes.
-pub(super) const FUNCTIONS: [(ModuleMoment, &str); 4] = [
+const FUNCTIONS: [(ModuleMoment, &str); 4] = [
     (ModuleMoment::Ready, "do_init_module"),
     (ModuleMoment::Freed, "ftrace_free_mem"),
     (ModuleMoment::Gone, "ftrace_release_mod"),
@@ -35,8 +35,8 @@ const CALLERS: [&str; 8] = [
 /// Bytes of the longest of them, several times over.
 const LONGEST: usize = 1 << 16;
 
-/// The functions that may have these calls in them: link addresses and code.
-pub(super) fn callers(kernel: &Kernel) -> impl Iterator<Item = (u64, &[u8])> {
+/// Code of the functions that may have these calls in them, with its link addresses.
+fn callers(kernel: &Kernel) -> impl Iterator<Item = (u64, &[u8])> {
     let symbols = kernel.symbols();
     let is_caller = |name: &str| {
         CALLERS.iter().any(|caller| {
@@ -49,6 +49,44 @@ pub(super) fn callers(kernel: &Kernel) -> impl Iterator<Item = (u64, &[u8])> {
     starts.sort_unstable();
     starts.dedup();
     starts.into_iter().filter_map(|start| Some((start, kernel.code(start, LONGEST)?)))
+}
+
+/// These calls in a kernel, each with what is happening there.
+#[derive(Debug)]
+pub(super) struct ModuleCalls(Vec<(ModuleMoment, Call)>);
+
+impl ModuleCalls {
+    /// Finds them in the image alone. It takes long: all symbols are looked at.
+    ///
+    /// # Errors
+    /// When the kernel has no such function, or no call of it where it should be.
+    pub(super) fn find(kernel: &Kernel) -> Result<Self, TraceError> {
+        let target = dispatch::of(kernel.arch());
+        let mut all = Vec::new();
+        for (start, body) in callers(kernel) {
+            all.extend(target.calls_in(start, body));
+        }
+        let mut found = Vec::new();
+        for (moment, name) in FUNCTIONS {
+            let function = kernel.symbols().address(name);
+            if function.is_none() && !moment.is_needed() {
+                continue;
+            }
+            let function = function.ok_or(TraceError::NoSymbol(name))?;
+            let before = found.len();
+            let own = all.iter().filter(|call| call.target == function);
+            found.extend(own.map(|&call| (moment, call)));
+            log::debug!("calls of {name}: {:x?}", found.get(before..));
+            if found.len() == before && moment.is_needed() {
+                return Err(UNKNOWN);
+            }
+        }
+        Ok(Self(found))
+    }
+
+    pub(super) fn all(&self) -> &[(ModuleMoment, Call)] {
+        &self.0
+    }
 }
 
 /// What has become of a module.
@@ -75,9 +113,38 @@ impl ModuleMoment {
     }
 }
 
-/// The traps, and what is needed at them.
-#[derive(Debug)]
-pub(super) struct ModuleTraps {
-    pub(super) stops: Stops<ModuleMoment>,
-    pub(super) offsets: Offsets,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A call that is not found is a module whose memory is written after it is gone.
+    #[test]
+    fn all_calls_of_the_kernel_are_found() {
+        let kernels = [
+            "x86_64-6.1",
+            "x86_64-6.12",
+            "x86_64-6.12-rt",
+            "x86_64-7",
+            "riscv64-6.12",
+            "riscv64-7",
+        ];
+        for name in kernels {
+            let cache = vmtrace_emulated::cache_dir().expect("no cache directory");
+            let kernel = Kernel::open(&cache.join("kernels").join(name).join("vmlinuz")).unwrap();
+            let symbol = |name| kernel.symbols().address(name).unwrap();
+            let (start, end) = (symbol("_stext"), symbol("_etext"));
+            let text = kernel.bytes(start, usize::try_from(end - start).unwrap()).unwrap();
+            let all = dispatch::of(kernel.arch()).calls_in(start, text);
+            let known = ModuleCalls::find(&kernel).unwrap();
+            // Others are told of other things by the last one.
+            for (moment, function) in FUNCTIONS.into_iter().filter(|(it, _)| it.is_needed()) {
+                let of = known.all().iter().filter(|(it, _)| *it == moment);
+                let known: Vec<Call> = of.map(|(_, call)| *call).collect();
+                let address = symbol(function);
+                let of = all.iter().filter(|call| call.target == address);
+                assert!(!known.is_empty(), "{name}: {function}");
+                assert_eq!(known, of.copied().collect::<Vec<_>>(), "{name}: {function}");
+            }
+        }
+    }
 }

@@ -3,14 +3,40 @@
 use super::edit::Restored;
 use super::error::TraceError;
 use super::guest::Guest;
-use super::module_calls::{FUNCTIONS, ModuleMoment, ModuleTraps};
+use super::module_calls::{ModuleCalls, ModuleMoment};
 use super::modules::{Fresh, Loaded, Module, ModuleCoverage, ModuleError, ModuleFunction, Offsets};
 use super::spot::Spot;
+use super::stops::Stops;
 use super::trace::Attachment;
 use super::view::View;
 use crate::kernel::{Exit, Kernel};
 use std::ops::Range;
 use std::sync::Arc;
+
+/// What the image alone tells of how modules come and go.
+#[derive(Debug)]
+pub(super) struct ModuleFacts {
+    offsets: Offsets,
+    calls: ModuleCalls,
+}
+
+impl ModuleFacts {
+    /// Finds it.
+    ///
+    /// # Errors
+    /// What is not known of this kernel.
+    pub(super) fn find(kernel: &Kernel) -> Result<Self, TraceError> {
+        let offsets = Offsets::find(kernel).map_err(TraceError::Kernel)?;
+        Ok(Self { offsets, calls: ModuleCalls::find(kernel)? })
+    }
+}
+
+/// The traps, and what is needed at them.
+#[derive(Debug)]
+pub(super) struct ModuleTraps {
+    stops: Stops<ModuleMoment>,
+    offsets: Offsets,
+}
 
 impl Attachment {
     /// Lets the guest stop, by `trap`, when a module comes and goes; where it then stands (run-time
@@ -24,11 +50,11 @@ impl Attachment {
         kernel: &Kernel,
         trap: &[u8],
     ) -> Result<Vec<u64>, TraceError> {
-        let offsets = match self.module_offsets.take() {
-            Some(offsets) => offsets,
-            None => Offsets::find(kernel).map_err(TraceError::Kernel)?,
+        let ModuleFacts { offsets, calls } = match self.module_facts.take() {
+            Some(facts) => facts,
+            None => ModuleFacts::find(kernel)?,
         };
-        let stops = self.code.calls(guest, &self.image, kernel, &FUNCTIONS, trap)?;
+        let stops = self.code.calls(guest, &self.image, kernel, &calls, trap)?;
         let view = View::with_annex(guest, self.near, &*self.memory);
         if !stops.lay(&view)? {
             return Err(TraceError::Code("the code that loads its modules cannot be changed"));

@@ -3,7 +3,7 @@
 
 use super::exits::HeldExits;
 use super::ftrace::Record;
-use super::modules::Offsets;
+use super::module_traps::ModuleFacts;
 use super::patch::Patcher;
 use super::touched::touched;
 use crate::kernel::{FtraceKind, Kernel};
@@ -15,7 +15,7 @@ pub struct Room {
     pub(super) exits: HeldExits,
     pub(super) records: Vec<Record>,
     /// Not memory, but what takes long to find, too.
-    pub(super) module_offsets: Option<Offsets>,
+    pub(super) module_facts: Option<ModuleFacts>,
 }
 
 impl Room {
@@ -34,7 +34,7 @@ impl Room {
             exits: HeldExits::with_room(exits),
             records: touched(all_sites, record),
             // What is missing is told when it is needed.
-            module_offsets: Offsets::find(kernel).ok(),
+            module_facts: ModuleFacts::find(kernel).ok(),
         }
     }
 }

@@ -10,8 +10,8 @@ use super::exits::{AllExits, ExitSkip, ExitWord, HeldExits};
 use super::ftrace::{self, Offsets, Record, Records};
 use super::guest::Guest;
 use super::image::Image;
-use super::module_calls::ModuleTraps;
-use super::modules::{self, Modules};
+use super::module_traps::{ModuleFacts, ModuleTraps};
+use super::modules::Modules;
 use super::patch::{Patcher, Place, Sharing, Skip};
 use super::programs::{Duty, Measure, Programs, Tally};
 use super::readable;
@@ -67,7 +67,7 @@ pub struct Attachment {
     /// `None`: modules come and go unseen.
     pub(super) module_traps: Option<ModuleTraps>,
     /// Found before, for those.
-    pub(super) module_offsets: Option<modules::Offsets>,
+    pub(super) module_facts: Option<ModuleFacts>,
     pub(super) modules: Modules,
     programs: Programs,
     pub(super) exits: HeldExits,
@@ -119,7 +119,7 @@ impl Attachment {
             sharing: None,
             points: Points::default(),
             module_traps: None,
-            module_offsets: None,
+            module_facts: None,
             modules: Modules::new(kernel),
             programs,
             exits: HeldExits::default(),
@@ -133,8 +133,8 @@ impl Attachment {
     /// Keeps what it holds in this room. To be called before anything is held.
     #[must_use]
     pub fn with_room(self, room: Room) -> Self {
-        let Room { patcher, exits, records, module_offsets } = room;
-        Self { patcher, exits, records, module_offsets, ..self }
+        let Room { patcher, exits, records, module_facts } = room;
+        Self { patcher, exits, records, module_facts, ..self }
     }
 
     /// From where a vCPU that stands at run-time `address`, at the entry of a

@@ -13,13 +13,12 @@
 
 use super::gap::{FULL, Gap, MAX_TRAP, NO_TRAP};
 use crate::kernel::Kernel;
+use crate::tracer::arch::Call;
 use crate::tracer::edit::Edit;
 use crate::tracer::error::TraceError;
 use crate::tracer::guest::{Guest, GuestError};
 use crate::tracer::image::Image;
-use crate::tracer::module_calls::{self, ModuleMoment};
 use crate::tracer::stops::{Stops, Stub};
-use crate::tracer::tracepoints::guest::Call;
 use std::collections::HashMap;
 use vmtrace_trampolines::riscv64::encode::register::{T2, ZERO};
 use vmtrace_trampolines::riscv64::encode::{auipc, jalr, split};
@@ -124,77 +123,4 @@ pub(super) fn lead<M: Copy>(
         stops.lead(redirect(guest, (image, kernel), call, address)?.ok_or_else(unknown)?);
     }
     Ok(stops)
-}
-
-/// Calls of these functions in those by which the kernel loads and unloads modules.
-fn of_modules(
-    kernel: &Kernel,
-    functions: &[(ModuleMoment, &'static str)],
-) -> Result<Vec<(ModuleMoment, Call)>, TraceError> {
-    let mut found = Vec::new();
-    let all: Vec<Call> =
-        module_calls::callers(kernel).flat_map(|(start, body)| calls(start, body)).collect();
-    for &(moment, name) in functions {
-        let function = kernel.symbols().address(name);
-        if function.is_none() && !moment.is_needed() {
-            continue;
-        }
-        let function = function.ok_or(TraceError::NoSymbol(name))?;
-        let own = all.iter().filter(|call| call.target == function);
-        let before = found.len();
-        found.extend(own.map(|&call| (moment, call)));
-        log::debug!("calls of {name}: {:x?}", found.get(before..));
-        if found.len() == before && moment.is_needed() {
-            return Err(module_calls::UNKNOWN);
-        }
-    }
-    Ok(found)
-}
-
-/// Lets all calls of these functions exit to the VMM first, by `trap`: puts stubs into the gap, and
-/// what leads there.
-///
-/// # Errors
-/// When the kernel has no such function, or no call of it where it should be.
-pub(super) fn modules(
-    gap: &mut Gap,
-    guest: &dyn Guest,
-    (image, kernel): (&Image, &Kernel),
-    functions: &[(ModuleMoment, &'static str)],
-    trap: &[u8],
-) -> Result<Stops<ModuleMoment>, TraceError> {
-    let calls = of_modules(kernel, functions)?;
-    lead(gap, guest, (image, kernel), &calls, trap, &module_calls::UNKNOWN)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    // A call that is not found is a module whose memory is written after it is gone.
-    #[test]
-    fn all_calls_of_the_kernel_are_found() {
-        for name in ["riscv64-6.12", "riscv64-7"] {
-            let cache = vmtrace_emulated::cache_dir().expect("no cache directory");
-            let path = cache.join("kernels").join(name).join("vmlinuz");
-            let kernel = Kernel::open(&path).unwrap();
-            let symbol = |name| kernel.symbols().address(name).unwrap();
-            let (start, end) = (symbol("_stext"), symbol("_etext"));
-            let text = kernel.bytes(start, usize::try_from(end - start).unwrap()).unwrap();
-            let all = calls(start, text);
-            // Others are told of other things by the last one.
-            let needed = module_calls::FUNCTIONS.into_iter().filter(|it| it.0.is_needed());
-            for function in needed {
-                let address = symbol(function.1);
-                let of = |calls: Vec<Call>| -> Vec<u64> {
-                    let own = calls.into_iter().filter(|call| call.target == address);
-                    own.map(|call| call.link).collect()
-                };
-                let known = of_modules(&kernel, &[function]).unwrap();
-                let known = of(known.into_iter().map(|(_, call)| call).collect());
-                assert!(!known.is_empty());
-                assert_eq!(known, of(all.clone()), "{name}: {}", function.1);
-            }
-        }
-    }
 }

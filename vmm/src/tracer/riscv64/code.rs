@@ -18,7 +18,7 @@ use crate::tracer::exits::{AllExits, ExitWord};
 use crate::tracer::ftrace::GuestCall;
 use crate::tracer::guest::{Guest, GuestError};
 use crate::tracer::image::Image;
-use crate::tracer::module_calls::ModuleMoment;
+use crate::tracer::module_calls::{self, ModuleCalls, ModuleMoment};
 use crate::tracer::modules::Fresh;
 use crate::tracer::spot::Spot;
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
@@ -272,10 +272,11 @@ impl GuestCode for Code {
         guest: &dyn Guest,
         image: &Image,
         kernel: &Kernel,
-        functions: &[(ModuleMoment, &'static str)],
+        calls: &ModuleCalls,
         trap: &[u8],
     ) -> Result<Stops<ModuleMoment>, TraceError> {
-        calls::modules(&mut self.gap, guest, (image, kernel), functions, trap)
+        let image = (image, kernel);
+        calls::lead(&mut self.gap, guest, image, calls.all(), trap, &module_calls::UNKNOWN)
     }
 
     /// Gives each the first instruction of a call, which does nothing but change `t0`, dead at a

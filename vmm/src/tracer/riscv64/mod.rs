@@ -20,7 +20,7 @@ mod site;
 mod tracepoint;
 
 use super::annex::{Hole, Memory};
-use super::arch::{DirectMap, Installed, Options, Target};
+use super::arch::{Call, DirectMap, Installed, Options, Target};
 use super::error::TraceError;
 use super::exit_plan::ExitPlan;
 use super::guest::{Guest, GuestError};
@@ -33,6 +33,10 @@ use vmtrace_trampolines::Point;
 pub(super) struct Riscv64;
 
 impl Target for Riscv64 {
+    fn calls_in(&self, start: u64, body: &[u8]) -> Vec<Call> {
+        calls::calls(start, body)
+    }
+
     fn return_address(&self, site: &Site) -> u64 {
         site.entry.wrapping_add(site::LEN as u64)
     }

@@ -23,12 +23,12 @@
 use super::calls;
 use super::gap::{FULL, Gap, MAX_TRAP, NO_TRAP, OpsLayout};
 use crate::kernel::Kernel;
+use crate::tracer::arch::Call;
 use crate::tracer::error::TraceError;
 use crate::tracer::guest::Guest;
 use crate::tracer::image::Image;
 use crate::tracer::mutex::{LOCKS, UNLOCKS};
 use crate::tracer::stops::{Moment, Stops, Stub};
-use crate::tracer::tracepoints::guest::Call;
 use std::collections::HashMap;
 use vmtrace_trampolines::riscv64::encode::register::{A2, RA, SP, T0, T1, T3, ZERO};
 use vmtrace_trampolines::riscv64::encode::{NOP, addi, auipc, bne, jalr, jr, ld, sd, split};

@@ -3,6 +3,8 @@
 
 use crate::kernel::Kernel;
 use crate::kernel::tracepoints::Hooks;
+use crate::tracer::arch::Call;
+use crate::tracer::dispatch;
 use crate::tracer::edit::Edit;
 use crate::tracer::guest::Guest;
 use crate::tracer::image::Image;
@@ -58,25 +60,11 @@ impl std::fmt::Display for PointReason {
     }
 }
 
-/// A call in the kernel's code, or a jump to a function in its place. Link addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::tracer) struct Call {
-    /// Of its first instruction.
-    pub(in crate::tracer) link: u64,
-    /// The function.
-    pub(in crate::tracer) target: u64,
-    /// It is a jump.
-    pub(in crate::tracer) jumps: bool,
-}
-
 /// Where the kernel takes the lock under which it changes its tracepoints, and gives it back.
-/// `calls` finds what may be calls in code at a link address. `None` when that is not as it is
-/// known to be.
-pub(in crate::tracer) fn brackets(
-    kernel: &Kernel,
-    calls: impl Fn(u64, &[u8]) -> Vec<Call>,
-) -> Option<Vec<(Moment, Call)>> {
+/// `None` when that is not as it is known to be.
+pub(in crate::tracer) fn brackets(kernel: &Kernel) -> Option<Vec<(Moment, Call)>> {
     let symbols = kernel.symbols();
+    let target = dispatch::of(kernel.arch());
     let [locks, unlocks] = [&LOCKS[..], &UNLOCKS]
         .map(|names| names.iter().filter_map(|name| symbols.address(name)).collect::<Vec<u64>>());
     if unlocks.is_empty() {
@@ -92,7 +80,7 @@ pub(in crate::tracer) fn brackets(
         };
         let body = kernel.code(start, LONGEST)?;
         let before = all.len();
-        for call in calls(start, body) {
+        for call in target.calls_in(start, body) {
             let moment = match call.target {
                 target if locks.contains(&target) => Moment::Begin,
                 target if unlocks.contains(&target) => Moment::End,

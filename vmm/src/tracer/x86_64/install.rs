@@ -16,7 +16,7 @@ use crate::tracer::exits::{AllExits, ExitWord};
 use crate::tracer::ftrace::GuestCall;
 use crate::tracer::guest::{Guest, GuestError};
 use crate::tracer::image::Image;
-use crate::tracer::module_calls::ModuleMoment;
+use crate::tracer::module_calls::{self, ModuleCalls, ModuleMoment};
 use crate::tracer::spot::Spot;
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
 use crate::tracer::tracepoints::guest::{Own, Places, PointReason, Probes};
@@ -310,14 +310,16 @@ impl GuestCode for Code {
         guest: &dyn Guest,
         image: &Image,
         kernel: &Kernel,
-        functions: &[(ModuleMoment, &'static str)],
+        calls: &ModuleCalls,
         trap: &[u8],
     ) -> Result<Stops<ModuleMoment>, TraceError> {
         let at = (self.next(ALIGN), self.memory.guest_address());
-        let (code, calls) = calls::make(guest, image, kernel, functions, trap, at)?;
+        let image = (image, kernel);
+        let (code, stops) =
+            calls::lead(guest, image, calls.all(), trap, at, &module_calls::UNKNOWN)?;
         self.put(&code, ALIGN)?;
-        self.stops.extend(calls.traps());
-        Ok(calls)
+        self.stops.extend(stops.traps());
+        Ok(stops)
     }
 
     fn guest_call(&self, view: &View<'_>, image: &Image, spot: &Spot) -> Option<GuestCall> {

@@ -12,7 +12,7 @@ mod switch_stubs;
 mod tracepoint;
 
 use super::annex::{Hole, Memory};
-use super::arch::{DirectMap, Installed, Options, Target};
+use super::arch::{Call, DirectMap, Installed, Options, Target};
 use super::error::TraceError;
 use super::exit_plan::ExitPlan;
 use super::guest::{Guest, GuestError};
@@ -25,6 +25,10 @@ use vmtrace_trampolines::Point;
 pub(super) struct X86_64;
 
 impl Target for X86_64 {
+    fn calls_in(&self, start: u64, body: &[u8]) -> Vec<Call> {
+        calls::calls(start, body)
+    }
+
     fn return_address(&self, site: &Site) -> u64 {
         site.location.wrapping_add(site::LEN as u64)
     }

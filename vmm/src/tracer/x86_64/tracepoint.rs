@@ -10,29 +10,18 @@
 //! The guest verifies a branch when it changes it, and crashes on bytes that it did not write. It
 //! changes branches only under its lock, and before that all of them are restored.
 
-use super::site;
+use super::{calls, site};
 use crate::kernel::Kernel;
 use crate::kernel::tracepoints::Hooks;
 use crate::tracer::edit::Edit;
 use crate::tracer::error::TraceError;
 use crate::tracer::guest::Guest;
 use crate::tracer::image::Image;
-use crate::tracer::stops::{Moment, Stops, Stub};
-use crate::tracer::tracepoints::guest::{self as points, Call, Places, PointReason, Probes};
+use crate::tracer::stops::{Moment, Stops};
+use crate::tracer::tracepoints::guest::{self as points, Places, PointReason, Probes};
 
-/// What may be calls and jumps in code at a link address.
-fn calls(start: u64, body: &[u8]) -> Vec<Call> {
-    let all = (start..).zip(body.windows(site::LEN));
-    let call = |(link, bytes): (u64, &[u8])| {
-        let &[opcode @ (0xe8 | 0xe9), a, b, c, d] = bytes else { return None };
-        let target = site::jump_target(link, &[0xe9, a, b, c, d])?;
-        Some(Call { link, target, jumps: opcode == 0xe9 })
-    };
-    all.filter_map(call).collect()
-}
-
-/// Makes the code of the stubs, to be put at run-time address `at` of an annex that lies there in
-/// guest-physical memory, and what leads to them.
+/// Makes the code of the stubs, to be put at this run-time address of an annex that lies at that
+/// guest-physical one, and what leads to them.
 ///
 /// # Errors
 /// When the kernel has another code there.
@@ -41,34 +30,14 @@ pub(super) fn brackets(
     image: &Image,
     kernel: &Kernel,
     trap: &[u8],
-    (at, annex): (u64, u64),
+    at: (u64, u64),
 ) -> Result<(Vec<u8>, Stops<Moment>), TraceError> {
     let unknown = || TraceError::Code("how it changes its tracepoints is not known");
     if points::is_changing(guest, image, kernel).ok_or_else(unknown)? {
         return Err(TraceError::Code("it is changing its tracepoints just now; try again"));
     }
-    let mut code = Vec::new();
-    let mut stops = Stops::default();
-    for (moment, call) in points::brackets(kernel, calls).ok_or_else(unknown)? {
-        let mut now = [0; site::LEN];
-        guest.read(image.physical_of(call.link), &mut now)?;
-        if kernel.bytes(call.link, site::LEN) != Some(&now) {
-            return Err(unknown());
-        }
-        code.resize(code.len().next_multiple_of(8), 0xcc);
-        let stub = at + code.len() as u64;
-        let next = stub + trap.len() as u64;
-        code.extend(trap);
-        code.extend(site::jump(next, image.runtime(call.target)).ok_or_else(unknown)?);
-        let [_, a, b, c, d] = site::jump(image.runtime(call.link), stub).ok_or_else(unknown)?;
-        let ours = [now[0], a, b, c, d];
-        let edit = Edit::new(image.physical_of(call.link), &now, &ours);
-        let stop = Stub::new(stub, annex + (stub - super::map::ADDRESS), trap, &site::QUIET);
-        let (edit, stop) = edit.zip(stop).ok_or_else(unknown)?;
-        stops.stub(moment, stop);
-        stops.lead(edit);
-    }
-    Ok((code, stops))
+    let found = points::brackets(kernel).ok_or_else(unknown)?;
+    calls::lead(guest, (image, kernel), &found, trap, at, &unknown())
 }
 
 /// What is to be written, with our own array of probes at run-time address `ours`.
