@@ -359,8 +359,21 @@ mod tests {
         assert!(Ring::new(ADDRESS, 1 << 20, 128).is_none(), "a record would not fit");
     }
 
+    // A head of a hostile guest that is taken for one at the ring's end is read behind it.
+    #[test]
+    fn a_ring_ends_where_it_ends() {
+        let ring = Ring::new(ADDRESS, 3 * CHUNK, 264).unwrap();
+        assert_eq!(ring.capacity(), 3 * (CHUNK - 64 - 264));
+        let at = |offset: u64| 1 << 32 | ((ADDRESS & (LAP - 1)) + offset);
+        assert!(ring.is_position(at(3 * CHUNK - 64)));
+        assert!(!ring.is_position(at(3 * CHUNK - 56)), "in the last account");
+        assert!(!ring.is_position(at(3 * CHUNK)));
+        assert!(!ring.is_position(at(0) - 8) && !ring.is_position(at(1)));
+    }
+
     #[test]
     fn what_a_record_says_of_itself_is_read_back() {
+        assert_eq!(Info::MAX_PROGRAM, 2047, "11 bits");
         for (size, program, tracers, tag) in [(32, 0, 1, 4), (256, 2047, 256, 255), (72, 9, 3, 0)] {
             let info = Info::new(size, program, tracers, tag);
             assert_eq!((info.size(), info.program()), (size, program));

@@ -24,8 +24,10 @@ impl<'a> Called<'a> {
 
     fn table(&mut self, tracer: u8, sites: &[usize]) -> Result<Callers, TraceError> {
         let tables = self.attachment.tables(&self.fake.kernel, (tracer, Kind::Callers), sites)?;
-        let number = tables[&sites[0]];
-        assert!(sites.iter().all(|site| tables[site] == number), "one for all");
+        let number = tables.get(sites[0], &mut 0).expect("asked for");
+        let mut next = 0;
+        let mut is_it = |&site: &usize| tables.get(site, &mut next) == Some(number);
+        assert!(sites.iter().all(&mut is_it), "one for all");
         Ok(self.attachment.counters().find_callers(number).unwrap())
     }
 

@@ -8,8 +8,8 @@ use vm_memory::Bytes;
 use vmtrace::kernel::Arch;
 use vmtrace::tracer::annex::{Memory, SIZE};
 use vmtrace::tracer::{
-    Attachment, Buckets, Counted, Duty, Hits, Kind, Measure, Part, Stopped, Tally, TraceError,
-    return_address,
+    Attachment, Buckets, Counted, Duty, Hits, Kind, Measure, Part, SiteTables, Stopped, Tally,
+    TraceError, return_address,
 };
 use vmtrace_trampolines::histogram::{Calls, MISSED, SUM, Sorted, WORDS};
 use vmtrace_trampolines::{Counters, Point};
@@ -40,6 +40,10 @@ fn hits(tracer: u8, vcpu: u32, hits: &[(usize, u64)]) -> Hits {
     Hits { tracer, vcpu, hits: hits.to_vec() }
 }
 
+fn table_of(tables: &SiteTables, site: usize) -> u16 {
+    tables.get(site, &mut 0).unwrap()
+}
+
 // A counter that two functions share, or that lies in a ring, makes what is told of both wrong.
 #[test]
 fn every_function_has_a_counter_of_its_own_for_each_vcpu() {
@@ -48,13 +52,13 @@ fn every_function_has_a_counter_of_its_own_for_each_vcpu() {
         let mut attachment = fake.attach();
         let (sites, slide) = (fake.all(), attachment.image().slide);
         let tables = attachment.tables(&fake.kernel, (0, Kind::Calls), &sites).unwrap();
-        let numbers: HashSet<u16> = tables.values().copied().collect();
+        let numbers: HashSet<u16> = sites.iter().map(|&site| table_of(&tables, site)).collect();
         let near = fake.kernel.arch() == Arch::Riscv64;
         assert!(numbers.len() > 1 || near, "{name}: start-up code is far from other text");
         let finds = |number| (number, attachment.counters().find(number, slide).unwrap());
         let found: HashMap<u16, Counters> = numbers.into_iter().map(finds).collect();
         let place = |attachment: &Attachment, site: usize, vcpu| {
-            place(&fake, attachment, found[&tables[&site]], site, vcpu)
+            place(&fake, attachment, found[&table_of(&tables, site)], site, vcpu)
         };
         let mut places = HashSet::new();
         for &site in &sites {
@@ -113,8 +117,8 @@ fn tracers_have_tables_of_their_own() {
         let sites = fake.all();
         let (few, slide) = (&sites[10..40], attachment.image().slide);
         let of = |attachment: &mut Attachment, tracer| {
-            let table =
-                attachment.tables(&fake.kernel, (tracer, Kind::Calls), few).unwrap()[&few[0]];
+            let tables = attachment.tables(&fake.kernel, (tracer, Kind::Calls), few).unwrap();
+            let table = table_of(&tables, few[0]);
             (table, attachment.counters().find(table, slide).unwrap())
         };
         let (first, second) = (of(&mut attachment, 0), of(&mut attachment, 1));
@@ -147,7 +151,8 @@ fn room_runs_out_and_is_inherited() {
         let mut attachment = fake.attach();
         let (sites, slide) = (fake.all(), attachment.image().slide);
         let of = |attachment: &mut Attachment, tracer| {
-            let table = attachment.tables(&fake.kernel, (tracer, Kind::Calls), &sites)?[&sites[5]];
+            let tables = attachment.tables(&fake.kernel, (tracer, Kind::Calls), &sites)?;
+            let table = table_of(&tables, sites[5]);
             Ok::<_, TraceError>(attachment.counters().find(table, slide).unwrap())
         };
         let mut tracers = 0;
@@ -172,8 +177,8 @@ fn room_runs_out_and_is_inherited() {
         attachment.counters().forget(2);
         // What the heir has counted elsewhere is not told yet.
         attachment.counters().forget(100);
-        let few =
-            attachment.tables(&fake.kernel, (77, Kind::Calls), &sites[..1]).unwrap()[&sites[0]];
+        let few = attachment.tables(&fake.kernel, (77, Kind::Calls), &sites[..1]).unwrap();
+        let few = table_of(&few, sites[0]);
         let elsewhere = attachment.counters().find(few, slide).unwrap();
         assert_ne!(elsewhere, found, "{name}");
         count(&fake, place(&fake, &attachment, elsewhere, sites[0], 0));
@@ -280,7 +285,8 @@ fn every_function_has_a_histogram_of_its_own_for_each_vcpu() {
         // More come later: the others keep theirs.
         let few = &sites[5..90];
         let more = attachment.tables(&fake.kernel, kind, &sites[50..90]).unwrap();
-        let table = |site: &usize| *more.get(site).or(tables.get(site)).unwrap();
+        let table =
+            |site: &usize| more.get(*site, &mut 0).unwrap_or_else(|| table_of(&tables, *site));
         let calls = attachment.counters().calls(3).unwrap();
         let tables_of_pages = attachment.image().tables;
         let annex = |address| tables_of_pages.translate(&fake, address).unwrap() - ANNEX;
@@ -346,7 +352,7 @@ fn every_function_has_a_histogram_of_its_own_for_each_vcpu() {
         // A call of a tracer that is gone may still be open: nobody gets its histogram.
         attachment.counters().forget(3);
         let next = attachment.tables(&fake.kernel, kind, few).unwrap();
-        let found = attachment.counters().find(next[&few[0]], slide).unwrap();
+        let found = attachment.counters().find(table_of(&next, few[0]), slide).unwrap();
         let slot = place(&fake, &attachment, found, few[0], 0);
         let histogram: u64 = memory.read_obj(usize::try_from(slot).unwrap()).unwrap();
         assert!(!taken.contains(&annex(histogram)), "{name}");
@@ -362,7 +368,7 @@ fn a_guest_without_room_counts_nothing() {
         let mut attachment = fake.attach();
         let sites = fake.all();
         let table = attachment.tables(&fake.kernel, (0, Kind::Calls), &sites);
-        assert_eq!(table, Err(TraceError::Counters(VCPUS)), "{name}");
+        assert_eq!(table.unwrap_err(), TraceError::Counters(VCPUS), "{name}");
         assert_eq!(attachment.counters().count_down(0, 1), Err(TraceError::Stops), "{name}");
         assert_eq!(attachment.counters().left(0), None, "{name}");
     }

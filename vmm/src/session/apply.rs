@@ -135,7 +135,7 @@ impl Controller {
             words.extend(attachment.stubs(ram, &self.kernel, &rest)?.into_iter().flatten());
             (wanted.sites, wanted.exits) = (sites, exits);
         } else {
-            told = plan.indices();
+            told = plan.recorded();
             wanted.sites = with_programs(&plan.sites, &programs);
             if attachment.is_settled() && !plan.exits.is_empty() {
                 wanted.exits = with_programs(&plan.exits, &programs);

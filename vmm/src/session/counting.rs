@@ -7,7 +7,8 @@ use crate::export::Words;
 use crate::relay;
 use crate::stream::Header;
 use crate::tracer::{
-    Attachment, Buckets, CallerHits, Counted, Counters, Duty, Hits, Kind, Part, TraceError,
+    Attachment, Buckets, CallerHits, Counted, Counters, Duty, Hits, Kind, Part, SiteTables,
+    TraceError,
 };
 use rustc_hash::{FxHashMap, FxHasher};
 use std::borrow::Cow;
@@ -23,6 +24,19 @@ const EVERY: Duration = Duration::from_secs(1);
 const SHARE: u32 = 20;
 
 impl Plan {
+    /// The sites that may write records, not those that count alone.
+    pub(super) fn recorded(&self) -> Vec<usize> {
+        let records = |duty: &Duty| {
+            let is_counted = |part: &Part| part.counts.is_some_and(|it| it.table().is_some());
+            !duty.parts.iter().all(is_counted)
+        };
+        let records: Vec<bool> = self.duties.iter().map(records).collect();
+        let mut all = Vec::with_capacity(self.sites.len());
+        let is_told = |duty: u32| records.get(duty as usize) == Some(&true);
+        all.extend(self.sites.iter().filter(|(_, duty)| is_told(*duty)).map(|&(site, _)| site));
+        all
+    }
+
     /// What tells whether a tracer that keeps open calls still has the same functions: a hash, by its number.
     pub(super) fn keepers(&self) -> BTreeMap<u8, u64> {
         let keeps = |duty: &Duty| duty.parts.iter().any(|part| part.keeps_calls());
@@ -68,31 +82,49 @@ impl Controller {
                 sites.entry(part.tracer).or_insert((Vec::new(), kind)).0.push(site);
             }
         }
-        let mut tables: BTreeMap<u8, FxHashMap<usize, u16>> = BTreeMap::new();
+        // With where the next site is expected.
+        let mut tables: Vec<(u8, SiteTables, usize)> = Vec::with_capacity(sites.len());
         for (tracer, (sites, kind)) in sites {
-            tables.insert(tracer, attachment.tables(&self.kernel, (tracer, kind), &sites)?);
+            tables.push((tracer, attachment.tables(&self.kernel, (tracer, kind), &sites)?, 0));
         }
         let mut whole = Plan { sites: Vec::with_capacity(plan.sites.len()), ..plan.clone() };
         // Duties that count are made anew behind the others.
         let mut duties = Duties::behind(std::mem::take(&mut whole.duties));
+        // Most sites count in the tables that others with the same duty do.
+        let counting: Vec<bool> = plan.duties.iter().map(counts).collect();
+        let mut made: FxHashMap<(u32, Vec<Option<u16>>), Option<u32>> = FxHashMap::default();
+        let mut key = (0, Vec::new());
+        let mut last = None;
         for &(site, of) in &plan.sites {
-            let Some(planned) = duty(of).filter(|duty| counts(duty)) else {
+            let planned = duty(of).filter(|_| counting.get(of as usize) == Some(&true));
+            let Some(planned) = planned else {
                 whole.sites.push((site, of));
                 continue;
             };
-            let with_table = |part: &Part| {
-                let table = tables.get(&part.tracer).and_then(|tables| tables.get(&site));
-                if !in_table(part) {
-                    return Some(part.clone());
-                }
-                let table = *table?;
-                Some(Part { counts: part.counts.map(|it| it.in_table(table)), ..part.clone() })
+            let mut table = |part: &Part| {
+                let (_, tables, next) = tables.iter_mut().find(|(it, ..)| *it == part.tracer)?;
+                if in_table(part) { tables.get(site, next) } else { None }
             };
-            let parts: Vec<Part> = planned.parts.iter().filter_map(with_table).collect();
-            if parts.is_empty() {
-                continue;
+            let is_last = last.is_some()
+                && key.0 == of
+                && planned.parts.iter().map(&mut table).eq(key.1.iter().copied());
+            if !is_last {
+                key = (of, planned.parts.iter().map(table).collect());
+                last = Some(*made.entry(key.clone()).or_insert_with(|| {
+                    let with_table = |(part, table): (&Part, &Option<u16>)| {
+                        let counts = match part.counts {
+                            Some(counts) if in_table(part) => Some(counts.in_table((*table)?)),
+                            other => other,
+                        };
+                        Some(Part { counts, ..part.clone() })
+                    };
+                    let parts = planned.parts.iter().zip(&key.1);
+                    let parts: Vec<Part> = parts.filter_map(with_table).collect();
+                    let point = planned.point;
+                    (!parts.is_empty()).then(|| duties.index(Duty { point, parts }))
+                }));
             }
-            whole.sites.push((site, duties.index(Duty { point: planned.point, parts })));
+            whole.sites.extend(last.flatten().map(|duty| (site, duty)));
         }
         whole.duties = duties.all;
         // Nobody has these any more: no program shall be made for them.

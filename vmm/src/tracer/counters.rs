@@ -6,8 +6,10 @@
 //! of the host.
 
 mod callers;
+mod told;
 
 pub use callers::CallerHits;
+pub use told::SiteTables;
 
 use super::annex::{Memory, SIZE};
 use super::error::TraceError;
@@ -15,6 +17,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use told::Told;
 use vm_memory::{Bytes, VolatileSlice};
 use vmtrace_trampolines as program;
 use vmtrace_trampolines::family;
@@ -64,7 +67,7 @@ struct Table {
     stride: u64,
     rounds: bool,
     /// What tells the functions that are counted here (link addresses), with their sites.
-    sites: BTreeMap<u64, usize>,
+    sites: Told,
     /// Of the same, where their histograms are: that of the first vCPU, from the start of the area.
     histograms: BTreeMap<u64, u64>,
 }
@@ -182,8 +185,8 @@ impl Counters {
         }
     }
 
-    /// The numbers of tables of this tracer's and kind in which these sites have their places, by site; tables
-    /// that there are not yet are made. `told` is what tells a site's function (link address).
+    /// The numbers of tables of this tracer's and kind in which these sites have their places; tables that
+    /// there are not yet are made. `told` is what tells a site's function (link address).
     ///
     /// # Errors
     /// When there is no room, or two of them cannot be told apart.
@@ -191,17 +194,17 @@ impl Counters {
         &mut self,
         (tracer, kind): (u8, Kind),
         mut told: Vec<(u64, usize)>,
-    ) -> Result<FxHashMap<usize, u16>, TraceError> {
+    ) -> Result<SiteTables, TraceError> {
         told.sort_unstable();
         if kind == Kind::Histograms {
             self.open_calls(tracer)?;
         }
-        let mut found = FxHashMap::default();
+        let mut found = Vec::with_capacity(told.len());
         for cluster in told.chunk_by(|(before, _), (next, _)| next - before <= APART) {
             let table = self.table((tracer, kind), cluster)?;
             found.extend(cluster.iter().map(|&(_, site)| (site, table)));
         }
-        Ok(found)
+        Ok(found.into())
     }
 
     /// Makes room for a tracer's calls that are open, if there is none yet.
@@ -250,13 +253,8 @@ impl Counters {
             None => self.make((tracer, kind), cluster)?,
         };
         let Some(table) = self.tables.get_mut(found) else { return Err(TraceError::NotCounted) };
-        for &(told, site) in cluster {
-            let near = told / COUNTER * COUNTER;
-            let mut others = table.sites.range(near..near + COUNTER);
-            if others.any(|(other, _)| *other != told) {
-                return Err(TraceError::NotCounted);
-            }
-            table.sites.insert(told, site);
+        if !table.sites.add(cluster, COUNTER) {
+            return Err(TraceError::NotCounted);
         }
         if kind == Kind::Histograms {
             self.give_histograms(found, cluster)?;
@@ -338,7 +336,7 @@ impl Counters {
         self.shared |= stride == 0 && self.vcpus > 1;
         let offset = self.used;
         self.used += all;
-        let sites = BTreeMap::new();
+        let sites = Told::default();
         let histograms = BTreeMap::new();
         let table = Table { tracer, kind, from, to, offset, stride, rounds, sites, histograms };
         self.tables.push(table);
@@ -461,7 +459,7 @@ impl Counters {
         let called = self.look_callers(|_, _| true);
         self.callers.forget_sites(&gone);
         for table in &mut self.tables {
-            table.sites.retain(|_, site| !gone.contains(site));
+            table.sites.retain(|site| !gone.contains(&site));
         }
         // What comes to their places begins at 0.
         self.begin_anew(&all);
@@ -512,7 +510,7 @@ impl Counters {
         let mut found = Vec::new();
         for table in self.tables.iter().filter(|table| table.tracer != NOBODY) {
             let vcpus = table.vcpus(self.vcpus);
-            for (&told, &site) in table.sites.iter().filter(|(_, site)| wanted(table, **site)) {
+            for (told, site) in table.sites.iter().filter(|&(_, site)| wanted(table, site)) {
                 for (vcpu, number) in (0..vcpus).zip(0_u32..) {
                     let mut look = |place, word| {
                         let count = load(&memory, SIZE + place);

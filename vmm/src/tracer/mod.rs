@@ -44,7 +44,7 @@ mod view;
 mod x86_64;
 
 pub use arch::Options;
-pub use counters::{Buckets, CallerHits, Counted, Counters, Hits, Kind};
+pub use counters::{Buckets, CallerHits, Counted, Counters, Hits, Kind, SiteTables};
 pub use dispatch::{far_memory, return_address, stack_bias};
 pub use edit::SkipReason;
 pub use error::TraceError;

@@ -2,7 +2,7 @@
 
 use super::annex::{Addressing, Layout, Memory};
 use super::arch::{GuestCode, Hook, Installed, Options};
-use super::counters::{Counters, Kind};
+use super::counters::{Counters, Kind, SiteTables};
 use super::dispatch;
 use super::edit::{Restored, SkipReason};
 use super::error::TraceError;
@@ -22,7 +22,6 @@ use super::tasks::{self, Tasks};
 use super::tracepoints::Points;
 use super::view::View;
 use crate::kernel::{Exits, Kernel};
-use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmtrace_trampolines::histogram::Ended;
@@ -226,8 +225,8 @@ impl Attachment {
         })
     }
 
-    /// The numbers of tables of this kind in which programs count calls of these sites for a tracer, by site; tables
-    /// that there are not yet are made. Sites of modules that are gone have none.
+    /// The numbers of tables of this kind in which programs count calls of these sites for a tracer; tables that
+    /// there are not yet are made. Sites of modules that are gone have none.
     ///
     /// # Errors
     /// When there is no room, or two of them cannot be told apart. Nothing has changed in the guest.
@@ -236,7 +235,7 @@ impl Attachment {
         kernel: &Kernel,
         (tracer, kind): (u8, Kind),
         sites: &[usize],
-    ) -> Result<FxHashMap<usize, u16>, TraceError> {
+    ) -> Result<SiteTables, TraceError> {
         let target = dispatch::of(kernel.arch());
         let told = sites.iter().filter_map(|&site| {
             let spot = self.modules.spot(kernel, &self.image, site)?;
@@ -245,7 +244,8 @@ impl Attachment {
         if kind == Kind::Callers {
             let told: Vec<_> = told.map(|(told, site)| (self.image.runtime(told), site)).collect();
             let table = self.counters.callers(tracer, told.iter().copied())?;
-            return Ok(told.into_iter().map(|(_, site)| (site, table)).collect());
+            let sites = told.into_iter().map(|(_, site)| (site, table));
+            return Ok(sites.collect::<Vec<_>>().into());
         }
         self.counters.tables((tracer, kind), told.collect())
     }
