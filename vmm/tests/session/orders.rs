@@ -2,6 +2,7 @@
 
 use crate::machine::{FakeVm, Ran, SelfCall, Step, Trouble, run};
 use crate::{BEGIN, END, ENDS, Subject, boot, call, exit_of, tracing, trigger};
+use vmtrace::analyze::latency::Kind;
 use vmtrace::kernel::{ExitKind, SiteSection};
 use vmtrace::machine::ExitReason;
 use vmtrace::serve::{Control, Globs};
@@ -348,6 +349,41 @@ fn the_trace_may_be_stopped_at_any_moment() {
 
 // The annex, the program and the ring are in doubt when one call has not done what it must: nothing is
 // traced, and the guest goes on as if nothing had been.
+// Whoever measures latencies is owed the page, however the run ends: the guest powers off or dies, a trigger or a
+// command ends it; and once it was shown it is not shown again.
+#[test]
+fn latencies_that_are_measured_to_the_end_have_their_page() {
+    let subject = Subject::new(ON);
+    let start = || Control::LatencyStart { kind: Kind::Wakeup, over: None };
+    let stop = Control::LatencyStop { json: false };
+    let begin = Step::Asks(vec![start()]);
+    let ends: [(Vec<Step>, bool); 6] = [
+        (vec![], true),
+        (vec![Step::Exits(ExitReason::TripleFault)], true),
+        (vec![call("panic")], true),
+        (vec![Step::Asks(vec![Control::Stop])], true),
+        (vec![Step::Asks(vec![trigger("end", "vfs_fsync")]), Step::Counts("vfs_fsync", 0)], true),
+        (vec![Step::Asks(vec![stop])], false),
+    ];
+    for (end, is_owed) in ends {
+        let what = format!("{end:?}");
+        let ran = subject.run([boot(), vec![begin.clone()], end].concat(), Trouble::default());
+        let what = format!("{what}: {:?}\n{}", ran.answers, ran.notes());
+        assert!(ran.answers[0].starts_with("OK latency wakeup begins"), "{what}");
+        let page =
+            ran.outcome().latencies.as_ref().map(|all| (all.kind, all.page.clone().unwrap()));
+        let is_there = page.as_ref().is_some_and(|(kind, page)| {
+            *kind == "wakeup" && page.starts_with("# tracer: wakeup\n")
+        });
+        assert_eq!((is_there, page.is_some()), (is_owed, is_owed), "{what}: {page:?}");
+        // Who reads the trace sees how far it was measured.
+        let marks = marks(&ran, MarkKind::Filter);
+        let ended = marks.iter().filter(|text| *text == "latency wakeup ends with the trace");
+        assert_eq!(ended.count(), usize::from(is_owed), "{what}: {marks:?}");
+        subject.assert_restored(&ran, &what);
+    }
+}
+
 #[test]
 fn a_failed_self_test_leaves_the_guest_alone() {
     let subject = Subject::new(ON);
