@@ -421,8 +421,6 @@ fn the_trace_may_be_stopped_at_any_moment() {
     }
 }
 
-// The annex, the program and the ring are in doubt when one call has not done what it must: nothing is
-// traced, and the guest goes on as if nothing had been.
 // Whoever measures latencies is owed the page, however the run ends: the guest powers off or dies, a trigger or a
 // command ends it; and once it was shown it is not shown again.
 #[test]
@@ -458,6 +456,8 @@ fn latencies_that_are_measured_to_the_end_have_their_page() {
     }
 }
 
+// The annex, the program and the ring are in doubt when one call has not done what it must: nothing is
+// traced, and the guest goes on as if nothing had been.
 #[test]
 fn a_failed_self_test_leaves_the_guest_alone() {
     let subject = Subject::new(ON);
