@@ -43,6 +43,9 @@ impl Guests {
         let counting = format!("counts={filter}:count");
         let mut args = vec!["-f", &filter, "-f", &getpgid, "--cpus", "2", "--add", &module];
         args.extend(["--tracer", &counting]);
+        // In the second round of the module, which is loaded long after the boot.
+        let trigger = format!("{FUNCTION}:mod:{MODULE}:{}", READS + READS / 2);
+        args.extend(["--mark-at", &trigger]);
         let (finished, trace) = self.run(name, &run, &args);
         let (err, summary) = (finished.err(), &trace.summary);
         assert_eq!(trouble(&err), None, "{name}");
@@ -84,6 +87,10 @@ impl Guests {
         let first = mine.iter().find(|&&function| function != getpgid);
         assert_eq!(first, Some(&"dummy_init_module"), "{name}");
         assert_eq!(modules(&trace), BTreeSet::from([MODULE.to_owned()]), "{name}");
+        let notes = trace.marks(MarkKind::Note).unwrap();
+        let at = format!("--mark-at {trigger}: {FUNCTION} [{MODULE}] on vCPU ");
+        let fired = notes.iter().filter(|note| note.starts_with(&at)).count();
+        assert_eq!(fired, 1, "{name}: {notes:?}");
         let marks = trace.marks(MarkKind::Filter).unwrap();
         let count = |text: &str| marks.iter().filter(|mark| mark.contains(text)).count();
         for text in ["module dummy loaded", "module dummy is initialised", "module dummy unloaded"]

@@ -181,6 +181,10 @@ pub fn of_a_running_guest(kernel: &str) {
     refused(2, &["add", "mark", "vfs_read if pid = 1"], ["at character 5", "= 1"]);
     assert_eq!((listed(socket), patched(socket)), (Vec::new(), before));
 
+    // What is measured when the run ends is told at its end.
+    let measured = vmtrace("ctl", socket, &["latency", "start", "wakeup"]);
+    assert!(measured.status.success(), "{measured:?}");
+    run(socket, &["sh", "-c", "for i in 1 2 3 4 5; do usleep 1000; done"]);
     ctl(socket, 0, &["add", "end", &format!("{call}:5")]);
     let out = vmtrace("run", socket, &[WORKLOAD, "getppid", "10", "0"]);
     assert_eq!(out.status.code(), Some(125), "the guest went on: {out:?}");
@@ -189,6 +193,17 @@ pub fn of_a_running_guest(kernel: &str) {
     assert_eq!(ended.status.code(), Some(0), "{said}");
     assert!(said.contains(&format!("ended by trigger 6 (end at {call}:5): ")), "{said}");
     assert_eq!(trouble(&said), None, "{said}");
+    let page = said.split_once("latency wakeup, which was measured to the end of the trace:\n");
+    let page = page.map(|(_, page)| page).expect(&said);
+    assert!(page.starts_with("# tracer: wakeup\n") && page.contains("\n# latency: "), "{page}");
+    // The same as who reads the trace finds.
+    let report = vmtrace("report", &guest.at("trace"), &["--latency", "wakeup"]);
+    let report = String::from_utf8(report.stdout).unwrap();
+    let longest = |text: &str| {
+        let line = text.lines().find(|line| line.starts_with("# latency: ")).expect(text);
+        line.split_once(',').expect(line).0.to_owned()
+    };
+    assert_eq!(longest(page), longest(&report), "{page}\n{report}");
 
     let read = || Trace::read(fs::read(guest.at("trace")).unwrap());
     within(Duration::from_secs(20), || read().is_ok());

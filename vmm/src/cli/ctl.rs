@@ -142,7 +142,8 @@ enum TriggerCommand {
         /// run), as --start-at to --end-at of `vmtrace boot`. Commands (--exec-at) can be given only there
         #[arg(value_name = "start|stop|snapshot|mark|end", value_parser = action)]
         action: TriggerAction,
-        /// At which call: GLOB[,GLOB...][:N][ if CONDITION], as of `vmtrace boot --mark-at`
+        /// At which call: GLOB[,GLOB...][:N][ if CONDITION], as of `vmtrace boot --mark-at`. GLOB:mod:NAME waits
+        /// for a module
         #[arg(value_name = "SPEC")]
         spec: TriggerSpec,
     },
@@ -310,7 +311,9 @@ fn triggers(json: &str) -> Result<String> {
             (false, 1) => "1 call left".to_owned(),
             (false, left) => format!("{left} calls left"),
         };
-        Some(format!("{id}: {action} at {at} ({functions} function{of}): {state}\n"))
+        let waits = one.get("waits_for")?.as_array()?.iter().filter_map(serde_json::Value::as_str);
+        let waits: String = waits.map(|module| format!(", waits for module {module}")).collect();
+        Some(format!("{id}: {action} at {at} ({functions} function{of}): {state}{waits}\n"))
     };
     let lines: Option<String> = list.iter().map(line).collect();
     lines.context(NO)
@@ -512,13 +515,14 @@ mod tests {
     #[test]
     fn triggers_are_a_line_each() {
         let json = r#"{"triggers":[
-            {"id":1,"action":"mark","at":"vfs_*:9 if pid == 1","functions":70,"left":4,"fired":false},
-            {"id":12,"action":"end","at":"panic","functions":1,"left":1,"fired":false},
-            {"id":13,"action":"exec","at":"a -- b","functions":1,"left":0,"fired":true}]}"#;
+            {"id":1,"action":"mark","at":"vfs_*:9 if pid == 1","functions":70,"left":4,
+             "waits_for":[],"fired":false},
+            {"id":12,"action":"end","at":"a:mod:ext4","functions":0,"left":1,"waits_for":["ext4"],"fired":false},
+            {"id":13,"action":"exec","at":"a -- b","functions":1,"left":0,"waits_for":[],"fired":true}]}"#;
         assert_eq!(
             triggers(json).unwrap(),
             "1: mark at vfs_*:9 if pid == 1 (70 functions): 4 calls left\n\
-             12: end at panic (1 function): 1 call left\n\
+             12: end at a:mod:ext4 (0 functions): 1 call left, waits for module ext4\n\
              13: exec at a -- b (1 function): fired\n"
         );
         assert_eq!(triggers("{\"triggers\":[]}").unwrap(), "");

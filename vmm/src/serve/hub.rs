@@ -158,6 +158,8 @@ impl Hub {
         let of_consumers = Patience::new();
         let unwritten = self.primary.finish(patience);
         places.iter().for_each(|place| place.queue.wait_over(&of_consumers, &self.pulse));
+        // Somebody may want to know what they have made of the stream.
+        self.watchers.iter().for_each(|(queue, _)| queue.wait_over(&of_consumers, &self.pulse));
         unwritten
     }
 }

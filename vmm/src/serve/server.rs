@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use vmtrace_system::private_socket::{PrivateListener, SocketError};
@@ -36,13 +36,27 @@ pub struct ControlRequest {
 
 /// Who waits for an answer. Dropped without one it says that the trace has ended.
 #[derive(Debug)]
-pub struct Reply(Option<UnixStream>);
+pub struct Reply(Option<Waits>);
+
+#[derive(Debug)]
+enum Waits {
+    /// For a line.
+    Connection(UnixStream),
+    /// This process itself.
+    Here(Sender<Answer>),
+}
 
 impl Reply {
     /// To a connection, to which nothing was written yet.
     #[must_use]
     pub fn to(stream: UnixStream) -> Self {
-        Self(Some(stream))
+        Self(Some(Waits::Connection(stream)))
+    }
+
+    /// To this process itself: the answer is put there.
+    pub(crate) fn here() -> (Self, Receiver<Answer>) {
+        let (sender, answer) = channel();
+        (Self(Some(Waits::Here(sender))), answer)
     }
 
     /// Nobody waits.
@@ -51,29 +65,42 @@ impl Reply {
         Self(None)
     }
 
-    /// Who waits, and what is to be sent there; for those who can wait until that is taken.
+    /// Who waits, and what is to be sent there; for those who can wait until that is taken. `None`: nothing
+    /// is left to send.
     pub(super) fn into_parts(mut self, answer: Answer) -> Option<(UnixStream, Vec<u8>)> {
+        let stream = match self.0.take()? {
+            Waits::Connection(stream) => stream,
+            Waits::Here(sender) => {
+                let _ = sender.send(answer);
+                return None;
+            }
+        };
         let line = match answer {
             Ok(text) => format!("OK {text}\n"),
             Err(error) => format!("ERR {}\n", error.replace('\n', " ")),
         };
-        Some((self.0.take()?, line.into_bytes()))
+        Some((stream, line.into_bytes()))
     }
 
     /// Answers. This never waits: a new connection has room for a line.
     pub fn send(mut self, answer: Answer) {
         match (self.0.take(), answer) {
             (None, _) => {}
-            (Some(stream), Ok(text)) => write_line(&stream, &format!("OK {text}")),
-            (Some(stream), Err(error)) => refuse(&stream, &error),
+            (Some(Waits::Here(sender)), answer) => {
+                let _ = sender.send(answer);
+            }
+            (Some(Waits::Connection(stream)), Ok(text)) => {
+                write_line(&stream, &format!("OK {text}"));
+            }
+            (Some(Waits::Connection(stream)), Err(error)) => refuse(&stream, &error),
         }
     }
 }
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        if let Some(stream) = self.0.take() {
-            refuse(&stream, ENDED);
+        if self.0.is_some() {
+            Self(self.0.take()).send(Err(ENDED.into()));
         }
     }
 }

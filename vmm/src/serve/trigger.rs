@@ -92,9 +92,6 @@ pub enum TriggerError {
     /// Between the colon and the condition.
     #[error("{0:?} is not the number of a call: use 1 for the first")]
     Call(String),
-    /// It is not known when that is.
-    #[error("{0:?} names a module: triggers are at functions of the kernel's own image")]
-    Module(String),
     /// Not what a running trace can do at a call.
     #[error("{0:?} is not what a trigger does: use start, stop, snapshot, mark or end")]
     Action(String),
@@ -114,12 +111,13 @@ impl FromStr for TriggerSpec {
             Some((globs, condition)) => (globs.trim_end(), Some(condition)),
             None => (text, None),
         };
-        if globs.contains(MODULE) {
-            return Err(TriggerError::Module(globs.to_owned()));
-        }
-        let (globs, call) = match globs.rsplit_once(':') {
+        // The last module's name has no colon.
+        let names = globs.rfind(MODULE).map_or(0, |at| at + MODULE.len());
+        let (globs, call) = match globs.rfind(':').filter(|&colon| colon >= names) {
             None => (globs, 1),
-            Some((globs, call)) => {
+            Some(colon) => {
+                let (globs, call) = globs.split_at(colon);
+                let call = call.trim_start_matches(':');
                 let number = call.parse().ok().filter(|&call: &u64| call > 0);
                 (globs, number.ok_or_else(|| TriggerError::Call(call.to_owned()))?)
             }
@@ -208,6 +206,17 @@ mod tests {
         {
             assert_eq!(text.parse::<TriggerSpec>().unwrap().to_string(), text);
         }
+        // The number of a call is no module's, and a module's name no number.
+        for (text, filter, call) in [
+            (":mod:ext4", &[":mod:ext4"][..], 1),
+            ("a:mod:ext4:7", &["a:mod:ext4"], 7),
+            ("a:mod:ext4,b:7 if pid == 1", &["a:mod:ext4", "b"], 7),
+            ("b,ext4_*:mod:ext4 if comm == \":mod:x\"", &["b", "ext4_*:mod:ext4"], 1),
+        ] {
+            let spec: TriggerSpec = text.parse().unwrap();
+            assert_eq!((&*spec.to_string(), spec.call), (text, call));
+            assert_eq!(spec.filter, filter, "{text}");
+        }
         let spec: TriggerSpec = "a,b:1 if cpu == 0".parse().unwrap();
         assert_eq!((spec.call, spec.filter.len(), spec.condition.is_some()), (1, 2, true));
     }
@@ -253,7 +262,10 @@ mod tests {
             "a:2:3",
             "a if",
             "a,",
-            ":mod:ext4",
+            "a:mod:ext4:0",
+            "a:mod:ext4:",
+            "a:mod:ext4:1:2",
+            "a:2:mod:ext4:graph",
             "a b",
         ] {
             assert!(bad.parse::<TriggerSpec>().is_err(), "{bad:?}");

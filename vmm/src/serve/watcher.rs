@@ -201,6 +201,8 @@ impl Watcher {
                     if let Some(look) = &mut self.look {
                         look.push(&chunk);
                     }
+                    // The end of the stream waits for those who go on.
+                    self.queue.note_sent(chunk.len());
                 }
                 Popped::End => {
                     self.ended = true;
@@ -277,14 +279,16 @@ impl MutEventSubscriber for Watcher {
             let gone = events.event_set().intersects(EventSet::HANG_UP | EventSet::ERROR);
             self.send(ops, id, gone);
         }
-        self.take_asks();
         if self.look() {
             self.queue.bell().ring();
         }
+        // Whoever has asked before the end of the stream is known when that is seen.
+        self.take_asks();
         self.answer(ops);
         self.timer.set(self.asks.iter().map(|ask| ask.deadline).min());
         // Not before: the hub then takes this out of the loop.
-        if self.look.is_none() && self.answers.is_empty() {
+        let over = self.look.is_none() || self.ended && self.asks.is_empty();
+        if over && self.answers.is_empty() {
             self.queue.leave();
         }
     }

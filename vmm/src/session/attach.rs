@@ -25,7 +25,7 @@ use super::arch;
 use super::ending::TraceEnd;
 use super::hang::HangWatch;
 use super::history::History;
-use super::latency::Measured;
+use super::latency::{LastPage, Measured};
 use super::module_events::ModulePoints;
 use super::notes::Notes;
 use super::room;
@@ -165,6 +165,8 @@ pub(super) struct Controller {
     pub(super) trigger_numbers: Numbers,
     /// Latencies that are measured.
     pub(super) latency: Option<Measured>,
+    /// Those that were measured when the trace ended.
+    pub(super) last_page: Option<LastPage>,
     /// Events that the stream says are traced now.
     pub(super) events_told: Vec<String>,
 }
@@ -227,6 +229,7 @@ impl Controller {
             commands,
             trigger_numbers,
             latency: None,
+            last_page: None,
             events_told: Vec::new(),
         };
         controller.tracing_changed();

@@ -453,6 +453,10 @@ impl Controller {
             "triggers": self.tracing.triggers.iter().map(|trigger| serde_json::json!({
                 "id": trigger.id,
                 "at": trigger.to_string(),
+                "waits_for": match trigger.fired {
+                    true => Vec::new(),
+                    false => self.waited_for(&trigger.globs.filter),
+                },
                 "fired": trigger.fired,
             })).collect::<Vec<_>>(),
             "records": vcpus.iter().map(|vcpu| vcpu.records).collect::<Vec<_>>(),

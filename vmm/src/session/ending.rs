@@ -2,6 +2,7 @@
 //! the guest and its tripwires do not wait for it.
 
 use super::attach::{Controller, Output};
+use super::latency::{LastLatencies, LastPage};
 use super::vm::Vm;
 use super::{Closing, SessionError};
 use crate::deadline;
@@ -70,6 +71,7 @@ impl Controller {
             return;
         }
         self.summary.exit = exit;
+        self.end_latency(machine);
         self.tell_unfired();
         self.tell_counted();
         self.tell_all_untold();
@@ -170,8 +172,8 @@ impl Controller {
         under_way.seen.1.checked_add(deadline::TIME)
     }
 
-    /// Ends the stream if it has not ended, and tells how the run went, and what the primary output
-    /// did not take. `stop` is asked while that takes time.
+    /// Ends the stream if it has not ended, and tells how the run went, what the primary output
+    /// did not take, and what was made of latencies. `stop` is asked while that takes time.
     ///
     /// # Errors
     /// When the primary output fails.
@@ -181,7 +183,7 @@ impl Controller {
         exit: Exit,
         closing: Closing,
         mut stop: impl FnMut() -> bool,
-    ) -> Result<(Summary, Unwritten), SessionError> {
+    ) -> Result<(Summary, Unwritten, Option<LastLatencies>), SessionError> {
         let Closing { run_status, notes } = closing;
         self.summary.run_status = run_status;
         self.summary.notes.extend(notes);
@@ -205,7 +207,10 @@ impl Controller {
         match self.end.failed {
             Some(error) => Err(SessionError::Stream(error)),
             // A trace that was stopped has ended earlier than the guest.
-            None => Ok((Summary { exit, run_status, ..self.summary }, self.end.unwritten)),
+            None => {
+                let latencies = self.last_page.map(LastPage::take);
+                Ok((Summary { exit, run_status, ..self.summary }, self.end.unwritten, latencies))
+            }
         }
     }
 }

@@ -9,6 +9,8 @@ use crate::export::Player;
 use crate::serve::{Answer, Look, Reply, Watch};
 use crate::stream::MarkKind;
 use std::io;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
 use vmtrace_trampolines::Overflow;
 
 /// Longest page that is an answer, bytes: clients read a MiB at most.
@@ -26,6 +28,35 @@ impl Measured {
     /// Whether it is made of the event with this full name.
     fn needs(&self, name: &str) -> bool {
         self.kind.events().iter().any(|of| is_meant(of.pattern, name))
+    }
+}
+
+/// Latencies that were measured when the trace ended.
+pub(super) struct LastPage {
+    kind: Kind,
+    page: Receiver<Answer>,
+}
+
+/// What was made of latencies that were measured when the trace ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastLatencies {
+    /// `irqsoff`, `wakeup` and so on.
+    pub kind: &'static str,
+    /// The page, as text, or why there is none.
+    pub page: Result<String, String>,
+}
+
+impl LastPage {
+    /// What there is once the stream has ended.
+    pub(super) fn take(self) -> LastLatencies {
+        let Self { kind, page } = self;
+        let answer = page.try_recv().unwrap_or_else(|_| {
+            Err("the stream was not evaluated in time when the trace ended".to_owned())
+        });
+        let page = answer.and_then(|line| {
+            serde_json::from_str(&line).map_err(|error| format!("the page is damaged: {error}"))
+        });
+        LastLatencies { kind: kind.name(), page }
     }
 }
 
@@ -242,6 +273,18 @@ impl Controller {
             }
             (Ok(_), None) => reply.send(Err("the trace has ended".into())),
         }
+    }
+
+    /// The trace ends: has told what was found by then, unless nothing is measured. What the guest was
+    /// doing then is a number in the page.
+    pub(super) fn end_latency(&mut self, machine: &dyn Vm) {
+        let Some(Measured { kind, watch, .. }) = self.latency.take() else { return };
+        let text = format!("latency {} ends with the trace", kind.name());
+        self.mark(machine, MarkKind::Filter, Duration::ZERO, text);
+        let (reply, page) = Reply::here();
+        // Only the end of the stream is late enough.
+        watch.ask_last(u64::MAX, false, reply);
+        self.last_page = Some(LastPage { kind, page });
     }
 
     /// Whether events of this name must be traced as long as latencies are measured, and why.

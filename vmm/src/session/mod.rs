@@ -61,6 +61,7 @@ pub use ends::{Doing, EndsError, Use};
 pub use events::{EventError, Patterns, TracedEvent, add_events, events, is_meant_in};
 pub use follow::{Follow, FollowError};
 pub use histograms::{Histogram, HistogramError, histogram};
+pub use latency::LastLatencies;
 pub use tracing::{Plan, Tracer, Tracing};
 pub use triggers::{Called, Commands, Spot, SpotError, Trigger};
 pub use values::{ValuesError, Wants, values};
@@ -136,6 +137,8 @@ pub struct Outcome {
     pub anomaly: Option<String>,
     /// The trigger that has ended it.
     pub ended_by: Option<String>,
+    /// Latencies that were measured by command when it ended.
+    pub latencies: Option<LastLatencies>,
 }
 
 /// Why a run could not be made.
@@ -323,8 +326,8 @@ pub fn attend(
     controller.mark(machine, MarkKind::Exit, Duration::ZERO, text);
     let anomaly = std::mem::take(&mut controller.anomaly).take();
     let ended_by = controller.ended_by.take();
-    let (summary, unwritten) = controller.finish(machine, end, closing(), stop)?;
-    Ok(Outcome { summary, exit, unwritten, anomaly, ended_by })
+    let (summary, unwritten, latencies) = controller.finish(machine, end, closing(), stop)?;
+    Ok(Outcome { summary, exit, unwritten, anomaly, ended_by, latencies })
 }
 
 fn end_of(reason: &ExitReason) -> Exit {

@@ -6,6 +6,7 @@ use super::attach::{Controller, Stage};
 use super::conditions::Conditional;
 use super::module_types::{WithModules, module_types};
 use super::shares::Shares;
+use super::triggers::Trigger;
 use super::values::values_of;
 use super::vm::{Paused, Vm};
 use super::{Tracer, Tracing, Wants, arch};
@@ -84,7 +85,8 @@ impl Controller {
         let meant = |(_, tracer): (u8, &Tracer)| {
             tracer.names_modules() || can_mean_modules(&tracer.globs.filter)
         };
-        if self.tracing.present().any(meant) {
+        let waits = self.tracing.triggers.iter().any(Trigger::names_modules);
+        if waits || self.tracing.present().any(meant) {
             self.note(format!("functions of modules are not traced: {why}"));
         }
     }
@@ -113,21 +115,34 @@ impl Controller {
     /// # Errors
     /// When they wait for nothing, since modules cannot be traced.
     pub(super) fn waits(&self, filter: &[String]) -> Result<String, String> {
+        let Stage::Attached { attachment, .. } = &self.stage else { return Ok(String::new()) };
+        let names = filter.iter().any(|pattern| names_modules(pattern));
+        if names && !attachment.watches_modules() {
+            return Err("functions of modules cannot be traced in this guest".into());
+        }
+        let waiting = self.waited_for(filter);
+        let texts = waiting.iter().map(|module| format!("; waits for module {module}"));
+        Ok(texts.collect())
+    }
+
+    /// The modules that these patterns name, as they do it, without those that are loaded.
+    pub(super) fn waited_for<'a>(&self, filter: &'a [String]) -> Vec<&'a str> {
         let mut waiting: Vec<_> =
             filter.iter().filter_map(|pattern| Functions::of(pattern).module()).collect();
         waiting.sort_unstable();
         waiting.dedup();
-        let Stage::Attached { attachment, .. } = &self.stage else { return Ok(String::new()) };
-        if !waiting.is_empty() && !attachment.watches_modules() {
-            return Err("functions of modules cannot be traced in this guest".into());
+        if matches!(self.stage, Stage::Off) {
+            return Vec::new();
         }
-        let is_loaded = |wanted: &&str| {
-            let pattern = format!(":mod:{wanted}");
-            attachment.modules().iter().any(|module| Functions::of(&pattern).reaches(&module.name))
-        };
-        waiting.retain(|wanted| !is_loaded(wanted));
-        let texts = waiting.iter().map(|module| format!("; waits for module {module}"));
-        Ok(texts.collect())
+        if let Stage::Attached { attachment, .. } = &self.stage {
+            let is_loaded = |wanted: &&str| {
+                let pattern = format!(":mod:{wanted}");
+                let mut modules = attachment.modules().iter();
+                modules.any(|module| Functions::of(&pattern).reaches(&module.name))
+            };
+            waiting.retain(|wanted| !is_loaded(wanted));
+        }
+        waiting
     }
 
     /// Whether a module comes or goes here, which is dealt with then.
@@ -231,7 +246,7 @@ impl Controller {
                 "{count} functions of module {name} are not traced: they have no name, or no place"
             ));
         }
-        let taken = if own.is_empty() || self.held_back || !begun {
+        let taken = if own.is_empty() || !begun {
             Ok(0)
         } else {
             self.take(machine, attachment, &own, &name)
@@ -246,7 +261,7 @@ impl Controller {
         Ok(Some((text, taken)))
     }
 
-    /// Gives the functions of a module to the tracers that want them: those that any does.
+    /// Gives the functions of a module to the tracers and triggers that want them: those that any does.
     fn take_up(&mut self, ram: &dyn Guest, image: &Image, module: &Module) -> Vec<usize> {
         let mut all = Vec::new();
         let (mut unsorted, mut notes) = (Vec::new(), Vec::new());
@@ -299,6 +314,16 @@ impl Controller {
                 }
                 tracer.sites.sort_unstable();
             }
+        }
+        for trigger in &mut self.tracing.triggers {
+            let own = module.functions.iter().filter(|(_, function)| {
+                let names = function.names.iter().map(|name| &**name);
+                trigger.wants(&module.name, &names)
+            });
+            let own: Vec<usize> = own.map(|(site, _)| *site).collect();
+            all.extend_from_slice(&own);
+            trigger.sites.extend(own);
+            trigger.sites.sort_unstable();
         }
         all.sort_unstable();
         all.dedup();
@@ -435,10 +460,20 @@ impl Controller {
         });
         let (tracers, overflow) = (tracers.collect(), self.tracing.overflow);
         let context = self.tracing.context;
-        let only = Tracing { tracers, context, ..Tracing::of(Vec::new(), overflow) };
+        let mut triggers = self.tracing.triggers.clone();
+        for trigger in &mut triggers {
+            trigger.sites.retain(|site| own.binary_search(site).is_ok());
+        }
+        let only = Tracing { tracers, triggers, context, ..Tracing::of(Vec::new(), overflow) };
         let is_own = |(_, exit): &&(usize, Exit)| own.binary_search(&(exit.site as usize)).is_ok();
-        let own_exits: Vec<_> = self.module_exits.iter().filter(is_own).copied().collect();
-        let plan = only.plan_with(&own_exits, &[]);
+        let mut own_exits: Vec<_> = self.module_exits.iter().filter(is_own).copied().collect();
+        let plan = if self.held_back {
+            // Triggers do not wait.
+            own_exits.clear();
+            only.plan_untraced()
+        } else {
+            only.plan_with(&own_exits, &[])
+        };
         let wanted = match self.prepare(ram, attachment, &plan) {
             Err(error) if !plan.exits.is_empty() => {
                 // Entries may have a place all the same.
@@ -512,6 +547,11 @@ impl Controller {
         for tracer in self.tracing.tracers.iter_mut().flatten() {
             matched.extend(tracer.sites.iter().copied().filter(is_gone));
             tracer.sites.retain(|site| !is_gone(site));
+        }
+        // Those that wait for more calls go on with the next module of this name.
+        for trigger in &mut self.tracing.triggers {
+            matched.extend(trigger.sites.iter().copied().filter(is_gone));
+            trigger.sites.retain(|site| !is_gone(site));
         }
         matched.sort_unstable();
         matched.dedup();

@@ -56,8 +56,10 @@ impl Controller {
                         --overflow overwrite for one"
                 .into());
         }
-        let Spot { sites, condition, notes } =
-            Spot::find(&self.kernel, spec).map_err(|error| error.to_string())?;
+        let selection = self.select(&spec.filter, &spec.notrace);
+        let Spot { sites, globs, condition, notes } =
+            Spot::of(&self.kernel, spec, selection).map_err(|error| error.to_string())?;
+        let waits = self.waits(&spec.filter)?;
         self.tracing.check_followed(spec.condition.as_ref())?;
         let Some((id, number)) = self.trigger_numbers.take() else {
             return Err(format!(
@@ -79,6 +81,7 @@ impl Controller {
             action,
             text: spec.to_string(),
             sites,
+            globs,
             condition,
             call: spec.call,
             left: spec.call,
@@ -96,6 +99,7 @@ impl Controller {
             self.tracing_changed();
         }
         let mut done = done?;
+        done.push_str(&waits);
         notes.iter().for_each(|note| done.push_str(&format!("; {note}")));
         done.push_str(&self.not_held(id));
         if action == TriggerAction::Start && !self.held_back {
@@ -159,6 +163,7 @@ impl Controller {
                 "action": it.action.word(),
                 "at": it.text,
                 "functions": it.sites.len(),
+                "waits_for": if it.fired { Vec::new() } else { self.waited_for(&it.globs.filter) },
                 "left": if it.fired { 0 } else { it.left },
                 "fired": it.fired,
             })

@@ -9,9 +9,9 @@ use super::follow::Follow;
 use super::tracing::{Duties, NOBODY, Plan, Tracing};
 use super::vm::Vm;
 use crate::deadline;
-use crate::kernel::Kernel;
+use crate::kernel::{Functions, Kernel, Selection, selects};
 use crate::relay::{SNAPSHOT_TIME, Snapshot};
-use crate::serve::{Answer, Control, ControlRequest, Reply, TriggerAction, TriggerSpec};
+use crate::serve::{Answer, Control, ControlRequest, Globs, Reply, TriggerAction, TriggerSpec};
 use crate::stream::MarkKind;
 use crate::tracer::{Attachment, Duty, Part, Tally};
 use std::collections::BTreeMap;
@@ -41,8 +41,11 @@ pub struct Trigger {
     pub action: TriggerAction,
     /// The calls as they were asked for.
     pub text: String,
-    /// Functions (indices into [`Kernel::sites`](crate::kernel::Kernel::sites)), in order.
+    /// Functions (indices into [`Kernel::sites`](crate::kernel::Kernel::sites), and behind those numbers of
+    /// sites of modules that are loaded), in order.
     pub sites: Vec<usize>,
+    /// The same for functions that come later: those of modules.
+    pub globs: Globs,
     /// Of which calls; `None` for all.
     pub condition: Option<Conditional>,
     /// Which of these calls, of all functions and vCPUs together: from 1 on.
@@ -62,8 +65,10 @@ pub struct Trigger {
 /// Where a trigger is.
 #[derive(Clone, Debug)]
 pub struct Spot {
-    /// Functions (indices into [`Kernel::sites`](crate::kernel::Kernel::sites)), in order.
+    /// As those of a [`Trigger`].
     pub sites: Vec<usize>,
+    /// As that of a [`Trigger`].
+    pub globs: Globs,
     /// Of which calls; `None` for all.
     pub condition: Option<Conditional>,
     /// What the user should know of it.
@@ -83,6 +88,15 @@ pub enum SpotError {
         /// As [`Kernel::near_functions`].
         near: String,
     },
+    /// Arguments of functions that are not there yet.
+    #[error(
+        "{glob:?} means functions of modules, and conditions look at arguments of functions of the kernel's own image alone: \
+         use pid, tgid, comm, cpu, caller or followed"
+    )]
+    Module {
+        /// The pattern.
+        glob: String,
+    },
     /// No such argument, or another type.
     #[error(transparent)]
     Condition(#[from] ConditionalError),
@@ -94,16 +108,49 @@ impl Spot {
     /// # Errors
     /// When a pattern matches nothing, or the condition cannot be.
     pub fn find(kernel: &Kernel, spec: &TriggerSpec) -> Result<Self, SpotError> {
-        let selection = kernel.select_with_report(&spec.filter, &spec.notrace);
-        if let Some(glob) = selection.unmatched.first() {
+        Self::of(kernel, spec, kernel.select_with_report(&spec.filter, &spec.notrace))
+    }
+
+    /// The same of these functions, those of modules that are loaded among them.
+    pub(super) fn of(
+        kernel: &Kernel,
+        spec: &TriggerSpec,
+        selection: Selection,
+    ) -> Result<Self, SpotError> {
+        // Who names a module waits for it.
+        if let Some(glob) = selection.unmatched.iter().find(|glob| module(glob).is_none()) {
             let (release, near) = (kernel.release().to_owned(), kernel.near_functions(glob));
             return Err(SpotError::NoMatch { release, glob: glob.clone(), near });
         }
-        let mut sites = selection.sites;
-        let (condition, notes) =
+        let (mut sites, mut of_modules): (Vec<_>, Vec<_>) =
+            selection.sites.into_iter().partition(|&site| site < kernel.sites().len());
+        let named = spec.filter.iter().find(|glob| module(glob).is_some());
+        // Those of modules that are loaded may be all that there are.
+        let alone = if sites.is_empty() { spec.filter.first() } else { None };
+        let of_module = named.or(alone).filter(|_| named.is_some() || !of_modules.is_empty());
+        let (condition, mut notes) =
             conditional(kernel, &mut sites, spec.condition.as_ref(), Use::Entries)?;
-        Ok(Self { sites, condition, notes })
+        let is_general = condition.as_ref().is_none_or(Conditional::is_general);
+        match of_module {
+            Some(glob) if !is_general => return Err(SpotError::Module { glob: glob.clone() }),
+            _ if is_general => {
+                sites.append(&mut of_modules);
+                sites.sort_unstable();
+            }
+            _ if !of_modules.is_empty() => notes.push(format!(
+                "calls of {} functions of modules are not meant: what arguments they have is not known to conditions",
+                of_modules.len()
+            )),
+            _ => {}
+        }
+        let globs = Globs { filter: spec.filter.clone(), notrace: spec.notrace.clone() };
+        Ok(Self { sites, globs, condition, notes })
     }
+}
+
+/// The module that a pattern names, if it does.
+fn module(glob: &str) -> Option<&str> {
+    Functions::of(glob).module()
 }
 
 impl std::fmt::Display for Trigger {
@@ -117,6 +164,23 @@ impl std::fmt::Display for Trigger {
 }
 
 impl Trigger {
+    /// Whether it means a function of a module that has these names, as far as conditions can look at its calls.
+    pub(super) fn wants<'a>(
+        &self,
+        module: &str,
+        names: &(impl Iterator<Item = &'a str> + Clone),
+    ) -> bool {
+        let Globs { filter, notrace } = &self.globs;
+        !self.fired
+            && self.condition.as_ref().is_none_or(Conditional::is_general)
+            && selects(filter, notrace, Some(module), names)
+    }
+
+    /// Whether functions of modules are meant by name.
+    pub(super) fn names_modules(&self) -> bool {
+        self.globs.filter.iter().any(|glob| module(glob).is_some())
+    }
+
     /// What decides which of several at a site come first.
     fn place(&self) -> (u8, u64) {
         match (self.action, self.live) {
@@ -233,6 +297,9 @@ impl Controller {
     /// Does what a trigger is for, and lets its sites go. Whether tracing begins with this.
     fn fire(&mut self, machine: &dyn Vm, vcpu: usize, index: usize, site: Option<usize>) -> bool {
         let function = site.map_or_else(|| "a function".to_owned(), |site| self.name(site));
+        // For commands, the name alone.
+        let of_module = site.and_then(|site| self.functions.get(&site));
+        let called = of_module.map_or_else(|| function.clone(), |of| of.name().to_owned());
         let Some(trigger) = self.tracing.triggers.get_mut(index) else { return false };
         if std::mem::replace(&mut trigger.fired, true) {
             return false;
@@ -255,7 +322,7 @@ impl Controller {
             TriggerAction::End => self.ended_by = Some(text),
             TriggerAction::Command => {
                 let Some(command) = ran else { return false };
-                if let Err(error) = (self.commands)(&Called { command, function, vcpu }) {
+                if let Err(error) = (self.commands)(&Called { command, function: called, vcpu }) {
                     self.note(format!("{text}: no command was run: {error}"));
                 }
             }
@@ -295,9 +362,22 @@ impl Controller {
     /// Says which triggers have come to nothing.
     pub(super) fn tell_unfired(&mut self) {
         let unfired = self.tracing.triggers.iter().filter(|trigger| !trigger.fired);
-        let text = |trigger: &Trigger| match trigger.call {
-            1 => format!("{trigger}: there was no such call"),
-            call => format!("{trigger}: there were not {call} such calls"),
+        let text = |trigger: &Trigger| {
+            let mut text = match trigger.call {
+                1 => format!("{trigger}: there was no such call"),
+                call => format!("{trigger}: there were not {call} such calls"),
+            };
+            // Also of modules that are gone.
+            let came = |module: &str| {
+                let pattern = format!(":mod:{module}");
+                let mut all = self.functions.values();
+                all.any(|function| Functions::of(&pattern).reaches(&function.module))
+            };
+            let named = trigger.globs.filter.iter().filter_map(|glob| module(glob));
+            for module in named.filter(|module| !came(module)) {
+                text.push_str(&format!("; module {module} was not loaded"));
+            }
+            text
         };
         let texts: Vec<_> = unfired.map(text).collect();
         texts.into_iter().for_each(|text| self.note(text));
@@ -315,6 +395,7 @@ mod tests {
             action,
             text,
             sites,
+            globs: Globs::default(),
             condition: None,
             call: 1,
             left: 1,

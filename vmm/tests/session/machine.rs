@@ -4,6 +4,7 @@
 //! no pause in a pause, each vCPU that is parked released once, and after every pause a trap in memory
 //! wherever one is armed. That none is anywhere else is seen at the end, by the image.
 
+use crate::fake_guest::module::{CODE, Module};
 use crate::fake_guest::{ANNEX, Fake, Record};
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
@@ -27,6 +28,8 @@ use vmtrace::tracer::annex::Memory;
 use vmtrace::tracer::{Guest, Image, return_address};
 
 pub(crate) const VCPUS: usize = 2;
+/// Sites of the functions of a module: of `plain`, `across` and `my_init`.
+pub(crate) const OF_MODULE: [u64; 3] = [0x14, 0xffe, 0x1ff0];
 /// How far into a function a trap can be.
 const INSIDE: usize = 96;
 
@@ -218,14 +221,35 @@ impl FakeVm {
         let entry = self.fake.link(function);
         let traps = &self.state.borrow().traps;
         let within = traps.range(entry..entry + 16).next();
-        within.copied().or_else(|| {
+        let within = within.copied().or_else(|| {
             let body = self.bytes(entry, INSIDE);
             let ways = (entry + 5..).zip(body.windows(5)).filter_map(|(next, bytes)| {
                 let &[0xe8 | 0xe9, a, b, c, d] = bytes else { return None };
                 Some(next.wrapping_add_signed(i32::from_le_bytes([a, b, c, d]).into()))
             });
             ways.into_iter().find(|target| traps.contains(target))
+        });
+        // Or in what calls of it lead to, which goes on with it.
+        within.or_else(|| {
+            let goes_on = |trap: &&u64| {
+                let next = **trap + self.fake.trap().len() as u64;
+                let &[0xe9, a, b, c, d] = &self.bytes(next, 5)[..] else { return false };
+                (next + 5).wrapping_add_signed(i32::from_le_bytes([a, b, c, d]).into()) == entry
+            };
+            traps.iter().find(goes_on).copied()
         })
+    }
+
+    /// A module is there as it is loaded, and what the guest calls about modules from now on is about it.
+    pub(crate) fn module_comes(&self) {
+        let module = Module::new(&self.fake, OF_MODULE);
+        let mut state = self.state.borrow_mut();
+        state.registers.iter_mut().for_each(|registers| registers.rdi = module.books);
+    }
+
+    /// The site of the module's function `plain`.
+    pub(crate) fn plain(&self) -> Vec<u8> {
+        self.bytes(CODE + OF_MODULE[0], 5)
     }
 
     /// The guest's kernel has patched its alternatives.
@@ -309,9 +333,13 @@ impl FakeVm {
         const DECREMENT: [u8; 5] = [0xf0, 0x48, 0xff, 0x0c, 0x25];
         const TO_TRAP: u64 = 5 + 4 + 2 + 4;
         let kernel = &self.fake.kernel;
-        let site = kernel.sites()[kernel.site_of(function)?];
-        let &[0xe8, a, b, c, d] = &self.bytes(site.location, 5)[..] else { return None };
-        let returns = return_address(kernel, &site);
+        let (location, returns) = if function == "plain" {
+            (CODE + OF_MODULE[0], CODE + OF_MODULE[0] + 5)
+        } else {
+            let site = kernel.sites()[kernel.site_of(function)?];
+            (site.location, return_address(kernel, &site))
+        };
+        let &[0xe8, a, b, c, d] = &self.bytes(location, 5)[..] else { return None };
         let program = returns.wrapping_add_signed(i32::from_le_bytes([a, b, c, d]).into());
         let code = self.bytes(program, INSIDE);
         let at = code.windows(5).position(|bytes| bytes == DECREMENT)?;

@@ -2,6 +2,7 @@
 
 use crate::machine::{FakeVm, Ran, SelfCall, Step, Trouble, run};
 use crate::{BEGIN, END, ENDS, Subject, boot, call, exit_of, tracing, trigger};
+use vmtrace::analyze::latency::Kind;
 use vmtrace::kernel::{ExitKind, SiteSection};
 use vmtrace::machine::ExitReason;
 use vmtrace::serve::{Control, Globs};
@@ -254,6 +255,80 @@ fn a_trigger_comes_and_goes_while_the_guest_runs() {
     subject.assert_restored(&ran, &what);
 }
 
+// A trigger at a function of a module waits until that is there, counts on when the module comes again, and also
+// while nothing is recorded. One that counts from the beginning each time, or that stays in the memory of a module that
+// is gone, is found by nobody but the guest.
+#[test]
+fn triggers_wait_for_modules() {
+    let subject = Subject::new(ON);
+    let text = "plain:mod:test_module:3";
+    let counts = |vcpu| Step::Counts("plain", vcpu);
+    let list = || Step::Asks(vec![Control::TriggerList]);
+    let comes = [Step::Does(FakeVm::module_comes), call("do_init_module")];
+    let goes = [call("ftrace_release_mod")];
+    // Each has its own line where it fails.
+    macro_rules! is_held {
+        () => {
+            Step::Does(|vm| assert_eq!(vm.plain()[0], 0xe8))
+        };
+    }
+    macro_rules! is_back {
+        () => {
+            Step::Does(|vm| assert_eq!(vm.plain(), NOP))
+        };
+    }
+    let more = vec![
+        vec![Step::Asks(vec![
+            trigger("mark", text),
+            trigger("mark", "plain:mod:test_module if count > 1"),
+            trigger("mark", "plain"),
+        ])],
+        vec![list()],
+        comes.to_vec(),
+        vec![is_held!(), counts(0), list()],
+        goes.to_vec(),
+        vec![is_back!(), list(), Step::Asks(vec![Control::Pause])],
+        comes.to_vec(),
+        vec![is_held!(), counts(1), counts(0), list()],
+        // By its name alone, since it is there.
+        vec![Step::Asks(vec![Control::TriggerRemove(1)]), is_back!()],
+        vec![Step::Asks(vec![trigger("start", "plain:2")]), is_held!(), counts(1)],
+        goes.to_vec(),
+        comes.to_vec(),
+        vec![counts(0), Step::Asks(vec![Control::Status])],
+    ];
+    let ran = subject.run([boot(), more.concat()].concat(), Trouble::default());
+    let what = format!("{:#?}\n{}", ran.answers, ran.notes());
+    let [added, typed, near, first, once, gone, _, done, _, again, status] = &ran.answers[..]
+    else {
+        panic!("{what}")
+    };
+    let waits = |answer: &str| {
+        let json: serde_json::Value =
+            serde_json::from_str(answer.strip_prefix("OK ").unwrap()).unwrap();
+        let one = &json["triggers"][0];
+        (one["functions"].as_u64().unwrap(), one["waits_for"].as_array().unwrap().len())
+    };
+    assert!(
+        added.starts_with(&format!("OK trigger 1 added (mark at {text}): 3 sites"))
+            && added.ends_with("; waits for module test_module"),
+        "{what}"
+    );
+    assert!(typed.starts_with("ERR ") && typed.contains("conditions look at arguments"), "{what}");
+    assert!(near.starts_with("ERR no function of "), "{what}");
+    let lists = [first, once, gone, done].map(|answer| (listed(answer), waits(answer)));
+    let left = |left| vec![(1, left, left == 0)];
+    let expected = [(left(3), (0, 1)), (left(2), (1, 0)), (left(2), (0, 1)), (left(0), (1, 0))];
+    assert_eq!(lists, expected, "{what}");
+    let notes = marks(&ran, MarkKind::Note);
+    let fired = format!("trigger 1 (mark at {text}): plain [test_module] on vCPU 0");
+    assert_eq!(notes.iter().filter(|note| **note == fired).count(), 1, "{notes:?}");
+    assert!(again.starts_with("OK trigger 2 added (start at plain:2): 1 sites"), "{what}");
+    assert!(status.contains("\"state\":\"tracing\""), "{what}");
+    assert_eq!(ran.notes(), "", "{what}");
+    subject.assert_restored(&ran, &what);
+}
+
 // A call that has come when its trigger is removed is nobody's: not that of the next one at the same function.
 #[test]
 fn a_trigger_that_is_gone_does_nothing() {
@@ -342,6 +417,41 @@ fn the_trace_may_be_stopped_at_any_moment() {
         let told = matches!(ran.outcome().exit, Some(ExitReason::Panic { .. }));
         assert_eq!(told, many >= 2, "{what}");
         assert_eq!(exit_of(&ran), Exit::Stopped, "{what}");
+        subject.assert_restored(&ran, &what);
+    }
+}
+
+// Whoever measures latencies is owed the page, however the run ends: the guest powers off or dies, a trigger or a
+// command ends it; and once it was shown it is not shown again.
+#[test]
+fn latencies_that_are_measured_to_the_end_have_their_page() {
+    let subject = Subject::new(ON);
+    let start = || Control::LatencyStart { kind: Kind::Wakeup, over: None };
+    let stop = Control::LatencyStop { json: false };
+    let begin = Step::Asks(vec![start()]);
+    let ends: [(Vec<Step>, bool); 6] = [
+        (vec![], true),
+        (vec![Step::Exits(ExitReason::TripleFault)], true),
+        (vec![call("panic")], true),
+        (vec![Step::Asks(vec![Control::Stop])], true),
+        (vec![Step::Asks(vec![trigger("end", "vfs_fsync")]), Step::Counts("vfs_fsync", 0)], true),
+        (vec![Step::Asks(vec![stop])], false),
+    ];
+    for (end, is_owed) in ends {
+        let what = format!("{end:?}");
+        let ran = subject.run([boot(), vec![begin.clone()], end].concat(), Trouble::default());
+        let what = format!("{what}: {:?}\n{}", ran.answers, ran.notes());
+        assert!(ran.answers[0].starts_with("OK latency wakeup begins"), "{what}");
+        let page =
+            ran.outcome().latencies.as_ref().map(|all| (all.kind, all.page.clone().unwrap()));
+        let is_there = page.as_ref().is_some_and(|(kind, page)| {
+            *kind == "wakeup" && page.starts_with("# tracer: wakeup\n")
+        });
+        assert_eq!((is_there, page.is_some()), (is_owed, is_owed), "{what}: {page:?}");
+        // Who reads the trace sees how far it was measured.
+        let marks = marks(&ran, MarkKind::Filter);
+        let ended = marks.iter().filter(|text| *text == "latency wakeup ends with the trace");
+        assert_eq!(ended.count(), usize::from(is_owed), "{what}: {marks:?}");
         subject.assert_restored(&ran, &what);
     }
 }

@@ -19,7 +19,9 @@ use crate::kernel::Kernel;
 use crate::machine::{self, BootImage, Config, ExitReason, ImageBytes, Waker};
 use crate::sandbox::{self, Thread};
 use crate::serve::{Control, Reply, Services};
-use crate::session::{self, Closing, Handles, Outcome, Request, SessionError, Tracing, Work};
+use crate::session::{
+    self, Closing, Handles, LastLatencies, Outcome, Request, SessionError, Tracing, Work,
+};
 use crate::stream::Exit;
 use anyhow::{Context, Result, anyhow, bail};
 use std::fs::{File, OpenOptions};
@@ -328,6 +330,7 @@ pub(super) fn run(
     let said = said.lock().unwrap_or_else(PoisonError::into_inner);
     write_summary(&mut text, &outcome.summary)?;
     write_losses(&mut text, &outcome.summary, 0)?;
+    text.extend(outcome.latencies.iter().flat_map(|all| last_latencies(all).into_bytes()));
     say::text(&text);
     for error in &said.errors {
         say!("vmtrace: agent: {error}");
@@ -345,6 +348,19 @@ pub(super) fn run(
     run_output?;
     words.iter().for_each(|words| say!("vmtrace: {words}"));
     code
+}
+
+/// What the user is told of latencies that were measured by command to the end of the run.
+fn last_latencies(LastLatencies { kind, page }: &LastLatencies) -> String {
+    match page {
+        Ok(page) => {
+            format!("vmtrace: latency {kind}, which was measured to the end of the trace:\n{page}")
+        }
+        Err(error) => format!(
+            "vmtrace: latency {kind} was measured to the end of the trace, and has no page: {error} (of a \
+             trace in a file vmtrace report FILE --latency {kind} makes it)\n"
+        ),
+    }
 }
 
 /// The file, or pipe, of `--exec-to`.
@@ -511,7 +527,8 @@ mod tests {
     ) -> Result<u8> {
         let summary = Summary { exit: end, run_status, ..Summary::default() };
         let (unwritten, anomaly) = (Unwritten::default(), anomaly.map(str::to_owned));
-        let outcome = Outcome { summary, exit, unwritten, anomaly, ended_by: None };
+        let outcome =
+            Outcome { summary, exit, unwritten, anomaly, ended_by: None, latencies: None };
         verdict(&args(options)?, &outcome).1
     }
 

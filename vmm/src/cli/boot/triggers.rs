@@ -23,7 +23,8 @@ const COMMAND_SPEC: &str = "GLOB[,GLOB...][:N][ if CONDITION] -- COMMAND";
 pub struct Triggers {
     /// Begin to record at a call of these functions: at the N-th, or the first, of all their calls for
     /// which the condition (see --if) holds. That call is recorded. The guest counts the calls itself
-    /// and stops only at that one; may be repeated. It also ends a pause by --stop-at or `ctl pause`
+    /// and stops only at that one; may be repeated. It also ends a pause by --stop-at or `ctl pause`.
+    /// GLOB:mod:NAME waits for a module, and counts on whenever that is loaded again
     #[arg(long, value_name = SPEC, value_parser = trigger, help_heading = headings::TRACE)]
     pub start_at: Vec<TriggerSpec>,
     /// Stop recording after such a call, which is still recorded if its function is traced; may be
@@ -97,7 +98,9 @@ impl Triggers {
                 );
             }
             let spot = Spot::find(kernel, spec).map_err(|error| match error {
-                SpotError::NoMatch { .. } => anyhow!("{option} {spec}: {error}"),
+                SpotError::NoMatch { .. } | SpotError::Module { .. } => {
+                    anyhow!("{option} {spec}: {error}")
+                }
                 SpotError::Condition(error) => anyhow::Error::new(error).context(option),
             })?;
             notes.extend(spot.notes.into_iter().map(|note| format!("{option}: {note}")));
@@ -111,6 +114,7 @@ impl Triggers {
                 action,
                 text,
                 sites: spot.sites,
+                globs: spot.globs,
                 condition: spot.condition,
                 call: spec.call,
                 left: spec.call,
