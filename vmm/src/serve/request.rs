@@ -510,7 +510,7 @@ mod tests {
             "ctl trigger add mark vfs_read:0",
             "ctl trigger add mark vfs_read vfs_write",
             "ctl trigger add mark vfs_read if pid = 1",
-            "ctl trigger add mark :mod:xfs",
+            "ctl trigger add mark :mod:xfs:0",
             "ctl trigger remove",
             "ctl trigger remove -1",
             "ctl trigger remove mark",
