@@ -8,6 +8,7 @@ use vmtrace::kernel::Symbol;
 use vmtrace::stream::Exit;
 use vmtrace_tests::SharedHost;
 use vmtrace_tests::cases::Guests;
+use vmtrace_tests::hostile::Harm;
 use vmtrace_tests::live::{unless_lost, vmtrace};
 use vmtrace_tests::mitigations::Closed;
 use vmtrace_tests::readers::trace_cmd_report;
@@ -408,7 +409,22 @@ fn a_damaged_ring_ends_tracing_and_not_the_guest() {
 
 #[test]
 fn a_guest_may_write_anything_into_the_annex() {
-    GUESTS.a_guest_may_write_anything_into_the_annex("x86_64-6.12", &[1]);
+    GUESTS.a_guest_may_do_harm(Harm::Annex, "x86_64-6.12", &[1]);
+}
+
+#[test]
+fn a_guest_may_give_its_devices_anything() {
+    GUESTS.a_guest_may_do_harm(Harm::Queues, "x86_64-6.12", &[1]);
+}
+
+#[test]
+fn a_guest_may_change_its_records_of_ftrace() {
+    GUESTS.a_guest_may_do_harm(Harm::Records, "x86_64-6.12", &[1]);
+}
+
+#[test]
+fn a_guest_may_change_the_page_tables_of_the_annex() {
+    GUESTS.a_guest_may_do_harm(Harm::Tables, "x86_64-6.12", &[1]);
 }
 
 #[test]
