@@ -37,6 +37,8 @@ pub struct HostOptions {
     pub cpus: u32,
     /// Memory in MiB; files and guests of its jobs need room in it.
     pub memory: u32,
+    /// What its CPUs have beside the usual, as properties of QEMU's `-cpu` (`family=23`).
+    pub cpu_properties: &'static [&'static str],
     /// Deterministic time by counted instructions (one CPU): for measurements.
     pub icount: bool,
     /// Files it has from the start: absolute path in the host, and content.
@@ -76,6 +78,7 @@ impl Default for HostOptions {
             arch: HostArch::native(),
             cpus: u32::try_from(cpus).unwrap_or(1),
             memory: 2048,
+            cpu_properties: &[],
             icount: false,
             files: Vec::new(),
             disks: Vec::new(),
@@ -335,7 +338,7 @@ fn command(
     };
     arg("-name", "vmtrace-host");
     arg("-machine", machine.machine);
-    arg("-cpu", machine.cpu);
+    arg("-cpu", &[&[machine.cpu], options.cpu_properties].concat().join(","));
     arg("-m", &format!("{}M", options.memory));
     let mut cmdline = machine.cmdline.join(" ");
     if options.icount {

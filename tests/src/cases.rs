@@ -61,7 +61,10 @@ impl Guests {
         let (finished, trace) = boot(&self.host, name, &all).unwrap();
         let err = finished.err();
         assert_eq!(finished.end.code, Some(0), "{err}");
-        let bad = err.lines().find(|line| line.contains("WARNING:") || line.contains("BUG:"));
+        let bad = |line: &&str| line.contains("WARNING:") || line.contains("BUG:");
+        // That the processor has a fault is no fault of the guest's.
+        let mut lines = err.lines().filter(|line| !line.contains("admin-guide/hw-vuln/"));
+        let bad = lines.find(bad);
         assert_eq!(bad, None, "{name}: {err}");
         (finished, trace)
     }

@@ -5,6 +5,7 @@ pub mod args;
 pub mod cases;
 pub mod clocks;
 pub mod conditions;
+pub(crate) mod console;
 pub mod counts;
 pub mod disks;
 pub mod ends;

@@ -5,6 +5,7 @@ mod triggers;
 
 use crate::SharedHost;
 use crate::cases::trouble;
+use crate::console::Console;
 use crate::exact::{Consumer, EXACT, Exact, FUNCTION, Kept, KeptTrigger, compare};
 use crate::random::Random;
 use crate::trace::{WORKLOAD, arch_of, cmdline, host_lost, kernel, lost, lost_sign};
@@ -13,7 +14,6 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{PipeWriter, Write};
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use vmtrace::emulated::{Job, JobEnd, Stdin};
 use vmtrace::kernel::{Arch, Exits, Kernel, SiteSection};
@@ -43,68 +43,6 @@ const SOCKET: &str = "/stress.socket";
 const PATIENCE: Duration = Duration::from_secs(400);
 /// After so long a request is made again: a message of the kernel can stand in the answer.
 const AGAIN: Duration = Duration::from_secs(20);
-
-/// A guest's console as it comes.
-#[derive(Clone, Default)]
-struct Console(Arc<Shared>);
-
-#[derive(Default)]
-struct Shared {
-    said: Mutex<Said>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Said {
-    text: Vec<u8>,
-    ended: bool,
-}
-
-impl Console {
-    fn said(&self) -> MutexGuard<'_, Said> {
-        self.0.said.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What `find` finds in the complete lines, once it finds something; nothing when that is not within `patience`.
-    fn wait<T>(&self, patience: Duration, find: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
-        let end = Instant::now() + patience;
-        let mut said = self.said();
-        loop {
-            let complete = said.text.iter().rposition(|&byte| byte == b'\n').unwrap_or(0);
-            if let Some(found) = find(&String::from_utf8_lossy(&said.text[..complete])) {
-                return Ok(Some(found));
-            }
-            ensure!(!said.ended, "the guest has ended");
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(None);
-            }
-            said =
-                self.0.changed.wait_timeout(said, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
-    fn end(&self) {
-        self.said().ended = true;
-        self.0.changed.notify_all();
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.said().text).into_owned()
-    }
-}
-
-impl Write for Console {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.said().text.extend(bytes);
-        self.0.changed.notify_all();
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
 
 /// Who changes what is traced, and asks the guest.
 struct Driver<'a> {

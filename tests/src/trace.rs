@@ -18,9 +18,9 @@ use vmtrace::stream::{
 pub const KERNELS: [&str; 3] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7"];
 /// Those for riscv64: without CALL_OPS, and with.
 pub const RISCV_KERNELS: [&str; 2] = ["riscv64-6.12", "riscv64-7"];
-const TRACE: &str = "/out/trace";
+pub(crate) const TRACE: &str = "/out/trace";
 /// The cache in the host, which has the userland of guests.
-const CACHE: &str = "/cache";
+pub(crate) const CACHE: &str = "/cache";
 /// Where the workload program is in the host and in guests.
 pub const WORKLOAD: &str = "/vmtrace-guest";
 

@@ -94,7 +94,8 @@ impl Guard {
         Ok(guard)
     }
 
-    fn start_with(
+    /// The same that looks so often, and does that when a part is late.
+    pub(crate) fn start_with(
         hurry: Duration,
         failed: u8,
         look: Duration,

@@ -12,6 +12,7 @@ use clap::builder::PossibleValue;
 use vmtrace_system::say;
 
 use super::clock::Clock;
+use super::life;
 use super::losses::{self, Counted};
 use super::view::{parse_moment, parse_name};
 use super::{BadUsage, report, view};
@@ -23,7 +24,7 @@ use crate::serve::{Globs, Refilter};
 use crate::stream::{Compression, Compressor, Header, StreamError, Summary};
 
 /// The messages between a run and the process that converts its trace: the run has ended, and the
-/// trace is converted.
+/// trace is converted. Until then it gives signs of life.
 pub(super) const GO: &[u8] = b"go\n";
 pub(super) const DONE: &[u8] = b"done\n";
 
@@ -152,7 +153,10 @@ pub fn run(args: Args) -> Result<u8> {
     let code = match (told == GO, stream.metadata().with_context(name)?.len()) {
         // The run has failed before it had anything to write, and says so.
         (_, 0) => 0,
-        (true, _) => convert(args)?,
+        (true, _) => {
+            life::tell().context("no thread")?;
+            convert(args)?
+        }
         (false, _) => {
             say!("vmtrace: note: the trace is in {}", stream.display());
             return Ok(0);

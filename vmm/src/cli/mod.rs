@@ -12,6 +12,7 @@ pub mod events;
 mod examples;
 pub mod functions;
 pub mod inspect;
+mod life;
 mod losses;
 mod module_files;
 mod output;

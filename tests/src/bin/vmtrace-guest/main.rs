@@ -37,6 +37,9 @@
 //!                                      from its beginning, and the program that the site calls
 //! vmtrace-guest laps                   moves every ring of vmtrace's many laps on
 //! vmtrace-guest anywhere SEED N        writes N words anywhere into what vmtrace has in the guest
+//! vmtrace-guest queues SEED N          N lives of devices whose queues have any content (x86-64)
+//! vmtrace-guest records SEED N         writes N times into the kernel's records of ftrace (x86-64)
+//! vmtrace-guest tables SEED N          writes N times into page tables of what vmtrace has in the guest (x86-64)
 //! vmtrace-guest kexec IMAGE            goes on with that kernel, without an initramfs (x86-64)
 //! vmtrace-guest bench-ops              the same for vmtrace with tracers that have nothing to do
 //! vmtrace-guest bench-ops MODULE N...  for the guest's tracers beside N that have nothing to do
@@ -64,9 +67,13 @@ mod bpf;
 mod code;
 mod counts;
 mod cpus;
+mod devices;
 mod disk;
 mod events;
+mod kcore;
 mod modules;
+mod queues;
+mod records;
 mod scribble;
 mod stress;
 mod tree;
@@ -144,6 +151,9 @@ fn main() -> Result<()> {
         ["code", site, others @ ..] => code::code(site, others),
         ["laps"] => scribble::laps(),
         ["anywhere", seed, count] => scribble::anywhere(seed.parse()?, count.parse()?),
+        ["queues", seed, count] => queues::queues(seed.parse()?, count.parse()?),
+        ["records", seed, count] => records::records(seed.parse()?, count.parse()?),
+        ["tables", seed, count] => records::tables(seed.parse()?, count.parse()?),
         ["kexec", image] => cpus::kexec(image),
         ["crash"] => Ok(fs::write("/proc/sysrq-trigger", "c")?),
         ["reboot"] => {

@@ -62,10 +62,16 @@ pub(crate) fn laps() -> Result<()> {
     Ok(())
 }
 
+/// Says that harm is done from now on. Whoever gives commands at the same time begins to do so.
+pub(crate) fn begin() {
+    println!("scribbling");
+    thread::sleep(Duration::from_secs(2));
+}
+
 /// Words anywhere, of any kind, so many; this may be the end of the guest.
 pub(crate) fn anywhere(seed: u64, count: usize) -> Result<()> {
     let (annex, mut random) = (map()?, Random::new(seed));
-    println!("scribbling");
+    begin();
     for round in 0..count {
         let word = &annex[random.below(annex.len())];
         match random.below(4) {

@@ -1,9 +1,9 @@
 //! Work for the guest while its sites change, and a check of the kernel's code from inside.
 
+use super::kcore::Kcore;
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::io::{BufRead, Write};
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -147,27 +147,7 @@ pub(super) fn text() -> Result<Vec<u8>> {
     let (start, last) = line.and_then(|range| range.split_once('-')).context("no kernel code")?;
     let (start, last) = (u64::from_str_radix(start, 16)?, u64::from_str_radix(last, 16)?);
     let len = usize::try_from(last - start + 1)?;
-
-    let kcore = fs::File::open("/proc/kcore")?;
-    let mut header = [0; 64];
-    kcore.read_exact_at(&mut header, 0)?;
-    let field = |bytes: &[u8], at: usize, len: usize| -> u64 {
-        bytes[at..at + len].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
-    };
-    let (table, count) = (field(&header, 32, 8), field(&header, 56, 2));
-    for index in 0..count {
-        let mut program = [0; 56];
-        kcore.read_exact_at(&mut program, table + 56 * index)?;
-        let (offset, size) = (field(&program, 8, 8), field(&program, 32, 8));
-        // Memory has a physical address, other segments have -1.
-        let Some(before) = start.checked_sub(field(&program, 24, 8)) else { continue };
-        if field(&program, 0, 4) == 1 && before + len as u64 <= size {
-            let mut text = vec![0; len];
-            kcore.read_exact_at(&mut text, offset + before)?;
-            return Ok(text);
-        }
-    }
-    bail!("no kernel code in /proc/kcore")
+    Kcore::open()?.read_physical(start, len).context("no kernel code")
 }
 
 /// Ranges of bytes that are not the same.

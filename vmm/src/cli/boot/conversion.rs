@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use nix::errno::Errno;
@@ -21,8 +22,10 @@ use vmtrace_system::say;
 
 use super::Args;
 use crate::cli::convert::{DONE, GO};
+use crate::cli::life::BEAT;
 use crate::cli::{BadUsage, exit, output};
 use crate::convert::Format;
+use crate::deadline::{self, Deadline};
 use crate::emulated::THIS_PROGRAM;
 
 /// Signals that arrive within this many milliseconds of the end of the run count as those that ended
@@ -94,16 +97,26 @@ impl Conversion {
         Ok(Some(Self { stream, place, tell, answer }))
     }
 
-    /// Converts what was written, if anything was.
+    /// Converts what was written, if anything was. That may take long, but not so long as `time` without a
+    /// sign of life.
     ///
     /// # Errors
     /// When that fails: the stream is there still, and the error says where.
-    fn finish(self) -> Result<()> {
+    fn finish(self, deadline: &Deadline, time: Duration) -> Result<()> {
         let Self { stream, place, mut tell, answer } = self;
+        let (here, there) = (stream.display().to_string(), place.display().to_string());
+        deadline.set_lost(Box::new(move || {
+            Some(format!(
+                "the trace is in {here} until the process that converts it has written {there}"
+            ))
+        }));
+        deadline.begin("a part of the conversion of the trace", time);
         let told = tell.write_all(GO);
         // Its end is what the other side waits for.
         drop(tell);
-        let answered = told.and_then(|()| heard(answer));
+        let answered = told.and_then(|()| heard(answer, deadline));
+        deadline.set_lost(Box::new(|| None));
+        deadline.begin_open("what follows the run");
         if answered.is_ok_and(|answer| answer == DONE) {
             return Ok(());
         }
@@ -116,8 +129,13 @@ impl Conversion {
 ///
 /// # Errors
 /// That of the run, or of the conversion.
-pub(super) fn then(code: Result<u8>, conversion: Option<Conversion>) -> Result<u8> {
-    match (code, conversion.map_or(Ok(()), Conversion::finish)) {
+pub(super) fn then(
+    code: Result<u8>,
+    conversion: Option<Conversion>,
+    deadline: &Deadline,
+) -> Result<u8> {
+    let converted = conversion.map_or(Ok(()), |it| it.finish(deadline, deadline::TIME));
+    match (code, converted) {
         (code, Ok(())) => code,
         (Ok(_), Err(error)) => Err(error),
         (Err(error), Err(also)) => {
@@ -143,8 +161,9 @@ fn end_by_signals_if(insists: &Arc<AtomicBool>) -> io::Result<()> {
     Ok(())
 }
 
-/// The whole answer. Who does not want to wait for it ends this process: the converter goes on.
-fn heard(mut answer: ChildStdout) -> io::Result<Vec<u8>> {
+/// The whole answer, without signs of life. Who does not want to wait for it ends this process: the converter
+/// goes on.
+fn heard(mut answer: ChildStdout, deadline: &Deadline) -> io::Result<Vec<u8>> {
     let insists = Arc::new(AtomicBool::new(false));
     end_by_signals_if(&insists)?;
     loop {
@@ -155,9 +174,18 @@ fn heard(mut answer: ChildStdout) -> io::Result<Vec<u8>> {
         }
     }
     insists.store(true, Ordering::Relaxed);
-    let mut text = Vec::new();
-    answer.read_to_end(&mut text)?;
-    Ok(text)
+    let (mut text, mut piece) = (Vec::new(), [0; 64]);
+    loop {
+        let heard = match answer.read(&mut piece) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            heard => piece.get(..heard?).unwrap_or_default(),
+        };
+        if heard.is_empty() {
+            return Ok(text);
+        }
+        deadline.renew();
+        text.extend(heard.iter().copied().filter(|byte| *byte != BEAT));
+    }
 }
 
 /// The format that goes with a name; `None` for a stream.
@@ -191,8 +219,51 @@ fn beside(place: &Path) -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
     use super::*;
     use crate::cli::boot::tests::args;
+    use crate::deadline::Guard;
+
+    // A disk that is gone, or somebody has stopped it: the run was over, and its process was not.
+    #[test]
+    fn a_converter_that_does_nothing_is_not_waited_for() {
+        const TIME: Duration = Duration::from_secs(1);
+        let (late, lates) = std::sync::mpsc::channel();
+        let look = Duration::from_millis(5);
+        let late = move |what| late.send(what).unwrap();
+        let guard = Guard::start_with(deadline::STEP, exit::FAILED, look, late).unwrap();
+        let deadline = guard.deadline();
+        deadline.set_code(0);
+        let (mut goes, tell) = io::pipe().unwrap();
+        let (answer, mut answers) = io::pipe().unwrap();
+        let conversion = Conversion {
+            stream: "t.dat.1.vmt".into(),
+            place: "t.dat".into(),
+            tell: OwnedFd::from(tell).into(),
+            answer: OwnedFd::from(answer).into(),
+        };
+        let waits = std::thread::spawn(move || conversion.finish(&deadline, TIME));
+        let mut told = Vec::new();
+        goes.read_to_end(&mut told).unwrap();
+        assert_eq!(told, GO);
+        // It goes on for longer than that.
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < 2 * TIME {
+            answers.write_all(&[BEAT]).unwrap();
+            assert_eq!(lates.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty));
+            std::thread::sleep(TIME / 50);
+        }
+        let late = lates.recv_timeout(100 * TIME).unwrap();
+        // Not with the run's.
+        assert_eq!(late.code, exit::FAILED);
+        let line = late.to_string();
+        assert!(line.contains("conversion") && line.contains("in t.dat.1.vmt until"), "{line}");
+        // What it says at last is no other for that.
+        answers.write_all(DONE).unwrap();
+        drop(answers);
+        waits.join().unwrap().unwrap();
+    }
 
     fn prepared(line: &str) -> Result<Option<Conversion>> {
         Conversion::prepare(&mut args(line).unwrap())

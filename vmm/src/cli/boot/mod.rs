@@ -487,8 +487,9 @@ pub fn run(mut args: Args) -> Result<u8> {
     };
     let deadline = guard.as_ref().map_or_else(Deadline::never, Guard::deadline);
     deadline.run_has_ended();
+    deadline.set_code(*code.as_ref().unwrap_or(&exit::FAILED));
     // Also of a run that has failed: what was traced until then is worth having.
-    let code = conversion::then(code, conversion).and_then(|code| {
+    let code = conversion::then(code, conversion, &deadline).and_then(|code| {
         conversion::end_by_signals()?;
         reports.print()?;
         rules.map_or(Ok(code), |rules| rules.finish(code))
