@@ -139,7 +139,10 @@ impl Guests {
                 "{what}: exit code {code:?}, and nobody says why: {exit:?} {notes:?} {err}"
             );
             let Commands { answered, refused, told, .. } = commands;
-            assert!(answered + refused > 0, "{what}: no command was answered: {err}");
+            // One that dies at once is over before any is given.
+            if err.contains("\nalive") {
+                assert!(answered + refused > 0, "{what}: no command was answered: {err}");
+            }
             eprintln!("{what}: {code:?}, {exit:?}; {notes:?}");
             eprintln!("  {answered} commands answered, {refused} refused: {told:?}");
             for line in err.lines().filter(|line| line.starts_with("device ")) {

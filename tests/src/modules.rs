@@ -42,7 +42,12 @@ impl Guests {
         let filter = format!(":mod:{MODULE}");
         let counting = format!("counts={filter}:count");
         let mut args = vec!["-f", &filter, "-f", &getpgid, "--cpus", "2", "--add", &module];
-        args.extend(["--tracer", &counting]);
+        // By arguments, of which the module alone says where they are.
+        let device = format!("device={FUNCTION}{filter}:count if dev != 0 && args.stats != 0");
+        let nothing = format!("nothing={FUNCTION}{filter}:count if stats == 0");
+        for tracer in [&counting, &device, &nothing] {
+            args.extend(["--tracer", tracer]);
+        }
         // In the second round of the module, which is loaded long after the boot.
         let trigger = format!("{FUNCTION}:mod:{MODULE}:{}", READS + READS / 2);
         args.extend(["--mark-at", &trigger]);
@@ -68,6 +73,11 @@ impl Guests {
         for function in [FUNCTION, "dummy_init_module"] {
             assert_eq!(counts.get(function), Some(&calls(function)), "{name}: {counts:?}");
         }
+
+        let of_device = counted(&json(&trace), "device", None);
+        assert_eq!(of_device.get(FUNCTION), Some(&calls(FUNCTION)), "{name}: {of_device:?}");
+        let of_nothing = counted(&json(&trace), "nothing", None);
+        assert_eq!(of_nothing.get(FUNCTION), None, "{name}: {of_nothing:?}");
 
         let pid = value(&finished, "pid ");
         let mut mine: Vec<_> = trace.entries.iter().filter(|entry| entry.pid == pid).collect();

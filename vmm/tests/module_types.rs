@@ -5,7 +5,7 @@ use object::{Object as _, ObjectSection as _};
 use std::path::PathBuf;
 use vmtrace::initramfs::Modules;
 use vmtrace::kernel::Kernel;
-use vmtrace::kernel::arguments::NoPrototype;
+use vmtrace::kernel::arguments::{Fetch, NoPrototype};
 use vmtrace::kernel::tracepoints::Memory;
 
 const KERNELS: [&str; 5] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7", "riscv64-6.12", "riscv64-7"];
@@ -41,6 +41,17 @@ fn functions_and_tracepoints_of_a_module_have_its_own_types() {
         assert_eq!(function.parameters.first().unwrap().name, "target", "{name}");
         assert!(function.result.is_some(), "{name}");
         assert_eq!(of("vfs_read").unwrap_err(), NoPrototype::Unknown, "{name}: of the kernel");
+        let path = |text: &str| {
+            let names = ["xfs_buf_get_uncached.isra.0", "xfs_buf_get_uncached"];
+            kernel.module_path(Some(&types), names.into_iter(), text)
+        };
+        let value = path("numblks").unwrap();
+        let fetch = &function.parameters.iter().find(|it| it.name == "numblks").unwrap().fetch;
+        assert_eq!(&value.fetch, fetch, "{name}");
+        assert!(matches!(fetch, Fetch::Argument(1)), "{name}: {fetch:?}");
+        assert!(path("nmblks").unwrap_err().to_string().contains("numblks"), "{name}");
+        let error = kernel.module_path(None, ["a"].into_iter(), "x").unwrap_err();
+        assert!(error.to_string().contains('a'), "{name}: {error}");
         // A type of the kernel's own, by the number that the module has for it.
         let fault = of("xfs_filemap_fault").unwrap();
         assert_eq!(fault.parameters.first().unwrap().name, "vmf", "{name}");

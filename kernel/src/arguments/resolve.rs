@@ -4,7 +4,10 @@ use super::super::btf::{Int, Kind, Seen};
 use super::convention::Place;
 use super::path::{Path, Step};
 use super::types::{Letters, Types};
-use super::{Fetch, Kernel, Last, Near, PathError, PathProblem, Shape, Signature, Source, Value};
+use super::{
+    Fetch, Kernel, Last, ModuleTypes, Near, NoPrototype, PathError, PathProblem, Shape, Signature,
+    Source, Value,
+};
 
 /// A value on the way, which has an address or a place in words.
 #[derive(Clone, Debug)]
@@ -40,6 +43,26 @@ impl Kernel {
         let (types, signature) = self.signature(site).map_err(|why| {
             let name = self.sites().get(site).and_then(|site| self.site_name(site));
             let function = name.unwrap_or("the function").to_owned();
+            path.error(&(0..text.len()), PathProblem::NoPrototype { function, why })
+        })?;
+        types.path(&signature, &path)
+    }
+
+    /// The same of a function of a module, by its names and the module's types, if there are any.
+    ///
+    /// # Errors
+    /// As those of [`Kernel::path`].
+    pub fn module_path<'n>(
+        &self,
+        types: Option<&ModuleTypes>,
+        mut names: impl Iterator<Item = &'n str> + Clone,
+        text: &str,
+    ) -> Result<Value, PathError> {
+        let path = Path::parse(text)?;
+        let types = types.ok_or(NoPrototype::NoTypes);
+        let found = types.and_then(|types| self.signature_in(types.scope(), names.clone()));
+        let (types, signature) = found.map_err(|why| {
+            let function = names.next().unwrap_or("the function").to_owned();
             path.error(&(0..text.len()), PathProblem::NoPrototype { function, why })
         })?;
         types.path(&signature, &path)

@@ -1,6 +1,8 @@
 //! From a condition as people write it to what programs look at.
 
 use super::ends::{Parted, Use, is_parameter, unseen};
+use super::literals::{comm, number};
+use super::values::Known;
 use crate::check::parse_time;
 use crate::condition::{Comparison, Condition, DURATION, Expression, FOLLOWED, RETURNED, VALUE};
 use crate::kernel::arguments::{Fetch, Shape};
@@ -11,8 +13,6 @@ use std::sync::Arc;
 use vmtrace_trampolines::Condition as Compiled;
 use vmtrace_trampolines::condition::{Operand, Relation, Test, extended};
 
-/// Bytes of a task's name (`TASK_COMM_LEN`), with the NUL at its end.
-const COMM: usize = 16;
 /// Names that a note gives for a reason.
 const EXAMPLES: usize = 3;
 /// Before a parameter that is called as something else is.
@@ -74,9 +74,39 @@ impl Conditional {
         }
     }
 
-    /// Whether it is the same at every function, those of modules that come later among them.
+    /// Whether it is the same at every function.
     pub(super) fn is_general(&self) -> bool {
         matches!(self.of, Of::All(_))
+    }
+
+    /// Whether it is about parameters, which are elsewhere at each function.
+    pub(super) fn is_of_parameters(&self) -> bool {
+        matches!(self.of, Of::Sites(_))
+    }
+
+    /// Has it be one of more functions, at `sites`, which lose those that have no such parameters; notes say
+    /// which.
+    pub(super) fn extend(
+        &mut self,
+        kernel: &Kernel,
+        known: &dyn Known,
+        sites: &mut Vec<usize>,
+    ) -> Vec<String> {
+        let Self { source: condition, of: Of::Sites(all) } = self else { return Vec::new() };
+        let used = Use::Entries;
+        let mut resolver = Resolver { kernel, known, condition, used, site: None, tasks: None };
+        let count = sites.len();
+        let found = of_each(known, sites, |site| {
+            resolver.site = Some(site);
+            resolver.expression(condition.expression(), true)
+        });
+        match found {
+            Ok((found, notes)) => {
+                Arc::make_mut(all).extend(found);
+                notes
+            }
+            Err(error) => vec![format!("{count} functions are not traced: {}", error.problem)],
+        }
     }
 
     /// What it is where there is no function: for events.
@@ -100,15 +130,26 @@ pub fn conditional(
     condition: Option<&Condition>,
     used: Use,
 ) -> Result<(Option<Conditional>, Vec<String>), ConditionalError> {
+    conditional_of(kernel, kernel, sites, condition, used)
+}
+
+/// The same of functions of which `known` knows more than the kernel's image.
+pub(super) fn conditional_of(
+    kernel: &Kernel,
+    known: &dyn Known,
+    sites: &mut Vec<usize>,
+    condition: Option<&Condition>,
+    used: Use,
+) -> Result<(Option<Conditional>, Vec<String>), ConditionalError> {
     let Some(condition) = condition else { return Ok((None, Vec::new())) };
-    let mut resolver = Resolver { kernel, condition, used, site: None, tasks: None };
+    let mut resolver = Resolver { kernel, known, condition, used, site: None, tasks: None };
     let source = condition.clone();
     if used != Use::Ends && !condition.is_about(is_parameter) {
         let of = Of::All(resolver.expression(condition.expression(), true)?);
         return Ok((Some(Conditional { source, of }), Vec::new()));
     }
     if used == Use::Ends {
-        let (found, mut notes) = of_each(kernel, sites, |site| resolver.ends(site))?;
+        let (found, mut notes) = of_each(known, sites, |site| resolver.ends(site))?;
         notes.extend(jumping(kernel, found.iter().filter(|(_, it)| it.by_value).map(|it| *it.0)));
         let only_left = found.values().filter(|parted| parted.entry.is_none()).count();
         if only_left > 0 {
@@ -118,7 +159,7 @@ pub fn conditional(
         }
         return Ok((Some(Conditional { source, of: Of::Ends(Arc::new(found)) }), notes));
     }
-    let (found, notes) = of_each(kernel, sites, |site| {
+    let (found, notes) = of_each(known, sites, |site| {
         resolver.site = Some(site);
         resolver.expression(condition.expression(), true)
     })?;
@@ -147,7 +188,7 @@ fn jumping(kernel: &Kernel, sites: impl Iterator<Item = usize>) -> Option<String
 /// What it is at each of these sites, which lose those for which there can be no such thing; a note for each
 /// reason.
 fn of_each<T>(
-    kernel: &Kernel,
+    known: &dyn Known,
     sites: &mut Vec<usize>,
     mut of: impl FnMut(usize) -> Result<T, ConditionalError>,
 ) -> Result<(FxHashMap<usize, T>, Vec<String>), ConditionalError> {
@@ -159,8 +200,8 @@ fn of_each<T>(
             true
         }
         Err(error) => {
-            let known = without.iter_mut().find(|(known, _)| known.reason == error.reason);
-            match known {
+            let same = without.iter_mut().find(|(same, _)| same.reason == error.reason);
+            match same {
                 Some((_, sites)) => sites.push(site),
                 None => without.push((error, vec![site])),
             }
@@ -171,7 +212,7 @@ fn of_each<T>(
         return Err(without.remove(0).0);
     }
     let note = |(error, sites): (ConditionalError, Vec<usize>)| {
-        let names = sites.iter().take(EXAMPLES).map(|&site| name(kernel, site));
+        let names = sites.iter().take(EXAMPLES).map(|&site| known.name(site));
         let (count, names) = (sites.len(), names.collect::<Vec<_>>().join(", "));
         format!("{count} functions are not traced (such as {names}): {}", error.problem)
     };
@@ -197,6 +238,7 @@ pub(super) fn integer(shape: &Shape) -> Option<(u8, bool)> {
 
 struct Resolver<'a> {
     kernel: &'a Kernel,
+    known: &'a dyn Known,
     condition: &'a Condition,
     used: Use,
     /// The function, where there is one.
@@ -217,7 +259,7 @@ impl Resolver<'_> {
     /// What holds where of the ends of calls of the function at a site.
     fn ends(&mut self, site: usize) -> Result<Parted, ConditionalError> {
         if let Some(why) = unseen(self.kernel, site) {
-            let problem = format!("{}: {why}", name(self.kernel, site));
+            let problem = format!("{}: {why}", self.known.name(site));
             return Err(ConditionalError { reason: why, ..self.error(0, problem) });
         }
         self.site = Some(site);
@@ -296,9 +338,9 @@ impl Resolver<'_> {
             ));
         }
         let path = one.operand.strip_prefix(PARAMETER).unwrap_or(&one.operand);
-        let value = match self.kernel.path(site, path) {
+        let value = match self.known.path(site, path) {
             Ok(value) => value,
-            Err(error) => return refused(format!("{}: {error}", name(self.kernel, site))),
+            Err(error) => return refused(format!("{}: {error}", self.known.name(site))),
         };
         let Fetch::Argument(number) = value.fetch else {
             return refused(format!(
@@ -364,14 +406,13 @@ impl Resolver<'_> {
         let Some(site) = self.site else {
             return Err(self.error(one.at, format!("{VALUE} is known for functions only")));
         };
-        let function = name(self.kernel, site);
-        let Some(prototype) = self.kernel.prototype(site) else {
-            let why = self.kernel.no_prototype(site);
-            let why = why.map_or_else(|| "its type is not known".to_owned(), |why| why.to_string());
-            return Err(because(function, why));
+        let function = self.known.name(site);
+        let prototype = match self.known.prototype(site) {
+            Ok(prototype) => prototype,
+            Err(why) => return Err(because(&function, why.to_string())),
         };
         let Some(result) = prototype.result else {
-            return Err(because(function, "it returns nothing".to_owned()));
+            return Err(because(&function, "it returns nothing".to_owned()));
         };
         let shape = match result.fetch {
             Fetch::Result => &result.shape,
@@ -385,7 +426,7 @@ impl Resolver<'_> {
         {
             let why = "what it returns has no sign, and is never below 0 (for pointers that \
                        are errors use retval >= 0xfffffffffffff001)";
-            return Err(because(function, why.to_owned()));
+            return Err(because(&function, why.to_owned()));
         }
         self.typed(one, when, shape, |bytes, signed| Operand::Value { bytes, signed })
     }
@@ -509,83 +550,38 @@ impl Resolver<'_> {
     }
 }
 
-/// 42, -1, 0x1f, 4K.
-fn number(text: &str) -> Option<i128> {
-    let (negative, digits) = match text.strip_prefix('-') {
-        Some(digits) => (true, digits),
-        None => (false, text),
-    };
-    let (number, unit) = if let Some(hex) = digits.strip_prefix("0x") {
-        (i128::from(u64::from_str_radix(hex, 16).ok().filter(|_| !hex.starts_with('+'))?), 1)
-    } else {
-        let (digits, unit) = match digits.char_indices().last()? {
-            (at, 'K') => (&digits[..at], 1 << 10),
-            (at, 'M') => (&digits[..at], 1 << 20),
-            (at, 'G') => (&digits[..at], 1 << 30),
-            _ => (digits, 1),
-        };
-        // What Rust parses may have a sign of its own.
-        let good = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-        (i128::from(digits.parse::<u64>().ok().filter(|_| good)?), unit)
-    };
-    Some(if negative { -number * unit } else { number * unit })
-}
-
-/// What a task's name has to begin with, or be.
-fn comm(pattern: &str) -> Result<Vec<Option<u8>>, String> {
-    let (front, open) = match pattern.strip_suffix('*') {
-        Some(front) => (front, true),
-        None => (pattern, false),
-    };
-    if let Some(odd) = front.chars().find(|c| matches!(c, '*' | '[' | ']' | '\\')) {
-        return Err(format!(
-            "{odd:?} in a task's name: use the name, with ? for any character and * at its end"
-        ));
-    }
-    if front.len() >= COMM {
-        return Err(format!("{pattern:?} is too long: a task's name has at most 15 bytes"));
-    }
-    let mut bytes: Vec<_> = front.bytes().map(|byte| (byte != b'?').then_some(byte)).collect();
-    if !open {
-        bytes.push(Some(0));
-    }
-    Ok(bytes)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::values::tests::{COUNTS, OfModule};
     use super::*;
 
+    // A function of which nothing is known must not be traced as if its condition held, nor with the argument of another.
     #[test]
-    fn numbers_are_those_of_c_with_units() {
-        let all = [
-            ("0", Some(0)),
-            ("42", Some(42)),
-            ("-1", Some(-1)),
-            ("0x1f", Some(31)),
-            ("-0x10", Some(-16)),
-            ("4K", Some(4096)),
-            ("2G", Some(2 << 30)),
-            ("0xffffffffffffffff", Some(i128::from(u64::MAX))),
-        ];
-        for (text, expected) in all {
-            assert_eq!(number(text), expected, "{text}");
-        }
-        for bad in
-            ["", "-", "x", "1x", "+1", "--1", "0x", "0x+1", "K", "1.5", "18446744073709551616"]
-        {
-            assert_eq!(number(bad), None, "{bad}");
-        }
-    }
-
-    #[test]
-    fn names_of_tasks_have_an_end_unless_a_star_leaves_it_open() {
-        assert_eq!(comm("a?"), Ok(vec![Some(b'a'), None, Some(0)]));
-        assert_eq!(comm("ab*"), Ok(vec![Some(b'a'), Some(b'b')]));
-        assert_eq!(comm("*"), Ok(vec![]));
-        assert_eq!(comm("123456789012345").unwrap().len(), 16);
-        for bad in ["1234567890123456", "*a", "[ab]", "a\\*"] {
-            assert!(comm(bad).is_err(), "{bad}");
-        }
+    fn functions_of_a_module_have_parameters_of_their_own() {
+        let of_module = OfModule::new();
+        let kernel = &of_module.0;
+        let of = |text: &str| {
+            let written: Condition = text.parse().unwrap();
+            let found = conditional(kernel, &mut Vec::new(), Some(&written), Use::Entries).unwrap();
+            found.0.unwrap()
+        };
+        let mut condition = of("count > 4K && pid == 1");
+        let mut own = vec![COUNTS, COUNTS + 1];
+        let notes = condition.extend(kernel, &of_module, &mut own);
+        assert_eq!(own, [COUNTS]);
+        let [note] = &notes[..] else { panic!("{notes:?}") };
+        assert!(note.starts_with("1 functions are not traced (such as other [m]): "), "{note}");
+        let tests = condition.at(COUNTS).unwrap();
+        let operand = Operand::Argument { number: 2, bytes: 8, signed: false };
+        let expected = Test::Number { operand, relation: Relation::Greater, value: 4096 };
+        assert_eq!((tests.tests().next(), tests.tests().count()), (Some(&expected), 2));
+        assert_eq!(condition.at(COUNTS + 1), Some(Compiled::Any(Vec::new())), "it never holds");
+        let mut none = vec![COUNTS + 1, COUNTS + 2];
+        let notes = condition.extend(kernel, &of_module, &mut none);
+        assert!(none.is_empty() && notes.len() == 1, "{notes:?}");
+        assert!(notes[0].starts_with("2 functions are not traced: "), "{notes:?}");
+        let mut all = own.clone();
+        let notes = of("pid == 1").extend(kernel, &of_module, &mut all);
+        assert_eq!((all, notes), (own, Vec::new()), "the same at every function");
     }
 }

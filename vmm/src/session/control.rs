@@ -2,8 +2,11 @@
 //! whose time is in the stream as a mark.
 
 use super::attach::{Controller, Stage, nanoseconds, ticks_now};
+use super::conditions::conditional_of;
+use super::histograms::histogram_of;
+use super::values::values_of;
 use super::vm::Vm;
-use super::{Doing, Histogram, Tracer, Tracing, Use, Wants, conditional, histogram, mark};
+use super::{Doing, Histogram, Tracer, Tracing, Use, Wants, mark};
 use crate::condition::Condition;
 use crate::kernel::Selection;
 use crate::serve::{Answer, Control, ControlRequest, Globs, TracerSpec};
@@ -121,10 +124,13 @@ impl Controller {
         let condition = condition.map(|condition| condition.source.clone());
         let wants = wants.map(|first| first.wants.clone()).unwrap_or_default();
         let (mut sites, left_out) = self.prepared(selection.sites, graph)?;
-        let (condition, more) = conditional(&self.kernel, &mut sites, condition.as_ref(), used)
-            .map_err(|error| error.to_string())?;
+        let wanted = wants.of_these(&self.kernel, &sites);
+        let known = self.known_for(machine, &sites, condition.as_ref(), None, &wanted);
+        let (condition, more) =
+            conditional_of(&self.kernel, &known, &mut sites, condition.as_ref(), used)
+                .map_err(|error| error.to_string())?;
         let (values, mut notes) =
-            self.values(machine, &sites, &wants.of_these(&self.kernel, &sites))?;
+            values_of(&self.kernel, &known, &sites, &wanted).map_err(|error| error.to_string())?;
         notes.extend(more);
         let globs = globs.clone();
         let text = match &condition {
@@ -184,7 +190,11 @@ impl Controller {
         }
         let before = self.tracing.tracers.clone();
         let mut sites = selection.sites;
-        let (histogram, sorted) = histogram(&self.kernel, &mut sites, spec.histogram.as_ref())
+        let mut wants = Wants::from(spec.actions);
+        wants.results |= spec.condition.as_ref().is_some_and(Condition::tells_value);
+        let (asked, sorts) = (spec.condition.as_ref(), spec.histogram.as_ref());
+        let known = self.known_for(machine, &sites, asked, sorts, &wants);
+        let (histogram, sorted) = histogram_of(&self.kernel, &known, &mut sites, sorts)
             .map_err(|error| error.to_string())?;
         let doing = Doing {
             graph: spec.actions.graph,
@@ -198,13 +208,11 @@ impl Controller {
             self.kernel.exits().map_err(|error| error.to_string())?;
         }
         let (mut sites, left_out) = self.prepared(sites, graph)?;
-        let (condition, more) =
-            conditional(&self.kernel, &mut sites, spec.condition.as_ref(), used)
-                .map_err(|error| error.to_string())?;
-        self.tracing.check_followed(spec.condition.as_ref())?;
-        let mut wants = Wants::from(spec.actions);
-        wants.results |= spec.condition.as_ref().is_some_and(Condition::tells_value);
-        let (values, mut notes) = self.values(machine, &sites, &wants)?;
+        let (condition, more) = conditional_of(&self.kernel, &known, &mut sites, asked, used)
+            .map_err(|error| error.to_string())?;
+        self.tracing.check_followed(asked)?;
+        let (values, mut notes) =
+            values_of(&self.kernel, &known, &sites, &wants).map_err(|error| error.to_string())?;
         notes.extend(sorted);
         notes.extend(more);
         let (name, text) = (String::new(), spec.to_string());

@@ -2,6 +2,7 @@
 
 use super::conditions::integer;
 use super::tracing::Way;
+use super::values::Known;
 use crate::kernel::arguments::{Fetch, Value};
 use crate::kernel::{Coverage, Kernel};
 use crate::serve::HistogramSpec;
@@ -71,6 +72,20 @@ impl Histogram {
         self.of != HistogramOf::Arguments
     }
 
+    /// Has it be one of more functions, at `sites`, which lose those that have no such argument; notes say
+    /// which. Only one of an argument.
+    pub(super) fn extend(
+        &mut self,
+        kernel: &Kernel,
+        known: &dyn Known,
+        sites: &mut Vec<usize>,
+    ) -> Vec<String> {
+        let wanted = HistogramSpec::Argument(self.name.clone());
+        let (found, without) = of_each(kernel, known, sites, &wanted);
+        Arc::make_mut(&mut self.sites).extend(found);
+        without.into_iter().map(|without| note(known, &wanted, without)).collect()
+    }
+
     /// A word of the histogram of the function at a site, as streams have it.
     pub(super) fn bucket(&self, site: usize, word: u8) -> u8 {
         let signed = match self.sites.get(&site) {
@@ -92,15 +107,44 @@ pub fn histogram(
     sites: &mut Vec<usize>,
     wanted: Option<&HistogramSpec>,
 ) -> Result<(Option<Histogram>, Vec<String>), HistogramError> {
+    histogram_of(kernel, kernel, sites, wanted)
+}
+
+/// The same of functions of which `known` knows more than the kernel's image.
+pub(super) fn histogram_of(
+    kernel: &Kernel,
+    known: &dyn Known,
+    sites: &mut Vec<usize>,
+    wanted: Option<&HistogramSpec>,
+) -> Result<(Option<Histogram>, Vec<String>), HistogramError> {
     let Some(wanted) = wanted else { return Ok((None, Vec::new())) };
     let (of, name) = match wanted {
         HistogramSpec::Duration => (HistogramOf::Durations, ""),
         HistogramSpec::Value => (HistogramOf::Values, ""),
         HistogramSpec::Argument(name) => (HistogramOf::Arguments, name.as_str()),
     };
+    let (found, without) = of_each(kernel, known, sites, wanted);
+    if found.is_empty()
+        && let Some((why, first)) = without.iter().next()
+    {
+        let function = first.first().map(|&site| known.name(site)).unwrap_or_default();
+        return Err(HistogramError { what: wanted.to_string(), function, why: why.clone() });
+    }
+    let notes = without.into_iter().map(|without| note(known, wanted, without)).collect();
+    let histogram = Histogram { of, name: name.to_owned(), sites: Arc::new(found) };
+    Ok((Some(histogram), notes))
+}
+
+/// How it is had of the functions at these sites, which lose those that have no such thing: why, and which.
+fn of_each(
+    kernel: &Kernel,
+    known: &dyn Known,
+    sites: &mut Vec<usize>,
+    wanted: &HistogramSpec,
+) -> (FxHashMap<usize, How>, BTreeMap<String, Vec<usize>>) {
     let mut found = FxHashMap::default();
     let mut without: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    sites.retain(|&site| match how(kernel, site, wanted) {
+    sites.retain(|&site| match how(kernel, known, site, wanted) {
         Ok(how) => {
             found.insert(site, how);
             true
@@ -110,31 +154,26 @@ pub fn histogram(
             false
         }
     });
-    let named = |site: &usize| {
-        let site = kernel.sites().get(*site);
-        site.and_then(|site| kernel.site_name(site)).unwrap_or("?").to_owned()
-    };
-    if found.is_empty()
-        && let Some((why, first)) = without.iter().next()
-    {
-        let function = first.first().map(named).unwrap_or_default();
-        return Err(HistogramError { what: wanted.to_string(), function, why: why.clone() });
-    }
-    let note = |(why, sites): (String, Vec<usize>)| {
-        let examples: Vec<_> = sites.iter().take(EXAMPLES).map(named).collect();
-        let (count, examples) = (sites.len(), examples.join(", "));
-        format!("{count} functions have no histogram of {wanted} (such as {examples}): {why}")
-    };
-    let notes = without.into_iter().map(note).collect();
-    let histogram = Histogram { of, name: name.to_owned(), sites: Arc::new(found) };
-    Ok((Some(histogram), notes))
+    (found, without)
+}
+
+/// Says of which functions there is none, and why.
+fn note(known: &dyn Known, wanted: &HistogramSpec, (why, sites): (String, Vec<usize>)) -> String {
+    let examples: Vec<_> = sites.iter().take(EXAMPLES).map(|&site| known.name(site)).collect();
+    let (count, examples) = (sites.len(), examples.join(", "));
+    format!("{count} functions have no histogram of {wanted} (such as {examples}): {why}")
 }
 
 /// How it is had of the function at a site, or why not.
-fn how(kernel: &Kernel, site: usize, wanted: &HistogramSpec) -> Result<How, String> {
+fn how(
+    kernel: &Kernel,
+    known: &dyn Known,
+    site: usize,
+    wanted: &HistogramSpec,
+) -> Result<How, String> {
     if let HistogramSpec::Argument(path) = wanted {
         let path = path.strip_prefix("args.").unwrap_or(path);
-        let value = kernel.path(site, path).map_err(|error| error.to_string())?;
+        let value = known.path(site, path).map_err(|error| error.to_string())?;
         let Fetch::Argument(number) = value.fetch else {
             return Err(format!("{path:?} is not itself an integer argument"));
         };
@@ -148,10 +187,7 @@ fn how(kernel: &Kernel, site: usize, wanted: &HistogramSpec) -> Result<How, Stri
     if *wanted == HistogramSpec::Duration {
         return Ok(How::End(Measure::Duration));
     }
-    let Some(prototype) = kernel.prototype(site) else {
-        let why = kernel.no_prototype(site);
-        return Err(why.map_or_else(|| "its type is not known".to_owned(), |why| why.to_string()));
-    };
+    let prototype = known.prototype(site).map_err(|why| why.to_string())?;
     let result = prototype.result.ok_or("it returns nothing")?;
     let (bytes, signed) = width(&result)?;
     Ok(How::End(Measure::Value(bytes, signed)))
@@ -159,4 +195,27 @@ fn how(kernel: &Kernel, site: usize, wanted: &HistogramSpec) -> Result<How, Stri
 
 fn width(value: &Value) -> Result<(u8, bool), String> {
     integer(&value.shape).ok_or_else(|| format!("{:?} is not an integer", value.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::values::tests::{COUNTS, OfModule};
+    use super::*;
+
+    // What has no such argument would be sorted by what another function has in that register.
+    #[test]
+    fn functions_of_a_module_are_sorted_by_arguments_of_their_own() {
+        let of_module = OfModule::new();
+        let wanted = HistogramSpec::Argument("count".to_owned());
+        let (found, _) = histogram(&of_module.0, &mut Vec::new(), Some(&wanted)).unwrap();
+        let mut histogram = found.unwrap();
+        let mut own = vec![COUNTS, COUNTS + 1];
+        let notes = histogram.extend(&of_module.0, &of_module, &mut own);
+        assert_eq!(own, [COUNTS]);
+        let sorted = Sorted { number: 2, bytes: 8, signed: false };
+        assert_eq!(histogram.entry(COUNTS), Some(Tally::Sort(0, sorted)));
+        assert_eq!(histogram.entry(COUNTS + 1), None);
+        let [note] = &notes[..] else { panic!("{notes:?}") };
+        assert!(note.contains("no histogram of count (such as other [m])"), "{note}");
+    }
 }

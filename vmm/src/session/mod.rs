@@ -22,6 +22,7 @@ mod hang;
 mod histograms;
 mod history;
 mod latency;
+mod literals;
 mod module_events;
 mod module_types;
 mod modules;

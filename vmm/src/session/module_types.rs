@@ -1,12 +1,14 @@
 //! Types of functions of modules, by what the guest's kernel keeps of them.
 
 use super::attach::{Controller, Stage};
-use super::values::{Known, Wants, values_of};
+use super::ends::is_parameter;
+use super::values::{Known, Wants};
 use super::vm::Vm;
+use crate::condition::{Condition, is_of_ends};
 use crate::kernel::Kernel;
-use crate::kernel::arguments::{ModuleTypes, NoPrototype, Prototype};
+use crate::kernel::arguments::{ModuleTypes, NoPrototype, PathError, Prototype, Value};
 use crate::kernel::tracepoints::Memory;
-use crate::relay::Values;
+use crate::serve::HistogramSpec;
 use crate::tracer::{Guest, Image, ModuleFunction};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
@@ -58,6 +60,14 @@ impl Known for WithModules<'_> {
         self.kernel.module_prototype(types, function.names.iter().map(|name| &**name))
     }
 
+    fn path(&self, site: usize, text: &str) -> Result<Value, PathError> {
+        let Some(function) = self.functions.get(&site) else {
+            return self.kernel.path(site, text);
+        };
+        let types = self.types.get(&function.module);
+        self.kernel.module_path(types, function.names.iter().map(|name| &**name), text)
+    }
+
     fn name(&self, site: usize) -> String {
         match self.functions.get(&site) {
             Some(function) => format!("{} [{}]", function.name(), function.module),
@@ -67,19 +77,25 @@ impl Known for WithModules<'_> {
 }
 
 impl Controller {
-    /// As [`values_of`], of functions of which some may be of modules.
-    pub(super) fn values(
+    /// [`Controller::known`] of functions that are to be traced with these; types only if any of them
+    /// looks at such.
+    pub(super) fn known_for(
         &self,
         machine: &dyn Vm,
         sites: &[usize],
-        wanted: &Wants,
-    ) -> Result<(Values, Vec<String>), String> {
-        let is_typed = wanted.parameters || wanted.results;
-        let known = self.known(machine, if is_typed { sites } else { &[] });
-        values_of(&self.kernel, &known, sites, wanted).map_err(|error| error.to_string())
+        condition: Option<&Condition>,
+        sorts: Option<&HistogramSpec>,
+        wants: &Wants,
+    ) -> WithModules<'_> {
+        let looks =
+            condition.is_some_and(|it| it.is_about(|name| is_parameter(name) || is_of_ends(name)));
+        let is_typed = looks || sorts.is_some() || wants.parameters || wants.results;
+        self.known(machine, if is_typed { sites } else { &[] })
     }
 
-    fn known(&self, machine: &dyn Vm, sites: &[usize]) -> WithModules<'_> {
+    /// What is known of functions of which some may be of modules; of those at these sites (in order) their
+    /// types, too.
+    pub(super) fn known(&self, machine: &dyn Vm, sites: &[usize]) -> WithModules<'_> {
         let mut types = FxHashMap::default();
         if let Stage::Attached { attachment, .. } = &self.stage {
             let ram = machine.ram();

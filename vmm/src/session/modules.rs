@@ -9,10 +9,11 @@ use super::shares::Shares;
 use super::triggers::Trigger;
 use super::values::values_of;
 use super::vm::{Paused, Vm};
-use super::{Tracer, Tracing, Wants, arch};
+use super::{Histogram, Tracer, Tracing, arch};
 use crate::kernel::{Exit, Functions, Missing, Selection, selects};
 use crate::machine::TRAP_INSTRUCTION;
 use crate::relay::Values;
+use crate::serve::Globs;
 use crate::stream::{MarkKind, Skipped};
 use crate::tracer::{
     Attachment, Fresh, Guest, Image, Module, ModuleCoverage, ModuleFunction, ModuleMoment,
@@ -107,6 +108,7 @@ impl Controller {
             selection.unmatched.retain(is_missing);
             selection.unmatched_notrace.retain(is_missing);
         }
+        selection.sites.sort_unstable();
         selection
     }
 
@@ -265,62 +267,77 @@ impl Controller {
     fn take_up(&mut self, ram: &dyn Guest, image: &Image, module: &Module) -> Vec<usize> {
         let mut all = Vec::new();
         let (mut unsorted, mut notes) = (Vec::new(), Vec::new());
-        let typed = |wants: &Wants| wants.parameters || wants.results;
-        let typed = self.tracing.present().any(|(_, tracer)| typed(&tracer.wants));
+        let is_typed = |condition: &Option<Conditional>| {
+            condition.as_ref().is_some_and(Conditional::is_of_parameters)
+        };
+        let typed = self.tracing.present().any(|(_, it)| {
+            it.wants.parameters
+                || it.wants.results
+                || it.histogram.is_some()
+                || is_typed(&it.condition)
+        }) || self.tracing.triggers.iter().any(|it| is_typed(&it.condition));
+        // To read the types takes its time, in which the guest waits.
+        let (kernel, functions) = (&*self.kernel, &self.functions);
+        let with_types = || {
+            let types = || module_types(kernel, ram, image, module.address);
+            let types = typed.then(types).flatten();
+            let types = types.map(|types| (Arc::clone(&module.name), types));
+            WithModules { kernel, functions, types: types.into_iter().collect() }
+        };
         let mut known: Option<WithModules<'_>> = None;
+        let own = |Globs { filter, notrace }: &Globs| {
+            let wants = |(_, function): &&(usize, Arc<ModuleFunction>)| {
+                let names = function.names.iter().map(|name| &**name);
+                selects(filter, notrace, Some(&module.name), &names)
+            };
+            let mut own: Vec<usize> =
+                module.functions.iter().filter(wants).map(|(site, _)| *site).collect();
+            own.sort_unstable();
+            own
+        };
         for tracer in self.tracing.tracers.iter_mut().flatten() {
-            // What their parameters are is not known.
+            let mut own = own(&tracer.globs);
+            if own.is_empty() {
+                continue;
+            }
             let ends = tracer.condition.as_ref().is_some_and(Conditional::is_of_ends);
-            if !ends && !tracer.condition.as_ref().is_none_or(Conditional::is_general) {
+            if ends || tracer.histogram.as_ref().is_some_and(Histogram::exits) {
+                unsorted.push((tracer.name.clone(), ends));
                 continue;
             }
-            let globs = &tracer.globs;
-            if ends || tracer.histogram.is_some() {
-                let wants = |(_, function): &(usize, Arc<ModuleFunction>)| {
-                    let names = function.names.iter().map(|name| &**name);
-                    selects(&globs.filter, &globs.notrace, Some(&module.name), &names)
-                };
-                if module.functions.iter().any(wants) {
-                    unsorted.push((tracer.name.clone(), ends));
-                }
-                continue;
+            let known = known.get_or_insert_with(with_types);
+            let mut more = Vec::new();
+            if let Some(condition) = &mut tracer.condition {
+                more.extend(condition.extend(kernel, known, &mut own));
             }
-            let before = tracer.sites.len();
-            tracer.sites.extend(module.functions.iter().filter_map(|(site, function)| {
-                let names = function.names.iter().map(|name| &**name);
-                selects(&globs.filter, &globs.notrace, Some(&module.name), &names).then_some(*site)
-            }));
-            all.extend_from_slice(tracer.sites.get(before..).unwrap_or_default());
-            if tracer.sites.len() > before {
-                let own = tracer.sites.get(before..).unwrap_or_default();
-                let wants = tracer.wants.of_types();
-                // To read the types takes its time, in which the guest waits.
-                let known = known.get_or_insert_with(|| {
-                    let types = || module_types(&self.kernel, ram, image, module.address);
-                    let types = typed.then(types).flatten();
-                    let types = types.map(|types| (Arc::clone(&module.name), types));
-                    let (kernel, functions) = (&*self.kernel, &self.functions);
-                    WithModules { kernel, functions, types: types.into_iter().collect() }
-                });
-                if let Ok((values, more)) = values_of(&self.kernel, known, own, &wants) {
-                    notes.extend(more.into_iter().map(|note| (tracer.name.clone(), note)));
-                    let Values { entries, results } = &mut tracer.values;
-                    if !values.entries.is_empty() {
-                        Arc::make_mut(entries).extend(values.entries.iter().map(owned));
-                    }
-                    if !values.results.is_empty() {
-                        Arc::make_mut(results).extend(values.results.iter().map(owned));
-                    }
-                }
-                tracer.sites.sort_unstable();
+            if let Some(histogram) = &mut tracer.histogram {
+                more.extend(histogram.extend(kernel, known, &mut own));
             }
+            if let Ok((values, of_values)) =
+                values_of(kernel, known, &own, &tracer.wants.of_types())
+            {
+                more.extend(of_values);
+                let Values { entries, results } = &mut tracer.values;
+                if !values.entries.is_empty() {
+                    Arc::make_mut(entries).extend(values.entries.iter().map(owned));
+                }
+                if !values.results.is_empty() {
+                    Arc::make_mut(results).extend(values.results.iter().map(owned));
+                }
+            }
+            notes.extend(more.into_iter().map(|note| (tracer.name.clone(), note)));
+            all.extend_from_slice(&own);
+            tracer.sites.extend(own);
+            tracer.sites.sort_unstable();
         }
-        for trigger in &mut self.tracing.triggers {
-            let own = module.functions.iter().filter(|(_, function)| {
-                let names = function.names.iter().map(|name| &**name);
-                trigger.wants(&module.name, &names)
-            });
-            let own: Vec<usize> = own.map(|(site, _)| *site).collect();
+        for trigger in self.tracing.triggers.iter_mut().filter(|trigger| !trigger.fired) {
+            let mut own = own(&trigger.globs);
+            if let (Some(condition), false) = (&mut trigger.condition, own.is_empty()) {
+                let known = known.get_or_insert_with(with_types);
+                let more = condition.extend(kernel, known, &mut own);
+                let name = trigger.to_string();
+                notes.extend(more.into_iter().map(|note| (name.clone(), note)));
+            }
             all.extend_from_slice(&own);
             trigger.sites.extend(own);
             trigger.sites.sort_unstable();
@@ -335,7 +352,7 @@ impl Controller {
             if !self.unvalued.contains(&tracer) {
                 let what = match ends {
                     true => "are not traced: no condition looks at how they are left",
-                    false => "have no histograms",
+                    false => "have no histograms of how they are left",
                 };
                 self.note(format!(
                     "{tracer}: functions of modules (such as those of {}) {what}",

@@ -1,6 +1,7 @@
 //! Triggers that come and go while the guest runs, each change in one pause.
 
 use super::attach::{Controller, Stage};
+use super::ends::is_parameter;
 use super::tracing::Tracing;
 use super::triggers::{Spot, Trigger};
 use super::vm::Vm;
@@ -57,8 +58,10 @@ impl Controller {
                 .into());
         }
         let selection = self.select(&spec.filter, &spec.notrace);
+        let looks = spec.condition.as_ref().is_some_and(|it| it.is_about(is_parameter));
+        let known = self.known(machine, if looks { &selection.sites } else { &[] });
         let Spot { sites, globs, condition, notes } =
-            Spot::of(&self.kernel, spec, selection).map_err(|error| error.to_string())?;
+            Spot::of(&self.kernel, &known, spec, selection).map_err(|error| error.to_string())?;
         let waits = self.waits(&spec.filter)?;
         self.tracing.check_followed(spec.condition.as_ref())?;
         let Some((id, number)) = self.trigger_numbers.take() else {

@@ -3,13 +3,14 @@
 
 use super::arch;
 use super::attach::{Controller, Stage};
-use super::conditions::{Conditional, ConditionalError, conditional};
+use super::conditions::{Conditional, ConditionalError, conditional_of};
 use super::ends::Use;
 use super::follow::Follow;
 use super::tracing::{Duties, NOBODY, Plan, Tracing};
+use super::values::Known;
 use super::vm::Vm;
 use crate::deadline;
-use crate::kernel::{Functions, Kernel, Selection, selects};
+use crate::kernel::{Functions, Kernel, Selection};
 use crate::relay::{SNAPSHOT_TIME, Snapshot};
 use crate::serve::{Answer, Control, ControlRequest, Globs, Reply, TriggerAction, TriggerSpec};
 use crate::stream::MarkKind;
@@ -88,15 +89,6 @@ pub enum SpotError {
         /// As [`Kernel::near_functions`].
         near: String,
     },
-    /// Arguments of functions that are not there yet.
-    #[error(
-        "{glob:?} means functions of modules, and conditions look at arguments of functions of the kernel's own image alone: \
-         use pid, tgid, comm, cpu, caller or followed"
-    )]
-    Module {
-        /// The pattern.
-        glob: String,
-    },
     /// No such argument, or another type.
     #[error(transparent)]
     Condition(#[from] ConditionalError),
@@ -108,12 +100,13 @@ impl Spot {
     /// # Errors
     /// When a pattern matches nothing, or the condition cannot be.
     pub fn find(kernel: &Kernel, spec: &TriggerSpec) -> Result<Self, SpotError> {
-        Self::of(kernel, spec, kernel.select_with_report(&spec.filter, &spec.notrace))
+        Self::of(kernel, kernel, spec, kernel.select_with_report(&spec.filter, &spec.notrace))
     }
 
-    /// The same of these functions, those of modules that are loaded among them.
+    /// The same of these functions, of which `known` knows more than the kernel's image.
     pub(super) fn of(
         kernel: &Kernel,
+        known: &dyn Known,
         spec: &TriggerSpec,
         selection: Selection,
     ) -> Result<Self, SpotError> {
@@ -122,27 +115,9 @@ impl Spot {
             let (release, near) = (kernel.release().to_owned(), kernel.near_functions(glob));
             return Err(SpotError::NoMatch { release, glob: glob.clone(), near });
         }
-        let (mut sites, mut of_modules): (Vec<_>, Vec<_>) =
-            selection.sites.into_iter().partition(|&site| site < kernel.sites().len());
-        let named = spec.filter.iter().find(|glob| module(glob).is_some());
-        // Those of modules that are loaded may be all that there are.
-        let alone = if sites.is_empty() { spec.filter.first() } else { None };
-        let of_module = named.or(alone).filter(|_| named.is_some() || !of_modules.is_empty());
-        let (condition, mut notes) =
-            conditional(kernel, &mut sites, spec.condition.as_ref(), Use::Entries)?;
-        let is_general = condition.as_ref().is_none_or(Conditional::is_general);
-        match of_module {
-            Some(glob) if !is_general => return Err(SpotError::Module { glob: glob.clone() }),
-            _ if is_general => {
-                sites.append(&mut of_modules);
-                sites.sort_unstable();
-            }
-            _ if !of_modules.is_empty() => notes.push(format!(
-                "calls of {} functions of modules are not meant: what arguments they have is not known to conditions",
-                of_modules.len()
-            )),
-            _ => {}
-        }
+        let mut sites = selection.sites;
+        let (condition, notes) =
+            conditional_of(kernel, known, &mut sites, spec.condition.as_ref(), Use::Entries)?;
         let globs = Globs { filter: spec.filter.clone(), notrace: spec.notrace.clone() };
         Ok(Self { sites, globs, condition, notes })
     }
@@ -164,18 +139,6 @@ impl std::fmt::Display for Trigger {
 }
 
 impl Trigger {
-    /// Whether it means a function of a module that has these names, as far as conditions can look at its calls.
-    pub(super) fn wants<'a>(
-        &self,
-        module: &str,
-        names: &(impl Iterator<Item = &'a str> + Clone),
-    ) -> bool {
-        let Globs { filter, notrace } = &self.globs;
-        !self.fired
-            && self.condition.as_ref().is_none_or(Conditional::is_general)
-            && selects(filter, notrace, Some(module), names)
-    }
-
     /// Whether functions of modules are meant by name.
     pub(super) fn names_modules(&self) -> bool {
         self.globs.filter.iter().any(|glob| module(glob).is_some())

@@ -109,12 +109,18 @@ pub fn values(
 pub(super) trait Known {
     /// Parameters and result, or why they are not known.
     fn prototype(&self, site: usize) -> Result<Prototype, NoPrototype>;
+    /// As [`Kernel::path`].
+    fn path(&self, site: usize, text: &str) -> Result<Value, PathError>;
     fn name(&self, site: usize) -> String;
 }
 
 impl Known for Kernel {
     fn prototype(&self, site: usize) -> Result<Prototype, NoPrototype> {
         self.known_prototype(site)
+    }
+
+    fn path(&self, site: usize, text: &str) -> Result<Value, PathError> {
+        Kernel::path(self, site, text)
     }
 
     fn name(&self, site: usize) -> String {
@@ -355,5 +361,41 @@ pub(super) fn whole(shape: Typed) -> Shape {
         Typed::Text => Shape::Text { bytes: 8 },
         Typed::Bits { shift, width, signed } => Shape::Bits { shift, width, signed },
         Typed::Raw { bytes } => Shape::Raw { bytes: bytes.min(8) },
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Site of a function of a module that has an argument `count`. The next ones are of others.
+    pub(crate) const COUNTS: usize = 1 << 20;
+
+    /// A kernel, and what is known of a module's functions.
+    pub(crate) struct OfModule(pub(crate) Kernel);
+
+    impl OfModule {
+        pub(crate) fn new() -> Self {
+            let cache = vmtrace_emulated::cache_dir().expect("no cache directory");
+            Self(Kernel::open(&cache.join("kernels/x86_64-6.12/vmlinuz")).unwrap())
+        }
+    }
+
+    impl Known for OfModule {
+        fn prototype(&self, _: usize) -> Result<Prototype, NoPrototype> {
+            Err(NoPrototype::NoTypes)
+        }
+
+        fn path(&self, site: usize, text: &str) -> Result<Value, PathError> {
+            if (site, text) != (COUNTS, "count") {
+                return self.0.path(usize::MAX, text);
+            }
+            let shape = Typed::Unsigned { bytes: 8 };
+            Ok(Value { name: text.to_owned(), fetch: Fetch::Argument(2), shape })
+        }
+
+        fn name(&self, site: usize) -> String {
+            if site == COUNTS { "counts [m]".to_owned() } else { "other [m]".to_owned() }
+        }
     }
 }

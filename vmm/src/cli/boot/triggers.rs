@@ -98,9 +98,7 @@ impl Triggers {
                 );
             }
             let spot = Spot::find(kernel, spec).map_err(|error| match error {
-                SpotError::NoMatch { .. } | SpotError::Module { .. } => {
-                    anyhow!("{option} {spec}: {error}")
-                }
+                SpotError::NoMatch { .. } => anyhow!("{option} {spec}: {error}"),
                 SpotError::Condition(error) => anyhow::Error::new(error).context(option),
             })?;
             notes.extend(spot.notes.into_iter().map(|note| format!("{option}: {note}")));
