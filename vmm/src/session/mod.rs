@@ -24,6 +24,7 @@ mod history;
 mod latency;
 mod literals;
 mod module_events;
+mod module_functions;
 mod module_types;
 mod modules;
 mod notes;

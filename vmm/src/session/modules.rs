@@ -3,21 +3,15 @@
 
 use super::apply::Wanted;
 use super::attach::{Controller, Stage};
-use super::conditions::Conditional;
-use super::module_types::{WithModules, module_types};
 use super::shares::Shares;
 use super::triggers::Trigger;
-use super::values::values_of;
 use super::vm::{Paused, Vm};
-use super::{Histogram, Tracer, Tracing, arch};
+use super::{Tracer, Tracing, arch};
 use crate::kernel::{Exit, Functions, Missing, Selection, selects};
 use crate::machine::TRAP_INSTRUCTION;
-use crate::relay::Values;
-use crate::serve::Globs;
 use crate::stream::{MarkKind, Skipped};
 use crate::tracer::{
-    Attachment, Fresh, Guest, Image, Module, ModuleCoverage, ModuleFunction, ModuleMoment,
-    TraceError,
+    Attachment, Fresh, Guest, Module, ModuleCoverage, ModuleFunction, ModuleMoment, TraceError,
 };
 use rustc_hash::FxHashSet;
 use std::collections::BTreeSet;
@@ -25,10 +19,6 @@ use std::sync::Arc;
 
 /// Names that a note gives for a reason.
 const EXAMPLES: usize = 3;
-
-fn owned<T: Clone>((site, value): (&usize, &T)) -> (usize, T) {
-    (*site, value.clone())
-}
 
 /// Whether functions of modules can be among those that patterns of a filter mean, for all that can
 /// be told without them.
@@ -261,115 +251,6 @@ impl Controller {
             text.push_str(&format!(", {events} events"));
         }
         Ok(Some((text, taken)))
-    }
-
-    /// Gives the functions of a module to the tracers and triggers that want them: those that any does.
-    fn take_up(&mut self, ram: &dyn Guest, image: &Image, module: &Module) -> Vec<usize> {
-        let mut all = Vec::new();
-        let (mut unsorted, mut notes) = (Vec::new(), Vec::new());
-        let is_typed = |condition: &Option<Conditional>| {
-            condition.as_ref().is_some_and(Conditional::is_of_parameters)
-        };
-        let typed = self.tracing.present().any(|(_, it)| {
-            it.wants.parameters
-                || it.wants.results
-                || it.histogram.is_some()
-                || is_typed(&it.condition)
-        }) || self.tracing.triggers.iter().any(|it| is_typed(&it.condition));
-        // To read the types takes its time, in which the guest waits.
-        let (kernel, functions) = (&*self.kernel, &self.functions);
-        let with_types = || {
-            let types = || module_types(kernel, ram, image, module.address);
-            let types = typed.then(types).flatten();
-            let types = types.map(|types| (Arc::clone(&module.name), types));
-            WithModules { kernel, functions, types: types.into_iter().collect() }
-        };
-        let mut known: Option<WithModules<'_>> = None;
-        let own = |Globs { filter, notrace }: &Globs| {
-            let wants = |(_, function): &&(usize, Arc<ModuleFunction>)| {
-                let names = function.names.iter().map(|name| &**name);
-                selects(filter, notrace, Some(&module.name), &names)
-            };
-            let mut own: Vec<usize> =
-                module.functions.iter().filter(wants).map(|(site, _)| *site).collect();
-            own.sort_unstable();
-            own
-        };
-        for tracer in self.tracing.tracers.iter_mut().flatten() {
-            let mut own = own(&tracer.globs);
-            if own.is_empty() {
-                continue;
-            }
-            let ends = tracer.condition.as_ref().is_some_and(Conditional::is_of_ends);
-            if ends || tracer.histogram.as_ref().is_some_and(Histogram::exits) {
-                unsorted.push((tracer.name.clone(), ends));
-                continue;
-            }
-            let known = known.get_or_insert_with(with_types);
-            let mut more = Vec::new();
-            if let Some(condition) = &mut tracer.condition {
-                more.extend(condition.extend(kernel, known, &mut own));
-            }
-            if let Some(histogram) = &mut tracer.histogram {
-                more.extend(histogram.extend(kernel, known, &mut own));
-            }
-            if let Ok((values, of_values)) =
-                values_of(kernel, known, &own, &tracer.wants.of_types())
-            {
-                more.extend(of_values);
-                let Values { entries, results } = &mut tracer.values;
-                if !values.entries.is_empty() {
-                    Arc::make_mut(entries).extend(values.entries.iter().map(owned));
-                }
-                if !values.results.is_empty() {
-                    Arc::make_mut(results).extend(values.results.iter().map(owned));
-                }
-            }
-            notes.extend(more.into_iter().map(|note| (tracer.name.clone(), note)));
-            all.extend_from_slice(&own);
-            tracer.sites.extend(own);
-            tracer.sites.sort_unstable();
-        }
-        for trigger in self.tracing.triggers.iter_mut().filter(|trigger| !trigger.fired) {
-            let mut own = own(&trigger.globs);
-            if let (Some(condition), false) = (&mut trigger.condition, own.is_empty()) {
-                let known = known.get_or_insert_with(with_types);
-                let more = condition.extend(kernel, known, &mut own);
-                let name = trigger.to_string();
-                notes.extend(more.into_iter().map(|note| (name.clone(), note)));
-            }
-            all.extend_from_slice(&own);
-            trigger.sites.extend(own);
-            trigger.sites.sort_unstable();
-        }
-        all.sort_unstable();
-        all.dedup();
-        if !all.is_empty() {
-            self.plan = None;
-            self.summary.sites.matched += all.len() as u64;
-        }
-        for (tracer, ends) in unsorted {
-            if !self.unvalued.contains(&tracer) {
-                let what = match ends {
-                    true => "are not traced: no condition looks at how they are left",
-                    false => "have no histograms of how they are left",
-                };
-                self.note(format!(
-                    "{tracer}: functions of modules (such as those of {}) {what}",
-                    module.name
-                ));
-                self.unvalued.push(tracer);
-            }
-        }
-        for (tracer, note) in notes {
-            // What one lacks others lack, too.
-            let key = format!("values of {tracer}");
-            if !self.unvalued.contains(&key) {
-                self.note(format!("{tracer}: {note}"));
-                self.unvalued.push(key);
-            }
-        }
-        all
     }
 
     /// Functions (sites) of a module whose returns are asked for, or may be later.
