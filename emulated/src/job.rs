@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,6 +18,10 @@ use vmtrace_system::terminal;
 const STOP_TIME: Duration = Duration::from_secs(30);
 /// How long a killed job may take to be gone.
 const KILL_TIME: Duration = Duration::from_secs(10);
+
+/// How long an output of a job that has ended may have neither data nor an end: whatever the job has left is
+/// killed by then, and who cannot be killed is stuck in the host's kernel.
+const REST_TIME: Duration = Duration::from_secs(60);
 
 /// A job's standard input.
 pub enum Stdin {
@@ -136,12 +141,14 @@ impl EmulatedHost {
 
         let taken = job.taken.unwrap_or_else(|| Box::new(|| ()));
         let limits = Limits { timeout: job.timeout, interrupts: job.interrupts.as_deref() };
+        let over = AtomicBool::new(false);
         thread::scope(|scope| {
             let writers: Vec<_> = outputs
                 .into_iter()
                 .map(|(what, stream, data, out)| {
-                    let (link, taken) = (&link, &taken);
-                    (what, scope.spawn(move || forward(link, stream, &data, out, taken)))
+                    let (link, taken, over) = (&link, &taken, &over);
+                    let rest = move || over.load(Ordering::Relaxed).then_some(REST_TIME);
+                    (what, scope.spawn(move || forward(link, stream, &data, out, (taken, &rest))))
                 })
                 .collect();
             let end = self.send(&request).and_then(|()| {
@@ -158,15 +165,23 @@ impl EmulatedHost {
                 // Without an end nobody closes the streams, and the writers would wait for ever.
                 streams.iter().for_each(|stream| link.abandon(*stream));
             }
-            let mut failed = None;
+            over.store(true, Ordering::Relaxed);
+            let (mut failed, mut is_stuck) = (None, false);
             for (what, writer) in writers {
                 match writer.join() {
                     Ok(Ok(())) => {}
                     // Whoever read it has enough; the job was told so.
-                    Ok(Err(e)) if e.kind() == io::ErrorKind::BrokenPipe => {}
-                    Ok(Err(reason)) => failed = failed.or(Some(HostError::Output { what, reason })),
+                    Ok(Err(Cut::Output(e))) if e.kind() == io::ErrorKind::BrokenPipe => {}
+                    Ok(Err(Cut::Output(reason))) => {
+                        failed = failed.or(Some(HostError::Output { what, reason }));
+                    }
+                    Ok(Err(Cut::Silent)) => is_stuck = true,
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
+            }
+            if is_stuck {
+                self.kill();
+                return Err(HostError::Stuck(self.log.tail()));
             }
             end.and_then(|end| failed.map_or(Ok(end), Err))
         })
@@ -243,21 +258,76 @@ impl Limits<'_> {
     }
 }
 
-/// Writes a stream out as it comes, and lets more come only then.
+/// Why an output was not written to its end.
+#[derive(Debug)]
+enum Cut {
+    /// Whoever takes it does not.
+    Output(io::Error),
+    /// The host says nothing more of it.
+    Silent,
+}
+
+/// Writes a stream out as it comes, and lets more come only then. `rest` tells how long nothing may come, if there is
+/// a limit by now.
 fn forward(
     link: &Link,
     stream: u32,
     data: &mpsc::Receiver<Vec<u8>>,
     out: Output<'_>,
-    taken: &dyn Fn(),
-) -> io::Result<()> {
-    for bytes in data {
+    (taken, rest): (&dyn Fn(), &dyn Fn() -> Option<Duration>),
+) -> Result<(), Cut> {
+    loop {
+        let bytes = next(data, rest)?;
+        let Some(bytes) = bytes else { return Ok(()) };
         if let Err(e) = out.write_all(&bytes).and_then(|()| out.flush()) {
             let _ = link.stop(stream);
-            return Err(e);
+            return Err(Cut::Output(e));
         }
         taken();
         let _ = link.grant(stream, bytes.len());
     }
-    Ok(())
+}
+
+/// What comes next of a stream; none at its end.
+fn next(
+    data: &mpsc::Receiver<Vec<u8>>,
+    rest: &dyn Fn() -> Option<Duration>,
+) -> Result<Option<Vec<u8>>, Cut> {
+    let mut since = None;
+    loop {
+        match data.recv_timeout(TICK) {
+            Ok(bytes) => return Ok(Some(bytes)),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(None),
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+        }
+        if let Some(rest) = rest()
+            && since.get_or_insert_with(Instant::now).elapsed() > rest
+        {
+            return Err(Cut::Silent);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // What a job has left that cannot be killed keeps its outputs open: nobody would ever learn of it.
+    #[test]
+    fn an_output_that_never_ends_is_waited_for_while_the_job_lives_alone() {
+        let (sender, data) = mpsc::channel();
+        let looks = std::cell::Cell::new(0);
+        // The job lives for a while.
+        let rest = || {
+            looks.set(looks.get() + 1);
+            (looks.get() > 3).then_some(Duration::ZERO)
+        };
+        assert!(matches!(next(&data, &rest), Err(Cut::Silent)));
+        assert!(looks.get() > 3, "it is not cut while the job lives");
+        sender.send(vec![7]).unwrap();
+        let rest = || Some(Duration::ZERO);
+        assert_eq!(next(&data, &rest).unwrap(), Some(vec![7]));
+        drop(sender);
+        assert_eq!(next(&data, &rest).unwrap(), None);
+    }
 }

@@ -327,10 +327,14 @@ fn is_lost_untraced(host: &SharedHost, kernel: &str, args: &[&str]) -> bool {
 }
 
 /// The emulated host itself, by its kernel's panic or silently; none of its programs can bring that about
-/// but the first one, which is ours, by its end.
+/// but the first one, which is ours, by its end. Or a virtual CPU that has entered a guest never comes out of it.
 pub fn host_lost(error: &Error) -> bool {
-    let Some(HostError::Died { log, .. }) = error.downcast_ref() else { return false };
-    !log.to_string().contains("kill init")
+    match error.downcast_ref() {
+        Some(HostError::Died { log, .. }) => !log.to_string().contains("kill init"),
+        // A process in it that cannot even be killed.
+        Some(HostError::Stuck(_)) => true,
+        _ => false,
+    }
 }
 
 /// What says that the emulation has lost a guest: exceptions while it enters an exception,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use vmtrace::emulated::{FileSource, HostArch};
 use vmtrace::sandbox::{EXIT_CODE, Thread};
-use vmtrace_tests::trace::{WORKLOAD, lost, lost_sign, options};
+use vmtrace_tests::trace::{WORKLOAD, host_lost, lost, lost_sign, options};
 use vmtrace_tests::{SharedHost, cross, workload};
 
 const HELPER: &str = "/bin/helper";
@@ -87,7 +87,14 @@ fn every_thread_of_a_run_is_confined() {
                 "--socket",
                 "/tmp/socket",
             ];
-            let done = host.run(Some(HELPER), &args, &[], |_| {}).unwrap();
+            let done = match host.run(Some(HELPER), &args, &[], |_| {}) {
+                Ok(done) => done,
+                Err(error) if host_lost(&error) => {
+                    lost(&error.to_string()).unwrap();
+                    continue;
+                }
+                Err(error) => panic!("{error:#}"),
+            };
             if let Some(sign) = lost_sign(&done.err()) {
                 lost(sign).unwrap();
                 continue;
