@@ -288,6 +288,25 @@ mod tests {
         assert_eq!(lbu(T3, TP, 1560), 0x6182_4e03);
         assert_eq!(j(-4), 0xffdf_f06f);
         assert_eq!(lui(A7, 0x0976d), 0x0976_d8b7);
+        assert_eq!(auipc(T0, 0xfedcb), 0xfedc_b297);
+        assert_eq!(mv(T1, A7), 0x0008_8313);
+        assert_eq!(sext_w(T3, T2), 0x0003_8e1b);
+        assert_eq!(slli(T3, T2, 50), 0x0323_9e13);
+        assert_eq!(srli(T5, T2, 32), 0x0203_df13);
+        assert_eq!(add(T1, T1, T2), 0x0073_0333);
+        assert_eq!(or(T5, T5, T4), 0x01df_6f33);
+        assert_eq!(and(T3, T3, T4), 0x01de_7e33);
+        assert_eq!(lw(T1, TP, 32), 0x0202_2303);
+        assert_eq!(sw(RA, T2, 12), 0x0013_a623);
+        assert_eq!(sd(TP, SP, -2048), 0x8041_3023);
+        assert_eq!(sd(T6, T5, 2047), 0x7fff_3fa3);
+        assert_eq!(beq(T3, ZERO, 0x7fe), 0x7e0e_0f63);
+        assert_eq!(bne(T4, T5, -4096), 0x81ee_9063);
+        assert_eq!(bgeu(T6, T2, 0xffe), 0x7e7f_ffe3);
+        assert_eq!(j(-0x1234), 0xdcdf_e06f);
+        assert_eq!(jal(RA, 0xf_fffe), 0x7fff_f0ef);
+        assert_eq!(jalr(T0, T0, -1), 0xfff2_82e7);
+        assert_eq!(amoadd_d(T4, T5, T6), 0x01ef_beaf);
     }
 
     proptest! {

@@ -37,6 +37,8 @@ use crate::program::Readable;
 /// Chunks are used up below this many bytes: a program looks for more than [`MAX_RECORD`].
 pub const SPENT: u64 = MAX_RECORD as u64 + 8;
 
+const _: () = assert!(SPENT > MAX_RECORD as u64 && SPENT.is_multiple_of(8));
+
 /// What is only known when a guest runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Values {
