@@ -95,7 +95,7 @@ impl Controller {
 
     /// What is known of functions of which some may be of modules; of those at these sites (in order) their
     /// types, too.
-    pub(super) fn known(&self, machine: &dyn Vm, sites: &[usize]) -> WithModules<'_> {
+    fn known(&self, machine: &dyn Vm, sites: &[usize]) -> WithModules<'_> {
         let mut types = FxHashMap::default();
         if let Stage::Attached { attachment, .. } = &self.stage {
             let ram = machine.ram();

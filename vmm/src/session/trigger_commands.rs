@@ -1,7 +1,7 @@
 //! Triggers that come and go while the guest runs, each change in one pause.
 
+use super::Wants;
 use super::attach::{Controller, Stage};
-use super::ends::is_parameter;
 use super::tracing::Tracing;
 use super::triggers::{Spot, Trigger};
 use super::vm::Vm;
@@ -58,8 +58,8 @@ impl Controller {
                 .into());
         }
         let selection = self.select(&spec.filter, &spec.notrace);
-        let looks = spec.condition.as_ref().is_some_and(|it| it.is_about(is_parameter));
-        let known = self.known(machine, if looks { &selection.sites } else { &[] });
+        let (asked, wants) = (spec.condition.as_ref(), Wants::default());
+        let known = self.known_for(machine, &selection.sites, asked, None, &wants);
         let Spot { sites, globs, condition, notes } =
             Spot::of(&self.kernel, &known, spec, selection).map_err(|error| error.to_string())?;
         let waits = self.waits(&spec.filter)?;

@@ -2,6 +2,7 @@
 //! all of it is memory and numbers, so it is tested on any machine.
 
 use super::annex::{Hole, Layout, Memory};
+use super::call::Call;
 use super::counters::Area;
 use super::edit::{Edit, ExitEdit, SkipReason};
 use super::error::TraceError;
@@ -10,7 +11,7 @@ use super::exits::{AllExits, ExitWord};
 use super::ftrace::GuestCall;
 use super::guest::{Guest, GuestError};
 use super::image::Image;
-use super::module_calls::{ModuleCalls, ModuleMoment};
+use super::module_calls::ModuleMoment;
 use super::modules::Fresh;
 use super::spot::Spot;
 use super::stops::{Moment, ProgramStop, Stops};
@@ -22,17 +23,6 @@ use crate::kernel::{Exit, Kernel, ModuleRewrite, Site};
 use std::ops::Range;
 use std::sync::Arc;
 use vmtrace_trampolines::{Overflow, Point, Program, Readable};
-
-/// A call in the kernel's code, or a jump to a function in its place. Link addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Call {
-    /// Of its first instruction.
-    pub(super) link: u64,
-    /// The function.
-    pub(super) target: u64,
-    /// It is a jump.
-    pub(super) jumps: bool,
-}
 
 /// Where the kernel has mapped all RAM, one address after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,7 +194,7 @@ pub(super) trait GuestCode: Send {
         guest: &dyn Guest,
         image: &Image,
         kernel: &Kernel,
-        calls: &ModuleCalls,
+        calls: &[(ModuleMoment, Call)],
         trap: &[u8],
     ) -> Result<Stops<ModuleMoment>, TraceError>;
 

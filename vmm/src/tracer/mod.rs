@@ -5,6 +5,7 @@
 
 pub mod annex;
 mod arch;
+mod call;
 mod counters;
 mod dispatch;
 mod edit;
@@ -16,6 +17,7 @@ mod guest;
 mod image;
 mod members;
 mod module_calls;
+mod module_facts;
 mod module_traps;
 mod modules;
 mod mutex;

@@ -1,7 +1,6 @@
 //! Calls by which the guest's kernel loads and unloads modules.
 
-use super::arch::Call;
-use super::dispatch;
+use super::call::Call;
 use super::error::TraceError;
 use crate::kernel::Kernel;
 
@@ -51,42 +50,32 @@ fn callers(kernel: &Kernel) -> impl Iterator<Item = (u64, &[u8])> {
     starts.into_iter().filter_map(|start| Some((start, kernel.code(start, LONGEST)?)))
 }
 
-/// These calls in a kernel, each with what is happening there.
-#[derive(Debug)]
-pub(super) struct ModuleCalls(Vec<(ModuleMoment, Call)>);
-
-impl ModuleCalls {
-    /// Finds them in the image alone. It takes long: all symbols are looked at.
-    ///
-    /// # Errors
-    /// When the kernel has no such function, or no call of it where it should be.
-    pub(super) fn find(kernel: &Kernel) -> Result<Self, TraceError> {
-        let target = dispatch::of(kernel.arch());
-        let mut all = Vec::new();
-        for (start, body) in callers(kernel) {
-            all.extend(target.calls_in(start, body));
+/// These calls in a kernel, each with what is happening there: from the image alone. `calls` finds what may
+/// be calls in code at a link address. It takes long: all symbols are looked at.
+///
+/// # Errors
+/// When the kernel has no such function, or no call of it where it should be.
+pub(super) fn find(
+    kernel: &Kernel,
+    calls: impl Fn(u64, &[u8]) -> Vec<Call>,
+) -> Result<Vec<(ModuleMoment, Call)>, TraceError> {
+    let all: Vec<Call> = callers(kernel).flat_map(|(start, body)| calls(start, body)).collect();
+    let mut found = Vec::new();
+    for (moment, name) in FUNCTIONS {
+        let function = kernel.symbols().address(name);
+        if function.is_none() && !moment.is_needed() {
+            continue;
         }
-        let mut found = Vec::new();
-        for (moment, name) in FUNCTIONS {
-            let function = kernel.symbols().address(name);
-            if function.is_none() && !moment.is_needed() {
-                continue;
-            }
-            let function = function.ok_or(TraceError::NoSymbol(name))?;
-            let before = found.len();
-            let own = all.iter().filter(|call| call.target == function);
-            found.extend(own.map(|&call| (moment, call)));
-            log::debug!("calls of {name}: {:x?}", found.get(before..));
-            if found.len() == before && moment.is_needed() {
-                return Err(UNKNOWN);
-            }
+        let function = function.ok_or(TraceError::NoSymbol(name))?;
+        let before = found.len();
+        let own = all.iter().filter(|call| call.target == function);
+        found.extend(own.map(|&call| (moment, call)));
+        log::debug!("calls of {name}: {:x?}", found.get(before..));
+        if found.len() == before && moment.is_needed() {
+            return Err(UNKNOWN);
         }
-        Ok(Self(found))
     }
-
-    pub(super) fn all(&self) -> &[(ModuleMoment, Call)] {
-        &self.0
-    }
+    Ok(found)
 }
 
 /// What has become of a module.
@@ -108,13 +97,14 @@ impl ModuleMoment {
     pub const GOING: u64 = 2;
 
     /// Whether modules can be traced at all in a kernel where it is not found.
-    pub(super) fn is_needed(self) -> bool {
+    fn is_needed(self) -> bool {
         self != Self::Told
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::dispatch;
     use super::*;
 
     // A call that is not found is a module whose memory is written after it is gone.
@@ -134,11 +124,12 @@ mod tests {
             let symbol = |name| kernel.symbols().address(name).unwrap();
             let (start, end) = (symbol("_stext"), symbol("_etext"));
             let text = kernel.bytes(start, usize::try_from(end - start).unwrap()).unwrap();
-            let all = dispatch::of(kernel.arch()).calls_in(start, text);
-            let known = ModuleCalls::find(&kernel).unwrap();
+            let calls = |start, body: &[u8]| dispatch::of(kernel.arch()).calls_in(start, body);
+            let all = calls(start, text);
+            let known = find(&kernel, calls).unwrap();
             // Others are told of other things by the last one.
             for (moment, function) in FUNCTIONS.into_iter().filter(|(it, _)| it.is_needed()) {
-                let of = known.all().iter().filter(|(it, _)| *it == moment);
+                let of = known.iter().filter(|(it, _)| *it == moment);
                 let known: Vec<Call> = of.map(|(_, call)| *call).collect();
                 let address = symbol(function);
                 let of = all.iter().filter(|call| call.target == address);

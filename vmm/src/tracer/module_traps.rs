@@ -3,40 +3,15 @@
 use super::edit::Restored;
 use super::error::TraceError;
 use super::guest::Guest;
-use super::module_calls::{ModuleCalls, ModuleMoment};
-use super::modules::{Fresh, Loaded, Module, ModuleCoverage, ModuleError, ModuleFunction, Offsets};
+use super::module_calls::ModuleMoment;
+use super::module_facts::{ModuleFacts, ModuleTraps};
+use super::modules::{Fresh, Loaded, Module, ModuleCoverage, ModuleError, ModuleFunction};
 use super::spot::Spot;
-use super::stops::Stops;
 use super::trace::Attachment;
 use super::view::View;
 use crate::kernel::{Exit, Kernel};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// What the image alone tells of how modules come and go.
-#[derive(Debug)]
-pub(super) struct ModuleFacts {
-    offsets: Offsets,
-    calls: ModuleCalls,
-}
-
-impl ModuleFacts {
-    /// Finds it.
-    ///
-    /// # Errors
-    /// What is not known of this kernel.
-    pub(super) fn find(kernel: &Kernel) -> Result<Self, TraceError> {
-        let offsets = Offsets::find(kernel).map_err(TraceError::Kernel)?;
-        Ok(Self { offsets, calls: ModuleCalls::find(kernel)? })
-    }
-}
-
-/// The traps, and what is needed at them.
-#[derive(Debug)]
-pub(super) struct ModuleTraps {
-    stops: Stops<ModuleMoment>,
-    offsets: Offsets,
-}
 
 impl Attachment {
     /// Lets the guest stop, by `trap`, when a module comes and goes; where it then stands (run-time

@@ -3,7 +3,7 @@
 
 use super::exits::HeldExits;
 use super::ftrace::Record;
-use super::module_traps::ModuleFacts;
+use super::module_facts::ModuleFacts;
 use super::patch::Patcher;
 use super::touched::touched;
 use crate::kernel::{FtraceKind, Kernel};

@@ -10,7 +10,7 @@ use super::exits::{AllExits, ExitSkip, ExitWord, HeldExits};
 use super::ftrace::{self, Offsets, Record, Records};
 use super::guest::Guest;
 use super::image::Image;
-use super::module_traps::{ModuleFacts, ModuleTraps};
+use super::module_facts::{ModuleFacts, ModuleTraps};
 use super::modules::Modules;
 use super::patch::{Patcher, Place, Sharing, Skip};
 use super::programs::{Duty, Measure, Programs, Tally};

@@ -13,7 +13,7 @@
 
 use super::gap::{FULL, Gap, MAX_TRAP, NO_TRAP};
 use crate::kernel::Kernel;
-use crate::tracer::arch::Call;
+use crate::tracer::call::Call;
 use crate::tracer::edit::Edit;
 use crate::tracer::error::TraceError;
 use crate::tracer::guest::{Guest, GuestError};

@@ -12,13 +12,14 @@ use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, Kernel, ModuleRewrite, Site, SiteSection};
 use crate::tracer::annex::{Memory, OPS, OPS_SIZE, SIZE};
 use crate::tracer::arch::{Faults, GuestCode, Hook};
+use crate::tracer::call::Call;
 use crate::tracer::edit::{Edit, ExitEdit, SkipReason};
 use crate::tracer::error::TraceError;
 use crate::tracer::exits::{AllExits, ExitWord};
 use crate::tracer::ftrace::GuestCall;
 use crate::tracer::guest::{Guest, GuestError};
 use crate::tracer::image::Image;
-use crate::tracer::module_calls::{self, ModuleCalls, ModuleMoment};
+use crate::tracer::module_calls::{self, ModuleMoment};
 use crate::tracer::modules::Fresh;
 use crate::tracer::spot::Spot;
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
@@ -272,11 +273,11 @@ impl GuestCode for Code {
         guest: &dyn Guest,
         image: &Image,
         kernel: &Kernel,
-        calls: &ModuleCalls,
+        calls: &[(ModuleMoment, Call)],
         trap: &[u8],
     ) -> Result<Stops<ModuleMoment>, TraceError> {
         let image = (image, kernel);
-        calls::lead(&mut self.gap, guest, image, calls.all(), trap, &module_calls::UNKNOWN)
+        calls::lead(&mut self.gap, guest, image, calls, trap, &module_calls::UNKNOWN)
     }
 
     /// Gives each the first instruction of a call, which does nothing but change `t0`, dead at a

@@ -23,7 +23,7 @@
 use super::calls;
 use super::gap::{FULL, Gap, MAX_TRAP, NO_TRAP, OpsLayout};
 use crate::kernel::Kernel;
-use crate::tracer::arch::Call;
+use crate::tracer::call::Call;
 use crate::tracer::error::TraceError;
 use crate::tracer::guest::Guest;
 use crate::tracer::image::Image;

@@ -3,8 +3,7 @@
 
 use crate::kernel::Kernel;
 use crate::kernel::tracepoints::Hooks;
-use crate::tracer::arch::Call;
-use crate::tracer::dispatch;
+use crate::tracer::call::Call;
 use crate::tracer::edit::Edit;
 use crate::tracer::guest::Guest;
 use crate::tracer::image::Image;
@@ -61,10 +60,13 @@ impl std::fmt::Display for PointReason {
 }
 
 /// Where the kernel takes the lock under which it changes its tracepoints, and gives it back.
-/// `None` when that is not as it is known to be.
-pub(in crate::tracer) fn brackets(kernel: &Kernel) -> Option<Vec<(Moment, Call)>> {
+/// `calls` finds what may be calls in code at a link address. `None` when that is not as it is
+/// known to be.
+pub(in crate::tracer) fn brackets(
+    kernel: &Kernel,
+    calls: impl Fn(u64, &[u8]) -> Vec<Call>,
+) -> Option<Vec<(Moment, Call)>> {
     let symbols = kernel.symbols();
-    let target = dispatch::of(kernel.arch());
     let [locks, unlocks] = [&LOCKS[..], &UNLOCKS]
         .map(|names| names.iter().filter_map(|name| symbols.address(name)).collect::<Vec<u64>>());
     if unlocks.is_empty() {
@@ -80,7 +82,7 @@ pub(in crate::tracer) fn brackets(kernel: &Kernel) -> Option<Vec<(Moment, Call)>
         };
         let body = kernel.code(start, LONGEST)?;
         let before = all.len();
-        for call in target.calls_in(start, body) {
+        for call in calls(start, body) {
             let moment = match call.target {
                 target if locks.contains(&target) => Moment::Begin,
                 target if unlocks.contains(&target) => Moment::End,

@@ -5,7 +5,7 @@
 
 use super::{map, site};
 use crate::kernel::Kernel;
-use crate::tracer::arch::Call;
+use crate::tracer::call::Call;
 use crate::tracer::edit::Edit;
 use crate::tracer::error::TraceError;
 use crate::tracer::guest::Guest;

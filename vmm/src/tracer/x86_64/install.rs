@@ -9,6 +9,7 @@ use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, ExitKind, Kernel, Site};
 use crate::tracer::annex::{Addressing, Layout, Memory, SIZE, TABLE, WITH_TABLES};
 use crate::tracer::arch::{Faults, GuestCode, Hook, Installed, Options};
+use crate::tracer::call::Call;
 use crate::tracer::counters::Area;
 use crate::tracer::edit::{Edit, ExitEdit, SkipReason};
 use crate::tracer::error::TraceError;
@@ -16,7 +17,7 @@ use crate::tracer::exits::{AllExits, ExitWord};
 use crate::tracer::ftrace::GuestCall;
 use crate::tracer::guest::{Guest, GuestError};
 use crate::tracer::image::Image;
-use crate::tracer::module_calls::{self, ModuleCalls, ModuleMoment};
+use crate::tracer::module_calls::{self, ModuleMoment};
 use crate::tracer::spot::Spot;
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
 use crate::tracer::tracepoints::guest::{Own, Places, PointReason, Probes};
@@ -310,13 +311,12 @@ impl GuestCode for Code {
         guest: &dyn Guest,
         image: &Image,
         kernel: &Kernel,
-        calls: &ModuleCalls,
+        calls: &[(ModuleMoment, Call)],
         trap: &[u8],
     ) -> Result<Stops<ModuleMoment>, TraceError> {
         let at = (self.next(ALIGN), self.memory.guest_address());
         let image = (image, kernel);
-        let (code, stops) =
-            calls::lead(guest, image, calls.all(), trap, at, &module_calls::UNKNOWN)?;
+        let (code, stops) = calls::lead(guest, image, calls, trap, at, &module_calls::UNKNOWN)?;
         self.put(&code, ALIGN)?;
         self.stops.extend(stops.traps());
         Ok(stops)

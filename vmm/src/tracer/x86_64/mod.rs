@@ -12,7 +12,8 @@ mod switch_stubs;
 mod tracepoint;
 
 use super::annex::{Hole, Memory};
-use super::arch::{Call, DirectMap, Installed, Options, Target};
+use super::arch::{DirectMap, Installed, Options, Target};
+use super::call::Call;
 use super::error::TraceError;
 use super::exit_plan::ExitPlan;
 use super::guest::{Guest, GuestError};

@@ -36,7 +36,7 @@ pub(super) fn brackets(
     if points::is_changing(guest, image, kernel).ok_or_else(unknown)? {
         return Err(TraceError::Code("it is changing its tracepoints just now; try again"));
     }
-    let found = points::brackets(kernel).ok_or_else(unknown)?;
+    let found = points::brackets(kernel, calls::calls).ok_or_else(unknown)?;
     calls::lead(guest, (image, kernel), &found, trap, at, &unknown())
 }
 
