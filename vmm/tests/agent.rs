@@ -413,7 +413,6 @@ struct Raw(UnixStream, Decoder);
 impl Raw {
     fn pair() -> (Self, UnixStream) {
         let (here, there) = UnixStream::pair().unwrap();
-        here.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         (Self(here, Decoder::new()), there)
     }
 

@@ -42,6 +42,5 @@ fn connected(driver: &mut Driver, service: &Receiver<Incoming>, guest_port: u32)
     assert_eq!(driver.connect(PORT, guest_port).op(), op::RESPONSE);
     let incoming = service.recv_timeout(SECOND).unwrap();
     assert_eq!((incoming.port, incoming.guest_port), (PORT, guest_port));
-    incoming.stream.set_read_timeout(Some(10 * SECOND)).unwrap();
     incoming.stream
 }
