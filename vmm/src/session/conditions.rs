@@ -1,14 +1,14 @@
 //! From a condition as people write it to what programs look at.
 
-use super::ends::{Parted, Use, is_parameter, unseen};
+use super::ends::{Parted, Use, is_parameter};
 use super::literals::{comm, number};
 use super::values::Known;
 use crate::check::parse_time;
 use crate::condition::{Comparison, Condition, DURATION, Expression, FOLLOWED, RETURNED, VALUE};
+use crate::kernel::Kernel;
 use crate::kernel::arguments::{Fetch, Shape};
-use crate::kernel::{ExitKind, Kernel};
 use crate::tracer::TaskOffsets;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use vmtrace_trampolines::Condition as Compiled;
 use vmtrace_trampolines::condition::{Operand, Relation, Test, extended};
@@ -79,33 +79,31 @@ impl Conditional {
         matches!(self.of, Of::All(_))
     }
 
-    /// Whether it is about parameters, which are elsewhere at each function.
-    pub(super) fn is_of_parameters(&self) -> bool {
-        matches!(self.of, Of::Sites(_))
-    }
-
-    /// Has it be one of more functions, at `sites`, which lose those that have no such parameters; notes say
-    /// which.
+    /// Has it be one of more functions, at `sites`, which lose those that have no such parameters or returns; notes
+    /// say which.
     pub(super) fn extend(
         &mut self,
         kernel: &Kernel,
         known: &dyn Known,
         sites: &mut Vec<usize>,
     ) -> Vec<String> {
-        let Self { source: condition, of: Of::Sites(all) } = self else { return Vec::new() };
-        let used = Use::Entries;
+        let Self { source: condition, of } = self;
+        let used = if matches!(of, Of::Ends(_)) { Use::Ends } else { Use::Entries };
         let mut resolver = Resolver { kernel, known, condition, used, site: None, tasks: None };
-        let count = sites.len();
-        let found = of_each(known, sites, |site| {
-            resolver.site = Some(site);
-            resolver.expression(condition.expression(), true)
-        });
-        match found {
-            Ok((found, notes)) => {
+        match of {
+            Of::All(_) => Vec::new(),
+            Of::Sites(all) => {
+                let (found, without) = of_each(sites, |site| resolver.entry(site));
+                Arc::make_mut(all).extend(found);
+                left_out(known, without)
+            }
+            Of::Ends(all) => {
+                let (found, without) = of_each(sites, |site| resolver.ends(site));
+                let mut notes = left_out(known, without);
+                notes.extend(of_found(known, &found));
                 Arc::make_mut(all).extend(found);
                 notes
             }
-            Err(error) => vec![format!("{count} functions are not traced: {}", error.problem)],
         }
     }
 
@@ -149,31 +147,35 @@ pub(super) fn conditional_of(
         return Ok((Some(Conditional { source, of }), Vec::new()));
     }
     if used == Use::Ends {
-        let (found, mut notes) = of_each(known, sites, |site| resolver.ends(site))?;
-        notes.extend(jumping(kernel, found.iter().filter(|(_, it)| it.by_value).map(|it| *it.0)));
-        let only_left = found.values().filter(|parted| parted.entry.is_none()).count();
-        if only_left > 0 {
-            notes.push(format!(
-                "{only_left} functions are traced only where they return: their sites stay unchanged"
-            ));
-        }
+        let (found, without) = of_each(sites, |site| resolver.ends(site));
+        let without = for_some(found.is_empty(), without)?;
+        let mut notes = left_out(known, without);
+        notes.extend(of_found(known, &found));
         return Ok((Some(Conditional { source, of: Of::Ends(Arc::new(found)) }), notes));
     }
-    let (found, notes) = of_each(known, sites, |site| {
-        resolver.site = Some(site);
-        resolver.expression(condition.expression(), true)
-    })?;
+    let (found, without) = of_each(sites, |site| resolver.entry(site));
+    let notes = left_out(known, for_some(found.is_empty(), without)?);
     Ok((Some(Conditional { source, of: Of::Sites(Arc::new(found)) }), notes))
 }
 
+/// Notes on functions whose ends are looked at.
+fn of_found(known: &dyn Known, found: &FxHashMap<usize, Parted>) -> Vec<String> {
+    let by_value = found.iter().filter(|(_, parted)| parted.by_value).map(|(&site, _)| site);
+    let mut notes: Vec<String> = jumping(known, by_value).into_iter().collect();
+    let only_left = found.values().filter(|parted| parted.entry.is_none()).count();
+    if only_left > 0 {
+        notes.push(format!(
+            "{only_left} functions are traced only where they return: their sites stay unchanged"
+        ));
+    }
+    notes
+}
+
 /// A note on those of these functions that may be left by a jump to another one.
-fn jumping(kernel: &Kernel, sites: impl Iterator<Item = usize>) -> Option<String> {
-    let exits = kernel.exits().ok()?.all().iter();
-    let jumps = exits.filter(|exit| !matches!(exit.kind, ExitKind::Return));
-    let jumps: FxHashSet<usize> = jumps.map(|exit| exit.site as usize).collect();
-    let mut sites: Vec<usize> = sites.filter(|site| jumps.contains(site)).collect();
+fn jumping(known: &dyn Known, sites: impl Iterator<Item = usize>) -> Option<String> {
+    let mut sites: Vec<usize> = sites.filter(|&site| known.leaves(site) == Ok(true)).collect();
     sites.sort_unstable();
-    let names = sites.iter().take(EXAMPLES).map(|&site| name(kernel, site));
+    let names = sites.iter().take(EXAMPLES).map(|&site| known.name(site));
     let names = names.collect::<Vec<_>>().join(", ");
     (!sites.is_empty()).then(|| {
         format!(
@@ -185,15 +187,16 @@ fn jumping(kernel: &Kernel, sites: impl Iterator<Item = usize>) -> Option<String
     })
 }
 
-/// What it is at each of these sites, which lose those for which there can be no such thing; a note for each
-/// reason.
+/// Why there can be no such thing for some functions, and which.
+type Without = Vec<(ConditionalError, Vec<usize>)>;
+
+/// What it is at each of these sites, which lose those for which there can be no such thing.
 fn of_each<T>(
-    known: &dyn Known,
     sites: &mut Vec<usize>,
     mut of: impl FnMut(usize) -> Result<T, ConditionalError>,
-) -> Result<(FxHashMap<usize, T>, Vec<String>), ConditionalError> {
+) -> (FxHashMap<usize, T>, Without) {
     let mut found = FxHashMap::default();
-    let mut without: Vec<(ConditionalError, Vec<usize>)> = Vec::new();
+    let mut without: Without = Vec::new();
     sites.retain(|&site| match of(site) {
         Ok(compiled) => {
             found.insert(site, compiled);
@@ -208,20 +211,22 @@ fn of_each<T>(
             false
         }
     });
-    if found.is_empty() && !without.is_empty() {
-        return Err(without.remove(0).0);
-    }
+    (found, without)
+}
+
+/// That a condition is one of any function at all.
+fn for_some(is_of_none: bool, mut without: Without) -> Result<Without, ConditionalError> {
+    if is_of_none && !without.is_empty() { Err(without.remove(0).0) } else { Ok(without) }
+}
+
+/// Notes on functions that are left out.
+fn left_out(known: &dyn Known, without: Without) -> Vec<String> {
     let note = |(error, sites): (ConditionalError, Vec<usize>)| {
         let names = sites.iter().take(EXAMPLES).map(|&site| known.name(site));
         let (count, names) = (sites.len(), names.collect::<Vec<_>>().join(", "));
         format!("{count} functions are not traced (such as {names}): {}", error.problem)
     };
-    Ok((found, without.into_iter().map(note).collect()))
-}
-
-fn name(kernel: &Kernel, site: usize) -> &str {
-    let site = kernel.sites().get(site);
-    site.and_then(|site| kernel.site_name(site)).unwrap_or("?")
+    without.into_iter().map(note).collect()
 }
 
 /// Bytes of an integer that programs can look at, and whether it has a sign.
@@ -256,11 +261,18 @@ impl Resolver<'_> {
         }
     }
 
+    /// What holds when the function at a site is entered.
+    fn entry(&mut self, site: usize) -> Result<Compiled, ConditionalError> {
+        self.site = Some(site);
+        self.expression(self.condition.expression(), true)
+    }
+
     /// What holds where of the ends of calls of the function at a site.
     fn ends(&mut self, site: usize) -> Result<Parted, ConditionalError> {
-        if let Some(why) = unseen(self.kernel, site) {
-            let problem = format!("{}: {why}", self.known.name(site));
-            return Err(ConditionalError { reason: why, ..self.error(0, problem) });
+        if let Err(why) = self.known.leaves(site) {
+            let reason = format!("where it is left is not (always) seen: {why}");
+            let problem = format!("{}: {reason}", self.known.name(site));
+            return Err(ConditionalError { reason, ..self.error(0, problem) });
         }
         self.site = Some(site);
         let compiled = self.expression(self.condition.expression(), true)?;

@@ -6,10 +6,10 @@ use super::conditions::conditional_of;
 use super::histograms::histogram_of;
 use super::values::values_of;
 use super::vm::Vm;
-use super::{Doing, Histogram, Tracer, Tracing, Use, Wants, mark};
+use super::{Doing, Tracer, Tracing, Use, Wants, mark};
 use crate::condition::Condition;
 use crate::kernel::Selection;
-use crate::serve::{Answer, Control, ControlRequest, Globs, TracerSpec};
+use crate::serve::{Answer, Control, ControlRequest, Globs, HistogramSpec, TracerSpec};
 use crate::stream::MarkKind;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -189,25 +189,27 @@ impl Controller {
             return Err(self.no_match(&spec.to_string(), &selection));
         }
         let before = self.tracing.tracers.clone();
-        let mut sites = selection.sites;
+        let sites = selection.sites;
         let mut wants = Wants::from(spec.actions);
         wants.results |= spec.condition.as_ref().is_some_and(Condition::tells_value);
         let (asked, sorts) = (spec.condition.as_ref(), spec.histogram.as_ref());
-        let known = self.known_for(machine, &sites, asked, sorts, &wants);
-        let (histogram, sorted) = histogram_of(&self.kernel, &known, &mut sites, sorts)
-            .map_err(|error| error.to_string())?;
         let doing = Doing {
             graph: spec.actions.graph,
             results: spec.actions.retval,
             parameters: spec.actions.args,
-            counts: spec.actions.counts() || histogram.is_some(),
+            counts: spec.actions.counts() || sorts.is_some(),
         };
-        let used = Use::of(spec.condition.as_ref(), doing).map_err(|error| error.to_string())?;
-        let graph = used.returns() || histogram.as_ref().is_some_and(Histogram::exits);
+        let used = Use::of(asked, doing).map_err(|error| error.to_string())?;
+        let sorts_ends = sorts.is_some_and(|sorts| !matches!(sorts, HistogramSpec::Argument(_)));
+        let graph = used.returns() || sorts_ends;
         if graph {
             self.kernel.exits().map_err(|error| error.to_string())?;
+            self.look_for_module_exits(machine);
         }
         let (mut sites, left_out) = self.prepared(sites, graph)?;
+        let known = self.known_for(machine, &sites, asked, sorts, &wants);
+        let (histogram, sorted) =
+            histogram_of(&known, &mut sites, sorts).map_err(|error| error.to_string())?;
         let (condition, more) = conditional_of(&self.kernel, &known, &mut sites, asked, used)
             .map_err(|error| error.to_string())?;
         self.tracing.check_followed(asked)?;
@@ -366,7 +368,10 @@ impl Controller {
             return Ok(format!("{what}, from when tracing begins"));
         };
         let ram = machine.ram();
-        self.find_module_exits(ram, &mut attachment, None);
+        if self.tracing.wants_exits() {
+            self.find_module_exits(ram, &mut attachment, None);
+            self.tell_unseen(&attachment);
+        }
         let plan = self.planned_now();
         // The guest still runs: what cannot be is found out before anything is touched.
         let paused = self.prepare(ram, &mut attachment, &plan).map_err(|error| error.to_string());

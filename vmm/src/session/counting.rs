@@ -10,10 +10,9 @@ use crate::tracer::{
     Attachment, Buckets, CallerHits, Counted, Counters, Duty, Hits, Kind, Part, SiteTables,
     TraceError,
 };
-use rustc_hash::{FxHashMap, FxHasher};
+use rustc_hash::FxHashMap;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::hash::{Hash, Hasher};
 use std::time::{Duration, Instant};
 
 /// Functions that an answer has, at most: it is one line.
@@ -22,6 +21,14 @@ const MOST: usize = 10_000;
 /// and no more than one part in so many of the time is for that.
 const EVERY: Duration = Duration::from_secs(1);
 const SHARE: u32 = 20;
+
+/// A hash whose sums tell sets of numbers apart (the last steps of SplitMix64).
+fn mixed(number: u64) -> u64 {
+    let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
 
 impl Plan {
     /// The sites that may write records, not those that count alone.
@@ -37,10 +44,11 @@ impl Plan {
         all
     }
 
-    /// What tells whether a tracer that keeps open calls still has the same functions: a hash, by its number.
+    /// What tells whether a tracer that keeps open calls still has the same functions: a sum of hashes, by its
+    /// number. That of more functions is added, and that of some of them subtracted.
     pub(super) fn keepers(&self) -> BTreeMap<u8, u64> {
         let keeps = |duty: &Duty| duty.parts.iter().any(|part| part.keeps_calls());
-        let mut all: BTreeMap<u8, FxHasher> = BTreeMap::new();
+        let mut all: BTreeMap<u8, u64> = BTreeMap::new();
         if !self.duties.iter().any(keeps) {
             return BTreeMap::new();
         }
@@ -48,11 +56,12 @@ impl Plan {
             for &(place, duty) in places {
                 let parts = self.duties.get(duty as usize).into_iter().flat_map(|duty| &duty.parts);
                 for part in parts.filter(|part| part.keeps_calls()) {
-                    (kind, place).hash(all.entry(part.tracer).or_default());
+                    let sum = all.entry(part.tracer).or_default();
+                    *sum = sum.wrapping_add(mixed(2 * place as u64 + kind));
                 }
             }
         }
-        all.into_iter().map(|(tracer, hasher)| (tracer, hasher.finish())).collect()
+        all
     }
 }
 
@@ -415,5 +424,11 @@ mod tests {
         let fewer = plan(&[(5, 1), (6, 1)], &[(10, 2)]).keepers();
         assert!(fewer[&1] == before[&1] && !fewer.contains_key(&2));
         assert!(plan(&[(4, 0), (9, 4)], &[]).keepers().is_empty());
+        // Those of a module are added when it comes.
+        let module = plan(&[(6, 1)], &[(10, 2)]).keepers();
+        let others = plan(&[(5, 1)], &[(11, 3)]).keepers();
+        assert_eq!(before[&1], others[&1].wrapping_add(module[&1]));
+        // Sums of numbers are the same for others.
+        assert_ne!(plan(&[(4, 1), (7, 1)], &[(10, 2)]).keepers()[&1], before[&1]);
     }
 }

@@ -1,9 +1,10 @@
 //! Conditions on how a call ends: which part is evaluated where, and how a tracer with one works.
 
 use super::conditions::Conditional;
+use super::histograms::Histogram;
 use super::tracing::{Plan, Tracer, Tracing, Way};
 use crate::condition::{Condition, FOLLOWED, is_of_ends};
-use crate::kernel::{Coverage, Exit, Kernel};
+use crate::kernel::Exit;
 use crate::tracer::{Part, Tally};
 use vmtrace_trampolines::condition::{Operand, Test};
 use vmtrace_trampolines::{Condition as Compiled, Field};
@@ -193,6 +194,16 @@ impl Tracer {
 }
 
 impl Tracing {
+    /// Has tracers that keep calls until their ends, or look at nothing else, lose these sites: their ends cannot
+    /// be held.
+    pub(super) fn leave_what_waits(&mut self, are_left: impl Fn(&usize) -> bool) {
+        for tracer in self.tracers.iter_mut().flatten() {
+            if tracer.ends().is_some() || tracer.histogram.as_ref().is_some_and(Histogram::exits) {
+                tracer.sites.retain(|site| !are_left(site));
+            }
+        }
+    }
+
     /// How many functions are looked at where they are left alone: their sites are not taken.
     pub(super) fn only_left(&self, plan: &Plan) -> usize {
         let tracers = self.present().filter(|(_, tracer)| tracer.ends().is_some());
@@ -201,19 +212,6 @@ impl Tracing {
         sites.dedup();
         let taken = |site: &usize| plan.sites.binary_search_by_key(site, |(site, _)| *site).is_ok();
         sites.iter().filter(|site| !taken(site)).count()
-    }
-}
-
-/// Why the ends of a function's calls are not all seen, if so.
-pub(super) fn unseen(kernel: &Kernel, site: usize) -> Option<String> {
-    match kernel.exits() {
-        Err(error) => Some(error.to_string()),
-        Ok(exits) => match exits.coverage(site) {
-            Coverage::Partial(why) | Coverage::None(why) => {
-                Some(format!("where it is left is not (always) seen: {why}"))
-            }
-            _ => None,
-        },
     }
 }
 

@@ -3,8 +3,8 @@
 use super::conditions::integer;
 use super::tracing::Way;
 use super::values::Known;
+use crate::kernel::Kernel;
 use crate::kernel::arguments::{Fetch, Value};
-use crate::kernel::{Coverage, Kernel};
 use crate::serve::HistogramSpec;
 use crate::stream::{Bucket, HistogramOf};
 use crate::tracer::{Measure, Tally};
@@ -72,16 +72,14 @@ impl Histogram {
         self.of != HistogramOf::Arguments
     }
 
-    /// Has it be one of more functions, at `sites`, which lose those that have no such argument; notes say
-    /// which. Only one of an argument.
-    pub(super) fn extend(
-        &mut self,
-        kernel: &Kernel,
-        known: &dyn Known,
-        sites: &mut Vec<usize>,
-    ) -> Vec<String> {
-        let wanted = HistogramSpec::Argument(self.name.clone());
-        let (found, without) = of_each(kernel, known, sites, &wanted);
+    /// Has it be one of more functions, at `sites`, which lose those that have no such thing; notes say which.
+    pub(super) fn extend(&mut self, known: &dyn Known, sites: &mut Vec<usize>) -> Vec<String> {
+        let wanted = match self.of {
+            HistogramOf::Arguments => HistogramSpec::Argument(self.name.clone()),
+            HistogramOf::Durations => HistogramSpec::Duration,
+            HistogramOf::Values => HistogramSpec::Value,
+        };
+        let (found, without) = of_each(known, sites, &wanted);
         Arc::make_mut(&mut self.sites).extend(found);
         without.into_iter().map(|without| note(known, &wanted, without)).collect()
     }
@@ -107,12 +105,11 @@ pub fn histogram(
     sites: &mut Vec<usize>,
     wanted: Option<&HistogramSpec>,
 ) -> Result<(Option<Histogram>, Vec<String>), HistogramError> {
-    histogram_of(kernel, kernel, sites, wanted)
+    histogram_of(kernel, sites, wanted)
 }
 
 /// The same of functions of which `known` knows more than the kernel's image.
 pub(super) fn histogram_of(
-    kernel: &Kernel,
     known: &dyn Known,
     sites: &mut Vec<usize>,
     wanted: Option<&HistogramSpec>,
@@ -123,7 +120,7 @@ pub(super) fn histogram_of(
         HistogramSpec::Value => (HistogramOf::Values, ""),
         HistogramSpec::Argument(name) => (HistogramOf::Arguments, name.as_str()),
     };
-    let (found, without) = of_each(kernel, known, sites, wanted);
+    let (found, without) = of_each(known, sites, wanted);
     if found.is_empty()
         && let Some((why, first)) = without.iter().next()
     {
@@ -137,14 +134,13 @@ pub(super) fn histogram_of(
 
 /// How it is had of the functions at these sites, which lose those that have no such thing: why, and which.
 fn of_each(
-    kernel: &Kernel,
     known: &dyn Known,
     sites: &mut Vec<usize>,
     wanted: &HistogramSpec,
 ) -> (FxHashMap<usize, How>, BTreeMap<String, Vec<usize>>) {
     let mut found = FxHashMap::default();
     let mut without: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    sites.retain(|&site| match how(kernel, known, site, wanted) {
+    sites.retain(|&site| match how(known, site, wanted) {
         Ok(how) => {
             found.insert(site, how);
             true
@@ -165,12 +161,7 @@ fn note(known: &dyn Known, wanted: &HistogramSpec, (why, sites): (String, Vec<us
 }
 
 /// How it is had of the function at a site, or why not.
-fn how(
-    kernel: &Kernel,
-    known: &dyn Known,
-    site: usize,
-    wanted: &HistogramSpec,
-) -> Result<How, String> {
+fn how(known: &dyn Known, site: usize, wanted: &HistogramSpec) -> Result<How, String> {
     if let HistogramSpec::Argument(path) = wanted {
         let path = path.strip_prefix("args.").unwrap_or(path);
         let value = known.path(site, path).map_err(|error| error.to_string())?;
@@ -180,10 +171,7 @@ fn how(
         let (bytes, signed) = width(&value)?;
         return Ok(How::Argument(Sorted { number, bytes, signed }));
     }
-    let exits = kernel.exits().map_err(|error| error.to_string())?;
-    if let Coverage::Partial(why) | Coverage::None(why) = exits.coverage(site) {
-        return Err(why.to_string());
-    }
+    known.leaves(site)?;
     if *wanted == HistogramSpec::Duration {
         return Ok(How::End(Measure::Duration));
     }
@@ -210,7 +198,7 @@ mod tests {
         let (found, _) = histogram(&of_module.0, &mut Vec::new(), Some(&wanted)).unwrap();
         let mut histogram = found.unwrap();
         let mut own = vec![COUNTS, COUNTS + 1];
-        let notes = histogram.extend(&of_module.0, &of_module, &mut own);
+        let notes = histogram.extend(&of_module, &mut own);
         assert_eq!(own, [COUNTS]);
         let sorted = Sorted { number: 2, bytes: 8, signed: false };
         assert_eq!(histogram.entry(COUNTS), Some(Tally::Sort(0, sorted)));

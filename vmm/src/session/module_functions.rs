@@ -1,7 +1,6 @@
 //! Functions of a module that is ready, for the tracers and triggers that want them: which, and what is
 //! known of their arguments and results.
 
-use super::Histogram;
 use super::attach::Controller;
 use super::conditions::Conditional;
 use super::module_types::{WithModules, module_types};
@@ -9,7 +8,7 @@ use super::values::values_of;
 use crate::kernel::selects;
 use crate::relay::Values;
 use crate::serve::Globs;
-use crate::tracer::{Guest, Image, Module, ModuleFunction};
+use crate::tracer::{Attachment, Guest, Module, ModuleFunction};
 use std::sync::Arc;
 
 fn owned<T: Clone>((site, value): (&usize, &T)) -> (usize, T) {
@@ -21,14 +20,13 @@ impl Controller {
     pub(super) fn take_up(
         &mut self,
         ram: &dyn Guest,
-        image: &Image,
+        attachment: &Attachment,
         module: &Module,
     ) -> Vec<usize> {
         let mut all = Vec::new();
-        let (mut unsorted, mut notes) = (Vec::new(), Vec::new());
-        let is_typed = |condition: &Option<Conditional>| {
-            condition.as_ref().is_some_and(Conditional::is_of_parameters)
-        };
+        let mut notes: Vec<(String, String)> = Vec::new();
+        let is_typed =
+            |condition: &Option<Conditional>| condition.as_ref().is_some_and(|it| !it.is_general());
         let typed = self.tracing.present().any(|(_, it)| {
             it.wants.parameters
                 || it.wants.results
@@ -38,10 +36,15 @@ impl Controller {
         // To read the types takes its time, in which the guest waits.
         let (kernel, functions) = (&*self.kernel, &self.functions);
         let with_types = || {
+            let image = attachment.image();
             let types = || module_types(kernel, ram, image, module.address);
             let types = typed.then(types).flatten();
             let types = types.map(|types| (Arc::clone(&module.name), types));
-            WithModules { kernel, functions, types: types.into_iter().collect() }
+            let mut modules = attachment.modules().iter();
+            let loaded = modules.find(|loaded| loaded.is_at(module.address));
+            let ends = loaded.map(|loaded| attachment.module_ends(kernel, loaded));
+            let (types, ends) = (types.into_iter().collect(), ends.unwrap_or_default());
+            WithModules { kernel, functions, types, ends }
         };
         let mut known: Option<WithModules<'_>> = None;
         let own = |Globs { filter, notrace }: &Globs| {
@@ -59,18 +62,13 @@ impl Controller {
             if own.is_empty() {
                 continue;
             }
-            let ends = tracer.condition.as_ref().is_some_and(Conditional::is_of_ends);
-            if ends || tracer.histogram.as_ref().is_some_and(Histogram::exits) {
-                unsorted.push((tracer.name.clone(), ends));
-                continue;
-            }
             let known = known.get_or_insert_with(with_types);
             let mut more = Vec::new();
             if let Some(condition) = &mut tracer.condition {
                 more.extend(condition.extend(kernel, known, &mut own));
             }
             if let Some(histogram) = &mut tracer.histogram {
-                more.extend(histogram.extend(kernel, known, &mut own));
+                more.extend(histogram.extend(known, &mut own));
             }
             if let Ok((values, of_values)) =
                 values_of(kernel, known, &own, &tracer.wants.of_types())
@@ -107,24 +105,13 @@ impl Controller {
             self.plan = None;
             self.summary.sites.matched += all.len() as u64;
         }
-        for (tracer, ends) in unsorted {
-            if !self.unvalued.contains(&tracer) {
-                let what = match ends {
-                    true => "are not traced: no condition looks at how they are left",
-                    false => "have no histograms of how they are left",
-                };
-                self.note(format!(
-                    "{tracer}: functions of modules (such as those of {}) {what}",
-                    module.name
-                ));
-                self.unvalued.push(tracer);
-            }
-        }
-        for (tracer, note) in notes {
-            // What one lacks others lack, too.
-            let key = format!("values of {tracer}");
+        // What one lacks others lack, too: what the first module lacks is told.
+        let key = |tracer: &str| format!("values of {tracer}");
+        let known: Vec<String> = notes.iter().map(|(tracer, _)| key(tracer)).collect();
+        notes.retain(|(tracer, _)| !self.unvalued.contains(&key(tracer)));
+        notes.into_iter().for_each(|(tracer, note)| self.note(format!("{tracer}: {note}")));
+        for key in known {
             if !self.unvalued.contains(&key) {
-                self.note(format!("{tracer}: {note}"));
                 self.unvalued.push(key);
             }
         }

@@ -9,7 +9,7 @@ use crate::kernel::Kernel;
 use crate::kernel::arguments::{ModuleTypes, NoPrototype, PathError, Prototype, Value};
 use crate::kernel::tracepoints::Memory;
 use crate::serve::HistogramSpec;
-use crate::tracer::{Guest, Image, ModuleFunction};
+use crate::tracer::{Ends, Guest, Image, ModuleFunction, Unseen};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
@@ -49,6 +49,8 @@ pub(super) struct WithModules<'a> {
     pub(super) functions: &'a FxHashMap<usize, Arc<ModuleFunction>>,
     /// Of modules by their names, as far as there are any.
     pub(super) types: FxHashMap<Arc<str>, ModuleTypes>,
+    /// How those of modules are left, as far as somebody has looked.
+    pub(super) ends: Ends,
 }
 
 impl Known for WithModules<'_> {
@@ -66,6 +68,14 @@ impl Known for WithModules<'_> {
         };
         let types = self.types.get(&function.module);
         self.kernel.module_path(types, function.names.iter().map(|name| &**name), text)
+    }
+
+    fn leaves(&self, site: usize) -> Result<bool, String> {
+        if !self.functions.contains_key(&site) {
+            return self.kernel.leaves(site);
+        }
+        let end = self.ends.get(&site).cloned().unwrap_or(Err(Unseen::Unasked));
+        end.map_err(|why| why.to_string())
     }
 
     fn name(&self, site: usize) -> String {
@@ -96,7 +106,7 @@ impl Controller {
     /// What is known of functions of which some may be of modules; of those at these sites (in order) their
     /// types, too.
     fn known(&self, machine: &dyn Vm, sites: &[usize]) -> WithModules<'_> {
-        let mut types = FxHashMap::default();
+        let (mut types, mut ends) = (FxHashMap::default(), Ends::default());
         if let Stage::Attached { attachment, .. } = &self.stage {
             let ram = machine.ram();
             let has =
@@ -104,8 +114,9 @@ impl Controller {
             for module in attachment.modules().iter().filter(|module| has(&module.sites)) {
                 let found = module_types(&self.kernel, ram, attachment.image(), module.address());
                 types.extend(found.map(|found| (Arc::clone(&module.name), found)));
+                ends.extend(attachment.module_ends(&self.kernel, module));
             }
         }
-        WithModules { kernel: &self.kernel, functions: &self.functions, types }
+        WithModules { kernel: &self.kernel, functions: &self.functions, types, ends }
     }
 }

@@ -9,10 +9,9 @@ use super::vm::{Paused, Vm};
 use super::{Tracer, Tracing, arch};
 use crate::kernel::{Exit, Functions, Missing, Selection, selects};
 use crate::machine::TRAP_INSTRUCTION;
+use crate::serve::Globs;
 use crate::stream::{MarkKind, Skipped};
-use crate::tracer::{
-    Attachment, Fresh, Guest, Module, ModuleCoverage, ModuleFunction, ModuleMoment, TraceError,
-};
+use crate::tracer::{Attachment, Fresh, Guest, Module, ModuleFunction, ModuleMoment, TraceError};
 use rustc_hash::FxHashSet;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -227,11 +226,15 @@ impl Controller {
         if let Some(relay) = &self.relay {
             relay.module(Arc::clone(&module));
         }
-        let own = self.take_up(ram, attachment.image(), &module);
         let sites = self.asked_exits(&module);
-        let words = if sites.is_empty() { None } else { words(paused) };
-        let fresh = Fresh { address, sites: &sites, words: words.as_deref() };
-        self.find_module_exits(ram, attachment, Some(fresh));
+        if self.tracing.wants_exits() || !sites.is_empty() {
+            let words = if sites.is_empty() { None } else { words(paused) };
+            let fresh = Fresh { address, sites: &sites, words: words.as_deref() };
+            self.find_module_exits(ram, attachment, Some(fresh));
+        }
+        // Some want functions only if all of their ends are seen.
+        let own = self.take_up(ram, attachment, &module);
+        self.tell_unseen(attachment);
         if module.left_out > 0 && !own.is_empty() {
             let count = module.left_out;
             self.note(format!(
@@ -256,11 +259,12 @@ impl Controller {
     /// Functions (sites) of a module whose returns are asked for, or may be later.
     fn asked_exits(&self, module: &Module) -> Vec<usize> {
         let globs = &self.tracing.returns_of_modules;
-        let is_asked = |(site, function): &&(usize, Arc<ModuleFunction>)| {
+        let is_asked = |(_, function): &&(usize, Arc<ModuleFunction>)| {
             let names = function.names.iter().map(|name| &**name);
             let mut graphs = self.tracing.present().filter(|(_, tracer)| tracer.graph);
-            graphs.any(|(_, tracer)| tracer.sites.binary_search(site).is_ok())
-                || (!globs.is_empty() && selects(globs, &[], Some(&module.name), &names))
+            graphs.any(|(_, Tracer { globs: Globs { filter, notrace }, .. })| {
+                selects(filter, notrace, Some(&module.name), &names)
+            }) || (!globs.is_empty() && selects(globs, &[], Some(&module.name), &names))
         };
         let mut sites: Vec<_> =
             module.functions.iter().filter(is_asked).map(|&(site, _)| site).collect();
@@ -268,17 +272,14 @@ impl Controller {
         sites
     }
 
-    /// Looks for the exits of modules that are loaded, if any are to be traced. Some kernels' must be
-    /// rewritten while their module is fresh.
+    /// Looks for the exits of modules that are loaded. Some kernels' must be rewritten while their module is
+    /// fresh.
     pub(super) fn find_module_exits(
         &mut self,
         ram: &dyn Guest,
         attachment: &mut Attachment,
         fresh: Option<Fresh<'_>>,
     ) {
-        if !self.tracing.wants_exits() && fresh.is_none_or(|fresh| fresh.sites.is_empty()) {
-            return;
-        }
         let all = match attachment.find_module_exits(ram, &self.kernel, fresh) {
             Ok(all) => all,
             Err(error) => {
@@ -289,40 +290,55 @@ impl Controller {
         for found in all {
             self.module_exits.extend_from_slice(&found.exits);
             self.plan = None;
-            self.tell_unseen(&found);
         }
         self.module_exits.sort_unstable_by_key(|&(index, _)| index);
     }
 
-    /// Takes note of the functions of a module of which returns are wanted and not, or not all, seen.
-    fn tell_unseen(&mut self, found: &ModuleCoverage) {
-        let module = &found.module;
-        match &found.missing {
-            Ok(missing) => {
-                let graphed = |site: &usize| {
-                    let mut tracers = self.tracing.present().filter(|(_, tracer)| tracer.graph);
-                    tracers.any(|(_, tracer)| tracer.sites.binary_search(site).is_ok())
-                };
-                for &(site, reason) in missing.iter().filter(|(site, _)| graphed(site)) {
-                    self.unseen.entry(reason).or_default().insert(site);
-                }
-            }
-            // What one lacks others lack, too.
-            Err(why) => {
-                let key = format!("returns: {why}");
-                if !self.unvalued.contains(&key) {
-                    self.note(format!(
-                        "returns of functions of modules (such as those of {module}) are not \
-                         seen: {why}"
-                    ));
-                    self.unvalued.push(key);
-                }
-            }
+    /// The same for what is about to be asked for, which may depend on them.
+    pub(super) fn look_for_module_exits(&mut self, machine: &dyn Vm) {
+        let stage = std::mem::replace(&mut self.stage, Stage::Off);
+        if let Stage::Attached { mut attachment, from, wires } = stage {
+            self.find_module_exits(machine.ram(), &mut attachment, None);
+            self.stage = Stage::Attached { attachment, from, wires };
+        } else {
+            self.stage = stage;
         }
-        let text = format!("exits of functions of module {module} have no place");
-        if found.left_out > 0 && !self.unvalued.contains(&text) {
-            self.note(format!("{} {text}", found.left_out));
-            self.unvalued.push(text);
+    }
+
+    /// Takes note of the functions of modules of which returns are wanted and not, or not all, seen.
+    pub(super) fn tell_unseen(&mut self, attachment: &Attachment) {
+        if !self.tracing.wants_exits() {
+            return;
+        }
+        for loaded in attachment.modules() {
+            let module = &loaded.name;
+            match loaded.missing() {
+                Ok(missing) => {
+                    let graphed = |site: usize| {
+                        let mut tracers = self.tracing.present().filter(|(_, tracer)| tracer.graph);
+                        tracers.any(|(_, tracer)| tracer.sites.binary_search(&site).is_ok())
+                    };
+                    for &(site, reason) in missing.iter().filter(|&&(site, _)| graphed(site)) {
+                        self.unseen.entry(reason).or_default().insert(site);
+                    }
+                }
+                // What one lacks others lack, too.
+                Err(why) => {
+                    let key = format!("returns: {why}");
+                    if !self.unvalued.contains(&key) {
+                        self.note(format!(
+                            "returns of functions of modules (such as those of {module}) are not \
+                             seen: {why}"
+                        ));
+                        self.unvalued.push(key);
+                    }
+                }
+            }
+            let text = format!("exits of functions of module {module} have no place");
+            if loaded.unplaced() > 0 && !self.unvalued.contains(&text) {
+                self.note(format!("{} {text}", loaded.unplaced()));
+                self.unvalued.push(text);
+            }
         }
     }
 
@@ -349,23 +365,8 @@ impl Controller {
         name: &str,
     ) -> Result<usize, TraceError> {
         let ram = machine.ram();
-        // The others stay as they are.
-        let tracers = self.tracing.tracers.iter().map(|tracer| {
-            let tracer = tracer.as_ref()?;
-            let is_own = |site: &&usize| own.binary_search(site).is_ok();
-            let sites = tracer.sites.iter().filter(is_own).copied().collect();
-            Some(tracer.with_sites(sites))
-        });
-        let (tracers, overflow) = (tracers.collect(), self.tracing.overflow);
-        let context = self.tracing.context;
-        let mut triggers = self.tracing.triggers.clone();
-        for trigger in &mut triggers {
-            trigger.sites.retain(|site| own.binary_search(site).is_ok());
-        }
-        let only = Tracing { tracers, triggers, context, ..Tracing::of(Vec::new(), overflow) };
-        let is_own = |(_, exit): &&(usize, Exit)| own.binary_search(&(exit.site as usize)).is_ok();
-        let mut own_exits: Vec<_> = self.module_exits.iter().filter(is_own).copied().collect();
-        let plan = if self.held_back {
+        let (mut only, mut own_exits) = self.only(own);
+        let mut plan = if self.held_back {
             // Triggers do not wait.
             own_exits.clear();
             only.plan_untraced()
@@ -374,10 +375,14 @@ impl Controller {
         };
         let wanted = match self.prepare(ram, attachment, &plan) {
             Err(error) if !plan.exits.is_empty() => {
-                // Entries may have a place all the same.
+                // Entries may have a place all the same, but for those that wait for their ends.
                 self.module_exits.retain(|exit| !own_exits.contains(exit));
                 self.note(format!("returns of module {name} are not traced: {error}"));
-                self.prepare(ram, attachment, &only.plan(&[]))?
+                only.leave_what_waits(|_| true);
+                self.tracing.leave_what_waits(|site| own.binary_search(site).is_ok());
+                self.tracing_changed();
+                plan = only.plan(&[]);
+                self.prepare(ram, attachment, &plan)?
             }
             wanted => wanted?,
         };
@@ -413,7 +418,33 @@ impl Controller {
         let shared = attachment.shared().values().sum::<usize>() as u64;
         self.summary.sites.shared = self.summary.sites.shared.max(shared);
         self.summary.patch_ns += super::attach::nanoseconds(report.patch_time);
-        Ok(report.patched)
+        // None of their calls has begun: others that are open stay.
+        for (tracer, places) in plan.keepers() {
+            let all = self.keepers.entry(tracer).or_default();
+            *all = all.wrapping_add(places);
+        }
+        let only_left = if exits.is_empty() { 0 } else { only.only_left(&plan) };
+        Ok(report.patched + only_left)
+    }
+
+    /// What is to be done at these sites of modules and nowhere else, and where their functions are left.
+    fn only(&self, own: &[usize]) -> (Tracing, Vec<(usize, Exit)>) {
+        let tracers = self.tracing.tracers.iter().map(|tracer| {
+            let tracer = tracer.as_ref()?;
+            let is_own = |site: &&usize| own.binary_search(site).is_ok();
+            let sites = tracer.sites.iter().filter(is_own).copied().collect();
+            Some(tracer.with_sites(sites))
+        });
+        let (tracers, overflow) = (tracers.collect(), self.tracing.overflow);
+        let context = self.tracing.context;
+        let mut triggers = self.tracing.triggers.clone();
+        for trigger in &mut triggers {
+            trigger.sites.retain(|site| own.binary_search(site).is_ok());
+        }
+        let only = Tracing { tracers, triggers, context, ..Tracing::of(Vec::new(), overflow) };
+        let is_own = |(_, exit): &&(usize, Exit)| own.binary_search(&(exit.site as usize)).is_ok();
+        let exits = self.module_exits.iter().filter(is_own).copied().collect();
+        (only, exits)
     }
 
     /// A module, or a part of its memory, is about to go.
@@ -433,6 +464,14 @@ impl Controller {
         let (mut sites, restored) = gone
             .map_err(|error| format!("functions of module {name} were not given back: {error}"))?;
         sites.sort_unstable();
+        if !self.keepers.is_empty() && !self.held_back {
+            // Their calls have ended: others that are open stay.
+            let (only, exits) = self.only(&sites);
+            for (tracer, places) in only.plan_with(&exits, &[]).keepers() {
+                let all = self.keepers.entry(tracer).or_default();
+                *all = all.wrapping_sub(places);
+            }
+        }
         let exits = self.module_exits.len();
         let left: FxHashSet<usize> = attachment.module_exits().map(|(index, _)| index).collect();
         self.module_exits.retain(|(index, _)| left.contains(index));

@@ -1,10 +1,10 @@
 //! From what a user asks of a function's calls to what its records have.
 
-use crate::kernel::Kernel;
 use crate::kernel::arguments::{
     ArgumentSpec, Fetch, Last as Behind, NoPrototype, PathError, Prototype, Shape as Typed, Source,
     SpecError, Value,
 };
+use crate::kernel::{Coverage, ExitKind, Kernel};
 use crate::relay::{Recorded, Values};
 use crate::serve::Actions;
 use crate::stream::{Shape, ValueField};
@@ -111,6 +111,8 @@ pub(super) trait Known {
     fn prototype(&self, site: usize) -> Result<Prototype, NoPrototype>;
     /// As [`Kernel::path`].
     fn path(&self, site: usize, text: &str) -> Result<Value, PathError>;
+    /// Whether the function may be left by a jump to another one; or why the ends of its calls are not all seen.
+    fn leaves(&self, site: usize) -> Result<bool, String>;
     fn name(&self, site: usize) -> String;
 }
 
@@ -121,6 +123,16 @@ impl Known for Kernel {
 
     fn path(&self, site: usize, text: &str) -> Result<Value, PathError> {
         Kernel::path(self, site, text)
+    }
+
+    fn leaves(&self, site: usize) -> Result<bool, String> {
+        let exits = self.exits().map_err(|error| error.to_string())?;
+        match exits.coverage(site) {
+            Coverage::Partial(why) | Coverage::None(why) => Err(why.to_string()),
+            Coverage::Whole => {
+                Ok(exits.of(site).iter().any(|exit| !matches!(exit.kind, ExitKind::Return)))
+            }
+        }
     }
 
     fn name(&self, site: usize) -> String {
@@ -392,6 +404,13 @@ pub(super) mod tests {
             }
             let shape = Typed::Unsigned { bytes: 8 };
             Ok(Value { name: text.to_owned(), fetch: Fetch::Argument(2), shape })
+        }
+
+        fn leaves(&self, site: usize) -> Result<bool, String> {
+            match site {
+                COUNTS => Ok(true),
+                _ => Err("it never returns".to_owned()),
+            }
         }
 
         fn name(&self, site: usize) -> String {

@@ -273,6 +273,11 @@ pub(super) trait GuestCode: Send {
     /// Whether an exit (index) can be held in this run, as far as that was decided at the attach moment.
     fn is_prepared(&self, exit: usize) -> bool;
 
+    /// Whether an exit (index) of a module has all that it takes to be held.
+    fn has_way(&self, _exit: usize) -> bool {
+        true
+    }
+
     /// Whether exits must be rewritten before they run.
     fn rewrites(&self) -> bool {
         false

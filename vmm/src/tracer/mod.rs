@@ -56,7 +56,8 @@ pub use guest::{Guest, GuestError, WalkError};
 pub use image::Image;
 pub use module_calls::ModuleMoment;
 pub use modules::{
-    ExitsError, Fresh, Loaded, Module, ModuleCoverage, ModuleError, ModuleFunction, ModuleSymbol,
+    Ends, ExitsError, Fresh, Loaded, Module, ModuleCoverage, ModuleError, ModuleFunction,
+    ModuleSymbol, Unseen,
 };
 pub use paging::PageTables;
 pub use patch::Skip;

@@ -5,7 +5,7 @@ use super::error::TraceError;
 use super::guest::Guest;
 use super::module_calls::ModuleMoment;
 use super::module_facts::{ModuleFacts, ModuleTraps};
-use super::modules::{Fresh, Loaded, Module, ModuleCoverage, ModuleError, ModuleFunction};
+use super::modules::{Ends, Fresh, Loaded, Module, ModuleCoverage, ModuleError, ModuleFunction};
 use super::spot::Spot;
 use super::trace::Attachment;
 use super::view::View;
@@ -125,6 +125,12 @@ impl Attachment {
     /// their indices: numbers behind those of the kernel's.
     pub fn module_exits(&self) -> impl Iterator<Item = (usize, &Exit)> {
         self.modules.exits()
+    }
+
+    /// How the functions of a module that is loaded are left, as far as somebody has looked for that.
+    #[must_use]
+    pub fn module_ends(&self, kernel: &Kernel, loaded: &Loaded) -> Ends {
+        self.modules.ends(kernel, loaded, |exit| self.code.has_way(exit))
     }
 
     /// Gives exits of a module back, or those in a part of its memory, and forgets them.

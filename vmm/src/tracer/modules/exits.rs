@@ -1,11 +1,12 @@
 //! Exits of functions of modules. Like sites, they have numbers after those of the kernel's own,
 //! and a module that is loaded again at the same address gets the same numbers again.
 
+use super::numbered::Numbering;
 use super::pages::place;
 use super::read::Offsets;
 use super::table::{Loaded, Modules};
 use super::text::{self, ExitsError, Function};
-use crate::kernel::{Arch, Exit, Kernel, Missing, ModuleRewrite, Site, SiteSection};
+use crate::kernel::{Arch, Exit, ExitKind, Kernel, Missing, ModuleRewrite, Site, SiteSection};
 use crate::tracer::guest::Guest;
 use crate::tracer::image::Image;
 use crate::tracer::spot::Spot;
@@ -46,7 +47,69 @@ pub struct ModuleCoverage {
     pub left_out: usize,
 }
 
+/// Why the ends of calls of a module's function are not all seen.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unseen {
+    /// An exit cannot be held, or there is none.
+    #[error("{0}")]
+    Missing(Missing),
+    /// No exit of its module is known.
+    #[error("{0}")]
+    Unknown(#[from] ExitsError),
+    /// There is no room for an exit.
+    #[error("there is no room for all places where it is left")]
+    NoPlace,
+    /// Where exits must be rewritten before they run.
+    #[error("nobody had asked for its returns before its module came (--returns GLOB does)")]
+    Unasked,
+}
+
+/// By site, whether the function may be left by a jump to another one, or why the ends of its calls are not
+/// all seen.
+pub type Ends = FxHashMap<usize, Result<bool, Unseen>>;
+
 impl Modules {
+    /// How the functions of a module are left. Exits that are not `usable` are none.
+    pub(in crate::tracer) fn ends(
+        &self,
+        kernel: &Kernel,
+        loaded: &Loaded,
+        usable: impl Fn(usize) -> bool,
+    ) -> Ends {
+        let rewritten = kernel.arch() == Arch::Riscv64;
+        let first = |&site: &usize| {
+            let is_asked = !rewritten || loaded.asked.binary_search(&site).is_ok();
+            let is_known = is_asked && loaded.exits.is_some();
+            let why = if is_known { Unseen::Missing(Missing::NoReturn) } else { Unseen::Unasked };
+            (site, Err(why))
+        };
+        let mut ends: Ends = loaded.sites.iter().map(first).collect();
+        if let Err(error) = &loaded.missing {
+            ends.values_mut().for_each(|end| *end = Err(error.clone().into()));
+            return ends;
+        }
+        let mut unplaced = loaded.unplaced.clone();
+        for &number in loaded.exits.iter().flatten() {
+            let Some(Numbering { exit, .. }) = self.exits.get(number) else { continue };
+            let site = exit.site as usize;
+            if !usable(number) {
+                unplaced.push(site);
+            }
+            let Some(end) = ends.get_mut(&site) else { continue };
+            let jumps = !matches!(exit.kind, ExitKind::Return);
+            *end = Ok(jumps || matches!(end, Ok(true)));
+        }
+        let unplaced = unplaced.into_iter().map(|site| (site, Unseen::NoPlace));
+        let missing = loaded.missing.iter().flatten();
+        let missing = missing.map(|&(site, why)| (site, Unseen::Missing(why)));
+        for (site, why) in unplaced.chain(missing) {
+            if let Some(end) = ends.get_mut(&site).filter(|end| **end != Err(Unseen::Unasked)) {
+                *end = Err(why);
+            }
+        }
+        ends
+    }
+
     /// An exit by its number, and where it is, if it is there.
     pub(in crate::tracer) fn exit(&self, number: usize) -> Option<(&Exit, Spot)> {
         let found = self.exits.get(number)?;
@@ -133,6 +196,7 @@ impl Modules {
             let module = Arc::clone(&loaded.name);
             let (exits, missing) = (Vec::new(), Ok(Vec::new()));
             let mut coverage = ModuleCoverage { module, exits, missing, left_out: 0 };
+            let mut unplaced = Vec::new();
             match found {
                 Ok(found) => {
                     rewrites = found.rewrites;
@@ -140,7 +204,7 @@ impl Modules {
                         let at = place(guest, image, image.runtime(exit.address), span(kernel));
                         match at.and_then(|at| self.exits.number(exit, at)) {
                             Some(number) => coverage.exits.push((number, exit)),
-                            None => coverage.left_out += 1,
+                            None => unplaced.push(exit.site as usize),
                         }
                     }
                     let missing = found.missing.into_iter();
@@ -149,8 +213,11 @@ impl Modules {
                 }
                 Err(error) => coverage.missing = Err(error),
             }
+            coverage.left_out = unplaced.len();
             if let Some(loaded) = self.loaded.get_mut(at) {
                 loaded.exits = Some(coverage.exits.iter().map(|&(number, _)| number).collect());
+                loaded.missing.clone_from(&coverage.missing);
+                loaded.unplaced = unplaced;
             }
             all.push((coverage, rewrites));
         }

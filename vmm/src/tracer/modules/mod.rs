@@ -11,7 +11,7 @@ mod read;
 mod table;
 mod text;
 
-pub use exits::{Fresh, ModuleCoverage};
+pub use exits::{Ends, Fresh, ModuleCoverage, Unseen};
 pub(super) use pages::place;
 pub(super) use read::Offsets;
 pub use read::{ModuleError, ModuleSymbol};

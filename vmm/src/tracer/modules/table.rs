@@ -2,7 +2,8 @@
 
 use super::numbered::Numbered;
 use super::read::{self, ModuleError, ModuleSymbol, Offsets, Raw};
-use crate::kernel::{Kernel, Site, SiteSection};
+use super::text::ExitsError;
+use crate::kernel::{Kernel, Missing, Site, SiteSection};
 use crate::tracer::guest::Guest;
 use crate::tracer::image::Image;
 use crate::tracer::spot::Spot;
@@ -81,6 +82,10 @@ pub struct Loaded {
     pub(super) exits: Option<Vec<usize>>,
     /// Sites of functions whose exits were asked for when nothing of it had run, ascending.
     pub(super) asked: Vec<usize>,
+    /// Sites with an exit that cannot be held, or without any; or why none is known.
+    pub(super) missing: Result<Vec<(usize, Missing)>, ExitsError>,
+    /// Sites of exits for which there is no room, or whose memory is not mapped.
+    pub(super) unplaced: Vec<usize>,
 }
 
 impl Loaded {
@@ -94,6 +99,20 @@ impl Loaded {
     #[must_use]
     pub fn is_at(&self, address: u64) -> bool {
         self.address == address
+    }
+
+    /// Sites with an exit that cannot be held, or without any, as far as somebody has looked.
+    ///
+    /// # Errors
+    /// Why no exit is known.
+    pub fn missing(&self) -> Result<&[(usize, Missing)], &ExitsError> {
+        self.missing.as_deref()
+    }
+
+    /// How many exits have no number or no memory.
+    #[must_use]
+    pub fn unplaced(&self) -> usize {
+        self.unplaced.len()
     }
 }
 
@@ -190,6 +209,8 @@ impl Modules {
             symbols,
             exits: None,
             asked: Vec::new(),
+            missing: Ok(Vec::new()),
+            unplaced: Vec::new(),
         });
         module
     }

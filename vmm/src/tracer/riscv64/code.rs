@@ -457,6 +457,10 @@ impl GuestCode for Code {
         self.returns.is_prepared(exit)
     }
 
+    fn has_way(&self, exit: usize) -> bool {
+        self.returns.has_way(exit)
+    }
+
     fn rewrites(&self) -> bool {
         true
     }

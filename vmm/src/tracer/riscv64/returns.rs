@@ -243,6 +243,11 @@ impl Returns {
         self.slot(exit).is_some()
     }
 
+    /// Whether an exit (index) was rewritten.
+    pub(super) fn has_way(&self, exit: usize) -> bool {
+        matches!(self.slot(exit), Some(Ok(_)))
+    }
+
     /// What records of an exit say, if it was rewritten.
     pub(super) fn named(&self, image: &Image, (index, exit): (usize, &Exit)) -> Option<ExitWord> {
         self.slot(index)?.ok()?;
