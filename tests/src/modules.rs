@@ -45,7 +45,13 @@ impl Guests {
         // By arguments, of which the module alone says where they are.
         let device = format!("device={FUNCTION}{filter}:count if dev != 0 && args.stats != 0");
         let nothing = format!("nothing={FUNCTION}{filter}:count if stats == 0");
-        for tracer in [&counting, &device, &nothing] {
+        // By how calls end, which only the module's own exits and types tell.
+        let sorted = format!("sorted={FUNCTION}{filter}:hist");
+        let returned = format!("values=dummy_init_module{filter}:hist(retval)");
+        let good = format!("good=dummy_init_module{filter} if retval == 0");
+        let bad = format!("bad={filter} if retval < 0");
+        let took = format!("took={FUNCTION}{filter} if duration >= 1ns && dev != 0");
+        for tracer in [&counting, &device, &nothing, &sorted, &returned, &good, &bad, &took] {
             args.extend(["--tracer", tracer]);
         }
         // In the second round of the module, which is loaded long after the boot.
@@ -78,6 +84,26 @@ impl Guests {
         assert_eq!(of_device.get(FUNCTION), Some(&calls(FUNCTION)), "{name}: {of_device:?}");
         let of_nothing = counted(&json(&trace), "nothing", None);
         assert_eq!(of_nothing.get(FUNCTION), None, "{name}: {of_nothing:?}");
+
+        let lines = json(&trace);
+        let calls_of = |tracer: &str| {
+            let own = lines.iter().filter(|line| line["event"] == "hist");
+            let own = own.filter(|line| line["tracer"] == tracer && line["missed"] == 0);
+            let buckets = own.flat_map(|line| line["buckets"].as_array().unwrap());
+            buckets.map(|bucket| bucket[1].as_u64().unwrap()).sum::<u64>()
+        };
+        assert_eq!(calls_of("sorted"), calls(FUNCTION), "{name}: each call has a duration");
+        assert_eq!(calls_of("values"), ROUNDS as u64, "{name}: what each returns");
+        let ends = |tracer: &str| {
+            let own = lines.iter().filter(|line| line["tracer"] == tracer);
+            let own = own.filter(|line| line["event"] == "return" || line["event"] == "tail");
+            own.map(|line| line["function"].as_str().unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(ends("good"), ["dummy_init_module"; ROUNDS], "{name}");
+        assert_eq!(ends("bad"), [""; 0], "{name}");
+        let took = ends("took");
+        assert!(took.iter().all(|&function| function == FUNCTION), "{name}: {took:?}");
+        assert_eq!(took.len() as u64, calls(FUNCTION), "{name}: each call that ends");
 
         let pid = value(&finished, "pid ");
         let mut mine: Vec<_> = trace.entries.iter().filter(|entry| entry.pid == pid).collect();

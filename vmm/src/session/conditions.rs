@@ -591,9 +591,40 @@ mod tests {
         let mut none = vec![COUNTS + 1, COUNTS + 2];
         let notes = condition.extend(kernel, &of_module, &mut none);
         assert!(none.is_empty() && notes.len() == 1, "{notes:?}");
-        assert!(notes[0].starts_with("2 functions are not traced: "), "{notes:?}");
+        assert!(notes[0].starts_with("2 functions are not traced (such as other [m]"), "{notes:?}");
         let mut all = own.clone();
         let notes = of("pid == 1").extend(kernel, &of_module, &mut all);
         assert_eq!((all, notes), (own, Vec::new()), "the same at every function");
+    }
+
+    // Calls of which no end is seen would stay open for ever, and what is not known to return an integer would be
+    // compared as if it did.
+    #[test]
+    fn functions_of_a_module_are_left_as_they_are_known_to_be() {
+        let of_module = OfModule::new();
+        let kernel = &of_module.0;
+        let extended = |text: &str| {
+            let written: Condition = text.parse().unwrap();
+            let found = conditional(kernel, &mut Vec::new(), Some(&written), Use::Ends).unwrap();
+            let (mut condition, mut own) = (found.0.unwrap(), vec![COUNTS, COUNTS + 1]);
+            let notes = condition.extend(kernel, &of_module, &mut own);
+            (condition, own, notes)
+        };
+        let (condition, own, notes) = extended("duration > 1us && count > 4K");
+        assert_eq!(own, [COUNTS]);
+        let parted = condition.ends(COUNTS).unwrap();
+        let duration =
+            Test::Number { operand: Operand::Duration, relation: Relation::Greater, value: 1000 };
+        assert_eq!(parted.end.tests().collect::<Vec<_>>(), [&duration]);
+        assert_eq!(parted.entry.as_ref().map(|entry| entry.tests().count()), Some(1));
+        assert!(!parted.by_value && condition.ends(COUNTS + 1).is_none());
+        let [note] = &notes[..] else { panic!("{notes:?}") };
+        assert!(note.starts_with("1 functions are not traced (such as other [m]): "), "{note}");
+        assert!(note.ends_with("is not (always) seen: it never returns"), "{note}");
+        // Of each reason one.
+        let (condition, own, notes) = extended("retval < 0");
+        assert!(own.is_empty() && condition.is_of_ends() && condition.ends(COUNTS).is_none());
+        assert_eq!(notes.len(), 2, "{notes:?}");
+        assert!(notes[0].contains("(such as counts [m])"), "{notes:?}");
     }
 }

@@ -206,4 +206,26 @@ mod tests {
         let [note] = &notes[..] else { panic!("{notes:?}") };
         assert!(note.contains("no histogram of count (such as other [m])"), "{note}");
     }
+
+    // A call of which no end is seen would take a place among the open ones for ever.
+    #[test]
+    fn functions_of_a_module_are_sorted_by_ends_that_are_seen() {
+        let of_module = OfModule::new();
+        let extended = |wanted| {
+            let (found, _) = histogram(&of_module.0, &mut Vec::new(), Some(&wanted)).unwrap();
+            let (mut histogram, mut own) = (found.unwrap(), vec![COUNTS, COUNTS + 1]);
+            let notes = histogram.extend(&of_module, &mut own);
+            (histogram, own, notes)
+        };
+        let (histogram, own, notes) = extended(HistogramSpec::Duration);
+        assert_eq!((own, histogram.entry(COUNTS)), (vec![COUNTS], Some(Tally::Begin(0))));
+        let end = histogram.exit(COUNTS, Way::Jump);
+        assert_eq!(end, Some(Tally::End(Measure::Duration)));
+        let [note] = &notes[..] else { panic!("{notes:?}") };
+        assert!(note.contains("(such as other [m]): it never returns"), "{note}");
+        // Its type is not known.
+        let (histogram, own, notes) = extended(HistogramSpec::Value);
+        assert!(own.is_empty() && histogram.entry(COUNTS).is_none(), "{own:?}");
+        assert_eq!(notes.len(), 2, "{notes:?}");
+    }
 }
