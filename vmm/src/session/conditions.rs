@@ -100,7 +100,8 @@ impl Conditional {
             Of::Ends(all) => {
                 let (found, without) = of_each(sites, |site| resolver.ends(site));
                 let mut notes = left_out(known, without);
-                notes.extend(of_found(known, &found));
+                // That their sites stay unchanged is told at boot, beside how many there are.
+                notes.extend(jumping(known, by_value(&found)));
                 Arc::make_mut(all).extend(found);
                 notes
             }
@@ -160,8 +161,7 @@ pub(super) fn conditional_of(
 
 /// Notes on functions whose ends are looked at.
 fn of_found(known: &dyn Known, found: &FxHashMap<usize, Parted>) -> Vec<String> {
-    let by_value = found.iter().filter(|(_, parted)| parted.by_value).map(|(&site, _)| site);
-    let mut notes: Vec<String> = jumping(known, by_value).into_iter().collect();
+    let mut notes: Vec<String> = jumping(known, by_value(found)).into_iter().collect();
     let only_left = found.values().filter(|parted| parted.entry.is_none()).count();
     if only_left > 0 {
         notes.push(format!(
@@ -169,6 +169,11 @@ fn of_found(known: &dyn Known, found: &FxHashMap<usize, Parted>) -> Vec<String> 
         ));
     }
     notes
+}
+
+/// Functions (sites) of which it is looked at what they return.
+fn by_value(found: &FxHashMap<usize, Parted>) -> impl Iterator<Item = usize> {
+    found.iter().filter(|(_, parted)| parted.by_value).map(|(&site, _)| site)
 }
 
 /// A note on those of these functions that may be left by a jump to another one.
