@@ -57,6 +57,9 @@ impl Guests {
         // In the second round of the module, which is loaded long after the boot.
         let trigger = format!("{FUNCTION}:mod:{MODULE}:{}", READS + READS / 2);
         args.extend(["--mark-at", &trigger]);
+        // Along a pointer, by a structure of the kernel that only the module's types lead to.
+        let named = [FUNCTION, "dummy_dev_init"].map(|it| format!("{it}{filter}: name=dev->name"));
+        named.iter().for_each(|values| args.extend(["--arg", values]));
         let (finished, trace) = self.run(name, &run, &args);
         let (err, summary) = (finished.err(), &trace.summary);
         assert_eq!(trouble(&err), None, "{name}");
@@ -80,12 +83,20 @@ impl Guests {
             assert_eq!(counts.get(function), Some(&calls(function)), "{name}: {counts:?}");
         }
 
+        let lines = json(&trace);
+        for function in [FUNCTION, "dummy_dev_init"] {
+            let own = lines.iter().filter(|line| line["function"] == function);
+            let own = own.filter(|line| line["event"] == "entry" && line["tracer"] == "tracer0");
+            let names: Vec<_> = own.map(|line| &line["args"]["name"]).collect();
+            assert!(names.len() >= ROUNDS, "{name}: {function} {names:?}");
+            assert!(names.iter().all(|&it| it == "dummy0"), "{name}: {function} {names:?}");
+        }
+
         let of_device = counted(&json(&trace), "device", None);
         assert_eq!(of_device.get(FUNCTION), Some(&calls(FUNCTION)), "{name}: {of_device:?}");
         let of_nothing = counted(&json(&trace), "nothing", None);
         assert_eq!(of_nothing.get(FUNCTION), None, "{name}: {of_nothing:?}");
 
-        let lines = json(&trace);
         let calls_of = |tracer: &str| {
             let own = lines.iter().filter(|line| line["event"] == "hist");
             let own = own.filter(|line| line["tracer"] == tracer && line["missed"] == 0);

@@ -36,7 +36,7 @@ impl fmt::Display for PathError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathProblem {
     /// The function has no known parameters.
-    #[error("the parameters of {function} are not known: {why}; trace it without --arg")]
+    #[error("the parameters of {function} are not known: {why}; trace it without its parameters")]
     NoPrototype {
         /// The function, or what stands for it.
         function: String,
@@ -187,7 +187,10 @@ pub enum SpecError {
     #[error(transparent)]
     Path(#[from] PathError),
     /// No function of the name.
-    #[error("no traceable function matches '{function}'{names}")]
+    #[error(
+        "no traceable function matches '{function}'{names}; functions of modules are named by \
+         'GLOB:mod:NAME: PATH, ...'"
+    )]
     Unknown {
         /// The pattern.
         function: String,

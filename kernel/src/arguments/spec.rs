@@ -3,13 +3,17 @@
 use std::fmt;
 
 use super::super::Kernel;
+use super::super::functions::Functions;
 use super::path::Path;
 use super::{Near, SpecError};
+
+/// Before the name of a module, behind the colon of the functions.
+const MODULE: &str = "mod:";
 
 /// One argument of `--arg`: `FUNCTION: PATH, PATH...`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArgumentSpec {
-    /// A pattern for names of functions, as [`glob::matches`](super::super::glob::matches) has them.
+    /// A pattern of functions as filters have them: `GLOB`, `GLOB:mod:NAME` or `:mod:NAME`.
     pub function: String,
     /// What to show of them, each for [`Kernel::path`].
     pub paths: Vec<String>,
@@ -22,7 +26,9 @@ impl ArgumentSpec {
     /// All that is wrong whatever the kernel.
     pub fn parse(text: &str) -> Result<Self, SpecError> {
         let no_paths = || SpecError::NoPaths { text: text.trim().to_owned() };
-        let (function, paths) = text.split_once(':').ok_or_else(no_paths)?;
+        let text = text.trim();
+        let (function, paths) =
+            split_module(text).or_else(|| text.split_once(':')).ok_or_else(no_paths)?;
         let function = function.trim();
         if function.is_empty() || function.contains(|c: char| c.is_whitespace() || c == ',') {
             return Err(SpecError::NoFunction { function: function.to_owned() });
@@ -41,6 +47,40 @@ impl ArgumentSpec {
         let paths = paths.split(',').map(|path| path.trim().to_owned()).collect();
         Ok(Self { function: function.to_owned(), paths })
     }
+
+    /// Whether only functions of modules are meant.
+    #[must_use]
+    pub fn names_module(&self) -> bool {
+        Functions::of(&self.function).module().is_some()
+    }
+
+    /// Whether only functions of modules are meant, and this may be one of these.
+    #[must_use]
+    pub fn is_about(&self, module: &str) -> bool {
+        self.names_module() && Functions::of(&self.function).reaches(module)
+    }
+
+    /// Whether a function of this module is meant that has these names.
+    pub fn means<'a>(&self, module: &str, mut names: impl Iterator<Item = &'a str>) -> bool {
+        let functions = Functions::of(&self.function);
+        names.any(|name| functions.matches(name, Some(module)))
+    }
+
+    /// Whether a path may begin with what the function returns.
+    #[must_use]
+    pub fn tells_result(&self) -> bool {
+        let names = self.paths.iter().filter_map(|path| Some(Path::parse(path).ok()?.name.0));
+        names.into_iter().any(|name| ["$ret", "retval"].contains(&name))
+    }
+}
+
+/// `GLOB:mod:NAME: PATHS` at its last colon but those of the paths. A path may be called mod, and have a length.
+fn split_module(text: &str) -> Option<(&str, &str)> {
+    let (glob, rest) = text.split_once(':')?;
+    let (module, paths) = rest.strip_prefix(MODULE)?.split_once(':')?;
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "_-*?[]".contains(c);
+    let end = glob.len() + 1 + MODULE.len() + module.len();
+    module.chars().all(is_name).then_some((&text[..end], paths))
 }
 
 /// As it was given.
@@ -51,14 +91,15 @@ impl fmt::Display for ArgumentSpec {
 }
 
 impl Kernel {
-    /// The sites of the functions that `--arg` is about, as indices into [`Kernel::sites`].
+    /// The sites of the functions that `--arg` is about, as indices into [`Kernel::sites`]. None if it is about
+    /// those of modules.
     ///
     /// # Errors
     /// None matches; names that are like it are told.
     pub fn argument_sites(&self, spec: &ArgumentSpec) -> Result<Vec<usize>, SpecError> {
         let function = &spec.function;
         let sites = self.select_with_report(std::slice::from_ref(function), &[]).sites;
-        if !sites.is_empty() {
+        if !sites.is_empty() || spec.names_module() {
             return Ok(sites);
         }
         let all = self.sites().iter().filter_map(|site| self.site_name(site));
@@ -90,6 +131,11 @@ mod tests {
                 spec("vfs_*", &["name=file->f_path.dentry->d_name.name:40", "count"]),
             ),
             ("f.isra.0: a[3].b, $ret", spec("f.isra.0", &["a[3].b", "$ret"])),
+            ("a_*:mod:m: b->c, d:40", spec("a_*:mod:m", &["b->c", "d:40"])),
+            (" :mod:snd-*:b ", spec(":mod:snd-*", &["b"])),
+            ("a: mod:40", spec("a", &["mod:40"])),
+            ("a:mod:40", spec("a", &["mod:40"])),
+            ("a:mod:40,b:30", spec("a", &["mod:40", "b:30"])),
         ] {
             assert_eq!(ArgumentSpec::parse(text), Ok(expected), "{text}");
         }
@@ -101,6 +147,8 @@ mod tests {
             ("vfs_read: a,", "a parameter's name"),
             (": a", "is not a function"),
             ("a b: c", "is not a function"),
+            (" a b:mod:m: c", "is not a function"),
+            ("a:mod:m:", "names no values"),
             ("a: b, b", "'b' is given twice"),
             ("a: x=b, x=c", "'x' is given twice"),
             ("a: b->", "'b->' at its character 4"),
@@ -108,5 +156,24 @@ mod tests {
             let error = ArgumentSpec::parse(text).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }
+    }
+
+    // A value of a function of a module would be recorded of others, or its end would not be looked at.
+    #[test]
+    fn functions_of_modules_are_meant_as_filters_mean_them() {
+        let spec = |text| ArgumentSpec::parse(text).unwrap();
+        let (any, own) = (spec("a*: b, x=$ret"), spec("a*:mod:m-1: b, c->ret"));
+        assert!(!any.names_module() && own.names_module());
+        assert!(own.is_about("m_1") && !own.is_about("m") && !any.is_about("m_1"));
+        for (spec, module, name, is_meant) in [
+            (&any, "m", "ab", true),
+            (&any, "m", "b", false),
+            (&own, "m_1", "ab", true),
+            (&own, "m", "ab", false),
+        ] {
+            let names = ["none", name].into_iter();
+            assert_eq!(spec.means(module, names), is_meant, "{spec}: {name} of {module}");
+        }
+        assert!(any.tells_result() && !own.tells_result() && spec("a: retval->b").tells_result());
     }
 }

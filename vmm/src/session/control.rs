@@ -124,8 +124,8 @@ impl Controller {
         let condition = condition.map(|condition| condition.source.clone());
         let wants = wants.map(|first| first.wants.clone()).unwrap_or_default();
         let (mut sites, left_out) = self.prepared(selection.sites, graph)?;
-        let wanted = wants.of_these(&self.kernel, &sites);
-        let known = self.known_for(machine, &sites, condition.as_ref(), None, &wanted);
+        let known = self.known_for(machine, &sites, condition.as_ref(), None, &wants);
+        let wanted = wants.of_these(&self.kernel, &known, &sites);
         let (condition, more) =
             conditional_of(&self.kernel, &known, &mut sites, condition.as_ref(), used)
                 .map_err(|error| error.to_string())?;

@@ -4,7 +4,7 @@
 use super::attach::Controller;
 use super::conditions::Conditional;
 use super::module_types::{WithModules, module_types};
-use super::values::values_of;
+use super::values::values_of_module;
 use crate::kernel::selects;
 use crate::relay::Values;
 use crate::serve::Globs;
@@ -30,6 +30,7 @@ impl Controller {
         let typed = self.tracing.present().any(|(_, it)| {
             it.wants.parameters
                 || it.wants.results
+                || !it.wants.paths.is_empty()
                 || it.histogram.is_some()
                 || is_typed(&it.condition)
         }) || self.tracing.triggers.iter().any(|it| is_typed(&it.condition));
@@ -59,7 +60,8 @@ impl Controller {
         };
         for tracer in self.tracing.tracers.iter_mut().flatten() {
             let mut own = own(&tracer.globs);
-            if own.is_empty() {
+            if own.is_empty() && !tracer.wants.paths.iter().any(|spec| spec.is_about(&module.name))
+            {
                 continue;
             }
             let known = known.get_or_insert_with(with_types);
@@ -70,17 +72,15 @@ impl Controller {
             if let Some(histogram) = &mut tracer.histogram {
                 more.extend(histogram.extend(known, &mut own));
             }
-            if let Ok((values, of_values)) =
-                values_of(kernel, known, &own, &tracer.wants.of_types())
-            {
-                more.extend(of_values);
-                let Values { entries, results } = &mut tracer.values;
-                if !values.entries.is_empty() {
-                    Arc::make_mut(entries).extend(values.entries.iter().map(owned));
-                }
-                if !values.results.is_empty() {
-                    Arc::make_mut(results).extend(values.results.iter().map(owned));
-                }
+            let (values, of_values) =
+                values_of_module(kernel, known, (&module.name, &own), &tracer.wants);
+            more.extend(of_values);
+            let Values { entries, results } = &mut tracer.values;
+            if !values.entries.is_empty() {
+                Arc::make_mut(entries).extend(values.entries.iter().map(owned));
+            }
+            if !values.results.is_empty() {
+                Arc::make_mut(results).extend(values.results.iter().map(owned));
             }
             notes.extend(more.into_iter().map(|note| (tracer.name.clone(), note)));
             all.extend_from_slice(&own);

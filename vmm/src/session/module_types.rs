@@ -6,7 +6,9 @@ use super::values::{Known, Wants};
 use super::vm::Vm;
 use crate::condition::{Condition, is_of_ends};
 use crate::kernel::Kernel;
-use crate::kernel::arguments::{ModuleTypes, NoPrototype, PathError, Prototype, Value};
+use crate::kernel::arguments::{
+    ArgumentSpec, ModuleTypes, NoPrototype, PathError, Prototype, Value,
+};
 use crate::kernel::tracepoints::Memory;
 use crate::serve::HistogramSpec;
 use crate::tracer::{Ends, Guest, Image, ModuleFunction, Unseen};
@@ -78,6 +80,14 @@ impl Known for WithModules<'_> {
         end.map_err(|why| why.to_string())
     }
 
+    fn is_meant(&self, site: usize, spec: &ArgumentSpec) -> bool {
+        let function = self.functions.get(&site);
+        let names = |function: &ModuleFunction| {
+            spec.means(&function.module, function.names.iter().map(|name| &**name))
+        };
+        function.is_some_and(|function| names(function))
+    }
+
     fn name(&self, site: usize) -> String {
         match self.functions.get(&site) {
             Some(function) => format!("{} [{}]", function.name(), function.module),
@@ -99,7 +109,8 @@ impl Controller {
     ) -> WithModules<'_> {
         let looks =
             condition.is_some_and(|it| it.is_about(|name| is_parameter(name) || is_of_ends(name)));
-        let is_typed = looks || sorts.is_some() || wants.parameters || wants.results;
+        let is_valued = wants.parameters || wants.results || !wants.paths.is_empty();
+        let is_typed = looks || sorts.is_some() || is_valued;
         self.known(machine, if is_typed { sites } else { &[] })
     }
 

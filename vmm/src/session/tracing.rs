@@ -34,7 +34,7 @@ pub struct Tracer {
     pub counts: bool,
     /// Whether it does that by caller.
     pub by_caller: bool,
-    /// What it sorts calls by instead of recording them. Functions of modules have no such thing.
+    /// What it sorts calls by instead of recording them.
     pub histogram: Option<Histogram>,
     /// What it is to record of calls beside.
     pub wants: Wants,

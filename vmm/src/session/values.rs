@@ -37,17 +37,12 @@ impl From<Actions> for Wants {
 }
 
 impl Wants {
-    /// The same without single values.
-    pub(super) fn of_types(&self) -> Self {
-        Self { paths: Vec::new(), ..*self }
-    }
-
     /// The same without single values of functions that are not among these.
-    #[must_use]
-    pub fn of_these(&self, kernel: &Kernel, sites: &[usize]) -> Self {
+    pub(super) fn of_these(&self, kernel: &Kernel, known: &dyn Known, sites: &[usize]) -> Self {
         let traced = |spec: &&ArgumentSpec| {
             let sites_of = kernel.argument_sites(spec).unwrap_or_default();
             sites_of.iter().any(|site| sites.binary_search(site).is_ok())
+                || sites.iter().any(|&site| known.is_meant(site, spec))
         };
         Self { paths: self.paths.iter().filter(traced).cloned().collect(), ..*self }
     }
@@ -113,6 +108,10 @@ pub(super) trait Known {
     fn path(&self, site: usize, text: &str) -> Result<Value, PathError>;
     /// Whether the function may be left by a jump to another one; or why the ends of its calls are not all seen.
     fn leaves(&self, site: usize) -> Result<bool, String>;
+    /// Whether it is about a function of a module.
+    fn is_meant(&self, _site: usize, _spec: &ArgumentSpec) -> bool {
+        false
+    }
     fn name(&self, site: usize) -> String;
 }
 
@@ -147,26 +146,49 @@ pub(super) fn values_of(
     sites: &[usize],
     wanted: &Wants,
 ) -> Result<(Values, Vec<String>), ValuesError> {
-    let (entries, results) = (BTreeMap::new(), FxHashMap::default());
-    let mut all = Collected { kernel, known, entries, results };
-    let mut notes = Vec::new();
-    if wanted.parameters || wanted.results {
-        notes.extend(all.prototypes(sites, wanted));
-    }
+    let mut all = Collected::new(kernel, known);
+    let mut notes = all.prototypes(sites, wanted);
     for spec in &wanted.paths {
         notes.extend(all.paths(sites, spec)?);
     }
-    let mut entries = FxHashMap::default();
-    for (site, values) in all.entries {
-        let words = values.iter().map(|value| value.field.words()).sum();
-        if words > ROOM {
-            return Err(ValuesError::TooMany { function: known.name(site), words });
-        }
-        let fields = values.iter().map(|value| value.field).collect();
-        let values = values.into_iter().map(|value| value.shown).collect();
-        entries.insert(site, Recorded { fields, values });
+    match all.without_room().first() {
+        Some(&(site, words)) => Err(ValuesError::TooMany { function: known.name(site), words }),
+        None => Ok((all.values(), notes)),
     }
-    Ok((Values { entries: Arc::new(entries), results: Arc::new(all.results) }, notes))
+}
+
+/// The same of functions at `sites` of a module that has come: the guest waits, so what cannot be is left out, and
+/// notes say so.
+pub(super) fn values_of_module(
+    kernel: &Kernel,
+    known: &dyn Known,
+    (module, sites): (&str, &[usize]),
+    wanted: &Wants,
+) -> (Values, Vec<String>) {
+    let mut all = Collected::new(kernel, known);
+    let mut notes = all.prototypes(sites, wanted);
+    for spec in &wanted.paths {
+        let meant = sites.iter().filter(|&&site| known.is_meant(site, spec)).count();
+        if meant == 0 && spec.is_about(module) {
+            notes.push(ValuesError::Untraced(spec.function.clone()).to_string());
+        }
+        for path in spec.paths.iter().filter(|_| meant > 0) {
+            let one = ArgumentSpec { paths: vec![path.clone()], ..spec.clone() };
+            match all.paths(sites, &one) {
+                Ok(more) => notes.extend(more),
+                Err(error) => notes.push(without(meant, &error)),
+            }
+        }
+    }
+    for (site, words) in all.without_room() {
+        all.entries.remove(&site);
+        notes.push(ValuesError::TooMany { function: known.name(site), words }.to_string());
+    }
+    (all.values(), notes)
+}
+
+fn without(functions: usize, error: &ValuesError) -> String {
+    format!("{functions} functions are traced without it: {error}")
 }
 
 fn name(kernel: &Kernel, site: usize) -> String {
@@ -188,9 +210,32 @@ struct Collected<'a> {
     results: FxHashMap<usize, ValueField>,
 }
 
-impl Collected<'_> {
-    /// Takes what prototypes say. Notes on functions without.
+impl<'a> Collected<'a> {
+    fn new(kernel: &'a Kernel, known: &'a dyn Known) -> Self {
+        Self { kernel, known, entries: BTreeMap::new(), results: FxHashMap::default() }
+    }
+
+    /// Functions (sites) whose values are too many for a record, and how many words they take.
+    fn without_room(&self) -> Vec<(usize, usize)> {
+        let words = |values: &[Taken]| values.iter().map(|value| value.field.words()).sum();
+        let all = self.entries.iter().map(|(&site, values)| (site, words(values)));
+        all.filter(|&(_, words)| words > ROOM).collect()
+    }
+
+    fn values(self) -> Values {
+        let recorded = |values: Vec<Taken>| {
+            let fields = values.iter().map(|value| value.field).collect();
+            Recorded { fields, values: values.into_iter().map(|value| value.shown).collect() }
+        };
+        let entries = self.entries.into_iter().map(|(site, values)| (site, recorded(values)));
+        Values { entries: Arc::new(entries.collect()), results: Arc::new(self.results) }
+    }
+
+    /// Takes what prototypes say, if that is wanted. Notes on functions without.
     fn prototypes(&mut self, sites: &[usize], wanted: &Wants) -> Vec<String> {
+        if !wanted.parameters && !wanted.results {
+            return Vec::new();
+        }
         let mut unknown: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for &site in sites {
             let (parameters, result) = match self.known.prototype(site) {
@@ -233,11 +278,18 @@ impl Collected<'_> {
 
     /// Takes what is asked for of single functions.
     fn paths(&mut self, sites: &[usize], spec: &ArgumentSpec) -> Result<Vec<String>, ValuesError> {
-        let matching = self.kernel.argument_sites(spec).map_err(Box::new)?;
+        let is_meant = |site: &usize| self.known.is_meant(*site, spec);
+        let of_modules: Vec<usize> = sites.iter().copied().filter(is_meant).collect();
+        let matching = match self.kernel.argument_sites(spec) {
+            Err(_) if !of_modules.is_empty() => Vec::new(),
+            matching => matching.map_err(Box::new)?,
+        };
         let traced = matching.into_iter().filter(|site| sites.binary_search(site).is_ok());
-        let traced: Vec<usize> = traced.collect();
+        let traced: Vec<usize> = traced.chain(of_modules).collect();
         if traced.is_empty() {
-            return Err(ValuesError::Untraced(spec.function.clone()));
+            // Its module is still to come.
+            let waits = spec.names_module().then(Vec::new);
+            return waits.ok_or_else(|| ValuesError::Untraced(spec.function.clone()));
         }
         let mut notes = Vec::new();
         for path in &spec.paths {
@@ -254,10 +306,7 @@ impl Collected<'_> {
             }
             match first {
                 Some(error) if with == 0 => return Err(error),
-                Some(error) => {
-                    let count = without.len();
-                    notes.push(format!("{count} functions are traced without it: {error}"));
-                }
+                Some(error) => notes.push(self::without(without.len(), &error)),
                 None => {}
             }
         }
@@ -265,8 +314,8 @@ impl Collected<'_> {
     }
 
     fn path(&mut self, site: usize, path: &str) -> Result<(), ValuesError> {
-        let function = || name(self.kernel, site);
-        let value = self.kernel.path(site, path);
+        let function = || self.known.name(site);
+        let value = self.known.path(site, path);
         let value = value
             .map_err(|error| ValuesError::Path { function: function(), error: Box::new(error) })?;
         let unsupported = |reason| {
@@ -399,7 +448,7 @@ pub(super) mod tests {
         }
 
         fn path(&self, site: usize, text: &str) -> Result<Value, PathError> {
-            if (site, text) != (COUNTS, "count") {
+            if site != COUNTS || !text.ends_with("count") {
                 return self.0.path(usize::MAX, text);
             }
             let shape = Typed::Unsigned { bytes: 8 };
@@ -413,8 +462,57 @@ pub(super) mod tests {
             }
         }
 
+        fn is_meant(&self, site: usize, spec: &ArgumentSpec) -> bool {
+            spec.means("m", [if site == COUNTS { "counts" } else { "other" }].into_iter())
+        }
+
         fn name(&self, site: usize) -> String {
             if site == COUNTS { "counts [m]".to_owned() } else { "other [m]".to_owned() }
         }
+    }
+
+    // The module is there and the guest waits: what cannot be must neither end the run nor be left out in silence.
+    #[test]
+    fn values_of_a_module_are_taken_as_far_as_they_can_be() {
+        let of_module = OfModule::new();
+        let kernel = &of_module.0;
+        let own = [COUNTS, COUNTS + 1];
+        let wants = |specs: &[&str]| {
+            let paths = specs.iter().map(|text| ArgumentSpec::parse(text).unwrap()).collect();
+            Wants { paths, ..Wants::default() }
+        };
+        let of = |specs: &[&str]| values_of_module(kernel, &of_module, ("m", &own), &wants(specs));
+        let (values, notes) = of(&["co*:mod:m: missing, count", "*:mod:other: count"]);
+        let fields: Vec<_> = values.entries[&COUNTS].fields.iter().collect();
+        assert_eq!((fields, values.entries.len()), (vec![&Field::Argument(2)], 1));
+        let [note] = &notes[..] else { panic!("{notes:?}") };
+        assert!(note.starts_with("1 functions are traced without it: counts [m]: "), "{note}");
+        // Of functions that no other filter means, and of those of all.
+        let (values, notes) = of(&["none:mod:m: count", "*: count"]);
+        assert_eq!((values.entries.len(), notes.len()), (1, 2), "{notes:?}");
+        assert!(
+            notes[0].contains("no function that is traced matches \"none:mod:m\""),
+            "{notes:?}"
+        );
+        assert!(
+            notes[1].starts_with("1 functions are traced without it: other [m]: "),
+            "{notes:?}"
+        );
+        let many: Vec<_> = (0..=ROOM).map(|it| format!("counts:mod:m: a{it}=count")).collect();
+        let (values, notes) = of(&many.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(values.entries.is_empty());
+        assert!(notes.last().unwrap().contains("a record has room for"), "{notes:?}");
+
+        // At boot it is still to come. What is asked for live is refused as a whole.
+        let later = wants(&["counts:mod:m: count"]);
+        assert!(super::values(kernel, &[0], &later).unwrap().0.entries.is_empty());
+        assert_eq!(later.of_these(kernel, &of_module, &own), later);
+        // A filter that leaves the function out leaves its values out, too.
+        let open = kernel.select(&["vfs_open".to_owned()], &[]).unwrap();
+        let specs = ["vfs_read: count", "vfs_open: file", "counts:mod:m: count"];
+        let kept = wants(&specs).of_these(kernel, kernel, &open);
+        assert_eq!(kept, wants(&specs[1..2]));
+        let found = values_of(kernel, &of_module, &own, &wants(&["*:mod:m: missing"]));
+        assert!(matches!(found, Err(ValuesError::Path { .. })), "{found:?}");
     }
 }

@@ -348,7 +348,7 @@ fn calls_of_functions_without_types_are_not_meant() {
     }
     assert!(refused.starts_with("ERR ") && refused.contains("plain [test_module]"), "{what}");
     let notes = ran.notes();
-    let told = "trigger 1 (end at plain:mod:test_module if count > 1): 1 functions are not traced: plain [test_module]";
+    let told = "trigger 1 (end at plain:mod:test_module if count > 1): 1 functions are not traced (such as plain [test_module]): ";
     assert!(notes.contains(told), "{what}");
     assert!(notes.contains("there was no such call"), "{what}");
     subject.assert_restored(&ran, &what);

@@ -177,7 +177,7 @@ pub struct Args {
     pub count_callers: Vec<TracerSpec>,
     /// Record these values at calls of functions of -f: parameters, and members of structures to
     /// which they point. A path may have a name (NAME=PATH), and a string a largest length
-    /// (PATH:BYTES). FUNCTION is a glob; may be repeated
+    /// (PATH:BYTES). FUNCTION is GLOB, GLOB:mod:NAME or :mod:NAME; may be repeated
     #[arg(long, value_name = "FUNCTION: PATH, ...", value_parser = parse::argument, help_heading = headings::TRACE)]
     pub arg: Vec<ArgumentSpec>,
     /// Allow that returns of functions that match this glob are traced later, by `vmtrace ctl

@@ -3,6 +3,7 @@
 use super::{Args, OverflowArg, conditions, times};
 use crate::analyze::latency::EventsOf;
 use crate::condition::Condition;
+use crate::kernel::arguments::ArgumentSpec;
 use crate::kernel::{Coverage, Kernel, Missing};
 use crate::machine;
 use crate::serve::{Globs, HistogramSpec, TracerSpec};
@@ -69,7 +70,9 @@ impl Args {
             notes.extend(more);
             let sorts_ends = histogram.as_ref().is_some_and(Histogram::exits);
             let ends = condition.as_ref().is_some_and(Conditional::is_of_ends);
-            let graph = graph || sorts_ends || ends || !values.results.is_empty();
+            let of_module = |spec: &ArgumentSpec| spec.names_module() && spec.tells_result();
+            let results = !values.results.is_empty() || wants.paths.iter().any(of_module);
+            let graph = graph || sorts_ends || ends || results;
             let globs = Globs { filter: filter.to_vec(), notrace };
             let tracer = Tracer {
                 name,
