@@ -16,6 +16,7 @@ pub mod graph;
 pub mod hostile;
 pub mod latency;
 pub mod live;
+pub mod livepatch;
 pub mod mitigations;
 pub mod modules;
 pub mod random;

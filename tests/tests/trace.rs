@@ -359,6 +359,13 @@ fn functions_of_a_module_are_traced() {
 }
 
 #[test]
+fn livepatches_and_direct_callers_of_modules_are_shared() {
+    for name in KERNELS {
+        GUESTS.livepatches_and_direct_callers_of_modules_are_shared(name);
+    }
+}
+
+#[test]
 fn functions_of_a_module_return() {
     for name in ["x86_64-6.12", "x86_64-7"] {
         GUESTS.functions_of_a_module_return(name);

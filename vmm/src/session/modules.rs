@@ -312,16 +312,17 @@ impl Controller {
         }
         for loaded in attachment.modules() {
             let module = &loaded.name;
+            let graphed = |site: usize| {
+                let mut tracers = self.tracing.present().filter(|(_, tracer)| tracer.graph);
+                tracers.any(|(_, tracer)| tracer.sites.binary_search(&site).is_ok())
+            };
             match loaded.missing() {
                 Ok(missing) => {
-                    let graphed = |site: usize| {
-                        let mut tracers = self.tracing.present().filter(|(_, tracer)| tracer.graph);
-                        tracers.any(|(_, tracer)| tracer.sites.binary_search(&site).is_ok())
-                    };
                     for &(site, reason) in missing.iter().filter(|&&(site, _)| graphed(site)) {
                         self.unseen.entry(reason).or_default().insert(site);
                     }
                 }
+                Err(_) if !loaded.sites.iter().any(|&site| graphed(site)) => {}
                 // What one lacks others lack, too.
                 Err(why) => {
                     let key = format!("returns: {why}");

@@ -19,6 +19,8 @@
 //!                                      from there to standard output
 //! vmtrace-guest agent CID COMMAND      asks the agent of that CID to run a command; what it says
 //! vmtrace-guest load FILE              loads a kernel module
+//! vmtrace-guest livepatch FILE N       loads a module that patches a function, which is called N times, and N
+//!                                      times again when the patch is gone
 //! vmtrace-guest modules FILE ROUNDS READS [beside|busy]
 //!                                      the module `dummy` comes, is used so often, and goes; with
 //!                                      the guest's own tracer on it, or forks and files beside it
@@ -71,6 +73,7 @@ mod devices;
 mod disk;
 mod events;
 mod kcore;
+mod livepatch;
 mod modules;
 mod queues;
 mod records;
@@ -115,6 +118,7 @@ fn main() -> Result<()> {
         ["call", port] => call(port.parse()?),
         ["agent", cid, command] => agent(cid.parse()?, command),
         ["load", file] => load(file),
+        ["livepatch", file, reads] => livepatch::livepatch(file, reads.parse()?),
         ["modules", file, rounds, reads, "busy"] => {
             modules::busy(file, rounds.parse()?, reads.parse()?)
         }
