@@ -184,6 +184,13 @@ fn a_task_is_the_noise_of_another() {
 }
 
 #[test]
+fn direct_callers_of_modules_are_shared() {
+    for name in RISCV_KERNELS {
+        GUESTS.direct_callers_of_modules_are_shared(name);
+    }
+}
+
+#[test]
 fn functions_of_a_module_are_traced() {
     for name in RISCV_KERNELS {
         GUESTS.functions_of_a_module_are_traced(name);

@@ -1,4 +1,5 @@
-// A module of a guest that patches a function of the kernel (livepatch) and is a direct caller of another one.
+// A module of a guest that is a direct caller of a function of the kernel, and patches another one (livepatch) where the
+// kernel can do that.
 // Without the kernel's headers, which are not had for every kernel of the cache: what they would tell (sizes and
 // offsets in bytes, NAME_MEMBER) comes from the kernel's own type information.
 
@@ -9,18 +10,22 @@
 INFO(license, "license=GPL");
 INFO(versions, "vermagic=" VERMAGIC);
 INFO(own_name, "name=vmtrace_own");
-INFO(patches, "livepatch=Y");
 
 int _printk(const char *format, ...);
-void seq_printf(void *file, const char *format, ...);
 unsigned long lcm(unsigned long a, unsigned long b);
 int ftrace_set_filter_ip(void *ops, unsigned long ip, int remove, int reset);
 int REGISTER(void *ops, unsigned long address);
 int UNREGISTER(void *ops, unsigned long address, _Bool free_filters);
-int klp_enable_patch(void *patch);
 
 int init_module(void);
 void cleanup_module(void);
+extern char __this_module[];
+
+#ifdef KLP_PATCH_SIZE
+INFO(patches, "livepatch=Y");
+
+int klp_enable_patch(void *patch);
+void seq_printf(void *file, const char *format, ...);
 
 static int patched_show(void *file, void *value)
 {
@@ -32,6 +37,23 @@ static int patched_show(void *file, void *value)
 static char functions[2 * KLP_FUNC_SIZE] __attribute__((aligned(64)));
 static char objects[2 * KLP_OBJECT_SIZE] __attribute__((aligned(64)));
 static char patch[KLP_PATCH_SIZE] __attribute__((aligned(64)));
+
+static int enable_patch(void)
+{
+	AT(const char *, functions, KLP_FUNC_OLD_NAME) = "cmdline_proc_show";
+	AT(void *, functions, KLP_FUNC_NEW_FUNC) = patched_show;
+	AT(void *, objects, KLP_OBJECT_FUNCS) = functions;
+	AT(void *, patch, KLP_PATCH_MOD) = __this_module;
+	AT(void *, patch, KLP_PATCH_OBJS) = objects;
+	return klp_enable_patch(patch);
+}
+#else
+static int enable_patch(void)
+{
+	return 0;
+}
+#endif
+
 static char direct[FTRACE_OPS_SIZE] __attribute__((aligned(64)));
 static unsigned long hits;
 static volatile unsigned long result;
@@ -43,19 +65,28 @@ void own_hit(void)
 }
 
 void own_direct(void);
+#ifdef __x86_64__
 asm(".text\n.type own_direct, @function\nown_direct:\n"
     "	endbr64\n	pushq %rbp\n	movq %rsp, %rbp\n	pushq %rdi\n	pushq %rsi\n"
     "	call own_hit\n"
     "	popq %rsi\n	popq %rdi\n	leave\n	ret\n"
     ".size own_direct, . - own_direct\n");
+#else
+// The call of a site leaves in t0 where it goes on, and ra as it was (arch/riscv/kernel/mcount-dyn.S).
+asm(".text\n.type own_direct, @function\nown_direct:\n"
+    "	addi sp, sp, -32\n	sd a0, 0(sp)\n	sd a1, 8(sp)\n	sd t0, 16(sp)\n	sd ra, 24(sp)\n"
+    "	call own_hit\n"
+    "	ld a0, 0(sp)\n	ld a1, 8(sp)\n	ld t0, 16(sp)\n	ld ra, 24(sp)\n	addi sp, sp, 32\n	jr t0\n"
+    ".size own_direct, . - own_direct\n");
+// What the kernel's linker script makes (arch/riscv/include/asm/module.lds.h).
+asm(".section .plt, \"ax\"\n.byte 0\n.section .got, \"aw\"\n.byte 0\n.section .got.plt, \"aw\"\n.byte 0\n");
+#endif
 
 static void calls(void)
 {
 	for (int i = 0; i < CALLS; i++)
 		result = lcm(1000 + i, 7);
 }
-
-extern char __this_module[];
 
 int init_module(void)
 {
@@ -68,13 +99,7 @@ int init_module(void)
 	failed = failed ?: UNREGISTER(direct, (unsigned long)own_direct, 0);
 	_printk("vmtrace_own: direct calls %lu, error %d\n", hits, failed);
 	calls();
-
-	AT(const char *, functions, KLP_FUNC_OLD_NAME) = "cmdline_proc_show";
-	AT(void *, functions, KLP_FUNC_NEW_FUNC) = patched_show;
-	AT(void *, objects, KLP_OBJECT_FUNCS) = functions;
-	AT(void *, patch, KLP_PATCH_MOD) = __this_module;
-	AT(void *, patch, KLP_PATCH_OBJS) = objects;
-	return failed ?: klp_enable_patch(patch);
+	return failed ?: enable_patch();
 }
 
 void cleanup_module(void)

@@ -1,4 +1,4 @@
-//! A module that patches a function of the kernel.
+//! A module that is a direct caller of a function of the kernel, and patches another one.
 
 use super::load;
 use anyhow::{Result, ensure};
@@ -14,8 +14,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Loads the module, reads `/proc/cmdline` so often with its patch, and so often when that is gone; how many of
 /// them were as they should be.
 pub(super) fn livepatch(file: &str, reads: usize) -> Result<()> {
-    println!("pid {}", std::process::id());
-    load(file)?;
+    callers(file)?;
     wait("the patch", || {
         fs::read_to_string(format!("{PATCH}/transition")).is_ok_and(|it| it == "0\n")
     })?;
@@ -23,6 +22,13 @@ pub(super) fn livepatch(file: &str, reads: usize) -> Result<()> {
     fs::write(format!("{PATCH}/enabled"), "0")?;
     wait("its end", || !Path::new(PATCH).exists())?;
     println!("unpatched {}", reads - patched(reads)?);
+    Ok(())
+}
+
+/// Loads the module.
+pub(super) fn callers(file: &str) -> Result<()> {
+    println!("pid {}", std::process::id());
+    load(file)?;
     println!("ftrace-enabled {}", fs::read_to_string("/proc/sys/kernel/ftrace_enabled")?.trim());
     Ok(())
 }

@@ -19,6 +19,7 @@
 //!                                      from there to standard output
 //! vmtrace-guest agent CID COMMAND      asks the agent of that CID to run a command; what it says
 //! vmtrace-guest load FILE              loads a kernel module
+//! vmtrace-guest callers FILE           loads a module that is a direct caller of a function
 //! vmtrace-guest livepatch FILE N       loads a module that patches a function, which is called N times, and N
 //!                                      times again when the patch is gone
 //! vmtrace-guest modules FILE ROUNDS READS [beside|busy]
@@ -118,6 +119,7 @@ fn main() -> Result<()> {
         ["call", port] => call(port.parse()?),
         ["agent", cid, command] => agent(cid.parse()?, command),
         ["load", file] => load(file),
+        ["callers", file] => livepatch::callers(file),
         ["livepatch", file, reads] => livepatch::livepatch(file, reads.parse()?),
         ["modules", file, rounds, reads, "busy"] => {
             modules::busy(file, rounds.parse()?, reads.parse()?)
