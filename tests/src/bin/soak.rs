@@ -29,7 +29,9 @@ fn plan() -> Result<Plan> {
             _ => bail!("unknown option {arg}: use --minutes, --arch, --kernel or --seed"),
         }
     }
-    ensure!(minutes > 0 && seed > 0, "--minutes and --seed are numbers from 1 on");
+    // Quarters of a run are compared, each by two looks at vmtrace at the least.
+    ensure!(minutes >= 4, "--minutes: at least 4, or growth cannot be told");
+    ensure!(seed > 0, "--seed: a number from 1 on");
     let kernel = match (kernel, arch) {
         (Some(kernel), None) => kernel,
         (None, arch) => format!("{}-6.12", arch.as_deref().unwrap_or("x86_64")),

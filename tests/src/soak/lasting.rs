@@ -105,7 +105,8 @@ impl Lasting {
                     let mut seen = self.lock();
                     seen.records[vcpu] += u64::from(batch.count);
                     for (tracer, count) in own {
-                        let name = tracers.get(&tracer).context("a record of a tracer without a name")?;
+                        let name =
+                            tracers.get(&tracer).context("a record of a tracer without a name")?;
                         *seen.exact.entry(name.clone()).or_default() += count;
                     }
                 }

@@ -8,14 +8,17 @@ mod visitors;
 
 pub use look::Look;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{PipeReader, PipeWriter};
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use vmtrace::emulated::{EmulatedHost, FileSource, HostArch, HostError, HostOptions, Job, JobEnd, Stdin};
+use vmtrace::emulated::{
+    EmulatedHost, FileSource, HostArch, HostError, HostOptions, Job, JobEnd, Stdin,
+};
 use vmtrace::kernel::SiteSection;
 use vmtrace::serve::Control;
 
@@ -93,8 +96,8 @@ struct Done {
     changes: u64,
     refused: u64,
     answered: u64,
-    marks: std::collections::BTreeSet<String>,
-    reasons: std::collections::BTreeMap<String, u64>,
+    marks: BTreeSet<String>,
+    reasons: BTreeMap<String, u64>,
     /// Calls that the guest has made and vmtrace has counted, and those that had to be, and were, recorded.
     calls: u64,
     recorded: u64,
@@ -138,7 +141,7 @@ impl Run<'_> {
                 // However it went; the guest may be gone.
                 guest.end();
                 figures.take(changes);
-                *done.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = (figures, driven);
+                *done.lock().unwrap_or_else(PoisonError::into_inner) = (figures, driven);
             });
             let end = self.host(host, args, reader, trace_in, limit + PATIENCE);
             self.visits.end();
@@ -148,7 +151,7 @@ impl Run<'_> {
             drop(tunnel);
             end
         });
-        let (done, driven) = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (done, driven) = done.into_inner().unwrap_or_else(PoisonError::into_inner);
         self.judge(&done, driven, end)
     }
 
@@ -181,8 +184,8 @@ impl Run<'_> {
         let mut next = every;
         while begin.elapsed() < time {
             self.round(guest, changes, &mut random, done)?;
-            let wrong = self.visits.tally().wrong;
-            ensure!(wrong.is_empty(), "{wrong:?}");
+            // What it is, the verdict says.
+            ensure!(self.visits.tally().wrong.is_empty(), "the run was ended by what follows");
             if begin.elapsed() >= next {
                 let row = self.row(guest, changes, done, begin.elapsed())?;
                 println!("{row}");
@@ -280,12 +283,7 @@ impl Run<'_> {
         })
     }
 
-    fn judge(
-        &self,
-        done: &Done,
-        driven: Result<()>,
-        end: Result<JobEnd, HostError>,
-    ) -> Result<()> {
+    fn judge(&self, done: &Done, driven: Result<()>, end: Result<JobEnd, HostError>) -> Result<()> {
         let mut wrong = Vec::new();
         let said = self.console.text();
         if let Err(error) = driven {

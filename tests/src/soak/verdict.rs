@@ -63,15 +63,15 @@ pub(super) fn growth(looks: &[Look]) -> Vec<String> {
             .push(format!("memory grows: {before} KiB in the second quarter, {after} in the last"));
     }
     // What leaks never goes down; a connection that is just being closed is none.
-    let least = |looks: &[Look], of: fn(&Look) -> u64| looks.iter().map(of).min().unwrap_or(0);
-    let counts: [(&str, fn(&Look) -> u64); 2] =
-        [("threads", |look| look.threads), ("descriptors", |look| look.descriptors)];
-    for (what, of) in counts {
-        let (before, after) = (least(second, of), least(last, of));
+    let mut count = |what: &str, of: fn(&Look) -> u64| {
+        let least = |looks: &[Look]| looks.iter().map(of).min().unwrap_or(0);
+        let (before, after) = (least(second), least(last));
         if after > before {
             grows.push(format!("{what} grow: {before} in the second quarter, {after} in the last"));
         }
-    }
+    };
+    count("threads", |look| look.threads);
+    count("descriptors", |look| look.descriptors);
     grows
 }
 
