@@ -17,6 +17,9 @@ pub struct Look {
     pub resident: u64,
     /// The same without the memory of the guest and of the annex, KiB.
     pub own: u64,
+    /// The size of what was left out, KiB. It only changes when a heap of vmtrace's own has become part of it, as the
+    /// kernel merges mappings that touch.
+    pub left_out: u64,
     /// Threads.
     pub threads: u64,
     /// Open descriptors.
@@ -36,10 +39,10 @@ impl Look {
         let (status, maps) = (read("status")?, read("smaps")?);
         let field = |name: &str| value(&status, name).with_context(|| format!("no {name}"));
         let (resident, threads) = (field("VmRSS:")?, field("Threads:")?);
-        let guest = of_guest(&maps);
+        let (left_out, guest) = of_guest(&maps);
         ensure!(guest > 0, "no memory of the guest in {maps}");
         let descriptors = fs::read_dir(format!("/proc/{pid}/fd"))?.count() as u64;
-        Ok(Self { resident, own: resident.saturating_sub(guest), threads, descriptors })
+        Ok(Self { resident, own: resident.saturating_sub(guest), left_out, threads, descriptors })
     }
 }
 
@@ -49,9 +52,9 @@ fn value(text: &str, name: &str) -> Option<u64> {
     rest.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// Resident KiB of the mappings of the guest's memory, from `smaps`.
-fn of_guest(maps: &str) -> u64 {
-    let (mut size, mut resident, mut sum) = (0, 0, 0);
+/// KiB of the mappings of the guest's memory, and what of it is resident, from `smaps`.
+fn of_guest(maps: &str) -> (u64, u64) {
+    let (mut size, mut resident, mut sum) = (0, 0, (0, 0));
     for line in maps.lines() {
         let number = || value(line, line.split(' ').next()?);
         match line.split(' ').next() {
@@ -59,7 +62,7 @@ fn of_guest(maps: &str) -> u64 {
             Some("Rss:") => resident = number().unwrap_or(0),
             // The last line of a mapping.
             Some("VmFlags:") if size >= OF_GUEST && line.split(' ').any(|flag| flag == "nr") => {
-                sum += resident;
+                sum = (sum.0 + size, sum.1 + resident);
             }
             _ => {}
         }
@@ -69,8 +72,8 @@ fn of_guest(maps: &str) -> u64 {
 
 impl fmt::Display for Look {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { resident, own, threads, descriptors } = self;
-        write!(f, "{resident} {own} {threads} {descriptors}")
+        let Self { resident, own, left_out, threads, descriptors } = self;
+        write!(f, "{resident} {own} {left_out} {threads} {descriptors}")
     }
 }
 
@@ -79,10 +82,10 @@ impl FromStr for Look {
 
     fn from_str(text: &str) -> Result<Self> {
         let numbers: Vec<u64> = text.split(' ').map(str::parse).collect::<Result<_, _>>()?;
-        let &[resident, own, threads, descriptors] = &numbers[..] else {
+        let &[resident, own, left_out, threads, descriptors] = &numbers[..] else {
             anyhow::bail!("not a look: {text:?}");
         };
-        Ok(Self { resident, own, threads, descriptors })
+        Ok(Self { resident, own, left_out, threads, descriptors })
     }
 }
 
@@ -102,8 +105,8 @@ mod tests {
         let heap = map(65_536, 900, "nr sd");
         let ram = map(524_288, 5000, "nr sd");
         let reserved = map(524_288, 70, "sd");
-        assert_eq!(of_guest(&format!("{heap}{ram}{reserved}")), 5000);
-        let look = Look { resident: 1, own: 2, threads: 3, descriptors: 4 };
+        assert_eq!(of_guest(&format!("{heap}{ram}{reserved}")), (524_288, 5000));
+        let look = Look { resident: 1, own: 2, left_out: 5, threads: 3, descriptors: 4 };
         assert_eq!(look.to_string().parse::<Look>().unwrap(), look);
         "1 2 3".parse::<Look>().unwrap_err();
     }

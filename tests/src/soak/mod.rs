@@ -40,6 +40,8 @@ const LOOKS: u32 = 12;
 const CPUS: &str = "2";
 /// What vmtrace calls the tracer of the filter (`-f`).
 const FILTER: &str = "tracer0";
+/// Records, of 24 bytes, that fill the queue of a consumer (64 MiB) twice.
+const FILLS: u64 = (128 << 20) / 24;
 /// Changes while calls are counted.
 const CHANGES: usize = 6;
 /// What begins a line by which the helper is asked for a look, and its answer.
@@ -178,6 +180,9 @@ impl Run<'_> {
         let time = self.plan.time;
         let every = Duration::from_secs(60).min(time / LOOKS);
         guest.ready()?;
+        self.visits.leave()?;
+        self.warm_up()?;
+        self.visits.go_on();
         let begin = Instant::now();
         let mut random = Random::new(self.plan.seed);
         println!("{}", verdict::HEADER);
@@ -194,6 +199,21 @@ impl Run<'_> {
             }
         }
         self.visits.end();
+        Ok(())
+    }
+
+    /// As many consumers as ever come let their queues fill up at once. The allocator keeps what they took: without this
+    /// the memory of vmtrace would grow until this has happened by chance.
+    fn warm_up(&self) -> Result<()> {
+        let idle = (0..VISITORS).map(|_| visitors::join(self.socket));
+        let idle = idle.collect::<Result<Vec<_>>>()?;
+        let end = Instant::now() + PATIENCE;
+        let before = self.lasting.seen().records();
+        while self.lasting.seen().records() < before + FILLS {
+            ensure!(Instant::now() < end, "queues are not filled");
+            thread::sleep(Duration::from_secs(1));
+        }
+        drop(idle);
         Ok(())
     }
 

@@ -31,7 +31,7 @@ pub(super) struct Row {
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { elapsed, records, lost, changes, refused, visits, look } = self;
-        let Look { resident, own, threads, descriptors } = look;
+        let Look { resident, own, left_out: _, threads, descriptors } = look;
         let elapsed = format!("{}:{:02}", elapsed.as_secs() / 60, elapsed.as_secs() % 60);
         write!(
             f,
@@ -55,7 +55,9 @@ pub(super) fn growth(looks: &[Look]) -> Vec<String> {
         return vec![format!("{} looks at vmtrace are too few", looks.len())];
     }
     let (second, last) = (&looks[quarter..2 * quarter], &looks[looks.len() - quarter..]);
-    let memory = |looks: &[Look]| median(looks.iter().map(|look| look.own));
+    // A heap that has become part of what is left out counts as if all of it were resident.
+    let merged = |look: &Look| look.left_out.saturating_sub(looks[0].left_out);
+    let memory = |looks: &[Look]| median(looks.iter().map(|look| look.own + merged(look)));
     let (before, after) = (memory(second), memory(last));
     let mut grows = Vec::new();
     if after > before + before * MORE_PERCENT / 100 + MORE_KIB {
@@ -147,7 +149,8 @@ mod tests {
     // A leak that is not found out is what hours are spent for in vain.
     #[test]
     fn what_grows_is_found_out() {
-        let flat = Look { resident: 600_000, own: 50_000, threads: 9, descriptors: 40 };
+        let flat =
+            Look { resident: 600_000, own: 50_000, left_out: 700_000, threads: 9, descriptors: 40 };
         let looks = |change: &dyn Fn(u64, &mut Look)| -> Vec<Look> {
             (0..20)
                 .map(|number| {
@@ -164,6 +167,7 @@ mod tests {
         assert_eq!(grows(&|number, look| look.own += if number == 17 { 90_000 } else { 0 }), "");
         assert_eq!(grows(&|number, look| look.resident += number << 20), "");
         assert!(grows(&|number, look| look.own += number * 1000).starts_with("memory"));
+        assert!(grows(&|number, look| look.left_out += number * 1000).starts_with("memory"));
         assert!(grows(&|number, look| look.descriptors += number / 6).starts_with("descriptors"));
         assert!(grows(&|number, look| look.threads += number / 15).starts_with("threads"));
         assert!(!growth(&looks(&|_, _| {})[..7]).is_empty());

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind::{TimedOut, WouldBlock};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,6 +24,14 @@ pub(super) const VISITORS: u64 = 4;
 const LONGEST_MS: usize = 15_000;
 /// How often those who read look whether they are to go.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// A consumer of the raw stream.
+pub(super) fn join(socket: &Path) -> Result<UnixStream> {
+    let stream = connect(socket)?;
+    let request = StreamRequest { format: Format::Raw, globs: Globs::default(), tracer: None };
+    ask_stream(&stream, &request)?;
+    Ok(stream)
+}
 
 /// What has become of them.
 #[derive(Debug, Default)]
@@ -150,10 +159,8 @@ impl Visits {
 
     /// Reads the stream from the middle and checks it; takes nothing of it in between if it `stops`.
     fn read(&self, socket: &Path, stops: bool, until: Instant) -> Result<()> {
-        let stream = connect(socket)?;
+        let stream = join(socket)?;
         let own = stream.try_clone()?;
-        let request = StreamRequest { format: Format::Raw, globs: Globs::default(), tracer: None };
-        ask_stream(&stream, &request)?;
         let mut reader = Reader::new(accepted(stream)?)?;
         own.set_read_timeout(Some(LOOK))?;
         if stops {
