@@ -40,8 +40,8 @@ const LOOKS: u32 = 12;
 const CPUS: &str = "2";
 /// What vmtrace calls the tracer of the filter (`-f`).
 const FILTER: &str = "tracer0";
-/// Records, of 24 bytes, that fill the queue of a consumer (64 MiB) twice.
-const FILLS: u64 = (128 << 20) / 24;
+/// Records, of 24 bytes, that fill the queue of a consumer (64 MiB), and a fourth more.
+const FILLS: u64 = (80 << 20) / 24;
 /// Changes while calls are counted.
 const CHANGES: usize = 6;
 /// What begins a line by which the helper is asked for a look, and its answer.
@@ -202,18 +202,20 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// As many consumers as ever come let their queues fill up at once. The allocator keeps what they took: without this
-    /// the memory of vmtrace would grow until this has happened by chance.
+    /// As many consumers as ever come let their queues fill up. Queues share what is in several of them: so one comes
+    /// after the other, when the former's is full. The allocator keeps what they took: without this the memory of vmtrace
+    /// would grow until this has happened by chance.
     fn warm_up(&self) -> Result<()> {
-        let idle = (0..VISITORS).map(|_| visitors::join(self.socket));
-        let idle = idle.collect::<Result<Vec<_>>>()?;
-        let end = Instant::now() + PATIENCE;
-        let before = self.lasting.seen().records();
-        while self.lasting.seen().records() < before + FILLS {
-            ensure!(Instant::now() < end, "queues are not filled");
-            thread::sleep(Duration::from_secs(1));
+        let mut idle = Vec::new();
+        for _ in 0..VISITORS {
+            idle.push(visitors::join(self.socket)?);
+            let end = Instant::now() + PATIENCE;
+            let before = self.lasting.seen().records();
+            while self.lasting.seen().records() < before + FILLS {
+                ensure!(Instant::now() < end, "a queue does not fill up");
+                thread::sleep(Duration::from_secs(1));
+            }
         }
-        drop(idle);
         Ok(())
     }
 
