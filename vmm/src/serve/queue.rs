@@ -234,7 +234,7 @@ mod tests {
     fn a_full_queue_leaves_no_gap_that_is_not_told() {
         let mut writer = Writer::new(Vec::new(), &sample::header()).unwrap();
         let queue = Queue::new(4096, 2).unwrap();
-        let mut push = |writer: &mut Writer<Vec<u8>>| {
+        let push = |writer: &mut Writer<Vec<u8>>| {
             writer.flush().unwrap();
             assert!(queue.push(&std::mem::take(writer.get_mut()).into()));
         };
