@@ -10,8 +10,8 @@ use vmtrace::export::{Player, Text};
 use vmtrace::kernel::Kernel;
 use vmtrace::stream::MarkKind;
 
+use crate::asking::hash;
 use crate::cases::{Guests, assert_whole, trouble, value};
-use crate::stress::hash;
 use crate::trace::{Trace, arch_of, cmdline, kernel, missing};
 
 /// Events that the workload brings about, which both sides print in the same words.

@@ -2,6 +2,7 @@
 
 pub mod arch;
 pub mod args;
+pub mod asking;
 pub mod cases;
 pub mod clocks;
 pub mod conditions;
@@ -22,6 +23,7 @@ pub mod modules;
 pub mod random;
 pub mod readers;
 pub mod shares;
+pub mod soak;
 pub mod stress;
 pub mod switches;
 pub mod terminal;

@@ -4,15 +4,15 @@
 mod triggers;
 
 use crate::SharedHost;
+use crate::asking::{Asking, PATIENCE};
 use crate::cases::trouble;
 use crate::console::Console;
 use crate::exact::{Consumer, EXACT, Exact, FUNCTION, Kept, KeptTrigger, compare};
 use crate::random::Random;
 use crate::trace::{WORKLOAD, arch_of, cmdline, host_lost, kernel, lost, lost_sign};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{PipeWriter, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use vmtrace::emulated::{Job, JobEnd, Stdin};
@@ -36,22 +36,14 @@ const CHANGES: usize = 5;
 /// Functions whose returns `TRACERS` want as well.
 const SHARED: [&str; 3] = ["vfs_r*", "vfs_read", "vfs_re*"];
 /// How vmtrace begins to say that the guest holds as many programs as it can.
-const FULL: &str = "no place for another program";
+pub(crate) const FULL: &str = "no place for another program";
 /// In the host.
 const SOCKET: &str = "/stress.socket";
-/// For one answer of the guest or of vmtrace: a busy machine is ten times slower than an idle one.
-const PATIENCE: Duration = Duration::from_secs(400);
-/// After so long a request is made again: a message of the kernel can stand in the answer.
-const AGAIN: Duration = Duration::from_secs(20);
-
 /// Who changes what is traced, and asks the guest.
 struct Driver<'a> {
     kernel: &'a Kernel,
     socket: &'a Path,
-    console: Console,
-    input: PipeWriter,
-    /// Requests of the guest so far.
-    requests: usize,
+    guest: Asking,
     /// What the filter is.
     globs: Globs,
     /// The sites of the tracers beside the filter's.
@@ -105,32 +97,6 @@ struct Tally {
 }
 
 impl Driver<'_> {
-    /// Makes a request of the guest, and returns it with its number.
-    fn request(&mut self, request: &str) -> Result<String> {
-        self.requests += 1;
-        let request = format!("{} {request}", self.requests);
-        writeln!(self.input, "{request}")?;
-        Ok(request)
-    }
-
-    /// The lines of the guest's answer.
-    fn answer(&mut self, request: &str) -> Result<Vec<String>> {
-        let (number, _) = request.split_once(' ').context("no number")?;
-        let end = Instant::now() + PATIENCE;
-        while Instant::now() < end {
-            if let Some(lines) = self.console.wait(AGAIN, |said| whole_answer(said, number))? {
-                return Ok(lines);
-            }
-            writeln!(self.input, "{request}")?;
-        }
-        bail!("the guest does not answer {request:?}")
-    }
-
-    fn ask(&mut self, request: &str) -> Result<Vec<String>> {
-        let request = self.request(request)?;
-        self.answer(&request)
-    }
-
     /// Gives a command that changes what is traced; returns how many sites then are.
     fn control(&mut self, control: &Control) -> Result<usize> {
         let answer = self.command(control)?;
@@ -142,9 +108,7 @@ impl Driver<'_> {
     }
 
     fn command(&self, control: &Control) -> Result<String> {
-        let stream = Source::Unix(self.socket.into()).connect(PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        Ok(command(&stream, control)?)
+        Ok(command(&connect(self.socket)?, control)?)
     }
 
     /// Sites and exits that are held, as vmtrace says.
@@ -256,7 +220,7 @@ impl Driver<'_> {
 
     /// Sites (indices) whose bytes are not as they were kept, by the guest's own look.
     fn changed(&mut self) -> Result<BTreeSet<usize>> {
-        let said = self.ask("compare")?;
+        let said = self.guest.ask("compare")?;
         let base = self.kernel.symbols().address("_text").context("no _text")?;
         let sites = self.kernel.sites();
         let after = match self.kernel.arch() {
@@ -280,10 +244,9 @@ impl Driver<'_> {
     }
 
     fn drive(&mut self, seed: u64, rounds: u64) -> Result<()> {
-        let ready = |said: &str| said.contains("stress ready").then_some(());
-        self.console.wait(PATIENCE, ready)?.context("the guest's program does not begin")?;
+        self.guest.ready()?;
         ensure!(self.control(&Control::Pause)? == 0, "a pause gives all back");
-        self.ask("keep")?;
+        self.guest.ask("keep")?;
         self.control(&Control::Resume)?;
         // A comparison that sees nothing would prove nothing.
         let globs = Globs { filter: vec!["vfs_*".into()], notrace: Vec::new() };
@@ -317,9 +280,9 @@ impl Driver<'_> {
                 continue;
             }
             let request = format!("churn {}", 1 + random.below(1 << 30));
-            let churn = self.request(&request)?;
+            let churn = self.guest.request(&request)?;
             let ours = self.round(&mut random, &named);
-            let theirs = self.answer(&churn);
+            let theirs = self.guest.answer(&churn);
             ours.with_context(|| format!("round {round}"))?;
             theirs.with_context(|| format!("round {round}"))?;
         }
@@ -357,11 +320,11 @@ impl Driver<'_> {
             })?;
         }
         self.change_triggers(random)?;
-        self.ask("begin")?;
+        self.guest.ask("begin")?;
         for _ in 0..CHANGES {
             self.disturb(random, named)?;
         }
-        let calls = self.ask("finish")?;
+        let calls = self.guest.ask("finish")?;
         let calls = calls.iter().filter_map(|line| line.strip_prefix("called ")?.parse().ok());
         let calls: Vec<u64> = calls.collect();
         ensure!(calls.len() == CPUS && !calls.contains(&0), "too few calls: {calls:?}");
@@ -432,33 +395,8 @@ impl Driver<'_> {
     }
 }
 
-/// What tells whether the lines of an answer are as they were sent.
-#[must_use]
-pub fn hash<'a>(lines: impl IntoIterator<Item = &'a str>) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    lines.into_iter().for_each(|line| line.hash(&mut hasher));
-    hasher.finish()
-}
-
-/// The lines of the answer to the request of that number, once they have come as they were sent.
-fn whole_answer(said: &str, number: &str) -> Option<Vec<String>> {
-    let mut lines = Vec::new();
-    for line in said.lines() {
-        let Some((of, text)) = line.trim().split_once(": ") else { continue };
-        match text.strip_prefix("done ") {
-            _ if of != number => {}
-            None => lines.push(text),
-            Some(sent) if sent == format!("{:x}", hash(lines.iter().copied())) => {
-                return Some(lines.into_iter().map(str::to_owned).collect());
-            }
-            Some(_) => lines.clear(),
-        }
-    }
-    None
-}
-
 /// Some functions, and in half of all cases those with a common beginning.
-fn random_globs(random: &mut Random, named: &[&str]) -> Globs {
+pub(crate) fn random_globs(random: &mut Random, named: &[&str]) -> Globs {
     let mut one = || named[random.below(named.len())].to_owned();
     let mut filter: Vec<String> = (0..8).map(|_| one()).collect();
     filter.truncate(1 + random.below(8));
@@ -468,6 +406,13 @@ fn random_globs(random: &mut Random, named: &[&str]) -> Globs {
         filter.push(format!("{}*", name.get(..len).unwrap_or(name)));
     }
     Globs { filter, notrace: Vec::new() }
+}
+
+/// A connection to the socket of a run, whose answers may take a while.
+pub(crate) fn connect(socket: &Path) -> Result<UnixStream> {
+    let stream = Source::Unix(socket.into()).connect(PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
 }
 
 fn number(variable: &str) -> Result<Option<u64>> {
@@ -536,9 +481,7 @@ fn once(
     let mut driver = Driver {
         kernel,
         socket: &socket,
-        console: console.clone(),
-        input,
-        requests: 0,
+        guest: Asking::new(console.clone(), input),
         globs: Globs::default(),
         others,
         extras: [None, None],
@@ -580,7 +523,7 @@ fn once(
                     .map_err(anyhow::Error::from)
                     .and_then(|_tunnel| driver.drive(seed, rounds));
                 // However it went; the guest may be gone.
-                let _ = writeln!(driver.input, "end");
+                driver.guest.end();
             });
             let end = host.run(job);
             console.end();
@@ -589,27 +532,4 @@ fn once(
         Ok((driven, end))
     })?;
     Ok((driven, driver.tally, end, console.text()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    // A console shows what is typed as well, and has other lines between those of an answer, or in them.
-    #[test]
-    fn an_answer_is_taken_when_it_is_whole() {
-        let lines = |said: &str| whole_answer(said, "7");
-        let done = format!("7: done {:x}\n", hash(["differs 1 2", "differs 3 4"]));
-        let said = "7 compare\n7: differs 1 2\n[  1.5] a message\n7: differs 3 4\n";
-        assert_eq!(lines(said), None);
-        let expected = Some(vec!["differs 1 2".to_owned(), "differs 3 4".to_owned()]);
-        assert_eq!(lines(&format!("{said}{done}")), expected);
-        // One line is torn; all of them come again.
-        let torn = "7 compare\n7: diff[  1.5] a message\ners 1 2\n7: differs 3 4\n";
-        assert_eq!(lines(&format!("{torn}{done}")), None);
-        assert_eq!(lines(&format!("{torn}{done}{said}{done}")), expected);
-        let none = format!("{:x}", hash([]));
-        assert_eq!(lines(&format!("7: done {none}\n")), Some(Vec::new()));
-        assert_eq!(lines(&format!("17: done {none}\n6: done {none}\n")), None);
-    }
 }

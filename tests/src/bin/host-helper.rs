@@ -8,6 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use vmtrace_tests::soak::{LOOK, Look};
+
 /// Bytes moved at a time.
 const BLOCK: usize = 64 << 10;
 /// A run of vmtrace, which has a limit of 240 s, hangs if it takes longer.
@@ -71,6 +73,8 @@ fn main() -> ExitCode {
         }
         // vmtrace with these arguments: what each of its threads was last seen to be confined to.
         ["threads", args @ ..] => return threads(args),
+        // vmtrace with these arguments: what it holds, whenever standard input asks for it.
+        ["watch", args @ ..] => return watch(args),
         // Two programs at a time, each with its arguments; both must succeed.
         ["beside", both @ ..] => return beside(both),
         // A program with a guest that works on a disk: how often that leaves KVM meanwhile.
@@ -250,5 +254,28 @@ fn threads(args: &[&str]) -> ExitCode {
         std::thread::sleep(Duration::from_millis(50));
     };
     seen.values().for_each(|line| println!("{line}"));
+    ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(255))
+}
+
+/// Runs vmtrace, whose standard input gets all lines of ours but those that ask for a look at it. These are answered on
+/// standard output, which vmtrace's is not.
+fn watch(args: &[&str]) -> ExitCode {
+    let mut command = Command::new("/init");
+    command.arg0("vmtrace").args(args).stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let (pid, mut input) = (child.id(), child.stdin.take().unwrap());
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            if line.starts_with(LOOK) {
+                match Look::at(pid) {
+                    Ok(look) => println!("{line} {look}"),
+                    Err(error) => println!("{line} {error:#}"),
+                }
+            } else if writeln!(input, "{line}").is_err() {
+                return;
+            }
+        }
+    });
+    let status = child.wait().unwrap();
     ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(255))
 }

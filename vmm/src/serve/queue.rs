@@ -203,7 +203,7 @@ impl Inner {
         frames
     }
 
-    /// The frames of `chunk` but for records and watermarks, with the losses before them.
+    /// The frames of `chunk` but for records, and watermarks behind them, with the losses before them.
     fn without_records(&mut self, chunk: &[u8]) -> Vec<u8> {
         let mut kept = Vec::new();
         for FrameSpan { bytes, sequence, records, droppable } in frame_spans(chunk) {
@@ -213,11 +213,59 @@ impl Inner {
                     missed.pending += u64::from(count);
                 }
             }
-            if !droppable {
+            // A gap needs a loss frame, which tells of records: a watermark behind which none was left out stays.
+            if !droppable || self.missed.iter().all(|missed| missed.pending == 0) {
                 kept.extend(self.losses(sequence));
                 kept.extend_from_slice(bytes);
             }
         }
         kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::{Frame, Reader, Writer, sample};
+
+    // Watermarks come without records, too: between two frames that a full queue must take, one was left out without
+    // any loss to tell, and the reader of what is a whole stream said that it is damaged.
+    #[test]
+    fn a_full_queue_leaves_no_gap_that_is_not_told() {
+        let mut writer = Writer::new(Vec::new(), &sample::header()).unwrap();
+        let queue = Queue::new(4096, 2).unwrap();
+        let push = |writer: &mut Writer<Vec<u8>>| {
+            writer.flush().unwrap();
+            assert!(queue.push(&std::mem::take(writer.get_mut()).into()));
+        };
+        let records = vec![sample::entry(1, sample::READ, sample::OPEN, 7); 300];
+        // More than half of it is full from now on.
+        writer.entries(0, &records[..100]).unwrap();
+        push(&mut writer);
+        for _ in 0..2 {
+            writer.entries(0, &records).unwrap();
+            push(&mut writer);
+            for time in 0..3 {
+                writer.watermark(time).unwrap();
+                push(&mut writer);
+                writer.mark(&sample::mark()).unwrap();
+                push(&mut writer);
+            }
+        }
+        writer.end(&sample::summary()).unwrap();
+        push(&mut writer);
+        let mut stream = Vec::new();
+        while let Popped::Chunk(chunk) = queue.pop() {
+            stream.extend_from_slice(&chunk);
+        }
+        let (mut reader, mut missed, mut marks) = (Reader::new(&stream[..]).unwrap(), 0, 0);
+        while let Some(frame) = reader.next_frame().unwrap() {
+            match frame {
+                Frame::Loss(loss) => missed += loss.count,
+                Frame::Mark(_) => marks += 1,
+                _ => {}
+            }
+        }
+        assert_eq!((missed, marks), (600, 6));
     }
 }

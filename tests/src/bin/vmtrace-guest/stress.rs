@@ -7,8 +7,8 @@ use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+use vmtrace_tests::asking::hash;
 use vmtrace_tests::exact::BACKLOGS;
-use vmtrace_tests::stress::hash;
 
 /// Calls that are made before others have the CPU: so many that some are open at most changes.
 const BATCH: usize = 200;
