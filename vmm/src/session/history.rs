@@ -6,6 +6,7 @@ use crate::stream::{Stretch, TracedOf};
 use crate::tracer::{Among, Part, Tally};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// A tracer, what it traces, and a site.
 type Key = (u8, TracedOf, usize);
@@ -19,7 +20,8 @@ const MOST: usize = 4 << 20;
 pub(super) struct History {
     /// In order.
     open: Vec<(Key, u64)>,
-    closed: BTreeMap<Stretch, Vec<usize>>,
+    /// Sites that follow each other are one range: most are of stretches of every function.
+    closed: BTreeMap<Stretch, Vec<Range<u32>>>,
     /// Sites in there, and those that there was no room for.
     kept: usize,
     forgotten: usize,
@@ -60,8 +62,13 @@ impl History {
             self.forgotten += 1;
             return;
         }
+        let Ok(site) = u32::try_from(site) else { return };
         self.kept += 1;
-        self.closed.entry(Stretch { since, until, tracer, of }).or_default().push(site);
+        let sites = self.closed.entry(Stretch { since, until, tracer, of }).or_default();
+        match sites.last_mut().filter(|last| last.end == site) {
+            Some(last) => last.end = last.end.saturating_add(1),
+            None => sites.push(site..site.saturating_add(1)),
+        }
     }
 
     /// What the summary says of stretches that are not told. Rules about these times are undecided.
@@ -79,7 +86,10 @@ impl History {
         for (key, since) in std::mem::take(&mut self.open) {
             self.close(key, since, u64::MAX);
         }
-        self.closed.into_iter().collect()
+        let sites = |ranges: Vec<Range<u32>>| {
+            ranges.into_iter().flatten().filter_map(|site| usize::try_from(site).ok()).collect()
+        };
+        self.closed.into_iter().map(|(stretch, ranges)| (stretch, sites(ranges))).collect()
     }
 }
 
@@ -166,6 +176,8 @@ mod tests {
             history.change((0..now).map(|site| (0, TracedOf::Entries, site)).collect(), ticks);
         }
         assert_eq!((history.kept, history.note()), (MOST, None));
+        // Nor with how many functions there are.
+        assert!(history.closed.values().all(|ranges| ranges.len() == 1));
         history.change(vec![(0, TracedOf::Entries, 1)], 8);
         history.change(vec![(0, TracedOf::Entries, 2)], 9);
         assert!(history.note().is_some_and(|note| note.contains("1 of the times")));
