@@ -143,8 +143,8 @@ fn a_running_trace_is_controlled() {
 }
 
 fn control(kernel: &str) {
-    let run = "/vmtrace-guest getppid 1000 0 && /vmtrace-guest rounds 100";
-    let mut guest = boot(kernel, run, &["--tracer", &latency::rounds(kernel)]);
+    let run = format!("/vmtrace-guest getppid 1000 0 && {}", latency::workload());
+    let mut guest = boot(kernel, &run, &["--tracer", &latency::rounds(kernel)]);
     let socket = guest.at("socket");
     wait_for(&mut guest, |status| {
         let records = status["records"].as_array().unwrap();

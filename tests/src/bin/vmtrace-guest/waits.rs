@@ -10,8 +10,8 @@ const BETWEEN: Duration = Duration::from_millis(60);
 /// How often the task is looked at that is to wait.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Rounds, until it is killed. In each the task `sleeper` is woken and waits `ms` for its CPU, which the
-/// real-time task has that wakes it. Then a line has the number of the round, what it has waited, and a
+/// Rounds, until it is killed. In each the task `sleeper` is woken and waits at least `ms` for its CPU, which the
+/// real-time task has that wakes it. Then a line has the number of the round, what it has waited at most, and a
 /// hash of the kernel's code as it was after that; and `sched_rr_get_interval` is called, which nobody
 /// else calls.
 pub(crate) fn rounds(ms: i64) -> Result<()> {
@@ -54,15 +54,11 @@ fn hash(bytes: &[u8]) -> u64 {
     all.fold(0, |hash: u64, word| (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// Wakes its parent once that sleeps, and has the CPU for `ns` from then on. No timer decides when: on a
+/// Wakes its parent once that sleeps, and has the CPU for `ns` once that is awake. No timer decides when: on a
 /// busy host they come late.
 fn hog(ns: i64, mut wake: impl Write) -> Result<()> {
     fs::write("/proc/self/comm", "hog")?;
-    let parameters = libc::sched_param { sched_priority: 50 };
-    // SAFETY: a valid parameter for this process.
-    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) } != 0 {
-        bail!("sched_setscheduler: {}", std::io::Error::last_os_error());
-    }
+    schedule(libc::SCHED_FIFO, 50)?;
     std::thread::sleep(BETWEEN);
     let parent = format!("/proc/{}/stat", std::os::unix::process::parent_id());
     let sleeps = |stat: &str| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'));
@@ -71,6 +67,18 @@ fn hog(ns: i64, mut wake: impl Write) -> Result<()> {
     }
     let woken = super::now(libc::CLOCK_MONOTONIC);
     wake.write_all(&woken.to_le_bytes())?;
-    while super::now(libc::CLOCK_MONOTONIC) < woken + ns {}
+    // From now on: the machine may have done something else since the first look at the clock.
+    let awake = super::now(libc::CLOCK_MONOTONIC);
+    while super::now(libc::CLOCK_MONOTONIC) < awake + ns {}
+    // Nobody waits again while this one ends.
+    schedule(libc::SCHED_IDLE, 0)
+}
+
+fn schedule(policy: i32, priority: i32) -> Result<()> {
+    let parameters = libc::sched_param { sched_priority: priority };
+    // SAFETY: a valid parameter for this process.
+    if unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } != 0 {
+        bail!("sched_setscheduler: {}", std::io::Error::last_os_error());
+    }
     Ok(())
 }
