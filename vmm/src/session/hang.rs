@@ -1,18 +1,21 @@
-//! A guest that hangs: one of its CPUs cannot be interrupted any more.
+//! A guest that hangs: one of its CPUs cannot be interrupted any more, or cannot be taken from its task.
 //!
 //! A kernel keeps interrupts off for microseconds, at worst for milliseconds. Without them nothing wakes
 //! a CPU, its clock stands still, no other CPU gets an answer, and no watchdog that needs a timer can
 //! say so. So from time to time all vCPUs are stopped for a look at them. When one could not be
 //! interrupted, they are looked at more often, until it can be, or it has been too long.
 //!
-//! A CPU that waits with interrupts on may be idle: `--timeout` ends a guest that is blocked for ever.
+//! With interrupts on it is what the kernel calls a soft lockup: the CPU is in the kernel, with the same task at every
+//! look, which was not taken off in between, although another one waits for the CPU, or although it must not be (it
+//! holds a lock, or serves an interrupt). A task that computes for hours while nobody else is to run, or that is taken
+//! off now and then, is none; nor is a CPU that is idle: `--timeout` ends a guest that is blocked for ever.
 
 use super::arch;
 use super::attach::Controller;
 use super::vm::{Paused, Vm};
 use crate::machine::{MachineError, Registers};
 use crate::stream::MarkKind;
-use crate::tracer::Guest;
+use crate::tracer::{Guest, Running, Scheduling};
 use std::time::{Duration, Instant};
 
 /// How often a guest is looked at that is well.
@@ -23,6 +26,9 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// For how much the time between two of these counts at most: a machine that was suspended, or busy
 /// with something else, has not run the guest all the time.
 const MOST: Duration = Duration::from_millis(500);
+/// For how long a task must be held at the least: initcalls and self-tests keep a CPU for seconds. The kernel's own
+/// watchdog, where it has one, says so after as long (kernel/watchdog.c).
+const HELD: Duration = Duration::from_secs(20);
 /// vCPUs that the message names.
 const NAMED: usize = 8;
 
@@ -35,6 +41,8 @@ const LEFT: [&str; 2] = ["play_dead", "stop_this_cpu"];
 enum State {
     /// An interrupt would be taken.
     Interruptible,
+    /// So it would, but its task is not given up: that, and how often it was before.
+    Held(u64, u64),
     /// It would not.
     Stuck,
     /// The guest does not use it.
@@ -51,12 +59,14 @@ pub(super) struct HangWatch {
     stuck: Vec<Option<Duration>>,
     /// For how long no vCPU could be interrupted.
     none: Option<Duration>,
+    /// For how long each vCPU has been held in the same way.
+    held: Vec<Option<(State, Duration)>>,
 }
 
 impl HangWatch {
     pub(super) fn new(limit: Option<Duration>, now: Instant) -> Self {
         let due = now + limit.unwrap_or(LOOK).min(LOOK);
-        Self { limit, due, looked: now, stuck: Vec::new(), none: None }
+        Self { limit, due, looked: now, stuck: Vec::new(), none: None, held: Vec::new() }
     }
 
     /// When to look next, if ever.
@@ -75,20 +85,36 @@ impl HangWatch {
         for (time, state) in self.stuck.iter_mut().zip(states) {
             *time = longer(*state == State::Stuck, *time);
         }
-        let none = !states.is_empty() && !states.contains(&State::Interruptible);
-        self.none = longer(none, self.none);
+        self.held.resize(states.len(), None);
+        for (held, state) in self.held.iter_mut().zip(states) {
+            let before = held.filter(|(before, _)| before == state);
+            let time = before.map_or(Duration::ZERO, |(_, time)| time + since);
+            *held = matches!(state, State::Held(..)).then_some((*state, time));
+        }
+        let none = states.iter().all(|state| matches!(state, State::Stuck | State::Off));
+        self.none = longer(none && !states.is_empty(), self.none);
         let longest = self.stuck.iter().chain([&self.none]).filter_map(|time| *time).max();
+        let held = self.held.iter().filter_map(|held| Some(held.as_ref()?.1)).max();
         self.looked = now;
-        self.due = now + if longest.is_some() { AGAIN } else { LOOK.min(limit) };
-        longest >= Some(limit)
+        let again = longest.is_some() || held.is_some();
+        self.due = now + if again { AGAIN } else { LOOK.min(limit) };
+        longest >= Some(limit) || held >= Some(limit.max(HELD))
     }
 
-    /// Those that were stuck for too long; all, if it is only that none could be interrupted.
-    fn hung(&self, vcpu: usize) -> bool {
-        let is = |time: Option<Duration>| time.is_some() && time >= self.limit;
-        match self.stuck.iter().any(|time| is(*time)) {
-            true => self.stuck.get(vcpu).is_some_and(|time| is(*time)),
-            false => true,
+    /// What is wrong, for how long, and with which vCPUs: all, if it is only that none could be interrupted.
+    fn hung(&self) -> (&'static str, Duration, Vec<usize>) {
+        let limit = self.limit.unwrap_or_default();
+        let which = |is: &dyn Fn(usize) -> bool| -> Vec<usize> {
+            (0..self.stuck.len()).filter(|&vcpu| is(vcpu)).collect()
+        };
+        let stuck = which(&|vcpu| self.stuck[vcpu] >= Some(limit));
+        let held = limit.max(HELD);
+        let all_held = which(&|vcpu| self.held[vcpu].is_some_and(|(_, time)| time >= held));
+        const OFF: &str = "interrupts were off";
+        match (stuck.is_empty(), all_held.is_empty()) {
+            (false, _) => (OFF, limit, stuck),
+            (true, false) => ("a task was not given up", held, all_held),
+            (true, true) => (OFF, limit, which(&|_| true)),
         }
     }
 }
@@ -112,8 +138,10 @@ impl Controller {
             return None;
         };
         let ram = machine.ram();
-        let vcpus: Vec<_> =
-            (0..paused.vcpus()).map(|vcpu| self.state(ram, &paused, vcpu)).collect();
+        let image = self.verdict.image.as_ref();
+        let scheduling = image.and_then(|image| Scheduling::find(&self.kernel, image));
+        let state = |vcpu| self.state(ram, &paused, vcpu, scheduling.as_ref());
+        let vcpus: Vec<_> = (0..paused.vcpus()).map(state).collect();
         let states: Vec<State> = vcpus.iter().map(|(state, _)| *state).collect();
         let hangs = self.hang.seen(&states, Instant::now());
         let message = hangs.then(|| self.hang_message(&vcpus));
@@ -124,7 +152,13 @@ impl Controller {
     }
 
     /// What a vCPU is like, and where it stands.
-    fn state(&self, ram: &dyn Guest, paused: &Paused<'_>, vcpu: usize) -> (State, Option<u64>) {
+    fn state(
+        &self,
+        ram: &dyn Guest,
+        paused: &Paused<'_>,
+        vcpu: usize,
+        scheduling: Option<&Scheduling>,
+    ) -> (State, Option<u64>) {
         let look = || -> Result<Option<Registers>, MachineError> {
             if paused.is_stopped(vcpu)? { Ok(None) } else { paused.registers(vcpu).map(Some) }
         };
@@ -135,7 +169,7 @@ impl Controller {
             Ok(Some(registers)) => {
                 let at = arch::program_counter(&registers);
                 let state = match is_interruptible(ram, &registers) {
-                    true => State::Interruptible,
+                    true => held(ram, &registers, scheduling),
                     // Where it is not known where the kernel is, it is not known who is left.
                     false if self.verdict.image.is_none() => State::Off,
                     false if LEFT.iter().any(|name| self.place(at).contains(name)) => State::Off,
@@ -148,7 +182,8 @@ impl Controller {
 
     fn hang_message(&self, vcpus: &[(State, Option<u64>)]) -> String {
         let started = vcpus.iter().enumerate().filter_map(|(vcpu, (_, at))| Some((vcpu, (*at)?)));
-        let (hung, others): (Vec<_>, Vec<_>) = started.partition(|(vcpu, _)| self.hang.hung(*vcpu));
+        let (what, time, all) = self.hang.hung();
+        let (hung, others): (Vec<_>, Vec<_>) = started.partition(|(vcpu, _)| all.contains(vcpu));
         let list = |all: &[(usize, u64)]| {
             let named = all.iter().take(NAMED);
             let mut places: Vec<String> =
@@ -157,8 +192,7 @@ impl Controller {
             places.extend((more > 0).then(|| format!("and {more} more")));
             places.join(", ")
         };
-        let seconds = self.hang.limit.unwrap_or_default().as_secs();
-        let mut text = format!("interrupts were off for {seconds} s: {}", list(&hung));
+        let mut text = format!("{what} for {} s: {}", time.as_secs(), list(&hung));
         if !others.is_empty() {
             text += &format!("; the others: {}", list(&others));
         }
@@ -183,6 +217,23 @@ impl Controller {
     }
 }
 
+/// Of a vCPU that can be interrupted: whether its task is held.
+fn held(ram: &dyn Guest, registers: &Registers, scheduling: Option<&Scheduling>) -> State {
+    let tables = arch::tables(registers);
+    let look = || {
+        // In user mode a task can be taken off at any time.
+        (arch::program_counter(registers) >> 63 != 0).then_some(())?;
+        scheduling?.look(arch::task_base(registers), |address, out| {
+            // Words do not cross pages.
+            ram.read(tables.translate(ram, address).ok()?, out).ok()
+        })
+    };
+    match look() {
+        Some(Running { task, pid: 1.., switches, is_held: true }) => State::Held(task, switches),
+        _ => State::Interruptible,
+    }
+}
+
 fn is_interruptible(ram: &dyn Guest, registers: &Registers) -> bool {
     let tables = arch::tables(registers);
     arch::is_interruptible(registers, |address| {
@@ -199,7 +250,7 @@ fn is_interruptible(ram: &dyn Guest, registers: &Registers) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::State::{Interruptible, Off, Stuck};
+    use super::State::{Held, Interruptible, Off, Stuck};
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(60);
@@ -230,11 +281,10 @@ mod tests {
     #[test]
     fn a_guest_hangs_when_a_cpu_is_stuck_at_every_look() {
         let (watch_one, _) = watch(|_| vec![Interruptible, Stuck]);
-        let one = watch_one.unwrap();
-        assert!(!one.hung(0) && one.hung(1));
+        assert_eq!(watch_one.unwrap().hung(), ("interrupts were off", LIMIT, vec![1]));
         // None that runs is as good as one that is stuck.
         let all = watch(|_| vec![Off, Off]).0.unwrap();
-        assert!(all.hung(0) && all.hung(1));
+        assert_eq!(all.hung(), ("interrupts were off", LIMIT, vec![0, 1]));
         // A guest that is well costs a pause every few seconds.
         let (found, looks) = watch(|_| vec![Interruptible, Off]);
         assert!(found.is_none() && looks == 360, "{looks}");
@@ -246,6 +296,30 @@ mod tests {
         let turns =
             |look| if look % 2 == 0 { [Stuck, Interruptible] } else { [Interruptible, Stuck] };
         assert!(watch(|look| turns(look).to_vec()).0.is_none());
+    }
+
+    // A guest that computes is none that hangs, and one whose CPU nobody gets any more would run for ever.
+    #[test]
+    fn a_guest_hangs_when_a_task_is_held_at_every_look() {
+        let (found, _) = watch(|_| vec![Interruptible, Held(7, 40)]);
+        assert_eq!(found.unwrap().hung(), ("a task was not given up", LIMIT, vec![1]));
+        // It was taken off in between, or another one was there.
+        for state in [|look| Held(7, u64::from(look / 100)), |look| Held(u64::from(look % 2), 40)] {
+            assert!(watch(|look| vec![state(look), Interruptible]).0.is_none());
+        }
+        let now_and_then = |look| if look % 100 == 0 { Interruptible } else { Held(7, 40) };
+        assert!(watch(|look| vec![now_and_then(look)]).0.is_none());
+        // Who can be interrupted does not make a guest of which none can.
+        assert!(watch(|look| vec![Held(7, u64::from(look)), Off]).0.is_none());
+        // Interrupts come first: without them nothing else happens, either.
+        let both = watch(|_| vec![Held(7, 40), Stuck]).0.unwrap();
+        assert_eq!(both.hung(), ("interrupts were off", LIMIT, vec![1]));
+        // A short limit is for interrupts that are off.
+        let now = Instant::now();
+        let mut short = HangWatch::new(Some(Duration::from_secs(1)), now);
+        let times = (0..60).map(|half| now + half * MOST);
+        let when: Vec<_> = times.filter(|&at| short.seen(&[Held(7, 40)], at)).collect();
+        assert_eq!(when.first(), Some(&(now + HELD)));
     }
 
     // A guest that was not run has had no time to be interrupted.
