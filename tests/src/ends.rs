@@ -91,9 +91,11 @@ impl Guests {
         let err = finished.err();
         assert_eq!((finished.end.code, trace.summary.exit), (Some(3), Exit::Hang), "{name}: {err}");
         let begins =
-            format!("guest hangs: a task was not given up for 20 s: vCPU 1 in {getppid}+0x");
+            format!("guest hangs: others waited for the CPU of a task for 20 s: vCPU 1, task ");
         let [note] = &trace.summary.notes[..] else { panic!("{name}: {err}") };
-        assert!(note.starts_with(&begins) && note.contains("; the others: vCPU 0 in "), "{note}");
+        let (pid, there) = (value(&finished, "pid "), "; the others: vCPU 0 in ");
+        let begins = format!("{begins}{pid} in {getppid}+0x");
+        assert!(note.starts_with(&begins) && note.contains(there), "{note}");
     }
 
     /// Puts a kernel there whose getppid goes on for ever, with interrupts off or as they are: its name, and that of

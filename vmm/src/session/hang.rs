@@ -6,9 +6,10 @@
 //! interrupted, they are looked at more often, until it can be, or it has been too long.
 //!
 //! With interrupts on it is what the kernel calls a soft lockup: the CPU is in the kernel, with the same task at every
-//! look, which was not taken off in between, although another one waits for the CPU, or although it must not be (it
-//! holds a lock, or serves an interrupt). A task that computes for hours while nobody else is to run, or that is taken
-//! off now and then, is none; nor is a CPU that is idle: `--timeout` ends a guest that is blocked for ever.
+//! look, which was not taken off in between although another one is to run. Somebody always comes to wait: who deletes
+//! timers, counts pages, or waits for a grace period of RCU. A task that computes for hours while nobody else is to run,
+//! or that is taken off now and then, is none; nor is a CPU that is idle: `--timeout` ends a guest that is blocked for
+//! ever.
 
 use super::arch;
 use super::attach::Controller;
@@ -41,8 +42,8 @@ const LEFT: [&str; 2] = ["play_dead", "stop_this_cpu"];
 enum State {
     /// An interrupt would be taken.
     Interruptible,
-    /// So it would, but its task is not given up: that, and how often it was before.
-    Held(u64, u64),
+    /// So it would, but another task is to run: which one runs, its number, and how often it was taken off.
+    Held(u64, u32, u64),
     /// It would not.
     Stuck,
     /// The guest does not use it.
@@ -113,7 +114,7 @@ impl HangWatch {
         const OFF: &str = "interrupts were off";
         match (stuck.is_empty(), all_held.is_empty()) {
             (false, _) => (OFF, limit, stuck),
-            (true, false) => ("a task was not given up", held, all_held),
+            (true, false) => ("others waited for the CPU of a task", held, all_held),
             (true, true) => (OFF, limit, which(&|_| true)),
         }
     }
@@ -132,14 +133,14 @@ impl Controller {
         }
         // One that waits for room waits for us; one that has panicked has its own deadline.
         let excused = machine.room().wanted_for().is_some() || self.verdict.deadline().is_some();
+        let image = self.verdict.image.as_ref();
+        let scheduling = image.and_then(|image| Scheduling::find(&self.kernel, image));
         let paused = if excused { None } else { machine.pause().ok() };
         let Some(paused) = paused else {
             self.hang.seen(&[], Instant::now());
             return None;
         };
         let ram = machine.ram();
-        let image = self.verdict.image.as_ref();
-        let scheduling = image.and_then(|image| Scheduling::find(&self.kernel, image));
         let state = |vcpu| self.state(ram, &paused, vcpu, scheduling.as_ref());
         let vcpus: Vec<_> = (0..paused.vcpus()).map(state).collect();
         let states: Vec<State> = vcpus.iter().map(|(state, _)| *state).collect();
@@ -184,10 +185,15 @@ impl Controller {
         let started = vcpus.iter().enumerate().filter_map(|(vcpu, (_, at))| Some((vcpu, (*at)?)));
         let (what, time, all) = self.hang.hung();
         let (hung, others): (Vec<_>, Vec<_>) = started.partition(|(vcpu, _)| all.contains(vcpu));
+        let name = |&(vcpu, at): &(usize, u64)| {
+            let place = self.place(at);
+            match vcpus.get(vcpu) {
+                Some((State::Held(_, pid, _), _)) => format!("vCPU {vcpu}, task {pid} in {place}"),
+                _ => format!("vCPU {vcpu} in {place}"),
+            }
+        };
         let list = |all: &[(usize, u64)]| {
-            let named = all.iter().take(NAMED);
-            let mut places: Vec<String> =
-                named.map(|(vcpu, at)| format!("vCPU {vcpu} in {}", self.place(*at))).collect();
+            let mut places: Vec<String> = all.iter().take(NAMED).map(name).collect();
             let more = all.len().saturating_sub(NAMED);
             places.extend((more > 0).then(|| format!("and {more} more")));
             places.join(", ")
@@ -220,16 +226,21 @@ impl Controller {
 /// Of a vCPU that can be interrupted: whether its task is held.
 fn held(ram: &dyn Guest, registers: &Registers, scheduling: Option<&Scheduling>) -> State {
     let tables = arch::tables(registers);
-    let look = || {
-        // In user mode a task can be taken off at any time.
-        (arch::program_counter(registers) >> 63 != 0).then_some(())?;
-        scheduling?.look(arch::task_base(registers), |address, out| {
+    let look = |scheduling: &Scheduling| {
+        scheduling.look(arch::task_base(registers), |address, out| {
             // Words do not cross pages.
             ram.read(tables.translate(ram, address).ok()?, out).ok()
         })
     };
-    match look() {
-        Some(Running { task, pid: 1.., switches, is_held: true }) => State::Held(task, switches),
+    of_running(arch::program_counter(registers), scheduling.and_then(look))
+}
+
+fn of_running(at: u64, running: Option<Running>) -> State {
+    match running {
+        // In user mode a task can be taken off at any time, and who is idle waits for others itself.
+        Some(Running { task, pid: pid @ 1.., switches, is_wanted: true }) if at >> 63 != 0 => {
+            State::Held(task, pid, switches)
+        }
         _ => State::Interruptible,
     }
 }
@@ -301,25 +312,39 @@ mod tests {
     // A guest that computes is none that hangs, and one whose CPU nobody gets any more would run for ever.
     #[test]
     fn a_guest_hangs_when_a_task_is_held_at_every_look() {
-        let (found, _) = watch(|_| vec![Interruptible, Held(7, 40)]);
-        assert_eq!(found.unwrap().hung(), ("a task was not given up", LIMIT, vec![1]));
+        let (found, _) = watch(|_| vec![Interruptible, Held(7, 1, 40)]);
+        assert_eq!(found.unwrap().hung(), ("others waited for the CPU of a task", LIMIT, vec![1]));
         // It was taken off in between, or another one was there.
-        for state in [|look| Held(7, u64::from(look / 100)), |look| Held(u64::from(look % 2), 40)] {
+        let switched = |look| Held(7, 1, u64::from(look / 100));
+        for state in [switched, |look| Held(u64::from(look % 2), 1, 40)] {
             assert!(watch(|look| vec![state(look), Interruptible]).0.is_none());
         }
-        let now_and_then = |look| if look % 100 == 0 { Interruptible } else { Held(7, 40) };
+        let now_and_then = |look| if look % 100 == 0 { Interruptible } else { Held(7, 1, 40) };
         assert!(watch(|look| vec![now_and_then(look)]).0.is_none());
         // Who can be interrupted does not make a guest of which none can.
-        assert!(watch(|look| vec![Held(7, u64::from(look)), Off]).0.is_none());
+        assert!(watch(|look| vec![Held(7, 1, u64::from(look)), Off]).0.is_none());
         // Interrupts come first: without them nothing else happens, either.
-        let both = watch(|_| vec![Held(7, 40), Stuck]).0.unwrap();
+        let both = watch(|_| vec![Held(7, 1, 40), Stuck]).0.unwrap();
         assert_eq!(both.hung(), ("interrupts were off", LIMIT, vec![1]));
         // A short limit is for interrupts that are off.
         let now = Instant::now();
         let mut short = HangWatch::new(Some(Duration::from_secs(1)), now);
         let times = (0..60).map(|half| now + half * MOST);
-        let when: Vec<_> = times.filter(|&at| short.seen(&[Held(7, 40)], at)).collect();
+        let when: Vec<_> = times.filter(|&at| short.seen(&[Held(7, 1, 40)], at)).collect();
         assert_eq!(when.first(), Some(&(now + HELD)));
+    }
+
+    // Who is idle, or in user mode, gives its CPU up by itself.
+    #[test]
+    fn a_task_is_held_in_the_kernel_alone() {
+        const KERNEL: u64 = 0xffff_ffff_8100_0000;
+        let running = Running { task: 7, pid: 1, switches: 40, is_wanted: true };
+        assert_eq!(of_running(KERNEL, Some(running)), Held(7, 1, 40));
+        assert_eq!(of_running(0x40_1000, Some(running)), Interruptible);
+        for other in [Running { pid: 0, ..running }, Running { is_wanted: false, ..running }] {
+            assert_eq!(of_running(KERNEL, Some(other)), Interruptible);
+        }
+        assert_eq!(of_running(KERNEL, None), Interruptible);
     }
 
     // A guest that was not run has had no time to be interrupted.
