@@ -6,7 +6,7 @@ use vmtrace::emulated::HostArch;
 use vmtrace::kernel::Arch;
 
 use crate::Finished;
-use crate::cases::Guests;
+use crate::cases::{Guests, value};
 use crate::trace::{self, Trace, WORKLOAD, arch_of, boot, kernel, syscall};
 
 impl Guests {
@@ -90,8 +90,7 @@ impl Guests {
         let (finished, trace) = self.end(&hangs, "", &args);
         let err = finished.err();
         assert_eq!((finished.end.code, trace.summary.exit), (Some(3), Exit::Hang), "{name}: {err}");
-        let begins =
-            format!("guest hangs: others waited for the CPU of a task for 20 s: vCPU 1, task ");
+        let begins = "guest hangs: others waited for the CPU of a task for 20 s: vCPU 1, task ";
         let [note] = &trace.summary.notes[..] else { panic!("{name}: {err}") };
         let (pid, there) = (value(&finished, "pid "), "; the others: vCPU 0 in ");
         let begins = format!("{begins}{pid} in {getppid}+0x");
