@@ -85,7 +85,8 @@ impl Guests {
     /// kernels that do not take it from a task in the kernel.
     pub fn a_task_that_is_not_given_up_is_found_out(&self, name: &str) {
         let (hangs, getppid) = self.put_hanging(name, false);
-        let call = format!("{WORKLOAD} getppid 1 1");
+        // The second one waits for the CPU of the first.
+        let call = format!("{WORKLOAD} getppid 1 1 & sleep 3; {WORKLOAD} getppid 1 1");
         let args = ["--run", &call, "--cpus", "2", "--hang-after", "4"];
         let (finished, trace) = self.end(&hangs, "", &args);
         let err = finished.err();
@@ -93,8 +94,11 @@ impl Guests {
         let begins = "guest hangs: others waited for the CPU of a task for 20 s: vCPU 1, task ";
         let [note] = &trace.summary.notes[..] else { panic!("{name}: {err}") };
         let (pid, there) = (value(&finished, "pid "), "; the others: vCPU 0 in ");
-        let begins = format!("{begins}{pid} in {getppid}+0x");
+        // Or where it was just interrupted.
+        let begins = format!("{begins}{pid} in ");
         assert!(note.starts_with(&begins) && note.contains(there), "{note}");
+        let last = trace.entries.last().unwrap();
+        assert_eq!((&*last.function, last.vcpu, last.pid), (&*getppid, 1, pid), "{name}: {err}");
     }
 
     /// Puts a kernel there whose getppid goes on for ever, with interrupts off or as they are: its name, and that of

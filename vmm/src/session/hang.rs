@@ -42,13 +42,17 @@ const LEFT: [&str; 2] = ["play_dead", "stop_this_cpu"];
 enum State {
     /// An interrupt would be taken.
     Interruptible,
-    /// So it would, but another task is to run: which one runs, its number, and how often it was taken off.
-    Held(u64, u32, u64),
     /// It would not.
     Stuck,
     /// The guest does not use it.
     Off,
 }
+
+/// A task in the kernel while another one is to run: its address, its number, and how often it was taken off.
+type Held = (u64, u32, u64);
+
+/// All that a look has shown of a vCPU. Its task is held also while an interrupt is served, with others off.
+type Look = (State, Option<Held>);
 
 /// When to look, and what was seen.
 pub(super) struct HangWatch {
@@ -61,7 +65,7 @@ pub(super) struct HangWatch {
     /// For how long no vCPU could be interrupted.
     none: Option<Duration>,
     /// For how long each vCPU has been held in the same way.
-    held: Vec<Option<(State, Duration)>>,
+    held: Vec<Option<(Held, Duration)>>,
 }
 
 impl HangWatch {
@@ -76,24 +80,23 @@ impl HangWatch {
     }
 
     /// A look has shown this of each vCPU. Returns whether that is so for too long.
-    fn seen(&mut self, states: &[State], now: Instant) -> bool {
+    fn seen(&mut self, looks: &[Look], now: Instant) -> bool {
         let Some(limit) = self.limit else { return false };
         let since = now.saturating_duration_since(self.looked).min(MOST);
         let longer = |is: bool, time: Option<Duration>| {
             is.then(|| time.map_or(Duration::ZERO, |time| time + since))
         };
-        self.stuck.resize(states.len(), None);
-        for (time, state) in self.stuck.iter_mut().zip(states) {
+        self.stuck.resize(looks.len(), None);
+        self.held.resize(looks.len(), None);
+        let all = self.stuck.iter_mut().zip(&mut self.held);
+        for ((time, held), (state, task)) in all.zip(looks) {
             *time = longer(*state == State::Stuck, *time);
+            let before = held.filter(|(before, _)| Some(before) == task.as_ref());
+            *held =
+                task.map(|task| (task, before.map_or(Duration::ZERO, |(_, time)| time + since)));
         }
-        self.held.resize(states.len(), None);
-        for (held, state) in self.held.iter_mut().zip(states) {
-            let before = held.filter(|(before, _)| before == state);
-            let time = before.map_or(Duration::ZERO, |(_, time)| time + since);
-            *held = matches!(state, State::Held(..)).then_some((*state, time));
-        }
-        let none = states.iter().all(|state| matches!(state, State::Stuck | State::Off));
-        self.none = longer(none && !states.is_empty(), self.none);
+        let none = looks.iter().all(|(state, _)| *state != State::Interruptible);
+        self.none = longer(none && !looks.is_empty(), self.none);
         let longest = self.stuck.iter().chain([&self.none]).filter_map(|time| *time).max();
         let held = self.held.iter().filter_map(|held| Some(held.as_ref()?.1)).max();
         self.looked = now;
@@ -143,8 +146,8 @@ impl Controller {
         let ram = machine.ram();
         let state = |vcpu| self.state(ram, &paused, vcpu, scheduling.as_ref());
         let vcpus: Vec<_> = (0..paused.vcpus()).map(state).collect();
-        let states: Vec<State> = vcpus.iter().map(|(state, _)| *state).collect();
-        let hangs = self.hang.seen(&states, Instant::now());
+        let looks: Vec<Look> = vcpus.iter().map(|(look, _)| *look).collect();
+        let hangs = self.hang.seen(&looks, Instant::now());
         let message = hangs.then(|| self.hang_message(&vcpus));
         // Whoever measures how long the guest takes must know. Nothing of what is traced has changed, as
         // other pauses say: calls go on.
@@ -159,36 +162,37 @@ impl Controller {
         paused: &Paused<'_>,
         vcpu: usize,
         scheduling: Option<&Scheduling>,
-    ) -> (State, Option<u64>) {
+    ) -> (Look, Option<u64>) {
         let look = || -> Result<Option<Registers>, MachineError> {
             if paused.is_stopped(vcpu)? { Ok(None) } else { paused.registers(vcpu).map(Some) }
         };
         match look() {
             // One that cannot be seen may be well.
-            Err(_) => (State::Interruptible, None),
-            Ok(None) => (State::Off, None),
+            Err(_) => ((State::Interruptible, None), None),
+            Ok(None) => ((State::Off, None), None),
             Ok(Some(registers)) => {
                 let at = arch::program_counter(&registers);
                 let state = match is_interruptible(ram, &registers) {
-                    true => held(ram, &registers, scheduling),
+                    true => State::Interruptible,
                     // Where it is not known where the kernel is, it is not known who is left.
                     false if self.verdict.image.is_none() => State::Off,
                     false if LEFT.iter().any(|name| self.place(at).contains(name)) => State::Off,
                     false => State::Stuck,
                 };
-                (state, Some(at))
+                let held = scheduling.and_then(|it| held(ram, &registers, it));
+                ((state, held), Some(at))
             }
         }
     }
 
-    fn hang_message(&self, vcpus: &[(State, Option<u64>)]) -> String {
+    fn hang_message(&self, vcpus: &[(Look, Option<u64>)]) -> String {
         let started = vcpus.iter().enumerate().filter_map(|(vcpu, (_, at))| Some((vcpu, (*at)?)));
         let (what, time, all) = self.hang.hung();
         let (hung, others): (Vec<_>, Vec<_>) = started.partition(|(vcpu, _)| all.contains(vcpu));
         let name = |&(vcpu, at): &(usize, u64)| {
             let place = self.place(at);
             match vcpus.get(vcpu) {
-                Some((State::Held(_, pid, _), _)) => format!("vCPU {vcpu}, task {pid} in {place}"),
+                Some(((_, Some((_, pid, _))), _)) => format!("vCPU {vcpu}, task {pid} in {place}"),
                 _ => format!("vCPU {vcpu} in {place}"),
             }
         };
@@ -223,26 +227,20 @@ impl Controller {
     }
 }
 
-/// Of a vCPU that can be interrupted: whether its task is held.
-fn held(ram: &dyn Guest, registers: &Registers, scheduling: Option<&Scheduling>) -> State {
+/// The task of a vCPU, if it is held.
+fn held(ram: &dyn Guest, registers: &Registers, scheduling: &Scheduling) -> Option<Held> {
     let tables = arch::tables(registers);
-    let look = |scheduling: &Scheduling| {
-        scheduling.look(arch::task_base(registers), |address, out| {
-            // Words do not cross pages.
-            ram.read(tables.translate(ram, address).ok()?, out).ok()
-        })
-    };
-    of_running(arch::program_counter(registers), scheduling.and_then(look))
+    let running = scheduling.look(arch::task_base(registers), |address, out| {
+        // Words do not cross pages.
+        ram.read(tables.translate(ram, address).ok()?, out).ok()
+    });
+    of_running(arch::program_counter(registers), running?)
 }
 
-fn of_running(at: u64, running: Option<Running>) -> State {
-    match running {
-        // In user mode a task can be taken off at any time, and who is idle waits for others itself.
-        Some(Running { task, pid: pid @ 1.., switches, is_wanted: true }) if at >> 63 != 0 => {
-            State::Held(task, pid, switches)
-        }
-        _ => State::Interruptible,
-    }
+fn of_running(at: u64, running: Running) -> Option<Held> {
+    let Running { task, pid, switches, is_wanted } = running;
+    // In user mode a task can be taken off at any time, and who is idle waits for others itself.
+    (is_wanted && pid != 0 && at >> 63 != 0).then_some((task, pid, switches))
 }
 
 fn is_interruptible(ram: &dyn Guest, registers: &Registers) -> bool {
@@ -261,14 +259,14 @@ fn is_interruptible(ram: &dyn Guest, registers: &Registers) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::State::{Held, Interruptible, Off, Stuck};
+    use super::State::{Interruptible, Off, Stuck};
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(60);
     const HOUR: Duration = Duration::from_secs(3600);
 
     /// Looks whenever it is time, for an hour: when it was too long, and after how many looks.
-    fn watch(states: impl Fn(u32) -> Vec<State>) -> (Option<HangWatch>, u32) {
+    fn watch(looks_at: impl Fn(u32) -> Vec<Look>) -> (Option<HangWatch>, u32) {
         let begun = Instant::now();
         let mut watch = HangWatch::new(Some(LIMIT), begun);
         let mut looks = 0;
@@ -277,7 +275,7 @@ mod tests {
             if now > begun + HOUR {
                 return (None, looks);
             }
-            let hangs = watch.seen(&states(looks), now);
+            let hangs = watch.seen(&looks_at(looks), now);
             looks += 1;
             if hangs {
                 let time = now.duration_since(begun);
@@ -287,50 +285,61 @@ mod tests {
         }
     }
 
+    /// The same of tasks that nobody waits for.
+    fn only(states: impl Fn(u32) -> Vec<State>) -> (Option<HangWatch>, u32) {
+        watch(|look| states(look).into_iter().map(|state| (state, None)).collect())
+    }
+
     // A verdict on a guest that lives ends somebody's run; none on one that is dead lets it go on
     // for ever.
     #[test]
     fn a_guest_hangs_when_a_cpu_is_stuck_at_every_look() {
-        let (watch_one, _) = watch(|_| vec![Interruptible, Stuck]);
+        let (watch_one, _) = only(|_| vec![Interruptible, Stuck]);
         assert_eq!(watch_one.unwrap().hung(), ("interrupts were off", LIMIT, vec![1]));
         // None that runs is as good as one that is stuck.
-        let all = watch(|_| vec![Off, Off]).0.unwrap();
+        let all = only(|_| vec![Off, Off]).0.unwrap();
         assert_eq!(all.hung(), ("interrupts were off", LIMIT, vec![0, 1]));
         // A guest that is well costs a pause every few seconds.
-        let (found, looks) = watch(|_| vec![Interruptible, Off]);
+        let (found, looks) = only(|_| vec![Interruptible, Off]);
         assert!(found.is_none() && looks == 360, "{looks}");
         // One that has interrupts off nearly all the time is none that hangs.
         let now_and_then = |look| if look % 100 == 0 { Interruptible } else { Stuck };
-        let (found, looks) = watch(|look| vec![now_and_then(look)]);
+        let (found, looks) = only(|look| vec![now_and_then(look)]);
         assert!(found.is_none() && looks > 15_000, "{looks}");
         // Nor is one whose CPUs take turns.
         let turns =
             |look| if look % 2 == 0 { [Stuck, Interruptible] } else { [Interruptible, Stuck] };
-        assert!(watch(|look| turns(look).to_vec()).0.is_none());
+        assert!(only(|look| turns(look).to_vec()).0.is_none());
     }
 
     // A guest that computes is none that hangs, and one whose CPU nobody gets any more would run for ever.
     #[test]
     fn a_guest_hangs_when_a_task_is_held_at_every_look() {
-        let (found, _) = watch(|_| vec![Interruptible, Held(7, 1, 40)]);
-        assert_eq!(found.unwrap().hung(), ("others waited for the CPU of a task", LIMIT, vec![1]));
-        // It was taken off in between, or another one was there.
-        let switched = |look| Held(7, 1, u64::from(look / 100));
-        for state in [switched, |look| Held(u64::from(look % 2), 1, 40)] {
-            assert!(watch(|look| vec![state(look), Interruptible]).0.is_none());
+        const WELL: Look = (Interruptible, None);
+        let held = |task, switches| Some((task, 1, switches));
+        let (found, _) = watch(|_| vec![WELL, (Interruptible, held(7, 40))]);
+        let waited = "others waited for the CPU of a task";
+        assert_eq!(found.unwrap().hung(), (waited, LIMIT, vec![1]));
+        // Now and then it is interrupted.
+        let state = |look| if look % 3 == 0 { Stuck } else { Interruptible };
+        let (found, _) = watch(|look| vec![(state(look), held(7, 40)), WELL]);
+        assert_eq!(found.unwrap().hung(), (waited, LIMIT, vec![0]));
+        // It was taken off in between, another one was there, or nobody waited.
+        let switched = |look: u32| held(7, u64::from(look / 100));
+        let other = |look: u32| held(u64::from(look % 2), 40);
+        let unwanted = |look: u32| if look % 100 == 0 { None } else { held(7, 40) };
+        for task in [&switched as &dyn Fn(u32) -> Option<Held>, &other, &unwanted] {
+            assert!(watch(|look| vec![(Interruptible, task(look)), WELL]).0.is_none());
         }
-        let now_and_then = |look| if look % 100 == 0 { Interruptible } else { Held(7, 1, 40) };
-        assert!(watch(|look| vec![now_and_then(look)]).0.is_none());
-        // Who can be interrupted does not make a guest of which none can.
-        assert!(watch(|look| vec![Held(7, 1, u64::from(look)), Off]).0.is_none());
         // Interrupts come first: without them nothing else happens, either.
-        let both = watch(|_| vec![Held(7, 1, 40), Stuck]).0.unwrap();
+        let both = watch(|_| vec![(Interruptible, held(7, 40)), (Stuck, held(8, 40))]).0.unwrap();
         assert_eq!(both.hung(), ("interrupts were off", LIMIT, vec![1]));
         // A short limit is for interrupts that are off.
         let now = Instant::now();
         let mut short = HangWatch::new(Some(Duration::from_secs(1)), now);
         let times = (0..60).map(|half| now + half * MOST);
-        let when: Vec<_> = times.filter(|&at| short.seen(&[Held(7, 1, 40)], at)).collect();
+        let look = [(Interruptible, held(7, 40))];
+        let when: Vec<_> = times.filter(|&at| short.seen(&look, at)).collect();
         assert_eq!(when.first(), Some(&(now + HELD)));
     }
 
@@ -339,12 +348,11 @@ mod tests {
     fn a_task_is_held_in_the_kernel_alone() {
         const KERNEL: u64 = 0xffff_ffff_8100_0000;
         let running = Running { task: 7, pid: 1, switches: 40, is_wanted: true };
-        assert_eq!(of_running(KERNEL, Some(running)), Held(7, 1, 40));
-        assert_eq!(of_running(0x40_1000, Some(running)), Interruptible);
+        assert_eq!(of_running(KERNEL, running), Some((7, 1, 40)));
+        assert_eq!(of_running(0x40_1000, running), None);
         for other in [Running { pid: 0, ..running }, Running { is_wanted: false, ..running }] {
-            assert_eq!(of_running(KERNEL, Some(other)), Interruptible);
+            assert_eq!(of_running(KERNEL, other), None);
         }
-        assert_eq!(of_running(KERNEL, None), Interruptible);
     }
 
     // A guest that was not run has had no time to be interrupted.
@@ -352,19 +360,19 @@ mod tests {
     fn time_in_which_nobody_looked_counts_little() {
         let now = Instant::now();
         let mut watch = HangWatch::new(Some(LIMIT), now);
-        assert!(!watch.seen(&[Stuck], now));
-        assert!(!watch.seen(&[Stuck], now + 10 * LIMIT));
+        assert!(!watch.seen(&[(Stuck, None)], now));
+        assert!(!watch.seen(&[(Stuck, None)], now + 10 * LIMIT));
         assert_eq!((watch.stuck[0], watch.none), (Some(MOST), Some(MOST)));
         // Nor is anything known of it when it could not be stopped.
         assert!(!watch.seen(&[], now + 11 * LIMIT));
-        assert!(!watch.seen(&[Stuck], now + 12 * LIMIT));
+        assert!(!watch.seen(&[(Stuck, None)], now + 12 * LIMIT));
         assert_eq!((watch.stuck[0], watch.none), (Some(Duration::ZERO), Some(Duration::ZERO)));
     }
 
     #[test]
     fn nobody_looks_who_was_not_asked_to() {
         let mut watch = HangWatch::new(None, Instant::now());
-        assert!(watch.due().is_none() && !watch.seen(&[Stuck], Instant::now()));
+        assert!(watch.due().is_none() && !watch.seen(&[(Stuck, None)], Instant::now()));
         let short = HangWatch::new(Some(Duration::from_secs(2)), Instant::now());
         assert!(short.due() <= Some(Instant::now() + Duration::from_secs(2)));
     }
