@@ -327,7 +327,7 @@ mod tests {
         // It was taken off in between, another one was there, or nobody waited.
         let switched = |look: u32| held(7, u64::from(look / 100));
         let other = |look: u32| held(u64::from(look % 2), 40);
-        let unwanted = |look: u32| if look % 100 == 0 { None } else { held(7, 40) };
+        let unwanted = |look: u32| if look.is_multiple_of(100) { None } else { held(7, 40) };
         for task in [&switched as &dyn Fn(u32) -> Option<Held>, &other, &unwanted] {
             assert!(watch(|look| vec![(Interruptible, task(look)), WELL]).0.is_none());
         }
