@@ -3,7 +3,7 @@
 use super::glob;
 
 /// Between functions and the module that they must be in.
-const MODULE: &str = ":mod:";
+pub(crate) const MODULE: &str = ":mod:";
 
 /// Which functions a pattern of a filter means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,12 +3,9 @@
 use std::fmt;
 
 use super::super::Kernel;
-use super::super::functions::Functions;
+use super::super::functions::{Functions, MODULE, selects};
 use super::path::Path;
 use super::{Near, SpecError};
-
-/// Before the name of a module, behind the colon of the functions.
-const MODULE: &str = "mod:";
 
 /// One argument of `--arg`: `FUNCTION: PATH, PATH...`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,26 +58,25 @@ impl ArgumentSpec {
     }
 
     /// Whether a function of this module is meant that has these names.
-    pub fn means<'a>(&self, module: &str, mut names: impl Iterator<Item = &'a str>) -> bool {
-        let functions = Functions::of(&self.function);
-        names.any(|name| functions.matches(name, Some(module)))
+    pub fn means<'a>(&self, module: &str, names: &(impl Iterator<Item = &'a str> + Clone)) -> bool {
+        selects(std::slice::from_ref(&self.function), &[], Some(module), names)
     }
 
     /// Whether a path may begin with what the function returns.
     #[must_use]
     pub fn tells_result(&self) -> bool {
-        let names = self.paths.iter().filter_map(|path| Some(Path::parse(path).ok()?.name.0));
-        names.into_iter().any(|name| ["$ret", "retval"].contains(&name))
+        let mut names = self.paths.iter().filter_map(|path| Some(Path::parse(path).ok()?.name.0));
+        names.any(|name| ["$ret", "retval"].contains(&name))
     }
 }
 
 /// `GLOB:mod:NAME: PATHS` at its last colon but those of the paths. A path may be called mod, and have a length.
 fn split_module(text: &str) -> Option<(&str, &str)> {
-    let (glob, rest) = text.split_once(':')?;
-    let (module, paths) = rest.strip_prefix(MODULE)?.split_once(':')?;
+    let (glob, rest) = text.split_once(MODULE).filter(|(glob, _)| !glob.contains(':'))?;
+    let (module, paths) = rest.split_once(':')?;
     let is_name = |c: char| c.is_ascii_alphanumeric() || "_-*?[]".contains(c);
-    let end = glob.len() + 1 + MODULE.len() + module.len();
-    module.chars().all(is_name).then_some((&text[..end], paths))
+    let function = text.get(..glob.len() + MODULE.len() + module.len())?;
+    module.chars().all(is_name).then_some((function, paths))
 }
 
 /// As it was given.
@@ -98,8 +94,11 @@ impl Kernel {
     /// None matches; names that are like it are told.
     pub fn argument_sites(&self, spec: &ArgumentSpec) -> Result<Vec<usize>, SpecError> {
         let function = &spec.function;
+        if spec.names_module() {
+            return Ok(Vec::new());
+        }
         let sites = self.select_with_report(std::slice::from_ref(function), &[]).sites;
-        if !sites.is_empty() || spec.names_module() {
+        if !sites.is_empty() {
             return Ok(sites);
         }
         let all = self.sites().iter().filter_map(|site| self.site_name(site));
@@ -172,7 +171,7 @@ mod tests {
             (&own, "m", "ab", false),
         ] {
             let names = ["none", name].into_iter();
-            assert_eq!(spec.means(module, names), is_meant, "{spec}: {name} of {module}");
+            assert_eq!(spec.means(module, &names), is_meant, "{spec}: {name} of {module}");
         }
         assert!(any.tells_result() && !own.tells_result() && spec("a: retval->b").tells_result());
     }

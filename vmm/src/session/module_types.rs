@@ -81,11 +81,9 @@ impl Known for WithModules<'_> {
     }
 
     fn is_meant(&self, site: usize, spec: &ArgumentSpec) -> bool {
-        let function = self.functions.get(&site);
-        let names = |function: &ModuleFunction| {
-            spec.means(&function.module, function.names.iter().map(|name| &**name))
-        };
-        function.is_some_and(|function| names(function))
+        self.functions.get(&site).is_some_and(|function| {
+            spec.means(&function.module, &function.names.iter().map(|name| &**name))
+        })
     }
 
     fn name(&self, site: usize) -> String {

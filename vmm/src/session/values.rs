@@ -168,17 +168,12 @@ pub(super) fn values_of_module(
     let mut all = Collected::new(kernel, known);
     let mut notes = all.prototypes(sites, wanted);
     for spec in &wanted.paths {
-        let meant = sites.iter().filter(|&&site| known.is_meant(site, spec)).count();
-        if meant == 0 && spec.is_about(module) {
+        let meant = all.of_modules(sites, spec);
+        if meant.is_empty() && spec.is_about(module) {
             notes.push(ValuesError::Untraced(spec.function.clone()).to_string());
         }
-        for path in spec.paths.iter().filter(|_| meant > 0) {
-            let one = ArgumentSpec { paths: vec![path.clone()], ..spec.clone() };
-            match all.paths(sites, &one) {
-                Ok(more) => notes.extend(more),
-                Err(error) => notes.push(without(meant, &error)),
-            }
-        }
+        let found = spec.paths.iter().filter_map(|path| all.path_of(&meant, path));
+        notes.extend(found.map(|(error, count)| without(count, &error)));
     }
     for (site, words) in all.without_room() {
         all.entries.remove(&site);
@@ -278,8 +273,7 @@ impl<'a> Collected<'a> {
 
     /// Takes what is asked for of single functions.
     fn paths(&mut self, sites: &[usize], spec: &ArgumentSpec) -> Result<Vec<String>, ValuesError> {
-        let is_meant = |site: &usize| self.known.is_meant(*site, spec);
-        let of_modules: Vec<usize> = sites.iter().copied().filter(is_meant).collect();
+        let of_modules = self.of_modules(sites, spec);
         let matching = match self.kernel.argument_sites(spec) {
             Err(_) if !of_modules.is_empty() => Vec::new(),
             matching => matching.map_err(Box::new)?,
@@ -293,24 +287,26 @@ impl<'a> Collected<'a> {
         }
         let mut notes = Vec::new();
         for path in &spec.paths {
-            let mut first = None;
-            let (mut without, mut with) = (Vec::new(), 0);
-            for &site in &traced {
-                match self.path(site, path) {
-                    Ok(()) => with += 1,
-                    Err(error) => {
-                        first = first.or(Some(error));
-                        without.push(site);
-                    }
-                }
-            }
-            match first {
-                Some(error) if with == 0 => return Err(error),
-                Some(error) => notes.push(self::without(without.len(), &error)),
+            match self.path_of(&traced, path) {
+                Some((error, count)) if count == traced.len() => return Err(error),
+                Some((error, count)) => notes.push(without(count, &error)),
                 None => {}
             }
         }
         Ok(notes)
+    }
+
+    /// Those of these functions that are of modules and meant.
+    fn of_modules(&self, sites: &[usize], spec: &ArgumentSpec) -> Vec<usize> {
+        sites.iter().copied().filter(|&site| self.known.is_meant(site, spec)).collect()
+    }
+
+    /// Takes a value of these functions. What the first one lacks that has none, if any, and how many have none.
+    fn path_of(&mut self, sites: &[usize], path: &str) -> Option<(ValuesError, usize)> {
+        let lacking: Vec<_> =
+            sites.iter().filter_map(|&site| self.path(site, path).err()).collect();
+        let count = lacking.len();
+        Some((lacking.into_iter().next()?, count))
     }
 
     fn path(&mut self, site: usize, path: &str) -> Result<(), ValuesError> {
@@ -463,7 +459,7 @@ pub(super) mod tests {
         }
 
         fn is_meant(&self, site: usize, spec: &ArgumentSpec) -> bool {
-            spec.means("m", [if site == COUNTS { "counts" } else { "other" }].into_iter())
+            spec.means("m", &[if site == COUNTS { "counts" } else { "other" }].into_iter())
         }
 
         fn name(&self, site: usize) -> String {

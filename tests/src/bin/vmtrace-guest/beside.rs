@@ -1,7 +1,7 @@
 //! The guest's own tracers on a function that vmtrace traces as well.
 
 use super::bpf::{Attach, Attached};
-use super::{TRACING, call_getppid, pin, set};
+use super::{TRACING, call_getppid, pin, set, tell_ftrace};
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::io::Write;
@@ -262,8 +262,7 @@ pub(crate) fn beside(count: usize, cpus: usize) -> Result<()> {
         ensure!(seen == [made; 2], "{a:?} and {b:?} have seen {seen:?} of {made}");
     }
     println!("called {total}");
-    println!("ftrace-enabled {}", fs::read_to_string("/proc/sys/kernel/ftrace_enabled")?.trim());
-    Ok(())
+    tell_ftrace()
 }
 
 /// Functions that the guest's work calls, other than that of getppid.

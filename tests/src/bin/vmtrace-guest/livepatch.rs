@@ -1,10 +1,11 @@
 //! A module that is a direct caller of a function of the kernel, and patches another one.
 
-use super::load;
+use super::{load, tell_ftrace};
 use anyhow::{Result, ensure};
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use vmtrace_tests::within;
 
 /// Of the module's patch.
 const PATCH: &str = "/sys/kernel/livepatch/vmtrace_own";
@@ -15,12 +16,11 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// them were as they should be.
 pub(super) fn livepatch(file: &str, reads: usize) -> Result<()> {
     callers(file)?;
-    wait("the patch", || {
-        fs::read_to_string(format!("{PATCH}/transition")).is_ok_and(|it| it == "0\n")
-    })?;
+    let is_done = || fs::read_to_string(format!("{PATCH}/transition")).is_ok_and(|it| it == "0\n");
+    ensure!(within(LIMIT, is_done), "the patch has not come");
     println!("patched {}", patched(reads)?);
     fs::write(format!("{PATCH}/enabled"), "0")?;
-    wait("its end", || !Path::new(PATCH).exists())?;
+    ensure!(within(LIMIT, || !Path::new(PATCH).exists()), "the patch does not end");
     println!("unpatched {}", reads - patched(reads)?);
     Ok(())
 }
@@ -29,8 +29,7 @@ pub(super) fn livepatch(file: &str, reads: usize) -> Result<()> {
 pub(super) fn callers(file: &str) -> Result<()> {
     println!("pid {}", std::process::id());
     load(file)?;
-    println!("ftrace-enabled {}", fs::read_to_string("/proc/sys/kernel/ftrace_enabled")?.trim());
-    Ok(())
+    tell_ftrace()
 }
 
 fn patched(reads: usize) -> Result<usize> {
@@ -39,13 +38,4 @@ fn patched(reads: usize) -> Result<usize> {
         patched += usize::from(fs::read_to_string("/proc/cmdline")?.contains("live patched"));
     }
     Ok(patched)
-}
-
-fn wait(what: &str, is_so: impl Fn() -> bool) -> Result<()> {
-    let begin = Instant::now();
-    while !is_so() {
-        ensure!(begin.elapsed() < LIMIT, "{what} has not come");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
 }

@@ -1,6 +1,6 @@
 //! A module that is loaded, used and unloaded.
 
-use super::{TRACING, load, mark, set};
+use super::{TRACING, load, mark, set, tell_ftrace};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
@@ -54,8 +54,7 @@ pub(super) fn modules(file: &str, rounds: u32, reads: usize, beside: bool) -> Re
             set("current_tracer", "nop")?;
         }
     }
-    println!("ftrace-enabled {}", fs::read_to_string("/proc/sys/kernel/ftrace_enabled")?.trim());
-    Ok(())
+    tell_ftrace()
 }
 
 /// Loads modules from files, has them come by tracepoints so often (by mounting what is no file system
@@ -98,8 +97,7 @@ pub(super) fn points(rounds: u32, uses: usize, events: &[&str], files: &[&str]) 
             unload(file)?;
         }
     }
-    println!("ftrace-enabled {}", fs::read_to_string("/proc/sys/kernel/ftrace_enabled")?.trim());
-    Ok(())
+    tell_ftrace()
 }
 
 /// Loads modules from files and unloads them, so often and until the last one was at so many places; every
@@ -130,8 +128,7 @@ pub(super) fn elsewhere((rounds, places): (u32, usize), other: &str, files: &[&s
             unload(file)?;
         }
     }
-    println!("ftrace-enabled {}", fs::read_to_string("/proc/sys/kernel/ftrace_enabled")?.trim());
-    Ok(())
+    tell_ftrace()
 }
 
 /// The name of the module in a file.

@@ -453,9 +453,11 @@ pub fn run(mut args: Args) -> Result<u8> {
         rules.expect_functions(&all, &names(&mut { traced }))?;
     }
     // Also for those of modules: to look takes a second, in which the guest would wait when one is loaded.
-    let exits = tracing.may_want_exits().then(|| kernel.exits());
-    if let Some(exits) = exits.filter(|_| !tracing.returning().is_empty()) {
-        exits.with_context(|| format!("--graph: {}", image.display()))?;
+    if tracing.may_want_exits() {
+        let exits = kernel.exits();
+        if !tracing.returning().is_empty() {
+            exits.with_context(|| format!("--graph: {}", image.display()))?;
+        }
     }
     if args.kaslr && args.boot_image.is_none() && kernel.bzimage().is_none() {
         bail!(
