@@ -30,6 +30,9 @@ const MOST: Duration = Duration::from_millis(500);
 /// For how long a task must be held at the least: initcalls and self-tests keep a CPU for seconds. The kernel's own
 /// watchdog, where it has one, says so after as long (kernel/watchdog.c).
 const HELD: Duration = Duration::from_secs(20);
+/// What is said to be wrong.
+const OFF: &str = "interrupts were off";
+const HELD_UP: &str = "others waited for the CPU of a task";
 /// vCPUs that the message names.
 const NAMED: usize = 8;
 
@@ -114,10 +117,9 @@ impl HangWatch {
         let stuck = which(&|vcpu| self.stuck[vcpu] >= Some(limit));
         let held = limit.max(HELD);
         let all_held = which(&|vcpu| self.held[vcpu].is_some_and(|(_, time)| time >= held));
-        const OFF: &str = "interrupts were off";
         match (stuck.is_empty(), all_held.is_empty()) {
             (false, _) => (OFF, limit, stuck),
-            (true, false) => ("others waited for the CPU of a task", held, all_held),
+            (true, false) => (HELD_UP, held, all_held),
             (true, true) => (OFF, limit, which(&|_| true)),
         }
     }
@@ -192,7 +194,10 @@ impl Controller {
         let name = |&(vcpu, at): &(usize, u64)| {
             let place = self.place(at);
             match vcpus.get(vcpu) {
-                Some(((_, Some((_, pid, _))), _)) => format!("vCPU {vcpu}, task {pid} in {place}"),
+                // Who is held is told where that is what is wrong.
+                Some(((_, Some((_, pid, _))), _)) if what == HELD_UP && all.contains(&vcpu) => {
+                    format!("vCPU {vcpu}, task {pid} in {place}")
+                }
                 _ => format!("vCPU {vcpu} in {place}"),
             }
         };
@@ -295,10 +300,10 @@ mod tests {
     #[test]
     fn a_guest_hangs_when_a_cpu_is_stuck_at_every_look() {
         let (watch_one, _) = only(|_| vec![Interruptible, Stuck]);
-        assert_eq!(watch_one.unwrap().hung(), ("interrupts were off", LIMIT, vec![1]));
+        assert_eq!(watch_one.unwrap().hung(), (OFF, LIMIT, vec![1]));
         // None that runs is as good as one that is stuck.
         let all = only(|_| vec![Off, Off]).0.unwrap();
-        assert_eq!(all.hung(), ("interrupts were off", LIMIT, vec![0, 1]));
+        assert_eq!(all.hung(), (OFF, LIMIT, vec![0, 1]));
         // A guest that is well costs a pause every few seconds.
         let (found, looks) = only(|_| vec![Interruptible, Off]);
         assert!(found.is_none() && looks == 360, "{looks}");
@@ -318,12 +323,11 @@ mod tests {
         const WELL: Look = (Interruptible, None);
         let held = |task, switches| Some((task, 1, switches));
         let (found, _) = watch(|_| vec![WELL, (Interruptible, held(7, 40))]);
-        let waited = "others waited for the CPU of a task";
-        assert_eq!(found.unwrap().hung(), (waited, LIMIT, vec![1]));
+        assert_eq!(found.unwrap().hung(), (HELD_UP, LIMIT, vec![1]));
         // Now and then it is interrupted.
         let state = |look| if look % 3 == 0 { Stuck } else { Interruptible };
         let (found, _) = watch(|look| vec![(state(look), held(7, 40)), WELL]);
-        assert_eq!(found.unwrap().hung(), (waited, LIMIT, vec![0]));
+        assert_eq!(found.unwrap().hung(), (HELD_UP, LIMIT, vec![0]));
         // It was taken off in between, another one was there, or nobody waited.
         let switched = |look: u32| held(7, u64::from(look / 100));
         let other = |look: u32| held(u64::from(look % 2), 40);
@@ -333,7 +337,7 @@ mod tests {
         }
         // Interrupts come first: without them nothing else happens, either.
         let both = watch(|_| vec![(Interruptible, held(7, 40)), (Stuck, held(8, 40))]).0.unwrap();
-        assert_eq!(both.hung(), ("interrupts were off", LIMIT, vec![1]));
+        assert_eq!(both.hung(), (OFF, LIMIT, vec![1]));
         // A short limit is for interrupts that are off.
         let now = Instant::now();
         let mut short = HangWatch::new(Some(Duration::from_secs(1)), now);

@@ -74,3 +74,19 @@ fn hog(ns: i64, mut wake: impl Write) -> Result<()> {
     while super::now(libc::CLOCK_MONOTONIC) < woken + ns {}
     Ok(())
 }
+
+/// Calls `getppid` on that CPU, and again from a task that wakes up there a little later.
+pub(crate) fn held(cpu: usize) -> Result<()> {
+    const LATER: Duration = Duration::from_secs(3);
+    super::pin(cpu)?;
+    // SAFETY: parent and child make the same few system calls.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        std::thread::sleep(LATER);
+    }
+    super::call_getppid();
+    match child {
+        0 => Ok(()),
+        _ => bail!("getppid has returned"),
+    }
+}
