@@ -53,13 +53,16 @@ const CPU: Member = ("thread_info", "cpu");
 const STACK: Member = ("task_struct", "stack");
 const DIRECT_CALL: Member = ("ftrace_ops", "direct_call");
 
-/// What ftrace's columns of context are made of; only type information tells where.
-const CONTEXT: [Member; 5] = [
+/// What ftrace's columns of context are made of, and how often a task was taken off its CPU; only type information
+/// tells where.
+const CONTEXT: [Member; 7] = [
     ("thread_info", "flags"),
     ("thread_info", "preempt_count"),
     ("pcpu_hot", "preempt_count"),
     ("task_struct", "migration_disabled"),
     ("task_struct", "softirq_disable_cnt"),
+    ("task_struct", "nvcsw"),
+    ("task_struct", "nivcsw"),
 ];
 
 impl Structs {

@@ -58,24 +58,7 @@ impl Guests {
     /// A CPU that keeps its interrupts off for ever is a hang, with where it is, also where another one
     /// lives on. The guest is a kernel in which a system call was made to do that.
     pub fn a_guest_that_hangs_is_found_out(&self, name: &str) {
-        let kernel = kernel(name).unwrap();
-        let entry = kernel.symbols().address(&syscall(name, "getppid").unwrap()).unwrap();
-        // It has several names.
-        let getppid = kernel.symbols().primary_at(entry).unwrap();
-        let site = kernel.sites().iter().find(|site| site.entry == entry).unwrap();
-        let (at, code): (u64, &[u8]) = match kernel.arch() {
-            // cli; jmp to itself
-            Arch::X86_64 => (site.location + 5, &[0xfa, 0xeb, 0xfe]),
-            // csrci sstatus, SIE; j to itself
-            Arch::Riscv64 => (site.entry + 8, &[0x73, 0x70, 0x01, 0x10, 0x6f, 0, 0, 0]),
-        };
-        let mut image = kernel.vmlinux().to_vec();
-        let old = kernel.bytes(at, code.len()).unwrap();
-        let offset = old.as_ptr().addr() - kernel.vmlinux().as_ptr().addr();
-        image[offset..offset + code.len()].copy_from_slice(code);
-        let hangs = format!("{name}-hangs");
-        self.put_kernel(&hangs, image);
-
+        let (hangs, getppid) = self.put_hanging(name, true);
         let call = format!("{WORKLOAD} getppid 1 1");
         let args = ["--run", &call, "--cpus", "2", "--hang-after", "4"];
         let (finished, trace) = self.end(&hangs, "", &args);
@@ -86,7 +69,7 @@ impl Guests {
         assert!(note.starts_with(&begins) && note.contains("; the others: vCPU 0 in "), "{note}");
         assert!(err.contains(&format!("vmtrace: note {note}\n")), "{name}: {err}");
         let last = trace.entries.last().unwrap();
-        assert_eq!((&*last.function, last.vcpu), (getppid, 1), "{name}: {err}");
+        assert_eq!((&*last.function, last.vcpu), (&*getppid, 1), "{name}: {err}");
 
         // One that the guest does not use is none, nor is one that is idle.
         let cpu = "/sys/devices/system/cpu/cpu1/online";
@@ -96,6 +79,50 @@ impl Guests {
         let err = finished.err();
         assert_eq!((finished.end.code, trace.summary.exit), (Some(0), Exit::Poweroff), "{err}");
         assert_eq!(trace.summary.notes, [] as [&str; 0], "{name}: {err}");
+    }
+
+    /// A CPU that nobody gets any more, with interrupts on, leaves a guest that does next to nothing. This must be of
+    /// kernels that do not take it from a task in the kernel.
+    pub fn a_task_that_is_not_given_up_is_found_out(&self, name: &str) {
+        let (hangs, getppid) = self.put_hanging(name, false);
+        // No shell: those call it, too.
+        let call = format!("{WORKLOAD} held 1");
+        let args = ["--run", &call, "--cpus", "2", "--hang-after", "4"];
+        let (finished, trace) = self.end(&hangs, "", &args);
+        let err = finished.err();
+        assert_eq!((finished.end.code, trace.summary.exit), (Some(3), Exit::Hang), "{name}: {err}");
+        let begins = "guest hangs: others waited for the CPU of a task for 20 s: vCPU 1, task ";
+        let [note] = &trace.summary.notes[..] else { panic!("{name}: {err}") };
+        let last = trace.entries.last().unwrap();
+        assert_eq!((&*last.function, last.vcpu), (&*getppid, 1), "{name}: {err}");
+        // In there, or where it was just interrupted.
+        let begins = format!("{begins}{} in ", last.pid);
+        assert!(note.starts_with(&begins), "{note}");
+        assert!(note.contains("; the others: vCPU 0 in "), "{note}");
+    }
+
+    /// Puts a kernel there whose getppid goes on for ever, with interrupts off or as they are: its name, and that of
+    /// the function.
+    fn put_hanging(&self, name: &str, is_off: bool) -> (String, String) {
+        let kernel = kernel(name).unwrap();
+        let entry = kernel.symbols().address(&syscall(name, "getppid").unwrap()).unwrap();
+        // It has several names.
+        let getppid = kernel.symbols().primary_at(entry).unwrap();
+        let site = kernel.sites().iter().find(|site| site.entry == entry).unwrap();
+        let (at, off, on): (u64, &[u8], &[u8]) = match kernel.arch() {
+            // cli; jmp to itself
+            Arch::X86_64 => (site.location + 5, &[0xfa], &[0xeb, 0xfe]),
+            // csrci sstatus, SIE; j to itself
+            Arch::Riscv64 => (site.entry + 8, &[0x73, 0x70, 0x01, 0x10], &[0x6f, 0, 0, 0]),
+        };
+        let code = [if is_off { off } else { &[] }, on].concat();
+        let mut image = kernel.vmlinux().to_vec();
+        let old = kernel.bytes(at, code.len()).unwrap();
+        let offset = old.as_ptr().addr() - kernel.vmlinux().as_ptr().addr();
+        image[offset..offset + code.len()].copy_from_slice(&code);
+        let hangs = format!("{name}-hangs-{is_off}");
+        self.put_kernel(&hangs, image);
+        (hangs, getppid.to_owned())
     }
 
     /// A restart is none of a guest's deaths; a time that is up has a code of its own.

@@ -405,6 +405,11 @@ fn a_guest_that_hangs_is_found_out() {
 }
 
 #[test]
+fn a_task_that_is_not_given_up_is_found_out() {
+    GUESTS.a_task_that_is_not_given_up_is_found_out("x86_64-6.12");
+}
+
+#[test]
 fn other_ends_are_told_apart() {
     GUESTS.other_ends_are_told_apart("x86_64-6.12");
 }

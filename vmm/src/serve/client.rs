@@ -48,6 +48,8 @@ impl fmt::Display for Source {
     }
 }
 
+/// Bytes of an answer, at most.
+const ANSWER_MAX: u64 = 16 << 20;
 /// How long a client waits between two tries.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -132,7 +134,10 @@ pub fn command(mut stream: &UnixStream, command: &Control) -> io::Result<String>
     };
     stream.write_all(format!("ctl {words}\n").as_bytes())?;
     let mut line = String::new();
-    BufReader::new(stream.take(1 << 20)).read_line(&mut line)?;
+    BufReader::new(stream.take(ANSWER_MAX)).read_line(&mut line)?;
+    if !line.is_empty() && !line.ends_with('\n') {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the answer has no end"));
+    }
     let line = line.trim_end();
     match (line.strip_prefix("OK"), line.strip_prefix("ERR ")) {
         (Some(answer), _) => Ok(answer.trim_start().to_owned()),

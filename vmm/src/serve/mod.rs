@@ -20,6 +20,7 @@ mod spec;
 #[cfg(test)]
 mod tests;
 mod trigger;
+mod unsent;
 mod watcher;
 
 pub use client::{Source, accepted, ask_stream, command};

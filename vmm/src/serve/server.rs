@@ -3,6 +3,7 @@
 use super::consumer::Join;
 use super::guests::GuestReaders;
 use super::request::{Control, LINE_MAX, Origin, Request};
+use super::unsent::{Outbox, Unsent};
 use crate::events::{
     Bell, EventOps, EventSet, Events, Handle, MutEventSubscriber, Subscription, Timer, watch,
 };
@@ -17,6 +18,8 @@ use vmtrace_system::private_socket::{PrivateListener, SocketError};
 
 /// A connection that asks for nothing is closed after this time.
 const ASK_TIME: Duration = Duration::from_secs(10);
+/// How long a long answer may take to be taken.
+const ANSWER_TIME: Duration = Duration::from_secs(60);
 /// Connections that have not asked yet, of the host and of the guest each.
 const MAX_ASKING: usize = 64;
 /// How long nobody is accepted after the system had no descriptors left.
@@ -40,17 +43,22 @@ pub struct Reply(Option<Waits>);
 
 #[derive(Debug)]
 enum Waits {
-    /// For a line.
-    Connection(UnixStream),
+    /// For a line; what there is no room for is sent from there.
+    Connection(UnixStream, Option<Outbox>),
     /// This process itself.
     Here(Sender<Answer>),
 }
 
 impl Reply {
-    /// To a connection, to which nothing was written yet.
+    /// To a connection, which takes what there is room for if it does not block.
     #[must_use]
     pub fn to(stream: UnixStream) -> Self {
-        Self(Some(Waits::Connection(stream)))
+        Self(Some(Waits::Connection(stream, None)))
+    }
+
+    /// To a connection that does not block.
+    fn over(stream: UnixStream, outbox: Outbox) -> Self {
+        Self(Some(Waits::Connection(stream, Some(outbox))))
     }
 
     /// To this process itself: the answer is put there.
@@ -69,30 +77,29 @@ impl Reply {
     /// is left to send.
     pub(super) fn into_parts(mut self, answer: Answer) -> Option<(UnixStream, Vec<u8>)> {
         let stream = match self.0.take()? {
-            Waits::Connection(stream) => stream,
+            Waits::Connection(stream, _) => stream,
             Waits::Here(sender) => {
                 let _ = sender.send(answer);
                 return None;
             }
         };
-        let line = match answer {
-            Ok(text) => format!("OK {text}\n"),
-            Err(error) => format!("ERR {}\n", error.replace('\n', " ")),
-        };
-        Some((stream, line.into_bytes()))
+        Some((stream, format!("{}\n", worded(answer)).into_bytes()))
     }
 
-    /// Answers. This never waits: a new connection has room for a line.
+    /// Answers. This never waits: what the connection has no room for is sent by the event loop.
     pub fn send(mut self, answer: Answer) {
-        match (self.0.take(), answer) {
-            (None, _) => {}
-            (Some(Waits::Here(sender)), answer) => {
+        match self.0.take() {
+            None => {}
+            Some(Waits::Here(sender)) => {
                 let _ = sender.send(answer);
             }
-            (Some(Waits::Connection(stream)), Ok(text)) => {
-                write_line(&stream, &format!("OK {text}"));
+            Some(Waits::Connection(stream, Some(outbox))) => {
+                outbox.send(Unsent::new(stream, line(answer)));
             }
-            (Some(Waits::Connection(stream)), Err(error)) => refuse(&stream, &error),
+            Some(Waits::Connection(mut stream, None)) => {
+                // Who does not wait for the answer does not get it.
+                let _ = stream.write_all(&line(answer));
+            }
         }
     }
 }
@@ -154,6 +161,8 @@ impl Services {
         };
         let asking = Asking {
             services: self,
+            outbox: Outbox::new(door.bell.clone()),
+            unsent: HashMap::new(),
             door: door.clone(),
             timer: Timer::new().map_err(system)?,
             listener,
@@ -184,7 +193,7 @@ impl Services {
     }
 
     /// Deals with what somebody has asked for.
-    fn serve_line(&self, asker: Asker, heard: Result<(), String>) {
+    fn serve_line(&self, asker: Asker, heard: Result<(), String>, outbox: &Outbox) {
         let Asker { stream, origin, reads, line, .. } = asker;
         let line = heard.and_then(|()| {
             std::str::from_utf8(&line).map_err(|_| "the first line is not UTF-8".to_owned())
@@ -206,7 +215,8 @@ impl Services {
                 }
             }
             Ok(Request::Control(command)) => {
-                if let Err((reply, error)) = self.control(command, Reply::to(stream)) {
+                let reply = Reply::over(stream, outbox.clone());
+                if let Err((reply, error)) = self.control(command, reply) {
                     reply.send(Err(error.into()));
                 }
             }
@@ -294,6 +304,9 @@ struct Asking {
     /// When to listen again.
     listen_again: Option<Instant>,
     askers: HashMap<u32, Asker>,
+    /// Answers that were too long, each with when it must have been taken.
+    outbox: Outbox,
+    unsent: HashMap<u32, (Unsent, Instant)>,
     next: u32,
 }
 
@@ -334,16 +347,50 @@ impl Asking {
             refuse(&stream, "too many connections at once; try again later");
             return;
         }
-        let id = self.next;
-        self.next = id.wrapping_add(1).max(FIRST_ASKER);
+        let id = self.next_id();
         let events = Events::with_data(&stream, id, EventSet::IN);
         let admitted = stream.set_nonblocking(true).is_ok() && ops.add(events).is_ok();
-        if !admitted || self.askers.contains_key(&id) {
+        if !admitted || self.is_taken(id) {
             refuse(&stream, "vmtrace has no resources left");
             return;
         }
         let deadline = Instant::now() + ASK_TIME;
         self.askers.insert(id, Asker { stream, origin, reads, line: Vec::new(), deadline });
+    }
+
+    fn next_id(&mut self) -> u32 {
+        let id = self.next;
+        self.next = id.wrapping_add(1).max(FIRST_ASKER);
+        id
+    }
+
+    fn is_taken(&self, id: u32) -> bool {
+        self.askers.contains_key(&id) || self.unsent.contains_key(&id)
+    }
+
+    /// Sends the rest of an answer whenever there is room.
+    fn post(&mut self, ops: &mut EventOps<'_>, mut unsent: Unsent) {
+        let id = self.next_id();
+        let events =
+            Events::with_data(unsent.stream(), id, EventSet::OUT | EventSet::EDGE_TRIGGERED);
+        if self.unsent.len() >= MAX_ASKING || self.is_taken(id) || ops.add(events).is_err() {
+            return;
+        }
+        // What it has taken since is not an edge any more.
+        if unsent.send() {
+            let _ = ops.remove(Events::empty(unsent.stream()));
+        } else {
+            self.unsent.insert(id, (unsent, Instant::now() + ANSWER_TIME));
+        }
+    }
+
+    /// There may be room. `gone`: nobody is there any more.
+    fn send(&mut self, ops: &mut EventOps<'_>, id: u32, gone: bool) {
+        if self.unsent.get_mut(&id).is_some_and(|(unsent, _)| unsent.send() || gone)
+            && let Some((unsent, _)) = self.unsent.remove(&id)
+        {
+            let _ = ops.remove(Events::empty(unsent.stream()));
+        }
     }
 
     /// Somebody may have asked.
@@ -360,7 +407,7 @@ impl Asking {
     fn pass_on(&mut self, ops: &mut EventOps<'_>, id: u32, heard: Result<(), String>) {
         let Some(asker) = self.askers.remove(&id) else { return };
         let _ = ops.remove(Events::empty(&asker.stream));
-        self.services.serve_line(asker, heard);
+        self.services.serve_line(asker, heard, &self.outbox);
     }
 
     fn check_deadlines(&mut self, ops: &mut EventOps<'_>) {
@@ -373,7 +420,11 @@ impl Asking {
         if self.listen_again.is_some_and(|again| again <= now) {
             self.listen(ops, true);
         }
+        let slow = self.unsent.iter().filter(|(_, (_, deadline))| *deadline <= now);
+        let slow: Vec<u32> = slow.map(|(id, _)| *id).collect();
+        slow.into_iter().for_each(|id| self.send(ops, id, true));
         let deadlines = self.askers.values().map(|asker| asker.deadline);
+        let deadlines = deadlines.chain(self.unsent.values().map(|(_, deadline)| *deadline));
         self.timer.set(deadlines.chain(self.listen_again).min());
     }
 }
@@ -385,9 +436,16 @@ impl MutEventSubscriber for Asking {
                 for caller in self.door.waiting() {
                     self.admit(ops, caller);
                 }
+                for unsent in self.outbox.take() {
+                    self.post(ops, unsent);
+                }
             }
             TIMER => {}
             LISTENER => self.accept(ops),
+            id if self.unsent.contains_key(&id) => {
+                let gone = events.event_set().intersects(EventSet::HANG_UP | EventSet::ERROR);
+                self.send(ops, id, gone);
+            }
             id => self.hear(ops, id),
         }
         self.check_deadlines(ops);
@@ -425,11 +483,19 @@ impl Asker {
     }
 }
 
-fn write_line(mut stream: &UnixStream, line: &str) {
-    // Who does not wait for the answer does not get it.
-    let _ = stream.write_all(format!("{}\n", line.trim_end()).as_bytes());
+fn worded(answer: Answer) -> String {
+    match answer {
+        Ok(text) => format!("OK {text}"),
+        Err(error) => format!("ERR {}", error.replace('\n', " ")),
+    }
 }
 
-pub(super) fn refuse(stream: &UnixStream, reason: &str) {
-    write_line(stream, &format!("ERR {}", reason.replace('\n', " ")));
+/// An answer as it is sent.
+fn line(answer: Answer) -> Vec<u8> {
+    format!("{}\n", worded(answer).trim_end()).into_bytes()
+}
+
+pub(super) fn refuse(mut stream: &UnixStream, reason: &str) {
+    // Who does not wait for the answer does not get it. A new connection has room for it.
+    let _ = stream.write_all(&line(Err(reason.to_owned())));
 }

@@ -331,6 +331,30 @@ fn requests_over_the_socket() {
     assert!(!directory.path().join("socket").exists());
 }
 
+// A table of many functions is larger than what a socket takes at once: it was cut off there.
+#[test]
+fn long_answers_come_whole() {
+    let (directory, server, requests) = server();
+    let long = "0123456789".repeat(200_000);
+    let answer = long.clone();
+    let controller = std::thread::spawn(move || {
+        for request in requests.iter().take(3) {
+            request.reply.send(Ok(answer.clone()));
+        }
+    });
+    // Who does not read holds up nobody.
+    let mut idle = UnixStream::connect(directory.path().join("socket")).unwrap();
+    idle.write_all(b"ctl table\n").unwrap();
+    assert!(say(&directory, "ctl table\n") == format!("OK {long}\n"));
+    let stream = UnixStream::connect(directory.path().join("socket")).unwrap();
+    assert!(command(&stream, &Control::Table).unwrap() == long);
+    controller.join().unwrap();
+    let mut late = String::new();
+    BufReader::new(idle).read_line(&mut late).unwrap();
+    assert!(late == format!("OK {long}\n"), "{}", late.len());
+    drop(server);
+}
+
 // What a stuck controller does not answer must not fill memory, nor keep others out.
 #[test]
 fn commands_that_nobody_takes_are_refused() {

@@ -5,10 +5,10 @@
 
 use super::queue::{Popped, Queue};
 use super::server::{Answer, Reply};
+use super::unsent::Unsent;
 use crate::events::{Bell, EventOps, EventSet, Events, MutEventSubscriber, Timer, watch};
 use std::collections::HashMap;
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -140,28 +140,6 @@ const BELL: u32 = 0;
 const TIMER: u32 = 1;
 const FIRST_ANSWER: u32 = 2;
 
-/// An answer that its socket has not taken yet.
-struct Unsent {
-    stream: UnixStream,
-    text: Vec<u8>,
-    sent: usize,
-}
-
-impl Unsent {
-    /// Whether nothing is left to do.
-    fn send(&mut self) -> bool {
-        while let Some(rest) = self.text.get(self.sent..).filter(|rest| !rest.is_empty()) {
-            match (&self.stream).write(rest) {
-                Ok(0) => return true,
-                Ok(count) => self.sent += count,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return error.kind() != ErrorKind::WouldBlock,
-            }
-        }
-        true
-    }
-}
-
 struct Watcher {
     queue: Arc<Queue>,
     inbox: Arc<Mutex<Inbox>>,
@@ -226,8 +204,11 @@ impl Watcher {
             last |= is_last;
             let answer = look.tell(json, until > seen && !ended);
             let Some((stream, text)) = reply.into_parts(answer) else { continue };
-            let mut unsent = Unsent { stream, text, sent: 0 };
-            if unsent.stream.set_nonblocking(true).is_err() || unsent.send() {
+            if stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            let mut unsent = Unsent::new(stream, text);
+            if unsent.send() {
                 continue;
             }
             let id = self.next;
@@ -235,11 +216,11 @@ impl Watcher {
             let set = EventSet::OUT | EventSet::EDGE_TRIGGERED;
             if self.answers.len() < MOST
                 && !self.answers.contains_key(&id)
-                && ops.add(Events::with_data(&unsent.stream, id, set)).is_ok()
+                && ops.add(Events::with_data(unsent.stream(), id, set)).is_ok()
             {
                 // What it has taken since is not an edge any more.
                 if unsent.send() {
-                    let _ = ops.remove(Events::empty(&unsent.stream));
+                    let _ = ops.remove(Events::empty(unsent.stream()));
                 } else {
                     self.answers.insert(id, unsent);
                 }
@@ -255,7 +236,7 @@ impl Watcher {
         if self.answers.get_mut(&id).is_some_and(|unsent| unsent.send() || gone)
             && let Some(unsent) = self.answers.remove(&id)
         {
-            let _ = ops.remove(Events::empty(&unsent.stream));
+            let _ = ops.remove(Events::empty(unsent.stream()));
         }
     }
 }
@@ -305,7 +286,8 @@ mod tests {
     use super::super::{Hub, Resolve};
     use super::*;
     use crate::stream::{Frame, Reader, Writer, sample};
-    use std::io::Read;
+    use std::io::{ErrorKind, Read};
+    use std::os::unix::net::UnixStream;
 
     /// Counts records, and has much to tell of it.
     #[derive(Default)]

@@ -56,6 +56,7 @@
 //!                                      have what was written; then its content as a hash
 //! vmtrace-guest tree [guest]           calls that are the same each time; prints what the guest's
 //!                                      function_graph shows of them, and this task's stack
+//! vmtrace-guest held CPU               a call of getppid on that CPU, on which another task is to run meanwhile
 //! vmtrace-guest rounds MS               rounds in which a task waits for its CPU, each with a line of how
 //!                                      long that was, and of what the kernel's code is like
 //! vmtrace-guest crash                  panics the kernel (sysrq)
@@ -151,6 +152,7 @@ fn main() -> Result<()> {
         ["tree"] => tree::tree(false),
         ["tree", "guest"] => tree::tree(true),
         ["rounds", ms] => waits::rounds(ms.parse()?),
+        ["held", cpu] => waits::held(cpu.parse()?),
         ["stress", cpus] => stress::stress(cpus.parse()?),
         ["load", cpus, rounds] => cpus::load(cpus.parse()?, rounds.parse()?),
         ["hotplug", rounds] => cpus::hotplug(rounds.parse()?),

@@ -82,3 +82,19 @@ fn schedule(policy: i32, priority: i32) -> Result<()> {
     }
     Ok(())
 }
+
+/// Calls `getppid` on that CPU, and again from a task that wakes up there a little later.
+pub(crate) fn held(cpu: usize) -> Result<()> {
+    const LATER: Duration = Duration::from_secs(3);
+    super::pin(cpu)?;
+    // SAFETY: parent and child make the same few system calls.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        std::thread::sleep(LATER);
+    }
+    super::call_getppid();
+    match child {
+        0 => Ok(()),
+        _ => bail!("getppid has returned"),
+    }
+}

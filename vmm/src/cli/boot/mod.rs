@@ -272,8 +272,9 @@ pub struct Args {
     /// Stop after SECS seconds
     #[arg(long, value_name = "SECS", help_heading = headings::RUN)]
     pub timeout: Option<u64>,
-    /// End the run with exit code 3 if the guest hangs: one of its CPUs had interrupts off for SECS seconds. 0
-    /// means never; this is the default with --interactive, where a debugger may cause that [default: 60]
+    /// End the run with exit code 3 if the guest hangs: one of its CPUs had interrupts off for SECS seconds, or ran
+    /// a task in the kernel for as long (20 at the least) while others waited. 0 means never; this is the default
+    /// with --interactive, where a debugger may cause that [default: 60]
     #[arg(long, value_name = "SECS", help_heading = headings::RUN)]
     pub hang_after: Option<u64>,
     /// Boot this bzImage, which KERNEL (a vmlinux) was taken from

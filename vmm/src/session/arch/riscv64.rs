@@ -99,6 +99,11 @@ pub(in crate::session) fn is_interruptible(
     registers.sstatus & SIE != 0 || at_wfi()
 }
 
+/// What leads to the task of a CPU that is in the kernel: see [`crate::tracer::Scheduling::look`].
+pub(in crate::session) fn task_base(registers: &Registers) -> u64 {
+    registers.x[4]
+}
+
 /// What tells the site of a program in which it was stopped.
 pub(in crate::session) fn told(registers: &Registers) -> u64 {
     registers.x[5]

@@ -70,6 +70,11 @@ pub(in crate::session) fn is_interruptible(
     registers.rflags & INTERRUPT_FLAG != 0
 }
 
+/// What leads to the task of a CPU that is in the kernel: see [`crate::tracer::Scheduling::look`].
+pub(in crate::session) fn task_base(registers: &Registers) -> u64 {
+    registers.gs_base
+}
+
 /// What tells the site of a program in which it was stopped.
 pub(in crate::session) fn told(registers: &Registers) -> u64 {
     registers.r10

@@ -4,7 +4,7 @@
 
 mod calls;
 mod code;
-mod context;
+pub(super) mod context;
 mod free_list;
 mod gap;
 mod hold;
