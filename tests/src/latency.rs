@@ -234,11 +234,8 @@ impl Rounds {
         let meant = least - clocks(least)..=most + clocks(*most);
         let all_meant = self.waits.iter().all(|wait| meant.contains(wait));
         assert!(!self.waits.is_empty() && all_meant, "{self:?}: {meant:?}, {known:?}");
-        let out = vmtrace(
-            "report",
-            trace,
-            &["--latency", "wakeup", "--over", OVER, "--format", "json"],
-        );
+        let out =
+            vmtrace("report", trace, &["--latency", "wakeup", "--over", OVER, "--format", "json"]);
         let text = String::from_utf8(out.stdout).unwrap();
         let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect(line));
         let own = lines.filter(|line| line["event"] == "latency" && line["comm"] == "sleeper");
