@@ -10,7 +10,7 @@ use crate::stream::{
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 const FUNCTION: u64 = 0xffff_ffff_8100_0000;
@@ -337,14 +337,18 @@ fn long_answers_come_whole() {
     let (directory, server, requests) = server();
     let long = "0123456789".repeat(200_000);
     let answer = long.clone();
+    let (answered, answers) = channel();
     let controller = std::thread::spawn(move || {
         for request in requests.iter().take(3) {
             request.reply.send(Ok(answer.clone()));
+            answered.send(()).unwrap();
         }
     });
     // Who does not read holds up nobody.
     let mut idle = UnixStream::connect(directory.path().join("socket")).unwrap();
     idle.write_all(b"ctl table\n").unwrap();
+    // There is room for one command at a time.
+    answers.recv().unwrap();
     assert!(say(&directory, "ctl table\n") == format!("OK {long}\n"));
     let stream = UnixStream::connect(directory.path().join("socket")).unwrap();
     assert!(command(&stream, &Control::Table).unwrap() == long);
