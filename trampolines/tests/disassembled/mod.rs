@@ -1,4 +1,7 @@
 //! Instructions as disassembled by capstone.
+#![allow(dead_code, reason = "not every test binary uses all of it")]
+
+pub(crate) mod usual;
 
 use capstone::RegAccessType;
 use capstone::arch::x86::{ArchMode, X86OperandType};
