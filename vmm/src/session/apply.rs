@@ -1,8 +1,8 @@
 //! Applies a plan: takes sites and exits, and gives them back.
 
 use super::attach::{Controller, Stage, nanoseconds};
+use super::plan::{Plan, changes};
 use super::shares::Shares;
-use super::tracing::{Plan, changes};
 use super::vm::Vm;
 use super::{Tracer, Tracing};
 use crate::kernel::tracepoints::Hooks;

@@ -1,7 +1,7 @@
 //! What tracers count: tables before they begin, and what they say.
 
 use super::attach::{Controller, Stage};
-use super::tracing::{Duties, Plan};
+use super::plan::{Duties, Plan};
 use super::{Conditional, Histogram, Tracer};
 use crate::export::Words;
 use crate::relay;

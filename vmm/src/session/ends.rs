@@ -2,7 +2,8 @@
 
 use super::conditions::Conditional;
 use super::histograms::Histogram;
-use super::tracing::{Plan, Tracer, Tracing, Way};
+use super::plan::{Plan, Way};
+use super::tracing::{Tracer, Tracing};
 use crate::condition::{Condition, FOLLOWED, is_of_ends};
 use crate::kernel::Exit;
 use crate::tracer::{Part, Tally};

@@ -1,7 +1,7 @@
 //! From a histogram as people ask for it to what programs sort calls by.
 
 use super::conditions::integer;
-use super::tracing::Way;
+use super::plan::Way;
 use super::values::Known;
 use crate::kernel::Kernel;
 use crate::kernel::arguments::{Fetch, Value};

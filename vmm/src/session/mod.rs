@@ -28,6 +28,7 @@ mod module_functions;
 mod module_types;
 mod modules;
 mod notes;
+mod plan;
 mod points;
 mod printk;
 mod room;
@@ -64,7 +65,8 @@ pub use events::{EventError, Patterns, TracedEvent, add_events, events, is_meant
 pub use follow::{Follow, FollowError};
 pub use histograms::{Histogram, HistogramError, histogram};
 pub use latency::LastLatencies;
-pub use tracing::{Plan, Tracer, Tracing};
+pub use plan::Plan;
+pub use tracing::{Tracer, Tracing};
 pub use triggers::{Called, Commands, Spot, SpotError, Trigger};
 pub use values::{ValuesError, Wants, values};
 use vm::Kvm;

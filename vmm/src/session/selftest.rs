@@ -2,7 +2,7 @@
 
 use super::arch;
 use super::attach::{Controller, Stage};
-use super::tracing::Plan;
+use super::plan::Plan;
 use super::vm::{Paused, Vm};
 use crate::kernel::SiteSection;
 use crate::machine::{Detour, Diverted, Registers, TRAP_INSTRUCTION};

@@ -2,7 +2,7 @@
 
 use super::apply::Wanted;
 use super::attach::Controller;
-use super::tracing::changes;
+use super::plan::changes;
 use crate::relay::EventTarget;
 use crate::tracer::{Attachment, Guest, SkipReason, TraceError};
 use std::collections::BTreeMap;

@@ -2,7 +2,7 @@
 
 use super::TracedEvent;
 use crate::session::Tracing;
-use crate::session::tracing::Plan;
+use crate::session::plan::Plan;
 use crate::tracer::Duty;
 use vmtrace_trampolines::condition::{Relation, Test};
 use vmtrace_trampolines::{Condition, Point};

@@ -1,0 +1,404 @@
+//! What each site and each exit has to do, for all tracers together.
+
+use super::tracing::{Tracer, Tracing};
+use crate::kernel::{Exit, ExitKind};
+use crate::tracer::{Duty, Part};
+use rustc_hash::FxHashMap;
+use vmtrace_trampolines::{Field, Point};
+
+/// What every site has to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Each once.
+    pub duties: Vec<Duty>,
+    /// Sites in order, each with the index of its duty.
+    pub sites: Vec<(usize, u32)>,
+    /// Exits (indices into [`Exits::all`](crate::kernel::Exits::all)) with that of theirs.
+    pub exits: Vec<(usize, u32)>,
+    /// Events (indices into [`Tracing::events`]) with that of theirs.
+    pub events: Vec<(usize, u32)>,
+}
+
+impl Plan {
+    /// The sites alone.
+    #[must_use]
+    pub fn indices(&self) -> Vec<usize> {
+        self.sites.iter().map(|&(site, _)| site).collect()
+    }
+
+    /// Has every record tell the state of the CPU.
+    fn add_context(&mut self) {
+        let parts = self.duties.iter_mut().flat_map(|duty| &mut duty.parts);
+        let recorded = parts.filter(|part| part.counts.is_none());
+        recorded.for_each(|part| part.fields.push(Field::Context));
+    }
+}
+
+impl Tracing {
+    /// Every site and every one of these `exits` once, with what it has to do for all of its
+    /// tracers together.
+    #[must_use]
+    pub fn plan(&self, exits: &[Exit]) -> Plan {
+        self.plan_with(&[], exits)
+    }
+
+    /// The same with exits of modules, which have indices behind those.
+    #[must_use]
+    pub fn plan_with(&self, of_modules: &[(usize, Exit)], exits: &[Exit]) -> Plan {
+        let mut plan = self.plan_functions(of_modules, exits);
+        self.plan_events(&mut plan);
+        if self.context {
+            plan.add_context();
+        }
+        self.plan_always(&mut plan);
+        plan
+    }
+
+    fn plan_functions(&self, of_modules: &[(usize, Exit)], exits: &[Exit]) -> Plan {
+        let mut present: Vec<_> = self.present().filter(|(_, t)| !t.sites.is_empty()).collect();
+        if let [(number, tracer)] = present[..]
+            && !tracer.graph
+            && !tracer.counts
+            && tracer.histogram.is_none()
+            && tracer.condition.is_none()
+            && tracer.values.entries.is_empty()
+        {
+            let sites = tracer.sites.iter().map(|&site| (site, 0)).collect();
+            return Plan { duties: vec![Duty::entry(vec![number])], sites, ..Plan::default() };
+        }
+        present.sort_unstable_by_key(|&(number, _)| number);
+        let mut all: Vec<(usize, u8)> = present
+            .iter()
+            .flat_map(|(number, tracer)| tracer.sites.iter().map(move |&site| (site, *number)))
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        let mut duties = Duties::default();
+        let mut plan = Plan::default();
+        plan.sites.reserve(all.len());
+        let mut sets = Sets::default();
+        // By site, the set of those that want its returns.
+        let mut graphed = vec![Sets::NONE; all.last().map_or(0, |&(site, _)| site + 1)];
+        let mut entries: FxHashMap<u32, Option<u32>> = FxHashMap::default();
+        let mut numbers: Vec<u8> = Vec::new();
+        for of_site in all.chunk_by(|a, b| a.0 == b.0) {
+            let Some(&(site, _)) = of_site.first() else { continue };
+            numbers.clear();
+            numbers.extend(of_site.iter().map(|&(_, number)| number));
+            let tracers = numbers.iter().filter_map(|&number| self.numbered(number));
+            let mut duty = || {
+                let part = |(tracer, wants): (u8, &Tracer)| wants.entry_part(tracer, site);
+                let parts: Vec<_> = tracers.clone().filter_map(part).collect();
+                let point = Point::Entry;
+                (!parts.is_empty()).then(|| duties.index(Duty { point, parts }))
+            };
+            // Most sites do what others with the same tracers do.
+            let own = tracers.clone().any(|(_, t)| t.is_particular(site));
+            let duty =
+                if own { duty() } else { *entries.entry(sets.id(&numbers)).or_insert_with(duty) };
+            // Where ends alone are looked at, nothing is to be done here.
+            plan.sites.extend(duty.map(|duty| (site, duty)));
+            numbers.retain(|&number| self.numbered(number).is_some_and(|(_, t)| t.graph));
+            if let (false, Some(set)) = (numbers.is_empty(), graphed.get_mut(site)) {
+                *set = sets.id(&numbers);
+            }
+        }
+        // Who jumps to what cannot be traced ends where that does.
+        let mut aided: FxHashMap<u32, u32> = FxHashMap::default();
+        let mut leaving: FxHashMap<(u32, Way), u32> = FxHashMap::default();
+        let of_modules = of_modules.iter().map(|(index, exit)| (*index, exit));
+        for (index, exit) in of_modules.chain(exits.iter().enumerate()) {
+            let group = exit.after.group();
+            let set = match (exit.site, group) {
+                // They come last: behind those of modules, too.
+                (Exit::NO_SITE, Some(group)) => aided.get(&group).copied(),
+                (site, _) => graphed.get(site as usize).copied(),
+            };
+            let Some(set) = set.filter(|&set| set != Sets::NONE) else { continue };
+            if let (true, Some(group)) = (exit.site != Exit::NO_SITE, group) {
+                let both = aided.get(&group).map_or(set, |&before| sets.union(before, set));
+                aided.insert(group, both);
+            }
+            let way = Way::of(exit);
+            let duty = || self.leave(sets.get(set), exit, way);
+            let site = exit.site as usize;
+            let mut tracers = sets.get(set).iter().filter_map(|&number| self.numbered(number));
+            let own = tracers.any(|(_, tracer)| match &tracer.histogram {
+                Some(histogram) => histogram.is_particular(),
+                None if tracer.ends().is_some() => true,
+                None => way == Way::Return && tracer.values.results.contains_key(&site),
+            });
+            let known = leaving.get(&(set, way)).filter(|_| !own);
+            let duty = match known {
+                Some(&duty) => duty,
+                None => {
+                    let duty = duty();
+                    if duty.parts.is_empty() {
+                        continue;
+                    }
+                    duties.index(duty)
+                }
+            };
+            if !own {
+                leaving.insert((set, way), duty);
+            }
+            plan.exits.push((index, duty));
+        }
+        plan.duties = duties.all;
+        plan
+    }
+
+    /// What an exit has to do for these tracers.
+    fn leave(&self, tracers: &[u8], exit: &Exit, way: Way) -> Duty {
+        let fields = |tracer: &Tracer| match way {
+            Way::Return => tracer.return_fields(exit.site),
+            Way::Aid | Way::Jump => vec![Field::Stack],
+            Way::Indirect => vec![Field::Stack, Field::Target],
+        };
+        let point = match way {
+            Way::Return | Way::Aid => Point::Return,
+            Way::Jump | Way::Indirect => Point::Tail,
+        };
+        let parts = tracers.iter().filter_map(|&number| self.numbered(number));
+        // Only conditions that hold at every function are of tracers that want returns.
+        let site = exit.site as usize;
+        let part = |(tracer, wants): (u8, &Tracer)| match &wants.histogram {
+            None if wants.ends().is_some() => wants.end_part(tracer, exit, way),
+            // What has begun is what is meant.
+            Some(histogram) => {
+                let counts = Some(histogram.exit(site, way)?);
+                Some(Part { tracer, fields: Vec::new(), condition: None, counts })
+            }
+            None => {
+                let condition = wants.condition(site);
+                Some(Part { tracer, fields: fields(wants), condition, counts: None })
+            }
+        };
+        Duty { point, parts: parts.filter_map(part).collect() }
+    }
+}
+
+/// By what a function is left, as far as it matters to what is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Way {
+    Return,
+    /// A return of a function that is not traced.
+    Aid,
+    Jump,
+    Indirect,
+}
+
+impl Way {
+    fn of(exit: &Exit) -> Self {
+        match exit.kind {
+            ExitKind::Return if exit.site == Exit::NO_SITE => Self::Aid,
+            ExitKind::Return => Self::Return,
+            ExitKind::Jump { .. } => Self::Jump,
+            ExitKind::Indirect { .. } => Self::Indirect,
+        }
+    }
+}
+
+/// Sets of tracers (sorted numbers), each once.
+#[derive(Default)]
+struct Sets {
+    all: Vec<Vec<u8>>,
+    known: FxHashMap<Vec<u8>, u32>,
+}
+
+impl Sets {
+    /// In place of one.
+    const NONE: u32 = u32::MAX;
+
+    fn id(&mut self, set: &[u8]) -> u32 {
+        if let Some(&id) = self.known.get(set) {
+            return id;
+        }
+        let id = u32::try_from(self.all.len()).unwrap_or(Self::NONE);
+        self.all.push(set.to_vec());
+        self.known.insert(set.to_vec(), id);
+        id
+    }
+
+    fn get(&self, id: u32) -> &[u8] {
+        self.all.get(id as usize).map_or(&[], Vec::as_slice)
+    }
+
+    fn union(&mut self, a: u32, b: u32) -> u32 {
+        if a == b {
+            return a;
+        }
+        let mut both = [self.get(a), self.get(b)].concat();
+        both.sort_unstable();
+        both.dedup();
+        self.id(&both)
+    }
+}
+
+/// Duties, each once.
+#[derive(Default)]
+pub(super) struct Duties {
+    pub(super) all: Vec<Duty>,
+    known: FxHashMap<Duty, u32>,
+}
+
+impl Duties {
+    /// New ones behind these, which keep their places.
+    pub(super) fn behind(all: Vec<Duty>) -> Self {
+        Self { all, ..Self::default() }
+    }
+
+    pub(super) fn index(&mut self, duty: Duty) -> u32 {
+        let next = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
+        *self.known.entry(duty).or_insert_with_key(|duty| {
+            self.all.push(duty.clone());
+            next
+        })
+    }
+}
+
+/// From what is held to what is to be held (sites with their programs): sites to give back, and to
+/// take after that. A site that changes its program is in both.
+pub(super) fn changes(
+    held: impl Iterator<Item = (usize, u16)> + Clone,
+    wanted: &[(usize, u16)],
+) -> (Vec<usize>, Vec<(usize, u16)>) {
+    // A guest waits while tens of thousands are compared. Nearly always all stays as it is.
+    if held.clone().eq(wanted.iter().copied()) {
+        return (Vec::new(), Vec::new());
+    }
+    // Sorted lists and no trees.
+    let sorted = |mut list: Vec<(usize, u16)>| {
+        list.sort_unstable();
+        list
+    };
+    let (held, wanted) = (sorted(held.collect()), sorted(wanted.to_vec()));
+    let (mut leave, mut take) = (Vec::new(), Vec::new());
+    let (mut old, mut new) = (held.into_iter().peekable(), wanted.into_iter().peekable());
+    loop {
+        match (old.peek(), new.peek()) {
+            (None, None) => return (leave, take),
+            (Some(a), Some(b)) if a == b => {
+                old.next();
+                new.next();
+            }
+            (Some(a), b) if b.is_none_or(|b| a < b) => {
+                leave.extend(old.next().map(|(place, _)| place));
+            }
+            _ => take.extend(new.next()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tracing::tests::{planned, tracing};
+    use super::*;
+    use crate::kernel::After;
+
+    // A site that left a tracer out would silently lose its records.
+    #[test]
+    fn a_site_works_for_all_of_its_tracers() {
+        let mut tracing = tracing(&[&[5, 6], &[1, 5], &[], &[1, 5]]);
+        let all = [(1, vec![1, 3]), (5, vec![0, 1, 3]), (6, vec![0])];
+        assert_eq!(planned(&tracing), all);
+        assert_eq!(tracing.plan(&[]).duties.len(), 3);
+        tracing.tracers[1] = None;
+        assert_eq!(planned(&tracing), [(1, vec![3]), (5, vec![0, 3]), (6, vec![0])]);
+        tracing.tracers[0] = None;
+        assert_eq!(planned(&tracing), [(1, vec![3]), (5, vec![3])]);
+    }
+
+    // A return for a tracer that has no entries of it, or the other way round, has no duration.
+    #[test]
+    fn exits_work_for_those_tracers_that_want_them() {
+        let mut tracing = tracing(&[&[5, 6], &[5], &[7]]);
+        tracing.tracers[1].as_mut().unwrap().graph = true;
+        let exit = |site, kind| {
+            let after = After::Nothing;
+            Exit { address: 0, function: u64::from(site), site, kind, after }
+        };
+        let jump = ExitKind::Jump { target: 1 };
+        let exits = [(5, ExitKind::Return), (5, jump), (6, jump), (7, ExitKind::Return)];
+        let exits = exits.map(|(site, kind)| exit(site, kind));
+        assert!(tracing.wants_exits());
+        tracing.returns = vec![9, 5];
+        assert_eq!(tracing.returning(), [5, 9]);
+        let plan = tracing.plan(&exits);
+        let duty = |index: u32| {
+            let duty = &plan.duties[index as usize];
+            let tracers: Vec<_> = duty.parts.iter().map(|part| part.tracer).collect();
+            (duty.point, tracers, duty.fields().len())
+        };
+        let sites: Vec<_> = plan.sites.iter().map(|&(site, index)| (site, duty(index))).collect();
+        let entry = |tracers: &[u8], fields| (Point::Entry, tracers.to_vec(), fields);
+        assert_eq!(sites, [(5, entry(&[0, 1], 1)), (6, entry(&[0], 0)), (7, entry(&[2], 0))]);
+        let exits: Vec<_> = plan.exits.iter().map(|&(exit, index)| (exit, duty(index))).collect();
+        assert_eq!(exits, [(0, (Point::Return, vec![1], 1)), (1, (Point::Tail, vec![1], 1))]);
+    }
+
+    // A function of a module that jumps to one that cannot be traced ends where that does.
+    #[test]
+    fn exits_of_modules_are_planned_with_those_that_they_need() {
+        let mut tracing = tracing(&[&[5, 90], &[91]]);
+        tracing.tracers.iter_mut().flatten().for_each(|tracer| tracer.graph = true);
+        let exit = |site, kind, after| Exit { address: 0, function: 1, site, kind, after };
+        let jump = ExitKind::Jump { target: 1 };
+        let own = [
+            exit(5, ExitKind::Return, After::Nothing),
+            exit(Exit::NO_SITE, ExitKind::Return, After::Group(3)),
+            exit(Exit::NO_SITE, ExitKind::Return, After::Group(4)),
+        ];
+        let of_modules = [
+            (70, exit(90, jump, After::Group(3))),
+            (71, exit(91, ExitKind::Return, After::Nothing)),
+            (72, exit(92, ExitKind::Return, After::Nothing)),
+        ];
+        let plan = tracing.plan_with(&of_modules, &own);
+        let tracers = |duty: u32| {
+            let duty = &plan.duties[duty as usize];
+            (duty.point, duty.parts.iter().map(|part| part.tracer).collect::<Vec<_>>())
+        };
+        let mut exits: Vec<_> =
+            plan.exits.iter().map(|&(exit, duty)| (exit, tracers(duty))).collect();
+        exits.sort_unstable_by_key(|&(exit, _)| exit);
+        let expected = [
+            (0, (Point::Return, vec![0])),
+            (1, (Point::Return, vec![0])),
+            (70, (Point::Tail, vec![0])),
+            (71, (Point::Return, vec![1])),
+        ];
+        assert_eq!(exits, expected);
+    }
+
+    // The only tracer there is takes a short way.
+    #[test]
+    fn who_counts_is_planned_so() {
+        let mut tracing = tracing(&[&[5, 6], &[6]]);
+        tracing.tracers[0].as_mut().unwrap().counts = true;
+        let counts = |tracing: &Tracing| {
+            let plan = tracing.plan(&[]);
+            let parts = |duty: u32| plan.duties[duty as usize].parts.clone();
+            let counts = |part: &Part| (part.tracer, part.counts.is_some());
+            let all = plan.sites.iter().map(|&(site, duty)| (site, parts(duty)));
+            all.map(|(site, parts)| (site, parts.iter().map(counts).collect())).collect::<Vec<_>>()
+        };
+        assert_eq!(counts(&tracing), [(5, vec![(0, true)]), (6, vec![(0, true), (1, false)])]);
+        tracing.tracers[1] = None;
+        assert_eq!(counts(&tracing), [(5, vec![(0, true)]), (6, vec![(0, true)])]);
+    }
+
+    // Code for a combination must be as if a tracer that is gone had never been.
+    #[test]
+    fn sites_change_their_programs() {
+        let held = [(1, 0), (5, 1), (6, 0)];
+        assert_eq!(changes(held.into_iter(), &[(1, 0), (5, 0)]), (vec![5, 6], vec![(5, 0)]));
+        assert_eq!(changes(held.into_iter(), &held), (vec![], vec![]));
+        let any_order = [(6, 0), (1, 0), (5, 1)];
+        assert_eq!(changes(any_order.into_iter(), &[(7, 1), (1, 0)]), (vec![5, 6], vec![(7, 1)]));
+        let (leave, take) = changes(held.into_iter(), &any_order);
+        assert_eq!((leave, take), (vec![], vec![]));
+        assert_eq!(changes([].into_iter(), &held), (vec![], held.to_vec()));
+        assert_eq!(changes(held.into_iter(), &[]), (vec![1, 5, 6], vec![]));
+    }
+}
