@@ -84,7 +84,7 @@ impl Source {
 ///
 /// # Errors
 /// When the connection fails.
-pub fn ask_stream(mut stream: &UnixStream, request: &StreamRequest) -> io::Result<()> {
+pub fn ask_stream(stream: &UnixStream, request: &StreamRequest) -> io::Result<()> {
     let format = match request.format {
         Format::Raw => "raw",
         Format::Text => "text",
@@ -94,14 +94,22 @@ pub fn ask_stream(mut stream: &UnixStream, request: &StreamRequest) -> io::Resul
     let globs = &request.globs;
     let space = if globs.is_empty() { "" } else { " " };
     let tracer = request.tracer.as_ref().map(|name| format!(" -t {name}")).unwrap_or_default();
-    stream.write_all(format!("{format}{space}{globs}{tracer}\n").as_bytes())
+    ask(stream, &format!("{format}{space}{globs}{tracer}\n"))
+}
+
+/// Sends a request. Who is refused at once may not get rid of it any more: the reason is in what can be read.
+pub(super) fn ask(mut stream: &UnixStream, line: &str) -> io::Result<()> {
+    match stream.write_all(line.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done,
+    }
 }
 
 /// Gives a command and waits for its answer.
 ///
 /// # Errors
 /// When the connection fails, or with the reason of a refusal.
-pub fn command(mut stream: &UnixStream, command: &Control) -> io::Result<String> {
+pub fn command(stream: &UnixStream, command: &Control) -> io::Result<String> {
     let words = match command {
         Control::Status => "status".to_owned(),
         Control::Table => "table".to_owned(),
@@ -132,7 +140,7 @@ pub fn command(mut stream: &UnixStream, command: &Control) -> io::Result<String>
         Control::Snapshot => "snapshot".to_owned(),
         Control::Mark { text, .. } => format!("mark {text}"),
     };
-    stream.write_all(format!("ctl {words}\n").as_bytes())?;
+    ask(stream, &format!("ctl {words}\n"))?;
     let mut line = String::new();
     BufReader::new(stream.take(ANSWER_MAX)).read_line(&mut line)?;
     if !line.is_empty() && !line.ends_with('\n') {
@@ -164,6 +172,7 @@ pub fn accepted(mut stream: UnixStream) -> io::Result<impl Read> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Globs;
     use super::*;
 
     #[test]
@@ -172,5 +181,25 @@ mod tests {
         assert_eq!("/run/t".parse(), Ok(Source::Unix("/run/t".into())));
         assert!("vsock:2".parse::<Source>().is_err());
         assert!("vsock:x:1".parse::<Source>().is_err());
+    }
+
+    // A server that has no room says so and closes, before it was asked.
+    #[test]
+    fn a_refusal_is_told_that_came_before_the_request() {
+        let refused = || {
+            let (mut server, client) = UnixStream::pair().unwrap();
+            server.write_all(b"ERR too many connections at once\n").unwrap();
+            client
+        };
+        let error = command(&refused(), &Control::Status).unwrap_err();
+        assert_eq!(error.to_string(), "too many connections at once");
+        let (client, globs) = (refused(), Globs::default());
+        ask_stream(&client, &StreamRequest { format: Format::Raw, globs, tracer: None }).unwrap();
+        let error = accepted(client).map(|_| ()).unwrap_err();
+        assert_eq!(error.to_string(), "too many connections at once");
+        // Nothing was said.
+        let (_, client) = UnixStream::pair().unwrap();
+        let error = command(&client, &Control::Status).unwrap_err();
+        assert!(error.to_string().starts_with("no answer"), "{error}");
     }
 }

@@ -300,8 +300,8 @@ fn server() -> (tempfile::TempDir, (Server, EventLoop), Receiver<ControlRequest>
 }
 
 fn say(directory: &tempfile::TempDir, line: &str) -> String {
-    let mut stream = UnixStream::connect(directory.path().join("socket")).unwrap();
-    stream.write_all(line.as_bytes()).unwrap();
+    let stream = UnixStream::connect(directory.path().join("socket")).unwrap();
+    client::ask(&stream, line).unwrap();
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).unwrap();
     answer
