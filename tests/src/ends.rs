@@ -60,11 +60,11 @@ impl Guests {
     pub fn a_guest_that_hangs_is_found_out(&self, name: &str) {
         let (hangs, getppid) = self.put_hanging(name, true);
         let call = format!("{WORKLOAD} getppid 1 1");
-        let args = ["--run", &call, "--cpus", "2", "--hang-after", "4"];
+        let args = ["--run", &call, "--cpus", "2", "--hang-after", "8"];
         let (finished, trace) = self.end(&hangs, "", &args);
         let err = finished.err();
         assert_eq!((finished.end.code, trace.summary.exit), (Some(3), Exit::Hang), "{name}: {err}");
-        let begins = format!("guest hangs: interrupts were off for 4 s: vCPU 1 in {getppid}+0x");
+        let begins = format!("guest hangs: interrupts were off for 8 s: vCPU 1 in {getppid}+0x");
         let [note] = &trace.summary.notes[..] else { panic!("{name}: {err}") };
         assert!(note.starts_with(&begins) && note.contains("; the others: vCPU 0 in "), "{note}");
         assert!(err.contains(&format!("vmtrace: note {note}\n")), "{name}: {err}");
@@ -74,7 +74,7 @@ impl Guests {
         // One that the guest does not use is none, nor is one that is idle.
         let cpu = "/sys/devices/system/cpu/cpu1/online";
         let run = format!("echo 0 >{cpu} && sleep 9 && cat {cpu} && echo 1 >{cpu} && sleep 4");
-        let args = ["--run", &run, "--cpus", "2", "--hang-after", "2"];
+        let args = ["--run", &run, "--cpus", "2", "--hang-after", "4"];
         let (finished, trace) = self.end(name, "", &args);
         let err = finished.err();
         assert_eq!((finished.end.code, trace.summary.exit), (Some(0), Exit::Poweroff), "{err}");
@@ -87,7 +87,7 @@ impl Guests {
         let (hangs, getppid) = self.put_hanging(name, false);
         // No shell: those call it, too.
         let call = format!("{WORKLOAD} held 1");
-        let args = ["--run", &call, "--cpus", "2", "--hang-after", "4"];
+        let args = ["--run", &call, "--cpus", "2", "--hang-after", "8"];
         let (finished, trace) = self.end(&hangs, "", &args);
         let err = finished.err();
         assert_eq!((finished.end.code, trace.summary.exit), (Some(3), Exit::Hang), "{name}: {err}");

@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_millis(100);
 /// For how much the time between two of these counts at most: a machine that was suspended, or busy
 /// with something else, has not run the guest all the time.
-const MOST: Duration = Duration::from_millis(500);
+const MOST: Duration = Duration::from_millis(200);
 /// For how long a task must be held at the least: initcalls and self-tests keep a CPU for seconds. The kernel's own
 /// watchdog, where it has one, says so after as long (kernel/watchdog.c).
 const HELD: Duration = Duration::from_secs(20);
@@ -69,12 +69,15 @@ pub(super) struct HangWatch {
     none: Option<Duration>,
     /// For how long each vCPU has been held in the same way.
     held: Vec<Option<(Held, Duration)>>,
+    /// What is known of the scheduler of a kernel with this slide.
+    scheduling: Option<(u64, Option<Scheduling>)>,
 }
 
 impl HangWatch {
     pub(super) fn new(limit: Option<Duration>, now: Instant) -> Self {
         let due = now + limit.unwrap_or(LOOK).min(LOOK);
-        Self { limit, due, looked: now, stuck: Vec::new(), none: None, held: Vec::new() }
+        let (stuck, held) = (Vec::new(), Vec::new());
+        Self { limit, due, looked: now, stuck, none: None, held, scheduling: None }
     }
 
     /// When to look next, if ever.
@@ -82,7 +85,26 @@ impl HangWatch {
         self.limit.map(|_| self.due)
     }
 
-    /// A look has shown this of each vCPU. Returns whether that is so for too long.
+    /// The guest goes on after a look: only what it runs from now on counts, and it must have run before it is looked
+    /// at again. A busy machine takes longer to stop it than it had in between.
+    fn went_on(&mut self, now: Instant) {
+        self.due += now.saturating_duration_since(self.looked);
+        self.looked = now;
+    }
+
+    fn scheduling(
+        &mut self,
+        slide: u64,
+        find: impl FnOnce() -> Option<Scheduling>,
+    ) -> Option<Scheduling> {
+        match self.scheduling {
+            Some((of, known)) if of == slide => known,
+            _ => self.scheduling.insert((slide, find())).1,
+        }
+    }
+
+    /// A look, for which the guest was asked to stop at that time, has shown this of each vCPU. Returns whether that
+    /// is so for too long.
     fn seen(&mut self, looks: &[Look], now: Instant) -> bool {
         let Some(limit) = self.limit else { return false };
         let since = now.saturating_duration_since(self.looked).min(MOST);
@@ -139,21 +161,25 @@ impl Controller {
         // One that waits for room waits for us; one that has panicked has its own deadline.
         let excused = machine.room().wanted_for().is_some() || self.verdict.deadline().is_some();
         let image = self.verdict.image.as_ref();
-        let scheduling = image.and_then(|image| Scheduling::find(&self.kernel, image));
+        let scheduling = image.and_then(|image| {
+            self.hang.scheduling(image.slide, || Scheduling::find(&self.kernel, image))
+        });
+        let asked = Instant::now();
         let paused = if excused { None } else { machine.pause().ok() };
         let Some(paused) = paused else {
-            self.hang.seen(&[], Instant::now());
+            self.hang.seen(&[], asked);
             return None;
         };
         let ram = machine.ram();
         let state = |vcpu| self.state(ram, &paused, vcpu, scheduling.as_ref());
         let vcpus: Vec<_> = (0..paused.vcpus()).map(state).collect();
         let looks: Vec<Look> = vcpus.iter().map(|(look, _)| *look).collect();
-        let hangs = self.hang.seen(&looks, Instant::now());
+        let hangs = self.hang.seen(&looks, asked);
         let message = hangs.then(|| self.hang_message(&vcpus));
         // Whoever measures how long the guest takes must know. Nothing of what is traced has changed, as
         // other pauses say: calls go on.
         self.count_pause(paused, MarkKind::Note, "looked whether the guest hangs".to_owned());
+        self.hang.went_on(Instant::now());
         message
     }
 
@@ -341,7 +367,7 @@ mod tests {
         // A short limit is for interrupts that are off.
         let now = Instant::now();
         let mut short = HangWatch::new(Some(Duration::from_secs(1)), now);
-        let times = (0..60).map(|half| now + half * MOST);
+        let times = (0..150).map(|look| now + look * MOST);
         let look = [(Interruptible, held(7, 40))];
         let when: Vec<_> = times.filter(|&at| short.seen(&look, at)).collect();
         assert_eq!(when.first(), Some(&(now + HELD)));
@@ -371,6 +397,28 @@ mod tests {
         assert!(!watch.seen(&[], now + 11 * LIMIT));
         assert!(!watch.seen(&[(Stuck, None)], now + 12 * LIMIT));
         assert_eq!((watch.stuck[0], watch.none), (Some(Duration::ZERO), Some(Duration::ZERO)));
+    }
+
+    // On a machine that takes seconds to stop a guest, looks would otherwise follow each other without a moment in which
+    // the guest runs, and a section of its kernel with interrupts off would never end.
+    #[test]
+    fn what_a_look_takes_counts_nothing() {
+        let now = Instant::now();
+        let mut watch = HangWatch::new(Some(LIMIT), now);
+        let (mut at, mut looks) = (now, 0_u32);
+        loop {
+            at = at.max(watch.due().unwrap());
+            let hangs = watch.seen(&[(Stuck, None)], at);
+            looks += 1;
+            at += Duration::from_secs(3);
+            watch.went_on(at);
+            assert_eq!(watch.due(), Some(at + AGAIN));
+            if hangs {
+                break;
+            }
+        }
+        let all = LIMIT.as_millis() / AGAIN.as_millis();
+        assert_eq!(u128::from(looks), all + 1, "each has counted for the time before it");
     }
 
     #[test]
