@@ -27,6 +27,10 @@ const PIECE: usize = 64 << 10;
 /// The host answers at once, but in an emulated host on a busy machine the kernel's 2 s may be over.
 const ATTEMPTS: usize = 10;
 
+/// What the console is told before it gets the rest.
+const CUT: &[u8] = b"vmtrace: the guest has cut its connections to the host, as it does when it is suspended: the \
+    output of the command goes on here, and some of it before this may be missing\n";
+
 /// Ports that are root's alone, as the host wants them.
 const OWN_PORTS: RangeInclusive<u32> = 512..=1023;
 
@@ -85,9 +89,10 @@ impl Output {
             let (pipe, end) = io::pipe()?;
             non_blocking(&pipe)?;
             let (running, progress) = (Arc::clone(&running), progress.clone());
+            let console = File::from(console.try_clone()?);
             start_thread(name, move || {
                 // An error is the connection's, and the host's to tell. The command gets SIGPIPE.
-                let _ = relay(pipe, socket, running.as_fd(), &progress);
+                let _ = relay(pipe, (socket, console), running.as_fd(), &progress);
             })?;
             Ok(end)
         };
@@ -100,14 +105,16 @@ impl Output {
 }
 
 /// From a pipe to the host, until the pipe's end, or what is in it when `running` is closed; and until
-/// the host says by the end of the connection that it has everything. Tells of what has moved.
+/// the host says by the end of the connection that it has everything. Tells of what has moved. Goes on to the
+/// console where the guest itself has cut the connection.
 fn relay(
     mut pipe: PipeReader,
-    mut socket: impl Read + Write + AsFd,
+    (mut socket, mut console): (impl Read + Write + AsFd, impl Write),
     running: BorrowedFd<'_>,
     progress: &SyncSender<()>,
 ) -> io::Result<()> {
     let mut bytes = vec![0; PIECE];
+    let mut is_cut = false;
     // Once the command has ended: what may still be its own.
     let mut left = None;
     loop {
@@ -118,7 +125,14 @@ fn relay(
         match pipe.read(bytes.get_mut(..most).unwrap_or_default()) {
             Ok(0) => break,
             Ok(count) => {
-                socket.write_all(bytes.get(..count).unwrap_or_default())?;
+                let mut piece = bytes.get(..count).unwrap_or_default();
+                if !is_cut {
+                    is_cut = !send(&mut socket, &mut piece)?;
+                    if is_cut {
+                        console.write_all(CUT)?;
+                    }
+                }
+                console.write_all(piece)?;
                 left = left.map(|left| left - count);
                 let _ = progress.try_send(());
             }
@@ -129,9 +143,31 @@ fn relay(
         }
     }
     drop(pipe);
+    if is_cut {
+        return Ok(());
+    }
     shutdown(socket.as_fd().as_raw_fd(), Shutdown::Write)?;
     while socket.read(&mut bytes)? > 0 {}
     Ok(())
+}
+
+/// Sends all of `bytes`, and leaves what was not: whether there still is a connection. One that the host has
+/// closed is an error (`EPIPE`).
+fn send(socket: &mut impl Write, bytes: &mut &[u8]) -> io::Result<bool> {
+    while !bytes.is_empty() {
+        match socket.write(bytes) {
+            Ok(count) => *bytes = bytes.get(count..).unwrap_or_default(),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            // As the driver leaves it when the machine is suspended (net/vmw_vsock/virtio_transport.c).
+            Err(error)
+                if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::NotConnected) =>
+            {
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
 }
 
 /// Waits for something in the pipe, or that `running` is closed: whether it is.
@@ -196,7 +232,8 @@ mod tests {
         non_blocking(&from).unwrap();
         let (progress, done) = sync_channel(1);
         let socket = File::from(OwnedFd::from(socket));
-        let thread = thread::spawn(move || relay(from, socket, running.as_fd(), &progress));
+        let thread =
+            thread::spawn(move || relay(from, (socket, io::sink()), running.as_fd(), &progress));
         Relay { pipe, host, runs, done, thread }
     }
 
@@ -256,5 +293,56 @@ mod tests {
         };
         assert_eq!(error.kind(), ErrorKind::BrokenPipe);
         assert!(thread.join().unwrap().is_err());
+    }
+
+    /// A connection that is cut after so many bytes.
+    struct Cut(UnixStream, usize);
+
+    impl Read for Cut {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(ErrorKind::NotConnected.into())
+        }
+    }
+
+    impl Write for Cut {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let count = self.1.min(bytes.len());
+            self.1 -= count;
+            if count == 0 {
+                return Err(ErrorKind::ConnectionReset.into());
+            }
+            self.0.write(bytes.get(..count).unwrap_or_default())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl AsFd for Cut {
+        fn as_fd(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+    }
+
+    // A guest that was suspended has no connections any more, and the command has done nothing wrong.
+    #[test]
+    fn what_there_is_no_connection_for_goes_to_the_console() {
+        let ((from, mut pipe), (running, _runs)) = (io::pipe().unwrap(), io::pipe().unwrap());
+        non_blocking(&from).unwrap();
+        let (host, socket) = UnixStream::pair().unwrap();
+        let (progress, _done) = sync_channel(1);
+        let thread = thread::spawn(move || {
+            let mut console = Vec::new();
+            relay(from, (Cut(socket, 7), &mut console), running.as_fd(), &progress).unwrap();
+            console
+        });
+        pipe.write_all(b"before and after").unwrap();
+        thread::sleep(Duration::from_millis(20));
+        pipe.write_all(b", and more").unwrap();
+        drop(pipe);
+        let console = thread.join().unwrap();
+        assert_eq!(read_all(&host), b"before ");
+        assert_eq!(console, [CUT, b"and after, and more"].concat());
     }
 }

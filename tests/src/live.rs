@@ -1,6 +1,6 @@
 //! Guests of `vmtrace boot`, run as a user would, and controlled while they run.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::panic::{RefUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -62,6 +62,21 @@ impl LiveGuest {
         kernel: &str,
         args: &[&str],
     ) -> Self {
+        Self::spawn((Stdio::null(), stdout), directory, kernel, args)
+    }
+
+    /// As [`LiveGuest::boot`], with a console on which one can type.
+    pub fn boot_with_input(kernel: &str, args: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Self::spawn((Stdio::piped(), Stdio::piped()), directory, kernel, args)
+    }
+
+    fn spawn(
+        (stdin, stdout): (Stdio, Stdio),
+        directory: tempfile::TempDir,
+        kernel: &str,
+        args: &[&str],
+    ) -> Self {
         let cached = cache_dir().unwrap().join("kernels").join(kernel);
         let mut command = command().unwrap();
         command.args(["boot", "--host", "emulated", "--timeout", "400"]);
@@ -76,7 +91,7 @@ impl LiveGuest {
         // As in `trace::cmdline`.
         command.args(["--cmdline", "loglevel=5"]);
         command.args(args);
-        command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
+        command.stdin(stdin).stdout(stdout).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let stdout: Option<Box<dyn Read + Send>> = child.stdout.take().map(|it| Box::new(it) as _);
         let stderr: Option<Box<dyn Read + Send>> = child.stderr.take().map(|it| Box::new(it) as _);
@@ -106,6 +121,13 @@ impl LiveGuest {
         });
         assert!(known, "{HANGS}");
         assert!(is_ready, "the run has ended: {}", self.end().said());
+    }
+
+    /// Types a line on the console, if there is still a run.
+    pub fn type_line(&mut self, line: &str) {
+        if let Some(input) = self.child.as_mut().and_then(|child| child.stdin.as_mut()) {
+            let _ = input.write_all(format!("{line}\n").as_bytes());
+        }
     }
 
     /// Whether the run goes on.

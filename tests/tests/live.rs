@@ -6,11 +6,12 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vmtrace::stream::Exit;
+use vmtrace_tests::cases::{assert_whole, trouble};
 use vmtrace_tests::disks::noise;
 use vmtrace_tests::live::{Ended, LiveGuest, unless_lost, vmtrace};
-use vmtrace_tests::trace::{Trace, arch_of, missing, syscall};
+use vmtrace_tests::trace::{Entry, Trace, arch_of, missing, syscall};
 use vmtrace_tests::{command, exits, latency, terminal, triggers, within, workload};
 
 /// One of each architecture.
@@ -206,6 +207,68 @@ fn control(kernel: &str) {
     let said = guest.end().said();
     assert!(said.contains("vmtrace: records "), "{said}");
     rounds.agree(&said, &guest.at("trace"));
+}
+
+// In suspend-to-idle the kernel stops all devices, its consoles and its CPUs, and runs functions meanwhile: no call may be
+// missing, and whoever waits for the guest waits on.
+#[test]
+fn a_guest_sleeps_and_wakes() {
+    for kernel in KERNELS {
+        unless_lost(|| sleeps(kernel));
+    }
+}
+
+fn sleeps(kernel: &str) {
+    const TIMES: usize = 2;
+    let workload = workload(arch_of(kernel).unwrap()).unwrap();
+    let (workload, run) = (workload.to_str().unwrap(), format!("/vmtrace-guest sleep {TIMES}"));
+    let getppid = syscall(kernel, "getppid").unwrap();
+    let (returns, counts) = (format!("r={getppid}:graph"), format!("c={getppid}:count"));
+    let mut args = vec!["--cpus", "2", "--add", workload, "--run", &run];
+    args.extend(["-f", "*suspend*", "--tracer", &returns, "--tracer", &counts]);
+    // The last one that is called before it sleeps (kernel/power/suspend.c).
+    args.extend(["--tracer", "asleep=wake_up_all_idle_cpus:count"]);
+    let mut guest = LiveGuest::boot_with_input(kernel, &args);
+    let socket = guest.at("socket");
+    let asleep = || {
+        let out = vmtrace("ctl", &socket, &["table", "--json"]);
+        let table: Value = serde_json::from_slice(&out.stdout).ok()?;
+        let counts = table["counts"].as_array()?.iter();
+        let of = counts.filter(|count| count["tracer"] == "asleep");
+        of.map(|count| count["hits"].as_u64()).sum::<Option<u64>>()
+    };
+    let (mut seen, mut typed) = (0, Instant::now());
+    let ends = within(Duration::from_secs(300), || {
+        let times = asleep().unwrap_or(seen);
+        // It may have been woken too early.
+        if times != seen || typed.elapsed() > Duration::from_secs(15) {
+            (seen, typed) = (times, Instant::now());
+            guest.type_line("");
+        }
+        !guest.runs()
+    });
+    assert!(ends, "the guest hangs");
+    let ended = guest.end();
+    let said = ended.said();
+    assert_eq!(ended.status.code(), Some(0), "{kernel}: {said}");
+    assert_eq!(trouble(&said), None, "{kernel}: {said}");
+    // By the console: the guest's connections do not outlive its sleep.
+    assert!(said.contains("the guest has cut its connections"), "{kernel}: {said}");
+    let calls = said.lines().find_map(|line| line.split_once("slept: ")?.1.trim().parse().ok());
+    let calls: usize = calls.expect(&said);
+    let trace = Trace::read(fs::read(guest.at("trace")).unwrap()).unwrap();
+    assert_whole(kernel, &trace.summary, &said);
+    assert_eq!(trace.summary.exit, Exit::Poweroff, "{kernel}: {said}");
+    let of =
+        |list: &[Entry], name: &str| list.iter().filter(|one| one.function.ends_with(name)).count();
+    // Both of its names end so.
+    let name = "sys_getppid";
+    assert_eq!((of(&trace.entries, name), of(&trace.returns, name)), (calls, calls), "{said}");
+    let counted = trace.counted().unwrap();
+    let counted: i64 = counted.iter().filter(|(it, _)| it.ends_with(name)).map(|(_, n)| n).sum();
+    assert_eq!(counted, i64::try_from(calls).unwrap(), "{kernel}: {said}");
+    let suspended = of(&trace.entries, "suspend_devices_and_enter");
+    assert!(suspended >= TIMES, "{kernel}: {suspended}: {said}");
 }
 
 // See there.

@@ -37,6 +37,29 @@ pub(crate) fn hotplug(rounds: usize) -> Result<()> {
     Ok(())
 }
 
+/// The machine is suspended to idle so many times until somebody types something on the console, and works before and
+/// behind that on two CPUs.
+pub(crate) fn sleep(times: usize) -> Result<()> {
+    const DONE: &str = "/sys/power/suspend_stats/success";
+    let done = || -> Result<usize> { Ok(fs::read_to_string(DONE)?.trim().parse()?) };
+    let calls = |cpu| -> Result<usize> {
+        pin(cpu)?;
+        (0..CALLS).for_each(|_| call_getppid());
+        Ok(CALLS)
+    };
+    fs::write("/sys/class/tty/ttyS0/power/wakeup", "enabled")?;
+    let mut all = calls(0)? + calls(1)?;
+    while done()? < times {
+        // What is typed while it goes to sleep keeps it from that (EBUSY).
+        let slept = fs::write("/sys/power/state", "freeze");
+        let error = slept.as_ref().err().map(|error| error.raw_os_error());
+        ensure!(matches!(error, None | Some(Some(libc::EBUSY))), "{slept:?}");
+        all += calls(0)? + calls(1)?;
+    }
+    println!("slept: {all}");
+    Ok(())
+}
+
 /// Another kernel takes the place of this one.
 pub(crate) fn kexec(image: &str) -> Result<()> {
     const NO_INITRAMFS: usize = 4; // KEXEC_FILE_NO_INITRAMFS (linux/kexec.h)

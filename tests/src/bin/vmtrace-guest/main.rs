@@ -36,6 +36,8 @@
 //!                                      where the kernel's code differs from what it was
 //! vmtrace-guest load CPUS ROUNDS       forks and files so often on each of so many CPUs at once
 //! vmtrace-guest hotplug ROUNDS         CPU 1 leaves, comes back and works, so many times
+//! vmtrace-guest sleep TIMES            the machine is suspended to idle until something is typed on the console,
+//!                                      so many times, with work between; how often getppid was called
 //! vmtrace-guest code SITE ADDRESS...   what the kernel says of its processor's faults, code at these distances
 //!                                      from its beginning, and the program that the site calls
 //! vmtrace-guest laps                   moves every ring of vmtrace's many laps on
@@ -156,6 +158,7 @@ fn main() -> Result<()> {
         ["stress", cpus] => stress::stress(cpus.parse()?),
         ["load", cpus, rounds] => cpus::load(cpus.parse()?, rounds.parse()?),
         ["hotplug", rounds] => cpus::hotplug(rounds.parse()?),
+        ["sleep", times] => cpus::sleep(times.parse()?),
         ["code", site, others @ ..] => code::code(site, others),
         ["laps"] => scribble::laps(),
         ["anywhere", seed, count] => scribble::anywhere(seed.parse()?, count.parse()?),

@@ -116,7 +116,9 @@ impl VirtioDevice for Vsock {
 
     fn reset(&mut self) {
         let mut core = self.shared.lock();
-        core.driver = None;
+        if let Some(Driver { mut rings, .. }) = core.driver.take() {
+            rings.take_last(&mut core.muxer);
+        }
         core.muxer.forget_all();
         drop(core);
         // Sockets are closed there.
