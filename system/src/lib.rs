@@ -6,6 +6,8 @@ mod limit;
 pub mod ports;
 pub mod private_socket;
 pub mod say;
+mod send;
 pub mod terminal;
 
 pub use limit::raise_descriptor_limit;
+pub use send::send_request;

@@ -22,14 +22,9 @@ fn main() {
     use vmtrace_trampolines::{Field, Point, Program};
 
     const ROUNDS: usize = 2001;
-    let record = |point, fields: &[Field]| Program {
-        number: 7,
-        tracers: 1,
-        point,
-        fields: fields.to_vec(),
-        condition: None,
-        counts: None,
-        since: None,
+    let record = |point, fields: &[Field]| {
+        let fields = fields.to_vec();
+        Program { point, fields, ..common::entry_program() }
     };
     let plain = [record(Point::Entry, &[])];
     let three = [record(Point::Entry, &[0, 1, 2].map(Field::Argument))];

@@ -29,7 +29,6 @@ fn a_call_that_is_not_meant_costs_at_most_twelve_instructions() {
         name(b"sshd\0"),
         Condition::All(vec![number(Operand::Task(0x990), 4711), number(argument, 4096)]),
     ];
-    let (x86, riscv) = (usual_x86(), usual_riscv());
     // Up to the first branch, and from there to the end.
     let cost = |all: &[Instruction]| {
         let first = all.iter().position(|one| one.target.is_some()).unwrap();
@@ -39,12 +38,22 @@ fn a_call_that_is_not_meant_costs_at_most_twelve_instructions() {
     };
     let costs = all.map(|condition| {
         let program = Program { condition: Some(condition), ..with(Point::Entry, &[]) };
-        let drop = Overflow::Drop;
-        let x86 = vmtrace_trampolines::x86_64::compile(&program, drop, &x86).unwrap();
-        let riscv = vmtrace_trampolines::riscv64::compile(&program, drop, &riscv).unwrap();
-        [cost(&x86_64(&x86.bytes)), cost(&riscv64(&riscv.bytes))]
+        [cost(&compiled_x86(&program)), cost(&compiled_riscv(&program))]
     });
     assert_eq!(costs, [[4, 8], [3, 5], [4, 11], [4, 9], [4, 8]]);
+}
+
+/// A program of a usual kernel, where full rings drop records.
+fn compiled_x86(program: &Program) -> Vec<Instruction> {
+    let code = vmtrace_trampolines::x86_64::compile(program, Overflow::Drop, &usual_x86()).unwrap();
+    x86_64(&code.bytes)
+}
+
+/// The same of riscv64.
+fn compiled_riscv(program: &Program) -> Vec<Instruction> {
+    let values = usual_riscv();
+    let code = vmtrace_trampolines::riscv64::compile(program, Overflow::Drop, &values).unwrap();
+    riscv64(&code.bytes)
 }
 
 /// What all of these cost with the values of usual kernels.
@@ -90,7 +99,7 @@ fn a_switch_of_tasks_is_recorded_in_fifty_instructions() {
         Field::Known(Read::new(argument, &[], Last::Words { offset, words }).unwrap())
     };
     let (prev, next) = (2, 3);
-    let fields = vec![
+    let fields = [
         known(prev, 2976, 2),
         known(prev, 2432, 1),
         known(prev, 108, 1),
@@ -101,15 +110,7 @@ fn a_switch_of_tasks_is_recorded_in_fifty_instructions() {
         known(next, 2432, 1),
         known(next, 108, 1),
     ];
-    let program = Program {
-        number: 1,
-        tracers: 1,
-        point: Point::Entry,
-        fields,
-        condition: None,
-        counts: None,
-        since: None,
-    };
+    let program = with(Point::Entry, &fields);
     let values = vmtrace_trampolines::x86_64::Values { current: 0x35000, pid: 2432, ..usual_x86() };
     let code = vmtrace_trampolines::x86_64::compile(&program, Overflow::Drop, &values).unwrap();
     let way = x86_64(&code.bytes);
@@ -127,10 +128,7 @@ fn timing_a_call_is_as_short_as_promised() {
     let near = Counters { distance: 0x1000, stride: 4096, rounds: true };
     let ended = Ended::duration(2_500_000_000).unwrap();
     let cost = |point, counts| {
-        let program = Program { counts: Some(counts), ..with(point, &[]) };
-        let values = usual_x86();
-        let code = vmtrace_trampolines::x86_64::compile(&program, Overflow::Drop, &values);
-        let all = x86_64(&code.unwrap().bytes);
+        let all = compiled_x86(&Program { counts: Some(counts), ..with(point, &[]) });
         all.iter().position(|one| one.ending).unwrap() + 1
     };
     let begin = cost(Point::Entry, Counts::Begin(Some(near), calls));
@@ -165,12 +163,6 @@ fn counting_by_caller_is_as_short_as_promised() {
 #[test]
 fn an_end_that_is_not_meant_is_as_short_as_promised() {
     let calls = Calls { address: 0xffff_ffff_9000_0000 };
-    let compiled = |program: &Program| {
-        let (x86, riscv, drop) = (usual_x86(), usual_riscv(), Overflow::Drop);
-        let x86 = vmtrace_trampolines::x86_64::compile(program, drop, &x86).unwrap().bytes;
-        let riscv = vmtrace_trampolines::riscv64::compile(program, drop, &riscv).unwrap().bytes;
-        [x86_64(&x86), riscv64(&riscv)]
-    };
     let number =
         |operand, relation, value| Some(Condition::Test(Test::Number { operand, relation, value }));
     let value = Operand::Value { bytes: 4, signed: true };
@@ -185,10 +177,10 @@ fn an_end_that_is_not_meant_is_as_short_as_promised() {
     let till = |all: &[Instruction], text: &str| {
         all.iter().position(|one| one.text.trim().starts_with(text)).expect(text) + 1
     };
-    let [x86, riscv] = compiled(&by_value);
+    let (x86, riscv) = (compiled_x86(&by_value), compiled_riscv(&by_value));
     assert_eq!((till(&x86, "jge") + 1, till(&riscv, "j ") + 1), (3, 5));
     // Behind the comparison: the jump, and what puts two registers back.
-    let [x86, riscv] = compiled(&by_time);
+    let (x86, riscv) = (compiled_x86(&by_time), compiled_riscv(&by_time));
     let compared = till(&x86, "cmp r9, 0x2625a0");
     assert_eq!(x86[compared].text.trim().split(' ').next(), Some("jbe"));
     // Of riscv64 without what is skipped: the places that are not tried when the first one is it, the
@@ -197,7 +189,7 @@ fn an_end_that_is_not_meant_is_as_short_as_promised() {
     let read = till(&riscv, "rdtime");
     let missed = read + till(&riscv[read..], "j ");
     assert_eq!((compared + 1 + 3, missed - places - 2 + 1), (26, 30));
-    let [x86, riscv] = compiled(&begin);
+    let (x86, riscv) = (compiled_x86(&begin), compiled_riscv(&begin));
     let skipped = till(&riscv, "rdtime") - till(&riscv, "j ") - 1;
     assert_eq!((common(&x86).len(), till(&riscv, "jr t0") - skipped), (18, 22));
 }
@@ -205,20 +197,14 @@ fn an_end_that_is_not_meant_is_as_short_as_promised() {
 // What a call costs that is counted: what is in here beside it is paid by every call.
 #[test]
 fn a_count_is_six_instructions_of_x86_64_and_nine_of_riscv64() {
-    let x86 = |counters| {
-        let program = counting(counters, None);
-        vmtrace_trampolines::x86_64::compile(&program, Overflow::Drop, &usual_x86()).unwrap()
-    };
-    let riscv = |counters| {
-        let program = counting(counters, None);
-        vmtrace_trampolines::riscv64::compile(&program, Overflow::Drop, &usual_riscv()).unwrap()
-    };
+    let x86 = |counters| compiled_x86(&counting(counters, None));
+    let riscv = |counters| compiled_riscv(&counting(counters, None));
     let text = |all: &[Instruction]| {
         common(all).iter().map(|one| one.text.trim().to_owned()).collect::<Vec<_>>()
     };
     let counters = Counters { distance: 0x1200_0000, stride: 0x80_0000, rounds: true };
     assert_eq!(
-        text(&x86_64(&x86(counters).bytes)),
+        text(&x86(counters)),
         [
             "mov r10, qword ptr [rsp]",
             "and r10, 0xfffffffffffffff8",
@@ -229,7 +215,7 @@ fn a_count_is_six_instructions_of_x86_64_and_nine_of_riscv64() {
         ]
     );
     assert_eq!(
-        text(&riscv64(&riscv(counters).bytes)),
+        text(&riscv(counters)),
         [
             "lw t3, 0x20(tp)",
             "slli t3, t3, 0x17",
@@ -245,8 +231,7 @@ fn a_count_is_six_instructions_of_x86_64_and_nine_of_riscv64() {
     // Where there is less to do.
     let cost = |distance, stride, rounds| {
         let counters = Counters { distance, stride, rounds };
-        let x86 = common(&x86_64(&x86(counters).bytes)).len();
-        [x86, common(&riscv64(&riscv(counters).bytes)).len()]
+        [common(&x86(counters)).len(), common(&riscv(counters)).len()]
     };
     assert_eq!(cost(0x1200_0000, 0x80_0000, false), [5, 8]);
     assert_eq!(cost(0x1200_0003, 0x80_0000, false), [5, 9]);
@@ -321,16 +306,8 @@ fn tasks_are_followed_by_a_few_instructions() {
     let follow = Program { counts, ..with(Point::Entry, &[]) };
     let text =
         |all: &[Instruction]| all.iter().map(|one| one.text.trim().to_owned()).collect::<Vec<_>>();
-    let x86 = |program| {
-        let code =
-            vmtrace_trampolines::x86_64::compile(program, Overflow::Drop, &usual_x86()).unwrap();
-        text(&x86_64(&code.bytes))
-    };
-    let riscv = |program| {
-        let code =
-            vmtrace_trampolines::riscv64::compile(program, Overflow::Drop, &usual_riscv()).unwrap();
-        text(&riscv64(&code.bytes))
-    };
+    let (x86, riscv) =
+        (|program| text(&compiled_x86(program)), |program| text(&compiled_riscv(program)));
     let skipped = [
         "mov r10, qword ptr gs:[0x1fb80]",
         "mov r10d, dword ptr [r10 + riz + 0x990]",

@@ -33,18 +33,7 @@ fn program() -> impl Strategy<Value = (Program, Overflow)> {
                     (_, Point::Entry | Point::Tail) => Field::Argument(argument),
                 });
             prop::collection::vec(field, 0..=28).prop_map(move |fields| {
-                (
-                    Program {
-                        number,
-                        tracers,
-                        point,
-                        fields,
-                        condition: None,
-                        counts: None,
-                        since: None,
-                    },
-                    overflow,
-                )
+                (Program { number, tracers, ..with(point, &fields) }, overflow)
             })
         },
     )
@@ -62,19 +51,8 @@ fn reader() -> impl Strategy<Value = (Program, Overflow)> {
         Field::Read(Read::new(argument, &hops, last).unwrap())
     });
     (prop::collection::vec(read, 1..4), overflow).prop_map(|(reads, overflow)| {
-        let fields = [Field::Stack, Field::Failed].into_iter().chain(reads).collect();
-        (
-            Program {
-                number: 1,
-                tracers: 1,
-                point: Point::Entry,
-                fields,
-                condition: None,
-                counts: None,
-                since: None,
-            },
-            overflow,
-        )
+        let fields = [&[Field::Stack, Field::Failed], &reads[..]].concat();
+        (with(Point::Entry, &fields), overflow)
     })
 }
 

@@ -14,7 +14,7 @@ use fake_guest::Fake;
 use std::cell::RefCell;
 use std::hint::black_box;
 use vmtrace::kernel::ExitKind;
-use vmtrace::session::{Tracer, Tracing};
+use vmtrace::session::{Plan, Tracer, Tracing};
 use vmtrace::tracer::{Attachment, Duty, ExitPlan, Guest};
 use vmtrace_trampolines::{Field, Overflow, Point};
 
@@ -82,7 +82,7 @@ fn settled(name: &str) -> (Fake, Attachment, Vec<(usize, u16)>) {
     attachment.settle(&fake, &fake.kernel).unwrap();
     let mut tracing = Tracing::of(sites, Overflow::Drop);
     tracing.tracers.iter_mut().flatten().for_each(|tracer: &mut Tracer| tracer.graph = true);
-    let plan = tracing.plan(exits);
+    let plan = Plan::of(&tracing, exits);
     let program = |duty| attachment.program(&fake, &fake.kernel, duty).unwrap();
     let programs: Vec<u16> = plan.duties.iter().map(program).collect();
     let exits = plan.exits.iter().map(|&(exit, duty)| (exit, programs[duty as usize])).collect();
@@ -186,7 +186,7 @@ fn plan(bencher: Bencher<'_, '_>, name: &str) {
     let exits = fake.kernel.exits().unwrap().all();
     let mut tracing = Tracing::of(sites, Overflow::Drop);
     tracing.tracers.iter_mut().flatten().for_each(|tracer| tracer.graph = true);
-    bencher.counter(ItemsCount::new(exits.len())).bench_local(|| tracing.plan(exits));
+    bencher.counter(ItemsCount::new(exits.len())).bench_local(|| Plan::of(&tracing, exits));
 }
 
 /// What it takes without.

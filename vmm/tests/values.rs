@@ -6,7 +6,9 @@ use vmtrace::condition::Condition;
 use vmtrace::emulated::cache_dir;
 use vmtrace::kernel::Kernel;
 use vmtrace::kernel::arguments::ArgumentSpec;
-use vmtrace::session::{Follow, Tracer, Tracing, Use, ValuesError, Wants, conditional, values};
+use vmtrace::session::{
+    Follow, Plan, Tracer, Tracing, Use, ValuesError, Wants, conditional, values,
+};
 use vmtrace::stream::Shape;
 use vmtrace::tracer::{Part, Tally};
 use vmtrace_trampolines::condition::{Operand, Relation, Test};
@@ -49,8 +51,8 @@ fn all_arguments_of_all_functions_can_be_recorded_at_once() {
             Tracer { name: "all".into(), sites, graph: true, wants, values, ..Tracer::default() };
         let mut tracing = Tracing::of(Vec::new(), Overflow::Drop);
         tracing.tracers = vec![Some(tracer.clone()), Some(Tracer { graph: false, ..tracer })];
-        assert_eq!(tracing.check(), Ok(()), "{name}");
-        let plan = tracing.plan(kernel.exits().unwrap().all());
+        assert_eq!(Plan::of(&tracing, &[]).check(), Ok(()), "{name}");
+        let plan = Plan::of(&tracing, kernel.exits().unwrap().all());
         let programs: HashSet<Vec<Field>> = plan.duties.iter().map(|duty| duty.fields()).collect();
         println!("{name}: {} programs, {} of them different", plan.duties.len(), programs.len());
         assert!(plan.duties.len() < 400, "{name}: {} programs", plan.duties.len());
@@ -72,7 +74,7 @@ fn tasks_are_followed_in_every_kernel() {
         );
         tracing.follow = Some(follow);
         assert!(tracing.check_followed(Some(&all)).is_ok());
-        let plan = tracing.plan(&[]);
+        let plan = Plan::of(&tracing, &[]);
         let follows = |part: &Part| match part.counts {
             Some(Tally::Follow { own: false, inside, .. }) => {
                 Some((inside, part.condition.clone()))
@@ -131,7 +133,7 @@ fn what_only_the_end_of_a_call_tells_is_looked_at_there() {
             let mut tracing = Tracing::of(Vec::new(), Overflow::Drop);
             tracing.tracers = vec![Some(tracer)];
             Ok::<_, vmtrace::session::ConditionalError>((
-                tracing.plan(kernel.exits().unwrap().all()),
+                Plan::of(&tracing, kernel.exits().unwrap().all()),
                 notes,
             ))
         };

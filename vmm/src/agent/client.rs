@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeVal;
+use vmtrace_system::send_request;
 
 use super::protocol::{
     Decoder, Entry, Failure, Frame, Hello, LoadedModule, ProtocolError, Request, Stream,
@@ -104,7 +105,7 @@ impl Connection {
         set_timeout(&socket, &TIMEOUT)?;
         let mut connection =
             Self { socket, decoder: Decoder::new(), agent: ours.clone(), chunk: vec![0; CHUNK] };
-        connection.send(&ours.encode())?;
+        send_request(&connection.socket, &ours.encode())?;
         connection.agent = connection.next(Decoder::hello)?;
         if ours.common(&connection.agent).is_none() {
             return Err(AgentError::Version { agent: connection.agent, ours });
@@ -185,15 +186,7 @@ impl Connection {
             let error = "the command, its arguments and environment are longer than 256 KiB";
             AgentError::Connection(io::Error::new(ErrorKind::InvalidInput, error))
         })?;
-        self.send(&bytes)
-    }
-
-    /// Sends; an agent that has ended the connection may have said why, so that is for the reader to find.
-    fn send(&mut self, bytes: &[u8]) -> Result<(), AgentError> {
-        match self.socket.write_all(bytes) {
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-            written => Ok(written?),
-        }
+        Ok(send_request(&self.socket, &bytes)?)
     }
 
     /// The next frame.

@@ -1,10 +1,12 @@
 //! Connects to an agent.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use vmtrace_system::send_request;
 
 use super::client::{AgentError, Connection, TIMEOUT, set_timeout};
 use super::protocol::AGENT_PORT;
@@ -102,9 +104,9 @@ fn failed(to: String, reason: io::Error) -> AgentError {
 fn unix(path: &Path, port: u32, vsock: bool) -> Result<OwnedFd, AgentError> {
     let refused = |reason| Err(AgentError::Refused { socket: path.to_owned(), reason });
     // A vsock device ends a connection that begins with anything but CONNECT.
-    let first = if vsock { Answer::Nothing } else { ask(path, "agent\n")? };
+    let first = if vsock { Answer::Nothing } else { ask(stream(path)?, "agent\n")? };
     let answer = match first {
-        Answer::Nothing => ask(path, &format!("CONNECT {port}\n"))?,
+        Answer::Nothing => ask(stream(path)?, &format!("CONNECT {port}\n"))?,
         answer => answer,
     };
     match answer {
@@ -116,14 +118,19 @@ fn unix(path: &Path, port: u32, vsock: bool) -> Result<OwnedFd, AgentError> {
     }
 }
 
-/// Sends the first line of a new connection and reads the answer.
-#[allow(clippy::unbuffered_bytes)] // what follows is the agent's
-fn ask(path: &Path, line: &str) -> Result<Answer, AgentError> {
+/// A new connection.
+fn stream(path: &Path) -> Result<UnixStream, AgentError> {
     let to = || path.display().to_string();
-    let mut socket = UnixStream::connect(path).map_err(|error| failed(to(), error))?;
+    let socket = UnixStream::connect(path).map_err(|error| failed(to(), error))?;
     set_timeout(&socket, &TIMEOUT)?;
+    Ok(socket)
+}
+
+/// Sends the first line of a connection and reads the answer.
+#[allow(clippy::unbuffered_bytes)] // what follows is the agent's
+fn ask(socket: UnixStream, line: &str) -> Result<Answer, AgentError> {
     let mut answer = Vec::new();
-    let read = socket.write_all(line.as_bytes()).and_then(|()| {
+    let read = send_request(&socket, line.as_bytes()).and_then(|()| {
         for byte in (&socket).take(LINE_MAX).bytes() {
             match byte? {
                 b'\n' => return Ok(true),
@@ -143,7 +150,7 @@ fn ask(path: &Path, line: &str) -> Result<Answer, AgentError> {
         Ok(false) if answer.is_empty() => Ok(Answer::Nothing),
         Ok(_) => Ok(Answer::Refused(format!("its answer is {answer:?}"))),
         Err(error) => match error.kind() {
-            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => Ok(Answer::Nothing),
+            ErrorKind::ConnectionReset => Ok(Answer::Nothing),
             _ => Err(error.into()),
         },
     }
@@ -152,6 +159,7 @@ fn ask(path: &Path, line: &str) -> Result<Answer, AgentError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
     use std::os::unix::net::UnixListener;
     use std::thread;
     use vmtrace_agent::reaper::Reaper;
@@ -216,6 +224,21 @@ mod tests {
         assert!(strange.contains("its answer is \"HTTP/1.1 400"), "{strange}");
         let missing = error(tempfile::tempdir().unwrap());
         assert!(missing.contains("is the guest running?"), "{missing}");
+    }
+
+    // Whoever takes it for no answer asks again with CONNECT, and says that nobody listens in the guest.
+    #[test]
+    fn a_refusal_is_told_that_came_before_the_request() {
+        let (mut server, socket) = UnixStream::pair().unwrap();
+        server.write_all(b"ERR too many connections at once; try again later\n").unwrap();
+        drop(server);
+        let Answer::Refused(reason) = ask(socket, "agent\n").unwrap() else {
+            panic!("taken for no answer")
+        };
+        assert_eq!(reason, "too many connections at once; try again later");
+        // Nothing was said.
+        let (_, socket) = UnixStream::pair().unwrap();
+        assert!(matches!(ask(socket, "agent\n"), Ok(Answer::Nothing)));
     }
 
     #[test]

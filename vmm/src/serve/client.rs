@@ -4,11 +4,12 @@ use super::request::StreamRequest;
 use super::{Control, Format};
 use crate::host_vsock;
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
+use vmtrace_system::send_request;
 
 /// Where a running trace can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,15 +95,7 @@ pub fn ask_stream(stream: &UnixStream, request: &StreamRequest) -> io::Result<()
     let globs = &request.globs;
     let space = if globs.is_empty() { "" } else { " " };
     let tracer = request.tracer.as_ref().map(|name| format!(" -t {name}")).unwrap_or_default();
-    ask(stream, &format!("{format}{space}{globs}{tracer}\n"))
-}
-
-/// Sends a request. Who is refused at once may not get rid of it any more: the reason is in what can be read.
-pub(super) fn ask(mut stream: &UnixStream, line: &str) -> io::Result<()> {
-    match stream.write_all(line.as_bytes()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        done => done,
-    }
+    send_request(stream, format!("{format}{space}{globs}{tracer}\n").as_bytes())
 }
 
 /// Gives a command and waits for its answer.
@@ -140,7 +133,7 @@ pub fn command(stream: &UnixStream, command: &Control) -> io::Result<String> {
         Control::Snapshot => "snapshot".to_owned(),
         Control::Mark { text, .. } => format!("mark {text}"),
     };
-    ask(stream, &format!("ctl {words}\n"))?;
+    send_request(stream, format!("ctl {words}\n").as_bytes())?;
     let mut line = String::new();
     BufReader::new(stream.take(ANSWER_MAX)).read_line(&mut line)?;
     if !line.is_empty() && !line.ends_with('\n') {
@@ -174,6 +167,7 @@ pub fn accepted(mut stream: UnixStream) -> io::Result<impl Read> {
 mod tests {
     use super::super::Globs;
     use super::*;
+    use std::io::Write;
 
     #[test]
     fn sources() {

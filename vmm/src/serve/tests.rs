@@ -301,7 +301,7 @@ fn server() -> (tempfile::TempDir, (Server, EventLoop), Receiver<ControlRequest>
 
 fn say(directory: &tempfile::TempDir, line: &str) -> String {
     let stream = UnixStream::connect(directory.path().join("socket")).unwrap();
-    client::ask(&stream, line).unwrap();
+    vmtrace_system::send_request(&stream, line.as_bytes()).unwrap();
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).unwrap();
     answer

@@ -244,7 +244,7 @@ impl Controller {
     pub(super) fn tracing_changed(&mut self) {
         self.plan = None;
         let plan = self.planned();
-        let of_ends = self.tracing.only_left(&plan);
+        let of_ends = plan.only_left(&self.tracing);
         self.summary.sites.matched = (plan.sites.len() + of_ends) as u64;
     }
 
@@ -260,10 +260,16 @@ impl Controller {
             return Arc::clone(plan);
         }
         let exits = self.tracing.wants_exits().then(|| self.kernel.exits().ok()).flatten();
-        let plan = self.tracing.plan_with(&self.module_exits, exits.map_or(&[], Exits::all));
+        let plan =
+            Plan::with_modules(&self.tracing, &self.module_exits, exits.map_or(&[], Exits::all));
         let plan = Arc::new(plan);
         self.plan = Some(Arc::clone(&plan));
         plan
+    }
+
+    /// What sites have to do by now: for tracers, too, unless tracing waits or pauses.
+    pub(super) fn planned_now(&mut self) -> Arc<Plan> {
+        if self.held_back { Plan::untraced(&self.tracing).into() } else { self.planned() }
     }
 
     pub(super) fn name(&self, site: usize) -> String {

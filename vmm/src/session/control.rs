@@ -4,6 +4,7 @@
 use super::attach::{Controller, Stage, nanoseconds, ticks_now};
 use super::conditions::conditional_of;
 use super::histograms::histogram_of;
+use super::plan::Plan;
 use super::values::values_of;
 use super::vm::Vm;
 use super::{Doing, Tracer, Tracing, Use, Wants, mark};
@@ -267,7 +268,7 @@ impl Controller {
 
     /// Whether every record has room for what its tracers want; else they are those of before.
     fn check_records(&mut self, before: &[Option<Tracer>]) -> Result<(), String> {
-        self.tracing.check().map_err(|(site, error)| {
+        Plan::of(&self.tracing, &[]).check().map_err(|(site, error)| {
             self.tracing.tracers = before.to_vec();
             format!("{}: {error}", self.name(site))
         })

@@ -2,8 +2,8 @@
 
 use super::conditions::Conditional;
 use super::histograms::Histogram;
-use super::plan::{Plan, Way};
 use super::tracing::{Tracer, Tracing};
+use super::way::Way;
 use crate::condition::{Condition, FOLLOWED, is_of_ends};
 use crate::kernel::Exit;
 use crate::tracer::{Part, Tally};
@@ -203,16 +203,6 @@ impl Tracing {
                 tracer.sites.retain(|site| !are_left(site));
             }
         }
-    }
-
-    /// How many functions are looked at where they are left alone: their sites are not taken.
-    pub(super) fn only_left(&self, plan: &Plan) -> usize {
-        let tracers = self.present().filter(|(_, tracer)| tracer.ends().is_some());
-        let mut sites: Vec<usize> = tracers.flat_map(|(_, it)| it.sites.iter().copied()).collect();
-        sites.sort_unstable();
-        sites.dedup();
-        let taken = |site: &usize| plan.sites.binary_search_by_key(site, |(site, _)| *site).is_ok();
-        sites.iter().filter(|site| !taken(site)).count()
     }
 }
 

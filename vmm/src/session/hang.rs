@@ -69,15 +69,13 @@ pub(super) struct HangWatch {
     none: Option<Duration>,
     /// For how long each vCPU has been held in the same way.
     held: Vec<Option<(Held, Duration)>>,
-    /// What is known of the scheduler of a kernel with this slide.
-    scheduling: Option<(u64, Option<Scheduling>)>,
 }
 
 impl HangWatch {
     pub(super) fn new(limit: Option<Duration>, now: Instant) -> Self {
         let due = now + limit.unwrap_or(LOOK).min(LOOK);
         let (stuck, held) = (Vec::new(), Vec::new());
-        Self { limit, due, looked: now, stuck, none: None, held, scheduling: None }
+        Self { limit, due, looked: now, stuck, none: None, held }
     }
 
     /// When to look next, if ever.
@@ -90,17 +88,6 @@ impl HangWatch {
     fn went_on(&mut self, now: Instant) {
         self.due += now.saturating_duration_since(self.looked);
         self.looked = now;
-    }
-
-    fn scheduling(
-        &mut self,
-        slide: u64,
-        find: impl FnOnce() -> Option<Scheduling>,
-    ) -> Option<Scheduling> {
-        match self.scheduling {
-            Some((of, known)) if of == slide => known,
-            _ => self.scheduling.insert((slide, find())).1,
-        }
     }
 
     /// A look, for which the guest was asked to stop at that time, has shown this of each vCPU. Returns whether that
@@ -160,10 +147,7 @@ impl Controller {
         }
         // One that waits for room waits for us; one that has panicked has its own deadline.
         let excused = machine.room().wanted_for().is_some() || self.verdict.deadline().is_some();
-        let image = self.verdict.image.as_ref();
-        let scheduling = image.and_then(|image| {
-            self.hang.scheduling(image.slide, || Scheduling::find(&self.kernel, image))
-        });
+        let scheduling = self.verdict.scheduling(&self.kernel);
         let asked = Instant::now();
         let paused = if excused { None } else { machine.pause().ok() };
         let Some(paused) = paused else {

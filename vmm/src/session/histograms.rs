@@ -1,8 +1,8 @@
 //! From a histogram as people ask for it to what programs sort calls by.
 
 use super::conditions::integer;
-use super::plan::Way;
 use super::values::Known;
+use super::way::Way;
 use crate::kernel::Kernel;
 use crate::kernel::arguments::{Fetch, Value};
 use crate::serve::HistogramSpec;

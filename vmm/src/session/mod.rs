@@ -17,6 +17,7 @@ mod ending;
 mod ends;
 mod events;
 mod exits;
+mod firing;
 mod follow;
 mod hang;
 mod histograms;
@@ -42,6 +43,7 @@ mod triggers;
 mod values;
 mod verdict;
 mod vm;
+mod way;
 
 use crate::deadline::{self, Deadline};
 use crate::kernel::{Kernel, KernelError};

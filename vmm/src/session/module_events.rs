@@ -4,6 +4,7 @@
 use super::attach::{Controller, Stage};
 use super::events::{add_events, module_events};
 use super::module_types::{Linked, module_types};
+use super::plan::Plan;
 use super::vm::Vm;
 use super::{TracedEvent, Tracing};
 use crate::kernel::tracepoints::{Hooks, ModuleTracepoint, ModuleTracepoints, Uses};
@@ -189,7 +190,7 @@ impl Controller {
         let (events_if, overflow) = (self.tracing.events_if.clone(), self.tracing.overflow);
         let context = self.tracing.context;
         let only = Tracing { events, events_if, context, ..Tracing::of(Vec::new(), overflow) };
-        let wanted = self.prepare(ram, attachment, &only.plan(&[]));
+        let wanted = self.prepare(ram, attachment, &Plan::of(&only, &[]));
         let skipped = wanted.and_then(|wanted| attachment.hold_tracepoints(ram, wanted.events));
         match skipped {
             Ok(skipped) => self.tracepoints_skipped(&skipped),

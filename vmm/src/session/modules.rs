@@ -3,6 +3,7 @@
 
 use super::apply::Wanted;
 use super::attach::{Controller, Stage};
+use super::plan::Plan;
 use super::shares::Shares;
 use super::triggers::Trigger;
 use super::vm::{Paused, Vm};
@@ -370,9 +371,9 @@ impl Controller {
         let mut plan = if self.held_back {
             // Triggers do not wait.
             own_exits.clear();
-            only.plan_untraced()
+            Plan::untraced(&only)
         } else {
-            only.plan_with(&own_exits, &[])
+            Plan::with_modules(&only, &own_exits, &[])
         };
         let wanted = match self.prepare(ram, attachment, &plan) {
             Err(error) if !plan.exits.is_empty() => {
@@ -382,7 +383,7 @@ impl Controller {
                 only.leave_what_waits(|_| true);
                 self.tracing.leave_what_waits(|site| own.binary_search(site).is_ok());
                 self.tracing_changed();
-                plan = only.plan(&[]);
+                plan = Plan::of(&only, &[]);
                 self.prepare(ram, attachment, &plan)?
             }
             wanted => wanted?,
@@ -424,7 +425,7 @@ impl Controller {
             let all = self.keepers.entry(tracer).or_default();
             *all = all.wrapping_add(places);
         }
-        let only_left = if exits.is_empty() { 0 } else { only.only_left(&plan) };
+        let only_left = if exits.is_empty() { 0 } else { plan.only_left(&only) };
         Ok(report.patched + only_left)
     }
 
@@ -468,7 +469,7 @@ impl Controller {
         if !self.keepers.is_empty() && !self.held_back {
             // Their calls have ended: others that are open stay.
             let (only, exits) = self.only(&sites);
-            for (tracer, places) in only.plan_with(&exits, &[]).keepers() {
+            for (tracer, places) in Plan::with_modules(&only, &exits, &[]).keepers() {
                 let all = self.keepers.entry(tracer).or_default();
                 *all = all.wrapping_sub(places);
             }

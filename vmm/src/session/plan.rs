@@ -1,10 +1,13 @@
 //! What each site and each exit has to do, for all tracers together.
 
+use super::follow::Follow;
 use super::tracing::{Tracer, Tracing};
-use crate::kernel::{Exit, ExitKind};
+use super::way::Way;
+use crate::kernel::Exit;
 use crate::tracer::{Duty, Part};
 use rustc_hash::FxHashMap;
-use vmtrace_trampolines::{Field, Point};
+use std::collections::BTreeMap;
+use vmtrace_trampolines::{Field, Point, ProgramError};
 
 /// What every site has to do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,42 +23,33 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The sites alone.
+    /// Every site and every one of these `exits` once, with what it has to do for all tracers together.
     #[must_use]
-    pub fn indices(&self) -> Vec<usize> {
-        self.sites.iter().map(|&(site, _)| site).collect()
-    }
-
-    /// Has every record tell the state of the CPU.
-    fn add_context(&mut self) {
-        let parts = self.duties.iter_mut().flat_map(|duty| &mut duty.parts);
-        let recorded = parts.filter(|part| part.counts.is_none());
-        recorded.for_each(|part| part.fields.push(Field::Context));
-    }
-}
-
-impl Tracing {
-    /// Every site and every one of these `exits` once, with what it has to do for all of its
-    /// tracers together.
-    #[must_use]
-    pub fn plan(&self, exits: &[Exit]) -> Plan {
-        self.plan_with(&[], exits)
+    pub fn of(tracing: &Tracing, exits: &[Exit]) -> Self {
+        Self::with_modules(tracing, &[], exits)
     }
 
     /// The same with exits of modules, which have indices behind those.
     #[must_use]
-    pub fn plan_with(&self, of_modules: &[(usize, Exit)], exits: &[Exit]) -> Plan {
-        let mut plan = self.plan_functions(of_modules, exits);
-        self.plan_events(&mut plan);
-        if self.context {
+    pub fn with_modules(tracing: &Tracing, of_modules: &[(usize, Exit)], exits: &[Exit]) -> Self {
+        let mut plan = Self::of_functions(tracing, of_modules, exits);
+        plan.add_events(tracing);
+        if tracing.context {
             plan.add_context();
         }
-        self.plan_always(&mut plan);
+        plan.add_always(tracing);
         plan
     }
 
-    fn plan_functions(&self, of_modules: &[(usize, Exit)], exits: &[Exit]) -> Plan {
-        let mut present: Vec<_> = self.present().filter(|(_, t)| !t.sites.is_empty()).collect();
+    /// What sites have to do although nothing is traced: for triggers, and to follow tasks.
+    pub(super) fn untraced(tracing: &Tracing) -> Self {
+        let mut plan = Self::default();
+        plan.add_always(tracing);
+        plan
+    }
+
+    fn of_functions(tracing: &Tracing, of_modules: &[(usize, Exit)], exits: &[Exit]) -> Self {
+        let mut present: Vec<_> = tracing.present().filter(|(_, t)| !t.sites.is_empty()).collect();
         if let [(number, tracer)] = present[..]
             && !tracer.graph
             && !tracer.counts
@@ -85,7 +79,7 @@ impl Tracing {
             let Some(&(site, _)) = of_site.first() else { continue };
             numbers.clear();
             numbers.extend(of_site.iter().map(|&(_, number)| number));
-            let tracers = numbers.iter().filter_map(|&number| self.numbered(number));
+            let tracers = numbers.iter().filter_map(|&number| tracing.numbered(number));
             let mut duty = || {
                 let part = |(tracer, wants): (u8, &Tracer)| wants.entry_part(tracer, site);
                 let parts: Vec<_> = tracers.clone().filter_map(part).collect();
@@ -98,7 +92,7 @@ impl Tracing {
                 if own { duty() } else { *entries.entry(sets.id(&numbers)).or_insert_with(duty) };
             // Where ends alone are looked at, nothing is to be done here.
             plan.sites.extend(duty.map(|duty| (site, duty)));
-            numbers.retain(|&number| self.numbered(number).is_some_and(|(_, t)| t.graph));
+            numbers.retain(|&number| tracing.numbered(number).is_some_and(|(_, t)| t.graph));
             if let (false, Some(set)) = (numbers.is_empty(), graphed.get_mut(site)) {
                 *set = sets.id(&numbers);
             }
@@ -120,9 +114,9 @@ impl Tracing {
                 aided.insert(group, both);
             }
             let way = Way::of(exit);
-            let duty = || self.leave(sets.get(set), exit, way);
+            let duty = || leave(tracing, sets.get(set), exit, way);
             let site = exit.site as usize;
-            let mut tracers = sets.get(set).iter().filter_map(|&number| self.numbered(number));
+            let mut tracers = sets.get(set).iter().filter_map(|&number| tracing.numbered(number));
             let own = tracers.any(|(_, tracer)| match &tracer.histogram {
                 Some(histogram) => histogram.is_particular(),
                 None if tracer.ends().is_some() => true,
@@ -148,55 +142,117 @@ impl Tracing {
         plan
     }
 
-    /// What an exit has to do for these tracers.
-    fn leave(&self, tracers: &[u8], exit: &Exit, way: Way) -> Duty {
-        let fields = |tracer: &Tracer| match way {
-            Way::Return => tracer.return_fields(exit.site),
-            Way::Aid | Way::Jump => vec![Field::Stack],
-            Way::Indirect => vec![Field::Stack, Field::Target],
+    /// Whether each function's record has room for all that its tracers want.
+    ///
+    /// # Errors
+    /// Why not, for one of them.
+    pub fn check(&self) -> Result<(), (usize, ProgramError)> {
+        let mut failed: Vec<Option<ProgramError>> = vec![];
+        let check = |duty: &Duty| {
+            duty.records().iter().find_map(|one| one.program(0, None, None).check().err())
         };
-        let point = match way {
-            Way::Return | Way::Aid => Point::Return,
-            Way::Jump | Way::Indirect => Point::Tail,
-        };
-        let parts = tracers.iter().filter_map(|&number| self.numbered(number));
-        // Only conditions that hold at every function are of tracers that want returns.
-        let site = exit.site as usize;
-        let part = |(tracer, wants): (u8, &Tracer)| match &wants.histogram {
-            None if wants.ends().is_some() => wants.end_part(tracer, exit, way),
-            // What has begun is what is meant.
-            Some(histogram) => {
-                let counts = Some(histogram.exit(site, way)?);
-                Some(Part { tracer, fields: Vec::new(), condition: None, counts })
+        failed.extend(self.duties.iter().map(check));
+        for &(site, duty) in &self.sites {
+            if let Some(Some(error)) = failed.get(duty as usize) {
+                return Err((site, error.clone()));
             }
-            None => {
-                let condition = wants.condition(site);
-                Some(Part { tracer, fields: fields(wants), condition, counts: None })
-            }
-        };
-        Duty { point, parts: parts.filter_map(part).collect() }
+        }
+        Ok(())
     }
-}
 
-/// By what a function is left, as far as it matters to what is recorded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Way {
-    Return,
-    /// A return of a function that is not traced.
-    Aid,
-    Jump,
-    Indirect,
-}
+    /// How many functions are looked at where they are left alone: their sites are not taken.
+    pub(super) fn only_left(&self, tracing: &Tracing) -> usize {
+        let tracers = tracing.present().filter(|(_, tracer)| tracer.ends().is_some());
+        let mut sites: Vec<usize> = tracers.flat_map(|(_, it)| it.sites.iter().copied()).collect();
+        sites.sort_unstable();
+        sites.dedup();
+        let taken = |site: &usize| self.sites.binary_search_by_key(site, |(site, _)| *site).is_ok();
+        sites.iter().filter(|site| !taken(site)).count()
+    }
 
-impl Way {
-    fn of(exit: &Exit) -> Self {
-        match exit.kind {
-            ExitKind::Return if exit.site == Exit::NO_SITE => Self::Aid,
-            ExitKind::Return => Self::Return,
-            ExitKind::Jump { .. } => Self::Jump,
-            ExitKind::Indirect { .. } => Self::Indirect,
+    /// The sites alone.
+    #[must_use]
+    pub fn indices(&self) -> Vec<usize> {
+        self.sites.iter().map(|&(site, _)| site).collect()
+    }
+
+    /// Has every record tell the state of the CPU.
+    fn add_context(&mut self) {
+        let parts = self.duties.iter_mut().flat_map(|duty| &mut duty.parts);
+        let recorded = parts.filter(|part| part.counts.is_none());
+        recorded.for_each(|part| part.fields.push(Field::Context));
+    }
+
+    /// Adds the events: equal duties are one.
+    fn add_events(&mut self, tracing: &Tracing) {
+        for (index, duty) in tracing.event_duties().enumerate() {
+            let known = self.duties.iter().position(|other| *other == duty);
+            let number = known.unwrap_or(self.duties.len());
+            if known.is_none() {
+                self.duties.push(duty);
+            }
+            self.events.push((index, u32::try_from(number).unwrap_or(u32::MAX)));
         }
     }
+
+    /// Adds what sites have to do in any case, before all else: who starts to trace traces this
+    /// very call.
+    fn add_always(&mut self, tracing: &Tracing) {
+        let follows = tracing.follow.as_ref().map(Follow::parts);
+        let mut wanted: BTreeMap<usize, Vec<Part>> = follows.into_iter().flatten().collect();
+        let mut unfired: Vec<_> = tracing.triggers.iter().filter(|it| !it.fired).collect();
+        unfired.sort_by_key(|it| it.place());
+        for trigger in unfired {
+            for &site in &trigger.sites {
+                wanted.entry(site).or_default().push(trigger.part(site));
+            }
+        }
+        if wanted.is_empty() {
+            return;
+        }
+        let mut duties = Duties::behind(std::mem::take(&mut self.duties));
+        let point = Point::Entry;
+        for (site, of) in &mut self.sites {
+            let Some(mut parts) = wanted.remove(site) else { continue };
+            let planned = duties.all.get(*of as usize);
+            parts.extend(planned.into_iter().flat_map(|duty| duty.parts.clone()));
+            *of = duties.index(Duty { point, parts });
+        }
+        for (site, parts) in wanted {
+            self.sites.push((site, duties.index(Duty { point, parts })));
+        }
+        self.sites.sort_unstable();
+        self.duties = duties.all;
+    }
+}
+
+/// What an exit has to do for these tracers.
+fn leave(tracing: &Tracing, tracers: &[u8], exit: &Exit, way: Way) -> Duty {
+    let fields = |tracer: &Tracer| match way {
+        Way::Return => tracer.return_fields(exit.site),
+        Way::Aid | Way::Jump => vec![Field::Stack],
+        Way::Indirect => vec![Field::Stack, Field::Target],
+    };
+    let point = match way {
+        Way::Return | Way::Aid => Point::Return,
+        Way::Jump | Way::Indirect => Point::Tail,
+    };
+    let parts = tracers.iter().filter_map(|&number| tracing.numbered(number));
+    // Only conditions that hold at every function are of tracers that want returns.
+    let site = exit.site as usize;
+    let part = |(tracer, wants): (u8, &Tracer)| match &wants.histogram {
+        None if wants.ends().is_some() => wants.end_part(tracer, exit, way),
+        // What has begun is what is meant.
+        Some(histogram) => {
+            let counts = Some(histogram.exit(site, way)?);
+            Some(Part { tracer, fields: Vec::new(), condition: None, counts })
+        }
+        None => {
+            let condition = wants.condition(site);
+            Some(Part { tracer, fields: fields(wants), condition, counts: None })
+        }
+    };
+    Duty { point, parts: parts.filter_map(part).collect() }
 }
 
 /// Sets of tracers (sorted numbers), each once.
@@ -292,9 +348,14 @@ pub(super) fn changes(
 
 #[cfg(test)]
 mod tests {
+    use super::super::tracing::NOBODY;
     use super::super::tracing::tests::{planned, tracing};
+    use super::super::triggers::Trigger;
     use super::*;
-    use crate::kernel::After;
+    use crate::kernel::{After, ExitKind};
+    use crate::serve::{Globs, TriggerAction};
+    use crate::tracer::Tally;
+    use vmtrace_trampolines::Overflow;
 
     // A site that left a tracer out would silently lose its records.
     #[test]
@@ -302,7 +363,7 @@ mod tests {
         let mut tracing = tracing(&[&[5, 6], &[1, 5], &[], &[1, 5]]);
         let all = [(1, vec![1, 3]), (5, vec![0, 1, 3]), (6, vec![0])];
         assert_eq!(planned(&tracing), all);
-        assert_eq!(tracing.plan(&[]).duties.len(), 3);
+        assert_eq!(Plan::of(&tracing, &[]).duties.len(), 3);
         tracing.tracers[1] = None;
         assert_eq!(planned(&tracing), [(1, vec![3]), (5, vec![0, 3]), (6, vec![0])]);
         tracing.tracers[0] = None;
@@ -324,7 +385,7 @@ mod tests {
         assert!(tracing.wants_exits());
         tracing.returns = vec![9, 5];
         assert_eq!(tracing.returning(), [5, 9]);
-        let plan = tracing.plan(&exits);
+        let plan = Plan::of(&tracing, &exits);
         let duty = |index: u32| {
             let duty = &plan.duties[index as usize];
             let tracers: Vec<_> = duty.parts.iter().map(|part| part.tracer).collect();
@@ -354,7 +415,7 @@ mod tests {
             (71, exit(91, ExitKind::Return, After::Nothing)),
             (72, exit(92, ExitKind::Return, After::Nothing)),
         ];
-        let plan = tracing.plan_with(&of_modules, &own);
+        let plan = Plan::with_modules(&tracing, &of_modules, &own);
         let tracers = |duty: u32| {
             let duty = &plan.duties[duty as usize];
             (duty.point, duty.parts.iter().map(|part| part.tracer).collect::<Vec<_>>())
@@ -377,7 +438,7 @@ mod tests {
         let mut tracing = tracing(&[&[5, 6], &[6]]);
         tracing.tracers[0].as_mut().unwrap().counts = true;
         let counts = |tracing: &Tracing| {
-            let plan = tracing.plan(&[]);
+            let plan = Plan::of(tracing, &[]);
             let parts = |duty: u32| plan.duties[duty as usize].parts.clone();
             let counts = |part: &Part| (part.tracer, part.counts.is_some());
             let all = plan.sites.iter().map(|&(site, duty)| (site, parts(duty)));
@@ -400,5 +461,75 @@ mod tests {
         assert_eq!((leave, take), (vec![], vec![]));
         assert_eq!(changes([].into_iter(), &held), (vec![], held.to_vec()));
         assert_eq!(changes(held.into_iter(), &[]), (vec![1, 5, 6], vec![]));
+    }
+
+    fn trigger(number: u16, action: TriggerAction, sites: &[usize]) -> Trigger {
+        let (text, sites) = ("x".to_owned(), sites.to_vec());
+        Trigger {
+            id: u32::from(number) + 1,
+            action,
+            text,
+            sites,
+            globs: Globs::default(),
+            condition: None,
+            call: 1,
+            left: 1,
+            number,
+            command: None,
+            live: false,
+            fired: false,
+        }
+    }
+
+    // A trigger behind the records of its site starts to trace one call late; a tracer that is lost at a
+    // trigger's site has a hole there.
+    #[test]
+    fn triggers_come_before_what_else_a_site_does() {
+        let mut tracing = Tracing::of(vec![2, 5, 7], Overflow::Drop);
+        tracing.triggers =
+            vec![trigger(0, TriggerAction::Start, &[5, 6]), trigger(1, TriggerAction::End, &[5])];
+        let stops = |plan: &Plan| {
+            let of = |of: u32| plan.duties[of as usize].parts.iter();
+            let kind = |part: &Part| match part.counts {
+                Some(Tally::Stop(number)) => (part.tracer, Some(number)),
+                _ => (part.tracer, None),
+            };
+            let all = plan.sites.iter().map(|&(site, duty)| (site, of(duty).map(kind).collect()));
+            all.collect::<Vec<(usize, Vec<_>)>>()
+        };
+        let (first, second, own) = ((NOBODY, Some(0)), (NOBODY, Some(1)), (0, None));
+        let all = [(2, vec![own]), (5, vec![first, second, own]), (6, vec![first]), (7, vec![own])];
+        assert_eq!(stops(&Plan::of(&tracing, &[])), all);
+        let alone = [(5, vec![first, second]), (6, vec![first])];
+        assert_eq!(stops(&Plan::untraced(&tracing)), alone);
+        assert!(tracing.waits_for_start());
+        tracing.triggers[0].fired = true;
+        let all = [(2, vec![own]), (5, vec![second, own]), (7, vec![own])];
+        assert_eq!(stops(&Plan::of(&tracing, &[])), all);
+        assert!(!tracing.waits_for_start());
+    }
+
+    // A call at which tracing starts is made again, and all before that trigger count it twice: a mark comes a call
+    // early, or tracing starts at another. Nothing comes behind the end of a run.
+    #[test]
+    fn who_starts_first_counts_first_and_who_ends_comes_last() {
+        let mut tracing = Tracing::of(vec![7], Overflow::Drop);
+        let order = [
+            (TriggerAction::Mark, 1, false),
+            (TriggerAction::Start, 9, false),
+            (TriggerAction::End, 1, true),
+            (TriggerAction::Mark, 1, true),
+            (TriggerAction::Start, 3, true),
+            (TriggerAction::Stop, 1, true),
+        ];
+        let all = (0..).zip(order).map(|(number, (action, left, live))| Trigger {
+            left,
+            live,
+            ..trigger(number, action, &[5])
+        });
+        tracing.triggers = all.collect();
+        let plan = Plan::untraced(&tracing);
+        let stops: Vec<_> = plan.duties[0].parts.iter().map(|part| part.counts).collect();
+        assert_eq!(stops, [4, 1, 5, 3, 0, 2].map(|number| Some(Tally::Stop(number))));
     }
 }

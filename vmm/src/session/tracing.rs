@@ -9,8 +9,8 @@ use super::values::Wants;
 use crate::kernel::Kernel;
 use crate::relay::Values;
 use crate::serve::Globs;
-use crate::tracer::{Duty, Part, Tally};
-use vmtrace_trampolines::{Condition, Field, Overflow, ProgramError};
+use crate::tracer::{Part, Tally};
+use vmtrace_trampolines::{Condition, Field, Overflow};
 
 /// In place of a tracer's number: no record is on its account.
 pub(super) const NOBODY: u8 = u8::MAX;
@@ -259,25 +259,6 @@ impl Tracing {
         tracer.map(|tracer| (number, tracer))
     }
 
-    /// Whether each function's record has room for all that its tracers want.
-    ///
-    /// # Errors
-    /// Why not, for one of them.
-    pub fn check(&self) -> Result<(), (usize, ProgramError)> {
-        let plan = self.plan(&[]);
-        let mut failed: Vec<Option<ProgramError>> = vec![];
-        let check = |duty: &Duty| {
-            duty.records().iter().find_map(|one| one.program(0, None, None).check().err())
-        };
-        failed.extend(plan.duties.iter().map(check));
-        for (site, duty) in plan.sites {
-            if let Some(Some(error)) = failed.get(duty as usize) {
-                return Err((site, error.clone()));
-            }
-        }
-        Ok(())
-    }
-
     /// Whether nothing is to be traced, now or when a module is loaded.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -291,6 +272,7 @@ impl Tracing {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::plan::Plan;
     use super::*;
 
     pub(in crate::session) fn tracing(sites: &[&[usize]]) -> Tracing {
@@ -317,7 +299,7 @@ pub(super) mod tests {
     }
 
     pub(in crate::session) fn planned(tracing: &Tracing) -> Vec<(usize, Vec<u8>)> {
-        let plan = tracing.plan(&[]);
+        let plan = Plan::of(tracing, &[]);
         let tracers =
             |duty: u32| plan.duties[duty as usize].parts.iter().map(|part| part.tracer).collect();
         plan.sites.iter().map(|&(site, duty)| (site, tracers(duty))).collect()

@@ -9,7 +9,8 @@ use super::vm::{Paused, Vm};
 use crate::kernel::Kernel;
 use crate::machine::{ExitReason, TRAP_INSTRUCTION};
 use crate::stream::MarkKind;
-use crate::tracer::{Guest, Image, Tripwire};
+use crate::tracer::{Guest, Image, Scheduling, Tripwire};
+use std::cell::OnceCell;
 use std::time::{Duration, Instant};
 
 /// How long a guest whose kernel has panicked may take to print, to notify and to reset itself.
@@ -52,7 +53,10 @@ struct Wire {
 /// What is known of the guest's end.
 #[derive(Default)]
 pub(super) struct Verdict {
+    /// The kernel that is watched: where it runs.
     pub(super) image: Option<Image>,
+    /// Its scheduler, as far as it is known, once somebody has asked.
+    scheduling: OnceCell<Option<Scheduling>>,
     wires: Vec<Wire>,
     /// The first panic's message, and when.
     panicked: Option<(String, Instant)>,
@@ -64,6 +68,12 @@ pub(super) struct Verdict {
 }
 
 impl Verdict {
+    /// What is known of the scheduler of the kernel that is watched.
+    pub(super) fn scheduling(&self, kernel: &Kernel) -> Option<Scheduling> {
+        let image = self.image.as_ref()?;
+        *self.scheduling.get_or_init(|| Scheduling::find(kernel, image))
+    }
+
     /// When a guest that has panicked is taken for halted. One whose kernel has left to another,
     /// which saves what there is to save (kdump), is not.
     pub(super) fn deadline(&self) -> Option<Instant> {
@@ -118,6 +128,7 @@ impl Controller {
             self.note(format!("{untold}: no tripwire on {name}: {error}"));
         }
         self.verdict.image = Some(image);
+        self.verdict.scheduling = OnceCell::new();
         if self.verdict.wires.iter().any(|wire| wire.kind == Kind::Panic) {
             machine.console_is_no_witness();
         }

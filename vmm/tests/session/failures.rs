@@ -5,6 +5,7 @@ use crate::machine::{FakeVm, Step, Trouble, run};
 use crate::{BEGIN, Subject, boot, exit_of, tracing};
 use vmtrace::machine::ExitReason;
 use vmtrace::serve::Control;
+use vmtrace::session::Plan;
 use vmtrace::stream::Exit;
 use vmtrace::tracer::Guest;
 
@@ -94,7 +95,7 @@ fn what_the_guest_has_spoiled_is_left_alone() {
     let spoils: [(Spoil, &str); 3] = [
         (
             |vm| {
-                let site = tracing(&vm.fake.kernel).plan(&[]).indices()[1];
+                let site = Plan::of(&tracing(&vm.fake.kernel), &[]).indices()[1];
                 vm.fake.ram().write(vm.fake.at(vm.fake.extent(site).0), &THEIRS).unwrap();
             },
             "1 sites did not hold our call any more",

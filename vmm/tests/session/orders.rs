@@ -6,6 +6,7 @@ use vmtrace::analyze::latency::Kind;
 use vmtrace::kernel::{ExitKind, SiteSection};
 use vmtrace::machine::ExitReason;
 use vmtrace::serve::{Control, Globs};
+use vmtrace::session::Plan;
 use vmtrace::stream::{Exit, Frame, MarkKind, Reader};
 use vmtrace::tracer::Guest;
 
@@ -19,7 +20,7 @@ fn filter(glob: &str) -> Control {
 
 /// The first of the sites that are traced.
 fn first(vm: &FakeVm) -> usize {
-    tracing(&vm.fake.kernel).plan(&[]).indices()[0]
+    Plan::of(&tracing(&vm.fake.kernel), &[]).indices()[0]
 }
 
 fn mark() -> Control {
@@ -45,7 +46,7 @@ fn a_boot_is_traced_and_given_back() {
     for name in crate::fake_guest::X86 {
         let subject = Subject::new(name);
         let held = Step::Does(|vm| {
-            for site in tracing(&vm.fake.kernel).plan(&[]).indices() {
+            for site in Plan::of(&tracing(&vm.fake.kernel), &[]).indices() {
                 assert_eq!(vm.fake.bytes(site)[0], 0xe8, "site {site}");
             }
         });
@@ -537,7 +538,7 @@ fn exits_are_held_when_alternatives_are_patched_and_not_before() {
     let exits = subject.kernel().exits().unwrap();
     let mut tracing = tracing(subject.kernel());
     tracing.tracers.iter_mut().flatten().for_each(|tracer| tracer.graph = true);
-    let planned = tracing.plan(exits.all()).exits;
+    let planned = Plan::of(&tracing, exits.all()).exits;
     let mut own: Vec<_> = planned.iter().map(|&(exit, _)| exits.all()[exit]).collect();
     own.retain(|exit| exit.kind == ExitKind::Return);
     assert!(own.len() > 2, "{own:?}");

@@ -2,8 +2,7 @@
 //! from one boot of an emulated host whose clock counts instructions (icount). Also bytes per
 //! second between guest and host, from one boot of an emulated host in real time.
 //!
-//! `scripts/bench` runs it. Names of tables as arguments select these alone (`patching` is a part
-//! of `boots`). The numbers of instructions are the same in every run.
+//! `scripts/bench` runs it. Names of tables as arguments select these alone. The numbers of instructions are the same in every run.
 
 mod args;
 mod boots;
@@ -16,7 +15,9 @@ mod guest;
 mod ops;
 mod tracepoints;
 
-use anyhow::{Context, Result, bail};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
 use vmtrace::emulated::{HostArch, HostOptions};
 use vmtrace_tests::trace::{RISCV_KERNELS, options};
 use vmtrace_tests::{SharedHost, workload};
@@ -42,43 +43,64 @@ fn riscv_host() -> Result<HostOptions> {
     Ok(HostOptions { icount: true, cpus: 1, progress: true, ..options })
 }
 
-fn main() -> Result<()> {
-    let names: Vec<String> = std::env::args().skip(1).collect();
-    let all = [
-        "bytes",
-        "disk",
-        "events",
-        "args",
-        "counts",
-        "counts-boots",
-        "tracepoints",
-        "boots",
-        "two",
-        "graph",
-        "graph-boots",
-        "patching-riscv64",
-        "ops",
-    ]
-    .map(str::to_owned);
-    let names = if names.is_empty() { &all[..] } else { &names };
-    names.iter().try_for_each(|name| match name.as_str() {
-        "bytes" => bytes::run(),
-        "disk" => disk::run(),
-        "events" => events::run(),
-        "args" => args::run(),
-        "counts" => counts::run(),
-        "counts-boots" => counts::boots(),
-        "tracepoints" => tracepoints::run(),
-        "boots" => boots::run(),
-        "patching" => boots::patching(),
-        "patching-riscv64" => graph::patching(),
-        "two" => ops::two(),
-        "graph" => graph::calls(),
-        "graph-boots" => graph::boots(),
-        "ops" => ops::run(),
-        other => {
-            bail!("unknown table {other:?}: use no argument for all of them, or some of {all:?}")
+/// What prints a table.
+type Table = fn() -> Result<()>;
+
+/// All tables by their names, in the order in which they are printed.
+const TABLES: [(&str, Table); 13] = [
+    ("bytes", bytes::run),
+    ("disk", disk::run),
+    ("events", events::run),
+    ("args", args::run),
+    ("counts", counts::run),
+    ("counts-boots", counts::boots),
+    ("tracepoints", tracepoints::run),
+    ("boots", boots::run),
+    ("two", ops::two),
+    ("graph", graph::calls),
+    ("graph-boots", graph::boots),
+    ("patching-riscv64", graph::patching),
+    ("ops", ops::run),
+];
+
+/// A part of one of them.
+const PATCHING: (&str, Table) = ("patching", boots::patching);
+
+fn main() -> ExitCode {
+    let names: Vec<_> = std::env::args_os().skip(1).collect();
+    let names: Vec<_> = names.iter().map(|name| name.to_string_lossy()).collect();
+    if names.iter().any(|name| matches!(&**name, "-h" | "--help")) {
+        let tables = TABLES.map(|(name, _)| name).join(" ");
+        println!(
+            "usage: vmtrace-bench [TABLE]...\n\nPrints these tables, or all of them: {tables}.\n\
+             Part of boots: {}.",
+            PATCHING.0
+        );
+        return ExitCode::SUCCESS;
+    }
+    let chosen = names.iter().map(|name| table(name)).collect::<Result<Vec<_>, _>>();
+    let chosen = match chosen {
+        Ok(none) if none.is_empty() => TABLES.map(|(_, table)| table).to_vec(),
+        Ok(some) => some,
+        Err(error) => {
+            eprintln!("vmtrace-bench: {error}");
+            return ExitCode::from(2);
         }
+    };
+    match chosen.iter().try_for_each(|table| table()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vmtrace-bench: {error:?}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The table of that name.
+fn table(name: &str) -> Result<Table, String> {
+    let known = TABLES.iter().chain([&PATCHING]).find(|(known, _)| *known == name);
+    known.map(|(_, table)| *table).ok_or_else(|| {
+        format!("unknown table {name:?}: vmtrace-bench --help names those that there are")
     })
 }
 

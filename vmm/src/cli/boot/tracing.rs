@@ -8,7 +8,7 @@ use crate::kernel::{Coverage, Kernel, Missing};
 use crate::machine;
 use crate::serve::{Globs, HistogramSpec, TracerSpec};
 use crate::session::{
-    self, Conditional, Doing, Follow, Histogram, Patterns, Tracer, Tracing, Use, Wants,
+    self, Conditional, Doing, Follow, Histogram, Patterns, Plan, Tracer, Tracing, Use, Wants,
 };
 use crate::tracer;
 use anyhow::{Context, Result, bail};
@@ -235,7 +235,7 @@ impl Args {
         if tracing.is_empty() {
             return Err(kernel.no_match(unmatched).into());
         }
-        if let Err((site, error)) = tracing.check() {
+        if let Err((site, error)) = Plan::of(&tracing, &[]).check() {
             let site = kernel.sites().get(site);
             let name = site.and_then(|site| kernel.site_name(site)).unwrap_or("?");
             bail!("{name}: {error}: ask for fewer values of it");

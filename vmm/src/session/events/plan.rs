@@ -2,7 +2,6 @@
 
 use super::TracedEvent;
 use crate::session::Tracing;
-use crate::session::plan::Plan;
 use crate::tracer::Duty;
 use vmtrace_trampolines::condition::{Relation, Test};
 use vmtrace_trampolines::{Condition, Point};
@@ -11,19 +10,14 @@ use vmtrace_trampolines::{Condition, Point};
 const MOST_CALLS: usize = 12;
 
 impl Tracing {
-    /// Adds the events to a plan: equal duties are one.
-    pub(in crate::session) fn plan_events(&self, plan: &mut Plan) {
-        for (index, event) in self.events.iter().enumerate() {
+    /// What each event has to do, in order.
+    pub(in crate::session) fn event_duties(&self) -> impl Iterator<Item = Duty> {
+        self.events.iter().map(|event| {
             let mut duty = Duty::new(Point::Entry, vec![0], &event.fields.fields);
             let condition = self.event_condition(event);
             duty.parts.iter_mut().for_each(|part| part.condition.clone_from(&condition));
-            let known = plan.duties.iter().position(|other| *other == duty);
-            let number = known.unwrap_or(plan.duties.len());
-            if known.is_none() {
-                plan.duties.push(duty);
-            }
-            plan.events.push((index, u32::try_from(number).unwrap_or(u32::MAX)));
-        }
+            duty
+        })
     }
 
     /// Which records of an event's tracepoint are written: of single system calls, where the program
@@ -58,6 +52,7 @@ mod tests {
     use super::*;
     use crate::kernel::tracepoints::{Hooks, Preparation};
     use crate::relay::{EventFields, OneCall, Part};
+    use crate::session::Plan;
     use crate::stream::Shape;
     use std::sync::Arc;
     use vmtrace_trampolines::{Field, Overflow};
@@ -92,8 +87,7 @@ mod tests {
         let all = events.len();
         let tracing =
             Tracing { events, events_if: asked, ..Tracing::of(Vec::new(), Overflow::Drop) };
-        let mut plan = Plan::default();
-        tracing.plan_events(&mut plan);
+        let plan = Plan::of(&tracing, &[]);
         // All are one program's.
         assert_eq!(plan.events, (0..all).map(|index| (index, 0)).collect::<Vec<_>>());
         plan.duties.into_iter().map(|duty| duty.parts[0].condition.clone()).collect()
