@@ -59,7 +59,7 @@ pub(super) struct Verdict {
     restarts: bool,
     /// It halts, and no device will tell.
     pub(super) halts: bool,
-    /// Another kernel runs, in which there are no tripwires.
+    /// Another kernel runs, in which there are no tripwires yet.
     left: bool,
 }
 
@@ -68,6 +68,11 @@ impl Verdict {
     /// which saves what there is to save (kdump), is not.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.panicked.as_ref().filter(|_| !self.left).map(|(_, when)| *when + LAST_WORDS)
+    }
+
+    /// Whether a kernel of the guest's has panicked.
+    pub(super) fn has_panicked(&self) -> bool {
+        self.panicked.is_some()
     }
 
     /// How a guest has ended that has panicked.
@@ -118,6 +123,7 @@ impl Controller {
             self.note(format!("{untold}: no tripwire on {name}: {error}"));
         }
         self.verdict.image = Some(image);
+        self.verdict.left = false;
         if self.verdict.wires.iter().any(|wire| wire.kind == Kind::Panic) {
             machine.console_is_no_witness();
         }
@@ -133,7 +139,7 @@ impl Controller {
         for Wire { wire, .. } in std::mem::take(&mut self.verdict.wires) {
             self.disarm(machine, &paused, wire);
         }
-        self.verdict.left = true;
+        (self.verdict.left, self.verdict.image) = (true, None);
         if self.verdict.panicked.is_none() {
             machine.console_is_witness();
         }
