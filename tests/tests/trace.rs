@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use vmtrace::emulated::{HostOptions, cache_dir};
 use vmtrace::kernel::Symbol;
-use vmtrace::stream::Exit;
+use vmtrace::stream::{Exit, MarkKind};
 use vmtrace_tests::SharedHost;
 use vmtrace_tests::cases::Guests;
 use vmtrace_tests::hostile::Harm;
 use vmtrace_tests::live::{unless_lost, vmtrace};
 use vmtrace_tests::mitigations::Closed;
 use vmtrace_tests::readers::trace_cmd_report;
-use vmtrace_tests::trace::{KERNELS, WORKLOAD, boot, kernel, options};
+use vmtrace_tests::trace::{KERNELS, WORKLOAD, boot, kernel, missing, options};
 use vmtrace_tests::{disks, latency, shares, userland};
 
 static GUESTS: Guests = Guests {
@@ -241,8 +241,42 @@ fn a_guest_that_starts_another_kernel_is_let_go() {
     assert!(err.contains("Unable to mount root"), "{err}");
     assert!(trace.entries.iter().any(|e| &*e.function == "kernel_kexec"), "{err}");
     let [note, end] = &summary.notes[..] else { panic!("{:?}", summary.notes) };
-    assert!(note.contains("another kernel (kexec)"), "{note}");
+    assert!(note.contains("another kernel (kexec)") && note.contains("nokaslr"), "{note}");
     assert!(end.starts_with("kernel panic: VFS: Unable to mount root fs"), "{end}");
+}
+
+// What it does from early boot on is a new part of the same stream: entries, returns and counts.
+#[test]
+fn a_guest_that_starts_its_kernel_anew_is_traced_again() {
+    let image = "/k/x86_64-6.12.bz";
+    let run = format!("{WORKLOAD} kexec /x86_64-6.12.bz nokaslr");
+    let mut args = vec!["-f", "vfs_*", "-f", "kernel_kexec", "-f", "kernel_init_freeable"];
+    args.extend(["--graph", "--cpus", "2", "--tracer", "n=kernel_init:count"]);
+    args.extend(["--add", WORKLOAD, "--add", image, "--run", &run]);
+    let (finished, trace) = boot(&GUESTS.host, "x86_64-6.12", &args).unwrap();
+    let (err, summary) = (finished.err(), &trace.summary);
+    // Its panic is told by its own tripwire.
+    assert_eq!((finished.end.code, summary.exit), (Some(3), Exit::Panic), "{err}");
+    let [note, end] = &summary.notes[..] else { panic!("{:?}", summary.notes) };
+    assert!(note.contains("started anew (kexec), and was traced again"), "{note}");
+    assert!(end.starts_with("kernel panic: VFS: Unable to mount root fs"), "{end}");
+    let times = |function: &str| {
+        let all = trace.entries.iter().filter(|entry| &*entry.function == function);
+        all.map(|entry| entry.timestamp).collect::<Vec<_>>()
+    };
+    let (boots, left) = (times("kernel_init_freeable"), times("kernel_kexec"));
+    assert_eq!((boots.len(), left.len()), (2, 1), "{err}");
+    assert!(boots[0] < left[0] && left[0] < boots[1], "{boots:?} {left:?}");
+    assert!(
+        trace.entries.iter().any(|it| it.timestamp > boots[1] && it.function.starts_with("vfs_"))
+    );
+    assert!(trace.returns.iter().any(|it| it.timestamp > boots[1]), "{err}");
+    assert_eq!(trace.counted().unwrap().get("kernel_init"), Some(&2), "{err}");
+    assert_eq!(missing(summary), 0, "{summary:?}");
+    let attached = trace.marks(MarkKind::Attach).unwrap();
+    assert_eq!((attached.len(), &attached[0]), (2, &attached[1]), "{err}");
+    let notes = trace.marks(MarkKind::Note).unwrap();
+    assert!(notes.iter().any(|text| text == "the guest's kernel starts anew (kexec)"), "{notes:?}");
 }
 
 #[test]

@@ -4,11 +4,11 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::stream::{
-    EntryRecord, Header, LossReason, RecordBuffer, ReturnRecord, Summary, Symbol, TailRecord, Task,
-    Tracer, Writer, sample,
+    EntryRecord, Header, LossReason, Mark, MarkKind, RecordBuffer, ReturnRecord, Summary, Symbol,
+    TailRecord, Task, Tracer, Writer, sample,
 };
 
-use super::{Export, Graph, Json, Player, Stats, Text};
+use super::{Event, Export, Graph, Json, Player, Stats, Text};
 
 const NAMES: [&str; 6] = ["zero", "vfs_read", "ext4_read", "lock", "timer_tick", "untraced"];
 const VFS_READ: u32 = 0x8100_0040;
@@ -82,6 +82,41 @@ impl Script {
         self.writer.end(&Summary::default()).expect("memory");
         self.writer.into_inner().expect("memory")
     }
+}
+
+/// How many calls are unfinished.
+struct Unfinished(usize);
+
+impl Export for Unfinished {
+    fn begin(&mut self, _: &Header) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> std::io::Result<()> {
+        self.0 += usize::from(matches!(event, Event::Unfinished(_)));
+        Ok(())
+    }
+
+    fn end(&mut self, _: Option<&Summary>) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+// A kernel that the guest starts anew (kexec) has its stacks at the same places: its returns would end calls of the one
+// that is gone.
+#[test]
+fn calls_of_a_kernel_that_is_gone_are_unfinished() {
+    let ended = |kind: MarkKind| {
+        let mut script = Script::new();
+        script.enter(1, VFS_READ, STACK);
+        let mark = Mark { ticks: 5000, kind, duration_ns: 0, text: String::new() };
+        script.writer.mark(&mark).expect("memory");
+        script.leave(9, VFS_READ, STACK);
+        player(&script.end(), 1 << 20, Player::new(Unfinished(0))).0
+    };
+    assert_eq!(ended(MarkKind::Attach), 1);
+    // Others only change what is traced.
+    assert_eq!(ended(MarkKind::Filter), 0);
 }
 
 /// Calls of which there are only the ends, with durations, and one that has none.

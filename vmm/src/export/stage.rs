@@ -97,6 +97,10 @@ impl<E: Export> Stage<E> {
                     MarkKind::Clock,
                     MarkKind::User,
                 ];
+                // Calls of a kernel that is gone (kexec) do not end in the next one.
+                if mark.kind == MarkKind::Attach {
+                    self.finish(header)?;
+                }
                 if !beside.contains(&mark.kind) {
                     self.pairing.change();
                 }

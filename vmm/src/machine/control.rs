@@ -186,6 +186,11 @@ impl Control {
         self.state().traps.contains(&address)
     }
 
+    /// The watched register is to be seen once more.
+    pub(super) fn begin_watch(&self) {
+        self.state().watching = true;
+    }
+
     /// Whether the caller is the first to see the watched register written.
     pub(super) fn take_watch(&self) -> bool {
         std::mem::take(&mut self.state().watching)

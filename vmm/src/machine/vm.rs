@@ -31,6 +31,7 @@ pub struct Machine {
     pub(super) gate: Arc<Gate>,
     events: Receiver<Event>,
     clock_hz: u64,
+    watch_msr: Option<u32>,
     // Below what is needed by everything above: dropped last.
     _vm: Arc<VmFd>,
     memory: GuestMemoryMmap,
@@ -82,6 +83,7 @@ impl Machine {
             gate,
             events,
             clock_hz,
+            watch_msr,
             _vm: vm,
             memory,
             annex,
@@ -181,6 +183,19 @@ impl Machine {
     /// Lets a vCPU go on that is parked on an event. Inside a pause it goes on when that ends.
     pub fn release(&self, vcpu: usize) -> Result<(), MachineError> {
         self.control.release(vcpu)
+    }
+
+    /// Has the next write of the register of [`Config::watch_msr`] seen, as the first one was: the guest
+    /// starts another kernel. False: none is watched. To be called in a pause.
+    ///
+    /// # Errors
+    /// When KVM does not watch it again.
+    pub fn watch_again(&self) -> Result<bool, MachineError> {
+        let Some(index) = self.watch_msr else { return Ok(false) };
+        // Whoever writes it before there is a filter is not seen, and nobody waits for that.
+        self.control.begin_watch();
+        self.platform.watch_again(index)?;
+        Ok(true)
     }
 
     /// What vCPUs wait for that execute [`WAIT_INSTRUCTION`](super::WAIT_INSTRUCTION).

@@ -1,8 +1,10 @@
 //! Drains rings into the stream.
 
+mod anew;
 mod rest;
 mod write;
 
+pub use anew::Left;
 pub use rest::{SNAPSHOT_TIME, Snapshot};
 
 use super::events::Events;
@@ -224,6 +226,14 @@ impl Drain {
                 let taken = self.snapshot()?;
                 let _ = answer.send(taken);
             }
+            Command::Leave(answer) => {
+                let left = self.leave_rings()?;
+                let _ = answer.send(left);
+            }
+            Command::Enter(readers, tasks, done) => {
+                self.enter_rings(readers, tasks);
+                let _ = done.send(());
+            }
             Command::Traced(traced) => self.traced = traced,
             Command::Counted(counted, called, sorted) => {
                 self.take_all()?;
@@ -250,6 +260,11 @@ impl Drain {
     /// Waits until the primary output has all that was written so far, or has failed.
     pub fn wait_for_output(&mut self) {
         self.writer.get_mut().primary().wait_until_written();
+    }
+
+    /// Whether a vCPU's ring is a flight recorder; between two kernels, whether it was.
+    fn overwrites(&self, vcpu: usize) -> bool {
+        self.readers.get(vcpu).map_or(!self.live, RingReader::overwrites)
     }
 
     fn has_room(&mut self) -> bool {
@@ -290,12 +305,13 @@ impl Drain {
     /// Forgets what is in the rings.
     fn clear(&mut self) -> io::Result<u64> {
         let mut total = 0;
-        for vcpu in 0..self.readers.len() {
-            let Some(reader) = self.readers.get_mut(vcpu) else { break };
-            let overwrites = reader.overwrites();
-            let (cleared, lost) = reader.clear();
-            total += cleared;
-            self.lost(vcpu, lost, reason(overwrites))?;
+        for vcpu in 0..self.orders.len() {
+            if let Some(reader) = self.readers.get_mut(vcpu) {
+                let overwrites = reader.overwrites();
+                let (cleared, lost) = reader.clear();
+                total += cleared;
+                self.lost(vcpu, lost, reason(overwrites))?;
+            }
             total += self.exits.clear(vcpu, &mut self.writer)?;
         }
         Ok(total)
@@ -315,10 +331,11 @@ impl Drain {
             self.look()?;
         }
         let mut any = false;
-        for vcpu in 0..self.readers.len() {
-            let mut empty = false;
+        for vcpu in 0..self.orders.len() {
+            // Between two kernels there is no ring.
+            let mut empty = self.readers.get(vcpu).is_none();
             // Before the ring: when that is empty then, it has had all records from before them.
-            let overwrites = self.readers.get(vcpu).is_some_and(RingReader::overwrites);
+            let overwrites = self.overwrites(vcpu);
             let settled = self.exits.take(vcpu, overwrites);
             // A vCPU that outruns the relay must not starve the others.
             for _ in 0..16 {
@@ -447,7 +464,7 @@ impl Drain {
             ));
         }
         let mut left_there = 0;
-        for vcpu in 0..self.readers.len() {
+        for vcpu in 0..self.orders.len() {
             left_there += self.take_rest(vcpu, left)?;
             let corrupt = self.readers.get(vcpu).and_then(RingReader::corrupt);
             summary.exits.extend(self.exits.end(vcpu, &mut self.writer)?);
@@ -489,15 +506,16 @@ impl Drain {
     /// What is in the rings is lost. Returns how many records.
     fn give_up(&mut self) -> io::Result<u64> {
         let mut total = 0;
-        for vcpu in 0..self.readers.len() {
-            let Some(reader) = self.readers.get_mut(vcpu) else { break };
-            if reader.overwrites() {
+        for vcpu in 0..self.orders.len() {
+            if self.overwrites(vcpu) {
                 // Taken at the end, as far as the output takes it.
                 continue;
             }
-            let (cleared, lost) = reader.clear();
-            total += cleared;
-            self.lost(vcpu, cleared.saturating_add(lost), LossReason::Full)?;
+            if let Some(reader) = self.readers.get_mut(vcpu) {
+                let (cleared, lost) = reader.clear();
+                total += cleared;
+                self.lost(vcpu, cleared.saturating_add(lost), LossReason::Full)?;
+            }
             total += self.exits.give_up(vcpu, &mut self.writer)?;
         }
         Ok(total)

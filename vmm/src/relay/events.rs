@@ -253,6 +253,11 @@ impl Events {
         self.words_of.extend(calls);
     }
 
+    /// No program writes for any of them any more.
+    pub(super) fn forget_words(&mut self) {
+        self.words_of.clear();
+    }
+
     /// Whether no tracepoint tells an event.
     pub(super) fn is_in_place(&self, index: usize) -> bool {
         self.known.get(index).is_some_and(|known| known.event.in_place)

@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 
 pub use console::ConsoleLines;
 pub use counts::Sorted;
-pub use drain::{Drain, SNAPSHOT_TIME, Snapshot};
+pub use drain::{Drain, Left, SNAPSHOT_TIME, Snapshot};
 pub use events::{EventFields, EventTarget, EventValue, From, OneCall, Part};
 pub use exits::{ExitReader, ExitWriter, exit_log};
 pub use names::resolver;
@@ -128,6 +128,8 @@ enum Command {
     Snapshot(Sender<Snapshot>),
     Traced(Vec<TracedSites>),
     Counted(Vec<Hits>, Vec<CallerHits>, Vec<Sorted>),
+    Leave(Sender<Left>),
+    Enter(Vec<RingReader>, Tasks, Sender<()>),
     Finish(Box<Summary>, Grace),
 }
 
@@ -361,6 +363,20 @@ impl Relay {
     #[must_use]
     pub fn snapshot(&self) -> Option<Snapshot> {
         self.ask(Command::Snapshot)
+    }
+
+    /// The guest's kernel is gone, and nobody writes to its rings any more: takes all that is there, and looks
+    /// no more at them. `None` when the relay has failed. This takes as long as a snapshot.
+    #[must_use]
+    pub fn leave(&self) -> Option<Left> {
+        self.ask(Command::Leave)
+    }
+
+    /// Another kernel, at the same addresses, writes to these rings from now on; to be called after
+    /// [`Relay::leave`].
+    pub fn enter(&self, readers: Vec<RingReader>, tasks: Tasks) {
+        // A relay that has failed says so at the next look.
+        self.ask(|done| Command::Enter(readers, tasks, done));
     }
 
     /// The relay waits for nobody, so that the answer comes soon.

@@ -11,7 +11,8 @@
 //!                              as the kernel's own code does
 //!      ─ ftrace_free_init_mem► sites of .init.text are given back
 //!      ─ modules come and go ► their sites are taken, and given back: [`super::modules`]
-//!      ─ machine_kexec ──────► the kernel makes room for another: all sites are given back
+//!      ─ machine_kexec ──────► the kernel makes room for another: all sites are given back; if that is
+//!                              the same, all begins anew: [`super::anew`]
 //!      ─ end ────────────────► the same
 //! ```
 //!
@@ -19,6 +20,7 @@
 //!
 //! Whatever goes wrong with tracing is a note, not an end: the guest lives on.
 
+use super::anew::Kernels;
 use super::anomaly::Anomaly;
 use super::apply::Ahead;
 use super::arch;
@@ -130,6 +132,8 @@ pub(super) struct Controller {
     pub(super) anomaly: Anomaly,
     /// What was traced when.
     pub(super) history: History,
+    /// Those that the guest has left for others.
+    pub(super) kernels: Kernels,
     /// Of a guest that is not traced any more.
     pub(super) counters: Option<Counters>,
     /// When consumers are told next of what they say.
@@ -212,6 +216,7 @@ impl Controller {
             hang,
             anomaly: Anomaly::default(),
             history: History::default(),
+            kernels: Kernels::default(),
             counters: None,
             counts_due: Instant::now(),
             gone: BTreeMap::new(),
@@ -282,7 +287,9 @@ impl Controller {
 
     /// Gives up tracing; the guest goes on.
     pub(super) fn give_up(&mut self, why: &dyn std::fmt::Display) {
-        self.note(format!("not traced: {why}"));
+        let what =
+            if self.kernels.anew > 0 { "the kernel that started anew (kexec) is " } else { "" };
+        self.note(format!("{what}not traced: {why}"));
         self.stage = Stage::Off;
     }
 
@@ -338,12 +345,17 @@ impl Controller {
         }
         let located = machine.pause().map_err(anyhow::Error::from).and_then(|paused| {
             let image = self.locate(machine, &paused, vcpu, arch::WATCHED_SYMBOL, address)?;
+            self.check_next(machine.ram(), vcpu, &image)?;
             let stage = self.wait(machine, &paused, image)?;
             self.account(paused, MarkKind::Pause, "kernel located".into());
             Ok(stage)
         });
         match located {
             Ok(stage) => self.stage = stage,
+            Err(error) if self.kernels.waits() => {
+                self.next_is_untraced(&error);
+                self.stage = Stage::Off;
+            }
             Err(error) => self.give_up(&error),
         }
     }
@@ -470,12 +482,9 @@ impl Controller {
             Stage::Attached { attachment, from, wires }
                 if wires.leave.as_ref().is_some_and(|wire| wire.address() == address) =>
             {
+                let slide = attachment.image().slide;
                 self.stage = Stage::Attached { attachment, from, wires };
-                self.detach(machine);
-                self.leave_the_end(machine);
-                self.note(
-                    "the guest goes on with another kernel (kexec), which is not traced".into(),
-                );
+                self.kernel_leaves(machine, slide);
             }
             // A second vCPU was at the same tripwire: it goes on with the original.
             other => self.stage = other,
@@ -517,6 +526,7 @@ impl Controller {
         let entry = self.kernel.symbols().address(AFTER_FTRACE_INIT).unwrap_or(0);
         let entry = image.runtime(entry);
         let image = self.locate(machine, paused, vcpu, AFTER_FTRACE_INIT, entry)?;
+        self.begin_anew(paused)?;
         let annex = machine.annex().ok_or_else(|| anyhow::anyhow!("the machine has no annex"))?;
         let sites = self.tracing.returning();
         let of_modules = self.tracing.may_want_exits();
@@ -532,6 +542,9 @@ impl Controller {
         let options = Options { overflow, cpus, buffer, clock_hz, returns: &exit_plan };
         let attachment = Attachment::new(ram, &self.kernel, image, annex, options)?;
         let mut attachment = attachment.with_room(std::mem::take(&mut self.room));
+        if let Some(past) = self.kernels.past.take() {
+            attachment = attachment.with_past(past);
+        }
         attachment.stop_by(&TRAP_INSTRUCTION);
         if self.tracing.follow.is_some() {
             attachment.follow()?;
@@ -579,25 +592,10 @@ impl Controller {
         paused.set_rip(vcpu, attachment.resume(ram, stopped)?)?;
         self.watch_tracepoints(machine, paused, attachment);
         self.watch_modules(machine, paused, attachment);
-        let Output { primary, joins, console, exits } =
-            self.stream.take().ok_or_else(|| anyhow::anyhow!("attached twice"))?;
-        exits.iter().for_each(ExitReader::begin);
-        let resolve = relay::resolver(&self.kernel, image.slide);
-        let setup = Setup {
-            header: self.header(machine, image.slide),
-            stream: self.hub(machine, primary, resolve)?,
-            joins,
-            readers: attachment.readers(),
-            exits,
-            tasks: attachment.tasks(),
-            memory: machine.shared_ram(),
-            kernel: Arc::clone(&self.kernel),
-            targets: Targets::default(),
-            ticks: paused.tsc(0)?,
-            console,
-            waiting: room::waiting(machine, self.tracing.overflow),
-        };
-        self.relay = Some(Relay::start(setup, machine.waker())?);
+        match self.stream.take() {
+            Some(output) => self.begin_stream(machine, paused, attachment, output)?,
+            None => self.go_on(attachment)?,
+        }
         let from = match self.tracing.from {
             None => {
                 self.enable(machine, attachment, plan)?;
@@ -642,6 +640,35 @@ impl Controller {
         };
         let wires = Wires { init, settle, leave };
         Ok((from, wires))
+    }
+
+    fn begin_stream(
+        &mut self,
+        machine: &dyn Vm,
+        paused: &Paused<'_>,
+        attachment: &Attachment,
+        output: Output,
+    ) -> anyhow::Result<()> {
+        let image = attachment.image();
+        let Output { primary, joins, console, exits } = output;
+        exits.iter().for_each(ExitReader::begin);
+        let resolve = relay::resolver(&self.kernel, image.slide);
+        let setup = Setup {
+            header: self.header(machine, image.slide),
+            stream: self.hub(machine, primary, resolve)?,
+            joins,
+            readers: attachment.readers(),
+            exits,
+            tasks: attachment.tasks(),
+            memory: machine.shared_ram(),
+            kernel: Arc::clone(&self.kernel),
+            targets: Targets::default(),
+            ticks: paused.tsc(0)?,
+            console,
+            waiting: room::waiting(machine, self.tracing.overflow),
+        };
+        self.relay = Some(Relay::start(setup, machine.waker())?);
+        Ok(())
     }
 
     pub(super) fn header(&self, machine: &dyn Vm, slide: u64) -> Header {
@@ -695,6 +722,9 @@ impl Controller {
         match stage {
             Stage::Unknown if !self.tracing.is_empty() => {
                 let symbol = arch::WATCHED_SYMBOL;
+                if self.next_never_told(&format!("it said where it is ({symbol})")) {
+                    return;
+                }
                 self.note(format!(
                     "not traced: the guest ended before it said where it is ({symbol}), so \
                      before ftrace_init"
@@ -702,6 +732,9 @@ impl Controller {
             }
             Stage::Located { wire, .. } => {
                 self.disarm(machine, &paused, wire);
+                if self.next_never_told(AFTER_FTRACE_INIT) {
+                    return;
+                }
                 self.note(format!("not traced: the guest ended before {AFTER_FTRACE_INIT}"));
             }
             Stage::Testing(testing) => self.abandon_self_test(machine, &paused, *testing),
@@ -734,7 +767,9 @@ impl Controller {
             paused.disarm_trap(trap);
         }
         self.counters = Some(attachment.counters().clone());
-        match attachment.release_all(machine.ram(), &self.kernel) {
+        let released = attachment.release_all(machine.ram(), &self.kernel);
+        self.kernels.past = Some(attachment.into_past());
+        match released {
             Ok(restored) => {
                 self.foreign(&restored.foreign);
                 Some(format!("{} sites given back", restored.sites))

@@ -18,7 +18,7 @@ impl Controller {
     pub(super) fn set_triggers(&mut self, attachment: &mut Attachment) {
         let mut failed = Vec::new();
         for trigger in &mut self.tracing.triggers {
-            if let Err(error) = attachment.counters().count_down(trigger.number, trigger.call) {
+            if let Err(error) = attachment.counters().count_down(trigger.number, trigger.left) {
                 trigger.fired = true;
                 failed.push(format!("{trigger}: {error}"));
             }

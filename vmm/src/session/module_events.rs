@@ -95,6 +95,15 @@ impl Controller {
         }
     }
 
+    /// All modules are gone with their kernel, and no event of theirs is traced.
+    pub(super) fn forget_events_of_modules(&mut self) {
+        for module in std::mem::take(&mut self.module_points).into_values() {
+            let is_own =
+                |event: &TracedEvent| module.own.iter().any(|it| it.address == event.address);
+            self.tracing.events.retain(|event| !is_own(event));
+        }
+    }
+
     /// Forgets a module.
     pub(super) fn forget_module_events(&mut self, address: u64) {
         self.module_points.remove(&address);

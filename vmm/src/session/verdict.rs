@@ -63,7 +63,7 @@ pub(super) struct Verdict {
     restarts: bool,
     /// It halts, and no device will tell.
     pub(super) halts: bool,
-    /// Another kernel runs, in which there are no tripwires.
+    /// Another kernel runs, in which there are no tripwires yet.
     left: bool,
 }
 
@@ -78,6 +78,11 @@ impl Verdict {
     /// which saves what there is to save (kdump), is not.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.panicked.as_ref().filter(|_| !self.left).map(|(_, when)| *when + LAST_WORDS)
+    }
+
+    /// Whether a kernel of the guest's has panicked.
+    pub(super) fn has_panicked(&self) -> bool {
+        self.panicked.is_some()
     }
 
     /// How a guest has ended that has panicked.
@@ -129,6 +134,7 @@ impl Controller {
         }
         self.verdict.image = Some(image);
         self.verdict.scheduling = OnceCell::new();
+        self.verdict.left = false;
         if self.verdict.wires.iter().any(|wire| wire.kind == Kind::Panic) {
             machine.console_is_no_witness();
         }
@@ -144,7 +150,7 @@ impl Controller {
         for Wire { wire, .. } in std::mem::take(&mut self.verdict.wires) {
             self.disarm(machine, &paused, wire);
         }
-        self.verdict.left = true;
+        (self.verdict.left, self.verdict.image) = (true, None);
         if self.verdict.panicked.is_none() {
             machine.console_is_witness();
         }

@@ -49,6 +49,11 @@ pub trait Vm {
     /// # Errors
     /// As there.
     fn release(&self, vcpu: usize) -> Result<(), MachineError>;
+    /// See [`Machine::watch_again`].
+    ///
+    /// # Errors
+    /// As there.
+    fn watch_again(&self) -> Result<bool, MachineError>;
     /// See [`Machine::room`].
     fn room(&self) -> Arc<Room>;
     /// See [`Machine::console_is_no_witness`].
@@ -165,6 +170,10 @@ impl Vm for Kvm {
 
     fn release(&self, vcpu: usize) -> Result<(), MachineError> {
         self.machine.release(vcpu)
+    }
+
+    fn watch_again(&self) -> Result<bool, MachineError> {
+        self.machine.watch_again()
     }
 
     fn room(&self) -> Arc<Room> {

@@ -7,6 +7,7 @@
 
 mod callers;
 mod told;
+mod wipe;
 
 pub use callers::CallerHits;
 pub use told::SiteTables;

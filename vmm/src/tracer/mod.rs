@@ -73,6 +73,6 @@ pub(crate) use sets::Among;
 pub use sharing::Lent;
 pub use stops::Moment;
 pub use tasks::{Offsets as TaskOffsets, Tasks};
-pub use trace::{AttachReport, Attachment};
+pub use trace::{AttachReport, Attachment, Past};
 pub use tracepoints::{PointReason, PointSkip};
 pub use tripwire::Tripwire;

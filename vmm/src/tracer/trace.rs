@@ -44,6 +44,11 @@ pub struct AttachReport {
     pub patch_time: Duration,
 }
 
+/// What is left of an attachment to a kernel that is gone.
+pub struct Past {
+    modules: Modules,
+}
+
 /// The tracer's hold on one guest.
 pub struct Attachment {
     pub(super) image: Image,
@@ -134,6 +139,20 @@ impl Attachment {
     pub fn with_room(self, room: Room) -> Self {
         let Room { patcher, exits, records, module_facts } = room;
         Self { patcher, exits, records, module_facts, ..self }
+    }
+
+    /// What another kernel that runs the same image has to know of this one, which is gone.
+    #[must_use]
+    pub fn into_past(self) -> Past {
+        let mut modules = self.modules;
+        modules.end();
+        Past { modules }
+    }
+
+    /// Gives sites of modules the numbers that they had before. To be called before any module is loaded.
+    #[must_use]
+    pub fn with_past(self, past: Past) -> Self {
+        Self { modules: past.modules, ..self }
     }
 
     /// From where a vCPU that stands at run-time `address`, at the entry of a

@@ -8,6 +8,7 @@ mod x86_64;
 
 use std::cell::{OnceCell, RefCell};
 use std::fs::File;
+use std::io::{Seek, SeekFrom};
 use std::ops::Range;
 use std::sync::Arc;
 use vm_memory::{
@@ -84,6 +85,8 @@ pub(crate) struct Fake {
     ops: OnceCell<(u64, u64)>,
     /// Its memory, for others like it.
     file: OnceCell<File>,
+    /// What its memory was at first.
+    first: Option<File>,
 }
 
 pub(crate) struct FakeAnnex(GuestMemoryMmap, usize, Option<u64>);
@@ -182,8 +185,17 @@ impl Fake {
             log: RefCell::new(Vec::new()),
             ops: OnceCell::new(),
             file: OnceCell::new(),
+            first: self.file.get().map(|file| file.try_clone().unwrap()),
             ..*self
         }
+    }
+
+    /// Makes memory what it was when this one was made [`Fake::again`], as for another kernel of the same image.
+    pub(crate) fn reload(&self) {
+        let mut first = self.first.as_ref().unwrap();
+        first.seek(SeekFrom::Start(0)).unwrap();
+        let memory = self.memory.get_slice(GuestAddress(self.base), RAM).unwrap();
+        memory.read_exact_volatile_from(0, &mut first, RAM).unwrap();
     }
 
     /// With a ring of so many bytes for each vCPU.
@@ -228,6 +240,7 @@ impl Fake {
             levels,
             ops: OnceCell::new(),
             file: OnceCell::new(),
+            first: None,
             kernel,
         };
         match fake.kernel.arch() {

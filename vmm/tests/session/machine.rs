@@ -36,8 +36,10 @@ const INSIDE: usize = 96;
 /// What happens next in the machine.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    /// vCPU 0 writes the register that says where the kernel is.
+    /// vCPU 0 writes the register that says where the kernel is. Nothing happens when that is not watched.
     Located,
+    /// The same of a kernel that is not where the image would be, by this vCPU.
+    Elsewhere(usize),
     /// These vCPUs call a function. They are parked one after the other if there is a trap in it; who
     /// comes later may find it gone.
     Calls(&'static str, Vec<usize>),
@@ -84,6 +86,10 @@ struct State {
     gone: bool,
     asked: bool,
     released: usize,
+    /// How often the register was watched again.
+    watches: usize,
+    /// How often it was written.
+    written: usize,
     answers: Vec<UnixStream>,
 }
 
@@ -275,16 +281,53 @@ impl FakeVm {
         state.registers[vcpu].rip = address;
     }
 
+    /// A vCPU writes the register that says where the kernel is: so far from where the image would be.
+    fn write_register(&self, vcpu: usize, distance: u64) -> bool {
+        let mut state = self.state.borrow_mut();
+        if state.written > state.watches {
+            return false;
+        }
+        state.written += 1;
+        drop(state);
+        let value = self.fake.link("entry_SYSCALL_64") + distance;
+        self.park(vcpu, value);
+        self.sender.send(Event::MsrWrite { vcpu, index: 0xc000_0082, value }).unwrap();
+        true
+    }
+
+    /// vCPU 0 calls a function that is traced, and its program writes a record.
+    pub(crate) fn records(&self, function: &str) {
+        let kernel = &self.fake.kernel;
+        let site = kernel.site_of(function).unwrap();
+        assert_eq!(self.fake.bytes(site)[0], 0xe8, "{function} is not traced");
+        let at = return_address(kernel, &kernel.sites()[site]);
+        let mut state = self.state.borrow_mut();
+        state.clock += 100;
+        let (task, time) = (self.fake.link("init_task"), state.clock);
+        let record = Record { task, caller: 0, pid: 1, time, site: at & 0xffff_ffff, program: 0 };
+        self.fake.hit(record, 1);
+    }
+
+    /// Another kernel of the same image is in memory, and its CPUs are as they are when it begins.
+    pub(crate) fn reload(&self) {
+        self.fake.reload();
+        let mut state = self.state.borrow_mut();
+        assert_eq!(state.traps, BTreeSet::new(), "traps of the kernel that is gone");
+        let (symbol, root) = (self.fake.tables().0, self.fake.symbol("init_top_pgt"));
+        let (rip, rsp) = (self.fake.link(symbol), self.fake.stack());
+        state.registers = [Registers { rip, rsp, cr3: root, ..Registers::default() }; VCPUS];
+    }
+
+    /// How often the register was watched again.
+    pub(crate) fn watches(&self) -> usize {
+        self.state.borrow().watches
+    }
+
     /// Does a step; whether somebody has to attend to something now.
     fn take(&self, step: Step) -> bool {
         match step {
-            Step::Located => {
-                let address = self.fake.link("entry_SYSCALL_64");
-                self.park(0, address);
-                let event = Event::MsrWrite { vcpu: 0, index: 0xc000_0082, value: address };
-                self.sender.send(event).unwrap();
-                true
-            }
+            Step::Located => self.write_register(0, 0),
+            Step::Elsewhere(vcpu) => self.write_register(vcpu, 0x20_0000),
             Step::Calls(function, vcpus) => {
                 let Some(address) = self.trap_in(function) else { return false };
                 for &vcpu in &vcpus {
@@ -487,6 +530,13 @@ impl Vm for FakeVm {
         }
         state.released += 1;
         Ok(())
+    }
+
+    fn watch_again(&self) -> Result<bool, MachineError> {
+        let mut state = self.state.borrow_mut();
+        assert!(state.paused, "watched while vCPUs run");
+        state.watches += 1;
+        Ok(true)
     }
 
     fn room(&self) -> Arc<Room> {

@@ -2,6 +2,7 @@
 //! Needs the kernels of `scripts/setup`.
 #![cfg(target_arch = "x86_64")]
 
+mod anew;
 mod failures;
 #[path = "../fake_guest/mod.rs"]
 mod fake_guest;

@@ -2,6 +2,7 @@
 
 use super::{call_getppid, pin, stress};
 use anyhow::{Result, ensure};
+use std::ffi::CString;
 use std::fs;
 use std::os::fd::AsRawFd;
 use vmtrace_tests::arch::KEXEC_FILE_LOAD;
@@ -60,10 +61,12 @@ pub(crate) fn sleep(times: usize) -> Result<()> {
     Ok(())
 }
 
-/// Another kernel takes the place of this one.
-pub(crate) fn kexec(image: &str) -> Result<()> {
+/// Another kernel takes the place of this one, with these parameters beside those that let it be seen.
+pub(crate) fn kexec(image: &str, parameters: &[&str]) -> Result<()> {
     const NO_INITRAMFS: usize = 4; // KEXEC_FILE_NO_INITRAMFS (linux/kexec.h)
-    let (kernel, cmdline) = (fs::File::open(image)?, c"console=ttyS0 earlyprintk=ttyS0 panic=-1");
+    const SEEN: &str = "console=ttyS0 earlyprintk=ttyS0 panic=-1";
+    let kernel = fs::File::open(image)?;
+    let cmdline = CString::new([&[SEEN], parameters].concat().join(" "))?;
     let len = cmdline.to_bytes_with_nul().len();
     // SAFETY: an open file, and a text of that length.
     let loaded = unsafe {

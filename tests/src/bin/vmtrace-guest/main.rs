@@ -45,7 +45,7 @@
 //! vmtrace-guest queues SEED N          N lives of devices whose queues have any content (x86-64)
 //! vmtrace-guest records SEED N         writes N times into the kernel's records of ftrace (x86-64)
 //! vmtrace-guest tables SEED N          writes N times into page tables of what vmtrace has in the guest (x86-64)
-//! vmtrace-guest kexec IMAGE            goes on with that kernel, without an initramfs (x86-64)
+//! vmtrace-guest kexec IMAGE [PARAMETER]...  goes on with that kernel, without an initramfs (x86-64)
 //! vmtrace-guest bench-ops              the same for vmtrace with tracers that have nothing to do
 //! vmtrace-guest bench-ops MODULE N...  for the guest's tracers beside N that have nothing to do
 //! vmtrace-guest bench-graph [guest]    entries with their returns: vmtrace, or the guest's tracer
@@ -165,7 +165,7 @@ fn main() -> Result<()> {
         ["queues", seed, count] => queues::queues(seed.parse()?, count.parse()?),
         ["records", seed, count] => records::records(seed.parse()?, count.parse()?),
         ["tables", seed, count] => records::tables(seed.parse()?, count.parse()?),
-        ["kexec", image] => cpus::kexec(image),
+        ["kexec", image, parameters @ ..] => cpus::kexec(image, parameters),
         ["crash"] => Ok(fs::write("/proc/sysrq-trigger", "c")?),
         ["reboot"] => {
             // SAFETY: takes no pointers.

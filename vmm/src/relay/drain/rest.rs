@@ -103,8 +103,11 @@ impl Drain {
         vcpu: usize,
         left: impl Fn(u64) -> Option<Duration>,
     ) -> io::Result<u64> {
-        let Some(reader) = self.readers.get_mut(vcpu) else { return Ok(0) };
-        let overwrites = reader.overwrites();
+        let overwrites = self.overwrites(vcpu);
+        let Some(reader) = self.readers.get_mut(vcpu) else {
+            self.exits.gather(vcpu, overwrites, &mut self.writer)?;
+            return Ok(0);
+        };
         let (lost, mut rest) = reader.rest();
         self.lost(vcpu, lost, reason(overwrites))?;
         self.exits.gather(vcpu, overwrites, &mut self.writer)?;

@@ -82,6 +82,10 @@ impl Controller {
     /// Looks at the clock of the guest's log. The first time that it can be told, the stream gets a
     /// mark; later ones tell how far it has drifted since.
     pub(super) fn look_at_clock(&mut self, machine: &dyn Vm, paused: &Paused<'_>, image: &Image) {
+        // The summary has one clock: the first kernel's.
+        if self.kernels.anew > 0 {
+            return;
+        }
         let ram = machine.ram();
         let variables = Variables { guest: ram, image, kernel: &self.kernel };
         let Ok(ticks) = paused.tsc(0) else { return };

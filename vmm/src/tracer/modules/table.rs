@@ -215,6 +215,15 @@ impl Modules {
         module
     }
 
+    /// All are gone with their kernel. Numbers stay those of the same sites.
+    pub(in crate::tracer) fn end(&mut self) {
+        let all: Vec<u64> = self.loaded.iter().map(|loaded| loaded.address).collect();
+        for address in all {
+            self.remove(address);
+        }
+        self.functions.iter_mut().for_each(|(_, present)| *present = false);
+    }
+
     fn slot(&mut self, number: usize) -> Option<&mut (Arc<ModuleFunction>, bool)> {
         self.functions.get_mut(number.checked_sub(self.first)?)
     }

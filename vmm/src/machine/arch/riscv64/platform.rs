@@ -88,6 +88,11 @@ impl Platform {
         Err(MachineError::KvmCapability("model-specific registers, as only x86 has them"))
     }
 
+    /// See [`Platform::watch`].
+    pub(in crate::machine) fn watch_again(&self, index: u32) -> Result<(), MachineError> {
+        self.watch(index)
+    }
+
     /// Undoes [`Platform::watch`].
     pub(in crate::machine) fn end_watch(&self) {}
 }

@@ -78,6 +78,11 @@ impl Platform {
         let mut cap = kvm_enable_cap { cap: Cap::X86UserSpaceMsr as u32, ..Default::default() };
         cap.args[0] = u64::from(MsrExitReason::Filter.bits());
         self.vm.enable_cap(&cap).map_err(MachineError::kvm("report writes of registers"))?;
+        self.watch_again(index)
+    }
+
+    /// Does the same again, after [`Platform::end_watch`].
+    pub(in crate::machine) fn watch_again(&self, index: u32) -> Result<(), MachineError> {
         // One register; a bit of 0 denies, and a denied write ends in an exit.
         let range = MsrFilterRange {
             flags: MsrFilterRangeFlags::WRITE,

@@ -1,0 +1,183 @@
+//! The guest goes on with another kernel (kexec). If that runs the same image at the same place, tracing begins
+//! anew, as a new part of the same stream.
+//!
+//! ```text
+//! machine_kexec ──► all is given back; the register by which a kernel says where it is is watched again
+//!      ─ its write ───────► the given image, at the same address? Then a tripwire as at the first boot
+//!      ─ early_trace_init ► what the old kernel has left in the annex is taken, and the annex wiped;
+//!                           annex, self-test and sites as at the first boot
+//! ```
+
+use super::attach::{Controller, Stage};
+use super::mark;
+use super::vm::{Paused, Vm};
+use crate::deadline;
+use crate::relay::{Left, SNAPSHOT_TIME};
+use crate::stream::MarkKind;
+use crate::tracer::{Attachment, Guest, Image, Past};
+use anyhow::{anyhow, ensure};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What is known of the guest's kernels.
+#[derive(Default)]
+pub(super) struct Kernels {
+    /// The slide of the kernel that has left, until the next one is traced or known not to be.
+    waits: Option<u64>,
+    /// Kernels that were traced after the first one.
+    pub(super) anew: u32,
+    /// What is left of the one that was traced last.
+    pub(super) past: Option<Past>,
+}
+
+impl Kernels {
+    /// Whether the next one is still to come.
+    pub(super) fn waits(&self) -> bool {
+        self.waits.is_some()
+    }
+}
+
+impl Controller {
+    /// The kernel, which runs at this slide, leaves for another one: nothing of this one is touched any more.
+    pub(super) fn kernel_leaves(&mut self, machine: &dyn Vm, slide: u64) {
+        self.detach(machine);
+        self.leave_the_end(machine);
+        match self.watch_for_next(machine) {
+            Ok(()) => {
+                self.forget_modules();
+                (self.keepers, self.late, self.ahead) = (BTreeMap::new(), false, None);
+                self.kernels.waits = Some(slide);
+                self.stage = Stage::Unknown;
+                let text = "kernel leaves for another one (kexec)".into();
+                self.mark(machine, MarkKind::Note, Duration::ZERO, text);
+            }
+            Err(why) => self.next_is_untraced(&why),
+        }
+    }
+
+    /// Lets the next kernel tell where it is.
+    fn watch_for_next(&self, machine: &dyn Vm) -> anyhow::Result<()> {
+        ensure!(self.relay.is_some(), "tracing has not begun");
+        // Its first CPU may be any, and it has a part of the memory alone.
+        ensure!(!self.verdict.has_panicked(), "the one before has panicked");
+        let paused = machine.pause()?;
+        let watched = machine.watch_again()?;
+        drop(paused);
+        ensure!(watched, "on this architecture a kernel does not say where it is");
+        Ok(())
+    }
+
+    /// Says that the kernel with which the guest goes on is not traced.
+    pub(super) fn next_is_untraced(&mut self, why: &dyn std::fmt::Display) {
+        self.kernels.waits = None;
+        self.note(format!(
+            "the guest goes on with another kernel (kexec), which is not traced: {why}"
+        ));
+    }
+
+    /// Whether a kernel that is not the first can be traced: this vCPU boots it, and it is here.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn check_next(
+        &self,
+        ram: &dyn Guest,
+        vcpu: usize,
+        image: &Image,
+    ) -> anyhow::Result<()> {
+        let Some(slide) = self.kernels.waits else { return Ok(()) };
+        // The other one may have come back to the first (kexec jump), whose start-up code is gone.
+        if let Some(state) = self.kernel.symbols().address("system_state") {
+            let mut found = [0; 4];
+            ram.read(image.physical_of(state), &mut found)?;
+            // `SYSTEM_BOOTING` (linux/kernel.h)
+            ensure!(u32::from_le_bytes(found) == 0, "it has booted before");
+        }
+        // Numbers of CPUs would not be those of vCPUs.
+        ensure!(vcpu == 0, "vCPU {vcpu} boots it, not the first one");
+        // Addresses in the stream are of one place.
+        ensure!(
+            image.slide == slide,
+            "it runs at another address than the first one (KASLR): boot both without (nokaslr)"
+        );
+        Ok(())
+    }
+
+    /// The next kernel is about to be attached to: takes what the last one has left, and makes the annex as it was
+    /// for that one. Nothing is done for the first.
+    ///
+    /// # Errors
+    /// When the relay has failed, or the annex cannot be written.
+    pub(super) fn begin_anew(&mut self, paused: &Paused<'_>) -> anyhow::Result<()> {
+        if self.kernels.waits.take().is_none() {
+            return Ok(());
+        }
+        self.tell_counted();
+        self.tell_all_untold();
+        // It may wait for the output.
+        self.deadline.allow(SNAPSHOT_TIME + deadline::TIME);
+        let relay = self.relay.as_ref().ok_or_else(|| anyhow!("the trace has ended"))?;
+        let left = relay.leave().ok_or_else(|| anyhow!("the relay has failed"))?;
+        let Left { given_up, corrupt } = left;
+        corrupt.into_iter().for_each(|what| self.note(what));
+        if given_up > 0 {
+            self.note(format!(
+                "the output of the trace was stuck when the guest's kernel left for another one: {given_up} records \
+                 were left in the rings, and count as lost"
+            ));
+        }
+        if let Some(counters) = self.counters.take() {
+            for trigger in self.tracing.triggers.iter_mut().filter(|it| !it.fired) {
+                trigger.left = counters.left(trigger.number).unwrap_or(trigger.left).max(1);
+            }
+            counters.wipe()?;
+        }
+        self.kernels.anew += 1;
+        if let Some(relay) = &self.relay {
+            let (ticks, text) =
+                (paused.tsc(0).unwrap_or(0), "the guest's kernel starts anew (kexec)");
+            relay.mark(mark(ticks, MarkKind::Note, Duration::ZERO, text.into()));
+        }
+        Ok(())
+    }
+
+    /// The relay goes on with what the next kernel writes.
+    ///
+    /// # Errors
+    /// When there is no relay.
+    pub(super) fn go_on(&mut self, attachment: &Attachment) -> anyhow::Result<()> {
+        let relay = self.relay.as_ref().ok_or_else(|| anyhow!("attached twice"))?;
+        relay.enter(attachment.readers(), attachment.tasks());
+        if self.kernels.anew == 1 {
+            self.note(
+                "the guest's kernel started anew (kexec), and was traced again; the clock of the guest's log is \
+                 that of the first one"
+                    .into(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Modules are gone with their kernel. Who means their functions waits for the next one's.
+    fn forget_modules(&mut self) {
+        let own = self.kernel.sites().len();
+        for tracer in self.tracing.tracers.iter_mut().flatten() {
+            tracer.sites.retain(|site| *site < own);
+        }
+        for trigger in &mut self.tracing.triggers {
+            trigger.sites.retain(|site| *site < own);
+        }
+        self.module_exits.clear();
+        self.forget_events_of_modules();
+        self.tracing_changed();
+    }
+
+    /// Says of a guest that has ended that its last kernel was not traced. False: it was the first one.
+    pub(super) fn next_never_told(&mut self, before: &str) -> bool {
+        let waits = self.kernels.waits();
+        if waits {
+            self.next_is_untraced(&format!("the guest ended before {before}"));
+        }
+        waits
+    }
+}

@@ -1,0 +1,219 @@
+//! Kernels that the guest starts (kexec).
+
+use crate::machine::{FakeVm, Ran, Step, Trouble};
+use crate::{Subject, boot, call, exit_of, trigger};
+use vmtrace::machine::ExitReason;
+use vmtrace::serve::{Control, Globs};
+use vmtrace::stream::{Exit, Frame, MarkKind, Reader};
+use vmtrace::tracer::Guest;
+
+const ON: &str = "x86_64-6.12";
+const UNTRACED: &str = "the guest goes on with another kernel (kexec), which is not traced: ";
+
+fn leaves() -> Vec<Step> {
+    vec![call("machine_kexec"), Step::Does(FakeVm::reload)]
+}
+
+/// What the kernel says of itself: 0 while it boots.
+fn set_state(vm: &FakeVm, state: u32) {
+    vm.fake.ram().write(vm.fake.symbol("system_state"), &state.to_le_bytes()).unwrap();
+}
+
+/// What a stream has of records and of marks that say which kernel they are of, by time.
+fn told(ran: &Ran) -> Vec<String> {
+    let mut reader = Reader::new(&*ran.stream).unwrap();
+    let (mut all, mut names) = (Vec::new(), std::collections::BTreeMap::new());
+    while let Some(frame) = reader.next_frame().unwrap() {
+        match frame {
+            Frame::Symbols(list) => {
+                for symbol in list {
+                    symbol.with_text(|it| names.insert(it.address, it.name.to_owned()));
+                }
+            }
+            Frame::Records(batch) => {
+                for record in batch.records() {
+                    let address =
+                        vmtrace::stream::Header::TOP_4_GIB | u64::from(record.function().unwrap());
+                    all.push((record.head().timestamp.get(), names[&address].clone()));
+                }
+            }
+            Frame::Mark(mark) if mark.text.contains("kexec") => all.push((mark.ticks, mark.text)),
+            Frame::Mark(mark) if [MarkKind::Attach, MarkKind::Detach].contains(&mark.kind) => {
+                all.push((mark.ticks, mark.kind.to_string()));
+            }
+            _ => {}
+        }
+    }
+    all.sort_by_key(|(ticks, _)| *ticks);
+    all.into_iter().map(|(_, text)| text).collect()
+}
+
+// A kernel that the guest starts again must be traced as the first one was: its records in the same stream, none of
+// the first one's lost or told twice, and nothing left in it at the end.
+#[test]
+fn the_same_image_is_traced_anew() {
+    for name in crate::fake_guest::X86 {
+        let subject = Subject::new(name);
+        let first = Step::Does(|vm| {
+            vm.records("vfs_read");
+            vm.records("vfs_read");
+        });
+        let second = Step::Does(|vm| vm.records("vfs_write"));
+        let again = [boot(), vec![second.clone()]].concat();
+        let once = [boot(), vec![first], leaves(), again.clone()].concat();
+        let expected = [
+            "attach",
+            "vfs_read",
+            "vfs_read",
+            "detach",
+            "kernel leaves for another one (kexec)",
+            "the guest's kernel starts anew (kexec)",
+            "attach",
+            "vfs_write",
+        ];
+        let ran = subject.run(once.clone(), Trouble::default());
+        assert_eq!(told(&ran), [&expected[..], &["detach"]].concat(), "{name}: {}", ran.notes());
+        let note = "the guest's kernel started anew (kexec), and was traced again; the clock of the guest's log is \
+                    that of the first one";
+        assert_eq!(ran.outcome().summary.notes, [note], "{name}");
+        assert_eq!((ran.outcome().summary.sites.patched, ran.vm.watches()), (3, 1), "{name}");
+        assert_eq!(ran.outcome().anomaly, None, "{name}");
+        assert_eq!(exit_of(&ran), Exit::Poweroff);
+        subject.assert_restored(&ran, name);
+        // And so on; that is said once.
+        let ran = subject.run([once, leaves(), again].concat(), Trouble::default());
+        let more = [&["detach"], &expected[4..], &["detach"]].concat();
+        assert_eq!(told(&ran), [&expected[..], &more].concat(), "{name}: {}", ran.notes());
+        assert_eq!(ran.outcome().summary.notes, [note], "{name}");
+        subject.assert_restored(&ran, name);
+    }
+}
+
+// What is in memory then is none of ours: nothing may be written there, and the user must be told why there are no
+// records.
+#[test]
+fn another_kernel_is_not_traced() {
+    let subject = Subject::new(ON);
+    let run = |steps: Vec<Step>| subject.run([boot(), steps].concat(), Trouble::default());
+    let found = |vcpu| [leaves(), vec![Step::Elsewhere(vcpu)], boot()[1..].to_vec()].concat();
+    // As it is when the guest comes back to it.
+    let back = Step::Does(|vm| {
+        vm.reload();
+        set_state(vm, 3);
+    });
+    let own = Step::Does(|vm| set_state(vm, 0));
+    for (steps, why) in [
+        (found(0), "banner"),
+        ([vec![call("machine_kexec"), back], boot(), vec![own]].concat(), "it has booted before"),
+        (leaves(), "the guest ended before it said where it is (entry_SYSCALL_64)"),
+        ([leaves(), boot()[..1].to_vec()].concat(), "the guest ended before early_trace_init"),
+    ] {
+        let ran = run(steps);
+        let [note] = &ran.outcome().summary.notes[..] else { panic!("{why}: {}", ran.notes()) };
+        assert!(note.starts_with(UNTRACED) && note.contains(why), "{why}: {note}");
+        assert_eq!(ran.outcome().anomaly, None, "{why}");
+        subject.assert_restored(&ran, why);
+        assert_eq!(ran.vm.traps().len(), 0, "{why}: {:x?}", ran.vm.traps());
+    }
+    // A crash kernel may boot on any CPU, in a part of the memory.
+    let ran = run([vec![call("panic")], leaves(), boot()].concat());
+    assert!(
+        ran.notes().contains(&format!("{UNTRACED}the one before has panicked")),
+        "{}",
+        ran.notes()
+    );
+    assert_eq!((ran.vm.watches(), ran.vm.traps().len()), (0, 0));
+    assert!(
+        matches!(ran.outcome().exit, Some(ExitReason::Panic { .. })),
+        "{:?}",
+        ran.outcome().exit
+    );
+    subject.assert_restored(&ran, "panic");
+}
+
+// The second boot has the same moments as the first one at which a guest may end.
+#[test]
+fn a_kernel_that_starts_anew_may_end_at_any_moment() {
+    let subject = Subject::new(ON);
+    for many in 0..=boot().len() {
+        for together in [false, true] {
+            let mut steps = boot()[..many].to_vec();
+            let exits = Step::Exits(ExitReason::Reset);
+            match steps.pop() {
+                Some(last) if together => steps.push(Step::Together(vec![last, exits])),
+                last => steps.extend(last.into_iter().chain([exits])),
+            }
+            let ran = subject.run([boot(), leaves(), steps].concat(), Trouble::default());
+            let what = format!("after {many} steps ({together}): {}", ran.notes());
+            assert_eq!((exit_of(&ran), &ran.outcome().anomaly), (Exit::Reset, &None), "{what}");
+            subject.assert_restored(&ran, &what);
+        }
+    }
+}
+
+// A trigger is for one call of a run: what was counted of its calls in the first kernel counts, and one that has
+// fired does not again.
+#[test]
+fn triggers_go_on_counting() {
+    let subject = Subject::new(ON);
+    let asks = [trigger("mark", "vfs_read:3"), trigger("mark", "vfs_write")];
+    let read = || Step::Counts("vfs_read", 0);
+    let write = || Step::Counts("vfs_write", 0);
+    let first = vec![Step::Asks(asks.to_vec()), read(), read(), write()];
+    let steps = [boot(), first, leaves(), boot(), vec![read(), write()]].concat();
+    let ran = subject.run(steps, Trouble::default());
+    let mut reader = Reader::new(&*ran.stream).unwrap();
+    let mut fired = Vec::new();
+    while let Some(frame) = reader.next_frame().unwrap() {
+        if let Frame::Mark(mark) = frame
+            && mark.text.starts_with("trigger")
+            && mark.kind == MarkKind::Note
+        {
+            fired.push(mark.text);
+        }
+    }
+    assert_eq!(fired.len(), 2, "{fired:?}\n{}", ran.notes());
+    assert!(fired[0].contains("vfs_write") && fired[1].contains("vfs_read:3"), "{fired:?}");
+    subject.assert_restored(&ran, "triggers");
+}
+
+// Modules of the first kernel are gone without a word. If they were thought to be there, another module in their place
+// would be written to; if their functions were forgotten, those of the second kernel's would not be traced.
+#[test]
+fn modules_come_anew() {
+    let subject = Subject::new(ON);
+    let comes = || vec![Step::Does(FakeVm::module_comes), call("do_init_module")];
+    let filter = Control::Filter(Globs {
+        filter: vec!["plain:mod:test_module".into(), "vfs_read".into()],
+        notrace: vec![],
+    });
+    let asks = vec![filter, trigger("mark", "plain:mod:test_module:3")];
+    let held = Step::Does(|vm| assert_eq!(vm.plain()[0], 0xe8));
+    let counts = || Step::Counts("plain", 0);
+    let status = || Step::Asks(vec![Control::Status, Control::TriggerList]);
+    let first = [vec![Step::Asks(asks)], comes(), vec![held.clone(), counts(), status()]];
+    let left = Step::Does(|vm| {
+        FakeVm::reload(vm);
+        // Nobody looks at a module that is in this memory by chance.
+        FakeVm::module_comes(vm);
+    });
+    let untouched = Step::Does(|vm| assert_eq!(vm.plain()[0], 0x0f));
+    let second = [vec![untouched, status()], comes(), vec![held, counts(), counts(), status()]];
+    let steps =
+        [boot(), first.concat(), vec![call("machine_kexec"), left], boot(), second.concat()];
+    let ran = subject.run(steps.concat(), Trouble::default());
+    let what = format!("{:#?}\n{}", ran.answers, ran.notes());
+    let json = |at: usize| -> serde_json::Value {
+        serde_json::from_str(ran.answers[at].strip_prefix("OK ").unwrap()).unwrap()
+    };
+    // Status, and what is left of the trigger's calls: before, between, and at the end.
+    let seen = [2, 4, 6].map(|at| {
+        let (status, triggers) = (json(at), json(at + 1));
+        let one = &triggers["triggers"][0];
+        let modules = status["modules"].as_array().unwrap().len();
+        (status["sites"]["matched"].as_u64().unwrap(), modules, one["left"].as_u64().unwrap())
+    });
+    assert_eq!(seen, [(2, 1, 2), (1, 0, 2), (2, 1, 0)], "{what}");
+    assert_eq!(ran.outcome().anomaly, None, "{what}");
+    subject.assert_restored(&ran, &what);
+}
