@@ -8,7 +8,7 @@
 //!                           annex, self-test and sites as at the first boot
 //! ```
 
-use super::attach::{Controller, Stage};
+use super::controller::{Controller, Stage};
 use super::mark;
 use super::vm::{Paused, Vm};
 use crate::deadline;

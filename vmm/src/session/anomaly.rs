@@ -1,7 +1,7 @@
 //! Anomalies: states that must never occur, in the guest or between it and vmtrace. Tracing ends, the guest
 //! lives.
 
-use super::attach::Controller;
+use super::controller::Controller;
 use super::vm::Vm;
 
 /// Names of functions that a message shows.

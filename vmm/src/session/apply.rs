@@ -1,6 +1,6 @@
 //! Applies a plan: takes sites and exits, and gives them back.
 
-use super::attach::{Controller, Stage, nanoseconds};
+use super::controller::{Controller, Stage, nanoseconds};
 use super::plan::{Plan, changes};
 use super::shares::Shares;
 use super::vm::Vm;

@@ -1,4 +1,4 @@
-//! The controller: when to attach, what to hold, when to let go.
+//! When the controller attaches, what it holds, when it lets go.
 //!
 //! ```text
 //! boot ─ (x86-64: write of MSR_LSTAR) ─► it is known where the kernel is; tripwire
@@ -20,38 +20,18 @@
 //!
 //! Whatever goes wrong with tracing is a note, not an end: the guest lives on.
 
-use super::anew::Kernels;
-use super::anomaly::Anomaly;
-use super::apply::Ahead;
+use super::SessionError;
 use super::arch;
-use super::ending::TraceEnd;
-use super::hang::HangWatch;
-use super::history::History;
-use super::latency::{LastPage, Measured};
-use super::module_events::ModulePoints;
-use super::notes::Notes;
+use super::controller::{Controller, From, Output, Stage, Wires};
 use super::plan::Plan;
 use super::room;
-use super::selftest::Testing;
-use super::trigger_commands::Numbers;
-use super::verdict::Verdict;
 use super::vm::{Paused, Vm};
-use super::{Commands, Histogram, SessionError, Tracing, mark};
-use crate::deadline::Deadline;
-use crate::kernel::{Exit, Exits, Kernel, Missing};
 use crate::machine::TRAP_INSTRUCTION;
-use crate::relay::{self, ConsoleLines, ExitReader, Relay, Setup, Targets};
-use crate::serve::{ControlRequest, Join, Sink};
-use crate::stream::{Context, Header, Initcall, MarkKind, Summary};
-use crate::tracer::{
-    Attachment, Counters, ExitPlan, Image, ModuleFunction, Options, Room, Tripwire,
-};
-use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, BTreeSet};
+use crate::relay::{self, ExitReader, Relay, Setup, Targets};
+use crate::stream::{Context, Header, Initcall, MarkKind};
+use crate::tracer::{Attachment, ExitPlan, Image, Options, Tripwire};
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
 
 /// Called right after `ftrace_init` (init/main.c).
 const AFTER_FTRACE_INIT: &str = "early_trace_init";
@@ -60,266 +40,7 @@ const BEFORE_FREE_INIT: [&str; 2] = ["ftrace_free_init_mem", "free_initmem"];
 /// Called last before another kernel is entered, also after a panic (kernel/kexec_core.c).
 const BEFORE_KEXEC: &str = "machine_kexec";
 
-pub(super) enum Stage {
-    /// The kernel has not said where it is.
-    Unknown,
-    /// Where it is is known; stops at the tripwire after `ftrace_init`.
-    Located { image: Image, wire: Tripwire },
-    /// The annex is there, and one site is called to see that all works.
-    Testing(Box<Testing>),
-    /// Attached; sites are (or, with `from`, are not yet) ours.
-    Attached { attachment: Box<Attachment>, from: Option<From>, wires: Wires },
-    /// Not tracing any more, or never.
-    Off,
-}
-
-/// Tripwires of an attached guest.
-#[derive(Default)]
-pub(super) struct Wires {
-    /// Before `.init.text` is freed.
-    init: Option<Tripwire>,
-    /// When alternatives are patched.
-    settle: Option<Tripwire>,
-    /// Before another kernel takes its place.
-    leave: Option<Tripwire>,
-}
-
-impl Wires {
-    /// Whether alternatives are still to be patched.
-    pub(super) fn settles(&self) -> bool {
-        self.settle.is_some()
-    }
-}
-
-/// The tripwire of `--from`, on a site.
-pub(super) struct From {
-    site: usize,
-    address: u64,
-}
-
-/// Where the stream goes, until there is a relay that has it.
-pub(super) struct Output {
-    pub(super) primary: Sink,
-    pub(super) joins: Receiver<Join>,
-    pub(super) console: ConsoleLines,
-    /// The exits of each vCPU, if they are traced.
-    pub(super) exits: Vec<ExitReader>,
-}
-
-pub(super) struct Controller {
-    pub(super) kernel: Arc<Kernel>,
-    pub(super) tracing: Tracing,
-    /// What was planned for it last: see [`Controller::planned`].
-    pub(super) plan: Option<Arc<Plan>>,
-    /// What was made for it before exits can be held.
-    pub(super) ahead: Option<Ahead>,
-    /// For what will be held, until there is a guest that holds it.
-    room: Room,
-    /// What is to be done about exits when tracing begins.
-    exit_plan: Option<ExitPlan>,
-    pub(super) stage: Stage,
-    pub(super) stream: Option<Output>,
-    pub(super) relay: Option<Relay>,
-    pub(super) summary: Summary,
-    /// No site is ours, by command.
-    pub(super) held_back: bool,
-    /// How the trace ends.
-    pub(super) end: TraceEnd,
-    /// How the guest ends.
-    pub(super) verdict: Verdict,
-    /// Whether it hangs.
-    pub(super) hang: HangWatch,
-    pub(super) anomaly: Anomaly,
-    /// What was traced when.
-    pub(super) history: History,
-    /// Those that the guest has left for others.
-    pub(super) kernels: Kernels,
-    /// Of a guest that is not traced any more.
-    pub(super) counters: Option<Counters>,
-    /// When consumers are told next of what they say.
-    pub(super) counts_due: Instant,
-    /// Of tracers that are gone, by the number that nobody has taken yet: not all may have been told.
-    pub(super) gone: BTreeMap<u8, (String, Option<Histogram>)>,
-    /// Tracers that keep open calls, with what tells of which functions: see [`Plan::keepers`].
-    pub(super) keepers: BTreeMap<u8, u64>,
-    /// Sites are to be taken when an update of the guest's ftrace is over.
-    pub(super) late: bool,
-    /// Requests that wait for the same.
-    pub(super) waiting: Vec<ControlRequest>,
-    /// Functions of modules, also of those that are gone, by their sites.
-    pub(super) functions: FxHashMap<usize, Arc<ModuleFunction>>,
-    /// Exits of functions of modules that are loaded, as far as anybody wants returns: indices behind
-    /// those of the kernel's own, ascending.
-    pub(super) module_exits: Vec<(usize, Exit)>,
-    /// Sites of functions of modules of which not all ends can be seen.
-    pub(super) unseen: BTreeMap<Missing, BTreeSet<usize>>,
-    /// Tracers of which it was said that they miss something of modules, and what else was said of them.
-    pub(super) unvalued: Vec<String>,
-    /// Notes that were left out.
-    pub(super) notes: Notes,
-    /// What modules that are loaded have of tracepoints, by the addresses of their `struct module`.
-    pub(super) module_points: BTreeMap<u64, ModulePoints>,
-    /// Of the run.
-    pub(super) deadline: Deadline,
-    /// The trigger that ends the run.
-    pub(super) ended_by: Option<String>,
-    /// Of triggers.
-    pub(super) commands: Commands,
-    /// What triggers are given that are added.
-    pub(super) trigger_numbers: Numbers,
-    /// Latencies that are measured.
-    pub(super) latency: Option<Measured>,
-    /// Those that were measured when the trace ended.
-    pub(super) last_page: Option<LastPage>,
-    /// Events that the stream says are traced now.
-    pub(super) events_told: Vec<String>,
-}
-
-/// The guest's clock, for which it has to pause.
-pub(super) fn ticks_now(machine: &dyn Vm) -> u64 {
-    machine.pause().ok().and_then(|paused| paused.tsc(0).ok()).unwrap_or(0)
-}
-
-pub(super) fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
 impl Controller {
-    pub(super) fn new(
-        kernel: Arc<Kernel>,
-        tracing: Tracing,
-        stream: Output,
-        commands: Commands,
-        deadline: Deadline,
-        hang: HangWatch,
-    ) -> Self {
-        // What the image tells is found out before there is a guest that waits for it; what is
-        // missing is told when it is needed.
-        let _ = kernel.structs();
-        let exit_plan = ExitPlan::new(&kernel, &tracing.returning(), tracing.may_want_exits()).ok();
-        let held_back = tracing.waits_for_start();
-        let trigger_numbers = Numbers::beside(&tracing.triggers);
-        let mut controller = Self {
-            kernel,
-            tracing,
-            plan: None,
-            ahead: None,
-            room: Room::default(),
-            exit_plan,
-            stage: Stage::Unknown,
-            stream: Some(stream),
-            relay: None,
-            summary: Summary::default(),
-            held_back,
-            end: TraceEnd::default(),
-            verdict: Verdict::default(),
-            hang,
-            anomaly: Anomaly::default(),
-            history: History::default(),
-            kernels: Kernels::default(),
-            counters: None,
-            counts_due: Instant::now(),
-            gone: BTreeMap::new(),
-            keepers: BTreeMap::new(),
-            late: false,
-            waiting: Vec::new(),
-            functions: FxHashMap::default(),
-            module_exits: Vec::new(),
-            unseen: BTreeMap::new(),
-            unvalued: Vec::new(),
-            notes: Notes::default(),
-            module_points: BTreeMap::new(),
-            deadline,
-            ended_by: None,
-            commands,
-            trigger_numbers,
-            latency: None,
-            last_page: None,
-            events_told: Vec::new(),
-        };
-        controller.tracing_changed();
-        if !controller.tracing.is_empty() {
-            let plan = controller.planned();
-            controller.room = Room::new(&controller.kernel, plan.sites.len(), plan.exits.len());
-        }
-        controller
-    }
-
-    /// There are other tracers, or others are gone.
-    pub(super) fn tracing_changed(&mut self) {
-        self.plan = None;
-        let plan = self.planned();
-        let of_ends = plan.only_left(&self.tracing);
-        self.summary.sites.matched = (plan.sites.len() + of_ends) as u64;
-    }
-
-    pub(super) fn note(&mut self, text: String) {
-        self.notes.keep(&mut self.summary.notes, text);
-    }
-
-    /// What every site has to do, and every exit, if any are to be traced. Made once for each
-    /// change of [`Controller::tracing`], after which [`Controller::tracing_changed`] must be
-    /// called.
-    pub(super) fn planned(&mut self) -> Arc<Plan> {
-        if let Some(plan) = &self.plan {
-            return Arc::clone(plan);
-        }
-        let exits = self.tracing.wants_exits().then(|| self.kernel.exits().ok()).flatten();
-        let plan =
-            Plan::with_modules(&self.tracing, &self.module_exits, exits.map_or(&[], Exits::all));
-        let plan = Arc::new(plan);
-        self.plan = Some(Arc::clone(&plan));
-        plan
-    }
-
-    /// What sites have to do by now: for tracers, too, unless tracing waits or pauses.
-    pub(super) fn planned_now(&mut self) -> Arc<Plan> {
-        if self.held_back { Plan::untraced(&self.tracing).into() } else { self.planned() }
-    }
-
-    pub(super) fn name(&self, site: usize) -> String {
-        if let Some(function) = self.functions.get(&site) {
-            return format!("{} [{}]", function.name(), function.module);
-        }
-        let site = self.kernel.sites().get(site);
-        site.and_then(|site| self.kernel.site_name(site)).unwrap_or("a site").to_owned()
-    }
-
-    /// Gives up tracing; the guest goes on.
-    pub(super) fn give_up(&mut self, why: &dyn std::fmt::Display) {
-        let what =
-            if self.kernels.anew > 0 { "the kernel that started anew (kexec) is " } else { "" };
-        self.note(format!("{what}not traced: {why}"));
-        self.stage = Stage::Off;
-    }
-
-    /// A pause ends, after which others may be traced than before.
-    pub(super) fn account(&mut self, paused: Paused<'_>, kind: MarkKind, text: String) {
-        let ticks = self.count_pause(paused, kind, text);
-        self.note_traced(ticks);
-    }
-
-    /// A pause ends: count it, and put it into the stream. Returns when, in ticks.
-    pub(super) fn count_pause(&mut self, paused: Paused<'_>, kind: MarkKind, text: String) -> u64 {
-        let ticks = paused.tsc(0).unwrap_or(0);
-        if let Stage::Attached { attachment, .. } = &self.stage {
-            attachment.program_traps().for_each(|trap| {
-                paused.arm_trap(trap);
-            });
-        }
-        arch::code_changed();
-        let duration = paused.resume();
-        let pauses = &mut self.summary.pauses;
-        pauses.count += 1;
-        pauses.total_ns += nanoseconds(duration);
-        pauses.max_ns = pauses.max_ns.max(nanoseconds(duration));
-        if let Some(relay) = &self.relay {
-            relay.mark(mark(ticks, kind, duration, text));
-        }
-        self.tell_events(ticks);
-        ticks
-    }
-
     /// The kernel is in memory, and no vCPU has run.
     pub(super) fn loaded(&mut self, machine: &dyn Vm) {
         if self.tracing.is_empty() {
@@ -505,13 +226,6 @@ impl Controller {
         Some(wire)
     }
 
-    pub(super) fn disarm(&mut self, machine: &dyn Vm, paused: &Paused<'_>, wire: Tripwire) {
-        paused.disarm_trap(wire.address());
-        if let Err(error) = wire.disarm(machine.ram()) {
-            self.note(error.to_string());
-        }
-    }
-
     fn attach(
         &mut self,
         machine: &dyn Vm,
@@ -694,17 +408,6 @@ impl Controller {
             }));
         }
         header
-    }
-
-    /// The error of a relay that cannot write any more.
-    pub(super) fn relay_error(&mut self) -> Option<std::io::Error> {
-        self.relay.as_mut()?.error()
-    }
-
-    pub(super) fn mark(&self, machine: &dyn Vm, kind: MarkKind, duration: Duration, text: String) {
-        if let Some(relay) = &self.relay {
-            relay.mark(mark(ticks_now(machine), kind, duration, text));
-        }
     }
 
     /// Gives every site back, whether the guest lives or is gone.

@@ -1,8 +1,8 @@
 //! Commands to a running trace. Each change of what is traced is one pause of the guest,
 //! whose time is in the stream as a mark.
 
-use super::attach::{Controller, Stage, nanoseconds, ticks_now};
 use super::conditions::conditional_of;
+use super::controller::{Controller, Stage, nanoseconds, ticks_now};
 use super::histograms::histogram_of;
 use super::plan::Plan;
 use super::values::values_of;

@@ -1,6 +1,6 @@
 //! What tracers count: tables before they begin, and what they say.
 
-use super::attach::{Controller, Stage};
+use super::controller::{Controller, Stage};
 use super::plan::{Duties, Plan};
 use super::{Conditional, Histogram, Tracer};
 use crate::export::Words;

@@ -1,7 +1,7 @@
 //! The end of the trace, which may come before that of the guest. It waits for outputs, for a while;
 //! the guest and its tripwires do not wait for it.
 
-use super::attach::{Controller, Output};
+use super::controller::{Controller, Output};
 use super::latency::{LastLatencies, LastPage};
 use super::vm::Vm;
 use super::{Closing, SessionError};

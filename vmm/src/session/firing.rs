@@ -1,7 +1,7 @@
 //! Calls of triggers: what is done while a vCPU stands there, and how it goes on.
 
 use super::arch;
-use super::attach::{Controller, Stage};
+use super::controller::{Controller, Stage};
 use super::triggers::{Called, Trigger};
 use super::vm::Vm;
 use crate::deadline;

@@ -12,7 +12,7 @@
 //! ever.
 
 use super::arch;
-use super::attach::Controller;
+use super::controller::Controller;
 use super::vm::{Paused, Vm};
 use crate::machine::{MachineError, Registers};
 use crate::stream::MarkKind;

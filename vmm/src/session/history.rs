@@ -1,6 +1,6 @@
 //! Which functions have been traced when, for those who must know that one was not called.
 
-use super::attach::{Controller, Stage};
+use super::controller::{Controller, Stage};
 use crate::relay::TracedSites;
 use crate::stream::{Stretch, TracedOf};
 use crate::tracer::{Among, Part, Tally};

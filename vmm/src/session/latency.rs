@@ -1,7 +1,7 @@
 //! Latencies that are measured while the guest runs. Their events are traced meanwhile. A separate
 //! thread evaluates the stream as a reader would (`analyze/latency`); nothing waits for it.
 
-use super::attach::{Controller, Stage};
+use super::controller::{Controller, Stage};
 use super::events::{add_events, events, is_meant};
 use super::vm::Vm;
 use crate::analyze::latency::{EventsOf, Kind, Latency, Report};

@@ -1,7 +1,7 @@
 //! Tracepoints of modules: traced from before their code runs until the guest looks whether they are
 //! still in use.
 
-use super::attach::{Controller, Stage};
+use super::controller::{Controller, Stage};
 use super::events::{add_events, module_events};
 use super::module_types::{Linked, module_types};
 use super::plan::Plan;

@@ -1,8 +1,8 @@
 //! Functions of a module that is ready, for the tracers and triggers that want them: which, and what is
 //! known of their arguments and results.
 
-use super::attach::Controller;
 use super::conditions::Conditional;
+use super::controller::Controller;
 use super::module_types::{WithModules, module_types};
 use super::values::values_of_module;
 use crate::kernel::selects;

@@ -1,6 +1,6 @@
 //! Types of functions of modules, by what the guest's kernel keeps of them.
 
-use super::attach::{Controller, Stage};
+use super::controller::{Controller, Stage};
 use super::ends::is_parameter;
 use super::values::{Known, Wants};
 use super::vm::Vm;

@@ -2,7 +2,7 @@
 //! their memory is freed, if a filter wants them.
 
 use super::apply::Wanted;
-use super::attach::{Controller, Stage};
+use super::controller::{Controller, Stage};
 use super::plan::Plan;
 use super::shares::Shares;
 use super::triggers::Trigger;
@@ -419,7 +419,7 @@ impl Controller {
         self.count_sites(attachment, &sites, u64::saturating_add);
         let shared = attachment.shared().values().sum::<usize>() as u64;
         self.summary.sites.shared = self.summary.sites.shared.max(shared);
-        self.summary.patch_ns += super::attach::nanoseconds(report.patch_time);
+        self.summary.patch_ns += super::controller::nanoseconds(report.patch_time);
         // None of their calls has begun: others that are open stay.
         for (tracer, places) in plan.keepers() {
             let all = self.keepers.entry(tracer).or_default();

@@ -1,6 +1,6 @@
 //! Tracepoints beside the guest's own tracing.
 
-use super::attach::{Controller, Stage};
+use super::controller::{Controller, Stage};
 use super::events::{TracedEvent, add_events, events};
 use super::mark;
 use super::vm::{Paused, Vm};

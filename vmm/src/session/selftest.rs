@@ -1,7 +1,7 @@
 //! The self-test of an attach: a vCPU calls one function for us alone, and goes back to where it was.
 
 use super::arch;
-use super::attach::{Controller, Stage};
+use super::controller::{Controller, Stage};
 use super::plan::Plan;
 use super::vm::{Paused, Vm};
 use crate::kernel::SiteSection;

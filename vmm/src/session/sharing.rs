@@ -1,6 +1,6 @@
 //! Sites that the guest's own ftrace uses as well: its updates, and who waits for their end.
 
-use super::attach::{Controller, Stage};
+use super::controller::{Controller, Stage};
 use super::vm::{Paused, Vm};
 use crate::kernel::FtraceKind;
 use crate::machine::TRAP_INSTRUCTION;

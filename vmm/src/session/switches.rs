@@ -1,7 +1,7 @@
 //! Instructions that switch interrupts and preemption, as they tell events.
 
 use super::apply::Wanted;
-use super::attach::Controller;
+use super::controller::Controller;
 use super::plan::changes;
 use crate::relay::EventTarget;
 use crate::tracer::{Attachment, Guest, SkipReason, TraceError};

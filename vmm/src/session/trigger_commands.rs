@@ -1,7 +1,7 @@
 //! Triggers that come and go while the guest runs, each change in one pause.
 
 use super::Wants;
-use super::attach::{Controller, Stage};
+use super::controller::{Controller, Stage};
 use super::tracing::Tracing;
 use super::triggers::{Spot, Trigger};
 use super::vm::Vm;

@@ -3,7 +3,7 @@
 //! process of the guest can write there, and with `loglevel=0` the kernel does not.
 
 use super::arch;
-use super::attach::Controller;
+use super::controller::Controller;
 use super::printk::{self, Arguments};
 use super::vm::{Paused, Vm};
 use crate::kernel::Kernel;

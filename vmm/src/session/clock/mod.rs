@@ -9,7 +9,7 @@
 mod riscv64;
 mod x86_64;
 
-use super::attach::Controller;
+use super::controller::Controller;
 use super::mark;
 use super::vm::{Paused, Vm};
 use crate::export::seconds;
