@@ -164,7 +164,8 @@ fn control(kernel: &str) {
     assert!(ok(&["filter", "ksys_*", "-n", "*write"]).contains(" sites"));
     assert!(refused(&["filter", "no_such_function"]).contains("no function"));
     // Returns of what was named at boot; of others where that is not needed.
-    assert!(ok(&["tracer", "add", "named=vfs_write:graph"]).contains(" sites"));
+    let added = ok(&["tracer", "add", "named=vfs_write:graph"]);
+    assert!(added.contains(", 1 functions: ") && added.contains(" sites"), "{added}");
     let (other, both) = ("other=ksys_write:graph", "both=vfs_read,ksys_read:graph");
     if kernel.starts_with("riscv64") {
         let refused = refused(&["tracer", "add", other]);

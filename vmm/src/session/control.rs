@@ -218,7 +218,7 @@ impl Controller {
             values_of(&self.kernel, &known, &sites, &wants).map_err(|error| error.to_string())?;
         notes.extend(sorted);
         notes.extend(more);
-        let (name, text) = (String::new(), spec.to_string());
+        let (name, text, own) = (String::new(), spec.to_string(), sites.len());
         let tracer = Tracer {
             name,
             text,
@@ -256,7 +256,7 @@ impl Controller {
         let mut done = self.retarget_or(
             machine,
             MarkKind::Filter,
-            &format!("tracer {name} added ({spec})"),
+            &format!("tracer {name} added ({spec}), {own} functions"),
             before,
         )?;
         done.push_str(&waits);
