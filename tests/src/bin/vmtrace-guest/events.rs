@@ -52,7 +52,7 @@ fn work() -> Result<()> {
 
 /// Line after line, each sent before the next one: a UART that is never done keeps a CPU in its
 /// interrupt, until the kernel's watchdog cries "soft lockup" (and into the lines).
-fn tell(lines: &[String]) -> Result<()> {
+pub(super) fn tell(lines: &[String]) -> Result<()> {
     let mut out = std::io::stdout().lock();
     for line in lines {
         writeln!(out, "{line}")?;

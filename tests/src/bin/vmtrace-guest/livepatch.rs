@@ -1,5 +1,6 @@
 //! A module that is a direct caller of a function of the kernel, and patches another one.
 
+use super::events::tell;
 use super::{load, tell_ftrace};
 use anyhow::{Result, ensure};
 use std::fs;
@@ -27,7 +28,8 @@ pub(super) fn livepatch(file: &str, reads: usize) -> Result<()> {
 
 /// Loads the module.
 pub(super) fn callers(file: &str) -> Result<()> {
-    println!("pid {}", std::process::id());
+    // The kernel has something to say of such a module, if need be in the middle of a line.
+    tell(&[format!("pid {}", std::process::id())])?;
     load(file)?;
     tell_ftrace()
 }
