@@ -325,14 +325,11 @@ fn a_reset_of_the_device_ends_everything_but_services() {
     let service = served(&driver);
     let mut stream = connected(&mut driver, &service, 9);
     send_bytes(&mut driver, 9, b"before");
-    // Nobody has looked at these when the reset comes.
-    (0..100).for_each(|_| driver.send(data(9, PORT, 5), b" last"));
     driver.reset();
     driver.turn();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
-    let expected = format!("before{}", " last".repeat(100));
-    assert_eq!((text, driver.host.connections()), (expected, 0));
+    assert_eq!((text.as_str(), driver.host.connections()), ("before", 0));
     driver.start();
     // The connection is not known any more, and can be made again.
     driver.send(data(9, PORT, 1), b"x");

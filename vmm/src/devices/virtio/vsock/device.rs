@@ -116,9 +116,7 @@ impl VirtioDevice for Vsock {
 
     fn reset(&mut self) {
         let mut core = self.shared.lock();
-        if let Some(Driver { mut rings, .. }) = core.driver.take() {
-            rings.take_last(&mut core.muxer);
-        }
+        core.driver = None;
         core.muxer.forget_all();
         drop(core);
         // Sockets are closed there.

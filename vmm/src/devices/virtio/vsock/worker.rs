@@ -19,8 +19,6 @@ use vmtrace_system::private_socket::PrivateListener;
 
 /// Packets moved in one direction before it is the other's turn.
 const BATCH: usize = 64;
-/// Batches that are all of a queue.
-const LAST_BATCHES: usize = 256 / BATCH;
 /// Batches before others may have the lock.
 const ROUNDS: usize = 16;
 
@@ -215,16 +213,6 @@ impl Rings {
         }
         self.tell()?;
         Ok(true)
-    }
-
-    /// Takes what the driver had sent when it resets the device, as it does when the guest is suspended: it
-    /// would be lost. No more than a queue has; others of the guest's CPUs may add to it.
-    pub(super) fn take_last(&mut self, muxer: &mut Muxer) {
-        for _ in 0..LAST_BATCHES {
-            if !matches!(self.take_packets(muxer), Ok(true)) || !muxer.takes_packets() {
-                return;
-            }
-        }
     }
 
     /// Whether there may be more.
