@@ -340,7 +340,11 @@ impl Drain {
             // A vCPU that outruns the relay must not starve the others.
             for _ in 0..16 {
                 self.raw.clear();
-                let Some(reader) = self.readers.get_mut(vcpu) else { break };
+                let Some(reader) = self.readers.get_mut(vcpu) else {
+                    any |= self.exits.waiting(vcpu) > 0 && !overwrites;
+                    self.write(vcpu, !overwrites)?;
+                    break;
+                };
                 let Some(order) = self.orders.get_mut(vcpu) else { break };
                 order.resume(&mut self.raw);
                 let before = self.raw.records.len();

@@ -13,6 +13,7 @@ use super::mark;
 use super::vm::{Paused, Vm};
 use crate::deadline;
 use crate::relay::{Left, SNAPSHOT_TIME};
+use crate::serve::ControlRequest;
 use crate::stream::MarkKind;
 use crate::tracer::{Attachment, Guest, Image, Past};
 use anyhow::{anyhow, ensure};
@@ -40,6 +41,16 @@ impl Kernels {
 impl Controller {
     /// The kernel, which runs at this slide, leaves for another one: nothing of this one is touched any more.
     pub(super) fn kernel_leaves(&mut self, machine: &dyn Vm, slide: u64) {
+        // What may be another's between the two.
+        self.look_at_triggers();
+        for trigger in self.tracing.triggers.iter_mut().filter(|it| !it.fired) {
+            trigger.left = trigger.left.max(1);
+        }
+        self.tell_counted();
+        self.tell_all_untold();
+        for ControlRequest { reply, .. } in std::mem::take(&mut self.waiting) {
+            reply.send(Err("the guest's kernel leaves for another one".into()));
+        }
         self.detach(machine);
         self.leave_the_end(machine);
         match self.watch_for_next(machine) {
@@ -58,6 +69,7 @@ impl Controller {
     /// Lets the next kernel tell where it is.
     fn watch_for_next(&self, machine: &dyn Vm) -> anyhow::Result<()> {
         ensure!(self.relay.is_some(), "tracing has not begun");
+        ensure!(self.kernels.past.is_some(), "not all sites were given back");
         // Its first CPU may be any, and it has a part of the memory alone.
         ensure!(!self.verdict.has_panicked(), "the one before has panicked");
         let paused = machine.pause()?;
@@ -112,6 +124,7 @@ impl Controller {
         if self.kernels.waits.take().is_none() {
             return Ok(());
         }
+        self.kernels.anew += 1;
         self.tell_counted();
         self.tell_all_untold();
         // It may wait for the output.
@@ -126,13 +139,7 @@ impl Controller {
                  were left in the rings, and count as lost"
             ));
         }
-        if let Some(counters) = self.counters.take() {
-            for trigger in self.tracing.triggers.iter_mut().filter(|it| !it.fired) {
-                trigger.left = counters.left(trigger.number).unwrap_or(trigger.left).max(1);
-            }
-            counters.wipe()?;
-        }
-        self.kernels.anew += 1;
+        self.counters.take().ok_or_else(|| anyhow!("the annex is not ours"))?.wipe()?;
         if let Some(relay) = &self.relay {
             let (ticks, text) =
                 (paused.tsc(0).unwrap_or(0), "the guest's kernel starts anew (kexec)");
@@ -148,6 +155,11 @@ impl Controller {
     pub(super) fn go_on(&mut self, attachment: &Attachment) -> anyhow::Result<()> {
         let relay = self.relay.as_ref().ok_or_else(|| anyhow!("attached twice"))?;
         relay.enter(attachment.readers(), attachment.tasks());
+        Ok(())
+    }
+
+    /// A kernel that is not the first is traced.
+    pub(super) fn tell_anew(&mut self) {
         if self.kernels.anew == 1 {
             self.note(
                 "the guest's kernel started anew (kexec), and was traced again; the clock of the guest's log is \
@@ -155,7 +167,15 @@ impl Controller {
                     .into(),
             );
         }
-        Ok(())
+    }
+
+    /// What the kernel is that is not traced, to begin a note.
+    pub(super) fn untraced_kernel(&self) -> &'static str {
+        if self.kernels.anew > 0 || self.kernels.waits() {
+            "the kernel that started anew (kexec) is not traced"
+        } else {
+            "not traced"
+        }
     }
 
     /// Modules are gone with their kernel. Who means their functions waits for the next one's.

@@ -285,7 +285,10 @@ impl Controller {
         // Not before: triggers may have been added in the self-test.
         self.set_triggers(&mut attachment);
         match self.take_sites(machine, paused, vcpu, &mut attachment, stopped, plan) {
-            Ok((from, wires)) => Ok(Stage::Attached { attachment, from, wires }),
+            Ok((from, wires)) => {
+                self.tell_anew();
+                Ok(Stage::Attached { attachment, from, wires })
+            }
             Err(error) => {
                 self.give_back(machine, paused, attachment);
                 Err(error)
@@ -470,10 +473,9 @@ impl Controller {
             paused.disarm_trap(trap);
         }
         self.counters = Some(attachment.counters().clone());
-        let released = attachment.release_all(machine.ram(), &self.kernel);
-        self.kernels.past = Some(attachment.into_past());
-        match released {
+        match attachment.release_all(machine.ram(), &self.kernel) {
             Ok(restored) => {
+                self.kernels.past = Some(attachment.into_past());
                 self.foreign(&restored.foreign);
                 Some(format!("{} sites given back", restored.sites))
             }

@@ -256,9 +256,7 @@ impl Controller {
 
     /// Gives up tracing; the guest goes on.
     pub(super) fn give_up(&mut self, why: &dyn std::fmt::Display) {
-        let what =
-            if self.kernels.anew > 0 { "the kernel that started anew (kexec) is " } else { "" };
-        self.note(format!("{what}not traced: {why}"));
+        self.note(format!("{}: {why}", self.untraced_kernel()));
         self.stage = Stage::Off;
     }
 

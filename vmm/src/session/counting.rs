@@ -146,9 +146,9 @@ impl Controller {
 
     /// A number is another tracer's from now on: tells what the one before has counted.
     pub(super) fn number_taken(&mut self, tracer: u8) {
-        let Stage::Attached { attachment, .. } = &mut self.stage else { return };
-        let mut counted = attachment.counters().take(Some(tracer));
-        attachment.counters().forget(tracer);
+        let Some(counters) = self.counters() else { return };
+        let mut counted = counters.take(Some(tracer));
+        counters.forget(tracer);
         let buckets = std::mem::take(&mut counted.buckets);
         self.tell(counted);
         // What it sorts is not what the one before did.

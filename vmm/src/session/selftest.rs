@@ -164,7 +164,7 @@ impl Controller {
         let name = self.name(sent.test.site());
         if let Err(error) = self.conclude(machine, &paused, &mut attachment, sent, reached) {
             let what = format!("the self-test has failed (a call of {name}): {error:#}");
-            self.note(format!("not traced: {what}"));
+            self.note(format!("{}: {what}", self.untraced_kernel()));
             self.anomaly.found(what);
             self.give_back(machine, &paused, attachment);
             self.count_pause(paused, MarkKind::Pause, String::new());
@@ -237,7 +237,8 @@ impl Controller {
     ) {
         let Testing { mut attachment, sent } = testing;
         let name = self.name(sent.test.site());
-        self.note(format!("not traced: the guest ended in the self-test (a call of {name})"));
+        let untraced = self.untraced_kernel();
+        self.note(format!("{untraced}: the guest ended in the self-test (a call of {name})"));
         // That it was not over is no news.
         let _ = self.conclude(machine, paused, &mut attachment, sent, None);
         self.give_back(machine, paused, attachment);

@@ -176,7 +176,7 @@ impl Controller {
     }
 
     /// Looks how many calls are still to come.
-    fn look_at_triggers(&mut self) {
+    pub(super) fn look_at_triggers(&mut self) {
         let Stage::Attached { attachment, .. } = &mut self.stage else { return };
         for trigger in self.tracing.triggers.iter_mut().filter(|it| !it.fired) {
             if let Some(left) = attachment.counters().left(trigger.number) {

@@ -116,6 +116,26 @@ fn exits_stand_among_the_records() {
     assert_eq!((exits.total_ns, exits.max_ns), (21, 7));
 }
 
+// Between two kernels of a guest there are no rings, for ever if the second one cannot be traced. Its exits would be
+// neither written nor counted, and consumers would wait for a watermark.
+#[test]
+fn exits_need_no_rings() {
+    for overwrite in [false, true] {
+        let mut run = Run::new(overwrite);
+        run.entry(100);
+        put(&mut run.writer, 150);
+        let left = run.drain.leave_rings().unwrap();
+        assert_eq!((left.given_up, left.corrupt), (0, Vec::new()));
+        put(&mut run.writer, 200);
+        run.drain.pass().unwrap();
+        put(&mut run.writer, 300);
+        let (seen, summary, _) = run.end();
+        let exits: Vec<_> = seen.into_iter().filter(|it| matches!(it, Seen::Exit(_))).collect();
+        assert_eq!(exits, [150, 200, 300].map(Seen::Exit), "{overwrite}");
+        assert_eq!(summary.exits[0].count, 3, "{overwrite}");
+    }
+}
+
 // A thread that has read the guest's clock may not run for a while before the exit is told.
 #[test]
 fn a_watermark_waits_for_an_exit_that_is_being_told() {

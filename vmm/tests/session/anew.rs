@@ -177,6 +177,21 @@ fn triggers_go_on_counting() {
     subject.assert_restored(&ran, "triggers");
 }
 
+// What was counted for others in the memory that the first kernel has left is none of its calls.
+#[test]
+fn a_trigger_that_is_added_between_two_kernels_counts_from_there() {
+    let subject = Subject::new(ON);
+    let asks = Step::Asks(vec![trigger("mark", "vfs_read:2"), Control::TriggerList]);
+    for (many, unfired) in [(1, 1), (2, 0)] {
+        let reads = (0..many).map(|_| Step::Counts("vfs_read", 0)).collect();
+        let steps = [boot(), leaves(), vec![asks.clone()], boot(), reads].concat();
+        let ran = subject.run(steps, Trouble::default());
+        let told = ran.notes().matches("there were not 2 such calls").count();
+        assert_eq!(told, unfired, "{many}: {}", ran.notes());
+        assert!(ran.answers[1].contains("\"left\":2"), "{:?}", ran.answers);
+    }
+}
+
 // Modules of the first kernel are gone without a word. If they were thought to be there, another module in their place
 // would be written to; if their functions were forgotten, those of the second kernel's would not be traced.
 #[test]

@@ -22,7 +22,7 @@ impl Drain {
     ///
     /// # Errors
     /// When the primary output fails.
-    pub(super) fn leave_rings(&mut self) -> io::Result<Left> {
+    pub fn leave_rings(&mut self) -> io::Result<Left> {
         let (begun, patience) = (Instant::now(), Patience::new());
         let before = self.writer.get_mut().primary().taken();
         let left = |taken: u64| {

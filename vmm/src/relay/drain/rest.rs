@@ -106,6 +106,8 @@ impl Drain {
         let overwrites = self.overwrites(vcpu);
         let Some(reader) = self.readers.get_mut(vcpu) else {
             self.exits.gather(vcpu, overwrites, &mut self.writer)?;
+            self.raw.clear();
+            self.write(vcpu, true)?;
             return Ok(0);
         };
         let (lost, mut rest) = reader.rest();
