@@ -40,6 +40,19 @@ impl Controller {
         if self.end.has_begun() && command != Control::Status {
             return Err("the trace has ended".into());
         }
+        let wants_tracing = matches!(
+            command,
+            Control::Filter(_)
+                | Control::TracerAdd(_)
+                | Control::EventAdd(_)
+                | Control::TriggerAdd { .. }
+                | Control::LatencyStart { .. }
+                | Control::Pause
+                | Control::Resume
+        );
+        if wants_tracing && matches!(self.stage, Stage::Off) {
+            return Err("the guest is not traced (any more): see ctl status".into());
+        }
         match command {
             Control::Status => Ok(self.status(machine)),
             Control::Filter(globs) => self.filter(machine, &globs),
@@ -364,9 +377,13 @@ impl Controller {
     pub(super) fn retarget(&mut self, machine: &dyn Vm, kind: MarkKind, what: &str) -> Answer {
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
         let Stage::Attached { mut attachment, from: None, wires } = stage else {
-            // Not yet attached, or waiting for --from: it will be as it is to be then.
+            let is_over = matches!(stage, Stage::Off);
             self.stage = stage;
-            return Ok(format!("{what}, from when tracing begins"));
+            return Ok(match is_over {
+                true => what.to_owned(),
+                // Not yet attached, or waiting for --from: it will be as it is to be then.
+                false => format!("{what}, from when tracing begins"),
+            });
         };
         let ram = machine.ram();
         if self.tracing.wants_exits() {

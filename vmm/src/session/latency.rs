@@ -186,7 +186,6 @@ impl Controller {
         }
         match &self.stage {
             Stage::Attached { .. } if self.relay.is_some() => Ok(()),
-            Stage::Off => Err("the guest is not traced (any more): see ctl status".into()),
             _ => Err(format!(
                 "tracing has not begun: try again when ctl status says tracing, or boot with \
                  --latency {name}"

@@ -49,9 +49,6 @@ impl Controller {
         action: TriggerAction,
         spec: &TriggerSpec,
     ) -> Answer {
-        if matches!(self.stage, Stage::Off) {
-            return Err("the guest is not traced (any more): see ctl status".into());
-        }
         if action == TriggerAction::Snapshot && self.tracing.overflow != Overflow::Overwrite {
             return Err("this trace is not a flight recorder, which a snapshot is of: boot with \
                         --overflow overwrite for one"
