@@ -12,6 +12,7 @@ use super::controller::{Controller, Stage};
 use super::mark;
 use super::vm::{Paused, Vm};
 use crate::deadline;
+use crate::machine::MachineError;
 use crate::relay::{Left, SNAPSHOT_TIME};
 use crate::serve::ControlRequest;
 use crate::stream::MarkKind;
@@ -40,7 +41,14 @@ impl Kernels {
 
 impl Controller {
     /// The kernel, which runs at this slide, leaves for another one: nothing of this one is touched any more.
-    pub(super) fn kernel_leaves(&mut self, machine: &dyn Vm, slide: u64) {
+    ///
+    /// # Errors
+    /// When vCPUs do not stop: what is held could not be given back, and the guest must not go on with it.
+    pub(super) fn kernel_leaves(
+        &mut self,
+        machine: &dyn Vm,
+        slide: u64,
+    ) -> Result<(), MachineError> {
         // What may be another's between the two.
         self.look_at_triggers();
         for trigger in self.tracing.triggers.iter_mut().filter(|it| !it.fired) {
@@ -51,8 +59,8 @@ impl Controller {
         for ControlRequest { reply, .. } in std::mem::take(&mut self.waiting) {
             reply.send(Err("the guest's kernel leaves for another one".into()));
         }
-        self.detach(machine);
-        self.leave_the_end(machine);
+        self.give_all_back(machine)?;
+        self.leave_the_end(machine)?;
         match self.watch_for_next(machine) {
             Ok(()) => {
                 self.forget_modules();
@@ -64,6 +72,7 @@ impl Controller {
             }
             Err(why) => self.next_is_untraced(&why),
         }
+        Ok(())
     }
 
     /// Lets the next kernel tell where it is.

@@ -26,7 +26,7 @@ use super::controller::{Controller, From, Output, Stage, Wires};
 use super::plan::Plan;
 use super::room;
 use super::vm::{Paused, Vm};
-use crate::machine::TRAP_INSTRUCTION;
+use crate::machine::{MachineError, TRAP_INSTRUCTION};
 use crate::relay::{self, ExitReader, Relay, Setup, Targets};
 use crate::stream::{Context, Header, Initcall, MarkKind};
 use crate::tracer::{Attachment, ExitPlan, Image, Options, Tripwire};
@@ -205,7 +205,7 @@ impl Controller {
             {
                 let slide = attachment.image().slide;
                 self.stage = Stage::Attached { attachment, from, wires };
-                self.kernel_leaves(machine, slide);
+                self.kernel_leaves(machine, slide)?;
             }
             // A second vCPU was at the same tripwire: it goes on with the original.
             other => self.stage = other,
@@ -415,21 +415,25 @@ impl Controller {
 
     /// Gives every site back, whether the guest lives or is gone.
     pub(super) fn detach(&mut self, machine: &dyn Vm) {
+        if let Err(error) = self.give_all_back(machine) {
+            self.stage = Stage::Off;
+            self.note(format!("sites were not given back: {error}"));
+        }
+    }
+
+    /// The same.
+    ///
+    /// # Errors
+    /// When vCPUs do not stop: all is as it was.
+    pub(super) fn give_all_back(&mut self, machine: &dyn Vm) -> Result<(), MachineError> {
         // Whoever waits is told that the trace has ended.
         self.waiting.clear();
-        let stage = std::mem::replace(&mut self.stage, Stage::Off);
-        let paused = match machine.pause() {
-            Ok(paused) => paused,
-            Err(error) => {
-                self.note(format!("sites were not given back: {error}"));
-                return;
-            }
-        };
-        match stage {
+        let paused = machine.pause()?;
+        match std::mem::replace(&mut self.stage, Stage::Off) {
             Stage::Unknown if !self.tracing.is_empty() => {
                 let symbol = arch::WATCHED_SYMBOL;
                 if self.next_never_told(&format!("it said where it is ({symbol})")) {
-                    return;
+                    return Ok(());
                 }
                 self.note(format!(
                     "not traced: the guest ended before it said where it is ({symbol}), so \
@@ -439,7 +443,7 @@ impl Controller {
             Stage::Located { wire, .. } => {
                 self.disarm(machine, &paused, wire);
                 if self.next_never_told(AFTER_FTRACE_INIT) {
-                    return;
+                    return Ok(());
                 }
                 self.note(format!("not traced: the guest ended before {AFTER_FTRACE_INIT}"));
             }
@@ -460,6 +464,7 @@ impl Controller {
             }
             Stage::Unknown | Stage::Off => {}
         }
+        Ok(())
     }
 
     /// Gives all back that is held; what there is to tell of it.

@@ -7,7 +7,7 @@ use super::controller::Controller;
 use super::printk::{self, Arguments};
 use super::vm::{Paused, Vm};
 use crate::kernel::Kernel;
-use crate::machine::{ExitReason, TRAP_INSTRUCTION};
+use crate::machine::{ExitReason, MachineError, TRAP_INSTRUCTION};
 use crate::stream::MarkKind;
 use crate::tracer::{Guest, Image, Scheduling, Tripwire};
 use std::cell::OnceCell;
@@ -142,11 +142,11 @@ impl Controller {
 
     /// The kernel leaves for another one, and takes no tripwire with it: of that one the console
     /// tells, unless this one has panicked.
-    pub(super) fn leave_the_end(&mut self, machine: &dyn Vm) {
-        let paused = match machine.pause() {
-            Ok(paused) => paused,
-            Err(error) => return self.note(format!("tripwires stay: {error}")),
-        };
+    ///
+    /// # Errors
+    /// When vCPUs do not stop: the tripwires stay.
+    pub(super) fn leave_the_end(&mut self, machine: &dyn Vm) -> Result<(), MachineError> {
+        let paused = machine.pause()?;
         for Wire { wire, .. } in std::mem::take(&mut self.verdict.wires) {
             self.disarm(machine, &paused, wire);
         }
@@ -154,6 +154,7 @@ impl Controller {
         if self.verdict.panicked.is_none() {
             machine.console_is_witness();
         }
+        Ok(())
     }
 
     /// Whether a tripwire of these was hit, which is dealt with then.

@@ -10,7 +10,7 @@ use vmtrace::tracer::Guest;
 const ON: &str = "x86_64-6.12";
 const UNTRACED: &str = "the guest goes on with another kernel (kexec), which is not traced: ";
 
-fn leaves() -> Vec<Step> {
+pub(crate) fn leaves() -> Vec<Step> {
     vec![call("machine_kexec"), Step::Does(FakeVm::reload)]
 }
 

@@ -1,10 +1,11 @@
 //! Writes to the guest that fail, pauses that fail, and a guest that spoils what is ours.
 
+use crate::anew::leaves;
 use crate::fake_guest::Fake;
 use crate::machine::{FakeVm, Step, Trouble, run};
-use crate::{BEGIN, Subject, boot, exit_of, tracing};
+use crate::{BEGIN, Subject, boot, call, exit_of, tracing, trigger};
 use vmtrace::machine::ExitReason;
-use vmtrace::serve::Control;
+use vmtrace::serve::{Control, Globs};
 use vmtrace::session::Plan;
 use vmtrace::stream::Exit;
 use vmtrace::tracer::Guest;
@@ -62,15 +63,16 @@ fn writing_may_end_at_any_moment() {
 }
 
 // A vCPU that does not stop: the run goes on without what the pause was for, or ends with an error. Nothing
-// is written meanwhile, and nobody stays parked while the run goes on.
+// is written meanwhile, nobody stays parked while the run goes on, and no vCPU stops at a tripwire for ever.
 #[test]
 fn any_pause_may_fail() {
     let subject = Subject::new(ON);
-    let whole = subject.run(boot(), Trouble::default());
-    assert!(whole.vm.pauses() > 8, "{}", whole.vm.pauses());
+    let steps = [boot(), leaves(), boot()].concat();
+    let whole = subject.run(steps.clone(), Trouble::default());
+    assert!(whole.vm.pauses() > 20, "{}", whole.vm.pauses());
     for number in 1..=whole.vm.pauses() {
         let failing_pauses = [number].into();
-        let ran = subject.run(boot(), Trouble { failing_pauses, ..Trouble::default() });
+        let ran = subject.run(steps.clone(), Trouble { failing_pauses, ..Trouble::default() });
         let what = format!("pause {number}");
         match &ran.outcome {
             Err(error) => assert!(error.to_string().contains("no vCPU"), "{what}: {error}"),
@@ -130,5 +132,44 @@ fn what_the_guest_has_spoiled_is_left_alone() {
                 .all(|(_, [_, is])| [THEIRS[0], 1, 2, 3, 4, 0xcc].contains(is));
             assert!(theirs, "{:x?}", subject.differences(&ran));
         }
+    }
+}
+
+// The guest's ftrace changes nothing any more then, and what vmtrace knows of its sites is in doubt: all is given back
+// at that call, whichever update it comes in, and the guest lives.
+#[test]
+fn when_the_guests_ftrace_gives_up_tracing_ends() {
+    let subject = Subject::new(ON);
+    let update = boot().iter().position(|it| matches!(it, Step::Calls(BEGIN, _))).unwrap();
+    for in_an_update in [false, true] {
+        let mut steps = boot();
+        if in_an_update {
+            steps.truncate(update + 1);
+        }
+        steps.push(call("ftrace_bug"));
+        steps.push(Step::Does(|vm| {
+            for site in Plan::of(&tracing(&vm.fake.kernel), &[]).indices() {
+                assert_eq!(vm.fake.bytes(site), [0x0f, 0x1f, 0x44, 0, 0], "still held");
+            }
+        }));
+        let filter =
+            Control::Filter(Globs { filter: vec!["vfs_open".into()], notrace: Vec::new() });
+        let adds = [filter, trigger("mark", "vfs_read:2"), Control::Pause, Control::Resume];
+        let removes = Control::TracerRemove("tracer0".into());
+        steps.push(Step::Asks([&[Control::Status], &adds[..], &[removes]].concat()));
+        let ran = subject.run(steps, Trouble::default());
+        let what = format!("{in_an_update}: {:?}\n{}", ran.answers, ran.notes());
+        let anomaly = ran.outcome().anomaly.clone().unwrap_or_default();
+        assert!(anomaly.contains("ftrace_bug: see its console"), "{what}");
+        assert!(ran.notes().contains("tracing ends: the guest's own ftrace has found"), "{what}");
+        assert!(ran.answers[0].contains("\"state\":\"off\""), "{what}");
+        // Who asks for more must not wait for it.
+        let (removed, added) = ran.answers[1..].split_last().unwrap();
+        for answer in added {
+            assert_eq!(answer, "ERR the guest is not traced (any more): see ctl status", "{what}");
+        }
+        assert_eq!(removed, "OK tracer tracer0 removed", "{what}");
+        assert_eq!((exit_of(&ran), ran.outcome().summary.sites.patched), (Exit::Poweroff, 3));
+        subject.assert_restored(&ran, &what);
     }
 }
