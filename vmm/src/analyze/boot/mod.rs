@@ -131,6 +131,10 @@ pub struct Boot {
     began: Option<u64>,
     init: Option<u64>,
     last: u64,
+    /// What was traced was given back.
+    ended: bool,
+    /// When the guest's first other kernel was traced (kexec), in ticks: the report is of the one before.
+    anew: Option<u64>,
     gaps: Gaps,
     /// The trace says which functions were traced; of these, what of them was.
     covered: bool,
@@ -170,6 +174,8 @@ impl Boot {
             began: None,
             init: None,
             last: 0,
+            ended: false,
+            anew: None,
             gaps: Gaps::new(),
             covered: false,
             coverage: HashSet::new(),
@@ -253,6 +259,15 @@ impl Boot {
     }
 
     fn mark(&mut self, mark: &Mark) {
+        match mark.kind {
+            MarkKind::Detach => self.ended = true,
+            // With --from there are two of the same kernel.
+            MarkKind::Attach if self.ended => self.anew = self.anew.or(Some(mark.ticks)),
+            _ => {}
+        }
+        if self.anew.is_some() {
+            return;
+        }
         self.last = self.last.max(mark.ticks);
         match mark.kind {
             MarkKind::Attach if self.began.is_none() => self.began = Some(mark.ticks),
@@ -308,6 +323,9 @@ impl Export for Boot {
 
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
         self.gaps.event(&self.header, event);
+        if self.anew.is_some() {
+            return Ok(());
+        }
         match event {
             Event::Entry(entry) => self.entry(entry),
             Event::Return(ret) => self.ret(ret),

@@ -9,7 +9,7 @@ use crate::stream::TracedOf;
 
 use super::calls::{Call, Calls, Kind};
 use super::{Boot, INIT_MODULE, INITCALL, LOAD_MODULE, Role, STARTS_INIT, STEPS};
-use crate::analyze::Gaps;
+use crate::analyze::{Gaps, seconds};
 
 /// Most functions in a report.
 const MOST_FUNCTIONS: usize = 100;
@@ -276,6 +276,13 @@ fn functions(boot: &Boot) -> Vec<Function> {
 /// What cannot be told, and why.
 fn untold(boot: &Boot, initcalls: &[Initcall]) -> Vec<String> {
     let mut all = Vec::new();
+    if let Some(anew) = boot.anew {
+        let since = seconds(boot.nanoseconds(anew));
+        all.push(format!(
+            "boots of kernels that the guest has started since (kexec): see the next one by vmtrace convert \
+             TRACE --since {since} -o NEXT.vmt, and its report"
+        ));
+    }
     let traced = |role, of| boot.traced(role, of);
     // A trace of an older vmtrace does not say what was traced.
     let not = |role, name: &str| {

@@ -257,6 +257,32 @@ fn a_trace_of_something_else_says_what_to_trace() {
     }
 }
 
+// The times of two boots in one are of none: the report is of the first, and says where the next one is.
+#[test]
+fn a_kernel_that_the_guest_starts_anew_is_left_out() {
+    let first = report(&boot().end());
+    let mut script = boot();
+    script.mark(20_000, MarkKind::Detach, "10 sites given back");
+    script.mark(21_000, MarkKind::Note, "the guest's kernel starts anew (kexec)");
+    script.mark(21_000, MarkKind::Attach, "10 sites");
+    script.initcall(22_000, address("acpi_init"), 0).leave(32_500, "do_one_initcall", 0);
+    script.plain(33_000, 0, "tick_nohz_idle_enter").plain(33_300, 1, "tick_nohz_idle_enter");
+    let both = report(&script.end());
+    let page = page(&both);
+    assert!(page.contains("--since 0.021000"), "{page}");
+    let json = |report: Report| {
+        let untold = |it: &String| !it.contains("(kexec)");
+        let untold = report.untold.iter().filter(|it| untold(it)).cloned().collect();
+        serde_json::to_value(Report { untold, ..report }).expect("JSON")
+    };
+    assert_eq!(json(both), json(first));
+    // With --from, tracing begins twice in one kernel.
+    let mut script = Script::new();
+    script.mark(900, MarkKind::Attach, "0 sites").mark(1_000, MarkKind::Attach, "10 sites");
+    script.initcall(2_000, address("pci_init"), 0).leave(2_500, "do_one_initcall", 0);
+    assert_eq!(report(&script.end()).initcalls.len(), 1);
+}
+
 // Whoever traces more has records of each tracer for one call.
 #[test]
 fn a_call_of_several_tracers_is_one() {
