@@ -131,6 +131,8 @@ pub struct Boot {
     began: Option<u64>,
     init: Option<u64>,
     last: u64,
+    /// There was a record.
+    seen: bool,
     /// What was traced was given back.
     ended: bool,
     /// When the guest's first other kernel was traced (kexec), in ticks: the report is of the one before.
@@ -174,6 +176,7 @@ impl Boot {
             began: None,
             init: None,
             last: 0,
+            seen: false,
             ended: false,
             anew: None,
             gaps: Gaps::new(),
@@ -270,7 +273,8 @@ impl Boot {
         }
         self.last = self.last.max(mark.ticks);
         match mark.kind {
-            MarkKind::Attach if self.began.is_none() => self.began = Some(mark.ticks),
+            // A part of a trace has those before it as well.
+            MarkKind::Attach if !self.seen => self.began = Some(mark.ticks),
             MarkKind::Console if says_init(&mark.text) => self.init_started(mark.ticks),
             _ => {}
         }
@@ -291,6 +295,7 @@ impl Boot {
 
     /// A record of a vCPU.
     fn pass(&mut self, vcpu: u32, ticks: u64) {
+        self.seen = true;
         self.last = self.last.max(ticks);
         if self.init.is_none() {
             self.idle.seen(vcpu);
