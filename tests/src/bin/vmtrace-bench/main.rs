@@ -2,7 +2,8 @@
 //! from one boot of an emulated host whose clock counts instructions (icount). Also bytes per
 //! second between guest and host, from one boot of an emulated host in real time.
 //!
-//! `scripts/bench` runs it. Names of tables as arguments select these alone. The numbers of instructions are the same in every run.
+//! `scripts/bench` runs it. Names of tables as arguments select these alone. The numbers of instructions are
+//! the same in every run.
 
 mod args;
 mod boots;
