@@ -439,21 +439,11 @@ impl Drain {
             pulse.beat();
             grace.left(taken.saturating_sub(begun))
         };
-        loop {
-            if !self.writer.get_mut().primary().wait_for_room(left) {
-                self.readers.iter_mut().for_each(RingReader::seal);
-                let given_up = self.give_up()?;
-                summary.notes.push(format!(
-                    "the output of the trace was stuck at the end: {given_up} records were left \
-                     in the rings, and count as lost"
-                ));
-                break;
-            }
-            if !self.pass()? {
-                break;
-            }
-            // What was on its way has come. A guest may go on to write there for ever.
-            self.readers.iter_mut().for_each(RingReader::seal);
+        if let Some(given_up) = self.take_until_stuck(left)? {
+            summary.notes.push(format!(
+                "the output of the trace was stuck at the end: {given_up} records were left \
+                 in the rings, and count as lost"
+            ));
         }
         if self.unmarked > 0 {
             summary.notes.push(format!(

@@ -125,8 +125,6 @@ impl Controller {
             return Ok(());
         }
         self.kernels.anew += 1;
-        self.tell_counted();
-        self.tell_all_untold();
         // It may wait for the output.
         self.deadline.allow(SNAPSHOT_TIME + deadline::TIME);
         let relay = self.relay.as_ref().ok_or_else(|| anyhow!("the trace has ended"))?;
