@@ -25,9 +25,8 @@ use vmtrace::serve::{Control, ControlRequest, Reply, Sink};
 use vmtrace::session::{
     Closing, Outcome, Paused, SessionError, Stopped, Tracing, Vm, Wake, Work, attend,
 };
-use vmtrace::tracer::annex::{self, Memory};
+use vmtrace::tracer::annex::Memory;
 use vmtrace::tracer::{Guest, Image, return_address};
-use vmtrace_trampolines::callers::Callers;
 
 pub(crate) const VCPUS: usize = 2;
 /// Sites of the functions of a module: of `plain`, `across` and `my_init`.
@@ -321,21 +320,6 @@ impl FakeVm {
         let caller = if caller == 0 { 0 } else { self.fake.runtime(caller) & 0xffff_ffff };
         let record = Record { task, caller, pid: 1, time, site: at & 0xffff_ffff, program };
         self.fake.hit_with(record, fields, 1);
-    }
-
-    /// vCPU 0 calls a function from the link address `caller`, and a program counts that in the first table of callers,
-    /// which is the first thing behind the rings if no tracer before has a table.
-    pub(crate) fn counts_caller(&self, function: &str, caller: u64) {
-        let kernel = &self.fake.kernel;
-        let site = &kernel.sites()[kernel.site_of(function).unwrap()];
-        let told = self.fake.runtime(return_address(kernel, site));
-        let pair = Callers::pair(told, self.fake.runtime(caller) & 0xffff_ffff);
-        let place = annex::SIZE + Callers::PLACES + Callers::first(pair) * Callers::PLACE;
-        let [place, calls] = [place, place + Callers::CALLS].map(|at| usize::try_from(at).unwrap());
-        let memory = self.fake.annex.slice();
-        memory.write_obj(pair, place).unwrap();
-        let before: u64 = memory.read_obj(calls).unwrap();
-        memory.write_obj(before + 1, calls).unwrap();
     }
 
     /// Another kernel of the same image is in memory, and its CPUs are as they are when it begins.
