@@ -1,5 +1,6 @@
 //! End-to-end tests: real kernels in the emulated host.
 
+pub mod anew;
 pub mod arch;
 pub mod args;
 pub mod asking;

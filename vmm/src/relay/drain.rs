@@ -12,6 +12,7 @@ use super::exits::Exits;
 use super::names::{Callers, Functions, ModuleNames, TaskNames};
 use super::order::Order;
 use super::programs::Programs;
+use super::slides::Slides;
 use super::values::Untold;
 use super::waiting::Waits;
 use super::{
@@ -59,6 +60,7 @@ pub struct Drain {
     events: Events,
     modules: ModuleNames,
     callers: Callers,
+    slides: Slides,
     clock: Clock,
     console: ConsoleLines,
     /// Lines of it that were left out.
@@ -112,6 +114,7 @@ impl Drain {
             events: Events::default(),
             modules: ModuleNames::default(),
             callers: Callers::new(header.slide),
+            slides: Slides::new(&kernel, header.slide),
             invalid: vec![0; readers.len()],
             orders: readers.iter().map(|_| Order::default()).collect(),
             written: vec![0; readers.len()],
@@ -192,6 +195,7 @@ impl Drain {
             Command::Mark(mark) => self.mark(&mark)?,
             Command::Module(module) => {
                 self.take_all()?;
+                let module = self.slides.module(module);
                 self.functions.renew(&self.kernel, &module);
                 self.modules.add(&module);
                 // What was unknown may have a name now, or another one.
@@ -199,7 +203,7 @@ impl Drain {
             }
             Command::Exits(exits, done) => {
                 self.take_all()?;
-                self.functions.add_exits(&exits);
+                self.functions.add_exits(&self.slides.exits(&exits));
                 let _ = done.send(());
             }
             Command::Targets(targets, done) => {
@@ -226,8 +230,9 @@ impl Drain {
                 let taken = self.snapshot()?;
                 let _ = answer.send(taken);
             }
-            Command::Leave(answer) => {
+            Command::Leave(next, answer) => {
                 let left = self.leave_rings()?;
+                self.slides.enter(next);
                 let _ = answer.send(left);
             }
             Command::Enter(readers, tasks, done) => {
@@ -237,6 +242,7 @@ impl Drain {
             Command::Traced(traced) => self.traced = traced,
             Command::Counted(counted, called, sorted) => {
                 self.take_all()?;
+                let called = self.slides.callers(called);
                 let names = (&self.functions, &*self.kernel, &self.modules);
                 counts::write(&mut self.writer, names, &counted)?;
                 counts::write_callers(&mut self.writer, names, &mut self.callers, &called)?;
@@ -281,6 +287,7 @@ impl Drain {
 
     /// This may write records from now on.
     fn targets(&mut self, targets: &Targets) -> io::Result<()> {
+        let targets = &*self.slides.targets(targets);
         self.functions.add(&self.kernel, &self.modules, &targets.sites);
         self.functions.add_exits(&targets.exits);
         self.events.add(self.writer.header().slide, targets);
@@ -439,21 +446,11 @@ impl Drain {
             pulse.beat();
             grace.left(taken.saturating_sub(begun))
         };
-        loop {
-            if !self.writer.get_mut().primary().wait_for_room(left) {
-                self.readers.iter_mut().for_each(RingReader::seal);
-                let given_up = self.give_up()?;
-                summary.notes.push(format!(
-                    "the output of the trace was stuck at the end: {given_up} records were left \
-                     in the rings, and count as lost"
-                ));
-                break;
-            }
-            if !self.pass()? {
-                break;
-            }
-            // What was on its way has come. A guest may go on to write there for ever.
-            self.readers.iter_mut().for_each(RingReader::seal);
+        if let Some(given_up) = self.take_until_stuck(left)? {
+            summary.notes.push(format!(
+                "the output of the trace was stuck at the end: {given_up} records were left \
+                 in the rings, and count as lost"
+            ));
         }
         if self.unmarked > 0 {
             summary.notes.push(format!(

@@ -2,6 +2,7 @@
 //! the stream.
 
 use super::Targets;
+use super::slides::may_be_address;
 use crate::kernel::Kernel;
 use crate::stream::{
     EventRecord, Header, RecordBuffer, Shape, Symbol, ValueField, ValuesFormat, ValuesOf,
@@ -278,6 +279,20 @@ impl Events {
                 let place = &known.event.call.as_ref()?.place;
                 by_number.get(&place.number(known.words(place, fields).0)).copied()
             }),
+        })
+    }
+
+    /// The places of words that may be addresses, in the fields of an event's records.
+    pub(super) fn addresses(&self, index: usize) -> impl Iterator<Item = usize> {
+        self.known.get(index).into_iter().flat_map(|known| {
+            let place = |value: &EventValue| match &value.from {
+                From::Same(part) if may_be_address(&part.shape) => {
+                    known.places.get(part.field).filter(|(_, words, _)| *words == 1)
+                }
+                // Numbers, text, and what was never an address of the kernel's.
+                _ => None,
+            };
+            known.event.values.iter().filter_map(place).map(|(at, ..)| *at)
         })
     }
 

@@ -13,6 +13,7 @@ mod names;
 mod order;
 mod priority;
 mod programs;
+mod slides;
 mod values;
 mod waiting;
 
@@ -39,6 +40,7 @@ pub use drain::{Drain, Left, SNAPSHOT_TIME, Snapshot};
 pub use events::{EventFields, EventTarget, EventValue, From, OneCall, Part};
 pub use exits::{ExitReader, ExitWriter, exit_log};
 pub use names::resolver;
+pub use slides::image;
 pub use values::{Recorded, Values};
 
 /// Everything a relay needs.
@@ -128,7 +130,7 @@ enum Command {
     Snapshot(Sender<Snapshot>),
     Traced(Vec<TracedSites>),
     Counted(Vec<Hits>, Vec<CallerHits>, Vec<Sorted>),
-    Leave(Sender<Left>),
+    Leave(u64, Sender<Left>),
     Enter(Vec<RingReader>, Tasks, Sender<()>),
     Finish(Box<Summary>, Grace),
 }
@@ -366,14 +368,14 @@ impl Relay {
     }
 
     /// The guest's kernel is gone, and nobody writes to its rings any more: takes all that is there, and looks
-    /// no more at them. `None` when the relay has failed. This takes as long as a snapshot.
+    /// no more at them. What is told from then on is of another one, of the same image, that runs at the slide
+    /// `next`. `None` when the relay has failed. This takes as long as a snapshot.
     #[must_use]
-    pub fn leave(&self) -> Option<Left> {
-        self.ask(Command::Leave)
+    pub fn leave(&self, next: u64) -> Option<Left> {
+        self.ask(|answer| Command::Leave(next, answer))
     }
 
-    /// Another kernel, at the same addresses, writes to these rings from now on; to be called after
-    /// [`Relay::leave`].
+    /// The other kernel writes to these rings from now on; to be called after [`Relay::leave`].
     pub fn enter(&self, readers: Vec<RingReader>, tasks: Tasks) {
         // A relay that has failed says so at the next look.
         self.ask(|done| Command::Enter(readers, tasks, done));

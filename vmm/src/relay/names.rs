@@ -115,6 +115,15 @@ impl Functions {
         Some(found)
     }
 
+    /// The low half of the entry address of that function.
+    pub(super) fn function(&self, point: Point, written: u32) -> Option<u32> {
+        if point == Point::Entry {
+            let back = self.back.get(&written)? & !UNNAMED;
+            return Some(written.wrapping_sub(u32::from(back)));
+        }
+        self.exits.get(&written).map(|place| place.function)
+    }
+
     /// The low half of the entry address, and whether the stream has no name for it
     /// yet; `None` for what no site writes.
     fn entry(&mut self, written: u32) -> Option<(u32, bool)> {

@@ -3,6 +3,8 @@
 use super::Targets;
 use super::context::Meaning;
 use super::memo::{End, Place};
+use super::slides::may_be_address;
+use super::values::Untold;
 use crate::kernel::Kernel;
 use crate::stream::{
     Context, EntryRecord, Header, RecordBuffer, ReturnRecord, TailRecord, ValuesOf,
@@ -113,6 +115,26 @@ impl Format {
         let Some(&target) = self.target.and_then(|index| fields.get(index)) else { return place };
         let target = u32::try_from(target.wrapping_sub(Header::TOP_4_GIB)).unwrap_or(0);
         Place { target, ..place }
+    }
+
+    /// Adds the places of words that may be addresses, of a function (low half of its entry address).
+    pub(super) fn addresses(&self, function: u32, untold: &Untold, places: &mut Vec<usize>) {
+        places.extend(self.target);
+        for part in &self.parts {
+            let returned = self.value.filter(|_| part.value);
+            let of = if part.value { ValuesOf::Return } else { ValuesOf::Entry };
+            if !part.value && part.values.is_empty() {
+                continue;
+            }
+            let shapes = untold.shapes(function, part.tracer, of);
+            let mut words = part.values.iter().flat_map(|&(at, words, _)| at..at + words);
+            let mut words = returned.into_iter().chain(&mut words);
+            for shape in shapes {
+                let first = words.next();
+                places.extend(first.filter(|_| may_be_address(shape)));
+                words.by_ref().take(shape.words().saturating_sub(1)).for_each(drop);
+            }
+        }
     }
 
     /// Adds a record for every tracer.

@@ -2,7 +2,7 @@
 
 use super::names::ModuleNames;
 use crate::kernel::Kernel;
-use crate::stream::{Header, ValueField, ValuesFormat, ValuesOf};
+use crate::stream::{Header, Shape, ValueField, ValuesFormat, ValuesOf};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use vmtrace_trampolines::Field;
@@ -52,6 +52,17 @@ impl Untold {
             let low = site.entry.wrapping_add(slide).wrapping_sub(Header::TOP_4_GIB);
             self.sites.extend(u32::try_from(low).map(|low| (low, index)));
         }
+    }
+
+    /// What the values of a function (low half of its entry address) are for a tracer, in their order.
+    pub(super) fn shapes(&self, function: u32, tracer: u8, of: ValuesOf) -> Vec<&Shape> {
+        let values = self.sites.get(&function).zip(self.values.get(&tracer));
+        let values = values.map(|(site, values)| match of {
+            ValuesOf::Entry => values.entries.get(site).map_or(&[][..], |it| &it.values),
+            ValuesOf::Return => values.results.get(site).map_or(&[][..], std::slice::from_ref),
+            ValuesOf::Event => &[],
+        });
+        values.unwrap_or_default().iter().map(|value| &value.shape).collect()
     }
 
     /// What is to be told before this record, the first of a function (low half of its entry

@@ -1,9 +1,9 @@
-//! The guest goes on with another kernel (kexec). If that runs the same image at the same place, tracing begins
-//! anew, as a new part of the same stream.
+//! The guest goes on with another kernel (kexec). If that runs the same image, tracing begins anew, as a new part of
+//! the same stream. It may run elsewhere (KASLR): the stream has the addresses of the first one (`relay/slides.rs`).
 //!
 //! ```text
 //! machine_kexec ──► all is given back; the register by which a kernel says where it is is watched again
-//!      ─ its write ───────► the given image, at the same address? Then a tripwire as at the first boot
+//!      ─ its write ───────► the given image? Then a tripwire as at the first boot
 //!      ─ early_trace_init ► what the old kernel has left in the annex is taken, and the annex wiped;
 //!                           annex, self-test and sites as at the first boot
 //! ```
@@ -13,19 +13,22 @@ use super::mark;
 use super::vm::{Paused, Vm};
 use crate::deadline;
 use crate::machine::MachineError;
-use crate::relay::{Left, SNAPSHOT_TIME};
+use crate::relay::{self, Left, SNAPSHOT_TIME};
 use crate::serve::ControlRequest;
 use crate::stream::MarkKind;
 use crate::tracer::{Attachment, Guest, Image, Past};
 use anyhow::{anyhow, ensure};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What is known of the guest's kernels.
 #[derive(Default)]
 pub(super) struct Kernels {
-    /// The slide of the kernel that has left, until the next one is traced or known not to be.
-    waits: Option<u64>,
+    /// One has left, and it is not known yet whether the next one can be traced.
+    waits: bool,
+    /// The slide of the first one, once it has left.
+    first: Option<u64>,
     /// Kernels that were traced after the first one.
     pub(super) anew: u32,
     /// What is left of the one that was traced last.
@@ -35,7 +38,17 @@ pub(super) struct Kernels {
 impl Kernels {
     /// Whether the next one is still to come.
     pub(super) fn waits(&self) -> bool {
-        self.waits.is_some()
+        self.waits
+    }
+}
+
+/// Where a kernel at this slide begins, beside the first one.
+fn begins(first: u64, slide: u64) -> String {
+    let text = "the guest's kernel starts anew (kexec)";
+    match (slide.checked_sub(first), first.wrapping_sub(slide)) {
+        (Some(0), _) => text.into(),
+        (Some(above), _) => format!("{text}, {above:#x} above where the first one was"),
+        (None, below) => format!("{text}, {below:#x} below where the first one was"),
     }
 }
 
@@ -65,7 +78,8 @@ impl Controller {
             Ok(()) => {
                 self.forget_modules();
                 (self.keepers, self.late, self.ahead) = (BTreeMap::new(), false, None);
-                self.kernels.waits = Some(slide);
+                self.kernels.first.get_or_insert(slide);
+                self.kernels.waits = true;
                 self.stage = Stage::Unknown;
                 let text = "kernel leaves for another one (kexec)".into();
                 self.mark(machine, MarkKind::Note, Duration::ZERO, text);
@@ -90,13 +104,13 @@ impl Controller {
 
     /// Says that the kernel with which the guest goes on is not traced.
     pub(super) fn next_is_untraced(&mut self, why: &dyn std::fmt::Display) {
-        self.kernels.waits = None;
+        self.kernels.waits = false;
         self.note(format!(
             "the guest goes on with another kernel (kexec), which is not traced: {why}"
         ));
     }
 
-    /// Whether a kernel that is not the first can be traced: this vCPU boots it, and it is here.
+    /// Whether a kernel that is not the first can be traced: this vCPU boots it, and it is here. The first can.
     ///
     /// # Errors
     /// Why not.
@@ -106,7 +120,9 @@ impl Controller {
         vcpu: usize,
         image: &Image,
     ) -> anyhow::Result<()> {
-        let Some(slide) = self.kernels.waits else { return Ok(()) };
+        if !self.kernels.waits() {
+            return Ok(());
+        }
         // The other one may have come back to the first (kexec jump), whose start-up code is gone.
         if let Some(state) = self.kernel.symbols().address("system_state") {
             let mut found = [0; 4];
@@ -116,30 +132,30 @@ impl Controller {
         }
         // Numbers of CPUs would not be those of vCPUs.
         ensure!(vcpu == 0, "vCPU {vcpu} boots it, not the first one");
-        // Addresses in the stream are of one place.
+        // Else nobody knows which addresses are to be told as the first one's.
+        let moved = self.kernels.first != Some(image.slide);
         ensure!(
-            image.slide == slide,
-            "it runs at another address than the first one (KASLR): boot both without (nokaslr)"
+            !moved || relay::image(&self.kernel).is_some(),
+            "it runs at another address than the first one (KASLR), and the image does not say where it \
+             ends: boot both without (nokaslr)"
         );
         Ok(())
     }
 
-    /// The next kernel is about to be attached to: takes what the last one has left, and makes the annex as it was
-    /// for that one. Nothing is done for the first.
+    /// The next kernel, which runs at this slide, is about to be attached to: takes what the last one has left, and
+    /// makes the annex as it was for that one. Nothing is done for the first.
     ///
     /// # Errors
     /// When the relay has failed, or the annex cannot be written.
-    pub(super) fn begin_anew(&mut self, paused: &Paused<'_>) -> anyhow::Result<()> {
-        if self.kernels.waits.take().is_none() {
+    pub(super) fn begin_anew(&mut self, paused: &Paused<'_>, slide: u64) -> anyhow::Result<()> {
+        if !std::mem::take(&mut self.kernels.waits) {
             return Ok(());
         }
         self.kernels.anew += 1;
-        self.tell_counted();
-        self.tell_all_untold();
         // It may wait for the output.
         self.deadline.allow(SNAPSHOT_TIME + deadline::TIME);
         let relay = self.relay.as_ref().ok_or_else(|| anyhow!("the trace has ended"))?;
-        let left = relay.leave().ok_or_else(|| anyhow!("the relay has failed"))?;
+        let left = relay.leave(slide).ok_or_else(|| anyhow!("the relay has failed"))?;
         let Left { given_up, corrupt } = left;
         corrupt.into_iter().for_each(|what| self.note(what));
         if given_up > 0 {
@@ -150,9 +166,9 @@ impl Controller {
         }
         self.counters.take().ok_or_else(|| anyhow!("the annex is not ours"))?.wipe()?;
         if let Some(relay) = &self.relay {
-            let (ticks, text) =
-                (paused.tsc(0).unwrap_or(0), "the guest's kernel starts anew (kexec)");
-            relay.mark(mark(ticks, MarkKind::Note, Duration::ZERO, text.into()));
+            let ticks = paused.tsc(0).unwrap_or(0);
+            let text = begins(self.kernels.first.unwrap_or(slide), slide);
+            relay.mark(mark(ticks, MarkKind::Note, Duration::ZERO, text));
         }
         Ok(())
     }
@@ -195,6 +211,10 @@ impl Controller {
         }
         for trigger in &mut self.tracing.triggers {
             trigger.sites.retain(|site| *site < own);
+        }
+        // What is at their addresses is something else's, or nothing.
+        for function in self.functions.values_mut() {
+            Arc::make_mut(function).size = 0;
         }
         self.module_exits.clear();
         self.forget_events_of_modules();

@@ -240,7 +240,7 @@ impl Controller {
         let entry = self.kernel.symbols().address(AFTER_FTRACE_INIT).unwrap_or(0);
         let entry = image.runtime(entry);
         let image = self.locate(machine, paused, vcpu, AFTER_FTRACE_INIT, entry)?;
-        self.begin_anew(paused)?;
+        self.begin_anew(paused, image.slide)?;
         let annex = machine.annex().ok_or_else(|| anyhow::anyhow!("the machine has no annex"))?;
         let sites = self.tracing.returning();
         let of_modules = self.tracing.may_want_exits();

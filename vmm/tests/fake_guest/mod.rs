@@ -6,7 +6,7 @@ pub(crate) mod module;
 pub(crate) mod riscv64;
 mod x86_64;
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::ops::Range;
@@ -79,6 +79,8 @@ pub(crate) struct Fake {
     pub(crate) load: u64,
     /// Virtual address of the heap.
     heap: u64,
+    /// How far the image was moved from where it is linked, and nothing else (x86-64).
+    slide: Cell<u64>,
     /// Of page tables.
     pub(crate) levels: u32,
     /// Offsets in `struct ftrace_ops`, once looked up.
@@ -186,6 +188,7 @@ impl Fake {
             ops: OnceCell::new(),
             file: OnceCell::new(),
             first: self.file.get().map(|file| file.try_clone().unwrap()),
+            slide: self.slide.clone(),
             ..*self
         }
     }
@@ -196,6 +199,27 @@ impl Fake {
         first.seek(SeekFrom::Start(0)).unwrap();
         let memory = self.memory.get_slice(GuestAddress(self.base), RAM).unwrap();
         memory.read_exact_volatile_from(0, &mut first, RAM).unwrap();
+        self.slide.set(0);
+    }
+
+    /// Moves the image of a kernel that has not run, as one that chooses where it runs does: its page tables, and
+    /// what it has written of its own addresses.
+    pub(crate) fn move_by(&self, slide: u64) {
+        if self.slide.replace(slide) != slide {
+            x86_64::map_image(self, slide);
+            self.books();
+            self.log.borrow_mut().clear();
+        }
+    }
+
+    /// How far the image was moved.
+    pub(crate) fn slide(&self) -> u64 {
+        self.slide.get()
+    }
+
+    /// The run-time address of a link address.
+    pub(crate) fn runtime(&self, link: u64) -> u64 {
+        link + self.slide()
     }
 
     /// With a ring of so many bytes for each vCPU.
@@ -237,6 +261,7 @@ impl Fake {
             base,
             load,
             heap,
+            slide: Cell::new(0),
             levels,
             ops: OnceCell::new(),
             file: OnceCell::new(),
@@ -262,7 +287,7 @@ impl Fake {
         let (page, records) = (self.heap(), self.records());
         for index in 0..self.kernel.sites().len() {
             let at = records + 16 * index as u64;
-            self.write(at, &self.record(index).to_le_bytes()).unwrap();
+            self.write(at, &self.runtime(self.record(index)).to_le_bytes()).unwrap();
             self.write(at + 8, &0_u64.to_le_bytes()).unwrap();
         }
         let count = u32::try_from(self.kernel.sites().len()).unwrap();
@@ -272,8 +297,8 @@ impl Fake {
         self.write(self.symbol("ftrace_pages_start"), &self.heap.to_le_bytes()).unwrap();
         // As ftrace_init leaves it.
         self.write(self.symbol("ftrace_enabled"), &1_u32.to_le_bytes()).unwrap();
-        self.write(self.symbol("ftrace_ops_list"), &self.link("ftrace_list_end").to_le_bytes())
-            .unwrap();
+        let none = self.runtime(self.link("ftrace_list_end"));
+        self.write(self.symbol("ftrace_ops_list"), &none.to_le_bytes()).unwrap();
     }
 
     /// Virtual address of the `ftrace_page`.
@@ -401,15 +426,24 @@ impl Fake {
 
     /// The first vCPU's program writes this, so many times.
     pub(crate) fn hit(&self, record: Record, times: usize) {
+        self.hit_with(record, &[], times);
+    }
+
+    /// The same with these fields.
+    pub(crate) fn hit_with(&self, record: Record, fields: &[u64], times: usize) {
         let memory = self.annex.slice();
+        let size = COMMON_SIZE + 8 * fields.len();
         let mut head: u64 = memory.read_obj(CONTROL).unwrap();
         for _ in 0..times {
             let Record { task, caller, pid, time, site, program } = record;
-            let info = u64::from(Info::new(COMMON_SIZE, program, 1, Info::DRAINED).0);
+            let info = u64::from(Info::new(size, program, 1, Info::DRAINED).0);
             let end = RING + usize::try_from(head % CHUNK_SIZE as u64).unwrap();
             let words = [task, caller | pid << 32, time, site | info << 32];
-            memory.write_slice(&words.map(u64::to_le_bytes).concat(), end - COMMON_SIZE).unwrap();
-            head -= COMMON_SIZE as u64;
+            // The last field comes first.
+            let all: Vec<u8> =
+                fields.iter().rev().chain(&words).flat_map(|word| word.to_le_bytes()).collect();
+            memory.write_slice(&all, end - size).unwrap();
+            head -= size as u64;
             memory.write_obj(head, CONTROL).unwrap();
         }
     }

@@ -20,18 +20,26 @@ pub(super) fn load(fake: &Fake) {
     fake.write(fake.symbol("init_top_pgt") + 8 * 511, &top.to_le_bytes()).unwrap();
     let upper = fake.symbol("level2_kernel_pgt") | 0x63;
     fake.write(fake.symbol("level3_kernel_pgt") + 8 * 510, &upper.to_le_bytes()).unwrap();
-    // As cleanup_highmap leaves it: only the image, and here the heap.
-    let end = fake.symbol("_end") >> 21;
-    for slot in 0..512 {
-        let used = (8..=end).contains(&slot) || slot == HEAP >> 21;
-        let entry = if used { (slot << 21) | 0x1e3 } else { 0 };
-        fake.write(fake.entry(slot), &entry.to_le_bytes()).unwrap();
-    }
+    map_image(fake, 0);
     for (cpu, base) in (0_u64..).zip([0xffff_8880_0fc0_0000_u64, 0xffff_8880_0fd0_0000]) {
         fake.write(fake.symbol("__per_cpu_offset") + 8 * cpu, &base.to_le_bytes()).unwrap();
     }
     for site in fake.kernel.sites() {
         fake.write(fake.at(site.location), &NOP).unwrap();
+    }
+}
+
+/// Maps the image where it was moved to, as `cleanup_highmap` leaves it: nothing else, but here the heap.
+pub(super) fn map_image(fake: &Fake, slide: u64) {
+    let (end, moved) = (fake.symbol("_end") >> 21, slide >> 21);
+    assert!(end + moved < HEAP >> 21, "the heap is there");
+    for slot in 0..512_u64 {
+        let own = slot.checked_sub(moved).filter(|own| (8..=end).contains(own));
+        let entry = match own.or((slot == HEAP >> 21).then_some(slot)) {
+            Some(page) => (page << 21) | 0x1e3,
+            None => 0,
+        };
+        fake.write(fake.entry(slot), &entry.to_le_bytes()).unwrap();
     }
 }
 

@@ -3,6 +3,7 @@
 #[path = "../../../kernel/tests/builder/mod.rs"]
 mod synthetic;
 
+mod anew;
 mod exits;
 mod hostile;
 mod rings;

@@ -221,8 +221,24 @@ impl Rings {
         reserved.is_some()
     }
 
+    /// What a program with fields does on this CPU, whose ring has room.
+    pub fn hit_with(&self, cpu: usize, record: Common, fields: &[u64]) {
+        let size = COMMON_SIZE + 8 * fields.len();
+        let end = self.reserve_of(cpu, size).unwrap();
+        let memory = self.memory.slice();
+        for (at, &field) in (end - size..end).step_by(8).zip(fields.iter().rev()) {
+            word(&memory, at).store(field.to_le(), Ordering::Relaxed);
+        }
+        self.publish(end, record);
+    }
+
     /// Reserves a record, and tells where in the annex it ends; `None` when the ring is full.
     pub fn reserve(&self, cpu: usize) -> Option<usize> {
+        self.reserve_of(cpu, COMMON_SIZE)
+    }
+
+    /// The same of one with so many bytes.
+    fn reserve_of(&self, cpu: usize, size: usize) -> Option<usize> {
         let (ring, start, memory) = (&self.layout.rings[cpu], self.start(cpu), self.memory.slice());
         let head = self.head(&memory, cpu);
         let mut position = head.load(Ordering::Relaxed);
@@ -236,7 +252,7 @@ impl Rings {
             }
             position = opening;
         }
-        head.store(position.wrapping_sub(COMMON_SIZE as u64), Ordering::Relaxed);
+        head.store(position.wrapping_sub(size as u64), Ordering::Relaxed);
         Some(start + offset(ring.offset(position)))
     }
 

@@ -1,11 +1,18 @@
 //! Kernels that the guest starts (kexec).
 
-use crate::machine::{FakeVm, Ran, Step, Trouble};
-use crate::{Subject, boot, call, exit_of, trigger};
+use crate::fake_guest::module::CODE;
+use crate::machine::{self, FakeVm, OF_MODULE, Ran, Step, Trouble};
+use crate::{Subject, boot, call, exit_of, tracing, trigger};
+use std::collections::BTreeMap;
+use vm_memory::Bytes;
+use vmtrace::kernel::{ExitKind, Kernel};
 use vmtrace::machine::ExitReason;
 use vmtrace::serve::{Control, Globs};
-use vmtrace::stream::{Exit, Frame, MarkKind, Reader};
-use vmtrace::tracer::Guest;
+use vmtrace::session::{Tracer, Tracing};
+use vmtrace::stream::{CountsOf, Exit, Frame, Header, MarkKind, Reader, Record};
+use vmtrace::tracer::annex::{self, Memory};
+use vmtrace::tracer::{Guest, return_address};
+use vmtrace_trampolines::callers::Callers;
 
 const ON: &str = "x86_64-6.12";
 const UNTRACED: &str = "the guest goes on with another kernel (kexec), which is not traced: ";
@@ -22,7 +29,7 @@ fn set_state(vm: &FakeVm, state: u32) {
 /// What a stream has of records and of marks that say which kernel they are of, by time.
 fn told(ran: &Ran) -> Vec<String> {
     let mut reader = Reader::new(&*ran.stream).unwrap();
-    let (mut all, mut names) = (Vec::new(), std::collections::BTreeMap::new());
+    let (mut all, mut names) = (Vec::new(), BTreeMap::new());
     while let Some(frame) = reader.next_frame().unwrap() {
         match frame {
             Frame::Symbols(list) => {
@@ -32,8 +39,7 @@ fn told(ran: &Ran) -> Vec<String> {
             }
             Frame::Records(batch) => {
                 for record in batch.records() {
-                    let address =
-                        vmtrace::stream::Header::TOP_4_GIB | u64::from(record.function().unwrap());
+                    let address = Header::TOP_4_GIB | u64::from(record.function().unwrap());
                     all.push((record.head().timestamp.get(), names[&address].clone()));
                 }
             }
@@ -231,4 +237,185 @@ fn modules_come_anew() {
     assert_eq!(seen, [(2, 1, 2), (1, 0, 2), (2, 1, 0)], "{what}");
     assert_eq!(ran.outcome().anomaly, None, "{what}");
     subject.assert_restored(&ran, &what);
+}
+
+/// Where kernels run beside where they are linked.
+const HIGH: u64 = 0x400_0000;
+const LOW: u64 = 0x60_0000;
+
+/// An address by the names that a stream has, with how far it is in there.
+fn named(names: &BTreeMap<u64, String>, low: u32) -> String {
+    let address = Header::TOP_4_GIB | u64::from(low);
+    match names.range(..=address).next_back() {
+        Some((start, name)) => format!("{name}+{:#x}", address - start),
+        None => format!("{address:#x}"),
+    }
+}
+
+/// What the parts of a stream tell, each of one kernel: records with their callers, and counts by caller. And where
+/// its kernels are.
+fn parts(ran: &Ran) -> (Vec<Vec<String>>, Vec<String>) {
+    let mut reader = Reader::new(&*ran.stream).unwrap();
+    let (mut names, mut parts, mut places) = (BTreeMap::new(), vec![Vec::new()], Vec::new());
+    while let Some(frame) = reader.next_frame().unwrap() {
+        let part = parts.last_mut().unwrap();
+        match frame {
+            Frame::Symbols(list) => {
+                for symbol in list {
+                    symbol.with_text(|it| names.insert(it.address, it.name.to_owned()));
+                }
+            }
+            Frame::Records(batch) => part.extend(batch.records().map(|record| match record {
+                Record::Entry { entry, .. } => {
+                    let of =
+                        [entry.function.get(), entry.caller.get()].map(|low| named(&names, low));
+                    format!("{} called from {}", of[0], of[1])
+                }
+                Record::Return { ret, .. } => {
+                    let of = [ret.function.get(), ret.caller.get()].map(|low| named(&names, low));
+                    format!("{} returned to {}", of[0], of[1])
+                }
+                other => panic!("{other:?}"),
+            })),
+            Frame::Counts(counts) if counts.of == Some(CountsOf::Callers) => {
+                part.extend(counts.callers().map(|it| {
+                    let of = [it.function, it.caller].map(|low| named(&names, low));
+                    format!("{} counted {} times from {}", of[0], it.hits, of[1])
+                }));
+            }
+            Frame::Mark(mark) if mark.text.starts_with("the guest's kernel starts anew") => {
+                places.push(mark.text);
+                parts.push(Vec::new());
+            }
+            Frame::Loss(loss) => part.push(format!("{loss:?}")),
+            _ => {}
+        }
+    }
+    (parts, places)
+}
+
+/// A tracer of entries and returns, and one that counts by caller.
+fn graph_and_callers(kernel: &Kernel) -> Tracing {
+    let mut tracing = tracing(kernel);
+    let sites = |name: &str| vec![kernel.site_of(name).unwrap()];
+    let name = |name: &str| name.to_owned();
+    let graph = Tracer { sites: sites("vfs_read"), graph: true, ..Tracer::default() };
+    let (text, sites) = (name("vfs_write"), sites("vfs_write"));
+    let callers = Tracer { name: name("c"), text, sites, by_caller: true, ..Tracer::default() };
+    tracing.tracers = vec![Some(graph), Some(callers)];
+    tracing
+}
+
+/// vCPU 0 calls a function from the link address `caller`, and a program counts that in the first table of callers,
+/// which is the first thing behind the rings if no tracer before has a table.
+fn counts_caller(vm: &FakeVm, function: &str, caller: u64) {
+    let kernel = &vm.fake.kernel;
+    let site = &kernel.sites()[kernel.site_of(function).unwrap()];
+    let told = vm.fake.runtime(return_address(kernel, site));
+    let pair = Callers::pair(told, vm.fake.runtime(caller) & 0xffff_ffff);
+    let place = annex::SIZE + Callers::PLACES + Callers::first(pair) * Callers::PLACE;
+    let [place, calls] = [place, place + Callers::CALLS].map(|at| usize::try_from(at).unwrap());
+    let memory = vm.fake.annex.slice();
+    memory.write_obj(pair, place).unwrap();
+    let before: u64 = memory.read_obj(calls).unwrap();
+    memory.write_obj(before + 1, calls).unwrap();
+}
+
+/// A call of `vfs_read` that returns, and two counted ones of another function, all from one place; and what is
+/// answered of those by then.
+fn works() -> Vec<Step> {
+    let calls = Step::Does(|vm| {
+        let (kernel, caller) = (&vm.fake.kernel, vm.fake.link("ksys_read") + 0x20);
+        let site = kernel.site_of("vfs_read").unwrap();
+        let exits = kernel.exits().unwrap().all().iter();
+        let mut own = exits.filter(|exit| exit.site as usize == site);
+        let exit = own.find(|exit| exit.kind == ExitKind::Return).unwrap();
+        let at = return_address(kernel, &kernel.sites()[site]);
+        vm.writes(vm.fake.runtime(at), caller, 0, &[0xffff_c900_0000_1000]);
+        vm.writes(vm.fake.runtime(exit.address), caller, 2, &[0xffff_c900_0000_1000]);
+        (0..2).for_each(|_| counts_caller(vm, "vfs_write", caller));
+    });
+    vec![calls, Step::Asks(vec![Control::Table])]
+}
+
+// A kernel that chooses another place than the first one (KASLR) would have the names of what is there in the first
+// one, or none: its records would be other functions' calls, and counts would be told twice, under two addresses.
+#[test]
+fn a_kernel_that_runs_elsewhere_is_told_as_the_first_one() {
+    for name in crate::fake_guest::X86 {
+        let subject = Subject::new(name);
+        let elsewhere = |does: fn(&FakeVm)| vec![call("machine_kexec"), Step::Does(does)];
+        let [high, low, there] = [
+            |vm: &FakeVm| vm.reload_at(HIGH),
+            |vm: &FakeVm| vm.reload_at(LOW),
+            |vm: &FakeVm| vm.reload_at(0),
+        ]
+        .map(elsewhere);
+        let text = "the guest's kernel starts anew (kexec)";
+        let beside = |way: &str| format!("{text}, {way} where the first one was");
+        for (slide, ways, told) in [
+            (0, [&high, &there], [beside("0x4000000 above"), text.to_owned()]),
+            (LOW, [&there, &high], [beside("0x600000 below"), beside("0x3a00000 above")]),
+            (HIGH, [&low, &high], [beside("0x3a00000 below"), text.to_owned()]),
+        ] {
+            let part = || [boot(), works()].concat();
+            let steps = [part(), ways[0].clone(), part(), ways[1].clone(), part()].concat();
+            let fake = subject.fake.again();
+            let traced = graph_and_callers(&fake.kernel);
+            let ran = machine::run(fake, traced, steps, Trouble { slide, ..Trouble::default() });
+            let what = format!("{name} from {slide:#x}: {}", ran.notes());
+            let (parts, places) = parts(&ran);
+            assert_eq!(places, told, "{what}");
+            let expected = [
+                "vfs_read+0x0 called from ksys_read+0x20",
+                "vfs_read+0x0 returned to ksys_read+0x20",
+                "vfs_write+0x0 counted 2 times from ksys_read+0x20",
+            ];
+            assert_eq!(parts, vec![expected.map(str::to_owned).to_vec(); 3], "{what}");
+            // What is asked for while a kernel runs goes by where that is.
+            assert_eq!(ran.answers.len(), 3, "{what}");
+            for answer in &ran.answers {
+                assert!(answer.contains(r#""caller":"ksys_read""#), "{what}: {answer}");
+            }
+            assert_eq!(
+                (ran.outcome().summary.lost(), exit_of(&ran)),
+                (0, Exit::Poweroff),
+                "{what}"
+            );
+            assert_eq!(ran.outcome().anomaly, None, "{what}");
+            subject.assert_restored(&ran, &what);
+        }
+    }
+}
+
+// The space of modules does not move with the image: a module of the second kernel that was told as if it had would be
+// at an address where none is.
+#[test]
+fn modules_of_a_kernel_elsewhere_stay_where_they_are() {
+    let subject = Subject::new(ON);
+    let filter = Control::Filter(Globs {
+        filter: vec!["plain:mod:test_module".into(), "vfs_read".into()],
+        notrace: vec![],
+    });
+    let calls = Step::Does(|vm| {
+        vm.writes(CODE + OF_MODULE[0] + 5, vm.fake.link("ksys_read") + 0x20, 0, &[]);
+        vm.records("vfs_read");
+    });
+    let comes = || vec![Step::Does(FakeVm::module_comes), call("do_init_module"), calls.clone()];
+    let moves = |does: fn(&FakeVm)| vec![call("machine_kexec"), Step::Does(does)];
+    let first = [vec![Step::Asks(vec![filter])], comes()].concat();
+    for (slide, leaves) in
+        [(0, moves(|vm| vm.reload_at(HIGH))), (HIGH, moves(|vm| vm.reload_at(0)))]
+    {
+        let steps = [boot(), first.clone(), leaves, boot(), comes()].concat();
+        let ran = subject.run(steps, Trouble { slide, ..Trouble::default() });
+        let (parts, _) = parts(&ran);
+        let what = format!("{slide:#x}: {parts:?}\n{}", ran.notes());
+        let [one, other] = &parts[..] else { panic!("{what}") };
+        assert_eq!((one, one.len()), (other, 2), "{what}");
+        assert!(one[0].starts_with("plain+0x0 called from ksys_read+0x20"), "{what}");
+        assert!(one[1].starts_with("vfs_read+0x0 called"), "{what}");
+        assert_eq!(ran.outcome().summary.lost(), 0, "{what}");
+        subject.assert_restored(&ran, &what);
+    }
 }

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use vm_memory::Bytes;
 use vmtrace::deadline::Deadline;
+use vmtrace::kernel::Site;
 use vmtrace::machine::{
     Detour, Diverted, Event, ExitObserver, ExitReason, MachineError, Registers, Room,
 };
@@ -140,6 +141,8 @@ pub(crate) struct Trouble {
     pub(crate) self_call: SelfCall,
     /// See [`FakeVm::broken`].
     pub(crate) broken: bool,
+    /// How far the first kernel is moved.
+    pub(crate) slide: u64,
 }
 
 #[derive(Clone, Default)]
@@ -158,13 +161,11 @@ impl Write for Output {
 pub(crate) fn run(fake: Fake, tracing: Tracing, steps: Vec<Step>, trouble: Trouble) -> Ran {
     let (sender, events) = channel();
     let (control, requests) = channel();
-    let (symbol, root) = (fake.tables().0, fake.symbol("init_top_pgt"));
-    let image = fake.locate(0).unwrap();
-    let registers =
-        Registers { rip: fake.link(symbol), rsp: fake.stack(), cr3: root, ..Registers::default() };
+    fake.move_by(trouble.slide);
+    let image = fake.locate(trouble.slide).unwrap();
     let state = State {
         steps: steps.into(),
-        registers: [registers; VCPUS],
+        registers: [registers_of(&fake); VCPUS],
         self_call: trouble.self_call,
         clock: 1000,
         ..State::default()
@@ -207,6 +208,12 @@ pub(crate) fn run(fake: Fake, tracing: Tracing, steps: Vec<Step>, trouble: Troub
     Ran { outcome, stream, answers, vm }
 }
 
+/// What a CPU has when its kernel says where it is.
+fn registers_of(fake: &Fake) -> Registers {
+    let (rip, rsp) = (fake.runtime(fake.link(fake.tables().0)), fake.runtime(fake.stack()));
+    Registers { rip, rsp, cr3: fake.symbol("init_top_pgt"), ..Registers::default() }
+}
+
 impl FakeVm {
     /// The bytes at a virtual address, of RAM or the annex, so many of them.
     fn bytes(&self, address: u64, len: usize) -> Vec<u8> {
@@ -224,7 +231,7 @@ impl FakeVm {
 
     /// The armed trap that a call of this function comes to: in the function, or where it jumps to.
     pub(crate) fn trap_in(&self, function: &str) -> Option<u64> {
-        let entry = self.fake.link(function);
+        let entry = self.fake.runtime(self.fake.link(function));
         let traps = &self.state.borrow().traps;
         let within = traps.range(entry..entry + 16).next();
         let within = within.copied().or_else(|| {
@@ -289,7 +296,7 @@ impl FakeVm {
         }
         state.written += 1;
         drop(state);
-        let value = self.fake.link("entry_SYSCALL_64") + distance;
+        let value = self.fake.runtime(self.fake.link("entry_SYSCALL_64")) + distance;
         self.park(vcpu, value);
         self.sender.send(Event::MsrWrite { vcpu, index: 0xc000_0082, value }).unwrap();
         true
@@ -301,21 +308,32 @@ impl FakeVm {
         let site = kernel.site_of(function).unwrap();
         assert_eq!(self.fake.bytes(site)[0], 0xe8, "{function} is not traced");
         let at = return_address(kernel, &kernel.sites()[site]);
+        self.writes(self.fake.runtime(at), 0, 0, &[]);
+    }
+
+    /// vCPU 0 calls what is traced from the link address `caller` (0: from nowhere), and the program with this number
+    /// writes a record, which is of a run-time address.
+    pub(crate) fn writes(&self, at: u64, caller: u64, program: u16, fields: &[u64]) {
         let mut state = self.state.borrow_mut();
         state.clock += 100;
-        let (task, time) = (self.fake.link("init_task"), state.clock);
-        let record = Record { task, caller: 0, pid: 1, time, site: at & 0xffff_ffff, program: 0 };
-        self.fake.hit(record, 1);
+        let (task, time) = (self.fake.runtime(self.fake.link("init_task")), state.clock);
+        let caller = if caller == 0 { 0 } else { self.fake.runtime(caller) & 0xffff_ffff };
+        let record = Record { task, caller, pid: 1, time, site: at & 0xffff_ffff, program };
+        self.fake.hit_with(record, fields, 1);
     }
 
     /// Another kernel of the same image is in memory, and its CPUs are as they are when it begins.
     pub(crate) fn reload(&self) {
+        self.reload_at(0);
+    }
+
+    /// The same of one that was moved by so much.
+    pub(crate) fn reload_at(&self, slide: u64) {
         self.fake.reload();
+        self.fake.move_by(slide);
         let mut state = self.state.borrow_mut();
         assert_eq!(state.traps, BTreeSet::new(), "traps of the kernel that is gone");
-        let (symbol, root) = (self.fake.tables().0, self.fake.symbol("init_top_pgt"));
-        let (rip, rsp) = (self.fake.link(symbol), self.fake.stack());
-        state.registers = [Registers { rip, rsp, cr3: root, ..Registers::default() }; VCPUS];
+        state.registers = [registers_of(&self.fake); VCPUS];
     }
 
     /// How often the register was watched again.
@@ -380,7 +398,7 @@ impl FakeVm {
             (CODE + OF_MODULE[0], CODE + OF_MODULE[0] + 5)
         } else {
             let site = kernel.sites()[kernel.site_of(function)?];
-            (site.location, return_address(kernel, &site))
+            (self.fake.runtime(site.location), self.fake.runtime(return_address(kernel, &site)))
         };
         let &[0xe8, a, b, c, d] = &self.bytes(location, 5)[..] else { return None };
         let program = returns.wrapping_add_signed(i32::from_le_bytes([a, b, c, d]).into());
@@ -401,8 +419,9 @@ impl FakeVm {
     /// A vCPU that was sent to a site comes back from there.
     fn self_test(&self, vcpu: usize, start: u64) {
         let kernel = &self.fake.kernel;
-        let site = kernel.sites().iter().find(|site| site.location == start).unwrap();
-        let returns = return_address(kernel, site);
+        let is_it = |site: &&Site| self.fake.runtime(site.location) == start;
+        let site = kernel.sites().iter().find(is_it).unwrap();
+        let returns = self.fake.runtime(return_address(kernel, site));
         // What a call pushes and a return takes back.
         let caller = self.fake.read_u64(self.fake.at(self.fake.stack() - 8)).unwrap();
         self.fake.ram().write(self.fake.at(self.fake.stack() - 8), &[0; 8]).unwrap();
@@ -412,7 +431,7 @@ impl FakeVm {
             SelfCall::Forgets => {}
             SelfCall::Returns | SelfCall::Spoils => self.fake.hit(
                 Record {
-                    task: self.fake.link("init_task"),
+                    task: self.fake.runtime(self.fake.link("init_task")),
                     caller: caller & 0xffff_ffff,
                     pid: 0,
                     time,

@@ -92,6 +92,11 @@ impl Subject {
         let mut stays = self.ends();
         let (patched, stack) = (fake.link("alternatives_patched"), fake.stack());
         stays.extend([patched..patched + 4, stack - 8..stack]);
+        if fake.slide() != 0 {
+            // What it says of where it is.
+            let list = fake.link("ftrace_ops_list");
+            stays.extend(std::iter::once(list..list + 8));
+        }
         let mut all = Vec::new();
         let pages = self.text.chunks(PAGE).zip(after.chunks(PAGE));
         for (start, (was, is)) in (fake.link("_text")..).step_by(PAGE).zip(pages) {
@@ -111,6 +116,7 @@ impl Subject {
         assert!(differences.is_empty(), "{what}: {differences:x?}\n{}", ran.notes());
         let ends = self.ends();
         for trap in ran.vm.traps() {
+            let trap = trap - ran.vm.fake.slide();
             let of = ends.iter().filter(|end| end.contains(&trap)).count();
             let other = self.kernel().symbols().primary_at(trap);
             let other = other.filter(|name| !ENDS.contains(name));

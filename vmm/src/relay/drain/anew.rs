@@ -1,11 +1,9 @@
 //! Goes on with the rings of another kernel of the guest.
 
-use super::{Drain, SNAPSHOT_TIME, TaskNames};
-use crate::serve::Patience;
+use super::{Drain, TaskNames};
 use crate::tracer::Tasks;
 use crate::tracer::ring::RingReader;
 use std::io;
-use std::time::Instant;
 
 /// What was found at the end of a kernel that is gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,22 +21,9 @@ impl Drain {
     /// # Errors
     /// When the primary output fails.
     pub fn leave_rings(&mut self) -> io::Result<Left> {
-        let (begun, patience) = (Instant::now(), Patience::new());
-        let before = self.writer.get_mut().primary().taken();
-        let left = |taken: u64| {
-            let in_all = SNAPSHOT_TIME.checked_sub(begun.elapsed())?;
-            Some(patience.left(taken.saturating_sub(before))?.min(in_all))
-        };
-        let mut found = Left::default();
-        loop {
-            if !self.writer.get_mut().primary().wait_for_room(left) {
-                found.given_up += self.give_up()?;
-                break;
-            }
-            if !self.pass()? {
-                break;
-            }
-        }
+        let left = self.bounded();
+        let given_up = self.take_until_stuck(left)?.unwrap_or(0);
+        let mut found = Left { given_up, ..Left::default() };
         for vcpu in 0..self.orders.len() {
             found.given_up += self.take_rest(vcpu, left)?;
         }

@@ -4,6 +4,7 @@
 use super::{BATCH, Drain, reason};
 use crate::serve::Patience;
 use crate::stream::LossReason;
+use crate::tracer::ring::RingReader;
 use crate::tracer::ring::rest::Rest;
 use std::io;
 use std::time::{Duration, Instant};
@@ -28,12 +29,19 @@ impl Drain {
     /// # Errors
     /// When the primary output fails.
     pub fn snapshot(&mut self) -> io::Result<Snapshot> {
+        let left = self.bounded();
+        self.snapshot_within(left)
+    }
+
+    /// How long the output may take from now on while no vCPU runs, by what it has taken then (see
+    /// [`Primary::wait_for_room`](crate::serve::Primary)).
+    pub(super) fn bounded(&mut self) -> impl Fn(u64) -> Option<Duration> + Copy + use<> {
         let (begun, patience) = (Instant::now(), Patience::new());
         let before = self.writer.get_mut().primary().taken();
-        self.snapshot_within(|taken| {
+        move |taken| {
             let in_all = SNAPSHOT_TIME.checked_sub(begun.elapsed())?;
             Some(patience.left(taken.saturating_sub(before))?.min(in_all))
-        })
+        }
     }
 
     /// The same as long as `left` allows (see [`Primary::wait_for_room`](crate::serve::Primary)).
@@ -94,6 +102,25 @@ impl Drain {
         order.settle(&mut self.raw, last);
         self.write(vcpu, last)?;
         Ok(taken)
+    }
+
+    /// Takes what is in the rings until nothing comes, at the end of what writes there, as long as `left` allows:
+    /// then what is still there is lost. How many records that are; `None`: nothing was in the way.
+    pub(super) fn take_until_stuck(
+        &mut self,
+        left: impl Fn(u64) -> Option<Duration> + Copy,
+    ) -> io::Result<Option<u64>> {
+        loop {
+            let is_stuck = !self.writer.get_mut().primary().wait_for_room(left);
+            if !is_stuck && !self.pass()? {
+                return Ok(None);
+            }
+            // What was on its way has come. A guest may go on to write there for ever.
+            self.readers.iter_mut().for_each(RingReader::seal);
+            if is_stuck {
+                return self.give_up().map(Some);
+            }
+        }
     }
 
     /// Takes all that is left in a ring at the end, as long as the output takes it. Returns how many

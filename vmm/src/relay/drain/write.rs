@@ -1,6 +1,7 @@
 //! Writes what was taken from a ring.
 
 use super::Drain;
+use crate::relay::slides::Meanings;
 use crate::serve::Hub;
 use crate::stream::{EntryRecord, LossReason, RecordBuffer, Symbol, Writer};
 use std::io;
@@ -9,6 +10,9 @@ impl Drain {
     /// Writes the raw records of one vCPU, with the names they need before them, and exits that were
     /// before them, or `all` that were taken.
     pub(super) fn write(&mut self, vcpu: usize, all: bool) -> io::Result<()> {
+        if self.slides.differ() {
+            self.as_first();
+        }
         self.batch.clear();
         let Some(order) = self.orders.get_mut(vcpu) else { return Ok(()) };
         let mut earliest = None;
@@ -127,6 +131,18 @@ impl Drain {
             *total += invalid;
         }
         self.lost(vcpu, invalid, LossReason::Invalid)
+    }
+
+    /// Makes addresses of what was taken those of the first kernel.
+    #[cold]
+    fn as_first(&mut self) {
+        let known = Meanings {
+            programs: &self.programs,
+            functions: &self.functions,
+            events: &self.events,
+            untold: &self.untold,
+        };
+        self.slides.batch(&mut self.raw, &known);
     }
 }
 
