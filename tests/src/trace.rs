@@ -135,9 +135,14 @@ pub struct Trace {
 /// How many records were lost, but for one of each vCPU that the guest's end has stopped in the
 /// midst of it: what stops CPUs is an interrupt, which comes at any instruction.
 pub fn missing(summary: &Summary) -> u64 {
+    missing_after(summary, 1)
+}
+
+/// The same of a guest of which so many kernels have ended.
+pub fn missing_after(summary: &Summary, ends: u64) -> u64 {
     let unfinished = LossReason::Unfinished.to_string();
     let stopped =
-        |vcpu: &VcpuTotals| vcpu.lost_by_reason.get(&unfinished).map_or(0, |it| 1.min(*it));
+        |vcpu: &VcpuTotals| vcpu.lost_by_reason.get(&unfinished).map_or(0, |it| ends.min(*it));
     summary.lost() - summary.vcpus.iter().map(stopped).sum::<u64>()
 }
 

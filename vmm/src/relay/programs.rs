@@ -7,7 +7,7 @@ use super::slides::may_be_address;
 use super::values::Untold;
 use crate::kernel::Kernel;
 use crate::stream::{
-    Context, EntryRecord, Header, RecordBuffer, ReturnRecord, TailRecord, ValuesOf,
+    Context, EntryRecord, Header, RecordBuffer, ReturnRecord, TailRecord, ValueField, ValuesOf,
 };
 use crate::tracer::{Duty, Part, RawRecord, stack_bias};
 use vmtrace_trampolines::layout::COMMON_SIZE;
@@ -126,10 +126,10 @@ impl Format {
             if !part.value && part.values.is_empty() {
                 continue;
             }
-            let shapes = untold.shapes(function, part.tracer, of);
+            let fields = untold.fields(function, part.tracer, of).unwrap_or_default();
             let mut words = part.values.iter().flat_map(|&(at, words, _)| at..at + words);
             let mut words = returned.into_iter().chain(&mut words);
-            for shape in shapes {
+            for ValueField { shape, .. } in fields {
                 let first = words.next();
                 places.extend(first.filter(|_| may_be_address(shape)));
                 words.by_ref().take(shape.words().saturating_sub(1)).for_each(drop);

@@ -2,7 +2,7 @@
 
 use super::names::ModuleNames;
 use crate::kernel::Kernel;
-use crate::stream::{Header, Shape, ValueField, ValuesFormat, ValuesOf};
+use crate::stream::{Header, ValueField, ValuesFormat, ValuesOf};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use vmtrace_trampolines::Field;
@@ -54,15 +54,14 @@ impl Untold {
         }
     }
 
-    /// What the values of a function (low half of its entry address) are for a tracer, in their order.
-    pub(super) fn shapes(&self, function: u32, tracer: u8, of: ValuesOf) -> Vec<&Shape> {
-        let values = self.sites.get(&function).zip(self.values.get(&tracer));
-        let values = values.map(|(site, values)| match of {
-            ValuesOf::Entry => values.entries.get(site).map_or(&[][..], |it| &it.values),
-            ValuesOf::Return => values.results.get(site).map_or(&[][..], std::slice::from_ref),
-            ValuesOf::Event => &[],
-        });
-        values.unwrap_or_default().iter().map(|value| &value.shape).collect()
+    /// The values of a function (low half of its entry address) for a tracer, in their order, if it has any.
+    pub(super) fn fields(&self, function: u32, tracer: u8, of: ValuesOf) -> Option<&[ValueField]> {
+        let (site, values) = (self.sites.get(&function)?, self.values.get(&tracer)?);
+        match of {
+            ValuesOf::Entry => values.entries.get(site).map(|it| &*it.values),
+            ValuesOf::Return => values.results.get(site).map(std::slice::from_ref),
+            ValuesOf::Event => None,
+        }
     }
 
     /// What is to be told before this record, the first of a function (low half of its entry
@@ -77,12 +76,7 @@ impl Untold {
         if !self.told.insert((function, tracer, of == ValuesOf::Return)) {
             return None;
         }
-        let (site, values) = (self.sites.get(&function)?, self.values.get(&tracer)?);
-        let values = match of {
-            ValuesOf::Entry => values.entries.get(site)?.values.clone(),
-            ValuesOf::Return => vec![values.results.get(site)?.clone()],
-            ValuesOf::Event => return None,
-        };
+        let values = self.fields(function, tracer, of)?.to_vec();
         Some(ValuesFormat { function, tracer, of, values, print: None })
     }
 }

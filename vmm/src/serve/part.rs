@@ -120,6 +120,7 @@ impl Part {
 
     /// Whether a mark is of the part, or has to be known to understand it.
     pub(super) fn has_mark(&self, mark: &Mark) -> bool {
+        // Without those of kind `detach`, a second kernel of the guest's is the part's first (analyze/boot).
         let tells = [MarkKind::Attach, MarkKind::Filter, MarkKind::Events, MarkKind::Clock];
         let first = if tells.contains(&mark.kind) { 0 } else { self.first };
         let said = mark.kind == MarkKind::Console && self.pick.is_of_some();

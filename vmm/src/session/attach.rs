@@ -131,8 +131,7 @@ impl Controller {
                 if matches!(self.stage, Stage::Testing(_)) {
                     self.count_pause(paused, MarkKind::Pause, "self-test".into());
                 } else {
-                    let text = format!("{} sites", self.summary.sites.patched);
-                    self.account(paused, MarkKind::Attach, text);
+                    self.account_attach(paused);
                 }
             }
             Stage::Attached { mut attachment, from: Some(from), wires }
@@ -224,6 +223,16 @@ impl Controller {
         let wire = Tripwire::on_function(ram, image, &self.kernel, name, &TRAP_INSTRUCTION).ok()?;
         paused.arm_trap(wire.address());
         Some(wire)
+    }
+
+    /// The pause ends in which the guest was to be attached to: it is said only if it was.
+    pub(super) fn account_attach(&mut self, paused: Paused<'_>) {
+        if matches!(self.stage, Stage::Attached { .. }) {
+            let text = format!("{} sites", self.summary.sites.patched);
+            self.account(paused, MarkKind::Attach, text);
+        } else {
+            self.count_pause(paused, MarkKind::Pause, "not traced".into());
+        }
     }
 
     fn attach(
@@ -421,14 +430,14 @@ impl Controller {
         }
     }
 
-    /// The same.
+    /// As [`Controller::detach`], for who cannot go on without.
     ///
     /// # Errors
     /// When vCPUs do not stop: all is as it was.
     pub(super) fn give_all_back(&mut self, machine: &dyn Vm) -> Result<(), MachineError> {
+        let paused = machine.pause()?;
         // Whoever waits is told that the trace has ended.
         self.waiting.clear();
-        let paused = machine.pause()?;
         match std::mem::replace(&mut self.stage, Stage::Off) {
             Stage::Unknown if !self.tracing.is_empty() => {
                 let symbol = arch::WATCHED_SYMBOL;

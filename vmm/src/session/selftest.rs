@@ -177,8 +177,7 @@ impl Controller {
             Ok(stage) => self.stage = stage,
             Err(error) => self.give_up(&error),
         }
-        let text = format!("{} sites", self.summary.sites.patched);
-        self.account(paused, MarkKind::Attach, text);
+        self.account_attach(paused);
     }
 
     /// Puts the guest back as it was before the test.

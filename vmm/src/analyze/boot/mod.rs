@@ -131,7 +131,7 @@ pub struct Boot {
     began: Option<u64>,
     init: Option<u64>,
     last: u64,
-    /// There was a record.
+    /// There was a call.
     seen: bool,
     /// What was traced was given back.
     ended: bool,
@@ -219,6 +219,7 @@ impl Boot {
     }
 
     fn entry(&mut self, entry: &Entry<'_>) {
+        self.seen = true;
         self.pass(entry.vcpu, entry.timestamp);
         let (role, counts) = self.role(&entry.function, entry.tracer, entry.place.is_some());
         let has_time = matches!(role, Role::Step(_) | Role::Other);
@@ -295,7 +296,6 @@ impl Boot {
 
     /// A record of a vCPU.
     fn pass(&mut self, vcpu: u32, ticks: u64) {
-        self.seen = true;
         self.last = self.last.max(ticks);
         if self.init.is_none() {
             self.idle.seen(vcpu);

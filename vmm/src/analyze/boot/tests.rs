@@ -1,12 +1,14 @@
 //! Boots made in memory, and the reports on them.
 
-use crate::export::Player;
+use crate::export::{Pick, Player};
+use crate::serve::{Globs, Refilter};
 use crate::stream::{
     EntryRecord, Header, Initcall, LossReason, Mark, MarkKind, RecordBuffer, ReturnRecord, Shape,
     Stretch, Summary, Symbol, TracedOf, Tracer, ValueField, ValuesFormat, ValuesOf, Writer,
 };
 
 use super::{Boot, Report};
+use std::io::Write as _;
 
 const BASE: u32 = 0x8100_0000;
 const STACK: u64 = 0xffff_c900_0000_1000;
@@ -267,7 +269,8 @@ fn a_kernel_that_the_guest_starts_anew_is_left_out() {
     script.mark(21_000, MarkKind::Attach, "10 sites");
     script.initcall(22_000, address("acpi_init"), 0).leave(32_500, "do_one_initcall", 0);
     script.plain(33_000, 0, "tick_nohz_idle_enter").plain(33_300, 1, "tick_nohz_idle_enter");
-    let both = report(&script.end());
+    let stream = script.end();
+    let both = report(&stream);
     let page = page(&both);
     assert!(page.contains("--since 0.021000"), "{page}");
     let json = |report: Report| {
@@ -276,6 +279,18 @@ fn a_kernel_that_the_guest_starts_anew_is_left_out() {
         serde_json::to_value(Report { untold, ..report }).expect("JSON")
     };
     assert_eq!(json(both), json(first));
+    // As `convert --since` makes it.
+    let mut part = Vec::new();
+    let pick = Pick { since: Some(21_000_000), ..Pick::default() };
+    let refilter = Refilter::by_names(&mut part, Globs::default(), None);
+    let mut refilter = refilter.with_part(pick, None);
+    refilter.write_all(&stream).expect("a stream");
+    refilter.finish().expect("whole");
+    refilter.flush().expect("memory");
+    drop(refilter);
+    let second = report(&part);
+    assert_eq!((second.initcalls.len(), second.initcalls[0].ns), (1, 22_000_000));
+    assert_eq!(second.steps[1].ns, 21_000_000);
     // With --from, tracing begins twice in one kernel.
     let mut script = Script::new();
     script.mark(900, MarkKind::Attach, "0 sites").mark(1_000, MarkKind::Attach, "10 sites");
