@@ -290,7 +290,8 @@ fn a_guest_that_starts_its_kernel_elsewhere_is_traced_again() {
         let run = format!("{WORKLOAD} kexec /{name}.bz");
         let mut args = vec!["-f", "vfs_*", "-f", "do_one_initcall", "-f", "kernel_init_freeable"];
         args.extend(["--graph", "--cpus", "2", "--count-callers", CREATES]);
-        args.extend(["--event", "initcall:initcall_start"]);
+        // Two boots, and the second one decompresses its kernel in the guest.
+        args.extend(["--event", "initcall:initcall_start", "--timeout", "480"]);
         args.extend(["--add", WORKLOAD, "--add", &image, "--run", &run]);
         let (finished, trace) = boot(&GUESTS.host, name, &args).unwrap();
         let (err, summary) = (finished.err(), &trace.summary);

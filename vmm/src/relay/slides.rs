@@ -220,7 +220,8 @@ mod tests {
     #[test]
     fn any_word_is_translated() {
         let words = [0, 1, TEXT, END, u64::MAX, u64::MAX - 1, i64::MAX.cast_unsigned(), 1 << 63];
-        for image in [TEXT..END, 0..u64::MAX, END..u64::MAX, u64::MAX..u64::MAX] {
+        let reversed = Range { start: END, end: TEXT };
+        for image in [TEXT..END, 0..u64::MAX, reversed, u64::MAX..u64::MAX] {
             for (first, now) in words.into_iter().flat_map(|a| words.map(|b| (a, b))) {
                 let slides = Slides { image: image.clone(), first, now };
                 for word in words {
