@@ -12,7 +12,7 @@ use vmtrace_tests::hostile::Harm;
 use vmtrace_tests::live::{unless_lost, vmtrace};
 use vmtrace_tests::mitigations::Closed;
 use vmtrace_tests::readers::trace_cmd_report;
-use vmtrace_tests::trace::{KERNELS, WORKLOAD, boot, kernel, missing, missing_after, options};
+use vmtrace_tests::trace::{KERNELS, WORKLOAD, boot, kernel, missing_after, options};
 use vmtrace_tests::{anew, disks, latency, shares, userland};
 
 static GUESTS: Guests = Guests {
