@@ -2,7 +2,7 @@
 //! the stream.
 
 use super::Targets;
-use super::slides::may_be_address;
+use super::values::may_be_address;
 use crate::kernel::Kernel;
 use crate::stream::{
     EventRecord, Header, RecordBuffer, Shape, Symbol, ValueField, ValuesFormat, ValuesOf,

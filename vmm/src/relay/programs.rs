@@ -3,8 +3,7 @@
 use super::Targets;
 use super::context::Meaning;
 use super::memo::{End, Place};
-use super::slides::may_be_address;
-use super::values::Untold;
+use super::values::{Untold, may_be_address};
 use crate::kernel::Kernel;
 use crate::stream::{
     Context, EntryRecord, Header, RecordBuffer, ReturnRecord, TailRecord, ValueField, ValuesOf,

@@ -14,7 +14,7 @@ use super::names::Functions;
 use super::programs::Programs;
 use super::values::Untold;
 use crate::kernel::Kernel;
-use crate::stream::{Header, Shape};
+use crate::stream::Header;
 use crate::tracer::{CallerHits, ExitWord, Module, RawBatch, RawRecord};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -36,11 +36,6 @@ pub fn image(kernel: &Kernel) -> Option<Range<u64>> {
     let address = |name| kernel.symbols().address(name);
     let start = address("_text").or_else(|| address("_stext"));
     start.zip(address("_end")).map(|(start, end)| start..end)
-}
-
-/// Whether what is of this shape may be an address. Places in code are most often numbers (`unsigned long`).
-pub(super) fn may_be_address(shape: &Shape) -> bool {
-    matches!(shape, Shape::Pointer | Shape::Unsigned { bytes: 8 })
 }
 
 impl Slides {

@@ -2,10 +2,15 @@
 
 use super::names::ModuleNames;
 use crate::kernel::Kernel;
-use crate::stream::{Header, ValueField, ValuesFormat, ValuesOf};
+use crate::stream::{Header, Shape, ValueField, ValuesFormat, ValuesOf};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use vmtrace_trampolines::Field;
+
+/// Whether what is of this shape may be an address. Places in code are most often numbers (`unsigned long`).
+pub(super) fn may_be_address(shape: &Shape) -> bool {
+    matches!(shape, Shape::Pointer | Shape::Unsigned { bytes: 8 })
+}
 
 /// What a tracer records of calls beside that they happened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
