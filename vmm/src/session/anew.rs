@@ -124,12 +124,7 @@ impl Controller {
             return Ok(());
         }
         // The other one may have come back to the first (kexec jump), whose start-up code is gone.
-        if let Some(state) = self.kernel.symbols().address("system_state") {
-            let mut found = [0; 4];
-            ram.read(image.physical_of(state), &mut found)?;
-            // `SYSTEM_BOOTING` (linux/kernel.h)
-            ensure!(u32::from_le_bytes(found) == 0, "it has booted before");
-        }
+        ensure!(self.has_booted(ram, image)? != Some(true), "it has booted before");
         // Numbers of CPUs would not be those of vCPUs.
         ensure!(vcpu == 0, "vCPU {vcpu} boots it, not the first one");
         // Else nobody knows which addresses are to be told as the first one's.
@@ -140,6 +135,22 @@ impl Controller {
              ends: boot both without (nokaslr)"
         );
         Ok(())
+    }
+
+    /// Whether the kernel that is here has a scheduler, and with it interrupts. `None`: it does not tell.
+    ///
+    /// # Errors
+    /// When its memory cannot be read.
+    pub(super) fn has_booted(
+        &self,
+        ram: &dyn Guest,
+        image: &Image,
+    ) -> anyhow::Result<Option<bool>> {
+        let Some(state) = self.kernel.symbols().address("system_state") else { return Ok(None) };
+        let mut found = [0; 4];
+        ram.read(image.physical_of(state), &mut found)?;
+        // `SYSTEM_BOOTING` (linux/kernel.h)
+        Ok(Some(u32::from_le_bytes(found) != 0))
     }
 
     /// The next kernel, which runs at this slide, is about to be attached to: takes what the last one has left, and

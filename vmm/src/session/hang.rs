@@ -3,7 +3,8 @@
 //! A kernel keeps interrupts off for microseconds, at worst for milliseconds. Without them nothing wakes
 //! a CPU, its clock stands still, no other CPU gets an answer, and no watchdog that needs a timer can
 //! say so. So from time to time all vCPUs are stopped for a look at them. When one could not be
-//! interrupted, they are looked at more often, until it can be, or it has been too long.
+//! interrupted, they are looked at more often, until it can be, or it has been too long. A kernel that boots keeps them
+//! off until its memory, its clocks and its scheduler are there, which takes as long as the machine is slow.
 //!
 //! With interrupts on it is what the kernel calls a soft lockup: the CPU is in the kernel, with the same task at every
 //! look, which was not taken off in between although another one is to run. Somebody always comes to wait: who deletes
@@ -30,6 +31,8 @@ const MOST: Duration = Duration::from_millis(200);
 /// For how long a task must be held at the least: initcalls and self-tests keep a CPU for seconds. The kernel's own
 /// watchdog, where it has one, says so after as long (kernel/watchdog.c).
 const HELD: Duration = Duration::from_secs(20);
+/// How long a kernel may take to have interrupts on for the first time, at the least.
+const BOOTS: Duration = Duration::from_secs(60);
 /// What is said to be wrong.
 const OFF: &str = "interrupts were off";
 const HELD_UP: &str = "others waited for the CPU of a task";
@@ -63,6 +66,8 @@ pub(super) struct HangWatch {
     limit: Option<Duration>,
     due: Instant,
     looked: Instant,
+    /// The guest's kernel has had interrupts on.
+    booted: bool,
     /// For how long each vCPU has been stuck at every look.
     stuck: Vec<Option<Duration>>,
     /// For how long no vCPU could be interrupted.
@@ -75,7 +80,22 @@ impl HangWatch {
     pub(super) fn new(limit: Option<Duration>, now: Instant) -> Self {
         let due = now + limit.unwrap_or(LOOK).min(LOOK);
         let (stuck, held) = (Vec::new(), Vec::new());
-        Self { limit, due, looked: now, stuck, none: None, held }
+        Self { limit, due, looked: now, booted: false, stuck, none: None, held }
+    }
+
+    /// Another kernel of the guest's boots (kexec).
+    pub(super) fn boots_anew(&mut self) {
+        self.booted = false;
+    }
+
+    /// The guest's kernel has booted as far as it does without interrupts, seen or not.
+    fn has_booted(&mut self) {
+        self.booted = true;
+    }
+
+    /// How long interrupts may be off.
+    fn off(&self, limit: Duration) -> Duration {
+        if self.booted { limit } else { limit.max(BOOTS) }
     }
 
     /// When to look next, if ever.
@@ -108,28 +128,30 @@ impl HangWatch {
                 task.map(|task| (task, before.map_or(Duration::ZERO, |(_, time)| time + since)));
         }
         let none = looks.iter().all(|(state, _)| *state != State::Interruptible);
+        self.booted |= !none;
         self.none = longer(none && !looks.is_empty(), self.none);
         let longest = self.stuck.iter().chain([&self.none]).filter_map(|time| *time).max();
         let held = self.held.iter().filter_map(|held| Some(held.as_ref()?.1)).max();
         self.looked = now;
         let again = longest.is_some() || held.is_some();
         self.due = now + if again { AGAIN } else { LOOK.min(limit) };
-        longest >= Some(limit) || held >= Some(limit.max(HELD))
+        longest >= Some(self.off(limit)) || held >= Some(limit.max(HELD))
     }
 
     /// What is wrong, for how long, and with which vCPUs: all, if it is only that none could be interrupted.
     fn hung(&self) -> (&'static str, Duration, Vec<usize>) {
         let limit = self.limit.unwrap_or_default();
+        let off = self.off(limit);
         let which = |is: &dyn Fn(usize) -> bool| -> Vec<usize> {
             (0..self.stuck.len()).filter(|&vcpu| is(vcpu)).collect()
         };
-        let stuck = which(&|vcpu| self.stuck[vcpu] >= Some(limit));
+        let stuck = which(&|vcpu| self.stuck[vcpu] >= Some(off));
         let held = limit.max(HELD);
         let all_held = which(&|vcpu| self.held[vcpu].is_some_and(|(_, time)| time >= held));
         match (stuck.is_empty(), all_held.is_empty()) {
-            (false, _) => (OFF, limit, stuck),
+            (false, _) => (OFF, off, stuck),
             (true, false) => (HELD_UP, held, all_held),
-            (true, true) => (OFF, limit, which(&|_| true)),
+            (true, true) => (OFF, off, which(&|_| true)),
         }
     }
 }
@@ -155,6 +177,12 @@ impl Controller {
             return None;
         };
         let ram = machine.ram();
+        // It may hang since before the first look.
+        if let Some(image) = self.verdict.image
+            && matches!(self.has_booted(ram, &image), Ok(Some(true)))
+        {
+            self.hang.has_booted();
+        }
         let state = |vcpu| self.state(ram, &paused, vcpu, scheduling.as_ref());
         let vcpus: Vec<_> = (0..paused.vcpus()).map(state).collect();
         let looks: Vec<Look> = vcpus.iter().map(|(look, _)| *look).collect();
@@ -355,6 +383,37 @@ mod tests {
         let look = [(Interruptible, held(7, 40))];
         let when: Vec<_> = times.filter(|&at| short.seen(&look, at)).collect();
         assert_eq!(when.first(), Some(&(now + HELD)));
+    }
+
+    // On a slow machine a kernel boots for seconds before it has interrupts on, which is no hang; also the next one.
+    #[test]
+    fn a_kernel_that_boots_has_interrupts_off_for_longer() {
+        const SHORT: Duration = Duration::from_secs(4);
+        let now = Instant::now();
+        let mut watch = HangWatch::new(Some(SHORT), now);
+        let mut at = now;
+        let mut stuck_for = |watch: &mut HangWatch, state| {
+            let begun = at;
+            while !watch.seen(&[(state, None), (Off, None)], at) {
+                at += MOST;
+            }
+            let time = at.duration_since(begun);
+            assert_eq!(watch.hung().1, time);
+            at += MOST;
+            assert!(!watch.seen(&[(Interruptible, None), (Off, None)], at));
+            at += MOST;
+            time
+        };
+        // Also where it is not known which CPU is stuck.
+        assert_eq!(stuck_for(&mut watch, Off), BOOTS);
+        assert_eq!(stuck_for(&mut watch, Stuck), SHORT);
+        watch.boots_anew();
+        assert_eq!(stuck_for(&mut watch, Stuck), BOOTS);
+        // One that hung before anybody looked.
+        watch.boots_anew();
+        watch.has_booted();
+        assert_eq!(stuck_for(&mut watch, Stuck), SHORT);
+        assert_eq!(stuck_for(&mut watch, Off), SHORT);
     }
 
     // Who is idle, or in user mode, gives its CPU up by itself.

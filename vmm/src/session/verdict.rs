@@ -151,6 +151,7 @@ impl Controller {
             self.disarm(machine, &paused, wire);
         }
         (self.verdict.left, self.verdict.image) = (true, None);
+        self.hang.boots_anew();
         if self.verdict.panicked.is_none() {
             machine.console_is_witness();
         }
