@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Something the controller must see.
 ///
-/// [`Event::Trap`] and [`Event::MsrWrite`] leave their vCPU parked: it counts as stopped in every
+/// [`Event::Trap`], [`Event::Stray`] and [`Event::MsrWrite`] leave their vCPU parked: it counts as stopped in every
 /// pause and goes on only after [`Machine::release`](super::Machine::release).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
@@ -18,6 +18,14 @@ pub enum Event {
         /// The vCPU, counted from 0.
         vcpu: usize,
         /// Guest-virtual address of the trap instruction.
+        address: u64,
+    },
+    /// A vCPU executed, in kernel mode, what may be a trap instruction, and none is armed there. It had no effect, and
+    /// the program counter is behind it. A guest's own access to that port looks the same.
+    Stray {
+        /// The vCPU, counted from 0.
+        vcpu: usize,
+        /// Guest-virtual address where the instruction is if it is a trap.
         address: u64,
     },
     /// The first write to the register named by

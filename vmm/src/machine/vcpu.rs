@@ -135,15 +135,19 @@ fn turn(id: usize, this: &mut Vcpu, control: &Control, platform: &Platform) -> T
             if let Some(Step::Exit(reason)) = this.complete(platform) {
                 return Turn::Exit(reason);
             }
-            let armed = arch::trap_address(&this.fd).filter(|address| control.is_armed(*address));
+            let address = arch::trap_address(&this.fd);
+            let armed = address.filter(|address| control.is_armed(*address));
             let done = match armed {
                 Some(address) => arch::set_program_counter(&this.fd, address),
                 None => arch::refuse_trap(&this.fd),
             };
-            match (done, armed) {
-                (Err(e), _) => return Turn::Exit(ExitReason::InternalError(e.to_string())),
-                (Ok(()), None) => return Turn::Again,
-                (Ok(()), Some(address)) => Event::Trap { vcpu: id, address },
+            match (done, armed, address) {
+                (Err(e), ..) => return Turn::Exit(ExitReason::InternalError(e.to_string())),
+                (Ok(()), Some(address), _) => Event::Trap { vcpu: id, address },
+                (Ok(()), None, Some(address)) if arch::is_in_kernel(&this.fd) => {
+                    Event::Stray { vcpu: id, address }
+                }
+                (Ok(()), None, _) => return Turn::Again,
             }
         }
         Step::MsrWrite { index, value } => {

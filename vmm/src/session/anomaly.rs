@@ -1,8 +1,9 @@
 //! Anomalies: states that must never occur, in the guest or between it and vmtrace. Tracing ends, the guest
 //! lives.
 
-use super::controller::Controller;
+use super::controller::{Controller, Stage};
 use super::vm::Vm;
+use crate::machine::{MachineError, TRAP_INSTRUCTION};
 
 /// Names of functions that a message shows.
 const EXAMPLES: usize = 3;
@@ -47,6 +48,28 @@ impl Controller {
         );
         self.note(what.clone());
         self.anomaly.found(what);
+    }
+
+    /// A vCPU came to a trap instruction at this run-time address that is not armed, and has gone on behind it.
+    pub(super) fn strayed(&mut self, machine: &dyn Vm, address: u64) {
+        let Stage::Attached { attachment, .. } = &self.stage else { return };
+        if attachment.is_foreign_trap(machine.ram(), address, &TRAP_INSTRUCTION) {
+            let place = self.place(address);
+            self.anomaly(machine, format!("a tripwire that nobody set was hit at {place}"));
+        }
+    }
+
+    /// A vCPU stands at an armed trap that nobody attends to: it would come to it again for ever.
+    pub(super) fn unattended(
+        &mut self,
+        machine: &dyn Vm,
+        address: u64,
+    ) -> Result<(), MachineError> {
+        if machine.pause()?.disarm_trap(address) {
+            let place = self.place(address);
+            self.anomaly(machine, format!("a tripwire that nobody knows was hit at {place}"));
+        }
+        Ok(())
     }
 
     /// What the relay has found in rings.

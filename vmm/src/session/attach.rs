@@ -206,8 +206,11 @@ impl Controller {
                 self.stage = Stage::Attached { attachment, from, wires };
                 self.kernel_leaves(machine, slide)?;
             }
-            // A second vCPU was at the same tripwire: it goes on with the original.
-            other => self.stage = other,
+            // Mostly, a second vCPU was at the same tripwire: it goes on with the original.
+            other => {
+                self.stage = other;
+                self.unattended(machine, address)?;
+            }
         }
         Ok(())
     }

@@ -279,6 +279,10 @@ pub fn attend(
                     let _ = machine.release(vcpu);
                 }
             }
+            Ok(Event::Stray { vcpu, address }) => {
+                controller.strayed(machine, address);
+                let _ = machine.release(vcpu);
+            }
             Ok(Event::Exit(reason)) => {
                 let reason = controller.verdict.of(reason);
                 let end = end_of(&reason);

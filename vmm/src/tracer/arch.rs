@@ -241,6 +241,9 @@ pub(super) trait GuestCode: Send {
         Ok(())
     }
 
+    /// Whether a run-time address is where code of ours is.
+    fn is_own(&self, address: u64) -> bool;
+
     /// How far behind a site's [`Site::location`] is what the guest's `dyn_ftrace` has for it.
     fn record_offset(&self) -> u64;
 

@@ -186,6 +186,18 @@ impl Attachment {
         &self.image
     }
 
+    /// Whether there is a trap instruction at run-time `address` that is none of a program of ours, where a task may
+    /// come to one that is not armed any more.
+    #[must_use]
+    pub fn is_foreign_trap(&self, guest: &dyn Guest, address: u64, trap: &[u8]) -> bool {
+        let holds = |(at, byte): (u64, &u8)| {
+            let mut found = [0];
+            let place = self.image.tables.translate(guest, at);
+            place.is_ok_and(|place| guest.read(place, &mut found).is_ok()) && found[0] == *byte
+        };
+        !self.code.is_own(address) && (address..=u64::MAX).zip(trap).all(holds)
+    }
+
     /// How programs find their control block.
     #[must_use]
     pub fn addressing(&self) -> Addressing {

@@ -4,11 +4,13 @@ use crate::anew::leaves;
 use crate::fake_guest::Fake;
 use crate::machine::{FakeVm, Step, Trouble, run};
 use crate::{BEGIN, Subject, boot, call, exit_of, tracing, trigger};
+use vm_memory::Bytes;
 use vmtrace::machine::ExitReason;
 use vmtrace::serve::{Control, Globs};
 use vmtrace::session::Plan;
 use vmtrace::stream::Exit;
 use vmtrace::tracer::Guest;
+use vmtrace::tracer::annex::Memory;
 
 const ON: &str = "x86_64-6.12";
 
@@ -186,4 +188,60 @@ fn when_the_guests_ftrace_gives_up_tracing_ends() {
         assert_eq!((exit_of(&ran), ran.outcome().summary.sites.patched), (Exit::Poweroff, 3));
         subject.assert_restored(&ran, &what);
     }
+}
+
+/// Where nothing of ours is.
+const NOWHERE: &str = "vfs_statx";
+
+fn nowhere(vm: &FakeVm) -> u64 {
+    vm.fake.runtime(vm.fake.link(NOWHERE)) + 5
+}
+
+/// Puts a trap instruction there.
+fn spoil(vm: &FakeVm) {
+    vm.fake.ram().write(vm.fake.at(vm.fake.link(NOWHERE) + 5), vm.fake.trap()).unwrap();
+}
+
+// A copy of a tripwire, such as a kprobe of the guest's makes of what it replaces, does not do what the copied
+// instruction did: whoever comes to it, all is given back. What only looks like it is the guest's own business.
+#[test]
+fn a_tripwire_that_nobody_set_ends_tracing() {
+    let subject = Subject::new(ON);
+    // An instruction of another length, to the same port; and one in a program, that a task came to late.
+    let own = Step::Strays(nowhere);
+    let late = Step::Strays(|vm| {
+        let place = 0x10_0000;
+        vm.fake.annex.slice().write_slice(vm.fake.trap(), place).unwrap();
+        let address = 0xffff_ffff_8000_0000 + place as u64;
+        assert_eq!(vm.bytes(address, 2), vm.fake.trap());
+        address
+    });
+    let ran = subject.run([boot(), vec![own.clone(), late]].concat(), Trouble::default());
+    assert_eq!(ran.outcome().anomaly, None, "{}", ran.notes());
+
+    let steps = [boot(), vec![Step::Does(spoil), own]].concat();
+    let ran = subject.run(steps, Trouble { broken: true, ..Trouble::default() });
+    let anomaly = ran.outcome().anomaly.clone().unwrap_or_default();
+    let what = format!("a tripwire that nobody set was hit at {NOWHERE}+0x5");
+    assert_eq!(anomaly, what);
+    assert!(ran.notes().contains(&format!("tracing ends: {what}")), "{}", ran.notes());
+    assert_eq!((exit_of(&ran), ran.outcome().summary.sites.patched), (Exit::Poweroff, 3));
+    assert_eq!(subject.differences(&ran).len(), ran.vm.fake.trap().len(), "not given back");
+}
+
+// Before it was noticed, the vCPU came to it again for ever.
+#[test]
+fn an_armed_trap_that_nobody_knows_ends_tracing() {
+    let subject = Subject::new(ON);
+    let arms = Step::Does(|vm| {
+        spoil(vm);
+        vm.arm(nowhere(vm));
+    });
+    let comes = Step::Comes(nowhere);
+    let steps = [boot(), vec![arms, comes.clone(), comes]].concat();
+    let ran = subject.run(steps, Trouble { broken: true, ..Trouble::default() });
+    let anomaly = ran.outcome().anomaly.clone().unwrap_or_default();
+    assert_eq!(anomaly, format!("a tripwire that nobody knows was hit at {NOWHERE}+0x5"));
+    assert_eq!(exit_of(&ran), Exit::Poweroff);
+    assert_eq!(subject.differences(&ran).len(), ran.vm.fake.trap().len(), "not given back");
 }

@@ -47,6 +47,10 @@ pub(crate) enum Step {
     /// This vCPU calls a function, whose first program counts down to a trigger's call and stops there.
     /// Nothing happens where it does not.
     Counts(&'static str, usize),
+    /// vCPU 0 comes, in kernel mode, to what may be a trap instruction at this address, where none is armed.
+    Strays(fn(&FakeVm) -> u64),
+    /// vCPU 0 comes to this address. It is parked there if a trap is armed.
+    Comes(fn(&FakeVm) -> u64),
     /// These commands come, all at once.
     Asks(Vec<Control>),
     /// The guest is gone.
@@ -216,7 +220,7 @@ fn registers_of(fake: &Fake) -> Registers {
 
 impl FakeVm {
     /// The bytes at a virtual address, of RAM or the annex, so many of them.
-    fn bytes(&self, address: u64, len: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&self, address: u64, len: usize) -> Vec<u8> {
         let physical = self.image.tables.translate(&self.fake, address).unwrap();
         let mut bytes = vec![0; len];
         match physical.checked_sub(ANNEX) {
@@ -274,6 +278,11 @@ impl FakeVm {
     /// The armed traps.
     pub(crate) fn traps(&self) -> BTreeSet<u64> {
         self.state.borrow().traps.clone()
+    }
+
+    /// A trap that nobody has asked for.
+    pub(crate) fn arm(&self, address: u64) {
+        self.state.borrow_mut().traps.insert(address);
     }
 
     /// How many pauses there were, failed ones included.
@@ -358,6 +367,22 @@ impl FakeVm {
                 let Some(trap) = self.count_down(function, vcpu) else { return false };
                 self.park(vcpu, trap);
                 self.sender.send(Event::Trap { vcpu, address: trap }).unwrap();
+                true
+            }
+            Step::Strays(at) => {
+                let address = at(self);
+                assert!(!self.traps().contains(&address), "{address:#x} is armed");
+                self.park(0, address);
+                self.sender.send(Event::Stray { vcpu: 0, address }).unwrap();
+                true
+            }
+            Step::Comes(at) => {
+                let address = at(self);
+                if !self.traps().contains(&address) {
+                    return false;
+                }
+                self.park(0, address);
+                self.sender.send(Event::Trap { vcpu: 0, address }).unwrap();
                 true
             }
             Step::Asks(commands) => {

@@ -3,6 +3,7 @@
 use super::calls;
 use super::gap::{Gap, MAX_TRAP, NO_TRAP, OpsLayout, TRAP_ENTRY};
 use super::landing::Landings;
+use super::map;
 use super::module_returns;
 use super::returns::Returns;
 use super::sharing::{self, By, Sharing};
@@ -10,7 +11,7 @@ use super::site::{self, Aim};
 use super::tracepoint;
 use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, Kernel, ModuleRewrite, Site, SiteSection};
-use crate::tracer::annex::{Memory, OPS, OPS_SIZE, SIZE};
+use crate::tracer::annex::{CODE, Memory, OPS, OPS_SIZE};
 use crate::tracer::arch::{Faults, GuestCode, Hook};
 use crate::tracer::call::Call;
 use crate::tracer::edit::{Edit, ExitEdit, SkipReason};
@@ -122,9 +123,14 @@ impl Code {
     /// What is in a site as what its guest calls. An ops of ours is none of the guest's: a chain to a
     /// chain would be given back as one.
     pub(super) fn shared(&self, target: u64) -> Option<GuestCall> {
-        let is_ours = self.gap.contains(target) || target.wrapping_sub(self.annex) < SIZE;
-        let shares = self.sharing.is_some() && !is_ours;
+        let shares = self.sharing.is_some() && !self.is_ours(target);
         shares.then_some(GuestCall { target, jumps: false })
+    }
+
+    /// Whether a run-time address is where code or ops of ours are.
+    pub(super) fn is_ours(&self, address: u64) -> bool {
+        let annex = self.annex..map::code(self.annex) + CODE;
+        self.gap.contains(address) || annex.contains(&address)
     }
 
     /// The next entry of the tables that can be a program's, if there is one.
@@ -405,6 +411,10 @@ impl GuestCode for Code {
             Some(sharing) => sharing.put_trap(&mut self.gap, guest, (call.target, stub)),
             None => Ok(()),
         }
+    }
+
+    fn is_own(&self, address: u64) -> bool {
+        self.is_ours(address)
     }
 
     /// At the function's entry, or with the literal before it at the second instruction.

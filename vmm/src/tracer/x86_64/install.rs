@@ -145,7 +145,11 @@ fn shared(address: u64, bytes: [u8; site::LEN]) -> Option<GuestCall> {
         [0xe8, a, b, c, d] | [0xe9, a, b, c, d] => site::jump_target(address, &[0xe9, a, b, c, d])?,
         _ => return None,
     };
-    (!(map::ADDRESS..map::ADDRESS + SIZE).contains(&target)).then_some(GuestCall { target, jumps })
+    (!is_in_annex(target)).then_some(GuestCall { target, jumps })
+}
+
+fn is_in_annex(address: u64) -> bool {
+    (map::ADDRESS..map::ADDRESS + SIZE).contains(&address)
 }
 
 impl Code {
@@ -527,6 +531,10 @@ impl GuestCode for Code {
         let thunk = guest.read_u64(image.physical_of(variable))?;
         self.thunk = (thunk != image.runtime(none)).then_some(thunk);
         self.endings.iter().try_for_each(|&ending| self.end(ending))
+    }
+
+    fn is_own(&self, address: u64) -> bool {
+        is_in_annex(address)
     }
 
     fn record_offset(&self) -> u64 {

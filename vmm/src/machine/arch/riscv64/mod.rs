@@ -26,7 +26,7 @@ pub(in crate::machine) use registers::{
     Kept, clock, clock_hz, divert, put_back, registers, set_program_counter,
 };
 pub(in crate::machine) use setup::{create_vcpu, start_at};
-pub(in crate::machine) use vcpu::{paused, refuse_trap, run, trap_address};
+pub(in crate::machine) use vcpu::{is_in_kernel, paused, refuse_trap, run, trap_address};
 
 /// The instructions that a controller writes as a trap: `lui a7, 0x976d; ecall`.
 ///

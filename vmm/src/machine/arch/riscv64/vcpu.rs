@@ -24,6 +24,11 @@ pub(in crate::machine) fn refuse_trap(fd: &VcpuFd) -> Result<(), MachineError> {
     Register::A1.set(fd, 0)
 }
 
+/// Whether a vCPU that has made a call is in kernel mode. It is: calls of user mode are the guest's own kernel's.
+pub(in crate::machine) fn is_in_kernel(_: &VcpuFd) -> bool {
+    true
+}
+
 /// Tells the guest that it was stopped. Its watchdogs go by a clock that stood still, or by none.
 pub(in crate::machine) fn paused(_: &VcpuFd) -> Result<(), MachineError> {
     Ok(())

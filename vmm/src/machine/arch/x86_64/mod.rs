@@ -23,7 +23,7 @@ pub(in crate::machine) use load::load;
 pub(in crate::machine) use platform::Platform;
 pub(in crate::machine) use setup::{create_vcpu, start_at};
 pub(in crate::machine) use vcpu::{
-    Kept, clock, clock_hz, divert, paused, put_back, refuse_trap, registers, run,
+    Kept, clock, clock_hz, divert, is_in_kernel, paused, put_back, refuse_trap, registers, run,
     set_program_counter, trap_address,
 };
 

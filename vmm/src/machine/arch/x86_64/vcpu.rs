@@ -147,6 +147,12 @@ pub(in crate::machine) fn refuse_trap(_: &VcpuFd) -> Result<(), MachineError> {
     Ok(())
 }
 
+/// Whether a stopped vCPU is in kernel mode: its privilege level is that of the stack segment (Intel SDM, volume 3,
+/// 26.3.1.5, "SS.DPL").
+pub(in crate::machine) fn is_in_kernel(fd: &VcpuFd) -> bool {
+    fd.get_sregs().is_ok_and(|sregs| sregs.ss.dpl == 0)
+}
+
 /// What the guest would read from its time stamp counter.
 pub(in crate::machine) fn clock(fd: &VcpuFd) -> Result<u64, MachineError> {
     let entry = kvm_msr_entry { index: MSR_TSC, ..Default::default() };
