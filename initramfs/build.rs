@@ -3,7 +3,7 @@
 //! `VMTRACE_AGENT` is the path of the result at compile time.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 const PACKAGE: &str = "vmtrace-agent";
@@ -38,8 +38,16 @@ fn build() -> Result<PathBuf, String> {
         println!("cargo::rerun-if-changed={}", root.join(input).display());
     }
     let target = var("TARGET")?;
-    // A directory of its own: cargo holds a lock on the one that this build uses.
-    let target_dir = PathBuf::from(var("OUT_DIR")?).join("agent");
+    // A directory of its own: cargo holds a lock on the one that this build uses. All builds share it, debug ones and
+    // those for other architectures: the agent is the same. OUT_DIR is [TRIPLE/]PROFILE/build/PACKAGE/out in the target
+    // directory.
+    let out = PathBuf::from(var("OUT_DIR")?);
+    let with_triple = |dir: &&Path| !dir.ends_with(&target);
+    let shared = out
+        .ancestors()
+        .nth(4)
+        .map(|dir| if with_triple(&dir) { dir } else { dir.parent().unwrap_or(dir) });
+    let target_dir = shared.unwrap_or(&out).join("agent");
 
     let mut cargo = Command::new(var("CARGO")?);
     cargo.current_dir(&root).args(["build", "--release", "--locked", "--package", PACKAGE]);
