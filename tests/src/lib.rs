@@ -33,11 +33,12 @@ pub mod tree;
 pub mod triggers;
 pub mod userland;
 
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Mutex, OnceLock, PoisonError};
-use std::thread;
+use std::sync::{Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use std::{panic, thread};
 
 use anyhow::{Context, Result, ensure};
 use vmtrace::emulated::{EmulatedHost, HostArch, HostError, HostOptions, Job, JobEnd};
@@ -194,6 +195,24 @@ pub struct SharedHost {
     host: Mutex<Option<EmulatedHost>>,
 }
 
+/// Writes why a test fails when it does: the harness says it when all are over, which a run whose time is up never sees.
+fn tell_failures_at_once() {
+    /// Bytes of a message that are shown.
+    const SHOWN: usize = 4000;
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let harness = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            let text = info.to_string();
+            let shown = text.get(..text.floor_char_boundary(SHOWN)).unwrap_or_default();
+            let name = thread::current().name().unwrap_or("?").to_owned();
+            // Not by a macro, whose output the harness keeps to itself.
+            let _ = io::stderr().write_all(format!("\n{name}: {shown}\n").as_bytes());
+            harness(info);
+        }));
+    });
+}
+
 impl SharedHost {
     /// For a `static`.
     pub const fn new(options: fn() -> Result<HostOptions>) -> Self {
@@ -202,6 +221,7 @@ impl SharedHost {
 
     /// Uses the host; tests that want it meanwhile wait.
     pub fn with<T>(&self, f: impl FnOnce(&mut EmulatedHost) -> Result<T, HostError>) -> Result<T> {
+        tell_failures_at_once();
         // A test that failed while it had the host does not spoil it for others.
         let mut slot = self.host.lock().unwrap_or_else(PoisonError::into_inner);
         let host = match slot.take() {

@@ -18,6 +18,17 @@ use vmtrace::stream::{
 pub const KERNELS: [&str; 3] = ["x86_64-6.1", "x86_64-6.12", "x86_64-7"];
 /// Those for riscv64: without CALL_OPS, and with.
 pub const RISCV_KERNELS: [&str; 2] = ["riscv64-6.12", "riscv64-7"];
+
+/// Those that a test boots: one, which its `turn` decides, so that each kernel has its share and the suite an end in time;
+/// all of them where `VMTRACE_TEST_KERNELS` is `all` (`scripts/test --all`).
+#[must_use]
+pub fn some<'a>(kernels: &[&'a str], turn: usize) -> Vec<&'a str> {
+    match std::env::var("VMTRACE_TEST_KERNELS").as_deref() {
+        Ok("all") => kernels.to_vec(),
+        _ => kernels.iter().cycle().skip(turn).take(1).copied().collect(),
+    }
+}
+
 pub(crate) const TRACE: &str = "/out/trace";
 /// The cache in the host, which has the userland of guests.
 pub(crate) const CACHE: &str = "/cache";

@@ -31,5 +31,6 @@ pub(super) static MACHINE: Machine = Machine {
         "audit=0",
     ],
     first_cpu_apart: false,
-    guest_cmdline: "cryptomgr.notests",
+    // As on x86-64.
+    guest_cmdline: "cryptomgr.notests watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=120",
 };

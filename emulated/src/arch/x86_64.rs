@@ -41,5 +41,6 @@ pub(super) static MACHINE: Machine = Machine {
     first_cpu_apart: true,
     // Clocks are as good as the emulation, whatever their watchdog finds; that of Linux 7.2 can wait with interrupts
     // off for a CPU that waits in stop_machine for this one. Self-tests of ciphers are a third of a guest's boot.
-    guest_cmdline: "tsc=reliable cryptomgr.notests",
+    // Watchdogs wait as long as they can: what they have is made for processors, and emulation takes 50 times as long.
+    guest_cmdline: "tsc=reliable cryptomgr.notests watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=120",
 };
