@@ -183,8 +183,10 @@ pub fn vmtrace(subcommand: &str, path: &Path, args: &[&str]) -> Output {
 }
 
 const HANGS: &str = "the guest hangs";
-/// What else is said of those that the emulation has lost; see [`lost`].
-const LOST: [&str; 3] = [HANGS, "guest timeout", "the emulated host died"];
+/// What else is said of those that the emulation has lost; see [`lost`] and
+/// [`host_lost`](crate::trace::host_lost).
+const LOST: [&str; 4] =
+    [HANGS, "guest timeout", "the emulated host died", "does not end, not even after SIGKILL"];
 
 /// Runs a test, and once more each time that the emulation loses its guest.
 pub fn unless_lost(test: impl Fn() + RefUnwindSafe) {

@@ -38,6 +38,7 @@ fn calls_are_nested_as_the_guests_own_tracer_shows() {
 }
 
 #[test]
+#[ignore = "nothing in it is of this architecture: with scripts/test --all"]
 fn a_panic_shows_the_same_calls_with_every_return_traced() {
     GUESTS.a_panic_shows_the_same_calls_with_every_return_traced("riscv64-7");
 }
@@ -86,6 +87,7 @@ fn counts_are_those_of_the_records() {
 }
 
 #[test]
+#[ignore = "code for it runs in trampolines/tests, guests as on x86-64: with scripts/test --all"]
 fn tracing_begins_and_ends_at_the_very_call() {
     for name in some(&RISCV_KERNELS, 5) {
         GUESTS.tracing_begins_and_ends_at_the_very_call(name);
@@ -93,6 +95,7 @@ fn tracing_begins_and_ends_at_the_very_call() {
 }
 
 #[test]
+#[ignore = "code for it runs in trampolines/tests, guests as on x86-64: with scripts/test --all"]
 fn conditions_hold_of_exactly_the_calls_that_are_meant() {
     for name in some(&RISCV_KERNELS, 6) {
         GUESTS.conditions_hold_of_exactly_the_calls_that_are_meant(name);
@@ -107,21 +110,25 @@ fn events_are_those_of_the_guests_own_trace() {
 }
 
 #[test]
+#[ignore = "nothing in it is of this architecture: with scripts/test --all"]
 fn system_calls_are_told_apart() {
     GUESTS.system_calls_are_told_apart("riscv64-6.12");
 }
 
 #[test]
+#[ignore = "nothing in it is of this architecture: with scripts/test --all"]
 fn a_line_that_needs_a_shell_gets_one() {
     GUESTS.a_line_that_needs_a_shell_gets_one("riscv64-7");
 }
 
 #[test]
+#[ignore = "nothing in it is of this architecture: with scripts/test --all"]
 fn a_kernel_without_type_information_is_traced() {
     GUESTS.a_kernel_without_type_information_is_traced("riscv64-7");
 }
 
 #[test]
+#[ignore = "code for it runs in trampolines/tests, guests as on x86-64: with scripts/test --all"]
 fn from_begins_at_the_first_call() {
     for name in some(&RISCV_KERNELS, 8) {
         GUESTS.from_begins_at_the_first_call(name);
@@ -129,6 +136,7 @@ fn from_begins_at_the_first_call() {
 }
 
 #[test]
+#[ignore = "nothing in it is of this architecture: with scripts/test --all"]
 fn overwrite_keeps_the_newest_and_counts_the_rest() {
     GUESTS.overwrite_keeps_the_newest_and_counts_the_rest("riscv64-7");
 }
@@ -144,6 +152,7 @@ fn panics_are_told_by_the_kernel() {
 }
 
 #[test]
+#[ignore = "nothing in it is of this architecture: with scripts/test --all"]
 fn the_console_is_no_witness() {
     GUESTS.the_console_is_no_witness("riscv64-7");
 }
@@ -159,6 +168,7 @@ fn other_ends_are_told_apart() {
 }
 
 #[test]
+#[ignore = "nothing in it is of this architecture: with scripts/test --all"]
 fn a_damaged_ring_ends_tracing_and_not_the_guest() {
     GUESTS.a_damaged_ring_ends_tracing_and_not_the_guest("riscv64-6.12");
 }
@@ -169,16 +179,19 @@ fn files_have_what_the_guest_has_written() {
 }
 
 #[test]
+#[ignore = "nothing in it is of this architecture: with scripts/test --all"]
 fn a_guest_reads_and_writes_directories() {
     unless_lost(|| shares::a_guest_reads_and_writes_directories("riscv64-6.12"));
 }
 
 #[test]
+#[ignore = "nothing in it is of this architecture: with scripts/test --all"]
 fn a_directory_is_the_root() {
     unless_lost(|| shares::a_directory_is_the_root("riscv64-7", "riscv64"));
 }
 
 #[test]
+#[ignore = "nothing in it is of this architecture: with scripts/test --all"]
 fn a_task_is_the_noise_of_another() {
     unless_lost(|| latency::a_task_is_the_noise_of_another("riscv64-6.12"));
 }
@@ -191,6 +204,7 @@ fn direct_callers_of_modules_are_shared() {
 }
 
 #[test]
+#[ignore = "those that return are, too: with scripts/test --all"]
 fn functions_of_a_module_are_traced() {
     for name in some(&RISCV_KERNELS, 10) {
         GUESTS.functions_of_a_module_are_traced(name);
@@ -203,6 +217,7 @@ fn events_of_modules_are_traced() {
 }
 
 #[test]
+#[ignore = "another does it with returns: with scripts/test --all"]
 fn modules_come_and_go_with_every_function_traced() {
     GUESTS.modules_come_and_go_with_every_function_traced("riscv64-6.12");
 }
@@ -215,6 +230,7 @@ fn functions_of_a_module_return() {
 }
 
 #[test]
+#[ignore = "two minutes: with scripts/test --all"]
 fn a_large_module_returns_wherever_it_comes() {
     // 7.2 takes turns at two addresses, whose stubs are used again as they are.
     GUESTS.a_large_module_returns_wherever_it_comes("riscv64-6.12");
