@@ -142,6 +142,7 @@ fn overwrite_keeps_the_newest_and_counts_the_rest() {
 }
 
 #[test]
+#[ignore = "four minutes, on x86-64 they are made each time: with scripts/test --all"]
 fn random_changes_leave_no_trace() {
     GUESTS.random_changes_leave_no_trace(&some(&RISCV_KERNELS, 0));
 }
