@@ -3,7 +3,7 @@
 //! `VMTRACE_AGENT` is the path of the result at compile time.
 
 use std::env;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 const PACKAGE: &str = "vmtrace-agent";
@@ -42,12 +42,9 @@ fn build() -> Result<PathBuf, String> {
     // those for other architectures: the agent is the same. OUT_DIR is [TRIPLE/]PROFILE/build/PACKAGE/out in the target
     // directory.
     let out = PathBuf::from(var("OUT_DIR")?);
-    let with_triple = |dir: &&Path| !dir.ends_with(&target);
-    let shared = out
-        .ancestors()
-        .nth(4)
-        .map(|dir| if with_triple(&dir) { dir } else { dir.parent().unwrap_or(dir) });
-    let target_dir = shared.unwrap_or(&out).join("agent");
+    let above_profile = out.ancestors().nth(4).unwrap_or(&out);
+    let shared = above_profile.parent().filter(|_| above_profile.ends_with(&target));
+    let target_dir = shared.unwrap_or(above_profile).join("agent");
 
     let mut cargo = Command::new(var("CARGO")?);
     cargo.current_dir(&root).args(["build", "--release", "--locked", "--package", PACKAGE]);

@@ -123,14 +123,8 @@ impl Code {
     /// What is in a site as what its guest calls. An ops of ours is none of the guest's: a chain to a
     /// chain would be given back as one.
     pub(super) fn shared(&self, target: u64) -> Option<GuestCall> {
-        let shares = self.sharing.is_some() && !self.is_ours(target);
+        let shares = self.sharing.is_some() && !self.is_own(target);
         shares.then_some(GuestCall { target, jumps: false })
-    }
-
-    /// Whether a run-time address is where code or ops of ours are.
-    pub(super) fn is_ours(&self, address: u64) -> bool {
-        let annex = self.annex..map::code(self.annex) + CODE;
-        self.gap.contains(address) || annex.contains(&address)
     }
 
     /// The next entry of the tables that can be a program's, if there is one.
@@ -413,8 +407,10 @@ impl GuestCode for Code {
         }
     }
 
+    /// Or ops of ours.
     fn is_own(&self, address: u64) -> bool {
-        self.is_ours(address)
+        let annex = self.annex..map::code(self.annex) + CODE;
+        self.gap.contains(address) || annex.contains(&address)
     }
 
     /// At the function's entry, or with the literal before it at the second instruction.
