@@ -10,6 +10,7 @@ mod output;
 mod panic_watch;
 mod plic;
 mod power;
+mod pvpanic;
 mod serial;
 pub mod virtio;
 
@@ -20,6 +21,7 @@ pub use output::{OutputPump, PumpWriter};
 pub use panic_watch::{PanicWatch, Witness};
 pub use plic::{Harts, Plic, PlicLine};
 pub use power::{PowerControl, ResetControl};
+pub use pvpanic::PvPanic;
 pub use serial::SerialPort;
 
 /// A device on a [`Bus`]. Called by vCPU threads, several at a time.
@@ -40,6 +42,11 @@ pub enum Outcome {
     PowerOff,
     /// The guest resets itself.
     Reset,
+    /// The guest's kernel panics. It goes on for now.
+    Panics {
+        /// Another kernel is going to save what there is to save (kdump).
+        crash_kernel: bool,
+    },
     /// The guest's kernel has panicked and halted for good.
     Panicked,
 }

@@ -41,10 +41,11 @@ struct State {
 }
 
 impl PanicWatch {
-    /// Believes it so much from now on. What it said before is forgotten.
-    pub fn set(&self, witness: Witness) {
+    /// Believes it so much from now on. What it said before is forgotten; returns the reason of the panic, if there
+    /// was one.
+    pub fn set(&self, witness: Witness) -> Option<String> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = State { witness, ..State::default() };
+        std::mem::replace(&mut *state, State { witness, ..State::default() }).message
     }
 
     /// Reads a piece of console output.
@@ -128,15 +129,20 @@ mod tests {
         let echoed =
             b"Kernel panic - not syncing: x\n---[ end Kernel panic - not syncing: x ]---\n";
         let watch = PanicWatch::default();
-        watch.set(Witness::Nobody);
+        assert_eq!(watch.set(Witness::Nobody), None);
         watch.feed(echoed);
         assert!(!watch.ended() && watch.message().is_none());
-        watch.set(Witness::EndAlone);
+        assert_eq!(watch.set(Witness::EndAlone), None);
         assert!(!watch.ended(), "what came before the panic");
         watch.feed(b"Kernel panic - not syncing: x\n");
         assert!(!watch.ended() && watch.message().is_none());
         watch.feed(b"[    1.1] ---[ end Kernel panic - not syncing: x ]---\n");
         assert!(watch.ended() && watch.message().is_none());
+        // Nor is lost what it told when it was believed.
+        assert_eq!(watch.set(Witness::Whole), None);
+        watch.feed(b"Kernel panic - not syncing: y\n");
+        assert_eq!(watch.set(Witness::EndAlone).as_deref(), Some("y"));
+        assert!(watch.message().is_none());
     }
 
     #[test]

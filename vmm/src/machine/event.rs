@@ -4,8 +4,8 @@ use std::fmt;
 
 /// Something the controller must see.
 ///
-/// [`Event::Trap`], [`Event::Stray`] and [`Event::MsrWrite`] leave their vCPU parked: it counts as stopped in every
-/// pause and goes on only after [`Machine::release`](super::Machine::release).
+/// [`Event::Trap`], [`Event::Stray`], [`Event::Panics`] and [`Event::MsrWrite`] leave their vCPU parked: it counts as
+/// stopped in every pause and goes on only after [`Machine::release`](super::Machine::release).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A vCPU executed an armed trap instruction. Its program counter is at `address` again, so
@@ -27,6 +27,13 @@ pub enum Event {
         vcpu: usize,
         /// Guest-virtual address where the instruction is if it is a trap.
         address: u64,
+    },
+    /// The guest's kernel tells the pvpanic device that it panics. What it printed before has arrived.
+    Panics {
+        /// The vCPU, counted from 0.
+        vcpu: usize,
+        /// Its crash kernel is going to run (kdump).
+        crash_kernel: bool,
     },
     /// The first write to the register named by
     /// [`Config::watch_msr`](super::Config::watch_msr); the write has already taken effect and the

@@ -33,6 +33,11 @@ pub(super) enum Step {
         /// What.
         value: u64,
     },
+    /// The guest's kernel has told that it panics.
+    Panics {
+        /// And that its crash kernel will run.
+        crash_kernel: bool,
+    },
     /// The guest is gone.
     Exit(ExitReason),
 }
@@ -149,6 +154,12 @@ fn turn(id: usize, this: &mut Vcpu, control: &Control, platform: &Platform) -> T
                 }
                 (Ok(()), None, _) => return Turn::Again,
             }
+        }
+        Step::Panics { crash_kernel } => {
+            if let Some(Step::Exit(reason)) = this.complete(platform) {
+                return Turn::Exit(reason);
+            }
+            Event::Panics { vcpu: id, crash_kernel }
         }
         Step::MsrWrite { index, value } => {
             if let Some(Step::Exit(reason)) = this.complete(platform) {

@@ -206,17 +206,18 @@ impl Machine {
 
     /// From now on nothing on the guest's console tells of its end: its kernel is asked itself.
     pub fn console_is_no_witness(&self) {
-        self.platform.board().panic_watch().set(Witness::Nobody);
+        let _ = self.platform.board().panic_watch().set(Witness::Nobody);
     }
 
     /// The guest's kernel cannot be asked any more: what its console says counts again.
     pub fn console_is_witness(&self) {
-        self.platform.board().panic_watch().set(Witness::Whole);
+        let _ = self.platform.board().panic_watch().set(Witness::Whole);
     }
 
-    /// The guest's kernel panics: what its console says of the end of that counts.
-    pub fn kernel_has_panicked(&self) {
-        self.platform.board().panic_watch().set(Witness::EndAlone);
+    /// The guest's kernel panics: what its console says of the end of that counts. Returns the reason that was
+    /// given there, if the console was believed.
+    pub fn kernel_has_panicked(&self) -> Option<String> {
+        self.platform.board().panic_watch().set(Witness::EndAlone)
     }
 
     /// What is typed at the guest's console (ttyS0).

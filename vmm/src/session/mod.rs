@@ -283,6 +283,10 @@ pub fn attend(
                 controller.strayed(machine, address);
                 let _ = machine.release(vcpu);
             }
+            Ok(Event::Panics { vcpu, crash_kernel }) => {
+                controller.panic_told(machine, crash_kernel);
+                let _ = machine.release(vcpu);
+            }
             Ok(Event::Exit(reason)) => {
                 let reason = controller.verdict.of(reason);
                 let end = end_of(&reason);

@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 /// How long a guest whose kernel has panicked may take to print, to notify and to reset itself.
 /// One that does not is taken for halted: with `panic=0` it never ends.
 const LAST_WORDS: Duration = Duration::from_secs(60);
+/// Why a kernel panics that has not said it where it counts.
+const UNTOLD: &str = "the guest's pvpanic device was told so; its console does not say why";
 /// The longest format of a panic.
 const FORMAT: usize = 1024;
 
@@ -63,7 +65,7 @@ pub(super) struct Verdict {
     restarts: bool,
     /// It halts, and no device will tell.
     pub(super) halts: bool,
-    /// Another kernel runs, in which there are no tripwires yet.
+    /// Another kernel runs, in which there are no tripwires yet, or is going to.
     left: bool,
 }
 
@@ -174,7 +176,7 @@ impl Controller {
         let text = match kind {
             Kind::Panic => {
                 let message = message(ram, &image, &self.kernel, &paused, vcpu);
-                machine.kernel_has_panicked();
+                let _ = machine.kernel_has_panicked();
                 let text = format!("kernel panic: {message}");
                 self.verdict.panicked.get_or_insert((message, Instant::now()));
                 text
@@ -203,6 +205,17 @@ impl Controller {
             self.anomaly(machine, what.to_owned());
         }
         true
+    }
+
+    /// The kernel has told the pvpanic device that it panics: for kernels where no tripwire is on that.
+    pub(super) fn panic_told(&mut self, machine: &dyn Vm, crash_kernel: bool) {
+        self.verdict.left |= crash_kernel;
+        if self.verdict.has_panicked() {
+            return;
+        }
+        let message = machine.kernel_has_panicked().unwrap_or_else(|| UNTOLD.to_owned());
+        self.mark(machine, MarkKind::Note, Duration::ZERO, format!("kernel panic: {message}"));
+        self.verdict.panicked = Some((message, Instant::now()));
     }
 
     /// Puts back what was under a tripwire of these. A vCPU that stands inside it begins again.

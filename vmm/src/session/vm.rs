@@ -61,7 +61,7 @@ pub trait Vm {
     /// See [`Machine::console_is_witness`].
     fn console_is_witness(&self);
     /// See [`Machine::kernel_has_panicked`].
-    fn kernel_has_panicked(&self);
+    fn kernel_has_panicked(&self) -> Option<String>;
 }
 
 /// All vCPUs of a machine are stopped until this is dropped. As [`crate::machine::Paused`], where each of
@@ -188,8 +188,8 @@ impl Vm for Kvm {
         self.machine.console_is_witness();
     }
 
-    fn kernel_has_panicked(&self) {
-        self.machine.kernel_has_panicked();
+    fn kernel_has_panicked(&self) -> Option<String> {
+        self.machine.kernel_has_panicked()
     }
 }
 

@@ -49,6 +49,9 @@ pub(crate) enum Step {
     Counts(&'static str, usize),
     /// vCPU 0 comes, in kernel mode, to what may be a trap instruction at this address, where none is armed.
     Strays(fn(&FakeVm) -> u64),
+    /// vCPU 0 tells the pvpanic device that the kernel panics, and whether a crash kernel will run, after it has
+    /// printed why, if it has.
+    Panics(Option<&'static str>, bool),
     /// vCPU 0 comes to this address. It is parked there if a trap is armed.
     Comes(fn(&FakeVm) -> u64),
     /// These commands come, all at once.
@@ -96,6 +99,8 @@ struct State {
     /// How often it was written.
     written: usize,
     answers: Vec<UnixStream>,
+    /// What the console says of a panic.
+    printed: Option<String>,
 }
 
 pub(crate) struct FakeVm {
@@ -376,6 +381,12 @@ impl FakeVm {
                 self.sender.send(Event::Stray { vcpu: 0, address }).unwrap();
                 true
             }
+            Step::Panics(why, crash_kernel) => {
+                self.state.borrow_mut().printed = why.map(str::to_owned);
+                self.park(0, 0);
+                self.sender.send(Event::Panics { vcpu: 0, crash_kernel }).unwrap();
+                true
+            }
             Step::Comes(at) => {
                 let address = at(self);
                 if !self.traps().contains(&address) {
@@ -589,7 +600,9 @@ impl Vm for FakeVm {
 
     fn console_is_no_witness(&self) {}
     fn console_is_witness(&self) {}
-    fn kernel_has_panicked(&self) {}
+    fn kernel_has_panicked(&self) -> Option<String> {
+        self.state.borrow_mut().printed.take()
+    }
 }
 
 struct AllStopped<'a>(&'a FakeVm);

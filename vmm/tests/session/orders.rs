@@ -579,3 +579,34 @@ fn exits_are_held_when_alternatives_are_patched_and_not_before() {
         assert_eq!(ran.vm.fake.read_vec(at, RETURN.len()), RETURN, "{exit:?}");
     }
 }
+
+// Where no tripwire is on `panic` (too early, untraced, a second kernel), a guest whose kernel has a driver of pvpanic
+// has panicked nonetheless; why, its console says, or nobody. Whatever a tripwire has told is better.
+#[test]
+fn a_panic_that_the_device_is_told_is_one() {
+    let subject = Subject::new(ON);
+    let told = |why, crash_kernel| Step::Panics(why, crash_kernel);
+    let untold = "the guest's pvpanic device was told so; its console does not say why";
+    let wired = subject.run([boot(), vec![call("panic")]].concat(), Trouble::default());
+    let Some(ExitReason::Panic { message: by_tripwire }) = wired.outcome().exit.clone() else {
+        panic!("{:?}", wired.outcome().exit)
+    };
+    for (steps, message) in [
+        (vec![told(Some("early"), false)], "early"),
+        (vec![told(None, false)], untold),
+        (vec![told(None, true)], untold),
+        (vec![told(Some("first"), false), told(Some("second"), false)], "first"),
+        ([boot(), vec![call("panic"), told(Some("late"), false)]].concat(), &by_tripwire),
+        ([boot(), vec![told(None, false), call("panic")]].concat(), untold),
+    ] {
+        let what = format!("{steps:?}");
+        for end in [ExitReason::PowerOff, ExitReason::Reset, ExitReason::TripleFault] {
+            let steps = [steps.clone(), vec![Step::Exits(end)]].concat();
+            let ran = subject.run(steps, Trouble::default());
+            let panic = ExitReason::Panic { message: message.to_owned() };
+            assert_eq!(ran.outcome().exit, Some(panic), "{what}");
+            assert_eq!(exit_of(&ran), Exit::Panic, "{what}");
+            subject.assert_restored(&ran, &what);
+        }
+    }
+}

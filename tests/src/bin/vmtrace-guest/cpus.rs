@@ -61,17 +61,21 @@ pub(crate) fn sleep(times: usize) -> Result<()> {
     Ok(())
 }
 
-/// Another kernel takes the place of this one, with these parameters beside those that let it be seen.
+/// Another kernel takes the place of this one, with these parameters beside those that let it be seen; `initrd=FILE` is
+/// what boot loaders mean by it.
 pub(crate) fn kexec(image: &str, parameters: &[&str]) -> Result<()> {
     const NO_INITRAMFS: usize = 4; // KEXEC_FILE_NO_INITRAMFS (linux/kexec.h)
     const SEEN: &str = "console=ttyS0 earlyprintk=ttyS0 panic=-1";
     let kernel = fs::File::open(image)?;
+    let named = parameters.iter().find_map(|it| it.strip_prefix("initrd="));
+    let initramfs = named.map(fs::File::open).transpose()?;
+    let (initrd, flags) = initramfs.as_ref().map_or((-1, NO_INITRAMFS), |it| (it.as_raw_fd(), 0));
     let cmdline = CString::new([&[SEEN], parameters].concat().join(" "))?;
     let len = cmdline.to_bytes_with_nul().len();
-    // SAFETY: an open file, and a text of that length.
+    // SAFETY: open files, and a text of that length.
     let loaded = unsafe {
         let (number, fd) = (KEXEC_FILE_LOAD, kernel.as_raw_fd());
-        libc::syscall(number, fd, -1, len, cmdline.as_ptr(), NO_INITRAMFS)
+        libc::syscall(number, fd, initrd, len, cmdline.as_ptr(), flags)
     };
     ensure!(loaded == 0, "{image}: {}", std::io::Error::last_os_error());
     // SAFETY: no pointers; does not come back.

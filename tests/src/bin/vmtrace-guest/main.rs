@@ -45,7 +45,7 @@
 //! vmtrace-guest queues SEED N          N lives of devices whose queues have any content (x86-64)
 //! vmtrace-guest records SEED N         writes N times into the kernel's records of ftrace (x86-64)
 //! vmtrace-guest tables SEED N          writes N times into page tables of what vmtrace has in the guest (x86-64)
-//! vmtrace-guest kexec IMAGE [PARAMETER]...  goes on with that kernel, without an initramfs (x86-64)
+//! vmtrace-guest kexec IMAGE [initrd=FILE] [PARAMETER]...  goes on with that kernel (x86-64)
 //! vmtrace-guest bench-ops              the same for vmtrace with tracers that have nothing to do
 //! vmtrace-guest bench-ops MODULE N...  for the guest's tracers beside N that have nothing to do
 //! vmtrace-guest bench-graph [guest]    entries with their returns: vmtrace, or the guest's tracer

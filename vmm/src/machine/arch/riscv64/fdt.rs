@@ -5,7 +5,7 @@ use vm_fdt::{Error, FdtReserveEntry, FdtWriter};
 use super::isa::Isa;
 use super::layout;
 use crate::devices::virtio::MmioTransport;
-use crate::devices::{Plic, SerialPort};
+use crate::devices::{Plic, PvPanic, SerialPort};
 use crate::machine::board::VirtioSlot;
 
 /// What [`tree`] puts into words.
@@ -82,6 +82,10 @@ pub(super) fn tree(machine: &Description<'_>) -> Result<Vec<u8>, Error> {
     };
     serial(&mut fdt, machine, parent, layout::UART0, layout::UART0_IRQ)?;
     serial(&mut fdt, machine, parent, layout::UART1, layout::UART1_IRQ)?;
+    let node = fdt.begin_node(&format!("pvpanic@{:x}", layout::PVPANIC))?;
+    fdt.property_string("compatible", "qemu,pvpanic-mmio")?;
+    fdt.property_array_u64("reg", &[layout::PVPANIC, PvPanic::LENGTH])?;
+    fdt.end_node(node)?;
     for slot in machine.virtio {
         let node = fdt.begin_node(&format!("virtio_mmio@{:x}", slot.base))?;
         fdt.property_string("compatible", "virtio,mmio")?;

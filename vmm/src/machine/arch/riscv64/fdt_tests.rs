@@ -70,6 +70,10 @@ fn the_kernel_finds_its_beginnings() {
         assert_eq!(port.reg().unwrap().next().unwrap().starting_address as u64, base);
         assert_eq!(text(port, "compatible"), "ns16550a");
     }
+    // By what the driver of pvpanic goes.
+    let pvpanic = fdt.find_node("/soc/pvpanic@10002000").unwrap();
+    assert_eq!(pvpanic.reg().unwrap().next().unwrap().size, Some(1));
+    assert_eq!(text(pvpanic, "compatible"), "qemu,pvpanic-mmio");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! 0x0c00_0000  PLIC (where KVM has no interrupt controllers)
 //! 0x0d00_0000  APLIC (in KVM)
 //! 0x1000_0000  serial ports, 4 KiB each
+//! 0x1000_2000  pvpanic
 //! 0x1001_0000  virtio-mmio devices, 4 KiB each
 //! 0x2800_0000  IMSICs, 4 KiB for each hart (in KVM)
 //! 0x4000_0000  annex: no RAM
@@ -18,6 +19,8 @@ pub(super) const APLIC: u64 = 0x0d00_0000;
 pub(super) const UART0: u64 = 0x1000_0000;
 /// The agent's channel.
 pub(super) const UART1: u64 = 0x1000_1000;
+/// Where the guest tells of a panic.
+pub(super) const PVPANIC: u64 = 0x1000_2000;
 /// Interrupt of the console. 0 is no interrupt.
 pub(super) const UART0_IRQ: u32 = 1;
 /// Interrupt of the agent's channel.

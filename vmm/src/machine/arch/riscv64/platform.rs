@@ -9,7 +9,7 @@ use super::fdt::Wiring;
 use super::interrupts::Interrupts;
 use super::layout;
 use super::sbi::{self, Answer, Call};
-use crate::devices::{Bus, Device, Outcome, Plic, SerialPort};
+use crate::devices::{Bus, Device, Outcome, Plic, PvPanic, SerialPort};
 use crate::machine::board::{self, Board, VirtioSet, VirtioSlot};
 use crate::machine::{Annex, ConsoleSinks, MachineError};
 
@@ -43,6 +43,7 @@ impl Platform {
         };
         insert(layout::UART0, SerialPort::LENGTH, board.console())?;
         insert(layout::UART1, SerialPort::LENGTH, board.agent())?;
+        insert(layout::PVPANIC, PvPanic::LENGTH, Arc::new(PvPanic))?;
         if let Some(plic) = interrupts.plic() {
             insert(layout::PLIC, Plic::LENGTH, plic)?;
         }

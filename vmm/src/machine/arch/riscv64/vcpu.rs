@@ -46,6 +46,7 @@ fn outcome(outcome: Outcome) -> Step {
         Outcome::Continue => Step::Continue,
         Outcome::PowerOff => Step::Exit(ExitReason::PowerOff),
         Outcome::Reset => Step::Exit(ExitReason::Reset),
+        Outcome::Panics { crash_kernel } => Step::Panics { crash_kernel },
         Outcome::Panicked => Step::Exit(ExitReason::Panic { message: String::new() }),
     }
 }

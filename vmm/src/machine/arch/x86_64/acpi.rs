@@ -14,8 +14,8 @@ use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, aml};
 
 use super::layout;
-use crate::devices::PowerControl;
 use crate::devices::virtio::MmioTransport;
+use crate::devices::{PowerControl, PvPanic};
 use crate::machine::board::VirtioSlot;
 
 const OEM_ID: [u8; 6] = *b"VMTRAC";
@@ -105,6 +105,7 @@ fn dsdt(virtio: &[VirtioSlot]) -> Sdt {
         .to_aml_bytes(&mut aml);
     serial(&mut aml, "_SB_.COM1", 0, layout::COM1, layout::COM1_GSI);
     serial(&mut aml, "_SB_.COM2", 1, layout::COM2, layout::COM2_GSI);
+    pvpanic(&mut aml);
     for (index, slot) in (0_u8..).zip(virtio) {
         virtio_mmio(&mut aml, index, *slot);
     }
@@ -128,6 +129,21 @@ fn serial(sink: &mut Vec<u8>, path: &str, uid: u8, port: u16, gsi: u32) {
             &aml::Name::new(
                 "_CRS".into(),
                 &aml::ResourceTemplate::new(vec![&aml::IO::new(port, port, 1, 8), &interrupt(gsi)]),
+            ),
+        ],
+    )
+    .to_aml_bytes(sink);
+}
+
+fn pvpanic(sink: &mut Vec<u8>) {
+    let (port, length) = (layout::PVPANIC, PvPanic::LENGTH as u8);
+    aml::Device::new(
+        "_SB_.PEVT".into(),
+        vec![
+            &aml::Name::new("_HID".into(), &"QEMU0001"),
+            &aml::Name::new(
+                "_CRS".into(),
+                &aml::ResourceTemplate::new(vec![&aml::IO::new(port, port, 1, length)]),
             ),
         ],
     )

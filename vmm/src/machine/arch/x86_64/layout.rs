@@ -76,6 +76,8 @@ pub(super) const COM2_GSI: u32 = 3;
 pub(super) const I8042: u16 = 0x60;
 /// Its length.
 pub(super) const I8042_LENGTH: u64 = 5;
+/// Where the guest tells of a panic, as in QEMU.
+pub(super) const PVPANIC: u16 = 0x505;
 /// Power and reset registers.
 pub(super) const POWER: u16 = 0x600;
 /// Reset control register of PC chip sets.

@@ -10,7 +10,9 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::layout;
-use crate::devices::{Bus, Device, I8042, IrqLine, PowerControl, ResetControl, SerialPort};
+use crate::devices::{
+    Bus, Device, I8042, IrqLine, PowerControl, PvPanic, ResetControl, SerialPort,
+};
 use crate::machine::board::{self, Board, VirtioSet, VirtioSlot};
 use crate::machine::{Annex, ConsoleSinks, MachineError};
 
@@ -45,6 +47,7 @@ impl Platform {
         port(layout::COM2, SerialPort::LENGTH, board.agent())?;
         port(layout::I8042, layout::I8042_LENGTH, Arc::new(I8042))?;
         port(layout::POWER, PowerControl::LENGTH, Arc::new(PowerControl))?;
+        port(layout::PVPANIC, PvPanic::LENGTH, Arc::new(PvPanic))?;
         port(layout::RESET_CONTROL, 1, Arc::new(ResetControl))?;
         let mut registers = Bus::new();
         let (base, gsis) = (layout::VIRTIO_MMIO, layout::VIRTIO_GSIS);

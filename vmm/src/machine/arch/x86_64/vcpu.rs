@@ -193,6 +193,7 @@ pub(in crate::machine) fn run(fd: &mut VcpuFd, platform: &Platform, exits: &mut 
         Outcome::Continue => Step::Continue,
         Outcome::PowerOff => Step::Exit(ExitReason::PowerOff),
         Outcome::Reset => Step::Exit(ExitReason::Reset),
+        Outcome::Panics { crash_kernel } => Step::Panics { crash_kernel },
         Outcome::Panicked => Step::Exit(ExitReason::Panic { message: String::new() }),
     };
     let exit = fd.run();
