@@ -53,15 +53,13 @@ fn begins(first: u64, slide: u64) -> String {
 }
 
 impl Controller {
-    /// The kernel, which runs at this slide, leaves for another one: nothing of this one is touched any more.
+    /// The kernel leaves for another one: nothing of this one is touched any more. Whether this was attended to.
     ///
     /// # Errors
     /// When vCPUs do not stop: what is held could not be given back, and the guest must not go on with it.
-    pub(super) fn kernel_leaves(
-        &mut self,
-        machine: &dyn Vm,
-        slide: u64,
-    ) -> Result<(), MachineError> {
+    pub(super) fn kernel_leaves(&mut self, machine: &dyn Vm) -> Result<bool, MachineError> {
+        let Stage::Attached { attachment, .. } = &self.stage else { return Ok(false) };
+        let slide = attachment.image().slide;
         // What may be another's between the two.
         self.look_at_triggers();
         for trigger in self.tracing.triggers.iter_mut().filter(|it| !it.fired) {
@@ -86,7 +84,7 @@ impl Controller {
             }
             Err(why) => self.next_is_untraced(&why),
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Lets the next kernel tell where it is.

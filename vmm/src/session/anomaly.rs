@@ -59,13 +59,20 @@ impl Controller {
         }
     }
 
-    /// A vCPU stands at an armed trap that nobody attends to: it would come to it again for ever.
+    /// A vCPU stands at a trap that nobody attends to: if it is armed, it would come to it again for ever.
     pub(super) fn unattended(
         &mut self,
         machine: &dyn Vm,
         address: u64,
     ) -> Result<(), MachineError> {
-        if machine.pause()?.disarm_trap(address) {
+        // Mostly, a second vCPU was at the same tripwire: it goes on with the original.
+        if self.tripwires.is_over(address) {
+            return Ok(());
+        }
+        let paused = machine.pause()?;
+        let was_armed = self.disarm(machine, &paused, address);
+        drop(paused);
+        if was_armed {
             let place = self.place(address);
             self.anomaly(machine, format!("a tripwire that nobody knows was hit at {place}"));
         }

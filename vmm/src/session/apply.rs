@@ -3,6 +3,7 @@
 use super::controller::{Controller, Stage, nanoseconds};
 use super::plan::{Plan, changes};
 use super::shares::Shares;
+use super::tripwires::Purpose;
 use super::vm::Vm;
 use super::{Tracer, Tracing};
 use crate::kernel::tracepoints::Hooks;
@@ -54,8 +55,8 @@ impl Controller {
     /// guest runs to where they can. To be called whenever it runs.
     pub(super) fn prepare_ahead(&mut self, machine: &dyn Vm) {
         let waits = match &self.stage {
-            Stage::Attached { attachment, from: None, wires } => {
-                wires.settles() && !attachment.is_lent()
+            Stage::Attached { attachment, from: None } => {
+                self.tripwires.find(Purpose::Settle).is_some() && !attachment.is_lent()
             }
             _ => false,
         };
@@ -68,13 +69,13 @@ impl Controller {
             return;
         }
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
-        if let Stage::Attached { mut attachment, from, wires } = stage {
+        if let Stage::Attached { mut attachment, from } = stage {
             let made = self.make_ahead(machine.ram(), &mut attachment, &plan);
             if let Err(error) = &made {
                 log::debug!("stubs are not made ahead: {error}");
             }
             self.ahead = Some(Ahead { plan, places: made.ok() });
-            self.stage = Stage::Attached { attachment, from, wires };
+            self.stage = Stage::Attached { attachment, from };
         }
     }
 

@@ -22,14 +22,15 @@
 
 use super::SessionError;
 use super::arch;
-use super::controller::{Controller, From, Output, Stage, Wires};
+use super::controller::{Controller, Output, Stage};
 use super::plan::Plan;
 use super::room;
+use super::tripwires::Purpose;
 use super::vm::{Paused, Vm};
 use crate::machine::{MachineError, TRAP_INSTRUCTION};
 use crate::relay::{self, ExitReader, Relay, Setup, Targets};
 use crate::stream::{Context, Header, Initcall, MarkKind};
-use crate::tracer::{Attachment, ExitPlan, Image, Options, Tripwire};
+use crate::tracer::{Attachment, ExitPlan, Image, Options};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -94,138 +95,163 @@ impl Controller {
     }
 
     /// Makes the guest stop after `ftrace_init`.
-    fn wait(&self, machine: &dyn Vm, paused: &Paused<'_>, image: Image) -> anyhow::Result<Stage> {
-        let ram = machine.ram();
-        let name = AFTER_FTRACE_INIT;
-        let wire = Tripwire::on_function(ram, &image, &self.kernel, name, &TRAP_INSTRUCTION)?;
-        paused.arm_trap(wire.address());
-        Ok(Stage::Located { image, wire })
+    fn wait(
+        &mut self,
+        machine: &dyn Vm,
+        paused: &Paused<'_>,
+        image: Image,
+    ) -> anyhow::Result<Stage> {
+        self.lay(Purpose::Attach, machine, paused, &image, AFTER_FTRACE_INIT)?;
+        Ok(Stage::Located { image })
     }
 
     /// A tripwire was hit; the vCPU stands at it.
+    ///
+    /// # Errors
+    /// When vCPUs do not stop, and the guest cannot go on without what the tripwire is for.
     pub(super) fn trapped(
         &mut self,
         machine: &dyn Vm,
         vcpu: usize,
         address: u64,
     ) -> Result<(), SessionError> {
-        if self.end_told(machine, vcpu, address)
-            || self.guest_updates(machine, vcpu, address)
-            || self.self_tested(machine, vcpu, address)
-            || self.guest_changes_tracepoints(machine, vcpu, address)
-            || self.module_told(machine, vcpu, address)
-            || self.triggered(machine, vcpu, address)
-        {
-            return Ok(());
-        }
-        let stage = std::mem::replace(&mut self.stage, Stage::Off);
-        match stage {
-            Stage::Located { image, wire } if wire.address() == address => {
-                let plan = self.planned();
-                let paused = machine.pause()?;
-                self.disarm(machine, &paused, wire);
-                match self.attach(machine, &paused, vcpu, image, address, &plan) {
-                    Ok(stage) => self.stage = stage,
-                    Err(error) => self.give_up(&error),
-                }
-                if matches!(self.stage, Stage::Testing(_)) {
-                    self.count_pause(paused, MarkKind::Pause, "self-test".into());
-                } else {
-                    self.account_attach(paused);
-                }
+        let attended = match self.tripwires.at(address) {
+            Some(Purpose::Attach) => self.ftrace_is_ready(machine, vcpu, address)?,
+            Some(Purpose::From) => self.awaited_call_comes(machine, address)?,
+            Some(Purpose::Settle) => self.alternatives_are_patched(machine, address)?,
+            Some(Purpose::FreeInit) => self.init_is_freed(machine, address)?,
+            Some(Purpose::Leave) => self.kernel_leaves(machine)?,
+            Some(Purpose::End(sign)) => self.end_told(machine, vcpu, address, sign),
+            Some(Purpose::Update { moment, next }) => {
+                self.guest_updates(machine, vcpu, (moment, next))
             }
-            Stage::Attached { mut attachment, from: Some(from), wires }
-                if from.address == address =>
-            {
-                let plan = self.planned();
-                let paused = machine.pause()?;
-                paused.disarm_trap(address);
-                let enabled = attachment
-                    .disarm(machine.ram(), from.site)
-                    .map_err(anyhow::Error::from)
-                    .and_then(|()| self.enable(machine, &mut attachment, &plan));
-                self.stage = Stage::Attached { attachment, from: None, wires };
-                if let Err(error) = enabled {
-                    self.note(format!("not traced: {error}"));
-                }
-                let text = format!("{} sites", self.summary.sites.patched);
-                self.account(paused, MarkKind::Attach, text);
+            Some(Purpose::Tracepoints { moment, next }) => {
+                self.guest_changes_tracepoints(machine, vcpu, (moment, next))
             }
-            Stage::Attached {
-                mut attachment,
-                from,
-                wires: Wires { settle: Some(wire), init, .. },
-            } if wire.address() == address => {
-                let plan = self.planned();
-                let paused = machine.pause()?;
-                self.disarm(machine, &paused, wire);
-                let ram = machine.ram();
-                let mut settled = attachment.settle(ram, &self.kernel).map_err(Into::into);
-                let waits = !plan.exits.is_empty() || self.tracing.waits_for_alternatives();
-                if from.is_none() && waits {
-                    settled = settled.and_then(|()| self.enable(machine, &mut attachment, &plan));
-                }
-                if let Err(error) = settled {
-                    self.note(format!("returns and switches are not traced: {error}"));
-                }
-                let mut text = format!("{} exits", attachment.held_exits());
-                if attachment.held_switches() > 0 {
-                    let held = attachment.held_switches();
-                    let _ = write!(text, ", {held} switches of interrupts and preemption");
-                }
-                let leave = self.before_kexec(machine, &paused, attachment.image());
-                let wires = Wires { init, settle: None, leave };
-                self.stage = Stage::Attached { attachment, from, wires };
-                self.account(paused, MarkKind::Filter, text);
+            Some(Purpose::Module { moment, next }) => {
+                self.module_told(machine, vcpu, (moment, next))
             }
-            Stage::Attached {
-                mut attachment,
-                from,
-                wires: Wires { init: Some(wire), settle, leave },
-            } if wire.address() == address => {
-                let paused = machine.pause()?;
-                self.disarm(machine, &paused, wire);
-                let text = match attachment.release_init(machine.ram()) {
-                    Ok(restored) => format!("{} sites of .init.text given back", restored.sites),
-                    Err(error) => {
-                        self.note(error.to_string());
-                        String::new()
-                    }
-                };
-                // Late initcalls are over: from now on it goes evenly.
-                self.look_at_clock(machine, &paused, attachment.image());
-                let wires = Wires { init: None, settle, leave };
-                self.stage = Stage::Attached { attachment, from, wires };
-                // Nobody can call these any more: nothing is missed of them.
-                self.count_pause(paused, MarkKind::Filter, text);
-            }
-            Stage::Attached { attachment, from, wires }
-                if wires.leave.as_ref().is_some_and(|wire| wire.address() == address) =>
-            {
-                let slide = attachment.image().slide;
-                self.stage = Stage::Attached { attachment, from, wires };
-                self.kernel_leaves(machine, slide)?;
-            }
-            // Mostly, a second vCPU was at the same tripwire: it goes on with the original.
-            other => {
-                self.stage = other;
-                self.unattended(machine, address)?;
-            }
+            Some(Purpose::Program(stop)) => self.triggered(machine, vcpu, address, stop),
+            Some(Purpose::SelfTest(reached)) => self.self_tested(machine, vcpu, reached),
+            None => false,
+        };
+        if !attended {
+            self.unattended(machine, address)?;
         }
         Ok(())
     }
 
-    /// A tripwire where the kernel leaves for another one; none in kernels that cannot.
-    fn before_kexec(
-        &self,
+    /// `ftrace_init` is done: attaches. Whether this was attended to, as with all of these.
+    fn ftrace_is_ready(
+        &mut self,
         machine: &dyn Vm,
-        paused: &Paused<'_>,
-        image: &Image,
-    ) -> Option<Tripwire> {
-        let (ram, name) = (machine.ram(), BEFORE_KEXEC);
-        let wire = Tripwire::on_function(ram, image, &self.kernel, name, &TRAP_INSTRUCTION).ok()?;
-        paused.arm_trap(wire.address());
-        Some(wire)
+        vcpu: usize,
+        address: u64,
+    ) -> Result<bool, MachineError> {
+        let Stage::Located { image } = self.stage else { return Ok(false) };
+        let plan = self.planned();
+        let paused = machine.pause()?;
+        self.stage = Stage::Off;
+        self.disarm(machine, &paused, address);
+        match self.attach(machine, &paused, vcpu, image, address, &plan) {
+            Ok(stage) => self.stage = stage,
+            Err(error) => self.give_up(&error),
+        }
+        if matches!(self.stage, Stage::Testing(_)) {
+            self.count_pause(paused, MarkKind::Pause, "self-test".into());
+        } else {
+            self.account_attach(paused);
+        }
+        Ok(true)
+    }
+
+    /// The function of `--from` is called: takes the sites.
+    fn awaited_call_comes(&mut self, machine: &dyn Vm, address: u64) -> Result<bool, MachineError> {
+        let plan = self.planned();
+        let paused = machine.pause()?;
+        let stage = std::mem::replace(&mut self.stage, Stage::Off);
+        let Stage::Attached { mut attachment, from: Some(site) } = stage else {
+            self.stage = stage;
+            return Ok(false);
+        };
+        self.disarm(machine, &paused, address);
+        let enabled = attachment
+            .disarm(machine.ram(), site)
+            .map_err(anyhow::Error::from)
+            .and_then(|()| self.enable(machine, &mut attachment, &plan));
+        self.stage = Stage::Attached { attachment, from: None };
+        if let Err(error) = enabled {
+            self.note(format!("not traced: {error}"));
+        }
+        let text = format!("{} sites", self.summary.sites.patched);
+        self.account(paused, MarkKind::Attach, text);
+        Ok(true)
+    }
+
+    /// Returns can be held from now on.
+    fn alternatives_are_patched(
+        &mut self,
+        machine: &dyn Vm,
+        address: u64,
+    ) -> Result<bool, MachineError> {
+        let plan = self.planned();
+        let paused = machine.pause()?;
+        let stage = std::mem::replace(&mut self.stage, Stage::Off);
+        let Stage::Attached { mut attachment, from } = stage else {
+            self.stage = stage;
+            return Ok(false);
+        };
+        self.disarm(machine, &paused, address);
+        let ram = machine.ram();
+        let mut settled = attachment.settle(ram, &self.kernel).map_err(Into::into);
+        let waits = !plan.exits.is_empty() || self.tracing.waits_for_alternatives();
+        if from.is_none() && waits {
+            settled = settled.and_then(|()| self.enable(machine, &mut attachment, &plan));
+        }
+        if let Err(error) = settled {
+            self.note(format!("returns and switches are not traced: {error}"));
+        }
+        let mut text = format!("{} exits", attachment.held_exits());
+        if attachment.held_switches() > 0 {
+            let held = attachment.held_switches();
+            let _ = write!(text, ", {held} switches of interrupts and preemption");
+        }
+        self.watch_for_kexec(machine, &paused, attachment.image());
+        self.stage = Stage::Attached { attachment, from };
+        self.account(paused, MarkKind::Filter, text);
+        Ok(true)
+    }
+
+    /// Sites of `.init.text` are given back.
+    fn init_is_freed(&mut self, machine: &dyn Vm, address: u64) -> Result<bool, MachineError> {
+        let paused = machine.pause()?;
+        let stage = std::mem::replace(&mut self.stage, Stage::Off);
+        let Stage::Attached { mut attachment, from } = stage else {
+            self.stage = stage;
+            return Ok(false);
+        };
+        self.disarm(machine, &paused, address);
+        let text = match attachment.release_init(machine.ram()) {
+            Ok(restored) => format!("{} sites of .init.text given back", restored.sites),
+            Err(error) => {
+                self.note(error.to_string());
+                String::new()
+            }
+        };
+        // Late initcalls are over: from now on it goes evenly.
+        self.look_at_clock(machine, &paused, attachment.image());
+        self.stage = Stage::Attached { attachment, from };
+        // Nobody can call these any more: nothing is missed of them.
+        self.count_pause(paused, MarkKind::Filter, text);
+        Ok(true)
+    }
+
+    /// Lays a tripwire where the kernel leaves for another one; none in kernels that cannot.
+    fn watch_for_kexec(&mut self, machine: &dyn Vm, paused: &Paused<'_>, image: &Image) {
+        let laid = self.lay(Purpose::Leave, machine, paused, image, BEFORE_KEXEC);
+        if let Err(error) = laid {
+            log::debug!("kexec is not seen: {error}");
+        }
     }
 
     /// The pause ends in which the guest was to be attached to: it is said only if it was.
@@ -297,11 +323,12 @@ impl Controller {
         // Not before: triggers may have been added in the self-test.
         self.set_triggers(&mut attachment);
         match self.take_sites(machine, paused, vcpu, &mut attachment, stopped, plan) {
-            Ok((from, wires)) => {
+            Ok(from) => {
                 self.tell_anew();
-                Ok(Stage::Attached { attachment, from, wires })
+                Ok(Stage::Attached { attachment, from })
             }
             Err(error) => {
+                self.disarm_ways(machine, paused);
                 self.give_back(machine, paused, attachment);
                 Err(error)
             }
@@ -316,7 +343,7 @@ impl Controller {
         attachment: &mut Attachment,
         stopped: u64,
         plan: &Plan,
-    ) -> anyhow::Result<(Option<From>, Wires)> {
+    ) -> anyhow::Result<Option<usize>> {
         let (ram, image) = (machine.ram(), *attachment.image());
         paused.set_rip(vcpu, attachment.resume(ram, stopped)?)?;
         self.watch_tracepoints(machine, paused, attachment);
@@ -332,43 +359,37 @@ impl Controller {
             }
             Some(site) => match attachment.arm(ram, &self.kernel, site, &TRAP_INSTRUCTION)? {
                 Ok(address) => {
-                    paused.arm_trap(address);
-                    Some(From { site, address })
+                    self.tripwires.arm(Purpose::From, paused, address);
+                    Some(site)
                 }
                 Err(reason) => anyhow::bail!("--from {}: {reason}", self.name(site)),
             },
         };
         // After the exits, which are found by what the image has there.
         self.watch_the_end(machine, paused, image);
-        let wire = |name: &str| {
-            let wire = Tripwire::on_function(ram, &image, &self.kernel, name, &TRAP_INSTRUCTION);
-            wire.inspect(|wire| {
-                paused.arm_trap(wire.address());
-            })
-        };
+        let settles_at = Attachment::settles_at(&self.kernel);
+        let mut lay = |purpose, name| self.lay(purpose, machine, paused, &image, name);
         // Always: a live filter may want functions of .init.text later.
-        let init = BEFORE_FREE_INIT.iter().find_map(|name| wire(name).ok());
-        let settle = Attachment::settles_at(&self.kernel).map(wire).transpose();
-        if init.is_none() {
+        let is_seen = BEFORE_FREE_INIT.iter().any(|name| lay(Purpose::FreeInit, name).is_ok());
+        let settles = settles_at.map(|name| lay(Purpose::Settle, name)).transpose();
+        if !is_seen {
             // Without it we could not know when that memory is gone.
             let restored = attachment.release_init(ram)?;
             if restored.sites > 0 {
                 self.note("functions of .init.text are not traced: no tripwire".into());
             }
         }
-        let settle = settle.unwrap_or_else(|error| {
+        let settles = settles.unwrap_or_else(|error| {
             if self.tracing.waits_for_alternatives() {
                 self.note(format!("returns and switches are not traced: {error}"));
             }
             None
         });
         // Else then, since alternatives may be in that code.
-        let leave = match settle {
-            None => self.before_kexec(machine, paused, &image),
-            Some(_) => None,
-        };
-        let wires = Wires { init, settle, leave };
-        Ok((from, wires))
+        if settles.is_none() {
+            self.watch_for_kexec(machine, paused, &image);
+        }
+        Ok(from)
     }
 
     fn begin_stream(
@@ -452,23 +473,20 @@ impl Controller {
                      before ftrace_init"
                 ));
             }
-            Stage::Located { wire, .. } => {
-                self.disarm(machine, &paused, wire);
+            Stage::Located { .. } => {
+                self.disarm_for(machine, &paused, Purpose::Attach);
                 if self.next_never_told(AFTER_FTRACE_INIT) {
                     return Ok(());
                 }
                 self.note(format!("not traced: the guest ended before {AFTER_FTRACE_INIT}"));
             }
             Stage::Testing(testing) => self.abandon_self_test(machine, &paused, *testing),
-            Stage::Attached { attachment, from, wires } => {
-                if let Some(from) = from {
-                    paused.disarm_trap(from.address);
-                    let name = self.name(from.site);
+            Stage::Attached { attachment, from } => {
+                if let Some(site) = from {
+                    let name = self.name(site);
                     self.note(format!("not traced: {name} was never called"));
                 }
-                for wire in [wires.init, wires.settle, wires.leave].into_iter().flatten() {
-                    self.disarm(machine, &paused, wire);
-                }
+                self.disarm_ways(machine, &paused);
                 self.look_at_clock(machine, &paused, attachment.image());
                 if let Some(text) = self.give_back(machine, &paused, attachment) {
                     self.account(paused, MarkKind::Detach, text);
@@ -479,6 +497,14 @@ impl Controller {
         Ok(())
     }
 
+    /// Takes away the tripwires of an attached guest that lead on from there; those of its end stay. Before sites are
+    /// given back: one may be on a function that is held.
+    fn disarm_ways(&mut self, machine: &dyn Vm, paused: &Paused<'_>) {
+        for purpose in [Purpose::From, Purpose::FreeInit, Purpose::Settle, Purpose::Leave] {
+            self.disarm_for(machine, paused, purpose);
+        }
+    }
+
     /// Gives all back that is held; what there is to tell of it.
     pub(super) fn give_back(
         &mut self,
@@ -486,9 +512,7 @@ impl Controller {
         paused: &Paused<'_>,
         mut attachment: Box<Attachment>,
     ) -> Option<String> {
-        for trap in attachment.traps() {
-            paused.disarm_trap(trap);
-        }
+        self.tripwires.disarm_attachment(machine.ram(), paused);
         self.counters = Some(attachment.counters().clone());
         match attachment.release_all(machine.ram(), &self.kernel) {
             Ok(restored) => {

@@ -376,7 +376,7 @@ impl Controller {
     /// Makes the sites that are ours those that should be.
     pub(super) fn retarget(&mut self, machine: &dyn Vm, kind: MarkKind, what: &str) -> Answer {
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
-        let Stage::Attached { mut attachment, from: None, wires } = stage else {
+        let Stage::Attached { mut attachment, from: None } = stage else {
             let is_over = matches!(stage, Stage::Off);
             self.stage = stage;
             return Ok(match is_over {
@@ -398,7 +398,7 @@ impl Controller {
         let (paused, wanted) = match paused {
             Ok(both) => both,
             Err(error) => {
-                self.stage = Stage::Attached { attachment, from: None, wires };
+                self.stage = Stage::Attached { attachment, from: None };
                 return Err(error);
             }
         };
@@ -412,7 +412,7 @@ impl Controller {
         let changed = self.change(ram, &mut attachment, &wanted);
         self.keepers = if changed.is_ok() { keepers } else { BTreeMap::new() };
         let (count, switches) = (attachment.held(), attachment.held_switches());
-        self.stage = Stage::Attached { attachment, from: None, wires };
+        self.stage = Stage::Attached { attachment, from: None };
         let mut text = match wanted.events.len() {
             0 => format!("{what}: {count} sites"),
             events => format!("{what}: {count} sites, {events} events"),

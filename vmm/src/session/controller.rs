@@ -14,6 +14,7 @@ use super::notes::Notes;
 use super::plan::Plan;
 use super::selftest::Testing;
 use super::trigger_commands::Numbers;
+use super::tripwires::{Purpose, Tripwires};
 use super::verdict::Verdict;
 use super::vm::{Paused, Vm};
 use super::{Commands, Histogram, Tracing, mark};
@@ -22,7 +23,7 @@ use crate::kernel::{Exit, Exits, Kernel, Missing};
 use crate::relay::{ConsoleLines, ExitReader, Relay};
 use crate::serve::{ControlRequest, Join, Sink};
 use crate::stream::{MarkKind, Summary};
-use crate::tracer::{Attachment, Counters, ExitPlan, Image, ModuleFunction, Room, Tripwire};
+use crate::tracer::{Attachment, Counters, ExitPlan, GuestError, Image, ModuleFunction, Room};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,37 +34,13 @@ pub(super) enum Stage {
     /// The kernel has not said where it is.
     Unknown,
     /// Where it is is known; stops at the tripwire after `ftrace_init`.
-    Located { image: Image, wire: Tripwire },
+    Located { image: Image },
     /// The annex is there, and one site is called to see that all works.
     Testing(Box<Testing>),
-    /// Attached; sites are (or, with `from`, are not yet) ours.
-    Attached { attachment: Box<Attachment>, from: Option<From>, wires: Wires },
+    /// Attached; sites are ours, or are not yet: `from` is then the site of `--from`, which waits to be called.
+    Attached { attachment: Box<Attachment>, from: Option<usize> },
     /// Not tracing any more, or never.
     Off,
-}
-
-/// Tripwires of an attached guest.
-#[derive(Default)]
-pub(super) struct Wires {
-    /// Before `.init.text` is freed.
-    pub(super) init: Option<Tripwire>,
-    /// When alternatives are patched.
-    pub(super) settle: Option<Tripwire>,
-    /// Before another kernel takes its place.
-    pub(super) leave: Option<Tripwire>,
-}
-
-impl Wires {
-    /// Whether alternatives are still to be patched.
-    pub(super) fn settles(&self) -> bool {
-        self.settle.is_some()
-    }
-}
-
-/// The tripwire of `--from`, on a site.
-pub(super) struct From {
-    pub(super) site: usize,
-    pub(super) address: u64,
 }
 
 /// Where the stream goes, until there is a relay that has it.
@@ -87,6 +64,8 @@ pub(super) struct Controller {
     /// What is to be done about exits when tracing begins.
     pub(super) exit_plan: Option<ExitPlan>,
     pub(super) stage: Stage,
+    /// Where vCPUs may stop, and for what.
+    pub(super) tripwires: Tripwires,
     pub(super) stream: Option<Output>,
     pub(super) relay: Option<Relay>,
     pub(super) summary: Summary,
@@ -176,6 +155,7 @@ impl Controller {
             room: Room::default(),
             exit_plan,
             stage: Stage::Unknown,
+            tripwires: Tripwires::default(),
             stream: Some(stream),
             relay: None,
             summary: Summary::default(),
@@ -270,9 +250,14 @@ impl Controller {
     pub(super) fn count_pause(&mut self, paused: Paused<'_>, kind: MarkKind, text: String) -> u64 {
         let ticks = paused.tsc(0).unwrap_or(0);
         if let Stage::Attached { attachment, .. } = &self.stage {
-            attachment.program_traps().for_each(|trap| {
-                paused.arm_trap(trap);
-            });
+            // Of programs that were made meanwhile.
+            for trap in attachment.program_traps() {
+                if self.tripwires.at(trap).is_none()
+                    && let Some(stop) = attachment.stopped(trap)
+                {
+                    self.tripwires.arm(Purpose::Program(stop), &paused, trap);
+                }
+            }
         }
         arch::code_changed();
         let duration = paused.resume();
@@ -298,10 +283,33 @@ impl Controller {
         }
     }
 
-    pub(super) fn disarm(&mut self, machine: &dyn Vm, paused: &Paused<'_>, wire: Tripwire) {
-        paused.disarm_trap(wire.address());
-        if let Err(error) = wire.disarm(machine.ram()) {
+    /// Lays a tripwire on a function of the kernel's.
+    ///
+    /// # Errors
+    /// As [`Tripwires::lay`].
+    pub(super) fn lay(
+        &mut self,
+        purpose: Purpose,
+        machine: &dyn Vm,
+        paused: &Paused<'_>,
+        image: &Image,
+        function: &str,
+    ) -> Result<(), GuestError> {
+        self.tripwires.lay(purpose, machine.ram(), paused, (&self.kernel, image), function)
+    }
+
+    /// Takes a tripwire away. Whether one was armed here.
+    pub(super) fn disarm(&mut self, machine: &dyn Vm, paused: &Paused<'_>, address: u64) -> bool {
+        self.tripwires.take_away(machine.ram(), paused, address).unwrap_or_else(|error| {
             self.note(error.to_string());
+            true
+        })
+    }
+
+    /// The same of that for this purpose, if there is one.
+    pub(super) fn disarm_for(&mut self, machine: &dyn Vm, paused: &Paused<'_>, purpose: Purpose) {
+        if let Some(address) = self.tripwires.find(purpose) {
+            self.disarm(machine, paused, address);
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::kernel::Functions;
 use crate::relay::{SNAPSHOT_TIME, Snapshot};
 use crate::serve::{Answer, Control, ControlRequest, Reply, TriggerAction};
 use crate::stream::MarkKind;
-use crate::tracer::Attachment;
+use crate::tracer::{Attachment, Stopped};
 use std::time::Duration;
 use vmtrace_trampolines::Overflow;
 
@@ -26,10 +26,15 @@ impl Controller {
         failed.into_iter().for_each(|text| self.note(text));
     }
 
-    /// Whether a program has stopped a vCPU here, for a trigger, which is obeyed then.
-    pub(super) fn triggered(&mut self, machine: &dyn Vm, vcpu: usize, address: u64) -> bool {
+    /// A program has stopped a vCPU at this address for a trigger, which is obeyed. Whether this was attended to.
+    pub(super) fn triggered(
+        &mut self,
+        machine: &dyn Vm,
+        vcpu: usize,
+        address: u64,
+        stopped: Stopped,
+    ) -> bool {
         let Stage::Attached { attachment, .. } = &mut self.stage else { return false };
-        let Some(stopped) = attachment.stopped(address) else { return false };
         // Who had this number before may be meant, in whose program a task has stood since: then not all calls of
         // the one that has it now have come.
         let is_done = attachment.counters().left(stopped.number) == Some(0);

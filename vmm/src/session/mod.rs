@@ -42,6 +42,7 @@ mod switches;
 mod tracing;
 mod trigger_commands;
 mod triggers;
+mod tripwires;
 mod values;
 mod verdict;
 mod vm;

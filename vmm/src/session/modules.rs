@@ -6,6 +6,7 @@ use super::controller::{Controller, Stage};
 use super::plan::Plan;
 use super::shares::Shares;
 use super::triggers::Trigger;
+use super::tripwires::Purpose;
 use super::vm::{Paused, Vm};
 use super::{Tracer, Tracing, arch};
 use crate::kernel::{Exit, Functions, Missing, Selection, selects};
@@ -67,7 +68,9 @@ impl Controller {
         let why = match attachment.watch_modules(ram, &self.kernel, &TRAP_INSTRUCTION) {
             Ok(traps) => {
                 for trap in traps {
-                    paused.arm_trap(trap);
+                    if let Some((moment, next)) = attachment.module_moment(trap) {
+                        self.tripwires.arm(Purpose::Module { moment, next }, paused, trap);
+                    }
                 }
                 return;
             }
@@ -137,10 +140,16 @@ impl Controller {
         waiting
     }
 
-    /// Whether a module comes or goes here, which is dealt with then.
-    pub(super) fn module_told(&mut self, machine: &dyn Vm, vcpu: usize, address: u64) -> bool {
-        let Stage::Attached { attachment, .. } = &self.stage else { return false };
-        let Some((moment, next)) = attachment.module_moment(address) else { return false };
+    /// A module comes or goes. Whether this was attended to.
+    pub(super) fn module_told(
+        &mut self,
+        machine: &dyn Vm,
+        vcpu: usize,
+        (moment, next): (ModuleMoment, u64),
+    ) -> bool {
+        if !matches!(self.stage, Stage::Attached { .. }) {
+            return false;
+        }
         let paused = match machine.pause() {
             Ok(paused) => paused,
             Err(error) => {
@@ -150,7 +159,7 @@ impl Controller {
             }
         };
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
-        let Stage::Attached { mut attachment, from, wires } = stage else { return false };
+        let Stage::Attached { mut attachment, from } = stage else { return false };
         let told = match paused.registers(vcpu) {
             Ok(registers) => {
                 let word = |index| match arch::argument(&registers, index) {
@@ -186,7 +195,7 @@ impl Controller {
             Err(error) => Err(error.to_string()),
         };
         let went_on = paused.set_rip(vcpu, next);
-        self.stage = Stage::Attached { attachment, from, wires };
+        self.stage = Stage::Attached { attachment, from };
         match &told {
             Ok(Some((text, count))) if *count > 0 => {
                 self.account(paused, MarkKind::Filter, text.clone());
@@ -298,9 +307,9 @@ impl Controller {
     /// The same for what is about to be asked for, which may depend on them.
     pub(super) fn look_for_module_exits(&mut self, machine: &dyn Vm) {
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
-        if let Stage::Attached { mut attachment, from, wires } = stage {
+        if let Stage::Attached { mut attachment, from } = stage {
             self.find_module_exits(machine.ram(), &mut attachment, None);
-            self.stage = Stage::Attached { attachment, from, wires };
+            self.stage = Stage::Attached { attachment, from };
         } else {
             self.stage = stage;
         }

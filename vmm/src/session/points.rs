@@ -3,6 +3,7 @@
 use super::controller::{Controller, Stage};
 use super::events::{TracedEvent, add_events, events};
 use super::mark;
+use super::tripwires::{Purpose, Tripwires};
 use super::vm::{Paused, Vm};
 use crate::kernel::preemptirq::{Switch, Switches};
 use crate::machine::TRAP_INSTRUCTION;
@@ -13,6 +14,15 @@ use std::time::Duration;
 
 /// Names of events that a mark has.
 const NAMED: usize = 20;
+
+/// Lets vCPUs stop at these traps of [`Attachment::watch_tracepoints`].
+fn arm(tripwires: &mut Tripwires, paused: &Paused<'_>, attachment: &Attachment, traps: Vec<u64>) {
+    for trap in traps {
+        if let Some((moment, next)) = attachment.tracepoint_moment(trap) {
+            tripwires.arm(Purpose::Tracepoints { moment, next }, paused, trap);
+        }
+    }
+}
 
 impl Controller {
     /// Lets tracepoints be held, if any are asked for: the guest is watched from then on, and not
@@ -28,22 +38,19 @@ impl Controller {
         }
         let ram = machine.ram();
         match attachment.watch_tracepoints(ram, &self.kernel, &TRAP_INSTRUCTION) {
-            Ok(traps) => traps.into_iter().for_each(|trap| {
-                paused.arm_trap(trap);
-            }),
+            Ok(traps) => arm(&mut self.tripwires, paused, attachment, traps),
             Err(error) => self.note(format!("events are not traced: {error}")),
         }
     }
 
-    /// Whether the guest begins or ends a change of its tracepoints here, which is dealt with then.
+    /// The guest begins or ends a change of its tracepoints. Whether this was attended to.
     pub(super) fn guest_changes_tracepoints(
         &mut self,
         machine: &dyn Vm,
         vcpu: usize,
-        address: u64,
+        (moment, next): (Moment, u64),
     ) -> bool {
         let Stage::Attached { attachment, .. } = &mut self.stage else { return false };
-        let Some((moment, next)) = attachment.tracepoint_moment(address) else { return false };
         let paused = match machine.pause() {
             Ok(paused) => paused,
             Err(error) => {
@@ -227,9 +234,8 @@ impl Controller {
         let paused = machine.pause().map_err(|error| error.to_string())?;
         let ram = machine.ram();
         let traps = attachment.watch_tracepoints(ram, &self.kernel, &TRAP_INSTRUCTION);
-        for trap in traps.map_err(|error| error.to_string())? {
-            paused.arm_trap(trap);
-        }
+        let traps = traps.map_err(|error| error.to_string())?;
+        arm(&mut self.tripwires, &paused, attachment, traps);
         Ok(())
     }
 

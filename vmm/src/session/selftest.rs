@@ -3,6 +3,7 @@
 use super::arch;
 use super::controller::{Controller, Stage};
 use super::plan::Plan;
+use super::tripwires::Purpose;
 use super::vm::{Paused, Vm};
 use crate::kernel::SiteSection;
 use crate::machine::{Detour, Diverted, Registers, TRAP_INSTRUCTION};
@@ -82,9 +83,11 @@ impl Controller {
             };
             let (address, stack) = test.start();
             let detour = Detour { address, stack, returns_to: stopped, faults: test.faults() };
-            test.traps().for_each(|trap| {
-                paused.arm_trap(trap);
-            });
+            for trap in test.traps() {
+                if let Some(reached) = test.reached(trap) {
+                    self.tripwires.arm(Purpose::SelfTest(reached), paused, trap);
+                }
+            }
             let diverted = paused.divert(vcpu, &detour)?;
             let (begun, ticks) = (paused.registers(vcpu)?, paused.tsc(vcpu)?);
             let deadline = Instant::now() + PATIENCE;
@@ -126,11 +129,11 @@ impl Controller {
         }
     }
 
-    /// Whether the test has come to an end here, which is dealt with then.
-    pub(super) fn self_tested(&mut self, machine: &dyn Vm, vcpu: usize, address: u64) -> bool {
-        let Stage::Testing(testing) = &self.stage else { return false };
-        let Some(reached) = testing.sent.test.reached(address) else { return false };
-        let Stage::Testing(testing) = std::mem::replace(&mut self.stage, Stage::Off) else {
+    /// The test has come to this end. Whether this was attended to.
+    pub(super) fn self_tested(&mut self, machine: &dyn Vm, vcpu: usize, reached: Reached) -> bool {
+        let stage = std::mem::replace(&mut self.stage, Stage::Off);
+        let Stage::Testing(testing) = stage else {
+            self.stage = stage;
             return false;
         };
         debug_assert_eq!(vcpu, testing.sent.vcpu);
@@ -185,7 +188,7 @@ impl Controller {
     /// # Errors
     /// When not exactly that was seen which has to be.
     fn conclude(
-        &self,
+        &mut self,
         machine: &dyn Vm,
         paused: &Paused<'_>,
         attachment: &mut Attachment,
@@ -215,7 +218,7 @@ impl Controller {
         };
         let seen = look();
         for trap in test.traps() {
-            paused.disarm_trap(trap);
+            self.disarm(machine, paused, trap);
         }
         let put_back = paused.put_back(vcpu, &diverted).context("registers were not put back");
         let ram = machine.ram();

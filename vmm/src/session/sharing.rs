@@ -1,6 +1,7 @@
 //! Sites that the guest's own ftrace uses as well: its updates, and who waits for their end.
 
 use super::controller::{Controller, Stage};
+use super::tripwires::Purpose;
 use super::vm::{Paused, Vm};
 use crate::kernel::FtraceKind;
 use crate::machine::TRAP_INSTRUCTION;
@@ -18,19 +19,27 @@ impl Controller {
         attachment: &mut Attachment,
     ) {
         match attachment.share(machine.ram(), &self.kernel, &TRAP_INSTRUCTION) {
-            Ok(traps) => traps.into_iter().for_each(|trap| {
-                paused.arm_trap(trap);
-            }),
+            Ok(traps) => {
+                for trap in traps {
+                    if let Some((moment, next)) = attachment.moment(trap) {
+                        self.tripwires.arm(Purpose::Update { moment, next }, paused, trap);
+                    }
+                }
+            }
             Err(error) => {
                 self.note(format!("the guest's own ftrace is refused what is traced: {error}"));
             }
         }
     }
 
-    /// Whether an update of the guest's ftrace begins or ends here, which is dealt with then.
-    pub(super) fn guest_updates(&mut self, machine: &dyn Vm, vcpu: usize, address: u64) -> bool {
+    /// An update of the guest's ftrace begins or ends. Whether this was attended to.
+    pub(super) fn guest_updates(
+        &mut self,
+        machine: &dyn Vm,
+        vcpu: usize,
+        (moment, next): (Moment, u64),
+    ) -> bool {
         let Stage::Attached { attachment, .. } = &mut self.stage else { return false };
-        let Some((moment, next)) = attachment.moment(address) else { return false };
         let paused = match machine.pause() {
             Ok(paused) => paused,
             Err(error) => {
@@ -109,7 +118,7 @@ impl Controller {
 
     fn enable_late(&mut self, machine: &dyn Vm) {
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
-        let Stage::Attached { mut attachment, from: None, wires } = stage else {
+        let Stage::Attached { mut attachment, from: None } = stage else {
             self.stage = stage;
             return;
         };
@@ -118,14 +127,14 @@ impl Controller {
             Ok(paused) => paused,
             Err(error) => {
                 self.note(format!("not traced: {error}"));
-                self.stage = Stage::Attached { attachment, from: None, wires };
+                self.stage = Stage::Attached { attachment, from: None };
                 return;
             }
         };
         if let Err(error) = self.enable(machine, &mut attachment, &plan) {
             self.note(format!("not traced: {error}"));
         }
-        self.stage = Stage::Attached { attachment, from: None, wires };
+        self.stage = Stage::Attached { attachment, from: None };
         let text = format!("{} sites", self.summary.sites.patched);
         self.account(paused, MarkKind::Filter, text);
     }

@@ -110,7 +110,7 @@ impl Controller {
 
     /// What to say when functions of a trigger cannot be held.
     fn not_held(&self, id: u32) -> String {
-        let Stage::Attached { attachment, from: None, .. } = &self.stage else {
+        let Stage::Attached { attachment, from: None } = &self.stage else {
             return String::new();
         };
         let Some(trigger) = self.tracing.triggers.iter().find(|it| it.id == id) else {

@@ -5,11 +5,12 @@
 use super::arch;
 use super::controller::Controller;
 use super::printk::{self, Arguments};
+use super::tripwires::Purpose;
 use super::vm::{Paused, Vm};
 use crate::kernel::Kernel;
 use crate::machine::{ExitReason, MachineError, TRAP_INSTRUCTION};
 use crate::stream::MarkKind;
-use crate::tracer::{Guest, Image, Scheduling, Tripwire};
+use crate::tracer::{Guest, Image, Scheduling};
 use std::cell::OnceCell;
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ const FORMAT: usize = 1024;
 
 /// What a function says about the guest when it is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum EndSign {
     /// The kernel gives up.
     Panic,
     /// The kernel has met a bug of its own and tries to go on.
@@ -39,18 +40,13 @@ enum Kind {
 /// Where each is told: `panic` and `oops_enter` in kernel/panic.c, `emergency_restart` in
 /// kernel/reboot.c, `machine_restart` in arch/*/kernel/reboot.c or reset.c, `ftrace_bug` in
 /// kernel/trace/ftrace.c.
-const FUNCTIONS: [(&str, Kind); 5] = [
-    ("ftrace_bug", Kind::FtraceBug),
-    ("panic", Kind::Panic),
-    ("oops_enter", Kind::Oops),
-    ("machine_restart", Kind::Restart),
-    ("emergency_restart", Kind::Restart),
+const FUNCTIONS: [(&str, EndSign); 5] = [
+    ("ftrace_bug", EndSign::FtraceBug),
+    ("panic", EndSign::Panic),
+    ("oops_enter", EndSign::Oops),
+    ("machine_restart", EndSign::Restart),
+    ("emergency_restart", EndSign::Restart),
 ];
-
-struct Wire {
-    kind: Kind,
-    wire: Tripwire,
-}
 
 /// What is known of the guest's end.
 #[derive(Default)]
@@ -59,7 +55,6 @@ pub(super) struct Verdict {
     pub(super) image: Option<Image>,
     /// Its scheduler, as far as it is known, once somebody has asked.
     scheduling: OnceCell<Option<Scheduling>>,
-    wires: Vec<Wire>,
     /// The first panic's message, and when.
     panicked: Option<(String, Instant)>,
     restarts: bool,
@@ -109,35 +104,31 @@ impl Controller {
     /// Lays the tripwires, at the moment when the guest is attached to: one CPU runs, and it is in
     /// none of these functions.
     pub(super) fn watch_the_end(&mut self, machine: &dyn Vm, paused: &Paused<'_>, image: Image) {
-        let ram = machine.ram();
         let mut missing = Vec::new();
-        let halt = arch::HALT.map(|name| (name, Kind::Halt));
-        for (name, kind) in FUNCTIONS.into_iter().chain(halt) {
-            match Tripwire::on_function(ram, &image, &self.kernel, name, &TRAP_INSTRUCTION) {
-                Ok(wire) => {
-                    paused.arm_trap(wire.address());
-                    self.verdict.wires.push(Wire { kind, wire });
-                }
-                Err(error) => missing.push((name, kind, error)),
+        let halt = arch::HALT.map(|name| (name, EndSign::Halt));
+        for (name, sign) in FUNCTIONS.into_iter().chain(halt) {
+            let laid = self.lay(Purpose::End(sign), machine, paused, &image, name);
+            if let Err(error) = laid {
+                missing.push((name, sign, error));
             }
         }
-        for (name, kind, error) in missing {
-            let untold = match kind {
-                Kind::Panic => {
+        for (name, sign, error) in missing {
+            let untold = match sign {
+                EndSign::Panic => {
                     "only the guest's console shows whether it panics, and anybody in the \
                                 guest can write there"
                 }
-                Kind::Oops => "an oops of the guest is not reported",
-                Kind::FtraceBug => "it is not reported when the guest gives up its own ftrace",
-                Kind::Restart => "a restart of this kind is not distinguished from a reset",
-                Kind::Halt => "a guest that halts does not end the run",
+                EndSign::Oops => "an oops of the guest is not reported",
+                EndSign::FtraceBug => "it is not reported when the guest gives up its own ftrace",
+                EndSign::Restart => "a restart of this kind is not distinguished from a reset",
+                EndSign::Halt => "a guest that halts does not end the run",
             };
             self.note(format!("{untold}: no tripwire on {name}: {error}"));
         }
         self.verdict.image = Some(image);
         self.verdict.scheduling = OnceCell::new();
         self.verdict.left = false;
-        if self.verdict.wires.iter().any(|wire| wire.kind == Kind::Panic) {
+        if self.tripwires.find(Purpose::End(EndSign::Panic)).is_some() {
             machine.console_is_no_witness();
         }
     }
@@ -149,8 +140,8 @@ impl Controller {
     /// When vCPUs do not stop: the tripwires stay.
     pub(super) fn leave_the_end(&mut self, machine: &dyn Vm) -> Result<(), MachineError> {
         let paused = machine.pause()?;
-        for Wire { wire, .. } in std::mem::take(&mut self.verdict.wires) {
-            self.disarm(machine, &paused, wire);
+        for address in self.tripwires.all(|purpose| matches!(purpose, Purpose::End(_))) {
+            self.disarm(machine, &paused, address);
         }
         (self.verdict.left, self.verdict.image) = (true, None);
         self.hang.boots_anew();
@@ -160,10 +151,15 @@ impl Controller {
         Ok(())
     }
 
-    /// Whether a tripwire of these was hit, which is dealt with then.
-    pub(super) fn end_told(&mut self, machine: &dyn Vm, vcpu: usize, address: u64) -> bool {
-        let found = self.verdict.wires.iter().position(|wire| wire.wire.address() == address);
-        let (Some(found), Some(image)) = (found, self.verdict.image) else { return false };
+    /// A tripwire of these was hit, at this address. Whether this was attended to.
+    pub(super) fn end_told(
+        &mut self,
+        machine: &dyn Vm,
+        vcpu: usize,
+        address: u64,
+        sign: EndSign,
+    ) -> bool {
+        let Some(image) = self.verdict.image else { return false };
         let paused = match machine.pause() {
             Ok(paused) => paused,
             Err(error) => {
@@ -171,35 +167,34 @@ impl Controller {
                 return true;
             }
         };
-        let Wire { kind, wire } = self.verdict.wires.swap_remove(found);
         let ram = machine.ram();
-        let text = match kind {
-            Kind::Panic => {
+        let text = match sign {
+            EndSign::Panic => {
                 let message = message(ram, &image, &self.kernel, &paused, vcpu);
                 let _ = machine.kernel_has_panicked();
                 let text = format!("kernel panic: {message}");
                 self.verdict.panicked.get_or_insert((message, Instant::now()));
                 text
             }
-            Kind::Oops => {
+            EndSign::Oops => {
                 self.note(
                     "the guest's kernel has met a bug of its own (oops): see its console".into(),
                 );
                 "kernel oops".to_owned()
             }
-            Kind::FtraceBug => "the guest's ftrace gives up".to_owned(),
-            Kind::Restart => {
+            EndSign::FtraceBug => "the guest's ftrace gives up".to_owned(),
+            EndSign::Restart => {
                 self.verdict.restarts = true;
                 "kernel restarts".to_owned()
             }
-            Kind::Halt => {
+            EndSign::Halt => {
                 self.verdict.halts = true;
                 "kernel halts".to_owned()
             }
         };
-        self.lift(machine, &paused, wire);
+        self.lift(machine, &paused, address);
         self.account(paused, MarkKind::Note, text);
-        if kind == Kind::FtraceBug {
+        if sign == EndSign::FtraceBug {
             let what = "the guest's own ftrace has found a site that is not as it left it, and has \
                         given up (ftrace_bug: see its console)";
             self.anomaly(machine, what.to_owned());
@@ -219,16 +214,16 @@ impl Controller {
     }
 
     /// Puts back what was under a tripwire of these. A vCPU that stands inside it begins again.
-    fn lift(&mut self, machine: &dyn Vm, paused: &Paused<'_>, wire: Tripwire) {
-        let inside = wire.address() + 1..wire.address() + TRAP_INSTRUCTION.len() as u64;
+    fn lift(&mut self, machine: &dyn Vm, paused: &Paused<'_>, address: u64) {
+        let inside = address + 1..address + TRAP_INSTRUCTION.len() as u64;
         for vcpu in 0..paused.vcpus() {
             let stands = paused.registers(vcpu).map(|registers| arch::program_counter(&registers));
             if stands.is_ok_and(|at| inside.contains(&at)) {
                 // It has done nothing yet but load a register that is the trap's.
-                let _ = paused.set_rip(vcpu, wire.address());
+                let _ = paused.set_rip(vcpu, address);
             }
         }
-        self.disarm(machine, paused, wire);
+        self.disarm(machine, paused, address);
     }
 }
 

@@ -57,11 +57,6 @@ impl Attachment {
         self.module_traps.as_ref()?.stops.find(address)
     }
 
-    /// Run-time addresses of the traps of [`Attachment::watch_modules`].
-    pub(super) fn module_trap_addresses(&self) -> impl Iterator<Item = u64> {
-        self.module_traps.iter().flat_map(|traps| traps.stops.traps())
-    }
-
     /// A module is ready, whose `struct module` is at this run-time address: its sites have numbers
     /// from now on. None of them is held. All vCPUs are paused.
     ///

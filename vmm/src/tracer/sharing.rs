@@ -220,13 +220,4 @@ impl Attachment {
         let view = View::with_annex(guest, self.near, &*self.memory);
         Ok(stops.remove(&view)?)
     }
-
-    /// Run-time addresses of the traps at which the guest stops by itself: those of
-    /// [`Attachment::share`], of modules and of tracepoints.
-    #[must_use]
-    pub fn traps(&self) -> Vec<u64> {
-        let traps = self.sharing.iter().flat_map(|sharing| sharing.stops.traps());
-        let traps = traps.chain(self.module_trap_addresses()).chain(self.tracepoint_traps());
-        traps.chain(self.program_traps()).collect()
-    }
 }

@@ -9,6 +9,7 @@ mod fake_guest;
 mod machine;
 mod orders;
 mod random;
+mod tripwires;
 
 use fake_guest::Fake;
 use machine::{Ran, Step, Trouble, run};

@@ -30,18 +30,13 @@ impl Attachment {
             return Err(TraceError::Code("its code cannot be changed"));
         }
         self.points.stops = stops;
-        Ok(self.tracepoint_traps().collect())
+        Ok(self.points.stops.traps().collect())
     }
 
     /// Whether tracepoints can be held.
     #[must_use]
     pub fn watches_tracepoints(&self) -> bool {
         !self.points.stops.is_empty()
-    }
-
-    /// Run-time addresses of the traps of [`Attachment::watch_tracepoints`].
-    pub(in crate::tracer) fn tracepoint_traps(&self) -> impl Iterator<Item = u64> {
-        self.points.stops.traps()
     }
 
     /// Whether a vCPU that stands at this run-time address begins or ends a change of tracepoints,
