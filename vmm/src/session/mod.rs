@@ -317,8 +317,11 @@ pub fn attend(
                     break exit.as_ref().map_or(Exit::Timeout, |_| Exit::Panic);
                 }
                 if let Some(message) = controller.look_for_hang(machine) {
-                    exit = Some(ExitReason::Hang { message });
-                    break Exit::Hang;
+                    // A crash kernel that hangs is of a guest that has panicked.
+                    let reason = controller.verdict.of(ExitReason::Hang { message });
+                    let end = end_of(&reason);
+                    exit = Some(reason);
+                    break end;
                 }
             }
             Err(RecvTimeoutError::Disconnected) => break Exit::Unknown,

@@ -88,8 +88,23 @@ impl Controller {
                     self.tripwires.arm(Purpose::SelfTest(reached), paused, trap);
                 }
             }
-            let diverted = paused.divert(vcpu, &detour)?;
-            let (begun, ticks) = (paused.registers(vcpu)?, paused.tsc(vcpu)?);
+            let sent = paused.divert(vcpu, &detour).and_then(|diverted| {
+                match paused.registers(vcpu).and_then(|begun| Ok((begun, paused.tsc(vcpu)?))) {
+                    Ok((begun, ticks)) => Ok((diverted, begun, ticks)),
+                    Err(error) => paused.put_back(vcpu, &diverted).and(Err(error)),
+                }
+            });
+            let (diverted, begun, ticks) = match sent {
+                Ok(sent) => sent,
+                Err(error) => {
+                    // Nobody would attend to its traps.
+                    for trap in test.traps() {
+                        self.disarm(machine, paused, trap);
+                    }
+                    attachment.end_self_test(ram, &self.kernel, &test, None)?;
+                    return Err(error.into());
+                }
+            };
             let deadline = Instant::now() + PATIENCE;
             return Ok(Some(Sent { test, vcpu, diverted, begun, ticks, stopped, deadline }));
         }

@@ -82,6 +82,24 @@ impl Verdict {
         self.panicked.is_some()
     }
 
+    /// The kernel says why it panics, which counts more than that a device was told.
+    fn panics(&mut self, message: String) {
+        if self.panicked.as_ref().is_none_or(|(known, _)| known == UNTOLD) {
+            self.panicked = Some((message, Instant::now()));
+        }
+    }
+
+    /// The kernel has told the pvpanic device that it panics, and `why` on its console if that counts. With `leaves`
+    /// another one will run, and nobody else tells when. Returns the reason where the panic is news.
+    fn told(&mut self, why: impl FnOnce() -> Option<String>, leaves: bool) -> Option<&str> {
+        self.left |= leaves;
+        if self.panicked.is_some() {
+            return None;
+        }
+        let message = why().unwrap_or_else(|| UNTOLD.to_owned());
+        Some(self.panicked.insert((message, Instant::now())).0.as_str())
+    }
+
     /// How a guest has ended that has panicked.
     pub(super) fn panic(&self) -> Option<ExitReason> {
         let (message, _) = self.panicked.as_ref()?;
@@ -173,7 +191,7 @@ impl Controller {
                 let message = message(ram, &image, &self.kernel, &paused, vcpu);
                 let _ = machine.kernel_has_panicked();
                 let text = format!("kernel panic: {message}");
-                self.verdict.panicked.get_or_insert((message, Instant::now()));
+                self.verdict.panics(message);
                 text
             }
             EndSign::Oops => {
@@ -204,13 +222,14 @@ impl Controller {
 
     /// The kernel has told the pvpanic device that it panics: for kernels where no tripwire is on that.
     pub(super) fn panic_told(&mut self, machine: &dyn Vm, crash_kernel: bool) {
-        self.verdict.left |= crash_kernel;
-        if self.verdict.has_panicked() {
-            return;
+        let leaves = crash_kernel && self.tripwires.find(Purpose::Leave).is_none();
+        if leaves {
+            self.hang.boots_anew();
         }
-        let message = machine.kernel_has_panicked().unwrap_or_else(|| UNTOLD.to_owned());
-        self.mark(machine, MarkKind::Note, Duration::ZERO, format!("kernel panic: {message}"));
-        self.verdict.panicked = Some((message, Instant::now()));
+        if let Some(message) = self.verdict.told(|| machine.kernel_has_panicked(), leaves) {
+            let text = format!("kernel panic: {message}");
+            self.mark(machine, MarkKind::Note, Duration::ZERO, text);
+        }
     }
 
     /// Puts back what was under a tripwire of these. A vCPU that stands inside it begins again.
@@ -297,6 +316,11 @@ mod tests {
             assert_eq!(panicked().of(seen.clone()), panic);
             assert_eq!(Verdict::default().of(seen.clone()), seen);
         }
+        let hangs = ExitReason::Hang { message: "y".into() };
+        assert_eq!(
+            (panicked().of(hangs.clone()), Verdict::default().of(hangs.clone())),
+            (panic.clone(), hangs)
+        );
         let failed = ExitReason::InternalError("KVM".into());
         assert_eq!(panicked().of(failed.clone()), failed);
         let restarts = Verdict { restarts: true, ..Verdict::default() };
@@ -307,5 +331,27 @@ mod tests {
         assert_eq!(Verdict { left: true, ..panicked() }.deadline(), None);
         assert_eq!(Verdict { left: true, ..panicked() }.of(ExitReason::Reset), panic);
         assert_eq!((Verdict::default().deadline(), Verdict::default().panic()), (None, None));
+    }
+
+    // Who waits for a crash kernel must not end it, and who does not must not wait for ever; why the kernel panics is
+    // worth more than that it does.
+    #[test]
+    fn what_a_device_is_told_counts_as_long_as_nobody_knows_better() {
+        let message = |verdict: &Verdict| verdict.panicked.clone().map(|(message, _)| message);
+        for leaves in [false, true] {
+            let mut verdict = Verdict::default();
+            assert_eq!(verdict.told(|| None, leaves), Some(UNTOLD));
+            assert_eq!(verdict.deadline().is_none(), leaves);
+            assert_eq!(verdict.told(|| panic!("it is known"), false), None);
+            assert_eq!(verdict.deadline().is_none(), leaves);
+            verdict.panics("x".into());
+            verdict.panics("y".into());
+            assert_eq!(message(&verdict).as_deref(), Some("x"));
+        }
+        let mut verdict = panicked();
+        assert_eq!(verdict.told(|| panic!("it is known"), true), None);
+        assert_eq!((verdict.deadline(), message(&verdict).as_deref()), (None, Some("x")));
+        let mut verdict = Verdict::default();
+        assert_eq!(verdict.told(|| Some("z".into()), false), Some("z"));
     }
 }

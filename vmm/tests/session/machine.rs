@@ -74,6 +74,8 @@ pub(crate) enum SelfCall {
     Forgets,
     /// It comes back with another register than it began with.
     Spoils,
+    /// The vCPU cannot be sent away.
+    Refused,
 }
 
 #[derive(Default)]
@@ -464,7 +466,7 @@ impl FakeVm {
         let mut state = self.state.borrow_mut();
         let time = state.clock;
         match state.self_call {
-            SelfCall::Forgets => {}
+            SelfCall::Forgets | SelfCall::Refused => {}
             SelfCall::Returns | SelfCall::Spoils => self.fake.hit(
                 Record {
                     task: self.fake.runtime(self.fake.link("init_task")),
@@ -643,6 +645,9 @@ impl Stopped for AllStopped<'_> {
     fn divert(&self, vcpu: usize, detour: &Detour) -> Result<Diverted, MachineError> {
         let state = &mut *self.0.state.borrow_mut();
         assert!(state.away.is_none(), "sent away twice");
+        if state.self_call == SelfCall::Refused {
+            return Err(MachineError::NoVcpu(vcpu));
+        }
         let registers = &mut state.registers[vcpu];
         state.away = Some((vcpu, *registers, *detour));
         (registers.rip, registers.rsp) = (detour.address, detour.stack);

@@ -502,6 +502,20 @@ fn a_failed_self_test_leaves_the_guest_alone() {
     }
 }
 
+// A trap of the self-test that is left in the guest would be one that nobody attends to.
+#[test]
+fn a_self_test_that_cannot_begin_leaves_nothing_behind() {
+    let subject = Subject::new(ON);
+    let trouble = Trouble { self_call: SelfCall::Refused, ..Trouble::default() };
+    let ran = subject.run(boot(), trouble);
+    assert!(ran.notes().contains("not traced: "), "{}", ran.notes());
+    assert_eq!(ran.outcome().anomaly, None);
+    assert_eq!(ran.outcome().summary.sites.patched, 0);
+    assert_eq!(ran.outcome().exit, Some(ExitReason::PowerOff));
+    subject.assert_restored(&ran, "a self-test that cannot begin");
+    assert_eq!(ran.vm.traps().len(), 0, "{:x?}", ran.vm.traps());
+}
+
 // Between the two ends of an update the guest's bytes are the guest's; it may die there, panic there, or
 // leave for another kernel.
 #[test]
@@ -597,7 +611,7 @@ fn a_panic_that_the_device_is_told_is_one() {
         (vec![told(None, true)], untold),
         (vec![told(Some("first"), false), told(Some("second"), false)], "first"),
         ([boot(), vec![call("panic"), told(Some("late"), false)]].concat(), &by_tripwire),
-        ([boot(), vec![told(None, false), call("panic")]].concat(), untold),
+        ([boot(), vec![told(None, false), call("panic")]].concat(), &by_tripwire),
     ] {
         let what = format!("{steps:?}");
         for end in [ExitReason::PowerOff, ExitReason::Reset, ExitReason::TripleFault] {

@@ -136,14 +136,15 @@ fn serial(sink: &mut Vec<u8>, path: &str, uid: u8, port: u16, gsi: u32) {
 }
 
 fn pvpanic(sink: &mut Vec<u8>) {
-    let (port, length) = (layout::PVPANIC, PvPanic::LENGTH as u8);
+    const { assert!(PvPanic::LENGTH == 1) };
+    let port = layout::PVPANIC;
     aml::Device::new(
         "_SB_.PEVT".into(),
         vec![
             &aml::Name::new("_HID".into(), &"QEMU0001"),
             &aml::Name::new(
                 "_CRS".into(),
-                &aml::ResourceTemplate::new(vec![&aml::IO::new(port, port, 1, length)]),
+                &aml::ResourceTemplate::new(vec![&aml::IO::new(port, port, 1, 1)]),
             ),
         ],
     )
