@@ -5,6 +5,9 @@ use anyhow::{Context, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use vmtrace::stream::{CountsOf, Frame, MarkKind, Reader, Record};
 
+/// How the note begins that comes before what another kernel of the guest tells.
+pub const BEGINS: &str = "the guest's kernel starts anew (kexec)";
+
 /// What one kernel of a guest has told. Places are names with how far behind their beginning it is.
 #[derive(Debug, Default)]
 pub struct Part {
@@ -65,9 +68,7 @@ pub fn parts(trace: &Trace) -> Result<Vec<Part>> {
                     part.counted.insert(pair);
                 }
             }
-            Frame::Mark(mark)
-                if mark.kind == MarkKind::Note && mark.text.contains("anew (kexec)") =>
-            {
+            Frame::Mark(mark) if mark.kind == MarkKind::Note && mark.text.starts_with(BEGINS) => {
                 parts.push(Part { begins: mark.text, ..Part::default() });
             }
             _ => {}

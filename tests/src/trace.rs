@@ -94,12 +94,17 @@ pub fn syscall_of(arch: HostArch, call: &str) -> String {
     format!("{prefix}{call}")
 }
 
-/// An initramfs whose guest has the socket device's driver, and runs `line` with `program`. One of another architecture
-/// lacks the agent, which the vmtrace there has (`--add-agent`).
+/// An initramfs whose guest has the socket device's driver: see [`initrd`].
 pub fn socket_initrd(kernel: &str, line: &str, program: &Path) -> Result<Vec<u8>> {
+    initrd(kernel, &["virtio_mmio", "vmw_vsock_virtio_transport"], line, program)
+}
+
+/// An initramfs whose guest loads these modules, and runs `line` with `program`. One of another architecture lacks the
+/// agent, which the vmtrace there has (`--add-agent`).
+pub fn initrd(kernel: &str, modules: &[&str], line: &str, program: &Path) -> Result<Vec<u8>> {
     let cache = cache_dir().context("no cache directory")?;
-    let modules = Modules::open(&cache.join("kernels").join(kernel).join("modules"))?;
-    let modules = modules.resolve(&["virtio_mmio", "vmw_vsock_virtio_transport"])?;
+    let known = Modules::open(&cache.join("kernels").join(kernel).join("modules"))?;
+    let modules = known.resolve(modules)?;
     let builder = Builder::new().run(Some(line)).add_file(program).modules(modules);
     let native = arch_of(kernel)?.is_native();
     Ok(if native { builder } else { builder.without_agent() }.build()?)

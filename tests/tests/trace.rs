@@ -5,7 +5,6 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::Write;
 use vmtrace::emulated::{FileSource, HostArch, HostOptions, cache_dir};
-use vmtrace::initramfs::{Builder, Modules};
 use vmtrace::kernel::Symbol;
 use vmtrace::stream::{Exit, MarkKind};
 use vmtrace_tests::SharedHost;
@@ -16,7 +15,7 @@ use vmtrace_tests::live::{unless_lost, vmtrace};
 use vmtrace_tests::mitigations::Closed;
 use vmtrace_tests::readers::trace_cmd_report;
 use vmtrace_tests::trace::{
-    KERNELS, WORKLOAD, boot, kernel, missing_after, options, some, syscall,
+    KERNELS, WORKLOAD, boot, initrd, kernel, missing_after, options, some, syscall,
 };
 use vmtrace_tests::{anew, disks, latency, shares, userland, workload};
 
@@ -241,12 +240,8 @@ fn ends_are_told_apart() {
 /// Puts an initramfs into the host for the kernel that a guest starts: its agent runs this.
 fn put_second(kernel: &str, modules: &[&str], line: &str) -> &'static str {
     const INITRD: &str = "/m/second.cpio";
-    let known = cache_dir().unwrap().join("kernels").join(kernel).join("modules");
-    let modules = Modules::open(&known).unwrap().resolve(modules).unwrap();
-    let builder = Builder::new().run(Some(line)).modules(modules);
-    let builder = builder.add_file(workload(HostArch::X86_64).unwrap());
-    let content = FileSource::Bytes(builder.build().unwrap());
-    GUESTS.host.with(|host| host.put_file(INITRD, &content)).unwrap();
+    let content = initrd(kernel, modules, line, &workload(HostArch::X86_64).unwrap()).unwrap();
+    GUESTS.host.with(|host| host.put_file(INITRD, &FileSource::Bytes(content))).unwrap();
     INITRD
 }
 
@@ -302,14 +297,13 @@ fn a_guest_that_starts_its_kernel_anew_is_traced_again() {
     let attached = trace.marks(MarkKind::Attach).unwrap();
     assert_eq!((attached.len(), &attached[0]), (2, &attached[1]), "{err}");
     let notes = trace.marks(MarkKind::Note).unwrap();
-    assert!(notes.iter().any(|text| text == "the guest's kernel starts anew (kexec)"), "{notes:?}");
+    assert!(notes.iter().any(|text| text == anew::BEGINS), "{notes:?}");
 }
 
 // A whole system starts again: what its second kernel runs is followed, with exits, and nothing is lost.
 #[test]
 fn what_a_guests_second_kernel_runs_is_traced() {
     const TIMES: [usize; 2] = [300, 500];
-    const BEGINS: &str = "the guest's kernel starts anew (kexec)";
     let name = "x86_64-6.12";
     let getppid = syscall(name, "getppid").unwrap();
     let again = format!("{WORKLOAD} getppid {} 0", TIMES[1]);
@@ -330,7 +324,8 @@ fn what_a_guests_second_kernel_runs_is_traced() {
     assert_eq!(missing_after(summary, 2), 0, "{summary:?}");
     let lines = json(&trace);
     let begins = |line: &Value| {
-        line["event"] == "mark" && line["text"].as_str().is_some_and(|it| it.starts_with(BEGINS))
+        line["event"] == "mark"
+            && line["text"].as_str().is_some_and(|it| it.starts_with(anew::BEGINS))
     };
     let parts: Vec<_> = lines.split(begins).collect();
     // Nobody else calls it in these programs.
@@ -366,7 +361,7 @@ fn a_guest_that_starts_its_kernel_elsewhere_is_traced_again() {
         let parts = anew::parts(&trace).unwrap();
         let [first, second] = &parts[..] else { panic!("{name}: {parts:?}") };
         // By chance it has chosen the first one's place: one in some hundreds does.
-        let begins = "the guest's kernel starts anew (kexec)";
+        let begins = anew::BEGINS;
         let elsewhere = second.begins.ends_with(" above where the first one was");
         assert!(second.begins == begins || elsewhere, "{name}: {}", second.begins);
         let boots = |part: &anew::Part| {

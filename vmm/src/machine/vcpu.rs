@@ -10,6 +10,7 @@ use super::exits::ExitLog;
 use super::lock::lock;
 use super::signal::{self, ImmediateExit};
 use super::{Event, ExitReason};
+use crate::devices::Outcome;
 
 /// How many exits completing one instruction's I/O may take; more is a bug of somebody's.
 const MAX_COMPLETIONS: usize = 10_000;
@@ -40,6 +41,18 @@ pub(super) enum Step {
     },
     /// The guest is gone.
     Exit(ExitReason),
+}
+
+impl From<Outcome> for Step {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Continue => Self::Continue,
+            Outcome::PowerOff => Self::Exit(ExitReason::PowerOff),
+            Outcome::Reset => Self::Exit(ExitReason::Reset),
+            Outcome::Panics { crash_kernel } => Self::Panics { crash_kernel },
+            Outcome::Panicked => Self::Exit(ExitReason::Panic { message: String::new() }),
+        }
+    }
 }
 
 /// A vCPU. Its thread holds the lock while it runs and not while it is parked.

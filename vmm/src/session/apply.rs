@@ -68,8 +68,7 @@ impl Controller {
         if plan.exits.is_empty() {
             return;
         }
-        let stage = std::mem::replace(&mut self.stage, Stage::Off);
-        if let Stage::Attached { mut attachment, from } = stage {
+        if let Some((mut attachment, from)) = self.take_attached() {
             let made = self.make_ahead(machine.ram(), &mut attachment, &plan);
             if let Err(error) = &made {
                 log::debug!("stubs are not made ahead: {error}");

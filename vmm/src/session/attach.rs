@@ -196,11 +196,7 @@ impl Controller {
     ) -> Result<bool, MachineError> {
         let plan = self.planned();
         let paused = machine.pause()?;
-        let stage = std::mem::replace(&mut self.stage, Stage::Off);
-        let Stage::Attached { mut attachment, from } = stage else {
-            self.stage = stage;
-            return Ok(false);
-        };
+        let Some((mut attachment, from)) = self.take_attached() else { return Ok(false) };
         self.disarm(machine, &paused, address);
         let ram = machine.ram();
         let mut settled = attachment.settle(ram, &self.kernel).map_err(Into::into);
@@ -225,11 +221,7 @@ impl Controller {
     /// Sites of `.init.text` are given back.
     fn init_is_freed(&mut self, machine: &dyn Vm, address: u64) -> Result<bool, MachineError> {
         let paused = machine.pause()?;
-        let stage = std::mem::replace(&mut self.stage, Stage::Off);
-        let Stage::Attached { mut attachment, from } = stage else {
-            self.stage = stage;
-            return Ok(false);
-        };
+        let Some((mut attachment, from)) = self.take_attached() else { return Ok(false) };
         self.disarm(machine, &paused, address);
         let text = match attachment.release_init(machine.ram()) {
             Ok(restored) => format!("{} sites of .init.text given back", restored.sites),

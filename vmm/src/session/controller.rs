@@ -283,6 +283,18 @@ impl Controller {
         }
     }
 
+    /// What is held, and who waits for `--from`, for those who put it back: it is off meanwhile. `None` where nothing is
+    /// attached to, which stays as it is.
+    pub(super) fn take_attached(&mut self) -> Option<(Box<Attachment>, Option<usize>)> {
+        match std::mem::replace(&mut self.stage, Stage::Off) {
+            Stage::Attached { attachment, from } => Some((attachment, from)),
+            other => {
+                self.stage = other;
+                None
+            }
+        }
+    }
+
     /// Lays a tripwire on a function of the kernel's.
     ///
     /// # Errors

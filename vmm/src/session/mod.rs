@@ -63,6 +63,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
+use verdict::Verdict;
 
 pub use conditions::{Conditional, ConditionalError, conditional};
 pub use ends::{Doing, EndsError, Use};
@@ -255,8 +256,7 @@ pub fn attend(
     }
     // Beyond any clock is never.
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let mut exit = None;
-    let end = loop {
+    let (end, exit) = loop {
         let halted = controller.verdict.deadline();
         let counts = controller.counts_deadline();
         let wait = deadline.into_iter().chain(halted).chain(counts);
@@ -270,10 +270,7 @@ pub fn attend(
             Ok(Event::Trap { vcpu, address }) => {
                 controller.trapped(machine, vcpu, address)?;
                 if controller.verdict.halts {
-                    let reason = controller.verdict.of(ExitReason::Halt);
-                    let end = end_of(&reason);
-                    exit = Some(reason);
-                    break end;
+                    break told(&controller.verdict, ExitReason::Halt);
                 }
                 // Nothing comes behind the call at which the run ends.
                 if controller.ended_by.is_none() {
@@ -289,10 +286,7 @@ pub fn attend(
                 let _ = machine.release(vcpu);
             }
             Ok(Event::Exit(reason)) => {
-                let reason = controller.verdict.of(reason);
-                let end = end_of(&reason);
-                exit = Some(reason);
-                break end;
+                break told(&controller.verdict, reason);
             }
             Ok(Event::Wake) => {
                 machine.awake();
@@ -301,33 +295,29 @@ pub fn attend(
                 }
                 controller.await_end(Duration::ZERO);
                 if stop() {
-                    break Exit::Stopped;
+                    break (Exit::Stopped, None);
                 }
             }
             Err(RecvTimeoutError::Timeout) => {
                 controller.await_end(Duration::ZERO);
                 controller.test_overdue(machine);
                 if halted.is_some_and(|deadline| Instant::now() >= deadline) {
-                    exit = controller.verdict.panic();
-                    break Exit::Panic;
+                    break (Exit::Panic, controller.verdict.panic());
                 }
                 if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                     // A guest that has panicked meanwhile is not late but dead.
-                    exit = controller.verdict.panic();
-                    break exit.as_ref().map_or(Exit::Timeout, |_| Exit::Panic);
+                    let panic = controller.verdict.panic();
+                    break (panic.as_ref().map_or(Exit::Timeout, |_| Exit::Panic), panic);
                 }
                 if let Some(message) = controller.look_for_hang(machine) {
                     // A crash kernel that hangs is of a guest that has panicked.
-                    let reason = controller.verdict.of(ExitReason::Hang { message });
-                    let end = end_of(&reason);
-                    exit = Some(reason);
-                    break end;
+                    break told(&controller.verdict, ExitReason::Hang { message });
                 }
             }
-            Err(RecvTimeoutError::Disconnected) => break Exit::Unknown,
+            Err(RecvTimeoutError::Disconnected) => break (Exit::Unknown, None),
         }
         if controller.ended_by.is_some() {
-            break Exit::Stopped;
+            break (Exit::Stopped, None);
         }
         controller.prepare_ahead(machine);
         controller.tell_counts();
@@ -348,6 +338,12 @@ pub fn attend(
     let ended_by = controller.ended_by.take();
     let (summary, unwritten, latencies) = controller.finish(machine, end, closing(), stop)?;
     Ok(Outcome { summary, exit, unwritten, anomaly, ended_by, latencies })
+}
+
+/// How the guest has ended, by what its kernel has said before.
+fn told(verdict: &Verdict, reason: ExitReason) -> (Exit, Option<ExitReason>) {
+    let reason = verdict.of(reason);
+    (end_of(&reason), Some(reason))
 }
 
 fn end_of(reason: &ExitReason) -> Exit {

@@ -67,12 +67,10 @@ impl Controller {
         let ram = machine.ram();
         let why = match attachment.watch_modules(ram, &self.kernel, &TRAP_INSTRUCTION) {
             Ok(traps) => {
-                for trap in traps {
-                    if let Some((moment, next)) = attachment.module_moment(trap) {
-                        self.tripwires.arm(Purpose::Module { moment, next }, paused, trap);
-                    }
-                }
-                return;
+                return self.tripwires.arm_all(paused, traps, |trap| {
+                    let told = attachment.module_moment(trap);
+                    told.map(|(moment, next)| Purpose::Module { moment, next })
+                });
             }
             Err(why) => why,
         };
@@ -158,8 +156,7 @@ impl Controller {
                 return true;
             }
         };
-        let stage = std::mem::replace(&mut self.stage, Stage::Off);
-        let Stage::Attached { mut attachment, from } = stage else { return false };
+        let Some((mut attachment, from)) = self.take_attached() else { return false };
         let told = match paused.registers(vcpu) {
             Ok(registers) => {
                 let word = |index| match arch::argument(&registers, index) {
@@ -306,12 +303,9 @@ impl Controller {
 
     /// The same for what is about to be asked for, which may depend on them.
     pub(super) fn look_for_module_exits(&mut self, machine: &dyn Vm) {
-        let stage = std::mem::replace(&mut self.stage, Stage::Off);
-        if let Stage::Attached { mut attachment, from } = stage {
+        if let Some((mut attachment, from)) = self.take_attached() {
             self.find_module_exits(machine.ram(), &mut attachment, None);
             self.stage = Stage::Attached { attachment, from };
-        } else {
-            self.stage = stage;
         }
     }
 

@@ -17,11 +17,10 @@ const NAMED: usize = 20;
 
 /// Lets vCPUs stop at these traps of [`Attachment::watch_tracepoints`].
 fn arm(tripwires: &mut Tripwires, paused: &Paused<'_>, attachment: &Attachment, traps: Vec<u64>) {
-    for trap in traps {
-        if let Some((moment, next)) = attachment.tracepoint_moment(trap) {
-            tripwires.arm(Purpose::Tracepoints { moment, next }, paused, trap);
-        }
-    }
+    tripwires.arm_all(paused, traps, |trap| {
+        let told = attachment.tracepoint_moment(trap);
+        told.map(|(moment, next)| Purpose::Tracepoints { moment, next })
+    });
 }
 
 impl Controller {

@@ -83,11 +83,8 @@ impl Controller {
             };
             let (address, stack) = test.start();
             let detour = Detour { address, stack, returns_to: stopped, faults: test.faults() };
-            for trap in test.traps() {
-                if let Some(reached) = test.reached(trap) {
-                    self.tripwires.arm(Purpose::SelfTest(reached), paused, trap);
-                }
-            }
+            let purpose = |trap| test.reached(trap).map(Purpose::SelfTest);
+            self.tripwires.arm_all(paused, test.traps(), purpose);
             let sent = paused.divert(vcpu, &detour).and_then(|diverted| {
                 match paused.registers(vcpu).and_then(|begun| Ok((begun, paused.tsc(vcpu)?))) {
                     Ok((begun, ticks)) => Ok((diverted, begun, ticks)),

@@ -19,13 +19,9 @@ impl Controller {
         attachment: &mut Attachment,
     ) {
         match attachment.share(machine.ram(), &self.kernel, &TRAP_INSTRUCTION) {
-            Ok(traps) => {
-                for trap in traps {
-                    if let Some((moment, next)) = attachment.moment(trap) {
-                        self.tripwires.arm(Purpose::Update { moment, next }, paused, trap);
-                    }
-                }
-            }
+            Ok(traps) => self.tripwires.arm_all(paused, traps, |trap| {
+                attachment.moment(trap).map(|(moment, next)| Purpose::Update { moment, next })
+            }),
             Err(error) => {
                 self.note(format!("the guest's own ftrace is refused what is traced: {error}"));
             }

@@ -97,6 +97,20 @@ impl Tripwires {
         self.enter(paused, address, Armed { purpose, own: None });
     }
 
+    /// The same for each of these; what one is for tells `purpose`.
+    pub(super) fn arm_all(
+        &mut self,
+        paused: &Paused<'_>,
+        addresses: impl IntoIterator<Item = u64>,
+        purpose: impl Fn(u64) -> Option<Purpose>,
+    ) {
+        for address in addresses {
+            if let Some(purpose) = purpose(address) {
+                self.arm(purpose, paused, address);
+            }
+        }
+    }
+
     fn enter(&mut self, paused: &Paused<'_>, address: u64, armed: Armed) {
         paused.arm_trap(address);
         self.over.remove(&address);

@@ -3,6 +3,7 @@
 #![cfg(target_arch = "x86_64")]
 
 mod anew;
+mod ends;
 mod failures;
 #[path = "../fake_guest/mod.rs"]
 mod fake_guest;

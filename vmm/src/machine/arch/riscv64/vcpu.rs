@@ -8,7 +8,6 @@ use super::exits::cause;
 use super::registers::{Register, registers};
 use super::sbi::{self, Call};
 use super::{Platform, TRAP_INSTRUCTION};
-use crate::devices::Outcome;
 use crate::machine::exits::ExitLog;
 use crate::machine::vcpu::Step;
 use crate::machine::{ExitCause, ExitReason, MachineError};
@@ -41,23 +40,13 @@ enum Todo {
     Died(String),
 }
 
-fn outcome(outcome: Outcome) -> Step {
-    match outcome {
-        Outcome::Continue => Step::Continue,
-        Outcome::PowerOff => Step::Exit(ExitReason::PowerOff),
-        Outcome::Reset => Step::Exit(ExitReason::Reset),
-        Outcome::Panics { crash_kernel } => Step::Panics { crash_kernel },
-        Outcome::Panicked => Step::Exit(ExitReason::Panic { message: String::new() }),
-    }
-}
-
 /// Enters the guest and does what it wants of its devices.
 pub(in crate::machine) fn run(fd: &mut VcpuFd, platform: &Platform, exits: &mut ExitLog) -> Step {
     let exit = fd.run();
     exits.left(|| cause(&exit));
     let todo = match exit {
         Ok(VcpuExit::MmioWrite(address, data)) => {
-            Todo::Step(outcome(platform.registers.write(address, data)))
+            Todo::Step(platform.registers.write(address, data).into())
         }
         Ok(VcpuExit::MmioRead(address, data)) => {
             platform.registers.read(address, data);
@@ -103,5 +92,5 @@ fn call(fd: &mut VcpuFd, platform: &Platform, exits: &mut ExitLog) -> Step {
     exits.is_for(ExitCause::Sbi { extension: call.extension });
     let (answer, then) = platform.answer(&call);
     exit.ret = [answer.error.cast_unsigned(), answer.value];
-    outcome(then)
+    then.into()
 }

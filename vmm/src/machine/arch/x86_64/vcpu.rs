@@ -9,7 +9,6 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use super::exits::cause;
 use super::{Platform, layout};
-use crate::devices::Outcome;
 use crate::machine::exits::ExitLog;
 use crate::machine::vcpu::Step;
 use crate::machine::{Detour, ExitReason, MachineError};
@@ -189,13 +188,6 @@ enum Todo {
 
 /// Enters the guest and does what it wants of its devices.
 pub(in crate::machine) fn run(fd: &mut VcpuFd, platform: &Platform, exits: &mut ExitLog) -> Step {
-    let outcome = |outcome| match outcome {
-        Outcome::Continue => Step::Continue,
-        Outcome::PowerOff => Step::Exit(ExitReason::PowerOff),
-        Outcome::Reset => Step::Exit(ExitReason::Reset),
-        Outcome::Panics { crash_kernel } => Step::Panics { crash_kernel },
-        Outcome::Panicked => Step::Exit(ExitReason::Panic { message: String::new() }),
-    };
     let exit = fd.run();
     exits.left(|| cause(&exit));
     let todo = match exit {
@@ -206,14 +198,14 @@ pub(in crate::machine) fn run(fd: &mut VcpuFd, platform: &Platform, exits: &mut 
             Todo::Step(Step::Full)
         }
         Ok(VcpuExit::IoOut(port, data)) => {
-            Todo::Step(outcome(platform.ports.write(u64::from(port), data)))
+            Todo::Step(platform.ports.write(u64::from(port), data).into())
         }
         Ok(VcpuExit::IoIn(port, data)) => {
             platform.ports.read(u64::from(port), data);
             Todo::Step(Step::Continue)
         }
         Ok(VcpuExit::MmioWrite(address, data)) => {
-            Todo::Step(outcome(platform.registers.write(address, data)))
+            Todo::Step(platform.registers.write(address, data).into())
         }
         Ok(VcpuExit::MmioRead(address, data)) => {
             platform.registers.read(address, data);
