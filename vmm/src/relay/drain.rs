@@ -278,7 +278,13 @@ impl Drain {
     }
 
     fn mark(&mut self, mark: &Mark) -> io::Result<()> {
-        if self.writer.get_mut().primary().is_stuffed() {
+        let primary = self.writer.get_mut().primary();
+        // Whoever asked for a user's mark was told that it is there, and no guest makes any.
+        let is_left_out = match mark.kind {
+            MarkKind::User => primary.is_overfull(),
+            _ => primary.is_stuffed(),
+        };
+        if is_left_out {
             self.unmarked += 1;
             return Ok(());
         }

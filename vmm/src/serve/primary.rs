@@ -242,6 +242,13 @@ impl Primary {
         self.waits() > 2 * self.capacity as u64
     }
 
+    /// Whether so much waits that nothing may come any more, not even the little that users ask for.
+    #[must_use]
+    pub fn is_overfull(&self) -> bool {
+        let capacity = self.capacity as u64;
+        self.waits() > 2 * capacity + capacity / 4
+    }
+
     fn waits(&self) -> u64 {
         let state = self.shared.lock();
         // An output that has failed takes anything: whoever pushes next learns of it.
@@ -423,7 +430,7 @@ mod tests {
             primary.push(&[0; 6], 2).unwrap();
         }
         asks.recv().unwrap();
-        assert!(!primary.has_room() && primary.is_stuffed());
+        assert!(!primary.has_room() && primary.is_stuffed() && primary.is_overfull());
         assert!(!primary.wait_for_room(|taken| (taken > 0).then_some(LOOK)));
         open.send(()).unwrap();
         asks.recv().unwrap();

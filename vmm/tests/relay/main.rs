@@ -300,17 +300,60 @@ fn counts_are_told_when_they_come() {
     assert!(words.iter().all(|(address, ..)| names.contains(address)));
 }
 
-/// An output that takes nothing until it is gone.
-struct Stuck(Receiver<()>);
+/// An output that takes nothing until its other end is gone.
+struct Stuck<W>(Receiver<()>, W);
 
-impl Write for Stuck {
+impl<W: Write> Write for Stuck<W> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let _ = self.0.recv();
-        Ok(bytes.len())
+        self.1.write(bytes)
     }
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
+}
+
+fn long_mark(ticks: u64, kind: MarkKind) -> Mark {
+    Mark { ticks, kind, duration_ns: 0, text: "x".repeat(200) }
+}
+
+// `ctl S mark` answers that the mark is there: a disk that is slow for a while must not make that a lie.
+#[test]
+fn a_users_mark_is_in_a_trace_whose_output_was_stuck() {
+    const OURS: usize = 500;
+    let rings = Rings::new(1);
+    let (open, opened) = channel();
+    let (mut setup, _joining) = rings.setup(Box::new(std::io::sink()));
+    let sink = Sink::default();
+    let stuck = Stuck(opened, sink.clone());
+    let hub = Hub::new(Box::new(stuck), 1, resolver(&setup.kernel, 0)).unwrap();
+    setup.stream = hub.with_room(1 << 20);
+    let targets = setup.targets.clone();
+    let relay = Relay::start(setup, || ()).unwrap();
+    (0..20_000).for_each(|ticks| relay.mark(long_mark(ticks, MarkKind::Note)));
+    for ticks in 0..OURS as u64 {
+        // As many wait as may.
+        while !relay.try_mark(long_mark(20_000 + ticks, MarkKind::User)) {
+            relay.targets(targets.clone());
+        }
+    }
+    relay.targets(targets);
+    drop(open);
+    let End { unwritten, .. } =
+        relay.finish(Summary::default(), TIME).wait(TIME).unwrap().unwrap();
+    assert_eq!(unwritten, Unwritten::default());
+    let bytes = std::mem::take(&mut *sink.0.lock().unwrap());
+    let mut reader = Reader::new(&bytes[..]).unwrap();
+    let (mut users, mut notes) = (Vec::new(), 0);
+    while let Some(frame) = reader.next_frame().unwrap() {
+        match frame {
+            Frame::Mark(Mark { kind: MarkKind::User, ticks, .. }) => users.push(ticks),
+            Frame::Mark(_) => notes += 1,
+            _ => {}
+        }
+    }
+    assert_eq!(users, Vec::from_iter(20_000..20_000 + OURS as u64));
+    assert!(notes < 20_000, "the output was not stuck");
 }
 
 // `vmtrace boot K | less` that is left alone, a dead NFS server: the run must end when it is to, marks
@@ -320,18 +363,13 @@ fn a_stuck_output_holds_up_nobody_and_all_is_counted() {
     let rings = Rings::new(1);
     let (_open, opened) = channel();
     let (mut setup, _joining) = rings.setup(Box::new(std::io::sink()));
-    let hub = Hub::new(Box::new(Stuck(opened)), 1, resolver(&setup.kernel, 0)).unwrap();
+    let hub = Hub::new(Box::new(Stuck(opened, std::io::sink())), 1, resolver(&setup.kernel, 0)).unwrap();
     setup.stream = hub.with_room(1 << 20);
     let targets = setup.targets.clone();
     (0..RECORDS).for_each(|n| rings.hit(0, rings.record(n)));
     let relay = Relay::start(setup, || ()).unwrap();
     for number in 0..20_000 {
-        relay.mark(Mark {
-            ticks: number,
-            kind: MarkKind::Note,
-            duration_ns: 0,
-            text: "x".repeat(200),
-        });
+        relay.mark(long_mark(number, MarkKind::Note));
         if number % 1000 == 0 {
             // Whatever is in the rings then is written, or is lost.
             (0..RECORDS / 20).for_each(|n| rings.hit(0, rings.record(RECORDS + n)));
