@@ -9,7 +9,7 @@ use serde_json::Value;
 use vmtrace::emulated::cache_dir;
 
 use crate::live::{LiveGuest, vmtrace};
-use crate::trace::syscall;
+use crate::trace::{arch_of, syscall};
 
 fn boot(kernel: &str, options: &[&str]) -> Output {
     let image = cache_dir().unwrap().join("kernels").join(kernel).join("vmlinuz");
@@ -73,6 +73,66 @@ pub fn waits_are_those_of_the_guests_own_tracer(kernel: &str) {
     let all = &lines(&output, "latencies")[0];
     assert!(micros(&all["longest"]) + between >= longest, "{own}: {all}");
     assert_eq!(all["gaps"]["lost"], 0, "{all}");
+}
+
+/// How often something is off, in a guest that says how long it was.
+const OFF: usize = 6;
+
+/// Times with preemption off on CPU 0 and with interrupts off on CPU 1, of which the guest knows how long they
+/// were at least (`vmtrace-guest off`): each is found, of that length. What may come between the ends of
+/// a time and the guest's looks at its clock (an interrupt, another process of this machine) does
+/// not come each time.
+pub fn times_off_are_as_long_as_they_were(kernel: &str) {
+    const SLACK: u64 = 1_000_000;
+    let directory = tempfile::tempdir().unwrap();
+    let trace = directory.path().join("off.vmt");
+    let image = cache_dir().unwrap().join("kernels").join(kernel).join("vmlinuz");
+    let guest = crate::workload(arch_of(kernel).unwrap()).unwrap();
+    let run = format!("/vmtrace-guest off {OFF}");
+    let args = ["--cpus", "2", "--latency", "preemptirqsoff", "--buffer", "256M"];
+    let args = args.into_iter().chain(["--timeout", "300", "--cmdline", "loglevel=4"]);
+    let args = args.chain(["--add", guest.to_str().unwrap(), "--run", &run]);
+    let args: Vec<_> = args.chain(["-o", trace.to_str().unwrap()]).collect();
+    let output = vmtrace("boot", &image, &args);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    let number = |value: &Value| value.as_u64().unwrap();
+    let times = |kind: &str| {
+        let args = ["--latency", kind, "--over", "1ms", "--format", "json"];
+        let output = vmtrace("report", &trace, &args);
+        assert_eq!(number(&lines(&output, "latencies")[0]["gaps"]["lost"]), 0, "{err}");
+        lines(&output, "latency")
+    };
+    let told = |what: &str| -> Vec<u64> {
+        let rest = |line: &str| Some(line.split_once(&format!("off {what} "))?.1.trim().parse());
+        err.lines().filter_map(rest).map(|ns| ns.expect(&err)).collect()
+    };
+    let (alone, by_interrupts) = (told("preempt"), told("irq"));
+    assert_eq!((alone.len(), by_interrupts.len()), (OFF, OFF), "{err}");
+    let mut held = times("preemptoff");
+    // Preemption is off on CPU 0 while that waits for CPU 1 as well.
+    held.retain(|it| it["started"] == "bpf_prog_test_run_raw_tp" && it["comm"] == "holder");
+    assert_eq!(held.len(), 2 * OFF, "{held:?}: {err}");
+    let excess = |known: &u64, found: &Value| {
+        // The guest's clock is another one.
+        (number(&found["duration_ns"]) + known / 100).checked_sub(*known)
+    };
+    let compared = |known: &[u64], found: &[Value], what: &str| {
+        let all = known.iter().zip(found).map(|(known, found)| excess(known, found));
+        let all: Vec<u64> = all.map(|it| it.expect("one is shorter than it was")).collect();
+        assert!(all.iter().min().unwrap() < &SLACK, "{what}: {all:?} of {known:?}");
+    };
+    compared(&alone, &held[..OFF], "preemption off");
+    let off = times("irqsoff");
+    let of_windows = by_interrupts.iter().zip(&held[OFF..]).map(|(known, held)| {
+        let [since, until] = ["since_ns", "ns"].map(|key| number(&held[key]));
+        let meanwhile = off.iter().filter(|it| {
+            it["cpu"] == 1 && number(&it["since_ns"]) < until && number(&it["ns"]) > since
+        });
+        let longest = meanwhile.max_by_key(|it| number(&it["duration_ns"]));
+        longest.unwrap_or_else(|| panic!("{known} ns with interrupts off: {held}")).clone()
+    });
+    compared(&by_interrupts, &of_windows.collect::<Vec<_>>(), "interrupts off");
 }
 
 /// Two tasks that never sleep have half of a CPU each: the one is the other's noise.

@@ -594,6 +594,13 @@ fn waits_are_those_of_the_guests_own_tracer() {
 }
 
 #[test]
+fn times_off_are_as_long_as_they_were() {
+    for kernel in ["x86_64-6.12", "x86_64-6.12-rt"] {
+        unless_lost(|| latency::times_off_are_as_long_as_they_were(kernel));
+    }
+}
+
+#[test]
 fn a_task_is_the_noise_of_another() {
     unless_lost(|| latency::a_task_is_the_noise_of_another("x86_64-6.12"));
 }

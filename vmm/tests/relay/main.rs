@@ -339,8 +339,7 @@ fn a_users_mark_is_in_a_trace_whose_output_was_stuck() {
     }
     relay.targets(targets);
     drop(open);
-    let End { unwritten, .. } =
-        relay.finish(Summary::default(), TIME).wait(TIME).unwrap().unwrap();
+    let End { unwritten, .. } = relay.finish(Summary::default(), TIME).wait(TIME).unwrap().unwrap();
     assert_eq!(unwritten, Unwritten::default());
     let bytes = std::mem::take(&mut *sink.0.lock().unwrap());
     let mut reader = Reader::new(&bytes[..]).unwrap();
@@ -363,7 +362,8 @@ fn a_stuck_output_holds_up_nobody_and_all_is_counted() {
     let rings = Rings::new(1);
     let (_open, opened) = channel();
     let (mut setup, _joining) = rings.setup(Box::new(std::io::sink()));
-    let hub = Hub::new(Box::new(Stuck(opened, std::io::sink())), 1, resolver(&setup.kernel, 0)).unwrap();
+    let hub =
+        Hub::new(Box::new(Stuck(opened, std::io::sink())), 1, resolver(&setup.kernel, 0)).unwrap();
     setup.stream = hub.with_room(1 << 20);
     let targets = setup.targets.clone();
     (0..RECORDS).for_each(|n| rings.hit(0, rings.record(n)));

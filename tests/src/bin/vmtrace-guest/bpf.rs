@@ -1,5 +1,5 @@
-//! BPF programs at the entry or the return of a function of the kernel, which the kernel calls
-//! directly (fentry and fexit). Each counts its calls in a map.
+//! BPF programs: at the entry or the return of a function of the kernel, which the kernel calls directly
+//! (fentry and fexit), where each counts its calls in a map; and one that only takes its time.
 //!
 //! It uses the system call directly: libraries need an object file from a compiler for BPF.
 //! Structures and numbers: `include/uapi/linux/bpf.h`.
@@ -14,9 +14,14 @@ use vmtrace::kernel::Btf;
 const MAP_CREATE: u32 = 0;
 const MAP_LOOKUP_ELEM: u32 = 1;
 const PROG_LOAD: u32 = 5;
+const PROG_TEST_RUN: u32 = 10;
 const RAW_TRACEPOINT_OPEN: u32 = 17;
 const MAP_TYPE_ARRAY: u32 = 2;
+const PROG_TYPE_RAW_TRACEPOINT: u32 = 17;
 const PROG_TYPE_TRACING: u32 = 26;
+const TEST_RUN_ON_CPU: u32 = 1;
+/// Opcode, registers (source, destination), offset, value.
+type Instruction = (u8, u8, i16, i32);
 /// Bytes of the verifier's words.
 const LOG: usize = 4096;
 
@@ -90,10 +95,62 @@ fn numbers(function: &str) -> Result<Vec<u32>> {
     Ok(all.filter(|&number| btf.type_name(number).is_some_and(is_meant)).collect())
 }
 
+/// Where a program runs that takes its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Runs {
+    /// On the CPU of the caller, which is not preempted (`bpf_prog_test_run_raw_tp`).
+    Here,
+    /// On that one, by an interrupt that the caller waits for: it is not preempted, and the other is not
+    /// interrupted.
+    On(u32),
+}
+
+/// A program that takes its time.
+#[derive(Debug)]
+pub(super) struct Taking(OwnedFd);
+
+impl Taking {
+    /// It runs for about so many nanoseconds.
+    pub(super) fn new(ns: i32) -> Result<Self> {
+        // The verifier goes through all rounds one by one; a look at the clock is some 100 ns.
+        const ROUNDS: i32 = 500;
+        const LOOKS: usize = 100;
+        const LOOK: Instruction = (0x85, 0x00, 0, 5); // r0 = bpf_ktime_get_ns()
+        let mut code = vec![
+            LOOK,
+            (0xbf, 0x06, 0, 0), // r6 = r0
+            (0xb7, 0x07, 0, 0), // r7 = 0
+        ];
+        code.extend([LOOK; LOOKS]);
+        // Returns how long it has run by its own looks.
+        code.extend([
+            (0x1f, 0x60, 0, 0),                      // r0 -= r6
+            (0x25, 0x00, 2, ns),                     // if r0 > ns, over the next two
+            (0x07, 0x07, 0, 1),                      // r7 += 1
+            (0xa5, 0x07, -4 - LOOKS as i16, ROUNDS), // if r7 < ROUNDS, back to the first look
+            (0x95, 0x00, 0, 0),                      // exit
+        ]);
+        Ok(Self(program(PROG_TYPE_RAW_TRACEPOINT, &code, &[])?))
+    }
+
+    /// Runs it; for how long it says that it has.
+    pub(super) fn run(&self, runs: Runs) -> Result<u64> {
+        let (flags, cpu) = match runs {
+            Runs::Here => (0, 0),
+            Runs::On(cpu) => (TEST_RUN_ON_CPU, cpu),
+        };
+        let mut attributes = words(&[self.0.as_raw_fd().cast_unsigned()]);
+        attributes.resize(64, 0);
+        attributes.extend(words(&[flags, cpu, 0, 0]));
+        command(PROG_TEST_RUN, &mut attributes)?;
+        let result = attributes.get(4..8).and_then(|bytes| bytes.try_into().ok());
+        Ok(u32::from_le_bytes(result.context("no result")?).into())
+    }
+}
+
 /// `map[0] += 1; return 0`.
 fn load(map: &OwnedFd, attach: Attach, function: u32) -> Result<OwnedFd> {
-    // Opcode, registers (source, destination), offset, value.
-    let instructions: [(u8, u8, i16, i32); 11] = [
+    let code: [Instruction; 11] = [
         (0x62, 0x0a, -4, 0),              // *(u32 *)(r10 - 4) = 0
         (0xbf, 0xa2, 0, 0),               // r2 = r10
         (0x07, 0x02, 0, -4),              // r2 -= 4
@@ -106,27 +163,39 @@ fn load(map: &OwnedFd, attach: Attach, function: u32) -> Result<OwnedFd> {
         (0xb7, 0x00, 0, 0), // r0 = 0
         (0x95, 0x00, 0, 0), // exit
     ];
+    // expected_attach_type and attach_btf_id.
+    program(PROG_TYPE_TRACING, &code, &[(68, attach as u32), (108, function)])
+}
+
+/// Loads a program of that type, with more attributes at their places.
+fn program(kind: u32, instructions: &[Instruction], more: &[(usize, u32)]) -> Result<OwnedFd> {
     let mut code = Vec::with_capacity(8 * instructions.len());
     for (opcode, registers, offset, value) in instructions {
         code.extend([opcode, registers]);
         code.extend(offset.to_le_bytes());
         code.extend(value.to_le_bytes());
     }
-    let mut log = vec![0_u8; LOG];
-    let mut attributes = words(&[PROG_TYPE_TRACING, instructions.len().try_into()?]);
+    let mut attributes = words(&[kind, instructions.len().try_into()?]);
     attributes.extend((code.as_ptr() as u64).to_le_bytes());
     attributes.extend((c"GPL".as_ptr() as u64).to_le_bytes());
-    attributes.extend(words(&[1, LOG.try_into()?]));
-    attributes.extend((log.as_mut_ptr() as u64).to_le_bytes());
-    // Up to expected_attach_type, and from there to attach_btf_id.
-    attributes.resize(68, 0);
-    attributes.extend((attach as u32).to_le_bytes());
-    attributes.resize(108, 0);
-    attributes.extend(function.to_le_bytes());
+    // The log of the verifier: its level, its size and where it is.
+    let at = attributes.len();
+    attributes.resize(at + 16, 0);
+    for &(place, value) in more {
+        attributes.resize(place, 0);
+        attributes.extend(value.to_le_bytes());
+    }
     attributes.resize(120, 0);
-    let program = command(PROG_LOAD, &mut attributes).with_context(|| {
-        let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
-        format!("the verifier says {:?}", String::from_utf8_lossy(&log[..end]))
+    let program = command(PROG_LOAD, &mut attributes).or_else(|_| {
+        // Again, for its words: a program that is good may have more of them than there is room for.
+        let mut log = vec![0_u8; LOG];
+        let mut asked = words(&[1, LOG.try_into()?]);
+        asked.extend((log.as_mut_ptr() as u64).to_le_bytes());
+        attributes[at..at + 16].copy_from_slice(&asked);
+        command(PROG_LOAD, &mut attributes).with_context(|| {
+            let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
+            format!("the verifier says {:?}", String::from_utf8_lossy(&log[..end]))
+        })
     })?;
     // SAFETY: the kernel has just given us this descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(program) })

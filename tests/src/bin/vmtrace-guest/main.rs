@@ -61,6 +61,8 @@
 //! vmtrace-guest held CPU               a call of getppid on that CPU, on which another task is to run meanwhile
 //! vmtrace-guest rounds MS               rounds in which a task waits for its CPU, each with a line of how
 //!                                      long that was, and of what the kernel's code is like
+//! vmtrace-guest off N                  so many times with preemption, and then with interrupts off, each with a line
+//!                                      of how long that was at least
 //! vmtrace-guest crash                  panics the kernel (sysrq)
 //! vmtrace-guest reboot                 restarts the machine as reboot(8) does
 //! vmtrace-guest uptime                 CLOCK_BOOTTIME in nanoseconds
@@ -154,6 +156,7 @@ fn main() -> Result<()> {
         ["tree"] => tree::tree(false),
         ["tree", "guest"] => tree::tree(true),
         ["rounds", ms] => waits::rounds(ms.parse()?),
+        ["off", times] => waits::off(times.parse()?),
         ["held", cpu] => waits::held(cpu.parse()?),
         ["stress", cpus] => stress::stress(cpus.parse()?),
         ["load", cpus, rounds] => cpus::load(cpus.parse()?, rounds.parse()?),

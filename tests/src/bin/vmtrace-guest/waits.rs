@@ -1,5 +1,7 @@
-//! Known waits for a CPU, and the state of the kernel's code meanwhile.
+//! Known waits for a CPU, and the state of the kernel's code meanwhile; known times without preemption or
+//! interrupts.
 
+use super::bpf::{Runs, Taking};
 use anyhow::{Result, bail};
 use std::fs;
 use std::io::{Read, Write};
@@ -97,4 +99,17 @@ pub(crate) fn held(cpu: usize) -> Result<()> {
         0 => Ok(()),
         _ => bail!("getppid has returned"),
     }
+}
+
+/// So many times with preemption off on CPU 0, and so many with interrupts off on CPU 1 (preemption off on
+/// CPU 0 meanwhile), each of about 5 ms, with a line for each of how long it was at least.
+pub(crate) fn off(times: u32) -> Result<()> {
+    super::pin(0)?;
+    fs::write("/proc/self/comm", "holder")?;
+    let taking = Taking::new(5_000_000)?;
+    let held = (0..times).map(|_| ("preempt", Runs::Here));
+    for (what, runs) in held.chain((0..times).map(|_| ("irq", Runs::On(1)))) {
+        println!("off {what} {}", taking.run(runs)?);
+    }
+    Ok(())
 }

@@ -1,7 +1,7 @@
 //! How long interrupts or preemption were off on each vCPU (`preemptirq:*`).
 //!
 //! As in the kernel's own tracers (kernel/trace/trace_irqsoff.c), the time of an idle CPU
-//! (`power:cpu_idle`) does not count. Records that have the state of their CPU are compared with
+//! (`power:cpu_idle`) does not count, but what its interrupts hold off does. Records that have the state of their CPU are compared with
 //! the events. If something was off before the events were traced, its beginning is unknown: that
 //! region is left out, and the event at its end tells the state.
 
@@ -30,6 +30,9 @@ struct Cpu {
     irqs_off: Option<bool>,
     preempt_off: Option<bool>,
     idle: Option<bool>,
+    /// It idles, but interrupts were turned off meanwhile: by one that came. (How an idle CPU has them
+    /// while it sleeps is its own affair.)
+    woken: bool,
     begun: Option<Begun>,
     /// The task that runs, and its priority.
     task: Option<(u32, Option<i64>)>,
@@ -39,7 +42,7 @@ impl Cpu {
     /// Whether it is off, as far as that is known.
     fn is_off(&self, kind: Kind) -> Option<bool> {
         if self.idle? {
-            return Some(false);
+            return Some(self.woken && kind != Kind::Preemptoff);
         }
         match kind {
             Kind::Irqsoff => self.irqs_off,
@@ -145,18 +148,25 @@ impl Regions {
                 // written yet. Where preemption is off as well, that was no end.
                 let was_on = match kind {
                     Kind::Irqsoff => true,
-                    Kind::Preemptirqsoff => cpu.preempt_off == Some(false),
+                    Kind::Preemptirqsoff => {
+                        cpu.preempt_off == Some(false) || cpu.idle == Some(true)
+                    }
                     _ => false,
                 };
                 again = was_on && cpu.irqs_off == Some(true) && is_interrupt(event);
                 cpu.irqs_off = Some(true);
+                cpu.woken = cpu.idle == Some(true);
             }
-            Some("preemptirq:irq_enable") => cpu.irqs_off = Some(false),
+            Some("preemptirq:irq_enable") => {
+                cpu.irqs_off = Some(false);
+                cpu.woken = false;
+            }
             Some("preemptirq:preempt_disable") => cpu.preempt_off = Some(true),
             Some("preemptirq:preempt_enable") => cpu.preempt_off = Some(false),
             Some("power:cpu_idle") => {
                 let state = number(event.fields, "state");
                 cpu.idle = Some(state.map(|state| state & IDLE_ENDS) != Some(IDLE_ENDS));
+                cpu.woken = false;
             }
             Some("sched:sched_switch") => {
                 let next = pid(event.fields, "next_pid");

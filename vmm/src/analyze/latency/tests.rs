@@ -554,3 +554,31 @@ fn an_interrupt_ends_the_time_in_which_it_could_not_come() {
     assert!(page.contains("    0us+: irq_disable: caller=10\n"), "{page}");
     assert!(page.contains("   30us : irq_disable <-asm_timer\n"), "{page}");
 }
+
+// An idle CPU keeps nobody waiting, but an interrupt that comes then keeps others: 5 ms of a program that
+// another CPU had it run were not found.
+#[test]
+fn what_an_idle_cpus_interrupts_hold_off_counts() {
+    let script = || {
+        let mut script = Script::new();
+        script.entry(50, (OFF, 1));
+        script.tell(200, 0, "cpu_idle", 1);
+        script.tell_at(1000, 0, "irq_disable", (20, VECTOR + 4));
+        script.tell_at(6000, 0, "irq_enable", (21, VECTOR + 9));
+        script.tell(8000, 0, "irq_disable", 22);
+        script.tell(8005, 0, "cpu_idle", 0xffff_ffff);
+        script.tell(8007, 0, "irq_enable", 23);
+        script.tell(8100, 0, "preempt_enable", 24);
+        script
+    };
+    let report = |kind| script().report(kind, Some(0));
+    let vector = Some("asm_timer");
+    let of_interrupt = (1000, 5000, vector, vector);
+    assert_eq!(episodes(&report(Kind::Irqsoff)), [of_interrupt, (8000, 7, Some("22"), Some("23"))]);
+    assert_eq!(
+        episodes(&report(Kind::Preemptirqsoff)),
+        [of_interrupt, (8000, 100, Some("22"), Some("24"))]
+    );
+    let exit = (8005, 95, Some("power:cpu_idle"), Some("24"));
+    assert_eq!(episodes(&report(Kind::Preemptoff)), [exit]);
+}
