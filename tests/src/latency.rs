@@ -27,6 +27,30 @@ fn lines(output: &Output, event: &str) -> Vec<Value> {
     all.filter(|line| line["event"] == event).collect()
 }
 
+/// The guest's own tracing is there.
+const MOUNTED: &str =
+    "{ [ -e /sys/kernel/tracing/tracing_on ] || mount -t tracefs none /sys/kernel/tracing; }";
+
+/// Boots with two vCPUs, a file and what is to be run, and keeps the trace; what it said.
+fn recorded(kernel: &str, trace: &Path, kind: &str, file: &Path, run: &str) -> String {
+    let image = cache_dir().unwrap().join("kernels").join(kernel).join("vmlinuz");
+    let (file, trace) = (file.to_str().unwrap(), trace.to_str().unwrap());
+    let args = ["--cpus", "2", "--timeout", "300", "--cmdline", "loglevel=4", "--buffer", "256M"];
+    let more = ["--latency", kind, "--add", file, "--run", run, "-o", trace];
+    let output = vmtrace("boot", &image, &[&args[..], &more].concat());
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    err
+}
+
+/// Latencies of a trace in which nothing is lost.
+fn times(trace: &Path, kind: &str, over: &str) -> Vec<Value> {
+    let args = ["--latency", kind, "--over", over, "--format", "json"];
+    let output = vmtrace("report", trace, &args);
+    assert_eq!(lines(&output, "latencies")[0]["gaps"]["lost"], 0);
+    lines(&output, "latency")
+}
+
 /// The guest's own tracer `wakeup_rt` and ours at the same time: what it calls the longest wait is
 /// one of ours, of the same task, and as long. (It begins to count at `sched_wakeup`, a little behind
 /// `sched_waking`, and ends at the same switch, where its probe comes after ours: a busy machine can come
@@ -45,9 +69,7 @@ pub fn waits_are_those_of_the_guests_own_tracer(kernel: &str) {
         echo 0 > tracing_on\n\
         echo own $(sed -n 's/.*latency: \\([0-9]*\\) us.*/\\1/p' /own-trace) $(grep '| task:' /own-trace)\n";
     fs::write(&script, text).unwrap();
-    let mount =
-        "{ [ -e /sys/kernel/tracing/tracing_on ] || mount -t tracefs none /sys/kernel/tracing; }";
-    let run = format!("{mount} && sh /own-wakeup");
+    let run = format!("{MOUNTED} && sh /own-wakeup");
     let output = boot(
         kernel,
         &["--cpus", "2", "--latency", "wakeup_rt", "--over", "1ns"]
@@ -75,6 +97,59 @@ pub fn waits_are_those_of_the_guests_own_tracer(kernel: &str) {
     assert_eq!(all["gaps"]["lost"], 0, "{all}");
 }
 
+/// The guest's own tracer `osnoise` and ours at the same time: the noises of interrupts that it tells are ours, at
+/// that time and as long. (The two probes at either end are called one after the other: a busy machine comes
+/// between them now and then.)
+pub fn noises_are_those_of_the_guests_own_tracer(kernel: &str) {
+    /// Nanoseconds between two probes of one event.
+    const BETWEEN: u64 = 10_000;
+    let directory = tempfile::tempdir().unwrap();
+    let (script, trace) =
+        (directory.path().join("own-osnoise"), directory.path().join("osnoise.vmt"));
+    let tell = r"s/.*\[\([0-9]*\)\].* irq_noise: *.* start \([0-9.]*\) duration \([0-9]*\) ns/own \1 \2 \3/p";
+    let text = format!(
+        "cd /sys/kernel/tracing || exit 1\n\
+         echo 0 > tracing_on && echo 1 > events/osnoise/irq_noise/enable\n\
+         echo osnoise > current_tracer || exit 1\n\
+         echo 1 > tracing_on && usleep 2500000\n\
+         echo 0 > tracing_on && sed -n '{tell}' trace\n\
+         echo nop > current_tracer\n"
+    );
+    fs::write(&script, text).unwrap();
+    let run = format!("{MOUNTED} && sh /own-osnoise");
+    let err = recorded(kernel, &trace, "osnoise", &script, &run);
+    // own 000 6.835544943 13419658
+    let own = |line: &str| {
+        let mut words = line.split_once("own ")?.1.split_whitespace();
+        let cpu = words.next()?.parse::<u64>().ok()?;
+        let (seconds, rest) = words.next()?.split_once('.')?;
+        let since = seconds.parse::<u64>().ok()? * 1_000_000_000 + rest.parse::<u64>().ok()?;
+        Some((cpu, since, words.next()?.parse::<u64>().ok()?))
+    };
+    let own: Vec<_> = err.lines().filter_map(own).collect();
+    let number = |value: &Value, key: &str| value[key].as_u64().unwrap();
+    let mut ours: Vec<_> = times(&trace, "osnoise", "1ns")
+        .iter()
+        .filter(|noise| noise["comm"].as_str().unwrap().starts_with("osnoise/"))
+        .map(|noise| (number(noise, "cpu"), number(noise, "since_ns"), number(noise, "ns")))
+        .collect();
+    ours.sort_unstable();
+    // Several of ours are one where they are near to each other.
+    let is_ours = |ahead: u64, (cpu, since, duration): (u64, u64, u64)| {
+        let (since, until) = (since + ahead, since + ahead + duration);
+        let behind = ours.partition_point(|noise| *noise <= (cpu, since + BETWEEN, u64::MAX));
+        let before = ours[..behind].last().filter(|noise| noise.0 == cpu);
+        before.is_some_and(|noise| noise.2 + BETWEEN >= until)
+    };
+    // Our clock is ahead of its clock by as much at each: as at the longest one.
+    let longest = own.iter().max_by_key(|noise| noise.2).expect(&err);
+    let same = ours.iter().filter(|it| it.0 == longest.0 && it.2 - it.1 + BETWEEN >= longest.2);
+    let ahead = same.filter_map(|noise| noise.1.checked_sub(longest.1));
+    let agree = |ahead| own.iter().filter(|&&noise| is_ours(ahead, noise)).count();
+    let most = ahead.map(agree).max().unwrap_or_default();
+    assert!(own.len() > 100 && most * 10 > own.len() * 8, "{most} of {}: {err}", own.len());
+}
+
 /// How often something is off, in a guest that says how long it was.
 const OFF: usize = 6;
 
@@ -86,30 +161,17 @@ pub fn times_off_are_as_long_as_they_were(kernel: &str) {
     const SLACK: u64 = 1_000_000;
     let directory = tempfile::tempdir().unwrap();
     let trace = directory.path().join("off.vmt");
-    let image = cache_dir().unwrap().join("kernels").join(kernel).join("vmlinuz");
     let guest = crate::workload(arch_of(kernel).unwrap()).unwrap();
     let run = format!("/vmtrace-guest off {OFF}");
-    let args = ["--cpus", "2", "--latency", "preemptirqsoff", "--buffer", "256M"];
-    let args = args.into_iter().chain(["--timeout", "300", "--cmdline", "loglevel=4"]);
-    let args = args.chain(["--add", guest.to_str().unwrap(), "--run", &run]);
-    let args: Vec<_> = args.chain(["-o", trace.to_str().unwrap()]).collect();
-    let output = vmtrace("boot", &image, &args);
-    let err = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{err}");
+    let err = recorded(kernel, &trace, "preemptirqsoff", &guest, &run);
     let number = |value: &Value| value.as_u64().unwrap();
-    let times = |kind: &str| {
-        let args = ["--latency", kind, "--over", "1ms", "--format", "json"];
-        let output = vmtrace("report", &trace, &args);
-        assert_eq!(number(&lines(&output, "latencies")[0]["gaps"]["lost"]), 0, "{err}");
-        lines(&output, "latency")
-    };
     let told = |what: &str| -> Vec<u64> {
         let rest = |line: &str| Some(line.split_once(&format!("off {what} "))?.1.trim().parse());
         err.lines().filter_map(rest).map(|ns| ns.expect(&err)).collect()
     };
     let (alone, by_interrupts) = (told("preempt"), told("irq"));
     assert_eq!((alone.len(), by_interrupts.len()), (OFF, OFF), "{err}");
-    let mut held = times("preemptoff");
+    let mut held = times(&trace, "preemptoff", "1ms");
     // Preemption is off on CPU 0 while that waits for CPU 1 as well.
     held.retain(|it| it["started"] == "bpf_prog_test_run_raw_tp" && it["comm"] == "holder");
     assert_eq!(held.len(), 2 * OFF, "{held:?}: {err}");
@@ -123,7 +185,7 @@ pub fn times_off_are_as_long_as_they_were(kernel: &str) {
         assert!(all.iter().min().unwrap() < &SLACK, "{what}: {all:?} of {known:?}");
     };
     compared(&alone, &held[..OFF], "preemption off");
-    let off = times("irqsoff");
+    let off = times(&trace, "irqsoff", "1ms");
     let of_windows = by_interrupts.iter().zip(&held[OFF..]).map(|(known, held)| {
         let [since, until] = ["since_ns", "ns"].map(|key| number(&held[key]));
         let meanwhile = off.iter().filter(|it| {

@@ -594,6 +594,11 @@ fn waits_are_those_of_the_guests_own_tracer() {
 }
 
 #[test]
+fn noises_are_those_of_the_guests_own_tracer() {
+    unless_lost(|| latency::noises_are_those_of_the_guests_own_tracer("x86_64-6.12-rt"));
+}
+
+#[test]
 fn times_off_are_as_long_as_they_were() {
     for kernel in ["x86_64-6.12", "x86_64-6.12-rt"] {
         unless_lost(|| latency::times_off_are_as_long_as_they_were(kernel));

@@ -114,21 +114,20 @@ impl Taking {
     pub(super) fn new(ns: i32) -> Result<Self> {
         // The verifier goes through all rounds one by one; a look at the clock is some 100 ns.
         const ROUNDS: i32 = 500;
-        const LOOKS: usize = 100;
         const LOOK: Instruction = (0x85, 0x00, 0, 5); // r0 = bpf_ktime_get_ns()
         let mut code = vec![
             LOOK,
             (0xbf, 0x06, 0, 0), // r6 = r0
             (0xb7, 0x07, 0, 0), // r7 = 0
         ];
-        code.extend([LOOK; LOOKS]);
+        code.extend([LOOK; 100]);
         // Returns how long it has run by its own looks.
         code.extend([
-            (0x1f, 0x60, 0, 0),                      // r0 -= r6
-            (0x25, 0x00, 2, ns),                     // if r0 > ns, over the next two
-            (0x07, 0x07, 0, 1),                      // r7 += 1
-            (0xa5, 0x07, -4 - LOOKS as i16, ROUNDS), // if r7 < ROUNDS, back to the first look
-            (0x95, 0x00, 0, 0),                      // exit
+            (0x1f, 0x60, 0, 0),         // r0 -= r6
+            (0x25, 0x00, 2, ns),        // if r0 > ns, over the next two
+            (0x07, 0x07, 0, 1),         // r7 += 1
+            (0xa5, 0x07, -104, ROUNDS), // if r7 < ROUNDS, back to the first look
+            (0x95, 0x00, 0, 0),         // exit
         ]);
         Ok(Self(program(PROG_TYPE_RAW_TRACEPOINT, &code, &[])?))
     }
