@@ -60,8 +60,9 @@ struct Cpu {
     current: Option<u32>,
     stretch: Option<Stretch>,
     row: Row,
-    /// Beginning of the period, and up to where its run time is counted.
+    /// Beginning of the period, of the row of it, and up to where its run time is counted.
     period: u64,
+    begun: u64,
     counted: u64,
 }
 
@@ -118,11 +119,7 @@ impl Noise {
     /// All vCPUs were paused.
     pub(super) fn paused(&mut self, (start, end): (u64, u64), found: &mut Found) {
         for (&vcpu, cpu) in &mut self.cpus {
-            let pid = cpu.current.unwrap_or(0);
-            let begun = Moment { vcpu, ns: start, pid, comm: None };
-            cpu.roll(vcpu, start, found);
-            cpu.push(Source::Host, "paused by vmtrace".to_owned(), begun, found);
-            cpu.pop(Moment { ns: end, ..begun }, found);
+            cpu.out(vcpu, (start, end), "paused by vmtrace".to_owned(), found);
         }
     }
 
@@ -130,16 +127,12 @@ impl Noise {
     pub(super) fn out_of_guest(
         &mut self,
         vcpu: u32,
-        (start, end): (u64, u64),
+        times: (u64, u64),
         label: String,
         found: &mut Found,
     ) {
         let Some(cpu) = self.cpus.get_mut(&vcpu) else { return };
-        let pid = cpu.current.unwrap_or(0);
-        let begun = Moment { vcpu, ns: start, pid, comm: None };
-        cpu.roll(vcpu, start, found);
-        cpu.push(Source::Host, label, begun, found);
-        cpu.pop(Moment { ns: end, ..begun }, found);
+        cpu.out(vcpu, times, label, found);
     }
 
     /// The trace ends.
@@ -158,6 +151,7 @@ impl Noise {
         let now = Moment { vcpu, ns, pid: event.pid, comm: event.comm };
         let cpu = self.cpus.entry(vcpu).or_insert_with(|| Cpu {
             period: start,
+            begun: ns,
             counted: ns,
             ..Cpu::default()
         });
@@ -214,6 +208,7 @@ impl Noise {
                 cpu.preempted = None;
                 if cpu.frames.first().is_some_and(|frame| frame.source == Source::Thread) {
                     cpu.out_of_interrupts(found);
+                    cpu.roll(vcpu, now.ns, found);
                     cpu.pop(Moment { vcpu, ..now }, found);
                 }
             }
@@ -234,6 +229,15 @@ impl Noise {
 }
 
 impl Cpu {
+    /// The host had it from then to then. That is the task's time as well, whatever comes next.
+    fn out(&mut self, vcpu: u32, (start, end): (u64, u64), label: String, found: &mut Found) {
+        let begun = Moment { vcpu, ns: start, pid: self.current.unwrap_or(0), comm: None };
+        self.roll(vcpu, start, found);
+        self.push(Source::Host, label, begun, found);
+        self.roll(vcpu, end, found);
+        self.pop(Moment { ns: end, ..begun }, found);
+    }
+
     /// Something takes the CPU.
     fn push(&mut self, source: Source, name: String, now: Moment<'_>, found: &mut Found) {
         if self.frames.len() >= FRAMES {
@@ -268,8 +272,10 @@ impl Cpu {
             around.inner = around.inner.saturating_add(whole);
         }
         found.sum(&frame.name, None, own, now.ns);
+        if self.frames.is_empty() {
+            self.noise(frame.since, now.ns);
+        }
         let Some(stretch) = &mut self.stretch else { return };
-        self.row.noise_ns = self.row.noise_ns.saturating_add(own);
         self.row.count(frame.source);
         stretch.until = now.ns;
         if own > stretch.mostly.1 {
@@ -277,6 +283,14 @@ impl Cpu {
         }
         let longest = stretch.until.saturating_sub(stretch.since);
         self.row.longest_ns = self.row.longest_ns.max(longest);
+    }
+
+    /// The task did not run from then to then, as far as that is of this row.
+    fn noise(&mut self, since: u64, until: u64) {
+        if self.stretch.is_some() {
+            let own = until.saturating_sub(since.max(self.begun));
+            self.row.noise_ns = self.row.noise_ns.saturating_add(own);
+        }
     }
 
     /// What began as this gives the CPU back; what was inside of it has ended unseen.
@@ -334,6 +348,7 @@ impl Cpu {
             let skipped = if is_silent { whole * PERIOD } else { 0 };
             self.period = until.saturating_add(skipped);
             self.counted = self.counted.max(self.period);
+            self.begun = self.begun.max(self.period);
         }
         self.pass(now);
     }
@@ -347,6 +362,10 @@ impl Cpu {
 
     fn close_row(&mut self, vcpu: u32, until: u64, found: &mut Found) {
         self.pass(until);
+        if let Some(outermost) = self.frames.first() {
+            self.noise(outermost.since, until);
+        }
+        self.begun = self.begun.max(until);
         let row = Row { cpu: vcpu, ns: until, ..std::mem::take(&mut self.row) };
         if row.runtime_ns == 0 {
             return;

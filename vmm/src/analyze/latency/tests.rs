@@ -10,6 +10,7 @@ use crate::stream::{
 use super::{Kind, Latency, Report};
 
 mod live;
+mod seconds;
 
 const WAKING: u32 = 0x8100_0000;
 const SWITCH: u32 = 0x8100_0100;
