@@ -9,7 +9,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The most bytes that wait to be written. Frames that must not be dropped may take as much again.
+/// The most bytes that wait to be written. Frames that must not be dropped may take as much again, and what users
+/// ask for a quarter of it more.
 const CAPACITY: usize = 64 << 20;
 /// Buffers that are kept to be used again, and their size up to which they are.
 const SPARES: usize = 8;
@@ -431,6 +432,10 @@ mod tests {
         }
         asks.recv().unwrap();
         assert!(!primary.has_room() && primary.is_stuffed() && primary.is_overfull());
+        // 24 bytes wait.
+        primary.set_capacity(11);
+        assert!(primary.is_stuffed() && !primary.is_overfull());
+        primary.set_capacity(10);
         assert!(!primary.wait_for_room(|taken| (taken > 0).then_some(LOOK)));
         open.send(()).unwrap();
         asks.recv().unwrap();

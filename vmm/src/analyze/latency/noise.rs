@@ -60,10 +60,11 @@ struct Cpu {
     current: Option<u32>,
     stretch: Option<Stretch>,
     row: Row,
-    /// Beginning of the period, of the row of it, and up to where its run time is counted.
+    /// Beginning of the period, and up to where its times are counted.
     period: u64,
-    begun: u64,
     counted: u64,
+    /// Since when, in this row, nothing has taken the CPU from the task.
+    free: u64,
 }
 
 /// What there is to tell of a moment.
@@ -151,12 +152,15 @@ impl Noise {
         let now = Moment { vcpu, ns, pid: event.pid, comm: event.comm };
         let cpu = self.cpus.entry(vcpu).or_insert_with(|| Cpu {
             period: start,
-            begun: ns,
             counted: ns,
+            free: ns,
             ..Cpu::default()
         });
-        cpu.current.get_or_insert(event.pid);
         cpu.roll(vcpu, ns, found);
+        if cpu.current.is_none() {
+            cpu.current = Some(event.pid);
+            cpu.free = cpu.free.max(ns);
+        }
         let fields = event.fields;
         match name(event) {
             Some("sched:sched_switch") => self.switched(event, now, found),
@@ -176,6 +180,7 @@ impl Noise {
             Some("nmi:nmi_handler") => {
                 let took = number(fields, "delta_ns").and_then(|ns| u64::try_from(ns).ok());
                 let begun = Moment { ns: ns.saturating_sub(took.unwrap_or(0)), ..now };
+                cpu.told_at_its_end(begun.ns, ns);
                 cpu.push(Source::Nmi, "NMI".to_owned(), begun, found);
                 cpu.pop(now, found);
             }
@@ -202,13 +207,16 @@ impl Noise {
                 if !cpu.frames.is_empty() {
                     cpu.pop(now, found);
                 }
+                if cpu.current == Some(0) {
+                    cpu.free = cpu.free.max(now.ns);
+                }
                 cpu.current = Some(next);
             } else if cpu.preempted == Some(next) {
                 // It runs elsewhere: nobody waits for this one.
                 cpu.preempted = None;
                 if cpu.frames.first().is_some_and(|frame| frame.source == Source::Thread) {
-                    cpu.out_of_interrupts(found);
                     cpu.roll(vcpu, now.ns, found);
+                    cpu.out_of_interrupts(found);
                     cpu.pop(Moment { vcpu, ..now }, found);
                 }
             }
@@ -273,7 +281,7 @@ impl Cpu {
         }
         found.sum(&frame.name, None, own, now.ns);
         if self.frames.is_empty() {
-            self.noise(frame.since, now.ns);
+            self.free = self.free.max(now.ns);
         }
         let Some(stretch) = &mut self.stretch else { return };
         self.row.count(frame.source);
@@ -285,12 +293,15 @@ impl Cpu {
         self.row.longest_ns = self.row.longest_ns.max(longest);
     }
 
-    /// The task did not run from then to then, as far as that is of this row.
-    fn noise(&mut self, since: u64, until: u64) {
-        if self.stretch.is_some() {
-            let own = until.saturating_sub(since.max(self.begun));
-            self.row.noise_ns = self.row.noise_ns.saturating_add(own);
+    /// What is told when it is over took the CPU from then to then, which is counted as the task's time already.
+    fn told_at_its_end(&mut self, since: u64, until: u64) {
+        if self.frames.is_empty() && self.has_task() {
+            self.row.noise_ns += until.saturating_sub(since.max(self.free));
         }
+    }
+
+    fn has_task(&self) -> bool {
+        self.current.is_some_and(|pid| pid != 0)
     }
 
     /// What began as this gives the CPU back; what was inside of it has ended unseen.
@@ -311,6 +322,13 @@ impl Cpu {
         let tasks = usize::from(self.frames.first().is_some_and(|it| it.source == Source::Thread));
         found.report.doubtful += self.frames.len().saturating_sub(tasks) as u64;
         self.frames.truncate(tasks);
+        if self.frames.is_empty() {
+            self.free = self.free.max(self.counted);
+        }
+        // One of which nothing is known but that it began.
+        if tasks == 0 && self.stretch.as_ref().is_some_and(|it| it.until <= it.since) {
+            self.stretch = None;
+        }
     }
 
     /// Nothing more is seen of the noise: one that has not ended is left out.
@@ -341,6 +359,11 @@ impl Cpu {
     fn roll(&mut self, vcpu: u32, now: u64, found: &mut Found) {
         while now.saturating_sub(self.period) >= PERIOD {
             let until = self.period.saturating_add(PERIOD);
+            // A noise that goes on.
+            if let Some(stretch) = self.stretch.as_ref().filter(|_| !self.frames.is_empty()) {
+                let longest = until.saturating_sub(stretch.since.max(self.period));
+                self.row.longest_ns = self.row.longest_ns.max(longest);
+            }
             self.close_row(vcpu, until, found);
             // Of an idle CPU nothing is heard for long; of another one not for so long.
             let whole = now.saturating_sub(until) / PERIOD;
@@ -348,24 +371,25 @@ impl Cpu {
             let skipped = if is_silent { whole * PERIOD } else { 0 };
             self.period = until.saturating_add(skipped);
             self.counted = self.counted.max(self.period);
-            self.begun = self.begun.max(self.period);
+            self.free = self.free.max(self.period);
         }
         self.pass(now);
     }
 
+    /// Counts a time in which nothing has changed.
     fn pass(&mut self, until: u64) {
-        if self.current.is_some_and(|pid| pid != 0) {
-            self.row.runtime_ns += until.saturating_sub(self.counted);
+        let passed = until.saturating_sub(self.counted);
+        if self.has_task() {
+            self.row.runtime_ns += passed;
+            if self.stretch.is_some() && !self.frames.is_empty() {
+                self.row.noise_ns += passed;
+            }
         }
         self.counted = self.counted.max(until);
     }
 
     fn close_row(&mut self, vcpu: u32, until: u64, found: &mut Found) {
         self.pass(until);
-        if let Some(outermost) = self.frames.first() {
-            self.noise(outermost.since, until);
-        }
-        self.begun = self.begun.max(until);
         let row = Row { cpu: vcpu, ns: until, ..std::mem::take(&mut self.row) };
         if row.runtime_ns == 0 {
             return;

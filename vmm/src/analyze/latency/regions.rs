@@ -122,6 +122,7 @@ impl Regions {
             cpu.begun = None;
         }
         (cpu.irqs_off, cpu.preempt_off) = (Some(irqs), Some(preempt));
+        cpu.woken &= irqs;
     }
 
     pub(super) fn event(&mut self, event: &Tracepoint<'_>, found: &mut Found) {

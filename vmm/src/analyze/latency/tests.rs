@@ -583,3 +583,18 @@ fn what_an_idle_cpus_interrupts_hold_off_counts() {
     let exit = (8005, 95, Some("power:cpu_idle"), Some("24"));
     assert_eq!(episodes(&report(Kind::Preemptoff)), [exit]);
 }
+
+// The end of an interrupt of an idle CPU that was not seen must not hide the next one.
+#[test]
+fn an_idle_cpu_whose_interrupts_are_on_after_all_is_believed() {
+    let mut script = Script::new();
+    script.tell(50, 0, "cpu_idle", 1);
+    script.tell_at(1000, 0, "irq_disable", (10, VECTOR + 4));
+    script.entry(1500, (0, 1));
+    script.tell_at(2000, 0, "irq_disable", (11, VECTOR + 4));
+    script.tell_at(7000, 0, "irq_enable", (12, VECTOR + 9));
+    let report = script.report(Kind::Irqsoff, Some(0));
+    let vector = Some("asm_timer");
+    assert_eq!(episodes(&report), [(2000, 5000, vector, vector)]);
+    assert_eq!(report.differing, 1);
+}

@@ -27,9 +27,9 @@ fn noise_is_of_the_seconds_in_which_it_was() {
     assert_eq!(
         rows(script),
         [
-            (1_000_000, 1_000_000, 600_000, 310_000),
-            (2_000_000, 1_000_000, 1_000_000, 0),
-            (3_000_000, 1_000_000, 1_000_000, 0),
+            (1_000_000, 1_000_000, 600_000, 600_000),
+            (2_000_000, 1_000_000, 1_000_000, 1_000_000),
+            (3_000_000, 1_000_000, 1_000_000, 1_000_000),
             (3_500_000, 500_000, 100_000, 2_700_000),
         ]
     );
@@ -47,4 +47,70 @@ fn a_pause_at_the_end_of_what_is_known_is_time_to_run() {
     }
     script.switch_from((7, 1), 300, 0, ("idle", 0, 120));
     assert_eq!(rows(script), [(180, 80, 70, 70)]);
+}
+
+// A noise that has not ended when the trace does, or when other events are traced, or records are lost, was there
+// nonetheless: half a second of it was none, and all of the CPU available.
+#[test]
+fn a_noise_without_end_is_in_the_last_row() {
+    let script = || {
+        let mut script = Script::new();
+        script.switch_from((0, 0), 0, 0, CAT);
+        script.switch_from((7, 0), 400_000, 0, RT);
+        script.tell(890_000, 8, "local_timer_entry", 236);
+        script.tell(900_000, 8, "local_timer_exit", 236);
+        script
+    };
+    let known = (900_000, 900_000, 500_000);
+    let first = |script| rows(script).first().map(|row| (row.0, row.1, row.2));
+    assert_eq!(first(script()), Some(known));
+    let mut other = script();
+    let kind = MarkKind::Events;
+    let mark = Mark { ticks: 900_000_000, kind, duration_ns: 0, text: "other".into() };
+    other.0.mark(&mark).expect("memory");
+    assert_eq!(first(other), Some(known));
+    let mut lost = script();
+    lost.0.loss(0, 3, LossReason::Full).expect("vCPU");
+    lost.switch_from((8, 1), 950_000, 0, ("idle", 0, 120));
+    let row = first(lost).expect("one");
+    assert_eq!((row.1, row.2), (900_000, 500_000));
+}
+
+// Pauses count from when they were asked for, and the guest's clock may be set back: times that lie in each
+// other count once, and nobody is kept from running longer than there was somebody to run.
+#[test]
+fn no_row_has_more_noise_than_runtime() {
+    let pause = |script: &mut Script, us: u64, duration_us: u64| {
+        let (ticks, duration_ns) = (us * 1000, duration_us * 1000);
+        let mark = Mark { ticks, kind: MarkKind::Pause, duration_ns, text: "2 sites".into() };
+        script.0.mark(&mark).expect("memory");
+    };
+    let mut within = Script::new();
+    within.switch_from((0, 0), 100, 0, CAT);
+    within.tell(120, 7, "local_timer_entry", 236);
+    within.tell(140, 7, "local_timer_exit", 236);
+    pause(&mut within, 200, 90);
+    within.switch_from((7, 1), 210, 0, ("idle", 0, 120));
+    // It ran until 140: the pause came behind that.
+    assert_eq!(rows(within), [(210, 110, 80, 80)]);
+    let mut before = Script::new();
+    before.switch_from((0, 0), 150, 0, CAT);
+    pause(&mut before, 200, 90);
+    before.switch_from((7, 1), 210, 0, ("idle", 0, 120));
+    assert!(rows(before).iter().all(|row| row.2 <= row.1));
+    let mut hostile = Script::new();
+    hostile.switch_from((0, 0), 100, 0, CAT);
+    for us in [300, 400] {
+        hostile.tell(us, 7, "nmi_handler", u64::MAX / 2);
+    }
+    hostile.tell(900, 7, "local_timer_entry", 236);
+    hostile.tell(950, 7, "local_timer_exit", 236);
+    hostile.tell(800, 7, "local_timer_entry", 236);
+    hostile.tell(850, 7, "local_timer_exit", 236);
+    hostile.switch_from((7, 1), 1000, 0, ("idle", 0, 120));
+    // A task on an idle CPU.
+    hostile.tell(1100, 7, "local_timer_entry", 236);
+    hostile.tell(1200, 7, "local_timer_exit", 236);
+    let rows = rows(hostile);
+    assert!(!rows.is_empty() && rows.iter().all(|row| row.2 <= row.1), "{rows:?}");
 }
