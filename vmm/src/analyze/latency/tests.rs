@@ -143,6 +143,21 @@ impl Script {
         self.0.records(0, &buffer).expect("vCPU");
     }
 
+    fn mark(&mut self, us: u64, kind: MarkKind, took_us: u64, text: &str) {
+        let (ticks, duration_ns, text) = (us * 1000, took_us * 1000, text.to_owned());
+        self.0.mark(&Mark { ticks, kind, duration_ns, text }).expect("memory");
+    }
+
+    /// A pause of all vCPUs that ends then.
+    fn paused(&mut self, us: u64, took_us: u64) {
+        self.mark(us, MarkKind::Pause, took_us, "2 sites");
+    }
+
+    /// Other events are traced from then on.
+    fn events(&mut self, us: u64, text: &str) {
+        self.mark(us, MarkKind::Events, 0, text);
+    }
+
     /// An exit of a vCPU that ends then.
     fn exit(&mut self, us: u64, cpu: u32, took_us: u64) {
         let (reason, dir, ticks) = (ExitReason::Io, ExitDir::Out, us * 1000);
@@ -257,9 +272,7 @@ fn losses_and_pauses_are_not_the_guests() {
     script.switch(900, 0, CAT);
     script.switch_from((7, 1), 950, 0, INIT);
     script.waking(1_000, 0, CAT);
-    let text = "2 sites".into();
-    let mark = Mark { ticks: 1_080_000, kind: MarkKind::Pause, duration_ns: 70_000, text };
-    script.0.mark(&mark).expect("memory");
+    script.paused(1_080, 70);
     script.switch(1_100, 0, CAT);
     script.switch_from((7, 1), 1_150, 0, INIT);
     script.waking(1_200, 0, CAT);
@@ -267,7 +280,7 @@ fn losses_and_pauses_are_not_the_guests() {
     assert_eq!((report.count, report.doubtful, report.open), (1, 1, 1));
     let longest = report.longest.as_ref().expect("one");
     assert_eq!((longest.duration_ns, longest.host_ns), (100_000, 70_000));
-    let page = super::tests::text(&report);
+    let page = text(&report);
     assert!(
         page.contains("note: waits left out, since some of their records are missing: 1\n"),
         "{page}"
@@ -289,16 +302,14 @@ fn exits_are_the_hosts_time() {
     script.exit(1_010, 0, 30);
     script.exit(1_030, 0, 5);
     script.exit(1_200, 1, 150);
-    let text = "2 sites".into();
-    let mark = Mark { ticks: 1_150_000, kind: MarkKind::Pause, duration_ns: 50_000, text };
-    script.0.mark(&mark).expect("memory");
+    script.paused(1_150, 50);
     script.exit(1_155, 0, 60);
     script.switch(1_300, 0, CAT);
     let report = script.report(Kind::Wakeup, Some(0));
     let longest = report.longest.as_ref().expect("one");
     assert_eq!((longest.duration_ns, longest.host_ns), (300_000, 75_000));
     assert_eq!((longest.paused_ns, report.exits), (50_000, 4));
-    let page = super::tests::text(&report);
+    let page = text(&report);
     assert!(page.contains("#  => paused by vmtrace: 50.000 us\n"), "{page}");
     assert!(page.contains("#  => out of the guest: 75.000 us (exits to vmtrace, "), "{page}");
     assert!(page.contains("  (out of the guest 75.000 us)\n"), "{page}");
@@ -311,9 +322,7 @@ fn exits_are_noise_of_the_host() {
     let mut script = Script::new();
     script.switch_from((0, 0), 100, 0, CAT);
     script.exit(200, 0, 20);
-    let text = "2 sites".into();
-    let mark = Mark { ticks: 370_000, kind: MarkKind::Pause, duration_ns: 70_000, text };
-    script.0.mark(&mark).expect("memory");
+    script.paused(370, 70);
     script.exit(375, 0, 80);
     script.switch_from((7, 1), 900, 0, ("idle", 0, 120));
     let report = script.report(Kind::Osnoise, Some(0));
@@ -487,9 +496,7 @@ fn noise_is_what_keeps_a_task_from_running() {
 fn pauses_are_the_hosts_noise_and_tasks_that_move_wait_no_more() {
     let mut script = Script::new();
     script.switch_from((0, 0), 100, 0, CAT);
-    let text = "2 sites".into();
-    let mark = Mark { ticks: 180_000, kind: MarkKind::Pause, duration_ns: 70_000, text };
-    script.0.mark(&mark).expect("memory");
+    script.paused(180, 70);
     script.switch_from((7, 0), 300, 0, RT);
     script.switch_from((0, 0), 330, 1, CAT);
     script.switch_from((8, 1), 900, 0, ("idle", 0, 120));

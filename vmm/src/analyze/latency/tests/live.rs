@@ -5,12 +5,6 @@ use super::super::{Kind, Latency, Report};
 use super::*;
 
 impl Script {
-    /// Other events are traced from then on.
-    fn events(&mut self, us: u64, text: &str) {
-        let (kind, text) = (MarkKind::Events, text.to_owned());
-        self.0.mark(&Mark { ticks: us * 1000, kind, duration_ns: 0, text }).expect("memory");
-    }
-
     /// What is told of a guest that goes on.
     fn so_far(self, kind: Kind, over: Option<u64>) -> Report {
         let stream = self.0.into_inner().expect("memory");

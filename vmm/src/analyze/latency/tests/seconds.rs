@@ -40,11 +40,8 @@ fn noise_is_of_the_seconds_in_which_it_was() {
 fn a_pause_at_the_end_of_what_is_known_is_time_to_run() {
     let mut script = Script::new();
     script.switch_from((0, 0), 100, 0, CAT);
-    for kind in [MarkKind::Pause, MarkKind::Events] {
-        let duration_ns = if kind == MarkKind::Pause { 70_000 } else { 0 };
-        let mark = Mark { ticks: 180_000, kind, duration_ns, text: "2 sites".into() };
-        script.0.mark(&mark).expect("memory");
-    }
+    script.paused(180, 70);
+    script.events(180, "2 sites");
     script.switch_from((7, 1), 300, 0, ("idle", 0, 120));
     assert_eq!(rows(script), [(180, 80, 70, 70)]);
 }
@@ -65,9 +62,7 @@ fn a_noise_without_end_is_in_the_last_row() {
     let first = |script| rows(script).first().map(|row| (row.0, row.1, row.2));
     assert_eq!(first(script()), Some(known));
     let mut other = script();
-    let kind = MarkKind::Events;
-    let mark = Mark { ticks: 900_000_000, kind, duration_ns: 0, text: "other".into() };
-    other.0.mark(&mark).expect("memory");
+    other.events(900_000, "other");
     assert_eq!(first(other), Some(known));
     let mut lost = script();
     lost.0.loss(0, 3, LossReason::Full).expect("vCPU");
@@ -80,22 +75,17 @@ fn a_noise_without_end_is_in_the_last_row() {
 // other count once, and nobody is kept from running longer than there was somebody to run.
 #[test]
 fn no_row_has_more_noise_than_runtime() {
-    let pause = |script: &mut Script, us: u64, duration_us: u64| {
-        let (ticks, duration_ns) = (us * 1000, duration_us * 1000);
-        let mark = Mark { ticks, kind: MarkKind::Pause, duration_ns, text: "2 sites".into() };
-        script.0.mark(&mark).expect("memory");
-    };
     let mut within = Script::new();
     within.switch_from((0, 0), 100, 0, CAT);
     within.tell(120, 7, "local_timer_entry", 236);
     within.tell(140, 7, "local_timer_exit", 236);
-    pause(&mut within, 200, 90);
+    within.paused(200, 90);
     within.switch_from((7, 1), 210, 0, ("idle", 0, 120));
     // It ran until 140: the pause came behind that.
     assert_eq!(rows(within), [(210, 110, 80, 80)]);
     let mut before = Script::new();
     before.switch_from((0, 0), 150, 0, CAT);
-    pause(&mut before, 200, 90);
+    before.paused(200, 90);
     before.switch_from((7, 1), 210, 0, ("idle", 0, 120));
     assert!(rows(before).iter().all(|row| row.2 <= row.1));
     let mut hostile = Script::new();
