@@ -215,14 +215,16 @@ pub enum Counts {
     Up(Counters),
     /// The same by caller as well.
     ByCaller(Callers),
-    /// Calls down to 0, all in one counter: at the one that makes it 0 the CPU stops.
+    /// Calls down to 0, all in one counter: at the one that makes it 0 the CPU stops. Where they begin or where
+    /// they end.
     Down {
         /// The number of the stop, for who put the program somewhere.
         number: u16,
         /// Address of the counter of 8 bytes, a multiple of 8; a sign-extended number of 32 bits.
         counter: u64,
         /// What stops a CPU. What tells the site is in a register then (x86-64: `r10`, riscv64:
-        /// `t0`), and all that the function has is in its place (riscv64: but `a7`, in `t1`).
+        /// `t0`; its low half at a return). At an entry all that the function has is in its place (riscv64: but
+        /// `a7`, in `t1`).
         trap: &'static [u8],
     },
     /// Nothing: a task is to be [followed](crate::family) or not, the first argument or the one that runs.
@@ -249,9 +251,9 @@ pub enum Counts {
 impl Counts {
     fn is_at(self, point: Point) -> bool {
         match self {
+            Self::Down { .. } => true,
             Self::Up(_)
             | Self::ByCaller(_)
-            | Self::Down { .. }
             | Self::Follow { .. }
             | Self::Sort(..)
             | Self::Begin(..) => point == Point::Entry,
@@ -472,8 +474,8 @@ impl Program {
             counts.check()?;
         }
         if let Some(calls) = self.since {
-            if self.point == Point::Entry || !matches!(self.counts, None | Some(Counts::Untold(_)))
-            {
+            let ends = matches!(self.counts, None | Some(Counts::Untold(_) | Counts::Down { .. }));
+            if self.point == Point::Entry || !ends {
                 return Err(ProgramError::Counts("does not look for what has begun"));
             }
             check_calls(calls)?;

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::arch::{ADDRESSINGS, ARGUMENTS, Addressing, VALUE, stack_bias, ticks};
+use common::arch::{ADDRESSINGS, ARGUMENTS, Addressing, VALUE, stack_bias, stop, ticks};
 use common::{FakeGuest, Random, entry_program, words};
 use core::sync::atomic::{AtomicU64, Ordering};
 use vmtrace_trampolines::condition::{Operand, Relation, Test};
@@ -172,6 +172,70 @@ fn what_cannot_be_told_is_counted() {
     }
 }
 
+// A stop too early, too late or twice is at another call than the one that was meant, and one that keeps its call's
+// place takes it from others; one that does not tell where it is, or that loses what the function returns, is at no
+// call of that kind at all.
+#[test]
+fn a_cpu_stops_at_the_very_end_that_makes_the_counter_0() {
+    let mut random = Random(17);
+    let negative = number(Operand::Value { bytes: 4, signed: true }, Relation::Less, 0);
+    let long = number(Operand::Duration, Relation::Greater, LONG / 2);
+    for addressing in ADDRESSINGS {
+        for (point, condition, timed) in [
+            (Point::Return, negative.clone(), false),
+            (Point::Return, long.clone(), true),
+            (Point::Tail, long.clone(), true),
+            (Point::Tail, Condition::All(vec![]), false),
+        ] {
+            if cfg!(target_arch = "riscv64") && point == Point::Tail {
+                continue;
+            }
+            let mut ending = Ending::new(addressing);
+            let (address, words) = words(2);
+            words[0].store(3, Ordering::Relaxed);
+            let counts = Counts::Down { number: 0, counter: address, trap: stop(address + 8) };
+            let (counts, since) = (Some(counts), timed.then_some(ending.calls));
+            let all = condition == Condition::All(vec![]);
+            let condition = Some(condition);
+            let program = Program { point, counts, since, condition, ..entry_program() };
+            // All calls are recorded behind it.
+            let next = Program { point, ..entry_program() };
+            let next = ending.guest.add(&next, addressing, None);
+            ending.end(addressing, None, &program);
+            let both = ending.guest.add(&program, addressing, Some(next));
+            let named = match point {
+                Point::Tail => ending.guest.tail_from(1, both),
+                _ => ending.guest.return_from(1, both),
+            };
+            ending.guest.set_current(0, 1);
+            let mut meant = 0;
+            for _ in 0..20 {
+                let is_long = random.below(2) == 0;
+                if timed {
+                    ending.guest.call(0, Point::Entry, &mut random, &[(0, 0)]);
+                    let began = &ending.open[ending.taken()[0].1 + 1];
+                    began.fetch_sub(if is_long { LONG } else { 0 }, Ordering::Relaxed);
+                }
+                let value = random.next();
+                ending.guest.call(1, point, &mut random, &[(VALUE, value)]);
+                assert!(ending.taken().is_empty(), "{program:?}");
+                let is_meant = if timed { is_long } else { all || value & 0x8000_0000 != 0 };
+                meant += u64::from(is_meant);
+                let stops = is_meant && meant == 3;
+                let told = words[1].swap(0, Ordering::Relaxed) & 0xffff_ffff;
+                assert_eq!(told, if stops { named.into() } else { 0 }, "{meant} {program:?}");
+            }
+            assert!(meant > 3 && words[0].load(Ordering::Relaxed) == 3_u64.wrapping_sub(meant));
+            let mut records = 0;
+            ending.guest.drain(0, &mut ending.guest.ring(0).start(), |record| {
+                assert_eq!(record.common.site, named);
+                records += 1;
+            });
+            assert_eq!(records, 20);
+        }
+    }
+}
+
 // What a function returns that jumps to another is that one's: whether such a call was meant is not known.
 #[cfg(target_arch = "x86_64")]
 #[test]
@@ -288,6 +352,9 @@ fn ends_that_cannot_be_are_refused() {
     ] {
         assert!(matches!(check(point, &[], counts, since), Err(ProgramError::Counts(_))));
     }
+    let down = Counts::Down { number: 0, counter: 0x1000, trap: &[] };
+    assert_eq!(check(Point::Tail, &[], Some(down), since), Ok(()));
+    assert!(matches!(check(Point::Entry, &[], Some(down), since), Err(ProgramError::Counts(_))));
     let far = Some(Calls { address: 1 << 40 });
     assert!(matches!(check(Point::Return, &[], None, far), Err(ProgramError::Range(..))));
 }

@@ -8,9 +8,10 @@ use vm_memory::Bytes;
 use vmtrace::kernel::Arch;
 use vmtrace::tracer::annex::{Memory, SIZE};
 use vmtrace::tracer::{
-    Attachment, Buckets, Counted, Duty, Hits, Kind, Measure, Part, SiteTables, Stopped, Tally,
-    TraceError, return_address,
+    Attachment, Buckets, Counted, Duty, Hits, Keeper, Kind, Measure, Part, SiteTables, Stopped,
+    Tally, TraceError, return_address,
 };
+use vmtrace_trampolines::callers::Callers;
 use vmtrace_trampolines::histogram::{Calls, MISSED, SUM, Sorted, WORDS};
 use vmtrace_trampolines::{Counters, Point};
 
@@ -142,6 +143,77 @@ fn tracers_have_tables_of_their_own() {
     }
 }
 
+// Tracers that come and go would use up all room there is. Who gets a table at once gets the calls of tasks that still
+// stand in a program for the one before.
+#[test]
+fn tables_rest_and_are_used_again() {
+    for name in kernels() {
+        let fake = Fake::counting(name);
+        let mut attachment = fake.attach();
+        let sites = fake.all();
+        let (few, slide) = (&sites[10..40], attachment.image().slide);
+        let memory = fake.annex.slice();
+        for kind in [Kind::Calls, Kind::Histograms, Kind::Callers] {
+            let mut places: Vec<u64> = Vec::new();
+            for round in 0..40 {
+                let tables = attachment.tables(&fake.kernel, (1, kind), few).unwrap();
+                let (table, calls) = (table_of(&tables, few[3]), round + 1);
+                let counters = attachment.counters();
+                let found = counters.find(table, slide);
+                let pages = attachment.image().tables;
+                let annex = |address| pages.translate(&fake, address).unwrap() - ANNEX;
+                // Where calls of one function are counted.
+                let at = match kind {
+                    Kind::Calls => place(&fake, &attachment, found.unwrap(), few[3], 0),
+                    Kind::Histograms => {
+                        let slot = place(&fake, &attachment, found.unwrap(), few[3], 0);
+                        let slot = usize::try_from(slot).unwrap();
+                        annex(memory.read_obj(slot).unwrap()) + 8 * 7
+                    }
+                    Kind::Callers => {
+                        let callers = attachment.counters().find_callers(table).unwrap();
+                        annex(callers.address) + Callers::CROWDED
+                    }
+                };
+                (0..calls).for_each(|_| count(&fake, at));
+                let counters = attachment.counters();
+                let Counted { hits: told, buckets, .. } = counters.take(None);
+                let bucket = |buckets: &Buckets| (buckets.tracer, buckets.words.clone());
+                match kind {
+                    Kind::Calls => assert_eq!(told, [hits(1, 0, &[(few[3], calls)])], "{name}"),
+                    Kind::Histograms => {
+                        let expected = (1, vec![(few[3], 7, calls)]);
+                        assert_eq!(buckets.iter().map(bucket).collect::<Vec<_>>(), [expected]);
+                    }
+                    Kind::Callers => assert_eq!(counters.take_crowded(Some(1)), calls, "{name}"),
+                }
+                let last = places.iter().rev().take(3);
+                assert!(last.into_iter().all(|&before| before != at), "{name}: {kind:?} {round}");
+                places.push(at);
+                counters.forget(1);
+            }
+            places.sort_unstable();
+            places.dedup();
+            assert_eq!(places.len(), 4, "{name}: {kind:?}");
+        }
+        // Those that take much of the room do so for less long.
+        let mut large = HashSet::new();
+        for _ in 0..10 {
+            let tables = attachment.tables(&fake.kernel, (1, Kind::Calls), &sites).unwrap();
+            let table = table_of(&tables, sites[100]);
+            large.insert(attachment.counters().find(table, slide).unwrap().distance);
+            attachment.counters().forget(1);
+        }
+        assert_eq!(large.len(), 2, "{name}");
+        // Smaller ones are made, as long as there is room.
+        let tables = attachment.tables(&fake.kernel, (1, Kind::Calls), &few[..1]).unwrap();
+        let small = attachment.counters().find(table_of(&tables, few[0]), slide).unwrap();
+        let tables = attachment.tables(&fake.kernel, (2, Kind::Calls), few).unwrap();
+        let others = attachment.counters().find(table_of(&tables, few[0]), slide).unwrap();
+        assert!(small.distance > others.distance, "{name}");
+    }
+}
+
 // Tables that have run out end in an error, not in one that lies over another.
 #[test]
 fn room_runs_out_and_is_inherited() {
@@ -203,7 +275,7 @@ fn programs_stop_where_they_say_and_never_once_tracing_has_ended() {
         let mut attachment = fake.attach();
         let trap = TRAPS[usize::from(fake.kernel.arch() == Arch::Riscv64)];
         let duty = |number| {
-            let counts = Some(Tally::Stop(number));
+            let counts = Some(Tally::Stop { number, since: None });
             let part = |tracer, counts| Part { tracer, fields: vec![], condition: None, counts };
             Duty { point: Point::Entry, parts: vec![part(255, counts), part(0, None)] }
         };
@@ -250,7 +322,11 @@ fn programs_stop_where_they_say_and_never_once_tracing_has_ended() {
         for ((&at, &place), number) in traps.iter().zip(&places).zip([3, 511]) {
             assert_eq!(bytes(place, trap.len()), trap, "{name}");
             let next = at + trap.len() as u64;
-            assert_eq!(attachment.stopped(at), Some(Stopped { number, next }), "{name}");
+            assert_eq!(
+                attachment.stopped(at),
+                Some(Stopped { number, next, at_end: false }),
+                "{name}"
+            );
             assert_eq!(attachment.stopped(next), None, "{name}");
         }
         // Who stopped tells its site, and may begin anew where that is held.
@@ -286,10 +362,13 @@ fn every_function_has_a_histogram_of_its_own_for_each_vcpu() {
         let more = attachment.tables(&fake.kernel, kind, &sites[50..90]).unwrap();
         let table =
             |site: &usize| more.get(*site, &mut 0).unwrap_or_else(|| table_of(&tables, *site));
-        let calls = attachment.counters().calls(3).unwrap();
+        let calls = attachment.counters().calls(Keeper::Tracer(3)).unwrap();
         let tables_of_pages = attachment.image().tables;
         let annex = |address| tables_of_pages.translate(&fake, address).unwrap() - ANNEX;
-        assert!(annex(calls.address) >= SIZE && attachment.counters().calls(0).is_none());
+        assert!(
+            annex(calls.address) >= SIZE
+                && attachment.counters().calls(Keeper::Tracer(0)).is_none()
+        );
         let memory = fake.annex.slice();
         let mut taken = HashSet::new();
         let mut expected: HashMap<u32, Vec<(usize, u8, u64)>> = HashMap::new();
@@ -325,10 +404,10 @@ fn every_function_has_a_histogram_of_its_own_for_each_vcpu() {
         assert_eq!(counters.read(), Counted::default(), "{name}");
         let since =
             || -> u64 { memory.read_obj(usize::try_from(annex(calls.address)).unwrap()).unwrap() };
-        counters.begin_calls([3], 4711);
+        counters.begin_calls([Keeper::Tracer(3)], 4711);
         assert_eq!(since(), 4711, "{name}");
         // What another tracer's calls are since is nothing to this one.
-        counters.begin_calls([1], 4712);
+        counters.begin_calls([Keeper::Tracer(1), Keeper::Trigger(3)], 4712);
         assert_eq!(since(), 4711, "{name}");
         // Programs for all of that can be made.
         let sorted = Sorted { number: 2, bytes: 4, signed: true };
@@ -355,7 +434,44 @@ fn every_function_has_a_histogram_of_its_own_for_each_vcpu() {
         let slot = place(&fake, &attachment, found, few[0], 0);
         let histogram: u64 = memory.read_obj(usize::try_from(slot).unwrap()).unwrap();
         assert!(!taken.contains(&annex(histogram)), "{name}");
-        assert_eq!(attachment.counters().calls(3), Some(calls), "{name}: as programs at returns");
+        let again = attachment.counters().calls(Keeper::Tracer(3));
+        assert_eq!(again, Some(calls), "{name}: as programs at returns");
+    }
+}
+
+// A tracer that sorts would be refused for want of room that one that is gone has.
+#[test]
+fn histograms_are_inherited_where_there_is_no_room() {
+    for name in kernels() {
+        let fake = Fake::counting(name);
+        let mut attachment = fake.attach();
+        let (sites, slide) = (fake.all(), attachment.image().slide);
+        let few = &sites[5..60];
+        let of = |attachment: &mut Attachment, tracer, few| {
+            let tables = attachment.tables(&fake.kernel, (tracer, Kind::Histograms), few)?;
+            let table = table_of(&tables, few[0]);
+            Ok::<_, TraceError>(attachment.counters().find(table, slide).unwrap())
+        };
+        let first = of(&mut attachment, 0, few).unwrap();
+        attachment.counters().open_calls(Keeper::Tracer(250)).unwrap();
+        let fills = |attachment: &mut Attachment, sites: &[usize], tracer| {
+            attachment.tables(&fake.kernel, (tracer, Kind::Calls), sites).is_ok()
+        };
+        // Large pieces, then small ones, until nothing fits.
+        let mut tracer = 1;
+        for part in [&sites[..], &sites[..sites.len() / 8], few, &few[..1]] {
+            while tracer < 240 && fills(&mut attachment, part, tracer) {
+                tracer += 1;
+            }
+        }
+        assert!(tracer < 240, "{name}");
+        assert!(of(&mut attachment, 250, few).is_err(), "{name}");
+        attachment.counters().forget(0);
+        assert_eq!(of(&mut attachment, 250, few), Ok(first), "{name}");
+        // There is no room for one more histogram.
+        attachment.counters().forget(250);
+        let more: Vec<usize> = sites[5..61].to_vec();
+        assert!(of(&mut attachment, 250, &more).is_err(), "{name}");
     }
 }
 

@@ -6,11 +6,12 @@ use vmtrace::condition::Condition;
 use vmtrace::emulated::cache_dir;
 use vmtrace::kernel::Kernel;
 use vmtrace::kernel::arguments::ArgumentSpec;
+use vmtrace::serve::{TriggerAction, TriggerSpec};
 use vmtrace::session::{
-    Follow, Plan, Tracer, Tracing, Use, ValuesError, Wants, conditional, values,
+    Follow, Plan, Spot, Tracer, Tracing, Trigger, Use, ValuesError, Wants, conditional, values,
 };
 use vmtrace::stream::Shape;
-use vmtrace::tracer::{Part, Tally};
+use vmtrace::tracer::{Keeper, Part, Tally};
 use vmtrace_trampolines::condition::{Operand, Relation, Test};
 use vmtrace_trampolines::{Condition as Compiled, Field, Overflow};
 
@@ -151,7 +152,7 @@ fn what_only_the_end_of_a_call_tells_is_looked_at_there() {
         let (plan, _) = planned(&["vfs_read"], text).unwrap();
         let [(_, duty)] = plan.sites[..] else { panic!("{name}: {plan:?}") };
         let entry = &plan.duties[duty as usize].parts[0];
-        assert_eq!(entry.counts, Some(Tally::Open), "{name}");
+        assert_eq!(entry.counts, Some(Tally::Open(Keeper::Tracer(0))), "{name}");
         assert_eq!(entry.condition.as_ref().unwrap().tests().count(), 2, "{name}");
         let part = &plan.duties[plan.exits[0].1 as usize].parts[0];
         assert!(part.fields.contains(&Field::Duration) && part.needs_open_calls(), "{name}");
@@ -174,7 +175,7 @@ fn what_only_the_end_of_a_call_tells_is_looked_at_there() {
             Err(error) => error.to_string(),
             Ok(_) => panic!("{name}: {text}"),
         };
-        assert!(error("count > 4K || retval < 0").contains("a tracer of its own"), "{name}");
+        assert!(error("count > 4K || retval < 0").contains("each side on its own"), "{name}");
         assert!(error("duration == 1ms").contains("use <, <=, > or >="), "{name}");
         assert!(error("duration > 5").contains("500ns, 10us"), "{name}");
         assert!(error("retval == x").contains("is not a number"), "{name}");
@@ -186,6 +187,77 @@ fn what_only_the_end_of_a_call_tells_is_looked_at_there() {
             let refused = conditional(&kernel, &mut sites, Some(&written), used).unwrap_err();
             assert!(refused.to_string().contains("args.retval"), "{name}: {refused}");
         }
+    }
+}
+
+// A trigger that looks where nothing is known yet fires at other calls; one that is behind the record of a return
+// ends the trace one record late.
+#[test]
+fn triggers_look_at_ends_before_those_are_recorded() {
+    for name in KERNELS {
+        let kernel = kernel(name);
+        let exits = kernel.exits().unwrap().all();
+        let trigger = |number: u16, text: &str| {
+            let spec: TriggerSpec = text.parse().unwrap();
+            let spot = Spot::find(&kernel, &spec).unwrap();
+            Trigger {
+                id: u32::from(number) + 1,
+                action: TriggerAction::Mark,
+                text: text.to_owned(),
+                sites: spot.sites,
+                globs: spot.globs,
+                condition: spot.condition,
+                call: spec.call,
+                left: spec.call,
+                number,
+                kept: number + 7,
+                command: None,
+                live: false,
+                fired: false,
+            }
+        };
+        let sites = kernel.select(&["vfs_read".to_owned()], &[]).unwrap();
+        let own = sites[0];
+        let mut tracing = Tracing::of(sites, Overflow::Drop);
+        tracing.triggers = vec![
+            trigger(0, "vfs_read if retval < 0"),
+            trigger(1, "vfs_read:3 if duration > 1ms && count > 4K"),
+            trigger(2, "vfs_read"),
+        ];
+        assert_eq!((tracing.wants_exits(), tracing.returning()), (true, vec![own]), "{name}");
+        let counts = |plan: &Plan, duty: u32| -> Vec<Option<Tally>> {
+            plan.duties[duty as usize].parts.iter().map(|part| part.counts).collect()
+        };
+        let stop = |number, since| Some(Tally::Stop { number, since });
+        let keeper = Keeper::Trigger(8);
+        let plan = Plan::of(&tracing, exits);
+        let [(site, duty)] = plan.sites[..] else { panic!("{name}: {plan:?}") };
+        let entry = [Some(Tally::Open(keeper)), stop(2, None), None];
+        assert_eq!((site, counts(&plan, duty)), (own, entry.to_vec()), "{name}");
+        let own_exits = exits.iter().filter(|exit| exit.site as usize == own).count();
+        assert!(own_exits > 0 && plan.exits.len() == own_exits, "{name}");
+        let end = [stop(0, None), stop(1, Some(keeper))];
+        for &(exit, duty) in &plan.exits {
+            assert_eq!(counts(&plan, duty), end, "{name}");
+            let tests = plan.duties[duty as usize].parts[1].condition.as_ref().unwrap();
+            assert_eq!((exits[exit].site as usize, tests.tests().count()), (own, 1), "{name}");
+        }
+        // Who records the return does that behind it, of the same function alone.
+        tracing.tracers[0].as_mut().unwrap().graph = true;
+        let plan = Plan::of(&tracing, exits);
+        let with_record = [end[0], end[1], None];
+        assert!(plan.exits.iter().all(|&(_, duty)| counts(&plan, duty) == with_record), "{name}");
+        tracing.tracers[0] = None;
+        // What has been done is looked for no more.
+        tracing.triggers[1].fired = true;
+        let plan = Plan::of(&tracing, exits);
+        assert_eq!(counts(&plan, plan.sites[0].1), [stop(2, None)], "{name}");
+        assert!(plan.exits.iter().all(|&(_, duty)| counts(&plan, duty) == end[..1]), "{name}");
+        tracing.triggers[0].fired = true;
+        assert!(!tracing.wants_exits() && Plan::of(&tracing, exits).exits.is_empty(), "{name}");
+        let refused = |text: &str| Spot::find(&kernel, &text.parse().unwrap()).unwrap_err();
+        let both = refused("vfs_read if count > 4K || retval < 0").to_string();
+        assert!(both.contains("each side on its own"), "{name}: {both}");
     }
 }
 

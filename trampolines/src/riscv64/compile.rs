@@ -37,7 +37,7 @@ pub fn compile(
 ) -> Result<Code, ProgramError> {
     program.check()?;
     if let Some(counts) = program.counts {
-        return count(program.point, program.condition.as_ref(), counts, values);
+        return count(program, counts, values);
     }
     let mut ops = Assembler::new(0);
     let Registers { link, control } = registers(program.point);

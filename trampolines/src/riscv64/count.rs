@@ -4,25 +4,26 @@
 //! a task that was migrated then counts in the table of its former CPU.
 
 use super::condition::{Tests, follow};
-use super::operands::{Assembler, find_counter, parts};
+use super::operands::{Assembler, Registers, find_counter, parts, registers};
 use super::sort::{begin, end, sort};
+use super::timed::timed;
 use super::{Values, callers};
 use crate::branch::branch;
-use crate::condition::Condition;
-use crate::program::{Code, Counts, Point, ProgramError, STOPS};
+use crate::program::{Code, Counts, Point, Program, ProgramError, STOPS};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 
 /// Makes a program that was checked. `t3` and `t4` are lost, and `t5` where there is a condition; where calls are
-/// sorted, what [`compile`](super::compile) says.
+/// sorted or their beginnings are looked for, what [`compile`](super::compile) says.
 pub(super) fn count(
-    point: Point,
-    condition: Option<&Condition>,
+    program: &Program,
     counts: Counts,
     values: &Values,
 ) -> Result<Code, ProgramError> {
     let mut ops = Assembler::new(0);
-    let leave = ops.new_dynamic_label();
-    if let Some(condition) = condition {
+    let (point, leave) = (program.point, ops.new_dynamic_label());
+    if let Some(calls) = program.since {
+        timed(&mut ops, program, calls, values)?;
+    } else if let Some(condition) = &program.condition {
         // Unlike a record, this is so short that a branch reaches its end.
         branch(&mut Tests { ops: &mut ops, values }, condition, (leave, false))?;
     }
@@ -39,7 +40,9 @@ pub(super) fn count(
             callers::count(&mut ops, of, values, leave)?;
             None
         }
-        Counts::Down { counter, trap, .. } => Some(count_down(&mut ops, (counter, trap), leave)?),
+        Counts::Down { counter, trap, .. } => {
+            Some(count_down(&mut ops, (counter, trap), point, leave)?)
+        }
         Counts::Follow { own, pid, inside } => {
             follow(&mut ops, (own, pid, inside), values)?;
             None
@@ -59,7 +62,7 @@ pub(super) fn count(
             None
         }
     };
-    dynasm!(ops; .arch riscv64; =>leave);
+    dynasm!(ops; .arch riscv64; leave: ; =>leave);
     let ending = ops.offset().0;
     match point {
         Point::Entry | Point::Tail => dynasm!(ops; .arch riscv64; jr t0),
@@ -69,10 +72,12 @@ pub(super) fn count(
     Ok(Code { bytes, endings: vec![ending], stop })
 }
 
-/// Counts down to 0, with a trap at that call; goes on at `leave` at others. Where the trap is.
+/// Counts down to 0, with a trap at that call; goes on at `leave` at others. Where the trap is. At a return `t0` is
+/// lost, and `a7` is free.
 fn count_down(
     ops: &mut Assembler,
     (counter, trap): (u64, &[u8]),
+    point: Point,
     leave: DynamicLabel,
 ) -> Result<usize, ProgramError> {
     let (upper, lower) = parts(STOPS, counter)?;
@@ -83,10 +88,18 @@ fn count_down(
         ; amoadd.d t3, t4, [t3]
         ; add t3, t3, t4
         ; bnez t3, =>leave
-        ; mv t1, a7
     );
+    let returns = point == Point::Return;
+    if returns {
+        let Registers { link, .. } = registers(point);
+        dynasm!(ops; .arch riscv64; lwu t0, [X(link), 4]);
+    } else {
+        dynasm!(ops; .arch riscv64; mv t1, a7);
+    }
     let stop = ops.offset().0;
     ops.extend(trap);
-    dynasm!(ops; .arch riscv64; mv a7, t1);
+    if !returns {
+        dynasm!(ops; .arch riscv64; mv a7, t1);
+    }
     Ok(stop)
 }

@@ -1,7 +1,7 @@
 //! Compiles the path that every hit takes.
 
 use super::condition::{Tests, follow};
-use super::count::{count, count_down};
+use super::count::{Told, count, count_down};
 use super::operands::{ABOVE_SPENT, ARGUMENTS, Assembler, ENDING, Operands, RDX, disp, exchange};
 use super::read::{finish, read};
 use super::slow::slow;
@@ -52,8 +52,10 @@ pub fn compile(
         (Some(Counts::ByCaller(of)), _) => {
             elsewhere = Some(callers::count(&mut ops, of, values)?);
         }
-        (Some(Counts::Down { counter, trap, .. }), _) => {
-            stop = Some(count_down(&mut ops, (counter, trap), ends)?);
+        (Some(Counts::Down { counter, trap, .. }), point) => {
+            let others = since.as_ref().map_or(ends, |since| since.none);
+            let told = Told { point, saved: since.is_some() };
+            stop = Some(count_down(&mut ops, (counter, trap), told, others)?);
         }
         (Some(Counts::Follow { own, pid, inside }), _) => {
             follow(&mut ops, (own, pid, inside), values)?;

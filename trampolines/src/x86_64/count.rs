@@ -5,7 +5,8 @@
 
 use super::Values;
 use super::operands::{Assembler, disp};
-use crate::program::{Counters, ProgramError, STOPS};
+use super::sort::SAVED;
+use crate::program::{Counters, Point, ProgramError, STOPS};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 
 /// With the address that tells the site on top of the stack. r10, r11 and the flags are lost.
@@ -34,18 +35,32 @@ pub(super) fn count(
     Ok(())
 }
 
-/// The same down to 0, with a trap at that call; goes on at `ends` at others. Where the trap is.
+/// Where a program has what tells the site.
+#[derive(Clone, Copy)]
+pub(super) struct Told {
+    pub(super) point: Point,
+    /// Whether [`find_place`](super::sort::find_place) has saved registers.
+    pub(super) saved: bool,
+}
+
+/// The same down to 0, with a trap at that call; goes on at `others` at others. Where the trap is. r10 and the flags
+/// are lost.
 pub(super) fn count_down(
     ops: &mut Assembler,
     (counter, trap): (u64, &[u8]),
-    ends: DynamicLabel,
+    Told { point, saved }: Told,
+    others: DynamicLabel,
 ) -> Result<usize, ProgramError> {
     let counter = disp(STOPS, counter)?;
     dynasm!(ops; .arch x64
         ; lock dec QWORD [DWORD counter]
-        ; jnz BYTE =>ends
-        ; mov r10, [rsp]
+        ; jnz BYTE =>others
     );
+    match (point, saved) {
+        (Point::Return, _) => dynasm!(ops; .arch x64; mov r10d, ecx),
+        (Point::Tail, true) => dynasm!(ops; .arch x64; mov r10, [rsp + SAVED]),
+        (Point::Entry | Point::Tail, _) => dynasm!(ops; .arch x64; mov r10, [rsp]),
+    }
     let stop = ops.offset().0;
     ops.extend(trap);
     Ok(stop)

@@ -295,6 +295,18 @@ pub(crate) const WAIT: &[u8] = &[0x93, 0x08, 0x50, 0x00];
 
 pub(crate) const NOP: [u8; 4] = encode::NOP.to_le_bytes();
 
+/// In place of what stops a CPU: writes what tells the site to this word, at a multiple of 8 below 2 GiB.
+pub(crate) fn stop(word: u64) -> &'static [u8] {
+    const T0: u32 = 5;
+    const T5: u32 = 30;
+    let address = u32::try_from(word).unwrap();
+    let upper = address.wrapping_add(0x800) & !0xfff;
+    let lower = address.wrapping_sub(upper);
+    // lui t5, upper; sd t0, lower(t5)
+    let store = (lower >> 5 & 0x7f) << 25 | T0 << 20 | T5 << 15 | 3 << 12 | (lower & 0x1f) << 7;
+    [(upper | T5 << 7 | 0x37).to_le_bytes(), (store | 0x23).to_le_bytes()].concat().leak()
+}
+
 /// A program that goes on with another one in place of its end, as the VMM makes it.
 pub(super) fn going_on(code: Code, _: u64, to: u64) -> Vec<u8> {
     let Code { mut bytes, endings, .. } = code;

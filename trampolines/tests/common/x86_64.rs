@@ -158,6 +158,13 @@ pub(crate) const WAIT: &[u8] = &[0xf3, 0x90];
 
 pub(crate) const NOP: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
+/// In place of what stops a CPU: writes what tells the site to this word, below 2 GiB.
+pub(crate) fn stop(word: u64) -> &'static [u8] {
+    // mov [word], r10
+    let address = u32::try_from(word).unwrap();
+    [[0x4c, 0x89, 0x14, 0x25], address.to_le_bytes()].concat().leak()
+}
+
 /// A program at an address that goes on with another one in place of its end, as the VMM makes it.
 pub(super) fn going_on(code: Code, address: u64, to: u64) -> Vec<u8> {
     let Code { mut bytes, endings, .. } = code;

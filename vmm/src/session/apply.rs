@@ -189,7 +189,7 @@ impl Controller {
             return Ok(());
         }
         let ram = machine.ram();
-        let held_back = self.held_back.then(|| Plan::untraced(&self.tracing));
+        let held_back = self.held_back.then(|| self.plan_untraced());
         let plan = held_back.as_ref().unwrap_or(plan);
         let ahead = if attachment.is_settled() { self.ahead.take() } else { None };
         let ahead = ahead.filter(|ahead| std::ptr::eq(&*ahead.plan, plan));

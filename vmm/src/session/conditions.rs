@@ -165,7 +165,7 @@ fn of_found(known: &dyn Known, found: &FxHashMap<usize, Parted>) -> Vec<String> 
     let only_left = found.values().filter(|parted| parted.entry.is_none()).count();
     if only_left > 0 {
         notes.push(format!(
-            "{only_left} functions are traced only where they return: their sites stay unchanged"
+            "{only_left} functions are looked at only where they return: their sites stay unchanged"
         ));
     }
     notes
@@ -285,8 +285,8 @@ impl Resolver<'_> {
             self.error(
                 0,
                 "one || has both what is known when a function is entered (arguments, cpu) and what is \
-                 known when it is left (retval, duration): make each side a tracer of its own, as in \
-                 --tracer 'GLOB if ONE' --tracer 'GLOB if OTHER'",
+                 known when it is left (retval, duration): ask for each side on its own, as in --tracer \
+                 'GLOB if ONE' --tracer 'GLOB if OTHER'",
             )
         })
     }

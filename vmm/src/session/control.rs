@@ -12,6 +12,7 @@ use crate::condition::Condition;
 use crate::kernel::Selection;
 use crate::serve::{Answer, Control, ControlRequest, Globs, HistogramSpec, TracerSpec};
 use crate::stream::MarkKind;
+use crate::tracer::Keeper;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -292,7 +293,7 @@ impl Controller {
     ///
     /// # Errors
     /// When none is left.
-    fn prepared(
+    pub(super) fn prepared(
         &self,
         sites: Vec<usize>,
         graph: bool,
@@ -316,7 +317,12 @@ impl Controller {
         }
     }
 
-    fn tell_left_out(&mut self, done: &mut String, what: &str, left_out: Option<String>) {
+    pub(super) fn tell_left_out(
+        &mut self,
+        done: &mut String,
+        what: &str,
+        left_out: Option<String>,
+    ) {
         let Some(left_out) = left_out else { return };
         let left_out = format!("left out: {left_out}, not named by --returns or --graph at boot");
         done.push_str("; ");
@@ -336,7 +342,7 @@ impl Controller {
         let done =
             self.retarget_or(machine, MarkKind::Filter, &format!("tracer {name} removed"), before);
         if done.is_ok() {
-            self.tell_untold(number, name);
+            self.tell_untold(Keeper::Tracer(number), name);
         }
         if done.is_err() {
             self.gone.remove(&number);

@@ -23,7 +23,9 @@ use crate::kernel::{Exit, Exits, Kernel, Missing};
 use crate::relay::{ConsoleLines, ExitReader, Relay};
 use crate::serve::{ControlRequest, Join, Sink};
 use crate::stream::{MarkKind, Summary};
-use crate::tracer::{Attachment, Counters, ExitPlan, GuestError, Image, ModuleFunction, Room};
+use crate::tracer::{
+    Attachment, Counters, ExitPlan, GuestError, Image, Keeper, ModuleFunction, Room,
+};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -89,7 +91,7 @@ pub(super) struct Controller {
     /// Of tracers that are gone, by the number that nobody has taken yet: not all may have been told.
     pub(super) gone: BTreeMap<u8, (String, Option<Histogram>)>,
     /// Tracers that keep open calls, with what tells of which functions: see [`Plan::keepers`].
-    pub(super) keepers: BTreeMap<u8, u64>,
+    pub(super) keepers: BTreeMap<Keeper, u64>,
     /// Sites are to be taken when an update of the guest's ftrace is over.
     pub(super) late: bool,
     /// Requests that wait for the same.
@@ -213,17 +215,26 @@ impl Controller {
         if let Some(plan) = &self.plan {
             return Arc::clone(plan);
         }
-        let exits = self.tracing.wants_exits().then(|| self.kernel.exits().ok()).flatten();
-        let plan =
-            Plan::with_modules(&self.tracing, &self.module_exits, exits.map_or(&[], Exits::all));
+        let plan = Plan::with_modules(&self.tracing, &self.module_exits, self.wanted_exits());
         let plan = Arc::new(plan);
         self.plan = Some(Arc::clone(&plan));
         plan
     }
 
+    /// Those of the kernel's functions, if any are of interest.
+    fn wanted_exits(&self) -> &[Exit] {
+        let exits = self.tracing.wants_exits().then(|| self.kernel.exits().ok()).flatten();
+        exits.map_or(&[], Exits::all)
+    }
+
     /// What sites have to do by now: for tracers, too, unless tracing waits or pauses.
     pub(super) fn planned_now(&mut self) -> Arc<Plan> {
-        if self.held_back { Plan::untraced(&self.tracing).into() } else { self.planned() }
+        if self.held_back { self.plan_untraced().into() } else { self.planned() }
+    }
+
+    /// What sites have to do while tracing waits or pauses.
+    pub(super) fn plan_untraced(&self) -> Plan {
+        Plan::untraced(&self.tracing, &self.module_exits, self.wanted_exits())
     }
 
     pub(super) fn name(&self, site: usize) -> String {

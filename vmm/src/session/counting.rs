@@ -7,7 +7,7 @@ use crate::export::Words;
 use crate::relay;
 use crate::stream::Header;
 use crate::tracer::{
-    Attachment, Buckets, CallerHits, Counted, Counters, Duty, Hits, Kind, Part, SiteTables,
+    Attachment, Buckets, CallerHits, Counted, Counters, Duty, Hits, Keeper, Kind, Part, SiteTables,
     TraceError,
 };
 use rustc_hash::FxHashMap;
@@ -44,11 +44,10 @@ impl Plan {
         all
     }
 
-    /// What tells whether a tracer that keeps open calls still has the same functions: a sum of hashes, by its
-    /// number. That of more functions is added, and that of some of them subtracted.
-    pub(super) fn keepers(&self) -> BTreeMap<u8, u64> {
+    /// What tells whether who keeps open calls still has the same functions: a sum of hashes of each. That of more functions is added, and that of some of them subtracted.
+    pub(super) fn keepers(&self) -> BTreeMap<Keeper, u64> {
         let keeps = |duty: &Duty| duty.parts.iter().any(|part| part.keeps_calls());
-        let mut all: BTreeMap<u8, u64> = BTreeMap::new();
+        let mut all: BTreeMap<Keeper, u64> = BTreeMap::new();
         if !self.duties.iter().any(keeps) {
             return BTreeMap::new();
         }
@@ -56,7 +55,7 @@ impl Plan {
             for &(place, duty) in places {
                 let parts = self.duties.get(duty as usize).into_iter().flat_map(|duty| &duty.parts);
                 for part in parts.filter(|part| part.keeps_calls()) {
-                    let sum = all.entry(part.tracer).or_default();
+                    let sum = all.entry(part.keeper()).or_default();
                     *sum = sum.wrapping_add(mixed(2 * place as u64 + kind));
                 }
             }
@@ -75,7 +74,7 @@ impl Controller {
     ) -> Result<Cow<'a, Plan>, TraceError> {
         let parts = plan.duties.iter().flat_map(|duty| &duty.parts);
         for part in parts.filter(|part| part.needs_open_calls()) {
-            attachment.counters().open_calls(part.tracer)?;
+            attachment.counters().open_calls(part.keeper())?;
         }
         let kind = |part: &Part| Some(part.counts?.table()?.1);
         let in_table = |part: &Part| kind(part).is_some();
@@ -164,11 +163,11 @@ impl Controller {
         self.tell(hits);
     }
 
-    /// Notes of how many calls of a tracer's was not decided whether they were meant, or from where they came, and why
+    /// Notes of how many calls of a tracer's or a trigger's was not decided whether they were meant, or from where they came, and why
     /// not.
-    pub(super) fn tell_untold(&mut self, number: u8, name: &str) {
+    pub(super) fn tell_untold(&mut self, keeper: Keeper, name: &str) {
         let [crowded, elsewhere] =
-            self.counters().map_or([0; 2], |counters| counters.take_untold(number));
+            self.counters().map_or([0; 2], |counters| counters.take_untold(keeper));
         if crowded > 0 {
             self.note(format!(
                 "{name}: {crowded} calls were not compared with its condition: too many others were open, so \
@@ -181,6 +180,7 @@ impl Controller {
                  another function, which returned a value in their place; trace that one"
             ));
         }
+        let Keeper::Tracer(number) = keeper else { return };
         let uncalled = self.counters().map_or(0, |counters| counters.take_crowded(Some(number)));
         if uncalled > 0 {
             self.note(format!(
@@ -194,9 +194,11 @@ impl Controller {
     pub(super) fn tell_all_untold(&mut self) {
         let ends = |tracer: &Tracer| tracer.condition.as_ref().is_some_and(Conditional::is_of_ends);
         let present = self.tracing.present().filter(|(_, it)| ends(it) || it.by_caller);
-        let present: Vec<_> = present.map(|(number, it)| (number, it.name.clone())).collect();
-        for (number, name) in present {
-            self.tell_untold(number, &name);
+        let tracers = present.map(|(number, it)| (Keeper::Tracer(number), it.name.clone()));
+        let triggers = self.tracing.triggers.iter().filter(|it| it.ends().is_some());
+        let triggers = triggers.map(|it| (it.keeper(), it.to_string()));
+        for (keeper, name) in tracers.chain(triggers).collect::<Vec<_>>() {
+            self.tell_untold(keeper, &name);
         }
     }
 
@@ -416,19 +418,20 @@ mod tests {
             events: Vec::new(),
         };
         let before = plan(&[(5, 1), (6, 1), (9, 4)], &[(10, 2), (11, 3)]).keepers();
-        assert_eq!(before.keys().copied().collect::<Vec<_>>(), [1, 2]);
+        let [one, two] = [1, 2].map(Keeper::Tracer);
+        assert_eq!(before.keys().copied().collect::<Vec<_>>(), [one, two]);
         // Others come and go.
         assert_eq!(plan(&[(4, 0), (5, 1), (6, 1)], &[(10, 2), (11, 3)]).keepers(), before);
         let fewer = plan(&[(5, 1)], &[(10, 2), (11, 3)]).keepers();
-        assert!(fewer[&1] != before[&1] && fewer[&2] == before[&2]);
+        assert!(fewer[&one] != before[&one] && fewer[&two] == before[&two]);
         let fewer = plan(&[(5, 1), (6, 1)], &[(10, 2)]).keepers();
-        assert!(fewer[&1] == before[&1] && !fewer.contains_key(&2));
+        assert!(fewer[&one] == before[&one] && !fewer.contains_key(&two));
         assert!(plan(&[(4, 0), (9, 4)], &[]).keepers().is_empty());
         // Those of a module are added when it comes.
         let module = plan(&[(6, 1)], &[(10, 2)]).keepers();
         let others = plan(&[(5, 1)], &[(11, 3)]).keepers();
-        assert_eq!(before[&1], others[&1].wrapping_add(module[&1]));
+        assert_eq!(before[&one], others[&one].wrapping_add(module[&one]));
         // Sums of numbers are the same for others.
-        assert_ne!(plan(&[(4, 1), (7, 1)], &[(10, 2)]).keepers()[&1], before[&1]);
+        assert_ne!(plan(&[(4, 1), (7, 1)], &[(10, 2)]).keepers()[&one], before[&one]);
     }
 }

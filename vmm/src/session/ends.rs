@@ -1,12 +1,14 @@
-//! Conditions on how a call ends: which part is evaluated where, and how a tracer with one works.
+//! Conditions on how a call ends: which part is evaluated where, and how tracers and triggers with one work.
 
 use super::conditions::Conditional;
 use super::histograms::Histogram;
-use super::tracing::{Tracer, Tracing};
+use super::tracing::{NOBODY, Tracer, Tracing};
+use super::triggers::Trigger;
 use super::way::Way;
 use crate::condition::{Condition, FOLLOWED, is_of_ends};
 use crate::kernel::Exit;
-use crate::tracer::{Part, Tally};
+use crate::serve::Globs;
+use crate::tracer::{Keeper, Part, Tally};
 use vmtrace_trampolines::condition::{Operand, Test};
 use vmtrace_trampolines::{Condition as Compiled, Field};
 
@@ -75,7 +77,12 @@ impl Use {
         }
     }
 
-    /// Whether returns are recorded.
+    /// That of a trigger.
+    pub(super) fn of_trigger(condition: Option<&Condition>) -> Self {
+        if condition.is_some_and(Condition::is_of_ends) { Self::Ends } else { Self::Entries }
+    }
+
+    /// Whether returns are recorded, or looked at.
     #[must_use]
     pub fn returns(self) -> bool {
         self != Self::Entries
@@ -155,13 +162,40 @@ impl Parted {
     }
 }
 
+/// What is decided where a function is left.
+pub(super) struct End {
+    /// Whether the call is meant; `None` for all.
+    pub(super) condition: Option<Compiled>,
+    /// Whether its beginning was kept.
+    pub(super) timed: bool,
+    /// Whether it is not known what it returns, which matters.
+    pub(super) untold: bool,
+}
+
 impl Parted {
-    /// A tracer's part where a function is entered: only to keep when that was.
-    pub(super) fn begin(&self, tracer: u8) -> Option<Part> {
-        let condition = self.entry.clone()?;
-        let condition = Some(condition).filter(|all| *all != Compiled::All(Vec::new()));
-        Some(Part { tracer, fields: Vec::new(), condition, counts: Some(Tally::Open) })
+    /// Somebody's part where a function is entered: only to keep when that was, for `keeper`.
+    pub(super) fn begin(&self, tracer: u8, keeper: Keeper) -> Option<Part> {
+        let condition = unless_empty(self.entry.clone()?);
+        let counts = Some(Tally::Open(keeper));
+        Some(Part { tracer, fields: Vec::new(), condition, counts })
     }
+
+    /// What is decided where the function is left this way. `None` where a jump has ended the call already.
+    pub(super) fn end(&self, way: Way) -> Option<End> {
+        let untold = match way {
+            Way::Aid => return None,
+            Way::Return => false,
+            Way::Jump | Way::Indirect => self.by_value,
+        };
+        let condition = if untold { &self.else_end } else { &self.end };
+        let condition = unless_empty(condition.clone());
+        Some(End { condition, timed: self.entry.is_some(), untold })
+    }
+}
+
+/// `None` for what always holds.
+fn unless_empty(condition: Compiled) -> Option<Compiled> {
+    Some(condition).filter(|all| *all != Compiled::All(Vec::new()))
 }
 
 impl Tracer {
@@ -172,32 +206,67 @@ impl Tracer {
 
     /// Its part where a function is left, if it is about the ends of calls.
     pub(super) fn end_part(&self, number: u8, exit: &Exit, way: Way) -> Option<Part> {
-        let Parted { entry, end, else_end, by_value } =
-            self.ends()?.ends(exit.site as usize)?.clone();
-        let timed = entry.is_some();
-        let untold = by_value && way != Way::Return;
+        let ends = self.ends()?.ends(exit.site as usize)?;
+        let End { condition, timed, untold } = ends.end(way)?;
         let mut fields = match way {
-            // A jump has ended it already.
-            Way::Aid => return None,
-            Way::Return => self.return_fields(exit.site),
-            Way::Jump | Way::Indirect if untold => Vec::new(),
+            _ if untold => Vec::new(),
+            Way::Return | Way::Aid => self.return_fields(exit.site),
             Way::Jump => vec![Field::Stack],
             Way::Indirect => vec![Field::Stack, Field::Target],
         };
-        let counts = untold.then_some(Tally::Untold { timed });
+        let keeper = Keeper::Tracer(number);
+        let counts = untold.then_some(Tally::Untold { keeper, timed });
         if timed && !untold {
             fields.push(Field::Duration);
         }
-        let condition = Some(if untold { else_end } else { end });
-        let condition = condition.filter(|all| *all != Compiled::All(Vec::new()));
         Some(Part { tracer: number, fields, condition, counts })
     }
 }
 
+impl Trigger {
+    /// Its condition, if that is about the ends of calls.
+    pub(super) fn ends(&self) -> Option<&Conditional> {
+        self.condition.as_ref().filter(|condition| condition.is_of_ends())
+    }
+
+    /// For whom calls are kept until they end, if it is about the ends of calls.
+    pub(super) fn keeper(&self) -> Keeper {
+        Keeper::Trigger(self.kept)
+    }
+
+    /// Whether it is still to come, where a function is left.
+    pub(super) fn waits_for_end(&self) -> bool {
+        !self.fired && self.ends().is_some()
+    }
+
+    /// Its part where a function is left, if it is about the ends of calls.
+    pub(super) fn end_part(&self, exit: &Exit, way: Way) -> Option<Part> {
+        let ends = self.ends()?.ends(exit.site as usize)?;
+        let End { condition, timed, untold } = ends.end(way)?;
+        let keeper = self.keeper();
+        let counts = Some(match untold {
+            true => Tally::Untold { keeper, timed },
+            false => Tally::Stop { number: self.number, since: timed.then_some(keeper) },
+        });
+        Some(Part { tracer: NOBODY, fields: Vec::new(), condition, counts })
+    }
+}
+
 impl Tracing {
-    /// Has tracers that keep calls until their ends, or look at nothing else, lose these sites: their ends cannot
+    /// Whose returns are looked at: patterns and sites of tracers, and of triggers that are still to come there.
+    pub(super) fn leaving(&self) -> impl Iterator<Item = (&Globs, &[usize])> {
+        let tracers = self.present().filter(|(_, tracer)| tracer.graph);
+        let tracers = tracers.map(|(_, tracer)| (&tracer.globs, &*tracer.sites));
+        let triggers = self.triggers.iter().filter(|it| it.waits_for_end());
+        tracers.chain(triggers.map(|trigger| (&trigger.globs, &*trigger.sites)))
+    }
+
+    /// Has those that keep calls until their ends, or look at nothing else, lose these sites: their ends cannot
     /// be held.
     pub(super) fn leave_what_waits(&mut self, are_left: impl Fn(&usize) -> bool) {
+        for trigger in self.triggers.iter_mut().filter(|it| it.ends().is_some()) {
+            trigger.sites.retain(|site| !are_left(site));
+        }
         for tracer in self.tracers.iter_mut().flatten() {
             if tracer.ends().is_some() || tracer.histogram.as_ref().is_some_and(Histogram::exits) {
                 tracer.sites.retain(|site| !are_left(site));
@@ -224,7 +293,7 @@ mod tests {
     // A part that is looked at where it is not known is another condition; one that is not looked at
     // at all records what was not asked for.
     #[test]
-    fn every_part_is_looked_at_atit_is_known() {
+    fn every_part_is_looked_at_where_it_is_known() {
         let argument = test(Operand::Argument { number: 0, bytes: 8, signed: false });
         let value = test(Operand::Value { bytes: 4, signed: true });
         let (time, task, cpu) =

@@ -42,6 +42,10 @@ impl Controller {
         let index = self.tracing.triggers.iter().position(of);
         let told = machine.pause().and_then(|paused| paused.registers(vcpu));
         let site = match (told, index.and_then(|index| self.tracing.triggers.get(index))) {
+            (Ok(registers), Some(trigger)) if stopped.at_end => {
+                let (ram, told) = (machine.ram(), arch::told(&registers));
+                attachment.exit_told(ram, &self.kernel, &trigger.sites, told).ok().flatten()
+            }
             (Ok(registers), Some(trigger)) => {
                 attachment.site_told(&self.kernel, &trigger.sites, arch::told(&registers))
             }

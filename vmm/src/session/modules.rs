@@ -268,8 +268,7 @@ impl Controller {
         let globs = &self.tracing.returns_of_modules;
         let is_asked = |(_, function): &&(usize, Arc<ModuleFunction>)| {
             let names = function.names.iter().map(|name| &**name);
-            let mut graphs = self.tracing.present().filter(|(_, tracer)| tracer.graph);
-            graphs.any(|(_, Tracer { globs: Globs { filter, notrace }, .. })| {
+            self.tracing.leaving().any(|(Globs { filter, notrace }, _)| {
                 selects(filter, notrace, Some(&module.name), &names)
             }) || (!globs.is_empty() && selects(globs, &[], Some(&module.name), &names))
         };
@@ -317,8 +316,7 @@ impl Controller {
         for loaded in attachment.modules() {
             let module = &loaded.name;
             let graphed = |site: usize| {
-                let mut tracers = self.tracing.present().filter(|(_, tracer)| tracer.graph);
-                tracers.any(|(_, tracer)| tracer.sites.binary_search(&site).is_ok())
+                self.tracing.leaving().any(|(_, sites)| sites.binary_search(&site).is_ok())
             };
             match loaded.missing() {
                 Ok(missing) => {
@@ -370,14 +368,8 @@ impl Controller {
         name: &str,
     ) -> Result<usize, TraceError> {
         let ram = machine.ram();
-        let (mut only, mut own_exits) = self.only(own);
-        let mut plan = if self.held_back {
-            // Triggers do not wait.
-            own_exits.clear();
-            Plan::untraced(&only)
-        } else {
-            Plan::with_modules(&only, &own_exits, &[])
-        };
+        let (mut only, own_exits) = self.only(own);
+        let mut plan = self.plan_only(&only, &own_exits);
         let wanted = match self.prepare(ram, attachment, &plan) {
             Err(error) if !plan.exits.is_empty() => {
                 // Entries may have a place all the same, but for those that wait for their ends.
@@ -386,7 +378,7 @@ impl Controller {
                 only.leave_what_waits(|_| true);
                 self.tracing.leave_what_waits(|site| own.binary_search(site).is_ok());
                 self.tracing_changed();
-                plan = Plan::of(&only, &[]);
+                plan = self.plan_only(&only, &[]);
                 self.prepare(ram, attachment, &plan)?
             }
             wanted => wanted?,
@@ -400,7 +392,7 @@ impl Controller {
         let held = |index| exits.binary_search_by_key(&index, |&(index, _)| index).is_ok();
         let groups = |&(index, exit): &(usize, Exit)| held(index) && exit.after.group().is_some();
         if own_exits.iter().any(groups) {
-            let all = self.planned();
+            let all = self.planned_now();
             let all = self.prepare(ram, attachment, &all)?;
             let skipped = self.change_exits(ram, attachment, &all.exits)?;
             self.exits_skipped(&skipped);
@@ -424,12 +416,20 @@ impl Controller {
         self.summary.sites.shared = self.summary.sites.shared.max(shared);
         self.summary.patch_ns += super::controller::nanoseconds(report.patch_time);
         // None of their calls has begun: others that are open stay.
-        for (tracer, places) in plan.keepers() {
-            let all = self.keepers.entry(tracer).or_default();
+        for (keeper, places) in plan.keepers() {
+            let all = self.keepers.entry(keeper).or_default();
             *all = all.wrapping_add(places);
         }
         let only_left = if exits.is_empty() { 0 } else { plan.only_left(&only) };
         Ok(report.patched + only_left)
+    }
+
+    /// What is to be done at sites of modules by now. Triggers do not wait while tracing does.
+    fn plan_only(&self, only: &Tracing, exits: &[(usize, Exit)]) -> Plan {
+        match self.held_back {
+            true => Plan::untraced(only, exits, &[]),
+            false => Plan::with_modules(only, exits, &[]),
+        }
     }
 
     /// What is to be done at these sites of modules and nowhere else, and where their functions are left.
@@ -469,11 +469,11 @@ impl Controller {
         let (mut sites, restored) = gone
             .map_err(|error| format!("functions of module {name} were not given back: {error}"))?;
         sites.sort_unstable();
-        if !self.keepers.is_empty() && !self.held_back {
+        if !self.keepers.is_empty() {
             // Their calls have ended: others that are open stay.
             let (only, exits) = self.only(&sites);
-            for (tracer, places) in Plan::with_modules(&only, &exits, &[]).keepers() {
-                let all = self.keepers.entry(tracer).or_default();
+            for (keeper, places) in self.plan_only(&only, &exits).keepers() {
+                let all = self.keepers.entry(keeper).or_default();
                 *all = all.wrapping_sub(places);
             }
         }

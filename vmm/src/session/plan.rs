@@ -2,6 +2,7 @@
 
 use super::follow::Follow;
 use super::tracing::{Tracer, Tracing};
+use super::triggers::Trigger;
 use super::way::Way;
 use crate::kernel::Exit;
 use crate::tracer::{Duty, Part};
@@ -38,13 +39,19 @@ impl Plan {
             plan.add_context();
         }
         plan.add_always(tracing);
+        plan.add_ends(tracing, of_modules, exits);
         plan
     }
 
-    /// What sites have to do although nothing is traced: for triggers, and to follow tasks.
-    pub(super) fn untraced(tracing: &Tracing) -> Self {
+    /// What sites and exits have to do although nothing is traced: for triggers, and to follow tasks.
+    pub(super) fn untraced(
+        tracing: &Tracing,
+        of_modules: &[(usize, Exit)],
+        exits: &[Exit],
+    ) -> Self {
         let mut plan = Self::default();
         plan.add_always(tracing);
+        plan.add_ends(tracing, of_modules, exits);
         plan
     }
 
@@ -100,8 +107,7 @@ impl Plan {
         // Who jumps to what cannot be traced ends where that does.
         let mut aided: FxHashMap<u32, u32> = FxHashMap::default();
         let mut leaving: FxHashMap<(u32, Way), u32> = FxHashMap::default();
-        let of_modules = of_modules.iter().map(|(index, exit)| (*index, exit));
-        for (index, exit) in of_modules.chain(exits.iter().enumerate()) {
+        for (index, exit) in numbered(of_modules, exits) {
             let group = exit.after.group();
             let set = match (exit.site, group) {
                 // They come last: behind those of modules, too.
@@ -163,7 +169,10 @@ impl Plan {
     /// How many functions are looked at where they are left alone: their sites are not taken.
     pub(super) fn only_left(&self, tracing: &Tracing) -> usize {
         let tracers = tracing.present().filter(|(_, tracer)| tracer.ends().is_some());
-        let mut sites: Vec<usize> = tracers.flat_map(|(_, it)| it.sites.iter().copied()).collect();
+        let tracers = tracers.flat_map(|(_, tracer)| &tracer.sites);
+        let triggers = tracing.triggers.iter().filter(|trigger| trigger.waits_for_end());
+        let triggers = triggers.flat_map(|trigger| &trigger.sites);
+        let mut sites: Vec<usize> = tracers.chain(triggers).copied().collect();
         sites.sort_unstable();
         sites.dedup();
         let taken = |site: &usize| self.sites.binary_search_by_key(site, |(site, _)| *site).is_ok();
@@ -200,11 +209,11 @@ impl Plan {
     fn add_always(&mut self, tracing: &Tracing) {
         let follows = tracing.follow.as_ref().map(Follow::parts);
         let mut wanted: BTreeMap<usize, Vec<Part>> = follows.into_iter().flatten().collect();
-        let mut unfired: Vec<_> = tracing.triggers.iter().filter(|it| !it.fired).collect();
-        unfired.sort_by_key(|it| it.place());
-        for trigger in unfired {
+        for trigger in unfired(tracing) {
             for &site in &trigger.sites {
-                wanted.entry(site).or_default().push(trigger.part(site));
+                if let Some(part) = trigger.part(site) {
+                    wanted.entry(site).or_default().push(part);
+                }
             }
         }
         if wanted.is_empty() {
@@ -224,6 +233,57 @@ impl Plan {
         self.sites.sort_unstable();
         self.duties = duties.all;
     }
+
+    /// Adds what exits have to do in any case, before all else: where functions are left at which a trigger waits.
+    fn add_ends(&mut self, tracing: &Tracing, of_modules: &[(usize, Exit)], exits: &[Exit]) {
+        let mut wanted: FxHashMap<usize, Vec<&Trigger>> = FxHashMap::default();
+        for trigger in unfired(tracing).into_iter().filter(|it| it.waits_for_end()) {
+            for &site in &trigger.sites {
+                wanted.entry(site).or_default().push(trigger);
+            }
+        }
+        if wanted.is_empty() {
+            return;
+        }
+        let known: FxHashMap<usize, usize> =
+            self.exits.iter().enumerate().map(|(at, &(exit, _))| (exit, at)).collect();
+        let mut duties = Duties::behind(std::mem::take(&mut self.duties));
+        for (index, exit) in numbered(of_modules, exits) {
+            let Some(triggers) = wanted.get(&(exit.site as usize)) else { continue };
+            let way = Way::of(exit);
+            let parts = triggers.iter().filter_map(|trigger| trigger.end_part(exit, way));
+            let mut parts: Vec<Part> = parts.collect();
+            if parts.is_empty() {
+                continue;
+            }
+            let point = way.point();
+            match known.get(&index).and_then(|&at| self.exits.get_mut(at)) {
+                Some((_, of)) => {
+                    let planned = duties.all.get(*of as usize);
+                    parts.extend(planned.into_iter().flat_map(|duty| duty.parts.clone()));
+                    *of = duties.index(Duty { point, parts });
+                }
+                None => self.exits.push((index, duties.index(Duty { point, parts }))),
+            }
+        }
+        self.exits.sort_unstable();
+        self.duties = duties.all;
+    }
+}
+
+/// All exits with their indices: those of modules first.
+fn numbered<'a>(
+    of_modules: &'a [(usize, Exit)],
+    exits: &'a [Exit],
+) -> impl Iterator<Item = (usize, &'a Exit)> {
+    of_modules.iter().map(|(index, exit)| (*index, exit)).chain(exits.iter().enumerate())
+}
+
+/// Triggers that are still to come, in the order in which they look at a call.
+fn unfired(tracing: &Tracing) -> Vec<&Trigger> {
+    let mut unfired: Vec<_> = tracing.triggers.iter().filter(|it| !it.fired).collect();
+    unfired.sort_by_key(|it| it.place());
+    unfired
 }
 
 /// What an exit has to do for these tracers.
@@ -233,10 +293,7 @@ fn leave(tracing: &Tracing, tracers: &[u8], exit: &Exit, way: Way) -> Duty {
         Way::Aid | Way::Jump => vec![Field::Stack],
         Way::Indirect => vec![Field::Stack, Field::Target],
     };
-    let point = match way {
-        Way::Return | Way::Aid => Point::Return,
-        Way::Jump | Way::Indirect => Point::Tail,
-    };
+    let point = way.point();
     let parts = tracers.iter().filter_map(|&number| tracing.numbered(number));
     // Only conditions that hold at every function are of tracers that want returns.
     let site = exit.site as usize;
@@ -350,7 +407,6 @@ pub(super) fn changes(
 mod tests {
     use super::super::tracing::NOBODY;
     use super::super::tracing::tests::{planned, tracing};
-    use super::super::triggers::Trigger;
     use super::*;
     use crate::kernel::{After, ExitKind};
     use crate::serve::{Globs, TriggerAction};
@@ -475,6 +531,7 @@ mod tests {
             call: 1,
             left: 1,
             number,
+            kept: number,
             command: None,
             live: false,
             fired: false,
@@ -491,7 +548,7 @@ mod tests {
         let stops = |plan: &Plan| {
             let of = |of: u32| plan.duties[of as usize].parts.iter();
             let kind = |part: &Part| match part.counts {
-                Some(Tally::Stop(number)) => (part.tracer, Some(number)),
+                Some(Tally::Stop { number, .. }) => (part.tracer, Some(number)),
                 _ => (part.tracer, None),
             };
             let all = plan.sites.iter().map(|&(site, duty)| (site, of(duty).map(kind).collect()));
@@ -501,7 +558,7 @@ mod tests {
         let all = [(2, vec![own]), (5, vec![first, second, own]), (6, vec![first]), (7, vec![own])];
         assert_eq!(stops(&Plan::of(&tracing, &[])), all);
         let alone = [(5, vec![first, second]), (6, vec![first])];
-        assert_eq!(stops(&Plan::untraced(&tracing)), alone);
+        assert_eq!(stops(&Plan::untraced(&tracing, &[], &[])), alone);
         assert!(tracing.waits_for_start());
         tracing.triggers[0].fired = true;
         let all = [(2, vec![own]), (5, vec![second, own]), (7, vec![own])];
@@ -528,8 +585,9 @@ mod tests {
             ..trigger(number, action, &[5])
         });
         tracing.triggers = all.collect();
-        let plan = Plan::untraced(&tracing);
+        let plan = Plan::untraced(&tracing, &[], &[]);
         let stops: Vec<_> = plan.duties[0].parts.iter().map(|part| part.counts).collect();
-        assert_eq!(stops, [4, 1, 5, 3, 0, 2].map(|number| Some(Tally::Stop(number))));
+        let stop = |number| Some(Tally::Stop { number, since: None });
+        assert_eq!(stops, [4, 1, 5, 3, 0, 2].map(stop));
     }
 }

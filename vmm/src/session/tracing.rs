@@ -9,7 +9,7 @@ use super::values::Wants;
 use crate::kernel::Kernel;
 use crate::relay::Values;
 use crate::serve::Globs;
-use crate::tracer::{Part, Tally};
+use crate::tracer::{Keeper, Part, Tally};
 use vmtrace_trampolines::{Condition, Field, Overflow};
 
 /// In place of a tracer's number: no record is on its account.
@@ -83,7 +83,7 @@ impl Tracer {
                 counts: self.tally(site),
             });
         };
-        ends.ends(site)?.begin(number)
+        ends.ends(site)?.begin(number, Keeper::Tracer(number))
     }
 
     /// What it counts at the entry of the function at a site instead of recording it. Which table is known when
@@ -223,7 +223,7 @@ impl Tracing {
     /// Whether returns are to be traced at all.
     #[must_use]
     pub fn wants_exits(&self) -> bool {
-        self.present().any(|(_, tracer)| tracer.graph)
+        self.leaving().next().is_some()
     }
 
     /// Whether tracepoints tell any of the events.
@@ -246,9 +246,8 @@ impl Tracing {
     /// Sites of functions whose returns are asked for, or may be later; in order.
     #[must_use]
     pub fn returning(&self) -> Vec<usize> {
-        let graphs = self.present().filter(|(_, tracer)| tracer.graph);
         let mut sites = self.returns.clone();
-        sites.extend(graphs.flat_map(|(_, tracer)| &tracer.sites));
+        sites.extend(self.leaving().flat_map(|(_, sites)| sites));
         sites.sort_unstable();
         sites.dedup();
         sites

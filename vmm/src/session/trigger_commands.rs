@@ -1,10 +1,11 @@
 //! Triggers that come and go while the guest runs, each change in one pause.
 
-use super::Wants;
 use super::controller::{Controller, Stage};
 use super::tracing::Tracing;
 use super::triggers::{Spot, Trigger};
 use super::vm::Vm;
+use super::{Use, Wants};
+use crate::kernel::Selection;
 use crate::serve::{Answer, TriggerAction, TriggerSpec};
 use crate::stream::MarkKind;
 use std::collections::VecDeque;
@@ -56,6 +57,13 @@ impl Controller {
         }
         let selection = self.select(&spec.filter, &spec.notrace);
         let (asked, wants) = (spec.condition.as_ref(), Wants::default());
+        let returns = Use::of_trigger(asked).returns();
+        if returns {
+            self.kernel.exits().map_err(|error| error.to_string())?;
+            self.look_for_module_exits(machine);
+        }
+        let (sites, left_out) = self.prepared(selection.sites, returns)?;
+        let selection = Selection { sites, ..selection };
         let known = self.known_for(machine, &selection.sites, asked, None, &wants);
         let Spot { sites, globs, condition, notes } =
             Spot::of(&self.kernel, &known, spec, selection).map_err(|error| error.to_string())?;
@@ -68,6 +76,9 @@ impl Controller {
                 Tracing::MAX_TRIGGERS
             ));
         };
+        // Beginnings that nobody waits for any more are older than what is asked for now: this may be used at once.
+        let is_free = |kept: &u16| self.tracing.triggers.iter().all(|it| it.kept != *kept);
+        let kept = (0..).find(is_free).unwrap_or(0);
         // Nobody counts there yet.
         if let Stage::Attached { attachment, .. } = &mut self.stage
             && let Err(error) = attachment.counters().count_down(number, spec.call)
@@ -86,6 +97,7 @@ impl Controller {
             call: spec.call,
             left: spec.call,
             number,
+            kept,
             command: None,
             live: true,
             fired: false,
@@ -101,6 +113,7 @@ impl Controller {
         let mut done = done?;
         done.push_str(&waits);
         notes.iter().for_each(|note| done.push_str(&format!("; {note}")));
+        self.tell_left_out(&mut done, &what, left_out);
         done.push_str(&self.not_held(id));
         if action == TriggerAction::Start && !self.held_back {
             done.push_str("; tracing goes on until then, since it is not paused");
@@ -116,7 +129,11 @@ impl Controller {
         let Some(trigger) = self.tracing.triggers.iter().find(|it| it.id == id) else {
             return String::new();
         };
-        let mut held: Vec<usize> = attachment.sites().map(|(site, _)| site).collect();
+        let mut held: Vec<usize> = if trigger.ends().is_some() {
+            attachment.exits().filter_map(|(exit, _)| self.site_of_exit(exit)).collect()
+        } else {
+            attachment.sites().map(|(site, _)| site).collect()
+        };
         held.sort_unstable();
         let is_held = |site: &&usize| held.binary_search(site).is_ok();
         match trigger.sites.len() - trigger.sites.iter().filter(is_held).count() {

@@ -1,5 +1,5 @@
-//! Triggers: at a call of a function that a program counts down to, a vCPU stops, and something is done
-//! before it goes on (by `firing.rs`).
+//! Triggers: at a call of a function that a program counts down to, or where that ends, a vCPU stops, and something is
+//! done before it goes on (by `firing.rs`).
 
 use super::conditions::{Conditional, ConditionalError, conditional_of};
 use super::ends::Use;
@@ -45,6 +45,8 @@ pub struct Trigger {
     pub left: u64,
     /// The number of the stop that programs count down to: another trigger may have had it before.
     pub number: u16,
+    /// The number of the calls that are kept for it until they end: no other trigger's that there is.
+    pub kept: u16,
     /// Which of the commands it runs: from 0 on.
     pub command: Option<usize>,
     /// It was asked for while the guest ran.
@@ -106,8 +108,9 @@ impl Spot {
             return Err(SpotError::NoMatch { release, glob: glob.clone(), near });
         }
         let mut sites = selection.sites;
+        let used = Use::of_trigger(spec.condition.as_ref());
         let (condition, notes) =
-            conditional_of(kernel, known, &mut sites, spec.condition.as_ref(), Use::Entries)?;
+            conditional_of(kernel, known, &mut sites, spec.condition.as_ref(), used)?;
         let globs = Globs { filter: spec.filter.clone(), notrace: spec.notrace.clone() };
         Ok(Self { sites, globs, condition, notes })
     }
@@ -139,14 +142,17 @@ impl Trigger {
         self.globs.filter.iter().filter_map(|glob| module(glob))
     }
 
-    /// What it has a site do.
-    pub(super) fn part(&self, site: usize) -> Part {
-        Part {
+    /// What it has a site do, if anything.
+    pub(super) fn part(&self, site: usize) -> Option<Part> {
+        if let Some(ends) = self.ends() {
+            return ends.ends(site)?.begin(NOBODY, self.keeper());
+        }
+        Some(Part {
             tracer: NOBODY,
             fields: Vec::new(),
             condition: self.condition.as_ref().and_then(|condition| condition.at(site)),
-            counts: Some(Tally::Stop(self.number)),
-        }
+            counts: Some(Tally::Stop { number: self.number, since: None }),
+        })
     }
 
     /// What decides which of several at a site come first.

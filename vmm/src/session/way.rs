@@ -1,6 +1,7 @@
 //! Ways out of functions.
 
 use crate::kernel::{Exit, ExitKind};
+use vmtrace_trampolines::Point;
 
 /// By what a function is left, as far as it matters to what is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,6 +21,14 @@ impl Way {
             ExitKind::Return => Self::Return,
             ExitKind::Jump { .. } => Self::Jump,
             ExitKind::Indirect { .. } => Self::Indirect,
+        }
+    }
+
+    /// That of programs there.
+    pub(super) fn point(self) -> Point {
+        match self {
+            Self::Return | Self::Aid => Point::Return,
+            Self::Jump | Self::Indirect => Point::Tail,
         }
     }
 }

@@ -6,6 +6,7 @@
 //! of the host.
 
 mod callers;
+mod resting;
 mod told;
 mod wipe;
 
@@ -14,6 +15,7 @@ pub use told::SiteTables;
 
 use super::annex::{Memory, SIZE};
 use super::error::TraceError;
+use super::programs::Keeper;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -54,10 +56,17 @@ pub enum Kind {
     Callers,
 }
 
+/// Whose places a table has for functions between these: whole pages of them.
+fn span(low: u64, high: u64) -> (u64, u64) {
+    (low / PAGE * PAGE, (high + COUNTER).next_multiple_of(PAGE))
+}
+
 /// A table for each vCPU.
 #[derive(Clone, Debug)]
 struct Table {
     tracer: u8,
+    /// When it became nobody's: a number that grows.
+    rests_since: u64,
     kind: Kind,
     /// Whose place is at the front: the lowest of these link addresses, and the first behind them.
     from: u64,
@@ -83,6 +92,12 @@ impl Table {
     /// For how many of the guest's vCPUs it has a part.
     fn vcpus(&self, all: u64) -> u64 {
         if self.stride == 0 { 1 } else { all }
+    }
+
+    /// What tells those of these functions that have no histograms yet.
+    fn without_histograms(&self, cluster: &[(u64, usize)]) -> Vec<u64> {
+        let all = cluster.iter().map(|&(told, _)| told);
+        all.filter(|told| !self.histograms.contains_key(told)).collect()
     }
 
     /// Of a function of which this tells (link address), from the start of the area.
@@ -148,10 +163,12 @@ pub struct Counters {
     used: u64,
     shared: bool,
     tables: Vec<Table>,
+    /// How often tracers have left theirs.
+    forgotten: u64,
     callers: callers::Tables,
-    /// Calls that are open, by tracer: from the start of the area. Who takes a number has the same as the
-    /// one before, as programs at returns have.
-    open: BTreeMap<u8, u64>,
+    /// Calls that are open, by who waits for their ends: from the start of the area. Who takes a number has the
+    /// same as the one before, as programs at returns have.
+    open: BTreeMap<Keeper, u64>,
     /// What was taken of a counter: by its place in the area.
     taken: FxHashMap<u64, u64>,
     /// What it said when all was to begin anew.
@@ -179,6 +196,7 @@ impl Counters {
             used,
             shared,
             tables,
+            forgotten: 0,
             callers: callers::Tables::default(),
             open,
             taken,
@@ -198,7 +216,7 @@ impl Counters {
     ) -> Result<SiteTables, TraceError> {
         told.sort_unstable();
         if kind == Kind::Histograms {
-            self.open_calls(tracer)?;
+            self.open_calls(Keeper::Tracer(tracer))?;
         }
         let mut found = Vec::with_capacity(told.len());
         for cluster in told.chunk_by(|(before, _), (next, _)| next - before <= APART) {
@@ -208,22 +226,22 @@ impl Counters {
         Ok(found.into())
     }
 
-    /// Makes room for a tracer's calls that are open, if there is none yet.
+    /// Makes room for somebody's calls that are open, if there is none yet.
     ///
     /// # Errors
     /// When there is not so much.
-    pub fn open_calls(&mut self, tracer: u8) -> Result<(), TraceError> {
-        if !self.open.contains_key(&tracer) {
+    pub fn open_calls(&mut self, keeper: Keeper) -> Result<(), TraceError> {
+        if !self.open.contains_key(&keeper) {
             let offset = self.room(Calls::SIZE).ok_or(TraceError::Counters(self.vcpus))?;
-            self.open.insert(tracer, offset);
+            self.open.insert(keeper, offset);
         }
         Ok(())
     }
 
-    /// How many calls of a tracer's have found no place among those that are open, and of how many it could not be
+    /// How many calls of somebody's have found no place among those that are open, and of how many it could not be
     /// told whether they were meant; counted from 0 again.
-    pub fn take_untold(&mut self, tracer: u8) -> [u64; 2] {
-        let Some(&offset) = self.open.get(&tracer) else { return [0; 2] };
+    pub fn take_untold(&mut self, keeper: Keeper) -> [u64; 2] {
+        let Some(&offset) = self.open.get(&keeper) else { return [0; 2] };
         [Calls::CROWDED, Calls::UNTOLD].map(|word| self.take_word(offset + word))
     }
 
@@ -251,7 +269,10 @@ impl Counters {
             |table: &Table| (table.tracer, table.kind) == (tracer, kind) && table.covers(cluster);
         let found = match self.tables.iter().rposition(is_its) {
             Some(found) => found,
-            None => self.make((tracer, kind), cluster)?,
+            None => match self.rested(kind, cluster) {
+                Some(found) => self.inherit(found, tracer),
+                None => self.make((tracer, kind), cluster)?,
+            },
         };
         let Some(table) = self.tables.get_mut(found) else { return Err(TraceError::NotCounted) };
         if !table.sites.add(cluster, COUNTER) {
@@ -272,8 +293,7 @@ impl Counters {
         let full = TraceError::Counters(self.vcpus);
         let Some(table) = self.tables.get(number) else { return Err(full) };
         let vcpus = table.vcpus(self.vcpus);
-        let none = |(told, _): &&(u64, usize)| !table.histograms.contains_key(told);
-        let new: Vec<u64> = cluster.iter().filter(none).map(|&(told, _)| told).collect();
+        let new = table.without_histograms(cluster);
         let size = vcpus * WORDS * COUNTER;
         let Some(first) = self.room(size * new.len() as u64) else { return Err(full) };
         let Some(table) = self.tables.get_mut(number) else { return Err(full) };
@@ -295,18 +315,18 @@ impl Counters {
         self.room(family::SIZE).map(|offset| self.area.address.wrapping_add(offset))
     }
 
-    /// Where programs keep the calls of a tracer that are open.
+    /// Where programs keep somebody's calls that are open.
     #[must_use]
-    pub fn calls(&self, tracer: u8) -> Option<Calls> {
-        let offset = self.open.get(&tracer)?;
+    pub fn calls(&self, keeper: Keeper) -> Option<Calls> {
+        let offset = self.open.get(&keeper)?;
         Some(Calls { address: self.area.address.wrapping_add(*offset) })
     }
 
-    /// These tracers begin at these ticks, or have other functions from then on: of calls that began before, ends may
-    /// have been those of others.
-    pub fn begin_calls(&self, tracers: impl IntoIterator<Item = u8>, ticks: u64) {
+    /// These begin at these ticks, or have other functions from then on: of calls that began before, ends may have been
+    /// those of others.
+    pub fn begin_calls(&self, keepers: impl IntoIterator<Item = Keeper>, ticks: u64) {
         let memory = self.memory.slice();
-        for offset in tracers.into_iter().filter_map(|tracer| self.open.get(&tracer)) {
+        for offset in keepers.into_iter().filter_map(|keeper| self.open.get(&keeper)) {
             let at = usize::try_from(SIZE + offset).unwrap_or(usize::MAX);
             // It is memory of the annex, as the tables are.
             let _ = memory.store(ticks, at, Ordering::Relaxed);
@@ -323,24 +343,34 @@ impl Counters {
             return Err(TraceError::NotCounted);
         };
         let rounds = cluster.iter().any(|(told, _)| !told.is_multiple_of(COUNTER));
-        let (from, to) = (low / PAGE * PAGE, (high + COUNTER).next_multiple_of(PAGE));
+        let (from, to) = span(*low, *high);
         let span = to - from;
         let own = if self.power { span.next_power_of_two() } else { span };
         let all = own.checked_mul(self.vcpus).filter(|_| self.vcpus > 1);
         let stride = all.filter(|&all| self.has_room(all)).map_or(0, |_| own);
         let all = if stride == 0 { span } else { stride * self.vcpus };
         if !self.has_room(all) || self.tables.len() >= usize::from(u16::MAX) {
-            // Histograms stay where they are: a call of a tracer that is gone may still be open.
-            let inherited = (kind == Kind::Calls).then(|| self.inherit(tracer, cluster));
-            return inherited.flatten().ok_or(full);
+            let found = self.smallest(kind, cluster).ok_or(full)?;
+            return Ok(self.inherit(found, tracer));
         }
         self.shared |= stride == 0 && self.vcpus > 1;
         let offset = self.used;
         self.used += all;
         let sites = Told::default();
         let histograms = BTreeMap::new();
-        let table = Table { tracer, kind, from, to, offset, stride, rounds, sites, histograms };
-        self.tables.push(table);
+        let rests_since = 0;
+        self.tables.push(Table {
+            tracer,
+            rests_since,
+            kind,
+            from,
+            to,
+            offset,
+            stride,
+            rounds,
+            sites,
+            histograms,
+        });
         Ok(self.tables.len() - 1)
     }
 
@@ -352,23 +382,6 @@ impl Counters {
     /// Told once.
     pub fn tell_shared(&mut self) -> bool {
         std::mem::take(&mut self.shared)
-    }
-
-    /// The place of a table that is nobody's any more, with what it says by now taken.
-    fn inherit(&mut self, tracer: u8, cluster: &[(u64, usize)]) -> Option<usize> {
-        let is_free = |table: &Table| {
-            (table.tracer, table.kind) == (NOBODY, Kind::Calls) && table.covers(cluster)
-        };
-        let found = self.tables.iter().position(is_free)?;
-        let table = self.tables.get_mut(found)?;
-        table.tracer = tracer;
-        // Not what the tracer's other tables have.
-        let offset = table.offset;
-        let before = self.look(|table, _| table.offset == offset);
-        self.begin_anew(&before);
-        let _ = self.have_taken(before, Vec::new());
-        self.tables.get_mut(found)?.sites.clear();
-        Some(found)
     }
 
     /// Where programs find a table, in a kernel that has been moved by so much.
@@ -495,14 +508,6 @@ impl Counters {
             callers::add(&mut counted.callers, (of, total.wrapping_sub(before)));
         }
         counted
-    }
-
-    /// A tracer's number is another's from now on. A task may still stand in a program that counts in
-    /// its tables: who comes gets others, as long as there is room.
-    pub fn forget(&mut self, tracer: u8) {
-        let own = self.tables.iter_mut().filter(|table| table.tracer == tracer);
-        own.for_each(|table| table.tracer = NOBODY);
-        self.callers.forget(tracer);
     }
 
     /// Counters that are not 0, of the tables and sites that are wanted. In order.

@@ -1,7 +1,10 @@
 //! Stops of vCPUs in a program, at a call that it has counted down to.
 
 use super::dispatch;
-use super::trace::Attachment;
+use super::error::TraceError;
+use super::exits::AllExits;
+use super::guest::Guest;
+use super::trace::{Attachment, exits_of};
 use crate::kernel::Kernel;
 
 /// A vCPU that stands in a program.
@@ -11,6 +14,8 @@ pub struct Stopped {
     pub number: u16,
     /// Where it goes on with what it had begun.
     pub next: u64,
+    /// Whether a function is left there, and none is entered.
+    pub at_end: bool,
 }
 
 impl Attachment {
@@ -23,7 +28,7 @@ impl Attachment {
     #[must_use]
     pub fn stopped(&self, address: u64) -> Option<Stopped> {
         let (stop, next) = self.code.stops().find(address)?;
-        Some(Stopped { number: stop.number, next })
+        Some(Stopped { number: stop.number, next, at_end: stop.at_end })
     }
 
     /// Run-time addresses at which programs stop vCPUs.
@@ -32,7 +37,7 @@ impl Attachment {
     }
 
     /// Which of these sites (indices, or numbers of those of modules) `told` names: what a vCPU that
-    /// stands in a program has in the register for it.
+    /// stands in a program at an entry has in the register for it.
     #[must_use]
     pub fn site_told(&self, kernel: &Kernel, sites: &[usize], told: u64) -> Option<usize> {
         let target = dispatch::of(kernel.arch());
@@ -43,11 +48,36 @@ impl Attachment {
         sites.iter().copied().find(is_told)
     }
 
+    /// The same of a program where one of their functions is left: of exits that are held.
+    ///
+    /// # Errors
+    /// When the kernel's exits are not known, or guest memory cannot be used.
+    pub fn exit_told(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        sites: &[usize],
+        told: u64,
+    ) -> Result<Option<usize>, TraceError> {
+        let all = AllExits { kernel: exits_of(kernel)?, modules: &self.modules };
+        let site = |exit: usize| all.get(exit).map(|exit| exit.site as usize);
+        let is_theirs =
+            |(exit, _): &(usize, u16)| site(*exit).is_some_and(|it| sites.contains(&it));
+        let exits: Vec<(usize, u16)> = self.exits.with_programs().filter(is_theirs).collect();
+        // All have their stubs.
+        let words = self.stubs(guest, kernel, &exits)?;
+        let all = AllExits { kernel: exits_of(kernel)?, modules: &self.modules };
+        let mut named = exits.iter().zip(words).filter_map(|(&(exit, _), word)| {
+            (u64::from(word?.word) == told & u64::from(u32::MAX)).then_some(exit)
+        });
+        Ok(named.next().and_then(|exit| Some(all.get(exit)?.site as usize)))
+    }
+
     /// From where a vCPU that has stopped at this address, called by `site`, does what the site does
-    /// by now. `None` where the site is not held, or that cannot be.
+    /// by now. `None` where the site is not held, where a function is left, or that cannot be.
     #[must_use]
     pub fn again(&self, address: u64, site: usize) -> Option<u64> {
-        let (stop, _) = self.code.stops().find(address)?;
+        let (stop, _) = self.code.stops().find(address).filter(|(stop, _)| !stop.at_end)?;
         let (_, program) = self.sites().find(|&(held, _)| held == site)?;
         self.code.again(program, stop.call)
     }

@@ -37,8 +37,13 @@ pub enum Tally {
     Table(u16),
     /// The same by caller, in the table of callers with this number.
     Callers(u16),
-    /// Calls down to the one at which a vCPU stops: the number of that stop.
-    Stop(u16),
+    /// Calls down to the one at which a vCPU stops.
+    Stop {
+        /// The number of that stop.
+        number: u16,
+        /// For whom the beginnings of these calls were kept, if they were.
+        since: Option<Keeper>,
+    },
     /// Nothing: a task is to be followed, or not. Where in a task its process id is.
     Follow {
         /// Whether it is the task that runs, and not one that begins.
@@ -54,13 +59,24 @@ pub enum Tally {
     Begin(u16),
     /// Where it ends.
     End(Measure),
-    /// Where a call begins of which is decided when it ends.
-    Open,
+    /// Where a call begins of which is decided when it ends, for whom.
+    Open(Keeper),
     /// Where one goes on in another function, so that it cannot be told whether it is meant.
     Untold {
+        /// For whom.
+        keeper: Keeper,
         /// Whether its beginning was kept.
         timed: bool,
     },
+}
+
+/// For whom calls are kept until they end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Keeper {
+    /// A tracer, by its number.
+    Tracer(u8),
+    /// A trigger, by a number of its own.
+    Trigger(u16),
 }
 
 /// By what calls are sorted when they end.
@@ -80,10 +96,10 @@ impl Tally {
             Self::Table(table) => Some((table, Kind::Calls)),
             Self::Callers(table) => Some((table, Kind::Callers)),
             Self::Sort(table, _) | Self::Begin(table) => Some((table, Kind::Histograms)),
-            Self::Stop(_)
+            Self::Stop { .. }
             | Self::Follow { .. }
             | Self::End(_)
-            | Self::Open
+            | Self::Open(_)
             | Self::Untold { .. } => None,
         }
     }
@@ -96,36 +112,52 @@ impl Tally {
             Self::Callers(_) => Self::Callers(table),
             Self::Sort(_, sorted) => Self::Sort(table, sorted),
             Self::Begin(_) => Self::Begin(table),
-            Self::Stop(_)
+            Self::Stop { .. }
             | Self::Follow { .. }
             | Self::End(_)
-            | Self::Open
+            | Self::Open(_)
             | Self::Untold { .. } => self,
         }
     }
 
-    /// Whether it needs the tracer's open calls, and nothing else.
+    /// Whether it needs open calls, and nothing else.
     fn is_of_ends(self) -> bool {
-        matches!(self, Self::Open | Self::Untold { .. })
+        matches!(self, Self::Open(_) | Self::Untold { .. } | Self::Stop { since: Some(_), .. })
     }
 }
 
 impl Part {
     /// Whether it is about calls whose beginnings were kept.
     fn is_timed(&self) -> bool {
-        let untold = matches!(self.counts, Some(Tally::Untold { timed: true }));
-        untold || self.fields.contains(&Field::Duration)
+        let timed = match self.counts {
+            Some(Tally::Untold { timed, .. }) => timed,
+            Some(Tally::Stop { since, .. }) => since.is_some(),
+            _ => false,
+        };
+        timed || self.fields.contains(&Field::Duration)
     }
 
-    /// Whether its program begins or ends what the tracer keeps of [open calls](Calls).
+    /// For whom its program begins or ends [open calls](Calls), if it does.
+    #[must_use]
+    pub fn keeper(&self) -> Keeper {
+        match self.counts {
+            Some(
+                Tally::Open(keeper)
+                | Tally::Untold { keeper, .. }
+                | Tally::Stop { since: Some(keeper), .. },
+            ) => keeper,
+            _ => Keeper::Tracer(self.tracer),
+        }
+    }
+
+    /// Whether its program begins or ends [open calls](Calls).
     #[must_use]
     pub fn keeps_calls(&self) -> bool {
         let sorts = matches!(self.counts, Some(Tally::Begin(_) | Tally::End(_)));
         sorts || self.needs_open_calls()
     }
 
-    /// Whether its program needs what the tracer keeps of [open calls](Calls), without
-    /// histograms.
+    /// Whether its program needs what is kept of [open calls](Calls), without histograms.
     #[must_use]
     pub fn needs_open_calls(&self) -> bool {
         self.is_timed() || self.counts.is_some_and(Tally::is_of_ends)
@@ -178,7 +210,7 @@ impl Duty {
                     || part.needs_open_calls();
                 record.condition() == part.condition.as_ref()
                     && record.tally() == part.counts
-                    && (!alone || record.tracer() == part.tracer)
+                    && (!alone || record.keeper() == part.keeper())
             };
             match records.iter_mut().find(same) {
                 Some(record) => record.parts.push(part.clone()),
@@ -207,8 +239,8 @@ impl Duty {
     }
 
     /// Whose it is: the first one's, or the only one's.
-    fn tracer(&self) -> u8 {
-        self.parts.first().map_or(0, |part| part.tracer)
+    fn keeper(&self) -> Keeper {
+        self.parts.first().map_or(Keeper::Tracer(0), Part::keeper)
     }
 
     /// Whether it is about calls whose beginnings were kept.
@@ -242,12 +274,12 @@ pub(super) struct Programs {
 
 impl Programs {
     /// The number of the program for `duty`; new ones are given to `make` first, each with that of
-    /// the program to which it goes on. `find` tells where a tracer's counters of a tally are, and its open
+    /// the program to which it goes on. `find` tells where somebody's counters of a tally are, and its open
     /// calls.
     pub(super) fn number(
         &mut self,
         duty: &Duty,
-        find: &(impl Fn(Tally, u8) -> Option<Counts>, impl Fn(u8) -> Option<Calls>),
+        find: &(impl Fn(Tally, Keeper) -> Option<Counts>, impl Fn(Keeper) -> Option<Calls>),
         mut make: impl FnMut(&Program, Option<u16>) -> Result<(), TraceError>,
     ) -> Result<u16, TraceError> {
         if let Some(&number) = self.first.get(duty) {
@@ -267,7 +299,10 @@ impl Programs {
         &mut self,
         record: Duty,
         next: Option<u16>,
-        (find, calls): &(impl Fn(Tally, u8) -> Option<Counts>, impl Fn(u8) -> Option<Calls>),
+        (find, calls): &(
+            impl Fn(Tally, Keeper) -> Option<Counts>,
+            impl Fn(Keeper) -> Option<Calls>,
+        ),
         make: &mut impl FnMut(&Program, Option<u16>) -> Result<(), TraceError>,
     ) -> Result<u16, TraceError> {
         let key = (record, next);
@@ -280,14 +315,14 @@ impl Programs {
             return Err(full);
         }
         let counts = match key.0.tally() {
-            Some(tally) => Some(find(tally, key.0.tracer()).ok_or(match tally {
-                Tally::Stop(_) => TraceError::Stops,
+            Some(tally) => Some(find(tally, key.0.keeper()).ok_or(match tally {
+                Tally::Stop { .. } => TraceError::Stops,
                 _ => TraceError::NotCounted,
             })?),
             None => None,
         };
         let calls = if key.0.is_timed() {
-            Some(calls(key.0.tracer()).ok_or(TraceError::NotCounted)?)
+            Some(calls(key.0.keeper()).ok_or(TraceError::NotCounted)?)
         } else {
             None
         };

@@ -6,7 +6,7 @@ use super::error::TraceError;
 use super::ftrace::GuestCall;
 use super::guest::GuestError;
 use super::view::View;
-use vmtrace_trampolines::{Counts, Program};
+use vmtrace_trampolines::{Counts, Point, Program};
 
 /// What begins and ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub(super) struct ProgramStop {
     pub(super) number: u16,
     /// The call of the guest's own with which the program goes on.
     pub(super) call: Option<GuestCall>,
+    /// Whether the program is where a function is left.
+    pub(super) at_end: bool,
 }
 
 /// A stub in which a vCPU stops.
@@ -75,7 +77,8 @@ impl Stops<ProgramStop> {
             return Ok(());
         };
         let stub = Stub::new(address + at as u64, physical + at as u64, trap, nops);
-        self.stub(ProgramStop { number, call }, stub.ok_or(TraceError::Annex)?);
+        let at_end = program.point != Point::Entry;
+        self.stub(ProgramStop { number, call, at_end }, stub.ok_or(TraceError::Annex)?);
         Ok(())
     }
 }

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use vmtrace_trampolines::histogram::Ended;
 use vmtrace_trampolines::{Condition, Counts, Field, Overflow, Program};
 
-fn exits_of(kernel: &Kernel) -> Result<&Exits, TraceError> {
+pub(super) fn exits_of(kernel: &Kernel) -> Result<&Exits, TraceError> {
     kernel.exits().map_err(|error| TraceError::Kernel(error.to_string()))
 }
 
@@ -219,22 +219,22 @@ impl Attachment {
         let (counters, trap) = (&self.counters, self.trap);
         let at = |table| counters.find(table, image.runtime(0));
         let clock_hz = self.clock_hz;
-        let calls = |tracer| counters.calls(tracer);
-        let find = |tally, tracer| match tally {
+        let calls = |keeper| counters.calls(keeper);
+        let find = |tally, keeper| match tally {
             Tally::Table(table) => at(table).map(Counts::Up),
             Tally::Callers(table) => counters.find_callers(table).map(Counts::ByCaller),
             Tally::Sort(table, sorted) => Some(Counts::Sort(at(table)?, sorted)),
-            Tally::Begin(table) => Some(Counts::Begin(Some(at(table)?), calls(tracer)?)),
-            Tally::Open => Some(Counts::Begin(None, calls(tracer)?)),
-            Tally::Untold { .. } => Some(Counts::Untold(calls(tracer)?)),
+            Tally::Begin(table) => Some(Counts::Begin(Some(at(table)?), calls(keeper)?)),
+            Tally::Open(_) => Some(Counts::Begin(None, calls(keeper)?)),
+            Tally::Untold { .. } => Some(Counts::Untold(calls(keeper)?)),
             Tally::End(measure) => {
                 let ended = match measure {
                     Measure::Duration => Ended::duration(clock_hz)?,
                     Measure::Value(bytes, signed) => Ended::Value { bytes, signed },
                 };
-                Some(Counts::End(calls(tracer)?, ended))
+                Some(Counts::End(calls(keeper)?, ended))
             }
-            Tally::Stop(number) => {
+            Tally::Stop { number, .. } => {
                 let counter = counters.find_stop(number).filter(|_| !trap.is_empty())?;
                 Some(Counts::Down { number, counter, trap })
             }

@@ -117,6 +117,7 @@ impl Triggers {
                 call: spec.call,
                 left: spec.call,
                 number,
+                kept: number,
                 command: (action == Action::Command).then_some(command),
                 live: false,
                 fired: false,

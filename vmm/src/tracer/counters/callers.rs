@@ -2,6 +2,7 @@
 //!
 //! A guest can write them: what they say is a number for a site that was asked for, or nothing.
 
+use super::resting::RESTING;
 use super::{Counters, load};
 use crate::tracer::annex::SIZE;
 use crate::tracer::error::TraceError;
@@ -24,11 +25,14 @@ pub struct CallerHits {
 /// What a place says: of whom (tracer, vCPU, site, caller), where it counts in the area, and how many calls.
 pub(super) type Found = ((u8, u32, usize, u32), u64, u64);
 
+/// When a table became nobody's: a number that grows.
+type Since = u64;
+
 /// One for each vCPU.
 #[derive(Clone, Debug)]
 struct Table {
-    /// `None`: it is nobody's any more.
-    tracer: Option<u8>,
+    /// Or nobody's any more, since then.
+    of: Result<u8, Since>,
     /// Of the first vCPU, from the start of the area.
     offset: u64,
     /// From one vCPU's to that of the next; 0 where all vCPUs have this one.
@@ -57,22 +61,28 @@ impl Tables {
 
     /// The number of a tracer's table.
     pub(super) fn of(&self, tracer: u8) -> Option<u16> {
-        let found = self.0.iter().rposition(|table| table.tracer == Some(tracer))?;
+        let found = self.0.iter().rposition(|table| table.of == Ok(tracer))?;
         u16::try_from(found).ok()
     }
 
     /// One for a tracer at this offset, with so many bytes for each vCPU (0 where all have one): its number.
     pub(super) fn add(&mut self, tracer: u8, offset: u64, stride: u64) -> Option<u16> {
         let number = u16::try_from(self.0.len()).ok()?;
-        self.0.push(Table { tracer: Some(tracer), offset, stride, sites: BTreeMap::new() });
+        self.0.push(Table { of: Ok(tracer), offset, stride, sites: BTreeMap::new() });
         Some(number)
     }
 
-    /// Gives a tracer one that is nobody's any more: its number.
+    /// How many are nobody's any more.
+    fn resting(&self) -> usize {
+        self.0.iter().filter(|table| table.of.is_err()).count()
+    }
+
+    /// Gives a tracer that which has been nobody's for longest: its number.
     pub(super) fn inherit(&mut self, tracer: u8) -> Option<u16> {
-        let found = self.0.iter().position(|table| table.tracer.is_none())?;
+        let resting = |(index, table): (usize, &Table)| Some((table.of.err()?, index));
+        let (_, found) = self.0.iter().enumerate().filter_map(resting).min()?;
         let table = self.0.get_mut(found)?;
-        (table.tracer, table.sites) = (Some(tracer), BTreeMap::new());
+        (table.of, table.sites) = (Ok(tracer), BTreeMap::new());
         u16::try_from(found).ok()
     }
 
@@ -82,10 +92,10 @@ impl Tables {
         table.sites.extend(sites.into_iter().map(|(told, site)| (low(told), site)));
     }
 
-    /// A tracer has none any more.
-    pub(super) fn forget(&mut self, tracer: u8) {
-        let own = self.0.iter_mut().filter(|table| table.tracer == Some(tracer));
-        own.for_each(|table| table.tracer = None);
+    /// A tracer has none any more, since now.
+    pub(super) fn forget(&mut self, tracer: u8, now: u64) {
+        let own = self.0.iter_mut().filter(|table| table.of == Ok(tracer));
+        own.for_each(|table| table.of = Err(now));
     }
 
     /// These sites are gone.
@@ -110,7 +120,7 @@ impl Tables {
     ) -> Vec<Found> {
         let mut found = Vec::new();
         for table in &self.0 {
-            let Some(tracer) = table.tracer else { continue };
+            let Ok(tracer) = table.of else { continue };
             for (vcpu, part) in table.parts(vcpus) {
                 for place in 0..Callers::COUNT {
                     let place = part + Callers::PLACES + place * Callers::PLACE;
@@ -142,8 +152,8 @@ impl Tables {
     /// Where calls are counted whose pairs found no place, from the start of the area: of a tracer, or all.
     pub(super) fn crowded(&self, vcpus: u64, tracer: Option<u8>) -> Vec<u64> {
         let wanted = |table: &&Table| match tracer {
-            Some(_) => table.tracer == tracer,
-            None => table.tracer.is_some(),
+            Some(tracer) => table.of == Ok(tracer),
+            None => table.of.is_ok(),
         };
         let parts = self.0.iter().filter(wanted).flat_map(|table| table.parts(vcpus));
         parts.map(|(_, part)| part + Callers::CROWDED).collect()
@@ -164,6 +174,9 @@ impl Counters {
         let full = TraceError::Counters(self.vcpus);
         let table = match self.callers.of(tracer) {
             Some(table) => table,
+            None if self.callers.resting() >= RESTING => {
+                self.inherit_callers(tracer).ok_or(full)?
+            }
             None => {
                 let all = Callers::SIZE * self.vcpus;
                 let stride = if self.vcpus > 1 && self.has_room(all) { Callers::SIZE } else { 0 };
@@ -181,7 +194,7 @@ impl Counters {
         Ok(table)
     }
 
-    /// A table that is nobody's any more, with what it says by now taken.
+    /// The table that has been nobody's for longest, with what it says by now taken.
     fn inherit_callers(&mut self, tracer: u8) -> Option<u16> {
         let table = self.callers.inherit(tracer)?;
         for word in self.callers.places(table, self.vcpus) {
