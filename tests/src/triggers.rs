@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 use vmtrace::stream::{Exit, MarkKind};
 
+use crate::args::json;
 use crate::cases::{Guests, function, trouble, value};
 use crate::live::{LiveGuest, vmtrace};
 use crate::trace::{Trace, WORKLOAD, arch_of, boot, missing, syscall};
@@ -53,6 +54,47 @@ impl Guests {
         let fired: Vec<usize> = triggers.iter().map(|one| fired(one)).collect();
         assert_eq!(fired, [1, 1, 1, 1, 0], "{name}: {notes:?}");
         self.a_run_ends_at_a_call(name, &call);
+    }
+
+    /// Who looks for the call that fails, or takes too long, finds another one otherwise; and a stop there that loses
+    /// what the function returns is seen by the guest's own program.
+    pub fn triggers_see_how_calls_end(&self, name: &str) {
+        let [close, sleep] = ["close", "nanosleep"].map(|call| function(name, call));
+        let triggers = [
+            format!("--mark-at={close}:13 if retval == -9 && comm == vmtrace-g*"),
+            format!("--mark-at={sleep}:2 if duration > 100ms && comm == vmtrace-g*"),
+            format!("--mark-at={close} if retval < -1000"),
+            format!("--stop-at={sleep}:3 if retval == 0 && duration > 100ms && comm == vmtrace-g*"),
+        ];
+        let tracer = format!("{close},{sleep}:retval");
+        let mut args: Vec<&str> = triggers.iter().map(String::as_str).collect();
+        args.extend(["--tracer", &tracer, "--cpus", "2"]);
+        let (finished, trace) = self.run(name, "files ends", &args);
+        let (err, pid) = (finished.err(), value(&finished, "pid "));
+        assert_eq!((trouble(&err), missing(&trace.summary)), (None, 0), "{name}");
+        let never = &*triggers[2].replacen('=', " ", 1);
+        let notes = &trace.summary.notes;
+        let is_told = |note: &String| note.starts_with(never) && note.contains("no such call");
+        assert!(notes.iter().any(is_told), "{name}: {notes:?}");
+        let lines = json(&trace);
+        // How many of a function's calls had ended at the mark of a trigger, and in all.
+        let ended = |trigger: &str, function: &str, value: i64| {
+            let trigger = trigger.replacen('=', " ", 1);
+            let is_it = |line: &Value| {
+                let text = line["text"].as_str().unwrap_or_default();
+                line["event"] == "mark" && text.starts_with(&format!("{trigger}: {function} on "))
+            };
+            let at: Vec<usize> = (0..lines.len()).filter(|&at| is_it(&lines[at])).collect();
+            let [at] = at[..] else { panic!("{name}: {trigger}: {at:?}") };
+            let own = |line: &&Value| {
+                let of = line["function"] == function && line["pid"] == pid;
+                of && line["event"] == "return" && line["value"] == value
+            };
+            [&lines[..at], &lines[..]].map(|lines| lines.iter().filter(own).count())
+        };
+        assert_eq!(ended(&triggers[0], &close, -9), [12, 25], "{name}");
+        assert_eq!(ended(&triggers[1], &sleep, 0), [4, 6], "{name}");
+        assert_eq!(ended(&triggers[3], &sleep, 0), [5, 6], "{name}: the very call is the last");
     }
 
     /// A flight recorder that is written at a call has what was before it, and goes on.
@@ -169,6 +211,19 @@ pub fn of_a_running_guest(kernel: &str) {
     ctl(socket, 0, &["remove", "5"]);
     assert_eq!(patched(socket), before);
 
+    // Where functions are left.
+    ctl(socket, 0, &["add", "mark", &format!("{call}:3 if retval > 0 && duration < 1000s")]);
+    ctl(socket, 0, &["add", "mark", &format!("{call} if retval < 0")]);
+    let mut left = vec![getppid(socket, "2", "0")];
+    assert_eq!(listed(socket), [(6, 1, false), (7, 1, false)]);
+    left.push(getppid(socket, "1", "1"));
+    assert_eq!(listed(socket), [(6, 0, true), (7, 1, false)]);
+    left.push(getppid(socket, "4", "1"));
+    for id in ["6", "7"] {
+        ctl(socket, 0, &["remove", id]);
+    }
+    assert_eq!((listed(socket), patched(socket)), (Vec::new(), before));
+
     let refused = |code, args: &[&str], words: [&str; 2]| {
         let said = ctl(socket, code, args);
         assert!(words.iter().all(|word| said.contains(word)), "{said}");
@@ -191,7 +246,7 @@ pub fn of_a_running_guest(kernel: &str) {
     let ended = guest.end();
     let said = ended.said();
     assert_eq!(ended.status.code(), Some(0), "{said}");
-    assert!(said.contains(&format!("ended by trigger 6 (end at {call}:5): ")), "{said}");
+    assert!(said.contains(&format!("ended by trigger 8 (end at {call}:5): ")), "{said}");
     assert_eq!(trouble(&said), None, "{said}");
     let page = said.split_once("latency wakeup, which was measured to the end of the trace:\n");
     let page = page.map(|(_, page)| page).expect(&said);
@@ -212,6 +267,7 @@ pub fn of_a_running_guest(kernel: &str) {
     let [one, other] = marked;
     let calls = [first, begun, one, other, last].map(of);
     assert_eq!((calls, missing(&trace.summary)), ([7, 101 + 20, 149, 33, 1], 0), "{said}");
+    assert_eq!(left.into_iter().map(of).collect::<Vec<_>>(), [2, 1, 4], "{said}");
     assert_eq!(trace.summary.notes, [] as [&str; 0]);
     let notes = trace.marks(MarkKind::Note).unwrap();
     let fired: Vec<_> = notes.iter().filter_map(|note| note.strip_prefix("trigger ")).collect();
@@ -224,8 +280,9 @@ pub fn of_a_running_guest(kernel: &str) {
         at("4 (start at ", " on vCPU 0"),
         at("2 (mark at ", " on vCPU 1"),
         at("5 (mark at vfs_write,vfs_fsync:2 if count == 4711): vfs_write", ""),
-        at("6 (end at ", " on vCPU 0"),
+        at("6 (mark at ", " on vCPU 1"),
+        at("8 (end at ", " on vCPU 0"),
     ];
-    assert_eq!((all, fired.len()), ([1; 5], 5), "{notes:?}");
+    assert_eq!((all, fired.len()), ([1; 6], 6), "{notes:?}");
     trace.check_order().unwrap();
 }

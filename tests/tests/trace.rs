@@ -172,6 +172,13 @@ fn tracing_begins_and_ends_at_the_very_call() {
 }
 
 #[test]
+fn triggers_see_how_calls_end() {
+    for name in some(&["x86_64-6.1", "x86_64-6.12", "x86_64-7"], 7) {
+        GUESTS.triggers_see_how_calls_end(name);
+    }
+}
+
+#[test]
 fn conditions_hold_of_exactly_the_calls_that_are_meant() {
     GUESTS.conditions_hold_of_exactly_the_calls_that_are_meant("x86_64-6.12");
 }

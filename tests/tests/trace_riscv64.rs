@@ -96,6 +96,14 @@ fn tracing_begins_and_ends_at_the_very_call() {
 
 #[test]
 #[ignore = "code for it runs in trampolines/tests, guests as on x86-64: with scripts/test --all"]
+fn triggers_see_how_calls_end() {
+    for name in some(&RISCV_KERNELS, 6) {
+        GUESTS.triggers_see_how_calls_end(name);
+    }
+}
+
+#[test]
+#[ignore = "code for it runs in trampolines/tests, guests as on x86-64: with scripts/test --all"]
 fn conditions_hold_of_exactly_the_calls_that_are_meant() {
     for name in some(&RISCV_KERNELS, 6) {
         GUESTS.conditions_hold_of_exactly_the_calls_that_are_meant(name);
