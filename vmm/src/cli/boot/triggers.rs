@@ -24,7 +24,8 @@ pub struct Triggers {
     /// Begin to record at a call of these functions: at the N-th, or the first, of all their calls for
     /// which the condition (see --if) holds. That call is recorded. The guest counts the calls itself
     /// and stops only at that one; may be repeated. It also ends a pause by --stop-at or `ctl pause`.
-    /// GLOB:mod:NAME waits for a module, and counts on whenever that is loaded again
+    /// GLOB:mod:NAME waits for a module, and counts on whenever that is loaded again. With a condition on
+    /// retval or duration it is at the end of the call, from where what comes next is recorded
     #[arg(long, value_name = SPEC, value_parser = trigger, help_heading = headings::TRACE)]
     pub start_at: Vec<TriggerSpec>,
     /// Stop recording after such a call, which is still recorded if its function is traced; may be
