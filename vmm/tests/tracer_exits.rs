@@ -2,6 +2,7 @@
 
 mod fake_guest;
 
+use fake_guest::stops::assert_ends_stop;
 use fake_guest::{Fake, MAP, X86};
 use vm_memory::Bytes;
 use vmtrace::kernel::{Exit, ExitKind};
@@ -324,4 +325,16 @@ fn an_exit_that_the_guest_took_over_is_left_alone() {
     let restored = attachment.disable_exits(&fake, &all).unwrap();
     assert_eq!((restored.sites, restored.foreign), (9, vec![3]));
     assert_eq!(fake.read_vec(address, 1), [0xcc]);
+}
+
+// A vCPU that stops for nobody stands there for ever, or takes the exit for something that the guest asks for.
+#[test]
+fn programs_at_exits_stop_where_they_say() {
+    for name in X86 {
+        let fake = Fake::counting(name);
+        patch_alternatives(&fake, None);
+        let mut attachment = fake.attach();
+        attachment.settle(&fake, &fake.kernel).unwrap();
+        assert_ends_stop(&fake, attachment, name);
+    }
 }

@@ -3,6 +3,7 @@
 mod fake_guest;
 
 use fake_guest::riscv64::code_entry;
+use fake_guest::stops::assert_ends_stop;
 use fake_guest::{ANNEX, Fake, RISCV};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use vm_memory::Bytes;
@@ -298,5 +299,16 @@ fn a_full_place_is_one_error_and_takes_all_tracers_before() {
         assert!(fake.text() == text, "{name}");
         let same = all_code(&fake).iter().zip(&code).filter(|(a, b)| a != b && **b != 0).count();
         assert_eq!(same, 0, "{name}: nothing that was there has changed");
+    }
+}
+
+// The same call of the SBI that nobody had armed told functions that they had returned an error.
+#[test]
+fn programs_at_exits_stop_where_they_say() {
+    for name in RISCV {
+        let fake = Fake::counting(name);
+        let sites = functions(&fake, "vfs_*");
+        let attachment = fake.try_attach_for(&sites).unwrap();
+        assert_ends_stop(&fake, attachment, name);
     }
 }

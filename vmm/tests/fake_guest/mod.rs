@@ -4,6 +4,7 @@
 
 pub(crate) mod module;
 pub(crate) mod riscv64;
+pub(crate) mod stops;
 mod x86_64;
 
 use std::cell::{Cell, OnceCell, RefCell};

@@ -33,6 +33,10 @@ fn row(host: &SharedHost, name: &str) -> Result<()> {
             value(&ours.text, &format!("events untraced-{which} "))?,
             ours.summary.records(),
         );
+        if which == "switch" {
+            let bpf = value(&guest.text, "events bpf-switch ")?;
+            println!("  {:<28}  {what}: BPF, raw tracepoint to a ring buffer {bpf:.1}", "");
+        }
         for run in [&ours, &guest] {
             let switches = value(&run.text, "events per-round ")?;
             ensure!((switches - 2.0).abs() < 0.1, "a round has {switches} switches");

@@ -1,5 +1,6 @@
 //! Instructions per event, under icount.
 
+use super::bpf::Switches;
 use super::{TRACING, call_getppid, mark, now, set};
 use anyhow::{Context, Result, ensure};
 use std::fs;
@@ -69,6 +70,20 @@ impl Meter {
     /// Instructions of a switch of tasks.
     fn per_switch(&self, switches: f64) -> f64 {
         self.per_of(call_round, 5) / switches
+    }
+
+    /// The same with a BPF program that records it.
+    fn switch_by_bpf(&self, switches: f64) -> Result<f64> {
+        let program = Switches::new()?;
+        let figure = || -> Result<f64> {
+            let figure = self.per_switch(switches);
+            let records = program.take();
+            // One that is refused a place costs less.
+            ensure!((500..Switches::MOST).contains(&records), "{records} records by BPF");
+            Ok(figure)
+        };
+        figure()?;
+        figure()
     }
 
     fn kprobe(&self) -> Result<f64> {
@@ -366,6 +381,7 @@ pub(crate) fn events(which: &str) -> Result<()> {
             };
             let switched = own("sched/sched_switch", &|| meter.per_switch(switches))?;
             println!("events switch {:.1}", switched - switch);
+            println!("events bpf-switch {:.1}", meter.switch_by_bpf(switches)? - switch);
             println!("events call {:.1}", own("raw_syscalls", &|| meter.per_call())? - call);
         }
         "switch" => {

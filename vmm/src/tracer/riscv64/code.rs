@@ -132,7 +132,7 @@ impl Code {
         (self.entries..TRAP_ENTRY).find(|&entry| !self.landings.keeps(entry))
     }
 
-    /// Takes note of where a vCPU stops in a program that was put at a run-time address.
+    /// Takes note of where a vCPU stops in a program that was put at a run-time address of the gap.
     fn note_stop(
         &mut self,
         program: &Program,
@@ -219,6 +219,8 @@ impl GuestCode for Code {
         };
         if program.point == Point::Return {
             let address = self.returns.put(&code()?)?.ok_or(full.clone())?;
+            let place = (address, self.returns.physical(address));
+            self.program_stops.note(program, place, stop, None, &NO_TRAP)?;
             self.programs.push(Way::Return(address));
             self.sources.push((program.clone(), next));
             return Ok(());

@@ -231,6 +231,11 @@ impl Returns {
         Ok(Some(address))
     }
 
+    /// Guest-physical address of code in it.
+    pub(super) fn physical(&self, address: u64) -> u64 {
+        self.memory.guest_address().wrapping_add(address.wrapping_sub(self.address))
+    }
+
     /// Of an exit, by its index; `None` when it was not to be rewritten.
     #[inline]
     fn slot(&self, exit: usize) -> Option<Result<u64, SkipReason>> {
