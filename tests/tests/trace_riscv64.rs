@@ -94,8 +94,8 @@ fn tracing_begins_and_ends_at_the_very_call() {
     }
 }
 
+// Where programs are that end functions, and where those stop, is this architecture's own.
 #[test]
-#[ignore = "code for it runs in trampolines/tests, guests as on x86-64: with scripts/test --all"]
 fn triggers_see_how_calls_end() {
     for name in some(&RISCV_KERNELS, 6) {
         GUESTS.triggers_see_how_calls_end(name);

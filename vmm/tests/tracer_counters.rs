@@ -172,6 +172,10 @@ fn tables_rest_and_are_used_again() {
                     }
                     Kind::Callers => {
                         let callers = attachment.counters().find_callers(table).unwrap();
+                        // Pairs of before would take the places of those to come.
+                        let pair = usize::try_from(annex(callers.address) + Callers::PLACES);
+                        assert_eq!(memory.read_obj::<u64>(pair.unwrap()).unwrap(), 0, "{name}");
+                        memory.write_obj(0x1234_0000_5678_u64, pair.unwrap()).unwrap();
                         annex(callers.address) + Callers::CROWDED
                     }
                 };
@@ -195,6 +199,15 @@ fn tables_rest_and_are_used_again() {
             places.sort_unstable();
             places.dedup();
             assert_eq!(places.len(), 4, "{name}: {kind:?}");
+        }
+        // What one has counted is not the next one's, also where the functions went meanwhile.
+        for times in 0..6 {
+            let tables = attachment.tables(&fake.kernel, (1, Kind::Calls), few).unwrap();
+            assert_eq!(attachment.counters().read().hits, [], "{name}: {times}");
+            let found = attachment.counters().find(table_of(&tables, few[3]), slide).unwrap();
+            count(&fake, place(&fake, &attachment, found, few[3], 1));
+            attachment.counters().forget(1);
+            let _ = attachment.counters().take_gone(few);
         }
         // Those that take much of the room do so for less long.
         let mut large = HashSet::new();

@@ -202,6 +202,9 @@ impl Controller {
         let mut settled = attachment.settle(ram, &self.kernel).map_err(Into::into);
         let waits = !plan.exits.is_empty() || self.tracing.waits_for_alternatives();
         if from.is_none() && waits {
+            // Nobody has seen ends before.
+            let ticks = paused.tsc(0).unwrap_or(0);
+            attachment.counters().begin_calls(plan.choosy(), ticks);
             settled = settled.and_then(|()| self.enable(machine, &mut attachment, &plan));
         }
         if let Err(error) = settled {

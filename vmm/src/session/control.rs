@@ -342,7 +342,7 @@ impl Controller {
         let done =
             self.retarget_or(machine, MarkKind::Filter, &format!("tracer {name} removed"), before);
         if done.is_ok() {
-            self.tell_untold(Keeper::Tracer(number), name);
+            self.tell_untold(Keeper::Tracer(number), name, true);
         }
         if done.is_err() {
             self.gone.remove(&number);

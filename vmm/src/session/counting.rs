@@ -8,11 +8,11 @@ use crate::relay;
 use crate::stream::Header;
 use crate::tracer::{
     Attachment, Buckets, CallerHits, Counted, Counters, Duty, Hits, Keeper, Kind, Part, SiteTables,
-    TraceError,
+    Tally, TraceError,
 };
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// Functions that an answer has, at most: it is one line.
@@ -61,6 +61,17 @@ impl Plan {
             }
         }
         all
+    }
+
+    /// Who keeps only some of the calls that begin: what is left over of one could be taken for the beginning of
+    /// another one, which is not kept.
+    pub(super) fn choosy(&self) -> BTreeSet<Keeper> {
+        let parts = self.duties.iter().flat_map(|duty| &duty.parts);
+        let begins = |part: &&Part| {
+            let begins = matches!(part.counts, Some(Tally::Open(_) | Tally::Begin(_)));
+            begins && part.condition.is_some()
+        };
+        parts.filter(begins).map(Part::keeper).collect()
     }
 }
 
@@ -164,10 +175,13 @@ impl Controller {
     }
 
     /// Notes of how many calls of a tracer's or a trigger's was not decided whether they were meant, or from where they came, and why
-    /// not.
-    pub(super) fn tell_untold(&mut self, keeper: Keeper, name: &str) {
+    /// not. Nobody wants to know unless `told`.
+    pub(super) fn tell_untold(&mut self, keeper: Keeper, name: &str, told: bool) {
         let [crowded, elsewhere] =
             self.counters().map_or([0; 2], |counters| counters.take_untold(keeper));
+        if !told {
+            return;
+        }
         if crowded > 0 {
             self.note(format!(
                 "{name}: {crowded} calls were not compared with its condition: too many others were open, so \
@@ -195,10 +209,10 @@ impl Controller {
         let ends = |tracer: &Tracer| tracer.condition.as_ref().is_some_and(Conditional::is_of_ends);
         let present = self.tracing.present().filter(|(_, it)| ends(it) || it.by_caller);
         let tracers = present.map(|(number, it)| (Keeper::Tracer(number), it.name.clone()));
-        let triggers = self.tracing.triggers.iter().filter(|it| it.ends().is_some());
+        let triggers = self.tracing.triggers.iter().filter(|it| it.waits_for_end());
         let triggers = triggers.map(|it| (it.keeper(), it.to_string()));
         for (keeper, name) in tracers.chain(triggers).collect::<Vec<_>>() {
-            self.tell_untold(keeper, &name);
+            self.tell_untold(keeper, &name, true);
         }
     }
 
@@ -392,7 +406,7 @@ impl Controller {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tracer::{Measure, Tally};
+    use crate::tracer::Measure;
     use vmtrace_trampolines::{Field, Point};
 
     // If a change of others began open calls anew, those that are open would be left out of a table, and nobody

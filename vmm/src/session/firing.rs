@@ -74,8 +74,13 @@ impl Controller {
             return false;
         }
         let (action, ran) = (trigger.action, trigger.command);
+        // Not of the calls that come behind this one.
+        let ends = trigger.ends().is_some().then(|| (trigger.keeper(), trigger.to_string()));
         let text = format!("{trigger}: {function} on vCPU {vcpu}");
         log::debug!("{text}");
+        if let Some((keeper, name)) = ends {
+            self.tell_untold(keeper, &name, true);
+        }
         self.plan = None;
         self.mark(machine, MarkKind::Note, Duration::ZERO, text.clone());
         let before = self.held_back;

@@ -420,6 +420,9 @@ impl Controller {
             let all = self.keepers.entry(keeper).or_default();
             *all = all.wrapping_add(places);
         }
+        if self.held_back {
+            only.tracers.clear();
+        }
         let only_left = if exits.is_empty() { 0 } else { plan.only_left(&only) };
         Ok(report.patched + only_left)
     }

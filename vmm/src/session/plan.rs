@@ -237,7 +237,7 @@ impl Plan {
     /// Adds what exits have to do in any case, before all else: where functions are left at which a trigger waits.
     fn add_ends(&mut self, tracing: &Tracing, of_modules: &[(usize, Exit)], exits: &[Exit]) {
         let mut wanted: FxHashMap<usize, Vec<&Trigger>> = FxHashMap::default();
-        for trigger in unfired(tracing).into_iter().filter(|it| it.waits_for_end()) {
+        for trigger in unfired(tracing).into_iter().filter(|it| it.ends().is_some()) {
             for &site in &trigger.sites {
                 wanted.entry(site).or_default().push(trigger);
             }

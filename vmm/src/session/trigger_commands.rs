@@ -1,6 +1,6 @@
 //! Triggers that come and go while the guest runs, each change in one pause.
 
-use super::controller::{Controller, Stage};
+use super::controller::{Controller, Stage, ticks_now};
 use super::tracing::Tracing;
 use super::triggers::{Spot, Trigger};
 use super::vm::Vm;
@@ -8,6 +8,7 @@ use super::{Use, Wants};
 use crate::kernel::Selection;
 use crate::serve::{Answer, TriggerAction, TriggerSpec};
 use crate::stream::MarkKind;
+use crate::tracer::Keeper;
 use std::collections::VecDeque;
 use vmtrace_trampolines::Overflow;
 
@@ -15,10 +16,15 @@ use vmtrace_trampolines::Overflow;
 pub(super) struct Numbers {
     /// What a user calls the next one.
     id: u32,
-    /// Of stops that nobody has, that which was given back longest ago first. A task may still stand in a program
-    /// that counts for the trigger that had one, and would count a call for the next.
+    /// Of stops that nobody has had yet.
     free: VecDeque<u16>,
+    /// Those that were given back, the longest ago first. A task may still stand in a program that counts for the
+    /// trigger that had one, and would count a call for the next.
+    rests: VecDeque<u16>,
 }
+
+/// Stops that rest before one of them is given again: programs are for one of them, and never go away.
+const RESTING: usize = 16;
 
 impl Numbers {
     /// Others than these have.
@@ -26,19 +32,21 @@ impl Numbers {
         let is_free = |number: &u16| triggers.iter().all(|it| it.number != *number);
         let last = triggers.iter().map(|it| it.id).max().unwrap_or(0);
         let free = (0..Tracing::MAX_TRIGGERS).filter(is_free).collect();
-        Self { id: last.saturating_add(1), free }
+        Self { id: last.saturating_add(1), free, rests: VecDeque::new() }
     }
 
     /// Those of another trigger, unless there are too many.
     fn take(&mut self) -> Option<(u32, u16)> {
-        let number = self.free.pop_front()?;
+        let rested = self.rests.len() > RESTING || self.free.is_empty();
+        let from = if rested { &mut self.rests } else { &mut self.free };
+        let number = from.pop_front()?;
         let id = self.id;
         self.id = id.saturating_add(1);
         Some((id, number))
     }
 
     fn give_back(&mut self, number: u16) {
-        self.free.push_back(number);
+        self.rests.push_back(number);
     }
 }
 
@@ -87,6 +95,11 @@ impl Controller {
             return Err(error.to_string());
         }
         self.look_at_triggers();
+        // Also where its functions come later.
+        let ticks = ticks_now(machine);
+        if let Stage::Attached { attachment, .. } = &mut self.stage {
+            attachment.counters().begin_calls([Keeper::Trigger(kept)], ticks);
+        }
         self.tracing.triggers.push(Trigger {
             id,
             action,
@@ -129,13 +142,25 @@ impl Controller {
         let Some(trigger) = self.tracing.triggers.iter().find(|it| it.id == id) else {
             return String::new();
         };
-        let mut held: Vec<usize> = if trigger.ends().is_some() {
-            attachment.exits().filter_map(|(exit, _)| self.site_of_exit(exit)).collect()
-        } else {
-            attachment.sites().map(|(site, _)| site).collect()
+        let sorted = |mut sites: Vec<usize>| {
+            sites.sort_unstable();
+            sites
         };
-        held.sort_unstable();
-        let is_held = |site: &&usize| held.binary_search(site).is_ok();
+        let held = sorted(attachment.sites().map(|(site, _)| site).collect());
+        let exits = attachment.exits().filter_map(|(exit, _)| self.site_of_exit(exit));
+        let left = sorted(exits.collect());
+        let is_held = |site: &&usize| {
+            let [enters, leaves] = [&held, &left].map(|all| all.binary_search(site).is_ok());
+            match trigger.ends() {
+                None => enters,
+                // No exit is held before the kernel has patched its alternatives.
+                Some(_) if !attachment.is_settled() => true,
+                Some(ends) => {
+                    let begins = ends.ends(**site).is_some_and(|it| it.entry.is_some());
+                    leaves && (enters || !begins)
+                }
+            }
+        };
         match trigger.sites.len() - trigger.sites.iter().filter(is_held).count() {
             0 => String::new(),
             count => format!(
@@ -164,6 +189,9 @@ impl Controller {
             }
         };
         self.trigger_numbers.give_back(trigger.number);
+        if trigger.ends().is_some() {
+            self.tell_untold(trigger.keeper(), &trigger.to_string(), !trigger.fired);
+        }
         let waited = trigger.action == TriggerAction::Start && !trigger.fired;
         if waited && self.held_back && !self.tracing.waits_for_start() {
             done.push_str("; tracing stays paused until ctl resume");
@@ -218,5 +246,14 @@ mod tests {
         numbers.give_back(7);
         assert_eq!((numbers.take(), numbers.take()), (Some((258, 3)), Some((259, 7))));
         assert_eq!(numbers.take(), None);
+        // Programs are for few numbers, however often triggers come and go.
+        let mut numbers = Numbers::beside(&[]);
+        let mut given = std::collections::BTreeSet::new();
+        for _ in 0..1000 {
+            let (_, number) = numbers.take().unwrap();
+            given.insert(number);
+            numbers.give_back(number);
+        }
+        assert_eq!(given.len(), RESTING + 1);
     }
 }

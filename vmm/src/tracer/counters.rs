@@ -56,6 +56,11 @@ pub enum Kind {
     Callers,
 }
 
+/// Bytes of the histograms of so many functions: whole pages.
+fn of_histograms(functions: usize, vcpus: u64) -> u64 {
+    (functions as u64 * vcpus * WORDS * COUNTER).next_multiple_of(PAGE)
+}
+
 /// Whose places a table has for functions between these: whole pages of them.
 fn span(low: u64, high: u64) -> (u64, u64) {
     (low / PAGE * PAGE, (high + COUNTER).next_multiple_of(PAGE))
@@ -295,7 +300,7 @@ impl Counters {
         let vcpus = table.vcpus(self.vcpus);
         let new = table.without_histograms(cluster);
         let size = vcpus * WORDS * COUNTER;
-        let Some(first) = self.room(size * new.len() as u64) else { return Err(full) };
+        let Some(first) = self.room(of_histograms(new.len(), vcpus)) else { return Err(full) };
         let Some(table) = self.tables.get_mut(number) else { return Err(full) };
         let memory = self.memory.slice();
         for (told, histogram) in new.into_iter().zip((0..).map(|n| first + n * size)) {
@@ -347,11 +352,25 @@ impl Counters {
         let span = to - from;
         let own = if self.power { span.next_power_of_two() } else { span };
         let all = own.checked_mul(self.vcpus).filter(|_| self.vcpus > 1);
-        let stride = all.filter(|&all| self.has_room(all)).map_or(0, |_| own);
+        // With histograms of all, which come behind it.
+        let has_room = |bytes: u64, vcpus| {
+            let histograms = if kind == Kind::Histograms { cluster.len() } else { 0 };
+            let more = of_histograms(histograms, vcpus);
+            self.tables.len() < usize::from(u16::MAX) && self.has_room(bytes.saturating_add(more))
+        };
+        let stride = all.filter(|&all| has_room(all, self.vcpus)).map_or(0, |_| own);
         let all = if stride == 0 { span } else { stride * self.vcpus };
-        if !self.has_room(all) || self.tables.len() >= usize::from(u16::MAX) {
-            let found = self.smallest(kind, cluster).ok_or(full)?;
-            return Ok(self.inherit(found, tracer));
+        if stride == 0 {
+            let is_better = |&found: &usize| {
+                let table = self.tables.get(found);
+                !has_room(all, 1) || table.is_some_and(|it| it.vcpus(self.vcpus) > 1)
+            };
+            if let Some(found) = self.smallest(kind, cluster).filter(is_better) {
+                return Ok(self.inherit(found, tracer));
+            }
+            if !has_room(all, 1) {
+                return Err(full);
+            }
         }
         self.shared |= stride == 0 && self.vcpus > 1;
         let offset = self.used;
@@ -472,7 +491,8 @@ impl Counters {
         // Callers may be gone, too: who takes their place has another name.
         let called = self.look_callers(|_, _| true);
         self.callers.forget_sites(&gone);
-        for table in &mut self.tables {
+        // Who gets one that is nobody's begins anew at all places that it has had.
+        for table in self.tables.iter_mut().filter(|table| table.tracer != NOBODY) {
             table.sites.retain(|site| !gone.contains(&site));
         }
         // What comes to their places begins at 0.

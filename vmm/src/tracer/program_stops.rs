@@ -48,7 +48,7 @@ impl Attachment {
         sites.iter().copied().find(is_told)
     }
 
-    /// The same of a program where one of their functions is left: of exits that are held.
+    /// The same of a program where one of their functions is left: of exits that are held. `sites` are in order.
     ///
     /// # Errors
     /// When the kernel's exits are not known, or guest memory cannot be used.
@@ -60,17 +60,17 @@ impl Attachment {
         told: u64,
     ) -> Result<Option<usize>, TraceError> {
         let all = AllExits { kernel: exits_of(kernel)?, modules: &self.modules };
-        let site = |exit: usize| all.get(exit).map(|exit| exit.site as usize);
-        let is_theirs =
-            |(exit, _): &(usize, u16)| site(*exit).is_some_and(|it| sites.contains(&it));
-        let exits: Vec<(usize, u16)> = self.exits.with_programs().filter(is_theirs).collect();
+        let theirs = self.exits.with_programs().filter_map(|held| {
+            let site = all.get(held.0)?.site as usize;
+            sites.binary_search(&site).is_ok().then_some((site, held))
+        });
+        let (of, exits): (Vec<usize>, Vec<_>) = theirs.unzip();
         // All have their stubs.
         let words = self.stubs(guest, kernel, &exits)?;
-        let all = AllExits { kernel: exits_of(kernel)?, modules: &self.modules };
-        let mut named = exits.iter().zip(words).filter_map(|(&(exit, _), word)| {
-            (u64::from(word?.word) == told & u64::from(u32::MAX)).then_some(exit)
-        });
-        Ok(named.next().and_then(|exit| Some(all.get(exit)?.site as usize)))
+        let is_it = |word: u32| u64::from(word) == told & u64::from(u32::MAX);
+        let mut named =
+            of.into_iter().zip(words).filter_map(|(of, word)| is_it(word?.word).then_some(of));
+        Ok(named.next())
     }
 
     /// From where a vCPU that has stopped at this address, called by `site`, does what the site does

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use vm_memory::Bytes;
 use vmtrace::deadline::Deadline;
-use vmtrace::kernel::Site;
+use vmtrace::kernel::{Exit, ExitKind, Site};
 use vmtrace::machine::{
     Detour, Diverted, Event, ExitObserver, ExitReason, MachineError, Registers, Room,
 };
@@ -47,6 +47,8 @@ pub(crate) enum Step {
     /// This vCPU calls a function, whose first program counts down to a trigger's call and stops there.
     /// Nothing happens where it does not.
     Counts(&'static str, usize),
+    /// This vCPU returns from a function, where the first program does that.
+    Ends(&'static str, usize),
     /// vCPU 0 comes, in kernel mode, to what may be a trap instruction at this address, where none is armed.
     Strays(fn(&FakeVm) -> u64),
     /// vCPU 0 tells the pvpanic device that the kernel panics, and whether a crash kernel will run, after it has
@@ -370,12 +372,8 @@ impl FakeVm {
                 }
                 true
             }
-            Step::Counts(function, vcpu) => {
-                let Some(trap) = self.count_down(function, vcpu) else { return false };
-                self.park(vcpu, trap);
-                self.sender.send(Event::Trap { vcpu, address: trap }).unwrap();
-                true
-            }
+            Step::Counts(function, vcpu) => self.stops(vcpu, self.count_down(function, vcpu)),
+            Step::Ends(function, vcpu) => self.stops(vcpu, self.count_down_at_end(function, vcpu)),
             Step::Strays(at) => {
                 let address = at(self);
                 assert!(!self.traps().contains(&address), "{address:#x} is armed");
@@ -426,11 +424,16 @@ impl FakeVm {
         }
     }
 
+    /// A vCPU stops in a program, if it does.
+    fn stops(&self, vcpu: usize, trap: Option<u64>) -> bool {
+        let Some(trap) = trap else { return false };
+        self.park(vcpu, trap);
+        self.sender.send(Event::Trap { vcpu, address: trap }).unwrap();
+        true
+    }
+
     /// What the first program of a function's site does that counts down; where it stops, if this is the call.
     fn count_down(&self, function: &str, vcpu: usize) -> Option<u64> {
-        // `lock dec` of a counter at an address, and from there to behind the jump and the load before the trap.
-        const DECREMENT: [u8; 5] = [0xf0, 0x48, 0xff, 0x0c, 0x25];
-        const TO_TRAP: u64 = 5 + 4 + 2 + 4;
         let kernel = &self.fake.kernel;
         let (location, returns) = if function == "plain" {
             (CODE + OF_MODULE[0], CODE + OF_MODULE[0] + 5)
@@ -440,7 +443,36 @@ impl FakeVm {
         };
         let &[0xe8, a, b, c, d] = &self.bytes(location, 5)[..] else { return None };
         let program = returns.wrapping_add_signed(i32::from_le_bytes([a, b, c, d]).into());
-        let code = self.bytes(program, INSIDE);
+        // mov r10, [rsp]
+        self.count_down_in((program, 4), returns, vcpu)
+    }
+
+    /// The same where it returns.
+    fn count_down_at_end(&self, function: &str, vcpu: usize) -> Option<u64> {
+        let kernel = &self.fake.kernel;
+        let site = kernel.site_of(function)?;
+        let is_it = |exit: &&Exit| exit.site as usize == site && exit.kind == ExitKind::Return;
+        let exit = self.fake.runtime(kernel.exits().unwrap().all().iter().find(is_it)?.address);
+        let leads = |from: u64| {
+            let &[0xe9, a, b, c, d] = &self.bytes(from, 5)[..] else { return None };
+            Some(from.wrapping_add(5).wrapping_add_signed(i32::from_le_bytes([a, b, c, d]).into()))
+        };
+        let stub = leads(exit)?;
+        // mov ecx, what names the exit
+        let &[0xb9, a, b, c, d] = &self.bytes(stub, 5)[..] else { return None };
+        let named = u32::from_le_bytes([a, b, c, d]);
+        // mov r10d, ecx
+        self.count_down_in((leads(stub + 5)?, 3), named.into(), vcpu)
+    }
+
+    /// The same in a program that loads what tells the site (`told`) by so many bytes.
+    fn count_down_in(&self, (program, load): (u64, u64), told: u64, vcpu: usize) -> Option<u64> {
+        // `lock dec` of a counter at an address, and from there to behind the jump.
+        const DECREMENT: [u8; 5] = [0xf0, 0x48, 0xff, 0x0c, 0x25];
+        const TO_LOAD: u64 = 5 + 4 + 2;
+        // Of what looks for the beginning of a call as well.
+        const LEN: usize = 256;
+        let code = self.bytes(program, LEN);
         let at = code.windows(5).position(|bytes| bytes == DECREMENT)?;
         let address = i32::from_le_bytes(code[at + 5..at + 9].try_into().unwrap());
         let counter = i64::from(address).cast_unsigned();
@@ -448,9 +480,9 @@ impl FakeVm {
         let place = usize::try_from(place).unwrap();
         let left: u64 = self.fake.annex.slice().read_obj(place).unwrap();
         self.fake.annex.slice().write_obj(left.wrapping_sub(1), place).unwrap();
-        let trap = program + at as u64 + TO_TRAP;
+        let trap = program + at as u64 + TO_LOAD + load;
         assert!(self.traps().contains(&trap), "no trap at {trap:#x} in {code:02x?}");
-        self.state.borrow_mut().registers[vcpu].r10 = returns;
+        self.state.borrow_mut().registers[vcpu].r10 = told;
         (left == 1).then_some(trap)
     }
 

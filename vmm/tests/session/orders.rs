@@ -14,6 +14,23 @@ const ON: &str = "x86_64-6.12";
 const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
 const RETURN: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
 
+/// As a kernel leaves its returns whose processor needs no thunk, when it patches alternatives.
+fn patch(vm: &FakeVm) {
+    for exit in vm.fake.kernel.exits().unwrap().all() {
+        if exit.kind == ExitKind::Return {
+            let found = vm.fake.read_vec(vm.fake.at(exit.address), RETURN.len());
+            let thunk = found[0] == 0xe9 && {
+                let distance = i32::from_le_bytes(found[1..].try_into().unwrap());
+                let to = (exit.address + 5).wrapping_add_signed(distance.into());
+                to == vm.fake.link("__x86_return_thunk")
+            };
+            assert!(thunk, "{exit:?} holds {found:02x?}");
+            vm.fake.ram().write(vm.fake.at(exit.address), &RETURN).unwrap();
+        }
+    }
+    vm.patch_alternatives();
+}
+
 fn filter(glob: &str) -> Control {
     Control::Filter(Globs { filter: vec![glob.to_owned()], notrace: vec![] })
 }
@@ -288,6 +305,64 @@ fn triggers_wait_for_modules() {
     subject.assert_restored(&ran, &what);
 }
 
+// The same where calls end, also while tracing is paused: exits that stay held, or that are not, are calls that nobody
+// decides about.
+#[test]
+fn a_trigger_at_ends_comes_and_goes_while_the_guest_runs() {
+    fn exits(vm: &FakeVm) -> usize {
+        let kernel = &vm.fake.kernel;
+        let all = kernel.exits().unwrap().of(kernel.site_of("vfs_fsync").unwrap());
+        let returns = all.iter().filter(|exit| exit.kind == ExitKind::Return);
+        let found = returns.map(|exit| vm.fake.read_vec(vm.fake.at(exit.address), RETURN.len()));
+        found.filter(|bytes| *bytes != RETURN).count()
+    }
+    let subject = Subject::new(ON);
+    let ends = |vcpu| Step::Ends("vfs_fsync", vcpu);
+    let list = || Control::TriggerList;
+    let held = Step::Does(|vm| assert!(exits(vm) > 0, "not held"));
+    let back = Step::Does(|vm| assert_eq!(exits(vm), 0, "held"));
+    let text = "vfs_fsync:2 if retval < 0";
+    let timed = "vfs_fsync if duration > 1ms && pid == 1";
+    let more = vec![
+        back.clone(),
+        Step::Asks(vec![trigger("mark", text), list()]),
+        held.clone(),
+        ends(0),
+        Step::Asks(vec![list(), Control::Pause]),
+        held.clone(),
+        ends(1),
+        Step::Asks(vec![list(), Control::Resume]),
+        back.clone(),
+        Step::Asks(vec![Control::TriggerRemove(1), trigger("start", timed), Control::Pause]),
+        held,
+        ends(0),
+        Step::Asks(vec![list(), Control::Status, Control::TriggerRemove(2)]),
+        back,
+    ];
+    let mut boot = boot();
+    boot[2] = Step::Does(patch);
+    let ran = subject.run([boot, more].concat(), Trouble::default());
+    let what = format!("{:#?}\n{}", ran.answers, ran.notes());
+    let [added, first, second, paused, done, resumed, removed, next, _, last, status, _] =
+        &ran.answers[..]
+    else {
+        panic!("{what}")
+    };
+    assert!(added.starts_with(&format!("OK trigger 1 added (mark at {text}): 3 sites")), "{what}");
+    assert!(added.ends_with("their sites stay unchanged"), "{what}");
+    assert!(next.starts_with(&format!("OK trigger 2 added (start at {timed}): 4 sites")), "{what}");
+    assert!([paused, resumed, removed].iter().all(|answer| answer.starts_with("OK ")), "{what}");
+    let lists = [first, second, done, last].map(|answer| listed(answer));
+    let expected =
+        [vec![(1, 2, false)], vec![(1, 1, false)], vec![(1, 0, true)], vec![(2, 0, true)]];
+    assert_eq!(lists, expected, "{what}");
+    assert!(status.contains("\"state\":\"tracing\""), "{what}");
+    let notes = marks(&ran, MarkKind::Note);
+    let fired = format!("trigger 1 (mark at {text}): vfs_fsync on vCPU 1");
+    assert_eq!(notes.iter().filter(|note| **note == fired).count(), 1, "{notes:?}");
+    assert_eq!(ran.notes(), "", "{what}");
+}
+
 // What a condition cannot look at must not be taken for what it asks for, and must not go unsaid.
 #[test]
 fn calls_of_functions_without_types_are_not_meant() {
@@ -524,22 +599,7 @@ fn exits_are_held_when_alternatives_are_patched_and_not_before() {
     let mut own: Vec<_> = planned.iter().map(|&(exit, _)| exits.all()[exit]).collect();
     own.retain(|exit| exit.kind == ExitKind::Return);
     assert!(own.len() > 2, "{own:?}");
-    // As a kernel leaves them whose processor needs no thunk; nothing of ours is there yet.
-    let patch = |vm: &FakeVm| {
-        for exit in vm.fake.kernel.exits().unwrap().all() {
-            if exit.kind == ExitKind::Return {
-                let found = vm.fake.read_vec(vm.fake.at(exit.address), RETURN.len());
-                let thunk = found[0] == 0xe9 && {
-                    let distance = i32::from_le_bytes(found[1..].try_into().unwrap());
-                    let to = (exit.address + 5).wrapping_add_signed(distance.into());
-                    to == vm.fake.link("__x86_return_thunk")
-                };
-                assert!(thunk, "{exit:?} holds {found:02x?}");
-                vm.fake.ram().write(vm.fake.at(exit.address), &RETURN).unwrap();
-            }
-        }
-        vm.patch_alternatives();
-    };
+    // Nothing of ours is there yet.
     let steps = vec![
         Step::Located,
         call("early_trace_init"),

@@ -34,6 +34,11 @@ fn command() -> impl Strategy<Value = Control> {
         trigger("stop", "ksys_read:3 if pid == 1"),
         trigger("mark", "vfs_read,vfs_fsync:2 if count > 9"),
         trigger("mark", "ksys_read"),
+        trigger("mark", "vfs_read,ksys_read:2 if retval < 0 || duration > 1ms"),
+        trigger("start", "vfs_read if retval != 0 && pid == 1"),
+        trigger("stop", "vfs_*:3 if duration > 1ms && pid == 1"),
+        tracer("ends=vfs_r* if duration > 1ms"),
+        Control::TracerRemove("ends".into()),
         trigger("snapshot", "vfs_read"),
         trigger("end", "ksys_read:4"),
         trigger("end", "nosuchfunction"),
@@ -72,7 +77,11 @@ fn anything() -> impl Strategy<Value = Vec<Step>> {
     let calls = (prop::sample::select(functions.to_vec()), vcpus);
     let calls = calls.prop_map(|(function, vcpus)| Step::Calls(function, vcpus)).boxed();
     let counted = prop::sample::select(vec!["vfs_read", "ksys_read", "vfs_fsync"]);
-    let counts = (counted, 0..2_usize).prop_map(|(function, vcpu)| Step::Counts(function, vcpu));
+    let counts =
+        (counted, 0..2_usize, any::<bool>()).prop_map(|(function, vcpu, ends)| match ends {
+            true => Step::Ends(function, vcpu),
+            false => Step::Counts(function, vcpu),
+        });
     let asks = prop::collection::vec(command(), 1..4).prop_map(Step::Asks).boxed();
     let step = prop_oneof![
         12 => asks.clone(),

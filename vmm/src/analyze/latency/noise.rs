@@ -216,8 +216,7 @@ impl Noise {
                 cpu.preempted = None;
                 if cpu.frames.first().is_some_and(|frame| frame.source == Source::Thread) {
                     cpu.roll(vcpu, now.ns, found);
-                    cpu.out_of_interrupts(found);
-                    cpu.pop(Moment { vcpu, ..now }, found);
+                    cpu.let_go(Moment { vcpu, ..now }, found);
                 }
             }
         }
@@ -291,6 +290,16 @@ impl Cpu {
         }
         let longest = stretch.until.saturating_sub(stretch.since);
         self.row.longest_ns = self.row.longest_ns.max(longest);
+    }
+
+    /// The task that took the CPU has it to itself from now on. An interrupt that has come meanwhile goes on.
+    fn let_go(&mut self, now: Moment<'_>, found: &mut Found) {
+        let inside = self.frames.split_off(self.frames.len().min(1));
+        if let (Some(task), Some(first)) = (self.frames.last_mut(), inside.first()) {
+            task.inner = task.inner.saturating_add(now.ns.saturating_sub(first.since));
+        }
+        self.pop(now, found);
+        self.frames = inside;
     }
 
     /// What is told when it is over took the CPU from then to then, which is counted as the task's time already.

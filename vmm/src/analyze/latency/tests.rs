@@ -508,6 +508,24 @@ fn pauses_are_the_hosts_noise_and_tasks_that_move_wait_no_more() {
     assert_eq!(rows, [(0, 1, 1)]);
 }
 
+// An interrupt that came to the task for which another one has moved is as long as it was, and not one that was lost.
+#[test]
+fn an_interrupt_goes_on_when_a_task_moves_meanwhile() {
+    let mut script = Script::new();
+    script.switch_from((0, 0), 100, 0, CAT);
+    script.switch_from((7, 0), 300, 0, RT);
+    script.tell(310, 8, "local_timer_entry", 236);
+    script.switch_from((0, 0), 330, 1, CAT);
+    script.tell(360, 8, "local_timer_exit", 236);
+    script.switch_from((8, 1), 900, 0, ("idle", 0, 120));
+    let report = script.report(Kind::Osnoise, Some(0));
+    let sums: Vec<_> = report.sums.iter().map(|of| (&*of.name, of.total_ns / 1000)).collect();
+    assert_eq!(sums, [("local_timer", 50), ("irq/9-8", 10)]);
+    assert_eq!(report.doubtful, 0);
+    let rows: Vec<_> = report.rows.iter().map(|row| (row.cpu, row.noise_ns / 1000)).collect();
+    assert_eq!(rows, [(0, 60)], "{:?}", report.rows);
+}
+
 // A trace made up must not keep its reader busy, or fill its memory.
 #[test]
 fn a_time_without_end_is_no_work() {

@@ -8,7 +8,9 @@ use crate::tracer::annex::SIZE;
 use crate::tracer::error::TraceError;
 use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
-use vm_memory::VolatileSlice;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use vm_memory::{Bytes, VolatileSlice};
 use vmtrace_trampolines::callers::Callers;
 
 /// How often a tracer's functions were called on a vCPU, by caller.
@@ -194,13 +196,21 @@ impl Counters {
         Ok(table)
     }
 
-    /// The table that has been nobody's for longest, with what it says by now taken.
+    /// The table that has been nobody's for longest, with what it says by now taken, and all places free.
     fn inherit_callers(&mut self, tracer: u8) -> Option<u16> {
         let table = self.callers.inherit(tracer)?;
+        let memory = Arc::clone(&self.memory);
+        let memory = memory.slice();
         for word in self.callers.places(table, self.vcpus) {
-            let total = load(&self.memory.slice(), SIZE + word);
+            let pair = word - Callers::CALLS;
+            if load(&memory, SIZE + pair) == 0 {
+                continue;
+            }
+            let total = load(&memory, SIZE + word);
             self.taken.insert(word, total);
             self.cleared.insert(word, total);
+            // It is memory of the annex, as that was.
+            let _ = memory.store(0_u64, usize::try_from(SIZE + pair).ok()?, Ordering::Relaxed);
         }
         self.take_crowded(Some(tracer));
         Some(table)

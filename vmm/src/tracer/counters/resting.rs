@@ -1,11 +1,11 @@
-//! Tables of tracers that are gone. Others get them, so that tracers can come and go for as long as a guest runs.
+//! Tables of tracers that are gone. Others get them, so that tracers like them can come and go for as long as a guest
+//! runs.
 //!
 //! Not at once: a task may still stand in a program that counts there, or know of a histogram there that it has yet to
 //! add to. It would count a call for whoever has the table by then. So a table rests until several others like it do,
 //! as long as there is room.
 
-use super::{COUNTER, Counters, Kind, NOBODY, PAGE, Table, span};
-use vmtrace_trampolines::histogram::WORDS;
+use super::{Counters, Kind, NOBODY, Table, of_histograms, span};
 
 /// Tables of one form that rest before one of them is given to somebody else, and of those that take much of the room.
 pub(super) const RESTING: usize = 4;
@@ -42,8 +42,7 @@ impl Counters {
         if table.kind != Kind::Histograms {
             return 0;
         }
-        let new = table.without_histograms(cluster).len() as u64;
-        (table.vcpus(self.vcpus) * WORDS * COUNTER * new).next_multiple_of(PAGE)
+        of_histograms(table.without_histograms(cluster).len(), table.vcpus(self.vcpus))
     }
 
     /// The table (index) that has rested longest of those that are just as one for these functions would be, if enough of
@@ -58,9 +57,11 @@ impl Counters {
     }
 
     /// Where there is no room for another one: the smallest table (index) that will do, and of those the one that has
-    /// rested longest.
+    /// rested longest. Those in which all vCPUs count come last.
     pub(super) fn smallest(&self, kind: Kind, cluster: &[(u64, usize)]) -> Option<usize> {
-        let by = |(_, table): &(usize, &Table)| (table.to - table.from, table.rests_since);
+        let by = |(_, table): &(usize, &Table)| {
+            (table.stride == 0, table.to - table.from, table.rests_since)
+        };
         self.resting(kind, cluster).min_by_key(by).map(|(index, _)| index)
     }
 
