@@ -245,10 +245,11 @@ fn a_count_is_six_instructions_of_x86_64_and_nine_of_riscv64() {
 // What a call costs at which a CPU may stop: all of them but one pay for the counter alone.
 #[test]
 fn a_stop_is_two_instructions_of_x86_64_and_six_of_riscv64_at_all_calls_but_one() {
-    let program = |counter, trap: &'static [u8]| {
+    let program_at = |point, counter, trap: &'static [u8]| {
         let counts = Some(Counts::Down { number: 0, counter, trap });
-        Program { counts, ..with(Point::Entry, &[]) }
+        Program { counts, ..with(point, &[]) }
     };
+    let program = |counter, trap| program_at(Point::Entry, counter, trap);
     let text =
         |all: &[Instruction]| all.iter().map(|one| one.text.trim().to_owned()).collect::<Vec<_>>();
     let counter = 0xffff_ffff_8123_4568;
@@ -295,6 +296,14 @@ fn a_stop_is_two_instructions_of_x86_64_and_six_of_riscv64_at_all_calls_but_one(
         ]
     );
     assert_eq!((code.stop, code.endings), (Some(28), vec![40]));
+    // Where functions are left, a name is loaded behind the jump, and nothing else has changed.
+    let at_return = program_at(Point::Return, counter, &[0xe6, 0x42]);
+    let code = vmtrace_trampolines::x86_64::compile(&at_return, Overflow::Drop, &usual_x86());
+    let all = text(&x86_64(&code.unwrap().bytes));
+    assert_eq!(all[1..4], ["jne 0x10", "mov r10d, ecx", "out 0x42, al"]);
+    let code = vmtrace_trampolines::riscv64::compile(&at_return, Overflow::Drop, &usual_riscv());
+    let all = text(&riscv64(&code.unwrap().bytes));
+    assert_eq!(all[5..7], ["bnez t3, 0xa", "lwu t0, 4(t1)"]);
 }
 
 // What a call of a task costs that is not followed, in a trace of those that are; and each new task.

@@ -245,7 +245,11 @@ impl Controller {
         let skips: Vec<_> = skips.iter().map(skip).collect();
         for Skipped { reason, count, examples } in self.skipped(&skips) {
             let examples = examples.join(", ");
-            self.note(format!("{count} exits are not traced: {reason} (such as of {examples})"));
+            let text = format!("{count} exits are not traced: {reason} (such as of {examples})");
+            // Each change of what is traced tries them again.
+            if !self.summary.notes.contains(&text) {
+                self.note(text);
+            }
         }
     }
 
