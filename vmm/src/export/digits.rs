@@ -7,18 +7,49 @@ pub(super) fn pad(out: &mut Vec<u8>, width: usize) {
     out.resize(out.len() + width, b' ');
 }
 
+/// All numbers of two digits.
+const PAIRS: [[u8; 2]; 100] = {
+    let mut pairs = [[b'0'; 2]; 100];
+    let mut number = 0;
+    while number < 100 {
+        pairs[number as usize] = [b'0' + number / 10, b'0' + number % 10];
+        number += 1;
+    }
+    pairs
+};
+
+/// The last two digits of a number.
+#[inline]
+fn pair(number: u64) -> [u8; 2] {
+    usize::try_from(number % 100)
+        .ok()
+        .and_then(|number| PAIRS.get(number))
+        .copied()
+        .unwrap_or([b'0'; 2])
+}
+
+/// The last six digits of a number.
+#[inline]
+pub(super) fn six(number: u64) -> [u8; 6] {
+    let ([a, b], [c, d], [e, f]) = (pair(number / 10_000), pair(number / 100), pair(number));
+    [a, b, c, d, e, f]
+}
+
 /// The digits of a number, at the end of bytes that are `fill` before them, and where they begin.
 pub(crate) fn digits(mut number: u64, fill: u8) -> ([u8; 20], usize) {
     let mut digits = [fill; 20];
     let mut start = digits.len();
-    loop {
-        start -= 1;
-        digits[start] = b'0' + u8::try_from(number % 10).unwrap_or(0);
-        number /= 10;
+    while number >= 10 {
+        start -= 2;
+        digits[start..start + 2].copy_from_slice(&pair(number));
+        number /= 100;
         if number == 0 {
             return (digits, start);
         }
     }
+    start -= 1;
+    digits[start] = pair(number)[1];
+    (digits, start)
 }
 
 /// Writes a number, filled from the left to `width`; returns its length.
@@ -34,4 +65,25 @@ pub(super) fn decimal(out: &mut Vec<u8>, number: u64, width: usize, fill: u8) ->
 pub(super) fn hexadecimal(out: &mut Vec<u8>, number: u64) {
     // A vector takes all.
     let _ = write!(out, "{number:#x}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Times, pids and counts of all formats are written by this.
+    #[test]
+    fn numbers_are_written_as_they_are() {
+        let few = (0..12_345).chain((0..64).flat_map(|bits| {
+            let power = 1_u64 << bits;
+            [power - 1, power, power + 1, u64::MAX >> bits]
+        }));
+        let tens = (0..20).map(|zeros| 10_u64.pow(zeros)).flat_map(|ten| [ten - 1, ten, ten + 1]);
+        for number in few.chain(tens) {
+            let (all, start) = digits(number, b'*');
+            assert_eq!(all[start..], *number.to_string().as_bytes());
+            assert!(all[..start].iter().all(|byte| *byte == b'*'), "{number}");
+            assert_eq!(six(number), *format!("{:06}", number % 1_000_000).as_bytes());
+        }
+    }
 }

@@ -9,7 +9,7 @@ use crate::stream::{Context, Header, Loss, Mark, Summary};
 
 use super::called::CalledBy;
 use super::counted::Counted;
-use super::digits::{decimal, pad};
+use super::digits::{decimal, digits, pad, six};
 use super::sorted::{Sorted, SortedBy};
 use super::values::write_args;
 use super::{Called, Entry, Event, Export, Name, Tracepoint, printable};
@@ -27,6 +27,9 @@ pub struct Text<W> {
     out: W,
     line: Vec<u8>,
     clock: Clock,
+    times: Times,
+    /// The last tasks, by vCPU.
+    tasks: [Who; VCPUS],
     /// Whether records tell the state of the CPU.
     told: bool,
     /// Whether it was said that returns are not printed.
@@ -41,9 +44,10 @@ impl<W: Write> Text<W> {
     /// Text to `out`, which needs no buffer of its own.
     pub fn new(out: W) -> Self {
         let clock = Clock { start: 0, hz: 1 };
+        let (times, tasks) = (Times::of(clock), Default::default());
         let (line, counted) = (Vec::with_capacity(GATHER + 4096), Counted::default());
         let (sorted, called) = (Sorted::default(), CalledBy::default());
-        Self { out, line, clock, told: false, said: false, counted, sorted, called }
+        Self { out, line, clock, times, tasks, told: false, said: false, counted, sorted, called }
     }
 
     /// The output.
@@ -54,21 +58,21 @@ impl<W: Write> Text<W> {
     /// Who, where, in which state and when.
     fn front(&mut self, who: (Option<&str>, u32), vcpu: u32, context: Option<Context>, at: u64) {
         let (line, (comm, pid)) = (&mut self.line, who);
-        let comm = comm.unwrap_or("<...>");
-        pad(line, 16usize.saturating_sub(comm.len()));
-        line.extend_from_slice(comm.as_bytes());
-        line.push(b'-');
-        let length = decimal(line, u64::from(pid), 0, b' ');
-        pad(line, 7usize.saturating_sub(length));
-        line.extend_from_slice(b" [");
-        decimal(line, u64::from(vcpu), 3, b'0');
-        line.extend_from_slice(b"] ");
+        let comm = comm.unwrap_or("<...>").as_bytes();
+        let place = usize::try_from(vcpu).unwrap_or(0) % VCPUS;
+        if let Some(task) = self.tasks.get_mut(place) {
+            // Most records are of the task of the one before.
+            let is_it = (task.pid, task.vcpu) == (pid, vcpu) && task.comm == comm;
+            if !is_it || task.text.is_empty() {
+                *task = Who::new(comm, pid, vcpu);
+            }
+            line.extend_from_slice(&task.text);
+        }
         if let Some(context) = context {
             line.extend_from_slice(&context.columns());
         }
         line.push(b' ');
-        self.clock.write(line, at);
-        line.extend_from_slice(b": ");
+        self.times.write(line, at);
     }
 
     /// Without the system, as ftrace has it.
@@ -119,6 +123,7 @@ impl<W: Write> Text<W> {
 impl<W: Write> Export for Text<W> {
     fn begin(&mut self, header: &Header) -> io::Result<()> {
         self.clock = Clock::of(header);
+        self.times = Times::of(self.clock);
         first_lines(&mut self.line, "function", header)?;
         self.told = Context::is_in(header);
         if self.told {
@@ -288,6 +293,83 @@ impl Clock {
     }
 }
 
+/// vCPUs of which the last task is kept.
+const VCPUS: usize = 16;
+
+/// A task on a vCPU, as lines begin with it.
+#[derive(Debug, Default)]
+struct Who {
+    comm: Vec<u8>,
+    pid: u32,
+    vcpu: u32,
+    /// Empty: nobody.
+    text: Vec<u8>,
+}
+
+impl Who {
+    fn new(comm: &[u8], pid: u32, vcpu: u32) -> Self {
+        let mut text = Vec::with_capacity(48);
+        pad(&mut text, 16usize.saturating_sub(comm.len()));
+        text.extend_from_slice(comm);
+        text.push(b'-');
+        let length = decimal(&mut text, u64::from(pid), 0, b' ');
+        pad(&mut text, 7usize.saturating_sub(length));
+        text.extend_from_slice(b" [");
+        decimal(&mut text, u64::from(vcpu), 3, b'0');
+        text.extend_from_slice(b"] ");
+        Self { comm: comm.to_owned(), pid, vcpu, text }
+    }
+}
+
+/// Writes times, of which most are in the second of the one before.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    clock: Clock,
+    /// Ticks from the clock's start to that second, of which this is the number.
+    begins: u64,
+    second: [u8; 5],
+    /// 2^64 divided by the clock's rate; 0 where the short way cannot be gone.
+    inverse: u64,
+}
+
+impl Times {
+    fn of(clock: Clock) -> Self {
+        // Below, a second as microseconds fits into 60 bits.
+        let inverse = if clock.hz < 1 << 40 { u64::MAX / clock.hz.max(1) } else { 0 };
+        Self { clock, begins: 0, second: *b"    0", inverse }
+    }
+
+    /// As [`Clock::write`], and what stands behind a time.
+    #[inline]
+    fn write(&mut self, out: &mut Vec<u8>, ticks: u64) {
+        let hz = self.clock.hz;
+        let rest = ticks.wrapping_sub(self.clock.start).wrapping_sub(self.begins);
+        if rest < hz && self.inverse != 0 {
+            let product = rest * 1_000_000 + hz / 2;
+            let estimate = (u128::from(product) * u128::from(self.inverse)) >> 64;
+            let mut micros = u64::try_from(estimate).unwrap_or(0);
+            // It may be one too few.
+            micros += u64::from(product - micros * hz >= hz);
+            if micros < 1_000_000 {
+                let mut text = *b"00000.000000: ";
+                text[..5].copy_from_slice(&self.second);
+                text[6..12].copy_from_slice(&six(micros));
+                out.extend_from_slice(&text);
+                return;
+            }
+        }
+        self.clock.write(out, ticks);
+        out.extend_from_slice(b": ");
+        if let Some(since) = ticks.checked_sub(self.clock.start)
+            && let (second, start) = digits(since / hz, b' ')
+            && start >= 15
+            && let Some(&last) = second.last_chunk()
+        {
+            (self.begins, self.second) = (since / hz * hz, last);
+        }
+    }
+}
+
 pub(super) fn name(out: &mut Vec<u8>, name: &Name<'_>) {
     match name.symbol {
         Some((symbol, module)) => {
@@ -321,6 +403,59 @@ mod tests {
         let mut out = Vec::new();
         Clock { start, hz }.write(&mut out, ticks);
         String::from_utf8(out).expect("ASCII")
+    }
+
+    // The short way is gone by nearly all lines: a microsecond that differs is another time.
+    #[test]
+    fn times_are_those_of_the_clock_whichever_way_they_are_written() {
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = || {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random
+        };
+        for hz in [1, 3, 1000, 24_000_000, 999_999_937, 2_899_999_000, (1 << 40) - 1, 1 << 41] {
+            for start in [0, 12_345_678_901] {
+                let clock = Clock { start, hz };
+                let mut times = Times::of(clock);
+                let mut ticks = start;
+                for round in 0..3000_u64 {
+                    // Mostly a little on, sometimes far, to the edges of a second, or back.
+                    ticks = match round % 16 {
+                        0 => start.wrapping_add(next() % (hz.saturating_mul(200_000) | 1)),
+                        1 => start + hz * (round % 7) + hz - 1,
+                        2 => start + hz * (round % 7),
+                        3 => ticks.saturating_sub(next() % hz),
+                        4 => next(),
+                        _ => ticks.wrapping_add(next() % (hz / 1000 + 2)),
+                    };
+                    let mut out = Vec::new();
+                    times.write(&mut out, ticks);
+                    let written = String::from_utf8(out).expect("ASCII");
+                    assert_eq!(written, format!("{}: ", time(start, hz, ticks)), "{hz} {ticks}");
+                }
+            }
+        }
+    }
+
+    // A line of another task or vCPU that begins as the one before names the wrong one.
+    #[test]
+    fn lines_begin_with_their_own_task() {
+        let mut text = Text::new(Vec::new());
+        let tasks = [("cat", 7, 0), ("cat", 7, 16), ("cat", 8, 16), ("dog", 8, 16), ("cat", 7, 0)];
+        for (comm, pid, vcpu) in tasks {
+            text.line.clear();
+            text.front((Some(comm), pid), vcpu, None, 3);
+            let expected = format!("{comm:>16}-{pid:<7} [{vcpu:03}]      3.000000: ");
+            assert_eq!(String::from_utf8_lossy(&text.line), expected);
+        }
+        text = Text::new(Vec::new());
+        text.front((Some(""), 0), 0, None, 0);
+        assert_eq!(text.line, b"                -0       [000]      0.000000: ");
+        text.line.clear();
+        text.front((None, 0), 0, None, 0);
+        assert_eq!(text.line, b"           <...>-0       [000]      0.000000: ");
     }
 
     #[test]
