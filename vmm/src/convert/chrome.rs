@@ -3,7 +3,7 @@
 //! a process "vmtrace".
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io;
 
 use rustc_hash::FxHashMap;
 use serde_json::json;
@@ -11,7 +11,8 @@ use serde_json::json;
 use super::calls::{Calls, Lane, Tracers};
 use super::ground::{Clock, task_name};
 use crate::export::{
-    Entry, Event, Export, JsonArgs, JsonReturned, OutOfGuest, Return, Tracepoint, Unfinished,
+    Entry, Event, Export, Gather, JsonArgs, JsonReturned, OutOfGuest, Return, Tracepoint,
+    Unfinished, decimal,
 };
 use crate::stream::{Header, Loss, Mark, Summary};
 
@@ -21,7 +22,7 @@ const BESIDE: u32 = 1 << 22;
 /// Chrome's JSON.
 #[derive(Debug)]
 pub struct Chrome {
-    out: BufWriter<File>,
+    out: Gather<File>,
     clock: Clock,
     calls: Calls<()>,
     names: FxHashMap<(u32, u32), Box<str>>,
@@ -35,7 +36,7 @@ impl Chrome {
     #[must_use]
     pub fn new(out: File) -> Self {
         Self {
-            out: BufWriter::with_capacity(1 << 18, out),
+            out: Gather::new(out),
             clock: Clock::default(),
             calls: Calls::new(),
             names: FxHashMap::default(),
@@ -46,23 +47,43 @@ impl Chrome {
     }
 
     /// The beginning of an event, up to its own keys.
-    fn start(&mut self, kind: &str, at: u64, pid: u32, tid: u32) -> io::Result<()> {
-        let comma = if std::mem::take(&mut self.first) { "\n" } else { ",\n" };
-        let (micros, rest) = (at / 1000, at % 1000);
-        write!(
-            self.out,
-            r#"{comma}{{"ph":"{kind}","ts":{micros}.{rest:03},"pid":{pid},"tid":{tid}"#
-        )
+    fn start(&mut self, kind: &str, at: u64, pid: u32, tid: u32) {
+        let out = &mut self.out.bytes;
+        out.extend_from_slice(if std::mem::take(&mut self.first) { b"\n" } else { b",\n" });
+        out.extend_from_slice(b"{\"ph\":\"");
+        out.extend_from_slice(kind.as_bytes());
+        out.extend_from_slice(b"\",\"ts\":");
+        micros(out, at);
+        out.extend_from_slice(b",\"pid\":");
+        decimal(out, pid.into(), 0, b' ');
+        out.extend_from_slice(b",\"tid\":");
+        decimal(out, tid.into(), 0, b' ');
     }
 
     fn key(&mut self, key: &str, value: impl serde::Serialize) -> io::Result<()> {
-        write!(self.out, r#","{key}":"#)?;
-        serde_json::to_writer(&mut self.out, &value)?;
+        let out = &mut self.out.bytes;
+        out.extend_from_slice(b",\"");
+        out.extend_from_slice(key.as_bytes());
+        out.extend_from_slice(b"\":");
+        serde_json::to_writer(out, &value)?;
         Ok(())
     }
 
+    /// How long it took.
+    fn lasts(&mut self, ns: u64) {
+        self.out.bytes.extend_from_slice(b",\"dur\":");
+        micros(&mut self.out.bytes, ns);
+    }
+
+    /// The first of its arguments.
+    fn on(&mut self, vcpu: u32) {
+        self.out.bytes.extend_from_slice(b",\"args\":{\"vcpu\":");
+        decimal(&mut self.out.bytes, vcpu.into(), 0, b' ');
+    }
+
     fn stop(&mut self) -> io::Result<()> {
-        self.out.write_all(b"}")
+        self.out.bytes.push(b'}');
+        self.out.done()
     }
 
     /// Process and thread of a task, named when they are new or renamed.
@@ -79,7 +100,7 @@ impl Chrome {
             return Ok(thread);
         }
         self.names.insert(thread, name.as_ref().into());
-        self.start("M", self.now, thread.0, thread.1)?;
+        self.start("M", self.now, thread.0, thread.1);
         self.key("name", "thread_name")?;
         self.key("args", json!({ "name": name }))?;
         self.stop()?;
@@ -92,14 +113,14 @@ impl Chrome {
         let (pid, tid) = self.thread(entry.vcpu, entry.pid, entry.tgid, entry.comm)?;
         let lane = Lane::new(entry.vcpu, entry.pid, self.tracers.number(entry.tracer));
         let nests = entry.place.is_some_and(|place| self.calls.enter(lane, place.frame, ()));
-        self.start(if nests { "B" } else { "i" }, at, pid, tid)?;
-        self.key("name", entry.function.label())?;
+        self.start(if nests { "B" } else { "i" }, at, pid, tid);
+        self.key("name", entry.function.text())?;
         if let Some(tracer) = entry.tracer {
             self.key("cat", tracer)?;
         }
-        write!(self.out, r#","args":{{"vcpu":{}"#, entry.vcpu)?;
+        self.on(entry.vcpu);
         if let Some(caller) = &entry.caller {
-            self.key("caller", caller.label())?;
+            self.key("caller", caller.text())?;
         }
         if let Some(context) = entry.context {
             self.key("context", context.to_string())?;
@@ -107,7 +128,7 @@ impl Chrome {
         if let Some(args) = entry.args {
             self.key("arguments", JsonArgs(args))?;
         }
-        self.out.write_all(b"}")?;
+        self.out.bytes.push(b'}');
         if !nests {
             self.key("s", "t")?;
         }
@@ -127,7 +148,7 @@ impl Chrome {
             self.end_unfinished(at, pid, tid)?;
         }
         let nests = !ended.is_empty();
-        self.start(if nests { "E" } else { "i" }, at, pid, tid)?;
+        self.start(if nests { "E" } else { "i" }, at, pid, tid);
         let mut args = serde_json::Map::new();
         if let Some(context) = ret.context {
             args.insert("context at return".to_owned(), json!(context.to_string()));
@@ -140,7 +161,7 @@ impl Chrome {
                 args.insert("duration".to_owned(), json!("uncertain"));
             }
         } else {
-            self.key("name", ret.function.label())?;
+            self.key("name", ret.function.text())?;
             self.key("s", "t")?;
             args.insert("event".to_owned(), json!("return without an entry"));
         }
@@ -157,9 +178,9 @@ impl Chrome {
         (at, ns): (u64, u64),
         (pid, tid): (u32, u32),
     ) -> io::Result<()> {
-        self.start("X", at.saturating_sub(ns), pid, tid)?;
-        write!(self.out, r#","dur":{}.{:03}"#, ns / 1000, ns % 1000)?;
-        self.key("name", ret.function.label())?;
+        self.start("X", at.saturating_sub(ns), pid, tid);
+        self.lasts(ns);
+        self.key("name", ret.function.text())?;
         if let Some(tracer) = ret.tracer {
             self.key("cat", tracer)?;
         }
@@ -176,7 +197,7 @@ impl Chrome {
     }
 
     fn end_unfinished(&mut self, at: u64, pid: u32, tid: u32) -> io::Result<()> {
-        self.start("E", at, pid, tid)?;
+        self.start("E", at, pid, tid);
         self.key("args", json!({ "duration": "unfinished" }))?;
         self.stop()
     }
@@ -199,8 +220,8 @@ impl Chrome {
     /// A time in which a vCPU did not run, up to then.
     fn exit(&mut self, event: &Tracepoint<'_>, at: u64, out: &OutOfGuest<'_>) -> io::Result<()> {
         let ns = out.duration_ns;
-        self.start("X", at.saturating_sub(ns), BESIDE, event.vcpu)?;
-        write!(self.out, r#","dur":{}.{:03}"#, ns / 1000, ns % 1000)?;
+        self.start("X", at.saturating_sub(ns), BESIDE, event.vcpu);
+        self.lasts(ns);
         self.key("name", out.label())?;
         self.key("cat", "host")?;
         if let Some(fields) = event.fields {
@@ -216,27 +237,27 @@ impl Chrome {
             return self.exit(event, at, &out);
         }
         let (pid, tid) = self.thread(event.vcpu, event.pid, event.tgid, event.comm)?;
-        self.start("i", at, pid, tid)?;
-        let label = event.event.label();
+        self.start("i", at, pid, tid);
+        let label = event.event.text();
         let (system, name) = label.split_once(':').unwrap_or(("", &label));
         self.key("name", name)?;
         if !system.is_empty() {
             self.key("cat", system)?;
         }
         self.key("s", "t")?;
-        write!(self.out, r#","args":{{"vcpu":{}"#, event.vcpu)?;
+        self.on(event.vcpu);
         if let Some(context) = event.context {
             self.key("context", context.to_string())?;
         }
         if let Some(fields) = event.fields {
             self.key("fields", JsonArgs(fields))?;
         }
-        self.out.write_all(b"}")?;
+        self.out.bytes.push(b'}');
         self.stop()
     }
 
     fn loss(&mut self, loss: &Loss) -> io::Result<()> {
-        self.start("i", self.now, BESIDE, loss.vcpu)?;
+        self.start("i", self.now, BESIDE, loss.vcpu);
         self.key("name", format!("{} records lost", loss.count))?;
         self.key("s", "t")?;
         let reason = loss.reason.to_string();
@@ -247,11 +268,10 @@ impl Chrome {
     fn mark(&mut self, mark: &Mark) -> io::Result<()> {
         let at = self.clock.ns(mark.ticks).saturating_sub(mark.duration_ns);
         let lasts = mark.duration_ns > 0;
-        self.start(if lasts { "X" } else { "i" }, at, BESIDE, BESIDE)?;
+        self.start(if lasts { "X" } else { "i" }, at, BESIDE, BESIDE);
         self.key("name", mark.kind.to_string())?;
         if lasts {
-            let (micros, rest) = (mark.duration_ns / 1000, mark.duration_ns % 1000);
-            write!(self.out, r#","dur":{micros}.{rest:03}"#)?;
+            self.lasts(mark.duration_ns);
         } else {
             self.key("s", "p")?;
         }
@@ -260,28 +280,35 @@ impl Chrome {
     }
 }
 
+/// Nanoseconds as microseconds with three digits.
+fn micros(out: &mut Vec<u8>, ns: u64) {
+    decimal(out, ns / 1000, 0, b' ');
+    out.push(b'.');
+    decimal(out, ns % 1000, 3, b'0');
+}
+
 impl Export for Chrome {
     fn begin(&mut self, header: &Header) -> io::Result<()> {
         self.clock = Clock::of(header);
-        self.out.write_all(br#"{"displayTimeUnit":"ns","otherData":"#)?;
+        self.out.bytes.extend_from_slice(br#"{"displayTimeUnit":"ns","otherData":"#);
         let about = json!({
             "arch": header.arch,
             "release": header.release,
             "vcpus": header.vcpus,
             "vmtrace": header.vmtrace_version,
         });
-        serde_json::to_writer(&mut self.out, &about)?;
-        self.out.write_all(br#","traceEvents":["#)?;
+        serde_json::to_writer(&mut self.out.bytes, &about)?;
+        self.out.bytes.extend_from_slice(br#","traceEvents":["#);
         for (tid, name) in [(BESIDE, "marks".to_owned())]
             .into_iter()
             .chain((0..header.vcpus).map(|vcpu| (vcpu, format!("vCPU {vcpu}"))))
         {
-            self.start("M", 0, BESIDE, tid)?;
+            self.start("M", 0, BESIDE, tid);
             self.key("name", "thread_name")?;
             self.key("args", json!({ "name": name }))?;
             self.stop()?;
         }
-        self.start("M", 0, BESIDE, BESIDE)?;
+        self.start("M", 0, BESIDE, BESIDE);
         self.key("name", "process_name")?;
         self.key("args", json!({ "name": "vmtrace" }))?;
         self.stop()
@@ -301,7 +328,7 @@ impl Export for Chrome {
     }
 
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
-        self.out.write_all(b"\n]}\n")?;
+        self.out.bytes.extend_from_slice(b"\n]}\n");
         self.out.flush()
     }
 }

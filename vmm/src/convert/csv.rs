@@ -1,10 +1,13 @@
 //! Comma-separated values: a row for each event, with the columns of [`COLUMNS`].
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io;
 
 use super::ground::Clock;
-use crate::export::{Args, Called, Event, Export, JsonArgs, JsonReturned, Name, Returned, digits};
+use crate::export::{
+    Args, Called, Event, Export, Gather, JsonArgs, JsonReturned, Name, Returned, decimal,
+};
 use crate::stream::{Context, Header, Summary};
 
 /// Times are nanoseconds since the clock's start; what an event has not is empty. `details` is JSON
@@ -31,7 +34,7 @@ const COLUMNS: [&str; 15] = [
 /// Comma-separated values.
 #[derive(Debug)]
 pub struct Csv {
-    out: csv::Writer<File>,
+    out: Gather<File>,
     clock: Clock,
     now: u64,
 }
@@ -57,47 +60,39 @@ impl Csv {
     /// Writes to `out`.
     #[must_use]
     pub fn new(out: File) -> Self {
-        let out = csv::WriterBuilder::new().buffer_capacity(1 << 18).from_writer(out);
-        Self { out, clock: Clock::default(), now: 0 }
+        Self { out: Gather::new(out), clock: Clock::default(), now: 0 }
     }
 
     fn row(&mut self, at: u64, row: &Row<'_>) -> io::Result<()> {
         let Row { event, comm, tracer, details, .. } = row;
-        let out = &mut self.out;
-        number(out, Some(at))?;
-        out.write_field(event)?;
+        let out = &mut self.out.bytes;
+        decimal(out, at, 0, b' ');
+        text(out, event);
         for field in [row.vcpu, row.pid, row.tgid] {
-            number(out, field.map(u64::from))?;
+            number(out, field.map(u64::from));
         }
-        out.write_field(comm.unwrap_or_default())?;
+        text(out, comm.unwrap_or_default());
         match &row.function {
             Some(Name { symbol: Some((symbol, module)), .. }) => {
-                out.write_field(symbol)?;
-                out.write_field(module)?;
+                text(out, symbol);
+                text(out, module);
             }
             Some(name) => {
-                out.write_field(name.label())?;
-                out.write_field("")?;
+                text(out, &name.text());
+                text(out, "");
             }
-            None => {
-                out.write_field("")?;
-                out.write_field("")?;
-            }
+            None => out.extend_from_slice(b",,"),
         }
-        match &row.caller {
-            Some(Name { symbol: Some((symbol, "")), .. }) => out.write_field(symbol)?,
-            Some(name) => out.write_field(name.label())?,
-            None => out.write_field("")?,
-        }
-        out.write_field(tracer.unwrap_or_default())?;
+        text(out, &row.caller.as_ref().map_or(Cow::Borrowed(""), Name::text));
+        text(out, tracer.unwrap_or_default());
         for field in [row.depth.map(u64::from), row.duration_ns, row.count] {
-            number(out, field)?;
+            number(out, field);
         }
-        out.write_field(details)?;
+        text(out, details);
         let columns = row.context.map(Context::columns);
-        out.write_field(columns.as_ref().map_or(&[][..], |columns| columns))?;
-        out.write_record(None::<&[u8]>)?;
-        Ok(())
+        field(out, columns.as_ref().map_or(&[][..], |columns| columns));
+        out.push(b'\n');
+        self.out.done()
     }
 
     fn at(&mut self, ticks: u64) -> u64 {
@@ -107,10 +102,39 @@ impl Csv {
     }
 }
 
-fn number(out: &mut csv::Writer<File>, number: Option<u64>) -> io::Result<()> {
-    let Some(number) = number else { return Ok(out.write_field("")?) };
-    let (digits, start) = digits(number, b'0');
-    Ok(out.write_field(&digits[start..])?)
+/// Another field, behind a comma.
+fn number(out: &mut Vec<u8>, number: Option<u64>) {
+    out.push(b',');
+    if let Some(number) = number {
+        decimal(out, number, 0, b' ');
+    }
+}
+
+/// The same of a text.
+fn text(out: &mut Vec<u8>, text: &str) {
+    field(out, text.as_bytes());
+}
+
+/// The same of any bytes.
+fn field(out: &mut Vec<u8>, bytes: &[u8]) {
+    out.push(b',');
+    let is_plain = |&byte: &u8| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b',';
+    if bytes.iter().all(is_plain) {
+        out.extend_from_slice(bytes);
+        return;
+    }
+    let mut writer = csv_core::Writer::new();
+    let (mut rest, mut room) = (bytes, [0; 256]);
+    loop {
+        let (result, read, written) = writer.field(rest, &mut room);
+        out.extend_from_slice(room.get(..written).unwrap_or_default());
+        rest = rest.get(read..).unwrap_or_default();
+        if matches!(result, csv_core::WriteResult::InputEmpty) {
+            break;
+        }
+    }
+    let (_, written) = writer.finish(&mut room);
+    out.extend_from_slice(room.get(..written).unwrap_or_default());
 }
 
 fn arguments(args: Option<Args<'_>>) -> io::Result<String> {
@@ -125,7 +149,9 @@ fn returned(value: Option<Returned<'_>>) -> io::Result<String> {
 impl Export for Csv {
     fn begin(&mut self, header: &Header) -> io::Result<()> {
         self.clock = Clock::of(header);
-        Ok(self.out.write_record(COLUMNS)?)
+        self.out.bytes.extend_from_slice(COLUMNS.join(",").as_bytes());
+        self.out.bytes.push(b'\n');
+        Ok(())
     }
 
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
@@ -177,7 +203,7 @@ impl Export for Csv {
                     function: Some(tail.function),
                     tracer: tail.tracer,
                     depth: Some(tail.depth),
-                    details: tail.target.as_ref().map(Name::label).unwrap_or_default(),
+                    details: tail.target.as_ref().map(Name::text).unwrap_or_default().into_owned(),
                     ..Row::default()
                 };
                 self.row(at, &row)
@@ -265,5 +291,57 @@ impl Export for Csv {
 
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
         self.out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use csv_core::{ReadFieldResult, Reader};
+
+    /// The fields of a row.
+    fn fields(mut row: &[u8]) -> Vec<String> {
+        let (mut reader, mut fields, mut field) = (Reader::new(), Vec::new(), Vec::new());
+        loop {
+            let mut room = [0; 16];
+            let (result, read, written) = reader.read_field(row, &mut room);
+            row = &row[read..];
+            field.extend_from_slice(&room[..written]);
+            match result {
+                ReadFieldResult::Field { record_end } => {
+                    fields.push(String::from_utf8(std::mem::take(&mut field)).unwrap());
+                    if record_end {
+                        assert!(row.is_empty(), "{row:?}");
+                        return fields;
+                    }
+                }
+                ReadFieldResult::InputEmpty | ReadFieldResult::OutputFull => {}
+                ReadFieldResult::End => panic!("no end of the row"),
+            }
+        }
+    }
+
+    // A comma in a task's name moves all that is behind it into other columns.
+    #[test]
+    fn fields_are_read_as_they_were() {
+        let long = "a\"b,".repeat(200);
+        let texts = ["", "vfs_read", "a b", "a,b", "say \"it\"", "two\nlines", "\r", "ä\t", &long];
+        let mut row = b"0".to_vec();
+        for given in texts {
+            text(&mut row, given);
+        }
+        number(&mut row, Some(u64::MAX));
+        number(&mut row, None);
+        row.push(b'\n');
+        let mut expected: Vec<String> =
+            ["0"].iter().chain(&texts).map(ToString::to_string).collect();
+        expected.extend([u64::MAX.to_string(), String::new()]);
+        assert_eq!(fields(&row), expected);
+        let plain = b",a b,vfs_read [m]";
+        let mut row = Vec::new();
+        for given in ["a b", "vfs_read [m]"] {
+            text(&mut row, given);
+        }
+        assert_eq!(row, plain, "without quotes that nobody needs");
     }
 }

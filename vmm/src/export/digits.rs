@@ -36,7 +36,7 @@ pub(super) fn six(number: u64) -> [u8; 6] {
 }
 
 /// The digits of a number, at the end of bytes that are `fill` before them, and where they begin.
-pub(crate) fn digits(mut number: u64, fill: u8) -> ([u8; 20], usize) {
+pub(super) fn digits(mut number: u64, fill: u8) -> ([u8; 20], usize) {
     let mut digits = [fill; 20];
     let mut start = digits.len();
     while number >= 10 {
@@ -53,7 +53,7 @@ pub(crate) fn digits(mut number: u64, fill: u8) -> ([u8; 20], usize) {
 }
 
 /// Writes a number, filled from the left to `width`; returns its length.
-pub(super) fn decimal(out: &mut Vec<u8>, number: u64, width: usize, fill: u8) -> usize {
+pub(crate) fn decimal(out: &mut Vec<u8>, number: u64, width: usize, fill: u8) -> usize {
     let (digits, start) = digits(number, fill);
     let length = digits.len() - start;
     let shown = length.max(width.min(digits.len()));

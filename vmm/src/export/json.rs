@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::stream::{Context, Header, Summary};
 
+use super::gather::Gather;
 use super::sorted::{SortedBy, by_function};
 use super::values::{JsonArgs, JsonReturned};
 use super::{Called, Entry, Event, Export, Name, Return, Tail, Tracepoint};
@@ -13,26 +14,27 @@ use super::{Called, Entry, Event, Export, Name, Return, Tail, Tracepoint};
 /// One JSON object per line and event; `docs/stream.md` lists the keys.
 #[derive(Debug)]
 pub struct Json<W: Write> {
-    out: io::BufWriter<W>,
+    out: Gather<W>,
     header: Header,
 }
 
 impl<W: Write> Json<W> {
     /// JSON to `out`, which needs no buffer of its own.
     pub fn new(out: W) -> Self {
-        Self { out: io::BufWriter::with_capacity(64 << 10, out), header: Header::default() }
+        Self { out: Gather::new(out), header: Header::default() }
     }
 
     fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
-        serde_json::to_writer(&mut self.out, line)?;
-        self.out.write_all(b"\n")
+        serde_json::to_writer(&mut self.out.bytes, line)?;
+        self.out.bytes.push(b'\n');
+        self.out.done()
     }
 
     fn entry(&mut self, entry: &Entry<'_>) -> io::Result<()> {
         let (function, module) = texts(&entry.function);
         let (caller, caller_module) = entry.caller.as_ref().map(texts).unzip();
         let line = Line::Entry {
-            ns: self.header.nanoseconds(entry.timestamp),
+            ns: Ns(self.header.nanoseconds(entry.timestamp)),
             cpu: entry.vcpu,
             pid: entry.pid,
             comm: entry.comm,
@@ -51,7 +53,7 @@ impl<W: Write> Json<W> {
     fn ret(&mut self, ret: &Return<'_>) -> io::Result<()> {
         let (function, module) = texts(&ret.function);
         let line = Line::Return {
-            ns: self.header.nanoseconds(ret.timestamp),
+            ns: Ns(self.header.nanoseconds(ret.timestamp)),
             cpu: ret.vcpu,
             pid: ret.pid,
             comm: ret.comm,
@@ -70,7 +72,7 @@ impl<W: Write> Json<W> {
         let (function, module) = texts(&tail.function);
         let (target, target_module) = tail.target.as_ref().map(texts).unzip();
         let line = Line::Tail {
-            ns: self.header.nanoseconds(tail.timestamp),
+            ns: Ns(self.header.nanoseconds(tail.timestamp)),
             cpu: tail.vcpu,
             pid: tail.pid,
             comm: tail.comm,
@@ -91,7 +93,7 @@ impl<W: Write> Json<W> {
     fn tracepoint(&mut self, event: &Tracepoint<'_>) -> io::Result<()> {
         let (name, _) = texts(&event.event);
         let line = Line::Event {
-            ns: self.header.nanoseconds(event.timestamp),
+            ns: Ns(self.header.nanoseconds(event.timestamp)),
             cpu: event.vcpu,
             pid: event.pid,
             comm: event.comm,
@@ -118,7 +120,7 @@ enum Line<'a> {
         vmtrace: &'a str,
     },
     Entry {
-        ns: i128,
+        ns: Ns,
         cpu: u32,
         pid: u32,
         comm: Option<&'a str>,
@@ -139,7 +141,7 @@ enum Line<'a> {
         args: Option<JsonArgs<'a>>,
     },
     Return {
-        ns: i128,
+        ns: Ns,
         cpu: u32,
         pid: u32,
         comm: Option<&'a str>,
@@ -156,7 +158,7 @@ enum Line<'a> {
         value: Option<JsonReturned<'a>>,
     },
     Tail {
-        ns: i128,
+        ns: Ns,
         cpu: u32,
         pid: u32,
         comm: Option<&'a str>,
@@ -174,7 +176,7 @@ enum Line<'a> {
         context: Option<Shown>,
     },
     Event {
-        ns: i128,
+        ns: Ns,
         cpu: u32,
         pid: u32,
         comm: Option<&'a str>,
@@ -216,7 +218,7 @@ enum Line<'a> {
         reason: String,
     },
     Mark {
-        ns: i128,
+        ns: Ns,
         kind: String,
         duration_ns: u64,
         text: &'a str,
@@ -224,6 +226,18 @@ enum Line<'a> {
     End {
         summary: &'a Summary,
     },
+}
+
+/// Nanoseconds, which mostly fit into 64 bits: these are written faster.
+struct Ns(i128);
+
+impl Serialize for Ns {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match i64::try_from(self.0) {
+            Ok(ns) => serializer.serialize_i64(ns),
+            Err(_) => serializer.serialize_i128(self.0),
+        }
+    }
 }
 
 /// The state of a CPU, as text.
@@ -273,7 +287,7 @@ impl<W: Write> Export for Json<W> {
                 reason: loss.reason.to_string(),
             }),
             Event::Mark(mark) => {
-                let ns = self.header.nanoseconds(mark.ticks);
+                let ns = Ns(self.header.nanoseconds(mark.ticks));
                 self.line(&Line::Mark {
                     ns,
                     kind: mark.kind.to_string(),

@@ -27,6 +27,7 @@ mod digits;
 mod error;
 pub(crate) mod fields;
 mod front;
+mod gather;
 mod graph;
 #[cfg(test)]
 mod graph_tests;
@@ -58,6 +59,7 @@ mod values;
 #[cfg(test)]
 mod values_tests;
 
+use std::borrow::Cow;
 use std::io;
 use std::num::NonZeroU64;
 
@@ -65,8 +67,9 @@ use crate::stream::{Context, Header, Loss, Mark, Stretch, Summary};
 
 pub use callers::Callers;
 pub use colour::Colours;
-pub(crate) use digits::digits;
+pub(crate) use digits::decimal;
 pub use error::PlayError;
+pub(crate) use gather::Gather;
 pub use graph::Graph;
 pub use horizon::Horizon;
 pub(crate) use host::OutOfGuest;
@@ -442,13 +445,18 @@ pub struct Name<'a> {
     pub number: Option<NonZeroU64>,
 }
 
-impl Name<'_> {
+impl<'a> Name<'a> {
     /// Name and module in one text, or the address without a name.
     pub(crate) fn label(&self) -> String {
+        self.text().into_owned()
+    }
+
+    /// The same, for who does not keep it.
+    pub(crate) fn text(&self) -> Cow<'a, str> {
         match self.symbol {
-            Some((symbol, "")) => symbol.to_owned(),
-            Some((symbol, module)) => format!("{symbol} [{module}]"),
-            None => format!("{:#x}", self.address),
+            Some((symbol, "")) => symbol.into(),
+            Some((symbol, module)) => format!("{symbol} [{module}]").into(),
+            None => format!("{:#x}", self.address).into(),
         }
     }
 }
