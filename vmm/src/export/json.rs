@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::stream::{Context, Header, Summary};
 
+use super::digits::decimal;
 use super::gather::Gather;
 use super::sorted::{SortedBy, by_function};
 use super::values::{JsonArgs, JsonReturned};
@@ -31,81 +32,127 @@ impl<W: Write> Json<W> {
     }
 
     fn entry(&mut self, entry: &Entry<'_>) -> io::Result<()> {
-        let (function, module) = texts(&entry.function);
-        let (caller, caller_module) = entry.caller.as_ref().map(texts).unzip();
-        let line = Line::Entry {
-            ns: Ns(self.header.nanoseconds(entry.timestamp)),
-            cpu: entry.vcpu,
-            pid: entry.pid,
-            comm: entry.comm,
-            function: &function,
-            module,
-            caller: caller.as_deref(),
-            caller_module: caller_module.flatten(),
-            tracer: entry.tracer,
-            depth: entry.place.map(|place| place.depth),
-            context: entry.context.map(Shown),
-            args: entry.args.map(JsonArgs),
-        };
-        self.line(&line)
+        let ns = self.header.nanoseconds(entry.timestamp);
+        let out = &mut self.out.bytes;
+        begin(out, b"{\"event\":\"entry\"", ns, (entry.vcpu, entry.pid, entry.comm))?;
+        name(out, b",\"function\":", b",\"module\":", &entry.function)?;
+        if let Some(caller) = &entry.caller {
+            name(out, b",\"caller\":", b",\"caller_module\":", caller)?;
+        }
+        text(out, b",\"tracer\":", entry.tracer)?;
+        number(out, b",\"depth\":", entry.place.map(|place| place.depth.into()));
+        other(out, b",\"context\":", entry.context.map(Shown))?;
+        other(out, b",\"args\":", entry.args.map(JsonArgs))?;
+        self.ends()
     }
 
     fn ret(&mut self, ret: &Return<'_>) -> io::Result<()> {
-        let (function, module) = texts(&ret.function);
-        let line = Line::Return {
-            ns: Ns(self.header.nanoseconds(ret.timestamp)),
-            cpu: ret.vcpu,
-            pid: ret.pid,
-            comm: ret.comm,
-            function: &function,
-            module,
-            tracer: ret.tracer,
-            depth: ret.depth,
-            duration_ns: ret.duration_ns,
-            context: ret.context.map(Shown),
-            value: ret.value.map(JsonReturned),
-        };
-        self.line(&line)
+        let ns = self.header.nanoseconds(ret.timestamp);
+        let out = &mut self.out.bytes;
+        begin(out, b"{\"event\":\"return\"", ns, (ret.vcpu, ret.pid, ret.comm))?;
+        name(out, b",\"function\":", b",\"module\":", &ret.function)?;
+        text(out, b",\"tracer\":", ret.tracer)?;
+        number(out, b",\"depth\":", Some(ret.depth.into()));
+        match ret.duration_ns {
+            Some(_) => number(out, b",\"duration_ns\":", ret.duration_ns),
+            None => out.extend_from_slice(b",\"duration_ns\":null"),
+        }
+        other(out, b",\"context\":", ret.context.map(Shown))?;
+        other(out, b",\"value\":", ret.value.map(JsonReturned))?;
+        self.ends()
     }
 
     fn tail(&mut self, tail: &Tail<'_>) -> io::Result<()> {
-        let (function, module) = texts(&tail.function);
-        let (target, target_module) = tail.target.as_ref().map(texts).unzip();
-        let line = Line::Tail {
-            ns: Ns(self.header.nanoseconds(tail.timestamp)),
-            cpu: tail.vcpu,
-            pid: tail.pid,
-            comm: tail.comm,
-            function: &function,
-            module,
-            target: target.as_deref(),
-            target_module: target_module.flatten(),
-            tracer: tail.tracer,
-            depth: tail.depth,
-            context: tail.context.map(Shown),
-        };
-        self.line(&line)
+        let ns = self.header.nanoseconds(tail.timestamp);
+        let out = &mut self.out.bytes;
+        begin(out, b"{\"event\":\"tail\"", ns, (tail.vcpu, tail.pid, tail.comm))?;
+        name(out, b",\"function\":", b",\"module\":", &tail.function)?;
+        if let Some(target) = &tail.target {
+            name(out, b",\"target\":", b",\"target_module\":", target)?;
+        }
+        text(out, b",\"tracer\":", tail.tracer)?;
+        number(out, b",\"depth\":", Some(tail.depth.into()));
+        other(out, b",\"context\":", tail.context.map(Shown))?;
+        self.ends()
     }
-}
 
-/// What a line of an event is made of; it has no other order than those of calls.
-impl<W: Write> Json<W> {
+    /// It has no other order than those of calls.
     fn tracepoint(&mut self, event: &Tracepoint<'_>) -> io::Result<()> {
-        let (name, _) = texts(&event.event);
-        let line = Line::Event {
-            ns: Ns(self.header.nanoseconds(event.timestamp)),
-            cpu: event.vcpu,
-            pid: event.pid,
-            comm: event.comm,
-            name: &name,
-            context: event.context.map(Shown),
-            fields: event.fields.map(JsonArgs),
-        };
-        self.line(&line)
+        let ns = self.header.nanoseconds(event.timestamp);
+        let out = &mut self.out.bytes;
+        begin(out, b"{\"event\":\"event\"", ns, (event.vcpu, event.pid, event.comm))?;
+        text(out, b",\"name\":", Some(&texts(&event.event).0))?;
+        other(out, b",\"context\":", event.context.map(Shown))?;
+        other(out, b",\"fields\":", event.fields.map(JsonArgs))?;
+        self.ends()
+    }
+
+    fn ends(&mut self) -> io::Result<()> {
+        self.out.bytes.extend_from_slice(b"}\n");
+        self.out.done()
     }
 }
 
-/// What a line is made of.
+// Of the lines of which there are millions keys are written as they are: serde_json writes the same, by a call for each.
+
+/// The beginning of a line: what it is, when, and who was where.
+fn begin(
+    out: &mut Vec<u8>,
+    event: &[u8],
+    ns: i128,
+    (cpu, pid, comm): (u32, u32, Option<&str>),
+) -> io::Result<()> {
+    out.extend_from_slice(event);
+    out.extend_from_slice(b",\"ns\":");
+    match u64::try_from(ns) {
+        Ok(ns) => drop(decimal(out, ns, 0, b' ')),
+        Err(_) => write!(out, "{ns}")?,
+    }
+    number(out, b",\"cpu\":", Some(cpu.into()));
+    number(out, b",\"pid\":", Some(pid.into()));
+    if comm.is_none() {
+        out.extend_from_slice(b",\"comm\":null");
+    }
+    text(out, b",\"comm\":", comm)
+}
+
+/// A name, or address without one, and the module, if there is one: behind these.
+fn name(out: &mut Vec<u8>, key: &[u8], of_module: &[u8], name: &Name<'_>) -> io::Result<()> {
+    let (function, module) = texts(name);
+    text(out, key, Some(&function))?;
+    text(out, of_module, module)
+}
+
+/// A number behind its key, if there is one.
+fn number(out: &mut Vec<u8>, key: &[u8], number: Option<u64>) {
+    if let Some(number) = number {
+        out.extend_from_slice(key);
+        decimal(out, number, 0, b' ');
+    }
+}
+
+/// The same of a text.
+fn text(out: &mut Vec<u8>, key: &[u8], text: Option<&str>) -> io::Result<()> {
+    let Some(text) = text else { return Ok(()) };
+    out.extend_from_slice(key);
+    let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\';
+    if text.bytes().all(is_plain) {
+        out.push(b'"');
+        out.extend_from_slice(text.as_bytes());
+        out.push(b'"');
+        return Ok(());
+    }
+    Ok(serde_json::to_writer(out, text)?)
+}
+
+/// The same of anything else.
+fn other(out: &mut Vec<u8>, key: &[u8], value: Option<impl Serialize>) -> io::Result<()> {
+    let Some(value) = value else { return Ok(()) };
+    out.extend_from_slice(key);
+    Ok(serde_json::to_writer(out, &value)?)
+}
+
+/// What other lines are made of.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 enum Line<'a> {
@@ -118,73 +165,6 @@ enum Line<'a> {
         vcpus: u32,
         slide: String,
         vmtrace: &'a str,
-    },
-    Entry {
-        ns: Ns,
-        cpu: u32,
-        pid: u32,
-        comm: Option<&'a str>,
-        function: &'a str,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        module: Option<&'a str>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        caller: Option<&'a str>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        caller_module: Option<&'a str>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        tracer: Option<&'a str>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        depth: Option<u32>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        context: Option<Shown>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        args: Option<JsonArgs<'a>>,
-    },
-    Return {
-        ns: Ns,
-        cpu: u32,
-        pid: u32,
-        comm: Option<&'a str>,
-        function: &'a str,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        module: Option<&'a str>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        tracer: Option<&'a str>,
-        depth: u32,
-        duration_ns: Option<u64>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        context: Option<Shown>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        value: Option<JsonReturned<'a>>,
-    },
-    Tail {
-        ns: Ns,
-        cpu: u32,
-        pid: u32,
-        comm: Option<&'a str>,
-        function: &'a str,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        module: Option<&'a str>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        target: Option<&'a str>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        target_module: Option<&'a str>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        tracer: Option<&'a str>,
-        depth: u32,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        context: Option<Shown>,
-    },
-    Event {
-        ns: Ns,
-        cpu: u32,
-        pid: u32,
-        comm: Option<&'a str>,
-        name: &'a str,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        context: Option<Shown>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        fields: Option<JsonArgs<'a>>,
     },
     Count {
         function: &'a str,
@@ -218,7 +198,7 @@ enum Line<'a> {
         reason: String,
     },
     Mark {
-        ns: Ns,
+        ns: i128,
         kind: String,
         duration_ns: u64,
         text: &'a str,
@@ -226,18 +206,6 @@ enum Line<'a> {
     End {
         summary: &'a Summary,
     },
-}
-
-/// Nanoseconds, which mostly fit into 64 bits: these are written faster.
-struct Ns(i128);
-
-impl Serialize for Ns {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match i64::try_from(self.0) {
-            Ok(ns) => serializer.serialize_i64(ns),
-            Err(_) => serializer.serialize_i128(self.0),
-        }
-    }
 }
 
 /// The state of a CPU, as text.
@@ -287,7 +255,7 @@ impl<W: Write> Export for Json<W> {
                 reason: loss.reason.to_string(),
             }),
             Event::Mark(mark) => {
-                let ns = Ns(self.header.nanoseconds(mark.ticks));
+                let ns = self.header.nanoseconds(mark.ticks);
                 self.line(&Line::Mark {
                     ns,
                     kind: mark.kind.to_string(),
@@ -358,5 +326,42 @@ impl<W: Write> Export for Json<W> {
             self.line(&Line::End { summary })?;
         }
         self.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A name that a guest has chosen ends its text, or the line.
+    #[test]
+    fn lines_are_json_whatever_the_guest_calls_its_tasks() {
+        let names = ["cat", "", "a b", "\"", "\\", "\n{", "\u{7f}", "\u{1b}[2J", "ä", "\u{fffd}"];
+        for comm in names {
+            for ns in [0, 1, -1, i128::from(u64::MAX), i128::from(u64::MAX) * 1000, i128::MIN / 2] {
+                let mut out = Vec::new();
+                begin(&mut out, b"{\"event\":\"entry\"", ns, (3, u32::MAX, Some(comm))).unwrap();
+                text(&mut out, b",\"tracer\":", Some(comm)).unwrap();
+                text(&mut out, b",\"module\":", None).unwrap();
+                number(&mut out, b",\"depth\":", Some(u64::MAX));
+                other(&mut out, b",\"context\":", Some("d.h..")).unwrap();
+                out.push(b'}');
+                let line = std::str::from_utf8(&out).unwrap();
+                assert!(!line.contains('\n') && !line.contains('\u{1b}'), "{line}");
+                let start =
+                    format!("{{\"event\":\"entry\",\"ns\":{ns},\"cpu\":3,\"pid\":4294967295,");
+                assert!(line.starts_with(&start), "{line}");
+                let found: serde_json::Value = serde_json::from_str(line).unwrap();
+                assert_eq!((&found["comm"], &found["tracer"]), (&comm.into(), &comm.into()));
+                assert_eq!(
+                    (&found["depth"], &found["context"]),
+                    (&u64::MAX.into(), &"d.h..".into())
+                );
+                assert_eq!(found.get("module"), None);
+            }
+        }
+        let mut out = Vec::new();
+        begin(&mut out, b"{\"event\":\"tail\"", 5, (0, 0, None)).unwrap();
+        assert_eq!(out, b"{\"event\":\"tail\",\"ns\":5,\"cpu\":0,\"pid\":0,\"comm\":null");
     }
 }
