@@ -7,7 +7,7 @@ use crate::stream::{Context, Header, HostExit, Summary};
 
 use super::called::CalledBy;
 use super::counted::Counted;
-use super::digits::{decimal, pad};
+use super::digits::{decimal, pad, six};
 use super::sorted::{Sorted, SortedBy};
 use super::text::{Clock, TIME_COLUMN, first_lines, legend, loss, mark, name};
 use super::values::{write_args, write_returned};
@@ -26,6 +26,9 @@ const PATIENCE: u64 = 1;
 const INDENTED: u32 = 256;
 /// Bytes that a name and its parentheses mostly take, and what is before and behind them.
 const NAME: usize = 48;
+/// Vectors that are kept for lines to come, and how large each may be.
+const SPARE: usize = 256;
+const LARGE: usize = 4096;
 /// Where the columns of the state of the CPU begin, of a vCPU with one digit.
 const COLUMNS: usize = 5;
 /// Width of a task in the lines that tell of a switch.
@@ -42,6 +45,8 @@ pub struct Graph<W> {
     taken: u64,
     /// Bytes of the lines that wait.
     waiting_text: usize,
+    /// Empty ones.
+    spare: Vec<Vec<u8>>,
     cpus: Vec<Cpu>,
     clock: Clock,
     patience: u64,
@@ -101,6 +106,7 @@ impl<W: Write> Graph<W> {
             waiting: VecDeque::new(),
             taken: 0,
             waiting_text: 0,
+            spare: Vec::new(),
             cpus: Vec::new(),
             clock: Clock::of(&Header::default()),
             patience: u64::MAX,
@@ -115,6 +121,18 @@ impl<W: Write> Graph<W> {
     /// The output.
     pub fn into_inner(self) -> W {
         self.out
+    }
+
+    /// A vector for some text: a new one for each line took a third of the time.
+    fn spare(&mut self) -> Vec<u8> {
+        self.spare.pop().unwrap_or_else(|| Vec::with_capacity(2 * NAME))
+    }
+
+    fn give_back(&mut self, mut text: Vec<u8>) {
+        if self.spare.len() < SPARE && text.capacity() <= LARGE {
+            text.clear();
+            self.spare.push(text);
+        }
     }
 
     fn cpu(&mut self, vcpu: u32) -> &mut Cpu {
@@ -133,7 +151,7 @@ impl<W: Write> Graph<W> {
 
     /// Lines that tell that another task runs on the vCPU, if so.
     fn switch(&mut self, vcpu: u32, pid: u32, comm: Option<&str>) -> Vec<u8> {
-        let mut lines = Vec::new();
+        let mut lines = self.spare();
         let comm = comm.unwrap_or("<...>");
         let last = &mut self.cpu(vcpu).task;
         if last.as_ref().is_some_and(|(known, _)| *known == pid) {
@@ -179,7 +197,9 @@ impl<W: Write> Graph<W> {
             self.text.extend_from_slice(&lines);
         } else if !lines.is_empty() {
             self.wait(Waiting::Lines(lines));
+            return;
         }
+        self.give_back(lines);
     }
 
     fn wait(&mut self, waiting: Waiting) {
@@ -204,6 +224,7 @@ impl<W: Write> Graph<W> {
         self.line(&mut line, (vcpu, context), leaf.and_then(|leaf| leaf.1), depth);
         line.extend_from_slice(&name);
         line.extend_from_slice(leaf.map_or(b" {\n", |leaf| leaf.2));
+        self.give_back(name);
         if leaf.is_none() && depth < INDENTED {
             let open = &mut self.cpu(vcpu).open;
             let index = usize::try_from(depth).unwrap_or(0);
@@ -222,11 +243,13 @@ impl<W: Write> Graph<W> {
 
     /// Writes what need not wait any more.
     fn settle(&mut self) {
-        while let Some(Waiting::Lines(lines)) = self.waiting.front() {
-            self.text.extend_from_slice(lines);
+        while let Some(Waiting::Lines(lines)) = self.waiting.front_mut() {
+            let lines = std::mem::take(lines);
+            self.text.extend_from_slice(&lines);
             self.waiting_text -= lines.len();
             self.waiting.pop_front();
             self.taken += 1;
+            self.give_back(lines);
         }
     }
 
@@ -246,7 +269,7 @@ impl<W: Write> Graph<W> {
         let Entry { vcpu, pid, comm, timestamp, context, .. } = *entry;
         self.decide(vcpu, None);
         let mut switch = self.switch(vcpu, pid, comm);
-        let mut function = Vec::with_capacity(NAME);
+        let mut function = self.spare();
         name(&mut function, &entry.function);
         match &entry.args {
             Some(args) => write_args(&mut function, args),
@@ -264,6 +287,7 @@ impl<W: Write> Graph<W> {
             switch.extend_from_slice(&function);
             switch.extend_from_slice(b";\n");
             self.push(switch);
+            self.give_back(function);
         }
         self.hurry(timestamp);
     }
@@ -467,10 +491,9 @@ fn write_duration(out: &mut Vec<u8>, nanoseconds: u64) {
     // Not more than seven digits and a point.
     let digits = 7usize.saturating_sub(length).min(3);
     if digits > 0 {
-        let mut part = Vec::new();
-        decimal(&mut part, nanoseconds % 1000, 3, b'0');
+        let [.., a, b, c] = six(nanoseconds % 1000);
         out.push(b'.');
-        out.extend_from_slice(&part[..digits]);
+        out.extend_from_slice(&[a, b, c][..digits]);
         length += 1 + digits;
     }
     out.extend_from_slice(b" us ");
