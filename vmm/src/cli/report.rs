@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::fs::File;
-use std::io::{self, ErrorKind, Seek, Write};
+use std::io::{self, BufWriter, ErrorKind, Seek, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
@@ -167,9 +167,10 @@ impl Args {
         let only_summary = self.summary || format == Format::RawSummary;
         let export: Box<dyn Export + '_> = match format {
             _ if only_summary => Box::new(Nothing),
-            _ if self.stats => Box::new(Stats::new(&mut *out)),
-            _ if self.top => Box::new(Top::new(&mut *out)),
-            _ if !self.callers.is_empty() => Box::new(Callers::new(&mut *out)),
+            // Each line is written by itself.
+            _ if self.stats => Box::new(Stats::new(BufWriter::new(&mut *out))),
+            _ if self.top => Box::new(Top::new(BufWriter::new(&mut *out))),
+            _ if !self.callers.is_empty() => Box::new(Callers::new(BufWriter::new(&mut *out))),
             Format::Json => Box::new(Json::new(&mut *out)),
             Format::Graph if colours => Box::new(Graph::new(Colours::new(&mut *out))),
             Format::Graph => Box::new(Graph::new(&mut *out)),

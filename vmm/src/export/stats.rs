@@ -1,7 +1,8 @@
 //! Counts how often each function was entered.
 
-use std::collections::HashMap;
 use std::io::{self, Write};
+
+use rustc_hash::FxHashMap;
 
 use crate::stream::{Header, Summary};
 
@@ -14,7 +15,7 @@ const FUNCTIONS: usize = 1 << 20;
 #[derive(Debug)]
 pub struct Stats<W> {
     out: W,
-    counts: HashMap<u64, Count>,
+    counts: FxHashMap<u64, Count>,
     total: u64,
     others: u64,
     lost: u64,
@@ -29,7 +30,7 @@ struct Count {
 impl<W: Write> Stats<W> {
     /// Statistics to `out`, when the stream has ended.
     pub fn new(out: W) -> Self {
-        Self { out, counts: HashMap::new(), total: 0, others: 0, lost: 0 }
+        Self { out, counts: FxHashMap::default(), total: 0, others: 0, lost: 0 }
     }
 
     fn add(&mut self, function: &Name<'_>, entries: u64) {
