@@ -196,7 +196,7 @@ impl Switches {
     pub(super) fn take(&self) -> u64 {
         let written = self.written.load(Ordering::Acquire);
         let bytes = written - self.read.swap(written, Ordering::AcqRel);
-        bytes / (Self::RECORD.unsigned_abs() as u64 + Self::HEAD)
+        bytes / (u64::from(Self::RECORD.unsigned_abs()) + Self::HEAD)
     }
 }
 
