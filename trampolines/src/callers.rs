@@ -1,7 +1,8 @@
 //! Calls counted by caller: the layout of the tables.
 
 /// Tables in which calls are counted by function and caller, one for each CPU: a place of [`Callers::PLACE`] bytes
-/// for each pair, found by the pair. It is taken by one locked exchange, and is that pair's for ever.
+/// for each pair, found by the pair. It is taken by one locked exchange, and is that pair's as long as somebody counts
+/// there.
 ///
 /// ```text
 /// + 0   calls whose pair found no place

@@ -343,8 +343,11 @@ impl Times {
     #[inline]
     fn write(&mut self, out: &mut Vec<u8>, ticks: u64) {
         let hz = self.clock.hz;
-        let rest = ticks.wrapping_sub(self.clock.start).wrapping_sub(self.begins);
-        if rest < hz && self.inverse != 0 {
+        let since = ticks.checked_sub(self.clock.start);
+        if let Some(rest) = since.and_then(|since| since.checked_sub(self.begins))
+            && rest < hz
+            && self.inverse != 0
+        {
             let product = rest * 1_000_000 + hz / 2;
             let estimate = (u128::from(product) * u128::from(self.inverse)) >> 64;
             let mut micros = u64::try_from(estimate).unwrap_or(0);
@@ -416,7 +419,7 @@ mod tests {
             random
         };
         for hz in [1, 3, 1000, 24_000_000, 999_999_937, 2_899_999_000, (1 << 40) - 1, 1 << 41] {
-            for start in [0, 12_345_678_901] {
+            for start in [0, 12_345_678_901, u64::MAX - 10 * hz, u64::MAX] {
                 let clock = Clock { start, hz };
                 let mut times = Times::of(clock);
                 let mut ticks = start;
@@ -424,8 +427,8 @@ mod tests {
                     // Mostly a little on, sometimes far, to the edges of a second, or back.
                     ticks = match round % 16 {
                         0 => start.wrapping_add(next() % (hz.saturating_mul(200_000) | 1)),
-                        1 => start + hz * (round % 7) + hz - 1,
-                        2 => start + hz * (round % 7),
+                        1 => start.wrapping_add(hz * (round % 7) + hz - 1),
+                        2 => start.wrapping_add(hz * (round % 7)),
                         3 => ticks.saturating_sub(next() % hz),
                         4 => next(),
                         _ => ticks.wrapping_add(next() % (hz / 1000 + 2)),

@@ -96,9 +96,8 @@ impl Controller {
         }
         self.look_at_triggers();
         // Also where its functions come later.
-        let ticks = ticks_now(machine);
-        if let Stage::Attached { attachment, .. } = &mut self.stage {
-            attachment.counters().begin_calls([Keeper::Trigger(kept)], ticks);
+        if returns && let Stage::Attached { attachment, .. } = &mut self.stage {
+            attachment.counters().begin_calls([Keeper::Trigger(kept)], ticks_now(machine));
         }
         self.tracing.triggers.push(Trigger {
             id,
