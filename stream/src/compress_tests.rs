@@ -124,6 +124,40 @@ fn what_would_be_longer_or_has_no_room_stays_plain() {
     }
 }
 
+// Readers refuse a block that is longer than the longest.
+#[test]
+fn what_does_not_fit_into_a_block_begins_another() {
+    let plain = sample::stream();
+    let begin = &plain[..frame_starts(&plain)[1]];
+    let first = vec![0; 1 << 10];
+    let rest = MAX_PLAIN - (HEAD + first.len()) - HEAD;
+    for (second, blocks) in [(vec![0; rest], 1), (vec![0; rest + 8], 2)] {
+        let [one, other] = [&first, &second].map(|it| FrameHead::sealed(99, 2, 1, it));
+        let parts = [begin, one.as_bytes(), &first, other.as_bytes(), &second];
+        let kinds: Vec<_> =
+            frames(&compressed(&parts.concat())).iter().map(|(kind, _)| *kind).collect();
+        assert_eq!(kinds[0], kind::HEADER);
+        assert_eq!(kinds[1..], vec![kind::COMPRESSED; blocks]);
+    }
+}
+
+// The longest block there is: one that a writer makes must be one that readers take.
+#[test]
+fn the_longest_block_is_read() {
+    let plain = sample::stream();
+    let begin = &plain[..frame_starts(&plain)[1]];
+    let payload = vec![0; MAX_PLAIN - HEAD];
+    let head = FrameHead::sealed(99, 2, 1, &payload);
+    let stream = compressed(&[begin, head.as_bytes(), &payload].concat());
+    let kinds: Vec<_> = frames(&stream).iter().map(|(kind, _)| *kind).collect();
+    assert_eq!(kinds, [kind::HEADER, kind::COMPRESSED]);
+    let mut decoder = Decoder::new();
+    decoder.feed(&stream);
+    assert_eq!(decoder.advance().unwrap(), Progress::Frame);
+    assert_eq!(decoder.advance().unwrap(), Progress::Frame);
+    assert!(matches!(decoder.frame(), Some(Frame::Skipped(99))));
+}
+
 #[test]
 fn what_is_gathered_is_there_once_it_is_flushed() {
     let plain = sample::stream();
@@ -148,6 +182,16 @@ fn every_cut_of_a_compressed_stream_is_torn() {
     let end = *frame_starts(&stream).last().unwrap();
     let error = read(&stream[..end - 1]).unwrap_err().to_string();
     assert!(error.contains("inside a frame"), "{error}");
+    // It ends where its bytes do, also for whoever has not taken all of a block.
+    let mut decoder = Decoder::new();
+    decoder.feed(&stream[..end]);
+    assert_eq!(decoder.advance().unwrap(), Progress::Frame);
+    assert_eq!(decoder.advance().unwrap(), Progress::Frame);
+    let torn = decoder.finish();
+    assert!(
+        matches!(torn, Err(StreamError::Torn { offset, .. }) if offset == end as u64),
+        "{torn:?}"
+    );
 }
 
 #[test]

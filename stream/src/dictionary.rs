@@ -377,6 +377,7 @@ mod tests {
         let mut names = Dictionaries::new();
         assert_eq!(names.insert_symbol(Symbol::new(0x1000, 0x10, "first")), Ok(true));
         assert_eq!(names.insert_symbol(Symbol::new(0x1000, 0x10, "first")), Ok(false));
+        assert_eq!(names.insert_symbol(Symbol::new(0x1000, 0, "first")), Ok(false));
         assert_eq!(names.insert_symbol(Symbol::new(0x1010, 0, "sizeless")), Ok(true));
         let name = |address| names.symbol(address).map(|symbol| symbol.name);
         assert_eq!(name(0xfff), None);
@@ -385,6 +386,23 @@ mod tests {
         assert_eq!(name(0x1010), Some("sizeless"));
         assert_eq!(name(0x1011), None);
         assert_eq!(name(u64::MAX), None);
+    }
+
+    // A hostile stream, or a guest that loads modules for ever, must not fill our memory.
+    #[test]
+    fn there_are_no_more_names_than_there_may_be() {
+        let mut names = Dictionaries { text: MAX_TEXT - 4, ..Dictionaries::default() };
+        assert_eq!(names.insert_symbol(Symbol::new(1, 1, "four")), Ok(true));
+        assert_eq!(names.insert_symbol(Symbol::new(2, 1, "x")), Err(DictionaryFull));
+        assert_eq!(names.insert_symbol(Symbol::new(1, 1, "fiver")), Err(DictionaryFull));
+        assert_eq!(names.insert_symbol(Symbol::new(1, 1, "same")), Ok(true));
+        let mut names = Dictionaries::new();
+        let most = MAX_SYMBOLS as u64;
+        for address in 0..most {
+            assert_eq!(names.insert_symbol(Symbol::new(address, 1, "")), Ok(true));
+        }
+        assert_eq!(names.insert_symbol(Symbol::new(most, 1, "")), Err(DictionaryFull));
+        assert_eq!(names.insert_symbol(Symbol::new(0, 1, "another")), Ok(true));
     }
 
     #[test]

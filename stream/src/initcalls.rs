@@ -75,11 +75,16 @@ mod tests {
                 level: levels[usize::try_from(number / 1500).expect("small")],
             })
             .collect();
+        let long = "x".repeat(VALUE);
         let odd = [
+            Initcall { address: base, name: &long, level: "late" },
             Initcall { address: 7, name: "elsewhere", level: "late" },
             Initcall { address: base, name: "of two\nlines", level: "late" },
         ];
         header.add_initcalls(made.iter().copied().chain(odd));
+        // As few as there can be: a reader has a limit for each, and one for all.
+        assert!(header.extra.iter().all(|(_, value)| value.len() <= VALUE));
+        assert_eq!(header.extra.len(), 5);
         header.extra.push(("initcalls.late".into(), "zz x\nnothing\n\n80000000 last".into()));
         let writer = Writer::new(Vec::new(), &header).expect("it can be sent");
         let mut decoder = Decoder::new();

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::sample;
 use super::values_tests::format;
-use super::wire::{FrameHead, HEAD, Prologue, crc32};
+use super::wire::{FrameHead, HEAD, Prologue, crc32, kind};
 use super::*;
 
 /// One call of a writer.
@@ -316,6 +316,19 @@ proptest! {
         }
     }
 
+    // Rates below and above those that need no large numbers, and no rate at all.
+    #[test]
+    fn ticks_are_nanoseconds_at_any_rate(ticks: u64, hz: u64, shift in 0..64u32) {
+        for (ticks, hz) in [(ticks, hz), (ticks >> shift, hz), (ticks, hz >> shift)] {
+            let expected = u128::from(ticks) * 1_000_000_000 / u128::from(hz.max(1));
+            prop_assert_eq!(nanoseconds(ticks, hz), expected);
+            let header = Header { clock_hz: hz, clock_start: 1 << 60, ..Header::default() };
+            let since = i128::from(ticks) - (1 << 60);
+            let expected = (since * 1_000_000_000).div_euclid(hz.max(1).into());
+            prop_assert_eq!(header.nanoseconds(ticks), expected);
+        }
+    }
+
     #[test]
     fn merging_keeps_all_and_every_queue_in_order(
         pushes in vec((0..4usize, 0..100u64, prop::option::weighted(0.2, 0..100u64)), 0..200),
@@ -333,8 +346,9 @@ proptest! {
                 merger.drain(*until, &mut give).expect("never fails");
             }
         }
+        let held = merger.held();
         merger.shrink(keep, &mut give).expect("never fails");
-        prop_assert!(merger.held() <= keep);
+        prop_assert_eq!(merger.held(), held.min(keep));
         merger.drain(u64::MAX, &mut give).expect("never fails");
         prop_assert_eq!(merger.held(), 0);
         prop_assert_eq!(given.len(), pushes.len());
@@ -370,6 +384,20 @@ proptest! {
         merger.drain(u64::MAX, &mut give).expect("never fails");
         prop_assert_eq!(given, expected);
     }
+}
+
+// Whoever shows the order says how many are not where they belong.
+#[test]
+fn items_that_come_too_late_are_counted() {
+    let mut merger = Merger::new(2);
+    merger.push(0, 5, ());
+    merger.drain(7, |_, ()| Ok::<_, ()>(())).expect("never fails");
+    for time in [3, 4, 5] {
+        merger.push(1, time, ());
+    }
+    assert_eq!(merger.push_now(1, ()), Some(()));
+    assert_eq!(merger.push_now(2, ()), None);
+    assert_eq!((merger.late().collect::<Vec<_>>(), merger.held()), (vec![0, 2], 4));
 }
 
 pub(super) fn frame_starts(bytes: &[u8]) -> Vec<usize> {
@@ -432,6 +460,20 @@ fn every_missing_or_repeated_frame_is_recognised() {
     }
 }
 
+// Only what one consumer missed says that frames are missing. A loss of all of them would hide names that never came.
+#[test]
+fn a_loss_of_the_trace_hides_no_missing_frame() {
+    let mut writer = Writer::new(Vec::new(), &sample::header()).expect("header");
+    writer.task(Task::new(7, 7, b"cat")).expect("memory");
+    writer.loss(0, 1, LossReason::Full).expect("vCPU");
+    writer.end(&Summary::default()).expect("memory");
+    let bytes = writer.into_inner().expect("memory");
+    let starts = frame_starts(&bytes);
+    let missing = [&bytes[..starts[1]], &bytes[starts[2]..]].concat();
+    let error = read(&missing).expect_err("a name is missing").to_string();
+    assert!(error.contains("frame 2 where frame 1 should be"), "{error}");
+}
+
 /// Without a reader's large buffer, for tests that ask thousands of times.
 fn is_whole(stream: &[u8]) -> bool {
     let mut decoder = Decoder::new();
@@ -481,6 +523,9 @@ fn errors_name_place_cause_and_remedy() {
     assert!(error.contains("type 2 where the header must"), "{error}");
     let error = refused(0, |_, payload| payload[..8].fill(0));
     assert!(error.contains("the clock's rate is zero"), "{error}");
+    let last = frame_starts(&sample::stream()).len() - 1;
+    let error = refused(last, |_, payload| payload[8] ^= 1);
+    assert!(error.contains("vCPU 0: 4 records and 0 lost were seen, the totals say 5"), "{error}");
 
     let mut optional = sample::stream();
     let starts = frame_starts(&optional);
@@ -501,12 +546,18 @@ fn records_of_unknown_kinds_are_given_as_they_are() {
     let mut grown = entry.as_bytes().to_vec();
     grown[9] = 4;
     grown.extend_from_slice(&[0xbb; 8]);
+    // The shortest there may be.
+    let mut bare = later[..16].to_vec();
+    bare[9] = 2;
+    assert!(Batch::new(0, 0, 2, &[&*bare, &bare].concat()).is_well_formed());
     let bytes = [entry.as_bytes(), &later, &grown].concat();
     let batch = Batch::new(0, 0, 3, &bytes);
     assert!(batch.is_well_formed());
     assert!(batch.entries().is_none());
     let records: Vec<_> = batch.records().collect();
     assert_eq!(records[0], plain(&entry));
+    let functions: Vec<_> = records.iter().map(|record| record.function()).collect();
+    assert_eq!((functions, entry.pid()), (vec![Some(6), None, Some(6)], 8));
     let Record::Other(head, whole) = records[1] else { panic!("an unknown kind") };
     assert_eq!((head.timestamp.get(), whole), (9, &*later));
     assert!(
@@ -515,6 +566,38 @@ fn records_of_unknown_kinds_are_given_as_they_are() {
     assert!(!Batch::new(0, 0, 2, &bytes).is_well_formed());
     assert!(!Batch::new(0, 0, 4, &bytes).is_well_formed());
     assert!(!Batch::new(0, 0, 3, &bytes[..bytes.len() - 8]).is_well_formed());
+}
+
+// Readers count on these limits, and on as many entries as were announced.
+#[test]
+fn lists_that_are_not_as_they_say_are_refused() {
+    let verified = |kind, count: u64, entry: &dyn Fn(&mut Vec<u8>)| {
+        let mut payload = count.to_le_bytes().to_vec();
+        entry(&mut payload);
+        Frame::parse(kind, 0, &payload).is_ok_and(|frame| frame.verify().is_ok())
+    };
+    let long = "x".repeat(MAX_DESCRIPTION + 1);
+    let [name, longer] = [&long[..MAX_NAME], &long[..=MAX_NAME]];
+    for (name, module, taken) in [(name, name, true), (longer, "", false), ("", longer, false)] {
+        let symbol = Symbol { address: 1, size: 1, name, module };
+        assert_eq!(verified(kind::SYMBOLS, 1, &|out| symbol.encode(out)), taken);
+        assert!(!verified(kind::SYMBOLS, 2, &|out| symbol.encode(out)));
+    }
+    let most = &long[..MAX_DESCRIPTION];
+    for (name, description, taken) in [(name, most, true), (longer, "", false), ("", &long, false)]
+    {
+        let tracer = Tracer { number: 1, name, description };
+        assert_eq!(verified(kind::TRACERS, 1, &|out| tracer.encode(out)), taken);
+        assert!(!verified(kind::TRACERS, 2, &|out| tracer.encode(out)));
+    }
+    for (pid, taken) in [(MAX_PID - 1, true), (MAX_PID, false)] {
+        let task = Task::new(pid, 1, b"cat");
+        assert_eq!(verified(kind::TASKS, 1, &|out| task.encode(out)), taken);
+        assert!(!verified(kind::TASKS, 2, &|out| task.encode(out)));
+    }
+    let values = RawValues { function: 1, tracer: 0, of: 0, text: br#"{"values":[]}"# };
+    assert!(verified(kind::VALUES, 1, &|out| values.encode(out)));
+    assert!(!verified(kind::VALUES, 2, &|out| values.encode(out)));
 }
 
 // A frame holds no more than the format allows, whatever the relay gathers.
@@ -528,16 +611,24 @@ fn a_full_buffer_is_written_in_pieces() {
         if at % 3 == 0 { buffer.push(entry) } else { buffer.push_frame(entry.with_sp(at)) }
     }
     writer.records(1, &buffer).expect("vCPU");
-    assert_eq!(buffer.newest(), count - 1);
+    let plain: Vec<_> = (0..count).map(|at| EntryRecord::new(at, 1, 2, 3)).collect();
+    writer.entries(0, &plain).expect("vCPU");
+    assert_eq!((buffer.newest(), buffer.is_empty()), (count - 1, false));
     buffer.clear();
     assert!(buffer.is_empty() && buffer.frames().next().is_none());
     writer.records(1, &buffer).expect("vCPU");
     writer.end(&Summary::default()).expect("memory");
     let bytes = writer.into_inner().expect("memory");
     let mut reader = Reader::new(&*bytes).expect("a stream");
-    let (mut at, mut frames) = (0, 0);
+    let (mut at, mut frames, mut plain) = (0, 0, 0);
     while let Some(frame) = reader.next_frame().expect("whole") {
         let Frame::Records(batch) = frame else { continue };
+        // Those who look at nothing but entries take them as one slice.
+        if let Some(entries) = batch.entries() {
+            assert_eq!((batch.vcpu, entries.len()), (0, batch.count as usize));
+            plain += 1;
+            continue;
+        }
         frames += 1;
         for record in batch.records() {
             let Record::Entry { entry, sp, values: None, .. } = record else { panic!("an entry") };
@@ -545,7 +636,7 @@ fn a_full_buffer_is_written_in_pieces() {
             at += 1;
         }
     }
-    assert_eq!((at, frames), (count, 15));
+    assert_eq!((at, frames, plain), (count, 15, 13));
 }
 
 #[test]
@@ -562,6 +653,10 @@ fn records_are_passed_on_as_they_are() {
     cut[9] = 4;
     assert!(!buffer.push_whole(&cut));
     assert!(!buffer.push_whole(&[ret.as_bytes(), ret.as_bytes()].concat()));
+    assert!(
+        !buffer.push_whole(&[ret.as_bytes(), &[0; 8]].concat()),
+        "there is more, but no record"
+    );
     assert_eq!((buffer.len(), buffer.newest()), (2, 1));
     let batch = Batch::new(0, 0, 2, buffer.as_bytes());
     let Some(Record::Return { ret: found, value: Some(6), .. }) = batch.records().next() else {
@@ -660,7 +755,8 @@ fn a_duration_is_told_behind_a_value_and_before_a_state() {
     buffer.with_duration(8);
     let batch = Batch::new(0, 0, 1, buffer.as_bytes());
     let found = batch.records().next();
-    assert!(matches!(found, Some(Record::Tail { duration: Some(8), .. })), "{found:?}");
+    let Some(Record::Tail { tail, duration: Some(8), .. }) = found else { panic!("{found:?}") };
+    assert_eq!(tail.head.flags, RecordHead::SP | RecordHead::LAST | RecordHead::DURATION);
     // One that says it has one is as long as that.
     let mut cut = buffer.as_bytes()[..32].to_vec();
     cut[9] = 4;
@@ -671,10 +767,17 @@ fn a_duration_is_told_behind_a_value_and_before_a_state() {
 #[test]
 fn records_with_a_state_are_cut_into_frames_as_others_are() {
     let context = Context::new(0, 1, 0);
+    let with_context = |at| at > 1 && at % 3 != 0;
     let mut buffer = RecordBuffer::new();
     for at in 0..400_000 {
-        buffer.push_frame(EntryRecord::new(at, 1, 2, 3).with_sp(4));
-        if at % 3 != 0 {
+        let entry = EntryRecord::new(at, 1, 2, 3);
+        // There is room for one more record then where there is none for its state.
+        if at == 0 {
+            buffer.push(entry)
+        } else {
+            buffer.push_frame(entry.with_sp(4))
+        }
+        if with_context(at) {
             buffer.with_context(context);
         }
     }
@@ -683,16 +786,17 @@ fn records_with_a_state_are_cut_into_frames_as_others_are() {
     writer.end(&Summary::default()).expect("memory");
     let bytes = writer.into_inner().expect("memory");
     let mut reader = Reader::new(&*bytes).expect("a stream");
-    let mut at = 0;
+    let (mut at, mut frames) = (0, 0);
     while let Some(frame) = reader.next_frame().expect("whole") {
         let Frame::Records(batch) = frame else { continue };
+        frames += 1;
         for record in batch.records() {
             assert_eq!(record.head().timestamp.get(), at);
-            assert_eq!(record.context(), (at % 3 != 0).then_some(context));
+            assert_eq!(record.context(), with_context(at).then_some(context));
             at += 1;
         }
     }
-    assert_eq!(at, 400_000);
+    assert_eq!((at, frames), (400_000, 76));
     // One of the greatest length stays what it is, and so does nothing at all.
     buffer.clear();
     buffer.with_context(context);

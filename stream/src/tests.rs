@@ -78,6 +78,15 @@ fn impossible_input_is_refused() {
     let mut writer = Writer::new(Vec::new(), &header()).expect("header");
     assert!(writer.entries(2, &records(0, 1)).is_err());
     assert!(writer.loss(0, 1, LossReason::Consumer).is_err());
+    // As long as a header may be, and longer.
+    for (more, taken) in [(0, true), (1, false)] {
+        let mut long = Header { extra: vec![("k".into(), "x".repeat(60_000)); 8], ..header() };
+        let values = [&*long.arch, &long.clock, &long.release, &long.vmtrace_version];
+        let text = [values.concat(), "arch clock release vmtrace k".replace(' ', "")].concat();
+        let rest = (512 << 10) - 13 * 16 - text.len() - 8 * 60_001;
+        long.extra.push(("k".into(), "x".repeat(rest + more)));
+        assert_eq!(Writer::new(Vec::new(), &long).is_ok(), taken);
+    }
     writer.task(Task::new(MAX_PID, 0, b"impossible")).expect("ignored");
     writer.end(&Summary::default()).expect("end");
     let bytes = writer.into_inner().expect("bytes");
@@ -102,6 +111,95 @@ fn a_late_joiner_gets_names_and_positions_first() {
     assert_eq!(lines[1..3], ["ffffffff81000000+0 vfs_read[]", "7=cat"]);
     assert_eq!(lines[3], "records 0 30 [3000]");
     assert_eq!(lines.len(), 5);
+}
+
+// Who joins late reads one list after the other: what is between two entries is not the start of the next.
+#[test]
+fn a_late_joiner_gets_every_entry_of_a_list() {
+    let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+    for (number, name) in (0..).zip(["a", "bc", "def"]) {
+        writer.tracer(Tracer { number, name, description: "more" }).expect("memory");
+    }
+    for function in 0..3 {
+        let name = "n".repeat(function as usize);
+        let values = vec![ValueField { name, shape: Shape::Char }];
+        let format = ValuesFormat { function, tracer: 0, of: ValuesOf::Entry, values, print: None };
+        writer.values(&format).expect("room");
+    }
+    let joined = writer.join().expect("memory");
+    let mut reader = Reader::new(&*joined).expect("a stream");
+    let mut names = Dictionaries::new();
+    while let Ok(Some(frame)) = reader.next_frame() {
+        match frame {
+            Frame::Tracers(list) => list.for_each(|tracer| {
+                tracer.with_text(|tracer| names.insert_tracer(tracer));
+            }),
+            Frame::Values(list) => list.for_each(|values| {
+                names.insert_values(values).expect("room");
+            }),
+            _ => {}
+        }
+    }
+    assert_eq!(names.tracers().count(), 3);
+    assert!(names.tracers().eq(writer.names().tracers()));
+    assert_eq!(names.values().count(), 3);
+    assert!(names.values().eq(writer.names().values()));
+}
+
+// Names of a kernel at once: a frame holds no more than the format allows, and what waits before it takes no room of it.
+#[test]
+fn many_names_are_in_few_frames() {
+    let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+    // Not handed on yet.
+    writer.entries(0, &records(0, 8000)).expect("records");
+    let addresses = 0xffff_ffff_8100_0000..0xffff_ffff_8100_5000_u64;
+    writer.symbols(addresses.clone().map(|at| Symbol::new(at, 1, "vfs_read"))).expect("room");
+    writer.end(&Summary::default()).expect("end");
+    let bytes = writer.into_inner().expect("bytes");
+    let lines = trace(&bytes).expect("whole");
+    let names: Vec<_> = lines.iter().filter(|line| line.contains("vfs_read")).collect();
+    let count: usize = names.iter().map(|line| line.split(',').count()).sum();
+    assert_eq!((count, names.len()), (addresses.count(), 3));
+}
+
+/// Its reads are interrupted now and then, as by a signal.
+struct Interrupted<'a>(&'a [u8], bool);
+
+impl std::io::Read for Interrupted<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.1 = !self.1;
+        if self.1 {
+            return Err(std::io::ErrorKind::Interrupted.into());
+        }
+        let length = buffer.len().min(100);
+        self.0.read(&mut buffer[..length])
+    }
+}
+
+// A signal is no reason to give up a trace.
+#[test]
+fn reading_goes_on_after_an_interruption() {
+    let stream = sample::stream();
+    let mut reader = Reader::new(Interrupted(&stream, false)).expect("a stream");
+    let mut last = None;
+    while let Some(frame) = reader.next_frame().expect("whole") {
+        last = Some(matches!(frame, Frame::End(_)));
+    }
+    assert_eq!((last, reader.offset()), (Some(true), stream.len() as u64));
+}
+
+// Readers refuse longer ones.
+#[test]
+fn names_are_written_as_far_as_readers_take_them() {
+    let long = "x".repeat(MAX_DESCRIPTION + 1);
+    let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+    let symbol = Symbol { address: 1, size: 1, name: &long, module: &long };
+    writer.symbols([symbol]).expect("room");
+    writer.tracer(Tracer { number: 1, name: &long, description: &long }).expect("memory");
+    writer.end(&Summary::default()).expect("end");
+    let lines = trace(&writer.into_inner().expect("bytes")).expect("whole");
+    let name = &long[..MAX_NAME];
+    assert_eq!(lines[0], format!("1+1 {name}[{name}]"));
 }
 
 #[test]

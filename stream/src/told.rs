@@ -155,3 +155,47 @@ impl Told {
         (self.calls > 0).then_some(Counted { functions, calls: self.calls })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tells one number of each kind.
+    fn tell(told: &mut Told, tracer: u8, function: u32) {
+        told.add(0, tracer, &[Count { function, hits: 1 }]);
+        told.add_callers(0, tracer, &[CallerCount { function, caller: 7, hits: 1 }]);
+        let bucket = Bucket { function, bucket: 3, hits: 1 };
+        told.sort((0, tracer), (HistogramOf::Durations, ""), &[bucket]);
+    }
+
+    fn functions(told: &Told) -> [Vec<u32>; 3] {
+        let sums = told.sums().flat_map(|(.., counts)| counts).map(|it| it.function);
+        let callers = told.callers().flat_map(|(.., counts)| counts).map(|it| it.function);
+        let sorted = told.sorted().flat_map(|(.., words)| words).map(|it| it.function);
+        [sums.collect(), callers.collect(), sorted.collect()]
+    }
+
+    // A guest that makes up functions and callers must not fill our memory.
+    #[test]
+    fn no_more_numbers_are_kept_than_there_may_be() {
+        let mut told = Told { numbers: MOST - 3, ..Told::default() };
+        for function in [1, 2, 1] {
+            tell(&mut told, 0, function);
+        }
+        assert_eq!(told.numbers, MOST);
+        assert_eq!(functions(&told), [[1], [1], [1]]);
+        assert_eq!(told.sums().map(|(.., counts)| counts[0].hits).sum::<u64>(), 2);
+    }
+
+    // Each would be taken for one of the tracer that has the number now.
+    #[test]
+    fn nothing_is_left_of_a_tracer_that_is_gone() {
+        let mut told = Told::default();
+        for tracer in [0, 1] {
+            tell(&mut told, tracer, tracer.into());
+        }
+        told.forget_tracer(0);
+        assert_eq!(functions(&told), [[1], [1], [1]]);
+        assert_eq!(told.numbers, 3);
+    }
+}

@@ -3,7 +3,7 @@
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::wire::{ALIGN, BATCH, TracedHead};
+use super::wire::{BATCH, TracedHead};
 
 /// Most functions in a frame.
 pub(super) const MAX_FUNCTIONS: usize = BATCH / size_of::<u32>();
@@ -81,7 +81,5 @@ impl Stretch {
         };
         out.extend_from_slice(head.as_bytes());
         out.extend(functions.iter().flat_map(|function| function.to_le_bytes()));
-        let length = size_of::<TracedHead>() + size_of_val(functions);
-        out.resize(out.len() + (length.next_multiple_of(ALIGN) - length), 0);
     }
 }

@@ -100,6 +100,11 @@ fn values_are_what_was_recorded() {
         Shape::Text { bytes: 3 }.show(&[u64::from_le_bytes(*b"abcdefgh")]),
         Shown::Text(b"abc".to_vec())
     );
+    let signs = 0xffff_ffff_8000_8080;
+    assert_eq!(Shape::Signed { bytes: 4 }.show(&[signs]), Shown::Signed(-0x7fff_7f80));
+    assert_eq!(Shape::Unsigned { bytes: 4 }.show(&[signs]), Shown::Unsigned(0x8000_8080));
+    assert_eq!(Shape::Bool { bytes: 4 }.show(&[1 << 31]), Shown::Bool(true));
+    assert_eq!(Shape::Bool { bytes: 4 }.show(&[1 << 32]), Shown::Bool(false));
     // Nobody shall need to look whether all words are there.
     assert_eq!(Shape::Raw { bytes: 9 }.show(&[]), Shown::Raw(vec![0; 9]));
     assert_eq!(Shape::Words { bytes: 16 }.show(&[7]), Shown::Words(vec![7, 0]));
@@ -149,6 +154,8 @@ fn texts_that_are_no_formats_are_refused() {
     let spaces = [repeat(one, 1).as_bytes(), &vec![b' '; MAX_VALUES_TEXT]].concat();
     assert!(raw(0, &spaces[..MAX_VALUES_TEXT]).is_ok());
     assert!(raw(0, &spaces[..=MAX_VALUES_TEXT]).is_err());
+    let event = raw(2, repeat(one, 2).as_bytes()).expect("a format");
+    assert_eq!(event.map(|format| format.of), Some(ValuesOf::Event));
     // Nothing is known of what a later version describes.
     assert_eq!(raw(3, b"anything"), Ok(None));
 }
@@ -163,8 +170,12 @@ fn a_writer_refuses_what_readers_would() {
     let mut wide = format.clone();
     wide.values = vec![ValueField { name: String::new(), shape: Shape::Signed { bytes: 16 } }];
     assert!(writer.values(&wide).is_err());
-    wide.values[0] = ValueField { name: "x".repeat(MAX_VALUES_TEXT), shape: Shape::Char };
-    assert!(writer.values(&wide).is_err());
+    let around = r#"{"values":[{"name":"","type":"char"}]}"#.len();
+    for (length, taken) in [(MAX_VALUES_TEXT - around, true), (MAX_VALUES_TEXT - around + 1, false)]
+    {
+        wide.values[0] = ValueField { name: "x".repeat(length), shape: Shape::Char };
+        assert_eq!(writer.values(&wide).is_ok(), taken, "{length}");
+    }
     let unknown = RawValues { function: 0, tracer: 0, of: 0, text: b"{}" };
     assert!(writer.raw_values(unknown).is_err());
     writer.flush().expect("memory");
@@ -275,8 +286,10 @@ fn words_that_do_not_fit_are_left_out() {
     writer.end(&Summary::default()).expect("memory");
     let bytes = writer.into_inner().expect("memory");
     let (mut reader, mut records) = (Reader::new(&*bytes).expect("a stream"), 0);
+    let mut frames = 0;
     while let Some(frame) = reader.next_frame().expect("whole") {
         let Frame::Records(batch) = frame else { continue };
+        frames += 1;
         for (record, bytes) in batch.whole_records() {
             assert_eq!((bytes.len(), record.head().tracer), (255 * 8, 4));
             let Record::Entry { sp: Some(6), values: Some(values), .. } = record else {
@@ -288,7 +301,7 @@ fn words_that_do_not_fit_are_left_out() {
         }
         assert!(batch.entries().is_none());
     }
-    assert_eq!(records, 300);
+    assert_eq!((records, frames), (300, 4));
 }
 
 #[test]
