@@ -162,10 +162,11 @@ fn the_longest_block_is_read() {
 fn what_is_gathered_is_there_once_it_is_flushed() {
     let plain = sample::stream();
     let starts = frame_starts(&plain);
-    let mut compressor = Compressor::new(Vec::new(), "zstd".parse().unwrap()).unwrap();
+    let mut stream = Vec::new();
+    let mut compressor = Compressor::new(&mut stream, "zstd".parse().unwrap()).unwrap();
     compressor.write_all(&plain[..starts[5] + 3]).unwrap();
     compressor.flush().unwrap();
-    let stream = compressor.into_inner().unwrap();
+    drop(compressor);
     let mut decoder = Decoder::new();
     decoder.feed(&stream);
     let mut given = 0;
@@ -288,6 +289,14 @@ fn only_plain_streams_are_compressed() {
         let mut compressor = Compressor::new(Vec::new(), "zstd".parse().unwrap()).unwrap();
         let error = compressor.write_all(bytes).unwrap_err().to_string();
         assert!(error.contains("only a plain stream"), "{error}");
+    }
+    let start = frame_starts(&stream)[1];
+    for length in [(1 << 20) + 8, 4_u32] {
+        let mut impossible = stream.clone();
+        impossible[start + 4..start + 8].copy_from_slice(&length.to_le_bytes());
+        let mut compressor = Compressor::new(Vec::new(), "zstd".parse().unwrap()).unwrap();
+        let error = compressor.write_all(&impossible).unwrap_err().to_string();
+        assert!(error.contains("impossible size"), "{error}");
     }
 }
 

@@ -322,10 +322,12 @@ proptest! {
         for (ticks, hz) in [(ticks, hz), (ticks >> shift, hz), (ticks, hz >> shift)] {
             let expected = u128::from(ticks) * 1_000_000_000 / u128::from(hz.max(1));
             prop_assert_eq!(nanoseconds(ticks, hz), expected);
+            let duration = u64::try_from(expected).unwrap_or(u64::MAX);
             let header = Header { clock_hz: hz, clock_start: 1 << 60, ..Header::default() };
             let since = i128::from(ticks) - (1 << 60);
             let expected = (since * 1_000_000_000).div_euclid(hz.max(1).into());
             prop_assert_eq!(header.nanoseconds(ticks), expected);
+            prop_assert_eq!(header.duration_ns(ticks), duration);
         }
     }
 
@@ -392,12 +394,12 @@ fn items_that_come_too_late_are_counted() {
     let mut merger = Merger::new(2);
     merger.push(0, 5, ());
     merger.drain(7, |_, ()| Ok::<_, ()>(())).expect("never fails");
-    for time in [3, 4, 5] {
+    for time in [3, 4, 5, 5] {
         merger.push(1, time, ());
     }
     assert_eq!(merger.push_now(1, ()), Some(()));
     assert_eq!(merger.push_now(2, ()), None);
-    assert_eq!((merger.late().collect::<Vec<_>>(), merger.held()), (vec![0, 2], 4));
+    assert_eq!((merger.late().collect::<Vec<_>>(), merger.held()), (vec![0, 2], 5));
 }
 
 pub(super) fn frame_starts(bytes: &[u8]) -> Vec<usize> {
@@ -523,6 +525,8 @@ fn errors_name_place_cause_and_remedy() {
     assert!(error.contains("type 2 where the header must"), "{error}");
     let error = refused(0, |_, payload| payload[..8].fill(0));
     assert!(error.contains("the clock's rate is zero"), "{error}");
+    let error = refused(6, |_, payload| payload[4] += 1);
+    assert!(error.contains("its entries are not as its head says"), "{error}");
     let last = frame_starts(&sample::stream()).len() - 1;
     let error = refused(last, |_, payload| payload[8] ^= 1);
     assert!(error.contains("vCPU 0: 4 records and 0 lost were seen, the totals say 5"), "{error}");
@@ -558,6 +562,7 @@ fn records_of_unknown_kinds_are_given_as_they_are() {
     assert_eq!(records[0], plain(&entry));
     let functions: Vec<_> = records.iter().map(|record| record.function()).collect();
     assert_eq!((functions, entry.pid()), (vec![Some(6), None, Some(6)], 8));
+    assert_eq!(batch.times().collect::<Vec<_>>(), [5, 9, 5]);
     let Record::Other(head, whole) = records[1] else { panic!("an unknown kind") };
     assert_eq!((head.timestamp.get(), whole), (9, &*later));
     assert!(
@@ -694,6 +699,8 @@ fn a_state_is_told_beside_all_else() {
     let [with, without] = [&with, &without].map(|it| Batch::new(0, 0, count, it.as_bytes()));
     assert!(with.is_well_formed() && without.is_well_formed());
     assert!(with.entries().is_none());
+    let events = with.records().filter(|it| matches!(it, Record::Event { values: Some(_), .. }));
+    assert_eq!(events.count(), 1);
     for (with, without) in with.records().zip(without.records()) {
         assert_eq!((with.context(), without.context()), (Some(context), None));
         let but_for_it = shown(std::iter::once(with))
@@ -730,6 +737,7 @@ fn a_duration_is_told_behind_a_value_and_before_a_state() {
     let context = Context::new(0, 1, 0);
     let ret = ReturnRecord::new(1, 2, 3, 4, 5);
     let tail = TailRecord::new(1, 2, 3, 4, 5);
+    assert_eq!(ret.of_aid().head.flags, RecordHead::SP | RecordHead::AID);
     let mut buffer = RecordBuffer::new();
     for value in [None, Some(6)] {
         for duration in [None, Some(7)] {
@@ -772,10 +780,9 @@ fn records_with_a_state_are_cut_into_frames_as_others_are() {
     for at in 0..400_000 {
         let entry = EntryRecord::new(at, 1, 2, 3);
         // There is room for one more record then where there is none for its state.
-        if at == 0 {
-            buffer.push(entry)
-        } else {
-            buffer.push_frame(entry.with_sp(4))
+        match at {
+            0 => buffer.push(entry),
+            _ => buffer.push_frame(entry.with_sp(4)),
         }
         if with_context(at) {
             buffer.with_context(context);

@@ -78,6 +78,9 @@ fn impossible_input_is_refused() {
     let mut writer = Writer::new(Vec::new(), &header()).expect("header");
     assert!(writer.entries(2, &records(0, 1)).is_err());
     assert!(writer.loss(0, 1, LossReason::Consumer).is_err());
+    assert!(Writer::new(Vec::new(), &Header { vcpus: MAX_VCPUS, ..header() }).is_ok());
+    let extra = vec![("k".into(), "x".repeat(1 << 16))];
+    assert!(Writer::new(Vec::new(), &Header { extra, ..header() }).is_err());
     // As long as a header may be, and longer.
     for (more, taken) in [(0, true), (1, false)] {
         let mut long = Header { extra: vec![("k".into(), "x".repeat(60_000)); 8], ..header() };
@@ -219,6 +222,15 @@ fn a_slow_consumer_is_told_what_it_missed() {
     consumer.extend_from_slice(&consumer_loss(0, 30, 30, 2));
     consumer.extend_from_slice(&end);
     assert_eq!(trace(&consumer).expect("announced").len(), 2);
+    // So is whoever gets a stream that is made of that one.
+    let mut writer = Writer::new(Vec::new(), &header()).expect("header");
+    writer.missed(0, 30, 30).expect("vCPU");
+    writer.entries(0, &records(3000, 1)).expect("records");
+    assert_eq!(writer.totals()[0].records, 31);
+    writer.end(&Summary::default()).expect("end");
+    let lines = trace(&writer.into_inner().expect("bytes")).expect("announced");
+    let loss = Loss { vcpu: 0, count: 30, reason: LossReason::Consumer, total: 30 };
+    assert_eq!(lines[..2], [format!("{:?}", Frame::Loss(loss)), "records 0 30 [3000]".into()]);
 }
 
 #[test]

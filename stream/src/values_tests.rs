@@ -151,6 +151,7 @@ fn texts_that_are_no_formats_are_refused() {
     assert!(raw(1, repeat(one, 1).as_bytes()).is_ok());
     assert!(raw(1, repeat(one, 2).as_bytes()).is_err());
     assert!(raw(1, repeat(long, 1).as_bytes()).is_err());
+    assert!(raw(1, repeat(r#"{"name":"a","type":"later","bytes":16}"#, 1).as_bytes()).is_err());
     let spaces = [repeat(one, 1).as_bytes(), &vec![b' '; MAX_VALUES_TEXT]].concat();
     assert!(raw(0, &spaces[..MAX_VALUES_TEXT]).is_ok());
     assert!(raw(0, &spaces[..=MAX_VALUES_TEXT]).is_err());
