@@ -460,5 +460,77 @@ mod tests {
         assert_eq!(part(Shape::Unsigned { bytes: 1 }).number(&word), 0x85);
         assert_eq!(part(Shape::Bits { shift: 32, width: 16, signed: false }).number(&word), 0x1234);
         assert_eq!(part(Shape::Pointer).number(&word), word[0]);
+        assert_eq!(part(Shape::Char).number(&word).cast_signed(), -123);
+        assert_eq!(part(Shape::Unsigned { bytes: 4 }).number(&word), 0xffff_ff85);
+        assert_eq!(part(Shape::Bool { bytes: 2 }).number(&word), 0xff85);
+        let numbered = |signed| Shape::Enum { bytes: 4, signed, names: Vec::new() };
+        assert_eq!(part(numbered(false)).number(&word), 0xffff_ff85);
+        assert_eq!(part(numbered(true)).number(&word).cast_signed(), -123);
+    }
+
+    // A value that is made of the wrong words, or is said to be there when it could not be read, is a wrong trace.
+    #[test]
+    fn values_are_made_of_what_was_recorded() {
+        let fields: Vec<_> = (0..4).map(Field::Argument).chain([Field::Failed]).collect();
+        let part = |field| Part { field, shape: Shape::Unsigned { bytes: 8 } };
+        let all = [
+            From::Same(part(1)),
+            From::Swapped(part(2)),
+            From::SwitchState([part(0), part(1), part(2)]),
+            From::Signal(part(0), part(3), [70, 71]),
+            From::Signal(part(1), part(3), [70, 71]),
+            From::Signal(part(2), part(3), [70, 71]),
+            From::Each(vec![part(0), part(3)]),
+            From::Caller,
+            From::Always(9),
+        ];
+        let shown = || ValueField { name: "it".into(), shape: Shape::Unsigned { bytes: 8 } };
+        let event = EventFields {
+            name: "test:event".into(),
+            fields: fields.clone(),
+            values: all.map(|from| EventValue { shown: shown(), from }).into(),
+            print: None,
+            call: None,
+            in_place: false,
+        };
+        let event = Arc::new(event);
+        let target = EventTarget { address: Header::TOP_4_GIB + 0x1000, word: 5, event };
+        let mut events = Events::default();
+        events.add(0, &Targets { events: vec![target], ..Targets::default() });
+        let places = events.known[0].places.clone();
+        let mut recorded = vec![0; fields.len()];
+        for ((at, ..), word) in places.iter().zip([0, 1, 0x1234, 50]) {
+            recorded[*at] = word;
+        }
+        let record = RawRecord { caller: 0x40, pid: 7, ..RawRecord::default() };
+        let expected = [1, 0x3412, 0x20, 70, 71, 50, 0, 50, Header::TOP_4_GIB | 0x40, 9];
+        // Nothing failed; the last argument; the one that is behind it.
+        for (lost, failed) in [(None, 0), (Some(3), 0b110_0000), (Some(0), 0b100_0100)] {
+            let failed_at = events.known[0].failed.unwrap();
+            recorded[failed_at] = lost.map_or(0, |field: usize| 1 << places[field].2);
+            let mut batch = RecordBuffer::new();
+            events.write(0, &mut batch, 3, &record, &recorded);
+            let mut wanted = RecordBuffer::new();
+            wanted.push_event(EventRecord::new(3, 0x1000, 0x40, 7), failed, expected);
+            assert_eq!(batch.as_bytes(), wanted.as_bytes(), "{lost:?}");
+        }
+    }
+
+    // A program that does not know the number would record every call.
+    #[test]
+    fn programs_know_the_number_of_a_call_where_it_is_an_argument() {
+        let event = |fields, field| EventFields {
+            name: String::new(),
+            fields,
+            values: Vec::new(),
+            print: None,
+            call: Some(OneCall { number: 1, place: Part { field, shape: Shape::Pointer } }),
+            in_place: false,
+        };
+        let fields = vec![Field::Argument(2), Field::Stack];
+        let number = Operand::Argument { number: 2, bytes: 8, signed: true };
+        assert_eq!(event(fields.clone(), 0).number_operand(), Some(number));
+        assert_eq!(event(fields.clone(), 1).number_operand(), None);
+        assert_eq!(event(fields, 2).number_operand(), None);
     }
 }

@@ -313,6 +313,40 @@ mod tests {
         assert_eq!((reader.next(u64::MAX), reader.dropped()), (None, 0));
     }
 
+    // Those that were dropped before one that is not kept are lost with it, and are told once.
+    #[test]
+    fn what_was_dropped_is_told_once_in_a_flight_recorder() {
+        let (mut writer, mut reader) = exit_log_of(1);
+        (1..=3).for_each(|at| put(&mut writer, at));
+        for at in 0..WAITING as u64 {
+            assert!(reader.take(true));
+            put(&mut writer, at);
+        }
+        assert!(reader.take(true));
+        assert_eq!((reader.waiting.len(), reader.overwritten), (WAITING, 1));
+        put(&mut writer, 9);
+        assert!(reader.take(true));
+        assert_eq!((reader.overwritten, reader.dropped()), (4, 0));
+    }
+
+    // A count that is not told is a trace that is said to be whole.
+    #[test]
+    fn what_is_forgotten_or_given_up_is_counted() {
+        let header = crate::stream::sample::header();
+        for give_up in [false, true] {
+            let (mut writer, reader) = exit_log_of(3);
+            (1..=5).for_each(|at| put(&mut writer, at));
+            let mut exits = Exits::new(vec![reader]);
+            let mut stream = Writer::new(Vec::new(), &header).unwrap();
+            let count = match give_up {
+                true => exits.give_up(0, &mut stream),
+                false => exits.clear(0, &mut stream),
+            };
+            assert_eq!((count.unwrap(), exits.waiting(0)), (3, 0));
+            assert_eq!(stream.totals()[0].lost, if give_up { 5 } else { 2 });
+        }
+    }
+
     // What is being told, or has to wait in its queue, keeps watermarks back.
     #[test]
     fn all_is_taken_only_if_nothing_was_begun() {

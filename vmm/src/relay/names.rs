@@ -321,6 +321,7 @@ impl Callers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tracer::ModuleSymbol;
 
     // Modules come to the place of others: their returns would be those of functions that are gone.
     #[test]
@@ -348,6 +349,56 @@ mod tests {
         functions.add_exits(&[exit(0x100c)]);
         assert!(functions.known(&record).is_none(), "of the one that is gone");
         assert_eq!(place(&mut functions), (0x100c, true));
+    }
+
+    // The reader must know that such a return is no call's own.
+    #[test]
+    fn ends_of_functions_are_what_is_behind_them() {
+        let mut functions = Functions::new(0);
+        let exit = |word, after, is_aid| ExitWord {
+            word,
+            function: Header::TOP_4_GIB + 0x1000,
+            target: 0,
+            after,
+            is_aid,
+        };
+        functions.add_exits(&[
+            exit(1, After::Nothing, false),
+            exit(2, After::Leaf, false),
+            exit(3, After::Group(1), false),
+            exit(4, After::Group(1), true),
+        ]);
+        let ends = [1, 2, 3, 4].map(|word| functions.place(Point::Tail, word).unwrap().end);
+        assert_eq!(ends, [End::Usual, End::Last, End::Usual, End::Aid]);
+    }
+
+    // A module comes to the place of another: its callers would have the names of functions that are gone.
+    #[test]
+    fn functions_of_modules_are_found_by_every_byte_of_them() {
+        let module = |name: &str, symbols: &[(u64, u32, &str)]| Module {
+            address: 0,
+            name: name.into(),
+            functions: Vec::new(),
+            symbols: symbols
+                .iter()
+                .map(|&(address, size, name)| ModuleSymbol { address, size, name: name.into() })
+                .collect(),
+            left_out: 0,
+        };
+        let mut names = ModuleNames::default();
+        names.add(&module("one", &[(0x1000, 16, "a"), (0x1010, 16, "b"), (0x1020, 0, "c")]));
+        let found = |names: &ModuleNames, address| {
+            names.lookup(address).map(|symbol| (symbol.address, symbol.name.to_owned()))
+        };
+        assert_eq!(found(&names, 0xfff), None);
+        assert_eq!(found(&names, 0x100f), Some((0x1000, "a".into())));
+        assert_eq!(found(&names, 0x1010), Some((0x1010, "b".into())));
+        assert_eq!(found(&names, 0x1020), Some((0x1020, "c".into())));
+        assert_eq!(found(&names, 0x1021), None);
+        names.add(&module("two", &[(0x1008, 16, "d")]));
+        assert_eq!(found(&names, 0x1007), Some((0x1000, "a".into())));
+        assert_eq!(found(&names, 0x1017), Some((0x1008, "d".into())));
+        assert_eq!(found(&names, 0x101f), None, "it is in the place of the other one");
     }
 
     // Only what a site writes may become a record: rings are guest-writable.

@@ -94,3 +94,43 @@ impl Waits {
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Sender, channel};
+
+    /// Tells what it is told.
+    struct Told(Sender<bool>);
+
+    impl Waiting for Told {
+        fn made_room(&self) {}
+        fn close(&self, closed: bool) {
+            self.0.send(closed).unwrap();
+        }
+        fn wanted_for(&self) -> Option<Duration> {
+            None
+        }
+        fn stalls(&self) -> Vec<(Instant, Duration)> {
+            Vec::new()
+        }
+        fn waited(&self) -> Vec<Duration> {
+            vec![Duration::ZERO]
+        }
+    }
+
+    // Where nobody takes records, vCPUs wait; who is not told that somebody does again waits for ever.
+    #[test]
+    fn it_is_told_when_the_output_takes_nothing_and_when_it_does_again() {
+        let (sender, told) = channel();
+        let mut waits = Waits::new(Some(Box::new(Told(sender))));
+        for closed in [false, true, true, false, false, true] {
+            waits.close(closed);
+        }
+        waits.end(&[]);
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), [true, false, true, false]);
+        let mut summary = Summary::default();
+        waits.tell(&mut summary);
+        assert_eq!(summary.waits, None, "nobody has waited");
+    }
+}

@@ -2,7 +2,9 @@
 
 use super::{Rings, Sink, TIME};
 use proptest::prelude::*;
+use std::time::Duration;
 use vmtrace::relay::{Drain, ExitWriter, Grace, exit_log};
+use vmtrace::serve::Hub;
 use vmtrace::stream::{ExitDir, ExitReason, Frame, HostExit, LossReason, Reader, Record, Summary};
 use vmtrace_trampolines::layout::{COMMON_SIZE, Common, Info};
 
@@ -39,8 +41,14 @@ struct Run {
 impl Run {
     /// The guest's clock is far ahead of what is written here: a watermark of all that there is covers all.
     fn new(overwrite: bool) -> Self {
+        Self::of(overwrite, |stream| stream)
+    }
+
+    /// With another stream than most.
+    fn of(overwrite: bool, stream: fn(Hub) -> Hub) -> Self {
         let (rings, sink) = (Rings::new(1), Sink::default());
         let (mut setup, _) = rings.setup(Box::new(sink.clone()));
+        setup.stream = stream(setup.stream);
         let (writer, reader) = exit_log();
         assert!(!writer.is_on());
         reader.begin();
@@ -172,6 +180,24 @@ fn exits_without_room_are_counted_where_they_are_missing() {
     wanted.push(Seen::Lost(LossReason::Exits, 1));
     assert!(seen == wanted, "{} {:?}", seen.len(), &seen[seen.len().min(wanted.len()) - 4..]);
     assert_eq!((summary.records(), summary.lost()), (QUEUE + 1, 12));
+}
+
+// What nobody takes at the end is lost, and is told as what is in the rings is.
+#[test]
+fn exits_that_the_output_does_not_take_are_counted() {
+    let mut run = Run::of(false, |stream| stream.with_room(0));
+    run.drain.wait_for_output();
+    // Nothing is written while this is held.
+    let stuck = run.sink.0.lock().unwrap();
+    run.entry(100);
+    run.drain.pass().unwrap();
+    (200..203).for_each(|at| put(&mut run.writer, at));
+    run.entry(300);
+    let end = run.drain.finish(Summary::default(), &Grace::of(Duration::ZERO)).unwrap().summary;
+    drop(stuck);
+    assert_eq!((end.records(), end.lost()), (1, 4), "{end:?}");
+    assert_eq!(end.vcpus[0].lost_by_reason[&LossReason::Exits.to_string()], 3);
+    assert!(end.notes.iter().any(|note| note.contains("4 records were left")), "{end:?}");
 }
 
 // The newest are of use, as with records.

@@ -18,11 +18,11 @@ use std::time::Duration;
 
 use rings::Rings;
 use vmtrace::export::{Player, Text};
-use vmtrace::relay::{Drain, End, Grace, Relay, Sorted, resolver};
+use vmtrace::relay::{Drain, End, Grace, Relay, Snapshot, Sorted, resolver};
 use vmtrace::serve::{self, Format, Globs, Hub, Join, Origin, StreamRequest, Unwritten};
 use vmtrace::stream::{
-    Bucket, Compressor, Count, CountsOf, EntryRecord, Frame, Header, HistogramOf, Mark, MarkKind,
-    Reader, Stretch, Summary, TracedOf,
+    Bucket, Compressor, Count, CountsOf, Dictionaries, EntryRecord, Frame, Header, HistogramOf,
+    Mark, MarkKind, Reader, Stretch, Summary, TracedOf,
 };
 use vmtrace::tracer::{CallerHits, Hits, RawBatch};
 use vmtrace_trampolines::layout::{COMMON_SIZE, Common, Info};
@@ -91,6 +91,63 @@ fn snapshots_tell_each_record_once() {
         }
     }
     assert_eq!(times, (0..70).map(|number| lap(number).timestamp).collect::<Vec<_>>());
+}
+
+// `ctl S clear` begins anew: what was there before is in no snapshot, and is not lost either.
+#[test]
+fn what_was_cleared_is_in_no_snapshot() {
+    let rings = Rings::new(1);
+    let (mut setup, joining) = rings.setup(Box::new(Sink::default()));
+    setup.readers = rings.readers(true);
+    let (join, reader) = consumer();
+    joining.send(join).unwrap();
+    let lap = |number| Common { info: Info::new(COMMON_SIZE, 0, 1, 1).0, ..rings.record(number) };
+    let hit = |numbers: std::ops::Range<u64>| numbers.for_each(|number| rings.hit(0, lap(number)));
+    let relay = Relay::start(setup, || ()).unwrap();
+    hit(0..40);
+    assert_eq!(relay.clear(), Some(40));
+    hit(40..50);
+    assert_eq!(relay.snapshot(), Some(Snapshot { records: 10, whole: true }));
+    assert_eq!((relay.status().unwrap().consumers, relay.consumers()), (1, 1));
+    let end = relay.finish(Summary::default(), TIME).wait(TIME).unwrap().unwrap();
+    assert_eq!((end.summary.records(), end.summary.lost()), (10, 0), "{:?}", end.summary);
+    reader.join().unwrap();
+}
+
+// Who asks how far the stream is would wait for ever for a guest that does nothing.
+#[test]
+fn it_is_told_how_far_an_idle_stream_is_where_somebody_asks() {
+    for asked in [false, true] {
+        let rings = Rings::new(1);
+        let sink = Sink::default();
+        let (setup, _joining) = rings.setup(Box::new(sink.clone()));
+        let relay = Relay::start(setup, || ()).unwrap();
+        if asked {
+            relay.reach(0);
+        }
+        relay.finish(Summary::default(), TIME).wait(TIME).unwrap().unwrap();
+        let file = sink.0.lock().unwrap();
+        let mut reader = Reader::new(&**file).unwrap();
+        let mut told = false;
+        while let Some(frame) = reader.next_frame().unwrap() {
+            told |= matches!(frame, Frame::Watermark(_));
+        }
+        assert_eq!(told, asked);
+    }
+}
+
+// Whoever runs the guest must hear that nothing is traced any more, and why.
+#[test]
+fn a_relay_that_fails_says_why() {
+    let rings = Rings::new(1);
+    let (mut setup, _joining) = rings.setup(Box::new(std::io::sink()));
+    setup.header.clock_hz = 0;
+    let (sender, ended) = channel();
+    let mut relay = Relay::start(setup, move || sender.send(()).unwrap()).unwrap();
+    ended.recv().unwrap();
+    let error = relay.error().unwrap().to_string();
+    assert!(error.contains("the clock's rate is zero"), "{error}");
+    assert!(relay.status().is_none() && relay.snapshot().is_none());
 }
 
 // A ring may be larger than what should wait for the output. What that takes too long for is there for the
@@ -202,8 +259,12 @@ fn what_was_drained_reaches_everyone_and_what_was_not_is_counted() {
     let mut next = [0; CPUS];
     let mut lost = [0; CPUS];
     let mut reader = Reader::new(&*file).unwrap();
+    let mut names = Dictionaries::new();
     while let Some(frame) = reader.next_frame().unwrap() {
         match frame {
+            Frame::Symbols(list) => list.for_each(|symbol| {
+                symbol.with_text(|symbol| names.insert_symbol(symbol)).unwrap();
+            }),
             Frame::Records(batch) => {
                 let cpu = batch.vcpu as usize;
                 for entry in batch.entries().unwrap() {
@@ -212,6 +273,12 @@ fn what_was_drained_reaches_everyone_and_what_was_not_is_counted() {
                     assert!(number >= next[cpu], "vCPU {cpu}: {number} after {}", next[cpu]);
                     assert_eq!(entry.function.get(), rings.entries[&expected.site]);
                     assert_eq!((entry.caller.get(), entry.pid()), (expected.caller, expected.pid));
+                    // Callers have their names before the first record that has them.
+                    let caller = Header::TOP_4_GIB | u64::from(expected.caller);
+                    let named = names.symbol(caller).map(|symbol| symbol.address);
+                    let function = rings.kernel.symbols().lookup(caller);
+                    assert_eq!(named, function.map(|(_, start)| start));
+                    assert!(named.is_some());
                     lost[cpu] += number - next[cpu];
                     next[cpu] = number + 1;
                 }

@@ -84,9 +84,14 @@ fn writers_are_let_go_where_waiting_does_not_help() {
     let mut pauses = Vec::new();
     while let Some(frame) = reader.next_frame().unwrap() {
         if let vmtrace::stream::Frame::Mark(Mark {
-            kind: MarkKind::Pause, duration_ns, text, ..
+            ticks,
+            kind: MarkKind::Pause,
+            duration_ns,
+            text,
         }) = frame
         {
+            // When it was over, at 2 GHz.
+            assert!(ticks >= 500_000_000, "{ticks}");
             pauses.push((duration_ns, text));
         }
     }
