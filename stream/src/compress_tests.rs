@@ -156,6 +156,13 @@ fn the_longest_block_is_read() {
     assert_eq!(decoder.advance().unwrap(), Progress::Frame);
     assert_eq!(decoder.advance().unwrap(), Progress::Frame);
     assert!(matches!(decoder.frame(), Some(Frame::Skipped(99))));
+    // The longest frame.
+    let payload = vec![0; MAX_PAYLOAD as usize];
+    let head = FrameHead::sealed(99, 2, 1, &payload);
+    let mut decoder = Decoder::new();
+    decoder.feed(&[begin, head.as_bytes(), &payload].concat());
+    assert_eq!(decoder.advance().unwrap(), Progress::Frame);
+    assert_eq!(decoder.advance().unwrap(), Progress::Frame);
 }
 
 #[test]

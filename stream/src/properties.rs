@@ -546,6 +546,8 @@ fn records_of_unknown_kinds_are_given_as_they_are() {
     let mut later = EntryRecord::new(9, 10, 11, 12).as_bytes().to_vec();
     later[8] = 200;
     later[9] = 4;
+    // Whatever that may be of this kind.
+    later[11] = RecordHead::CONTEXT;
     later.extend_from_slice(&[0xaa; 8]);
     let mut grown = entry.as_bytes().to_vec();
     grown[9] = 4;

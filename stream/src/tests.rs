@@ -79,8 +79,10 @@ fn impossible_input_is_refused() {
     assert!(writer.entries(2, &records(0, 1)).is_err());
     assert!(writer.loss(0, 1, LossReason::Consumer).is_err());
     assert!(Writer::new(Vec::new(), &Header { vcpus: MAX_VCPUS, ..header() }).is_ok());
-    let extra = vec![("k".into(), "x".repeat(1 << 16))];
-    assert!(Writer::new(Vec::new(), &Header { extra, ..header() }).is_err());
+    for (length, taken) in [(65_535, true), (65_536, false)] {
+        let extra = vec![("k".into(), "x".repeat(length))];
+        assert_eq!(Writer::new(Vec::new(), &Header { extra, ..header() }).is_ok(), taken);
+    }
     // As long as a header may be, and longer.
     for (more, taken) in [(0, true), (1, false)] {
         let mut long = Header { extra: vec![("k".into(), "x".repeat(60_000)); 8], ..header() };
@@ -191,6 +193,36 @@ fn reading_goes_on_after_an_interruption() {
     assert_eq!((last, reader.offset()), (Some(true), stream.len() as u64));
 }
 
+/// Fails once, as where nothing comes for long.
+struct Fails(bool);
+
+impl std::io::Read for Fails {
+    fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+        match std::mem::replace(&mut self.0, true) {
+            false => Err(std::io::ErrorKind::TimedOut.into()),
+            true => Ok(0),
+        }
+    }
+}
+
+// Who reads must hear of it, and may go on.
+#[test]
+fn an_error_of_the_source_is_told_and_loses_nothing() {
+    use std::io::Read;
+    let stream = sample::stream();
+    let (begin, end) = stream.split_at(stream.len() / 2);
+    let mut reader = Reader::new(begin.chain(Fails(false)).chain(end)).expect("a stream");
+    let mut errors = 0;
+    loop {
+        match reader.next_frame() {
+            Ok(Some(_)) => {}
+            Ok(None) => break,
+            Err(_) => errors += 1,
+        }
+    }
+    assert_eq!((errors, reader.offset()), (1, stream.len() as u64));
+}
+
 // Readers refuse longer ones.
 #[test]
 fn names_are_written_as_far_as_readers_take_them() {
@@ -289,4 +321,8 @@ fn functions_that_were_traced_are_told() {
     payload[21] = 9;
     let frame = Frame::parse(wire::kind::TRACED, 0, &payload).expect("of a later version");
     assert!(matches!(frame, Frame::Traced(Traced { of: None, .. })));
+    payload.clear();
+    Stretch { of: TracedOf::Entries, ..stretch }.encode(&[1, 2], &mut payload);
+    let frame = Frame::parse(wire::kind::TRACED, 0, &payload).expect("whole");
+    assert!(matches!(frame, Frame::Traced(Traced { of: Some(TracedOf::Entries), .. })));
 }

@@ -197,5 +197,9 @@ mod tests {
         told.forget_tracer(0);
         assert_eq!(functions(&told), [[1], [1], [1]]);
         assert_eq!(told.numbers, 3);
+        let mut told = Told::default();
+        told.add(0, 0, &[1, 2].map(|function| Count { function, hits: 1 }));
+        told.forget_function(1, 16);
+        assert_eq!((functions(&told)[0].clone(), told.numbers), (vec![2], 1));
     }
 }
