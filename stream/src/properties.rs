@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::sample;
 use super::values_tests::format;
-use super::wire::{FrameHead, HEAD, Prologue, crc32, kind};
+use super::wire::{BATCH, FrameHead, HEAD, Prologue, crc32, kind};
 use super::*;
 
 /// One call of a writer.
@@ -799,6 +799,7 @@ fn records_with_a_state_are_cut_into_frames_as_others_are() {
     while let Some(frame) = reader.next_frame().expect("whole") {
         let Frame::Records(batch) = frame else { continue };
         frames += 1;
+        assert!(batch.as_bytes().len() <= BATCH);
         for record in batch.records() {
             assert_eq!(record.head().timestamp.get(), at);
             assert_eq!(record.context(), with_context(at).then_some(context));
