@@ -65,6 +65,13 @@ pub enum Field {
     Known(Read),
     /// 8 bytes of the kernel's own data, by their link address: a multiple of 8.
     Variable(u64),
+    /// Of the `task_struct` of the task that runs. (riscv64: from a multiple of 8 bytes on.)
+    Task {
+        /// Bytes from its beginning on.
+        offset: u32,
+        /// How many words.
+        words: u8,
+    },
 }
 
 impl Field {
@@ -73,6 +80,7 @@ impl Field {
     pub fn words(self) -> usize {
         match self {
             Self::Read(read) | Self::Known(read) => read.words(),
+            Self::Task { words, .. } => words.into(),
             _ => 1,
         }
     }
@@ -492,6 +500,7 @@ impl Program {
                 Field::Failed | Field::Context => true,
                 Field::Duration => self.since.is_some(),
                 Field::Known(_) | Field::Variable(_) => self.point == Point::Entry,
+                Field::Task { words, .. } => self.point == Point::Entry && words > 0,
                 // What fails must be able to say so, in what is there by then.
                 Field::Read(_) => {
                     let before = self.fields.get(..index).unwrap_or_default();

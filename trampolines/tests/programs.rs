@@ -135,6 +135,7 @@ fn check(kind: Kind, program: &Program, guest: &FakeGuest, random: &mut Random, 
                 Field::Target
                 | Field::Known(_)
                 | Field::Variable(_)
+                | Field::Task { .. }
                 | Field::Context
                 | Field::Duration => {
                     unreachable!("see the tests of x86-64, of ends, and of reads")

@@ -269,6 +269,19 @@ impl Btf {
         all.find_map(|(value, known)| (known == name).then_some(value))
     }
 
+    /// The values of enumerators, of whichever enums; `None` for those that there are not.
+    #[must_use]
+    pub fn enumerators_named(&self, names: &[&str]) -> Vec<Option<i64>> {
+        let mut found = vec![None; names.len()];
+        let numbers = (1..self.types.len()).filter_map(|number| u32::try_from(number).ok());
+        for (value, known) in numbers.flat_map(|number| self.enumerators(number)) {
+            for (place, _) in found.iter_mut().zip(names).filter(|(_, name)| **name == known) {
+                place.get_or_insert(value);
+            }
+        }
+        found
+    }
+
     /// The parameters of a function's type, as name and type, and what it returns.
     pub(crate) fn signature(&self, number: u32) -> Option<(Vec<(&str, u32)>, u32)> {
         /// More than any function of any kernel has.

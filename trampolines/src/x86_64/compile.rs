@@ -276,7 +276,7 @@ fn entry(
     for (index, (field, below)) in program.places().enumerate() {
         let to = values.rings + at(below);
         let keeps = match field {
-            Field::Known(_) | Field::Failed | Field::Variable(_) => true,
+            Field::Known(_) | Field::Failed | Field::Variable(_) | Field::Task { .. } => true,
             Field::Argument(number) => {
                 ARGUMENTS.get(usize::from(number)).is_some_and(|&register| register != RDX)
             }
@@ -311,6 +311,17 @@ fn entry(
             Field::Variable(link) => {
                 let at = disp("a variable", link.wrapping_add(values.slide))?;
                 dynasm!(ops; .arch x64; mov rax, [DWORD at]; mov [r10 + to], rax);
+            }
+            Field::Task { offset, words } => {
+                let current = disp("current's offset", values.current)?;
+                let from = disp("a task's offset", offset.into())?;
+                for word in (0..words).map(|word| 8 * i32::from(word)) {
+                    dynasm!(ops; .arch x64
+                        ; gs mov rax, [DWORD current]
+                        ; mov rax, [rax + from.wrapping_add(word)]
+                        ; mov [r10 + (to - word)], rax
+                    );
+                }
             }
             Field::Value | Field::Duration => {
                 return Err(ProgramError::Field(field, program.point));
@@ -357,7 +368,8 @@ fn end(
             | Field::Target
             | Field::Read(_)
             | Field::Known(_)
-            | Field::Variable(_) => {
+            | Field::Variable(_)
+            | Field::Task { .. } => {
                 return Err(ProgramError::Field(field, Point::Return));
             }
         }
@@ -399,7 +411,8 @@ fn tail(
             | Field::Argument(_)
             | Field::Read(_)
             | Field::Known(_)
-            | Field::Variable(_) => {
+            | Field::Variable(_)
+            | Field::Task { .. } => {
                 return Err(ProgramError::Field(field, program.point));
             }
         }

@@ -23,8 +23,30 @@ pub(super) enum Rule {
     SwitchState([&'static str; 3]),
     /// 16 bits in the order of the network.
     Swapped(&'static str),
-    /// A signal's information, what is wanted of it, and what that is if the first is 0 or 1.
-    Signal(&'static str, &'static str, [u64; 2]),
+    /// A pointer that may be a number instead, what is wanted behind it, and what that is if the first is 0
+    /// or 1.
+    Pointed(&'static str, &'static str, [u64; 2]),
+    /// The device of a disk, which may not be there.
+    Disk(&'static str),
+    /// What a block request says of itself, shifted to the right.
+    Request {
+        value: &'static str,
+        shift: u32,
+        /// Its operation and flags, if it matters whether commands are passed through.
+        flags: Option<&'static str>,
+    },
+    /// The operation and flags of a block request, as letters.
+    Letters(&'static str),
+    /// An error number, by the status of a block request.
+    Errno(&'static str),
+    /// Whether memory is counted for a group of tasks: flags of the request, and of the cache.
+    Accounted(&'static str, &'static str),
+    /// The number of the page with this `struct page`.
+    Page(&'static str),
+    /// The name of the task that runs.
+    Own,
+    /// A text that is always empty.
+    Empty,
     /// A variable of 8 bytes of the kernel's.
     Variable(&'static str),
     /// A number that is always the same, which the kernel does not print.
@@ -56,7 +78,10 @@ pub(super) fn print(row: &Row, event: &Event) -> Option<String> {
     row.prints.iter().find(fits).map(|print| (*print).to_owned())
 }
 
-use Rule::{Always, Each, Known, Path, Signal, Swapped, SwitchState, Variable};
+use Rule::{
+    Accounted, Always, Disk, Each, Empty, Errno, Known, Letters, Own, Page, Path, Pointed, Request,
+    Swapped, SwitchState, Variable,
+};
 
 /// `SI_USER` and `SI_KERNEL`: what stands for information that there is not.
 const NO_INFO: [u64; 2] = [0, 0x80];
@@ -76,6 +101,11 @@ macro_rules! hrtimer_mode {
          7=REL|PINNED|SOFT,8=ABS|HARD,9=REL|HARD,10=ABS|PINNED|HARD,11=REL|PINNED|HARD}"
     };
 }
+
+/// Of a request: its operation and flags.
+const REQUEST: Option<&str> = Some("rq->cmd_flags");
+/// Bits of a place in a sector (`SECTOR_SHIFT`).
+const SECTOR: u32 = 9;
 
 const SOFTIRQ: &str = "vec={vec} [action={vec:names 0=HI,1=TIMER,2=NET_TX,3=NET_RX,4=BLOCK,\
                        5=IRQ_POLL,6=TASKLET,7=SCHED,8=HRTIMER,9=RCU}]";
@@ -305,6 +335,56 @@ const ROWS: &[Row] = &[
         prints: &["skbaddr={skbaddr:p}", "skbaddr={skbaddr:p} location={location}"],
     },
     Row {
+        names: &[
+            "block_rq_insert",
+            "block_rq_issue",
+            "block_rq_merge",
+            "block_rq_requeue",
+            "block_io_start",
+            "block_io_done",
+        ],
+        rules: &[
+            ("dev", Disk("rq->q->disk")),
+            ("dev", Disk("rq->rq_disk")), // before 5.17
+            ("sector", Request { value: "rq->__sector", shift: 0, flags: REQUEST }),
+            ("nr_sector", Request { value: "rq->__data_len", shift: SECTOR, flags: REQUEST }),
+            ("bytes", Known("rq->__data_len")),
+            ("ioprio", Known("rq->ioprio")),
+            // Since 6.14 that of its first part, which may be done already.
+            ("ioprio", Pointed("rq->bio", "rq->bio->bi_ioprio", [0, 0])),
+            ("rwbs", Letters("rq->cmd_flags")),
+            ("comm", Own),
+            ("cmd", Empty),
+        ],
+        prints: &[],
+    },
+    Row {
+        names: &["block_rq_complete", "block_rq_error"],
+        rules: &[
+            ("dev", Disk("rq->q->disk")),
+            ("dev", Disk("rq->rq_disk")), // before 5.17
+            ("sector", Known("rq->__sector")),
+            ("nr_sector", Request { value: "nr_bytes", shift: SECTOR, flags: None }),
+            ("error", Errno("error")),
+            ("ioprio", Known("rq->ioprio")),
+            ("ioprio", Pointed("rq->bio", "rq->bio->bi_ioprio", [0, 0])),
+            ("rwbs", Letters("rq->cmd_flags")),
+            ("cmd", Empty),
+        ],
+        prints: &[],
+    },
+    Row {
+        names: &["block_bio_queue", "block_bio_backmerge", "block_bio_frontmerge", "block_getrq"],
+        rules: &[
+            ("dev", Path("bio->bi_bdev->bd_dev")),
+            ("sector", Path("bio->bi_iter.bi_sector")),
+            ("nr_sector", Request { value: "bio->bi_iter.bi_size", shift: SECTOR, flags: None }),
+            ("rwbs", Letters("bio->bi_opf")),
+            ("comm", Own),
+        ],
+        prints: &[],
+    },
+    Row {
         names: &["kmalloc"],
         rules: &[
             ("call_site", Path("call_site")),
@@ -315,6 +395,45 @@ const ROWS: &[Row] = &[
             ("node", Path("node")),
         ],
         prints: &[],
+    },
+    Row {
+        names: &["kmem_cache_alloc"],
+        rules: &[
+            ("call_site", Path("call_site")),
+            ("ptr", Path("ptr")),
+            ("name", Path("s->name:32")),
+            ("bytes_req", Path("bytes_req")), // before 6.1
+            ("bytes_req", Known("s->object_size")),
+            ("bytes_alloc", Path("bytes_alloc")), // before 6.1
+            ("bytes_alloc", Known("s->size")),
+            ("gfp_flags", Path("gfp_flags")),
+            ("node", Path("node")),
+            ("accounted", Accounted("gfp_flags", "s->flags")),
+        ],
+        prints: &[],
+    },
+    Row {
+        names: &[
+            "mm_page_alloc",
+            "mm_page_free",
+            "mm_page_free_batched",
+            "mm_page_alloc_zone_locked",
+            "mm_page_pcpu_drain",
+        ],
+        rules: &[
+            ("pfn", Page("page")),
+            ("order", Path("order")),
+            ("gfp_flags", Path("gfp_flags")),
+            ("migratetype", Path("migratetype")),
+            ("percpu_refill", Path("percpu_refill")),
+        ],
+        // The kernel tells the address of the `struct page` as well, which is no field.
+        prints: &[
+            "pfn=0x{pfn:x} order={order}",
+            "pfn=0x{pfn:x} order={order} migratetype={migratetype} gfp_flags={gfp_flags:own}",
+            "pfn=0x{pfn:x} order={order} migratetype={migratetype}",
+            "pfn=0x{pfn:x} order={order} migratetype={migratetype} percpu_refill={percpu_refill}",
+        ],
     },
     Row {
         names: &["kfree"],
@@ -370,8 +489,8 @@ const ROWS: &[Row] = &[
         names: &["signal_generate"],
         rules: &[
             ("sig", Path("sig")),
-            ("errno", Signal("info", "info->si_errno", [0, 0])),
-            ("code", Signal("info", "info->si_code", NO_INFO)),
+            ("errno", Pointed("info", "info->si_errno", [0, 0])),
+            ("code", Pointed("info", "info->si_code", NO_INFO)),
             ("comm", Known("task->comm")),
             ("pid", Known("task->pid")),
             ("group", Path("group")),
@@ -384,8 +503,8 @@ const ROWS: &[Row] = &[
         names: &["signal_deliver"],
         rules: &[
             ("sig", Path("sig")),
-            ("errno", Signal("info", "info->si_errno", [0, 0])),
-            ("code", Signal("info", "info->si_code", NO_INFO)),
+            ("errno", Pointed("info", "info->si_errno", [0, 0])),
+            ("code", Pointed("info", "info->si_code", NO_INFO)),
             ("sa_handler", Path("ka->sa.sa_handler")),
             ("sa_flags", Path("ka->sa.sa_flags")),
         ],
