@@ -235,7 +235,83 @@ fn switch_state(preempted: u64, task: u64, exited: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{EventFields, Known};
     use super::*;
+    use vmtrace_trampolines::Field;
+
+    fn number(field: usize) -> Part {
+        Part { field, shape: Shape::Unsigned { bytes: 8 } }
+    }
+
+    /// What a value makes of three numbers that were recorded.
+    fn made(from: &From, shape: &Shape, recorded: [u64; 3]) -> (Vec<u64>, bool) {
+        let event = Arc::new(EventFields {
+            name: String::new(),
+            fields: (0..3).map(Field::Argument).collect(),
+            values: Vec::new(),
+            print: None,
+            call: None,
+            in_place: false,
+        });
+        let known = Known::new(0, &event);
+        let recorded = Recorded { known: &known, fields: &recorded, lost: 0, caller: 0 };
+        let mut words = Vec::new();
+        let lost = from.add(shape, &recorded, &mut words);
+        (words, lost)
+    }
+
+    fn word(from: &From, recorded: [u64; 3]) -> (u64, bool) {
+        let (words, lost) = made(from, &Shape::Unsigned { bytes: 8 }, recorded);
+        (words[0], lost)
+    }
+
+    // include/trace/events/block.h and include/linux/blktrace_api.h: a device or a place that is not the
+    // kernel's own leads to another disk.
+    #[test]
+    fn requests_say_of_themselves_what_the_kernel_says_of_them() {
+        let disk = From::Disk([number(0), number(1), number(2)]);
+        assert_eq!(word(&disk, [0xffff_8881_0000_0000, 7, 3]), (7 << 20 | 3, false));
+        assert_eq!(word(&disk, [0, 7, 3]), (0, false), "there is none");
+        let sectors = |shift, untold| From::Request { value: number(0), shift, untold };
+        assert_eq!(word(&sectors(9, None), [4096, 34, 0]), (8, false));
+        let untold = Some((number(1), vec![34, 35]));
+        assert_eq!(word(&sectors(0, untold.clone()), [2048, 0x4001, 0]), (2048, false));
+        assert_eq!(word(&sectors(0, untold.clone()), [2048, 0x4022, 0]), (0, false));
+        assert_eq!(word(&sectors(0, untold), [u64::MAX, 1, 0]), (0, false), "no place yet");
+        let error = From::Listed(number(0), Arc::new([0, (-95_i64).cast_unsigned()]));
+        assert_eq!(word(&error, [1, 0, 0]), ((-95_i64).cast_unsigned(), false));
+        assert_eq!(word(&error, [2, 0, 0]), (0, true), "nobody knows that one");
+        let behind = From::Pointed(number(0), number(1), [8, 9]);
+        for (pointer, expected) in [(0, 8), (1, 9), (2, 5)] {
+            assert_eq!(word(&behind, [pointer, 5, 0]), (expected, false));
+        }
+        let any = From::Any(vec![(number(0), 4), (number(1), 8)]);
+        for (recorded, expected) in [([4, 0, 0], 1), ([0, 8, 0], 1), ([8, 4, 0], 0)] {
+            assert_eq!(word(&any, recorded), (expected, false), "{recorded:?}");
+        }
+    }
+
+    // `blk_fill_rwbs` of kernel/trace/blktrace.c.
+    #[test]
+    fn letters_stand_for_the_bits_of_a_request() {
+        let letter = |mask, value, text| Letter { mask, value, text };
+        let operation = vec![letter(0xff, 1, "W"), letter(0xff, 5, "DE"), letter(0, 0, "N")];
+        let groups =
+            [vec![letter(1 << 18, 1 << 18, "F")], operation, vec![letter(1 << 11, 1 << 11, "S")]];
+        let from = From::Letters(number(0), groups.into());
+        let text = |flags, bytes| {
+            let (words, lost) = made(&from, &Shape::Text { bytes }, [flags, 0, 0]);
+            assert!(!lost);
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            String::from_utf8(bytes).unwrap()
+        };
+        assert_eq!(text(1, 8), "W\0\0\0\0\0\0\0");
+        assert_eq!(text(1 << 18 | 1 << 11 | 5, 8), "FDES\0\0\0\0");
+        assert_eq!(text(0x22, 10), format!("N{}", "\0".repeat(15)));
+        let mut long = Vec::new();
+        add_text("0123456789", 1, &mut long);
+        assert_eq!(long, [u64::from_le_bytes(*b"0123456\0")], "it ends");
+    }
 
     // Values from `include/trace/events/sched.h` and `fs/proc/array.c` of 6.12.
     #[test]

@@ -537,7 +537,8 @@ const ROWS: &[Row] = &[
     },
     Row {
         names: &["module_load"],
-        rules: &[("taints", Path("mod->taints")), ("name", Path("mod->name:56"))],
+        // Where modules are, only the kernel itself reads without a look.
+        rules: &[("taints", Known("mod->taints")), ("name", Known("mod->name:56"))],
         // The order is the kernel's (`show_module_flags`, include/trace/events/module.h).
         prints: &["{name} {taints:letters 1=P,4096=O,2=F,1024=C,8192=E}"],
     },
@@ -570,7 +571,7 @@ const ROWS: &[Row] = &[
         rules: &[("id", Known("regs->orig_ax")), ("id", Known("regs->a7")), ("ret", Path("ret"))],
         prints: &["NR {id} = {ret}"],
     },
-    Row { names: &["module_free"], rules: &[("name", Path("mod->name:56"))], prints: &["{name}"] },
+    Row { names: &["module_free"], rules: &[("name", Known("mod->name:56"))], prints: &["{name}"] },
 ];
 
 #[cfg(test)]
