@@ -35,7 +35,6 @@ impl<W: Write> Gather<W> {
         self.bytes.clear();
         written
     }
-
 }
 
 /// For what has a formatter.

@@ -349,7 +349,6 @@ impl<W: Write> Graph<W> {
             self.push(lines);
         }
     }
-
 }
 
 impl<W: Write> Export for Graph<W> {

@@ -106,7 +106,6 @@ impl<W: Write> Text<W> {
             self.out.bytes.extend_from_slice(said);
         }
     }
-
 }
 
 impl<W: Write> Export for Text<W> {
