@@ -44,7 +44,7 @@ impl Choice {
     }
 
     /// `view == number ? same : others`
-    pub(super) fn new(view: View, number: u64, same: Said, others: Value) -> Option<Value> {
+    pub(super) fn between(view: View, number: u64, same: Said, others: Value) -> Option<Value> {
         Some(match others {
             Value::Choice(mut other) if other.view.is_like(&view) => {
                 other.names.retain(|(own, _)| *own != number);
@@ -66,6 +66,10 @@ impl Choice {
 
     /// Its form, with `say` for each name.
     pub(super) fn form(&self, say: impl Fn(&Said) -> Option<String>) -> Option<String> {
+        // Not all converters know that of arrays.
+        if self.view.place.index.is_some() {
+            return None;
+        }
         let (before, shift) = self.view.before()?;
         let low = (1_u64 << shift) - 1;
         let others = self.others.as_ref().map(|others| Some(format!("*={}", part(say(others)?)?)));

@@ -270,7 +270,7 @@ fn shown(conversion: Conversion, value: Value) -> Option<Shown> {
             let truth = |yes| Number::truth(yes);
             let other = Value::Number(truth(!equal));
             let Value::Choice(choice) =
-                Choice::new(view, number, Said::Number(truth(equal)), other)?
+                Choice::between(view, number, Said::Number(truth(equal)), other)?
             else {
                 return None;
             };

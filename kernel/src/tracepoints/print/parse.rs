@@ -416,7 +416,7 @@ fn chosen(condition: Value, yes: Value, no: Value) -> Option<Value> {
         Value::Number(number) => Some(if number.value != 0 { yes } else { no }),
         Value::Test(view, number, equal) => {
             let (same, others) = if equal { (yes, no) } else { (no, yes) };
-            Choice::new(view, number, same.said()?, others)
+            Choice::between(view, number, same.said()?, others)
         }
         _ => None,
     }
