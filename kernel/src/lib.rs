@@ -90,6 +90,7 @@ pub struct Kernel {
     arguments: OnceLock<arguments::Arguments>,
     event_layout: OnceLock<tracepoints::EventLayout>,
     events: OnceLock<Vec<tracepoints::Event>>,
+    words: OnceLock<btf::Words>,
 }
 
 impl std::fmt::Debug for Kernel {
@@ -155,6 +156,7 @@ impl Kernel {
             arguments: OnceLock::new(),
             event_layout: OnceLock::new(),
             events: OnceLock::new(),
+            words: OnceLock::new(),
         })
     }
 

@@ -245,21 +245,24 @@ impl Btf {
         let found = self.get(index(number.into()));
         let this = found.filter(|this| matches!(this.kind, ENUM | ENUM64));
         this.into_iter().flat_map(move |this| {
-            let step = if this.kind == ENUM { 8 } else { 12 };
-            (0..this.members).map_while(move |i| {
-                let at = this.rest + step * i;
-                let low = u32_at(&self.bytes, at + 4)?;
-                let value = match (this.kind, this.flag) {
-                    (ENUM, true) => low.cast_signed().into(),
-                    (ENUM, false) => low.into(),
-                    _ => {
-                        let high = u32_at(&self.bytes, at + 8)?;
-                        (u64::from(high) << 32 | u64::from(low)).cast_signed()
-                    }
-                };
-                Some((value, self.text(u32_at(&self.bytes, at)?)))
-            })
+            (0..this.members).map_while(move |which| self.enumerator_at(this, which))
         })
+    }
+
+    /// One of an enum's values, and its name.
+    pub(super) fn enumerator_at(&self, this: Type, which: usize) -> Option<(i64, &str)> {
+        let step = if this.kind == ENUM { 8 } else { 12 };
+        let at = this.rest + step * which;
+        let low = u32_at(&self.bytes, at + 4)?;
+        let value = match (this.kind, this.flag) {
+            (ENUM, true) => low.cast_signed().into(),
+            (ENUM, false) => low.into(),
+            _ => {
+                let high = u32_at(&self.bytes, at + 8)?;
+                (u64::from(high) << 32 | u64::from(low)).cast_signed()
+            }
+        };
+        Some((value, self.text(u32_at(&self.bytes, at)?)))
     }
 
     /// The value of an enumerator, of whichever enum.

@@ -163,7 +163,7 @@ fn loopback() -> Result<()> {
     for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
         *to = from.cast_signed() as libc::c_char;
     }
-    request.ifr_ifru.ifru_flags = libc::IFF_UP as libc::c_short;
+    request.ifr_ifru.ifru_flags = libc::IFF_UP.try_into()?;
     // SAFETY: a request with a name that ends.
     let failed =
         unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const request) };

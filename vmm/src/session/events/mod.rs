@@ -313,7 +313,10 @@ fn one(
     }
     let note = (!unknown.is_empty())
         .then(|| format!("{} is traced without {}", event.full_name(), unknown.join(", ")));
-    let print = row.filter(|_| unknown.is_empty()).and_then(|row| table::print(row, event));
+    let print = row.filter(|_| unknown.is_empty()).and_then(|row| {
+        let written = table::print(row, event, |field| kernel.event_form(event, field));
+        written.or_else(|| kernel.event_print(event))
+    });
     let fields = Arc::new(made.fields(event.full_name(), print));
     Ok((TracedEvent { fields, from: Place::Tracepoint(hooks), address, module: None }, note))
 }
