@@ -134,6 +134,7 @@ fn check(kind: Kind, program: &Program, guest: &FakeGuest, random: &mut Random, 
             let expected = match field {
                 Field::Target
                 | Field::Known(_)
+                | Field::Linked(_)
                 | Field::Variable(_)
                 | Field::Task { .. }
                 | Field::Context

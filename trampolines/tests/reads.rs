@@ -270,6 +270,39 @@ fn variables_of_the_kernel_are_read_among_other_fields() {
     }
 }
 
+// A request may have no disk, and none of its parts left: the kernel looks before it follows such a pointer.
+#[test]
+fn pointers_that_the_kernel_looks_at_may_be_null() {
+    let read = |hops: &[i32]| Read::new(2, hops, Last::Words { offset: 8, words: 2 }).unwrap();
+    let fields = vec![
+        Field::Linked(read(&[])),
+        Field::Linked(read(&[0])),
+        Field::Linked(read(&[24, 0])),
+        Field::Linked(read(&[32, 0])),
+        Field::Known(read(&[])),
+    ];
+    for addressing in ADDRESSINGS {
+        let program = Program { fields: fields.clone(), ..common::entry_program() };
+        let guest = FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, &[program]);
+        guest.set_current(0, 1);
+        let (heap, words) = guest.heap();
+        // Its first and fourth word lead to the seventh, whose first is NULL, and its fifth is NULL.
+        for (at, word) in
+            [(0, heap + 48), (1, 81), (2, 82), (3, heap + 48), (4, 0), (6, 0), (7, 87), (8, 88)]
+        {
+            words[at].store(word, Ordering::Relaxed);
+        }
+        let mut registers = common::registers(0x5a5a);
+        registers.x[ARGUMENTS[2]] = heap;
+        let before = registers.clone();
+        guest.run(1, &mut registers);
+        assert_eq!(ARGUMENTS.map(|at| registers.x[at]), ARGUMENTS.map(|at| before.x[at]));
+        let mut last = None;
+        guest.drain(0, &mut guest.ring(0).start(), |record| last = Some(record));
+        assert_eq!(last.unwrap().fields, [81, 82, 87, 88, 0, 0, 0, 0, 81, 82]);
+    }
+}
+
 // `comm` of a block request is that of the task that makes it: the words of another task, or of one field
 // more or less, would be somebody else's name.
 #[test]

@@ -81,9 +81,10 @@ pub fn compile(
                 dynasm!(ops; .arch riscv64; .feature A, Zicntr; mv t3, X(register));
                 read(&mut reads, &mut ops, &wanted, (index, to))?;
             }
-            Field::Known(wanted) => {
+            Field::Known(wanted) | Field::Linked(wanted) => {
                 let register = argument(&mut ops, wanted.argument());
-                known(&mut ops, &wanted, register, to)?;
+                let linked = matches!(field, Field::Linked(_));
+                known(&mut ops, &wanted, (register, to), linked)?;
             }
             Field::Variable(link) => {
                 let (upper, lower) = parts("a variable", link.wrapping_add(values.slide))?;

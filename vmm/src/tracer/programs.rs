@@ -195,6 +195,7 @@ impl Duty {
             Field::Argument(_)
             | Field::Read(_)
             | Field::Known(_)
+            | Field::Linked(_)
             | Field::Variable(_)
             | Field::Task { .. } => 3,
             // Behind all else, whose places are the same with it and without.

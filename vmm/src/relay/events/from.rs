@@ -18,8 +18,8 @@ pub enum From {
     Swapped(Part),
     /// What is behind a pointer that may be a number instead: 0, the first value here; 1, the second.
     Pointed(Part, Part, [u64; 2]),
-    /// A disk that may not be there, its major number and its first minor one: its `dev_t`, or 0.
-    Disk([Part; 3]),
+    /// The major number of a disk and its first minor one: its `dev_t`.
+    Disk([Part; 2]),
     /// What a block request says of itself (include/linux/blktrace_api.h).
     Request {
         /// A number, or `!0`, which stands for 0.
@@ -117,14 +117,10 @@ impl From {
                 (1, _) => (*one, false),
                 _ => number(member),
             },
-            Self::Disk([disk, major, minor]) => match number(disk) {
-                (_, true) => (0, true),
-                (0, _) => (0, false),
-                _ => {
-                    let ((major, lost), (minor, more)) = (number(major), number(minor));
-                    (major << MINOR_BITS | minor & MINOR, lost || more)
-                }
-            },
+            Self::Disk(parts) => {
+                let [(major, lost), (minor, more)] = parts.each_ref().map(number);
+                (major << MINOR_BITS | minor & MINOR, lost || more)
+            }
             Self::Request { value, shift, untold } => {
                 let (value, lost) = number(value);
                 let (untold, more) = untold.as_ref().map_or((false, false), |(flags, none)| {
@@ -269,9 +265,9 @@ mod tests {
     // kernel's own leads to another disk.
     #[test]
     fn requests_say_of_themselves_what_the_kernel_says_of_them() {
-        let disk = From::Disk([number(0), number(1), number(2)]);
-        assert_eq!(word(&disk, [0xffff_8881_0000_0000, 7, 3]), (7 << 20 | 3, false));
-        assert_eq!(word(&disk, [0, 7, 3]), (0, false), "there is none");
+        let disk = From::Disk([number(0), number(1)]);
+        assert_eq!(word(&disk, [7, 3, 0]), (7 << 20 | 3, false));
+        assert_eq!(word(&disk, [0, 0, 0]), (0, false), "there is none");
         let sectors = |shift, untold| From::Request { value: number(0), shift, untold };
         assert_eq!(word(&sectors(9, None), [4096, 34, 0]), (8, false));
         let untold = Some((number(1), vec![34, 35]));

@@ -88,15 +88,14 @@ impl<'a> Made<'a> {
                 (From::SwitchState(parts), None)
             }
             Rule::Swapped(path) => (From::Swapped(self.part(path, false)?), None),
+            Rule::Linked(path) => (From::Same(self.linked(path)?), None),
             Rule::Pointed(pointer, member, numbers) => {
                 let pointer = self.part(pointer, true)?;
                 (From::Pointed(pointer, self.part(member, false)?, *numbers), None)
             }
             Rule::Disk(path) => {
-                let disk = self.part(path, true)?;
-                // The kernel looks at it before it follows it.
-                let mut member = |name| self.part(&format!("{path}->{name}"), false);
-                (From::Disk([disk, member("major")?, member("first_minor")?]), None)
+                let mut member = |name| self.linked(&format!("{path}->{name}"));
+                (From::Disk([member("major")?, member("first_minor")?]), None)
             }
             Rule::Request { value, shift, flags } => {
                 let untold = match flags {
@@ -176,6 +175,15 @@ impl<'a> Made<'a> {
 
     /// The value of a path; if it is `known` that all pointers on it lead where they should.
     fn part(&mut self, path: &str, known: bool) -> Option<Part> {
+        self.part_by(path, known, if known { Field::Known } else { Field::Read })
+    }
+
+    /// The value of a path, or 0 if a pointer on it is NULL; all others lead where they should.
+    fn linked(&mut self, path: &str) -> Option<Part> {
+        self.part_by(path, true, Field::Linked)
+    }
+
+    fn part_by(&mut self, path: &str, known: bool, by: fn(Read) -> Field) -> Option<Part> {
         let value = self.kernel.tracepoint_path(self.point, path).ok()?;
         let Value { fetch, shape, .. } = value;
         let (field, shape) = match fetch {
@@ -194,7 +202,7 @@ impl<'a> Made<'a> {
                     Behind::Bytes { .. } => return None,
                 };
                 let read = Read::new(number, &hops, last)?;
-                (if known { Field::Known(read) } else { Field::Read(read) }, shape)
+                (by(read), shape)
             }
             Fetch::Words(_) | Fetch::Result | Fetch::Memory { .. } => return None,
         };

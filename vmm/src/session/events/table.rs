@@ -27,6 +27,8 @@ pub(super) enum Rule {
     SwitchState([&'static str; 3]),
     /// 16 bits in the order of the network.
     Swapped(&'static str),
+    /// The same where the kernel looks whether pointers on the way are NULL: 0 then.
+    Linked(&'static str),
     /// A pointer that may be a number instead, what is wanted behind it, and what that is if the first is 0
     /// or 1.
     Pointed(&'static str, &'static str, [u64; 2]),
@@ -97,8 +99,8 @@ pub(super) fn print(
 }
 
 use Rule::{
-    Accounted, Always, Disk, Each, Empty, Errno, Known, Letters, Own, Page, Path, Pointed, Request,
-    Swapped, SwitchState, Variable,
+    Accounted, Always, Disk, Each, Empty, Errno, Known, Letters, Linked, Own, Page, Path, Pointed,
+    Request, Swapped, SwitchState, Variable,
 };
 
 /// `SI_USER` and `SI_KERNEL`: what stands for information that there is not.
@@ -316,7 +318,7 @@ const ROWS: &[Row] = &[
             ("bytes", Known("rq->__data_len")),
             ("ioprio", Known("rq->ioprio")),
             // Since 6.14 that of its first part, which may be done already.
-            ("ioprio", Pointed("rq->bio", "rq->bio->bi_ioprio", [0, 0])),
+            ("ioprio", Linked("rq->bio->bi_ioprio")),
             ("rwbs", Letters("rq->cmd_flags")),
             ("comm", Own),
             ("cmd", Empty),
@@ -332,7 +334,7 @@ const ROWS: &[Row] = &[
             ("nr_sector", Request { value: "nr_bytes", shift: SECTOR, flags: None }),
             ("error", Errno("error")),
             ("ioprio", Known("rq->ioprio")),
-            ("ioprio", Pointed("rq->bio", "rq->bio->bi_ioprio", [0, 0])),
+            ("ioprio", Linked("rq->bio->bi_ioprio")),
             ("rwbs", Letters("rq->cmd_flags")),
             ("cmd", Empty),
         ],
@@ -341,8 +343,8 @@ const ROWS: &[Row] = &[
     Row {
         names: &["block_bio_queue", "block_bio_backmerge", "block_bio_frontmerge", "block_getrq"],
         rules: &[
-            ("dev", Path("bio->bi_bdev->bd_dev")),
-            ("sector", Path("bio->bi_iter.bi_sector")),
+            ("dev", Linked("bio->bi_bdev->bd_dev")),
+            ("sector", Linked("bio->bi_iter.bi_sector")),
             ("nr_sector", Request { value: "bio->bi_iter.bi_size", shift: SECTOR, flags: None }),
             ("rwbs", Letters("bio->bi_opf")),
             ("comm", Own),
