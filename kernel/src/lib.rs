@@ -25,6 +25,7 @@ mod initcalls;
 mod kallsyms;
 mod module;
 mod near;
+mod pages;
 pub mod preemptirq;
 mod read;
 mod select;
@@ -45,6 +46,7 @@ pub use image::Container;
 pub use initcalls::Initcall;
 pub use module::{ModuleError, ModuleFile, ModuleFunction};
 pub use near::{Near, Which};
+pub use pages::PageArray;
 pub use select::Selection;
 pub use sites::{FtraceKind, Site, SiteSection, SiteStats};
 pub use structs::{Source, Structs};
@@ -88,6 +90,7 @@ pub struct Kernel {
     arguments: OnceLock<arguments::Arguments>,
     event_layout: OnceLock<tracepoints::EventLayout>,
     events: OnceLock<Vec<tracepoints::Event>>,
+    words: OnceLock<btf::Words>,
 }
 
 impl std::fmt::Debug for Kernel {
@@ -153,6 +156,7 @@ impl Kernel {
             arguments: OnceLock::new(),
             event_layout: OnceLock::new(),
             events: OnceLock::new(),
+            words: OnceLock::new(),
         })
     }
 

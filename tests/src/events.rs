@@ -15,11 +15,12 @@ use crate::cases::{Guests, assert_whole, trouble, value};
 use crate::trace::{Trace, arch_of, cmdline, kernel, missing};
 
 /// Events that the workload brings about, which both sides print in the same words.
-const EVENTS: [&str; 24] = [
+const EVENTS: [&str; 25] = [
     "sched:sched_switch",
     "sched:sched_waking",
     "sched:sched_wakeup",
     "sched:sched_wakeup_new",
+    "sched:sched_migrate_task",
     "sched:sched_process_fork",
     "sched:sched_process_exec",
     "sched:sched_process_exit",
@@ -42,11 +43,12 @@ const EVENTS: [&str; 24] = [
     "raw_syscalls:sys_exit",
 ];
 /// Of these there are some in any case.
-const SURE: [&str; 14] = [
+const SURE: [&str; 15] = [
     "sched_switch",
     "sched_waking",
     "sched_wakeup",
     "sched_wakeup_new",
+    "sched_migrate_task",
     "sched_process_fork",
     "sched_process_exec",
     "sched_process_exit",
@@ -61,21 +63,27 @@ const SURE: [&str; 14] = [
 
 /// These are told with interrupts off, so that all sides see them in one order. Elsewhere a task may be
 /// preempted between one side's look and the other's (7.x: at system calls): there its own order counts.
-const ORDERED: [&str; 5] =
-    ["sched_switch", "sched_waking", "sched_wakeup", "irq_handler_entry", "irq_handler_exit"];
+const ORDERED: [&str; 6] = [
+    "sched_switch",
+    "sched_waking",
+    "sched_wakeup",
+    "sched_migrate_task",
+    "irq_handler_entry",
+    "irq_handler_exit",
+];
 
 /// Where the work is done: of one CPU the order is known.
 const CPU: u32 = 1;
 
 /// What a line says: who, in which state, which event, and its fields.
 #[derive(Clone, Debug)]
-struct Seen {
+pub(crate) struct Seen {
     cpu: u32,
-    pid: u32,
+    pub(crate) pid: u32,
     /// The columns of the context.
     state: String,
-    name: String,
-    text: String,
+    pub(crate) name: String,
+    pub(crate) text: String,
 }
 
 /// The ends of what is told in jiffies, which another CPU may count on between two sides' looks: by
@@ -161,7 +169,7 @@ fn short_hash(text: &str) -> u64 {
 }
 
 /// What the guest tells in such lines, of a CPU.
-fn told(console: &str) -> Vec<Seen> {
+pub(crate) fn told(console: &str) -> Vec<Seen> {
     let mut found = BTreeMap::new();
     let mut total = 0;
     for line in console.lines().filter_map(|line| line.trim().strip_prefix(TOLD)) {
@@ -196,13 +204,13 @@ fn told(console: &str) -> Vec<Seen> {
 }
 
 /// Marks in the trace: an event, and how its fields read.
-type Mark = (&'static str, &'static str);
+pub(crate) type Mark = (&'static str, &'static str);
 
 /// Both sides trace between these (`vmtrace-guest events`). The kernel tells of signals with
 /// interrupts off; of a task's new name with interrupts on, so that an event of an interrupt may
 /// come after one side's look at the mark and before the other's.
-const BEGIN: Mark = ("signal_generate", "sig=23 ");
-const END: Mark = ("signal_generate", "sig=28 ");
+pub(crate) const BEGIN: Mark = ("signal_generate", "sig=23 ");
+pub(crate) const END: Mark = ("signal_generate", "sig=28 ");
 /// Here only vmtrace traces.
 const ALONE_BEGIN: Mark = ("task_rename", "newcomm=alone-begin ");
 const ALONE_END: Mark = ("task_rename", "newcomm=alone-end ");
@@ -244,15 +252,19 @@ fn difference(ours: &[Seen], theirs: &[Seen]) -> Option<String> {
     ))
 }
 
-/// All events of a trace as text; functions by their names, as `%ps` has them.
-fn ours(kernel: &Kernel, trace: &Trace) -> Vec<Seen> {
+/// All events of a trace as text.
+pub(crate) fn lines(trace: &Trace) -> Vec<Seen> {
     let mut text = Vec::new();
     let mut player = Player::new(Text::new(&mut text));
     player.push(&trace.stream).unwrap();
     player.finish().unwrap();
     drop(player);
     let text = String::from_utf8(text).unwrap();
-    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    text.lines().filter(|line| !line.starts_with('#')).filter_map(seen).collect()
+}
+
+/// The same; functions by their names, as `%ps` has them.
+fn ours(kernel: &Kernel, trace: &Trace) -> Vec<Seen> {
     let named = |mut seen: Seen| {
         for before in ["function=", "function "] {
             let Some((front, rest)) = seen.text.split_once(&format!("{before}0x")) else {
@@ -267,7 +279,7 @@ fn ours(kernel: &Kernel, trace: &Trace) -> Vec<Seen> {
         }
         seen
     };
-    lines.filter_map(seen).map(named).collect()
+    lines(trace).into_iter().map(named).collect()
 }
 
 impl Guests {

@@ -21,6 +21,7 @@ pub mod live;
 pub mod livepatch;
 pub mod mitigations;
 pub mod modules;
+pub mod more_events;
 pub mod random;
 pub mod readers;
 pub mod shares;

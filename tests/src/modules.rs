@@ -23,11 +23,11 @@ const READS: usize = 25;
 const BUSY: usize = 2;
 
 impl Guests {
-    /// The module of a kernel of the cache, in the host.
-    fn put_module(&self, name: &str) -> String {
+    /// A module of a kernel of the cache, in the host.
+    pub(crate) fn put_module(&self, name: &str, module: &str) -> String {
         let directory = cache_dir().unwrap().join("kernels").join(name).join("modules");
-        let content = Modules::open(&directory).unwrap().read(MODULE).unwrap();
-        let path = format!("/m/{name}/{MODULE}.ko");
+        let content = Modules::open(&directory).unwrap().read(module).unwrap();
+        let path = format!("/m/{name}/{module}.ko");
         self.host.with(|host| host.put_file(&path, &FileSource::Bytes(content))).unwrap();
         path
     }
@@ -35,7 +35,7 @@ impl Guests {
     /// A filter waits for a module; every call is seen from the first one on, each time that it
     /// comes. Where sites are shared, the guest's own tracer on the same function sees them, too.
     pub fn functions_of_a_module_are_traced(&self, name: &str) {
-        let (module, getpgid) = (self.put_module(name), syscall(name, "getpgid").unwrap());
+        let (module, getpgid) = (self.put_module(name, MODULE), syscall(name, "getpgid").unwrap());
         let shares = arch_of(name).unwrap() == HostArch::X86_64;
         let beside = if shares { " beside" } else { "" };
         let run = format!("modules /{MODULE}.ko {ROUNDS} {READS}{beside}");
@@ -150,7 +150,7 @@ impl Guests {
     /// Every call of a function of a module ends as it begins, each time that the module comes, however it
     /// is left: by a return, or by a jump to a function of the kernel that returns in its place.
     pub fn functions_of_a_module_return(&self, name: &str) {
-        let module = self.put_module(name);
+        let module = self.put_module(name, MODULE);
         // Where functions jump to others in their place, and the guest's own tracer is there, too.
         let jumps = arch_of(name).unwrap() == HostArch::X86_64;
         let beside = if jumps { " beside" } else { "" };
@@ -258,7 +258,7 @@ impl Guests {
 
     /// The memory of what is gone is not written, whatever else the guest does meanwhile.
     pub fn modules_come_and_go_with_every_function_traced(&self, name: &str) {
-        let module = self.put_module(name);
+        let module = self.put_module(name, MODULE);
         let run = format!("modules /{MODULE}.ko {BUSY} 1 busy");
         let (finished, trace) = self.run(name, &run, &["--cpus", "2", "--add", &module]);
         let (err, summary) = (finished.err(), &trace.summary);
@@ -280,7 +280,7 @@ impl Guests {
     /// Code of a module that is rewritten too late, wrongly, or when it is gone crashes the guest: with the
     /// returns of every function traced, on all CPUs, while modules come and go.
     pub fn modules_come_and_go_with_every_return_traced(&self, name: &str) {
-        let module = self.put_module(name);
+        let module = self.put_module(name, MODULE);
         let run = format!("modules /{MODULE}.ko {BUSY} 1 busy");
         // Calls and returns can be compared only if none is lost.
         let args = ["--graph", "--overflow", "block", "--cpus", "2", "--add", &module];
@@ -314,7 +314,7 @@ impl Guests {
         let mut modules = known.resolve(&["crc32c_generic"]).unwrap_or_default();
         modules.extend(known.resolve(&[LARGE]).unwrap());
         let (mut run, mut added) = (format!("elsewhere {TIMES} {PLACES} /{MODULE}.ko"), vec![]);
-        added.push(self.put_module(name));
+        added.push(self.put_module(name, MODULE));
         for module in modules {
             run.push_str(&format!(" /{}.ko", module.name));
             added.push(format!("/m/{name}/{}.ko", module.name));

@@ -189,6 +189,13 @@ fn one_task_alone_is_traced() {
 }
 
 #[test]
+fn events_of_devices_and_memory_are_those_of_the_guests_own_trace() {
+    for name in some(&KERNELS, 5) {
+        GUESTS.events_of_devices_and_memory_are_those_of_the_guests_own_trace(name);
+    }
+}
+
+#[test]
 fn events_are_those_of_the_guests_own_trace() {
     for name in some(&KERNELS, 4) {
         GUESTS.events_are_those_of_the_guests_own_trace(name);

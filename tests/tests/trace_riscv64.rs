@@ -111,6 +111,13 @@ fn conditions_hold_of_exactly_the_calls_that_are_meant() {
 }
 
 #[test]
+fn events_of_devices_and_memory_are_those_of_the_guests_own_trace() {
+    for name in some(&RISCV_KERNELS, 8) {
+        GUESTS.events_of_devices_and_memory_are_those_of_the_guests_own_trace(name);
+    }
+}
+
+#[test]
 fn events_are_those_of_the_guests_own_trace() {
     for name in some(&RISCV_KERNELS, 7) {
         GUESTS.events_are_those_of_the_guests_own_trace(name);

@@ -63,8 +63,17 @@ pub enum Field {
     /// The same where the kernel itself follows these pointers at this very place, without a look:
     /// they lead where they should, and nothing fails. (riscv64: to multiples of 8 bytes.)
     Known(Read),
+    /// The same where any pointer on the way but the first may be NULL, which the kernel looks at: zeroes then.
+    Linked(Read),
     /// 8 bytes of the kernel's own data, by their link address: a multiple of 8.
     Variable(u64),
+    /// Of the `task_struct` of the task that runs. (riscv64: from a multiple of 8 bytes on.)
+    Task {
+        /// Bytes from its beginning on.
+        offset: u32,
+        /// How many words.
+        words: u8,
+    },
 }
 
 impl Field {
@@ -72,7 +81,8 @@ impl Field {
     #[must_use]
     pub fn words(self) -> usize {
         match self {
-            Self::Read(read) | Self::Known(read) => read.words(),
+            Self::Read(read) | Self::Known(read) | Self::Linked(read) => read.words(),
+            Self::Task { words, .. } => words.into(),
             _ => 1,
         }
     }
@@ -491,7 +501,10 @@ impl Program {
                 Field::Target => self.point == Point::Tail,
                 Field::Failed | Field::Context => true,
                 Field::Duration => self.since.is_some(),
-                Field::Known(_) | Field::Variable(_) => self.point == Point::Entry,
+                Field::Known(_) | Field::Linked(_) | Field::Variable(_) => {
+                    self.point == Point::Entry
+                }
+                Field::Task { words, .. } => self.point == Point::Entry && words > 0,
                 // What fails must be able to say so, in what is there by then.
                 Field::Read(_) => {
                     let before = self.fields.get(..index).unwrap_or_default();

@@ -134,7 +134,9 @@ fn check(kind: Kind, program: &Program, guest: &FakeGuest, random: &mut Random, 
             let expected = match field {
                 Field::Target
                 | Field::Known(_)
+                | Field::Linked(_)
                 | Field::Variable(_)
+                | Field::Task { .. }
                 | Field::Context
                 | Field::Duration => {
                     unreachable!("see the tests of x86-64, of ends, and of reads")

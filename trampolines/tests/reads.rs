@@ -7,7 +7,7 @@ mod common;
 use common::arch::{ADDRESSINGS, ARGUMENTS};
 use common::{FakeGuest, HEAP, STACK_SIZE};
 use std::sync::atomic::Ordering;
-use vmtrace_trampolines::{Field, Last, Overflow, Program, Read};
+use vmtrace_trampolines::{Field, Last, Overflow, Point, Program, Read};
 
 struct Random(u64);
 
@@ -267,5 +267,69 @@ fn variables_of_the_kernel_are_read_among_other_fields() {
         let mut last = None;
         guest.drain(0, &mut guest.ring(0).start(), |record| last = Some(record));
         assert_eq!(last.unwrap().fields, [0x1234_5678_9abc_def0, 815, 11, 815, u64::MAX]);
+    }
+}
+
+// A request may have no disk, and none of its parts left: the kernel looks before it follows such a pointer.
+#[test]
+fn pointers_that_the_kernel_looks_at_may_be_null() {
+    let read = |hops: &[i32]| Read::new(2, hops, Last::Words { offset: 8, words: 2 }).unwrap();
+    let fields = vec![
+        Field::Linked(read(&[])),
+        Field::Linked(read(&[0])),
+        Field::Linked(read(&[24, 0])),
+        Field::Linked(read(&[32, 0])),
+        Field::Known(read(&[])),
+    ];
+    for addressing in ADDRESSINGS {
+        let program = Program { fields: fields.clone(), ..common::entry_program() };
+        let guest = FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, &[program]);
+        guest.set_current(0, 1);
+        let (heap, words) = guest.heap();
+        // Its first and fourth word lead to the seventh, whose first is NULL, and its fifth is NULL.
+        for (at, word) in
+            [(0, heap + 48), (1, 81), (2, 82), (3, heap + 48), (4, 0), (6, 0), (7, 87), (8, 88)]
+        {
+            words[at].store(word, Ordering::Relaxed);
+        }
+        let mut registers = common::registers(0x5a5a);
+        registers.x[ARGUMENTS[2]] = heap;
+        let before = registers.clone();
+        guest.run(1, &mut registers);
+        assert_eq!(ARGUMENTS.map(|at| registers.x[at]), ARGUMENTS.map(|at| before.x[at]));
+        let mut last = None;
+        guest.drain(0, &mut guest.ring(0).start(), |record| last = Some(record));
+        assert_eq!(last.unwrap().fields, [81, 82, 87, 88, 0, 0, 0, 0, 81, 82]);
+    }
+}
+
+// `comm` of a block request is that of the task that makes it: the words of another task, or of one field
+// more or less, would be somebody else's name.
+#[test]
+fn words_of_the_task_that_runs_are_read_among_other_fields() {
+    let task = |offset: u64, words| Field::Task { offset: offset.try_into().unwrap(), words };
+    let read = Read::new(2, &[], Last::Words { offset: 16, words: 1 }).unwrap();
+    let known = Field::Known(read);
+    let fields = vec![known, task(common::PID, 2), known, task(common::PID, 1)];
+    for addressing in ADDRESSINGS {
+        let program = Program { fields: fields.clone(), ..common::entry_program() };
+        let guest = FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, &[program]);
+        guest.set_current(0, 3);
+        guest.set_current(0, 4711);
+        let (heap, words) = guest.heap();
+        words[2].store(815, Ordering::Relaxed);
+        let mut registers = common::registers(0x5a5a);
+        registers.x[ARGUMENTS[2]] = heap;
+        let before = registers.clone();
+        guest.run(1, &mut registers);
+        assert_eq!(ARGUMENTS.map(|at| registers.x[at]), ARGUMENTS.map(|at| before.x[at]));
+        let mut last = None;
+        guest.drain(0, &mut guest.ring(0).start(), |record| last = Some(record));
+        assert_eq!(last.unwrap().fields, [815, 4711, guest.stack(), 815, 4711]);
+    }
+    // What is not of the task that enters a function is not there at its end.
+    for point in [Point::Return, Point::Tail] {
+        let program = Program { point, fields: vec![task(0, 1)], ..common::entry_program() };
+        assert!(program.check().is_err());
     }
 }

@@ -11,9 +11,11 @@ use super::read::{index, text_at, u16_at, u32_at};
 
 mod functions;
 mod types;
+mod words;
 
 pub(crate) use functions::{Functions, Named};
 pub(crate) use types::{Int, Kind, Seen};
+pub(crate) use words::{Word, Words};
 
 /// The types of a kernel.
 #[derive(Debug)]

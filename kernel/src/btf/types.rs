@@ -245,21 +245,24 @@ impl Btf {
         let found = self.get(index(number.into()));
         let this = found.filter(|this| matches!(this.kind, ENUM | ENUM64));
         this.into_iter().flat_map(move |this| {
-            let step = if this.kind == ENUM { 8 } else { 12 };
-            (0..this.members).map_while(move |i| {
-                let at = this.rest + step * i;
-                let low = u32_at(&self.bytes, at + 4)?;
-                let value = match (this.kind, this.flag) {
-                    (ENUM, true) => low.cast_signed().into(),
-                    (ENUM, false) => low.into(),
-                    _ => {
-                        let high = u32_at(&self.bytes, at + 8)?;
-                        (u64::from(high) << 32 | u64::from(low)).cast_signed()
-                    }
-                };
-                Some((value, self.text(u32_at(&self.bytes, at)?)))
-            })
+            (0..this.members).map_while(move |which| self.enumerator_at(this, which))
         })
+    }
+
+    /// One of an enum's values, and its name.
+    pub(super) fn enumerator_at(&self, this: Type, which: usize) -> Option<(i64, &str)> {
+        let step = if this.kind == ENUM { 8 } else { 12 };
+        let at = this.rest + step * which;
+        let low = u32_at(&self.bytes, at + 4)?;
+        let value = match (this.kind, this.flag) {
+            (ENUM, true) => low.cast_signed().into(),
+            (ENUM, false) => low.into(),
+            _ => {
+                let high = u32_at(&self.bytes, at + 8)?;
+                (u64::from(high) << 32 | u64::from(low)).cast_signed()
+            }
+        };
+        Some((value, self.text(u32_at(&self.bytes, at)?)))
     }
 
     /// The value of an enumerator, of whichever enum.
@@ -267,6 +270,19 @@ impl Btf {
         let numbers = (1..self.types.len()).filter_map(|number| u32::try_from(number).ok());
         let mut all = numbers.flat_map(|number| self.enumerators(number));
         all.find_map(|(value, known)| (known == name).then_some(value))
+    }
+
+    /// The values of enumerators, of whichever enums; `None` for those that there are not.
+    #[must_use]
+    pub fn enumerators_named(&self, names: &[&str]) -> Vec<Option<i64>> {
+        let mut found = vec![None; names.len()];
+        let numbers = (1..self.types.len()).filter_map(|number| u32::try_from(number).ok());
+        for (value, known) in numbers.flat_map(|number| self.enumerators(number)) {
+            for (place, _) in found.iter_mut().zip(names).filter(|(_, name)| **name == known) {
+                place.get_or_insert(value);
+            }
+        }
+        found
     }
 
     /// The parameters of a function's type, as name and type, and what it returns.

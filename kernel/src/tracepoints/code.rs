@@ -206,15 +206,21 @@ impl Kernel {
         let bad = KernelError::Tracepoints;
         let hooks = self.event_layout()?.points.read(self, self.memory(), tracepoint);
         let mut hooks = hooks.ok_or(bad("its tracepoints are not in the file"))?;
-        let labels = self.table("__start___jump_table", "__stop___jump_table");
-        let (start, table) = labels.ok_or(bad("it has no table of branches"))?;
-        hooks.branches = of_key(branches(start, table), hooks.key);
+        hooks.branches = self.branches_of(hooks.key)?;
         if let Some(known) = &mut hooks.static_calls {
             let sites = self.table("__start_static_call_sites", "__stop_static_call_sites");
             let (start, table) = sites.ok_or(bad("it has no table of static calls"))?;
             known.sites = of_key(calls(start, table), known.key);
         }
         Ok(hooks)
+    }
+
+    /// The branches of a static key (link address).
+    pub(super) fn branches_of(&self, key: u64) -> Result<Vec<Branch>, KernelError> {
+        let labels = self.table("__start___jump_table", "__stop___jump_table");
+        let none = KernelError::Tracepoints("it has no table of branches");
+        let (start, table) = labels.ok_or(none)?;
+        Ok(of_key(branches(start, table), key))
     }
 
     /// The contents of a table between two symbols, and its address.

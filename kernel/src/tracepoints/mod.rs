@@ -9,6 +9,7 @@ mod file;
 mod memory;
 mod module;
 mod prepare;
+mod print;
 mod signature;
 mod syscalls;
 mod x86_64;

@@ -1,6 +1,7 @@
 //! What the kernel does, other than patching its code, when a tracepoint is switched on.
 
 use super::super::{Arch, Kernel};
+use super::code::Branch;
 use super::x86_64;
 use crate::read::index;
 
@@ -11,6 +12,9 @@ pub enum Preparation {
     Nothing,
     /// That system calls look for tracers at all.
     Syscalls(SyscallMarks),
+    /// That the kernel comes by it at all: branches of a static key beside its own, which several tracepoints
+    /// may have in common.
+    Key(Vec<Branch>),
     /// What is not understood.
     Unknown,
 }
@@ -43,10 +47,17 @@ impl Kernel {
         if function == 0 {
             return Preparation::Nothing;
         }
-        if self.symbols().address("syscall_regfunc") != Some(function) {
-            return Preparation::Unknown;
-        }
-        self.syscall_marks().map_or(Preparation::Unknown, Preparation::Syscalls)
+        let is = |name| self.symbols().address(name) == Some(function);
+        let known = if is("syscall_regfunc") {
+            self.syscall_marks().map(Preparation::Syscalls)
+        } else if is("trace_pagefault_reg") {
+            // arch/x86/kernel/tracepoint.c, before Linux 7.
+            let key = self.symbols().address("trace_pagefault_key");
+            key.and_then(|key| self.branches_of(key).ok()).map(Preparation::Key)
+        } else {
+            None
+        };
+        known.unwrap_or(Preparation::Unknown)
     }
 
     fn syscall_marks(&self) -> Option<SyscallMarks> {

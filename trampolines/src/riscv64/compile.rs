@@ -5,8 +5,8 @@ use super::condition::Tests;
 use super::count::count;
 use super::encode::{SSTATUS, csrr, register};
 use super::operands::{
-    Assembler, DURATION, Registers, SHIFT, SPENT_SHIFTED, argument, load_byte, load_word, parts,
-    registers,
+    Assembler, DURATION, Registers, SHIFT, SPENT_SHIFTED, argument, load_byte, load_double,
+    load_word, parts, registers,
 };
 use super::read::{finish, known, read};
 use super::slow::{overwrite, slow};
@@ -81,9 +81,10 @@ pub fn compile(
                 dynasm!(ops; .arch riscv64; .feature A, Zicntr; mv t3, X(register));
                 read(&mut reads, &mut ops, &wanted, (index, to))?;
             }
-            Field::Known(wanted) => {
+            Field::Known(wanted) | Field::Linked(wanted) => {
                 let register = argument(&mut ops, wanted.argument());
-                known(&mut ops, &wanted, register, to)?;
+                let linked = matches!(field, Field::Linked(_));
+                known(&mut ops, &wanted, (register, to), linked)?;
             }
             Field::Variable(link) => {
                 let (upper, lower) = parts("a variable", link.wrapping_add(values.slide))?;
@@ -92,6 +93,13 @@ pub fn compile(
                     ; ld t3, [t3, lower]
                     ; sd t3, [t2, to]
                 );
+            }
+            Field::Task { offset, words } => {
+                for word in (0..words).map(|word| 8 * i32::from(word)) {
+                    let from = u64::from(offset).wrapping_add_signed(word.into());
+                    load_double(&mut ops, "a task's offset", from)?;
+                    dynasm!(ops; .arch riscv64; sd t3, [t2, to - word]);
+                }
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::Values;
 use super::encode::register::{T3, TP};
-use super::encode::{Register, lbu, lw, split};
+use super::encode::{Register, lbu, ld, lw, split};
 use crate::layout::MAX_RECORD;
 use crate::program::{Counters, Point, ProgramError};
 use dynasmrt::riscv::RiscvRelocation;
@@ -67,6 +67,15 @@ pub(super) fn load_byte(
     offset: u64,
 ) -> Result<(), ProgramError> {
     load(ops, what, offset, lbu)
+}
+
+/// `ld t3, offset(tp)` for offsets of up to 31 bits.
+pub(super) fn load_double(
+    ops: &mut Assembler,
+    what: &'static str,
+    offset: u64,
+) -> Result<(), ProgramError> {
+    load(ops, what, offset, ld)
 }
 
 fn load(

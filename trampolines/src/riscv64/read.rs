@@ -77,13 +77,16 @@ pub(super) fn read(
 pub(super) fn known(
     ops: &mut Assembler,
     read: &Read,
-    first: u8,
-    to: i32,
+    (first, to): (u8, i32),
+    linked: bool,
 ) -> Result<(), ProgramError> {
     let mut from = first;
     for &hop in read.hops() {
         let hop = within_reach(ops, &mut from, (hop, hop))?;
         dynasm!(ops; .arch riscv64; ld t3, [X(from), hop]);
+        if linked {
+            dynasm!(ops; .arch riscv64; beqz t3, >null);
+        }
         from = T3;
     }
     let (Last::Words { offset, words } | Last::Text { offset, words }) = read.last();
@@ -106,6 +109,13 @@ pub(super) fn known(
             );
         }
         dynasm!(ops; .arch riscv64; sd t4, [t2, to]);
+    }
+    if linked {
+        dynasm!(ops; .arch riscv64; j >there; null:);
+        for word in 0..words {
+            dynasm!(ops; .arch riscv64; sd zero, [t2, to - 8 * word]);
+        }
+        dynasm!(ops; .arch riscv64; there:);
     }
     Ok(())
 }

@@ -184,7 +184,13 @@ fn argument(ops: &mut Assembler, number: u8, more: i32) {
 
 /// Memory along pointers that lead where they should. rax and rdx are lost; `in_rdx` is the argument
 /// that rdx has before and after that.
-fn known(ops: &mut Assembler, read: &Read, (more, to): (i32, i32), in_rdx: &mut Option<u8>) {
+fn known(
+    ops: &mut Assembler,
+    read: &Read,
+    (more, to): (i32, i32),
+    in_rdx: &mut Option<u8>,
+    linked: bool,
+) {
     let (Last::Words { offset, words } | Last::Text { offset, words }) = read.last();
     // From the argument's own register, where it has one that is still what it was.
     let first = match ARGUMENTS.get(usize::from(read.argument())) {
@@ -201,6 +207,9 @@ fn known(ops: &mut Assembler, read: &Read, (more, to): (i32, i32), in_rdx: &mut 
     }
     let from = read.hops().iter().fold(first, |from, &hop| {
         dynasm!(ops; .arch x64; mov rdx, [Rq(from) + hop]);
+        if linked {
+            dynasm!(ops; .arch x64; test rdx, rdx; jz >null);
+        }
         RDX
     });
     for word in 0..i32::from(words) {
@@ -208,6 +217,13 @@ fn known(ops: &mut Assembler, read: &Read, (more, to): (i32, i32), in_rdx: &mut 
             ; mov rax, [Rq(from) + (offset + 8 * word)]
             ; mov [r10 + (to - 8 * word)], rax
         );
+    }
+    if linked {
+        dynasm!(ops; .arch x64; jmp >there; null:);
+        for word in 0..i32::from(words) {
+            dynasm!(ops; .arch x64; mov QWORD [r10 + (to - 8 * word)], 0);
+        }
+        dynasm!(ops; .arch x64; there:);
     }
 }
 
@@ -276,7 +292,11 @@ fn entry(
     for (index, (field, below)) in program.places().enumerate() {
         let to = values.rings + at(below);
         let keeps = match field {
-            Field::Known(_) | Field::Failed | Field::Variable(_) => true,
+            Field::Known(_)
+            | Field::Linked(_)
+            | Field::Failed
+            | Field::Variable(_)
+            | Field::Task { .. } => true,
             Field::Argument(number) => {
                 ARGUMENTS.get(usize::from(number)).is_some_and(|&register| register != RDX)
             }
@@ -307,10 +327,22 @@ fn entry(
                 argument(ops, wanted.argument(), more);
                 read(reads, ops, &wanted, (index, to));
             }
-            Field::Known(wanted) => known(ops, &wanted, (more, to), &mut in_rdx),
+            Field::Known(wanted) => known(ops, &wanted, (more, to), &mut in_rdx, false),
+            Field::Linked(wanted) => known(ops, &wanted, (more, to), &mut in_rdx, true),
             Field::Variable(link) => {
                 let at = disp("a variable", link.wrapping_add(values.slide))?;
                 dynasm!(ops; .arch x64; mov rax, [DWORD at]; mov [r10 + to], rax);
+            }
+            Field::Task { offset, words } => {
+                let current = disp("current's offset", values.current)?;
+                let from = disp("a task's offset", offset.into())?;
+                for word in (0..words).map(|word| 8 * i32::from(word)) {
+                    dynasm!(ops; .arch x64
+                        ; gs mov rax, [DWORD current]
+                        ; mov rax, [rax + from.wrapping_add(word)]
+                        ; mov [r10 + (to - word)], rax
+                    );
+                }
             }
             Field::Value | Field::Duration => {
                 return Err(ProgramError::Field(field, program.point));
@@ -357,7 +389,9 @@ fn end(
             | Field::Target
             | Field::Read(_)
             | Field::Known(_)
-            | Field::Variable(_) => {
+            | Field::Linked(_)
+            | Field::Variable(_)
+            | Field::Task { .. } => {
                 return Err(ProgramError::Field(field, Point::Return));
             }
         }
@@ -399,7 +433,9 @@ fn tail(
             | Field::Argument(_)
             | Field::Read(_)
             | Field::Known(_)
-            | Field::Variable(_) => {
+            | Field::Linked(_)
+            | Field::Variable(_)
+            | Field::Task { .. } => {
                 return Err(ProgramError::Field(field, program.point));
             }
         }

@@ -3,7 +3,7 @@
 //! a process "vmtrace".
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 
 use rustc_hash::FxHashMap;
 use serde_json::json;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 
 use super::ground::Clock;
 use crate::export::{

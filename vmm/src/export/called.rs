@@ -1,7 +1,7 @@
 //! Functions whose calls were counted by caller: the tables at the end of the text output.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 
 use super::names::unnamed;
 use super::stats::share;
@@ -9,8 +9,6 @@ use super::{Called, Name};
 
 /// Most pairs of functions and callers that are told apart.
 const MOST: usize = 1 << 20;
-/// Bytes gathered before they are written.
-const GATHER: usize = 64 << 10;
 
 /// How often functions were called by whom, by tracer, on all vCPUs together.
 #[derive(Debug, Default)]
@@ -56,7 +54,6 @@ impl CalledBy {
     /// # Errors
     /// When the output fails.
     pub(super) fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        let mut out = BufWriter::with_capacity(GATHER, out);
         let total = |callers: &BTreeMap<Box<str>, u64>| {
             callers.values().fold(0_u64, |sum, hits| sum.saturating_add(*hits))
         };
@@ -87,7 +84,7 @@ impl CalledBy {
         if self.others > 0 {
             writeln!(out, "# callers of others: {} calls", self.others)?;
         }
-        out.flush()
+        Ok(())
     }
 }
 

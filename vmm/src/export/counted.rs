@@ -1,7 +1,7 @@
 //! Functions whose calls were counted instead of recorded: the table at the end of the text output.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 
 use super::Name;
 use super::names::unnamed;
@@ -10,8 +10,6 @@ use super::names::unnamed;
 const MOST: usize = 1 << 20;
 /// Most vCPUs that have a column each.
 const COLUMNS: usize = 32;
-/// Bytes gathered before they are written.
-const GATHER: usize = 64 << 10;
 /// Widest column of tracers.
 const TRACER: usize = 24;
 
@@ -94,7 +92,6 @@ impl Counted {
         if self.total == 0 {
             return Ok(());
         }
-        let mut out = BufWriter::with_capacity(GATHER, out);
         let functions: HashSet<_> = self.rows.keys().map(|key| (key.address, &key.name)).collect();
         let tracers: HashSet<_> = self.rows.keys().map(|key| &key.tracer).collect();
         let width = tracers.iter().map(|name| name.chars().count()).max().unwrap_or(0);
@@ -145,6 +142,6 @@ impl Counted {
             let mut none = vcpus.iter().map(|_| String::new());
             line(self.others.to_string(), &mut none, "", "others")?;
         }
-        out.flush()
+        Ok(())
     }
 }

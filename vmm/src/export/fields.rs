@@ -127,53 +127,165 @@ pub(crate) fn in_form(event: &Tracepoint<'_>, field: &str) -> Option<String> {
 }
 
 fn formed(shown: Option<&Shown<'_>>, form: &str) -> String {
-    let Some(value) = number(shown) else { return plain(shown) };
-    let named = |list| {
-        let found = names(list).find(|(number, _)| *number == value);
-        found.map(|(_, name)| name.to_owned())
-    };
+    let Some(whole) = number(shown) else { return plain(shown) };
+    let (bits, form) = Form::of(form);
+    let value = bits.map_or(whole, |bits| bits.of(whole));
     match form {
-        "" => plain(shown),
-        "x" => format!("{value:x}"),
-        "p" => format!("{value:016x}"),
-        "state" => state(value),
-        "major" => (value >> 20).to_string(),
-        "minor" => (value & 0xf_ffff).to_string(),
-        _ => match form.split_once(' ') {
-            Some(("names", list)) => named(list).unwrap_or_else(|| plain(shown)),
-            Some(("flags", list)) => flags(value, list, "|"),
-            Some(("letters", list)) => flags(value, list, ""),
-            Some(("bits", places)) => bits(places)
-                .map_or_else(|| plain(shown), |(shift, mask)| (value >> shift & mask).to_string()),
-            _ => match form.strip_prefix('0') {
-                Some(width) => {
-                    format!("{value:0width$}", width = width.parse().unwrap_or(0).min(20))
-                }
-                None => plain(shown),
-            },
+        Form::Plain | Form::Less if bits.is_none() => plain(shown),
+        Form::Plain | Form::Less => value.to_string(),
+        Form::Signed => bits.map_or_else(|| plain(shown), |bits| bits.signed(value).to_string()),
+        Form::Hex => format!("{value:x}"),
+        Form::Address => format!("{value:016x}"),
+        Form::State => state(value),
+        Form::Digits(width) => match shown {
+            Some(Shown::Signed(number)) if bits.is_none() => format!("{number:0width$}"),
+            _ => format!("{value:0width$}"),
         },
+        Form::Names(list) => match named(list, value) {
+            Some(name) => name.to_owned(),
+            None => format!("{value:#x}"),
+        },
+        Form::Flags { list, between, all } => flags(value, list, between, all),
     }
 }
 
-/// Numbers and names of the form `names`.
+/// What a form does with a number, or with some bits of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form<'a> {
+    /// As it is, also where the form is not known.
+    Plain,
+    Signed,
+    /// Less another field.
+    Less,
+    Hex,
+    /// With 16 digits.
+    Address,
+    State,
+    /// At least so many.
+    Digits(usize),
+    /// A list for [`names`] and [`others`].
+    Names(&'a str),
+    /// Names of bits, from a list for [`names`]; `all`: those without a name are printed, too, and each once.
+    Flags {
+        list: &'a str,
+        between: &'static str,
+        all: bool,
+    },
+}
+
+/// So many bits of a number, and the lowest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bits {
+    pub(crate) lowest: u32,
+    pub(crate) count: u32,
+}
+
+impl Bits {
+    /// All that it can be.
+    pub(crate) fn mask(self) -> u64 {
+        u64::MAX >> (64 - self.count)
+    }
+
+    pub(crate) fn of(self, value: u64) -> u64 {
+        value >> self.lowest & self.mask()
+    }
+
+    /// With the highest as the sign.
+    fn signed(self, value: u64) -> i64 {
+        let above = 64 - self.count;
+        (value << above).cast_signed() >> above
+    }
+}
+
+impl<'a> Form<'a> {
+    /// A form of `docs/stream.md`, and which bits of the number it is about, if not all.
+    pub(crate) fn of(text: &'a str) -> (Option<Bits>, Self) {
+        match text {
+            // What is above the 12 bits of a kernel's `dev_t` is in none.
+            "major" => return (Some(Bits { lowest: 20, count: 44 }), Self::Plain),
+            "minor" => return (Some(Bits { lowest: 0, count: 20 }), Self::Plain),
+            _ => {}
+        }
+        let Some(text) = text.strip_prefix("bits ") else { return (None, Self::one(text)) };
+        let mut words = text.splitn(3, ' ');
+        let mut number = || words.next()?.parse().ok();
+        let (lowest, count) = (number(), number());
+        match lowest.zip(count) {
+            Some((lowest, count)) if lowest < 64 && (1..=64).contains(&count) => {
+                let form = words.next().map_or(Self::Plain, Self::one);
+                (Some(Bits { lowest, count }), form)
+            }
+            _ => (None, Self::Plain),
+        }
+    }
+
+    /// Of all bits.
+    fn one(text: &'a str) -> Self {
+        let flags = |list, between, all| Self::Flags { list, between, all };
+        match text.split_once(' ') {
+            Some(("names", list)) => Self::Names(list),
+            Some(("flags", list)) => flags(list, "|", false),
+            Some(("letters", list)) => flags(list, "", false),
+            Some(("allflags", list)) => flags(list, "|", true),
+            Some(("allletters", list)) => flags(list, "", true),
+            Some(("minus", _)) => Self::Less,
+            Some(_) => Self::Plain,
+            None => match text {
+                "x" => Self::Hex,
+                "p" => Self::Address,
+                "state" => Self::State,
+                "signed" => Self::Signed,
+                _ => {
+                    let width = text.strip_prefix('0').and_then(|width| width.parse().ok());
+                    let width: Option<usize> = width.filter(|width| *width > 0);
+                    width.map_or(Self::Plain, |width| Self::Digits(width.min(20)))
+                }
+            },
+        }
+    }
+}
+
+/// Numbers and names of a list, without the name for all others.
 pub(crate) fn names(list: &str) -> impl Iterator<Item = (u64, &str)> {
     let own = list.split(',').filter_map(|pair| pair.split_once('='));
     own.filter_map(|(number, name)| Some((number.parse().ok()?, name)))
 }
 
-/// Names of the bits that are set, with `between` between them, as `__print_flags` puts them. Bits without a
-/// name are not printed.
-fn flags(value: u64, list: &str, between: &str) -> String {
-    let set = names(list).filter(|(bits, _)| *bits != 0 && value & bits == *bits);
-    let set: Vec<&str> = set.map(|(_, name)| name).collect();
-    set.join(between)
+/// The name that a list has for all other numbers.
+pub(crate) fn others(list: &str) -> Option<&str> {
+    list.split(',').find_map(|pair| pair.strip_prefix("*="))
 }
 
-/// Of the form `bits`, which has the lowest bit and how many: the shift to the right, and the mask behind it.
-pub(crate) fn bits(places: &str) -> Option<(u32, u64)> {
-    let (from, count) = places.split_once(' ')?;
-    let (from, count): (u32, u32) = (from.parse().ok()?, count.parse().ok()?);
-    (from < 64 && (1..=64).contains(&count)).then(|| (from, u64::MAX >> (64 - count)))
+/// The name of a number.
+fn named(list: &str, value: u64) -> Option<&str> {
+    let found = names(list).find(|(number, _)| *number == value);
+    found.map(|(_, name)| name).or_else(|| others(list))
+}
+
+/// Names of the bits that are set, with `between` between them. With `all` it is as `__print_flags` has it: each name
+/// takes its bits away, and what is left stands behind them; 0 has a name of its own.
+fn flags(value: u64, list: &str, between: &str, all: bool) -> String {
+    if !all {
+        let set = names(list).filter(|(bits, _)| *bits != 0 && value & bits == *bits);
+        let set: Vec<&str> = set.map(|(_, name)| name).collect();
+        return set.join(between);
+    }
+    if value == 0 {
+        let zero = names(list).find(|(bits, _)| *bits == 0);
+        return zero.map(|(_, name)| name.to_owned()).unwrap_or_default();
+    }
+    let mut left = value;
+    let mut out = Vec::new();
+    for (bits, name) in names(list) {
+        if bits != 0 && left & bits == bits {
+            left &= !bits;
+            out.push(name.to_owned());
+        }
+    }
+    if left != 0 {
+        out.push(format!("{left:#x}"));
+    }
+    out.join(between)
 }
 
 fn state(value: u64) -> String {
@@ -217,7 +329,8 @@ mod tests {
         let shown = Shown::Signed(7);
         assert_eq!(formed(Some(&shown), "03"), "007");
         assert_eq!(formed(Some(&shown), "names 1=A,7=B"), "B");
-        assert_eq!(formed(Some(&shown), "names 1=A"), "7");
+        assert_eq!(formed(Some(&shown), "names 1=A"), "0x7");
+        assert_eq!(formed(Some(&shown), "names 1=A,*=C"), "C");
         assert_eq!(formed(Some(&Shown::Unsigned(255)), "x"), "ff");
         assert_eq!(formed(Some(&Shown::Unsigned(0x80_0003)), "major"), "8");
         assert_eq!(formed(None, "03"), "?");
@@ -228,6 +341,41 @@ mod tests {
         assert_eq!(formed(Some(&flags), "flags 262144=M,524288=D,2097152=I"), "D|I");
         assert_eq!(formed(Some(&flags), "letters 524288=D,2097152=I"), "DI");
         assert_eq!(formed(Some(&Shown::Unsigned(0)), "flags 1=A"), "");
+        // A name takes its bits, and what nobody has is a number.
+        let all = "allflags 3264=KERNEL,3072=RECLAIM,64=IO,1024=DIRECT,0=none";
+        for (value, printed) in [
+            (3264, "KERNEL"),
+            (3264 | 1, "KERNEL|0x1"),
+            (3072 | 64, "RECLAIM|IO"),
+            (1024, "DIRECT"),
+            (0x8000, "0x8000"),
+            (0, "none"),
+        ] {
+            assert_eq!(formed(Some(&Shown::Unsigned(value)), all), printed, "{value}");
+        }
+        assert_eq!(formed(Some(&Shown::Unsigned(0)), "allflags 1=A"), "");
+        assert_eq!(formed(Some(&Shown::Unsigned(7)), "allletters 1=A,2=B"), "AB0x4");
+        // Any form may be of some bits.
+        assert_eq!(formed(Some(&flags), "bits 19 3 names 5=B"), "B");
+        assert_eq!(formed(Some(&flags), "bits 19 3 names 1=B"), "0x5");
+        assert_eq!(formed(Some(&flags), "bits 22 10 allflags 1=A"), "A|0x4");
+        assert_eq!(formed(Some(&flags), "bits 19 3 03"), "005");
+        assert_eq!(formed(Some(&flags), "bits 19 3 signed"), "-3");
+        assert_eq!(formed(Some(&flags), "bits 19 3 unheard of"), "5");
+        // Numbers with a sign, as other types.
+        let minus = Shown::Signed(-1);
+        for (form, printed) in [
+            ("", "-1"),
+            ("03", "-01"),
+            ("bits 0 32", "4294967295"),
+            ("bits 0 32 x", "ffffffff"),
+            ("bits 0 64 signed", "-1"),
+            ("names 18446744073709551615=none", "none"),
+            ("names 0=A", "0xffffffffffffffff"),
+            ("signed", "-1"),
+        ] {
+            assert_eq!(formed(Some(&minus), form), printed, "{form}");
+        }
         // Streams may be anybody's.
         for form in ["bits 64 1", "bits 0 0", "bits 0 65", "bits 1", "bits", "flags", "minus x"] {
             assert_eq!(formed(Some(&shown), form), "7", "{form}");

@@ -25,14 +25,28 @@ impl<W: Write> Gather<W> {
         if self.bytes.len() >= GATHER { self.hand_on() } else { Ok(()) }
     }
 
+    /// The output, without what has not been handed on.
+    pub(crate) fn into_inner(self) -> W {
+        self.out
+    }
+
     fn hand_on(&mut self) -> io::Result<()> {
         let written = self.out.write_all(&self.bytes);
         self.bytes.clear();
         written
     }
+}
+
+/// For what has a formatter.
+impl<W: Write> Write for Gather<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.bytes.extend_from_slice(bytes);
+        self.done()?;
+        Ok(bytes.len())
+    }
 
     /// Writes all that was appended, and flushes the output.
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
+    fn flush(&mut self) -> io::Result<()> {
         self.hand_on()?;
         self.out.flush()
     }

@@ -5,16 +5,14 @@ use std::io::{self, Write};
 
 use crate::stream::{Context, Header, HostExit, Summary};
 
-use super::called::CalledBy;
-use super::counted::Counted;
 use super::digits::{decimal, pad, six};
-use super::sorted::{Sorted, SortedBy};
+use super::gather::Gather;
+use super::sorted::SortedBy;
+use super::tables::Tables;
 use super::text::{Clock, TIME_COLUMN, first_lines, legend, loss, mark, name};
 use super::values::{write_args, write_returned};
 use super::{Called, Entry, Event, Export, Name, Return, Tracepoint, Unfinished};
 
-/// Bytes gathered before they are written.
-const GATHER: usize = 64 << 10;
 /// Lines that may wait for an entry, of which the next record of its vCPU tells whether it calls
 /// anything.
 const WAITING: usize = 4096;
@@ -37,9 +35,7 @@ const TASK: usize = 14;
 /// Text as ftrace's function_graph tracer prints it.
 #[derive(Debug)]
 pub struct Graph<W> {
-    out: W,
-    /// What is written next.
-    text: Vec<u8>,
+    out: Gather<W>,
     waiting: VecDeque<Waiting>,
     /// Lines that waited and were taken out, so far.
     taken: u64,
@@ -55,9 +51,7 @@ pub struct Graph<W> {
     /// Whether records tell the state of the CPU.
     told: bool,
     /// Shown at the end.
-    counted: Counted,
-    sorted: Sorted,
-    called: CalledBy,
+    tables: Tables,
 }
 
 /// A vCPU's column.
@@ -101,8 +95,7 @@ impl<W: Write> Graph<W> {
     /// Text to `out`, which needs no buffer of its own.
     pub fn new(out: W) -> Self {
         Self {
-            out,
-            text: Vec::with_capacity(GATHER + 4096),
+            out: Gather::new(out),
             waiting: VecDeque::new(),
             taken: 0,
             waiting_text: 0,
@@ -112,15 +105,13 @@ impl<W: Write> Graph<W> {
             patience: u64::MAX,
             width: 1,
             told: false,
-            counted: Counted::default(),
-            sorted: Sorted::default(),
-            called: CalledBy::default(),
+            tables: Tables::default(),
         }
     }
 
     /// The output.
     pub fn into_inner(self) -> W {
-        self.out
+        self.out.into_inner()
     }
 
     /// A vector for some text: a new one for each line took a third of the time.
@@ -194,7 +185,7 @@ impl<W: Write> Graph<W> {
     /// What is behind all that waits.
     fn push(&mut self, lines: Vec<u8>) {
         if self.waiting.is_empty() {
-            self.text.extend_from_slice(&lines);
+            self.out.bytes.extend_from_slice(&lines);
         } else if !lines.is_empty() {
             self.wait(Waiting::Lines(lines));
             return;
@@ -245,7 +236,7 @@ impl<W: Write> Graph<W> {
     fn settle(&mut self) {
         while let Some(Waiting::Lines(lines)) = self.waiting.front_mut() {
             let lines = std::mem::take(lines);
-            self.text.extend_from_slice(&lines);
+            self.out.bytes.extend_from_slice(&lines);
             self.waiting_text -= lines.len();
             self.waiting.pop_front();
             self.taken += 1;
@@ -358,12 +349,6 @@ impl<W: Write> Graph<W> {
             self.push(lines);
         }
     }
-
-    fn hand_on(&mut self) -> io::Result<()> {
-        let written = self.out.write_all(&self.text);
-        self.text.clear();
-        written
-    }
 }
 
 impl<W: Write> Export for Graph<W> {
@@ -371,12 +356,12 @@ impl<W: Write> Export for Graph<W> {
         self.clock = Clock::of(header);
         self.patience = header.clock_hz.saturating_mul(PATIENCE);
         self.width = header.vcpus.saturating_sub(1).to_string().len();
-        first_lines(&mut self.text, "function_graph", header)?;
+        first_lines(&mut self.out.bytes, "function_graph", header)?;
         self.told = Context::is_in(header);
         if self.told {
-            legend(&mut self.text, COLUMNS);
+            legend(&mut self.out.bytes, COLUMNS);
         }
-        self.text.extend_from_slice(if self.told {
+        self.out.bytes.extend_from_slice(if self.told {
             b"# CPU|||||  DURATION                  FUNCTION CALLS\n\
               # |  |||||   |   |                     |   |   |   |\n"
         } else {
@@ -407,7 +392,7 @@ impl<W: Write> Export for Graph<W> {
                 self.hurry(made.ticks);
             }
         }
-        if self.text.len() >= GATHER { self.hand_on() } else { Ok(()) }
+        self.out.done()
     }
 
     fn counts(
@@ -416,7 +401,7 @@ impl<W: Write> Export for Graph<W> {
         tracer: Option<&str>,
         hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
     ) -> io::Result<()> {
-        self.counted.add(vcpu, tracer, hits);
+        self.tables.counted.add(vcpu, tracer, hits);
         Ok(())
     }
 
@@ -426,7 +411,7 @@ impl<W: Write> Export for Graph<W> {
         tracer: Option<&str>,
         hits: &mut dyn Iterator<Item = Called<'_>>,
     ) -> io::Result<()> {
-        self.called.add(tracer, hits);
+        self.tables.called.add(tracer, hits);
         Ok(())
     }
 
@@ -435,12 +420,11 @@ impl<W: Write> Export for Graph<W> {
         by: &SortedBy<'_>,
         words: &mut dyn Iterator<Item = (Name<'_>, u8, u64)>,
     ) -> io::Result<()> {
-        self.sorted.add(by, words);
+        self.tables.sorted.add(by, words);
         Ok(())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.hand_on()?;
         self.out.flush()
     }
 
@@ -448,10 +432,7 @@ impl<W: Write> Export for Graph<W> {
         while let Some(&Waiting::Entry { vcpu, .. }) = self.waiting.front() {
             self.decide(vcpu, None);
         }
-        self.hand_on()?;
-        self.counted.write(&mut self.out)?;
-        self.called.write(&mut self.out)?;
-        self.sorted.write(&mut self.out)?;
+        self.tables.write(&mut self.out)?;
         self.flush()
     }
 }

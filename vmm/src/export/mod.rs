@@ -48,6 +48,7 @@ mod sorted;
 mod stage;
 mod stats;
 mod summary;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod text;

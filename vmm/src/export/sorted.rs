@@ -1,7 +1,7 @@
 //! Histograms of calls in each format, and the tables at the end of the text output.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 
 use super::Name;
 use super::names::unnamed;
@@ -9,8 +9,6 @@ use crate::stream::{Bucket, HistogramOf};
 
 /// Most words that are kept: more than any kernel's functions have.
 const MOST: usize = 4 << 20;
-/// Bytes gathered before they are written.
-const GATHER: usize = 64 << 10;
 /// Characters of the longest bar.
 const BAR: u64 = 40;
 
@@ -147,7 +145,6 @@ impl Sorted {
     /// # Errors
     /// When the output fails.
     pub(super) fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        let mut out = BufWriter::with_capacity(GATHER, out);
         let mut all: Vec<_> = self.all.iter().collect();
         all.sort_by(|(a, of_a), (b, of_b)| of_b.calls().cmp(&of_a.calls()).then_with(|| a.cmp(b)));
         let mut tracers: Vec<_> = all.iter().map(|(key, _)| &key.tracer).collect();
@@ -156,12 +153,12 @@ impl Sorted {
         for (key, words) in &all {
             let tracer =
                 if tracers.len() > 1 { format!(" ({})", key.tracer) } else { String::new() };
-            write_one(&mut out, key, words, &tracer)?;
+            write_one(out, key, words, &tracer)?;
         }
         if self.others > 0 {
             writeln!(out, "# histograms of others: {} calls", self.others)?;
         }
-        out.flush()
+        Ok(())
     }
 }
 

@@ -7,15 +7,13 @@ use std::io::{self, Write};
 
 use crate::stream::{Context, Header, Loss, Mark, Summary};
 
-use super::called::CalledBy;
-use super::counted::Counted;
 use super::digits::{decimal, digits, pad, six};
-use super::sorted::{Sorted, SortedBy};
+use super::gather::Gather;
+use super::sorted::SortedBy;
+use super::tables::Tables;
 use super::values::write_args;
 use super::{Called, Entry, Event, Export, Name, Tracepoint, printable};
 
-/// Bytes gathered before they are written.
-const GATHER: usize = 64 << 10;
 /// Column of the time stamps.
 pub(super) const TIME_COLUMN: usize = 33;
 /// What the columns of the state of the CPU take, before the time.
@@ -24,8 +22,7 @@ const CONTEXT: usize = 5;
 /// Text as ftrace's function tracer prints it.
 #[derive(Debug)]
 pub struct Text<W> {
-    out: W,
-    line: Vec<u8>,
+    out: Gather<W>,
     clock: Clock,
     times: Times,
     /// The last tasks, by vCPU.
@@ -35,9 +32,7 @@ pub struct Text<W> {
     /// Whether it was said that returns are not printed.
     said: bool,
     /// Shown at the end.
-    counted: Counted,
-    sorted: Sorted,
-    called: CalledBy,
+    tables: Tables,
 }
 
 impl<W: Write> Text<W> {
@@ -45,19 +40,18 @@ impl<W: Write> Text<W> {
     pub fn new(out: W) -> Self {
         let clock = Clock { start: 0, hz: 1 };
         let (times, tasks) = (Times::of(clock), Default::default());
-        let (line, counted) = (Vec::with_capacity(GATHER + 4096), Counted::default());
-        let (sorted, called) = (Sorted::default(), CalledBy::default());
-        Self { out, line, clock, times, tasks, told: false, said: false, counted, sorted, called }
+        let (out, tables) = (Gather::new(out), Tables::default());
+        Self { out, clock, times, tasks, told: false, said: false, tables }
     }
 
     /// The output.
     pub fn into_inner(self) -> W {
-        self.out
+        self.out.into_inner()
     }
 
     /// Who, where, in which state and when.
     fn front(&mut self, who: (Option<&str>, u32), vcpu: u32, context: Option<Context>, at: u64) {
-        let (line, (comm, pid)) = (&mut self.line, who);
+        let (line, (comm, pid)) = (&mut self.out.bytes, who);
         let comm = comm.unwrap_or("<...>").as_bytes();
         let place = usize::try_from(vcpu).unwrap_or(0) % VCPUS;
         if let Some(task) = self.tasks.get_mut(place) {
@@ -78,7 +72,7 @@ impl<W: Write> Text<W> {
     /// Without the system, as ftrace has it.
     fn tracepoint(&mut self, event: &Tracepoint<'_>) {
         self.front((event.comm, event.pid), event.vcpu, event.context, event.timestamp);
-        let line = &mut self.line;
+        let line = &mut self.out.bytes;
         match event.event.symbol {
             Some((full, _)) => {
                 let name = full.split_once(':').map_or(full, |(_, name)| name);
@@ -93,7 +87,7 @@ impl<W: Write> Text<W> {
 
     fn entry(&mut self, entry: &Entry<'_>) {
         self.front((entry.comm, entry.pid), entry.vcpu, entry.context, entry.timestamp);
-        let line = &mut self.line;
+        let line = &mut self.out.bytes;
         name(line, &entry.function);
         if let Some(args) = &entry.args {
             write_args(line, args);
@@ -109,14 +103,8 @@ impl<W: Write> Text<W> {
     fn no_returns(&mut self) {
         if !std::mem::replace(&mut self.said, true) {
             let said = b"# returns are not printed in this form: see --format graph\n";
-            self.line.extend_from_slice(said);
+            self.out.bytes.extend_from_slice(said);
         }
-    }
-
-    fn hand_on(&mut self) -> io::Result<()> {
-        let written = self.out.write_all(&self.line);
-        self.line.clear();
-        written
     }
 }
 
@@ -124,12 +112,12 @@ impl<W: Write> Export for Text<W> {
     fn begin(&mut self, header: &Header) -> io::Result<()> {
         self.clock = Clock::of(header);
         self.times = Times::of(self.clock);
-        first_lines(&mut self.line, "function", header)?;
+        first_lines(&mut self.out.bytes, "function", header)?;
         self.told = Context::is_in(header);
         if self.told {
-            legend(&mut self.line, TIME_COLUMN - 2);
+            legend(&mut self.out.bytes, TIME_COLUMN - 2);
         }
-        self.line.extend_from_slice(if self.told {
+        self.out.bytes.extend_from_slice(if self.told {
             b"#           TASK-PID     CPU#  |||||  TIMESTAMP  FUNCTION\n\
               #              | |         |   |||||     |         |\n"
         } else {
@@ -145,13 +133,13 @@ impl<W: Write> Export for Text<W> {
             Event::Return(_) | Event::Tail(_) => self.no_returns(),
             Event::Unfinished(_) => {}
             Event::Tracepoint(event) => self.tracepoint(event),
-            Event::Loss(lost) => loss(&mut self.line, lost),
+            Event::Loss(lost) => loss(&mut self.out.bytes, lost),
             Event::Mark(made) => {
                 let column = TIME_COLUMN + if self.told { CONTEXT } else { 0 };
-                mark(&mut self.line, self.clock, column, made);
+                mark(&mut self.out.bytes, self.clock, column, made);
             }
         }
-        if self.line.len() >= GATHER { self.hand_on() } else { Ok(()) }
+        self.out.done()
     }
 
     fn counts(
@@ -160,7 +148,7 @@ impl<W: Write> Export for Text<W> {
         tracer: Option<&str>,
         hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
     ) -> io::Result<()> {
-        self.counted.add(vcpu, tracer, hits);
+        self.tables.counted.add(vcpu, tracer, hits);
         Ok(())
     }
 
@@ -170,7 +158,7 @@ impl<W: Write> Export for Text<W> {
         tracer: Option<&str>,
         hits: &mut dyn Iterator<Item = Called<'_>>,
     ) -> io::Result<()> {
-        self.called.add(tracer, hits);
+        self.tables.called.add(tracer, hits);
         Ok(())
     }
 
@@ -179,20 +167,16 @@ impl<W: Write> Export for Text<W> {
         by: &SortedBy<'_>,
         words: &mut dyn Iterator<Item = (Name<'_>, u8, u64)>,
     ) -> io::Result<()> {
-        self.sorted.add(by, words);
+        self.tables.sorted.add(by, words);
         Ok(())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.hand_on()?;
         self.out.flush()
     }
 
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
-        self.hand_on()?;
-        self.counted.write(&mut self.out)?;
-        self.called.write(&mut self.out)?;
-        self.sorted.write(&mut self.out)?;
+        self.tables.write(&mut self.out)?;
         self.flush()
     }
 }
@@ -448,17 +432,17 @@ mod tests {
         let mut text = Text::new(Vec::new());
         let tasks = [("cat", 7, 0), ("cat", 7, 16), ("cat", 8, 16), ("dog", 8, 16), ("cat", 7, 0)];
         for (comm, pid, vcpu) in tasks {
-            text.line.clear();
+            text.out.bytes.clear();
             text.front((Some(comm), pid), vcpu, None, 3);
             let expected = format!("{comm:>16}-{pid:<7} [{vcpu:03}]      3.000000: ");
-            assert_eq!(String::from_utf8_lossy(&text.line), expected);
+            assert_eq!(String::from_utf8_lossy(&text.out.bytes), expected);
         }
         text = Text::new(Vec::new());
         text.front((Some(""), 0), 0, None, 0);
-        assert_eq!(text.line, b"                -0       [000]      0.000000: ");
-        text.line.clear();
+        assert_eq!(text.out.bytes, b"                -0       [000]      0.000000: ");
+        text.out.bytes.clear();
         text.front((None, 0), 0, None, 0);
-        assert_eq!(text.line, b"           <...>-0       [000]      0.000000: ");
+        assert_eq!(text.out.bytes, b"           <...>-0       [000]      0.000000: ");
     }
 
     #[test]

@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 pub use console::ConsoleLines;
 pub use counts::Sorted;
 pub use drain::{Drain, Left, SNAPSHOT_TIME, Snapshot};
-pub use events::{EventFields, EventTarget, EventValue, From, OneCall, Part};
+pub use events::{EventFields, EventTarget, EventValue, From, Letter, OPERATION, OneCall, Part};
 pub use exits::{ExitReader, ExitWriter, exit_log};
 pub use names::resolver;
 pub use slides::image;

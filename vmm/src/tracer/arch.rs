@@ -18,7 +18,7 @@ use super::stops::{Moment, ProgramStop, Stops};
 use super::tracepoints::guest::PointReason;
 use super::view::View;
 use crate::kernel::preemptirq::{SwitchSite, Switches};
-use crate::kernel::tracepoints::Hooks;
+use crate::kernel::tracepoints::{Branch, Hooks};
 use crate::kernel::{Exit, Kernel, ModuleRewrite, Site};
 use std::ops::Range;
 use std::sync::Arc;
@@ -400,6 +400,19 @@ pub(super) trait GuestCode: Send {
         image: &Image,
         hooks: &Hooks,
         probe: u64,
+    ) -> Result<Vec<Edit>, PointReason>;
+
+    /// What is to be written for branches of a static key to jump. Verifies what is there: the guest may have
+    /// switched it on itself.
+    ///
+    /// # Errors
+    /// Why they have to be left alone.
+    fn branches(
+        &self,
+        view: &View<'_>,
+        guest: &dyn Guest,
+        image: &Image,
+        branches: &[Branch],
     ) -> Result<Vec<Edit>, PointReason>;
 
     /// The guest has chosen how it mitigates what its processors do: programs end as its own code

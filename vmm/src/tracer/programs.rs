@@ -192,7 +192,12 @@ impl Duty {
             Field::Stack => 0,
             Field::Target | Field::Value | Field::Duration => 1,
             Field::Failed => 2,
-            Field::Argument(_) | Field::Read(_) | Field::Known(_) | Field::Variable(_) => 3,
+            Field::Argument(_)
+            | Field::Read(_)
+            | Field::Known(_)
+            | Field::Linked(_)
+            | Field::Variable(_)
+            | Field::Task { .. } => 3,
             // Behind all else, whose places are the same with it and without.
             Field::Context => 4,
         });

@@ -145,7 +145,11 @@ pub(super) fn everything_stream() -> Vec<u8> {
                  {args[0]:x} {args[1]} {args[2]} {args} {comm} {path:x} {sep} {mode} {mode:names 4=four} \
                  {nothing} {u16:unheard} {bits:state} {id} {uuid} {u16:bits 4 8} {s8:bits 0 4} {u64:bits 64 1} \
                  {u8:flags 2=a,4=b,1=c} {u8:flags 1=c} {u32:letters 16=A,512=B} {u16:minus u8} {u8:minus u16} \
-                 {u16:minus comm} {u16:minus nothing} {ptr:minus yes} \u{e4} {later";
+                 {u16:minus comm} {u16:minus nothing} {ptr:minus yes} {s32:names 1=one} {u8:names 1=one,*=other} \
+                 {u8:allflags 2=a,6=b,8=c,0=none} {u32:allflags 1=a,0=none} {u8:allletters 2=a} {u32:allflags 1=a} \
+                 {u64:bits 4 8 x} {u32:bits 0 32 signed} {u64:bits 0 64 signed} {u8:bits 1 3 signed} {s32:bits 0 32} \
+                 {s32:03} {u8:bits 1 2 names 3=three} {u8:bits 1 2 names 1=one} {u64:bits 2 9 allflags 1=a} \
+                 {yes:names 0=no,*=yes} {s8:bits 0 8 03} \u{e4} {later";
     let kinds = [
         events.kind("all:plain", values(), None),
         events.kind("all:printed", values(), Some(&print.replace('\u{e4}', "-"))),

@@ -11,6 +11,9 @@
 //!                                      it was called in all
 //! vmtrace-guest events N NAME...       the guest's own events (SYSTEM/NAME) on and off so many times,
 //!                                      with work between; what it has seen of the last round
+//! vmtrace-guest events-more FILE NAME,... NAME,...
+//!                                      the same of a module that is loaded, a disk and packets, and then, with more
+//!                                      events, of memory
 //! vmtrace-guest ftrace-all files       the guest's tracer on all functions, then off
 //! vmtrace-guest consume N              N calls of getppid, and as a consumer of the live trace
 //!                                      over vsock waits until it has seen all of them
@@ -118,6 +121,7 @@ fn main() -> Result<()> {
         ["ftrace-all", "files"] => ftrace_all(),
         ["beside", count, cpus] => beside::beside(count.parse()?, cpus.parse()?),
         ["events", rounds, names @ ..] => events::events(rounds.parse()?, names),
+        ["events-more", module, first, second] => events::more(module, first, second),
         ["refused", function] => refused(function),
         ["consume", count] => consume(count.parse()?),
         ["stranger"] => stranger(),
@@ -188,12 +192,17 @@ fn set(file: &str, text: &str) -> Result<()> {
 }
 
 fn pin(cpu: usize) -> Result<()> {
+    pin_task(0, cpu)
+}
+
+/// Lets a task, 0 for this one, run on one CPU alone.
+fn pin_task(task: libc::pid_t, cpu: usize) -> Result<()> {
     // SAFETY: a zeroed cpu_set_t is an empty set.
     let mut mask: libc::cpu_set_t = unsafe { core::mem::zeroed() };
     // SAFETY: the macro checks the index against the set's size.
     unsafe { libc::CPU_SET(cpu, &mut mask) };
-    // SAFETY: a valid set for the calling thread.
-    let result = unsafe { libc::sched_setaffinity(0, size_of_val(&mask), &raw const mask) };
+    // SAFETY: a valid set.
+    let result = unsafe { libc::sched_setaffinity(task, size_of_val(&mask), &raw const mask) };
     if result != 0 {
         bail!("no CPU {cpu}: {}", io::Error::last_os_error());
     }

@@ -138,7 +138,7 @@ fn name(file: &str) -> Result<String> {
 }
 
 /// Unloads the module that was loaded from a file.
-fn unload(file: &str) -> Result<()> {
+pub(super) fn unload(file: &str) -> Result<()> {
     let name = CString::new(name(file)?)?;
     // SAFETY: a string and flags.
     let failed = unsafe { libc::syscall(libc::SYS_delete_module, name.as_ptr(), 0) };

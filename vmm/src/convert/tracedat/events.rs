@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 
 use super::super::ground::{numbered, too_many};
 use crate::export::Tracepoint;
-use crate::export::fields::{PREEMPTED, Piece, STATES, bits, names, pieces};
+use crate::export::fields::{Bits, Form, PREEMPTED, Piece, STATES, names, others, pieces};
 use crate::stream::{Shape, Shown, ValueField};
 
 /// The offset after the fields that all events have.
@@ -64,7 +64,7 @@ struct Known {
     print: Option<Box<str>>,
     /// Fields with a sign that are printed as 8 bytes.
     wide: Box<[bool]>,
-    /// Lists of names for fields, by the fields' numbers.
+    /// Forms with lists of names, and the numbers of the fields that they are of.
     lists: Box<[(usize, Box<str>)]>,
     /// By what the fields are, and for each list of names whether it has the number.
     classes: FxHashMap<(Vec<Kind>, Vec<bool>), Class>,
@@ -112,9 +112,11 @@ impl Events {
         for ((field, words), wide) in values().zip(&known.wide) {
             kinds.push(words.map_or(Kind::Missing, |words| kind(&field.shape, words, *wide)));
         }
-        for (field, list) in &known.lists {
+        for (field, form) in &known.lists {
             let number =
                 values().nth(*field).and_then(|(field, words)| numeric(&field.shape.show(words?)));
+            let (bits, Form::Names(list)) = Form::of(form) else { continue };
+            let number = number.map(|value| bits.map_or(value, |bits| bits.of(value)));
             found.push(number.is_some_and(|value| names(list).any(|(it, _)| it == value)));
         }
         if !known.classes.contains_key(&self.key) {
@@ -291,11 +293,14 @@ impl Known {
         for piece in print.into_iter().flat_map(pieces) {
             let Piece::Field { name, form, .. } = piece else { continue };
             let Some(index) = fields.iter().position(|field| field.name == name) else { continue };
-            if let Some(list) = form.strip_prefix("names ") {
-                lists.push((index, list.into()));
-            } else if !form.is_empty() {
-                wide[index] = true;
-            }
+            let (bits, parsed) = Form::of(form);
+            let Form::Names(list) = parsed else {
+                wide[index] |= !form.is_empty();
+                continue;
+            };
+            lists.push((index, form.into()));
+            // What has no name is hexadecimal.
+            wide[index] |= bits.is_some() || others(list).is_none();
         }
         Self {
             label: label.into(),
@@ -335,8 +340,8 @@ impl Known {
         let mut add = |print: &mut Print, name: &str, index: Option<usize>, form: &str| {
             let field = self.fields.iter().position(|field| field.name == name);
             let Some(at) = field else { return print.text("?") };
-            let listed = form.starts_with("names ") && found.next().is_some_and(|found| *found);
-            let form = if form.starts_with("names ") && !listed { "" } else { form };
+            let listed = matches!(Form::of(form), (_, Form::Names(_)))
+                && found.next().is_some_and(|found| *found);
             let rec = format!("REC->{}", taken[at]);
             if let Some(less) = form.strip_prefix("minus ") {
                 let less = self.fields.iter().position(|field| field.name == less);
@@ -350,7 +355,12 @@ impl Known {
             match (kinds[at], index) {
                 (Kind::Words(words), Some(index)) if index >= words.into() => print.text("?"),
                 (Kind::Words(_), Some(index)) => {
-                    print.value(Kind::Unsigned(8), &format!("{rec}[{index}]"), form, &[]);
+                    print.value(
+                        Kind::Unsigned(8),
+                        &format!("{rec}[{index}]"),
+                        form,
+                        &Names::default(),
+                    );
                 }
                 (kind, _) => {
                     let names = match &self.fields[at].shape {
@@ -364,7 +374,7 @@ impl Known {
                         }
                         _ => Vec::new(),
                     };
-                    print.value(kind, &rec, form, &names);
+                    print.value(kind, &rec, form, &Names { own: names, listed });
                 }
             }
         };
@@ -389,6 +399,25 @@ impl Known {
         let _ = writeln!(text, "\nprint fmt: \"{}\"{}", print.format, print.arguments);
         let class = Class { id, offsets: offsets.into(), size };
         (class, Format { system: system.into(), text })
+    }
+}
+
+/// Names for the numbers of a field.
+#[derive(Debug, Default)]
+struct Names<'a> {
+    /// Of its type.
+    own: Vec<(u64, &'a str)>,
+    /// The list of its form has one for its number.
+    listed: bool,
+}
+
+/// Some bits of a number, as C has them.
+fn of_bits(rec: &str, bits: Bits) -> String {
+    let Bits { lowest, count } = bits;
+    match (lowest, count) {
+        (0, 64) => rec.to_owned(),
+        (0, _) => format!("({rec} & {:#x})", bits.mask()),
+        _ => format!("(({rec} >> {lowest}) & {:#x})", bits.mask()),
     }
 }
 
@@ -419,14 +448,17 @@ impl Print {
     }
 
     /// A value of a kind, by an expression, in a form.
-    fn value(&mut self, kind: Kind, rec: &str, form: &str, named: &[(u64, &str)]) {
-        let number = kind.is_number();
+    fn value(&mut self, kind: Kind, rec: &str, form: &str, known: &Names<'_>) {
+        let (bits, form) = Form::of(form);
+        if !kind.is_number() {
+            return self.plain(kind, rec, &known.own);
+        }
+        let whole = bits.is_none();
+        let rec = &bits.map_or_else(|| rec.to_owned(), |bits| of_bits(rec, bits));
         match form {
-            "x" if number => self.add("%llx", rec),
-            "p" if number => self.add("%016llx", rec),
-            "major" if number => self.add("%llu", &format!("{rec} >> 20")),
-            "minor" if number => self.add("%llu", &format!("{rec} & 0xfffff")),
-            "state" if number => {
+            Form::Hex => self.add("%llx", rec),
+            Form::Address => self.add("%016llx", rec),
+            Form::State => {
                 let letters = (0..).zip(STATES).map(|(bit, letter)| (1 << bit, letter));
                 let all = (1_u64 << STATES.len()) - 1;
                 let letters = symbols(letters);
@@ -435,33 +467,42 @@ impl Print {
                 self.add("%s", &flags);
                 self.add("%s", &format!(r#"{rec} & {PREEMPTED:#x} ? "+" : """#));
             }
-            _ if number && form.starts_with("names ") => {
-                let list = names(form.trim_start_matches("names "));
-                self.add("%s", &format!("__print_symbolic({rec}, {})", symbols(list)));
-            }
-            _ if number && (form.starts_with("flags ") || form.starts_with("letters ")) => {
-                let (form, list) = form.split_once(' ').unwrap_or_default();
-                let between = if form == "flags" { "|" } else { "" };
+            Form::Names(list) => match (known.listed, others(list)) {
+                (true, _) => {
+                    let list = symbols(names(list));
+                    self.add("%s", &format!("__print_symbolic({rec}, {list})"));
+                }
+                (false, Some(others)) => self.text(others),
+                (false, None) => self.add("0x%llx", rec),
+            },
+            Form::Flags { list, between, all: false } => {
                 let all = names(list).fold(0, |all, (bits, _)| all | bits);
                 let list = symbols(names(list));
                 let some = format!("{rec} & {all:#x}");
                 self.add("%s", &format!(r#"__print_flags({some}, "{between}", {list})"#));
             }
-            _ if number && form.starts_with("bits ") => {
-                match bits(form.trim_start_matches("bits ")) {
-                    Some((shift, mask)) => {
-                        self.add("%llu", &format!("({rec} >> {shift}) & {mask:#x}"));
-                    }
-                    None => self.plain(kind, rec, named),
-                }
+            Form::Flags { list, between, all: true } => {
+                let zero = symbols(names(list).filter(|(bits, _)| *bits == 0).take(1));
+                let list = symbols(names(list).filter(|(bits, _)| *bits != 0));
+                let flags = format!(r#"__print_flags({rec}, "{between}", {list})"#);
+                let zero = zero.split('"').nth(1).unwrap_or_default();
+                self.add("%s", &format!(r#"({rec}) ? {flags} : "{zero}""#));
             }
-            _ => {
-                let width = form.strip_prefix('0').and_then(|width| width.parse::<usize>().ok());
-                match width.filter(|_| number) {
-                    Some(width) => self.add(&format!("%0{}llu", width.min(20)), rec),
-                    None => self.plain(kind, rec, named),
-                }
+            Form::Digits(width) => {
+                let letter = if whole && matches!(kind, Kind::Signed(_)) { 'd' } else { 'u' };
+                self.add(&format!("%0{width}ll{letter}"), rec);
             }
+            Form::Signed => match bits {
+                Some(Bits { count, .. }) if count < 64 => {
+                    // Readers do not know `^`, and on the right they take what binds less out of its parentheses.
+                    let (sign, all) = (count - 1, 1_u64 << count);
+                    self.add("%lld", &format!("{rec} - (({rec} >> {sign}) * {all:#x})"));
+                }
+                Some(_) => self.add("%lld", rec),
+                None => self.plain(kind, rec, &known.own),
+            },
+            Form::Plain | Form::Less if whole => self.plain(kind, rec, &known.own),
+            Form::Plain | Form::Less => self.add("%llu", rec),
         }
     }
 

@@ -209,13 +209,15 @@ pub(super) fn version_6(
     file.u32(contents.vcpus);
     file.string("options  ").raw(&options(contents).0).u16(0);
     file.string("flyrecord");
-    // Behind the offsets and sizes that come now.
+    // Behind the offsets and sizes that come now, and the length of the clock's name (an option has that), which readers
+    // look for there.
     let mut at =
-        (file.0.len() as u64 + 16 * u64::from(contents.vcpus)).next_multiple_of(PAGE as u64);
+        (file.0.len() as u64 + 16 * u64::from(contents.vcpus) + 8).next_multiple_of(PAGE as u64);
     for size in pages.sizes() {
         file.u64(at).u64(size);
         at += size;
     }
+    file.u64(0);
     file.align();
     out.write_all(&file.0)?;
     pages.copy(out)

@@ -1,8 +1,10 @@
 //! Events of single system calls. All share the two tracepoints of `raw_syscalls`, and the programs
 //! of these: each has the records with its number.
 
+use super::made::{Made, shape};
 use super::table;
-use super::{Event, EventField, Hooks, Kernel, Made, Origin, Place, TracedEvent, shape};
+use super::{Event, Hooks, Kernel, Origin, Place, TracedEvent};
+use crate::kernel::tracepoints::EventField;
 use crate::relay::{EventFields, EventValue, From, OneCall, Part};
 use crate::stream::{Shape, ValueField};
 use std::sync::Arc;

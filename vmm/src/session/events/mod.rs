@@ -1,23 +1,22 @@
 //! Events of tracepoints: from what a user asks for to what their records have.
 
+mod block;
 mod calls;
+mod made;
 mod modules;
 mod patterns;
 mod plan;
 mod table;
 
-use super::values::{ROOM, shorten, taken, whole};
-use crate::kernel::arguments::{Fetch, Last as Behind, ModuleTypes, Source, Value};
 use crate::kernel::preemptirq::Switch;
-use crate::kernel::tracepoints::{Event, EventField, Hooks, Origin, Preparation};
+use crate::kernel::tracepoints::{Event, Hooks, Origin, Preparation};
 use crate::kernel::{Functions, Kernel, KernelError, glob};
-use crate::relay::{EventFields, EventValue, From, Part};
+use crate::relay::{EventFields, EventValue, From};
 use crate::stream::{Shape, ValueField};
 use calls::Calls;
+use made::Made;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use table::{Row, Rule};
-use vmtrace_trampolines::{Field, Last, Read};
 
 pub(super) use modules::module_events;
 pub use patterns::Patterns;
@@ -314,158 +313,12 @@ fn one(
     }
     let note = (!unknown.is_empty())
         .then(|| format!("{} is traced without {}", event.full_name(), unknown.join(", ")));
-    let print = row.filter(|_| unknown.is_empty()).and_then(|row| table::print(row, event));
+    let print = row.filter(|_| unknown.is_empty()).and_then(|row| {
+        let written = table::print(row, event, |field| kernel.event_form(event, field));
+        written.or_else(|| kernel.event_print(event))
+    });
     let fields = Arc::new(made.fields(event.full_name(), print));
     Ok((TracedEvent { fields, from: Place::Tracepoint(hooks), address, module: None }, note))
-}
-
-/// What an event is made of.
-struct Made<'a> {
-    kernel: &'a Kernel,
-    /// The name of its tracepoint.
-    point: &'a str,
-    fields: Vec<Field>,
-    values: Vec<EventValue>,
-}
-
-impl<'a> Made<'a> {
-    fn new(kernel: &'a Kernel, point: &'a str) -> Self {
-        Self { kernel, point, fields: Vec::new(), values: Vec::new() }
-    }
-
-    /// What an event of this name records and shows.
-    fn fields(self, name: String, print: Option<String>) -> EventFields {
-        let Self { mut fields, values, .. } = self;
-        if fields.iter().any(|field| matches!(field, Field::Read(_))) {
-            fields.push(Field::Failed);
-        }
-        let (call, in_place) = (None, false);
-        EventFields { name, fields, values, print, call, in_place }
-    }
-
-    /// All that its probes are called with, by its types; `module` has those of its module, if it is
-    /// of one.
-    fn by_types(&mut self, module: Option<&ModuleTypes>) -> Result<(), String> {
-        let prototype = self.kernel.tracepoint_prototype(self.point, module);
-        let prototype = prototype.map_err(|why| format!("its arguments are not known: {why}"))?;
-        let mut all: Vec<_> = prototype.parameters.iter().flat_map(taken).collect();
-        shorten(&mut all);
-        for one in all {
-            let part = Part { field: self.field(one.field), shape: one.shown.shape.clone() };
-            self.values.push(EventValue { shown: one.shown, from: From::Same(part) });
-        }
-        Ok(())
-    }
-
-    /// A field of its format; whether it is known what that is.
-    fn by_row(&mut self, row: &Row, field: &EventField) -> bool {
-        let rules = row.rules.iter().filter(|(name, _)| *name == field.name);
-        for (_, rule) in rules {
-            let (fields, values) = (self.fields.len(), self.values.len());
-            if let Some((from, text)) = self.rule(rule)
-                && let Some(shape) = shape(field, text)
-                && from.words().is_none_or(|words| words == shape.words())
-            {
-                let shown = ValueField { name: field.name.clone(), shape };
-                self.values.push(EventValue { shown, from });
-                let words: usize = self.fields.iter().map(|field| field.words()).sum();
-                if words <= ROOM {
-                    return true;
-                }
-            }
-            self.fields.truncate(fields);
-            self.values.truncate(values);
-        }
-        false
-    }
-
-    /// What a rule says, with the longest text that it is.
-    fn rule(&mut self, rule: &Rule) -> Option<(From, Option<u16>)> {
-        Some(match rule {
-            Rule::Path(path) | Rule::Known(path) => {
-                let part = self.part(path, matches!(rule, Rule::Known(_)))?;
-                let text = match part.shape {
-                    Shape::Text { bytes } => Some(bytes),
-                    _ => None,
-                };
-                (From::Same(part), text)
-            }
-            Rule::SwitchState([preempted, task, exited]) => {
-                let parts =
-                    [self.part(preempted, true)?, self.part(task, true)?, self.part(exited, true)?];
-                (From::SwitchState(parts), None)
-            }
-            Rule::Swapped(path) => (From::Swapped(self.part(path, false)?), None),
-            Rule::Signal(info, member, numbers) => {
-                let info = self.part(info, true)?;
-                (From::Signal(info, self.part(member, false)?, *numbers), None)
-            }
-            Rule::Variable(name) => {
-                let address = self.kernel.symbols().address(name)?;
-                let field = address.is_multiple_of(8).then_some(Field::Variable(address))?;
-                let shape = Shape::Unsigned { bytes: 8 };
-                (From::Same(Part { field: self.field(field), shape }), None)
-            }
-            Rule::Always(number) => (From::Always(*number), None),
-            Rule::Each(paths) => {
-                let parts = paths.iter().map(|path| self.part(path, true));
-                (From::Each(parts.collect::<Option<_>>()?), None)
-            }
-        })
-    }
-
-    /// The value of a path; if it is `known` that all pointers on it lead where they should.
-    fn part(&mut self, path: &str, known: bool) -> Option<Part> {
-        let value = self.kernel.tracepoint_path(self.point, path).ok()?;
-        let Value { fetch, shape, .. } = value;
-        let (field, shape) = match fetch {
-            Fetch::Argument(number) => (Field::Argument(number), whole(shape)),
-            Fetch::Memory { from: Source::Argument(number), hops, last } => {
-                let words = |bytes: u8| bytes.div_ceil(8);
-                let (last, shape) = match last {
-                    Behind::Word { offset, .. } => (Last::Words { offset, words: 1 }, whole(shape)),
-                    Behind::Text { offset, max } => {
-                        let shape = Shape::Text { bytes: max.into() };
-                        let words = words(max);
-                        // All of an array, which has its end in it.
-                        let all = Last::Words { offset, words };
-                        (if known { all } else { Last::Text { offset, words } }, shape)
-                    }
-                    Behind::Bytes { .. } => return None,
-                };
-                let read = Read::new(number, &hops, last)?;
-                (if known { Field::Known(read) } else { Field::Read(read) }, shape)
-            }
-            Fetch::Words(_) | Fetch::Result | Fetch::Memory { .. } => return None,
-        };
-        Some(Part { field: self.field(field), shape })
-    }
-
-    /// The place of a field, which is added if it is not there.
-    fn field(&mut self, field: Field) -> usize {
-        self.fields.iter().position(|known| *known == field).unwrap_or_else(|| {
-            self.fields.push(field);
-            self.fields.len() - 1
-        })
-    }
-}
-
-/// What a field is, by its format; `text` is the longest that it can be.
-fn shape(field: &EventField, text: Option<u16>) -> Option<Shape> {
-    let (kind, bytes) = (&*field.kind, u8::try_from(field.size).ok());
-    let bytes = bytes.filter(|bytes| matches!(bytes, 1 | 2 | 4 | 8));
-    Some(match kind {
-        _ if kind.starts_with("__data_loc") => Shape::Text { bytes: text? },
-        _ if kind.starts_with("char[") => Shape::Text { bytes: u16::try_from(field.size).ok()? },
-        _ if kind.starts_with("unsigned long[") => {
-            Shape::Words { bytes: u16::try_from(field.size).ok()? }
-        }
-        _ if kind.contains('[') => return None,
-        _ if kind.ends_with('*') => Shape::Pointer,
-        "bool" => Shape::Bool { bytes: bytes? },
-        _ if field.signed => Shape::Signed { bytes: bytes? },
-        _ => Shape::Unsigned { bytes: bytes? },
-    })
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@
 use super::calls;
 use super::gap::Gap;
 use crate::kernel::Kernel;
-use crate::kernel::tracepoints::Hooks;
+use crate::kernel::tracepoints::{Branch, Hooks};
 use crate::tracer::edit::Edit;
 use crate::tracer::error::TraceError;
 use crate::tracer::guest::Guest;
@@ -72,18 +72,37 @@ pub(super) fn edits(
     let mut count = 0;
     for branch in hooks.branches.iter().filter(|branch| places.own.stays(branch.code)) {
         count += 1;
-        let found = places.load(branch.code, 4)?;
-        let distance = reach(branch.code, branch.target).ok_or(PointReason::OutOfReach)?;
-        let jump = j(distance);
-        match (found == u64::from(jump), probes.all().is_empty()) {
+        let (jumps, edit) = jump(places, branch)?;
+        match (jumps, probes.all().is_empty()) {
             // The guest's own probes need it as well.
             (true, false) => {}
-            (false, true) if found == u64::from(NOP) => {
-                let both = [NOP, jump].map(u32::to_le_bytes);
-                edits.extend(places.edit(branch.code, [&both[0], &both[1]])?);
-            }
+            (false, true) => edits.extend(edit),
             _ => return Err(PointReason::Unknown),
         }
     }
     if count == 0 { Err(PointReason::Nowhere) } else { Ok(edits) }
+}
+
+/// What is to be written for branches of a static key to jump, of which the guest may be a user, too.
+pub(super) fn jumps(places: &Places<'_>, branches: &[Branch]) -> Result<Vec<Edit>, PointReason> {
+    let mut edits = Vec::new();
+    for branch in branches.iter().filter(|branch| places.own.stays(branch.code)) {
+        edits.extend(jump(places, branch)?.1);
+    }
+    Ok(edits)
+}
+
+/// Whether a branch jumps, and what is to be written if it does not.
+fn jump(places: &Places<'_>, branch: &Branch) -> Result<(bool, Vec<Edit>), PointReason> {
+    let found = places.load(branch.code, 4)?;
+    let distance = reach(branch.code, branch.target).ok_or(PointReason::OutOfReach)?;
+    let jump = j(distance);
+    if found == u64::from(jump) {
+        return Ok((true, Vec::new()));
+    }
+    if found != u64::from(NOP) {
+        return Err(PointReason::Unknown);
+    }
+    let both = [NOP, jump].map(u32::to_le_bytes);
+    Ok((false, places.edit(branch.code, [&both[0], &both[1]])?))
 }

@@ -4,8 +4,9 @@ use super::guest::PointReason;
 use super::points::{PointSkip, restore};
 use crate::kernel::Kernel;
 use crate::kernel::tracepoints::{Hooks, Preparation};
+use crate::tracer::edit::Edit;
 use crate::tracer::error::TraceError;
-use crate::tracer::guest::Guest;
+use crate::tracer::guest::{Guest, GuestError};
 use crate::tracer::stops::Moment;
 use crate::tracer::trace::Attachment;
 use crate::tracer::view::View;
@@ -99,6 +100,12 @@ impl Attachment {
                 restore(&edits, &view)?;
             }
         }
+        let wanted: Vec<u64> = self.points.wanted.values().filter_map(|(it, _)| key(it)).collect();
+        let unused: Vec<u64> =
+            self.points.keys.keys().copied().filter(|key| !wanted.contains(key)).collect();
+        for edits in unused.iter().filter_map(|key| self.points.keys.remove(key)) {
+            restore(&edits, &view)?;
+        }
         self.take_tracepoints(guest)
     }
 
@@ -126,31 +133,30 @@ impl Attachment {
             if self.points.held.contains_key(&tracepoint) || !hooks.are_used() {
                 continue;
             }
-            if !is_marked && hooks.preparation != Preparation::Nothing {
+            if !is_marked && matches!(hooks.preparation, Preparation::Syscalls(_)) {
                 skipped.push(PointSkip { tracepoint, reason: PointReason::Tasks });
                 continue;
+            }
+            if let (Some(key), Preparation::Key(branches)) = (key(hooks), &hooks.preparation)
+                && !self.points.keys.contains_key(&key)
+            {
+                let edits = self.code.branches(&view, guest, &self.image, branches);
+                match held(edits, &view)? {
+                    Ok(edits) => drop(self.points.keys.insert(key, edits)),
+                    Err(reason) => {
+                        skipped.push(PointSkip { tracepoint, reason });
+                        continue;
+                    }
+                }
             }
             let probe = self.points.probes.get(&(tracepoint, *program));
             let edits = match probe {
                 Some(&(probe, _)) => self.code.tracepoint(&view, guest, &self.image, hooks, probe),
                 None => Err(PointReason::OutOfReach),
             };
-            let edits = match edits {
-                Ok(edits) => edits,
-                Err(reason) => {
-                    skipped.push(PointSkip { tracepoint, reason });
-                    continue;
-                }
-            };
-            let mut holds = true;
-            for edit in &edits {
-                holds &= edit.apply(&view)?;
-            }
-            if holds {
-                self.points.held.insert(tracepoint, edits);
-            } else {
-                edits.iter().rev().try_for_each(|edit| edit.undo(&view))?;
-                skipped.push(PointSkip { tracepoint, reason: PointReason::ReadBack });
+            match held(edits, &view)? {
+                Ok(edits) => drop(self.points.held.insert(tracepoint, edits)),
+                Err(reason) => skipped.push(PointSkip { tracepoint, reason }),
             }
         }
         Ok(skipped)
@@ -169,6 +175,9 @@ impl Attachment {
             whole &= restore(&edits, &view)?;
             count += 1;
         }
+        for (_, edits) in std::mem::take(&mut self.points.keys) {
+            whole &= restore(&edits, &view)?;
+        }
         Ok((count, whole))
     }
 
@@ -186,4 +195,32 @@ impl Attachment {
         let skipped = self.take_tracepoints(guest)?;
         Ok((self.points.held.len() - before, skipped))
     }
+}
+
+/// What the static key is known by that a tracepoint needs beside its own.
+fn key(hooks: &Hooks) -> Option<u64> {
+    match &hooks.preparation {
+        Preparation::Key(branches) => branches.first().map(|branch| branch.code),
+        Preparation::Nothing | Preparation::Syscalls(_) | Preparation::Unknown => None,
+    }
+}
+
+/// Writes edits, if there are any to be written; all of them, or none.
+fn held(
+    edits: Result<Vec<Edit>, PointReason>,
+    view: &View<'_>,
+) -> Result<Result<Vec<Edit>, PointReason>, GuestError> {
+    let edits = match edits {
+        Ok(edits) => edits,
+        Err(reason) => return Ok(Err(reason)),
+    };
+    let mut holds = true;
+    for edit in &edits {
+        holds &= edit.apply(view)?;
+    }
+    if holds {
+        return Ok(Ok(edits));
+    }
+    edits.iter().rev().try_for_each(|edit| edit.undo(view))?;
+    Ok(Err(PointReason::ReadBack))
 }

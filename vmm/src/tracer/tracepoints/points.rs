@@ -29,6 +29,8 @@ pub(in crate::tracer) struct Points {
     /// By link address, with the number of the program of each.
     pub(super) wanted: BTreeMap<u64, (Hooks, u16)>,
     pub(super) held: BTreeMap<u64, Vec<Edit>>,
+    /// Static keys that tracepoints have in common, which jump on our account: by the first branch of each.
+    pub(super) keys: BTreeMap<u64, Vec<Edit>>,
     /// Run-time addresses of probes, and of what their programs return to, by tracepoint and
     /// program. None ever goes away: a task may stand in it.
     pub(super) probes: HashMap<(u64, u16), (u64, u64)>,
@@ -54,7 +56,8 @@ impl Points {
     ) -> Result<bool, GuestError> {
         self.wanted.clear();
         let held = std::mem::take(&mut self.held);
-        let whole = held.values().map(|edits| restore(edits, view)).fold(Ok(true), both);
+        let held = held.into_values().chain(std::mem::take(&mut self.keys).into_values());
+        let whole = held.map(|edits| restore(&edits, view)).fold(Ok(true), both);
         // Whatever the guest has made of its tasks, it must not stop any more.
         let marks = self.mark(guest, image, view);
         let whole = both(whole, std::mem::take(&mut self.stops).remove(view));
@@ -71,7 +74,7 @@ impl Points {
     ) -> Result<bool, GuestError> {
         let marks = self.wanted.values().find_map(|(hooks, _)| match hooks.preparation {
             Preparation::Syscalls(marks) => Some(marks),
-            Preparation::Nothing | Preparation::Unknown => None,
+            Preparation::Nothing | Preparation::Key(_) | Preparation::Unknown => None,
         });
         let of = |marks| Tasks { guest, image, view, marks };
         if self.changes > 0 {

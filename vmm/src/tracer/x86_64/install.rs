@@ -5,7 +5,7 @@ use super::exit_stubs::{Form, Stub, Stubs, form, named, place, put_stub};
 use super::switch_stubs::{self, SwitchStubs};
 use super::{brackets, calls, map, site, tracepoint};
 use crate::kernel::preemptirq::{SwitchSite, Switches};
-use crate::kernel::tracepoints::Hooks;
+use crate::kernel::tracepoints::{Branch, Hooks};
 use crate::kernel::{Exit, ExitKind, Kernel, Site};
 use crate::tracer::annex::{Addressing, Layout, Memory, SIZE, TABLE, WITH_TABLES};
 use crate::tracer::arch::{Faults, GuestCode, Hook, Installed, Options};
@@ -378,6 +378,16 @@ impl GuestCode for Code {
         let ours = self.array(probes.behind(probe)).map_err(|_| PointReason::OutOfReach)?;
         let places = Places { guest, view, image, own: &self.own };
         tracepoint::edits(&places, hooks, (probe, ours), &probes)
+    }
+
+    fn branches(
+        &self,
+        view: &View<'_>,
+        guest: &dyn Guest,
+        image: &Image,
+        branches: &[Branch],
+    ) -> Result<Vec<Edit>, PointReason> {
+        tracepoint::jumps(&Places { guest, view, image, own: &self.own }, branches)
     }
 
     fn stubs(

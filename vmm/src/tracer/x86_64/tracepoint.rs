@@ -12,7 +12,7 @@
 
 use super::{calls, site};
 use crate::kernel::Kernel;
-use crate::kernel::tracepoints::Hooks;
+use crate::kernel::tracepoints::{Branch, Hooks};
 use crate::tracer::edit::Edit;
 use crate::tracer::error::TraceError;
 use crate::tracer::guest::Guest;
@@ -77,25 +77,45 @@ pub(super) fn edits(
     }
     for branch in hooks.branches.iter().filter(|branch| own.stays(branch.code)) {
         count += 1;
-        let address = image.runtime(branch.code);
-        let [a, b, c, d, e, ..] = places.load(branch.code, 5)?.to_le_bytes();
-        let bytes = [a, b, c, d, e];
-        let goal = image.runtime(branch.target);
-        let long = site::jump(address, goal).ok_or(too_far)?;
-        let distance = goal.wrapping_sub(address.wrapping_add(2)).cast_signed();
-        let short = i8::try_from(distance).map(|distance| [0xeb, distance.to_le_bytes()[0]]);
-        let jumps = bytes == long || short.is_ok_and(|short| bytes[..2] == short);
-        let both = match (jumps, probes.all().is_empty()) {
+        let (jumps, edit) = jump(places, branch)?;
+        match (jumps, probes.all().is_empty()) {
             // The guest's own probes need it as well.
-            (true, false) => continue,
-            (false, true) if site::DISABLED.contains(&bytes) => [&bytes[..], &long],
-            (false, true) if bytes[..2] == site::QUIET => {
-                let short = short.as_ref().map_err(|_| PointReason::Unknown)?;
-                [&site::QUIET[..], short]
-            }
+            (true, false) => {}
+            (false, true) => edits.extend(edit),
             _ => return Err(PointReason::Unknown),
-        };
-        edits.extend(places.edit(branch.code, both)?);
+        }
     }
     if count == 0 { Err(PointReason::Nowhere) } else { Ok(edits) }
+}
+
+/// What is to be written for branches of a static key to jump, of which the guest may be a user, too.
+pub(super) fn jumps(places: &Places<'_>, branches: &[Branch]) -> Result<Vec<Edit>, PointReason> {
+    let mut edits = Vec::new();
+    for branch in branches.iter().filter(|branch| places.own.stays(branch.code)) {
+        edits.extend(jump(places, branch)?.1);
+    }
+    Ok(edits)
+}
+
+/// Whether a branch jumps, and what is to be written if it does not.
+fn jump(places: &Places<'_>, branch: &Branch) -> Result<(bool, Vec<Edit>), PointReason> {
+    let address = places.image.runtime(branch.code);
+    let [a, b, c, d, e, ..] = places.load(branch.code, 5)?.to_le_bytes();
+    let bytes = [a, b, c, d, e];
+    let goal = places.image.runtime(branch.target);
+    let long = site::jump(address, goal).ok_or(PointReason::OutOfReach)?;
+    let distance = goal.wrapping_sub(address.wrapping_add(2)).cast_signed();
+    let short = i8::try_from(distance).map(|distance| [0xeb, distance.to_le_bytes()[0]]);
+    if bytes == long || short.is_ok_and(|short| bytes[..2] == short) {
+        return Ok((true, Vec::new()));
+    }
+    let both = if site::DISABLED.contains(&bytes) {
+        [&bytes[..], &long]
+    } else if bytes[..2] == site::QUIET {
+        let short = short.as_ref().map_err(|_| PointReason::Unknown)?;
+        [&site::QUIET[..], short]
+    } else {
+        return Err(PointReason::Unknown);
+    };
+    Ok((false, places.edit(branch.code, both)?))
 }

@@ -1,11 +1,13 @@
 //! Events of tracepoints: describes their fields, and converts records of programs to records of
 //! the stream.
 
+mod from;
+
 use super::Targets;
 use super::values::may_be_address;
 use crate::kernel::Kernel;
 use crate::stream::{
-    EventRecord, Header, RecordBuffer, Shape, Symbol, ValueField, ValuesFormat, ValuesOf,
+    EventRecord, Header, RecordBuffer, Symbol, ValueField, ValuesFormat, ValuesOf,
 };
 use crate::tracer::RawRecord;
 use rustc_hash::FxHashMap;
@@ -13,6 +15,8 @@ use std::sync::Arc;
 use vmtrace_trampolines::condition::Operand;
 use vmtrace_trampolines::layout::COMMON_SIZE;
 use vmtrace_trampolines::{Field, Point, Program};
+
+pub use from::{From, Letter, OPERATION, Part};
 
 /// An event that is traced.
 #[derive(Clone, Debug)]
@@ -59,96 +63,6 @@ pub struct EventValue {
     pub shown: ValueField,
     /// What it is made of.
     pub from: From,
-}
-
-/// What a value is made of. Numbers are places in [`EventFields::fields`], each with what its words
-/// are.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum From {
-    /// As it was recorded.
-    Same(Part),
-    /// What a task that leaves its CPU is said to be (`__trace_sched_switch_state`): whether it was
-    /// preempted, its state, and its state when it has exited.
-    SwitchState([Part; 3]),
-    /// 16 bits in the order of the network.
-    Swapped(Part),
-    /// What is in a signal's information, a pointer that may be a number instead: 0, the second
-    /// value here; 1, the third.
-    Signal(Part, Part, [u64; 2]),
-    /// One word each, one behind the other.
-    Each(Vec<Part>),
-    /// Where it was.
-    Caller,
-    /// The same for every event.
-    Always(u64),
-}
-
-impl From {
-    /// How many words it makes, if that does not depend on what it is shown as.
-    #[must_use]
-    pub fn words(&self) -> Option<usize> {
-        match self {
-            Self::Same(_) => None,
-            Self::SwitchState(_)
-            | Self::Swapped(_)
-            | Self::Signal(..)
-            | Self::Caller
-            | Self::Always(_) => Some(1),
-            Self::Each(parts) => Some(parts.len()),
-        }
-    }
-}
-
-/// Something that was recorded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// Which field.
-    pub field: usize,
-    /// What it is in the guest's memory.
-    pub shape: Shape,
-}
-
-impl Part {
-    /// The number that it is, with its sign.
-    fn number(&self, words: &[u64]) -> u64 {
-        let word = words.first().copied().unwrap_or(0);
-        let (bits, shift, signed) = match self.shape {
-            Shape::Signed { bytes } => (8 * u32::from(bytes), 0, true),
-            Shape::Enum { bytes, signed, .. } => (8 * u32::from(bytes), 0, signed),
-            Shape::Unsigned { bytes } | Shape::Bool { bytes } => (8 * u32::from(bytes), 0, false),
-            Shape::Char => (8, 0, true),
-            Shape::Bits { shift, width, signed } => (width.into(), shift.into(), signed),
-            _ => (64, 0, false),
-        };
-        let above = 64 - bits.clamp(1, 64);
-        let word = word.checked_shr(shift).unwrap_or(0) << above;
-        if signed { (word.cast_signed() >> above).cast_unsigned() } else { word >> above }
-    }
-}
-
-/// Bits of a task's state (include/linux/sched.h).
-mod state {
-    pub(super) const REPORT: u64 = 0x7f;
-    pub(super) const IDLE: u64 = 0x402;
-    pub(super) const REPORT_IDLE: u64 = 0x80;
-    pub(super) const REPORT_MAX: u64 = 0x100;
-    pub(super) const UNINTERRUPTIBLE: u64 = 2;
-    /// Waits for a lock of a kernel for real time, or is frozen.
-    pub(super) const SHOWN_AS_UNINTERRUPTIBLE: u64 = 0x1000 | 0x8000;
-}
-
-fn switch_state(preempted: u64, task: u64, exited: u64) -> u64 {
-    if preempted != 0 {
-        return state::REPORT_MAX;
-    }
-    let mut found = (task | exited) & state::REPORT;
-    if task & state::IDLE == state::IDLE {
-        found = state::REPORT_IDLE;
-    }
-    if task & state::SHOWN_AS_UNINTERRUPTIBLE != 0 {
-        found = state::UNINTERRUPTIBLE;
-    }
-    found.checked_ilog2().map_or(0, |bit| 1 << bit)
 }
 
 impl EventFields {
@@ -204,6 +118,29 @@ impl Known {
     fn words<'a>(&self, part: &Part, fields: &'a [u64]) -> (&'a [u64], u32) {
         let (at, words, bit) = self.places.get(part.field).copied().unwrap_or_default();
         (fields.get(at..at + words).unwrap_or_default(), bit)
+    }
+}
+
+/// A record of an event.
+struct Recorded<'a> {
+    known: &'a Known,
+    fields: &'a [u64],
+    /// What could not be read.
+    lost: u64,
+    caller: u32,
+}
+
+impl Recorded<'_> {
+    /// The words of a part, and whether they could not be read.
+    fn words(&self, part: &Part) -> (&[u64], bool) {
+        let (words, bit) = self.known.words(part, self.fields);
+        (words, self.lost >> bit & 1 != 0)
+    }
+
+    /// The number that a part is, and whether it could not be read.
+    fn number(&self, part: &Part) -> (u64, bool) {
+        let (words, lost) = self.words(part);
+        (part.number(words), lost)
     }
 }
 
@@ -331,56 +268,11 @@ impl Events {
     ) {
         let Some(known) = self.known.get(index) else { return };
         let lost = known.failed.and_then(|at| fields.get(at)).copied().unwrap_or(0);
-        let of = |part: &Part| {
-            let (words, bit) = known.words(part, fields);
-            (words, lost >> bit & 1 != 0)
-        };
-        let number = |part: &Part| {
-            let (words, failed) = of(part);
-            (part.number(words), failed)
-        };
+        let recorded = Recorded { known, fields, lost, caller: record.caller };
         self.words.clear();
         let mut failed = 0;
         for (index, value) in known.event.values.iter().enumerate() {
-            let (word, lost) = match &value.from {
-                From::Same(part) => match part.shape {
-                    Shape::Text { .. } | Shape::Raw { .. } => {
-                        let (words, lost) = of(part);
-                        let needed = value.shown.shape.words();
-                        self.words.extend(words.iter().copied().chain([0; 32]).take(needed));
-                        failed |= u64::from(lost) << index;
-                        continue;
-                    }
-                    _ => number(part),
-                },
-                From::SwitchState([preempted, task, exited]) => {
-                    let all = [preempted, task, exited].map(number);
-                    let lost = all.iter().any(|(_, lost)| *lost);
-                    (switch_state(all[0].0, all[1].0, all[2].0), lost)
-                }
-                From::Swapped(part) => {
-                    let (word, lost) = number(part);
-                    let [a, b, ..] = word.to_le_bytes();
-                    (u16::from_be_bytes([a, b]).into(), lost)
-                }
-                From::Signal(info, member, [none, kernel]) => match number(info).0 {
-                    0 => (*none, false),
-                    1 => (*kernel, false),
-                    _ => number(member),
-                },
-                From::Always(number) => (*number, false),
-                From::Caller => (Header::TOP_4_GIB | u64::from(record.caller), false),
-                From::Each(parts) => {
-                    let mut lost = false;
-                    for (word, one) in parts.iter().map(number) {
-                        self.words.push(word);
-                        lost |= one;
-                    }
-                    failed |= u64::from(lost) << index;
-                    continue;
-                }
-            };
-            self.words.push(word);
+            let lost = value.from.add(&value.shown.shape, &recorded, &mut self.words);
             failed |= u64::from(lost) << index;
         }
         let event = EventRecord::new(time, known.address, record.caller, record.pid);
@@ -391,26 +283,7 @@ impl Events {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    // Values from `include/trace/events/sched.h` and `fs/proc/array.c` of 6.12.
-    #[test]
-    fn states_are_those_that_the_kernel_reports() {
-        for (preempted, task, exited, reported) in [
-            (0, 0, 0, 0),
-            (1, 1, 0, 0x100),
-            (0, 1, 0, 1),
-            (0, 2, 0, 2),
-            (0, 0x402, 0, 0x80),
-            (0, 0x80, 0x20, 0x20),
-            (0, 0x80, 0x10, 0x10),
-            (0, 0x2001, 0, 1),
-            (0, 0x1000, 0, 2),
-            (0, 0x8000, 0, 2),
-            (0, 0x40, 0, 0x40),
-        ] {
-            assert_eq!(switch_state(preempted, task, exited), reported, "{task:#x}");
-        }
-    }
+    use crate::stream::Shape;
 
     // A system call that is asked for no more, or never was, is no record; one that is asked for again
     // is told by what was told of it.
@@ -452,22 +325,6 @@ mod tests {
         assert_eq!(events.known.len(), 3);
     }
 
-    #[test]
-    fn parts_have_the_size_that_they_have_in_memory() {
-        let part = |shape| Part { field: 0, shape };
-        let word = [0xffff_1234_ffff_ff85];
-        assert_eq!(part(Shape::Signed { bytes: 1 }).number(&word).cast_signed(), -123);
-        assert_eq!(part(Shape::Unsigned { bytes: 1 }).number(&word), 0x85);
-        assert_eq!(part(Shape::Bits { shift: 32, width: 16, signed: false }).number(&word), 0x1234);
-        assert_eq!(part(Shape::Pointer).number(&word), word[0]);
-        assert_eq!(part(Shape::Char).number(&word).cast_signed(), -123);
-        assert_eq!(part(Shape::Unsigned { bytes: 4 }).number(&word), 0xffff_ff85);
-        assert_eq!(part(Shape::Bool { bytes: 2 }).number(&word), 0xff85);
-        let numbered = |signed| Shape::Enum { bytes: 4, signed, names: Vec::new() };
-        assert_eq!(part(numbered(false)).number(&word), 0xffff_ff85);
-        assert_eq!(part(numbered(true)).number(&word).cast_signed(), -123);
-    }
-
     // A value that is made of the wrong words, or is said to be there when it could not be read, is a wrong trace.
     #[test]
     fn values_are_made_of_what_was_recorded() {
@@ -477,9 +334,9 @@ mod tests {
             From::Same(part(1)),
             From::Swapped(part(2)),
             From::SwitchState([part(0), part(1), part(2)]),
-            From::Signal(part(0), part(3), [70, 71]),
-            From::Signal(part(1), part(3), [70, 71]),
-            From::Signal(part(2), part(3), [70, 71]),
+            From::Pointed(part(0), part(3), [70, 71]),
+            From::Pointed(part(1), part(3), [70, 71]),
+            From::Pointed(part(2), part(3), [70, 71]),
             From::Each(vec![part(0), part(3)]),
             From::Caller,
             From::Always(9),

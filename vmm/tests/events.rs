@@ -1,0 +1,85 @@
+//! What is recorded of the events of real kernels.
+
+use vmtrace::emulated::cache_dir;
+use vmtrace::kernel::Kernel;
+use vmtrace::session::{EventError, events};
+
+const KERNELS: [&str; 6] =
+    ["x86_64-6.1", "x86_64-6.12", "x86_64-6.12-rt", "x86_64-7", "riscv64-6.12", "riscv64-7"];
+
+/// Events that a table knows field by field, as the guest's own trace has them.
+const KNOWN: [&str; 41] = [
+    "sched:sched_switch",
+    "sched:sched_waking",
+    "sched:sched_wakeup_new",
+    "sched:sched_migrate_task",
+    "sched:sched_process_fork",
+    "sched:sched_process_exec",
+    "sched:sched_process_exit",
+    "irq:irq_handler_entry",
+    "irq:irq_handler_exit",
+    "irq:softirq_raise",
+    "timer:timer_start",
+    "timer:timer_expire_entry",
+    "timer:hrtimer_start",
+    "timer:hrtimer_expire_entry",
+    "raw_syscalls:sys_enter",
+    "raw_syscalls:sys_exit",
+    "syscalls:sys_enter_openat",
+    "block:block_rq_insert",
+    "block:block_rq_issue",
+    "block:block_rq_complete",
+    "block:block_rq_requeue",
+    "block:block_bio_queue",
+    "net:net_dev_queue",
+    "net:net_dev_xmit",
+    "net:netif_receive_skb",
+    "skb:kfree_skb",
+    "skb:consume_skb",
+    "kmem:kmalloc",
+    "kmem:kfree",
+    "kmem:kmem_cache_alloc",
+    "kmem:kmem_cache_free",
+    "kmem:mm_page_alloc",
+    "kmem:mm_page_free",
+    "exceptions:page_fault_user",
+    "exceptions:page_fault_kernel",
+    "workqueue:workqueue_queue_work",
+    "workqueue:workqueue_execute_start",
+    "signal:signal_generate",
+    "signal:signal_deliver",
+    "task:task_rename",
+    "module:module_load",
+];
+/// Some kernels of riscv64 have none of these.
+const NOT_ALL: &str = "exceptions:";
+
+fn kernel(name: &str) -> Kernel {
+    let path = cache_dir().unwrap().join("kernels").join(name).join("vmlinuz");
+    Kernel::open(&path).unwrap_or_else(|error| panic!("{name}: {error}: run scripts/setup"))
+}
+
+// A field that a new kernel computes in another way is left out with a note, which nobody may read in CI.
+#[test]
+fn all_fields_of_known_events_are_recorded_and_printed() {
+    for name in KERNELS {
+        let kernel = kernel(name);
+        for pattern in KNOWN {
+            let (found, notes) = match events(&kernel, pattern) {
+                Err(EventError::Unknown(_)) if pattern.starts_with(NOT_ALL) => continue,
+                found => found.unwrap_or_else(|e| panic!("{name}: {e}")),
+            };
+            assert_eq!(notes, [""; 0], "{name}: {pattern}");
+            let [found] = &found[..] else { panic!("{name}: {pattern}: {found:?}") };
+            let known =
+                kernel.events().unwrap().iter().find(|it| it.full_name() == pattern).unwrap();
+            let shown: Vec<&str> = found.fields.values.iter().map(|it| &*it.shown.name).collect();
+            let fields: Vec<&str> = known.fields.iter().map(|field| &*field.name).collect();
+            // The number of a system call tells which it is.
+            let fields = fields.into_iter().filter(|field| *field != "__syscall_nr");
+            assert_eq!(shown, fields.collect::<Vec<_>>(), "{name}: {pattern}");
+            let is_printed = found.fields.print.is_some() || pattern.starts_with("syscalls:");
+            assert!(is_printed, "{name}: {pattern} is not printed as the guest prints it");
+        }
+    }
+}
