@@ -79,9 +79,13 @@ mod initcalls;
 mod mark;
 mod merge;
 #[cfg(test)]
+mod pieces_tests;
+#[cfg(test)]
 mod properties;
 mod reader;
 mod record;
+#[cfg(test)]
+mod refused_tests;
 #[cfg(any(test, feature = "sample"))]
 #[allow(missing_docs, reason = "for tests")]
 pub mod sample;

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::sample;
 use super::values_tests::format;
-use super::wire::{BATCH, FrameHead, HEAD, Prologue, crc32, kind};
+use super::wire::{FrameHead, HEAD, Prologue};
 use super::*;
 
 /// One call of a writer.
@@ -60,11 +60,11 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn entries(records: &[(u64, u32, u32, u32)]) -> Vec<EntryRecord> {
+pub(super) fn entries(records: &[(u64, u32, u32, u32)]) -> Vec<EntryRecord> {
     records.iter().map(|(at, to, from, pid)| EntryRecord::new(*at, *to, *from, *pid)).collect()
 }
 
-fn mixed(records: &[(u8, u8, u64, u32, u64)]) -> RecordBuffer {
+pub(super) fn mixed(records: &[(u8, u8, u64, u32, u64)]) -> RecordBuffer {
     let mut buffer = RecordBuffer::new();
     for &(kind, tracer, at, function, sp) in records {
         let (caller, pid) = (function ^ 5, function >> 10);
@@ -81,12 +81,12 @@ fn mixed(records: &[(u8, u8, u64, u32, u64)]) -> RecordBuffer {
     buffer
 }
 
-fn plain(entry: &EntryRecord) -> Record<'_> {
+pub(super) fn plain(entry: &EntryRecord) -> Record<'_> {
     Record::Entry { entry, sp: None, values: None, context: None }
 }
 
 /// Records as a reader must see them.
-fn shown<'a>(records: impl Iterator<Item = Record<'a>>) -> String {
+pub(super) fn shown<'a>(records: impl Iterator<Item = Record<'a>>) -> String {
     let mut text = String::new();
     records.for_each(|record| match record {
         Record::Entry { entry, sp, values: Some(Values { failed, words }), context } => {
@@ -477,7 +477,7 @@ fn a_loss_of_the_trace_hides_no_missing_frame() {
 }
 
 /// Without a reader's large buffer, for tests that ask thousands of times.
-fn is_whole(stream: &[u8]) -> bool {
+pub(super) fn is_whole(stream: &[u8]) -> bool {
     let mut decoder = Decoder::new();
     decoder.feed(stream);
     loop {
@@ -488,351 +488,4 @@ fn is_whole(stream: &[u8]) -> bool {
             Err(_) => return false,
         }
     }
-}
-
-/// Replaces the frame at `index` and returns the error.
-fn refused(index: usize, change: impl FnOnce(&mut FrameHead, &mut [u8])) -> String {
-    let mut stream = sample::stream();
-    let starts = frame_starts(&stream);
-    let (start, end) = (starts[index], starts.get(index + 1).copied().unwrap_or(stream.len()));
-    let (head, payload) = stream[start..end].split_at_mut(HEAD);
-    let mut changed = FrameHead::read_from_bytes(head).expect("a frame");
-    change(&mut changed, payload);
-    head.copy_from_slice(changed.as_bytes());
-    seal(&mut stream[start..end]);
-    read(&stream).expect_err("refused").to_string()
-}
-
-#[test]
-fn errors_name_place_cause_and_remedy() {
-    let mut newer = sample::stream();
-    newer[8] = 3;
-    let check = crc32(&[&newer[..12]]);
-    newer[12..16].copy_from_slice(&check.to_le_bytes());
-    let error = read(&newer).expect_err("newer").to_string();
-    assert!(error.contains(&format!("stream format 3.{VERSION_MINOR}")), "{error}");
-    assert!(error.contains("use a vmtrace at least as new"), "{error}");
-
-    let error = read(b"#!/bin/sh\n").expect_err("a script").to_string();
-    assert!(error.contains("not a vmtrace stream: it begins with [23, 21"), "{error}");
-
-    let first = 16;
-    let error = refused(0, |head, _| head.length = (MAX_PAYLOAD + 8).into());
-    assert!(error.starts_with(&format!("damaged stream at byte {first}: a frame of 1048584 ")));
-    let error = refused(3, |head, _| head.kind = 77.into());
-    assert!(error.contains("frame type 77 is not known to this vmtrace; use a"), "{error}");
-    let error = refused(0, |head, _| head.kind = 2.into());
-    assert!(error.contains("type 2 where the header must"), "{error}");
-    let error = refused(0, |_, payload| payload[..8].fill(0));
-    assert!(error.contains("the clock's rate is zero"), "{error}");
-    let error = refused(6, |_, payload| payload[4] += 1);
-    assert!(error.contains("its entries are not as its head says"), "{error}");
-    let last = frame_starts(&sample::stream()).len() - 1;
-    let error = refused(last, |_, payload| payload[8] ^= 1);
-    assert!(error.contains("vCPU 0: 4 records and 0 lost were seen, the totals say 5"), "{error}");
-
-    let mut optional = sample::stream();
-    let starts = frame_starts(&optional);
-    optional[starts[3]] = 77;
-    optional[starts[3] + 2] = 2;
-    seal(&mut optional[starts[3]..starts[4]]);
-    let frames = read(&optional).expect("optional frames may be unknown");
-    assert!(frames.contains(&"Skipped(77)".to_owned()), "{frames:?}");
-}
-
-#[test]
-fn records_of_unknown_kinds_are_given_as_they_are() {
-    let entry = EntryRecord::new(5, 6, 7, 8);
-    let mut later = EntryRecord::new(9, 10, 11, 12).as_bytes().to_vec();
-    later[8] = 200;
-    later[9] = 4;
-    // Whatever that may be of this kind.
-    later[11] = RecordHead::CONTEXT;
-    later.extend_from_slice(&[0xaa; 8]);
-    let mut grown = entry.as_bytes().to_vec();
-    grown[9] = 4;
-    grown.extend_from_slice(&[0xbb; 8]);
-    // The shortest there may be.
-    let mut bare = later[..16].to_vec();
-    bare[9] = 2;
-    assert!(Batch::new(0, 0, 2, &[&*bare, &bare].concat()).is_well_formed());
-    let bytes = [entry.as_bytes(), &later, &grown].concat();
-    let batch = Batch::new(0, 0, 3, &bytes);
-    assert!(batch.is_well_formed());
-    assert!(batch.entries().is_none());
-    let records: Vec<_> = batch.records().collect();
-    assert_eq!(records[0], plain(&entry));
-    let functions: Vec<_> = records.iter().map(|record| record.function()).collect();
-    assert_eq!((functions, entry.pid()), (vec![Some(6), None, Some(6)], 8));
-    assert_eq!(batch.times().collect::<Vec<_>>(), [5, 9, 5]);
-    let Record::Other(head, whole) = records[1] else { panic!("an unknown kind") };
-    assert_eq!((head.timestamp.get(), whole), (9, &*later));
-    assert!(
-        matches!(records[2], Record::Entry { entry: grown, .. } if grown.caller == entry.caller)
-    );
-    assert!(!Batch::new(0, 0, 2, &bytes).is_well_formed());
-    assert!(!Batch::new(0, 0, 4, &bytes).is_well_formed());
-    assert!(!Batch::new(0, 0, 3, &bytes[..bytes.len() - 8]).is_well_formed());
-}
-
-// Readers count on these limits, and on as many entries as were announced.
-#[test]
-fn lists_that_are_not_as_they_say_are_refused() {
-    let verified = |kind, count: u64, entry: &dyn Fn(&mut Vec<u8>)| {
-        let mut payload = count.to_le_bytes().to_vec();
-        entry(&mut payload);
-        Frame::parse(kind, 0, &payload).is_ok_and(|frame| frame.verify().is_ok())
-    };
-    let long = "x".repeat(MAX_DESCRIPTION + 1);
-    let [name, longer] = [&long[..MAX_NAME], &long[..=MAX_NAME]];
-    for (name, module, taken) in [(name, name, true), (longer, "", false), ("", longer, false)] {
-        let symbol = Symbol { address: 1, size: 1, name, module };
-        assert_eq!(verified(kind::SYMBOLS, 1, &|out| symbol.encode(out)), taken);
-        assert!(!verified(kind::SYMBOLS, 2, &|out| symbol.encode(out)));
-    }
-    let most = &long[..MAX_DESCRIPTION];
-    for (name, description, taken) in [(name, most, true), (longer, "", false), ("", &long, false)]
-    {
-        let tracer = Tracer { number: 1, name, description };
-        assert_eq!(verified(kind::TRACERS, 1, &|out| tracer.encode(out)), taken);
-        assert!(!verified(kind::TRACERS, 2, &|out| tracer.encode(out)));
-    }
-    for (pid, taken) in [(MAX_PID - 1, true), (MAX_PID, false)] {
-        let task = Task::new(pid, 1, b"cat");
-        assert_eq!(verified(kind::TASKS, 1, &|out| task.encode(out)), taken);
-        assert!(!verified(kind::TASKS, 2, &|out| task.encode(out)));
-    }
-    let values = RawValues { function: 1, tracer: 0, of: 0, text: br#"{"values":[]}"# };
-    assert!(verified(kind::VALUES, 1, &|out| values.encode(out)));
-    assert!(!verified(kind::VALUES, 2, &|out| values.encode(out)));
-}
-
-// A frame holds no more than the format allows, whatever the relay gathers.
-#[test]
-fn a_full_buffer_is_written_in_pieces() {
-    let mut writer = Writer::new(Vec::new(), &sample::header()).expect("header");
-    let mut buffer = RecordBuffer::with_capacity(1 << 20);
-    let count = 100_000u64;
-    for at in 0..count {
-        let entry = EntryRecord::new(at, 1, 2, 3);
-        if at % 3 == 0 { buffer.push(entry) } else { buffer.push_frame(entry.with_sp(at)) }
-    }
-    writer.records(1, &buffer).expect("vCPU");
-    let plain: Vec<_> = (0..count).map(|at| EntryRecord::new(at, 1, 2, 3)).collect();
-    writer.entries(0, &plain).expect("vCPU");
-    assert_eq!((buffer.newest(), buffer.is_empty()), (count - 1, false));
-    buffer.clear();
-    assert!(buffer.is_empty() && buffer.frames().next().is_none());
-    writer.records(1, &buffer).expect("vCPU");
-    writer.end(&Summary::default()).expect("memory");
-    let bytes = writer.into_inner().expect("memory");
-    let mut reader = Reader::new(&*bytes).expect("a stream");
-    let (mut at, mut frames, mut plain) = (0, 0, 0);
-    while let Some(frame) = reader.next_frame().expect("whole") {
-        let Frame::Records(batch) = frame else { continue };
-        // Those who look at nothing but entries take them as one slice.
-        if let Some(entries) = batch.entries() {
-            assert_eq!((batch.vcpu, entries.len()), (0, batch.count as usize));
-            plain += 1;
-            continue;
-        }
-        frames += 1;
-        for record in batch.records() {
-            let Record::Entry { entry, sp, values: None, .. } = record else { panic!("an entry") };
-            assert_eq!((entry.timestamp(), sp), (at, (at % 3 != 0).then_some(at)));
-            at += 1;
-        }
-    }
-    assert_eq!((at, frames, plain), (count, 15, 13));
-}
-
-#[test]
-fn records_are_passed_on_as_they_are() {
-    let ret = ReturnRecord::new(1, 2, 3, 4, 5).with_value(6).of_tracer(9);
-    let mut buffer = RecordBuffer::new();
-    assert!(buffer.push_whole(ret.as_bytes()));
-    let mut unknown = ret.as_bytes().to_vec();
-    unknown[8] = 200;
-    assert!(buffer.push_whole(&unknown));
-    let mut cut = ret.as_bytes()[..32].to_vec();
-    assert!(!buffer.push_whole(&cut));
-    // It says that a value follows.
-    cut[9] = 4;
-    assert!(!buffer.push_whole(&cut));
-    assert!(!buffer.push_whole(&[ret.as_bytes(), ret.as_bytes()].concat()));
-    assert!(
-        !buffer.push_whole(&[ret.as_bytes(), &[0; 8]].concat()),
-        "there is more, but no record"
-    );
-    assert_eq!((buffer.len(), buffer.newest()), (2, 1));
-    let batch = Batch::new(0, 0, 2, buffer.as_bytes());
-    let Some(Record::Return { ret: found, value: Some(6), .. }) = batch.records().next() else {
-        panic!("a return");
-    };
-    assert_eq!((found.head.tracer, found.sp.get()), (9, 5));
-}
-
-/// One record of every kind, with values and without, and what they are without a state.
-fn kinds(context: Option<Context>) -> RecordBuffer {
-    let mut buffer = RecordBuffer::new();
-    let done = |buffer: &mut RecordBuffer| context.map(|it| buffer.with_context(it));
-    for (kind, index) in (0..5).zip(1..) {
-        for record in mixed(&[(kind, 3, index, 0x1000, 7)]).frames() {
-            assert!(buffer.push_whole(record.1));
-        }
-        done(&mut buffer);
-    }
-    buffer.push_values(EntryRecord::new(6, 1, 2, 3), Some(4), 0, [5, 6]);
-    done(&mut buffer);
-    buffer.push_event(EventRecord::new(7, 1, 2, 3), 1, [8]);
-    done(&mut buffer);
-    buffer.push_any(&EventRecord::new(8, 1, 2, 3));
-    done(&mut buffer);
-    buffer
-}
-
-// A state that is taken for a value, or a value that is lost for a state, is a wrong trace.
-#[test]
-fn a_state_is_told_beside_all_else() {
-    let context = Context::new(Context::IRQS_OFF | Context::SOFTIRQ, 2, 1);
-    let (with, without) = (kinds(Some(context)), kinds(None));
-    assert_eq!(with.len(), without.len());
-    let count = u32::try_from(with.len()).expect("small");
-    let [with, without] = [&with, &without].map(|it| Batch::new(0, 0, count, it.as_bytes()));
-    assert!(with.is_well_formed() && without.is_well_formed());
-    assert!(with.entries().is_none());
-    let events = with.records().filter(|it| matches!(it, Record::Event { values: Some(_), .. }));
-    assert_eq!(events.count(), 1);
-    for (with, without) in with.records().zip(without.records()) {
-        assert_eq!((with.context(), without.context()), (Some(context), None));
-        let but_for_it = shown(std::iter::once(with))
-            .replace(&format!("{:?}", Some(context)), "None")
-            .replace(&format!("{:?}", Some("d.s21")), "None");
-        let (grown, plain) = (with.head(), without.head());
-        assert_eq!((grown.words, grown.flags), (plain.words + 1, plain.flags | 32));
-        let head = [grown, plain].map(|head| format!("{head:?}"));
-        assert_eq!(but_for_it.replace(&head[0], &head[1]), shown(std::iter::once(without)));
-    }
-    // Readers of before ignore the flag: records have grown at their end.
-    let mut bytes = with.as_bytes().to_vec();
-    let mut at = 0;
-    while at < bytes.len() {
-        bytes[at + 11] &= !RecordHead::CONTEXT;
-        at += usize::from(bytes[at + 9]) * 8;
-    }
-    let before = Batch::new(0, 0, count, &bytes);
-    assert!(before.is_well_formed());
-    for (before, without) in before.records().zip(without.records()) {
-        assert_eq!(before.context(), None);
-        assert_eq!(before.function(), without.function());
-        if let (Record::Entry { values: Some(more), .. }, Record::Entry { values: Some(all), .. }) =
-            (before, without)
-        {
-            assert_eq!((more.words.len(), &more.words[..2]), (3, all.words));
-        }
-    }
-}
-
-// A duration that is taken for a value, or for a state, is a wrong trace.
-#[test]
-fn a_duration_is_told_behind_a_value_and_before_a_state() {
-    let context = Context::new(0, 1, 0);
-    let ret = ReturnRecord::new(1, 2, 3, 4, 5);
-    let tail = TailRecord::new(1, 2, 3, 4, 5);
-    assert_eq!(ret.of_aid().head.flags, RecordHead::SP | RecordHead::AID);
-    let mut buffer = RecordBuffer::new();
-    for value in [None, Some(6)] {
-        for duration in [None, Some(7)] {
-            for context in [None, Some(context)] {
-                match value {
-                    Some(value) => buffer.push_return_value(ret.with_value(value)),
-                    None => buffer.push_return(ret),
-                }
-                duration.into_iter().for_each(|ticks| buffer.with_duration(ticks));
-                context.into_iter().for_each(|context| buffer.with_context(context));
-                let records = Batch::new(0, 0, 1, buffer.as_bytes());
-                let Some(Record::Return { value: v, duration: d, context: c, .. }) =
-                    records.records().next()
-                else {
-                    panic!("a return")
-                };
-                assert_eq!((v, d, c), (value, duration, context));
-                buffer.clear();
-            }
-        }
-    }
-    buffer.push_tail(tail.and_last());
-    buffer.with_duration(8);
-    let batch = Batch::new(0, 0, 1, buffer.as_bytes());
-    let found = batch.records().next();
-    let Some(Record::Tail { tail, duration: Some(8), .. }) = found else { panic!("{found:?}") };
-    assert_eq!(tail.head.flags, RecordHead::SP | RecordHead::LAST | RecordHead::DURATION);
-    // One that says it has one is as long as that.
-    let mut cut = buffer.as_bytes()[..32].to_vec();
-    cut[9] = 4;
-    assert!(!RecordBuffer::new().push_whole(&cut));
-}
-
-// A frame that is longer than the longest is refused by every reader.
-#[test]
-fn records_with_a_state_are_cut_into_frames_as_others_are() {
-    let context = Context::new(0, 1, 0);
-    let with_context = |at| at > 1 && at % 3 != 0;
-    let mut buffer = RecordBuffer::new();
-    for at in 0..400_000 {
-        let entry = EntryRecord::new(at, 1, 2, 3);
-        // There is room for one more record then where there is none for its state.
-        match at {
-            0 => buffer.push(entry),
-            _ => buffer.push_frame(entry.with_sp(4)),
-        }
-        if with_context(at) {
-            buffer.with_context(context);
-        }
-    }
-    let mut writer = Writer::new(Vec::new(), &sample::header()).expect("header");
-    writer.records(0, &buffer).expect("vCPU");
-    writer.end(&Summary::default()).expect("memory");
-    let bytes = writer.into_inner().expect("memory");
-    let mut reader = Reader::new(&*bytes).expect("a stream");
-    let (mut at, mut frames) = (0, 0);
-    while let Some(frame) = reader.next_frame().expect("whole") {
-        let Frame::Records(batch) = frame else { continue };
-        frames += 1;
-        assert!(batch.as_bytes().len() <= BATCH);
-        for record in batch.records() {
-            assert_eq!(record.head().timestamp.get(), at);
-            assert_eq!(record.context(), with_context(at).then_some(context));
-            at += 1;
-        }
-    }
-    assert_eq!((at, frames), (400_000, 76));
-    // One of the greatest length stays what it is, and so does nothing at all.
-    buffer.clear();
-    buffer.with_context(context);
-    buffer.push_values(EntryRecord::new(1, 2, 3, 4), Some(5), 0, std::iter::repeat_n(6, 999));
-    buffer.with_context(context);
-    let batch = Batch::new(0, 0, 1, buffer.as_bytes());
-    assert!(batch.is_well_formed());
-    assert_eq!(batch.records().next().and_then(|record| record.context()), None);
-}
-
-// Readers of version 1.0 know nothing of tracers, stack pointers and returns.
-#[test]
-fn what_is_new_in_1_1_can_be_skipped() {
-    let mut writer = Writer::new(Vec::new(), &sample::header()).expect("header");
-    writer.tracer(Tracer { number: 1, name: "vfs", description: "" }).expect("memory");
-    writer.records(0, &mixed(&[(1, 0, 1, 2, 3), (2, 0, 1, 2, 3)])).expect("vCPU");
-    writer.end(&Summary::default()).expect("memory");
-    let bytes = writer.into_inner().expect("memory");
-    let starts = frame_starts(&bytes);
-    let (head, _) = FrameHead::read_from_prefix(&bytes[starts[1]..]).expect("a frame");
-    assert_eq!((head.kind.get(), head.flags.get()), (10, 2));
-    let (head, _) =
-        RecordHead::read_from_prefix(&bytes[starts[2] + HEAD + 16..]).expect("a record");
-    assert_eq!((head.kind, head.words), (EntryRecord::KIND, 4));
-    let bytes = sample::values();
-    let starts = frame_starts(&bytes);
-    let (head, _) = FrameHead::read_from_prefix(&bytes[starts[2]..]).expect("a frame");
-    assert_eq!((head.kind.get(), head.flags.get()), (11, 2));
 }
