@@ -271,7 +271,7 @@ fn ours(kernel: &Kernel, trace: &Trace) -> Vec<Seen> {
                 continue;
             };
             let end = rest.find(' ').unwrap_or(rest.len());
-            let address = u64::from_str_radix(&rest[..end], 16).unwrap();
+            let Ok(address) = u64::from_str_radix(&rest[..end], 16) else { continue };
             let link = address.wrapping_sub(trace.header.slide);
             if let Some(name) = kernel.symbols().primary_at(link) {
                 seen.text = format!("{front}{before}{name}{}", &rest[end..]);

@@ -430,7 +430,8 @@ const ROWS: &[Row] = &[
         names: &["workqueue_queue_work"],
         rules: &[
             ("work", Path("work")),
-            ("function", Path("work->func")),
+            // It may be on a stack, or in a module.
+            ("function", Known("work->func")),
             ("workqueue", Path("pwq->wq->name:32")),
             ("req_cpu", Path("req_cpu")),
             ("cpu", Path("pwq->pool->cpu")),
@@ -438,17 +439,19 @@ const ROWS: &[Row] = &[
         prints: &[],
     },
     Row {
-        names: &["workqueue_execute_start", "workqueue_execute_end"],
-        rules: &[
-            ("work", Path("work")),
-            ("function", Path("function")),
-            ("function", Path("work->func")),
-        ],
+        names: &["workqueue_execute_start"],
+        rules: &[("work", Path("work")), ("function", Known("work->func"))],
+        prints: &[],
+    },
+    Row {
+        names: &["workqueue_execute_end"],
+        // By then the work may be gone.
+        rules: &[("work", Path("work")), ("function", Path("function"))],
         prints: &[],
     },
     Row {
         names: &["workqueue_activate_work"],
-        rules: &[("work", Path("work")), ("function", Path("work->func"))],
+        rules: &[("work", Path("work")), ("function", Known("work->func"))],
         prints: &[],
     },
     Row {
