@@ -69,16 +69,24 @@ impl Kernel {
     pub fn page_array(&self) -> Option<PageArray> {
         let btf = self.btf().ok()?;
         let size = btf.struct_size("page").filter(|size| *size > 0)?.into();
-        let variable = |name: &str| self.symbols().address(name);
+        // How it computes the address of a page from its number stands in how it prints that.
+        let events = self.events().ok()?;
+        let print = &events.iter().find(|event| event.name == "mm_page_free")?.print;
+        let variable =
+            |name: &str| print.contains(name).then(|| self.symbols().address(name)).flatten();
         let (variables, start) = match self.arch() {
             Arch::X86_64 => (vec![variable("vmemmap_base")?], Start::Address),
             Arch::Riscv64 => {
                 let member = btf.member_offset("kernel_mapping", "page_offset")?;
                 let mapped = variable("kernel_map")?.checked_add(member.into())?;
-                let first = variable("vmemmap_start_pfn").map(|at| (at, Start::Below));
-                let address = || variable("phys_ram_base").map(|at| (at, Start::BelowAddress));
-                let (first, start) = first.or_else(address)?;
-                (vec![mapped, first], start)
+                // Before 6.8 the array began with page 0.
+                let (first, start) =
+                    match (variable("vmemmap_start_pfn"), variable("phys_ram_base")) {
+                        (Some(first), _) => (Some(first), Start::Below),
+                        (None, Some(first)) => (Some(first), Start::BelowAddress),
+                        (None, None) => (None, Start::Below),
+                    };
+                ([mapped].into_iter().chain(first).collect(), start)
             }
         };
         let whole = variables.iter().all(|address| address.is_multiple_of(8));

@@ -39,7 +39,7 @@ const SECOND: [&str; 8] = [
     "exceptions:page_fault_kernel",
 ];
 /// Of these there are some in each part, by its number.
-const SURE: [(usize, &str); 18] = [
+const SURE: [(usize, &str); 19] = [
     (0, "module_load"),
     (0, "module_free"),
     (0, "block_rq_issue"),
@@ -58,6 +58,7 @@ const SURE: [(usize, &str); 18] = [
     (1, "mm_page_alloc"),
     (1, "mm_page_free"),
     (1, "page_fault_user"),
+    (1, "page_fault_kernel"),
 ];
 
 /// What the guest does between these (`vmtrace-guest events-more`).
@@ -65,13 +66,14 @@ const PARTS: [(Mark, Mark); 2] =
     [(BEGIN, END), (("signal_generate", "sig=12 "), ("signal_generate", "sig=21 "))];
 
 /// What stands before a place in the kernel's code.
-const PLACES: [&str; 2] = ["call_site=", "location="];
+const PLACES: [&str; 3] = ["call_site=", "location=", "ip="];
 
-/// A place in the kernel's code: as the kernel prints it (`NAME+0xOFFSET/0xSIZE`), the same of a module (`[MODULE]`
-/// behind it), or a number.
+/// A place in the kernel's code: as the kernel prints it (`NAME+0xOFFSET/0xSIZE`, or `NAME` alone), the same of a module
+/// (`[MODULE]` behind it), or a number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
     Named(String, u64),
+    Within(String),
     OfModule,
     Number(u64),
 }
@@ -94,7 +96,8 @@ fn apart(text: &str) -> (String, Option<Place>) {
         Some((_, rest)) if named.is_some() => (Some(Place::OfModule), rest),
         _ => (named, rest),
     };
-    let place = named.or_else(|| hex(place).map(Place::Number));
+    let number = || hex(place).map(Place::Number);
+    let place = named.or_else(number).or_else(|| Some(Place::Within(place.to_owned())));
     (format!("{front}{rest}"), place)
 }
 
@@ -104,6 +107,11 @@ fn is_there(symbols: &Symbols, slide: u64, ours: &Place, theirs: &Place) -> bool
         (Place::Number(ours), Place::Named(name, offset)) => {
             let start = ours.wrapping_sub(slide).wrapping_sub(*offset);
             symbols.names_at(start).any(|known| known == name)
+        }
+        (Place::Number(ours), Place::Within(name)) => {
+            let link = ours.wrapping_sub(slide);
+            let start = symbols.lookup(link).map(|(_, start)| start);
+            start.is_some_and(|start| symbols.names_at(start).any(|known| known == name))
         }
         (Place::Number(_), Place::OfModule) => true,
         _ => ours == theirs,
@@ -238,5 +246,10 @@ mod tests {
         let number = Place::Number(0xffff_ffff_8100_001f);
         assert_eq!(place("call_site=0xffffffff8100001f ptr=1"), number);
         assert_eq!(apart("ptr=1"), ("ptr=1".to_owned(), None));
+        assert_eq!(
+            place("address=0x1 ip=rep_movs error_code=0x2"),
+            Place::Within("rep_movs".to_owned())
+        );
+        assert_eq!(place("address=0x1 ip=0x7f12 error_code=0x2"), Place::Number(0x7f12));
     }
 }

@@ -63,7 +63,7 @@ pub enum Field {
     /// The same where the kernel itself follows these pointers at this very place, without a look:
     /// they lead where they should, and nothing fails. (riscv64: to multiples of 8 bytes.)
     Known(Read),
-    /// The same where any pointer on the way but the first may be NULL, which the kernel looks at: zeroes then.
+    /// The same where any pointer on the way may be NULL, at which the kernel looks: zeroes then.
     Linked(Read),
     /// 8 bytes of the kernel's own data, by their link address: a multiple of 8.
     Variable(u64),

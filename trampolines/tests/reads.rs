@@ -279,6 +279,7 @@ fn pointers_that_the_kernel_looks_at_may_be_null() {
         Field::Linked(read(&[0])),
         Field::Linked(read(&[24, 0])),
         Field::Linked(read(&[32, 0])),
+        Field::Linked(Read::new(3, &[0], Last::Words { offset: 8, words: 1 }).unwrap()),
         Field::Known(read(&[])),
     ];
     for addressing in ADDRESSINGS {
@@ -294,12 +295,13 @@ fn pointers_that_the_kernel_looks_at_may_be_null() {
         }
         let mut registers = common::registers(0x5a5a);
         registers.x[ARGUMENTS[2]] = heap;
+        registers.x[ARGUMENTS[3]] = 0;
         let before = registers.clone();
         guest.run(1, &mut registers);
         assert_eq!(ARGUMENTS.map(|at| registers.x[at]), ARGUMENTS.map(|at| before.x[at]));
         let mut last = None;
         guest.drain(0, &mut guest.ring(0).start(), |record| last = Some(record));
-        assert_eq!(last.unwrap().fields, [81, 82, 87, 88, 0, 0, 0, 0, 81, 82]);
+        assert_eq!(last.unwrap().fields, [81, 82, 87, 88, 0, 0, 0, 0, 0, 81, 82]);
     }
 }
 

@@ -53,7 +53,8 @@ impl Kernel {
         } else if is("trace_pagefault_reg") {
             // arch/x86/kernel/tracepoint.c, before Linux 7.
             let key = self.symbols().address("trace_pagefault_key");
-            key.and_then(|key| self.branches_of(key).ok()).map(Preparation::Key)
+            let branches = key.and_then(|key| self.branches_of(key).ok());
+            branches.filter(|all| !all.is_empty()).map(Preparation::Key)
         } else {
             None
         };

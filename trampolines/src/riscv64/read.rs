@@ -81,6 +81,9 @@ pub(super) fn known(
     linked: bool,
 ) -> Result<(), ProgramError> {
     let mut from = first;
+    if linked {
+        dynasm!(ops; .arch riscv64; beqz X(first), >null);
+    }
     for &hop in read.hops() {
         let hop = within_reach(ops, &mut from, (hop, hop))?;
         dynasm!(ops; .arch riscv64; ld t3, [X(from), hop]);

@@ -205,6 +205,9 @@ fn known(
     if !read.hops().is_empty() {
         *in_rdx = None;
     }
+    if linked {
+        dynasm!(ops; .arch x64; test Rq(first), Rq(first); jz >null);
+    }
     let from = read.hops().iter().fold(first, |from, &hop| {
         dynasm!(ops; .arch x64; mov rdx, [Rq(from) + hop]);
         if linked {

@@ -38,6 +38,10 @@ impl Choice {
     /// `__print_symbolic`
     pub(super) fn symbolic(value: Value, list: Vec<(u64, String)>) -> Option<Value> {
         let Value::View(view) = value else { return None };
+        // The kernel prints the number where nothing stands for it.
+        if list.iter().any(|(_, name)| name.is_empty()) {
+            return None;
+        }
         let names = list.into_iter().map(|(number, name)| (number, Said::Text(name)));
         let this = Self { view: view.passed()?, names: names.collect(), others: None };
         Some(Value::Choice(this))

@@ -189,6 +189,11 @@ fn memory() -> Result<()> {
     // SAFETY: a new mapping, wherever there is room.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, access, flags, -1, 0) };
     ensure!(start != libc::MAP_FAILED, "mmap: {}", std::io::Error::last_os_error());
+    // The first by the kernel itself.
+    let file = fs::File::open("/proc/self/stat")?;
+    // SAFETY: the first page of the mapping.
+    let read = unsafe { libc::read(file.as_raw_fd(), start, 4096) };
+    ensure!(read > 0, "stat: {}", std::io::Error::last_os_error());
     for offset in (0..LENGTH).step_by(4096) {
         // SAFETY: in the mapping.
         unsafe { start.cast::<u8>().add(offset).write_volatile(1) };

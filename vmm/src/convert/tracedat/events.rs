@@ -481,6 +481,10 @@ impl Print {
                 let some = format!("{rec} & {all:#x}");
                 self.add("%s", &format!(r#"__print_flags({some}, "{between}", {list})"#));
             }
+            // A list with nothing in it is none that readers know.
+            Form::Flags { list, all: true, .. } if names(list).all(|(bits, _)| bits == 0) => {
+                self.add("0x%llx", rec);
+            }
             Form::Flags { list, between, all: true } => {
                 let zero = symbols(names(list).filter(|(bits, _)| *bits == 0).take(1));
                 let list = symbols(names(list).filter(|(bits, _)| *bits != 0));

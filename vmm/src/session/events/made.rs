@@ -57,6 +57,7 @@ impl<'a> Made<'a> {
             if let Some((from, text)) = self.rule(rule, field)
                 && let Some(shape) = shape(field, text)
                 && from.words().is_none_or(|words| words == shape.words())
+                && self.has_room(&shape)
             {
                 let shown = ValueField { name: field.name.clone(), shape };
                 self.values.push(EventValue { shown, from });
@@ -69,6 +70,15 @@ impl<'a> Made<'a> {
             self.values.truncate(values);
         }
         false
+    }
+
+    /// Whether records have room for one more value: what an image says of its events may be anything.
+    fn has_room(&self, shape: &Shape) -> bool {
+        /// Words of a value, and of all of them together, which the stream has room for.
+        const ONE: std::ops::RangeInclusive<usize> = 1..=32;
+        const ALL: usize = 128;
+        let before: usize = self.values.iter().map(|value| value.shown.shape.words()).sum();
+        ONE.contains(&shape.words()) && before + shape.words() <= ALL
     }
 
     /// What a rule says, with the longest text that it is.
@@ -99,16 +109,14 @@ impl<'a> Made<'a> {
             }
             Rule::Request { value, shift, flags } => {
                 let untold = match flags {
-                    Some(flags) => {
-                        Some((self.part(flags, true)?, block::passed_through(self.kernel)))
-                    }
+                    Some(flags) => Some((self.linked(flags)?, block::passed_through(self.kernel))),
                     None => None,
                 };
-                (From::Request { value: self.part(value, true)?, shift: *shift, untold }, None)
+                (From::Request { value: self.linked(value)?, shift: *shift, untold }, None)
             }
             Rule::Letters(path) => {
                 let letters = block::letters(self.kernel, field.size)?;
-                (From::Letters(self.part(path, true)?, letters), None)
+                (From::Letters(self.linked(path)?, letters), None)
             }
             Rule::Errno(path) => {
                 let part = self.part(path, true)?;

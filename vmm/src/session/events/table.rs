@@ -27,7 +27,7 @@ pub(super) enum Rule {
     SwitchState([&'static str; 3]),
     /// 16 bits in the order of the network.
     Swapped(&'static str),
-    /// The same where the kernel looks whether pointers on the way are NULL: 0 then.
+    /// The same where pointers may be NULL, at which the kernel may look first: 0 then.
     Linked(&'static str),
     /// A pointer that may be a number instead, what is wanted behind it, and what that is if the first is 0
     /// or 1.
@@ -311,8 +311,8 @@ const ROWS: &[Row] = &[
             "block_io_done",
         ],
         rules: &[
-            ("dev", Disk("rq->q->disk")),
             ("dev", Disk("rq->rq_disk")), // before 5.17
+            ("dev", Disk("rq->q->disk")),
             ("sector", Request { value: "rq->__sector", shift: 0, flags: REQUEST }),
             ("nr_sector", Request { value: "rq->__data_len", shift: SECTOR, flags: REQUEST }),
             ("bytes", Known("rq->__data_len")),
@@ -328,8 +328,8 @@ const ROWS: &[Row] = &[
     Row {
         names: &["block_rq_complete", "block_rq_error"],
         rules: &[
-            ("dev", Disk("rq->q->disk")),
             ("dev", Disk("rq->rq_disk")), // before 5.17
+            ("dev", Disk("rq->q->disk")),
             ("sector", Known("rq->__sector")),
             ("nr_sector", Request { value: "nr_bytes", shift: SECTOR, flags: None }),
             ("error", Errno("error")),
@@ -343,7 +343,8 @@ const ROWS: &[Row] = &[
     Row {
         names: &["block_bio_queue", "block_bio_backmerge", "block_bio_frontmerge", "block_getrq"],
         rules: &[
-            ("dev", Linked("bio->bi_bdev->bd_dev")),
+            ("dev", Disk("bio->bi_bdev->bd_disk")),
+            ("dev", Disk("bio->bi_disk")), // before 5.12
             ("sector", Linked("bio->bi_iter.bi_sector")),
             ("nr_sector", Request { value: "bio->bi_iter.bi_size", shift: SECTOR, flags: None }),
             ("rwbs", Letters("bio->bi_opf")),
@@ -394,12 +395,19 @@ const ROWS: &[Row] = &[
             ("migratetype", Path("migratetype")),
             ("percpu_refill", Path("percpu_refill")),
         ],
-        // The kernel tells the address of the `struct page` as well, which is no field.
+        // The kernel tells the address of the `struct page` as well, which is no field. None has no number, and is
+        // told as 0.
         prints: &[
             "pfn=0x{pfn:x} order={order}",
-            "pfn=0x{pfn:x} order={order} migratetype={migratetype} gfp_flags={gfp_flags:own}",
-            "pfn=0x{pfn:x} order={order} migratetype={migratetype}",
-            "pfn=0x{pfn:x} order={order} migratetype={migratetype} percpu_refill={percpu_refill}",
+            concat!(
+                "pfn={pfn:names 18446744073709551615=0x0} order={order} migratetype={migratetype} ",
+                "gfp_flags={gfp_flags:own}",
+            ),
+            "pfn={pfn:names 18446744073709551615=0x0} order={order} migratetype={migratetype}",
+            concat!(
+                "pfn={pfn:names 18446744073709551615=0x0} order={order} migratetype={migratetype} ",
+                "percpu_refill={percpu_refill}",
+            ),
         ],
     },
     Row {

@@ -1,7 +1,7 @@
 //! Lets tracepoints call probes, and gives them back.
 
 use super::guest::PointReason;
-use super::points::{PointSkip, restore};
+use super::points::{PointSkip, Points, restore};
 use crate::kernel::Kernel;
 use crate::kernel::tracepoints::{Hooks, Preparation};
 use crate::tracer::edit::Edit;
@@ -100,12 +100,6 @@ impl Attachment {
                 restore(&edits, &view)?;
             }
         }
-        let wanted: Vec<u64> = self.points.wanted.values().filter_map(|(it, _)| key(it)).collect();
-        let unused: Vec<u64> =
-            self.points.keys.keys().copied().filter(|key| !wanted.contains(key)).collect();
-        for edits in unused.iter().filter_map(|key| self.points.keys.remove(key)) {
-            restore(&edits, &view)?;
-        }
         self.take_tracepoints(guest)
     }
 
@@ -159,6 +153,7 @@ impl Attachment {
                 Err(reason) => skipped.push(PointSkip { tracepoint, reason }),
             }
         }
+        self.points.drop_keys(&view)?;
         Ok(skipped)
     }
 
@@ -194,6 +189,16 @@ impl Attachment {
         let before = self.points.held.len();
         let skipped = self.take_tracepoints(guest)?;
         Ok((self.points.held.len() - before, skipped))
+    }
+}
+
+impl Points {
+    /// Gives back the static keys that no tracepoint needs which is ours.
+    fn drop_keys(&mut self, view: &View<'_>) -> Result<(), GuestError> {
+        let held = self.wanted.iter().filter(|(at, _)| self.held.contains_key(at));
+        let needed: Vec<u64> = held.filter_map(|(_, (hooks, _))| key(hooks)).collect();
+        let unused = self.keys.extract_if(.., |key, _| !needed.contains(key));
+        unused.map(|(_, edits)| restore(&edits, view).map(drop)).fold(Ok(()), Result::and)
     }
 }
 

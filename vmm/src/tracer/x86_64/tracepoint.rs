@@ -90,11 +90,12 @@ pub(super) fn edits(
 
 /// What is to be written for branches of a static key to jump, of which the guest may be a user, too.
 pub(super) fn jumps(places: &Places<'_>, branches: &[Branch]) -> Result<Vec<Edit>, PointReason> {
-    let mut edits = Vec::new();
+    let (mut edits, mut count) = (Vec::new(), 0);
     for branch in branches.iter().filter(|branch| places.own.stays(branch.code)) {
+        count += 1;
         edits.extend(jump(places, branch)?.1);
     }
-    Ok(edits)
+    if count == 0 { Err(PointReason::Nowhere) } else { Ok(edits) }
 }
 
 /// Whether a branch jumps, and what is to be written if it does not.
