@@ -161,7 +161,7 @@ fn loopback() -> Result<()> {
     // SAFETY: any bytes are one, and zeroes have no name and no flags.
     let mut request: libc::ifreq = unsafe { core::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
-        *to = from.cast_signed() as libc::c_char;
+        *to = libc::c_char::from_ne_bytes([*from]);
     }
     request.ifr_ifru.ifru_flags = libc::IFF_UP.try_into()?;
     // SAFETY: a request with a name that ends.
