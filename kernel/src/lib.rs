@@ -207,8 +207,8 @@ impl Kernel {
         self.image.space.bytes(&self.image.data, address, len)
     }
 
-    /// The code of the function that starts at a link address, up to the next symbol; none where
-    /// that is more than `most` bytes away, or not in the image.
+    /// The code of the function, or the data, that starts at a link address, up to the next symbol; none
+    /// where that is more than `most` bytes away, or not in the image.
     pub fn code(&self, start: u64, most: usize) -> Option<&[u8]> {
         let len = self.symbols.next_after(start)?.checked_sub(start)?;
         let len = usize::try_from(len).ok().filter(|len| *len <= most)?;

@@ -89,8 +89,7 @@ impl Kernel {
                 ([mapped].into_iter().chain(first).collect(), start)
             }
         };
-        let whole = variables.iter().all(|address| address.is_multiple_of(8));
-        whole.then_some(PageArray { variables, size, start })
+        Some(PageArray { variables, size, start })
     }
 }
 

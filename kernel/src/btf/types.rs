@@ -272,32 +272,6 @@ impl Btf {
         all.find_map(|(value, known)| (known == name).then_some(value))
     }
 
-    /// The values of enumerators, of whichever enums; `None` for those that there are not.
-    #[must_use]
-    pub fn enumerators_named(&self, names: &[&str]) -> Vec<Option<i64>> {
-        let mut found = vec![None; names.len()];
-        // A name stands in the table once.
-        let wanted: Vec<_> = names.iter().map(|name| self.string_offset(name)).collect();
-        for number in 1..self.types.len() {
-            let this = self.get(number).filter(|this| matches!(this.kind, ENUM | ENUM64));
-            let Some(this) = this else { continue };
-            let step = if this.kind == ENUM { 8 } else { 12 };
-            for member in 0..this.members {
-                let Some(name) = u32_at(&self.bytes, this.rest + step * member) else { break };
-                if !wanted.contains(&Some(name)) {
-                    continue;
-                }
-                let number = u32::try_from(number).ok();
-                let value = number.and_then(|it| self.enumerators(it).nth(member));
-                for (place, _) in found.iter_mut().zip(&wanted).filter(|(_, it)| **it == Some(name))
-                {
-                    *place = place.or(value.map(|(value, _)| value));
-                }
-            }
-        }
-        found
-    }
-
     /// The parameters of a function's type, as name and type, and what it returns.
     pub(crate) fn signature(&self, number: u32) -> Option<(Vec<(&str, u32)>, u32)> {
         /// More than any function of any kernel has.

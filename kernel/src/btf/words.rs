@@ -2,6 +2,7 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 
+use super::super::Kernel;
 use super::super::read::index;
 use super::{Btf, ENUM, ENUM64, Kind, TYPEDEF};
 
@@ -22,6 +23,23 @@ pub(crate) enum Word {
     Typedef(u32),
     /// The number of an enum.
     Enum(u32),
+}
+
+impl Kernel {
+    /// The value of an enumerator, whichever its enum is; `None` also where enums differ about it.
+    #[must_use]
+    pub fn enumerator(&self, name: &str) -> Option<i64> {
+        let btf = self.btf().ok()?;
+        match self.words(btf).find(btf, name)? {
+            Word::Constant(value, _) => Some(value),
+            Word::Typedef(_) | Word::Enum(_) => None,
+        }
+    }
+
+    /// All names are looked at once.
+    pub(crate) fn words(&self, btf: &Btf) -> &Words {
+        self.words.get_or_init(|| Words::new(btf))
+    }
 }
 
 /// What is no enumerator has this number.

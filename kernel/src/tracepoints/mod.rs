@@ -6,6 +6,7 @@
 
 mod code;
 mod file;
+mod keys;
 mod memory;
 mod module;
 mod prepare;
@@ -20,8 +21,9 @@ use super::preemptirq::Switch;
 use super::read::{index, u64_at};
 use super::{Arch, Kernel, KernelError};
 
-pub use code::{Branch, Call, Hooks, StaticCalls};
+pub use code::{Hooks, StaticCalls};
 pub use file::ModuleData;
+pub use keys::{Branch, Call};
 pub use memory::Memory;
 pub use module::{ModuleTracepoint, ModuleTracepoints, Uses};
 pub use prepare::{Preparation, SyscallMarks};

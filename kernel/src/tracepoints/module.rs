@@ -3,7 +3,8 @@
 
 use super::super::btf::Btf;
 use super::super::{Kernel, KernelError};
-use super::code::{self, Branch, Call, Hooks};
+use super::code::Hooks;
+use super::keys::{self, Branch, Call};
 use super::memory::Memory;
 use super::{EventLayout, LONGEST};
 use crate::read::u64_at;
@@ -268,17 +269,17 @@ impl Layout {
         /// That it is freed when the module is initialised (`jump_entry_set_init`,
         /// `static_call_set_init`).
         const INIT: u64 = 2;
-        fn kept<T>(all: impl Iterator<Item = code::Keyed<T>>) -> Vec<(u64, T)> {
+        fn kept<T>(all: impl Iterator<Item = keys::Keyed<T>>) -> Vec<(u64, T)> {
             let kept = all.filter(|(_, flags, _)| flags & INIT == 0);
             kept.map(|(key, _, it)| (key, it)).collect()
         }
         let (start, labels) = self.labels.read(memory, module, 16, MOST_ENTRIES)?;
-        let branches = kept(code::branches(start, &labels));
+        let branches = kept(keys::branches(start, &labels));
         let calls = match self.calls {
             None => Vec::new(),
             Some(table) => {
                 let (start, calls) = table.read(memory, module, 8, MOST_ENTRIES)?;
-                kept(code::calls(start, &calls))
+                kept(keys::calls(start, &calls))
             }
         };
         Some(Uses { branches, calls })

@@ -1,7 +1,7 @@
 //! What the kernel does, other than patching its code, when a tracepoint is switched on.
 
 use super::super::{Arch, Kernel};
-use super::code::Branch;
+use super::keys::Branch;
 use super::x86_64;
 use crate::read::index;
 

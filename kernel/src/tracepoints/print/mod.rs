@@ -3,20 +3,19 @@
 //! An event's `print fmt` is C: a format of printf, and what it prints. What this cannot say exactly is not said. All of
 //! it comes from the image, and may be anything: what is read is bounded.
 
-mod choice;
 mod number;
 mod parse;
 mod tokens;
+mod value;
 mod view;
 
 use super::super::Kernel;
-use super::super::btf::Words;
 use super::Event;
-use choice::{Choice, Said};
 use number::{Number, Type};
-use parse::{Meaning, Parser, Value};
+use parse::{Meaning, Parser};
 use std::fmt::Write as _;
 use tokens::{Token, tokens};
+use value::{Choice, Said, Value};
 use view::{Base, Place};
 
 /// The longest `print fmt`: that of the kernel is a few KiB.
@@ -67,10 +66,10 @@ impl Kernel {
         form(self.meaning(event)?, field)
     }
 
-    /// What words mean: enumerators and types are looked for once.
+    /// What words mean.
     fn meaning<'a>(&'a self, event: &'a Event) -> Option<Meaning<'a>> {
         let btf = self.btf().ok()?;
-        Some(Meaning { btf, words: self.words.get_or_init(|| Words::new(btf)), event })
+        Some(Meaning { btf, words: self.words(btf), event })
     }
 }
 

@@ -2,29 +2,13 @@
 
 use super::super::super::btf::{Btf, Int, Kind, Word, Words};
 use super::super::{Event, EventField};
-use super::choice::{Choice, Flags, Said};
 use super::number::{Number, Type};
 use super::tokens::Token;
+use super::value::{Choice, Flags, Value};
 use super::view::{Place, View};
 
 /// Parentheses, signs and choices in each other. Kernels have about 20.
 const DEEPEST: usize = 48;
-
-/// What an expression is.
-#[derive(Clone, Debug)]
-pub(super) enum Value {
-    Number(Number),
-    Text(String),
-    /// A text of this field.
-    Field(String),
-    View(View),
-    /// Whether it is equal to a number, or is not.
-    Test(View, u64, bool),
-    /// A number less another, of 64 bits, by the names of their fields.
-    Less(String, String),
-    Choice(Choice),
-    Flags(Flags),
-}
 
 /// What words mean.
 #[derive(Clone, Copy)]
@@ -428,15 +412,6 @@ impl Value {
         match self {
             Self::View(view) => Some(Self::Test(view, 0, false)),
             Self::Test(..) | Self::Number(_) => Some(self),
-            _ => None,
-        }
-    }
-
-    /// As what is printed of a choice.
-    pub(super) fn said(self) -> Option<Said> {
-        match self {
-            Self::Text(text) => Some(Said::Text(text)),
-            Self::Number(number) => Some(Said::Number(number)),
             _ => None,
         }
     }

@@ -1,6 +1,6 @@
 use super::super::{EventField, Origin};
 use super::*;
-use crate::btf::Btf;
+use crate::btf::{Btf, Words};
 use proptest::prelude::*;
 
 /// A type: its name, what it is and how many members it has, its size or what it stands for, and what follows.

@@ -4,11 +4,19 @@ use crate::kernel::Kernel;
 use crate::relay::{Letter, OPERATION};
 use std::sync::Arc;
 
+/// The bit of which an enumerator is the number.
+pub(super) fn bit(kernel: &Kernel, name: &str) -> Option<u64> {
+    1_u64.checked_shl(kernel.enumerator(name)?.try_into().ok()?)
+}
+
+fn operation(kernel: &Kernel, name: &str) -> Option<u64> {
+    kernel.enumerator(name)?.try_into().ok()
+}
+
 /// Operations with which a driver passes commands of its own through (`blk_rq_is_passthrough`), by number.
 pub(super) fn passed_through(kernel: &Kernel) -> Vec<u64> {
     let names = ["REQ_OP_DRV_IN", "REQ_OP_DRV_OUT", "REQ_OP_SCSI_IN", "REQ_OP_SCSI_OUT"];
-    let found = kernel.btf().map(|btf| btf.enumerators_named(&names)).unwrap_or_default();
-    found.into_iter().flatten().filter_map(|number| number.try_into().ok()).collect()
+    names.into_iter().filter_map(|name| operation(kernel, name)).collect()
 }
 
 /// The letters of `rwbs`, which has room for so many (`blk_fill_rwbs`, kernel/trace/blktrace.c). With more
@@ -40,32 +48,25 @@ pub(super) fn letters(kernel: &Kernel, room: u32) -> Option<Arc<[Vec<Letter>]>> 
         ("__REQ_META", "M", 0),
         ("__REQ_ATOMIC", "U", ATOMIC),
     ];
-    let btf = kernel.btf().ok()?;
     // Those of `blktrace` itself came with the letters.
-    const ZEROES: &str = "BLK_TC_WRITE_ZEROES";
-    let names = operations.iter().chain(&flags).map(|(name, ..)| *name).chain([ZEROES]);
-    let mut found = btf.enumerators_named(&names.collect::<Vec<_>>());
-    let zeroes = found.pop().flatten().is_some();
-    let (numbers, bits) = found.split_at_checked(operations.len())?;
-    let mut operation = Vec::new();
-    for ((_, text, least), number) in operations.into_iter().zip(numbers) {
-        if room >= least || (zeroes && text == "WZ") {
-            let value = number.and_then(|number| u64::try_from(number).ok());
-            operation.extend(value.map(|value| Letter { mask: OPERATION, value, text }));
-        }
-    }
-    operation.push(Letter { mask: 0, value: 0, text: "N" });
-    let mut groups = Vec::new();
-    for ((name, text, least), bit) in flags.into_iter().zip(bits) {
-        let bit = bit.and_then(|bit| 1_u64.checked_shl(bit.try_into().ok()?));
-        match bit.filter(|_| room >= least) {
+    let zeroes = kernel.enumerator("BLK_TC_WRITE_ZEROES").is_some();
+    let has_room = |least, text| room >= least || (zeroes && text == "WZ");
+    let known = operations.into_iter().filter(|&(_, text, least)| has_room(least, text));
+    let letters = known.filter_map(|(name, text, _)| {
+        Some(Letter { mask: OPERATION, value: operation(kernel, name)?, text })
+    });
+    let others = Letter { mask: 0, value: 0, text: "N" };
+    let mut groups = vec![letters.chain([others]).collect()];
+    for (name, text, least) in flags {
+        match bit(kernel, name).filter(|_| room >= least) {
             Some(bit) => groups.push(vec![Letter { mask: bit, value: bit, text }]),
             // Newer than others.
             None if name == "__REQ_ATOMIC" => {}
             None => return None,
         }
     }
-    groups.insert(1, operation);
+    // A flush before it is told before it.
+    groups.swap(0, 1);
     Some(groups.into())
 }
 
@@ -74,9 +75,7 @@ pub(super) fn errors(kernel: &Kernel) -> Option<Arc<[u64]>> {
     /// Bytes of one: its number, and a pointer to its name.
     const SIZE: usize = 16;
     const MOST: usize = 256;
-    let start = kernel.symbols().address("blk_errors")?;
-    let len = usize::try_from(kernel.symbols().next_after(start)?.checked_sub(start)?).ok()?;
-    let bytes = kernel.bytes(start, len.min(SIZE * MOST) / SIZE * SIZE)?;
+    let bytes = kernel.code(kernel.symbols().address("blk_errors")?, SIZE * MOST)?;
     let number = |one: &[u8; SIZE]| {
         let [a, b, c, d, ..] = *one;
         i64::from(i32::from_le_bytes([a, b, c, d])).cast_unsigned()

@@ -84,21 +84,15 @@ impl<'a> Made<'a> {
     /// What a rule says, with the longest text that it is.
     fn rule(&mut self, rule: &Rule, field: &EventField) -> Option<(From, Option<u16>)> {
         Some(match rule {
-            Rule::Path(path) | Rule::Known(path) => {
-                let part = self.part(path, matches!(rule, Rule::Known(_)))?;
-                let text = match part.shape {
-                    Shape::Text { bytes } => Some(bytes),
-                    _ => None,
-                };
-                (From::Same(part), text)
-            }
+            Rule::Path(path) => same(self.part(path, false)?),
+            Rule::Known(path) => same(self.part(path, true)?),
+            Rule::Linked(path) => same(self.linked(path)?),
             Rule::SwitchState([preempted, task, exited]) => {
                 let parts =
                     [self.part(preempted, true)?, self.part(task, true)?, self.part(exited, true)?];
                 (From::SwitchState(parts), None)
             }
             Rule::Swapped(path) => (From::Swapped(self.part(path, false)?), None),
-            Rule::Linked(path) => (From::Same(self.linked(path)?), None),
             Rule::Pointed(pointer, member, numbers) => {
                 let pointer = self.part(pointer, true)?;
                 (From::Pointed(pointer, self.part(member, false)?, *numbers), None)
@@ -130,11 +124,9 @@ impl<'a> Made<'a> {
             Rule::Accounted(flags, cache) => (self.accounted(flags, cache)?, None),
             Rule::Page(path) => {
                 let array = self.kernel.page_array()?;
-                let word = |field| Part { field, shape: Shape::Unsigned { bytes: 8 } };
                 let page = self.part(path, true)?;
-                let variables =
-                    array.variables.iter().map(|&at| word(self.field(Field::Variable(at))));
-                (From::Page(page, variables.collect(), array.clone()), None)
+                let variables = array.variables.iter().map(|&at| self.variable(at));
+                (From::Page(page, variables.collect::<Option<_>>()?, array.clone()), None)
             }
             Rule::Own => {
                 let offset = TaskOffsets::find(self.kernel).ok()?.comm;
@@ -142,15 +134,10 @@ impl<'a> Made<'a> {
                 let offset =
                     u32::try_from(offset).ok().filter(|offset| offset.is_multiple_of(8))?;
                 let field = self.field(Field::Task { offset, words: 2 });
-                (From::Same(Part { field, shape: Shape::Text { bytes: 16 } }), Some(16))
+                same(Part { field, shape: Shape::Text { bytes: 16 } })
             }
             Rule::Empty => (From::Always(0), Some(8)),
-            Rule::Variable(name) => {
-                let address = self.kernel.symbols().address(name)?;
-                let field = address.is_multiple_of(8).then_some(Field::Variable(address))?;
-                let shape = Shape::Unsigned { bytes: 8 };
-                (From::Same(Part { field: self.field(field), shape }), None)
-            }
+            Rule::Variable(name) => same(self.variable(self.kernel.symbols().address(name)?)?),
             Rule::Always(number) => (From::Always(*number), None),
             Rule::Each(paths) => {
                 let parts = paths.iter().map(|path| self.part(path, true));
@@ -166,18 +153,13 @@ impl<'a> Made<'a> {
         if btf.struct_size("mem_cgroup").is_none() {
             return Some(From::Always(0));
         }
-        let names = ["___GFP_ACCOUNT_BIT", "___GFP_DMA_BIT", "_SLAB_ACCOUNT", "_SLAB_POISON"];
-        let found = btf.enumerators_named(&names);
-        let bit = |at: usize| {
-            found.get(at).copied().flatten().and_then(|bit| 1_u64.checked_shl(bit.try_into().ok()?))
+        // Numbers of macros, before there were these enums (6.9 and 6.10), which have the second of them in any case.
+        let of = |name, another, old| match block::bit(self.kernel, name) {
+            None if block::bit(self.kernel, another).is_none() => Some(old),
+            found => found,
         };
-        // Numbers of macros, before there were these enums (6.9 and 6.10).
-        let of = |at: usize, old: u64| match (bit(at), bit(at + 1)) {
-            (Some(mask), _) => Some(mask),
-            (None, None) => Some(old),
-            (None, Some(_)) => None,
-        };
-        let (wanted, counted) = (of(0, 0x40_0000)?, of(2, 0x0400_0000)?);
+        let wanted = of("___GFP_ACCOUNT_BIT", "___GFP_DMA_BIT", 0x40_0000)?;
+        let counted = of("_SLAB_ACCOUNT", "_SLAB_POISON", 0x0400_0000)?;
         Some(From::Any(vec![(self.part(flags, true)?, wanted), (self.part(cache, true)?, counted)]))
     }
 
@@ -217,6 +199,12 @@ impl<'a> Made<'a> {
         Some(Part { field: self.field(field), shape })
     }
 
+    /// A variable of 8 bytes at a link address.
+    fn variable(&mut self, address: u64) -> Option<Part> {
+        let field = address.is_multiple_of(8).then_some(Field::Variable(address))?;
+        Some(Part { field: self.field(field), shape: Shape::Unsigned { bytes: 8 } })
+    }
+
     /// The place of a field, which is added if it is not there.
     fn field(&mut self, field: Field) -> usize {
         self.fields.iter().position(|known| *known == field).unwrap_or_else(|| {
@@ -224,6 +212,15 @@ impl<'a> Made<'a> {
             self.fields.len() - 1
         })
     }
+}
+
+/// As it was recorded, with the longest text that it is.
+fn same(part: Part) -> (From, Option<u16>) {
+    let text = match part.shape {
+        Shape::Text { bytes } => Some(bytes),
+        _ => None,
+    };
+    (From::Same(part), text)
 }
 
 /// What a field is, by its format; `text` is the longest that it can be.

@@ -1,8 +1,23 @@
-//! Names for numbers, and for bits.
+//! What expressions are: fields and parts of them, names for their numbers and bits.
 
 use super::number::Number;
-use super::parse::Value;
 use super::view::View;
+
+/// What an expression is.
+#[derive(Clone, Debug)]
+pub(super) enum Value {
+    Number(Number),
+    Text(String),
+    /// A text of this field.
+    Field(String),
+    View(View),
+    /// Whether it is equal to a number, or is not.
+    Test(View, u64, bool),
+    /// A number less another, of 64 bits, by the names of their fields.
+    Less(String, String),
+    Choice(Choice),
+    Flags(Flags),
+}
 
 /// What is printed instead of a number.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +48,17 @@ pub(super) struct Flags {
 
 /// Bits so few that all of their numbers are looked at.
 const FEW: u64 = 8;
+
+impl Value {
+    /// As what is printed of a choice.
+    pub(super) fn said(self) -> Option<Said> {
+        match self {
+            Self::Text(text) => Some(Said::Text(text)),
+            Self::Number(number) => Some(Said::Number(number)),
+            _ => None,
+        }
+    }
+}
 
 impl Choice {
     /// `__print_symbolic`
