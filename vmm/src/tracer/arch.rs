@@ -15,10 +15,10 @@ use super::module_calls::ModuleMoment;
 use super::modules::Fresh;
 use super::spot::Spot;
 use super::stops::{Moment, ProgramStop, Stops};
-use super::tracepoints::guest::PointReason;
+use super::tracepoints::guest::{Jump, Own, PointReason};
 use super::view::View;
 use crate::kernel::preemptirq::{SwitchSite, Switches};
-use crate::kernel::tracepoints::{Branch, Hooks};
+use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, Kernel, ModuleRewrite, Site};
 use std::ops::Range;
 use std::sync::Arc;
@@ -402,18 +402,8 @@ pub(super) trait GuestCode: Send {
         probe: u64,
     ) -> Result<Vec<Edit>, PointReason>;
 
-    /// What is to be written for branches of a static key to jump. Verifies what is there: the guest may have
-    /// switched it on itself.
-    ///
-    /// # Errors
-    /// Why they have to be left alone.
-    fn branches(
-        &self,
-        view: &View<'_>,
-        guest: &dyn Guest,
-        image: &Image,
-        branches: &[Branch],
-    ) -> Result<Vec<Edit>, PointReason>;
+    /// Which addresses are the kernel's own, and how a branch of its is made to jump.
+    fn jumps(&self) -> (&Own, Jump);
 
     /// The guest has chosen how it mitigates what its processors do: programs end as its own code
     /// does from now on. All vCPUs are paused.

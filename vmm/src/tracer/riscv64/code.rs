@@ -9,7 +9,7 @@ use super::returns::Returns;
 use super::sharing::{self, By, Sharing};
 use super::site::{self, Aim};
 use super::tracepoint;
-use crate::kernel::tracepoints::{Branch, Hooks};
+use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, Kernel, ModuleRewrite, Site, SiteSection};
 use crate::tracer::annex::{CODE, Memory, OPS, OPS_SIZE};
 use crate::tracer::arch::{Faults, GuestCode, Hook};
@@ -24,7 +24,7 @@ use crate::tracer::module_calls::{self, ModuleMoment};
 use crate::tracer::modules::Fresh;
 use crate::tracer::spot::Spot;
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
-use crate::tracer::tracepoints::guest::{Own, Places, PointReason, Probes};
+use crate::tracer::tracepoints::guest::{Jump, Own, Places, PointReason, Probes};
 use crate::tracer::view::View;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -572,14 +572,8 @@ impl GuestCode for Code {
         tracepoint::edits(&places, hooks, array, &probes)
     }
 
-    fn branches(
-        &self,
-        view: &View<'_>,
-        guest: &dyn Guest,
-        image: &Image,
-        branches: &[Branch],
-    ) -> Result<Vec<Edit>, PointReason> {
-        tracepoint::jumps(&Places { guest, view, image, own: &self.own }, branches)
+    fn jumps(&self) -> (&Own, Jump) {
+        (&self.own, tracepoint::jump)
     }
 
     fn mitigate(&mut self, _: &dyn Guest, _: &Image, _: &Kernel) -> Result<(), TraceError> {

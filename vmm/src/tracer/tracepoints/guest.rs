@@ -2,7 +2,7 @@
 //! that changes them, its lock, and the guest's own probes.
 
 use crate::kernel::Kernel;
-use crate::kernel::tracepoints::Hooks;
+use crate::kernel::tracepoints::{Branch, Hooks};
 use crate::tracer::call::Call;
 use crate::tracer::edit::Edit;
 use crate::tracer::guest::Guest;
@@ -204,6 +204,30 @@ impl Places<'_> {
         }
         Ok(edits)
     }
+}
+
+/// Whether a branch jumps, and what is to be written if it does not: each architecture has its own.
+pub(in crate::tracer) type Jump =
+    fn(&Places<'_>, &Branch) -> Result<(bool, Vec<Edit>), PointReason>;
+
+/// How many of these branches stay, and what is to be written for all of them to jump; all must be as they `may` be
+/// (whether one jumps).
+pub(in crate::tracer) fn branches(
+    places: &Places<'_>,
+    branches: &[Branch],
+    jump: Jump,
+    may: impl Fn(bool) -> bool,
+) -> Result<(usize, Vec<Edit>), PointReason> {
+    let (mut count, mut edits) = (0, Vec::new());
+    for branch in branches.iter().filter(|branch| places.own.stays(branch.code)) {
+        count += 1;
+        let (jumps, edit) = jump(places, branch)?;
+        if !may(jumps) {
+            return Err(PointReason::Unknown);
+        }
+        edits.extend(edit);
+    }
+    Ok((count, edits))
 }
 
 /// The guest's own probes of a tracepoint.

@@ -1,9 +1,9 @@
 //! Lets tracepoints call probes, and gives them back.
 
-use super::guest::PointReason;
+use super::guest::{Places, PointReason, branches};
 use super::points::{PointSkip, Points, restore};
 use crate::kernel::Kernel;
-use crate::kernel::tracepoints::{Hooks, Preparation};
+use crate::kernel::tracepoints::{Branch, Hooks, Preparation};
 use crate::tracer::edit::Edit;
 use crate::tracer::error::TraceError;
 use crate::tracer::guest::{Guest, GuestError};
@@ -134,8 +134,7 @@ impl Attachment {
             if let (Some(key), Preparation::Key(branches)) = (key(hooks), &hooks.preparation)
                 && !self.points.keys.contains_key(&key)
             {
-                let edits = self.code.branches(&view, guest, &self.image, branches);
-                match held(edits, &view)? {
+                match held(self.jumps(&view, guest, branches), &view)? {
                     Ok(edits) => drop(self.points.keys.insert(key, edits)),
                     Err(reason) => {
                         skipped.push(PointSkip { tracepoint, reason });
@@ -155,6 +154,19 @@ impl Attachment {
         }
         self.points.drop_keys(&view)?;
         Ok(skipped)
+    }
+
+    /// What is to be written for branches of a static key to jump, of which the guest may be a user, too.
+    fn jumps(
+        &self,
+        view: &View<'_>,
+        guest: &dyn Guest,
+        all: &[Branch],
+    ) -> Result<Vec<Edit>, PointReason> {
+        let (own, jump) = self.code.jumps();
+        let places = Places { guest, view, image: &self.image, own };
+        let (count, edits) = branches(&places, all, jump, |_| true)?;
+        if count == 0 { Err(PointReason::Nowhere) } else { Ok(edits) }
     }
 
     /// The guest begins to change tracepoints: gives ours back. How many these were, and whether all

@@ -5,7 +5,7 @@ use super::exit_stubs::{Form, Stub, Stubs, form, named, place, put_stub};
 use super::switch_stubs::{self, SwitchStubs};
 use super::{brackets, calls, map, site, tracepoint};
 use crate::kernel::preemptirq::{SwitchSite, Switches};
-use crate::kernel::tracepoints::{Branch, Hooks};
+use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, ExitKind, Kernel, Site};
 use crate::tracer::annex::{Addressing, Layout, Memory, SIZE, TABLE, WITH_TABLES};
 use crate::tracer::arch::{Faults, GuestCode, Hook, Installed, Options};
@@ -20,7 +20,7 @@ use crate::tracer::image::Image;
 use crate::tracer::module_calls::{self, ModuleMoment};
 use crate::tracer::spot::Spot;
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
-use crate::tracer::tracepoints::guest::{Own, Places, PointReason, Probes};
+use crate::tracer::tracepoints::guest::{Jump, Own, Places, PointReason, Probes};
 use crate::tracer::view::{View, word};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
@@ -380,14 +380,8 @@ impl GuestCode for Code {
         tracepoint::edits(&places, hooks, (probe, ours), &probes)
     }
 
-    fn branches(
-        &self,
-        view: &View<'_>,
-        guest: &dyn Guest,
-        image: &Image,
-        branches: &[Branch],
-    ) -> Result<Vec<Edit>, PointReason> {
-        tracepoint::jumps(&Places { guest, view, image, own: &self.own }, branches)
+    fn jumps(&self) -> (&Own, Jump) {
+        (&self.own, tracepoint::jump)
     }
 
     fn stubs(

@@ -75,31 +75,15 @@ pub(super) fn edits(
         let both = [&[opcode, a, b, c, d][..], &[opcode, e, f, g, h]];
         edits.extend(places.edit(call.code, both)?);
     }
-    for branch in hooks.branches.iter().filter(|branch| own.stays(branch.code)) {
-        count += 1;
-        let (jumps, edit) = jump(places, branch)?;
-        match (jumps, probes.all().is_empty()) {
-            // The guest's own probes need it as well.
-            (true, false) => {}
-            (false, true) => edits.extend(edit),
-            _ => return Err(PointReason::Unknown),
-        }
-    }
-    if count == 0 { Err(PointReason::Nowhere) } else { Ok(edits) }
-}
-
-/// What is to be written for branches of a static key to jump, of which the guest may be a user, too.
-pub(super) fn jumps(places: &Places<'_>, branches: &[Branch]) -> Result<Vec<Edit>, PointReason> {
-    let (mut edits, mut count) = (Vec::new(), 0);
-    for branch in branches.iter().filter(|branch| places.own.stays(branch.code)) {
-        count += 1;
-        edits.extend(jump(places, branch)?.1);
-    }
-    if count == 0 { Err(PointReason::Nowhere) } else { Ok(edits) }
+    // The guest's own probes need them as well.
+    let may = |jumps| jumps != probes.all().is_empty();
+    let (branches, jumps) = points::branches(places, &hooks.branches, jump, may)?;
+    edits.extend(jumps);
+    if count + branches == 0 { Err(PointReason::Nowhere) } else { Ok(edits) }
 }
 
 /// Whether a branch jumps, and what is to be written if it does not.
-fn jump(places: &Places<'_>, branch: &Branch) -> Result<(bool, Vec<Edit>), PointReason> {
+pub(super) fn jump(places: &Places<'_>, branch: &Branch) -> Result<(bool, Vec<Edit>), PointReason> {
     let address = places.image.runtime(branch.code);
     let [a, b, c, d, e, ..] = places.load(branch.code, 5)?.to_le_bytes();
     let bytes = [a, b, c, d, e];
